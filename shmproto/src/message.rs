@@ -1,0 +1,339 @@
+//! What the gateway and the base-executor say to each other.
+//!
+//! The gateway connects a DEALER to the executor's ROUTER on an `ipc://` socket in a private directory.
+//! One ZeroMQ message holds one [`ToExecutor`] or one [`ToGateway`]. Token ids travel, text never does.
+
+use crate::{wire_enum, wire_struct};
+
+/// Changes whenever a message changes; both sides refuse a peer that has another one.
+pub const PROTOCOL_VERSION: u32 = 1;
+
+/// 256-bit content hash of an adapter's weights and configuration.
+pub type GenerationBytes = [u8; 32];
+
+/// Chosen by the gateway, unique for its connection.
+pub type RequestId = u64;
+
+wire_enum! {
+    /// From the gateway to the base-executor.
+    #[derive(Debug, Clone, PartialEq)]
+    pub enum ToExecutor {
+        /// First message of a connection; answered by [`ToGateway::Welcome`] or [`ToGateway::Refused`].
+        Hello(Hello) = 0,
+        /// Starts a generation; answered by [`ToGateway::Outputs`] until one output has a finish or an error.
+        Generate(Generate) = 1,
+        /// The caller went away: free everything of this request. Not answered.
+        Cancel(RequestId) = 2,
+        /// Brings an adapter into the executor; answered by [`ToGateway::AdapterLoaded`] or `Failed`.
+        LoadAdapter(LoadAdapter) = 3,
+        /// Drains and frees a generation; answered by [`ToGateway::AdapterUnloaded`] or `Failed`.
+        UnloadAdapter(UnloadAdapter) = 4,
+        /// Asks for [`ToGateway::Stats`].
+        GetStats(RequestId) = 5,
+    }
+}
+
+wire_enum! {
+    /// From the base-executor to the gateway.
+    #[derive(Debug, Clone, PartialEq)]
+    pub enum ToGateway {
+        /// The executor is ready to serve.
+        Welcome(Welcome) = 0,
+        /// The hello was not acceptable; the text says why and what to do.
+        Refused(String) = 1,
+        /// What one engine step produced, for any number of requests.
+        Outputs(Vec<Output>) = 2,
+        /// An adapter is ready.
+        AdapterLoaded(AdapterLoaded) = 3,
+        /// An adapter is gone: no request holds it and its bytes are free.
+        AdapterUnloaded(AdapterUnloaded) = 4,
+        /// A load, unload or stats call failed.
+        Failed(Failed) = 5,
+        /// Answer to [`ToExecutor::GetStats`].
+        Stats(Stats) = 6,
+    }
+}
+
+wire_struct! {
+    /// Who is calling.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct Hello {
+        /// [`PROTOCOL_VERSION`] of the gateway.
+        pub version: u32,
+        /// Chosen at random when the gateway process starts; a restarted gateway is another peer.
+        pub instance: u64,
+    }
+}
+
+wire_struct! {
+    /// What the executor serves.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct Welcome {
+        /// [`PROTOCOL_VERSION`] of the executor.
+        pub version: u32,
+        /// Chosen at random when the executor process starts.
+        pub instance: u64,
+        /// Path of the model file or directory, from which the gateway reads tokenizer and template.
+        pub model_path: String,
+        /// Content identity of the base (hash of its configuration and tensor table).
+        pub base_hash: [u8; 32],
+        /// Most tokens, prompt and completion together, a sequence may hold.
+        pub context_length: u32,
+        /// Size of the vocabulary in tokens.
+        pub vocab_size: u32,
+        /// Most bytes of adapters the executor will hold.
+        pub adapter_budget_bytes: u64,
+        /// KV blocks in the pool.
+        pub kv_blocks: u32,
+        /// Tokens a KV block holds.
+        pub block_tokens: u32,
+        /// Adapter generations already resident (after a gateway restart).
+        pub adapters: Vec<GenerationBytes>,
+    }
+}
+
+wire_struct! {
+    /// How to choose tokens. Neutral values switch a filter off.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct Sampling {
+        /// 0 is greedy.
+        pub temperature: f32,
+        /// 0 keeps all tokens.
+        pub top_k: u32,
+        /// 1 keeps all tokens.
+        pub top_p: f32,
+        /// 0 keeps all tokens.
+        pub min_p: f32,
+        /// Subtracted once from tokens already generated; 0 is off.
+        pub presence_penalty: f32,
+        /// Subtracted per earlier occurrence in the completion; 0 is off.
+        pub frequency_penalty: f32,
+        /// Divides positive and multiplies negative logits of tokens seen in prompt or completion; 1 is off.
+        pub repetition_penalty: f32,
+        /// Added to the logits of these tokens.
+        pub logit_bias: Vec<(u32, f32)>,
+        /// Keys the counter-based generator together with the position.
+        pub seed: u64,
+    }
+}
+
+wire_struct! {
+    /// A prompt and how to continue it.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct Generate {
+        /// Names the request in every answer.
+        pub request: RequestId,
+        /// The adapter; `None` is the base model.
+        pub adapter: Option<GenerationBytes>,
+        /// H(tenant, generation): what may share cached prefixes with this request.
+        pub namespace: [u8; 32],
+        /// The prompt as token ids, at least one.
+        pub prompt: Vec<u32>,
+        /// Most tokens to generate; 0 only scores the prompt.
+        pub max_tokens: u32,
+        /// Stop tokens are not chosen before this many tokens.
+        pub min_tokens: u32,
+        /// Generation ends with one of these (which is reported as the last token).
+        pub stop_tokens: Vec<u32>,
+        /// How to choose.
+        pub sampling: Sampling,
+        /// `None`: no log-probabilities; `Some(n)`: of the chosen token and the `n` most likely.
+        pub logprobs: Option<u32>,
+        /// Like `logprobs`, for every prompt token.
+        pub prompt_logprobs: Option<u32>,
+        /// Milliseconds from receipt after which the request is given up; 0 is no deadline.
+        pub deadline_ms: u32,
+    }
+}
+
+wire_struct! {
+    /// A token and how likely it was.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct TokenOutput {
+        /// Token id.
+        pub token: u32,
+        /// Natural logarithm of the probability; 0 when not asked for.
+        pub logprob: f32,
+        /// The most likely tokens, best first; empty when not asked for.
+        pub top: Vec<(u32, f32)>,
+    }
+}
+
+wire_enum! {
+    /// Why a generation ended.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum Finish {
+        /// A stop token was chosen.
+        Stop = 0,
+        /// `max_tokens` or the context length was reached.
+        Length = 1,
+    }
+}
+
+wire_enum! {
+    /// What went wrong, as a stable code.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum ErrorCode {
+        /// The adapter's generation is not loaded or is being unloaded.
+        AdapterNotFound = 0,
+        /// Prompt and `max_tokens` do not fit the context or the KV pool.
+        ContextLengthExceeded = 1,
+        /// The admission queue is full.
+        QueueFull = 2,
+        /// The deadline passed.
+        DeadlineExceeded = 3,
+        /// A field has a value that cannot be honoured.
+        InvalidRequest = 4,
+        /// The adapter's files are not usable.
+        InvalidAdapter = 5,
+        /// The adapter does not fit the adapter budget.
+        AdapterBudgetExceeded = 6,
+        /// The executor is shutting down.
+        ShuttingDown = 7,
+        /// A fault of the executor.
+        Internal = 8,
+    }
+}
+
+wire_struct! {
+    /// A typed error.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct WireError {
+        /// Stable code.
+        pub code: ErrorCode,
+        /// Cause and next step, for a person.
+        pub message: String,
+    }
+}
+
+wire_struct! {
+    /// What a step produced for one request.
+    #[derive(Debug, Clone, PartialEq)]
+    pub struct Output {
+        /// The request.
+        pub request: RequestId,
+        /// New tokens, oldest first; may be empty.
+        pub tokens: Vec<TokenOutput>,
+        /// Log-probabilities of the prompt from its second token on; sent once, with the first output.
+        pub prompt: Vec<TokenOutput>,
+        /// Prompt tokens served from the prefix cache; sent with the first output.
+        pub cached_tokens: u32,
+        /// Set on the last output of a request that ended well.
+        pub finish: Option<Finish>,
+        /// Set on the last output of a request that did not.
+        pub error: Option<WireError>,
+    }
+}
+
+wire_struct! {
+    /// Where an adapter's files are.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct LoadAdapter {
+        /// Names the call in its answer.
+        pub request: RequestId,
+        /// Directory with `adapter_config.json` and `adapter_model.safetensors`, or a GGUF adapter file.
+        pub path: String,
+    }
+}
+
+wire_struct! {
+    /// An adapter that is ready to be used.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct AdapterLoaded {
+        /// The call.
+        pub request: RequestId,
+        /// What it is, whatever it is called.
+        pub generation: GenerationBytes,
+        /// Largest rank of its modules.
+        pub rank: u32,
+        /// Bytes it takes in the executor.
+        pub bytes: u64,
+        /// Linear layers it changes.
+        pub modules: u32,
+    }
+}
+
+wire_struct! {
+    /// Which generation to free.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct UnloadAdapter {
+        /// Names the call in its answer.
+        pub request: RequestId,
+        /// The generation.
+        pub generation: GenerationBytes,
+    }
+}
+
+wire_struct! {
+    /// A generation that is gone.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct AdapterUnloaded {
+        /// The call.
+        pub request: RequestId,
+        /// The generation.
+        pub generation: GenerationBytes,
+        /// Bytes given back.
+        pub freed_bytes: u64,
+    }
+}
+
+wire_struct! {
+    /// A call that failed.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct Failed {
+        /// The call.
+        pub request: RequestId,
+        /// Why.
+        pub error: WireError,
+    }
+}
+
+wire_struct! {
+    /// The executor's figures at one moment; counters count from its start.
+    #[derive(Debug, Clone, PartialEq, Default)]
+    pub struct Stats {
+        /// The call.
+        pub request: RequestId,
+        /// Requests waiting for admission.
+        pub waiting: u32,
+        /// Requests being computed.
+        pub running: u32,
+        /// KV blocks in the pool.
+        pub kv_blocks_total: u32,
+        /// KV blocks a running request holds.
+        pub kv_blocks_used: u32,
+        /// KV blocks that only the prefix cache holds.
+        pub kv_blocks_cached: u32,
+        /// Bytes of resident adapters.
+        pub adapter_bytes: u64,
+        /// Resident adapters: generation, rank, bytes, requests that use it.
+        pub adapters: Vec<AdapterStats>,
+        /// Prompt tokens computed.
+        pub prompt_tokens: u64,
+        /// Prompt tokens served from the prefix cache.
+        pub cached_tokens: u64,
+        /// Tokens generated.
+        pub generated_tokens: u64,
+        /// Requests put back into the queue because KV blocks ran out.
+        pub preemptions: u64,
+        /// Requests cancelled by their callers.
+        pub cancelled: u64,
+        /// Engine steps.
+        pub steps: u64,
+    }
+}
+
+wire_struct! {
+    /// One resident adapter.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct AdapterStats {
+        /// The generation.
+        pub generation: GenerationBytes,
+        /// Largest rank.
+        pub rank: u32,
+        /// Bytes it takes.
+        pub bytes: u64,
+        /// Requests that use it now, waiting ones included.
+        pub requests: u32,
+    }
+}
