@@ -1,4 +1,40 @@
 //! Arithmetic on the CPU.
+//!
+//! # Layout
+//!
+//! - [`isa`], `simd`: instruction sets; kernels are written once over sixteen lanes.
+//! - [`pool`]: the pinned thread pool every kernel runs on.
+//! - [`activations`], [`linear`](mod@linear): packed weights of 4, 8, 16 and 32 bits and the rows they are multiplied with.
+//! - [`lora`]: low-rank deltas of many adapters and ranks in one call.
+//! - [`attention`]: paged keys and values, grouped heads.
+//! - [`elementwise`]: norms, rotary embedding, gating.
+//! - [`quant`], [`tensor_type`]: the block formats of weight files.
+//! - [`reference`]: each operation once more, plainly, for tests.
+//!
+//! # Principles
+//!
+//! - **Batch-invariant.** Every output element is summed in an order that depends on the weights alone: never on the
+//!   batch, the number of threads, or where a chunk begins. Tests compare bits.
+//! - `unsafe` stays inside: public functions check what the kernels rely on, once a call.
+//! - Nothing here knows what a model is.
 
+pub mod activations;
+pub mod attention;
+mod buffer;
+mod element;
+pub mod elementwise;
+pub mod isa;
+pub mod linear;
+pub mod lora;
+pub mod mapped;
+pub mod pool;
+pub mod quant;
+pub mod reference;
+mod simd;
 pub mod tensor_type;
+
+pub use activations::{Activations, Forms};
+pub use isa::Isa;
+pub use linear::{LinearPart, PackError, PackedMatrix, linear};
+pub use pool::Pool;
 pub use tensor_type::TensorType;

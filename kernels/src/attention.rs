@@ -1,0 +1,607 @@
+//! Attention over paged keys and values with grouped heads.
+//!
+//! A block holds [`BLOCK_TOKENS`] positions of a sequence, for all layers:
+//!
+//! ```text
+//! block = layers x kv_heads x { keys [head_dim, 16] | values [16, head_dim padded to 16] }
+//! ```
+//!
+//! Keys lie transposed, so a vector is one feature of sixteen positions and a score needs no horizontal sum. Scores are
+//! taken for *spans* of [`SPAN`] positions at absolute multiples of it, and each span rescales the running sums once
+//! (online softmax). A query's bits depend on its own keys and values alone: not on its neighbours in the tile, not on
+//! how the prompt was cut into chunks, and not on what unused slots of a block hold.
+
+use std::io;
+
+use crate::{
+    buffer::Buffer,
+    element::Element,
+    isa::{Isa, Kernel},
+    pool::Pool,
+    simd::{LANES, Simd},
+};
+
+/// Positions a block holds.
+pub const BLOCK_TOKENS: usize = LANES;
+
+/// Positions between two rescalings.
+const SPAN: usize = 256;
+
+/// Queries (tokens x heads of a group) that read a key together.
+const TILE_ROWS: usize = 6;
+
+/// The widest head.
+pub const MAX_HEAD_DIM: usize = 256;
+
+/// How keys and values are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KvPrecision {
+    /// Singles.
+    F32,
+    /// Halves.
+    F16,
+}
+
+/// Shape of a pool of blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvShape {
+    /// Transformer blocks of the model.
+    pub layers: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Width of a head, at most [`MAX_HEAD_DIM`].
+    pub head_dim: usize,
+    /// Bits of an element.
+    pub precision: KvPrecision,
+}
+
+impl KvShape {
+    fn padded(self) -> usize {
+        self.head_dim.next_multiple_of(LANES)
+    }
+
+    /// Elements of the keys of a head in a block; its values follow.
+    fn key_elements(self) -> usize {
+        self.head_dim * BLOCK_TOKENS
+    }
+
+    fn head_elements(self) -> usize {
+        self.key_elements() + BLOCK_TOKENS * self.padded()
+    }
+
+    fn block_elements(self) -> usize {
+        self.layers * self.kv_heads * self.head_elements()
+    }
+
+    /// Bytes of a block.
+    #[must_use]
+    pub fn block_bytes(self) -> usize {
+        self.block_elements() * if self.precision == KvPrecision::F32 { 4 } else { 2 }
+    }
+}
+
+/// A pool of KV blocks.
+#[derive(Debug)]
+pub struct KvPool {
+    shape: KvShape,
+    blocks: usize,
+    data: Elements,
+}
+
+#[derive(Debug)]
+enum Elements {
+    F32(Buffer<f32>),
+    F16(Buffer<u16>),
+}
+
+/// Consecutive rows of one sequence.
+#[derive(Debug, Clone, Copy)]
+pub struct KvRows<'a> {
+    /// First row in the batch.
+    pub first_row: usize,
+    /// Rows.
+    pub rows: usize,
+    /// Position of the first row in its sequence.
+    pub position: usize,
+    /// The sequence's blocks.
+    pub blocks: &'a [u32],
+}
+
+/// Where queries, keys and values lie in rows of `[q | k | v]`.
+#[derive(Debug, Clone, Copy)]
+pub struct QkvLayout {
+    /// Query heads; a multiple of the key heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Width of a head.
+    pub head_dim: usize,
+}
+
+impl QkvLayout {
+    /// Elements of a row.
+    #[must_use]
+    pub fn stride(self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
+    fn key_column(self) -> usize {
+        self.heads * self.head_dim
+    }
+
+    fn value_column(self) -> usize {
+        (self.heads + self.kv_heads) * self.head_dim
+    }
+}
+
+impl KvPool {
+    /// A pool of `blocks` blocks.
+    ///
+    /// # Errors
+    ///
+    /// There is no memory.
+    ///
+    /// # Panics
+    ///
+    /// If the heads are wider than [`MAX_HEAD_DIM`].
+    pub fn new(shape: KvShape, blocks: usize) -> io::Result<Self> {
+        assert!(shape.head_dim <= MAX_HEAD_DIM, "heads of at most {MAX_HEAD_DIM}");
+        let elements = shape.block_elements().checked_mul(blocks).ok_or(io::ErrorKind::OutOfMemory)?;
+        let data = match shape.precision {
+            KvPrecision::F32 => Elements::F32(Buffer::zeroed(elements)?),
+            KvPrecision::F16 => Elements::F16(Buffer::zeroed(elements)?),
+        };
+        Ok(Self { shape, blocks, data })
+    }
+
+    /// Its shape.
+    #[must_use]
+    pub fn shape(&self) -> KvShape {
+        self.shape
+    }
+
+    /// Writes the keys and values of `qkv` to their sequences' blocks.
+    ///
+    /// # Panics
+    ///
+    /// If a sequence has too few blocks, a block does not exist, or the shapes do not fit together.
+    pub fn append(&mut self, isa: Isa, layer: usize, qkv: &[f32], layout: QkvLayout, batch: &[KvRows<'_>]) {
+        self.check(layer, qkv, layout, batch);
+        let shape = self.shape;
+        for &rows in batch {
+            match &mut self.data {
+                Elements::F32(data) => isa.dispatch(Append { data: data.as_ptr(), shape, layer, qkv, layout, rows }),
+                Elements::F16(data) => isa.dispatch(Append { data: data.as_ptr(), shape, layer, qkv, layout, rows }),
+            }
+        }
+    }
+
+    /// `out[row, head] = softmax(q · keys) values` over the row's position and those before it, as far back as `window`
+    /// reaches. `out` has rows of `heads * head_dim`. Queries are scaled already.
+    ///
+    /// # Panics
+    ///
+    /// As [`KvPool::append`].
+    #[allow(clippy::too_many_arguments, reason = "one operation; its operands are what they are")]
+    pub fn attend(
+        &self,
+        pool: &mut Pool,
+        isa: Isa,
+        layer: usize,
+        qkv: &[f32],
+        layout: QkvLayout,
+        batch: &[KvRows<'_>],
+        window: Option<usize>,
+        out: &mut [f32],
+    ) {
+        let rows = self.check(layer, qkv, layout, batch);
+        assert!(out.len() >= rows * layout.heads * layout.head_dim, "a row of out for each row of qkv");
+        let tiles = tiles(batch, layout);
+        let out = OutPtr(out.as_mut_ptr());
+        let window = window.unwrap_or(usize::MAX);
+        pool.run(tiles.len() * layout.kv_heads, |i| {
+            let (tile, kv_head, out) = (tiles[i / layout.kv_heads], i % layout.kv_heads, &out);
+            let attend = Attend { shape: self.shape, layer, qkv, layout, tile, kv_head, window, out: out.0 };
+            match &self.data {
+                Elements::F32(data) => isa.dispatch(AttendIn { data: data.as_ptr(), attend }),
+                Elements::F16(data) => isa.dispatch(AttendIn { data: data.as_ptr(), attend }),
+            }
+        });
+    }
+
+    /// Checks what the kernels rely on; returns the number of rows.
+    fn check(&self, layer: usize, qkv: &[f32], layout: QkvLayout, batch: &[KvRows<'_>]) -> usize {
+        assert!(layer < self.shape.layers, "layer {layer}");
+        assert_eq!((layout.kv_heads, layout.head_dim), (self.shape.kv_heads, self.shape.head_dim), "the pool's heads");
+        assert!(layout.heads.is_multiple_of(layout.kv_heads), "whole groups of heads");
+        let rows = qkv.len() / layout.stride();
+        for slice in batch {
+            assert!(slice.first_row + slice.rows <= rows, "the slice's rows exist");
+            assert!(slice.position + slice.rows <= slice.blocks.len() * BLOCK_TOKENS, "enough blocks");
+            assert!(slice.blocks.iter().all(|&block| (block as usize) < self.blocks), "blocks of this pool");
+        }
+        rows
+    }
+}
+
+/// Cuts slices into tiles of neighbouring tokens whose heads of a group fill a tile.
+fn tiles<'a>(batch: &[KvRows<'a>], layout: QkvLayout) -> Vec<KvRows<'a>> {
+    let tokens = (TILE_ROWS / (layout.heads / layout.kv_heads)).max(1);
+    let mut tiles = Vec::new();
+    for slice in batch {
+        for first in (0..slice.rows).step_by(tokens) {
+            tiles.push(KvRows {
+                first_row: slice.first_row + first,
+                rows: tokens.min(slice.rows - first),
+                position: slice.position + first,
+                blocks: slice.blocks,
+            });
+        }
+    }
+    tiles
+}
+
+struct OutPtr(*mut f32);
+// SAFETY: tiles write disjoint elements of a buffer that outlives the parallel region.
+unsafe impl Sync for OutPtr {}
+
+struct Append<'a, E> {
+    data: *mut E,
+    shape: KvShape,
+    layer: usize,
+    qkv: &'a [f32],
+    layout: QkvLayout,
+    rows: KvRows<'a>,
+}
+
+impl<E: Element> Kernel for Append<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let Self { shape, layout, rows, .. } = self;
+        for i in 0..rows.rows {
+            let position = rows.position + i;
+            let block = rows.blocks[position / BLOCK_TOKENS] as usize;
+            let slot = position % BLOCK_TOKENS;
+            let row = &self.qkv[(rows.first_row + i) * layout.stride()..][..layout.stride()];
+            for head in 0..shape.kv_heads {
+                let at = block * shape.block_elements() + (self.layer * shape.kv_heads + head) * shape.head_elements();
+                let keys = row[layout.key_column() + head * shape.head_dim..].as_ptr();
+                let values = row[layout.value_column() + head * shape.head_dim..].as_ptr();
+                // SAFETY: `check` has seen that the block exists and the row has all heads; `append` borrows the pool
+                // exclusively.
+                unsafe {
+                    let to = self.data.add(at);
+                    store_key::<S, E>(to.add(slot), keys, shape.head_dim);
+                    let to = to.add(shape.key_elements() + slot * shape.padded());
+                    store_value::<S, E>(to, values, shape.head_dim);
+                }
+            }
+        }
+    }
+}
+
+/// Features go a block's width apart.
+#[inline(always)]
+unsafe fn store_key<S: Simd, E: Element>(to: *mut E, key: *const f32, head_dim: usize) {
+    let mut c = 0;
+    while c < head_dim {
+        let n = LANES.min(head_dim - c);
+        // SAFETY: the caller's: the key has `head_dim` features, the block a column of as many. `Element` types are
+        // plain numbers, so a zeroed array of them is one.
+        unsafe {
+            let mut lanes: [E; LANES] = std::mem::zeroed();
+            E::store::<S>(lanes.as_mut_ptr(), S::load_head(key.add(c), n));
+            for (i, &lane) in lanes.iter().enumerate().take(n) {
+                *to.add((c + i) * BLOCK_TOKENS) = lane;
+            }
+        }
+        c += LANES;
+    }
+}
+
+/// The padding of a value is written too: as zeroes.
+#[inline(always)]
+unsafe fn store_value<S: Simd, E: Element>(to: *mut E, value: *const f32, head_dim: usize) {
+    let mut c = 0;
+    while c < head_dim {
+        // SAFETY: the caller's: the value has `head_dim` features, its row in the block as many, padded to 16.
+        unsafe { E::store::<S>(to.add(c), S::load_head(value.add(c), LANES.min(head_dim - c))) };
+        c += LANES;
+    }
+}
+
+/// One tile and one key head.
+#[derive(Clone, Copy)]
+struct Attend<'a> {
+    shape: KvShape,
+    layer: usize,
+    qkv: &'a [f32],
+    layout: QkvLayout,
+    tile: KvRows<'a>,
+    kv_head: usize,
+    window: usize,
+    out: *mut f32,
+}
+
+struct AttendIn<'a, E> {
+    data: *const E,
+    attend: Attend<'a>,
+}
+
+impl<E: Element> Kernel for AttendIn<'_, E> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let group = self.attend.layout.heads / self.attend.layout.kv_heads;
+        let rows = self.attend.tile.rows * group;
+        let mut first = 0;
+        while first < rows {
+            first += match rows - first {
+                6.. => self.rows::<S, 6>(first, group),
+                4.. => self.rows::<S, 4>(first, group),
+                3 => self.rows::<S, 3>(first, group),
+                2 => self.rows::<S, 2>(first, group),
+                _ => self.rows::<S, 1>(first, group),
+            };
+        }
+    }
+}
+
+/// A query, what it may see, and its softmax so far.
+#[derive(Clone, Copy)]
+struct Query {
+    q: *const f32,
+    out: *mut f32,
+    /// First and one past the last visible position.
+    visible: (usize, usize),
+    largest: f32,
+    sum: f32,
+}
+
+impl<E: Element> AttendIn<'_, E> {
+    /// `R` (token, head) rows of the tile from `first` on; returns `R`.
+    #[inline(always)]
+    fn rows<S: Simd, const R: usize>(&self, first: usize, group: usize) -> usize {
+        let mut queries: [Query; R] = std::array::from_fn(|r| self.query(first + r, group));
+        let mut sums = [[0.0f32; MAX_HEAD_DIM]; R];
+        let mut scores = [[0.0f32; SPAN]; R];
+        let begin = queries.iter().map(|q| q.visible.0).min().unwrap_or(0);
+        let end = queries.iter().map(|q| q.visible.1).max().unwrap_or(0);
+        let mut span = begin / SPAN * SPAN;
+        while span < end {
+            let blocks = (span.max(begin) / BLOCK_TOKENS, end.min(span + SPAN).div_ceil(BLOCK_TOKENS));
+            for block in blocks.0..blocks.1 {
+                self.score::<S, R>(&queries, block, span, &mut scores);
+            }
+            for ((query, scores), sums) in queries.iter_mut().zip(&mut scores).zip(&mut sums) {
+                self.soften::<S>(query, span, scores, sums);
+            }
+            self.mix::<S, R>(&queries, span, &scores, &mut sums);
+            span += SPAN;
+        }
+        for (query, sums) in queries.iter().zip(&sums) {
+            self.finish::<S>(query, sums);
+        }
+        R
+    }
+
+    #[inline(always)]
+    fn query(&self, row: usize, group: usize) -> Query {
+        let Attend { layout, tile, kv_head, window, .. } = self.attend;
+        let (token, head) = (row / group, kv_head * group + row % group);
+        let position = tile.position + token;
+        let row = tile.first_row + token;
+        let width = layout.heads * layout.head_dim;
+        Query {
+            q: self.attend.qkv[row * layout.stride() + head * layout.head_dim..].as_ptr(),
+            // SAFETY: `attend` has checked that out has this row.
+            out: unsafe { self.attend.out.add(row * width + head * layout.head_dim) },
+            visible: ((position + 1).saturating_sub(window), position + 1),
+            largest: f32::NEG_INFINITY,
+            sum: 0.0,
+        }
+    }
+
+    /// The keys of this head in a block of the sequence.
+    #[inline(always)]
+    fn keys(&self, block: usize) -> *const E {
+        let Attend { shape, layer, kv_head, tile, .. } = self.attend;
+        let at = tile.blocks[block] as usize * shape.block_elements()
+            + (layer * shape.kv_heads + kv_head) * shape.head_elements();
+        // SAFETY: `check` has seen that the block exists.
+        unsafe { self.data.add(at) }
+    }
+
+    /// Scores of a block's sixteen positions.
+    #[inline(always)]
+    fn score<S: Simd, const R: usize>(
+        &self,
+        queries: &[Query; R],
+        block: usize,
+        span: usize,
+        scores: &mut [[f32; SPAN]; R],
+    ) {
+        let keys = self.keys(block);
+        let mut sums = [S::splat(0.0); R];
+        for d in 0..self.attend.shape.head_dim {
+            // SAFETY: the block has `head_dim` vectors of keys, a query `head_dim` features.
+            unsafe {
+                let key = E::load::<S>(keys.add(d * BLOCK_TOKENS));
+                for (sum, query) in sums.iter_mut().zip(queries) {
+                    *sum = S::fma(key, S::splat(*query.q.add(d)), *sum);
+                }
+            }
+        }
+        for (scores, &sum) in scores.iter_mut().zip(&sums) {
+            let at = block * BLOCK_TOKENS - span;
+            // SAFETY: the block lies within the span.
+            unsafe { S::store(scores[at..at + BLOCK_TOKENS].as_mut_ptr(), sum) };
+        }
+    }
+
+    /// Turns the visible scores of a span into weights and rescales what was summed before.
+    #[inline(always)]
+    fn soften<S: Simd>(&self, query: &mut Query, span: usize, scores: &mut [f32; SPAN], sums: &mut [f32]) {
+        let (from, to) = visible_in(query, span);
+        if from >= to {
+            return;
+        }
+        // Lanes outside are set apart, whatever unused slots hold.
+        let (first, last) = (from / LANES * LANES, to.next_multiple_of(LANES));
+        scores[first..from].fill(f32::NEG_INFINITY);
+        scores[to..last].fill(f32::NEG_INFINITY);
+        let mut largest = S::splat(f32::NEG_INFINITY);
+        for at in (first..last).step_by(LANES) {
+            // SAFETY: whole vectors of the array.
+            largest = S::max(largest, unsafe { S::load(scores[at..at + LANES].as_ptr()) });
+        }
+        let largest = query.largest.max(S::max_lane(largest));
+        let rescale = exp_one::<S>(query.largest - largest);
+        let mut total = S::splat(0.0);
+        for at in (first..last).step_by(LANES) {
+            // SAFETY: whole vectors of the array.
+            unsafe {
+                let p = scores[at..at + LANES].as_mut_ptr();
+                let weight = S::exp(S::sub(S::load(p), S::splat(largest)));
+                let below_end = S::select_head(LANES.min(to - at), weight, S::splat(0.0));
+                let weight = S::select_head(from.saturating_sub(at), S::splat(0.0), below_end);
+                S::store(p, weight);
+                total = S::add(total, weight);
+            }
+        }
+        query.largest = largest;
+        query.sum = query.sum * rescale + S::sum(total);
+        for at in (0..self.attend.shape.padded()).step_by(LANES) {
+            // SAFETY: whole vectors of an array of the widest head.
+            unsafe {
+                let p = sums[at..at + LANES].as_mut_ptr();
+                S::store(p, S::mul(S::load(p), S::splat(rescale)));
+            }
+        }
+    }
+
+    /// Adds the weighted values of a span: each row's positions from first to last, those that all rows see together.
+    #[inline(always)]
+    fn mix<S: Simd, const R: usize>(
+        &self,
+        queries: &[Query; R],
+        span: usize,
+        scores: &[[f32; SPAN]; R],
+        sums: &mut [[f32; MAX_HEAD_DIM]; R],
+    ) {
+        let seen = queries.map(|query| visible_in(&query, span));
+        let from = seen.iter().map(|s| s.0).max().unwrap_or(0);
+        let to = seen.iter().map(|s| s.1).min().unwrap_or(0).max(from);
+        for (r, &(first, last)) in seen.iter().enumerate() {
+            self.add_values::<S, 1>(span, (first, from.min(last)), &[&scores[r]], &mut sums[r..=r]);
+        }
+        self.add_values::<S, R>(span, (from, to), &scores.each_ref(), sums);
+        for (r, &(first, last)) in seen.iter().enumerate() {
+            self.add_values::<S, 1>(span, (to.max(first), last), &[&scores[r]], &mut sums[r..=r]);
+        }
+    }
+
+    /// `sums += weights * values` over positions `range` of the span.
+    #[inline(always)]
+    fn add_values<S: Simd, const R: usize>(
+        &self,
+        span: usize,
+        range: (usize, usize),
+        weights: &[&[f32; SPAN]; R],
+        sums: &mut [[f32; MAX_HEAD_DIM]],
+    ) {
+        if range.0 >= range.1 {
+            return;
+        }
+        let padded = self.attend.shape.padded();
+        let mut column = 0;
+        while column < padded {
+            let vectors = (padded - column) / LANES;
+            column += match vectors {
+                4.. => self.add_columns::<S, R, 4>(span, range, weights, sums, column),
+                2.. => self.add_columns::<S, R, 2>(span, range, weights, sums, column),
+                _ => self.add_columns::<S, R, 1>(span, range, weights, sums, column),
+            };
+        }
+    }
+
+    #[inline(always)]
+    fn add_columns<S: Simd, const R: usize, const V: usize>(
+        &self,
+        span: usize,
+        range: (usize, usize),
+        weights: &[&[f32; SPAN]; R],
+        sums: &mut [[f32; MAX_HEAD_DIM]],
+        column: usize,
+    ) -> usize {
+        let shape = self.attend.shape;
+        let mut acc = [[S::splat(0.0); V]; R];
+        // SAFETY: columns lie within the padded head; blocks exist for every visible position.
+        unsafe {
+            for (acc, sums) in acc.iter_mut().zip(sums.iter()) {
+                for (v, acc) in acc.iter_mut().enumerate() {
+                    *acc = S::load(sums.as_ptr().add(column + v * LANES));
+                }
+            }
+            let mut at = range.0;
+            while at < range.1 {
+                let position = span + at;
+                let values = self.keys(position / BLOCK_TOKENS).add(shape.key_elements() + column);
+                let end = range.1.min((position / BLOCK_TOKENS + 1) * BLOCK_TOKENS - span);
+                while at < end {
+                    let value = values.add((span + at) % BLOCK_TOKENS * shape.padded());
+                    let mut vectors = [S::splat(0.0); V];
+                    for (v, vector) in vectors.iter_mut().enumerate() {
+                        *vector = E::load::<S>(value.add(v * LANES));
+                    }
+                    for (acc, weights) in acc.iter_mut().zip(weights) {
+                        let weight = S::splat(*weights.as_ptr().add(at));
+                        for (acc, &vector) in acc.iter_mut().zip(&vectors) {
+                            *acc = S::fma(vector, weight, *acc);
+                        }
+                    }
+                    at += 1;
+                }
+            }
+            for (acc, sums) in acc.iter().zip(sums.iter_mut()) {
+                for (v, &acc) in acc.iter().enumerate() {
+                    S::store(sums.as_mut_ptr().add(column + v * LANES), acc);
+                }
+            }
+        }
+        V * LANES
+    }
+
+    #[inline(always)]
+    fn finish<S: Simd>(&self, query: &Query, sums: &[f32; MAX_HEAD_DIM]) {
+        let inverse = S::splat(1.0 / query.sum);
+        let head_dim = self.attend.shape.head_dim;
+        let mut c = 0;
+        while c < head_dim {
+            // SAFETY: out has `head_dim` elements for this head, the array more.
+            unsafe {
+                let v = S::mul(S::load(sums.as_ptr().add(c)), inverse);
+                S::store_head(query.out.add(c), v, LANES.min(head_dim - c));
+            }
+            c += LANES;
+        }
+    }
+}
+
+/// The visible positions of a span, relative to it.
+#[inline(always)]
+fn visible_in(query: &Query, span: usize) -> (usize, usize) {
+    let (from, to) = query.visible;
+    (from.max(span) - span, to.min(span + SPAN).max(span) - span)
+}
+
+#[inline(always)]
+fn exp_one<S: Simd>(x: f32) -> f32 {
+    let mut lanes = [0.0f32; LANES];
+    // SAFETY: a whole vector of the array.
+    unsafe { S::store(lanes.as_mut_ptr(), S::exp(S::splat(x))) };
+    lanes[0]
+}

@@ -1,0 +1,307 @@
+//! A pinned thread pool with little overhead and no unbounded spinning.
+//!
+//! A parallel region is a number of *chunks*. Threads, the caller among them, *claim* chunks one at a time, so a
+//! thread that the kernel has descheduled holds back one chunk, not its share of the region. Waiting spins for a
+//! bounded time and then parks on a futex, so a busy neighbour gets the core.
+//!
+//! The state word holds the region's number in its upper half and the chunks left to claim in its lower half. A
+//! claim is a compare-and-swap that takes one chunk, so whoever succeeds knows that the region is still open, and
+//! it stays open until that chunk is reported done: only then may the job be read.
+
+use std::{
+    cell::UnsafeCell,
+    fmt, io,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use rustix::thread::{CpuSet, futex, sched_setaffinity};
+
+/// How long an idle helper looks for the next region before it parks. Regions of a step follow each other within
+/// microseconds; between steps sampling and scheduling take a few hundred.
+const IDLE_SPIN: Duration = Duration::from_micros(300);
+
+/// How long the caller looks for the last chunk of a region before it parks.
+const JOIN_SPIN: Duration = Duration::from_micros(100);
+
+/// Threads that compute together; one of them is the caller of [`Pool::run`].
+pub struct Pool {
+    shared: Arc<Shared>,
+    helpers: Vec<JoinHandle<()>>,
+}
+
+/// A region's work: a function of the chunk's index.
+type Job = *const (dyn Fn(usize) + Sync);
+
+#[repr(align(128))]
+struct Padded<T>(T);
+
+struct Shared {
+    /// `region << 32 | chunks left to claim`.
+    state: Padded<AtomicU64>,
+    /// Chunks claimed or claimable but not yet done. The caller waits for 0.
+    pending: Padded<AtomicU32>,
+    /// The caller is parked on `pending`.
+    caller_parked: AtomicBool,
+    /// Bumped at each region; helpers park on it.
+    doorbell: Padded<AtomicU32>,
+    parked_helpers: AtomicU32,
+    job: UnsafeCell<Option<Job>>,
+    panicked: AtomicBool,
+    stop: AtomicBool,
+}
+
+// SAFETY: `job` is written only while no chunk is claimable and read only by holders of a claimed chunk; everything
+// else is atomic.
+unsafe impl Sync for Shared {}
+// SAFETY: the job pointer is only followed under the protocol above.
+unsafe impl Send for Shared {}
+
+impl Pool {
+    /// A pool on `cores`: the calling thread is pinned to the first, a helper to each other.
+    ///
+    /// # Errors
+    ///
+    /// The operating system refuses a thread or a core.
+    pub fn new(cores: &[usize]) -> io::Result<Self> {
+        if let Some(&first) = cores.first() {
+            pin(first)?;
+        }
+        let shared = Arc::new(Shared::new());
+        let helpers = cores
+            .iter()
+            .skip(1)
+            .map(|&core| {
+                let shared = Arc::clone(&shared);
+                std::thread::Builder::new().name(format!("compute-{core}")).spawn(move || {
+                    // A core that went offline costs speed, not correctness.
+                    let _ = pin(core);
+                    shared.help();
+                })
+            })
+            .collect::<io::Result<Vec<_>>>()?;
+        Ok(Self { shared, helpers })
+    }
+
+    /// Threads that compute, the caller included.
+    #[must_use]
+    pub fn threads(&self) -> usize {
+        self.helpers.len() + 1
+    }
+
+    /// Runs `work(0)` to `work(chunks - 1)`, each once, on all threads, and returns when all are done.
+    ///
+    /// # Panics
+    ///
+    /// If `work` panicked for some chunk.
+    pub fn run<W: Fn(usize) + Sync>(&mut self, chunks: usize, work: W) {
+        if chunks <= 1 || self.helpers.is_empty() {
+            (0..chunks).for_each(work);
+            return;
+        }
+        let count = u32::try_from(chunks).expect("a region has fewer than 2^32 chunks");
+        self.shared.open(&work, count);
+        self.shared.work_until_none_is_left();
+        self.shared.join();
+        assert!(!self.shared.panicked.swap(false, Ordering::Relaxed), "a chunk of a parallel region panicked");
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        self.shared.ring();
+        for helper in self.helpers.drain(..) {
+            let _ = helper.join();
+        }
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pool({} threads)", self.threads())
+    }
+}
+
+impl Shared {
+    fn new() -> Self {
+        Self {
+            state: Padded(AtomicU64::new(0)),
+            pending: Padded(AtomicU32::new(0)),
+            caller_parked: AtomicBool::new(false),
+            doorbell: Padded(AtomicU32::new(0)),
+            parked_helpers: AtomicU32::new(0),
+            job: UnsafeCell::new(None),
+            panicked: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+        }
+    }
+
+    /// Publishes a region. Only the pool's owner calls this, and only when no region is open.
+    fn open<'a>(&self, work: &'a (dyn Fn(usize) + Sync + 'a), chunks: u32) {
+        // SAFETY: the lifetime is erased; `run` does not return before every chunk is done, and the pointer is only
+        // followed by holders of a chunk.
+        let job: Job = unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + 'a), Job>(work) };
+        // SAFETY: no chunk is claimable, so nobody reads the cell.
+        unsafe { *self.job.get() = Some(job) };
+        self.pending.0.store(chunks, Ordering::Relaxed);
+        let region = (self.state.0.load(Ordering::Relaxed) >> 32) + 1;
+        // SYNC POINT region-open: releases the job and `pending` to whoever claims a chunk.
+        self.state.0.store(region << 32 | u64::from(chunks), Ordering::Release);
+        self.ring();
+    }
+
+    /// Tells helpers that there is something to see.
+    fn ring(&self) {
+        // SeqCst on both sides: either the helper sees the new doorbell before it parks, or it is counted here.
+        self.doorbell.0.fetch_add(1, Ordering::SeqCst);
+        if self.parked_helpers.load(Ordering::SeqCst) > 0 {
+            let _ = futex::wake(&self.doorbell.0, futex::Flags::PRIVATE, u32::MAX >> 1);
+        }
+    }
+
+    /// Takes one chunk of the open region.
+    fn claim(&self) -> Option<usize> {
+        let mut state = self.state.0.load(Ordering::Acquire);
+        loop {
+            let left = state & u64::from(u32::MAX);
+            if left == 0 {
+                return None;
+            }
+            // SYNC POINT region-open: acquires the job.
+            match self.state.0.compare_exchange_weak(state, state - 1, Ordering::Acquire, Ordering::Acquire) {
+                // Chunks are handed out from the last to the first index; their order carries no meaning.
+                Ok(_) => return Some(left as usize - 1),
+                Err(now) => state = now,
+            }
+        }
+    }
+
+    fn work_until_none_is_left(&self) {
+        while let Some(chunk) = self.claim() {
+            // SAFETY: a chunk is held, so the region is open and its job stays where it is.
+            let work = unsafe { &*(*self.job.get()).expect("an open region has a job") };
+            if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(chunk))).is_err() {
+                self.panicked.store(true, Ordering::Relaxed);
+            }
+            // SYNC POINT chunk-done: releases what the chunk wrote to the caller.
+            if self.pending.0.fetch_sub(1, Ordering::SeqCst) == 1 && self.caller_parked.load(Ordering::SeqCst) {
+                let _ = futex::wake(&self.pending.0, futex::Flags::PRIVATE, 1);
+            }
+        }
+    }
+
+    /// Waits until every chunk is done.
+    fn join(&self) {
+        // SYNC POINT chunk-done: acquires what the chunks wrote.
+        if spin_until(JOIN_SPIN, || self.pending.0.load(Ordering::Acquire) == 0) {
+            return;
+        }
+        self.caller_parked.store(true, Ordering::SeqCst);
+        loop {
+            let pending = self.pending.0.load(Ordering::SeqCst);
+            if pending == 0 {
+                break;
+            }
+            // A bound on every wait: should a wake-up ever be lost, it costs a millisecond.
+            let timeout = futex::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+            let _ = futex::wait(&self.pending.0, futex::Flags::PRIVATE, pending, Some(&timeout));
+        }
+        self.caller_parked.store(false, Ordering::SeqCst);
+    }
+
+    /// A helper's life.
+    fn help(&self) {
+        let mut seen = 0;
+        while !self.stop.load(Ordering::SeqCst) {
+            let rung = spin_until(IDLE_SPIN, || self.doorbell.0.load(Ordering::SeqCst) != seen);
+            if !rung {
+                self.parked_helpers.fetch_add(1, Ordering::SeqCst);
+                let _ = futex::wait(&self.doorbell.0, futex::Flags::PRIVATE, seen, None);
+                self.parked_helpers.fetch_sub(1, Ordering::SeqCst);
+            }
+            seen = self.doorbell.0.load(Ordering::SeqCst);
+            self.work_until_none_is_left();
+        }
+    }
+}
+
+/// Looks until `done` or the time is over; says which.
+fn spin_until(limit: Duration, done: impl Fn() -> bool) -> bool {
+    let start = Instant::now();
+    loop {
+        // The clock costs as much as dozens of looks.
+        for _ in 0..64 {
+            if done() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        if start.elapsed() > limit {
+            return false;
+        }
+    }
+}
+
+fn pin(core: usize) -> io::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(core);
+    Ok(sched_setaffinity(None, &set)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicUsize;
+
+    fn pool(threads: usize) -> Pool {
+        Pool::new(&vec![0; threads]).expect("threads on core 0")
+    }
+
+    #[test]
+    fn every_chunk_runs_exactly_once() {
+        for threads in [1, 2, 4] {
+            let mut pool = pool(threads);
+            for chunks in [0, 1, 2, 3, 17, 1000] {
+                let counts: Vec<AtomicUsize> = (0..chunks).map(|_| AtomicUsize::new(0)).collect();
+                pool.run(chunks, |chunk| {
+                    counts[chunk].fetch_add(1, Ordering::Relaxed);
+                });
+                assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1), "{threads} threads, {chunks} chunks");
+            }
+        }
+    }
+
+    #[test]
+    fn many_short_regions_with_pauses_lose_no_wakeup() {
+        let mut pool = pool(3);
+        let total = AtomicUsize::new(0);
+        for round in 0..2000 {
+            pool.run(3, |_| {
+                total.fetch_add(1, Ordering::Relaxed);
+            });
+            if round % 200 == 0 {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+        }
+        assert_eq!(total.load(Ordering::Relaxed), 6000);
+    }
+
+    #[test]
+    fn a_panic_in_a_chunk_reaches_the_caller_and_the_pool_goes_on() {
+        let mut pool = pool(2);
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            pool.run(8, |chunk| assert_ne!(chunk, 3, "this chunk panics on purpose"));
+        }));
+        assert!(outcome.is_err());
+        let ran = AtomicUsize::new(0);
+        pool.run(8, |_| {
+            ran.fetch_add(1, Ordering::Relaxed);
+        });
+        assert_eq!(ran.load(Ordering::Relaxed), 8);
+    }
+}

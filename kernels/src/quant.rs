@@ -1,0 +1,192 @@
+//! The block formats of GGUF files, decoded.
+//!
+//! A block format stores small integers ("codes") in groups that share a scale, some also a minimum. Whatever the
+//! file's bit arrangement, a group decodes to unsigned codes and two numbers:
+//!
+//! ```text
+//! value = scale * (code - zero)      symmetric formats: the zero point is one constant of the format
+//! value = scale * code + minimum     formats with minima
+//! ```
+//!
+//! Layouts follow ggml's `ggml-common.h`.
+
+use half::{bf16, f16};
+
+use crate::TensorType;
+
+/// How a block format's codes turn into values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Offset {
+    /// `scale * (code - zero)`.
+    Zero(u8),
+    /// `scale * code + minimum`.
+    Minimum,
+}
+
+/// What the packed form of a block format looks like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct IntegerForm {
+    /// 4 or 8.
+    pub(crate) bits: usize,
+    /// Elements that share a scale: 16 or 32.
+    pub(crate) group: usize,
+    pub(crate) offset: Offset,
+}
+
+/// The integer form of `kind`, or `None` for float types.
+pub(crate) fn integer_form(kind: TensorType) -> Option<IntegerForm> {
+    let form = |bits, group, offset| Some(IntegerForm { bits, group, offset });
+    match kind {
+        TensorType::F32 | TensorType::F16 | TensorType::Bf16 => None,
+        TensorType::Q4_0 => form(4, 32, Offset::Zero(8)),
+        TensorType::Q4_1 | TensorType::Q4K => form(4, 32, Offset::Minimum),
+        // Signed codes of five, six and eight bits share the zero point 128, and so one kernel.
+        TensorType::Q5_0 | TensorType::Q8_0 => form(8, 32, Offset::Zero(128)),
+        TensorType::Q5_1 | TensorType::Q5K => form(8, 32, Offset::Minimum),
+        TensorType::Q6K => form(8, 16, Offset::Zero(128)),
+    }
+}
+
+/// A decoded row: one code an element, one scale and minimum a group.
+#[derive(Debug, Default)]
+pub(crate) struct DecodedRow {
+    pub(crate) codes: Vec<u8>,
+    pub(crate) scales: Vec<f32>,
+    /// Empty for symmetric formats.
+    pub(crate) minima: Vec<f32>,
+}
+
+impl DecodedRow {
+    /// Decodes a row of an integer format. `bytes` is whole blocks.
+    pub(crate) fn decode(&mut self, kind: TensorType, bytes: &[u8]) {
+        self.codes.clear();
+        self.scales.clear();
+        self.minima.clear();
+        for block in bytes.chunks_exact(kind.block_bytes()) {
+            match kind {
+                TensorType::Q4_0 => self.small_block(half_at(block, 0), None, nibbles(&block[2..])),
+                TensorType::Q4_1 => {
+                    self.small_block(half_at(block, 0), Some(half_at(block, 2)), nibbles(&block[4..]));
+                }
+                // Five signed bits: 16 below the code; 112 more puts the zero point at 128.
+                TensorType::Q5_0 => {
+                    let codes = fifth_bits(nibbles(&block[6..]), &block[2..6]).map(|code| code + 112);
+                    self.small_block(half_at(block, 0), None, codes);
+                }
+                TensorType::Q5_1 => {
+                    let codes = fifth_bits(nibbles(&block[8..]), &block[4..8]);
+                    self.small_block(half_at(block, 0), Some(half_at(block, 2)), codes);
+                }
+                TensorType::Q8_0 => {
+                    let codes = std::array::from_fn(|i| block[2 + i].wrapping_add(128));
+                    self.small_block(half_at(block, 0), None, codes);
+                }
+                TensorType::Q4K => self.k_block(block, None),
+                TensorType::Q5K => self.k_block(block, Some(&block[16..48])),
+                TensorType::Q6K => self.q6k_block(block),
+                TensorType::F32 | TensorType::F16 | TensorType::Bf16 => unreachable!("float rows have no codes"),
+            }
+        }
+    }
+
+    fn small_block(&mut self, scale: f32, minimum: Option<f32>, codes: [u8; 32]) {
+        self.codes.extend_from_slice(&codes);
+        self.scales.push(scale);
+        self.minima.extend(minimum);
+    }
+
+    /// Q4_K and Q5_K: eight groups of 32; `high` holds the fifth bits of Q5_K.
+    fn k_block(&mut self, block: &[u8], high: Option<&[u8]>) {
+        let (scale, minimum) = (half_at(block, 0), half_at(block, 2));
+        let packed = &block[4..16];
+        let low = &block[if high.is_some() { 48 } else { 16 }..];
+        for group in 0..8 {
+            let nibbles = &low[32 * (group / 2)..][..32];
+            let codes = std::array::from_fn(|i| {
+                let nibble = if group % 2 == 0 { nibbles[i] & 15 } else { nibbles[i] >> 4 };
+                nibble | high.map_or(0, |high| ((high[i] >> group) & 1) << 4)
+            });
+            let (group_scale, group_minimum) = six_bit_pair(packed, group);
+            self.small_block(scale * f32::from(group_scale), Some(-minimum * f32::from(group_minimum)), codes);
+        }
+    }
+
+    /// Q6_K: sixteen groups of 16, two halves of 128 elements each.
+    fn q6k_block(&mut self, block: &[u8]) {
+        let (low, high, scales) = (&block[..128], &block[128..192], &block[192..208]);
+        let scale = half_at(block, 208);
+        for element in 0..256 {
+            let (half, quarter, i) = (element / 128, (element % 128) / 32, element % 32);
+            let low = low[64 * half + 32 * (quarter % 2) + i];
+            let nibble = if quarter < 2 { low & 15 } else { low >> 4 };
+            let top = (high[32 * half + i] >> (2 * quarter)) & 3;
+            // Six signed bits: 32 below the code; 96 more puts the zero point at 128.
+            self.codes.push((nibble | top << 4) + 96);
+        }
+        self.scales.extend(scales.iter().map(|&s| scale * f32::from(s.cast_signed())));
+    }
+}
+
+/// Writes a row's values to `out`. `bytes` must hold `out.len()` elements of `kind`.
+///
+/// # Panics
+///
+/// If the sizes do not fit together.
+pub fn dequantize_row(kind: TensorType, bytes: &[u8], out: &mut [f32]) {
+    assert_eq!(Some(bytes.len()), kind.row_bytes(out.len()), "a row of {} elements", out.len());
+    match kind {
+        TensorType::F32 => {
+            for (out, b) in out.iter_mut().zip(bytes.chunks_exact(4)) {
+                *out = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+            }
+        }
+        TensorType::F16 => {
+            for (out, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {
+                *out = f16::from_le_bytes([b[0], b[1]]).to_f32();
+            }
+        }
+        TensorType::Bf16 => {
+            for (out, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {
+                *out = bf16::from_le_bytes([b[0], b[1]]).to_f32();
+            }
+        }
+        _ => dequantize_codes(kind, bytes, out),
+    }
+}
+
+fn dequantize_codes(kind: TensorType, bytes: &[u8], out: &mut [f32]) {
+    let form = integer_form(kind).expect("float types were handled");
+    let mut row = DecodedRow::default();
+    row.decode(kind, bytes);
+    for (i, (out, &code)) in out.iter_mut().zip(&row.codes).enumerate() {
+        let scale = row.scales[i / form.group];
+        *out = match form.offset {
+            Offset::Zero(zero) => scale * (f32::from(code) - f32::from(zero)),
+            Offset::Minimum => scale * f32::from(code) + row.minima[i / form.group],
+        };
+    }
+}
+
+fn half_at(block: &[u8], at: usize) -> f32 {
+    f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
+}
+
+/// 16 bytes as 32 codes: low nibbles first, then high ones.
+fn nibbles(bytes: &[u8]) -> [u8; 32] {
+    std::array::from_fn(|i| if i < 16 { bytes[i] & 15 } else { bytes[i - 16] >> 4 })
+}
+
+/// Adds the fifth bits, which the block holds as a 32-bit mask.
+fn fifth_bits(codes: [u8; 32], mask: &[u8]) -> [u8; 32] {
+    std::array::from_fn(|i| codes[i] | ((mask[i / 8] >> (i % 8)) & 1) << 4)
+}
+
+/// Scale and minimum of one of the eight groups of Q4_K and Q5_K, six bits each in twelve bytes.
+fn six_bit_pair(packed: &[u8], group: usize) -> (u8, u8) {
+    if group < 4 {
+        (packed[group] & 63, packed[group + 4] & 63)
+    } else {
+        let both = packed[group + 4];
+        ((both & 15) | (packed[group - 4] >> 6) << 4, (both >> 4) | (packed[group] >> 6) << 4)
+    }
+}

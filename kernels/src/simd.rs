@@ -1,0 +1,94 @@
+//! The vocabulary kernels are written in: sixteen lanes, whatever the CPU's registers are.
+//!
+//! Every method is lane-wise unless it says otherwise. A multiply-add is fused where the set has it; one machine
+//! uses one set, so an element's bits do not depend on which kernel shape computed it.
+
+mod avx2;
+mod avx512;
+mod portable;
+
+pub(crate) use avx2::Avx2;
+pub(crate) use avx512::Avx512;
+pub(crate) use portable::Portable;
+
+/// Lanes of a vector of 32-bit elements.
+pub(crate) const LANES: usize = 16;
+
+/// Sixteen lanes of arithmetic.
+///
+/// # Safety
+///
+/// Methods may only run where the implementation's instructions exist, which [`crate::Isa::dispatch`] sees to.
+/// Those that take a pointer need it valid for the lanes they name; no alignment is needed.
+pub(crate) trait Simd: Copy {
+    /// 16 x f32.
+    type F: Copy;
+    /// 16 x i32.
+    type I: Copy;
+    /// 64 x u8, or 32 x bf16.
+    type B: Copy;
+
+    fn splat(x: f32) -> Self::F;
+    unsafe fn load(from: *const f32) -> Self::F;
+    unsafe fn store(to: *mut f32, v: Self::F);
+    /// The first `count` lanes; the others are 0 and their memory is not touched.
+    unsafe fn load_head(from: *const f32, count: usize) -> Self::F;
+    unsafe fn store_head(to: *mut f32, v: Self::F, count: usize);
+    unsafe fn load_f16(from: *const u16) -> Self::F;
+    unsafe fn load_f16_head(from: *const u16, count: usize) -> Self::F;
+    unsafe fn store_f16(to: *mut u16, v: Self::F);
+
+    fn add(a: Self::F, b: Self::F) -> Self::F;
+    fn sub(a: Self::F, b: Self::F) -> Self::F;
+    fn mul(a: Self::F, b: Self::F) -> Self::F;
+    fn div(a: Self::F, b: Self::F) -> Self::F;
+    fn max(a: Self::F, b: Self::F) -> Self::F;
+    fn min(a: Self::F, b: Self::F) -> Self::F;
+    /// `a * b + c`.
+    fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
+    fn abs(v: Self::F) -> Self::F;
+    /// Lanes below `count` of `v`, `other` in the rest.
+    fn select_head(count: usize, v: Self::F, other: Self::F) -> Self::F;
+    /// Sum of all lanes, pairwise from the halves inwards.
+    fn sum(v: Self::F) -> f32;
+    /// Largest lane.
+    fn max_lane(v: Self::F) -> f32;
+    /// `v * 2^n` for whole `n` in the normal range.
+    fn scale_by_power(v: Self::F, n: Self::F) -> Self::F;
+    /// To the nearest whole number, ties to even.
+    fn round(v: Self::F) -> Self::F;
+
+    fn splat_i32(x: i32) -> Self::I;
+    /// Nearest integers, ties to even.
+    fn to_i32(v: Self::F) -> Self::I;
+    fn to_f32(v: Self::I) -> Self::F;
+    fn sum_i32(v: Self::I) -> i32;
+    /// The lanes as i8; they must be in -127..=127.
+    unsafe fn store_i8(to: *mut i8, v: Self::I);
+
+    unsafe fn load_bytes(from: *const u8) -> Self::B;
+    fn low_nibbles(v: Self::B) -> Self::B;
+    fn high_nibbles(v: Self::B) -> Self::B;
+    /// Lane `i`: `acc[i] + sum over j of codes[4i + j] * x[j]`, codes unsigned, `x` four signed bytes; exact.
+    fn dot_bytes(acc: Self::I, codes: Self::B, x: i32) -> Self::I;
+    /// Lane `i`: `acc[i] + w[2i + 1] * x[1] + w[2i] * x[0]` of bf16 pairs.
+    fn dot_bf16(acc: Self::F, w: Self::B, x: u32) -> Self::F;
+
+    /// `e^v` to about 2 units in the last place, for `v` clamped to -87..=88.
+    #[inline(always)]
+    fn exp(v: Self::F) -> Self::F {
+        // e^v = 2^n * e^r with r in [-ln2/2, ln2/2]; ln2 is split so that n * ln2 loses nothing (Cephes).
+        let v = Self::min(Self::max(v, Self::splat(-87.0)), Self::splat(88.0));
+        let n = Self::round(Self::mul(v, Self::splat(std::f32::consts::LOG2_E)));
+        let r = Self::fma(n, Self::splat(-0.693_359_4), v);
+        let r = Self::fma(n, Self::splat(2.121_944_4e-4), r);
+        let mut p = Self::splat(1.987_569_1e-4);
+        p = Self::fma(p, r, Self::splat(1.398_199_9e-3));
+        p = Self::fma(p, r, Self::splat(8.333_452e-3));
+        p = Self::fma(p, r, Self::splat(4.166_579_6e-2));
+        p = Self::fma(p, r, Self::splat(1.666_666_5e-1));
+        p = Self::fma(p, r, Self::splat(5.000_000_3e-1));
+        p = Self::fma(p, Self::mul(r, r), Self::add(r, Self::splat(1.0)));
+        Self::scale_by_power(p, n)
+    }
+}

@@ -1,0 +1,239 @@
+//! Sixteen lanes in two 256-bit registers.
+
+use std::arch::x86_64::*;
+
+use super::Simd;
+
+/// AVX2 with FMA and F16C.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Avx2;
+
+/// Wraps intrinsics whose only condition is the CPU feature, and memory operations whose caller vouches for them.
+macro_rules! cpu {
+    ($body:expr) => {
+        // SAFETY: `Isa::dispatch` has checked the features; pointers are valid as the trait's methods demand.
+        unsafe { $body }
+    };
+}
+
+type F = [__m256; 2];
+type I = [__m256i; 2];
+
+impl Simd for Avx2 {
+    type F = F;
+    type I = I;
+    type B = I;
+
+    #[inline(always)]
+    fn splat(x: f32) -> F {
+        cpu!([_mm256_set1_ps(x); 2])
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> F {
+        cpu!([_mm256_loadu_ps(from), _mm256_loadu_ps(from.add(8))])
+    }
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, v: F) {
+        cpu!({
+            _mm256_storeu_ps(to, v[0]);
+            _mm256_storeu_ps(to.add(8), v[1]);
+        });
+    }
+    #[inline(always)]
+    unsafe fn load_head(from: *const f32, count: usize) -> F {
+        let mut lanes = [0.0f32; 16];
+        cpu!({
+            std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), count);
+            Self::load(lanes.as_ptr())
+        })
+    }
+    #[inline(always)]
+    unsafe fn store_head(to: *mut f32, v: F, count: usize) {
+        let mut lanes = [0.0f32; 16];
+        cpu!({
+            Self::store(lanes.as_mut_ptr(), v);
+            std::ptr::copy_nonoverlapping(lanes.as_ptr(), to, count);
+        });
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> F {
+        cpu!([
+            _mm256_cvtph_ps(_mm_loadu_si128(from.cast())),
+            _mm256_cvtph_ps(_mm_loadu_si128(from.add(8).cast()))
+        ])
+    }
+    #[inline(always)]
+    unsafe fn load_f16_head(from: *const u16, count: usize) -> F {
+        let mut lanes = [0u16; 16];
+        cpu!({
+            std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), count);
+            Self::load_f16(lanes.as_ptr())
+        })
+    }
+    #[inline(always)]
+    unsafe fn store_f16(to: *mut u16, v: F) {
+        cpu!({
+            _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[0]));
+            _mm_storeu_si128(to.add(8).cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[1]));
+        });
+    }
+
+    #[inline(always)]
+    fn add(a: F, b: F) -> F {
+        cpu!([_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])])
+    }
+    #[inline(always)]
+    fn sub(a: F, b: F) -> F {
+        cpu!([_mm256_sub_ps(a[0], b[0]), _mm256_sub_ps(a[1], b[1])])
+    }
+    #[inline(always)]
+    fn mul(a: F, b: F) -> F {
+        cpu!([_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])])
+    }
+    #[inline(always)]
+    fn div(a: F, b: F) -> F {
+        cpu!([_mm256_div_ps(a[0], b[0]), _mm256_div_ps(a[1], b[1])])
+    }
+    #[inline(always)]
+    fn max(a: F, b: F) -> F {
+        cpu!([_mm256_max_ps(a[0], b[0]), _mm256_max_ps(a[1], b[1])])
+    }
+    #[inline(always)]
+    fn min(a: F, b: F) -> F {
+        cpu!([_mm256_min_ps(a[0], b[0]), _mm256_min_ps(a[1], b[1])])
+    }
+    #[inline(always)]
+    fn fma(a: F, b: F, c: F) -> F {
+        cpu!([_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])])
+    }
+    #[inline(always)]
+    fn abs(v: F) -> F {
+        cpu!({
+            let sign = _mm256_set1_ps(-0.0);
+            [_mm256_andnot_ps(sign, v[0]), _mm256_andnot_ps(sign, v[1])]
+        })
+    }
+    #[inline(always)]
+    fn select_head(count: usize, v: F, other: F) -> F {
+        let mut lanes = [0.0f32; 16];
+        cpu!({
+            Self::store(lanes.as_mut_ptr(), other);
+            Self::store_head(lanes.as_mut_ptr(), v, count);
+            Self::load(lanes.as_ptr())
+        })
+    }
+    #[inline(always)]
+    fn sum(v: F) -> f32 {
+        cpu!({
+            let eight = _mm256_add_ps(v[0], v[1]);
+            let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
+        })
+    }
+    #[inline(always)]
+    fn max_lane(v: F) -> f32 {
+        let mut lanes = [0.0f32; 16];
+        cpu!(Self::store(lanes.as_mut_ptr(), v));
+        lanes.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    }
+    #[inline(always)]
+    fn scale_by_power(v: F, n: F) -> F {
+        cpu!({
+            let bias = _mm256_set1_epi32(127);
+            let power = |n| {
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(_mm256_cvtps_epi32(n), bias)))
+            };
+            [_mm256_mul_ps(v[0], power(n[0])), _mm256_mul_ps(v[1], power(n[1]))]
+        })
+    }
+    #[inline(always)]
+    fn round(v: F) -> F {
+        cpu!([
+            _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(v[0]),
+            _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(v[1])
+        ])
+    }
+
+    #[inline(always)]
+    fn splat_i32(x: i32) -> I {
+        cpu!([_mm256_set1_epi32(x); 2])
+    }
+    #[inline(always)]
+    fn to_i32(v: F) -> I {
+        cpu!([_mm256_cvtps_epi32(v[0]), _mm256_cvtps_epi32(v[1])])
+    }
+    #[inline(always)]
+    fn to_f32(v: I) -> F {
+        cpu!([_mm256_cvtepi32_ps(v[0]), _mm256_cvtepi32_ps(v[1])])
+    }
+    #[inline(always)]
+    fn sum_i32(v: I) -> i32 {
+        let mut lanes = [0i32; 8];
+        cpu!(_mm256_storeu_si256(lanes.as_mut_ptr().cast(), _mm256_add_epi32(v[0], v[1])));
+        lanes.into_iter().sum()
+    }
+    #[inline(always)]
+    unsafe fn store_i8(to: *mut i8, v: I) {
+        cpu!({
+            // The packs work within 128-bit halves; the permutation puts the lanes back in order.
+            let words = _mm256_packs_epi32(v[0], v[1]);
+            let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
+            let bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
+            _mm_storeu_si128(to.cast(), bytes);
+        });
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(from: *const u8) -> I {
+        cpu!([_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast())])
+    }
+    #[inline(always)]
+    fn low_nibbles(v: I) -> I {
+        cpu!({
+            let mask = _mm256_set1_epi8(15);
+            [_mm256_and_si256(v[0], mask), _mm256_and_si256(v[1], mask)]
+        })
+    }
+    #[inline(always)]
+    fn high_nibbles(v: I) -> I {
+        cpu!({
+            let mask = _mm256_set1_epi8(15);
+            [
+                _mm256_and_si256(_mm256_srli_epi16::<4>(v[0]), mask),
+                _mm256_and_si256(_mm256_srli_epi16::<4>(v[1]), mask),
+            ]
+        })
+    }
+    #[inline(always)]
+    fn dot_bytes(acc: I, codes: I, x: i32) -> I {
+        // `vpmaddubsw` would saturate for codes above 128, so even and odd bytes go through 16-bit products.
+        let [x0, x1, x2, x3] = x.to_le_bytes().map(|byte| i32::from(byte.cast_signed()));
+        let even = (x0 & 0xffff) | (x2 << 16);
+        let odd = (x1 & 0xffff) | (x3 << 16);
+        cpu!({
+            let (even, odd) = (_mm256_set1_epi32(even), _mm256_set1_epi32(odd));
+            let mask = _mm256_set1_epi16(0xff);
+            let add = |acc, codes| {
+                let low = _mm256_madd_epi16(_mm256_and_si256(codes, mask), even);
+                let high = _mm256_madd_epi16(_mm256_srli_epi16::<8>(codes), odd);
+                _mm256_add_epi32(acc, _mm256_add_epi32(low, high))
+            };
+            [add(acc[0], codes[0]), add(acc[1], codes[1])]
+        })
+    }
+    #[inline(always)]
+    fn dot_bf16(acc: F, w: I, x: u32) -> F {
+        let (low, high) = (f32::from_bits(x << 16), f32::from_bits(x & 0xffff_0000));
+        cpu!({
+            let (low, high) = (_mm256_set1_ps(low), _mm256_set1_ps(high));
+            let mask = _mm256_set1_epi32(0xffff_0000_u32.cast_signed());
+            let add = |acc, w| {
+                let w_high = _mm256_castsi256_ps(_mm256_and_si256(w, mask));
+                let w_low = _mm256_castsi256_ps(_mm256_slli_epi32::<16>(w));
+                _mm256_fmadd_ps(w_low, low, _mm256_fmadd_ps(w_high, high, acc))
+            };
+            [add(acc[0], w[0]), add(acc[1], w[1])]
+        })
+    }
+}

@@ -1,0 +1,168 @@
+//! Sixteen lanes in one 512-bit register.
+
+use std::arch::x86_64::*;
+
+use super::Simd;
+
+/// AVX-512 with VNNI and BF16.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Avx512;
+
+/// Wraps intrinsics whose only condition is the CPU feature, and memory operations whose caller vouches for them.
+macro_rules! cpu {
+    ($body:expr) => {
+        // SAFETY: `Isa::dispatch` has checked the features; pointers are valid as the trait's methods demand.
+        unsafe { $body }
+    };
+}
+
+#[inline(always)]
+fn head(count: usize) -> __mmask16 {
+    ((1u32 << count) - 1) as __mmask16
+}
+
+impl Simd for Avx512 {
+    type F = __m512;
+    type I = __m512i;
+    type B = __m512i;
+
+    #[inline(always)]
+    fn splat(x: f32) -> __m512 {
+        cpu!(_mm512_set1_ps(x))
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> __m512 {
+        cpu!(_mm512_loadu_ps(from))
+    }
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, v: __m512) {
+        cpu!(_mm512_storeu_ps(to, v));
+    }
+    #[inline(always)]
+    unsafe fn load_head(from: *const f32, count: usize) -> __m512 {
+        cpu!(_mm512_maskz_loadu_ps(head(count), from))
+    }
+    #[inline(always)]
+    unsafe fn store_head(to: *mut f32, v: __m512, count: usize) {
+        cpu!(_mm512_mask_storeu_ps(to, head(count), v));
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> __m512 {
+        cpu!(_mm512_cvtph_ps(_mm256_loadu_si256(from.cast())))
+    }
+    #[inline(always)]
+    unsafe fn load_f16_head(from: *const u16, count: usize) -> __m512 {
+        cpu!(_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(head(count), from.cast())))
+    }
+    #[inline(always)]
+    unsafe fn store_f16(to: *mut u16, v: __m512) {
+        cpu!(_mm256_storeu_si256(to.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)));
+    }
+
+    #[inline(always)]
+    fn add(a: __m512, b: __m512) -> __m512 {
+        cpu!(_mm512_add_ps(a, b))
+    }
+    #[inline(always)]
+    fn sub(a: __m512, b: __m512) -> __m512 {
+        cpu!(_mm512_sub_ps(a, b))
+    }
+    #[inline(always)]
+    fn mul(a: __m512, b: __m512) -> __m512 {
+        cpu!(_mm512_mul_ps(a, b))
+    }
+    #[inline(always)]
+    fn div(a: __m512, b: __m512) -> __m512 {
+        cpu!(_mm512_div_ps(a, b))
+    }
+    #[inline(always)]
+    fn max(a: __m512, b: __m512) -> __m512 {
+        cpu!(_mm512_max_ps(a, b))
+    }
+    #[inline(always)]
+    fn min(a: __m512, b: __m512) -> __m512 {
+        cpu!(_mm512_min_ps(a, b))
+    }
+    #[inline(always)]
+    fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
+        cpu!(_mm512_fmadd_ps(a, b, c))
+    }
+    #[inline(always)]
+    fn abs(v: __m512) -> __m512 {
+        cpu!(_mm512_abs_ps(v))
+    }
+    #[inline(always)]
+    fn select_head(count: usize, v: __m512, other: __m512) -> __m512 {
+        cpu!(_mm512_mask_blend_ps(head(count), other, v))
+    }
+    #[inline(always)]
+    fn sum(v: __m512) -> f32 {
+        cpu!({
+            let high = _mm512_castpd_ps(_mm512_castsi512_pd(_mm512_alignr_epi64::<4>(
+                _mm512_castps_si512(v),
+                _mm512_castps_si512(v),
+            )));
+            let eight = _mm256_add_ps(_mm512_castps512_ps256(v), _mm512_castps512_ps256(high));
+            let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
+        })
+    }
+    #[inline(always)]
+    fn max_lane(v: __m512) -> f32 {
+        cpu!(_mm512_reduce_max_ps(v))
+    }
+    #[inline(always)]
+    fn scale_by_power(v: __m512, n: __m512) -> __m512 {
+        cpu!(_mm512_scalef_ps(v, n))
+    }
+    #[inline(always)]
+    fn round(v: __m512) -> __m512 {
+        cpu!(_mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(v))
+    }
+
+    #[inline(always)]
+    fn splat_i32(x: i32) -> __m512i {
+        cpu!(_mm512_set1_epi32(x))
+    }
+    #[inline(always)]
+    fn to_i32(v: __m512) -> __m512i {
+        cpu!(_mm512_cvtps_epi32(v))
+    }
+    #[inline(always)]
+    fn to_f32(v: __m512i) -> __m512 {
+        cpu!(_mm512_cvtepi32_ps(v))
+    }
+    #[inline(always)]
+    fn sum_i32(v: __m512i) -> i32 {
+        cpu!(_mm512_reduce_add_epi32(v))
+    }
+    #[inline(always)]
+    unsafe fn store_i8(to: *mut i8, v: __m512i) {
+        cpu!(_mm_storeu_si128(to.cast(), _mm512_cvtsepi32_epi8(v)));
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(from: *const u8) -> __m512i {
+        cpu!(_mm512_loadu_si512(from.cast()))
+    }
+    #[inline(always)]
+    fn low_nibbles(v: __m512i) -> __m512i {
+        cpu!(_mm512_and_si512(v, _mm512_set1_epi8(15)))
+    }
+    #[inline(always)]
+    fn high_nibbles(v: __m512i) -> __m512i {
+        cpu!(_mm512_and_si512(_mm512_srli_epi16::<4>(v), _mm512_set1_epi8(15)))
+    }
+    #[inline(always)]
+    fn dot_bytes(acc: __m512i, codes: __m512i, x: i32) -> __m512i {
+        cpu!(_mm512_dpbusd_epi32(acc, codes, _mm512_set1_epi32(x)))
+    }
+    #[inline(always)]
+    fn dot_bf16(acc: __m512, w: __m512i, x: u32) -> __m512 {
+        cpu!({
+            let x: __m512bh = std::mem::transmute(_mm512_set1_epi32(x.cast_signed()));
+            _mm512_dpbf16_ps(acc, std::mem::transmute::<__m512i, __m512bh>(w), x)
+        })
+    }
+}

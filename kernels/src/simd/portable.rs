@@ -1,0 +1,186 @@
+//! Sixteen lanes as plain arrays, which the compiler turns into what the target's baseline has.
+
+use half::f16;
+
+use super::Simd;
+
+/// No instructions beyond the target's baseline.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Portable;
+
+type F = [f32; 16];
+type I = [i32; 16];
+type B = [u8; 64];
+
+macro_rules! lanes {
+    ($i:ident => $body:expr) => {{
+        let mut out = [Default::default(); 16];
+        let mut $i = 0;
+        while $i < 16 {
+            out[$i] = $body;
+            $i += 1;
+        }
+        out
+    }};
+}
+
+impl Simd for Portable {
+    type F = F;
+    type I = I;
+    type B = B;
+
+    #[inline(always)]
+    fn splat(x: f32) -> F {
+        [x; 16]
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> F {
+        // SAFETY: the caller vouches for 16 elements.
+        unsafe { from.cast::<F>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, v: F) {
+        // SAFETY: the caller vouches for 16 elements.
+        unsafe { to.cast::<F>().write_unaligned(v) }
+    }
+    #[inline(always)]
+    unsafe fn load_head(from: *const f32, count: usize) -> F {
+        let mut lanes = [0.0; 16];
+        // SAFETY: the caller vouches for `count` elements, at most 16.
+        unsafe { std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), count) };
+        lanes
+    }
+    #[inline(always)]
+    unsafe fn store_head(to: *mut f32, v: F, count: usize) {
+        // SAFETY: the caller vouches for `count` elements, at most 16.
+        unsafe { std::ptr::copy_nonoverlapping(v.as_ptr(), to, count) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> F {
+        // SAFETY: the caller vouches for 16 elements.
+        let bits = unsafe { from.cast::<[u16; 16]>().read_unaligned() };
+        lanes!(i => f16::from_bits(bits[i]).to_f32())
+    }
+    #[inline(always)]
+    unsafe fn load_f16_head(from: *const u16, count: usize) -> F {
+        let mut bits = [0u16; 16];
+        // SAFETY: the caller vouches for `count` elements, at most 16.
+        unsafe { std::ptr::copy_nonoverlapping(from, bits.as_mut_ptr(), count) };
+        lanes!(i => f16::from_bits(bits[i]).to_f32())
+    }
+    #[inline(always)]
+    unsafe fn store_f16(to: *mut u16, v: F) {
+        let bits: [u16; 16] = lanes!(i => f16::from_f32(v[i]).to_bits());
+        // SAFETY: the caller vouches for 16 elements.
+        unsafe { to.cast::<[u16; 16]>().write_unaligned(bits) }
+    }
+
+    #[inline(always)]
+    fn add(a: F, b: F) -> F {
+        lanes!(i => a[i] + b[i])
+    }
+    #[inline(always)]
+    fn sub(a: F, b: F) -> F {
+        lanes!(i => a[i] - b[i])
+    }
+    #[inline(always)]
+    fn mul(a: F, b: F) -> F {
+        lanes!(i => a[i] * b[i])
+    }
+    #[inline(always)]
+    fn div(a: F, b: F) -> F {
+        lanes!(i => a[i] / b[i])
+    }
+    #[inline(always)]
+    fn max(a: F, b: F) -> F {
+        lanes!(i => if a[i] > b[i] { a[i] } else { b[i] })
+    }
+    #[inline(always)]
+    fn min(a: F, b: F) -> F {
+        lanes!(i => if a[i] < b[i] { a[i] } else { b[i] })
+    }
+    #[inline(always)]
+    fn fma(a: F, b: F, c: F) -> F {
+        // Not `mul_add`: without the instruction it is a library call for each lane.
+        lanes!(i => a[i] * b[i] + c[i])
+    }
+    #[inline(always)]
+    fn abs(v: F) -> F {
+        lanes!(i => v[i].abs())
+    }
+    #[inline(always)]
+    fn select_head(count: usize, v: F, other: F) -> F {
+        lanes!(i => if i < count { v[i] } else { other[i] })
+    }
+    #[inline(always)]
+    fn sum(v: F) -> f32 {
+        let eight: [f32; 8] = std::array::from_fn(|i| v[i] + v[i + 8]);
+        let four: [f32; 4] = std::array::from_fn(|i| eight[i] + eight[i + 4]);
+        (four[0] + four[2]) + (four[1] + four[3])
+    }
+    #[inline(always)]
+    fn max_lane(v: F) -> f32 {
+        v.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    }
+    #[inline(always)]
+    fn scale_by_power(v: F, n: F) -> F {
+        lanes!(i => v[i] * f32::from_bits(((n[i] as i32 + 127) << 23).cast_unsigned()))
+    }
+    #[inline(always)]
+    fn round(v: F) -> F {
+        lanes!(i => v[i].round_ties_even())
+    }
+
+    #[inline(always)]
+    fn splat_i32(x: i32) -> I {
+        [x; 16]
+    }
+    #[inline(always)]
+    fn to_i32(v: F) -> I {
+        lanes!(i => v[i].round_ties_even() as i32)
+    }
+    #[inline(always)]
+    fn to_f32(v: I) -> F {
+        lanes!(i => v[i] as f32)
+    }
+    #[inline(always)]
+    fn sum_i32(v: I) -> i32 {
+        v.into_iter().sum()
+    }
+    #[inline(always)]
+    unsafe fn store_i8(to: *mut i8, v: I) {
+        let bytes: [i8; 16] = lanes!(i => v[i].clamp(-128, 127) as i8);
+        // SAFETY: the caller vouches for 16 elements.
+        unsafe { to.cast::<[i8; 16]>().write_unaligned(bytes) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(from: *const u8) -> B {
+        // SAFETY: the caller vouches for 64 bytes.
+        unsafe { from.cast::<B>().read_unaligned() }
+    }
+    #[inline(always)]
+    fn low_nibbles(v: B) -> B {
+        v.map(|byte| byte & 15)
+    }
+    #[inline(always)]
+    fn high_nibbles(v: B) -> B {
+        v.map(|byte| byte >> 4)
+    }
+    #[inline(always)]
+    fn dot_bytes(acc: I, codes: B, x: i32) -> I {
+        let x = x.to_le_bytes().map(|byte| i32::from(byte.cast_signed()));
+        lanes!(i => acc[i]
+            + (i32::from(codes[4 * i]) * x[0] + i32::from(codes[4 * i + 1]) * x[1])
+            + (i32::from(codes[4 * i + 2]) * x[2] + i32::from(codes[4 * i + 3]) * x[3]))
+    }
+    #[inline(always)]
+    fn dot_bf16(acc: F, w: B, x: u32) -> F {
+        let (low, high) = (f32::from_bits(x << 16), f32::from_bits(x & 0xffff_0000));
+        lanes!(i => {
+            let w_low = f32::from_bits(u32::from_le_bytes([0, 0, w[4 * i], w[4 * i + 1]]));
+            let w_high = f32::from_bits(u32::from_le_bytes([0, 0, w[4 * i + 2], w[4 * i + 3]]));
+            w_low * low + (w_high * high + acc[i])
+        })
+    }
+}
