@@ -1,1 +1,45 @@
-fn main() {}
+//! The benchmark harness: measures Holobiont and its peer side by side and prints one JSON object a line.
+//!
+//! # Layout
+//!
+//! - one file for each benchmark: [`decode`], [`prefill`], [`batch`], [`adapters`], [`neighbour`], [`startup`];
+//! - [`ours`] and [`peer`]: how each side is driven, by its measuring command and as a server;
+//! - [`measure`], [`contest`], [`report`]: alternation, medians and spreads, and the rows they become;
+//! - [`http`], [`lora`], [`workload`]: streamed requests, generated adapters and prompts for the servers;
+//! - [`process`], [`machine`]: child processes that never outlive the harness, and the cores all of them share.
+//!
+//! `docs/performance/README.md` says what is compared with what, and by which rules.
+#![forbid(unsafe_code)]
+
+mod adapters;
+mod batch;
+mod config;
+mod contest;
+mod decode;
+mod http;
+mod lora;
+mod machine;
+mod measure;
+mod neighbour;
+mod ours;
+mod peer;
+mod prefill;
+mod process;
+mod report;
+mod setup;
+mod startup;
+mod workload;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+fn main() -> ExitCode {
+    match config::Args::parse().validate().and_then(setup::run) {
+        Ok(outcome) => outcome.into(),
+        Err(error) => {
+            eprintln!("holobiont-bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

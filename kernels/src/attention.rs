@@ -339,7 +339,7 @@ impl<E: Element> Kernel for AttendIn<'_, E> {
         let rows = self.attend.tile.rows * group;
         let mut first = 0;
         while first < rows {
-            first += match rows - first {
+            first += match S::TILE.min(rows - first) {
                 6.. => self.rows::<S, 6>(first, group),
                 4.. => self.rows::<S, 4>(first, group),
                 3 => self.rows::<S, 3>(first, group),
@@ -376,10 +376,11 @@ impl<E: Element> AttendIn<'_, E> {
             for block in blocks.0..blocks.1 {
                 self.score::<S, R>(&queries, block, span, &mut scores);
             }
+            let seen = (span.max(begin) - span, end.min(span + SPAN) - span);
             for ((query, scores), sums) in queries.iter_mut().zip(&mut scores).zip(&mut sums) {
-                self.soften::<S>(query, span, scores, sums);
+                self.soften::<S>(query, span, seen, scores, sums);
             }
-            self.mix::<S, R>(&queries, span, &scores, &mut sums);
+            self.mix::<S, R>(span, seen, &scores, &mut sums);
             span += SPAN;
         }
         for (query, sums) in queries.iter().zip(&sums) {
@@ -442,15 +443,24 @@ impl<E: Element> AttendIn<'_, E> {
         }
     }
 
-    /// Turns the visible scores of a span into weights and rescales what was summed before.
+    /// Turns the scores of positions `seen` of a span into weights, 0 where this query does not look, and rescales what
+    /// was summed before.
     #[inline(always)]
-    fn soften<S: Simd>(&self, query: &mut Query, span: usize, scores: &mut [f32; SPAN], sums: &mut [f32]) {
+    fn soften<S: Simd>(
+        &self,
+        query: &mut Query,
+        span: usize,
+        seen: (usize, usize),
+        scores: &mut [f32; SPAN],
+        sums: &mut [f32],
+    ) {
         let (from, to) = visible_in(query, span);
         if from >= to {
+            scores[seen.0..seen.1].fill(0.0);
             return;
         }
         // Lanes outside are set apart, whatever unused slots hold.
-        let (first, last) = (from / LANES * LANES, to.next_multiple_of(LANES));
+        let (first, last) = (seen.0 / LANES * LANES, seen.1.next_multiple_of(LANES));
         scores[first..from].fill(f32::NEG_INFINITY);
         scores[to..last].fill(f32::NEG_INFINITY);
         let mut largest = S::splat(f32::NEG_INFINITY);
@@ -466,8 +476,8 @@ impl<E: Element> AttendIn<'_, E> {
             unsafe {
                 let p = scores[at..at + LANES].as_mut_ptr();
                 let weight = S::exp(S::sub(S::load(p), S::splat(largest)));
-                let below_end = S::select_head(LANES.min(to - at), weight, S::splat(0.0));
-                let weight = S::select_head(from.saturating_sub(at), S::splat(0.0), below_end);
+                let below_end = S::select_head(to.saturating_sub(at).min(LANES), weight, S::splat(0.0));
+                let weight = S::select_head(from.saturating_sub(at).min(LANES), S::splat(0.0), below_end);
                 S::store(p, weight);
                 total = S::add(total, weight);
             }
@@ -483,46 +493,21 @@ impl<E: Element> AttendIn<'_, E> {
         }
     }
 
-    /// Adds the weighted values of a span: each row's positions from first to last, those that all rows see together.
+    /// `sums += weights * values` over positions `range` of the span. A row that does not see a position has the weight 0
+    /// for it; what it is multiplied with was written by the row's own sequence, so it is a number.
     #[inline(always)]
     fn mix<S: Simd, const R: usize>(
         &self,
-        queries: &[Query; R],
-        span: usize,
-        scores: &[[f32; SPAN]; R],
-        sums: &mut [[f32; MAX_HEAD_DIM]; R],
-    ) {
-        let seen = queries.map(|query| visible_in(&query, span));
-        let from = seen.iter().map(|s| s.0).max().unwrap_or(0);
-        let to = seen.iter().map(|s| s.1).min().unwrap_or(0).max(from);
-        for (r, &(first, last)) in seen.iter().enumerate() {
-            self.add_values::<S, 1>(span, (first, from.min(last)), &[&scores[r]], &mut sums[r..=r]);
-        }
-        self.add_values::<S, R>(span, (from, to), &scores.each_ref(), sums);
-        for (r, &(first, last)) in seen.iter().enumerate() {
-            self.add_values::<S, 1>(span, (to.max(first), last), &[&scores[r]], &mut sums[r..=r]);
-        }
-    }
-
-    /// `sums += weights * values` over positions `range` of the span.
-    #[inline(always)]
-    fn add_values<S: Simd, const R: usize>(
-        &self,
         span: usize,
         range: (usize, usize),
-        weights: &[&[f32; SPAN]; R],
-        sums: &mut [[f32; MAX_HEAD_DIM]],
+        weights: &[[f32; SPAN]; R],
+        sums: &mut [[f32; MAX_HEAD_DIM]; R],
     ) {
-        if range.0 >= range.1 {
-            return;
-        }
         let padded = self.attend.shape.padded();
         let mut column = 0;
         while column < padded {
-            let vectors = (padded - column) / LANES;
-            column += match vectors {
+            column += match (padded - column) / LANES {
                 4.. => self.add_columns::<S, R, 4>(span, range, weights, sums, column),
-                2.. => self.add_columns::<S, R, 2>(span, range, weights, sums, column),
                 _ => self.add_columns::<S, R, 1>(span, range, weights, sums, column),
             };
         }
@@ -533,8 +518,8 @@ impl<E: Element> AttendIn<'_, E> {
         &self,
         span: usize,
         range: (usize, usize),
-        weights: &[&[f32; SPAN]; R],
-        sums: &mut [[f32; MAX_HEAD_DIM]],
+        weights: &[[f32; SPAN]; R],
+        sums: &mut [[f32; MAX_HEAD_DIM]; R],
         column: usize,
     ) -> usize {
         let shape = self.attend.shape;

@@ -144,7 +144,7 @@ impl Chunk<'_> {
     fn rows<S: Simd, T: Tile>(&self, panel: usize, from: usize, to: usize) {
         let mut row = from;
         while row < to {
-            row += match to - row {
+            row += match S::TILE.min(to - row) {
                 8.. => self.tile::<S, T, 8>(panel, row),
                 4.. => self.tile::<S, T, 4>(panel, row),
                 2.. => self.tile::<S, T, 2>(panel, row),

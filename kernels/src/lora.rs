@@ -232,7 +232,7 @@ impl Unit<'_> {
             unsafe {
                 let x = self.x.values().as_ptr().add((first_row + row) * matrix.columns);
                 let out = self.out.add((first_row + row) * self.stride + column);
-                row += match rows - row {
+                row += match S::TILE.min(rows - row) {
                     4.. => self.tile::<S, A, B, 4>(a, b, x, out, &mut shrunk),
                     2.. => self.tile::<S, A, B, 2>(a, b, x, out, &mut shrunk),
                     _ => self.tile::<S, A, B, 1>(a, b, x, out, &mut shrunk),

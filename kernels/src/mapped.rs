@@ -5,7 +5,7 @@
 use std::{
     fs::{File, Metadata, OpenOptions},
     io,
-    ops::Deref,
+    ops::{Deref, Range},
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     time::SystemTime,
@@ -19,7 +19,10 @@ use rustix::fs::OFlags;
 /// Whatever opening reports, and `InvalidInput` for anything but a regular file. A pipe does not block the call.
 pub fn open_regular(path: &Path) -> io::Result<File> {
     let nonblocking = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0);
-    let file = OpenOptions::new().read(true).custom_flags(nonblocking).open(path)?;
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(nonblocking)
+        .open(path)?;
     // Asked of the opened file, not of the path, which may name something else by now.
     if !file.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
@@ -50,7 +53,10 @@ struct Stamp {
 
 impl Stamp {
     fn of(metadata: &Metadata) -> Self {
-        Self { bytes: metadata.len(), modified: metadata.modified().ok() }
+        Self {
+            bytes: metadata.len(),
+            modified: metadata.modified().ok(),
+        }
     }
 }
 
@@ -68,7 +74,12 @@ impl MappedFile {
         // and counts taken from them are checked after they are copied; a shortened file ends the process (SIGBUS),
         // it does not give it wrong memory.
         let map = unsafe { memmap2::Mmap::map(&file)? };
-        Ok(Self { path: path.to_path_buf(), file, stamp, map })
+        Ok(Self {
+            path: path.to_path_buf(),
+            file,
+            stamp,
+            map,
+        })
     }
 
     /// Where the file was opened.
@@ -77,10 +88,28 @@ impl MappedFile {
         &self.path
     }
 
+    /// Gives back the memory that caches `range`: for bytes that have been copied and will not be read again soon.
+    /// They can still be read, from the file again. This is advice; a system that does not take it does no harm.
+    pub fn release(&self, range: Range<usize>) {
+        if range.end > self.map.len() || range.is_empty() {
+            return;
+        }
+        // SAFETY: the map is read-only and backed by the file, so a page that is dropped is read from the file again
+        // when it is next touched: no value behind a live `&[u8]` changes, unless the file was rewritten, which
+        // is no different from rewriting it under `open`. The range lies inside the map (checked above).
+        let advised = unsafe {
+            self.map
+                .unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len())
+        };
+        drop(advised);
+    }
+
     /// True while the mapped file has the length and the modification time it had when it was opened.
     #[must_use]
     pub fn unchanged(&self) -> bool {
-        self.file.metadata().is_ok_and(|metadata| Stamp::of(&metadata) == self.stamp)
+        self.file
+            .metadata()
+            .is_ok_and(|metadata| Stamp::of(&metadata) == self.stamp)
     }
 }
 
@@ -118,12 +147,28 @@ mod tests {
         assert!(map.unchanged());
         let other = temporary("other", b"other weights");
         std::fs::rename(&other, &path).unwrap();
-        assert!(map.unchanged(), "the mapped file still is the one that was opened");
+        assert!(
+            map.unchanged(),
+            "the mapped file still is the one that was opened"
+        );
         assert_eq!(&*map, b"weights");
 
         let map = MappedFile::open(&path).unwrap();
         std::fs::write(&path, b"other weights and more").unwrap();
         assert!(!map.unchanged());
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn released_bytes_can_be_read_again() {
+        let bytes: Vec<u8> = (0..100_000u32).map(|i| (i % 251) as u8).collect();
+        let path = temporary("released", &bytes);
+        let map = MappedFile::open(&path).unwrap();
+        map.release(5_000..90_001);
+        map.release(0..map.len());
+        map.release(map.len() + 1..map.len() + 2);
+        map.release(7..7);
+        assert_eq!(&*map, bytes);
         std::fs::remove_file(path).unwrap();
     }
 

@@ -28,6 +28,9 @@ pub(crate) trait Simd: Copy {
     /// 64 x u8, or 32 x bf16.
     type B: Copy;
 
+    /// Rows a tile may have before its sums no longer fit the registers.
+    const TILE: usize;
+
     fn splat(x: f32) -> Self::F;
     unsafe fn load(from: *const f32) -> Self::F;
     unsafe fn store(to: *mut f32, v: Self::F);

@@ -2,6 +2,10 @@
 
 use std::fmt;
 
+use kernels::TensorType;
+
+use crate::source::Target;
+
 /// 256-bit content hash of an adapter's weights and configuration (DESIGN: adapter identity).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Generation(pub [u8; 32]);
@@ -21,5 +25,76 @@ impl fmt::Display for Generation {
 impl fmt::Debug for Generation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Generation({self:.12})")
+    }
+}
+
+/// Hashes an adapter's effective contents: what it does, not how its files spell it. Two directories with the same
+/// modules have the same generation whatever their names, patterns and tensor order.
+///
+/// Everything hashed has a fixed width or is preceded by its length, so that no two adapters share an encoding:
+///
+/// ```text
+/// modules u64 | modules x { layer u64 | target u8 | rank u64 | scale f32 bits u32 | A | B }
+/// A, B = type u8 | bytes u64 | bytes as stored, rows in half-rotation order
+/// ```
+pub(crate) struct GenerationHasher(blake3::Hasher);
+
+impl GenerationHasher {
+    /// The domain of the hash; another encoding takes another name.
+    const CONTEXT: &str = "holobiont 2025 adapter generation v1";
+
+    /// Begins an adapter of so many modules, which must follow sorted by layer and target.
+    pub(crate) fn new(modules: usize) -> Self {
+        let mut hasher = Self(blake3::Hasher::new_derive_key(Self::CONTEXT));
+        hasher.count(modules);
+        hasher
+    }
+
+    /// Begins a module; its A and B must follow.
+    pub(crate) fn module(&mut self, layer: usize, target: Target, rank: usize, scale: f32) {
+        self.count(layer);
+        self.0.update(&[target_code(target)]);
+        self.count(rank);
+        self.0.update(&scale.to_bits().to_le_bytes());
+    }
+
+    /// Adds a matrix as it is stored.
+    pub(crate) fn matrix(&mut self, kind: TensorType, bytes: &[u8]) {
+        self.0.update(&[type_code(kind)]);
+        self.count(bytes.len());
+        self.0.update(bytes);
+    }
+
+    /// The generation of what has been added.
+    pub(crate) fn finish(self) -> Generation {
+        Generation(*self.0.finalize().as_bytes())
+    }
+
+    fn count(&mut self, count: usize) {
+        self.0.update(&(count as u64).to_le_bytes());
+    }
+}
+
+/// Part of the encoding: never renumber.
+fn target_code(target: Target) -> u8 {
+    match target {
+        Target::Q => 0,
+        Target::K => 1,
+        Target::V => 2,
+        Target::O => 3,
+        Target::Gate => 4,
+        Target::Up => 5,
+        Target::Down => 6,
+        Target::LmHead => 7,
+    }
+}
+
+/// Part of the encoding: never renumber. Adapters are stored in one of three types.
+fn type_code(kind: TensorType) -> u8 {
+    match kind {
+        TensorType::F32 => 0,
+        TensorType::F16 => 1,
+        TensorType::Bf16 => 2,
+        _ => unreachable!("adapters of other types are refused before they are hashed"),
     }
 }

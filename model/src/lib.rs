@@ -2,7 +2,26 @@
 #![forbid(unsafe_code)]
 
 pub mod adapter;
+pub mod chat_template;
 pub mod config;
+pub mod detokenize;
 pub mod forward;
 pub mod generation;
+pub mod generation_defaults;
+pub mod gguf;
+pub mod gguf_source;
+pub mod hf_config;
+pub mod layout;
+pub mod location;
+pub mod open;
+pub mod prepared_adapter;
+pub mod resident;
+pub mod rope;
+pub mod safetensors_file;
+pub mod safetensors_source;
+pub mod sampling;
 pub mod source;
+pub mod stop;
+pub mod tokenizer;
+pub mod weights;
+mod whole_file;

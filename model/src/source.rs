@@ -67,4 +67,7 @@ pub trait WeightSource {
     /// A tensor, or `None` if the files have none of that id. Its size has been checked against the file;
     /// its shape is checked by the caller against the configuration.
     fn tensor(&self, id: TensorId) -> Option<Tensor<'_>>;
+
+    /// The tensor has been copied and will not be read again soon: memory that only caches it may be given back.
+    fn release(&self, _id: TensorId) {}
 }

@@ -24,6 +24,8 @@ impl Simd for Avx2 {
     type I = I;
     type B = I;
 
+    const TILE: usize = 4;
+
     #[inline(always)]
     fn splat(x: f32) -> F {
         cpu!([_mm256_set1_ps(x); 2])

@@ -26,6 +26,8 @@ impl Simd for Avx512 {
     type I = __m512i;
     type B = __m512i;
 
+    const TILE: usize = 8;
+
     #[inline(always)]
     fn splat(x: f32) -> __m512 {
         cpu!(_mm512_set1_ps(x))

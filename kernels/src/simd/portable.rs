@@ -29,6 +29,8 @@ impl Simd for Portable {
     type I = I;
     type B = B;
 
+    const TILE: usize = 1;
+
     #[inline(always)]
     fn splat(x: f32) -> F {
         [x; 16]

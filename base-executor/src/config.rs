@@ -1,0 +1,202 @@
+//! Settings of the process: from the command line, else from the environment, else their defaults.
+
+use std::{path::PathBuf, str::FromStr};
+
+use clap::{Parser, ValueEnum};
+use model::forward::BLOCK_TOKENS;
+
+/// The process that owns the frozen base weights and runs the resident engine.
+#[derive(Debug, Clone, PartialEq, Parser)]
+#[command(name = "base-executor", version)]
+pub struct Config {
+    /// The base model: a GGUF file, a directory, or a hub name (org/name@revision).
+    #[arg(long, value_name = "NAME_OR_PATH", env = "HOLOBIONT_MODEL")]
+    pub model: String,
+    /// Where gateways connect: a socket in a directory that only this user may enter.
+    #[arg(long, value_name = "PATH", env = "HOLOBIONT_SOCKET")]
+    pub socket: PathBuf,
+    /// Cores to run on, such as 0,1 or 0-3 [default: all that are allowed].
+    #[arg(long, value_name = "LIST", env = "HOLOBIONT_CORES")]
+    pub cores: Option<CoreList>,
+    /// Memory for keys and values.
+    #[arg(long, value_name = "BYTES", env = "HOLOBIONT_KV_BYTES", default_value = "512MiB")]
+    pub kv_bytes: ByteCount,
+    /// How keys and values are stored.
+    #[arg(long, value_name = "DTYPE", env = "HOLOBIONT_KV_DTYPE", default_value = "auto")]
+    pub kv_dtype: KvDtype,
+    /// Memory for adapters.
+    #[arg(long, value_name = "BYTES", env = "HOLOBIONT_ADAPTER_BYTES", default_value = "1GiB")]
+    pub adapter_bytes: ByteCount,
+    /// Requests computed together.
+    #[arg(long, value_name = "COUNT", env = "HOLOBIONT_MAX_RUNNING", default_value_t = 64)]
+    pub max_running: usize,
+    /// Requests that may wait for their turn.
+    #[arg(long, value_name = "COUNT", env = "HOLOBIONT_MAX_WAITING", default_value_t = 256)]
+    pub max_waiting: usize,
+    /// Tokens computed in a step; longer prompts take several.
+    #[arg(long, value_name = "TOKENS", env = "HOLOBIONT_CHUNK_TOKENS", default_value_t = 512)]
+    pub chunk_tokens: usize,
+    /// Longest sequence, if shorter than the model's own [default: the model's].
+    #[arg(long, value_name = "TOKENS", env = "HOLOBIONT_CONTEXT_LENGTH")]
+    pub context_length: Option<usize>,
+    /// Time for running requests to finish after SIGTERM or SIGINT.
+    #[arg(long, value_name = "MS", env = "HOLOBIONT_GRACE_MS", default_value_t = 10_000)]
+    pub grace_ms: u64,
+    /// How the log is written to stderr.
+    #[arg(long, value_name = "FORMAT", env = "HOLOBIONT_LOG_FORMAT", default_value = "auto")]
+    pub log_format: LogFormat,
+}
+
+/// How keys and values are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum KvDtype {
+    /// What suits the weights.
+    Auto,
+    /// 32 bits.
+    F32,
+    /// 16 bits.
+    F16,
+}
+
+/// How the log is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    /// Lines to read.
+    Human,
+    /// An object a line.
+    Json,
+    /// `human` on a terminal, else `json`.
+    Auto,
+}
+
+/// Why the settings make no sense.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// A number is too small to work with.
+    #[error("{flag} is {value}, but must be at least {least}; raise it or leave it out")]
+    TooSmall {
+        /// The setting.
+        flag: &'static str,
+        /// What it is.
+        value: usize,
+        /// What it must be.
+        least: usize,
+    },
+}
+
+impl Config {
+    /// Checks what the types alone do not.
+    ///
+    /// # Errors
+    /// If a value cannot work; the setting is named.
+    pub fn validated(self) -> Result<Self, ConfigError> {
+        let at_least = |flag, value, least| {
+            if value < least { Err(ConfigError::TooSmall { flag, value, least }) } else { Ok(()) }
+        };
+        at_least("--max-running", self.max_running, 1)?;
+        at_least("--max-waiting", self.max_waiting, 1)?;
+        at_least("--chunk-tokens", self.chunk_tokens, BLOCK_TOKENS)?;
+        at_least("--context-length", self.context_length.unwrap_or(2), 2)?;
+        Ok(self)
+    }
+}
+
+/// A number of bytes, written plainly or with a unit: `1048576`, `512MiB`, `2GB`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ByteCount(pub u64);
+
+impl FromStr for ByteCount {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+        let (number, unit) = text.split_at(digits);
+        let factor: u64 = match unit.trim() {
+            "" | "B" => 1,
+            "KiB" => 1 << 10,
+            "MiB" => 1 << 20,
+            "GiB" => 1 << 30,
+            "kB" => 1000,
+            "MB" => 1_000_000,
+            "GB" => 1_000_000_000,
+            other => return Err(format!("`{other}` is no unit; use KiB, MiB, GiB, kB, MB or GB")),
+        };
+        let number: u64 = number.parse().map_err(|_| "write a whole number, such as 512MiB".to_owned())?;
+        number.checked_mul(factor).map(Self).ok_or_else(|| "more bytes than there are".to_owned())
+    }
+}
+
+/// Numbers of cores, ascending: `0,1` or `0-3,6`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CoreList(pub Vec<usize>);
+
+impl CoreList {
+    /// Largest number a core may have: what the kernel's affinity mask holds.
+    const LAST_CORE: usize = 1023;
+}
+
+impl FromStr for CoreList {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let core = |text: &str| match text.trim().parse::<usize>() {
+            Ok(core) if core <= Self::LAST_CORE => Ok(core),
+            _ => Err(format!("`{text}` is no core; write numbers up to {} such as 0,1 or 0-3", Self::LAST_CORE)),
+        };
+        let mut cores = Vec::new();
+        for part in text.split(',') {
+            match part.split_once('-') {
+                Some((first, last)) => cores.extend(core(first)?..=core(last)?),
+                None => cores.push(core(part)?),
+            }
+        }
+        cores.sort_unstable();
+        cores.dedup();
+        if cores.is_empty() { Err("no core is named; write numbers such as 0,1".to_owned()) } else { Ok(Self(cores)) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(arguments: &[&str]) -> Result<Config, clap::Error> {
+        let required = ["base-executor", "--model", "m", "--socket", "s"];
+        Config::try_parse_from(required.iter().chain(arguments))
+    }
+
+    #[test]
+    fn every_setting_but_model_and_socket_has_a_default() {
+        let config = parse(&[]).unwrap().validated().unwrap();
+        assert_eq!(config.kv_bytes, ByteCount(512 << 20));
+        assert_eq!(config.adapter_bytes, ByteCount(1 << 30));
+        assert_eq!((config.max_running, config.max_waiting, config.chunk_tokens), (64, 256, 512));
+        assert_eq!((config.cores, config.context_length, config.grace_ms), (None, None, 10_000));
+    }
+
+    #[test]
+    fn bytes_are_written_with_or_without_a_unit() {
+        assert_eq!("4096".parse(), Ok(ByteCount(4096)));
+        assert_eq!("2GiB".parse(), Ok(ByteCount(2 << 30)));
+        assert_eq!("3MB".parse(), Ok(ByteCount(3_000_000)));
+        for wrong in ["", "GiB", "-1", "1.5GiB", "1TiB", "99999999999GiB"] {
+            assert!(wrong.parse::<ByteCount>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn cores_are_numbers_and_ranges() {
+        assert_eq!("1,0".parse(), Ok(CoreList(vec![0, 1])));
+        assert_eq!("0-2,2,5".parse(), Ok(CoreList(vec![0, 1, 2, 5])));
+        for wrong in ["", "a", "3-1", "0-99999999999", "1,,2"] {
+            assert!(wrong.parse::<CoreList>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_value_that_cannot_work_is_named() {
+        let refused = parse(&["--chunk-tokens", "1"]).unwrap().validated().unwrap_err();
+        assert!(refused.to_string().contains("--chunk-tokens is 1"), "{refused}");
+        assert!(parse(&["--max-waiting", "0"]).unwrap().validated().is_err());
+    }
+}

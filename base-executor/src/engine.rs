@@ -1,0 +1,389 @@
+//! The resident engine: one thread, one loop, three phases.
+//!
+//! ```text
+//! events -> [ schedule -> run -> postprocess ] -> one message of outputs for each gateway
+//! ```
+//!
+//! # Layout
+//!
+//! - [`event`]: what the loop reacts to.
+//! - [`admission`]: which requests are refused, and with what words.
+//! - `sequence`: one request: its tokens, its blocks, its sampling.
+//! - `schedule`: who takes part in a step, with how many tokens; who has to give way.
+//! - `postprocess`: from logits to outputs.
+//! - `outboxes`: outputs on their way to the gateways.
+//!
+//! # Invariants
+//!
+//! - A sequence is in `waiting` or in `running`, and leaves the engine through `retire` alone: there its blocks
+//!   and its adapter are given back.
+//! - Both lists are in order of arrival, and everything running is older than everything waiting. The oldest
+//!   sequence is never made to give way, so there is always one that ends, and everyone becomes the oldest.
+//! - Nothing here waits for a disk or a network.
+
+pub mod admission;
+pub mod event;
+mod outboxes;
+mod postprocess;
+mod schedule;
+mod sequence;
+
+use std::{collections::VecDeque, time::Instant};
+
+use cache::KvCache;
+use model::{
+    forward::{BLOCK_TOKENS, ForwardPass},
+    generation::Generation,
+};
+use shmproto::message::{
+    AdapterLoaded, AdapterUnloaded, ErrorCode, Failed, Generate, RequestId, Stats, ToGateway, UnloadAdapter, Welcome, WireError,
+};
+use tokio::sync::mpsc;
+
+use self::{
+    admission::Refusal,
+    event::{Caller, ConnectionId, Event, Loaded},
+    outboxes::Outboxes,
+    sequence::{Adapted, Sequence, failure},
+};
+use crate::adapters::{AdapterTable, Unloaded};
+
+/// Events taken in before a step begins, at most: a flood of them does not stop the computing.
+const EVENTS_PER_STEP: usize = 1024;
+
+/// What the engine holds itself to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Sequences computed together.
+    pub max_running: usize,
+    /// Requests that wait for their turn.
+    pub max_waiting: usize,
+    /// Tokens of a step; prompts are cut to fit.
+    pub chunk_tokens: usize,
+    /// KV blocks of the pool.
+    pub kv_blocks: u32,
+    /// Most tokens of a sequence.
+    pub context_length: usize,
+}
+
+/// Where the engine reads the time.
+pub trait Clock: Send {
+    /// The time now.
+    fn now(&self) -> Instant;
+}
+
+/// The time of the machine.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SystemClock;
+
+impl Clock for SystemClock {
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
+}
+
+/// The engine over a forward pass.
+pub struct Engine<P: ForwardPass> {
+    pass: P,
+    limits: Limits,
+    clock: Box<dyn Clock>,
+    kv: KvCache,
+    waiting: VecDeque<Sequence<P::Adapter>>,
+    running: Vec<Sequence<P::Adapter>>,
+    adapters: AdapterTable<P::Adapter>,
+    outboxes: Outboxes,
+    welcome: Welcome,
+    stats: Stats,
+    /// When to give up what still runs; set once the process is to end.
+    draining_until: Option<Instant>,
+    /// The logits of a step, kept for the next.
+    logits: Vec<f32>,
+}
+
+impl<P: ForwardPass> std::fmt::Debug for Engine<P> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (waiting, running) = (self.waiting.len(), self.running.len());
+        f.debug_struct("Engine").field("waiting", &waiting).field("running", &running).finish_non_exhaustive()
+    }
+}
+
+impl<P: ForwardPass> Engine<P> {
+    /// An idle engine. `welcome` is what gateways are told; its list of adapters is filled in here.
+    #[must_use]
+    pub fn new(pass: P, limits: Limits, welcome: Welcome, clock: Box<dyn Clock>) -> Self {
+        Self {
+            pass,
+            limits,
+            clock,
+            kv: KvCache::new(limits.kv_blocks, BLOCK_TOKENS),
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            adapters: AdapterTable::default(),
+            outboxes: Outboxes::default(),
+            welcome,
+            stats: Stats::default(),
+            draining_until: None,
+            logits: Vec::new(),
+        }
+    }
+
+    /// Serves `events` until it has drained or nobody can send any more.
+    pub fn run(mut self, mut events: mpsc::Receiver<Event<P::Adapter>>) {
+        while self.take_events(&mut events) {
+            self.step();
+        }
+    }
+
+    /// Takes in what has happened, waiting for something if there is nothing to compute. Returns false when the
+    /// engine is done.
+    fn take_events(&mut self, events: &mut mpsc::Receiver<Event<P::Adapter>>) -> bool {
+        if self.is_idle() {
+            if self.draining_until.is_some() {
+                return false;
+            }
+            let Some(event) = events.blocking_recv() else { return false };
+            self.handle(event);
+        }
+        for _ in 0..EVENTS_PER_STEP {
+            let Ok(event) = events.try_recv() else { break };
+            self.handle(event);
+        }
+        true
+    }
+
+    /// Nothing is waiting or running.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.running.is_empty()
+    }
+
+    /// One turn of the loop: computes the next tokens of those whose turn it is, and sends what there is to send.
+    pub fn step(&mut self) {
+        self.expire();
+        self.admit();
+        let plan = self.schedule();
+        if !plan.is_empty() {
+            self.stats.steps += 1;
+            match self.compute(&plan) {
+                Ok(()) => self.postprocess(&plan),
+                Err(_) => self.fail_planned(&plan),
+            }
+        }
+        self.flush();
+    }
+
+    /// Reacts to an event; answers are sent at the end of the next step.
+    pub fn handle(&mut self, event: Event<P::Adapter>) {
+        match event {
+            Event::Connected { connection, outbox } => {
+                self.outboxes.open(connection, outbox);
+                self.greet(connection);
+            }
+            Event::Greeted(connection) => self.greet(connection),
+            Event::Disconnected(connection) => self.forget(connection),
+            Event::Generate { connection, request, received_at } => self.generate(connection, request, received_at),
+            Event::Cancel(caller) => self.cancel(caller),
+            Event::AdapterLoaded { caller, loaded } => self.adapter_loaded(caller, loaded),
+            Event::UnloadAdapter { connection, call } => self.unload_adapter(connection, &call),
+            Event::GetStats(caller) => self.answer_stats(caller),
+            Event::Drain { until } => self.draining_until = Some(until),
+        }
+    }
+
+    fn greet(&mut self, connection: ConnectionId) {
+        let adapters = self.adapters.generations().map(|generation| generation.0).collect();
+        let welcome = Welcome { adapters, ..self.welcome.clone() };
+        self.outboxes.answer(connection, ToGateway::Welcome(welcome));
+    }
+
+    fn generate(&mut self, connection: ConnectionId, request: Generate, received_at: Instant) {
+        if !self.outboxes.is_open(connection) {
+            return;
+        }
+        let caller = Caller { connection, request: request.request };
+        match self.accept(caller, request, received_at) {
+            Ok(sequence) => self.waiting.push_back(sequence),
+            Err(refusal) => self.outboxes.output(caller, failure(caller.request, refusal.into())),
+        }
+    }
+
+    fn accept(
+        &mut self,
+        caller: Caller,
+        request: Generate,
+        received_at: Instant,
+    ) -> Result<Sequence<P::Adapter>, Refusal> {
+        if self.draining_until.is_some() {
+            return Err(Refusal::ShuttingDown);
+        }
+        if self.sequences().any(|sequence| sequence.caller == caller) {
+            return Err(Refusal::DuplicateRequest(caller.request));
+        }
+        let task = admission::check(&request, received_at, self.pass.vocab_size(), &self.limits)?;
+        if self.waiting.len() >= self.limits.max_waiting {
+            self.admit();
+        }
+        if self.waiting.len() >= self.limits.max_waiting {
+            return Err(Refusal::QueueFull { waiting: self.waiting.len() });
+        }
+        let adapted = request.adapter.map(|generation| self.adapt(Generation(generation))).transpose()?;
+        Ok(Sequence::new(caller, adapted, request.namespace, request.prompt, task))
+    }
+
+    fn adapt(&mut self, generation: Generation) -> Result<Adapted<P::Adapter>, Refusal> {
+        let adapter = self.adapters.acquire(generation)?;
+        Ok(Adapted { generation, adapter })
+    }
+
+    fn sequences(&self) -> impl Iterator<Item = &Sequence<P::Adapter>> {
+        self.running.iter().chain(&self.waiting)
+    }
+
+    fn cancel(&mut self, caller: Caller) {
+        self.stats.cancelled += self.drop_where(|sequence| sequence.caller == caller);
+    }
+
+    /// A gateway is gone: nobody waits for its requests.
+    fn forget(&mut self, connection: ConnectionId) {
+        self.outboxes.close(connection);
+        self.stats.cancelled += self.drop_where(|sequence| sequence.caller.connection == connection);
+    }
+
+    /// Retires the sequences that `is_meant` names, in silence; returns how many.
+    fn drop_where(&mut self, is_meant: impl Fn(&Sequence<P::Adapter>) -> bool) -> u64 {
+        let taken = self.take_where(is_meant);
+        let count = taken.len() as u64;
+        taken.into_iter().for_each(|sequence| self.retire(sequence));
+        count
+    }
+
+    /// Retires the sequences that `is_meant` names with an error.
+    fn fail_where(&mut self, is_meant: impl Fn(&Sequence<P::Adapter>) -> bool, error: &WireError) {
+        for sequence in self.take_where(is_meant) {
+            self.outboxes.output(sequence.caller, failure(sequence.caller.request, error.clone()));
+            self.retire(sequence);
+        }
+    }
+
+    fn take_where(&mut self, is_meant: impl Fn(&Sequence<P::Adapter>) -> bool) -> Vec<Sequence<P::Adapter>> {
+        if !self.sequences().any(&is_meant) {
+            return Vec::new();
+        }
+        let mut taken: Vec<_> = self.running.extract_if(.., |sequence| is_meant(sequence)).collect();
+        for sequence in std::mem::take(&mut self.waiting) {
+            if is_meant(&sequence) {
+                taken.push(sequence);
+            } else {
+                self.waiting.push_back(sequence);
+            }
+        }
+        taken
+    }
+
+    /// The one way out of the engine.
+    fn retire(&mut self, sequence: Sequence<P::Adapter>) {
+        self.kv.release(&sequence.blocks);
+        let generation = sequence.adapted.as_ref().map(|adapted| adapted.generation);
+        // The sequence's hold on the adapter ends before its unloading is reported.
+        drop(sequence);
+        if let Some(unloaded) = generation.and_then(|generation| self.adapters.release(generation)) {
+            self.report_unloaded(&unloaded);
+        }
+    }
+
+    /// Ends what has run out of time.
+    fn expire(&mut self) {
+        let now = self.clock.now();
+        if self.draining_until.is_some_and(|until| until <= now) {
+            self.fail_where(|_| true, &Refusal::ShuttingDown.into());
+        }
+        let message = "the request's deadline has passed; allow more time or ask for fewer tokens".to_owned();
+        let error = WireError { code: ErrorCode::DeadlineExceeded, message };
+        self.fail_where(|sequence| sequence.task.deadline.is_some_and(|deadline| deadline <= now), &error);
+    }
+
+    fn adapter_loaded(&mut self, caller: Caller, loaded: Loaded<P::Adapter>) {
+        let generation = match loaded {
+            Loaded::New(prepared) => {
+                let generation = prepared.claim.generation();
+                self.adapters.insert(prepared);
+                generation
+            }
+            Loaded::Known(generation) => generation,
+            Loaded::Failed(error) => return self.fail_call(caller, error),
+        };
+        match self.adapters.get(generation) {
+            Ok(prepared) => {
+                let answer = AdapterLoaded {
+                    request: caller.request,
+                    generation: generation.0,
+                    rank: prepared.rank,
+                    bytes: prepared.claim.bytes(),
+                    modules: prepared.modules,
+                };
+                self.outboxes.answer(caller.connection, ToGateway::AdapterLoaded(answer));
+            }
+            Err(error) => self.fail_call(caller, error.into()),
+        }
+    }
+
+    fn unload_adapter(&mut self, connection: ConnectionId, call: &UnloadAdapter) {
+        let caller = Caller { connection, request: call.request };
+        match self.adapters.unload(Generation(call.generation), caller) {
+            Ok(None) => {}
+            Ok(Some(unloaded)) => self.report_unloaded(&unloaded),
+            Err(error) => self.fail_call(caller, error.into()),
+        }
+    }
+
+    fn report_unloaded(&mut self, unloaded: &Unloaded) {
+        let blocks = self.kv.remove_adapter(unloaded.generation);
+        tracing::info!(generation = %unloaded.generation, blocks, bytes = unloaded.freed_bytes, "adapter unloaded");
+        for caller in &unloaded.calls {
+            let answer = AdapterUnloaded {
+                request: caller.request,
+                generation: unloaded.generation.0,
+                freed_bytes: unloaded.freed_bytes,
+            };
+            self.outboxes.answer(caller.connection, ToGateway::AdapterUnloaded(answer));
+        }
+    }
+
+    fn fail_call(&mut self, caller: Caller, error: WireError) {
+        let failed = Failed { request: caller.request, error };
+        self.outboxes.answer(caller.connection, ToGateway::Failed(failed));
+    }
+
+    fn answer_stats(&mut self, caller: Caller) {
+        let stats = self.stats(caller.request);
+        self.outboxes.answer(caller.connection, ToGateway::Stats(stats));
+    }
+
+    /// The figures now, as the answer to call `request`.
+    #[must_use]
+    pub fn stats(&self, request: RequestId) -> Stats {
+        let kv = self.kv.counts();
+        Stats {
+            request,
+            waiting: count(self.waiting.len()),
+            running: count(self.running.len()),
+            kv_blocks_total: count(kv.total),
+            kv_blocks_used: count(kv.used),
+            kv_blocks_cached: count(kv.cached),
+            adapter_bytes: self.adapters.bytes(),
+            adapters: self.adapters.stats(),
+            ..self.stats.clone()
+        }
+    }
+
+    fn flush(&mut self) {
+        for connection in self.outboxes.flush() {
+            tracing::warn!(?connection, "a gateway does not take its messages; its requests are cancelled");
+            self.forget(connection);
+        }
+    }
+}
+
+fn count(of: usize) -> u32 {
+    u32::try_from(of).unwrap_or(u32::MAX)
+}

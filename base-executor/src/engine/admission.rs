@@ -1,0 +1,172 @@
+//! What a request must satisfy before it may wait for its turn.
+
+use std::time::{Duration, Instant};
+
+use model::{
+    forward::BLOCK_TOKENS,
+    sampling::{SamplingError, SamplingParams, SamplingRequest},
+};
+use shmproto::message::{ErrorCode, Generate, Sampling, WireError};
+
+use super::{Limits, sequence::Task};
+use crate::adapters::AdapterError;
+
+/// Most alternatives reported with a token.
+pub const MAX_LOGPROBS: u32 = 20;
+
+/// Why a request was refused.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum Refusal {
+    /// The executor is about to end.
+    #[error("the executor is shutting down; send the request again when it is back")]
+    ShuttingDown,
+    /// The connection has a request of this name under way.
+    #[error("request {0} is under way on this connection; give each request a new name")]
+    DuplicateRequest(u64),
+    /// There is nothing to continue.
+    #[error("the prompt has no tokens; send at least one")]
+    EmptyPrompt,
+    /// A token the model does not have.
+    #[error("`{field}` has token {token}, but the vocabulary has {vocab_size}; use this model's tokenizer")]
+    UnknownToken {
+        /// Where it is.
+        field: &'static str,
+        /// The token.
+        token: u32,
+        /// Tokens of the vocabulary.
+        vocab_size: usize,
+    },
+    /// Too many alternatives.
+    #[error("`{field}` asks for {asked} alternatives per token, but at most {MAX_LOGPROBS} are given; ask for fewer")]
+    TooManyLogprobs {
+        /// Which report.
+        field: &'static str,
+        /// What was asked for.
+        asked: u32,
+    },
+    /// A sampling parameter is out of range.
+    #[error(transparent)]
+    Sampling(#[from] SamplingError),
+    /// The prompt leaves no room in the context.
+    #[error("the prompt has {prompt} tokens, but the context holds {context_length} with the completion; shorten it")]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        prompt: usize,
+        /// Tokens of the context.
+        context_length: usize,
+    },
+    /// The sequence could not fit even if it had the pool for itself.
+    #[error(
+        "prompt and `max_tokens` need {needed} KV blocks, but the pool has {total}; shorten the prompt, lower \
+         `max_tokens` or start the executor with a larger --kv-bytes"
+    )]
+    PoolTooSmall {
+        /// Blocks the sequence needs at its end.
+        needed: usize,
+        /// Blocks of the pool.
+        total: usize,
+    },
+    /// Too many requests wait.
+    #[error("{waiting} requests are waiting, which is the limit; try again later or raise --max-waiting")]
+    QueueFull {
+        /// Requests that wait.
+        waiting: usize,
+    },
+    /// The adapter cannot be used.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
+}
+
+impl Refusal {
+    /// The code of the error on the wire.
+    #[must_use]
+    pub fn code(&self) -> ErrorCode {
+        match self {
+            Self::ShuttingDown => ErrorCode::ShuttingDown,
+            Self::DuplicateRequest(_)
+            | Self::EmptyPrompt
+            | Self::UnknownToken { .. }
+            | Self::TooManyLogprobs { .. }
+            | Self::Sampling(_) => ErrorCode::InvalidRequest,
+            Self::PromptTooLong { .. } | Self::PoolTooSmall { .. } => ErrorCode::ContextLengthExceeded,
+            Self::QueueFull { .. } => ErrorCode::QueueFull,
+            Self::Adapter(_) => ErrorCode::AdapterNotFound,
+        }
+    }
+}
+
+impl From<Refusal> for WireError {
+    fn from(refusal: Refusal) -> Self {
+        Self { code: refusal.code(), message: refusal.to_string() }
+    }
+}
+
+/// Checks everything about a request that does not depend on what else is under way.
+pub(super) fn check(
+    request: &Generate,
+    received_at: Instant,
+    vocab_size: usize,
+    limits: &Limits,
+) -> Result<Task, Refusal> {
+    if request.prompt.is_empty() {
+        return Err(Refusal::EmptyPrompt);
+    }
+    check_tokens("prompt", &request.prompt, vocab_size)?;
+    check_tokens("stop_tokens", &request.stop_tokens, vocab_size)?;
+    let end = check_length(request, limits)?;
+    Ok(Task {
+        sampling: SamplingParams::new(sampling_request(&request.sampling), vocab_size)?,
+        stop_tokens: request.stop_tokens.clone(),
+        min_tokens: request.min_tokens as usize,
+        end,
+        logprobs: check_logprobs("logprobs", request.logprobs)?,
+        prompt_logprobs: check_logprobs("prompt_logprobs", request.prompt_logprobs)?,
+        deadline: deadline(request.deadline_ms, received_at),
+    })
+}
+
+fn check_tokens(field: &'static str, tokens: &[u32], vocab_size: usize) -> Result<(), Refusal> {
+    match tokens.iter().find(|&&token| token as usize >= vocab_size) {
+        Some(&token) => Err(Refusal::UnknownToken { field, token, vocab_size }),
+        None => Ok(()),
+    }
+}
+
+fn check_logprobs(field: &'static str, asked: Option<u32>) -> Result<Option<usize>, Refusal> {
+    match asked {
+        Some(asked) if asked > MAX_LOGPROBS => Err(Refusal::TooManyLogprobs { field, asked }),
+        asked => Ok(asked.map(|asked| asked as usize)),
+    }
+}
+
+/// The length at which the sequence ends, at the latest.
+fn check_length(request: &Generate, limits: &Limits) -> Result<usize, Refusal> {
+    let (prompt, context_length) = (request.prompt.len(), limits.context_length);
+    // A prompt that is only scored may fill the context.
+    if prompt + usize::from(request.max_tokens > 0) > context_length {
+        return Err(Refusal::PromptTooLong { prompt, context_length });
+    }
+    let end = prompt.saturating_add(request.max_tokens as usize).min(context_length);
+    // The last generated token is never computed, so it needs no place.
+    let needed = end.saturating_sub(1).max(prompt).div_ceil(BLOCK_TOKENS);
+    let total = limits.kv_blocks as usize;
+    if needed > total { Err(Refusal::PoolTooSmall { needed, total }) } else { Ok(end) }
+}
+
+fn deadline(deadline_ms: u32, received_at: Instant) -> Option<Instant> {
+    (deadline_ms > 0).then(|| received_at + Duration::from_millis(deadline_ms.into()))
+}
+
+fn sampling_request(wire: &Sampling) -> SamplingRequest {
+    SamplingRequest {
+        temperature: wire.temperature,
+        top_k: wire.top_k,
+        top_p: wire.top_p,
+        min_p: wire.min_p,
+        presence_penalty: wire.presence_penalty,
+        frequency_penalty: wire.frequency_penalty,
+        repetition_penalty: wire.repetition_penalty,
+        logit_bias: wire.logit_bias.clone(),
+        seed: wire.seed,
+    }
+}

@@ -1,0 +1,81 @@
+//! What the compute thread reacts to: one closed set.
+
+use std::time::Instant;
+
+use model::generation::Generation;
+use shmproto::message::{Generate, RequestId, ToGateway, UnloadAdapter, WireError};
+use tokio::sync::mpsc;
+
+use crate::adapters::Prepared;
+
+/// A gateway's connection. Never used again, so a gateway that comes back is never taken for the old one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ConnectionId(pub u64);
+
+/// Who asked: a connection and the name it gave to its request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Caller {
+    /// The connection.
+    pub connection: ConnectionId,
+    /// The connection's name for the request.
+    pub request: RequestId,
+}
+
+/// What became of a load call.
+#[derive(Debug)]
+pub enum Loaded<A> {
+    /// A new adapter.
+    New(Prepared<A>),
+    /// The same weights were loaded before.
+    Known(Generation),
+    /// It did not work.
+    Failed(WireError),
+}
+
+/// Something the engine reacts to.
+#[derive(Debug)]
+pub enum Event<A> {
+    /// A gateway has said hello; what it is sent goes to `outbox`.
+    Connected {
+        /// Its name from now on.
+        connection: ConnectionId,
+        /// Its bounded queue. Full or closed, the gateway counts as gone.
+        outbox: mpsc::Sender<ToGateway>,
+    },
+    /// A connected gateway has said hello again and is owed a welcome.
+    Greeted(ConnectionId),
+    /// A gateway is gone.
+    Disconnected(ConnectionId),
+    /// A request.
+    Generate {
+        /// Who asks.
+        connection: ConnectionId,
+        /// What for.
+        request: Generate,
+        /// When its deadline began to run.
+        received_at: Instant,
+    },
+    /// The caller went away.
+    Cancel(Caller),
+    /// The loader thread is done with a call.
+    AdapterLoaded {
+        /// Who called.
+        caller: Caller,
+        /// What became of it.
+        loaded: Loaded<A>,
+    },
+    /// An adapter is to be freed.
+    UnloadAdapter {
+        /// Who asks.
+        connection: ConnectionId,
+        /// For which.
+        call: UnloadAdapter,
+    },
+    /// The figures are asked for.
+    GetStats(Caller),
+    /// The process is to end: refuse what is new, finish what runs, give up what still runs at `until`.
+    Drain {
+        /// When to give up.
+        until: Instant,
+    },
+}

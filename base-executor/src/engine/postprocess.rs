@@ -1,0 +1,91 @@
+//! Running a plan, and from its logits to outputs.
+
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+use model::forward::{ForwardPass, SequenceSlice};
+use shmproto::message::{ErrorCode, Output, WireError};
+
+use super::{
+    Engine,
+    schedule::Portion,
+    sequence::{Sequence, failure},
+};
+
+/// What a panic leaves behind.
+type Panic = Box<dyn Any + Send>;
+
+impl<P: ForwardPass> Engine<P> {
+    /// Runs the forward pass over the plan.
+    pub(super) fn compute(&mut self, plan: &[Portion]) -> Result<(), Panic> {
+        let batch: Vec<_> = plan.iter().map(|portion| slice(&self.running[portion.sequence], *portion)).collect();
+        catch_unwind(AssertUnwindSafe(|| self.pass.forward(&batch, &mut self.logits)))
+    }
+
+    /// Hands every sequence of the plan its logits, and retires those that have ended.
+    pub(super) fn postprocess(&mut self, plan: &[Portion]) {
+        let mut ended = Vec::new();
+        let mut row = 0;
+        for portion in plan {
+            let rows = row..row + portion.rows();
+            row = rows.end;
+            let output = self.advance(*portion, rows).unwrap_or_else(|_| Some(self.fault(*portion)));
+            let Some(output) = output else { continue };
+            if output.finish.is_some() || output.error.is_some() {
+                ended.push(portion.sequence);
+            }
+            self.stats.generated_tokens += output.tokens.len() as u64;
+            self.outboxes.output(self.running[portion.sequence].caller, output);
+        }
+        self.retire_running(ended);
+    }
+
+    /// A pass that panicked has left its sequences' blocks undefined: they fail, the others go on.
+    pub(super) fn fail_planned(&mut self, plan: &[Portion]) {
+        for portion in plan {
+            let output = self.fault(*portion);
+            self.outboxes.output(self.running[portion.sequence].caller, output);
+        }
+        self.retire_running(plan.iter().map(|portion| portion.sequence).collect());
+    }
+
+    fn advance(&mut self, portion: Portion, rows: std::ops::Range<usize>) -> Result<Option<Output>, Panic> {
+        let sequence = &mut self.running[portion.sequence];
+        if !sequence.is_decoding() {
+            self.stats.prompt_tokens += portion.count as u64;
+        }
+        let (logits, kv, vocab_size) = (&mut self.logits, &mut self.kv, self.pass.vocab_size());
+        catch_unwind(AssertUnwindSafe(|| {
+            let rows = &mut logits[rows.start * vocab_size..rows.end * vocab_size];
+            sequence.advance(portion.count, rows, vocab_size, kv)
+        }))
+    }
+
+    fn fault(&self, portion: Portion) -> Output {
+        let request = self.running[portion.sequence].caller.request;
+        let message = "the executor failed on this request; its log says more, and other requests go on".to_owned();
+        tracing::error!(request, "a panic was caught; the request ends with an internal error");
+        failure(request, WireError { code: ErrorCode::Internal, message })
+    }
+
+    fn retire_running(&mut self, mut indices: Vec<usize>) {
+        // From the back, so that the indices before stay true.
+        indices.sort_unstable();
+        for index in indices.into_iter().rev() {
+            let sequence = self.running.remove(index);
+            self.retire(sequence);
+        }
+    }
+}
+
+fn slice<A>(sequence: &Sequence<A>, portion: Portion) -> SequenceSlice<'_, A> {
+    SequenceSlice {
+        tokens: &sequence.tokens[sequence.computed..sequence.computed + portion.count],
+        start: sequence.computed,
+        blocks: &sequence.blocks,
+        adapter: sequence.adapter(),
+        logits: portion.logits,
+    }
+}

@@ -1,0 +1,260 @@
+//! One request on its way through the engine.
+//!
+//! `tokens` (prompt, then completion) is all that has to survive: the first `computed` of them have keys and
+//! values in `blocks`, the others are pending. A preempted sequence merely goes back to `computed = 0`.
+
+use std::{sync::Arc, time::Instant};
+
+use cache::{Cursor, KvCache, Namespace};
+use model::{
+    forward::{BLOCK_TOKENS, BlockId, LogitRows},
+    generation::Generation,
+    sampling::{self, SamplingParams, TokenCounts},
+};
+use shmproto::message::{Finish, Output, RequestId, TokenOutput, WireError};
+
+use super::event::Caller;
+
+/// An adapter in use by a sequence.
+#[derive(Debug)]
+pub(super) struct Adapted<A> {
+    pub(super) generation: Generation,
+    pub(super) adapter: Arc<A>,
+}
+
+/// How a sequence continues and when it ends.
+#[derive(Debug)]
+pub(super) struct Task {
+    pub(super) sampling: SamplingParams,
+    pub(super) stop_tokens: Vec<u32>,
+    /// Tokens to generate before a stop token may be chosen.
+    pub(super) min_tokens: usize,
+    /// Prompt and completion together end at this many tokens.
+    pub(super) end: usize,
+    /// How many alternatives to report with each token, if any report is wanted.
+    pub(super) logprobs: Option<usize>,
+    pub(super) prompt_logprobs: Option<usize>,
+    pub(super) deadline: Option<Instant>,
+}
+
+/// What the first output carries besides tokens.
+#[derive(Debug)]
+enum Opening {
+    /// Not sent yet: log-probabilities of the prompt so far, and prompt tokens found in the cache.
+    Due { prompt: Vec<TokenOutput>, cached_tokens: u32 },
+    Sent,
+}
+
+#[derive(Debug)]
+pub(super) struct Sequence<A> {
+    pub(super) caller: Caller,
+    pub(super) adapted: Option<Adapted<A>>,
+    pub(super) task: Task,
+    pub(super) tokens: Vec<u32>,
+    pub(super) computed: usize,
+    pub(super) blocks: Vec<BlockId>,
+    namespace: Namespace,
+    prompt_len: usize,
+    counts: TokenCounts,
+    /// Behind the last full block that was offered to others.
+    cursor: Cursor,
+    /// Prompt tokens found in the cache at the first admission.
+    found_tokens: Option<u32>,
+    opening: Opening,
+}
+
+impl<A> Sequence<A> {
+    pub(super) fn new(
+        caller: Caller,
+        adapted: Option<Adapted<A>>,
+        sharing: [u8; 32],
+        prompt: Vec<u32>,
+        task: Task,
+    ) -> Self {
+        let namespace = Namespace { adapter: adapted.as_ref().map(|adapted| adapted.generation), sharing };
+        let counts = match task.sampling.needs_history() {
+            true => TokenCounts::of_prompt(&prompt),
+            false => TokenCounts::default(),
+        };
+        Self {
+            caller,
+            adapted,
+            task,
+            prompt_len: prompt.len(),
+            tokens: prompt,
+            computed: 0,
+            blocks: Vec::new(),
+            namespace,
+            counts,
+            cursor: Cursor::root(namespace),
+            found_tokens: None,
+            opening: Opening::Due { prompt: Vec::new(), cached_tokens: 0 },
+        }
+    }
+
+    pub(super) fn adapter(&self) -> Option<&Arc<A>> {
+        self.adapted.as_ref().map(|adapted| &adapted.adapter)
+    }
+
+    /// Tokens whose keys and values have not been computed.
+    pub(super) fn pending(&self) -> usize {
+        self.tokens.len() - self.computed
+    }
+
+    /// Tokens generated so far.
+    pub(super) fn generated(&self) -> usize {
+        self.tokens.len() - self.prompt_len
+    }
+
+    /// One generated token is pending: the sequence takes part in every step.
+    pub(super) fn is_decoding(&self) -> bool {
+        self.generated() > 0 && self.pending() == 1
+    }
+
+    /// Tokens a block of its own is missing for.
+    pub(super) fn lacks_block(&self) -> bool {
+        self.blocks.len() * BLOCK_TOKENS < self.tokens.len()
+    }
+
+    /// The logits wanted of its next `count` tokens.
+    pub(super) fn logits_of(&self, count: usize) -> LogitRows {
+        if self.scores_prompt() {
+            LogitRows::All
+        } else if count == self.pending() {
+            LogitRows::Last
+        } else {
+            LogitRows::None
+        }
+    }
+
+    /// Every token of the prompt is owed a log-probability, so every one must be computed.
+    pub(super) fn scores_prompt(&self) -> bool {
+        self.task.prompt_logprobs.is_some() && matches!(self.opening, Opening::Due { .. })
+    }
+
+    /// Takes blocks for all its tokens, sharing those that are cached and leaving `spare` blocks to others.
+    /// Returns how many of its tokens were found in the cache, or `None`, with nothing taken, if there are too
+    /// few blocks.
+    pub(super) fn enter(&mut self, kv: &mut KvCache, spare: usize) -> Option<usize> {
+        // The last token is computed in any case: its logits are needed.
+        let reusable = if self.scores_prompt() { 0 } else { self.tokens.len() - 1 };
+        let found = kv.lookup(self.namespace, &self.tokens[..reusable]);
+        let missing = kv.blocks_for(self.tokens.len()) - found.blocks.len();
+        let fresh = if kv.available() >= missing + spare { kv.allocate(missing) } else { None };
+        let Some(fresh) = fresh else {
+            kv.release(&found.blocks);
+            return None;
+        };
+        self.computed = found.blocks.len() * BLOCK_TOKENS;
+        self.cursor = found.cursor;
+        self.blocks = found.blocks;
+        self.blocks.extend(fresh);
+        Some(self.computed)
+    }
+
+    /// Notes what the first admission found in the cache; later ones would count its own blocks. Returns false
+    /// if this was a later one.
+    pub(super) fn note_found(&mut self, found: usize) -> bool {
+        let first = self.found_tokens.is_none();
+        if first {
+            let found = u32::try_from(found).unwrap_or(u32::MAX);
+            self.found_tokens = Some(found);
+            self.opening = Opening::Due { prompt: Vec::new(), cached_tokens: found };
+        }
+        first
+    }
+
+    /// Gives all blocks back and starts over, keeping its tokens. Sampling is keyed by position and the forward
+    /// pass by tokens alone, so what follows is bit for bit what would have followed.
+    pub(super) fn leave(&mut self, kv: &mut KvCache) {
+        kv.release(&std::mem::take(&mut self.blocks));
+        self.computed = 0;
+        if let Opening::Due { prompt, .. } = &mut self.opening {
+            prompt.clear();
+        }
+    }
+
+    /// Takes in what a pass over its next `count` tokens gave: `rows` are the logits [`logits_of`] asked for, of
+    /// `vocab_size` each. Returns its output once all tokens have been computed.
+    ///
+    /// [`logits_of`]: Self::logits_of
+    pub(super) fn advance(
+        &mut self,
+        count: usize,
+        rows: &mut [f32],
+        vocab_size: usize,
+        kv: &mut KvCache,
+    ) -> Option<Output> {
+        if self.scores_prompt() {
+            self.score_prompt(rows, vocab_size);
+        }
+        let full_before = self.computed / BLOCK_TOKENS;
+        self.computed += count;
+        for index in full_before..self.computed / BLOCK_TOKENS {
+            let tokens = &self.tokens[index * BLOCK_TOKENS..][..BLOCK_TOKENS];
+            self.blocks[index] = kv.insert(&mut self.cursor, tokens, self.blocks[index]);
+        }
+        if self.pending() > 0 {
+            return None;
+        }
+        if self.tokens.len() >= self.task.end {
+            return Some(self.output(Vec::new(), Some(Finish::Length)));
+        }
+        let last = rows.len() - vocab_size;
+        let token = self.choose(&mut rows[last..]);
+        let finish = self.finish_after(token.token);
+        Some(self.output(vec![token], finish))
+    }
+
+    fn score_prompt(&mut self, rows: &[f32], vocab_size: usize) {
+        let Opening::Due { prompt, .. } = &mut self.opening else { return };
+        let top = self.task.prompt_logprobs.unwrap_or(0);
+        // The logits at a token are about the token after it.
+        let successors = &self.tokens[self.computed + 1..self.prompt_len];
+        for (&token, row) in successors.iter().zip(rows.chunks_exact(vocab_size)) {
+            let (logprob, top) = sampling::logprobs(row, token, top);
+            prompt.push(TokenOutput { token, logprob, top });
+        }
+    }
+
+    /// Samples the next token and appends it.
+    fn choose(&mut self, row: &mut [f32]) -> TokenOutput {
+        // Log-probabilities are of the model's own distribution, which sampling changes.
+        let model = self.task.logprobs.map(|_| row.to_vec());
+        let banned = if self.generated() < self.task.min_tokens { &self.task.stop_tokens[..] } else { &[] };
+        let position = self.tokens.len() as u64;
+        let token = sampling::sample(row, &self.task.sampling, &self.counts, position, banned);
+        self.tokens.push(token);
+        if self.task.sampling.needs_history() {
+            self.counts.push_completion(token);
+        }
+        let (logprob, top) = match (model, self.task.logprobs) {
+            (Some(model), Some(top)) => sampling::logprobs(&model, token, top),
+            _ => (0.0, Vec::new()),
+        };
+        TokenOutput { token, logprob, top }
+    }
+
+    fn finish_after(&self, token: u32) -> Option<Finish> {
+        if self.task.stop_tokens.contains(&token) && self.generated() > self.task.min_tokens {
+            Some(Finish::Stop)
+        } else if self.tokens.len() >= self.task.end {
+            Some(Finish::Length)
+        } else {
+            None
+        }
+    }
+
+    fn output(&mut self, tokens: Vec<TokenOutput>, finish: Option<Finish>) -> Output {
+        let (prompt, cached_tokens) = match std::mem::replace(&mut self.opening, Opening::Sent) {
+            Opening::Due { prompt, cached_tokens } => (prompt, cached_tokens),
+            Opening::Sent => (Vec::new(), 0),
+        };
+        Output { request: self.caller.request, tokens, prompt, cached_tokens, finish, error: None }
+    }
+}
+
+/// The output of a request that ends in `error`.
+pub(super) fn failure(request: RequestId, error: WireError) -> Output {
+    Output { request, tokens: Vec::new(), prompt: Vec::new(), cached_tokens: 0, finish: None, error: Some(error) }
+}

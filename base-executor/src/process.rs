@@ -1,0 +1,65 @@
+//! What the process asks of the operating system: cores, signals, log.
+
+use std::{io::IsTerminal as _, time::Duration};
+
+use anyhow::Context as _;
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::mpsc,
+};
+use tracing_subscriber::EnvFilter;
+
+use crate::config::{CoreList, LogFormat};
+
+/// Keeps this thread, and all that it starts, on `cores`.
+///
+/// # Errors
+/// If the process may not run on one of them.
+pub(crate) fn stay_on(cores: &CoreList) -> anyhow::Result<()> {
+    let allowed = sched_getaffinity(None).context("cannot read the cores this process may run on")?;
+    let mut wanted = CpuSet::new();
+    for &core in &cores.0 {
+        anyhow::ensure!(allowed.is_set(core), "--cores names core {core}, which this process may not run on; leave it out");
+        wanted.set(core);
+    }
+    sched_setaffinity(None, &wanted).with_context(|| format!("cannot run on cores {:?}", cores.0))
+}
+
+/// Starts the log on stderr; `RUST_LOG` chooses what is in it.
+pub(crate) fn start_log(format: LogFormat) {
+    let json = match format {
+        LogFormat::Json => true,
+        LogFormat::Human => false,
+        LogFormat::Auto => !std::io::stderr().is_terminal(),
+    };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // A second start in one process (tests) keeps the first log.
+    let _ = if json { log.json().try_init() } else { log.try_init() };
+}
+
+/// Turns SIGTERM and SIGINT into requests to end: the first grants running requests `grace`, later ones nothing.
+///
+/// # Errors
+/// If signals cannot be received.
+pub(crate) fn shutdown_on_signals(grace: Duration) -> anyhow::Result<mpsc::Receiver<Duration>> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot receive SIGTERM")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot receive SIGINT")?;
+    let (asked, shutdown) = mpsc::channel(1);
+    tokio::spawn(async move {
+        let mut grace = grace;
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+            tracing::info!(grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX), "shutting down");
+            if asked.send(grace).await.is_err() {
+                return;
+            }
+            grace = Duration::ZERO;
+        }
+    });
+    Ok(shutdown)
+}

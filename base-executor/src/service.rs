@@ -1,0 +1,317 @@
+//! The door to the gateways: a ZeroMQ ROUTER on an `ipc://` socket in a private directory.
+//!
+//! # Layout
+//!
+//! - [`private_socket`]: where the socket is, and who may reach it.
+//! - `forward`: the way out: a bounded queue and a bounded window for each gateway.
+//! - here: the way in: hello first, then calls, each to the thread that serves it.
+//!
+//! # Principles
+//!
+//! - Nothing a gateway sends, or fails to read, stops the engine or another gateway.
+//! - The transport carries no identity beyond "whoever may enter the directory". A connection is known by a number
+//!   of ours that is never used again.
+
+mod forward;
+pub mod private_socket;
+
+use std::{
+    collections::HashMap,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use futures::{StreamExt as _, channel::mpsc as monitor};
+use shmproto::{
+    codec::Wire as _,
+    message::{
+        ErrorCode, Failed, Hello, LoadAdapter, Output, PROTOCOL_VERSION, RequestId, ToExecutor, ToGateway,
+        WireError,
+    },
+};
+use std::sync::Arc;
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::JoinSet,
+    time::timeout,
+};
+use zeromq::{
+    MultiPeerBackend, RouterRecvHalf, RouterSendHalf, RouterSocket, Socket as _, SocketEvent, SocketRecv as _,
+    SocketSend as _, ZmqMessage, util::PeerIdentity,
+};
+
+use self::{
+    forward::{address, forward},
+    private_socket::{BindError, PrivateSocket},
+};
+use crate::{
+    engine::event::{Caller, ConnectionId, Event},
+    loader::LoadCall,
+};
+
+/// Messages that wait for one gateway; it is given up when there are more.
+const OUTBOX_MESSAGES: usize = 1024;
+
+/// Longest wait for the last messages to be written when the process ends.
+const FLUSH: Duration = Duration::from_secs(2);
+
+/// The request that errors about unreadable messages are reported for.
+pub const NO_REQUEST: RequestId = RequestId::MAX;
+
+/// Why the service does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum ServiceError {
+    /// The socket's place is not usable.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// ZeroMQ refused the socket.
+    #[error("ZeroMQ cannot serve the socket: {0}; see the log and start again")]
+    Socket(#[from] zeromq::ZmqError),
+}
+
+/// Where the service hands on what it receives.
+#[derive(Debug)]
+pub struct Doors<A> {
+    /// The compute thread.
+    pub engine: mpsc::Sender<Event<A>>,
+    /// The loader thread.
+    pub loader: mpsc::Sender<LoadCall>,
+    /// Resolves when the compute thread has ended.
+    pub engine_ended: oneshot::Receiver<()>,
+    /// Asks for the end of the process, with the time left to what runs; a second time replaces the first.
+    pub shutdown: mpsc::Receiver<Duration>,
+}
+
+/// A socket that is bound, and not served yet.
+pub struct Bound {
+    place: PrivateSocket,
+    socket: RouterSocket,
+}
+
+impl std::fmt::Debug for Bound {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Bound").field("place", &self.place).finish_non_exhaustive()
+    }
+}
+
+/// Binds the socket at `path`.
+///
+/// # Errors
+/// If the place is not private, is taken, or cannot be used.
+pub async fn bind(path: &Path) -> Result<Bound, ServiceError> {
+    let (place, listener) = PrivateSocket::bind(path)?;
+    let mut socket = RouterSocket::new();
+    socket.bind_listener(listener).await?;
+    Ok(Bound { place, socket })
+}
+
+/// Serves gateways until the compute thread has ended.
+pub async fn serve<A: Send + 'static>(bound: Bound, doors: Doors<A>) {
+    let Bound { place, mut socket } = bound;
+    let departures = socket.monitor();
+    let backend = socket.backend();
+    let (sender, receiver) = socket.split();
+    let service = Service {
+        sender,
+        backend,
+        engine: doors.engine,
+        loader: doors.loader,
+        peers: HashMap::new(),
+        connections: 0,
+        forwarders: JoinSet::new(),
+    };
+    service.run(receiver, departures, doors.shutdown, doors.engine_ended).await;
+    drop(place);
+}
+
+/// A gateway that has said hello.
+struct Peer {
+    connection: ConnectionId,
+    instance: u64,
+    /// Weak: the queue ends when the engine lets go of it.
+    outbox: mpsc::WeakSender<ToGateway>,
+}
+
+struct Service<A> {
+    sender: RouterSendHalf,
+    backend: Arc<dyn MultiPeerBackend>,
+    engine: mpsc::Sender<Event<A>>,
+    loader: mpsc::Sender<LoadCall>,
+    peers: HashMap<PeerIdentity, Peer>,
+    /// Connections so far; the source of their numbers.
+    connections: u64,
+    forwarders: JoinSet<(ConnectionId, PeerIdentity)>,
+}
+
+impl<A: Send + 'static> Service<A> {
+    async fn run(
+        mut self,
+        mut receiver: RouterRecvHalf,
+        mut departures: monitor::Receiver<SocketEvent>,
+        mut shutdown: mpsc::Receiver<Duration>,
+        mut engine_ended: oneshot::Receiver<()>,
+    ) {
+        loop {
+            tokio::select! {
+                message = receiver.recv() => match message {
+                    Ok(message) => self.receive(message).await,
+                    Err(error) => tracing::warn!(%error, "a message could not be received"),
+                },
+                Some(event) = departures.next() => if let SocketEvent::Disconnected(peer) = event {
+                    self.departed(&peer).await;
+                },
+                Some(Ok((connection, peer))) = self.forwarders.join_next() => self.cut(connection, &peer).await,
+                Some(grace) = shutdown.recv() => self.tell_engine(Event::Drain { until: Instant::now() + grace }).await,
+                _ = &mut engine_ended => break,
+            }
+        }
+        // The engine has closed the queues of all gateways; what is in them is still theirs.
+        let _ = timeout(FLUSH, async { while self.forwarders.join_next().await.is_some() {} }).await;
+    }
+
+    async fn receive(&mut self, message: ZmqMessage) {
+        let frames = message.into_vec();
+        let Some((Ok(peer), frames)) = frames.split_first().map(|(id, rest)| (id.clone().try_into(), rest)) else {
+            return;
+        };
+        let decoded = match frames {
+            [frame] => ToExecutor::from_bytes(frame).map_err(|error| error.to_string()),
+            frames => Err(format!("a message is one frame, this one is {}", frames.len())),
+        };
+        match decoded {
+            Ok(ToExecutor::Hello(hello)) => self.hello(peer, &hello).await,
+            Ok(message) => match self.peers.get(&peer) {
+                Some(known) => self.dispatch(known.connection, message).await,
+                None => self.refuse(&peer, "say hello first; reconnect and do so".to_owned()).await,
+            },
+            Err(reason) => self.unreadable(&peer, frames.first(), &reason).await,
+        }
+    }
+
+    async fn hello(&mut self, peer: PeerIdentity, hello: &Hello) {
+        if hello.version != PROTOCOL_VERSION {
+            let reason = format!(
+                "the gateway speaks version {} of the protocol and the base-executor version {PROTOCOL_VERSION}; \
+                 install both from one release",
+                hello.version
+            );
+            self.refuse(&peer, reason).await;
+            return;
+        }
+        match self.peers.get(&peer) {
+            Some(known) if known.instance == hello.instance => {
+                let greeted = Event::Greeted(known.connection);
+                self.tell_engine(greeted).await;
+            }
+            _ => self.connect(peer, hello.instance).await,
+        }
+    }
+
+    /// Begins a connection; what the same peer began before is over.
+    async fn connect(&mut self, peer: PeerIdentity, instance: u64) {
+        self.departed(&peer).await;
+        self.connections += 1;
+        let connection = ConnectionId(self.connections);
+        let (outbox, queue) = mpsc::channel(OUTBOX_MESSAGES);
+        let forwarded = forward(peer.clone(), queue, self.sender.clone());
+        self.forwarders.spawn(async move { (connection, forwarded.await) });
+        self.peers.insert(peer, Peer { connection, instance, outbox: outbox.downgrade() });
+        tracing::info!(?connection, "a gateway has connected");
+        self.tell_engine(Event::Connected { connection, outbox }).await;
+    }
+
+    async fn dispatch(&mut self, connection: ConnectionId, message: ToExecutor) {
+        let event = match message {
+            ToExecutor::Generate(request) => Event::Generate { connection, request, received_at: Instant::now() },
+            ToExecutor::Cancel(request) => Event::Cancel(Caller { connection, request }),
+            ToExecutor::UnloadAdapter(call) => Event::UnloadAdapter { connection, call },
+            ToExecutor::GetStats(request) => Event::GetStats(Caller { connection, request }),
+            ToExecutor::LoadAdapter(call) => return self.load(connection, call).await,
+            ToExecutor::Hello(_) => return,
+        };
+        self.tell_engine(event).await;
+    }
+
+    async fn load(&mut self, connection: ConnectionId, call: LoadAdapter) {
+        let request = call.request;
+        let full = match self.loader.try_send(LoadCall { connection, call }) {
+            Ok(()) => return,
+            Err(_) => "too many adapters wait to be loaded; try again when some have been".to_owned(),
+        };
+        let error = WireError { code: ErrorCode::QueueFull, message: full };
+        self.reply(connection, ToGateway::Failed(Failed { request, error })).await;
+    }
+
+    /// Reports a message that says nothing. The request it was about is named if it can be told.
+    async fn unreadable(&mut self, peer: &PeerIdentity, frame: Option<&Bytes>, reason: &str) {
+        let message = format!("the message cannot be read: {reason}; gateway and base-executor must be of one release");
+        let Some(connection) = self.peers.get(peer).map(|known| known.connection) else {
+            self.refuse(peer, message).await;
+            return;
+        };
+        let error = WireError { code: ErrorCode::InvalidRequest, message };
+        self.reply(connection, report(frame.map_or(&[], |frame| frame), error)).await;
+    }
+
+    /// Queues an answer that is not the engine's.
+    async fn reply(&mut self, connection: ConnectionId, answer: ToGateway) {
+        let Some((peer, known)) = self.peers.iter().find(|(_, known)| known.connection == connection) else { return };
+        let sent = known.outbox.upgrade().is_some_and(|outbox| outbox.try_send(answer).is_ok());
+        if !sent {
+            let peer = peer.clone();
+            self.cut(connection, &peer).await;
+        }
+    }
+
+    /// Sends a refusal and ends the connection: there is no bounded queue for a peer that has not said hello.
+    async fn refuse(&mut self, peer: &PeerIdentity, reason: String) {
+        tracing::warn!(reason, "a peer is refused");
+        let refusal = Bytes::from(ToGateway::Refused(reason).to_bytes());
+        let _ = self.sender.send(address(peer, refusal)).await;
+        self.backend.peer_disconnected(peer);
+        self.departed(peer).await;
+    }
+
+    /// Ends a connection whose forwarder has ended, unless its peer has begun another.
+    async fn cut(&mut self, connection: ConnectionId, peer: &PeerIdentity) {
+        if self.peers.get(peer).is_some_and(|known| known.connection == connection) {
+            self.backend.peer_disconnected(peer);
+            self.departed(peer).await;
+        }
+    }
+
+    async fn departed(&mut self, peer: &PeerIdentity) {
+        if let Some(Peer { connection, .. }) = self.peers.remove(peer) {
+            tracing::info!(?connection, "a gateway is gone");
+            self.tell_engine(Event::Disconnected(connection)).await;
+        }
+    }
+
+    /// Waits while the engine's queue is full: it takes all of it in before every step, and meanwhile the gateways'
+    /// messages wait in their sockets. If the engine has ended, so will this loop.
+    async fn tell_engine(&self, event: Event<A>) {
+        let _ = self.engine.send(event).await;
+    }
+}
+
+/// The error for a message that could not be decoded: tag and request come first in most of them.
+fn report(bytes: &[u8], error: WireError) -> ToGateway {
+    const GENERATE: u8 = 1;
+    let generate = bytes.first() == Some(&GENERATE);
+    let request = bytes.get(1..9).and_then(|bytes| RequestId::from_bytes(bytes).ok());
+    match request {
+        Some(request) if generate => {
+            let (tokens, prompt) = (Vec::new(), Vec::new());
+            let output = Output { request, tokens, prompt, cached_tokens: 0, finish: None, error: Some(error) };
+            ToGateway::Outputs(vec![output])
+        }
+        Some(request) if known_call(bytes[0]) => ToGateway::Failed(Failed { request, error }),
+        _ => ToGateway::Failed(Failed { request: NO_REQUEST, error }),
+    }
+}
+
+/// Load, unload and stats calls.
+fn known_call(tag: u8) -> bool {
+    (3..=5).contains(&tag)
+}

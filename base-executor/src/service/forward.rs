@@ -1,0 +1,69 @@
+//! From a gateway's bounded queue to its socket.
+//!
+//! The ZeroMQ library keeps up to 100,000 messages for a peer and does not say how many. So every frame carries a
+//! permit for its bytes, which the library gives back by dropping the frame once it has written it: at most
+//! [`WINDOW_BYTES`] are ever in its hands.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use shmproto::{codec::Wire as _, message::ToGateway};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
+    time::timeout,
+};
+use zeromq::{RouterSendHalf, SocketSend as _, ZmqMessage, util::PeerIdentity};
+
+/// Most bytes of one gateway that are in the hands of the ZeroMQ library.
+const WINDOW_BYTES: u32 = 4 << 20;
+
+/// A gateway that takes nothing for so long is given up.
+const STALL: Duration = Duration::from_secs(10);
+
+/// A frame that holds a permit until it has been written.
+struct Frame {
+    bytes: Vec<u8>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl AsRef<[u8]> for Frame {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// Sends what `queue` brings to `peer` until the queue is closed and written out, the peer is gone, or it does not
+/// read. Returns the peer, which has no further use then.
+pub(super) async fn forward(
+    peer: PeerIdentity,
+    mut queue: mpsc::Receiver<ToGateway>,
+    mut socket: RouterSendHalf,
+) -> PeerIdentity {
+    let window = Arc::new(Semaphore::new(WINDOW_BYTES as usize));
+    while let Some(message) = queue.recv().await {
+        let Some(frame) = frame(&message, &window).await else {
+            tracing::warn!("a gateway has read nothing for {} s and is given up", STALL.as_secs());
+            return peer;
+        };
+        if socket.send(address(&peer, frame)).await.is_err() {
+            return peer;
+        }
+    }
+    let _ = timeout(STALL, window.acquire_many(WINDOW_BYTES)).await;
+    peer
+}
+
+/// The message with a permit for its bytes; `None` if none is to be had.
+async fn frame(message: &ToGateway, window: &Arc<Semaphore>) -> Option<Bytes> {
+    let bytes = message.to_bytes();
+    let permits = u32::try_from(bytes.len()).unwrap_or(u32::MAX).min(WINDOW_BYTES);
+    let permit = timeout(STALL, Arc::clone(window).acquire_many_owned(permits)).await.ok()?.ok()?;
+    Some(Bytes::from_owner(Frame { bytes, _permit: permit }))
+}
+
+/// A message for one peer of a ROUTER.
+pub(super) fn address(peer: &PeerIdentity, frame: Bytes) -> ZmqMessage {
+    let mut message = ZmqMessage::from(frame);
+    message.push_front(peer.clone().into());
+    message
+}

@@ -1,0 +1,152 @@
+//! A forward pass without weights, and what the tests ask of it.
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex},
+};
+
+use model::forward::{BLOCK_TOKENS, BlockId, ForwardPass, LogitRows, SequenceSlice};
+use shmproto::message::{Generate, Sampling};
+
+/// Tokens of the fake's vocabulary.
+pub const VOCAB: usize = 64;
+/// A pass with this token panics.
+pub const PANICS: u32 = 63;
+/// A pass with this token gives half a row of logits too few.
+pub const FALLS_SHORT: u32 = 62;
+
+/// An adapter of the fake: a number that goes into every hash.
+#[derive(Debug)]
+pub struct FakeAdapter(pub u64);
+
+/// One slice as the pass saw it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seen {
+    pub start: usize,
+    pub tokens: usize,
+    pub logits: LogitRows,
+}
+
+/// The batches a pass has seen.
+pub type Log = Arc<Mutex<Vec<Vec<Seen>>>>;
+
+/// Its "keys and values" are the tokens themselves, written into the blocks it is given; its logits are a hash of
+/// what it reads back from there. A wrong block, a block given to two, a token computed twice or never, or a
+/// prefix of another adapter: each changes what comes out.
+pub struct FakePass {
+    memory: Vec<u64>,
+    log: Log,
+}
+
+impl FakePass {
+    pub fn new(blocks: u32) -> (Self, Log) {
+        let log = Log::default();
+        // What a block holds at first is as wrong as what another sequence left there.
+        let memory = (0..blocks as usize * BLOCK_TOKENS).map(|slot| slot as u64 * 31 + 7).collect();
+        (Self { memory, log: Arc::clone(&log) }, log)
+    }
+
+    fn write(&mut self, slice: &SequenceSlice<'_, FakeAdapter>) {
+        let tag = slice.adapter.map_or(0, |adapter| adapter.0);
+        for (index, &token) in slice.tokens.iter().enumerate() {
+            let slot = slot(slice, slice.start + index);
+            self.memory[slot] = mix(u64::from(token) + 1, tag);
+        }
+    }
+
+    /// The logits after the token at `position`, from everything up to there.
+    fn row(&self, slice: &SequenceSlice<'_, FakeAdapter>, position: usize) -> impl Iterator<Item = f32> {
+        let hash = (0..=position).fold(1, |hash, at| mix(hash, self.memory[slot(slice, at)]));
+        (0..VOCAB as u64).map(move |token| (mix(hash, token) % 4096) as f32 / 512.0)
+    }
+}
+
+fn slot(slice: &SequenceSlice<'_, FakeAdapter>, position: usize) -> usize {
+    slice.blocks[position / BLOCK_TOKENS].0 as usize * BLOCK_TOKENS + position % BLOCK_TOKENS
+}
+
+fn mix(a: u64, b: u64) -> u64 {
+    let mut x = a.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(b).wrapping_add(0x632B_E59B_D9B4_E019);
+    x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ (x >> 31)
+}
+
+impl ForwardPass for FakePass {
+    type Adapter = FakeAdapter;
+
+    fn vocab_size(&self) -> usize {
+        VOCAB
+    }
+
+    fn forward(&mut self, batch: &[SequenceSlice<'_, FakeAdapter>], logits: &mut Vec<f32>) {
+        let seen = |slice: &SequenceSlice<'_, FakeAdapter>| Seen {
+            start: slice.start,
+            tokens: slice.tokens.len(),
+            logits: slice.logits,
+        };
+        self.log.lock().unwrap().push(batch.iter().map(seen).collect());
+        check_aliasing(batch);
+        logits.clear();
+        for slice in batch {
+            assert!(!slice.tokens.is_empty());
+            assert!(!slice.tokens.contains(&PANICS), "a token that the pass cannot bear");
+            self.write(slice);
+            let end = slice.start + slice.tokens.len();
+            let first = match slice.logits {
+                LogitRows::None => end,
+                LogitRows::Last => end - 1,
+                LogitRows::All => slice.start,
+            };
+            (first..end).for_each(|position| logits.extend(self.row(slice, position)));
+        }
+        if batch.iter().any(|slice| slice.tokens.contains(&FALLS_SHORT)) {
+            logits.truncate(logits.len() - VOCAB / 2);
+        }
+    }
+}
+
+/// A real pass computes its slices in any order: none may read what another writes.
+fn check_aliasing(batch: &[SequenceSlice<'_, FakeAdapter>]) {
+    for (index, writer) in batch.iter().enumerate() {
+        let end = (writer.start + writer.tokens.len()).div_ceil(BLOCK_TOKENS);
+        let written: HashSet<BlockId> = writer.blocks[writer.start / BLOCK_TOKENS..end].iter().copied().collect();
+        let others = batch.iter().enumerate().filter(|(other, _)| *other != index);
+        for (_, reader) in others {
+            assert!(!reader.blocks.iter().any(|block| written.contains(block)), "a block is written and shared");
+        }
+    }
+}
+
+/// A greedy request.
+pub fn request(request: u64, prompt: Vec<u32>, max_tokens: u32) -> Generate {
+    let sampling = Sampling {
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        repetition_penalty: 1.0,
+        logit_bias: Vec::new(),
+        seed: request,
+    };
+    Generate {
+        request,
+        adapter: None,
+        namespace: [0; 32],
+        prompt,
+        max_tokens,
+        min_tokens: 0,
+        stop_tokens: Vec::new(),
+        sampling,
+        logprobs: None,
+        prompt_logprobs: None,
+        deadline_ms: 0,
+    }
+}
+
+/// A prompt of `len` tokens that no other `salt` begins with.
+pub fn prompt(salt: u64, len: usize) -> Vec<u32> {
+    (0..len as u64).map(|index| (mix(salt, index) % 60) as u32).collect()
+}

@@ -1,0 +1,644 @@
+//! The engine at its doors: events in, messages out, over a forward pass without weights.
+
+mod common;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use base_executor::{
+    adapters::{Budget, Prepared},
+    engine::{
+        Clock, Engine, Limits,
+        event::{Caller, ConnectionId, Event, Loaded},
+    },
+};
+use common::{FALLS_SHORT, FakeAdapter, FakePass, Log, PANICS, VOCAB, prompt, request};
+use model::{forward::LogitRows, generation::Generation};
+use proptest::prelude::*;
+use shmproto::message::{
+    AdapterUnloaded, ErrorCode, Finish, Generate, Output, Stats, ToGateway, TokenOutput, UnloadAdapter, Welcome,
+};
+use tokio::sync::mpsc;
+
+const GATEWAY: ConnectionId = ConnectionId(1);
+const ROOMY: Limits =
+    Limits { max_running: 64, max_waiting: 256, chunk_tokens: 512, kv_blocks: 4096, context_length: 2048 };
+
+#[derive(Clone)]
+struct TestClock(Arc<Mutex<Instant>>);
+
+impl Clock for TestClock {
+    fn now(&self) -> Instant {
+        *self.0.lock().unwrap()
+    }
+}
+
+/// All that was said about one request.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Answer {
+    tokens: Vec<TokenOutput>,
+    prompt: Vec<TokenOutput>,
+    cached_tokens: u32,
+    finish: Option<Finish>,
+    error: Option<ErrorCode>,
+}
+
+impl Answer {
+    fn add(&mut self, output: Output) {
+        assert!(self.finish.is_none() && self.error.is_none(), "nothing follows the last output");
+        self.tokens.extend(output.tokens);
+        self.prompt.extend(output.prompt);
+        self.cached_tokens += output.cached_tokens;
+        self.finish = output.finish;
+        self.error = output.error.map(|error| error.code);
+    }
+
+    /// What must not depend on who else is there.
+    fn content(&self) -> (&[TokenOutput], &[TokenOutput], Option<Finish>, Option<ErrorCode>) {
+        (&self.tokens, &self.prompt, self.finish, self.error)
+    }
+}
+
+/// An engine with one gateway, moved step by step.
+struct Bench {
+    engine: Engine<FakePass>,
+    queue: mpsc::Receiver<ToGateway>,
+    clock: TestClock,
+    log: Log,
+    budget: Budget,
+    answers: HashMap<u64, Answer>,
+    others: Vec<ToGateway>,
+    steps: usize,
+}
+
+impl Bench {
+    fn new(limits: Limits) -> Self {
+        let (pass, log) = FakePass::new(limits.kv_blocks);
+        let clock = TestClock(Arc::new(Mutex::new(Instant::now())));
+        let mut engine = Engine::new(pass, limits, welcome(), Box::new(clock.clone()));
+        let (outbox, queue) = mpsc::channel(1024);
+        engine.handle(Event::Connected { connection: GATEWAY, outbox });
+        let (answers, others) = (HashMap::new(), Vec::new());
+        let mut bench = Self { engine, queue, clock, log, budget: Budget::new(1000), answers, others, steps: 0 };
+        bench.step();
+        bench
+    }
+
+    fn send(&mut self, request: Generate) {
+        let received_at = self.clock.now();
+        self.engine.handle(Event::Generate { connection: GATEWAY, request, received_at });
+    }
+
+    fn cancel(&mut self, request: u64) {
+        self.engine.handle(Event::Cancel(Caller { connection: GATEWAY, request }));
+    }
+
+    fn step(&mut self) {
+        self.engine.step();
+        self.steps += 1;
+        let mut outputs = 0;
+        while let Ok(message) = self.queue.try_recv() {
+            match message {
+                ToGateway::Outputs(batch) => {
+                    outputs += 1;
+                    batch.into_iter().for_each(|one| self.answers.entry(one.request).or_default().add(one));
+                }
+                other => self.others.push(other),
+            }
+        }
+        assert!(outputs <= 1, "a step's outputs are one message");
+        let stats = self.stats();
+        assert!(stats.kv_blocks_used + stats.kv_blocks_cached <= stats.kv_blocks_total);
+    }
+
+    fn finish(&mut self) {
+        while !self.engine.is_idle() {
+            self.step();
+            assert!(self.steps < 20_000, "the engine makes no progress: {:?}", self.engine);
+        }
+        self.step();
+    }
+
+    fn stats(&self) -> Stats {
+        self.engine.stats(0)
+    }
+
+    fn load(&mut self, tag: u8) {
+        let generation = Generation([tag; 32]);
+        let loaded = match self.budget.claim(generation, 10) {
+            Ok(claim) => {
+                let adapter = Arc::new(FakeAdapter(tag.into()));
+                Loaded::New(Prepared { adapter, claim, rank: 4, modules: 2 })
+            }
+            Err(_) => Loaded::Known(generation),
+        };
+        let caller = Caller { connection: GATEWAY, request: tag.into() };
+        self.engine.handle(Event::AdapterLoaded { caller, loaded });
+    }
+
+    fn unload(&mut self, tag: u8) {
+        let call = UnloadAdapter { request: tag.into(), generation: [tag; 32] };
+        self.engine.handle(Event::UnloadAdapter { connection: GATEWAY, call });
+    }
+
+    fn answer(&self, request: u64) -> &Answer {
+        self.answers.get(&request).unwrap_or_else(|| panic!("request {request} was not answered"))
+    }
+
+    fn error(&self, request: u64) -> Option<ErrorCode> {
+        self.answer(request).error
+    }
+}
+
+fn welcome() -> Welcome {
+    Welcome {
+        version: 1,
+        instance: 1,
+        model_path: String::new(),
+        base_hash: [0; 32],
+        context_length: 0,
+        vocab_size: 0,
+        adapter_budget_bytes: 0,
+        kv_blocks: 0,
+        block_tokens: 0,
+        adapters: Vec::new(),
+    }
+}
+
+/// What a request gets when it has an engine for itself.
+fn alone(request: &Generate) -> Answer {
+    let mut bench = Bench::new(Limits { kv_blocks: 128, ..ROOMY });
+    request.adapter.iter().for_each(|generation| bench.load(generation[0]));
+    bench.send(request.clone());
+    bench.finish();
+    bench.answer(request.request).clone()
+}
+
+fn assert_as_if_alone(bench: &Bench, requests: &[Generate]) {
+    for request in requests {
+        assert_eq!(bench.answer(request.request).content(), alone(request).content(), "request {request:?}");
+    }
+}
+
+fn assert_nothing_held(bench: &Bench) {
+    let stats = bench.stats();
+    assert_eq!((stats.waiting, stats.running, stats.kv_blocks_used), (0, 0, 0));
+    assert!(stats.adapters.iter().all(|adapter| adapter.requests == 0), "{:?}", stats.adapters);
+}
+
+/// Requests as different as they come: greedy, sampled, with penalties, stops, reports and adapters, and prompts
+/// that begin alike.
+fn any_request() -> impl Strategy<Value = Generate> {
+    let shape = (0..3u64, 0..70usize, 0..4u64, 1..6usize, 0..40u32);
+    let choice = (prop::bool::ANY, 0..4u32, prop::bool::weighted(0.2), prop::bool::weighted(0.15), 0..3u8);
+    (shape, choice, any::<u64>()).prop_map(|((head, head_len, tail, tail_len, max_tokens), choice, seed)| {
+        let (sampled, stops, penalized, scored, adapter) = choice;
+        let mut tokens = prompt(head, head_len);
+        tokens.extend(prompt(100 + tail, tail_len));
+        let mut request = request(0, tokens, max_tokens);
+        request.sampling.seed = seed;
+        request.sampling.temperature = if sampled { 1.0 } else { 0.0 };
+        request.sampling.frequency_penalty = if penalized { 0.5 } else { 0.0 };
+        request.sampling.repetition_penalty = if penalized { 1.2 } else { 1.0 };
+        request.stop_tokens = (0..stops).map(|token| token * 7).collect();
+        request.min_tokens = stops;
+        request.logprobs = sampled.then_some(2);
+        request.prompt_logprobs = scored.then_some(1);
+        request.adapter = (adapter > 0).then_some([adapter; 32]);
+        request
+    })
+}
+
+fn any_limits() -> impl Strategy<Value = Limits> {
+    // The longest request has 75 + 40 tokens: 8 blocks.
+    (1..20usize, 16..200usize, 8..60u32).prop_map(|(max_running, chunk_tokens, kv_blocks)| Limits {
+        max_running,
+        chunk_tokens,
+        kv_blocks,
+        ..ROOMY
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 120, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_request_gets_what_it_would_get_alone(
+        mut requests in prop::collection::vec((any_request(), 0..6usize), 1..17),
+        limits in any_limits(),
+    ) {
+        let mut bench = Bench::new(limits);
+        (1..3).for_each(|tag| bench.load(tag));
+        for (id, (request, steps_before)) in (1..).zip(&mut requests) {
+            request.request = id;
+            (0..*steps_before).for_each(|_| bench.step());
+            bench.send(request.clone());
+        }
+        bench.finish();
+        let requests: Vec<_> = requests.into_iter().map(|(request, _)| request).collect();
+        assert_as_if_alone(&bench, &requests);
+        assert_nothing_held(&bench);
+    }
+
+    #[test]
+    fn three_hundred_requests_cancelled_at_any_moment_leave_nothing_behind(
+        moments in prop::collection::vec((any_request(), 0..3usize, 0..20usize), 300),
+        limits in any_limits(),
+    ) {
+        let mut bench = Bench::new(limits);
+        (1..3).for_each(|tag| bench.load(tag));
+        for (id, (mut request, steps, age)) in (1..).zip(moments) {
+            request.request = id;
+            bench.send(request);
+            (0..steps).for_each(|_| bench.step());
+            bench.cancel(id.saturating_sub(age as u64));
+        }
+        (1..=300).for_each(|id| bench.cancel(id));
+        prop_assert!(bench.engine.is_idle());
+        assert_nothing_held(&bench);
+    }
+}
+
+#[test]
+fn sixteen_requests_on_three_adapters_get_what_they_would_get_alone() {
+    let mut bench = Bench::new(ROOMY);
+    (1..4).for_each(|tag| bench.load(tag));
+    let mut requests = Vec::new();
+    for id in 1..=16 {
+        let mut one = request(id, prompt(id, 100 + id as usize), 32);
+        one.sampling.temperature = (id % 2) as f32;
+        one.adapter = (id % 4 > 0).then_some([(id % 4) as u8; 32]);
+        bench.send(one.clone());
+        requests.push(one);
+    }
+    bench.finish();
+    assert_as_if_alone(&bench, &requests);
+    assert_eq!(bench.stats().preemptions, 0);
+}
+
+#[test]
+fn a_preempted_request_goes_on_bit_for_bit_and_repeats_no_token() {
+    let limits = Limits { kv_blocks: 12, ..ROOMY };
+    let mut bench = Bench::new(limits);
+    let requests: Vec<_> = (1..=4)
+        .map(|id| {
+            let mut one = request(id, prompt(id, 20), 100);
+            one.sampling.temperature = 1.0;
+            one.logprobs = Some(1);
+            one
+        })
+        .collect();
+    requests.iter().for_each(|one| bench.send(one.clone()));
+    bench.finish();
+    assert!(bench.stats().preemptions > 0, "the pool is too small for all four");
+    assert_as_if_alone(&bench, &requests);
+    assert_nothing_held(&bench);
+}
+
+#[test]
+fn a_cached_prefix_is_not_computed_again_and_changes_nothing() {
+    let mut bench = Bench::new(ROOMY);
+    let first = request(1, prompt(5, 50), 20);
+    let second = Generate { request: 2, ..first.clone() };
+    bench.send(first.clone());
+    bench.finish();
+    bench.send(second.clone());
+    bench.finish();
+    assert_eq!(bench.answer(1).cached_tokens, 0);
+    assert_eq!(bench.answer(2).cached_tokens, 48, "three full blocks of the prompt");
+    assert_as_if_alone(&bench, &[first, second]);
+    assert_eq!(bench.stats().prompt_tokens, 52);
+}
+
+#[test]
+fn a_prompt_that_is_cached_as_a_whole_has_its_last_token_computed() {
+    let mut bench = Bench::new(ROOMY);
+    bench.send(request(1, prompt(5, 32), 1));
+    bench.finish();
+    bench.send(request(2, prompt(5, 32), 1));
+    bench.finish();
+    assert_eq!(bench.answer(2).cached_tokens, 16);
+    assert_eq!(bench.answer(2).tokens, bench.answer(1).tokens);
+}
+
+#[test]
+fn generated_tokens_are_cached_for_the_next_turn_of_a_conversation() {
+    let mut bench = Bench::new(ROOMY);
+    bench.send(request(1, prompt(5, 20), 30));
+    bench.finish();
+    let mut turn = prompt(5, 20);
+    turn.extend(bench.answer(1).tokens.iter().map(|output| output.token));
+    turn.extend(prompt(6, 5));
+    bench.send(request(2, turn, 1));
+    bench.finish();
+    assert_eq!(bench.answer(2).cached_tokens, 48, "49 tokens were computed");
+}
+
+#[test]
+fn tenants_and_adapters_share_no_prefix() {
+    let mut bench = Bench::new(ROOMY);
+    bench.load(1);
+    let base = request(1, prompt(5, 50), 4);
+    let tenant = Generate { request: 2, namespace: [1; 32], ..base.clone() };
+    // A gateway that forgot to hash the generation into the namespace.
+    let adapted = Generate { request: 3, adapter: Some([1; 32]), ..base.clone() };
+    let requests = [base, tenant, adapted];
+    for one in &requests {
+        bench.send(one.clone());
+        bench.finish();
+        assert_eq!(bench.answer(one.request).cached_tokens, 0);
+    }
+    assert_as_if_alone(&bench, &requests);
+}
+
+#[test]
+fn eight_prompts_of_128_tokens_take_two_steps() {
+    let mut bench = Bench::new(ROOMY);
+    (1..=8).for_each(|id| bench.send(request(id, prompt(id, 128), 4)));
+    bench.step();
+    assert_eq!((1..=8).filter(|id| bench.answers.contains_key(id)).count(), 4, "first come, first served");
+    bench.step();
+    assert!((1..=8).all(|id| bench.answers.contains_key(&id)));
+}
+
+#[test]
+fn logits_are_computed_for_the_last_chunk_of_a_prompt_only() {
+    let mut bench = Bench::new(Limits { chunk_tokens: 64, ..ROOMY });
+    bench.send(request(1, prompt(1, 150), 2));
+    bench.finish();
+    let seen: Vec<_> = bench.log.lock().unwrap().iter().map(|batch| (batch[0].tokens, batch[0].logits)).collect();
+    let expected = [(64, LogitRows::None), (64, LogitRows::None), (22, LogitRows::Last), (1, LogitRows::Last)];
+    assert_eq!(seen, expected);
+}
+
+#[test]
+fn a_long_prompt_keeps_neither_short_prompts_nor_generation_waiting() {
+    let mut bench = Bench::new(ROOMY);
+    bench.send(request(1, prompt(1, 10), 100));
+    bench.step();
+    bench.send(request(2, prompt(2, 1900), 4));
+    bench.send(request(3, prompt(3, 100), 4));
+    bench.step();
+    assert_eq!(bench.answer(1).tokens.len(), 2, "generation goes on in every step");
+    assert!(bench.answers.contains_key(&3), "the short prompt is done");
+    assert!(!bench.answers.contains_key(&2));
+    assert_eq!(bench.log.lock().unwrap()[1].iter().map(|seen| seen.tokens).sum::<usize>(), 1 + 383 + 100);
+}
+
+#[test]
+fn a_request_that_must_wait_for_room_is_not_overtaken_for_ever() {
+    let mut bench = Bench::new(Limits { kv_blocks: 16, ..ROOMY });
+    bench.send(request(1, prompt(1, 100), 20));
+    bench.step();
+    // Fits only when nothing else does, while small requests keep coming.
+    bench.send(request(2, prompt(2, 200), 40));
+    for id in 3..100 {
+        bench.send(request(id, prompt(id, 10), 5));
+        bench.step();
+    }
+    assert_eq!(bench.answer(2).finish, Some(Finish::Length));
+    bench.finish();
+    assert_nothing_held(&bench);
+}
+
+#[test]
+fn prompt_log_probabilities_cover_every_prompt_token_but_the_first() {
+    let mut bench = Bench::new(Limits { chunk_tokens: 40, ..ROOMY });
+    let mut one = request(1, prompt(1, 150), 2);
+    one.prompt_logprobs = Some(3);
+    bench.send(Generate { request: 9, prompt_logprobs: None, ..one.clone() });
+    bench.finish();
+    bench.send(one.clone());
+    bench.finish();
+    let answer = bench.answer(1);
+    assert_eq!(answer.cached_tokens, 0, "a cached token has no logits");
+    assert_eq!(answer.prompt.iter().map(|output| output.token).collect::<Vec<_>>(), one.prompt[1..]);
+    assert!(answer.prompt.iter().all(|output| output.top.len() == 3 && output.logprob < 0.0));
+    assert_eq!(answer.tokens, bench.answer(9).tokens);
+    assert_as_if_alone(&bench, &[one]);
+}
+
+#[test]
+fn a_prompt_can_be_scored_without_generating() {
+    let mut bench = Bench::new(ROOMY);
+    let mut one = request(1, prompt(1, 30), 0);
+    one.prompt_logprobs = Some(0);
+    bench.send(one);
+    bench.finish();
+    let answer = bench.answer(1);
+    assert_eq!((answer.tokens.len(), answer.prompt.len(), answer.finish), (0, 29, Some(Finish::Length)));
+}
+
+#[test]
+fn a_stop_token_ends_a_request_but_not_before_min_tokens() {
+    let mut bench = Bench::new(ROOMY);
+    bench.send(request(1, prompt(1, 10), 20));
+    bench.finish();
+    let free: Vec<u32> = bench.answer(1).tokens.iter().map(|output| output.token).collect();
+
+    let stopped = Generate { request: 2, stop_tokens: vec![free[3]], ..request(2, prompt(1, 10), 20) };
+    bench.send(stopped.clone());
+    bench.send(Generate { request: 3, min_tokens: 10, ..stopped });
+    bench.finish();
+    let first = free.iter().position(|token| *token == free[3]).unwrap();
+    assert_eq!(bench.answer(2).tokens.len(), first + 1, "the stop token is the last token");
+    assert_eq!(bench.answer(2).finish, Some(Finish::Stop));
+    let tokens = &bench.answer(3).tokens;
+    assert!(tokens.len() > 10 && tokens[..10].iter().all(|output| output.token != free[3]), "{tokens:?}");
+}
+
+#[test]
+fn a_request_ends_where_the_context_does() {
+    let mut bench = Bench::new(Limits { context_length: 64, ..ROOMY });
+    bench.send(request(1, prompt(1, 60), 1000));
+    bench.finish();
+    assert_eq!((bench.answer(1).tokens.len(), bench.answer(1).finish), (4, Some(Finish::Length)));
+}
+
+#[test]
+fn what_can_never_fit_is_refused_at_once_with_both_numbers() {
+    let mut bench = Bench::new(Limits { kv_blocks: 4, context_length: 100, ..ROOMY });
+    bench.send(request(1, prompt(1, 100), 1));
+    bench.send(request(2, prompt(1, 60), 6));
+    bench.send(request(3, prompt(1, 60), 5));
+    let (outbox, mut queue) = mpsc::channel(8);
+    bench.engine.handle(Event::Connected { connection: ConnectionId(2), outbox });
+    let received_at = bench.clock.now();
+    let request = request(4, prompt(1, 60), 40);
+    bench.engine.handle(Event::Generate { connection: ConnectionId(2), request, received_at });
+    bench.step();
+    assert_eq!(bench.error(1), Some(ErrorCode::ContextLengthExceeded));
+    assert_eq!(bench.error(2), Some(ErrorCode::ContextLengthExceeded));
+    let Some(ToGateway::Outputs(outputs)) = queue.blocking_recv() else { panic!("outputs come first") };
+    let message = &outputs[0].error.as_ref().unwrap().message;
+    assert!(message.contains("need 7 KV blocks, but the pool has 4"), "{message}");
+    bench.finish();
+    assert_eq!(bench.answer(3).finish, Some(Finish::Length), "this one fits exactly");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_and_the_others_go_on() {
+    let mut bench = Bench::new(ROOMY);
+    bench.send(request(1, prompt(1, 10), 5));
+    bench.send(request(2, Vec::new(), 5));
+    bench.send(request(3, vec![VOCAB as u32], 5));
+    bench.send(Generate { stop_tokens: vec![u32::MAX], ..request(4, prompt(1, 10), 5) });
+    bench.send(Generate { logprobs: Some(21), ..request(5, prompt(1, 10), 5) });
+    let mut hot = request(6, prompt(1, 10), 5);
+    hot.sampling.temperature = f32::NAN;
+    bench.send(hot);
+    bench.send(Generate { adapter: Some([9; 32]), ..request(7, prompt(1, 10), 5) });
+    bench.finish();
+    assert!((2..7).all(|id| bench.error(id) == Some(ErrorCode::InvalidRequest)), "{:?}", bench.answers);
+    assert_eq!(bench.error(7), Some(ErrorCode::AdapterNotFound), "never a silent answer of the base model");
+    assert_eq!(bench.answer(1).finish, Some(Finish::Length));
+}
+
+#[test]
+fn a_full_queue_is_an_answer() {
+    let mut bench = Bench::new(Limits { max_running: 2, max_waiting: 3, ..ROOMY });
+    (1..=7).for_each(|id| bench.send(request(id, prompt(id, 10), 5)));
+    bench.finish();
+    let full: Vec<u64> = (1..=7).filter(|id| bench.error(*id) == Some(ErrorCode::QueueFull)).collect();
+    assert_eq!(full, [6, 7]);
+    assert!((1..=5).all(|id| bench.answer(id).finish.is_some()));
+    bench.send(request(8, prompt(8, 10), 5));
+    bench.finish();
+    assert_eq!(bench.error(8), None);
+}
+
+#[test]
+fn a_deadline_ends_what_waits_and_what_runs() {
+    let mut bench = Bench::new(Limits { max_running: 1, ..ROOMY });
+    bench.send(Generate { deadline_ms: 100, ..request(1, prompt(1, 10), 50) });
+    bench.send(Generate { deadline_ms: 100, ..request(2, prompt(2, 10), 50) });
+    bench.send(request(3, prompt(3, 10), 5));
+    bench.step();
+    *bench.clock.0.lock().unwrap() += Duration::from_millis(99);
+    bench.step();
+    assert_eq!(bench.answer(1).tokens.len(), 2);
+    *bench.clock.0.lock().unwrap() += Duration::from_millis(1);
+    bench.finish();
+    assert_eq!(bench.error(1), Some(ErrorCode::DeadlineExceeded));
+    assert_eq!(bench.answer(1).tokens.len(), 2, "what was generated in time stands");
+    assert_eq!(bench.error(2), Some(ErrorCode::DeadlineExceeded));
+    assert_eq!(bench.answer(3).finish, Some(Finish::Length));
+    assert_nothing_held(&bench);
+}
+
+#[test]
+fn a_panic_about_one_request_is_that_requests_error() {
+    let mut bench = Bench::new(ROOMY);
+    bench.send(request(1, prompt(1, 10), 20));
+    bench.step();
+    // Its row of logits is the one that is cut short: it is the last of the step.
+    bench.send(request(2, vec![1, 2, FALLS_SHORT], 20));
+    bench.finish();
+    assert_eq!(bench.error(2), Some(ErrorCode::Internal));
+    assert_as_if_alone(&bench, &[request(1, prompt(1, 10), 20)]);
+    assert_nothing_held(&bench);
+}
+
+#[test]
+fn a_panic_of_the_forward_pass_fails_its_batch_and_the_engine_goes_on() {
+    let mut bench = Bench::new(ROOMY);
+    bench.send(request(1, vec![1, 2, PANICS], 20));
+    bench.step();
+    assert_eq!(bench.error(1), Some(ErrorCode::Internal));
+    let after = request(2, prompt(2, 40), 20);
+    bench.send(after.clone());
+    bench.finish();
+    assert_as_if_alone(&bench, &[after]);
+    assert_nothing_held(&bench);
+}
+
+#[test]
+fn unloading_drains_then_frees_blocks_and_bytes_then_answers() {
+    let mut bench = Bench::new(ROOMY);
+    bench.load(1);
+    bench.send(Generate { adapter: Some([1; 32]), ..request(1, prompt(1, 40), 10) });
+    bench.step();
+    bench.unload(1);
+    bench.send(Generate { adapter: Some([1; 32]), ..request(2, prompt(1, 40), 10) });
+    bench.step();
+    assert_eq!(bench.error(2), Some(ErrorCode::AdapterNotFound));
+    let gone = ToGateway::AdapterUnloaded(AdapterUnloaded { request: 1, generation: [1; 32], freed_bytes: 10 });
+    assert!(!bench.others.contains(&gone), "a request still runs");
+    bench.finish();
+    assert_eq!(bench.answer(1).tokens.len(), 10);
+    assert!(bench.others.contains(&gone));
+    let stats = bench.stats();
+    assert_eq!((stats.kv_blocks_cached, stats.adapter_bytes, bench.budget.held_bytes()), (0, 0, 0));
+    bench.unload(1);
+    bench.step();
+    assert!(matches!(bench.others.last(), Some(ToGateway::Failed(failed)) if failed.error.code == ErrorCode::AdapterNotFound));
+}
+
+#[test]
+fn loading_a_generation_again_answers_and_changes_nothing() {
+    let mut bench = Bench::new(ROOMY);
+    bench.load(1);
+    bench.load(1);
+    bench.step();
+    let loaded = bench.others.iter().filter(|message| {
+        matches!(message, ToGateway::AdapterLoaded(loaded) if loaded.generation == [1; 32] && loaded.rank == 4)
+    });
+    assert_eq!(loaded.count(), 2);
+    assert_eq!((bench.stats().adapters.len(), bench.budget.held_bytes()), (1, 10));
+}
+
+#[test]
+fn a_gateway_that_is_gone_leaves_nothing_behind_and_the_others_undisturbed() {
+    let mut bench = Bench::new(ROOMY);
+    let (outbox, queue) = mpsc::channel(8);
+    bench.engine.handle(Event::Connected { connection: ConnectionId(2), outbox });
+    let received_at = bench.clock.now();
+    let theirs = request(1, prompt(1, 40), 50);
+    bench.engine.handle(Event::Generate { connection: ConnectionId(2), request: theirs, received_at });
+    let ours = request(1, prompt(2, 40), 50);
+    bench.send(ours.clone());
+    bench.step();
+    assert_eq!(bench.stats().running, 2);
+    drop(queue);
+    bench.step();
+    assert_eq!((bench.stats().running, bench.stats().cancelled), (1, 1));
+    bench.finish();
+    assert_as_if_alone(&bench, &[ours]);
+    assert_nothing_held(&bench);
+}
+
+#[test]
+fn a_gateway_that_does_not_read_is_given_up() {
+    let mut bench = Bench::new(ROOMY);
+    let (outbox, queue) = mpsc::channel(4);
+    bench.engine.handle(Event::Connected { connection: ConnectionId(2), outbox });
+    let received_at = bench.clock.now();
+    let request = request(1, prompt(1, 40), 50);
+    bench.engine.handle(Event::Generate { connection: ConnectionId(2), request, received_at });
+    (0..10).for_each(|_| bench.step());
+    assert_eq!((bench.stats().running, bench.stats().cancelled), (0, 1));
+    assert_eq!(queue.len(), 4, "what was queued is still theirs");
+    assert!(queue.is_closed());
+}
+
+#[test]
+fn draining_refuses_what_is_new_finishes_what_runs_and_gives_up_at_the_end_of_the_grace() {
+    let mut bench = Bench::new(ROOMY);
+    bench.send(request(1, prompt(1, 10), 3));
+    bench.send(request(2, prompt(2, 10), 1000));
+    bench.step();
+    let until = bench.clock.now() + Duration::from_secs(1);
+    bench.engine.handle(Event::Drain { until });
+    bench.send(request(3, prompt(3, 10), 3));
+    (0..5).for_each(|_| bench.step());
+    assert_eq!(bench.error(3), Some(ErrorCode::ShuttingDown));
+    assert_eq!(bench.answer(1).finish, Some(Finish::Length));
+    assert_eq!(bench.stats().running, 1);
+    *bench.clock.0.lock().unwrap() = until;
+    bench.step();
+    assert_eq!(bench.error(2), Some(ErrorCode::ShuttingDown));
+    assert!(bench.engine.is_idle());
+}

@@ -1,0 +1,57 @@
+//! 1 to 16 streams of the base model: tokens a second over all of them, as `llama-batched-bench` counts them.
+
+use anyhow::Result;
+
+use crate::{
+    contest::{Contest, Entries},
+    ours::Load,
+    report::{Better, Comparison, Target},
+    setup::Setup,
+};
+
+const STREAMS: [usize; 4] = [1, 4, 8, 16];
+const PROMPT_TOKENS: usize = 128;
+const GENERATED_TOKENS: usize = 64;
+/// At the most streams, against the peer's fastest format.
+const TARGET: Target = Target::RatioAtLeast(1.5);
+
+/// Ours beside llama-batched-bench on the same file and on Q4_0, for each number of streams.
+pub(crate) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
+    let entries = Entries::measure(
+        setup,
+        |_| ours(setup),
+        |weights, _| {
+            setup
+                .peer
+                .batched(weights, &STREAMS, PROMPT_TOKENS, GENERATED_TOKENS)
+        },
+    )?;
+    let mut comparisons = Vec::new();
+    for (index, streams) in STREAMS.into_iter().enumerate() {
+        let contest = Contest {
+            bench: "batch",
+            case: format!("{streams} base streams"),
+            unit: "tokens/s",
+            better: Better::Higher,
+            rival: "llama-batched-bench",
+            targets: [None, (streams == STREAMS[STREAMS.len() - 1]).then_some(TARGET)],
+        };
+        comparisons.extend(entries.compare(setup, &contest, |rates| rates[index])?);
+    }
+    Ok(comparisons)
+}
+
+/// Decode tokens a second at each of [`STREAMS`].
+fn ours(setup: &Setup) -> Result<Vec<f64>> {
+    STREAMS
+        .into_iter()
+        .map(|streams| {
+            let load = Load {
+                prompt_tokens: PROMPT_TOKENS,
+                generated_tokens: GENERATED_TOKENS,
+                streams,
+            };
+            Ok(setup.ours.rates(load)?.decode_tokens_per_s)
+        })
+        .collect()
+}

@@ -1,0 +1,103 @@
+//! Ours beside the peer twice: on the same file, and on its own fastest format.
+
+use anyhow::Result;
+
+use crate::{
+    measure::{Samples, alternate},
+    peer::Weights,
+    report::{Better, Comparison, Rival, Target},
+    setup::Setup,
+};
+
+/// A figure that both sides have.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Contest {
+    /// Name of the benchmark.
+    pub(crate) bench: &'static str,
+    /// What exactly is measured.
+    pub(crate) case: String,
+    /// Unit of the figure.
+    pub(crate) unit: &'static str,
+    /// Which side wins.
+    pub(crate) better: Better,
+    /// The peer's program.
+    pub(crate) rival: &'static str,
+    /// What to reach on the same file and against the fastest format.
+    pub(crate) targets: [Option<Target>; 2],
+}
+
+/// What the three contestants gave, round after round.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Entries<T> {
+    /// Ours.
+    pub(crate) ours: Vec<T>,
+    /// The peer on the same file.
+    pub(crate) same_file: Vec<T>,
+    /// The peer on its fastest format.
+    pub(crate) fastest: Vec<T>,
+}
+
+impl<T> Entries<T> {
+    /// Measures all three in alternation; both arguments are told the round.
+    ///
+    /// # Errors
+    /// The first failed measurement's.
+    pub(crate) fn measure<'a>(
+        setup: &'a Setup,
+        ours: impl FnMut(usize) -> Result<T> + 'a,
+        peer: impl Fn(&Weights, usize) -> Result<T> + 'a,
+    ) -> Result<Self> {
+        let peer = &peer;
+        let [ours, same_file, fastest] = alternate(
+            setup.config.runs,
+            [
+                Box::new(ours),
+                Box::new(|round| peer(&setup.peer.shipped, round)),
+                Box::new(|round| peer(&setup.peer.q4_0, round)),
+            ],
+        )?;
+        Ok(Self {
+            ours,
+            same_file,
+            fastest,
+        })
+    }
+
+    /// One figure of each entry, as `contest` compares it: a row for each of the peer's formats.
+    ///
+    /// # Errors
+    /// If a figure is not a number.
+    pub(crate) fn compare(
+        &self,
+        setup: &Setup,
+        contest: &Contest,
+        figure: impl Fn(&T) -> f64,
+    ) -> Result<Vec<Comparison>> {
+        let ours = Samples::of(&self.ours, &figure)?;
+        let rivals = [
+            (&setup.peer.shipped, &self.same_file),
+            (&setup.peer.q4_0, &self.fastest),
+        ];
+        rivals
+            .into_iter()
+            .zip(contest.targets)
+            .map(|((weights, entries), target)| {
+                let samples = Samples::of(entries, &figure)?;
+                let rival = Rival {
+                    name: contest.rival.to_owned(),
+                    format: weights.format.clone(),
+                    samples,
+                };
+                Ok(Comparison {
+                    bench: contest.bench,
+                    case: contest.case.clone(),
+                    unit: contest.unit,
+                    better: contest.better,
+                    ours: ours.clone(),
+                    rival,
+                    target,
+                })
+            })
+            .collect()
+    }
+}

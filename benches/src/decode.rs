@@ -1,0 +1,34 @@
+//! One stream: tokens a second from an empty context, as `llama-bench -p 0 -n 128` counts them.
+
+use anyhow::Result;
+
+use crate::{
+    contest::{Contest, Entries},
+    ours::Load,
+    report::{Better, Comparison, Target},
+    setup::Setup,
+};
+
+const LOAD: Load = Load {
+    prompt_tokens: 1,
+    generated_tokens: 128,
+    streams: 1,
+};
+
+/// Ours beside llama-bench on the same file and on Q4_0.
+pub(crate) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
+    let contest = Contest {
+        bench: "decode",
+        case: "one stream".to_owned(),
+        unit: "tokens/s",
+        better: Better::Higher,
+        rival: "llama-bench",
+        targets: [Some(Target::RatioAtLeast(1.8)), None],
+    };
+    let entries = Entries::measure(
+        setup,
+        |_| Ok(setup.ours.rates(LOAD)?.decode_tokens_per_s),
+        |weights, _| setup.peer.decode(weights, LOAD.generated_tokens),
+    )?;
+    entries.compare(setup, &contest, |rate| *rate)
+}

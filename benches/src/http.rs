@@ -1,0 +1,417 @@
+//! Streamed requests to either side's server, and the times at which their tokens arrive.
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    sync::Barrier,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use serde_json::Value;
+use ureq::Agent;
+
+use crate::{process::Process, workload::Job};
+
+/// How long a server may take to be ready, its adapters loaded.
+const READY_LIMIT: Duration = Duration::from_secs(120);
+/// How often a starting server is asked whether it is ready.
+const READY_POLL: Duration = Duration::from_millis(5);
+/// How long a request may take.
+const REQUEST_LIMIT: Duration = Duration::from_secs(300);
+
+/// Tokens that a warm-up request generates.
+const WARM_UP_TOKENS: usize = 8;
+
+/// What one event of a stream says.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Event {
+    /// It carries generated text.
+    pub(crate) has_text: bool,
+    /// It tells how many tokens were generated in all.
+    pub(crate) generated: Option<usize>,
+}
+
+/// How a kind of server is asked, and how it answers.
+pub(crate) trait Dialect: Sync {
+    /// Path of the completion route.
+    fn route(&self) -> &'static str;
+    /// Body that asks for `job`: streamed, greedy, past the end of the text.
+    fn body(&self, job: &Job) -> Value;
+    /// What an event's JSON says.
+    ///
+    /// # Errors
+    /// If it reports an error.
+    fn read(&self, event: &Value) -> Result<Event>;
+}
+
+/// When the tokens of one request came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Timeline {
+    /// The request was sent.
+    pub(crate) sent: Instant,
+    /// The first text arrived.
+    pub(crate) first: Instant,
+    /// The last text arrived.
+    pub(crate) last: Instant,
+    /// Tokens generated.
+    pub(crate) tokens: usize,
+}
+
+/// Requests sent at the same moment, all answered.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Burst(Vec<Timeline>);
+
+impl Burst {
+    /// Tokens a second over all requests, from the first token of any to the last of all.
+    pub(crate) fn decode_tokens_per_s(&self) -> f64 {
+        let generated: usize = self.0.iter().map(|t| t.tokens).sum();
+        // The token that opens the window was made before it.
+        (generated - 1) as f64 / self.span(|t| t.first).as_secs_f64()
+    }
+
+    /// Tokens a second over all requests, from their release to the last token: prefill included.
+    pub(crate) fn aggregate_tokens_per_s(&self) -> f64 {
+        let generated: usize = self.0.iter().map(|t| t.tokens).sum();
+        generated as f64 / self.span(|t| t.sent).as_secs_f64()
+    }
+
+    /// Longest time to a first token.
+    pub(crate) fn worst_first_token_ms(&self) -> f64 {
+        let worst = self.0.iter().map(|t| t.first - t.sent).max().unwrap_or_default();
+        worst.as_secs_f64() * 1000.0
+    }
+
+    fn span(&self, start: impl Fn(&Timeline) -> Instant) -> Duration {
+        let start = self.0.iter().map(start).min();
+        let end = self.0.iter().map(|t| t.last).max();
+        start.zip(end).map_or(Duration::ZERO, |(start, end)| end - start)
+    }
+}
+
+/// A server that speaks `D`.
+#[derive(Debug)]
+pub(crate) struct Server<D> {
+    process: Process,
+    port: u16,
+    dialect: D,
+}
+
+/// A port of this machine that was free a moment ago.
+///
+/// # Errors
+/// If there is none.
+pub(crate) fn free_port() -> Result<u16> {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").context("cannot find a free port")?;
+    Ok(listener.local_addr().context("cannot find a free port")?.port())
+}
+
+impl<D: Dialect> Server<D> {
+    /// Waits until a started server answers `GET /health` with 200.
+    ///
+    /// # Errors
+    /// If it ends or takes too long; with the end of its log.
+    pub(crate) fn when_ready(mut process: Process, port: u16, dialect: D) -> Result<Self> {
+        let started = Instant::now();
+        let agent = agent(Duration::from_secs(5));
+        let health = format!("http://127.0.0.1:{port}/health");
+        while !agent
+            .get(&health)
+            .call()
+            .is_ok_and(|answer| answer.status() == 200)
+        {
+            process.ensure_running()?;
+            ensure!(
+                started.elapsed() < READY_LIMIT,
+                "no answer at {health} for {READY_LIMIT:?}; the server's last words:\n{}",
+                process.last_words()
+            );
+            thread::sleep(READY_POLL);
+        }
+        Ok(Self {
+            process,
+            port,
+            dialect,
+        })
+    }
+
+    /// The same server, spoken to as `change` says.
+    ///
+    /// # Errors
+    /// Those of `change`.
+    pub(crate) fn with_dialect(self, change: impl FnOnce(D) -> Result<D>) -> Result<Self> {
+        Ok(Self {
+            dialect: change(self.dialect)?,
+            ..self
+        })
+    }
+
+    /// Process id of the server's first process.
+    pub(crate) fn process_id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Sends one request and follows its stream to the end.
+    ///
+    /// # Errors
+    /// If it fails or generates another number of tokens than asked for.
+    pub(crate) fn ask(&self, job: &Job) -> Result<Timeline> {
+        stream(self.port, &self.dialect, job).map_err(|error| self.explain(error))
+    }
+
+    /// Sends all of `jobs` at the same moment and follows them to the end.
+    ///
+    /// # Errors
+    /// As [`Server::ask`], of the first that failed.
+    pub(crate) fn burst(&self, jobs: &[Job]) -> Result<Burst> {
+        let gate = Barrier::new(jobs.len());
+        let timelines: Result<Vec<Timeline>> = thread::scope(|scope| {
+            let clients: Vec<_> = jobs
+                .iter()
+                .map(|job| {
+                    let gate = &gate;
+                    scope.spawn(move || {
+                        gate.wait();
+                        stream(self.port, &self.dialect, job)
+                    })
+                })
+                .collect();
+            clients
+                .into_iter()
+                .map(|client| {
+                    client
+                        .join()
+                        .unwrap_or_else(|_| Err(anyhow!("a client thread panicked")))
+                })
+                .collect()
+        });
+        timelines.map(Burst).map_err(|error| self.explain(error))
+    }
+
+    /// Sends `jobs` cut short, unmeasured, so that pages are mapped and adapters in place.
+    ///
+    /// # Errors
+    /// As [`Server::burst`].
+    pub(crate) fn warm_up(&self, jobs: &[Job]) -> Result<()> {
+        let short = |job: &Job| Job {
+            generate: WARM_UP_TOKENS,
+            ..job.clone()
+        };
+        self.burst(&jobs.iter().map(short).collect::<Vec<_>>())
+            .map(|_| ())
+    }
+
+    /// Text of `GET route`.
+    ///
+    /// # Errors
+    /// If the server does not answer with 200.
+    pub(crate) fn get(&self, route: &str) -> Result<String> {
+        get(self.port, route)
+    }
+
+    fn explain(&self, error: anyhow::Error) -> anyhow::Error {
+        error.context(format!(
+            "a request failed; the server's last words:\n{}",
+            self.process.last_words()
+        ))
+    }
+}
+
+/// Text of `GET route` at `port` of this machine.
+///
+/// # Errors
+/// If the server does not answer with 200.
+pub(crate) fn get(port: u16, route: &str) -> Result<String> {
+    let mut answer = agent(REQUEST_LIMIT)
+        .get(format!("http://127.0.0.1:{port}{route}"))
+        .call()
+        .with_context(|| format!("no answer to GET {route}"))?;
+    let text = answer
+        .body_mut()
+        .read_to_string()
+        .with_context(|| format!("GET {route} broke off"))?;
+    ensure!(
+        answer.status() == 200,
+        "GET {route} was answered with {}: {text}",
+        answer.status()
+    );
+    Ok(text)
+}
+
+fn agent(limit: Duration) -> Agent {
+    Agent::config_builder()
+        .timeout_global(Some(limit))
+        .http_status_as_error(false)
+        .build()
+        .new_agent()
+}
+
+fn stream(port: u16, dialect: &impl Dialect, job: &Job) -> Result<Timeline> {
+    let url = format!("http://127.0.0.1:{port}{}", dialect.route());
+    let body = dialect.body(job);
+    let agent = agent(REQUEST_LIMIT);
+    let sent = Instant::now();
+    let mut answer = agent
+        .post(&url)
+        .send_json(&body)
+        .with_context(|| format!("no answer to POST {url}"))?;
+    if answer.status() != 200 {
+        let text = answer.body_mut().read_to_string().unwrap_or_default();
+        return Err(anyhow!(
+            "POST {url} was answered with {}: {text}",
+            answer.status()
+        ));
+    }
+    follow(answer.body_mut().as_reader(), dialect, job, sent)
+}
+
+/// Reads server-sent events to their end and notes when text came.
+fn follow(body: impl Read, dialect: &impl Dialect, job: &Job, sent: Instant) -> Result<Timeline> {
+    let (mut first, mut last, mut generated) = (None, sent, None);
+    for line in BufReader::new(body).lines() {
+        let line = line.context("a stream broke off")?;
+        let Some(data) = line.strip_prefix("data:").map(str::trim) else {
+            continue;
+        };
+        if data == "[DONE]" {
+            break;
+        }
+        let event = serde_json::from_str(data).with_context(|| format!("an event is not JSON: {data}"))?;
+        let event = dialect.read(&event)?;
+        if event.has_text {
+            last = Instant::now();
+            first.get_or_insert(last);
+        }
+        generated = event.generated.or(generated);
+    }
+    let first = first.context("a stream ended without text")?;
+    let tokens = generated.context("a stream ended without telling how many tokens it has")?;
+    ensure!(
+        tokens == job.generate,
+        "a stream has {tokens} tokens where {} were asked for; is ignore_eos honoured?",
+        job.generate
+    );
+    Ok(Timeline {
+        sent,
+        first,
+        last,
+        tokens,
+    })
+}
+
+/// A request body's share that both dialects have in common: nothing is sampled, nothing ends a text early.
+pub(crate) fn with_prompt(mut body: Value, job: &Job) -> Value {
+    body["prompt"] = job.prompt.iter().copied().collect();
+    body["stream"] = true.into();
+    body["ignore_eos"] = true.into();
+    body["temperature"] = 0.into();
+    body
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::Write,
+        net::{TcpListener, TcpStream},
+    };
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::workload::{Mix, burst};
+
+    /// `{"t": text}` carries text, `{"n": tokens}` the count, `{"e": why}` an error.
+    struct Toy;
+
+    impl Dialect for Toy {
+        fn route(&self) -> &'static str {
+            "/toy"
+        }
+        fn body(&self, job: &Job) -> Value {
+            with_prompt(json!({}), job)
+        }
+        fn read(&self, event: &Value) -> Result<Event> {
+            ensure!(event["e"].is_null(), "refused: {}", event["e"]);
+            Ok(Event {
+                has_text: event["t"].is_string(),
+                generated: event["n"].as_u64().map(|n| n as usize),
+            })
+        }
+    }
+
+    fn job() -> Job {
+        Job {
+            generate: 2,
+            ..burst(Mix::Base, 0).swap_remove(0)
+        }
+    }
+
+    fn followed(events: &str) -> Result<Timeline> {
+        follow(events.as_bytes(), &Toy, &job(), Instant::now())
+    }
+
+    #[test]
+    fn a_stream_is_read_to_its_end() {
+        let events =
+            "data: {\"t\":\"a\"}\n\n: ping\n\ndata: {\"t\":\"b\"}\n\ndata: {\"n\":2}\n\ndata: [DONE]\n\n";
+        assert_eq!(followed(events).unwrap().tokens, 2);
+    }
+
+    #[test]
+    fn a_stream_that_is_short_broken_or_refused_is_an_error() {
+        for (events, why) in [
+            ("data: {\"t\":\"a\"}\n\ndata: {\"n\":1}\n\n", "1 tokens where 2"),
+            ("data: {\"t\":\"a\"}\n\n", "without telling"),
+            ("data: {\"n\":2}\n\n", "without text"),
+            ("data: {\"t\":\n\n", "not JSON"),
+            ("data: {\"e\":\"full\"}\n\n", "full"),
+        ] {
+            let error = format!("{:#}", followed(events).unwrap_err());
+            assert!(error.contains(why), "{error} should say {why}");
+        }
+    }
+
+    #[test]
+    fn rates_are_taken_over_the_window_of_all_requests() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let timeline = |first, last| Timeline {
+            sent: start,
+            first: at(first),
+            last: at(last),
+            tokens: 50,
+        };
+        let burst = Burst(vec![timeline(100, 600), timeline(500, 1090)]);
+        assert!((burst.decode_tokens_per_s() - 99.0 / 0.99).abs() < 1e-6);
+        assert!((burst.aggregate_tokens_per_s() - 100.0 / 1.09).abs() < 1e-6);
+        assert!((burst.worst_first_token_ms() - 500.0).abs() < 1e-6);
+    }
+
+    #[test]
+    fn the_first_token_is_timed_when_it_arrives_and_not_when_the_stream_ends() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let server = thread::spawn(move || serve_slowly(listener.accept().unwrap().0));
+        let timeline = stream(port, &Toy, &job()).unwrap();
+        server.join().unwrap();
+        assert!(timeline.last - timeline.first >= Duration::from_millis(100));
+    }
+
+    /// Answers one request with two tokens 150 ms apart.
+    fn serve_slowly(mut socket: TcpStream) {
+        let mut request = BufReader::new(socket.try_clone().unwrap());
+        let mut length = 0;
+        let mut line = String::new();
+        while request.read_line(&mut line).unwrap() > 2 {
+            if let Some(value) = line.to_ascii_lowercase().strip_prefix("content-length:") {
+                length = value.trim().parse().unwrap();
+            }
+            line.clear();
+        }
+        request.read_exact(&mut vec![0; length]).unwrap();
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
+        write!(socket, "{head}data: {{\"t\":\"a\"}}\n\n").unwrap();
+        thread::sleep(Duration::from_millis(150));
+        write!(socket, "data: {{\"t\":\"b\"}}\n\ndata: {{\"n\":2}}\n\n").unwrap();
+    }
+}

@@ -1,0 +1,92 @@
+//! PEFT's format: `adapter_model.safetensors` beside `adapter_config.json`.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context, Result};
+use safetensors::{
+    Dtype,
+    tensor::{TensorView, serialize_to_file},
+};
+use serde_json::json;
+
+use super::{Adapter, Matrix, Projection};
+
+/// Writes `adapter` into `folder`, which is made.
+///
+/// # Errors
+/// If the folder cannot be written.
+pub(crate) fn write_peft(adapter: &Adapter, folder: &Path) -> Result<()> {
+    let context = || format!("cannot write an adapter into {}", folder.display());
+    fs::create_dir_all(folder).with_context(context)?;
+    let config = json!({
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": null,
+        "r": adapter.rank,
+        "lora_alpha": adapter.rank,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": Projection::EACH.map(Projection::peft),
+    });
+    fs::write(folder.join("adapter_config.json"), format!("{config:#}\n")).with_context(context)?;
+    let tensors = named_tensors(adapter);
+    let views: Vec<(&str, TensorView<'_>)> = tensors
+        .iter()
+        .map(|(name, matrix, bytes)| {
+            Ok((
+                name.as_str(),
+                TensorView::new(Dtype::F16, vec![matrix.rows, matrix.cols], bytes)?,
+            ))
+        })
+        .collect::<Result<_>>()?;
+    serialize_to_file(views, None, &folder.join("adapter_model.safetensors")).with_context(context)
+}
+
+fn named_tensors(adapter: &Adapter) -> Vec<(String, &Matrix, Vec<u8>)> {
+    adapter
+        .modules
+        .iter()
+        .flat_map(|module| {
+            let stem = format!(
+                "base_model.model.model.layers.{}.self_attn.{}",
+                module.layer,
+                module.projection.peft()
+            );
+            [("A", &module.a), ("B", &module.b)]
+                .map(|(side, matrix)| (format!("{stem}.lora_{side}.weight"), matrix, matrix.bytes()))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use safetensors::SafeTensors;
+
+    use super::{super::sample, *};
+
+    #[test]
+    fn a_written_adapter_reads_back_with_peft_names_and_shapes() {
+        let folder = tempfile::tempdir().unwrap();
+        let adapter = sample();
+        write_peft(&adapter, folder.path()).unwrap();
+        let bytes = fs::read(folder.path().join("adapter_model.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        assert_eq!(file.len(), 24);
+        let q = file
+            .tensor("base_model.model.model.layers.2.self_attn.q_proj.lora_A.weight")
+            .unwrap();
+        assert_eq!((q.dtype(), q.shape()), (Dtype::F16, &[2, 4][..]));
+        let o = file
+            .tensor("base_model.model.model.layers.0.self_attn.o_proj.lora_B.weight")
+            .unwrap();
+        assert_eq!(
+            (o.shape(), o.data()),
+            (&[4, 2][..], adapter.modules[3].b.bytes().as_slice())
+        );
+        let config = fs::read_to_string(folder.path().join("adapter_config.json")).unwrap();
+        assert!(
+            config.contains("\"r\": 2") && config.contains("o_proj"),
+            "{config}"
+        );
+    }
+}

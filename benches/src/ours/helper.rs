@@ -1,0 +1,87 @@
+//! `base-executor bench`: the executor's forward pass on a synthetic load.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use super::{Load, Ours, Rates};
+use crate::process::output_of;
+
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// Runs each load in a fresh `base-executor bench`, as the peer's tools do.
+#[derive(Debug, Clone)]
+pub(crate) struct Helper {
+    program: PathBuf,
+    model: PathBuf,
+    threads: usize,
+}
+
+/// What it prints.
+#[derive(Debug, Deserialize)]
+struct Printed {
+    #[serde(default)]
+    prefill_tokens_per_s: Option<f64>,
+    #[serde(default)]
+    decode_tokens_per_s: Option<f64>,
+}
+
+impl Helper {
+    /// The helper in folder `binaries`.
+    pub(crate) fn new(binaries: &Path, model: &Path, threads: usize) -> Self {
+        Self {
+            program: binaries.join("base-executor"),
+            model: model.to_path_buf(),
+            threads,
+        }
+    }
+}
+
+impl Ours for Helper {
+    fn rates(&self, load: Load) -> Result<Rates> {
+        let mut command = Command::new(&self.program);
+        command.arg("bench").arg("--json").arg("--model").arg(&self.model);
+        for (option, value) in [
+            ("--threads", self.threads),
+            ("--prompt", load.prompt_tokens),
+            ("--generate", load.generated_tokens),
+            ("--streams", load.streams),
+        ] {
+            command.arg(option).arg(value.to_string());
+        }
+        read(&output_of(&mut command, LIMIT)?)
+    }
+}
+
+fn read(output: &str) -> Result<Rates> {
+    let printed: Printed = serde_json::from_str(output.trim())
+        .with_context(|| format!("base-executor bench printed no rates but: {output}"))?;
+    Ok(Rates {
+        prefill_tokens_per_s: printed.prefill_tokens_per_s.unwrap_or(0.0),
+        decode_tokens_per_s: printed.decode_tokens_per_s.unwrap_or(0.0),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_read_and_a_missing_one_is_zero() {
+        let rates =
+            read("{\"prefill_tokens_per_s\": 1500.5, \"decode_tokens_per_s\": null, \"more\": 1}\n").unwrap();
+        assert_eq!(
+            rates,
+            Rates {
+                prefill_tokens_per_s: 1500.5,
+                decode_tokens_per_s: 0.0
+            }
+        );
+        assert!(read("error: no such command").is_err());
+    }
+}

@@ -1,0 +1,38 @@
+//! Our side: the executor's own forward pass, and Holobiont as a server.
+
+mod helper;
+mod server;
+
+use anyhow::Result;
+
+pub(crate) use helper::Helper;
+pub(crate) use server::{Holobiont, NamedAdapter};
+
+/// Something to compute: `streams` sequences at once, each a prompt and its continuation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Load {
+    /// Tokens of each prompt, at least one.
+    pub(crate) prompt_tokens: usize,
+    /// Tokens to generate after each prompt; 0 measures prefill alone.
+    pub(crate) generated_tokens: usize,
+    /// Sequences at once.
+    pub(crate) streams: usize,
+}
+
+/// Speeds over all streams together; 0 where a load has no such part.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Rates {
+    /// Prompt tokens a second.
+    pub(crate) prefill_tokens_per_s: f64,
+    /// Generated tokens a second.
+    pub(crate) decode_tokens_per_s: f64,
+}
+
+/// Whoever can run a load through the forward pass that serves requests, without HTTP.
+pub(crate) trait Ours {
+    /// Runs `load` once, after a warm-up.
+    ///
+    /// # Errors
+    /// If it cannot be run or measured.
+    fn rates(&self, load: Load) -> Result<Rates>;
+}

@@ -1,0 +1,184 @@
+//! `holobiont up` as a server to be asked.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use serde_json::{Value, json};
+
+use crate::{
+    http::{Dialect, Event, Server, free_port, get, with_prompt},
+    process::Process,
+    setup::Setup,
+    workload::{Job, Use},
+};
+
+/// An adapter as `holobiont up --adapter NAME=DIR` takes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct NamedAdapter {
+    /// Its name in requests.
+    pub(crate) name: String,
+    /// Its PEFT directory.
+    pub(crate) folder: PathBuf,
+}
+
+/// The names requests carry in `model`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Models {
+    base: String,
+    adapters: Vec<String>,
+}
+
+/// Holobiont, ready to answer.
+pub(crate) type Holobiont = Server<Models>;
+
+impl Holobiont {
+    /// Starts it with `adapters` and its state in `folder`, and waits until it is ready.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub(crate) fn start(setup: &Setup, adapters: &[NamedAdapter], folder: &Path) -> Result<Self> {
+        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let port = free_port()?;
+        let mut command = Command::new(setup.config.ours.join("holobiont"));
+        command.arg("up").arg("--model").arg(&setup.config.model);
+        command
+            .arg("--listen")
+            .arg(format!("127.0.0.1:{port}"))
+            .arg("--state")
+            .arg(folder.join("state"));
+        command.arg("--cores").arg(setup.cores.list());
+        for NamedAdapter { name, folder } in adapters {
+            command
+                .arg("--adapter")
+                .arg(format!("{name}={}", folder.display()));
+        }
+        let process = Process::start(&mut command, &folder.join("log"))?;
+        let names: Vec<String> = adapters.iter().map(|adapter| adapter.name.clone()).collect();
+        let unnamed = Models {
+            base: String::new(),
+            adapters: names,
+        };
+        Self::when_ready(process, port, unnamed)?.with_dialect(|models| models.named_by(port))
+    }
+}
+
+impl Models {
+    /// Learns the base model's name, which is whatever `/v1/models` lists beside the adapters.
+    fn named_by(self, port: u16) -> Result<Self> {
+        let listed: Value =
+            serde_json::from_str(&get(port, "/v1/models")?).context("/v1/models is not JSON")?;
+        let ids: Vec<&str> = listed["data"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|model| model["id"].as_str())
+            .collect();
+        for name in &self.adapters {
+            ensure!(
+                ids.contains(&name.as_str()),
+                "/v1/models does not list adapter {name}: {listed}"
+            );
+        }
+        let base = ids.iter().find(|id| self.adapters.iter().all(|name| name != *id));
+        let base = base.ok_or_else(|| anyhow!("/v1/models lists no base model: {listed}"))?;
+        Ok(Self {
+            base: (*base).to_owned(),
+            adapters: self.adapters,
+        })
+    }
+
+    fn of(&self, who: Use) -> &str {
+        match who {
+            Use::Base => &self.base,
+            Use::Adapter(index) => self
+                .adapters
+                .get(index)
+                .map_or("adapter that was not loaded", String::as_str),
+        }
+    }
+}
+
+impl Dialect for Models {
+    fn route(&self) -> &'static str {
+        "/v1/completions"
+    }
+
+    fn body(&self, job: &Job) -> Value {
+        let body = json!({
+            "model": self.of(job.who),
+            "max_tokens": job.generate,
+            "stream_options": { "include_usage": true },
+        });
+        with_prompt(body, job)
+    }
+
+    fn read(&self, event: &Value) -> Result<Event> {
+        ensure!(
+            event["error"].is_null(),
+            "the stream ended with an error: {}",
+            event["error"]
+        );
+        let text = event["choices"][0]["text"].as_str();
+        Ok(Event {
+            has_text: text.is_some_and(|text| !text.is_empty()),
+            generated: event["usage"]["completion_tokens"]
+                .as_u64()
+                .and_then(|n| usize::try_from(n).ok()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::{Mix, burst};
+
+    fn models() -> Models {
+        Models {
+            base: "smol".to_owned(),
+            adapters: vec!["a0".to_owned(), "a1".to_owned()],
+        }
+    }
+
+    #[test]
+    fn a_request_names_its_model_and_forbids_an_early_end() {
+        let body = models().body(&burst(Mix::Adapters, 0)[1]);
+        assert_eq!(
+            (body["model"].as_str(), body["ignore_eos"].as_bool()),
+            (Some("a1"), Some(true))
+        );
+        assert_eq!(body["prompt"].as_array().map(Vec::len), Some(128));
+        assert_eq!(models().body(&burst(Mix::Base, 0)[1])["model"], "smol");
+    }
+
+    #[test]
+    fn text_usage_and_errors_are_told_apart() {
+        let read = |event: Value| models().read(&event);
+        assert!(
+            read(json!({"choices": [{"text": "a"}], "usage": null}))
+                .unwrap()
+                .has_text
+        );
+        assert_eq!(
+            read(json!({"choices": [{"text": ""}]})).unwrap(),
+            Event::default()
+        );
+        let usage = read(json!({"choices": [], "usage": {"completion_tokens": 64}})).unwrap();
+        assert_eq!(
+            usage,
+            Event {
+                has_text: false,
+                generated: Some(64)
+            }
+        );
+        assert!(
+            read(json!({"error": {"message": "full"}}))
+                .unwrap_err()
+                .to_string()
+                .contains("full")
+        );
+    }
+}

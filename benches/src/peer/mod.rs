@@ -1,0 +1,92 @@
+//! The peer: llama.cpp's own measuring tools and its server.
+
+mod bench;
+mod quantize;
+mod server;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, ensure};
+use model::gguf::GgufFile;
+
+pub(crate) use server::LlamaServer;
+
+use crate::config::Config;
+
+/// A model file the peer runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Weights {
+    /// A GGUF file.
+    pub(crate) file: PathBuf,
+    /// The name of its format: `Q4_1`.
+    pub(crate) format: String,
+}
+
+/// llama.cpp's programs and the two files they run.
+#[derive(Debug, Clone)]
+pub(crate) struct Peer {
+    folder: PathBuf,
+    threads: usize,
+    /// The same file as ours.
+    pub(crate) shipped: Weights,
+    /// The same model in the peer's fastest format, made by its own tool.
+    pub(crate) q4_0: Weights,
+}
+
+impl Peer {
+    /// Checks that every program is there and requantizes the model unless that was done before.
+    ///
+    /// # Errors
+    /// If a program is missing or fails.
+    pub(crate) fn prepare(config: &Config) -> Result<Self> {
+        for program in [
+            "llama-bench",
+            "llama-batched-bench",
+            "llama-server",
+            "llama-quantize",
+        ] {
+            let path = config.peer.join(program);
+            ensure!(
+                path.is_file(),
+                "no {}; scripts/build-peer builds it",
+                path.display()
+            );
+        }
+        let q4_0 = quantize::q4_0_of(&config.model, &config.requantized, &config.peer, config.threads)?;
+        Ok(Self {
+            folder: config.peer.clone(),
+            threads: config.threads,
+            shipped: Weights {
+                file: config.model.clone(),
+                format: format_of(&config.model)?,
+            },
+            q4_0: Weights {
+                file: q4_0,
+                format: "Q4_0".to_owned(),
+            },
+        })
+    }
+
+    fn program(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+}
+
+/// The name llama.cpp gives to the format most tensors of `model` have.
+fn format_of(model: &Path) -> Result<String> {
+    let name = match GgufFile::open(model)?.u32("general.file_type")? {
+        Some(0) => "F32",
+        Some(1) => "F16",
+        Some(2) => "Q4_0",
+        Some(3) => "Q4_1",
+        Some(7) => "Q8_0",
+        Some(8) => "Q5_0",
+        Some(9) => "Q5_1",
+        Some(14 | 15) => "Q4_K",
+        Some(16 | 17) => "Q5_K",
+        Some(18) => "Q6_K",
+        Some(32) => "BF16",
+        _ => "as shipped",
+    };
+    Ok(name.to_owned())
+}

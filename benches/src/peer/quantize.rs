@@ -1,0 +1,64 @@
+//! `llama-quantize`: the peer's fastest format, made from the file both sides run.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+
+use crate::process::output_of;
+
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// The Q4_0 version of `model` in `folder`, made by `programs`' llama-quantize unless it is there and newer.
+///
+/// # Errors
+/// If it cannot be made.
+pub(super) fn q4_0_of(model: &Path, folder: &Path, programs: &Path, threads: usize) -> Result<PathBuf> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let stem = model
+        .file_stem()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned();
+    let made = folder.join(format!("{stem}.requantized-Q4_0.gguf"));
+    if is_newer(&made, model) {
+        return Ok(made);
+    }
+    let unfinished = made.with_extension("unfinished");
+    let mut command = Command::new(programs.join("llama-quantize"));
+    command
+        .arg("--allow-requantize")
+        .arg(model)
+        .arg(&unfinished)
+        .args(["Q4_0", &threads.to_string()]);
+    output_of(&mut command, LIMIT)?;
+    fs::rename(&unfinished, &made).with_context(|| format!("cannot write {}", made.display()))?;
+    Ok(made)
+}
+
+fn is_newer(made: &Path, source: &Path) -> bool {
+    let modified = |path: &Path| fs::metadata(path).and_then(|m| m.modified()).ok();
+    modified(made)
+        .zip(modified(source))
+        .is_some_and(|(made, source)| made >= source)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_made_before_its_source_is_made_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let (older, newer) = (folder.path().join("older"), folder.path().join("newer"));
+        fs::write(&older, "").unwrap();
+        std::thread::sleep(Duration::from_millis(20));
+        fs::write(&newer, "").unwrap();
+        assert!(is_newer(&newer, &older) && !is_newer(&older, &newer));
+        assert!(!is_newer(&folder.path().join("missing"), &older));
+    }
+}

@@ -1,0 +1,154 @@
+//! `llama-server` as a server to be asked.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::{Peer, Weights};
+use crate::{
+    http::{Dialect, Event, Server, free_port, with_prompt},
+    process::Process,
+    workload::{Job, STREAMS, Use},
+};
+
+/// Tokens each slot has room for.
+const SLOT_TOKENS: usize = 512;
+
+/// llama-server's own completion route.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Native {
+    /// Adapters it has loaded.
+    adapters: usize,
+}
+
+/// llama-server, ready to answer.
+pub(crate) type LlamaServer = Server<Native>;
+
+impl LlamaServer {
+    /// Starts it with a slot for each stream and `adapters` (GGUF files), and waits until it is ready.
+    ///
+    /// Its cache of old prompts is off: no prompt comes twice, and the cache would only cost it memory.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub(crate) fn start(peer: &Peer, weights: &Weights, adapters: &[PathBuf], folder: &Path) -> Result<Self> {
+        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let port = free_port()?;
+        let mut command = Command::new(peer.program("llama-server"));
+        command
+            .arg("-m")
+            .arg(&weights.file)
+            .args(["--host", "127.0.0.1", "--cache-ram", "0", "--no-webui"]);
+        for (option, value) in [
+            ("--port", usize::from(port)),
+            ("-t", peer.threads),
+            ("-tb", peer.threads),
+            ("-np", STREAMS),
+            ("-c", STREAMS * SLOT_TOKENS),
+        ] {
+            command.arg(option).arg(value.to_string());
+        }
+        if !adapters.is_empty() {
+            let files: Vec<String> = adapters.iter().map(|file| file.display().to_string()).collect();
+            command
+                .arg("--lora-init-without-apply")
+                .arg("--lora")
+                .arg(files.join(","));
+        }
+        let process = Process::start(&mut command, &folder.join("log"))?;
+        Self::when_ready(
+            process,
+            port,
+            Native {
+                adapters: adapters.len(),
+            },
+        )
+    }
+}
+
+impl Dialect for Native {
+    fn route(&self) -> &'static str {
+        "/completion"
+    }
+
+    fn body(&self, job: &Job) -> Value {
+        // A base request must switch an adapter off by name: left out, every loaded adapter counts fully.
+        let lora = match job.who {
+            Use::Base if self.adapters == 0 => json!([]),
+            Use::Base => json!([{ "id": 0, "scale": 0.0 }]),
+            Use::Adapter(index) => json!([{ "id": index, "scale": 1.0 }]),
+        };
+        // The one sampler left is the cheapest way to the most likely token.
+        let body = json!({
+            "n_predict": job.generate,
+            "cache_prompt": false,
+            "samplers": ["top_k"],
+            "top_k": 1,
+            "lora": lora,
+        });
+        with_prompt(body, job)
+    }
+
+    fn read(&self, event: &Value) -> Result<Event> {
+        ensure!(
+            event["error"].is_null(),
+            "the stream ended with an error: {}",
+            event["error"]
+        );
+        let tokens = event["tokens"].as_array().map_or(0, Vec::len);
+        Ok(Event {
+            has_text: tokens > 0,
+            generated: event["tokens_predicted"]
+                .as_u64()
+                .and_then(|n| usize::try_from(n).ok()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::{Mix, burst};
+
+    const LOADED: Native = Native { adapters: 8 };
+
+    #[test]
+    fn a_base_request_switches_the_adapters_off() {
+        let body = LOADED.body(&burst(Mix::Base, 0)[3]);
+        assert_eq!(body["lora"], json!([{ "id": 0, "scale": 0.0 }]));
+        assert_eq!(
+            (body["cache_prompt"].as_bool(), body["ignore_eos"].as_bool()),
+            (Some(false), Some(true))
+        );
+        let body = LOADED.body(&burst(Mix::Adapters, 0)[3]);
+        assert_eq!(body["lora"], json!([{ "id": 3, "scale": 1.0 }]));
+    }
+
+    #[test]
+    fn tokens_and_the_final_count_are_told_apart() {
+        let token = LOADED
+            .read(&json!({"content": "a", "tokens": [5], "stop": false}))
+            .unwrap();
+        assert_eq!(
+            token,
+            Event {
+                has_text: true,
+                generated: None
+            }
+        );
+        let end = LOADED
+            .read(&json!({"tokens": [], "stop": true, "tokens_predicted": 64}))
+            .unwrap();
+        assert_eq!(
+            end,
+            Event {
+                has_text: false,
+                generated: Some(64)
+            }
+        );
+    }
+}

@@ -1,0 +1,34 @@
+//! One prompt of 512 tokens: tokens a second, as `llama-bench -p 512 -n 0` counts them.
+
+use anyhow::Result;
+
+use crate::{
+    contest::{Contest, Entries},
+    ours::Load,
+    report::{Better, Comparison, Target},
+    setup::Setup,
+};
+
+const LOAD: Load = Load {
+    prompt_tokens: 512,
+    generated_tokens: 0,
+    streams: 1,
+};
+
+/// Ours beside llama-bench on the same file and on Q4_0.
+pub(crate) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
+    let contest = Contest {
+        bench: "prefill",
+        case: format!("{} tokens", LOAD.prompt_tokens),
+        unit: "tokens/s",
+        better: Better::Higher,
+        rival: "llama-bench",
+        targets: [Some(Target::RatioAtLeast(4.0)), Some(Target::RatioAtLeast(1.2))],
+    };
+    let entries = Entries::measure(
+        setup,
+        |_| Ok(setup.ours.rates(LOAD)?.prefill_tokens_per_s),
+        |weights, _| setup.peer.prefill(weights, LOAD.prompt_tokens),
+    )?;
+    entries.compare(setup, &contest, |rate| *rate)
+}

@@ -1,0 +1,193 @@
+//! A comparison and the line of JSON it is printed as.
+
+use serde::Serialize;
+
+use crate::measure::Samples;
+
+/// Whether a greater or a smaller figure wins; decides which way `ratio` divides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Better {
+    /// Rates: `ratio` is ours / peer.
+    Higher,
+    /// Times and sizes: `ratio` is peer / ours.
+    Lower,
+}
+
+/// What the project set out to reach.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Target {
+    /// `ratio` is at least this.
+    RatioAtLeast(f64),
+    /// Our own figure is at least this.
+    OursAtLeast(f64),
+    /// Our own figure is at most this.
+    OursAtMost(f64),
+}
+
+/// What is set beside our figure.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Rival {
+    /// The program and, where it is not the shipped file, the weights it runs.
+    pub(crate) name: String,
+    /// Format of the weights it runs.
+    pub(crate) format: String,
+    /// What it reached.
+    pub(crate) samples: Samples,
+}
+
+/// One thing measured on both sides.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Comparison {
+    /// Name of the benchmark.
+    pub(crate) bench: &'static str,
+    /// What exactly was measured, where a benchmark measures several things.
+    pub(crate) case: String,
+    /// Unit of the figures.
+    pub(crate) unit: &'static str,
+    /// Which side wins.
+    pub(crate) better: Better,
+    /// What we reached.
+    pub(crate) ours: Samples,
+    /// What the other reached.
+    pub(crate) rival: Rival,
+    /// What to reach.
+    pub(crate) target: Option<Target>,
+}
+
+/// A line of output.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Row {
+    bench: &'static str,
+    case: String,
+    unit: &'static str,
+    better: Better,
+    /// Median.
+    ours: f64,
+    /// Median.
+    peer: f64,
+    peer_name: String,
+    /// Format of the peer's weights; ours are always the shipped file's.
+    format: String,
+    /// Of the medians; above 1 we are ahead.
+    ratio: f64,
+    /// Measurements of the side that has fewer.
+    runs: usize,
+    /// (max - min) / median of the side that has the wider one.
+    spread: f64,
+    ours_range: [f64; 2],
+    peer_range: [f64; 2],
+    threads: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    met: Option<bool>,
+}
+
+impl Comparison {
+    /// The line that reports this.
+    pub(crate) fn into_row(self, threads: usize) -> Row {
+        let (ours, peer) = (self.ours.median(), self.rival.samples.median());
+        let ratio = match self.better {
+            Better::Higher => ours / peer,
+            Better::Lower => peer / ours,
+        };
+        Row {
+            bench: self.bench,
+            case: self.case,
+            unit: self.unit,
+            better: self.better,
+            ours: rounded(ours),
+            peer: rounded(peer),
+            peer_name: self.rival.name,
+            format: self.rival.format,
+            ratio: rounded(ratio),
+            runs: self.ours.count().min(self.rival.samples.count()),
+            spread: rounded(self.ours.spread().max(self.rival.samples.spread())),
+            ours_range: self.ours.range().map(rounded),
+            peer_range: self.rival.samples.range().map(rounded),
+            threads,
+            target: self.target.map(Target::describe),
+            met: self.target.map(|target| target.is_met(ours, ratio)),
+        }
+    }
+}
+
+impl Target {
+    fn describe(self) -> String {
+        match self {
+            Self::RatioAtLeast(least) => format!("ratio >= {least}"),
+            Self::OursAtLeast(least) => format!("ours >= {least}"),
+            Self::OursAtMost(most) => format!("ours <= {most}"),
+        }
+    }
+
+    fn is_met(self, ours: f64, ratio: f64) -> bool {
+        match self {
+            Self::RatioAtLeast(least) => ratio >= least,
+            Self::OursAtLeast(least) => ours >= least,
+            Self::OursAtMost(most) => ours <= most,
+        }
+    }
+}
+
+/// Three decimals: more would pretend to a precision that no run has.
+fn rounded(value: f64) -> f64 {
+    (value * 1000.0).round() / 1000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn comparison(better: Better, target: Target) -> Comparison {
+        Comparison {
+            bench: "decode",
+            case: "one stream".to_owned(),
+            unit: "tokens/s",
+            better,
+            ours: Samples::new(vec![200.0, 300.0, 250.0]).unwrap(),
+            rival: Rival {
+                name: "llama-bench".to_owned(),
+                format: "Q4_1".to_owned(),
+                samples: Samples::new(vec![125.0, 120.0]).unwrap(),
+            },
+            target: Some(target),
+        }
+    }
+
+    #[test]
+    fn a_rate_is_divided_by_the_peers_and_a_time_divides_it() {
+        let rate = comparison(Better::Higher, Target::RatioAtLeast(2.0)).into_row(2);
+        assert_eq!((rate.ratio, rate.met), (rounded(250.0 / 122.5), Some(true)));
+        let time = comparison(Better::Lower, Target::RatioAtLeast(2.0)).into_row(2);
+        assert_eq!((time.ratio, time.met), (rounded(122.5 / 250.0), Some(false)));
+    }
+
+    #[test]
+    fn a_line_has_the_promised_fields() {
+        let row = comparison(Better::Higher, Target::OursAtMost(100.0)).into_row(2);
+        let line = serde_json::to_value(&row).unwrap();
+        for field in [
+            "bench",
+            "unit",
+            "ours",
+            "peer",
+            "peer_name",
+            "ratio",
+            "runs",
+            "spread",
+            "threads",
+        ] {
+            assert!(line.get(field).is_some(), "{field} is missing in {line}");
+        }
+        assert_eq!(
+            (line["runs"].as_u64(), line["spread"].as_f64()),
+            (Some(2), Some(0.4))
+        );
+        assert_eq!(
+            (line["target"].as_str(), line["met"].as_bool()),
+            (Some("ours <= 100"), Some(false))
+        );
+    }
+}

@@ -1,0 +1,139 @@
+//! From the command to the first token, the model cached; and what the executor keeps in memory.
+
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+
+use crate::{
+    adapters::{Adapters, warmed_up},
+    contest::{Contest, Entries},
+    http::{Dialect, Server},
+    measure::Samples,
+    ours::Holobiont,
+    peer::{LlamaServer, Weights},
+    process::{Memory, child_called, memory_of},
+    report::{Better, Comparison, Rival, Target},
+    setup::Setup,
+    workload::{STREAMS, first_token},
+};
+
+/// The gauge of `/metrics` that tells the bytes of the KV pool.
+const KV_POOL_METRIC: &str = "holobiont_kv_pool_bytes";
+/// What the executor may use beside weights, KV pool and adapters.
+const OVERHEAD_BYTES: f64 = 64.0 * MIB;
+/// What the weights may take: their file and a third for packing.
+const WEIGHTS_FACTOR: f64 = 1.3;
+const MIB: f64 = 1024.0 * 1024.0;
+
+/// Time to the first token, then memory.
+pub(crate) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
+    let mut comparisons = time_to_first_token(setup)?;
+    comparisons.extend(memory(setup)?);
+    Ok(comparisons)
+}
+
+fn time_to_first_token(setup: &Setup) -> Result<Vec<Comparison>> {
+    let ours = || Holobiont::start(setup, &[], &setup.temporary("startup-ours"));
+    let theirs =
+        |weights: &Weights| LlamaServer::start(&setup.peer, weights, &[], &setup.temporary("startup-peer"));
+    // The first start of each reads its files into the page cache and writes what is written once.
+    ms_to_first_token(0, ours)?;
+    ms_to_first_token(0, || theirs(&setup.peer.shipped))?;
+    ms_to_first_token(0, || theirs(&setup.peer.q4_0))?;
+    let entries = Entries::measure(
+        setup,
+        |round| ms_to_first_token(round + 1, ours),
+        |weights, round| ms_to_first_token(round + 1, || theirs(weights)),
+    )?;
+    let contest = Contest {
+        bench: "startup",
+        case: "start to first token".to_owned(),
+        unit: "ms",
+        better: Better::Lower,
+        rival: "llama-server",
+        targets: [Some(Target::OursAtMost(2000.0)), None],
+    };
+    entries.compare(setup, &contest, |ms| *ms)
+}
+
+fn ms_to_first_token<D: Dialect>(round: usize, start: impl FnOnce() -> Result<Server<D>>) -> Result<f64> {
+    let started = Instant::now();
+    let first = start()?.ask(&first_token(round))?.first;
+    Ok((first - started).as_secs_f64() * 1000.0)
+}
+
+/// Memory after a burst on 8 adapters, ours against what it may take and beside the peer's.
+fn memory(setup: &Setup) -> Result<Vec<Comparison>> {
+    let adapters = Adapters::generate(setup)?;
+    let ours = Holobiont::start(setup, &adapters.ours[..STREAMS], &setup.temporary("memory-ours"))
+        .and_then(warmed_up)?;
+    let executor = memory_of(child_called(ours.process_id(), "base-executor")?)?;
+    let most = allowed_mib(setup, &ours, &adapters)?;
+    drop(ours);
+    let theirs = LlamaServer::start(
+        &setup.peer,
+        &setup.peer.shipped,
+        &adapters.peers,
+        &setup.temporary("memory-peer"),
+    )
+    .and_then(warmed_up)?;
+    let theirs = memory_of(theirs.process_id())?;
+    let comparison = |case: &str, bytes: fn(&Memory) -> u64| -> Result<Comparison> {
+        let mib = |memory| Samples::new(vec![bytes(memory) as f64 / MIB]);
+        Ok(Comparison {
+            bench: "startup",
+            case: case.to_owned(),
+            unit: "MiB",
+            better: Better::Lower,
+            ours: mib(&executor)?,
+            rival: Rival {
+                name: "llama-server".to_owned(),
+                format: setup.peer.shipped.format.clone(),
+                samples: mib(&theirs)?,
+            },
+            target: Some(Target::OursAtMost(most)),
+        })
+    };
+    Ok(vec![
+        comparison("executor memory, 8 adapters, resident", |memory| {
+            memory.resident_bytes
+        })?,
+        comparison("executor memory, 8 adapters, peak", |memory| memory.peak_bytes)?,
+    ])
+}
+
+/// What the executor may keep. A server that does not tell its KV pool gets none allowed for it.
+fn allowed_mib(setup: &Setup, ours: &Holobiont, adapters: &Adapters) -> Result<f64> {
+    let file = std::fs::metadata(&setup.config.model)
+        .context("cannot read the size of the model")?
+        .len();
+    let pool = gauge(&ours.get("/metrics")?, KV_POOL_METRIC).unwrap_or_else(|| {
+        eprintln!(
+            "holobiont-bench: /metrics has no {KV_POOL_METRIC}; the memory target leaves the KV pool out"
+        );
+        0.0
+    });
+    let adapters = STREAMS as f64 * adapters.bytes as f64;
+    Ok(((WEIGHTS_FACTOR * file as f64 + pool + adapters + OVERHEAD_BYTES) / MIB).floor())
+}
+
+/// The value of a gauge in Prometheus' text format, its labels aside.
+fn gauge(metrics: &str, name: &str) -> Option<f64> {
+    metrics.lines().find_map(|line| {
+        let rest = line.strip_prefix(name)?;
+        (rest.starts_with(' ') || rest.starts_with('{')).then(|| rest.rsplit(' ').next()?.parse().ok())?
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gauge_is_found_by_its_whole_name() {
+        let text = "# TYPE pool gauge\npool_other 1\npool{model=\"a b\"} 4096\n";
+        assert_eq!(gauge(text, "pool"), Some(4096.0));
+        assert_eq!(gauge("pool 7\n", "pool"), Some(7.0));
+        assert_eq!(gauge(text, "missing"), None);
+    }
+}

@@ -1,0 +1,109 @@
+//! What the servers are asked: the same token ids on both sides, and never twice.
+
+use rand::{Rng, SeedableRng, rngs::StdRng};
+
+/// Tokens of a burst's prompts.
+const PROMPT_TOKENS: usize = 128;
+/// Tokens a burst's requests generate.
+const GENERATED_TOKENS: usize = 64;
+/// Tokens of the prompt of [`first_token`]: few, so that a start is measured and not a prefill.
+const SHORT_PROMPT_TOKENS: usize = 8;
+/// Requests at once.
+pub(crate) const STREAMS: usize = 8;
+
+/// A round whose prompts no measured round has.
+pub(crate) const WARM_UP_ROUND: usize = 1_000_000;
+
+/// Ids from here on are words in every tokenizer; control tokens come first.
+const FIRST_WORD: u32 = 1000;
+/// One past the last id used: below every vocabulary in use.
+const LAST_WORD: u32 = 30_000;
+
+/// Which of a server's adapters a request asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Use {
+    /// The base model.
+    Base,
+    /// The adapter of this index, in the order they were loaded.
+    Adapter(usize),
+}
+
+/// One request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Job {
+    /// The prompt.
+    pub(crate) prompt: Vec<u32>,
+    /// Base or adapter.
+    pub(crate) who: Use,
+    /// Exactly how many tokens to generate.
+    pub(crate) generate: usize,
+}
+
+/// Requests of one burst: [`STREAMS`] on the base, or on an adapter each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mix {
+    /// All on the base model.
+    Base,
+    /// Request i on adapter i.
+    Adapters,
+}
+
+/// The burst of round `round`. No two prompts of a run share their first token block, so that no prefix cache helps.
+pub(crate) fn burst(mix: Mix, round: usize) -> Vec<Job> {
+    (0..STREAMS)
+        .map(|stream| Job {
+            prompt: prompt(seed(mix, round, stream), PROMPT_TOKENS),
+            who: match mix {
+                Mix::Base => Use::Base,
+                Mix::Adapters => Use::Adapter(stream),
+            },
+            generate: GENERATED_TOKENS,
+        })
+        .collect()
+}
+
+/// A single request for one token of the base model.
+pub(crate) fn first_token(round: usize) -> Job {
+    Job {
+        prompt: prompt(seed(Mix::Base, round, STREAMS), SHORT_PROMPT_TOKENS),
+        who: Use::Base,
+        generate: 1,
+    }
+}
+
+fn seed(mix: Mix, round: usize, stream: usize) -> u64 {
+    let mix = match mix {
+        Mix::Base => 0,
+        Mix::Adapters => 1,
+    };
+    ((round * (STREAMS + 1) + stream) * 2 + mix) as u64
+}
+
+fn prompt(seed: u64, tokens: usize) -> Vec<u32> {
+    let mut random = StdRng::seed_from_u64(seed);
+    (0..tokens)
+        .map(|_| random.random_range(FIRST_WORD..LAST_WORD))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn no_two_prompts_begin_alike_and_every_run_asks_the_same() {
+        let jobs =
+            || (0..20).flat_map(|round| [burst(Mix::Base, round), burst(Mix::Adapters, round)].concat());
+        let beginnings: HashSet<Vec<u32>> = jobs().map(|job| job.prompt[..4].to_vec()).collect();
+        assert_eq!(beginnings.len(), 20 * 2 * STREAMS);
+        assert!(jobs().eq(jobs()));
+    }
+
+    #[test]
+    fn a_burst_on_adapters_uses_each_once() {
+        let who: Vec<Use> = burst(Mix::Adapters, 0).iter().map(|job| job.who).collect();
+        assert_eq!(who, (0..STREAMS).map(Use::Adapter).collect::<Vec<_>>());
+    }
+}

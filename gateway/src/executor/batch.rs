@@ -1,0 +1,114 @@
+//! The sequences of one HTTP request.
+
+use shmproto::{
+    codec::Wire as _,
+    message::{Generate, RequestId, ToExecutor},
+};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+
+use super::{CallError, Command, Executor, Route, Start, link::Event};
+
+/// Outputs without a token that a sequence may have: its end, the scores of its prompt.
+const EMPTY_OUTPUTS: usize = 16;
+
+/// Most outputs a sequence may have: all others carry a token.
+pub(super) fn outputs_of(sequence: &Generate) -> usize {
+    sequence.max_tokens as usize + EMPTY_OUTPUTS
+}
+
+/// Sequences that were started together, and what they produce. Dropping it cancels those still running: this
+/// is how a caller who went away frees what was being computed for them.
+#[derive(Debug)]
+pub struct Batch {
+    executor: Executor,
+    /// Kept so that a lost sequence can be started again on the same channel.
+    sink: mpsc::Sender<(usize, Event)>,
+    events: mpsc::Receiver<(usize, Event)>,
+    /// The running request of each sequence.
+    live: Vec<Option<RequestId>>,
+}
+
+impl Batch {
+    pub(super) fn new(
+        executor: Executor,
+        sink: mpsc::Sender<(usize, Event)>,
+        events: mpsc::Receiver<(usize, Event)>,
+    ) -> Self {
+        Self { executor, sink, events, live: Vec::new() }
+    }
+
+    pub(super) fn start(&mut self, sequence: Generate, slot: OwnedSemaphorePermit) {
+        let index = self.live.len();
+        self.live.push(None);
+        self.launch(index, sequence, slot);
+    }
+
+    /// Starts the lost sequence `index` again as `sequence`.
+    pub fn restart(&mut self, index: usize, sequence: Generate) -> Result<(), CallError> {
+        let slot = self.executor.slots.clone().try_acquire_owned();
+        let limit = self.executor.max_sequences;
+        let slot = slot.map_err(|_| CallError::Busy { limit, what: "sequences" })?;
+        self.launch(index, sequence, slot);
+        Ok(())
+    }
+
+    fn launch(&mut self, index: usize, mut sequence: Generate, slot: OwnedSemaphorePermit) {
+        let id = self.executor.request_id();
+        sequence.request = id;
+        let budget = outputs_of(&sequence);
+        let message = ToExecutor::Generate(sequence).to_bytes();
+        let route = Route { sink: self.sink.clone(), index, budget, slot };
+        self.live[index] = Some(id);
+        self.executor.send(Command::Start(Start { id, message, route }));
+    }
+
+    /// The next event of any sequence that is still running, with its index; `None` when none is.
+    pub async fn next(&mut self) -> Option<(usize, Event)> {
+        while self.live.iter().any(Option::is_some) {
+            let (index, event) = self.events.recv().await?;
+            if self.accept(index, &event) {
+                return Some((index, event));
+            }
+        }
+        None
+    }
+
+    /// An event that has already arrived, if there is one.
+    pub fn ready(&mut self) -> Option<(usize, Event)> {
+        while let Ok((index, event)) = self.events.try_recv() {
+            if self.accept(index, &event) {
+                return Some((index, event));
+            }
+        }
+        None
+    }
+
+    /// Ends sequence `index` early.
+    pub fn cancel(&mut self, index: usize) {
+        if let Some(id) = self.live[index].take() {
+            self.executor.send(Command::Cancel(id));
+        }
+    }
+
+    /// False for what a cancelled sequence still had under way.
+    fn accept(&mut self, index: usize, event: &Event) -> bool {
+        match event {
+            Event::Output(output) => {
+                let current = self.live[index] == Some(output.request);
+                if current && (output.finish.is_some() || output.error.is_some()) {
+                    self.live[index] = None;
+                }
+                current
+            }
+            Event::Lost { .. } => self.live[index].take().is_some(),
+        }
+    }
+}
+
+impl Drop for Batch {
+    fn drop(&mut self) {
+        for index in 0..self.live.len() {
+            self.cancel(index);
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! OpenAI's HTTP API: what requests may say, and what answers look like.
+//!
+//! # Where things are
+//!
+//! - [`fields`]: reads a JSON body field by field; what is left over is refused by name.
+//! - [`params`]: the sampling and output options that chat and completions share.
+//! - [`chat`], [`completions`]: the two ways to ask, each turned into a [`job::Job`].
+//! - [`job`]: prompts and options, checked; starts a [`session::Session`].
+//! - [`session`]: the sequences of a job, redone when the executor is lost.
+//! - [`answer`]: a running job: what each step adds to which choice, and what it all used.
+//! - [`choice`]: tokens of one sequence into text, log-probabilities and a finish reason.
+//! - [`echo`], [`logprobs`]: the prompt repeated, and probabilities in OpenAI's two shapes.
+//! - [`stream`], [`collect`]: the answer as server-sent events, or as one body.
+//! - [`types`]: the bodies that are sent.
+//! - [`models`], [`tokens`], [`adapters`]: the routes that are not about generation.
+//! - [`errors`]: the one shape every failure has.
+
+pub mod adapters;
+pub mod answer;
+pub mod chat;
+pub mod choice;
+pub mod collect;
+pub mod completions;
+pub mod echo;
+pub mod errors;
+pub mod fields;
+pub mod job;
+pub mod logprobs;
+pub mod models;
+pub mod params;
+pub mod session;
+pub mod stream;
+pub mod tokens;
+pub mod types;

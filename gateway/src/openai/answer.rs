@@ -1,0 +1,167 @@
+//! A running job: which choice each step adds to, when it is over, and what it used.
+
+use std::{sync::Arc, time::Instant};
+
+use model::{detokenize::TextStart, stop::StopScanner};
+use shmproto::message::{Generate, Output};
+
+use super::{
+    choice::{Choice, Piece, Scores},
+    echo::{Echoed, echo},
+    errors::ApiError,
+    job::{Echo, Job, Kind},
+    session::Session,
+    types::{Envelope, PromptTokensDetails, Usage},
+};
+use crate::{
+    app::App,
+    executor::random_u64,
+    metrics::GenerationTimer,
+};
+
+/// What one output adds to one choice.
+#[derive(Debug)]
+pub struct Step {
+    /// Which choice.
+    pub index: usize,
+    /// What is new.
+    pub piece: Piece,
+    /// The prompt, in the first step of a choice that repeats it.
+    pub echoed: Option<Echoed>,
+}
+
+struct Slot {
+    choice: Choice,
+    begun: bool,
+    ended: bool,
+    cached_tokens: usize,
+}
+
+/// See the module's description. Dropping it cancels what is still running.
+pub struct Answer {
+    /// What was asked.
+    pub job: Job,
+    id: String,
+    created: u64,
+    generation: Option<String>,
+    session: Session,
+    slots: Vec<Slot>,
+    /// Choices that have not ended.
+    open: usize,
+    timer: GenerationTimer,
+}
+
+impl std::fmt::Debug for Answer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Answer").field("id", &self.id).field("open", &self.open).finish_non_exhaustive()
+    }
+}
+
+impl Answer {
+    /// Starts `job` as `sequences`, one for each choice.
+    pub fn start(app: &App, job: Job, sequences: Vec<Generate>) -> Result<Self, ApiError> {
+        let slots: Vec<Slot> = sequences.iter().map(|_| Slot::new(&job)).collect();
+        let session = Session::start(&app.executor, app.status.clone(), &job.serving, sequences)?;
+        let prefix = match job.kind {
+            Kind::Chat => "chatcmpl",
+            Kind::Text => "cmpl",
+        };
+        Ok(Self {
+            id: format!("{prefix}-{:016x}{:016x}", random_u64(), random_u64()),
+            created: crate::seconds_since_1970(),
+            generation: job.target.lease.as_ref().map(|lease| lease.generation.to_string()),
+            open: slots.len(),
+            timer: GenerationTimer::start(Arc::clone(&app.metrics), Instant::now()),
+            job,
+            session,
+            slots,
+        })
+    }
+
+    /// The next step; `None` when every choice has ended.
+    pub async fn next(&mut self) -> Option<Result<Step, ApiError>> {
+        let output = self.session.next().await?;
+        Some(self.take(output))
+    }
+
+    /// A step that can be had without waiting.
+    pub fn ready(&mut self) -> Option<Result<Step, ApiError>> {
+        let output = self.session.ready()?;
+        Some(self.take(output))
+    }
+
+    /// True when every choice has ended.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.open == 0
+    }
+
+    /// What the answer's body begins with.
+    #[must_use]
+    pub fn envelope(&self, object: &'static str) -> Envelope<'_> {
+        Envelope {
+            id: &self.id,
+            object,
+            created: self.created,
+            model: &self.job.target.name,
+            adapter_generation: self.generation.as_deref(),
+        }
+    }
+
+    /// Tokens so far.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        let prompt_tokens = self.job.prompts.iter().map(|prompt| prompt.tokens.len()).sum();
+        let completion_tokens = self.slots.iter().map(|slot| slot.choice.tokens()).sum();
+        // A prompt counts once, however many choices continue it.
+        let first_choices = self.slots.iter().step_by(self.job.params.choices as usize);
+        Usage {
+            prompt_tokens,
+            completion_tokens,
+            total_tokens: prompt_tokens + completion_tokens,
+            prompt_tokens_details: PromptTokensDetails {
+                cached_tokens: first_choices.map(|slot| slot.cached_tokens).sum(),
+            },
+        }
+    }
+
+    fn take(&mut self, output: Result<(usize, Output), ApiError>) -> Result<Step, ApiError> {
+        let (index, mut output) = output?;
+        self.timer.tokens(output.tokens.len());
+        let slot = &mut self.slots[index];
+        let mut echoed = None;
+        if !slot.begun {
+            slot.begun = true;
+            slot.cached_tokens = output.cached_tokens as usize;
+            if self.job.echo == Echo::Prompt {
+                let scores = self.job.logprobs.map(|_| std::mem::take(&mut output.prompt));
+                echoed = Some(echo(self.job.text(), self.job.prompt_of(index), scores));
+            }
+        }
+        let ended_by_itself = output.finish.is_some();
+        let piece = slot.choice.push(output);
+        if piece.finish.is_some() && !slot.ended {
+            slot.ended = true;
+            self.open -= 1;
+            if !ended_by_itself {
+                // A stop string: the executor does not know of it.
+                self.session.cancel(index);
+            }
+        }
+        Ok(Step { index, piece, echoed })
+    }
+}
+
+impl Slot {
+    fn new(job: &Job) -> Self {
+        let scores = if job.logprobs.is_some() { Scores::Keep } else { Scores::Drop };
+        let start = match job.kind {
+            Kind::Chat => TextStart::Beginning,
+            Kind::Text => TextStart::Continuation,
+        };
+        let stop = job.params.stop.clone().map(StopScanner::new);
+        let choice = Choice::new(job.text().decoder(start), stop, job.params.min_tokens, scores);
+        Self { choice, begun: false, ended: false, cached_tokens: 0 }
+    }
+}
+

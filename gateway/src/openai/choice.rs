@@ -1,0 +1,185 @@
+//! One choice: tokens in; text, log-probabilities and a finish reason out.
+//!
+//! Text that may be the beginning of a stop string is held back until it is decided, and with it the
+//! log-probabilities of its tokens: what a caller has received never has to be taken back.
+
+use std::collections::VecDeque;
+
+use model::stop::{Scan, StopScanner};
+use shmproto::message::{Finish, Output, TokenOutput};
+
+use super::types::FinishReason;
+use crate::text::Decoder;
+
+/// A token with its place in the choice's text.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Scored {
+    /// Characters before the token's text.
+    pub offset: usize,
+    /// The token and how likely it was.
+    pub token: TokenOutput,
+}
+
+/// What is new in a choice.
+#[derive(Debug, Default, PartialEq)]
+pub struct Piece {
+    /// New text; may be empty.
+    pub text: String,
+    /// New tokens, if log-probabilities were asked for.
+    pub scored: Vec<Scored>,
+    /// Set in the last piece.
+    pub finish: Option<FinishReason>,
+}
+
+/// Whether to keep what tokens scored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scores {
+    /// Log-probabilities were asked for.
+    Keep,
+    /// They were not.
+    Drop,
+}
+
+/// A token whose text is not all out yet.
+struct Held {
+    scored: Scored,
+    /// Byte range of its text in everything decoded.
+    start: usize,
+    end: usize,
+}
+
+/// The state of a choice.
+pub struct Choice {
+    decoder: Box<dyn Decoder>,
+    /// `None` if there are no stop strings.
+    stop: Option<StopScanner>,
+    min_tokens: usize,
+    scores: Scores,
+    tokens: usize,
+    /// Text decoded so far, in bytes and characters.
+    decoded_bytes: usize,
+    decoded_chars: usize,
+    /// Text handed out so far, in bytes.
+    emitted_bytes: usize,
+    held: VecDeque<Held>,
+}
+
+impl std::fmt::Debug for Choice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Choice").field("tokens", &self.tokens).finish_non_exhaustive()
+    }
+}
+
+impl Choice {
+    /// A choice without tokens yet.
+    #[must_use]
+    pub fn new(decoder: Box<dyn Decoder>, stop: Option<StopScanner>, min_tokens: u32, scores: Scores) -> Self {
+        Self {
+            decoder,
+            stop,
+            min_tokens: min_tokens as usize,
+            scores,
+            tokens: 0,
+            decoded_bytes: 0,
+            decoded_chars: 0,
+            emitted_bytes: 0,
+            held: VecDeque::new(),
+        }
+    }
+
+    /// Tokens so far.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Takes what a step produced. When the piece has a finish reason, nothing more is to be pushed.
+    pub fn push(&mut self, output: Output) -> Piece {
+        let mut piece = Piece::default();
+        let last = output.tokens.len().checked_sub(1);
+        for (position, token) in output.tokens.into_iter().enumerate() {
+            // The token that ended the generation is no part of the text.
+            let silent = output.finish == Some(Finish::Stop) && Some(position) == last;
+            if self.token(token, silent, &mut piece.text) {
+                self.cut(&mut piece);
+                return piece;
+            }
+        }
+        if let Some(finish) = output.finish {
+            self.finish(finish, &mut piece);
+        } else {
+            self.release(&mut piece);
+        }
+        piece
+    }
+
+    /// Takes one token; true if a stop string is complete.
+    fn token(&mut self, token: TokenOutput, silent: bool, out: &mut String) -> bool {
+        self.tokens += 1;
+        let fresh = if silent { "" } else { self.decoder.push(token.token) };
+        let (start, offset) = (self.decoded_bytes, self.decoded_chars);
+        self.decoded_bytes += fresh.len();
+        self.decoded_chars += fresh.chars().count();
+        if self.scores == Scores::Keep {
+            self.held.push_back(Held { scored: Scored { offset, token }, start, end: self.decoded_bytes });
+        }
+        let before = out.len();
+        // Before `min_tokens` nothing stops, so nothing is looked for.
+        let scanner = self.stop.as_mut().filter(|_| self.tokens >= self.min_tokens);
+        let stopped = scan(scanner, fresh, out);
+        self.emitted_bytes += out.len() - before;
+        stopped
+    }
+
+    fn finish(&mut self, finish: Finish, piece: &mut Piece) {
+        let rest = self.decoder.finish();
+        self.decoded_bytes += rest.len();
+        let before = piece.text.len();
+        if scan(self.stop.as_mut(), rest, &mut piece.text) {
+            self.emitted_bytes += piece.text.len() - before;
+            return self.cut(piece);
+        }
+        if let Some(stop) = self.stop.take() {
+            piece.text.push_str(&stop.finish());
+        }
+        self.emitted_bytes = self.decoded_bytes;
+        self.release(piece);
+        piece.finish = Some(match finish {
+            Finish::Stop => FinishReason::Stop,
+            Finish::Length => FinishReason::Length,
+        });
+    }
+
+    /// Ends the choice where a stop string began.
+    fn cut(&mut self, piece: &mut Piece) {
+        let end = self.emitted_bytes;
+        let kept = self.held.drain(..).filter(|held| held.start < end);
+        piece.scored.extend(kept.map(|held| held.scored));
+        piece.finish = Some(FinishReason::Stop);
+    }
+
+    /// Hands out the scores of tokens whose text is out.
+    fn release(&mut self, piece: &mut Piece) {
+        while self.held.front().is_some_and(|held| held.end <= self.emitted_bytes) {
+            piece.scored.extend(self.held.pop_front().map(|held| held.scored));
+        }
+    }
+}
+
+/// Appends what of `fresh` can go out; true if a stop string is complete.
+fn scan(scanner: Option<&mut StopScanner>, fresh: &str, out: &mut String) -> bool {
+    let Some(scanner) = scanner else {
+        out.push_str(fresh);
+        return false;
+    };
+    match scanner.push(fresh) {
+        Scan::Text(text) => {
+            out.push_str(&text);
+            false
+        }
+        Scan::Stopped { text, .. } => {
+            out.push_str(&text);
+            true
+        }
+    }
+}

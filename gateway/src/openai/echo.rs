@@ -1,0 +1,53 @@
+//! The prompt repeated in front of a completion, with its log-probabilities.
+
+use model::detokenize::TextStart;
+use shmproto::message::TokenOutput;
+
+use super::{
+    choice::Scored,
+    job::Prompt,
+    logprobs::{append, append_first},
+    types::TextLogprobs,
+};
+use crate::text::Text;
+
+/// A repeated prompt.
+#[derive(Debug, PartialEq)]
+pub struct Echoed {
+    /// As the caller wrote it, or decoded.
+    pub text: String,
+    /// Its length in characters: where the completion begins.
+    pub chars: usize,
+    /// Set if log-probabilities were asked for.
+    pub logprobs: Option<TextLogprobs>,
+}
+
+/// Repeats `prompt`; `scores` are those of its tokens from the second on, `None` if nobody asked for them.
+#[must_use]
+pub fn echo(text: &dyn Text, prompt: &Prompt, scores: Option<Vec<TokenOutput>>) -> Echoed {
+    let mut decoder = text.decoder(TextStart::Beginning);
+    let mut decoded = String::new();
+    let mut offsets = Vec::with_capacity(prompt.tokens.len());
+    let mut chars = 0;
+    for token in &prompt.tokens {
+        offsets.push(chars);
+        let piece = decoder.push(*token);
+        chars += piece.chars().count();
+        decoded.push_str(piece);
+    }
+    decoded.push_str(decoder.finish());
+    let logprobs = scores.map(|scores| logprobs(text, prompt, &offsets, scores));
+    let text = prompt.text.clone().unwrap_or(decoded);
+    Echoed { chars: text.chars().count(), text, logprobs }
+}
+
+fn logprobs(text: &dyn Text, prompt: &Prompt, offsets: &[usize], scores: Vec<TokenOutput>) -> TextLogprobs {
+    let mut out = TextLogprobs::default();
+    if let Some(first) = prompt.tokens.first() {
+        append_first(text, *first, &mut out);
+    }
+    let rest = offsets.iter().skip(1).zip(scores);
+    let scored: Vec<Scored> = rest.map(|(&offset, token)| Scored { offset, token }).collect();
+    append(text, &scored, 0, &mut out);
+    out
+}

@@ -1,0 +1,258 @@
+//! The one shape every failure has: `{"error": {"message", "type", "param", "code"}}`.
+//!
+//! Codes are stable; messages say the cause and the next step. Retrying clients are told when it helps
+//! (`Retry-After`) and when it does not (`x-should-retry: false`).
+
+use axum::{
+    body::Body,
+    http::{HeaderValue, Response, StatusCode, header},
+    response::IntoResponse,
+};
+use serde::Serialize;
+use shmproto::message::{ErrorCode, WireError};
+
+use crate::{executor::CallError, text::TextError};
+
+/// Whether sending the same request again may help.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Retry {
+    /// The status says it all.
+    Unsaid,
+    /// After this many seconds.
+    After(u32),
+    /// Never.
+    Never,
+}
+
+/// A failure as the caller sees it.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{message}")]
+pub struct ApiError {
+    status: StatusCode,
+    kind: &'static str,
+    code: &'static str,
+    param: Option<String>,
+    message: String,
+    retry: Retry,
+}
+
+#[derive(Serialize)]
+struct Envelope<'a> {
+    error: Shape<'a>,
+}
+
+#[derive(Serialize)]
+struct Shape<'a> {
+    message: &'a str,
+    r#type: &'a str,
+    param: Option<&'a str>,
+    code: &'a str,
+}
+
+impl ApiError {
+    fn new(status: StatusCode, kind: &'static str, code: &'static str, message: impl Into<String>) -> Self {
+        Self { status, kind, code, param: None, message: message.into(), retry: Retry::Unsaid }
+    }
+
+    /// A 400 with a code of its own.
+    pub fn bad_request(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_request_error", code, message)
+    }
+
+    /// A field has a value that cannot be used.
+    pub fn invalid(param: &str, message: impl Into<String>) -> Self {
+        Self::bad_request("invalid_value", message).of(param)
+    }
+
+    /// A field that is needed is absent.
+    pub fn missing(param: &str, message: impl Into<String>) -> Self {
+        Self::bad_request("missing_required_parameter", message).of(param)
+    }
+
+    /// An option that is not honoured: refused by name, never ignored.
+    pub fn unsupported(param: &str) -> Self {
+        let message = format!("'{param}' is not supported here; leave it out of the request");
+        Self::bad_request("unsupported_parameter", message).of(param)
+    }
+
+    /// Prompt and completion do not fit.
+    pub fn context_length(prompt_tokens: usize, completion_tokens: usize, limit: usize) -> Self {
+        let message = format!(
+            "this model's context holds {limit} tokens, but the prompt has {prompt_tokens} and {completion_tokens} \
+             more are asked for ({} in all); shorten the prompt or lower max_tokens",
+            prompt_tokens.saturating_add(completion_tokens),
+        );
+        Self::bad_request("context_length_exceeded", message)
+    }
+
+    /// No base model and no adapter of that name.
+    pub fn model_not_found(name: &str) -> Self {
+        let message = format!("the model '{name}' does not exist; GET /v1/models lists what is served");
+        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "model_not_found", message).of("model")
+    }
+
+    /// A route or thing that does not exist.
+    pub fn not_found(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "not_found", message)
+    }
+
+    /// The route exists, the method does not.
+    pub fn method_not_allowed(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", "method_not_allowed", message)
+    }
+
+    /// No key, or one that is not known.
+    pub fn unauthorized(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, "authentication_error", "invalid_api_key", message)
+    }
+
+    /// A key that may not do this.
+    pub fn forbidden(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, "permission_error", "insufficient_permissions", message)
+    }
+
+    /// The state is not the one the caller expected; sending the same again cannot help.
+    pub fn conflict(code: &'static str, message: impl Into<String>) -> Self {
+        let error = Self::new(StatusCode::CONFLICT, "invalid_request_error", code, message);
+        Self { retry: Retry::Never, ..error }
+    }
+
+    /// The body is longer than `limit` bytes.
+    pub fn too_large(limit: usize) -> Self {
+        let message = format!("the request body is longer than {limit} bytes (--max-body-bytes)");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", "body_too_large", message)
+    }
+
+    /// The body is not JSON by its content type.
+    pub fn not_json(found: &str) -> Self {
+        let message = format!("send the body as 'content-type: application/json', not '{found}'");
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "invalid_request_error", "unsupported_media_type", message)
+    }
+
+    /// Admission is full.
+    pub fn queue_full(message: impl Into<String>) -> Self {
+        let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "queue_full", message);
+        Self { retry: Retry::After(1), ..error }
+    }
+
+    /// The name is there, the adapter behind it is not.
+    pub fn adapter_unusable(message: impl Into<String>) -> Self {
+        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "adapter_unavailable", message);
+        Self { retry: Retry::Never, ..error }.of("model")
+    }
+
+    /// The process that computes is not there.
+    pub fn executor_unavailable(message: impl Into<String>) -> Self {
+        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "executor_unavailable", message);
+        Self { retry: Retry::After(1), ..error }
+    }
+
+    /// A fault of this server.
+    pub fn internal(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "internal_error", message)
+    }
+
+    /// Names the field the error is about.
+    #[must_use]
+    pub fn of(mut self, param: &str) -> Self {
+        self.param = Some(param.to_owned());
+        self
+    }
+
+    /// Puts where the field stands in front of its name.
+    #[must_use]
+    pub fn within(mut self, place: &str) -> Self {
+        self.param = self.param.map(|param| format!("{place}.{param}"));
+        self
+    }
+
+    /// The HTTP status.
+    #[must_use]
+    pub fn status(&self) -> StatusCode {
+        self.status
+    }
+
+    /// The stable code.
+    #[must_use]
+    pub fn code(&self) -> &'static str {
+        self.code
+    }
+
+    /// Appends the error as JSON.
+    pub fn write_json(&self, out: &mut Vec<u8>) {
+        let shape =
+            Shape { message: &self.message, r#type: self.kind, param: self.param.as_deref(), code: self.code };
+        // Strings into memory: neither can fail.
+        let _ = serde_json::to_writer(out, &Envelope { error: shape });
+    }
+}
+
+impl From<WireError> for ApiError {
+    fn from(error: WireError) -> Self {
+        let message = error.message;
+        match error.code {
+            ErrorCode::AdapterNotFound => {
+                Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "model_not_found", message).of("model")
+            }
+            ErrorCode::ContextLengthExceeded => Self::bad_request("context_length_exceeded", message),
+            ErrorCode::QueueFull => Self::queue_full(message),
+            ErrorCode::DeadlineExceeded => {
+                Self::new(StatusCode::GATEWAY_TIMEOUT, "server_error", "deadline_exceeded", message)
+            }
+            ErrorCode::InvalidRequest => Self::bad_request("invalid_request", message),
+            ErrorCode::InvalidAdapter => Self::bad_request("invalid_adapter", message).of("lora_path"),
+            ErrorCode::AdapterBudgetExceeded => {
+                let error =
+                    Self::new(StatusCode::INSUFFICIENT_STORAGE, "server_error", "adapter_budget_exceeded", message);
+                Self { retry: Retry::Never, ..error }
+            }
+            ErrorCode::ShuttingDown => Self::executor_unavailable(message),
+            ErrorCode::Internal => Self::internal(message),
+        }
+    }
+}
+
+impl From<TextError> for ApiError {
+    fn from(error: TextError) -> Self {
+        let code = match error {
+            TextError::Encode(_) => "invalid_text",
+            TextError::NoTemplate => "no_chat_template",
+            TextError::Template(_) => "invalid_messages",
+        };
+        Self::bad_request(code, error.to_string())
+    }
+}
+
+impl From<CallError> for ApiError {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Unavailable(_) => Self::executor_unavailable(error.to_string()),
+            CallError::Busy { .. } => Self::queue_full(error.to_string()),
+            CallError::Refused(wire) => wire.into(),
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response<Body> {
+        let mut body = Vec::with_capacity(256);
+        self.write_json(&mut body);
+        let mut response = Response::new(Body::from(body));
+        *response.status_mut() = self.status;
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        match self.retry {
+            Retry::Unsaid => {}
+            Retry::After(seconds) => {
+                headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+            }
+            Retry::Never => {
+                headers.insert("x-should-retry", HeaderValue::from_static("false"));
+            }
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        response
+    }
+}

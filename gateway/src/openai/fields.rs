@@ -1,0 +1,199 @@
+//! A JSON body, read field by field.
+//!
+//! Each field is taken out with the type and range it must have, so an error names the field. Whatever is left
+//! at the end is an option nobody honours: it is refused by name, unless its value asks for nothing.
+
+use std::ops::RangeInclusive;
+
+use serde_json::{Map, Value};
+
+use super::errors::ApiError;
+
+/// Values that ask for nothing, of fields this server does not have. `null`, `[]`, `{}` and `""` never do.
+const NEUTRAL: &[(&str, &str)] = &[
+    ("best_of", "1"),
+    ("response_format", r#"{"type":"text"}"#),
+    ("tool_choice", r#""none""#),
+    ("function_call", r#""none""#),
+    ("modalities", r#"["text"]"#),
+    ("store", "false"),
+    ("service_tier", r#""auto""#),
+    ("service_tier", r#""default""#),
+    ("use_beam_search", "false"),
+    ("skip_special_tokens", "true"),
+    ("include_stop_str_in_output", "false"),
+    ("add_generation_prompt", "true"),
+    ("continue_final_message", "false"),
+    ("return_token_strs", "false"),
+];
+
+/// The fields of an object that have not been read yet.
+#[derive(Debug)]
+pub struct Fields {
+    map: Map<String, Value>,
+}
+
+impl Fields {
+    /// Reads `body` as a JSON object.
+    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        let value: Value = serde_json::from_slice(body)
+            .map_err(|error| ApiError::bad_request("invalid_json", format!("the body is not valid JSON: {error}")))?;
+        Self::of(value, "the body")
+    }
+
+    /// Takes `value` as an object; `what` names it in the error.
+    pub fn of(value: Value, what: &str) -> Result<Self, ApiError> {
+        match value {
+            Value::Object(map) => Ok(Self { map }),
+            other => Err(ApiError::invalid(what, format!("{what} must be a JSON object, not {}", kind(&other)))),
+        }
+    }
+
+    /// Takes a field; `null` is the same as absent.
+    pub fn take(&mut self, name: &str) -> Option<Value> {
+        self.map.remove(name).filter(|value| !value.is_null())
+    }
+
+    /// Takes a number within `range`.
+    pub fn number(&mut self, name: &str, range: RangeInclusive<f64>) -> Result<Option<f32>, ApiError> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        match value.as_f64() {
+            // Options are single precision on the wire; the range keeps the conversion finite.
+            #[expect(clippy::cast_possible_truncation, reason = "rounding to single precision is meant")]
+            Some(number) if range.contains(&number) => Ok(Some(number as f32)),
+            _ => Err(wrong(name, &format!("a number from {} to {}", range.start(), range.end()), &value)),
+        }
+    }
+
+    /// Takes an integer within `range`.
+    pub fn integer(&mut self, name: &str, range: RangeInclusive<i64>) -> Result<Option<i64>, ApiError> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        match value.as_i64() {
+            Some(number) if range.contains(&number) => Ok(Some(number)),
+            _ => Err(wrong(name, &format!("an integer from {} to {}", range.start(), range.end()), &value)),
+        }
+    }
+
+    /// Takes a count of at most `most`.
+    pub fn count(&mut self, name: &str, range: RangeInclusive<u32>) -> Result<Option<u32>, ApiError> {
+        let number = self.integer(name, i64::from(*range.start())..=i64::from(*range.end()))?;
+        Ok(number.and_then(|number| u32::try_from(number).ok()))
+    }
+
+    /// Takes a boolean.
+    pub fn flag(&mut self, name: &str, default: bool) -> Result<bool, ApiError> {
+        match self.take(name) {
+            None => Ok(default),
+            Some(Value::Bool(value)) => Ok(value),
+            Some(other) => Err(wrong(name, "true or false", &other)),
+        }
+    }
+
+    /// Takes a string.
+    pub fn text(&mut self, name: &str) -> Result<Option<String>, ApiError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::String(value)) => Ok(Some(value)),
+            Some(other) => Err(wrong(name, "a string", &other)),
+        }
+    }
+
+    /// Takes a string that must be there and not empty.
+    pub fn required_text(&mut self, name: &str) -> Result<String, ApiError> {
+        match self.text(name)? {
+            Some(text) if !text.is_empty() => Ok(text),
+            _ => Err(ApiError::missing(name, format!("'{name}' is required and must be a non-empty string"))),
+        }
+    }
+
+    /// Takes an array.
+    pub fn array(&mut self, name: &str) -> Result<Option<Vec<Value>>, ApiError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::Array(items)) => Ok(Some(items)),
+            Some(other) => Err(wrong(name, "an array", &other)),
+        }
+    }
+
+    /// Succeeds if nothing is left that asks for something.
+    pub fn finish(self) -> Result<(), ApiError> {
+        match self.map.iter().find(|(name, value)| !is_neutral(name, value)) {
+            None => Ok(()),
+            Some((name, _)) => Err(ApiError::unsupported(name)),
+        }
+    }
+}
+
+/// The error for a field of another type or range.
+pub fn wrong(name: &str, expected: &str, found: &Value) -> ApiError {
+    ApiError::invalid(name, format!("'{name}' must be {expected}, not {}", excerpt(found)))
+}
+
+fn excerpt(value: &Value) -> String {
+    match value {
+        Value::Number(_) | Value::Bool(_) => value.to_string(),
+        other => kind(other).to_owned(),
+    }
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}
+
+fn is_neutral(name: &str, value: &Value) -> bool {
+    let empty = match value {
+        Value::Null => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        Value::Object(map) => map.is_empty(),
+        Value::Bool(_) | Value::Number(_) => false,
+    };
+    empty || NEUTRAL.iter().any(|(field, neutral)| *field == name && value.to_string() == *neutral)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fields(text: &str) -> Fields {
+        Fields::parse(text.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn a_field_nobody_read_is_refused_by_name() {
+        let error = fields(r#"{"tools":[{"type":"function"}]}"#).finish().unwrap_err();
+        assert_eq!(error, ApiError::unsupported("tools"));
+    }
+
+    #[test]
+    fn a_field_that_asks_for_nothing_is_not_refused() {
+        let body = r#"{"tools":[],"suffix":null,"best_of":1,"response_format":{"type":"text"},"logit_bias":{}}"#;
+        fields(body).finish().unwrap();
+    }
+
+    #[test]
+    fn a_json_schema_is_refused_although_text_is_not() {
+        let error = fields(r#"{"response_format":{"type":"json_object"}}"#).finish().unwrap_err();
+        assert_eq!(error.code(), "unsupported_parameter");
+    }
+
+    #[test]
+    fn a_number_out_of_range_names_its_field_and_the_range() {
+        let error = fields(r#"{"temperature":3}"#).number("temperature", 0.0..=2.0).unwrap_err();
+        assert_eq!(error, ApiError::invalid("temperature", "'temperature' must be a number from 0 to 2, not 3"));
+    }
+
+    #[test]
+    fn null_is_the_same_as_absent() {
+        let mut fields = fields(r#"{"n":null}"#);
+        assert_eq!(fields.count("n", 1..=16).unwrap(), None);
+        fields.finish().unwrap();
+    }
+}

@@ -1,0 +1,187 @@
+//! A checked request, and how it becomes sequences.
+
+use std::sync::Arc;
+
+use model::tokenizer::AddSpecial;
+use shmproto::message::Generate;
+
+use super::{
+    answer::Answer,
+    errors::ApiError,
+    params::{EndTokens, Params},
+};
+use crate::{
+    adapters::Lease,
+    app::App,
+    auth::Caller,
+    lifecycle::Serving,
+    text::Text,
+};
+
+/// Most prompts of a request.
+pub const MAX_PROMPTS: usize = 64;
+
+/// Which of the two generation routes asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// `/v1/chat/completions`.
+    Chat,
+    /// `/v1/completions`.
+    Text,
+}
+
+/// Whether the answer repeats the prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Echo {
+    /// It does, with the prompt's log-probabilities if any are asked for.
+    Prompt,
+    /// It does not.
+    Nothing,
+}
+
+/// What to continue.
+#[derive(Debug, Clone)]
+pub struct Prompt {
+    /// As token ids.
+    pub tokens: Vec<u32>,
+    /// As the caller wrote it, if they wrote text.
+    pub text: Option<String>,
+}
+
+/// The model a request named, found.
+#[derive(Debug)]
+pub struct Target {
+    /// As the request named it.
+    pub name: String,
+    /// Held until the request is over; `None` is the base model.
+    pub lease: Option<Lease>,
+}
+
+/// Everything known about a request before it starts.
+#[derive(Debug)]
+pub struct Job {
+    /// The route.
+    pub kind: Kind,
+    /// What is served.
+    pub serving: Arc<Serving>,
+    /// The model.
+    pub target: Target,
+    /// H(tenant, generation).
+    pub namespace: [u8; 32],
+    /// At least one.
+    pub prompts: Vec<Prompt>,
+    /// The shared options.
+    pub params: Params,
+    /// Alternatives to report for each token; `None` is no log-probabilities.
+    pub logprobs: Option<u32>,
+    /// Whether to repeat the prompt.
+    pub echo: Echo,
+}
+
+/// Finds the model `name`: the base, an adapter, or `base:adapter`. Never the base for anything else.
+pub fn find_target(app: &App, serving: &Serving, name: &str) -> Result<Target, ApiError> {
+    if name == serving.base_name {
+        return Ok(Target { name: name.to_owned(), lease: None });
+    }
+    let base = name.strip_prefix(serving.base_name.as_str()).and_then(|rest| rest.strip_prefix(':'));
+    let lease = app.registry.lease(base.unwrap_or(name))?;
+    let lease = lease.ok_or_else(|| ApiError::model_not_found(name))?;
+    Ok(Target { name: name.to_owned(), lease: Some(lease) })
+}
+
+/// What may share cached prefixes: the same tenant asking the same weights.
+#[must_use]
+pub fn namespace(caller: &Caller, target: &Target, serving: &Serving) -> [u8; 32] {
+    let mut hasher = blake3::Hasher::new_derive_key("holobiont 2026 prefix cache namespace v1");
+    let tenant = caller.tenant.as_bytes();
+    hasher.update(&(tenant.len() as u64).to_le_bytes()).update(tenant);
+    match &target.lease {
+        None => hasher.update(b"base").update(&serving.welcome.base_hash),
+        Some(lease) => hasher.update(b"adapter").update(&lease.generation.0),
+    };
+    *hasher.finalize().as_bytes()
+}
+
+/// Turns a prompt into tokens. What is certainly too long is refused before the work of tokenizing it.
+pub fn tokenize(serving: &Serving, text: &str, add: AddSpecial) -> Result<Vec<u32>, ApiError> {
+    Ok(serving.text.encode(text, add)?)
+}
+
+impl Job {
+    /// Checks what can only be checked with all of it in hand.
+    pub fn check(self) -> Result<Self, ApiError> {
+        let wanted = self.params.max_tokens.unwrap_or(1) as usize;
+        let limit = self.serving.context_tokens;
+        for prompt in &self.prompts {
+            if prompt.tokens.is_empty() {
+                return Err(ApiError::invalid(self.prompt_field(), "the prompt has no tokens; send at least one"));
+            }
+            if prompt.tokens.len().saturating_add(wanted) > limit {
+                let error = ApiError::context_length(prompt.tokens.len(), wanted, limit);
+                return Err(error.of(self.prompt_field()));
+            }
+        }
+        Ok(self)
+    }
+
+    fn prompt_field(&self) -> &'static str {
+        match self.kind {
+            Kind::Chat => "messages",
+            Kind::Text => "prompt",
+        }
+    }
+
+    /// Choices in all.
+    #[must_use]
+    pub fn choices(&self) -> usize {
+        self.prompts.len() * self.params.choices as usize
+    }
+
+    /// The prompt that choice `index` continues.
+    #[must_use]
+    pub fn prompt_of(&self, index: usize) -> &Prompt {
+        &self.prompts[index / self.params.choices as usize]
+    }
+
+    /// Starts it.
+    pub fn start(self, app: &App) -> Result<Answer, ApiError> {
+        let sequences = (0..self.choices()).map(|index| self.sequence(index)).collect();
+        Answer::start(app, self, sequences)
+    }
+
+    fn sequence(&self, index: usize) -> Generate {
+        let prompt = &self.prompt_of(index).tokens;
+        let room = self.serving.context_tokens.saturating_sub(prompt.len());
+        let room = u32::try_from(room).unwrap_or(u32::MAX);
+        let mut sampling = self.params.sampling.clone();
+        sampling.seed = choice_seed(sampling.seed, index as u64 % u64::from(self.params.choices));
+        let mut stop_tokens = self.params.stop_tokens.clone();
+        if self.params.end_tokens == EndTokens::Stop {
+            stop_tokens.extend_from_slice(&self.serving.text.facts().end_tokens);
+        }
+        Generate {
+            request: 0,
+            adapter: self.target.lease.as_ref().map(|lease| lease.generation.0),
+            namespace: self.namespace,
+            prompt: prompt.clone(),
+            max_tokens: self.params.max_tokens.unwrap_or(room),
+            min_tokens: self.params.min_tokens,
+            stop_tokens,
+            sampling,
+            logprobs: self.logprobs,
+            prompt_logprobs: self.logprobs.filter(|_| self.echo == Echo::Prompt),
+            deadline_ms: self.params.deadline_ms,
+        }
+    }
+
+    /// The tokenizer.
+    #[must_use]
+    pub fn text(&self) -> &dyn Text {
+        &*self.serving.text
+    }
+}
+
+/// The first choice has the request's own seed; the others are far from it and from each other.
+fn choice_seed(seed: u64, choice: u64) -> u64 {
+    seed ^ choice.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}

@@ -1,0 +1,90 @@
+//! Log-probabilities in OpenAI's two shapes.
+
+use shmproto::message::TokenOutput;
+
+use super::{
+    choice::Scored,
+    types::{Alternative, ChatLogprobs, TextLogprobs, TokenLogprob, TopLogprobs},
+};
+use crate::text::Text;
+
+/// JSON has no infinity; OpenAI sends this for what cannot happen.
+const IMPOSSIBLE: f32 = -9999.0;
+
+/// The chat shape.
+#[must_use]
+pub fn chat<'a>(text: &'a dyn Text, scored: &[Scored]) -> ChatLogprobs<'a> {
+    let content = scored.iter().map(|Scored { token, .. }| TokenLogprob {
+        token: alternative(text, token.token, token.logprob),
+        top_logprobs: token.top.iter().map(|(id, logprob)| alternative(text, *id, *logprob)).collect(),
+    });
+    ChatLogprobs { content: content.collect() }
+}
+
+/// The shape of completions, appended to `out`. `shift` is added to the offsets.
+pub fn append(text: &dyn Text, scored: &[Scored], shift: usize, out: &mut TextLogprobs) {
+    for Scored { offset, token } in scored {
+        out.text_offset.push(shift + offset);
+        out.tokens.push(name(text.token_bytes(token.token)));
+        out.token_logprobs.push(Some(finite(token.logprob)));
+        out.top_logprobs.push(Some(top(text, token)));
+    }
+}
+
+/// The first token of a prompt: nothing comes before it, so it has no probability.
+pub fn append_first(text: &dyn Text, token: u32, out: &mut TextLogprobs) {
+    out.text_offset.push(0);
+    out.tokens.push(name(text.token_bytes(token)));
+    out.token_logprobs.push(None);
+    out.top_logprobs.push(None);
+}
+
+/// The most likely tokens and the chosen one. Two tokens of one text keep the likelier.
+fn top(text: &dyn Text, token: &TokenOutput) -> TopLogprobs {
+    let mut entries: Vec<(String, f32)> = Vec::with_capacity(token.top.len() + 1);
+    for (id, logprob) in token.top.iter().copied().chain([(token.token, token.logprob)]) {
+        let name = name(text.token_bytes(id));
+        if entries.iter().all(|(seen, _)| *seen != name) {
+            entries.push((name, finite(logprob)));
+        }
+    }
+    TopLogprobs(entries)
+}
+
+fn alternative(text: &dyn Text, token: u32, logprob: f32) -> Alternative<'_> {
+    let bytes = text.token_bytes(token);
+    Alternative { token: name(bytes), logprob: finite(logprob), bytes }
+}
+
+fn finite(logprob: f32) -> f32 {
+    if logprob.is_finite() { logprob } else { IMPOSSIBLE }
+}
+
+/// A token as text; bytes that are not whole characters are spelt out, so that different tokens stay different.
+fn name(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    match std::str::from_utf8(bytes) {
+        Ok(text) => text.to_owned(),
+        Err(_) => bytes.iter().fold("bytes:".to_owned(), |mut name, byte| {
+            // Writing to a string cannot fail.
+            let _ = write!(name, "\\x{byte:02x}");
+            name
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_that_is_half_a_character_is_spelt_in_bytes() {
+        assert_eq!(name(&[0xe2, 0x9f]), r"bytes:\xe2\x9f");
+        assert_eq!(name("né".as_bytes()), "né");
+    }
+
+    #[test]
+    fn an_impossible_token_has_a_number_that_json_can_hold() {
+        assert!((finite(f32::NEG_INFINITY) - IMPOSSIBLE).abs() < f32::EPSILON);
+    }
+}

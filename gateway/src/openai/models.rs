@@ -1,0 +1,85 @@
+//! `GET /v1/models`: the base model and every adapter.
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    extract::{Path, State},
+};
+use serde::Serialize;
+
+use super::errors::ApiError;
+use crate::{adapters::Entry, app::App, lifecycle::Serving};
+
+/// A model a request may name.
+#[derive(Debug, Serialize)]
+pub struct Card {
+    id: String,
+    object: &'static str,
+    created: u64,
+    owned_by: &'static str,
+    /// What the weights are called where they lie.
+    root: String,
+    /// The base of an adapter.
+    parent: Option<String>,
+    max_model_len: usize,
+    adapter_generation: Option<String>,
+}
+
+/// See the module's description.
+#[derive(Debug, Serialize)]
+pub struct Models {
+    object: &'static str,
+    data: Vec<Card>,
+}
+
+/// `GET /v1/models`.
+pub async fn list(State(app): State<Arc<App>>) -> Result<Json<Models>, ApiError> {
+    let serving = app.serving()?;
+    let entries = app.registry.entries();
+    let usable = entries.values().filter(|entry| entry.fault().is_none());
+    let adapters = usable.map(|entry| adapter(entry, &serving));
+    Ok(Json(Models { object: "list", data: std::iter::once(base(&serving)).chain(adapters).collect() }))
+}
+
+/// `GET /v1/models/{id}`.
+pub async fn one(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<Card>, ApiError> {
+    let serving = app.serving()?;
+    if id == serving.base_name {
+        return Ok(Json(base(&serving)));
+    }
+    let entries = app.registry.entries();
+    let entry = entries.get(&id).filter(|entry| entry.fault().is_none());
+    entry.map(|entry| Json(adapter(entry, &serving))).ok_or_else(|| ApiError::model_not_found(&id))
+}
+
+fn base(serving: &Serving) -> Card {
+    Card {
+        id: serving.base_name.clone(),
+        object: "model",
+        created: serving.since,
+        owned_by: "holobiont",
+        root: file_name(std::path::Path::new(&serving.welcome.model_path)),
+        parent: None,
+        max_model_len: serving.context_tokens,
+        adapter_generation: None,
+    }
+}
+
+fn adapter(entry: &Entry, serving: &Serving) -> Card {
+    Card {
+        id: entry.record.name.clone(),
+        object: "model",
+        created: entry.record.loaded_at,
+        owned_by: "holobiont",
+        root: file_name(&entry.record.path),
+        parent: Some(serving.base_name.clone()),
+        max_model_len: serving.context_tokens,
+        adapter_generation: Some(entry.record.generation.to_string()),
+    }
+}
+
+/// The last part only: where things lie on this machine is nobody's business.
+fn file_name(path: &std::path::Path) -> String {
+    path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+}

@@ -1,0 +1,276 @@
+//! The sampling and output options that chat and completions share.
+
+use model::{generation_defaults::GenerationDefaults, stop::StopStrings};
+use serde_json::Value;
+use shmproto::message::Sampling;
+
+use super::{
+    errors::ApiError,
+    fields::{Fields, wrong},
+};
+use crate::executor::random_u64;
+
+/// Most choices for a prompt.
+pub const MAX_CHOICES: u32 = 16;
+/// Most alternatives reported for a token.
+pub const MAX_LOGPROBS: u32 = 20;
+/// Most stop strings of a request.
+const MAX_STOPS: usize = 16;
+/// Most tokens a request may bias.
+const MAX_BIASES: usize = 1024;
+/// Most stop tokens a request may name.
+const MAX_STOP_TOKENS: usize = 64;
+
+/// What of the model the options are checked against.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits<'a> {
+    /// Token ids are below this.
+    pub vocab_size: u32,
+    /// Where the model's own configuration differs from OpenAI's defaults.
+    pub defaults: &'a GenerationDefaults,
+}
+
+/// When usage is reported in a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StreamUsage {
+    /// Never.
+    Never,
+    /// In a last chunk of its own.
+    Last,
+    /// In every chunk, and in a last one.
+    Always,
+}
+
+/// How the answer travels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Delivery {
+    /// As one body.
+    Whole,
+    /// As server-sent events.
+    Stream(StreamUsage),
+}
+
+/// Checked options.
+#[derive(Debug, Clone)]
+pub struct Params {
+    /// How to choose tokens. The seed is the request's, or drawn.
+    pub sampling: Sampling,
+    /// As asked; `None` leaves it to the route.
+    pub max_tokens: Option<u32>,
+    /// No stop before this many tokens.
+    pub min_tokens: u32,
+    /// Strings that end the text and are not part of it, if there are any.
+    pub stop: Option<StopStrings>,
+    /// Tokens that end the text beside the model's own.
+    pub stop_tokens: Vec<u32>,
+    /// Whether the model's own end tokens count.
+    pub end_tokens: EndTokens,
+    /// Choices for each prompt.
+    pub choices: u32,
+    /// How the answer travels.
+    pub delivery: Delivery,
+    /// 0 is none.
+    pub deadline_ms: u32,
+}
+
+/// What the model's end tokens do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EndTokens {
+    /// End the text.
+    Stop,
+    /// Are tokens like any other (`ignore_eos`).
+    Ignore,
+}
+
+/// Reads the shared options.
+pub fn read(fields: &mut Fields, limits: &Limits<'_>) -> Result<Params, ApiError> {
+    // A label for the caller's own books: it changes nothing, and tenants come from keys alone.
+    fields.text("user")?;
+    let max_tokens = max_tokens(fields)?;
+    Ok(Params {
+        sampling: sampling(fields, limits)?,
+        max_tokens,
+        min_tokens: fields.count("min_tokens", 0..=u32::MAX)?.unwrap_or(0),
+        stop: stop_strings(fields)?,
+        stop_tokens: stop_tokens(fields, limits)?,
+        end_tokens: if fields.flag("ignore_eos", false)? { EndTokens::Ignore } else { EndTokens::Stop },
+        choices: fields.count("n", 1..=MAX_CHOICES)?.unwrap_or(1),
+        delivery: delivery(fields)?,
+        deadline_ms: fields.count("deadline_ms", 0..=u32::MAX)?.unwrap_or(0),
+    })
+}
+
+fn max_tokens(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
+    let old = fields.count("max_tokens", 0..=u32::MAX)?;
+    let new = fields.count("max_completion_tokens", 0..=u32::MAX)?;
+    match (old, new) {
+        (Some(old), Some(new)) if old != new => Err(ApiError::invalid(
+            "max_completion_tokens",
+            format!("max_tokens is {old} and max_completion_tokens is {new}; send one of them"),
+        )),
+        (old, new) => Ok(new.or(old)),
+    }
+}
+
+fn sampling(fields: &mut Fields, limits: &Limits<'_>) -> Result<Sampling, ApiError> {
+    let defaults = limits.defaults;
+    let top_p = fields.number("top_p", 0.0..=1.0)?.or(defaults.top_p).unwrap_or(1.0);
+    let repetition_penalty = fields.number("repetition_penalty", 0.0..=10.0)?;
+    if repetition_penalty == Some(0.0) {
+        return Err(ApiError::invalid("repetition_penalty", "'repetition_penalty' must be above 0; 1 is off"));
+    }
+    Ok(Sampling {
+        temperature: fields.number("temperature", 0.0..=2.0)?.or(defaults.temperature).unwrap_or(1.0),
+        top_k: top_k(fields)?.or(defaults.top_k).unwrap_or(0),
+        // A nucleus holds at least the most likely token: 0 means that one alone.
+        top_p: top_p.max(f32::MIN_POSITIVE),
+        min_p: fields.number("min_p", 0.0..=1.0)?.unwrap_or(0.0),
+        presence_penalty: fields.number("presence_penalty", -2.0..=2.0)?.unwrap_or(0.0),
+        frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?.unwrap_or(0.0),
+        repetition_penalty: repetition_penalty.or(defaults.repetition_penalty).unwrap_or(1.0),
+        logit_bias: logit_bias(fields, limits)?,
+        seed: seed(fields)?,
+    })
+}
+
+/// -1 and 0 both keep all tokens.
+fn top_k(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
+    let top_k = fields.integer("top_k", -1..=i64::from(u32::MAX))?;
+    Ok(top_k.map(|top_k| u32::try_from(top_k).unwrap_or(0)))
+}
+
+fn seed(fields: &mut Fields) -> Result<u64, ApiError> {
+    match fields.take("seed") {
+        None => Ok(random_u64()),
+        Some(value) => value
+            .as_u64()
+            .or_else(|| value.as_i64().map(i64::cast_unsigned))
+            .ok_or_else(|| wrong("seed", "a 64-bit integer", &value)),
+    }
+}
+
+fn logit_bias(fields: &mut Fields, limits: &Limits<'_>) -> Result<Vec<(u32, f32)>, ApiError> {
+    let Some(value) = fields.take("logit_bias") else { return Ok(Vec::new()) };
+    let Value::Object(map) = value else { return Err(wrong("logit_bias", "an object", &value)) };
+    if map.len() > MAX_BIASES {
+        return Err(ApiError::invalid("logit_bias", format!("'logit_bias' may name at most {MAX_BIASES} tokens")));
+    }
+    map.iter().map(|(token, bias)| bias_of(token, bias, limits)).collect()
+}
+
+fn bias_of(token: &str, bias: &Value, limits: &Limits<'_>) -> Result<(u32, f32), ApiError> {
+    let id = token.parse().ok().filter(|id| *id < limits.vocab_size).ok_or_else(|| {
+        let message = format!("'logit_bias' names '{token}', which is no token id below {}", limits.vocab_size);
+        ApiError::invalid("logit_bias", message)
+    })?;
+    match bias.as_f64() {
+        #[expect(clippy::cast_possible_truncation, reason = "rounding to single precision is meant")]
+        Some(number) if (-100.0..=100.0).contains(&number) => Ok((id, number as f32)),
+        _ => Err(wrong("logit_bias", "a map from token id to a number from -100 to 100", bias)),
+    }
+}
+
+fn stop_strings(fields: &mut Fields) -> Result<Option<StopStrings>, ApiError> {
+    let stops = match fields.take("stop") {
+        None => return Ok(None),
+        Some(Value::String(stop)) => vec![stop],
+        Some(Value::Array(items)) if items.is_empty() => return Ok(None),
+        Some(Value::Array(items)) if items.len() > MAX_STOPS => {
+            return Err(ApiError::invalid("stop", format!("'stop' may hold at most {MAX_STOPS} strings")));
+        }
+        Some(Value::Array(items)) => items.into_iter().map(stop_string).collect::<Result<_, _>>()?,
+        Some(other) => return Err(wrong("stop", "a string or an array of strings", &other)),
+    };
+    StopStrings::new(&stops).map(Some).map_err(|error| ApiError::invalid("stop", error.to_string()))
+}
+
+fn stop_string(value: Value) -> Result<String, ApiError> {
+    match value {
+        Value::String(text) => Ok(text),
+        other => Err(wrong("stop", "a string or an array of strings", &other)),
+    }
+}
+
+fn stop_tokens(fields: &mut Fields, limits: &Limits<'_>) -> Result<Vec<u32>, ApiError> {
+    let Some(items) = fields.array("stop_token_ids")? else { return Ok(Vec::new()) };
+    if items.len() > MAX_STOP_TOKENS {
+        let message = format!("'stop_token_ids' may hold at most {MAX_STOP_TOKENS} tokens");
+        return Err(ApiError::invalid("stop_token_ids", message));
+    }
+    items.iter().map(|item| token_id("stop_token_ids", item, limits.vocab_size)).collect()
+}
+
+/// A token id below `vocab_size`; `name` is the field it stands in.
+pub fn token_id(name: &str, value: &Value, vocab_size: u32) -> Result<u32, ApiError> {
+    let id = value.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| *id < vocab_size);
+    id.ok_or_else(|| wrong(name, &format!("token ids from 0 to {}", vocab_size.saturating_sub(1)), value))
+}
+
+fn delivery(fields: &mut Fields) -> Result<Delivery, ApiError> {
+    let stream = fields.flag("stream", false)?;
+    let Some(options) = fields.take("stream_options") else {
+        return Ok(if stream { Delivery::Stream(StreamUsage::Never) } else { Delivery::Whole });
+    };
+    if !stream {
+        return Err(ApiError::invalid("stream_options", "'stream_options' is only allowed together with 'stream': true"));
+    }
+    let mut options = Fields::of(options, "stream_options")?;
+    let last = options.flag("include_usage", false)?;
+    let always = options.flag("continuous_usage_stats", false)?;
+    options.finish()?;
+    Ok(Delivery::Stream(match (last, always) {
+        (false, _) => StreamUsage::Never,
+        (true, false) => StreamUsage::Last,
+        (true, true) => StreamUsage::Always,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<Params, ApiError> {
+        let mut fields = Fields::parse(text.as_bytes())?;
+        let limits = Limits { vocab_size: 300, defaults: &GenerationDefaults::default() };
+        let params = read(&mut fields, &limits)?;
+        fields.finish()?;
+        Ok(params)
+    }
+
+    #[test]
+    fn nothing_asked_is_openais_defaults() {
+        let params = parse("{}").unwrap();
+        assert_eq!((params.sampling.temperature, params.sampling.top_p, params.sampling.top_k), (1.0, 1.0, 0));
+        assert_eq!((params.choices, params.delivery, params.max_tokens), (1, Delivery::Whole, None));
+    }
+
+    #[test]
+    fn seeds_that_are_not_given_differ() {
+        assert_ne!(parse("{}").unwrap().sampling.seed, parse("{}").unwrap().sampling.seed);
+    }
+
+    #[test]
+    fn a_negative_seed_is_a_seed() {
+        assert_eq!(parse(r#"{"seed":-1}"#).unwrap().sampling.seed, u64::MAX);
+    }
+
+    #[test]
+    fn a_bias_on_a_token_outside_the_vocabulary_is_refused() {
+        assert_eq!(parse(r#"{"logit_bias":{"299":1.5}}"#).unwrap().sampling.logit_bias, vec![(299, 1.5)]);
+        parse(r#"{"logit_bias":{"300":1.5}}"#).unwrap_err();
+    }
+
+    #[test]
+    fn seventeen_stop_strings_are_refused() {
+        let stops: Vec<String> = (0..17).map(|i| format!("{i}")).collect();
+        let body = serde_json::json!({ "stop": stops }).to_string();
+        assert_eq!(parse(&body).unwrap_err().code(), "invalid_value");
+    }
+
+    #[test]
+    fn stream_options_without_a_stream_are_refused() {
+        parse(r#"{"stream_options":{"include_usage":true}}"#).unwrap_err();
+        let params = parse(r#"{"stream":true,"stream_options":{"include_usage":true}}"#).unwrap();
+        assert_eq!(params.delivery, Delivery::Stream(StreamUsage::Last));
+    }
+}

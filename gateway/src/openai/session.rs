@@ -1,0 +1,169 @@
+//! The sequences of a job, with the promise that losing the executor does not lose them.
+//!
+//! Tokens are drawn from a generator keyed by seed and position, so a sequence that was cut off goes on from
+//! prompt and emitted tokens as if nothing had happened. Where that does not hold, because penalties count over
+//! the completion alone, the sequence ends in `executor_unavailable` instead.
+
+use std::{sync::Arc, time::Duration};
+
+use shmproto::message::{Generate, Output};
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout_at},
+};
+
+use super::errors::ApiError;
+use crate::{
+    executor::{Executor, batch::Batch, link::Event},
+    lifecycle::{Serving, Status},
+};
+
+/// How long a lost sequence waits for the executor to come back.
+const REDO_WAIT: Duration = Duration::from_secs(15);
+/// How often a sequence is redone.
+const MAX_REDOS: u32 = 3;
+
+#[derive(Debug)]
+struct Sequence {
+    /// As it was first asked for.
+    generate: Generate,
+    emitted: Vec<u32>,
+    /// True once the scores of the prompt and the count of cached tokens have come.
+    begun: bool,
+    redos: u32,
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Session {
+    batch: Batch,
+    sequences: Vec<Sequence>,
+    status: watch::Receiver<Status>,
+    base_hash: [u8; 32],
+    /// Read while looking for outputs that are ready, but to be acted on later.
+    stashed: Option<(usize, Event)>,
+    /// Until when the executor has to be back.
+    redo_by: Option<Instant>,
+}
+
+impl Session {
+    /// Starts `sequences` on what `serving` describes.
+    pub fn start(
+        executor: &Executor,
+        status: watch::Receiver<Status>,
+        serving: &Serving,
+        sequences: Vec<Generate>,
+    ) -> Result<Self, ApiError> {
+        let kept = sequences.iter().map(|generate| Sequence {
+            generate: generate.clone(),
+            emitted: Vec::new(),
+            begun: false,
+            redos: 0,
+        });
+        let kept = kept.collect();
+        let batch = executor.generate(sequences)?;
+        Ok(Self { batch, sequences: kept, status, base_hash: serving.welcome.base_hash, stashed: None, redo_by: None })
+    }
+
+    /// The next output with the index of its sequence; `None` when all have ended.
+    pub async fn next(&mut self) -> Option<Result<(usize, Output), ApiError>> {
+        loop {
+            let event = match self.stashed.take() {
+                Some(event) => event,
+                None => self.batch.next().await?,
+            };
+            match event {
+                (index, Event::Output(output)) => return Some(self.note(index, output)),
+                (index, Event::Lost { epoch }) => {
+                    // Put back until it is done: the caller may stop waiting here and come again.
+                    self.stashed = Some((index, Event::Lost { epoch }));
+                    let redone = self.redo(index, epoch).await;
+                    self.stashed = None;
+                    if let Err(error) = redone {
+                        return Some(Err(error));
+                    }
+                }
+            }
+        }
+    }
+
+    /// An output that has already arrived, if there is one.
+    pub fn ready(&mut self) -> Option<Result<(usize, Output), ApiError>> {
+        if self.stashed.is_some() {
+            return None;
+        }
+        match self.batch.ready()? {
+            (index, Event::Output(output)) => Some(self.note(index, output)),
+            lost => {
+                self.stashed = Some(lost);
+                None
+            }
+        }
+    }
+
+    /// Ends a sequence early.
+    pub fn cancel(&mut self, index: usize) {
+        self.batch.cancel(index);
+    }
+
+    fn note(&mut self, index: usize, mut output: Output) -> Result<(usize, Output), ApiError> {
+        if let Some(error) = output.error.take() {
+            return Err(error.into());
+        }
+        let sequence = &mut self.sequences[index];
+        sequence.begun = true;
+        sequence.emitted.extend(output.tokens.iter().map(|token| token.token));
+        Ok((index, output))
+    }
+
+    async fn redo(&mut self, index: usize, lost_epoch: u64) -> Result<(), ApiError> {
+        let again = self.sequences[index].again()?;
+        let deadline = *self.redo_by.get_or_insert_with(|| Instant::now() + REDO_WAIT);
+        let returned = self.status.wait_for(|status| match status {
+            Status::Ready(serving) => serving.epoch > lost_epoch,
+            Status::Closing => true,
+            Status::Starting { .. } | Status::Lost { .. } => false,
+        });
+        let serving: Arc<Serving> = match timeout_at(deadline, returned).await {
+            Ok(Ok(status)) => status.serving()?,
+            Ok(Err(_)) => return Err(lost("the gateway is shutting down")),
+            Err(_) => return Err(lost(&format!("it did not come back within {} s", REDO_WAIT.as_secs()))),
+        };
+        if serving.welcome.base_hash != self.base_hash {
+            return Err(lost("it came back with another base model"));
+        }
+        tracing::info!(index, lost_epoch, "going on with a sequence the executor lost");
+        self.redo_by = None;
+        self.sequences[index].redos += 1;
+        Ok(self.batch.restart(index, again)?)
+    }
+}
+
+impl Sequence {
+    /// What is left to do.
+    fn again(&self) -> Result<Generate, ApiError> {
+        if self.redos == MAX_REDOS {
+            return Err(lost(&format!("this request was redone {MAX_REDOS} times already")));
+        }
+        let sampling = &self.generate.sampling;
+        let counts_completion = sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0;
+        if counts_completion && !self.emitted.is_empty() {
+            return Err(lost("a request with presence or frequency penalty cannot be continued"));
+        }
+        let mut again = self.generate.clone();
+        let done = u32::try_from(self.emitted.len()).unwrap_or(u32::MAX);
+        again.prompt.extend_from_slice(&self.emitted);
+        again.max_tokens = again.max_tokens.saturating_sub(done);
+        again.min_tokens = again.min_tokens.saturating_sub(done);
+        if self.begun {
+            again.prompt_logprobs = None;
+        }
+        Ok(again)
+    }
+}
+
+fn lost(why: &str) -> ApiError {
+    ApiError::executor_unavailable(format!(
+        "the connection to the base-executor was lost while it worked on this request, and {why}; send it again"
+    ))
+}

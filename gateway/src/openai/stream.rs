@@ -1,0 +1,184 @@
+//! An answer as server-sent events.
+//!
+//! A stream ends in exactly one of two ways: every choice has its finish reason and `data: [DONE]` follows, or
+//! one `data: {"error": ...}` is the last event. A stream that just ends would be read as success.
+
+use std::{convert::Infallible, time::Duration};
+
+use axum::{
+    body::{Body as HttpBody, Bytes},
+    http::{HeaderValue, Response, header},
+};
+use serde::Serialize;
+
+use super::{
+    answer::{Answer, Step},
+    choice::Piece,
+    errors::ApiError,
+    job::Kind,
+    logprobs,
+    params::StreamUsage,
+    types::{Body, ChatDelta, Delta, TextChoice, TextLogprobs, Usage},
+};
+
+/// A comment is sent after this much silence, so that nobody between us and the caller gives up.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// Events that are ready are sent together up to about this many bytes.
+const FRAME_BYTES: usize = 16 * 1024;
+
+/// Streams `answer`, whose first step has come already: a request that fails before has a status of its own.
+#[must_use]
+pub fn respond(answer: Answer, first: Step, usage: StreamUsage) -> Response<HttpBody> {
+    let opened = vec![None; answer.job.choices()];
+    let writer = Writer { answer, usage, first: Some(first), opened, ended: false };
+    let frames = futures::stream::unfold(writer, |mut writer| async move {
+        let frame = writer.frame().await?;
+        Some((Ok::<_, Infallible>(frame), writer))
+    });
+    let mut response = Response::new(HttpBody::from_stream(frames));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+struct Writer {
+    answer: Answer,
+    usage: StreamUsage,
+    first: Option<Step>,
+    /// Characters of prompt in front of each choice that has been opened.
+    opened: Vec<Option<usize>>,
+    ended: bool,
+}
+
+impl Writer {
+    /// The next bytes to send: at least one event, and all others that are ready.
+    async fn frame(&mut self) -> Option<Bytes> {
+        if self.ended {
+            return None;
+        }
+        let mut out = Vec::with_capacity(512);
+        match self.first.take() {
+            Some(step) => self.step(step, &mut out),
+            None => match tokio::time::timeout(KEEP_ALIVE, self.answer.next()).await {
+                Err(_) => out.extend_from_slice(b": keep-alive\n\n"),
+                Ok(next) => self.next(next, &mut out),
+            },
+        }
+        while !self.ended && out.len() < FRAME_BYTES {
+            match self.answer.ready() {
+                Some(next) => self.next(Some(next), &mut out),
+                None => break,
+            }
+        }
+        Some(Bytes::from(out))
+    }
+
+    fn next(&mut self, next: Option<Result<Step, ApiError>>, out: &mut Vec<u8>) {
+        match next {
+            Some(Ok(step)) => self.step(step, out),
+            Some(Err(error)) => self.fail(&error, out),
+            None => self.fail(&ApiError::internal("the stream ended before its choices did"), out),
+        }
+    }
+
+    fn fail(&mut self, error: &ApiError, out: &mut Vec<u8>) {
+        out.extend_from_slice(b"data: ");
+        error.write_json(out);
+        out.extend_from_slice(b"\n\n");
+        self.ended = true;
+    }
+
+    fn step(&mut self, step: Step, out: &mut Vec<u8>) {
+        match self.answer.job.kind {
+            Kind::Chat => self.chat(&step, out),
+            Kind::Text => self.text(step, out),
+        }
+        if self.answer.is_over() {
+            self.finish(out);
+        }
+    }
+
+    fn chat(&mut self, step: &Step, out: &mut Vec<u8>) {
+        let Step { index, piece, .. } = step;
+        let index = *index;
+        if self.opened[index].replace(0).is_none() {
+            let delta = Delta { role: Some("assistant"), content: Some("") };
+            self.event(out, ChatDelta { index, delta, logprobs: None, finish_reason: None });
+        }
+        if has_content(piece) {
+            let delta = Delta { role: None, content: Some(&piece.text) };
+            let wanted = self.answer.job.logprobs.is_some();
+            let logprobs = wanted.then(|| logprobs::chat(self.answer.job.text(), &piece.scored));
+            self.event(out, ChatDelta { index, delta, logprobs, finish_reason: None });
+        }
+        if piece.finish.is_some() {
+            let delta = Delta::default();
+            self.event(out, ChatDelta { index, delta, logprobs: None, finish_reason: piece.finish });
+        }
+    }
+
+    fn text(&mut self, step: Step, out: &mut Vec<u8>) {
+        let Step { index, piece, echoed } = step;
+        if let Some(echoed) = echoed {
+            self.opened[index] = Some(echoed.chars);
+            let choice = TextChoice { index, text: &echoed.text, logprobs: echoed.logprobs, finish_reason: None };
+            self.event(out, choice);
+        }
+        let shift = self.opened[index].unwrap_or(0);
+        if has_content(&piece) {
+            let logprobs = self.answer.job.logprobs.map(|_| {
+                let mut logprobs = TextLogprobs::default();
+                logprobs::append(self.answer.job.text(), &piece.scored, shift, &mut logprobs);
+                logprobs
+            });
+            self.event(out, TextChoice { index, text: &piece.text, logprobs, finish_reason: None });
+        }
+        if piece.finish.is_some() {
+            self.event(out, TextChoice { index, text: "", logprobs: None, finish_reason: piece.finish });
+        }
+    }
+
+    fn finish(&mut self, out: &mut Vec<u8>) {
+        if self.usage != StreamUsage::Never {
+            let usage = Some(Some(self.answer.usage()));
+            let none: [TextChoice<'_>; 0] = [];
+            write_event(out, &Body { envelope: self.answer.envelope(self.object()), choices: &none, usage });
+        }
+        out.extend_from_slice(b"data: [DONE]\n\n");
+        self.ended = true;
+    }
+
+    fn event<C: Serialize>(&self, out: &mut Vec<u8>, choice: C) {
+        let body = Body { envelope: self.answer.envelope(self.object()), choices: &[choice], usage: self.running() };
+        write_event(out, &body);
+    }
+
+    /// The usage field of a chunk that is not the last.
+    fn running(&self) -> Option<Option<Usage>> {
+        match self.usage {
+            StreamUsage::Never => None,
+            StreamUsage::Last => Some(None),
+            StreamUsage::Always => Some(Some(self.answer.usage())),
+        }
+    }
+
+    fn object(&self) -> &'static str {
+        match self.answer.job.kind {
+            Kind::Chat => "chat.completion.chunk",
+            Kind::Text => "text_completion",
+        }
+    }
+}
+
+fn has_content(piece: &Piece) -> bool {
+    !piece.text.is_empty() || !piece.scored.is_empty()
+}
+
+fn write_event<C: Serialize>(out: &mut Vec<u8>, body: &Body<'_, C>) {
+    out.extend_from_slice(b"data: ");
+    // Plain data into memory: serializing it cannot fail.
+    let _ = serde_json::to_writer(&mut *out, body);
+    out.extend_from_slice(b"\n\n");
+}

@@ -1,0 +1,177 @@
+//! The bodies that are sent, as borrowed views: serializing one allocates nothing but the output.
+
+use serde::{Serialize, Serializer, ser::SerializeMap as _};
+
+/// Why a choice ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FinishReason {
+    /// The model's end token, a stop token or a stop string.
+    Stop,
+    /// `max_tokens` or the context length.
+    Length,
+}
+
+/// Token counts of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Usage {
+    /// Tokens of all prompts.
+    pub prompt_tokens: usize,
+    /// Tokens generated over all choices, end tokens included.
+    pub completion_tokens: usize,
+    /// Both together.
+    pub total_tokens: usize,
+    /// What of the prompts was not computed anew.
+    pub prompt_tokens_details: PromptTokensDetails,
+}
+
+/// See [`Usage`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct PromptTokensDetails {
+    /// Prompt tokens served from the prefix cache.
+    pub cached_tokens: usize,
+}
+
+/// What every answer about a generation carries.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Envelope<'a> {
+    /// Unique.
+    pub id: &'a str,
+    /// What kind of body this is.
+    pub object: &'static str,
+    /// Seconds since 1970.
+    pub created: u64,
+    /// The model as the request named it.
+    pub model: &'a str,
+    /// Content hash of the adapter; null for the base model.
+    pub adapter_generation: Option<&'a str>,
+}
+
+/// A whole answer or a chunk of one.
+#[derive(Debug, Serialize)]
+pub struct Body<'a, C> {
+    /// What it is about.
+    #[serde(flatten)]
+    pub envelope: Envelope<'a>,
+    /// Its choices.
+    pub choices: &'a [C],
+    /// `None` leaves the field out, `Some(None)` sends null.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Option<Usage>>,
+}
+
+/// A whole choice of a chat.
+#[derive(Debug, Serialize)]
+pub struct ChatChoice<'a> {
+    /// Position.
+    pub index: usize,
+    /// What the assistant said.
+    pub message: Message<'a>,
+    /// Null unless asked for.
+    pub logprobs: Option<ChatLogprobs<'a>>,
+    /// Always set.
+    pub finish_reason: FinishReason,
+}
+
+/// The assistant's message.
+#[derive(Debug, Serialize)]
+pub struct Message<'a> {
+    /// `assistant`.
+    pub role: &'static str,
+    /// Its text.
+    pub content: &'a str,
+    /// Part of OpenAI's shape; never used here.
+    pub refusal: Option<&'a str>,
+}
+
+/// A piece of a choice of a chat.
+#[derive(Debug, Serialize)]
+pub struct ChatDelta<'a> {
+    /// Position.
+    pub index: usize,
+    /// What is new.
+    pub delta: Delta<'a>,
+    /// Null unless asked for.
+    pub logprobs: Option<ChatLogprobs<'a>>,
+    /// Null until the last piece.
+    pub finish_reason: Option<FinishReason>,
+}
+
+/// New text of a message.
+#[derive(Debug, Default, Serialize)]
+pub struct Delta<'a> {
+    /// In the first piece only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub role: Option<&'static str>,
+    /// New text; absent in the last piece.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub content: Option<&'a str>,
+}
+
+/// A choice, or a piece of one, of a completion.
+#[derive(Debug, Serialize)]
+pub struct TextChoice<'a> {
+    /// Position.
+    pub index: usize,
+    /// Text, or new text.
+    pub text: &'a str,
+    /// Null unless asked for.
+    pub logprobs: Option<TextLogprobs>,
+    /// Null until the last piece.
+    pub finish_reason: Option<FinishReason>,
+}
+
+/// Log-probabilities in the chat shape.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct ChatLogprobs<'a> {
+    /// One entry for each token.
+    pub content: Vec<TokenLogprob<'a>>,
+}
+
+/// A token of [`ChatLogprobs`].
+#[derive(Debug, PartialEq, Serialize)]
+pub struct TokenLogprob<'a> {
+    /// Which token, and how likely.
+    #[serde(flatten)]
+    pub token: Alternative<'a>,
+    /// The most likely tokens at this position.
+    pub top_logprobs: Vec<Alternative<'a>>,
+}
+
+/// A token and how likely it was.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct Alternative<'a> {
+    /// As text; `bytes:\x..` where it is not whole characters.
+    pub token: String,
+    /// Natural logarithm of its probability.
+    pub logprob: f32,
+    /// Its bytes.
+    pub bytes: &'a [u8],
+}
+
+/// Log-probabilities in the shape of completions: parallel arrays.
+#[derive(Debug, Default, PartialEq, Serialize)]
+pub struct TextLogprobs {
+    /// Where each token's text begins, in characters.
+    pub text_offset: Vec<usize>,
+    /// How likely each token was; null for the first token of a prompt.
+    pub token_logprobs: Vec<Option<f32>>,
+    /// The tokens as text.
+    pub tokens: Vec<String>,
+    /// The most likely tokens at each position; null for the first token of a prompt.
+    pub top_logprobs: Vec<Option<TopLogprobs>>,
+}
+
+/// A JSON object from token text to log-probability, best first.
+#[derive(Debug, Default, PartialEq)]
+pub struct TopLogprobs(pub Vec<(String, f32)>);
+
+impl Serialize for TopLogprobs {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for (token, logprob) in &self.0 {
+            map.serialize_entry(token, logprob)?;
+        }
+        map.end()
+    }
+}

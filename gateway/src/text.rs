@@ -1,0 +1,181 @@
+//! Text on one side, token ids on the other.
+//!
+//! [`Text`] is what the gateway asks of a model's tokenizer and chat template; [`ModelText`] is the one that a
+//! model's files describe. Tests bring a smaller one.
+
+use std::{fmt, path::Path, sync::Arc};
+
+use model::{
+    chat_template::{ChatTemplate, GenerationPrompt, Limits, TemplateError},
+    detokenize::{Detokenizer, TextStart},
+    generation_defaults::{GenerationDefaults, GenerationDefaultsError},
+    gguf::{GgufError, GgufFile},
+    open::{ModelFiles, OpenError},
+    tokenizer::{AddSpecial, EncodeError, ParseSpecial, SkipSpecial, Tokenizer, TokenizerError},
+};
+use serde_json::json;
+
+/// What a model's files say about its text.
+#[derive(Debug, Clone, Default)]
+pub struct Facts {
+    /// Tokens that end an answer.
+    pub end_tokens: Vec<u32>,
+    /// Beginning-of-sequence token as text.
+    pub bos_token: Option<String>,
+    /// End-of-sequence token as text.
+    pub eos_token: Option<String>,
+    /// Padding token as text.
+    pub pad_token: Option<String>,
+    /// The chat template's source.
+    pub chat_template: Option<String>,
+    /// The model's own sampling options.
+    pub defaults: GenerationDefaults,
+}
+
+/// One message of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ChatMessage {
+    /// `system`, `user` or `assistant`.
+    pub role: &'static str,
+    /// Its text.
+    pub content: String,
+}
+
+/// Why text could not be turned into tokens.
+#[derive(Debug, thiserror::Error)]
+pub enum TextError {
+    /// The tokenizer refused.
+    #[error(transparent)]
+    Encode(#[from] EncodeError),
+    /// The model has no chat template.
+    #[error("this model has no chat template; use /v1/completions with a prompt of your own")]
+    NoTemplate,
+    /// The template refused the conversation.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+}
+
+/// Why the text side of a model's files cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// There is no model.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// Its file is broken.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// It has no tokenizer that can be used.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// What it says about sampling is broken.
+    #[error(transparent)]
+    Defaults(#[from] GenerationDefaultsError),
+    /// The thread that read it is gone.
+    #[error("reading the model's tokenizer stopped: {0}; the log says why")]
+    Stopped(String),
+}
+
+/// Turns the tokens of one sequence into text as they come; never splits a character.
+pub trait Decoder: Send {
+    /// The text that `token` completes; may be empty.
+    fn push(&mut self, token: u32) -> &str;
+    /// What is left when no more tokens come.
+    fn finish(&mut self) -> &str;
+}
+
+/// A model's tokenizer and chat template.
+pub trait Text: fmt::Debug + Send + Sync {
+    /// Text to token ids; the names of special tokens in it mean those tokens.
+    fn encode(&self, text: &str, add: AddSpecial) -> Result<Vec<u32>, TextError>;
+    /// Token ids to text, all at once and with the names of special tokens.
+    fn decode(&self, tokens: &[u32]) -> String;
+    /// The bytes a token stands for; for a special token those of its name, for an unknown one none.
+    fn token_bytes(&self, token: u32) -> &[u8];
+    /// A decoder for one sequence.
+    fn decoder(&self, start: TextStart) -> Box<dyn Decoder>;
+    /// A conversation as the model was trained to see it, ready for the assistant's turn.
+    fn render(&self, messages: &[ChatMessage]) -> Result<String, TextError>;
+    /// What the model's files say.
+    fn facts(&self) -> &Facts;
+}
+
+/// The text side of a model's files.
+#[derive(Debug)]
+pub struct ModelText {
+    tokenizer: Arc<Tokenizer>,
+    template: Option<ChatTemplate>,
+    facts: Facts,
+}
+
+/// Reads the text side of the model at `path`.
+pub fn load(path: &Path) -> Result<Arc<dyn Text>, LoadError> {
+    let (tokenizer, defaults) = read(path)?;
+    let tokens = tokenizer.template_tokens();
+    let facts = Facts {
+        end_tokens: tokenizer.stop_tokens().to_vec(),
+        bos_token: tokens.bos.clone(),
+        eos_token: tokens.eos.clone(),
+        pad_token: tokens.pad.clone(),
+        chat_template: tokenizer.chat_template().map(str::to_owned),
+        defaults,
+    };
+    let template = facts.chat_template.as_deref();
+    let template = template.map(|source| ChatTemplate::new(source, tokens, Limits::default())).transpose();
+    let template = template.unwrap_or_else(|error| {
+        // Completions need no template, so a bad one takes only the chat away.
+        tracing::error!(%error, "the model is served without chat");
+        None
+    });
+    Ok(Arc::new(ModelText { tokenizer: Arc::new(tokenizer), template, facts }))
+}
+
+fn read(path: &Path) -> Result<(Tokenizer, GenerationDefaults), LoadError> {
+    Ok(match ModelFiles::at(path)? {
+        ModelFiles::Gguf(path) => {
+            let file = GgufFile::open(&path)?;
+            (Tokenizer::from_gguf(&file)?, GenerationDefaults::from_gguf(&file)?)
+        }
+        ModelFiles::Directory(path) => {
+            (Tokenizer::from_directory(&path)?, GenerationDefaults::from_directory(&path)?)
+        }
+    })
+}
+
+impl Text for ModelText {
+    fn encode(&self, text: &str, add: AddSpecial) -> Result<Vec<u32>, TextError> {
+        Ok(self.tokenizer.encode(text, add, ParseSpecial::Yes)?)
+    }
+
+    fn decode(&self, tokens: &[u32]) -> String {
+        self.tokenizer.decode(tokens, SkipSpecial::No)
+    }
+
+    fn token_bytes(&self, token: u32) -> &[u8] {
+        self.tokenizer.token_bytes(token).unwrap_or_default()
+    }
+
+    fn decoder(&self, start: TextStart) -> Box<dyn Decoder> {
+        Box::new(Detokenizer::new(Arc::clone(&self.tokenizer), SkipSpecial::Yes, start))
+    }
+
+    fn render(&self, messages: &[ChatMessage]) -> Result<String, TextError> {
+        let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
+        let messages: Vec<_> =
+            messages.iter().map(|message| json!({ "role": message.role, "content": message.content })).collect();
+        Ok(template.render(&messages, GenerationPrompt::Add, &serde_json::Map::new())?)
+    }
+
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+}
+
+impl Decoder for Detokenizer {
+    fn push(&mut self, token: u32) -> &str {
+        Self::push(self, token)
+    }
+
+    fn finish(&mut self) -> &str {
+        Self::finish(self)
+    }
+}

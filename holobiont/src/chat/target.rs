@@ -1,0 +1,95 @@
+//! Which served model `[base][:adapter]` means.
+
+use crate::{
+    client::ServedModel,
+    exit::{Exit, Explain},
+};
+
+/// Why a target is nobody.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum TargetError {
+    /// The gateway serves nothing at all.
+    #[error("the gateway serves no model")]
+    Nothing,
+    /// No such base, or no such adapter of it.
+    #[error("`{name}` is not served; there is {served}")]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// What there is.
+        served: String,
+    },
+}
+
+impl Explain for TargetError {
+    fn exit(&self) -> Exit {
+        Exit::NotFound
+    }
+
+    fn next(&self) -> Option<String> {
+        Some("holobiont ls".into())
+    }
+}
+
+/// The `model` of requests. A name without a colon may be a base or an adapter, as in any request.
+pub(crate) fn choose(target: &str, served: &[ServedModel]) -> Result<String, TargetError> {
+    let unknown = || TargetError::Unknown {
+        name: target.to_owned(),
+        served: served
+            .iter()
+            .map(|model| model.id.as_str())
+            .collect::<Vec<_>>()
+            .join(", "),
+    };
+    if served.iter().any(|model| model.id == target) {
+        return Ok(target.to_owned());
+    }
+    let (base, adapter) = target.split_once(':').unwrap_or((target, ""));
+    let is_base = |model: &&ServedModel| !model.is_adapter() && (base.is_empty() || model.id == base);
+    let found = match adapter {
+        "" if served.is_empty() => return Err(TargetError::Nothing),
+        "" => served.iter().find(is_base),
+        _ => served.iter().find(|model| {
+            model.id == adapter
+                && model.is_adapter()
+                && (base.is_empty() || model.parent.as_deref() == Some(base))
+        }),
+    };
+    found.map(|model| model.id.clone()).ok_or_else(unknown)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn served() -> Vec<ServedModel> {
+        serde_json::from_value(serde_json::json!([
+            {"id": "smol"}, {"id": "pirate", "parent": "smol"}, {"id": "haiku", "parent": "smol"}
+        ]))
+        .unwrap()
+    }
+
+    #[test]
+    fn every_way_to_write_a_target_is_understood() {
+        let cases = [
+            ("", "smol"),
+            ("smol", "smol"),
+            (":pirate", "pirate"),
+            ("smol:haiku", "haiku"),
+            ("haiku", "haiku"),
+        ];
+        for (target, model) in cases {
+            assert_eq!(choose(target, &served()).as_deref(), Ok(model), "{target:?}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_adapter_never_becomes_the_base() {
+        for target in [":nobody", "smol:nobody", "other:pirate", "nobody", ":smol"] {
+            let error = choose(target, &served()).unwrap_err();
+            assert_eq!(error.exit(), Exit::NotFound, "{target:?}");
+            assert!(error.to_string().contains("pirate"), "{error}");
+        }
+        assert_eq!(choose("", &[]), Err(TargetError::Nothing));
+    }
+}

@@ -1,0 +1,396 @@
+//! The gateway seen from outside: its models, its adapters, its completion streams.
+
+use std::{
+    io::{self, BufReader},
+    time::Duration,
+};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::{
+    exit::{Exit, Explain},
+    sse::Events,
+    terminal::printable,
+};
+
+/// Where a gateway is expected unless told otherwise.
+pub(crate) const DEFAULT_URL: &str = "http://127.0.0.1:8080";
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Why a gateway did not give what it was asked for.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ClientError {
+    /// Nobody answers.
+    #[error("no gateway answers at {url}")]
+    Unreachable {
+        /// Where.
+        url: String,
+        /// Why.
+        source: Box<ureq::Error>,
+    },
+    /// The gateway answered with an error.
+    #[error("the gateway refused ({status}{}): {message}", code.as_ref().map(|code| format!(", {code}")).unwrap_or_default())]
+    Refused {
+        /// HTTP status.
+        status: u16,
+        /// The gateway's stable error code.
+        code: Option<String>,
+        /// What it said.
+        message: String,
+    },
+    /// A stream ended in an error event.
+    #[error("the gateway gave up in the middle of the answer: {message}")]
+    Broken {
+        /// What it said.
+        message: String,
+    },
+    /// A stream stopped without its end.
+    #[error("the connection was lost in the middle of the answer")]
+    Lost(#[source] Option<io::Error>),
+    /// An answer that is not what the API promises.
+    #[error("the gateway's answer is not understood")]
+    Garbled(#[source] serde_json::Error),
+}
+
+impl Explain for ClientError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Unreachable { .. } | Self::Lost(_) => Exit::Unavailable,
+            Self::Refused { status, .. } => Exit::of_http(*status),
+            Self::Broken { .. } | Self::Garbled(_) => Exit::Failed,
+        }
+    }
+
+    fn next(&self) -> Option<String> {
+        match self {
+            Self::Unreachable { .. } => {
+                Some("holobiont up, or name a running gateway with --url or HOLOBIONT_URL".into())
+            }
+            Self::Refused {
+                status: 401 | 403, ..
+            } => Some("set HOLOBIONT_API_KEY".into()),
+            Self::Refused { status: 404, .. } => Some("holobiont ls".into()),
+            _ => None,
+        }
+    }
+}
+
+/// A gateway's door.
+#[derive(Debug, Clone)]
+pub(crate) struct Client {
+    agent: ureq::Agent,
+    url: String,
+    key: Option<String>,
+}
+
+impl Client {
+    /// A client of the gateway at `url`. The key comes from `HOLOBIONT_API_KEY`, never from the command line,
+    /// where every user of the machine could read it.
+    pub(crate) fn new(url: &str) -> Self {
+        let key = std::env::var("HOLOBIONT_API_KEY")
+            .ok()
+            .filter(|key| !key.is_empty());
+        let config = ureq::Agent::config_builder()
+            .http_status_as_error(false)
+            .timeout_connect(Some(CONNECT_TIMEOUT))
+            .proxy(None)
+            .max_redirects(0)
+            .build();
+        Self {
+            agent: config.into(),
+            url: url.trim_end_matches('/').to_owned(),
+            key,
+        }
+    }
+
+    /// The gateway's address.
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// What `model` may name: the base and its adapters.
+    pub(crate) fn models(&self) -> Result<Vec<ServedModel>, ClientError> {
+        let list: ModelList = serde_json::from_value(self.models_body()?).map_err(ClientError::Garbled)?;
+        Ok(list.data)
+    }
+
+    /// `GET /v1/models` as the gateway wrote it.
+    pub(crate) fn models_body(&self) -> Result<Value, ClientError> {
+        let mut request = self.agent.get(format!("{}/v1/models", self.url));
+        if let Some(key) = &self.key {
+            request = request.header("Authorization", format!("Bearer {key}"));
+        }
+        let response = request
+            .config()
+            .timeout_global(Some(CONNECT_TIMEOUT))
+            .build()
+            .call();
+        let body = self.accept(response)?.read_to_string();
+        let text = body.map_err(|cause| self.unreachable(cause))?;
+        serde_json::from_str(&text).map_err(ClientError::Garbled)
+    }
+
+    /// Posts `body` to `route` and reads the answer as a stream.
+    pub(crate) fn stream(&self, route: &str, body: &Value) -> Result<AnswerStream, ClientError> {
+        let mut request = self.agent.post(format!("{}{route}", self.url));
+        if let Some(key) = &self.key {
+            request = request.header("Authorization", format!("Bearer {key}"));
+        }
+        let body = self.accept(request.send_json(body))?;
+        Ok(AnswerStream {
+            events: Events::new(BufReader::new(body.into_reader())),
+            state: StreamState::Open,
+        })
+    }
+
+    /// The body of a successful answer.
+    fn accept(
+        &self,
+        response: Result<ureq::http::Response<ureq::Body>, ureq::Error>,
+    ) -> Result<ureq::Body, ClientError> {
+        let response = response.map_err(|cause| self.unreachable(cause))?;
+        let status = response.status().as_u16();
+        let mut body = response.into_body();
+        if status == 200 {
+            return Ok(body);
+        }
+        Err(refusal(status, &body.read_to_string().unwrap_or_default()))
+    }
+
+    fn unreachable(&self, cause: ureq::Error) -> ClientError {
+        ClientError::Unreachable {
+            url: self.url.clone(),
+            source: Box::new(cause),
+        }
+    }
+}
+
+/// A model as `/v1/models` lists it: the base, or an adapter with its parent.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+pub(crate) struct ServedModel {
+    /// What requests call it.
+    pub(crate) id: String,
+    /// The base of an adapter; `None` for the base.
+    #[serde(default)]
+    pub(crate) parent: Option<String>,
+    /// Content hash of an adapter.
+    #[serde(default, alias = "adapter_generation")]
+    pub(crate) generation: Option<String>,
+    /// Largest rank of an adapter.
+    #[serde(default)]
+    pub(crate) rank: Option<u64>,
+    /// Memory an adapter takes.
+    #[serde(default)]
+    pub(crate) bytes: Option<u64>,
+}
+
+impl ServedModel {
+    /// True for an adapter, false for the base.
+    pub(crate) fn is_adapter(&self) -> bool {
+        self.parent.is_some()
+    }
+}
+
+#[derive(Debug, Deserialize)]
+struct ModelList {
+    data: Vec<ServedModel>,
+}
+
+/// Tokens a request took.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+pub(crate) struct Usage {
+    /// Tokens of the prompt.
+    pub(crate) prompt_tokens: u64,
+    /// Tokens of the answer.
+    pub(crate) completion_tokens: u64,
+}
+
+/// A piece of a streamed answer.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Piece {
+    /// New text, often a token's; empty in the pieces that only end or count.
+    pub(crate) text: String,
+    /// Why the answer ended, in the piece that ends it.
+    pub(crate) finish: Option<String>,
+    /// The counts, in the last piece.
+    pub(crate) usage: Option<Usage>,
+}
+
+/// A streamed answer. It ends after `[DONE]`; a stream that just stops is an error.
+#[derive(Debug)]
+pub(crate) struct AnswerStream<R = BufReader<ureq::BodyReader<'static>>> {
+    events: Events<R>,
+    state: StreamState,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum StreamState {
+    Open,
+    Ended,
+}
+
+impl<R: io::BufRead> Iterator for AnswerStream<R> {
+    type Item = Result<Piece, ClientError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if self.state == StreamState::Ended {
+            return None;
+        }
+        let piece = match self.events.next_data() {
+            Ok(Some(data)) if data == "[DONE]" => {
+                self.state = StreamState::Ended;
+                return None;
+            }
+            Ok(Some(data)) => parse_piece(&data),
+            Ok(None) => Err(ClientError::Lost(None)),
+            Err(cause) => Err(ClientError::Lost(Some(cause))),
+        };
+        if piece.is_err() {
+            self.state = StreamState::Ended;
+        }
+        Some(piece)
+    }
+}
+
+fn parse_piece(data: &str) -> Result<Piece, ClientError> {
+    #[derive(Deserialize)]
+    struct Chunk {
+        #[serde(default)]
+        choices: Vec<Choice>,
+        usage: Option<Usage>,
+        error: Option<Value>,
+    }
+    #[derive(Deserialize)]
+    struct Choice {
+        delta: Option<Delta>,
+        text: Option<String>,
+        finish_reason: Option<String>,
+    }
+    #[derive(Deserialize)]
+    struct Delta {
+        content: Option<String>,
+    }
+
+    let chunk: Chunk = serde_json::from_str(data).map_err(ClientError::Garbled)?;
+    if let Some(error) = chunk.error {
+        return Err(ClientError::Broken {
+            message: message_of(&error).unwrap_or_else(|| error.to_string()),
+        });
+    }
+    let mut piece = Piece {
+        usage: chunk.usage,
+        ..Piece::default()
+    };
+    if let Some(choice) = chunk.choices.into_iter().next() {
+        piece.text = choice
+            .delta
+            .and_then(|delta| delta.content)
+            .or(choice.text)
+            .unwrap_or_default();
+        piece.finish = choice.finish_reason;
+    }
+    Ok(piece)
+}
+
+/// Reads OpenAI's error body; anything else is quoted, shortened.
+fn refusal(status: u16, body: &str) -> ClientError {
+    let value: Value = serde_json::from_str(body).unwrap_or_default();
+    let error = value.get("error").unwrap_or(&Value::Null);
+    let code = error.get("code").and_then(Value::as_str).map(printable);
+    let quoted = || printable(&body.chars().take(200).collect::<String>());
+    ClientError::Refused {
+        status,
+        code,
+        message: message_of(error).unwrap_or_else(quoted),
+    }
+}
+
+fn message_of(error: &Value) -> Option<String> {
+    error.get("message").and_then(Value::as_str).map(printable)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pieces(stream: &str) -> Vec<Result<Piece, ClientError>> {
+        AnswerStream {
+            events: Events::new(stream.as_bytes()),
+            state: StreamState::Open,
+        }
+        .collect()
+    }
+
+    #[test]
+    fn chat_and_completion_chunks_become_pieces_and_done_ends_the_stream() {
+        let stream = "data: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\"},\"finish_reason\":null}]}\n\n\
+            data: {\"choices\":[{\"delta\":{\"content\":\"Ahoy\"}}]}\n\n\
+            data: {\"choices\":[{\"text\":\"!\",\"finish_reason\":\"stop\"}]}\n\n\
+            data: {\"choices\":[],\"usage\":{\"prompt_tokens\":3,\"completion_tokens\":2,\"total_tokens\":5}}\n\n\
+            data: [DONE]\n\n";
+        let pieces: Vec<_> = pieces(stream).into_iter().map(Result::unwrap).collect();
+        let text: String = pieces.iter().map(|piece| piece.text.as_str()).collect();
+        assert_eq!(text, "Ahoy!");
+        assert_eq!(pieces[2].finish.as_deref(), Some("stop"));
+        assert_eq!(
+            pieces[3].usage,
+            Some(Usage {
+                prompt_tokens: 3,
+                completion_tokens: 2
+            })
+        );
+    }
+
+    #[test]
+    fn a_stream_that_just_stops_is_an_error() {
+        let pieces = pieces("data: {\"choices\":[{\"text\":\"a\"}]}\n\n");
+        assert!(matches!(pieces.as_slice(), [Ok(_), Err(ClientError::Lost(None))]));
+    }
+
+    #[test]
+    fn an_error_event_ends_the_stream_with_its_message() {
+        let stream = "data: {\"error\":{\"message\":\"executor died\",\"code\":\"executor_lost\"}}\n\ndata: [DONE]\n\n";
+        let pieces = pieces(stream);
+        assert_eq!(pieces.len(), 1);
+        assert!(
+            pieces[0]
+                .as_ref()
+                .unwrap_err()
+                .to_string()
+                .contains("executor died")
+        );
+    }
+
+    #[test]
+    fn an_error_body_gives_status_code_and_message() {
+        let error = refusal(
+            404,
+            r#"{"error":{"message":"no model `x`","code":"model_not_found"}}"#,
+        );
+        assert_eq!(
+            error.to_string(),
+            "the gateway refused (404, model_not_found): no model `x`"
+        );
+        assert_eq!(error.exit(), Exit::NotFound);
+        assert_eq!(
+            refusal(502, "<html>").to_string(),
+            "the gateway refused (502): <html>"
+        );
+    }
+
+    #[test]
+    fn a_gateway_that_is_not_there_is_unavailable() {
+        // A port that was just free; nothing listens on it.
+        let port = std::net::TcpListener::bind("127.0.0.1:0")
+            .unwrap()
+            .local_addr()
+            .unwrap()
+            .port();
+        let error = Client::new(&format!("http://127.0.0.1:{port}/"))
+            .models()
+            .unwrap_err();
+        assert_eq!(error.exit(), Exit::Unavailable);
+    }
+}

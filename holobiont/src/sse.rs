@@ -1,0 +1,99 @@
+//! Server-sent events, as far as a completion stream uses them: `data:` fields between blank lines.
+
+use std::io::{self, BufRead, Read as _};
+
+/// Longest line accepted; a peer cannot make us hold more.
+const MAX_LINE_BYTES: u64 = 4 << 20;
+
+/// Splits a byte stream into the data of its events.
+#[derive(Debug)]
+pub(crate) struct Events<R> {
+    reader: R,
+}
+
+impl<R: BufRead> Events<R> {
+    /// Events of `reader`.
+    pub(crate) fn new(reader: R) -> Self {
+        Self { reader }
+    }
+
+    /// The next event's data, its lines joined by newlines; `None` at the end of the stream.
+    pub(crate) fn next_data(&mut self) -> io::Result<Option<String>> {
+        let mut data: Option<String> = None;
+        while let Some(line) = self.line()? {
+            if line.is_empty() {
+                if data.is_some() {
+                    break;
+                }
+            } else if let Some(value) = line.strip_prefix("data:") {
+                let value = value.strip_prefix(' ').unwrap_or(value);
+                match &mut data {
+                    None => data = Some(value.to_owned()),
+                    Some(data) => {
+                        data.push('\n');
+                        data.push_str(value);
+                    }
+                }
+            }
+        }
+        Ok(data)
+    }
+
+    /// A line without its end; `None` at the end of the stream.
+    fn line(&mut self) -> io::Result<Option<String>> {
+        let mut bytes = Vec::new();
+        let read = self
+            .reader
+            .by_ref()
+            .take(MAX_LINE_BYTES)
+            .read_until(b'\n', &mut bytes)?;
+        if read == 0 {
+            return Ok(None);
+        }
+        if bytes.pop_if(|byte| *byte == b'\n').is_none() && read as u64 == MAX_LINE_BYTES {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "a line of the stream is longer than 4 MiB",
+            ));
+        }
+        bytes.pop_if(|byte| *byte == b'\r');
+        let line = String::from_utf8(bytes);
+        line.map(Some)
+            .map_err(|cause| io::Error::new(io::ErrorKind::InvalidData, cause))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn events(stream: &[u8]) -> Vec<String> {
+        // One byte at a time: events must not depend on how the network cut them.
+        let reader = io::BufReader::with_capacity(1, stream);
+        let mut events = Events::new(reader);
+        std::iter::from_fn(|| events.next_data().unwrap()).collect()
+    }
+
+    #[test]
+    fn data_is_split_at_blank_lines_and_other_fields_are_skipped() {
+        let stream = b": hello\n\nid: 3\ndata: {\"a\":1}\n\ndata:x\r\n\r\nretry: 5\n\ndata: [DONE]\n\n";
+        assert_eq!(events(stream), ["{\"a\":1}", "x", "[DONE]"]);
+    }
+
+    #[test]
+    fn several_data_lines_are_one_event() {
+        assert_eq!(events(b"data: a\ndata: b\n\n"), ["a\nb"]);
+    }
+
+    #[test]
+    fn an_event_cut_off_by_the_end_of_the_stream_still_arrives() {
+        assert_eq!(events(b"data: a\n\ndata: b"), ["a", "b"]);
+    }
+
+    #[test]
+    fn a_line_without_end_is_an_error() {
+        let stream = io::repeat(b'a').take(MAX_LINE_BYTES + 9);
+        let mut events = Events::new(io::BufReader::new(stream));
+        assert_eq!(events.next_data().unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+}

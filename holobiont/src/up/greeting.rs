@@ -1,0 +1,154 @@
+//! What is printed once requests are welcome: the address, the models, and two ways to ask.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::plan::Plan;
+use crate::{
+    client::Client,
+    terminal::{Format, Ink, Terminal},
+};
+
+/// What the greeting says, as far as it is known before the start.
+#[derive(Debug, Clone)]
+pub(crate) struct Greeting {
+    /// Base first.
+    expected_models: Vec<String>,
+    keys: Keys,
+    terminal: Terminal,
+}
+
+/// Whether callers must show a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Keys {
+    None,
+    Needed,
+}
+
+impl Greeting {
+    /// The greeting of a deployment.
+    pub(crate) fn new(plan: &Plan, terminal: Terminal) -> Self {
+        let mut expected_models = vec![plan.served_name.clone()];
+        expected_models.extend(plan.adapters.iter().cloned());
+        let keys = if plan.has_keys { Keys::Needed } else { Keys::None };
+        Self {
+            expected_models,
+            keys,
+            terminal,
+        }
+    }
+
+    /// Asks the gateway what it serves (it may have adapters from earlier starts) and prints the greeting. In
+    /// the background, because a gateway that does not answer must not keep the supervisor from its work.
+    pub(crate) fn print_in_background(&self, url: String, elapsed: Duration, process_ids: [Option<u32>; 2]) {
+        let greeting = self.clone();
+        std::thread::spawn(move || {
+            let served = Client::new(&url)
+                .models()
+                .ok()
+                .map(|models| models.into_iter().map(|model| model.id));
+            let models = served.map_or_else(|| greeting.expected_models.clone(), Iterator::collect);
+            let text = match greeting.terminal.format {
+                Format::Json => greeting.json(&url, &models, process_ids),
+                Format::Human => greeting.text(&url, &models, elapsed),
+            };
+            greeting.terminal.print(text);
+        });
+    }
+
+    fn json(&self, url: &str, models: &[String], [executor, gateway]: [Option<u32>; 2]) -> String {
+        let pids = json!({"holobiont": std::process::id(), "base-executor": executor, "gateway": gateway});
+        json!({"url": url, "models": models, "pids": pids}).to_string()
+    }
+
+    fn text(&self, url: &str, models: &[String], elapsed: Duration) -> String {
+        let ink = Ink::stdout();
+        // An adapter makes the better example: it shows that `model` chooses it.
+        let model = models.get(1).or(models.first()).map_or("", String::as_str);
+        let title = ink.bold("Holobiont is up");
+        let time = ink.dim(&format!("after {:.1} s; Ctrl-C stops it", elapsed.as_secs_f64()));
+        let (key_header, key) = match self.keys {
+            Keys::None => ("", "api_key=\"none\""),
+            Keys::Needed => (
+                " \\\n    -H \"Authorization: Bearer $HOLOBIONT_API_KEY\"",
+                "api_key=os.environ[\"HOLOBIONT_API_KEY\"]",
+            ),
+        };
+        let import = if self.keys == Keys::Needed {
+            "import os\n  from"
+        } else {
+            "from"
+        };
+        format!(
+            "{title} {time}
+
+  address  {url}
+  models   {models}
+
+{ask}
+  curl -N {url}/v1/chat/completions{key_header} \\
+    -H 'Content-Type: application/json' \\
+    -d '{{\"model\": \"{model}\", \"stream\": true, \"messages\": [{{\"role\": \"user\", \"content\": \"What is the sea?\"}}]}}'
+
+{python}
+  {import} openai import OpenAI
+  client = OpenAI(base_url=\"{url}/v1\", {key})
+  messages = [{{\"role\": \"user\", \"content\": \"What is the sea?\"}}]
+  answer = client.chat.completions.create(model=\"{model}\", messages=messages)
+  print(answer.choices[0].message.content)
+",
+            models = models.join("  "),
+            ask = ink.dim("# ask it"),
+            python = ink.dim("# or from Python: pip install openai"),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::terminal::Volume;
+
+    fn greeting(keys: Keys) -> Greeting {
+        let terminal = Terminal::new(Format::Human, Volume::Normal);
+        Greeting {
+            expected_models: vec!["base".into()],
+            keys,
+            terminal,
+        }
+    }
+
+    #[test]
+    fn the_greeting_shows_address_models_and_both_examples() {
+        let models = ["base".to_owned(), "pirate".to_owned()];
+        let text = greeting(Keys::None).text("http://127.0.0.1:9", &models, Duration::from_millis(1500));
+        for part in [
+            "http://127.0.0.1:9/v1/chat/completions",
+            "base  pirate",
+            "\"model\": \"pirate\"",
+            "OpenAI(",
+            "1.5 s",
+        ] {
+            assert!(text.contains(part), "{part:?} is not in {text}");
+        }
+        assert!(!text.contains("Authorization"));
+    }
+
+    #[test]
+    fn with_keys_the_examples_show_one() {
+        let text = greeting(Keys::Needed).text("http://h", &["base".to_owned()], Duration::ZERO);
+        assert!(
+            text.contains("Bearer $HOLOBIONT_API_KEY") && text.contains("import os\n  from openai"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn the_json_greeting_names_every_process() {
+        let text = greeting(Keys::None).json("http://h", &["base".to_owned()], [Some(7), None]);
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(value["pids"]["base-executor"], 7);
+        assert_eq!(value["models"][0], "base");
+    }
+}

@@ -1,0 +1,281 @@
+//! A configuration turned into two checked command lines.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    io::{self, IsTerminal as _},
+    path::{Path, PathBuf},
+};
+
+use super::{
+    UpError,
+    process::{Recipe, Role},
+    state_dir::StateDir,
+};
+use crate::{
+    config::{Config, DEFAULT_GRACE_MS, LogFormat},
+    home::Home,
+    models,
+};
+
+/// Everything a start needs, checked.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    /// What clients call the base model.
+    pub(crate) served_name: String,
+    /// Names of the adapters that were asked for.
+    pub(crate) adapters: Vec<String>,
+    /// File with API keys, for the greeting's examples.
+    pub(crate) has_keys: bool,
+    /// Form of all logs.
+    pub(crate) log_format: LogFormat,
+    /// Command line of `base-executor`.
+    pub(crate) executor: Recipe,
+    /// Command line of `gateway`.
+    pub(crate) gateway: Recipe,
+}
+
+impl Plan {
+    /// Resolves names to paths, and finds the programs.
+    pub(crate) fn new(config: &Config, home: &Home, state: &StateDir) -> Result<Self, UpError> {
+        let model = models::find(config.model.name.as_deref(), home)?;
+        let served_name = config
+            .model
+            .served_name
+            .clone()
+            .unwrap_or_else(|| default_served_name(config, &model));
+        let adapters = checked_adapters(&config.adapters)?;
+        let default_format = if io::stderr().is_terminal() {
+            LogFormat::Human
+        } else {
+            LogFormat::Json
+        };
+        let log_format = config.deployment.log_format.unwrap_or(default_format);
+        Ok(Self {
+            executor: Recipe {
+                program: find_program(Role::Executor)?,
+                arguments: executor_arguments(config, &model, &state.socket(), log_format),
+            },
+            gateway: Recipe {
+                program: find_program(Role::Gateway)?,
+                arguments: gateway_arguments(config, &served_name, &adapters, state, log_format),
+            },
+            adapters: adapters.into_keys().collect(),
+            has_keys: config.gateway.api_key_file.is_some(),
+            served_name,
+            log_format,
+        })
+    }
+}
+
+/// A hub name without its revision, else the name of the file or directory.
+fn default_served_name(config: &Config, model: &Path) -> String {
+    match config.model.name.as_deref() {
+        Some(name) if crate::hub::is_hub_name(name) && !Path::new(name).exists() => {
+            name.split('@').next().unwrap_or(name).to_owned()
+        }
+        _ if model.is_dir() => model
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned(),
+        _ => model
+            .file_stem()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned(),
+    }
+}
+
+/// The adapters' directories as absolute paths.
+fn checked_adapters(adapters: &BTreeMap<String, PathBuf>) -> Result<BTreeMap<String, PathBuf>, UpError> {
+    let checked = adapters.iter().map(|(name, path)| {
+        let missing = || UpError::NoAdapter {
+            name: name.clone(),
+            path: path.clone(),
+        };
+        let path = path.canonicalize().map_err(|_| missing())?;
+        match path.join("adapter_config.json").is_file() {
+            true => Ok((name.clone(), path)),
+            false => Err(missing()),
+        }
+    });
+    checked.collect()
+}
+
+/// Arguments under construction.
+#[derive(Default)]
+struct Arguments(Vec<OsString>);
+
+impl Arguments {
+    fn with(mut self, flag: &str, value: impl Into<OsString>) -> Self {
+        self.0.extend([flag.into(), value.into()]);
+        self
+    }
+
+    fn with_setting(self, flag: &str, value: Option<impl ToString>) -> Self {
+        match value {
+            Some(value) => self.with(flag, value.to_string()),
+            None => self,
+        }
+    }
+}
+
+fn executor_arguments(config: &Config, model: &Path, socket: &Path, log_format: LogFormat) -> Vec<OsString> {
+    let limits = &config.executor;
+    Arguments(vec!["--exit-with-stdin".into()])
+        .with("--model", model)
+        .with("--socket", socket)
+        .with("--log-format", log_format.to_string())
+        .with(
+            "--grace-ms",
+            config.deployment.grace_ms.unwrap_or(DEFAULT_GRACE_MS).to_string(),
+        )
+        .with_setting("--cores", limits.cores.as_deref())
+        .with_setting("--kv-bytes", limits.kv_bytes)
+        .with_setting("--kv-dtype", limits.kv_dtype.as_deref())
+        .with_setting("--adapter-bytes", limits.adapter_bytes)
+        .with_setting("--max-running", limits.max_running)
+        .with_setting("--max-waiting", limits.max_waiting)
+        .with_setting("--chunk-tokens", limits.chunk_tokens)
+        .with_setting("--context-length", config.model.context_length)
+        .0
+}
+
+fn gateway_arguments(
+    config: &Config,
+    served_name: &str,
+    adapters: &BTreeMap<String, PathBuf>,
+    state: &StateDir,
+    log_format: LogFormat,
+) -> Vec<OsString> {
+    let gateway = &config.gateway;
+    let mut arguments = Arguments(vec!["--exit-with-stdin".into()])
+        .with("--socket", state.socket())
+        .with("--listen", config.listen().to_string())
+        .with("--state", state.path())
+        .with("--served-model-name", served_name)
+        .with("--log-format", log_format.to_string())
+        .with_setting(
+            "--adapter-root",
+            gateway.adapter_root.as_deref().map(Path::display),
+        )
+        .with_setting(
+            "--api-key-file",
+            gateway.api_key_file.as_deref().map(Path::display),
+        )
+        .with_setting("--threads", gateway.threads);
+    for (name, path) in adapters {
+        let mut pair = OsString::from(format!("{name}="));
+        pair.push(path);
+        arguments = arguments.with("--adapter", pair);
+    }
+    if gateway.insecure == Some(true) {
+        arguments.0.push("--insecure".into());
+    }
+    arguments.0
+}
+
+/// Beside this program first: what was built together belongs together.
+fn find_program(role: Role) -> Result<PathBuf, UpError> {
+    let name = role.to_string();
+    let beside = std::env::current_exe()
+        .ok()
+        .and_then(|path| path.parent().map(Path::to_owned));
+    let search_path = std::env::var_os("PATH").unwrap_or_default();
+    let on_path = std::env::split_paths(&search_path).filter(|directory| directory.is_absolute());
+    let mut candidates = beside
+        .into_iter()
+        .chain(on_path)
+        .map(|directory| directory.join(&name));
+    candidates
+        .find(|path| is_executable(path))
+        .ok_or(UpError::NoProgram { role })
+}
+
+fn is_executable(path: &Path) -> bool {
+    path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(arguments: &[OsString]) -> String {
+        arguments
+            .iter()
+            .map(|argument| argument.to_string_lossy())
+            .collect::<Vec<_>>()
+            .join(" ")
+    }
+
+    #[test]
+    fn limits_nobody_set_are_left_to_the_process_that_owns_them() {
+        let arguments = executor_arguments(
+            &Config::default(),
+            Path::new("/m"),
+            Path::new("/s"),
+            LogFormat::Human,
+        );
+        let expected = "--exit-with-stdin --model /m --socket /s --log-format human --grace-ms 10000";
+        assert_eq!(text(&arguments), expected);
+    }
+
+    #[test]
+    fn every_setting_reaches_its_process() {
+        let file = r#"
+            model = { context_length = 7 }
+            executor = { cores = "0-1", kv_bytes = "1 KiB", kv_dtype = "f16", adapter_bytes = 2, max_running = 3, max_waiting = 4, chunk_tokens = 5 }
+            gateway = { listen = "127.0.0.1:6", adapter_root = "/r", api_key_file = "/k", threads = 8, insecure = true }
+            deployment = { grace_ms = 9 }
+        "#;
+        let config: Config = toml::from_str(file).unwrap();
+        let executor = text(&executor_arguments(
+            &config,
+            Path::new("/m"),
+            Path::new("/s"),
+            LogFormat::Json,
+        ));
+        let expected = "--log-format json --grace-ms 9 --cores 0-1 --kv-bytes 1024 --kv-dtype f16 \
+            --adapter-bytes 2 --max-running 3 --max-waiting 4 --chunk-tokens 5 --context-length 7";
+        assert!(executor.ends_with(expected), "{executor}");
+
+        let directory = tempfile::tempdir().unwrap();
+        let state = StateDir::claim(directory.path()).unwrap();
+        let adapters = BTreeMap::from([("a".into(), "/x".into()), ("b".into(), "/y".into())]);
+        let gateway = text(&gateway_arguments(
+            &config,
+            "base",
+            &adapters,
+            &state,
+            LogFormat::Json,
+        ));
+        let expected = "--served-model-name base --log-format json --adapter-root /r --api-key-file /k \
+            --threads 8 --adapter a=/x --adapter b=/y --insecure";
+        assert!(gateway.ends_with(expected), "{gateway}");
+    }
+
+    #[test]
+    fn a_directory_without_an_adapter_is_not_found_by_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let adapters = BTreeMap::from([("pirate".to_owned(), directory.path().to_owned())]);
+        let error = checked_adapters(&adapters).unwrap_err();
+        assert!(error.to_string().contains("pirate"), "{error}");
+        std::fs::write(directory.path().join("adapter_config.json"), "{}").unwrap();
+        assert_eq!(checked_adapters(&adapters).unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_model_is_served_under_its_files_name_or_its_hub_name() {
+        let mut config = Config::default();
+        assert_eq!(
+            default_served_name(&config, Path::new("/m/SmolLM2.Q4_1.gguf")),
+            "SmolLM2.Q4_1"
+        );
+        config.model.name = Some("org/name@main".into());
+        assert_eq!(
+            default_served_name(&config, Path::new("/cache/snapshots/abc")),
+            "org/name"
+        );
+    }
+}

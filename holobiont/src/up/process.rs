@@ -1,0 +1,128 @@
+//! One child process: started with a pipe that tells it when we are gone, heard on its stdout, stopped by signal.
+
+use std::{ffi::OsString, fmt, io, path::PathBuf, process::ExitStatus, process::Stdio};
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader, Lines},
+    process::{Child, ChildStdin, ChildStdout, Command},
+};
+
+/// Which process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Owns the weights.
+    Executor,
+    /// Speaks HTTP.
+    Gateway,
+}
+
+impl fmt::Display for Role {
+    /// The program's name.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Executor => "base-executor",
+            Self::Gateway => "gateway",
+        })
+    }
+}
+
+/// How a process is started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Recipe {
+    /// The program.
+    pub(crate) program: PathBuf,
+    /// Its arguments.
+    pub(crate) arguments: Vec<OsString>,
+}
+
+/// What a process did.
+#[derive(Debug)]
+pub(crate) enum Happening {
+    /// It printed a line on stdout.
+    Line(String),
+    /// It ended.
+    Exited(ExitStatus),
+}
+
+/// A running child process.
+#[derive(Debug)]
+pub(crate) struct Process {
+    child: Child,
+    /// Nothing is ever written: the child reads end-of-file when this process is gone, however it went, and drains.
+    _lifeline: Option<ChildStdin>,
+    stdout: Option<Lines<BufReader<ChildStdout>>>,
+}
+
+impl Process {
+    /// Starts the program. Its stderr is ours; it has its own process group, so that a Ctrl-C reaches us alone and
+    /// the order of stopping is ours to choose.
+    pub(crate) fn start(recipe: &Recipe) -> io::Result<Self> {
+        let mut child = Command::new(&recipe.program)
+            .args(&recipe.arguments)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()?;
+        let stdout = child.stdout.take().map(|pipe| BufReader::new(pipe).lines());
+        Ok(Self {
+            _lifeline: child.stdin.take(),
+            child,
+            stdout,
+        })
+    }
+
+    /// Waits for the next thing it does. May be dropped and called again without losing anything.
+    pub(crate) async fn next(&mut self) -> Happening {
+        loop {
+            let line = async {
+                match &mut self.stdout {
+                    Some(lines) => lines.next_line().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                // What it said comes before how it ended.
+                biased;
+                line = line => match line {
+                    Ok(Some(line)) => return Happening::Line(line),
+                    // Closed, or not text: nothing more to hear.
+                    Ok(None) | Err(_) => self.stdout = None,
+                },
+                status = self.child.wait() => match status {
+                    Ok(status) => return Happening::Exited(status),
+                    // Only a child that is not ours cannot be waited for, and this one is.
+                    Err(error) => unreachable!("waiting for a child failed: {error}"),
+                },
+            }
+        }
+    }
+
+    /// Its process id, while it has one.
+    pub(crate) fn id(&self) -> Option<u32> {
+        self.child.id()
+    }
+
+    /// Asks it to drain and exit.
+    pub(crate) fn terminate(&self) {
+        if let Some(pid) = self.pid() {
+            // It may have exited just now; it is not reaped yet, so the id is still its own.
+            let _ = kill_process(pid, Signal::TERM);
+        }
+    }
+
+    /// Kills it and whatever it started.
+    pub(crate) fn kill(&self) {
+        if let Some(pid) = self.pid() {
+            let _ = kill_process_group(pid, Signal::KILL);
+        }
+    }
+
+    fn pid(&self) -> Option<Pid> {
+        self.child
+            .id()
+            .and_then(|id| i32::try_from(id).ok())
+            .and_then(Pid::from_raw)
+    }
+}

@@ -1,0 +1,213 @@
+//! The `holobiont` command, run as a person would, with shell scripts in place of the processes it drives.
+#![allow(dead_code, reason = "each test file uses a part of this")]
+
+use std::{
+    fs,
+    io::Read as _,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+use tempfile::TempDir;
+
+/// What can hang is given this long.
+pub const WATCHDOG: Duration = Duration::from_secs(30);
+
+/// Writes its life to `$FAKE_LOG`. `$FAKE_<ROLE>` says how it behaves: `serve` (or nothing), `refuse` to start, `die` once
+/// ready, or be `stubborn` about stopping.
+const FAKE_PROCESS: &str = r#"#!/usr/bin/env bash
+role=ROLE
+behaviour=FAKE_ROLE
+log() { echo "$role $*" >>"$FAKE_LOG"; }
+log "started $$ $*"
+listen=
+while (($#)); do [[ $1 != --listen ]] || listen=$2; shift; done
+case ${!behaviour-serve} in
+    refuse) echo "$role: the model is too large" >&2; exit 3 ;;
+    stubborn) trap 'log asked' TERM ;;
+    *) trap 'log stopped; exit 0' TERM ;;
+esac
+if [[ $role == gateway ]]; then echo "ready http://${listen/%:0/:45678}"; else echo ready; fi
+[[ ${!behaviour-serve} != die ]] || exit 9
+while :; do
+    IFS= read -r -t 0.1 _
+    # More than 128 means that the time is over; anything else that the pipe is closed.
+    (($? > 128)) && continue
+    log drained
+    exit 0
+done
+"#;
+
+/// A directory with `holobiont` and its fake companions.
+pub struct Stage {
+    programs: TempDir,
+    pub home: TempDir,
+}
+
+impl Stage {
+    pub fn new() -> Self {
+        let programs = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        // A link, not a copy: a program just written could still be open for writing in another thread's fork.
+        fs::hard_link(env!("CARGO_BIN_EXE_holobiont"), programs.path().join("holobiont")).unwrap();
+        for (role, program) in [("EXECUTOR", "base-executor"), ("GATEWAY", "gateway")] {
+            let text = FAKE_PROCESS
+                .replace("role=ROLE", &format!("role={}", role.to_lowercase()))
+                .replace("FAKE_ROLE", &format!("FAKE_{role}"));
+            let path = programs.path().join(program);
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        let home = TempDir::new().unwrap();
+        fs::create_dir(home.path().join("models")).unwrap();
+        fs::write(home.path().join("models/tiny.gguf"), "weights").unwrap();
+        Self { programs, home }
+    }
+
+    /// Removes a companion.
+    pub fn without(self, program: &str) -> Self {
+        fs::remove_file(self.programs.path().join(program)).unwrap();
+        self
+    }
+
+    /// The command in an environment of its own.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(self.programs.path().join("holobiont"));
+        command
+            .args(arguments)
+            .env_clear()
+            .env("PATH", "/usr/bin:/bin")
+            .env("HOLOBIONT_HOME", self.home.path())
+            .env("FAKE_LOG", self.log_path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.home.path().join("fake.log")
+    }
+
+    /// What the fake processes wrote, line by line.
+    pub fn log(&self) -> Vec<String> {
+        let text = fs::read_to_string(self.log_path()).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    /// The log without process ids and arguments.
+    pub fn short_log(&self) -> Vec<String> {
+        let short = |line: String| line.split(' ').take(2).collect::<Vec<_>>().join(" ");
+        self.log().into_iter().map(short).collect()
+    }
+
+    /// Waits until `count` lines of the log start with `start`; the last of them.
+    pub fn wait_for_log(&self, start: &str, count: usize) -> String {
+        wait_until(&format!("{count} x {start:?} in the log"), || {
+            let lines: Vec<_> = self
+                .log()
+                .into_iter()
+                .filter(|line| line.starts_with(start))
+                .collect();
+            (lines.len() >= count).then(|| lines[count - 1].clone())
+        })
+    }
+
+    /// The process id in the `count`-th `started` line of a role.
+    pub fn wait_for_process(&self, role: &str, count: usize) -> i32 {
+        let line = self.wait_for_log(&format!("{role} started"), count);
+        line.split(' ').nth(2).unwrap().parse().unwrap()
+    }
+}
+
+/// A command under way, with its output collected in files so that no pipe can fill up.
+pub struct Running {
+    child: Child,
+    out: PathBuf,
+    err: PathBuf,
+    _directory: TempDir,
+}
+
+/// How a command ended.
+#[derive(Debug)]
+pub struct Ended {
+    pub status: ExitStatus,
+    pub out: String,
+    pub err: String,
+}
+
+impl Running {
+    pub fn start(command: &mut Command) -> Self {
+        let directory = TempDir::new().unwrap();
+        let (out, err) = (directory.path().join("out"), directory.path().join("err"));
+        command
+            .stdout(fs::File::create(&out).unwrap())
+            .stderr(fs::File::create(&err).unwrap());
+        Self {
+            child: command.spawn().unwrap(),
+            out,
+            err,
+            _directory: directory,
+        }
+    }
+
+    pub fn signal(&self, signal: rustix::process::Signal) {
+        kill(self.child.id().try_into().unwrap(), signal);
+    }
+
+    pub fn wait_for_out(&self, text: &str) {
+        wait_for_text(&self.out, text);
+    }
+
+    pub fn wait_for_err(&self, text: &str) {
+        wait_for_text(&self.err, text);
+    }
+
+    pub fn end(mut self) -> Ended {
+        let status = wait_until("the end of the command", || self.child.try_wait().unwrap());
+        Ended {
+            status,
+            out: read(&self.out),
+            err: read(&self.err),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Runs a command to its end.
+pub fn run(command: &mut Command) -> Ended {
+    Running::start(command).end()
+}
+
+pub fn kill(pid: i32, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_raw(pid).unwrap();
+    rustix::process::kill_process(pid, signal).unwrap();
+}
+
+pub fn wait_until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+    let start = Instant::now();
+    loop {
+        if let Some(value) = condition() {
+            return value;
+        }
+        assert!(start.elapsed() < WATCHDOG, "waited too long for {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn wait_for_text(path: &Path, text: &str) {
+    wait_until(&format!("{text:?}"), || read(path).contains(text).then_some(()));
+}
+
+fn read(path: &Path) -> String {
+    let mut text = String::new();
+    fs::File::open(path).unwrap().read_to_string(&mut text).unwrap();
+    text
+}

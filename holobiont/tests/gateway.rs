@@ -1,0 +1,288 @@
+//! `chat`, `ls` and `bench` against a fake gateway.
+
+mod common;
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::{TcpListener, TcpStream},
+    process::{Command, Stdio},
+    sync::{Arc, Mutex},
+};
+
+use common::{Stage, run};
+use serde_json::{Value, json};
+
+/// Answers `/v1/models`, and every completion with its own model's name, word by word.
+struct FakeGateway {
+    url: String,
+    bodies: Arc<Mutex<Vec<Value>>>,
+}
+
+impl FakeGateway {
+    fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let bodies = Arc::new(Mutex::new(Vec::new()));
+        let seen = Arc::clone(&bodies);
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let seen = Arc::clone(&seen);
+                std::thread::spawn(move || answer(stream, &seen));
+            }
+        });
+        Self { url, bodies }
+    }
+
+    fn bodies(&self) -> Vec<Value> {
+        self.bodies.lock().unwrap().clone()
+    }
+
+    fn command(&self, stage: &Stage, arguments: &[&str]) -> Command {
+        let mut command = stage.command(arguments);
+        command.env("HOLOBIONT_URL", &self.url);
+        command
+    }
+}
+
+fn answer(mut stream: TcpStream, seen: &Mutex<Vec<Value>>) -> Option<()> {
+    let mut reader = BufReader::new(stream.try_clone().ok()?);
+    let mut head = Vec::new();
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).ok()?;
+        match line.trim() {
+            "" => break,
+            text => head.push(text.to_lowercase()),
+        }
+    }
+    let length = head.iter().find_map(|line| line.strip_prefix("content-length: "));
+    let mut body = vec![0; length.map_or(0, |length| length.parse().unwrap())];
+    reader.read_exact(&mut body).ok()?;
+    let (status, kind, text) = match head.first()?.split(' ').nth(1)? {
+        "/v1/models" => ("200 OK", "application/json", models().to_string()),
+        _ => {
+            let body: Value = serde_json::from_slice(&body).unwrap();
+            seen.lock().unwrap().push(body.clone());
+            completion(&body)
+        }
+    };
+    let length = text.len();
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+    );
+    stream
+        .write_all(head.as_bytes())
+        .and_then(|()| stream.write_all(text.as_bytes()))
+        .ok()
+}
+
+fn models() -> Value {
+    json!({"object": "list", "data": [
+        {"id": "smol", "object": "model", "parent": null},
+        {"id": "pirate", "object": "model", "parent": "smol", "generation": "abcdef0123456789", "rank": 16, "bytes": 1_048_576},
+        {"id": "full", "object": "model", "parent": "smol"},
+        {"id": "broken", "object": "model", "parent": "smol"},
+    ]})
+}
+
+/// `full` is always full, `broken` stops in the middle.
+fn completion(body: &Value) -> (&'static str, &'static str, String) {
+    let model = body["model"].as_str().unwrap();
+    if model == "full" {
+        let error = json!({"error": {"message": "the queue is full", "type": "x", "code": "queue_full"}});
+        return ("429 Too Many Requests", "application/json", error.to_string());
+    }
+    let mut events = vec![
+        json!({"choices": [{"index": 0, "delta": {"content": "I am "}, "text": "I am ", "finish_reason": null}]}),
+        json!({"choices": [{"index": 0, "delta": {"content": model}, "text": model, "finish_reason": "stop"}]}),
+        json!({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}}),
+    ];
+    if model == "broken" {
+        events.truncate(1);
+    }
+    let mut text: String = events.iter().map(|event| format!("data: {event}\n\n")).collect();
+    if model != "broken" {
+        text.push_str("data: [DONE]\n\n");
+    }
+    ("200 OK", "text/event-stream", text)
+}
+
+#[test]
+fn a_question_on_the_command_line_is_answered_on_stdout() {
+    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let ended = run(&mut gateway.command(&stage, &["chat", ":pirate", "Who are you?", "--max-tokens", "9"]));
+    assert_eq!(
+        (ended.status.code(), ended.out.as_str()),
+        (Some(0), "I am pirate\n"),
+        "{}",
+        ended.err
+    );
+    let body = &gateway.bodies()[0];
+    assert_eq!(
+        body["messages"],
+        json!([{"role": "user", "content": "Who are you?"}])
+    );
+    assert_eq!((&body["max_tokens"], &body["stream"]), (&json!(9), &json!(true)));
+}
+
+#[test]
+fn a_question_may_come_from_stdin_and_the_answer_leave_as_json() {
+    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let mut command = gateway.command(&stage, &["chat", "--json"]);
+    let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"Who are you?").unwrap();
+    let output = child.wait_with_output().unwrap();
+    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(value["content"], "I am smol");
+    assert_eq!(value["usage"]["completion_tokens"], 3);
+}
+
+#[test]
+fn chat_exits_with_the_documented_codes() {
+    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let cases = [
+        (":nobody", 3, "pirate"),
+        (":full", 5, "the queue is full"),
+        (":broken", 5, "connection was lost"),
+    ];
+    for (target, code, text) in cases {
+        let ended = run(&mut gateway.command(&stage, &["chat", target, "hello"]));
+        assert_eq!(ended.status.code(), Some(code), "{target}: {}", ended.err);
+        assert!(ended.err.contains(text), "{target}: {}", ended.err);
+    }
+    let ended = run(&mut gateway.command(&stage, &["chat"]));
+    assert_eq!(
+        ended.status.code(),
+        Some(2),
+        "an empty stdin is no question: {}",
+        ended.err
+    );
+}
+
+#[test]
+fn without_a_gateway_chat_is_unavailable_and_says_what_to_start() {
+    let port = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let ended =
+        run(&mut Stage::new().command(&["chat", "--url", &format!("http://127.0.0.1:{port}"), "", "hello"]));
+    assert_eq!(ended.status.code(), Some(5), "{}", ended.err);
+    assert!(ended.err.contains("try: holobiont up"), "{}", ended.err);
+}
+
+#[test]
+fn ls_shows_models_on_disk_and_what_the_gateway_serves() {
+    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let ended = run(&mut gateway.command(&stage, &["ls"]));
+    assert_eq!(ended.status.code(), Some(0));
+    for part in ["tiny", "gguf", "pirate", "abcdef012345 ", "16", "1.00 MiB"] {
+        assert!(ended.out.contains(part), "{part:?} is not in {}", ended.out);
+    }
+    let ended = run(&mut gateway.command(&stage, &["ls", "--json"]));
+    let value: Value = serde_json::from_str(&ended.out).unwrap();
+    assert_eq!(value["models"][0]["name"], "tiny");
+    assert_eq!(
+        value["served"],
+        models()["data"],
+        "the gateway's body goes through unchanged"
+    );
+}
+
+#[test]
+fn ls_without_a_gateway_lists_the_disk() {
+    let port = TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port();
+    let ended =
+        run(&mut Stage::new().command(&["ls", "--json", "--url", &format!("http://127.0.0.1:{port}")]));
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
+    let value: Value = serde_json::from_str(&ended.out).unwrap();
+    assert_eq!(
+        (&value["gateway"], &value["models"][0]["bytes"]),
+        (&Value::Null, &json!(7))
+    );
+}
+
+#[test]
+fn bench_prints_a_line_for_each_selection_of_adapters() {
+    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let arguments = [
+        "bench",
+        "--requests",
+        "6",
+        "--concurrency",
+        "3",
+        "--prompt-tokens",
+        "4",
+        "--max-tokens",
+        "3",
+        "-o",
+        "jsonl",
+        "--adapters",
+        "smol",
+        "--adapters",
+        "smol,pirate",
+    ];
+    let ended = run(&mut gateway.command(&stage, &arguments));
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
+    let lines: Vec<Value> = ended
+        .out
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(
+        lines.iter().map(|line| &line["adapters"]).collect::<Vec<_>>(),
+        [&json!(1), &json!(2)]
+    );
+    assert_eq!(lines[1]["completion_tokens"], 18);
+    assert_eq!(lines[1]["failed"], 0);
+    let bodies = gateway.bodies();
+    let asked = |model: &str| bodies.iter().filter(|body| body["model"] == model).count();
+    assert_eq!((asked("smol"), asked("pirate")), (9, 3));
+    assert!(
+        bodies
+            .iter()
+            .all(|body| body["prompt"].as_str().unwrap().split(' ').count() == 4)
+    );
+}
+
+#[test]
+fn bench_with_failed_requests_reports_them_and_fails() {
+    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let ended = run(&mut gateway.command(&stage, &["bench", "--requests", "2", "--adapters", "full"]));
+    assert_eq!(ended.status.code(), Some(5), "{}", ended.err);
+    assert!(
+        ended.err.contains("2 of 2 requests failed") && ended.err.contains("the queue is full"),
+        "{}",
+        ended.err
+    );
+    let ended = run(&mut gateway.command(&stage, &["bench", "--adapters", "random:9"]));
+    assert_eq!(ended.status.code(), Some(3), "{}", ended.err);
+}
+
+#[test]
+fn pull_refuses_names_that_are_neither_package_nor_hub() {
+    let ended = run(&mut Stage::new().command(&["pull", "zebra"]));
+    assert_eq!(ended.status.code(), Some(2), "{}", ended.err);
+    let ended = run(&mut Stage::new().command(&["pull", "pypi:-r/etc/passwd"]));
+    assert_eq!(ended.status.code(), Some(2), "{}", ended.err);
+}
+
+#[test]
+fn errors_are_json_when_json_is_asked_for() {
+    let ended =
+        run(&mut Stage::new().command(&["--json", "up", "--model", "zebra", "--listen", "127.0.0.1:0"]));
+    let value: Value = serde_json::from_str(&ended.err).unwrap();
+    assert_eq!(value["error"]["code"], "not_found");
+}
+
+#[test]
+fn help_lists_the_exit_codes() {
+    let ended = run(&mut Stage::new().command(&["--help"]));
+    assert_eq!(ended.status.code(), Some(0));
+    assert!(ended.out.contains("5  unavailable"), "{}", ended.out);
+}

@@ -1,0 +1,333 @@
+//! Packed linear layers against the plain product, and rows of a batch against the same rows alone.
+
+use half::bf16;
+use kernels::{Activations, Forms, Isa, LinearPart, PackedMatrix, Pool, TensorType, linear, reference};
+use proptest::{collection, prelude::*, sample};
+
+use crate::support::{TYPES, activations, bits, dequantize, floats, is_float, norm, pool, random, stored};
+
+/// What `out` holds where no part writes.
+const UNTOUCHED: f32 = 12345.0;
+
+/// Columns of `out` left free before each part.
+const GAP: usize = 3;
+
+struct Part {
+    kind: TensorType,
+    matrix: PackedMatrix,
+    /// The stored values.
+    weights: Vec<f32>,
+    bias: Option<Vec<f32>>,
+    column: usize,
+}
+
+/// Linear layers that share an input, side by side in a row of the output.
+struct Layers {
+    parts: Vec<Part>,
+    width: usize,
+    stride: usize,
+}
+
+impl Layers {
+    /// Random layers of `(type, output features)`; every second one has a bias.
+    fn random(shapes: &[(TensorType, usize)], width: usize, seed: u64) -> Self {
+        let random = &mut random(seed);
+        let mut stride = 0;
+        let parts = shapes.iter().enumerate().map(|(i, &(kind, rows))| {
+            let data = stored(kind, rows, width, random);
+            let column = stride + GAP;
+            stride = column + rows;
+            Part {
+                kind,
+                matrix: PackedMatrix::pack(kind, &data, rows, width).unwrap(),
+                weights: dequantize(kind, &data, rows * width),
+                bias: (i % 2 == 0).then(|| floats(random, rows)),
+                column,
+            }
+        });
+        Self { parts: parts.collect(), width, stride: stride + GAP }
+    }
+
+    fn forms(&self) -> Forms {
+        self.parts.iter().fold(Forms::default(), |forms, part| forms.and(part.matrix.forms()))
+    }
+
+    fn run(&self, pool: &mut Pool, isa: Isa, x: &[f32]) -> Vec<f32> {
+        let rows = x.len() / self.width;
+        let x = activations(pool, isa, x, rows, self.forms());
+        let mut out = vec![UNTOUCHED; rows * self.stride];
+        let parts: Vec<LinearPart<'_>> = self.parts.iter().map(Part::as_linear_part).collect();
+        linear(pool, isa, &x, &parts, &mut out, self.stride);
+        out
+    }
+
+    /// Judges each element of `out`, and that the columns between the parts are as they were.
+    fn judge(&self, x: &[f32], out: &[f32], what: &str) {
+        let mut written = vec![false; self.stride];
+        for part in &self.parts {
+            part.judge(x, out, self.stride, what);
+            written[part.column..part.column + part.matrix.rows()].fill(true);
+        }
+        for (i, value) in out.iter().enumerate().filter(|(i, _)| !written[i % self.stride]) {
+            assert_eq!(*value, UNTOUCHED, "{what}: element {i} lies in no part");
+        }
+    }
+}
+
+impl Part {
+    fn as_linear_part(&self) -> LinearPart<'_> {
+        LinearPart { matrix: &self.matrix, bias: self.bias.as_deref(), column: self.column }
+    }
+
+    /// Two judgements. Against the stored weights and the activations as given, the error is that of rounding the
+    /// activations. Against the packed weights and the activations as they enter, only that of summing.
+    fn judge(&self, x: &[f32], out: &[f32], stride: usize, what: &str) {
+        let (outputs, width) = (self.matrix.rows(), self.matrix.columns());
+        let rows = x.len() / width;
+        let plain = reference::linear(x, &self.weights, rows, outputs, width);
+        let mut packed = vec![0.0; width];
+        for o in 0..outputs {
+            self.matrix.read_row(o, &mut packed);
+            let bias = self.bias.as_ref().map_or(0.0, |bias| bias[o]);
+            for (r, x) in x.chunks_exact(width).enumerate() {
+                let got = f64::from(out[r * stride + self.column + o]) - f64::from(bias);
+                let length = norm(x) * norm(&packed) + f64::from(bias.abs());
+                let entering: f64 = entering(self.kind, x).zip(&packed).map(|(x, &w)| x * f64::from(w)).sum();
+                let what = || format!("{what}: {:?}, row {r} of {rows}, output {o} of {outputs}", self.kind);
+                let off = (got - entering).abs() / length;
+                assert!(off <= 1e-5, "{}: {got}, not {entering} as summed from what enters ({off:e})", what());
+                let (off, plain) = ((got - f64::from(plain[r * outputs + o])).abs() / length, plain[r * outputs + o]);
+                assert!(off <= tolerance(self.kind), "{}: {got}, not {plain} ({off:e})", what());
+            }
+        }
+    }
+}
+
+/// The largest error, relative to the lengths of the row and the weights, that rounding the activations may cause.
+fn tolerance(kind: TensorType) -> f64 {
+    match kind {
+        TensorType::F32 | TensorType::F16 => 1e-5,
+        // bf16 keeps 8 bits: half a unit of the last is 2^-9 of each activation.
+        TensorType::Bf16 => 2.0f64.powi(-9) + 1e-5,
+        // A byte is off by at most 1/254 of its group's largest magnitude.
+        _ => 1e-2,
+    }
+}
+
+/// A row of activations as the weights of `kind` meet it, by the words of `activations.rs`.
+fn entering(kind: TensorType, x: &[f32]) -> Box<dyn Iterator<Item = f64> + '_> {
+    match kind {
+        TensorType::F32 | TensorType::F16 => Box::new(x.iter().map(|&x| f64::from(x))),
+        TensorType::Bf16 => Box::new(x.iter().map(|&x| bf16::from_f32(x).to_f64())),
+        _ => Box::new(x.chunks(32).flat_map(|group| {
+            let largest = group.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+            let inverse = if largest > 0.0 { 127.0 / largest } else { 0.0 };
+            let byte = move |&x: &f32| f64::from((x * inverse).round_ties_even());
+            group.iter().map(move |x| byte(x) * f64::from(largest / 127.0))
+        })),
+    }
+}
+
+/// Widths that suit every type of `kinds`: whole blocks of the coarsest one.
+fn width_for(kinds: &[(TensorType, usize)], step: usize) -> usize {
+    kinds.iter().map(|(kind, _)| if is_float(*kind) { 1 } else { kind.block_elements() }).max().unwrap_or(1) * step
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn a_packed_product_is_the_plain_product_within_the_rounding_of_its_activations(
+        shapes in collection::vec((sample::select(TYPES.to_vec()), 1usize..=70), 1..=3),
+        step in 1usize..=3,
+        rows in 1usize..=70,
+        seed: u64,
+    ) {
+        let width = width_for(&shapes, step);
+        let layers = Layers::random(&shapes, width, seed);
+        let x = floats(&mut random(!seed), rows * width);
+        for isa in Isa::available() {
+            let out = layers.run(&mut pool(1), isa, &x);
+            layers.judge(&x, &out, &format!("{isa:?}"));
+        }
+    }
+}
+
+#[test]
+fn each_type_multiplies_rows_of_any_width_its_blocks_allow() {
+    for kind in TYPES {
+        for step in [1, 2, 3, 5, 7] {
+            let shapes = [(kind, 37)];
+            let width = width_for(&shapes, step);
+            let layers = Layers::random(&shapes, width, step as u64);
+            let x = floats(&mut random(7), 15 * width);
+            for isa in Isa::available() {
+                layers.judge(&x, &layers.run(&mut pool(1), isa, &x), &format!("{isa:?}, width {width}"));
+            }
+        }
+    }
+}
+
+/// One layer of each type in one call, of the width of two super-blocks.
+fn one_of_each() -> Layers {
+    let shapes: Vec<_> = TYPES.iter().enumerate().map(|(i, &kind)| (kind, 16 + 5 * i)).collect();
+    Layers::random(&shapes, 512, 11)
+}
+
+#[test]
+fn a_row_of_a_batch_has_the_bits_it_has_alone_on_any_number_of_threads() {
+    let layers = one_of_each();
+    let x = floats(&mut random(12), 131 * layers.width);
+    let pools = &mut [pool(1), pool(2), pool(3)];
+    for isa in Isa::available() {
+        let alone: Vec<Vec<u32>> =
+            x.chunks(layers.width).map(|row| bits(&layers.run(&mut pools[0], isa, row))).collect();
+        for rows in [2, 3, 4, 7, 8, 9, 15, 63, 64, 65, 131] {
+            for pool in &mut *pools {
+                let batch = bits(&layers.run(pool, isa, &x[..rows * layers.width]));
+                for (row, (got, alone)) in batch.chunks(layers.stride).zip(&alone).enumerate() {
+                    assert_eq!(got, alone, "{isa:?}, row {row} of {rows} on {} threads", pool.threads());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_layer_has_the_bits_alone_that_it_has_beside_others() {
+    let layers = one_of_each();
+    let x = floats(&mut random(13), 9 * layers.width);
+    let pool = &mut pool(2);
+    for isa in Isa::available() {
+        let together = layers.run(pool, isa, &x);
+        for part in &layers.parts {
+            let prepared = activations(pool, isa, &x, 9, part.matrix.forms());
+            let outputs = part.matrix.rows();
+            let mut alone = vec![UNTOUCHED; 9 * outputs];
+            let only = LinearPart { column: 0, ..part.as_linear_part() };
+            linear(pool, isa, &prepared, &[only], &mut alone, outputs);
+            for (row, alone) in alone.chunks(outputs).enumerate() {
+                let beside = &together[row * layers.stride + part.column..][..outputs];
+                assert_eq!(bits(beside), bits(alone), "{isa:?}, {:?}, row {row}", part.kind);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_that_is_not_a_number_spoils_no_other_row() {
+    let layers = one_of_each();
+    let width = layers.width;
+    let pool = &mut pool(2);
+    for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN_POSITIVE / 4.0] {
+        let clean = floats(&mut random(14), 5 * width);
+        let mut spoilt = clean.clone();
+        spoilt[2 * width..3 * width].fill(poison);
+        spoilt[3 * width - 1] = 0.0;
+        for isa in Isa::available() {
+            let (clean, spoilt) = (layers.run(pool, isa, &clean), layers.run(pool, isa, &spoilt));
+            for row in [0, 1, 3, 4] {
+                let range = row * layers.stride..(row + 1) * layers.stride;
+                assert_eq!(bits(&clean[range.clone()]), bits(&spoilt[range]), "{isa:?}, row {row} beside {poison}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_of_zeroes_gives_the_bias() {
+    let layers = one_of_each();
+    for isa in Isa::available() {
+        let out = layers.run(&mut pool(1), isa, &vec![0.0; layers.width]);
+        for part in &layers.parts {
+            let got = &out[part.column..part.column + part.matrix.rows()];
+            let wanted = part.bias.clone().unwrap_or_else(|| vec![0.0; got.len()]);
+            assert_eq!(got, wanted, "{isa:?}, {:?}", part.kind);
+        }
+    }
+}
+
+#[test]
+fn rows_too_small_for_their_scale_come_out_small_and_not_as_nan() {
+    let layers = one_of_each();
+    let x: Vec<f32> = floats(&mut random(15), layers.width).iter().map(|x| x * 1e-41).collect();
+    for isa in Isa::available() {
+        for part in &layers.parts {
+            let out = &layers.run(&mut pool(1), isa, &x)[part.column..part.column + part.matrix.rows()];
+            for (o, &got) in out.iter().enumerate() {
+                let off = got - part.bias.as_ref().map_or(0.0, |bias| bias[o]);
+                assert!(off.abs() < 1e-30, "{isa:?}, {:?}: {got}", part.kind);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_largest_bytes_sum_exactly() {
+    // Every product of a group is as large as bytes make it; the true sum is a small multiple of a power of two.
+    for (byte, weight) in [(127u8, 127.0f64), (128, -128.0)] {
+        let mut data = vec![byte; 4 * TensorType::Q8_0.block_bytes()];
+        for block in data.chunks_exact_mut(34) {
+            block[..2].copy_from_slice(&half::f16::ONE.to_le_bytes());
+        }
+        let matrix = PackedMatrix::pack(TensorType::Q8_0, &data, 1, 128).unwrap();
+        for x in [127.0f32, -127.0] {
+            for isa in Isa::available() {
+                let pool = &mut pool(1);
+                let prepared = activations(pool, isa, &[x; 128], 1, matrix.forms());
+                let mut out = [0.0];
+                linear(pool, isa, &prepared, &[LinearPart { matrix: &matrix, bias: None, column: 0 }], &mut out, 1);
+                assert_eq!(f64::from(out[0]), 128.0 * weight * f64::from(x), "{isa:?}: {weight} times {x}");
+            }
+        }
+    }
+}
+
+#[test]
+fn only_floats_enter_without_rounding_the_activations() {
+    for part in one_of_each().parts {
+        assert_eq!(part.matrix.is_exact(), matches!(part.kind, TensorType::F32 | TensorType::F16), "{:?}", part.kind);
+    }
+}
+
+#[test]
+fn no_rows_and_no_parts_are_nothing_to_do() {
+    let layers = one_of_each();
+    let pool = &mut pool(2);
+    let mut x = Activations::default();
+    x.reshape(0, layers.width);
+    x.prepare(pool, Isa::best(), layers.forms());
+    let parts: Vec<_> = layers.parts.iter().map(Part::as_linear_part).collect();
+    linear(pool, Isa::best(), &x, &parts, &mut [], layers.stride);
+    x.reshape(1, layers.width);
+    linear(pool, Isa::best(), &x, &[], &mut [], 0);
+}
+
+/// Multiplies `x` as it is with a matrix of `kind`.
+fn multiply(kind: TensorType, x: &Activations) {
+    let layers = Layers::random(&[(kind, 16)], 256, 16);
+    let parts = [layers.parts[0].as_linear_part()];
+    linear(&mut pool(1), Isa::best(), x, &parts, &mut vec![0.0; x.rows() * layers.stride], layers.stride);
+}
+
+#[test]
+#[should_panic(expected = "prepared")]
+fn bytes_that_were_never_prepared_are_not_read() {
+    let mut x = Activations::default();
+    x.reshape(64, 256);
+    multiply(TensorType::Q8_0, &x);
+}
+
+#[test]
+#[should_panic(expected = "prepared")]
+fn rows_added_after_bf16_was_prepared_are_not_read() {
+    let mut x = activations(&mut pool(1), Isa::best(), &[1.0; 256], 1, Layers::random(&[(TensorType::Bf16, 1)], 256, 1).forms());
+    x.reshape(64, 256);
+    multiply(TensorType::Bf16, &x);
+}
+
+#[test]
+#[should_panic(expected = "same inner width")]
+fn activations_of_another_width_are_refused() {
+    multiply(TensorType::F32, &activations(&mut pool(1), Isa::best(), &[1.0; 255], 1, Forms::default()));
+}

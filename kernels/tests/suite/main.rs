@@ -1,0 +1,10 @@
+//! The kernels judged from outside: against the plain [`kernels::reference`], against files decoded by other people's
+//! code, and, where the crate promises batch invariance, against themselves bit for bit.
+
+mod attention;
+mod elementwise;
+mod linear;
+mod lora;
+mod pool;
+mod quantized;
+mod support;

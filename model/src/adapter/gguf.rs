@@ -1,0 +1,182 @@
+//! Adapters in llama.cpp's format: a GGUF file with `blk.N.attn_q.weight.lora_a` and `.lora_b` for each layer.
+
+use std::{collections::HashSet, path::Path};
+
+use kernels::TensorType;
+
+use super::{
+    Adapter, AdapterError,
+    limits::{MAX_RANK, MAX_WEIGHT_BYTES},
+    matrix::{StoredMatrix, StoredModule, assemble},
+};
+use crate::{
+    config::ModelConfig,
+    gguf::{GgufFile, TensorView},
+    gguf_source::{half_rotation_rows, linear_name},
+    layout::{self, BLOCK_TARGETS},
+    source::Target,
+    whole_file,
+};
+
+/// Reads the adapter in the file at `path`.
+pub(super) fn read(path: &Path, model: &ModelConfig) -> Result<Adapter, AdapterError> {
+    let bytes = whole_file::read(path, MAX_WEIGHT_BYTES).map_err(|source| AdapterError::Read {
+        path: path.to_path_buf(),
+        source,
+    })?;
+    let file = GgufFile::from_bytes(path, bytes)?;
+    let reader = Reader {
+        path,
+        model,
+        alpha: check_metadata(path, &file, model)?,
+        file: &file,
+    };
+    let mut known = HashSet::new();
+    let mut modules = Vec::new();
+    for layer in 0..model.layers {
+        for target in BLOCK_TARGETS {
+            modules.extend(reader.module(layer, target, &mut known)?);
+        }
+    }
+    modules.extend(reader.module(0, Target::LmHead, &mut known)?);
+    if let Some((name, _)) = file.tensors().find(|(name, _)| !known.contains(*name)) {
+        let tensor = name.escape_debug().to_string();
+        return Err(AdapterError::UnknownTensor {
+            path: path.to_path_buf(),
+            tensor,
+        });
+    }
+    let base_model = file.str("general.base_model.0.name")?.map(str::to_owned);
+    assemble(path, modules, base_model)
+}
+
+/// Checks that the file is a LoRA for a model like this one, and returns its alpha.
+fn check_metadata(path: &Path, file: &GgufFile, model: &ModelConfig) -> Result<f32, AdapterError> {
+    let unsupported = |option: &str, value: &str| AdapterError::Unsupported {
+        path: path.to_path_buf(),
+        option: option.to_owned(),
+        value: format!("{value:?}"),
+    };
+    let expect = |option: &str, expected: &str| match file.str(option)? {
+        Some(value) if value == expected => Ok(()),
+        value => Err(unsupported(option, value.unwrap_or_default())),
+    };
+    // Mistral models are llama models to llama.cpp.
+    let architecture = if model.architecture == "mistral" {
+        "llama"
+    } else {
+        &model.architecture
+    };
+    expect("general.type", "adapter")?;
+    expect("adapter.type", "lora")?;
+    expect("general.architecture", architecture)?;
+    const ACTIVATED: &str = "adapter.alora.invocation_tokens";
+    if file.metadata(ACTIVATED).is_some() {
+        return Err(unsupported(ACTIVATED, "present"));
+    }
+    let alpha = file.f32("adapter.lora.alpha")?.unwrap_or(0.0);
+    if alpha.is_finite() {
+        return Ok(alpha);
+    }
+    Err(AdapterError::Option {
+        path: path.to_path_buf(),
+        option: "adapter.lora.alpha".to_owned(),
+        problem: format!("is {alpha}"),
+    })
+}
+
+struct Reader<'a> {
+    path: &'a Path,
+    model: &'a ModelConfig,
+    alpha: f32,
+    file: &'a GgufFile,
+}
+
+impl<'a> Reader<'a> {
+    /// The adapted linear layer, if the file has it; the names it looked for are added to `known`.
+    fn module(
+        &self,
+        layer: usize,
+        target: Target,
+        known: &mut HashSet<String>,
+    ) -> Result<Option<StoredModule<'a>>, AdapterError> {
+        let module = linear_name(layer, target);
+        let [a_name, b_name] = ["a", "b"].map(|part| format!("{module}.weight.lora_{part}"));
+        known.extend([a_name.clone(), b_name.clone()]);
+        let missing = |tensor| {
+            Err(AdapterError::Missing {
+                path: self.path.to_path_buf(),
+                tensor,
+            })
+        };
+        let (a, b) = match (self.file.tensor(&a_name), self.file.tensor(&b_name)) {
+            (None, None) => return Ok(None),
+            (Some(a), Some(b)) => (a, b),
+            (None, Some(_)) => return missing(a_name),
+            (Some(_), None) => return missing(b_name),
+        };
+        let rank = a.rows();
+        if rank > MAX_RANK {
+            return Err(AdapterError::Rank {
+                path: self.path.to_path_buf(),
+                module,
+                rank,
+            });
+        }
+        let [rows, cols] = layout::linear_shape(self.model, target);
+        let a = self.matrix(a_name, a, [rank, cols])?;
+        let mut b = self.matrix(b_name, b, [rows, rank])?;
+        // The rows of B are output features, in the order of the base model's rows.
+        if self.file.str("general.architecture")? == Some("llama") && matches!(target, Target::Q | Target::K)
+        {
+            b.bytes = half_rotation_rows(&b.bytes, b.bytes.len() / rows, self.model.head_dim).into();
+        }
+        Ok(Some(StoredModule {
+            layer,
+            target,
+            rank,
+            scale: self.scale(rank),
+            a,
+            b,
+        }))
+    }
+
+    /// llama.cpp takes a missing alpha for "as trained".
+    fn scale(&self, rank: usize) -> f32 {
+        #[expect(clippy::cast_precision_loss, reason = "ranks are small")]
+        if self.alpha == 0.0 {
+            1.0
+        } else {
+            self.alpha / rank as f32
+        }
+    }
+
+    fn matrix(
+        &self,
+        name: String,
+        view: TensorView<'a>,
+        expected: [usize; 2],
+    ) -> Result<StoredMatrix<'a>, AdapterError> {
+        if !matches!(view.kind, TensorType::F32 | TensorType::F16 | TensorType::Bf16) {
+            return Err(AdapterError::Unsupported {
+                path: self.path.to_path_buf(),
+                option: name,
+                value: format!("of type {:?}", view.kind),
+            });
+        }
+        if [view.rows(), view.cols()] != expected {
+            let found = vec![view.rows(), view.cols()];
+            return Err(AdapterError::Shape {
+                path: self.path.to_path_buf(),
+                tensor: name,
+                expected,
+                found,
+            });
+        }
+        Ok(StoredMatrix {
+            name,
+            kind: view.kind,
+            bytes: view.data.into(),
+        })
+    }
+}

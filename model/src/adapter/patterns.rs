@@ -1,0 +1,221 @@
+//! How PEFT's configuration selects linear layers by name.
+//!
+//! Patterns are regular expressions from an untrusted file: their number, length, compiled size and backtracking are
+//! bounded, and one that runs into a bound is an error, not a mismatch.
+
+use fancy_regex::{Regex, RegexBuilder};
+
+use super::limits::MAX_PATTERN_BYTES;
+
+/// Steps of backtracking for one name. Names are short; an honest pattern needs a few dozen.
+const MAX_BACKTRACKS: usize = 10_000;
+/// Bytes of a compiled pattern.
+const MAX_COMPILED_BYTES: usize = 1 << 18;
+
+/// A compiled regular expression over the names of linear layers.
+#[derive(Debug)]
+pub(super) struct Pattern(Regex);
+
+impl Pattern {
+    /// Matches whole names, like Python's `re.fullmatch`.
+    pub(super) fn whole(pattern: &str) -> Result<Self, String> {
+        // Alone first: brackets that close ours would change what the whole means.
+        Self::compile(pattern, pattern)?;
+        Self::compile(pattern, &format!("^(?:{pattern})$"))
+    }
+
+    /// Matches the last parts of a name, as `rank_pattern` and `alpha_pattern` do.
+    pub(super) fn ending(pattern: &str) -> Result<Self, String> {
+        Self::compile(pattern, &format!(r"^(.*\.)?({pattern})$"))
+    }
+
+    /// Finds the number behind a part of a name, as `layers_pattern` does.
+    pub(super) fn numbered(pattern: &str) -> Result<Self, String> {
+        Self::compile(pattern, &format!(r"^(?:(?:^|.*?\.){pattern}\.(?P<idx>\d+)\.)"))
+    }
+
+    fn compile(pattern: &str, full: &str) -> Result<Self, String> {
+        if pattern.len() > MAX_PATTERN_BYTES {
+            return Err(format!("has a pattern of more than {MAX_PATTERN_BYTES} bytes"));
+        }
+        RegexBuilder::new(full)
+            .backtrack_limit(MAX_BACKTRACKS)
+            .delegate_size_limit(MAX_COMPILED_BYTES)
+            .delegate_dfa_size_limit(MAX_COMPILED_BYTES)
+            .build()
+            .map(Self)
+            .map_err(|error| format!("has a pattern that cannot be compiled: {error}"))
+    }
+
+    pub(super) fn matches(&self, name: &str) -> Result<bool, String> {
+        self.0
+            .is_match(name)
+            .map_err(|error| format!("has a pattern that takes too long: {error}"))
+    }
+
+    /// The number that [`Pattern::numbered`] looks for.
+    fn number(&self, name: &str) -> Result<Option<usize>, String> {
+        let captures = self
+            .0
+            .captures(name)
+            .map_err(|error| format!("has a pattern that takes too long: {error}"))?;
+        Ok(captures.and_then(|captures| captures.name("idx")?.as_str().parse().ok()))
+    }
+}
+
+/// Names given one by one, or as a pattern for whole names.
+#[derive(Debug)]
+pub(super) enum Names {
+    /// A name, or the last parts of one.
+    List(Vec<String>),
+    /// One expression.
+    Pattern(Pattern),
+    /// Every linear layer but the head.
+    AllLinear,
+}
+
+impl Names {
+    pub(super) fn select(&self, name: &str) -> Result<bool, String> {
+        match self {
+            Self::List(list) => Ok(list.iter().any(|entry| is_tail(name, entry))),
+            Self::Pattern(pattern) => pattern.matches(name),
+            Self::AllLinear => Ok(name != "lm_head"),
+        }
+    }
+}
+
+/// True if `tail` is `name` or its last dotted parts.
+fn is_tail(name: &str, tail: &str) -> bool {
+    name.strip_suffix(tail)
+        .is_some_and(|front| front.is_empty() || front.ends_with('.'))
+}
+
+/// The layers that are transformed, where a configuration names them.
+#[derive(Debug)]
+pub(super) struct Layers {
+    pub(super) indices: Vec<usize>,
+    /// What stands before the number of a layer; if empty, anything may.
+    pub(super) patterns: Vec<Pattern>,
+}
+
+impl Layers {
+    pub(super) fn select(&self, name: &str) -> Result<bool, String> {
+        Ok(self
+            .number(name)?
+            .is_some_and(|layer| self.indices.contains(&layer)))
+    }
+
+    /// The first pattern that matches decides.
+    fn number(&self, name: &str) -> Result<Option<usize>, String> {
+        if self.patterns.is_empty() {
+            return Ok(first_number(name));
+        }
+        for pattern in &self.patterns {
+            if let Some(number) = pattern.number(name)? {
+                return Ok(Some(number));
+            }
+        }
+        Ok(None)
+    }
+}
+
+/// The first part of a name that is a number, with at least two parts before it and one behind.
+fn first_number(name: &str) -> Option<usize> {
+    let mut parts = name.split('.').skip(2).peekable();
+    while let Some(part) = parts.next() {
+        if parts.peek().is_some() && !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()) {
+            return part.parse().ok();
+        }
+    }
+    None
+}
+
+/// Values by pattern: the first pattern that matches a name decides.
+#[derive(Debug)]
+pub(super) struct ByPattern<T>(pub(super) Vec<(Pattern, T)>);
+
+impl<T: Copy> ByPattern<T> {
+    pub(super) fn get(&self, name: &str, otherwise: T) -> Result<T, String> {
+        for (pattern, value) in &self.0 {
+            if pattern.matches(name)? {
+                return Ok(*value);
+            }
+        }
+        Ok(otherwise)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const Q0: &str = "model.layers.0.self_attn.q_proj";
+
+    #[test]
+    fn a_listed_name_matches_whole_parts_only() {
+        let names = Names::List(vec!["q_proj".into(), "layers.1.mlp.up_proj".into()]);
+        assert!(names.select(Q0).unwrap());
+        assert!(names.select("model.layers.1.mlp.up_proj").unwrap());
+        assert!(!names.select("model.layers.11.mlp.up_proj").unwrap());
+        assert!(!names.select("model.layers.0.self_attn.fq_proj").unwrap());
+    }
+
+    #[test]
+    fn a_pattern_for_targets_must_match_the_whole_name() {
+        let matches = |pattern, name| Pattern::whole(pattern).unwrap().matches(name).unwrap();
+        assert!(matches(r".*\.q_proj", Q0));
+        assert!(!matches("q_proj", Q0));
+        assert!(
+            matches(r"a|model.*q_proj", Q0),
+            "alternatives are anchored together"
+        );
+        assert!(matches(r"(?!.*layers\.0\.).*", "model.layers.1.mlp.up_proj"));
+        assert!(!matches(r"(?!.*layers\.0\.).*", Q0));
+    }
+
+    #[test]
+    fn a_pattern_for_ranks_matches_the_end_of_a_name_and_the_first_match_wins() {
+        let ranks = ByPattern(vec![
+            (Pattern::ending(r"layers\.0\..*q_proj").unwrap(), 4),
+            (Pattern::ending("q_proj").unwrap(), 8),
+            (Pattern::ending("proj").unwrap(), 16),
+        ]);
+        assert_eq!(ranks.get(Q0, 1), Ok(4));
+        assert_eq!(ranks.get("model.layers.1.self_attn.q_proj", 1), Ok(8));
+        assert_eq!(
+            ranks.get("model.layers.1.self_attn.v_proj", 1),
+            Ok(1),
+            "`proj` is no whole part"
+        );
+    }
+
+    #[test]
+    fn layers_are_found_by_the_first_number_or_by_their_pattern() {
+        let any = Layers {
+            indices: vec![3],
+            patterns: vec![],
+        };
+        assert!(any.select("model.layers.3.self_attn.q_proj").unwrap());
+        assert!(!any.select(Q0).unwrap());
+        assert!(!any.select("lm_head").unwrap());
+        let named = |pattern| Layers {
+            indices: vec![3],
+            patterns: vec![Pattern::numbered(pattern).unwrap()],
+        };
+        assert!(named("layers").select("model.layers.3.mlp.up_proj").unwrap());
+        assert!(!named("blocks").select("model.layers.3.mlp.up_proj").unwrap());
+        assert!(!named("ayers").select("model.layers.3.mlp.up_proj").unwrap());
+    }
+
+    #[test]
+    fn a_pattern_that_backtracks_without_end_is_an_error() {
+        let bomb = Pattern::whole(r"(?=(.*.*.*.*.*.*.*.*)*z)\1").unwrap();
+        assert!(bomb.matches(Q0).is_err());
+        assert!(Pattern::whole("(").is_err());
+        assert!(Pattern::whole(&"a".repeat(MAX_PATTERN_BYTES + 1)).is_err());
+        assert!(
+            Pattern::whole("(?:a{1000}){1000}").is_err(),
+            "too large when compiled"
+        );
+    }
+}

@@ -1,0 +1,309 @@
+//! Chat templates: the Jinja program in a model's files that turns messages into a prompt.
+//!
+//! Templates are written for Hugging Face's environment (`utils/chat_template_utils.py` in transformers); this is
+//! that environment in minijinja: blocks trimmed, Python's string methods, `raise_exception`, `strftime_now`, a
+//! `tojson` that does not escape HTML, and `{% generation %}` (a mark for training) without effect.
+//!
+//! A template is a program from a model's author and runs on messages from anybody, so it is bounded: steps
+//! (fuel), depth, and bytes of output. It can reach nothing but its variables. What is not bounded is the memory
+//! of a string it builds by doubling: a template that does so harms whoever chose to load the model.
+
+mod json;
+mod time;
+
+use std::{
+    io,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use minijinja::{Environment, ErrorKind, Value, context, syntax::SyntaxConfig, value::Serde};
+
+/// The name under which the template is compiled, as it appears in messages.
+const NAME: &str = "chat_template";
+
+/// Bounds on one rendering.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Instructions of the template.
+    pub fuel: u64,
+    /// Macros and blocks in one another.
+    pub depth: usize,
+    /// Bytes of the rendered prompt.
+    pub output_bytes: usize,
+}
+
+impl Default for Limits {
+    /// Far above what templates need for a full context: about 100 instructions a message.
+    fn default() -> Self {
+        Self { fuel: 2_000_000, depth: 64, output_bytes: 16 << 20 }
+    }
+}
+
+/// Why a template could not be used or rendered.
+#[derive(Debug, thiserror::Error)]
+pub enum TemplateError {
+    /// It is no Jinja that this environment understands.
+    #[error("the model's chat template cannot be compiled: {0:#}; use the completions API or another model")]
+    Syntax(#[source] minijinja::Error),
+    /// The template refuses these messages by `raise_exception`.
+    #[error("the model's chat template refuses these messages: {0}")]
+    Refused(String),
+    /// It needs more than a [`Limits`] allows.
+    #[error("rendering the chat template needs more than {limit}; send fewer or shorter messages")]
+    Limit {
+        /// Which limit, with its value.
+        limit: String,
+    },
+    /// Anything else, for instance a message without a field that the template needs.
+    #[error("the model's chat template cannot render these messages: {0:#}; check their roles and fields")]
+    Render(#[source] minijinja::Error),
+}
+
+/// Whether the prompt ends with the header of the answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GenerationPrompt {
+    /// Ends where the assistant goes on.
+    Add,
+    /// Ends with the last message.
+    Omit,
+}
+
+/// The texts of special tokens that templates use as variables; `None` leaves the variable undefined.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TemplateTokens {
+    /// `bos_token`.
+    pub bos: Option<String>,
+    /// `eos_token`.
+    pub eos: Option<String>,
+    /// `pad_token`.
+    pub pad: Option<String>,
+}
+
+/// A compiled chat template.
+#[derive(Debug)]
+pub struct ChatTemplate {
+    environment: Environment<'static>,
+    tokens: TemplateTokens,
+    limits: Limits,
+}
+
+impl ChatTemplate {
+    /// Compiles `source`.
+    ///
+    /// # Errors
+    /// If it is no valid Jinja.
+    pub fn new(source: &str, tokens: TemplateTokens, limits: Limits) -> Result<Self, TemplateError> {
+        let mut environment = Environment::new();
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_syntax(syntax.map_err(TemplateError::Syntax)?);
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_function("raise_exception", raise_exception);
+        environment.add_filter("tojson", json::tojson);
+        environment.set_fuel(Some(limits.fuel));
+        environment.set_recursion_limit(limits.depth);
+        let source = without_generation_tags(source);
+        environment.add_template_owned(NAME, source).map_err(TemplateError::Syntax)?;
+        Ok(Self { environment, tokens, limits })
+    }
+
+    /// The prompt for `messages`. `extra` holds further variables (`tools`, `documents`, `enable_thinking`, ...);
+    /// they do not replace those of the environment.
+    ///
+    /// # Errors
+    /// If the template refuses the messages, fails on them or exceeds a limit.
+    pub fn render(
+        &self,
+        messages: &[serde_json::Value],
+        prompt: GenerationPrompt,
+        extra: &serde_json::Map<String, serde_json::Value>,
+    ) -> Result<String, TemplateError> {
+        self.render_at(messages, prompt, extra, SystemTime::now())
+    }
+
+    /// Like [`ChatTemplate::render`] at a given time, which `strftime_now` shows in UTC.
+    ///
+    /// # Errors
+    /// If the template refuses the messages, fails on them or exceeds a limit.
+    pub fn render_at(
+        &self,
+        messages: &[serde_json::Value],
+        prompt: GenerationPrompt,
+        extra: &serde_json::Map<String, serde_json::Value>,
+        now: SystemTime,
+    ) -> Result<String, TemplateError> {
+        let now_s = now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let own = context! {
+            messages => Value::from(Serde(messages)),
+            add_generation_prompt => prompt == GenerationPrompt::Add,
+            strftime_now => Value::from_function(move |format: &str| time::strftime(now_s, format)),
+            ..self.token_variables()
+        };
+        // Templates ask `tools is not none`: both are always defined, as in transformers.
+        let absent = context! { tools => Value::from(()), documents => Value::from(()) };
+        let variables = context! { ..own, ..Value::from(Serde(extra)), ..absent };
+        let mut output = Bounded { bytes: Vec::new(), limit: self.limits.output_bytes, exceeded: false };
+        let template = self.environment.get_template(NAME).map_err(TemplateError::Render)?;
+        let rendered = template.render_captured_to(variables, &mut output).map(|_| ());
+        if output.exceeded {
+            return Err(TemplateError::Limit { limit: format!("{} bytes of output", output.limit) });
+        }
+        rendered.map_err(|error| self.classify(error))?;
+        // The engine writes nothing but strings.
+        Ok(String::from_utf8_lossy(&output.bytes).into_owned())
+    }
+
+    fn token_variables(&self) -> Value {
+        let TemplateTokens { bos, eos, pad } = &self.tokens;
+        let named = [("bos_token", bos), ("eos_token", eos), ("pad_token", pad)];
+        named.into_iter().filter_map(|(name, token)| Some((name, token.clone()?))).collect()
+    }
+
+    fn classify(&self, error: minijinja::Error) -> TemplateError {
+        if let Some(refusal) = refusal(&error) {
+            return TemplateError::Refused(refusal.0.clone());
+        }
+        if error.kind() == ErrorKind::OutOfFuel {
+            return TemplateError::Limit { limit: format!("{} steps", self.limits.fuel) };
+        }
+        TemplateError::Render(error)
+    }
+}
+
+/// What a template said by `raise_exception`.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Refusal(String);
+
+fn raise_exception(message: String) -> Result<Value, minijinja::Error> {
+    let error = minijinja::Error::new(ErrorKind::InvalidOperation, "raise_exception");
+    Err(error.with_source(Refusal(message)))
+}
+
+/// The refusal at the root of `error`, if that is one.
+fn refusal(error: &minijinja::Error) -> Option<&Refusal> {
+    let mut source = std::error::Error::source(error);
+    while let Some(cause) = source {
+        if let Some(refusal) = cause.downcast_ref() {
+            return Some(refusal);
+        }
+        source = cause.source();
+    }
+    None
+}
+
+/// A writer that fails at its limit.
+struct Bounded {
+    bytes: Vec<u8>,
+    limit: usize,
+    exceeded: bool,
+}
+
+impl io::Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.len() > self.limit - self.bytes.len() {
+            self.exceeded = true;
+            return Err(io::Error::other("the output limit is reached"));
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// `source` with `{% generation %}` and `{% endgeneration %}` as a condition that always holds: whitespace is
+/// trimmed around it just as around the tags.
+fn without_generation_tags(source: &str) -> String {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let (before, tag) = rest.split_at(start + 2);
+        out.push_str(before);
+        let inside = tag.trim_start_matches(['-', '+']);
+        let (control, inside) = tag.split_at(tag.len() - inside.len());
+        out.push_str(control);
+        rest = inside;
+        let word = inside.trim_start();
+        for (name, condition) in [("generation", " if true "), ("endgeneration", " endif ")] {
+            let Some(end) = word.strip_prefix(name).map(str::trim_start) else { continue };
+            if end.starts_with("%}") || end.starts_with("-%}") || end.starts_with("+%}") {
+                out.push_str(condition);
+                rest = end;
+            }
+        }
+    }
+    out.push_str(rest);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Map, json};
+
+    use super::*;
+
+    fn template(source: &str, limits: Limits) -> ChatTemplate {
+        ChatTemplate::new(source, TemplateTokens::default(), limits).unwrap()
+    }
+
+    fn render(source: &str) -> Result<String, TemplateError> {
+        template(source, Limits::default()).render(&[], GenerationPrompt::Omit, &Map::new())
+    }
+
+    #[test]
+    fn a_template_can_refuse_messages_in_its_own_words() {
+        let error = render("{% if not messages %}{{ raise_exception('No <messages>!') }}{% endif %}").unwrap_err();
+        assert!(matches!(&error, TemplateError::Refused(text) if text == "No <messages>!"), "{error:?}");
+        let in_macro = "{% macro m() %}{{ raise_exception('deep') }}{% endmacro %}{{ m() }}";
+        assert!(matches!(render(in_macro).unwrap_err(), TemplateError::Refused(text) if text == "deep"));
+    }
+
+    #[test]
+    fn endless_work_runs_out_of_fuel() {
+        let error = render("{% for a in range(90000) %}{% for b in range(90000) %}{{ b }}{% endfor %}{% endfor %}");
+        assert!(matches!(error.unwrap_err(), TemplateError::Limit { limit } if limit == "2000000 steps"));
+    }
+
+    #[test]
+    fn endless_output_is_cut_off() {
+        let limits = Limits { output_bytes: 1000, ..Limits::default() };
+        let long = template("{% for a in range(200) %}{{ 'abcdef' }}{% endfor %}", limits);
+        let error = long.render(&[], GenerationPrompt::Omit, &Map::new()).unwrap_err();
+        assert!(matches!(error, TemplateError::Limit { limit } if limit == "1000 bytes of output"));
+        let short = template("{% for a in range(100) %}{{ 'abcdef' }}{% endfor %}", limits);
+        assert_eq!(short.render(&[], GenerationPrompt::Omit, &Map::new()).unwrap().len(), 600);
+    }
+
+    #[test]
+    fn endless_recursion_is_an_error() {
+        let error = render("{% macro m(n) %}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}").unwrap_err();
+        assert!(matches!(error, TemplateError::Render(_)), "{error:?}");
+    }
+
+    #[test]
+    fn a_template_that_is_no_jinja_is_refused() {
+        let error = ChatTemplate::new("{% if %}", TemplateTokens::default(), Limits::default()).unwrap_err();
+        assert!(matches!(error, TemplateError::Syntax(_)));
+    }
+
+    #[test]
+    fn extra_variables_do_not_replace_the_messages() {
+        let Ok(serde_json::Value::Object(extra)) =
+            serde_json::from_value(json!({"messages": "forged", "strftime_now": 1, "colour": "red"}))
+        else {
+            panic!("an object")
+        };
+        let colour = template("{{ messages | length }} {{ colour }} {{ tools }}", Limits::default());
+        let text = colour.render(&[json!({"role": "user"})], GenerationPrompt::Omit, &extra).unwrap();
+        assert_eq!(text, "1 red None");
+    }
+
+    #[test]
+    fn only_generation_tags_are_rewritten() {
+        let source = "{%- generation -%}a{%endgeneration%}{% generations %}{{ generation }}";
+        let expected = "{%- if true -%}a{% endif %}{% generations %}{{ generation }}";
+        assert_eq!(without_generation_tags(source), expected);
+    }
+}

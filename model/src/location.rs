@@ -1,0 +1,317 @@
+//! Where a named model is: a path, or a name on a hub whose files lie in the Hugging Face cache.
+//!
+//! ```text
+//! <cache>/models--ORG--NAME/refs/REVISION          the commit that a branch or tag stands for
+//! <cache>/models--ORG--NAME/snapshots/COMMIT/...   the files of a commit, links to blobs
+//! ```
+
+use std::{
+    env, fmt, io,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use crate::whole_file;
+
+#[cfg(feature = "hub")]
+mod download;
+
+/// Bytes of a file in `refs/`: a commit and a line break.
+const MAX_REF_BYTES: u64 = 256;
+/// Bytes of an organization, a name or a revision.
+const MAX_NAME_BYTES: usize = 96;
+/// The revision of a name without one.
+const DEFAULT_REVISION: &str = "main";
+
+/// May files be fetched from the hub?
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HubAccess {
+    /// Files that are not in the cache are fetched, in builds that can.
+    Online,
+    /// Only the cache is looked at.
+    Offline,
+}
+
+/// Where the hub's files are kept, and whether more may be fetched.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HubSettings {
+    /// The directory with `models--ORG--NAME`.
+    pub cache: PathBuf,
+    /// Whether the hub may be asked.
+    pub access: HubAccess,
+}
+
+impl HubSettings {
+    /// Reads what the Hugging Face libraries read: `HF_HUB_CACHE`, `HF_HOME`, `XDG_CACHE_HOME`, `HF_HUB_OFFLINE`.
+    #[must_use]
+    pub fn from_env() -> Self {
+        Self::from_variables(|name| env::var(name).ok())
+    }
+
+    /// Like [`HubSettings::from_env`], with another way to look up variables.
+    fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
+        let directory = |name: &str| {
+            variable(name)
+                .filter(|value| !value.is_empty())
+                .map(PathBuf::from)
+        };
+        let home = || directory("HOME").unwrap_or_default();
+        let user_cache = || directory("XDG_CACHE_HOME").unwrap_or_else(|| home().join(".cache"));
+        let hub_home = || directory("HF_HOME").unwrap_or_else(|| user_cache().join("huggingface"));
+        let offline = variable("HF_HUB_OFFLINE")
+            .is_some_and(|value| ["1", "ON", "YES", "TRUE"].contains(&value.to_uppercase().as_str()));
+        Self {
+            cache: directory("HF_HUB_CACHE").unwrap_or_else(|| hub_home().join("hub")),
+            access: if offline {
+                HubAccess::Offline
+            } else {
+                HubAccess::Online
+            },
+        }
+    }
+}
+
+/// A model on a hub: `org/name` or `org/name@revision`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HubName {
+    organization: String,
+    name: String,
+    revision: String,
+}
+
+impl HubName {
+    /// The name of its folder in the cache.
+    fn folder(&self) -> String {
+        format!("models--{}--{}", self.organization, self.name)
+    }
+}
+
+impl fmt::Display for HubName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}@{}", self.organization, self.name, self.revision)
+    }
+}
+
+/// Why a text is no hub name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a hub name is org/name or org/name@revision, of letters, digits, '.', '_' and '-'")]
+pub struct HubNameError;
+
+impl FromStr for HubName {
+    type Err = HubNameError;
+
+    fn from_str(text: &str) -> Result<Self, HubNameError> {
+        let (repository, revision) = text.split_once('@').unwrap_or((text, DEFAULT_REVISION));
+        let (organization, name) = repository.split_once('/').ok_or(HubNameError)?;
+        // A revision may have slashes (`refs/pr/1`); its parts become parts of a path like the rest.
+        let parts = [organization, name].into_iter().chain(revision.split('/'));
+        if revision.len() > MAX_NAME_BYTES || !parts.into_iter().all(is_path_part) {
+            return Err(HubNameError);
+        }
+        Ok(Self {
+            organization: organization.to_owned(),
+            name: name.to_owned(),
+            revision: revision.to_owned(),
+        })
+    }
+}
+
+/// True for what can be one part of a path and of nothing else.
+fn is_path_part(part: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+    (1..=MAX_NAME_BYTES).contains(&part.len()) && part.bytes().all(allowed) && !part.starts_with('.')
+}
+
+/// Why a model's name leads nowhere.
+#[derive(Debug, thiserror::Error)]
+pub enum LocationError {
+    /// Neither a path nor a hub name.
+    #[error("there is no file or directory {name:?}, and it is no hub name: {source}")]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// Why it is no hub name.
+        source: HubNameError,
+    },
+    /// Not in the cache, and not allowed or not able to fetch it.
+    #[error("{name} is not in {}; {hint}", cache.display())]
+    NotCached {
+        /// What was asked for.
+        name: HubName,
+        /// Where it was looked for.
+        cache: PathBuf,
+        /// What to do about it.
+        hint: &'static str,
+    },
+    /// The cache is there but cannot be read.
+    #[error("cannot read {}: {source}; make it readable or fetch the model again", path.display())]
+    Cache {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file in `refs/` does not hold a commit.
+    #[error("{} does not hold the name of a commit; remove it and fetch the model again", path.display())]
+    Reference {
+        /// The file.
+        path: PathBuf,
+    },
+    /// Fetching failed.
+    #[error("cannot fetch {name}: {reason}; check the name and the connection, or set HF_HUB_OFFLINE=1")]
+    Download {
+        /// What was asked for.
+        name: HubName,
+        /// What went wrong.
+        reason: String,
+    },
+}
+
+/// Finds the model called `name`: the path itself if there is something, else the snapshot of a hub name.
+///
+/// # Errors
+/// If there is no such path, and it is no hub name, or one that is not in the cache and cannot be fetched.
+pub fn resolve(name: &str, settings: &HubSettings) -> Result<PathBuf, LocationError> {
+    let path = Path::new(name);
+    if path.exists() {
+        return Ok(path.to_path_buf());
+    }
+    let hub_name: HubName = name.parse().map_err(|source| LocationError::Unknown {
+        name: name.to_owned(),
+        source,
+    })?;
+    match cached_snapshot(&hub_name, settings)? {
+        Some(snapshot) => Ok(snapshot),
+        None => fetch(hub_name, settings),
+    }
+}
+
+/// The directory of the commit that a name stands for, if it is in the cache.
+fn cached_snapshot(name: &HubName, settings: &HubSettings) -> Result<Option<PathBuf>, LocationError> {
+    let repository = settings.cache.join(name.folder());
+    let reference = repository.join("refs").join(&name.revision);
+    let text =
+        whole_file::read_if_there(&reference, MAX_REF_BYTES).map_err(|source| LocationError::Cache {
+            path: reference.clone(),
+            source,
+        })?;
+    let commit = match text {
+        None => name.revision.clone(),
+        Some(text) => match std::str::from_utf8(&text).map(str::trim) {
+            Ok(commit) if is_path_part(commit) => commit.to_owned(),
+            _ => return Err(LocationError::Reference { path: reference }),
+        },
+    };
+    let snapshot = repository.join("snapshots").join(commit);
+    Ok(snapshot.is_dir().then_some(snapshot))
+}
+
+#[cfg(not(feature = "hub"))]
+fn fetch(name: HubName, settings: &HubSettings) -> Result<PathBuf, LocationError> {
+    let hint = "this build never downloads: fetch it with the Hugging Face tools, or give a path";
+    Err(LocationError::NotCached {
+        name,
+        cache: settings.cache.clone(),
+        hint,
+    })
+}
+
+#[cfg(feature = "hub")]
+fn fetch(name: HubName, settings: &HubSettings) -> Result<PathBuf, LocationError> {
+    match settings.access {
+        HubAccess::Online => download::fetch(name, settings),
+        HubAccess::Offline => Err(LocationError::NotCached {
+            name,
+            cache: settings.cache.clone(),
+            hint: "HF_HUB_OFFLINE forbids fetching it: unset it, or give a path",
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(variables: &[(&str, &str)]) -> HubSettings {
+        HubSettings::from_variables(|name| {
+            variables
+                .iter()
+                .find(|(variable, _)| *variable == name)
+                .map(|(_, value)| (*value).to_owned())
+        })
+    }
+
+    #[test]
+    fn the_cache_is_where_the_hugging_face_libraries_keep_it() {
+        let home = ("HOME", "/home/ada");
+        let cache = |variables: &[_]| settings(variables).cache.display().to_string();
+        assert_eq!(cache(&[home]), "/home/ada/.cache/huggingface/hub");
+        assert_eq!(cache(&[home, ("XDG_CACHE_HOME", "/c")]), "/c/huggingface/hub");
+        assert_eq!(
+            cache(&[home, ("XDG_CACHE_HOME", "/c"), ("HF_HOME", "/hf")]),
+            "/hf/hub"
+        );
+        assert_eq!(
+            cache(&[home, ("HF_HOME", "/hf"), ("HF_HUB_CACHE", "/hub")]),
+            "/hub"
+        );
+        assert_eq!(
+            cache(&[home, ("HF_HUB_CACHE", "")]),
+            "/home/ada/.cache/huggingface/hub"
+        );
+    }
+
+    #[test]
+    fn only_the_words_for_yes_mean_offline() {
+        for yes in ["1", "on", "Yes", "TRUE"] {
+            assert_eq!(
+                settings(&[("HF_HUB_OFFLINE", yes)]).access,
+                HubAccess::Offline,
+                "{yes}"
+            );
+        }
+        for no in ["0", "", "off", "no"] {
+            assert_eq!(
+                settings(&[("HF_HUB_OFFLINE", no)]).access,
+                HubAccess::Online,
+                "{no}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_hub_name_has_an_organization_a_name_and_perhaps_a_revision() {
+        let name: HubName = "org/Model-1.5_b".parse().unwrap();
+        assert_eq!(name.to_string(), "org/Model-1.5_b@main");
+        assert_eq!(name.folder(), "models--org--Model-1.5_b");
+        assert_eq!(
+            "org/name@refs/pr/1".parse::<HubName>().unwrap().revision,
+            "refs/pr/1"
+        );
+    }
+
+    #[test]
+    fn a_name_that_could_leave_the_cache_is_no_hub_name() {
+        let long = format!("org/{}", "n".repeat(MAX_NAME_BYTES + 1));
+        for text in [
+            "",
+            "name",
+            "/name",
+            "org/",
+            "../name",
+            "org/..",
+            "org/.git",
+            "org/name@",
+            "org/name@../../etc",
+            "org/name@a//b",
+            "org/name/more",
+            "org\\name/x",
+            "org/na me",
+            "org/n\0",
+            "./model.gguf",
+            &long,
+        ] {
+            assert_eq!(text.parse::<HubName>(), Err(HubNameError), "{text:?}");
+        }
+    }
+}

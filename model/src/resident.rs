@@ -1,0 +1,215 @@
+//! A whole model in this process: the client of base layers that happens to live beside them.
+
+use std::io;
+
+use kernels::{
+    Isa, Pool,
+    attention::{KvPool, KvPrecision, KvRows, KvShape, QkvLayout},
+    lora::LoraPrecision,
+};
+
+use crate::{
+    config::ModelConfig,
+    forward::{Compute, ForwardPass, KvStore, Scratch, SequenceSlice, Skeleton, run},
+    prepared_adapter::{BatchDeltas, PreparedAdapter},
+    rope::RopeTable,
+    source::WeightSource,
+    weights::{ResidentLayers, Weights, WeightsError, load_norms},
+};
+
+/// Why a model could not be made resident.
+#[derive(Debug, thiserror::Error)]
+pub enum ResidentError {
+    /// The weights cannot be loaded.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// The threads cannot be started or pinned.
+    #[error("cannot compute on cores {cores:?}; name cores this process may run on")]
+    Threads {
+        /// The cores asked for.
+        cores: Vec<usize>,
+        /// Cause.
+        source: io::Error,
+    },
+    /// The KV pool does not fit into memory.
+    #[error("no memory for {blocks} KV blocks of {block_bytes} bytes; lower the KV budget")]
+    KvPool {
+        /// Blocks asked for.
+        blocks: usize,
+        /// Bytes of each.
+        block_bytes: usize,
+        /// Cause.
+        source: io::Error,
+    },
+}
+
+/// How keys and values are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KvDtype {
+    /// 32 bits for weights of 32 bits, else 16.
+    #[default]
+    Auto,
+    /// 32 bits.
+    F32,
+    /// 16 bits.
+    F16,
+}
+
+/// What a resident model may use.
+#[derive(Debug, Clone)]
+pub struct ResidentOptions {
+    /// Cores to compute on; the calling thread is pinned to the first. Empty: one thread, not pinned.
+    pub cores: Vec<usize>,
+    /// Bytes of the KV pool.
+    pub kv_bytes: usize,
+    /// Bits of keys and values.
+    pub kv_dtype: KvDtype,
+}
+
+/// Weights in memory, ready to be taken to the thread that computes.
+#[derive(Debug)]
+pub struct LoadedWeights {
+    skeleton: Skeleton,
+    layers: ResidentLayers,
+}
+
+impl LoadedWeights {
+    /// Reads and packs a model's weights with `threads` threads.
+    ///
+    /// # Errors
+    ///
+    /// The files do not hold what their configuration says, or memory runs out.
+    pub fn load(source: &(dyn WeightSource + Sync), threads: usize) -> Result<Self, WeightsError> {
+        let config = source.config().clone();
+        let weights = Weights::load(source, threads)?;
+        let norms = load_norms(source)?;
+        let rope = RopeTable::new(&config);
+        let layers = ResidentLayers { weights, config: config.clone() };
+        Ok(Self { skeleton: Skeleton { config, norms, rope }, layers })
+    }
+
+    /// The model's shape.
+    #[must_use]
+    pub fn config(&self) -> &ModelConfig {
+        &self.skeleton.config
+    }
+
+    /// Bytes of the packed weights.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.layers.weights.bytes()
+    }
+
+    /// How adapters are kept beside these weights: exactly, unless the weights themselves are rounded.
+    #[must_use]
+    pub fn adapter_precision(&self) -> LoraPrecision {
+        if self.layers.weights.is_exact() { LoraPrecision::Exact } else { LoraPrecision::Compact }
+    }
+
+    /// The shape of KV blocks of `dtype`.
+    #[must_use]
+    pub fn kv_shape(&self, dtype: KvDtype) -> KvShape {
+        let config = self.config();
+        let exact = self.layers.weights.is_exact();
+        let precision = match dtype {
+            KvDtype::F32 => KvPrecision::F32,
+            KvDtype::Auto if exact => KvPrecision::F32,
+            KvDtype::F16 | KvDtype::Auto => KvPrecision::F16,
+        };
+        KvShape { layers: config.layers, kv_heads: config.kv_heads, head_dim: config.head_dim, precision }
+    }
+}
+
+/// A model that runs in the calling thread and its helpers.
+#[derive(Debug)]
+pub struct ResidentModel {
+    skeleton: Skeleton,
+    layers: ResidentLayers,
+    kv: Kv,
+    compute: Compute,
+    scratch: Scratch,
+}
+
+impl ResidentModel {
+    /// Takes `weights` to this thread, which is pinned to the first of the options' cores.
+    ///
+    /// # Errors
+    ///
+    /// A thread cannot be started or pinned, or there is no memory for the KV pool.
+    pub fn new(weights: LoadedWeights, options: &ResidentOptions) -> Result<Self, ResidentError> {
+        let shape = weights.kv_shape(options.kv_dtype);
+        let (block_bytes, blocks) = (shape.block_bytes(), options.kv_bytes / shape.block_bytes());
+        let pool = KvPool::new(shape, blocks)
+            .map_err(|source| ResidentError::KvPool { blocks, block_bytes, source })?;
+        let threads = Pool::new(&options.cores)
+            .map_err(|source| ResidentError::Threads { cores: options.cores.clone(), source })?;
+        let LoadedWeights { skeleton, layers } = weights;
+        let window = skeleton.config.sliding_window;
+        Ok(Self {
+            skeleton,
+            layers,
+            kv: Kv { pool, blocks, window },
+            compute: Compute { pool: threads, isa: Isa::best() },
+            scratch: Scratch::default(),
+        })
+    }
+
+    /// Computes with other instructions, for tests.
+    #[must_use]
+    pub fn with_isa(mut self, isa: Isa) -> Self {
+        self.compute.isa = isa;
+        self
+    }
+
+    /// KV blocks of the pool.
+    #[must_use]
+    pub fn kv_blocks(&self) -> usize {
+        self.kv.blocks
+    }
+
+    /// The model's shape.
+    #[must_use]
+    pub fn config(&self) -> &ModelConfig {
+        &self.skeleton.config
+    }
+}
+
+impl ForwardPass for ResidentModel {
+    type Adapter = PreparedAdapter;
+
+    fn vocab_size(&self) -> usize {
+        self.skeleton.config.vocab_size
+    }
+
+    fn forward(&mut self, batch: &[SequenceSlice<'_, PreparedAdapter>], logits: &mut Vec<f32>) {
+        let mut deltas = BatchDeltas::new(&self.skeleton.config, batch);
+        let parts = (&mut self.layers, &mut deltas, &mut self.kv);
+        run(&self.skeleton, parts, &mut self.compute, &mut self.scratch, batch, logits);
+    }
+}
+
+/// Keys and values in this process.
+#[derive(Debug)]
+struct Kv {
+    pool: KvPool,
+    blocks: usize,
+    window: Option<usize>,
+}
+
+impl KvStore for Kv {
+    fn append(&mut self, compute: &mut Compute, layer: usize, qkv: &[f32], layout: QkvLayout, rows: &[KvRows<'_>]) {
+        self.pool.append(compute.isa, layer, qkv, layout, rows);
+    }
+
+    fn attend(
+        &self,
+        compute: &mut Compute,
+        layer: usize,
+        qkv: &[f32],
+        layout: QkvLayout,
+        rows: &[KvRows<'_>],
+        out: &mut [f32],
+    ) {
+        self.pool.attend(&mut compute.pool, compute.isa, layer, qkv, layout, rows, self.window, out);
+    }
+}

@@ -1,0 +1,285 @@
+//! A model in a Hugging Face directory: `config.json` beside one safetensors file or a sharded set of them.
+
+use std::{
+    collections::{BTreeSet, HashMap, HashSet},
+    io,
+    path::{Path, PathBuf},
+};
+
+use kernels::mapped::MappedFile;
+use serde::Deserialize;
+
+use crate::{
+    config::ModelConfig,
+    hf_config::{HfConfig, HfConfigError},
+    layout::{self, LayoutError},
+    safetensors_file::{SafetensorsFormatError, StoredTensor, read_contents},
+    source::{Target, Tensor, TensorId, WeightSource},
+    whole_file,
+};
+
+/// The configuration's name in a model directory.
+pub const CONFIG_FILE: &str = "config.json";
+/// The name of a model's only weight file.
+pub const SINGLE_FILE: &str = "model.safetensors";
+/// The name of the list of a model's weight files.
+pub const INDEX_FILE: &str = "model.safetensors.index.json";
+
+/// Bytes of `config.json`.
+const MAX_CONFIG_BYTES: u64 = 1 << 20;
+/// Bytes of the list of weight files.
+const MAX_INDEX_BYTES: u64 = 1 << 24;
+/// Bytes of a weight file's header.
+const MAX_HEADER_BYTES: u64 = 1 << 24;
+/// Weight files of a model.
+const MAX_SHARDS: usize = 1 << 10;
+
+/// Why a directory is no model that can be run.
+#[derive(Debug, thiserror::Error)]
+pub enum SafetensorsSourceError {
+    /// A file could not be read.
+    #[error("cannot read {}: {source}; a model directory has config.json and model.safetensors", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The configuration is refused.
+    #[error("{}: {source}; use a Llama, Mistral, Qwen2 or Qwen3 model", path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: HfConfigError,
+    },
+    /// The list of weight files is broken.
+    #[error("{} is not a usable list of weight files: {reason}; fetch the model again", path.display())]
+    Index {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A weight file is broken.
+    #[error("{} is not a usable safetensors file: {source}; fetch the file again", path.display())]
+    Weights {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: SafetensorsFormatError,
+    },
+    /// A tensor that no model of this architecture has.
+    #[error("{}: tensor `{tensor}` is not supported; the model is not of the architecture it names", path.display())]
+    UnknownTensor {
+        /// The directory.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+    /// A tensor is in two weight files.
+    #[error("{}: tensor `{tensor}` is stored twice; fetch the model again", path.display())]
+    Duplicate {
+        /// The directory.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+    /// The tensors are not those the configuration calls for.
+    #[error("{}: {source}; fetch the model again", path.display())]
+    Layout {
+        /// The directory.
+        path: PathBuf,
+        /// What is wrong.
+        source: LayoutError,
+    },
+}
+
+/// A model in a Hugging Face directory, opened and checked.
+#[derive(Debug)]
+pub struct SafetensorsSource {
+    directory: PathBuf,
+    config: ModelConfig,
+    shards: Vec<MappedFile>,
+    /// Which shard a tensor is in, and where.
+    tensors: HashMap<String, (usize, StoredTensor)>,
+}
+
+impl SafetensorsSource {
+    /// Maps the weight files in `directory` and checks that they hold a whole model of a known architecture.
+    ///
+    /// # Errors
+    /// If a file is missing or broken, the architecture is another one, or a tensor is missing or too many.
+    pub fn open(directory: &Path) -> Result<Self, SafetensorsSourceError> {
+        let path = directory.join(CONFIG_FILE);
+        let json =
+            whole_file::read(&path, MAX_CONFIG_BYTES).map_err(|source| SafetensorsSourceError::Read {
+                path: path.clone(),
+                source,
+            })?;
+        let HfConfig { model, biased } =
+            HfConfig::parse(&json).map_err(|source| SafetensorsSourceError::Config { path, source })?;
+        let mut source = Self {
+            directory: directory.to_path_buf(),
+            config: model,
+            shards: Vec::new(),
+            tensors: HashMap::new(),
+        };
+        for file in weight_files(directory)? {
+            source.add_shard(&directory.join(file))?;
+        }
+        source.check_tensors(&biased)?;
+        Ok(source)
+    }
+
+    /// True while every weight file has the length and modification time it was opened with; see
+    /// [`MappedFile::unchanged`].
+    #[must_use]
+    pub fn unchanged(&self) -> bool {
+        self.shards.iter().all(MappedFile::unchanged)
+    }
+
+    fn add_shard(&mut self, path: &Path) -> Result<(), SafetensorsSourceError> {
+        let map = MappedFile::open(path).map_err(|source| SafetensorsSourceError::Read {
+            path: path.to_path_buf(),
+            source,
+        })?;
+        let contents =
+            read_contents(&map, MAX_HEADER_BYTES).map_err(|source| SafetensorsSourceError::Weights {
+                path: path.to_path_buf(),
+                source,
+            })?;
+        let shard = self.shards.len();
+        self.shards.push(map);
+        for (name, stored) in contents {
+            if self.tensors.insert(name.clone(), (shard, stored)).is_some() {
+                return Err(SafetensorsSourceError::Duplicate {
+                    path: self.directory.clone(),
+                    tensor: name,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn check_tensors(&self, biased: &[Target]) -> Result<(), SafetensorsSourceError> {
+        let shape = |name: &str| self.tensors.get(name)?.1.matrix_shape();
+        layout::check_tensors(
+            &self.config,
+            layout::required_tensors(&self.config, biased),
+            tensor_name,
+            shape,
+        )
+        .map_err(|source| SafetensorsSourceError::Layout {
+            path: self.directory.clone(),
+            source,
+        })?;
+        let mut known: HashSet<String> = layout::required_tensors(&self.config, biased)
+            .map(tensor_name)
+            .collect();
+        // Some models store a tied head once more; transformers ignores it too.
+        known.insert(tensor_name(TensorId::Weight(0, Target::LmHead)));
+        // Old files keep the rotary frequencies, which the configuration gives as well.
+        let unknown = |name: &&String| !known.contains(*name) && !name.ends_with(".rotary_emb.inv_freq");
+        match self.tensors.keys().filter(unknown).min() {
+            None => Ok(()),
+            Some(tensor) => Err(SafetensorsSourceError::UnknownTensor {
+                path: self.directory.clone(),
+                tensor: tensor.escape_debug().to_string(),
+            }),
+        }
+    }
+}
+
+impl WeightSource for SafetensorsSource {
+    fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    fn tensor(&self, id: TensorId) -> Option<Tensor<'_>> {
+        if self.config.tied_head && id == TensorId::Weight(0, Target::LmHead) {
+            return None;
+        }
+        let (shard, stored) = self.tensors.get(&tensor_name(id))?;
+        let [rows, cols] = stored.matrix_shape()?;
+        let data = self.shards.get(*shard)?.get(stored.range.clone())?;
+        Some(Tensor {
+            kind: stored.kind,
+            rows,
+            cols,
+            data: data.into(),
+        })
+    }
+
+    fn release(&self, id: TensorId) {
+        if let Some((shard, stored)) = self.tensors.get(&tensor_name(id)) {
+            self.shards[*shard].release(stored.range.clone());
+        }
+    }
+}
+
+/// The names of a directory's weight files.
+fn weight_files(directory: &Path) -> Result<BTreeSet<String>, SafetensorsSourceError> {
+    let path = directory.join(INDEX_FILE);
+    let json =
+        whole_file::read_if_there(&path, MAX_INDEX_BYTES).map_err(|source| SafetensorsSourceError::Read {
+            path: path.clone(),
+            source,
+        })?;
+    match json {
+        None => Ok(BTreeSet::from([SINGLE_FILE.to_owned()])),
+        Some(json) => shard_names(&json).map_err(|reason| SafetensorsSourceError::Index { path, reason }),
+    }
+}
+
+fn shard_names(json: &[u8]) -> Result<BTreeSet<String>, String> {
+    #[derive(Deserialize)]
+    struct Index {
+        weight_map: HashMap<String, String>,
+    }
+    let index: Index = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+    let names: BTreeSet<String> = index.weight_map.into_values().collect();
+    if names.is_empty() || names.len() > MAX_SHARDS {
+        return Err(format!(
+            "it names {} files, and 1 to {MAX_SHARDS} are read",
+            names.len()
+        ));
+    }
+    // A name that leads out of the directory would read what nobody asked for.
+    match names
+        .iter()
+        .find(|name| Path::new(name).file_name() != Some(name.as_ref()))
+    {
+        Some(name) => Err(format!("\"{}\" is not a plain file name", name.escape_debug())),
+        None => Ok(names),
+    }
+}
+
+/// What the files call a tensor.
+fn tensor_name(id: TensorId) -> String {
+    match id {
+        TensorId::TokenEmbedding => "model.embed_tokens.weight".to_owned(),
+        TensorId::OutputNorm => "model.norm.weight".to_owned(),
+        TensorId::AttentionNorm(layer) => format!("model.layers.{layer}.input_layernorm.weight"),
+        TensorId::FeedForwardNorm(layer) => format!("model.layers.{layer}.post_attention_layernorm.weight"),
+        TensorId::QueryNorm(layer) => format!("model.layers.{layer}.self_attn.q_norm.weight"),
+        TensorId::KeyNorm(layer) => format!("model.layers.{layer}.self_attn.k_norm.weight"),
+        TensorId::Weight(layer, target) => format!("{}.weight", module_name(layer, target)),
+        TensorId::Bias(layer, target) => format!("{}.bias", module_name(layer, target)),
+    }
+}
+
+/// What transformers calls a linear layer.
+pub(crate) fn module_name(layer: usize, target: Target) -> String {
+    let name = match target {
+        Target::Q => "self_attn.q_proj",
+        Target::K => "self_attn.k_proj",
+        Target::V => "self_attn.v_proj",
+        Target::O => "self_attn.o_proj",
+        Target::Gate => "mlp.gate_proj",
+        Target::Up => "mlp.up_proj",
+        Target::Down => "mlp.down_proj",
+        Target::LmHead => return "lm_head".to_owned(),
+    };
+    format!("model.layers.{layer}.{name}")
+}

@@ -1,0 +1,185 @@
+//! Exponentials of a row of logits: weights for drawing, and the log-softmax.
+//!
+//! A vocabulary has 50,000 to 250,000 tokens and every one of them needs an exponential for every drawn token. The
+//! C library's `expf` is a call per element; the polynomial below is straight-line arithmetic that the compiler
+//! turns into vectors, and gives the same bits on every machine.
+
+/// Tokens whose weights are summed in one go; the partial sums make drawing cheap.
+const BLOCK: usize = 1024;
+/// Independent sums within a block, so that the sum can be a vector. Part of the result's definition.
+const LANES: usize = 16;
+
+/// `e^x` for `x <= 0`, relative error below 3e-7; 0 for `x` below -87, where the result would be subnormal.
+#[inline]
+pub(super) fn exp_of_negative(x: f32) -> f32 {
+    /// Adding and subtracting 1.5 * 2^23 rounds to the nearest integer.
+    const ROUND: f32 = 12_582_912.0;
+    const LOG2_E: f32 = std::f32::consts::LOG2_E;
+    /// ln 2 in two parts, so that `x - n ln 2` is exact to the last bit (Cody and Waite).
+    const LN2_HIGH: f32 = 0.693_359_4;
+    const LN2_LOW: f32 = -2.121_944_4e-4;
+    let clamped = x.max(-87.0);
+    let shifted = clamped * LOG2_E + ROUND;
+    let n = shifted - ROUND;
+    let r = (clamped - n * LN2_HIGH) - n * LN2_LOW;
+    // Taylor series to degree 6 by Horner's rule: |r| <= ln(2)/2, the next term is below 1.3e-7.
+    let mut p = 1.0 / 720.0;
+    for c in [1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
+        p = p * r + c;
+    }
+    // The low bits of `shifted` hold n, two's complement; moved into the exponent they scale by 2^n.
+    let scaled = f32::from_bits(p.to_bits().wrapping_add(shifted.to_bits() << 23));
+    if x < -87.0 { 0.0 } else { scaled }
+}
+
+/// Replaces what is not a number by minus infinity and plus infinity by the largest number, and returns the index
+/// of the largest logit, the lowest one on ties.
+pub(super) fn clean_and_find_best(logits: &mut [f32]) -> u32 {
+    let mut max = f32::NEG_INFINITY;
+    for logit in logits.iter_mut() {
+        *logit = if logit.is_nan() { f32::NEG_INFINITY } else { logit.min(f32::MAX) };
+        max = max.max(*logit);
+    }
+    let best = logits.iter().position(|&logit| logit == max).unwrap_or(0);
+    u32::try_from(best).unwrap_or(u32::MAX)
+}
+
+/// Sum of `weight` over `values`: lanes first, so that it is a vector sum of fixed order.
+fn block_sum(values: &[f32], weight: impl Fn(f32) -> f32) -> f64 {
+    let mut lanes = [0.0f32; LANES];
+    let mut chunks = values.chunks_exact(LANES);
+    for chunk in &mut chunks {
+        for (lane, &value) in lanes.iter_mut().zip(chunk) {
+            *lane += weight(value);
+        }
+    }
+    let rest: f64 = chunks.remainder().iter().map(|&value| f64::from(weight(value))).sum();
+    lanes.iter().map(|&lane| f64::from(lane)).sum::<f64>() + rest
+}
+
+/// The unnormalized probabilities of a clean row of logits at a temperature: `exp((logit - max) / temperature)`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Weights<'a> {
+    pub(super) logits: &'a [f32],
+    pub(super) max: f32,
+    temperature: f32,
+}
+
+impl<'a> Weights<'a> {
+    /// Weights of `logits`, whose largest one is at `best`.
+    pub(super) fn new(logits: &'a [f32], best: u32, temperature: f32) -> Self {
+        // With nothing possible (all minus infinity) every token gets the weight 0 and `best` is chosen.
+        let max = logits.get(best as usize).copied().filter(|max| max.is_finite()).unwrap_or(0.0);
+        Self { logits, max, temperature }
+    }
+
+    /// The weight of a logit: 1 for the largest.
+    #[inline]
+    pub(super) fn of(&self, logit: f32) -> f32 {
+        exp_of_negative((logit - self.max) / self.temperature)
+    }
+
+    /// The smallest logit that has at least this weight (up to rounding).
+    pub(super) fn logit_of_weight(&self, weight: f32) -> f32 {
+        self.max + weight.ln() * self.temperature
+    }
+
+    /// Sum of the weights of all tokens.
+    pub(super) fn total(&self) -> f64 {
+        self.logits.chunks(BLOCK).map(|block| block_sum(block, |logit| self.of(logit))).sum()
+    }
+
+    /// Sum of the weights that are at least `weight`.
+    pub(super) fn total_at_least(&self, weight: f32) -> f64 {
+        let of = |logit| {
+            let found = self.of(logit);
+            if found >= weight { found } else { 0.0 }
+        };
+        self.logits.chunks(BLOCK).map(|block| block_sum(block, of)).sum()
+    }
+
+    /// The token at `draw` (in [0, 1)) of the whole distribution; `None` if nothing has any weight.
+    pub(super) fn pick(&self, draw: f64) -> Option<u32> {
+        let sums: Vec<f64> =
+            self.logits.chunks(BLOCK).map(|block| block_sum(block, |logit| self.of(logit))).collect();
+        let mut rest = draw * sums.iter().sum::<f64>();
+        // Rounding may leave `rest` just beyond the end: then it is the last block that has any weight.
+        let last = sums.iter().rposition(|&sum| sum > 0.0)?;
+        let block = sums[..last].iter().position(|&sum| {
+            let here = rest < sum;
+            if !here {
+                rest -= sum;
+            }
+            here
+        });
+        let start = block.unwrap_or(last) * BLOCK;
+        let tokens = self.logits[start..].iter().take(BLOCK).enumerate();
+        let mut chosen = None;
+        for (offset, &logit) in tokens {
+            let weight = f64::from(self.of(logit));
+            if weight > 0.0 {
+                chosen = u32::try_from(start + offset).ok();
+                if rest < weight {
+                    break;
+                }
+                rest -= weight;
+            }
+        }
+        chosen
+    }
+}
+
+/// The log-softmax of a row of logits, which need not be clean.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LogSoftmax {
+    max: f32,
+    log_sum: f64,
+}
+
+impl LogSoftmax {
+    pub(super) fn new(logits: &[f32]) -> Self {
+        // `f32::max` passes over what is not a number.
+        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max).min(f32::MAX);
+        let weight = |logit: f32| if logit.is_nan() { 0.0 } else { exp_of_negative(logit.min(f32::MAX) - max) };
+        let sum: f64 = logits.chunks(BLOCK).map(|block| block_sum(block, weight)).sum();
+        Self { max, log_sum: sum.ln() }
+    }
+
+    /// The natural logarithm of the probability, not below [`super::LOGPROB_FLOOR`].
+    #[expect(clippy::cast_possible_truncation, reason = "rounding to single precision is what is asked")]
+    pub(super) fn of(&self, logit: f32) -> f32 {
+        let value = (f64::from(logit.min(f32::MAX)) - f64::from(self.max) - self.log_sum) as f32;
+        // `max` also replaces NaN, of an impossible token or an impossible row, by the floor.
+        value.max(super::LOGPROB_FLOOR)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_exponential_agrees_with_the_librarys() {
+        for step in 0..=87_000 {
+            #[expect(clippy::cast_precision_loss, reason = "small integers")]
+            let x = -(step as f32) / 1000.0;
+            let (got, want) = (f64::from(exp_of_negative(x)), f64::from(x).exp());
+            assert!((got - want).abs() <= 3e-7 * want, "exp({x}) = {got}, not {want}");
+        }
+        assert_eq!(exp_of_negative(0.0), 1.0);
+        assert_eq!(exp_of_negative(-87.5), 0.0);
+        assert_eq!(exp_of_negative(f32::NEG_INFINITY), 0.0);
+    }
+
+    #[test]
+    fn the_last_token_with_weight_is_picked_at_the_end_of_the_distribution() {
+        let mut logits = vec![f32::NEG_INFINITY; 3 * BLOCK];
+        logits[5] = 0.0;
+        logits[BLOCK + 7] = 0.0;
+        let weights = Weights::new(&logits, 5, 1.0);
+        assert_eq!(weights.pick(0.0), Some(5));
+        assert_eq!(weights.pick(0.49), Some(5));
+        assert_eq!(weights.pick(0.51), Some(1031));
+        assert_eq!(weights.pick(1.0 - f64::EPSILON / 2.0), Some(1031));
+    }
+}

@@ -1,0 +1,148 @@
+//! Text to token ids: added tokens, normalizer, pre-tokenizer, byte pair encoding, frame.
+
+use tokenizers::{
+    AddedToken, AddedVocabulary, Encoding, Model as _, NormalizerWrapper, OffsetType, PostProcessor as _,
+    PostProcessorWrapper, PreTokenizer as _, PreTokenizerWrapper,
+    models::bpe::{BPE, Merges, Vocab},
+};
+
+use super::{AddSpecial, EncodeError, ParseSpecial, limits, vocabulary::check_length};
+
+/// The tokens around a text.
+#[derive(Debug)]
+pub(super) enum Frame {
+    /// Always these.
+    Fixed {
+        before: Vec<u32>,
+        after: Vec<u32>,
+    },
+    /// As a `tokenizer.json` describes.
+    PostProcessor(Box<PostProcessorWrapper>),
+}
+
+/// What a pipeline is made of.
+#[derive(Debug)]
+pub(super) struct Parts {
+    pub(super) vocab: Vocab,
+    pub(super) merges: Merges,
+    pub(super) unknown: Option<String>,
+    /// Consecutive unknown characters become one unknown token.
+    pub(super) fuse_unknown: bool,
+    pub(super) byte_fallback: bool,
+    /// A word that is a token as a whole is that token, whatever the merges say.
+    pub(super) ignore_merges: bool,
+    pub(super) normalizer: Option<NormalizerWrapper>,
+    pub(super) pre_tokenizer: Option<PreTokenizerWrapper>,
+    /// With their ids, ascending.
+    pub(super) added: Vec<(u32, AddedToken)>,
+    pub(super) frame: Frame,
+}
+
+/// A pipeline that is ready to encode.
+#[derive(Debug)]
+pub(super) struct Pipeline {
+    model: BPE,
+    normalizer: Option<NormalizerWrapper>,
+    pre_tokenizer: Option<PreTokenizerWrapper>,
+    /// All added tokens are recognised.
+    parsing: AddedVocabulary,
+    /// Those that are special are not.
+    plain: AddedVocabulary,
+    frame: Frame,
+}
+
+impl Pipeline {
+    /// Checks the parts and puts them together; says what does not fit.
+    pub(super) fn new(parts: Parts) -> Result<Self, String> {
+        let Parts { vocab, merges, normalizer, pre_tokenizer, added, frame, .. } = parts;
+        check_merges(&vocab, &merges)?;
+        let mut builder = BPE::builder()
+            .vocab_and_merges(vocab, merges)
+            .fuse_unk(parts.fuse_unknown)
+            .byte_fallback(parts.byte_fallback)
+            .ignore_merges(parts.ignore_merges)
+            // The cache would hold words of all callers, once for every thread, 10,000 of up to 10 KiB.
+            .cache_capacity(0);
+        if let Some(unknown) = parts.unknown {
+            builder = builder.unk_token(unknown);
+        }
+        let model = builder.build().map_err(|error| error.to_string())?;
+        let parsing = added_vocabulary(added, &model, normalizer.as_ref())?;
+        let mut plain = parsing.clone();
+        plain.set_encode_special_tokens(true);
+        Ok(Self { model, normalizer, pre_tokenizer, parsing, plain, frame })
+    }
+
+    pub(super) fn token_id(&self, spelling: &str) -> Option<u32> {
+        self.parsing.token_to_id(spelling, &self.model)
+    }
+
+    /// The tokens of `text` alone.
+    pub(super) fn encode(&self, text: &str, parse: ParseSpecial) -> Result<Encoding, EncodeError> {
+        let added = match parse {
+            ParseSpecial::Yes => &self.parsing,
+            ParseSpecial::No => &self.plain,
+        };
+        let mut words = added.extract_and_normalize(self.normalizer.as_ref(), text);
+        if let Some(pre_tokenizer) = &self.pre_tokenizer {
+            pre_tokenizer.pre_tokenize(&mut words).map_err(EncodeError::Split)?;
+        }
+        words.tokenize(|word| self.model.tokenize(word.get())).map_err(EncodeError::Split)?;
+        words.into_encoding(None, 0, OffsetType::None).map_err(EncodeError::Split)
+    }
+
+    /// The ids of an encoding, with the tokens that go around a text if they are wanted.
+    pub(super) fn framed(&self, encoding: Encoding, add: AddSpecial) -> Result<Vec<u32>, EncodeError> {
+        match (&self.frame, add) {
+            (_, AddSpecial::No) => Ok(encoding.get_ids().to_vec()),
+            (Frame::Fixed { before, after }, AddSpecial::Yes) => Ok([before, encoding.get_ids(), after].concat()),
+            (Frame::PostProcessor(processor), AddSpecial::Yes) => {
+                let framed = processor.process(encoding, None, true).map_err(EncodeError::Split)?;
+                Ok(framed.get_ids().to_vec())
+            }
+        }
+    }
+}
+
+/// Refuses merges that the `tokenizers` crate would not survive: it copies both halves into a buffer as long as the
+/// longest token before it looks the result up.
+fn check_merges(vocab: &Vocab, merges: &Merges) -> Result<(), String> {
+    if merges.len() > limits::MAX_MERGES {
+        return Err(format!("{} merges are beyond the limit of {}", merges.len(), limits::MAX_MERGES));
+    }
+    let mut merged = String::new();
+    for (left, right) in merges {
+        merged.clear();
+        merged.push_str(left);
+        merged.push_str(right);
+        if let Some(stranger) = [left, right, &merged].into_iter().find(|token| !vocab.contains_key(*token)) {
+            let stranger: String = stranger.chars().take(64).collect();
+            return Err(format!("a merge names `{stranger}`, which is no token of the vocabulary"));
+        }
+    }
+    Ok(())
+}
+
+/// The added tokens, each under the id it has in the file.
+fn added_vocabulary(
+    added: Vec<(u32, AddedToken)>,
+    model: &BPE,
+    normalizer: Option<&NormalizerWrapper>,
+) -> Result<AddedVocabulary, String> {
+    let mut vocabulary = AddedVocabulary::new();
+    let ids: Vec<(u32, String)> = added.iter().map(|(id, token)| (*id, token.content.clone())).collect();
+    for (_, content) in &ids {
+        check_length(content)?;
+    }
+    vocabulary
+        .add_tokens(added.into_iter().map(|(_, token)| token), model, normalizer)
+        .map_err(|error| error.to_string())?;
+    for (id, content) in ids {
+        // The library gives the next free id to a token that the model does not have.
+        let given = vocabulary.token_to_id(&content, model);
+        if !content.is_empty() && given != Some(id) {
+            return Err(format!("the added token `{content}` has id {id}, but its place is {given:?}"));
+        }
+    }
+    Ok(vocabulary)
+}

@@ -1,0 +1,416 @@
+#!/usr/bin/env python3
+"""Makes the golden values of this folder (see README.md) with transformers and PEFT.
+
+    make_golden.py tiny                                  the tiny models, their adapters, what they compute
+    make_golden.py real --gguf FILE [--adapter NAME=DIR] what the real model computes
+
+The tiny models are written the way a publisher would (configuration and tensors by hand) and then read back by
+transformers, so that the expected values follow from the files alone.
+"""
+
+import argparse
+import hashlib
+import json
+import re
+import shutil
+from pathlib import Path
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+HERE = Path(__file__).resolve().parent
+GREEDY_TOKENS = 32
+PROMPT_LENGTHS = (1, 7, 40)
+MIN_MARGIN = 0.02
+MIN_DISTINCT = 8
+ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
+ALL_LINEAR = [*ATTENTION, "gate_proj", "up_proj", "down_proj"]
+
+
+# --- What every golden consists of ------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def greedy(model, prompt):
+    """First-step logits, the greedy tokens that follow `prompt`, and the top-1 minus top-2 logit of each step."""
+    first, tokens, margins = None, [], []
+    out = model(torch.tensor([prompt]), use_cache=True)
+    for _ in range(GREEDY_TOKENS):
+        logits = out.logits[0, -1]
+        first = logits if first is None else first
+        top = torch.topk(logits, 2)
+        tokens.append(int(top.indices[0]))
+        margins.append(float(top.values[0] - top.values[1]))
+        out = model(torch.tensor([tokens[-1:]]), past_key_values=out.past_key_values, use_cache=True)
+    return first, tokens, margins
+
+
+def short(values):
+    """Floats with nine significant digits: enough to give every f32 back exactly."""
+    return [float(f"{float(v):.9g}") for v in values]
+
+
+def write_json(path, value):
+    """One list of numbers a line: readable, and small in a diff."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(value, indent=1)
+    text = re.sub(r"\[[^\[\]{}\"]*\]", lambda m: re.sub(r"\s+", " ", m.group()), text)
+    path.write_text(text + "\n")
+
+
+# --- Tiny models ------------------------------------------------------------------------------------------------
+
+
+def llama_config(**changes):
+    """A configuration in the style of Llama's published files."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "hidden_act": "silu",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "max_position_embeddings": 256,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "vocab_size": 320,
+    }
+    return {**config, **changes}
+
+
+def qwen_config(family, **changes):
+    """The same for Qwen; the window is set but switched off, as in the published Qwen2 files."""
+    own = {
+        "architectures": [f"Qwen{family}ForCausalLM"],
+        "model_type": f"qwen{family}",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "sliding_window": 8,
+        "use_sliding_window": False,
+        "max_window_layers": 2,
+        "tie_word_embeddings": True,
+    }
+    return llama_config(**{**own, **changes})
+
+
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+QWEN3 = qwen_config(3, head_dim=32, attention_bias=False, sliding_window=None)
+del QWEN3["rope_theta"]
+QWEN3["rope_parameters"] = {"rope_type": "default", "rope_theta": 1000000.0}
+
+MODELS = {
+    "llama-tied": (llama_config(num_hidden_layers=3, tie_word_embeddings=True), torch.float32, 1),
+    "llama-rope3": (llama_config(vocab_size=333, rope_scaling=LLAMA3_ROPE), torch.float32, 1),
+    "mistral-window": (
+        llama_config(architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=8),
+        torch.float32,
+        1,
+    ),
+    "qwen2-bias": (qwen_config(2), torch.float32, 1),
+    "qwen3-qknorm": (QWEN3, torch.float32, 1),
+    "llama-bf16": (llama_config(tie_word_embeddings=True), torch.bfloat16, 1),
+    "qwen2-f16": (qwen_config(2), torch.float16, 1),
+    "llama-sharded": (llama_config(), torch.float32, 3),
+}
+
+
+def random_tensors(config, generator):
+    """Weights of `config`: large enough that attention is sharp, logits spread and greedy output varies."""
+    hidden, ff, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    head_dim = config.get("head_dim", hidden // config["num_attention_heads"])
+    q, kv = config["num_attention_heads"] * head_dim, config["num_key_value_heads"] * head_dim
+
+    def weight(*shape, std):
+        return torch.randn(shape, generator=generator) * std
+
+    def norm(size):
+        return 1 + 0.2 * torch.randn(size, generator=generator)
+
+    tensors = {"model.embed_tokens.weight": weight(vocab, hidden, std=0.3), "model.norm.weight": norm(hidden)}
+    if not config["tie_word_embeddings"]:
+        tensors["lm_head.weight"] = weight(vocab, hidden, std=0.3)
+    for layer in range(config["num_hidden_layers"]):
+        at = f"model.layers.{layer}."
+        shapes = {
+            "self_attn.q_proj": (q, hidden),
+            "self_attn.k_proj": (kv, hidden),
+            "self_attn.v_proj": (kv, hidden),
+            "self_attn.o_proj": (hidden, q),
+            "mlp.gate_proj": (ff, hidden),
+            "mlp.up_proj": (ff, hidden),
+            "mlp.down_proj": (hidden, ff),
+        }
+        for name, shape in shapes.items():
+            tensors[f"{at}{name}.weight"] = weight(*shape, std=1.4 / shape[1] ** 0.5)
+            if config["model_type"] == "qwen2" and name[-6] in "qkv":
+                tensors[f"{at}{name}.bias"] = weight(shape[0], std=0.5)
+        tensors[f"{at}input_layernorm.weight"] = norm(hidden)
+        tensors[f"{at}post_attention_layernorm.weight"] = norm(hidden)
+        if config["model_type"] == "qwen3":
+            tensors[f"{at}self_attn.q_norm.weight"] = norm(head_dim)
+            tensors[f"{at}self_attn.k_norm.weight"] = norm(head_dim)
+    return tensors
+
+
+def write_model(folder, config, dtype, shards, seed):
+    """A model's folder: configuration, and weights in one file or in shards with an index."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {name: t.to(dtype) for name, t in random_tensors(config, generator).items()}
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    write_json(folder / "config.json", {**config, "torch_dtype": str(dtype).removeprefix("torch.")})
+    if shards == 1:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    files = [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
+    homes = {name: files[i % shards] for i, name in enumerate(tensors)}
+    for file in files:
+        part = {name: t for name, t in tensors.items() if homes[name] == file}
+        save_file(part, folder / file, metadata={"format": "pt"})
+    size = sum(t.numel() * t.element_size() for t in tensors.values())
+    index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(homes.items()))}
+    write_json(folder / "model.safetensors.index.json", index)
+
+
+def read_model(folder):
+    """The folder's model as transformers reads it, computing in f32."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    return model.eval()
+
+
+# --- Tiny adapters ----------------------------------------------------------------------------------------------
+
+
+def lora(rank, targets, **options):
+    """A LoRA configuration with alpha twice its rank unless told otherwise."""
+    return LoraConfig(r=rank, target_modules=targets, **{"lora_alpha": 2 * rank, "task_type": "CAUSAL_LM", **options})
+
+
+def standard_adapters():
+    """Name -> (configuration, dtype it is stored in): on `llama-tied` and `qwen3-qknorm`."""
+    f32, f16, bf16 = torch.float32, torch.float16, torch.bfloat16
+    patterns = {
+        "rank_pattern": {"q_proj": 8, "layers.1.mlp.down_proj": 3, "layers.0.self_attn.v_proj": 12},
+        "alpha_pattern": {"k_proj": 20, "layers.0.self_attn.k_proj": 30, "layers.1.mlp.down_proj": 9},
+    }
+    return {
+        "rank4-attention": (lora(4, ATTENTION), f32),
+        "rank16-all-linear": (lora(16, ALL_LINEAR), f32),
+        "rank64-all-linear": (lora(64, ALL_LINEAR), bf16),
+        "rank16-rslora": (lora(16, ATTENTION, use_rslora=True, lora_alpha=8), f32),
+        "patterns": (lora(5, ALL_LINEAR, lora_alpha=10, **patterns), f32),
+        "some-layers": (lora(8, ["q_proj", "up_proj"], layers_to_transform=[1]), f32),
+        "rank8-f16": (lora(8, ["q_proj", "v_proj", "down_proj"]), f16),
+        "rank8-bf16": (lora(8, ["q_proj", "v_proj", "down_proj"]), bf16),
+    }
+
+
+def adapters_of(model):
+    """The adapters made for a tiny model."""
+    regular = {
+        "rank_pattern": {r"model\.layers\.[02]\.self_attn\.q_proj": 6},
+        "alpha_pattern": {r".*\.(k|v)_proj": 24},
+    }
+    if model == "llama-tied":
+        return {**standard_adapters(), "patterns-regex": (lora(4, ATTENTION, **regular), torch.float32)}
+    if model == "qwen3-qknorm":
+        return standard_adapters()
+    if model == "llama-rope3":
+        return {"lm-head": (lora(8, ["q_proj", "v_proj", "lm_head"]), torch.float32)}
+    return {}
+
+
+REFUSED = {
+    "dora": ("llama-tied", "use_dora", lora(2, ["q_proj"], use_dora=True)),
+    "modules-to-save": ("llama-tied", "modules_to_save", lora(2, ["q_proj"], modules_to_save=["norm"])),
+    "bias-all": ("llama-tied", "bias", lora(2, ["q_proj"], bias="all")),
+    "head-copy": ("llama-rope3", "lm_head.base_layer.weight", lora(2, ["lm_head"])),
+}
+
+
+def write_adapter(folder, base, config, dtype, seed, head_copy=False, effect=0.4):
+    """A PEFT folder with random A and B, such that a module's delta is about `effect` times its output.
+
+    PEFT adds a copy of the base model's head to an adapter of the head unless it is told not to (`head_copy`).
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    peft = get_peft_model(base, config)
+    generator = torch.Generator().manual_seed(seed)
+    scales = {n: m.scaling["default"] for n, m in peft.named_modules() if isinstance(getattr(m, "scaling", None), dict)}
+    for name, parameter in peft.named_parameters():
+        if ".lora_A." in name:
+            std = parameter.shape[1] ** -0.5
+        elif ".lora_B." in name:
+            module = name.split(".lora_B.")[0]
+            std = effect / (scales[module] * parameter.shape[1] ** 0.5)
+        else:
+            continue
+        parameter.data = torch.randn(parameter.shape, generator=generator) * std
+    peft.peft_config["default"].base_model_name_or_path = "holobiont/" + base.config.name_or_path.split("/")[-1]
+    peft.save_pretrained(folder, save_embedding_layers=head_copy)
+    (folder / "README.md").unlink(missing_ok=True)
+    peft.unload()
+    file = folder / "adapter_model.safetensors"
+    save_file({n: t.to(dtype).contiguous() for n, t in load_file(file).items()}, file, metadata={"format": "pt"})
+    sort_sets(folder / "adapter_config.json")
+
+
+def sort_sets(path):
+    """PEFT writes its sets in hash order; sorted, they are the same on every run."""
+    config = json.loads(path.read_text())
+    config = {k: sorted(v) if isinstance(v, list) else v for k, v in config.items()}
+    path.write_text(json.dumps(config, indent=2) + "\n")
+
+
+# --- The two commands -------------------------------------------------------------------------------------------
+
+
+def case_of(model, vocab, length, seed):
+    """One case of a tiny model or adapter; `None` if a greedy choice is too close to call or the output is dull."""
+    prompt = torch.randint(3, vocab, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    logits, tokens, margins = greedy(model, prompt)
+    if min(margins) < MIN_MARGIN or len(set(tokens)) < MIN_DISTINCT:
+        return None
+    return {"prompt": prompt, "logits": short(logits), "greedy": tokens, "margins": short(margins)}
+
+
+def write_expected(model, vocab, name, adapter):
+    """Tries prompts of each length until one is good, and writes what was computed."""
+    cases = [next(c for seed in range(300) if (c := case_of(model, vocab, n, seed))) for n in PROMPT_LENGTHS]
+    path = HERE / "expected" / name / f"{adapter or 'base'}.json"
+    write_json(path, {"model": name, "adapter": adapter, "cases": cases})
+    return cases
+
+
+def report(name, adapter, cases, base):
+    """One line for the eye: how far logits spread, how far the adapter moves them, how varied greedy output is."""
+    spread = max(max(c["logits"]) - min(c["logits"]) for c in cases)
+    distinct = min(len(set(c["greedy"])) for c in cases)
+    moved = 0.0
+    if adapter:
+        with torch.inference_mode():
+            for case in cases:
+                plain = base(torch.tensor([case["prompt"]])).logits[0, -1]
+                moved = max(moved, float((plain - torch.tensor(case["logits"])).abs().mean()))
+    margin = min(min(c["margins"]) for c in cases)
+    about = f"spread {spread:5.1f} moved {moved:4.2f} distinct {distinct} margin {margin:.3f}"
+    print(f"{name:16} {adapter or 'base':20} {about}")
+
+
+def tiny():
+    """Every tiny model with its adapters."""
+    index = {"models": [], "refused": []}
+    for seed, (name, (config, dtype, shards)) in enumerate(MODELS.items()):
+        folder = HERE / "models" / name
+        write_model(folder, config, dtype, shards, seed)
+        cases = write_expected(read_model(folder), config["vocab_size"], name, None)
+        report(name, None, cases, None)
+        for nth, (adapter, (lora_config, stored)) in enumerate(adapters_of(name).items()):
+            home = HERE / "adapters" / name / adapter
+            write_adapter(home, read_model(folder), lora_config, stored, 100 * seed + nth)
+            model = PeftModel.from_pretrained(read_model(folder), home).eval()
+            assert all(p.dtype == torch.float32 for p in model.parameters())
+            cases = write_expected(model, config["vocab_size"], name, adapter)
+            report(name, adapter, cases, read_model(folder))
+        index["models"].append({"name": name, "adapters": list(adapters_of(name))})
+    for name, (model, because, lora_config) in REFUSED.items():
+        base = read_model(HERE / "models" / model)
+        write_adapter(HERE / "adapters/refused" / name, base, lora_config, torch.float32, 7, name == "head-copy")
+        index["refused"].append({"name": name, "model": model, "because": because})
+    write_json(HERE / "index.json", index)
+
+
+CHATS = [
+    [{"role": "user", "content": "What is the capital of France?"}],
+    [{"role": "user", "content": "Why is the sky blue?"}],
+    [
+        {"role": "system", "content": "Answer in one short sentence."},
+        {"role": "user", "content": "Name three fruits."},
+    ],
+    [
+        {"role": "user", "content": "My name is Ada and I like rivers."},
+        {"role": "assistant", "content": "Nice to meet you, Ada!"},
+        {"role": "user", "content": "Write one sentence about what I like, as if it were 2026. Ünïcödé is welcome: 河流 🌊"},
+    ],
+]
+PROBE_IDS = [0, 1, 2, 28, 198, 253, 504, 1000, 2683, 5000, 7042, 12345, 20000, 30000, 40000, 49151]
+
+
+def real_case(model, tokenizer, messages):
+    """What the real model computes after one chat."""
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    prompt = tokenizer(text, add_special_tokens=False).input_ids
+    logits, tokens, margins = greedy(model, prompt)
+    top = torch.topk(logits, 32)
+    end = tokens.index(tokenizer.eos_token_id) if tokenizer.eos_token_id in tokens else len(tokens)
+    return {
+        "messages": messages,
+        "text": text,
+        "prompt": prompt,
+        "top": [[int(i), v] for i, v in zip(top.indices, short(top.values))],
+        "probes": short(logits[PROBE_IDS]),
+        "greedy": tokens,
+        "margins": short(margins),
+        "greedy_text": tokenizer.decode(tokens[:end]),
+    }
+
+
+def real(gguf, adapters):
+    """The real model's base, then each adapter, from the dequantized GGUF file."""
+    source = {"gguf_file": gguf.name}
+    base = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, **source, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **source)
+    sha256 = hashlib.sha256(gguf.read_bytes()).hexdigest()
+    for adapter, folder in [(None, None), *adapters]:
+        model = PeftModel.from_pretrained(base, folder).eval() if adapter else base
+        assert all(p.dtype == torch.float32 for p in model.parameters())
+        cases = [real_case(model, tokenizer, messages) for messages in CHATS]
+        about = {"model": gguf.name, "sha256": sha256, "adapter": adapter, "eos": tokenizer.eos_token_id}
+        golden = {**about, "probe_ids": PROBE_IDS, "cases": cases}
+        write_json(HERE / "expected/smollm2-q4_1" / f"{adapter or 'base'}.json", golden)
+        for case in cases:
+            print(f"{adapter or 'base':10} margin {min(case['margins']):.4f} {case['greedy_text']!r}")
+        if adapter:
+            base = model.unload()
+
+
+def named_folder(text):
+    """`NAME=DIR` of the command line."""
+    name, _, folder = text.partition("=")
+    return name, Path(folder)
+
+
+def main():
+    """Parses the command line and runs one command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("tiny")
+    command = commands.add_parser("real")
+    command.add_argument("--gguf", type=Path, required=True)
+    command.add_argument("--adapter", type=named_folder, action="append", default=[], metavar="NAME=DIR")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.command == "tiny":
+        tiny()
+    else:
+        real(arguments.gguf, arguments.adapter)
+
+
+if __name__ == "__main__":
+    main()
