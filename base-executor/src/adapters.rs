@@ -280,7 +280,12 @@ mod tests {
     const CALL: Caller = Caller { connection: ConnectionId(1), request: 9 };
 
     fn prepared(budget: &Budget, generation: Generation, bytes: u64) -> Prepared<()> {
-        Prepared { adapter: Arc::new(()), claim: budget.claim(generation, bytes).unwrap(), rank: 1, modules: 1 }
+        Prepared {
+            adapter: Arc::new(()),
+            claim: budget.claim(generation, bytes).unwrap(),
+            rank: 1,
+            modules: 1,
+        }
     }
 
     #[test]

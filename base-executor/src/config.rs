@@ -33,7 +33,7 @@ pub struct Config {
     /// Requests that may wait for their turn.
     #[arg(long, value_name = "COUNT", env = "HOLOBIONT_MAX_WAITING", default_value_t = 256)]
     pub max_waiting: usize,
-    /// Tokens computed in a step; longer prompts take several.
+    /// Prompt tokens computed in a step; longer prompts take several.
     #[arg(long, value_name = "TOKENS", env = "HOLOBIONT_CHUNK_TOKENS", default_value_t = 512)]
     pub chunk_tokens: usize,
     /// Longest sequence, if shorter than the model's own [default: the model's].
@@ -141,7 +141,10 @@ impl FromStr for CoreList {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let core = |text: &str| match text.trim().parse::<usize>() {
             Ok(core) if core <= Self::LAST_CORE => Ok(core),
-            _ => Err(format!("`{text}` is no core; write numbers up to {} such as 0,1 or 0-3", Self::LAST_CORE)),
+            _ => Err(format!(
+                "`{text}` is no core; write numbers up to {} such as 0,1 or 0-3",
+                Self::LAST_CORE
+            )),
         };
         let mut cores = Vec::new();
         for part in text.split(',') {
@@ -152,7 +155,11 @@ impl FromStr for CoreList {
         }
         cores.sort_unstable();
         cores.dedup();
-        if cores.is_empty() { Err("no core is named; write numbers such as 0,1".to_owned()) } else { Ok(Self(cores)) }
+        if cores.is_empty() {
+            Err("no core is named; write numbers such as 0,1".to_owned())
+        } else {
+            Ok(Self(cores))
+        }
     }
 }
 

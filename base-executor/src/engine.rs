@@ -36,7 +36,8 @@ use model::{
     generation::Generation,
 };
 use shmproto::message::{
-    AdapterLoaded, AdapterUnloaded, ErrorCode, Failed, Generate, RequestId, Stats, ToGateway, UnloadAdapter, Welcome, WireError,
+    AdapterLoaded, AdapterUnloaded, ErrorCode, Failed, Generate, RequestId, Stats, ToGateway, UnloadAdapter,
+    Welcome, WireError,
 };
 use tokio::sync::mpsc;
 
@@ -58,7 +59,7 @@ pub struct Limits {
     pub max_running: usize,
     /// Requests that wait for their turn.
     pub max_waiting: usize,
-    /// Tokens of a step; prompts are cut to fit.
+    /// Prompt tokens of a step; prompts are cut to fit.
     pub chunk_tokens: usize,
     /// KV blocks of the pool.
     pub kv_blocks: u32,
@@ -181,7 +182,9 @@ impl<P: ForwardPass> Engine<P> {
             }
             Event::Greeted(connection) => self.greet(connection),
             Event::Disconnected(connection) => self.forget(connection),
-            Event::Generate { connection, request, received_at } => self.generate(connection, request, received_at),
+            Event::Generate { connection, request, received_at } => {
+                self.generate(connection, request, received_at)
+            }
             Event::Cancel(caller) => self.cancel(caller),
             Event::AdapterLoaded { caller, loaded } => self.adapter_loaded(caller, loaded),
             Event::UnloadAdapter { connection, call } => self.unload_adapter(connection, &call),

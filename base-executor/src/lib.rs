@@ -31,6 +31,7 @@ pub mod service;
 
 use std::{
     hash::{BuildHasher as _, RandomState},
+    io::Write as _,
     path::Path,
     thread,
     time::Duration,
@@ -70,8 +71,14 @@ pub fn run(config: &Config) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.context("cannot start the network runtime")?.block_on(async {
         let shutdown = process::shutdown_on_signals(Duration::from_millis(config.grace_ms))?;
-        serve(&config.socket, settings, resident, shutdown, || println!("ready")).await
+        serve(&config.socket, settings, resident, shutdown, say_ready).await
     })
+}
+
+/// Tells whoever started the process that gateways can connect.
+fn say_ready() {
+    // It may not be listening any more; that is no reason to stop.
+    let _ = writeln!(std::io::stdout(), "ready");
 }
 
 /// What [`serve`] holds itself to.
@@ -81,7 +88,7 @@ pub struct Settings {
     pub max_running: usize,
     /// Requests that may wait.
     pub max_waiting: usize,
-    /// Tokens of a step.
+    /// Prompt tokens of a step.
     pub chunk_tokens: usize,
     /// Longest sequence in tokens.
     pub context_length: usize,
@@ -92,7 +99,8 @@ pub struct Settings {
 impl Settings {
     fn of(config: &Config, model_context_length: usize) -> Self {
         let Config { max_running, max_waiting, chunk_tokens, .. } = *config;
-        let context_length = config.context_length.map_or(model_context_length, |cap| cap.min(model_context_length));
+        let context_length =
+            config.context_length.map_or(model_context_length, |cap| cap.min(model_context_length));
         Self { max_running, max_waiting, chunk_tokens, context_length, adapter_bytes: config.adapter_bytes.0 }
     }
 }
@@ -130,8 +138,11 @@ where
     spawn("loader", move || loader::run(&loader, &budget, calls, &loaded))?;
 
     on_ready();
-    service::serve(bound, Doors { engine: engine_sender, loader: loader_sender, engine_ended, shutdown }).await;
-    engine.join().map_err(|_| anyhow::anyhow!("the engine has stopped by a fault; its log says more, start again"))
+    service::serve(bound, Doors { engine: engine_sender, loader: loader_sender, engine_ended, shutdown })
+        .await;
+    engine
+        .join()
+        .map_err(|_| anyhow::anyhow!("the engine has stopped by a fault; its log says more, start again"))
 }
 
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> anyhow::Result<thread::JoinHandle<()>> {

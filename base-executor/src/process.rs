@@ -12,6 +12,15 @@ use tracing_subscriber::EnvFilter;
 
 use crate::config::{CoreList, LogFormat};
 
+/// The cores this process may run on, ascending.
+///
+/// # Errors
+/// If the operating system does not say.
+pub(crate) fn allowed_cores() -> anyhow::Result<Vec<usize>> {
+    let allowed = sched_getaffinity(None).context("cannot read the cores this process may run on")?;
+    Ok((0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect())
+}
+
 /// Keeps this thread, and all that it starts, on `cores`.
 ///
 /// # Errors
@@ -20,7 +29,10 @@ pub(crate) fn stay_on(cores: &CoreList) -> anyhow::Result<()> {
     let allowed = sched_getaffinity(None).context("cannot read the cores this process may run on")?;
     let mut wanted = CpuSet::new();
     for &core in &cores.0 {
-        anyhow::ensure!(allowed.is_set(core), "--cores names core {core}, which this process may not run on; leave it out");
+        anyhow::ensure!(
+            allowed.is_set(core),
+            "--cores names core {core}, which this process may not run on; leave it out"
+        );
         wanted.set(core);
     }
     sched_setaffinity(None, &wanted).with_context(|| format!("cannot run on cores {:?}", cores.0))

@@ -1,13 +1,23 @@
 //! The real model behind the engine: opens the weights and says what the engine needs to know of them.
 
-use std::{convert::Infallible, path::Path, sync::Arc};
+use std::{path::Path, sync::Arc};
 
+use anyhow::Context as _;
+use kernels::lora::LoraPrecision;
 use model::{
     adapter::Adapter,
-    forward::{ForwardPass, SequenceSlice},
+    config::ModelConfig,
+    location::{HubSettings, resolve},
+    prepared_adapter::PreparedAdapter,
+    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    source::{Target, TensorId, WeightSource},
 };
 
-use crate::{config::Config, loader::Loader};
+use crate::{
+    config::{self, Config},
+    loader::Loader,
+    process,
+};
 
 /// What the process serves.
 #[derive(Debug)]
@@ -33,38 +43,90 @@ pub struct Facts {
     pub kv_blocks: u32,
 }
 
+/// Bytes of each tensor that enter the base's identity, besides its shape.
+const IDENTITY_BYTES: usize = 4096;
+
 /// Opens the model of `config`.
 ///
 /// # Errors
 /// If it cannot be served.
-pub fn open(_config: &Config) -> anyhow::Result<Resident<Unwired, Unwired>> {
-    anyhow::bail!("not yet wired")
+pub fn open(config: &Config) -> anyhow::Result<Resident<ResidentModel, AdapterLoader>> {
+    let path = resolve(&config.model, &HubSettings::from_env())?;
+    let source = model::open::open(&path)?;
+    let cores = match &config.cores {
+        Some(cores) => cores.0.clone(),
+        None => process::allowed_cores()?,
+    };
+    let weights = LoadedWeights::load(&*source, cores.len())?;
+    let base_hash = identity(&*source);
+    drop(source);
+    tracing::info!(
+        model = %path.display(),
+        architecture = weights.config().architecture,
+        weight_bytes = weights.bytes(),
+        threads = cores.len(),
+        isa = ?kernels::Isa::best(),
+        "weights loaded"
+    );
+    let options = ResidentOptions {
+        cores,
+        kv_bytes: usize::try_from(config.kv_bytes.0)
+            .context("--kv-bytes is more than this machine can address")?,
+        kv_dtype: match config.kv_dtype {
+            config::KvDtype::Auto => KvDtype::Auto,
+            config::KvDtype::F32 => KvDtype::F32,
+            config::KvDtype::F16 => KvDtype::F16,
+        },
+    };
+    let loader = AdapterLoader { config: weights.config().clone(), precision: weights.adapter_precision() };
+    let pass = ResidentModel::new(weights, &options)?;
+    let kv_blocks = u32::try_from(pass.kv_blocks()).unwrap_or(u32::MAX);
+    anyhow::ensure!(kv_blocks > 0, "--kv-bytes does not hold a single KV block; raise it");
+    let facts = Facts {
+        model_path: path.display().to_string(),
+        base_hash,
+        context_length: pass.config().context_length,
+        kv_blocks,
+    };
+    Ok(Resident { pass, loader, facts })
 }
 
-/// Stands where the model's pass will be.
-#[derive(Debug)]
-pub enum Unwired {}
-
-impl ForwardPass for Unwired {
-    type Adapter = Infallible;
-
-    fn vocab_size(&self) -> usize {
-        match *self {}
+/// Hash of the configuration, and of each tensor's shape and first bytes: enough to tell two bases apart without
+/// reading a large file twice.
+fn identity(source: &dyn WeightSource) -> [u8; 32] {
+    const TARGETS: [Target; 7] =
+        [Target::Q, Target::K, Target::V, Target::O, Target::Gate, Target::Up, Target::Down];
+    let mut hasher = blake3::Hasher::new_derive_key("holobiont base identity 1");
+    let config = source.config();
+    hasher.update(format!("{config:?}").as_bytes());
+    let layers = (0..config.layers).flat_map(|layer| TARGETS.map(|target| TensorId::Weight(layer, target)));
+    let ends = [TensorId::TokenEmbedding, TensorId::OutputNorm, TensorId::Weight(0, Target::LmHead)];
+    for id in layers.chain(ends) {
+        if let Some(tensor) = source.tensor(id) {
+            hasher.update(format!("{id:?} {:?} {} {}", tensor.kind, tensor.rows, tensor.cols).as_bytes());
+            hasher.update(&tensor.data[..tensor.data.len().min(IDENTITY_BYTES)]);
+        }
     }
-
-    fn forward(&mut self, _: &[SequenceSlice<'_, Infallible>], _: &mut Vec<f32>) {
-        match *self {}
-    }
+    *hasher.finalize().as_bytes()
 }
 
-impl Loader for Unwired {
-    type Adapter = Infallible;
+/// Reads adapters against the shape of the resident model.
+#[derive(Debug, Clone)]
+pub struct AdapterLoader {
+    config: ModelConfig,
+    precision: LoraPrecision,
+}
 
-    fn read(&self, _: &Path) -> anyhow::Result<Adapter> {
-        match *self {}
+impl Loader for AdapterLoader {
+    type Adapter = PreparedAdapter;
+
+    fn read(&self, path: &Path) -> anyhow::Result<Adapter> {
+        Ok(Adapter::read(path, &self.config)?)
     }
 
-    fn prepare(&self, _: Adapter) -> anyhow::Result<(Arc<Infallible>, u64)> {
-        match *self {}
+    fn prepare(&self, adapter: Adapter) -> anyhow::Result<(Arc<PreparedAdapter>, u64)> {
+        let prepared = PreparedAdapter::new(&adapter, &self.config, self.precision)?;
+        let bytes = prepared.bytes() as u64;
+        Ok((Arc::new(prepared), bytes))
     }
 }

@@ -37,8 +37,8 @@ use tokio::{
     time::timeout,
 };
 use zeromq::{
-    MultiPeerBackend, RouterRecvHalf, RouterSendHalf, RouterSocket, Socket as _, SocketEvent, SocketRecv as _,
-    SocketSend as _, ZmqMessage, util::PeerIdentity,
+    MultiPeerBackend, RouterRecvHalf, RouterSendHalf, RouterSocket, Socket as _, SocketEvent,
+    SocketRecv as _, SocketSend as _, ZmqMessage, util::PeerIdentity,
 };
 
 use self::{
@@ -172,7 +172,8 @@ impl<A: Send + 'static> Service<A> {
 
     async fn receive(&mut self, message: ZmqMessage) {
         let frames = message.into_vec();
-        let Some((Ok(peer), frames)) = frames.split_first().map(|(id, rest)| (id.clone().try_into(), rest)) else {
+        let Some((Ok(peer), frames)) = frames.split_first().map(|(id, rest)| (id.clone().try_into(), rest))
+        else {
             return;
         };
         let decoded = match frames {
@@ -223,7 +224,9 @@ impl<A: Send + 'static> Service<A> {
 
     async fn dispatch(&mut self, connection: ConnectionId, message: ToExecutor) {
         let event = match message {
-            ToExecutor::Generate(request) => Event::Generate { connection, request, received_at: Instant::now() },
+            ToExecutor::Generate(request) => {
+                Event::Generate { connection, request, received_at: Instant::now() }
+            }
             ToExecutor::Cancel(request) => Event::Cancel(Caller { connection, request }),
             ToExecutor::UnloadAdapter(call) => Event::UnloadAdapter { connection, call },
             ToExecutor::GetStats(request) => Event::GetStats(Caller { connection, request }),
@@ -245,7 +248,8 @@ impl<A: Send + 'static> Service<A> {
 
     /// Reports a message that says nothing. The request it was about is named if it can be told.
     async fn unreadable(&mut self, peer: &PeerIdentity, frame: Option<&Bytes>, reason: &str) {
-        let message = format!("the message cannot be read: {reason}; gateway and base-executor must be of one release");
+        let message =
+            format!("the message cannot be read: {reason}; gateway and base-executor must be of one release");
         let Some(connection) = self.peers.get(peer).map(|known| known.connection) else {
             self.refuse(peer, message).await;
             return;
@@ -256,7 +260,9 @@ impl<A: Send + 'static> Service<A> {
 
     /// Queues an answer that is not the engine's.
     async fn reply(&mut self, connection: ConnectionId, answer: ToGateway) {
-        let Some((peer, known)) = self.peers.iter().find(|(_, known)| known.connection == connection) else { return };
+        let Some((peer, known)) = self.peers.iter().find(|(_, known)| known.connection == connection) else {
+            return;
+        };
         let sent = known.outbox.upgrade().is_some_and(|outbox| outbox.try_send(answer).is_ok());
         if !sent {
             let peer = peer.clone();
@@ -303,7 +309,8 @@ fn report(bytes: &[u8], error: WireError) -> ToGateway {
     match request {
         Some(request) if generate => {
             let (tokens, prompt) = (Vec::new(), Vec::new());
-            let output = Output { request, tokens, prompt, cached_tokens: 0, finish: None, error: Some(error) };
+            let output =
+                Output { request, tokens, prompt, cached_tokens: 0, finish: None, error: Some(error) };
             ToGateway::Outputs(vec![output])
         }
         Some(request) if known_call(bytes[0]) => ToGateway::Failed(Failed { request, error }),

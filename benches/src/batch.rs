@@ -30,7 +30,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
     for (index, streams) in STREAMS.into_iter().enumerate() {
         let contest = Contest {
             bench: "batch",
-            case: format!("{streams} base streams"),
+            case: format!("base streams: {streams}"),
             unit: "tokens/s",
             better: Better::Higher,
             rival: "llama-batched-bench",

@@ -201,14 +201,6 @@ impl<D: Dialect> Server<D> {
             .map(|_| ())
     }
 
-    /// Text of `GET route`.
-    ///
-    /// # Errors
-    /// If the server does not answer with 200.
-    pub(crate) fn get(&self, route: &str) -> Result<String> {
-        get(self.port, route)
-    }
-
     fn explain(&self, error: anyhow::Error) -> anyhow::Error {
         error.context(format!(
             "a request failed; the server's last words:\n{}",

@@ -9,7 +9,7 @@ use crate::{
     contest::{Contest, Entries},
     http::{Dialect, Server},
     measure::Samples,
-    ours::Holobiont,
+    ours::{Holobiont, KvPool},
     peer::{LlamaServer, Weights},
     process::{Memory, child_called, memory_of},
     report::{Better, Comparison, Rival, Target},
@@ -17,8 +17,8 @@ use crate::{
     workload::{STREAMS, first_token},
 };
 
-/// The gauge of `/metrics` that tells the bytes of the KV pool.
-const KV_POOL_METRIC: &str = "holobiont_kv_pool_bytes";
+/// The executor's KV pool while its memory is measured: more than 8 streams of 192 tokens need.
+const KV_POOL_BYTES: u64 = 128 << 20;
 /// What the executor may use beside weights, KV pool and adapters.
 const OVERHEAD_BYTES: f64 = 64.0 * MIB;
 /// What the weights may take: their file and a third for packing.
@@ -65,10 +65,11 @@ fn ms_to_first_token<D: Dialect>(round: usize, start: impl FnOnce() -> Result<Se
 /// Memory after a burst on 8 adapters, ours against what it may take and beside the peer's.
 fn memory(setup: &Setup) -> Result<Vec<Comparison>> {
     let adapters = Adapters::generate(setup)?;
-    let ours = Holobiont::start(setup, &adapters.ours[..STREAMS], &setup.temporary("memory-ours"))
-        .and_then(warmed_up)?;
+    let folder = setup.temporary("memory-ours");
+    let pool = KvPool::Bytes(KV_POOL_BYTES);
+    let ours = Holobiont::start_with(setup, &adapters.ours[..STREAMS], &folder, pool).and_then(warmed_up)?;
     let executor = memory_of(child_called(ours.process_id(), "base-executor")?)?;
-    let most = allowed_mib(setup, &ours, &adapters)?;
+    let most = allowed_mib(setup, &adapters)?;
     drop(ours);
     let theirs = LlamaServer::start(
         &setup.peer,
@@ -102,38 +103,11 @@ fn memory(setup: &Setup) -> Result<Vec<Comparison>> {
     ])
 }
 
-/// What the executor may keep. A server that does not tell its KV pool gets none allowed for it.
-fn allowed_mib(setup: &Setup, ours: &Holobiont, adapters: &Adapters) -> Result<f64> {
+/// What the executor may keep.
+fn allowed_mib(setup: &Setup, adapters: &Adapters) -> Result<f64> {
     let file = std::fs::metadata(&setup.config.model)
         .context("cannot read the size of the model")?
         .len();
-    let pool = gauge(&ours.get("/metrics")?, KV_POOL_METRIC).unwrap_or_else(|| {
-        eprintln!(
-            "holobiont-bench: /metrics has no {KV_POOL_METRIC}; the memory target leaves the KV pool out"
-        );
-        0.0
-    });
     let adapters = STREAMS as f64 * adapters.bytes as f64;
-    Ok(((WEIGHTS_FACTOR * file as f64 + pool + adapters + OVERHEAD_BYTES) / MIB).floor())
-}
-
-/// The value of a gauge in Prometheus' text format, its labels aside.
-fn gauge(metrics: &str, name: &str) -> Option<f64> {
-    metrics.lines().find_map(|line| {
-        let rest = line.strip_prefix(name)?;
-        (rest.starts_with(' ') || rest.starts_with('{')).then(|| rest.rsplit(' ').next()?.parse().ok())?
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_gauge_is_found_by_its_whole_name() {
-        let text = "# TYPE pool gauge\npool_other 1\npool{model=\"a b\"} 4096\n";
-        assert_eq!(gauge(text, "pool"), Some(4096.0));
-        assert_eq!(gauge("pool 7\n", "pool"), Some(7.0));
-        assert_eq!(gauge(text, "missing"), None);
-    }
+    Ok(((WEIGHTS_FACTOR * file as f64 + KV_POOL_BYTES as f64 + adapters + OVERHEAD_BYTES) / MIB).floor())
 }

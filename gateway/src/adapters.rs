@@ -29,7 +29,9 @@ const MAX_ADAPTERS: usize = 10_000;
 #[derive(Debug, thiserror::Error)]
 pub enum AdapterError {
     /// The name cannot be one.
-    #[error("'{0}' cannot be an adapter's name: use 1 to {MAX_NAME_BYTES} characters without ':' and control characters")]
+    #[error(
+        "'{0}' cannot be an adapter's name: use 1 to {MAX_NAME_BYTES} characters without ':' and control characters"
+    )]
     BadName(String),
     /// The base model is called so.
     #[error("'{0}' is the name of the base model; choose another")]
@@ -51,7 +53,9 @@ pub enum AdapterError {
         root: PathBuf,
     },
     /// The name is taken and nothing says that it is to be replaced.
-    #[error("an adapter named '{0}' is loaded already; to replace it send load_inplace: true or expected_generation")]
+    #[error(
+        "an adapter named '{0}' is loaded already; to replace it send load_inplace: true or expected_generation"
+    )]
     NameTaken(String),
     /// The name stands for something else than the caller thinks.
     #[error("'{name}' stands for {found}, not for {expected}; look again before replacing it")]
@@ -93,7 +97,11 @@ pub struct Entry {
 
 impl Entry {
     fn new(record: Record) -> Self {
-        Self { record, fault: Mutex::new(None), leases: watch::Sender::new(()) }
+        Self {
+            record,
+            fault: Mutex::new(None),
+            leases: watch::Sender::new(()),
+        }
     }
 
     /// Requests that use it now.
@@ -172,7 +180,10 @@ impl Registry {
     /// Opens the registry in `state`; adapters loaded over HTTP must be inside `root`.
     pub fn open(executor: Executor, state: &Path, root: PathBuf) -> Result<Self, JournalError> {
         let (journal, records) = Journal::open(state)?;
-        let table = records.into_iter().map(|record| (record.name.clone(), Arc::new(Entry::new(record)))).collect();
+        let table = records
+            .into_iter()
+            .map(|record| (record.name.clone(), Arc::new(Entry::new(record))))
+            .collect();
         Ok(Self {
             executor,
             journal,
@@ -205,20 +216,36 @@ impl Registry {
     pub fn lease(&self, name: &str) -> Result<Option<Lease>, Unusable> {
         // The lock is held until the lease is taken: whoever removes the entry then waits for it.
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
-        let Some(entry) = table.get(name) else { return Ok(None) };
+        let Some(entry) = table.get(name) else {
+            return Ok(None);
+        };
         match entry.fault() {
-            Some(reason) => Err(Unusable { name: name.to_owned(), reason }),
-            None => Ok(Some(Lease { generation: entry.record.generation(), _held: entry.leases.subscribe() })),
+            Some(reason) => Err(Unusable {
+                name: name.to_owned(),
+                reason,
+            }),
+            None => Ok(Some(Lease {
+                generation: entry.record.generation(),
+                _held: entry.leases.subscribe(),
+            })),
         }
     }
 
     /// Loads an adapter from inside the root.
-    pub async fn load(self: &Arc<Self>, request: LoadRequest, base_name: &str) -> Result<Arc<Entry>, AdapterError> {
+    pub async fn load(
+        self: &Arc<Self>,
+        request: LoadRequest,
+        base_name: &str,
+    ) -> Result<Arc<Entry>, AdapterError> {
         let path = canonical(&request.path)?;
         if !path.starts_with(&self.root) {
-            return Err(AdapterError::OutsideRoot { path, root: self.root.clone() });
+            return Err(AdapterError::OutsideRoot {
+                path,
+                root: self.root.clone(),
+            });
         }
-        self.load_checked(LoadRequest { path, ..request }, base_name).await
+        self.load_checked(LoadRequest { path, ..request }, base_name)
+            .await
     }
 
     /// Loads an adapter the operator named at start, from anywhere, replacing what has the name.
@@ -228,7 +255,11 @@ impl Registry {
         path: &Path,
         base_name: &str,
     ) -> Result<Arc<Entry>, AdapterError> {
-        let request = LoadRequest { name: name.to_owned(), path: canonical(path)?, replace: Replace::Always };
+        let request = LoadRequest {
+            name: name.to_owned(),
+            path: canonical(path)?,
+            replace: Replace::Always,
+        };
         self.load_checked(request, base_name).await
     }
 
@@ -271,7 +302,9 @@ impl Registry {
     pub async fn unload(self: &Arc<Self>, name: &str) -> Result<u64, AdapterError> {
         let changing = self.changing.lock().await;
         let mut changed = Table::clone(&self.entries());
-        let entry = changed.remove(name).ok_or_else(|| AdapterError::NotFound(name.to_owned()))?;
+        let entry = changed
+            .remove(name)
+            .ok_or_else(|| AdapterError::NotFound(name.to_owned()))?;
         self.commit(changed).await?;
         self.draining().push(Arc::clone(&entry));
         drop(changing);
@@ -380,12 +413,15 @@ fn record(request: &LoadRequest, loaded: &AdapterLoaded) -> Record {
 }
 
 fn canonical(path: &Path) -> Result<PathBuf, AdapterError> {
-    path.canonicalize()
-        .map_err(|error| AdapterError::NoSuchPath { path: path.to_owned(), reason: error.to_string() })
+    path.canonicalize().map_err(|error| AdapterError::NoSuchPath {
+        path: path.to_owned(),
+        reason: error.to_string(),
+    })
 }
 
 fn check_name(name: &str, base_name: &str) -> Result<(), AdapterError> {
-    let bad = name.is_empty() || name.len() > MAX_NAME_BYTES || name.chars().any(|c| c == ':' || c.is_control());
+    let bad =
+        name.is_empty() || name.len() > MAX_NAME_BYTES || name.chars().any(|c| c == ':' || c.is_control());
     if bad {
         return Err(AdapterError::BadName(name.to_owned()));
     }

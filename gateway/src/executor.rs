@@ -40,7 +40,9 @@ const MAX_CALLS: usize = 256;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CallError {
     /// No executor is connected, or the connection broke before the answer came.
-    #[error("the base-executor is not reachable ({0}); it is reconnected to automatically, try again shortly")]
+    #[error(
+        "the base-executor is not reachable ({0}); it is reconnected to automatically, try again shortly"
+    )]
     Unavailable(String),
     /// It answered with a typed error.
     #[error("{}", .0.message)]
@@ -71,7 +73,9 @@ impl Executor {
     #[must_use]
     pub fn connect(socket: &Path, max_sequences: usize) -> Self {
         let (commands, received) = mpsc::unbounded_channel();
-        let (link_sender, link) = watch::channel(Link::Down { reason: "not connected yet".to_owned() });
+        let (link_sender, link) = watch::channel(Link::Down {
+            reason: "not connected yet".to_owned(),
+        });
         let endpoint = format!("ipc://{}", socket.display());
         tokio::spawn(LinkTask::new(endpoint, random_u64(), received, link_sender).run());
         Self {
@@ -101,7 +105,10 @@ impl Executor {
         let count = u32::try_from(sequences.len()).unwrap_or(u32::MAX);
         let mut permits = Arc::clone(&self.slots)
             .try_acquire_many_owned(count)
-            .map_err(|_| CallError::Busy { limit: self.max_sequences, what: "sequences" })?;
+            .map_err(|_| CallError::Busy {
+                limit: self.max_sequences,
+                what: "sequences",
+            })?;
         // Room for all a sequence may produce and the loss of the connection: the link never waits for a reader.
         let messages: usize = sequences.iter().map(|sequence| outputs_of(sequence) + 1).sum();
         let (sink, events) = mpsc::channel(messages.min(Semaphore::MAX_PERMITS));
@@ -118,7 +125,10 @@ impl Executor {
     /// Loads an adapter from its files.
     pub async fn load_adapter(&self, path: &Path) -> Result<AdapterLoaded, CallError> {
         let path = path.display().to_string();
-        match self.call(|request| ToExecutor::LoadAdapter(LoadAdapter { request, path })).await? {
+        match self
+            .call(|request| ToExecutor::LoadAdapter(LoadAdapter { request, path }))
+            .await?
+        {
             Answer::Loaded(loaded) => Ok(loaded),
             other => Err(unexpected(&other)),
         }
@@ -126,7 +136,10 @@ impl Executor {
 
     /// Drains and frees a generation; returns when its bytes are free.
     pub async fn unload_adapter(&self, generation: GenerationBytes) -> Result<AdapterUnloaded, CallError> {
-        match self.call(|request| ToExecutor::UnloadAdapter(UnloadAdapter { request, generation })).await? {
+        match self
+            .call(|request| ToExecutor::UnloadAdapter(UnloadAdapter { request, generation }))
+            .await?
+        {
             Answer::Unloaded(unloaded) => Ok(unloaded),
             other => Err(unexpected(&other)),
         }
@@ -141,11 +154,20 @@ impl Executor {
     }
 
     async fn call(&self, message: impl FnOnce(RequestId) -> ToExecutor) -> Result<Answer, CallError> {
-        let _slot = self.calls.try_acquire().map_err(|_| CallError::Busy { limit: MAX_CALLS, what: "calls" })?;
+        let _slot = self.calls.try_acquire().map_err(|_| CallError::Busy {
+            limit: MAX_CALLS,
+            what: "calls",
+        })?;
         let id = self.request_id();
         let (answer, answered) = oneshot::channel();
-        self.send(Command::Call(Call { id, message: message(id).to_bytes(), answer }));
-        answered.await.unwrap_or_else(|_| Err(CallError::Unavailable("the gateway is shutting down".to_owned())))
+        self.send(Command::Call(Call {
+            id,
+            message: message(id).to_bytes(),
+            answer,
+        }));
+        answered
+            .await
+            .unwrap_or_else(|_| Err(CallError::Unavailable("the gateway is shutting down".to_owned())))
     }
 
     fn request_id(&self) -> RequestId {
@@ -160,8 +182,12 @@ impl Executor {
 }
 
 fn unexpected(answer: &Answer) -> CallError {
-    let message = format!("the base-executor answered a call with something else ({answer:?}); update both processes");
-    CallError::Refused(WireError { code: ErrorCode::Internal, message })
+    let message =
+        format!("the base-executor answered a call with something else ({answer:?}); update both processes");
+    CallError::Refused(WireError {
+        code: ErrorCode::Internal,
+        message,
+    })
 }
 
 /// A number nobody can foresee without watching this process: for seeds and instance numbers, not for secrets.

@@ -23,12 +23,8 @@ use crate::{
     executor::random_u64,
     lifecycle::Status,
     openai::{
-        adapters, chat, collect, completions,
-        errors::ApiError,
-        job::Job,
-        models,
-        params::Delivery,
-        stream, tokens,
+        adapters, chat, collect, completions, errors::ApiError, job::Job, models, params::Delivery, stream,
+        tokens,
     },
 };
 
@@ -56,8 +52,18 @@ impl std::fmt::Debug for Route {
 /// The table.
 #[must_use]
 pub fn table() -> Vec<Route> {
-    let get = |path, access, handler| Route { method: Method::GET, path, access, handler };
-    let post = |path, access, handler| Route { method: Method::POST, path, access, handler };
+    let get = |path, access, handler| Route {
+        method: Method::GET,
+        path,
+        access,
+        handler,
+    };
+    let post = |path, access, handler| Route {
+        method: Method::POST,
+        path,
+        access,
+        handler,
+    };
     vec![
         get("/health", Access::Open, self::get(health)),
         get("/version", USER, self::get(version)),
@@ -98,7 +104,9 @@ async fn chat_completions(
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
     let (serving, shared) = (app.serving()?, Arc::clone(&app));
-    let job = app.work(body.len(), move || chat::job(&shared, &caller, serving, &body)).await?;
+    let job = app
+        .work(body.len(), move || chat::job(&shared, &caller, serving, &body))
+        .await?;
     generate(&app, job).await
 }
 
@@ -108,7 +116,11 @@ async fn text_completions(
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
     let (serving, shared) = (app.serving()?, Arc::clone(&app));
-    let job = app.work(body.len(), move || completions::job(&shared, &caller, serving, &body)).await?;
+    let job = app
+        .work(body.len(), move || {
+            completions::job(&shared, &caller, serving, &body)
+        })
+        .await?;
     generate(&app, job).await
 }
 
@@ -116,7 +128,10 @@ async fn text_completions(
 async fn generate(app: &App, job: Job) -> Result<Response, ApiError> {
     let delivery = job.params.delivery;
     let mut answer = job.start(app)?;
-    let first = answer.next().await.unwrap_or_else(|| Err(ApiError::internal("nothing was generated")))?;
+    let first = answer
+        .next()
+        .await
+        .unwrap_or_else(|| Err(ApiError::internal("nothing was generated")))?;
     match delivery {
         Delivery::Whole => collect::respond(answer, first).await,
         Delivery::Stream(usage) => Ok(stream::respond(answer, first, usage)),
@@ -129,7 +144,11 @@ async fn health(State(app): State<Arc<App>>) -> Response {
     let (code, name, detail) = match status {
         Status::Ready(_) => (StatusCode::OK, "ok", None),
         Status::Starting { detail } => (StatusCode::SERVICE_UNAVAILABLE, "loading", Some(detail)),
-        Status::Lost { detail } => (StatusCode::SERVICE_UNAVAILABLE, "executor_unavailable", Some(detail)),
+        Status::Lost { detail } => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "executor_unavailable",
+            Some(detail),
+        ),
         Status::Closing => (StatusCode::SERVICE_UNAVAILABLE, "stopping", None),
     };
     let body = match detail {
@@ -145,12 +164,20 @@ async fn version() -> Json<serde_json::Value> {
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {
     let text = app.metrics.render(&app.registry);
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+    (
+        [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")],
+        text,
+    )
+        .into_response()
 }
 
 async fn unknown(uri: Uri) -> ApiError {
     let routes: Vec<&str> = table().iter().map(|route| route.path).collect();
-    ApiError::not_found(format!("there is no route '{}'; there are {}", uri.path(), routes.join(", ")))
+    ApiError::not_found(format!(
+        "there is no route '{}'; there are {}",
+        uri.path(),
+        routes.join(", ")
+    ))
 }
 
 async fn wrong_method(method: Method, uri: Uri) -> ApiError {
@@ -166,17 +193,26 @@ async fn count(
     let response = next.run(request).await;
     // Paths come from the table, so there are only so many.
     let path = path.as_ref().map_or("other", MatchedPath::as_str);
-    let route = table().into_iter().map(|route| route.path).find(|known| *known == path).unwrap_or("other");
+    let route = table()
+        .into_iter()
+        .map(|route| route.path)
+        .find(|known| *known == path)
+        .unwrap_or("other");
     app.metrics.answered(route, response.status().as_u16());
     response
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "the signature is the layer's")]
 fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response<Body> {
-    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    let text = panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied());
     tracing::error!(panic = text.unwrap_or("unknown"), "a handler panicked");
-    ApiError::internal("this server made a mistake; its log says which, under the x-request-id of this answer")
-        .into_response()
+    ApiError::internal(
+        "this server made a mistake; its log says which, under the x-request-id of this answer",
+    )
+    .into_response()
 }
 
 #[derive(Clone)]
@@ -184,6 +220,8 @@ struct RandomId;
 
 impl MakeRequestId for RandomId {
     fn make_request_id<B>(&mut self, _: &axum::http::Request<B>) -> Option<RequestId> {
-        HeaderValue::from_str(&format!("{:016x}", random_u64())).ok().map(RequestId::new)
+        HeaderValue::from_str(&format!("{:016x}", random_u64()))
+            .ok()
+            .map(RequestId::new)
     }
 }

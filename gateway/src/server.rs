@@ -1,19 +1,21 @@
 //! Puts the process together, serves, and shuts down in order.
 
-use std::{future::IntoFuture as _, net::SocketAddr, sync::Arc, time::Duration};
+use std::{future::IntoFuture as _, io::IsTerminal as _, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::serve::ListenerExt as _;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
-    sync::watch,
+    sync::{oneshot, watch},
     task::JoinHandle,
 };
+
+use tracing_subscriber::EnvFilter;
 
 use crate::{
     adapters::{Registry, journal::JournalError},
     app::App,
-    config::{Config, LogFormat},
+    config::{Config, Lifeline, LogFormat},
     executor::Executor,
     lifecycle::{Lifecycle, LoadText, StartError, Status},
     metrics, routes, text,
@@ -59,35 +61,68 @@ pub fn run(config: Config) -> Result<(), RunError> {
         .max_blocking_threads(BLOCKING_THREADS)
         .enable_all()
         .build()
-        .map_err(|reason| RunError::System { attempt: "starting threads", reason })?;
+        .map_err(|reason| RunError::System {
+            attempt: "starting threads",
+            reason,
+        })?;
     let served = runtime.block_on(async {
-        let gateway = Gateway::start(config, Arc::new(text::load)).await?;
-        gateway.until(stop_signal()?).await
+        let stop = stop_signal(config.lifeline)?;
+        Gateway::start(config, Arc::new(text::load))
+            .await?
+            .until(stop)
+            .await
     });
     // Nothing that still computes may keep the process.
     runtime.shutdown_background();
     served
 }
 
+/// Starts the log on stderr; `RUST_LOG` chooses what is in it.
 fn start_log(format: LogFormat) {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("HOLOBIONT_LOG").unwrap_or_else(|_| "info".into());
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    match format {
-        LogFormat::Text => log.init(),
-        LogFormat::Json => log.json().init(),
-    }
+    let json = match format {
+        LogFormat::Json => true,
+        LogFormat::Human => false,
+        LogFormat::Auto => !std::io::stderr().is_terminal(),
+    };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr);
+    if json { log.json().init() } else { log.init() }
 }
 
 /// Resolves when the process is asked to stop.
-fn stop_signal() -> Result<impl Future<Output = ()>, RunError> {
-    let watch = |kind| signal(kind).map_err(|reason| RunError::System { attempt: "watching for signals", reason });
+fn stop_signal(lifeline: Lifeline) -> Result<impl Future<Output = ()>, RunError> {
+    let watch = |kind| {
+        signal(kind).map_err(|reason| RunError::System {
+            attempt: "watching for signals",
+            reason,
+        })
+    };
     let (mut term, mut int) = (watch(SignalKind::terminate())?, watch(SignalKind::interrupt())?);
     Ok(async move {
+        let lifeline = async {
+            match lifeline {
+                Lifeline::Stdin => stdin_ended().await,
+                Lifeline::Signals => std::future::pending().await,
+            }
+        };
         tokio::select! {
             _ = term.recv() => {}
             _ = int.recv() => {}
+            () = lifeline => {}
         }
     })
+}
+
+async fn stdin_ended() {
+    let (ended, end) = oneshot::channel();
+    // A thread of its own: a read of standard input cannot be called back, and must not keep the runtime.
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        let _ = ended.send(());
+    });
+    let _ = end.await;
 }
 
 /// A gateway that is listening, whether or not it is ready.
@@ -113,9 +148,18 @@ impl Gateway {
         let registry = Registry::open(executor.clone(), &config.state, config.adapter_root.clone())?;
         let registry = Arc::new(registry);
         let (lifecycle, status) = Lifecycle::new(&config, executor.clone(), Arc::clone(&registry), load_text);
-        let app = App::new(executor.clone(), status.clone(), registry, config.keys, config.max_body_bytes);
+        let app = App::new(
+            executor.clone(),
+            status.clone(),
+            registry,
+            config.keys,
+            config.max_body_bytes,
+        );
         let app = Arc::new(app);
-        let refused = |reason| RunError::Listen { address: config.listen, reason };
+        let refused = |reason| RunError::Listen {
+            address: config.listen,
+            reason,
+        };
         let listener = TcpListener::bind(config.listen).await.map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
         let (stop, stopped) = watch::channel(false);
@@ -135,7 +179,11 @@ impl Gateway {
     pub async fn until(mut self, stop: impl Future<Output = ()>) -> Result<(), RunError> {
         let mut ready = self.status.clone();
         let announce = async {
-            if ready.wait_for(|status| matches!(status, Status::Ready(_))).await.is_ok() {
+            if ready
+                .wait_for(|status| matches!(status, Status::Ready(_)))
+                .await
+                .is_ok()
+            {
                 println!("ready http://{}", self.address);
             }
             std::future::pending::<()>().await;
@@ -163,11 +211,20 @@ impl Gateway {
         }
         self.executor.close();
         self.poll.abort();
-        self.lifecycle.abort();
+        // Both hold the registry, whose directory the next gateway may want at once.
+        let _ = self.poll.await;
+        // It ends by itself now, unless it is what ended first.
+        if !self.lifecycle.is_finished() {
+            let _ = self.lifecycle.await;
+        }
     }
 }
 
-async fn serve(listener: TcpListener, app: Arc<App>, mut stopped: watch::Receiver<bool>) -> std::io::Result<()> {
+async fn serve(
+    listener: TcpListener,
+    app: Arc<App>,
+    mut stopped: watch::Receiver<bool>,
+) -> std::io::Result<()> {
     // A token is a small packet that nobody wants to wait for.
     let listener = listener.tap_io(|stream| {
         if let Err(error) = stream.set_nodelay(true) {
@@ -178,5 +235,8 @@ async fn serve(listener: TcpListener, app: Arc<App>, mut stopped: watch::Receive
         // An error means that whoever could stop it is gone.
         let _ = stopped.wait_for(|stop| *stop).await;
     };
-    axum::serve(listener, routes::router(&app)).with_graceful_shutdown(stopped).into_future().await
+    axum::serve(listener, routes::router(&app))
+        .with_graceful_shutdown(stopped)
+        .into_future()
+        .await
 }

@@ -155,7 +155,7 @@ impl Chat {
         self.terminal
             .note(Ink::stdout().dim("Ctrl-D ends, Ctrl-C stops an answer, /help lists commands"));
         loop {
-            match read_input(&mut io::stdin().lock(), &self.model).map_err(ChatError::Read)? {
+            match self.read().map_err(ChatError::Read)? {
                 Input::End => return Ok(()),
                 Input::Nothing => {}
                 Input::Say(text) => self.ask_and_go_on(&text),
@@ -172,6 +172,11 @@ impl Chat {
                 }
             }
         }
+    }
+
+    /// Prompts go to stderr: stdout holds answers only.
+    fn read(&self) -> io::Result<Input> {
+        read_input(&mut io::stdin().lock(), &mut io::stderr().lock(), &self.model)
     }
 
     /// One failed answer does not end a conversation; the question is taken back.

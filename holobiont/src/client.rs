@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use crate::{
@@ -18,6 +18,9 @@ use crate::{
 pub(crate) const DEFAULT_URL: &str = "http://127.0.0.1:8080";
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// For what is answered from memory; completions take as long as they take.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Why a gateway did not give what it was asked for.
 #[derive(Debug, thiserror::Error)]
@@ -98,9 +101,11 @@ impl Client {
             .proxy(None)
             .max_redirects(0)
             .build();
+        // What OpenAI's clients call the base URL works here too.
+        let url = url.trim_end_matches('/').trim_end_matches("/v1");
         Self {
             agent: config.into(),
-            url: url.trim_end_matches('/').to_owned(),
+            url: url.to_owned(),
             key,
         }
     }
@@ -112,19 +117,22 @@ impl Client {
 
     /// What `model` may name: the base and its adapters.
     pub(crate) fn models(&self) -> Result<Vec<ServedModel>, ClientError> {
-        let list: ModelList = serde_json::from_value(self.models_body()?).map_err(ClientError::Garbled)?;
-        Ok(list.data)
+        list_in(self.get("/v1/models")?)
     }
 
-    /// `GET /v1/models` as the gateway wrote it.
-    pub(crate) fn models_body(&self) -> Result<Value, ClientError> {
-        let mut request = self.agent.get(format!("{}/v1/models", self.url));
+    /// What the adapters are and take; for administrators only.
+    pub(crate) fn adapters(&self) -> Result<Vec<LoadedAdapter>, ClientError> {
+        list_in(self.get("/v1/lora_adapters")?)
+    }
+
+    fn get(&self, route: &str) -> Result<Value, ClientError> {
+        let mut request = self.agent.get(format!("{}{route}", self.url));
         if let Some(key) = &self.key {
             request = request.header("Authorization", format!("Bearer {key}"));
         }
         let response = request
             .config()
-            .timeout_global(Some(CONNECT_TIMEOUT))
+            .timeout_global(Some(ANSWER_TIMEOUT))
             .build()
             .call();
         let body = self.accept(response)?.read_to_string();
@@ -168,22 +176,13 @@ impl Client {
 }
 
 /// A model as `/v1/models` lists it: the base, or an adapter with its parent.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) struct ServedModel {
     /// What requests call it.
     pub(crate) id: String,
     /// The base of an adapter; `None` for the base.
     #[serde(default)]
     pub(crate) parent: Option<String>,
-    /// Content hash of an adapter.
-    #[serde(default, alias = "adapter_generation")]
-    pub(crate) generation: Option<String>,
-    /// Largest rank of an adapter.
-    #[serde(default)]
-    pub(crate) rank: Option<u64>,
-    /// Memory an adapter takes.
-    #[serde(default)]
-    pub(crate) bytes: Option<u64>,
 }
 
 impl ServedModel {
@@ -193,9 +192,25 @@ impl ServedModel {
     }
 }
 
-#[derive(Debug, Deserialize)]
-struct ModelList {
-    data: Vec<ServedModel>,
+/// An adapter as `/v1/lora_adapters` lists it.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+pub(crate) struct LoadedAdapter {
+    /// What requests call it.
+    pub(crate) name: String,
+    /// Content hash, in hexadecimal.
+    pub(crate) generation: String,
+    /// Its largest rank.
+    pub(crate) rank: u64,
+    /// Memory it takes.
+    pub(crate) bytes: u64,
+    /// `ready`, or what is wrong.
+    pub(crate) state: String,
+}
+
+/// The `data` of a list.
+fn list_in<T: DeserializeOwned>(mut body: Value) -> Result<Vec<T>, ClientError> {
+    let data = body.get_mut("data").map(Value::take).unwrap_or_default();
+    serde_json::from_value(data).map_err(ClientError::Garbled)
 }
 
 /// Tokens a request took.

@@ -10,6 +10,7 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     str::FromStr,
+    time::Duration,
 };
 
 use serde::{Deserialize, Deserializer, de};
@@ -19,8 +20,8 @@ use crate::exit::{Exit, Explain};
 /// Where the gateway listens unless told otherwise.
 pub(crate) const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
 
-/// How long a stop may take unless told otherwise.
-pub(crate) const DEFAULT_GRACE_MS: u64 = 10_000;
+/// How long running requests get at a stop unless told otherwise.
+const DEFAULT_GRACE_MS: u64 = 10_000;
 
 const PREFIX: &str = "HOLOBIONT_";
 
@@ -127,7 +128,11 @@ sections! {
         adapter_root: PathBuf,
         /// File with the API keys.
         api_key_file: PathBuf,
-        /// Threads for HTTP and text.
+        /// Longest body of a request.
+        max_body_bytes: ByteCount,
+        /// Most sequences under way at once.
+        max_sequences: u32,
+        /// Threads for HTTP.
         threads: u32,
         /// Listens beyond loopback without keys.
         insecure: bool,
@@ -139,7 +144,7 @@ sections! {
         state: PathBuf,
         /// `human` or `json`.
         log_format: LogFormat,
-        /// How long a stop may take.
+        /// How long running requests get at a stop.
         grace_ms: u64,
     }
 }
@@ -212,6 +217,11 @@ impl Config {
     pub(crate) fn listen(&self) -> SocketAddr {
         let default = || SocketAddr::from(([127, 0, 0, 1], 8080));
         self.gateway.listen.unwrap_or_else(default)
+    }
+
+    /// How long running requests get at a stop.
+    pub(crate) fn grace(&self) -> Duration {
+        Duration::from_millis(self.deployment.grace_ms.unwrap_or(DEFAULT_GRACE_MS))
     }
 
     fn resolve_paths(&mut self, base: &Path) {

@@ -1,57 +1,43 @@
-//! Models by hub name. What a hub name is and where its files lie belongs to `model`; this is its door.
+//! Models by hub name. What a hub name is and where its files lie belongs to `model`; this says it to a person.
 
 use std::path::PathBuf;
+
+use model::location::{HubName, HubSettings, LocationError, resolve};
 
 use crate::exit::{Exit, Explain};
 
 /// Why a hub name gave no model.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum HubError {
-    /// Not in the cache, and this build does not download.
-    #[error(
-        "it is not in the hub cache, and this build cannot download: it was made without the feature `hub`"
-    )]
-    NotBuilt,
-}
+#[error(transparent)]
+pub(crate) struct HubError(#[from] LocationError);
 
 impl Explain for HubError {
     fn exit(&self) -> Exit {
-        match self {
-            Self::NotBuilt => Exit::NotFound,
+        match &self.0 {
+            LocationError::Unknown { .. } | LocationError::NotCached { .. } => Exit::NotFound,
+            LocationError::Download { .. } => Exit::Unavailable,
+            LocationError::Cache { .. } | LocationError::Reference { .. } => Exit::Failed,
         }
     }
 
     fn next(&self) -> Option<String> {
-        match self {
-            Self::NotBuilt => {
-                Some("cargo build --release -p holobiont --features hub, then holobiont pull".into())
+        match &self.0 {
+            LocationError::NotCached { .. } if !cfg!(feature = "hub") => {
+                Some("cargo build --release -p holobiont --features hub makes one that downloads".into())
             }
+            _ => None,
         }
     }
 }
 
 /// True for `org/name` and `org/name@revision`.
 pub(crate) fn is_hub_name(name: &str) -> bool {
-    let repository = name.split('@').next().unwrap_or(name);
-    let is_part = |part: &str| {
-        part.starts_with(|c: char| c.is_ascii_alphanumeric())
-            && part
-                .chars()
-                .all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.'))
-    };
-    repository
-        .split_once('/')
-        .is_some_and(|(organisation, name)| is_part(organisation) && is_part(name))
+    name.parse::<HubName>().is_ok()
 }
 
-/// Where the model lies in the local cache.
-pub(crate) fn locate(_name: &str) -> Result<PathBuf, HubError> {
-    Err(HubError::NotBuilt)
-}
-
-/// Brings the model into the local cache.
-pub(crate) fn download(name: &str) -> Result<PathBuf, HubError> {
-    locate(name)
+/// Where the model lies: in the local cache, or fetched into it by builds with the feature `hub`.
+pub(crate) fn locate(name: &str) -> Result<PathBuf, HubError> {
+    Ok(resolve(name, &HubSettings::from_env())?)
 }
 
 #[cfg(test)]
@@ -59,21 +45,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hub_names_have_an_organisation_and_perhaps_a_revision() {
-        for name in ["org/name", "org/name-1.5_x@main", "o/n@refs/pr/1"] {
-            assert!(is_hub_name(name), "{name}");
-        }
-        for name in [
-            "name",
-            "/org/name",
-            "./a/b",
-            "a/b/c",
-            "../b",
-            "org/",
-            "",
-            "org/..",
-        ] {
-            assert!(!is_hub_name(name), "{name}");
-        }
+    fn a_model_that_is_not_in_the_cache_is_not_found_and_says_how_to_get_it() {
+        let cache = tempfile::tempdir().unwrap();
+        let settings = HubSettings {
+            cache: cache.path().to_owned(),
+            access: model::location::HubAccess::Offline,
+        };
+        let error = HubError(resolve("org/no-such-model", &settings).unwrap_err());
+        assert_eq!(error.exit(), Exit::NotFound, "{error}");
+        assert_eq!(error.next().is_some(), !cfg!(feature = "hub"));
     }
 }

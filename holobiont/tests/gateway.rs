@@ -1,4 +1,5 @@
 //! `chat`, `ls` and `bench` against a fake gateway.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
 
@@ -60,6 +61,7 @@ fn answer(mut stream: TcpStream, seen: &Mutex<Vec<Value>>) -> Option<()> {
     reader.read_exact(&mut body).ok()?;
     let (status, kind, text) = match head.first()?.split(' ').nth(1)? {
         "/v1/models" => ("200 OK", "application/json", models().to_string()),
+        "/v1/lora_adapters" => ("200 OK", "application/json", adapters().to_string()),
         _ => {
             let body: Value = serde_json::from_slice(&body).unwrap();
             seen.lock().unwrap().push(body.clone());
@@ -79,9 +81,15 @@ fn answer(mut stream: TcpStream, seen: &Mutex<Vec<Value>>) -> Option<()> {
 fn models() -> Value {
     json!({"object": "list", "data": [
         {"id": "smol", "object": "model", "parent": null},
-        {"id": "pirate", "object": "model", "parent": "smol", "generation": "abcdef0123456789", "rank": 16, "bytes": 1_048_576},
+        {"id": "pirate", "object": "model", "parent": "smol"},
         {"id": "full", "object": "model", "parent": "smol"},
         {"id": "broken", "object": "model", "parent": "smol"},
+    ]})
+}
+
+fn adapters() -> Value {
+    json!({"object": "list", "data": [
+        {"name": "pirate", "generation": "abcdef0123456789", "rank": 16, "bytes": 1_048_576, "state": "ready"},
     ]})
 }
 
@@ -183,11 +191,9 @@ fn ls_shows_models_on_disk_and_what_the_gateway_serves() {
     let ended = run(&mut gateway.command(&stage, &["ls", "--json"]));
     let value: Value = serde_json::from_str(&ended.out).unwrap();
     assert_eq!(value["models"][0]["name"], "tiny");
-    assert_eq!(
-        value["served"],
-        models()["data"],
-        "the gateway's body goes through unchanged"
-    );
+    assert_eq!(value["gateway"]["url"], gateway.url);
+    assert_eq!(value["gateway"]["models"][1]["id"], "pirate");
+    assert_eq!(value["gateway"]["adapters"], adapters()["data"]);
 }
 
 #[test]

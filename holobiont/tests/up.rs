@@ -1,4 +1,5 @@
 //! `holobiont up` against fake processes: order, restarts, stops, refusals and exit codes.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
 
@@ -153,6 +154,17 @@ fn a_second_ctrl_c_kills_what_does_not_stop() {
 }
 
 #[test]
+fn a_ctrl_c_that_a_script_passes_on_as_a_termination_is_one_request_to_stop() {
+    let stage = Stage::new();
+    let running = up(&stage);
+    running.signal(Signal::INT);
+    running.signal(Signal::TERM);
+    let ended = running.end();
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
+    assert_eq!(stage.short_log()[2..], ["gateway stopped", "executor stopped"]);
+}
+
+#[test]
 fn what_does_not_stop_within_the_grace_is_killed() {
     let stage = Stage::new();
     let mut command = stage.command(&ANY_PORT);
@@ -164,7 +176,7 @@ fn what_does_not_stop_within_the_grace_is_killed() {
     running.signal(Signal::TERM);
     let ended = running.end();
     assert_eq!(ended.status.code(), Some(1));
-    assert!(ended.err.contains("did not stop within 300 ms"), "{}", ended.err);
+    assert!(ended.err.contains("did not stop within 2300 ms"), "{}", ended.err);
     assert!(stage.short_log().contains(&"gateway stopped".to_owned()));
 }
 

@@ -26,7 +26,10 @@ impl Forms {
     /// Both demands together.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
-        Self { bytes: self.bytes || other.bytes, bf16: self.bf16 || other.bf16 }
+        Self {
+            bytes: self.bytes || other.bytes,
+            bf16: self.bf16 || other.bf16,
+        }
     }
 }
 
@@ -90,6 +93,14 @@ impl Activations {
         self.width.div_ceil(2)
     }
 
+    /// True if `forms` were computed for as many rows as there are.
+    pub(crate) fn holds(&self, forms: Forms) -> bool {
+        let bytes =
+            self.bytes.len() == self.rows * self.width && self.scales.len() == self.rows * self.groups();
+        let bf16 = self.bf16.len() == self.rows * self.pairs();
+        (bytes || !forms.bytes) && (bf16 || !forms.bf16)
+    }
+
     /// Computes `forms` of every row.
     pub fn prepare(&mut self, pool: &mut Pool, isa: Isa, forms: Forms) {
         if forms.bytes {
@@ -101,7 +112,10 @@ impl Activations {
     }
 
     fn quantize(&mut self, pool: &mut Pool, isa: Isa) {
-        assert!(self.width.is_multiple_of(GROUP), "integer weights have rows of whole groups");
+        assert!(
+            self.width.is_multiple_of(GROUP),
+            "integer weights have rows of whole groups"
+        );
         let groups = self.rows * self.groups();
         self.bytes.resize(self.rows * self.width, 0);
         self.scales.resize(groups, 0.0);
@@ -175,10 +189,11 @@ impl Kernel for Quantize {
                 let from = self.floats.add(group * GROUP);
                 let (a, b) = (S::load(from), S::load(from.add(16)));
                 let largest = S::max_lane(S::max(S::abs(a), S::abs(b)));
-                let scale = largest / 127.0;
-                // An all-zero group has the scale 0; its bytes must not become NaN.
-                let inverse = if scale > 0.0 { 127.0 / largest } else { 0.0 };
-                let inverse = S::splat(inverse);
+                // A maximum may overlook a NaN, a sum does not: a group that is not all numbers gets no scale.
+                let scale = largest / 127.0 + 0.0 * S::sum(S::add(a, b));
+                // A group of zeroes, or as good as zeroes, has bytes of zero.
+                let inverse = 127.0 / largest;
+                let inverse = S::splat(if inverse.is_finite() { inverse } else { 0.0 });
                 let (a, b) = (S::to_i32(S::mul(a, inverse)), S::to_i32(S::mul(b, inverse)));
                 let to = self.bytes.add(group * GROUP);
                 S::store_i8(to, a);

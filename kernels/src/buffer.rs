@@ -1,9 +1,14 @@
-//! Large, zeroed, 64-byte-aligned memory on huge pages where the kernel gives them.
+//! Large, zeroed, aligned memory on huge pages where the kernel gives them.
 //!
-//! One core reads a 100 MB model 1.4 times faster from 2 MB pages than from 4 KB pages, so weights, adapters and
-//! KV blocks live here.
+//! One core reads a 100 MB model 1.4 times faster from 2 MB pages than from 4 KB pages, so weights, adapters and KV
+//! blocks live here. A single matrix is often smaller than a huge page, so matrices that live and die together take
+//! their memory from one [`Arena`].
 
-use std::{fmt, io, ptr::NonNull};
+use std::{
+    fmt, io,
+    ptr::NonNull,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
@@ -13,41 +18,129 @@ impl Pod for u8 {}
 impl Pod for u16 {}
 impl Pod for f32 {}
 
-/// A fixed-size array of `T`.
-pub(crate) struct Buffer<T> {
-    data: NonNull<T>,
-    len: usize,
-    mapped_bytes: usize,
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+const PAGE_BYTES: usize = 4096;
+const CACHE_LINE_BYTES: usize = 64;
+
+/// Anonymous memory, zeroed, taken page by page when first touched.
+#[derive(Debug)]
+struct Mapping {
+    data: NonNull<u8>,
+    bytes: usize,
 }
 
-// SAFETY: the buffer owns its memory and `T` is plain data.
-unsafe impl<T: Pod> Send for Buffer<T> {}
-// SAFETY: as above; shared access is read-only.
-unsafe impl<T: Pod> Sync for Buffer<T> {}
+// SAFETY: the mapping owns its memory; who may touch which part of it is the buffers' business.
+unsafe impl Send for Mapping {}
+// SAFETY: as above.
+unsafe impl Sync for Mapping {}
 
-const HUGE_PAGE_BYTES: usize = 2 << 20;
-
-impl<T: Pod> Buffer<T> {
-    /// `len` zeroes. Pages are taken when first touched.
-    pub(crate) fn zeroed(len: usize) -> io::Result<Self> {
-        let bytes = len.checked_mul(size_of::<T>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let granule = if bytes >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { 4096 };
-        let mapped_bytes = bytes.max(1).checked_next_multiple_of(granule).ok_or(io::ErrorKind::OutOfMemory)?;
+impl Mapping {
+    fn new(bytes: usize) -> io::Result<Self> {
+        let granule = if bytes >= HUGE_PAGE_BYTES {
+            HUGE_PAGE_BYTES
+        } else {
+            PAGE_BYTES
+        };
+        let bytes = bytes
+            .max(1)
+            .checked_next_multiple_of(granule)
+            .ok_or(io::ErrorKind::OutOfMemory)?;
         // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
         let data = unsafe {
             mmap_anonymous(
                 std::ptr::null_mut(),
-                mapped_bytes,
+                bytes,
                 ProtFlags::READ | ProtFlags::WRITE,
                 MapFlags::PRIVATE,
             )?
         };
         if granule == HUGE_PAGE_BYTES {
             // SAFETY: the range was just mapped; the advice changes no contents. Refusal only costs speed.
-            let _ = unsafe { madvise(data, mapped_bytes, Advice::LinuxHugepage) };
+            let _ = unsafe { madvise(data, bytes, Advice::LinuxHugepage) };
         }
-        let data = NonNull::new(data.cast()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Self { data, len, mapped_bytes })
+        Ok(Self {
+            data: NonNull::new(data.cast()).ok_or(io::ErrorKind::OutOfMemory)?,
+            bytes,
+        })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: this is the mapping made in `new`, and no buffer in it is left.
+        let _ = unsafe { munmap(self.data.as_ptr().cast(), self.bytes) };
+    }
+}
+
+/// Memory for buffers that live and die together; it is freed when the last of them is dropped.
+#[derive(Debug)]
+pub struct Arena {
+    chunk_bytes: usize,
+    chunk: Mutex<Option<Chunk>>,
+}
+
+#[derive(Debug)]
+struct Chunk {
+    mapping: Arc<Mapping>,
+    used_bytes: usize,
+}
+
+impl Arena {
+    /// An arena that asks the operating system for `chunk_bytes` at a time (more for a larger buffer).
+    #[must_use]
+    pub fn new(chunk_bytes: usize) -> Self {
+        Self {
+            chunk_bytes,
+            chunk: Mutex::new(None),
+        }
+    }
+
+    /// `len` zeroes at the start of a cache line.
+    pub(crate) fn zeroed<T: Pod>(&self, len: usize) -> io::Result<Buffer<T>> {
+        let bytes = len
+            .checked_mul(size_of::<T>())
+            .ok_or(io::ErrorKind::OutOfMemory)?;
+        let room = bytes
+            .checked_next_multiple_of(CACHE_LINE_BYTES)
+            .ok_or(io::ErrorKind::OutOfMemory)?;
+        let mut chunk = self.chunk.lock().unwrap_or_else(PoisonError::into_inner);
+        let chunk = match &mut *chunk {
+            Some(chunk) if chunk.mapping.bytes - chunk.used_bytes >= room => chunk,
+            slot => {
+                let mapping = Arc::new(Mapping::new(self.chunk_bytes.max(room))?);
+                slot.insert(Chunk {
+                    mapping,
+                    used_bytes: 0,
+                })
+            }
+        };
+        // SAFETY: the range lies within the mapping, at a cache line, and no other buffer has it.
+        let data = unsafe { chunk.mapping.data.add(chunk.used_bytes).cast() };
+        chunk.used_bytes += room;
+        Ok(Buffer {
+            data,
+            len,
+            _mapping: Arc::clone(&chunk.mapping),
+        })
+    }
+}
+
+/// A fixed-size array of `T`.
+pub(crate) struct Buffer<T> {
+    data: NonNull<T>,
+    len: usize,
+    _mapping: Arc<Mapping>,
+}
+
+// SAFETY: the buffer owns its range of the mapping and `T` is plain data.
+unsafe impl<T: Pod> Send for Buffer<T> {}
+// SAFETY: as above; shared access is read-only.
+unsafe impl<T: Pod> Sync for Buffer<T> {}
+
+impl<T: Pod> Buffer<T> {
+    /// `len` zeroes in memory of their own.
+    pub(crate) fn zeroed(len: usize) -> io::Result<Self> {
+        Arena::new(0).zeroed(len)
     }
 
     /// Bytes of memory it may take.
@@ -68,14 +161,6 @@ impl<T: Pod> Buffer<T> {
     /// The first element, for kernels that share the buffer between threads by disjoint ranges.
     pub(crate) fn as_ptr(&self) -> *mut T {
         self.data.as_ptr()
-    }
-
-}
-
-impl<T> Drop for Buffer<T> {
-    fn drop(&mut self) {
-        // SAFETY: this is the mapping made in `zeroed`, and no borrow of it is left.
-        let _ = unsafe { munmap(self.data.as_ptr().cast(), self.mapped_bytes) };
     }
 }
 

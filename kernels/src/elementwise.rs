@@ -37,7 +37,10 @@ pub fn add_norm(
     let width = norm.weight.len();
     assert_eq!(residual.len(), out.len(), "residual and out have the same rows");
     assert!(residual.len().is_multiple_of(width), "whole rows");
-    assert!(update.is_none_or(|update| update.len() == out.len()), "update and out have the same rows");
+    assert!(
+        update.is_none_or(|update| update.len() == out.len()),
+        "update and out have the same rows"
+    );
     let job = AddNorm {
         residual: residual.as_mut_ptr(),
         update: update.map(<[f32]>::as_ptr),
@@ -45,7 +48,9 @@ pub fn add_norm(
         out: out.as_mut_ptr(),
         rows: (0, 0),
     };
-    for_row_ranges(pool, out.len() / width, |from, to| isa.dispatch(job.over(from, to)));
+    for_row_ranges(pool, out.len() / width, |from, to| {
+        isa.dispatch(job.over(from, to))
+    });
 }
 
 /// The constants of an RMS norm.
@@ -70,7 +75,10 @@ unsafe impl Sync for AddNorm<'_> {}
 
 impl AddNorm<'_> {
     fn over(&self, from: usize, to: usize) -> Self {
-        Self { rows: (from, to), ..*self }
+        Self {
+            rows: (from, to),
+            ..*self
+        }
     }
 }
 
@@ -87,7 +95,13 @@ impl Kernel for AddNorm<'_> {
                 if let Some(update) = self.update {
                     add_row::<S>(residual, update.add(row * width), width);
                 }
-                norm_row::<S>(residual, self.norm.weight.as_ptr(), self.norm.eps, width, self.out.add(row * width));
+                norm_row::<S>(
+                    residual,
+                    self.norm.weight.as_ptr(),
+                    self.norm.eps,
+                    width,
+                    self.out.add(row * width),
+                );
             }
         }
     }
@@ -124,7 +138,10 @@ unsafe fn norm_row<S: Simd>(x: *const f32, weight: *const f32, eps: f32, width: 
         let n = LANES.min(width - c);
         // SAFETY: as above.
         unsafe {
-            let v = S::mul(S::mul(S::load_head(x.add(c), n), scale), S::load_head(weight.add(c), n));
+            let v = S::mul(
+                S::mul(S::load_head(x.add(c), n), scale),
+                S::load_head(weight.add(c), n),
+            );
             S::store_head(out.add(c), v, n);
         }
         c += LANES;
@@ -139,8 +156,15 @@ unsafe fn norm_row<S: Simd>(x: *const f32, weight: *const f32, eps: f32, width: 
 pub fn silu_mul(pool: &mut Pool, isa: Isa, gate_up: &[f32], width: usize, out: &mut [f32]) {
     assert_eq!(gate_up.len(), 2 * out.len(), "two inputs an output");
     assert!(out.len().is_multiple_of(width), "whole rows");
-    let job = SiluMul { gate_up: gate_up.as_ptr(), out: out.as_mut_ptr(), width, rows: (0, 0) };
-    for_row_ranges(pool, out.len() / width, |from, to| isa.dispatch(job.over(from, to)));
+    let job = SiluMul {
+        gate_up: gate_up.as_ptr(),
+        out: out.as_mut_ptr(),
+        width,
+        rows: (0, 0),
+    };
+    for_row_ranges(pool, out.len() / width, |from, to| {
+        isa.dispatch(job.over(from, to))
+    });
 }
 
 #[derive(Clone, Copy)]
@@ -155,7 +179,10 @@ unsafe impl Sync for SiluMul {}
 
 impl SiluMul {
     fn over(&self, from: usize, to: usize) -> Self {
-        Self { rows: (from, to), ..*self }
+        Self {
+            rows: (from, to),
+            ..*self
+        }
     }
 }
 
@@ -174,7 +201,11 @@ impl Kernel for SiluMul {
                     let up = S::load_head(self.gate_up.add((2 * row + 1) * self.width + c), n);
                     let one = S::splat(1.0);
                     let denominator = S::add(one, S::exp(S::sub(S::splat(0.0), gate)));
-                    S::store_head(self.out.add(row * self.width + c), S::mul(S::div(gate, denominator), up), n);
+                    S::store_head(
+                        self.out.add(row * self.width + c),
+                        S::mul(S::div(gate, denominator), up),
+                        n,
+                    );
                 }
                 c += LANES;
             }
@@ -202,7 +233,10 @@ pub struct Heads<'a> {
 /// # Panics
 ///
 /// If the shapes do not fit together.
-#[allow(clippy::too_many_arguments, reason = "one operation on one buffer; a struct would only rename them")]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "one operation on one buffer; a struct would only rename them"
+)]
 pub fn rotate(
     pool: &mut Pool,
     isa: Isa,
@@ -215,12 +249,29 @@ pub fn rotate(
 ) {
     let rows = x.len() / stride;
     let half = head_dim / 2;
-    assert!(cos.len() >= rows * half && sin.len() >= rows * half, "an angle for each row and frequency");
+    assert!(
+        cos.len() >= rows * half && sin.len() >= rows * half,
+        "an angle for each row and frequency"
+    );
     for group in heads {
-        assert!(group.column + group.count * head_dim <= stride, "heads lie within a row");
-        assert!(group.norm.is_none_or(|norm| norm.weight.len() == head_dim), "a weight a feature of a head");
+        assert!(
+            group.column + group.count * head_dim <= stride,
+            "heads lie within a row"
+        );
+        assert!(
+            group.norm.is_none_or(|norm| norm.weight.len() == head_dim),
+            "a weight a feature of a head"
+        );
     }
-    let job = Rotate { x: x.as_mut_ptr(), stride, half, cos: cos.as_ptr(), sin: sin.as_ptr(), heads, rows: (0, 0) };
+    let job = Rotate {
+        x: x.as_mut_ptr(),
+        stride,
+        half,
+        cos: cos.as_ptr(),
+        sin: sin.as_ptr(),
+        heads,
+        rows: (0, 0),
+    };
     for_row_ranges(pool, rows, |from, to| isa.dispatch(job.over(from, to)));
 }
 
@@ -239,7 +290,10 @@ unsafe impl Sync for Rotate<'_> {}
 
 impl Rotate<'_> {
     fn over(&self, from: usize, to: usize) -> Self {
-        Self { rows: (from, to), ..*self }
+        Self {
+            rows: (from, to),
+            ..*self
+        }
     }
 }
 

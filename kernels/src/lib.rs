@@ -34,6 +34,7 @@ mod simd;
 pub mod tensor_type;
 
 pub use activations::{Activations, Forms};
+pub use buffer::Arena;
 pub use isa::Isa;
 pub use linear::{LinearPart, PackError, PackedMatrix, linear};
 pub use pool::Pool;

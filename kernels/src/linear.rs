@@ -12,8 +12,8 @@
 //! are broadcast, so an output is summed in one lane, over `in` from first to last: its bits depend on its weights
 //! and its activations alone, never on the batch, the thread or the shape of the tile that computed it.
 
-mod integer;
 mod float;
+mod integer;
 mod pack;
 
 use crate::{
@@ -22,8 +22,8 @@ use crate::{
     pool::Pool,
     simd::{LANES, Simd},
 };
-pub use pack::{PackError, PackedMatrix};
 use pack::Packing;
+pub use pack::{PackError, PackedMatrix};
 
 /// Rows of activations that a panel meets before the next panel is loaded: they stay in the second-level cache.
 const ROW_BLOCK: usize = 64;
@@ -45,22 +45,55 @@ pub struct LinearPart<'a> {
 /// # Panics
 ///
 /// If the shapes do not fit together.
-pub fn linear(pool: &mut Pool, isa: Isa, x: &Activations, parts: &[LinearPart<'_>], out: &mut [f32], stride: usize) {
+pub fn linear(
+    pool: &mut Pool,
+    isa: Isa,
+    x: &Activations,
+    parts: &[LinearPart<'_>],
+    out: &mut [f32],
+    stride: usize,
+) {
     let rows = x.rows();
     assert!(out.len() >= rows * stride, "out holds {rows} rows of {stride}");
     for part in parts {
-        assert_eq!(part.matrix.columns(), x.width(), "weights and activations have the same inner width");
-        assert!(part.column + part.matrix.rows() <= stride, "the part's outputs lie within a row of out");
-        assert!(part.bias.is_none_or(|bias| bias.len() == part.matrix.rows()), "one bias an output feature");
+        assert_eq!(
+            part.matrix.columns(),
+            x.width(),
+            "weights and activations have the same inner width"
+        );
+        assert!(
+            x.holds(part.matrix.forms()),
+            "activations were prepared in the form of the weights"
+        );
+        assert!(
+            part.column + part.matrix.rows() <= stride,
+            "the part's outputs lie within a row of out"
+        );
+        assert!(
+            part.bias.is_none_or(|bias| bias.len() == part.matrix.rows()),
+            "one bias an output feature"
+        );
     }
     let out = OutPtr(out.as_mut_ptr());
     let panels: usize = parts.iter().map(|part| part.matrix.panels()).sum();
     let chunk = panels_a_chunk(panels, rows, pool.threads());
     pool.run(panels.div_ceil(chunk), |i| {
         let out = &out;
-        for_each_part(parts, i * chunk, panels.min((i + 1) * chunk), |part, first, last| {
-            isa.dispatch(Chunk { x, part, first, last, out: out.0, stride });
-        });
+        for_each_part(
+            parts,
+            i * chunk,
+            panels.min((i + 1) * chunk),
+            |part, first, last| {
+                isa.dispatch(Chunk {
+                    x,
+                    part,
+                    first,
+                    last,
+                    out: out.0,
+                    stride,
+                });
+            },
+        );
     });
 }
 
@@ -136,7 +169,12 @@ trait Tile {
     /// # Safety
     ///
     /// `panel` and the rows exist, and `x` was prepared in the packing's form.
-    unsafe fn dot<S: Simd, const M: usize>(w: &PackedMatrix, panel: usize, x: &Activations, row: usize) -> [S::F; M];
+    unsafe fn dot<S: Simd, const M: usize>(
+        w: &PackedMatrix,
+        panel: usize,
+        x: &Activations,
+        row: usize,
+    ) -> [S::F; M];
 }
 
 impl Chunk<'_> {
@@ -162,7 +200,10 @@ impl Chunk<'_> {
         // writes these columns.
         unsafe {
             let sums = T::dot::<S, M>(w, panel, self.x, row);
-            let bias = self.part.bias.map(|bias| S::load_head(bias.as_ptr().add(feature), lanes));
+            let bias = self
+                .part
+                .bias
+                .map(|bias| S::load_head(bias.as_ptr().add(feature), lanes));
             for (i, &sum) in sums.iter().enumerate() {
                 let sum = bias.map_or(sum, |bias| S::add(sum, bias));
                 let to = self.out.add((row + i) * self.stride + self.part.column + feature);

@@ -14,7 +14,7 @@ use half::f16;
 
 use crate::{
     activations::Activations,
-    buffer::Buffer,
+    buffer::{Arena, Buffer},
     element::Element,
     isa::{Isa, Kernel},
     pool::Pool,
@@ -67,7 +67,8 @@ impl Numbers {
 }
 
 impl LoraMatrix {
-    /// `a` is `[rank, columns]` and `b` is `[rows, rank]`, row after row, as PEFT stores them.
+    /// `a` is `[rank, columns]` and `b` is `[rows, rank]`, row after row, as PEFT stores them. All matrices of an
+    /// adapter share one `arena`.
     ///
     /// # Errors
     ///
@@ -76,7 +77,9 @@ impl LoraMatrix {
     /// # Panics
     ///
     /// If the shapes do not fit together or the rank is 0 or above [`MAX_RANK`].
+    #[allow(clippy::too_many_arguments, reason = "the parts of one matrix product")]
     pub fn new(
+        arena: &Arena,
         rank: usize,
         columns: usize,
         rows: usize,
@@ -86,11 +89,22 @@ impl LoraMatrix {
         precision: LoraPrecision,
     ) -> io::Result<Self> {
         assert!((1..=MAX_RANK).contains(&rank), "rank {rank}");
-        assert_eq!((a.len(), b.len()), (rank * columns, rows * rank), "A is [rank, in], B is [out, rank]");
+        assert_eq!(
+            (a.len(), b.len()),
+            (rank * columns, rows * rank),
+            "A is [rank, in], B is [out, rank]"
+        );
         let transposed: Vec<f32> = (0..rank * rows).map(|i| b[i % rows * rank + i / rows]).collect();
-        let (a, a_unit) = numbers(a, precision)?;
-        let (b, b_unit) = numbers(&transposed, precision)?;
-        Ok(Self { rank, columns, rows, scale: scale * a_unit * b_unit, a, b })
+        let (a, a_unit) = numbers(arena, a, precision)?;
+        let (b, b_unit) = numbers(arena, &transposed, precision)?;
+        Ok(Self {
+            rank,
+            columns,
+            rows,
+            scale: scale * a_unit * b_unit,
+            a,
+            b,
+        })
     }
 
     /// The true rank.
@@ -119,18 +133,23 @@ impl LoraMatrix {
 }
 
 /// Stores `values` divided by a power of two in 16 bits if that is exact or `precision` allows to round.
-fn numbers(values: &[f32], precision: LoraPrecision) -> io::Result<(Numbers, f32)> {
+fn numbers(arena: &Arena, values: &[f32], precision: LoraPrecision) -> io::Result<(Numbers, f32)> {
     let largest = values.iter().fold(0.0f32, |m, x| m.max(x.abs()));
-    let unit = if largest.is_normal() { 2.0f32.powi(largest.log2().floor() as i32 - 14) } else { 1.0 };
+    let unit = if largest.is_normal() {
+        // Below -126 a single is no power of two with an inverse.
+        2.0f32.powi((largest.log2().floor() as i32 - 14).max(-126))
+    } else {
+        1.0
+    };
     let half = |x: f32| f16::from_f32(x / unit);
     if precision == LoraPrecision::Compact || values.iter().all(|&x| half(x).to_f32() * unit == x) {
-        let mut buffer = Buffer::zeroed(values.len())?;
+        let mut buffer: Buffer<_> = arena.zeroed(values.len())?;
         for (to, &x) in buffer.as_mut_slice().iter_mut().zip(values) {
             *to = half(x).to_bits();
         }
         return Ok((Numbers::F16(buffer), unit));
     }
-    let mut buffer = Buffer::zeroed(values.len())?;
+    let mut buffer: Buffer<_> = arena.zeroed(values.len())?;
     buffer.as_mut_slice().copy_from_slice(values);
     Ok((Numbers::F32(buffer), 1.0))
 }
@@ -163,12 +182,26 @@ pub fn add_deltas(
 ) {
     let mut units = Vec::with_capacity(segments.len());
     for segment in segments {
-        assert_eq!(segment.matrix.columns, x.width(), "A has the width of the activations");
-        assert!(segment.first_row + segment.rows <= x.rows(), "the segment's rows exist");
-        assert!(segment.column + segment.matrix.rows <= stride, "B's outputs lie within a row of out");
+        assert_eq!(
+            segment.matrix.columns,
+            x.width(),
+            "A has the width of the activations"
+        );
+        assert!(
+            segment.first_row + segment.rows <= x.rows(),
+            "the segment's rows exist"
+        );
+        assert!(
+            segment.column + segment.matrix.rows <= stride,
+            "B's outputs lie within a row of out"
+        );
         for first in (0..segment.rows).step_by(ROWS_A_UNIT) {
             let rows = ROWS_A_UNIT.min(segment.rows - first);
-            units.push(LoraSegment { first_row: segment.first_row + first, rows, ..*segment });
+            units.push(LoraSegment {
+                first_row: segment.first_row + first,
+                rows,
+                ..*segment
+            });
         }
     }
     assert!(out.len() >= x.rows() * stride, "out has as many rows as x");
@@ -176,7 +209,12 @@ pub fn add_deltas(
     let out = OutPtr(out.as_mut_ptr());
     pool.run(units.len(), |i| {
         let out = &out;
-        isa.dispatch(Unit { x, segment: units[i], out: out.0, stride });
+        isa.dispatch(Unit {
+            x,
+            segment: units[i],
+            out: out.0,
+            stride,
+        });
     });
 }
 
@@ -224,7 +262,12 @@ impl Kernel for Unit<'_> {
 impl Unit<'_> {
     #[inline(always)]
     unsafe fn add<S: Simd, A: Element, B: Element>(&self, a: *const A, b: *const B) {
-        let LoraSegment { first_row, rows, matrix, column } = self.segment;
+        let LoraSegment {
+            first_row,
+            rows,
+            matrix,
+            column,
+        } = self.segment;
         let mut shrunk = [0.0f32; 4 * MAX_RANK];
         let mut row = 0;
         while row < rows {
@@ -255,11 +298,23 @@ impl Unit<'_> {
         // SAFETY: the caller's: A has `rank` rows of `columns`, B `rank` rows of `rows`, x and out have M rows.
         unsafe {
             while rank + 4 <= m.rank {
-                shrink::<S, A, M, 4>(a.add(rank * m.columns), x, m.columns, m.scale, &mut shrunk[rank * M..]);
+                shrink::<S, A, M, 4>(
+                    a.add(rank * m.columns),
+                    x,
+                    m.columns,
+                    m.scale,
+                    &mut shrunk[rank * M..],
+                );
                 rank += 4;
             }
             while rank < m.rank {
-                shrink::<S, A, M, 1>(a.add(rank * m.columns), x, m.columns, m.scale, &mut shrunk[rank * M..]);
+                shrink::<S, A, M, 1>(
+                    a.add(rank * m.columns),
+                    x,
+                    m.columns,
+                    m.scale,
+                    &mut shrunk[rank * M..],
+                );
                 rank += 1;
             }
             let mut column = 0;

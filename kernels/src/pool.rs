@@ -32,6 +32,8 @@ const JOIN_SPIN: Duration = Duration::from_micros(100);
 pub struct Pool {
     shared: Arc<Shared>,
     helpers: Vec<JoinHandle<()>>,
+    /// Where the thread that calls [`Pool::run`] goes; taken at its first call.
+    callers_core: Option<usize>,
 }
 
 /// A region's work: a function of the chunk's index.
@@ -62,29 +64,27 @@ unsafe impl Sync for Shared {}
 unsafe impl Send for Shared {}
 
 impl Pool {
-    /// A pool on `cores`: the calling thread is pinned to the first, a helper to each other.
+    /// A pool on `cores`: the thread that first calls [`Pool::run`] is pinned to the first, a helper to each other.
     ///
     /// # Errors
     ///
-    /// The operating system refuses a thread or a core.
+    /// The operating system refuses a thread.
     pub fn new(cores: &[usize]) -> io::Result<Self> {
-        if let Some(&first) = cores.first() {
-            pin(first)?;
+        // Should a later thread be refused, dropping the pool ends those there are.
+        let mut pool = Self {
+            shared: Arc::new(Shared::new()),
+            helpers: Vec::new(),
+            callers_core: cores.first().copied(),
+        };
+        for &core in cores.iter().skip(1) {
+            let shared = Arc::clone(&pool.shared);
+            let builder = std::thread::Builder::new().name(format!("compute-{core}"));
+            pool.helpers.push(builder.spawn(move || {
+                let _ = pin(core);
+                shared.help();
+            })?);
         }
-        let shared = Arc::new(Shared::new());
-        let helpers = cores
-            .iter()
-            .skip(1)
-            .map(|&core| {
-                let shared = Arc::clone(&shared);
-                std::thread::Builder::new().name(format!("compute-{core}")).spawn(move || {
-                    // A core that went offline costs speed, not correctness.
-                    let _ = pin(core);
-                    shared.help();
-                })
-            })
-            .collect::<io::Result<Vec<_>>>()?;
-        Ok(Self { shared, helpers })
+        Ok(pool)
     }
 
     /// Threads that compute, the caller included.
@@ -99,6 +99,10 @@ impl Pool {
     ///
     /// If `work` panicked for some chunk.
     pub fn run<W: Fn(usize) + Sync>(&mut self, chunks: usize, work: W) {
+        if let Some(core) = self.callers_core.take() {
+            // A core this process may not use costs speed, not correctness.
+            let _ = pin(core);
+        }
         if chunks <= 1 || self.helpers.is_empty() {
             (0..chunks).for_each(work);
             return;
@@ -107,7 +111,10 @@ impl Pool {
         self.shared.open(&work, count);
         self.shared.work_until_none_is_left();
         self.shared.join();
-        assert!(!self.shared.panicked.swap(false, Ordering::Relaxed), "a chunk of a parallel region panicked");
+        assert!(
+            !self.shared.panicked.swap(false, Ordering::Relaxed),
+            "a chunk of a parallel region panicked"
+        );
     }
 }
 
@@ -151,7 +158,9 @@ impl Shared {
         self.pending.0.store(chunks, Ordering::Relaxed);
         let region = (self.state.0.load(Ordering::Relaxed) >> 32) + 1;
         // SYNC POINT region-open: releases the job and `pending` to whoever claims a chunk.
-        self.state.0.store(region << 32 | u64::from(chunks), Ordering::Release);
+        self.state
+            .0
+            .store(region << 32 | u64::from(chunks), Ordering::Release);
         self.ring();
     }
 
@@ -173,7 +182,11 @@ impl Shared {
                 return None;
             }
             // SYNC POINT region-open: acquires the job.
-            match self.state.0.compare_exchange_weak(state, state - 1, Ordering::Acquire, Ordering::Acquire) {
+            match self
+                .state
+                .0
+                .compare_exchange_weak(state, state - 1, Ordering::Acquire, Ordering::Acquire)
+            {
                 // Chunks are handed out from the last to the first index; their order carries no meaning.
                 Ok(_) => return Some(left as usize - 1),
                 Err(now) => state = now,
@@ -189,7 +202,8 @@ impl Shared {
                 self.panicked.store(true, Ordering::Relaxed);
             }
             // SYNC POINT chunk-done: releases what the chunk wrote to the caller.
-            if self.pending.0.fetch_sub(1, Ordering::SeqCst) == 1 && self.caller_parked.load(Ordering::SeqCst) {
+            if self.pending.0.fetch_sub(1, Ordering::SeqCst) == 1 && self.caller_parked.load(Ordering::SeqCst)
+            {
                 let _ = futex::wake(&self.pending.0, futex::Flags::PRIVATE, 1);
             }
         }
@@ -208,7 +222,10 @@ impl Shared {
                 break;
             }
             // A bound on every wait: should a wake-up ever be lost, it costs a millisecond.
-            let timeout = futex::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
+            let timeout = futex::Timespec {
+                tv_sec: 0,
+                tv_nsec: 1_000_000,
+            };
             let _ = futex::wait(&self.pending.0, futex::Flags::PRIVATE, pending, Some(&timeout));
         }
         self.caller_parked.store(false, Ordering::SeqCst);
@@ -248,6 +265,12 @@ fn spin_until(limit: Duration, done: impl Fn() -> bool) -> bool {
 }
 
 fn pin(core: usize) -> io::Result<()> {
+    if core >= CpuSet::MAX_CPU {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            format!("there is no core {core}"),
+        ));
+    }
     let mut set = CpuSet::new();
     set.set(core);
     Ok(sched_setaffinity(None, &set)?)
@@ -271,7 +294,10 @@ mod tests {
                 pool.run(chunks, |chunk| {
                     counts[chunk].fetch_add(1, Ordering::Relaxed);
                 });
-                assert!(counts.iter().all(|count| count.load(Ordering::Relaxed) == 1), "{threads} threads, {chunks} chunks");
+                assert!(
+                    counts.iter().all(|count| count.load(Ordering::Relaxed) == 1),
+                    "{threads} threads, {chunks} chunks"
+                );
             }
         }
     }

@@ -14,6 +14,16 @@ pub(crate) use portable::Portable;
 /// Lanes of a vector of 32-bit elements.
 pub(crate) const LANES: usize = 16;
 
+/// Asks for the cache line at `at`, which need not exist.
+#[inline(always)]
+pub(crate) fn prefetch(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch never faults, and SSE is in the target's baseline.
+    unsafe {
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
+    }
+}
+
 /// Sixteen lanes of arithmetic.
 ///
 /// # Safety
@@ -65,6 +75,7 @@ pub(crate) trait Simd: Copy {
     /// Nearest integers, ties to even.
     fn to_i32(v: Self::F) -> Self::I;
     fn to_f32(v: Self::I) -> Self::F;
+    /// Sum of all lanes; wraps.
     fn sum_i32(v: Self::I) -> i32;
     /// The lanes as i8; they must be in -127..=127.
     unsafe fn store_i8(to: *mut i8, v: Self::I);
@@ -93,5 +104,101 @@ pub(crate) trait Simd: Copy {
         p = Self::fma(p, r, Self::splat(5.000_000_3e-1));
         p = Self::fma(p, Self::mul(r, r), Self::add(r, Self::splat(1.0)));
         Self::scale_by_power(p, n)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::isa::{Isa, Kernel};
+
+    struct Exp([f32; LANES]);
+
+    impl Kernel for Exp {
+        type Output = [f32; LANES];
+
+        #[inline(always)]
+        fn run<S: Simd>(self) -> [f32; LANES] {
+            let mut out = [0.0; LANES];
+            // SAFETY: whole vectors of arrays.
+            unsafe { S::store(out.as_mut_ptr(), S::exp(S::load(self.0.as_ptr()))) };
+            out
+        }
+    }
+
+    #[test]
+    fn exp_is_within_two_units_in_the_last_place_where_it_is_not_clamped() {
+        for isa in Isa::available() {
+            for step in 0..20_000 {
+                let x: [f32; LANES] =
+                    std::array::from_fn(|lane| -87.0 + (step * LANES + lane) as f32 * (175.0 / 320_000.0));
+                for (x, got) in x.into_iter().zip(isa.dispatch(Exp(x))) {
+                    let wanted = f64::from(x).exp();
+                    let unit = f64::from((wanted as f32).next_up() - wanted as f32);
+                    let off = (f64::from(got) - wanted).abs() / unit;
+                    assert!(off <= 2.0, "{isa:?}: e^{x} is off by {off} units");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn exp_is_clamped_beyond_and_exactly_one_at_zero() {
+        let x = [
+            0.0,
+            -0.0,
+            -87.0,
+            -88.0,
+            -1e30,
+            f32::NEG_INFINITY,
+            88.0,
+            89.0,
+            1e30,
+            f32::INFINITY,
+            0.,
+            0.,
+            0.,
+            0.,
+            0.,
+            0.,
+        ];
+        for isa in Isa::available() {
+            let got = isa.dispatch(Exp(x));
+            assert_eq!(got[..2], [1.0; 2], "{isa:?}");
+            assert!(
+                got[3..6].iter().all(|&y| y == got[2] && y > 0.0),
+                "{isa:?}: {got:?}"
+            );
+            assert!(
+                got[7..10].iter().all(|&y| y == got[6] && y.is_finite()),
+                "{isa:?}: {got:?}"
+            );
+        }
+    }
+
+    struct Sums([f32; LANES], [i32; LANES]);
+
+    impl Kernel for Sums {
+        type Output = (f32, f32, i32);
+
+        #[inline(always)]
+        fn run<S: Simd>(self) -> (f32, f32, i32) {
+            let whole = self.1.map(|x| x as f32);
+            // SAFETY: whole vectors of arrays.
+            let (v, whole) = unsafe { (S::load(self.0.as_ptr()), S::load(whole.as_ptr())) };
+            (S::sum(v), S::max_lane(v), S::sum_i32(S::to_i32(whole)))
+        }
+    }
+
+    #[test]
+    fn sums_of_lanes_are_taken_in_one_order_on_every_set() {
+        // Of so different sizes that another order would round differently.
+        let v: [f32; LANES] = std::array::from_fn(|i| (i as f32 + 0.1) * 10.0f32.powi(i as i32 % 5 - 2));
+        let whole = std::array::from_fn(|i| i as i32 * 1000 - 7);
+        for isa in Isa::available() {
+            let portable = Isa::Portable.dispatch(Sums(v, whole));
+            assert_eq!(isa.dispatch(Sums(v, whole)), portable, "{isa:?}");
+            assert_eq!(portable.2, whole.iter().sum::<i32>());
+        }
     }
 }

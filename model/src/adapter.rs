@@ -142,6 +142,15 @@ pub enum AdapterError {
         /// The tensor.
         tensor: String,
     },
+    /// A copy of the base model's own weights, which may or may not equal those of the base that is served.
+    #[error(
+        "{}: tensor `{tensor}` is a copy of the base model's weights; save the adapter without it (in PEFT: save_pretrained(..., save_embedding_layers=False))", path.display())]
+    BaseCopy {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
     /// A tensor that another one already stood for.
     #[error("{}: tensor `{tensor}` is there twice under different prefixes; save the adapter again", path.display())]
     Duplicate {

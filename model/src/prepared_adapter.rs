@@ -3,7 +3,7 @@
 use std::{io, sync::Arc};
 
 use kernels::{
-    Activations,
+    Activations, Arena,
     lora::{LoraMatrix, LoraPrecision, LoraSegment, add_deltas},
 };
 
@@ -41,9 +41,25 @@ impl PreparedAdapter {
             rank: 0,
             bytes: 0,
         };
+        let elements: usize = adapter
+            .modules
+            .iter()
+            .map(|module| module.a.len() + module.b.len())
+            .sum();
+        // A piece that holds all of a 16-bit adapter; one of 32 bits takes two.
+        let arena = Arena::new(2 * elements);
         for module in &adapter.modules {
             let (rows, columns) = linear_shape(config, module.target);
-            let matrix = LoraMatrix::new(module.rank, columns, rows, module.scale, &module.a, &module.b, precision)?;
+            let matrix = LoraMatrix::new(
+                &arena,
+                module.rank,
+                columns,
+                rows,
+                module.scale,
+                &module.a,
+                &module.b,
+                precision,
+            )?;
             prepared.rank = prepared.rank.max(module.rank);
             prepared.bytes += matrix.bytes();
             match module.target {
@@ -107,7 +123,11 @@ impl<'a> BatchDeltas<'a> {
             LogitRows::Last => 1,
             LogitRows::All => slice.tokens.len(),
         };
-        Self { config, rows: runs(batch, |slice| slice.tokens.len()), head_rows: runs(batch, head_rows) }
+        Self {
+            config,
+            rows: runs(batch, |slice| slice.tokens.len()),
+            head_rows: runs(batch, head_rows),
+        }
     }
 }
 
@@ -122,8 +142,14 @@ fn runs(
         let rows = rows_of(slice);
         if let Some(adapter) = slice.adapter {
             match runs.last_mut() {
-                Some(run) if run.first_row + run.rows == row && Arc::ptr_eq(&run.adapter, adapter) => run.rows += rows,
-                _ => runs.push(Run { first_row: row, rows, adapter: Arc::clone(adapter) }),
+                Some(run) if run.first_row + run.rows == row && Arc::ptr_eq(&run.adapter, adapter) => {
+                    run.rows += rows
+                }
+                _ => runs.push(Run {
+                    first_row: row,
+                    rows,
+                    adapter: Arc::clone(adapter),
+                }),
             }
         }
         row += rows;
@@ -132,8 +158,19 @@ fn runs(
 }
 
 impl Deltas for BatchDeltas<'_> {
-    fn add(&mut self, compute: &mut Compute, layer: usize, group: LinearGroup, x: &Activations, out: &mut [f32]) {
-        let runs = if group == LinearGroup::Head { &self.head_rows } else { &self.rows };
+    fn add(
+        &mut self,
+        compute: &mut Compute,
+        layer: usize,
+        group: LinearGroup,
+        x: &Activations,
+        out: &mut [f32],
+    ) {
+        let runs = if group == LinearGroup::Head {
+            &self.head_rows
+        } else {
+            &self.rows
+        };
         if runs.is_empty() {
             return;
         }
@@ -142,12 +179,20 @@ impl Deltas for BatchDeltas<'_> {
         for run in runs {
             for &(target, column) in &targets {
                 if let Some(matrix) = run.adapter.matrix(layer, target) {
-                    segments.push(LoraSegment { first_row: run.first_row, rows: run.rows, matrix, column });
+                    segments.push(LoraSegment {
+                        first_row: run.first_row,
+                        rows: run.rows,
+                        matrix,
+                        column,
+                    });
                 }
             }
         }
         if !segments.is_empty() {
-            let stride = targets.iter().map(|&(target, _)| linear_shape(self.config, target).0).sum();
+            let stride = targets
+                .iter()
+                .map(|&(target, _)| linear_shape(self.config, target).0)
+                .sum();
             add_deltas(&mut compute.pool, compute.isa, x, &segments, out, stride);
         }
     }

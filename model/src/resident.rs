@@ -84,8 +84,14 @@ impl LoadedWeights {
         let weights = Weights::load(source, threads)?;
         let norms = load_norms(source)?;
         let rope = RopeTable::new(&config);
-        let layers = ResidentLayers { weights, config: config.clone() };
-        Ok(Self { skeleton: Skeleton { config, norms, rope }, layers })
+        let layers = ResidentLayers {
+            weights,
+            config: config.clone(),
+        };
+        Ok(Self {
+            skeleton: Skeleton { config, norms, rope },
+            layers,
+        })
     }
 
     /// The model's shape.
@@ -103,7 +109,11 @@ impl LoadedWeights {
     /// How adapters are kept beside these weights: exactly, unless the weights themselves are rounded.
     #[must_use]
     pub fn adapter_precision(&self) -> LoraPrecision {
-        if self.layers.weights.is_exact() { LoraPrecision::Exact } else { LoraPrecision::Compact }
+        if self.layers.weights.is_exact() {
+            LoraPrecision::Exact
+        } else {
+            LoraPrecision::Compact
+        }
     }
 
     /// The shape of KV blocks of `dtype`.
@@ -116,7 +126,12 @@ impl LoadedWeights {
             KvDtype::Auto if exact => KvPrecision::F32,
             KvDtype::F16 | KvDtype::Auto => KvPrecision::F16,
         };
-        KvShape { layers: config.layers, kv_heads: config.kv_heads, head_dim: config.head_dim, precision }
+        KvShape {
+            layers: config.layers,
+            kv_heads: config.kv_heads,
+            head_dim: config.head_dim,
+            precision,
+        }
     }
 }
 
@@ -139,17 +154,25 @@ impl ResidentModel {
     pub fn new(weights: LoadedWeights, options: &ResidentOptions) -> Result<Self, ResidentError> {
         let shape = weights.kv_shape(options.kv_dtype);
         let (block_bytes, blocks) = (shape.block_bytes(), options.kv_bytes / shape.block_bytes());
-        let pool = KvPool::new(shape, blocks)
-            .map_err(|source| ResidentError::KvPool { blocks, block_bytes, source })?;
-        let threads = Pool::new(&options.cores)
-            .map_err(|source| ResidentError::Threads { cores: options.cores.clone(), source })?;
+        let pool = KvPool::new(shape, blocks).map_err(|source| ResidentError::KvPool {
+            blocks,
+            block_bytes,
+            source,
+        })?;
+        let threads = Pool::new(&options.cores).map_err(|source| ResidentError::Threads {
+            cores: options.cores.clone(),
+            source,
+        })?;
         let LoadedWeights { skeleton, layers } = weights;
         let window = skeleton.config.sliding_window;
         Ok(Self {
             skeleton,
             layers,
             kv: Kv { pool, blocks, window },
-            compute: Compute { pool: threads, isa: Isa::best() },
+            compute: Compute {
+                pool: threads,
+                isa: Isa::best(),
+            },
             scratch: Scratch::default(),
         })
     }
@@ -184,7 +207,14 @@ impl ForwardPass for ResidentModel {
     fn forward(&mut self, batch: &[SequenceSlice<'_, PreparedAdapter>], logits: &mut Vec<f32>) {
         let mut deltas = BatchDeltas::new(&self.skeleton.config, batch);
         let parts = (&mut self.layers, &mut deltas, &mut self.kv);
-        run(&self.skeleton, parts, &mut self.compute, &mut self.scratch, batch, logits);
+        run(
+            &self.skeleton,
+            parts,
+            &mut self.compute,
+            &mut self.scratch,
+            batch,
+            logits,
+        );
     }
 }
 
@@ -197,7 +227,14 @@ struct Kv {
 }
 
 impl KvStore for Kv {
-    fn append(&mut self, compute: &mut Compute, layer: usize, qkv: &[f32], layout: QkvLayout, rows: &[KvRows<'_>]) {
+    fn append(
+        &mut self,
+        compute: &mut Compute,
+        layer: usize,
+        qkv: &[f32],
+        layout: QkvLayout,
+        rows: &[KvRows<'_>],
+    ) {
         self.pool.append(compute.isa, layer, qkv, layout, rows);
     }
 
@@ -210,6 +247,15 @@ impl KvStore for Kv {
         rows: &[KvRows<'_>],
         out: &mut [f32],
     ) {
-        self.pool.attend(&mut compute.pool, compute.isa, layer, qkv, layout, rows, self.window, out);
+        self.pool.attend(
+            &mut compute.pool,
+            compute.isa,
+            layer,
+            qkv,
+            layout,
+            rows,
+            self.window,
+            out,
+        );
     }
 }

@@ -18,7 +18,9 @@ pub enum StopError {
     #[error("`stop` holds an empty string, which would stop before the first token; leave it out")]
     Empty,
     /// A string is longer than [`MAX_STOP_STRING_BYTES`].
-    #[error("`stop` holds a string of {bytes} bytes, but {MAX_STOP_STRING_BYTES} are the most; use a shorter one")]
+    #[error(
+        "`stop` holds a string of {bytes} bytes, but {MAX_STOP_STRING_BYTES} are the most; use a shorter one"
+    )]
     TooLong {
         /// Its length.
         bytes: usize,
@@ -41,7 +43,10 @@ struct Pattern {
 impl Pattern {
     fn new(text: &str) -> Self {
         let bytes = text.as_bytes().to_vec();
-        let mut pattern = Self { fallback: vec![0; bytes.len() + 1], bytes };
+        let mut pattern = Self {
+            fallback: vec![0; bytes.len() + 1],
+            bytes,
+        };
         let mut matched = 0;
         for index in 1..pattern.bytes.len() {
             matched = pattern.step(matched, pattern.bytes[index]);
@@ -79,7 +84,9 @@ impl StopStrings {
             bytes if bytes > MAX_STOP_STRING_BYTES => Err(StopError::TooLong { bytes }),
             _ => Ok(Pattern::new(string.as_ref())),
         };
-        Ok(Self { patterns: strings.iter().map(pattern).collect::<Result<_, _>>()? })
+        Ok(Self {
+            patterns: strings.iter().map(pattern).collect::<Result<_, _>>()?,
+        })
     }
 }
 
@@ -111,7 +118,12 @@ impl StopScanner {
     /// A scanner at the beginning of a text.
     #[must_use]
     pub fn new(strings: StopStrings) -> Self {
-        Self { matched: vec![0; strings.patterns.len()], strings, held: String::new(), stopped: false }
+        Self {
+            matched: vec![0; strings.patterns.len()],
+            strings,
+            held: String::new(),
+            stopped: false,
+        }
     }
 
     /// Takes the next piece of text and says what can go out. The string that is complete first wins; of those
@@ -210,7 +222,10 @@ mod tests {
     #[test]
     fn characters_of_several_bytes_stay_whole() {
         assert_eq!(run(&["é"], &["è", "ê", "é", "x"]), ("èê".into(), Some(0)));
-        assert_eq!(run(&["日本語"], &["今日", "本", "日本", "語"]), ("今日本".into(), Some(0)));
+        assert_eq!(
+            run(&["日本語"], &["今日", "本", "日本", "語"]),
+            ("今日本".into(), Some(0))
+        );
     }
 
     #[test]
@@ -222,7 +237,13 @@ mod tests {
     #[test]
     fn nothing_follows_a_stop() {
         let mut scanner = StopScanner::new(StopStrings::new(&["."]).unwrap());
-        assert_eq!(scanner.push("a.b"), Scan::Stopped { text: "a".into(), stop: 0 });
+        assert_eq!(
+            scanner.push("a.b"),
+            Scan::Stopped {
+                text: "a".into(),
+                stop: 0
+            }
+        );
         assert_eq!(scanner.push("c"), Scan::Text(String::new()));
         assert_eq!(scanner.finish(), "");
     }
@@ -230,8 +251,14 @@ mod tests {
     #[test]
     fn stop_strings_that_cannot_be_honoured_are_refused() {
         assert_eq!(StopStrings::new(&["a", ""]).unwrap_err(), StopError::Empty);
-        assert!(matches!(StopStrings::new(&["a".repeat(5000)]).unwrap_err(), StopError::TooLong { bytes: 5000 }));
-        assert!(matches!(StopStrings::new(&vec!["a"; 65]).unwrap_err(), StopError::TooMany { count: 65 }));
+        assert!(matches!(
+            StopStrings::new(&["a".repeat(5000)]).unwrap_err(),
+            StopError::TooLong { bytes: 5000 }
+        ));
+        assert!(matches!(
+            StopStrings::new(&vec!["a"; 65]).unwrap_err(),
+            StopError::TooMany { count: 65 }
+        ));
     }
 
     proptest! {

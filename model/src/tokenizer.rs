@@ -103,9 +103,14 @@ impl Tokenizer {
     pub fn encode(&self, text: &str, add: AddSpecial, parse: ParseSpecial) -> Result<Vec<u32>, EncodeError> {
         let encoding = self.pipeline.encode(text, parse)?;
         if parse == ParseSpecial::No
-            && let Some(&id) = encoding.get_ids().iter().find(|&&id| self.vocabulary.is_control(id))
+            && let Some(&id) = encoding
+                .get_ids()
+                .iter()
+                .find(|&&id| self.vocabulary.is_control(id))
         {
-            return Err(EncodeError::ControlToken { name: self.token_text(id).into_owned() });
+            return Err(EncodeError::ControlToken {
+                name: self.token_text(id).into_owned(),
+            });
         }
         self.pipeline.framed(encoding, add)
     }
@@ -119,9 +124,15 @@ impl Tokenizer {
         let skipped = |token: u32| special == SkipSpecial::Yes && self.is_special(token);
         let mut strip_space = self.adds_leading_space;
         for &token in tokens.iter().filter(|&&token| !skipped(token)) {
-            let Some(bytes) = self.token_bytes(token).filter(|bytes| !bytes.is_empty()) else { continue };
+            let Some(bytes) = self.token_bytes(token).filter(|bytes| !bytes.is_empty()) else {
+                continue;
+            };
             let strip = std::mem::take(&mut strip_space);
-            let bytes = if strip { bytes.strip_prefix(b" ").unwrap_or(bytes) } else { bytes };
+            let bytes = if strip {
+                bytes.strip_prefix(b" ").unwrap_or(bytes)
+            } else {
+                bytes
+            };
             buffer.push(bytes, &mut text);
         }
         buffer.finish(&mut text);
@@ -200,6 +211,10 @@ impl Tokenizer {
     #[must_use]
     pub fn template_tokens(&self) -> TemplateTokens {
         let text = |token: Option<u32>| token.map(|token| self.token_text(token).into_owned());
-        TemplateTokens { bos: text(self.roles.bos), eos: text(self.roles.eos), pad: text(self.roles.pad) }
+        TemplateTokens {
+            bos: text(self.roles.bos),
+            eos: text(self.roles.eos),
+            pad: text(self.roles.pad),
+        }
     }
 }

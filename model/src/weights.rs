@@ -5,7 +5,9 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-use kernels::{Activations, Forms, LinearPart, PackError, PackedMatrix, linear, quant::dequantize_row};
+use kernels::{
+    Activations, Arena, Forms, LinearPart, PackError, PackedMatrix, linear, quant::dequantize_row,
+};
 
 use crate::{
     config::ModelConfig,
@@ -17,7 +19,9 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 pub enum WeightsError {
     /// The files lack a tensor the architecture has.
-    #[error("the model's files have no {0:?}; the file is incomplete or of another architecture than it says")]
+    #[error(
+        "the model's files have no {0:?}; the file is incomplete or of another architecture than it says"
+    )]
     Missing(TensorId),
     /// A tensor is not of the shape the configuration implies.
     #[error("{id:?} is {found:?} but the configuration implies {expected:?} (rows, columns)")]
@@ -56,9 +60,19 @@ pub struct Weights {
     embedding: PackedMatrix,
 }
 
+/// Memory for weights is asked for in pieces of this size, so that small matrices share huge pages.
+const ARENA_CHUNK_BYTES: usize = 32 << 20;
+
 /// The targets of a layer in the order of [`Weights::layers`].
-pub(crate) const LAYER_TARGETS: [Target; 7] =
-    [Target::Q, Target::K, Target::V, Target::O, Target::Gate, Target::Up, Target::Down];
+pub(crate) const LAYER_TARGETS: [Target; 7] = [
+    Target::Q,
+    Target::K,
+    Target::V,
+    Target::O,
+    Target::Gate,
+    Target::Up,
+    Target::Down,
+];
 
 /// Output and input features of a linear layer.
 #[must_use]
@@ -112,8 +126,14 @@ impl Weights {
         let mut next = || packed.next().expect("one result a job");
         let head = (!config.tied_head).then(&mut next);
         let embedding = next().matrix;
-        let layers = (0..config.layers).map(|_| std::array::from_fn(|_| next())).collect();
-        Ok(Self { layers, head, embedding })
+        let layers = (0..config.layers)
+            .map(|_| std::array::from_fn(|_| next()))
+            .collect();
+        Ok(Self {
+            layers,
+            head,
+            embedding,
+        })
     }
 
     /// Bytes of memory.
@@ -126,18 +146,32 @@ impl Weights {
     /// True if every layer takes its activations unrounded.
     #[must_use]
     pub fn is_exact(&self) -> bool {
-        self.layers.iter().flatten().chain(&self.head).all(|linear| linear.matrix.is_exact())
+        self.layers
+            .iter()
+            .flatten()
+            .chain(&self.head)
+            .all(|linear| linear.matrix.is_exact())
     }
 
     fn part(&self, layer: usize, target: Target, column: usize) -> LinearPart<'_> {
         let linear = match target {
             Target::LmHead => match &self.head {
                 Some(head) => head,
-                None => return LinearPart { matrix: &self.embedding, bias: None, column },
+                None => {
+                    return LinearPart {
+                        matrix: &self.embedding,
+                        bias: None,
+                        column,
+                    };
+                }
             },
             _ => &self.layers[layer][target as usize],
         };
-        LinearPart { matrix: &linear.matrix, bias: linear.bias.as_deref(), column }
+        LinearPart {
+            matrix: &linear.matrix,
+            bias: linear.bias.as_deref(),
+            column,
+        }
     }
 }
 
@@ -151,11 +185,22 @@ pub struct ResidentLayers {
 }
 
 impl BaseLayers for ResidentLayers {
-    fn linear(&mut self, compute: &mut Compute, layer: usize, group: LinearGroup, x: &mut Activations, out: &mut [f32]) {
+    fn linear(
+        &mut self,
+        compute: &mut Compute,
+        layer: usize,
+        group: LinearGroup,
+        x: &mut Activations,
+        out: &mut [f32],
+    ) {
         let targets = group_targets(&self.config, group);
-        let parts: Vec<LinearPart<'_>> =
-            targets.iter().map(|&(target, column)| self.weights.part(layer, target, column)).collect();
-        let forms = parts.iter().fold(Forms::default(), |forms, part| forms.and(part.matrix.forms()));
+        let parts: Vec<LinearPart<'_>> = targets
+            .iter()
+            .map(|&(target, column)| self.weights.part(layer, target, column))
+            .collect();
+        let forms = parts
+            .iter()
+            .fold(Forms::default(), |forms, part| forms.and(part.matrix.forms()));
         x.prepare(&mut compute.pool, compute.isa, forms);
         let stride = parts.iter().map(|part| part.matrix.rows()).sum();
         linear(&mut compute.pool, compute.isa, x, &parts, out, stride);
@@ -176,37 +221,54 @@ enum Job {
 }
 
 /// Packs `jobs`, in their order.
-fn pack_all(source: &(dyn WeightSource + Sync), jobs: &[Job], threads: usize) -> Result<Vec<Linear>, WeightsError> {
+fn pack_all(
+    source: &(dyn WeightSource + Sync),
+    jobs: &[Job],
+    threads: usize,
+) -> Result<Vec<Linear>, WeightsError> {
     let next = AtomicUsize::new(0);
-    let results: Mutex<Vec<Option<Result<Linear, WeightsError>>>> = Mutex::new(jobs.iter().map(|_| None).collect());
+    let arena = Arena::new(ARENA_CHUNK_BYTES);
+    let results: Mutex<Vec<Option<Result<Linear, WeightsError>>>> =
+        Mutex::new(jobs.iter().map(|_| None).collect());
     std::thread::scope(|scope| {
         for _ in 0..threads.max(1) {
             scope.spawn(|| {
                 loop {
                     let index = next.fetch_add(1, Ordering::Relaxed);
                     let Some(&job) = jobs.get(index) else { break };
-                    let result = pack(source, job);
+                    let result = pack(source, &arena, job);
                     results.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(result);
                 }
             });
         }
     });
     let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
-    results.into_iter().map(|result| result.expect("every job was taken")).collect()
+    results
+        .into_iter()
+        .map(|result| result.expect("every job was taken"))
+        .collect()
 }
 
-fn pack(source: &dyn WeightSource, job: Job) -> Result<Linear, WeightsError> {
+fn pack(source: &dyn WeightSource, arena: &Arena, job: Job) -> Result<Linear, WeightsError> {
     let config = source.config();
     let (weight, bias, shape) = match job {
-        Job::Embedding => (TensorId::TokenEmbedding, None, (config.vocab_size, config.hidden_size)),
+        Job::Embedding => (
+            TensorId::TokenEmbedding,
+            None,
+            (config.vocab_size, config.hidden_size),
+        ),
         Job::Linear(layer, target) => {
             let bias = TensorId::Bias(layer, target);
-            (TensorId::Weight(layer, target), Some(bias), linear_shape(config, target))
+            (
+                TensorId::Weight(layer, target),
+                Some(bias),
+                linear_shape(config, target),
+            )
         }
     };
     let tensor = source.tensor(weight).ok_or(WeightsError::Missing(weight))?;
     expect_shape(weight, shape, (tensor.rows, tensor.cols))?;
-    let matrix = PackedMatrix::pack(tensor.kind, &tensor.data, tensor.rows, tensor.cols)
+    let matrix = PackedMatrix::pack_in(arena, tensor.kind, &tensor.data, tensor.rows, tensor.cols)
         .map_err(|source| WeightsError::Pack { id: weight, source })?;
     drop(tensor);
     source.release(weight);
@@ -218,11 +280,19 @@ fn pack(source: &dyn WeightSource, job: Job) -> Result<Linear, WeightsError> {
 }
 
 fn expect_shape(id: TensorId, expected: (usize, usize), found: (usize, usize)) -> Result<(), WeightsError> {
-    if expected == found { Ok(()) } else { Err(WeightsError::Shape { id, expected, found }) }
+    if expected == found {
+        Ok(())
+    } else {
+        Err(WeightsError::Shape { id, expected, found })
+    }
 }
 
 /// A vector as floats, or `None` if the files have none.
-fn read_vector(source: &dyn WeightSource, id: TensorId, length: usize) -> Result<Option<Vec<f32>>, WeightsError> {
+fn read_vector(
+    source: &dyn WeightSource,
+    id: TensorId,
+    length: usize,
+) -> Result<Option<Vec<f32>>, WeightsError> {
     let Some(tensor) = source.tensor(id) else {
         return Ok(None);
     };
@@ -240,8 +310,18 @@ fn read_vector(source: &dyn WeightSource, id: TensorId, length: usize) -> Result
 pub fn load_norms(source: &dyn WeightSource) -> Result<Norms, WeightsError> {
     let config = source.config();
     let vector = |id, length| read_vector(source, id, length)?.ok_or(WeightsError::Missing(id));
-    let of_layers = |id: fn(usize) -> TensorId, length| (0..config.layers).map(|layer| vector(id(layer), length)).collect();
-    let of_heads = |id| if config.qk_norm { of_layers(id, config.head_dim) } else { Ok(Vec::new()) };
+    let of_layers = |id: fn(usize) -> TensorId, length| {
+        (0..config.layers)
+            .map(|layer| vector(id(layer), length))
+            .collect()
+    };
+    let of_heads = |id| {
+        if config.qk_norm {
+            of_layers(id, config.head_dim)
+        } else {
+            Ok(Vec::new())
+        }
+    };
     Ok(Norms {
         attention: of_layers(TensorId::AttentionNorm, config.hidden_size)?,
         feed_forward: of_layers(TensorId::FeedForwardNorm, config.hidden_size)?,

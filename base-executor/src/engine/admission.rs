@@ -37,7 +37,9 @@ pub enum Refusal {
         vocab_size: usize,
     },
     /// Too many alternatives.
-    #[error("`{field}` asks for {asked} alternatives per token, but at most {MAX_LOGPROBS} are given; ask for fewer")]
+    #[error(
+        "`{field}` asks for {asked} alternatives per token, but at most {MAX_LOGPROBS} are given; ask for fewer"
+    )]
     TooManyLogprobs {
         /// Which report.
         field: &'static str,
@@ -48,7 +50,9 @@ pub enum Refusal {
     #[error(transparent)]
     Sampling(#[from] SamplingError),
     /// The prompt leaves no room in the context.
-    #[error("the prompt has {prompt} tokens, but the context holds {context_length} with the completion; shorten it")]
+    #[error(
+        "the prompt has {prompt} tokens, but the context holds {context_length} with the completion; shorten it"
+    )]
     PromptTooLong {
         /// Tokens of the prompt.
         prompt: usize,

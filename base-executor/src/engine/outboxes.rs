@@ -16,12 +16,12 @@ struct Outbox {
 }
 
 impl Outbox {
-    /// Never waits: a queue that is full has a gateway behind it that does not read.
-    fn flush(&mut self) -> Result<(), mpsc::error::TrySendError<ToGateway>> {
-        if !self.outputs.is_empty() {
-            self.queue.try_send(ToGateway::Outputs(std::mem::take(&mut self.outputs)))?;
-        }
-        self.answers.drain(..).try_for_each(|answer| self.queue.try_send(answer))
+    /// Returns false if the gateway did not take everything. Never waits: a queue that is full has a gateway
+    /// behind it that does not read.
+    fn flush(&mut self) -> bool {
+        let outputs = std::mem::take(&mut self.outputs);
+        let outputs = (!outputs.is_empty()).then_some(ToGateway::Outputs(outputs));
+        outputs.into_iter().chain(self.answers.drain(..)).all(|message| self.queue.try_send(message).is_ok())
     }
 }
 
@@ -61,6 +61,6 @@ impl Outboxes {
     /// Sends what has been collected: one [`ToGateway::Outputs`] for each gateway. Returns the gateways that did
     /// not take it.
     pub(super) fn flush(&mut self) -> Vec<ConnectionId> {
-        self.open.iter_mut().filter_map(|(&id, outbox)| outbox.flush().err().map(|_| id)).collect()
+        self.open.iter_mut().filter_map(|(&id, outbox)| (!outbox.flush()).then_some(id)).collect()
     }
 }

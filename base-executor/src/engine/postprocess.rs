@@ -20,7 +20,8 @@ type Panic = Box<dyn Any + Send>;
 impl<P: ForwardPass> Engine<P> {
     /// Runs the forward pass over the plan.
     pub(super) fn compute(&mut self, plan: &[Portion]) -> Result<(), Panic> {
-        let batch: Vec<_> = plan.iter().map(|portion| slice(&self.running[portion.sequence], *portion)).collect();
+        let batch: Vec<_> =
+            plan.iter().map(|portion| slice(&self.running[portion.sequence], *portion)).collect();
         catch_unwind(AssertUnwindSafe(|| self.pass.forward(&batch, &mut self.logits)))
     }
 
@@ -65,7 +66,8 @@ impl<P: ForwardPass> Engine<P> {
 
     fn fault(&self, portion: Portion) -> Output {
         let request = self.running[portion.sequence].caller.request;
-        let message = "the executor failed on this request; its log says more, and other requests go on".to_owned();
+        let message =
+            "the executor failed on this request; its log says more, and other requests go on".to_owned();
         tracing::error!(request, "a panic was caught; the request ends with an internal error");
         failure(request, WireError { code: ErrorCode::Internal, message })
     }

@@ -1,6 +1,6 @@
 //! Who takes part in a step, with how many tokens, and who has to give way.
 
-use model::forward::{BLOCK_TOKENS, ForwardPass, LogitRows};
+use model::forward::{ForwardPass, LogitRows};
 
 use super::Engine;
 
@@ -42,7 +42,8 @@ impl<P: ForwardPass> Engine<P> {
         }
     }
 
-    /// Everyone who generates goes on by a token; prompts share the rest of the step.
+    /// Everyone who generates goes on by a token; prompts share `chunk_tokens` on top of that, so neither keeps
+    /// the other waiting.
     pub(super) fn schedule(&mut self) -> Vec<Portion> {
         let mut plan = Vec::with_capacity(self.running.len());
         let mut index = 0;
@@ -55,18 +56,16 @@ impl<P: ForwardPass> Engine<P> {
             }
             index += 1;
         }
-        // However many generate, prompts go on too.
-        let budget = self.limits.chunk_tokens.saturating_sub(plan.len()).max(BLOCK_TOKENS);
-        self.schedule_prompts(budget, &mut plan);
+        self.schedule_prompts(&mut plan);
         plan
     }
 
     /// First come, first served; but a prompt that would take the whole step for itself leaves a quarter of it to
     /// the next ones.
-    fn schedule_prompts(&self, budget: usize, plan: &mut Vec<Portion>) {
-        let prompts = |sequence: &&usize| !self.running[**sequence].is_decoding();
-        let indices: Vec<usize> = (0..self.running.len()).collect();
-        let prompts: Vec<usize> = indices.iter().filter(prompts).copied().collect();
+    fn schedule_prompts(&self, plan: &mut Vec<Portion>) {
+        let budget = self.limits.chunk_tokens;
+        let is_prompt = |index: &usize| !self.running[*index].is_decoding();
+        let prompts: Vec<usize> = (0..self.running.len()).filter(is_prompt).collect();
         let share = if prompts.len() > 1 { budget - budget / 4 } else { budget };
         let (mut left, mut scored_left) = (budget, SCORED_TOKENS);
         for index in prompts {

@@ -41,7 +41,10 @@ pub(super) struct Task {
 #[derive(Debug)]
 enum Opening {
     /// Not sent yet: log-probabilities of the prompt so far, and prompt tokens found in the cache.
-    Due { prompt: Vec<TokenOutput>, cached_tokens: u32 },
+    Due {
+        prompt: Vec<TokenOutput>,
+        cached_tokens: u32,
+    },
     Sent,
 }
 
@@ -256,5 +259,12 @@ impl<A> Sequence<A> {
 
 /// The output of a request that ends in `error`.
 pub(super) fn failure(request: RequestId, error: WireError) -> Output {
-    Output { request, tokens: Vec::new(), prompt: Vec::new(), cached_tokens: 0, finish: None, error: Some(error) }
+    Output {
+        request,
+        tokens: Vec::new(),
+        prompt: Vec::new(),
+        cached_tokens: 0,
+        finish: None,
+        error: Some(error),
+    }
 }

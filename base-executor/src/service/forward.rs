@@ -67,3 +67,22 @@ pub(super) fn address(peer: &PeerIdentity, frame: Bytes) -> ZmqMessage {
     message.push_front(peer.clone().into());
     message
 }
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_frame_waits_until_the_bytes_before_it_have_been_written() {
+        let window = Arc::new(Semaphore::new(WINDOW_BYTES as usize));
+        let large = ToGateway::Refused("x".repeat(2 * WINDOW_BYTES as usize));
+        let small = ToGateway::Refused("small".to_owned());
+        let first = frame(&large, &window).await.unwrap();
+        assert!(frame(&small, &window).now_or_never().is_none(), "one frame may be larger than the window");
+        drop(first);
+        assert_eq!(frame(&small, &window).await.unwrap(), small.to_bytes());
+        assert_eq!(window.available_permits(), WINDOW_BYTES as usize);
+    }
+}

@@ -20,7 +20,9 @@ pub enum BindError {
     #[error("{0} names no file in a directory; give --socket a path such as /run/holobiont/executor.sock")]
     NoDirectory(PathBuf),
     /// The kernel takes no path of this length.
-    #[error("the socket path {path} has {bytes} bytes, but at most {MAX_PATH_BYTES} are possible; use a shorter one")]
+    #[error(
+        "the socket path {path} has {bytes} bytes, but at most {MAX_PATH_BYTES} are possible; use a shorter one"
+    )]
     TooLong {
         /// The path.
         path: PathBuf,
@@ -28,7 +30,9 @@ pub enum BindError {
         bytes: usize,
     },
     /// Others may enter the directory.
-    #[error("others may enter {directory} (mode {mode:o}), where the socket is to be; run `chmod 700 {directory}`")]
+    #[error(
+        "others may enter {directory} (mode {mode:o}), where the socket is to be; run `chmod 700 {directory}`"
+    )]
     DirectoryOpen {
         /// The directory.
         directory: PathBuf,
@@ -36,7 +40,9 @@ pub enum BindError {
         mode: u32,
     },
     /// The directory is somebody else's.
-    #[error("{directory}, where the socket is to be, belongs to user {owner}, not to this user; use another directory")]
+    #[error(
+        "{directory}, where the socket is to be, belongs to user {owner}, not to this user; use another directory"
+    )]
     ForeignDirectory {
         /// The directory.
         directory: PathBuf,
@@ -116,7 +122,9 @@ fn remove_stale(path: &Path) -> Result<(), BindError> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(cause) => return Err(failed("inspect", path)(cause)),
-        Ok(metadata) if !metadata.file_type().is_socket() => return Err(BindError::NotASocket(path.to_owned())),
+        Ok(metadata) if !metadata.file_type().is_socket() => {
+            return Err(BindError::NotASocket(path.to_owned()));
+        }
         Ok(_) => {}
     }
     if UnixStream::connect(path).is_ok() {
@@ -136,9 +144,13 @@ mod tests {
 
     use super::*;
 
+    fn directory(mode: u32) -> tempfile::TempDir {
+        tempfile::Builder::new().permissions(fs::Permissions::from_mode(mode)).tempdir().unwrap()
+    }
+
     #[test]
     fn the_directory_is_made_private_and_the_file_goes_with_its_owner() {
-        let root = tempfile::tempdir().unwrap();
+        let root = directory(0o700);
         let path = root.path().join("a/b/executor.sock");
         let (socket, _listener) = PrivateSocket::bind(&path).unwrap();
         let mode = fs::metadata(path.parent().unwrap()).unwrap().mode();
@@ -149,15 +161,14 @@ mod tests {
 
     #[test]
     fn a_directory_that_others_may_enter_is_refused() {
-        let root = tempfile::tempdir().unwrap();
-        fs::set_permissions(root.path(), fs::Permissions::from_mode(0o750)).unwrap();
+        let root = directory(0o750);
         let refused = PrivateSocket::bind(&root.path().join("executor.sock")).unwrap_err();
         assert!(matches!(refused, BindError::DirectoryOpen { mode: 0o750, .. }), "{refused}");
     }
 
     #[test]
     fn a_dead_process_leaves_nothing_in_the_way_but_a_living_one_does() {
-        let root = tempfile::tempdir().unwrap();
+        let root = directory(0o700);
         let path = root.path().join("executor.sock");
         drop(UnixListener::bind(&path).unwrap());
         let (_socket, _listener) = PrivateSocket::bind(&path).unwrap();
@@ -166,7 +177,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_no_socket_is_not_removed() {
-        let root = tempfile::tempdir().unwrap();
+        let root = directory(0o700);
         let path = root.path().join("precious");
         fs::write(&path, "data").unwrap();
         assert!(matches!(PrivateSocket::bind(&path), Err(BindError::NotASocket(_))));

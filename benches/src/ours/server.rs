@@ -24,6 +24,15 @@ pub(crate) struct NamedAdapter {
     pub(crate) folder: PathBuf,
 }
 
+/// How much memory the executor may use for keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum KvPool {
+    /// What `holobiont up` takes unless told otherwise.
+    Default,
+    /// So many bytes.
+    Bytes(u64),
+}
+
 /// The names requests carry in `model`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Models {
@@ -40,6 +49,19 @@ impl Holobiont {
     /// # Errors
     /// If it does not start.
     pub(crate) fn start(setup: &Setup, adapters: &[NamedAdapter], folder: &Path) -> Result<Self> {
+        Self::start_with(setup, adapters, folder, KvPool::Default)
+    }
+
+    /// As [`Holobiont::start`], with a KV pool of a given size.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub(crate) fn start_with(
+        setup: &Setup,
+        adapters: &[NamedAdapter],
+        folder: &Path,
+        pool: KvPool,
+    ) -> Result<Self> {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let port = free_port()?;
         let mut command = Command::new(setup.config.ours.join("holobiont"));
@@ -50,6 +72,9 @@ impl Holobiont {
             .arg("--state")
             .arg(folder.join("state"));
         command.arg("--cores").arg(setup.cores.list());
+        if let KvPool::Bytes(bytes) = pool {
+            command.env("HOLOBIONT_EXECUTOR_KV_BYTES", bytes.to_string());
+        }
         for NamedAdapter { name, folder } in adapters {
             command
                 .arg("--adapter")

@@ -10,8 +10,8 @@ use futures::StreamExt as _;
 use shmproto::{
     codec::Wire as _,
     message::{
-        AdapterLoaded, AdapterUnloaded, Hello, Output, PROTOCOL_VERSION, RequestId, Stats, ToExecutor, ToGateway,
-        Welcome,
+        AdapterLoaded, AdapterUnloaded, Hello, Output, PROTOCOL_VERSION, RequestId, Stats, ToExecutor,
+        ToGateway, Welcome,
     },
 };
 use tokio::{
@@ -141,7 +141,15 @@ impl LinkTask {
         commands: mpsc::UnboundedReceiver<Command>,
         link: watch::Sender<Link>,
     ) -> Self {
-        Self { endpoint, instance, commands, link, epoch: 0, routes: HashMap::new(), calls: HashMap::new() }
+        Self {
+            endpoint,
+            instance,
+            commands,
+            link,
+            epoch: 0,
+            routes: HashMap::new(),
+            calls: HashMap::new(),
+        }
     }
 
     pub(super) async fn run(mut self) {
@@ -164,7 +172,10 @@ impl LinkTask {
                     backoff = MIN_BACKOFF;
                     self.epoch += 1;
                     tracing::info!(epoch = self.epoch, model = %welcome.model_path, "connected to the base-executor");
-                    self.link.send_replace(Link::Up { epoch: self.epoch, welcome: Arc::new(welcome) });
+                    self.link.send_replace(Link::Up {
+                        epoch: self.epoch,
+                        welcome: Arc::new(welcome),
+                    });
                     match self.serve(wire).await {
                         End::Closed => return,
                         End::Lost(reason) => reason,
@@ -247,14 +258,20 @@ impl LinkTask {
                 call.message
             }
         };
-        send.send(ZmqMessage::from(message)).await.map_err(|error| End::Lost(format!("sending to it failed: {error}")))
+        send.send(ZmqMessage::from(message))
+            .await
+            .map_err(|error| End::Lost(format!("sending to it failed: {error}")))
     }
 
     fn dispatch(&mut self, message: &ZmqMessage) -> Result<(), End> {
         match read(message).map_err(End::Lost)? {
-            ToGateway::Outputs(outputs) => return outputs.into_iter().try_for_each(|output| self.deliver(output)),
+            ToGateway::Outputs(outputs) => {
+                return outputs.into_iter().try_for_each(|output| self.deliver(output));
+            }
             ToGateway::AdapterLoaded(loaded) => self.answer(loaded.request, Ok(Answer::Loaded(loaded))),
-            ToGateway::AdapterUnloaded(unloaded) => self.answer(unloaded.request, Ok(Answer::Unloaded(unloaded))),
+            ToGateway::AdapterUnloaded(unloaded) => {
+                self.answer(unloaded.request, Ok(Answer::Unloaded(unloaded)))
+            }
             ToGateway::Stats(stats) => self.answer(stats.request, Ok(Answer::Stats(stats))),
             ToGateway::Failed(failed) => self.answer(failed.request, Err(CallError::Refused(failed.error))),
             ToGateway::Welcome(_) => return Err(End::Lost("it sent a second welcome".to_owned())),
@@ -267,9 +284,13 @@ impl LinkTask {
         let id = output.request;
         let last = output.finish.is_some() || output.error.is_some();
         // Outputs of a cancelled sequence may still be on their way.
-        let Some(route) = self.routes.get_mut(&id) else { return Ok(()) };
+        let Some(route) = self.routes.get_mut(&id) else {
+            return Ok(());
+        };
         let Some(left) = route.budget.checked_sub(1) else {
-            return Err(End::Lost("it sent more outputs for a request than tokens were asked for".to_owned()));
+            return Err(End::Lost(
+                "it sent more outputs for a request than tokens were asked for".to_owned(),
+            ));
         };
         route.budget = left;
         // Fails only when the reader is gone; its cancellation is on its way.
@@ -294,7 +315,9 @@ impl LinkTask {
         } else {
             tracing::debug!(reason, "the base-executor is not there yet");
         }
-        self.link.send_replace(Link::Down { reason: reason.to_owned() });
+        self.link.send_replace(Link::Down {
+            reason: reason.to_owned(),
+        });
         self.fail_all(reason);
     }
 
@@ -313,7 +336,9 @@ pub(super) fn refuse(command: Command, epoch: u64) {
     match command {
         Command::Start(start) => lose(start.route, epoch),
         Command::Call(call) => {
-            let _ = call.answer.send(Err(CallError::Unavailable("not connected".to_owned())));
+            let _ = call
+                .answer
+                .send(Err(CallError::Unavailable("not connected".to_owned())));
         }
         Command::Cancel(_) | Command::Close => {}
     }
@@ -331,10 +356,20 @@ async fn open(endpoint: String, instance: u64) -> Result<(Wire, Welcome), String
     options.connect_timeout(CONNECT_TIMEOUT);
     let mut socket = DealerSocket::with_options(options);
     let monitor = socket.monitor();
-    socket.connect(&endpoint).await.map_err(|error| format!("connecting to {endpoint} failed: {error}"))?;
+    socket
+        .connect(&endpoint)
+        .await
+        .map_err(|error| format!("connecting to {endpoint} failed: {error}"))?;
     let (send, receive) = socket.split();
-    let mut wire = Wire { send, receive, monitor };
-    let hello = ToExecutor::Hello(Hello { version: PROTOCOL_VERSION, instance });
+    let mut wire = Wire {
+        send,
+        receive,
+        monitor,
+    };
+    let hello = ToExecutor::Hello(Hello {
+        version: PROTOCOL_VERSION,
+        instance,
+    });
     let sent = wire.send.send(ZmqMessage::from(hello.to_bytes())).await;
     sent.map_err(|error| format!("saying hello failed: {error}"))?;
     let welcome = tokio::time::timeout(WELCOME_TIMEOUT, welcome(&mut wire)).await;
@@ -373,7 +408,11 @@ fn accept(message: ToGateway) -> Result<Welcome, String> {
 fn read(message: &ZmqMessage) -> Result<ToGateway, String> {
     let frame = match (message.get(0), message.len()) {
         (Some(frame), 1) => frame,
-        (_, frames) => return Err(format!("it sent a message of {frames} frames where one is expected")),
+        (_, frames) => {
+            return Err(format!(
+                "it sent a message of {frames} frames where one is expected"
+            ));
+        }
     };
     ToGateway::from_bytes(frame).map_err(|error| format!("it sent a message that cannot be read: {error}"))
 }

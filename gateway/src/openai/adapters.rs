@@ -13,7 +13,12 @@ use crate::{
 
 /// Every adapter with what it is and who uses it.
 pub async fn list(State(app): State<Arc<App>>) -> Json<Value> {
-    let data: Vec<Value> = app.registry.entries().values().map(|entry| describe(entry)).collect();
+    let data: Vec<Value> = app
+        .registry
+        .entries()
+        .values()
+        .map(|entry| describe(entry))
+        .collect();
     Json(json!({ "object": "list", "data": data }))
 }
 
@@ -48,7 +53,9 @@ pub async fn unload(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Re
     fields.finish()?;
     let (registry, unloaded) = (Arc::clone(&app.registry), name.clone());
     let freed_bytes = finish(async move { registry.unload(&unloaded).await }).await?;
-    Ok(Json(json!({ "status": "unloaded", "name": name, "freed_bytes": freed_bytes })))
+    Ok(Json(
+        json!({ "status": "unloaded", "name": name, "freed_bytes": freed_bytes }),
+    ))
 }
 
 /// Lets a change run to its end even if the caller goes away.
@@ -81,9 +88,15 @@ impl From<AdapterError> for ApiError {
         let message = error.to_string();
         match error {
             AdapterError::BadName(_) | AdapterError::NameOfBase(_) => Self::invalid("lora_name", message),
-            AdapterError::NoSuchPath { .. } => Self::bad_request("invalid_adapter_path", message).of("lora_path"),
-            AdapterError::OutsideRoot { .. } => Self::bad_request("adapter_outside_root", message).of("lora_path"),
-            AdapterError::NameTaken(_) => Self::bad_request("adapter_already_loaded", message).of("lora_name"),
+            AdapterError::NoSuchPath { .. } => {
+                Self::bad_request("invalid_adapter_path", message).of("lora_path")
+            }
+            AdapterError::OutsideRoot { .. } => {
+                Self::bad_request("adapter_outside_root", message).of("lora_path")
+            }
+            AdapterError::NameTaken(_) => {
+                Self::bad_request("adapter_already_loaded", message).of("lora_name")
+            }
             AdapterError::OtherGeneration { .. } => Self::conflict("generation_mismatch", message),
             AdapterError::NotFound(name) => Self::model_not_found(&name).of("lora_name"),
             AdapterError::NoModules(_) => Self::bad_request("invalid_adapter", message).of("lora_path"),

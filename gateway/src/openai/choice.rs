@@ -66,14 +66,21 @@ pub struct Choice {
 
 impl std::fmt::Debug for Choice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Choice").field("tokens", &self.tokens).finish_non_exhaustive()
+        f.debug_struct("Choice")
+            .field("tokens", &self.tokens)
+            .finish_non_exhaustive()
     }
 }
 
 impl Choice {
     /// A choice without tokens yet.
     #[must_use]
-    pub fn new(decoder: Box<dyn Decoder>, stop: Option<StopScanner>, min_tokens: u32, scores: Scores) -> Self {
+    pub fn new(
+        decoder: Box<dyn Decoder>,
+        stop: Option<StopScanner>,
+        min_tokens: u32,
+        scores: Scores,
+    ) -> Self {
         Self {
             decoder,
             stop,
@@ -116,12 +123,20 @@ impl Choice {
     /// Takes one token; true if a stop string is complete.
     fn token(&mut self, token: TokenOutput, silent: bool, out: &mut String) -> bool {
         self.tokens += 1;
-        let fresh = if silent { "" } else { self.decoder.push(token.token) };
+        let fresh = if silent {
+            ""
+        } else {
+            self.decoder.push(token.token)
+        };
         let (start, offset) = (self.decoded_bytes, self.decoded_chars);
         self.decoded_bytes += fresh.len();
         self.decoded_chars += fresh.chars().count();
         if self.scores == Scores::Keep {
-            self.held.push_back(Held { scored: Scored { offset, token }, start, end: self.decoded_bytes });
+            self.held.push_back(Held {
+                scored: Scored { offset, token },
+                start,
+                end: self.decoded_bytes,
+            });
         }
         let before = out.len();
         // Before `min_tokens` nothing stops, so nothing is looked for.
@@ -160,7 +175,11 @@ impl Choice {
 
     /// Hands out the scores of tokens whose text is out.
     fn release(&mut self, piece: &mut Piece) {
-        while self.held.front().is_some_and(|held| held.end <= self.emitted_bytes) {
+        while self
+            .held
+            .front()
+            .is_some_and(|held| held.end <= self.emitted_bytes)
+        {
             piece.scored.extend(self.held.pop_front().map(|held| held.scored));
         }
     }

@@ -10,13 +10,7 @@ use super::{
     errors::ApiError,
     params::{EndTokens, Params},
 };
-use crate::{
-    adapters::Lease,
-    app::App,
-    auth::Caller,
-    lifecycle::Serving,
-    text::Text,
-};
+use crate::{adapters::Lease, app::App, auth::Caller, lifecycle::Serving, text::Text};
 
 /// Most prompts of a request.
 pub const MAX_PROMPTS: usize = 64;
@@ -81,12 +75,20 @@ pub struct Job {
 /// Finds the model `name`: the base, an adapter, or `base:adapter`. Never the base for anything else.
 pub fn find_target(app: &App, serving: &Serving, name: &str) -> Result<Target, ApiError> {
     if name == serving.base_name {
-        return Ok(Target { name: name.to_owned(), lease: None });
+        return Ok(Target {
+            name: name.to_owned(),
+            lease: None,
+        });
     }
-    let base = name.strip_prefix(serving.base_name.as_str()).and_then(|rest| rest.strip_prefix(':'));
+    let base = name
+        .strip_prefix(serving.base_name.as_str())
+        .and_then(|rest| rest.strip_prefix(':'));
     let lease = app.registry.lease(base.unwrap_or(name))?;
     let lease = lease.ok_or_else(|| ApiError::model_not_found(name))?;
-    Ok(Target { name: name.to_owned(), lease: Some(lease) })
+    Ok(Target {
+        name: name.to_owned(),
+        lease: Some(lease),
+    })
 }
 
 /// What may share cached prefixes: the same tenant asking the same weights.
@@ -114,7 +116,10 @@ impl Job {
         let limit = self.serving.context_tokens;
         for prompt in &self.prompts {
             if prompt.tokens.is_empty() {
-                return Err(ApiError::invalid(self.prompt_field(), "the prompt has no tokens; send at least one"));
+                return Err(ApiError::invalid(
+                    self.prompt_field(),
+                    "the prompt has no tokens; send at least one",
+                ));
             }
             if prompt.tokens.len().saturating_add(wanted) > limit {
                 let error = ApiError::context_length(prompt.tokens.len(), wanted, limit);
@@ -157,7 +162,9 @@ impl Job {
         sampling.seed = choice_seed(sampling.seed, index as u64 % u64::from(self.params.choices));
         let mut stop_tokens = self.params.stop_tokens.clone();
         if self.params.end_tokens == EndTokens::Stop {
-            stop_tokens.extend_from_slice(&self.serving.text.facts().end_tokens);
+            // A tokenizer may know more tokens than the model has rows for.
+            let end_tokens = self.serving.text.facts().end_tokens.iter();
+            stop_tokens.extend(end_tokens.filter(|token| **token < self.serving.welcome.vocab_size));
         }
         Generate {
             request: 0,

@@ -6,7 +6,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use shmproto::message::{Generate, Output};
+use shmproto::message::{ErrorCode, Generate, Output, WireError};
 use tokio::{
     sync::watch,
     time::{Instant, timeout_at},
@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// How long a lost sequence waits for the executor to come back.
-const REDO_WAIT: Duration = Duration::from_secs(15);
+const REDO_WAIT: Duration = Duration::from_secs(20);
 /// How often a sequence is redone.
 const MAX_REDOS: u32 = 3;
 
@@ -40,6 +40,8 @@ pub struct Session {
     sequences: Vec<Sequence>,
     status: watch::Receiver<Status>,
     base_hash: [u8; 32],
+    /// The connection the sequences run over.
+    epoch: u64,
     /// Read while looking for outputs that are ready, but to be acted on later.
     stashed: Option<(usize, Event)>,
     /// Until when the executor has to be back.
@@ -62,7 +64,15 @@ impl Session {
         });
         let kept = kept.collect();
         let batch = executor.generate(sequences)?;
-        Ok(Self { batch, sequences: kept, status, base_hash: serving.welcome.base_hash, stashed: None, redo_by: None })
+        Ok(Self {
+            batch,
+            sequences: kept,
+            status,
+            base_hash: serving.welcome.base_hash,
+            epoch: serving.epoch,
+            stashed: None,
+            redo_by: None,
+        })
     }
 
     /// The next output with the index of its sequence; `None` when all have ended.
@@ -72,7 +82,7 @@ impl Session {
                 Some(event) => event,
                 None => self.batch.next().await?,
             };
-            match event {
+            match self.soften(event) {
                 (index, Event::Output(output)) => return Some(self.note(index, output)),
                 (index, Event::Lost { epoch }) => {
                     // Put back until it is done: the caller may stop waiting here and come again.
@@ -92,7 +102,8 @@ impl Session {
         if self.stashed.is_some() {
             return None;
         }
-        match self.batch.ready()? {
+        let event = self.batch.ready()?;
+        match self.soften(event) {
             (index, Event::Output(output)) => Some(self.note(index, output)),
             lost => {
                 self.stashed = Some(lost);
@@ -106,13 +117,26 @@ impl Session {
         self.batch.cancel(index);
     }
 
+    /// An executor that shuts down is one that is lost: another takes its place.
+    fn soften(&self, (index, event): (usize, Event)) -> (usize, Event) {
+        let shuts_down = |error: &WireError| error.code == ErrorCode::ShuttingDown;
+        match event {
+            Event::Output(output) if output.error.as_ref().is_some_and(shuts_down) => {
+                (index, Event::Lost { epoch: self.epoch })
+            }
+            event => (index, event),
+        }
+    }
+
     fn note(&mut self, index: usize, mut output: Output) -> Result<(usize, Output), ApiError> {
         if let Some(error) = output.error.take() {
             return Err(error.into());
         }
         let sequence = &mut self.sequences[index];
         sequence.begun = true;
-        sequence.emitted.extend(output.tokens.iter().map(|token| token.token));
+        sequence
+            .emitted
+            .extend(output.tokens.iter().map(|token| token.token));
         Ok((index, output))
     }
 
@@ -127,12 +151,18 @@ impl Session {
         let serving: Arc<Serving> = match timeout_at(deadline, returned).await {
             Ok(Ok(status)) => status.serving()?,
             Ok(Err(_)) => return Err(lost("the gateway is shutting down")),
-            Err(_) => return Err(lost(&format!("it did not come back within {} s", REDO_WAIT.as_secs()))),
+            Err(_) => {
+                return Err(lost(&format!(
+                    "it did not come back within {} s",
+                    REDO_WAIT.as_secs()
+                )));
+            }
         };
         if serving.welcome.base_hash != self.base_hash {
             return Err(lost("it came back with another base model"));
         }
         tracing::info!(index, lost_epoch, "going on with a sequence the executor lost");
+        self.epoch = serving.epoch;
         self.redo_by = None;
         self.sequences[index].redos += 1;
         Ok(self.batch.restart(index, again)?)
@@ -143,12 +173,16 @@ impl Sequence {
     /// What is left to do.
     fn again(&self) -> Result<Generate, ApiError> {
         if self.redos == MAX_REDOS {
-            return Err(lost(&format!("this request was redone {MAX_REDOS} times already")));
+            return Err(lost(&format!(
+                "this request was redone {MAX_REDOS} times already"
+            )));
         }
         let sampling = &self.generate.sampling;
         let counts_completion = sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0;
         if counts_completion && !self.emitted.is_empty() {
-            return Err(lost("a request with presence or frequency penalty cannot be continued"));
+            return Err(lost(
+                "a request with presence or frequency penalty cannot be continued",
+            ));
         }
         let mut again = self.generate.clone();
         let done = u32::try_from(self.emitted.len()).unwrap_or(u32::MAX);

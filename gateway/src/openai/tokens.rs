@@ -20,13 +20,18 @@ use crate::{
 };
 
 /// `{prompt, add_special_tokens}` or `{messages}` to `{tokens, count, max_model_len}`.
-pub async fn tokenize(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Json<Value>, ApiError> {
+pub async fn tokenize(
+    State(app): State<Arc<App>>,
+    JsonBody(body): JsonBody,
+) -> Result<Json<Value>, ApiError> {
     let (serving, shared) = (app.serving()?, Arc::clone(&app));
     app.work(body.len(), move || {
         let mut fields = Fields::parse(&body)?;
         check_model(&shared, &serving, &mut fields)?;
         let tokens = tokens_of(&serving, fields)?;
-        Ok(Json(json!({ "count": tokens.len(), "max_model_len": serving.context_tokens, "tokens": tokens })))
+        Ok(Json(
+            json!({ "count": tokens.len(), "max_model_len": serving.context_tokens, "tokens": tokens }),
+        ))
     })
     .await
 }
@@ -37,22 +42,36 @@ fn tokens_of(serving: &Serving, mut fields: Fields) -> Result<Vec<u32>, ApiError
     fields.finish()?;
     match (prompt, chat) {
         (Some(prompt), None) => encode(serving, &prompt, add),
-        (None, Some(chat)) => encode(serving, &serving.text.render(&messages(Some(chat))?)?, AddSpecial::No),
-        _ => Err(ApiError::missing("prompt", "send either 'prompt', a string, or 'messages'")),
+        (None, Some(chat)) => encode(
+            serving,
+            &serving.text.render(&messages(Some(chat))?)?,
+            AddSpecial::No,
+        ),
+        _ => Err(ApiError::missing(
+            "prompt",
+            "send either 'prompt', a string, or 'messages'",
+        )),
     }
 }
 
 /// `{tokens}` to `{prompt}`.
-pub async fn detokenize(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Json<Value>, ApiError> {
+pub async fn detokenize(
+    State(app): State<Arc<App>>,
+    JsonBody(body): JsonBody,
+) -> Result<Json<Value>, ApiError> {
     let (serving, shared) = (app.serving()?, Arc::clone(&app));
     app.work(body.len(), move || {
         let mut fields = Fields::parse(&body)?;
         check_model(&shared, &serving, &mut fields)?;
         let items = fields.array("tokens")?;
-        let items = items.ok_or_else(|| ApiError::missing("tokens", "'tokens' is required: an array of token ids"))?;
+        let items = items
+            .ok_or_else(|| ApiError::missing("tokens", "'tokens' is required: an array of token ids"))?;
         fields.finish()?;
         let vocab_size = serving.welcome.vocab_size;
-        let tokens: Vec<u32> = items.iter().map(|id| token_id("tokens", id, vocab_size)).collect::<Result<_, _>>()?;
+        let tokens: Vec<u32> = items
+            .iter()
+            .map(|id| token_id("tokens", id, vocab_size))
+            .collect::<Result<_, _>>()?;
         Ok(Json(json!({ "prompt": serving.text.decode(&tokens) })))
     })
     .await

@@ -1,6 +1,6 @@
 //! What a person types into a conversation.
 
-use std::io::{self, BufRead, Write as _};
+use std::io::{self, BufRead, Write};
 
 /// The commands, as `/help` prints them.
 pub(super) const HELP: &str = "\
@@ -34,21 +34,25 @@ pub(super) enum Input {
 
 const FENCE: &str = "\"\"\"";
 
-/// Shows a prompt and reads one input.
-pub(super) fn read_input(reader: &mut impl BufRead, model: &str) -> io::Result<Input> {
-    show_prompt(&format!("{model}> "));
+/// Shows a prompt on `prompts` and reads one input.
+pub(super) fn read_input(
+    reader: &mut impl BufRead,
+    prompts: &mut impl Write,
+    model: &str,
+) -> io::Result<Input> {
+    show(prompts, &format!("{model}> "))?;
     let Some(line) = read_line(reader)? else {
-        show_prompt("\n");
+        show(prompts, "\n")?;
         return Ok(Input::End);
     };
     match line.trim_start().strip_prefix(FENCE) {
-        Some(rest) => Ok(Input::Say(read_fenced(reader, rest)?)),
+        Some(rest) => Ok(Input::Say(read_fenced(reader, prompts, rest)?)),
         None => Ok(parse(line.trim())),
     }
 }
 
 /// Lines up to the closing fence or the end of the input.
-fn read_fenced(reader: &mut impl BufRead, first: &str) -> io::Result<String> {
+fn read_fenced(reader: &mut impl BufRead, prompts: &mut impl Write, first: &str) -> io::Result<String> {
     let mut text = String::new();
     let mut line = first.to_owned();
     loop {
@@ -58,7 +62,7 @@ fn read_fenced(reader: &mut impl BufRead, first: &str) -> io::Result<String> {
         }
         text.push_str(&line);
         text.push('\n');
-        show_prompt("... ");
+        show(prompts, "... ")?;
         match read_line(reader)? {
             Some(next) => line = next,
             None => break,
@@ -90,10 +94,9 @@ fn read_line(reader: &mut impl BufRead) -> io::Result<Option<String>> {
     Ok((read > 0).then(|| line.trim_end_matches(['\r', '\n']).to_owned()))
 }
 
-/// The prompt goes to stderr: stdout holds answers only.
-fn show_prompt(text: &str) {
-    let mut out = io::stderr().lock();
-    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
+fn show(prompts: &mut impl Write, text: &str) -> io::Result<()> {
+    prompts.write_all(text.as_bytes())?;
+    prompts.flush()
 }
 
 #[cfg(test)]
@@ -103,7 +106,7 @@ mod tests {
     fn inputs(mut text: &[u8]) -> Vec<Input> {
         let mut inputs = Vec::new();
         loop {
-            match read_input(&mut text, "m").unwrap() {
+            match read_input(&mut text, &mut io::sink(), "m").unwrap() {
                 Input::End => return inputs,
                 input => inputs.push(input),
             }

@@ -13,7 +13,7 @@ use super::{
     state_dir::StateDir,
 };
 use crate::{
-    config::{Config, DEFAULT_GRACE_MS, LogFormat},
+    config::{Config, LogFormat},
     home::Home,
     models,
 };
@@ -127,10 +127,7 @@ fn executor_arguments(config: &Config, model: &Path, socket: &Path, log_format: 
         .with("--model", model)
         .with("--socket", socket)
         .with("--log-format", log_format.to_string())
-        .with(
-            "--grace-ms",
-            config.deployment.grace_ms.unwrap_or(DEFAULT_GRACE_MS).to_string(),
-        )
+        .with("--grace-ms", config.grace().as_millis().to_string())
         .with_setting("--cores", limits.cores.as_deref())
         .with_setting("--kv-bytes", limits.kv_bytes)
         .with_setting("--kv-dtype", limits.kv_dtype.as_deref())
@@ -150,12 +147,16 @@ fn gateway_arguments(
     log_format: LogFormat,
 ) -> Vec<OsString> {
     let gateway = &config.gateway;
+    let grace_s = config.grace().as_secs_f64().ceil();
+    // Lines for people are what the gateway writes unless told otherwise.
+    let log_format = (log_format == LogFormat::Json).then_some(log_format);
     let mut arguments = Arguments(vec!["--exit-with-stdin".into()])
         .with("--socket", state.socket())
         .with("--listen", config.listen().to_string())
         .with("--state", state.path())
         .with("--served-model-name", served_name)
-        .with("--log-format", log_format.to_string())
+        .with("--grace-s", grace_s.to_string())
+        .with_setting("--log-format", log_format)
         .with_setting(
             "--adapter-root",
             gateway.adapter_root.as_deref().map(Path::display),
@@ -164,6 +165,8 @@ fn gateway_arguments(
             "--api-key-file",
             gateway.api_key_file.as_deref().map(Path::display),
         )
+        .with_setting("--max-body-bytes", gateway.max_body_bytes)
+        .with_setting("--max-sequences", gateway.max_sequences)
         .with_setting("--threads", gateway.threads);
     for (name, path) in adapters {
         let mut pair = OsString::from(format!("{name}="));
@@ -226,7 +229,7 @@ mod tests {
         let file = r#"
             model = { context_length = 7 }
             executor = { cores = "0-1", kv_bytes = "1 KiB", kv_dtype = "f16", adapter_bytes = 2, max_running = 3, max_waiting = 4, chunk_tokens = 5 }
-            gateway = { listen = "127.0.0.1:6", adapter_root = "/r", api_key_file = "/k", threads = 8, insecure = true }
+            gateway = { listen = "127.0.0.1:6", adapter_root = "/r", api_key_file = "/k", max_body_bytes = "2 KiB", max_sequences = 10, threads = 8, insecure = true }
             deployment = { grace_ms = 9 }
         "#;
         let config: Config = toml::from_str(file).unwrap();
@@ -250,8 +253,8 @@ mod tests {
             &state,
             LogFormat::Json,
         ));
-        let expected = "--served-model-name base --log-format json --adapter-root /r --api-key-file /k \
-            --threads 8 --adapter a=/x --adapter b=/y --insecure";
+        let expected = "--served-model-name base --grace-s 1 --log-format json --adapter-root /r \
+            --api-key-file /k --max-body-bytes 2048 --max-sequences 10 --threads 8 --adapter a=/x --adapter b=/y --insecure";
         assert!(gateway.ends_with(expected), "{gateway}");
     }
 

@@ -1,6 +1,12 @@
 //! One child process: started with a pipe that tells it when we are gone, heard on its stdout, stopped by signal.
 
-use std::{ffi::OsString, fmt, io, path::PathBuf, process::ExitStatus, process::Stdio};
+use std::{
+    ffi::{OsStr, OsString},
+    fmt, io,
+    path::PathBuf,
+    process::ExitStatus,
+    process::Stdio,
+};
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tokio::{
@@ -58,7 +64,12 @@ impl Process {
     /// Starts the program. Its stderr is ours; it has its own process group, so that a Ctrl-C reaches us alone and
     /// the order of stopping is ours to choose.
     pub(crate) fn start(recipe: &Recipe) -> io::Result<Self> {
-        let mut child = Command::new(&recipe.program)
+        let mut command = Command::new(&recipe.program);
+        // Settings come as arguments alone: a variable meant for `up` must not mean something else one level down.
+        for (name, _) in std::env::vars_os().filter(|(name, _)| is_a_setting(name)) {
+            command.env_remove(name);
+        }
+        let mut child = command
             .args(&recipe.arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -125,4 +136,9 @@ impl Process {
             .and_then(|id| i32::try_from(id).ok())
             .and_then(Pid::from_raw)
     }
+}
+
+/// True for Holobiont's variables, except the one that chooses what is logged.
+fn is_a_setting(variable: &OsStr) -> bool {
+    variable.as_encoded_bytes().starts_with(b"HOLOBIONT_") && variable != "HOLOBIONT_LOG"
 }

@@ -22,6 +22,9 @@ use super::{
 };
 use crate::terminal::Terminal;
 
+/// Processes that have told their last callers why they stop need a moment more than those callers had.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
 /// How long a killed process is waited for: it cannot refuse, but the kernel may take its time.
 const KILL_WAIT: Duration = Duration::from_secs(5);
 
@@ -31,7 +34,7 @@ enum Event {
     /// To one of the processes.
     Process(Role, Change),
     /// Somebody asked to stop.
-    StopAsked,
+    StopAsked(StopSignal),
     /// The time for stopping is over.
     GraceOver,
 }
@@ -157,7 +160,7 @@ impl Supervisor {
         tokio::select! {
             change = self.executor.next() => Event::Process(Role::Executor, change),
             change = self.gateway.next() => Event::Process(Role::Gateway, change),
-            () = signals.next() => Event::StopAsked,
+            signal = signals.next() => Event::StopAsked(signal),
             () = at(deadline) => Event::GraceOver,
         }
     }
@@ -167,8 +170,10 @@ impl Supervisor {
             Event::Process(role, Change::Line(line)) => self.heard(role, &line),
             Event::Process(role, Change::Exited(status)) => self.exited(role, status),
             Event::Process(role, Change::Due) => self.due(role),
-            Event::StopAsked if self.stop.is_some() => self.kill(UpError::Interrupted),
-            Event::StopAsked => self.begin_stop(Ok(())),
+            Event::StopAsked(_) if self.stop.is_none() => self.begin_stop(Ok(())),
+            // A script that got the same Ctrl-C may pass it on as a SIGTERM: only a person insists.
+            Event::StopAsked(StopSignal::Terminate) => Flow::Continue,
+            Event::StopAsked(StopSignal::Interrupt) => self.kill(UpError::Interrupted),
             Event::GraceOver => self.grace_over(),
         }
     }
@@ -259,7 +264,7 @@ impl Supervisor {
             self.terminal.note("stopping; Ctrl-C again stops at once");
         }
         self.stop = Some(Stop {
-            deadline: Instant::now() + self.grace,
+            deadline: Instant::now() + self.grace + LAST_WORDS,
             result,
             force: Force::Drain,
         });
@@ -286,7 +291,9 @@ impl Supervisor {
             Some(stop) if stop.force == Force::Kill => {
                 Flow::Done(std::mem::replace(&mut stop.result, Ok(())))
             }
-            _ => self.kill(UpError::GraceOver { grace: self.grace }),
+            _ => self.kill(UpError::GraceOver {
+                waited: self.grace + LAST_WORDS,
+            }),
         }
     }
 
@@ -400,6 +407,15 @@ impl Managed {
     }
 }
 
+/// Who asks for a stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum StopSignal {
+    /// A person, with Ctrl-C.
+    Interrupt,
+    /// A program, or a terminal that was closed.
+    Terminate,
+}
+
 /// The signals that ask for a stop.
 struct StopSignals {
     interrupt: Signal,
@@ -416,11 +432,11 @@ impl StopSignals {
         })
     }
 
-    async fn next(&mut self) {
+    async fn next(&mut self) -> StopSignal {
         tokio::select! {
-            _ = self.interrupt.recv() => {}
-            _ = self.terminate.recv() => {}
-            _ = self.hangup.recv() => {}
+            _ = self.interrupt.recv() => StopSignal::Interrupt,
+            _ = self.terminate.recv() => StopSignal::Terminate,
+            _ = self.hangup.recv() => StopSignal::Terminate,
         }
     }
 }

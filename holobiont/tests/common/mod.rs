@@ -13,7 +13,7 @@ use std::{
 use tempfile::TempDir;
 
 /// What can hang is given this long.
-pub const WATCHDOG: Duration = Duration::from_secs(30);
+pub(crate) const WATCHDOG: Duration = Duration::from_secs(30);
 
 /// Writes its life to `$FAKE_LOG`. `$FAKE_<ROLE>` says how it behaves: `serve` (or nothing), `refuse` to start, `die` once
 /// ready, or be `stubborn` about stopping.
@@ -41,13 +41,13 @@ done
 "#;
 
 /// A directory with `holobiont` and its fake companions.
-pub struct Stage {
+pub(crate) struct Stage {
     programs: TempDir,
-    pub home: TempDir,
+    pub(crate) home: TempDir,
 }
 
 impl Stage {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let programs = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         // A link, not a copy: a program just written could still be open for writing in another thread's fork.
         fs::hard_link(env!("CARGO_BIN_EXE_holobiont"), programs.path().join("holobiont")).unwrap();
@@ -66,13 +66,13 @@ impl Stage {
     }
 
     /// Removes a companion.
-    pub fn without(self, program: &str) -> Self {
+    pub(crate) fn without(self, program: &str) -> Self {
         fs::remove_file(self.programs.path().join(program)).unwrap();
         self
     }
 
     /// The command in an environment of its own.
-    pub fn command(&self, arguments: &[&str]) -> Command {
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.programs.path().join("holobiont"));
         command
             .args(arguments)
@@ -91,19 +91,19 @@ impl Stage {
     }
 
     /// What the fake processes wrote, line by line.
-    pub fn log(&self) -> Vec<String> {
+    pub(crate) fn log(&self) -> Vec<String> {
         let text = fs::read_to_string(self.log_path()).unwrap_or_default();
         text.lines().map(str::to_owned).collect()
     }
 
     /// The log without process ids and arguments.
-    pub fn short_log(&self) -> Vec<String> {
+    pub(crate) fn short_log(&self) -> Vec<String> {
         let short = |line: String| line.split(' ').take(2).collect::<Vec<_>>().join(" ");
         self.log().into_iter().map(short).collect()
     }
 
     /// Waits until `count` lines of the log start with `start`; the last of them.
-    pub fn wait_for_log(&self, start: &str, count: usize) -> String {
+    pub(crate) fn wait_for_log(&self, start: &str, count: usize) -> String {
         wait_until(&format!("{count} x {start:?} in the log"), || {
             let lines: Vec<_> = self
                 .log()
@@ -115,14 +115,14 @@ impl Stage {
     }
 
     /// The process id in the `count`-th `started` line of a role.
-    pub fn wait_for_process(&self, role: &str, count: usize) -> i32 {
+    pub(crate) fn wait_for_process(&self, role: &str, count: usize) -> i32 {
         let line = self.wait_for_log(&format!("{role} started"), count);
         line.split(' ').nth(2).unwrap().parse().unwrap()
     }
 }
 
 /// A command under way, with its output collected in files so that no pipe can fill up.
-pub struct Running {
+pub(crate) struct Running {
     child: Child,
     out: PathBuf,
     err: PathBuf,
@@ -131,14 +131,14 @@ pub struct Running {
 
 /// How a command ended.
 #[derive(Debug)]
-pub struct Ended {
-    pub status: ExitStatus,
-    pub out: String,
-    pub err: String,
+pub(crate) struct Ended {
+    pub(crate) status: ExitStatus,
+    pub(crate) out: String,
+    pub(crate) err: String,
 }
 
 impl Running {
-    pub fn start(command: &mut Command) -> Self {
+    pub(crate) fn start(command: &mut Command) -> Self {
         let directory = TempDir::new().unwrap();
         let (out, err) = (directory.path().join("out"), directory.path().join("err"));
         command
@@ -152,19 +152,19 @@ impl Running {
         }
     }
 
-    pub fn signal(&self, signal: rustix::process::Signal) {
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
         kill(self.child.id().try_into().unwrap(), signal);
     }
 
-    pub fn wait_for_out(&self, text: &str) {
+    pub(crate) fn wait_for_out(&self, text: &str) {
         wait_for_text(&self.out, text);
     }
 
-    pub fn wait_for_err(&self, text: &str) {
+    pub(crate) fn wait_for_err(&self, text: &str) {
         wait_for_text(&self.err, text);
     }
 
-    pub fn end(mut self) -> Ended {
+    pub(crate) fn end(mut self) -> Ended {
         let status = wait_until("the end of the command", || self.child.try_wait().unwrap());
         Ended {
             status,
@@ -182,16 +182,16 @@ impl Drop for Running {
 }
 
 /// Runs a command to its end.
-pub fn run(command: &mut Command) -> Ended {
+pub(crate) fn run(command: &mut Command) -> Ended {
     Running::start(command).end()
 }
 
-pub fn kill(pid: i32, signal: rustix::process::Signal) {
+pub(crate) fn kill(pid: i32, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_raw(pid).unwrap();
     rustix::process::kill_process(pid, signal).unwrap();
 }
 
-pub fn wait_until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn wait_until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
     let start = Instant::now();
     loop {
         if let Some(value) = condition() {

@@ -15,7 +15,12 @@ pub(super) struct Bf16;
 
 impl Tile for F32 {
     #[inline(always)]
-    unsafe fn dot<S: Simd, const M: usize>(w: &PackedMatrix, panel: usize, x: &Activations, row: usize) -> [S::F; M] {
+    unsafe fn dot<S: Simd, const M: usize>(
+        w: &PackedMatrix,
+        panel: usize,
+        x: &Activations,
+        row: usize,
+    ) -> [S::F; M] {
         let width = x.width();
         let mut sums = [S::splat(0.0); M];
         // SAFETY: the caller's: panel and rows exist; `w.columns() == width`.
@@ -35,7 +40,12 @@ impl Tile for F32 {
 
 impl Tile for F16 {
     #[inline(always)]
-    unsafe fn dot<S: Simd, const M: usize>(w: &PackedMatrix, panel: usize, x: &Activations, row: usize) -> [S::F; M] {
+    unsafe fn dot<S: Simd, const M: usize>(
+        w: &PackedMatrix,
+        panel: usize,
+        x: &Activations,
+        row: usize,
+    ) -> [S::F; M] {
         let width = x.width();
         let mut sums = [S::splat(0.0); M];
         // SAFETY: the caller's: panel and rows exist; `w.columns() == width`.
@@ -55,7 +65,12 @@ impl Tile for F16 {
 
 impl Tile for Bf16 {
     #[inline(always)]
-    unsafe fn dot<S: Simd, const M: usize>(w: &PackedMatrix, panel: usize, x: &Activations, row: usize) -> [S::F; M] {
+    unsafe fn dot<S: Simd, const M: usize>(
+        w: &PackedMatrix,
+        panel: usize,
+        x: &Activations,
+        row: usize,
+    ) -> [S::F; M] {
         let pairs = x.pairs();
         let mut sums = [S::splat(0.0); M];
         // SAFETY: the caller's: panel and rows exist, and the bf16 form was prepared.

@@ -147,7 +147,7 @@ impl Simd for Portable {
     }
     #[inline(always)]
     fn sum_i32(v: I) -> i32 {
-        v.into_iter().sum()
+        v.into_iter().fold(0, i32::wrapping_add)
     }
     #[inline(always)]
     unsafe fn store_i8(to: *mut i8, v: I) {
@@ -172,9 +172,11 @@ impl Simd for Portable {
     #[inline(always)]
     fn dot_bytes(acc: I, codes: B, x: i32) -> I {
         let x = x.to_le_bytes().map(|byte| i32::from(byte.cast_signed()));
-        lanes!(i => acc[i]
-            + (i32::from(codes[4 * i]) * x[0] + i32::from(codes[4 * i + 1]) * x[1])
-            + (i32::from(codes[4 * i + 2]) * x[2] + i32::from(codes[4 * i + 3]) * x[3]))
+        // The products fit; the sum wraps as the instructions' does where the activations were not numbers.
+        lanes!(i => acc[i].wrapping_add(
+            (i32::from(codes[4 * i]) * x[0] + i32::from(codes[4 * i + 1]) * x[1])
+                + (i32::from(codes[4 * i + 2]) * x[2] + i32::from(codes[4 * i + 3]) * x[3])
+        ))
     }
     #[inline(always)]
     fn dot_bf16(acc: F, w: B, x: u32) -> F {

@@ -26,7 +26,9 @@ fn golden() -> Vec<Golden> {
     let mut rest: &[u8] = include_bytes!("../golden/quant.bin");
     let mut records = Vec::new();
     while !rest.is_empty() {
-        let name = String::from_utf8_lossy(take(&mut rest, 8)).trim_end_matches('\0').to_owned();
+        let name = String::from_utf8_lossy(take(&mut rest, 8))
+            .trim_end_matches('\0')
+            .to_owned();
         let (elements, bytes) = (number(&mut rest), number(&mut rest));
         let data = take(&mut rest, bytes).to_vec();
         let float = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
@@ -55,11 +57,19 @@ fn type_named(name: &str) -> TensorType {
 #[test]
 fn every_type_decodes_to_the_bits_the_gguf_package_gives() {
     let records = golden();
-    assert_eq!(records.len(), TYPES.len() - 1, "every type but F32, which is its own value");
+    assert_eq!(
+        records.len(),
+        TYPES.len() - 1,
+        "every type but F32, which is its own value"
+    );
     for Golden { name, data, values } in records {
         let got = dequantize(type_named(&name), &data, values.len());
         for (i, (got, wanted)) in got.iter().zip(&values).enumerate() {
-            assert_eq!(got.to_bits(), wanted.to_bits(), "{name}: element {i} is {got}, not {wanted}");
+            assert_eq!(
+                got.to_bits(),
+                wanted.to_bits(),
+                "{name}: element {i} is {got}, not {wanted}"
+            );
         }
     }
 }
@@ -90,7 +100,10 @@ fn a_packed_row_reads_back_as_it_was_stored() {
 fn assert_near(got: &[f32], wanted: &[f32]) {
     let largest = wanted.iter().fold(0.0f32, |m, x| m.max(x.abs()));
     for (&got, &wanted) in got.iter().zip(wanted) {
-        assert!((got - wanted).abs() <= largest * 2.0f32.powi(-11), "{got} is not {wanted} within 2^-11 of {largest}");
+        assert!(
+            (got - wanted).abs() <= largest * 2.0f32.powi(-11),
+            "{got} is not {wanted} within 2^-11 of {largest}"
+        );
     }
 }
 
@@ -123,7 +136,10 @@ fn a_tensor_whose_bytes_do_not_fit_its_shape_is_refused() {
         let row = kind.row_bytes(256).unwrap();
         let refused = |bytes: usize, rows: usize, columns: usize| {
             let outcome = PackedMatrix::pack(kind, &vec![0; bytes], rows, columns);
-            assert!(matches!(outcome, Err(PackError::Size { .. })), "{kind:?}: {bytes} bytes, {rows} x {columns}");
+            assert!(
+                matches!(outcome, Err(PackError::Size { .. })),
+                "{kind:?}: {bytes} bytes, {rows} x {columns}"
+            );
         };
         refused(2 * row - 1, 2, 256);
         refused(2 * row + 1, 2, 256);

@@ -43,7 +43,9 @@ pub(crate) fn pool(threads: usize) -> Pool {
     }
     let cores = CORES.get_or_init(|| {
         let allowed = rustix::thread::sched_getaffinity(None).expect("the cores of this thread");
-        (0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect()
+        (0..rustix::thread::CpuSet::MAX_CPU)
+            .filter(|&core| allowed.is_set(core))
+            .collect()
     });
     let cores: Vec<usize> = (0..threads).map(|i| cores[i % cores.len()]).collect();
     Pool::new(&cores).expect("threads on allowed cores")
@@ -53,13 +55,18 @@ pub(crate) fn pool(threads: usize) -> Pool {
 pub(crate) fn stored(kind: TensorType, rows: usize, columns: usize, random: &mut StdRng) -> Vec<u8> {
     let elements = rows * columns;
     match kind {
-        TensorType::F32 => floats(random, elements).into_iter().flat_map(f32::to_le_bytes).collect(),
-        TensorType::F16 => {
-            floats(random, elements).into_iter().flat_map(|x| f16::from_f32(x).to_le_bytes()).collect()
-        }
-        TensorType::Bf16 => {
-            floats(random, elements).into_iter().flat_map(|x| bf16::from_f32(x).to_le_bytes()).collect()
-        }
+        TensorType::F32 => floats(random, elements)
+            .into_iter()
+            .flat_map(f32::to_le_bytes)
+            .collect(),
+        TensorType::F16 => floats(random, elements)
+            .into_iter()
+            .flat_map(|x| f16::from_f32(x).to_le_bytes())
+            .collect(),
+        TensorType::Bf16 => floats(random, elements)
+            .into_iter()
+            .flat_map(|x| bf16::from_f32(x).to_le_bytes())
+            .collect(),
         _ => {
             let mut bytes = vec![0; kind.row_bytes(elements).expect("rows of whole blocks")];
             random.fill(&mut bytes[..]);
@@ -91,7 +98,13 @@ pub(crate) fn dequantize(kind: TensorType, data: &[u8], elements: usize) -> Vec<
 }
 
 /// `values` as `rows` rows of activations in `forms`.
-pub(crate) fn activations(pool: &mut Pool, isa: Isa, values: &[f32], rows: usize, forms: Forms) -> Activations {
+pub(crate) fn activations(
+    pool: &mut Pool,
+    isa: Isa,
+    values: &[f32],
+    rows: usize,
+    forms: Forms,
+) -> Activations {
     let mut x = Activations::default();
     x.reshape(rows, values.len() / rows);
     x.values_mut().copy_from_slice(values);
@@ -114,6 +127,9 @@ pub(crate) fn assert_close(got: &[f32], wanted: &[f32], tolerance: f64, what: &s
     assert_eq!(got.len(), wanted.len(), "{what}: as many values");
     for (i, (&got, &wanted)) in got.iter().zip(wanted).enumerate() {
         let error = (f64::from(got) - f64::from(wanted)).abs();
-        assert!(error <= tolerance, "{what}: element {i} is {got}, not {wanted} (off by {error:e} > {tolerance:e})");
+        assert!(
+            error <= tolerance,
+            "{what}: element {i} is {got}, not {wanted} (off by {error:e} > {tolerance:e})"
+        );
     }
 }

@@ -191,12 +191,13 @@ impl<'a> WeightFile<'a> {
     }
 
     fn refuse_the_rest(&self) -> Result<(), AdapterError> {
-        match self.rest.values().next() {
-            None => Ok(()),
-            Some((name, _)) => Err(AdapterError::UnknownTensor {
-                path: self.path.to_path_buf(),
-                tensor: name.escape_debug().to_string(),
-            }),
+        let Some((name, _)) = self.rest.values().next() else {
+            return Ok(());
+        };
+        let (path, tensor) = (self.path.to_path_buf(), name.escape_debug().to_string());
+        if name.ends_with(".base_layer.weight") {
+            return Err(AdapterError::BaseCopy { path, tensor });
         }
+        Err(AdapterError::UnknownTensor { path, tensor })
     }
 }

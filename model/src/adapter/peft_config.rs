@@ -14,7 +14,7 @@ use super::{
 };
 
 /// Options that say how an adapter was made, not what it computes.
-const HISTORY: [&str; 11] = [
+const HISTORY: [&str; 10] = [
     "auto_mapping",
     "eva_config",
     "inference_mode",
@@ -25,7 +25,6 @@ const HISTORY: [&str; 11] = [
     "qalora_group_size",
     "revision",
     "runtime_config",
-    "torch_dtype",
 ];
 
 /// Initializations that leave the base model's weights alone. The others subtract what they put into the adapter.

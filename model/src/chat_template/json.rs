@@ -13,7 +13,10 @@ const MAX_INDENT: usize = 16;
 pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
     let ascii: Option<bool> = options.get("ensure_ascii")?;
-    let separators: Option<(String, String)> = options.get::<Option<Value>>("separators")?.map(pair).transpose()?;
+    let separators: Option<(String, String)> = options
+        .get::<Option<Value>>("separators")?
+        .map(pair)
+        .transpose()?;
     let sorted: Option<bool> = options.get("sort_keys")?;
     options.assert_all_used()?;
 
@@ -32,7 +35,8 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
         has_items: false,
     };
     let mut out = Vec::new();
-    json.serialize(&mut serde_json::Serializer::with_formatter(&mut out, style)).map_err(unserializable)?;
+    json.serialize(&mut serde_json::Serializer::with_formatter(&mut out, style))
+        .map_err(unserializable)?;
     Ok(Value::from(String::from_utf8_lossy(&out).into_owned()))
 }
 
@@ -44,8 +48,12 @@ fn unserializable(error: serde_json::Error) -> Error {
 fn pair(value: Value) -> Result<(String, String), Error> {
     let texts: Vec<String> = value.try_iter()?.map(|text| text.to_string()).collect();
     let pair: Result<[String; 2], _> = texts.try_into();
-    let [item, key] =
-        pair.map_err(|_| Error::new(ErrorKind::InvalidOperation, "tojson needs two separators, of items and keys"))?;
+    let [item, key] = pair.map_err(|_| {
+        Error::new(
+            ErrorKind::InvalidOperation,
+            "tojson needs two separators, of items and keys",
+        )
+    })?;
     Ok((item, key))
 }
 
@@ -143,7 +151,9 @@ impl Formatter for PythonStyle {
 /// `repr(float)`: the shortest digits that read back equal, with an exponent below 1e-4 and from 1e16 on.
 fn python_float(value: f64) -> String {
     let scientific = format!("{value:e}");
-    let Some((digits, exponent)) = scientific.split_once('e') else { return scientific };
+    let Some((digits, exponent)) = scientific.split_once('e') else {
+        return scientific;
+    };
     match exponent.parse::<i32>() {
         Ok(exponent) if !(-4..16).contains(&exponent) => {
             let sign = if exponent < 0 { '-' } else { '+' };

@@ -41,7 +41,10 @@ fn tokens(logits: &[f32]) -> impl Iterator<Item = Ranked> + '_ {
 
 /// The `count` highest-ranked tokens, best first, in one pass with a heap of that size.
 pub(super) fn largest(logits: &[f32], count: usize) -> Vec<u32> {
-    best(logits, count).into_iter().map(|ranked| ranked.token).collect()
+    best(logits, count)
+        .into_iter()
+        .map(|ranked| ranked.token)
+        .collect()
 }
 
 fn best(logits: &[f32], count: usize) -> Vec<Ranked> {
@@ -64,7 +67,9 @@ fn best(logits: &[f32], count: usize) -> Vec<Ranked> {
 fn at_least(weights: &Weights<'_>, weight: f32) -> Vec<Ranked> {
     // A little lower than asked, because the logarithm rounds: callers cut exactly.
     let bar = weights.logit_of_weight(weight * 0.999);
-    let mut found: Vec<Ranked> = tokens(weights.logits).filter(|ranked| ranked.logit >= bar).collect();
+    let mut found: Vec<Ranked> = tokens(weights.logits)
+        .filter(|ranked| ranked.logit >= bar)
+        .collect();
     found.sort_unstable();
     found
 }
@@ -89,7 +94,10 @@ impl Candidates {
         let top_k = usize::try_from(request.top_k).unwrap_or(usize::MAX);
         let (found, total) = if (1..vocabulary).contains(&top_k) {
             let found = best(weights.logits, top_k);
-            let total = found.iter().map(|ranked| f64::from(weights.of(ranked.logit))).sum();
+            let total = found
+                .iter()
+                .map(|ranked| f64::from(weights.of(ranked.logit)))
+                .sum();
             (found, total)
         } else if request.top_p < 1.0 {
             let total = weights.total();
@@ -99,7 +107,9 @@ impl Candidates {
         } else {
             return None;
         };
-        let weighted = found.into_iter().map(|ranked| (ranked.token, f64::from(weights.of(ranked.logit))));
+        let weighted = found
+            .into_iter()
+            .map(|ranked| (ranked.token, f64::from(weights.of(ranked.logit))));
         Some(Self::cut(weighted, total, request))
     }
 
@@ -107,7 +117,11 @@ impl Candidates {
     /// stays if those before it hold less than `top_p` (transformers' `TopPLogitsWarper`) and it has `min_p` of
     /// the first one's weight (`MinPLogitsWarper`); the first one always stays.
     fn cut(ranked: impl Iterator<Item = (u32, f64)>, total: f64, request: &SamplingRequest) -> Self {
-        let enough = if request.top_p < 1.0 { f64::from(request.top_p) * total } else { f64::INFINITY };
+        let enough = if request.top_p < 1.0 {
+            f64::from(request.top_p) * total
+        } else {
+            f64::INFINITY
+        };
         let least = f64::from(request.min_p);
         let mut before = 0.0;
         let kept = ranked.enumerate().take_while(|&(index, (_, weight))| {

@@ -37,7 +37,11 @@ pub(super) fn exp_of_negative(x: f32) -> f32 {
 pub(super) fn clean_and_find_best(logits: &mut [f32]) -> u32 {
     let mut max = f32::NEG_INFINITY;
     for logit in logits.iter_mut() {
-        *logit = if logit.is_nan() { f32::NEG_INFINITY } else { logit.min(f32::MAX) };
+        *logit = if logit.is_nan() {
+            f32::NEG_INFINITY
+        } else {
+            logit.min(f32::MAX)
+        };
         max = max.max(*logit);
     }
     let best = logits.iter().position(|&logit| logit == max).unwrap_or(0);
@@ -53,7 +57,11 @@ fn block_sum(values: &[f32], weight: impl Fn(f32) -> f32) -> f64 {
             *lane += weight(value);
         }
     }
-    let rest: f64 = chunks.remainder().iter().map(|&value| f64::from(weight(value))).sum();
+    let rest: f64 = chunks
+        .remainder()
+        .iter()
+        .map(|&value| f64::from(weight(value)))
+        .sum();
     lanes.iter().map(|&lane| f64::from(lane)).sum::<f64>() + rest
 }
 
@@ -69,8 +77,16 @@ impl<'a> Weights<'a> {
     /// Weights of `logits`, whose largest one is at `best`.
     pub(super) fn new(logits: &'a [f32], best: u32, temperature: f32) -> Self {
         // With nothing possible (all minus infinity) every token gets the weight 0 and `best` is chosen.
-        let max = logits.get(best as usize).copied().filter(|max| max.is_finite()).unwrap_or(0.0);
-        Self { logits, max, temperature }
+        let max = logits
+            .get(best as usize)
+            .copied()
+            .filter(|max| max.is_finite())
+            .unwrap_or(0.0);
+        Self {
+            logits,
+            max,
+            temperature,
+        }
     }
 
     /// The weight of a logit: 1 for the largest.
@@ -86,7 +102,10 @@ impl<'a> Weights<'a> {
 
     /// Sum of the weights of all tokens.
     pub(super) fn total(&self) -> f64 {
-        self.logits.chunks(BLOCK).map(|block| block_sum(block, |logit| self.of(logit))).sum()
+        self.logits
+            .chunks(BLOCK)
+            .map(|block| block_sum(block, |logit| self.of(logit)))
+            .sum()
     }
 
     /// Sum of the weights that are at least `weight`.
@@ -100,8 +119,11 @@ impl<'a> Weights<'a> {
 
     /// The token at `draw` (in [0, 1)) of the whole distribution; `None` if nothing has any weight.
     pub(super) fn pick(&self, draw: f64) -> Option<u32> {
-        let sums: Vec<f64> =
-            self.logits.chunks(BLOCK).map(|block| block_sum(block, |logit| self.of(logit))).collect();
+        let sums: Vec<f64> = self
+            .logits
+            .chunks(BLOCK)
+            .map(|block| block_sum(block, |logit| self.of(logit)))
+            .collect();
         let mut rest = draw * sums.iter().sum::<f64>();
         // Rounding may leave `rest` just beyond the end: then it is the last block that has any weight.
         let last = sums.iter().rposition(|&sum| sum > 0.0)?;
@@ -139,17 +161,34 @@ pub(super) struct LogSoftmax {
 impl LogSoftmax {
     pub(super) fn new(logits: &[f32]) -> Self {
         // `f32::max` passes over what is not a number.
-        let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max).min(f32::MAX);
-        let weight = |logit: f32| if logit.is_nan() { 0.0 } else { exp_of_negative(logit.min(f32::MAX) - max) };
+        let max = logits
+            .iter()
+            .copied()
+            .fold(f32::NEG_INFINITY, f32::max)
+            .min(f32::MAX);
+        let weight = |logit: f32| {
+            if logit.is_nan() {
+                0.0
+            } else {
+                exp_of_negative(logit.min(f32::MAX) - max)
+            }
+        };
         let sum: f64 = logits.chunks(BLOCK).map(|block| block_sum(block, weight)).sum();
-        Self { max, log_sum: sum.ln() }
+        Self {
+            max,
+            log_sum: sum.ln(),
+        }
     }
 
     /// The natural logarithm of the probability, not below [`super::LOGPROB_FLOOR`].
-    #[expect(clippy::cast_possible_truncation, reason = "rounding to single precision is what is asked")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "rounding to single precision is what is asked"
+    )]
     pub(super) fn of(&self, logit: f32) -> f32 {
-        let value = (f64::from(logit.min(f32::MAX)) - f64::from(self.max) - self.log_sum) as f32;
-        // `max` also replaces NaN, of an impossible token or an impossible row, by the floor.
+        let finite = if logit.is_nan() { f32::NEG_INFINITY } else { logit.min(f32::MAX) };
+        let value = (f64::from(finite) - f64::from(self.max) - self.log_sum) as f32;
+        // `max` also replaces NaN, of an impossible row, by the floor.
         value.max(super::LOGPROB_FLOOR)
     }
 }

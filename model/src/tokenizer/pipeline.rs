@@ -12,10 +12,7 @@ use super::{AddSpecial, EncodeError, ParseSpecial, limits, vocabulary::check_len
 #[derive(Debug)]
 pub(super) enum Frame {
     /// Always these.
-    Fixed {
-        before: Vec<u32>,
-        after: Vec<u32>,
-    },
+    Fixed { before: Vec<u32>, after: Vec<u32> },
     /// As a `tokenizer.json` describes.
     PostProcessor(Box<PostProcessorWrapper>),
 }
@@ -54,7 +51,15 @@ pub(super) struct Pipeline {
 impl Pipeline {
     /// Checks the parts and puts them together; says what does not fit.
     pub(super) fn new(parts: Parts) -> Result<Self, String> {
-        let Parts { vocab, merges, normalizer, pre_tokenizer, added, frame, .. } = parts;
+        let Parts {
+            vocab,
+            merges,
+            normalizer,
+            pre_tokenizer,
+            added,
+            frame,
+            ..
+        } = parts;
         check_merges(&vocab, &merges)?;
         let mut builder = BPE::builder()
             .vocab_and_merges(vocab, merges)
@@ -70,7 +75,14 @@ impl Pipeline {
         let parsing = added_vocabulary(added, &model, normalizer.as_ref())?;
         let mut plain = parsing.clone();
         plain.set_encode_special_tokens(true);
-        Ok(Self { model, normalizer, pre_tokenizer, parsing, plain, frame })
+        Ok(Self {
+            model,
+            normalizer,
+            pre_tokenizer,
+            parsing,
+            plain,
+            frame,
+        })
     }
 
     pub(super) fn token_id(&self, spelling: &str) -> Option<u32> {
@@ -85,19 +97,29 @@ impl Pipeline {
         };
         let mut words = added.extract_and_normalize(self.normalizer.as_ref(), text);
         if let Some(pre_tokenizer) = &self.pre_tokenizer {
-            pre_tokenizer.pre_tokenize(&mut words).map_err(EncodeError::Split)?;
+            pre_tokenizer
+                .pre_tokenize(&mut words)
+                .map_err(EncodeError::Split)?;
         }
-        words.tokenize(|word| self.model.tokenize(word.get())).map_err(EncodeError::Split)?;
-        words.into_encoding(None, 0, OffsetType::None).map_err(EncodeError::Split)
+        words
+            .tokenize(|word| self.model.tokenize(word.get()))
+            .map_err(EncodeError::Split)?;
+        words
+            .into_encoding(None, 0, OffsetType::None)
+            .map_err(EncodeError::Split)
     }
 
     /// The ids of an encoding, with the tokens that go around a text if they are wanted.
     pub(super) fn framed(&self, encoding: Encoding, add: AddSpecial) -> Result<Vec<u32>, EncodeError> {
         match (&self.frame, add) {
             (_, AddSpecial::No) => Ok(encoding.get_ids().to_vec()),
-            (Frame::Fixed { before, after }, AddSpecial::Yes) => Ok([before, encoding.get_ids(), after].concat()),
+            (Frame::Fixed { before, after }, AddSpecial::Yes) => {
+                Ok([before, encoding.get_ids(), after].concat())
+            }
             (Frame::PostProcessor(processor), AddSpecial::Yes) => {
-                let framed = processor.process(encoding, None, true).map_err(EncodeError::Split)?;
+                let framed = processor
+                    .process(encoding, None, true)
+                    .map_err(EncodeError::Split)?;
                 Ok(framed.get_ids().to_vec())
             }
         }
@@ -108,16 +130,25 @@ impl Pipeline {
 /// longest token before it looks the result up.
 fn check_merges(vocab: &Vocab, merges: &Merges) -> Result<(), String> {
     if merges.len() > limits::MAX_MERGES {
-        return Err(format!("{} merges are beyond the limit of {}", merges.len(), limits::MAX_MERGES));
+        return Err(format!(
+            "{} merges are beyond the limit of {}",
+            merges.len(),
+            limits::MAX_MERGES
+        ));
     }
     let mut merged = String::new();
     for (left, right) in merges {
         merged.clear();
         merged.push_str(left);
         merged.push_str(right);
-        if let Some(stranger) = [left, right, &merged].into_iter().find(|token| !vocab.contains_key(*token)) {
+        if let Some(stranger) = [left, right, &merged]
+            .into_iter()
+            .find(|token| !vocab.contains_key(*token))
+        {
             let stranger: String = stranger.chars().take(64).collect();
-            return Err(format!("a merge names `{stranger}`, which is no token of the vocabulary"));
+            return Err(format!(
+                "a merge names `{stranger}`, which is no token of the vocabulary"
+            ));
         }
     }
     Ok(())
@@ -130,7 +161,10 @@ fn added_vocabulary(
     normalizer: Option<&NormalizerWrapper>,
 ) -> Result<AddedVocabulary, String> {
     let mut vocabulary = AddedVocabulary::new();
-    let ids: Vec<(u32, String)> = added.iter().map(|(id, token)| (*id, token.content.clone())).collect();
+    let ids: Vec<(u32, String)> = added
+        .iter()
+        .map(|(id, token)| (*id, token.content.clone()))
+        .collect();
     for (_, content) in &ids {
         check_length(content)?;
     }
@@ -141,7 +175,9 @@ fn added_vocabulary(
         // The library gives the next free id to a token that the model does not have.
         let given = vocabulary.token_to_id(&content, model);
         if !content.is_empty() && given != Some(id) {
-            return Err(format!("the added token `{content}` has id {id}, but its place is {given:?}"));
+            return Err(format!(
+                "the added token `{content}` has id {id}, but its place is {given:?}"
+            ));
         }
     }
     Ok(vocabulary)

@@ -17,6 +17,7 @@ import json
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import sentencepiece
 import torch
@@ -24,6 +25,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from transformers.generation import logits_process as lp
 from transformers.integrations.gguf import convert_gguf_tokenizer
+from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+from transformers.tokenization_utils_base import generate_merges
 from transformers.utils import chat_template_utils
 
 HERE = Path(__file__).parent
@@ -113,6 +116,11 @@ def write(name, value):
 
 def smollm2(path):
     tokenizer = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
+    # transformers' GGUF reader does not know the name `smollm`. This is the pre-tokenizer of the model's tokenizer.json.
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True),
+    ])
 
     def ids(text, **options):
         return tokenizer.encode(text, add_special_tokens=False, **options)
@@ -150,14 +158,37 @@ BYTE_LEVEL_SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 
 # The expressions of names that transformers' GGUF reader does not know, as llama.cpp has them (src/llama-vocab.cpp).
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+DEEPSEEK_LETTERS = (
+    "\\s?[A-Za-z\u00b5\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u01ba\u01bc-\u01bf\u01c4-\u0293\u0295-\u02af"
+    "\u0370-\u0373\u0376\u0377\u037b-\u037d\u037f\u0386\u0388-\u038a\u038c\u038e-\u03a1\u03a3-\u03f5"
+    "\u03f7-\u0481\u048a-\u052f\u0531-\u0556\u10a0-\u10c5\u13a0-\u13f5\u13f8-\u13fd\u1c90-\u1cba"
+    "\u1cbd-\u1cbf\u1d00-\u1d2b\u1d6b-\u1d77\u1d79-\u1d9a\u1e00-\u1f15\u1f18-\u1f1d\u1f20-\u1f45"
+    "\u1f48-\u1f4d\u1f50-\u1f57\u1f59\u1f5b\u1f5d\u1f5f-\u1f7d\u1f80-\u1fb4\u1fb6-\u1fbc\u1fbe"
+    "\u1fc2-\u1fc4\u1fc6-\u1fcc\u1fd0-\u1fd3\u1fd6-\u1fdb\u1fe0-\u1fec\u1ff2-\u1ff4\u1ff6-\u1ffc"
+    "\u2102\u2107\u210a-\u2113\u2115\u2119-\u211d\u2124\u2126\u2128\u212a-\u212d\u212f-\u2134\u2139"
+    "\u213c-\u213f\u2145-\u2149\u214e\u2183\u2184\u2c00-\u2c7b\u2c7e-\u2ce4\u2ceb-\u2cee\u2cf2\u2cf3"
+    "\ua640-\ua66d\ua680-\ua69b\ua722-\ua76f\ua771-\ua787\ua78b-\ua78e\uab70-\uabbf\ufb00-\ufb06"
+    "\ufb13-\ufb17\uff21-\uff3a\uff41-\uff5a\U00010400-\U0001044f\U000104b0-\U000104d3"
+    "\U000104d8-\U000104fb\U00010c80-\U00010cb2\U00010cc0-\U00010cf2\U000118a0-\U000118df"
+    "\U0001e900-\U0001e943]+"
+)
+DEEPSEEK_IDEOGRAPHS = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
 LLAMA_CPP_SPLITS = {
     "smollm": [r"\p{N}", GPT2],
     "default": [r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"],
     "falcon": [r"[\p{P}\$\+<=>\^~\|`]+", GPT2, r"[0-9][0-9][0-9]"],
-    "deepseek-coder": [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", r"\p{N}"],
+    "deepseek-llm": [
+        r"[\r\n]",
+        DEEPSEEK_LETTERS,
+        "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
+        r"\s+$",
+        DEEPSEEK_IDEOGRAPHS,
+        r"\p{N}+",
+    ],
+    "deepseek-coder": [r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", DEEPSEEK_IDEOGRAPHS, r"\p{N}"],
     "deepseek-v3": [
         r"\p{N}{1,3}",
-        "[一-龥぀-ゟ゠-ヿ]+",
+        "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
         r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
         r"""| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""",
     ],
@@ -237,8 +268,6 @@ def sentencepiece_json(processor):
     count = processor.get_piece_size()
     vocab = {processor.id_to_piece(i): i for i in range(count)}
     scores = {processor.id_to_piece(i): processor.get_score(i) for i in range(count)}
-    from transformers.tokenization_utils_base import generate_merges
-
     skip = {processor.id_to_piece(i) for i in range(count)
             if processor.is_control(i) or processor.is_unknown(i) or processor.is_byte(i)}
     merges = generate_merges(vocab, scores, skip)
@@ -290,8 +319,6 @@ def directories(tokens, merges, spm):
         [tuple(merge.split(" ")) for merge in merges],
         ignore_merges=True,
     ))
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
-
     byte.normalizer = normalizers.NFC()
     byte.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(GGUF_PRE_TOKENIZER_SPLITS["llama-bpe"]), "isolated"),
@@ -308,27 +335,30 @@ def directories(tokens, merges, spm):
     byte.enable_truncation(4)
     texts = TEXTS + SPECIAL_TEXTS + ["<tool_call>x<|beyond|>"]
     out = []
-    for name, backend, config in [
-        ("byte level with a post-processor", byte,
+    backends = {"byte level": byte, "sentencepiece": spm}
+    for name, key, config in [
+        ("byte level with a post-processor", "byte level",
          {"bos_token": "<|im_start|>", "eos_token": {"__type": "AddedToken", "content": "<|im_end|>", "lstrip": False}}),
-        ("byte level with explicit flags", byte,
+        # transformers ignores the flags where there is a tokenizer.json.
+        ("byte level with explicit flags", "byte level",
          {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "add_bos_token": False, "add_eos_token": True}),
-        ("sentencepiece", spm,
+        ("sentencepiece", "sentencepiece",
          {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "add_bos_token": True}),
     ]:
-        from tempfile import TemporaryDirectory
-
         with TemporaryDirectory() as folder:
-            Path(folder, "tokenizer.json").write_text(backend.to_str())
+            Path(folder, "tokenizer.json").write_text(backends[key].to_str())
             Path(folder, "tokenizer_config.json").write_text(
                 json.dumps(dict(config, tokenizer_class="PreTrainedTokenizerFast")))
             tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
             encoded = [tokenizer.encode(text, truncation=False) for text in texts]
             decoded = [tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
                        for ids in encoded]
-        out.append({"name": name, "tokenizer": json.loads(backend.to_str()), "config": config,
-                    "texts": texts, "ids": encoded, "decoded": decoded})
-    write("text_directory.json", out)
+        out.append({"name": name, "tokenizer": key, "config": config, "ids": encoded, "decoded": decoded})
+    write("text_directory.json", {
+        "tokenizers": {key: json.loads(backend.to_str()) for key, backend in backends.items()},
+        "texts": texts,
+        "cases": out,
+    })
 
 
 NOW_S = 1_753_000_000

@@ -1,7 +1,5 @@
 //! The engine at its doors: events in, messages out, over a forward pass without weights.
 
-mod common;
-
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex},
@@ -15,13 +13,15 @@ use base_executor::{
         event::{Caller, ConnectionId, Event, Loaded},
     },
 };
-use common::{FALLS_SHORT, FakeAdapter, FakePass, Log, PANICS, VOCAB, prompt, request};
 use model::{forward::LogitRows, generation::Generation};
 use proptest::prelude::*;
 use shmproto::message::{
-    AdapterUnloaded, ErrorCode, Finish, Generate, Output, Stats, ToGateway, TokenOutput, UnloadAdapter, Welcome,
+    AdapterUnloaded, ErrorCode, Finish, Generate, Output, Stats, ToGateway, TokenOutput, UnloadAdapter,
+    Welcome,
 };
 use tokio::sync::mpsc;
+
+use crate::common::{FALLS_SHORT, FakeAdapter, FakePass, Log, PANICS, VOCAB, prompt, request};
 
 const GATEWAY: ConnectionId = ConnectionId(1);
 const ROOMY: Limits =
@@ -82,7 +82,8 @@ impl Bench {
         let (outbox, queue) = mpsc::channel(1024);
         engine.handle(Event::Connected { connection: GATEWAY, outbox });
         let (answers, others) = (HashMap::new(), Vec::new());
-        let mut bench = Self { engine, queue, clock, log, budget: Budget::new(1000), answers, others, steps: 0 };
+        let mut bench =
+            Self { engine, queue, clock, log, budget: Budget::new(1000), answers, others, steps: 0 };
         bench.step();
         bench
     }
@@ -369,8 +370,10 @@ fn logits_are_computed_for_the_last_chunk_of_a_prompt_only() {
     let mut bench = Bench::new(Limits { chunk_tokens: 64, ..ROOMY });
     bench.send(request(1, prompt(1, 150), 2));
     bench.finish();
-    let seen: Vec<_> = bench.log.lock().unwrap().iter().map(|batch| (batch[0].tokens, batch[0].logits)).collect();
-    let expected = [(64, LogitRows::None), (64, LogitRows::None), (22, LogitRows::Last), (1, LogitRows::Last)];
+    let seen: Vec<_> =
+        bench.log.lock().unwrap().iter().map(|batch| (batch[0].tokens, batch[0].logits)).collect();
+    let expected =
+        [(64, LogitRows::None), (64, LogitRows::None), (22, LogitRows::Last), (1, LogitRows::Last)];
     assert_eq!(seen, expected);
 }
 
@@ -385,7 +388,7 @@ fn a_long_prompt_keeps_neither_short_prompts_nor_generation_waiting() {
     assert_eq!(bench.answer(1).tokens.len(), 2, "generation goes on in every step");
     assert!(bench.answers.contains_key(&3), "the short prompt is done");
     assert!(!bench.answers.contains_key(&2));
-    assert_eq!(bench.log.lock().unwrap()[1].iter().map(|seen| seen.tokens).sum::<usize>(), 1 + 383 + 100);
+    assert_eq!(bench.log.lock().unwrap()[1].iter().map(|seen| seen.tokens).sum::<usize>(), 1 + 384 + 100);
 }
 
 #[test]
@@ -565,7 +568,8 @@ fn unloading_drains_then_frees_blocks_and_bytes_then_answers() {
     bench.send(Generate { adapter: Some([1; 32]), ..request(2, prompt(1, 40), 10) });
     bench.step();
     assert_eq!(bench.error(2), Some(ErrorCode::AdapterNotFound));
-    let gone = ToGateway::AdapterUnloaded(AdapterUnloaded { request: 1, generation: [1; 32], freed_bytes: 10 });
+    let gone =
+        ToGateway::AdapterUnloaded(AdapterUnloaded { request: 1, generation: [1; 32], freed_bytes: 10 });
     assert!(!bench.others.contains(&gone), "a request still runs");
     bench.finish();
     assert_eq!(bench.answer(1).tokens.len(), 10);
@@ -574,7 +578,9 @@ fn unloading_drains_then_frees_blocks_and_bytes_then_answers() {
     assert_eq!((stats.kv_blocks_cached, stats.adapter_bytes, bench.budget.held_bytes()), (0, 0, 0));
     bench.unload(1);
     bench.step();
-    assert!(matches!(bench.others.last(), Some(ToGateway::Failed(failed)) if failed.error.code == ErrorCode::AdapterNotFound));
+    assert!(
+        matches!(bench.others.last(), Some(ToGateway::Failed(failed)) if failed.error.code == ErrorCode::AdapterNotFound)
+    );
 }
 
 #[test]

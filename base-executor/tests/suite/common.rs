@@ -3,47 +3,54 @@
 use std::{
     collections::HashSet,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
 use model::forward::{BLOCK_TOKENS, BlockId, ForwardPass, LogitRows, SequenceSlice};
 use shmproto::message::{Generate, Sampling};
 
 /// Tokens of the fake's vocabulary.
-pub const VOCAB: usize = 64;
+pub(crate) const VOCAB: usize = 64;
 /// A pass with this token panics.
-pub const PANICS: u32 = 63;
+pub(crate) const PANICS: u32 = 63;
 /// A pass with this token gives half a row of logits too few.
-pub const FALLS_SHORT: u32 = 62;
+pub(crate) const FALLS_SHORT: u32 = 62;
 
 /// An adapter of the fake: a number that goes into every hash.
 #[derive(Debug)]
-pub struct FakeAdapter(pub u64);
+pub(crate) struct FakeAdapter(pub(crate) u64);
 
 /// One slice as the pass saw it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seen {
-    pub start: usize,
-    pub tokens: usize,
-    pub logits: LogitRows,
+pub(crate) struct Seen {
+    pub(crate) start: usize,
+    pub(crate) tokens: usize,
+    pub(crate) logits: LogitRows,
 }
 
 /// The batches a pass has seen.
-pub type Log = Arc<Mutex<Vec<Vec<Seen>>>>;
+pub(crate) type Log = Arc<Mutex<Vec<Vec<Seen>>>>;
 
 /// Its "keys and values" are the tokens themselves, written into the blocks it is given; its logits are a hash of
 /// what it reads back from there. A wrong block, a block given to two, a token computed twice or never, or a
 /// prefix of another adapter: each changes what comes out.
-pub struct FakePass {
+pub(crate) struct FakePass {
     memory: Vec<u64>,
     log: Log,
+    pause: Duration,
 }
 
 impl FakePass {
-    pub fn new(blocks: u32) -> (Self, Log) {
+    pub(crate) fn new(blocks: u32) -> (Self, Log) {
         let log = Log::default();
         // What a block holds at first is as wrong as what another sequence left there.
         let memory = (0..blocks as usize * BLOCK_TOKENS).map(|slot| slot as u64 * 31 + 7).collect();
-        (Self { memory, log: Arc::clone(&log) }, log)
+        (Self { memory, log: Arc::clone(&log), pause: Duration::ZERO }, log)
+    }
+
+    /// A pass that takes its time, so that requests can be met on their way.
+    pub(crate) fn slow(blocks: u32) -> Self {
+        Self { pause: Duration::from_millis(2), ..Self::new(blocks).0 }
     }
 
     fn write(&mut self, slice: &SequenceSlice<'_, FakeAdapter>) {
@@ -57,7 +64,9 @@ impl FakePass {
     /// The logits after the token at `position`, from everything up to there.
     fn row(&self, slice: &SequenceSlice<'_, FakeAdapter>, position: usize) -> impl Iterator<Item = f32> {
         let hash = (0..=position).fold(1, |hash, at| mix(hash, self.memory[slot(slice, at)]));
-        (0..VOCAB as u64).map(move |token| (mix(hash, token) % 4096) as f32 / 512.0)
+        // The tokens that break the pass come from tests alone.
+        let logit = move |token| (mix(hash, token) % 4096) as f32 / 512.0;
+        (0..VOCAB as u64).map(move |token| if token < FALLS_SHORT.into() { logit(token) } else { -1000.0 })
     }
 }
 
@@ -87,6 +96,7 @@ impl ForwardPass for FakePass {
         };
         self.log.lock().unwrap().push(batch.iter().map(seen).collect());
         check_aliasing(batch);
+        std::thread::sleep(self.pause);
         logits.clear();
         for slice in batch {
             assert!(!slice.tokens.is_empty());
@@ -110,16 +120,20 @@ impl ForwardPass for FakePass {
 fn check_aliasing(batch: &[SequenceSlice<'_, FakeAdapter>]) {
     for (index, writer) in batch.iter().enumerate() {
         let end = (writer.start + writer.tokens.len()).div_ceil(BLOCK_TOKENS);
-        let written: HashSet<BlockId> = writer.blocks[writer.start / BLOCK_TOKENS..end].iter().copied().collect();
+        let written: HashSet<BlockId> =
+            writer.blocks[writer.start / BLOCK_TOKENS..end].iter().copied().collect();
         let others = batch.iter().enumerate().filter(|(other, _)| *other != index);
         for (_, reader) in others {
-            assert!(!reader.blocks.iter().any(|block| written.contains(block)), "a block is written and shared");
+            assert!(
+                !reader.blocks.iter().any(|block| written.contains(block)),
+                "a block is written and shared"
+            );
         }
     }
 }
 
 /// A greedy request.
-pub fn request(request: u64, prompt: Vec<u32>, max_tokens: u32) -> Generate {
+pub(crate) fn request(request: u64, prompt: Vec<u32>, max_tokens: u32) -> Generate {
     let sampling = Sampling {
         temperature: 0.0,
         top_k: 0,
@@ -147,6 +161,6 @@ pub fn request(request: u64, prompt: Vec<u32>, max_tokens: u32) -> Generate {
 }
 
 /// A prompt of `len` tokens that no other `salt` begins with.
-pub fn prompt(salt: u64, len: usize) -> Vec<u32> {
+pub(crate) fn prompt(salt: u64, len: usize) -> Vec<u32> {
     (0..len as u64).map(|index| (mix(salt, index) % 60) as u32).collect()
 }

@@ -1,0 +1,409 @@
+//! The service over a real `ipc://` socket, with a DEALER for a gateway.
+
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use base_executor::{
+    Settings,
+    loader::Loader,
+    resident::{Facts, Resident},
+    serve,
+    service::NO_REQUEST,
+};
+use model::{
+    adapter::{Adapter, LoraModule},
+    generation::Generation,
+    source::Target,
+};
+use shmproto::{
+    codec::Wire as _,
+    message::{
+        ErrorCode, Failed, Finish, Generate, Hello, LoadAdapter, Output, PROTOCOL_VERSION, Stats, ToExecutor,
+        ToGateway, UnloadAdapter, Welcome,
+    },
+};
+use tokio::{sync::mpsc, time::timeout};
+use zeromq::{DealerSocket, Socket as _, SocketRecv as _, SocketSend as _};
+
+use crate::common::{FakeAdapter, FakePass, VOCAB, prompt, request};
+
+/// What hangs fails, instead of stopping the suite.
+const WATCHDOG: Duration = Duration::from_secs(60);
+
+/// Reads `.../NUMBER`: an adapter of that generation with that many elements.
+struct FakeLoader;
+
+impl Loader for FakeLoader {
+    type Adapter = FakeAdapter;
+
+    fn read(&self, path: &Path) -> anyhow::Result<Adapter> {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        assert_ne!(name, "panic", "a file that the reader cannot bear");
+        let number: u8 = name.parse().map_err(|_| anyhow::anyhow!("it has no adapter_config.json"))?;
+        let module = LoraModule {
+            layer: 0,
+            target: Target::Q,
+            rank: 4,
+            scale: 1.0,
+            a: vec![0.0; number.into()],
+            b: Vec::new(),
+        };
+        Ok(Adapter {
+            generation: Generation([number; 32]),
+            modules: vec![module],
+            base_model: None,
+            stored_in_16_bits: true,
+        })
+    }
+
+    fn prepare(&self, adapter: Adapter) -> anyhow::Result<(Arc<FakeAdapter>, u64)> {
+        let bytes = self.least_bytes(&adapter);
+        Ok((Arc::new(FakeAdapter(adapter.generation.0[0].into())), bytes))
+    }
+}
+
+/// A process that serves, as a thread.
+struct Executor {
+    socket: PathBuf,
+    shutdown: mpsc::Sender<Duration>,
+    thread: JoinHandle<anyhow::Result<()>>,
+    _directory: tempfile::TempDir,
+}
+
+impl Executor {
+    async fn start() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("private/executor.sock");
+        let (shutdown, asked) = mpsc::channel(1);
+        let (on_ready, ready) = tokio::sync::oneshot::channel();
+        let place = socket.clone();
+        let thread = std::thread::spawn(move || {
+            let settings = Settings {
+                max_running: 8,
+                max_waiting: 8,
+                chunk_tokens: 64,
+                context_length: 512,
+                adapter_bytes: 100,
+            };
+            let facts = Facts {
+                model_path: "model.gguf".to_owned(),
+                base_hash: [3; 32],
+                context_length: 512,
+                kv_blocks: 256,
+            };
+            let resident = Resident { pass: FakePass::slow(256), loader: FakeLoader, facts };
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(serve(&place, settings, resident, asked, || on_ready.send(()).unwrap()))
+        });
+        timeout(WATCHDOG, ready).await.expect("it becomes ready").expect("it starts");
+        Self { socket, shutdown, thread, _directory: directory }
+    }
+
+    async fn stop(self) {
+        self.shutdown.send(WATCHDOG).await.unwrap();
+        self.ended().await;
+    }
+
+    async fn ended(self) {
+        let joined = tokio::task::spawn_blocking(|| self.thread.join());
+        timeout(WATCHDOG, joined).await.expect("it ends").unwrap().unwrap().unwrap();
+        assert!(!self.socket.exists(), "the socket file is removed");
+    }
+}
+
+struct Gateway {
+    socket: DealerSocket,
+    answers: HashMap<u64, Vec<Output>>,
+}
+
+impl Gateway {
+    async fn connect(executor: &Executor) -> Self {
+        let mut socket = DealerSocket::new();
+        socket.connect(&format!("ipc://{}", executor.socket.display())).await.unwrap();
+        Self { socket, answers: HashMap::new() }
+    }
+
+    /// Connects and says hello.
+    async fn greet(executor: &Executor, instance: u64) -> Self {
+        let mut gateway = Self::connect(executor).await;
+        gateway.hello(instance).await;
+        gateway
+    }
+
+    async fn hello(&mut self, instance: u64) -> Welcome {
+        self.send(ToExecutor::Hello(Hello { version: PROTOCOL_VERSION, instance })).await;
+        loop {
+            if let ToGateway::Welcome(welcome) = self.receive().await {
+                return welcome;
+            }
+        }
+    }
+
+    async fn send(&mut self, message: ToExecutor) {
+        self.socket.send(message.to_bytes().into()).await.unwrap();
+    }
+
+    async fn try_receive(&mut self) -> Option<ToGateway> {
+        let message = timeout(WATCHDOG, self.socket.recv()).await.expect("the executor answers").ok()?;
+        let frames = message.into_vec();
+        assert_eq!(frames.len(), 1);
+        Some(ToGateway::from_bytes(&frames[0]).unwrap())
+    }
+
+    /// The next message; outputs are also collected.
+    async fn receive(&mut self) -> ToGateway {
+        let message = self.try_receive().await.expect("the connection is open");
+        if let ToGateway::Outputs(outputs) = &message {
+            outputs.iter().for_each(|one| self.answers.entry(one.request).or_default().push(one.clone()));
+        }
+        message
+    }
+
+    /// The next message that is no output.
+    async fn answer(&mut self) -> ToGateway {
+        loop {
+            match self.receive().await {
+                ToGateway::Outputs(_) => {}
+                answer => return answer,
+            }
+        }
+    }
+
+    /// All outputs of a request up to its last.
+    async fn outputs(&mut self, request: u64) -> &[Output] {
+        let ended =
+            |outputs: &Vec<Output>| outputs.iter().any(|one| one.finish.is_some() || one.error.is_some());
+        while !self.answers.get(&request).is_some_and(ended) {
+            self.receive().await;
+        }
+        &self.answers[&request]
+    }
+
+    async fn tokens(&mut self, request: u64) -> Vec<u32> {
+        self.outputs(request).await.iter().flat_map(|one| &one.tokens).map(|one| one.token).collect()
+    }
+
+    async fn error(&mut self, request: u64) -> Option<ErrorCode> {
+        self.outputs(request).await.last().unwrap().error.as_ref().map(|error| error.code)
+    }
+
+    async fn stats(&mut self) -> Stats {
+        self.send(ToExecutor::GetStats(77)).await;
+        match self.answer().await {
+            ToGateway::Stats(stats) => stats,
+            other => panic!("stats were asked for: {other:?}"),
+        }
+    }
+
+    async fn stats_when(&mut self, is_so: impl Fn(&Stats) -> bool) -> Stats {
+        let so = async {
+            loop {
+                let stats = self.stats().await;
+                if is_so(&stats) {
+                    return stats;
+                }
+            }
+        };
+        timeout(WATCHDOG, so).await.expect("the figures become so")
+    }
+
+    async fn load(&mut self, request: u64, name: &str) -> ToGateway {
+        self.send(ToExecutor::LoadAdapter(LoadAdapter { request, path: format!("/adapters/{name}") })).await;
+        self.answer().await
+    }
+}
+
+fn failure(answer: ToGateway) -> (u64, ErrorCode) {
+    match answer {
+        ToGateway::Failed(Failed { request, error }) => (request, error.code),
+        other => panic!("a failure was expected: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_gateway_says_hello_and_gets_tokens() {
+    let executor = Executor::start().await;
+    let mut gateway = Gateway::connect(&executor).await;
+    let welcome = gateway.hello(1).await;
+    assert_eq!((welcome.context_length, welcome.vocab_size, welcome.kv_blocks), (512, VOCAB as u32, 256));
+    assert_eq!((welcome.base_hash, welcome.model_path.as_str()), ([3; 32], "model.gguf"));
+    gateway.send(ToExecutor::Generate(request(1, prompt(1, 100), 10))).await;
+    gateway.send(ToExecutor::Generate(request(2, prompt(2, 10), 10))).await;
+    assert_eq!(gateway.tokens(1).await.len(), 10);
+    assert_eq!(gateway.outputs(2).await.last().unwrap().finish, Some(Finish::Length));
+    executor.stop().await;
+}
+
+#[tokio::test]
+async fn another_version_is_refused_with_both_versions() {
+    let executor = Executor::start().await;
+    let mut gateway = Gateway::connect(&executor).await;
+    gateway.send(ToExecutor::Hello(Hello { version: 999, instance: 1 })).await;
+    let Some(ToGateway::Refused(reason)) = gateway.try_receive().await else { panic!("it is refused") };
+    assert!(reason.contains("999") && reason.contains(&format!("version {PROTOCOL_VERSION}")), "{reason}");
+    executor.stop().await;
+}
+
+#[tokio::test]
+async fn who_does_not_say_hello_first_is_refused() {
+    let executor = Executor::start().await;
+    for first in
+        [ToExecutor::Generate(request(1, prompt(1, 10), 1)).to_bytes(), b"\xffnonsense".to_vec(), Vec::new()]
+    {
+        let mut gateway = Gateway::connect(&executor).await;
+        gateway.socket.send(first.into()).await.unwrap();
+        assert!(matches!(gateway.try_receive().await, Some(ToGateway::Refused(_))));
+    }
+    executor.stop().await;
+}
+
+#[tokio::test]
+async fn an_unreadable_message_is_one_error_and_the_other_requests_go_on() {
+    let executor = Executor::start().await;
+    let mut gateway = Gateway::greet(&executor, 1).await;
+    gateway.send(ToExecutor::Generate(request(1, prompt(1, 10), 50))).await;
+
+    let mut cut = ToExecutor::Generate(request(2, prompt(2, 10), 5)).to_bytes();
+    cut.truncate(30);
+    gateway.socket.send(cut.into()).await.unwrap();
+    assert_eq!(gateway.error(2).await, Some(ErrorCode::InvalidRequest));
+
+    let mut long = ToExecutor::GetStats(3).to_bytes();
+    long.push(0);
+    gateway.socket.send(long.into()).await.unwrap();
+    assert_eq!(failure(gateway.answer().await), (3, ErrorCode::InvalidRequest));
+
+    gateway.socket.send(b"\xff".to_vec().into()).await.unwrap();
+    assert_eq!(failure(gateway.answer().await), (NO_REQUEST, ErrorCode::InvalidRequest));
+
+    let mut two_frames = zeromq::ZmqMessage::from(ToExecutor::GetStats(4).to_bytes());
+    two_frames.push_back(b"more".to_vec().into());
+    gateway.socket.send(two_frames).await.unwrap();
+    assert_eq!(failure(gateway.answer().await), (4, ErrorCode::InvalidRequest));
+
+    assert_eq!(gateway.tokens(1).await.len(), 50);
+    executor.stop().await;
+}
+
+#[tokio::test]
+async fn a_gateway_that_disappears_has_its_requests_cancelled() {
+    let executor = Executor::start().await;
+    let mut lost = Gateway::greet(&executor, 1).await;
+    lost.send(ToExecutor::Generate(request(1, prompt(1, 10), 500))).await;
+    let mut stays = Gateway::greet(&executor, 2).await;
+    stays.send(ToExecutor::Generate(request(1, prompt(2, 10), 300))).await;
+    stays.stats_when(|stats| stats.running == 2).await;
+    drop(lost);
+    let stats = stays.stats_when(|stats| stats.running == 1).await;
+    assert_eq!(stats.cancelled, 1);
+    assert_eq!(stays.tokens(1).await.len(), 300);
+    executor.stop().await;
+}
+
+#[tokio::test]
+async fn another_instance_on_the_same_connection_begins_anew_and_the_same_one_does_not() {
+    let executor = Executor::start().await;
+    let mut gateway = Gateway::greet(&executor, 1).await;
+    gateway.send(ToExecutor::Generate(request(1, prompt(1, 10), 500))).await;
+    gateway.stats_when(|stats| stats.running == 1).await;
+    gateway.hello(1).await;
+    assert_eq!(gateway.stats().await.running, 1, "the same gateway has merely asked again");
+    gateway.hello(2).await;
+    let stats = gateway.stats_when(|stats| stats.running == 0).await;
+    assert_eq!((stats.cancelled, stats.kv_blocks_used), (1, 0));
+    gateway.send(ToExecutor::Generate(request(1, prompt(2, 10), 5))).await;
+    gateway.answers.clear();
+    assert_eq!(gateway.tokens(1).await.len(), 5);
+    executor.stop().await;
+}
+
+#[tokio::test]
+async fn a_cancelled_request_is_not_answered_any_more() {
+    let executor = Executor::start().await;
+    let mut gateway = Gateway::greet(&executor, 1).await;
+    gateway.send(ToExecutor::Generate(request(1, prompt(1, 10), 500))).await;
+    gateway.stats_when(|stats| stats.running == 1).await;
+    gateway.send(ToExecutor::Cancel(1)).await;
+    let stats = gateway.stats_when(|stats| stats.cancelled == 1).await;
+    assert_eq!((stats.running, stats.kv_blocks_used), (0, 0));
+    executor.stop().await;
+}
+
+#[tokio::test]
+async fn adapters_are_loaded_used_and_unloaded() {
+    let executor = Executor::start().await;
+    let mut gateway = Gateway::greet(&executor, 1).await;
+    let ToGateway::AdapterLoaded(loaded) = gateway.load(1, "20").await else { panic!("it is loaded") };
+    assert_eq!((loaded.generation, loaded.rank, loaded.bytes, loaded.modules), ([20; 32], 4, 40, 1));
+    let ToGateway::AdapterLoaded(again) = gateway.load(2, "20").await else { panic!("it is there already") };
+    assert_eq!((again.request, again.generation), (2, [20; 32]));
+    assert_eq!(gateway.stats().await.adapter_bytes, 40);
+    assert_eq!(Gateway::connect(&executor).await.hello(2).await.adapters, [[20; 32]]);
+
+    let adapted = Generate { adapter: Some([20; 32]), ..request(1, prompt(1, 10), 60) };
+    gateway.send(ToExecutor::Generate(adapted)).await;
+    gateway.send(ToExecutor::Generate(request(2, prompt(1, 10), 60))).await;
+    gateway.send(ToExecutor::UnloadAdapter(UnloadAdapter { request: 3, generation: [20; 32] })).await;
+    let ToGateway::AdapterUnloaded(unloaded) = gateway.answer().await else { panic!("it is unloaded") };
+    assert_eq!((unloaded.request, unloaded.freed_bytes), (3, 40));
+    let outputs = gateway.answers[&1].iter().filter(|one| one.finish.is_some()).count();
+    assert_eq!(outputs, 1, "the request on the adapter ended before");
+    assert_ne!(gateway.tokens(1).await, gateway.tokens(2).await);
+    assert_eq!(gateway.stats().await.adapter_bytes, 0);
+    executor.stop().await;
+}
+
+#[tokio::test]
+async fn an_adapter_that_cannot_be_loaded_is_a_typed_error_and_the_next_one_is_loaded() {
+    let executor = Executor::start().await;
+    let mut gateway = Gateway::greet(&executor, 1).await;
+    assert_eq!(failure(gateway.load(1, "nothing").await), (1, ErrorCode::InvalidAdapter));
+    assert_eq!(failure(gateway.load(2, "panic").await), (2, ErrorCode::Internal));
+    assert_eq!(
+        failure(gateway.load(3, "51").await),
+        (3, ErrorCode::AdapterBudgetExceeded),
+        "102 bytes of 100"
+    );
+    assert!(matches!(gateway.load(4, "50").await, ToGateway::AdapterLoaded(_)));
+    assert_eq!(failure(gateway.load(5, "1").await), (5, ErrorCode::AdapterBudgetExceeded));
+    gateway.send(ToExecutor::UnloadAdapter(UnloadAdapter { request: 6, generation: [50; 32] })).await;
+    assert!(matches!(gateway.answer().await, ToGateway::AdapterUnloaded(_)));
+    assert!(matches!(gateway.load(7, "1").await, ToGateway::AdapterLoaded(_)));
+    executor.stop().await;
+}
+
+#[tokio::test]
+async fn a_shutdown_finishes_what_runs_and_refuses_what_is_new() {
+    let executor = Executor::start().await;
+    let mut gateway = Gateway::greet(&executor, 1).await;
+    gateway.send(ToExecutor::Generate(request(1, prompt(1, 10), 300))).await;
+    gateway.stats_when(|stats| stats.running == 1).await;
+    executor.shutdown.send(WATCHDOG).await.unwrap();
+    let mut id = 2;
+    // The signal and the message are on different roads: the first requests may still get in.
+    loop {
+        gateway.send(ToExecutor::Generate(request(id, prompt(id, 4), 1))).await;
+        if gateway.error(id).await == Some(ErrorCode::ShuttingDown) {
+            break;
+        }
+        id += 1;
+    }
+    assert_eq!(gateway.tokens(1).await.len(), 300);
+    executor.ended().await;
+}
+
+#[tokio::test]
+async fn a_shutdown_without_grace_ends_every_request_with_an_error() {
+    let executor = Executor::start().await;
+    let mut gateway = Gateway::greet(&executor, 1).await;
+    gateway.send(ToExecutor::Generate(request(1, prompt(1, 10), 500))).await;
+    gateway.stats_when(|stats| stats.running == 1).await;
+    executor.shutdown.send(Duration::ZERO).await.unwrap();
+    assert_eq!(gateway.error(1).await, Some(ErrorCode::ShuttingDown));
+    executor.ended().await;
+}

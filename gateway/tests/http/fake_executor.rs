@@ -1,0 +1,279 @@
+//! A ROUTER that answers canned tokens and remembers what it was told.
+
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use shmproto::{
+    codec::Wire as _,
+    message::{
+        AdapterLoaded, AdapterUnloaded, ErrorCode, Failed, Finish, Generate, Output, PROTOCOL_VERSION, Stats,
+        ToExecutor, ToGateway, TokenOutput, Welcome, WireError,
+    },
+};
+use tokio::task::{AbortHandle, JoinHandle};
+use zeromq::{RouterSendHalf, RouterSocket, Socket as _, SocketRecv as _, SocketSend as _, ZmqMessage};
+
+use crate::text::{END, VOCAB_SIZE, tokens};
+
+pub(crate) const CONTEXT_TOKENS: u32 = 512;
+
+/// What a request is answered with.
+#[derive(Debug, Clone)]
+pub(crate) struct Script {
+    pub(crate) outputs: Vec<Output>,
+    /// Before each output.
+    pub(crate) pause: Duration,
+}
+
+pub(crate) type Reply = Arc<dyn Fn(&Generate) -> Script + Send + Sync>;
+
+pub(crate) struct FakeExecutor {
+    socket: PathBuf,
+    pub(crate) log: Arc<Mutex<Vec<ToExecutor>>>,
+    task: JoinHandle<()>,
+    running: Running,
+}
+
+type Running = Arc<Mutex<HashMap<u64, AbortHandle>>>;
+
+impl FakeExecutor {
+    pub(crate) async fn start(path: &Path, reply: Reply) -> Self {
+        let _ = std::fs::remove_file(path);
+        let mut socket = RouterSocket::new();
+        socket.bind(&format!("ipc://{}", path.display())).await.unwrap();
+        let log = Arc::new(Mutex::new(Vec::new()));
+        let running = Running::default();
+        let task = tokio::spawn(serve(socket, reply, Arc::clone(&log), Arc::clone(&running)));
+        Self {
+            socket: path.to_owned(),
+            log,
+            task,
+            running,
+        }
+    }
+
+    /// Dies without a word.
+    pub(crate) async fn kill(self) {
+        self.task.abort();
+        self.running.lock().unwrap().values().for_each(AbortHandle::abort);
+        // The library takes the socket's file away when all is dropped; it must not be that of the next one.
+        crate::harness::eventually("the socket is gone", || !self.socket.exists()).await;
+    }
+
+    pub(crate) fn generates(&self) -> Vec<Generate> {
+        self.pick(|message| match message {
+            ToExecutor::Generate(generate) => Some(generate.clone()),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn cancels(&self) -> Vec<u64> {
+        self.pick(|message| match message {
+            ToExecutor::Cancel(id) => Some(*id),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn loads(&self) -> Vec<String> {
+        self.pick(|message| match message {
+            ToExecutor::LoadAdapter(load) => Some(load.path.clone()),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn unloads(&self) -> Vec<[u8; 32]> {
+        self.pick(|message| match message {
+            ToExecutor::UnloadAdapter(unload) => Some(unload.generation),
+            _ => None,
+        })
+    }
+
+    fn pick<T>(&self, pick: impl FnMut(&ToExecutor) -> Option<T>) -> Vec<T> {
+        self.log.lock().unwrap().iter().filter_map(pick).collect()
+    }
+}
+
+async fn serve(socket: RouterSocket, reply: Reply, log: Arc<Mutex<Vec<ToExecutor>>>, running: Running) {
+    let (send, mut receive) = socket.split();
+    while let Ok(message) = receive.recv().await {
+        let peer = message.get(0).unwrap().to_vec();
+        let message = ToExecutor::from_bytes(message.get(1).unwrap()).unwrap();
+        log.lock().unwrap().push(message.clone());
+        match message {
+            ToExecutor::Generate(generate) => {
+                let script = reply(&generate);
+                let task = tokio::spawn(play(send.clone(), peer, generate.request, script));
+                running
+                    .lock()
+                    .unwrap()
+                    .insert(generate.request, task.abort_handle());
+            }
+            ToExecutor::Cancel(id) => {
+                if let Some(task) = running.lock().unwrap().remove(&id) {
+                    task.abort();
+                }
+            }
+            other => answer(&send, &peer, &call(other)).await,
+        }
+    }
+}
+
+fn call(message: ToExecutor) -> ToGateway {
+    match message {
+        ToExecutor::Hello(_) => ToGateway::Welcome(Welcome {
+            version: PROTOCOL_VERSION,
+            instance: 7,
+            model_path: "models/tiny.gguf".to_owned(),
+            base_hash: [1; 32],
+            context_length: CONTEXT_TOKENS,
+            vocab_size: VOCAB_SIZE,
+            adapter_budget_bytes: 1 << 20,
+            kv_blocks: 64,
+            block_tokens: 16,
+            adapters: Vec::new(),
+        }),
+        ToExecutor::LoadAdapter(load) => match std::fs::read(Path::new(&load.path).join("weights")) {
+            Ok(weights) => ToGateway::AdapterLoaded(AdapterLoaded {
+                request: load.request,
+                generation: generation(&weights),
+                rank: 16,
+                bytes: 1000,
+                modules: u32::from(weights != b"empty"),
+            }),
+            Err(error) => ToGateway::Failed(Failed {
+                request: load.request,
+                error: WireError {
+                    code: ErrorCode::InvalidAdapter,
+                    message: error.to_string(),
+                },
+            }),
+        },
+        ToExecutor::UnloadAdapter(unload) => ToGateway::AdapterUnloaded(AdapterUnloaded {
+            request: unload.request,
+            generation: unload.generation,
+            freed_bytes: 1000,
+        }),
+        ToExecutor::GetStats(request) => ToGateway::Stats(Stats {
+            request,
+            waiting: 3,
+            kv_blocks_total: 64,
+            generated_tokens: 11,
+            ..Stats::default()
+        }),
+        ToExecutor::Generate(_) | ToExecutor::Cancel(_) => unreachable!("not a call"),
+    }
+}
+
+/// The fake's idea of a content hash.
+pub(crate) fn generation(weights: &[u8]) -> [u8; 32] {
+    *blake3::hash(weights).as_bytes()
+}
+
+async fn play(send: RouterSendHalf, peer: Vec<u8>, request: u64, script: Script) {
+    for output in script.outputs {
+        tokio::time::sleep(script.pause).await;
+        answer(
+            &send,
+            &peer,
+            &ToGateway::Outputs(vec![Output { request, ..output }]),
+        )
+        .await;
+    }
+}
+
+async fn answer(send: &RouterSendHalf, peer: &[u8], message: &ToGateway) {
+    let mut frames = ZmqMessage::from(peer.to_vec());
+    frames.push_back(message.to_bytes().into());
+    // The gateway may be gone already.
+    let _ = send.clone().send(frames).await;
+}
+
+/// An output with nothing in it.
+pub(crate) fn empty() -> Output {
+    Output {
+        request: 0,
+        tokens: vec![],
+        prompt: vec![],
+        cached_tokens: 0,
+        finish: None,
+        error: None,
+    }
+}
+
+fn scored(token: u32) -> TokenOutput {
+    TokenOutput {
+        token,
+        logprob: -0.25,
+        top: vec![(token, -0.25), (u32::from(b'?'), -1.5)],
+    }
+}
+
+/// Outputs of one token each, without an end.
+pub(crate) fn spoken(text: &str) -> Vec<Output> {
+    tokens(text)
+        .into_iter()
+        .map(|token| Output {
+            tokens: vec![scored(token)],
+            ..empty()
+        })
+        .collect()
+}
+
+/// Says `text`, token by token, within the limits of the request, and then its end token.
+pub(crate) fn say(text: &'static str) -> Reply {
+    say_slowly(text, Duration::ZERO)
+}
+
+pub(crate) fn say_slowly(text: &'static str, pause: Duration) -> Reply {
+    Arc::new(move |generate| {
+        let mut outputs = spoken(text);
+        if generate.stop_tokens.contains(&END) {
+            outputs.push(Output {
+                tokens: vec![scored(END)],
+                finish: Some(Finish::Stop),
+                ..empty()
+            });
+        }
+        outputs.truncate(generate.max_tokens as usize);
+        match outputs.last_mut() {
+            Some(last) => last.finish = last.finish.or(Some(Finish::Length)),
+            None => outputs.push(Output {
+                finish: Some(Finish::Length),
+                ..empty()
+            }),
+        }
+        outputs[0].cached_tokens = 4;
+        if generate.prompt_logprobs.is_some() {
+            outputs[0].prompt = generate.prompt[1..].iter().map(|token| scored(*token)).collect();
+        }
+        Script { outputs, pause }
+    })
+}
+
+/// Says `text` and then nothing more, ever.
+pub(crate) fn hang_after(text: &'static str) -> Reply {
+    Arc::new(move |_| Script {
+        outputs: spoken(text),
+        pause: Duration::ZERO,
+    })
+}
+
+/// Says `text` and then fails.
+pub(crate) fn fail_after(text: &'static str, code: ErrorCode) -> Reply {
+    Arc::new(move |_| {
+        let error = Some(WireError {
+            code,
+            message: "as the test wants it".to_owned(),
+        });
+        let mut outputs = spoken(text);
+        outputs.push(Output { error, ..empty() });
+        Script {
+            outputs,
+            pause: Duration::ZERO,
+        }
+    })
+}

@@ -1,0 +1,129 @@
+//! A gateway over real HTTP, in front of an executor that answers canned tokens.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use gateway::{
+    auth::Keys,
+    config::{Config, Lifeline, LogFormat},
+    lifecycle::Status,
+    server::Gateway,
+};
+use tempfile::TempDir;
+
+use crate::{
+    client::Client,
+    fake_executor::{FakeExecutor, Reply},
+    text::ByteText,
+};
+
+/// What hangs longer than this has failed.
+pub(crate) const WATCHDOG: Duration = Duration::from_secs(30);
+
+/// Everything a test needs; removed when it ends.
+pub(crate) struct Harness {
+    pub(crate) directory: TempDir,
+    pub(crate) executor: Option<FakeExecutor>,
+    pub(crate) gateway: Option<Gateway>,
+    pub(crate) client: Client,
+}
+
+impl Harness {
+    /// A ready gateway without keys, whose executor answers with `reply`.
+    pub(crate) async fn start(reply: Reply) -> Self {
+        Self::start_with(reply, |_| {}).await
+    }
+
+    /// Like [`Harness::start`], with settings changed first.
+    pub(crate) async fn start_with(reply: Reply, change: impl FnOnce(&mut Config)) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::create_dir(directory.path().join("adapters")).unwrap();
+        let executor = FakeExecutor::start(&directory.path().join("socket"), reply).await;
+        let mut config = config(&directory);
+        change(&mut config);
+        let gateway = ready(config).await;
+        let client = Client::new(gateway.address);
+        Self {
+            directory,
+            executor: Some(executor),
+            gateway: Some(gateway),
+            client,
+        }
+    }
+
+    pub(crate) fn executor(&self) -> &FakeExecutor {
+        self.executor.as_ref().unwrap()
+    }
+
+    /// Kills the executor and starts another one.
+    pub(crate) async fn restart_executor(&mut self, reply: Reply) {
+        self.executor.take().unwrap().kill().await;
+        self.executor = Some(FakeExecutor::start(&self.directory.path().join("socket"), reply).await);
+    }
+
+    /// Stops the gateway and starts another one on the same state.
+    pub(crate) async fn restart_gateway(&mut self) {
+        self.gateway.take().unwrap().shut_down().await;
+        let gateway = ready(config(&self.directory)).await;
+        self.client = Client::new(gateway.address);
+        self.gateway = Some(gateway);
+    }
+
+    pub(crate) async fn wait_ready(&self) {
+        wait_ready(self.gateway.as_ref().unwrap()).await;
+    }
+
+    /// A directory with an adapter that the fake executor takes; other `weights` are another generation.
+    pub(crate) fn adapter(&self, name: &str, weights: &str) -> PathBuf {
+        let path = self.directory.path().join("adapters").join(name);
+        std::fs::create_dir_all(&path).unwrap();
+        std::fs::write(path.join("weights"), weights).unwrap();
+        path
+    }
+}
+
+pub(crate) fn config(directory: &TempDir) -> Config {
+    Config {
+        socket: directory.path().join("socket"),
+        listen: "127.0.0.1:0".parse().unwrap(),
+        state: directory.path().join("state"),
+        served_model_name: Some("base".to_owned()),
+        adapters: Vec::new(),
+        adapter_root: directory.path().join("adapters").canonicalize().unwrap(),
+        keys: Keys::none(),
+        max_body_bytes: 1 << 20,
+        max_sequences: 64,
+        grace: Duration::from_millis(200),
+        threads: 1,
+        log_format: LogFormat::Human,
+        lifeline: Lifeline::Signals,
+    }
+}
+
+pub(crate) async fn ready(config: Config) -> Gateway {
+    let gateway = Gateway::start(config, Arc::new(|_| Ok(Arc::new(ByteText::default()))))
+        .await
+        .unwrap();
+    wait_ready(&gateway).await;
+    gateway
+}
+
+async fn wait_ready(gateway: &Gateway) {
+    let mut status = gateway.status.clone();
+    let ready = status.wait_for(|status| matches!(status, Status::Ready(_)));
+    tokio::time::timeout(WATCHDOG, ready)
+        .await
+        .expect("the gateway becomes ready")
+        .unwrap();
+}
+
+/// Waits until `condition` holds.
+pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let wait = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(WATCHDOG, wait)
+        .await
+        .unwrap_or_else(|_| panic!("did not happen: {what}"));
+}

@@ -1,0 +1,15 @@
+//! The gateway at its public door: real HTTP in front, an executor that answers canned tokens behind.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod client;
+mod fake_executor;
+mod harness;
+mod text;
+
+mod access;
+mod adapters;
+mod completions;
+mod refusals;
+mod service;
+mod streaming;

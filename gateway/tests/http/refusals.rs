@@ -1,0 +1,223 @@
+//! What is refused, with which status, code and parameter.
+
+use serde_json::{Value, json};
+
+use crate::{fake_executor::say, harness::Harness};
+
+const CHAT: &str = "/v1/chat/completions";
+const TEXT: &str = "/v1/completions";
+
+fn chat(key: &str, value: Value) -> Value {
+    let mut body = json!({ "model": "base", "messages": [{ "role": "user", "content": "hi" }] });
+    body[key] = value;
+    body
+}
+
+#[tokio::test]
+async fn an_option_that_is_not_honoured_is_refused_by_name() {
+    let harness = Harness::start(say("x")).await;
+    let options = [
+        ("tools", json!([{ "type": "function" }])),
+        ("functions", json!([{ "name": "f" }])),
+        ("response_format", json!({ "type": "json_object" })),
+        ("audio", json!({ "voice": "v" })),
+        ("reasoning_effort", json!("high")),
+        ("temprature", json!(0.5)),
+    ];
+    for (option, value) in options {
+        let error = harness.client.post(CHAT, &chat(option, value)).await;
+        assert_eq!(
+            (error.status, error.code().as_str()),
+            (400, "unsupported_parameter"),
+            "{option}"
+        );
+        assert_eq!(error.json()["error"]["param"], option);
+        assert_eq!(error.json()["error"]["type"], "invalid_request_error");
+    }
+    for (option, value) in [("best_of", json!(2)), ("suffix", json!("s"))] {
+        let mut body = json!({ "model": "base", "prompt": "a" });
+        body[option] = value;
+        let error = harness.client.post(TEXT, &body).await;
+        assert_eq!(
+            (error.code().as_str(), &error.json()["error"]["param"]),
+            ("unsupported_parameter", &json!(option))
+        );
+    }
+    assert!(
+        harness.executor().generates().is_empty(),
+        "nothing of this reaches the executor"
+    );
+}
+
+#[tokio::test]
+async fn a_value_out_of_range_names_its_field() {
+    let harness = Harness::start(say("x")).await;
+    let values = [
+        ("temperature", json!(3)),
+        ("top_p", json!("high")),
+        ("n", json!(17)),
+        ("stop", json!(["", "a"])),
+        ("logit_bias", json!({ "99999": 1 })),
+        ("stream_options", json!({ "include_usage": true })),
+        ("top_logprobs", json!(21)),
+    ];
+    for (field, value) in values {
+        let error = harness.client.post(CHAT, &chat(field, value)).await;
+        assert_eq!(
+            (error.status, error.code().as_str()),
+            (400, "invalid_value"),
+            "{field}"
+        );
+        assert_eq!(error.json()["error"]["param"], field);
+    }
+}
+
+#[tokio::test]
+async fn a_message_that_cannot_be_honoured_is_refused_with_its_place() {
+    let harness = Harness::start(say("x")).await;
+    let messages = [
+        (json!({ "role": "tool", "content": "a" }), "messages[0].role"),
+        (
+            json!({ "role": "user", "content": [{ "type": "image_url" }] }),
+            "messages[0].content",
+        ),
+        (
+            json!({ "role": "user", "content": "a", "name": "b" }),
+            "messages[0].name",
+        ),
+        (json!({ "role": "user" }), "messages[0].content"),
+    ];
+    for (message, param) in messages {
+        let error = harness
+            .client
+            .post(CHAT, &chat("messages", json!([message])))
+            .await;
+        assert_eq!(
+            (error.status, &error.json()["error"]["param"]),
+            (400, &json!(param)),
+            "{message}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn an_assistant_message_as_a_client_library_repeats_it_is_accepted() {
+    let harness = Harness::start(say("x")).await;
+    let repeated = json!({ "role": "assistant", "content": "a", "refusal": null, "audio": null,
+        "function_call": null, "tool_calls": null, "annotations": [] });
+    let messages = json!([{ "role": "user", "content": "a" }, repeated, { "role": "user", "content": "b" }]);
+    assert_eq!(
+        harness
+            .client
+            .post(CHAT, &chat("messages", messages))
+            .await
+            .status,
+        200
+    );
+}
+
+#[tokio::test]
+async fn what_does_not_fit_the_context_is_refused_with_the_numbers() {
+    let harness = Harness::start(say("x")).await;
+    let body = json!({ "model": "base", "prompt": "a".repeat(600), "max_tokens": 5 });
+    let error = harness.client.post(TEXT, &body).await;
+    assert_eq!(
+        (error.status, error.code().as_str()),
+        (400, "context_length_exceeded")
+    );
+    let message = error.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.contains("512") && message.contains("601"), "{message}");
+    let body = json!({ "model": "base", "prompt": "a", "max_tokens": 511 });
+    assert_eq!(
+        harness.client.post(TEXT, &body).await.code(),
+        "context_length_exceeded"
+    );
+    let body = json!({ "model": "base", "prompt": "a", "max_tokens": 510 });
+    assert_eq!(harness.client.post(TEXT, &body).await.status, 200);
+}
+
+#[tokio::test]
+async fn an_unknown_model_is_an_error_that_names_it_and_never_the_base() {
+    let harness = Harness::start(say("x")).await;
+    for model in ["nobody", "base:nobody", "base:", "bas", "basement"] {
+        let error = harness.client.post(CHAT, &chat("model", json!(model))).await;
+        assert_eq!(
+            (error.status, error.code().as_str()),
+            (404, "model_not_found"),
+            "{model}"
+        );
+        assert!(error.json()["error"]["message"].as_str().unwrap().contains(model));
+    }
+    let error = harness.client.post(CHAT, &chat("model", Value::Null)).await;
+    assert_eq!(
+        (error.status, error.code().as_str()),
+        (400, "missing_required_parameter")
+    );
+}
+
+#[tokio::test]
+async fn a_body_that_is_no_json_or_too_long_is_refused() {
+    let harness = Harness::start(say("x")).await;
+    let client = &harness.client;
+    assert_eq!(
+        client.send("POST", CHAT, "application/json", "{").await.code(),
+        "invalid_json"
+    );
+    assert_eq!(
+        client.send("POST", CHAT, "application/json", "[]").await.code(),
+        "invalid_value"
+    );
+    let plain = client.send("POST", CHAT, "text/plain", "{}").await;
+    assert_eq!(
+        (plain.status, plain.code().as_str()),
+        (415, "unsupported_media_type")
+    );
+    let long = client
+        .send("POST", CHAT, "application/json", &" ".repeat((1 << 20) + 1))
+        .await;
+    assert_eq!((long.status, long.code().as_str()), (413, "body_too_large"));
+}
+
+#[tokio::test]
+async fn a_deeply_nested_body_is_an_error_and_not_a_crash() {
+    let harness = Harness::start(say("x")).await;
+    let body = format!("{{\"prompt\":{}", "[".repeat(100_000));
+    assert_eq!(
+        harness
+            .client
+            .send("POST", TEXT, "application/json", &body)
+            .await
+            .code(),
+        "invalid_json"
+    );
+}
+
+#[tokio::test]
+async fn more_prompts_or_sequences_than_allowed_are_refused() {
+    let harness = Harness::start(say("x")).await;
+    let prompts = vec!["a"; 65];
+    let error = harness
+        .client
+        .post(TEXT, &json!({ "model": "base", "prompt": prompts }))
+        .await;
+    assert_eq!((error.status, error.code().as_str()), (400, "invalid_value"));
+    let error = harness
+        .client
+        .post(TEXT, &json!({ "model": "base", "prompt": vec!["a"; 10], "n": 7 }))
+        .await;
+    assert_eq!(
+        (error.status, error.code().as_str()),
+        (429, "queue_full"),
+        "64 sequences are the limit of this gateway"
+    );
+    assert_eq!(error.header("retry-after"), Some("1"));
+}
+
+#[tokio::test]
+async fn a_route_or_method_that_does_not_exist_is_a_typed_error() {
+    let harness = Harness::start(say("x")).await;
+    let error = harness.client.get("/v1/responses").await;
+    assert_eq!((error.status, error.code().as_str()), (404, "not_found"));
+    let error = harness.client.get(CHAT).await;
+    assert_eq!((error.status, error.code().as_str()), (405, "method_not_allowed"));
+}

@@ -1,0 +1,191 @@
+//! Health, figures, and the tokenizer's routes.
+
+use std::sync::Arc;
+
+use gateway::{
+    config::StartAdapter,
+    lifecycle::StartError,
+    server::{Gateway, RunError},
+};
+use serde_json::json;
+use tokio::time::{Duration, timeout};
+
+use crate::{
+    client::Client,
+    fake_executor::{FakeExecutor, say},
+    harness::{Harness, WATCHDOG, config},
+    text::ByteText,
+};
+
+#[tokio::test]
+async fn before_the_executor_is_there_health_says_loading_and_requests_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::create_dir(directory.path().join("adapters")).unwrap();
+    let gateway = Gateway::start(
+        config(&directory),
+        Arc::new(|_| Ok(Arc::new(ByteText::default()))),
+    )
+    .await
+    .unwrap();
+    let client = Client::new(gateway.address);
+    let health = client.get("/health").await;
+    assert_eq!(
+        (health.status, &health.json()["status"]),
+        (503, &json!("loading"))
+    );
+    let refused = client
+        .post("/v1/completions", &json!({ "model": "base", "prompt": "a" }))
+        .await;
+    assert_eq!(
+        (refused.status, refused.code().as_str()),
+        (503, "executor_unavailable")
+    );
+    let _executor = FakeExecutor::start(&directory.path().join("socket"), say("x")).await;
+    let healthy = async {
+        while client.get("/health").await.status != 200 {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(WATCHDOG, healthy).await.expect("health becomes ok");
+}
+
+#[tokio::test]
+async fn a_lost_executor_shows_in_health() {
+    let mut harness = Harness::start(say("x")).await;
+    assert_eq!(
+        harness.client.get("/health").await.json(),
+        json!({ "status": "ok" })
+    );
+    harness.executor.take().unwrap().kill().await;
+    let client = harness.client.clone();
+    let lost = async {
+        while client.get("/health").await.json()["status"] != "executor_unavailable" {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(WATCHDOG, lost).await.expect("health says so");
+    let refused = client
+        .post("/v1/completions", &json!({ "model": "base", "prompt": "a" }))
+        .await;
+    assert_eq!(
+        (refused.status, refused.code().as_str()),
+        (503, "executor_unavailable")
+    );
+}
+
+#[tokio::test]
+async fn an_adapter_that_cannot_be_loaded_at_start_ends_the_gateway_with_its_name() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::create_dir(directory.path().join("adapters")).unwrap();
+    let _executor = FakeExecutor::start(&directory.path().join("socket"), say("x")).await;
+    let mut config = config(&directory);
+    config.adapters = vec![StartAdapter {
+        name: "ghost".to_owned(),
+        path: "nowhere".into(),
+    }];
+    let gateway = Gateway::start(config, Arc::new(|_| Ok(Arc::new(ByteText::default()))))
+        .await
+        .unwrap();
+    let ended = timeout(WATCHDOG, gateway.until(std::future::pending()))
+        .await
+        .expect("it ends");
+    assert!(matches!(ended, Err(RunError::Start(StartError::Adapter { name, .. })) if name == "ghost"));
+}
+
+#[tokio::test]
+async fn figures_name_what_the_executor_reports_and_what_was_answered() {
+    let harness = Harness::start(say("x")).await;
+    harness
+        .client
+        .post("/v1/completions", &json!({ "model": "base", "prompt": "a" }))
+        .await;
+    let reported = async {
+        loop {
+            let text = harness.client.get("/metrics").await.body;
+            if text.contains("holobiont_requests_waiting 3") {
+                return text;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let text = timeout(WATCHDOG, reported).await.expect("the executor is asked");
+    for line in [
+        "holobiont_executor_up 1",
+        "holobiont_kv_blocks{state=\"total\"} 64",
+        "holobiont_generated_tokens_total 11",
+        "holobiont_requests_in_flight 0",
+        "holobiont_time_to_first_token_seconds_count 1",
+        "holobiont_http_requests_total{route=\"/v1/completions\",status=\"200\"} 1",
+        "vllm:lora_requests_info{max_lora=\"0\",running_lora_adapters=\"\",waiting_lora_adapters=\"\"} ",
+    ] {
+        assert!(text.contains(line), "no '{line}' in\n{text}");
+    }
+}
+
+#[tokio::test]
+async fn the_tokenizer_can_be_asked() {
+    let harness = Harness::start(say("x")).await;
+    let client = &harness.client;
+    let tokens = client
+        .post("/tokenize", &json!({ "model": "base", "prompt": "ab" }))
+        .await
+        .json();
+    assert_eq!(
+        (&tokens["tokens"], &tokens["count"]),
+        (&json!([257, 97, 98]), &json!(3))
+    );
+    let tokens = client
+        .post(
+            "/tokenize",
+            &json!({ "prompt": "ab", "add_special_tokens": false }),
+        )
+        .await
+        .json();
+    assert_eq!(tokens["tokens"], json!([97, 98]));
+    let chat = json!({ "messages": [{ "role": "user", "content": "a" }] });
+    assert_eq!(
+        client.post("/tokenize", &chat).await.json()["count"],
+        "user:a;assistant:".len()
+    );
+    assert_eq!(
+        client
+            .post("/detokenize", &json!({ "tokens": [97, 256] }))
+            .await
+            .json(),
+        json!({ "prompt": "a<end>" })
+    );
+    assert_eq!(
+        client
+            .post("/detokenize", &json!({ "tokens": [258] }))
+            .await
+            .code(),
+        "invalid_value"
+    );
+    assert_eq!(client.get("/tokenizer_info").await.json()["eos_token"], "<end>");
+}
+
+#[tokio::test]
+async fn a_large_body_is_answered_like_a_small_one() {
+    let harness = Harness::start(say("x")).await;
+    let text = "a".repeat(100_000);
+    let tokens = harness
+        .client
+        .post("/tokenize", &json!({ "prompt": text }))
+        .await
+        .json();
+    assert_eq!(tokens["count"], 100_001);
+}
+
+#[tokio::test]
+async fn every_answer_has_a_request_id() {
+    let harness = Harness::start(say("x")).await;
+    let ids = [
+        harness.client.get("/health").await,
+        harness.client.get("/nowhere").await,
+    ];
+    let ids: Vec<&str> = ids
+        .iter()
+        .map(|answer| answer.header("x-request-id").unwrap())
+        .collect();
+    assert_ne!(ids[0], ids[1]);
+}

@@ -1,0 +1,334 @@
+//! Norms, rotation and gating against their plain forms, for widths that do not fill a vector, and row by row.
+
+use kernels::{
+    Isa, Pool,
+    elementwise::{Heads, Norm, add_norm, rotate, silu_mul},
+    reference,
+};
+use rand::Rng;
+
+use crate::support::{assert_close, bits, floats, pool, random};
+
+/// Around one, two and many vectors.
+const WIDTHS: [usize; 9] = [1, 7, 15, 16, 17, 31, 33, 100, 576];
+
+const EPS: f32 = 1e-5;
+
+#[test]
+fn a_norm_with_an_update_adds_it_to_the_residual_first() {
+    for width in WIDTHS {
+        let random = &mut random(width as u64);
+        let (before, update, weight) = (
+            floats(random, 5 * width),
+            floats(random, 5 * width),
+            floats(random, width),
+        );
+        let sums: Vec<f32> = before.iter().zip(&update).map(|(a, b)| a + b).collect();
+        for isa in Isa::available() {
+            let (mut residual, mut out) = (before.clone(), vec![0.0; before.len()]);
+            let norm = Norm {
+                weight: &weight,
+                eps: EPS,
+            };
+            add_norm(&mut pool(1), isa, &mut residual, Some(&update), norm, &mut out);
+            assert_eq!(bits(&residual), bits(&sums), "{isa:?}, width {width}");
+            judge_norm(&sums, &weight, &out, &format!("{isa:?}, width {width}"));
+        }
+    }
+}
+
+#[test]
+fn a_norm_without_an_update_leaves_the_residual_alone() {
+    for width in WIDTHS {
+        let random = &mut random(width as u64);
+        let (before, weight) = (floats(random, 5 * width), floats(random, width));
+        for isa in Isa::available() {
+            let (mut residual, mut out) = (before.clone(), vec![0.0; before.len()]);
+            add_norm(
+                &mut pool(1),
+                isa,
+                &mut residual,
+                None,
+                Norm {
+                    weight: &weight,
+                    eps: EPS,
+                },
+                &mut out,
+            );
+            assert_eq!(bits(&residual), bits(&before), "{isa:?}, width {width}");
+            judge_norm(&before, &weight, &out, &format!("{isa:?}, width {width}"));
+        }
+    }
+}
+
+fn judge_norm(x: &[f32], weight: &[f32], out: &[f32], what: &str) {
+    for (x, out) in x.chunks(weight.len()).zip(out.chunks(weight.len())) {
+        // A normed row's elements are at most sqrt(width) times the weight.
+        assert_close(
+            out,
+            &reference::rms_norm(x, weight, EPS),
+            1e-6 * (weight.len() as f64).sqrt(),
+            what,
+        );
+    }
+}
+
+#[test]
+fn a_norm_of_zeroes_is_zero() {
+    for isa in Isa::available() {
+        let mut out = [1.0; 33];
+        add_norm(
+            &mut pool(1),
+            isa,
+            &mut [0.0; 33],
+            None,
+            Norm {
+                weight: &[1.0; 33],
+                eps: EPS,
+            },
+            &mut out,
+        );
+        assert_eq!(out, [0.0; 33], "{isa:?}");
+    }
+}
+
+#[test]
+fn gating_follows_the_plain_form_also_far_from_zero() {
+    for width in WIDTHS {
+        let random = &mut random(width as u64);
+        let mut gate_up = floats(random, 6 * width);
+        for gate in gate_up.chunks_mut(2 * width).flat_map(|row| &mut row[..width]) {
+            *gate *= random.random_range(0.0f32..2.0).exp2().powi(6);
+        }
+        gate_up[0] = -200.0;
+        for isa in Isa::available() {
+            let mut out = vec![f32::NAN; 3 * width];
+            silu_mul(&mut pool(1), isa, &gate_up, width, &mut out);
+            for (row, out) in gate_up.chunks(2 * width).zip(out.chunks(width)) {
+                for (i, &got) in out.iter().enumerate() {
+                    let (gate, up) = (row[i], row[width + i]);
+                    let wanted = reference::silu_mul(gate, up);
+                    let tolerance = 1e-6 * wanted.abs() + 1e-30;
+                    assert!(
+                        (got - wanted).abs() <= tolerance,
+                        "{isa:?}: silu({gate}) * {up} is {got}, not {wanted}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// Rows `[queries | keys | values]` with an angle for each row and frequency.
+struct Rotation {
+    rows: usize,
+    head_dim: usize,
+    stride: usize,
+    x: Vec<f32>,
+    cos: Vec<f32>,
+    sin: Vec<f32>,
+    weight: Vec<f32>,
+}
+
+/// Heads of queries and keys.
+const QUERIES: usize = 3;
+const KEYS: usize = 2;
+
+impl Rotation {
+    fn random(rows: usize, head_dim: usize) -> Self {
+        let random = &mut random(head_dim as u64);
+        let stride = (QUERIES + 2 * KEYS) * head_dim;
+        let angles: Vec<f32> = floats(random, rows * head_dim / 2)
+            .iter()
+            .map(|x| 3.0 * x)
+            .collect();
+        Self {
+            rows,
+            head_dim,
+            stride,
+            x: floats(random, rows * stride),
+            cos: angles.iter().map(|angle| angle.cos()).collect(),
+            sin: angles.iter().map(|angle| angle.sin()).collect(),
+            weight: floats(random, head_dim),
+        }
+    }
+
+    /// Queries are normed and scaled, keys only rotated.
+    fn heads(&self) -> [Heads<'_>; 2] {
+        let norm = Norm {
+            weight: &self.weight,
+            eps: EPS,
+        };
+        [
+            Heads {
+                column: 0,
+                count: QUERIES,
+                norm: Some(norm),
+                scale: 0.125,
+            },
+            Heads {
+                column: QUERIES * self.head_dim,
+                count: KEYS,
+                norm: None,
+                scale: 1.0,
+            },
+        ]
+    }
+
+    fn run(&self, pool: &mut Pool, isa: Isa) -> Vec<f32> {
+        let mut x = self.x.clone();
+        rotate(
+            pool,
+            isa,
+            &mut x,
+            self.stride,
+            self.head_dim,
+            &self.cos,
+            &self.sin,
+            &self.heads(),
+        );
+        x
+    }
+
+    /// The same row by row, head by head, pair by pair.
+    fn plain(&self) -> Vec<f32> {
+        let mut x = self.x.clone();
+        let half = self.head_dim / 2;
+        for row in 0..self.rows {
+            for group in self.heads() {
+                for head in 0..group.count {
+                    let at = row * self.stride + group.column + head * self.head_dim;
+                    let head = &mut x[at..at + self.head_dim];
+                    if let Some(norm) = group.norm {
+                        let normed = reference::rms_norm(head, norm.weight, norm.eps);
+                        head.copy_from_slice(&normed);
+                    }
+                    for i in 0..half {
+                        let (cos, sin) = (self.cos[row * half + i], self.sin[row * half + i]);
+                        let (a, b) = (head[i], head[half + i]);
+                        head[i] = (a * cos - b * sin) * group.scale;
+                        head[half + i] = (b * cos + a * sin) * group.scale;
+                    }
+                }
+            }
+        }
+        x
+    }
+}
+
+#[test]
+fn heads_turn_by_their_rows_angles_and_values_stay() {
+    for head_dim in [2, 6, 16, 30, 32, 34, 64, 80, 128, 256] {
+        let rotation = Rotation::random(5, head_dim);
+        let plain = rotation.plain();
+        for isa in Isa::available() {
+            let got = rotation.run(&mut pool(1), isa);
+            assert_close(
+                &got,
+                &plain,
+                2e-6 * (head_dim as f64).sqrt(),
+                &format!("{isa:?}, heads of {head_dim}"),
+            );
+            let values = (QUERIES + KEYS) * head_dim;
+            for (got, x) in got
+                .chunks(rotation.stride)
+                .zip(rotation.x.chunks(rotation.stride))
+            {
+                assert_eq!(
+                    bits(&got[values..]),
+                    bits(&x[values..]),
+                    "{isa:?}: values are not rotated"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_of_many_has_the_bits_it_has_alone_whatever_works_on_it() {
+    let (rows, width) = (37, 100);
+    let random = &mut random(3);
+    let (residual, update) = (floats(random, rows * width), floats(random, rows * width));
+    let (weight, gate_up) = (floats(random, width), floats(random, 2 * rows * width));
+    let norm = Norm {
+        weight: &weight,
+        eps: EPS,
+    };
+    let normed = |pool: &mut Pool, isa, rows: std::ops::Range<usize>| {
+        let range = rows.start * width..rows.end * width;
+        let (mut residual, mut out) = (residual[range.clone()].to_vec(), vec![0.0; range.len()]);
+        add_norm(pool, isa, &mut residual, Some(&update[range]), norm, &mut out);
+        bits(&out)
+    };
+    let gated = |pool: &mut Pool, isa, rows: std::ops::Range<usize>| {
+        let mut out = vec![0.0; rows.len() * width];
+        silu_mul(
+            pool,
+            isa,
+            &gate_up[2 * width * rows.start..2 * width * rows.end],
+            width,
+            &mut out,
+        );
+        bits(&out)
+    };
+    for isa in Isa::available() {
+        for threads in [1, 2] {
+            let pool = &mut pool(threads);
+            let (all_normed, all_gated) = (normed(pool, isa, 0..rows), gated(pool, isa, 0..rows));
+            for row in 0..rows {
+                let range = row * width..(row + 1) * width;
+                assert_eq!(
+                    all_normed[range.clone()],
+                    normed(pool, isa, row..row + 1),
+                    "{isa:?}: norm of row {row}"
+                );
+                assert_eq!(
+                    all_gated[range],
+                    gated(pool, isa, row..row + 1),
+                    "{isa:?}: gating of row {row}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_rotated_row_has_the_bits_it_has_alone() {
+    let all = Rotation::random(19, 64);
+    for isa in Isa::available() {
+        for threads in [1, 2] {
+            let pool = &mut pool(threads);
+            let together = all.run(pool, isa);
+            for (row, together) in together.chunks(all.stride).enumerate() {
+                let alone = Rotation {
+                    rows: 1,
+                    x: all.x[row * all.stride..][..all.stride].to_vec(),
+                    cos: all.cos[row * 32..][..32].to_vec(),
+                    sin: all.sin[row * 32..][..32].to_vec(),
+                    weight: all.weight.clone(),
+                    ..all
+                };
+                assert_eq!(
+                    bits(together),
+                    bits(&alone.run(pool, isa)),
+                    "{isa:?}, row {row} on {threads} threads"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "an angle for each row and frequency")]
+fn rows_without_angles_are_refused() {
+    rotate(
+        &mut pool(1),
+        Isa::best(),
+        &mut [0.0; 32],
+        16,
+        16,
+        &[1.0; 8],
+        &[0.0; 8],
+        &[],
+    );
+}

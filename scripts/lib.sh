@@ -1,0 +1,106 @@
+# What the scripts share. Sourced, never run.
+# shellcheck shell=bash
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+target_dir=${CARGO_TARGET_DIR:-$root/target}
+
+if [[ -t 2 && -z ${NO_COLOR:-} ]]; then bold=$'\e[1m' plain=$'\e[0m'; else bold='' plain=''; fi
+
+# A step, on stderr: stdout is for data.
+say() { echo "${bold}==>${plain} $*" >&2; }
+
+# What went wrong, and what to do about it.
+die() {
+    echo "error: $1" >&2
+    shift
+    (($# == 0)) || echo "  try: $*" >&2
+    exit 1
+}
+
+# need COMMAND PACKAGE: refuses, by name, to go on without a command.
+need() {
+    command -v "$1" >/dev/null || die "$1 is not installed" "$2"
+}
+
+need_build_tools() {
+    need cargo "install Rust from https://rustup.rs"
+    need gcc "apt install gcc"
+    need python3 "apt install python3"
+}
+
+# Prints a Python that has pip: python3 itself, or that of a virtual environment made for the purpose.
+python_with_pip() {
+    local python=$root/.venv/bin/python
+    if [[ -x $python ]] && "$python" -m pip --version >/dev/null 2>&1; then
+        echo "$python"
+    elif python3 -m pip --version >/dev/null 2>&1; then
+        echo python3
+    else
+        make_venv
+        echo "$python"
+    fi
+}
+
+# Makes .venv, unless it is there.
+make_venv() {
+    local python=$root/.venv/bin/python
+    if [[ -x $python ]] && "$python" -m pip --version >/dev/null 2>&1; then return; fi
+    say "making a virtual environment in .venv"
+    # Debian has venv, and the pip that goes into it, in a package of its own.
+    python3 -m venv --clear "$root/.venv" >&2 ||
+        die "python3 can make no virtual environment" "apt install python3-venv python3-pip"
+}
+
+# free_port FIRST: the first port of 127.0.0.1 from FIRST on that nobody listens on.
+free_port() {
+    python3 - "$1" <<'EOF'
+import socket, sys
+for port in range(int(sys.argv[1]), 65536):
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        print(port)
+        break
+EOF
+}
+
+# Fills the array example_adapters with --adapter NAME=DIR for every example.
+find_example_adapters() {
+    example_adapters=()
+    local config
+    for config in "$root"/examples/adapters/*/adapter_config.json; do
+        [[ -e $config ]] || die "there are no example adapters in examples/adapters" "git checkout examples/adapters"
+        config=${config%/adapter_config.json}
+        example_adapters+=(--adapter "${config##*/}=$config")
+    done
+}
+
+# start_deployment PROGRAMS MODEL STATE PORT: starts `holobiont up` with the example adapters and waits until it serves.
+# Sets up_pid, url and greeting, the file with what it printed. Stopping it is the caller's.
+start_deployment() {
+    local programs=$1 model=$2 state=$3 port=$4
+    url=http://127.0.0.1:$port
+    greeting=$state/greeting.txt
+    find_example_adapters
+    mkdir -p "$state"
+    : >"$greeting"
+    HOLOBIONT_MODEL_SERVED_NAME=smollm2-135m-instruct "$programs/holobiont" up --model "$model" --state "$state" \
+        --listen "127.0.0.1:$port" "${example_adapters[@]}" >"$greeting" &
+    up_pid=$!
+    until [[ -s $greeting ]]; do
+        kill -0 "$up_pid" 2>/dev/null || die "the processes did not start; the reason is above"
+        sleep 0.05
+    done
+}
+
+# stop_deployment: stops what start_deployment started; fails if that did not go well.
+stop_deployment() {
+    [[ -n ${up_pid:-} ]] || return 0
+    local pid=$up_pid
+    up_pid=''
+    kill -TERM "$pid" 2>/dev/null || true
+    wait "$pid"
+}
