@@ -67,8 +67,8 @@ class Answer:
         self.state = "waiting"
         self.first_ms = None
 
-    def header(self):
-        return self.model if self.first_ms is None else f"{self.model} ({self.first_ms:.0f} ms)"
+    def first(self):
+        return "..." if self.first_ms is None else f"first token {self.first_ms:.0f} ms"
 
     def lines(self, width):
         text = self.text + ("▌" if self.state == "answering" else "")
@@ -105,7 +105,8 @@ def table(answers, width):
     """The answers in columns, as lines."""
     column = (width - len(GAP) * (len(answers) - 1)) // len(answers)
     cells = [answer.lines(column) for answer in answers]
-    rows = [[answer.header()[:column] for answer in answers], ["─" * column for _ in answers]]
+    rows = [[answer.model[:column] for answer in answers], [answer.first()[:column] for answer in answers]]
+    rows.append(["─" * column for _ in answers])
     height = max(len(lines) for lines in cells)
     rows += [[lines[i] if i < len(lines) else "" for lines in cells] for i in range(height)]
     return [GAP.join(cell.ljust(column) for cell in row).rstrip() for row in rows]
@@ -141,10 +142,11 @@ def show_in_turn(answers, events):
     failures = []
     while any(answer.state != "done" for answer in answers):
         event = events.get()
+        answer = event[0]
         if failure := take(event):
-            failures.append((event[0], failure))
-    for answer in answers:
-        print(f"[{answer.header()}]\n{answer.text.strip()}\n", flush=True)
+            failures.append((answer, failure))
+        elif answer.state == "done":
+            print(f"[{answer.model}, {answer.first()}]\n{answer.text.strip()}\n", flush=True)
     return failures
 
 

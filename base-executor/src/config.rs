@@ -42,6 +42,9 @@ pub struct Config {
     /// Time for running requests to finish after SIGTERM or SIGINT.
     #[arg(long, value_name = "MS", env = "HOLOBIONT_GRACE_MS", default_value_t = 10_000)]
     pub grace_ms: u64,
+    /// Treat the end of standard input like SIGTERM: the supervisor that holds its other end is gone.
+    #[arg(long)]
+    pub exit_with_stdin: bool,
     /// How the log is written to stderr.
     #[arg(long, value_name = "FORMAT", env = "HOLOBIONT_LOG_FORMAT", default_value = "auto")]
     pub log_format: LogFormat,

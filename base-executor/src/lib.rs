@@ -70,7 +70,8 @@ pub fn run(config: &Config) -> anyhow::Result<()> {
     let settings = Settings::of(config, resident.facts.context_length);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.context("cannot start the network runtime")?.block_on(async {
-        let shutdown = process::shutdown_on_signals(Duration::from_millis(config.grace_ms))?;
+        let lifeline = config.exit_with_stdin.then(process::end_of_stdin);
+        let shutdown = process::shutdown_on_signals(Duration::from_millis(config.grace_ms), lifeline)?;
         serve(&config.socket, settings, resident, shutdown, say_ready).await
     })
 }

@@ -51,11 +51,14 @@ pub(crate) fn start_log(format: LogFormat) {
     let _ = if json { log.json().try_init() } else { log.try_init() };
 }
 
-/// Turns SIGTERM and SIGINT into requests to end: the first grants running requests `grace`, later ones nothing.
+/// Turns SIGTERM, SIGINT and a message of `lifeline` into requests to end: the first grants running requests `grace`, later ones nothing.
 ///
 /// # Errors
 /// If signals cannot be received.
-pub(crate) fn shutdown_on_signals(grace: Duration) -> anyhow::Result<mpsc::Receiver<Duration>> {
+pub(crate) fn shutdown_on_signals(
+    grace: Duration,
+    mut lifeline: Option<mpsc::Receiver<()>>,
+) -> anyhow::Result<mpsc::Receiver<Duration>> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot receive SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot receive SIGINT")?;
     let (asked, shutdown) = mpsc::channel(1);
@@ -65,6 +68,7 @@ pub(crate) fn shutdown_on_signals(grace: Duration) -> anyhow::Result<mpsc::Recei
             tokio::select! {
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
+                () = ended(&mut lifeline) => {}
             }
             tracing::info!(grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX), "shutting down");
             if asked.send(grace).await.is_err() {
@@ -74,4 +78,25 @@ pub(crate) fn shutdown_on_signals(grace: Duration) -> anyhow::Result<mpsc::Recei
         }
     });
     Ok(shutdown)
+}
+
+/// Waits for the message of [`end_of_stdin`], once; for ever where there is none to come.
+async fn ended(lifeline: &mut Option<mpsc::Receiver<()>>) {
+    match lifeline {
+        Some(end) => {
+            end.recv().await;
+            *lifeline = None;
+        }
+        None => std::future::pending().await,
+    }
+}
+
+/// Brings a message when standard input has ended.
+pub(crate) fn end_of_stdin() -> mpsc::Receiver<()> {
+    let (ended, end) = mpsc::channel(1);
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        let _ = ended.blocking_send(());
+    });
+    end
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::{
     Extension, Json, Router,
     body::Body,
-    extract::{MatchedPath, Request, State},
+    extract::{Request, State},
     http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header},
     middleware::{self, Next},
     response::{IntoResponse, Response},
@@ -30,6 +30,8 @@ use crate::{
 
 const USER: Access = Access::Role(Role::User);
 const ADMIN: Access = Access::Role(Role::Admin);
+/// What requests that match no route are counted as.
+const NO_ROUTE: &str = "none";
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// A route, who may use it, and what answers.
@@ -86,12 +88,15 @@ pub fn router(app: &Arc<App>) -> Router {
     let mut router = Router::new();
     for route in table() {
         let guarded = middleware::from_fn_with_state((Arc::clone(app), route.access), guard);
-        router = router.route(route.path, route.handler.route_layer(guarded));
+        let counted = middleware::from_fn_with_state((Arc::clone(app), route.path), count);
+        router = router.route(
+            route.path,
+            route.handler.route_layer(guarded).route_layer(counted),
+        );
     }
     router
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
-        .layer(middleware::from_fn_with_state(Arc::clone(app), count))
         .layer(CatchPanicLayer::custom(panicked))
         .layer(PropagateRequestIdLayer::new(REQUEST_ID))
         .layer(SetRequestIdLayer::new(REQUEST_ID, RandomId))
@@ -171,7 +176,8 @@ async fn metrics(State(app): State<Arc<App>>) -> Response {
         .into_response()
 }
 
-async fn unknown(uri: Uri) -> ApiError {
+async fn unknown(State(app): State<Arc<App>>, uri: Uri) -> ApiError {
+    app.metrics.answered(NO_ROUTE, 404);
     let routes: Vec<&str> = table().iter().map(|route| route.path).collect();
     ApiError::not_found(format!(
         "there is no route '{}'; there are {}",
@@ -180,24 +186,17 @@ async fn unknown(uri: Uri) -> ApiError {
     ))
 }
 
-async fn wrong_method(method: Method, uri: Uri) -> ApiError {
+async fn wrong_method(State(app): State<Arc<App>>, method: Method, uri: Uri) -> ApiError {
+    app.metrics.answered(NO_ROUTE, 405);
     ApiError::method_not_allowed(format!("'{}' does not answer to {method}", uri.path()))
 }
 
 async fn count(
-    State(app): State<Arc<App>>,
-    path: Option<MatchedPath>,
+    State((app, route)): State<(Arc<App>, &'static str)>,
     request: Request,
     next: Next,
 ) -> Response {
     let response = next.run(request).await;
-    // Paths come from the table, so there are only so many.
-    let path = path.as_ref().map_or("other", MatchedPath::as_str);
-    let route = table()
-        .into_iter()
-        .map(|route| route.path)
-        .find(|known| *known == path)
-        .unwrap_or("other");
     app.metrics.answered(route, response.status().as_u16());
     response
 }
@@ -209,10 +208,7 @@ fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response<Body> {
         .map(String::as_str)
         .or_else(|| panic.downcast_ref::<&str>().copied());
     tracing::error!(panic = text.unwrap_or("unknown"), "a handler panicked");
-    ApiError::internal(
-        "this server made a mistake; its log says which, under the x-request-id of this answer",
-    )
-    .into_response()
+    ApiError::internal("this server made a mistake; its log says which").into_response()
 }
 
 #[derive(Clone)]

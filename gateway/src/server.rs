@@ -1,6 +1,12 @@
 //! Puts the process together, serves, and shuts down in order.
 
-use std::{future::IntoFuture as _, io::IsTerminal as _, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    future::IntoFuture as _,
+    io::{IsTerminal as _, Write as _},
+    net::SocketAddr,
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::serve::ListenerExt as _;
 use tokio::{
@@ -177,14 +183,12 @@ impl Gateway {
 
     /// Serves until `stop` resolves or starting fails, then shuts down.
     pub async fn until(mut self, stop: impl Future<Output = ()>) -> Result<(), RunError> {
-        let mut ready = self.status.clone();
-        let announce = async {
-            if ready
-                .wait_for(|status| matches!(status, Status::Ready(_)))
-                .await
-                .is_ok()
-            {
-                println!("ready http://{}", self.address);
+        let (mut ready, address) = (self.status.clone(), self.address);
+        let announce = async move {
+            let waited = ready.wait_for(|status| matches!(status, Status::Ready(_))).await;
+            if waited.is_ok() {
+                // Whoever closed our standard output does not want to know.
+                let _ = writeln!(std::io::stdout(), "ready http://{address}");
             }
             std::future::pending::<()>().await;
         };

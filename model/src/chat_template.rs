@@ -177,7 +177,11 @@ impl ChatTemplate {
     fn token_variables(&self) -> Value {
         let TemplateTokens { bos, eos, pad } = &self.tokens;
         let named = [("bos_token", bos), ("eos_token", eos), ("pad_token", pad)];
-        Value::from_pairs(named.into_iter().filter_map(|(name, token)| Some((name, token.clone()?))))
+        Value::from_pairs(
+            named
+                .into_iter()
+                .filter_map(|(name, token)| Some((name, token.clone()?))),
+        )
     }
 
     fn classify(&self, error: minijinja::Error) -> TemplateError {

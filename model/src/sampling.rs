@@ -14,11 +14,11 @@ mod candidates;
 mod random;
 mod softmax;
 
-use std::{cmp::Ordering, collections::HashMap};
+use std::collections::HashMap;
 
 use candidates::Candidates;
 pub use random::uniform;
-use softmax::{LogSoftmax, Weights};
+use softmax::{LogSoftmax, Scale, Weights};
 
 /// The range OpenAI documents for presence and frequency penalties, both ends included.
 pub const PENALTY_RANGE: (f32, f32) = (-2.0, 2.0);
@@ -247,12 +247,13 @@ pub fn sample(
     if request.temperature == 0.0 {
         return best;
     }
-    let weights = Weights::new(logits, best, request.temperature);
+    let scale = Scale::new(logits, best, request.temperature);
     let draw = uniform(request.seed, position);
-    match Candidates::select(&weights, request) {
+    let drawn = match Candidates::select(logits, scale, request) {
         Some(candidates) => candidates.pick(draw),
-        None => weights.pick(draw).unwrap_or(best),
-    }
+        None => Weights::new(logits, scale).pick(draw),
+    };
+    drawn.unwrap_or(best)
 }
 
 /// Changes the logit of `token`, if there is one.
@@ -307,11 +308,4 @@ pub fn logprobs(logits: &[f32], chosen: u32, top: usize) -> (f32, Vec<(u32, f32)
         of(chosen),
         best.into_iter().map(|token| (token, of(token))).collect(),
     )
-}
-
-/// Larger logits first, then lower ids: the order in which filters keep tokens. A total order where no logit is NaN.
-fn by_rank(a: (f32, u32), b: (f32, u32)) -> Ordering {
-    b.0.partial_cmp(&a.0)
-        .unwrap_or(Ordering::Equal)
-        .then(a.1.cmp(&b.1))
 }

@@ -1,4 +1,8 @@
 //! Adapters are read exactly as PEFT means them, and everything else about them is refused by name.
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test whose files cannot be set up has failed"
+)]
 
 mod files_support;
 
@@ -17,6 +21,8 @@ use model::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+/// A stored type and how numbers are written in it.
+type Encoding = (&'static str, fn(&[f32]) -> Vec<u8>);
 type Entries = Vec<(String, &'static str, Vec<usize>, Vec<u8>)>;
 
 /// What PEFT writes for rank 4 on q and v, with the options it always writes.
@@ -189,8 +195,7 @@ fn every_target_is_adapted_at_its_own_shape() {
 
 #[test]
 fn sixteen_bit_matrices_are_exact_and_known_as_such() {
-    let stored = |first: (&'static str, fn(&[f32]) -> Vec<u8>),
-                  second: (&'static str, fn(&[f32]) -> Vec<u8>)| {
+    let stored = |first: Encoding, second: Encoding| {
         let mut entries = pairs(&[(0, Target::Q, 4), (1, Target::Q, 4)]);
         for (index, entry) in entries.iter_mut().enumerate() {
             let values: Vec<f32> = entry
@@ -205,9 +210,9 @@ fn sixteen_bit_matrices_are_exact_and_known_as_such() {
         }
         read(&config_with(&json!({"target_modules": ["q_proj"]})), &entries).unwrap()
     };
-    let single: (_, fn(&[f32]) -> _) = ("F32", f32_bytes);
-    let half: (_, fn(&[f32]) -> _) = ("F16", f16_bytes);
-    let brain: (_, fn(&[f32]) -> _) = ("BF16", bf16_bytes);
+    let single: Encoding = ("F32", f32_bytes);
+    let half: Encoding = ("F16", f16_bytes);
+    let brain: Encoding = ("BF16", bf16_bytes);
     let exact = stored(single, single);
     for (first, second, in_16_bits) in [(half, half, true), (brain, half, true), (half, single, false)] {
         let adapter = stored(first, second);
@@ -460,8 +465,7 @@ fn matrices_of_another_base_model_are_refused_with_both_shapes() {
 
 #[test]
 fn numbers_that_are_none_are_refused_by_name() {
-    let encoders: [(&str, fn(&[f32]) -> Vec<u8>); 3] =
-        [("F32", f32_bytes), ("F16", f16_bytes), ("BF16", bf16_bytes)];
+    let encoders: [Encoding; 3] = [("F32", f32_bytes), ("F16", f16_bytes), ("BF16", bf16_bytes)];
     for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         for (dtype, encode) in encoders {
             let mut entries = entries();

@@ -1,4 +1,5 @@
 //! A model in a GGUF file: its shape, its tensors in the Hugging Face layout, and what is refused.
+#![allow(clippy::unwrap_used, reason = "a test whose files cannot be set up has failed")]
 
 mod files_support;
 

@@ -1,4 +1,5 @@
 //! Models are found by path or hub name and opened whatever their format.
+#![allow(clippy::unwrap_used, reason = "a test whose files cannot be set up has failed")]
 
 mod files_support;
 

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{
     errors::ApiError,
     fields::{Fields, wrong},
-    job::{Echo, Job, Kind, Prompt, find_target, namespace, tokenize},
+    job::{Echo, Job, Kind, Prompt, find_target, namespace},
     params::{self, MAX_LOGPROBS},
 };
 use crate::{app::App, auth::Caller, lifecycle::Serving, text::ChatMessage};
@@ -32,7 +32,7 @@ pub fn job(app: &App, caller: &Caller, serving: Arc<Serving>, body: &[u8]) -> Re
     }
     let rendered = serving.text.render(&messages)?;
     // The template has put the model's special tokens where they belong.
-    let tokens = tokenize(&serving, &rendered, AddSpecial::No)?;
+    let tokens = serving.text.encode(&rendered, AddSpecial::No)?;
     let namespace = namespace(caller, &target, &serving);
     let prompts = vec![Prompt { tokens, text: None }];
     Job {

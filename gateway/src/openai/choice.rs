@@ -202,3 +202,84 @@ fn scan(scanner: Option<&mut StopScanner>, fresh: &str, out: &mut String) -> boo
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use model::stop::StopStrings;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Tokens are ASCII letters.
+    struct Letters(String);
+
+    impl Decoder for Letters {
+        fn push(&mut self, token: u32) -> &str {
+            self.0 = char::from_u32(token).map(String::from).unwrap_or_default();
+            &self.0
+        }
+
+        fn finish(&mut self) -> &str {
+            ""
+        }
+    }
+
+    fn output(text: &str, finish: Option<Finish>) -> Output {
+        let tokens = text.chars().map(|letter| TokenOutput {
+            token: u32::from(letter),
+            logprob: -1.0,
+            top: Vec::new(),
+        });
+        Output {
+            request: 0,
+            tokens: tokens.collect(),
+            prompt: Vec::new(),
+            cached_tokens: 0,
+            finish,
+            error: None,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn however_tokens_arrive_text_and_scores_end_where_the_first_stop_string_begins(
+            steps in proptest::collection::vec("[ab]{0,4}", 0..8),
+            stop in "[ab]{1,3}",
+        ) {
+            let stops = StopStrings::new(&[&stop]).unwrap();
+            let scanner = Some(StopScanner::new(stops));
+            let mut choice = Choice::new(Box::new(Letters(String::new())), scanner, 0, Scores::Keep);
+            let (mut text, mut scored, mut finish) = (String::new(), Vec::new(), None);
+            let last = steps.len().saturating_sub(1);
+            for (index, step) in steps.iter().enumerate() {
+                let end = (index == last).then_some(Finish::Length);
+                let piece = choice.push(output(step, end));
+                text.push_str(&piece.text);
+                scored.extend(piece.scored);
+                finish = piece.finish;
+                if finish.is_some() {
+                    break;
+                }
+            }
+            let whole = steps.concat();
+            let found = whole.find(&stop);
+            prop_assert_eq!(&text, &whole[..found.unwrap_or(whole.len())]);
+            prop_assert_eq!(scored.len(), text.len());
+            prop_assert!(scored.iter().enumerate().all(|(index, scored)| scored.offset == index));
+            if !steps.is_empty() {
+                let expected = if found.is_some() { FinishReason::Stop } else { FinishReason::Length };
+                prop_assert_eq!(finish, Some(expected));
+            }
+        }
+    }
+
+    #[test]
+    fn the_token_that_ended_it_is_counted_and_scored_but_is_no_text() {
+        let mut choice = Choice::new(Box::new(Letters(String::new())), None, 0, Scores::Keep);
+        let piece = choice.push(output("ab", Some(Finish::Stop)));
+        assert_eq!(
+            (piece.text.as_str(), piece.scored.len(), choice.tokens()),
+            ("a", 2, 2)
+        );
+    }
+}

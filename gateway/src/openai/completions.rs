@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{
     errors::ApiError,
     fields::{Fields, wrong},
-    job::{Echo, Job, Kind, MAX_PROMPTS, Prompt, find_target, namespace, tokenize},
+    job::{Echo, Job, Kind, MAX_PROMPTS, Prompt, find_target, namespace},
     params::{self, MAX_LOGPROBS, token_id},
 };
 use crate::{app::App, auth::Caller, lifecycle::Serving};
@@ -88,7 +88,7 @@ fn prompts(serving: &Serving, value: Option<Value>, add: AddSpecial) -> Result<V
 fn prompt(serving: &Serving, value: Value, add: AddSpecial) -> Result<Prompt, ApiError> {
     match value {
         Value::String(text) => Ok(Prompt {
-            tokens: tokenize(serving, &text, add)?,
+            tokens: serving.text.encode(&text, add)?,
             text: Some(text),
         }),
         Value::Array(items) => token_prompt(serving, &items),

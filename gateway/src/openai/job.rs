@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use model::tokenizer::AddSpecial;
 use shmproto::message::Generate;
 
 use super::{
@@ -102,11 +101,6 @@ pub fn namespace(caller: &Caller, target: &Target, serving: &Serving) -> [u8; 32
         Some(lease) => hasher.update(b"adapter").update(&lease.generation.0),
     };
     *hasher.finalize().as_bytes()
-}
-
-/// Turns a prompt into tokens. What is certainly too long is refused before the work of tokenizing it.
-pub fn tokenize(serving: &Serving, text: &str, add: AddSpecial) -> Result<Vec<u32>, ApiError> {
-    Ok(serving.text.encode(text, add)?)
 }
 
 impl Job {

@@ -7,11 +7,7 @@ use model::tokenizer::AddSpecial;
 use serde_json::{Value, json};
 
 use super::{
-    chat::messages,
-    completions::add_special,
-    errors::ApiError,
-    fields::Fields,
-    job::{find_target, tokenize as encode},
+    chat::messages, completions::add_special, errors::ApiError, fields::Fields, job::find_target,
     params::token_id,
 };
 use crate::{
@@ -41,12 +37,11 @@ fn tokens_of(serving: &Serving, mut fields: Fields) -> Result<Vec<u32>, ApiError
     let (prompt, chat) = (fields.text("prompt")?, fields.array("messages")?);
     fields.finish()?;
     match (prompt, chat) {
-        (Some(prompt), None) => encode(serving, &prompt, add),
-        (None, Some(chat)) => encode(
-            serving,
-            &serving.text.render(&messages(Some(chat))?)?,
-            AddSpecial::No,
-        ),
+        (Some(prompt), None) => Ok(serving.text.encode(&prompt, add)?),
+        (None, Some(chat)) => {
+            let rendered = serving.text.render(&messages(Some(chat))?)?;
+            Ok(serving.text.encode(&rendered, AddSpecial::No)?)
+        }
         _ => Err(ApiError::missing(
             "prompt",
             "send either 'prompt', a string, or 'messages'",

@@ -10,6 +10,7 @@ mod text;
 mod access;
 mod adapters;
 mod completions;
+mod process;
 mod refusals;
 mod service;
 mod streaming;

@@ -1,6 +1,6 @@
 //! Stored tensors decoded and packed: against values decoded by the `gguf` package (`golden/make_quant_golden.py`).
 
-use kernels::{PackError, PackedMatrix, TensorType, quant};
+use kernels::{Arena, PackError, PackedMatrix, TensorType, quant};
 
 use crate::support::{TYPES, bits, dequantize, is_float, random, stored};
 
@@ -117,6 +117,31 @@ fn scales_far_below_the_largest_keep_their_bits() {
     let mut got = vec![0.0; 64];
     matrix.read_row(0, &mut got);
     assert_eq!(bits(&got), bits(&dequantize(TensorType::Q8_0, &data, 64)));
+}
+
+#[test]
+fn matrices_of_one_arena_share_no_byte_and_outlive_it() {
+    let random = &mut random(9);
+    // The third finds no room in the first chunk, the fourth none in any.
+    let arena = Arena::new(4096);
+    let shapes = [(5, 32), (17, 64), (16, 96), (40, 512), (1, 32)];
+    let data = shapes.map(|(rows, columns)| stored(TensorType::Q8_0, rows, columns, random));
+    let packed: Vec<PackedMatrix> = shapes
+        .iter()
+        .zip(&data)
+        .map(|(&(rows, columns), data)| {
+            PackedMatrix::pack_in(&arena, TensorType::Q8_0, data, rows, columns).unwrap()
+        })
+        .collect();
+    drop(arena);
+    for ((matrix, data), (rows, columns)) in packed.iter().zip(&data).zip(shapes) {
+        let wanted = dequantize(TensorType::Q8_0, data, rows * columns);
+        let mut got = vec![0.0; columns];
+        for (row, wanted) in wanted.chunks(columns).enumerate() {
+            matrix.read_row(row, &mut got);
+            assert_eq!(bits(&got), bits(wanted), "row {row} of {rows} x {columns}");
+        }
+    }
 }
 
 #[test]

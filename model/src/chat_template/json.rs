@@ -10,11 +10,16 @@ use serde_json::ser::Formatter;
 const MAX_INDENT: usize = 16;
 
 /// The filter: `value | tojson(indent=..., ensure_ascii=..., separators=..., sort_keys=...)`.
+#[expect(
+    clippy::needless_pass_by_value,
+    reason = "the signature minijinja's filters have"
+)]
 pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
     let ascii: Option<bool> = options.get("ensure_ascii")?;
     let separators: Option<(String, String)> = options
         .get::<Option<Value>>("separators")?
+        .as_ref()
         .map(pair)
         .transpose()?;
     let sorted: Option<bool> = options.get("sort_keys")?;
@@ -45,7 +50,7 @@ fn unserializable(error: serde_json::Error) -> Error {
 }
 
 /// The separators as Python takes them: a tuple of two strings.
-fn pair(value: Value) -> Result<(String, String), Error> {
+fn pair(value: &Value) -> Result<(String, String), Error> {
     let texts: Vec<String> = value.try_iter()?.map(|text| text.to_string()).collect();
     let pair: Result<[String; 2], _> = texts.try_into();
     let [item, key] = pair.map_err(|_| {

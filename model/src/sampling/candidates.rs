@@ -1,24 +1,29 @@
 //! The few tokens that top-k, top-p and min-p leave, found without sorting the vocabulary.
 
-use std::collections::BinaryHeap;
+use std::{cmp::Ordering, collections::BinaryHeap};
 
-use super::{SamplingRequest, by_rank, softmax::Weights};
+use super::{
+    SamplingRequest,
+    softmax::{Scale, Weights, clean},
+};
 
-/// A token in a heap whose top is the lowest-ranked of the tokens kept so far.
+/// A token; those that filters keep first are the smallest: larger logits first, then lower ids.
 #[derive(Debug, Clone, Copy)]
 struct Ranked {
+    /// Clean.
     logit: f32,
     token: u32,
 }
 
 impl Ord for Ranked {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        by_rank((self.logit, self.token), (other.logit, other.token))
+    fn cmp(&self, other: &Self) -> Ordering {
+        let by_logit = other.logit.partial_cmp(&self.logit).unwrap_or(Ordering::Equal);
+        by_logit.then(self.token.cmp(&other.token))
     }
 }
 
 impl PartialOrd for Ranked {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
@@ -31,15 +36,15 @@ impl PartialEq for Ranked {
 
 impl Eq for Ranked {}
 
-/// All logits with their tokens, what is not a number as minus infinity.
+/// All tokens with their logits.
 fn tokens(logits: &[f32]) -> impl Iterator<Item = Ranked> + '_ {
     (0u32..).zip(logits).map(|(token, &logit)| Ranked {
-        logit: if logit.is_nan() { f32::NEG_INFINITY } else { logit },
+        logit: clean(logit),
         token,
     })
 }
 
-/// The `count` highest-ranked tokens, best first, in one pass with a heap of that size.
+/// The `count` tokens with the largest logits, best first, lower ids first on ties.
 pub(super) fn largest(logits: &[f32], count: usize) -> Vec<u32> {
     best(logits, count)
         .into_iter()
@@ -47,6 +52,7 @@ pub(super) fn largest(logits: &[f32], count: usize) -> Vec<u32> {
         .collect()
 }
 
+/// The `count` highest-ranked tokens, best first, in one pass with a heap of that size.
 fn best(logits: &[f32], count: usize) -> Vec<Ranked> {
     let count = count.min(logits.len());
     let mut heap: BinaryHeap<Ranked> = tokens(logits).take(count).collect();
@@ -63,53 +69,49 @@ fn best(logits: &[f32], count: usize) -> Vec<Ranked> {
     heap.into_sorted_vec()
 }
 
-/// Every token with at least `weight`, highest-ranked first.
-fn at_least(weights: &Weights<'_>, weight: f32) -> Vec<Ranked> {
-    // A little lower than asked, because the logarithm rounds: callers cut exactly.
-    let bar = weights.logit_of_weight(weight * 0.999);
-    let mut found: Vec<Ranked> = tokens(weights.logits)
-        .filter(|ranked| ranked.logit >= bar)
-        .collect();
+/// Every token with at least `weight`, best first, and perhaps some with a little less: callers cut exactly.
+fn at_least(logits: &[f32], scale: Scale, weight: f32) -> Vec<Ranked> {
+    let bar = scale.logit_of(weight * 0.999);
+    let mut found: Vec<Ranked> = tokens(logits).filter(|ranked| ranked.logit >= bar).collect();
     found.sort_unstable();
     found
 }
 
-/// Enough of the highest-ranked tokens to hold `mass` of weight.
-fn holding(weights: &Weights<'_>, mass: f64) -> Vec<Ranked> {
+/// Enough of the highest-ranked tokens to hold `mass` of the weights, best first.
+fn holding(logits: &[f32], scale: Scale, weights: &Weights, mass: f64) -> Vec<Ranked> {
     // Measuring is cheaper than sorting, so the bar is lowered until enough is above it. Sharp distributions, which
     // is what models give, need one or two steps; the last bar is below every weight.
-    const BARS: [f32; 6] = [0.1, 1e-2, 1e-3, 1e-4, 1e-6, 1e-30];
+    const BARS: [f32; 10] = [0.3, 0.1, 0.03, 1e-2, 3e-3, 1e-3, 1e-4, 1e-5, 1e-6, 1e-30];
     let enough = BARS.into_iter().find(|&bar| weights.total_at_least(bar) >= mass);
-    at_least(weights, enough.unwrap_or(0.0))
+    at_least(logits, scale, enough.unwrap_or(0.0))
 }
 
-/// What the filters leave: tokens with their weights, highest-ranked first, at least one.
+/// What the filters leave: tokens with their weights, best first, at least one.
 #[derive(Debug, Clone)]
 pub(super) struct Candidates(Vec<(u32, f64)>);
 
 impl Candidates {
-    /// Applies the filters of `request`; `None` if it has none and every token stays.
-    pub(super) fn select(weights: &Weights<'_>, request: &SamplingRequest) -> Option<Self> {
-        let vocabulary = weights.logits.len();
+    /// Applies the filters of `request` to clean `logits`; `None` if it has none and every token stays.
+    pub(super) fn select(logits: &[f32], scale: Scale, request: &SamplingRequest) -> Option<Self> {
         let top_k = usize::try_from(request.top_k).unwrap_or(usize::MAX);
-        let (found, total) = if (1..vocabulary).contains(&top_k) {
-            let found = best(weights.logits, top_k);
-            let total = found
-                .iter()
-                .map(|ranked| f64::from(weights.of(ranked.logit)))
-                .sum();
+        let weight = |ranked: &Ranked| f64::from(scale.weight(ranked.logit));
+        let (found, total) = if (1..logits.len()).contains(&top_k) {
+            let found = best(logits, top_k);
+            let total = found.iter().map(weight).sum();
             (found, total)
         } else if request.top_p < 1.0 {
+            let weights = Weights::new(logits, scale);
             let total = weights.total();
-            (holding(weights, f64::from(request.top_p) * total), total)
+            (
+                holding(logits, scale, &weights, f64::from(request.top_p) * total),
+                total,
+            )
         } else if request.min_p > 0.0 {
-            (at_least(weights, request.min_p), f64::INFINITY)
+            (at_least(logits, scale, request.min_p), f64::INFINITY)
         } else {
             return None;
         };
-        let weighted = found
-            .into_iter()
-            .map(|ranked| (ranked.token, f64::from(weights.of(ranked.logit))));
+        let weighted = found.iter().map(|ranked| (ranked.token, weight(ranked)));
         Some(Self::cut(weighted, total, request))
     }
 
@@ -132,17 +134,18 @@ impl Candidates {
         Self(kept.map(|(_, candidate)| candidate).collect())
     }
 
-    /// The token at `draw` (in [0, 1)) of the distribution over what is left.
-    pub(super) fn pick(&self, draw: f64) -> u32 {
+    /// The token at `draw` (in [0, 1)) of the distribution over what is left; `None` if nothing has any weight.
+    pub(super) fn pick(&self, draw: f64) -> Option<u32> {
         let mut rest = draw * self.0.iter().map(|&(_, weight)| weight).sum::<f64>();
-        for &(token, weight) in &self.0 {
+        let mut chosen = None;
+        // Rounding may leave `rest` just beyond the end: then it is the last token that has any weight.
+        for &(token, weight) in self.0.iter().filter(|&&(_, weight)| weight > 0.0) {
+            chosen = Some(token);
             if rest < weight {
-                return token;
+                break;
             }
             rest -= weight;
         }
-        // Rounding may leave `rest` just beyond the end: then it is the last token that has any weight.
-        let possible = self.0.iter().rev().find(|&&(_, weight)| weight > 0.0);
-        possible.or(self.0.first()).map_or(0, |&(token, _)| token)
+        chosen
     }
 }

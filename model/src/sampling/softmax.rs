@@ -6,12 +6,12 @@
 
 /// Tokens whose weights are summed in one go; the partial sums make drawing cheap.
 const BLOCK: usize = 1024;
-/// Independent sums within a block, so that the sum can be a vector. Part of the result's definition.
+/// Independent sums and maxima, so that they can be vectors. Part of a sum's definition.
 const LANES: usize = 16;
 
 /// `e^x` for `x <= 0`, relative error below 3e-7; 0 for `x` below -87, where the result would be subnormal.
 #[inline]
-pub(super) fn exp_of_negative(x: f32) -> f32 {
+fn exp_of_negative(x: f32) -> f32 {
     /// Adding and subtracting 1.5 * 2^23 rounds to the nearest integer.
     const ROUND: f32 = 12_582_912.0;
     const LOG2_E: f32 = std::f32::consts::LOG2_E;
@@ -32,17 +32,38 @@ pub(super) fn exp_of_negative(x: f32) -> f32 {
     if x < -87.0 { 0.0 } else { scaled }
 }
 
-/// Replaces what is not a number by minus infinity and plus infinity by the largest number, and returns the index
-/// of the largest logit, the lowest one on ties.
+/// A logit to compute with: minus infinity for what is not a number, the largest number for infinity.
+#[inline]
+pub(super) fn clean(logit: f32) -> f32 {
+    if logit.is_nan() {
+        f32::NEG_INFINITY
+    } else if logit > f32::MAX {
+        f32::MAX
+    } else {
+        logit
+    }
+}
+
+/// The largest of `logits`, cleaned; minus infinity if there is none.
+fn largest(logits: &[f32]) -> f32 {
+    // `f32::max` orders its arguments in a way no vector instruction does; a plain comparison is one.
+    let larger = |a: f32, b: f32| if a > b { a } else { b };
+    let mut lanes = [f32::NEG_INFINITY; LANES];
+    let mut chunks = logits.chunks_exact(LANES);
+    for chunk in &mut chunks {
+        for (lane, &logit) in lanes.iter_mut().zip(chunk) {
+            *lane = larger(clean(logit), *lane);
+        }
+    }
+    let rest = chunks.remainder().iter().map(|&logit| clean(logit));
+    lanes.into_iter().chain(rest).fold(f32::NEG_INFINITY, larger)
+}
+
+/// Cleans `logits` and returns the index of the largest one, the lowest index on ties.
 pub(super) fn clean_and_find_best(logits: &mut [f32]) -> u32 {
-    let mut max = f32::NEG_INFINITY;
+    let max = largest(logits);
     for logit in logits.iter_mut() {
-        *logit = if logit.is_nan() {
-            f32::NEG_INFINITY
-        } else {
-            logit.min(f32::MAX)
-        };
-        max = max.max(*logit);
+        *logit = clean(*logit);
     }
     let best = logits.iter().position(|&logit| logit == max).unwrap_or(0);
     u32::try_from(best).unwrap_or(u32::MAX)
@@ -65,80 +86,75 @@ fn block_sum(values: &[f32], weight: impl Fn(f32) -> f32) -> f64 {
     lanes.iter().map(|&lane| f64::from(lane)).sum::<f64>() + rest
 }
 
-/// The unnormalized probabilities of a clean row of logits at a temperature: `exp((logit - max) / temperature)`.
+/// From logits to unnormalized probabilities and back: `exp((logit - max) / temperature)`.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Weights<'a> {
-    pub(super) logits: &'a [f32],
-    pub(super) max: f32,
+pub(super) struct Scale {
+    max: f32,
     temperature: f32,
 }
 
-impl<'a> Weights<'a> {
-    /// Weights of `logits`, whose largest one is at `best`.
-    pub(super) fn new(logits: &'a [f32], best: u32, temperature: f32) -> Self {
+impl Scale {
+    /// The scale of clean `logits`, the largest of which is at `best`.
+    pub(super) fn new(logits: &[f32], best: u32, temperature: f32) -> Self {
         // With nothing possible (all minus infinity) every token gets the weight 0 and `best` is chosen.
-        let max = logits
-            .get(best as usize)
-            .copied()
-            .filter(|max| max.is_finite())
-            .unwrap_or(0.0);
+        let max = logits.get(best as usize).copied().filter(|max| max.is_finite());
         Self {
-            logits,
-            max,
+            max: max.unwrap_or(0.0),
             temperature,
         }
     }
 
     /// The weight of a logit: 1 for the largest.
     #[inline]
-    pub(super) fn of(&self, logit: f32) -> f32 {
+    pub(super) fn weight(self, logit: f32) -> f32 {
         exp_of_negative((logit - self.max) / self.temperature)
     }
 
-    /// The smallest logit that has at least this weight (up to rounding).
-    pub(super) fn logit_of_weight(&self, weight: f32) -> f32 {
+    /// The smallest logit that has at least this weight, up to rounding.
+    pub(super) fn logit_of(self, weight: f32) -> f32 {
         self.max + weight.ln() * self.temperature
     }
+}
 
-    /// Sum of the weights of all tokens.
+/// The weights of all tokens.
+#[derive(Debug)]
+pub(super) struct Weights(Vec<f32>);
+
+impl Weights {
+    pub(super) fn new(logits: &[f32], scale: Scale) -> Self {
+        Self(logits.iter().map(|&logit| scale.weight(logit)).collect())
+    }
+
+    /// Sum of all weights.
     pub(super) fn total(&self) -> f64 {
-        self.logits
-            .chunks(BLOCK)
-            .map(|block| block_sum(block, |logit| self.of(logit)))
-            .sum()
+        self.total_at_least(0.0)
     }
 
-    /// Sum of the weights that are at least `weight`.
-    pub(super) fn total_at_least(&self, weight: f32) -> f64 {
-        let of = |logit| {
-            let found = self.of(logit);
-            if found >= weight { found } else { 0.0 }
-        };
-        self.logits.chunks(BLOCK).map(|block| block_sum(block, of)).sum()
+    /// Sum of the weights that are at least `bar`.
+    pub(super) fn total_at_least(&self, bar: f32) -> f64 {
+        let counted = |weight| if weight >= bar { weight } else { 0.0 };
+        self.0.chunks(BLOCK).map(|block| block_sum(block, counted)).sum()
     }
 
-    /// The token at `draw` (in [0, 1)) of the whole distribution; `None` if nothing has any weight.
+    /// The token at `draw` (in [0, 1)) of the distribution; `None` if nothing has any weight.
     pub(super) fn pick(&self, draw: f64) -> Option<u32> {
         let sums: Vec<f64> = self
-            .logits
+            .0
             .chunks(BLOCK)
-            .map(|block| block_sum(block, |logit| self.of(logit)))
+            .map(|block| block_sum(block, |weight| weight))
             .collect();
         let mut rest = draw * sums.iter().sum::<f64>();
         // Rounding may leave `rest` just beyond the end: then it is the last block that has any weight.
         let last = sums.iter().rposition(|&sum| sum > 0.0)?;
-        let block = sums[..last].iter().position(|&sum| {
-            let here = rest < sum;
-            if !here {
-                rest -= sum;
-            }
-            here
-        });
-        let start = block.unwrap_or(last) * BLOCK;
-        let tokens = self.logits[start..].iter().take(BLOCK).enumerate();
+        let mut block = 0;
+        while block < last && rest >= sums[block] {
+            rest -= sums[block];
+            block += 1;
+        }
+        let start = block * BLOCK;
         let mut chosen = None;
-        for (offset, &logit) in tokens {
-            let weight = f64::from(self.of(logit));
+        for (offset, &weight) in self.0[start..].iter().take(BLOCK).enumerate() {
+            let weight = f64::from(weight);
             if weight > 0.0 {
                 chosen = u32::try_from(start + offset).ok();
                 if rest < weight {
@@ -160,19 +176,8 @@ pub(super) struct LogSoftmax {
 
 impl LogSoftmax {
     pub(super) fn new(logits: &[f32]) -> Self {
-        // `f32::max` passes over what is not a number.
-        let max = logits
-            .iter()
-            .copied()
-            .fold(f32::NEG_INFINITY, f32::max)
-            .min(f32::MAX);
-        let weight = |logit: f32| {
-            if logit.is_nan() {
-                0.0
-            } else {
-                exp_of_negative(logit.min(f32::MAX) - max)
-            }
-        };
+        let max = largest(logits);
+        let weight = |logit| exp_of_negative(clean(logit) - max);
         let sum: f64 = logits.chunks(BLOCK).map(|block| block_sum(block, weight)).sum();
         Self {
             max,
@@ -186,8 +191,7 @@ impl LogSoftmax {
         reason = "rounding to single precision is what is asked"
     )]
     pub(super) fn of(&self, logit: f32) -> f32 {
-        let finite = if logit.is_nan() { f32::NEG_INFINITY } else { logit.min(f32::MAX) };
-        let value = (f64::from(finite) - f64::from(self.max) - self.log_sum) as f32;
+        let value = (f64::from(clean(logit)) - f64::from(self.max) - self.log_sum) as f32;
         // `max` also replaces NaN, of an impossible row, by the floor.
         value.max(super::LOGPROB_FLOOR)
     }
@@ -212,13 +216,27 @@ mod tests {
 
     #[test]
     fn the_last_token_with_weight_is_picked_at_the_end_of_the_distribution() {
-        let mut logits = vec![f32::NEG_INFINITY; 3 * BLOCK];
-        logits[5] = 0.0;
-        logits[BLOCK + 7] = 0.0;
-        let weights = Weights::new(&logits, 5, 1.0);
+        let mut weights = Weights(vec![0.0; 3 * BLOCK]);
+        assert_eq!(weights.pick(0.5), None);
+        weights.0[5] = 1.0;
+        weights.0[BLOCK + 7] = 1.0;
         assert_eq!(weights.pick(0.0), Some(5));
         assert_eq!(weights.pick(0.49), Some(5));
         assert_eq!(weights.pick(0.51), Some(1031));
         assert_eq!(weights.pick(1.0 - f64::EPSILON / 2.0), Some(1031));
+    }
+
+    #[test]
+    fn the_largest_is_found_wherever_it_is() {
+        for length in 1..70 {
+            for at in 0..length {
+                let mut logits = vec![-1.0; length];
+                logits[at] = 2.0;
+                if length > 1 {
+                    logits[(at + 1) % length] = f32::NAN;
+                }
+                assert_eq!(clean_and_find_best(&mut logits) as usize, at);
+            }
+        }
     }
 }

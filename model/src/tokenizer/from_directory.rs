@@ -340,7 +340,10 @@ impl TokenizerJson {
             // `add_bos_token` in tokenizer_config.json has no say beside a tokenizer.json, as in transformers.
             frame: match component(path, self.post_processor)? {
                 Some(processor) => Frame::PostProcessor(Box::new(processor)),
-                None => Frame::Fixed { before: Vec::new(), after: Vec::new() },
+                None => Frame::Fixed {
+                    before: Vec::new(),
+                    after: Vec::new(),
+                },
             },
         })
     }

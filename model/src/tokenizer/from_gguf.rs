@@ -182,14 +182,13 @@ impl<'a> Tokens<'a> {
     }
 
     /// The tokens that are recognised in text as a whole.
-    fn added(&self) -> Vec<(u32, AddedToken)> {
+    fn added(&self, vocab: &Vocab) -> Vec<(u32, AddedToken)> {
         let added = self.iter().filter_map(|(id, text, kind)| {
             let special = self.kind(id, kind) != Kind::Text;
             let token = AddedToken::from(text, special).normalized(false);
             (special || kind == token_type::USER_DEFINED).then_some((id, token))
         });
         // Where a text comes twice, the vocabulary knows the later id.
-        let vocab = self.vocab();
         added
             .filter(|(id, token)| vocab.get(&token.content) == Some(id))
             .collect()
@@ -244,8 +243,10 @@ fn byte_level(tokens: &Tokens<'_>) -> Result<Parts, TokenizerError> {
     let key = "tokenizer.ggml.merges";
     let lines = file.strings(key)?.ok_or_else(|| missing(file, key))?;
     let merges: Option<Merges> = lines.iter().map(|line| split_merge(line)).collect();
+    let vocab = tokens.vocab();
     Ok(Parts {
-        vocab: tokens.vocab(),
+        added: tokens.added(&vocab),
+        vocab,
         merges: merges.ok_or_else(|| malformed(format!("`{key}` has an entry that is not two tokens")))?,
         unknown: None,
         fuse_unknown: false,
@@ -253,7 +254,6 @@ fn byte_level(tokens: &Tokens<'_>) -> Result<Parts, TokenizerError> {
         ignore_merges: pre.ignore_merges,
         normalizer: None,
         pre_tokenizer: Some(pre.build().map_err(malformed)?),
-        added: tokens.added(),
         frame: tokens.frame(pre.add_bos)?,
     })
 }
@@ -301,6 +301,7 @@ fn sentencepiece(tokens: &Tokens<'_>, space_prefix: bool) -> Result<Parts, Token
         .unknown
         .or_else(|| Some(tokens.iter().find(|token| token.2 == token_type::UNKNOWN)?.0));
     Ok(Parts {
+        added: tokens.added(&vocab),
         byte_fallback: (0..=u8::MAX).all(|byte| vocab.contains_key(&format!("<0x{byte:02X}>"))),
         vocab,
         merges: sentencepiece::merges(&pieces),
@@ -309,7 +310,6 @@ fn sentencepiece(tokens: &Tokens<'_>, space_prefix: bool) -> Result<Parts, Token
         ignore_merges: false,
         normalizer: Some(NormalizerWrapper::Sequence(Sequence::new(normalizers))),
         pre_tokenizer: None,
-        added: tokens.added(),
         frame: tokens.frame(true)?,
     })
 }

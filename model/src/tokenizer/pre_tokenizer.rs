@@ -126,7 +126,11 @@ impl PreTokenizer {
             "deepseek-coder" => {
                 Self::new(&[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", DEEPSEEK_IDEOGRAPHS, DIGIT])
             }
-            "deepseek-v3" => Self::new(&[r"\p{N}{1,3}", r"[\x{4e00}-\x{9fa5}\x{3040}-\x{309f}\x{30a0}-\x{30ff}]+", DEEPSEEK_V3]),
+            "deepseek-v3" => Self::new(&[
+                r"\p{N}{1,3}",
+                r"[\x{4e00}-\x{9fa5}\x{3040}-\x{309f}\x{30a0}-\x{30ff}]+",
+                DEEPSEEK_V3,
+            ]),
             "falcon" => Self::new(&[r"[\p{P}\$\+<=>\^~\|`]+", GPT2, r"[0-9][0-9][0-9]"]),
             // Files from before the key existed.
             "default" => Self::new(&[r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"]),
