@@ -10,7 +10,7 @@ mod traffic;
 use serde_json::json;
 
 use crate::{
-    client::{Client, ClientError},
+    client::{Client, ClientError, ServedModel},
     exit::{Exit, Explain},
     terminal::{Format, Terminal},
 };
@@ -39,9 +39,9 @@ pub(crate) struct BenchArguments {
     /// How requests are spread over the adapters of a run
     #[arg(long, value_enum, default_value_t = Distribution::RoundRobin)]
     distribution: Distribution,
-    /// Same seed, same requests
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u64,
+    /// Same seed, same requests [default: another one each time, so that nothing is answered from a prefix cache]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
     /// How results are written [default: md, or jsonl with --json]
     #[arg(short, long, value_enum, value_name = "FORMAT")]
     output: Option<Output>,
@@ -100,36 +100,22 @@ impl Explain for BenchError {
 /// Measures each selection in turn.
 pub(crate) fn run(arguments: &BenchArguments, url: &str, terminal: Terminal) -> Result<(), BenchError> {
     let client = Client::new(url);
-    let served = client.models()?;
-    let base = [Selection::Base];
-    let selections = if arguments.adapters.is_empty() {
-        &base[..]
-    } else {
-        &arguments.adapters
-    };
+    let seed = arguments.seed.unwrap_or_else(rand::random);
+    let targets = arguments.targets(&client.models()?, seed)?;
     let output = arguments.output.unwrap_or(match terminal.format {
         Format::Human => Output::Md,
         Format::Json => Output::Jsonl,
     });
-    // All names are checked before the first request is sent.
-    let targets = selections
-        .iter()
-        .map(|selection| selection.resolve(&served, arguments.seed));
-    let targets: Vec<Vec<String>> = targets.collect::<Result<_, _>>()?;
     let mut reports = Vec::new();
     let mut failure = None;
-    for models in targets {
-        let (report, error) = measure(arguments, &client, models, terminal);
+    for (run, models) in targets.into_iter().enumerate() {
+        let load = arguments.load(models, seed.wrapping_add(run as u64));
+        let (report, error) = measure(&load, arguments.distribution, &client, terminal);
         if output == Output::Jsonl {
             terminal.print(json!(report));
         }
-        let requests = report.requests;
-        failure = failure.or(error.map(|(failed, source)| BenchError::Requests {
-            failed,
-            requests,
-            source: Box::new(source),
-        }));
         reports.push(report);
+        failure = failure.or(error);
     }
     match output {
         Output::Md => terminal.print(markdown(&reports)),
@@ -139,34 +125,41 @@ pub(crate) fn run(arguments: &BenchArguments, url: &str, terminal: Terminal) -> 
     failure.map_or(Ok(()), Err)
 }
 
-/// One run: its report, and how many requests failed with the first one's reason.
+impl BenchArguments {
+    /// Whom each run asks. All names are checked before the first request is sent.
+    fn targets(&self, served: &[ServedModel], seed: u64) -> Result<Vec<Vec<String>>, SelectionError> {
+        match self.adapters.as_slice() {
+            [] => Ok(vec![Selection::Base.resolve(served, seed)?]),
+            selections => selections.iter().map(|selection| selection.resolve(served, seed)).collect(),
+        }
+    }
+
+    /// The load of one run.
+    fn load(&self, models: Vec<String>, seed: u64) -> Load {
+        Load {
+            picks: self.distribution.picks(models.len(), self.requests as usize, seed),
+            models,
+            concurrency: self.concurrency as usize,
+            prompt_tokens: self.prompt_tokens as usize,
+            max_tokens: self.max_tokens,
+            seed,
+        }
+    }
+}
+
+/// One run: its report, and what to say if requests failed.
 fn measure(
-    arguments: &BenchArguments,
+    load: &Load,
+    distribution: Distribution,
     client: &Client,
-    models: Vec<String>,
     terminal: Terminal,
-) -> (Report, Option<(usize, ClientError)>) {
-    let progress = terminal.spinner(format!(
-        "{} requests over {} models",
-        arguments.requests,
-        models.len()
-    ));
-    let load = Load {
-        picks: arguments
-            .distribution
-            .picks(models.len(), arguments.requests as usize, arguments.seed),
-        models,
-        concurrency: arguments.concurrency as usize,
-        prompt_tokens: arguments.prompt_tokens as usize,
-        max_tokens: arguments.max_tokens,
-        seed: arguments.seed,
-    };
+) -> (Report, Option<BenchError>) {
+    let (requests, models) = (load.picks.len(), load.models.len());
+    let progress = terminal.spinner(format!("{requests} requests over {models} models"));
     let outcome = load.run(client);
     progress.finish_and_clear();
+    let report = Report::new(load, distribution, &outcome);
     let failed = outcome.failures.len();
-    let report = Report::new(&load, arguments.distribution, &outcome);
-    (
-        report,
-        outcome.failures.into_iter().next().map(|first| (failed, first)),
-    )
+    let first = outcome.failures.into_iter().next();
+    (report, first.map(|first| BenchError::Requests { failed, requests, source: Box::new(first) }))
 }

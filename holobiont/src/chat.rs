@@ -83,19 +83,8 @@ pub(crate) fn run(arguments: ChatArguments, url: &str, terminal: Terminal) -> Re
     let client = Client::new(url);
     let model = choose(&arguments.target, &client.models()?)?;
     let interrupt = Interrupt::new();
-    let settings = Settings {
-        max_tokens: arguments.max_tokens,
-        temperature: arguments.temperature,
-    };
-    let mut chat = Chat {
-        client,
-        model,
-        settings,
-        messages: Vec::new(),
-        last: None,
-        interrupt,
-        terminal,
-    };
+    let settings = Settings { max_tokens: arguments.max_tokens, temperature: arguments.temperature };
+    let mut chat = Chat { client, model, settings, messages: Vec::new(), last: None, interrupt, terminal };
     match arguments.prompt {
         Some(prompt) => chat.one_shot(&prompt),
         None if io::stdin().is_terminal() => chat.converse(),
@@ -152,8 +141,7 @@ impl Chat {
     }
 
     fn converse(&mut self) -> Result<(), ChatError> {
-        self.terminal
-            .note(Ink::stdout().dim("Ctrl-D ends, Ctrl-C stops an answer, /help lists commands"));
+        self.terminal.note(Ink::stdout().dim("Ctrl-D ends, Ctrl-C stops an answer, /help lists commands"));
         loop {
             match self.read().map_err(ChatError::Read)? {
                 Input::End => return Ok(()),
@@ -167,8 +155,7 @@ impl Chat {
                 }
                 Input::Help => self.terminal.note(input::HELP),
                 Input::Unknown(command) => {
-                    self.terminal
-                        .note(format_args!("{command} is no command; /help lists them"));
+                    self.terminal.note(format_args!("{command} is no command; /help lists them"));
                 }
             }
         }
@@ -215,11 +202,7 @@ impl Chat {
         self.messages.push(json!({"role": "user", "content": text}));
         let start = Instant::now();
         let _answering = self.interrupt.answering();
-        let mut stats = Stats {
-            first_token: Duration::ZERO,
-            total: Duration::ZERO,
-            usage: None,
-        };
+        let mut stats = Stats { first_token: Duration::ZERO, total: Duration::ZERO, usage: None };
         let mut answer = String::new();
         let mut ending = Ending::Complete;
         for piece in self.client.stream("/v1/chat/completions", &self.body())? {
@@ -259,11 +242,7 @@ impl Chat {
     fn show(&self, text: &str) {
         if self.terminal.format == Format::Human {
             let mut out = io::stdout().lock();
-            let shown = if io::stdout().is_terminal() {
-                printable(text)
-            } else {
-                text.to_owned()
-            };
+            let shown = if io::stdout().is_terminal() { printable(text) } else { text.to_owned() };
             let _ = out.write_all(shown.as_bytes()).and_then(|()| out.flush());
         }
     }
@@ -275,12 +254,10 @@ impl Chat {
                 let usage = stats.usage.map(|usage| {
                     json!({"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens})
                 });
-                self.terminal
-                    .print(json!({"model": self.model, "content": answer, "usage": usage}));
+                self.terminal.print(json!({"model": self.model, "content": answer, "usage": usage}));
             }
         }
-        self.messages
-            .push(json!({"role": "assistant", "content": answer}));
+        self.messages.push(json!({"role": "assistant", "content": answer}));
         self.last = Some(stats);
     }
 }
@@ -293,11 +270,7 @@ impl Stats {
         };
         let decode_s = self.total.saturating_sub(self.first_token).as_secs_f64();
         let later_tokens = usage.completion_tokens.saturating_sub(1) as f64;
-        let rate = if decode_s > 0.0 {
-            later_tokens / decode_s
-        } else {
-            0.0
-        };
+        let rate = if decode_s > 0.0 { later_tokens / decode_s } else { 0.0 };
         format!(
             "{} prompt tokens, {} answered; first token after {first_ms} ms, then {rate:.1} tokens/s",
             usage.prompt_tokens, usage.completion_tokens
@@ -360,10 +333,7 @@ mod tests {
         let stats = Stats {
             first_token: Duration::from_millis(100),
             total: Duration::from_millis(1100),
-            usage: Some(Usage {
-                prompt_tokens: 7,
-                completion_tokens: 11,
-            }),
+            usage: Some(Usage { prompt_tokens: 7, completion_tokens: 11 }),
         };
         assert_eq!(
             stats.text(),

@@ -71,9 +71,7 @@ impl Explain for ClientError {
             Self::Unreachable { .. } => {
                 Some("holobiont up, or name a running gateway with --url or HOLOBIONT_URL".into())
             }
-            Self::Refused {
-                status: 401 | 403, ..
-            } => Some("set HOLOBIONT_API_KEY".into()),
+            Self::Refused { status: 401 | 403, .. } => Some("set HOLOBIONT_API_KEY".into()),
             Self::Refused { status: 404, .. } => Some("holobiont ls".into()),
             _ => None,
         }
@@ -92,9 +90,7 @@ impl Client {
     /// A client of the gateway at `url`. The key comes from `HOLOBIONT_API_KEY`, never from the command line,
     /// where every user of the machine could read it.
     pub(crate) fn new(url: &str) -> Self {
-        let key = std::env::var("HOLOBIONT_API_KEY")
-            .ok()
-            .filter(|key| !key.is_empty());
+        let key = std::env::var("HOLOBIONT_API_KEY").ok().filter(|key| !key.is_empty());
         let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .timeout_connect(Some(CONNECT_TIMEOUT))
@@ -103,11 +99,7 @@ impl Client {
             .build();
         // What OpenAI's clients call the base URL works here too.
         let url = url.trim_end_matches('/').trim_end_matches("/v1");
-        Self {
-            agent: config.into(),
-            url: url.to_owned(),
-            key,
-        }
+        Self { agent: config.into(), url: url.to_owned(), key }
     }
 
     /// The gateway's address.
@@ -130,11 +122,7 @@ impl Client {
         if let Some(key) = &self.key {
             request = request.header("Authorization", format!("Bearer {key}"));
         }
-        let response = request
-            .config()
-            .timeout_global(Some(ANSWER_TIMEOUT))
-            .build()
-            .call();
+        let response = request.config().timeout_global(Some(ANSWER_TIMEOUT)).build().call();
         let body = self.accept(response)?.read_to_string();
         let text = body.map_err(|cause| self.unreachable(cause))?;
         serde_json::from_str(&text).map_err(ClientError::Garbled)
@@ -147,10 +135,7 @@ impl Client {
             request = request.header("Authorization", format!("Bearer {key}"));
         }
         let body = self.accept(request.send_json(body))?;
-        Ok(AnswerStream {
-            events: Events::new(BufReader::new(body.into_reader())),
-            state: StreamState::Open,
-        })
+        Ok(AnswerStream { events: Events::new(BufReader::new(body.into_reader())), state: StreamState::Open })
     }
 
     /// The body of a successful answer.
@@ -168,10 +153,7 @@ impl Client {
     }
 
     fn unreachable(&self, cause: ureq::Error) -> ClientError {
-        ClientError::Unreachable {
-            url: self.url.clone(),
-            source: Box::new(cause),
-        }
+        ClientError::Unreachable { url: self.url.clone(), source: Box::new(cause) }
     }
 }
 
@@ -290,20 +272,11 @@ fn parse_piece(data: &str) -> Result<Piece, ClientError> {
 
     let chunk: Chunk = serde_json::from_str(data).map_err(ClientError::Garbled)?;
     if let Some(error) = chunk.error {
-        return Err(ClientError::Broken {
-            message: message_of(&error).unwrap_or_else(|| error.to_string()),
-        });
+        return Err(ClientError::Broken { message: message_of(&error).unwrap_or_else(|| error.to_string()) });
     }
-    let mut piece = Piece {
-        usage: chunk.usage,
-        ..Piece::default()
-    };
+    let mut piece = Piece { usage: chunk.usage, ..Piece::default() };
     if let Some(choice) = chunk.choices.into_iter().next() {
-        piece.text = choice
-            .delta
-            .and_then(|delta| delta.content)
-            .or(choice.text)
-            .unwrap_or_default();
+        piece.text = choice.delta.and_then(|delta| delta.content).or(choice.text).unwrap_or_default();
         piece.finish = choice.finish_reason;
     }
     Ok(piece)
@@ -315,11 +288,7 @@ fn refusal(status: u16, body: &str) -> ClientError {
     let error = value.get("error").unwrap_or(&Value::Null);
     let code = error.get("code").and_then(Value::as_str).map(printable);
     let quoted = || printable(&body.chars().take(200).collect::<String>());
-    ClientError::Refused {
-        status,
-        code,
-        message: message_of(error).unwrap_or_else(quoted),
-    }
+    ClientError::Refused { status, code, message: message_of(error).unwrap_or_else(quoted) }
 }
 
 fn message_of(error: &Value) -> Option<String> {
@@ -331,11 +300,7 @@ mod tests {
     use super::*;
 
     fn pieces(stream: &str) -> Vec<Result<Piece, ClientError>> {
-        AnswerStream {
-            events: Events::new(stream.as_bytes()),
-            state: StreamState::Open,
-        }
-        .collect()
+        AnswerStream { events: Events::new(stream.as_bytes()), state: StreamState::Open }.collect()
     }
 
     #[test]
@@ -349,13 +314,7 @@ mod tests {
         let text: String = pieces.iter().map(|piece| piece.text.as_str()).collect();
         assert_eq!(text, "Ahoy!");
         assert_eq!(pieces[2].finish.as_deref(), Some("stop"));
-        assert_eq!(
-            pieces[3].usage,
-            Some(Usage {
-                prompt_tokens: 3,
-                completion_tokens: 2
-            })
-        );
+        assert_eq!(pieces[3].usage, Some(Usage { prompt_tokens: 3, completion_tokens: 2 }));
     }
 
     #[test]
@@ -369,43 +328,22 @@ mod tests {
         let stream = "data: {\"error\":{\"message\":\"executor died\",\"code\":\"executor_lost\"}}\n\ndata: [DONE]\n\n";
         let pieces = pieces(stream);
         assert_eq!(pieces.len(), 1);
-        assert!(
-            pieces[0]
-                .as_ref()
-                .unwrap_err()
-                .to_string()
-                .contains("executor died")
-        );
+        assert!(pieces[0].as_ref().unwrap_err().to_string().contains("executor died"));
     }
 
     #[test]
     fn an_error_body_gives_status_code_and_message() {
-        let error = refusal(
-            404,
-            r#"{"error":{"message":"no model `x`","code":"model_not_found"}}"#,
-        );
-        assert_eq!(
-            error.to_string(),
-            "the gateway refused (404, model_not_found): no model `x`"
-        );
+        let error = refusal(404, r#"{"error":{"message":"no model `x`","code":"model_not_found"}}"#);
+        assert_eq!(error.to_string(), "the gateway refused (404, model_not_found): no model `x`");
         assert_eq!(error.exit(), Exit::NotFound);
-        assert_eq!(
-            refusal(502, "<html>").to_string(),
-            "the gateway refused (502): <html>"
-        );
+        assert_eq!(refusal(502, "<html>").to_string(), "the gateway refused (502): <html>");
     }
 
     #[test]
     fn a_gateway_that_is_not_there_is_unavailable() {
         // A port that was just free; nothing listens on it.
-        let port = std::net::TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .port();
-        let error = Client::new(&format!("http://127.0.0.1:{port}/"))
-            .models()
-            .unwrap_err();
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let error = Client::new(&format!("http://127.0.0.1:{port}/")).models().unwrap_err();
         assert_eq!(error.exit(), Exit::Unavailable);
     }
 }

@@ -83,6 +83,10 @@ macro_rules! sections {
         }
 
         impl $section {
+            /// The names of the fields, for the test that finds them in the README.
+            #[cfg(test)]
+            const FIELDS: &[&str] = &[$( stringify!($field) ),*];
+
             /// Keeps what is set here and takes the rest from `lower`.
             fn or(self, lower: Self) -> Self {
                 Self { $( $field: self.$field.or(lower.$field), )* }
@@ -168,14 +172,10 @@ pub(crate) struct Config {
 impl Config {
     /// Reads a deployment file. Its relative paths are relative to its directory.
     pub(crate) fn from_file(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
-            path: path.to_owned(),
-            source,
-        })?;
-        let mut layer: Self = toml::from_str(&text).map_err(|source| ConfigError::File {
-            path: path.to_owned(),
-            source: Box::new(source),
-        })?;
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let mut layer: Self = toml::from_str(&text)
+            .map_err(|source| ConfigError::File { path: path.to_owned(), source: Box::new(source) })?;
         layer.resolve_paths(path.parent().unwrap_or(Path::new("")));
         Ok(layer)
     }
@@ -191,10 +191,8 @@ impl Config {
             };
             let entry = toml::Table::from_iter([(field, toml::Value::String(value))]);
             let document = toml::Table::from_iter([(section, toml::Value::Table(entry))]);
-            let one = Self::deserialize(document).map_err(|source| ConfigError::Environment {
-                name,
-                source: Box::new(source),
-            })?;
+            let one = Self::deserialize(document)
+                .map_err(|source| ConfigError::Environment { name, source: Box::new(source) })?;
             layer = layer.or(one);
         }
         Ok(layer)
@@ -225,11 +223,8 @@ impl Config {
     }
 
     fn resolve_paths(&mut self, base: &Path) {
-        let paths = [
-            &mut self.gateway.adapter_root,
-            &mut self.gateway.api_key_file,
-            &mut self.deployment.state,
-        ];
+        let paths =
+            [&mut self.gateway.adapter_root, &mut self.gateway.api_key_file, &mut self.deployment.state];
         let adapters = self.adapters.values_mut();
         for path in paths.into_iter().flatten().chain(adapters) {
             *path = base.join(&*path);
@@ -275,14 +270,10 @@ impl FromStr for ByteCount {
             "MB" => 1_000_000,
             "GB" => 1_000_000_000,
             other => {
-                return Err(format!(
-                    "`{other}` is no unit of bytes; write B, KiB, MiB, GiB, kB, MB or GB"
-                ));
+                return Err(format!("`{other}` is no unit of bytes; write B, KiB, MiB, GiB, kB, MB or GB"));
             }
         };
-        let number: u64 = number
-            .parse()
-            .map_err(|_| format!("`{text}` is no number of bytes"))?;
+        let number: u64 = number.parse().map_err(|_| format!("`{text}` is no number of bytes"))?;
         number
             .checked_mul(factor)
             .map(Self)
@@ -353,9 +344,7 @@ where
     }
 
     let text = deserializer.deserialize_any(Scalar)?;
-    text.parse()
-        .map(Some)
-        .map_err(|cause: T::Err| de::Error::custom(format!("`{text}`: {cause}")))
+    text.parse().map(Some).map_err(|cause: T::Err| de::Error::custom(format!("`{text}`: {cause}")))
 }
 
 #[cfg(test)]
@@ -371,11 +360,7 @@ mod tests {
     }
 
     fn environment(variables: &[(&str, &str)]) -> Result<Config, ConfigError> {
-        Config::from_environment(
-            variables
-                .iter()
-                .map(|(name, value)| (name.to_string(), value.to_string())),
-        )
+        Config::from_environment(variables.iter().map(|(name, value)| (name.to_string(), value.to_string())))
     }
 
     #[test]
@@ -383,6 +368,25 @@ mod tests {
         let config = file("").unwrap();
         assert_eq!(config, Config::default());
         assert_eq!(config.listen().to_string(), DEFAULT_LISTEN);
+    }
+
+    #[test]
+    fn the_readme_lists_every_setting_of_every_section() {
+        let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md")).unwrap();
+        let sections = [
+            ("model", ModelSection::FIELDS),
+            ("executor", ExecutorSection::FIELDS),
+            ("gateway", GatewaySection::FIELDS),
+            ("deployment", DeploymentSection::FIELDS),
+        ];
+        for (section, fields) in sections {
+            let start = readme.find(&format!("| `[{section}]` |")).unwrap();
+            let rows = readme[start..].lines().enumerate();
+            let rows = rows.take_while(|(row, line)| *row == 0 || line.starts_with("| |"));
+            let listed: Vec<_> = rows.map(|(_, line)| line.split('|').nth(2).unwrap().trim()).collect();
+            let expected: Vec<_> = fields.iter().map(|field| format!("`{field}`")).collect();
+            assert_eq!(listed, expected, "[{section}]");
+        }
     }
 
     #[test]
@@ -417,10 +421,7 @@ mod tests {
     fn an_unknown_key_is_refused_by_name_and_line() {
         let error = file("[executor]\ncores = \"0\"\nkv_byte = 3\n").unwrap_err();
         let why = why(&error).unwrap();
-        assert!(
-            why.contains("line 3") && why.contains("kv_byte") && why.contains("kv_bytes"),
-            "{why}"
-        );
+        assert!(why.contains("line 3") && why.contains("kv_byte") && why.contains("kv_bytes"), "{why}");
         assert_eq!(error.exit(), Exit::Usage);
     }
 
@@ -447,11 +448,9 @@ mod tests {
     #[test]
     fn the_environment_overrides_the_file_and_flags_override_both() {
         let below = file("[executor]\ncores = \"0\"\nmax_running = 4\nmax_waiting = 9").unwrap();
-        let environment = environment(&[
-            ("HOLOBIONT_EXECUTOR_CORES", "1"),
-            ("HOLOBIONT_EXECUTOR_MAX_RUNNING", "5"),
-        ])
-        .unwrap();
+        let environment =
+            environment(&[("HOLOBIONT_EXECUTOR_CORES", "1"), ("HOLOBIONT_EXECUTOR_MAX_RUNNING", "5")])
+                .unwrap();
         let mut flags = Config::default();
         flags.executor.cores = Some("2".into());
         let config = flags.or(environment).or(below);
@@ -463,10 +462,7 @@ mod tests {
     #[test]
     fn adapters_of_all_layers_are_joined_and_the_higher_layer_wins_a_name() {
         let below = file("[adapters]\na = \"/low/a\"\nb = \"/low/b\"").unwrap();
-        let above = environment(&[
-            ("HOLOBIONT_ADAPTERS_b", "/high/b"),
-            ("HOLOBIONT_ADAPTERS_c", "/high/c"),
-        ]);
+        let above = environment(&[("HOLOBIONT_ADAPTERS_b", "/high/b"), ("HOLOBIONT_ADAPTERS_c", "/high/c")]);
         let adapters = above.unwrap().or(below).adapters;
         let paths: Vec<_> = adapters.values().map(|path| path.to_str().unwrap()).collect();
         assert_eq!(paths, ["/low/a", "/high/b", "/high/c"]);
@@ -483,12 +479,8 @@ mod tests {
 
     #[test]
     fn variables_of_no_section_are_left_alone() {
-        let variables = [
-            ("HOLOBIONT_HOME", "/h"),
-            ("HOLOBIONT_URL", "u"),
-            ("HOLOBIONT_API_KEY", "k"),
-            ("PATH", ""),
-        ];
+        let variables =
+            [("HOLOBIONT_HOME", "/h"), ("HOLOBIONT_URL", "u"), ("HOLOBIONT_API_KEY", "k"), ("PATH", "")];
         assert_eq!(environment(&variables).unwrap(), Config::default());
     }
 

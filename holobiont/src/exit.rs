@@ -124,29 +124,15 @@ mod tests {
     #[test]
     fn the_help_text_lists_every_exit_code_with_its_meaning() {
         for exit in ALL {
-            let line = HELP
-                .lines()
-                .find(|line| line.starts_with(&format!("  {} ", exit.number())));
+            let line = HELP.lines().find(|line| line.starts_with(&format!("  {} ", exit.number())));
             let line = line.unwrap_or_else(|| panic!("no line for {exit:?}"));
-            assert!(
-                line.contains(&exit.word().replace('_', " ")),
-                "{line:?} does not name {exit:?}"
-            );
+            assert!(line.contains(&exit.word().replace('_', " ")), "{line:?} does not name {exit:?}");
         }
     }
 
     #[test]
     fn http_statuses_map_to_the_documented_exit_codes() {
-        let cases = [
-            (400, 2),
-            (401, 6),
-            (403, 6),
-            (404, 3),
-            (409, 4),
-            (429, 5),
-            (503, 5),
-            (500, 1),
-        ];
+        let cases = [(400, 2), (401, 6), (403, 6), (404, 3), (409, 4), (429, 5), (503, 5), (500, 1)];
         for (status, number) in cases {
             assert_eq!(Exit::of_http(status).number(), number, "HTTP {status}");
         }

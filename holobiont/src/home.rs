@@ -44,25 +44,14 @@ mod tests {
     use super::*;
 
     fn home(variables: &[(&str, &str)]) -> Home {
-        Home::choose(|name| {
-            variables
-                .iter()
-                .find(|(key, _)| *key == name)
-                .map(|(_, value)| value.into())
-        })
+        Home::choose(|name| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into()))
     }
 
     #[test]
     fn holobiont_home_wins_over_the_users_data_directory() {
         let variables = [("HOME", "/h"), ("XDG_DATA_HOME", "/x"), ("HOLOBIONT_HOME", "/o")];
         assert_eq!(home(&variables).models(), PathBuf::from("/o/models"));
-        assert_eq!(
-            home(&variables[..2]).models(),
-            PathBuf::from("/x/holobiont/models")
-        );
-        assert_eq!(
-            home(&variables[..1]).state(),
-            PathBuf::from("/h/.local/share/holobiont/state")
-        );
+        assert_eq!(home(&variables[..2]).models(), PathBuf::from("/x/holobiont/models"));
+        assert_eq!(home(&variables[..1]).state(), PathBuf::from("/h/.local/share/holobiont/state"));
     }
 }

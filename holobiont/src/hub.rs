@@ -47,10 +47,8 @@ mod tests {
     #[test]
     fn a_model_that_is_not_in_the_cache_is_not_found_and_says_how_to_get_it() {
         let cache = tempfile::tempdir().unwrap();
-        let settings = HubSettings {
-            cache: cache.path().to_owned(),
-            access: model::location::HubAccess::Offline,
-        };
+        let settings =
+            HubSettings { cache: cache.path().to_owned(), access: model::location::HubAccess::Offline };
         let error = HubError(resolve("org/no-such-model", &settings).unwrap_err());
         assert_eq!(error.exit(), Exit::NotFound, "{error}");
         assert_eq!(error.next().is_some(), !cfg!(feature = "hub"));

@@ -75,47 +75,24 @@ fn served(client: &Client) -> Result<Served, ClientError> {
     let adapters = match client.adapters() {
         Ok(adapters) => Some(adapters),
         // A user's key lists names; what adapters take is an administrator's to know.
-        Err(ClientError::Refused {
-            status: 401 | 403 | 404,
-            ..
-        }) => None,
+        Err(ClientError::Refused { status: 401 | 403 | 404, .. }) => None,
         Err(error) => return Err(error),
     };
-    Ok(Served {
-        url: client.url().to_owned(),
-        models: client.models()?,
-        adapters,
-    })
+    Ok(Served { url: client.url().to_owned(), models: client.models()?, adapters })
 }
 
 fn models_table(models: &[ModelOnDisk]) -> String {
     let rows = models.iter().map(|model| {
-        [
-            model.name.clone(),
-            model.format.word().into(),
-            size(model.bytes),
-            model.path.display().to_string(),
-        ]
+        [model.name.clone(), model.format.word().into(), size(model.bytes), model.path.display().to_string()]
     });
     table(["MODEL", "FORMAT", "SIZE", "PATH"], &rows.collect::<Vec<_>>())
 }
 
 fn served_table(served: &Served) -> String {
-    let details = |name: &str| {
-        served
-            .adapters
-            .iter()
-            .flatten()
-            .find(|adapter| adapter.name == name)
-    };
+    let details = |name: &str| served.adapters.iter().flatten().find(|adapter| adapter.name == name);
     let cells = |adapter: &LoadedAdapter| {
         let generation = adapter.generation.chars().take(12).collect();
-        [
-            generation,
-            adapter.rank.to_string(),
-            size(adapter.bytes),
-            adapter.state.clone(),
-        ]
+        [generation, adapter.rank.to_string(), size(adapter.bytes), adapter.state.clone()]
     };
     let rows = served.models.iter().map(|model| {
         let base = model.parent.clone().unwrap_or_else(|| "(base)".into());
@@ -135,16 +112,11 @@ fn table<const N: usize>(head: [&str; N], rows: &[[String; N]]) -> String {
     };
     let widths: [usize; N] = std::array::from_fn(width);
     let line = |cells: [&str; N]| {
-        let padded = cells
-            .iter()
-            .zip(widths)
-            .map(|(cell, width)| format!("{cell:<width$}"));
+        let padded = cells.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
         padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
     let head = Ink::stdout().bold(&line(head));
-    let body = rows
-        .iter()
-        .map(|row| line(std::array::from_fn(|column| row[column].as_str())));
+    let body = rows.iter().map(|row| line(std::array::from_fn(|column| row[column].as_str())));
     std::iter::once(head).chain(body).collect::<Vec<_>>().join("\n")
 }
 
@@ -159,19 +131,13 @@ mod tests {
 
     #[test]
     fn columns_are_as_wide_as_their_widest_cell() {
-        let rows = vec![
-            ["a".to_owned(), "1".to_owned()],
-            ["long".to_owned(), "2".to_owned()],
-        ];
+        let rows = vec![["a".to_owned(), "1".to_owned()], ["long".to_owned(), "2".to_owned()]];
         assert_eq!(table(["N", "VALUE"], &rows), "N     VALUE\na     1\nlong  2");
     }
 
     #[test]
     fn adapters_show_generation_rank_and_size_and_the_base_shows_that_it_is_one() {
-        let adapter = |id: &str| ServedModel {
-            id: id.into(),
-            parent: Some("base".into()),
-        };
+        let adapter = |id: &str| ServedModel { id: id.into(), parent: Some("base".into()) };
         let pirate = LoadedAdapter {
             name: "pirate".into(),
             generation: "0123456789abcdef".into(),
@@ -182,25 +148,16 @@ mod tests {
         let served = Served {
             url: String::new(),
             models: vec![
-                ServedModel {
-                    id: "base".into(),
-                    parent: None,
-                },
+                ServedModel { id: "base".into(), parent: None },
                 adapter("pirate"),
                 adapter("haiku"),
             ],
             adapters: Some(vec![pirate]),
         };
         let text = served_table(&served);
-        let lines: Vec<_> = text
-            .lines()
-            .map(|line| line.split_whitespace().collect::<Vec<_>>())
-            .collect();
+        let lines: Vec<_> = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).collect();
         assert_eq!(lines[1], ["base", "(base)", "-", "-", "-", "-"]);
-        assert_eq!(
-            lines[2],
-            ["pirate", "base", "0123456789ab", "16", "2.00", "KiB", "ready"]
-        );
+        assert_eq!(lines[2], ["pirate", "base", "0123456789ab", "16", "2.00", "KiB", "ready"]);
         assert_eq!(lines[3], ["haiku", "base", "-", "-", "-", "-"]);
     }
 }

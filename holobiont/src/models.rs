@@ -118,10 +118,7 @@ pub(crate) fn find(name: Option<&str>, home: &Home) -> Result<PathBuf, FindError
     };
     let path = Path::new(name);
     if path.exists() {
-        return path.canonicalize().map_err(|source| FindError::Read {
-            path: path.to_owned(),
-            source,
-        });
+        return path.canonicalize().map_err(|source| FindError::Read { path: path.to_owned(), source });
     }
     if let Some(model) = models.iter().find(|model| model.name.eq_ignore_ascii_case(name)) {
         return Ok(model.path.clone());
@@ -130,24 +127,14 @@ pub(crate) fn find(name: Option<&str>, home: &Home) -> Result<PathBuf, FindError
         return Err(FindError::NoPath(path.to_owned()));
     }
     if hub::is_hub_name(name) {
-        return hub::locate(name).map_err(|source| FindError::Hub {
-            name: name.to_owned(),
-            source,
-        });
+        return hub::locate(name).map_err(|source| FindError::Hub { name: name.to_owned(), source });
     }
-    Err(FindError::Unknown {
-        name: name.to_owned(),
-        directory,
-        found: in_words(&models),
-    })
+    Err(FindError::Unknown { name: name.to_owned(), directory, found: in_words(&models) })
 }
 
 /// The models in a directory, by name; none if there is no such directory.
 pub(crate) fn list(directory: &Path) -> Result<Vec<ModelOnDisk>, FindError> {
-    let read = |source| FindError::Read {
-        path: directory.to_owned(),
-        source,
-    };
+    let read = |source| FindError::Read { path: directory.to_owned(), source };
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -171,30 +158,18 @@ fn model_at(path: &Path) -> Option<ModelOnDisk> {
     } else {
         return None;
     };
-    Some(ModelOnDisk {
-        name: name.to_string_lossy().into_owned(),
-        format,
-        bytes,
-        path: path.to_owned(),
-    })
+    Some(ModelOnDisk { name: name.to_string_lossy().into_owned(), format, bytes, path: path.to_owned() })
 }
 
 fn directory_bytes(path: &Path) -> u64 {
     let Ok(entries) = fs::read_dir(path) else { return 0 };
-    entries
-        .flatten()
-        .filter_map(|entry| fs::metadata(entry.path()).ok())
-        .map(|metadata| metadata.len())
-        .sum()
+    entries.flatten().filter_map(|entry| fs::metadata(entry.path()).ok()).map(|metadata| metadata.len()).sum()
 }
 
 fn only(models: &[ModelOnDisk], directory: PathBuf) -> Result<PathBuf, FindError> {
     match models {
         [model] => Ok(model.path.clone()),
-        _ => Err(FindError::NotNamed {
-            directory,
-            found: in_words(models),
-        }),
+        _ => Err(FindError::NotNamed { directory, found: in_words(models) }),
     }
 }
 
@@ -205,11 +180,7 @@ fn looks_like_a_path(name: &str) -> bool {
 fn in_words(models: &[ModelOnDisk]) -> String {
     match models {
         [] => "no models".into(),
-        _ => models
-            .iter()
-            .map(|model| model.name.as_str())
-            .collect::<Vec<_>>()
-            .join(", "),
+        _ => models.iter().map(|model| model.name.as_str()).collect::<Vec<_>>().join(", "),
     }
 }
 
@@ -254,14 +225,8 @@ mod tests {
     fn an_unknown_name_says_what_there_is() {
         let (_directory, home) = home(&["a.gguf"]);
         let error = find(Some("zebra"), &home).unwrap_err();
-        assert!(
-            error.to_string().contains("zebra") && error.to_string().contains("holds a"),
-            "{error}"
-        );
-        assert!(matches!(
-            find(Some("./zebra.gguf"), &home),
-            Err(FindError::NoPath(_))
-        ));
+        assert!(error.to_string().contains("zebra") && error.to_string().contains("holds a"), "{error}");
+        assert!(matches!(find(Some("./zebra.gguf"), &home), Err(FindError::NoPath(_))));
     }
 
     #[test]
@@ -271,10 +236,7 @@ mod tests {
         fs::create_dir(&model).unwrap();
         fs::write(model.join("config.json"), "{}").unwrap();
         let found = list(&home.models()).unwrap();
-        assert_eq!(
-            (found[0].name.as_str(), found[0].format),
-            ("llama", ModelFormat::Safetensors)
-        );
+        assert_eq!((found[0].name.as_str(), found[0].format), ("llama", ModelFormat::Safetensors));
         assert_eq!(found[0].bytes, 2);
     }
 }

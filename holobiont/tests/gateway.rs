@@ -72,10 +72,7 @@ fn answer(mut stream: TcpStream, seen: &Mutex<Vec<Value>>) -> Option<()> {
     let head = format!(
         "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
     );
-    stream
-        .write_all(head.as_bytes())
-        .and_then(|()| stream.write_all(text.as_bytes()))
-        .ok()
+    stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(text.as_bytes())).ok()
 }
 
 fn models() -> Value {
@@ -119,17 +116,9 @@ fn completion(body: &Value) -> (&'static str, &'static str, String) {
 fn a_question_on_the_command_line_is_answered_on_stdout() {
     let (stage, gateway) = (Stage::new(), FakeGateway::start());
     let ended = run(&mut gateway.command(&stage, &["chat", ":pirate", "Who are you?", "--max-tokens", "9"]));
-    assert_eq!(
-        (ended.status.code(), ended.out.as_str()),
-        (Some(0), "I am pirate\n"),
-        "{}",
-        ended.err
-    );
+    assert_eq!((ended.status.code(), ended.out.as_str()), (Some(0), "I am pirate\n"), "{}", ended.err);
     let body = &gateway.bodies()[0];
-    assert_eq!(
-        body["messages"],
-        json!([{"role": "user", "content": "Who are you?"}])
-    );
+    assert_eq!(body["messages"], json!([{"role": "user", "content": "Who are you?"}]));
     assert_eq!((&body["max_tokens"], &body["stream"]), (&json!(9), &json!(true)));
 }
 
@@ -148,32 +137,20 @@ fn a_question_may_come_from_stdin_and_the_answer_leave_as_json() {
 #[test]
 fn chat_exits_with_the_documented_codes() {
     let (stage, gateway) = (Stage::new(), FakeGateway::start());
-    let cases = [
-        (":nobody", 3, "pirate"),
-        (":full", 5, "the queue is full"),
-        (":broken", 5, "connection was lost"),
-    ];
+    let cases =
+        [(":nobody", 3, "pirate"), (":full", 5, "the queue is full"), (":broken", 5, "connection was lost")];
     for (target, code, text) in cases {
         let ended = run(&mut gateway.command(&stage, &["chat", target, "hello"]));
         assert_eq!(ended.status.code(), Some(code), "{target}: {}", ended.err);
         assert!(ended.err.contains(text), "{target}: {}", ended.err);
     }
     let ended = run(&mut gateway.command(&stage, &["chat"]));
-    assert_eq!(
-        ended.status.code(),
-        Some(2),
-        "an empty stdin is no question: {}",
-        ended.err
-    );
+    assert_eq!(ended.status.code(), Some(2), "an empty stdin is no question: {}", ended.err);
 }
 
 #[test]
 fn without_a_gateway_chat_is_unavailable_and_says_what_to_start() {
-    let port = TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let ended =
         run(&mut Stage::new().command(&["chat", "--url", &format!("http://127.0.0.1:{port}"), "", "hello"]));
     assert_eq!(ended.status.code(), Some(5), "{}", ended.err);
@@ -198,19 +175,12 @@ fn ls_shows_models_on_disk_and_what_the_gateway_serves() {
 
 #[test]
 fn ls_without_a_gateway_lists_the_disk() {
-    let port = TcpListener::bind("127.0.0.1:0")
-        .unwrap()
-        .local_addr()
-        .unwrap()
-        .port();
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let ended =
         run(&mut Stage::new().command(&["ls", "--json", "--url", &format!("http://127.0.0.1:{port}")]));
     assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
     let value: Value = serde_json::from_str(&ended.out).unwrap();
-    assert_eq!(
-        (&value["gateway"], &value["models"][0]["bytes"]),
-        (&Value::Null, &json!(7))
-    );
+    assert_eq!((&value["gateway"], &value["models"][0]["bytes"]), (&Value::Null, &json!(7)));
 }
 
 #[test]
@@ -235,25 +205,14 @@ fn bench_prints_a_line_for_each_selection_of_adapters() {
     ];
     let ended = run(&mut gateway.command(&stage, &arguments));
     assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
-    let lines: Vec<Value> = ended
-        .out
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
-    assert_eq!(
-        lines.iter().map(|line| &line["adapters"]).collect::<Vec<_>>(),
-        [&json!(1), &json!(2)]
-    );
+    let lines: Vec<Value> = ended.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.iter().map(|line| &line["adapters"]).collect::<Vec<_>>(), [&json!(1), &json!(2)]);
     assert_eq!(lines[1]["completion_tokens"], 18);
     assert_eq!(lines[1]["failed"], 0);
     let bodies = gateway.bodies();
     let asked = |model: &str| bodies.iter().filter(|body| body["model"] == model).count();
     assert_eq!((asked("smol"), asked("pirate")), (9, 3));
-    assert!(
-        bodies
-            .iter()
-            .all(|body| body["prompt"].as_str().unwrap().split(' ').count() == 4)
-    );
+    assert!(bodies.iter().all(|body| body["prompt"].as_str().unwrap().split(' ').count() == 4));
 }
 
 #[test]

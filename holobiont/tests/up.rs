@@ -27,12 +27,7 @@ fn the_executor_starts_first_and_stops_last() {
     assert!(ended.out.contains("http://127.0.0.1:45678"), "{}", ended.out);
     assert_eq!(
         stage.short_log(),
-        [
-            "executor started",
-            "gateway started",
-            "gateway stopped",
-            "executor stopped"
-        ]
+        ["executor started", "gateway started", "gateway stopped", "executor stopped"]
     );
 }
 
@@ -66,11 +61,7 @@ fn a_killed_executor_is_started_again_and_the_gateway_stays() {
     running.wait_for_err("signal: 9");
     running.signal(Signal::INT);
     assert_eq!(running.end().status.code(), Some(0));
-    let gateways = stage
-        .short_log()
-        .iter()
-        .filter(|line| *line == "gateway started")
-        .count();
+    let gateways = stage.short_log().iter().filter(|line| *line == "gateway started").count();
     assert_eq!(gateways, 1);
 }
 
@@ -78,17 +69,9 @@ fn a_killed_executor_is_started_again_and_the_gateway_stays() {
 fn a_restarted_gateway_listens_where_the_first_one_did() {
     let stage = Stage::new();
     let running = up(&stage);
-    assert!(
-        stage
-            .wait_for_log("gateway started", 1)
-            .contains("--listen 127.0.0.1:0 ")
-    );
+    assert!(stage.wait_for_log("gateway started", 1).contains("--listen 127.0.0.1:0 "));
     kill(stage.wait_for_process("gateway", 1), Signal::KILL);
-    assert!(
-        stage
-            .wait_for_log("gateway started", 2)
-            .contains("--listen 127.0.0.1:45678 ")
-    );
+    assert!(stage.wait_for_log("gateway started", 2).contains("--listen 127.0.0.1:45678 "));
     running.signal(Signal::INT);
     assert_eq!(running.end().status.code(), Some(0));
 }
@@ -115,9 +98,7 @@ fn a_process_that_refuses_to_start_is_not_asked_twice() {
     assert_eq!(ended.status.code(), Some(1));
     assert!(ended.err.contains("the model is too large"), "{}", ended.err);
     assert!(
-        ended
-            .err
-            .contains("base-executor stopped before it was ready (exit status: 3)"),
+        ended.err.contains("base-executor stopped before it was ready (exit status: 3)"),
         "{}",
         ended.err
     );
@@ -148,9 +129,7 @@ fn a_second_ctrl_c_kills_what_does_not_stop() {
     assert_eq!(ended.status.code(), Some(1));
     assert!(ended.err.contains("without draining"), "{}", ended.err);
     let gateway = rustix::process::Pid::from_raw(gateway).unwrap();
-    wait_until("the gateway's end", || {
-        rustix::process::test_kill_process(gateway).is_err().then_some(())
-    });
+    wait_until("the gateway's end", || rustix::process::test_kill_process(gateway).is_err().then_some(()));
 }
 
 #[test]
@@ -168,9 +147,7 @@ fn a_ctrl_c_that_a_script_passes_on_as_a_termination_is_one_request_to_stop() {
 fn what_does_not_stop_within_the_grace_is_killed() {
     let stage = Stage::new();
     let mut command = stage.command(&ANY_PORT);
-    command
-        .env("FAKE_EXECUTOR", "stubborn")
-        .env("HOLOBIONT_DEPLOYMENT_GRACE_MS", "300");
+    command.env("FAKE_EXECUTOR", "stubborn").env("HOLOBIONT_DEPLOYMENT_GRACE_MS", "300");
     let running = Running::start(&mut command);
     running.wait_for_out("OpenAI(");
     running.signal(Signal::TERM);
@@ -186,11 +163,7 @@ fn a_second_deployment_on_the_same_state_is_refused() {
     let first = up(&stage);
     let second = run(&mut stage.command(&ANY_PORT));
     assert_eq!(second.status.code(), Some(4), "{}", second.err);
-    assert!(
-        second.err.contains("another `holobiont up` (process "),
-        "{}",
-        second.err
-    );
+    assert!(second.err.contains("another `holobiont up` (process "), "{}", second.err);
     assert!(second.err.contains("--state"), "{}", second.err);
     first.signal(Signal::INT);
     assert_eq!(first.end().status.code(), Some(0));
@@ -203,13 +176,7 @@ fn a_taken_port_is_refused_before_anything_starts() {
     let address = holder.local_addr().unwrap().to_string();
     let ended = run(&mut stage.command(&["up", "--listen", &address]));
     assert_eq!(ended.status.code(), Some(4));
-    assert!(
-        ended
-            .err
-            .contains(&format!("port {}", holder.local_addr().unwrap().port())),
-        "{}",
-        ended.err
-    );
+    assert!(ended.err.contains(&format!("port {}", holder.local_addr().unwrap().port())), "{}", ended.err);
     assert_eq!(stage.log(), [""; 0]);
 }
 
@@ -224,10 +191,7 @@ fn flags_environment_and_file_reach_the_processes() {
         [adapters]\npirate = \"pirate\"\n";
     fs::write(&file, text).unwrap();
     let mut command = stage.command(&ANY_PORT);
-    command
-        .arg("--config")
-        .arg(&file)
-        .args(["--cores", "0-1", "--log-format", "json"]);
+    command.arg("--config").arg(&file).args(["--cores", "0-1", "--log-format", "json"]);
     let running = Running::start(command.env("HOLOBIONT_EXECUTOR_MAX_RUNNING", "7"));
     running.wait_for_out("OpenAI(");
     running.signal(Signal::INT);
@@ -245,11 +209,7 @@ fn flags_environment_and_file_reach_the_processes() {
         assert!(log[0].contains(part), "{part:?} is not in {}", log[0]);
     }
     let adapter = format!("--adapter pirate={}", adapter.canonicalize().unwrap().display());
-    assert!(
-        log[1].contains(&adapter) && log[1].contains("--served-model-name smol"),
-        "{}",
-        log[1]
-    );
+    assert!(log[1].contains(&adapter) && log[1].contains("--served-model-name smol"), "{}", log[1]);
 }
 
 #[test]
@@ -271,21 +231,12 @@ fn wrong_configurations_name_the_key_and_exit_with_usage() {
     fs::write(&file, "[executor]\n\nkv_bites = 3\n").unwrap();
     let ended = run(stage.command(&ANY_PORT).arg("--config").arg(&file));
     assert_eq!(ended.status.code(), Some(2));
-    assert!(
-        ended.err.contains("line 3") && ended.err.contains("kv_bites"),
-        "{}",
-        ended.err
-    );
+    assert!(ended.err.contains("line 3") && ended.err.contains("kv_bites"), "{}", ended.err);
 
     let ended = run(stage.command(&ANY_PORT).env("HOLOBIONT_GATEWAY_LISTENS", "x"));
     assert_eq!(ended.status.code(), Some(2));
     assert!(ended.err.contains("HOLOBIONT_GATEWAY_LISTENS"), "{}", ended.err);
-    assert_eq!(
-        run(&mut stage.command(&["up", "--adapter", "nameless"]))
-            .status
-            .code(),
-        Some(2)
-    );
+    assert_eq!(run(&mut stage.command(&["up", "--adapter", "nameless"])).status.code(), Some(2));
 }
 
 #[test]
@@ -293,18 +244,9 @@ fn what_is_missing_is_not_found_by_name() {
     let stage = Stage::new();
     let cases: [(&[&str], &str); 4] = [
         (&["up", "--listen", "127.0.0.1:0", "--model", "zebra"], "zebra"),
-        (
-            &["up", "--listen", "127.0.0.1:0", "--model", "./zebra.gguf"],
-            "./zebra.gguf",
-        ),
-        (
-            &["up", "--listen", "127.0.0.1:0", "--adapter", "a=/nowhere"],
-            "/nowhere",
-        ),
-        (
-            &["up", "--listen", "127.0.0.1:0", "--config", "/nowhere.toml"],
-            "/nowhere.toml",
-        ),
+        (&["up", "--listen", "127.0.0.1:0", "--model", "./zebra.gguf"], "./zebra.gguf"),
+        (&["up", "--listen", "127.0.0.1:0", "--adapter", "a=/nowhere"], "/nowhere"),
+        (&["up", "--listen", "127.0.0.1:0", "--config", "/nowhere.toml"], "/nowhere.toml"),
     ];
     for (arguments, name) in cases {
         let ended = run(&mut stage.command(arguments));
@@ -313,9 +255,5 @@ fn what_is_missing_is_not_found_by_name() {
     }
     let ended = run(&mut Stage::new().without("gateway").command(&ANY_PORT));
     assert_eq!(ended.status.code(), Some(3));
-    assert!(
-        ended.err.contains("`gateway`") && ended.err.contains("cargo build"),
-        "{}",
-        ended.err
-    );
+    assert!(ended.err.contains("`gateway`") && ended.err.contains("cargo build"), "{}", ended.err);
 }

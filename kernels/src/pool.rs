@@ -4,6 +4,10 @@
 //! thread that the kernel has descheduled holds back one chunk, not its share of the region. Waiting spins for a
 //! bounded time and then parks on a futex, so a busy neighbour gets the core.
 //!
+//! A chunk that a descheduled helper holds stalls the region for a scheduler's slice, a hundred times a region's length.
+//! Once that happens the caller works alone for a while: a neighbour then has a core, and so has the caller. The
+//! helpers are tried again after pauses that grow while the stalls go on.
+//!
 //! The state word holds the region's number in its upper half and the chunks left to claim in its lower half. A
 //! claim is a compare-and-swap that takes one chunk, so whoever succeeds knows that the region is still open, and
 //! it stays open until that chunk is reported done: only then may the job be read.
@@ -28,12 +32,53 @@ const IDLE_SPIN: Duration = Duration::from_micros(300);
 /// How long the caller looks for the last chunk of a region before it parks.
 const JOIN_SPIN: Duration = Duration::from_micros(100);
 
+/// A region is stalled if its last chunks take this much longer than the caller's own.
+const STALL: Duration = Duration::from_micros(400);
+
+/// How long the caller works alone after a stall: at first, and at most.
+const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
+const LONGEST_PAUSE: Duration = Duration::from_millis(320);
+
 /// Threads that compute together; one of them is the caller of [`Pool::run`].
 pub struct Pool {
     shared: Arc<Shared>,
     helpers: Vec<JoinHandle<()>>,
     /// Where the thread that calls [`Pool::run`] goes; taken at its first call.
     callers_core: Option<usize>,
+    help: Help,
+}
+
+/// Whether the helpers are worth their stalls.
+#[derive(Debug)]
+struct Help {
+    /// The caller works alone until then.
+    pause_until: Option<Instant>,
+    /// Length of the next pause.
+    pause: Duration,
+    /// When the last stall was.
+    stalled_at: Option<Instant>,
+}
+
+impl Help {
+    fn new() -> Self {
+        Self { pause_until: None, pause: SHORTEST_PAUSE, stalled_at: None }
+    }
+
+    fn is_paused(&mut self) -> bool {
+        if self.pause_until.is_some_and(|until| Instant::now() >= until) {
+            self.pause_until = None;
+        }
+        self.pause_until.is_some()
+    }
+
+    /// A helper held the region up. Stalls that follow each other closely lengthen the pauses.
+    fn stalled(&mut self) {
+        let now = Instant::now();
+        let again = self.stalled_at.is_some_and(|last| now - last < 2 * LONGEST_PAUSE);
+        self.pause = if again { (2 * self.pause).min(LONGEST_PAUSE) } else { SHORTEST_PAUSE };
+        self.stalled_at = Some(now);
+        self.pause_until = Some(now + self.pause);
+    }
 }
 
 /// A region's work: a function of the chunk's index.
@@ -75,6 +120,7 @@ impl Pool {
             shared: Arc::new(Shared::new()),
             helpers: Vec::new(),
             callers_core: cores.first().copied(),
+            help: Help::new(),
         };
         for &core in cores.iter().skip(1) {
             let shared = Arc::clone(&pool.shared);
@@ -103,14 +149,19 @@ impl Pool {
             // A core this process may not use costs speed, not correctness.
             let _ = pin(core);
         }
-        if chunks <= 1 || self.helpers.is_empty() {
+        if chunks <= 1 || self.helpers.is_empty() || self.help.is_paused() {
             (0..chunks).for_each(work);
             return;
         }
         let count = u32::try_from(chunks).expect("a region has fewer than 2^32 chunks");
         self.shared.open(&work, count);
+        let begin = Instant::now();
         self.shared.work_until_none_is_left();
-        self.shared.join();
+        let own = begin.elapsed();
+        // Whatever the helper claimed, it did not claim it later than the caller's last chunk, and chunks are alike.
+        if self.shared.join() > 2 * own + STALL {
+            self.help.stalled();
+        }
         assert!(
             !self.shared.panicked.swap(false, Ordering::Relaxed),
             "a chunk of a parallel region panicked"
@@ -209,11 +260,12 @@ impl Shared {
         }
     }
 
-    /// Waits until every chunk is done.
-    fn join(&self) {
+    /// Waits until every chunk is done; says how long that took.
+    fn join(&self) -> Duration {
+        let begin = Instant::now();
         // SYNC POINT chunk-done: acquires what the chunks wrote.
         if spin_until(JOIN_SPIN, || self.pending.0.load(Ordering::Acquire) == 0) {
-            return;
+            return begin.elapsed();
         }
         self.caller_parked.store(true, Ordering::SeqCst);
         loop {
@@ -222,13 +274,11 @@ impl Shared {
                 break;
             }
             // A bound on every wait: should a wake-up ever be lost, it costs a millisecond.
-            let timeout = futex::Timespec {
-                tv_sec: 0,
-                tv_nsec: 1_000_000,
-            };
+            let timeout = futex::Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
             let _ = futex::wait(&self.pending.0, futex::Flags::PRIVATE, pending, Some(&timeout));
         }
         self.caller_parked.store(false, Ordering::SeqCst);
+        begin.elapsed()
     }
 
     /// A helper's life.

@@ -35,11 +35,7 @@ pub struct Limits {
 impl Default for Limits {
     /// Far above what templates need for a full context: about 100 instructions a message.
     fn default() -> Self {
-        Self {
-            fuel: 2_000_000,
-            depth: 64,
-            output_bytes: 16 << 20,
-        }
+        Self { fuel: 2_000_000, depth: 64, output_bytes: 16 << 20 }
     }
 }
 
@@ -98,10 +94,7 @@ impl ChatTemplate {
     /// If it is no valid Jinja.
     pub fn new(source: &str, tokens: TemplateTokens, limits: Limits) -> Result<Self, TemplateError> {
         let mut environment = Environment::new();
-        let syntax = SyntaxConfig::builder()
-            .trim_blocks(true)
-            .lstrip_blocks(true)
-            .build();
+        let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(TemplateError::Syntax)?);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", raise_exception);
@@ -109,14 +102,8 @@ impl ChatTemplate {
         environment.set_fuel(Some(limits.fuel));
         environment.set_recursion_limit(limits.depth);
         let source = without_generation_tags(source);
-        environment
-            .add_template_owned(NAME, source)
-            .map_err(TemplateError::Syntax)?;
-        Ok(Self {
-            environment,
-            tokens,
-            limits,
-        })
+        environment.add_template_owned(NAME, source).map_err(TemplateError::Syntax)?;
+        Ok(Self { environment, tokens, limits })
     }
 
     /// The prompt for `messages`. `extra` holds further variables (`tools`, `documents`, `enable_thinking`, ...);
@@ -154,20 +141,11 @@ impl ChatTemplate {
         // Templates ask `tools is not none`: both are always defined, as in transformers.
         let absent = context! { tools => Value::from(()), documents => Value::from(()) };
         let variables = context! { ..own, ..Value::from(Serde(extra)), ..absent };
-        let mut output = Bounded {
-            bytes: Vec::new(),
-            limit: self.limits.output_bytes,
-            exceeded: false,
-        };
-        let template = self
-            .environment
-            .get_template(NAME)
-            .map_err(TemplateError::Render)?;
+        let mut output = Bounded { bytes: Vec::new(), limit: self.limits.output_bytes, exceeded: false };
+        let template = self.environment.get_template(NAME).map_err(TemplateError::Render)?;
         let rendered = template.render_captured_to(variables, &mut output).map(|_| ());
         if output.exceeded {
-            return Err(TemplateError::Limit {
-                limit: format!("{} bytes of output", output.limit),
-            });
+            return Err(TemplateError::Limit { limit: format!("{} bytes of output", output.limit) });
         }
         rendered.map_err(|error| self.classify(error))?;
         // The engine writes nothing but strings.
@@ -177,11 +155,7 @@ impl ChatTemplate {
     fn token_variables(&self) -> Value {
         let TemplateTokens { bos, eos, pad } = &self.tokens;
         let named = [("bos_token", bos), ("eos_token", eos), ("pad_token", pad)];
-        Value::from_pairs(
-            named
-                .into_iter()
-                .filter_map(|(name, token)| Some((name, token.clone()?))),
-        )
+        Value::from_pairs(named.into_iter().filter_map(|(name, token)| Some((name, token.clone()?))))
     }
 
     fn classify(&self, error: minijinja::Error) -> TemplateError {
@@ -189,9 +163,7 @@ impl ChatTemplate {
             return TemplateError::Refused(refusal.0.clone());
         }
         if error.kind() == ErrorKind::OutOfFuel {
-            return TemplateError::Limit {
-                limit: format!("{} steps", self.limits.fuel),
-            };
+            return TemplateError::Limit { limit: format!("{} steps", self.limits.fuel) };
         }
         TemplateError::Render(error)
     }
@@ -286,10 +258,7 @@ mod tests {
     fn a_template_can_refuse_messages_in_its_own_words() {
         let error =
             render("{% if not messages %}{{ raise_exception('No <messages>!') }}{% endif %}").unwrap_err();
-        assert!(
-            matches!(&error, TemplateError::Refused(text) if text == "No <messages>!"),
-            "{error:?}"
-        );
+        assert!(matches!(&error, TemplateError::Refused(text) if text == "No <messages>!"), "{error:?}");
         let in_macro = "{% macro m() %}{{ raise_exception('deep') }}{% endmacro %}{{ m() }}";
         assert!(matches!(render(in_macro).unwrap_err(), TemplateError::Refused(text) if text == "deep"));
     }
@@ -303,21 +272,12 @@ mod tests {
 
     #[test]
     fn endless_output_is_cut_off() {
-        let limits = Limits {
-            output_bytes: 1000,
-            ..Limits::default()
-        };
+        let limits = Limits { output_bytes: 1000, ..Limits::default() };
         let long = template("{% for a in range(200) %}{{ 'abcdef' }}{% endfor %}", limits);
         let error = long.render(&[], GenerationPrompt::Omit, &Map::new()).unwrap_err();
         assert!(matches!(error, TemplateError::Limit { limit } if limit == "1000 bytes of output"));
         let short = template("{% for a in range(100) %}{{ 'abcdef' }}{% endfor %}", limits);
-        assert_eq!(
-            short
-                .render(&[], GenerationPrompt::Omit, &Map::new())
-                .unwrap()
-                .len(),
-            600
-        );
+        assert_eq!(short.render(&[], GenerationPrompt::Omit, &Map::new()).unwrap().len(), 600);
     }
 
     #[test]
@@ -339,13 +299,8 @@ mod tests {
         else {
             panic!("an object")
         };
-        let colour = template(
-            "{{ messages | length }} {{ colour }} {{ tools }}",
-            Limits::default(),
-        );
-        let text = colour
-            .render(&[json!({"role": "user"})], GenerationPrompt::Omit, &extra)
-            .unwrap();
+        let colour = template("{{ messages | length }} {{ colour }} {{ tools }}", Limits::default());
+        let text = colour.render(&[json!({"role": "user"})], GenerationPrompt::Omit, &extra).unwrap();
         assert_eq!(text, "1 red None");
     }
 

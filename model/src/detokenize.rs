@@ -73,13 +73,7 @@ impl Detokenizer {
     #[must_use]
     pub fn new(tokenizer: Arc<Tokenizer>, special: SkipSpecial, start: TextStart) -> Self {
         let strip_space = start == TextStart::Beginning && tokenizer.adds_leading_space();
-        Self {
-            tokenizer,
-            special,
-            buffer: Utf8Buffer::default(),
-            strip_space,
-            out: String::new(),
-        }
+        Self { tokenizer, special, buffer: Utf8Buffer::default(), strip_space, out: String::new() }
     }
 
     /// Takes the next token and gives the text that is whole now, which may be none. An id the vocabulary does
@@ -87,10 +81,8 @@ impl Detokenizer {
     pub fn push(&mut self, token: u32) -> &str {
         self.out.clear();
         let skipped = self.special == SkipSpecial::Yes && self.tokenizer.is_special(token);
-        if let Some(mut bytes) = self
-            .tokenizer
-            .token_bytes(token)
-            .filter(|bytes| !skipped && !bytes.is_empty())
+        if let Some(mut bytes) =
+            self.tokenizer.token_bytes(token).filter(|bytes| !skipped && !bytes.is_empty())
         {
             if std::mem::take(&mut self.strip_space) {
                 bytes = bytes.strip_prefix(b" ").unwrap_or(bytes);

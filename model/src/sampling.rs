@@ -104,35 +104,12 @@ impl SamplingParams {
         let penalty = PENALTY_RANGE.0..=PENALTY_RANGE.1;
         let r = &request;
         let check = |field, value: f32, ok, expected| {
-            if ok {
-                Ok(())
-            } else {
-                Err(SamplingError::OutOfRange {
-                    field,
-                    value,
-                    expected,
-                })
-            }
+            if ok { Ok(()) } else { Err(SamplingError::OutOfRange { field, value, expected }) }
         };
         let t = r.temperature;
-        check(
-            "temperature",
-            t,
-            t.is_finite() && t >= 0.0,
-            "a finite number, 0 or more",
-        )?;
-        check(
-            "top_p",
-            r.top_p,
-            r.top_p > 0.0 && r.top_p <= 1.0,
-            "more than 0 and at most 1",
-        )?;
-        check(
-            "min_p",
-            r.min_p,
-            (0.0..=1.0).contains(&r.min_p),
-            "between 0 and 1",
-        )?;
+        check("temperature", t, t.is_finite() && t >= 0.0, "a finite number, 0 or more")?;
+        check("top_p", r.top_p, r.top_p > 0.0 && r.top_p <= 1.0, "more than 0 and at most 1")?;
+        check("min_p", r.min_p, (0.0..=1.0).contains(&r.min_p), "between 0 and 1")?;
         check(
             "presence_penalty",
             r.presence_penalty,
@@ -156,10 +133,7 @@ impl SamplingParams {
             let known = LOGIT_BIAS_RANGE.0..=LOGIT_BIAS_RANGE.1;
             check("logit_bias", bias, known.contains(&bias), "between -100 and 100")?;
             if token as usize >= vocab_size {
-                return Err(SamplingError::UnknownToken {
-                    token,
-                    last: vocab_size.saturating_sub(1),
-                });
+                return Err(SamplingError::UnknownToken { token, last: vocab_size.saturating_sub(1) });
             }
         }
         Ok(Self(request))
@@ -275,11 +249,7 @@ fn penalize(logits: &mut [f32], request: &SamplingRequest, history: &TokenCounts
     let repetition = request.repetition_penalty;
     for (&token, seen) in &history.seen {
         set(logits, token, |logit| {
-            let repeated = if logit < 0.0 {
-                logit * repetition
-            } else {
-                logit / repetition
-            };
+            let repeated = if logit < 0.0 { logit * repetition } else { logit / repetition };
             if seen.completion == 0 {
                 return repeated;
             }
@@ -298,14 +268,7 @@ fn penalize(logits: &mut [f32], request: &SamplingRequest, history: &TokenCounts
 #[must_use]
 pub fn logprobs(logits: &[f32], chosen: u32, top: usize) -> (f32, Vec<(u32, f32)>) {
     let softmax = LogSoftmax::new(logits);
-    let of = |token: u32| {
-        logits
-            .get(token as usize)
-            .map_or(LOGPROB_FLOOR, |&logit| softmax.of(logit))
-    };
+    let of = |token: u32| logits.get(token as usize).map_or(LOGPROB_FLOOR, |&logit| softmax.of(logit));
     let best = candidates::largest(logits, top);
-    (
-        of(chosen),
-        best.into_iter().map(|token| (token, of(token))).collect(),
-    )
+    (of(chosen), best.into_iter().map(|token| (token, of(token))).collect())
 }

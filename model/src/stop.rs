@@ -43,10 +43,7 @@ struct Pattern {
 impl Pattern {
     fn new(text: &str) -> Self {
         let bytes = text.as_bytes().to_vec();
-        let mut pattern = Self {
-            fallback: vec![0; bytes.len() + 1],
-            bytes,
-        };
+        let mut pattern = Self { fallback: vec![0; bytes.len() + 1], bytes };
         let mut matched = 0;
         for index in 1..pattern.bytes.len() {
             matched = pattern.step(matched, pattern.bytes[index]);
@@ -84,9 +81,7 @@ impl StopStrings {
             bytes if bytes > MAX_STOP_STRING_BYTES => Err(StopError::TooLong { bytes }),
             _ => Ok(Pattern::new(string.as_ref())),
         };
-        Ok(Self {
-            patterns: strings.iter().map(pattern).collect::<Result<_, _>>()?,
-        })
+        Ok(Self { patterns: strings.iter().map(pattern).collect::<Result<_, _>>()? })
     }
 }
 
@@ -118,12 +113,7 @@ impl StopScanner {
     /// A scanner at the beginning of a text.
     #[must_use]
     pub fn new(strings: StopStrings) -> Self {
-        Self {
-            matched: vec![0; strings.patterns.len()],
-            strings,
-            held: String::new(),
-            stopped: false,
-        }
+        Self { matched: vec![0; strings.patterns.len()], strings, held: String::new(), stopped: false }
     }
 
     /// Takes the next piece of text and says what can go out. The string that is complete first wins; of those
@@ -222,10 +212,7 @@ mod tests {
     #[test]
     fn characters_of_several_bytes_stay_whole() {
         assert_eq!(run(&["é"], &["è", "ê", "é", "x"]), ("èê".into(), Some(0)));
-        assert_eq!(
-            run(&["日本語"], &["今日", "本", "日本", "語"]),
-            ("今日本".into(), Some(0))
-        );
+        assert_eq!(run(&["日本語"], &["今日", "本", "日本", "語"]), ("今日本".into(), Some(0)));
     }
 
     #[test]
@@ -237,13 +224,7 @@ mod tests {
     #[test]
     fn nothing_follows_a_stop() {
         let mut scanner = StopScanner::new(StopStrings::new(&["."]).unwrap());
-        assert_eq!(
-            scanner.push("a.b"),
-            Scan::Stopped {
-                text: "a".into(),
-                stop: 0
-            }
-        );
+        assert_eq!(scanner.push("a.b"), Scan::Stopped { text: "a".into(), stop: 0 });
         assert_eq!(scanner.push("c"), Scan::Text(String::new()));
         assert_eq!(scanner.finish(), "");
     }
@@ -255,10 +236,7 @@ mod tests {
             StopStrings::new(&["a".repeat(5000)]).unwrap_err(),
             StopError::TooLong { bytes: 5000 }
         ));
-        assert!(matches!(
-            StopStrings::new(&vec!["a"; 65]).unwrap_err(),
-            StopError::TooMany { count: 65 }
-        ));
+        assert!(matches!(StopStrings::new(&vec!["a"; 65]).unwrap_err(), StopError::TooMany { count: 65 }));
     }
 
     proptest! {

@@ -103,14 +103,9 @@ impl Tokenizer {
     pub fn encode(&self, text: &str, add: AddSpecial, parse: ParseSpecial) -> Result<Vec<u32>, EncodeError> {
         let encoding = self.pipeline.encode(text, parse)?;
         if parse == ParseSpecial::No
-            && let Some(&id) = encoding
-                .get_ids()
-                .iter()
-                .find(|&&id| self.vocabulary.is_control(id))
+            && let Some(&id) = encoding.get_ids().iter().find(|&&id| self.vocabulary.is_control(id))
         {
-            return Err(EncodeError::ControlToken {
-                name: self.token_text(id).into_owned(),
-            });
+            return Err(EncodeError::ControlToken { name: self.token_text(id).into_owned() });
         }
         self.pipeline.framed(encoding, add)
     }
@@ -128,11 +123,7 @@ impl Tokenizer {
                 continue;
             };
             let strip = std::mem::take(&mut strip_space);
-            let bytes = if strip {
-                bytes.strip_prefix(b" ").unwrap_or(bytes)
-            } else {
-                bytes
-            };
+            let bytes = if strip { bytes.strip_prefix(b" ").unwrap_or(bytes) } else { bytes };
             buffer.push(bytes, &mut text);
         }
         buffer.finish(&mut text);
@@ -211,10 +202,6 @@ impl Tokenizer {
     #[must_use]
     pub fn template_tokens(&self) -> TemplateTokens {
         let text = |token: Option<u32>| token.map(|token| self.token_text(token).into_owned());
-        TemplateTokens {
-            bos: text(self.roles.bos),
-            eos: text(self.roles.eos),
-            pad: text(self.roles.pad),
-        }
+        TemplateTokens { bos: text(self.roles.bos), eos: text(self.roles.eos), pad: text(self.roles.pad) }
     }
 }

@@ -198,3 +198,69 @@ fn adapters_that_are_not_supported_are_refused_by_name() {
         );
     }
 }
+
+#[derive(Deserialize)]
+struct RealGolden {
+    probe_ids: Vec<usize>,
+    cases: Vec<RealCase>,
+}
+
+#[derive(Deserialize)]
+struct RealCase {
+    prompt: Vec<u32>,
+    top: Vec<(u32, f32)>,
+    probes: Vec<f32>,
+    greedy: Vec<u32>,
+    margins: Vec<f32>,
+}
+
+/// Largest error of a logit that 4-bit weights and activations of 8 bits may cause; logits span about 40.
+const Q4_1_TOLERANCE: f32 = 1.5;
+
+/// The real model: `HOLOBIONT_TEST_MODEL`, or where `scripts/fetch-model` puts it.
+fn real_model() -> PathBuf {
+    let path = std::env::var_os("HOLOBIONT_TEST_MODEL").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../.models/SmolLM2-135M-Instruct.Q4_1.gguf"),
+        PathBuf::from,
+    );
+    assert!(path.exists(), "{} is missing; run ./scripts/fetch-model", path.display());
+    path
+}
+
+#[test]
+fn the_real_model_agrees_with_its_dequantized_weights() {
+    let path = real_model();
+    let mut resident = resident(&path);
+    let dir = golden_dir();
+    for name in ["base", "pirate", "json", "haiku"] {
+        let example = dir.join("../../examples/adapters").join(name);
+        let adapter = (name != "base").then(|| adapter(&path, &example));
+        let golden: RealGolden = read(&dir.join("expected/smollm2-q4_1").join(format!("{name}.json")));
+        let (mut worst, mut squares, mut count, mut agreed, mut steps) = (0.0f32, 0.0f64, 0, 0, 0);
+        for case in &golden.cases {
+            let (logits, tokens) = generate(&mut resident, adapter.as_ref(), &case.prompt, case.greedy.len());
+            let tops = case.top.iter().map(|&(id, value)| (id as usize, value));
+            for (id, value) in tops.chain(golden.probe_ids.iter().copied().zip(case.probes.iter().copied())) {
+                let error = (logits[id] - value).abs();
+                worst = worst.max(error);
+                squares += f64::from(error).powi(2);
+                count += 1;
+            }
+            let same = tokens.iter().zip(&case.greedy).take_while(|(a, b)| a == b).count();
+            agreed += same;
+            steps += tokens.len();
+            if same < tokens.len() {
+                assert!(
+                    case.margins[same] <= 2.0 * Q4_1_TOLERANCE,
+                    "{name}: token {same} differs though its margin is {}",
+                    case.margins[same]
+                );
+            }
+        }
+        println!(
+            "{name}: largest logit error {worst:.3}, rms {:.3}, {agreed} of {steps} greedy tokens before the first difference",
+            (squares / f64::from(count)).sqrt()
+        );
+        assert!(worst <= Q4_1_TOLERANCE, "{name}: logit error {worst}");
+    }
+}

@@ -1,8 +1,5 @@
 //! Sampling against transformers' logits processors and torch.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test whose files cannot be set up has failed"
-)]
+#![allow(clippy::unwrap_used, reason = "a test whose files cannot be set up has failed")]
 
 mod text_support;
 
@@ -22,10 +19,7 @@ fn params(request: SamplingRequest, vocab_size: usize) -> SamplingParams {
 }
 
 fn greedy() -> SamplingRequest {
-    SamplingRequest {
-        temperature: 0.0,
-        ..neutral()
-    }
+    SamplingRequest { temperature: 0.0, ..neutral() }
 }
 
 fn floats(value: &Value) -> Vec<f32> {
@@ -51,33 +45,18 @@ fn draws_follow_the_distribution_that_transformers_leaves() {
     let history = TokenCounts::of_prompt(&ids(&golden["history"]));
     for (index, case) in (0u64..).zip(golden["cases"].as_array().unwrap()) {
         let row = floats(&golden["rows"][case["row"].as_u64().unwrap() as usize]);
-        let params = params(
-            SamplingRequest {
-                seed: index,
-                ..request(&case["setting"])
-            },
-            row.len(),
-        );
+        let params = params(SamplingRequest { seed: index, ..request(&case["setting"]) }, row.len());
         let expected: Vec<f64> = serde_json::from_value(case["probabilities"].clone()).unwrap();
         let mut counts = vec![0u64; row.len()];
         for position in 0..DRAWS {
             counts[sample(&mut row.clone(), &params, &history, position, &[]) as usize] += 1;
         }
         for (token, (&count, &probability)) in counts.iter().zip(&expected).enumerate() {
-            let (mean, deviation) = (
-                DRAWS as f64 * probability,
-                (DRAWS as f64 * probability * (1.0 - probability)).sqrt(),
-            );
-            let what = format!(
-                "{} row {} token {token}: {count} of {mean}",
-                case["setting"], case["row"]
-            );
+            let (mean, deviation) =
+                (DRAWS as f64 * probability, (DRAWS as f64 * probability * (1.0 - probability)).sqrt());
+            let what = format!("{} row {} token {token}: {count} of {mean}", case["setting"], case["row"]);
             // Five deviations, and a few counts where the mean is too small for them; what is cut off never comes.
-            let allowed = if probability == 0.0 {
-                0.0
-            } else {
-                5.0 * deviation + 4.0
-            };
+            let allowed = if probability == 0.0 { 0.0 } else { 5.0 * deviation + 4.0 };
             assert!((count as f64 - mean).abs() <= allowed, "{what}");
         }
     }
@@ -86,11 +65,8 @@ fn draws_follow_the_distribution_that_transformers_leaves() {
 #[test]
 fn log_probabilities_agree_with_torch() {
     let golden = golden("text_sampling.json");
-    for (row, expected) in golden["rows"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .zip(golden["logprobs"].as_array().unwrap())
+    for (row, expected) in
+        golden["rows"].as_array().unwrap().iter().zip(golden["logprobs"].as_array().unwrap())
     {
         let (row, expected) = (floats(row), floats(expected));
         for (token, &expected) in (0u32..).zip(&expected) {
@@ -114,14 +90,8 @@ fn greedy_takes_the_largest_logit_and_the_lowest_id_on_ties() {
     let params = params(greedy(), 5);
     let none = TokenCounts::default();
     assert_eq!(sample(&mut [0.0, 3.0, -1.0, 3.0, 2.0], &params, &none, 0, &[]), 1);
-    assert_eq!(
-        sample(&mut [0.0, 3.0, -1.0, 3.0, 2.0], &params, &none, 0, &[1]),
-        3
-    );
-    assert_eq!(
-        sample(&mut [0.0, 3.0, -1.0, 3.0, 2.0], &params, &none, 0, &[1, 3, 99]),
-        4
-    );
+    assert_eq!(sample(&mut [0.0, 3.0, -1.0, 3.0, 2.0], &params, &none, 0, &[1]), 3);
+    assert_eq!(sample(&mut [0.0, 3.0, -1.0, 3.0, 2.0], &params, &none, 0, &[1, 3, 99]), 4);
 }
 
 /// The greedy choice from four logits with `change` made to the parameters.
@@ -162,9 +132,12 @@ fn the_bias_comes_before_the_penalties() {
     assert_eq!(choose(both, &[2], &[]), 3);
 }
 
+/// Puts a value that cannot be honoured into a request.
+type Spoil = fn(&mut SamplingRequest);
+
 #[test]
 fn parameters_out_of_range_are_refused_by_name() {
-    let cases: [(&str, fn(&mut SamplingRequest)); 11] = [
+    let cases: [(&str, Spoil); 11] = [
         ("temperature", |r| r.temperature = -0.1),
         ("temperature", |r| r.temperature = f32::NAN),
         ("temperature", |r| r.temperature = f32::INFINITY),
@@ -194,11 +167,7 @@ fn the_generator_is_uniform_over_positions_and_over_seeds() {
     for fixed in [0, 1, u64::MAX] {
         for over_seeds in [false, true] {
             let draw = |n: u64| {
-                if over_seeds {
-                    uniform(n, fixed)
-                } else {
-                    uniform(fixed, n)
-                }
+                if over_seeds { uniform(n, fixed) } else { uniform(fixed, n) }
             };
             let mut counts = [0u64; 100];
             let (mut mean, mut correlation) = (0.0, 0.0);
@@ -210,16 +179,11 @@ fn the_generator_is_uniform_over_positions_and_over_seeds() {
                 correlation += (value - 0.5) * (draw(n + 1) - 0.5) / DRAWS as f64;
             }
             let expected = DRAWS as f64 / 100.0;
-            let chi_squared: f64 = counts
-                .iter()
-                .map(|&count| (count as f64 - expected).powi(2) / expected)
-                .sum();
+            let chi_squared: f64 =
+                counts.iter().map(|&count| (count as f64 - expected).powi(2) / expected).sum();
             // 99 degrees of freedom: beyond 166 once in 100,000.
             assert!(chi_squared < 166.0, "{chi_squared} with {fixed}");
-            assert!(
-                (mean - 0.5).abs() < 0.005 && correlation.abs() < 0.0015,
-                "{mean} {correlation}"
-            );
+            assert!((mean - 0.5).abs() < 0.005 && correlation.abs() < 0.0015, "{mean} {correlation}");
         }
     }
 }
@@ -236,29 +200,9 @@ fn a_redo_draws_the_same_token_and_other_positions_draw_others() {
 
 #[test]
 fn impossible_rows_yield_a_token_and_the_floor() {
-    for row in [
-        vec![f32::NAN; 8],
-        vec![f32::NEG_INFINITY; 8],
-        vec![f32::INFINITY; 8],
-    ] {
-        for request in [
-            greedy(),
-            neutral(),
-            SamplingRequest {
-                top_k: 3,
-                top_p: 0.5,
-                ..neutral()
-            },
-        ] {
-            assert!(
-                sample(
-                    &mut row.clone(),
-                    &params(request, 8),
-                    &TokenCounts::default(),
-                    3,
-                    &[]
-                ) < 8
-            );
+    for row in [vec![f32::NAN; 8], vec![f32::NEG_INFINITY; 8], vec![f32::INFINITY; 8]] {
+        for request in [greedy(), neutral(), SamplingRequest { top_k: 3, top_p: 0.5, ..neutral() }] {
+            assert!(sample(&mut row.clone(), &params(request, 8), &TokenCounts::default(), 3, &[]) < 8);
         }
         assert!(logprobs(&row, 0, 3).0 >= LOGPROB_FLOOR);
     }
@@ -274,11 +218,7 @@ fn kept_by_sorting(row: &[f32], request: &SamplingRequest) -> Vec<u32> {
         .zip(row)
         .map(|(token, &logit)| (token, f64::from((logit - max) / request.temperature).exp()))
         .collect();
-    ranked.sort_by(|a, b| {
-        row[b.0 as usize]
-            .total_cmp(&row[a.0 as usize])
-            .then(a.0.cmp(&b.0))
-    });
+    ranked.sort_by(|a, b| row[b.0 as usize].total_cmp(&row[a.0 as usize]).then(a.0.cmp(&b.0)));
     if request.top_k > 0 {
         ranked.truncate(request.top_k as usize);
     }

@@ -1,8 +1,5 @@
 //! Chat templates against transformers, which renders them with Jinja2.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test whose files cannot be set up has failed"
-)]
+#![allow(clippy::unwrap_used, reason = "a test whose files cannot be set up has failed")]
 
 mod text_support;
 
@@ -14,49 +11,27 @@ use serde_json::{Map, Value, json};
 use text_support::{golden, smollm2};
 
 fn prompt(value: &Value) -> GenerationPrompt {
-    if value == true {
-        GenerationPrompt::Add
-    } else {
-        GenerationPrompt::Omit
-    }
+    if value == true { GenerationPrompt::Add } else { GenerationPrompt::Omit }
 }
 
 #[test]
 fn templates_render_as_in_transformers() {
     let golden = golden("text_templates.json");
     let now = UNIX_EPOCH + Duration::from_secs(golden["now_s"].as_u64().unwrap());
-    let tokens = TemplateTokens {
-        bos: Some("<s>".into()),
-        eos: Some("</s>".into()),
-        pad: None,
-    };
+    let tokens = TemplateTokens { bos: Some("<s>".into()), eos: Some("</s>".into()), pad: None };
     for case in golden["cases"].as_array().unwrap() {
-        let source = golden["templates"][case["template"].as_str().unwrap()]
-            .as_str()
-            .unwrap();
+        let source = golden["templates"][case["template"].as_str().unwrap()].as_str().unwrap();
         let template = ChatTemplate::new(source, tokens.clone(), Limits::default()).unwrap();
-        let messages = golden["conversations"][case["conversation"].as_str().unwrap()]
-            .as_array()
-            .unwrap();
+        let messages = golden["conversations"][case["conversation"].as_str().unwrap()].as_array().unwrap();
         let extra = case["extra"].as_object().unwrap();
         let rendered = template.render_at(messages, prompt(&case["generation_prompt"]), extra, now);
-        let what = format!(
-            "{} on {} with {:?}",
-            case["template"],
-            case["conversation"],
-            extra.keys()
-        );
+        let what = format!("{} on {} with {:?}", case["template"], case["conversation"], extra.keys());
         match (&case["text"], &case["error"]) {
-            (Value::String(text), _) => assert_eq!(
-                &rendered.unwrap_or_else(|e| panic!("{what}: {e}")),
-                text,
-                "{what}"
-            ),
+            (Value::String(text), _) => {
+                assert_eq!(&rendered.unwrap_or_else(|e| panic!("{what}: {e}")), text, "{what}")
+            }
             (_, error) => {
-                assert!(
-                    matches!(rendered, Err(TemplateError::Refused(text)) if text == *error),
-                    "{what}"
-                );
+                assert!(matches!(rendered, Err(TemplateError::Refused(text)) if text == *error), "{what}");
             }
         }
     }
@@ -67,11 +42,8 @@ fn smollm2s_own_template_renders_a_conversation() {
     let tokenizer = Tokenizer::from_gguf(&smollm2()).unwrap();
     let source = tokenizer.chat_template().unwrap();
     let template = ChatTemplate::new(source, tokenizer.template_tokens(), Limits::default()).unwrap();
-    let text = template.render(
-        &[json!({"role": "user", "content": "Hi"})],
-        GenerationPrompt::Add,
-        &Map::new(),
-    );
+    let text =
+        template.render(&[json!({"role": "user", "content": "Hi"})], GenerationPrompt::Add, &Map::new());
     let expected = "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n\
                     <|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n";
     assert_eq!(text.unwrap(), expected);

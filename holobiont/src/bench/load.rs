@@ -62,19 +62,12 @@ impl Load {
                 let request = next.fetch_add(1, Ordering::Relaxed);
                 (request < self.picks.len()).then_some(request)
             });
-            requests
-                .map(|request| self.ask(client, request))
-                .collect::<Vec<_>>()
+            requests.map(|request| self.ask(client, request)).collect::<Vec<_>>()
         };
         let results: Vec<_> = thread::scope(|scope| {
-            let callers: Vec<_> = (0..self.concurrency.min(self.picks.len()))
-                .map(|_| scope.spawn(caller))
-                .collect();
-            callers
-                .into_iter()
-                .filter_map(|caller| caller.join().ok())
-                .flatten()
-                .collect()
+            let callers: Vec<_> =
+                (0..self.concurrency.min(self.picks.len())).map(|_| scope.spawn(caller)).collect();
+            callers.into_iter().filter_map(|caller| caller.join().ok()).flatten().collect()
         });
         let wall = start.elapsed();
         let (answers, failures): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
@@ -111,11 +104,6 @@ impl Load {
         let first = first.unwrap_or(start + total);
         // A gateway that does not count leaves nothing to report.
         let usage = usage.ok_or(ClientError::Lost(None))?;
-        Ok(Answer {
-            first_token: first - start,
-            total,
-            decode: last.saturating_duration_since(first),
-            usage,
-        })
+        Ok(Answer { first_token: first - start, total, decode: last.saturating_duration_since(first), usage })
     }
 }

@@ -22,6 +22,8 @@ pub(super) struct Report {
     pub(super) failed: usize,
     /// Requests under way at once.
     pub(super) concurrency: usize,
+    /// Chose prompts and, unless in turn, adapters.
+    pub(super) seed: u64,
     /// Prompt tokens of all answers, as the gateway counted them.
     pub(super) prompt_tokens: u64,
     /// Answered tokens, as the gateway counted them.
@@ -65,6 +67,7 @@ impl Report {
             requests: load.picks.len(),
             failed: outcome.failures.len(),
             concurrency: load.concurrency,
+            seed: load.seed,
             prompt_tokens: answers.iter().map(|answer| answer.usage.prompt_tokens).sum(),
             completion_tokens,
             wall_s,
@@ -86,12 +89,7 @@ impl Percentiles {
             return Self::default();
         };
         let at = |percent: usize| values[(values.len() * percent).div_ceil(100) - 1];
-        Self {
-            p50: at(50),
-            p90: at(90),
-            p99: at(99),
-            max,
-        }
+        Self { p50: at(50), p90: at(90), p99: at(99), max }
     }
 }
 
@@ -101,11 +99,7 @@ fn milliseconds(duration: Duration) -> f64 {
 
 /// An answer of one token has no time between tokens.
 fn time_per_token_ms(answer: &Answer) -> Option<f64> {
-    let later_tokens = answer
-        .usage
-        .completion_tokens
-        .checked_sub(1)
-        .filter(|tokens| *tokens > 0)?;
+    let later_tokens = answer.usage.completion_tokens.checked_sub(1).filter(|tokens| *tokens > 0)?;
     Some(milliseconds(answer.decode) / later_tokens as f64)
 }
 
@@ -141,35 +135,16 @@ mod tests {
             first_token: Duration::from_millis(first_ms),
             total: Duration::from_millis(first_ms + 100),
             decode: Duration::from_millis(100),
-            usage: Usage {
-                prompt_tokens: 5,
-                completion_tokens: tokens,
-            },
+            usage: Usage { prompt_tokens: 5, completion_tokens: tokens },
         }
     }
 
     #[test]
     fn percentiles_are_values_that_were_measured() {
         let percentiles = Percentiles::of((1..=100).rev().map(f64::from));
-        assert_eq!(
-            percentiles,
-            Percentiles {
-                p50: 50.0,
-                p90: 90.0,
-                p99: 99.0,
-                max: 100.0
-            }
-        );
+        assert_eq!(percentiles, Percentiles { p50: 50.0, p90: 90.0, p99: 99.0, max: 100.0 });
         let one = Percentiles::of([3.0].into_iter());
-        assert_eq!(
-            one,
-            Percentiles {
-                p50: 3.0,
-                p90: 3.0,
-                p99: 3.0,
-                max: 3.0
-            }
-        );
+        assert_eq!(one, Percentiles { p50: 3.0, p90: 3.0, p99: 3.0, max: 3.0 });
         assert_eq!(Percentiles::of([].into_iter()), Percentiles::default());
     }
 

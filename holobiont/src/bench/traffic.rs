@@ -63,30 +63,20 @@ impl Selection {
     pub(super) fn resolve(&self, served: &[ServedModel], seed: u64) -> Result<Vec<String>, SelectionError> {
         match self {
             Self::Base => {
-                let base = served
-                    .iter()
-                    .find(|model| !model.is_adapter())
-                    .ok_or(SelectionError::NoBase)?;
+                let base = served.iter().find(|model| !model.is_adapter()).ok_or(SelectionError::NoBase)?;
                 Ok(vec![base.id.clone()])
             }
-            Self::Named(names) => match names
-                .iter()
-                .find(|name| !served.iter().any(|model| model.id == **name))
-            {
-                Some(unknown) => Err(SelectionError::Unknown(unknown.clone())),
-                None => Ok(names.clone()),
-            },
+            Self::Named(names) => {
+                match names.iter().find(|name| !served.iter().any(|model| model.id == **name)) {
+                    Some(unknown) => Err(SelectionError::Unknown(unknown.clone())),
+                    None => Ok(names.clone()),
+                }
+            }
             Self::Random(wanted) => {
-                let mut adapters: Vec<String> = served
-                    .iter()
-                    .filter(|model| model.is_adapter())
-                    .map(|model| model.id.clone())
-                    .collect();
+                let mut adapters: Vec<String> =
+                    served.iter().filter(|model| model.is_adapter()).map(|model| model.id.clone()).collect();
                 if adapters.len() < *wanted {
-                    return Err(SelectionError::TooFew {
-                        wanted: *wanted,
-                        served: adapters.len(),
-                    });
+                    return Err(SelectionError::TooFew { wanted: *wanted, served: adapters.len() });
                 }
                 adapters.shuffle(&mut StdRng::seed_from_u64(seed));
                 adapters.truncate(*wanted);
@@ -186,9 +176,7 @@ mod tests {
 
     #[test]
     fn what_is_not_served_is_refused_by_name() {
-        let error = Selection::Named(vec!["a0".into(), "zebra".into()])
-            .resolve(&served(1), 0)
-            .unwrap_err();
+        let error = Selection::Named(vec!["a0".into(), "zebra".into()]).resolve(&served(1), 0).unwrap_err();
         assert_eq!(error, SelectionError::Unknown("zebra".into()));
         let error = Selection::Random(2).resolve(&served(1), 0).unwrap_err();
         assert_eq!(error, SelectionError::TooFew { wanted: 2, served: 1 });

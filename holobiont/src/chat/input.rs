@@ -137,13 +137,7 @@ mod tests {
             inputs(b"\"\"\"one\n\n/stats\ntwo\"\"\"\nx\n"),
             [Input::Say("one\n\n/stats\ntwo".into()), Input::Say("x".into())]
         );
-        assert_eq!(
-            inputs(b"\"\"\"same line\"\"\"\n"),
-            [Input::Say("same line".into())]
-        );
-        assert_eq!(
-            inputs(b"\"\"\"\nnever closed\n"),
-            [Input::Say("never closed".into())]
-        );
+        assert_eq!(inputs(b"\"\"\"same line\"\"\"\n"), [Input::Say("same line".into())]);
+        assert_eq!(inputs(b"\"\"\"\nnever closed\n"), [Input::Say("never closed".into())]);
     }
 }

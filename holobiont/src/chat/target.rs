@@ -35,11 +35,7 @@ impl Explain for TargetError {
 pub(crate) fn choose(target: &str, served: &[ServedModel]) -> Result<String, TargetError> {
     let unknown = || TargetError::Unknown {
         name: target.to_owned(),
-        served: served
-            .iter()
-            .map(|model| model.id.as_str())
-            .collect::<Vec<_>>()
-            .join(", "),
+        served: served.iter().map(|model| model.id.as_str()).collect::<Vec<_>>().join(", "),
     };
     if served.iter().any(|model| model.id == target) {
         return Ok(target.to_owned());

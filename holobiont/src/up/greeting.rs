@@ -32,11 +32,7 @@ impl Greeting {
         let mut expected_models = vec![plan.served_name.clone()];
         expected_models.extend(plan.adapters.iter().cloned());
         let keys = if plan.has_keys { Keys::Needed } else { Keys::None };
-        Self {
-            expected_models,
-            keys,
-            terminal,
-        }
+        Self { expected_models, keys, terminal }
     }
 
     /// Asks the gateway what it serves (it may have adapters from earlier starts) and prints the greeting. In
@@ -44,10 +40,8 @@ impl Greeting {
     pub(crate) fn print_in_background(&self, url: String, elapsed: Duration, process_ids: [Option<u32>; 2]) {
         let greeting = self.clone();
         std::thread::spawn(move || {
-            let served = Client::new(&url)
-                .models()
-                .ok()
-                .map(|models| models.into_iter().map(|model| model.id));
+            let served =
+                Client::new(&url).models().ok().map(|models| models.into_iter().map(|model| model.id));
             let models = served.map_or_else(|| greeting.expected_models.clone(), Iterator::collect);
             let text = match greeting.terminal.format {
                 Format::Json => greeting.json(&url, &models, process_ids),
@@ -75,11 +69,7 @@ impl Greeting {
                 "api_key=os.environ[\"HOLOBIONT_API_KEY\"]",
             ),
         };
-        let import = if self.keys == Keys::Needed {
-            "import os\n  from"
-        } else {
-            "from"
-        };
+        let import = if self.keys == Keys::Needed { "import os\n  from" } else { "from" };
         format!(
             "{title} {time}
 
@@ -112,11 +102,7 @@ mod tests {
 
     fn greeting(keys: Keys) -> Greeting {
         let terminal = Terminal::new(Format::Human, Volume::Normal);
-        Greeting {
-            expected_models: vec!["base".into()],
-            keys,
-            terminal,
-        }
+        Greeting { expected_models: vec!["base".into()], keys, terminal }
     }
 
     #[test]

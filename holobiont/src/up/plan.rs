@@ -39,17 +39,10 @@ impl Plan {
     /// Resolves names to paths, and finds the programs.
     pub(crate) fn new(config: &Config, home: &Home, state: &StateDir) -> Result<Self, UpError> {
         let model = models::find(config.model.name.as_deref(), home)?;
-        let served_name = config
-            .model
-            .served_name
-            .clone()
-            .unwrap_or_else(|| default_served_name(config, &model));
+        let served_name =
+            config.model.served_name.clone().unwrap_or_else(|| default_served_name(config, &model));
         let adapters = checked_adapters(&config.adapters)?;
-        let default_format = if io::stderr().is_terminal() {
-            LogFormat::Human
-        } else {
-            LogFormat::Json
-        };
+        let default_format = if io::stderr().is_terminal() { LogFormat::Human } else { LogFormat::Json };
         let log_format = config.deployment.log_format.unwrap_or(default_format);
         Ok(Self {
             executor: Recipe {
@@ -74,26 +67,15 @@ fn default_served_name(config: &Config, model: &Path) -> String {
         Some(name) if crate::hub::is_hub_name(name) && !Path::new(name).exists() => {
             name.split('@').next().unwrap_or(name).to_owned()
         }
-        _ if model.is_dir() => model
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned(),
-        _ => model
-            .file_stem()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned(),
+        _ if model.is_dir() => model.file_name().unwrap_or_default().to_string_lossy().into_owned(),
+        _ => model.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
     }
 }
 
 /// The adapters' directories as absolute paths.
 fn checked_adapters(adapters: &BTreeMap<String, PathBuf>) -> Result<BTreeMap<String, PathBuf>, UpError> {
     let checked = adapters.iter().map(|(name, path)| {
-        let missing = || UpError::NoAdapter {
-            name: name.clone(),
-            path: path.clone(),
-        };
+        let missing = || UpError::NoAdapter { name: name.clone(), path: path.clone() };
         let path = path.canonicalize().map_err(|_| missing())?;
         match path.join("adapter_config.json").is_file() {
             true => Ok((name.clone(), path)),
@@ -157,14 +139,8 @@ fn gateway_arguments(
         .with("--served-model-name", served_name)
         .with("--grace-s", grace_s.to_string())
         .with_setting("--log-format", log_format)
-        .with_setting(
-            "--adapter-root",
-            gateway.adapter_root.as_deref().map(Path::display),
-        )
-        .with_setting(
-            "--api-key-file",
-            gateway.api_key_file.as_deref().map(Path::display),
-        )
+        .with_setting("--adapter-root", gateway.adapter_root.as_deref().map(Path::display))
+        .with_setting("--api-key-file", gateway.api_key_file.as_deref().map(Path::display))
         .with_setting("--max-body-bytes", gateway.max_body_bytes)
         .with_setting("--max-sequences", gateway.max_sequences)
         .with_setting("--threads", gateway.threads);
@@ -182,18 +158,11 @@ fn gateway_arguments(
 /// Beside this program first: what was built together belongs together.
 fn find_program(role: Role) -> Result<PathBuf, UpError> {
     let name = role.to_string();
-    let beside = std::env::current_exe()
-        .ok()
-        .and_then(|path| path.parent().map(Path::to_owned));
+    let beside = std::env::current_exe().ok().and_then(|path| path.parent().map(Path::to_owned));
     let search_path = std::env::var_os("PATH").unwrap_or_default();
     let on_path = std::env::split_paths(&search_path).filter(|directory| directory.is_absolute());
-    let mut candidates = beside
-        .into_iter()
-        .chain(on_path)
-        .map(|directory| directory.join(&name));
-    candidates
-        .find(|path| is_executable(path))
-        .ok_or(UpError::NoProgram { role })
+    let mut candidates = beside.into_iter().chain(on_path).map(|directory| directory.join(&name));
+    candidates.find(|path| is_executable(path)).ok_or(UpError::NoProgram { role })
 }
 
 fn is_executable(path: &Path) -> bool {
@@ -205,21 +174,13 @@ mod tests {
     use super::*;
 
     fn text(arguments: &[OsString]) -> String {
-        arguments
-            .iter()
-            .map(|argument| argument.to_string_lossy())
-            .collect::<Vec<_>>()
-            .join(" ")
+        arguments.iter().map(|argument| argument.to_string_lossy()).collect::<Vec<_>>().join(" ")
     }
 
     #[test]
     fn limits_nobody_set_are_left_to_the_process_that_owns_them() {
-        let arguments = executor_arguments(
-            &Config::default(),
-            Path::new("/m"),
-            Path::new("/s"),
-            LogFormat::Human,
-        );
+        let arguments =
+            executor_arguments(&Config::default(), Path::new("/m"), Path::new("/s"), LogFormat::Human);
         let expected = "--exit-with-stdin --model /m --socket /s --log-format human --grace-ms 10000";
         assert_eq!(text(&arguments), expected);
     }
@@ -233,12 +194,7 @@ mod tests {
             deployment = { grace_ms = 9 }
         "#;
         let config: Config = toml::from_str(file).unwrap();
-        let executor = text(&executor_arguments(
-            &config,
-            Path::new("/m"),
-            Path::new("/s"),
-            LogFormat::Json,
-        ));
+        let executor = text(&executor_arguments(&config, Path::new("/m"), Path::new("/s"), LogFormat::Json));
         let expected = "--log-format json --grace-ms 9 --cores 0-1 --kv-bytes 1024 --kv-dtype f16 \
             --adapter-bytes 2 --max-running 3 --max-waiting 4 --chunk-tokens 5 --context-length 7";
         assert!(executor.ends_with(expected), "{executor}");
@@ -246,13 +202,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let state = StateDir::claim(directory.path()).unwrap();
         let adapters = BTreeMap::from([("a".into(), "/x".into()), ("b".into(), "/y".into())]);
-        let gateway = text(&gateway_arguments(
-            &config,
-            "base",
-            &adapters,
-            &state,
-            LogFormat::Json,
-        ));
+        let gateway = text(&gateway_arguments(&config, "base", &adapters, &state, LogFormat::Json));
         let expected = "--served-model-name base --grace-s 1 --log-format json --adapter-root /r \
             --api-key-file /k --max-body-bytes 2048 --max-sequences 10 --threads 8 --adapter a=/x --adapter b=/y --insecure";
         assert!(gateway.ends_with(expected), "{gateway}");
@@ -271,14 +221,8 @@ mod tests {
     #[test]
     fn a_model_is_served_under_its_files_name_or_its_hub_name() {
         let mut config = Config::default();
-        assert_eq!(
-            default_served_name(&config, Path::new("/m/SmolLM2.Q4_1.gguf")),
-            "SmolLM2.Q4_1"
-        );
+        assert_eq!(default_served_name(&config, Path::new("/m/SmolLM2.Q4_1.gguf")), "SmolLM2.Q4_1");
         config.model.name = Some("org/name@main".into());
-        assert_eq!(
-            default_served_name(&config, Path::new("/cache/snapshots/abc")),
-            "org/name"
-        );
+        assert_eq!(default_served_name(&config, Path::new("/cache/snapshots/abc")), "org/name");
     }
 }

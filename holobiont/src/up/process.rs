@@ -77,11 +77,7 @@ impl Process {
             .kill_on_drop(true)
             .spawn()?;
         let stdout = child.stdout.take().map(|pipe| BufReader::new(pipe).lines());
-        Ok(Self {
-            _lifeline: child.stdin.take(),
-            child,
-            stdout,
-        })
+        Ok(Self { _lifeline: child.stdin.take(), child, stdout })
     }
 
     /// Waits for the next thing it does. May be dropped and called again without losing anything.
@@ -131,10 +127,7 @@ impl Process {
     }
 
     fn pid(&self) -> Option<Pid> {
-        self.child
-            .id()
-            .and_then(|id| i32::try_from(id).ok())
-            .and_then(Pid::from_raw)
+        self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw)
     }
 }
 

@@ -46,20 +46,9 @@ mod tests {
     fn each_death_doubles_the_wait_and_the_fifth_within_a_minute_is_the_last() {
         let mut deaths = Deaths::default();
         let start = Instant::now();
-        let verdicts: Vec<_> = (0..5)
-            .map(|i| deaths.another(start + Duration::from_secs(i * 14)))
-            .collect();
+        let verdicts: Vec<_> = (0..5).map(|i| deaths.another(start + Duration::from_secs(i * 14))).collect();
         let restart = |ms| Verdict::Restart(Duration::from_millis(ms));
-        assert_eq!(
-            verdicts,
-            [
-                restart(100),
-                restart(200),
-                restart(400),
-                restart(800),
-                Verdict::GiveUp
-            ]
-        );
+        assert_eq!(verdicts, [restart(100), restart(200), restart(400), restart(800), Verdict::GiveUp]);
     }
 
     #[test]

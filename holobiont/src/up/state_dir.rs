@@ -44,11 +44,7 @@ impl StateDir {
         let run = parent.join(std::process::id().to_string());
         private().create(&parent).map_err(failed(&parent))?;
         private().create(&run).map_err(failed(&run))?;
-        let state = Self {
-            path,
-            run,
-            _lock: lock,
-        };
+        let state = Self { path, run, _lock: lock };
         state.check_socket_path()?;
         Ok(state)
     }
@@ -88,24 +84,13 @@ fn private() -> DirBuilder {
 
 fn lock(state: &Path) -> Result<File, UpError> {
     let path = state.join("lock");
-    let failed = |source| UpError::State {
-        path: path.clone(),
-        source,
-    };
-    let open = File::options()
-        .read(true)
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .open(&path);
+    let failed = |source| UpError::State { path: path.clone(), source };
+    let open = File::options().read(true).write(true).create(true).truncate(false).open(&path);
     let mut file = open.map_err(failed)?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
         Err(rustix::io::Errno::WOULDBLOCK) => {
-            return Err(UpError::StateTaken {
-                path: state.to_owned(),
-                pid: holder(&mut file),
-            });
+            return Err(UpError::StateTaken { path: state.to_owned(), pid: holder(&mut file) });
         }
         Err(errno) => return Err(failed(errno.into())),
     }
@@ -133,10 +118,7 @@ mod tests {
         let first = StateDir::claim(&directory.path().join("s")).unwrap();
         let error = StateDir::claim(&directory.path().join("s")).unwrap_err();
         assert_eq!(error.exit(), Exit::Conflict);
-        assert!(
-            error.to_string().contains(&std::process::id().to_string()),
-            "{error}"
-        );
+        assert!(error.to_string().contains(&std::process::id().to_string()), "{error}");
         drop(first);
         StateDir::claim(&directory.path().join("s")).unwrap();
     }

@@ -192,19 +192,14 @@ impl Supervisor {
             (Role::Gateway, Some(Readiness::First)) => self.greet(words.next().unwrap_or_default()),
         }
         let gateways_turn = self.executor.is_ready() && matches!(self.gateway.state, State::Waiting);
-        if gateways_turn {
-            self.start(Role::Gateway)
-        } else {
-            Flow::Continue
-        }
+        if gateways_turn { self.start(Role::Gateway) } else { Flow::Continue }
     }
 
     fn greet(&mut self, url: &str) {
         self.progress.finish_and_clear();
         self.keep_address(url);
         let ids = [self.executor.process_id(), self.gateway.process_id()];
-        self.greeting
-            .print_in_background(url.to_owned(), self.started.elapsed(), ids);
+        self.greeting.print_in_background(url.to_owned(), self.started.elapsed(), ids);
     }
 
     /// A gateway that is started again must listen where the first one did, also if that was any free port.
@@ -229,11 +224,7 @@ impl Supervisor {
             return self.begin_stop(Err(UpError::NotReady { role, status }));
         }
         match managed.deaths.another(Instant::now().into_std()) {
-            Verdict::GiveUp => self.begin_stop(Err(UpError::KeepsDying {
-                role,
-                deaths: MAX_DEATHS,
-                status,
-            })),
+            Verdict::GiveUp => self.begin_stop(Err(UpError::KeepsDying { role, deaths: MAX_DEATHS, status })),
             Verdict::Restart(delay) => {
                 tracing::warn!(process = %role, %status, "{role} died ({status}); starting it again in {delay:?}");
                 managed.state = State::Backoff(Instant::now() + delay);
@@ -263,11 +254,8 @@ impl Supervisor {
             self.progress.finish_and_clear();
             self.terminal.note("stopping; Ctrl-C again stops at once");
         }
-        self.stop = Some(Stop {
-            deadline: Instant::now() + self.grace + LAST_WORDS,
-            result,
-            force: Force::Drain,
-        });
+        self.stop =
+            Some(Stop { deadline: Instant::now() + self.grace + LAST_WORDS, result, force: Force::Drain });
         for managed in [&mut self.executor, &mut self.gateway] {
             managed.forget_plans();
         }
@@ -291,9 +279,7 @@ impl Supervisor {
             Some(stop) if stop.force == Force::Kill => {
                 Flow::Done(std::mem::replace(&mut stop.result, Ok(())))
             }
-            _ => self.kill(UpError::GraceOver {
-                waited: self.grace + LAST_WORDS,
-            }),
+            _ => self.kill(UpError::GraceOver { waited: self.grace + LAST_WORDS }),
         }
     }
 
@@ -301,11 +287,7 @@ impl Supervisor {
     fn kill(&mut self, reason: UpError) -> Flow {
         let earlier = self.stop.take().map_or(Ok(()), |stop| stop.result);
         let result = earlier.and(Err(reason));
-        self.stop = Some(Stop {
-            deadline: Instant::now() + KILL_WAIT,
-            result,
-            force: Force::Kill,
-        });
+        self.stop = Some(Stop { deadline: Instant::now() + KILL_WAIT, result, force: Force::Kill });
         for managed in [&self.executor, &self.gateway] {
             managed.kill();
         }
@@ -322,21 +304,12 @@ impl Supervisor {
 
 impl Managed {
     fn new(role: Role, recipe: Recipe) -> Self {
-        Self {
-            role,
-            recipe,
-            state: State::Waiting,
-            deaths: Deaths::default(),
-            experience: Experience::None,
-        }
+        Self { role, recipe, state: State::Waiting, deaths: Deaths::default(), experience: Experience::None }
     }
 
     fn start(&mut self) -> Result<(), UpError> {
         let process = Process::start(&self.recipe);
-        let process = process.map_err(|source| UpError::Spawn {
-            role: self.role,
-            source,
-        })?;
+        let process = process.map_err(|source| UpError::Spawn { role: self.role, source })?;
         self.state = State::Running(Box::new(process), Phase::Starting);
         Ok(())
     }

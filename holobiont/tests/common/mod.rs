@@ -105,11 +105,7 @@ impl Stage {
     /// Waits until `count` lines of the log start with `start`; the last of them.
     pub(crate) fn wait_for_log(&self, start: &str, count: usize) -> String {
         wait_until(&format!("{count} x {start:?} in the log"), || {
-            let lines: Vec<_> = self
-                .log()
-                .into_iter()
-                .filter(|line| line.starts_with(start))
-                .collect();
+            let lines: Vec<_> = self.log().into_iter().filter(|line| line.starts_with(start)).collect();
             (lines.len() >= count).then(|| lines[count - 1].clone())
         })
     }
@@ -141,15 +137,8 @@ impl Running {
     pub(crate) fn start(command: &mut Command) -> Self {
         let directory = TempDir::new().unwrap();
         let (out, err) = (directory.path().join("out"), directory.path().join("err"));
-        command
-            .stdout(fs::File::create(&out).unwrap())
-            .stderr(fs::File::create(&err).unwrap());
-        Self {
-            child: command.spawn().unwrap(),
-            out,
-            err,
-            _directory: directory,
-        }
+        command.stdout(fs::File::create(&out).unwrap()).stderr(fs::File::create(&err).unwrap());
+        Self { child: command.spawn().unwrap(), out, err, _directory: directory }
     }
 
     pub(crate) fn signal(&self, signal: rustix::process::Signal) {
@@ -166,11 +155,7 @@ impl Running {
 
     pub(crate) fn end(mut self) -> Ended {
         let status = wait_until("the end of the command", || self.child.try_wait().unwrap());
-        Ended {
-            status,
-            out: read(&self.out),
-            err: read(&self.err),
-        }
+        Ended { status, out: read(&self.out), err: read(&self.err) }
     }
 }
 

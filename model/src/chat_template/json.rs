@@ -10,18 +10,12 @@ use serde_json::ser::Formatter;
 const MAX_INDENT: usize = 16;
 
 /// The filter: `value | tojson(indent=..., ensure_ascii=..., separators=..., sort_keys=...)`.
-#[expect(
-    clippy::needless_pass_by_value,
-    reason = "the signature minijinja's filters have"
-)]
+#[expect(clippy::needless_pass_by_value, reason = "the signature minijinja's filters have")]
 pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let indent: Option<usize> = options.get("indent")?;
     let ascii: Option<bool> = options.get("ensure_ascii")?;
-    let separators: Option<(String, String)> = options
-        .get::<Option<Value>>("separators")?
-        .as_ref()
-        .map(pair)
-        .transpose()?;
+    let separators: Option<(String, String)> =
+        options.get::<Option<Value>>("separators")?.as_ref().map(pair).transpose()?;
     let sorted: Option<bool> = options.get("sort_keys")?;
     options.assert_all_used()?;
 
@@ -40,8 +34,7 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
         has_items: false,
     };
     let mut out = Vec::new();
-    json.serialize(&mut serde_json::Serializer::with_formatter(&mut out, style))
-        .map_err(unserializable)?;
+    json.serialize(&mut serde_json::Serializer::with_formatter(&mut out, style)).map_err(unserializable)?;
     Ok(Value::from(String::from_utf8_lossy(&out).into_owned()))
 }
 
@@ -54,10 +47,7 @@ fn pair(value: &Value) -> Result<(String, String), Error> {
     let texts: Vec<String> = value.try_iter()?.map(|text| text.to_string()).collect();
     let pair: Result<[String; 2], _> = texts.try_into();
     let [item, key] = pair.map_err(|_| {
-        Error::new(
-            ErrorKind::InvalidOperation,
-            "tojson needs two separators, of items and keys",
-        )
+        Error::new(ErrorKind::InvalidOperation, "tojson needs two separators, of items and keys")
     })?;
     Ok((item, key))
 }

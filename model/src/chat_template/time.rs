@@ -2,15 +2,7 @@
 
 use minijinja::{Error, ErrorKind};
 
-const DAYS: [&str; 7] = [
-    "Sunday",
-    "Monday",
-    "Tuesday",
-    "Wednesday",
-    "Thursday",
-    "Friday",
-    "Saturday",
-];
+const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 const MONTHS: [&str; 12] = [
     "January",
     "February",
@@ -59,14 +51,7 @@ impl Parts {
             month += 1;
         }
         let weekday = usize::try_from(weekday).unwrap_or(0);
-        Self {
-            year,
-            month,
-            day: day + 1,
-            weekday,
-            day_of_year,
-            second_of_day,
-        }
+        Self { year, month, day: day + 1, weekday, day_of_year, second_of_day }
     }
 }
 
@@ -105,11 +90,7 @@ pub(super) fn strftime(now_s: u64, format: &str) -> Result<String, Error> {
             let message = format!("strftime_now does not know a code of the format \"{format}\"");
             Error::new(ErrorKind::InvalidOperation, message)
         })?;
-        let kept = if unpadded {
-            field.trim_start_matches('0')
-        } else {
-            &field
-        };
+        let kept = if unpadded { field.trim_start_matches('0') } else { &field };
         out.push_str(if kept.is_empty() { "0" } else { kept });
     }
     Ok(out)
@@ -117,11 +98,8 @@ pub(super) fn strftime(now_s: u64, format: &str) -> Result<String, Error> {
 
 /// The text of one format code.
 fn field(parts: &Parts, code: char) -> Option<String> {
-    let (hour, minute, second) = (
-        parts.second_of_day / 3600,
-        parts.second_of_day / 60 % 60,
-        parts.second_of_day % 60,
-    );
+    let (hour, minute, second) =
+        (parts.second_of_day / 3600, parts.second_of_day / 60 % 60, parts.second_of_day % 60);
     let hour12 = if hour.is_multiple_of(12) { 12 } else { hour % 12 };
     let (weekday, month) = (DAYS[parts.weekday], MONTHS[parts.month - 1]);
     Some(match code {
@@ -166,10 +144,7 @@ mod tests {
         ] {
             assert_eq!(strftime(now_s, "%Y-%m-%d %A %j %I:%M:%S %p").unwrap(), expected);
         }
-        assert_eq!(
-            strftime(1_720_000_000, "%-d %b %y, %-H:%M %%").unwrap(),
-            "3 Jul 24, 9:46 %"
-        );
+        assert_eq!(strftime(1_720_000_000, "%-d %b %y, %-H:%M %%").unwrap(), "3 Jul 24, 9:46 %");
     }
 
     #[test]

@@ -38,18 +38,12 @@ impl Eq for Ranked {}
 
 /// All tokens with their logits.
 fn tokens(logits: &[f32]) -> impl Iterator<Item = Ranked> + '_ {
-    (0u32..).zip(logits).map(|(token, &logit)| Ranked {
-        logit: clean(logit),
-        token,
-    })
+    (0u32..).zip(logits).map(|(token, &logit)| Ranked { logit: clean(logit), token })
 }
 
 /// The `count` tokens with the largest logits, best first, lower ids first on ties.
 pub(super) fn largest(logits: &[f32], count: usize) -> Vec<u32> {
-    best(logits, count)
-        .into_iter()
-        .map(|ranked| ranked.token)
-        .collect()
+    best(logits, count).into_iter().map(|ranked| ranked.token).collect()
 }
 
 /// The `count` highest-ranked tokens, best first, in one pass with a heap of that size.
@@ -102,10 +96,7 @@ impl Candidates {
         } else if request.top_p < 1.0 {
             let weights = Weights::new(logits, scale);
             let total = weights.total();
-            (
-                holding(logits, scale, &weights, f64::from(request.top_p) * total),
-                total,
-            )
+            (holding(logits, scale, &weights, f64::from(request.top_p) * total), total)
         } else if request.min_p > 0.0 {
             (at_least(logits, scale, request.min_p), f64::INFINITY)
         } else {
@@ -119,11 +110,7 @@ impl Candidates {
     /// stays if those before it hold less than `top_p` (transformers' `TopPLogitsWarper`) and it has `min_p` of
     /// the first one's weight (`MinPLogitsWarper`); the first one always stays.
     fn cut(ranked: impl Iterator<Item = (u32, f64)>, total: f64, request: &SamplingRequest) -> Self {
-        let enough = if request.top_p < 1.0 {
-            f64::from(request.top_p) * total
-        } else {
-            f64::INFINITY
-        };
+        let enough = if request.top_p < 1.0 { f64::from(request.top_p) * total } else { f64::INFINITY };
         let least = f64::from(request.min_p);
         let mut before = 0.0;
         let kept = ranked.enumerate().take_while(|&(index, (_, weight))| {

@@ -78,11 +78,7 @@ fn block_sum(values: &[f32], weight: impl Fn(f32) -> f32) -> f64 {
             *lane += weight(value);
         }
     }
-    let rest: f64 = chunks
-        .remainder()
-        .iter()
-        .map(|&value| f64::from(weight(value)))
-        .sum();
+    let rest: f64 = chunks.remainder().iter().map(|&value| f64::from(weight(value))).sum();
     lanes.iter().map(|&lane| f64::from(lane)).sum::<f64>() + rest
 }
 
@@ -98,10 +94,7 @@ impl Scale {
     pub(super) fn new(logits: &[f32], best: u32, temperature: f32) -> Self {
         // With nothing possible (all minus infinity) every token gets the weight 0 and `best` is chosen.
         let max = logits.get(best as usize).copied().filter(|max| max.is_finite());
-        Self {
-            max: max.unwrap_or(0.0),
-            temperature,
-        }
+        Self { max: max.unwrap_or(0.0), temperature }
     }
 
     /// The weight of a logit: 1 for the largest.
@@ -138,11 +131,7 @@ impl Weights {
 
     /// The token at `draw` (in [0, 1)) of the distribution; `None` if nothing has any weight.
     pub(super) fn pick(&self, draw: f64) -> Option<u32> {
-        let sums: Vec<f64> = self
-            .0
-            .chunks(BLOCK)
-            .map(|block| block_sum(block, |weight| weight))
-            .collect();
+        let sums: Vec<f64> = self.0.chunks(BLOCK).map(|block| block_sum(block, |weight| weight)).collect();
         let mut rest = draw * sums.iter().sum::<f64>();
         // Rounding may leave `rest` just beyond the end: then it is the last block that has any weight.
         let last = sums.iter().rposition(|&sum| sum > 0.0)?;
@@ -179,17 +168,11 @@ impl LogSoftmax {
         let max = largest(logits);
         let weight = |logit| exp_of_negative(clean(logit) - max);
         let sum: f64 = logits.chunks(BLOCK).map(|block| block_sum(block, weight)).sum();
-        Self {
-            max,
-            log_sum: sum.ln(),
-        }
+        Self { max, log_sum: sum.ln() }
     }
 
     /// The natural logarithm of the probability, not below [`super::LOGPROB_FLOOR`].
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "rounding to single precision is what is asked"
-    )]
+    #[expect(clippy::cast_possible_truncation, reason = "rounding to single precision is what is asked")]
     pub(super) fn of(&self, logit: f32) -> f32 {
         let value = (f64::from(clean(logit)) - f64::from(self.max) - self.log_sum) as f32;
         // `max` also replaces NaN, of an impossible row, by the floor.

@@ -41,10 +41,7 @@ mod tests {
 
     #[test]
     fn every_byte_has_one_character() {
-        let mut bytes: Vec<u8> = (0..0x200)
-            .filter_map(char::from_u32)
-            .filter_map(byte_of)
-            .collect();
+        let mut bytes: Vec<u8> = (0..0x200).filter_map(char::from_u32).filter_map(byte_of).collect();
         bytes.sort_unstable();
         assert_eq!(bytes, (0..=255).collect::<Vec<u8>>());
         assert_eq!(byte_of('Ġ'), Some(b' '));

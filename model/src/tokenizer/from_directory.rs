@@ -115,10 +115,7 @@ impl Tokenizer {
     /// If `tokenizer.json` is missing or no byte pair encoding we know, or a file cannot be read.
     pub fn from_directory(directory: &Path) -> Result<Self, TokenizerError> {
         let path = directory.join("tokenizer.json");
-        let read_error = |source| TokenizerError::Read {
-            path: path.clone(),
-            source,
-        };
+        let read_error = |source| TokenizerError::Read { path: path.clone(), source };
         let json = whole_file::read(&path, limits::MAX_TOKENIZER_JSON_BYTES).map_err(read_error)?;
         let config_path = directory.join("tokenizer_config.json");
         let config: ConfigJson = match read_text(&config_path)? {
@@ -138,10 +135,7 @@ impl Tokenizer {
     }
 
     fn from_json(path: &Path, json: &[u8], config: &ConfigJson) -> Result<Self, TokenizerError> {
-        let malformed = |detail| TokenizerError::Malformed {
-            path: path.to_path_buf(),
-            detail,
-        };
+        let malformed = |detail| TokenizerError::Malformed { path: path.to_path_buf(), detail };
         let outline: Outline = parse(path, json)?;
         if let Some(kind) = outline.model.kind.filter(|kind| kind != "BPE") {
             return Err(unsupported(path, "tokenizer model", kind, "BPE"));
@@ -152,77 +146,43 @@ impl Tokenizer {
         let added = file.added_tokens.iter().map(|added| Token {
             id: added.id,
             spelling: &added.token.content,
-            kind: if added.token.special {
-                Kind::Control
-            } else {
-                Kind::Text
-            },
+            kind: if added.token.special { Kind::Control } else { Kind::Text },
             literal: true,
         });
-        let unknown = file
-            .model
-            .unk_token
-            .as_ref()
-            .and_then(|token| file.model.vocab.get(token))
-            .copied();
+        let unknown = file.model.unk_token.as_ref().and_then(|token| file.model.vocab.get(token)).copied();
         let text = file.model.vocab.iter().map(|(spelling, &id)| Token {
             id,
             spelling,
-            kind: if unknown == Some(id) {
-                Kind::Unknown
-            } else {
-                Kind::Text
-            },
+            kind: if unknown == Some(id) { Kind::Unknown } else { Kind::Text },
             literal: false,
         });
         let added = added.map(|token| match token.kind {
             // The unknown token comes out of ordinary text.
-            Kind::Control if unknown == Some(token.id) => Token {
-                kind: Kind::Unknown,
-                ..token
-            },
+            Kind::Control if unknown == Some(token.id) => Token { kind: Kind::Unknown, ..token },
             _ => token,
         });
         let vocabulary = Vocabulary::new(text.chain(added), spelling).map_err(malformed)?;
         let roles = file.roles(config);
         let pipeline = Pipeline::new(file.parts(path)?).map_err(malformed)?;
         let (stop_tokens, chat_template) = (Vec::new(), None);
-        Ok(Self {
-            pipeline,
-            vocabulary,
-            roles,
-            stop_tokens,
-            adds_leading_space,
-            chat_template,
-        })
+        Ok(Self { pipeline, vocabulary, roles, stop_tokens, adds_leading_space, chat_template })
     }
 }
 
 /// A small text file, if it is there.
 fn read_text(path: &Path) -> Result<Option<String>, TokenizerError> {
-    let error = |source| TokenizerError::Read {
-        path: path.to_path_buf(),
-        source,
-    };
+    let error = |source| TokenizerError::Read { path: path.to_path_buf(), source };
     let bytes = whole_file::read_if_there(path, limits::MAX_CONFIG_BYTES).map_err(error)?;
     let text = bytes.map(String::from_utf8).transpose();
     text.map_err(|invalid| error(std::io::Error::new(std::io::ErrorKind::InvalidData, invalid)))
 }
 
 fn parse<T: DeserializeOwned>(path: &Path, json: &[u8]) -> Result<T, TokenizerError> {
-    serde_json::from_slice(json).map_err(|source| TokenizerError::Json {
-        path: path.to_path_buf(),
-        source,
-    })
+    serde_json::from_slice(json).map_err(|source| TokenizerError::Json { path: path.to_path_buf(), source })
 }
 
 fn unsupported(path: &Path, what: &'static str, name: String, supported: &'static str) -> TokenizerError {
-    TokenizerError::Unsupported {
-        path: PathBuf::from(path),
-        what,
-        name,
-        supported,
-    }
+    TokenizerError::Unsupported { path: PathBuf::from(path), what, name, supported }
 }
 
 impl TemplateJson {
@@ -230,10 +190,9 @@ impl TemplateJson {
     fn default_one(self) -> Option<String> {
         match self {
             Self::One(template) => Some(template),
-            Self::Several(all) => all
-                .into_iter()
-                .find(|named| named.name == "default")
-                .map(|named| named.template),
+            Self::Several(all) => {
+                all.into_iter().find(|named| named.name == "default").map(|named| named.template)
+            }
         }
     }
 }
@@ -243,20 +202,12 @@ impl BpeJson {
     fn check(&self, path: &Path) -> Result<(), TokenizerError> {
         let is_set = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
         for (name, set) in [
-            (
-                "continuing_subword_prefix",
-                is_set(&self.continuing_subword_prefix),
-            ),
+            ("continuing_subword_prefix", is_set(&self.continuing_subword_prefix)),
             ("end_of_word_suffix", is_set(&self.end_of_word_suffix)),
             ("dropout", self.dropout.is_some_and(|dropout| dropout != 0.0)),
         ] {
             if set {
-                return Err(unsupported(
-                    path,
-                    "BPE option",
-                    name.to_owned(),
-                    "models without it",
-                ));
+                return Err(unsupported(path, "BPE option", name.to_owned(), "models without it"));
             }
         }
         Ok(())
@@ -267,12 +218,7 @@ impl BpeJson {
 fn spelling(path: &Path, decoder: Option<&Value>) -> Result<(Spelling, bool), TokenizerError> {
     let kind = |step: &Value| step["type"].as_str().unwrap_or_default().to_owned();
     let Some(decoder) = decoder.filter(|decoder| !decoder.is_null()) else {
-        return Err(unsupported(
-            path,
-            "decoder",
-            "null".to_owned(),
-            "ByteLevel, ByteFallback",
-        ));
+        return Err(unsupported(path, "decoder", "null".to_owned(), "ByteLevel, ByteFallback"));
     };
     let steps = match decoder["decoders"].as_array() {
         Some(steps) => steps.as_slice(),
@@ -291,12 +237,7 @@ fn spelling(path: &Path, decoder: Option<&Value>) -> Result<(Spelling, bool), To
         return Ok((Spelling::SentencePiece, steps.iter().any(strips)));
     }
     let names: Vec<String> = steps.iter().map(kind).collect();
-    Err(unsupported(
-        path,
-        "decoder",
-        names.join("+"),
-        "ByteLevel, ByteFallback, Metaspace",
-    ))
+    Err(unsupported(path, "decoder", names.join("+"), "ByteLevel, ByteFallback, Metaspace"))
 }
 
 impl TokenizerJson {
@@ -304,23 +245,14 @@ impl TokenizerJson {
         let id = |name: &Option<TokenName>| {
             let name = name.as_ref()?.text();
             let added = self.added_tokens.iter().find(|added| added.token.content == name);
-            added
-                .map(|added| added.id)
-                .or_else(|| self.model.vocab.get(name).copied())
+            added.map(|added| added.id).or_else(|| self.model.vocab.get(name).copied())
         };
-        Roles {
-            bos: id(&config.bos_token),
-            eos: id(&config.eos_token),
-            pad: id(&config.pad_token),
-        }
+        Roles { bos: id(&config.bos_token), eos: id(&config.eos_token), pad: id(&config.pad_token) }
     }
 
     fn parts(self, path: &Path) -> Result<Parts, TokenizerError> {
-        let mut added: Vec<(u32, AddedToken)> = self
-            .added_tokens
-            .into_iter()
-            .map(|added| (added.id, added.token))
-            .collect();
+        let mut added: Vec<(u32, AddedToken)> =
+            self.added_tokens.into_iter().map(|added| (added.id, added.token)).collect();
         added.sort_by_key(|(id, _)| *id);
         let merges: Option<Merges> = self.model.merges.into_iter().map(MergeJson::pair).collect();
         let merges = merges.ok_or_else(|| TokenizerError::Malformed {
@@ -340,10 +272,7 @@ impl TokenizerJson {
             // `add_bos_token` in tokenizer_config.json has no say beside a tokenizer.json, as in transformers.
             frame: match component(path, self.post_processor)? {
                 Some(processor) => Frame::PostProcessor(Box::new(processor)),
-                None => Frame::Fixed {
-                    before: Vec::new(),
-                    after: Vec::new(),
-                },
+                None => Frame::Fixed { before: Vec::new(), after: Vec::new() },
             },
         })
     }
@@ -353,9 +282,7 @@ impl MergeJson {
     fn pair(self) -> Option<(String, String)> {
         match self {
             Self::Pair(left, right) => Some((left, right)),
-            Self::Line(line) => line
-                .split_once(' ')
-                .map(|(left, right)| (left.to_owned(), right.to_owned())),
+            Self::Line(line) => line.split_once(' ').map(|(left, right)| (left.to_owned(), right.to_owned())),
         }
     }
 }
@@ -364,8 +291,5 @@ impl MergeJson {
 fn component<T: DeserializeOwned>(path: &Path, json: Option<Value>) -> Result<Option<T>, TokenizerError> {
     let json = json.filter(|json| !json.is_null());
     let component = json.map(serde_json::from_value).transpose();
-    component.map_err(|source| TokenizerError::Json {
-        path: path.to_path_buf(),
-        source,
-    })
+    component.map_err(|source| TokenizerError::Json { path: path.to_path_buf(), source })
 }

@@ -60,9 +60,7 @@ impl Tokenizer {
     /// # Errors
     /// If there is none, its kind or pre-tokenizer is not supported, or its parts do not fit each other.
     pub fn from_gguf(file: &GgufFile) -> Result<Self, TokenizerError> {
-        let model = file
-            .str("tokenizer.ggml.model")?
-            .ok_or_else(|| missing(file, "tokenizer.ggml.model"))?;
+        let model = file.str("tokenizer.ggml.model")?.ok_or_else(|| missing(file, "tokenizer.ggml.model"))?;
         let tokens = Tokens::read(file)?;
         let (parts, spelling, adds_leading_space) = match model {
             "gpt2" => (byte_level(&tokens)?, Spelling::ByteLevel, false),
@@ -79,10 +77,7 @@ impl Tokenizer {
                 });
             }
         };
-        let malformed = |detail| TokenizerError::Malformed {
-            path: file.path().to_path_buf(),
-            detail,
-        };
+        let malformed = |detail| TokenizerError::Malformed { path: file.path().to_path_buf(), detail };
         Ok(Self {
             vocabulary: Vocabulary::new(tokens.entries(), spelling).map_err(malformed)?,
             pipeline: Pipeline::new(parts).map_err(malformed)?,
@@ -95,18 +90,12 @@ impl Tokenizer {
 }
 
 fn missing(file: &GgufFile, what: &'static str) -> TokenizerError {
-    TokenizerError::Missing {
-        path: file.path().to_path_buf(),
-        what,
-    }
+    TokenizerError::Missing { path: file.path().to_path_buf(), what }
 }
 
 impl<'a> Tokens<'a> {
     fn read(file: &'a GgufFile) -> Result<Self, TokenizerError> {
-        let malformed = |detail| TokenizerError::Malformed {
-            path: file.path().to_path_buf(),
-            detail,
-        };
+        let malformed = |detail| TokenizerError::Malformed { path: file.path().to_path_buf(), detail };
         let key = "tokenizer.ggml.tokens";
         let texts = file.strings(key)?.ok_or_else(|| missing(file, key))?;
         if texts.is_empty() || texts.len() > limits::MAX_TOKENS {
@@ -118,48 +107,30 @@ impl<'a> Tokens<'a> {
         let types = match file.i64s("tokenizer.ggml.token_type")? {
             Some(types) if types.len() == texts.len() => types,
             Some(types) => {
-                return Err(malformed(format!(
-                    "{} tokens have {} token types",
-                    texts.len(),
-                    types.len()
-                )));
+                return Err(malformed(format!("{} tokens have {} token types", texts.len(), types.len())));
             }
             None => vec![token_type::NORMAL; texts.len()],
         };
         let role = |name: &str| -> Result<Option<u32>, TokenizerError> {
             let id = file.u32(&format!("tokenizer.ggml.{name}_token_id"))?;
             match id {
-                Some(id) if id as usize >= texts.len() => Err(malformed(format!(
-                    "`tokenizer.ggml.{name}_token_id` is {id}, which is no token"
-                ))),
+                Some(id) if id as usize >= texts.len() => {
+                    Err(malformed(format!("`tokenizer.ggml.{name}_token_id` is {id}, which is no token")))
+                }
                 id => Ok(id),
             }
         };
-        let roles = Roles {
-            bos: role("bos")?,
-            eos: role("eos")?,
-            pad: role("padding")?,
-        };
+        let roles = Roles { bos: role("bos")?, eos: role("eos")?, pad: role("padding")? };
         let unknown = role("unknown")?;
         // Ids beyond the vocabulary cannot be generated: they end nothing.
         let mut ends = GenerationDefaults::from_gguf(file)?.eos_token_ids;
         ends.retain(|&id| (id as usize) < texts.len());
-        Ok(Self {
-            file,
-            texts,
-            types,
-            roles,
-            unknown,
-            ends,
-        })
+        Ok(Self { file, texts, types, roles, unknown, ends })
     }
 
     /// All tokens with their ids.
     fn iter(&self) -> impl Iterator<Item = (u32, &'a str, i64)> + '_ {
-        (0u32..)
-            .zip(&self.texts)
-            .zip(&self.types)
-            .map(|((id, text), &kind)| (id, *text, kind))
+        (0u32..).zip(&self.texts).zip(&self.types).map(|((id, text), &kind)| (id, *text, kind))
     }
 
     /// Control by its type, or because an answer ends with it whatever its type says.
@@ -189,9 +160,7 @@ impl<'a> Tokens<'a> {
             (special || kind == token_type::USER_DEFINED).then_some((id, token))
         });
         // Where a text comes twice, the vocabulary knows the later id.
-        added
-            .filter(|(id, token)| vocab.get(&token.content) == Some(id))
-            .collect()
+        added.filter(|(id, token)| vocab.get(&token.content) == Some(id)).collect()
     }
 
     fn vocab(&self) -> Vocab {
@@ -202,10 +171,7 @@ impl<'a> Tokens<'a> {
         let named = self
             .iter()
             .filter(|&(id, text, kind)| self.kind(id, kind) == Kind::Control && END_NAMES.contains(&text));
-        let mut ids: Vec<u32> = named
-            .map(|(id, ..)| id)
-            .chain(self.ends.iter().copied())
-            .collect();
+        let mut ids: Vec<u32> = named.map(|(id, ..)| id).chain(self.ends.iter().copied()).collect();
         ids.sort_unstable();
         ids.dedup();
         ids
@@ -213,26 +179,16 @@ impl<'a> Tokens<'a> {
 
     fn frame(&self, add_bos: bool) -> Result<Frame, TokenizerError> {
         let wanted = |key: &str, default| self.file.bool(key).map(|value| value.unwrap_or(default));
-        let bos = wanted("tokenizer.ggml.add_bos_token", add_bos)?
-            .then_some(self.roles.bos)
-            .flatten();
-        let eos = wanted("tokenizer.ggml.add_eos_token", false)?
-            .then_some(self.roles.eos)
-            .flatten();
-        Ok(Frame::Fixed {
-            before: bos.into_iter().collect(),
-            after: eos.into_iter().collect(),
-        })
+        let bos = wanted("tokenizer.ggml.add_bos_token", add_bos)?.then_some(self.roles.bos).flatten();
+        let eos = wanted("tokenizer.ggml.add_eos_token", false)?.then_some(self.roles.eos).flatten();
+        Ok(Frame::Fixed { before: bos.into_iter().collect(), after: eos.into_iter().collect() })
     }
 }
 
 /// Byte-level BPE with the file's merges.
 fn byte_level(tokens: &Tokens<'_>) -> Result<Parts, TokenizerError> {
     let file = tokens.file;
-    let malformed = |detail| TokenizerError::Malformed {
-        path: file.path().to_path_buf(),
-        detail,
-    };
+    let malformed = |detail| TokenizerError::Malformed { path: file.path().to_path_buf(), detail };
     let name = file.str("tokenizer.ggml.pre")?.unwrap_or("default");
     let pre = PreTokenizer::by_name(name).ok_or_else(|| TokenizerError::Unsupported {
         path: file.path().to_path_buf(),
@@ -268,18 +224,11 @@ fn split_merge(line: &str) -> Option<(String, String)> {
 /// SentencePiece BPE: merges by score, bytes for what has no piece.
 fn sentencepiece(tokens: &Tokens<'_>, space_prefix: bool) -> Result<Parts, TokenizerError> {
     let file = tokens.file;
-    let malformed = |detail| TokenizerError::Malformed {
-        path: file.path().to_path_buf(),
-        detail,
-    };
+    let malformed = |detail| TokenizerError::Malformed { path: file.path().to_path_buf(), detail };
     let key = "tokenizer.ggml.scores";
     let scores = file.f32s(key)?.ok_or_else(|| missing(file, key))?;
     if scores.len() != tokens.texts.len() {
-        return Err(malformed(format!(
-            "{} tokens have {} scores",
-            tokens.texts.len(),
-            scores.len()
-        )));
+        return Err(malformed(format!("{} tokens have {} scores", tokens.texts.len(), scores.len())));
     }
     // Special tokens and byte pieces must not come out of merges of ordinary text.
     let mergeable = |id: u32, text: &str, kind: i64| {
@@ -297,9 +246,8 @@ fn sentencepiece(tokens: &Tokens<'_>, space_prefix: bool) -> Result<Parts, Token
         normalizers.insert(0, NormalizerWrapper::Prepend(Prepend::new(SPACE.to_owned())));
     }
     let vocab = tokens.vocab();
-    let unknown = tokens
-        .unknown
-        .or_else(|| Some(tokens.iter().find(|token| token.2 == token_type::UNKNOWN)?.0));
+    let unknown =
+        tokens.unknown.or_else(|| Some(tokens.iter().find(|token| token.2 == token_type::UNKNOWN)?.0));
     Ok(Parts {
         added: tokens.added(&vocab),
         byte_fallback: (0..=u8::MAX).all(|byte| vocab.contains_key(&format!("<0x{byte:02X}>"))),

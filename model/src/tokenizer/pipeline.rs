@@ -51,15 +51,7 @@ pub(super) struct Pipeline {
 impl Pipeline {
     /// Checks the parts and puts them together; says what does not fit.
     pub(super) fn new(parts: Parts) -> Result<Self, String> {
-        let Parts {
-            vocab,
-            merges,
-            normalizer,
-            pre_tokenizer,
-            added,
-            frame,
-            ..
-        } = parts;
+        let Parts { vocab, merges, normalizer, pre_tokenizer, added, frame, .. } = parts;
         check_merges(&vocab, &merges)?;
         let mut builder = BPE::builder()
             .vocab_and_merges(vocab, merges)
@@ -75,14 +67,7 @@ impl Pipeline {
         let parsing = added_vocabulary(added, &model, normalizer.as_ref())?;
         let mut plain = parsing.clone();
         plain.set_encode_special_tokens(true);
-        Ok(Self {
-            model,
-            normalizer,
-            pre_tokenizer,
-            parsing,
-            plain,
-            frame,
-        })
+        Ok(Self { model, normalizer, pre_tokenizer, parsing, plain, frame })
     }
 
     pub(super) fn token_id(&self, spelling: &str) -> Option<u32> {
@@ -97,16 +82,10 @@ impl Pipeline {
         };
         let mut words = added.extract_and_normalize(self.normalizer.as_ref(), text);
         if let Some(pre_tokenizer) = &self.pre_tokenizer {
-            pre_tokenizer
-                .pre_tokenize(&mut words)
-                .map_err(EncodeError::Split)?;
+            pre_tokenizer.pre_tokenize(&mut words).map_err(EncodeError::Split)?;
         }
-        words
-            .tokenize(|word| self.model.tokenize(word.get()))
-            .map_err(EncodeError::Split)?;
-        words
-            .into_encoding(None, 0, OffsetType::None)
-            .map_err(EncodeError::Split)
+        words.tokenize(|word| self.model.tokenize(word.get())).map_err(EncodeError::Split)?;
+        words.into_encoding(None, 0, OffsetType::None).map_err(EncodeError::Split)
     }
 
     /// The ids of an encoding, with the tokens that go around a text if they are wanted.
@@ -117,9 +96,7 @@ impl Pipeline {
                 Ok([before, encoding.get_ids(), after].concat())
             }
             (Frame::PostProcessor(processor), AddSpecial::Yes) => {
-                let framed = processor
-                    .process(encoding, None, true)
-                    .map_err(EncodeError::Split)?;
+                let framed = processor.process(encoding, None, true).map_err(EncodeError::Split)?;
                 Ok(framed.get_ids().to_vec())
             }
         }
@@ -127,31 +104,19 @@ impl Pipeline {
 }
 
 /// Refuses merges that the `tokenizers` crate would not survive: it copies both halves into a buffer as long as the
-/// longest token before it looks the result up.
+/// longest token before it looks the result up. Whether all three are tokens it checks itself.
 fn check_merges(vocab: &Vocab, merges: &Merges) -> Result<(), String> {
     if merges.len() > limits::MAX_MERGES {
-        return Err(format!(
-            "{} merges are beyond the limit of {}",
-            merges.len(),
-            limits::MAX_MERGES
-        ));
+        return Err(format!("{} merges are beyond the limit of {}", merges.len(), limits::MAX_MERGES));
     }
-    let mut merged = String::new();
-    for (left, right) in merges {
-        merged.clear();
-        merged.push_str(left);
-        merged.push_str(right);
-        if let Some(stranger) = [left, right, &merged]
-            .into_iter()
-            .find(|token| !vocab.contains_key(*token))
-        {
-            let stranger: String = stranger.chars().take(64).collect();
-            return Err(format!(
-                "a merge names `{stranger}`, which is no token of the vocabulary"
-            ));
+    let longest_bytes = vocab.keys().map(String::len).max().unwrap_or(0);
+    match merges.iter().find(|(left, right)| left.len() + right.len() > longest_bytes) {
+        Some((left, right)) => {
+            let merged: String = left.chars().chain(right.chars()).take(64).collect();
+            Err(format!("a merge makes `{merged}`, which is longer than any token of the vocabulary"))
         }
+        None => Ok(()),
     }
-    Ok(())
 }
 
 /// The added tokens, each under the id it has in the file.
@@ -161,10 +126,7 @@ fn added_vocabulary(
     normalizer: Option<&NormalizerWrapper>,
 ) -> Result<AddedVocabulary, String> {
     let mut vocabulary = AddedVocabulary::new();
-    let ids: Vec<(u32, String)> = added
-        .iter()
-        .map(|(id, token)| (*id, token.content.clone()))
-        .collect();
+    let ids: Vec<(u32, String)> = added.iter().map(|(id, token)| (*id, token.content.clone())).collect();
     for (_, content) in &ids {
         check_length(content)?;
     }
@@ -175,9 +137,7 @@ fn added_vocabulary(
         // The library gives the next free id to a token that the model does not have.
         let given = vocabulary.token_to_id(&content, model);
         if !content.is_empty() && given != Some(id) {
-            return Err(format!(
-                "the added token `{content}` has id {id}, but its place is {given:?}"
-            ));
+            return Err(format!("the added token `{content}` has id {id}, but its place is {given:?}"));
         }
     }
     Ok(vocabulary)

@@ -80,11 +80,7 @@ const DEEPSEEK_V3: &str = concat!(
 
 impl PreTokenizer {
     const fn new(splits: &'static [&'static str]) -> Self {
-        Self {
-            splits,
-            ignore_merges: false,
-            add_bos: false,
-        }
+        Self { splits, ignore_merges: false, add_bos: false }
     }
 
     /// What `name` stands for; `None` if it is not known.
@@ -96,24 +92,13 @@ impl PreTokenizer {
                 Self::new(&[DIGIT, GPT2])
             }
             "llama3" | "llama-v3" | "llama-bpe" | "falcon3" | "falcon-h1" | "pixtral" | "midm-2.0"
-            | "lfm2" => Self {
-                ignore_merges: true,
-                add_bos: true,
-                ..Self::new(&[LLAMA3])
-            },
+            | "lfm2" => Self { ignore_merges: true, add_bos: true, ..Self::new(&[LLAMA3]) },
             "dbrx" | "smaug-bpe" | "chatglm-bpe" => Self::new(&[LLAMA3]),
-            "glm4" => Self {
-                ignore_merges: true,
-                ..Self::new(&[LLAMA3])
-            },
+            "glm4" => Self { ignore_merges: true, ..Self::new(&[LLAMA3]) },
             "qwen2" | "deepseek-r1-qwen" | "kormo" | "f2llmv2" | "stablelm2" | "hunyuan" | "megrez" => {
                 Self::new(&[QWEN2])
             }
-            "tekken" => Self {
-                ignore_merges: true,
-                add_bos: true,
-                ..Self::new(&[TEKKEN])
-            },
+            "tekken" => Self { ignore_merges: true, add_bos: true, ..Self::new(&[TEKKEN]) },
             "gpt-4o" | "llama4" | "kanana2" => Self::new(&[GPT4O]),
             "deepseek-llm" => Self::new(&[
                 r"[\r\n]",
@@ -148,9 +133,7 @@ impl PreTokenizer {
                 .map_err(|error| error.to_string())
         };
         let mut steps: Vec<PreTokenizerWrapper> = self.splits.iter().map(split).collect::<Result<_, _>>()?;
-        steps.push(PreTokenizerWrapper::ByteLevel(ByteLevel::new(
-            false, false, false,
-        )));
+        steps.push(PreTokenizerWrapper::ByteLevel(ByteLevel::new(false, false, false)));
         Ok(PreTokenizerWrapper::Sequence(Sequence::new(steps)))
     }
 }
@@ -162,10 +145,7 @@ mod tests {
     #[test]
     fn every_name_in_the_message_is_known_and_builds() {
         for name in SUPPORTED.split(", ") {
-            PreTokenizer::by_name(name)
-                .unwrap_or_else(|| panic!("{name}"))
-                .build()
-                .unwrap();
+            PreTokenizer::by_name(name).unwrap_or_else(|| panic!("{name}")).build().unwrap();
         }
         assert_eq!(PreTokenizer::by_name("bloom"), None);
     }

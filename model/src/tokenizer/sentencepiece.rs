@@ -38,13 +38,7 @@ pub(super) fn merges(pieces: &[Piece<'_>]) -> Vec<(String, String)> {
             let (left, right) = piece.text.split_at(at);
             if ids.contains_key(left) && ids.contains_key(right) {
                 let (left_length, right_length) = (before, length - before);
-                merges.push(Merge {
-                    score: piece.score,
-                    left,
-                    right,
-                    left_length,
-                    right_length,
-                });
+                merges.push(Merge { score: piece.score, left, right, left_length, right_length });
             }
         }
         merges[first..].sort_by_key(|merge| (ids.get(merge.left), ids.get(merge.right)));
@@ -55,10 +49,7 @@ pub(super) fn merges(pieces: &[Piece<'_>]) -> Vec<(String, String)> {
             .then(b.left_length.cmp(&a.left_length))
             .then(b.right_length.cmp(&a.right_length))
     });
-    merges
-        .into_iter()
-        .map(|merge| (merge.left.to_owned(), merge.right.to_owned()))
-        .collect()
+    merges.into_iter().map(|merge| (merge.left.to_owned(), merge.right.to_owned())).collect()
 }
 
 #[cfg(test)]
@@ -68,10 +59,8 @@ mod tests {
     #[test]
     fn merges_are_ranked_by_score_and_length() {
         let texts = [("a", 0.0), ("b", 0.0), ("ab", -2.0), ("ba", -1.0), ("aba", -3.0)];
-        let pieces: Vec<Piece<'_>> = (0..)
-            .zip(texts)
-            .map(|(id, (text, score))| Piece { id, text, score })
-            .collect();
+        let pieces: Vec<Piece<'_>> =
+            (0..).zip(texts).map(|(id, (text, score))| Piece { id, text, score }).collect();
         let merges = merges(&pieces);
         let expected = [("b", "a"), ("a", "b"), ("ab", "a"), ("a", "ba")];
         let merges: Vec<(&str, &str)> = merges.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();

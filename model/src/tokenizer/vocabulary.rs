@@ -73,10 +73,7 @@ impl Vocabulary {
         for token in tokens {
             let id = token.id as usize;
             if id >= limits::MAX_TOKENS {
-                return Err(format!(
-                    "token id {id} is beyond the limit of {}",
-                    limits::MAX_TOKENS
-                ));
+                return Err(format!("token id {id} is beyond the limit of {}", limits::MAX_TOKENS));
             }
             check_length(token.spelling)?;
             if by_id.len() <= id {
@@ -101,8 +98,7 @@ impl Vocabulary {
         }
         self.kinds.push(token.map_or(Kind::Absent, |token| token.kind));
         // At most MAX_TOKENS x MAX_TOKEN_BYTES: saturation is beyond any file.
-        self.ends
-            .push(u32::try_from(self.bytes.len()).unwrap_or(u32::MAX));
+        self.ends.push(u32::try_from(self.bytes.len()).unwrap_or(u32::MAX));
     }
 
     pub(super) fn len(&self) -> usize {
@@ -135,10 +131,7 @@ impl Vocabulary {
 pub(super) fn check_length(spelling: &str) -> Result<(), String> {
     let bytes = spelling.len();
     if bytes > limits::MAX_TOKEN_BYTES {
-        return Err(format!(
-            "a token of {bytes} bytes is beyond the limit of {}",
-            limits::MAX_TOKEN_BYTES
-        ));
+        return Err(format!("a token of {bytes} bytes is beyond the limit of {}", limits::MAX_TOKEN_BYTES));
     }
     Ok(())
 }
@@ -148,22 +141,12 @@ mod tests {
     use super::*;
 
     fn text(id: u32, spelling: &str) -> Token<'_> {
-        Token {
-            id,
-            spelling,
-            kind: Kind::Text,
-            literal: false,
-        }
+        Token { id, spelling, kind: Kind::Text, literal: false }
     }
 
     #[test]
     fn pieces_stand_for_spaces_and_bytes() {
-        let pieces = [
-            text(0, "▁a▁"),
-            text(1, "<0x0A>"),
-            text(3, "<0xZZ>"),
-            text(2, "<0x0a"),
-        ];
+        let pieces = [text(0, "▁a▁"), text(1, "<0x0A>"), text(3, "<0xZZ>"), text(2, "<0x0a")];
         let table = Vocabulary::new(pieces.into_iter(), Spelling::SentencePiece).unwrap();
         let bytes: Vec<_> = (0..5).map(|id| table.bytes(id)).collect();
         let expected: [Option<&[u8]>; 5] = [Some(b" a "), Some(b"\n"), Some(b"<0x0a"), Some(b"<0xZZ>"), None];
@@ -173,10 +156,7 @@ mod tests {
     #[test]
     fn ids_without_a_token_have_no_bytes() {
         let table = Vocabulary::new([text(2, "a")].into_iter(), Spelling::ByteLevel).unwrap();
-        assert_eq!(
-            (table.len(), table.bytes(1), table.bytes(2)),
-            (3, None, Some(b"a".as_slice()))
-        );
+        assert_eq!((table.len(), table.bytes(1), table.bytes(2)), (3, None, Some(b"a".as_slice())));
     }
 
     #[test]

@@ -8,9 +8,7 @@ use serde_json::Value;
 
 /// A golden file of `golden/`, made by `golden/make_text_golden.py`.
 pub(crate) fn golden(name: &str) -> Value {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/golden")
-        .join(name);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name);
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     serde_json::from_str(&text).unwrap()
 }
@@ -122,10 +120,7 @@ pub(crate) fn sentencepiece() -> GgufWriter {
             "tokenizer.ggml.token_type",
             &serde_json::from_value::<Vec<i32>>(golden["types"].clone()).unwrap(),
         )
-        .f32s(
-            "tokenizer.ggml.scores",
-            &serde_json::from_value::<Vec<f32>>(golden["scores"].clone()).unwrap(),
-        )
+        .f32s("tokenizer.ggml.scores", &serde_json::from_value::<Vec<f32>>(golden["scores"].clone()).unwrap())
         .u32("tokenizer.ggml.bos_token_id", 1)
         .u32("tokenizer.ggml.eos_token_id", 2)
         .u32("tokenizer.ggml.unknown_token_id", 0)
