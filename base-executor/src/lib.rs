@@ -3,6 +3,7 @@
 //! # Layout
 //!
 //! - [`config`]: the settings.
+//! - [`bench`]: `base-executor bench`, which times the forward pass alone.
 //! - [`resident`]: the model: forward pass, adapter loader, facts.
 //! - [`engine`]: the compute thread: schedule, run, postprocess.
 //! - [`adapters`], [`loader`]: resident adapters and their budget; the thread that brings them in.
@@ -22,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 pub mod adapters;
+pub mod bench;
 pub mod config;
 pub mod engine;
 pub mod loader;

@@ -1,9 +1,13 @@
 //! Parses, validates, runs.
 
-use base_executor::config::Config;
+use base_executor::{bench, config::Config};
 use clap::Parser as _;
 
 fn main() -> anyhow::Result<()> {
-    let config = Config::parse().validated()?;
-    base_executor::run(&config)
+    let mut arguments: Vec<_> = std::env::args_os().collect();
+    if arguments.get(1).is_some_and(|first| first == "bench") {
+        arguments.remove(1);
+        return bench::run(&bench::BenchConfig::parse_from(arguments));
+    }
+    base_executor::run(&Config::parse_from(arguments).validated()?)
 }

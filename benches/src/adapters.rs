@@ -99,11 +99,7 @@ fn beside_the_peer(setup: &Setup, adapters: &Adapters) -> Result<Vec<Comparison>
         let aggregate = rate(format!("{case}, prefill and decode"), [None, None]);
         comparisons.extend(entries.compare(setup, &aggregate, Burst::aggregate_tokens_per_s)?);
     }
-    comparisons.extend(
-        measured
-            .adapters
-            .compare(setup, &first_token(), Burst::worst_first_token_ms)?,
-    );
+    comparisons.extend(measured.adapters.compare(setup, &first_token(), Burst::worst_first_token_ms)?);
     comparisons.push(adapters_beside_base(setup, &measured)?);
     Ok(comparisons)
 }
@@ -144,14 +140,7 @@ fn measure(setup: &Setup, adapters: &Adapters) -> Result<Measured> {
     let ours = Holobiont::start(setup, &adapters.ours[..STREAMS], &setup.temporary("holobiont-8"))
         .and_then(warmed_up)?;
     let (same, fastest) = (start(&setup.peer.shipped)?, start(&setup.peer.q4_0)?);
-    let [
-        adapters_ours,
-        adapters_same,
-        adapters_fastest,
-        base_ours,
-        base_same,
-        base_fastest,
-    ] = alternate(
+    let [adapters_ours, adapters_same, adapters_fastest, base_ours, base_same, base_fastest] = alternate(
         setup.config.runs,
         [
             Box::new(|round| ours.burst(&burst(Mix::Adapters, round))),
@@ -163,27 +152,16 @@ fn measure(setup: &Setup, adapters: &Adapters) -> Result<Measured> {
         ],
     )?;
     Ok(Measured {
-        adapters: Entries {
-            ours: adapters_ours,
-            same_file: adapters_same,
-            fastest: adapters_fastest,
-        },
-        base: Entries {
-            ours: base_ours,
-            same_file: base_same,
-            fastest: base_fastest,
-        },
+        adapters: Entries { ours: adapters_ours, same_file: adapters_same, fastest: adapters_fastest },
+        base: Entries { ours: base_ours, same_file: base_same, fastest: base_fastest },
     })
 }
 
 /// Our base streams with many idle adapters loaded, beside none loaded.
 fn many_loaded(setup: &Setup, adapters: &Adapters) -> Result<Comparison> {
     let start = |adapters: &[NamedAdapter]| -> Result<Holobiont> {
-        let server = Holobiont::start(
-            setup,
-            adapters,
-            &setup.temporary(&format!("holobiont-{}", adapters.len())),
-        )?;
+        let server =
+            Holobiont::start(setup, adapters, &setup.temporary(&format!("holobiont-{}", adapters.len())))?;
         server.warm_up(&burst(Mix::Base, WARM_UP_ROUND))?;
         Ok(server)
     };

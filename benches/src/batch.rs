@@ -20,11 +20,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
     let entries = Entries::measure(
         setup,
         |_| ours(setup),
-        |weights, _| {
-            setup
-                .peer
-                .batched(weights, &STREAMS, PROMPT_TOKENS, GENERATED_TOKENS)
-        },
+        |weights, _| setup.peer.batched(weights, &STREAMS, PROMPT_TOKENS, GENERATED_TOKENS),
     )?;
     let mut comparisons = Vec::new();
     for (index, streams) in STREAMS.into_iter().enumerate() {
@@ -46,11 +42,7 @@ fn ours(setup: &Setup) -> Result<Vec<f64>> {
     STREAMS
         .into_iter()
         .map(|streams| {
-            let load = Load {
-                prompt_tokens: PROMPT_TOKENS,
-                generated_tokens: GENERATED_TOKENS,
-                streams,
-            };
+            let load = Load { prompt_tokens: PROMPT_TOKENS, generated_tokens: GENERATED_TOKENS, streams };
             Ok(setup.ours.rates(load)?.decode_tokens_per_s)
         })
         .collect()

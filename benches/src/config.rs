@@ -25,14 +25,8 @@ pub(crate) enum Name {
 }
 
 impl Name {
-    const EACH: [Self; 6] = [
-        Self::Decode,
-        Self::Prefill,
-        Self::Batch,
-        Self::Adapters,
-        Self::Neighbour,
-        Self::Startup,
-    ];
+    const EACH: [Self; 6] =
+        [Self::Decode, Self::Prefill, Self::Batch, Self::Adapters, Self::Neighbour, Self::Startup];
 }
 
 /// Measures Holobiont and llama.cpp side by side; prints one JSON object a line.
@@ -92,11 +86,7 @@ impl Args {
                 .context("cannot find the folder of this program; give it with --ours")?
                 .with_file_name(""),
         };
-        ensure!(
-            self.model.is_file(),
-            "no model at {}; give a GGUF file with --model",
-            self.model.display()
-        );
+        ensure!(self.model.is_file(), "no model at {}; give a GGUF file with --model", self.model.display());
         ensure!(
             self.peer.is_dir(),
             "no peer binaries at {}; run scripts/build-peer or give a folder with --peer",
@@ -107,9 +97,7 @@ impl Args {
             model: self.model,
             peer: self.peer,
             ours,
-            requantized: self
-                .requantized
-                .unwrap_or_else(|| std::env::temp_dir().join("holobiont-bench")),
+            requantized: self.requantized.unwrap_or_else(|| std::env::temp_dir().join("holobiont-bench")),
             threads: self.threads.get(),
             runs: self.runs.get(),
         })
@@ -137,10 +125,7 @@ mod tests {
     #[test]
     fn all_stands_for_every_benchmark_once() {
         assert_eq!(expand(&[Name::Decode, Name::All]), Name::EACH);
-        assert_eq!(
-            expand(&[Name::Batch, Name::Decode, Name::Batch]),
-            [Name::Batch, Name::Decode]
-        );
+        assert_eq!(expand(&[Name::Batch, Name::Decode, Name::Batch]), [Name::Batch, Name::Decode]);
     }
 
     #[test]
@@ -148,9 +133,6 @@ mod tests {
         let args =
             Args::try_parse_from(["bench", "decode", "--model", "/no/such.gguf", "--peer", "/"]).unwrap();
         let message = args.validate().unwrap_err().to_string();
-        assert!(
-            message.contains("/no/such.gguf") && message.contains("--model"),
-            "{message}"
-        );
+        assert!(message.contains("/no/such.gguf") && message.contains("--model"), "{message}");
     }
 }

@@ -56,11 +56,7 @@ impl<T> Entries<T> {
                 Box::new(|round| peer(&setup.peer.q4_0, round)),
             ],
         )?;
-        Ok(Self {
-            ours,
-            same_file,
-            fastest,
-        })
+        Ok(Self { ours, same_file, fastest })
     }
 
     /// One figure of each entry, as `contest` compares it: a row for each of the peer's formats.
@@ -74,20 +70,13 @@ impl<T> Entries<T> {
         figure: impl Fn(&T) -> f64,
     ) -> Result<Vec<Comparison>> {
         let ours = Samples::of(&self.ours, &figure)?;
-        let rivals = [
-            (&setup.peer.shipped, &self.same_file),
-            (&setup.peer.q4_0, &self.fastest),
-        ];
+        let rivals = [(&setup.peer.shipped, &self.same_file), (&setup.peer.q4_0, &self.fastest)];
         rivals
             .into_iter()
             .zip(contest.targets)
             .map(|((weights, entries), target)| {
                 let samples = Samples::of(entries, &figure)?;
-                let rival = Rival {
-                    name: contest.rival.to_owned(),
-                    format: weights.format.clone(),
-                    samples,
-                };
+                let rival = Rival { name: contest.rival.to_owned(), format: weights.format.clone(), samples };
                 Ok(Comparison {
                     bench: contest.bench,
                     case: contest.case.clone(),

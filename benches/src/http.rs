@@ -115,11 +115,7 @@ impl<D: Dialect> Server<D> {
         let started = Instant::now();
         let agent = agent(Duration::from_secs(5));
         let health = format!("http://127.0.0.1:{port}/health");
-        while !agent
-            .get(&health)
-            .call()
-            .is_ok_and(|answer| answer.status() == 200)
-        {
+        while !agent.get(&health).call().is_ok_and(|answer| answer.status() == 200) {
             process.ensure_running()?;
             ensure!(
                 started.elapsed() < READY_LIMIT,
@@ -128,11 +124,7 @@ impl<D: Dialect> Server<D> {
             );
             thread::sleep(READY_POLL);
         }
-        Ok(Self {
-            process,
-            port,
-            dialect,
-        })
+        Ok(Self { process, port, dialect })
     }
 
     /// The same server, spoken to as `change` says.
@@ -140,10 +132,7 @@ impl<D: Dialect> Server<D> {
     /// # Errors
     /// Those of `change`.
     pub(crate) fn with_dialect(self, change: impl FnOnce(D) -> Result<D>) -> Result<Self> {
-        Ok(Self {
-            dialect: change(self.dialect)?,
-            ..self
-        })
+        Ok(Self { dialect: change(self.dialect)?, ..self })
     }
 
     /// Process id of the server's first process.
@@ -178,11 +167,7 @@ impl<D: Dialect> Server<D> {
                 .collect();
             clients
                 .into_iter()
-                .map(|client| {
-                    client
-                        .join()
-                        .unwrap_or_else(|_| Err(anyhow!("a client thread panicked")))
-                })
+                .map(|client| client.join().unwrap_or_else(|_| Err(anyhow!("a client thread panicked"))))
                 .collect()
         });
         timelines.map(Burst).map_err(|error| self.explain(error))
@@ -193,19 +178,12 @@ impl<D: Dialect> Server<D> {
     /// # Errors
     /// As [`Server::burst`].
     pub(crate) fn warm_up(&self, jobs: &[Job]) -> Result<()> {
-        let short = |job: &Job| Job {
-            generate: WARM_UP_TOKENS,
-            ..job.clone()
-        };
-        self.burst(&jobs.iter().map(short).collect::<Vec<_>>())
-            .map(|_| ())
+        let short = |job: &Job| Job { generate: WARM_UP_TOKENS, ..job.clone() };
+        self.burst(&jobs.iter().map(short).collect::<Vec<_>>()).map(|_| ())
     }
 
     fn explain(&self, error: anyhow::Error) -> anyhow::Error {
-        error.context(format!(
-            "a request failed; the server's last words:\n{}",
-            self.process.last_words()
-        ))
+        error.context(format!("a request failed; the server's last words:\n{}", self.process.last_words()))
     }
 }
 
@@ -218,24 +196,13 @@ pub(crate) fn get(port: u16, route: &str) -> Result<String> {
         .get(format!("http://127.0.0.1:{port}{route}"))
         .call()
         .with_context(|| format!("no answer to GET {route}"))?;
-    let text = answer
-        .body_mut()
-        .read_to_string()
-        .with_context(|| format!("GET {route} broke off"))?;
-    ensure!(
-        answer.status() == 200,
-        "GET {route} was answered with {}: {text}",
-        answer.status()
-    );
+    let text = answer.body_mut().read_to_string().with_context(|| format!("GET {route} broke off"))?;
+    ensure!(answer.status() == 200, "GET {route} was answered with {}: {text}", answer.status());
     Ok(text)
 }
 
 fn agent(limit: Duration) -> Agent {
-    Agent::config_builder()
-        .timeout_global(Some(limit))
-        .http_status_as_error(false)
-        .build()
-        .new_agent()
+    Agent::config_builder().timeout_global(Some(limit)).http_status_as_error(false).build().new_agent()
 }
 
 fn stream(port: u16, dialect: &impl Dialect, job: &Job) -> Result<Timeline> {
@@ -243,16 +210,10 @@ fn stream(port: u16, dialect: &impl Dialect, job: &Job) -> Result<Timeline> {
     let body = dialect.body(job);
     let agent = agent(REQUEST_LIMIT);
     let sent = Instant::now();
-    let mut answer = agent
-        .post(&url)
-        .send_json(&body)
-        .with_context(|| format!("no answer to POST {url}"))?;
+    let mut answer = agent.post(&url).send_json(&body).with_context(|| format!("no answer to POST {url}"))?;
     if answer.status() != 200 {
         let text = answer.body_mut().read_to_string().unwrap_or_default();
-        return Err(anyhow!(
-            "POST {url} was answered with {}: {text}",
-            answer.status()
-        ));
+        return Err(anyhow!("POST {url} was answered with {}: {text}", answer.status()));
     }
     follow(answer.body_mut().as_reader(), dialect, job, sent)
 }
@@ -283,12 +244,7 @@ fn follow(body: impl Read, dialect: &impl Dialect, job: &Job, sent: Instant) -> 
         "a stream has {tokens} tokens where {} were asked for; is ignore_eos honoured?",
         job.generate
     );
-    Ok(Timeline {
-        sent,
-        first,
-        last,
-        tokens,
-    })
+    Ok(Timeline { sent, first, last, tokens })
 }
 
 /// A request body's share that both dialects have in common: nothing is sampled, nothing ends a text early.
@@ -324,18 +280,12 @@ mod tests {
         }
         fn read(&self, event: &Value) -> Result<Event> {
             ensure!(event["e"].is_null(), "refused: {}", event["e"]);
-            Ok(Event {
-                has_text: event["t"].is_string(),
-                generated: event["n"].as_u64().map(|n| n as usize),
-            })
+            Ok(Event { has_text: event["t"].is_string(), generated: event["n"].as_u64().map(|n| n as usize) })
         }
     }
 
     fn job() -> Job {
-        Job {
-            generate: 2,
-            ..burst(Mix::Base, 0).swap_remove(0)
-        }
+        Job { generate: 2, ..burst(Mix::Base, 0).swap_remove(0) }
     }
 
     fn followed(events: &str) -> Result<Timeline> {
@@ -367,12 +317,7 @@ mod tests {
     fn rates_are_taken_over_the_window_of_all_requests() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
-        let timeline = |first, last| Timeline {
-            sent: start,
-            first: at(first),
-            last: at(last),
-            tokens: 50,
-        };
+        let timeline = |first, last| Timeline { sent: start, first: at(first), last: at(last), tokens: 50 };
         let burst = Burst(vec![timeline(100, 600), timeline(500, 1090)]);
         assert!((burst.decode_tokens_per_s() - 99.0 / 0.99).abs() < 1e-6);
         assert!((burst.aggregate_tokens_per_s() - 100.0 / 1.09).abs() < 1e-6);

@@ -18,10 +18,7 @@ impl Cores {
     /// If the process may not use so many cores.
     pub(crate) fn confine_to(count: usize) -> Result<Self> {
         let allowed = sched_getaffinity(None).context("cannot read which cores this process may use")?;
-        let cores: Vec<usize> = (0..CpuSet::MAX_CPU)
-            .filter(|&cpu| allowed.is_set(cpu))
-            .take(count)
-            .collect();
+        let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).take(count).collect();
         ensure!(
             cores.len() == count,
             "{count} threads need {count} cores, but only {} may be used; give a smaller --threads",
@@ -45,11 +42,7 @@ impl Cores {
         let Ok(text) = std::fs::read_to_string("/proc/loadavg") else {
             return;
         };
-        let load: f64 = text
-            .split(' ')
-            .next()
-            .and_then(|first| first.parse().ok())
-            .unwrap_or(0.0);
+        let load: f64 = text.split(' ').next().and_then(|first| first.parse().ok()).unwrap_or(0.0);
         let cores = std::thread::available_parallelism().map_or(self.0.len(), usize::from);
         if load > QUIET_LOAD * f64::from(u32::try_from(cores).unwrap_or(u32::MAX)) {
             eprintln!(

@@ -16,10 +16,7 @@ impl Samples {
     /// # Errors
     /// If there are none, or one is not a finite number.
     pub(crate) fn new(mut values: Vec<f64>) -> Result<Self> {
-        ensure!(
-            !values.is_empty(),
-            "nothing was measured; ask for at least one run"
-        );
+        ensure!(!values.is_empty(), "nothing was measured; ask for at least one run");
         ensure!(
             values.iter().all(|v| v.is_finite()),
             "a measurement is not a number: {values:?}; measure again"
@@ -59,11 +56,7 @@ impl Samples {
     /// Width of the range as a share of the median; 0 where the median is 0.
     pub(crate) fn spread(&self) -> f64 {
         let [least, greatest] = self.range();
-        if self.median() == 0.0 {
-            0.0
-        } else {
-            (greatest - least) / self.median()
-        }
+        if self.median() == 0.0 { 0.0 } else { (greatest - least) / self.median() }
     }
 }
 
@@ -81,11 +74,7 @@ pub(crate) fn alternate<T, const N: usize>(
     let mut results = std::array::from_fn(|_| Vec::with_capacity(runs));
     for round in 0..runs {
         for turn in 0..N {
-            let who = if round.is_multiple_of(2) {
-                turn
-            } else {
-                N - 1 - turn
-            };
+            let who = if round.is_multiple_of(2) { turn } else { N - 1 - turn };
             results[who].push(contestants[who](round)?);
         }
     }

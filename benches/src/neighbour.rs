@@ -14,11 +14,7 @@ use crate::{
     setup::Setup,
 };
 
-const LOAD: Load = Load {
-    prompt_tokens: 1,
-    generated_tokens: 128,
-    streams: 1,
-};
+const LOAD: Load = Load { prompt_tokens: 1, generated_tokens: 128, streams: 1 };
 /// Few: the peer may need a second for each.
 const PEER_TOKENS: usize = 16;
 /// Uses a core until its parent is gone, should nobody stop it.
@@ -44,11 +40,7 @@ pub(crate) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
         unit,
         better: Better::Higher,
         ours,
-        rival: Rival {
-            name: "llama-bench".to_owned(),
-            format: peer.shipped.format.clone(),
-            samples,
-        },
+        rival: Rival { name: "llama-bench".to_owned(), format: peer.shipped.format.clone(), samples },
         target,
     };
     Ok(vec![
@@ -71,21 +63,12 @@ pub(crate) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
 
 /// What was left, round by round.
 fn shares(beside: &[f64], alone: &[f64]) -> Result<Samples> {
-    Samples::new(
-        beside
-            .iter()
-            .zip(alone)
-            .map(|(beside, alone)| beside / alone)
-            .collect(),
-    )
+    Samples::new(beside.iter().zip(alone).map(|(beside, alone)| beside / alone).collect())
 }
 
 fn beside_a_busy_process<T>(setup: &Setup, measured: impl FnOnce() -> Result<T>) -> Result<T> {
-    let mut busy = Process::start(
-        Command::new("sh").args(["-c", BUSY]),
-        &setup.temporary("busy.log"),
-    )
-    .context("cannot start a busy process")?;
+    let mut busy = Process::start(Command::new("sh").args(["-c", BUSY]), &setup.temporary("busy.log"))
+        .context("cannot start a busy process")?;
     let result = measured()?;
     busy.ensure_running()?;
     Ok(result)

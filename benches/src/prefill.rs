@@ -9,11 +9,7 @@ use crate::{
     setup::Setup,
 };
 
-const LOAD: Load = Load {
-    prompt_tokens: 512,
-    generated_tokens: 0,
-    streams: 1,
-};
+const LOAD: Load = Load { prompt_tokens: 512, generated_tokens: 0, streams: 1 };
 
 /// Ours beside llama-bench on the same file and on Q4_0.
 pub(crate) fn run(setup: &Setup) -> Result<Vec<Comparison>> {

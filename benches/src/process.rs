@@ -33,9 +33,7 @@ impl Process {
     /// If the log cannot be written or the program not be started.
     pub(crate) fn start(command: &mut Command, log: &Path) -> Result<Self> {
         let output = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
-        let errors = output
-            .try_clone()
-            .with_context(|| format!("cannot write {}", log.display()))?;
+        let errors = output.try_clone().with_context(|| format!("cannot write {}", log.display()))?;
         Self::spawn(command.stdout(output).stderr(errors), log)
     }
 
@@ -45,11 +43,7 @@ impl Process {
             .stdin(Stdio::null())
             .spawn()
             .with_context(|| format!("cannot start {name}; is it built?"))?;
-        Ok(Self {
-            name,
-            child,
-            log: log.to_path_buf(),
-        })
+        Ok(Self { name, child, log: log.to_path_buf() })
     }
 
     /// Its process id.
@@ -62,17 +56,11 @@ impl Process {
     /// # Errors
     /// If it has ended.
     pub(crate) fn ensure_running(&mut self) -> Result<()> {
-        match self
-            .child
-            .try_wait()
-            .with_context(|| format!("cannot wait for {}", self.name))?
-        {
+        match self.child.try_wait().with_context(|| format!("cannot wait for {}", self.name))? {
             None => Ok(()),
-            Some(status) => bail!(
-                "{} ended with {status}; its last words:\n{}",
-                self.name,
-                self.last_words()
-            ),
+            Some(status) => {
+                bail!("{} ended with {status}; its last words:\n{}", self.name, self.last_words())
+            }
         }
     }
 
@@ -83,10 +71,8 @@ impl Process {
     fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
         let started = Instant::now();
         loop {
-            if let Some(status) = self
-                .child
-                .try_wait()
-                .with_context(|| format!("cannot wait for {}", self.name))?
+            if let Some(status) =
+                self.child.try_wait().with_context(|| format!("cannot wait for {}", self.name))?
             {
                 return Ok(status);
             }
@@ -168,10 +154,7 @@ pub(crate) fn memory_of(id: u32) -> Result<Memory> {
             .map(|kib| kib * 1024)
             .with_context(|| format!("{path} has no usable {field}"))
     };
-    Ok(Memory {
-        peak_bytes: bytes("VmHWM")?,
-        resident_bytes: bytes("VmRSS")?,
-    })
+    Ok(Memory { peak_bytes: bytes("VmHWM")?, resident_bytes: bytes("VmRSS")? })
 }
 
 /// The process called `name` among the children of process `parent`.
@@ -191,9 +174,7 @@ pub(crate) fn child_called(parent: u32, name: &str) -> Result<u32> {
 }
 
 fn status_field<'a>(status: &'a str, field: &str) -> Option<&'a str> {
-    status
-        .lines()
-        .find_map(|line| Some(line.strip_prefix(field)?.strip_prefix(':')?.trim()))
+    status.lines().find_map(|line| Some(line.strip_prefix(field)?.strip_prefix(':')?.trim()))
 }
 
 #[cfg(test)]
@@ -208,18 +189,15 @@ mod tests {
 
     #[test]
     fn a_failed_program_is_an_error_that_repeats_its_last_words() {
-        let error = output_of(&mut shell("echo too bad >&2; exit 3"), GRACE)
-            .unwrap_err()
-            .to_string();
+        let error = output_of(&mut shell("echo too bad >&2; exit 3"), GRACE).unwrap_err().to_string();
         assert!(error.contains("too bad") && error.contains('3'), "{error}");
         assert_eq!(output_of(&mut shell("echo fine"), GRACE).unwrap(), "fine\n");
     }
 
     #[test]
     fn a_program_that_does_not_end_is_stopped() {
-        let error = output_of(&mut shell("exec sleep 60"), Duration::from_millis(50))
-            .unwrap_err()
-            .to_string();
+        let error =
+            output_of(&mut shell("exec sleep 60"), Duration::from_millis(50)).unwrap_err().to_string();
         assert!(error.contains("still running"), "{error}");
     }
 

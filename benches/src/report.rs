@@ -168,26 +168,10 @@ mod tests {
     fn a_line_has_the_promised_fields() {
         let row = comparison(Better::Higher, Target::OursAtMost(100.0)).into_row(2);
         let line = serde_json::to_value(&row).unwrap();
-        for field in [
-            "bench",
-            "unit",
-            "ours",
-            "peer",
-            "peer_name",
-            "ratio",
-            "runs",
-            "spread",
-            "threads",
-        ] {
+        for field in ["bench", "unit", "ours", "peer", "peer_name", "ratio", "runs", "spread", "threads"] {
             assert!(line.get(field).is_some(), "{field} is missing in {line}");
         }
-        assert_eq!(
-            (line["runs"].as_u64(), line["spread"].as_f64()),
-            (Some(2), Some(0.4))
-        );
-        assert_eq!(
-            (line["target"].as_str(), line["met"].as_bool()),
-            (Some("ours <= 100"), Some(false))
-        );
+        assert_eq!((line["runs"].as_u64(), line["spread"].as_f64()), (Some(2), Some(0.4)));
+        assert_eq!((line["target"].as_str(), line["met"].as_bool()), (Some("ours <= 100"), Some(false)));
     }
 }

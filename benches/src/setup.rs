@@ -38,13 +38,7 @@ impl Setup {
         let peer = Peer::prepare(&config)?;
         let ours = Box::new(Helper::new(&config.ours, &config.model, config.threads));
         let temporary = tempfile::tempdir().context("cannot make a temporary folder for the servers")?;
-        Ok(Self {
-            config,
-            cores,
-            ours,
-            peer,
-            temporary,
-        })
+        Ok(Self { config, cores, ours, peer, temporary })
     }
 
     /// Path of `name` in a folder that is removed after the run.

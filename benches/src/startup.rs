@@ -96,18 +96,14 @@ fn memory(setup: &Setup) -> Result<Vec<Comparison>> {
         })
     };
     Ok(vec![
-        comparison("executor memory, 8 adapters, resident", |memory| {
-            memory.resident_bytes
-        })?,
+        comparison("executor memory, 8 adapters, resident", |memory| memory.resident_bytes)?,
         comparison("executor memory, 8 adapters, peak", |memory| memory.peak_bytes)?,
     ])
 }
 
 /// What the executor may keep.
 fn allowed_mib(setup: &Setup, adapters: &Adapters) -> Result<f64> {
-    let file = std::fs::metadata(&setup.config.model)
-        .context("cannot read the size of the model")?
-        .len();
+    let file = std::fs::metadata(&setup.config.model).context("cannot read the size of the model")?.len();
     let adapters = STREAMS as f64 * adapters.bytes as f64;
     Ok(((WEIGHTS_FACTOR * file as f64 + KV_POOL_BYTES as f64 + adapters + OVERHEAD_BYTES) / MIB).floor())
 }

@@ -64,11 +64,7 @@ pub(crate) fn burst(mix: Mix, round: usize) -> Vec<Job> {
 
 /// A single request for one token of the base model.
 pub(crate) fn first_token(round: usize) -> Job {
-    Job {
-        prompt: prompt(seed(Mix::Base, round, STREAMS), SHORT_PROMPT_TOKENS),
-        who: Use::Base,
-        generate: 1,
-    }
+    Job { prompt: prompt(seed(Mix::Base, round, STREAMS), SHORT_PROMPT_TOKENS), who: Use::Base, generate: 1 }
 }
 
 fn seed(mix: Mix, round: usize, stream: usize) -> u64 {
@@ -81,9 +77,7 @@ fn seed(mix: Mix, round: usize, stream: usize) -> u64 {
 
 fn prompt(seed: u64, tokens: usize) -> Vec<u32> {
     let mut random = StdRng::seed_from_u64(seed);
-    (0..tokens)
-        .map(|_| random.random_range(FIRST_WORD..LAST_WORD))
-        .collect()
+    (0..tokens).map(|_| random.random_range(FIRST_WORD..LAST_WORD)).collect()
 }
 
 #[cfg(test)]

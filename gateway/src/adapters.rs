@@ -97,11 +97,7 @@ pub struct Entry {
 
 impl Entry {
     fn new(record: Record) -> Self {
-        Self {
-            record,
-            fault: Mutex::new(None),
-            leases: watch::Sender::new(()),
-        }
+        Self { record, fault: Mutex::new(None), leases: watch::Sender::new(()) }
     }
 
     /// Requests that use it now.
@@ -180,10 +176,8 @@ impl Registry {
     /// Opens the registry in `state`; adapters loaded over HTTP must be inside `root`.
     pub fn open(executor: Executor, state: &Path, root: PathBuf) -> Result<Self, JournalError> {
         let (journal, records) = Journal::open(state)?;
-        let table = records
-            .into_iter()
-            .map(|record| (record.name.clone(), Arc::new(Entry::new(record))))
-            .collect();
+        let table =
+            records.into_iter().map(|record| (record.name.clone(), Arc::new(Entry::new(record)))).collect();
         Ok(Self {
             executor,
             journal,
@@ -220,14 +214,10 @@ impl Registry {
             return Ok(None);
         };
         match entry.fault() {
-            Some(reason) => Err(Unusable {
-                name: name.to_owned(),
-                reason,
-            }),
-            None => Ok(Some(Lease {
-                generation: entry.record.generation(),
-                _held: entry.leases.subscribe(),
-            })),
+            Some(reason) => Err(Unusable { name: name.to_owned(), reason }),
+            None => {
+                Ok(Some(Lease { generation: entry.record.generation(), _held: entry.leases.subscribe() }))
+            }
         }
     }
 
@@ -239,13 +229,9 @@ impl Registry {
     ) -> Result<Arc<Entry>, AdapterError> {
         let path = canonical(&request.path)?;
         if !path.starts_with(&self.root) {
-            return Err(AdapterError::OutsideRoot {
-                path,
-                root: self.root.clone(),
-            });
+            return Err(AdapterError::OutsideRoot { path, root: self.root.clone() });
         }
-        self.load_checked(LoadRequest { path, ..request }, base_name)
-            .await
+        self.load_checked(LoadRequest { path, ..request }, base_name).await
     }
 
     /// Loads an adapter the operator named at start, from anywhere, replacing what has the name.
@@ -255,11 +241,7 @@ impl Registry {
         path: &Path,
         base_name: &str,
     ) -> Result<Arc<Entry>, AdapterError> {
-        let request = LoadRequest {
-            name: name.to_owned(),
-            path: canonical(path)?,
-            replace: Replace::Always,
-        };
+        let request = LoadRequest { name: name.to_owned(), path: canonical(path)?, replace: Replace::Always };
         self.load_checked(request, base_name).await
     }
 
@@ -302,9 +284,7 @@ impl Registry {
     pub async fn unload(self: &Arc<Self>, name: &str) -> Result<u64, AdapterError> {
         let changing = self.changing.lock().await;
         let mut changed = Table::clone(&self.entries());
-        let entry = changed
-            .remove(name)
-            .ok_or_else(|| AdapterError::NotFound(name.to_owned()))?;
+        let entry = changed.remove(name).ok_or_else(|| AdapterError::NotFound(name.to_owned()))?;
         self.commit(changed).await?;
         self.draining().push(Arc::clone(&entry));
         drop(changing);
@@ -413,10 +393,8 @@ fn record(request: &LoadRequest, loaded: &AdapterLoaded) -> Record {
 }
 
 fn canonical(path: &Path) -> Result<PathBuf, AdapterError> {
-    path.canonicalize().map_err(|error| AdapterError::NoSuchPath {
-        path: path.to_owned(),
-        reason: error.to_string(),
-    })
+    path.canonicalize()
+        .map_err(|error| AdapterError::NoSuchPath { path: path.to_owned(), reason: error.to_string() })
 }
 
 fn check_name(name: &str, base_name: &str) -> Result<(), AdapterError> {

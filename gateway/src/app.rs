@@ -52,15 +52,7 @@ impl App {
         max_body_bytes: usize,
     ) -> Self {
         let (metrics, heavy) = (Arc::new(Metrics::new()), Semaphore::new(HEAVY_WORK));
-        Self {
-            executor,
-            status,
-            registry,
-            metrics,
-            keys,
-            max_body_bytes,
-            heavy,
-        }
+        Self { executor, status, registry, metrics, keys, max_body_bytes, heavy }
     }
 
     /// What is served, or a typed 503.
@@ -108,7 +100,5 @@ async fn read(body: Body, limit: usize) -> Result<Bytes, ApiError> {
         return Err(ApiError::too_large(limit));
     }
     // What cannot be read is too long, or its sender is gone and will not see the answer.
-    axum::body::to_bytes(body, limit)
-        .await
-        .map_err(|_| ApiError::too_large(limit))
+    axum::body::to_bytes(body, limit).await.map_err(|_| ApiError::too_large(limit))
 }

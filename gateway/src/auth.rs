@@ -95,14 +95,9 @@ impl Keys {
     /// Reads a key file.
     pub fn read(path: &Path) -> Result<Self, KeyFileError> {
         let text = fs::read_to_string(path)?;
-        let lines = text
-            .lines()
-            .enumerate()
-            .map(|(index, line)| (index + 1, line.trim()));
+        let lines = text.lines().enumerate().map(|(index, line)| (index + 1, line.trim()));
         let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
-        let keys = lines
-            .map(|(line, text)| key(line, text))
-            .collect::<Result<Vec<_>, _>>()?;
+        let keys = lines.map(|(line, text)| key(line, text)).collect::<Result<Vec<_>, _>>()?;
         match keys.len() {
             0 => Err(KeyFileError::Empty),
             1..=MAX_KEYS => Ok(Self { keys: Some(keys) }),
@@ -113,23 +108,15 @@ impl Keys {
     /// The caller with the key in `headers`.
     fn caller(&self, headers: &HeaderMap) -> Result<Caller, ApiError> {
         let Some(keys) = &self.keys else {
-            return Ok(Caller {
-                tenant: PUBLIC.into(),
-                role: Role::Admin,
-            });
+            return Ok(Caller { tenant: PUBLIC.into(), role: Role::Admin });
         };
         let given = given(headers).ok_or_else(|| {
             ApiError::unauthorized("no API key; send it as 'authorization: Bearer KEY' or 'x-api-key: KEY'")
         })?;
         let hash = hash(given);
         // Hashes are compared in constant time, and all of them: the time tells nothing about any key.
-        let found = keys.iter().fold(
-            None,
-            |found, key| if key.hash == hash { Some(key) } else { found },
-        );
-        found
-            .map(|key| key.caller.clone())
-            .ok_or_else(|| ApiError::unauthorized("this API key is not known"))
+        let found = keys.iter().fold(None, |found, key| if key.hash == hash { Some(key) } else { found });
+        found.map(|key| key.caller.clone()).ok_or_else(|| ApiError::unauthorized("this API key is not known"))
     }
 }
 
@@ -147,10 +134,7 @@ fn key(line: usize, text: &str) -> Result<Key, KeyFileError> {
     }
     let tenant = blake3::derive_key("holobiont 2026 tenant of an API key v1", key);
     let tenant = blake3::Hash::from_bytes(tenant).to_hex()[..32].into();
-    Ok(Key {
-        hash: hash(key),
-        caller: Caller { tenant, role },
-    })
+    Ok(Key { hash: hash(key), caller: Caller { tenant, role } })
 }
 
 fn hash(key: &[u8]) -> blake3::Hash {
@@ -176,9 +160,7 @@ pub async fn guard(
     if let Access::Role(needed) = access {
         let caller = app.keys.caller(request.headers())?;
         if caller.role < needed {
-            return Err(ApiError::forbidden(
-                "this API key may not do that; use one of role 'admin'",
-            ));
+            return Err(ApiError::forbidden("this API key may not do that; use one of role 'admin'"));
         }
         request.extensions_mut().insert(caller);
     }
@@ -208,20 +190,14 @@ mod tests {
     #[test]
     fn a_key_gives_its_role_by_either_header() {
         let keys = keys(&format!("# comment\n\nuser:{USER}\nadmin:{ADMIN}\n")).unwrap();
-        assert_eq!(
-            keys.caller(&with("authorization", &format!("Bearer {USER}")))
-                .unwrap()
-                .role,
-            Role::User
-        );
+        assert_eq!(keys.caller(&with("authorization", &format!("Bearer {USER}"))).unwrap().role, Role::User);
         assert_eq!(keys.caller(&with("x-api-key", ADMIN)).unwrap().role, Role::Admin);
     }
 
     #[test]
     fn an_unknown_key_and_no_key_are_refused() {
         let keys = keys(&format!("user:{USER}")).unwrap();
-        keys.caller(&with("authorization", "Bearer wrong-key-0123456789"))
-            .unwrap_err();
+        keys.caller(&with("authorization", "Bearer wrong-key-0123456789")).unwrap_err();
         keys.caller(&with("authorization", "Basic abc")).unwrap_err();
         keys.caller(&HeaderMap::new()).unwrap_err();
     }
@@ -235,14 +211,8 @@ mod tests {
 
     #[test]
     fn a_file_that_cannot_be_meant_is_refused_with_its_line() {
-        assert!(matches!(
-            keys("\nroot:0123456789abcdef"),
-            Err(KeyFileError::Line { line: 2, .. })
-        ));
-        assert!(matches!(
-            keys("user:short"),
-            Err(KeyFileError::Line { line: 1, .. })
-        ));
+        assert!(matches!(keys("\nroot:0123456789abcdef"), Err(KeyFileError::Line { line: 2, .. })));
+        assert!(matches!(keys("user:short"), Err(KeyFileError::Line { line: 1, .. })));
         assert!(matches!(keys("# nothing"), Err(KeyFileError::Empty)));
     }
 }

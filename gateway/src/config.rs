@@ -21,12 +21,7 @@ pub struct Args {
     #[arg(long, env = "HOLOBIONT_SOCKET", value_name = "PATH")]
     pub socket: PathBuf,
     /// Where to serve HTTP; beyond loopback only with --api-key-file or --insecure
-    #[arg(
-        long,
-        env = "HOLOBIONT_LISTEN",
-        value_name = "ADDR:PORT",
-        default_value = "127.0.0.1:8080"
-    )]
+    #[arg(long, env = "HOLOBIONT_LISTEN", value_name = "ADDR:PORT", default_value = "127.0.0.1:8080")]
     pub listen: SocketAddr,
     /// Directory for what must outlive the process: the adapter registry
     #[arg(long, env = "HOLOBIONT_STATE", value_name = "DIR")]
@@ -50,23 +45,13 @@ pub struct Args {
     #[arg(long, env = "HOLOBIONT_MAX_BODY_BYTES", value_name = "N", default_value_t = 8 << 20)]
     pub max_body_bytes: usize,
     /// Most sequences under way at once; more are answered with 429
-    #[arg(
-        long,
-        env = "HOLOBIONT_MAX_SEQUENCES",
-        value_name = "N",
-        default_value_t = 4096
-    )]
+    #[arg(long, env = "HOLOBIONT_MAX_SEQUENCES", value_name = "N", default_value_t = 4096)]
     pub max_sequences: usize,
     /// Seconds that running requests get to end after SIGTERM
     #[arg(long, env = "HOLOBIONT_GRACE_S", value_name = "N", default_value_t = 10)]
     pub grace_s: u64,
     /// Threads that move messages; text work has its own
-    #[arg(
-        long,
-        env = "HOLOBIONT_GATEWAY_THREADS",
-        value_name = "N",
-        default_value_t = 1
-    )]
+    #[arg(long, env = "HOLOBIONT_GATEWAY_THREADS", value_name = "N", default_value_t = 1)]
     pub threads: usize,
     /// How to write the log to stderr
     #[arg(long, env = "HOLOBIONT_LOG_FORMAT", value_enum, default_value_t = LogFormat::Human)]
@@ -177,23 +162,15 @@ impl TryFrom<Args> for Config {
     type Error = ConfigError;
 
     fn try_from(args: Args) -> Result<Self, ConfigError> {
-        let keys = args
-            .api_key_file
-            .as_deref()
-            .map_or_else(|| Ok(Keys::none()), Keys::read)?;
+        let keys = args.api_key_file.as_deref().map_or_else(|| Ok(Keys::none()), Keys::read)?;
         if args.api_key_file.is_none() && !args.listen.ip().is_loopback() && !args.insecure {
             return Err(ConfigError::OpenPort(args.listen));
         }
         if args.socket.as_os_str().len() > MAX_SOCKET_BYTES {
             return Err(ConfigError::SocketPath(args.socket));
         }
-        let sizes = [
-            ("threads", args.threads, 1),
-            ("max-sequences", args.max_sequences, 1),
-        ];
-        let sizes = sizes
-            .into_iter()
-            .chain([("max-body-bytes", args.max_body_bytes, 1024)]);
+        let sizes = [("threads", args.threads, 1), ("max-sequences", args.max_sequences, 1)];
+        let sizes = sizes.into_iter().chain([("max-body-bytes", args.max_body_bytes, 1024)]);
         for (name, value, least) in sizes {
             if value < least {
                 return Err(ConfigError::TooSmall { name, least });
@@ -217,28 +194,20 @@ impl TryFrom<Args> for Config {
             grace: Duration::from_secs(args.grace_s),
             threads: args.threads,
             log_format: args.log_format,
-            lifeline: if args.exit_with_stdin {
-                Lifeline::Stdin
-            } else {
-                Lifeline::Signals
-            },
+            lifeline: if args.exit_with_stdin { Lifeline::Stdin } else { Lifeline::Signals },
         })
     }
 }
 
 fn adapter_root(path: &Path) -> Result<PathBuf, ConfigError> {
-    path.canonicalize().map_err(|reason| ConfigError::AdapterRoot {
-        path: path.to_owned(),
-        reason,
-    })
+    path.canonicalize().map_err(|reason| ConfigError::AdapterRoot { path: path.to_owned(), reason })
 }
 
 fn start_adapter(text: &str) -> Result<StartAdapter, String> {
     match text.split_once('=') {
-        Some((name, path)) if !name.is_empty() && !path.is_empty() => Ok(StartAdapter {
-            name: name.to_owned(),
-            path: PathBuf::from(path),
-        }),
+        Some((name, path)) if !name.is_empty() && !path.is_empty() => {
+            Ok(StartAdapter { name: name.to_owned(), path: PathBuf::from(path) })
+        }
         _ => Err("expected NAME=DIR".to_owned()),
     }
 }
@@ -254,10 +223,7 @@ mod tests {
 
     #[test]
     fn an_open_port_without_keys_is_refused_unless_said_to_be_meant() {
-        assert!(matches!(
-            config(&["--listen", "0.0.0.0:80"]),
-            Err(ConfigError::OpenPort(_))
-        ));
+        assert!(matches!(config(&["--listen", "0.0.0.0:80"]), Err(ConfigError::OpenPort(_))));
         config(&["--listen", "0.0.0.0:80", "--insecure"]).unwrap();
         config(&["--listen", "[::1]:80"]).unwrap();
     }
@@ -265,18 +231,12 @@ mod tests {
     #[test]
     fn adapters_are_given_by_name_and_directory() {
         let config = config(&["--adapter", "a=dir/a", "--adapter", "b=dir=b"]).unwrap();
-        let b = StartAdapter {
-            name: "b".to_owned(),
-            path: PathBuf::from("dir=b"),
-        };
+        let b = StartAdapter { name: "b".to_owned(), path: PathBuf::from("dir=b") };
         assert_eq!((config.adapters.len(), &config.adapters[1]), (2, &b));
     }
 
     #[test]
     fn a_model_name_with_a_colon_is_refused() {
-        assert!(matches!(
-            config(&["--served-model-name", "a:b"]),
-            Err(ConfigError::ModelName(_))
-        ));
+        assert!(matches!(config(&["--served-model-name", "a:b"]), Err(ConfigError::ModelName(_))));
     }
 }

@@ -4,7 +4,7 @@
 //! - [`batch`]: the sequences of one HTTP request and their outputs; dropping it cancels them.
 //!
 //! A handle never touches the socket. It queues a command for the link and waits for what comes back. The
-//! command queue is bounded by what may be in it: a sequence holds a slot of [`Limits::max_sequences`] from its
+//! command queue is bounded by what may be in it: a sequence holds a slot of `--max-sequences` from its
 //! start until the link has forgotten it and causes at most two commands; calls hold a slot too.
 
 pub mod batch;
@@ -73,9 +73,7 @@ impl Executor {
     #[must_use]
     pub fn connect(socket: &Path, max_sequences: usize) -> Self {
         let (commands, received) = mpsc::unbounded_channel();
-        let (link_sender, link) = watch::channel(Link::Down {
-            reason: "not connected yet".to_owned(),
-        });
+        let (link_sender, link) = watch::channel(Link::Down { reason: "not connected yet".to_owned() });
         let endpoint = format!("ipc://{}", socket.display());
         tokio::spawn(LinkTask::new(endpoint, random_u64(), received, link_sender).run());
         Self {
@@ -105,10 +103,7 @@ impl Executor {
         let count = u32::try_from(sequences.len()).unwrap_or(u32::MAX);
         let mut permits = Arc::clone(&self.slots)
             .try_acquire_many_owned(count)
-            .map_err(|_| CallError::Busy {
-                limit: self.max_sequences,
-                what: "sequences",
-            })?;
+            .map_err(|_| CallError::Busy { limit: self.max_sequences, what: "sequences" })?;
         // Room for all a sequence may produce and the loss of the connection: the link never waits for a reader.
         let messages: usize = sequences.iter().map(|sequence| outputs_of(sequence) + 1).sum();
         let (sink, events) = mpsc::channel(messages.min(Semaphore::MAX_PERMITS));
@@ -125,10 +120,7 @@ impl Executor {
     /// Loads an adapter from its files.
     pub async fn load_adapter(&self, path: &Path) -> Result<AdapterLoaded, CallError> {
         let path = path.display().to_string();
-        match self
-            .call(|request| ToExecutor::LoadAdapter(LoadAdapter { request, path }))
-            .await?
-        {
+        match self.call(|request| ToExecutor::LoadAdapter(LoadAdapter { request, path })).await? {
             Answer::Loaded(loaded) => Ok(loaded),
             other => Err(unexpected(&other)),
         }
@@ -136,10 +128,7 @@ impl Executor {
 
     /// Drains and frees a generation; returns when its bytes are free.
     pub async fn unload_adapter(&self, generation: GenerationBytes) -> Result<AdapterUnloaded, CallError> {
-        match self
-            .call(|request| ToExecutor::UnloadAdapter(UnloadAdapter { request, generation }))
-            .await?
-        {
+        match self.call(|request| ToExecutor::UnloadAdapter(UnloadAdapter { request, generation })).await? {
             Answer::Unloaded(unloaded) => Ok(unloaded),
             other => Err(unexpected(&other)),
         }
@@ -154,17 +143,11 @@ impl Executor {
     }
 
     async fn call(&self, message: impl FnOnce(RequestId) -> ToExecutor) -> Result<Answer, CallError> {
-        let _slot = self.calls.try_acquire().map_err(|_| CallError::Busy {
-            limit: MAX_CALLS,
-            what: "calls",
-        })?;
+        let _slot =
+            self.calls.try_acquire().map_err(|_| CallError::Busy { limit: MAX_CALLS, what: "calls" })?;
         let id = self.request_id();
         let (answer, answered) = oneshot::channel();
-        self.send(Command::Call(Call {
-            id,
-            message: message(id).to_bytes(),
-            answer,
-        }));
+        self.send(Command::Call(Call { id, message: message(id).to_bytes(), answer }));
         answered
             .await
             .unwrap_or_else(|_| Err(CallError::Unavailable("the gateway is shutting down".to_owned())))
@@ -184,10 +167,7 @@ impl Executor {
 fn unexpected(answer: &Answer) -> CallError {
     let message =
         format!("the base-executor answered a call with something else ({answer:?}); update both processes");
-    CallError::Refused(WireError {
-        code: ErrorCode::Internal,
-        message,
-    })
+    CallError::Refused(WireError { code: ErrorCode::Internal, message })
 }
 
 /// A number nobody can foresee without watching this process: for seeds and instance numbers, not for secrets.

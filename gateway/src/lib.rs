@@ -37,7 +37,5 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Now, as OpenAI's `created` fields count it.
 #[must_use]
 pub fn seconds_since_1970() -> u64 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_secs())
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

@@ -40,10 +40,7 @@ impl Serving {
     /// What request options are checked against.
     #[must_use]
     pub fn limits(&self) -> Limits<'_> {
-        Limits {
-            vocab_size: self.welcome.vocab_size,
-            defaults: &self.text.facts().defaults,
-        }
+        Limits { vocab_size: self.welcome.vocab_size, defaults: &self.text.facts().defaults }
     }
 }
 
@@ -116,9 +113,7 @@ pub struct Lifecycle {
 
 impl std::fmt::Debug for Lifecycle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Lifecycle")
-            .field("was_ready", &self.was_ready)
-            .finish_non_exhaustive()
+        f.debug_struct("Lifecycle").field("was_ready", &self.was_ready).finish_non_exhaustive()
     }
 }
 
@@ -163,11 +158,7 @@ impl Lifecycle {
     }
 
     fn set_down(&self, detail: String) {
-        let status = if self.was_ready {
-            Status::Lost { detail }
-        } else {
-            Status::Starting { detail }
-        };
+        let status = if self.was_ready { Status::Lost { detail } } else { Status::Starting { detail } };
         self.status.send_replace(status);
     }
 
@@ -175,10 +166,7 @@ impl Lifecycle {
         self.set_down("reading the tokenizer".to_owned());
         let text = self.text_of(&welcome.model_path).await?;
         self.set_down("loading adapters".to_owned());
-        let base_name = self
-            .served_model_name
-            .clone()
-            .unwrap_or_else(|| model_name(&welcome.model_path));
+        let base_name = self.served_model_name.clone().unwrap_or_else(|| model_name(&welcome.model_path));
         if !self.registry.restore(&welcome.adapters, &base_name).await {
             // The link went down meanwhile; its change is the next thing seen.
             return Ok(());
@@ -215,14 +203,8 @@ impl Lifecycle {
 
     async fn load_start_adapters(&mut self, base_name: &str) -> Result<(), StartError> {
         for adapter in std::mem::take(&mut self.start_adapters) {
-            let loaded = self
-                .registry
-                .load_trusted(&adapter.name, &adapter.path, base_name)
-                .await;
-            loaded.map_err(|error| StartError::Adapter {
-                name: adapter.name,
-                reason: error.to_string(),
-            })?;
+            let loaded = self.registry.load_trusted(&adapter.name, &adapter.path, base_name).await;
+            loaded.map_err(|error| StartError::Adapter { name: adapter.name, reason: error.to_string() })?;
         }
         Ok(())
     }
@@ -231,10 +213,8 @@ impl Lifecycle {
 /// A name for the model at `path`: the repository's for one in a hub's cache, otherwise the file's or folder's.
 fn model_name(path: &str) -> String {
     let path = Path::new(path);
-    let in_hub = path
-        .components()
-        .filter_map(|part| part.as_os_str().to_str()?.strip_prefix("models--"))
-        .next_back();
+    let in_hub =
+        path.components().filter_map(|part| part.as_os_str().to_str()?.strip_prefix("models--")).next_back();
     let own = || {
         let name = if path.extension().is_some_and(|extension| extension == "gguf") {
             path.file_stem()

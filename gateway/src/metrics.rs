@@ -23,9 +23,8 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Most adapters named in `vllm:lora_requests_info`.
 const MAX_NAMED_ADAPTERS: usize = 256;
 /// Bounds of the histograms, in seconds.
-const BUCKETS_S: &[f64] = &[
-    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0,
-];
+const BUCKETS_S: &[f64] =
+    &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0];
 const METADATA: Metadata<'static> = Metadata::new(module_path!(), Level::INFO, None);
 
 /// Every figure, ready to be changed.
@@ -74,14 +73,10 @@ impl Metrics {
         let figures = Figures { recorder: &recorder };
         Self {
             handle: recorder.handle(),
-            first_token: figures.seconds(
-                "holobiont_time_to_first_token_seconds",
-                "From request to first token",
-            ),
-            between_tokens: figures.seconds(
-                "holobiont_time_between_tokens_seconds",
-                "From one output to the next, by token",
-            ),
+            first_token: figures
+                .seconds("holobiont_time_to_first_token_seconds", "From request to first token"),
+            between_tokens: figures
+                .seconds("holobiont_time_between_tokens_seconds", "From one output to the next, by token"),
             duration: figures.seconds("holobiont_request_duration_seconds", "From request to last token"),
             in_flight: figures.gauge(
                 "holobiont_requests_in_flight",
@@ -96,10 +91,7 @@ impl Metrics {
 
     /// Counts an answer.
     pub fn answered(&self, route: &'static str, status: u16) {
-        let labels = vec![
-            Label::from_static_parts("route", route),
-            Label::new("status", status.to_string()),
-        ];
+        let labels = vec![Label::from_static_parts("route", route), Label::new("status", status.to_string())];
         let key = Key::from_parts("holobiont_http_requests_total", labels);
         self.recorder.register_counter(&key, &METADATA).increment(1);
     }
@@ -130,10 +122,8 @@ impl Metrics {
     fn write_lora_info(&self, registry: &Registry, out: &mut String) {
         let entries = registry.entries();
         let busy = entries.values().filter(|entry| entry.requests() > 0);
-        let names: Vec<String> = busy
-            .take(MAX_NAMED_ADAPTERS)
-            .map(|entry| escape(&entry.record.name))
-            .collect();
+        let names: Vec<String> =
+            busy.take(MAX_NAMED_ADAPTERS).map(|entry| escape(&entry.record.name)).collect();
         // Writing to a string cannot fail.
         let _ = write!(
             out,
@@ -155,10 +145,7 @@ impl Default for Metrics {
 
 /// A label's value as Prometheus wants it.
 fn escape(value: &str) -> String {
-    value
-        .replace('\\', "\\\\")
-        .replace('"', "\\\"")
-        .replace('\n', "\\n")
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 /// Registers figures with their descriptions.
@@ -173,22 +160,17 @@ impl Figures<'_> {
             Some(Unit::Seconds),
             SharedString::const_str(help),
         );
-        self.recorder
-            .register_histogram(&Key::from_static_name(name), &METADATA)
+        self.recorder.register_histogram(&Key::from_static_name(name), &METADATA)
     }
 
     fn gauge(&self, name: &'static str, help: &'static str, labels: &'static [Label]) -> Gauge {
-        self.recorder
-            .describe_gauge(KeyName::from(name), None, SharedString::const_str(help));
-        self.recorder
-            .register_gauge(&Key::from_static_parts(name, labels), &METADATA)
+        self.recorder.describe_gauge(KeyName::from(name), None, SharedString::const_str(help));
+        self.recorder.register_gauge(&Key::from_static_parts(name, labels), &METADATA)
     }
 
     fn counter(&self, name: &'static str, help: &'static str) -> Counter {
-        self.recorder
-            .describe_counter(KeyName::from(name), None, SharedString::const_str(help));
-        self.recorder
-            .register_counter(&Key::from_static_name(name), &METADATA)
+        self.recorder.describe_counter(KeyName::from(name), None, SharedString::const_str(help));
+        self.recorder.register_counter(&Key::from_static_name(name), &METADATA)
     }
 }
 
@@ -199,16 +181,8 @@ impl ExecutorFigures {
         const CACHED: &[Label] = &[Label::from_static_parts("state", "cached")];
         let kv = |labels| figures.gauge("holobiont_kv_blocks", "KV blocks of the pool, by state", labels);
         Self {
-            up: figures.gauge(
-                "holobiont_executor_up",
-                "1 while the base-executor is connected",
-                &[],
-            ),
-            waiting: figures.gauge(
-                "holobiont_requests_waiting",
-                "Sequences waiting for admission",
-                &[],
-            ),
+            up: figures.gauge("holobiont_executor_up", "1 while the base-executor is connected", &[]),
+            waiting: figures.gauge("holobiont_requests_waiting", "Sequences waiting for admission", &[]),
             running: figures.gauge("holobiont_requests_running", "Sequences being computed", &[]),
             kv_total: kv(TOTAL),
             kv_used: kv(USED),
@@ -216,19 +190,12 @@ impl ExecutorFigures {
             adapter_bytes: figures.gauge("holobiont_adapter_bytes", "Bytes of resident adapters", &[]),
             adapters: figures.gauge("holobiont_adapters_resident", "Resident adapters", &[]),
             prompt_tokens: figures.counter("holobiont_prompt_tokens_total", "Prompt tokens computed"),
-            cached_tokens: figures.counter(
-                "holobiont_cached_tokens_total",
-                "Prompt tokens from the prefix cache",
-            ),
+            cached_tokens: figures
+                .counter("holobiont_cached_tokens_total", "Prompt tokens from the prefix cache"),
             generated_tokens: figures.counter("holobiont_generated_tokens_total", "Tokens generated"),
-            preemptions: figures.counter(
-                "holobiont_preemptions_total",
-                "Sequences put back for want of KV blocks",
-            ),
-            cancelled: figures.counter(
-                "holobiont_cancelled_total",
-                "Sequences cancelled by their callers",
-            ),
+            preemptions: figures
+                .counter("holobiont_preemptions_total", "Sequences put back for want of KV blocks"),
+            cancelled: figures.counter("holobiont_cancelled_total", "Sequences cancelled by their callers"),
             steps: figures.counter("holobiont_engine_steps_total", "Engine steps"),
         }
     }
@@ -240,18 +207,11 @@ impl ExecutorFigures {
         self.kv_total.set(f64::from(now.kv_blocks_total));
         self.kv_used.set(f64::from(now.kv_blocks_used));
         self.kv_cached.set(f64::from(now.kv_blocks_cached));
-        #[expect(
-            clippy::cast_precision_loss,
-            reason = "gauges are floating point; sizes stay below 2^53"
-        )]
+        #[expect(clippy::cast_precision_loss, reason = "gauges are floating point; sizes stay below 2^53")]
         self.adapter_bytes.set(now.adapter_bytes as f64);
-        self.adapters
-            .set(u32::try_from(now.adapters.len()).map_or(f64::INFINITY, f64::from));
+        self.adapters.set(u32::try_from(now.adapters.len()).map_or(f64::INFINITY, f64::from));
         for (counter, figure) in [
-            (
-                &self.prompt_tokens,
-                (|stats| stats.prompt_tokens) as fn(&Stats) -> u64,
-            ),
+            (&self.prompt_tokens, (|stats| stats.prompt_tokens) as fn(&Stats) -> u64),
             (&self.cached_tokens, |stats| stats.cached_tokens),
             (&self.generated_tokens, |stats| stats.generated_tokens),
             (&self.preemptions, |stats| stats.preemptions),
@@ -294,11 +254,7 @@ impl GenerationTimer {
     #[must_use]
     pub fn start(metrics: Arc<Metrics>, started: Instant) -> Self {
         metrics.in_flight.increment(1.0);
-        Self {
-            metrics,
-            started,
-            last: None,
-        }
+        Self { metrics, started, last: None }
     }
 
     /// Notes that `count` tokens have come.

@@ -54,18 +54,8 @@ impl std::fmt::Debug for Route {
 /// The table.
 #[must_use]
 pub fn table() -> Vec<Route> {
-    let get = |path, access, handler| Route {
-        method: Method::GET,
-        path,
-        access,
-        handler,
-    };
-    let post = |path, access, handler| Route {
-        method: Method::POST,
-        path,
-        access,
-        handler,
-    };
+    let get = |path, access, handler| Route { method: Method::GET, path, access, handler };
+    let post = |path, access, handler| Route { method: Method::POST, path, access, handler };
     vec![
         get("/health", Access::Open, self::get(health)),
         get("/version", USER, self::get(version)),
@@ -89,10 +79,7 @@ pub fn router(app: &Arc<App>) -> Router {
     for route in table() {
         let guarded = middleware::from_fn_with_state((Arc::clone(app), route.access), guard);
         let counted = middleware::from_fn_with_state((Arc::clone(app), route.path), count);
-        router = router.route(
-            route.path,
-            route.handler.route_layer(guarded).route_layer(counted),
-        );
+        router = router.route(route.path, route.handler.route_layer(guarded).route_layer(counted));
     }
     router
         .fallback(unknown)
@@ -109,9 +96,7 @@ async fn chat_completions(
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
     let (serving, shared) = (app.serving()?, Arc::clone(&app));
-    let job = app
-        .work(body.len(), move || chat::job(&shared, &caller, serving, &body))
-        .await?;
+    let job = app.work(body.len(), move || chat::job(&shared, &caller, serving, &body)).await?;
     generate(&app, job).await
 }
 
@@ -121,11 +106,7 @@ async fn text_completions(
     JsonBody(body): JsonBody,
 ) -> Result<Response, ApiError> {
     let (serving, shared) = (app.serving()?, Arc::clone(&app));
-    let job = app
-        .work(body.len(), move || {
-            completions::job(&shared, &caller, serving, &body)
-        })
-        .await?;
+    let job = app.work(body.len(), move || completions::job(&shared, &caller, serving, &body)).await?;
     generate(&app, job).await
 }
 
@@ -133,10 +114,7 @@ async fn text_completions(
 async fn generate(app: &App, job: Job) -> Result<Response, ApiError> {
     let delivery = job.params.delivery;
     let mut answer = job.start(app)?;
-    let first = answer
-        .next()
-        .await
-        .unwrap_or_else(|| Err(ApiError::internal("nothing was generated")))?;
+    let first = answer.next().await.unwrap_or_else(|| Err(ApiError::internal("nothing was generated")))?;
     match delivery {
         Delivery::Whole => collect::respond(answer, first).await,
         Delivery::Stream(usage) => Ok(stream::respond(answer, first, usage)),
@@ -149,11 +127,7 @@ async fn health(State(app): State<Arc<App>>) -> Response {
     let (code, name, detail) = match status {
         Status::Ready(_) => (StatusCode::OK, "ok", None),
         Status::Starting { detail } => (StatusCode::SERVICE_UNAVAILABLE, "loading", Some(detail)),
-        Status::Lost { detail } => (
-            StatusCode::SERVICE_UNAVAILABLE,
-            "executor_unavailable",
-            Some(detail),
-        ),
+        Status::Lost { detail } => (StatusCode::SERVICE_UNAVAILABLE, "executor_unavailable", Some(detail)),
         Status::Closing => (StatusCode::SERVICE_UNAVAILABLE, "stopping", None),
     };
     let body = match detail {
@@ -169,21 +143,13 @@ async fn version() -> Json<serde_json::Value> {
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {
     let text = app.metrics.render(&app.registry);
-    (
-        [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")],
-        text,
-    )
-        .into_response()
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }
 
 async fn unknown(State(app): State<Arc<App>>, uri: Uri) -> ApiError {
     app.metrics.answered(NO_ROUTE, 404);
     let routes: Vec<&str> = table().iter().map(|route| route.path).collect();
-    ApiError::not_found(format!(
-        "there is no route '{}'; there are {}",
-        uri.path(),
-        routes.join(", ")
-    ))
+    ApiError::not_found(format!("there is no route '{}'; there are {}", uri.path(), routes.join(", ")))
 }
 
 async fn wrong_method(State(app): State<Arc<App>>, method: Method, uri: Uri) -> ApiError {
@@ -203,10 +169,8 @@ async fn count(
 
 #[expect(clippy::needless_pass_by_value, reason = "the signature is the layer's")]
 fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response<Body> {
-    let text = panic
-        .downcast_ref::<String>()
-        .map(String::as_str)
-        .or_else(|| panic.downcast_ref::<&str>().copied());
+    let text =
+        panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
     tracing::error!(panic = text.unwrap_or("unknown"), "a handler panicked");
     ApiError::internal("this server made a mistake; its log says which").into_response()
 }
@@ -216,8 +180,6 @@ struct RandomId;
 
 impl MakeRequestId for RandomId {
     fn make_request_id<B>(&mut self, _: &axum::http::Request<B>) -> Option<RequestId> {
-        HeaderValue::from_str(&format!("{:016x}", random_u64()))
-            .ok()
-            .map(RequestId::new)
+        HeaderValue::from_str(&format!("{:016x}", random_u64())).ok().map(RequestId::new)
     }
 }

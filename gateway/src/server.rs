@@ -67,16 +67,10 @@ pub fn run(config: Config) -> Result<(), RunError> {
         .max_blocking_threads(BLOCKING_THREADS)
         .enable_all()
         .build()
-        .map_err(|reason| RunError::System {
-            attempt: "starting threads",
-            reason,
-        })?;
+        .map_err(|reason| RunError::System { attempt: "starting threads", reason })?;
     let served = runtime.block_on(async {
         let stop = stop_signal(config.lifeline)?;
-        Gateway::start(config, Arc::new(text::load))
-            .await?
-            .until(stop)
-            .await
+        Gateway::start(config, Arc::new(text::load)).await?.until(stop).await
     });
     // Nothing that still computes may keep the process.
     runtime.shutdown_background();
@@ -91,20 +85,14 @@ fn start_log(format: LogFormat) {
         LogFormat::Auto => !std::io::stderr().is_terminal(),
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr);
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     if json { log.json().init() } else { log.init() }
 }
 
 /// Resolves when the process is asked to stop.
 fn stop_signal(lifeline: Lifeline) -> Result<impl Future<Output = ()>, RunError> {
-    let watch = |kind| {
-        signal(kind).map_err(|reason| RunError::System {
-            attempt: "watching for signals",
-            reason,
-        })
-    };
+    let watch =
+        |kind| signal(kind).map_err(|reason| RunError::System { attempt: "watching for signals", reason });
     let (mut term, mut int) = (watch(SignalKind::terminate())?, watch(SignalKind::interrupt())?);
     Ok(async move {
         let lifeline = async {
@@ -154,18 +142,9 @@ impl Gateway {
         let registry = Registry::open(executor.clone(), &config.state, config.adapter_root.clone())?;
         let registry = Arc::new(registry);
         let (lifecycle, status) = Lifecycle::new(&config, executor.clone(), Arc::clone(&registry), load_text);
-        let app = App::new(
-            executor.clone(),
-            status.clone(),
-            registry,
-            config.keys,
-            config.max_body_bytes,
-        );
+        let app = App::new(executor.clone(), status.clone(), registry, config.keys, config.max_body_bytes);
         let app = Arc::new(app);
-        let refused = |reason| RunError::Listen {
-            address: config.listen,
-            reason,
-        };
+        let refused = |reason| RunError::Listen { address: config.listen, reason };
         let listener = TcpListener::bind(config.listen).await.map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
         let (stop, stopped) = watch::channel(false);
@@ -239,8 +218,5 @@ async fn serve(
         // An error means that whoever could stop it is gone.
         let _ = stopped.wait_for(|stop| *stop).await;
     };
-    axum::serve(listener, routes::router(&app))
-        .with_graceful_shutdown(stopped)
-        .into_future()
-        .await
+    axum::serve(listener, routes::router(&app)).with_graceful_shutdown(stopped).into_future().await
 }

@@ -120,34 +120,24 @@ pub fn load(path: &Path) -> Result<Arc<dyn Text>, LoadError> {
         defaults,
     };
     let template = facts.chat_template.as_deref();
-    let template = template
-        .map(|source| ChatTemplate::new(source, tokens, Limits::default()))
-        .transpose();
+    let template = template.map(|source| ChatTemplate::new(source, tokens, Limits::default())).transpose();
     let template = template.unwrap_or_else(|error| {
         // Completions need no template, so a bad one takes only the chat away.
         tracing::error!(%error, "the model is served without chat");
         None
     });
-    Ok(Arc::new(ModelText {
-        tokenizer: Arc::new(tokenizer),
-        template,
-        facts,
-    }))
+    Ok(Arc::new(ModelText { tokenizer: Arc::new(tokenizer), template, facts }))
 }
 
 fn read(path: &Path) -> Result<(Tokenizer, GenerationDefaults), LoadError> {
     Ok(match ModelFiles::at(path)? {
         ModelFiles::Gguf(path) => {
             let file = GgufFile::open(&path)?;
-            (
-                Tokenizer::from_gguf(&file)?,
-                GenerationDefaults::from_gguf(&file)?,
-            )
+            (Tokenizer::from_gguf(&file)?, GenerationDefaults::from_gguf(&file)?)
         }
-        ModelFiles::Directory(path) => (
-            Tokenizer::from_directory(&path)?,
-            GenerationDefaults::from_directory(&path)?,
-        ),
+        ModelFiles::Directory(path) => {
+            (Tokenizer::from_directory(&path)?, GenerationDefaults::from_directory(&path)?)
+        }
     })
 }
 
@@ -165,11 +155,7 @@ impl Text for ModelText {
     }
 
     fn decoder(&self, start: TextStart) -> Box<dyn Decoder> {
-        Box::new(Detokenizer::new(
-            Arc::clone(&self.tokenizer),
-            SkipSpecial::Yes,
-            start,
-        ))
+        Box::new(Detokenizer::new(Arc::clone(&self.tokenizer), SkipSpecial::Yes, start))
     }
 
     fn render(&self, messages: &[ChatMessage]) -> Result<String, TextError> {

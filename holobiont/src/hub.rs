@@ -9,11 +9,17 @@ use crate::exit::{Exit, Explain};
 /// Why a hub name gave no model.
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
-pub(crate) struct HubError(#[from] LocationError);
+pub(crate) struct HubError(Box<LocationError>);
+
+impl From<LocationError> for HubError {
+    fn from(error: LocationError) -> Self {
+        Self(Box::new(error))
+    }
+}
 
 impl Explain for HubError {
     fn exit(&self) -> Exit {
-        match &self.0 {
+        match &*self.0 {
             LocationError::Unknown { .. } | LocationError::NotCached { .. } => Exit::NotFound,
             LocationError::Download { .. } => Exit::Unavailable,
             LocationError::Cache { .. } | LocationError::Reference { .. } => Exit::Failed,
@@ -21,7 +27,7 @@ impl Explain for HubError {
     }
 
     fn next(&self) -> Option<String> {
-        match &self.0 {
+        match &*self.0 {
             LocationError::NotCached { .. } if !cfg!(feature = "hub") => {
                 Some("cargo build --release -p holobiont --features hub makes one that downloads".into())
             }
@@ -49,7 +55,7 @@ mod tests {
         let cache = tempfile::tempdir().unwrap();
         let settings =
             HubSettings { cache: cache.path().to_owned(), access: model::location::HubAccess::Offline };
-        let error = HubError(resolve("org/no-such-model", &settings).unwrap_err());
+        let error = HubError::from(resolve("org/no-such-model", &settings).unwrap_err());
         assert_eq!(error.exit(), Exit::NotFound, "{error}");
         assert_eq!(error.next().is_some(), !cfg!(feature = "hub"));
     }

@@ -26,10 +26,7 @@ impl Forms {
     /// Both demands together.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
-        Self {
-            bytes: self.bytes || other.bytes,
-            bf16: self.bf16 || other.bf16,
-        }
+        Self { bytes: self.bytes || other.bytes, bf16: self.bf16 || other.bf16 }
     }
 }
 
@@ -112,10 +109,7 @@ impl Activations {
     }
 
     fn quantize(&mut self, pool: &mut Pool, isa: Isa) {
-        assert!(
-            self.width.is_multiple_of(GROUP),
-            "integer weights have rows of whole groups"
-        );
+        assert!(self.width.is_multiple_of(GROUP), "integer weights have rows of whole groups");
         let groups = self.rows * self.groups();
         self.bytes.resize(self.rows * self.width, 0);
         self.scales.resize(groups, 0.0);

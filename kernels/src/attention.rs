@@ -146,10 +146,7 @@ impl KvPool {
     /// If the heads are wider than [`MAX_HEAD_DIM`].
     pub fn new(shape: KvShape, blocks: usize) -> io::Result<Self> {
         assert!(shape.head_dim <= MAX_HEAD_DIM, "heads of at most {MAX_HEAD_DIM}");
-        let elements = shape
-            .block_elements()
-            .checked_mul(blocks)
-            .ok_or(io::ErrorKind::OutOfMemory)?;
+        let elements = shape.block_elements().checked_mul(blocks).ok_or(io::ErrorKind::OutOfMemory)?;
         let data = match shape.precision {
             KvPrecision::F32 => Elements::F32(Buffer::zeroed(elements)?),
             KvPrecision::F16 => Elements::F16(Buffer::zeroed(elements)?),
@@ -173,22 +170,12 @@ impl KvPool {
         let shape = self.shape;
         for &rows in batch {
             match &mut self.data {
-                Elements::F32(data) => isa.dispatch(Append {
-                    data: data.as_ptr(),
-                    shape,
-                    layer,
-                    qkv,
-                    layout,
-                    rows,
-                }),
-                Elements::F16(data) => isa.dispatch(Append {
-                    data: data.as_ptr(),
-                    shape,
-                    layer,
-                    qkv,
-                    layout,
-                    rows,
-                }),
+                Elements::F32(data) => {
+                    isa.dispatch(Append { data: data.as_ptr(), shape, layer, qkv, layout, rows })
+                }
+                Elements::F16(data) => {
+                    isa.dispatch(Append { data: data.as_ptr(), shape, layer, qkv, layout, rows })
+                }
             }
         }
     }
@@ -199,10 +186,7 @@ impl KvPool {
     /// # Panics
     ///
     /// As [`KvPool::append`].
-    #[allow(
-        clippy::too_many_arguments,
-        reason = "one operation; its operands are what they are"
-    )]
+    #[allow(clippy::too_many_arguments, reason = "one operation; its operands are what they are")]
     pub fn attend(
         &self,
         pool: &mut Pool,
@@ -215,34 +199,16 @@ impl KvPool {
         out: &mut [f32],
     ) {
         let rows = self.check(layer, qkv, layout, batch);
-        assert!(
-            out.len() >= rows * layout.heads * layout.head_dim,
-            "a row of out for each row of qkv"
-        );
+        assert!(out.len() >= rows * layout.heads * layout.head_dim, "a row of out for each row of qkv");
         let tiles = tiles(batch, layout);
         let out = OutPtr(out.as_mut_ptr());
         let window = window.unwrap_or(usize::MAX);
         pool.run(tiles.len() * layout.kv_heads, |i| {
             let (tile, kv_head, out) = (tiles[i / layout.kv_heads], i % layout.kv_heads, &out);
-            let attend = Attend {
-                shape: self.shape,
-                layer,
-                qkv,
-                layout,
-                tile,
-                kv_head,
-                window,
-                out: out.0,
-            };
+            let attend = Attend { shape: self.shape, layer, qkv, layout, tile, kv_head, window, out: out.0 };
             match &self.data {
-                Elements::F32(data) => isa.dispatch(AttendIn {
-                    data: data.as_ptr(),
-                    attend,
-                }),
-                Elements::F16(data) => isa.dispatch(AttendIn {
-                    data: data.as_ptr(),
-                    attend,
-                }),
+                Elements::F32(data) => isa.dispatch(AttendIn { data: data.as_ptr(), attend }),
+                Elements::F16(data) => isa.dispatch(AttendIn { data: data.as_ptr(), attend }),
             }
         });
     }
@@ -255,21 +221,12 @@ impl KvPool {
             (self.shape.kv_heads, self.shape.head_dim),
             "the pool's heads"
         );
-        assert!(
-            layout.heads.is_multiple_of(layout.kv_heads),
-            "whole groups of heads"
-        );
+        assert!(layout.heads.is_multiple_of(layout.kv_heads), "whole groups of heads");
         let rows = qkv.len() / layout.stride();
         for slice in batch {
             assert!(slice.first_row + slice.rows <= rows, "the slice's rows exist");
-            assert!(
-                slice.position + slice.rows <= slice.blocks.len() * BLOCK_TOKENS,
-                "enough blocks"
-            );
-            assert!(
-                slice.blocks.iter().all(|&block| (block as usize) < self.blocks),
-                "blocks of this pool"
-            );
+            assert!(slice.position + slice.rows <= slice.blocks.len() * BLOCK_TOKENS, "enough blocks");
+            assert!(slice.blocks.iter().all(|&block| (block as usize) < self.blocks), "blocks of this pool");
         }
         rows
     }
@@ -310,9 +267,7 @@ impl<E: Element> Kernel for Append<'_, E> {
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        let Self {
-            shape, layout, rows, ..
-        } = self;
+        let Self { shape, layout, rows, .. } = self;
         for i in 0..rows.rows {
             let position = rows.position + i;
             let block = rows.blocks[position / BLOCK_TOKENS] as usize;
@@ -426,10 +381,7 @@ impl<E: Element> AttendIn<'_, E> {
         let end = queries.iter().map(|q| q.visible.1).max().unwrap_or(0);
         let mut span = begin / SPAN * SPAN;
         while span < end {
-            let blocks = (
-                span.max(begin) / BLOCK_TOKENS,
-                end.min(span + SPAN).div_ceil(BLOCK_TOKENS),
-            );
+            let blocks = (span.max(begin) / BLOCK_TOKENS, end.min(span + SPAN).div_ceil(BLOCK_TOKENS));
             for block in blocks.0..blocks.1 {
                 self.score::<S, R>(&queries, block, span, &mut scores);
             }
@@ -448,13 +400,7 @@ impl<E: Element> AttendIn<'_, E> {
 
     #[inline(always)]
     fn query(&self, row: usize, group: usize) -> Query {
-        let Attend {
-            layout,
-            tile,
-            kv_head,
-            window,
-            ..
-        } = self.attend;
+        let Attend { layout, tile, kv_head, window, .. } = self.attend;
         let (token, head) = (row / group, kv_head * group + row % group);
         let position = tile.position + token;
         let row = tile.first_row + token;
@@ -472,13 +418,7 @@ impl<E: Element> AttendIn<'_, E> {
     /// The keys of this head in a block of the sequence.
     #[inline(always)]
     fn keys(&self, block: usize) -> *const E {
-        let Attend {
-            shape,
-            layer,
-            kv_head,
-            tile,
-            ..
-        } = self.attend;
+        let Attend { shape, layer, kv_head, tile, .. } = self.attend;
         let at = tile.blocks[block] as usize * shape.block_elements()
             + (layer * shape.kv_heads + kv_head) * shape.head_elements();
         // SAFETY: `check` has seen that the block exists.
@@ -603,9 +543,7 @@ impl<E: Element> AttendIn<'_, E> {
             let mut at = range.0;
             while at < range.1 {
                 let position = span + at;
-                let values = self
-                    .keys(position / BLOCK_TOKENS)
-                    .add(shape.key_elements() + column);
+                let values = self.keys(position / BLOCK_TOKENS).add(shape.key_elements() + column);
                 let end = range.1.min((position / BLOCK_TOKENS + 1) * BLOCK_TOKENS - span);
                 while at < end {
                     let value = values.add((span + at) % BLOCK_TOKENS * shape.padded());

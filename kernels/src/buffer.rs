@@ -36,15 +36,8 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     fn new(bytes: usize) -> io::Result<Self> {
-        let granule = if bytes >= HUGE_PAGE_BYTES {
-            HUGE_PAGE_BYTES
-        } else {
-            PAGE_BYTES
-        };
-        let bytes = bytes
-            .max(1)
-            .checked_next_multiple_of(granule)
-            .ok_or(io::ErrorKind::OutOfMemory)?;
+        let granule = if bytes >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { PAGE_BYTES };
+        let bytes = bytes.max(1).checked_next_multiple_of(granule).ok_or(io::ErrorKind::OutOfMemory)?;
         // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
         let data = unsafe {
             mmap_anonymous(
@@ -58,10 +51,7 @@ impl Mapping {
             // SAFETY: the range was just mapped; the advice changes no contents. Refusal only costs speed.
             let _ = unsafe { madvise(data, bytes, Advice::LinuxHugepage) };
         }
-        Ok(Self {
-            data: NonNull::new(data.cast()).ok_or(io::ErrorKind::OutOfMemory)?,
-            bytes,
-        })
+        Ok(Self { data: NonNull::new(data.cast()).ok_or(io::ErrorKind::OutOfMemory)?, bytes })
     }
 }
 
@@ -89,39 +79,25 @@ impl Arena {
     /// An arena that asks the operating system for `chunk_bytes` at a time (more for a larger buffer).
     #[must_use]
     pub fn new(chunk_bytes: usize) -> Self {
-        Self {
-            chunk_bytes,
-            chunk: Mutex::new(None),
-        }
+        Self { chunk_bytes, chunk: Mutex::new(None) }
     }
 
     /// `len` zeroes at the start of a cache line.
     pub(crate) fn zeroed<T: Pod>(&self, len: usize) -> io::Result<Buffer<T>> {
-        let bytes = len
-            .checked_mul(size_of::<T>())
-            .ok_or(io::ErrorKind::OutOfMemory)?;
-        let room = bytes
-            .checked_next_multiple_of(CACHE_LINE_BYTES)
-            .ok_or(io::ErrorKind::OutOfMemory)?;
+        let bytes = len.checked_mul(size_of::<T>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        let room = bytes.checked_next_multiple_of(CACHE_LINE_BYTES).ok_or(io::ErrorKind::OutOfMemory)?;
         let mut chunk = self.chunk.lock().unwrap_or_else(PoisonError::into_inner);
         let chunk = match &mut *chunk {
             Some(chunk) if chunk.mapping.bytes - chunk.used_bytes >= room => chunk,
             slot => {
                 let mapping = Arc::new(Mapping::new(self.chunk_bytes.max(room))?);
-                slot.insert(Chunk {
-                    mapping,
-                    used_bytes: 0,
-                })
+                slot.insert(Chunk { mapping, used_bytes: 0 })
             }
         };
         // SAFETY: the range lies within the mapping, at a cache line, and no other buffer has it.
         let data = unsafe { chunk.mapping.data.add(chunk.used_bytes).cast() };
         chunk.used_bytes += room;
-        Ok(Buffer {
-            data,
-            len,
-            _mapping: Arc::clone(&chunk.mapping),
-        })
+        Ok(Buffer { data, len, _mapping: Arc::clone(&chunk.mapping) })
     }
 }
 

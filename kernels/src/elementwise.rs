@@ -37,10 +37,7 @@ pub fn add_norm(
     let width = norm.weight.len();
     assert_eq!(residual.len(), out.len(), "residual and out have the same rows");
     assert!(residual.len().is_multiple_of(width), "whole rows");
-    assert!(
-        update.is_none_or(|update| update.len() == out.len()),
-        "update and out have the same rows"
-    );
+    assert!(update.is_none_or(|update| update.len() == out.len()), "update and out have the same rows");
     let job = AddNorm {
         residual: residual.as_mut_ptr(),
         update: update.map(<[f32]>::as_ptr),
@@ -48,9 +45,7 @@ pub fn add_norm(
         out: out.as_mut_ptr(),
         rows: (0, 0),
     };
-    for_row_ranges(pool, out.len() / width, |from, to| {
-        isa.dispatch(job.over(from, to))
-    });
+    for_row_ranges(pool, out.len() / width, |from, to| isa.dispatch(job.over(from, to)));
 }
 
 /// The constants of an RMS norm.
@@ -75,10 +70,7 @@ unsafe impl Sync for AddNorm<'_> {}
 
 impl AddNorm<'_> {
     fn over(&self, from: usize, to: usize) -> Self {
-        Self {
-            rows: (from, to),
-            ..*self
-        }
+        Self { rows: (from, to), ..*self }
     }
 }
 
@@ -138,10 +130,7 @@ unsafe fn norm_row<S: Simd>(x: *const f32, weight: *const f32, eps: f32, width: 
         let n = LANES.min(width - c);
         // SAFETY: as above.
         unsafe {
-            let v = S::mul(
-                S::mul(S::load_head(x.add(c), n), scale),
-                S::load_head(weight.add(c), n),
-            );
+            let v = S::mul(S::mul(S::load_head(x.add(c), n), scale), S::load_head(weight.add(c), n));
             S::store_head(out.add(c), v, n);
         }
         c += LANES;
@@ -156,15 +145,8 @@ unsafe fn norm_row<S: Simd>(x: *const f32, weight: *const f32, eps: f32, width: 
 pub fn silu_mul(pool: &mut Pool, isa: Isa, gate_up: &[f32], width: usize, out: &mut [f32]) {
     assert_eq!(gate_up.len(), 2 * out.len(), "two inputs an output");
     assert!(out.len().is_multiple_of(width), "whole rows");
-    let job = SiluMul {
-        gate_up: gate_up.as_ptr(),
-        out: out.as_mut_ptr(),
-        width,
-        rows: (0, 0),
-    };
-    for_row_ranges(pool, out.len() / width, |from, to| {
-        isa.dispatch(job.over(from, to))
-    });
+    let job = SiluMul { gate_up: gate_up.as_ptr(), out: out.as_mut_ptr(), width, rows: (0, 0) };
+    for_row_ranges(pool, out.len() / width, |from, to| isa.dispatch(job.over(from, to)));
 }
 
 #[derive(Clone, Copy)]
@@ -179,10 +161,7 @@ unsafe impl Sync for SiluMul {}
 
 impl SiluMul {
     fn over(&self, from: usize, to: usize) -> Self {
-        Self {
-            rows: (from, to),
-            ..*self
-        }
+        Self { rows: (from, to), ..*self }
     }
 }
 
@@ -233,10 +212,7 @@ pub struct Heads<'a> {
 /// # Panics
 ///
 /// If the shapes do not fit together.
-#[allow(
-    clippy::too_many_arguments,
-    reason = "one operation on one buffer; a struct would only rename them"
-)]
+#[allow(clippy::too_many_arguments, reason = "one operation on one buffer; a struct would only rename them")]
 pub fn rotate(
     pool: &mut Pool,
     isa: Isa,
@@ -249,29 +225,13 @@ pub fn rotate(
 ) {
     let rows = x.len() / stride;
     let half = head_dim / 2;
-    assert!(
-        cos.len() >= rows * half && sin.len() >= rows * half,
-        "an angle for each row and frequency"
-    );
+    assert!(cos.len() >= rows * half && sin.len() >= rows * half, "an angle for each row and frequency");
     for group in heads {
-        assert!(
-            group.column + group.count * head_dim <= stride,
-            "heads lie within a row"
-        );
-        assert!(
-            group.norm.is_none_or(|norm| norm.weight.len() == head_dim),
-            "a weight a feature of a head"
-        );
+        assert!(group.column + group.count * head_dim <= stride, "heads lie within a row");
+        assert!(group.norm.is_none_or(|norm| norm.weight.len() == head_dim), "a weight a feature of a head");
     }
-    let job = Rotate {
-        x: x.as_mut_ptr(),
-        stride,
-        half,
-        cos: cos.as_ptr(),
-        sin: sin.as_ptr(),
-        heads,
-        rows: (0, 0),
-    };
+    let job =
+        Rotate { x: x.as_mut_ptr(), stride, half, cos: cos.as_ptr(), sin: sin.as_ptr(), heads, rows: (0, 0) };
     for_row_ranges(pool, rows, |from, to| isa.dispatch(job.over(from, to)));
 }
 
@@ -290,10 +250,7 @@ unsafe impl Sync for Rotate<'_> {}
 
 impl Rotate<'_> {
     fn over(&self, from: usize, to: usize) -> Self {
-        Self {
-            rows: (from, to),
-            ..*self
-        }
+        Self { rows: (from, to), ..*self }
     }
 }
 

@@ -56,44 +56,19 @@ pub fn linear(
     let rows = x.rows();
     assert!(out.len() >= rows * stride, "out holds {rows} rows of {stride}");
     for part in parts {
-        assert_eq!(
-            part.matrix.columns(),
-            x.width(),
-            "weights and activations have the same inner width"
-        );
-        assert!(
-            x.holds(part.matrix.forms()),
-            "activations were prepared in the form of the weights"
-        );
-        assert!(
-            part.column + part.matrix.rows() <= stride,
-            "the part's outputs lie within a row of out"
-        );
-        assert!(
-            part.bias.is_none_or(|bias| bias.len() == part.matrix.rows()),
-            "one bias an output feature"
-        );
+        assert_eq!(part.matrix.columns(), x.width(), "weights and activations have the same inner width");
+        assert!(x.holds(part.matrix.forms()), "activations were prepared in the form of the weights");
+        assert!(part.column + part.matrix.rows() <= stride, "the part's outputs lie within a row of out");
+        assert!(part.bias.is_none_or(|bias| bias.len() == part.matrix.rows()), "one bias an output feature");
     }
     let out = OutPtr(out.as_mut_ptr());
     let panels: usize = parts.iter().map(|part| part.matrix.panels()).sum();
     let chunk = panels_a_chunk(panels, rows, pool.threads());
     pool.run(panels.div_ceil(chunk), |i| {
         let out = &out;
-        for_each_part(
-            parts,
-            i * chunk,
-            panels.min((i + 1) * chunk),
-            |part, first, last| {
-                isa.dispatch(Chunk {
-                    x,
-                    part,
-                    first,
-                    last,
-                    out: out.0,
-                    stride,
-                });
-            },
-        );
+        for_each_part(parts, i * chunk, panels.min((i + 1) * chunk), |part, first, last| {
+            isa.dispatch(Chunk { x, part, first, last, out: out.0, stride });
+        });
     });
 }
 
@@ -200,10 +175,7 @@ impl Chunk<'_> {
         // writes these columns.
         unsafe {
             let sums = T::dot::<S, M>(w, panel, self.x, row);
-            let bias = self
-                .part
-                .bias
-                .map(|bias| S::load_head(bias.as_ptr().add(feature), lanes));
+            let bias = self.part.bias.map(|bias| S::load_head(bias.as_ptr().add(feature), lanes));
             for (i, &sum) in sums.iter().enumerate() {
                 let sum = bias.map_or(sum, |bias| S::add(sum, bias));
                 let to = self.out.add((row + i) * self.stride + self.part.column + feature);

@@ -89,22 +89,11 @@ impl LoraMatrix {
         precision: LoraPrecision,
     ) -> io::Result<Self> {
         assert!((1..=MAX_RANK).contains(&rank), "rank {rank}");
-        assert_eq!(
-            (a.len(), b.len()),
-            (rank * columns, rows * rank),
-            "A is [rank, in], B is [out, rank]"
-        );
+        assert_eq!((a.len(), b.len()), (rank * columns, rows * rank), "A is [rank, in], B is [out, rank]");
         let transposed: Vec<f32> = (0..rank * rows).map(|i| b[i % rows * rank + i / rows]).collect();
         let (a, a_unit) = numbers(arena, a, precision)?;
         let (b, b_unit) = numbers(arena, &transposed, precision)?;
-        Ok(Self {
-            rank,
-            columns,
-            rows,
-            scale: scale * a_unit * b_unit,
-            a,
-            b,
-        })
+        Ok(Self { rank, columns, rows, scale: scale * a_unit * b_unit, a, b })
     }
 
     /// The true rank.
@@ -182,26 +171,12 @@ pub fn add_deltas(
 ) {
     let mut units = Vec::with_capacity(segments.len());
     for segment in segments {
-        assert_eq!(
-            segment.matrix.columns,
-            x.width(),
-            "A has the width of the activations"
-        );
-        assert!(
-            segment.first_row + segment.rows <= x.rows(),
-            "the segment's rows exist"
-        );
-        assert!(
-            segment.column + segment.matrix.rows <= stride,
-            "B's outputs lie within a row of out"
-        );
+        assert_eq!(segment.matrix.columns, x.width(), "A has the width of the activations");
+        assert!(segment.first_row + segment.rows <= x.rows(), "the segment's rows exist");
+        assert!(segment.column + segment.matrix.rows <= stride, "B's outputs lie within a row of out");
         for first in (0..segment.rows).step_by(ROWS_A_UNIT) {
             let rows = ROWS_A_UNIT.min(segment.rows - first);
-            units.push(LoraSegment {
-                first_row: segment.first_row + first,
-                rows,
-                ..*segment
-            });
+            units.push(LoraSegment { first_row: segment.first_row + first, rows, ..*segment });
         }
     }
     assert!(out.len() >= x.rows() * stride, "out has as many rows as x");
@@ -209,12 +184,7 @@ pub fn add_deltas(
     let out = OutPtr(out.as_mut_ptr());
     pool.run(units.len(), |i| {
         let out = &out;
-        isa.dispatch(Unit {
-            x,
-            segment: units[i],
-            out: out.0,
-            stride,
-        });
+        isa.dispatch(Unit { x, segment: units[i], out: out.0, stride });
     });
 }
 
@@ -262,12 +232,7 @@ impl Kernel for Unit<'_> {
 impl Unit<'_> {
     #[inline(always)]
     unsafe fn add<S: Simd, A: Element, B: Element>(&self, a: *const A, b: *const B) {
-        let LoraSegment {
-            first_row,
-            rows,
-            matrix,
-            column,
-        } = self.segment;
+        let LoraSegment { first_row, rows, matrix, column } = self.segment;
         let mut shrunk = [0.0f32; 4 * MAX_RANK];
         let mut row = 0;
         while row < rows {
@@ -298,23 +263,11 @@ impl Unit<'_> {
         // SAFETY: the caller's: A has `rank` rows of `columns`, B `rank` rows of `rows`, x and out have M rows.
         unsafe {
             while rank + 4 <= m.rank {
-                shrink::<S, A, M, 4>(
-                    a.add(rank * m.columns),
-                    x,
-                    m.columns,
-                    m.scale,
-                    &mut shrunk[rank * M..],
-                );
+                shrink::<S, A, M, 4>(a.add(rank * m.columns), x, m.columns, m.scale, &mut shrunk[rank * M..]);
                 rank += 4;
             }
             while rank < m.rank {
-                shrink::<S, A, M, 1>(
-                    a.add(rank * m.columns),
-                    x,
-                    m.columns,
-                    m.scale,
-                    &mut shrunk[rank * M..],
-                );
+                shrink::<S, A, M, 1>(a.add(rank * m.columns), x, m.columns, m.scale, &mut shrunk[rank * M..]);
                 rank += 1;
             }
             let mut column = 0;

@@ -19,10 +19,7 @@ use rustix::fs::OFlags;
 /// Whatever opening reports, and `InvalidInput` for anything but a regular file. A pipe does not block the call.
 pub fn open_regular(path: &Path) -> io::Result<File> {
     let nonblocking = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0);
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(nonblocking)
-        .open(path)?;
+    let file = OpenOptions::new().read(true).custom_flags(nonblocking).open(path)?;
     // Asked of the opened file, not of the path, which may name something else by now.
     if !file.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
@@ -53,10 +50,7 @@ struct Stamp {
 
 impl Stamp {
     fn of(metadata: &Metadata) -> Self {
-        Self {
-            bytes: metadata.len(),
-            modified: metadata.modified().ok(),
-        }
+        Self { bytes: metadata.len(), modified: metadata.modified().ok() }
     }
 }
 
@@ -74,12 +68,7 @@ impl MappedFile {
         // and counts taken from them are checked after they are copied; a shortened file ends the process (SIGBUS),
         // it does not give it wrong memory.
         let map = unsafe { memmap2::Mmap::map(&file)? };
-        Ok(Self {
-            path: path.to_path_buf(),
-            file,
-            stamp,
-            map,
-        })
+        Ok(Self { path: path.to_path_buf(), file, stamp, map })
     }
 
     /// Where the file was opened.
@@ -98,8 +87,7 @@ impl MappedFile {
         // when it is next touched: no value behind a live `&[u8]` changes, unless the file was rewritten, which
         // is no different from rewriting it under `open`. The range lies inside the map (checked above).
         let advised = unsafe {
-            self.map
-                .unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len())
+            self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len())
         };
         drop(advised);
     }
@@ -107,9 +95,7 @@ impl MappedFile {
     /// True while the mapped file has the length and the modification time it had when it was opened.
     #[must_use]
     pub fn unchanged(&self) -> bool {
-        self.file
-            .metadata()
-            .is_ok_and(|metadata| Stamp::of(&metadata) == self.stamp)
+        self.file.metadata().is_ok_and(|metadata| Stamp::of(&metadata) == self.stamp)
     }
 }
 
@@ -147,10 +133,7 @@ mod tests {
         assert!(map.unchanged());
         let other = temporary("other", b"other weights");
         std::fs::rename(&other, &path).unwrap();
-        assert!(
-            map.unchanged(),
-            "the mapped file still is the one that was opened"
-        );
+        assert!(map.unchanged(), "the mapped file still is the one that was opened");
         assert_eq!(&*map, b"weights");
 
         let map = MappedFile::open(&path).unwrap();

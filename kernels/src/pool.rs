@@ -209,9 +209,7 @@ impl Shared {
         self.pending.0.store(chunks, Ordering::Relaxed);
         let region = (self.state.0.load(Ordering::Relaxed) >> 32) + 1;
         // SYNC POINT region-open: releases the job and `pending` to whoever claims a chunk.
-        self.state
-            .0
-            .store(region << 32 | u64::from(chunks), Ordering::Release);
+        self.state.0.store(region << 32 | u64::from(chunks), Ordering::Release);
         self.ring();
     }
 
@@ -233,11 +231,7 @@ impl Shared {
                 return None;
             }
             // SYNC POINT region-open: acquires the job.
-            match self
-                .state
-                .0
-                .compare_exchange_weak(state, state - 1, Ordering::Acquire, Ordering::Acquire)
-            {
+            match self.state.0.compare_exchange_weak(state, state - 1, Ordering::Acquire, Ordering::Acquire) {
                 // Chunks are handed out from the last to the first index; their order carries no meaning.
                 Ok(_) => return Some(left as usize - 1),
                 Err(now) => state = now,
@@ -316,10 +310,7 @@ fn spin_until(limit: Duration, done: impl Fn() -> bool) -> bool {
 
 fn pin(core: usize) -> io::Result<()> {
     if core >= CpuSet::MAX_CPU {
-        return Err(io::Error::new(
-            io::ErrorKind::InvalidInput,
-            format!("there is no core {core}"),
-        ));
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("there is no core {core}")));
     }
     let mut set = CpuSet::new();
     set.set(core);

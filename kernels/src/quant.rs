@@ -105,11 +105,7 @@ impl DecodedRow {
         for group in 0..8 {
             let nibbles = &low[32 * (group / 2)..][..32];
             let codes = std::array::from_fn(|i| {
-                let nibble = if group % 2 == 0 {
-                    nibbles[i] & 15
-                } else {
-                    nibbles[i] >> 4
-                };
+                let nibble = if group % 2 == 0 { nibbles[i] & 15 } else { nibbles[i] >> 4 };
                 nibble | high.map_or(0, |high| ((high[i] >> group) & 1) << 4)
             });
             let (group_scale, group_minimum) = six_bit_pair(packed, group);
@@ -133,8 +129,7 @@ impl DecodedRow {
             // Six signed bits: 32 below the code; 96 more puts the zero point at 128.
             self.codes.push((nibble | top << 4) + 96);
         }
-        self.scales
-            .extend(scales.iter().map(|&s| scale * f32::from(s.cast_signed())));
+        self.scales.extend(scales.iter().map(|&s| scale * f32::from(s.cast_signed())));
     }
 }
 
@@ -144,12 +139,7 @@ impl DecodedRow {
 ///
 /// If the sizes do not fit together.
 pub fn dequantize_row(kind: TensorType, bytes: &[u8], out: &mut [f32]) {
-    assert_eq!(
-        Some(bytes.len()),
-        kind.row_bytes(out.len()),
-        "a row of {} elements",
-        out.len()
-    );
+    assert_eq!(Some(bytes.len()), kind.row_bytes(out.len()), "a row of {} elements", out.len());
     match kind {
         TensorType::F32 => {
             for (out, b) in out.iter_mut().zip(bytes.chunks_exact(4)) {
@@ -203,9 +193,6 @@ fn six_bit_pair(packed: &[u8], group: usize) -> (u8, u8) {
         (packed[group] & 63, packed[group + 4] & 63)
     } else {
         let both = packed[group + 4];
-        (
-            (both & 15) | (packed[group - 4] >> 6) << 4,
-            (both >> 4) | (packed[group] >> 6) << 4,
-        )
+        ((both & 15) | (packed[group - 4] >> 6) << 4, (both >> 4) | (packed[group] >> 6) << 4)
     }
 }

@@ -4,13 +4,9 @@
 #[must_use]
 pub fn linear(x: &[f32], w: &[f32], rows: usize, outputs: usize, width: usize) -> Vec<f32> {
     let dot = |r: usize, o: usize| {
-        (0..width)
-            .map(|k| f64::from(x[r * width + k]) * f64::from(w[o * width + k]))
-            .sum::<f64>()
+        (0..width).map(|k| f64::from(x[r * width + k]) * f64::from(w[o * width + k])).sum::<f64>()
     };
-    (0..rows * outputs)
-        .map(|i| dot(i / outputs, i % outputs) as f32)
-        .collect()
+    (0..rows * outputs).map(|i| dot(i / outputs, i % outputs) as f32).collect()
 }
 
 /// `x / sqrt(mean(x^2) + eps) * weight` of one row.
@@ -18,10 +14,7 @@ pub fn linear(x: &[f32], w: &[f32], rows: usize, outputs: usize, width: usize) -
 pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {
     let mean = x.iter().map(|&v| f64::from(v).powi(2)).sum::<f64>() / x.len() as f64;
     let scale = 1.0 / (mean + f64::from(eps)).sqrt();
-    x.iter()
-        .zip(weight)
-        .map(|(&v, &w)| (f64::from(v) * scale * f64::from(w)) as f32)
-        .collect()
+    x.iter().zip(weight).map(|(&v, &w)| (f64::from(v) * scale * f64::from(w)) as f32).collect()
 }
 
 /// `gate / (1 + e^-gate) * up`.
@@ -35,23 +28,14 @@ pub fn silu_mul(gate: f32, up: f32) -> f32 {
 #[must_use]
 pub fn attention(q: &[f32], keys: &[f32], values: &[f32]) -> Vec<f32> {
     let width = q.len();
-    let dot = |key: &[f32]| {
-        key.iter()
-            .zip(q)
-            .map(|(&a, &b)| f64::from(a) * f64::from(b))
-            .sum::<f64>()
-    };
+    let dot = |key: &[f32]| key.iter().zip(q).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum::<f64>();
     let scores: Vec<f64> = keys.chunks(width).map(dot).collect();
     let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = scores.iter().map(|s| (s - largest).exp()).collect();
     let total: f64 = weights.iter().sum();
     (0..width)
         .map(|d| {
-            let mixed: f64 = weights
-                .iter()
-                .zip(values.chunks(width))
-                .map(|(w, v)| w * f64::from(v[d]))
-                .sum();
+            let mixed: f64 = weights.iter().zip(values.chunks(width)).map(|(w, v)| w * f64::from(v[d])).sum();
             (mixed / total) as f32
         })
         .collect()
@@ -63,7 +47,5 @@ pub fn lora(x: &[f32], a: &[f32], b: &[f32], rank: usize, scale: f32) -> Vec<f32
     let dot = |u: &[f32], v: &[f64]| u.iter().zip(v).map(|(&p, &q)| f64::from(p) * q).sum::<f64>();
     let x: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
     let shrunk: Vec<f64> = a.chunks(x.len()).map(|row| dot(row, &x)).collect();
-    b.chunks(rank)
-        .map(|row| (f64::from(scale) * dot(row, &shrunk)) as f32)
-        .collect()
+    b.chunks(rank).map(|row| (f64::from(scale) * dot(row, &shrunk)) as f32).collect()
 }

@@ -165,14 +165,8 @@ mod tests {
         for isa in Isa::available() {
             let got = isa.dispatch(Exp(x));
             assert_eq!(got[..2], [1.0; 2], "{isa:?}");
-            assert!(
-                got[3..6].iter().all(|&y| y == got[2] && y > 0.0),
-                "{isa:?}: {got:?}"
-            );
-            assert!(
-                got[7..10].iter().all(|&y| y == got[6] && y.is_finite()),
-                "{isa:?}: {got:?}"
-            );
+            assert!(got[3..6].iter().all(|&y| y == got[2] && y > 0.0), "{isa:?}: {got:?}");
+            assert!(got[7..10].iter().all(|&y| y == got[6] && y.is_finite()), "{isa:?}: {got:?}");
         }
     }
 

@@ -224,19 +224,12 @@ impl Adapter {
     /// # Errors
     /// If anything is missing, broken, not supported, beyond [`limits`], or of another shape than the base model.
     pub fn read(path: &Path, config: &ModelConfig) -> Result<Self, AdapterError> {
-        let failed = |source| AdapterError::Read {
-            path: path.to_path_buf(),
-            source,
-        };
+        let failed = |source| AdapterError::Read { path: path.to_path_buf(), source };
         if !std::fs::metadata(path).map_err(failed)?.is_dir() {
             return match extension(path) {
                 "gguf" => gguf::read(path, config),
-                "bin" | "pt" | "pth" | "pkl" => Err(AdapterError::Pickle {
-                    path: path.to_path_buf(),
-                }),
-                _ => Err(AdapterError::NotAnAdapter {
-                    path: path.to_path_buf(),
-                }),
+                "bin" | "pt" | "pth" | "pkl" => Err(AdapterError::Pickle { path: path.to_path_buf() }),
+                _ => Err(AdapterError::NotAnAdapter { path: path.to_path_buf() }),
             };
         }
         if path.join(peft::CONFIG_FILE).exists() {
@@ -244,15 +237,11 @@ impl Adapter {
         }
         match open::gguf_files(path).map_err(failed)?.as_slice() {
             [only] => gguf::read(only, config),
-            _ => Err(AdapterError::NotAnAdapter {
-                path: path.to_path_buf(),
-            }),
+            _ => Err(AdapterError::NotAnAdapter { path: path.to_path_buf() }),
         }
     }
 }
 
 fn extension(path: &Path) -> &str {
-    path.extension()
-        .and_then(|extension| extension.to_str())
-        .unwrap_or_default()
+    path.extension().and_then(|extension| extension.to_str()).unwrap_or_default()
 }

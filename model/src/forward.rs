@@ -212,24 +212,12 @@ impl Skeleton {
     /// Where queries, keys and values lie in a row.
     #[must_use]
     pub fn qkv_layout(&self) -> QkvLayout {
-        let ModelConfig {
-            heads,
-            kv_heads,
-            head_dim,
-            ..
-        } = self.config;
-        QkvLayout {
-            heads,
-            kv_heads,
-            head_dim,
-        }
+        let ModelConfig { heads, kv_heads, head_dim, .. } = self.config;
+        QkvLayout { heads, kv_heads, head_dim }
     }
 
     fn norm<'a>(&self, weight: &'a [f32]) -> Norm<'a> {
-        Norm {
-            weight,
-            eps: self.config.norm_eps,
-        }
+        Norm { weight, eps: self.config.norm_eps }
     }
 }
 
@@ -243,14 +231,7 @@ pub fn run<A>(
     logits: &mut Vec<f32>,
 ) {
     let (base, deltas, kv) = parts;
-    let mut pass = Pass {
-        model,
-        base,
-        deltas,
-        kv,
-        compute,
-        s: scratch,
-    };
+    let mut pass = Pass { model, base, deltas, kv, compute, s: scratch };
     pass.start(batch);
     for layer in 0..model.config.layers {
         pass.attention(layer);
@@ -287,8 +268,7 @@ impl<B: BaseLayers, D: Deltas, K: KvStore> Pass<'_, B, D, K> {
                 blocks: slice.blocks.len(),
             };
             s.rows.push(span);
-            s.angles
-                .extend(&self.model.rope, slice.start..slice.start + count);
+            s.angles.extend(&self.model.rope, slice.start..slice.start + count);
             rows += count;
         }
         s.residual.resize(rows * config.hidden_size, 0.0);
@@ -298,10 +278,7 @@ impl<B: BaseLayers, D: Deltas, K: KvStore> Pass<'_, B, D, K> {
         s.attended.reshape(rows, config.heads * config.head_dim);
         s.gate_up.resize(rows * 2 * config.intermediate_size, 0.0);
         s.gated.reshape(rows, config.intermediate_size);
-        self.base.embed(
-            &mut batch.iter().flat_map(|slice| slice.tokens.iter().copied()),
-            &mut s.residual,
-        );
+        self.base.embed(&mut batch.iter().flat_map(|slice| slice.tokens.iter().copied()), &mut s.residual);
     }
 
     /// `normed = norm(residual += update)`; before the first layer there is no update yet.
@@ -309,14 +286,7 @@ impl<B: BaseLayers, D: Deltas, K: KvStore> Pass<'_, B, D, K> {
         let (s, compute) = (&mut *self.s, &mut *self.compute);
         let update = (first == IsFirst::No).then_some(&s.update[..]);
         let norm = self.model.norm(weight);
-        add_norm(
-            &mut compute.pool,
-            compute.isa,
-            &mut s.residual,
-            update,
-            norm,
-            s.normed.values_mut(),
-        );
+        add_norm(&mut compute.pool, compute.isa, &mut s.residual, update, norm, s.normed.values_mut());
     }
 
     fn attention(&mut self, layer: usize) {
@@ -328,8 +298,7 @@ impl<B: BaseLayers, D: Deltas, K: KvStore> Pass<'_, B, D, K> {
         let (s, compute) = (&mut *self.s, &mut *self.compute);
         let rows: Vec<KvRows<'_>> = s.rows.iter().map(|span| span.kv_rows(&s.block_ids)).collect();
         self.kv.append(compute, layer, &s.qkv, layout, &rows);
-        self.kv
-            .attend(compute, layer, &s.qkv, layout, &rows, s.attended.values_mut());
+        self.kv.attend(compute, layer, &s.qkv, layout, &rows, s.attended.values_mut());
         self.linear(layer, LinearGroup::O);
     }
 
@@ -338,13 +307,7 @@ impl<B: BaseLayers, D: Deltas, K: KvStore> Pass<'_, B, D, K> {
         self.linear(layer, LinearGroup::GateUp);
         let (s, compute) = (&mut *self.s, &mut *self.compute);
         let width = self.model.config.intermediate_size;
-        silu_mul(
-            &mut compute.pool,
-            compute.isa,
-            &s.gate_up,
-            width,
-            s.gated.values_mut(),
-        );
+        silu_mul(&mut compute.pool, compute.isa, &s.gate_up, width, s.gated.values_mut());
         self.linear(layer, LinearGroup::Down);
     }
 
@@ -380,16 +343,7 @@ impl<B: BaseLayers, D: Deltas, K: KvStore> Pass<'_, B, D, K> {
         };
         let (cos, sin) = s.angles.tables();
         let (pool, isa) = (&mut compute.pool, compute.isa);
-        rotate(
-            pool,
-            isa,
-            &mut s.qkv,
-            layout.stride(),
-            layout.head_dim,
-            cos,
-            sin,
-            &[queries, keys],
-        );
+        rotate(pool, isa, &mut s.qkv, layout.stride(), layout.head_dim, cos, sin, &[queries, keys]);
     }
 
     /// Logits of the wanted rows.
@@ -414,10 +368,8 @@ impl<B: BaseLayers, D: Deltas, K: KvStore> Pass<'_, B, D, K> {
         s.update.truncate(kept * hidden);
         s.normed.reshape(kept, hidden);
         self.norm(&self.model.norms.output, IsFirst::No);
-        self.base
-            .linear(self.compute, 0, LinearGroup::Head, &mut self.s.normed, logits);
-        self.deltas
-            .add(self.compute, 0, LinearGroup::Head, &self.s.normed, logits);
+        self.base.linear(self.compute, 0, LinearGroup::Head, &mut self.s.normed, logits);
+        self.deltas.add(self.compute, 0, LinearGroup::Head, &self.s.normed, logits);
     }
 }
 

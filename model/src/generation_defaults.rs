@@ -121,18 +121,13 @@ fn sorted(mut ids: Vec<u32>) -> Vec<u32> {
 }
 
 fn read(path: &Path) -> Result<Raw, GenerationDefaultsError> {
-    let json =
-        whole_file::read_if_there(path, MAX_BYTES).map_err(|source| GenerationDefaultsError::Read {
-            path: path.to_path_buf(),
-            source,
-        })?;
+    let json = whole_file::read_if_there(path, MAX_BYTES)
+        .map_err(|source| GenerationDefaultsError::Read { path: path.to_path_buf(), source })?;
     json.map_or_else(
         || Ok(Raw::default()),
         |json| {
-            serde_json::from_slice(&json).map_err(|source| GenerationDefaultsError::Json {
-                path: path.to_path_buf(),
-                source,
-            })
+            serde_json::from_slice(&json)
+                .map_err(|source| GenerationDefaultsError::Json { path: path.to_path_buf(), source })
         },
     )
 }

@@ -148,10 +148,8 @@ impl GgufFile {
     /// # Errors
     /// If it cannot be mapped, or anything in its header is malformed, beyond [`limits`] or outside the file.
     pub fn open(path: &Path) -> Result<Self, GgufError> {
-        let map = MappedFile::open(path).map_err(|source| GgufError::Open {
-            path: path.to_path_buf(),
-            source,
-        })?;
+        let map =
+            MappedFile::open(path).map_err(|source| GgufError::Open { path: path.to_path_buf(), source })?;
         Self::read(path, Bytes::Mapped(map))
     }
 
@@ -164,23 +162,10 @@ impl GgufFile {
     }
 
     fn read(path: &Path, bytes: Bytes) -> Result<Self, GgufError> {
-        let Header { metadata, tensors } =
-            Header::parse(bytes.as_slice()).map_err(|source| GgufError::Format {
-                path: path.to_path_buf(),
-                source,
-            })?;
-        let by_name = tensors
-            .iter()
-            .enumerate()
-            .map(|(index, (name, _))| (name.clone(), index))
-            .collect();
-        Ok(Self {
-            path: path.to_path_buf(),
-            bytes,
-            metadata,
-            tensors,
-            by_name,
-        })
+        let Header { metadata, tensors } = Header::parse(bytes.as_slice())
+            .map_err(|source| GgufError::Format { path: path.to_path_buf(), source })?;
+        let by_name = tensors.iter().enumerate().map(|(index, (name, _))| (name.clone(), index)).collect();
+        Ok(Self { path: path.to_path_buf(), bytes, metadata, tensors, by_name })
     }
 
     /// Where the file was opened.
@@ -215,17 +200,11 @@ impl GgufFile {
 
     /// All tensors with their names, in the file's order.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, TensorView<'_>)> {
-        self.tensors
-            .iter()
-            .map(|(name, info)| (name.as_str(), self.view(info)))
+        self.tensors.iter().map(|(name, info)| (name.as_str(), self.view(info)))
     }
 
     fn view<'a>(&'a self, info: &'a TensorInfo) -> TensorView<'a> {
-        TensorView {
-            kind: info.kind,
-            dims: &info.dims,
-            data: &self.bytes.as_slice()[info.range.clone()],
-        }
+        TensorView { kind: info.kind, dims: &info.dims, data: &self.bytes.as_slice()[info.range.clone()] }
     }
 
     /// The metadata value of `key`.
@@ -262,9 +241,7 @@ impl GgufFile {
     /// # Errors
     /// If the key is there but no integer that fits.
     pub fn u32(&self, key: &str) -> Result<Option<u32>, GgufError> {
-        self.typed(key, "an unsigned 32-bit integer", |value| {
-            value.as_u64()?.try_into().ok()
-        })
+        self.typed(key, "an unsigned 32-bit integer", |value| value.as_u64()?.try_into().ok())
     }
 
     /// A count, stored as an integer of any width.
@@ -304,9 +281,7 @@ impl GgufFile {
     /// # Errors
     /// If the key is there but no array of strings.
     pub fn strings(&self, key: &str) -> Result<Option<Vec<&str>>, GgufError> {
-        self.typed(key, "an array of strings", |value| {
-            value.as_array()?.iter().map(Value::as_str).collect()
-        })
+        self.typed(key, "an array of strings", |value| value.as_array()?.iter().map(Value::as_str).collect())
     }
 
     /// A list of numbers.
@@ -314,9 +289,7 @@ impl GgufFile {
     /// # Errors
     /// If the key is there but no array of floats.
     pub fn f32s(&self, key: &str) -> Result<Option<Vec<f32>>, GgufError> {
-        self.typed(key, "an array of floats", |value| {
-            value.as_array()?.iter().map(Value::as_f32).collect()
-        })
+        self.typed(key, "an array of floats", |value| value.as_array()?.iter().map(Value::as_f32).collect())
     }
 
     /// A list of integers of any width and sign.
@@ -324,8 +297,6 @@ impl GgufFile {
     /// # Errors
     /// If the key is there but no array of integers.
     pub fn i64s(&self, key: &str) -> Result<Option<Vec<i64>>, GgufError> {
-        self.typed(key, "an array of integers", |value| {
-            value.as_array()?.iter().map(Value::as_i64).collect()
-        })
+        self.typed(key, "an array of integers", |value| value.as_array()?.iter().map(Value::as_i64).collect())
     }
 }

@@ -112,15 +112,9 @@ impl GgufSource {
         reader.refuse_unsupported()?;
         let architecture = reader.architecture;
         let config = reader.config()?;
-        layout::check_config(&config).map_err(|source| GgufSourceError::Config {
-            path: file.path().to_path_buf(),
-            source,
-        })?;
-        let source = Self {
-            file,
-            architecture,
-            config,
-        };
+        layout::check_config(&config)
+            .map_err(|source| GgufSourceError::Config { path: file.path().to_path_buf(), source })?;
+        let source = Self { file, architecture, config };
         source.check_tensors()?;
         Ok(source)
     }
@@ -140,12 +134,8 @@ impl GgufSource {
         let expected: Vec<TensorId> = layout::required_tensors(&self.config, self.architecture.biased())
             .chain(biases.filter(present))
             .collect();
-        layout::check_tensors(&self.config, expected.iter().copied(), tensor_name, shape).map_err(
-            |source| GgufSourceError::Layout {
-                path: self.file.path().to_path_buf(),
-                source,
-            },
-        )?;
+        layout::check_tensors(&self.config, expected.iter().copied(), tensor_name, shape)
+            .map_err(|source| GgufSourceError::Layout { path: self.file.path().to_path_buf(), source })?;
         let mut known: HashSet<String> = expected.iter().map(|&id| tensor_name(id)).collect();
         known.insert(ROPE_FACTORS.to_owned());
         for (name, view) in self.file.tensors() {
@@ -160,10 +150,7 @@ impl GgufSource {
     }
 
     fn unsupported(&self, what: String) -> GgufSourceError {
-        GgufSourceError::Unsupported {
-            path: self.file.path().to_path_buf(),
-            what,
-        }
+        GgufSourceError::Unsupported { path: self.file.path().to_path_buf(), what }
     }
 
     fn is_interleaved(&self, id: TensorId) -> bool {
@@ -186,20 +173,11 @@ impl WeightSource for GgufSource {
         let data = if self.is_interleaved(id) {
             // An output feature is a row of a matrix, and an element of a bias.
             let features = if let TensorId::Bias(..) = id { cols } else { rows };
-            Cow::Owned(half_rotation_rows(
-                data,
-                data.len() / features,
-                self.config.head_dim,
-            ))
+            Cow::Owned(half_rotation_rows(data, data.len() / features, self.config.head_dim))
         } else {
             Cow::Borrowed(data)
         };
-        Some(Tensor {
-            kind,
-            rows,
-            cols,
-            data,
-        })
+        Some(Tensor { kind, rows, cols, data })
     }
 
     fn release(&self, id: TensorId) {
@@ -262,19 +240,14 @@ impl<'a> Reader<'a> {
     fn new(file: &'a GgufFile) -> Result<Self, GgufSourceError> {
         const KEY: &str = "general.architecture";
         let path = || file.path().to_path_buf();
-        let prefix = file.str(KEY)?.ok_or_else(|| GgufSourceError::MissingKey {
-            path: path(),
-            key: KEY.to_owned(),
-        })?;
+        let prefix = file
+            .str(KEY)?
+            .ok_or_else(|| GgufSourceError::MissingKey { path: path(), key: KEY.to_owned() })?;
         let architecture = Architecture::named(prefix).ok_or_else(|| GgufSourceError::Unsupported {
             path: path(),
             what: format!("the architecture \"{}\"", prefix.escape_debug()),
         })?;
-        Ok(Self {
-            file,
-            prefix,
-            architecture,
-        })
+        Ok(Self { file, prefix, architecture })
     }
 
     fn key(&self, name: &str) -> String {
@@ -294,17 +267,11 @@ impl<'a> Reader<'a> {
     }
 
     fn missing(&self, key: String) -> GgufSourceError {
-        GgufSourceError::MissingKey {
-            path: self.file.path().to_path_buf(),
-            key,
-        }
+        GgufSourceError::MissingKey { path: self.file.path().to_path_buf(), key }
     }
 
     fn unsupported(&self, what: impl Into<String>) -> GgufSourceError {
-        GgufSourceError::Unsupported {
-            path: self.file.path().to_path_buf(),
-            what: what.into(),
-        }
+        GgufSourceError::Unsupported { path: self.file.path().to_path_buf(), what: what.into() }
     }
 
     fn refuse_unsupported(&self) -> Result<(), GgufSourceError> {
@@ -332,9 +299,7 @@ impl<'a> Reader<'a> {
         let head_dim = self.head_dim(hidden_size, heads)?;
         Ok(ModelConfig {
             architecture: self.prefix.to_owned(),
-            vocab_size: embedding
-                .ok_or_else(|| self.missing("token_embd.weight".to_owned()))?
-                .rows(),
+            vocab_size: embedding.ok_or_else(|| self.missing("token_embd.weight".to_owned()))?.rows(),
             hidden_size,
             intermediate_size: self.required("feed_forward_length")?,
             layers: self.required("block_count")?,
@@ -351,25 +316,17 @@ impl<'a> Reader<'a> {
             qk_norm: self.architecture == Architecture::Qwen3,
             tied_head: self.file.tensor("output.weight").is_none(),
             context_length: self.required("context_length")?,
-            sliding_window: self
-                .count("attention.sliding_window")?
-                .filter(|&window| window > 0),
+            sliding_window: self.count("attention.sliding_window")?.filter(|&window| window > 0),
         })
     }
 
     fn head_dim(&self, hidden_size: usize, heads: usize) -> Result<usize, GgufSourceError> {
         let by_width = hidden_size.checked_div(heads).unwrap_or(0);
         let head_dim = self.count("attention.key_length")?.unwrap_or(by_width);
-        if self
-            .count("attention.value_length")?
-            .is_some_and(|width| width != head_dim)
-        {
+        if self.count("attention.value_length")?.is_some_and(|width| width != head_dim) {
             return Err(self.unsupported("a width of value heads that is not that of key heads"));
         }
-        if self
-            .count("rope.dimension_count")?
-            .is_some_and(|width| width != head_dim)
-        {
+        if self.count("rope.dimension_count")?.is_some_and(|width| width != head_dim) {
             return Err(self.unsupported("a rotary embedding of a part of each head"));
         }
         Ok(head_dim)
@@ -406,8 +363,6 @@ impl<'a> Reader<'a> {
             return Err(self.unsupported(format!("{:?} for `{ROPE_FACTORS}`", view.kind)));
         }
         let (numbers, _) = view.data.as_chunks();
-        Ok(Some(
-            numbers.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect(),
-        ))
+        Ok(Some(numbers.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()))
     }
 }

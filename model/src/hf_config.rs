@@ -110,26 +110,17 @@ impl HfConfig {
     /// Reads and checks a `config.json`.
     pub(crate) fn parse(json: &[u8]) -> Result<Self, HfConfigError> {
         let raw: Raw = serde_json::from_slice(json)?;
-        let name = raw
-            .architectures
-            .first()
-            .ok_or(HfConfigError::Missing("architectures"))?;
+        let name = raw.architectures.first().ok_or(HfConfigError::Missing("architectures"))?;
         let architecture = Architecture::named(name).ok_or_else(|| unsupported("architectures", name))?;
         refuse_unsupported(&raw)?;
         let model = raw.model(architecture)?;
         layout::check_config(&model)?;
-        Ok(Self {
-            model,
-            biased: raw.biased(architecture),
-        })
+        Ok(Self { model, biased: raw.biased(architecture) })
     }
 }
 
 fn unsupported(option: &'static str, value: impl std::fmt::Debug) -> HfConfigError {
-    HfConfigError::Unsupported {
-        option,
-        value: format!("{value:?}"),
-    }
+    HfConfigError::Unsupported { option, value: format!("{value:?}") }
 }
 
 fn refuse_unsupported(raw: &Raw) -> Result<(), HfConfigError> {
@@ -141,10 +132,7 @@ fn refuse_unsupported(raw: &Raw) -> Result<(), HfConfigError> {
         return Err(unsupported("quantization_config", method.to_string()));
     }
     let ropes = [&raw.rope_scaling, &raw.rope_parameters].into_iter().flatten();
-    let partial = ropes
-        .map(|rope| rope.partial_rotary_factor)
-        .chain([raw.partial_rotary_factor])
-        .flatten();
+    let partial = ropes.map(|rope| rope.partial_rotary_factor).chain([raw.partial_rotary_factor]).flatten();
     match partial.into_iter().find(|&factor| factor != 1.0) {
         Some(factor) => Err(unsupported("partial_rotary_factor", factor)),
         None => Ok(()),
@@ -154,25 +142,17 @@ fn refuse_unsupported(raw: &Raw) -> Result<(), HfConfigError> {
 impl Raw {
     fn model(&self, architecture: Architecture) -> Result<ModelConfig, HfConfigError> {
         let hidden_size = self.hidden_size.ok_or(HfConfigError::Missing("hidden_size"))?;
-        let heads = self
-            .num_attention_heads
-            .ok_or(HfConfigError::Missing("num_attention_heads"))?;
-        let layers = self
-            .num_hidden_layers
-            .ok_or(HfConfigError::Missing("num_hidden_layers"))?;
+        let heads = self.num_attention_heads.ok_or(HfConfigError::Missing("num_attention_heads"))?;
+        let layers = self.num_hidden_layers.ok_or(HfConfigError::Missing("num_hidden_layers"))?;
         Ok(ModelConfig {
             architecture: architecture.name().to_owned(),
             vocab_size: self.vocab_size.ok_or(HfConfigError::Missing("vocab_size"))?,
             hidden_size,
-            intermediate_size: self
-                .intermediate_size
-                .ok_or(HfConfigError::Missing("intermediate_size"))?,
+            intermediate_size: self.intermediate_size.ok_or(HfConfigError::Missing("intermediate_size"))?,
             layers,
             heads,
             kv_heads: self.num_key_value_heads.unwrap_or(heads),
-            head_dim: self
-                .head_dim
-                .unwrap_or_else(|| hidden_size.checked_div(heads).unwrap_or(0)),
+            head_dim: self.head_dim.unwrap_or_else(|| hidden_size.checked_div(heads).unwrap_or(0)),
             norm_eps: self.rms_norm_eps.unwrap_or(1e-6),
             rope: self.rope()?,
             qk_norm: architecture == Architecture::Qwen3,
@@ -201,10 +181,7 @@ impl Raw {
 
     fn rope(&self) -> Result<Rope, HfConfigError> {
         let rope = self.rope_parameters.as_ref().or(self.rope_scaling.as_ref());
-        let theta = rope
-            .and_then(|rope| rope.rope_theta)
-            .or(self.rope_theta)
-            .unwrap_or(10_000.0);
+        let theta = rope.and_then(|rope| rope.rope_theta).or(self.rope_theta).unwrap_or(10_000.0);
         let scaling = rope.map_or(Ok(RopeScaling::None), RawRope::scaling)?;
         Ok(Rope { theta, scaling })
     }
@@ -214,9 +191,9 @@ impl Raw {
         let window = match architecture {
             Architecture::Llama => return Ok(None),
             Architecture::Mistral => self.sliding_window,
-            Architecture::Qwen2 | Architecture::Qwen3 => self
-                .sliding_window
-                .filter(|_| self.use_sliding_window == Some(true)),
+            Architecture::Qwen2 | Architecture::Qwen3 => {
+                self.sliding_window.filter(|_| self.use_sliding_window == Some(true))
+            }
         };
         let Some(window) = window else { return Ok(None) };
         if let Some(types) = &self.layer_types {
@@ -252,9 +229,7 @@ impl RawRope {
                     .ok_or(HfConfigError::Missing("rope_scaling.high_freq_factor"))?,
                 original_context: self
                     .original_max_position_embeddings
-                    .ok_or(HfConfigError::Missing(
-                        "rope_scaling.original_max_position_embeddings",
-                    ))?,
+                    .ok_or(HfConfigError::Missing("rope_scaling.original_max_position_embeddings"))?,
             }),
             Some(other) => Err(unsupported("rope_scaling.rope_type", other)),
         }

@@ -16,26 +16,15 @@ pub const MAX_DIMENSION: usize = 1 << 24;
 pub const MAX_CONTEXT: usize = 1 << 24;
 
 /// The linear layers of a transformer block, in the order of a forward pass.
-pub const BLOCK_TARGETS: [Target; 7] = [
-    Target::Q,
-    Target::K,
-    Target::V,
-    Target::O,
-    Target::Gate,
-    Target::Up,
-    Target::Down,
-];
+pub const BLOCK_TARGETS: [Target; 7] =
+    [Target::Q, Target::K, Target::V, Target::O, Target::Gate, Target::Up, Target::Down];
 
 /// What is wrong with a declared shape.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what the fields are")]
 pub enum ConfigError {
     #[error("{what} is {found}, which is not between 1 and {limit}")]
-    OutOfRange {
-        what: &'static str,
-        found: usize,
-        limit: usize,
-    },
+    OutOfRange { what: &'static str, found: usize, limit: usize },
     #[error("{kv_heads} key-value heads do not divide {heads} query heads")]
     Heads { heads: usize, kv_heads: usize },
     #[error("a head is {0} wide, and rotary embeddings need an even width")]
@@ -53,11 +42,7 @@ pub enum LayoutError {
     #[error("tensor `{tensor}` is missing")]
     Missing { tensor: String },
     #[error("tensor `{tensor}` has the shape {found:?} where the configuration calls for {expected:?}")]
-    Shape {
-        tensor: String,
-        expected: [usize; 2],
-        found: [usize; 2],
-    },
+    Shape { tensor: String, expected: [usize; 2], found: [usize; 2] },
 }
 
 /// Checks a declared shape: all of it is in range and fits together.
@@ -74,11 +59,7 @@ pub fn check_config(config: &ModelConfig) -> Result<(), ConfigError> {
         ("the number of key-value heads", config.kv_heads, MAX_DIMENSION),
         ("the width of a head", config.head_dim, MAX_DIMENSION),
         ("the context length", config.context_length, MAX_CONTEXT),
-        (
-            "the sliding window",
-            config.sliding_window.unwrap_or(1),
-            usize::MAX,
-        ),
+        ("the sliding window", config.sliding_window.unwrap_or(1), usize::MAX),
     ];
     for (what, found, limit) in counts {
         if found == 0 || found > limit {
@@ -86,10 +67,7 @@ pub fn check_config(config: &ModelConfig) -> Result<(), ConfigError> {
         }
     }
     if !config.heads.is_multiple_of(config.kv_heads) {
-        return Err(ConfigError::Heads {
-            heads: config.heads,
-            kv_heads: config.kv_heads,
-        });
+        return Err(ConfigError::Heads { heads: config.heads, kv_heads: config.kv_heads });
     }
     if !config.head_dim.is_multiple_of(2) {
         return Err(ConfigError::OddHead(config.head_dim));
@@ -103,43 +81,26 @@ fn check_numbers(config: &ModelConfig) -> Result<(), ConfigError> {
     match &config.rope.scaling {
         RopeScaling::None => Ok(()),
         RopeScaling::Linear { factor } => positive("the rotary embedding's factor", *factor),
-        RopeScaling::Llama3 {
-            factor,
-            low_freq_factor,
-            high_freq_factor,
-            original_context,
-        } => {
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
             positive("the rotary embedding's factor", *factor)?;
             positive("low_freq_factor", *low_freq_factor)?;
             positive("high_freq_factor", *high_freq_factor)?;
             // The ramp between the two divides by their difference.
-            positive(
-                "high_freq_factor - low_freq_factor",
-                high_freq_factor - low_freq_factor,
-            )?;
+            positive("high_freq_factor - low_freq_factor", high_freq_factor - low_freq_factor)?;
             positive("the original context length", *original_context)
         }
         RopeScaling::Factors(factors) => {
             let expected = config.head_dim / 2;
             if factors.len() != expected {
-                return Err(ConfigError::Factors {
-                    expected,
-                    found: factors.len(),
-                });
+                return Err(ConfigError::Factors { expected, found: factors.len() });
             }
-            factors
-                .iter()
-                .try_for_each(|&factor| positive("a frequency factor", factor))
+            factors.iter().try_for_each(|&factor| positive("a frequency factor", factor))
         }
     }
 }
 
 fn positive(what: &'static str, found: f32) -> Result<(), ConfigError> {
-    if found.is_finite() && found > 0.0 {
-        Ok(())
-    } else {
-        Err(ConfigError::Number { what, found })
-    }
+    if found.is_finite() && found > 0.0 { Ok(()) } else { Err(ConfigError::Number { what, found }) }
 }
 
 /// `[out, in]` of a linear layer. The configuration must have passed [`check_config`].
@@ -179,10 +140,7 @@ pub fn required_tensors<'a>(
 ) -> impl Iterator<Item = TensorId> + 'a {
     let head = (!config.tied_head).then_some(TensorId::Weight(0, Target::LmHead));
     let blocks = (0..config.layers).flat_map(move |layer| block_tensors(config.qk_norm, layer, biased));
-    [TensorId::TokenEmbedding, TensorId::OutputNorm]
-        .into_iter()
-        .chain(head)
-        .chain(blocks)
+    [TensorId::TokenEmbedding, TensorId::OutputNorm].into_iter().chain(head).chain(blocks)
 }
 
 fn block_tensors(qk_norm: bool, layer: usize, biased: &[Target]) -> impl Iterator<Item = TensorId> + '_ {
@@ -190,11 +148,7 @@ fn block_tensors(qk_norm: bool, layer: usize, biased: &[Target]) -> impl Iterato
     let head_norms = [TensorId::QueryNorm(layer), TensorId::KeyNorm(layer)];
     let weights = BLOCK_TARGETS.map(|target| TensorId::Weight(layer, target));
     let biases = biased.iter().map(move |&target| TensorId::Bias(layer, target));
-    norms
-        .into_iter()
-        .chain(head_norms.into_iter().filter(move |_| qk_norm))
-        .chain(weights)
-        .chain(biases)
+    norms.into_iter().chain(head_norms.into_iter().filter(move |_| qk_norm)).chain(weights).chain(biases)
 }
 
 /// Checks that every tensor of `required` is there with the right shape.
@@ -215,11 +169,7 @@ pub fn check_tensors(
         match found(&tensor) {
             Some(found) if found == expected => {}
             Some(found) => {
-                return Err(LayoutError::Shape {
-                    tensor,
-                    expected,
-                    found,
-                });
+                return Err(LayoutError::Shape { tensor, expected, found });
             }
             None => return Err(LayoutError::Missing { tensor }),
         }

@@ -50,11 +50,7 @@ impl HubSettings {
 
     /// Like [`HubSettings::from_env`], with another way to look up variables.
     fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Self {
-        let directory = |name: &str| {
-            variable(name)
-                .filter(|value| !value.is_empty())
-                .map(PathBuf::from)
-        };
+        let directory = |name: &str| variable(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let home = || directory("HOME").unwrap_or_default();
         let user_cache = || directory("XDG_CACHE_HOME").unwrap_or_else(|| home().join(".cache"));
         let hub_home = || directory("HF_HOME").unwrap_or_else(|| user_cache().join("huggingface"));
@@ -62,11 +58,7 @@ impl HubSettings {
             .is_some_and(|value| ["1", "ON", "YES", "TRUE"].contains(&value.to_uppercase().as_str()));
         Self {
             cache: directory("HF_HUB_CACHE").unwrap_or_else(|| hub_home().join("hub")),
-            access: if offline {
-                HubAccess::Offline
-            } else {
-                HubAccess::Online
-            },
+            access: if offline { HubAccess::Offline } else { HubAccess::Online },
         }
     }
 }
@@ -176,10 +168,8 @@ pub fn resolve(name: &str, settings: &HubSettings) -> Result<PathBuf, LocationEr
     if path.exists() {
         return Ok(path.to_path_buf());
     }
-    let hub_name: HubName = name.parse().map_err(|source| LocationError::Unknown {
-        name: name.to_owned(),
-        source,
-    })?;
+    let hub_name: HubName =
+        name.parse().map_err(|source| LocationError::Unknown { name: name.to_owned(), source })?;
     match cached_snapshot(&hub_name, settings)? {
         Some(snapshot) => Ok(snapshot),
         None => fetch(hub_name, settings),
@@ -190,11 +180,8 @@ pub fn resolve(name: &str, settings: &HubSettings) -> Result<PathBuf, LocationEr
 fn cached_snapshot(name: &HubName, settings: &HubSettings) -> Result<Option<PathBuf>, LocationError> {
     let repository = settings.cache.join(name.folder());
     let reference = repository.join("refs").join(&name.revision);
-    let text =
-        whole_file::read_if_there(&reference, MAX_REF_BYTES).map_err(|source| LocationError::Cache {
-            path: reference.clone(),
-            source,
-        })?;
+    let text = whole_file::read_if_there(&reference, MAX_REF_BYTES)
+        .map_err(|source| LocationError::Cache { path: reference.clone(), source })?;
     let commit = match text {
         None => name.revision.clone(),
         Some(text) => match std::str::from_utf8(&text).map(str::trim) {
@@ -209,11 +196,7 @@ fn cached_snapshot(name: &HubName, settings: &HubSettings) -> Result<Option<Path
 #[cfg(not(feature = "hub"))]
 fn fetch(name: HubName, settings: &HubSettings) -> Result<PathBuf, LocationError> {
     let hint = "this build never downloads: fetch it with the Hugging Face tools, or give a path";
-    Err(LocationError::NotCached {
-        name,
-        cache: settings.cache.clone(),
-        hint,
-    })
+    Err(LocationError::NotCached { name, cache: settings.cache.clone(), hint })
 }
 
 #[cfg(feature = "hub")]
@@ -234,10 +217,7 @@ mod tests {
 
     fn settings(variables: &[(&str, &str)]) -> HubSettings {
         HubSettings::from_variables(|name| {
-            variables
-                .iter()
-                .find(|(variable, _)| *variable == name)
-                .map(|(_, value)| (*value).to_owned())
+            variables.iter().find(|(variable, _)| *variable == name).map(|(_, value)| (*value).to_owned())
         })
     }
 
@@ -247,35 +227,18 @@ mod tests {
         let cache = |variables: &[_]| settings(variables).cache.display().to_string();
         assert_eq!(cache(&[home]), "/home/ada/.cache/huggingface/hub");
         assert_eq!(cache(&[home, ("XDG_CACHE_HOME", "/c")]), "/c/huggingface/hub");
-        assert_eq!(
-            cache(&[home, ("XDG_CACHE_HOME", "/c"), ("HF_HOME", "/hf")]),
-            "/hf/hub"
-        );
-        assert_eq!(
-            cache(&[home, ("HF_HOME", "/hf"), ("HF_HUB_CACHE", "/hub")]),
-            "/hub"
-        );
-        assert_eq!(
-            cache(&[home, ("HF_HUB_CACHE", "")]),
-            "/home/ada/.cache/huggingface/hub"
-        );
+        assert_eq!(cache(&[home, ("XDG_CACHE_HOME", "/c"), ("HF_HOME", "/hf")]), "/hf/hub");
+        assert_eq!(cache(&[home, ("HF_HOME", "/hf"), ("HF_HUB_CACHE", "/hub")]), "/hub");
+        assert_eq!(cache(&[home, ("HF_HUB_CACHE", "")]), "/home/ada/.cache/huggingface/hub");
     }
 
     #[test]
     fn only_the_words_for_yes_mean_offline() {
         for yes in ["1", "on", "Yes", "TRUE"] {
-            assert_eq!(
-                settings(&[("HF_HUB_OFFLINE", yes)]).access,
-                HubAccess::Offline,
-                "{yes}"
-            );
+            assert_eq!(settings(&[("HF_HUB_OFFLINE", yes)]).access, HubAccess::Offline, "{yes}");
         }
         for no in ["0", "", "off", "no"] {
-            assert_eq!(
-                settings(&[("HF_HUB_OFFLINE", no)]).access,
-                HubAccess::Online,
-                "{no}"
-            );
+            assert_eq!(settings(&[("HF_HUB_OFFLINE", no)]).access, HubAccess::Online, "{no}");
         }
     }
 
@@ -284,10 +247,7 @@ mod tests {
         let name: HubName = "org/Model-1.5_b".parse().unwrap();
         assert_eq!(name.to_string(), "org/Model-1.5_b@main");
         assert_eq!(name.folder(), "models--org--Model-1.5_b");
-        assert_eq!(
-            "org/name@refs/pr/1".parse::<HubName>().unwrap().revision,
-            "refs/pr/1"
-        );
+        assert_eq!("org/name@refs/pr/1".parse::<HubName>().unwrap().revision, "refs/pr/1");
     }
 
     #[test]

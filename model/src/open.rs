@@ -73,17 +73,12 @@ impl ModelFiles {
     /// # Errors
     /// If there is nothing, or more than one model.
     pub fn at(path: &Path) -> Result<Self, OpenError> {
-        let failed = |source| OpenError::Path {
-            path: path.to_path_buf(),
-            source,
-        };
+        let failed = |source| OpenError::Path { path: path.to_path_buf(), source };
         if !std::fs::metadata(path).map_err(failed)?.is_dir() {
             return if is_gguf(path) {
                 Ok(Self::Gguf(path.to_path_buf()))
             } else {
-                Err(OpenError::NotGguf {
-                    path: path.to_path_buf(),
-                })
+                Err(OpenError::NotGguf { path: path.to_path_buf() })
             };
         }
         let holds = |name: &str| path.join(name).exists();
@@ -93,9 +88,7 @@ impl ModelFiles {
         let mut found = gguf_files(path).map_err(failed)?;
         found.sort();
         match found.as_slice() {
-            [] => Err(OpenError::Nothing {
-                path: path.to_path_buf(),
-            }),
+            [] => Err(OpenError::Nothing { path: path.to_path_buf() }),
             [only] => Ok(Self::Gguf(only.clone())),
             several => Err(OpenError::Several {
                 path: path.to_path_buf(),
@@ -149,8 +142,7 @@ impl From<GgufError> for OpenError {
 
 /// Files in a hub's cache are links to names without an extension, so that links are not followed for the name.
 fn is_gguf(path: &Path) -> bool {
-    path.extension()
-        .is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
+    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"))
 }
 
 /// The GGUF files directly in a directory.

@@ -41,11 +41,7 @@ impl PreparedAdapter {
             rank: 0,
             bytes: 0,
         };
-        let elements: usize = adapter
-            .modules
-            .iter()
-            .map(|module| module.a.len() + module.b.len())
-            .sum();
+        let elements: usize = adapter.modules.iter().map(|module| module.a.len() + module.b.len()).sum();
         // A piece that holds all of a 16-bit adapter; one of 32 bits takes two.
         let arena = Arena::new(2 * elements);
         for module in &adapter.modules {
@@ -123,11 +119,7 @@ impl<'a> BatchDeltas<'a> {
             LogitRows::Last => 1,
             LogitRows::All => slice.tokens.len(),
         };
-        Self {
-            config,
-            rows: runs(batch, |slice| slice.tokens.len()),
-            head_rows: runs(batch, head_rows),
-        }
+        Self { config, rows: runs(batch, |slice| slice.tokens.len()), head_rows: runs(batch, head_rows) }
     }
 }
 
@@ -145,11 +137,7 @@ fn runs(
                 Some(run) if run.first_row + run.rows == row && Arc::ptr_eq(&run.adapter, adapter) => {
                     run.rows += rows
                 }
-                _ => runs.push(Run {
-                    first_row: row,
-                    rows,
-                    adapter: Arc::clone(adapter),
-                }),
+                _ => runs.push(Run { first_row: row, rows, adapter: Arc::clone(adapter) }),
             }
         }
         row += rows;
@@ -166,11 +154,7 @@ impl Deltas for BatchDeltas<'_> {
         x: &Activations,
         out: &mut [f32],
     ) {
-        let runs = if group == LinearGroup::Head {
-            &self.head_rows
-        } else {
-            &self.rows
-        };
+        let runs = if group == LinearGroup::Head { &self.head_rows } else { &self.rows };
         if runs.is_empty() {
             return;
         }
@@ -179,20 +163,12 @@ impl Deltas for BatchDeltas<'_> {
         for run in runs {
             for &(target, column) in &targets {
                 if let Some(matrix) = run.adapter.matrix(layer, target) {
-                    segments.push(LoraSegment {
-                        first_row: run.first_row,
-                        rows: run.rows,
-                        matrix,
-                        column,
-                    });
+                    segments.push(LoraSegment { first_row: run.first_row, rows: run.rows, matrix, column });
                 }
             }
         }
         if !segments.is_empty() {
-            let stride = targets
-                .iter()
-                .map(|&(target, _)| linear_shape(self.config, target).0)
-                .sum();
+            let stride = targets.iter().map(|&(target, _)| linear_shape(self.config, target).0).sum();
             add_deltas(&mut compute.pool, compute.isa, x, &segments, out, stride);
         }
     }

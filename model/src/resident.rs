@@ -84,14 +84,8 @@ impl LoadedWeights {
         let weights = Weights::load(source, threads)?;
         let norms = load_norms(source)?;
         let rope = RopeTable::new(&config);
-        let layers = ResidentLayers {
-            weights,
-            config: config.clone(),
-        };
-        Ok(Self {
-            skeleton: Skeleton { config, norms, rope },
-            layers,
-        })
+        let layers = ResidentLayers { weights, config: config.clone() };
+        Ok(Self { skeleton: Skeleton { config, norms, rope }, layers })
     }
 
     /// The model's shape.
@@ -109,11 +103,7 @@ impl LoadedWeights {
     /// How adapters are kept beside these weights: exactly, unless the weights themselves are rounded.
     #[must_use]
     pub fn adapter_precision(&self) -> LoraPrecision {
-        if self.layers.weights.is_exact() {
-            LoraPrecision::Exact
-        } else {
-            LoraPrecision::Compact
-        }
+        if self.layers.weights.is_exact() { LoraPrecision::Exact } else { LoraPrecision::Compact }
     }
 
     /// The shape of KV blocks of `dtype`.
@@ -126,12 +116,7 @@ impl LoadedWeights {
             KvDtype::Auto if exact => KvPrecision::F32,
             KvDtype::F16 | KvDtype::Auto => KvPrecision::F16,
         };
-        KvShape {
-            layers: config.layers,
-            kv_heads: config.kv_heads,
-            head_dim: config.head_dim,
-            precision,
-        }
+        KvShape { layers: config.layers, kv_heads: config.kv_heads, head_dim: config.head_dim, precision }
     }
 }
 
@@ -159,20 +144,15 @@ impl ResidentModel {
             block_bytes,
             source,
         })?;
-        let threads = Pool::new(&options.cores).map_err(|source| ResidentError::Threads {
-            cores: options.cores.clone(),
-            source,
-        })?;
+        let threads = Pool::new(&options.cores)
+            .map_err(|source| ResidentError::Threads { cores: options.cores.clone(), source })?;
         let LoadedWeights { skeleton, layers } = weights;
         let window = skeleton.config.sliding_window;
         Ok(Self {
             skeleton,
             layers,
             kv: Kv { pool, blocks, window },
-            compute: Compute {
-                pool: threads,
-                isa: Isa::best(),
-            },
+            compute: Compute { pool: threads, isa: Isa::best() },
             scratch: Scratch::default(),
         })
     }
@@ -207,14 +187,7 @@ impl ForwardPass for ResidentModel {
     fn forward(&mut self, batch: &[SequenceSlice<'_, PreparedAdapter>], logits: &mut Vec<f32>) {
         let mut deltas = BatchDeltas::new(&self.skeleton.config, batch);
         let parts = (&mut self.layers, &mut deltas, &mut self.kv);
-        run(
-            &self.skeleton,
-            parts,
-            &mut self.compute,
-            &mut self.scratch,
-            batch,
-            logits,
-        );
+        run(&self.skeleton, parts, &mut self.compute, &mut self.scratch, batch, logits);
     }
 }
 
@@ -247,15 +220,6 @@ impl KvStore for Kv {
         rows: &[KvRows<'_>],
         out: &mut [f32],
     ) {
-        self.pool.attend(
-            &mut compute.pool,
-            compute.isa,
-            layer,
-            qkv,
-            layout,
-            rows,
-            self.window,
-            out,
-        );
+        self.pool.attend(&mut compute.pool, compute.isa, layer, qkv, layout, rows, self.window, out);
     }
 }

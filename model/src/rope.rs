@@ -16,9 +16,7 @@ impl RopeTable {
     pub fn new(config: &ModelConfig) -> Self {
         let half = config.head_dim / 2;
         let base = |i: usize| 1.0 / config.rope.theta.powf(2.0 * i as f32 / config.head_dim as f32);
-        let frequencies = (0..half)
-            .map(|i| scaled(base(i), i, &config.rope.scaling))
-            .collect();
+        let frequencies = (0..half).map(|i| scaled(base(i), i, &config.rope.scaling)).collect();
         Self { frequencies }
     }
 }
@@ -28,12 +26,7 @@ fn scaled(frequency: f32, index: usize, scaling: &RopeScaling) -> f32 {
         RopeScaling::None => frequency,
         RopeScaling::Linear { factor } => frequency / factor,
         RopeScaling::Factors(divisors) => frequency / divisors.get(index).copied().unwrap_or(1.0),
-        &RopeScaling::Llama3 {
-            factor,
-            low_freq_factor,
-            high_freq_factor,
-            original_context,
-        } => {
+        &RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
             let turns = original_context * frequency / TAU;
             if turns < low_freq_factor {
                 frequency / factor

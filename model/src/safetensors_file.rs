@@ -48,15 +48,10 @@ pub(crate) fn read_contents(
     file: &[u8],
     header_limit_bytes: u64,
 ) -> Result<Vec<(String, StoredTensor)>, SafetensorsFormatError> {
-    let (length, _) = file
-        .split_first_chunk::<LENGTH_BYTES>()
-        .ok_or(SafeTensorError::HeaderTooSmall)?;
+    let (length, _) = file.split_first_chunk::<LENGTH_BYTES>().ok_or(SafeTensorError::HeaderTooSmall)?;
     let found = u64::from_le_bytes(*length);
     if found > header_limit_bytes {
-        return Err(SafetensorsFormatError::HeaderTooLarge {
-            found,
-            limit: header_limit_bytes,
-        });
+        return Err(SafetensorsFormatError::HeaderTooLarge { found, limit: header_limit_bytes });
     }
     // Checks that the tensors lie one behind the other from the header to the end of the file.
     let (header_bytes, metadata) = SafeTensors::read_metadata(file)?;
@@ -69,14 +64,7 @@ pub(crate) fn read_contents(
             kind: info.dtype,
         })?;
         let range = start + begin..start + end;
-        contents.push((
-            name,
-            StoredTensor {
-                kind,
-                shape: info.shape.clone(),
-                range,
-            },
-        ));
+        contents.push((name, StoredTensor { kind, shape: info.shape.clone(), range }));
     }
     contents.sort_by(|(left, _), (right, _)| left.cmp(right));
     Ok(contents)

@@ -112,11 +112,8 @@ impl SafetensorsSource {
     /// If a file is missing or broken, the architecture is another one, or a tensor is missing or too many.
     pub fn open(directory: &Path) -> Result<Self, SafetensorsSourceError> {
         let path = directory.join(CONFIG_FILE);
-        let json =
-            whole_file::read(&path, MAX_CONFIG_BYTES).map_err(|source| SafetensorsSourceError::Read {
-                path: path.clone(),
-                source,
-            })?;
+        let json = whole_file::read(&path, MAX_CONFIG_BYTES)
+            .map_err(|source| SafetensorsSourceError::Read { path: path.clone(), source })?;
         let HfConfig { model, biased } =
             HfConfig::parse(&json).map_err(|source| SafetensorsSourceError::Config { path, source })?;
         let mut source = Self {
@@ -140,23 +137,15 @@ impl SafetensorsSource {
     }
 
     fn add_shard(&mut self, path: &Path) -> Result<(), SafetensorsSourceError> {
-        let map = MappedFile::open(path).map_err(|source| SafetensorsSourceError::Read {
-            path: path.to_path_buf(),
-            source,
-        })?;
-        let contents =
-            read_contents(&map, MAX_HEADER_BYTES).map_err(|source| SafetensorsSourceError::Weights {
-                path: path.to_path_buf(),
-                source,
-            })?;
+        let map = MappedFile::open(path)
+            .map_err(|source| SafetensorsSourceError::Read { path: path.to_path_buf(), source })?;
+        let contents = read_contents(&map, MAX_HEADER_BYTES)
+            .map_err(|source| SafetensorsSourceError::Weights { path: path.to_path_buf(), source })?;
         let shard = self.shards.len();
         self.shards.push(map);
         for (name, stored) in contents {
             if self.tensors.insert(name.clone(), (shard, stored)).is_some() {
-                return Err(SafetensorsSourceError::Duplicate {
-                    path: self.directory.clone(),
-                    tensor: name,
-                });
+                return Err(SafetensorsSourceError::Duplicate { path: self.directory.clone(), tensor: name });
             }
         }
         Ok(())
@@ -170,13 +159,9 @@ impl SafetensorsSource {
             tensor_name,
             shape,
         )
-        .map_err(|source| SafetensorsSourceError::Layout {
-            path: self.directory.clone(),
-            source,
-        })?;
-        let mut known: HashSet<String> = layout::required_tensors(&self.config, biased)
-            .map(tensor_name)
-            .collect();
+        .map_err(|source| SafetensorsSourceError::Layout { path: self.directory.clone(), source })?;
+        let mut known: HashSet<String> =
+            layout::required_tensors(&self.config, biased).map(tensor_name).collect();
         // Some models store a tied head once more; transformers ignores it too.
         known.insert(tensor_name(TensorId::Weight(0, Target::LmHead)));
         // Old files keep the rotary frequencies, which the configuration gives as well.
@@ -203,12 +188,7 @@ impl WeightSource for SafetensorsSource {
         let (shard, stored) = self.tensors.get(&tensor_name(id))?;
         let [rows, cols] = stored.matrix_shape()?;
         let data = self.shards.get(*shard)?.get(stored.range.clone())?;
-        Some(Tensor {
-            kind: stored.kind,
-            rows,
-            cols,
-            data: data.into(),
-        })
+        Some(Tensor { kind: stored.kind, rows, cols, data: data.into() })
     }
 
     fn release(&self, id: TensorId) {
@@ -221,11 +201,8 @@ impl WeightSource for SafetensorsSource {
 /// The names of a directory's weight files.
 fn weight_files(directory: &Path) -> Result<BTreeSet<String>, SafetensorsSourceError> {
     let path = directory.join(INDEX_FILE);
-    let json =
-        whole_file::read_if_there(&path, MAX_INDEX_BYTES).map_err(|source| SafetensorsSourceError::Read {
-            path: path.clone(),
-            source,
-        })?;
+    let json = whole_file::read_if_there(&path, MAX_INDEX_BYTES)
+        .map_err(|source| SafetensorsSourceError::Read { path: path.clone(), source })?;
     match json {
         None => Ok(BTreeSet::from([SINGLE_FILE.to_owned()])),
         Some(json) => shard_names(&json).map_err(|reason| SafetensorsSourceError::Index { path, reason }),
@@ -240,16 +217,10 @@ fn shard_names(json: &[u8]) -> Result<BTreeSet<String>, String> {
     let index: Index = serde_json::from_slice(json).map_err(|error| error.to_string())?;
     let names: BTreeSet<String> = index.weight_map.into_values().collect();
     if names.is_empty() || names.len() > MAX_SHARDS {
-        return Err(format!(
-            "it names {} files, and 1 to {MAX_SHARDS} are read",
-            names.len()
-        ));
+        return Err(format!("it names {} files, and 1 to {MAX_SHARDS} are read", names.len()));
     }
     // A name that leads out of the directory would read what nobody asked for.
-    match names
-        .iter()
-        .find(|name| Path::new(name).file_name() != Some(name.as_ref()))
-    {
+    match names.iter().find(|name| Path::new(name).file_name() != Some(name.as_ref())) {
         Some(name) => Err(format!("\"{}\" is not a plain file name", name.escape_debug())),
         None => Ok(names),
     }

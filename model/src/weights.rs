@@ -64,15 +64,8 @@ pub struct Weights {
 const ARENA_CHUNK_BYTES: usize = 32 << 20;
 
 /// The targets of a layer in the order of [`Weights::layers`].
-pub(crate) const LAYER_TARGETS: [Target; 7] = [
-    Target::Q,
-    Target::K,
-    Target::V,
-    Target::O,
-    Target::Gate,
-    Target::Up,
-    Target::Down,
-];
+pub(crate) const LAYER_TARGETS: [Target; 7] =
+    [Target::Q, Target::K, Target::V, Target::O, Target::Gate, Target::Up, Target::Down];
 
 /// Output and input features of a linear layer.
 #[must_use]
@@ -126,14 +119,8 @@ impl Weights {
         let mut next = || packed.next().expect("one result a job");
         let head = (!config.tied_head).then(&mut next);
         let embedding = next().matrix;
-        let layers = (0..config.layers)
-            .map(|_| std::array::from_fn(|_| next()))
-            .collect();
-        Ok(Self {
-            layers,
-            head,
-            embedding,
-        })
+        let layers = (0..config.layers).map(|_| std::array::from_fn(|_| next())).collect();
+        Ok(Self { layers, head, embedding })
     }
 
     /// Bytes of memory.
@@ -146,11 +133,7 @@ impl Weights {
     /// True if every layer takes its activations unrounded.
     #[must_use]
     pub fn is_exact(&self) -> bool {
-        self.layers
-            .iter()
-            .flatten()
-            .chain(&self.head)
-            .all(|linear| linear.matrix.is_exact())
+        self.layers.iter().flatten().chain(&self.head).all(|linear| linear.matrix.is_exact())
     }
 
     fn part(&self, layer: usize, target: Target, column: usize) -> LinearPart<'_> {
@@ -158,20 +141,12 @@ impl Weights {
             Target::LmHead => match &self.head {
                 Some(head) => head,
                 None => {
-                    return LinearPart {
-                        matrix: &self.embedding,
-                        bias: None,
-                        column,
-                    };
+                    return LinearPart { matrix: &self.embedding, bias: None, column };
                 }
             },
             _ => &self.layers[layer][target as usize],
         };
-        LinearPart {
-            matrix: &linear.matrix,
-            bias: linear.bias.as_deref(),
-            column,
-        }
+        LinearPart { matrix: &linear.matrix, bias: linear.bias.as_deref(), column }
     }
 }
 
@@ -194,13 +169,9 @@ impl BaseLayers for ResidentLayers {
         out: &mut [f32],
     ) {
         let targets = group_targets(&self.config, group);
-        let parts: Vec<LinearPart<'_>> = targets
-            .iter()
-            .map(|&(target, column)| self.weights.part(layer, target, column))
-            .collect();
-        let forms = parts
-            .iter()
-            .fold(Forms::default(), |forms, part| forms.and(part.matrix.forms()));
+        let parts: Vec<LinearPart<'_>> =
+            targets.iter().map(|&(target, column)| self.weights.part(layer, target, column)).collect();
+        let forms = parts.iter().fold(Forms::default(), |forms, part| forms.and(part.matrix.forms()));
         x.prepare(&mut compute.pool, compute.isa, forms);
         let stride = parts.iter().map(|part| part.matrix.rows()).sum();
         linear(&mut compute.pool, compute.isa, x, &parts, out, stride);
@@ -243,27 +214,16 @@ fn pack_all(
         }
     });
     let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
-    results
-        .into_iter()
-        .map(|result| result.expect("every job was taken"))
-        .collect()
+    results.into_iter().map(|result| result.expect("every job was taken")).collect()
 }
 
 fn pack(source: &dyn WeightSource, arena: &Arena, job: Job) -> Result<Linear, WeightsError> {
     let config = source.config();
     let (weight, bias, shape) = match job {
-        Job::Embedding => (
-            TensorId::TokenEmbedding,
-            None,
-            (config.vocab_size, config.hidden_size),
-        ),
+        Job::Embedding => (TensorId::TokenEmbedding, None, (config.vocab_size, config.hidden_size)),
         Job::Linear(layer, target) => {
             let bias = TensorId::Bias(layer, target);
-            (
-                TensorId::Weight(layer, target),
-                Some(bias),
-                linear_shape(config, target),
-            )
+            (TensorId::Weight(layer, target), Some(bias), linear_shape(config, target))
         }
     };
     let tensor = source.tensor(weight).ok_or(WeightsError::Missing(weight))?;
@@ -280,11 +240,7 @@ fn pack(source: &dyn WeightSource, arena: &Arena, job: Job) -> Result<Linear, We
 }
 
 fn expect_shape(id: TensorId, expected: (usize, usize), found: (usize, usize)) -> Result<(), WeightsError> {
-    if expected == found {
-        Ok(())
-    } else {
-        Err(WeightsError::Shape { id, expected, found })
-    }
+    if expected == found { Ok(()) } else { Err(WeightsError::Shape { id, expected, found }) }
 }
 
 /// A vector as floats, or `None` if the files have none.
@@ -311,16 +267,10 @@ pub fn load_norms(source: &dyn WeightSource) -> Result<Norms, WeightsError> {
     let config = source.config();
     let vector = |id, length| read_vector(source, id, length)?.ok_or(WeightsError::Missing(id));
     let of_layers = |id: fn(usize) -> TensorId, length| {
-        (0..config.layers)
-            .map(|layer| vector(id(layer), length))
-            .collect()
+        (0..config.layers).map(|layer| vector(id(layer), length)).collect()
     };
     let of_heads = |id| {
-        if config.qk_norm {
-            of_layers(id, config.head_dim)
-        } else {
-            Ok(Vec::new())
-        }
+        if config.qk_norm { of_layers(id, config.head_dim) } else { Ok(Vec::new()) }
     };
     Ok(Norms {
         attention: of_layers(TensorId::AttentionNorm, config.hidden_size)?,

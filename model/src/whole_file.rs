@@ -19,9 +19,7 @@ pub(crate) fn read(path: &Path, limit_bytes: u64) -> io::Result<Vec<u8>> {
     }
     let mut bytes = Vec::new();
     let capacity = usize::try_from(length).map_err(|_| too_large(limit_bytes))?;
-    bytes
-        .try_reserve_exact(capacity)
-        .map_err(|_| io::ErrorKind::OutOfMemory)?;
+    bytes.try_reserve_exact(capacity).map_err(|_| io::ErrorKind::OutOfMemory)?;
     file.take(limit_bytes.saturating_add(1)).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > limit_bytes {
         return Err(too_large(limit_bytes));

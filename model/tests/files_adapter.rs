@@ -1,8 +1,5 @@
 //! Adapters are read exactly as PEFT means them, and everything else about them is refused by name.
-#![allow(
-    clippy::unwrap_used,
-    reason = "a test whose files cannot be set up has failed"
-)]
+#![allow(clippy::unwrap_used, reason = "a test whose files cannot be set up has failed")]
 
 mod files_support;
 
@@ -55,19 +52,12 @@ fn seed(layer: usize, target: Target) -> usize {
 /// The values of A and B.
 fn matrices(layer: usize, target: Target, rank: usize) -> (Vec<f32>, Vec<f32>) {
     let [rows, cols] = linear_shape(&tiny(), target);
-    (
-        numbers(rank * cols, seed(layer, target)),
-        numbers(rows * rank, seed(layer, target) + 1),
-    )
+    (numbers(rank * cols, seed(layer, target)), numbers(rows * rank, seed(layer, target) + 1))
 }
 
 /// A and B of a layer as PEFT stores them.
 fn pair(layer: usize, target: Target, rank: usize) -> Entries {
-    let name = if target == Target::LmHead {
-        "lm_head".to_owned()
-    } else {
-        hf_name(layer, target)
-    };
+    let name = if target == Target::LmHead { "lm_head".to_owned() } else { hf_name(layer, target) };
     let [rows, cols] = linear_shape(&tiny(), target);
     let (a, b) = matrices(layer, target, rank);
     let full = |part| format!("base_model.model.{name}.lora_{part}.weight");
@@ -78,29 +68,18 @@ fn pair(layer: usize, target: Target, rank: usize) -> Entries {
 }
 
 fn pairs(list: &[(usize, Target, usize)]) -> Entries {
-    list.iter()
-        .flat_map(|&(layer, target, rank)| pair(layer, target, rank))
-        .collect()
+    list.iter().flat_map(|&(layer, target, rank)| pair(layer, target, rank)).collect()
 }
 
 /// Rank 4 on q and v of both layers.
 fn entries() -> Entries {
-    pairs(&[
-        (0, Target::Q, 4),
-        (0, Target::V, 4),
-        (1, Target::Q, 4),
-        (1, Target::V, 4),
-    ])
+    pairs(&[(0, Target::Q, 4), (0, Target::V, 4), (1, Target::Q, 4), (1, Target::V, 4)])
 }
 
 fn write(config: &Value, entries: &Entries) -> TempDir {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("adapter_config.json"), config.to_string()).unwrap();
-    std::fs::write(
-        directory.path().join("adapter_model.safetensors"),
-        safetensors(entries),
-    )
-    .unwrap();
+    std::fs::write(directory.path().join("adapter_model.safetensors"), safetensors(entries)).unwrap();
     directory
 }
 
@@ -114,11 +93,7 @@ fn refused(changes: &Value, parts: &[&str]) {
 }
 
 fn shape_of(adapter: &Adapter) -> Vec<(usize, Target, usize, f32)> {
-    adapter
-        .modules
-        .iter()
-        .map(|m| (m.layer, m.target, m.rank, m.scale))
-        .collect()
+    adapter.modules.iter().map(|m| (m.layer, m.target, m.rank, m.scale)).collect()
 }
 
 #[test]
@@ -131,14 +106,7 @@ fn an_adapter_reads_as_its_matrices_in_the_order_of_the_layers() {
             .into_iter()
             .map(|(layer, target)| {
                 let (a, b) = matrices(layer, target, 4);
-                LoraModule {
-                    layer,
-                    target,
-                    rank: 4,
-                    scale: 2.0,
-                    a,
-                    b,
-                }
+                LoraModule { layer, target, rank: 4, scale: 2.0, a, b }
             })
             .collect();
         assert_eq!(adapter.modules, expected);
@@ -153,44 +121,23 @@ fn names_without_the_prefix_of_peft_mean_the_same() {
     for entry in &mut bare {
         entry.0 = entry.0.strip_prefix("base_model.model.").unwrap().to_owned();
     }
-    assert_eq!(
-        read(&config(), &bare).unwrap(),
-        read(&config(), &entries()).unwrap()
-    );
+    assert_eq!(read(&config(), &bare).unwrap(), read(&config(), &entries()).unwrap());
     let twice = [entries(), bare].concat();
     assert_says(read(&config(), &twice), &["twice"]);
 }
 
 #[test]
 fn every_target_is_adapted_at_its_own_shape() {
-    let mut list: Vec<_> = (0..2)
-        .flat_map(|layer| BLOCK_TARGETS.map(|target| (layer, target, 3)))
-        .collect();
+    let mut list: Vec<_> = (0..2).flat_map(|layer| BLOCK_TARGETS.map(|target| (layer, target, 3))).collect();
     let config = |targets: Value| config_with(&json!({"r": 3, "target_modules": targets}));
     let all = read(&config(json!("all-linear")), &pairs(&list)).unwrap();
     assert_eq!(all.modules.len(), 14);
     list.push((0, Target::LmHead, 3));
-    let names = [
-        "q_proj",
-        "k_proj",
-        "v_proj",
-        "o_proj",
-        "gate_proj",
-        "up_proj",
-        "down_proj",
-        "lm_head",
-    ];
+    let names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"];
     let with_head = read(&config(json!(names)), &pairs(&list)).unwrap();
-    let head = with_head
-        .modules
-        .iter()
-        .find(|module| module.target == Target::LmHead)
-        .unwrap();
+    let head = with_head.modules.iter().find(|module| module.target == Target::LmHead).unwrap();
     assert_eq!((head.layer, head.a.len(), head.b.len()), (0, 3 * 32, 10 * 3));
-    assert_says(
-        read(&config(json!("all-linear")), &pairs(&list)),
-        &["`lm_head`", "target_modules"],
-    );
+    assert_says(read(&config(json!("all-linear")), &pairs(&list)), &["`lm_head`", "target_modules"]);
 }
 
 #[test]
@@ -198,13 +145,8 @@ fn sixteen_bit_matrices_are_exact_and_known_as_such() {
     let stored = |first: Encoding, second: Encoding| {
         let mut entries = pairs(&[(0, Target::Q, 4), (1, Target::Q, 4)]);
         for (index, entry) in entries.iter_mut().enumerate() {
-            let values: Vec<f32> = entry
-                .3
-                .as_chunks()
-                .0
-                .iter()
-                .map(|&bytes| f32::from_le_bytes(bytes))
-                .collect();
+            let values: Vec<f32> =
+                entry.3.as_chunks().0.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
             let (dtype, encode) = if index % 2 == 0 { first } else { second };
             (entry.1, entry.3) = (dtype, encode(&values));
         }
@@ -218,21 +160,13 @@ fn sixteen_bit_matrices_are_exact_and_known_as_such() {
         let adapter = stored(first, second);
         assert_eq!(adapter.modules, exact.modules);
         assert_eq!(adapter.stored_in_16_bits, in_16_bits);
-        assert_ne!(
-            adapter.generation, exact.generation,
-            "the stored type is part of the content"
-        );
+        assert_ne!(adapter.generation, exact.generation, "the stored type is part of the content");
     }
 }
 
 #[test]
 fn ranks_and_alphas_follow_their_patterns() {
-    let entries = pairs(&[
-        (0, Target::Q, 2),
-        (0, Target::V, 4),
-        (1, Target::Q, 16),
-        (1, Target::V, 4),
-    ]);
+    let entries = pairs(&[(0, Target::Q, 2), (0, Target::V, 4), (1, Target::Q, 16), (1, Target::V, 4)]);
     let changes = json!({
         "rank_pattern": {"layers.1.self_attn.q_proj": 16, "q_proj": 2},
         "alpha_pattern": {r"layers\.\d+\.self_attn\.v_proj": 3.5, "^model.layers.1.self_attn.q_proj": 32},
@@ -240,36 +174,19 @@ fn ranks_and_alphas_follow_their_patterns() {
     });
     let plain = read(&config_with(&changes), &entries).unwrap();
     // `^` stands behind an optional prefix, so it still matches a whole name.
-    let expected = [
-        (0, Target::Q, 2, 3.0),
-        (0, Target::V, 4, 0.875),
-        (1, Target::Q, 16, 2.0),
-        (1, Target::V, 4, 0.875),
-    ];
+    let expected =
+        [(0, Target::Q, 2, 3.0), (0, Target::V, 4, 0.875), (1, Target::Q, 16, 2.0), (1, Target::V, 4, 0.875)];
     assert_eq!(shape_of(&plain), expected);
 
     let mut rooted = config_with(&changes);
     rooted["use_rslora"] = json!(true);
-    let scales: Vec<f32> = read(&rooted, &entries)
-        .unwrap()
-        .modules
-        .iter()
-        .map(|module| module.scale)
-        .collect();
+    let scales: Vec<f32> =
+        read(&rooted, &entries).unwrap().modules.iter().map(|module| module.scale).collect();
     assert_eq!(scales, [(6.0 / 2f64.sqrt()) as f32, 1.75, 8.0, 1.75]);
 
-    assert_says(
-        read(&config(), &entries),
-        &["layers.0.self_attn.q_proj.lora_A", "[4, 32]", "[2, 32]"],
-    );
-    refused(
-        &json!({"rank_pattern": {"(": 4}}),
-        &["rank_pattern", "cannot be compiled"],
-    );
-    refused(
-        &json!({"rank_pattern": {"q_proj": "4"}}),
-        &["rank_pattern", "q_proj"],
-    );
+    assert_says(read(&config(), &entries), &["layers.0.self_attn.q_proj.lora_A", "[4, 32]", "[2, 32]"]);
+    refused(&json!({"rank_pattern": {"(": 4}}), &["rank_pattern", "cannot be compiled"]);
+    refused(&json!({"rank_pattern": {"q_proj": "4"}}), &["rank_pattern", "q_proj"]);
     refused(&json!({"alpha_pattern": ["q_proj"]}), &["alpha_pattern", "map"]);
 }
 
@@ -292,14 +209,8 @@ fn layers_are_selected_by_index_and_pattern() {
     let missing = "model.layers.1.self_attn.q_proj.lora_A.weight` is missing";
     assert_says(with(json!({})), &[missing]);
     assert_says(with(json!({"layers_to_transform": []})), &[missing]);
-    assert_says(
-        with(json!({"layers_to_transform": [1]})),
-        &["layers.0.self_attn.q_proj`", "target_modules"],
-    );
-    assert_says(
-        with(json!({"layers_to_transform": [0], "layers_pattern": "h"})),
-        &["target_modules"],
-    );
+    assert_says(with(json!({"layers_to_transform": [1]})), &["layers.0.self_attn.q_proj`", "target_modules"]);
+    assert_says(with(json!({"layers_to_transform": [0], "layers_pattern": "h"})), &["target_modules"]);
     assert_says(
         with(json!({"layers_pattern": "layers"})),
         &["layers_pattern", "without layers_to_transform"],
@@ -332,22 +243,11 @@ fn options_that_are_not_supported_are_refused_by_name() {
         ("init_lora_weights", json!("loftq")),
         ("an_option_of_tomorrow", json!(1)),
     ] {
-        let text = value
-            .as_str()
-            .map_or_else(|| value.to_string(), |text| format!("{text:?}"));
+        let text = value.as_str().map_or_else(|| value.to_string(), |text| format!("{text:?}"));
         let shown = &text[..text.len().min(60)];
-        refused(
-            &json!({option: value}),
-            &[&format!("`{option}`"), shown, "adapter_config.json"],
-        );
+        refused(&json!({option: value}), &[&format!("`{option}`"), shown, "adapter_config.json"]);
     }
-    for harmless in [
-        json!(false),
-        json!("gaussian"),
-        json!("eva"),
-        json!("orthogonal"),
-        json!(null),
-    ] {
+    for harmless in [json!(false), json!("gaussian"), json!("eva"), json!("orthogonal"), json!(null)] {
         assert!(read(&config_with(&json!({"init_lora_weights": harmless})), &entries()).is_ok());
     }
     assert!(read(&config_with(&json!({"an_option_of_tomorrow": false})), &entries()).is_ok());
@@ -358,14 +258,8 @@ fn options_that_make_no_sense_are_refused_by_name() {
     refused(&json!({"peft_type": null}), &["`peft_type` is missing"]);
     refused(&json!({"target_modules": null}), &["`target_modules` is missing"]);
     refused(&json!({"target_modules": [1]}), &["`target_modules`"]);
-    refused(
-        &json!({"target_modules": "("}),
-        &["`target_modules`", "cannot be compiled"],
-    );
-    refused(
-        &json!({"target_modules": "a)|(.*q_proj"}),
-        &["`target_modules`", "cannot be compiled"],
-    );
+    refused(&json!({"target_modules": "("}), &["`target_modules`", "cannot be compiled"]);
+    refused(&json!({"target_modules": "a)|(.*q_proj"}), &["`target_modules`", "cannot be compiled"]);
     refused(
         &json!({"target_modules": r"(?=(.*.*.*.*.*.*.*.*)*z)\1"}),
         &["`target_modules`", "takes too long"],
@@ -377,18 +271,10 @@ fn options_that_make_no_sense_are_refused_by_name() {
     refused(&json!({"lora_alpha": "8"}), &["`lora_alpha`", "number"]);
     refused(&json!({"lora_alpha": 1e300}), &["`lora_alpha`", "too large"]);
     refused(&json!({"use_rslora": 1}), &["`use_rslora`"]);
-    let many: serde_json::Map<_, _> = (0..=limits::MAX_PATTERNS)
-        .map(|i| (i.to_string(), json!(4)))
-        .collect();
-    refused(
-        &json!({"rank_pattern": many}),
-        &["`rank_pattern`", "1025 entries"],
-    );
+    let many: serde_json::Map<_, _> = (0..=limits::MAX_PATTERNS).map(|i| (i.to_string(), json!(4))).collect();
+    refused(&json!({"rank_pattern": many}), &["`rank_pattern`", "1025 entries"]);
     let names: Vec<_> = (0..=limits::MAX_PATTERNS).map(|i| i.to_string()).collect();
-    refused(
-        &json!({"target_modules": names}),
-        &["`target_modules`", "1025 entries"],
-    );
+    refused(&json!({"target_modules": names}), &["`target_modules`", "1025 entries"]);
 }
 
 #[test]
@@ -439,25 +325,13 @@ fn an_adapter_that_adapts_nothing_is_refused() {
 #[test]
 fn matrices_of_another_base_model_are_refused_with_both_shapes() {
     let directory = write(&config(), &entries());
-    let wider = ModelConfig {
-        hidden_size: 64,
-        ..tiny()
-    };
+    let wider = ModelConfig { hidden_size: 64, ..tiny() };
     let name = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight";
-    assert_says(
-        Adapter::read(directory.path(), &wider),
-        &[name, "[4, 64]", "[4, 32]"],
-    );
+    assert_says(Adapter::read(directory.path(), &wider), &[name, "[4, 64]", "[4, 32]"]);
     let taller = ModelConfig { heads: 8, ..tiny() };
-    assert_says(
-        Adapter::read(directory.path(), &taller),
-        &["q_proj.lora_B", "[64, 4]", "[32, 4]"],
-    );
+    assert_says(Adapter::read(directory.path(), &taller), &["q_proj.lora_B", "[64, 4]", "[32, 4]"]);
     let shallower = ModelConfig { layers: 1, ..tiny() };
-    assert_says(
-        Adapter::read(directory.path(), &shallower),
-        &["layers.1.self_attn.q_proj"],
-    );
+    assert_says(Adapter::read(directory.path(), &shallower), &["layers.1.self_attn.q_proj"]);
     let mut flat = entries();
     flat[0].2 = vec![128];
     assert_says(read(&config(), &flat), &["q_proj.lora_A", "[128]"]);
@@ -474,10 +348,7 @@ fn numbers_that_are_none_are_refused_by_name() {
             let last = entries.last_mut().unwrap();
             (last.1, last.3) = (dtype, encode(&b));
             let name = last.0.clone();
-            assert_says(
-                read(&config(), &entries),
-                &[&name, "element 17", &value.to_string()],
-            );
+            assert_says(read(&config(), &entries), &[&name, "element 17", &value.to_string()]);
         }
     }
 }
@@ -486,15 +357,9 @@ fn numbers_that_are_none_are_refused_by_name() {
 fn equal_content_is_an_equal_generation_however_it_is_spelled() {
     let base = read(&config(), &entries()).unwrap().generation;
     let same = |changes: Value| read(&config_with(&changes), &entries()).unwrap().generation;
-    assert_eq!(
-        same(json!({"target_modules": ["self_attn.q_proj", "v_proj"]})),
-        base
-    );
+    assert_eq!(same(json!({"target_modules": ["self_attn.q_proj", "v_proj"]})), base);
     assert_eq!(same(json!({"target_modules": r".*\.[qv]_proj"})), base);
-    assert_eq!(
-        same(json!({"r": 8, "rank_pattern": {".*": 4}, "lora_dropout": 0.5})),
-        base
-    );
+    assert_eq!(same(json!({"r": 8, "rank_pattern": {".*": 4}, "lora_dropout": 0.5})), base);
     assert_eq!(same(json!({"lora_alpha": 4, "use_rslora": true})), base);
     assert_eq!(same(json!({"base_model_name_or_path": "elsewhere"})), base);
 }
@@ -508,10 +373,7 @@ fn any_other_content_is_another_generation() {
         seen.push(generation);
     };
     add(read(&config_with(&json!({"lora_alpha": 9})), &entries()));
-    add(read(
-        &config_with(&json!({"alpha_pattern": {"v_proj": 9}})),
-        &entries(),
-    ));
+    add(read(&config_with(&json!({"alpha_pattern": {"v_proj": 9}})), &entries()));
     let mut changed = entries();
     *changed[3].3.last_mut().unwrap() ^= 1;
     add(read(&config(), &changed));
@@ -524,9 +386,7 @@ fn any_other_content_is_another_generation() {
     // The bytes of up as those of gate: equal shapes, another target.
     let renamed = |name: &str| {
         let mut entries = pairs(&[(0, Target::Up, 4), (1, Target::Up, 4)]);
-        entries
-            .iter_mut()
-            .for_each(|entry| entry.0 = entry.0.replace("up_proj", name));
+        entries.iter_mut().for_each(|entry| entry.0 = entry.0.replace("up_proj", name));
         read(&config_with(&json!({"target_modules": [name]})), &entries)
     };
     add(renamed("up_proj"));
@@ -537,12 +397,9 @@ fn any_other_content_is_another_generation() {
 fn a_generation_is_the_hash_of_the_documented_encoding() {
     let adapter = read(&config(), &entries()).unwrap();
     let mut encoding = 4u64.to_le_bytes().to_vec();
-    for (layer, target, code) in [
-        (0u64, Target::Q, 0u8),
-        (0, Target::V, 2),
-        (1, Target::Q, 0),
-        (1, Target::V, 2),
-    ] {
+    for (layer, target, code) in
+        [(0u64, Target::Q, 0u8), (0, Target::V, 2), (1, Target::Q, 0), (1, Target::V, 2)]
+    {
         encoding.extend(layer.to_le_bytes());
         encoding.push(code);
         encoding.extend(4u64.to_le_bytes());
@@ -564,24 +421,12 @@ fn a_generation_is_the_hash_of_the_documented_encoding() {
 fn what_is_no_adapter_is_refused_with_what_to_do() {
     let directory = write(&config(), &entries());
     let path = |name: &str| directory.path().join(name);
-    assert_says(
-        Adapter::read(&path("missing"), &tiny()),
-        &["missing", "cannot read"],
-    );
-    assert_says(
-        Adapter::read(&path("adapter_model.safetensors"), &tiny()),
-        &["no adapter", "directory"],
-    );
+    assert_says(Adapter::read(&path("missing"), &tiny()), &["missing", "cannot read"]);
+    assert_says(Adapter::read(&path("adapter_model.safetensors"), &tiny()), &["no adapter", "directory"]);
     std::fs::remove_file(path("adapter_model.safetensors")).unwrap();
-    assert_says(
-        Adapter::read(directory.path(), &tiny()),
-        &["adapter_model.safetensors", "cannot read"],
-    );
+    assert_says(Adapter::read(directory.path(), &tiny()), &["adapter_model.safetensors", "cannot read"]);
     std::fs::write(path("adapter_model.bin"), "pickle").unwrap();
-    assert_says(
-        Adapter::read(directory.path(), &tiny()),
-        &["adapter_model.bin", "pickle", "safetensors"],
-    );
+    assert_says(Adapter::read(directory.path(), &tiny()), &["adapter_model.bin", "pickle", "safetensors"]);
     assert_says(Adapter::read(&path("adapter_model.bin"), &tiny()), &["pickle"]);
     std::fs::remove_file(path("adapter_config.json")).unwrap();
     assert_says(Adapter::read(directory.path(), &tiny()), &["no adapter"]);
@@ -590,36 +435,25 @@ fn what_is_no_adapter_is_refused_with_what_to_do() {
 #[test]
 fn broken_files_are_refused() {
     let directory = write(&config(), &entries());
-    let (config_path, weight_path) = (
-        directory.path().join("adapter_config.json"),
-        directory.path().join("adapter_model.safetensors"),
-    );
+    let (config_path, weight_path) =
+        (directory.path().join("adapter_config.json"), directory.path().join("adapter_model.safetensors"));
     let whole = std::fs::read(&weight_path).unwrap();
     let weights = |bytes: &[u8]| {
         std::fs::write(&weight_path, bytes).unwrap();
         Adapter::read(directory.path(), &tiny())
     };
     for length in [0, 7, 8, 100, whole.len() - 1] {
-        assert_says(
-            weights(&whole[..length]),
-            &["adapter_model.safetensors", "not a usable"],
-        );
+        assert_says(weights(&whole[..length]), &["adapter_model.safetensors", "not a usable"]);
     }
     let header = [&(limits::MAX_HEADER_BYTES + 1).to_le_bytes(), &whole[8..]].concat();
     assert_says(weights(&header), &["header", "limit"]);
     assert!(weights(&whole).is_ok());
     for text in ["", "{", "[]", "null", &"[".repeat(100_000)] {
         std::fs::write(&config_path, text).unwrap();
-        assert_says(
-            Adapter::read(directory.path(), &tiny()),
-            &["adapter_config.json", "not a usable"],
-        );
+        assert_says(Adapter::read(directory.path(), &tiny()), &["adapter_config.json", "not a usable"]);
     }
     std::fs::write(&config_path, vec![b' '; limits::MAX_CONFIG_BYTES as usize + 1]).unwrap();
-    assert_says(
-        Adapter::read(directory.path(), &tiny()),
-        &["adapter_config.json", "limit"],
-    );
+    assert_says(Adapter::read(directory.path(), &tiny()), &["adapter_config.json", "limit"]);
     std::fs::remove_file(&config_path).unwrap();
     std::os::unix::fs::symlink("/dev/zero", &config_path).unwrap();
     assert_says(Adapter::read(directory.path(), &tiny()), &["not a regular file"]);
@@ -637,14 +471,12 @@ fn gguf() -> GgufWriter {
             let name = gguf_name(layer, target);
             let [rows, cols] = linear_shape(&tiny(), target);
             let (a, b) = matrices(layer, target, 4);
-            let b = if target == Target::Q {
-                interleave(&b, 4, 8)
-            } else {
-                b
-            };
-            writer = writer
-                .f32_tensor(&format!("{name}.weight.lora_a"), [4, cols], &a)
-                .f32_tensor(&format!("{name}.weight.lora_b"), [rows, 4], &b);
+            let b = if target == Target::Q { interleave(&b, 4, 8) } else { b };
+            writer = writer.f32_tensor(&format!("{name}.weight.lora_a"), [4, cols], &a).f32_tensor(
+                &format!("{name}.weight.lora_b"),
+                [rows, 4],
+                &b,
+            );
         }
     }
     writer
@@ -665,10 +497,7 @@ fn a_gguf_adapter_is_the_same_adapter_and_the_same_generation() {
     let (from_gguf, from_peft) = (read_gguf(&gguf()).unwrap(), read(&config(), &entries()).unwrap());
     assert_eq!(from_gguf.modules, from_peft.modules);
     assert_eq!(from_gguf.generation, from_peft.generation);
-    let mistral = ModelConfig {
-        architecture: "mistral".to_owned(),
-        ..tiny()
-    };
+    let mistral = ModelConfig { architecture: "mistral".to_owned(), ..tiny() };
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("adapter.gguf");
     std::fs::write(&path, gguf().bytes()).unwrap();
@@ -687,23 +516,12 @@ fn gguf_adapters_that_do_not_fit_are_refused_by_name() {
     let refused = |writer: &GgufWriter, parts: &[&str]| assert_says(read_gguf(writer), parts);
     let set = |key: &str, value: &str| gguf().without(key).text(key, value);
     refused(&set("general.type", "model"), &["`general.type`", "\"model\""]);
-    refused(
-        &set("adapter.type", "control_vector"),
-        &["`adapter.type`", "control_vector"],
-    );
-    refused(
-        &set("general.architecture", "qwen2"),
-        &["`general.architecture`", "qwen2"],
-    );
+    refused(&set("adapter.type", "control_vector"), &["`adapter.type`", "control_vector"]);
+    refused(&set("general.architecture", "qwen2"), &["`general.architecture`", "qwen2"]);
     refused(&gguf().without("adapter.type"), &["`adapter.type`"]);
     let activated = gguf().array("adapter.alora.invocation_tokens", 4, 1, 7u32.to_le_bytes());
     refused(&activated, &["adapter.alora.invocation_tokens"]);
-    refused(
-        &gguf()
-            .without("adapter.lora.alpha")
-            .f32("adapter.lora.alpha", f32::NAN),
-        &["alpha", "NaN"],
-    );
+    refused(&gguf().without("adapter.lora.alpha").f32("adapter.lora.alpha", f32::NAN), &["alpha", "NaN"]);
     refused(
         &gguf().without_tensor("blk.1.attn_v.weight.lora_b"),
         &["`blk.1.attn_v.weight.lora_b` is missing"],
@@ -722,9 +540,6 @@ fn gguf_adapters_that_do_not_fit_are_refused_by_name() {
     let infinite = gguf().bend("blk.0.attn_q.weight.lora_a", |t| t.data[..4].fill(0xff));
     refused(&infinite, &["`blk.0.attn_q.weight.lora_a`", "NaN"]);
     refused(&GgufWriter { version: 9, ..gguf() }, &["version 9"]);
-    let empty = GgufWriter {
-        tensors: Vec::new(),
-        ..gguf()
-    };
+    let empty = GgufWriter { tensors: Vec::new(), ..gguf() };
     refused(&empty, &["no tensor adapts"]);
 }

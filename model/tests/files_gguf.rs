@@ -40,12 +40,7 @@ fn every_kind_of_metadata_reads_as_it_was_written() {
             .raw("u64", 10, u64::MAX.to_le_bytes())
             .raw("i64", 11, i64::MIN.to_le_bytes())
             .raw("f64", 12, 0.25f64.to_le_bytes())
-            .array(
-                "texts",
-                kind::STRING,
-                2,
-                [text_bytes("a"), text_bytes("")].concat(),
-            )
+            .array("texts", kind::STRING, 2, [text_bytes("a"), text_bytes("")].concat())
             .array("nested", kind::ARRAY, 1, nested)
             .bytes(),
     )
@@ -65,10 +60,7 @@ fn every_kind_of_metadata_reads_as_it_was_written() {
         ("i64", Value::I64(i64::MIN)),
         ("f64", Value::F64(0.25)),
         ("texts", Value::Array(texts)),
-        (
-            "nested",
-            Value::Array(vec![Value::Array(vec![Value::U8(5), Value::U8(6)])]),
-        ),
+        ("nested", Value::Array(vec![Value::Array(vec![Value::U8(5), Value::U8(6)])])),
     ] {
         assert_eq!(file.metadata(key), Some(&value), "{key}");
     }
@@ -92,14 +84,8 @@ fn accessors_take_any_width_and_name_what_does_not_fit() {
     assert_eq!(file.f32("wide").unwrap(), Some(0.5));
     assert_eq!(file.str("text").unwrap(), Some("x"));
     assert_eq!(file.f32s("floats").unwrap(), Some(vec![1.0, 2.0]));
-    assert_says(
-        file.u32("negative"),
-        &["tiny.gguf", "`negative`", "I32(-1)", "unsigned"],
-    );
-    assert_says(
-        file.strings("floats"),
-        &["`floats`", "an array of 2 elements", "array of strings"],
-    );
+    assert_says(file.u32("negative"), &["tiny.gguf", "`negative`", "I32(-1)", "unsigned"]);
+    assert_says(file.strings("floats"), &["`floats`", "an array of 2 elements", "array of strings"]);
     assert_says(file.bool("text"), &["`text`", "the string \"x\""]);
 }
 
@@ -108,13 +94,9 @@ fn tensors_are_where_the_table_says_in_versions_2_and_3_and_at_any_alignment() {
     for version in [2, 3] {
         for alignment in [1, 32, 4096] {
             let (first, second) = (numbers(6, 1), numbers(4, 2));
-            let mut writer = GgufWriter {
-                version,
-                alignment,
-                ..GgufWriter::default()
-            }
-            .f32_tensor("first", [2, 3], &first)
-            .f32_tensor("second", [1, 4], &second);
+            let mut writer = GgufWriter { version, alignment, ..GgufWriter::default() }
+                .f32_tensor("first", [2, 3], &first)
+                .f32_tensor("second", [1, 4], &second);
             if alignment != 32 {
                 writer = writer.u32("general.alignment", alignment as u32);
             }
@@ -124,10 +106,7 @@ fn tensors_are_where_the_table_says_in_versions_2_and_3_and_at_any_alignment() {
             assert_eq!(view.data, f32_bytes(&first));
             assert_eq!(file.tensor("second").unwrap().data, f32_bytes(&second));
             assert!(file.tensor("third").is_none());
-            assert_eq!(
-                file.tensors().map(|(name, _)| name).collect::<Vec<_>>(),
-                ["first", "second"]
-            );
+            assert_eq!(file.tensors().map(|(name, _)| name).collect::<Vec<_>>(), ["first", "second"]);
         }
     }
 }
@@ -143,32 +122,20 @@ fn a_mapped_file_reads_like_the_same_bytes_in_memory() {
     mapped.release("token_embd.weight");
     assert!(mapped.tensors().eq(owned.tensors()));
     assert!(mapped.unchanged());
-    std::fs::OpenOptions::new()
-        .append(true)
-        .open(&path)
-        .unwrap()
-        .set_len(1 << 20)
-        .unwrap();
+    std::fs::OpenOptions::new().append(true).open(&path).unwrap().set_len(1 << 20).unwrap();
     assert!(!mapped.unchanged());
 }
 
 #[test]
 fn a_file_that_is_not_there_or_no_file_is_refused() {
     let directory = tempfile::tempdir().unwrap();
-    assert_says(
-        GgufFile::open(&directory.path().join("none.gguf")),
-        &["none.gguf", "cannot open"],
-    );
+    assert_says(GgufFile::open(&directory.path().join("none.gguf")), &["none.gguf", "cannot open"]);
     assert_says(GgufFile::open(directory.path()), &["not a regular file"]);
 }
 
 #[test]
 fn other_formats_and_versions_are_refused_by_name() {
-    let with = |magic, version| GgufWriter {
-        magic,
-        version,
-        ..GgufWriter::default()
-    };
+    let with = |magic, version| GgufWriter { magic, version, ..GgufWriter::default() };
     refused(&with(*b"GGML", 3), &["letters GGUF"]);
     refused(&with(*b"GGUF", 1), &["version 1"]);
     refused(&with(*b"GGUF", 4), &["version 4"]);
@@ -180,20 +147,11 @@ fn other_formats_and_versions_are_refused_by_name() {
 fn a_file_cut_off_anywhere_is_refused() {
     let bytes = GgufWriter::default()
         .text("text", "some text")
-        .array(
-            "texts",
-            kind::STRING,
-            2,
-            [text_bytes("a"), text_bytes("bc")].concat(),
-        )
+        .array("texts", kind::STRING, 2, [text_bytes("a"), text_bytes("bc")].concat())
         .f32_tensor("weights", [2, 3], &numbers(6, 0))
         .bytes();
     for length in 0..bytes.len() {
-        assert!(
-            parse(bytes[..length].to_vec()).is_err(),
-            "{length} of {} bytes were accepted",
-            bytes.len()
-        );
+        assert!(parse(bytes[..length].to_vec()).is_err(), "{length} of {} bytes were accepted", bytes.len());
     }
     assert!(parse(bytes).is_ok());
 }
@@ -202,35 +160,11 @@ fn a_file_cut_off_anywhere_is_refused() {
 fn counts_beyond_the_file_or_the_limits_are_refused() {
     let base = GgufWriter::default;
     for count in [1 << 63, u64::MAX, limits::MAX_TENSORS + 1] {
-        refused(
-            &GgufWriter {
-                tensor_count: Some(count),
-                ..base()
-            },
-            &["tensors", "limit"],
-        );
-        refused(
-            &GgufWriter {
-                entry_count: Some(count),
-                ..base()
-            },
-            &["metadata entries", "limit"],
-        );
+        refused(&GgufWriter { tensor_count: Some(count), ..base() }, &["tensors", "limit"]);
+        refused(&GgufWriter { entry_count: Some(count), ..base() }, &["metadata entries", "limit"]);
     }
-    refused(
-        &GgufWriter {
-            tensor_count: Some(1),
-            ..base()
-        },
-        &["ends in the middle"],
-    );
-    refused(
-        &GgufWriter {
-            entry_count: Some(1),
-            ..base()
-        },
-        &["ends in the middle"],
-    );
+    refused(&GgufWriter { tensor_count: Some(1), ..base() }, &["ends in the middle"]);
+    refused(&GgufWriter { entry_count: Some(1), ..base() }, &["ends in the middle"]);
     for count in [1, u64::MAX, 1 << 61, (1 << 60) + 1] {
         for element in [kind::U8, kind::STRING, kind::ARRAY, kind::U64] {
             refused(&base().array("list", element, count, []), &["ends in the middle"]);
@@ -239,10 +173,7 @@ fn counts_beyond_the_file_or_the_limits_are_refused() {
     let values = limits::MAX_VALUES + 1;
     let many = base().array("list", kind::U8, values, vec![0; values as usize]);
     refused(&many, &["metadata values", "limit"]);
-    refused(
-        &base().raw("text", kind::STRING, u64::MAX.to_le_bytes()),
-        &["ends in the middle"],
-    );
+    refused(&base().raw("text", kind::STRING, u64::MAX.to_le_bytes()), &["ends in the middle"]);
     let long = "k".repeat(limits::MAX_KEY_BYTES as usize + 1);
     refused(&base().u32(&long, 1), &["bytes of a string", "limit"]);
 }
@@ -263,14 +194,9 @@ fn broken_values_are_refused() {
     refused(&base().raw("odd", 13, []), &["`odd`", "unknown type 13"]);
     refused(&base().bool("flag", 2), &["`flag`", "2"]);
     refused(&base().raw("text", kind::STRING, text_bytes([0xff])), &["UTF-8"]);
-    refused(
-        &base().u32("twice", 1).u32("twice", 1),
-        &["`twice` appears twice"],
-    );
+    refused(&base().u32("twice", 1).u32("twice", 1), &["`twice` appears twice"]);
     let data = numbers(1, 0);
-    let two = base()
-        .f32_tensor("t", [1, 1], &data)
-        .f32_tensor("t", [1, 1], &data);
+    let two = base().f32_tensor("t", [1, 1], &data).f32_tensor("t", [1, 1], &data);
     refused(&two, &["tensor `t` appears twice"]);
     refused(&base().tensor([0xff], &[1], tensor::F32, vec![0; 4]), &["UTF-8"]);
     let long = "n".repeat(limits::MAX_NAME_BYTES as usize + 1);
@@ -280,15 +206,9 @@ fn broken_values_are_refused() {
 #[test]
 fn an_alignment_that_is_no_sane_power_of_two_is_refused() {
     for alignment in [0, 3, 48, 1 << 17, 1 << 31, u32::MAX] {
-        refused(
-            &GgufWriter::default().u32("general.alignment", alignment),
-            &["general.alignment"],
-        );
+        refused(&GgufWriter::default().u32("general.alignment", alignment), &["general.alignment"]);
     }
-    refused(
-        &GgufWriter::default().text("general.alignment", "32"),
-        &["general.alignment"],
-    );
+    refused(&GgufWriter::default().text("general.alignment", "32"), &["general.alignment"]);
 }
 
 #[test]
@@ -358,12 +278,7 @@ fn every_supported_tensor_type_takes_the_bytes_it_should() {
     ];
     for (code, expected) in kinds {
         let bytes = 3 * expected.row_bytes(512).unwrap();
-        let file = parse(
-            GgufWriter::default()
-                .tensor("w", &[512, 3], code, vec![7; bytes])
-                .bytes(),
-        )
-        .unwrap();
+        let file = parse(GgufWriter::default().tensor("w", &[512, 3], code, vec![7; bytes]).bytes()).unwrap();
         let view = file.tensor("w").unwrap();
         assert_eq!((view.kind, view.data.len()), (expected, bytes));
     }

@@ -28,10 +28,7 @@ fn refused(writer: &GgufWriter, parts: &[&str]) {
 }
 
 fn expected(name: &str, biased: &[Target]) -> TinyTensor {
-    tiny_tensors(biased)
-        .into_iter()
-        .find(|tensor| tensor.gguf == name)
-        .unwrap()
+    tiny_tensors(biased).into_iter().find(|tensor| tensor.gguf == name).unwrap()
 }
 
 fn llama() -> GgufWriter {
@@ -42,17 +39,9 @@ fn llama() -> GgufWriter {
 fn the_shape_is_what_the_metadata_says() {
     assert_eq!(open(&llama()).unwrap().config(), &tiny());
     let tied = open(&llama().without_tensor("output.weight")).unwrap();
-    assert_eq!(
-        tied.config(),
-        &ModelConfig {
-            tied_head: true,
-            ..tiny()
-        }
-    );
+    assert_eq!(tied.config(), &ModelConfig { tied_head: true, ..tiny() });
     assert!(tied.tensor(TensorId::Weight(0, Target::LmHead)).is_none());
-    let more = llama()
-        .f32("llama.rope.freq_base", 500_000.0)
-        .u32("llama.attention.sliding_window", 64);
+    let more = llama().f32("llama.rope.freq_base", 500_000.0).u32("llama.attention.sliding_window", 64);
     let more = open(&more).unwrap();
     assert_eq!(more.config().rope.theta, 500_000.0);
     assert_eq!(more.config().sliding_window, Some(64));
@@ -60,9 +49,8 @@ fn the_shape_is_what_the_metadata_says() {
 
 #[test]
 fn a_declared_width_of_heads_is_what_q_and_k_must_have() {
-    let writer = tiny_gguf("qwen2", &QKV)
-        .u32("qwen2.attention.key_length", 4)
-        .u32("qwen2.attention.value_length", 4);
+    let writer =
+        tiny_gguf("qwen2", &QKV).u32("qwen2.attention.key_length", 4).u32("qwen2.attention.value_length", 4);
     refused(&writer, &["attn_q.weight", "[32, 32]", "[16, 32]"]);
 }
 
@@ -75,10 +63,7 @@ fn llama_rows_of_q_and_k_come_in_half_rotation_order() {
             let name = files_support::gguf_name(layer, target);
             let want = expected(&format!("{name}.weight"), &biased);
             let tensor = source.tensor(TensorId::Weight(layer, target)).unwrap();
-            assert_eq!(
-                (tensor.kind, [tensor.rows, tensor.cols]),
-                (TensorType::F32, want.shape)
-            );
+            assert_eq!((tensor.kind, [tensor.rows, tensor.cols]), (TensorType::F32, want.shape));
             assert_eq!(tensor.data, f32_bytes(&want.values), "{name}");
             if biased.contains(&target) {
                 let want = expected(&format!("{name}.bias"), &biased);
@@ -92,9 +77,7 @@ fn llama_rows_of_q_and_k_come_in_half_rotation_order() {
 #[test]
 fn quantized_rows_are_moved_whole() {
     let row_bytes = TensorType::Q8_0.row_bytes(32).unwrap();
-    let rows: Vec<u8> = (0..32 * row_bytes)
-        .map(|i| (i / row_bytes * 7 + i % row_bytes) as u8)
-        .collect();
+    let rows: Vec<u8> = (0..32 * row_bytes).map(|i| (i / row_bytes * 7 + i % row_bytes) as u8).collect();
     let writer = llama().bend("blk.1.attn_q.weight", |t| {
         t.kind = tensor::Q8_0;
         t.data = interleave(&rows, row_bytes, 8);
@@ -137,43 +120,21 @@ fn rope_scaling_is_read_or_refused_by_name() {
     let factors = [1.0, 2.0, 4.0, 8.0];
     let with_factors = llama().f32_tensor("rope_freqs.weight", [1, 4], &factors);
     assert_eq!(scaling(&with_factors), RopeScaling::Factors(factors.to_vec()));
-    let linear = llama()
-        .text("llama.rope.scaling.type", "linear")
-        .f32("llama.rope.scaling.factor", 4.0);
+    let linear = llama().text("llama.rope.scaling.type", "linear").f32("llama.rope.scaling.factor", 4.0);
     assert_eq!(scaling(&linear), RopeScaling::Linear { factor: 4.0 });
-    assert_eq!(
-        scaling(&llama().f32("llama.rope.scale_linear", 2.0)),
-        RopeScaling::Linear { factor: 2.0 }
-    );
-    let none = llama()
-        .text("llama.rope.scaling.type", "none")
-        .f32("llama.rope.scaling.factor", 4.0);
+    assert_eq!(scaling(&llama().f32("llama.rope.scale_linear", 2.0)), RopeScaling::Linear { factor: 2.0 });
+    let none = llama().text("llama.rope.scaling.type", "none").f32("llama.rope.scaling.factor", 4.0);
     assert_eq!(scaling(&none), RopeScaling::None);
 
     refused(
         &llama().text("llama.rope.scaling.type", "yarn"),
         &["rope scaling of type \"yarn\"", "not supported"],
     );
-    refused(
-        &llama().text("llama.rope.scaling.type", "linear"),
-        &["llama.rope.scaling.factor", "missing"],
-    );
-    refused(
-        &linear.f32_tensor("rope_freqs.weight", [1, 4], &factors),
-        &["linear rope scaling beside"],
-    );
-    refused(
-        &llama().f32_tensor("rope_freqs.weight", [1, 3], &factors[..3]),
-        &["3 frequency factors", "4"],
-    );
-    refused(
-        &llama().f32_tensor("rope_freqs.weight", [1, 4], &[0.0; 4]),
-        &["frequency factor is 0"],
-    );
-    refused(
-        &llama().f32_tensor("rope_freqs.weight", [1, 4], &[f32::NAN; 4]),
-        &["frequency factor is NaN"],
-    );
+    refused(&llama().text("llama.rope.scaling.type", "linear"), &["llama.rope.scaling.factor", "missing"]);
+    refused(&linear.f32_tensor("rope_freqs.weight", [1, 4], &factors), &["linear rope scaling beside"]);
+    refused(&llama().f32_tensor("rope_freqs.weight", [1, 3], &factors[..3]), &["3 frequency factors", "4"]);
+    refused(&llama().f32_tensor("rope_freqs.weight", [1, 4], &[0.0; 4]), &["frequency factor is 0"]);
+    refused(&llama().f32_tensor("rope_freqs.weight", [1, 4], &[f32::NAN; 4]), &["frequency factor is NaN"]);
     refused(&llama().f32("llama.rope.scale_linear", -1.0), &["factor is -1"]);
 }
 
@@ -185,19 +146,13 @@ fn what_is_not_implemented_is_refused_by_name() {
     refused(&llama().u32("split.count", 3), &["several files"]);
     refused(&llama().u32("llama.expert_count", 8), &["experts"]);
     refused(&llama().bool("llama.attention.causal", 0), &["not causal"]);
-    refused(
-        &llama().u32("llama.rope.dimension_count", 4),
-        &["part of each head"],
-    );
+    refused(&llama().u32("llama.rope.dimension_count", 4), &["part of each head"]);
     refused(&llama().u32("llama.attention.value_length", 4), &["value heads"]);
     refused(
         &llama().f32_tensor("blk.0.ffn_gate_inp.weight", [1, 4], &[0.0; 4]),
         &["`blk.0.ffn_gate_inp.weight`"],
     );
-    refused(
-        &llama().f32_tensor("blk.2.attn_q.weight", [32, 32], &[0.0; 1024]),
-        &["`blk.2.attn_q.weight`"],
-    );
+    refused(&llama().f32_tensor("blk.2.attn_q.weight", [32, 32], &[0.0; 1024]), &["`blk.2.attn_q.weight`"]);
     let quantized = llama().bend("blk.0.attn_norm.weight", |t| {
         t.kind = tensor::Q8_0;
         t.data = vec![0; 34];
@@ -225,36 +180,23 @@ fn shapes_that_make_no_sense_are_refused() {
     refused(&with("llama.block_count", 0), &["layers is 0"]);
     refused(&with("llama.block_count", u32::MAX), &["layers is 4294967295"]);
     refused(&with("llama.attention.head_count", 0), &["heads is 0"]);
-    refused(
-        &with("llama.attention.head_count_kv", 3),
-        &["3 key-value heads", "4 query heads"],
-    );
+    refused(&with("llama.attention.head_count_kv", 3), &["3 key-value heads", "4 query heads"]);
     refused(
         &with("llama.attention.head_count", 32).without("llama.attention.head_count_kv"),
         &["1 wide", "even"],
     );
     refused(&with("llama.context_length", 0), &["context length is 0"]);
     let epsilon = "llama.attention.layer_norm_rms_epsilon";
-    refused(
-        &llama().without(epsilon).f32(epsilon, f32::INFINITY),
-        &["epsilon is inf"],
-    );
+    refused(&llama().without(epsilon).f32(epsilon, f32::INFINITY), &["epsilon is inf"]);
     refused(&llama().f32("llama.rope.freq_base", 0.0), &["base is 0"]);
 }
 
 #[test]
 fn missing_and_misshapen_tensors_are_named() {
-    for name in [
-        "output_norm.weight",
-        "blk.1.ffn_down.weight",
-        "blk.0.attn_k.weight",
-    ] {
+    for name in ["output_norm.weight", "blk.1.ffn_down.weight", "blk.0.attn_k.weight"] {
         refused(&llama().without_tensor(name), &[&format!("`{name}` is missing")]);
     }
-    refused(
-        &llama().without_tensor("token_embd.weight"),
-        &["token_embd.weight"],
-    );
+    refused(&llama().without_tensor("token_embd.weight"), &["token_embd.weight"]);
     refused(&tiny_gguf("qwen2", &[]), &["`blk.0.attn_q.bias` is missing"]);
     let turned = llama().bend("blk.1.ffn_up.weight", |t| t.dims.reverse());
     refused(&turned, &["`blk.1.ffn_up.weight`", "[32, 64]", "[64, 32]"]);

@@ -26,10 +26,7 @@ fn cache() -> (TempDir, HubSettings, PathBuf) {
     std::fs::create_dir_all(repository.join("refs")).unwrap();
     std::fs::write(repository.join("refs/main"), COMMIT).unwrap();
     std::fs::write(repository.join("refs/v1"), format!("{COMMIT}\n")).unwrap();
-    let settings = HubSettings {
-        cache: directory.path().to_path_buf(),
-        access: HubAccess::Offline,
-    };
+    let settings = HubSettings { cache: directory.path().to_path_buf(), access: HubAccess::Offline };
     (directory, settings, snapshot)
 }
 
@@ -44,12 +41,7 @@ fn a_path_that_exists_is_taken_as_it_is() {
 #[test]
 fn a_hub_name_leads_to_the_snapshot_of_its_branch_tag_or_commit() {
     let (_directory, settings, snapshot) = cache();
-    for name in [
-        "org/name",
-        "org/name@main",
-        "org/name@v1",
-        &format!("org/name@{COMMIT}"),
-    ] {
+    for name in ["org/name", "org/name@main", "org/name@v1", &format!("org/name@{COMMIT}")] {
         assert_eq!(resolve(name, &settings).unwrap(), snapshot, "{name}");
     }
 }
@@ -58,23 +50,10 @@ fn a_hub_name_leads_to_the_snapshot_of_its_branch_tag_or_commit() {
 fn a_name_that_leads_nowhere_is_refused_with_what_to_do() {
     let (directory, settings, _) = cache();
     for name in ["org/other", "org/name@v2", "org/name@snapshots"] {
-        assert_says(
-            resolve(name, &settings),
-            &[name, "is not in", directory.path().to_str().unwrap()],
-        );
+        assert_says(resolve(name, &settings), &[name, "is not in", directory.path().to_str().unwrap()]);
     }
-    for name in [
-        "missing.gguf",
-        "./missing",
-        "/missing/dir",
-        "../../etc",
-        "org/../name",
-        "",
-    ] {
-        assert!(
-            matches!(resolve(name, &settings), Err(LocationError::Unknown { .. })),
-            "{name}"
-        );
+    for name in ["missing.gguf", "./missing", "/missing/dir", "../../etc", "org/../name", ""] {
+        assert!(matches!(resolve(name, &settings), Err(LocationError::Unknown { .. })), "{name}");
     }
 }
 
@@ -101,10 +80,7 @@ fn a_gguf_file_is_opened_alone_or_as_the_only_one_of_a_directory() {
         assert_eq!(open(path).unwrap().config(), &tiny());
     }
     std::fs::copy(&file, directory.path().join("other.gguf")).unwrap();
-    assert_says(
-        ModelFiles::at(directory.path()),
-        &["several models", "other.gguf, tiny.gguf"],
-    );
+    assert_says(ModelFiles::at(directory.path()), &["several models", "other.gguf, tiny.gguf"]);
 }
 
 #[test]
@@ -113,10 +89,7 @@ fn a_snapshot_of_links_to_blobs_is_opened() {
     let blob = directory.path().join("models--org--name/blob");
     std::fs::write(&blob, tiny_gguf("llama", &[]).bytes()).unwrap();
     std::os::unix::fs::symlink("../../blob", snapshot.join("tiny.gguf")).unwrap();
-    assert_eq!(
-        open(&resolve("org/name", &settings).unwrap()).unwrap().config(),
-        &tiny()
-    );
+    assert_eq!(open(&resolve("org/name", &settings).unwrap()).unwrap().config(), &tiny());
 }
 
 #[test]
@@ -135,23 +108,14 @@ fn a_directory_with_safetensors_is_opened_as_such_even_beside_a_gguf() {
 fn what_is_no_model_is_refused_with_what_to_do() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
-    assert_says(
-        ModelFiles::at(directory.path()),
-        &["no model in", "config.json", ".gguf"],
-    );
+    assert_says(ModelFiles::at(directory.path()), &["no model in", "config.json", ".gguf"]);
     std::fs::write(path("config.json"), "{}").unwrap();
     assert_says(ModelFiles::at(directory.path()), &["no model in"]);
     std::fs::write(path("model.safetensors"), "").unwrap();
-    assert_says(
-        ModelFiles::at(&path("model.safetensors")),
-        &["not a GGUF file", "directory"],
-    );
+    assert_says(ModelFiles::at(&path("model.safetensors")), &["not a GGUF file", "directory"]);
     assert_says(ModelFiles::at(&path("missing")), &["missing", "cannot look at"]);
     std::fs::write(path("broken.gguf"), "GG").unwrap();
-    assert_says(
-        open(&path("broken.gguf")).map(|_| ()),
-        &["broken.gguf", "letters GGUF"],
-    );
+    assert_says(open(&path("broken.gguf")).map(|_| ()), &["broken.gguf", "letters GGUF"]);
 }
 
 #[test]
@@ -175,11 +139,7 @@ fn the_defaults_of_sampling_come_from_the_generation_config() {
     };
     assert_eq!(read().unwrap(), expected);
     write("generation_config.json", r#"{"temperature": 0.5}"#);
-    assert_eq!(
-        read().unwrap().eos_token_ids,
-        [7],
-        "the ids fall back to config.json"
-    );
+    assert_eq!(read().unwrap().eos_token_ids, [7], "the ids fall back to config.json");
     write("generation_config.json", r#"{"temperature": "warm"}"#);
     assert_says(read(), &["generation_config.json", "invalid type"]);
 }
@@ -192,10 +152,7 @@ fn the_defaults_of_sampling_come_from_a_gguf_files_metadata() {
         std::fs::write(&path, writer.bytes()).unwrap();
         ModelFiles::at(&path).unwrap().generation_defaults()
     };
-    assert_eq!(
-        defaults(GgufWriter::default()).unwrap(),
-        GenerationDefaults::default()
-    );
+    assert_eq!(defaults(GgufWriter::default()).unwrap(), GenerationDefaults::default());
     let full = GgufWriter::default()
         .u32("tokenizer.ggml.eos_token_id", 9)
         .u32("tokenizer.ggml.eot_token_id", 2)
@@ -204,10 +161,7 @@ fn the_defaults_of_sampling_come_from_a_gguf_files_metadata() {
         .raw("general.sampling.top_k", 5, 20i32.to_le_bytes())
         .array("ignored", 6, 1, f32_bytes(&[1.0]));
     let full = defaults(full).unwrap();
-    assert_eq!(
-        (full.temperature, full.top_k, full.top_p),
-        (Some(0.5), Some(20), None)
-    );
+    assert_eq!((full.temperature, full.top_k, full.top_p), (Some(0.5), Some(20), None));
     assert_eq!(full.eos_token_ids, [2, 9]);
     assert_says(
         defaults(GgufWriter::default().text("general.sampling.temp", "warm")),

@@ -34,18 +34,12 @@ fn json_with(changes: &Value) -> Value {
     for (option, value) in changes.as_object().unwrap() {
         config[option] = value.clone();
     }
-    config
-        .as_object_mut()
-        .unwrap()
-        .retain(|_, value| !value.is_null());
+    config.as_object_mut().unwrap().retain(|_, value| !value.is_null());
     config
 }
 
 fn config_with(changes: &Value) -> ModelConfig {
-    open_with(&json_with(changes), &tiny_entries(&[]))
-        .unwrap()
-        .config()
-        .clone()
+    open_with(&json_with(changes), &tiny_entries(&[])).unwrap().config().clone()
 }
 
 #[track_caller]
@@ -69,10 +63,7 @@ fn a_directory_and_a_gguf_file_of_one_model_give_the_same_tensors() {
     assert!(from_directory.tensor(TensorId::Bias(0, Target::Q)).is_none());
     assert!(from_directory.tensor(TensorId::Weight(2, Target::Q)).is_none());
     from_directory.release(TensorId::TokenEmbedding);
-    assert_eq!(
-        from_directory.tensor(TensorId::TokenEmbedding),
-        from_gguf.tensor(TensorId::TokenEmbedding)
-    );
+    assert_eq!(from_directory.tensor(TensorId::TokenEmbedding), from_gguf.tensor(TensorId::TokenEmbedding));
 }
 
 #[test]
@@ -83,26 +74,12 @@ fn the_three_stored_types_are_told_apart() {
         let entry = entries.iter_mut().find(|entry| entry.0 == name).unwrap();
         (entry.1, entry.3) = (dtype, bytes);
     };
-    set(
-        "model.layers.0.self_attn.q_proj.weight",
-        "F16",
-        f16_bytes(&values),
-    );
-    set(
-        "model.layers.1.self_attn.q_proj.weight",
-        "BF16",
-        bf16_bytes(&values),
-    );
+    set("model.layers.0.self_attn.q_proj.weight", "F16", f16_bytes(&values));
+    set("model.layers.1.self_attn.q_proj.weight", "BF16", bf16_bytes(&values));
     let source = open_with(&tiny_json(), &entries).unwrap();
     let q = |layer| source.tensor(TensorId::Weight(layer, Target::Q)).unwrap();
-    assert_eq!(
-        (q(0).kind, q(0).data.to_vec()),
-        (TensorType::F16, f16_bytes(&values))
-    );
-    assert_eq!(
-        (q(1).kind, q(1).data.to_vec()),
-        (TensorType::Bf16, bf16_bytes(&values))
-    );
+    assert_eq!((q(0).kind, q(0).data.to_vec()), (TensorType::F16, f16_bytes(&values)));
+    assert_eq!((q(1).kind, q(1).data.to_vec()), (TensorType::Bf16, bf16_bytes(&values)));
     entries[0].1 = "I32";
     assert_says(
         open_with(&tiny_json(), &entries),
@@ -128,42 +105,26 @@ fn a_sharded_model_is_read_whole() {
     std::fs::write(directory.path().join("config.json"), tiny_json().to_string()).unwrap();
     let source = open(&Value::Object(map)).unwrap();
     assert!(source.unchanged());
-    for tensor in tiny_tensors(&[])
-        .iter()
-        .filter(|tensor| tensor.hf.ends_with("mlp.up_proj.weight"))
-    {
+    for tensor in tiny_tensors(&[]).iter().filter(|tensor| tensor.hf.ends_with("mlp.up_proj.weight")) {
         let layer = usize::from(tensor.hf.contains("layers.1."));
         let up = source.tensor(TensorId::Weight(layer, Target::Up)).unwrap();
         assert_eq!(up.data, f32_bytes(&tensor.values));
     }
 
     assert_says(open(&json!({"x": "a.safetensors"})), &["is missing"]);
-    assert_says(
-        open(&json!({"x": "c.safetensors"})),
-        &["c.safetensors", "cannot read"],
-    );
+    assert_says(open(&json!({"x": "c.safetensors"})), &["c.safetensors", "cannot read"]);
     for name in ["../a.safetensors", "/etc/passwd", "sub/a.safetensors", "..", ""] {
         assert_says(open(&json!({"x": name})), &["not a plain file name"]);
     }
     assert_says(open(&json!({})), &["names 0 files"]);
     assert_says(open(&json!([])), &["model.safetensors.index.json"]);
-    std::fs::copy(
-        directory.path().join("a.safetensors"),
-        directory.path().join("c.safetensors"),
-    )
-    .unwrap();
-    assert_says(
-        open(&json!({"x": "a.safetensors", "y": "c.safetensors"})),
-        &["stored twice"],
-    );
+    std::fs::copy(directory.path().join("a.safetensors"), directory.path().join("c.safetensors")).unwrap();
+    assert_says(open(&json!({"x": "a.safetensors", "y": "c.safetensors"})), &["stored twice"]);
 }
 
 #[test]
 fn architectures_are_told_apart_and_others_refused_by_name() {
-    assert_eq!(
-        config_with(&json!({"architectures": ["MistralForCausalLM"]})).architecture,
-        "mistral"
-    );
+    assert_eq!(config_with(&json!({"architectures": ["MistralForCausalLM"]})).architecture, "mistral");
     let qkv = [Target::Q, Target::K, Target::V];
     let qwen2 = json_with(&json!({"architectures": ["Qwen2ForCausalLM"]}));
     let source = open_with(&qwen2, &tiny_entries(&qkv)).unwrap();
@@ -202,10 +163,7 @@ fn biases_are_there_exactly_where_the_configuration_says() {
     let source = open_with(&with, &tiny_entries(&attention)).unwrap();
     assert!(source.tensor(TensorId::Bias(0, Target::O)).is_some());
     assert_says(open_with(&with, &tiny_entries(&[])), &["q_proj.bias` is missing"]);
-    assert_says(
-        open_with(&tiny_json(), &tiny_entries(&attention)),
-        &["k_proj.bias", "not supported"],
-    );
+    assert_says(open_with(&tiny_json(), &tiny_entries(&attention)), &["k_proj.bias", "not supported"]);
     let all = json_with(&json!({"attention_bias": true, "mlp_bias": true}));
     assert!(open_with(&all, &tiny_entries(&layout::BLOCK_TARGETS)).is_ok());
 }
@@ -220,10 +178,7 @@ fn a_tied_head_is_the_embedding_even_if_it_is_stored_again() {
         assert!(source.tensor(TensorId::Weight(0, Target::LmHead)).is_none());
         entries.retain(|entry| entry.0 != "lm_head.weight");
     }
-    assert_says(
-        open_with(&tiny_json(), &entries),
-        &["`lm_head.weight` is missing"],
-    );
+    assert_says(open_with(&tiny_json(), &entries), &["`lm_head.weight` is missing"]);
 }
 
 #[test]
@@ -246,45 +201,23 @@ fn rope_is_read_in_the_old_form_and_the_new_or_refused_by_name() {
         scaling(json!({"rope_scaling": {"type": "linear", "factor": 2}})),
         RopeScaling::Linear { factor: 2.0 }
     );
-    assert_eq!(
-        scaling(json!({"rope_scaling": {"rope_type": "default"}})),
-        RopeScaling::None
-    );
+    assert_eq!(scaling(json!({"rope_scaling": {"rope_type": "default"}})), RopeScaling::None);
     assert_eq!(scaling(json!({"rope_scaling": null})), RopeScaling::None);
     assert_eq!(config_with(&json!({"rope_theta": 1e6})).rope.theta, 1e6);
     assert_eq!(config_with(&json!({"rope_theta": null})).rope.theta, 10_000.0);
 
     for other in ["yarn", "dynamic", "longrope"] {
-        refused(
-            &json!({"rope_scaling": {"rope_type": other, "factor": 2.0}}),
-            &["rope_type", other],
-        );
+        refused(&json!({"rope_scaling": {"rope_type": other, "factor": 2.0}}), &["rope_type", other]);
     }
-    refused(
-        &json!({"rope_scaling": {"type": "linear"}}),
-        &["rope_scaling.factor", "missing"],
-    );
-    for option in [
-        "low_freq_factor",
-        "high_freq_factor",
-        "original_max_position_embeddings",
-    ] {
+    refused(&json!({"rope_scaling": {"type": "linear"}}), &["rope_scaling.factor", "missing"]);
+    for option in ["low_freq_factor", "high_freq_factor", "original_max_position_embeddings"] {
         let mut broken = llama3.clone();
         broken.as_object_mut().unwrap().remove(option);
         refused(&json!({"rope_scaling": broken}), &[option, "missing"]);
     }
-    refused(
-        &json!({"rope_scaling": {"type": "linear", "factor": 0}}),
-        &["factor is 0"],
-    );
-    refused(
-        &json!({"partial_rotary_factor": 0.5}),
-        &["partial_rotary_factor", "0.5"],
-    );
-    refused(
-        &json!({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}),
-        &["0.5"],
-    );
+    refused(&json!({"rope_scaling": {"type": "linear", "factor": 0}}), &["factor is 0"]);
+    refused(&json!({"partial_rotary_factor": 0.5}), &["partial_rotary_factor", "0.5"]);
+    refused(&json!({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}), &["0.5"]);
 }
 
 #[test]
@@ -292,10 +225,7 @@ fn a_sliding_window_counts_only_where_the_architecture_slides() {
     let window = |changes| config_with(&changes).sliding_window;
     assert_eq!(window(json!({"sliding_window": 64})), None, "llama never slides");
     let mistral = "MistralForCausalLM";
-    assert_eq!(
-        window(json!({"architectures": [mistral], "sliding_window": 64})),
-        Some(64)
-    );
+    assert_eq!(window(json!({"architectures": [mistral], "sliding_window": 64})), Some(64));
     assert_eq!(window(json!({"architectures": [mistral]})), None);
 
     let entries = tiny_entries(&[Target::Q, Target::K, Target::V]);
@@ -306,14 +236,8 @@ fn a_sliding_window_counts_only_where_the_architecture_slides() {
         open_with(&config, &entries).map(|source| source.config().sliding_window)
     };
     assert_eq!(qwen(json!({"use_sliding_window": false})).unwrap(), None);
-    assert_eq!(
-        qwen(json!({"use_sliding_window": true, "max_window_layers": 0})).unwrap(),
-        Some(64)
-    );
-    assert_eq!(
-        qwen(json!({"use_sliding_window": true, "max_window_layers": 2})).unwrap(),
-        None
-    );
+    assert_eq!(qwen(json!({"use_sliding_window": true, "max_window_layers": 0})).unwrap(), Some(64));
+    assert_eq!(qwen(json!({"use_sliding_window": true, "max_window_layers": 2})).unwrap(), None);
     assert_says(
         qwen(json!({"use_sliding_window": true, "max_window_layers": 1})),
         &["max_window_layers", "1"],
@@ -321,19 +245,13 @@ fn a_sliding_window_counts_only_where_the_architecture_slides() {
     let types = |types: [&str; 2]| qwen(json!({"use_sliding_window": true, "layer_types": types}));
     assert_eq!(types(["sliding_attention"; 2]).unwrap(), Some(64));
     assert_eq!(types(["full_attention"; 2]).unwrap(), None);
-    assert_says(
-        types(["full_attention", "sliding_attention"]),
-        &["layer_types", "mixed"],
-    );
+    assert_says(types(["full_attention", "sliding_attention"]), &["layer_types", "mixed"]);
 }
 
 #[test]
 fn what_is_not_implemented_or_makes_no_sense_is_refused_by_name() {
     refused(&json!({"hidden_act": "gelu"}), &["hidden_act", "gelu"]);
-    refused(
-        &json!({"quantization_config": {"quant_method": "gptq"}}),
-        &["quantization_config", "gptq"],
-    );
+    refused(&json!({"quantization_config": {"quant_method": "gptq"}}), &["quantization_config", "gptq"]);
     for option in [
         "vocab_size",
         "hidden_size",
@@ -349,10 +267,7 @@ fn what_is_not_implemented_or_makes_no_sense_is_refused_by_name() {
     }
     refused(&json!({"num_key_value_heads": 3}), &["3 key-value heads"]);
     refused(&json!({"head_dim": 7}), &["7 wide"]);
-    refused(
-        &json!({"head_dim": 16}),
-        &["q_proj.weight", "[32, 32]", "[64, 32]"],
-    );
+    refused(&json!({"head_dim": 16}), &["q_proj.weight", "[32, 32]", "[64, 32]"]);
     refused(&json!({"rms_norm_eps": -1.0}), &["epsilon is -1"]);
 }
 
@@ -368,29 +283,17 @@ fn broken_weight_files_are_refused() {
     };
     assert!(open_bytes(&whole).is_ok());
     for length in [0, 7, 8, 100, whole.len() - 1] {
-        assert_says(
-            open_bytes(&whole[..length]),
-            &["model.safetensors", "not a usable"],
-        );
+        assert_says(open_bytes(&whole[..length]), &["model.safetensors", "not a usable"]);
     }
     assert_says(open_bytes(&[&whole[..], &[0]].concat()), &["not a usable"]);
     let huge = [&u64::MAX.to_le_bytes(), &whole[8..]].concat();
     assert_says(open_bytes(&huge), &["18446744073709551615", "limit"]);
     std::fs::remove_file(&path).unwrap();
-    assert_says(
-        SafetensorsSource::open(directory.path()),
-        &["model.safetensors", "cannot read"],
-    );
+    assert_says(SafetensorsSource::open(directory.path()), &["model.safetensors", "cannot read"]);
     std::fs::write(directory.path().join("config.json"), "{").unwrap();
-    assert_says(
-        SafetensorsSource::open(directory.path()),
-        &["config.json", "not the JSON"],
-    );
+    assert_says(SafetensorsSource::open(directory.path()), &["config.json", "not the JSON"]);
     std::fs::write(directory.path().join("config.json"), vec![b' '; (1 << 20) + 1]).unwrap();
-    assert_says(
-        SafetensorsSource::open(directory.path()),
-        &["config.json", "limit"],
-    );
+    assert_says(SafetensorsSource::open(directory.path()), &["config.json", "limit"]);
 }
 
 #[test]
@@ -400,22 +303,10 @@ fn tensors_that_no_model_of_the_architecture_has_are_refused_by_name() {
         entries.push((name.to_owned(), "F32", vec![4], f32_bytes(&[0.0; 4])));
         open_with(&tiny_json(), &entries)
     };
-    assert!(
-        with("model.layers.0.self_attn.rotary_emb.inv_freq").is_ok(),
-        "old files keep the frequencies"
-    );
-    assert_says(
-        with("model.layers.2.input_layernorm.weight"),
-        &["`model.layers.2.input_layernorm.weight`"],
-    );
-    assert_says(
-        with("vision.patch.weight"),
-        &["`vision.patch.weight`", "not supported"],
-    );
+    assert!(with("model.layers.0.self_attn.rotary_emb.inv_freq").is_ok(), "old files keep the frequencies");
+    assert_says(with("model.layers.2.input_layernorm.weight"), &["`model.layers.2.input_layernorm.weight`"]);
+    assert_says(with("vision.patch.weight"), &["`vision.patch.weight`", "not supported"]);
     let mut entries = tiny_entries(&[]);
     entries[0].2 = vec![10, 16, 2];
-    assert_says(
-        open_with(&tiny_json(), &entries),
-        &["`model.embed_tokens.weight`"],
-    );
+    assert_says(open_with(&tiny_json(), &entries), &["`model.embed_tokens.weight`"]);
 }

@@ -58,11 +58,7 @@ fn read<T: serde::de::DeserializeOwned>(path: &Path) -> T {
 fn resident(model: &Path) -> ResidentModel {
     let source = open(model).unwrap();
     let weights = LoadedWeights::load(&*source, 1).unwrap();
-    let options = ResidentOptions {
-        cores: vec![0],
-        kv_bytes: 16 << 20,
-        kv_dtype: KvDtype::Auto,
-    };
+    let options = ResidentOptions { cores: vec![0], kv_bytes: 16 << 20, kv_dtype: KvDtype::Auto };
     ResidentModel::new(weights, &options).unwrap()
 }
 
@@ -80,20 +76,13 @@ fn generate(
     prompt: &[u32],
     count: usize,
 ) -> (Vec<f32>, Vec<u32>) {
-    let blocks: Vec<BlockId> = (0..(prompt.len() + count).div_ceil(16) as u32)
-        .map(BlockId)
-        .collect();
+    let blocks: Vec<BlockId> = (0..(prompt.len() + count).div_ceil(16) as u32).map(BlockId).collect();
     let (mut logits, mut first, mut tokens) = (Vec::new(), Vec::new(), Vec::new());
     let mut input = prompt.to_vec();
     let mut start = 0;
     for _ in 0..count {
-        let slice = SequenceSlice {
-            tokens: &input,
-            start,
-            blocks: &blocks,
-            adapter,
-            logits: LogitRows::Last,
-        };
+        let slice =
+            SequenceSlice { tokens: &input, start, blocks: &blocks, adapter, logits: LogitRows::Last };
         model.forward(&[slice], &mut logits);
         if first.is_empty() {
             first.clone_from(&logits);
@@ -119,29 +108,13 @@ fn check(
     for case in &golden.cases {
         let (logits, tokens) = generate(model, adapter, &case.prompt, case.greedy.len());
         assert_eq!(logits.len(), case.logits.len(), "{name}");
-        let error = logits
-            .iter()
-            .zip(&case.logits)
-            .map(|(a, b)| (a - b).abs())
-            .fold(0.0, f32::max);
-        assert!(
-            error <= tolerance,
-            "{name}, prompt of {}: logit error {error}",
-            case.prompt.len()
-        );
+        let error = logits.iter().zip(&case.logits).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(error <= tolerance, "{name}, prompt of {}: logit error {error}", case.prompt.len());
         worst = worst.max(error);
         // Where the two best logits are closer than the error, either may win; after that the texts differ.
-        let sure = case
-            .margins
-            .iter()
-            .position(|&margin| margin <= 2.0 * tolerance)
-            .unwrap_or(case.margins.len());
-        assert_eq!(
-            tokens[..sure],
-            case.greedy[..sure],
-            "{name}, prompt of {}",
-            case.prompt.len()
-        );
+        let sure =
+            case.margins.iter().position(|&margin| margin <= 2.0 * tolerance).unwrap_or(case.margins.len());
+        assert_eq!(tokens[..sure], case.greedy[..sure], "{name}, prompt of {}", case.prompt.len());
         assert!(sure > 0 || tolerance > 1e-2, "{name}: the first token is decided");
     }
     worst
@@ -157,13 +130,7 @@ fn every_model_and_adapter_gives_the_logits_and_tokens_of_transformers() {
         let tolerance = if model.name.contains("bf16") { 0.15 } else { 1e-3 };
         let mut resident = resident(&path);
         let expected = dir.join("expected").join(&model.name);
-        let error = check(
-            &mut resident,
-            None,
-            &model.name,
-            &expected.join("base.json"),
-            tolerance,
-        );
+        let error = check(&mut resident, None, &model.name, &expected.join("base.json"), tolerance);
         println!("{}: logit error {error:.2e}", model.name);
         for name in &model.adapters {
             let prepared = adapter(&path, &dir.join("adapters").join(&model.name).join(name));

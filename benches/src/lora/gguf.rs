@@ -58,10 +58,7 @@ fn named_tensors(adapter: &Adapter) -> Vec<(String, &Matrix)> {
         .iter()
         .flat_map(|module| {
             let stem = format!("blk.{}.{}.weight", module.layer, module.projection.gguf());
-            [
-                (format!("{stem}.lora_a"), &module.a),
-                (format!("{stem}.lora_b"), &module.b),
-            ]
+            [(format!("{stem}.lora_a"), &module.a), (format!("{stem}.lora_b"), &module.b)]
         })
         .collect()
 }
@@ -111,14 +108,8 @@ mod tests {
         assert_eq!(file.f32("adapter.lora.alpha").unwrap(), Some(2.0));
         assert_eq!(file.tensors().count(), 24);
         let a = file.tensor("blk.2.attn_k.weight.lora_a").unwrap();
-        assert_eq!(
-            (a.dims, a.data),
-            (&[4, 2][..], adapter.modules[9].a.bytes().as_slice())
-        );
+        assert_eq!((a.dims, a.data), (&[4, 2][..], adapter.modules[9].a.bytes().as_slice()));
         let b = file.tensor("blk.0.attn_output.weight.lora_b").unwrap();
-        assert_eq!(
-            (b.dims, b.data),
-            (&[2, 4][..], adapter.modules[3].b.bytes().as_slice())
-        );
+        assert_eq!((b.dims, b.data), (&[2, 4][..], adapter.modules[3].b.bytes().as_slice()));
     }
 }

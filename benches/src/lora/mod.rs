@@ -70,9 +70,7 @@ impl Shape {
     pub(crate) fn of(model: &Path) -> Result<Self> {
         let file = GgufFile::open(model)?;
         let architecture = file.str("general.architecture")?.unwrap_or_default().to_owned();
-        let layers = file
-            .usize(&format!("{architecture}.block_count"))?
-            .unwrap_or_default();
+        let layers = file.usize(&format!("{architecture}.block_count"))?.unwrap_or_default();
         let mut features = [(0, 0); 4];
         for (projection, features) in Projection::EACH.into_iter().zip(&mut features) {
             let name = format!("blk.0.{}.weight", projection.gguf());
@@ -81,11 +79,7 @@ impl Shape {
                 .with_context(|| format!("{} has no tensor {name}; adapters need it", model.display()))?;
             *features = (tensor.rows(), tensor.cols());
         }
-        Ok(Self {
-            architecture,
-            layers,
-            features,
-        })
+        Ok(Self { architecture, layers, features })
     }
 }
 
@@ -99,9 +93,7 @@ struct Matrix {
 
 impl Matrix {
     fn random(rows: usize, cols: usize, bound: f32, random: &mut StdRng) -> Self {
-        let values = (0..rows * cols)
-            .map(|_| f16::from_f32(random.random_range(-bound..bound)))
-            .collect();
+        let values = (0..rows * cols).map(|_| f16::from_f32(random.random_range(-bound..bound))).collect();
         Self { rows, cols, values }
     }
 
@@ -135,10 +127,7 @@ impl Adapter {
         let mut random = StdRng::seed_from_u64(seed);
         let modules = (0..shape.layers)
             .flat_map(|layer| {
-                Projection::EACH
-                    .into_iter()
-                    .zip(shape.features)
-                    .map(move |module| (layer, module))
+                Projection::EACH.into_iter().zip(shape.features).map(move |module| (layer, module))
             })
             .map(|(layer, (projection, (rows, cols)))| Module {
                 layer,
@@ -147,34 +136,19 @@ impl Adapter {
                 b: Matrix::random(rows, rank, 0.01, &mut random),
             })
             .collect();
-        Self {
-            architecture: shape.architecture.clone(),
-            rank,
-            modules,
-        }
+        Self { architecture: shape.architecture.clone(), rank, modules }
     }
 
     /// Bytes of its weights.
     pub(crate) fn bytes(&self) -> u64 {
-        self.modules
-            .iter()
-            .map(|module| 2 * (module.a.values.len() + module.b.values.len()) as u64)
-            .sum()
+        self.modules.iter().map(|module| 2 * (module.a.values.len() + module.b.values.len()) as u64).sum()
     }
 }
 
 #[cfg(test)]
 pub(super) fn sample() -> Adapter {
     let features = [(6, 4), (2, 4), (2, 4), (4, 6)];
-    Adapter::random(
-        &Shape {
-            architecture: "llama".to_owned(),
-            layers: 3,
-            features,
-        },
-        2,
-        7,
-    )
+    Adapter::random(&Shape { architecture: "llama".to_owned(), layers: 3, features }, 2, 7)
 }
 
 #[cfg(test)]
@@ -187,14 +161,7 @@ mod tests {
         assert_eq!(adapter.modules.len(), 12);
         assert_eq!(adapter.bytes(), 3 * 2 * 2 * (10 + 6 + 6 + 10));
         assert_eq!(adapter, sample());
-        let shape = Shape {
-            architecture: "llama".to_owned(),
-            layers: 3,
-            features: [(6, 4); 4],
-        };
-        assert_ne!(
-            Adapter::random(&shape, 2, 1).modules,
-            Adapter::random(&shape, 2, 2).modules
-        );
+        let shape = Shape { architecture: "llama".to_owned(), layers: 3, features: [(6, 4); 4] };
+        assert_ne!(Adapter::random(&shape, 2, 1).modules, Adapter::random(&shape, 2, 2).modules);
     }
 }

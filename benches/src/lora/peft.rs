@@ -33,10 +33,7 @@ pub(crate) fn write_peft(adapter: &Adapter, folder: &Path) -> Result<()> {
     let views: Vec<(&str, TensorView<'_>)> = tensors
         .iter()
         .map(|(name, matrix, bytes)| {
-            Ok((
-                name.as_str(),
-                TensorView::new(Dtype::F16, vec![matrix.rows, matrix.cols], bytes)?,
-            ))
+            Ok((name.as_str(), TensorView::new(Dtype::F16, vec![matrix.rows, matrix.cols], bytes)?))
         })
         .collect::<Result<_>>()?;
     serialize_to_file(views, None, &folder.join("adapter_model.safetensors")).with_context(context)
@@ -72,21 +69,11 @@ mod tests {
         let bytes = fs::read(folder.path().join("adapter_model.safetensors")).unwrap();
         let file = SafeTensors::deserialize(&bytes).unwrap();
         assert_eq!(file.len(), 24);
-        let q = file
-            .tensor("base_model.model.model.layers.2.self_attn.q_proj.lora_A.weight")
-            .unwrap();
+        let q = file.tensor("base_model.model.model.layers.2.self_attn.q_proj.lora_A.weight").unwrap();
         assert_eq!((q.dtype(), q.shape()), (Dtype::F16, &[2, 4][..]));
-        let o = file
-            .tensor("base_model.model.model.layers.0.self_attn.o_proj.lora_B.weight")
-            .unwrap();
-        assert_eq!(
-            (o.shape(), o.data()),
-            (&[4, 2][..], adapter.modules[3].b.bytes().as_slice())
-        );
+        let o = file.tensor("base_model.model.model.layers.0.self_attn.o_proj.lora_B.weight").unwrap();
+        assert_eq!((o.shape(), o.data()), (&[4, 2][..], adapter.modules[3].b.bytes().as_slice()));
         let config = fs::read_to_string(folder.path().join("adapter_config.json")).unwrap();
-        assert!(
-            config.contains("\"r\": 2") && config.contains("o_proj"),
-            "{config}"
-        );
+        assert!(config.contains("\"r\": 2") && config.contains("o_proj"), "{config}");
     }
 }

@@ -34,11 +34,7 @@ struct Printed {
 impl Helper {
     /// The helper in folder `binaries`.
     pub(crate) fn new(binaries: &Path, model: &Path, threads: usize) -> Self {
-        Self {
-            program: binaries.join("base-executor"),
-            model: model.to_path_buf(),
-            threads,
-        }
+        Self { program: binaries.join("base-executor"), model: model.to_path_buf(), threads }
     }
 }
 
@@ -75,13 +71,7 @@ mod tests {
     fn rates_are_read_and_a_missing_one_is_zero() {
         let rates =
             read("{\"prefill_tokens_per_s\": 1500.5, \"decode_tokens_per_s\": null, \"more\": 1}\n").unwrap();
-        assert_eq!(
-            rates,
-            Rates {
-                prefill_tokens_per_s: 1500.5,
-                decode_tokens_per_s: 0.0
-            }
-        );
+        assert_eq!(rates, Rates { prefill_tokens_per_s: 1500.5, decode_tokens_per_s: 0.0 });
         assert!(read("error: no such command").is_err());
     }
 }

@@ -66,26 +66,17 @@ impl Holobiont {
         let port = free_port()?;
         let mut command = Command::new(setup.config.ours.join("holobiont"));
         command.arg("up").arg("--model").arg(&setup.config.model);
-        command
-            .arg("--listen")
-            .arg(format!("127.0.0.1:{port}"))
-            .arg("--state")
-            .arg(folder.join("state"));
+        command.arg("--listen").arg(format!("127.0.0.1:{port}")).arg("--state").arg(folder.join("state"));
         command.arg("--cores").arg(setup.cores.list());
         if let KvPool::Bytes(bytes) = pool {
             command.env("HOLOBIONT_EXECUTOR_KV_BYTES", bytes.to_string());
         }
         for NamedAdapter { name, folder } in adapters {
-            command
-                .arg("--adapter")
-                .arg(format!("{name}={}", folder.display()));
+            command.arg("--adapter").arg(format!("{name}={}", folder.display()));
         }
         let process = Process::start(&mut command, &folder.join("log"))?;
         let names: Vec<String> = adapters.iter().map(|adapter| adapter.name.clone()).collect();
-        let unnamed = Models {
-            base: String::new(),
-            adapters: names,
-        };
+        let unnamed = Models { base: String::new(), adapters: names };
         Self::when_ready(process, port, unnamed)?.with_dialect(|models| models.named_by(port))
     }
 }
@@ -102,26 +93,19 @@ impl Models {
             .filter_map(|model| model["id"].as_str())
             .collect();
         for name in &self.adapters {
-            ensure!(
-                ids.contains(&name.as_str()),
-                "/v1/models does not list adapter {name}: {listed}"
-            );
+            ensure!(ids.contains(&name.as_str()), "/v1/models does not list adapter {name}: {listed}");
         }
         let base = ids.iter().find(|id| self.adapters.iter().all(|name| name != *id));
         let base = base.ok_or_else(|| anyhow!("/v1/models lists no base model: {listed}"))?;
-        Ok(Self {
-            base: (*base).to_owned(),
-            adapters: self.adapters,
-        })
+        Ok(Self { base: (*base).to_owned(), adapters: self.adapters })
     }
 
     fn of(&self, who: Use) -> &str {
         match who {
             Use::Base => &self.base,
-            Use::Adapter(index) => self
-                .adapters
-                .get(index)
-                .map_or("adapter that was not loaded", String::as_str),
+            Use::Adapter(index) => {
+                self.adapters.get(index).map_or("adapter that was not loaded", String::as_str)
+            }
         }
     }
 }
@@ -141,17 +125,11 @@ impl Dialect for Models {
     }
 
     fn read(&self, event: &Value) -> Result<Event> {
-        ensure!(
-            event["error"].is_null(),
-            "the stream ended with an error: {}",
-            event["error"]
-        );
+        ensure!(event["error"].is_null(), "the stream ended with an error: {}", event["error"]);
         let text = event["choices"][0]["text"].as_str();
         Ok(Event {
             has_text: text.is_some_and(|text| !text.is_empty()),
-            generated: event["usage"]["completion_tokens"]
-                .as_u64()
-                .and_then(|n| usize::try_from(n).ok()),
+            generated: event["usage"]["completion_tokens"].as_u64().and_then(|n| usize::try_from(n).ok()),
         })
     }
 }
@@ -162,19 +140,13 @@ mod tests {
     use crate::workload::{Mix, burst};
 
     fn models() -> Models {
-        Models {
-            base: "smol".to_owned(),
-            adapters: vec!["a0".to_owned(), "a1".to_owned()],
-        }
+        Models { base: "smol".to_owned(), adapters: vec!["a0".to_owned(), "a1".to_owned()] }
     }
 
     #[test]
     fn a_request_names_its_model_and_forbids_an_early_end() {
         let body = models().body(&burst(Mix::Adapters, 0)[1]);
-        assert_eq!(
-            (body["model"].as_str(), body["ignore_eos"].as_bool()),
-            (Some("a1"), Some(true))
-        );
+        assert_eq!((body["model"].as_str(), body["ignore_eos"].as_bool()), (Some("a1"), Some(true)));
         assert_eq!(body["prompt"].as_array().map(Vec::len), Some(128));
         assert_eq!(models().body(&burst(Mix::Base, 0)[1])["model"], "smol");
     }
@@ -182,28 +154,10 @@ mod tests {
     #[test]
     fn text_usage_and_errors_are_told_apart() {
         let read = |event: Value| models().read(&event);
-        assert!(
-            read(json!({"choices": [{"text": "a"}], "usage": null}))
-                .unwrap()
-                .has_text
-        );
-        assert_eq!(
-            read(json!({"choices": [{"text": ""}]})).unwrap(),
-            Event::default()
-        );
+        assert!(read(json!({"choices": [{"text": "a"}], "usage": null})).unwrap().has_text);
+        assert_eq!(read(json!({"choices": [{"text": ""}]})).unwrap(), Event::default());
         let usage = read(json!({"choices": [], "usage": {"completion_tokens": 64}})).unwrap();
-        assert_eq!(
-            usage,
-            Event {
-                has_text: false,
-                generated: Some(64)
-            }
-        );
-        assert!(
-            read(json!({"error": {"message": "full"}}))
-                .unwrap_err()
-                .to_string()
-                .contains("full")
-        );
+        assert_eq!(usage, Event { has_text: false, generated: Some(64) });
+        assert!(read(json!({"error": {"message": "full"}})).unwrap_err().to_string().contains("full"));
     }
 }

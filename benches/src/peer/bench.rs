@@ -45,10 +45,7 @@ impl Peer {
 
     fn bench(&self, weights: &Weights, prompt: usize, generate: usize) -> Result<f64> {
         let mut command = Command::new(self.program("llama-bench"));
-        command
-            .arg("-m")
-            .arg(&weights.file)
-            .args(["-o", "json", "-r", "1"]);
+        command.arg("-m").arg(&weights.file).args(["-o", "json", "-r", "1"]);
         for (option, value) in [("-t", self.threads), ("-p", prompt), ("-n", generate)] {
             command.arg(option).arg(value.to_string());
         }
@@ -69,10 +66,7 @@ impl Peer {
         let most = streams.iter().max().copied().unwrap_or(1);
         let list = streams.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
         let mut command = Command::new(self.program("llama-batched-bench"));
-        command
-            .arg("-m")
-            .arg(&weights.file)
-            .args(["--output-format", "jsonl", "-npl", &list]);
+        command.arg("-m").arg(&weights.file).args(["--output-format", "jsonl", "-npl", &list]);
         for (option, value) in [
             ("-t", self.threads),
             ("-tb", self.threads),
@@ -95,10 +89,7 @@ impl Peer {
 fn read_bench(output: &str) -> Result<f64> {
     let results: Vec<BenchResult> = serde_json::from_str(output)
         .with_context(|| format!("llama-bench printed no results but: {output}"))?;
-    Ok(results
-        .first()
-        .with_context(|| format!("llama-bench measured nothing: {output}"))?
-        .avg_ts)
+    Ok(results.first().with_context(|| format!("llama-bench measured nothing: {output}"))?.avg_ts)
 }
 
 /// Log lines stand between the results.
@@ -127,10 +118,7 @@ mod tests {
     fn every_batch_size_is_read_from_between_the_log_lines() {
         let output = "main: n_kv_max = 768\n{\"pp\": 128, \"pl\": 1, \"speed_tg\": 170.5}\n\n{\"pl\": 4, \"speed_tg\": 280.0}\n";
         let rates = read_batched(output).unwrap();
-        assert_eq!(
-            rates.iter().map(|r| (r.pl, r.speed_tg)).collect::<Vec<_>>(),
-            [(1, 170.5), (4, 280.0)]
-        );
+        assert_eq!(rates.iter().map(|r| (r.pl, r.speed_tg)).collect::<Vec<_>>(), [(1, 170.5), (4, 280.0)]);
         assert!(read_batched("{\"pl\": 1}").is_err());
     }
 }

@@ -39,31 +39,16 @@ impl Peer {
     /// # Errors
     /// If a program is missing or fails.
     pub(crate) fn prepare(config: &Config) -> Result<Self> {
-        for program in [
-            "llama-bench",
-            "llama-batched-bench",
-            "llama-server",
-            "llama-quantize",
-        ] {
+        for program in ["llama-bench", "llama-batched-bench", "llama-server", "llama-quantize"] {
             let path = config.peer.join(program);
-            ensure!(
-                path.is_file(),
-                "no {}; scripts/build-peer builds it",
-                path.display()
-            );
+            ensure!(path.is_file(), "no {}; scripts/build-peer builds it", path.display());
         }
         let q4_0 = quantize::q4_0_of(&config.model, &config.requantized, &config.peer, config.threads)?;
         Ok(Self {
             folder: config.peer.clone(),
             threads: config.threads,
-            shipped: Weights {
-                file: config.model.clone(),
-                format: format_of(&config.model)?,
-            },
-            q4_0: Weights {
-                file: q4_0,
-                format: "Q4_0".to_owned(),
-            },
+            shipped: Weights { file: config.model.clone(), format: format_of(&config.model)? },
+            q4_0: Weights { file: q4_0, format: "Q4_0".to_owned() },
         })
     }
 

@@ -19,22 +19,14 @@ const LIMIT: Duration = Duration::from_secs(300);
 /// If it cannot be made.
 pub(super) fn q4_0_of(model: &Path, folder: &Path, programs: &Path, threads: usize) -> Result<PathBuf> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let stem = model
-        .file_stem()
-        .unwrap_or_default()
-        .to_string_lossy()
-        .into_owned();
+    let stem = model.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let made = folder.join(format!("{stem}.requantized-Q4_0.gguf"));
     if is_newer(&made, model) {
         return Ok(made);
     }
     let unfinished = made.with_extension("unfinished");
     let mut command = Command::new(programs.join("llama-quantize"));
-    command
-        .arg("--allow-requantize")
-        .arg(model)
-        .arg(&unfinished)
-        .args(["Q4_0", &threads.to_string()]);
+    command.arg("--allow-requantize").arg(model).arg(&unfinished).args(["Q4_0", &threads.to_string()]);
     output_of(&mut command, LIMIT)?;
     fs::rename(&unfinished, &made).with_context(|| format!("cannot write {}", made.display()))?;
     Ok(made)
@@ -42,9 +34,7 @@ pub(super) fn q4_0_of(model: &Path, folder: &Path, programs: &Path, threads: usi
 
 fn is_newer(made: &Path, source: &Path) -> bool {
     let modified = |path: &Path| fs::metadata(path).and_then(|m| m.modified()).ok();
-    modified(made)
-        .zip(modified(source))
-        .is_some_and(|(made, source)| made >= source)
+    modified(made).zip(modified(source)).is_some_and(|(made, source)| made >= source)
 }
 
 #[cfg(test)]

@@ -39,10 +39,7 @@ impl LlamaServer {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let port = free_port()?;
         let mut command = Command::new(peer.program("llama-server"));
-        command
-            .arg("-m")
-            .arg(&weights.file)
-            .args(["--host", "127.0.0.1", "--cache-ram", "0", "--no-webui"]);
+        command.arg("-m").arg(&weights.file).args(["--host", "127.0.0.1", "--cache-ram", "0", "--no-webui"]);
         for (option, value) in [
             ("--port", usize::from(port)),
             ("-t", peer.threads),
@@ -54,19 +51,10 @@ impl LlamaServer {
         }
         if !adapters.is_empty() {
             let files: Vec<String> = adapters.iter().map(|file| file.display().to_string()).collect();
-            command
-                .arg("--lora-init-without-apply")
-                .arg("--lora")
-                .arg(files.join(","));
+            command.arg("--lora-init-without-apply").arg("--lora").arg(files.join(","));
         }
         let process = Process::start(&mut command, &folder.join("log"))?;
-        Self::when_ready(
-            process,
-            port,
-            Native {
-                adapters: adapters.len(),
-            },
-        )
+        Self::when_ready(process, port, Native { adapters: adapters.len() })
     }
 }
 
@@ -94,17 +82,11 @@ impl Dialect for Native {
     }
 
     fn read(&self, event: &Value) -> Result<Event> {
-        ensure!(
-            event["error"].is_null(),
-            "the stream ended with an error: {}",
-            event["error"]
-        );
+        ensure!(event["error"].is_null(), "the stream ended with an error: {}", event["error"]);
         let tokens = event["tokens"].as_array().map_or(0, Vec::len);
         Ok(Event {
             has_text: tokens > 0,
-            generated: event["tokens_predicted"]
-                .as_u64()
-                .and_then(|n| usize::try_from(n).ok()),
+            generated: event["tokens_predicted"].as_u64().and_then(|n| usize::try_from(n).ok()),
         })
     }
 }
@@ -120,35 +102,16 @@ mod tests {
     fn a_base_request_switches_the_adapters_off() {
         let body = LOADED.body(&burst(Mix::Base, 0)[3]);
         assert_eq!(body["lora"], json!([{ "id": 0, "scale": 0.0 }]));
-        assert_eq!(
-            (body["cache_prompt"].as_bool(), body["ignore_eos"].as_bool()),
-            (Some(false), Some(true))
-        );
+        assert_eq!((body["cache_prompt"].as_bool(), body["ignore_eos"].as_bool()), (Some(false), Some(true)));
         let body = LOADED.body(&burst(Mix::Adapters, 0)[3]);
         assert_eq!(body["lora"], json!([{ "id": 3, "scale": 1.0 }]));
     }
 
     #[test]
     fn tokens_and_the_final_count_are_told_apart() {
-        let token = LOADED
-            .read(&json!({"content": "a", "tokens": [5], "stop": false}))
-            .unwrap();
-        assert_eq!(
-            token,
-            Event {
-                has_text: true,
-                generated: None
-            }
-        );
-        let end = LOADED
-            .read(&json!({"tokens": [], "stop": true, "tokens_predicted": 64}))
-            .unwrap();
-        assert_eq!(
-            end,
-            Event {
-                has_text: false,
-                generated: Some(64)
-            }
-        );
+        let token = LOADED.read(&json!({"content": "a", "tokens": [5], "stop": false})).unwrap();
+        assert_eq!(token, Event { has_text: true, generated: None });
+        let end = LOADED.read(&json!({"tokens": [], "stop": true, "tokens_predicted": 64})).unwrap();
+        assert_eq!(end, Event { has_text: false, generated: Some(64) });
     }
 }

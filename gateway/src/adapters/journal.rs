@@ -99,13 +99,7 @@ impl Journal {
             Err(TryLockError::Error(error)) => return Err(failed("locking", &lock_path)(error)),
         }
         let records = read(&directory.join(FILE))?;
-        Ok((
-            Self {
-                directory: directory.into(),
-                _lock: Arc::new(lock),
-            },
-            records,
-        ))
+        Ok((Self { directory: directory.into(), _lock: Arc::new(lock) }, records))
     }
 
     /// Replaces what is on disk; when it returns, a power cut loses nothing.
@@ -118,11 +112,8 @@ impl Journal {
     fn replace(&self, adapters: Vec<Record>) -> Result<(), JournalError> {
         let path = self.directory.join(FILE);
         let fresh = self.directory.join(format!("{FILE}.new"));
-        let text = serde_json::to_vec_pretty(&Contents {
-            version: VERSION,
-            adapters,
-        })
-        .map_err(|error| failed("writing", &path)(error.into()))?;
+        let text = serde_json::to_vec_pretty(&Contents { version: VERSION, adapters })
+            .map_err(|error| failed("writing", &path)(error.into()))?;
         let mut file = File::create(&fresh).map_err(failed("creating", &fresh))?;
         file.write_all(&text).map_err(failed("writing", &fresh))?;
         file.sync_all().map_err(failed("syncing", &fresh))?;
@@ -138,34 +129,22 @@ fn read(path: &Path) -> Result<Vec<Record>, JournalError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(failed("opening", path)(error)),
     };
-    let damaged = |reason: String| JournalError::Damaged {
-        path: path.to_owned(),
-        reason,
-    };
+    let damaged = |reason: String| JournalError::Damaged { path: path.to_owned(), reason };
     let mut bytes = Vec::new();
-    file.take(MAX_FILE_BYTES + 1)
-        .read_to_end(&mut bytes)
-        .map_err(failed("reading", path))?;
+    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(failed("reading", path))?;
     if bytes.len() as u64 > MAX_FILE_BYTES {
         return Err(damaged(format!("it has more than {MAX_FILE_BYTES} bytes")));
     }
     let contents: Contents = serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
     if contents.version != VERSION {
-        return Err(damaged(format!(
-            "its version is {}, not {VERSION}",
-            contents.version
-        )));
+        return Err(damaged(format!("its version is {}, not {VERSION}", contents.version)));
     }
     Ok(contents.adapters)
 }
 
 fn failed(attempt: &'static str, path: &Path) -> impl FnOnce(io::Error) -> JournalError + use<> {
     let path = path.to_owned();
-    move |source| JournalError::Io {
-        attempt,
-        path,
-        source,
-    }
+    move |source| JournalError::Io { attempt, path, source }
 }
 
 impl Record {
@@ -216,15 +195,7 @@ mod tests {
 
     fn example(name: &str) -> Record {
         let (path, generation) = (PathBuf::from("a"), Generation([7; 32]).into());
-        Record {
-            name: name.to_owned(),
-            path,
-            generation,
-            rank: 16,
-            bytes: 100,
-            modules: 4,
-            loaded_at: 1,
-        }
+        Record { name: name.to_owned(), path, generation, rank: 16, bytes: 100, modules: 4, loaded_at: 1 }
     }
 
     #[test]
@@ -242,20 +213,14 @@ mod tests {
     fn a_second_gateway_is_kept_out_of_the_state_directory() {
         let state = tempfile::tempdir().unwrap();
         let _first = Journal::open(state.path()).unwrap();
-        assert!(matches!(
-            Journal::open(state.path()),
-            Err(JournalError::Locked(_))
-        ));
+        assert!(matches!(Journal::open(state.path()), Err(JournalError::Locked(_))));
     }
 
     #[test]
     fn a_damaged_registry_is_an_error_and_not_an_empty_one() {
         let state = tempfile::tempdir().unwrap();
         fs::write(state.path().join(FILE), b"{\"version\":1,\"adapters\":[{\"name\"").unwrap();
-        assert!(matches!(
-            Journal::open(state.path()),
-            Err(JournalError::Damaged { .. })
-        ));
+        assert!(matches!(Journal::open(state.path()), Err(JournalError::Damaged { .. })));
     }
 
     #[test]

@@ -34,12 +34,7 @@ impl Batch {
         sink: mpsc::Sender<(usize, Event)>,
         events: mpsc::Receiver<(usize, Event)>,
     ) -> Self {
-        Self {
-            executor,
-            sink,
-            events,
-            live: Vec::new(),
-        }
+        Self { executor, sink, events, live: Vec::new() }
     }
 
     pub(super) fn start(&mut self, sequence: Generate, slot: OwnedSemaphorePermit) {
@@ -52,10 +47,7 @@ impl Batch {
     pub fn restart(&mut self, index: usize, sequence: Generate) -> Result<(), CallError> {
         let slot = self.executor.slots.clone().try_acquire_owned();
         let limit = self.executor.max_sequences;
-        let slot = slot.map_err(|_| CallError::Busy {
-            limit,
-            what: "sequences",
-        })?;
+        let slot = slot.map_err(|_| CallError::Busy { limit, what: "sequences" })?;
         self.launch(index, sequence, slot);
         Ok(())
     }
@@ -65,12 +57,7 @@ impl Batch {
         sequence.request = id;
         let budget = outputs_of(&sequence);
         let message = ToExecutor::Generate(sequence).to_bytes();
-        let route = Route {
-            sink: self.sink.clone(),
-            index,
-            budget,
-            slot,
-        };
+        let route = Route { sink: self.sink.clone(), index, budget, slot };
         self.live[index] = Some(id);
         self.executor.send(Command::Start(Start { id, message, route }));
     }

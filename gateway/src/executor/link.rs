@@ -141,15 +141,7 @@ impl LinkTask {
         commands: mpsc::UnboundedReceiver<Command>,
         link: watch::Sender<Link>,
     ) -> Self {
-        Self {
-            endpoint,
-            instance,
-            commands,
-            link,
-            epoch: 0,
-            routes: HashMap::new(),
-            calls: HashMap::new(),
-        }
+        Self { endpoint, instance, commands, link, epoch: 0, routes: HashMap::new(), calls: HashMap::new() }
     }
 
     pub(super) async fn run(mut self) {
@@ -172,10 +164,7 @@ impl LinkTask {
                     backoff = MIN_BACKOFF;
                     self.epoch += 1;
                     tracing::info!(epoch = self.epoch, model = %welcome.model_path, "connected to the base-executor");
-                    self.link.send_replace(Link::Up {
-                        epoch: self.epoch,
-                        welcome: Arc::new(welcome),
-                    });
+                    self.link.send_replace(Link::Up { epoch: self.epoch, welcome: Arc::new(welcome) });
                     match self.serve(wire).await {
                         End::Closed => return,
                         End::Lost(reason) => reason,
@@ -315,9 +304,7 @@ impl LinkTask {
         } else {
             tracing::debug!(reason, "the base-executor is not there yet");
         }
-        self.link.send_replace(Link::Down {
-            reason: reason.to_owned(),
-        });
+        self.link.send_replace(Link::Down { reason: reason.to_owned() });
         self.fail_all(reason);
     }
 
@@ -336,9 +323,7 @@ pub(super) fn refuse(command: Command, epoch: u64) {
     match command {
         Command::Start(start) => lose(start.route, epoch),
         Command::Call(call) => {
-            let _ = call
-                .answer
-                .send(Err(CallError::Unavailable("not connected".to_owned())));
+            let _ = call.answer.send(Err(CallError::Unavailable("not connected".to_owned())));
         }
         Command::Cancel(_) | Command::Close => {}
     }
@@ -356,20 +341,10 @@ async fn open(endpoint: String, instance: u64) -> Result<(Wire, Welcome), String
     options.connect_timeout(CONNECT_TIMEOUT);
     let mut socket = DealerSocket::with_options(options);
     let monitor = socket.monitor();
-    socket
-        .connect(&endpoint)
-        .await
-        .map_err(|error| format!("connecting to {endpoint} failed: {error}"))?;
+    socket.connect(&endpoint).await.map_err(|error| format!("connecting to {endpoint} failed: {error}"))?;
     let (send, receive) = socket.split();
-    let mut wire = Wire {
-        send,
-        receive,
-        monitor,
-    };
-    let hello = ToExecutor::Hello(Hello {
-        version: PROTOCOL_VERSION,
-        instance,
-    });
+    let mut wire = Wire { send, receive, monitor };
+    let hello = ToExecutor::Hello(Hello { version: PROTOCOL_VERSION, instance });
     let sent = wire.send.send(ZmqMessage::from(hello.to_bytes())).await;
     sent.map_err(|error| format!("saying hello failed: {error}"))?;
     let welcome = tokio::time::timeout(WELCOME_TIMEOUT, welcome(&mut wire)).await;
@@ -409,9 +384,7 @@ fn read(message: &ZmqMessage) -> Result<ToGateway, String> {
     let frame = match (message.get(0), message.len()) {
         (Some(frame), 1) => frame,
         (_, frames) => {
-            return Err(format!(
-                "it sent a message of {frames} frames where one is expected"
-            ));
+            return Err(format!("it sent a message of {frames} frames where one is expected"));
         }
     };
     ToGateway::from_bytes(frame).map_err(|error| format!("it sent a message that cannot be read: {error}"))

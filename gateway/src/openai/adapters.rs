@@ -13,12 +13,7 @@ use crate::{
 
 /// Every adapter with what it is and who uses it.
 pub async fn list(State(app): State<Arc<App>>) -> Json<Value> {
-    let data: Vec<Value> = app
-        .registry
-        .entries()
-        .values()
-        .map(|entry| describe(entry))
-        .collect();
+    let data: Vec<Value> = app.registry.entries().values().map(|entry| describe(entry)).collect();
     Json(json!({ "object": "list", "data": data }))
 }
 
@@ -53,9 +48,7 @@ pub async fn unload(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Re
     fields.finish()?;
     let (registry, unloaded) = (Arc::clone(&app.registry), name.clone());
     let freed_bytes = finish(async move { registry.unload(&unloaded).await }).await?;
-    Ok(Json(
-        json!({ "status": "unloaded", "name": name, "freed_bytes": freed_bytes }),
-    ))
+    Ok(Json(json!({ "status": "unloaded", "name": name, "freed_bytes": freed_bytes })))
 }
 
 /// Lets a change run to its end even if the caller goes away.

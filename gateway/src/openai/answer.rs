@@ -49,10 +49,7 @@ pub struct Answer {
 
 impl std::fmt::Debug for Answer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Answer")
-            .field("id", &self.id)
-            .field("open", &self.open)
-            .finish_non_exhaustive()
+        f.debug_struct("Answer").field("id", &self.id).field("open", &self.open).finish_non_exhaustive()
     }
 }
 
@@ -68,11 +65,7 @@ impl Answer {
         Ok(Self {
             id: format!("{prefix}-{:016x}{:016x}", random_u64(), random_u64()),
             created: crate::seconds_since_1970(),
-            generation: job
-                .target
-                .lease
-                .as_ref()
-                .map(|lease| lease.generation.to_string()),
+            generation: job.target.lease.as_ref().map(|lease| lease.generation.to_string()),
             open: slots.len(),
             timer: GenerationTimer::start(Arc::clone(&app.metrics), Instant::now()),
             job,
@@ -157,22 +150,13 @@ impl Answer {
 
 impl Slot {
     fn new(job: &Job) -> Self {
-        let scores = if job.logprobs.is_some() {
-            Scores::Keep
-        } else {
-            Scores::Drop
-        };
+        let scores = if job.logprobs.is_some() { Scores::Keep } else { Scores::Drop };
         let start = match job.kind {
             Kind::Chat => TextStart::Beginning,
             Kind::Text => TextStart::Continuation,
         };
         let stop = job.params.stop.clone().map(StopScanner::new);
         let choice = Choice::new(job.text().decoder(start), stop, job.params.min_tokens, scores);
-        Self {
-            choice,
-            begun: false,
-            ended: false,
-            cached_tokens: 0,
-        }
+        Self { choice, begun: false, ended: false, cached_tokens: 0 }
     }
 }

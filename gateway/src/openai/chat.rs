@@ -25,27 +25,15 @@ pub fn job(app: &App, caller: &Caller, serving: Arc<Serving>, body: &[u8]) -> Re
     let messages = messages(fields.array("messages")?)?;
     fields.finish()?;
     if params.max_tokens == Some(0) {
-        return Err(ApiError::invalid(
-            "max_tokens",
-            "'max_tokens' must be at least 1 for a chat",
-        ));
+        return Err(ApiError::invalid("max_tokens", "'max_tokens' must be at least 1 for a chat"));
     }
     let rendered = serving.text.render(&messages)?;
     // The template has put the model's special tokens where they belong.
     let tokens = serving.text.encode(&rendered, AddSpecial::No)?;
     let namespace = namespace(caller, &target, &serving);
     let prompts = vec![Prompt { tokens, text: None }];
-    Job {
-        kind: Kind::Chat,
-        serving,
-        target,
-        namespace,
-        prompts,
-        params,
-        logprobs,
-        echo: Echo::Nothing,
-    }
-    .check()
+    Job { kind: Kind::Chat, serving, target, namespace, prompts, params, logprobs, echo: Echo::Nothing }
+        .check()
 }
 
 fn logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
@@ -76,21 +64,13 @@ pub fn messages(items: Option<Vec<Value>>) -> Result<Vec<ChatMessage>, ApiError>
             format!("'messages' may hold at most {MAX_MESSAGES} messages"),
         ));
     }
-    items
-        .into_iter()
-        .enumerate()
-        .map(|(index, item)| message(index, item))
-        .collect()
+    items.into_iter().enumerate().map(|(index, item)| message(index, item)).collect()
 }
 
 fn message(index: usize, item: Value) -> Result<ChatMessage, ApiError> {
     let at = |field: &str| format!("messages[{index}].{field}");
     let mut fields = Fields::of(item, &format!("messages[{index}]"))?;
-    let role = match fields
-        .required_text("role")
-        .map_err(|error| error.of(&at("role")))?
-        .as_str()
-    {
+    let role = match fields.required_text("role").map_err(|error| error.of(&at("role")))?.as_str() {
         // OpenAI's newer name for the same thing.
         "system" | "developer" => "system",
         "user" => "user",
@@ -102,27 +82,17 @@ fn message(index: usize, item: Value) -> Result<ChatMessage, ApiError> {
     };
     let content = match fields.take("content") {
         Some(Value::String(text)) => text,
-        Some(Value::Array(parts)) => parts
-            .into_iter()
-            .map(|part| text_part(&at("content"), part))
-            .collect::<Result<_, _>>()?,
+        Some(Value::Array(parts)) => {
+            parts.into_iter().map(|part| text_part(&at("content"), part)).collect::<Result<_, _>>()?
+        }
         None => {
-            return Err(ApiError::missing(
-                &at("content"),
-                "a message needs content: a string or text parts",
-            ));
+            return Err(ApiError::missing(&at("content"), "a message needs content: a string or text parts"));
         }
         Some(other) => {
-            return Err(wrong(
-                &at("content"),
-                "a string or an array of text parts",
-                &other,
-            ));
+            return Err(wrong(&at("content"), "a string or an array of text parts", &other));
         }
     };
-    fields
-        .finish()
-        .map_err(|error| error.within(&format!("messages[{index}]")))?;
+    fields.finish().map_err(|error| error.within(&format!("messages[{index}]")))?;
     Ok(ChatMessage { role, content })
 }
 

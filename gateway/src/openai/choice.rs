@@ -66,9 +66,7 @@ pub struct Choice {
 
 impl std::fmt::Debug for Choice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Choice")
-            .field("tokens", &self.tokens)
-            .finish_non_exhaustive()
+        f.debug_struct("Choice").field("tokens", &self.tokens).finish_non_exhaustive()
     }
 }
 
@@ -123,20 +121,12 @@ impl Choice {
     /// Takes one token; true if a stop string is complete.
     fn token(&mut self, token: TokenOutput, silent: bool, out: &mut String) -> bool {
         self.tokens += 1;
-        let fresh = if silent {
-            ""
-        } else {
-            self.decoder.push(token.token)
-        };
+        let fresh = if silent { "" } else { self.decoder.push(token.token) };
         let (start, offset) = (self.decoded_bytes, self.decoded_chars);
         self.decoded_bytes += fresh.len();
         self.decoded_chars += fresh.chars().count();
         if self.scores == Scores::Keep {
-            self.held.push_back(Held {
-                scored: Scored { offset, token },
-                start,
-                end: self.decoded_bytes,
-            });
+            self.held.push_back(Held { scored: Scored { offset, token }, start, end: self.decoded_bytes });
         }
         let before = out.len();
         // Before `min_tokens` nothing stops, so nothing is looked for.
@@ -175,11 +165,7 @@ impl Choice {
 
     /// Hands out the scores of tokens whose text is out.
     fn release(&mut self, piece: &mut Piece) {
-        while self
-            .held
-            .front()
-            .is_some_and(|held| held.end <= self.emitted_bytes)
-        {
+        while self.held.front().is_some_and(|held| held.end <= self.emitted_bytes) {
             piece.scored.extend(self.held.pop_front().map(|held| held.scored));
         }
     }
@@ -277,9 +263,6 @@ mod tests {
     fn the_token_that_ended_it_is_counted_and_scored_but_is_no_text() {
         let mut choice = Choice::new(Box::new(Letters(String::new())), None, 0, Scores::Keep);
         let piece = choice.push(output("ab", Some(Finish::Stop)));
-        assert_eq!(
-            (piece.text.as_str(), piece.scored.len(), choice.tokens()),
-            ("a", 2, 2)
-        );
+        assert_eq!((piece.text.as_str(), piece.scored.len(), choice.tokens()), ("a", 2, 2));
     }
 }

@@ -56,11 +56,7 @@ fn chat(answer: &Answer, wholes: &[Whole]) -> Result<Response<HttpBody>, ApiErro
     let wanted = answer.job.logprobs.is_some();
     let choices = wholes.iter().enumerate().map(|(index, whole)| ChatChoice {
         index,
-        message: Message {
-            role: "assistant",
-            content: &whole.text,
-            refusal: None,
-        },
+        message: Message { role: "assistant", content: &whole.text, refusal: None },
         logprobs: wanted.then(|| logprobs::chat(answer.job.text(), &whole.scored)),
         finish_reason: whole.finish.unwrap_or(FinishReason::Length),
     });
@@ -69,20 +65,14 @@ fn chat(answer: &Answer, wholes: &[Whole]) -> Result<Response<HttpBody>, ApiErro
 
 fn text(answer: &Answer, wholes: &mut [Whole]) -> Result<Response<HttpBody>, ApiError> {
     let wanted = answer.job.logprobs.is_some();
-    let logprobs: Vec<_> = wholes
-        .iter_mut()
-        .map(|whole| wanted.then(|| text_logprobs(answer, whole)))
-        .collect();
-    let choices = wholes
-        .iter()
-        .zip(logprobs)
-        .enumerate()
-        .map(|(index, (whole, logprobs))| TextChoice {
-            index,
-            text: &whole.text,
-            logprobs,
-            finish_reason: whole.finish,
-        });
+    let logprobs: Vec<_> =
+        wholes.iter_mut().map(|whole| wanted.then(|| text_logprobs(answer, whole))).collect();
+    let choices = wholes.iter().zip(logprobs).enumerate().map(|(index, (whole, logprobs))| TextChoice {
+        index,
+        text: &whole.text,
+        logprobs,
+        finish_reason: whole.finish,
+    });
     send(answer, "text_completion", &choices.collect::<Vec<_>>())
 }
 
@@ -103,16 +93,10 @@ fn send<C: Serialize>(
     object: &'static str,
     choices: &[C],
 ) -> Result<Response<HttpBody>, ApiError> {
-    let body = Body {
-        envelope: answer.envelope(object),
-        choices,
-        usage: Some(Some(answer.usage())),
-    };
+    let body = Body { envelope: answer.envelope(object), choices, usage: Some(Some(answer.usage())) };
     let bytes = serde_json::to_vec(&body)
         .map_err(|error| ApiError::internal(format!("the answer could not be written as JSON: {error}")))?;
     let mut response = Response::new(HttpBody::from(bytes));
-    response
-        .headers_mut()
-        .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     Ok(response)
 }

@@ -23,41 +23,20 @@ pub fn job(app: &App, caller: &Caller, serving: Arc<Serving>, body: &[u8]) -> Re
     let mut params = params::read(&mut fields, &serving.limits())?;
     params.max_tokens = params.max_tokens.or(Some(DEFAULT_MAX_TOKENS));
     let logprobs = fields.count("logprobs", 0..=MAX_LOGPROBS)?;
-    let echo = if fields.flag("echo", false)? {
-        Echo::Prompt
-    } else {
-        Echo::Nothing
-    };
+    let echo = if fields.flag("echo", false)? { Echo::Prompt } else { Echo::Nothing };
     if params.max_tokens == Some(0) && echo == Echo::Nothing {
-        return Err(ApiError::invalid(
-            "max_tokens",
-            "'max_tokens' may be 0 only together with 'echo': true",
-        ));
+        return Err(ApiError::invalid("max_tokens", "'max_tokens' may be 0 only together with 'echo': true"));
     }
     let add = add_special(&mut fields)?;
     let prompts = prompts(&serving, fields.take("prompt"), add)?;
     fields.finish()?;
     let namespace = namespace(caller, &target, &serving);
-    Job {
-        kind: Kind::Text,
-        serving,
-        target,
-        namespace,
-        prompts,
-        params,
-        logprobs,
-        echo,
-    }
-    .check()
+    Job { kind: Kind::Text, serving, target, namespace, prompts, params, logprobs, echo }.check()
 }
 
 /// Reads `add_special_tokens`, true by default.
 pub fn add_special(fields: &mut Fields) -> Result<AddSpecial, ApiError> {
-    Ok(if fields.flag("add_special_tokens", true)? {
-        AddSpecial::Yes
-    } else {
-        AddSpecial::No
-    })
+    Ok(if fields.flag("add_special_tokens", true)? { AddSpecial::Yes } else { AddSpecial::No })
 }
 
 /// A string, an array of strings, an array of token ids, or an array of those.
@@ -75,10 +54,7 @@ fn prompts(serving: &Serving, value: Option<Value>, add: AddSpecial) -> Result<V
         }
         Some(Value::Array(items)) if items.len() > MAX_PROMPTS => Err(ApiError::invalid(
             "prompt",
-            format!(
-                "'prompt' may hold at most {MAX_PROMPTS} prompts, not {}",
-                items.len()
-            ),
+            format!("'prompt' may hold at most {MAX_PROMPTS} prompts, not {}", items.len()),
         )),
         Some(Value::Array(items)) => items.into_iter().map(|item| prompt(serving, item, add)).collect(),
         Some(single) => Ok(vec![prompt(serving, single, add)?]),
@@ -87,16 +63,9 @@ fn prompts(serving: &Serving, value: Option<Value>, add: AddSpecial) -> Result<V
 
 fn prompt(serving: &Serving, value: Value, add: AddSpecial) -> Result<Prompt, ApiError> {
     match value {
-        Value::String(text) => Ok(Prompt {
-            tokens: serving.text.encode(&text, add)?,
-            text: Some(text),
-        }),
+        Value::String(text) => Ok(Prompt { tokens: serving.text.encode(&text, add)?, text: Some(text) }),
         Value::Array(items) => token_prompt(serving, &items),
-        other => Err(wrong(
-            "prompt",
-            "a string, token ids, or an array of either",
-            &other,
-        )),
+        other => Err(wrong("prompt", "a string, token ids, or an array of either", &other)),
     }
 }
 
@@ -106,9 +75,6 @@ fn token_prompt(serving: &Serving, items: &[Value]) -> Result<Prompt, ApiError> 
         return Err(ApiError::context_length(items.len(), 0, limit).of("prompt"));
     }
     let vocab_size = serving.welcome.vocab_size;
-    let tokens = items
-        .iter()
-        .map(|item| token_id("prompt", item, vocab_size))
-        .collect::<Result<_, _>>()?;
+    let tokens = items.iter().map(|item| token_id("prompt", item, vocab_size)).collect::<Result<_, _>>()?;
     Ok(Prompt { tokens, text: None })
 }

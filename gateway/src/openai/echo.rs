@@ -38,11 +38,7 @@ pub fn echo(text: &dyn Text, prompt: &Prompt, scores: Option<Vec<TokenOutput>>) 
     decoded.push_str(decoder.finish());
     let logprobs = scores.map(|scores| logprobs(text, prompt, &offsets, scores));
     let text = prompt.text.clone().unwrap_or(decoded);
-    Echoed {
-        chars: text.chars().count(),
-        text,
-        logprobs,
-    }
+    Echoed { chars: text.chars().count(), text, logprobs }
 }
 
 fn logprobs(text: &dyn Text, prompt: &Prompt, offsets: &[usize], scores: Vec<TokenOutput>) -> TextLogprobs {

@@ -51,14 +51,7 @@ struct Shape<'a> {
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, code: &'static str, message: impl Into<String>) -> Self {
-        Self {
-            status,
-            kind,
-            code,
-            param: None,
-            message: message.into(),
-            retry: Retry::Unsaid,
-        }
+        Self { status, kind, code, param: None, message: message.into(), retry: Retry::Unsaid }
     }
 
     /// A 400 with a code of its own.
@@ -95,73 +88,39 @@ impl ApiError {
     /// No base model and no adapter of that name.
     pub fn model_not_found(name: &str) -> Self {
         let message = format!("the model '{name}' does not exist; GET /v1/models lists what is served");
-        Self::new(
-            StatusCode::NOT_FOUND,
-            "invalid_request_error",
-            "model_not_found",
-            message,
-        )
-        .of("model")
+        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "model_not_found", message).of("model")
     }
 
     /// A route or thing that does not exist.
     pub fn not_found(message: impl Into<String>) -> Self {
-        Self::new(
-            StatusCode::NOT_FOUND,
-            "invalid_request_error",
-            "not_found",
-            message,
-        )
+        Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "not_found", message)
     }
 
     /// The route exists, the method does not.
     pub fn method_not_allowed(message: impl Into<String>) -> Self {
-        Self::new(
-            StatusCode::METHOD_NOT_ALLOWED,
-            "invalid_request_error",
-            "method_not_allowed",
-            message,
-        )
+        Self::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", "method_not_allowed", message)
     }
 
     /// No key, or one that is not known.
     pub fn unauthorized(message: impl Into<String>) -> Self {
-        Self::new(
-            StatusCode::UNAUTHORIZED,
-            "authentication_error",
-            "invalid_api_key",
-            message,
-        )
+        Self::new(StatusCode::UNAUTHORIZED, "authentication_error", "invalid_api_key", message)
     }
 
     /// A key that may not do this.
     pub fn forbidden(message: impl Into<String>) -> Self {
-        Self::new(
-            StatusCode::FORBIDDEN,
-            "permission_error",
-            "insufficient_permissions",
-            message,
-        )
+        Self::new(StatusCode::FORBIDDEN, "permission_error", "insufficient_permissions", message)
     }
 
     /// The state is not the one the caller expected; sending the same again cannot help.
     pub fn conflict(code: &'static str, message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::CONFLICT, "invalid_request_error", code, message);
-        Self {
-            retry: Retry::Never,
-            ..error
-        }
+        Self { retry: Retry::Never, ..error }
     }
 
     /// The body is longer than `limit` bytes.
     pub fn too_large(limit: usize) -> Self {
         let message = format!("the request body is longer than {limit} bytes (--max-body-bytes)");
-        Self::new(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            "invalid_request_error",
-            "body_too_large",
-            message,
-        )
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", "body_too_large", message)
     }
 
     /// The body is not JSON by its content type.
@@ -177,55 +136,27 @@ impl ApiError {
 
     /// Admission is full.
     pub fn queue_full(message: impl Into<String>) -> Self {
-        let error = Self::new(
-            StatusCode::TOO_MANY_REQUESTS,
-            "rate_limit_error",
-            "queue_full",
-            message,
-        );
-        Self {
-            retry: Retry::After(1),
-            ..error
-        }
+        let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "queue_full", message);
+        Self { retry: Retry::After(1), ..error }
     }
 
     /// The name is there, the adapter behind it is not.
     pub fn adapter_unusable(message: impl Into<String>) -> Self {
-        let error = Self::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "server_error",
-            "adapter_unavailable",
-            message,
-        );
-        Self {
-            retry: Retry::Never,
-            ..error
-        }
-        .of("model")
+        let error =
+            Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "adapter_unavailable", message);
+        Self { retry: Retry::Never, ..error }.of("model")
     }
 
     /// The process that computes is not there.
     pub fn executor_unavailable(message: impl Into<String>) -> Self {
-        let error = Self::new(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "server_error",
-            "executor_unavailable",
-            message,
-        );
-        Self {
-            retry: Retry::After(1),
-            ..error
-        }
+        let error =
+            Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "executor_unavailable", message);
+        Self { retry: Retry::After(1), ..error }
     }
 
     /// A fault of this server.
     pub fn internal(message: impl Into<String>) -> Self {
-        Self::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "server_error",
-            "internal_error",
-            message,
-        )
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "internal_error", message)
     }
 
     /// Names the field the error is about.
@@ -271,21 +202,15 @@ impl From<WireError> for ApiError {
     fn from(error: WireError) -> Self {
         let message = error.message;
         match error.code {
-            ErrorCode::AdapterNotFound => Self::new(
-                StatusCode::NOT_FOUND,
-                "invalid_request_error",
-                "model_not_found",
-                message,
-            )
-            .of("model"),
+            ErrorCode::AdapterNotFound => {
+                Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "model_not_found", message)
+                    .of("model")
+            }
             ErrorCode::ContextLengthExceeded => Self::bad_request("context_length_exceeded", message),
             ErrorCode::QueueFull => Self::queue_full(message),
-            ErrorCode::DeadlineExceeded => Self::new(
-                StatusCode::GATEWAY_TIMEOUT,
-                "server_error",
-                "deadline_exceeded",
-                message,
-            ),
+            ErrorCode::DeadlineExceeded => {
+                Self::new(StatusCode::GATEWAY_TIMEOUT, "server_error", "deadline_exceeded", message)
+            }
             ErrorCode::InvalidRequest => Self::bad_request("invalid_request", message),
             ErrorCode::InvalidAdapter => Self::bad_request("invalid_adapter", message).of("lora_path"),
             ErrorCode::AdapterBudgetExceeded => {
@@ -295,10 +220,7 @@ impl From<WireError> for ApiError {
                     "adapter_budget_exceeded",
                     message,
                 );
-                Self {
-                    retry: Retry::Never,
-                    ..error
-                }
+                Self { retry: Retry::Never, ..error }
             }
             ErrorCode::ShuttingDown => Self::executor_unavailable(message),
             ErrorCode::Internal => Self::internal(message),

@@ -46,10 +46,9 @@ impl Fields {
     pub fn of(value: Value, what: &str) -> Result<Self, ApiError> {
         match value {
             Value::Object(map) => Ok(Self { map }),
-            other => Err(ApiError::invalid(
-                what,
-                format!("{what} must be a JSON object, not {}", kind(&other)),
-            )),
+            other => {
+                Err(ApiError::invalid(what, format!("{what} must be a JSON object, not {}", kind(&other))))
+            }
         }
     }
 
@@ -65,16 +64,9 @@ impl Fields {
         };
         match value.as_f64() {
             // Options are single precision on the wire; the range keeps the conversion finite.
-            #[expect(
-                clippy::cast_possible_truncation,
-                reason = "rounding to single precision is meant"
-            )]
+            #[expect(clippy::cast_possible_truncation, reason = "rounding to single precision is meant")]
             Some(number) if range.contains(&number) => Ok(Some(number as f32)),
-            _ => Err(wrong(
-                name,
-                &format!("a number from {} to {}", range.start(), range.end()),
-                &value,
-            )),
+            _ => Err(wrong(name, &format!("a number from {} to {}", range.start(), range.end()), &value)),
         }
     }
 
@@ -85,11 +77,7 @@ impl Fields {
         };
         match value.as_i64() {
             Some(number) if range.contains(&number) => Ok(Some(number)),
-            _ => Err(wrong(
-                name,
-                &format!("an integer from {} to {}", range.start(), range.end()),
-                &value,
-            )),
+            _ => Err(wrong(name, &format!("an integer from {} to {}", range.start(), range.end()), &value)),
         }
     }
 
@@ -121,10 +109,7 @@ impl Fields {
     pub fn required_text(&mut self, name: &str) -> Result<String, ApiError> {
         match self.text(name)? {
             Some(text) if !text.is_empty() => Ok(text),
-            _ => Err(ApiError::missing(
-                name,
-                format!("'{name}' is required and must be a non-empty string"),
-            )),
+            _ => Err(ApiError::missing(name, format!("'{name}' is required and must be a non-empty string"))),
         }
     }
 
@@ -148,10 +133,7 @@ impl Fields {
 
 /// The error for a field of another type or range.
 pub fn wrong(name: &str, expected: &str, found: &Value) -> ApiError {
-    ApiError::invalid(
-        name,
-        format!("'{name}' must be {expected}, not {}", excerpt(found)),
-    )
+    ApiError::invalid(name, format!("'{name}' must be {expected}, not {}", excerpt(found)))
 }
 
 fn excerpt(value: &Value) -> String {
@@ -181,10 +163,7 @@ fn is_neutral(name: &str, value: &Value) -> bool {
         Value::Bool(_) | Value::Number(_) => false,
     };
     let is = |neutral: &str| neutral.parse::<Value>().is_ok_and(|neutral| neutral == *value);
-    empty
-        || NEUTRAL
-            .iter()
-            .any(|(field, neutral)| *field == name && is(neutral))
+    empty || NEUTRAL.iter().any(|(field, neutral)| *field == name && is(neutral))
 }
 
 #[cfg(test)]
@@ -210,17 +189,13 @@ mod tests {
 
     #[test]
     fn a_json_schema_is_refused_although_text_is_not() {
-        let error = fields(r#"{"response_format":{"type":"json_object"}}"#)
-            .finish()
-            .unwrap_err();
+        let error = fields(r#"{"response_format":{"type":"json_object"}}"#).finish().unwrap_err();
         assert_eq!(error.code(), "unsupported_parameter");
     }
 
     #[test]
     fn a_number_out_of_range_names_its_field_and_the_range() {
-        let error = fields(r#"{"temperature":3}"#)
-            .number("temperature", 0.0..=2.0)
-            .unwrap_err();
+        let error = fields(r#"{"temperature":3}"#).number("temperature", 0.0..=2.0).unwrap_err();
         assert_eq!(
             error,
             ApiError::invalid("temperature", "'temperature' must be a number from 0 to 2, not 3")

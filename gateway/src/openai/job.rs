@@ -74,20 +74,12 @@ pub struct Job {
 /// Finds the model `name`: the base, an adapter, or `base:adapter`. Never the base for anything else.
 pub fn find_target(app: &App, serving: &Serving, name: &str) -> Result<Target, ApiError> {
     if name == serving.base_name {
-        return Ok(Target {
-            name: name.to_owned(),
-            lease: None,
-        });
+        return Ok(Target { name: name.to_owned(), lease: None });
     }
-    let base = name
-        .strip_prefix(serving.base_name.as_str())
-        .and_then(|rest| rest.strip_prefix(':'));
+    let base = name.strip_prefix(serving.base_name.as_str()).and_then(|rest| rest.strip_prefix(':'));
     let lease = app.registry.lease(base.unwrap_or(name))?;
     let lease = lease.ok_or_else(|| ApiError::model_not_found(name))?;
-    Ok(Target {
-        name: name.to_owned(),
-        lease: Some(lease),
-    })
+    Ok(Target { name: name.to_owned(), lease: Some(lease) })
 }
 
 /// What may share cached prefixes: the same tenant asking the same weights.

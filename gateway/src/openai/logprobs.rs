@@ -16,15 +16,9 @@ const IMPOSSIBLE: f32 = -9999.0;
 pub fn chat<'a>(text: &'a dyn Text, scored: &[Scored]) -> ChatLogprobs<'a> {
     let content = scored.iter().map(|Scored { token, .. }| TokenLogprob {
         token: alternative(text, token.token, token.logprob),
-        top_logprobs: token
-            .top
-            .iter()
-            .map(|(id, logprob)| alternative(text, *id, *logprob))
-            .collect(),
+        top_logprobs: token.top.iter().map(|(id, logprob)| alternative(text, *id, *logprob)).collect(),
     });
-    ChatLogprobs {
-        content: content.collect(),
-    }
+    ChatLogprobs { content: content.collect() }
 }
 
 /// The shape of completions, appended to `out`. `shift` is added to the offsets.
@@ -59,11 +53,7 @@ fn top(text: &dyn Text, token: &TokenOutput) -> TopLogprobs {
 
 fn alternative(text: &dyn Text, token: u32, logprob: f32) -> Alternative<'_> {
     let bytes = text.token_bytes(token);
-    Alternative {
-        token: name(bytes),
-        logprob: finite(logprob),
-        bytes,
-    }
+    Alternative { token: name(bytes), logprob: finite(logprob), bytes }
 }
 
 fn finite(logprob: f32) -> f32 {

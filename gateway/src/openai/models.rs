@@ -39,10 +39,7 @@ pub async fn list(State(app): State<Arc<App>>) -> Result<Json<Models>, ApiError>
     let entries = app.registry.entries();
     let usable = entries.values().filter(|entry| entry.fault().is_none());
     let adapters = usable.map(|entry| adapter(entry, &serving));
-    Ok(Json(Models {
-        object: "list",
-        data: std::iter::once(base(&serving)).chain(adapters).collect(),
-    }))
+    Ok(Json(Models { object: "list", data: std::iter::once(base(&serving)).chain(adapters).collect() }))
 }
 
 /// `GET /v1/models/{id}`.
@@ -53,9 +50,7 @@ pub async fn one(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<
     }
     let entries = app.registry.entries();
     let entry = entries.get(&id).filter(|entry| entry.fault().is_none());
-    entry
-        .map(|entry| Json(adapter(entry, &serving)))
-        .ok_or_else(|| ApiError::model_not_found(&id))
+    entry.map(|entry| Json(adapter(entry, &serving))).ok_or_else(|| ApiError::model_not_found(&id))
 }
 
 fn base(serving: &Serving) -> Card {
@@ -86,6 +81,5 @@ fn adapter(entry: &Entry, serving: &Serving) -> Card {
 
 /// The last part only: where things lie on this machine is nobody's business.
 fn file_name(path: &std::path::Path) -> String {
-    path.file_name()
-        .map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+    path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
 }

@@ -93,11 +93,7 @@ pub fn read(fields: &mut Fields, limits: &Limits<'_>) -> Result<Params, ApiError
         min_tokens: fields.count("min_tokens", 0..=u32::MAX)?.unwrap_or(0),
         stop: stop_strings(fields)?,
         stop_tokens: stop_tokens(fields, limits)?,
-        end_tokens: if fields.flag("ignore_eos", false)? {
-            EndTokens::Ignore
-        } else {
-            EndTokens::Stop
-        },
+        end_tokens: if fields.flag("ignore_eos", false)? { EndTokens::Ignore } else { EndTokens::Stop },
         choices: fields.count("n", 1..=MAX_CHOICES)?.unwrap_or(1),
         delivery: delivery(fields)?,
         deadline_ms: fields.count("deadline_ms", 0..=u32::MAX)?.unwrap_or(0),
@@ -118,10 +114,7 @@ fn max_tokens(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
 
 fn sampling(fields: &mut Fields, limits: &Limits<'_>) -> Result<Sampling, ApiError> {
     let defaults = limits.defaults;
-    let top_p = fields
-        .number("top_p", 0.0..=1.0)?
-        .or(defaults.top_p)
-        .unwrap_or(1.0);
+    let top_p = fields.number("top_p", 0.0..=1.0)?.or(defaults.top_p).unwrap_or(1.0);
     let repetition_penalty = fields.number("repetition_penalty", 0.0..=10.0)?;
     if repetition_penalty == Some(0.0) {
         return Err(ApiError::invalid(
@@ -130,10 +123,7 @@ fn sampling(fields: &mut Fields, limits: &Limits<'_>) -> Result<Sampling, ApiErr
         ));
     }
     Ok(Sampling {
-        temperature: fields
-            .number("temperature", 0.0..=2.0)?
-            .or(defaults.temperature)
-            .unwrap_or(1.0),
+        temperature: fields.number("temperature", 0.0..=2.0)?.or(defaults.temperature).unwrap_or(1.0),
         top_k: top_k(fields)?.or(defaults.top_k).unwrap_or(0),
         // A nucleus holds at least the most likely token: 0 means that one alone.
         top_p: top_p.max(f32::MIN_POSITIVE),
@@ -175,34 +165,19 @@ fn logit_bias(fields: &mut Fields, limits: &Limits<'_>) -> Result<Vec<(u32, f32)
             format!("'logit_bias' may name at most {MAX_BIASES} tokens"),
         ));
     }
-    map.iter()
-        .map(|(token, bias)| bias_of(token, bias, limits))
-        .collect()
+    map.iter().map(|(token, bias)| bias_of(token, bias, limits)).collect()
 }
 
 fn bias_of(token: &str, bias: &Value, limits: &Limits<'_>) -> Result<(u32, f32), ApiError> {
-    let id = token
-        .parse()
-        .ok()
-        .filter(|id| *id < limits.vocab_size)
-        .ok_or_else(|| {
-            let message = format!(
-                "'logit_bias' names '{token}', which is no token id below {}",
-                limits.vocab_size
-            );
-            ApiError::invalid("logit_bias", message)
-        })?;
+    let id = token.parse().ok().filter(|id| *id < limits.vocab_size).ok_or_else(|| {
+        let message =
+            format!("'logit_bias' names '{token}', which is no token id below {}", limits.vocab_size);
+        ApiError::invalid("logit_bias", message)
+    })?;
     match bias.as_f64() {
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "rounding to single precision is meant"
-        )]
+        #[expect(clippy::cast_possible_truncation, reason = "rounding to single precision is meant")]
         Some(number) if (-100.0..=100.0).contains(&number) => Ok((id, number as f32)),
-        _ => Err(wrong(
-            "logit_bias",
-            "a map from token id to a number from -100 to 100",
-            bias,
-        )),
+        _ => Err(wrong("logit_bias", "a map from token id to a number from -100 to 100", bias)),
     }
 }
 
@@ -212,17 +187,12 @@ fn stop_strings(fields: &mut Fields) -> Result<Option<StopStrings>, ApiError> {
         Some(Value::String(stop)) => vec![stop],
         Some(Value::Array(items)) if items.is_empty() => return Ok(None),
         Some(Value::Array(items)) if items.len() > MAX_STOPS => {
-            return Err(ApiError::invalid(
-                "stop",
-                format!("'stop' may hold at most {MAX_STOPS} strings"),
-            ));
+            return Err(ApiError::invalid("stop", format!("'stop' may hold at most {MAX_STOPS} strings")));
         }
         Some(Value::Array(items)) => items.into_iter().map(stop_string).collect::<Result<_, _>>()?,
         Some(other) => return Err(wrong("stop", "a string or an array of strings", &other)),
     };
-    StopStrings::new(&stops)
-        .map(Some)
-        .map_err(|error| ApiError::invalid("stop", error.to_string()))
+    StopStrings::new(&stops).map(Some).map_err(|error| ApiError::invalid("stop", error.to_string()))
 }
 
 fn stop_string(value: Value) -> Result<String, ApiError> {
@@ -240,35 +210,19 @@ fn stop_tokens(fields: &mut Fields, limits: &Limits<'_>) -> Result<Vec<u32>, Api
         let message = format!("'stop_token_ids' may hold at most {MAX_STOP_TOKENS} tokens");
         return Err(ApiError::invalid("stop_token_ids", message));
     }
-    items
-        .iter()
-        .map(|item| token_id("stop_token_ids", item, limits.vocab_size))
-        .collect()
+    items.iter().map(|item| token_id("stop_token_ids", item, limits.vocab_size)).collect()
 }
 
 /// A token id below `vocab_size`; `name` is the field it stands in.
 pub fn token_id(name: &str, value: &Value, vocab_size: u32) -> Result<u32, ApiError> {
-    let id = value
-        .as_u64()
-        .and_then(|id| u32::try_from(id).ok())
-        .filter(|id| *id < vocab_size);
-    id.ok_or_else(|| {
-        wrong(
-            name,
-            &format!("token ids from 0 to {}", vocab_size.saturating_sub(1)),
-            value,
-        )
-    })
+    let id = value.as_u64().and_then(|id| u32::try_from(id).ok()).filter(|id| *id < vocab_size);
+    id.ok_or_else(|| wrong(name, &format!("token ids from 0 to {}", vocab_size.saturating_sub(1)), value))
 }
 
 fn delivery(fields: &mut Fields) -> Result<Delivery, ApiError> {
     let stream = fields.flag("stream", false)?;
     let Some(options) = fields.take("stream_options") else {
-        return Ok(if stream {
-            Delivery::Stream(StreamUsage::Never)
-        } else {
-            Delivery::Whole
-        });
+        return Ok(if stream { Delivery::Stream(StreamUsage::Never) } else { Delivery::Whole });
     };
     if !stream {
         return Err(ApiError::invalid(
@@ -293,10 +247,7 @@ mod tests {
 
     fn parse(text: &str) -> Result<Params, ApiError> {
         let mut fields = Fields::parse(text.as_bytes())?;
-        let limits = Limits {
-            vocab_size: 300,
-            defaults: &GenerationDefaults::default(),
-        };
+        let limits = Limits { vocab_size: 300, defaults: &GenerationDefaults::default() };
         let params = read(&mut fields, &limits)?;
         fields.finish()?;
         Ok(params)
@@ -306,25 +257,15 @@ mod tests {
     fn nothing_asked_is_openais_defaults() {
         let params = parse("{}").unwrap();
         assert_eq!(
-            (
-                params.sampling.temperature,
-                params.sampling.top_p,
-                params.sampling.top_k
-            ),
+            (params.sampling.temperature, params.sampling.top_p, params.sampling.top_k),
             (1.0, 1.0, 0)
         );
-        assert_eq!(
-            (params.choices, params.delivery, params.max_tokens),
-            (1, Delivery::Whole, None)
-        );
+        assert_eq!((params.choices, params.delivery, params.max_tokens), (1, Delivery::Whole, None));
     }
 
     #[test]
     fn seeds_that_are_not_given_differ() {
-        assert_ne!(
-            parse("{}").unwrap().sampling.seed,
-            parse("{}").unwrap().sampling.seed
-        );
+        assert_ne!(parse("{}").unwrap().sampling.seed, parse("{}").unwrap().sampling.seed);
     }
 
     #[test]
@@ -334,13 +275,7 @@ mod tests {
 
     #[test]
     fn a_bias_on_a_token_outside_the_vocabulary_is_refused() {
-        assert_eq!(
-            parse(r#"{"logit_bias":{"299":1.5}}"#)
-                .unwrap()
-                .sampling
-                .logit_bias,
-            vec![(299, 1.5)]
-        );
+        assert_eq!(parse(r#"{"logit_bias":{"299":1.5}}"#).unwrap().sampling.logit_bias, vec![(299, 1.5)]);
         parse(r#"{"logit_bias":{"300":1.5}}"#).unwrap_err();
     }
 

@@ -134,9 +134,7 @@ impl Session {
         }
         let sequence = &mut self.sequences[index];
         sequence.begun = true;
-        sequence
-            .emitted
-            .extend(output.tokens.iter().map(|token| token.token));
+        sequence.emitted.extend(output.tokens.iter().map(|token| token.token));
         Ok((index, output))
     }
 
@@ -152,10 +150,7 @@ impl Session {
             Ok(Ok(status)) => status.serving()?,
             Ok(Err(_)) => return Err(lost("the gateway is shutting down")),
             Err(_) => {
-                return Err(lost(&format!(
-                    "it did not come back within {} s",
-                    REDO_WAIT.as_secs()
-                )));
+                return Err(lost(&format!("it did not come back within {} s", REDO_WAIT.as_secs())));
             }
         };
         if serving.welcome.base_hash != self.base_hash {
@@ -173,16 +168,12 @@ impl Sequence {
     /// What is left to do.
     fn again(&self) -> Result<Generate, ApiError> {
         if self.redos == MAX_REDOS {
-            return Err(lost(&format!(
-                "this request was redone {MAX_REDOS} times already"
-            )));
+            return Err(lost(&format!("this request was redone {MAX_REDOS} times already")));
         }
         let sampling = &self.generate.sampling;
         let counts_completion = sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0;
         if counts_completion && !self.emitted.is_empty() {
-            return Err(lost(
-                "a request with presence or frequency penalty cannot be continued",
-            ));
+            return Err(lost("a request with presence or frequency penalty cannot be continued"));
         }
         let mut again = self.generate.clone();
         let done = u32::try_from(self.emitted.len()).unwrap_or(u32::MAX);

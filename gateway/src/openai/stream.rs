@@ -30,23 +30,14 @@ const FRAME_BYTES: usize = 16 * 1024;
 #[must_use]
 pub fn respond(answer: Answer, first: Step, usage: StreamUsage) -> Response<HttpBody> {
     let opened = vec![None; answer.job.choices()];
-    let writer = Writer {
-        answer,
-        usage,
-        first: Some(first),
-        opened,
-        ended: false,
-    };
+    let writer = Writer { answer, usage, first: Some(first), opened, ended: false };
     let frames = futures::stream::unfold(writer, |mut writer| async move {
         let frame = writer.frame().await?;
         Some((Ok::<_, Infallible>(frame), writer))
     });
     let mut response = Response::new(HttpBody::from_stream(frames));
     let headers = response.headers_mut();
-    headers.insert(
-        header::CONTENT_TYPE,
-        HeaderValue::from_static("text/event-stream"),
-    );
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
@@ -88,10 +79,7 @@ impl Writer {
         match next {
             Some(Ok(step)) => self.step(step, out),
             Some(Err(error)) => self.fail(&error, out),
-            None => self.fail(
-                &ApiError::internal("the stream ended before its choices did"),
-                out,
-            ),
+            None => self.fail(&ApiError::internal("the stream ended before its choices did"), out),
         }
     }
 
@@ -116,48 +104,18 @@ impl Writer {
         let Step { index, piece, .. } = step;
         let index = *index;
         if self.opened[index].replace(0).is_none() {
-            let delta = Delta {
-                role: Some("assistant"),
-                content: Some(""),
-            };
-            self.event(
-                out,
-                ChatDelta {
-                    index,
-                    delta,
-                    logprobs: None,
-                    finish_reason: None,
-                },
-            );
+            let delta = Delta { role: Some("assistant"), content: Some("") };
+            self.event(out, ChatDelta { index, delta, logprobs: None, finish_reason: None });
         }
         if has_content(piece) {
-            let delta = Delta {
-                role: None,
-                content: Some(&piece.text),
-            };
+            let delta = Delta { role: None, content: Some(&piece.text) };
             let wanted = self.answer.job.logprobs.is_some();
             let logprobs = wanted.then(|| logprobs::chat(self.answer.job.text(), &piece.scored));
-            self.event(
-                out,
-                ChatDelta {
-                    index,
-                    delta,
-                    logprobs,
-                    finish_reason: None,
-                },
-            );
+            self.event(out, ChatDelta { index, delta, logprobs, finish_reason: None });
         }
         if piece.finish.is_some() {
             let delta = Delta::default();
-            self.event(
-                out,
-                ChatDelta {
-                    index,
-                    delta,
-                    logprobs: None,
-                    finish_reason: piece.finish,
-                },
-            );
+            self.event(out, ChatDelta { index, delta, logprobs: None, finish_reason: piece.finish });
         }
     }
 
@@ -165,12 +123,8 @@ impl Writer {
         let Step { index, piece, echoed } = step;
         if let Some(echoed) = echoed {
             self.opened[index] = Some(echoed.chars);
-            let choice = TextChoice {
-                index,
-                text: &echoed.text,
-                logprobs: echoed.logprobs,
-                finish_reason: None,
-            };
+            let choice =
+                TextChoice { index, text: &echoed.text, logprobs: echoed.logprobs, finish_reason: None };
             self.event(out, choice);
         }
         let shift = self.opened[index].unwrap_or(0);
@@ -180,26 +134,10 @@ impl Writer {
                 logprobs::append(self.answer.job.text(), &piece.scored, shift, &mut logprobs);
                 logprobs
             });
-            self.event(
-                out,
-                TextChoice {
-                    index,
-                    text: &piece.text,
-                    logprobs,
-                    finish_reason: None,
-                },
-            );
+            self.event(out, TextChoice { index, text: &piece.text, logprobs, finish_reason: None });
         }
         if piece.finish.is_some() {
-            self.event(
-                out,
-                TextChoice {
-                    index,
-                    text: "",
-                    logprobs: None,
-                    finish_reason: piece.finish,
-                },
-            );
+            self.event(out, TextChoice { index, text: "", logprobs: None, finish_reason: piece.finish });
         }
     }
 
@@ -207,25 +145,15 @@ impl Writer {
         if self.usage != StreamUsage::Never {
             let usage = Some(Some(self.answer.usage()));
             let none: [TextChoice<'_>; 0] = [];
-            write_event(
-                out,
-                &Body {
-                    envelope: self.answer.envelope(self.object()),
-                    choices: &none,
-                    usage,
-                },
-            );
+            write_event(out, &Body { envelope: self.answer.envelope(self.object()), choices: &none, usage });
         }
         out.extend_from_slice(b"data: [DONE]\n\n");
         self.ended = true;
     }
 
     fn event<C: Serialize>(&self, out: &mut Vec<u8>, choice: C) {
-        let body = Body {
-            envelope: self.answer.envelope(self.object()),
-            choices: &[choice],
-            usage: self.running(),
-        };
+        let body =
+            Body { envelope: self.answer.envelope(self.object()), choices: &[choice], usage: self.running() };
         write_event(out, &body);
     }
 

@@ -25,9 +25,7 @@ pub async fn tokenize(
         let mut fields = Fields::parse(&body)?;
         check_model(&shared, &serving, &mut fields)?;
         let tokens = tokens_of(&serving, fields)?;
-        Ok(Json(
-            json!({ "count": tokens.len(), "max_model_len": serving.context_tokens, "tokens": tokens }),
-        ))
+        Ok(Json(json!({ "count": tokens.len(), "max_model_len": serving.context_tokens, "tokens": tokens })))
     })
     .await
 }
@@ -42,10 +40,7 @@ fn tokens_of(serving: &Serving, mut fields: Fields) -> Result<Vec<u32>, ApiError
             let rendered = serving.text.render(&messages(Some(chat))?)?;
             Ok(serving.text.encode(&rendered, AddSpecial::No)?)
         }
-        _ => Err(ApiError::missing(
-            "prompt",
-            "send either 'prompt', a string, or 'messages'",
-        )),
+        _ => Err(ApiError::missing("prompt", "send either 'prompt', a string, or 'messages'")),
     }
 }
 
@@ -63,10 +58,8 @@ pub async fn detokenize(
             .ok_or_else(|| ApiError::missing("tokens", "'tokens' is required: an array of token ids"))?;
         fields.finish()?;
         let vocab_size = serving.welcome.vocab_size;
-        let tokens: Vec<u32> = items
-            .iter()
-            .map(|id| token_id("tokens", id, vocab_size))
-            .collect::<Result<_, _>>()?;
+        let tokens: Vec<u32> =
+            items.iter().map(|id| token_id("tokens", id, vocab_size)).collect::<Result<_, _>>()?;
         Ok(Json(json!({ "prompt": serving.text.decode(&tokens) })))
     })
     .await

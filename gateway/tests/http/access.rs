@@ -22,10 +22,7 @@ async fn guarded() -> Harness {
 async fn ask(client: &Client, route: &routes::Route) -> u16 {
     let path = route.path.replace("{*id}", "base");
     let body = if route.method == Method::POST { "{}" } else { "" };
-    client
-        .send(route.method.as_str(), &path, "application/json", body)
-        .await
-        .status
+    client.send(route.method.as_str(), &path, "application/json", body).await.status
 }
 
 #[tokio::test]
@@ -47,27 +44,17 @@ async fn a_user_reaches_what_is_for_users_and_nothing_else() {
     let harness = guarded().await;
     for route in routes::table() {
         let status = ask(&harness.client.with_key(USER), &route).await;
-        assert_eq!(
-            status == 403,
-            route.access == Access::Role(Role::Admin),
-            "{route:?} answered {status}"
-        );
+        assert_eq!(status == 403, route.access == Access::Role(Role::Admin), "{route:?} answered {status}");
         assert_ne!(status, 401, "{route:?}");
         let status = ask(&harness.client.with_key(ADMIN), &route).await;
-        assert!(
-            status != 401 && status != 403,
-            "{route:?} answered {status} to an administrator"
-        );
+        assert!(status != 401 && status != 403, "{route:?} answered {status} to an administrator");
     }
 }
 
 #[tokio::test]
 async fn only_probes_are_open() {
-    let open: Vec<&str> = routes::table()
-        .iter()
-        .filter(|route| route.access == Access::Open)
-        .map(|route| route.path)
-        .collect();
+    let open: Vec<&str> =
+        routes::table().iter().filter(|route| route.access == Access::Open).map(|route| route.path).collect();
     assert_eq!(open, ["/health"]);
 }
 
@@ -76,42 +63,16 @@ async fn tenants_and_adapters_never_share_a_cache_namespace() {
     let harness = guarded().await;
     let path = harness.adapter("a", "weights");
     let load = json!({ "lora_name": "a", "lora_path": path });
-    assert_eq!(
-        harness
-            .client
-            .with_key(ADMIN)
-            .post("/v1/load_lora_adapter", &load)
-            .await
-            .status,
-        200
-    );
-    for (key, model, user) in [
-        (USER, "base", "x"),
-        (USER, "base", "y"),
-        (OTHER, "base", "x"),
-        (USER, "a", "x"),
-    ] {
+    assert_eq!(harness.client.with_key(ADMIN).post("/v1/load_lora_adapter", &load).await.status, 200);
+    for (key, model, user) in
+        [(USER, "base", "x"), (USER, "base", "y"), (OTHER, "base", "x"), (USER, "a", "x")]
+    {
         let body = json!({ "model": model, "prompt": "a", "user": user });
-        assert_eq!(
-            harness
-                .client
-                .with_key(key)
-                .post("/v1/completions", &body)
-                .await
-                .status,
-            200
-        );
+        assert_eq!(harness.client.with_key(key).post("/v1/completions", &body).await.status, 200);
     }
-    let namespaces: Vec<[u8; 32]> = harness
-        .executor()
-        .generates()
-        .iter()
-        .map(|sent| sent.namespace)
-        .collect();
-    assert_eq!(
-        namespaces[0], namespaces[1],
-        "the body says nothing about the tenant"
-    );
+    let namespaces: Vec<[u8; 32]> =
+        harness.executor().generates().iter().map(|sent| sent.namespace).collect();
+    assert_eq!(namespaces[0], namespaces[1], "the body says nothing about the tenant");
     assert_ne!(namespaces[0], namespaces[2], "another key is another tenant");
     assert_ne!(namespaces[0], namespaces[3], "an adapter is not the base");
 }

@@ -26,10 +26,7 @@ pub(crate) struct Response {
 
 impl Response {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
-        self.headers
-            .iter()
-            .find(|(key, _)| key == name)
-            .map(|(_, value)| value.as_str())
+        self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
     pub(crate) fn json(&self) -> Value {
@@ -38,28 +35,20 @@ impl Response {
 
     /// The error's code.
     pub(crate) fn code(&self) -> String {
-        self.json()["error"]["code"]
-            .as_str()
-            .unwrap_or_else(|| panic!("no error: {}", self.body))
-            .to_owned()
+        self.json()["error"]["code"].as_str().unwrap_or_else(|| panic!("no error: {}", self.body)).to_owned()
     }
 
     /// The data of server-sent events, in order.
     pub(crate) fn events(&self) -> Vec<String> {
         let events = self.body.split("\n\n").filter(|event| !event.is_empty());
-        events
-            .filter_map(|event| event.strip_prefix("data: ").map(str::to_owned))
-            .collect()
+        events.filter_map(|event| event.strip_prefix("data: ").map(str::to_owned)).collect()
     }
 
     /// The events as JSON, without the last, which must be `[DONE]`.
     pub(crate) fn chunks(&self) -> Vec<Value> {
         let mut events = self.events();
         assert_eq!(events.pop().as_deref(), Some("[DONE]"), "{}", self.body);
-        events
-            .iter()
-            .map(|event| serde_json::from_str(event).unwrap())
-            .collect()
+        events.iter().map(|event| serde_json::from_str(event).unwrap()).collect()
     }
 }
 
@@ -69,10 +58,7 @@ impl Client {
     }
 
     pub(crate) fn with_key(&self, key: &str) -> Self {
-        Self {
-            key: Some(key.to_owned()),
-            ..self.clone()
-        }
+        Self { key: Some(key.to_owned()), ..self.clone() }
     }
 
     pub(crate) async fn get(&self, path: &str) -> Response {
@@ -80,8 +66,7 @@ impl Client {
     }
 
     pub(crate) async fn post(&self, path: &str, body: &Value) -> Response {
-        self.send("POST", path, "application/json", &body.to_string())
-            .await
+        self.send("POST", path, "application/json", &body.to_string()).await
     }
 
     pub(crate) async fn send(&self, method: &str, path: &str, content_type: &str, body: &str) -> Response {
@@ -92,10 +77,8 @@ impl Client {
     /// Sends a request and leaves the answer to be read, or not.
     pub(crate) async fn open(&self, method: &str, path: &str, content_type: &str, body: &str) -> Exchange {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
-        let key = self
-            .key
-            .as_ref()
-            .map_or_else(String::new, |key| format!("authorization: Bearer {key}\r\n"));
+        let key =
+            self.key.as_ref().map_or_else(String::new, |key| format!("authorization: Bearer {key}\r\n"));
         let head = format!(
             "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-type: {content_type}\r\n{key}\
              content-length: {}\r\n\r\n",
@@ -104,14 +87,11 @@ impl Client {
         stream.write_all(head.as_bytes()).await.unwrap();
         // A server that refuses a long body may stop reading it.
         let _ = stream.write_all(body.as_bytes()).await;
-        Exchange {
-            stream: BufReader::new(stream),
-        }
+        Exchange { stream: BufReader::new(stream) }
     }
 
     pub(crate) async fn open_post(&self, path: &str, body: &Value) -> Exchange {
-        self.open("POST", path, "application/json", &body.to_string())
-            .await
+        self.open("POST", path, "application/json", &body.to_string()).await
     }
 }
 
@@ -149,24 +129,12 @@ impl Exchange {
             }
         }
         let status = head[0].split(' ').nth(1).unwrap().parse().unwrap();
-        let split = |line: &String| {
-            line.split_once(": ")
-                .map(|(key, value)| (key.to_owned(), value.to_owned()))
-        };
+        let split =
+            |line: &String| line.split_once(": ").map(|(key, value)| (key.to_owned(), value.to_owned()));
         let headers: Vec<(String, String)> = head[1..].iter().filter_map(split).collect();
-        let chunked = headers
-            .iter()
-            .any(|(key, value)| key == "transfer-encoding" && value == "chunked");
-        let body = if chunked {
-            self.chunked().await
-        } else {
-            self.plain().await
-        };
-        Response {
-            status,
-            headers,
-            body: String::from_utf8(body).unwrap(),
-        }
+        let chunked = headers.iter().any(|(key, value)| key == "transfer-encoding" && value == "chunked");
+        let body = if chunked { self.chunked().await } else { self.plain().await };
+        Response { status, headers, body: String::from_utf8(body).unwrap() }
     }
 
     async fn plain(&mut self) -> Vec<u8> {

@@ -22,38 +22,21 @@ async fn a_chat_answer_has_openais_shape() {
     let choice = json!({ "index": 0, "message": message, "logprobs": null, "finish_reason": "stop" });
     assert_eq!(answer["choices"], json!([choice]));
     assert_eq!(answer["usage"]["completion_tokens"], 6);
-    assert_eq!(
-        harness.executor().generates()[0].prompt,
-        tokens("system:s;user:ab;assistant:")
-    );
+    assert_eq!(harness.executor().generates()[0].prompt, tokens("system:s;user:ab;assistant:"));
 }
 
 #[tokio::test]
 async fn a_prompt_may_be_text_or_tokens_or_several_of_either() {
     let harness = Harness::start(say("x")).await;
-    let forms = [
-        json!("ab"),
-        json!(["ab", "c"]),
-        json!([97, 98]),
-        json!([[97, 98], [99]]),
-    ];
+    let forms = [json!("ab"), json!(["ab", "c"]), json!([97, 98]), json!([[97, 98], [99]])];
     let mut sent = 0;
     for (prompt, expected) in forms.iter().zip([1, 2, 1, 2]) {
-        let answer = harness
-            .client
-            .post(TEXT, &json!({ "model": "base", "prompt": prompt }))
-            .await
-            .json();
+        let answer = harness.client.post(TEXT, &json!({ "model": "base", "prompt": prompt })).await.json();
         assert_eq!(answer["choices"].as_array().unwrap().len(), expected, "{prompt}");
         sent += expected;
         assert_eq!(harness.executor().generates().len(), sent);
     }
-    let prompts: Vec<Vec<u32>> = harness
-        .executor()
-        .generates()
-        .into_iter()
-        .map(|sent| sent.prompt)
-        .collect();
+    let prompts: Vec<Vec<u32>> = harness.executor().generates().into_iter().map(|sent| sent.prompt).collect();
     assert_eq!(prompts[0], [BEGIN, 97, 98]);
     assert_eq!(prompts[3], [97, 98], "token ids are sent as they are");
 }
@@ -63,12 +46,8 @@ async fn choices_of_several_prompts_are_numbered_prompt_by_prompt() {
     let harness = Harness::start(say("xyz")).await;
     let body = json!({ "model": "base", "prompt": ["a", "b"], "n": 2, "echo": true, "max_tokens": 3 });
     let answer = harness.client.post(TEXT, &body).await.json();
-    let texts: Vec<&str> = answer["choices"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|choice| choice["text"].as_str().unwrap())
-        .collect();
+    let texts: Vec<&str> =
+        answer["choices"].as_array().unwrap().iter().map(|choice| choice["text"].as_str().unwrap()).collect();
     assert_eq!(texts, ["axyz", "axyz", "bxyz", "bxyz"]);
     assert_eq!(answer["usage"]["prompt_tokens"], 4, "a prompt counts once");
     assert_eq!(answer["usage"]["completion_tokens"], 12);
@@ -97,10 +76,7 @@ async fn a_prompt_can_be_scored_without_generating() {
     let body = json!({ "model": "base", "prompt": "ab", "max_tokens": 0, "logprobs": 0, "echo": true });
     let answer = harness.client.post(TEXT, &body).await.json();
     assert_eq!(answer["choices"][0]["text"], "ab");
-    assert_eq!(
-        answer["choices"][0]["logprobs"]["tokens"],
-        json!(["<begin>", "a", "b"])
-    );
+    assert_eq!(answer["choices"][0]["logprobs"]["tokens"], json!(["<begin>", "a", "b"]));
     assert_eq!(answer["usage"]["completion_tokens"], 0);
 }
 
@@ -114,11 +90,7 @@ async fn chat_log_probabilities_name_tokens_and_bytes() {
     let half = json!({ "token": r"bytes:\xc3", "logprob": -0.25, "bytes": [0xc3] });
     assert_eq!(content[0]["token"], half["token"]);
     assert_eq!(content[0]["top_logprobs"][0], half);
-    assert_eq!(
-        content.as_array().unwrap().len(),
-        3,
-        "two halves of a character and the end"
-    );
+    assert_eq!(content.as_array().unwrap().len(), 3, "two halves of a character and the end");
 }
 
 #[tokio::test]
@@ -131,27 +103,15 @@ async fn every_sampling_option_reaches_the_executor() {
     assert_eq!(harness.client.post(TEXT, &body).await.status, 200);
     let sent = &harness.executor().generates()[0];
     let sampling = &sent.sampling;
-    let floats = (
-        sampling.temperature,
-        sampling.top_p,
-        sampling.min_p,
-        sampling.repetition_penalty,
-    );
+    let floats = (sampling.temperature, sampling.top_p, sampling.min_p, sampling.repetition_penalty);
     assert_eq!(floats, (0.5, 0.25, 0.125, 1.5));
-    assert_eq!(
-        (sampling.presence_penalty, sampling.frequency_penalty),
-        (0.5, -0.5)
-    );
+    assert_eq!((sampling.presence_penalty, sampling.frequency_penalty), (0.5, -0.5));
     assert_eq!(
         (sampling.top_k, sampling.seed, sampling.logit_bias.as_slice()),
         (7, 9, [(65, -100.0)].as_slice())
     );
     assert_eq!((sent.max_tokens, sent.min_tokens, sent.deadline_ms), (5, 2, 1000));
-    assert_eq!(
-        sent.stop_tokens,
-        [66],
-        "the model's own end token is ignored as asked"
-    );
+    assert_eq!(sent.stop_tokens, [66], "the model's own end token is ignored as asked");
 }
 
 #[tokio::test]
@@ -162,10 +122,7 @@ async fn without_options_an_answer_may_fill_the_context_and_stop_at_the_end_toke
     let sent = &harness.executor().generates()[0];
     assert_eq!(sent.stop_tokens, [END]);
     assert_eq!(sent.max_tokens as usize, 512 - sent.prompt.len());
-    assert_eq!(
-        (sent.logprobs, sent.prompt_logprobs, sent.adapter),
-        (None, None, None)
-    );
+    assert_eq!((sent.logprobs, sent.prompt_logprobs, sent.adapter), (None, None, None));
 }
 
 #[tokio::test]

@@ -48,12 +48,7 @@ impl FakeExecutor {
         let log = Arc::new(Mutex::new(Vec::new()));
         let running = Running::default();
         let task = tokio::spawn(serve(socket, reply, Arc::clone(&log), Arc::clone(&running)));
-        Self {
-            socket: path.to_owned(),
-            log,
-            task,
-            running,
-        }
+        Self { socket: path.to_owned(), log, task, running }
     }
 
     /// Dies without a word.
@@ -107,10 +102,7 @@ async fn serve(socket: RouterSocket, reply: Reply, log: Arc<Mutex<Vec<ToExecutor
             ToExecutor::Generate(generate) => {
                 let script = reply(&generate);
                 let task = tokio::spawn(play(send.clone(), peer, generate.request, script));
-                running
-                    .lock()
-                    .unwrap()
-                    .insert(generate.request, task.abort_handle());
+                running.lock().unwrap().insert(generate.request, task.abort_handle());
             }
             ToExecutor::Cancel(id) => {
                 if let Some(task) = running.lock().unwrap().remove(&id) {
@@ -146,10 +138,7 @@ fn call(message: ToExecutor) -> ToGateway {
             }),
             Err(error) => ToGateway::Failed(Failed {
                 request: load.request,
-                error: WireError {
-                    code: ErrorCode::InvalidAdapter,
-                    message: error.to_string(),
-                },
+                error: WireError { code: ErrorCode::InvalidAdapter, message: error.to_string() },
             }),
         },
         ToExecutor::UnloadAdapter(unload) => ToGateway::AdapterUnloaded(AdapterUnloaded {
@@ -176,12 +165,7 @@ pub(crate) fn generation(weights: &[u8]) -> [u8; 32] {
 async fn play(send: RouterSendHalf, peer: Vec<u8>, request: u64, script: Script) {
     for output in script.outputs {
         tokio::time::sleep(script.pause).await;
-        answer(
-            &send,
-            &peer,
-            &ToGateway::Outputs(vec![Output { request, ..output }]),
-        )
-        .await;
+        answer(&send, &peer, &ToGateway::Outputs(vec![Output { request, ..output }])).await;
     }
 }
 
@@ -194,33 +178,16 @@ async fn answer(send: &RouterSendHalf, peer: &[u8], message: &ToGateway) {
 
 /// An output with nothing in it.
 pub(crate) fn empty() -> Output {
-    Output {
-        request: 0,
-        tokens: vec![],
-        prompt: vec![],
-        cached_tokens: 0,
-        finish: None,
-        error: None,
-    }
+    Output { request: 0, tokens: vec![], prompt: vec![], cached_tokens: 0, finish: None, error: None }
 }
 
 fn scored(token: u32) -> TokenOutput {
-    TokenOutput {
-        token,
-        logprob: -0.25,
-        top: vec![(token, -0.25), (u32::from(b'?'), -1.5)],
-    }
+    TokenOutput { token, logprob: -0.25, top: vec![(token, -0.25), (u32::from(b'?'), -1.5)] }
 }
 
 /// Outputs of one token each, without an end.
 pub(crate) fn spoken(text: &str) -> Vec<Output> {
-    tokens(text)
-        .into_iter()
-        .map(|token| Output {
-            tokens: vec![scored(token)],
-            ..empty()
-        })
-        .collect()
+    tokens(text).into_iter().map(|token| Output { tokens: vec![scored(token)], ..empty() }).collect()
 }
 
 /// Says `text`, token by token, within the limits of the request, and then its end token.
@@ -232,19 +199,12 @@ pub(crate) fn say_slowly(text: &'static str, pause: Duration) -> Reply {
     Arc::new(move |generate| {
         let mut outputs = spoken(text);
         if generate.stop_tokens.contains(&END) {
-            outputs.push(Output {
-                tokens: vec![scored(END)],
-                finish: Some(Finish::Stop),
-                ..empty()
-            });
+            outputs.push(Output { tokens: vec![scored(END)], finish: Some(Finish::Stop), ..empty() });
         }
         outputs.truncate(generate.max_tokens as usize);
         match outputs.last_mut() {
             Some(last) => last.finish = last.finish.or(Some(Finish::Length)),
-            None => outputs.push(Output {
-                finish: Some(Finish::Length),
-                ..empty()
-            }),
+            None => outputs.push(Output { finish: Some(Finish::Length), ..empty() }),
         }
         outputs[0].cached_tokens = 4;
         if generate.prompt_logprobs.is_some() {
@@ -256,24 +216,15 @@ pub(crate) fn say_slowly(text: &'static str, pause: Duration) -> Reply {
 
 /// Says `text` and then nothing more, ever.
 pub(crate) fn hang_after(text: &'static str) -> Reply {
-    Arc::new(move |_| Script {
-        outputs: spoken(text),
-        pause: Duration::ZERO,
-    })
+    Arc::new(move |_| Script { outputs: spoken(text), pause: Duration::ZERO })
 }
 
 /// Says `text` and then fails.
 pub(crate) fn fail_after(text: &'static str, code: ErrorCode) -> Reply {
     Arc::new(move |_| {
-        let error = Some(WireError {
-            code,
-            message: "as the test wants it".to_owned(),
-        });
+        let error = Some(WireError { code, message: "as the test wants it".to_owned() });
         let mut outputs = spoken(text);
         outputs.push(Output { error, ..empty() });
-        Script {
-            outputs,
-            pause: Duration::ZERO,
-        }
+        Script { outputs, pause: Duration::ZERO }
     })
 }

@@ -42,12 +42,7 @@ impl Harness {
         change(&mut config);
         let gateway = ready(config).await;
         let client = Client::new(gateway.address);
-        Self {
-            directory,
-            executor: Some(executor),
-            gateway: Some(gateway),
-            client,
-        }
+        Self { directory, executor: Some(executor), gateway: Some(gateway), client }
     }
 
     pub(crate) fn executor(&self) -> &FakeExecutor {
@@ -100,9 +95,7 @@ pub(crate) fn config(directory: &TempDir) -> Config {
 }
 
 pub(crate) async fn ready(config: Config) -> Gateway {
-    let gateway = Gateway::start(config, Arc::new(|_| Ok(Arc::new(ByteText::default()))))
-        .await
-        .unwrap();
+    let gateway = Gateway::start(config, Arc::new(|_| Ok(Arc::new(ByteText::default())))).await.unwrap();
     wait_ready(&gateway).await;
     gateway
 }
@@ -110,10 +103,7 @@ pub(crate) async fn ready(config: Config) -> Gateway {
 async fn wait_ready(gateway: &Gateway) {
     let mut status = gateway.status.clone();
     let ready = status.wait_for(|status| matches!(status, Status::Ready(_)));
-    tokio::time::timeout(WATCHDOG, ready)
-        .await
-        .expect("the gateway becomes ready")
-        .unwrap();
+    tokio::time::timeout(WATCHDOG, ready).await.expect("the gateway becomes ready").unwrap();
 }
 
 /// Waits until `condition` holds.
@@ -123,7 +113,5 @@ pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(WATCHDOG, wait)
-        .await
-        .unwrap_or_else(|_| panic!("did not happen: {what}"));
+    tokio::time::timeout(WATCHDOG, wait).await.unwrap_or_else(|_| panic!("did not happen: {what}"));
 }

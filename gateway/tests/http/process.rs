@@ -19,10 +19,7 @@ fn gateway(directory: &Path) -> Command {
         "--listen",
         "127.0.0.1:0",
     ]);
-    command
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }
 
@@ -45,10 +42,7 @@ async fn a_signal_ends_it_in_order() {
 #[tokio::test]
 async fn the_end_of_its_input_ends_it_if_that_was_asked_for() {
     let directory = tempfile::tempdir().unwrap();
-    let mut child = gateway(directory.path())
-        .arg("--exit-with-stdin")
-        .spawn()
-        .unwrap();
+    let mut child = gateway(directory.path()).arg("--exit-with-stdin").spawn().unwrap();
     eventually("it runs", || directory.path().join("state/gateway.lock").exists()).await;
     drop(child.stdin.take());
     assert_eq!(child.wait().unwrap().code(), Some(0));
@@ -70,11 +64,7 @@ fn what_cannot_work_is_one_line_that_says_what_to_do() {
             .args(arguments);
         let output = run(&mut command);
         let message = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(
-            (output.status.code(), message.lines().count()),
-            (Some(1), 1),
-            "{message}"
-        );
+        assert_eq!((output.status.code(), message.lines().count()), (Some(1), 1), "{message}");
         assert!(message.contains(expected), "{message}");
     }
 }

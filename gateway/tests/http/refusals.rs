@@ -26,11 +26,7 @@ async fn an_option_that_is_not_honoured_is_refused_by_name() {
     ];
     for (option, value) in options {
         let error = harness.client.post(CHAT, &chat(option, value)).await;
-        assert_eq!(
-            (error.status, error.code().as_str()),
-            (400, "unsupported_parameter"),
-            "{option}"
-        );
+        assert_eq!((error.status, error.code().as_str()), (400, "unsupported_parameter"), "{option}");
         assert_eq!(error.json()["error"]["param"], option);
         assert_eq!(error.json()["error"]["type"], "invalid_request_error");
     }
@@ -43,10 +39,7 @@ async fn an_option_that_is_not_honoured_is_refused_by_name() {
             ("unsupported_parameter", &json!(option))
         );
     }
-    assert!(
-        harness.executor().generates().is_empty(),
-        "nothing of this reaches the executor"
-    );
+    assert!(harness.executor().generates().is_empty(), "nothing of this reaches the executor");
 }
 
 #[tokio::test]
@@ -63,11 +56,7 @@ async fn a_value_out_of_range_names_its_field() {
     ];
     for (field, value) in values {
         let error = harness.client.post(CHAT, &chat(field, value)).await;
-        assert_eq!(
-            (error.status, error.code().as_str()),
-            (400, "invalid_value"),
-            "{field}"
-        );
+        assert_eq!((error.status, error.code().as_str()), (400, "invalid_value"), "{field}");
         assert_eq!(error.json()["error"]["param"], field);
     }
 }
@@ -77,26 +66,13 @@ async fn a_message_that_cannot_be_honoured_is_refused_with_its_place() {
     let harness = Harness::start(say("x")).await;
     let messages = [
         (json!({ "role": "tool", "content": "a" }), "messages[0].role"),
-        (
-            json!({ "role": "user", "content": [{ "type": "image_url" }] }),
-            "messages[0].content",
-        ),
-        (
-            json!({ "role": "user", "content": "a", "name": "b" }),
-            "messages[0].name",
-        ),
+        (json!({ "role": "user", "content": [{ "type": "image_url" }] }), "messages[0].content"),
+        (json!({ "role": "user", "content": "a", "name": "b" }), "messages[0].name"),
         (json!({ "role": "user" }), "messages[0].content"),
     ];
     for (message, param) in messages {
-        let error = harness
-            .client
-            .post(CHAT, &chat("messages", json!([message])))
-            .await;
-        assert_eq!(
-            (error.status, &error.json()["error"]["param"]),
-            (400, &json!(param)),
-            "{message}"
-        );
+        let error = harness.client.post(CHAT, &chat("messages", json!([message]))).await;
+        assert_eq!((error.status, &error.json()["error"]["param"]), (400, &json!(param)), "{message}");
     }
 }
 
@@ -106,14 +82,7 @@ async fn an_assistant_message_as_a_client_library_repeats_it_is_accepted() {
     let repeated = json!({ "role": "assistant", "content": "a", "refusal": null, "audio": null,
         "function_call": null, "tool_calls": null, "annotations": [] });
     let messages = json!([{ "role": "user", "content": "a" }, repeated, { "role": "user", "content": "b" }]);
-    assert_eq!(
-        harness
-            .client
-            .post(CHAT, &chat("messages", messages))
-            .await
-            .status,
-        200
-    );
+    assert_eq!(harness.client.post(CHAT, &chat("messages", messages)).await.status, 200);
 }
 
 #[tokio::test]
@@ -121,17 +90,11 @@ async fn what_does_not_fit_the_context_is_refused_with_the_numbers() {
     let harness = Harness::start(say("x")).await;
     let body = json!({ "model": "base", "prompt": "a".repeat(600), "max_tokens": 5 });
     let error = harness.client.post(TEXT, &body).await;
-    assert_eq!(
-        (error.status, error.code().as_str()),
-        (400, "context_length_exceeded")
-    );
+    assert_eq!((error.status, error.code().as_str()), (400, "context_length_exceeded"));
     let message = error.json()["error"]["message"].as_str().unwrap().to_owned();
     assert!(message.contains("512") && message.contains("601"), "{message}");
     let body = json!({ "model": "base", "prompt": "a", "max_tokens": 511 });
-    assert_eq!(
-        harness.client.post(TEXT, &body).await.code(),
-        "context_length_exceeded"
-    );
+    assert_eq!(harness.client.post(TEXT, &body).await.code(), "context_length_exceeded");
     let body = json!({ "model": "base", "prompt": "a", "max_tokens": 510 });
     assert_eq!(harness.client.post(TEXT, &body).await.status, 200);
 }
@@ -141,40 +104,22 @@ async fn an_unknown_model_is_an_error_that_names_it_and_never_the_base() {
     let harness = Harness::start(say("x")).await;
     for model in ["nobody", "base:nobody", "base:", "bas", "basement"] {
         let error = harness.client.post(CHAT, &chat("model", json!(model))).await;
-        assert_eq!(
-            (error.status, error.code().as_str()),
-            (404, "model_not_found"),
-            "{model}"
-        );
+        assert_eq!((error.status, error.code().as_str()), (404, "model_not_found"), "{model}");
         assert!(error.json()["error"]["message"].as_str().unwrap().contains(model));
     }
     let error = harness.client.post(CHAT, &chat("model", Value::Null)).await;
-    assert_eq!(
-        (error.status, error.code().as_str()),
-        (400, "missing_required_parameter")
-    );
+    assert_eq!((error.status, error.code().as_str()), (400, "missing_required_parameter"));
 }
 
 #[tokio::test]
 async fn a_body_that_is_no_json_or_too_long_is_refused() {
     let harness = Harness::start(say("x")).await;
     let client = &harness.client;
-    assert_eq!(
-        client.send("POST", CHAT, "application/json", "{").await.code(),
-        "invalid_json"
-    );
-    assert_eq!(
-        client.send("POST", CHAT, "application/json", "[]").await.code(),
-        "invalid_value"
-    );
+    assert_eq!(client.send("POST", CHAT, "application/json", "{").await.code(), "invalid_json");
+    assert_eq!(client.send("POST", CHAT, "application/json", "[]").await.code(), "invalid_value");
     let plain = client.send("POST", CHAT, "text/plain", "{}").await;
-    assert_eq!(
-        (plain.status, plain.code().as_str()),
-        (415, "unsupported_media_type")
-    );
-    let long = client
-        .send("POST", CHAT, "application/json", &" ".repeat((1 << 20) + 1))
-        .await;
+    assert_eq!((plain.status, plain.code().as_str()), (415, "unsupported_media_type"));
+    let long = client.send("POST", CHAT, "application/json", &" ".repeat((1 << 20) + 1)).await;
     assert_eq!((long.status, long.code().as_str()), (413, "body_too_large"));
 }
 
@@ -182,29 +127,16 @@ async fn a_body_that_is_no_json_or_too_long_is_refused() {
 async fn a_deeply_nested_body_is_an_error_and_not_a_crash() {
     let harness = Harness::start(say("x")).await;
     let body = format!("{{\"prompt\":{}", "[".repeat(100_000));
-    assert_eq!(
-        harness
-            .client
-            .send("POST", TEXT, "application/json", &body)
-            .await
-            .code(),
-        "invalid_json"
-    );
+    assert_eq!(harness.client.send("POST", TEXT, "application/json", &body).await.code(), "invalid_json");
 }
 
 #[tokio::test]
 async fn more_prompts_or_sequences_than_allowed_are_refused() {
     let harness = Harness::start(say("x")).await;
     let prompts = vec!["a"; 65];
-    let error = harness
-        .client
-        .post(TEXT, &json!({ "model": "base", "prompt": prompts }))
-        .await;
+    let error = harness.client.post(TEXT, &json!({ "model": "base", "prompt": prompts })).await;
     assert_eq!((error.status, error.code().as_str()), (400, "invalid_value"));
-    let error = harness
-        .client
-        .post(TEXT, &json!({ "model": "base", "prompt": vec!["a"; 10], "n": 7 }))
-        .await;
+    let error = harness.client.post(TEXT, &json!({ "model": "base", "prompt": vec!["a"; 10], "n": 7 })).await;
     assert_eq!(
         (error.status, error.code().as_str()),
         (429, "queue_full"),

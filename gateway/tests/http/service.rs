@@ -21,25 +21,13 @@ use crate::{
 async fn before_the_executor_is_there_health_says_loading_and_requests_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::create_dir(directory.path().join("adapters")).unwrap();
-    let gateway = Gateway::start(
-        config(&directory),
-        Arc::new(|_| Ok(Arc::new(ByteText::default()))),
-    )
-    .await
-    .unwrap();
+    let gateway =
+        Gateway::start(config(&directory), Arc::new(|_| Ok(Arc::new(ByteText::default())))).await.unwrap();
     let client = Client::new(gateway.address);
     let health = client.get("/health").await;
-    assert_eq!(
-        (health.status, &health.json()["status"]),
-        (503, &json!("loading"))
-    );
-    let refused = client
-        .post("/v1/completions", &json!({ "model": "base", "prompt": "a" }))
-        .await;
-    assert_eq!(
-        (refused.status, refused.code().as_str()),
-        (503, "executor_unavailable")
-    );
+    assert_eq!((health.status, &health.json()["status"]), (503, &json!("loading")));
+    let refused = client.post("/v1/completions", &json!({ "model": "base", "prompt": "a" })).await;
+    assert_eq!((refused.status, refused.code().as_str()), (503, "executor_unavailable"));
     let _executor = FakeExecutor::start(&directory.path().join("socket"), say("x")).await;
     let healthy = async {
         while client.get("/health").await.status != 200 {
@@ -52,10 +40,7 @@ async fn before_the_executor_is_there_health_says_loading_and_requests_are_refus
 #[tokio::test]
 async fn a_lost_executor_shows_in_health() {
     let mut harness = Harness::start(say("x")).await;
-    assert_eq!(
-        harness.client.get("/health").await.json(),
-        json!({ "status": "ok" })
-    );
+    assert_eq!(harness.client.get("/health").await.json(), json!({ "status": "ok" }));
     harness.executor.take().unwrap().kill().await;
     let client = harness.client.clone();
     let lost = async {
@@ -64,13 +49,8 @@ async fn a_lost_executor_shows_in_health() {
         }
     };
     timeout(WATCHDOG, lost).await.expect("health says so");
-    let refused = client
-        .post("/v1/completions", &json!({ "model": "base", "prompt": "a" }))
-        .await;
-    assert_eq!(
-        (refused.status, refused.code().as_str()),
-        (503, "executor_unavailable")
-    );
+    let refused = client.post("/v1/completions", &json!({ "model": "base", "prompt": "a" })).await;
+    assert_eq!((refused.status, refused.code().as_str()), (503, "executor_unavailable"));
 }
 
 #[tokio::test]
@@ -79,26 +59,16 @@ async fn an_adapter_that_cannot_be_loaded_at_start_ends_the_gateway_with_its_nam
     std::fs::create_dir(directory.path().join("adapters")).unwrap();
     let _executor = FakeExecutor::start(&directory.path().join("socket"), say("x")).await;
     let mut config = config(&directory);
-    config.adapters = vec![StartAdapter {
-        name: "ghost".to_owned(),
-        path: "nowhere".into(),
-    }];
-    let gateway = Gateway::start(config, Arc::new(|_| Ok(Arc::new(ByteText::default()))))
-        .await
-        .unwrap();
-    let ended = timeout(WATCHDOG, gateway.until(std::future::pending()))
-        .await
-        .expect("it ends");
+    config.adapters = vec![StartAdapter { name: "ghost".to_owned(), path: "nowhere".into() }];
+    let gateway = Gateway::start(config, Arc::new(|_| Ok(Arc::new(ByteText::default())))).await.unwrap();
+    let ended = timeout(WATCHDOG, gateway.until(std::future::pending())).await.expect("it ends");
     assert!(matches!(ended, Err(RunError::Start(StartError::Adapter { name, .. })) if name == "ghost"));
 }
 
 #[tokio::test]
 async fn figures_name_what_the_executor_reports_and_what_was_answered() {
     let harness = Harness::start(say("x")).await;
-    harness
-        .client
-        .post("/v1/completions", &json!({ "model": "base", "prompt": "a" }))
-        .await;
+    harness.client.post("/v1/completions", &json!({ "model": "base", "prompt": "a" })).await;
     let reported = async {
         loop {
             let text = harness.client.get("/metrics").await.body;
@@ -126,41 +96,18 @@ async fn figures_name_what_the_executor_reports_and_what_was_answered() {
 async fn the_tokenizer_can_be_asked() {
     let harness = Harness::start(say("x")).await;
     let client = &harness.client;
-    let tokens = client
-        .post("/tokenize", &json!({ "model": "base", "prompt": "ab" }))
-        .await
-        .json();
-    assert_eq!(
-        (&tokens["tokens"], &tokens["count"]),
-        (&json!([257, 97, 98]), &json!(3))
-    );
-    let tokens = client
-        .post(
-            "/tokenize",
-            &json!({ "prompt": "ab", "add_special_tokens": false }),
-        )
-        .await
-        .json();
+    let tokens = client.post("/tokenize", &json!({ "model": "base", "prompt": "ab" })).await.json();
+    assert_eq!((&tokens["tokens"], &tokens["count"]), (&json!([257, 97, 98]), &json!(3)));
+    let tokens =
+        client.post("/tokenize", &json!({ "prompt": "ab", "add_special_tokens": false })).await.json();
     assert_eq!(tokens["tokens"], json!([97, 98]));
     let chat = json!({ "messages": [{ "role": "user", "content": "a" }] });
+    assert_eq!(client.post("/tokenize", &chat).await.json()["count"], "user:a;assistant:".len());
     assert_eq!(
-        client.post("/tokenize", &chat).await.json()["count"],
-        "user:a;assistant:".len()
-    );
-    assert_eq!(
-        client
-            .post("/detokenize", &json!({ "tokens": [97, 256] }))
-            .await
-            .json(),
+        client.post("/detokenize", &json!({ "tokens": [97, 256] })).await.json(),
         json!({ "prompt": "a<end>" })
     );
-    assert_eq!(
-        client
-            .post("/detokenize", &json!({ "tokens": [258] }))
-            .await
-            .code(),
-        "invalid_value"
-    );
+    assert_eq!(client.post("/detokenize", &json!({ "tokens": [258] })).await.code(), "invalid_value");
     assert_eq!(client.get("/tokenizer_info").await.json()["eos_token"], "<end>");
 }
 
@@ -168,24 +115,14 @@ async fn the_tokenizer_can_be_asked() {
 async fn a_large_body_is_answered_like_a_small_one() {
     let harness = Harness::start(say("x")).await;
     let text = "a".repeat(100_000);
-    let tokens = harness
-        .client
-        .post("/tokenize", &json!({ "prompt": text }))
-        .await
-        .json();
+    let tokens = harness.client.post("/tokenize", &json!({ "prompt": text })).await.json();
     assert_eq!(tokens["count"], 100_001);
 }
 
 #[tokio::test]
 async fn every_answer_has_a_request_id() {
     let harness = Harness::start(say("x")).await;
-    let ids = [
-        harness.client.get("/health").await,
-        harness.client.get("/nowhere").await,
-    ];
-    let ids: Vec<&str> = ids
-        .iter()
-        .map(|answer| answer.header("x-request-id").unwrap())
-        .collect();
+    let ids = [harness.client.get("/health").await, harness.client.get("/nowhere").await];
+    let ids: Vec<&str> = ids.iter().map(|answer| answer.header("x-request-id").unwrap()).collect();
     assert_ne!(ids[0], ids[1]);
 }

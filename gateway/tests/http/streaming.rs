@@ -36,48 +36,29 @@ fn merge(mut body: Value, extra: &Value) -> Value {
 /// All text of a stream of completions.
 fn spoken(response: &Response) -> String {
     let chunks = response.chunks();
-    chunks
-        .iter()
-        .filter_map(|chunk| chunk["choices"][0]["text"].as_str())
-        .collect()
+    chunks.iter().filter_map(|chunk| chunk["choices"][0]["text"].as_str()).collect()
 }
 
 #[tokio::test]
 async fn a_chat_stream_opens_with_the_role_and_ends_with_a_reason_and_done() {
     let harness = Harness::start(say("Hé!")).await;
     let response = harness.client.post(CHAT, &chat(&json!({}))).await;
-    assert_eq!(
-        (response.status, response.header("content-type")),
-        (200, Some("text/event-stream"))
-    );
+    assert_eq!((response.status, response.header("content-type")), (200, Some("text/event-stream")));
     let chunks = response.chunks();
-    assert_eq!(
-        chunks[0]["choices"][0]["delta"],
-        json!({ "role": "assistant", "content": "" })
-    );
+    assert_eq!(chunks[0]["choices"][0]["delta"], json!({ "role": "assistant", "content": "" }));
     assert_eq!(chunks[0]["object"], "chat.completion.chunk");
     assert_eq!(chunks[0]["model"], "base");
     assert_eq!(chunks[0]["adapter_generation"], Value::Null);
     let (last, before) = chunks.split_last().unwrap();
-    assert!(
-        before
-            .iter()
-            .all(|chunk| chunk["choices"][0].get("finish_reason") == Some(&Value::Null))
-    );
+    assert!(before.iter().all(|chunk| chunk["choices"][0].get("finish_reason") == Some(&Value::Null)));
     assert_eq!(
         last["choices"][0],
         json!({ "index": 0, "delta": {}, "logprobs": null, "finish_reason": "stop" })
     );
-    let said: String = before
-        .iter()
-        .filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str())
-        .collect();
+    let said: String =
+        before.iter().filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str()).collect();
     assert_eq!(said, "Hé!");
-    assert!(
-        chunks
-            .iter()
-            .all(|chunk| chunk["id"] == chunks[0]["id"] && chunk.get("usage").is_none())
-    );
+    assert!(chunks.iter().all(|chunk| chunk["id"] == chunks[0]["id"] && chunk.get("usage").is_none()));
 }
 
 #[tokio::test]
@@ -93,11 +74,7 @@ async fn usage_comes_last_in_a_chunk_without_choices() {
         "prompt_tokens_details": { "cached_tokens": 4 },
     });
     assert_eq!(last["usage"], usage);
-    assert!(
-        before
-            .iter()
-            .all(|chunk| chunk.get("usage") == Some(&Value::Null))
-    );
+    assert!(before.iter().all(|chunk| chunk.get("usage") == Some(&Value::Null)));
 }
 
 #[tokio::test]
@@ -105,39 +82,25 @@ async fn continuous_usage_grows_with_every_chunk() {
     let harness = Harness::start(say_slowly("abc", Duration::from_millis(20))).await;
     let options = json!({ "stream_options": { "include_usage": true, "continuous_usage_stats": true } });
     let chunks = harness.client.post(TEXT, &text(&options)).await.chunks();
-    let counts: Vec<u64> = chunks
-        .iter()
-        .map(|chunk| chunk["usage"]["completion_tokens"].as_u64().unwrap())
-        .collect();
-    assert!(
-        counts.is_sorted() && counts[0] < counts[counts.len() - 1],
-        "{counts:?}"
-    );
+    let counts: Vec<u64> =
+        chunks.iter().map(|chunk| chunk["usage"]["completion_tokens"].as_u64().unwrap()).collect();
+    assert!(counts.is_sorted() && counts[0] < counts[counts.len() - 1], "{counts:?}");
 }
 
 #[tokio::test]
 async fn a_stop_string_across_tokens_ends_the_text_before_it_and_cancels() {
     let harness = Harness::start(hang_after("one<END>two")).await;
-    let response = harness
-        .client
-        .post(TEXT, &text(&json!({ "stop": ["<END>"], "max_tokens": 50 })))
-        .await;
+    let response = harness.client.post(TEXT, &text(&json!({ "stop": ["<END>"], "max_tokens": 50 }))).await;
     assert_eq!(spoken(&response), "one");
     let chunks = response.chunks();
     assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "stop");
-    eventually("the rest is cancelled", || {
-        harness.executor().cancels().len() == 1
-    })
-    .await;
+    eventually("the rest is cancelled", || harness.executor().cancels().len() == 1).await;
 }
 
 #[tokio::test]
 async fn text_held_back_for_a_stop_string_comes_when_it_was_none() {
     let harness = Harness::start(say("one<EN")).await;
-    let response = harness
-        .client
-        .post(TEXT, &text(&json!({ "stop": "<END>", "max_tokens": 50 })))
-        .await;
+    let response = harness.client.post(TEXT, &text(&json!({ "stop": "<END>", "max_tokens": 50 }))).await;
     assert_eq!(spoken(&response), "one<EN");
 }
 
@@ -156,10 +119,7 @@ async fn an_error_in_the_middle_is_one_event_and_no_done() {
     let events = response.events();
     let last: Value = serde_json::from_str(events.last().unwrap()).unwrap();
     assert_eq!(last["error"]["code"], "deadline_exceeded");
-    assert_eq!(
-        events.iter().filter(|event| event.contains("\"error\"")).count(),
-        1
-    );
+    assert_eq!(events.iter().filter(|event| event.contains("\"error\"")).count(), 1);
     assert!(!response.body.contains("[DONE]") && !response.body.contains("\"finish_reason\":\"stop\""));
 }
 
@@ -178,19 +138,14 @@ async fn a_caller_who_goes_away_cancels_what_streams_for_them() {
     exchange.read_until("\"text\":\"b\"").await;
     assert_eq!(harness.executor().cancels(), Vec::<u64>::new());
     drop(exchange);
-    eventually("a cancel", || {
-        harness.executor().cancels() == [harness.executor().generates()[0].request]
-    })
-    .await;
+    eventually("a cancel", || harness.executor().cancels() == [harness.executor().generates()[0].request])
+        .await;
 }
 
 #[tokio::test]
 async fn a_caller_who_goes_away_cancels_what_they_wait_for() {
     let harness = Harness::start(hang_after("")).await;
-    let exchange = harness
-        .client
-        .open_post(TEXT, &text(&json!({ "stream": false, "n": 3 })))
-        .await;
+    let exchange = harness.client.open_post(TEXT, &text(&json!({ "stream": false, "n": 3 }))).await;
     eventually("three sequences", || harness.executor().generates().len() == 3).await;
     drop(exchange);
     eventually("three cancels", || harness.executor().cancels().len() == 3).await;
@@ -209,10 +164,7 @@ async fn a_lost_executor_is_gone_on_with_from_prompt_and_emitted_tokens() {
     assert_eq!(spoken(&response), "abcd");
     let again = &harness.executor().generates()[0];
     assert_eq!(again.prompt, [&[257][..], &tokens("abab")].concat());
-    assert_eq!(
-        (again.max_tokens, again.min_tokens, again.sampling.seed),
-        (8, 1, 5)
-    );
+    assert_eq!((again.max_tokens, again.min_tokens, again.sampling.seed), (8, 1, 5));
 }
 
 #[tokio::test]
@@ -245,10 +197,7 @@ async fn a_lost_request_that_cannot_be_continued_ends_in_one_error() {
 #[tokio::test]
 async fn choices_stream_side_by_side_and_each_has_its_reason() {
     let harness = Harness::start(say("xyz")).await;
-    let response = harness
-        .client
-        .post(CHAT, &chat(&json!({ "n": 3, "seed": 1 })))
-        .await;
+    let response = harness.client.post(CHAT, &chat(&json!({ "n": 3, "seed": 1 }))).await;
     let chunks = response.chunks();
     for index in 0..3 {
         let mine: Vec<&Value> = chunks
@@ -257,24 +206,12 @@ async fn choices_stream_side_by_side_and_each_has_its_reason() {
             .filter(|choice| choice["index"] == index)
             .collect();
         assert_eq!(mine[0]["delta"]["role"], "assistant");
-        assert_eq!(
-            mine.iter()
-                .filter(|choice| choice["finish_reason"] == "stop")
-                .count(),
-            1
-        );
+        assert_eq!(mine.iter().filter(|choice| choice["finish_reason"] == "stop").count(), 1);
     }
-    let seeds: std::collections::HashSet<u64> = harness
-        .executor()
-        .generates()
-        .iter()
-        .map(|generate| generate.sampling.seed)
-        .collect();
+    let seeds: std::collections::HashSet<u64> =
+        harness.executor().generates().iter().map(|generate| generate.sampling.seed).collect();
     assert_eq!(seeds.len(), 3);
-    assert!(
-        seeds.contains(&1),
-        "the first choice has the seed that was asked for"
-    );
+    assert!(seeds.contains(&1), "the first choice has the seed that was asked for");
 }
 
 #[tokio::test]

@@ -19,11 +19,7 @@ impl Default for ByteText {
     fn default() -> Self {
         let mut bytes: Vec<Vec<u8>> = (0..=255u8).map(|byte| vec![byte]).collect();
         bytes.extend([b"<end>".to_vec(), b"<begin>".to_vec()]);
-        let facts = Facts {
-            end_tokens: vec![END],
-            eos_token: Some("<end>".to_owned()),
-            ..Facts::default()
-        };
+        let facts = Facts { end_tokens: vec![END], eos_token: Some("<end>".to_owned()), ..Facts::default() };
         Self { bytes, facts }
     }
 }
@@ -35,10 +31,7 @@ impl Text for ByteText {
     }
 
     fn decode(&self, tokens: &[u32]) -> String {
-        let bytes: Vec<u8> = tokens
-            .iter()
-            .flat_map(|token| self.token_bytes(*token).to_vec())
-            .collect();
+        let bytes: Vec<u8> = tokens.iter().flat_map(|token| self.token_bytes(*token).to_vec()).collect();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
@@ -51,9 +44,7 @@ impl Text for ByteText {
     }
 
     fn render(&self, messages: &[ChatMessage]) -> Result<String, TextError> {
-        let lines = messages
-            .iter()
-            .map(|message| format!("{}:{};", message.role, message.content));
+        let lines = messages.iter().map(|message| format!("{}:{};", message.role, message.content));
         Ok(lines.chain(["assistant:".to_owned()]).collect())
     }
 

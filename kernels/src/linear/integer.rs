@@ -91,9 +91,7 @@ unsafe fn dot_steps<S: Simd, const N: usize>(start: i32, codes: &[S::B], x: *con
     let mut acc = S::splat_i32(start);
     for (step, &codes) in codes.iter().enumerate().take(N) {
         // SAFETY: the caller's: 4 N bytes lie at `x`.
-        acc = S::dot_bytes(acc, codes, unsafe {
-            x.add(4 * step).cast::<i32>().read_unaligned()
-        });
+        acc = S::dot_bytes(acc, codes, unsafe { x.add(4 * step).cast::<i32>().read_unaligned() });
     }
     acc
 }
@@ -114,10 +112,8 @@ unsafe fn symmetric<S: Simd, const M: usize, const GROUP_BYTES: usize>(
         let codes = w.panel(panel);
         let share = w.panel_bytes() / groups;
         let scales = codes.add(groups * GROUP_BYTES).cast::<u16>();
-        let (bytes, x_scales) = (
-            x.bytes.as_ptr().add(row * groups * GROUP),
-            x.scales.as_ptr().add(row * groups),
-        );
+        let (bytes, x_scales) =
+            (x.bytes.as_ptr().add(row * groups * GROUP), x.scales.as_ptr().add(row * groups));
         let starts = starts.as_ptr().add(row * groups);
         for g in 0..groups {
             prefetch_ahead(codes.add(g * share), share);
@@ -152,10 +148,8 @@ unsafe fn with_minima<S: Simd, const M: usize, const GROUP_BYTES: usize>(
         let codes = w.panel(panel);
         let share = w.panel_bytes() / groups;
         let scales = codes.add(groups * GROUP_BYTES).cast::<u16>();
-        let (bytes, x_scales) = (
-            x.bytes.as_ptr().add(row * groups * GROUP),
-            x.scales.as_ptr().add(row * groups),
-        );
+        let (bytes, x_scales) =
+            (x.bytes.as_ptr().add(row * groups * GROUP), x.scales.as_ptr().add(row * groups));
         let x_sums = x.sums.as_ptr().add(row * groups);
         for g in 0..groups {
             prefetch_ahead(codes.add(g * share), share);
@@ -163,10 +157,7 @@ unsafe fn with_minima<S: Simd, const M: usize, const GROUP_BYTES: usize>(
                 FOUR_BYTES => unpack_four::<S>(codes.add(g * GROUP_BYTES)),
                 _ => load_eight::<S>(codes.add(g * GROUP_BYTES)),
             };
-            let (scale, minimum) = (
-                S::load_f16(scales.add(g * 32)),
-                S::load_f16(scales.add(g * 32 + 16)),
-            );
+            let (scale, minimum) = (S::load_f16(scales.add(g * 32)), S::load_f16(scales.add(g * 32 + 16)));
             for (m, sum) in sums.iter_mut().enumerate() {
                 let at = m * groups + g;
                 let acc = dot_steps::<S, 8>(0, &steps, bytes.add(at * GROUP));
@@ -255,18 +246,13 @@ impl Tile for Eight128Halves {
             let codes = w.panel(panel);
             let share = w.panel_bytes() / groups;
             let scales = codes.add(groups * EIGHT_BYTES).cast::<u16>();
-            let (bytes, x_scales) = (
-                x.bytes.as_ptr().add(row * groups * GROUP),
-                x.scales.as_ptr().add(row * groups),
-            );
+            let (bytes, x_scales) =
+                (x.bytes.as_ptr().add(row * groups * GROUP), x.scales.as_ptr().add(row * groups));
             let starts = x.zero128_halves.as_ptr().add(2 * row * groups);
             for g in 0..groups {
                 prefetch_ahead(codes.add(g * share), share);
                 let steps = load_eight::<S>(codes.add(g * EIGHT_BYTES));
-                let halves = [
-                    S::load_f16(scales.add(g * 32)),
-                    S::load_f16(scales.add(g * 32 + 16)),
-                ];
+                let halves = [S::load_f16(scales.add(g * 32)), S::load_f16(scales.add(g * 32 + 16))];
                 for (m, sum) in sums.iter_mut().enumerate() {
                     let at = m * groups + g;
                     let x_scale = S::splat(*x_scales.add(at));

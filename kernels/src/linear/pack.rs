@@ -85,31 +85,15 @@ impl PackedMatrix {
         rows: usize,
         columns: usize,
     ) -> Result<Self, PackError> {
-        let size = PackError::Size {
-            kind,
-            rows,
-            columns,
-            got: data.len(),
-        };
+        let size = PackError::Size { kind, rows, columns, got: data.len() };
         let row_bytes = kind.row_bytes(columns).filter(|&bytes| bytes > 0);
         let Some(row_bytes) = row_bytes.filter(|bytes| bytes.checked_mul(rows) == Some(data.len())) else {
             return Err(size);
         };
         let (packing, panel_bytes) = layout(kind, columns);
         let bytes = rows.div_ceil(LANES).checked_mul(panel_bytes).ok_or(size)?;
-        let buffer = arena.zeroed(bytes).map_err(|source| PackError::Memory {
-            rows,
-            columns,
-            source,
-        })?;
-        let mut matrix = Self {
-            rows,
-            columns,
-            packing,
-            panel_bytes,
-            unit: 1.0,
-            data: buffer,
-        };
+        let buffer = arena.zeroed(bytes).map_err(|source| PackError::Memory { rows, columns, source })?;
+        let mut matrix = Self { rows, columns, packing, panel_bytes, unit: 1.0, data: buffer };
         match integer_form(kind) {
             Some(form) => matrix.pack_integers(kind, form, data, row_bytes),
             None => matrix.pack_floats(data, row_bytes),
@@ -140,14 +124,8 @@ impl PackedMatrix {
     pub fn forms(&self) -> Forms {
         match self.packing {
             Packing::F32 | Packing::F16 => Forms::default(),
-            Packing::Bf16 => Forms {
-                bf16: true,
-                ..Forms::default()
-            },
-            _ => Forms {
-                bytes: true,
-                ..Forms::default()
-            },
+            Packing::Bf16 => Forms { bf16: true, ..Forms::default() },
+            _ => Forms { bytes: true, ..Forms::default() },
         }
     }
 
@@ -182,11 +160,7 @@ impl PackedMatrix {
     ///
     /// If there is no such row or `out` is not as long as a row.
     pub fn read_row(&self, row: usize, out: &mut [f32]) {
-        assert!(
-            row < self.rows && out.len() == self.columns,
-            "row {row} of {} elements",
-            out.len()
-        );
+        assert!(row < self.rows && out.len() == self.columns, "row {row} of {} elements", out.len());
         let (panel, lane) = (row / LANES, row % LANES);
         let panel = &self.data.as_slice()[panel * self.panel_bytes..][..self.panel_bytes];
         match self.packing {
@@ -208,11 +182,7 @@ impl PackedMatrix {
         let (codes, scales) = panel.split_at(self.columns * LANES * form.bits / 8);
         read_lane(out, |k| {
             let (byte, shift) = code_position(form.bits, lane, k);
-            let code = if form.bits == 4 {
-                (codes[byte] >> shift) & 15
-            } else {
-                codes[byte]
-            };
+            let code = if form.bits == 4 { (codes[byte] >> shift) & 15 } else { codes[byte] };
             let group = k / form.group;
             let value = match form.offset {
                 Offset::Zero(zero) => {
@@ -233,16 +203,10 @@ impl PackedMatrix {
         let panel_bytes = self.panel_bytes;
         let packed = self.data.as_mut_slice();
         for (row, values) in data.chunks_exact(row_bytes).enumerate() {
-            let (panel, lane) = (
-                &mut packed[row / LANES * panel_bytes..][..panel_bytes],
-                row % LANES,
-            );
+            let (panel, lane) = (&mut packed[row / LANES * panel_bytes..][..panel_bytes], row % LANES);
             for (k, value) in values.chunks_exact(element).enumerate() {
-                let at = if bf16 {
-                    (k / 2 * LANES + lane) * 4 + k % 2 * 2
-                } else {
-                    (k * LANES + lane) * element
-                };
+                let at =
+                    if bf16 { (k / 2 * LANES + lane) * 4 + k % 2 * 2 } else { (k * LANES + lane) * element };
                 panel[at..at + element].copy_from_slice(value);
             }
         }
@@ -313,27 +277,16 @@ fn common_unit(kind: TensorType, data: &[u8], row_bytes: usize) -> f32 {
     let mut largest = 0.0f32;
     for bytes in data.chunks_exact(row_bytes) {
         decoded.decode(kind, bytes);
-        largest = decoded
-            .scales
-            .iter()
-            .chain(&decoded.minima)
-            .fold(largest, |m, x| m.max(x.abs()));
+        largest = decoded.scales.iter().chain(&decoded.minima).fold(largest, |m, x| m.max(x.abs()));
     }
-    if largest.is_normal() {
-        2.0f32.powi(largest.log2().floor() as i32 - 14)
-    } else {
-        1.0
-    }
+    if largest.is_normal() { 2.0f32.powi(largest.log2().floor() as i32 - 14) } else { 1.0 }
 }
 
 /// Byte and bit shift of a lane's code `k` within a panel's codes.
 fn code_position(bits: usize, lane: usize, k: usize) -> (usize, u32) {
     let (group, step, byte) = (k / GROUP, k % GROUP / 4, k % 4);
     match bits {
-        4 => (
-            group * 256 + step % 4 * 64 + lane * 4 + byte,
-            if step < 4 { 0 } else { 4 },
-        ),
+        4 => (group * 256 + step % 4 * 64 + lane * 4 + byte, if step < 4 { 0 } else { 4 }),
         _ => (group * 512 + step * 64 + lane * 4 + byte, 0),
     }
 }

@@ -78,10 +78,7 @@ impl Simd for Avx2 {
     unsafe fn store_f16(to: *mut u16, v: F) {
         cpu!({
             _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[0]));
-            _mm_storeu_si128(
-                to.add(8).cast(),
-                _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[1]),
-            );
+            _mm_storeu_si128(to.add(8).cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[1]));
         });
     }
 
@@ -111,10 +108,7 @@ impl Simd for Avx2 {
     }
     #[inline(always)]
     fn fma(a: F, b: F, c: F) -> F {
-        cpu!([
-            _mm256_fmadd_ps(a[0], b[0], c[0]),
-            _mm256_fmadd_ps(a[1], b[1], c[1])
-        ])
+        cpu!([_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])])
     }
     #[inline(always)]
     fn abs(v: F) -> F {
@@ -152,10 +146,7 @@ impl Simd for Avx2 {
         cpu!({
             let bias = _mm256_set1_epi32(127);
             let power = |n| {
-                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(
-                    _mm256_cvtps_epi32(n),
-                    bias,
-                )))
+                _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(_mm256_cvtps_epi32(n), bias)))
             };
             [_mm256_mul_ps(v[0], power(n[0])), _mm256_mul_ps(v[1], power(n[1]))]
         })
@@ -183,10 +174,7 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn sum_i32(v: I) -> i32 {
         let mut lanes = [0i32; 8];
-        cpu!(_mm256_storeu_si256(
-            lanes.as_mut_ptr().cast(),
-            _mm256_add_epi32(v[0], v[1])
-        ));
+        cpu!(_mm256_storeu_si256(lanes.as_mut_ptr().cast(), _mm256_add_epi32(v[0], v[1])));
         lanes.into_iter().fold(0, i32::wrapping_add)
     }
     #[inline(always)]
@@ -195,20 +183,14 @@ impl Simd for Avx2 {
             // The packs work within 128-bit halves; the permutation puts the lanes back in order.
             let words = _mm256_packs_epi32(v[0], v[1]);
             let words = _mm256_permute4x64_epi64::<0b11_01_10_00>(words);
-            let bytes = _mm_packs_epi16(
-                _mm256_castsi256_si128(words),
-                _mm256_extracti128_si256::<1>(words),
-            );
+            let bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256::<1>(words));
             _mm_storeu_si128(to.cast(), bytes);
         });
     }
 
     #[inline(always)]
     unsafe fn load_bytes(from: *const u8) -> I {
-        cpu!([
-            _mm256_loadu_si256(from.cast()),
-            _mm256_loadu_si256(from.add(32).cast())
-        ])
+        cpu!([_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast())])
     }
     #[inline(always)]
     fn low_nibbles(v: I) -> I {

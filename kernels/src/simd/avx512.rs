@@ -56,17 +56,11 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     unsafe fn load_f16_head(from: *const u16, count: usize) -> __m512 {
-        cpu!(_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(
-            head(count),
-            from.cast()
-        )))
+        cpu!(_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(head(count), from.cast())))
     }
     #[inline(always)]
     unsafe fn store_f16(to: *mut u16, v: __m512) {
-        cpu!(_mm256_storeu_si256(
-            to.cast(),
-            _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)
-        ));
+        cpu!(_mm256_storeu_si256(to.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)));
     }
 
     #[inline(always)]
@@ -128,9 +122,7 @@ impl Simd for Avx512 {
     }
     #[inline(always)]
     fn round(v: __m512) -> __m512 {
-        cpu!(_mm512_roundscale_ps::<
-            { _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC },
-        >(v))
+        cpu!(_mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(v))
     }
 
     #[inline(always)]

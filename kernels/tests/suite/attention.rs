@@ -51,39 +51,16 @@ impl World {
         window: Option<usize>,
     ) -> Self {
         let kv_heads = 2;
-        let layout = QkvLayout {
-            heads: group * kv_heads,
-            kv_heads,
-            head_dim,
-        };
+        let layout = QkvLayout { heads: group * kv_heads, kv_heads, head_dim };
         let random = &mut random((1000 * group + head_dim) as u64);
-        let sequences = lengths
-            .iter()
-            .map(|tokens| floats(random, tokens * layout.stride()))
-            .collect();
-        let blocks: usize = lengths
-            .iter()
-            .map(|tokens| tokens.div_ceil(BLOCK_TOKENS))
-            .sum::<usize>()
-            + 3;
+        let sequences = lengths.iter().map(|tokens| floats(random, tokens * layout.stride())).collect();
+        let blocks: usize = lengths.iter().map(|tokens| tokens.div_ceil(BLOCK_TOKENS)).sum::<usize>() + 3;
         let mut free: Vec<u32> = (0..blocks as u32).collect();
         free.shuffle(random);
         let table = |tokens: &usize| free.split_off(free.len() - tokens.div_ceil(BLOCK_TOKENS));
         let tables = lengths.iter().map(table).collect();
-        let shape = KvShape {
-            layers: LAYERS,
-            kv_heads,
-            head_dim,
-            precision,
-        };
-        Self {
-            layout,
-            shape,
-            window,
-            sequences,
-            tables,
-            blocks,
-        }
+        let shape = KvShape { layers: LAYERS, kv_heads, head_dim, precision };
+        Self { layout, shape, window, sequences, tables, blocks }
     }
 
     fn tokens(&self, sequence: usize) -> usize {
@@ -102,12 +79,7 @@ impl World {
             let rows = self.blocks * BLOCK_TOKENS;
             let garbage = vec![f32::NAN; rows * self.layout.stride()];
             for layer in 0..LAYERS {
-                let batch = [KvRows {
-                    first_row: 0,
-                    rows,
-                    position: 0,
-                    blocks: &blocks,
-                }];
+                let batch = [KvRows { first_row: 0, rows, position: 0, blocks: &blocks }];
                 kv.append(isa, layer, &garbage, self.layout, &batch);
             }
         }
@@ -120,12 +92,7 @@ impl World {
         let stride = self.layout.stride();
         for &(sequence, from, to) in slices {
             let (first_row, blocks) = (qkv.len() / stride, self.tables[sequence].as_slice());
-            batch.push(KvRows {
-                first_row,
-                rows: to - from,
-                position: from,
-                blocks,
-            });
+            batch.push(KvRows { first_row, rows: to - from, position: from, blocks });
             qkv.extend_from_slice(&self.sequences[sequence][from * stride..to * stride]);
         }
         (qkv, batch)
@@ -148,9 +115,8 @@ impl World {
     fn run(&self, pool: &mut Pool, isa: Isa, unused: Unused, steps: &[Vec<Slice>]) -> Vec<Vec<u32>> {
         let mut kv = self.empty(isa, unused);
         let width = self.out_width();
-        let mut all: Vec<Vec<u32>> = (0..self.sequences.len())
-            .map(|sequence| vec![0; self.tokens(sequence) * width])
-            .collect();
+        let mut all: Vec<Vec<u32>> =
+            (0..self.sequences.len()).map(|sequence| vec![0; self.tokens(sequence) * width]).collect();
         for slices in steps {
             self.append(&mut kv, isa, slices);
             let out = self.attend(&kv, pool, isa, slices);
@@ -166,11 +132,7 @@ impl World {
 
     /// The output of one token by the plain softmax, from keys and values as the pool keeps them.
     fn plain(&self, sequence: usize, token: usize) -> Vec<f32> {
-        let QkvLayout {
-            heads,
-            kv_heads,
-            head_dim,
-        } = self.layout;
+        let QkvLayout { heads, kv_heads, head_dim } = self.layout;
         let stride = self.layout.stride();
         let first = self.window.map_or(0, |window| (token + 1).saturating_sub(window));
         let column = |column: usize, rows: std::ops::Range<usize>| -> Vec<f32> {
@@ -203,10 +165,7 @@ impl World {
 
 /// Tokens `from..to` of a sequence, `step` at a time.
 fn cut(sequence: usize, from: usize, to: usize, step: usize) -> Vec<Vec<Slice>> {
-    (from..to)
-        .step_by(step)
-        .map(|at| vec![(sequence, at, to.min(at + step))])
-        .collect()
+    (from..to).step_by(step).map(|at| vec![(sequence, at, to.min(at + step))]).collect()
 }
 
 #[test]
@@ -228,27 +187,9 @@ fn attention_is_the_plain_softmax_for_every_shape() {
 fn attention_is_the_plain_softmax_around_blocks_and_spans_and_behind_windows() {
     for isa in Isa::available() {
         for precision in PRECISIONS {
-            for window in [
-                None,
-                Some(1),
-                Some(2),
-                Some(16),
-                Some(100),
-                Some(256),
-                Some(300),
-                Some(1000),
-            ] {
+            for window in [None, Some(1), Some(2), Some(16), Some(100), Some(256), Some(300), Some(1000)] {
                 let world = World::new(&[600], 3, 24, precision, window);
-                for tokens in [
-                    0..3,
-                    14..18,
-                    30..34,
-                    254..259,
-                    299..302,
-                    354..358,
-                    510..514,
-                    598..600,
-                ] {
+                for tokens in [0..3, 14..18, 30..34, 254..259, 299..302, 354..358, 510..514, 598..600] {
                     judge(&world, isa, &[(0, tokens.start, tokens.end)]);
                 }
             }
@@ -284,12 +225,7 @@ fn a_query_has_the_same_bits_however_its_prompt_is_cut() {
                 let whole = world.run(&mut pool(1), isa, Unused::Zero, &cut(0, 0, 600, 600));
                 let same = |pool: &mut Pool, steps: &[Vec<Slice>], how: &str| {
                     let got = world.run(pool, isa, Unused::NotANumber, steps);
-                    assert_same(
-                        &world,
-                        &got[0],
-                        &whole[0],
-                        &format!("{isa:?}, {precision:?}, {how}"),
-                    );
+                    assert_same(&world, &got[0], &whole[0], &format!("{isa:?}, {precision:?}, {how}"));
                 };
                 for step in [1, 5, 16, 17, 255, 256, 257] {
                     same(&mut pool(1), &cut(0, 0, 600, step), &format!("{step} at a time"));
@@ -297,11 +233,7 @@ fn a_query_has_the_same_bits_however_its_prompt_is_cut() {
                 same(&mut pool(2), &cut(0, 0, 600, 600), "on two threads");
                 let prompt_and_decode =
                     [cut(0, 0, 250, 250), cut(0, 250, 265, 1), cut(0, 265, 600, 335)].concat();
-                same(
-                    &mut pool(2),
-                    &prompt_and_decode,
-                    "prompt, tokens and a prompt again",
-                );
+                same(&mut pool(2), &prompt_and_decode, "prompt, tokens and a prompt again");
             }
         }
     }
@@ -327,21 +259,11 @@ fn a_query_has_the_same_bits_whoever_else_is_there() {
         for precision in PRECISIONS {
             for (group, window) in [(1, None), (3, Some(40)), (4, None), (8, Some(256))] {
                 let world = World::new(&lengths, group, 24, precision, window);
-                let all: Vec<Slice> = lengths
-                    .iter()
-                    .enumerate()
-                    .map(|(i, &tokens)| (i, 0, tokens))
-                    .collect();
+                let all: Vec<Slice> = lengths.iter().enumerate().map(|(i, &tokens)| (i, 0, tokens)).collect();
                 let together = world.run(&mut pool(2), isa, Unused::NotANumber, &[all]);
                 // Decoding side by side, sequences of different lengths.
-                let mut steps: Vec<Vec<Slice>> = vec![
-                    lengths
-                        .iter()
-                        .enumerate()
-                        .rev()
-                        .map(|(i, &tokens)| (i, 0, tokens - 9))
-                        .collect(),
-                ];
+                let mut steps: Vec<Vec<Slice>> =
+                    vec![lengths.iter().enumerate().rev().map(|(i, &tokens)| (i, 0, tokens - 9)).collect()];
                 steps.extend((1..=9).rev().map(|back| {
                     lengths
                         .iter()
@@ -359,12 +281,7 @@ fn a_query_has_the_same_bits_whoever_else_is_there() {
                         &alone[sequence],
                         &format!("{what} in one batch"),
                     );
-                    assert_same(
-                        &world,
-                        &decoded[sequence],
-                        &alone[sequence],
-                        &format!("{what} decoded"),
-                    );
+                    assert_same(&world, &decoded[sequence], &alone[sequence], &format!("{what} decoded"));
                 }
             }
         }
@@ -384,11 +301,7 @@ fn what_follows_a_query_in_its_own_blocks_changes_no_bit() {
                 world.append(&mut kv, isa, &[(0, 0, token + 1)]);
                 let alone = world.attend(&kv, &mut pool(1), isa, &[(0, token, token + 1)]);
                 let within = &whole[token * world.out_width()..][..world.out_width()];
-                assert_eq!(
-                    bits(&alone),
-                    bits(within),
-                    "{isa:?}, {precision:?}, token {token}"
-                );
+                assert_eq!(bits(&alone), bits(within), "{isa:?}, {precision:?}, token {token}");
             }
         }
     }
@@ -403,11 +316,7 @@ fn a_block_shared_by_two_sequences_serves_both() {
     world.sequences[1][..shared].copy_from_slice(&start);
     for isa in Isa::available() {
         let apart = world.run(&mut pool(1), isa, Unused::Zero, &[vec![(0, 0, 40), (1, 0, 40)]]);
-        let mut world = World {
-            sequences: world.sequences.clone(),
-            tables: world.tables.clone(),
-            ..world
-        };
+        let mut world = World { sequences: world.sequences.clone(), tables: world.tables.clone(), ..world };
         world.tables[1][0] = world.tables[0][0];
         let steps = [vec![(0, 0, 16)], vec![(0, 16, 40), (1, 16, 40)]];
         let together = world.run(&mut pool(1), isa, Unused::NotANumber, &steps);
@@ -426,9 +335,7 @@ fn scores_far_apart_neither_overflow_nor_vanish() {
         let key_column = world.layout.heads * head_dim;
         for (token, row) in world.sequences[0].chunks_mut(stride).enumerate() {
             let length = if token % 100 == 50 { 1000.0 } else { 100.0 };
-            row[key_column..key_column + 2 * head_dim]
-                .iter_mut()
-                .for_each(|x| *x *= length);
+            row[key_column..key_column + 2 * head_dim].iter_mut().for_each(|x| *x *= length);
         }
         for isa in Isa::available() {
             let mut kv = world.empty(isa, Unused::Zero);
@@ -449,33 +356,16 @@ fn scores_far_apart_neither_overflow_nor_vanish() {
 
 #[test]
 fn a_block_takes_the_bytes_it_says() {
-    let shape = KvShape {
-        layers: 3,
-        kv_heads: 2,
-        head_dim: 20,
-        precision: KvPrecision::F16,
-    };
+    let shape = KvShape { layers: 3, kv_heads: 2, head_dim: 20, precision: KvPrecision::F16 };
     // Keys are not padded; values are, to whole vectors.
     assert_eq!(shape.block_bytes(), 3 * 2 * 16 * (20 + 32) * 2);
-    assert_eq!(
-        KvShape {
-            precision: KvPrecision::F32,
-            ..shape
-        }
-        .block_bytes(),
-        2 * shape.block_bytes()
-    );
+    assert_eq!(KvShape { precision: KvPrecision::F32, ..shape }.block_bytes(), 2 * shape.block_bytes());
     assert_eq!(KvPool::new(shape, 4).unwrap().shape(), shape);
 }
 
 #[test]
 fn a_pool_larger_than_any_memory_is_an_error() {
-    let shape = KvShape {
-        layers: 30,
-        kv_heads: 8,
-        head_dim: 128,
-        precision: KvPrecision::F32,
-    };
+    let shape = KvShape { layers: 30, kv_heads: 8, head_dim: 128, precision: KvPrecision::F32 };
     for blocks in [usize::MAX, usize::MAX / shape.block_bytes(), 1 << 40] {
         assert!(KvPool::new(shape, blocks).is_err(), "{blocks} blocks");
     }
@@ -483,31 +373,11 @@ fn a_pool_larger_than_any_memory_is_an_error() {
 
 /// Writes `rows` tokens at `position` of a pool of four blocks.
 fn append(rows: usize, position: usize, blocks: &[u32]) {
-    let layout = QkvLayout {
-        heads: 1,
-        kv_heads: 1,
-        head_dim: 16,
-    };
-    let shape = KvShape {
-        layers: 1,
-        kv_heads: 1,
-        head_dim: 16,
-        precision: KvPrecision::F32,
-    };
+    let layout = QkvLayout { heads: 1, kv_heads: 1, head_dim: 16 };
+    let shape = KvShape { layers: 1, kv_heads: 1, head_dim: 16, precision: KvPrecision::F32 };
     let mut kv = KvPool::new(shape, 4).expect("memory for four blocks");
     let qkv = vec![0.0; 8 * layout.stride()];
-    kv.append(
-        Isa::best(),
-        0,
-        &qkv,
-        layout,
-        &[KvRows {
-            first_row: 0,
-            rows,
-            position,
-            blocks,
-        }],
-    );
+    kv.append(Isa::best(), 0, &qkv, layout, &[KvRows { first_row: 0, rows, position, blocks }]);
 }
 
 #[test]

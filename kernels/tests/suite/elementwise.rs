@@ -18,18 +18,12 @@ const EPS: f32 = 1e-5;
 fn a_norm_with_an_update_adds_it_to_the_residual_first() {
     for width in WIDTHS {
         let random = &mut random(width as u64);
-        let (before, update, weight) = (
-            floats(random, 5 * width),
-            floats(random, 5 * width),
-            floats(random, width),
-        );
+        let (before, update, weight) =
+            (floats(random, 5 * width), floats(random, 5 * width), floats(random, width));
         let sums: Vec<f32> = before.iter().zip(&update).map(|(a, b)| a + b).collect();
         for isa in Isa::available() {
             let (mut residual, mut out) = (before.clone(), vec![0.0; before.len()]);
-            let norm = Norm {
-                weight: &weight,
-                eps: EPS,
-            };
+            let norm = Norm { weight: &weight, eps: EPS };
             add_norm(&mut pool(1), isa, &mut residual, Some(&update), norm, &mut out);
             assert_eq!(bits(&residual), bits(&sums), "{isa:?}, width {width}");
             judge_norm(&sums, &weight, &out, &format!("{isa:?}, width {width}"));
@@ -44,17 +38,7 @@ fn a_norm_without_an_update_leaves_the_residual_alone() {
         let (before, weight) = (floats(random, 5 * width), floats(random, width));
         for isa in Isa::available() {
             let (mut residual, mut out) = (before.clone(), vec![0.0; before.len()]);
-            add_norm(
-                &mut pool(1),
-                isa,
-                &mut residual,
-                None,
-                Norm {
-                    weight: &weight,
-                    eps: EPS,
-                },
-                &mut out,
-            );
+            add_norm(&mut pool(1), isa, &mut residual, None, Norm { weight: &weight, eps: EPS }, &mut out);
             assert_eq!(bits(&residual), bits(&before), "{isa:?}, width {width}");
             judge_norm(&before, &weight, &out, &format!("{isa:?}, width {width}"));
         }
@@ -64,12 +48,7 @@ fn a_norm_without_an_update_leaves_the_residual_alone() {
 fn judge_norm(x: &[f32], weight: &[f32], out: &[f32], what: &str) {
     for (x, out) in x.chunks(weight.len()).zip(out.chunks(weight.len())) {
         // A normed row's elements are at most sqrt(width) times the weight.
-        assert_close(
-            out,
-            &reference::rms_norm(x, weight, EPS),
-            1e-6 * (weight.len() as f64).sqrt(),
-            what,
-        );
+        assert_close(out, &reference::rms_norm(x, weight, EPS), 1e-6 * (weight.len() as f64).sqrt(), what);
     }
 }
 
@@ -77,17 +56,7 @@ fn judge_norm(x: &[f32], weight: &[f32], out: &[f32], what: &str) {
 fn a_norm_of_zeroes_is_zero() {
     for isa in Isa::available() {
         let mut out = [1.0; 33];
-        add_norm(
-            &mut pool(1),
-            isa,
-            &mut [0.0; 33],
-            None,
-            Norm {
-                weight: &[1.0; 33],
-                eps: EPS,
-            },
-            &mut out,
-        );
+        add_norm(&mut pool(1), isa, &mut [0.0; 33], None, Norm { weight: &[1.0; 33], eps: EPS }, &mut out);
         assert_eq!(out, [0.0; 33], "{isa:?}");
     }
 }
@@ -138,10 +107,7 @@ impl Rotation {
     fn random(rows: usize, head_dim: usize) -> Self {
         let random = &mut random(head_dim as u64);
         let stride = (QUERIES + 2 * KEYS) * head_dim;
-        let angles: Vec<f32> = floats(random, rows * head_dim / 2)
-            .iter()
-            .map(|x| 3.0 * x)
-            .collect();
+        let angles: Vec<f32> = floats(random, rows * head_dim / 2).iter().map(|x| 3.0 * x).collect();
         Self {
             rows,
             head_dim,
@@ -155,38 +121,16 @@ impl Rotation {
 
     /// Queries are normed and scaled, keys only rotated.
     fn heads(&self) -> [Heads<'_>; 2] {
-        let norm = Norm {
-            weight: &self.weight,
-            eps: EPS,
-        };
+        let norm = Norm { weight: &self.weight, eps: EPS };
         [
-            Heads {
-                column: 0,
-                count: QUERIES,
-                norm: Some(norm),
-                scale: 0.125,
-            },
-            Heads {
-                column: QUERIES * self.head_dim,
-                count: KEYS,
-                norm: None,
-                scale: 1.0,
-            },
+            Heads { column: 0, count: QUERIES, norm: Some(norm), scale: 0.125 },
+            Heads { column: QUERIES * self.head_dim, count: KEYS, norm: None, scale: 1.0 },
         ]
     }
 
     fn run(&self, pool: &mut Pool, isa: Isa) -> Vec<f32> {
         let mut x = self.x.clone();
-        rotate(
-            pool,
-            isa,
-            &mut x,
-            self.stride,
-            self.head_dim,
-            &self.cos,
-            &self.sin,
-            &self.heads(),
-        );
+        rotate(pool, isa, &mut x, self.stride, self.head_dim, &self.cos, &self.sin, &self.heads());
         x
     }
 
@@ -230,15 +174,8 @@ fn heads_turn_by_their_rows_angles_and_values_stay() {
                 &format!("{isa:?}, heads of {head_dim}"),
             );
             let values = (QUERIES + KEYS) * head_dim;
-            for (got, x) in got
-                .chunks(rotation.stride)
-                .zip(rotation.x.chunks(rotation.stride))
-            {
-                assert_eq!(
-                    bits(&got[values..]),
-                    bits(&x[values..]),
-                    "{isa:?}: values are not rotated"
-                );
+            for (got, x) in got.chunks(rotation.stride).zip(rotation.x.chunks(rotation.stride)) {
+                assert_eq!(bits(&got[values..]), bits(&x[values..]), "{isa:?}: values are not rotated");
             }
         }
     }
@@ -250,10 +187,7 @@ fn a_row_of_many_has_the_bits_it_has_alone_whatever_works_on_it() {
     let random = &mut random(3);
     let (residual, update) = (floats(random, rows * width), floats(random, rows * width));
     let (weight, gate_up) = (floats(random, width), floats(random, 2 * rows * width));
-    let norm = Norm {
-        weight: &weight,
-        eps: EPS,
-    };
+    let norm = Norm { weight: &weight, eps: EPS };
     let normed = |pool: &mut Pool, isa, rows: std::ops::Range<usize>| {
         let range = rows.start * width..rows.end * width;
         let (mut residual, mut out) = (residual[range.clone()].to_vec(), vec![0.0; range.len()]);
@@ -262,13 +196,7 @@ fn a_row_of_many_has_the_bits_it_has_alone_whatever_works_on_it() {
     };
     let gated = |pool: &mut Pool, isa, rows: std::ops::Range<usize>| {
         let mut out = vec![0.0; rows.len() * width];
-        silu_mul(
-            pool,
-            isa,
-            &gate_up[2 * width * rows.start..2 * width * rows.end],
-            width,
-            &mut out,
-        );
+        silu_mul(pool, isa, &gate_up[2 * width * rows.start..2 * width * rows.end], width, &mut out);
         bits(&out)
     };
     for isa in Isa::available() {
@@ -282,11 +210,7 @@ fn a_row_of_many_has_the_bits_it_has_alone_whatever_works_on_it() {
                     normed(pool, isa, row..row + 1),
                     "{isa:?}: norm of row {row}"
                 );
-                assert_eq!(
-                    all_gated[range],
-                    gated(pool, isa, row..row + 1),
-                    "{isa:?}: gating of row {row}"
-                );
+                assert_eq!(all_gated[range], gated(pool, isa, row..row + 1), "{isa:?}: gating of row {row}");
             }
         }
     }
@@ -321,14 +245,5 @@ fn a_rotated_row_has_the_bits_it_has_alone() {
 #[test]
 #[should_panic(expected = "an angle for each row and frequency")]
 fn rows_without_angles_are_refused() {
-    rotate(
-        &mut pool(1),
-        Isa::best(),
-        &mut [0.0; 32],
-        16,
-        16,
-        &[1.0; 8],
-        &[0.0; 8],
-        &[],
-    );
+    rotate(&mut pool(1), Isa::best(), &mut [0.0; 32], 16, 16, &[1.0; 8], &[0.0; 8], &[]);
 }

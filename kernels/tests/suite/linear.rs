@@ -45,17 +45,11 @@ impl Layers {
                 column,
             }
         });
-        Self {
-            parts: parts.collect(),
-            width,
-            stride: stride + GAP,
-        }
+        Self { parts: parts.collect(), width, stride: stride + GAP }
     }
 
     fn forms(&self) -> Forms {
-        self.parts
-            .iter()
-            .fold(Forms::default(), |forms, part| forms.and(part.matrix.forms()))
+        self.parts.iter().fold(Forms::default(), |forms, part| forms.and(part.matrix.forms()))
     }
 
     fn run(&self, pool: &mut Pool, isa: Isa, x: &[f32]) -> Vec<f32> {
@@ -82,11 +76,7 @@ impl Layers {
 
 impl Part {
     fn as_linear_part(&self) -> LinearPart<'_> {
-        LinearPart {
-            matrix: &self.matrix,
-            bias: self.bias.as_deref(),
-            column: self.column,
-        }
+        LinearPart { matrix: &self.matrix, bias: self.bias.as_deref(), column: self.column }
     }
 
     /// Two judgements. Against the stored weights and the activations as given, the error is that of rounding the
@@ -102,31 +92,17 @@ impl Part {
             for (r, x) in x.chunks_exact(width).enumerate() {
                 let got = f64::from(out[r * stride + self.column + o]) - f64::from(bias);
                 let length = norm(x) * norm(&packed) + f64::from(bias.abs());
-                let entering: f64 = entering(self.kind, x)
-                    .zip(&packed)
-                    .map(|(x, &w)| x * f64::from(w))
-                    .sum();
-                let what = || {
-                    format!(
-                        "{what}: {:?}, row {r} of {rows}, output {o} of {outputs}",
-                        self.kind
-                    )
-                };
+                let entering: f64 = entering(self.kind, x).zip(&packed).map(|(x, &w)| x * f64::from(w)).sum();
+                let what = || format!("{what}: {:?}, row {r} of {rows}, output {o} of {outputs}", self.kind);
                 let off = (got - entering).abs() / length;
                 assert!(
                     off <= 1e-5,
                     "{}: {got}, not {entering} as summed from what enters ({off:e})",
                     what()
                 );
-                let (off, plain) = (
-                    (got - f64::from(plain[r * outputs + o])).abs() / length,
-                    plain[r * outputs + o],
-                );
-                assert!(
-                    off <= tolerance(self.kind),
-                    "{}: {got}, not {plain} ({off:e})",
-                    what()
-                );
+                let (off, plain) =
+                    ((got - f64::from(plain[r * outputs + o])).abs() / length, plain[r * outputs + o]);
+                assert!(off <= tolerance(self.kind), "{}: {got}, not {plain} ({off:e})", what());
             }
         }
     }
@@ -159,11 +135,7 @@ fn entering(kind: TensorType, x: &[f32]) -> Box<dyn Iterator<Item = f64> + '_> {
 
 /// Widths that suit every type of `kinds`: whole blocks of the coarsest one.
 fn width_for(kinds: &[(TensorType, usize)], step: usize) -> usize {
-    kinds
-        .iter()
-        .map(|(kind, _)| if is_float(*kind) { 1 } else { kind.block_elements() })
-        .max()
-        .unwrap_or(1)
+    kinds.iter().map(|(kind, _)| if is_float(*kind) { 1 } else { kind.block_elements() }).max().unwrap_or(1)
         * step
 }
 
@@ -196,11 +168,7 @@ fn each_type_multiplies_rows_of_any_width_its_blocks_allow() {
             let layers = Layers::random(&shapes, width, step as u64);
             let x = floats(&mut random(7), 15 * width);
             for isa in Isa::available() {
-                layers.judge(
-                    &x,
-                    &layers.run(&mut pool(1), isa, &x),
-                    &format!("{isa:?}, width {width}"),
-                );
+                layers.judge(&x, &layers.run(&mut pool(1), isa, &x), &format!("{isa:?}, width {width}"));
             }
         }
     }
@@ -208,11 +176,7 @@ fn each_type_multiplies_rows_of_any_width_its_blocks_allow() {
 
 /// One layer of each type in one call, of the width of two super-blocks.
 fn one_of_each() -> Layers {
-    let shapes: Vec<_> = TYPES
-        .iter()
-        .enumerate()
-        .map(|(i, &kind)| (kind, 16 + 5 * i))
-        .collect();
+    let shapes: Vec<_> = TYPES.iter().enumerate().map(|(i, &kind)| (kind, 16 + 5 * i)).collect();
     Layers::random(&shapes, 512, 11)
 }
 
@@ -222,20 +186,13 @@ fn a_row_of_a_batch_has_the_bits_it_has_alone_on_any_number_of_threads() {
     let x = floats(&mut random(12), 131 * layers.width);
     let pools = &mut [pool(1), pool(2), pool(3)];
     for isa in Isa::available() {
-        let alone: Vec<Vec<u32>> = x
-            .chunks(layers.width)
-            .map(|row| bits(&layers.run(&mut pools[0], isa, row)))
-            .collect();
+        let alone: Vec<Vec<u32>> =
+            x.chunks(layers.width).map(|row| bits(&layers.run(&mut pools[0], isa, row))).collect();
         for rows in [2, 3, 4, 7, 8, 9, 15, 63, 64, 65, 131] {
             for pool in &mut *pools {
                 let batch = bits(&layers.run(pool, isa, &x[..rows * layers.width]));
                 for (row, (got, alone)) in batch.chunks(layers.stride).zip(&alone).enumerate() {
-                    assert_eq!(
-                        got,
-                        alone,
-                        "{isa:?}, row {row} of {rows} on {} threads",
-                        pool.threads()
-                    );
+                    assert_eq!(got, alone, "{isa:?}, row {row} of {rows} on {} threads", pool.threads());
                 }
             }
         }
@@ -253,10 +210,7 @@ fn a_layer_has_the_bits_alone_that_it_has_beside_others() {
             let prepared = activations(pool, isa, &x, 9, part.matrix.forms());
             let outputs = part.matrix.rows();
             let mut alone = vec![UNTOUCHED; 9 * outputs];
-            let only = LinearPart {
-                column: 0,
-                ..part.as_linear_part()
-            };
+            let only = LinearPart { column: 0, ..part.as_linear_part() };
             linear(pool, isa, &prepared, &[only], &mut alone, outputs);
             for (row, alone) in alone.chunks(outputs).enumerate() {
                 let beside = &together[row * layers.stride + part.column..][..outputs];
@@ -271,13 +225,7 @@ fn a_row_that_is_not_a_number_spoils_no_other_row() {
     let layers = one_of_each();
     let width = layers.width;
     let pool = &mut pool(2);
-    for poison in [
-        f32::NAN,
-        f32::INFINITY,
-        f32::NEG_INFINITY,
-        f32::MAX,
-        f32::MIN_POSITIVE / 4.0,
-    ] {
+    for poison in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, f32::MAX, f32::MIN_POSITIVE / 4.0] {
         let clean = floats(&mut random(14), 5 * width);
         let mut spoilt = clean.clone();
         spoilt[2 * width..3 * width].fill(poison);
@@ -308,11 +256,7 @@ fn one_element_that_is_not_a_number_spoils_every_output_of_its_row_visibly() {
                 for part in &layers.parts {
                     let got = &out[part.column..part.column + part.matrix.rows()];
                     let visible = got.iter().all(|value| !value.is_finite());
-                    assert!(
-                        visible,
-                        "{isa:?}, {:?}: {poison} at {at} gives {got:?}",
-                        part.kind
-                    );
+                    assert!(visible, "{isa:?}, {:?}: {poison} at {at} gives {got:?}", part.kind);
                 }
             }
             x[at] = before;
@@ -336,10 +280,7 @@ fn a_row_of_zeroes_gives_the_bias() {
 #[test]
 fn rows_too_small_for_their_scale_come_out_small_and_not_as_nan() {
     let layers = one_of_each();
-    let x: Vec<f32> = floats(&mut random(15), layers.width)
-        .iter()
-        .map(|x| x * 1e-41)
-        .collect();
+    let x: Vec<f32> = floats(&mut random(15), layers.width).iter().map(|x| x * 1e-41).collect();
     for isa in Isa::available() {
         for part in &layers.parts {
             let out = &layers.run(&mut pool(1), isa, &x)[part.column..part.column + part.matrix.rows()];
@@ -369,19 +310,11 @@ fn the_largest_bytes_sum_exactly() {
                     pool,
                     isa,
                     &prepared,
-                    &[LinearPart {
-                        matrix: &matrix,
-                        bias: None,
-                        column: 0,
-                    }],
+                    &[LinearPart { matrix: &matrix, bias: None, column: 0 }],
                     &mut out,
                     1,
                 );
-                assert_eq!(
-                    f64::from(out[0]),
-                    128.0 * weight * f64::from(x),
-                    "{isa:?}: {weight} times {x}"
-                );
+                assert_eq!(f64::from(out[0]), 128.0 * weight * f64::from(x), "{isa:?}: {weight} times {x}");
             }
         }
     }
@@ -416,14 +349,7 @@ fn no_rows_and_no_parts_are_nothing_to_do() {
 fn multiply(kind: TensorType, x: &Activations) {
     let layers = Layers::random(&[(kind, 16)], 256, 16);
     let parts = [layers.parts[0].as_linear_part()];
-    linear(
-        &mut pool(1),
-        Isa::best(),
-        x,
-        &parts,
-        &mut vec![0.0; x.rows() * layers.stride],
-        layers.stride,
-    );
+    linear(&mut pool(1), Isa::best(), x, &parts, &mut vec![0.0; x.rows() * layers.stride], layers.stride);
 }
 
 #[test]
@@ -451,8 +377,5 @@ fn rows_added_after_bf16_was_prepared_are_not_read() {
 #[test]
 #[should_panic(expected = "same inner width")]
 fn activations_of_another_width_are_refused() {
-    multiply(
-        TensorType::F32,
-        &activations(&mut pool(1), Isa::best(), &[1.0; 255], 1, Forms::default()),
-    );
+    multiply(TensorType::F32, &activations(&mut pool(1), Isa::best(), &[1.0; 255], 1, Forms::default()));
 }

@@ -32,14 +32,7 @@ impl Adapter {
         let (a, b, scale) = (numbers(rank * WIDTH), numbers(outputs * rank), 2.0 / rank as f32);
         let matrix = LoraMatrix::new(&Arena::new(0), rank, WIDTH, outputs, scale, &a, &b, precision)
             .expect("memory for A and B");
-        Self {
-            rank,
-            outputs,
-            scale,
-            a,
-            b,
-            matrix,
-        }
+        Self { rank, outputs, scale, a, b, matrix }
     }
 
     fn exact(rank: usize, outputs: usize) -> Self {
@@ -48,18 +41,11 @@ impl Adapter {
 
     /// Numbers that 16 bits hold.
     fn halves(rank: usize, outputs: usize) -> Self {
-        Self::new(rank, outputs, LoraPrecision::Exact, |x| {
-            f16::from_f32(x / 64.0).to_f32()
-        })
+        Self::new(rank, outputs, LoraPrecision::Exact, |x| f16::from_f32(x / 64.0).to_f32())
     }
 
     fn segment(&self, first_row: usize, rows: usize, column: usize) -> LoraSegment<'_> {
-        LoraSegment {
-            first_row,
-            rows,
-            matrix: &self.matrix,
-            column,
-        }
+        LoraSegment { first_row, rows, matrix: &self.matrix, column }
     }
 
     /// Asserts that `out - before` is the delta of `x` within `tolerance` of the product of the lengths.
@@ -70,12 +56,7 @@ impl Adapter {
             let wanted = f64::from(before[o]) + f64::from(delta[o]);
             let off = (f64::from(out[o]) - wanted).abs();
             let allowed = tolerance * (shrunk * norm(b) + f64::from(before[o].abs()));
-            assert!(
-                off <= allowed,
-                "{what}, rank {}: output {o} is {}, not {wanted}",
-                self.rank,
-                out[o]
-            );
+            assert!(off <= allowed, "{what}, rank {}: output {o} is {}, not {wanted}", self.rank, out[o]);
         }
     }
 }
@@ -91,12 +72,7 @@ struct Batch {
 impl Batch {
     fn random(rows: usize, stride: usize) -> Self {
         let random = &mut random(5);
-        Self {
-            rows,
-            stride,
-            x: floats(random, rows * WIDTH),
-            before: floats(random, rows * stride),
-        }
+        Self { rows, stride, x: floats(random, rows * WIDTH), before: floats(random, rows * stride) }
     }
 
     fn run(&self, pool: &mut Pool, isa: Isa, segments: &[LoraSegment<'_>]) -> Vec<f32> {
@@ -161,9 +137,7 @@ fn compact_numbers_are_rounded_to_eleven_bits_and_take_half_the_memory() {
 fn numbers_that_fit_in_halves_take_half_the_memory_and_give_the_same_bits_either_way() {
     for rank in RANKS {
         let exact = Adapter::halves(rank, 50);
-        let compact = Adapter::new(rank, 50, LoraPrecision::Compact, |x| {
-            f16::from_f32(x / 64.0).to_f32()
-        });
+        let compact = Adapter::new(rank, 50, LoraPrecision::Compact, |x| f16::from_f32(x / 64.0).to_f32());
         assert_eq!(exact.matrix.bytes(), 2 * rank * (WIDTH + 50));
         let batch = Batch::random(3, 50);
         for isa in Isa::available() {
@@ -186,12 +160,7 @@ fn a_matrix_b_of_zeroes_beside_any_a_changes_nothing() {
             LoraMatrix::new(&Arena::new(0), 8, WIDTH, 50, 2.0, &a, &[0.0; 8 * 50], precision).unwrap();
         let batch = Batch::random(4, 50);
         for isa in Isa::available() {
-            let segment = LoraSegment {
-                first_row: 0,
-                rows: 4,
-                matrix: &matrix,
-                column: 0,
-            };
+            let segment = LoraSegment { first_row: 0, rows: 4, matrix: &matrix, column: 0 };
             assert_eq!(batch.run(&mut pool(1), isa, &[segment]), batch.before, "{isa:?}");
         }
     }
@@ -201,20 +170,12 @@ fn a_matrix_b_of_zeroes_beside_any_a_changes_nothing() {
 fn numbers_of_any_size_give_a_finite_delta() {
     for size in [1e-44f32, 1e-38, 1e-36, 1e-30, 1e-8, 1e8, 1e18] {
         for precision in [LoraPrecision::Exact, LoraPrecision::Compact] {
-            let a: Vec<f32> = floats(&mut random(7), 4 * WIDTH)
-                .iter()
-                .map(|x| x * size)
-                .collect();
+            let a: Vec<f32> = floats(&mut random(7), 4 * WIDTH).iter().map(|x| x * size).collect();
             let b = floats(&mut random(8), 50 * 4);
             let matrix = LoraMatrix::new(&Arena::new(0), 4, WIDTH, 50, 1.0, &a, &b, precision).unwrap();
             let batch = Batch::random(1, 50);
             for isa in Isa::available() {
-                let segment = LoraSegment {
-                    first_row: 0,
-                    rows: 1,
-                    matrix: &matrix,
-                    column: 0,
-                };
+                let segment = LoraSegment { first_row: 0, rows: 1, matrix: &matrix, column: 0 };
                 let out = batch.run(&mut pool(1), isa, &[segment]);
                 let delta = reference::lora(&batch.x, &a, &b, 4, 1.0);
                 for ((out, before), delta) in out.iter().zip(&batch.before).zip(delta) {
@@ -250,11 +211,7 @@ impl Mixed {
             (5, 58, 31, 0),
             (0, 89, 1, 43),
         ];
-        Self {
-            adapters,
-            places,
-            batch: Batch::random(95, 90),
-        }
+        Self { adapters, places, batch: Batch::random(95, 90) }
     }
 
     fn segments(&self) -> Vec<LoraSegment<'_>> {
@@ -272,20 +229,11 @@ fn segments_of_mixed_ranks_in_one_call_are_each_right() {
         let out = mixed.batch.run(&mut pool(2), isa, &mixed.segments());
         for &(adapter, first, rows, column) in &mixed.places {
             for row in first..first + rows {
-                let (before, out) = (
-                    mixed.batch.row(&mixed.batch.before, row),
-                    mixed.batch.row(&out, row),
-                );
+                let (before, out) = (mixed.batch.row(&mixed.batch.before, row), mixed.batch.row(&out, row));
                 let adapter = &mixed.adapters[adapter];
                 let range = column..column + adapter.outputs;
                 let what = format!("{isa:?}, row {row}");
-                adapter.judge(
-                    mixed.batch.x(row),
-                    &before[range.clone()],
-                    &out[range],
-                    1e-6,
-                    &what,
-                );
+                adapter.judge(mixed.batch.x(row), &before[range.clone()], &out[range], 1e-6, &what);
             }
         }
     }
@@ -302,26 +250,14 @@ fn what_lies_in_no_segment_is_untouched_bit_for_bit() {
             inside[row * stride + column..][..mixed.adapters[adapter].outputs].fill(true);
         }
     }
-    for (i, before) in mixed
-        .batch
-        .before
-        .iter_mut()
-        .enumerate()
-        .filter(|(i, _)| !inside[*i])
-    {
+    for (i, before) in mixed.batch.before.iter_mut().enumerate().filter(|(i, _)| !inside[*i]) {
         *before = if i % 2 == 0 { f32::NAN } else { -0.0 };
     }
     for isa in Isa::available() {
         let out = mixed.batch.run(&mut pool(2), isa, &mixed.segments());
         for (i, inside) in inside.iter().enumerate() {
             let changed = out[i].to_bits() != mixed.batch.before[i].to_bits();
-            assert_eq!(
-                changed,
-                *inside,
-                "{isa:?}: row {}, column {}",
-                i / stride,
-                i % stride
-            );
+            assert_eq!(changed, *inside, "{isa:?}: row {}, column {}", i / stride, i % stride);
         }
     }
 }
@@ -334,29 +270,14 @@ fn a_row_has_the_bits_alone_that_it_has_among_others_on_any_number_of_threads() 
         let on_two = mixed.batch.run(&mut pool(2), isa, &mixed.segments());
         assert_eq!(bits(&together), bits(&on_two), "{isa:?}");
         for row in 0..mixed.batch.rows {
-            let own = mixed
-                .places
-                .iter()
-                .filter(|(_, first, rows, _)| (*first..first + rows).contains(&row));
-            let segments: Vec<_> = own
-                .map(|&(a, _, _, column)| mixed.adapters[a].segment(0, 1, column))
-                .collect();
-            let (x, before) = (
-                mixed.batch.x(row).to_vec(),
-                mixed.batch.row(&mixed.batch.before, row).to_vec(),
-            );
-            let alone = Batch {
-                rows: 1,
-                stride: mixed.batch.stride,
-                x,
-                before,
-            }
-            .run(&mut pool(1), isa, &segments);
-            assert_eq!(
-                bits(&alone),
-                bits(mixed.batch.row(&together, row)),
-                "{isa:?}, row {row}"
-            );
+            let own = mixed.places.iter().filter(|(_, first, rows, _)| (*first..first + rows).contains(&row));
+            let segments: Vec<_> =
+                own.map(|&(a, _, _, column)| mixed.adapters[a].segment(0, 1, column)).collect();
+            let (x, before) =
+                (mixed.batch.x(row).to_vec(), mixed.batch.row(&mixed.batch.before, row).to_vec());
+            let alone =
+                Batch { rows: 1, stride: mixed.batch.stride, x, before }.run(&mut pool(1), isa, &segments);
+            assert_eq!(bits(&alone), bits(mixed.batch.row(&together, row)), "{isa:?}, row {row}");
         }
     }
 }

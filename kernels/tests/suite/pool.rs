@@ -38,16 +38,11 @@ fn what_a_region_writes_is_seen_by_the_next_and_by_the_caller() {
             for region in 0..500u64 {
                 pool.run(64, |chunk| {
                     let neighbour = cells[(chunk + 1) % 64].load(Ordering::Relaxed);
-                    assert!(
-                        neighbour == region || neighbour == region + 1,
-                        "chunk {chunk} saw {neighbour}"
-                    );
+                    assert!(neighbour == region || neighbour == region + 1, "chunk {chunk} saw {neighbour}");
                     cells[chunk].fetch_add(1, Ordering::Relaxed);
                 });
                 assert!(
-                    cells
-                        .iter()
-                        .all(|cell| cell.load(Ordering::Relaxed) == region + 1),
+                    cells.iter().all(|cell| cell.load(Ordering::Relaxed) == region + 1),
                     "{threads} threads"
                 );
             }
@@ -70,10 +65,7 @@ fn regions_of_changing_sizes_run_every_chunk_once() {
                 });
                 chunks += size;
                 indices += (size * size.saturating_sub(1) / 2) as u64;
-                assert_eq!(
-                    (count.load(Ordering::Relaxed), sum.load(Ordering::Relaxed)),
-                    (chunks, indices)
-                );
+                assert_eq!((count.load(Ordering::Relaxed), sum.load(Ordering::Relaxed)), (chunks, indices));
             }
         }
     });
@@ -127,11 +119,7 @@ fn panics_reach_the_caller_each_time_and_every_other_chunk_still_runs() {
                     });
                 }));
                 assert!(outcome.is_err(), "{threads} threads, region {region}");
-                assert_eq!(
-                    ran.load(Ordering::Relaxed),
-                    12,
-                    "{threads} threads, region {region}"
-                );
+                assert_eq!(ran.load(Ordering::Relaxed), 12, "{threads} threads, region {region}");
                 pool.run(12, |_| {});
             }
         }

@@ -26,9 +26,7 @@ fn golden() -> Vec<Golden> {
     let mut rest: &[u8] = include_bytes!("../golden/quant.bin");
     let mut records = Vec::new();
     while !rest.is_empty() {
-        let name = String::from_utf8_lossy(take(&mut rest, 8))
-            .trim_end_matches('\0')
-            .to_owned();
+        let name = String::from_utf8_lossy(take(&mut rest, 8)).trim_end_matches('\0').to_owned();
         let (elements, bytes) = (number(&mut rest), number(&mut rest));
         let data = take(&mut rest, bytes).to_vec();
         let float = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
@@ -57,19 +55,11 @@ fn type_named(name: &str) -> TensorType {
 #[test]
 fn every_type_decodes_to_the_bits_the_gguf_package_gives() {
     let records = golden();
-    assert_eq!(
-        records.len(),
-        TYPES.len() - 1,
-        "every type but F32, which is its own value"
-    );
+    assert_eq!(records.len(), TYPES.len() - 1, "every type but F32, which is its own value");
     for Golden { name, data, values } in records {
         let got = dequantize(type_named(&name), &data, values.len());
         for (i, (got, wanted)) in got.iter().zip(&values).enumerate() {
-            assert_eq!(
-                got.to_bits(),
-                wanted.to_bits(),
-                "{name}: element {i} is {got}, not {wanted}"
-            );
+            assert_eq!(got.to_bits(), wanted.to_bits(), "{name}: element {i} is {got}, not {wanted}");
         }
     }
 }

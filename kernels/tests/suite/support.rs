@@ -43,9 +43,7 @@ pub(crate) fn pool(threads: usize) -> Pool {
     }
     let cores = CORES.get_or_init(|| {
         let allowed = rustix::thread::sched_getaffinity(None).expect("the cores of this thread");
-        (0..rustix::thread::CpuSet::MAX_CPU)
-            .filter(|&core| allowed.is_set(core))
-            .collect()
+        (0..rustix::thread::CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect()
     });
     let cores: Vec<usize> = (0..threads).map(|i| cores[i % cores.len()]).collect();
     Pool::new(&cores).expect("threads on allowed cores")
@@ -55,18 +53,13 @@ pub(crate) fn pool(threads: usize) -> Pool {
 pub(crate) fn stored(kind: TensorType, rows: usize, columns: usize, random: &mut StdRng) -> Vec<u8> {
     let elements = rows * columns;
     match kind {
-        TensorType::F32 => floats(random, elements)
-            .into_iter()
-            .flat_map(f32::to_le_bytes)
-            .collect(),
-        TensorType::F16 => floats(random, elements)
-            .into_iter()
-            .flat_map(|x| f16::from_f32(x).to_le_bytes())
-            .collect(),
-        TensorType::Bf16 => floats(random, elements)
-            .into_iter()
-            .flat_map(|x| bf16::from_f32(x).to_le_bytes())
-            .collect(),
+        TensorType::F32 => floats(random, elements).into_iter().flat_map(f32::to_le_bytes).collect(),
+        TensorType::F16 => {
+            floats(random, elements).into_iter().flat_map(|x| f16::from_f32(x).to_le_bytes()).collect()
+        }
+        TensorType::Bf16 => {
+            floats(random, elements).into_iter().flat_map(|x| bf16::from_f32(x).to_le_bytes()).collect()
+        }
         _ => {
             let mut bytes = vec![0; kind.row_bytes(elements).expect("rows of whole blocks")];
             random.fill(&mut bytes[..]);

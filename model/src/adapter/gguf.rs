@@ -20,17 +20,10 @@ use crate::{
 
 /// Reads the adapter in the file at `path`.
 pub(super) fn read(path: &Path, model: &ModelConfig) -> Result<Adapter, AdapterError> {
-    let bytes = whole_file::read(path, MAX_WEIGHT_BYTES).map_err(|source| AdapterError::Read {
-        path: path.to_path_buf(),
-        source,
-    })?;
+    let bytes = whole_file::read(path, MAX_WEIGHT_BYTES)
+        .map_err(|source| AdapterError::Read { path: path.to_path_buf(), source })?;
     let file = GgufFile::from_bytes(path, bytes)?;
-    let reader = Reader {
-        path,
-        model,
-        alpha: check_metadata(path, &file, model)?,
-        file: &file,
-    };
+    let reader = Reader { path, model, alpha: check_metadata(path, &file, model)?, file: &file };
     let mut known = HashSet::new();
     let mut modules = Vec::new();
     for layer in 0..model.layers {
@@ -41,10 +34,7 @@ pub(super) fn read(path: &Path, model: &ModelConfig) -> Result<Adapter, AdapterE
     modules.extend(reader.module(0, Target::LmHead, &mut known)?);
     if let Some((name, _)) = file.tensors().find(|(name, _)| !known.contains(*name)) {
         let tensor = name.escape_debug().to_string();
-        return Err(AdapterError::UnknownTensor {
-            path: path.to_path_buf(),
-            tensor,
-        });
+        return Err(AdapterError::UnknownTensor { path: path.to_path_buf(), tensor });
     }
     let base_model = file.str("general.base_model.0.name")?.map(str::to_owned);
     assemble(path, modules, base_model)
@@ -62,11 +52,7 @@ fn check_metadata(path: &Path, file: &GgufFile, model: &ModelConfig) -> Result<f
         value => Err(unsupported(option, value.unwrap_or_default())),
     };
     // Mistral models are llama models to llama.cpp.
-    let architecture = if model.architecture == "mistral" {
-        "llama"
-    } else {
-        &model.architecture
-    };
+    let architecture = if model.architecture == "mistral" { "llama" } else { &model.architecture };
     expect("general.type", "adapter")?;
     expect("adapter.type", "lora")?;
     expect("general.architecture", architecture)?;
@@ -103,12 +89,7 @@ impl<'a> Reader<'a> {
         let module = linear_name(layer, target);
         let [a_name, b_name] = ["a", "b"].map(|part| format!("{module}.weight.lora_{part}"));
         known.extend([a_name.clone(), b_name.clone()]);
-        let missing = |tensor| {
-            Err(AdapterError::Missing {
-                path: self.path.to_path_buf(),
-                tensor,
-            })
-        };
+        let missing = |tensor| Err(AdapterError::Missing { path: self.path.to_path_buf(), tensor });
         let (a, b) = match (self.file.tensor(&a_name), self.file.tensor(&b_name)) {
             (None, None) => return Ok(None),
             (Some(a), Some(b)) => (a, b),
@@ -117,11 +98,7 @@ impl<'a> Reader<'a> {
         };
         let rank = a.rows();
         if rank > MAX_RANK {
-            return Err(AdapterError::Rank {
-                path: self.path.to_path_buf(),
-                module,
-                rank,
-            });
+            return Err(AdapterError::Rank { path: self.path.to_path_buf(), module, rank });
         }
         let [rows, cols] = layout::linear_shape(self.model, target);
         let a = self.matrix(a_name, a, [rank, cols])?;
@@ -131,24 +108,13 @@ impl<'a> Reader<'a> {
         {
             b.bytes = half_rotation_rows(&b.bytes, b.bytes.len() / rows, self.model.head_dim).into();
         }
-        Ok(Some(StoredModule {
-            layer,
-            target,
-            rank,
-            scale: self.scale(rank),
-            a,
-            b,
-        }))
+        Ok(Some(StoredModule { layer, target, rank, scale: self.scale(rank), a, b }))
     }
 
     /// llama.cpp takes a missing alpha for "as trained".
     fn scale(&self, rank: usize) -> f32 {
         #[expect(clippy::cast_precision_loss, reason = "ranks are small")]
-        if self.alpha == 0.0 {
-            1.0
-        } else {
-            self.alpha / rank as f32
-        }
+        if self.alpha == 0.0 { 1.0 } else { self.alpha / rank as f32 }
     }
 
     fn matrix(
@@ -166,17 +132,8 @@ impl<'a> Reader<'a> {
         }
         if [view.rows(), view.cols()] != expected {
             let found = vec![view.rows(), view.cols()];
-            return Err(AdapterError::Shape {
-                path: self.path.to_path_buf(),
-                tensor: name,
-                expected,
-                found,
-            });
+            return Err(AdapterError::Shape { path: self.path.to_path_buf(), tensor: name, expected, found });
         }
-        Ok(StoredMatrix {
-            name,
-            kind: view.kind,
-            bytes: view.data.into(),
-        })
+        Ok(StoredMatrix { name, kind: view.kind, bytes: view.data.into() })
     }
 }

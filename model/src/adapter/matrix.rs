@@ -37,42 +37,20 @@ pub(super) fn assemble(
     base_model: Option<String>,
 ) -> Result<Adapter, AdapterError> {
     if stored.is_empty() {
-        return Err(AdapterError::Empty {
-            path: path.to_path_buf(),
-        });
+        return Err(AdapterError::Empty { path: path.to_path_buf() });
     }
     stored.sort_by_key(|module| (module.layer, module.target));
     let mut hasher = GenerationHasher::new(stored.len());
     let mut modules = Vec::with_capacity(stored.len());
     let mut stored_in_16_bits = true;
-    for StoredModule {
-        layer,
-        target,
-        rank,
-        scale,
-        a,
-        b,
-    } in stored
-    {
+    for StoredModule { layer, target, rank, scale, a, b } in stored {
         hasher.module(layer, target, rank, scale);
         hasher.matrix(a.kind, &a.bytes);
         hasher.matrix(b.kind, &b.bytes);
         stored_in_16_bits &= a.kind != TensorType::F32 && b.kind != TensorType::F32;
-        modules.push(LoraModule {
-            layer,
-            target,
-            rank,
-            scale,
-            a: decode(path, &a)?,
-            b: decode(path, &b)?,
-        });
+        modules.push(LoraModule { layer, target, rank, scale, a: decode(path, &a)?, b: decode(path, &b)? });
     }
-    Ok(Adapter {
-        generation: hasher.finish(),
-        modules,
-        base_model,
-        stored_in_16_bits,
-    })
+    Ok(Adapter { generation: hasher.finish(), modules, base_model, stored_in_16_bits })
 }
 
 /// The numbers of a matrix, all of them finite.
@@ -81,14 +59,8 @@ fn decode(path: &Path, matrix: &StoredMatrix<'_>) -> Result<Vec<f32>, AdapterErr
     let (halves, _) = matrix.bytes.as_chunks();
     let numbers: Vec<f32> = match matrix.kind {
         TensorType::F32 => words.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect(),
-        TensorType::F16 => halves
-            .iter()
-            .map(|&bytes| f16::from_le_bytes(bytes).to_f32())
-            .collect(),
-        TensorType::Bf16 => halves
-            .iter()
-            .map(|&bytes| bf16::from_le_bytes(bytes).to_f32())
-            .collect(),
+        TensorType::F16 => halves.iter().map(|&bytes| f16::from_le_bytes(bytes).to_f32()).collect(),
+        TensorType::Bf16 => halves.iter().map(|&bytes| bf16::from_le_bytes(bytes).to_f32()).collect(),
         _ => unreachable!("adapters of other types are refused before they are decoded"),
     };
     match numbers.iter().position(|number| !number.is_finite()) {

@@ -48,17 +48,13 @@ impl Pattern {
     }
 
     pub(super) fn matches(&self, name: &str) -> Result<bool, String> {
-        self.0
-            .is_match(name)
-            .map_err(|error| format!("has a pattern that takes too long: {error}"))
+        self.0.is_match(name).map_err(|error| format!("has a pattern that takes too long: {error}"))
     }
 
     /// The number that [`Pattern::numbered`] looks for.
     fn number(&self, name: &str) -> Result<Option<usize>, String> {
-        let captures = self
-            .0
-            .captures(name)
-            .map_err(|error| format!("has a pattern that takes too long: {error}"))?;
+        let captures =
+            self.0.captures(name).map_err(|error| format!("has a pattern that takes too long: {error}"))?;
         Ok(captures.and_then(|captures| captures.name("idx")?.as_str().parse().ok()))
     }
 }
@@ -86,8 +82,7 @@ impl Names {
 
 /// True if `tail` is `name` or its last dotted parts.
 fn is_tail(name: &str, tail: &str) -> bool {
-    name.strip_suffix(tail)
-        .is_some_and(|front| front.is_empty() || front.ends_with('.'))
+    name.strip_suffix(tail).is_some_and(|front| front.is_empty() || front.ends_with('.'))
 }
 
 /// The layers that are transformed, where a configuration names them.
@@ -100,9 +95,7 @@ pub(super) struct Layers {
 
 impl Layers {
     pub(super) fn select(&self, name: &str) -> Result<bool, String> {
-        Ok(self
-            .number(name)?
-            .is_some_and(|layer| self.indices.contains(&layer)))
+        Ok(self.number(name)?.is_some_and(|layer| self.indices.contains(&layer)))
     }
 
     /// The first pattern that matches decides.
@@ -165,10 +158,7 @@ mod tests {
         let matches = |pattern, name| Pattern::whole(pattern).unwrap().matches(name).unwrap();
         assert!(matches(r".*\.q_proj", Q0));
         assert!(!matches("q_proj", Q0));
-        assert!(
-            matches(r"a|model.*q_proj", Q0),
-            "alternatives are anchored together"
-        );
+        assert!(matches(r"a|model.*q_proj", Q0), "alternatives are anchored together");
         assert!(matches(r"(?!.*layers\.0\.).*", "model.layers.1.mlp.up_proj"));
         assert!(!matches(r"(?!.*layers\.0\.).*", Q0));
     }
@@ -182,26 +172,17 @@ mod tests {
         ]);
         assert_eq!(ranks.get(Q0, 1), Ok(4));
         assert_eq!(ranks.get("model.layers.1.self_attn.q_proj", 1), Ok(8));
-        assert_eq!(
-            ranks.get("model.layers.1.self_attn.v_proj", 1),
-            Ok(1),
-            "`proj` is no whole part"
-        );
+        assert_eq!(ranks.get("model.layers.1.self_attn.v_proj", 1), Ok(1), "`proj` is no whole part");
     }
 
     #[test]
     fn layers_are_found_by_the_first_number_or_by_their_pattern() {
-        let any = Layers {
-            indices: vec![3],
-            patterns: vec![],
-        };
+        let any = Layers { indices: vec![3], patterns: vec![] };
         assert!(any.select("model.layers.3.self_attn.q_proj").unwrap());
         assert!(!any.select(Q0).unwrap());
         assert!(!any.select("lm_head").unwrap());
-        let named = |pattern| Layers {
-            indices: vec![3],
-            patterns: vec![Pattern::numbered(pattern).unwrap()],
-        };
+        let named =
+            |pattern| Layers { indices: vec![3], patterns: vec![Pattern::numbered(pattern).unwrap()] };
         assert!(named("layers").select("model.layers.3.mlp.up_proj").unwrap());
         assert!(!named("blocks").select("model.layers.3.mlp.up_proj").unwrap());
         assert!(!named("ayers").select("model.layers.3.mlp.up_proj").unwrap());
@@ -213,9 +194,6 @@ mod tests {
         assert!(bomb.matches(Q0).is_err());
         assert!(Pattern::whole("(").is_err());
         assert!(Pattern::whole(&"a".repeat(MAX_PATTERN_BYTES + 1)).is_err());
-        assert!(
-            Pattern::whole("(?:a{1000}){1000}").is_err(),
-            "too large when compiled"
-        );
+        assert!(Pattern::whole("(?:a{1000}){1000}").is_err(), "too large when compiled");
     }
 }

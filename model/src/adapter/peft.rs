@@ -49,24 +49,14 @@ pub(super) fn read(directory: &Path, model: &ModelConfig) -> Result<Adapter, Ada
             (false, None) => {}
             (false, Some(_)) => return Err(AdapterError::NotTargeted { path, module: name }),
             (true, None) => {
-                return Err(AdapterError::Missing {
-                    path,
-                    tensor: a_name(&name),
-                });
+                return Err(AdapterError::Missing { path, tensor: a_name(&name) });
             }
             (true, Some((a, b))) => {
                 let (rank, scale) = config.rank_and_scale(&config_path, &name)?;
                 let [rows, cols] = layout::linear_shape(model, target);
                 let a = file.matrix(a, [rank, cols])?;
                 let b = file.matrix(b, [rows, rank])?;
-                modules.push(StoredModule {
-                    layer,
-                    target,
-                    rank,
-                    scale,
-                    a,
-                    b,
-                });
+                modules.push(StoredModule { layer, target, rank, scale, a, b });
             }
         }
     }
@@ -76,10 +66,7 @@ pub(super) fn read(directory: &Path, model: &ModelConfig) -> Result<Adapter, Ada
 
 /// Configuration and weights that were there at the same time.
 fn read_files(directory: &Path) -> Result<(Vec<u8>, Vec<u8>), AdapterError> {
-    let failed = |path: &Path, source: io::Error| AdapterError::Read {
-        path: path.to_path_buf(),
-        source,
-    };
+    let failed = |path: &Path, source: io::Error| AdapterError::Read { path: path.to_path_buf(), source };
     let config_path = directory.join(CONFIG_FILE);
     let weight_path = directory.join(WEIGHT_FILE);
     for _ in 0..ATTEMPTS {
@@ -94,9 +81,7 @@ fn read_files(directory: &Path) -> Result<(Vec<u8>, Vec<u8>), AdapterError> {
             return Ok((config, weights));
         }
     }
-    Err(AdapterError::Changing {
-        path: directory.to_path_buf(),
-    })
+    Err(AdapterError::Changing { path: directory.to_path_buf() })
 }
 
 fn without_weights(directory: &Path, weights: PathBuf) -> AdapterError {
@@ -104,10 +89,7 @@ fn without_weights(directory: &Path, weights: PathBuf) -> AdapterError {
     if pickle.exists() {
         return AdapterError::Pickle { path: pickle };
     }
-    AdapterError::Read {
-        path: weights,
-        source: io::ErrorKind::NotFound.into(),
-    }
+    AdapterError::Read { path: weights, source: io::ErrorKind::NotFound.into() }
 }
 
 /// Every linear layer of the base model.
@@ -137,18 +119,13 @@ struct WeightFile<'a> {
 
 impl<'a> WeightFile<'a> {
     fn parse(path: &'a Path, bytes: &'a [u8]) -> Result<Self, AdapterError> {
-        let contents = read_contents(bytes, MAX_HEADER_BYTES).map_err(|source| AdapterError::Weights {
-            path: path.to_path_buf(),
-            source,
-        })?;
+        let contents = read_contents(bytes, MAX_HEADER_BYTES)
+            .map_err(|source| AdapterError::Weights { path: path.to_path_buf(), source })?;
         let mut rest = BTreeMap::new();
         for (name, stored) in contents {
             let key = name.strip_prefix(PREFIX).unwrap_or(&name).to_owned();
             if rest.insert(key, (name.clone(), stored)).is_some() {
-                return Err(AdapterError::Duplicate {
-                    path: path.to_path_buf(),
-                    tensor: name,
-                });
+                return Err(AdapterError::Duplicate { path: path.to_path_buf(), tensor: name });
             }
         }
         Ok(Self { path, bytes, rest })
@@ -156,16 +133,8 @@ impl<'a> WeightFile<'a> {
 
     /// A and B of a linear layer, or neither.
     fn take_pair(&mut self, module: &str) -> Result<Option<(Named, Named)>, AdapterError> {
-        let missing = |tensor| {
-            Err(AdapterError::Missing {
-                path: self.path.to_path_buf(),
-                tensor,
-            })
-        };
-        match (
-            self.rest.remove(&a_name(module)),
-            self.rest.remove(&b_name(module)),
-        ) {
+        let missing = |tensor| Err(AdapterError::Missing { path: self.path.to_path_buf(), tensor });
+        match (self.rest.remove(&a_name(module)), self.rest.remove(&b_name(module))) {
             (None, None) => Ok(None),
             (Some(a), Some(b)) => Ok(Some((a, b))),
             (None, Some(_)) => missing(a_name(module)),
@@ -176,11 +145,7 @@ impl<'a> WeightFile<'a> {
     fn matrix(&self, (name, stored): Named, expected: [usize; 2]) -> Result<StoredMatrix<'a>, AdapterError> {
         let StoredTensor { kind, shape, range } = stored;
         match self.bytes.get(range) {
-            Some(bytes) if shape == expected => Ok(StoredMatrix {
-                name,
-                kind,
-                bytes: bytes.into(),
-            }),
+            Some(bytes) if shape == expected => Ok(StoredMatrix { name, kind, bytes: bytes.into() }),
             _ => Err(AdapterError::Shape {
                 path: self.path.to_path_buf(),
                 tensor: name,

@@ -57,18 +57,11 @@ pub(super) struct PeftConfig {
 impl PeftConfig {
     /// Reads and checks the configuration in `json`; `path` is for messages.
     pub(super) fn parse(path: &Path, json: &[u8]) -> Result<Self, AdapterError> {
-        let options: Map<String, Value> =
-            serde_json::from_slice(json).map_err(|source| AdapterError::Json {
-                path: path.to_path_buf(),
-                source,
-            })?;
+        let options: Map<String, Value> = serde_json::from_slice(json)
+            .map_err(|source| AdapterError::Json { path: path.to_path_buf(), source })?;
         let mut options = Options { path, options };
         options.check_kind()?;
-        let scaling = if options.flag("use_rslora")? {
-            Scaling::ByRoot
-        } else {
-            Scaling::ByRank
-        };
+        let scaling = if options.flag("use_rslora")? { Scaling::ByRoot } else { Scaling::ByRank };
         let targets = options.targets()?;
         let config = Self {
             base_model: options.text("base_model_name_or_path")?,
@@ -105,50 +98,29 @@ impl PeftConfig {
     /// Rank and scale of the linear layer called `module`.
     pub(super) fn rank_and_scale(&self, path: &Path, module: &str) -> Result<(usize, f32), AdapterError> {
         let problem = |option| move |problem| option_error(path, option, problem);
-        let rank = self
-            .ranks
-            .get(module, self.rank)
-            .map_err(problem("rank_pattern"))?;
+        let rank = self.ranks.get(module, self.rank).map_err(problem("rank_pattern"))?;
         if rank == 0 || rank > MAX_RANK {
-            return Err(AdapterError::Rank {
-                path: path.to_path_buf(),
-                module: module.to_owned(),
-                rank,
-            });
+            return Err(AdapterError::Rank { path: path.to_path_buf(), module: module.to_owned(), rank });
         }
-        let alpha = self
-            .alphas
-            .get(module, self.alpha)
-            .map_err(problem("alpha_pattern"))?;
+        let alpha = self.alphas.get(module, self.alpha).map_err(problem("alpha_pattern"))?;
         #[expect(clippy::cast_precision_loss, reason = "ranks are small")]
         let rank_number = rank as f64;
         let scale = match self.scaling {
             Scaling::ByRank => alpha / rank_number,
             Scaling::ByRoot => alpha / rank_number.sqrt(),
         };
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "PEFT rounds the scale to single precision too"
-        )]
+        #[expect(clippy::cast_possible_truncation, reason = "PEFT rounds the scale to single precision too")]
         let scale = scale as f32;
         if scale.is_finite() {
             Ok((rank, scale))
         } else {
-            Err(option_error(
-                path,
-                "lora_alpha",
-                format!("of {alpha} is too large"),
-            ))
+            Err(option_error(path, "lora_alpha", format!("of {alpha} is too large")))
         }
     }
 }
 
 fn option_error(path: &Path, option: &str, problem: impl Into<String>) -> AdapterError {
-    AdapterError::Option {
-        path: path.to_path_buf(),
-        option: option.to_owned(),
-        problem: problem.into(),
-    }
+    AdapterError::Option { path: path.to_path_buf(), option: option.to_owned(), problem: problem.into() }
 }
 
 fn as_count(value: &Value) -> Option<usize> {
@@ -190,11 +162,7 @@ impl Options<'_> {
             text.truncate(end);
             text.push_str("...");
         }
-        AdapterError::Unsupported {
-            path: self.path.to_path_buf(),
-            option: option.to_owned(),
-            value: text,
-        }
+        AdapterError::Unsupported { path: self.path.to_path_buf(), option: option.to_owned(), value: text }
     }
 
     fn typed<T>(
@@ -206,9 +174,7 @@ impl Options<'_> {
         let Some(value) = self.take(option) else {
             return Ok(None);
         };
-        convert(&value)
-            .map(Some)
-            .ok_or_else(|| self.problem(option, format!("is not {kind}")))
+        convert(&value).map(Some).ok_or_else(|| self.problem(option, format!("is not {kind}")))
     }
 
     fn count(&mut self, option: &str) -> Result<Option<usize>, AdapterError> {
@@ -224,9 +190,7 @@ impl Options<'_> {
     }
 
     fn flag(&mut self, option: &str) -> Result<bool, AdapterError> {
-        Ok(self
-            .typed(option, "true or false", Value::as_bool)?
-            .unwrap_or(false))
+        Ok(self.typed(option, "true or false", Value::as_bool)?.unwrap_or(false))
     }
 
     /// An option whose only supported values are `known`; absent is fine.
@@ -263,17 +227,12 @@ impl Options<'_> {
     }
 
     fn targets(&mut self) -> Result<Names, AdapterError> {
-        let all = |value: &Value| {
-            value
-                .as_str()
-                .is_some_and(|text| text.eq_ignore_ascii_case("all-linear"))
-        };
+        let all = |value: &Value| value.as_str().is_some_and(|text| text.eq_ignore_ascii_case("all-linear"));
         if self.options.get("target_modules").is_some_and(all) {
             self.take("target_modules");
             return Ok(Names::AllLinear);
         }
-        self.names("target_modules")?
-            .ok_or_else(|| self.problem("target_modules", "is missing"))
+        self.names("target_modules")?.ok_or_else(|| self.problem("target_modules", "is missing"))
     }
 
     /// Names in a list, or an expression for them.
@@ -290,16 +249,9 @@ impl Options<'_> {
 
     /// A text or a list of them.
     fn texts(&self, option: &str, value: Value) -> Result<Vec<String>, AdapterError> {
-        let values = if let Value::Array(values) = value {
-            values
-        } else {
-            vec![value]
-        };
+        let values = if let Value::Array(values) = value { values } else { vec![value] };
         self.check_entries(option, values.len())?;
-        let texts: Option<_> = values
-            .iter()
-            .map(|value| value.as_str().map(str::to_owned))
-            .collect();
+        let texts: Option<_> = values.iter().map(|value| value.as_str().map(str::to_owned)).collect();
         texts.ok_or_else(|| self.problem(option, "is neither a text nor a list of texts"))
     }
 
@@ -307,10 +259,7 @@ impl Options<'_> {
         if entries <= MAX_PATTERNS {
             return Ok(());
         }
-        Err(self.problem(
-            option,
-            format!("has {entries} entries, and the limit is {MAX_PATTERNS}"),
-        ))
+        Err(self.problem(option, format!("has {entries} entries, and the limit is {MAX_PATTERNS}")))
     }
 
     /// `layers_to_transform` and `layers_pattern`, which PEFT allows beside a list of targets only.
@@ -322,26 +271,18 @@ impl Options<'_> {
             return Err(self.problem("layers_pattern", "is given without layers_to_transform"));
         };
         if !matches!(targets, Names::List(_)) {
-            return Err(self.problem(
-                "layers_to_transform",
-                "is given beside target_modules that are no list",
-            ));
+            return Err(
+                self.problem("layers_to_transform", "is given beside target_modules that are no list")
+            );
         }
-        let indices = if let Value::Array(indices) = indices {
-            indices
-        } else {
-            vec![indices]
-        };
+        let indices = if let Value::Array(indices) = indices { indices } else { vec![indices] };
         self.check_entries("layers_to_transform", indices.len())?;
         let indices: Option<Vec<usize>> = indices.iter().map(as_count).collect();
         let indices =
             indices.ok_or_else(|| self.problem("layers_to_transform", "is not a list of layers"))?;
         let texts = pattern.map_or_else(|| Ok(Vec::new()), |value| self.texts("layers_pattern", value))?;
         let patterns: Result<_, _> = texts.iter().map(|text| Pattern::numbered(text)).collect();
-        Ok(Some(Layers {
-            indices,
-            patterns: patterns.map_err(|p| self.problem("layers_pattern", p))?,
-        }))
+        Ok(Some(Layers { indices, patterns: patterns.map_err(|p| self.problem("layers_pattern", p))? }))
     }
 
     fn by_pattern<T>(
@@ -359,10 +300,7 @@ impl Options<'_> {
         for (name, value) in &map {
             let pattern = Pattern::ending(name).map_err(|p| self.problem(option, p))?;
             let value = convert(value).ok_or_else(|| {
-                self.problem(
-                    option,
-                    format!("has no usable number for \"{}\"", name.escape_debug()),
-                )
+                self.problem(option, format!("has no usable number for \"{}\"", name.escape_debug()))
             })?;
             entries.push((pattern, value));
         }

@@ -25,11 +25,7 @@ pub enum FormatError {
     #[error("it ends in the middle of {0}")]
     Truncated(&'static str),
     #[error("it declares {found} {what}, and the limit is {limit}")]
-    TooMany {
-        what: &'static str,
-        found: u64,
-        limit: u64,
-    },
+    TooMany { what: &'static str, found: u64, limit: u64 },
     #[error("{0} is not valid UTF-8")]
     NotUtf8(&'static str),
     #[error("metadata `{key}` has the unknown type {code}")]
@@ -78,15 +74,8 @@ struct Declared {
 
 impl Header {
     pub(super) fn parse(file: &[u8]) -> Result<Self, FormatError> {
-        let mut cursor = Cursor {
-            rest: file,
-            values_left: MAX_VALUES,
-        };
-        if cursor
-            .take(4, "its first four bytes")
-            .map_err(|_| FormatError::Magic)?
-            != b"GGUF"
-        {
+        let mut cursor = Cursor { rest: file, values_left: MAX_VALUES };
+        if cursor.take(4, "its first four bytes").map_err(|_| FormatError::Magic)? != b"GGUF" {
             return Err(FormatError::Magic);
         }
         match cursor.u32("its version")? {
@@ -106,11 +95,7 @@ impl Header {
 }
 
 fn within(what: &'static str, found: u64, limit: u64) -> Result<u64, FormatError> {
-    if found <= limit {
-        Ok(found)
-    } else {
-        Err(FormatError::TooMany { what, found, limit })
-    }
+    if found <= limit { Ok(found) } else { Err(FormatError::TooMany { what, found, limit }) }
 }
 
 fn read_metadata(cursor: &mut Cursor<'_>, count: u64) -> Result<HashMap<String, Value>, FormatError> {
@@ -120,10 +105,7 @@ fn read_metadata(cursor: &mut Cursor<'_>, count: u64) -> Result<HashMap<String, 
         let kind = cursor.value_kind(&key)?;
         let value = cursor.value(&key, kind, 0)?;
         if metadata.insert(key.clone(), value).is_some() {
-            return Err(FormatError::Duplicate {
-                what: "metadata key",
-                name: key,
-            });
+            return Err(FormatError::Duplicate { what: "metadata key", name: key });
         }
     }
     Ok(metadata)
@@ -145,10 +127,7 @@ fn read_tensor_table(cursor: &mut Cursor<'_>, count: u64) -> Result<Vec<Declared
     for _ in 0..count {
         let declared = read_tensor(cursor)?;
         if !names.insert(declared.name.clone()) {
-            return Err(FormatError::Duplicate {
-                what: "tensor",
-                name: declared.name,
-            });
+            return Err(FormatError::Duplicate { what: "tensor", name: declared.name });
         }
         table.push(declared);
     }
@@ -162,9 +141,7 @@ fn read_tensor(cursor: &mut Cursor<'_>) -> Result<Declared, FormatError> {
     let mut dims = Vec::new();
     for _ in 0..dimensions {
         let dim = cursor.u64("a tensor's dimensions")?;
-        dims.push(usize::try_from(dim).map_err(|_| FormatError::Shape {
-            tensor: Short(&name).to_string(),
-        })?);
+        dims.push(usize::try_from(dim).map_err(|_| FormatError::Shape { tensor: Short(&name).to_string() })?);
     }
     let code = cursor.u32("a tensor's type")?;
     let kind = tensor_type(code).ok_or_else(|| FormatError::UnsupportedTensorType {
@@ -172,24 +149,14 @@ fn read_tensor(cursor: &mut Cursor<'_>) -> Result<Declared, FormatError> {
         kind: tensor_type_name(code),
     })?;
     let offset = cursor.u64("a tensor's offset")?;
-    let bytes = size(kind, &dims).ok_or_else(|| FormatError::Shape {
-        tensor: Short(&name).to_string(),
-    })?;
-    Ok(Declared {
-        name,
-        kind,
-        dims,
-        bytes,
-        offset,
-    })
+    let bytes = size(kind, &dims).ok_or_else(|| FormatError::Shape { tensor: Short(&name).to_string() })?;
+    Ok(Declared { name, kind, dims, bytes, offset })
 }
 
 /// Bytes of a tensor; `None` for what no tensor can be.
 fn size(kind: TensorType, dims: &[usize]) -> Option<usize> {
     let (&cols, outer) = dims.split_first()?;
-    let rows = outer
-        .iter()
-        .try_fold(1usize, |rows, &dim| rows.checked_mul(dim))?;
+    let rows = outer.iter().try_fold(1usize, |rows, &dim| rows.checked_mul(dim))?;
     if rows == 0 || cols == 0 {
         return None;
     }
@@ -205,31 +172,17 @@ fn place(
     alignment: u64,
     file_bytes: usize,
 ) -> Result<Vec<(String, TensorInfo)>, FormatError> {
-    let start = u64::try_from(header_bytes)
-        .ok()
-        .and_then(|bytes| bytes.checked_next_multiple_of(alignment));
+    let start = u64::try_from(header_bytes).ok().and_then(|bytes| bytes.checked_next_multiple_of(alignment));
     let mut tensors = Vec::with_capacity(declared.len());
-    for Declared {
-        name,
-        kind,
-        dims,
-        bytes,
-        offset,
-    } in declared
-    {
+    for Declared { name, kind, dims, bytes, offset } in declared {
         if !offset.is_multiple_of(alignment) {
-            return Err(FormatError::Unaligned {
-                tensor: Short(&name).to_string(),
-                alignment,
-            });
+            return Err(FormatError::Unaligned { tensor: Short(&name).to_string(), alignment });
         }
         let range = start
             .and_then(|start| usize::try_from(start.checked_add(offset)?).ok())
             .and_then(|begin| Some(begin..begin.checked_add(bytes)?))
             .filter(|range| range.end <= file_bytes)
-            .ok_or_else(|| FormatError::OutOfBounds {
-                tensor: Short(&name).to_string(),
-            })?;
+            .ok_or_else(|| FormatError::OutOfBounds { tensor: Short(&name).to_string() })?;
         tensors.push((name, TensorInfo { kind, dims, range }));
     }
     Ok(tensors)
@@ -244,19 +197,13 @@ struct Cursor<'a> {
 impl<'a> Cursor<'a> {
     fn take(&mut self, bytes: u64, what: &'static str) -> Result<&'a [u8], FormatError> {
         let bytes = usize::try_from(bytes).map_err(|_| FormatError::Truncated(what))?;
-        let (taken, rest) = self
-            .rest
-            .split_at_checked(bytes)
-            .ok_or(FormatError::Truncated(what))?;
+        let (taken, rest) = self.rest.split_at_checked(bytes).ok_or(FormatError::Truncated(what))?;
         self.rest = rest;
         Ok(taken)
     }
 
     fn array<const N: usize>(&mut self, what: &'static str) -> Result<[u8; N], FormatError> {
-        let (taken, rest) = self
-            .rest
-            .split_first_chunk()
-            .ok_or(FormatError::Truncated(what))?;
+        let (taken, rest) = self.rest.split_first_chunk().ok_or(FormatError::Truncated(what))?;
         self.rest = rest;
         Ok(*taken)
     }
@@ -281,10 +228,8 @@ impl<'a> Cursor<'a> {
 
     fn value_kind(&mut self, key: &str) -> Result<ValueKind, FormatError> {
         let code = self.u32("a metadata value")?;
-        ValueKind::from_code(code).ok_or_else(|| FormatError::UnknownValueKind {
-            key: Short(key).to_string(),
-            code,
-        })
+        ValueKind::from_code(code)
+            .ok_or_else(|| FormatError::UnknownValueKind { key: Short(key).to_string(), code })
     }
 
     fn value(&mut self, key: &str, kind: ValueKind, depth: u32) -> Result<Value, FormatError> {
@@ -306,10 +251,7 @@ impl<'a> Cursor<'a> {
                 [0] => Value::Bool(false),
                 [1] => Value::Bool(true),
                 [byte] => {
-                    return Err(FormatError::NotABool {
-                        key: Short(key).to_string(),
-                        byte,
-                    });
+                    return Err(FormatError::NotABool { key: Short(key).to_string(), byte });
                 }
             },
         })
@@ -321,9 +263,7 @@ impl<'a> Cursor<'a> {
         let kind = self.value_kind(key)?;
         let count = self.u64(WHAT)?;
         // Checked before the allocation: the elements have room in the file, and in the limit on all of them.
-        let least = count
-            .checked_mul(kind.min_bytes())
-            .ok_or(FormatError::Truncated(WHAT))?;
+        let least = count.checked_mul(kind.min_bytes()).ok_or(FormatError::Truncated(WHAT))?;
         if least > self.rest.len() as u64 {
             return Err(FormatError::Truncated(WHAT));
         }

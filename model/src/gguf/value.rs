@@ -162,10 +162,6 @@ impl fmt::Display for Short<'_> {
         for character in self.0.chars().take(SHOWN) {
             write!(f, "{}", character.escape_debug())?;
         }
-        if self.0.chars().nth(SHOWN).is_some() {
-            f.write_str("...")
-        } else {
-            Ok(())
-        }
+        if self.0.chars().nth(SHOWN).is_some() { f.write_str("...") } else { Ok(()) }
     }
 }

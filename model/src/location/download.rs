@@ -13,14 +13,10 @@ use super::{HubName, HubSettings, LocationError};
 pub(super) fn fetch(name: HubName, settings: &HubSettings) -> Result<PathBuf, LocationError> {
     match snapshot(&name, settings) {
         Ok(Some(snapshot)) => Ok(snapshot),
-        Ok(None) => Err(LocationError::Download {
-            name,
-            reason: "the repository has no file of a model".to_owned(),
-        }),
-        Err(error) => Err(LocationError::Download {
-            name,
-            reason: error.to_string(),
-        }),
+        Ok(None) => {
+            Err(LocationError::Download { name, reason: "the repository has no file of a model".to_owned() })
+        }
+        Err(error) => Err(LocationError::Download { name, reason: error.to_string() }),
     }
 }
 
@@ -33,12 +29,7 @@ fn snapshot(name: &HubName, settings: &HubSettings) -> Result<Option<PathBuf>, A
         .build()?;
     let id = format!("{}/{}", name.organization, name.name);
     let repository = api.repo(Repo::with_revision(id, RepoType::Model, name.revision.clone()));
-    let files: Vec<String> = repository
-        .info()?
-        .siblings
-        .into_iter()
-        .map(|file| file.rfilename)
-        .collect();
+    let files: Vec<String> = repository.info()?.siblings.into_iter().map(|file| file.rfilename).collect();
     let mut snapshot = None;
     for file in wanted(&files) {
         tracing::info!(model = %name, file, "fetching");
@@ -50,22 +41,14 @@ fn snapshot(name: &HubName, settings: &HubSettings) -> Result<Option<PathBuf>, A
 /// The files worth fetching. Names with a folder are other formats or variants; weights come as safetensors, or else
 /// as GGUF if there is a single one.
 fn wanted(files: &[String]) -> Vec<&str> {
-    let top = || {
-        files
-            .iter()
-            .map(String::as_str)
-            .filter(|file| !file.contains('/'))
-    };
+    let top = || files.iter().map(String::as_str).filter(|file| !file.contains('/'));
     let with = |extension: &'static str| top().filter(move |file| file.ends_with(extension));
     let weights: Vec<&str> = match with(".safetensors").count() {
         0 if with(".gguf").count() == 1 => with(".gguf").collect(),
         0 => return Vec::new(),
         _ => with(".safetensors").collect(),
     };
-    with(".json")
-        .chain(top().filter(|file| *file == "chat_template.jinja"))
-        .chain(weights)
-        .collect()
+    with(".json").chain(top().filter(|file| *file == "chat_template.jinja")).chain(weights).collect()
 }
 
 #[cfg(test)]
@@ -79,13 +62,7 @@ mod tests {
 
     #[test]
     fn safetensors_are_fetched_and_pickles_and_variants_are_not() {
-        let files = [
-            "config.json",
-            "model.safetensors",
-            "pytorch_model.bin",
-            "onnx/model.onnx",
-            "README.md",
-        ];
+        let files = ["config.json", "model.safetensors", "pytorch_model.bin", "onnx/model.onnx", "README.md"];
         assert_eq!(wanted_of(&files), ["config.json", "model.safetensors"]);
     }
 

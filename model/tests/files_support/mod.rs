@@ -1,9 +1,5 @@
 //! Writes tiny model and adapter files for the tests of their readers.
-#![allow(
-    dead_code,
-    unreachable_pub,
-    reason = "each test binary includes all of this and uses a part"
-)]
+#![allow(dead_code, unreachable_pub, reason = "each test binary includes all of this and uses a part")]
 
 use std::path::Path;
 
@@ -77,8 +73,7 @@ pub fn text_bytes(text: impl AsRef<[u8]>) -> Vec<u8> {
 
 impl GgufWriter {
     pub fn raw(mut self, key: &str, kind: u32, value: impl AsRef<[u8]>) -> Self {
-        self.entries
-            .push([&text_bytes(key), &kind.to_le_bytes()[..], value.as_ref()].concat());
+        self.entries.push([&text_bytes(key), &kind.to_le_bytes()[..], value.as_ref()].concat());
         self
     }
 
@@ -99,12 +94,7 @@ impl GgufWriter {
     }
 
     pub fn array(self, key: &str, element: u32, count: u64, elements: impl AsRef<[u8]>) -> Self {
-        let value = [
-            &element.to_le_bytes()[..],
-            &count.to_le_bytes(),
-            elements.as_ref(),
-        ]
-        .concat();
+        let value = [&element.to_le_bytes()[..], &count.to_le_bytes(), elements.as_ref()].concat();
         self.raw(key, kind::ARRAY, value)
     }
 
@@ -116,23 +106,13 @@ impl GgufWriter {
 
     pub fn tensor(mut self, name: impl AsRef<[u8]>, dims: &[u64], kind: u32, data: Vec<u8>) -> Self {
         let name = name.as_ref().to_vec();
-        self.tensors.push(GgufTensor {
-            name,
-            dims: dims.to_vec(),
-            kind,
-            offset: None,
-            data,
-        });
+        self.tensors.push(GgufTensor { name, dims: dims.to_vec(), kind, offset: None, data });
         self
     }
 
     /// A matrix `[rows, cols]` of singles, or a vector if there is one row.
     pub fn f32_tensor(self, name: &str, [rows, cols]: [usize; 2], values: &[f32]) -> Self {
-        let dims = if rows == 1 {
-            vec![cols as u64]
-        } else {
-            vec![cols as u64, rows as u64]
-        };
+        let dims = if rows == 1 { vec![cols as u64] } else { vec![cols as u64, rows as u64] };
         self.tensor(name, &dims, tensor::F32, f32_bytes(values))
     }
 
@@ -143,10 +123,7 @@ impl GgufWriter {
 
     /// Changes the tensor called `name`.
     pub fn bend(mut self, name: &str, change: impl FnOnce(&mut GgufTensor)) -> Self {
-        let tensor = self
-            .tensors
-            .iter_mut()
-            .find(|tensor| tensor.name == name.as_bytes());
+        let tensor = self.tensors.iter_mut().find(|tensor| tensor.name == name.as_bytes());
         change(tensor.expect("the file has the tensor"));
         self
     }
@@ -154,16 +131,8 @@ impl GgufWriter {
     pub fn bytes(&self) -> Vec<u8> {
         let mut file = self.magic.to_vec();
         file.extend(self.version.to_le_bytes());
-        file.extend(
-            self.tensor_count
-                .unwrap_or(self.tensors.len() as u64)
-                .to_le_bytes(),
-        );
-        file.extend(
-            self.entry_count
-                .unwrap_or(self.entries.len() as u64)
-                .to_le_bytes(),
-        );
+        file.extend(self.tensor_count.unwrap_or(self.tensors.len() as u64).to_le_bytes());
+        file.extend(self.entry_count.unwrap_or(self.entries.len() as u64).to_le_bytes());
         file.extend(self.entries.iter().flatten());
         let mut offset = 0;
         for tensor in &self.tensors {
@@ -187,24 +156,16 @@ pub fn f32_bytes(values: &[f32]) -> Vec<u8> {
 }
 
 pub fn f16_bytes(values: &[f32]) -> Vec<u8> {
-    values
-        .iter()
-        .flat_map(|&value| half::f16::from_f32(value).to_le_bytes())
-        .collect()
+    values.iter().flat_map(|&value| half::f16::from_f32(value).to_le_bytes()).collect()
 }
 
 pub fn bf16_bytes(values: &[f32]) -> Vec<u8> {
-    values
-        .iter()
-        .flat_map(|&value| half::bf16::from_f32(value).to_le_bytes())
-        .collect()
+    values.iter().flat_map(|&value| half::bf16::from_f32(value).to_le_bytes()).collect()
 }
 
 /// Different small numbers for each `seed`, exact in 16 bits of either kind.
 pub fn numbers(count: usize, seed: usize) -> Vec<f32> {
-    (0..count)
-        .map(|i| ((i * 37 + seed * 11) % 127) as f32 / 64.0 - 1.0)
-        .collect()
+    (0..count).map(|i| ((i * 37 + seed * 11) % 127) as f32 / 64.0 - 1.0).collect()
 }
 
 /// A safetensors file of `(name, dtype, shape, bytes)`.
@@ -213,10 +174,7 @@ pub fn safetensors(tensors: &[(String, &str, Vec<usize>, Vec<u8>)]) -> Vec<u8> {
     let mut data = Vec::new();
     for (name, dtype, shape, bytes) in tensors {
         let offsets = [data.len(), data.len() + bytes.len()];
-        header.insert(
-            name.clone(),
-            json!({"dtype": dtype, "shape": shape, "data_offsets": offsets}),
-        );
+        header.insert(name.clone(), json!({"dtype": dtype, "shape": shape, "data_offsets": offsets}));
         data.extend(bytes);
     }
     let header = Value::Object(header).to_string();
@@ -235,10 +193,7 @@ pub fn tiny() -> ModelConfig {
         kv_heads: 2,
         head_dim: 8,
         norm_eps: 1e-5,
-        rope: model::config::Rope {
-            theta: 10_000.0,
-            scaling: model::config::RopeScaling::None,
-        },
+        rope: model::config::Rope { theta: 10_000.0, scaling: model::config::RopeScaling::None },
         qk_norm: false,
         tied_head: false,
         context_length: 128,
@@ -280,30 +235,12 @@ pub struct TinyTensor {
 pub fn tiny_tensors(biased: &[Target]) -> Vec<TinyTensor> {
     let config = tiny();
     let mut tensors = vec![
-        (
-            "token_embd.weight".to_owned(),
-            "model.embed_tokens.weight".to_owned(),
-            [10, 32],
-            None,
-        ),
-        (
-            "output_norm.weight".to_owned(),
-            "model.norm.weight".to_owned(),
-            [1, 32],
-            None,
-        ),
-        (
-            "output.weight".to_owned(),
-            "lm_head.weight".to_owned(),
-            [10, 32],
-            None,
-        ),
+        ("token_embd.weight".to_owned(), "model.embed_tokens.weight".to_owned(), [10, 32], None),
+        ("output_norm.weight".to_owned(), "model.norm.weight".to_owned(), [1, 32], None),
+        ("output.weight".to_owned(), "lm_head.weight".to_owned(), [10, 32], None),
     ];
     for layer in 0..config.layers {
-        for (gguf, hf) in [
-            ("attn_norm", "input_layernorm"),
-            ("ffn_norm", "post_attention_layernorm"),
-        ] {
+        for (gguf, hf) in [("attn_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm")] {
             let hf = format!("model.layers.{layer}.{hf}.weight");
             tensors.push((format!("blk.{layer}.{gguf}.weight"), hf, [1, 32], None));
         }
@@ -311,12 +248,7 @@ pub fn tiny_tensors(biased: &[Target]) -> Vec<TinyTensor> {
             let (gguf, hf) = (gguf_name(layer, target), hf_name(layer, target));
             let [rows, cols] = linear_shape(&config, target);
             let head = matches!(target, Target::Q | Target::K).then_some(config.head_dim);
-            tensors.push((
-                format!("{gguf}.weight"),
-                format!("{hf}.weight"),
-                [rows, cols],
-                head,
-            ));
+            tensors.push((format!("{gguf}.weight"), format!("{hf}.weight"), [rows, cols], head));
             if biased.contains(&target) {
                 tensors.push((format!("{gguf}.bias"), format!("{hf}.bias"), [1, rows], head));
             }
@@ -324,27 +256,13 @@ pub fn tiny_tensors(biased: &[Target]) -> Vec<TinyTensor> {
     }
     let tiny =
         |(seed, (gguf, hf, shape, interleaved)): (usize, (String, String, [usize; 2], Option<usize>))| {
-            TinyTensor {
-                gguf,
-                hf,
-                shape,
-                values: numbers(shape[0] * shape[1], seed),
-                interleaved,
-            }
+            TinyTensor { gguf, hf, shape, values: numbers(shape[0] * shape[1], seed), interleaved }
         };
     tensors.into_iter().enumerate().map(tiny).collect()
 }
 
 pub fn gguf_name(layer: usize, target: Target) -> String {
-    let names = [
-        "attn_q",
-        "attn_k",
-        "attn_v",
-        "attn_output",
-        "ffn_gate",
-        "ffn_up",
-        "ffn_down",
-    ];
+    let names = ["attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"];
     format!("blk.{layer}.{}", names[target as usize])
 }
 
@@ -391,14 +309,7 @@ pub fn tiny_metadata(architecture: &str) -> GgufWriter {
 /// The tiny model as a GGUF file of an architecture.
 pub fn tiny_gguf(architecture: &str, biased: &[Target]) -> GgufWriter {
     let mut writer = tiny_metadata(architecture);
-    for TinyTensor {
-        gguf,
-        shape,
-        values,
-        interleaved,
-        ..
-    } in tiny_tensors(biased)
-    {
+    for TinyTensor { gguf, shape, values, interleaved, .. } in tiny_tensors(biased) {
         let values = match interleaved.filter(|_| architecture == "llama") {
             Some(head_dim) => interleave(&values, if shape[0] == 1 { 1 } else { shape[1] }, head_dim),
             None => values,
@@ -412,18 +323,10 @@ pub fn tiny_gguf(architecture: &str, biased: &[Target]) -> GgufWriter {
 pub fn tiny_entries(biased: &[Target]) -> Vec<(String, &'static str, Vec<usize>, Vec<u8>)> {
     tiny_tensors(biased)
         .into_iter()
-        .map(
-            |TinyTensor {
-                 hf, shape, values, ..
-             }| {
-                let shape = if shape[0] == 1 {
-                    vec![shape[1]]
-                } else {
-                    shape.to_vec()
-                };
-                (hf, "F32", shape, f32_bytes(&values))
-            },
-        )
+        .map(|TinyTensor { hf, shape, values, .. }| {
+            let shape = if shape[0] == 1 { vec![shape[1]] } else { shape.to_vec() };
+            (hf, "F32", shape, f32_bytes(&values))
+        })
         .collect()
 }
 

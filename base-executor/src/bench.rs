@@ -1,0 +1,125 @@
+//! `base-executor bench`: times the forward pass that the engine runs, without engine, text or network.
+
+use std::{path::PathBuf, time::Instant};
+
+use clap::Parser;
+use model::{
+    forward::{BLOCK_TOKENS, BlockId, ForwardPass, LogitRows, SequenceSlice},
+    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+};
+
+/// Times prefill and decode of synthetic tokens and prints one JSON object.
+#[derive(Debug, Clone, PartialEq, Eq, Parser)]
+#[command(name = "base-executor bench", version)]
+pub struct BenchConfig {
+    /// The base model: a GGUF file or a directory.
+    #[arg(long, value_name = "PATH")]
+    pub model: PathBuf,
+    /// Threads; they take the first cores.
+    #[arg(long, default_value_t = 2)]
+    pub threads: usize,
+    /// Tokens of each prompt.
+    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    pub prompt: usize,
+    /// Tokens generated in each stream.
+    #[arg(long, value_name = "TOKENS", default_value_t = 128)]
+    pub generate: usize,
+    /// Sequences computed together.
+    #[arg(long, default_value_t = 1)]
+    pub streams: usize,
+    /// Tokens of a prefill step.
+    #[arg(long, value_name = "TOKENS", default_value_t = 512)]
+    pub chunk_tokens: usize,
+    /// Accepted for scripts; the output is JSON either way.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Runs the benchmark.
+///
+/// # Errors
+/// If the model cannot be loaded or a number makes no sense.
+pub fn run(config: &BenchConfig) -> anyhow::Result<()> {
+    let BenchConfig { threads, prompt, generate, streams, chunk_tokens, .. } = *config;
+    anyhow::ensure!(
+        threads > 0 && prompt > 0 && streams > 0 && chunk_tokens > 0,
+        "numbers must be at least 1"
+    );
+    let source = model::open::open(&config.model)?;
+    let weights = LoadedWeights::load(&*source, threads)?;
+    drop(source);
+    let blocks = (prompt + generate).div_ceil(BLOCK_TOKENS);
+    let kv_bytes = weights.kv_shape(KvDtype::Auto).block_bytes() * blocks * streams;
+    let options = ResidentOptions { cores: (0..threads).collect(), kv_bytes, kv_dtype: KvDtype::Auto };
+    let mut bench = Bench::new(ResidentModel::new(weights, &options)?, streams, blocks);
+    // The first round touches memory for the first time and is not counted.
+    bench.prefill(prompt.min(64), chunk_tokens);
+    bench.decode(0, generate.min(4));
+    let prefill = bench.prefill(prompt, chunk_tokens);
+    let decode = bench.decode(prompt, generate);
+    println!("{{\"prefill_tokens_per_s\": {prefill:.1}, \"decode_tokens_per_s\": {decode:.1}}}");
+    Ok(())
+}
+
+struct Bench {
+    model: ResidentModel,
+    /// The KV blocks of each stream.
+    blocks: Vec<Vec<BlockId>>,
+    /// The last token of each stream.
+    last: Vec<u32>,
+    logits: Vec<f32>,
+}
+
+impl Bench {
+    fn new(model: ResidentModel, streams: usize, blocks: usize) -> Self {
+        let mut ids = (0..).map(BlockId);
+        let blocks = (0..streams).map(|_| ids.by_ref().take(blocks).collect()).collect();
+        Self { model, blocks, last: vec![0; streams], logits: Vec::new() }
+    }
+
+    /// Prefills all streams; returns tokens a second.
+    fn prefill(&mut self, prompt: usize, chunk_tokens: usize) -> f64 {
+        let vocab = u32::try_from(self.model.vocab_size()).unwrap_or(u32::MAX);
+        let tokens: Vec<u32> = (0..).map(|i: u32| i.wrapping_mul(7919) % vocab).take(prompt).collect();
+        let begin = Instant::now();
+        for blocks in &self.blocks {
+            for (index, chunk) in tokens.chunks(chunk_tokens).enumerate() {
+                let start = index * chunk_tokens;
+                let slice =
+                    SequenceSlice { tokens: chunk, start, blocks, adapter: None, logits: LogitRows::Last };
+                self.model.forward(&[slice], &mut self.logits);
+            }
+        }
+        rate(prompt * self.blocks.len(), begin)
+    }
+
+    /// Generates `count` tokens in every stream, greedily; returns tokens a second over all of them.
+    fn decode(&mut self, start: usize, count: usize) -> f64 {
+        let vocab = self.model.vocab_size();
+        let begin = Instant::now();
+        for step in 0..count {
+            let slice = |(token, blocks)| SequenceSlice {
+                tokens: std::slice::from_ref(token),
+                start: start + step,
+                blocks,
+                adapter: None,
+                logits: LogitRows::Last,
+            };
+            let batch: Vec<_> =
+                self.last.iter().zip(self.blocks.iter().map(Vec::as_slice)).map(slice).collect();
+            self.model.forward(&batch, &mut self.logits);
+            self.last = self.logits.chunks(vocab).map(most_likely).collect();
+        }
+        rate(count * self.blocks.len(), begin)
+    }
+}
+
+fn rate(tokens: usize, begin: Instant) -> f64 {
+    tokens as f64 / begin.elapsed().as_secs_f64()
+}
+
+fn most_likely(logits: &[f32]) -> u32 {
+    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let index = logits.iter().position(|&logit| logit == largest).unwrap_or(0);
+    u32::try_from(index).unwrap_or(0)
+}

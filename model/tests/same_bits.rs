@@ -1,0 +1,185 @@
+//! One model, any route, same bits: a request's logits do not depend on what else is computed, nor on how.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use kernels::Isa;
+use model::{
+    adapter::Adapter,
+    forward::{BLOCK_TOKENS, BlockId, ForwardPass, LogitRows, SequenceSlice},
+    open::open,
+    prepared_adapter::PreparedAdapter,
+    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+};
+
+/// Models whose weights are of 32 bits, of 16 bits, and with norms of heads.
+const MODELS: [&str; 4] = ["llama-tied", "llama-bf16", "qwen2-f16", "qwen3-qknorm"];
+
+fn golden(part: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(part)
+}
+
+fn resident(name: &str, threads: usize) -> ResidentModel {
+    let source = open(&golden("models").join(name)).unwrap();
+    let weights = LoadedWeights::load(&*source, 1).unwrap();
+    let options = ResidentOptions { cores: vec![0; threads], kv_bytes: 32 << 20, kv_dtype: KvDtype::F16 };
+    ResidentModel::new(weights, &options).unwrap()
+}
+
+/// The base (`None`) and every golden adapter that fits the model.
+fn adapters(name: &str) -> Vec<Option<Arc<PreparedAdapter>>> {
+    let source = open(&golden("models").join(name)).unwrap();
+    let precision = LoadedWeights::load(&*source, 1).unwrap().adapter_precision();
+    let mut adapters = vec![None];
+    if let Ok(entries) = std::fs::read_dir(golden("adapters").join(name)) {
+        let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+        paths.sort();
+        for path in paths {
+            let adapter = Adapter::read(&path, source.config()).unwrap();
+            let prepared = PreparedAdapter::new(&adapter, source.config(), precision).unwrap();
+            adapters.push(Some(Arc::new(prepared)));
+        }
+    }
+    adapters
+}
+
+fn prompt(salt: u32, length: usize) -> Vec<u32> {
+    (0..length as u32).map(|i| (i * 37 + salt * 101 + i * i) % 300).collect()
+}
+
+/// A request: its prompt, its adapter, its own blocks.
+struct Request<'a> {
+    prompt: Vec<u32>,
+    adapter: Option<&'a Arc<PreparedAdapter>>,
+    blocks: Vec<BlockId>,
+}
+
+impl<'a> Request<'a> {
+    fn new(index: u32, length: usize, adapter: Option<&'a Arc<PreparedAdapter>>) -> Self {
+        let count = (length + 8).div_ceil(BLOCK_TOKENS) as u32;
+        let blocks = (0..count).map(|block| BlockId(index * 16 + block)).collect();
+        Self { prompt: prompt(index, length), adapter, blocks }
+    }
+
+    fn slice<'s>(
+        &'s self,
+        range: std::ops::Range<usize>,
+        logits: LogitRows,
+    ) -> SequenceSlice<'s, PreparedAdapter> {
+        let (start, tokens) = (range.start, &self.prompt[range]);
+        SequenceSlice { tokens, start, blocks: &self.blocks, adapter: self.adapter, logits }
+    }
+}
+
+fn bits(logits: &[f32]) -> Vec<u32> {
+    logits.iter().map(|logit| logit.to_bits()).collect()
+}
+
+/// The bits of the last logits when the request is alone and computed in one piece.
+fn alone(model: &mut ResidentModel, request: &Request<'_>) -> Vec<u32> {
+    let mut logits = Vec::new();
+    model.forward(&[request.slice(0..request.prompt.len(), LogitRows::Last)], &mut logits);
+    bits(&logits)
+}
+
+fn requests(adapters: &[Option<Arc<PreparedAdapter>>]) -> Vec<Request<'_>> {
+    let lengths = [1, 7, 16, 17, 40, 33, 5, 64, 2, 15, 31, 48, 3, 9, 23, 80];
+    let adapter = |i: usize| adapters[i % adapters.len()].as_ref();
+    lengths.iter().enumerate().map(|(i, &length)| Request::new(i as u32, length, adapter(i))).collect()
+}
+
+#[test]
+fn a_request_among_fifteen_others_on_other_adapters_has_the_bits_it_has_alone() {
+    for name in MODELS {
+        let adapters = adapters(name);
+        let requests = requests(&adapters);
+        let expected: Vec<Vec<u32>> = {
+            let mut model = resident(name, 1);
+            requests.iter().map(|request| alone(&mut model, request)).collect()
+        };
+        for threads in [1, 2] {
+            let mut model = resident(name, threads);
+            let batch: Vec<_> = requests
+                .iter()
+                .map(|request| request.slice(0..request.prompt.len(), LogitRows::Last))
+                .collect();
+            let mut logits = Vec::new();
+            model.forward(&batch, &mut logits);
+            let vocab = model.vocab_size();
+            for (i, (row, expected)) in logits.chunks(vocab).zip(&expected).enumerate() {
+                assert_eq!(&bits(row), expected, "{name}, {threads} threads, request {i}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_prompt_in_chunks_has_the_bits_it_has_in_one_piece() {
+    for name in MODELS {
+        let adapters = adapters(name);
+        let request = Request::new(0, 80, adapters.last().unwrap().as_ref());
+        let mut model = resident(name, 2);
+        let expected = alone(&mut model, &request);
+        for chunk in [1, 3, 16, 31, 79] {
+            let mut logits = Vec::new();
+            for start in (0..80).step_by(chunk) {
+                let end = (start + chunk).min(80);
+                model.forward(&[request.slice(start..end, LogitRows::Last)], &mut logits);
+            }
+            assert_eq!(bits(&logits), expected, "{name}, chunks of {chunk}");
+        }
+    }
+}
+
+#[test]
+fn a_prefix_from_another_requests_blocks_has_the_bits_of_one_computed_anew() {
+    for name in MODELS {
+        let adapters = adapters(name);
+        let first = Request::new(0, 64, adapters[0].as_ref());
+        let mut model = resident(name, 1);
+        let expected = alone(&mut model, &first);
+        // The second request takes over three full blocks and computes the rest in its own.
+        let mut second = Request::new(0, 64, adapters[0].as_ref());
+        for (index, block) in second.blocks.iter_mut().enumerate().skip(3) {
+            *block = BlockId(100 + index as u32);
+        }
+        let mut logits = Vec::new();
+        model.forward(&[second.slice(48..64, LogitRows::Last)], &mut logits);
+        assert_eq!(bits(&logits), expected, "{name}");
+    }
+}
+
+#[test]
+fn the_logits_of_all_rows_are_those_of_each_row_as_the_last() {
+    for name in MODELS {
+        let adapters = adapters(name);
+        let request = Request::new(0, 40, adapters.last().unwrap().as_ref());
+        let mut model = resident(name, 2);
+        let mut all = Vec::new();
+        model.forward(&[request.slice(0..40, LogitRows::All)], &mut all);
+        for (row, logits) in all.chunks(model.vocab_size()).enumerate() {
+            let mut last = Vec::new();
+            resident(name, 1).forward(&[request.slice(0..row + 1, LogitRows::Last)], &mut last);
+            assert_eq!(bits(&last), bits(logits), "{name}, row {row}");
+        }
+    }
+}
+
+#[test]
+fn every_instruction_set_agrees_to_a_rounding_error() {
+    let request = Request::new(0, 40, None);
+    let mut logits = Vec::new();
+    for isa in Isa::available() {
+        let mut model = resident("llama-tied", 1).with_isa(isa);
+        let mut row = Vec::new();
+        model.forward(&[request.slice(0..40, LogitRows::Last)], &mut row);
+        logits.push(row);
+    }
+    for other in &logits[1..] {
+        for (a, b) in logits[0].iter().zip(other) {
+            assert!((a - b).abs() <= 1e-3, "{a} and {b}");
+        }
+    }
+}
