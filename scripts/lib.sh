@@ -1,5 +1,5 @@
 # What the scripts share. Sourced, never run.
-# shellcheck shell=bash
+# shellcheck shell=bash disable=SC2034 # what is set here is used there
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 target_dir=${CARGO_TARGET_DIR:-$root/target}

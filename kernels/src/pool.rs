@@ -97,7 +97,8 @@ struct Shared {
     /// Bumped at each region; helpers park on it.
     doorbell: Padded<AtomicU32>,
     parked_helpers: AtomicU32,
-    job: UnsafeCell<Option<Job>>,
+    /// The open region's work and its number of chunks.
+    job: UnsafeCell<Option<(Job, usize)>>,
     panicked: AtomicBool,
     stop: AtomicBool,
 }
@@ -205,7 +206,7 @@ impl Shared {
         // followed by holders of a chunk.
         let job: Job = unsafe { std::mem::transmute::<*const (dyn Fn(usize) + Sync + 'a), Job>(work) };
         // SAFETY: no chunk is claimable, so nobody reads the cell.
-        unsafe { *self.job.get() = Some(job) };
+        unsafe { *self.job.get() = Some((job, chunks as usize)) };
         self.pending.0.store(chunks, Ordering::Relaxed);
         let region = (self.state.0.load(Ordering::Relaxed) >> 32) + 1;
         // SYNC POINT region-open: releases the job and `pending` to whoever claims a chunk.
@@ -222,7 +223,7 @@ impl Shared {
         }
     }
 
-    /// Takes one chunk of the open region.
+    /// Takes one chunk of the open region: how many were left, this one included.
     fn claim(&self) -> Option<usize> {
         let mut state = self.state.0.load(Ordering::Acquire);
         loop {
@@ -232,17 +233,21 @@ impl Shared {
             }
             // SYNC POINT region-open: acquires the job.
             match self.state.0.compare_exchange_weak(state, state - 1, Ordering::Acquire, Ordering::Acquire) {
-                // Chunks are handed out from the last to the first index; their order carries no meaning.
-                Ok(_) => return Some(left as usize - 1),
+                Ok(_) => return Some(left as usize),
                 Err(now) => state = now,
             }
         }
     }
 
     fn work_until_none_is_left(&self) {
-        while let Some(chunk) = self.claim() {
+        while let Some(left) = self.claim() {
             // SAFETY: a chunk is held, so the region is open and its job stays where it is.
-            let work = unsafe { &*(*self.job.get()).expect("an open region has a job") };
+            let (work, chunks) = unsafe {
+                let (job, chunks) = (*self.job.get()).expect("an open region has a job");
+                (&*job, chunks)
+            };
+            // In ascending order, so that what a thread asks memory for ahead of its chunk is soon needed.
+            let chunk = chunks - left;
             if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(chunk))).is_err() {
                 self.panicked.store(true, Ordering::Relaxed);
             }

@@ -1,1 +1,28 @@
-//! tests
+//! End-to-end tests: the real programs, started as people start them, asked over HTTP with a real model.
+//!
+//! # Layout
+//!
+//! - [`deployment`]: `holobiont up` as a value: started by a [`Plan`], stopped when it is dropped
+//! - [`client`]: the requests the tests make, each with a time limit
+//! - [`answer`]: what came back, exact to the last bit of every log-probability
+//! - [`stream`]: server-sent events, and the ways in which a stream may end
+//! - [`fixtures`]: programs, model and adapters
+//! - [`watchdog`]: nothing waits for ever
+//!
+//! This is the tests' own arm: whatever goes wrong here panics and says what it was.
+
+#![forbid(unsafe_code)]
+
+pub mod answer;
+pub mod client;
+pub mod deployment;
+pub mod fixtures;
+pub mod stream;
+pub mod watchdog;
+
+pub use answer::Answer;
+pub use client::{Ask, Client};
+pub use deployment::{Deployment, Plan};
+pub use fixtures::{BASE, EXAMPLES, MODELS};
+pub use stream::{Ending, Stream};
+pub use watchdog::{eventually, within_seconds};

@@ -187,7 +187,7 @@ impl Supervisor {
         };
         match (role, readiness) {
             (_, None) => tracing::info!(process = %role, "{line}"),
-            (_, Some(Readiness::Again)) => tracing::info!(process = %role, "{role} serves again"),
+            (_, Some(Readiness::Again)) => tracing::info!(process = %role, "serves again"),
             (Role::Executor, Some(Readiness::First)) => self.progress.set_message("starting the gateway"),
             (Role::Gateway, Some(Readiness::First)) => self.greet(words.next().unwrap_or_default()),
         }
@@ -226,7 +226,8 @@ impl Supervisor {
         match managed.deaths.another(Instant::now().into_std()) {
             Verdict::GiveUp => self.begin_stop(Err(UpError::KeepsDying { role, deaths: MAX_DEATHS, status })),
             Verdict::Restart(delay) => {
-                tracing::warn!(process = %role, %status, "{role} died ({status}); starting it again in {delay:?}");
+                let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
+                tracing::warn!(process = %role, %status, delay_ms, "died; starting it again");
                 managed.state = State::Backoff(Instant::now() + delay);
                 Flow::Continue
             }

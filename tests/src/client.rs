@@ -1,0 +1,160 @@
+//! The requests the tests make, each with a time limit.
+
+use std::{path::Path, time::Duration};
+
+use serde_json::{Value, json};
+use ureq::{Agent, Body, http::Response};
+
+use crate::{answer::Reply, stream::Stream};
+
+/// No single request takes this long, even while 64 others run.
+const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// A completion to ask for: greedy, unless it has a seed.
+#[derive(Debug, Clone)]
+pub struct Ask {
+    /// Base or adapter.
+    pub model: String,
+    /// Token ids.
+    pub prompt: Vec<u32>,
+    /// Exactly so many: the end token is a token like any other.
+    pub max_tokens: u32,
+    /// Draw tokens with this seed.
+    pub seed: Option<u64>,
+}
+
+impl Ask {
+    /// Asks `model` to continue `prompt` greedily.
+    #[must_use]
+    pub fn new(model: &str, prompt: Vec<u32>, max_tokens: u32) -> Self {
+        Self { model: model.to_owned(), prompt, max_tokens, seed: None }
+    }
+
+    /// The same of another model.
+    #[must_use]
+    pub fn of(&self, model: &str) -> Self {
+        Self { model: model.to_owned(), ..self.clone() }
+    }
+
+    fn body(&self) -> Value {
+        json!({
+            "model": self.model,
+            "prompt": self.prompt,
+            "max_tokens": self.max_tokens,
+            "ignore_eos": true,
+            "logprobs": 5,
+            "temperature": if self.seed.is_some() { 0.8 } else { 0.0 },
+            "seed": self.seed.unwrap_or(0),
+        })
+    }
+}
+
+/// Talks to one gateway. Clones share their connections.
+#[derive(Debug, Clone)]
+pub struct Client {
+    agent: Agent,
+    url: String,
+}
+
+impl Client {
+    /// A client of the gateway at `url`.
+    #[must_use]
+    pub fn new(url: &str) -> Self {
+        let config = Agent::config_builder().http_status_as_error(false).timeout_global(Some(TIMEOUT));
+        Self { agent: config.build().into(), url: url.to_owned() }
+    }
+
+    /// The whole answer.
+    #[must_use]
+    pub fn ask(&self, ask: &Ask) -> Reply {
+        let (status, body) = self.post("/v1/completions", &ask.body());
+        assert_eq!(status, 200, "{}: {body}", ask.model);
+        Reply::read(&body)
+    }
+
+    /// Status and error code of a request that is refused.
+    #[must_use]
+    pub fn refusal(&self, ask: &Ask) -> (u16, String) {
+        let (status, body) = self.post("/v1/completions", &ask.body());
+        let code = body["error"]["code"].as_str();
+        (status, code.unwrap_or_else(|| panic!("no error: {body}")).to_owned())
+    }
+
+    /// The answer as it comes.
+    #[must_use]
+    pub fn stream(&self, ask: &Ask) -> Stream {
+        let mut body = ask.body();
+        body["stream"] = true.into();
+        let mut response = self.send("/v1/completions", &body);
+        if response.status() != 200 {
+            panic!("{}: {}", ask.model, response.body_mut().read_to_string().unwrap_or_default());
+        }
+        Stream::new(response.into_body().into_reader())
+    }
+
+    /// Loads an adapter under a free name; returns its generation.
+    pub fn load(&self, name: &str, path: &Path) -> String {
+        self.load_with(&json!({ "lora_name": name, "lora_path": path }))
+    }
+
+    /// Loads an adapter under a name that is taken; returns its generation.
+    pub fn reload(&self, name: &str, path: &Path) -> String {
+        self.load_with(&json!({ "lora_name": name, "lora_path": path, "load_inplace": true }))
+    }
+
+    /// Unloads an adapter; returns the bytes that were freed.
+    pub fn unload(&self, name: &str) -> u64 {
+        let (status, body) = self.post("/v1/unload_lora_adapter", &json!({ "lora_name": name }));
+        assert_eq!(status, 200, "{body}");
+        body["freed_bytes"].as_u64().expect("freed bytes")
+    }
+
+    /// Name and generation of every adapter; all of them must be usable.
+    #[must_use]
+    pub fn adapters(&self) -> Vec<(String, String)> {
+        let body = self.get("/v1/lora_adapters");
+        let text = |entry: &Value, field: &str| entry[field].as_str().expect("a string").to_owned();
+        let entries = body["data"].as_array().expect("a list").iter();
+        entries
+            .inspect(|entry| assert_eq!(entry["state"], "ready", "{entry}"))
+            .map(|entry| (text(entry, "name"), text(entry, "generation")))
+            .collect()
+    }
+
+    /// True if requests are served.
+    #[must_use]
+    pub fn is_healthy(&self) -> bool {
+        self.agent.get(format!("{}/health", self.url)).call().is_ok_and(|response| response.status() == 200)
+    }
+
+    /// A figure of `/metrics` by its name with labels. The executor's are up to a second old.
+    #[must_use]
+    pub fn metric(&self, name: &str) -> f64 {
+        let response = self.agent.get(format!("{}/metrics", self.url)).call();
+        let text = response.expect("/metrics answers").body_mut().read_to_string().expect("figures");
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
+        value.unwrap_or_else(|| panic!("there is no figure {name} in\n{text}"))
+    }
+
+    fn load_with(&self, body: &Value) -> String {
+        let (status, answer) = self.post("/v1/load_lora_adapter", body);
+        assert_eq!(status, 200, "{body}: {answer}");
+        answer["generation"].as_str().expect("a generation").to_owned()
+    }
+
+    fn get(&self, route: &str) -> Value {
+        let mut response = self.agent.get(format!("{}{route}", self.url)).call().expect("an answer");
+        response.body_mut().read_json().expect("the answer is JSON")
+    }
+
+    fn post(&self, route: &str, body: &Value) -> (u16, Value) {
+        let mut response = self.send(route, body);
+        let value = response.body_mut().read_json().expect("the answer is JSON");
+        (response.status().as_u16(), value)
+    }
+
+    fn send(&self, route: &str, body: &Value) -> Response<Body> {
+        let request = self.agent.post(format!("{}{route}", self.url));
+        request.send_json(body).unwrap_or_else(|error| panic!("{route} did not answer: {error}"))
+    }
+}

@@ -1,0 +1,264 @@
+//! `holobiont up` as a value: started by a [`Plan`], stopped when it is dropped.
+
+use std::{
+    env,
+    fs::{self, File},
+    io::{BufRead as _, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdout, Command, ExitStatus, Stdio},
+    sync::{Arc, Mutex, PoisonError, Weak},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::process::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::{
+    client::Client,
+    fixtures::{BASE, EXAMPLES, example, model, program},
+    watchdog::{running, signal},
+};
+
+/// Longer than the grace and the last words of a deployment.
+const STOP_LIMIT: Duration = Duration::from_secs(30);
+
+/// A deployment that has not been started.
+#[derive(Debug, Clone, Default)]
+pub struct Plan {
+    arguments: Vec<String>,
+    settings: Vec<(String, String)>,
+}
+
+impl Plan {
+    /// The base model alone.
+    #[must_use]
+    pub fn bare() -> Self {
+        Self::default()
+    }
+
+    /// The base model and the example adapters.
+    #[must_use]
+    pub fn with_examples() -> Self {
+        let adapters = EXAMPLES.map(|name| format!("{name}={}", example(name).display()));
+        let arguments = adapters.into_iter().flat_map(|pair| ["--adapter".to_owned(), pair]).collect();
+        Self { arguments, ..Self::default() }
+    }
+
+    /// Computes on `count` cores.
+    #[must_use]
+    pub fn cores(mut self, count: usize) -> Self {
+        self.arguments.extend(["--cores".to_owned(), allowed_cores(count)]);
+        self
+    }
+
+    /// Sets `HOLOBIONT_<name>`, as in `EXECUTOR_CHUNK_TOKENS`.
+    #[must_use]
+    pub fn set(mut self, name: &str, value: &str) -> Self {
+        self.settings.push((format!("HOLOBIONT_{name}"), value.to_owned()));
+        self
+    }
+
+    /// Starts it with a state directory of its own.
+    #[must_use]
+    pub fn start(&self) -> Deployment {
+        self.start_in(Arc::new(Place::new()))
+    }
+
+    /// Starts it with the state that is in `place`.
+    #[must_use]
+    pub fn start_in(&self, place: Arc<Place>) -> Deployment {
+        let mut up = self.command(&place);
+        let log = File::options().append(true).create(true).open(place.log()).expect("a log file");
+        let mut child = up.stdout(Stdio::piped()).stderr(log).spawn().expect("holobiont starts");
+        running().insert(child.id());
+        let stdout = child.stdout.take().expect("its stdout is a pipe");
+        // From here on dropping stops it, also if it never greets.
+        let mut deployment = Deployment { child, client: Client::new(""), ids: [0, 0], place };
+        deployment.read_greeting(stdout);
+        deployment
+    }
+
+    /// The command line, for those who want to see it fail.
+    #[must_use]
+    pub fn command(&self, place: &Place) -> Command {
+        let mut up = Command::new(program("holobiont"));
+        // Settings of whoever runs the tests must not reach what is tested.
+        for (name, _) in env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"HOLOBIONT_")) {
+            up.env_remove(name);
+        }
+        up.args(["--json", "up", "--listen", "127.0.0.1:0", "--log-format", "human", "--model"])
+            .arg(model())
+            .arg("--state")
+            .arg(place.state())
+            .args(&self.arguments)
+            .env("HOLOBIONT_HOME", place.path())
+            .env("HOLOBIONT_MODEL_SERVED_NAME", BASE)
+            .env("HOLOBIONT_GATEWAY_ADAPTER_ROOT", place.adapters())
+            .envs(self.settings.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null());
+        up
+    }
+}
+
+/// The first `count` cores this process may use, or all of them.
+fn allowed_cores(count: usize) -> String {
+    let status = fs::read_to_string("/proc/self/status").expect("the status of this process");
+    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
+    let ranges = list.expect("a list of cores").trim().split(',').map(|range| {
+        let (first, last) = range.split_once('-').unwrap_or((range, range));
+        first.parse::<u32>().expect("a core")..=last.parse::<u32>().expect("a core")
+    });
+    ranges.flatten().take(count).map(|core| core.to_string()).collect::<Vec<_>>().join(",")
+}
+
+/// Where deployments keep their state, one after the other.
+#[derive(Debug)]
+pub struct Place(TempDir);
+
+impl Place {
+    /// A fresh one, gone when it is dropped.
+    #[must_use]
+    pub fn new() -> Self {
+        let place = Self(tempfile::tempdir().expect("a temporary directory"));
+        fs::create_dir(place.adapters()).expect("a directory for adapters");
+        place
+    }
+
+    /// The state directory.
+    #[must_use]
+    pub fn state(&self) -> PathBuf {
+        self.path().join("state")
+    }
+
+    /// Adapters may be loaded from below this.
+    #[must_use]
+    pub fn adapters(&self) -> PathBuf {
+        self.path().join("adapters")
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    fn log(&self) -> PathBuf {
+        self.path().join("log")
+    }
+}
+
+impl Default for Place {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A running deployment.
+#[derive(Debug)]
+pub struct Deployment {
+    child: Child,
+    /// Talks to it.
+    pub client: Client,
+    /// Executor and gateway, as they were at the start.
+    ids: [u32; 2],
+    place: Arc<Place>,
+}
+
+impl Deployment {
+    /// What is in `slot`, started now unless a test that runs beside this one has done so.
+    #[must_use]
+    pub fn shared(slot: &Mutex<Weak<Self>>, plan: impl FnOnce() -> Plan) -> Arc<Self> {
+        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        slot.upgrade().unwrap_or_else(|| {
+            let started = Arc::new(plan().start());
+            *slot = Arc::downgrade(&started);
+            started
+        })
+    }
+
+    /// Where its state is.
+    #[must_use]
+    pub fn place(&self) -> &Arc<Place> {
+        &self.place
+    }
+
+    /// Process id of `holobiont up`.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Kills the executor, which cannot do anything about it.
+    pub fn kill_executor(&self) {
+        signal(self.ids[0], Signal::KILL);
+    }
+
+    /// Kills `holobiont up` itself, and waits until nothing of it is left.
+    pub fn kill_supervisor(mut self) {
+        signal(self.id(), Signal::KILL);
+        self.wait();
+    }
+
+    /// Sends SIGTERM and waits until it is over; nothing of it may be left.
+    pub fn stop(mut self) -> ExitStatus {
+        signal(self.id(), Signal::TERM);
+        let status = self.wait();
+        let sockets = fs::read_dir(self.place.state().join("run")).map_or(0, Iterator::count);
+        assert_eq!(sockets, 0, "run directories are left behind");
+        status
+    }
+
+    /// Waits for the supervisor, then makes sure that its processes are gone.
+    fn wait(&mut self) -> ExitStatus {
+        let started = Instant::now();
+        let mut status = None;
+        while status.is_none() || self.ids.iter().any(|id| is_alive(*id)) {
+            assert!(started.elapsed() < STOP_LIMIT, "it did not stop; its log:\n{}", self.log());
+            status = status.or_else(|| self.child.try_wait().expect("a child can be waited for"));
+            thread::sleep(Duration::from_millis(10));
+        }
+        running().remove(&self.child.id());
+        status.expect("the loop ends with a status")
+    }
+
+    fn read_greeting(&mut self, stdout: ChildStdout) {
+        let mut line = String::new();
+        let read = BufReader::new(stdout).read_line(&mut line).expect("its stdout can be read");
+        assert!(read > 0, "holobiont did not start; its log:\n{}", self.log());
+        let greeting: Value = serde_json::from_str(&line).expect("the greeting is JSON");
+        self.client = Client::new(greeting["url"].as_str().expect("an address"));
+        self.ids = ["base-executor", "gateway"].map(|role| {
+            let id = greeting["pids"][role].as_u64().expect("a process id");
+            u32::try_from(id).expect("a process id")
+        });
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.place.log()).unwrap_or_default()
+    }
+}
+
+impl Drop for Deployment {
+    fn drop(&mut self) {
+        if !running().remove(&self.child.id()) {
+            return; // It has been stopped already.
+        }
+        signal(self.child.id(), Signal::TERM);
+        let started = Instant::now();
+        while matches!(self.child.try_wait(), Ok(None)) && started.elapsed() < STOP_LIMIT {
+            thread::sleep(Duration::from_millis(10));
+        }
+        // Too late for manners; and without effect if it has gone.
+        let _ = self.child.kill();
+        if thread::panicking() {
+            eprintln!("the log of the deployment:\n{}", self.log());
+        }
+    }
+}
+
+/// True while the process runs; one that is dead but not waited for does not.
+fn is_alive(id: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
+    // The state comes after the name, which is in parentheses.
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}

@@ -1,0 +1,84 @@
+//! Server-sent events, and the ways in which a stream may end.
+
+use std::{
+    fmt,
+    io::{BufRead as _, BufReader},
+};
+
+use serde_json::Value;
+use ureq::BodyReader;
+
+use crate::answer::Answer;
+
+/// How a stream ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Ending {
+    /// A finish reason and `[DONE]`.
+    Done,
+    /// An error event with this code.
+    Error(String),
+    /// Nothing: the connection just closed. No stream should.
+    Cut,
+}
+
+/// An answer under way. Dropping it disconnects.
+pub struct Stream {
+    lines: BufReader<BodyReader<'static>>,
+    /// What has come so far.
+    pub answer: Answer,
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stream").field("answer", &self.answer).finish_non_exhaustive()
+    }
+}
+
+impl Stream {
+    pub(crate) fn new(body: BodyReader<'static>) -> Self {
+        Self { lines: BufReader::new(body), answer: Answer::default() }
+    }
+
+    /// Reads the next chunk; `Some` if that was the end.
+    pub fn step(&mut self) -> Option<Ending> {
+        let Some(data) = self.event() else { return Some(Ending::Cut) };
+        if data == "[DONE]" {
+            assert!(self.answer.finish.is_some(), "[DONE] without a finish reason");
+            return Some(Ending::Done);
+        }
+        let chunk: Value = serde_json::from_str(&data).expect("an event is JSON");
+        if let Some(code) = chunk["error"]["code"].as_str() {
+            assert_eq!(self.answer.finish, None, "an error after a finish reason");
+            return Some(Ending::Error(code.to_owned()));
+        }
+        self.answer.add(&chunk["choices"][0]);
+        None
+    }
+
+    /// Reads to the end, and makes sure that nothing comes after it.
+    #[must_use]
+    pub fn finish(mut self) -> (Answer, Ending) {
+        let ending = loop {
+            if let Some(ending) = self.step() {
+                break ending;
+            }
+        };
+        assert_eq!(self.event(), None, "an event after the end {ending:?}");
+        (self.answer, ending)
+    }
+
+    /// The data of the next event; `None` at the end of the body, orderly or not.
+    fn event(&mut self) -> Option<String> {
+        loop {
+            let mut line = String::new();
+            match self.lines.read_line(&mut line) {
+                Ok(0) | Err(_) => return None,
+                Ok(_) => {}
+            }
+            // Empty lines and comments lie between events.
+            if let Some(data) = line.strip_prefix("data: ") {
+                return Some(data.trim_end().to_owned());
+            }
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Names are aliases of content: replaced, removed and remembered without ever answering with the wrong weights.
+
+use std::{
+    sync::{Arc, Mutex, Weak},
+    thread,
+};
+
+use e2e_tests::{Ask, BASE, Deployment, Ending, Plan, eventually, fixtures, within_seconds};
+
+const LIMIT_S: u64 = 120;
+
+static SHARED: Mutex<Weak<Deployment>> = Mutex::new(Weak::new());
+
+fn shared() -> Arc<Deployment> {
+    Deployment::shared(&SHARED, Plan::bare)
+}
+
+/// Sixteen tokens of `model` after a prompt of several blocks.
+fn ask(model: &str, seed: u32) -> Ask {
+    Ask::new(model, fixtures::prompt(seed, 60), 16)
+}
+
+/// An adapter nobody else has loaded, where the deployment may load it from.
+fn variant(deployment: &Deployment, example: &str, alpha: u32) -> std::path::PathBuf {
+    let path = deployment.place().adapters().join(format!("{example}-{alpha}"));
+    fixtures::variant(example, alpha, &path);
+    path
+}
+
+#[test]
+fn a_name_that_stands_for_other_weights_never_answers_from_old_keys_and_values() {
+    within_seconds(LIMIT_S, || {
+        let (deployment, fresh) = (shared(), Plan::bare().start());
+        let client = &deployment.client;
+        let old = client.load("changing", &variant(&deployment, "pirate", 17));
+        let before = [0, 1].map(|_| client.ask(&ask("changing", 1)));
+        assert!(before[1].cached_tokens > 0, "the prompt is not in the prefix cache");
+
+        let new = client.reload("changing", &variant(&deployment, "json", 17));
+        assert_ne!(new, old);
+        let after = client.ask(&ask("changing", 1));
+        assert_eq!(after.cached_tokens, 0);
+        assert_eq!((&before[0].generation, &after.generation), (&Some(old), &Some(new.clone())));
+        assert_ne!(after.answer.scored, before[0].answer.scored);
+
+        // The same weights where they have never had another name, here and in a deployment that knew no others.
+        assert_eq!(client.load("another", &variant(&deployment, "json", 17)), new);
+        assert_eq!(client.ask(&ask("another", 1)).answer, after.answer);
+        assert_eq!(fresh.client.load("fresh", &variant(&fresh, "json", 17)), new);
+        assert_eq!(fresh.client.ask(&ask("fresh", 1)).answer, after.answer);
+    });
+}
+
+#[test]
+fn a_stream_that_began_before_a_reload_ends_with_the_weights_it_began_with() {
+    within_seconds(LIMIT_S, || {
+        let deployment = shared();
+        let client = &deployment.client;
+        let long = |name: &str| Ask::new(name, fixtures::prompt(2, 60), 96);
+        client.load("replaced", &variant(&deployment, "pirate", 18));
+        let golden = client.ask(&long("replaced")).answer;
+        let mut stream = client.stream(&long("replaced"));
+        assert_eq!(stream.step(), None);
+        client.reload("replaced", &variant(&deployment, "haiku", 18));
+        assert_ne!(client.ask(&long("replaced")).answer, golden);
+        assert_eq!(stream.finish(), (golden, Ending::Done));
+    });
+}
+
+#[test]
+fn unloading_gives_the_bytes_back_and_the_name_is_not_found_any_more() {
+    within_seconds(LIMIT_S, || {
+        let deployment = Plan::bare().start();
+        let client = &deployment.client;
+        let bytes = || client.metric("holobiont_adapter_bytes");
+        for round in 0..3 {
+            client.load("passing", &variant(&deployment, "pirate", 19));
+            eventually("the adapter's bytes are counted", || bytes() > 0.0);
+            assert!(client.ask(&ask("passing", 3)).generation.is_some());
+            let freed = client.unload("passing");
+            assert!(freed > 0, "round {round}");
+            assert_eq!(client.refusal(&ask("passing", 3)), (404, "model_not_found".to_owned()));
+            eventually("the adapter's bytes are free", || bytes() == 0.0);
+        }
+        assert_eq!(client.adapters(), []);
+        client.ask(&ask(BASE, 3));
+    });
+}
+
+#[test]
+fn an_adapter_nobody_loaded_is_not_found() {
+    within_seconds(LIMIT_S, || {
+        assert_eq!(shared().client.refusal(&ask("nobody", 4)), (404, "model_not_found".to_owned()));
+    });
+}
+
+#[test]
+fn adapters_are_still_there_after_a_stop_and_after_a_kill() {
+    within_seconds(LIMIT_S, || {
+        let deployment = Plan::bare().start();
+        let place = Arc::clone(deployment.place());
+        for name in ["pirate", "json", "haiku"] {
+            deployment.client.load(name, &variant(&deployment, name, 20));
+        }
+        deployment.client.reload("json", &variant(&deployment, "json", 21));
+        deployment.client.unload("haiku");
+        let listed = deployment.client.adapters();
+        assert_eq!(listed.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["json", "pirate"]);
+        let answer = deployment.client.ask(&ask("json", 5));
+        assert!(deployment.stop().success());
+
+        let deployment = Plan::bare().start_in(Arc::clone(&place));
+        assert_eq!(deployment.client.adapters(), listed);
+        assert_eq!(deployment.client.ask(&ask("json", 5)), answer);
+        deployment.client.unload("pirate");
+        deployment.kill_supervisor();
+
+        let deployment = Plan::bare().start_in(place);
+        assert_eq!(deployment.client.adapters(), listed[..1]);
+        assert_eq!(deployment.client.ask(&ask("json", 5)), answer);
+    });
+}
+
+#[test]
+fn loads_and_unloads_beside_requests_leave_every_answer_golden() {
+    within_seconds(LIMIT_S, || {
+        let deployment = shared();
+        let client = &deployment.client;
+        client.load("steady", &variant(&deployment, "pirate", 22));
+        let golden = client.ask(&ask("steady", 6)).answer;
+        let path = variant(&deployment, "haiku", 22);
+        let churn = client.clone();
+        let churning = thread::spawn(move || {
+            for _ in 0..8 {
+                churn.load("churn", &path);
+                churn.unload("churn");
+            }
+        });
+        while !churning.is_finished() {
+            assert_eq!(client.ask(&ask("steady", 6)).answer, golden);
+        }
+        churning.join().expect("every load and unload is answered");
+    });
+}

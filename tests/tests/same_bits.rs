@@ -1,0 +1,142 @@
+//! An answer has the same bits whatever else happens: company, threads, chunks, the prefix cache, other adapters.
+
+use std::{
+    sync::{Arc, Mutex, Weak},
+    thread,
+};
+
+use e2e_tests::{
+    Answer, Ask, BASE, Client, Deployment, EXAMPLES, Ending, MODELS, Plan, fixtures, within_seconds,
+};
+
+const LIMIT_S: u64 = 120;
+
+/// Enough for several blocks of KV and, in small chunks, for several steps.
+const PROMPT_TOKENS: usize = 100;
+
+static TWO_CORES: Mutex<Weak<Deployment>> = Mutex::new(Weak::new());
+static ONE_CORE: Mutex<Weak<Deployment>> = Mutex::new(Weak::new());
+
+/// Two threads, and chunks no prompt here fills.
+fn two_cores() -> Arc<Deployment> {
+    Deployment::shared(&TWO_CORES, || Plan::with_examples().cores(2))
+}
+
+/// One thread, and the smallest chunks there are.
+fn one_core() -> Arc<Deployment> {
+    Deployment::shared(&ONE_CORE, || Plan::with_examples().cores(1).set("EXECUTOR_CHUNK_TOKENS", "16"))
+}
+
+/// Sixteen tokens of `model`; prompts of different seeds share no prefix.
+fn ask(model: &str, seed: u32) -> Ask {
+    Ask::new(model, fixtures::prompt(seed, PROMPT_TOKENS), 16)
+}
+
+/// Calls `body` while fifteen others, on all models in turn, are being answered.
+fn in_company<T>(client: &Client, seed: u32, body: impl FnOnce() -> T) -> T {
+    let others = (0..15).zip(MODELS.iter().cycle()).map(|(index, model)| {
+        let prompt = fixtures::prompt(seed + index, 20 + 7 * index as usize);
+        let mut stream = client.stream(&Ask::new(model, prompt, 64));
+        assert_eq!(stream.step(), None, "the company leaves early");
+        stream
+    });
+    let others: Vec<_> = others.collect();
+    let result = body();
+    let rest: Vec<_> = others.into_iter().map(|stream| thread::spawn(|| stream.finish().1)).collect();
+    for other in rest {
+        assert_eq!(other.join().expect("the company is answered"), Ending::Done);
+    }
+    result
+}
+
+#[test]
+fn a_request_alone_and_among_fifteen_others_has_the_same_bits() {
+    within_seconds(LIMIT_S, || {
+        let client = &two_cores().client;
+        let first = MODELS.map(|model| client.ask(&ask(model, 100)).answer);
+        let second = in_company(client, 200, || MODELS.map(|model| client.ask(&ask(model, 100)).answer));
+        assert_eq!(first, second);
+        // The other way round, so that what is computed anew is computed in company too.
+        let first = in_company(client, 300, || MODELS.map(|model| client.ask(&ask(model, 101))));
+        assert!(first.iter().all(|reply| reply.cached_tokens == 0), "the prompts are new");
+        let second = MODELS.map(|model| client.ask(&ask(model, 101)).answer);
+        assert_eq!(first.map(|reply| reply.answer), second);
+    });
+}
+
+#[test]
+fn one_thread_in_small_chunks_and_two_threads_in_large_ones_have_the_same_bits() {
+    within_seconds(LIMIT_S, || {
+        let (one, two) = (one_core(), two_cores());
+        for model in MODELS {
+            let [one, two] = [&one, &two].map(|deployment| deployment.client.ask(&ask(model, 400)));
+            assert_eq!((one.cached_tokens, two.cached_tokens), (0, 0), "{model}");
+            assert_eq!(one.answer, two.answer, "{model}");
+        }
+    });
+}
+
+#[test]
+fn a_prompt_from_the_prefix_cache_and_one_computed_anew_have_the_same_bits() {
+    within_seconds(LIMIT_S, || {
+        for deployment in [one_core(), two_cores()] {
+            for model in MODELS {
+                let [anew, cached] = [0, 1].map(|_| deployment.client.ask(&ask(model, 500)));
+                assert_eq!(anew.cached_tokens, 0, "{model}");
+                assert!(cached.cached_tokens > 0, "{model}");
+                assert_eq!(anew.answer, cached.answer, "{model}");
+            }
+        }
+    });
+}
+
+#[test]
+fn no_two_models_share_cached_prefixes_or_answers() {
+    within_seconds(LIMIT_S, || {
+        let deployment = two_cores();
+        let replies = MODELS.map(|model| deployment.client.ask(&ask(model, 600)));
+        assert!(replies.iter().all(|reply| reply.cached_tokens == 0), "{replies:?}");
+        for (index, reply) in replies.iter().enumerate() {
+            let others = &replies[index + 1..];
+            assert!(others.iter().all(|other| other.answer.scored != reply.answer.scored), "{reply:?}");
+        }
+    });
+}
+
+#[test]
+fn a_stream_and_a_whole_answer_have_the_same_bits() {
+    within_seconds(LIMIT_S, || {
+        let client = &two_cores().client;
+        let mut sampled = ask("pirate", 700);
+        sampled.seed = Some(7);
+        for ask in [ask(BASE, 700), sampled] {
+            let (streamed, ending) = client.stream(&ask).finish();
+            assert_eq!(ending, Ending::Done);
+            assert_eq!(streamed, client.ask(&ask).answer);
+        }
+    });
+}
+
+#[test]
+fn the_base_has_the_same_bits_with_no_adapter_loaded_and_beside_three_in_use() {
+    within_seconds(LIMIT_S, || {
+        let deployment = Plan::bare().set("GATEWAY_ADAPTER_ROOT", &examples()).start();
+        let client = &deployment.client;
+        assert_eq!(client.adapters(), []);
+        let without: [Answer; 2] = [800, 801].map(|seed| client.ask(&ask(BASE, seed)).answer);
+        for name in EXAMPLES {
+            client.load(name, &fixtures::example(name));
+        }
+        let beside = in_company(client, 900, || [800, 801].map(|seed| client.ask(&ask(BASE, seed)).answer));
+        assert_eq!(without, beside);
+        // And what was never computed without them: a deployment that has them from the start agrees.
+        let beside = in_company(client, 950, || client.ask(&ask(BASE, 802)));
+        assert_eq!(beside.cached_tokens, 0);
+        assert_eq!(beside.answer, one_core().client.ask(&ask(BASE, 802)).answer);
+    });
+}
+
+fn examples() -> String {
+    let root = fixtures::example("..").canonicalize().expect("the example adapters");
+    root.to_str().expect("a path that is text").to_owned()
+}
