@@ -65,7 +65,6 @@ impl Client {
     }
 
     /// The whole answer.
-    #[must_use]
     pub fn ask(&self, ask: &Ask) -> Reply {
         let (status, body) = self.post("/v1/completions", &ask.body());
         assert_eq!(status, 200, "{}: {body}", ask.model);

@@ -85,7 +85,8 @@ impl Plan {
     pub fn command(&self, place: &Place) -> Command {
         let mut up = Command::new(program("holobiont"));
         // Settings of whoever runs the tests must not reach what is tested.
-        for (name, _) in env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"HOLOBIONT_")) {
+        for (name, _) in env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"HOLOBIONT_"))
+        {
             up.env_remove(name);
         }
         up.args(["--json", "up", "--listen", "127.0.0.1:0", "--log-format", "human", "--model"])

@@ -36,10 +36,16 @@ pub fn model() -> PathBuf {
     path
 }
 
+/// The directory that holds the example adapters.
+#[must_use]
+pub fn examples() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/adapters")
+}
+
 /// The directory of an example adapter.
 #[must_use]
 pub fn example(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/adapters").join(name)
+    examples().join(name)
 }
 
 /// Writes an adapter like the example `name`, but `alpha` strong, into `into`: other content, so another generation.

@@ -9,7 +9,9 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use e2e_tests::{Answer, Ask, BASE, Client, Deployment, Ending, MODELS, Plan, eventually, fixtures, within_seconds};
+use e2e_tests::{
+    Answer, Ask, BASE, Client, Deployment, Ending, MODELS, Plan, eventually, fixtures, within_seconds,
+};
 
 const LIMIT_S: u64 = 120;
 
@@ -25,7 +27,8 @@ impl UnderWay {
         let ended = Arc::new(AtomicUsize::new(0));
         let (begun, first_chunks) = mpsc::channel();
         let readers = asks.iter().map(|ask| {
-            let (client, ask, begun, ended) = (client.clone(), ask.clone(), begun.clone(), Arc::clone(&ended));
+            let (client, ask, begun, ended) =
+                (client.clone(), ask.clone(), begun.clone(), Arc::clone(&ended));
             thread::spawn(move || {
                 let mut stream = client.stream(&ask);
                 assert_eq!(stream.step(), None, "it ends before it begins");
@@ -54,9 +57,9 @@ impl UnderWay {
 
 /// Every model twice, with `max_tokens` each.
 fn asks(max_tokens: u32) -> Vec<Ask> {
-    let both = MODELS.into_iter().flat_map(|model| {
-        [30, 70].map(|length| Ask::new(model, fixtures::prompt(1, length), max_tokens))
-    });
+    let both = MODELS
+        .into_iter()
+        .flat_map(|model| [30, 70].map(|length| Ask::new(model, fixtures::prompt(1, length), max_tokens)));
     both.collect()
 }
 

@@ -120,7 +120,8 @@ fn a_stream_and_a_whole_answer_have_the_same_bits() {
 #[test]
 fn the_base_has_the_same_bits_with_no_adapter_loaded_and_beside_three_in_use() {
     within_seconds(LIMIT_S, || {
-        let deployment = Plan::bare().set("GATEWAY_ADAPTER_ROOT", &examples()).start();
+        let deployment =
+            Plan::bare().set("GATEWAY_ADAPTER_ROOT", &fixtures::examples().to_string_lossy()).start();
         let client = &deployment.client;
         assert_eq!(client.adapters(), []);
         let without: [Answer; 2] = [800, 801].map(|seed| client.ask(&ask(BASE, seed)).answer);
@@ -134,9 +135,4 @@ fn the_base_has_the_same_bits_with_no_adapter_loaded_and_beside_three_in_use() {
         assert_eq!(beside.cached_tokens, 0);
         assert_eq!(beside.answer, one_core().client.ask(&ask(BASE, 802)).answer);
     });
-}
-
-fn examples() -> String {
-    let root = fixtures::example("..").canonicalize().expect("the example adapters");
-    root.to_str().expect("a path that is text").to_owned()
 }

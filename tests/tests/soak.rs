@@ -9,9 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use e2e_tests::{
-    Answer, Ask, Client, EXAMPLES, Ending, MODELS, Plan, eventually, fixtures, within_seconds,
-};
+use e2e_tests::{Answer, Ask, Client, EXAMPLES, Ending, MODELS, Plan, eventually, fixtures, within_seconds};
 
 const CLIENTS: u32 = 64;
 const DEFAULT_SOAK_S: u64 = 15;
@@ -22,10 +20,8 @@ type Golden = (Ask, Answer);
 /// Short, medium and long prompts of every model; the long ones are sampled.
 fn golden_table(client: &Client) -> Vec<Golden> {
     let asks = MODELS.into_iter().flat_map(|model| {
-        [(5, None), (40, None), (150, Some(11))].map(|(length, seed)| Ask {
-            seed,
-            ..Ask::new(model, fixtures::prompt(1, length), 24)
-        })
+        [(5, None), (40, None), (150, Some(11))]
+            .map(|(length, seed)| Ask { seed, ..Ask::new(model, fixtures::prompt(1, length), 24) })
     });
     asks.map(|ask| (ask.clone(), client.ask(&ask).answer)).collect()
 }

@@ -408,6 +408,8 @@ impl StopSignals {
 
     async fn next(&mut self) -> StopSignal {
         tokio::select! {
+            // Of two that came at once the person's counts first, so that the other one is no insisting.
+            biased;
             _ = self.interrupt.recv() => StopSignal::Interrupt,
             _ = self.terminate.recv() => StopSignal::Terminate,
             _ = self.hangup.recv() => StopSignal::Terminate,

@@ -1,0 +1,97 @@
+//! The rules of the house that no compiler checks: which way dependencies point, and that promises name real tests.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// Member crates and the members they depend on, read from their manifests.
+fn members() -> BTreeMap<String, BTreeSet<String>> {
+    let folders = ["shmproto", "kernels", "model", "cache", "base-executor", "gateway", "holobiont", "benches"];
+    let dependencies = |folder: &str| {
+        let manifest = fs::read_to_string(root().join(folder).join("Cargo.toml")).unwrap();
+        let normal = manifest.split("[dependencies]").nth(1).unwrap();
+        let normal = normal.split("\n[").next().unwrap();
+        let names = normal.lines().filter_map(|line| Some(line.split(['.', ' ', '=']).next()?.to_owned()));
+        names.filter(|name| folders.contains(&name.as_str())).collect()
+    };
+    folders.iter().map(|&folder| (folder.to_owned(), dependencies(folder))).collect()
+}
+
+#[test]
+fn dependencies_point_down() {
+    let members = members();
+    let allowed = |folder: &str| -> &[&str] {
+        match folder {
+            "shmproto" | "kernels" => &[],
+            "model" => &["kernels"],
+            "cache" => &["model"],
+            "base-executor" => &["cache", "kernels", "model", "shmproto"],
+            "gateway" => &["model", "shmproto"],
+            _ => &["model"],
+        }
+    };
+    for (folder, dependencies) in &members {
+        for dependency in dependencies {
+            assert!(allowed(folder).contains(&dependency.as_str()), "{folder} must not depend on {dependency}");
+        }
+    }
+    assert!(members["model"].contains("kernels"), "the manifests were read");
+}
+
+#[test]
+fn unsafe_code_lives_in_kernels_alone() {
+    for folder in ["shmproto", "model", "cache", "base-executor", "gateway"] {
+        let library = fs::read_to_string(root().join(folder).join("src/lib.rs")).unwrap();
+        assert!(library.contains("#![forbid(unsafe_code)]"), "{folder}/src/lib.rs forbids unsafe code");
+    }
+    for folder in ["holobiont", "benches"] {
+        let program = fs::read_to_string(root().join(folder).join("src/main.rs")).unwrap();
+        assert!(program.contains("#![forbid(unsafe_code)]"), "{folder}/src/main.rs forbids unsafe code");
+    }
+}
+
+/// Every `fn name(` in the tree's Rust files.
+fn functions(folder: &Path, found: &mut BTreeSet<String>) {
+    for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
+        let path = entry.path();
+        let name = entry.file_name();
+        if path.is_dir() && !name.to_string_lossy().starts_with('.') && name != "target" {
+            functions(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            let source = fs::read_to_string(&path).unwrap();
+            let names = source.split("fn ").skip(1).filter_map(|rest| rest.split(['(', '<']).next());
+            found.extend(names.map(str::to_owned));
+        }
+    }
+}
+
+#[test]
+fn every_promise_names_tests_that_exist() {
+    let mut known = BTreeSet::new();
+    functions(&root(), &mut known);
+    let specification = fs::read_to_string(root().join("docs/SPECIFICATION.md")).unwrap();
+    let mut promises = 0;
+    for line in specification.lines() {
+        let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+        let is_promise = cells.get(1).is_some_and(|id| {
+            id.len() >= 2 && id.starts_with(|c: char| c.is_ascii_uppercase()) && id[1..].parse::<u32>().is_ok()
+        });
+        if !is_promise {
+            continue;
+        }
+        promises += 1;
+        let held_by = cells[3];
+        let tests: Vec<&str> = held_by.split('`').skip(1).step_by(2).collect();
+        assert!(held_by == "pending" || !tests.is_empty(), "{line} names no test and is not pending");
+        for test in tests {
+            assert!(known.contains(test), "{test} does not exist, but {} is said to be held by it", cells[1]);
+        }
+    }
+    assert!(promises > 20, "the document was read");
+}
