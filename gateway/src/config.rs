@@ -30,7 +30,7 @@ pub struct Args {
     #[arg(long, env = "HOLOBIONT_SERVED_MODEL_NAME", value_name = "NAME")]
     pub served_model_name: Option<String>,
     /// An adapter to load at start; may be given many times
-    #[arg(long = "adapter", env = "HOLOBIONT_ADAPTERS", value_name = "NAME=DIR", value_delimiter = ',', value_parser = start_adapter)]
+    #[arg(long = "adapter", value_name = "NAME=DIR", value_parser = start_adapter)]
     pub adapters: Vec<StartAdapter>,
     /// Adapters loaded over HTTP must be in here
     #[arg(long, env = "HOLOBIONT_ADAPTER_ROOT", value_name = "DIR", default_value = ".")]

@@ -164,8 +164,9 @@ impl Gateway {
     pub async fn until(mut self, stop: impl Future<Output = ()>) -> Result<(), RunError> {
         let (mut ready, address) = (self.status.clone(), self.address);
         let announce = async move {
-            let waited = ready.wait_for(|status| matches!(status, Status::Ready(_))).await;
-            if waited.is_ok() {
+            // What `wait_for` returns locks the status; it must not live on while this waits.
+            let is_ready = ready.wait_for(|status| matches!(status, Status::Ready(_))).await.is_ok();
+            if is_ready {
                 // Whoever closed our standard output does not want to know.
                 let _ = writeln!(std::io::stdout(), "ready http://{address}");
             }
