@@ -7,6 +7,7 @@ use kernels::lora::LoraPrecision;
 use model::{
     adapter::Adapter,
     config::ModelConfig,
+    layout::BLOCK_TARGETS,
     location::{HubSettings, resolve},
     prepared_adapter::PreparedAdapter,
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
@@ -94,12 +95,11 @@ pub fn open(config: &Config) -> anyhow::Result<Resident<ResidentModel, AdapterLo
 /// Hash of the configuration, and of each tensor's shape and first bytes: enough to tell two bases apart without
 /// reading a large file twice.
 fn identity(source: &dyn WeightSource) -> [u8; 32] {
-    const TARGETS: [Target; 7] =
-        [Target::Q, Target::K, Target::V, Target::O, Target::Gate, Target::Up, Target::Down];
     let mut hasher = blake3::Hasher::new_derive_key("holobiont base identity 1");
     let config = source.config();
     hasher.update(format!("{config:?}").as_bytes());
-    let layers = (0..config.layers).flat_map(|layer| TARGETS.map(|target| TensorId::Weight(layer, target)));
+    let layers =
+        (0..config.layers).flat_map(|layer| BLOCK_TARGETS.map(|target| TensorId::Weight(layer, target)));
     let ends = [TensorId::TokenEmbedding, TensorId::OutputNorm, TensorId::Weight(0, Target::LmHead)];
     for id in layers.chain(ends) {
         if let Some(tensor) = source.tensor(id) {

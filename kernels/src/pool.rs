@@ -25,19 +25,23 @@ use std::{
 
 use rustix::thread::{CpuSet, futex, sched_setaffinity};
 
-/// How long an idle helper looks for the next region before it parks. Regions of a step follow each other within
-/// microseconds; between steps sampling and scheduling take a few hundred.
-const IDLE_SPIN: Duration = Duration::from_micros(300);
+/// How long an idle helper looks for the next region before it parks. Regions of a step follow each other within tens
+/// of microseconds; between steps others (a gateway) want the core more than a spinning helper does.
+const IDLE_SPIN: Duration = Duration::from_micros(60);
 
 /// How long the caller looks for the last chunk of a region before it parks.
 const JOIN_SPIN: Duration = Duration::from_micros(100);
 
-/// A region is stalled if its last chunks take this much longer than the caller's own.
-const STALL: Duration = Duration::from_micros(400);
+/// A region is stalled if its last chunks take this much longer than the caller's own. A thread that only passes a
+/// message takes a core for less; a neighbour that computes takes it for a scheduler's slice of some milliseconds.
+const STALL: Duration = Duration::from_micros(1000);
 
 /// How long the caller works alone after a stall: at first, and at most.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
-const LONGEST_PAUSE: Duration = Duration::from_millis(320);
+const SHORTEST_PAUSE: Duration = Duration::from_millis(3);
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+
+/// A stall so soon after a pause says that the neighbour is still there.
+const SOON: Duration = Duration::from_millis(10);
 
 /// Threads that compute together; one of them is the caller of [`Pool::run`].
 pub struct Pool {
@@ -51,33 +55,31 @@ pub struct Pool {
 /// Whether the helpers are worth their stalls.
 #[derive(Debug)]
 struct Help {
-    /// The caller works alone until then.
-    pause_until: Option<Instant>,
-    /// Length of the next pause.
+    is_paused: bool,
+    /// End of the present or the last pause.
+    pause_until: Instant,
+    /// Length of the present or the last pause.
     pause: Duration,
-    /// When the last stall was.
-    stalled_at: Option<Instant>,
 }
 
 impl Help {
     fn new() -> Self {
-        Self { pause_until: None, pause: SHORTEST_PAUSE, stalled_at: None }
+        Self { is_paused: false, pause_until: Instant::now(), pause: SHORTEST_PAUSE }
     }
 
+    /// Whether the caller works alone now.
     fn is_paused(&mut self) -> bool {
-        if self.pause_until.is_some_and(|until| Instant::now() >= until) {
-            self.pause_until = None;
-        }
-        self.pause_until.is_some()
+        self.is_paused = self.is_paused && Instant::now() < self.pause_until;
+        self.is_paused
     }
 
     /// A helper held the region up. Stalls that follow each other closely lengthen the pauses.
     fn stalled(&mut self) {
         let now = Instant::now();
-        let again = self.stalled_at.is_some_and(|last| now - last < 2 * LONGEST_PAUSE);
+        let again = now - self.pause_until < SOON;
         self.pause = if again { (2 * self.pause).min(LONGEST_PAUSE) } else { SHORTEST_PAUSE };
-        self.stalled_at = Some(now);
-        self.pause_until = Some(now + self.pause);
+        self.pause_until = now + self.pause;
+        self.is_paused = true;
     }
 }
 

@@ -12,8 +12,9 @@ use crate::{
     config::ModelConfig,
     forward::{Compute, Deltas, LinearGroup, LogitRows, SequenceSlice},
     generation::Generation,
+    layout::linear_shape,
     source::Target,
-    weights::{group_targets, linear_shape},
+    weights::group_targets,
 };
 
 /// An adapter ready to be computed, at its true ranks.
@@ -45,7 +46,7 @@ impl PreparedAdapter {
         // A piece that holds all of a 16-bit adapter; one of 32 bits takes two.
         let arena = Arena::new(2 * elements);
         for module in &adapter.modules {
-            let (rows, columns) = linear_shape(config, module.target);
+            let [rows, columns] = linear_shape(config, module.target);
             let matrix = LoraMatrix::new(
                 &arena,
                 module.rank,
@@ -168,7 +169,7 @@ impl Deltas for BatchDeltas<'_> {
             }
         }
         if !segments.is_empty() {
-            let stride = targets.iter().map(|&(target, _)| linear_shape(self.config, target).0).sum();
+            let stride = targets.iter().map(|&(target, _)| linear_shape(self.config, target)[0]).sum();
             add_deltas(&mut compute.pool, compute.isa, x, &segments, out, stride);
         }
     }

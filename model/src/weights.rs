@@ -12,6 +12,7 @@ use kernels::{
 use crate::{
     config::ModelConfig,
     forward::{BaseLayers, Compute, LinearGroup, Norms},
+    layout::{BLOCK_TARGETS, linear_shape},
     source::{Target, TensorId, WeightSource},
 };
 
@@ -63,24 +64,6 @@ pub struct Weights {
 /// Memory for weights is asked for in pieces of this size, so that small matrices share huge pages.
 const ARENA_CHUNK_BYTES: usize = 32 << 20;
 
-/// The targets of a layer in the order of [`Weights::layers`].
-pub(crate) const LAYER_TARGETS: [Target; 7] =
-    [Target::Q, Target::K, Target::V, Target::O, Target::Gate, Target::Up, Target::Down];
-
-/// Output and input features of a linear layer.
-#[must_use]
-pub fn linear_shape(config: &ModelConfig, target: Target) -> (usize, usize) {
-    let (queries, keys) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
-    match target {
-        Target::Q => (queries, config.hidden_size),
-        Target::K | Target::V => (keys, config.hidden_size),
-        Target::O => (config.hidden_size, queries),
-        Target::Gate | Target::Up => (config.intermediate_size, config.hidden_size),
-        Target::Down => (config.hidden_size, config.intermediate_size),
-        Target::LmHead => (config.vocab_size, config.hidden_size),
-    }
-}
-
 /// The targets of a group and the column of the group's output at which each begins.
 #[must_use]
 pub fn group_targets(config: &ModelConfig, group: LinearGroup) -> Vec<(Target, usize)> {
@@ -94,7 +77,7 @@ pub fn group_targets(config: &ModelConfig, group: LinearGroup) -> Vec<(Target, u
     let mut column = 0;
     let place = |&target| {
         let at = column;
-        column += linear_shape(config, target).0;
+        column += linear_shape(config, target)[0];
         (target, at)
     };
     targets.iter().map(place).collect()
@@ -108,7 +91,7 @@ impl Weights {
     /// A tensor is missing or has another shape than the configuration implies, or memory runs out.
     pub fn load(source: &(dyn WeightSource + Sync), threads: usize) -> Result<Self, WeightsError> {
         let config = source.config();
-        let ids = || (0..config.layers).flat_map(|layer| LAYER_TARGETS.map(|target| (layer, target)));
+        let ids = || (0..config.layers).flat_map(|layer| BLOCK_TARGETS.map(|target| (layer, target)));
         let mut jobs: Vec<Job> = ids().map(|(layer, target)| Job::Linear(layer, target)).collect();
         // The largest first, so that no thread ends up alone with it.
         jobs.insert(0, Job::Embedding);
@@ -223,7 +206,7 @@ fn pack(source: &dyn WeightSource, arena: &Arena, job: Job) -> Result<Linear, We
         Job::Embedding => (TensorId::TokenEmbedding, None, (config.vocab_size, config.hidden_size)),
         Job::Linear(layer, target) => {
             let bias = TensorId::Bias(layer, target);
-            (TensorId::Weight(layer, target), Some(bias), linear_shape(config, target))
+            (TensorId::Weight(layer, target), Some(bias), linear_shape(config, target).into())
         }
     };
     let tensor = source.tensor(weight).ok_or(WeightsError::Missing(weight))?;

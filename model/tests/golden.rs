@@ -1,4 +1,5 @@
 //! The forward pass judged by Hugging Face transformers and PEFT (see `tests/golden/README.md`).
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
     path::{Path, PathBuf},

@@ -1,4 +1,5 @@
 //! One model, any route, same bits: a request's logits do not depend on what else is computed, nor on how.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
     path::{Path, PathBuf},

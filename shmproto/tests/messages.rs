@@ -3,7 +3,10 @@
 use proptest::prelude::*;
 use shmproto::{
     codec::{DecodeError, Wire},
-    message::{ErrorCode, Finish, Generate, Hello, Output, Sampling, Stats, ToExecutor, ToGateway, TokenOutput, WireError},
+    message::{
+        ErrorCode, Finish, Generate, Hello, Output, Sampling, Stats, ToExecutor, ToGateway, TokenOutput,
+        WireError,
+    },
 };
 
 fn sampling() -> Sampling {
@@ -101,10 +104,12 @@ fn the_document_lists_every_message_under_its_number() {
     let document = include_str!("../../docs/PROTOCOL.md");
     let mut found = 0;
     for (name, heading) in [("ToExecutor", "To the executor"), ("ToGateway", "To the gateway")] {
-        let body = source.split(&format!("pub enum {name} {{")).nth(1).and_then(|rest| rest.split("\n    }").next());
+        let body =
+            source.split(&format!("pub enum {name} {{")).nth(1).and_then(|rest| rest.split("\n    }").next());
         let table = document.split(heading).nth(1).and_then(|rest| rest.split("\n\n").next());
         let (body, table) = (body.expect("the enum"), table.expect("the table"));
-        for line in body.lines().map(str::trim).filter(|line| !line.starts_with("//") && line.ends_with(',')) {
+        for line in body.lines().map(str::trim).filter(|line| !line.starts_with("//") && line.ends_with(','))
+        {
             let (variant, tag) = line.trim_end_matches(',').split_once(" = ").expect("a variant and its tag");
             let variant = variant.split('(').next().expect("a name");
             assert!(table.contains(&format!("| {tag} | `{variant}` |")), "{name}::{variant} = {tag}");

@@ -75,7 +75,7 @@ impl Plan {
         running().insert(child.id());
         let stdout = child.stdout.take().expect("its stdout is a pipe");
         // From here on dropping stops it, also if it never greets.
-        let mut deployment = Deployment { child, client: Client::new(""), ids: [0, 0], place };
+        let mut deployment = Deployment { child, client: Client::new(""), executor_id: 0, place };
         deployment.read_greeting(stdout);
         deployment
     }
@@ -160,8 +160,8 @@ pub struct Deployment {
     child: Child,
     /// Talks to it.
     pub client: Client,
-    /// Executor and gateway, as they were at the start.
-    ids: [u32; 2],
+    /// The executor's process, as it was at the start.
+    executor_id: u32,
     place: Arc<Place>,
 }
 
@@ -191,29 +191,30 @@ impl Deployment {
 
     /// Kills the executor, which cannot do anything about it.
     pub fn kill_executor(&self) {
-        signal(self.ids[0], Signal::KILL);
+        signal(self.executor_id, Signal::KILL);
     }
 
     /// Kills `holobiont up` itself, and waits until nothing of it is left.
     pub fn kill_supervisor(mut self) {
-        signal(self.id(), Signal::KILL);
-        self.wait();
+        self.end(Signal::KILL);
     }
 
     /// Sends SIGTERM and waits until it is over; nothing of it may be left.
     pub fn stop(mut self) -> ExitStatus {
-        signal(self.id(), Signal::TERM);
-        let status = self.wait();
+        let status = self.end(Signal::TERM);
         let sockets = fs::read_dir(self.place.state().join("run")).map_or(0, Iterator::count);
         assert_eq!(sockets, 0, "run directories are left behind");
         status
     }
 
-    /// Waits for the supervisor, then makes sure that its processes are gone.
-    fn wait(&mut self) -> ExitStatus {
+    /// Signals the supervisor, and waits until it and its processes are gone.
+    fn end(&mut self, how: Signal) -> ExitStatus {
+        let children = children(self.id());
+        assert_eq!(children.len(), 2, "executor and gateway run");
+        signal(self.id(), how);
         let started = Instant::now();
         let mut status = None;
-        while status.is_none() || self.ids.iter().any(|id| is_alive(*id)) {
+        while status.is_none() || children.iter().any(|id| parent(*id).is_some()) {
             assert!(started.elapsed() < STOP_LIMIT, "it did not stop; its log:\n{}", self.log());
             status = status.or_else(|| self.child.try_wait().expect("a child can be waited for"));
             thread::sleep(Duration::from_millis(10));
@@ -228,10 +229,8 @@ impl Deployment {
         assert!(read > 0, "holobiont did not start; its log:\n{}", self.log());
         let greeting: Value = serde_json::from_str(&line).expect("the greeting is JSON");
         self.client = Client::new(greeting["url"].as_str().expect("an address"));
-        self.ids = ["base-executor", "gateway"].map(|role| {
-            let id = greeting["pids"][role].as_u64().expect("a process id");
-            u32::try_from(id).expect("a process id")
-        });
+        let id = greeting["pids"]["base-executor"].as_u64();
+        self.executor_id = id.and_then(|id| u32::try_from(id).ok()).expect("a process id");
     }
 
     fn log(&self) -> String {
@@ -257,9 +256,18 @@ impl Drop for Deployment {
     }
 }
 
-/// True while the process runs; one that is dead but not waited for does not.
-fn is_alive(id: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{id}/stat")).unwrap_or_default();
-    // The state comes after the name, which is in parentheses.
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+/// The processes that `id` started and that run now.
+fn children(id: u32) -> Vec<u32> {
+    let entries = fs::read_dir("/proc").expect("the processes of this machine");
+    let ids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    ids.filter(|child| parent(*child) == Some(id)).collect()
+}
+
+/// Who started a process, while it runs. One that is dead but not waited for does not.
+fn parent(id: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+    // State and parent come after the name, which is in parentheses.
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
+    let state = fields.next()?;
+    fields.next()?.parse().ok().filter(|_| state != "Z")
 }

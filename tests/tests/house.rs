@@ -1,4 +1,5 @@
 //! The rules of the house that no compiler checks: which way dependencies point, and that promises name real tests.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +13,8 @@ fn root() -> PathBuf {
 
 /// Member crates and the members they depend on, read from their manifests.
 fn members() -> BTreeMap<String, BTreeSet<String>> {
-    let folders = ["shmproto", "kernels", "model", "cache", "base-executor", "gateway", "holobiont", "benches"];
+    let folders =
+        ["shmproto", "kernels", "model", "cache", "base-executor", "gateway", "holobiont", "benches"];
     let dependencies = |folder: &str| {
         let manifest = fs::read_to_string(root().join(folder).join("Cargo.toml")).unwrap();
         let normal = manifest.split("[dependencies]").nth(1).unwrap();
@@ -38,7 +40,10 @@ fn dependencies_point_down() {
     };
     for (folder, dependencies) in &members {
         for dependency in dependencies {
-            assert!(allowed(folder).contains(&dependency.as_str()), "{folder} must not depend on {dependency}");
+            assert!(
+                allowed(folder).contains(&dependency.as_str()),
+                "{folder} must not depend on {dependency}"
+            );
         }
     }
     assert!(members["model"].contains("kernels"), "the manifests were read");
@@ -80,7 +85,9 @@ fn every_promise_names_tests_that_exist() {
     for line in specification.lines() {
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();
         let is_promise = cells.get(1).is_some_and(|id| {
-            id.len() >= 2 && id.starts_with(|c: char| c.is_ascii_uppercase()) && id[1..].parse::<u32>().is_ok()
+            id.len() >= 2
+                && id.starts_with(|c: char| c.is_ascii_uppercase())
+                && id[1..].parse::<u32>().is_ok()
         });
         if !is_promise {
             continue;

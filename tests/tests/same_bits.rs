@@ -6,7 +6,7 @@ use std::{
 };
 
 use e2e_tests::{
-    Answer, Ask, BASE, Client, Deployment, EXAMPLES, Ending, MODELS, Plan, fixtures, within_seconds,
+    Ask, BASE, Client, Deployment, EXAMPLES, Ending, MODELS, Plan, answer::Reply, fixtures, within_seconds,
 };
 
 const LIMIT_S: u64 = 120;
@@ -36,31 +36,43 @@ fn ask(model: &str, seed: u32) -> Ask {
 fn in_company<T>(client: &Client, seed: u32, body: impl FnOnce() -> T) -> T {
     let others = (0..15).zip(MODELS.iter().cycle()).map(|(index, model)| {
         let prompt = fixtures::prompt(seed + index, 20 + 7 * index as usize);
-        let mut stream = client.stream(&Ask::new(model, prompt, 64));
-        assert_eq!(stream.step(), None, "the company leaves early");
-        stream
+        let (client, ask) = (client.clone(), Ask::new(model, prompt, 64));
+        thread::spawn(move || {
+            let mut stream = client.stream(&ask);
+            assert_eq!(stream.step(), None, "the company leaves early");
+            stream
+        })
     });
     let others: Vec<_> = others.collect();
+    let others: Vec<_> = others.into_iter().map(|other| other.join().expect("company")).collect();
     let result = body();
-    let rest: Vec<_> = others.into_iter().map(|stream| thread::spawn(|| stream.finish().1)).collect();
-    for other in rest {
-        assert_eq!(other.join().expect("the company is answered"), Ending::Done);
+    for other in others {
+        assert_eq!(other.finish().1, Ending::Done);
     }
     result
+}
+
+/// Asks every model the same at the same time.
+fn ask_all(client: &Client, seed: u32) -> [Reply; 4] {
+    let asked = MODELS.map(|model| {
+        let client = client.clone();
+        thread::spawn(move || client.ask(&ask(model, seed)))
+    });
+    asked.map(|reply| reply.join().expect("a reply"))
 }
 
 #[test]
 fn a_request_alone_and_among_fifteen_others_has_the_same_bits() {
     within_seconds(LIMIT_S, || {
         let client = &two_cores().client;
-        let first = MODELS.map(|model| client.ask(&ask(model, 100)).answer);
-        let second = in_company(client, 200, || MODELS.map(|model| client.ask(&ask(model, 100)).answer));
-        assert_eq!(first, second);
+        let alone = MODELS.map(|model| client.ask(&ask(model, 100)).answer);
+        let beside = in_company(client, 200, || ask_all(client, 100));
+        assert_eq!(alone, beside.map(|reply| reply.answer));
         // The other way round, so that what is computed anew is computed in company too.
-        let first = in_company(client, 300, || MODELS.map(|model| client.ask(&ask(model, 101))));
-        assert!(first.iter().all(|reply| reply.cached_tokens == 0), "the prompts are new");
-        let second = MODELS.map(|model| client.ask(&ask(model, 101)).answer);
-        assert_eq!(first.map(|reply| reply.answer), second);
+        let beside = in_company(client, 300, || ask_all(client, 101));
+        assert!(beside.iter().all(|reply| reply.cached_tokens == 0), "the prompts are new");
+        let alone = MODELS.map(|model| client.ask(&ask(model, 101)).answer);
+        assert_eq!(alone, beside.map(|reply| reply.answer));
     });
 }
 
@@ -124,15 +136,15 @@ fn the_base_has_the_same_bits_with_no_adapter_loaded_and_beside_three_in_use() {
             Plan::bare().set("GATEWAY_ADAPTER_ROOT", &fixtures::examples().to_string_lossy()).start();
         let client = &deployment.client;
         assert_eq!(client.adapters(), []);
-        let without: [Answer; 2] = [800, 801].map(|seed| client.ask(&ask(BASE, seed)).answer);
+        let without = client.ask(&ask(BASE, 800)).answer;
         for name in EXAMPLES {
             client.load(name, &fixtures::example(name));
         }
-        let beside = in_company(client, 900, || [800, 801].map(|seed| client.ask(&ask(BASE, seed)).answer));
+        let beside = in_company(client, 900, || client.ask(&ask(BASE, 800)).answer);
         assert_eq!(without, beside);
         // And what was never computed without them: a deployment that has them from the start agrees.
-        let beside = in_company(client, 950, || client.ask(&ask(BASE, 802)));
+        let beside = in_company(client, 950, || client.ask(&ask(BASE, 801)));
         assert_eq!(beside.cached_tokens, 0);
-        assert_eq!(beside.answer, one_core().client.ask(&ask(BASE, 802)).answer);
+        assert_eq!(beside.answer, one_core().client.ask(&ask(BASE, 801)).answer);
     });
 }
