@@ -223,6 +223,8 @@ impl KvPool {
         );
         assert!(layout.heads.is_multiple_of(layout.kv_heads), "whole groups of heads");
         let rows = qkv.len() / layout.stride();
+        let in_order = |pair: &[KvRows<'_>]| pair[0].first_row + pair[0].rows <= pair[1].first_row;
+        assert!(batch.windows(2).all(in_order), "slices have rows of their own, in ascending order");
         for slice in batch {
             assert!(slice.first_row + slice.rows <= rows, "the slice's rows exist");
             assert!(slice.position + slice.rows <= slice.blocks.len() * BLOCK_TOKENS, "enough blocks");

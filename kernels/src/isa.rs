@@ -8,8 +8,8 @@ use std::sync::OnceLock;
 
 use crate::simd::{Avx2, Avx512, Portable, Simd};
 
-/// An instruction set the kernels are compiled for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+/// An instruction set the kernels are compiled for, the strongest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Isa {
     /// AVX-512 F, BW, VL with VNNI and BF16.
     Avx512,
@@ -49,11 +49,17 @@ impl Isa {
         found
     }
 
-    /// Runs `kernel` compiled for this set. The set must be one of [`Isa::available`].
+    /// Runs `kernel` compiled for this set.
+    ///
+    /// # Panics
+    ///
+    /// If this CPU does not have it.
     #[inline]
     pub(crate) fn dispatch<K: Kernel>(self, kernel: K) -> K::Output {
+        // Each set includes those after it.
+        assert!(self >= Self::best(), "this CPU has no {self:?}");
         match self {
-            // SAFETY: a value of this variant comes from `available`, which has seen the CPU's features.
+            // SAFETY: the best set of this CPU includes this one.
             Self::Avx512 => unsafe { run_avx512(kernel) },
             // SAFETY: as above.
             Self::Avx2 => unsafe { run_avx2(kernel) },

@@ -61,6 +61,8 @@ pub fn linear(
         assert!(part.column + part.matrix.rows() <= stride, "the part's outputs lie within a row of out");
         assert!(part.bias.is_none_or(|bias| bias.len() == part.matrix.rows()), "one bias an output feature");
     }
+    let in_order = |pair: &[LinearPart<'_>]| pair[0].column + pair[0].matrix.rows() <= pair[1].column;
+    assert!(parts.windows(2).all(in_order), "parts write disjoint columns, in ascending order");
     let out = OutPtr(out.as_mut_ptr());
     let panels: usize = parts.iter().map(|part| part.matrix.panels()).sum();
     let chunk = panels_a_chunk(panels, rows, pool.threads());

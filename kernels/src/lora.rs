@@ -160,7 +160,7 @@ pub struct LoraSegment<'a> {
 ///
 /// # Panics
 ///
-/// If the shapes do not fit together, or two segments add to the same element.
+/// If the shapes do not fit together, or segments are not in ascending order of rows and then columns.
 pub fn add_deltas(
     pool: &mut Pool,
     isa: Isa,
@@ -180,7 +180,10 @@ pub fn add_deltas(
         }
     }
     assert!(out.len() >= x.rows() * stride, "out has as many rows as x");
-    debug_assert!(disjoint(segments), "segments add to different elements");
+    assert!(
+        segments.windows(2).all(|pair| in_order(&pair[0], &pair[1])),
+        "segments are disjoint and in order"
+    );
     let out = OutPtr(out.as_mut_ptr());
     pool.run(units.len(), |i| {
         let out = &out;
@@ -188,15 +191,10 @@ pub fn add_deltas(
     });
 }
 
-fn disjoint(segments: &[LoraSegment<'_>]) -> bool {
-    segments.iter().enumerate().all(|(i, a)| {
-        segments[..i].iter().all(|b| {
-            a.first_row + a.rows <= b.first_row
-                || b.first_row + b.rows <= a.first_row
-                || a.column + a.matrix.rows <= b.column
-                || b.column + b.matrix.rows <= a.column
-        })
-    })
+/// Segments ascend by rows, those of the same rows by columns: so no two of them meet.
+fn in_order(a: &LoraSegment<'_>, b: &LoraSegment<'_>) -> bool {
+    let same_rows = (a.first_row, a.rows) == (b.first_row, b.rows);
+    a.first_row + a.rows <= b.first_row || same_rows && a.column + a.matrix.rows <= b.column
 }
 
 struct OutPtr(*mut f32);

@@ -153,8 +153,7 @@ impl Pool {
             let _ = pin(core);
         }
         if chunks <= 1 || self.helpers.is_empty() || self.help.is_paused() {
-            (0..chunks).for_each(work);
-            return;
+            return alone(chunks, &work);
         }
         let count = u32::try_from(chunks).expect("a region has fewer than 2^32 chunks");
         self.shared.open(&work, count);
@@ -313,6 +312,13 @@ fn spin_until(limit: Duration, done: impl Fn() -> bool) -> bool {
             return false;
         }
     }
+}
+
+/// Runs every chunk on this thread; panics at the end if one of them did.
+fn alone(chunks: usize, work: &(impl Fn(usize) + Sync)) {
+    let panicked = |chunk| std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(chunk))).is_err();
+    let panics = (0..chunks).filter(|&chunk| panicked(chunk)).count();
+    assert!(panics == 0, "a chunk of a parallel region panicked");
 }
 
 fn pin(core: usize) -> io::Result<()> {

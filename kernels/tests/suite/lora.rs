@@ -206,8 +206,8 @@ impl Mixed {
             (0, 1, 1, 0),
             (1, 2, 19, 0),
             (2, 2, 19, 43),
-            (3, 25, 33, 43),
             (4, 25, 33, 0),
+            (3, 25, 33, 43),
             (5, 58, 31, 0),
             (0, 89, 1, 43),
         ];
@@ -303,8 +303,7 @@ fn a_segment_beyond_the_outputs_is_refused() {
 }
 
 #[test]
-#[cfg(debug_assertions)]
-#[should_panic(expected = "segments add to different elements")]
+#[should_panic(expected = "segments are disjoint and in order")]
 fn two_segments_that_add_to_one_element_are_refused() {
     let adapter = Adapter::exact(4, 10);
     Batch::random(3, 10).run(
