@@ -4,6 +4,7 @@
 pub mod adapter;
 pub mod chat_template;
 pub mod config;
+pub mod dequantized;
 pub mod detokenize;
 pub mod forward;
 pub mod generation;
