@@ -124,8 +124,8 @@ impl Kernel for Chunk<'_> {
             let to = rows.min(from + ROW_BLOCK);
             for panel in self.first..self.last {
                 match self.part.matrix.packing {
-                    Packing::F32 => self.rows::<S, float::F32>(panel, from, to),
-                    Packing::F16 => self.rows::<S, float::F16>(panel, from, to),
+                    Packing::F32 => self.rows::<S, float::Unrounded<f32>>(panel, from, to),
+                    Packing::F16 => self.rows::<S, float::Unrounded<u16>>(panel, from, to),
                     Packing::Bf16 => self.rows::<S, float::Bf16>(panel, from, to),
                     Packing::Four8 => self.rows::<S, integer::Four8>(panel, from, to),
                     Packing::FourMinimum => self.rows::<S, integer::FourMinimum>(panel, from, to),

@@ -1,19 +1,20 @@
 //! Dot products with float panels.
 
+use std::marker::PhantomData;
+
 use super::{PackedMatrix, Tile};
 use crate::{
     activations::Activations,
+    element::Element,
     simd::{LANES, Simd},
 };
 
-/// Weights of 32 bits, activations of 32 bits.
-pub(super) struct F32;
-/// Weights of 16 bits, widened exactly; activations of 32 bits.
-pub(super) struct F16;
+/// Weights of 32 bits, or of 16 bits and widened exactly; activations of 32 bits.
+pub(super) struct Unrounded<E>(PhantomData<E>);
 /// Weights and activations of bf16, summed in 32 bits.
 pub(super) struct Bf16;
 
-impl Tile for F32 {
+impl<E: Element> Tile for Unrounded<E> {
     #[inline(always)]
     unsafe fn dot<S: Simd, const M: usize>(
         w: &PackedMatrix,
@@ -23,37 +24,12 @@ impl Tile for F32 {
     ) -> [S::F; M] {
         let width = x.width();
         let mut sums = [S::splat(0.0); M];
-        // SAFETY: the caller's: panel and rows exist; `w.columns() == width`.
+        // SAFETY: the caller's: panel and rows exist; `w.columns() == width`, and `E` is what its panels hold.
         unsafe {
-            let weights = w.panel(panel).cast::<f32>();
+            let weights = w.panel(panel).cast::<E>();
             let x = x.values().as_ptr().add(row * width);
             for k in 0..width {
-                let w = S::load(weights.add(k * LANES));
-                for (m, sum) in sums.iter_mut().enumerate() {
-                    *sum = S::fma(w, S::splat(*x.add(m * width + k)), *sum);
-                }
-            }
-        }
-        sums
-    }
-}
-
-impl Tile for F16 {
-    #[inline(always)]
-    unsafe fn dot<S: Simd, const M: usize>(
-        w: &PackedMatrix,
-        panel: usize,
-        x: &Activations,
-        row: usize,
-    ) -> [S::F; M] {
-        let width = x.width();
-        let mut sums = [S::splat(0.0); M];
-        // SAFETY: the caller's: panel and rows exist; `w.columns() == width`.
-        unsafe {
-            let weights = w.panel(panel).cast::<u16>();
-            let x = x.values().as_ptr().add(row * width);
-            for k in 0..width {
-                let w = S::load_f16(weights.add(k * LANES));
+                let w = E::load::<S>(weights.add(k * LANES));
                 for (m, sum) in sums.iter_mut().enumerate() {
                     *sum = S::fma(w, S::splat(*x.add(m * width + k)), *sum);
                 }
