@@ -23,8 +23,8 @@ pub enum ResidentError {
     /// The weights cannot be loaded.
     #[error(transparent)]
     Weights(#[from] WeightsError),
-    /// The threads cannot be started or pinned.
-    #[error("cannot compute on cores {cores:?}; name cores this process may run on")]
+    /// The threads cannot be started.
+    #[error("cannot start threads for cores {cores:?}; raise the limit of threads or name fewer cores")]
     Threads {
         /// The cores asked for.
         cores: Vec<usize>,
@@ -58,7 +58,7 @@ pub enum KvDtype {
 /// What a resident model may use.
 #[derive(Debug, Clone)]
 pub struct ResidentOptions {
-    /// Cores to compute on; the calling thread is pinned to the first. Empty: one thread, not pinned.
+    /// Cores to compute on; the thread that runs the first pass is pinned to the first. Empty: one thread, not pinned.
     pub cores: Vec<usize>,
     /// Bytes of the KV pool.
     pub kv_bytes: usize,
@@ -66,7 +66,7 @@ pub struct ResidentOptions {
     pub kv_dtype: KvDtype,
 }
 
-/// Weights in memory, ready to be taken to the thread that computes.
+/// Weights in memory, ready to be given KV blocks and threads.
 #[derive(Debug)]
 pub struct LoadedWeights {
     skeleton: Skeleton,
@@ -131,11 +131,12 @@ pub struct ResidentModel {
 }
 
 impl ResidentModel {
-    /// Takes `weights` to this thread, which is pinned to the first of the options' cores.
+    /// Takes memory and starts threads for `weights`. The thread that runs the first pass is pinned to the first of the
+    /// options' cores.
     ///
     /// # Errors
     ///
-    /// A thread cannot be started or pinned, or there is no memory for the KV pool.
+    /// A thread cannot be started, or there is no memory for the KV pool.
     pub fn new(weights: LoadedWeights, options: &ResidentOptions) -> Result<Self, ResidentError> {
         let shape = weights.kv_shape(options.kv_dtype);
         let (block_bytes, blocks) = (shape.block_bytes(), options.kv_bytes / shape.block_bytes());
