@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use model::generation::Generation;
+use model::generation::{AdapterId, Generation};
 use shmproto::message::{AdapterStats, ErrorCode, WireError};
 
 use crate::engine::event::Caller;
@@ -13,9 +13,9 @@ use crate::engine::event::Caller;
 /// Why bytes were not granted to an adapter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ClaimError {
-    /// The same weights are resident, or are about to be.
+    /// The adapter is resident, or is about to be.
     #[error("adapter {0:.12} is resident already")]
-    Known(Generation),
+    Known(AdapterId),
     /// The budget has too few bytes left.
     #[error(
         "the adapter takes {asked_bytes} bytes, but of the budget of {limit_bytes} bytes other adapters hold \
@@ -34,7 +34,7 @@ pub enum ClaimError {
 #[derive(Debug)]
 struct Ledger {
     limit_bytes: u64,
-    claims: Mutex<HashMap<Generation, u64>>,
+    claims: Mutex<HashMap<AdapterId, u64>>,
 }
 
 /// The bytes all adapters together may take. Clones share one ledger.
@@ -60,23 +60,31 @@ impl Budget {
         self.0.lock().values().sum()
     }
 
-    /// Claims `bytes` for a generation until the claim is dropped.
+    /// Says whether `bytes` could be claimed if nothing else were.
     ///
     /// # Errors
-    /// If the generation has a claim, or the budget has too few bytes left.
-    pub fn claim(&self, generation: Generation, bytes: u64) -> Result<Claim, ClaimError> {
+    /// If they are more than the whole budget.
+    pub fn could_hold(&self, bytes: u64) -> Result<(), ClaimError> {
+        self.0.check(0, bytes)
+    }
+
+    /// Claims `bytes` for an adapter until the claim is dropped.
+    ///
+    /// # Errors
+    /// If the adapter has a claim, or the budget has too few bytes left.
+    pub fn claim(&self, id: AdapterId, bytes: u64) -> Result<Claim, ClaimError> {
         let mut claims = self.0.lock();
-        if claims.contains_key(&generation) {
-            return Err(ClaimError::Known(generation));
+        if claims.contains_key(&id) {
+            return Err(ClaimError::Known(id));
         }
         self.0.check(claims.values().sum(), bytes)?;
-        claims.insert(generation, bytes);
-        Ok(Claim { ledger: Arc::clone(&self.0), generation, bytes })
+        claims.insert(id, bytes);
+        Ok(Claim { ledger: Arc::clone(&self.0), id, bytes })
     }
 }
 
 impl Ledger {
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<Generation, u64>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<AdapterId, u64>> {
         // Every change of the map is one call, so it is whole even if a holder of the lock panicked.
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -89,19 +97,19 @@ impl Ledger {
     }
 }
 
-/// Bytes of the budget that one generation holds; dropping it gives them back.
+/// Bytes of the budget that one adapter holds; dropping it gives them back.
 #[derive(Debug)]
 pub struct Claim {
     ledger: Arc<Ledger>,
-    generation: Generation,
+    id: AdapterId,
     bytes: u64,
 }
 
 impl Claim {
     /// Whose bytes they are.
     #[must_use]
-    pub fn generation(&self) -> Generation {
-        self.generation
+    pub fn id(&self) -> AdapterId {
+        self.id
     }
 
     /// How many.
@@ -118,7 +126,7 @@ impl Claim {
         let mut claims = self.ledger.lock();
         let others: u64 = claims.values().sum::<u64>() - self.bytes;
         self.ledger.check(others, bytes)?;
-        claims.insert(self.generation, bytes);
+        claims.insert(self.id, bytes);
         self.bytes = bytes;
         Ok(())
     }
@@ -126,7 +134,7 @@ impl Claim {
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        self.ledger.lock().remove(&self.generation);
+        self.ledger.lock().remove(&self.id);
     }
 }
 
@@ -135,23 +143,25 @@ impl Drop for Claim {
 pub struct Prepared<A> {
     /// What the forward pass takes.
     pub adapter: Arc<A>,
-    /// Its generation and its bytes of the budget.
+    /// What it is called here, and its bytes of the budget.
     pub claim: Claim,
+    /// What it is, whoever owns it.
+    pub generation: Generation,
     /// Largest rank of its modules.
     pub rank: u32,
     /// Linear layers it changes.
     pub modules: u32,
 }
 
-/// Why a generation cannot be used.
+/// Why an adapter cannot be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum AdapterError {
     /// It is not resident.
     #[error("adapter {0:.12} is not loaded; load it first")]
-    NotLoaded(Generation),
+    NotLoaded(AdapterId),
     /// It is on its way out.
     #[error("adapter {0:.12} is being unloaded; wait until that has ended, then load it again")]
-    Unloading(Generation),
+    Unloading(AdapterId),
 }
 
 impl From<AdapterError> for WireError {
@@ -163,8 +173,8 @@ impl From<AdapterError> for WireError {
 /// An adapter that has been unloaded: nobody uses it, its bytes are free.
 #[derive(Debug)]
 pub struct Unloaded {
-    /// What it was.
-    pub generation: Generation,
+    /// What it was called.
+    pub id: AdapterId,
     /// Bytes given back.
     pub freed_bytes: u64,
     /// Calls that wait for this.
@@ -179,10 +189,10 @@ struct Entry<A> {
     unloads: Vec<Caller>,
 }
 
-/// Resident adapters by generation. Names are the gateway's business.
+/// Resident adapters by id. Names are the gateway's business, and owners are hidden in the ids.
 #[derive(Debug)]
 pub struct AdapterTable<A> {
-    entries: BTreeMap<Generation, Entry<A>>,
+    entries: BTreeMap<AdapterId, Entry<A>>,
 }
 
 impl<A> Default for AdapterTable<A> {
@@ -192,20 +202,20 @@ impl<A> Default for AdapterTable<A> {
 }
 
 impl<A> AdapterTable<A> {
-    /// Adds an adapter. Its claim says that its generation is not here yet.
+    /// Adds an adapter. Its claim says that its id is not taken.
     pub fn insert(&mut self, prepared: Prepared<A>) {
         let entry = Entry { prepared, users: 0, unloads: Vec::new() };
-        self.entries.insert(entry.prepared.claim.generation(), entry);
+        self.entries.insert(entry.prepared.claim.id(), entry);
     }
 
     /// A resident adapter that is not being unloaded.
     ///
     /// # Errors
     /// If there is none.
-    pub fn get(&self, generation: Generation) -> Result<&Prepared<A>, AdapterError> {
-        match self.entries.get(&generation) {
-            None => Err(AdapterError::NotLoaded(generation)),
-            Some(entry) if !entry.unloads.is_empty() => Err(AdapterError::Unloading(generation)),
+    pub fn get(&self, id: AdapterId) -> Result<&Prepared<A>, AdapterError> {
+        match self.entries.get(&id) {
+            None => Err(AdapterError::NotLoaded(id)),
+            Some(entry) if !entry.unloads.is_empty() => Err(AdapterError::Unloading(id)),
             Some(entry) => Ok(&entry.prepared),
         }
     }
@@ -214,45 +224,58 @@ impl<A> AdapterTable<A> {
     ///
     /// # Errors
     /// If there is none.
-    pub fn acquire(&mut self, generation: Generation) -> Result<Arc<A>, AdapterError> {
-        let adapter = Arc::clone(&self.get(generation)?.adapter);
-        if let Some(entry) = self.entries.get_mut(&generation) {
+    pub fn acquire(&mut self, id: AdapterId) -> Result<Arc<A>, AdapterError> {
+        let adapter = Arc::clone(&self.get(id)?.adapter);
+        if let Some(entry) = self.entries.get_mut(&id) {
             entry.users += 1;
         }
         Ok(adapter)
     }
 
     /// A user is done; the last user of an adapter that is being unloaded ends it.
-    pub fn release(&mut self, generation: Generation) -> Option<Unloaded> {
-        let entry = self.entries.get_mut(&generation)?;
+    pub fn release(&mut self, id: AdapterId) -> Option<Unloaded> {
+        let entry = self.entries.get_mut(&id)?;
         entry.users -= 1;
-        self.remove_if_drained(generation)
+        self.remove_if_drained(id)
     }
 
     /// Stops new uses; answers at once if there is no user, else at the last release.
     ///
     /// # Errors
-    /// If the generation is not resident.
-    pub fn unload(&mut self, generation: Generation, call: Caller) -> Result<Option<Unloaded>, AdapterError> {
-        let entry = self.entries.get_mut(&generation).ok_or(AdapterError::NotLoaded(generation))?;
+    /// If the adapter is not resident.
+    pub fn unload(&mut self, id: AdapterId, call: Caller) -> Result<Option<Unloaded>, AdapterError> {
+        let entry = self.entries.get_mut(&id).ok_or(AdapterError::NotLoaded(id))?;
         entry.unloads.push(call);
-        Ok(self.remove_if_drained(generation))
+        Ok(self.remove_if_drained(id))
     }
 
-    /// Generations that serve.
-    pub fn generations(&self) -> impl Iterator<Item = Generation> {
-        self.entries.iter().filter(|(_, entry)| entry.unloads.is_empty()).map(|(generation, _)| *generation)
+    /// Adapters that serve.
+    pub fn ids(&self) -> impl Iterator<Item = AdapterId> {
+        self.entries.iter().filter(|(_, entry)| entry.unloads.is_empty()).map(|(id, _)| *id)
     }
 
-    /// One line for each resident adapter.
+    /// One line for each resident adapter; whether its users run or wait is for the engine to say.
     pub fn stats(&self) -> Vec<AdapterStats> {
-        let line = |(generation, entry): (&Generation, &Entry<A>)| AdapterStats {
-            generation: generation.0,
+        let line = |(id, entry): (&AdapterId, &Entry<A>)| AdapterStats {
+            adapter: id.0,
             rank: entry.prepared.rank,
             bytes: entry.prepared.claim.bytes(),
-            requests: entry.users,
+            running: 0,
+            waiting: 0,
         };
         self.entries.iter().map(line).collect()
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// True if there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
     }
 
     /// Bytes of all resident adapters.
@@ -260,13 +283,13 @@ impl<A> AdapterTable<A> {
         self.entries.values().map(|entry| entry.prepared.claim.bytes()).sum()
     }
 
-    fn remove_if_drained(&mut self, generation: Generation) -> Option<Unloaded> {
-        let entry = self.entries.get(&generation)?;
+    fn remove_if_drained(&mut self, id: AdapterId) -> Option<Unloaded> {
+        let entry = self.entries.get(&id)?;
         if entry.users > 0 || entry.unloads.is_empty() {
             return None;
         }
-        let entry = self.entries.remove(&generation)?;
-        Some(Unloaded { generation, freed_bytes: entry.prepared.claim.bytes(), calls: entry.unloads })
+        let entry = self.entries.remove(&id)?;
+        Some(Unloaded { id, freed_bytes: entry.prepared.claim.bytes(), calls: entry.unloads })
     }
 }
 
@@ -275,14 +298,15 @@ mod tests {
     use super::*;
     use crate::engine::event::ConnectionId;
 
-    const A: Generation = Generation([1; 32]);
-    const B: Generation = Generation([2; 32]);
+    const A: AdapterId = AdapterId([1; 32]);
+    const B: AdapterId = AdapterId([2; 32]);
     const CALL: Caller = Caller { connection: ConnectionId(1), request: 9 };
 
-    fn prepared(budget: &Budget, generation: Generation, bytes: u64) -> Prepared<()> {
+    fn prepared(budget: &Budget, id: AdapterId, bytes: u64) -> Prepared<()> {
         Prepared {
             adapter: Arc::new(()),
-            claim: budget.claim(generation, bytes).unwrap(),
+            claim: budget.claim(id, bytes).unwrap(),
+            generation: Generation([0; 32]),
             rank: 1,
             modules: 1,
         }

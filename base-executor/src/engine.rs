@@ -7,6 +7,7 @@
 //! # Layout
 //!
 //! - [`event`]: what the loop reacts to.
+//! - `calls`: answers about adapters and figures.
 //! - [`admission`]: which requests are refused, and with what words.
 //! - `sequence`: one request: its tokens, its blocks, its sampling.
 //! - `schedule`: who takes part in a step, with how many tokens; who has to give way.
@@ -22,6 +23,7 @@
 //! - Nothing here waits for a disk or a network.
 
 pub mod admission;
+mod calls;
 pub mod event;
 mod outboxes;
 mod postprocess;
@@ -33,21 +35,22 @@ use std::{collections::VecDeque, time::Instant};
 use cache::KvCache;
 use model::{
     forward::{BLOCK_TOKENS, ForwardPass},
-    generation::Generation,
+    generation::AdapterId,
 };
-use shmproto::message::{
-    AdapterLoaded, AdapterUnloaded, ErrorCode, Failed, Generate, RequestId, Stats, ToGateway, UnloadAdapter,
-    Welcome, WireError,
-};
+use shmproto::message::{ErrorCode, Generate, Stats, ToGateway, Welcome, WireError};
 use tokio::sync::mpsc;
 
+pub(crate) use self::sequence::failure;
 use self::{
     admission::Refusal,
-    event::{Caller, ConnectionId, Event, Loaded},
+    event::{Caller, ConnectionId, Event},
     outboxes::Outboxes,
-    sequence::{Adapted, Sequence, failure},
+    sequence::{Adapted, Origin, Sequence},
 };
-use crate::adapters::{AdapterTable, Unloaded};
+use crate::{
+    adapters::AdapterTable,
+    pulse::{Figures, Pulse},
+};
 
 /// Events taken in before a step begins, at most: a flood of them does not stop the computing.
 const EVENTS_PER_STEP: usize = 1024;
@@ -95,6 +98,7 @@ pub struct Engine<P: ForwardPass> {
     outboxes: Outboxes,
     welcome: Welcome,
     stats: Stats,
+    pulse: Pulse,
     /// When to give up what still runs; set once the process is to end.
     draining_until: Option<Instant>,
     /// The logits of a step, kept for the next.
@@ -123,9 +127,16 @@ impl<P: ForwardPass> Engine<P> {
             outboxes: Outboxes::default(),
             welcome,
             stats: Stats::default(),
+            pulse: Pulse::default(),
             draining_until: None,
             logits: Vec::new(),
         }
+    }
+
+    /// Shows its turns on `pulse`.
+    #[must_use]
+    pub fn with_pulse(self, pulse: Pulse) -> Self {
+        Self { pulse, ..self }
     }
 
     /// Serves `events` until it has drained or nobody can send any more.
@@ -140,6 +151,7 @@ impl<P: ForwardPass> Engine<P> {
     fn take_events(&mut self, events: &mut mpsc::Receiver<Event<P::Adapter>>) -> bool {
         if self.is_idle() {
             if self.draining_until.is_some() {
+                failpoint::pass("executor.drain_done");
                 return false;
             }
             let Some(event) = events.blocking_recv() else { return false };
@@ -149,7 +161,16 @@ impl<P: ForwardPass> Engine<P> {
             let Ok(event) = events.try_recv() else { break };
             self.handle(event);
         }
+        self.pulse.beat(self.figures());
         true
+    }
+
+    fn figures(&self) -> Figures {
+        Figures {
+            adapters: count(self.adapters.len()),
+            running: count(self.running.len()),
+            waiting: count(self.waiting.len()),
+        }
     }
 
     /// Nothing is waiting or running.
@@ -166,11 +187,17 @@ impl<P: ForwardPass> Engine<P> {
         if !plan.is_empty() {
             self.stats.steps += 1;
             match self.compute(&plan) {
-                Ok(()) => self.postprocess(&plan),
+                Ok(()) => {
+                    failpoint::pass("executor.after_step_before_outputs");
+                    self.postprocess(&plan);
+                }
                 Err(_) => self.fail_planned(&plan),
             }
         }
         self.flush();
+        if !plan.is_empty() {
+            failpoint::pass("executor.after_outputs");
+        }
     }
 
     /// Reacts to an event; answers are sent at the end of the next step.
@@ -189,12 +216,17 @@ impl<P: ForwardPass> Engine<P> {
             Event::AdapterLoaded { caller, loaded } => self.adapter_loaded(caller, loaded),
             Event::UnloadAdapter { connection, call } => self.unload_adapter(connection, &call),
             Event::GetStats(caller) => self.answer_stats(caller),
-            Event::Drain { until } => self.draining_until = Some(until),
+            Event::Pulse => {}
+            Event::Drain { until } => {
+                failpoint::pass("executor.drain_begun");
+                self.draining_until = Some(until);
+            }
         }
     }
 
     fn greet(&mut self, connection: ConnectionId) {
-        let adapters = self.adapters.generations().map(|generation| generation.0).collect();
+        failpoint::pass("executor.welcome");
+        let adapters = self.adapters.ids().map(|id| id.0).collect();
         let welcome = Welcome { adapters, ..self.welcome.clone() };
         self.outboxes.answer(connection, ToGateway::Welcome(welcome));
     }
@@ -203,6 +235,7 @@ impl<P: ForwardPass> Engine<P> {
         if !self.outboxes.is_open(connection) {
             return;
         }
+        failpoint::pass("executor.admission");
         let caller = Caller { connection, request: request.request };
         match self.accept(caller, request, received_at) {
             Ok(sequence) => self.waiting.push_back(sequence),
@@ -223,19 +256,17 @@ impl<P: ForwardPass> Engine<P> {
             return Err(Refusal::DuplicateRequest(caller.request));
         }
         let task = admission::check(&request, received_at, self.pass.vocab_size(), &self.limits)?;
-        if self.waiting.len() >= self.limits.max_waiting {
-            self.admit();
+        let under_way = self.waiting.len() + self.running.len();
+        if under_way >= self.limits.max_running + self.limits.max_waiting {
+            return Err(Refusal::QueueFull { under_way });
         }
-        if self.waiting.len() >= self.limits.max_waiting {
-            return Err(Refusal::QueueFull { waiting: self.waiting.len() });
-        }
-        let adapted = request.adapter.map(|generation| self.adapt(Generation(generation))).transpose()?;
-        Ok(Sequence::new(caller, adapted, request.namespace, request.prompt, task))
+        let adapted = request.adapter.map(|id| self.adapt(AdapterId(id))).transpose()?;
+        Ok(Sequence::new(Origin { caller, received_at }, adapted, request.namespace, request.prompt, task))
     }
 
-    fn adapt(&mut self, generation: Generation) -> Result<Adapted<P::Adapter>, Refusal> {
-        let adapter = self.adapters.acquire(generation)?;
-        Ok(Adapted { generation, adapter })
+    fn adapt(&mut self, id: AdapterId) -> Result<Adapted<P::Adapter>, Refusal> {
+        let adapter = self.adapters.acquire(id)?;
+        Ok(Adapted { id, adapter })
     }
 
     fn sequences(&self) -> impl Iterator<Item = &Sequence<P::Adapter>> {
@@ -243,11 +274,13 @@ impl<P: ForwardPass> Engine<P> {
     }
 
     fn cancel(&mut self, caller: Caller) {
+        failpoint::pass("executor.cancel");
         self.stats.cancelled += self.drop_where(|sequence| sequence.caller == caller);
     }
 
     /// A gateway is gone: nobody waits for its requests.
     fn forget(&mut self, connection: ConnectionId) {
+        failpoint::pass("executor.gateway_gone");
         self.outboxes.close(connection);
         self.stats.cancelled += self.drop_where(|sequence| sequence.caller.connection == connection);
     }
@@ -286,10 +319,11 @@ impl<P: ForwardPass> Engine<P> {
     /// The one way out of the engine.
     fn retire(&mut self, sequence: Sequence<P::Adapter>) {
         self.kv.release(&sequence.blocks);
-        let generation = sequence.adapted.as_ref().map(|adapted| adapted.generation);
+        let adapter = sequence.adapter_id();
+        failpoint::pass("executor.retire");
         // The sequence's hold on the adapter ends before its unloading is reported.
         drop(sequence);
-        if let Some(unloaded) = generation.and_then(|generation| self.adapters.release(generation)) {
+        if let Some(unloaded) = adapter.and_then(|id| self.adapters.release(id)) {
             self.report_unloaded(&unloaded);
         }
     }
@@ -303,80 +337,6 @@ impl<P: ForwardPass> Engine<P> {
         let message = "the request's deadline has passed; allow more time or ask for fewer tokens".to_owned();
         let error = WireError { code: ErrorCode::DeadlineExceeded, message };
         self.fail_where(|sequence| sequence.task.deadline.is_some_and(|deadline| deadline <= now), &error);
-    }
-
-    fn adapter_loaded(&mut self, caller: Caller, loaded: Loaded<P::Adapter>) {
-        let generation = match loaded {
-            Loaded::New(prepared) => {
-                let generation = prepared.claim.generation();
-                self.adapters.insert(prepared);
-                generation
-            }
-            Loaded::Known(generation) => generation,
-            Loaded::Failed(error) => return self.fail_call(caller, error),
-        };
-        match self.adapters.get(generation) {
-            Ok(prepared) => {
-                let answer = AdapterLoaded {
-                    request: caller.request,
-                    generation: generation.0,
-                    rank: prepared.rank,
-                    bytes: prepared.claim.bytes(),
-                    modules: prepared.modules,
-                };
-                self.outboxes.answer(caller.connection, ToGateway::AdapterLoaded(answer));
-            }
-            Err(error) => self.fail_call(caller, error.into()),
-        }
-    }
-
-    fn unload_adapter(&mut self, connection: ConnectionId, call: &UnloadAdapter) {
-        let caller = Caller { connection, request: call.request };
-        match self.adapters.unload(Generation(call.generation), caller) {
-            Ok(None) => {}
-            Ok(Some(unloaded)) => self.report_unloaded(&unloaded),
-            Err(error) => self.fail_call(caller, error.into()),
-        }
-    }
-
-    fn report_unloaded(&mut self, unloaded: &Unloaded) {
-        let blocks = self.kv.remove_adapter(unloaded.generation);
-        tracing::info!(generation = %unloaded.generation, blocks, bytes = unloaded.freed_bytes, "adapter unloaded");
-        for caller in &unloaded.calls {
-            let answer = AdapterUnloaded {
-                request: caller.request,
-                generation: unloaded.generation.0,
-                freed_bytes: unloaded.freed_bytes,
-            };
-            self.outboxes.answer(caller.connection, ToGateway::AdapterUnloaded(answer));
-        }
-    }
-
-    fn fail_call(&mut self, caller: Caller, error: WireError) {
-        let failed = Failed { request: caller.request, error };
-        self.outboxes.answer(caller.connection, ToGateway::Failed(failed));
-    }
-
-    fn answer_stats(&mut self, caller: Caller) {
-        let stats = self.stats(caller.request);
-        self.outboxes.answer(caller.connection, ToGateway::Stats(stats));
-    }
-
-    /// The figures now, as the answer to call `request`.
-    #[must_use]
-    pub fn stats(&self, request: RequestId) -> Stats {
-        let kv = self.kv.counts();
-        Stats {
-            request,
-            waiting: count(self.waiting.len()),
-            running: count(self.running.len()),
-            kv_blocks_total: count(kv.total),
-            kv_blocks_used: count(kv.used),
-            kv_blocks_cached: count(kv.cached),
-            adapter_bytes: self.adapters.bytes(),
-            adapters: self.adapters.stats(),
-            ..self.stats.clone()
-        }
     }
 
     fn flush(&mut self) {

@@ -4,10 +4,13 @@
 //!
 //! - [`config`]: the settings.
 //! - [`bench`]: `base-executor bench`, which times the forward pass alone.
+//! - [`check`]: `base-executor check`, which says whether an adapter can be used, and why not.
 //! - [`resident`]: the model: forward pass, adapter loader, facts.
 //! - [`engine`]: the compute thread: schedule, run, postprocess.
 //! - [`adapters`], [`loader`]: resident adapters and their budget; the thread that brings them in.
 //! - [`service`]: the socket the gateways talk to.
+//! - [`progress`], [`pulse`], `systemd`: how far it is, that it lives, and who is told.
+//! - `failpoints`: where tests may interfere.
 //! - `process`: cores, signals, log.
 //!
 //! # Threads
@@ -24,12 +27,19 @@
 
 pub mod adapters;
 pub mod bench;
+pub mod check;
 pub mod config;
 pub mod engine;
+mod failpoints;
 pub mod loader;
 mod process;
+pub mod progress;
+pub mod pulse;
 pub mod resident;
 pub mod service;
+mod systemd;
+
+pub use self::failpoints::FAILPOINTS;
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -49,6 +59,8 @@ use self::{
     config::Config,
     engine::{Engine, Limits, SystemClock},
     loader::Loader,
+    progress::Progress,
+    pulse::Pulse,
     resident::{Facts, Resident},
     service::Doors,
 };
@@ -68,13 +80,13 @@ pub fn run(config: &Config) -> anyhow::Result<()> {
     if let Some(cores) = &config.cores {
         process::stay_on(cores)?;
     }
-    let resident = resident::open(config)?;
-    let settings = Settings::of(config, resident.facts.context_length);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.context("cannot start the network runtime")?.block_on(async {
         let lifeline = config.exit_with_stdin.then(process::end_of_stdin);
         let shutdown = process::shutdown_on_signals(Duration::from_millis(config.grace_ms), lifeline)?;
-        serve(&config.socket, settings, resident, shutdown, say_ready).await
+        let opened = config.clone();
+        let open = move |progress: &Progress| resident::open(&opened, progress);
+        serve(&config.socket, Settings::of(config), open, shutdown, say_ready).await
     })
 }
 
@@ -93,59 +105,106 @@ pub struct Settings {
     pub max_waiting: usize,
     /// Prompt tokens of a step.
     pub chunk_tokens: usize,
-    /// Longest sequence in tokens.
-    pub context_length: usize,
+    /// Longest sequence in tokens, if shorter than the model's own.
+    pub context_length: Option<usize>,
     /// Bytes of all adapters.
     pub adapter_bytes: u64,
 }
 
 impl Settings {
-    fn of(config: &Config, model_context_length: usize) -> Self {
-        let Config { max_running, max_waiting, chunk_tokens, .. } = *config;
-        let context_length =
-            config.context_length.map_or(model_context_length, |cap| cap.min(model_context_length));
-        Self { max_running, max_waiting, chunk_tokens, context_length, adapter_bytes: config.adapter_bytes.0 }
+    fn of(config: &Config) -> Self {
+        let Config { max_running, max_waiting, chunk_tokens, context_length, adapter_bytes, .. } = *config;
+        Self { max_running, max_waiting, chunk_tokens, context_length, adapter_bytes: adapter_bytes.0 }
+    }
+
+    fn context_length(&self, facts: &Facts) -> usize {
+        self.context_length.map_or(facts.context_length, |cap| cap.min(facts.context_length))
     }
 }
 
-/// Serves `resident` on `socket` until `shutdown` brings the time left to running requests, and they have ended.
-/// Calls `on_ready` once gateways can connect.
+/// Serves the model that `open` opens on `socket` until `shutdown` brings the time left to running requests, and they
+/// have ended. Gateways may connect while the model is being opened; `on_ready` is called when it is.
 ///
 /// # Errors
-/// If the socket cannot be bound or the engine stops of itself.
+/// If the socket cannot be bound, the model cannot be opened, or the engine stops of itself.
 pub async fn serve<P, L>(
     socket: &Path,
     settings: Settings,
-    resident: Resident<P, L>,
-    shutdown: mpsc::Receiver<Duration>,
+    open: impl FnOnce(&Progress) -> anyhow::Result<Resident<P, L>> + Send + 'static,
+    mut shutdown: mpsc::Receiver<Duration>,
     on_ready: impl FnOnce(),
 ) -> anyhow::Result<()>
 where
     P: ForwardPass<Adapter = L::Adapter> + Send + 'static,
     L: Loader,
 {
-    let bound = service::bind(socket).await?;
-    let Resident { pass, loader, facts } = resident;
+    let mut bound = service::bind(socket).await?;
+    failpoint::pass("executor.after_bind");
+    let (progress, watched) = Progress::new();
     let (engine_sender, events) = mpsc::channel(EVENT_QUEUE);
-    let (loader_sender, calls) = mpsc::channel(LOAD_QUEUE);
+    let (opened_sender, opened) = oneshot::channel();
     let (ended, engine_ended) = oneshot::channel();
-
-    let limits = limits(&settings, &facts);
-    let welcome = welcome(facts, &settings, pass.vocab_size());
+    let pulse = Pulse::default();
+    let signs = pulse.clone();
+    // The thread that opens the model is the one that computes: it owns what it opens from the beginning.
     let engine = spawn("engine", move || {
         let _ended = ended;
-        Engine::new(pass, limits, welcome, Box::new(SystemClock)).run(events);
+        let opened = open(&progress).map(|resident| prepare(resident, &settings, signs));
+        if let Some(engine) = hand_over(opened, opened_sender) {
+            engine.run(events);
+        }
     })?;
+    let opened = bound.wait_for(watched, systemd::loading, async {
+        tokio::select! {
+            opened = opened => opened.map(Some),
+            // Nothing is served yet, so there is nothing to finish.
+            _ = shutdown.recv() => Ok(None),
+        }
+    });
+    let loader = match opened.await {
+        Ok(Some(opened)) => opened?,
+        Ok(None) => {
+            systemd::stopping();
+            return Ok(());
+        }
+        Err(_) => anyhow::bail!("the model could not be opened by a fault; the log says more, start again"),
+    };
+
+    let (loader_sender, calls) = mpsc::channel(LOAD_QUEUE);
     let (budget, loaded) = (Budget::new(settings.adapter_bytes), engine_sender.clone());
     // Not joined at the end: it may be in the middle of a file that nobody wants any more.
     spawn("loader", move || loader::run(&loader, &budget, calls, &loaded))?;
-
+    systemd::ready();
+    let posted = tokio::spawn(systemd::keep_posted(pulse, engine_sender.downgrade()));
     on_ready();
     service::serve(bound, Doors { engine: engine_sender, loader: loader_sender, engine_ended, shutdown })
         .await;
+    posted.abort();
     engine
         .join()
         .map_err(|_| anyhow::anyhow!("the engine has stopped by a fault; its log says more, start again"))
+}
+
+/// An engine over an opened model, and the loader beside it.
+fn prepare<P, L>(resident: Resident<P, L>, settings: &Settings, pulse: Pulse) -> (Engine<P>, L)
+where
+    P: ForwardPass,
+{
+    let Resident { pass, loader, facts } = resident;
+    let limits = limits(settings, &facts);
+    let welcome = welcome(facts, settings, pass.vocab_size());
+    (Engine::new(pass, limits, welcome, Box::new(SystemClock)).with_pulse(pulse), loader)
+}
+
+/// Keeps the engine and sends the rest on. `None` if there is no engine, or nobody waits for it any more.
+fn hand_over<E, L>(opened: anyhow::Result<(E, L)>, to: oneshot::Sender<anyhow::Result<L>>) -> Option<E> {
+    match opened {
+        Ok((engine, loader)) => to.send(Ok(loader)).is_ok().then_some(engine),
+        Err(error) => {
+            let _ = to.send(Err(error));
+            None
+        }
+    }
 }
 
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> anyhow::Result<thread::JoinHandle<()>> {
@@ -154,7 +213,8 @@ fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> anyhow::Result<thre
 }
 
 fn limits(settings: &Settings, facts: &Facts) -> Limits {
-    let Settings { max_running, max_waiting, chunk_tokens, context_length, .. } = *settings;
+    let Settings { max_running, max_waiting, chunk_tokens, .. } = *settings;
+    let context_length = settings.context_length(facts);
     Limits { max_running, max_waiting, chunk_tokens, context_length, kv_blocks: facts.kv_blocks }
 }
 
@@ -164,13 +224,15 @@ fn welcome(facts: Facts, settings: &Settings, vocab_size: usize) -> Welcome {
         version: PROTOCOL_VERSION,
         // The standard library keys its hashers at random: a number no other start of the process has.
         instance: RandomState::new().hash_one(std::process::id()),
+        context_length: word(settings.context_length(&facts)),
         model_path: facts.model_path,
         base_hash: facts.base_hash,
-        context_length: word(settings.context_length),
         vocab_size: word(vocab_size),
         adapter_budget_bytes: settings.adapter_bytes,
         kv_blocks: facts.kv_blocks,
         block_tokens: word(BLOCK_TOKENS),
+        max_running: word(settings.max_running),
+        max_waiting: word(settings.max_waiting),
         adapters: Vec::new(),
     }
 }

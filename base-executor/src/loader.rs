@@ -7,7 +7,8 @@ use std::{
     sync::Arc,
 };
 
-use model::adapter::Adapter;
+use failpoint::Outcome;
+use model::{adapter::Adapter, generation::AdapterId};
 use shmproto::message::{ErrorCode, LoadAdapter, WireError};
 use tokio::sync::mpsc;
 
@@ -20,6 +21,12 @@ use crate::{
 pub trait Loader: Send + 'static {
     /// What the forward pass takes.
     type Adapter: Send + Sync + 'static;
+
+    /// Bytes that the adapter at `path` will take at least, judged by its files without reading them.
+    fn foreseeable_bytes(&self, path: &Path) -> u64 {
+        let _ = path;
+        0
+    }
 
     /// Reads an adapter's files and checks them against the base model.
     ///
@@ -80,11 +87,11 @@ pub fn run<L: Loader>(
 ) {
     while let Some(LoadCall { connection, call }) = calls.blocking_recv() {
         let caller = Caller { connection, request: call.request };
-        let loaded = catch_unwind(AssertUnwindSafe(|| load(loader, budget, &call.path)))
+        let loaded = catch_unwind(AssertUnwindSafe(|| load(loader, budget, &call)))
             .unwrap_or_else(|_| Err(LoadError::Internal { path: call.path }));
         let loaded = match loaded {
             Ok(prepared) => Loaded::New(prepared),
-            Err(LoadError::Claim(ClaimError::Known(generation))) => Loaded::Known(generation),
+            Err(LoadError::Claim(ClaimError::Known(id))) => Loaded::Known(id),
             Err(error) => Loaded::Failed(error.into()),
         };
         if engine.blocking_send(Event::AdapterLoaded { caller, loaded }).is_err() {
@@ -93,15 +100,29 @@ pub fn run<L: Loader>(
     }
 }
 
-fn load<L: Loader>(loader: &L, budget: &Budget, path: &str) -> Result<Prepared<L::Adapter>, LoadError> {
-    let invalid = |cause| LoadError::Invalid { path: path.to_owned(), cause };
-    let adapter = loader.read(Path::new(path)).map_err(invalid)?;
-    let mut claim = budget.claim(adapter.generation, loader.least_bytes(&adapter))?;
+fn load<L: Loader>(
+    loader: &L,
+    budget: &Budget,
+    call: &LoadAdapter,
+) -> Result<Prepared<L::Adapter>, LoadError> {
+    let invalid = |cause| LoadError::Invalid { path: call.path.clone(), cause };
+    let path = Path::new(&call.path);
+    // Reading takes several times the memory, so what can never fit is not read. What is here already always fits.
+    budget.could_hold(loader.foreseeable_bytes(path))?;
+    let adapter = loader.read(path).map_err(invalid)?;
+    failpoint::pass("executor.adapter_read");
+    let generation = adapter.generation;
+    let id = AdapterId::new(&call.owner, generation);
+    let mut claim = budget.claim(id, loader.least_bytes(&adapter))?;
     let rank = adapter.modules.iter().map(|module| module.rank).max().unwrap_or(0);
     let modules = adapter.modules.len();
+    failpoint::pass("executor.adapter_claimed");
     let (adapter, bytes) = loader.prepare(adapter).map_err(invalid)?;
+    if failpoint::hit("executor.adapter_prepared") == Outcome::Fail {
+        return Err(LoadError::Internal { path: call.path.clone() });
+    }
     claim.resize(bytes)?;
-    Ok(Prepared { adapter, claim, rank: saturate(rank), modules: saturate(modules) })
+    Ok(Prepared { adapter, claim, generation, rank: saturate(rank), modules: saturate(modules) })
 }
 
 fn saturate(count: usize) -> u32 {

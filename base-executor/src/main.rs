@@ -2,25 +2,29 @@
 
 use std::process::ExitCode;
 
-use base_executor::{bench, config::Config};
+use base_executor::{bench, check, config::Config};
 use clap::Parser as _;
 
 fn main() -> ExitCode {
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            // Cause and next step on one line; a backtrace would bury them.
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    run().unwrap_or_else(|error| {
+        // Cause and next step on one line; a backtrace would bury them.
+        eprintln!("error: {error:#}");
+        ExitCode::FAILURE
+    })
 }
 
-fn run() -> anyhow::Result<()> {
+fn run() -> anyhow::Result<ExitCode> {
     let mut arguments: Vec<_> = std::env::args_os().collect();
-    if arguments.get(1).is_some_and(|first| first == "bench") {
-        arguments.remove(1);
-        return bench::run(&bench::BenchConfig::parse_from(arguments));
+    match arguments.get(1).and_then(|first| first.to_str()) {
+        Some("bench") => {
+            arguments.remove(1);
+            bench::run(&bench::BenchConfig::parse_from(arguments))?;
+        }
+        Some("check") => {
+            arguments.remove(1);
+            return check::run(&check::CheckConfig::parse_from(arguments));
+        }
+        _ => base_executor::run(&Config::parse_from(arguments).validated()?)?,
     }
-    base_executor::run(&Config::parse_from(arguments).validated()?)
+    Ok(ExitCode::SUCCESS)
 }

@@ -5,7 +5,7 @@ use std::{path::Path, sync::Arc};
 use anyhow::Context as _;
 use kernels::lora::LoraPrecision;
 use model::{
-    adapter::Adapter,
+    adapter::{Adapter, limits},
     config::ModelConfig,
     layout::BLOCK_TARGETS,
     location::{HubSettings, resolve},
@@ -18,6 +18,7 @@ use crate::{
     config::{self, Config},
     loader::Loader,
     process,
+    progress::Progress,
 };
 
 /// What the process serves.
@@ -47,19 +48,29 @@ pub struct Facts {
 /// Bytes of each tensor that enter the base's identity, besides its shape.
 const IDENTITY_BYTES: usize = 4096;
 
-/// Opens the model of `config`.
+/// Opens the model of `config`, and tells `progress` how far it is.
 ///
 /// # Errors
 /// If it cannot be served.
-pub fn open(config: &Config) -> anyhow::Result<Resident<ResidentModel, AdapterLoader>> {
+pub fn open(config: &Config, progress: &Progress) -> anyhow::Result<Resident<ResidentModel, AdapterLoader>> {
     let path = resolve(&config.model, &HubSettings::from_env())?;
     let source = model::open::open(&path)?;
     let cores = match &config.cores {
         Some(cores) => cores.0.clone(),
         None => process::allowed_cores()?,
     };
-    let weights = LoadedWeights::load(&*source, cores.len())?;
+    progress.stage("reading weights");
+    failpoint::pass("executor.before_weights");
+    let weights = LoadedWeights::load_telling(&*source, cores.len(), &|at| progress.done(at.done, at.total))?;
+    failpoint::pass("executor.after_weights");
     let base_hash = identity(&*source);
+    // From here on nothing reads the file any more: it may be replaced, cut or deleted.
+    anyhow::ensure!(
+        source.unchanged(),
+        "{} was written to while it was loaded, so its weights cannot be trusted; start again once it is whole, and \
+         replace model files by renaming",
+        path.display()
+    );
     drop(source);
     tracing::info!(
         model = %path.display(),
@@ -80,6 +91,7 @@ pub fn open(config: &Config) -> anyhow::Result<Resident<ResidentModel, AdapterLo
         },
     };
     let loader = AdapterLoader { config: weights.config().clone(), precision: weights.adapter_precision() };
+    progress.stage("taking memory for keys and values");
     let pass = ResidentModel::new(weights, &options)?;
     let kv_blocks = u32::try_from(pass.kv_blocks()).unwrap_or(u32::MAX);
     anyhow::ensure!(kv_blocks > 0, "--kv-bytes does not hold a single KV block; raise it");
@@ -119,6 +131,13 @@ pub struct AdapterLoader {
 
 impl Loader for AdapterLoader {
     type Adapter = PreparedAdapter;
+
+    fn foreseeable_bytes(&self, path: &Path) -> u64 {
+        let weights = if path.is_dir() { path.join("adapter_model.safetensors") } else { path.to_owned() };
+        let stored = std::fs::metadata(weights).map_or(0, |file| file.len());
+        // Of 32 bits a number 16 may be kept.
+        stored.saturating_sub(limits::MAX_HEADER_BYTES) / 2
+    }
 
     fn read(&self, path: &Path) -> anyhow::Result<Adapter> {
         Ok(Adapter::read(path, &self.config)?)

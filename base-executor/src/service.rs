@@ -3,6 +3,7 @@
 //! # Layout
 //!
 //! - [`private_socket`]: where the socket is, and who may reach it.
+//! - `loading`: the time before there is a model.
 //! - `forward`: the way out: a bounded queue and a bounded window for each gateway.
 //! - here: the way in: hello first, then calls, each to the thread that serves it.
 //!
@@ -13,6 +14,7 @@
 //!   of ours that is never used again.
 
 mod forward;
+mod loading;
 pub mod private_socket;
 
 use std::{
@@ -26,8 +28,7 @@ use futures::{StreamExt as _, channel::mpsc as monitor};
 use shmproto::{
     codec::Wire as _,
     message::{
-        ErrorCode, Failed, Hello, LoadAdapter, Output, PROTOCOL_VERSION, RequestId, ToExecutor, ToGateway,
-        WireError,
+        ErrorCode, Failed, Hello, LoadAdapter, PROTOCOL_VERSION, RequestId, ToExecutor, ToGateway, WireError,
     },
 };
 use std::sync::Arc;
@@ -43,11 +44,16 @@ use zeromq::{
 
 use self::{
     forward::{address, forward},
+    loading::Waiting,
     private_socket::{BindError, PrivateSocket},
 };
 use crate::{
-    engine::event::{Caller, ConnectionId, Event},
+    engine::{
+        event::{Caller, ConnectionId, Event},
+        failure,
+    },
     loader::LoadCall,
+    systemd,
 };
 
 /// Messages that wait for one gateway; it is given up when there are more.
@@ -86,7 +92,11 @@ pub struct Doors<A> {
 /// A socket that is bound, and not served yet.
 pub struct Bound {
     place: PrivateSocket,
-    socket: RouterSocket,
+    sender: RouterSendHalf,
+    receiver: RouterRecvHalf,
+    backend: Arc<dyn MultiPeerBackend>,
+    departures: monitor::Receiver<SocketEvent>,
+    waiting: Waiting,
 }
 
 impl std::fmt::Debug for Bound {
@@ -103,16 +113,16 @@ pub async fn bind(path: &Path) -> Result<Bound, ServiceError> {
     let (place, listener) = PrivateSocket::bind(path)?;
     let mut socket = RouterSocket::new();
     socket.bind_listener(listener).await?;
-    Ok(Bound { place, socket })
+    let departures = socket.monitor();
+    let backend = socket.backend();
+    let (sender, receiver) = socket.split();
+    Ok(Bound { place, sender, receiver, backend, departures, waiting: Waiting::new() })
 }
 
 /// Serves gateways until the compute thread has ended.
 pub async fn serve<A: Send + 'static>(bound: Bound, doors: Doors<A>) {
-    let Bound { place, mut socket } = bound;
-    let departures = socket.monitor();
-    let backend = socket.backend();
-    let (sender, receiver) = socket.split();
-    let service = Service {
+    let Bound { place, sender, receiver, backend, departures, waiting } = bound;
+    let mut service = Service {
         sender,
         backend,
         engine: doors.engine,
@@ -121,6 +131,9 @@ pub async fn serve<A: Send + 'static>(bound: Bound, doors: Doors<A>) {
         connections: 0,
         forwarders: JoinSet::new(),
     };
+    for (peer, instance) in waiting {
+        service.connect(peer, instance).await;
+    }
     service.run(receiver, departures, doors.shutdown, doors.engine_ended).await;
     drop(place);
 }
@@ -162,7 +175,10 @@ impl<A: Send + 'static> Service<A> {
                     self.departed(&peer).await;
                 },
                 Some(Ok((connection, peer))) = self.forwarders.join_next() => self.cut(connection, &peer).await,
-                Some(grace) = shutdown.recv() => self.tell_engine(Event::Drain { until: Instant::now() + grace }).await,
+                Some(grace) = shutdown.recv() => {
+                    systemd::stopping();
+                    self.tell_engine(Event::Drain { until: Instant::now() + grace }).await;
+                }
                 _ = &mut engine_ended => break,
             }
         }
@@ -171,12 +187,8 @@ impl<A: Send + 'static> Service<A> {
     }
 
     async fn receive(&mut self, message: ZmqMessage) {
-        let frames = message.into_vec();
-        let Some((Ok(peer), frames)) = frames.split_first().map(|(id, rest)| (id.clone().try_into(), rest))
-        else {
-            return;
-        };
-        let decoded = match frames {
+        let Some((peer, frames)) = frames_of(message) else { return };
+        let decoded = match frames.as_slice() {
             [frame] => ToExecutor::from_bytes(frame).map_err(|error| error.to_string()),
             frames => Err(format!("a message is one frame, this one is {}", frames.len())),
         };
@@ -191,12 +203,8 @@ impl<A: Send + 'static> Service<A> {
     }
 
     async fn hello(&mut self, peer: PeerIdentity, hello: &Hello) {
-        if hello.version != PROTOCOL_VERSION {
-            let reason = format!(
-                "the gateway speaks version {} of the protocol and the base-executor version {PROTOCOL_VERSION}; \
-                 install both from one release",
-                hello.version
-            );
+        failpoint::pass("executor.hello");
+        if let Some(reason) = version_refusal(hello) {
             self.refuse(&peer, reason).await;
             return;
         }
@@ -209,9 +217,14 @@ impl<A: Send + 'static> Service<A> {
         }
     }
 
-    /// Begins a connection; what the same peer began before is over.
+    /// Begins a connection. What the same peer began before is over, and so is an earlier connection of the same
+    /// gateway: it gave that one up, whether or not its end has been noticed here, and asks for the same again.
     async fn connect(&mut self, peer: PeerIdentity, instance: u64) {
         self.departed(&peer).await;
+        let earlier = self.peers.iter().find(|(_, known)| known.instance == instance);
+        if let Some((earlier, connection)) = earlier.map(|(peer, known)| (peer.clone(), known.connection)) {
+            self.cut(connection, &earlier).await;
+        }
         self.connections += 1;
         let connection = ConnectionId(self.connections);
         let (outbox, queue) = mpsc::channel(OUTBOX_MESSAGES);
@@ -270,12 +283,8 @@ impl<A: Send + 'static> Service<A> {
         }
     }
 
-    /// Sends a refusal and ends the connection: there is no bounded queue for a peer that has not said hello.
     async fn refuse(&mut self, peer: &PeerIdentity, reason: String) {
-        tracing::warn!(reason, "a peer is refused");
-        let refusal = Bytes::from(ToGateway::Refused(reason).to_bytes());
-        let _ = self.sender.send(address(peer, refusal)).await;
-        self.backend.peer_disconnected(peer);
+        refuse(&mut self.sender, &*self.backend, peer, reason).await;
         self.departed(peer).await;
     }
 
@@ -301,18 +310,47 @@ impl<A: Send + 'static> Service<A> {
     }
 }
 
+/// Who sent a message, and its frames.
+fn frames_of(message: ZmqMessage) -> Option<(PeerIdentity, Vec<Bytes>)> {
+    let mut frames = message.into_vec();
+    if frames.is_empty() {
+        return None;
+    }
+    let peer = frames.remove(0).try_into().ok()?;
+    Some((peer, frames))
+}
+
+/// Why a hello is not acceptable, if it is not.
+fn version_refusal(hello: &Hello) -> Option<String> {
+    (hello.version != PROTOCOL_VERSION).then(|| {
+        format!(
+            "the gateway speaks version {} of the protocol and the base-executor version {PROTOCOL_VERSION}; \
+             install both from one release",
+            hello.version
+        )
+    })
+}
+
+/// Sends a refusal and ends the connection: there is no bounded queue for a peer that has not said hello.
+async fn refuse(
+    sender: &mut RouterSendHalf,
+    backend: &dyn MultiPeerBackend,
+    peer: &PeerIdentity,
+    reason: String,
+) {
+    tracing::warn!(reason, "a peer is refused");
+    let refusal = Bytes::from(ToGateway::Refused(reason).to_bytes());
+    let _ = sender.send(address(peer, refusal)).await;
+    backend.peer_disconnected(peer);
+}
+
 /// The error for a message that could not be decoded: tag and request come first in most of them.
 fn report(bytes: &[u8], error: WireError) -> ToGateway {
     const GENERATE: u8 = 1;
     let generate = bytes.first() == Some(&GENERATE);
     let request = bytes.get(1..9).and_then(|bytes| RequestId::from_bytes(bytes).ok());
     match request {
-        Some(request) if generate => {
-            let (tokens, prompt) = (Vec::new(), Vec::new());
-            let output =
-                Output { request, tokens, prompt, cached_tokens: 0, finish: None, error: Some(error) };
-            ToGateway::Outputs(vec![output])
-        }
+        Some(request) if generate => ToGateway::Outputs(vec![failure(request, error)]),
         Some(request) if known_call(bytes[0]) => ToGateway::Failed(Failed { request, error }),
         _ => ToGateway::Failed(Failed { request: NO_REQUEST, error }),
     }

@@ -1,6 +1,6 @@
 //! Block pool and prefix tree as one: what an engine asks for blocks.
 
-use model::{forward::BlockId, generation::Generation};
+use model::{forward::BlockId, generation::AdapterId};
 
 use crate::{
     pool::{BlockPool, Counts, Released},
@@ -139,7 +139,7 @@ impl KvCache {
 
     /// Forgets every prefix of an adapter at once; returns how many blocks that were. Blocks that sequences
     /// hold stay theirs.
-    pub fn remove_adapter(&mut self, adapter: Generation) -> usize {
+    pub fn remove_adapter(&mut self, adapter: AdapterId) -> usize {
         let removed = self.tree.remove_adapter(adapter);
         for &block in &removed {
             self.pool.uncache(block);
@@ -159,6 +159,7 @@ impl KvCache {
         let evicted = self.tree.evict()?;
         self.statistics.evicted_blocks += 1;
         self.pool.uncache(evicted);
+        failpoint::pass("executor.prefix_evicted");
         self.pool.take()
     }
 }

@@ -8,14 +8,14 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use model::{forward::BlockId, generation::Generation};
+use model::{forward::BlockId, generation::AdapterId};
 
 /// Who may share prefixes. The adapter is part of it whatever the gateway hashed into `sharing`: keys and values
 /// computed with one adapter can never answer for another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Namespace {
     /// The adapter that computes the blocks; `None` is the base model.
-    pub adapter: Option<Generation>,
+    pub adapter: Option<AdapterId>,
     /// H(tenant, generation), made by the gateway.
     pub sharing: [u8; 32],
 }
@@ -175,7 +175,7 @@ impl PrefixTree {
     }
 
     /// Removes every node of an adapter, held or not, in all its namespaces, and returns their blocks.
-    pub fn remove_adapter(&mut self, adapter: Generation) -> Vec<BlockId> {
+    pub fn remove_adapter(&mut self, adapter: AdapterId) -> Vec<BlockId> {
         let mut removed: Vec<BlockId> = self
             .roots
             .extract_if(|namespace, _| namespace.adapter == Some(adapter))
@@ -230,7 +230,7 @@ impl PrefixTree {
 mod tests {
     use super::*;
 
-    const ADAPTER: Generation = Generation([7; 32]);
+    const ADAPTER: AdapterId = AdapterId([7; 32]);
     const NAMESPACE: Namespace = Namespace { adapter: Some(ADAPTER), sharing: [1; 32] };
 
     fn chain(tree: &mut PrefixTree, blocks: &[u32]) -> Cursor {

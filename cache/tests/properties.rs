@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use cache::{Cursor, KvCache, Namespace};
-use model::{forward::BlockId, generation::Generation};
+use model::{forward::BlockId, generation::AdapterId};
 use proptest::prelude::*;
 
 const BLOCKS: u32 = 12;
@@ -35,7 +35,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn namespace(adapter: u8) -> Namespace {
-    Namespace { adapter: Some(Generation([adapter; 32])), sharing: [9; 32] }
+    Namespace { adapter: Some(AdapterId([adapter; 32])), sharing: [9; 32] }
 }
 
 struct Sequence {
@@ -66,7 +66,7 @@ impl World {
                 self.cache.release(&ended.blocks);
             }
             Step::Forget { adapter } => {
-                self.cache.remove_adapter(Generation([adapter; 32]));
+                self.cache.remove_adapter(AdapterId([adapter; 32]));
                 let found = self.cache.lookup(namespace(adapter), &[0; BLOCK_TOKENS]);
                 assert!(found.blocks.is_empty(), "a forgotten adapter answers nothing");
             }
@@ -184,7 +184,7 @@ fn forgetting_an_adapter_frees_what_nobody_holds_at_once() {
     serve(&mut cache, 0, &[1, 1, 2, 2]);
     serve(&mut cache, 1, &[1, 1]);
     let held = cache.lookup(namespace(0), &[1, 1]);
-    assert_eq!(cache.remove_adapter(Generation([0; 32])), 2);
+    assert_eq!(cache.remove_adapter(AdapterId([0; 32])), 2);
     let counts = cache.counts();
     assert_eq!((counts.free, counts.used, counts.cached), (2, 1, 1));
     cache.release(&held.blocks);

@@ -34,6 +34,8 @@ pub mod limits {
     pub const MAX_PATTERNS: usize = 1 << 10;
     /// Bytes of one pattern.
     pub const MAX_PATTERN_BYTES: usize = 1 << 12;
+    /// Bytes of all patterns that are no plain names.
+    pub const MAX_EXPRESSION_BYTES: usize = 1 << 12;
 }
 
 /// One adapted linear layer: `y += scale * B (A x)`.
@@ -238,6 +240,17 @@ impl Adapter {
         match open::gguf_files(path).map_err(failed)?.as_slice() {
             [only] => gguf::read(only, config),
             _ => Err(AdapterError::NotAnAdapter { path: path.to_path_buf() }),
+        }
+    }
+
+    /// Why [`read`](Self::read) refuses the adapter at `path`: everything that is wrong with its layers and tensors,
+    /// where its format allows to go on after the first, else that. Empty if nothing is.
+    #[must_use]
+    pub fn problems(path: &Path, config: &ModelConfig) -> Vec<AdapterError> {
+        let Err(first) = Self::read(path, config) else { return Vec::new() };
+        match peft::problems(path, config) {
+            Ok(problems) if !problems.is_empty() => problems,
+            _ => vec![first],
         }
     }
 }

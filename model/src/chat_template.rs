@@ -33,9 +33,10 @@ pub struct Limits {
 }
 
 impl Default for Limits {
-    /// Far above what templates need for a full context: about 100 instructions a message.
+    /// Far above what templates need for a full context: about 100 instructions a message, and four bytes for each of a
+    /// million tokens.
     fn default() -> Self {
-        Self { fuel: 2_000_000, depth: 64, output_bytes: 16 << 20 }
+        Self { fuel: 500_000, depth: 64, output_bytes: 4 << 20 }
     }
 }
 
@@ -267,7 +268,7 @@ mod tests {
     fn endless_work_runs_out_of_fuel() {
         let error =
             render("{% for a in range(90000) %}{% for b in range(90000) %}{{ b }}{% endfor %}{% endfor %}");
-        assert!(matches!(error.unwrap_err(), TemplateError::Limit { limit } if limit == "2000000 steps"));
+        assert!(matches!(error.unwrap_err(), TemplateError::Limit { limit } if limit == "500000 steps"));
     }
 
     #[test]

@@ -299,6 +299,7 @@ impl<B: BaseLayers, D: Deltas, K: KvStore> Pass<'_, B, D, K> {
         let rows: Vec<KvRows<'_>> = s.rows.iter().map(|span| span.kv_rows(&s.block_ids)).collect();
         self.kv.append(compute, layer, &s.qkv, layout, &rows);
         self.kv.attend(compute, layer, &s.qkv, layout, &rows, s.attended.values_mut());
+        failpoint::pass("forward.after_attention");
         self.linear(layer, LinearGroup::O);
     }
 
@@ -323,6 +324,13 @@ impl<B: BaseLayers, D: Deltas, K: KvStore> Pass<'_, B, D, K> {
         };
         self.base.linear(self.compute, layer, group, x, out);
         self.deltas.add(self.compute, layer, group, x, out);
+        failpoint::pass(match group {
+            LinearGroup::Qkv => "forward.after_qkv",
+            LinearGroup::O => "forward.after_o",
+            LinearGroup::GateUp => "forward.after_gate_up",
+            LinearGroup::Down => "forward.after_down",
+            LinearGroup::Head => unreachable!("the head's outputs are the caller's"),
+        });
     }
 
     fn rotate(&mut self, layer: usize) {
@@ -370,6 +378,7 @@ impl<B: BaseLayers, D: Deltas, K: KvStore> Pass<'_, B, D, K> {
         self.norm(&self.model.norms.output, IsFirst::No);
         self.base.linear(self.compute, 0, LinearGroup::Head, &mut self.s.normed, logits);
         self.deltas.add(self.compute, 0, LinearGroup::Head, &self.s.normed, logits);
+        failpoint::pass("forward.head");
     }
 }
 

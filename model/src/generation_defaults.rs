@@ -9,7 +9,7 @@ use serde::Deserialize;
 
 use crate::{
     gguf::{GgufError, GgufFile},
-    whole_file,
+    small_json, whole_file,
 };
 
 /// Bytes of `generation_config.json` and `config.json`.
@@ -126,7 +126,7 @@ fn read(path: &Path) -> Result<Raw, GenerationDefaultsError> {
     json.map_or_else(
         || Ok(Raw::default()),
         |json| {
-            serde_json::from_slice(&json)
+            small_json::parse(&json)
                 .map_err(|source| GenerationDefaultsError::Json { path: path.to_path_buf(), source })
         },
     )

@@ -22,7 +22,7 @@ use std::{
 use kernels::{TensorType, mapped::MappedFile};
 
 pub use header::FormatError;
-pub use value::{Value, ValueKind};
+pub use value::{Array, Value, ValueKind};
 
 use header::{Header, TensorInfo};
 
@@ -281,7 +281,7 @@ impl GgufFile {
     /// # Errors
     /// If the key is there but no array of strings.
     pub fn strings(&self, key: &str) -> Result<Option<Vec<&str>>, GgufError> {
-        self.typed(key, "an array of strings", |value| value.as_array()?.iter().map(Value::as_str).collect())
+        self.typed(key, "an array of strings", |value| value.as_array()?.as_strs())
     }
 
     /// A list of numbers.
@@ -289,7 +289,7 @@ impl GgufFile {
     /// # Errors
     /// If the key is there but no array of floats.
     pub fn f32s(&self, key: &str) -> Result<Option<Vec<f32>>, GgufError> {
-        self.typed(key, "an array of floats", |value| value.as_array()?.iter().map(Value::as_f32).collect())
+        self.typed(key, "an array of floats", |value| value.as_array()?.to_f32s())
     }
 
     /// A list of integers of any width and sign.
@@ -297,6 +297,6 @@ impl GgufFile {
     /// # Errors
     /// If the key is there but no array of integers.
     pub fn i64s(&self, key: &str) -> Result<Option<Vec<i64>>, GgufError> {
-        self.typed(key, "an array of integers", |value| value.as_array()?.iter().map(Value::as_i64).collect())
+        self.typed(key, "an array of integers", |value| value.as_array()?.to_i64s())
     }
 }

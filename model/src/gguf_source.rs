@@ -183,6 +183,10 @@ impl WeightSource for GgufSource {
     fn release(&self, id: TensorId) {
         self.file.release(&tensor_name(id));
     }
+
+    fn unchanged(&self) -> bool {
+        self.file.unchanged()
+    }
 }
 
 /// Reorders the output features of q or k from interleaved rotary pairs, `(0, 1), (2, 3), ...`, to pairs half a head

@@ -6,6 +6,7 @@ use serde_json::Value;
 use crate::{
     config::{ModelConfig, Rope, RopeScaling},
     layout::{self, ConfigError},
+    small_json,
     source::Target,
 };
 
@@ -109,7 +110,7 @@ struct RawRope {
 impl HfConfig {
     /// Reads and checks a `config.json`.
     pub(crate) fn parse(json: &[u8]) -> Result<Self, HfConfigError> {
-        let raw: Raw = serde_json::from_slice(json)?;
+        let raw: Raw = small_json::parse(json)?;
         let name = raw.architectures.first().ok_or(HfConfigError::Missing("architectures"))?;
         let architecture = Architecture::named(name).ok_or_else(|| unsupported("architectures", name))?;
         refuse_unsupported(&raw)?;

@@ -21,6 +21,7 @@ pub mod rope;
 pub mod safetensors_file;
 pub mod safetensors_source;
 pub mod sampling;
+mod small_json;
 pub mod source;
 pub mod stop;
 pub mod tokenizer;

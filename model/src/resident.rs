@@ -14,7 +14,7 @@ use crate::{
     prepared_adapter::{BatchDeltas, PreparedAdapter},
     rope::RopeTable,
     source::WeightSource,
-    weights::{ResidentLayers, Weights, WeightsError, load_norms},
+    weights::{LoadProgress, ResidentLayers, Weights, WeightsError, load_norms},
 };
 
 /// Why a model could not be made resident.
@@ -80,8 +80,21 @@ impl LoadedWeights {
     ///
     /// The files do not hold what their configuration says, or memory runs out.
     pub fn load(source: &(dyn WeightSource + Sync), threads: usize) -> Result<Self, WeightsError> {
+        Self::load_telling(source, threads, &|_| {})
+    }
+
+    /// Like [`load`](Self::load), and tells `told`, from any of the threads, how far it is.
+    ///
+    /// # Errors
+    ///
+    /// The files do not hold what their configuration says, or memory runs out.
+    pub fn load_telling(
+        source: &(dyn WeightSource + Sync),
+        threads: usize,
+        told: &(dyn Fn(LoadProgress) + Sync),
+    ) -> Result<Self, WeightsError> {
         let config = source.config().clone();
-        let weights = Weights::load(source, threads)?;
+        let weights = Weights::load_telling(source, threads, told)?;
         let norms = load_norms(source)?;
         let rope = RopeTable::new(&config);
         let layers = ResidentLayers { weights, config: config.clone() };

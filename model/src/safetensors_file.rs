@@ -1,9 +1,15 @@
 //! The table of contents of one safetensors file, for models and adapters alike.
 
-use std::ops::Range;
+use std::{collections::HashSet, fmt, ops::Range};
 
 use kernels::TensorType;
 use safetensors::{Dtype, SafeTensorError, SafeTensors};
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error as _, IgnoredAny, MapAccess, Visitor},
+};
+
+use crate::small_json;
 
 /// Bytes of the length that a file begins with.
 const LENGTH_BYTES: usize = 8;
@@ -16,6 +22,8 @@ pub enum SafetensorsFormatError {
     HeaderTooLarge { found: u64, limit: u64 },
     #[error("its header is malformed: {0}")]
     Malformed(#[from] SafeTensorError),
+    #[error("its header is malformed: {0}")]
+    Header(#[from] serde_json::Error),
     #[error("tensor `{tensor}` has type {kind:?}; F32, F16 and BF16 are supported")]
     UnsupportedType { tensor: String, kind: Dtype },
 }
@@ -53,6 +61,7 @@ pub(crate) fn read_contents(
     if found > header_limit_bytes {
         return Err(SafetensorsFormatError::HeaderTooLarge { found, limit: header_limit_bytes });
     }
+    check_names(file, found)?;
     // Checks that the tensors lie one behind the other from the header to the end of the file.
     let (header_bytes, metadata) = SafeTensors::read_metadata(file)?;
     let start = header_bytes + LENGTH_BYTES;
@@ -68,6 +77,46 @@ pub(crate) fn read_contents(
     }
     contents.sort_by(|(left, _), (right, _)| left.cmp(right));
     Ok(contents)
+}
+
+/// Refuses a header that would grow in memory, and one that says two things of one name: readers that take the first
+/// and readers that take the last would load two models from one file.
+fn check_names(file: &[u8], header_bytes: u64) -> Result<(), SafetensorsFormatError> {
+    let end = usize::try_from(header_bytes).ok().and_then(|bytes| bytes.checked_add(LENGTH_BYTES));
+    let Some(header) = end.and_then(|end| file.get(LENGTH_BYTES..end)) else {
+        return Err(SafeTensorError::InvalidHeaderLength.into());
+    };
+    small_json::check_size(header)?;
+    serde_json::from_slice::<UniqueNames>(header)?;
+    Ok(())
+}
+
+/// A map whose values do not matter and whose keys all differ.
+struct UniqueNames;
+
+impl<'de> Deserialize<'de> for UniqueNames {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_map(Self)
+    }
+}
+
+impl<'de> Visitor<'de> for UniqueNames {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map of tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self, A::Error> {
+        let mut names = HashSet::new();
+        while let Some((name, IgnoredAny)) = map.next_entry::<String, _>()? {
+            if names.contains(&name) {
+                return Err(A::Error::custom(format_args!("tensor `{}` appears twice", name.escape_debug())));
+            }
+            names.insert(name);
+        }
+        Ok(self)
+    }
 }
 
 fn tensor_type(dtype: Dtype) -> Option<TensorType> {

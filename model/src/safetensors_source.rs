@@ -14,6 +14,7 @@ use crate::{
     hf_config::{HfConfig, HfConfigError},
     layout::{self, LayoutError},
     safetensors_file::{SafetensorsFormatError, StoredTensor, read_contents},
+    small_json,
     source::{Target, Tensor, TensorId, WeightSource},
     whole_file,
 };
@@ -129,13 +130,6 @@ impl SafetensorsSource {
         Ok(source)
     }
 
-    /// True while every weight file has the length and modification time it was opened with; see
-    /// [`MappedFile::unchanged`].
-    #[must_use]
-    pub fn unchanged(&self) -> bool {
-        self.shards.iter().all(MappedFile::unchanged)
-    }
-
     fn add_shard(&mut self, path: &Path) -> Result<(), SafetensorsSourceError> {
         let map = MappedFile::open(path)
             .map_err(|source| SafetensorsSourceError::Read { path: path.to_path_buf(), source })?;
@@ -196,6 +190,10 @@ impl WeightSource for SafetensorsSource {
             self.shards[*shard].release(stored.range.clone());
         }
     }
+
+    fn unchanged(&self) -> bool {
+        self.shards.iter().all(MappedFile::unchanged)
+    }
 }
 
 /// The names of a directory's weight files.
@@ -214,7 +212,7 @@ fn shard_names(json: &[u8]) -> Result<BTreeSet<String>, String> {
     struct Index {
         weight_map: HashMap<String, String>,
     }
-    let index: Index = serde_json::from_slice(json).map_err(|error| error.to_string())?;
+    let index: Index = small_json::parse(json).map_err(|error| error.to_string())?;
     let names: BTreeSet<String> = index.weight_map.into_values().collect();
     if names.is_empty() || names.len() > MAX_SHARDS {
         return Err(format!("it names {} files, and 1 to {MAX_SHARDS} are read", names.len()));

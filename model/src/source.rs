@@ -70,4 +70,9 @@ pub trait WeightSource {
 
     /// The tensor has been copied and will not be read again soon: memory that only caches it may be given back.
     fn release(&self, _id: TensorId) {}
+
+    /// False if a file was written to since it was opened: what was read meanwhile may be of two models.
+    fn unchanged(&self) -> bool {
+        true
+    }
 }

@@ -10,6 +10,7 @@
 //!
 //! # Layout
 //! - `from_gguf`, `from_directory`: what the files say
+//! - `expressions`: bounds on the expressions among it
 //! - `pre_tokenizer`: how text is split into words, by the names GGUF files use
 //! - `sentencepiece`: merges from pieces and scores
 //! - `pipeline`: text to ids
@@ -17,6 +18,7 @@
 
 mod byte_level;
 mod error;
+mod expressions;
 mod from_directory;
 mod from_gguf;
 mod pipeline;

@@ -2,7 +2,7 @@
 
 use std::sync::{
     Mutex, PoisonError,
-    atomic::{AtomicUsize, Ordering},
+    atomic::{AtomicU64, AtomicUsize, Ordering},
 };
 
 use kernels::{
@@ -61,6 +61,15 @@ pub struct Weights {
     embedding: PackedMatrix,
 }
 
+/// How much of the weights has been read and packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoadProgress {
+    /// Elements that are packed.
+    pub done: u64,
+    /// Elements of all linear layers and the embedding.
+    pub total: u64,
+}
+
 /// Memory for weights is asked for in pieces of this size, so that small matrices share huge pages.
 const ARENA_CHUNK_BYTES: usize = 32 << 20;
 
@@ -90,6 +99,19 @@ impl Weights {
     ///
     /// A tensor is missing or has another shape than the configuration implies, or memory runs out.
     pub fn load(source: &(dyn WeightSource + Sync), threads: usize) -> Result<Self, WeightsError> {
+        Self::load_telling(source, threads, &|_| {})
+    }
+
+    /// Like [`load`](Self::load), and tells `told`, from any of the threads, how far it is.
+    ///
+    /// # Errors
+    ///
+    /// A tensor is missing or has another shape than the configuration implies, or memory runs out.
+    pub fn load_telling(
+        source: &(dyn WeightSource + Sync),
+        threads: usize,
+        told: &(dyn Fn(LoadProgress) + Sync),
+    ) -> Result<Self, WeightsError> {
         let config = source.config();
         let ids = || (0..config.layers).flat_map(|layer| BLOCK_TARGETS.map(|target| (layer, target)));
         let mut jobs: Vec<Job> = ids().map(|(layer, target)| Job::Linear(layer, target)).collect();
@@ -98,7 +120,7 @@ impl Weights {
         if !config.tied_head {
             jobs.insert(0, Job::Linear(0, Target::LmHead));
         }
-        let mut packed = pack_all(source, &jobs, threads)?.into_iter();
+        let mut packed = pack_all(source, &jobs, threads, told)?.into_iter();
         let mut next = || packed.next().expect("one result a job");
         let head = (!config.tied_head).then(&mut next);
         let embedding = next().matrix;
@@ -174,13 +196,27 @@ enum Job {
     Linear(usize, Target),
 }
 
+impl Job {
+    /// Elements of its matrix, as the configuration implies.
+    fn elements(self, config: &ModelConfig) -> u64 {
+        let (rows, cols) = match self {
+            Self::Embedding => (config.vocab_size, config.hidden_size),
+            Self::Linear(_, target) => linear_shape(config, target).into(),
+        };
+        (rows as u64).saturating_mul(cols as u64)
+    }
+}
+
 /// Packs `jobs`, in their order.
 fn pack_all(
     source: &(dyn WeightSource + Sync),
     jobs: &[Job],
     threads: usize,
+    told: &(dyn Fn(LoadProgress) + Sync),
 ) -> Result<Vec<Linear>, WeightsError> {
-    let next = AtomicUsize::new(0);
+    let config = source.config();
+    let total = jobs.iter().map(|job| job.elements(config)).sum();
+    let (next, done) = (AtomicUsize::new(0), AtomicU64::new(0));
     let arena = Arena::new(ARENA_CHUNK_BYTES);
     let results: Mutex<Vec<Option<Result<Linear, WeightsError>>>> =
         Mutex::new(jobs.iter().map(|_| None).collect());
@@ -192,6 +228,9 @@ fn pack_all(
                     let Some(&job) = jobs.get(index) else { break };
                     let result = pack(source, &arena, job);
                     results.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(result);
+                    let elements = job.elements(config);
+                    let done = done.fetch_add(elements, Ordering::Relaxed) + elements;
+                    told(LoadProgress { done, total });
                 }
             });
         }

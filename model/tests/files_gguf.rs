@@ -8,7 +8,7 @@ use std::path::Path;
 use files_support::{GgufWriter, assert_says, f32_bytes, kind, numbers, tensor, text_bytes, tiny_gguf};
 use kernels::TensorType;
 use model::{
-    gguf::{GgufError, GgufFile, Value, limits},
+    gguf::{Array, GgufError, GgufFile, Value, limits},
     gguf_source::GgufSource,
     source::{Target, TensorId, WeightSource},
 };
@@ -45,7 +45,7 @@ fn every_kind_of_metadata_reads_as_it_was_written() {
             .bytes(),
     )
     .unwrap();
-    let texts = vec![Value::String("a".into()), Value::String(String::new())];
+    let texts = Array::String(vec!["a".into(), String::new()]);
     for (key, value) in [
         ("u8", Value::U8(200)),
         ("i8", Value::I8(-3)),
@@ -60,7 +60,7 @@ fn every_kind_of_metadata_reads_as_it_was_written() {
         ("i64", Value::I64(i64::MIN)),
         ("f64", Value::F64(0.25)),
         ("texts", Value::Array(texts)),
-        ("nested", Value::Array(vec![Value::Array(vec![Value::U8(5), Value::U8(6)])])),
+        ("nested", Value::Array(Array::Array(vec![Array::U8(vec![5, 6])]))),
     ] {
         assert_eq!(file.metadata(key), Some(&value), "{key}");
     }

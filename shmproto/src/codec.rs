@@ -142,7 +142,12 @@ impl<T: Wire> Wire for Vec<T> {
         if wanted > from.rest.len() {
             return Err(DecodeError::Truncated { wanted, left: from.rest.len() });
         }
-        (0..count).map(|_| T::get(from)).collect()
+        // Exactly as much as was checked: growing by doubling would take three times that for a moment.
+        let mut items = Self::with_capacity(count);
+        for _ in 0..count {
+            items.push(T::get(from)?);
+        }
+        Ok(items)
     }
 }
 

@@ -6,10 +6,17 @@
 use crate::{wire_enum, wire_struct};
 
 /// Changes whenever a message changes; both sides refuse a peer that has another one.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 
 /// 256-bit content hash of an adapter's weights and configuration.
 pub type GenerationBytes = [u8; 32];
+
+/// What an adapter is called inside an executor: its generation under its owner. The same bytes under two owners are
+/// two adapters that share neither memory nor keys and values, so that nobody can tell what others have loaded.
+pub type AdapterIdBytes = [u8; 32];
+
+/// Hash of the tenant an adapter belongs to; zeros for one that everybody may use.
+pub type OwnerBytes = [u8; 32];
 
 /// Chosen by the gateway, unique for its connection.
 pub type RequestId = u64;
@@ -26,7 +33,7 @@ wire_enum! {
         Cancel(RequestId) = 2,
         /// Brings an adapter into the executor; answered by [`ToGateway::AdapterLoaded`] or `Failed`.
         LoadAdapter(LoadAdapter) = 3,
-        /// Drains and frees a generation; answered by [`ToGateway::AdapterUnloaded`] or `Failed`.
+        /// Drains and frees an adapter; answered by [`ToGateway::AdapterUnloaded`] or `Failed`.
         UnloadAdapter(UnloadAdapter) = 4,
         /// Asks for [`ToGateway::Stats`].
         GetStats(RequestId) = 5,
@@ -51,6 +58,8 @@ wire_enum! {
         Failed(Failed) = 5,
         /// Answer to [`ToExecutor::GetStats`].
         Stats(Stats) = 6,
+        /// How far the executor is with its weights; any number of them may precede the welcome.
+        Loading(Loading) = 7,
     }
 }
 
@@ -87,8 +96,23 @@ wire_struct! {
         pub kv_blocks: u32,
         /// Tokens a KV block holds.
         pub block_tokens: u32,
-        /// Adapter generations already resident (after a gateway restart).
-        pub adapters: Vec<GenerationBytes>,
+        /// Requests computed together.
+        pub max_running: u32,
+        /// Requests that may wait; more are refused.
+        pub max_waiting: u32,
+        /// Adapters already resident (after a gateway restart).
+        pub adapters: Vec<AdapterIdBytes>,
+    }
+}
+
+wire_struct! {
+    /// How far an executor is that does not serve yet.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct Loading {
+        /// What it is doing, for a person: `reading weights`.
+        pub stage: String,
+        /// How much of it is done, 0 to 100; never less than in an earlier message of the same stage.
+        pub percent: u32,
     }
 }
 
@@ -124,7 +148,7 @@ wire_struct! {
         /// Names the request in every answer.
         pub request: RequestId,
         /// The adapter; `None` is the base model.
-        pub adapter: Option<GenerationBytes>,
+        pub adapter: Option<AdapterIdBytes>,
         /// H(tenant, generation): what may share cached prefixes with this request.
         pub namespace: [u8; 32],
         /// The prompt as token ids, at least one.
@@ -218,6 +242,8 @@ wire_struct! {
         pub prompt: Vec<TokenOutput>,
         /// Prompt tokens served from the prefix cache; sent with the first output.
         pub cached_tokens: u32,
+        /// Microseconds from receipt to admission; sent with the first output.
+        pub queued_us: u64,
         /// Set on the last output of a request that ended well.
         pub finish: Option<Finish>,
         /// Set on the last output of a request that did not.
@@ -233,6 +259,8 @@ wire_struct! {
         pub request: RequestId,
         /// Directory with `adapter_config.json` and `adapter_model.safetensors`, or a GGUF adapter file.
         pub path: String,
+        /// Whose it is.
+        pub owner: OwnerBytes,
     }
 }
 
@@ -242,8 +270,10 @@ wire_struct! {
     pub struct AdapterLoaded {
         /// The call.
         pub request: RequestId,
-        /// What it is, whatever it is called.
+        /// What it is, whatever it is called and whoever owns it.
         pub generation: GenerationBytes,
+        /// What it is called in requests.
+        pub adapter: AdapterIdBytes,
         /// Largest rank of its modules.
         pub rank: u32,
         /// Bytes it takes in the executor.
@@ -254,24 +284,24 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Which generation to free.
+    /// Which adapter to free.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct UnloadAdapter {
         /// Names the call in its answer.
         pub request: RequestId,
-        /// The generation.
-        pub generation: GenerationBytes,
+        /// The adapter.
+        pub adapter: AdapterIdBytes,
     }
 }
 
 wire_struct! {
-    /// A generation that is gone.
+    /// An adapter that is gone.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct AdapterUnloaded {
         /// The call.
         pub request: RequestId,
-        /// The generation.
-        pub generation: GenerationBytes,
+        /// The adapter.
+        pub adapter: AdapterIdBytes,
         /// Bytes given back.
         pub freed_bytes: u64,
     }
@@ -306,7 +336,7 @@ wire_struct! {
         pub kv_blocks_cached: u32,
         /// Bytes of resident adapters.
         pub adapter_bytes: u64,
-        /// Resident adapters: generation, rank, bytes, requests that use it.
+        /// Resident adapters.
         pub adapters: Vec<AdapterStats>,
         /// Prompt tokens computed.
         pub prompt_tokens: u64,
@@ -327,13 +357,15 @@ wire_struct! {
     /// One resident adapter.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct AdapterStats {
-        /// The generation.
-        pub generation: GenerationBytes,
+        /// The adapter.
+        pub adapter: AdapterIdBytes,
         /// Largest rank.
         pub rank: u32,
         /// Bytes it takes.
         pub bytes: u64,
-        /// Requests that use it now, waiting ones included.
-        pub requests: u32,
+        /// Requests of it that are computed now.
+        pub running: u32,
+        /// Requests of it that wait.
+        pub waiting: u32,
     }
 }

@@ -47,6 +47,7 @@ fn outputs() -> ToGateway {
         tokens: vec![token.clone()],
         prompt: vec![token],
         cached_tokens: 32,
+        queued_us: 1_000,
         finish: Some(Finish::Length),
         error: Some(error),
     }])
@@ -116,7 +117,7 @@ fn the_document_lists_every_message_under_its_number() {
             found += 1;
         }
     }
-    assert_eq!(found, 13);
+    assert_eq!(found, 14);
 }
 
 proptest! {

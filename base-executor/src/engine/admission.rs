@@ -70,11 +70,11 @@ pub enum Refusal {
         /// Blocks of the pool.
         total: usize,
     },
-    /// Too many requests wait.
-    #[error("{waiting} requests are waiting, which is the limit; try again later or raise --max-waiting")]
+    /// As many requests are under way as may run and wait together. Gateways count along and do not let it come to this.
+    #[error("{under_way} requests run or wait, which is the limit; try again later or raise --max-waiting")]
     QueueFull {
-        /// Requests that wait.
-        waiting: usize,
+        /// Requests that run or wait.
+        under_way: usize,
     },
     /// The adapter cannot be used.
     #[error(transparent)]

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use model::generation::Generation;
+use model::generation::AdapterId;
 use shmproto::message::{Generate, RequestId, ToGateway, UnloadAdapter, WireError};
 use tokio::sync::mpsc;
 
@@ -26,8 +26,8 @@ pub struct Caller {
 pub enum Loaded<A> {
     /// A new adapter.
     New(Prepared<A>),
-    /// The same weights were loaded before.
-    Known(Generation),
+    /// Its owner has loaded it before.
+    Known(AdapterId),
     /// It did not work.
     Failed(WireError),
 }
@@ -73,6 +73,8 @@ pub enum Event<A> {
     },
     /// The figures are asked for.
     GetStats(Caller),
+    /// Somebody looks whether the loop turns.
+    Pulse,
     /// The process is to end: refuse what is new, finish what runs, give up what still runs at `until`.
     Drain {
         /// When to give up.

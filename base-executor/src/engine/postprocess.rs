@@ -5,6 +5,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
+use failpoint::Outcome;
 use model::forward::{ForwardPass, SequenceSlice};
 use shmproto::message::{ErrorCode, Output, WireError};
 
@@ -22,7 +23,21 @@ impl<P: ForwardPass> Engine<P> {
     pub(super) fn compute(&mut self, plan: &[Portion]) -> Result<(), Panic> {
         let batch: Vec<_> =
             plan.iter().map(|portion| slice(&self.running[portion.sequence], *portion)).collect();
-        catch_unwind(AssertUnwindSafe(|| self.pass.forward(&batch, &mut self.logits)))
+        let decodes = |portion: &Portion| self.running[portion.sequence].is_decoding();
+        if plan.iter().any(decodes) {
+            failpoint::pass("executor.decode");
+        }
+        if !plan.iter().all(decodes) {
+            failpoint::pass("executor.prefill_chunk");
+        }
+        catch_unwind(AssertUnwindSafe(|| {
+            assert_eq!(
+                failpoint::hit("executor.before_step"),
+                Outcome::Pass,
+                "a test wants the step to fail"
+            );
+            self.pass.forward(&batch, &mut self.logits);
+        }))
     }
 
     /// Hands every sequence of the plan its logits, and retires those that have ended.

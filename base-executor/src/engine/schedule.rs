@@ -31,14 +31,16 @@ impl<P: ForwardPass> Engine<P> {
     /// Lets waiting sequences run, in order of arrival, as long as there is room. One that does not fit yet keeps
     /// the others behind it waiting: it would never fit otherwise.
     pub(super) fn admit(&mut self) {
+        let now = self.clock.now();
         while self.running.len() < self.limits.max_running {
             let Some(sequence) = self.waiting.front_mut() else { return };
             // A block for each that runs, or the newcomer would soon have to give way again.
             let Some(found) = sequence.enter(&mut self.kv, self.running.len()) else { return };
-            if sequence.note_found(found) {
+            if sequence.note_admission(found, now) {
                 self.stats.cached_tokens += found as u64;
             }
             self.running.extend(self.waiting.pop_front());
+            failpoint::pass("executor.admitted");
         }
     }
 
@@ -108,6 +110,7 @@ impl<P: ForwardPass> Engine<P> {
             sequence.leave(&mut self.kv);
             self.stats.preemptions += 1;
             self.waiting.push_front(sequence);
+            failpoint::pass("executor.after_preempt");
         }
     }
 }

@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Instant};
 use cache::{Cursor, KvCache, Namespace};
 use model::{
     forward::{BLOCK_TOKENS, BlockId, LogitRows},
-    generation::Generation,
+    generation::AdapterId,
     sampling::{self, SamplingParams, TokenCounts},
 };
 use shmproto::message::{Finish, Output, RequestId, TokenOutput, WireError};
@@ -18,8 +18,15 @@ use super::event::Caller;
 /// An adapter in use by a sequence.
 #[derive(Debug)]
 pub(super) struct Adapted<A> {
-    pub(super) generation: Generation,
+    pub(super) id: AdapterId,
     pub(super) adapter: Arc<A>,
+}
+
+/// Whose a sequence is, and since when.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Origin {
+    pub(super) caller: Caller,
+    pub(super) received_at: Instant,
 }
 
 /// How a sequence continues and when it ends.
@@ -40,17 +47,27 @@ pub(super) struct Task {
 /// What the first output carries besides tokens.
 #[derive(Debug)]
 enum Opening {
-    /// Not sent yet: log-probabilities of the prompt so far, and prompt tokens found in the cache.
+    /// Not sent yet: log-probabilities of the prompt so far, and what the first admission noted.
     Due {
         prompt: Vec<TokenOutput>,
-        cached_tokens: u32,
+        admission: Admission,
     },
     Sent,
+}
+
+/// What is noted when a sequence is admitted for the first time.
+#[derive(Debug, Clone, Copy, Default)]
+struct Admission {
+    /// Prompt tokens found in the cache.
+    cached_tokens: u32,
+    /// Microseconds since the request was received.
+    queued_us: u64,
 }
 
 #[derive(Debug)]
 pub(super) struct Sequence<A> {
     pub(super) caller: Caller,
+    received_at: Instant,
     pub(super) adapted: Option<Adapted<A>>,
     pub(super) task: Task,
     pub(super) tokens: Vec<u32>,
@@ -61,26 +78,26 @@ pub(super) struct Sequence<A> {
     counts: TokenCounts,
     /// Behind the last full block that was offered to others.
     cursor: Cursor,
-    /// Prompt tokens found in the cache at the first admission.
-    found_tokens: Option<u32>,
+    is_admitted: bool,
     opening: Opening,
 }
 
 impl<A> Sequence<A> {
     pub(super) fn new(
-        caller: Caller,
+        Origin { caller, received_at }: Origin,
         adapted: Option<Adapted<A>>,
         sharing: [u8; 32],
         prompt: Vec<u32>,
         task: Task,
     ) -> Self {
-        let namespace = Namespace { adapter: adapted.as_ref().map(|adapted| adapted.generation), sharing };
+        let namespace = Namespace { adapter: adapted.as_ref().map(|adapted| adapted.id), sharing };
         let counts = match task.sampling.needs_history() {
             true => TokenCounts::of_prompt(&prompt),
             false => TokenCounts::default(),
         };
         Self {
             caller,
+            received_at,
             adapted,
             task,
             prompt_len: prompt.len(),
@@ -90,13 +107,17 @@ impl<A> Sequence<A> {
             namespace,
             counts,
             cursor: Cursor::root(namespace),
-            found_tokens: None,
-            opening: Opening::Due { prompt: Vec::new(), cached_tokens: 0 },
+            is_admitted: false,
+            opening: Opening::Due { prompt: Vec::new(), admission: Admission::default() },
         }
     }
 
     pub(super) fn adapter(&self) -> Option<&Arc<A>> {
         self.adapted.as_ref().map(|adapted| &adapted.adapter)
+    }
+
+    pub(super) fn adapter_id(&self) -> Option<AdapterId> {
+        self.adapted.as_ref().map(|adapted| adapted.id)
     }
 
     /// Tokens whose keys and values have not been computed.
@@ -155,14 +176,16 @@ impl<A> Sequence<A> {
         Some(self.computed)
     }
 
-    /// Notes what the first admission found in the cache; later ones would count its own blocks. Returns false
-    /// if this was a later one.
-    pub(super) fn note_found(&mut self, found: usize) -> bool {
-        let first = self.found_tokens.is_none();
+    /// Notes when the first admission was and what it found in the cache; later ones would count its own blocks.
+    /// Returns false if this was a later one.
+    pub(super) fn note_admission(&mut self, found: usize, now: Instant) -> bool {
+        let first = !std::mem::replace(&mut self.is_admitted, true);
         if first {
-            let found = u32::try_from(found).unwrap_or(u32::MAX);
-            self.found_tokens = Some(found);
-            self.opening = Opening::Due { prompt: Vec::new(), cached_tokens: found };
+            let cached_tokens = u32::try_from(found).unwrap_or(u32::MAX);
+            let queued = now.saturating_duration_since(self.received_at);
+            let queued_us = u64::try_from(queued.as_micros()).unwrap_or(u64::MAX);
+            let admission = Admission { cached_tokens, queued_us };
+            self.opening = Opening::Due { prompt: Vec::new(), admission };
         }
         first
     }
@@ -249,21 +272,23 @@ impl<A> Sequence<A> {
     }
 
     fn output(&mut self, tokens: Vec<TokenOutput>, finish: Option<Finish>) -> Output {
-        let (prompt, cached_tokens) = match std::mem::replace(&mut self.opening, Opening::Sent) {
-            Opening::Due { prompt, cached_tokens } => (prompt, cached_tokens),
-            Opening::Sent => (Vec::new(), 0),
+        let (prompt, admission) = match std::mem::replace(&mut self.opening, Opening::Sent) {
+            Opening::Due { prompt, admission } => (prompt, admission),
+            Opening::Sent => (Vec::new(), Admission::default()),
         };
-        Output { request: self.caller.request, tokens, prompt, cached_tokens, finish, error: None }
+        let Admission { cached_tokens, queued_us } = admission;
+        Output { request: self.caller.request, tokens, prompt, cached_tokens, queued_us, finish, error: None }
     }
 }
 
 /// The output of a request that ends in `error`.
-pub(super) fn failure(request: RequestId, error: WireError) -> Output {
+pub(crate) fn failure(request: RequestId, error: WireError) -> Output {
     Output {
         request,
         tokens: Vec::new(),
         prompt: Vec::new(),
         cached_tokens: 0,
+        queued_us: 0,
         finish: None,
         error: Some(error),
     }

@@ -13,7 +13,10 @@ use base_executor::{
         event::{Caller, ConnectionId, Event, Loaded},
     },
 };
-use model::{forward::LogitRows, generation::Generation};
+use model::{
+    forward::LogitRows,
+    generation::{AdapterId, Generation},
+};
 use proptest::prelude::*;
 use shmproto::message::{
     AdapterUnloaded, ErrorCode, Finish, Generate, Output, Stats, ToGateway, TokenOutput, UnloadAdapter,
@@ -42,6 +45,7 @@ struct Answer {
     tokens: Vec<TokenOutput>,
     prompt: Vec<TokenOutput>,
     cached_tokens: u32,
+    queued_us: u64,
     finish: Option<Finish>,
     error: Option<ErrorCode>,
 }
@@ -52,6 +56,7 @@ impl Answer {
         self.tokens.extend(output.tokens);
         self.prompt.extend(output.prompt);
         self.cached_tokens += output.cached_tokens;
+        self.queued_us += output.queued_us;
         self.finish = output.finish;
         self.error = output.error.map(|error| error.code);
     }
@@ -128,20 +133,21 @@ impl Bench {
     }
 
     fn load(&mut self, tag: u8) {
-        let generation = Generation([tag; 32]);
-        let loaded = match self.budget.claim(generation, 10) {
+        let id = AdapterId([tag; 32]);
+        let loaded = match self.budget.claim(id, 10) {
             Ok(claim) => {
                 let adapter = Arc::new(FakeAdapter(tag.into()));
-                Loaded::New(Prepared { adapter, claim, rank: 4, modules: 2 })
+                let generation = Generation([100 + tag; 32]);
+                Loaded::New(Prepared { adapter, claim, generation, rank: 4, modules: 2 })
             }
-            Err(_) => Loaded::Known(generation),
+            Err(_) => Loaded::Known(id),
         };
         let caller = Caller { connection: GATEWAY, request: tag.into() };
         self.engine.handle(Event::AdapterLoaded { caller, loaded });
     }
 
     fn unload(&mut self, tag: u8) {
-        let call = UnloadAdapter { request: tag.into(), generation: [tag; 32] };
+        let call = UnloadAdapter { request: tag.into(), adapter: [tag; 32] };
         self.engine.handle(Event::UnloadAdapter { connection: GATEWAY, call });
     }
 
@@ -165,6 +171,8 @@ fn welcome() -> Welcome {
         adapter_budget_bytes: 0,
         kv_blocks: 0,
         block_tokens: 0,
+        max_running: 0,
+        max_waiting: 0,
         adapters: Vec::new(),
     }
 }
@@ -172,7 +180,7 @@ fn welcome() -> Welcome {
 /// What a request gets when it has an engine for itself.
 fn alone(request: &Generate) -> Answer {
     let mut bench = Bench::new(Limits { kv_blocks: 128, ..ROOMY });
-    request.adapter.iter().for_each(|generation| bench.load(generation[0]));
+    request.adapter.iter().for_each(|id| bench.load(id[0]));
     bench.send(request.clone());
     bench.finish();
     bench.answer(request.request).clone()
@@ -187,7 +195,11 @@ fn assert_as_if_alone(bench: &Bench, requests: &[Generate]) {
 fn assert_nothing_held(bench: &Bench) {
     let stats = bench.stats();
     assert_eq!((stats.waiting, stats.running, stats.kv_blocks_used), (0, 0, 0));
-    assert!(stats.adapters.iter().all(|adapter| adapter.requests == 0), "{:?}", stats.adapters);
+    assert!(
+        stats.adapters.iter().all(|adapter| adapter.running + adapter.waiting == 0),
+        "{:?}",
+        stats.adapters
+    );
 }
 
 /// Requests as different as they come: greedy, sampled, with penalties, stops, reports and adapters, and prompts
@@ -501,6 +513,47 @@ fn what_makes_no_sense_is_refused_and_the_others_go_on() {
 }
 
 #[test]
+fn the_first_output_says_how_long_the_request_waited_for_its_turn() {
+    let mut bench = Bench::new(Limits { max_running: 1, ..ROOMY });
+    bench.send(request(1, prompt(1, 10), 3));
+    bench.send(request(2, prompt(2, 10), 3));
+    for _ in 0..8 {
+        bench.step();
+        *bench.clock.0.lock().unwrap() += Duration::from_millis(10);
+    }
+    assert_eq!(bench.answer(1).queued_us, 0);
+    assert_eq!(bench.answer(2).queued_us, 30_000, "while the first took three steps");
+}
+
+#[test]
+fn the_figures_say_for_each_adapter_how_many_run_and_how_many_wait() {
+    let mut bench = Bench::new(Limits { max_running: 3, ..ROOMY });
+    [1, 2].into_iter().for_each(|tag| bench.load(tag));
+    for (id, adapter) in [(1, Some(1)), (2, Some(2)), (3, None), (4, Some(2)), (5, Some(2))] {
+        let adapter = adapter.map(|tag| [tag; 32]);
+        bench.send(Generate { adapter, ..request(id, prompt(id, 10), 5) });
+    }
+    bench.step();
+    let stats = bench.stats();
+    let lines: Vec<_> =
+        stats.adapters.iter().map(|line| (line.adapter[0], line.running, line.waiting)).collect();
+    assert_eq!(lines, [(1, 1, 0), (2, 1, 2)]);
+    assert_eq!((stats.running, stats.waiting), (3, 2), "one of them on the base model alone");
+    bench.finish();
+    assert_nothing_held(&bench);
+}
+
+#[test]
+fn as_many_requests_are_taken_as_may_run_and_wait_even_if_blocks_are_short() {
+    let mut bench = Bench::new(Limits { max_running: 3, max_waiting: 1, kv_blocks: 8, ..ROOMY });
+    (1..=5).for_each(|id| bench.send(request(id, prompt(id, 80), 5)));
+    bench.finish();
+    let full: Vec<u64> = (1..=5).filter(|id| bench.error(*id) == Some(ErrorCode::QueueFull)).collect();
+    assert_eq!(full, [5], "gateways count on it");
+    assert_nothing_held(&bench);
+}
+
+#[test]
 fn a_full_queue_is_an_answer() {
     let mut bench = Bench::new(Limits { max_running: 2, max_waiting: 3, ..ROOMY });
     (1..=7).for_each(|id| bench.send(request(id, prompt(id, 10), 5)));
@@ -568,8 +621,7 @@ fn unloading_drains_then_frees_blocks_and_bytes_then_answers() {
     bench.send(Generate { adapter: Some([1; 32]), ..request(2, prompt(1, 40), 10) });
     bench.step();
     assert_eq!(bench.error(2), Some(ErrorCode::AdapterNotFound));
-    let gone =
-        ToGateway::AdapterUnloaded(AdapterUnloaded { request: 1, generation: [1; 32], freed_bytes: 10 });
+    let gone = ToGateway::AdapterUnloaded(AdapterUnloaded { request: 1, adapter: [1; 32], freed_bytes: 10 });
     assert!(!bench.others.contains(&gone), "a request still runs");
     bench.finish();
     assert_eq!(bench.answer(1).tokens.len(), 10);
@@ -584,13 +636,13 @@ fn unloading_drains_then_frees_blocks_and_bytes_then_answers() {
 }
 
 #[test]
-fn loading_a_generation_again_answers_and_changes_nothing() {
+fn loading_an_adapter_again_answers_and_changes_nothing() {
     let mut bench = Bench::new(ROOMY);
     bench.load(1);
     bench.load(1);
     bench.step();
     let loaded = bench.others.iter().filter(|message| {
-        matches!(message, ToGateway::AdapterLoaded(loaded) if loaded.generation == [1; 32] && loaded.rank == 4)
+        matches!(message, ToGateway::AdapterLoaded(loaded) if loaded.adapter == [1; 32] && loaded.generation == [101; 32])
     });
     assert_eq!(loaded.count(), 2);
     assert_eq!((bench.stats().adapters.len(), bench.budget.held_bytes()), (1, 10));

@@ -1,7 +1,11 @@
-//! The base-executor at its public doors, over a forward pass without weights.
+//! The base-executor at its public doors: over a forward pass without weights, and as a process with a tiny model.
 
 #![expect(clippy::unwrap_used, reason = "a test that panics has failed, which is what is wanted")]
 
+mod check;
 mod common;
 mod engine;
+mod gateway;
+mod process;
 mod service;
+mod tiny;

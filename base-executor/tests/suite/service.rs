@@ -1,7 +1,6 @@
 //! The service over a real `ipc://` socket, with a DEALER for a gateway.
 
 use std::{
-    collections::HashMap,
     path::{Path, PathBuf},
     sync::Arc,
     thread::JoinHandle,
@@ -17,26 +16,30 @@ use base_executor::{
 };
 use model::{
     adapter::{Adapter, LoraModule},
-    generation::Generation,
+    generation::{AdapterId, Generation},
     source::Target,
 };
 use shmproto::{
     codec::Wire as _,
     message::{
-        ErrorCode, Failed, Finish, Generate, Hello, LoadAdapter, Output, PROTOCOL_VERSION, Stats, ToExecutor,
-        ToGateway, UnloadAdapter, Welcome,
+        ErrorCode, Failed, Finish, Generate, Hello, PROTOCOL_VERSION, ToExecutor, ToGateway, UnloadAdapter,
     },
 };
 use tokio::{sync::mpsc, time::timeout};
-use zeromq::{DealerSocket, Socket as _, SocketRecv as _, SocketSend as _};
+use zeromq::SocketSend as _;
 
-use crate::common::{FakeAdapter, FakePass, VOCAB, prompt, request};
-
-/// What hangs fails, instead of stopping the suite.
-const WATCHDOG: Duration = Duration::from_secs(60);
+use crate::{
+    common::{FakeAdapter, FakePass, VOCAB, prompt, request},
+    gateway::{EVERYBODY, Gateway, WATCHDOG},
+};
 
 /// Reads `.../NUMBER`: an adapter of that generation with that many elements.
 struct FakeLoader;
+
+/// What the adapter `number` is called under `owner`.
+fn id(owner: [u8; 32], number: u8) -> [u8; 32] {
+    AdapterId::new(&owner, Generation([number; 32])).0
+}
 
 impl Loader for FakeLoader {
     type Adapter = FakeAdapter;
@@ -87,7 +90,7 @@ impl Executor {
                 max_running: 8,
                 max_waiting: 8,
                 chunk_tokens: 64,
-                context_length: 512,
+                context_length: None,
                 adapter_bytes: 100,
             };
             let facts = Facts {
@@ -98,7 +101,7 @@ impl Executor {
             };
             let resident = Resident { pass: FakePass::slow(256), loader: FakeLoader, facts };
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(serve(&place, settings, resident, asked, || on_ready.send(()).unwrap()))
+            runtime.block_on(serve(&place, settings, |_| Ok(resident), asked, || on_ready.send(()).unwrap()))
         });
         timeout(WATCHDOG, ready).await.expect("it becomes ready").expect("it starts");
         Self { socket, shutdown, thread, _directory: directory }
@@ -116,108 +119,6 @@ impl Executor {
     }
 }
 
-struct Gateway {
-    socket: DealerSocket,
-    answers: HashMap<u64, Vec<Output>>,
-}
-
-impl Gateway {
-    async fn connect(executor: &Executor) -> Self {
-        let mut socket = DealerSocket::new();
-        socket.connect(&format!("ipc://{}", executor.socket.display())).await.unwrap();
-        Self { socket, answers: HashMap::new() }
-    }
-
-    /// Connects and says hello.
-    async fn greet(executor: &Executor, instance: u64) -> Self {
-        let mut gateway = Self::connect(executor).await;
-        gateway.hello(instance).await;
-        gateway
-    }
-
-    async fn hello(&mut self, instance: u64) -> Welcome {
-        self.send(ToExecutor::Hello(Hello { version: PROTOCOL_VERSION, instance })).await;
-        loop {
-            if let ToGateway::Welcome(welcome) = self.receive().await {
-                return welcome;
-            }
-        }
-    }
-
-    async fn send(&mut self, message: ToExecutor) {
-        self.socket.send(message.to_bytes().into()).await.unwrap();
-    }
-
-    async fn try_receive(&mut self) -> Option<ToGateway> {
-        let message = timeout(WATCHDOG, self.socket.recv()).await.expect("the executor answers").ok()?;
-        let frames = message.into_vec();
-        assert_eq!(frames.len(), 1);
-        Some(ToGateway::from_bytes(&frames[0]).unwrap())
-    }
-
-    /// The next message; outputs are also collected.
-    async fn receive(&mut self) -> ToGateway {
-        let message = self.try_receive().await.expect("the connection is open");
-        if let ToGateway::Outputs(outputs) = &message {
-            outputs.iter().for_each(|one| self.answers.entry(one.request).or_default().push(one.clone()));
-        }
-        message
-    }
-
-    /// The next message that is no output.
-    async fn answer(&mut self) -> ToGateway {
-        loop {
-            match self.receive().await {
-                ToGateway::Outputs(_) => {}
-                answer => return answer,
-            }
-        }
-    }
-
-    /// All outputs of a request up to its last.
-    async fn outputs(&mut self, request: u64) -> &[Output] {
-        let ended =
-            |outputs: &Vec<Output>| outputs.iter().any(|one| one.finish.is_some() || one.error.is_some());
-        while !self.answers.get(&request).is_some_and(ended) {
-            self.receive().await;
-        }
-        &self.answers[&request]
-    }
-
-    async fn tokens(&mut self, request: u64) -> Vec<u32> {
-        self.outputs(request).await.iter().flat_map(|one| &one.tokens).map(|one| one.token).collect()
-    }
-
-    async fn error(&mut self, request: u64) -> Option<ErrorCode> {
-        self.outputs(request).await.last().unwrap().error.as_ref().map(|error| error.code)
-    }
-
-    async fn stats(&mut self) -> Stats {
-        self.send(ToExecutor::GetStats(77)).await;
-        match self.answer().await {
-            ToGateway::Stats(stats) => stats,
-            other => panic!("stats were asked for: {other:?}"),
-        }
-    }
-
-    async fn stats_when(&mut self, is_so: impl Fn(&Stats) -> bool) -> Stats {
-        let so = async {
-            loop {
-                let stats = self.stats().await;
-                if is_so(&stats) {
-                    return stats;
-                }
-            }
-        };
-        timeout(WATCHDOG, so).await.expect("the figures become so")
-    }
-
-    async fn load(&mut self, request: u64, name: &str) -> ToGateway {
-        self.send(ToExecutor::LoadAdapter(LoadAdapter { request, path: format!("/adapters/{name}") })).await;
-        self.answer().await
-    }
-}
-
 fn failure(answer: ToGateway) -> (u64, ErrorCode) {
     match answer {
         ToGateway::Failed(Failed { request, error }) => (request, error.code),
@@ -228,7 +129,7 @@ fn failure(answer: ToGateway) -> (u64, ErrorCode) {
 #[tokio::test]
 async fn a_gateway_says_hello_and_gets_tokens() {
     let executor = Executor::start().await;
-    let mut gateway = Gateway::connect(&executor).await;
+    let mut gateway = Gateway::connect(&executor.socket).await;
     let welcome = gateway.hello(1).await;
     assert_eq!((welcome.context_length, welcome.vocab_size, welcome.kv_blocks), (512, VOCAB as u32, 256));
     assert_eq!((welcome.base_hash, welcome.model_path.as_str()), ([3; 32], "model.gguf"));
@@ -242,7 +143,7 @@ async fn a_gateway_says_hello_and_gets_tokens() {
 #[tokio::test]
 async fn another_version_is_refused_with_both_versions() {
     let executor = Executor::start().await;
-    let mut gateway = Gateway::connect(&executor).await;
+    let mut gateway = Gateway::connect(&executor.socket).await;
     gateway.send(ToExecutor::Hello(Hello { version: 999, instance: 1 })).await;
     let Some(ToGateway::Refused(reason)) = gateway.try_receive().await else { panic!("it is refused") };
     assert!(reason.contains("999") && reason.contains(&format!("version {PROTOCOL_VERSION}")), "{reason}");
@@ -255,7 +156,7 @@ async fn who_does_not_say_hello_first_is_refused() {
     for first in
         [ToExecutor::Generate(request(1, prompt(1, 10), 1)).to_bytes(), b"\xffnonsense".to_vec(), Vec::new()]
     {
-        let mut gateway = Gateway::connect(&executor).await;
+        let mut gateway = Gateway::connect(&executor.socket).await;
         gateway.socket.send(first.into()).await.unwrap();
         assert!(matches!(gateway.try_receive().await, Some(ToGateway::Refused(_))));
     }
@@ -265,7 +166,7 @@ async fn who_does_not_say_hello_first_is_refused() {
 #[tokio::test]
 async fn an_unreadable_message_is_one_error_and_the_other_requests_go_on() {
     let executor = Executor::start().await;
-    let mut gateway = Gateway::greet(&executor, 1).await;
+    let mut gateway = Gateway::greet(&executor.socket, 1).await;
     gateway.send(ToExecutor::Generate(request(1, prompt(1, 10), 50))).await;
 
     let mut cut = ToExecutor::Generate(request(2, prompt(2, 10), 5)).to_bytes();
@@ -293,9 +194,9 @@ async fn an_unreadable_message_is_one_error_and_the_other_requests_go_on() {
 #[tokio::test]
 async fn a_gateway_that_disappears_has_its_requests_cancelled() {
     let executor = Executor::start().await;
-    let mut lost = Gateway::greet(&executor, 1).await;
+    let mut lost = Gateway::greet(&executor.socket, 1).await;
     lost.send(ToExecutor::Generate(request(1, prompt(1, 10), 500))).await;
-    let mut stays = Gateway::greet(&executor, 2).await;
+    let mut stays = Gateway::greet(&executor.socket, 2).await;
     stays.send(ToExecutor::Generate(request(1, prompt(2, 10), 300))).await;
     stays.stats_when(|stats| stats.running == 2).await;
     drop(lost);
@@ -308,7 +209,7 @@ async fn a_gateway_that_disappears_has_its_requests_cancelled() {
 #[tokio::test]
 async fn another_instance_on_the_same_connection_begins_anew_and_the_same_one_does_not() {
     let executor = Executor::start().await;
-    let mut gateway = Gateway::greet(&executor, 1).await;
+    let mut gateway = Gateway::greet(&executor.socket, 1).await;
     gateway.send(ToExecutor::Generate(request(1, prompt(1, 10), 500))).await;
     gateway.stats_when(|stats| stats.running == 1).await;
     gateway.hello(1).await;
@@ -323,9 +224,39 @@ async fn another_instance_on_the_same_connection_begins_anew_and_the_same_one_do
 }
 
 #[tokio::test]
+async fn a_gateway_that_comes_back_on_another_connection_ends_its_former_one() {
+    let executor = Executor::start().await;
+    let mut former = Gateway::greet(&executor.socket, 1).await;
+    former.send(ToExecutor::Generate(request(1, prompt(1, 10), 500))).await;
+    former.stats_when(|stats| stats.running == 1).await;
+    // Gateway and executor may disagree about a connection for a while: one of them was stopped.
+    let mut again = Gateway::greet(&executor.socket, 1).await;
+    again.send(ToExecutor::Generate(request(1, prompt(1, 10), 5))).await;
+    let stats = again.stats().await;
+    assert_eq!((stats.running + stats.waiting, stats.cancelled), (1, 1), "only what is asked for now");
+    assert_eq!(again.tokens(1).await.len(), 5);
+    executor.stop().await;
+}
+
+#[tokio::test]
+async fn a_gateway_that_stops_reading_disturbs_no_other_and_finds_its_tokens_when_it_goes_on() {
+    let executor = Executor::start().await;
+    let mut stopped = Gateway::greet(&executor.socket, 1).await;
+    let chatty = Generate { logprobs: Some(20), ..request(1, prompt(1, 10), 400) };
+    stopped.send(ToExecutor::Generate(chatty)).await;
+    let mut other = Gateway::greet(&executor.socket, 2).await;
+    for id in 1..=5 {
+        other.send(ToExecutor::Generate(request(id, prompt(id, 10), 100))).await;
+        assert_eq!(other.tokens(id).await.len(), 100);
+    }
+    assert_eq!(stopped.tokens(1).await.len(), 400);
+    executor.stop().await;
+}
+
+#[tokio::test]
 async fn a_cancelled_request_is_not_answered_any_more() {
     let executor = Executor::start().await;
-    let mut gateway = Gateway::greet(&executor, 1).await;
+    let mut gateway = Gateway::greet(&executor.socket, 1).await;
     gateway.send(ToExecutor::Generate(request(1, prompt(1, 10), 500))).await;
     gateway.stats_when(|stats| stats.running == 1).await;
     gateway.send(ToExecutor::Cancel(1)).await;
@@ -337,18 +268,19 @@ async fn a_cancelled_request_is_not_answered_any_more() {
 #[tokio::test]
 async fn adapters_are_loaded_used_and_unloaded() {
     let executor = Executor::start().await;
-    let mut gateway = Gateway::greet(&executor, 1).await;
+    let mut gateway = Gateway::greet(&executor.socket, 1).await;
     let ToGateway::AdapterLoaded(loaded) = gateway.load(1, "20").await else { panic!("it is loaded") };
     assert_eq!((loaded.generation, loaded.rank, loaded.bytes, loaded.modules), ([20; 32], 4, 40, 1));
     let ToGateway::AdapterLoaded(again) = gateway.load(2, "20").await else { panic!("it is there already") };
-    assert_eq!((again.request, again.generation), (2, [20; 32]));
+    assert_eq!((again.request, again.generation, again.adapter), (2, [20; 32], loaded.adapter));
+    assert_eq!(loaded.adapter, id(EVERYBODY, 20));
     assert_eq!(gateway.stats().await.adapter_bytes, 40);
-    assert_eq!(Gateway::connect(&executor).await.hello(2).await.adapters, [[20; 32]]);
+    assert_eq!(Gateway::connect(&executor.socket).await.hello(2).await.adapters, [loaded.adapter]);
 
-    let adapted = Generate { adapter: Some([20; 32]), ..request(1, prompt(1, 10), 60) };
+    let adapted = Generate { adapter: Some(loaded.adapter), ..request(1, prompt(1, 10), 60) };
     gateway.send(ToExecutor::Generate(adapted)).await;
     gateway.send(ToExecutor::Generate(request(2, prompt(1, 10), 60))).await;
-    gateway.send(ToExecutor::UnloadAdapter(UnloadAdapter { request: 3, generation: [20; 32] })).await;
+    gateway.send(ToExecutor::UnloadAdapter(UnloadAdapter { request: 3, adapter: loaded.adapter })).await;
     let ToGateway::AdapterUnloaded(unloaded) = gateway.answer().await else { panic!("it is unloaded") };
     assert_eq!((unloaded.request, unloaded.freed_bytes), (3, 40));
     let outputs = gateway.answers[&1].iter().filter(|one| one.finish.is_some()).count();
@@ -359,9 +291,38 @@ async fn adapters_are_loaded_used_and_unloaded() {
 }
 
 #[tokio::test]
+async fn the_same_bytes_under_two_owners_are_two_adapters() {
+    let executor = Executor::start().await;
+    let mut gateway = Gateway::greet(&executor.socket, 1).await;
+    let (one, other) = ([1; 32], [2; 32]);
+    let ToGateway::AdapterLoaded(ours) = gateway.load_for(one, 1, "20").await else { panic!("it is loaded") };
+    let ToGateway::AdapterLoaded(theirs) = gateway.load_for(other, 2, "20").await else {
+        panic!("and again")
+    };
+    assert_eq!((ours.generation, theirs.generation), ([20; 32], [20; 32]));
+    assert_eq!((ours.adapter, theirs.adapter), (id(one, 20), id(other, 20)));
+    assert_eq!(gateway.stats().await.adapter_bytes, 80, "each has its own copy");
+
+    gateway.send(ToExecutor::UnloadAdapter(UnloadAdapter { request: 3, adapter: ours.adapter })).await;
+    assert!(matches!(gateway.answer().await, ToGateway::AdapterUnloaded(_)));
+    gateway
+        .send(ToExecutor::Generate(Generate { adapter: Some(ours.adapter), ..request(1, prompt(1, 10), 5) }))
+        .await;
+    assert_eq!(gateway.error(1).await, Some(ErrorCode::AdapterNotFound));
+    gateway
+        .send(ToExecutor::Generate(Generate {
+            adapter: Some(theirs.adapter),
+            ..request(2, prompt(1, 10), 5)
+        }))
+        .await;
+    assert_eq!(gateway.tokens(2).await.len(), 5, "one owner's unloading does not touch the other's");
+    executor.stop().await;
+}
+
+#[tokio::test]
 async fn an_adapter_that_cannot_be_loaded_is_a_typed_error_and_the_next_one_is_loaded() {
     let executor = Executor::start().await;
-    let mut gateway = Gateway::greet(&executor, 1).await;
+    let mut gateway = Gateway::greet(&executor.socket, 1).await;
     assert_eq!(failure(gateway.load(1, "nothing").await), (1, ErrorCode::InvalidAdapter));
     assert_eq!(failure(gateway.load(2, "panic").await), (2, ErrorCode::Internal));
     assert_eq!(
@@ -371,7 +332,7 @@ async fn an_adapter_that_cannot_be_loaded_is_a_typed_error_and_the_next_one_is_l
     );
     assert!(matches!(gateway.load(4, "50").await, ToGateway::AdapterLoaded(_)));
     assert_eq!(failure(gateway.load(5, "1").await), (5, ErrorCode::AdapterBudgetExceeded));
-    gateway.send(ToExecutor::UnloadAdapter(UnloadAdapter { request: 6, generation: [50; 32] })).await;
+    gateway.send(ToExecutor::UnloadAdapter(UnloadAdapter { request: 6, adapter: id(EVERYBODY, 50) })).await;
     assert!(matches!(gateway.answer().await, ToGateway::AdapterUnloaded(_)));
     assert!(matches!(gateway.load(7, "1").await, ToGateway::AdapterLoaded(_)));
     executor.stop().await;
@@ -380,7 +341,7 @@ async fn an_adapter_that_cannot_be_loaded_is_a_typed_error_and_the_next_one_is_l
 #[tokio::test]
 async fn a_shutdown_finishes_what_runs_and_refuses_what_is_new() {
     let executor = Executor::start().await;
-    let mut gateway = Gateway::greet(&executor, 1).await;
+    let mut gateway = Gateway::greet(&executor.socket, 1).await;
     gateway.send(ToExecutor::Generate(request(1, prompt(1, 10), 300))).await;
     gateway.stats_when(|stats| stats.running == 1).await;
     executor.shutdown.send(WATCHDOG).await.unwrap();
@@ -400,7 +361,7 @@ async fn a_shutdown_finishes_what_runs_and_refuses_what_is_new() {
 #[tokio::test]
 async fn a_shutdown_without_grace_ends_every_request_with_an_error() {
     let executor = Executor::start().await;
-    let mut gateway = Gateway::greet(&executor, 1).await;
+    let mut gateway = Gateway::greet(&executor.socket, 1).await;
     gateway.send(ToExecutor::Generate(request(1, prompt(1, 10), 500))).await;
     gateway.stats_when(|stats| stats.running == 1).await;
     executor.shutdown.send(Duration::ZERO).await.unwrap();

@@ -1,7 +1,8 @@
 //! How PEFT's configuration selects linear layers by name.
 //!
 //! Patterns are regular expressions from an untrusted file: their number, length, compiled size and backtracking are
-//! bounded, and one that runs into a bound is an error, not a mismatch.
+//! bounded, and one that runs into a bound is an error, not a mismatch. Most are plain names, by the hundred; those need
+//! no engine.
 
 use fancy_regex::{Regex, RegexBuilder};
 
@@ -9,16 +10,33 @@ use super::limits::MAX_PATTERN_BYTES;
 
 /// Steps of backtracking for one name. Names are short; an honest pattern needs a few dozen.
 const MAX_BACKTRACKS: usize = 10_000;
-/// Bytes of a compiled pattern.
-const MAX_COMPILED_BYTES: usize = 1 << 18;
+/// Bytes of a part of a pattern when it is compiled. There are at most as many parts as a few bytes of pattern each.
+const MAX_COMPILED_BYTES: usize = 1 << 15;
 
-/// A compiled regular expression over the names of linear layers.
+/// A regular expression over the names of linear layers.
 #[derive(Debug)]
-pub(super) struct Pattern(Regex);
+pub(super) enum Pattern {
+    /// Compiled.
+    Expression(Regex),
+    /// A name, in which a dot stands for any character.
+    Name { name: String, anchor: Anchor },
+}
+
+/// What of a name a plain pattern must match.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Anchor {
+    /// All of it.
+    Whole,
+    /// Its last parts.
+    Ending,
+}
 
 impl Pattern {
     /// Matches whole names, like Python's `re.fullmatch`.
     pub(super) fn whole(pattern: &str) -> Result<Self, String> {
+        if is_plain(pattern) {
+            return Ok(Self::Name { name: pattern.to_owned(), anchor: Anchor::Whole });
+        }
         // Alone first: brackets that close ours would change what the whole means.
         Self::compile(pattern, pattern)?;
         Self::compile(pattern, &format!("^(?:{pattern})$"))
@@ -26,6 +44,9 @@ impl Pattern {
 
     /// Matches the last parts of a name, as `rank_pattern` and `alpha_pattern` do.
     pub(super) fn ending(pattern: &str) -> Result<Self, String> {
+        if is_plain(pattern) {
+            return Ok(Self::Name { name: pattern.to_owned(), anchor: Anchor::Ending });
+        }
         Self::compile(pattern, &format!(r"^(.*\.)?({pattern})$"))
     }
 
@@ -43,20 +64,43 @@ impl Pattern {
             .delegate_size_limit(MAX_COMPILED_BYTES)
             .delegate_dfa_size_limit(MAX_COMPILED_BYTES)
             .build()
-            .map(Self)
+            .map(Self::Expression)
             .map_err(|error| format!("has a pattern that cannot be compiled: {error}"))
     }
 
     pub(super) fn matches(&self, name: &str) -> Result<bool, String> {
-        self.0.is_match(name).map_err(|error| format!("has a pattern that takes too long: {error}"))
+        match self {
+            Self::Expression(regex) => regex.is_match(name).map_err(|error| too_long(&error)),
+            Self::Name { name: pattern, anchor } => Ok(name_matches(pattern, *anchor, name)),
+        }
     }
 
     /// The number that [`Pattern::numbered`] looks for.
     fn number(&self, name: &str) -> Result<Option<usize>, String> {
-        let captures =
-            self.0.captures(name).map_err(|error| format!("has a pattern that takes too long: {error}"))?;
+        let Self::Expression(regex) = self else { return Ok(None) };
+        let captures = regex.captures(name).map_err(|error| too_long(&error))?;
         Ok(captures.and_then(|captures| captures.name("idx")?.as_str().parse().ok()))
     }
+}
+
+fn too_long(error: &fancy_regex::Error) -> String {
+    format!("has a pattern that takes too long: {error}")
+}
+
+/// True for patterns, not too long, that mean themselves but for their dots.
+pub(super) fn is_plain(pattern: &str) -> bool {
+    pattern.len() <= MAX_PATTERN_BYTES
+        && pattern.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.'))
+}
+
+fn name_matches(pattern: &str, anchor: Anchor, name: &str) -> bool {
+    let Some(front) = name.len().checked_sub(pattern.len()) else { return false };
+    let (front, tail) = name.as_bytes().split_at(front);
+    let anchored = match anchor {
+        Anchor::Whole => front.is_empty(),
+        Anchor::Ending => front.is_empty() || front.ends_with(b"."),
+    };
+    anchored && pattern.bytes().zip(tail).all(|(wanted, &found)| wanted == b'.' || wanted == found)
 }
 
 /// Names given one by one, or as a pattern for whole names.
@@ -176,6 +220,21 @@ mod tests {
     }
 
     #[test]
+    fn a_plain_name_means_what_the_expression_would() {
+        for pattern in
+            ["q_proj", "model.layers.0.self_attn.q_proj", "self_attn.q_proj", "attn.q_proj", "0.", "", "...."]
+        {
+            for name in [Q0, "q_proj", "model.layers.00.q_proj", "lm_head", "xself_attn.q_proj"] {
+                let expression = |full: String| Pattern::compile(pattern, &full).unwrap().matches(name);
+                let whole = expression(format!("^(?:{pattern})$"));
+                assert_eq!(Pattern::whole(pattern).unwrap().matches(name), whole, "{pattern} {name}");
+                let ending = expression(format!(r"^(.*\.)?({pattern})$"));
+                assert_eq!(Pattern::ending(pattern).unwrap().matches(name), ending, "{pattern} {name}");
+            }
+        }
+    }
+
+    #[test]
     fn layers_are_found_by_the_first_number_or_by_their_pattern() {
         let any = Layers { indices: vec![3], patterns: vec![] };
         assert!(any.select("model.layers.3.self_attn.q_proj").unwrap());
@@ -193,7 +252,7 @@ mod tests {
         let bomb = Pattern::whole(r"(?=(.*.*.*.*.*.*.*.*)*z)\1").unwrap();
         assert!(bomb.matches(Q0).is_err());
         assert!(Pattern::whole("(").is_err());
-        assert!(Pattern::whole(&"a".repeat(MAX_PATTERN_BYTES + 1)).is_err());
+        assert!(Pattern::whole(&"a*".repeat(MAX_PATTERN_BYTES)).is_err());
         assert!(Pattern::whole("(?:a{1000}){1000}").is_err(), "too large when compiled");
     }
 }

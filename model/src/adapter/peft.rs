@@ -37,31 +37,66 @@ const ATTEMPTS: usize = 3;
 /// Reads the adapter in `directory`.
 pub(super) fn read(directory: &Path, model: &ModelConfig) -> Result<Adapter, AdapterError> {
     let (config, weights) = read_files(directory)?;
-    let config_path = directory.join(CONFIG_FILE);
-    let config = PeftConfig::parse(&config_path, &config)?;
-    let path = directory.join(WEIGHT_FILE);
-    let mut file = WeightFile::parse(&path, &weights)?;
+    let mut files = Files::parse(directory, &config, &weights)?;
     let mut modules = Vec::new();
     for (layer, target) in linear_layers(model) {
-        let name = module_name(layer, target);
-        let selected = config.selects(&config_path, &name)?;
-        match (selected, file.take_pair(&name)?) {
-            (false, None) => {}
-            (false, Some(_)) => return Err(AdapterError::NotTargeted { path, module: name }),
-            (true, None) => {
-                return Err(AdapterError::Missing { path, tensor: a_name(&name) });
-            }
-            (true, Some((a, b))) => {
-                let (rank, scale) = config.rank_and_scale(&config_path, &name)?;
-                let [rows, cols] = layout::linear_shape(model, target);
-                let a = file.matrix(a, [rank, cols])?;
-                let b = file.matrix(b, [rows, rank])?;
-                modules.push(StoredModule { layer, target, rank, scale, a, b });
-            }
-        }
+        modules.extend(files.module(model, layer, target)?);
     }
-    file.refuse_the_rest()?;
-    assemble(&path, modules, config.base_model)
+    if let Some(error) = files.weights.unknown().next() {
+        return Err(error);
+    }
+    assemble(&files.weight_path, modules, files.config.base_model)
+}
+
+/// What is wrong with the layers of the adapter in `directory`: all of it, not only the first thing.
+pub(super) fn problems(directory: &Path, model: &ModelConfig) -> Result<Vec<AdapterError>, AdapterError> {
+    let (config, weights) = read_files(directory)?;
+    let mut files = Files::parse(directory, &config, &weights)?;
+    let layers = linear_layers(model);
+    let mut problems: Vec<_> =
+        layers.filter_map(|(layer, target)| files.module(model, layer, target).err()).collect();
+    problems.extend(files.weights.unknown());
+    Ok(problems)
+}
+
+/// Configuration and weights of one adapter.
+struct Files<'a> {
+    config_path: PathBuf,
+    weight_path: PathBuf,
+    config: PeftConfig,
+    weights: WeightFile<'a>,
+}
+
+impl<'a> Files<'a> {
+    fn parse(directory: &Path, config: &[u8], weights: &'a [u8]) -> Result<Self, AdapterError> {
+        let (config_path, weight_path) = (directory.join(CONFIG_FILE), directory.join(WEIGHT_FILE));
+        let config = PeftConfig::parse(&config_path, config)?;
+        let weights = WeightFile::parse(&weight_path, weights)?;
+        Ok(Self { config_path, weight_path, config, weights })
+    }
+
+    /// The adapted linear layer, if there is one.
+    fn module(
+        &mut self,
+        model: &ModelConfig,
+        layer: usize,
+        target: Target,
+    ) -> Result<Option<StoredModule<'a>>, AdapterError> {
+        let name = module_name(layer, target);
+        let path = || self.weight_path.clone();
+        let selected = self.config.selects(&self.config_path, &name)?;
+        let (a, b) = match (selected, self.weights.take_pair(&name)?) {
+            (false, None) => return Ok(None),
+            (false, Some(_)) => return Err(AdapterError::NotTargeted { path: path(), module: name }),
+            (true, None) => return Err(AdapterError::Missing { path: path(), tensor: a_name(&name) }),
+            (true, Some(pair)) => pair,
+        };
+        let (rank, scale) = self.config.rank_and_scale(&self.config_path, &name)?;
+        let [rows, cols] = layout::linear_shape(model, target);
+        let a = self.weights.matrix(a, [rank, cols])?;
+        let b = self.weights.matrix(b, [rows, rank])?;
+        Ok(Some(StoredModule { layer, target, rank, scale, a, b }))
+    }
 }
 
 /// Configuration and weights that were there at the same time.
@@ -112,13 +147,13 @@ type Named = (String, StoredTensor);
 
 /// The tensors of a weight file that no module has taken yet, by their name without [`PREFIX`].
 struct WeightFile<'a> {
-    path: &'a Path,
+    path: PathBuf,
     bytes: &'a [u8],
     rest: BTreeMap<String, Named>,
 }
 
 impl<'a> WeightFile<'a> {
-    fn parse(path: &'a Path, bytes: &'a [u8]) -> Result<Self, AdapterError> {
+    fn parse(path: &Path, bytes: &'a [u8]) -> Result<Self, AdapterError> {
         let contents = read_contents(bytes, MAX_HEADER_BYTES)
             .map_err(|source| AdapterError::Weights { path: path.to_path_buf(), source })?;
         let mut rest = BTreeMap::new();
@@ -128,12 +163,12 @@ impl<'a> WeightFile<'a> {
                 return Err(AdapterError::Duplicate { path: path.to_path_buf(), tensor: name });
             }
         }
-        Ok(Self { path, bytes, rest })
+        Ok(Self { path: path.to_path_buf(), bytes, rest })
     }
 
     /// A and B of a linear layer, or neither.
     fn take_pair(&mut self, module: &str) -> Result<Option<(Named, Named)>, AdapterError> {
-        let missing = |tensor| Err(AdapterError::Missing { path: self.path.to_path_buf(), tensor });
+        let missing = |tensor| Err(AdapterError::Missing { path: self.path.clone(), tensor });
         match (self.rest.remove(&a_name(module)), self.rest.remove(&b_name(module))) {
             (None, None) => Ok(None),
             (Some(a), Some(b)) => Ok(Some((a, b))),
@@ -146,23 +181,19 @@ impl<'a> WeightFile<'a> {
         let StoredTensor { kind, shape, range } = stored;
         match self.bytes.get(range) {
             Some(bytes) if shape == expected => Ok(StoredMatrix { name, kind, bytes: bytes.into() }),
-            _ => Err(AdapterError::Shape {
-                path: self.path.to_path_buf(),
-                tensor: name,
-                expected,
-                found: shape,
-            }),
+            _ => Err(AdapterError::Shape { path: self.path.clone(), tensor: name, expected, found: shape }),
         }
     }
 
-    fn refuse_the_rest(&self) -> Result<(), AdapterError> {
-        let Some((name, _)) = self.rest.values().next() else {
-            return Ok(());
-        };
-        let (path, tensor) = (self.path.to_path_buf(), name.escape_debug().to_string());
-        if name.ends_with(".base_layer.weight") {
-            return Err(AdapterError::BaseCopy { path, tensor });
-        }
-        Err(AdapterError::UnknownTensor { path, tensor })
+    /// Why each tensor that no module has taken is refused.
+    fn unknown(&self) -> impl Iterator<Item = AdapterError> {
+        self.rest.values().map(|(name, _)| {
+            let (path, tensor) = (self.path.clone(), name.escape_debug().to_string());
+            if name.ends_with(".base_layer.weight") {
+                AdapterError::BaseCopy { path, tensor }
+            } else {
+                AdapterError::UnknownTensor { path, tensor }
+            }
+        })
     }
 }

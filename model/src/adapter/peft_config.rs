@@ -9,9 +9,10 @@ use serde_json::{Map, Value};
 
 use super::{
     AdapterError,
-    limits::{MAX_PATTERNS, MAX_RANK},
-    patterns::{ByPattern, Layers, Names, Pattern},
+    limits::{MAX_EXPRESSION_BYTES, MAX_PATTERNS, MAX_RANK},
+    patterns::{ByPattern, Layers, Names, Pattern, is_plain},
 };
+use crate::small_json;
 
 /// Options that say how an adapter was made, not what it computes.
 const HISTORY: [&str; 10] = [
@@ -26,6 +27,9 @@ const HISTORY: [&str; 10] = [
     "revision",
     "runtime_config",
 ];
+
+/// Entries of `layers_pattern`: what the list of layers is called, of which a model has one.
+const MAX_LAYERS_PATTERNS: usize = 8;
 
 /// Initializations that leave the base model's weights alone. The others subtract what they put into the adapter.
 const INITIALIZATIONS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
@@ -57,9 +61,9 @@ pub(super) struct PeftConfig {
 impl PeftConfig {
     /// Reads and checks the configuration in `json`; `path` is for messages.
     pub(super) fn parse(path: &Path, json: &[u8]) -> Result<Self, AdapterError> {
-        let options: Map<String, Value> = serde_json::from_slice(json)
+        let options: Map<String, Value> = small_json::parse(json)
             .map_err(|source| AdapterError::Json { path: path.to_path_buf(), source })?;
-        let mut options = Options { path, options };
+        let mut options = Options { path, options, expression_bytes: 0 };
         options.check_kind()?;
         let scaling = if options.flag("use_rslora")? { Scaling::ByRoot } else { Scaling::ByRank };
         let targets = options.targets()?;
@@ -143,6 +147,8 @@ fn is_off(value: &Value) -> bool {
 struct Options<'a> {
     path: &'a Path,
     options: Map<String, Value>,
+    /// Of the patterns compiled so far.
+    expression_bytes: usize,
 }
 
 impl Options<'_> {
@@ -240,11 +246,29 @@ impl Options<'_> {
         match self.take(option) {
             None => Ok(None),
             Some(value) if is_off(&value) => Ok(None),
-            Some(Value::String(pattern)) => Pattern::whole(&pattern)
-                .map(|pattern| Some(Names::Pattern(pattern)))
-                .map_err(|p| self.problem(option, p)),
+            Some(Value::String(pattern)) => {
+                self.pattern(option, &pattern, Pattern::whole).map(|pattern| Some(Names::Pattern(pattern)))
+            }
             Some(value) => self.texts(option, value).map(|list| Some(Names::List(list))),
         }
+    }
+
+    /// Compiles a pattern, if all of them together are not too long: compiled, they grow.
+    fn pattern(
+        &mut self,
+        option: &str,
+        pattern: &str,
+        compile: impl Fn(&str) -> Result<Pattern, String>,
+    ) -> Result<Pattern, AdapterError> {
+        if !is_plain(pattern) {
+            self.expression_bytes = self.expression_bytes.saturating_add(pattern.len());
+        }
+        if self.expression_bytes > MAX_EXPRESSION_BYTES {
+            let problem =
+                format!("has more than {MAX_EXPRESSION_BYTES} bytes of patterns that are no plain names");
+            return Err(self.problem(option, problem));
+        }
+        compile(pattern).map_err(|problem| self.problem(option, problem))
     }
 
     /// A text or a list of them.
@@ -281,8 +305,14 @@ impl Options<'_> {
         let indices =
             indices.ok_or_else(|| self.problem("layers_to_transform", "is not a list of layers"))?;
         let texts = pattern.map_or_else(|| Ok(Vec::new()), |value| self.texts("layers_pattern", value))?;
-        let patterns: Result<_, _> = texts.iter().map(|text| Pattern::numbered(text)).collect();
-        Ok(Some(Layers { indices, patterns: patterns.map_err(|p| self.problem("layers_pattern", p))? }))
+        if texts.len() > MAX_LAYERS_PATTERNS {
+            return Err(
+                self.problem("layers_pattern", format!("has more than {MAX_LAYERS_PATTERNS} entries"))
+            );
+        }
+        let patterns: Result<_, _> =
+            texts.iter().map(|text| self.pattern("layers_pattern", text, Pattern::numbered)).collect();
+        Ok(Some(Layers { indices, patterns: patterns? }))
     }
 
     fn by_pattern<T>(
@@ -298,7 +328,7 @@ impl Options<'_> {
         self.check_entries(option, map.len())?;
         let mut entries = Vec::with_capacity(map.len());
         for (name, value) in &map {
-            let pattern = Pattern::ending(name).map_err(|p| self.problem(option, p))?;
+            let pattern = self.pattern(option, name, Pattern::ending)?;
             let value = convert(value).ok_or_else(|| {
                 self.problem(option, format!("has no usable number for \"{}\"", name.escape_debug()))
             })?;

@@ -9,7 +9,7 @@ use super::{
         DEFAULT_ALIGNMENT, MAX_ALIGNMENT, MAX_ARRAY_DEPTH, MAX_DIMENSIONS, MAX_ENTRIES, MAX_KEY_BYTES,
         MAX_NAME_BYTES, MAX_STRING_BYTES, MAX_TENSORS, MAX_VALUES,
     },
-    value::{Short, Value, ValueKind},
+    value::{Array, Short, Value, ValueKind},
 };
 
 /// What is wrong with a file's header.
@@ -103,7 +103,7 @@ fn read_metadata(cursor: &mut Cursor<'_>, count: u64) -> Result<HashMap<String, 
     for _ in 0..count {
         let key = cursor.string("a metadata key", MAX_KEY_BYTES)?;
         let kind = cursor.value_kind(&key)?;
-        let value = cursor.value(&key, kind, 0)?;
+        let value = cursor.value(&key, kind)?;
         if metadata.insert(key.clone(), value).is_some() {
             return Err(FormatError::Duplicate { what: "metadata key", name: key });
         }
@@ -232,7 +232,7 @@ impl<'a> Cursor<'a> {
             .ok_or_else(|| FormatError::UnknownValueKind { key: Short(key).to_string(), code })
     }
 
-    fn value(&mut self, key: &str, kind: ValueKind, depth: u32) -> Result<Value, FormatError> {
+    fn value(&mut self, key: &str, kind: ValueKind) -> Result<Value, FormatError> {
         const WHAT: &str = "a metadata value";
         Ok(match kind {
             ValueKind::U8 => Value::U8(u8::from_le_bytes(self.array(WHAT)?)),
@@ -246,18 +246,20 @@ impl<'a> Cursor<'a> {
             ValueKind::I64 => Value::I64(i64::from_le_bytes(self.array(WHAT)?)),
             ValueKind::F64 => Value::F64(f64::from_le_bytes(self.array(WHAT)?)),
             ValueKind::String => Value::String(self.string(WHAT, MAX_STRING_BYTES)?),
-            ValueKind::Array => self.array_value(key, depth + 1)?,
-            ValueKind::Bool => match self.array::<1>(WHAT)? {
-                [0] => Value::Bool(false),
-                [1] => Value::Bool(true),
-                [byte] => {
-                    return Err(FormatError::NotABool { key: Short(key).to_string(), byte });
-                }
-            },
+            ValueKind::Array => Value::Array(self.array_value(key, 1)?),
+            ValueKind::Bool => Value::Bool(self.truth(key)?),
         })
     }
 
-    fn array_value(&mut self, key: &str, depth: u32) -> Result<Value, FormatError> {
+    fn truth(&mut self, key: &str) -> Result<bool, FormatError> {
+        match self.array("a metadata value")? {
+            [0] => Ok(false),
+            [1] => Ok(true),
+            [byte] => Err(FormatError::NotABool { key: Short(key).to_string(), byte }),
+        }
+    }
+
+    fn array_value(&mut self, key: &str, depth: u32) -> Result<Array, FormatError> {
         const WHAT: &str = "a metadata array";
         within("arrays inside each other", depth.into(), MAX_ARRAY_DEPTH.into())?;
         let kind = self.value_kind(key)?;
@@ -273,11 +275,48 @@ impl<'a> Cursor<'a> {
             limit: MAX_VALUES,
         })?;
         let count = usize::try_from(count).map_err(|_| FormatError::Truncated(WHAT))?;
+        Ok(match kind {
+            ValueKind::U8 => Array::U8(self.numbers(count, u8::from_le_bytes)?),
+            ValueKind::I8 => Array::I8(self.numbers(count, i8::from_le_bytes)?),
+            ValueKind::U16 => Array::U16(self.numbers(count, u16::from_le_bytes)?),
+            ValueKind::I16 => Array::I16(self.numbers(count, i16::from_le_bytes)?),
+            ValueKind::U32 => Array::U32(self.numbers(count, u32::from_le_bytes)?),
+            ValueKind::I32 => Array::I32(self.numbers(count, i32::from_le_bytes)?),
+            ValueKind::U64 => Array::U64(self.numbers(count, u64::from_le_bytes)?),
+            ValueKind::I64 => Array::I64(self.numbers(count, i64::from_le_bytes)?),
+            ValueKind::F32 => Array::F32(self.numbers(count, f32::from_le_bytes)?),
+            ValueKind::F64 => Array::F64(self.numbers(count, f64::from_le_bytes)?),
+            ValueKind::Bool => Array::Bool(self.elements(count, |from| from.truth(key))?),
+            ValueKind::String => {
+                Array::String(self.elements(count, |from| from.string(WHAT, MAX_STRING_BYTES))?)
+            }
+            ValueKind::Array => Array::Array(self.elements(count, |from| from.array_value(key, depth + 1))?),
+        })
+    }
+
+    /// `count` numbers of `N` bytes each.
+    fn numbers<const N: usize, T>(
+        &mut self,
+        count: usize,
+        decode: fn([u8; N]) -> T,
+    ) -> Result<Vec<T>, FormatError> {
+        const WHAT: &str = "a metadata array";
+        let bytes = count.checked_mul(N).ok_or(FormatError::Truncated(WHAT))?;
+        let (numbers, _) = self.take(bytes as u64, WHAT)?.as_chunks();
+        Ok(numbers.iter().map(|&number| decode(number)).collect())
+    }
+
+    /// `count` elements that have room in the file.
+    fn elements<T>(
+        &mut self,
+        count: usize,
+        mut read: impl FnMut(&mut Self) -> Result<T, FormatError>,
+    ) -> Result<Vec<T>, FormatError> {
         let mut elements = Vec::with_capacity(count);
         for _ in 0..count {
-            elements.push(self.value(key, kind, depth)?);
+            elements.push(read(self)?);
         }
-        Ok(Value::Array(elements))
+        Ok(elements)
     }
 }
 

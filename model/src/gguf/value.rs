@@ -82,7 +82,95 @@ pub enum Value {
     F64(f64),
     Bool(bool),
     String(String),
-    Array(Vec<Value>),
+    Array(Array),
+}
+
+/// The elements of an array, all of one kind. Each takes the memory its kind takes: a file of bytes must not grow into
+/// one of [`Value`]s, which are four to thirty times as large.
+#[derive(Debug, Clone, PartialEq)]
+#[expect(missing_docs, reason = "the variants say what they hold")]
+pub enum Array {
+    U8(Vec<u8>),
+    I8(Vec<i8>),
+    U16(Vec<u16>),
+    I16(Vec<i16>),
+    U32(Vec<u32>),
+    I32(Vec<i32>),
+    U64(Vec<u64>),
+    I64(Vec<i64>),
+    F32(Vec<f32>),
+    F64(Vec<f64>),
+    Bool(Vec<bool>),
+    String(Vec<String>),
+    Array(Vec<Array>),
+}
+
+impl Array {
+    /// Elements.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::U8(v) => v.len(),
+            Self::I8(v) => v.len(),
+            Self::U16(v) => v.len(),
+            Self::I16(v) => v.len(),
+            Self::U32(v) => v.len(),
+            Self::I32(v) => v.len(),
+            Self::U64(v) => v.len(),
+            Self::I64(v) => v.len(),
+            Self::F32(v) => v.len(),
+            Self::F64(v) => v.len(),
+            Self::Bool(v) => v.len(),
+            Self::String(v) => v.len(),
+            Self::Array(v) => v.len(),
+        }
+    }
+
+    /// True if there is no element.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The elements as integers; `None` if they are none, or one does not fit.
+    #[must_use]
+    pub fn to_i64s(&self) -> Option<Vec<i64>> {
+        Some(match self {
+            Self::U8(v) => v.iter().map(|&v| v.into()).collect(),
+            Self::I8(v) => v.iter().map(|&v| v.into()).collect(),
+            Self::U16(v) => v.iter().map(|&v| v.into()).collect(),
+            Self::I16(v) => v.iter().map(|&v| v.into()).collect(),
+            Self::U32(v) => v.iter().map(|&v| v.into()).collect(),
+            Self::I32(v) => v.iter().map(|&v| v.into()).collect(),
+            Self::I64(v) => v.clone(),
+            Self::U64(v) => return v.iter().map(|&v| v.try_into().ok()).collect(),
+            // An empty list is one of anything.
+            other => return other.is_empty().then(Vec::new),
+        })
+    }
+
+    /// The elements as floats of single precision; `None` if they are none.
+    #[must_use]
+    pub fn to_f32s(&self) -> Option<Vec<f32>> {
+        match self {
+            Self::F32(v) => Some(v.clone()),
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "rounding to single precision is what is asked"
+            )]
+            Self::F64(v) => Some(v.iter().map(|&v| v as f32).collect()),
+            other => other.is_empty().then(Vec::new),
+        }
+    }
+
+    /// The elements as texts; `None` if they are none.
+    #[must_use]
+    pub fn as_strs(&self) -> Option<Vec<&str>> {
+        match self {
+            Self::String(v) => Some(v.iter().map(String::as_str).collect()),
+            other => other.is_empty().then(Vec::new),
+        }
+    }
 }
 
 impl Value {
@@ -139,7 +227,7 @@ impl Value {
 
     /// The elements of the array this is.
     #[must_use]
-    pub fn as_array(&self) -> Option<&[Value]> {
+    pub fn as_array(&self) -> Option<&Array> {
         if let Self::Array(v) = self { Some(v) } else { None }
     }
 

@@ -10,7 +10,7 @@ use tokenizers::{
 };
 
 use super::{
-    Roles, Tokenizer, TokenizerError, limits,
+    Roles, Tokenizer, TokenizerError, expressions, limits,
     pipeline::{Frame, Parts, Pipeline},
     vocabulary::{Kind, Spelling, Token, Vocabulary},
 };
@@ -290,6 +290,10 @@ impl MergeJson {
 /// A normalizer, pre-tokenizer or post-processor as the `tokenizers` crate reads it.
 fn component<T: DeserializeOwned>(path: &Path, json: Option<Value>) -> Result<Option<T>, TokenizerError> {
     let json = json.filter(|json| !json.is_null());
+    if let Some(json) = &json {
+        expressions::check(json)
+            .map_err(|detail| TokenizerError::Malformed { path: path.to_path_buf(), detail })?;
+    }
     let component = json.map(serde_json::from_value).transpose();
     component.map_err(|source| TokenizerError::Json { path: path.to_path_buf(), source })
 }

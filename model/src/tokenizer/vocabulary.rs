@@ -54,7 +54,7 @@ pub(super) struct Token<'a> {
 }
 
 /// The bytes and kinds of all tokens, by id.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Vocabulary {
     bytes: Vec<u8>,
     /// Where the bytes of a token end; they begin where those of the token before end.
@@ -69,21 +69,27 @@ impl Vocabulary {
         tokens: impl Iterator<Item = Token<'a>>,
         spelling: Spelling,
     ) -> Result<Self, String> {
-        let mut by_id: Vec<Option<Token<'a>>> = Vec::new();
+        let mut sorted = Vec::new();
         for token in tokens {
-            let id = token.id as usize;
-            if id >= limits::MAX_TOKENS {
-                return Err(format!("token id {id} is beyond the limit of {}", limits::MAX_TOKENS));
+            if token.id as usize >= limits::MAX_TOKENS {
+                return Err(format!("token id {} is beyond the limit of {}", token.id, limits::MAX_TOKENS));
             }
             check_length(token.spelling)?;
-            if by_id.len() <= id {
-                by_id.resize(id + 1, None);
-            }
-            by_id[id] = Some(token);
+            sorted.push(token);
         }
-        let mut table = Self::default();
-        for token in by_id {
-            table.push(token, spelling);
+        // Sorted and not indexed: one large id must not cost as much as the tokens that would be below it.
+        sorted.sort_by_key(|token| token.id);
+        let ids = sorted.last().map_or(0, |token| token.id as usize + 1);
+        let mut table =
+            Self { bytes: Vec::new(), ends: Vec::with_capacity(ids), kinds: Vec::with_capacity(ids) };
+        for (index, token) in sorted.iter().enumerate() {
+            if sorted.get(index + 1).is_some_and(|next| next.id == token.id) {
+                continue;
+            }
+            while table.len() < token.id as usize {
+                table.push(None, spelling);
+            }
+            table.push(Some(*token), spelling);
         }
         Ok(table)
     }
@@ -157,6 +163,16 @@ mod tests {
     fn ids_without_a_token_have_no_bytes() {
         let table = Vocabulary::new([text(2, "a")].into_iter(), Spelling::ByteLevel).unwrap();
         assert_eq!((table.len(), table.bytes(1), table.bytes(2)), (3, None, Some(b"a".as_slice())));
+    }
+
+    #[test]
+    fn of_two_tokens_of_one_id_the_later_counts() {
+        let tokens = [text(1, "b"), text(0, "a"), text(1, "c")];
+        let table = Vocabulary::new(tokens.into_iter(), Spelling::ByteLevel).unwrap();
+        assert_eq!(
+            (table.len(), table.bytes(0), table.bytes(1)),
+            (2, Some(b"a".as_slice()), Some(b"c".as_slice()))
+        );
     }
 
     #[test]

@@ -1,0 +1,248 @@
+//! `base-executor check`: whether an adapter can be used with a base model, and everything that speaks against it.
+//!
+//! Exit status: 0 it can be used, 1 it cannot, 3 the model or the adapter is not there.
+
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+};
+
+use clap::Parser;
+use kernels::lora::LoraPrecision;
+use model::{
+    adapter::{Adapter, AdapterError},
+    forward::{BLOCK_TOKENS, BlockId, ForwardPass as _, LogitRows, SequenceSlice},
+    location::{HubSettings, resolve},
+    prepared_adapter::PreparedAdapter,
+    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    source::{Target, TensorId, WeightSource},
+};
+use serde_json::{Value, json};
+
+use crate::process;
+
+/// The model or the adapter is not there.
+const NOT_FOUND: u8 = 3;
+
+/// Tokens of the probe: one block, each token another one.
+const PROBE_TOKENS: u32 = BLOCK_TOKENS as u32;
+
+/// Says whether an adapter can be used with a base model, and why not.
+#[derive(Debug, Clone, PartialEq, Eq, Parser)]
+#[command(name = "base-executor check", version)]
+pub struct CheckConfig {
+    /// The base model: a GGUF file, a directory, or a hub name (org/name@revision).
+    #[arg(long, value_name = "NAME_OR_PATH", env = "HOLOBIONT_MODEL")]
+    pub model: String,
+    /// The adapter: a directory in PEFT's format or a GGUF adapter.
+    #[arg(long, value_name = "PATH")]
+    pub adapter: PathBuf,
+    /// Also run a short prompt with and without the adapter and compare the logits.
+    #[arg(long)]
+    pub probe: bool,
+    /// Print one JSON object instead of lines to read.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What has been found out.
+#[derive(Debug)]
+enum Report {
+    NotFound(String),
+    Unusable(Vec<AdapterError>),
+    Usable(Facts),
+}
+
+/// What a usable adapter is.
+#[derive(Debug)]
+struct Facts {
+    generation: String,
+    modules: usize,
+    rank: usize,
+    bytes: usize,
+    base_model: Option<String>,
+    probe: Option<Change>,
+}
+
+/// How far the adapter moves the logits.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Change {
+    largest: f64,
+    rms: f64,
+}
+
+/// Checks an adapter and prints what was found.
+///
+/// # Errors
+/// If the base model cannot be read, or there is no memory for the probe.
+pub fn run(config: &CheckConfig) -> anyhow::Result<ExitCode> {
+    let report = examine(config)?;
+    if config.json {
+        println!("{}", report.json());
+    } else {
+        report.lines().iter().for_each(|line| println!("{line}"));
+    }
+    Ok(match report {
+        Report::Usable(_) => ExitCode::SUCCESS,
+        Report::Unusable(_) => ExitCode::FAILURE,
+        Report::NotFound(_) => ExitCode::from(NOT_FOUND),
+    })
+}
+
+fn examine(config: &CheckConfig) -> anyhow::Result<Report> {
+    let model = match resolve(&config.model, &HubSettings::from_env()) {
+        Ok(model) if model.exists() => model,
+        Ok(model) => return Ok(not_found("base model", &model)),
+        Err(error) => return Ok(Report::NotFound(error.to_string())),
+    };
+    if !config.adapter.exists() {
+        return Ok(not_found("adapter", &config.adapter));
+    }
+    let source = model::open::open(&model)?;
+    let Ok(adapter) = Adapter::read(&config.adapter, source.config()) else {
+        return Ok(Report::Unusable(Adapter::problems(&config.adapter, source.config())));
+    };
+    let prepared = Arc::new(PreparedAdapter::new(&adapter, source.config(), precision(&*source))?);
+    Ok(Report::Usable(Facts {
+        generation: adapter.generation.to_string(),
+        modules: adapter.modules.len(),
+        rank: adapter.modules.iter().map(|module| module.rank).max().unwrap_or(0),
+        bytes: prepared.bytes(),
+        base_model: adapter.base_model,
+        probe: if config.probe { Some(probe(&*source, &prepared)?) } else { None },
+    }))
+}
+
+fn not_found(what: &str, path: &Path) -> Report {
+    Report::NotFound(format!("there is no {what} at {}; check the path", path.display()))
+}
+
+/// As the executor keeps adapters beside these weights.
+fn precision(source: &dyn WeightSource) -> LoraPrecision {
+    use kernels::TensorType::{Bf16, F16, F32};
+    match source.tensor(TensorId::Weight(0, Target::Q)).map(|tensor| tensor.kind) {
+        Some(F32 | F16 | Bf16) => LoraPrecision::Exact,
+        _ => LoraPrecision::Compact,
+    }
+}
+
+/// Compares the logits of a fixed prompt with and without the adapter.
+fn probe(source: &(dyn WeightSource + Sync), adapter: &Arc<PreparedAdapter>) -> anyhow::Result<Change> {
+    let cores = process::allowed_cores()?;
+    let weights = LoadedWeights::load(source, cores.len())?;
+    let kv_bytes = weights.kv_shape(KvDtype::Auto).block_bytes();
+    let options = ResidentOptions { cores, kv_bytes, kv_dtype: KvDtype::Auto };
+    let mut model = ResidentModel::new(weights, &options)?;
+    let vocab = u32::try_from(model.vocab_size()).unwrap_or(u32::MAX).max(1);
+    let tokens: Vec<u32> = (0..PROBE_TOKENS).map(|index| (index * 7919 + 1) % vocab).collect();
+    let mut logits = |adapter| {
+        let mut rows = Vec::new();
+        let (tokens, blocks, logits) = (&tokens[..], &[BlockId(0)][..], LogitRows::All);
+        model.forward(&[SequenceSlice { tokens, start: 0, blocks, adapter, logits }], &mut rows);
+        rows
+    };
+    Ok(change(&logits(None), &logits(Some(adapter))))
+}
+
+fn change(without: &[f32], with: &[f32]) -> Change {
+    let differences = || without.iter().zip(with).map(|(&a, &b)| (f64::from(a) - f64::from(b)).abs());
+    let squares: f64 = differences().map(|difference| difference * difference).sum();
+    Change { largest: differences().fold(0.0, f64::max), rms: (squares / without.len().max(1) as f64).sqrt() }
+}
+
+impl Report {
+    /// For a person.
+    fn lines(&self) -> Vec<String> {
+        match self {
+            Self::NotFound(why) => vec![why.clone()],
+            Self::Unusable(problems) => {
+                let count = problems.len();
+                let head = format!("not usable: {count} problem{}", if count == 1 { "" } else { "s" });
+                std::iter::once(head).chain(problems.iter().map(|problem| format!("  {problem}"))).collect()
+            }
+            Self::Usable(facts) => facts.lines(),
+        }
+    }
+
+    /// For a program.
+    fn json(&self) -> Value {
+        match self {
+            Self::NotFound(why) => {
+                json!({ "usable": false, "found": false, "problems": [{ "message": why }] })
+            }
+            Self::Unusable(problems) => {
+                let problems: Vec<Value> = problems.iter().map(problem).collect();
+                json!({ "usable": false, "found": true, "problems": problems })
+            }
+            Self::Usable(facts) => facts.json(),
+        }
+    }
+}
+
+/// A problem by the tensor it is about, if it is about one.
+fn problem(error: &AdapterError) -> Value {
+    let message = error.to_string();
+    match error {
+        AdapterError::Shape { tensor, expected, found, .. } => {
+            json!({ "tensor": tensor, "expected": expected, "found": found, "message": message })
+        }
+        AdapterError::UnknownTensor { tensor, .. }
+        | AdapterError::BaseCopy { tensor, .. }
+        | AdapterError::Duplicate { tensor, .. }
+        | AdapterError::Missing { tensor, .. }
+        | AdapterError::NotFinite { tensor, .. } => json!({ "tensor": tensor, "message": message }),
+        AdapterError::NotTargeted { module, .. } | AdapterError::Rank { module, .. } => {
+            json!({ "module": module, "message": message })
+        }
+        AdapterError::Unsupported { option, .. } | AdapterError::Option { option, .. } => {
+            json!({ "option": option, "message": message })
+        }
+        _ => json!({ "message": message }),
+    }
+}
+
+impl Facts {
+    fn lines(&self) -> Vec<String> {
+        let Self { generation, modules, rank, bytes, base_model, probe } = self;
+        let mut lines = vec![
+            "usable".to_owned(),
+            format!("  generation  {generation}"),
+            format!("  modules     {modules}"),
+            format!("  rank        {rank}"),
+            format!("  bytes       {bytes}"),
+        ];
+        lines.extend(base_model.as_ref().map(|name| format!("  trained on  {}", name.escape_debug())));
+        lines.extend(probe.map(|change| match change {
+            Change { largest: 0.0, .. } => {
+                "  probe       no logit changes: the adapter does nothing".to_owned()
+            }
+            Change { largest, rms } => {
+                format!("  probe       logits change by up to {largest:.4}, {rms:.4} on average (rms)")
+            }
+        }));
+        lines
+    }
+
+    fn json(&self) -> Value {
+        let Self { generation, modules, rank, bytes, base_model, probe } = self;
+        let probe = probe.map(|Change { largest, rms }| {
+            json!({ "changes": largest > 0.0, "largest_change": largest, "rms_change": rms, "tokens": PROBE_TOKENS })
+        });
+        json!({
+            "usable": true, "found": true, "generation": generation, "modules": modules, "rank": rank,
+            "bytes": bytes, "base_model": base_model, "probe": probe, "problems": [],
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_is_measured_by_its_largest_and_its_mean_square() {
+        assert_eq!(change(&[1.0, 2.0], &[1.0, 2.0]), Change { largest: 0.0, rms: 0.0 });
+        assert_eq!(change(&[0.0; 4], &[0.0, -2.0, 0.0, 0.0]), Change { largest: 2.0, rms: 1.0 });
+    }
+}

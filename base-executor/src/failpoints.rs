@@ -1,0 +1,77 @@
+//! The places where a test may make this process die, stop, wait or fail: see the crate `failpoint`.
+
+/// All of them, with those of the forward pass.
+pub const FAILPOINTS: &[&str] = &[
+    // Start.
+    "executor.after_bind",
+    "executor.before_weights",
+    "executor.after_weights",
+    "executor.hello",
+    "executor.welcome",
+    // A request.
+    "executor.admission",
+    "executor.admitted",
+    "executor.prefill_chunk",
+    "executor.decode",
+    "executor.before_step",
+    "forward.after_qkv",
+    "forward.after_attention",
+    "forward.after_o",
+    "forward.after_gate_up",
+    "forward.after_down",
+    "forward.head",
+    "executor.after_step_before_outputs",
+    "executor.after_outputs",
+    "executor.after_preempt",
+    "executor.prefix_evicted",
+    "executor.cancel",
+    "executor.retire",
+    "executor.gateway_gone",
+    // An adapter.
+    "executor.adapter_read",
+    "executor.adapter_claimed",
+    "executor.adapter_prepared",
+    "executor.adapter_inserted",
+    "executor.unload_begun",
+    "executor.unload_done",
+    // The end.
+    "executor.drain_begun",
+    "executor.drain_done",
+];
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, fs, path::Path};
+
+    use super::FAILPOINTS;
+
+    /// Every name that a call of `failpoint` mentions in a source file below `folder`.
+    fn mentioned(folder: &Path, found: &mut BTreeSet<String>) {
+        for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                mentioned(&path, found);
+            } else if path.file_name().is_some_and(|name| name != "failpoints.rs") {
+                let source = fs::read_to_string(&path).unwrap();
+                let literals = source.split('"').filter(|literal| {
+                    let word =
+                        literal.split_once('.').filter(|(area, _)| ["executor", "forward"].contains(area));
+                    word.is_some_and(|(_, name)| {
+                        name.bytes().all(|byte| byte == b'_' || byte.is_ascii_lowercase())
+                    })
+                });
+                found.extend(literals.filter(|name| *name != "executor.sock").map(str::to_owned));
+            }
+        }
+    }
+
+    #[test]
+    fn the_table_of_failpoints_names_what_is_in_the_source_and_nothing_else() {
+        let mut found = BTreeSet::new();
+        for folder in ["src", "../model/src", "../cache/src"] {
+            mentioned(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut found);
+        }
+        let table: BTreeSet<String> = FAILPOINTS.iter().map(|&name| name.to_owned()).collect();
+        assert_eq!(found, table);
+        assert_eq!(table.len(), FAILPOINTS.len(), "each is named once");
+    }
+}

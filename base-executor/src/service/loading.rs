@@ -1,0 +1,102 @@
+//! The time before there is a model: the socket is there, and whoever says hello hears how far the loading is.
+
+use std::{collections::HashMap, time::Duration};
+
+use bytes::Bytes;
+use futures::StreamExt as _;
+use shmproto::{
+    codec::Wire as _,
+    message::{Loading, ToExecutor, ToGateway},
+};
+use tokio::{
+    sync::watch,
+    time::{Instant, MissedTickBehavior, interval},
+};
+use zeromq::{SocketEvent, SocketRecv as _, SocketSend as _, ZmqMessage, util::PeerIdentity};
+
+use super::{Bound, address, frames_of, refuse, version_refusal};
+
+/// Shortest time between two messages about the loading.
+const PACE: Duration = Duration::from_millis(100);
+
+/// Longest time between two: a gateway takes silence for a process that has stopped.
+const HEARTBEAT: Duration = Duration::from_millis(500);
+
+/// Gateways that may wait: there is no bounded queue for them yet.
+const MAX_WAITING: usize = 64;
+
+/// Gateways that have said hello, with the instance each named.
+pub(super) type Waiting = HashMap<PeerIdentity, u64>;
+
+impl Bound {
+    /// Answers hellos with `progress` until `loaded` resolves. The gateways that said hello are served afterwards.
+    pub(crate) async fn wait_for<T>(
+        &mut self,
+        progress: watch::Receiver<Loading>,
+        told: impl Fn(&Loading),
+        loaded: impl Future<Output = T>,
+    ) -> T {
+        tokio::pin!(loaded);
+        let mut clock = interval(PACE);
+        clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let (mut said, mut said_at) = (None, Instant::now());
+        loop {
+            tokio::select! {
+                loaded = &mut loaded => return loaded,
+                message = self.receiver.recv() => match message {
+                    Ok(message) => self.receive_early(message, &progress).await,
+                    Err(error) => tracing::warn!(%error, "a message could not be received"),
+                },
+                Some(event) = self.departures.next() => if let SocketEvent::Disconnected(peer) = event {
+                    self.waiting.remove(&peer);
+                },
+                _ = clock.tick() => {
+                    let now = progress.borrow().clone();
+                    let is_new = said.as_ref() != Some(&now);
+                    if is_new {
+                        told(&now);
+                    }
+                    if is_new || said_at.elapsed() >= HEARTBEAT {
+                        self.tell_all(&now).await;
+                        (said, said_at) = (Some(now), Instant::now());
+                    }
+                }
+            }
+        }
+    }
+
+    async fn receive_early(&mut self, message: ZmqMessage, progress: &watch::Receiver<Loading>) {
+        let Some((peer, frames)) = frames_of(message) else { return };
+        let refusal = match frames.as_slice() {
+            [frame] => match ToExecutor::from_bytes(frame) {
+                Ok(ToExecutor::Hello(hello)) => match version_refusal(&hello) {
+                    None if self.waiting.len() < MAX_WAITING || self.waiting.contains_key(&peer) => {
+                        self.waiting.insert(peer.clone(), hello.instance);
+                        let now = progress.borrow().clone();
+                        return self.tell(&peer, now).await;
+                    }
+                    None => "too many gateways wait for the model; try again later".to_owned(),
+                    Some(reason) => reason,
+                },
+                _ => "say hello and wait for the welcome first; reconnect and do so".to_owned(),
+            },
+            frames => format!("a message is one frame, this one is {}", frames.len()),
+        };
+        self.waiting.remove(&peer);
+        refuse(&mut self.sender, &*self.backend, &peer, refusal).await;
+    }
+
+    async fn tell_all(&mut self, now: &Loading) {
+        let peers: Vec<PeerIdentity> = self.waiting.keys().cloned().collect();
+        for peer in peers {
+            self.tell(&peer, now.clone()).await;
+        }
+    }
+
+    async fn tell(&mut self, peer: &PeerIdentity, now: Loading) {
+        let message = Bytes::from(ToGateway::Loading(now).to_bytes());
+        if self.sender.send(address(peer, message)).await.is_err() {
+            self.waiting.remove(peer);
+        }
+    }
+}

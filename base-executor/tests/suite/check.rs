@@ -1,0 +1,102 @@
+//! `base-executor check` as a person and a program see it.
+
+use std::{path::Path, process::Command};
+
+use serde_json::Value;
+
+use crate::tiny;
+
+/// Runs the command on `adapter` and returns its exit status and what it printed.
+fn check(directory: &Path, adapter: &str, flags: &[&str]) -> (i32, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_base-executor"))
+        .args(["check", "--model"])
+        .arg(directory.join("model"))
+        .arg("--adapter")
+        .arg(directory.join(adapter))
+        .args(flags)
+        .output()
+        .unwrap();
+    (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
+}
+
+fn check_json(directory: &Path, adapter: &str, flags: &[&str]) -> (i32, Value) {
+    let (status, text) = check(directory, adapter, &[&["--json"], flags].concat());
+    assert_eq!(text.lines().count(), 1, "{text}");
+    (status, serde_json::from_str(&text).unwrap())
+}
+
+#[test]
+fn a_usable_adapter_is_described() {
+    let directory = tempfile::tempdir().unwrap();
+    tiny::write_model(&directory.path().join("model"));
+    tiny::write_adapter(&directory.path().join("adapter"), &[]);
+    let (status, report) = check_json(directory.path(), "adapter", &[]);
+    assert_eq!((status, &report["usable"]), (0, &true.into()), "{report}");
+    assert_eq!((report["modules"].as_u64(), report["rank"].as_u64()), (Some(2), Some(2)));
+    assert_eq!(report["generation"].as_str().map(str::len), Some(64));
+    assert!(report["bytes"].as_u64().unwrap() >= 2 * 2 * 2 * 64 * 2 && report["probe"].is_null());
+    let (_, text) = check(directory.path(), "adapter", &[]);
+    assert!(text.starts_with("usable\n") && text.contains(report["generation"].as_str().unwrap()), "{text}");
+}
+
+#[test]
+fn a_probe_tells_an_adapter_that_changes_logits_from_one_that_does_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    tiny::write_model(&directory.path().join("model"));
+    tiny::write_adapter(&directory.path().join("adapter"), &[]);
+    let (status, report) = check_json(directory.path(), "adapter", &["--probe"]);
+    assert_eq!((status, &report["probe"]["changes"]), (0, &true.into()), "{report}");
+    assert!(report["probe"]["largest_change"].as_f64() >= report["probe"]["rms_change"].as_f64());
+
+    let weights = directory.path().join("adapter/adapter_model.safetensors");
+    let mut bytes = std::fs::read(&weights).unwrap();
+    let data = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    bytes[data..].fill(0);
+    std::fs::write(&weights, bytes).unwrap();
+    let (status, report) = check_json(directory.path(), "adapter", &["--probe"]);
+    assert_eq!((status, &report["probe"]["changes"]), (0, &false.into()), "{report}");
+}
+
+#[test]
+fn every_tensor_that_is_not_supported_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    tiny::write_model(&directory.path().join("model"));
+    let also = [
+        ("base_model.model.model.layers.0.self_attn.v_proj.lora_magnitude_vector", [1, 64]),
+        ("base_model.model.model.layers.7.self_attn.q_proj.lora_A.weight", [2, 64]),
+    ];
+    tiny::write_adapter(&directory.path().join("adapter"), &also);
+    let (status, report) = check_json(directory.path(), "adapter", &[]);
+    assert_eq!(status, 1, "{report}");
+    let tensors: Vec<_> = report["problems"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|problem| problem["tensor"].as_str().unwrap())
+        .collect();
+    assert_eq!(tensors, also.map(|(name, _)| name));
+    let (status, text) = check(directory.path(), "adapter", &[]);
+    assert!(status == 1 && text.starts_with("not usable: 2 problems\n"), "{text}");
+}
+
+#[test]
+fn every_tensor_of_a_wrong_shape_is_named_with_both_shapes() {
+    let directory = tempfile::tempdir().unwrap();
+    tiny::write_model(&directory.path().join("model"));
+    let adapter = directory.path().join("adapter");
+    tiny::write_adapter(&adapter, &[]);
+    let config = std::fs::read_to_string(adapter.join("adapter_config.json")).unwrap();
+    std::fs::write(adapter.join("adapter_config.json"), config.replace("\"r\": 2", "\"r\": 3")).unwrap();
+    let (status, report) = check_json(directory.path(), "adapter", &[]);
+    assert_eq!((status, report["problems"].as_array().map(Vec::len)), (1, Some(2)), "one a layer: {report}");
+    assert_eq!(report["problems"][1]["expected"], serde_json::json!([3, 64]));
+    assert_eq!(report["problems"][1]["found"], serde_json::json!([2, 64]));
+}
+
+#[test]
+fn what_is_not_there_is_another_exit_status_than_what_is_unusable() {
+    let directory = tempfile::tempdir().unwrap();
+    tiny::write_model(&directory.path().join("model"));
+    let (status, report) = check_json(directory.path(), "nothing", &[]);
+    assert_eq!((status, &report["found"]), (3, &false.into()), "{report}");
+}

@@ -1,0 +1,332 @@
+//! The program itself: how it starts, what it says of itself, how it ends.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Read as _},
+    os::unix::net::UnixDatagram,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use base_executor::FAILPOINTS;
+use rustix::process::{Pid, Signal, kill_process};
+use shmproto::message::{
+    ErrorCode, Generate, Hello, LoadAdapter, PROTOCOL_VERSION, ToExecutor, ToGateway, UnloadAdapter,
+};
+
+use crate::{
+    common::{prompt, request},
+    gateway::{EVERYBODY, Gateway, WATCHDOG},
+    tiny,
+};
+
+/// A directory with a model, a socket, failpoints and a stand-in for systemd.
+struct Place {
+    directory: tempfile::TempDir,
+    systemd: UnixDatagram,
+}
+
+impl Place {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        tiny::write_model(&directory.path().join("model"));
+        fs::create_dir(directory.path().join("failpoints")).unwrap();
+        let systemd = UnixDatagram::bind(directory.path().join("notify")).unwrap();
+        systemd.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
+        Self { directory, systemd }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.path("private/executor.sock")
+    }
+
+    /// Makes `place` do `what` when it is reached.
+    fn arm(&self, place: &str, what: &str) {
+        assert!(FAILPOINTS.contains(&place), "{place}");
+        fs::write(self.path("failpoints").join(place), what).unwrap();
+    }
+
+    fn has_fired(&self, place: &str) -> bool {
+        self.path("failpoints").join(format!("{place}.fired")).exists()
+    }
+
+    /// The program behind `limits`, a command of the shell.
+    fn command(&self, limits: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new("sh");
+        let run = format!("{limits} exec \"$0\" \"$@\"");
+        command.args(["-c", &run, env!("CARGO_BIN_EXE_base-executor"), "--model"]).arg(self.path("model"));
+        command.arg("--socket").arg(self.socket()).args(["--log-format", "human"]);
+        command
+            .args(arguments)
+            .env("HOLOBIONT_KV_BYTES", "1MiB")
+            .env("HOLOBIONT_FAILPOINTS", self.path("failpoints"));
+        command.env_remove("NOTIFY_SOCKET").stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    fn start(&self) -> Process {
+        self.start_with(&[])
+    }
+
+    fn start_with(&self, arguments: &[&str]) -> Process {
+        let mut command = self.command("", arguments);
+        command.env("NOTIFY_SOCKET", self.path("notify")).env("WATCHDOG_USEC", "200000");
+        Process(command.spawn().unwrap())
+    }
+
+    /// What systemd has been told meanwhile, line by line.
+    fn told(&self) -> Vec<String> {
+        let mut lines = Vec::new();
+        let mut buffer = [0; 4096];
+        while let Ok(count) = self.systemd.recv(&mut buffer) {
+            lines.extend(String::from_utf8_lossy(&buffer[..count]).lines().map(str::to_owned));
+        }
+        lines
+    }
+
+    /// Waits until systemd is told a line that begins with `beginning`; returns all lines up to there.
+    fn told_until(&self, beginning: &str) -> Vec<String> {
+        let (mut lines, begin) = (Vec::new(), Instant::now());
+        while !lines.iter().any(|line: &String| line.starts_with(beginning)) {
+            lines.extend(self.told());
+            assert!(begin.elapsed() < WATCHDOG, "`{beginning}` is never said");
+        }
+        lines
+    }
+}
+
+/// A process that is killed when its test ends.
+struct Process(Child);
+
+impl Process {
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).unwrap();
+    }
+
+    /// Waits for `ready` on its standard output.
+    fn ready(&mut self) {
+        let mut line = String::new();
+        BufReader::new(self.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+    }
+
+    fn ends_well(mut self) {
+        assert!(self.0.wait().unwrap().success());
+    }
+
+    /// Its last line on standard error, once it has ended with a failure.
+    fn fails(mut self) -> String {
+        let mut text = String::new();
+        self.0.stderr.as_mut().unwrap().read_to_string(&mut text).unwrap();
+        assert_eq!(self.0.wait().unwrap().code(), Some(1), "{text}");
+        text.lines().last().unwrap_or_default().to_owned()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+async fn eventually(what: &str, mut is_so: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed() < WATCHDOG, "{what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_gateway_hears_how_far_the_loading_is_until_it_is_welcome() {
+    let place = Place::new();
+    place.arm("executor.before_weights", "wait 700");
+    let mut process = place.start();
+    eventually("the socket is there first", || place.socket().exists()).await;
+    let mut gateway = Gateway::connect(&place.socket()).await;
+    gateway.send(ToExecutor::Hello(Hello { version: PROTOCOL_VERSION, instance: 1 })).await;
+    let mut heard = Vec::new();
+    let welcome = loop {
+        match gateway.receive().await {
+            ToGateway::Loading(loading) => heard.push(loading),
+            ToGateway::Welcome(welcome) => break welcome,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!((welcome.max_running, welcome.max_waiting), (64, 16));
+    assert!(heard.iter().any(|loading| loading.stage == "reading weights"), "{heard:?}");
+    for pair in heard.windows(2) {
+        assert!(pair[0].stage != pair[1].stage || pair[0].percent <= pair[1].percent, "{heard:?}");
+    }
+    process.ready();
+    gateway.send(ToExecutor::Generate(request(1, prompt(1, 10), 5))).await;
+    assert_eq!(gateway.tokens(1).await.len(), 5);
+}
+
+#[test]
+fn a_model_that_cannot_be_loaded_ends_the_process_with_one_line() {
+    let place = Place::new();
+    let weights = place.path("model/model.safetensors");
+    let bytes = fs::read(&weights).unwrap();
+    fs::write(&weights, &bytes[..bytes.len() / 2]).unwrap();
+    let line = place.start().fails();
+    assert!(line.starts_with("error: "), "{line}");
+    assert!(!place.socket().exists(), "the socket file is removed");
+}
+
+#[test]
+fn memory_that_is_not_to_be_had_is_an_error_that_says_what_to_lower() {
+    let place = Place::new();
+    let limited = |limits, arguments: &[&str]| {
+        Process(place.command(limits, arguments).env("MALLOC_ARENA_MAX", "1").spawn().unwrap()).fails()
+    };
+    let line = limited("ulimit -v 2000000;", &["--kv-bytes", "8GiB"]);
+    assert!(line.contains("lower the KV budget"), "{line}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn systemd_is_told_the_loading_the_readiness_the_life_and_the_end() {
+    let place = Place::new();
+    place.arm("executor.before_weights", "wait 300");
+    let process = place.start();
+    let told = place.told_until("READY=1");
+    assert!(told.iter().any(|line| line.starts_with("STATUS=loading: reading weights, 0 %")), "{told:?}");
+    assert!(!told.iter().any(|line| line == "WATCHDOG=1"), "nothing is fed before it serves");
+    place.told_until("WATCHDOG=1");
+    place.told_until("WATCHDOG=1");
+    let mut gateway = Gateway::greet(&place.socket(), 1).await;
+    place.arm("executor.decode", "wait 300");
+    gateway.send(ToExecutor::Generate(request(1, prompt(1, 10), 5))).await;
+    place.told_until("STATUS=serving 0 adapters; 1 requests run, 0 wait");
+    gateway.outputs(1).await;
+    process.signal(Signal::TERM);
+    place.told_until("STOPPING=1");
+    process.ends_well();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_engine_that_hangs_is_not_said_to_live() {
+    let place = Place::new();
+    let _process = place.start();
+    place.told_until("WATCHDOG=1");
+    place.arm("executor.before_step", "wait 1500");
+    let mut gateway = Gateway::greet(&place.socket(), 1).await;
+    gateway.send(ToExecutor::Generate(request(1, prompt(1, 10), 5))).await;
+    eventually("the engine hangs", || place.has_fired("executor.before_step")).await;
+    // What was fed before the hang was noticed.
+    tokio::time::sleep(Duration::from_millis(150)).await;
+    place.told();
+    tokio::time::sleep(Duration::from_millis(700)).await;
+    let told = place.told();
+    assert!(!told.iter().any(|line| line == "WATCHDOG=1"), "four limits long: {told:?}");
+    assert_eq!(gateway.tokens(1).await.len(), 5);
+    place.told_until("WATCHDOG=1");
+}
+
+#[tokio::test]
+async fn a_process_that_was_stopped_goes_on_where_it_was() {
+    let place = Place::new();
+    let mut process = place.start();
+    process.ready();
+    let mut gateway = Gateway::greet(&place.socket(), 1).await;
+    let one = Generate { stop_tokens: Vec::new(), ..request(1, prompt(1, 10), 200) };
+    gateway.send(ToExecutor::Generate(one.clone())).await;
+    let whole = gateway.tokens(1).await;
+    gateway.send(ToExecutor::Generate(Generate { request: 2, ..one })).await;
+    gateway.receive().await;
+    process.signal(Signal::STOP);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    process.signal(Signal::CONT);
+    assert_eq!(gateway.tokens(2).await, whole);
+}
+
+#[tokio::test]
+async fn a_step_that_fails_is_the_error_of_its_requests_alone() {
+    let place = Place::new();
+    let mut process = place.start();
+    process.ready();
+    let mut gateway = Gateway::greet(&place.socket(), 1).await;
+    place.arm("executor.before_step", "fail");
+    gateway.send(ToExecutor::Generate(request(1, prompt(1, 10), 5))).await;
+    assert_eq!(gateway.error(1).await, Some(ErrorCode::Internal));
+    gateway.send(ToExecutor::Generate(request(2, prompt(1, 10), 5))).await;
+    assert_eq!(gateway.tokens(2).await.len(), 5);
+    process.signal(Signal::TERM);
+    process.ends_well();
+}
+
+#[tokio::test]
+async fn connections_beyond_the_limit_of_files_leave_those_there_are_undisturbed() {
+    let place = Place::new();
+    let mut process = Process(place.command("ulimit -n 24;", &[]).spawn().unwrap());
+    process.ready();
+    let mut gateway = Gateway::greet(&place.socket(), 1).await;
+    let flood: Vec<_> =
+        (0..40).filter_map(|_| std::os::unix::net::UnixStream::connect(place.socket()).ok()).collect();
+    gateway.send(ToExecutor::Generate(request(1, prompt(1, 10), 100))).await;
+    assert_eq!(gateway.tokens(1).await.len(), 100);
+    drop(flood);
+    let mut later = Gateway::greet(&place.socket(), 2).await;
+    later.send(ToExecutor::Generate(request(1, prompt(1, 10), 5))).await;
+    assert_eq!(later.tokens(1).await.len(), 5);
+}
+
+#[tokio::test]
+async fn an_adapter_that_cannot_fit_is_refused_before_its_file_is_read() {
+    let place = Place::new();
+    let mut process = place.start_with(&["--adapter-bytes", "1MiB"]);
+    process.ready();
+    let mut gateway = Gateway::greet(&place.socket(), 1).await;
+    tiny::write_adapter(&place.path("large"), &[]);
+    // A gigabyte of nothing, which would be no safetensors file if it were read.
+    fs::File::create(place.path("large/adapter_model.safetensors")).unwrap().set_len(1 << 30).unwrap();
+    let path = place.path("large").display().to_string();
+    gateway.send(ToExecutor::LoadAdapter(LoadAdapter { request: 1, path, owner: EVERYBODY })).await;
+    let ToGateway::Failed(failed) = gateway.answer().await else { panic!("it is refused") };
+    assert_eq!(failed.error.code, ErrorCode::AdapterBudgetExceeded, "{}", failed.error.message);
+    tiny::write_adapter(&place.path("small"), &[]);
+    let path = place.path("small").display().to_string();
+    gateway.send(ToExecutor::LoadAdapter(LoadAdapter { request: 2, path, owner: EVERYBODY })).await;
+    assert!(matches!(gateway.answer().await, ToGateway::AdapterLoaded(_)));
+}
+
+/// Everything a life of an executor has in it: an adapter, requests that outgrow the blocks, a cancellation, a gateway
+/// that goes.
+async fn live(place: &Place) {
+    let mut gateway = Gateway::greet(&place.socket(), 1).await;
+    tiny::write_adapter(&place.path("adapter"), &[]);
+    let path = place.path("adapter").display().to_string();
+    gateway.send(ToExecutor::LoadAdapter(LoadAdapter { request: 1, path, owner: EVERYBODY })).await;
+    let ToGateway::AdapterLoaded(loaded) = gateway.answer().await else { panic!("it is loaded") };
+    for id in 1..=4 {
+        let adapter = Some(loaded.adapter);
+        gateway.send(ToExecutor::Generate(Generate { adapter, ..request(id, prompt(id, 60), 100) })).await;
+    }
+    for id in 1..=4 {
+        assert_eq!(gateway.tokens(id).await.len(), 100);
+    }
+    gateway.send(ToExecutor::Generate(request(5, prompt(5, 10), 200))).await;
+    gateway.send(ToExecutor::Cancel(5)).await;
+    gateway.send(ToExecutor::UnloadAdapter(UnloadAdapter { request: 2, adapter: loaded.adapter })).await;
+    assert!(matches!(gateway.answer().await, ToGateway::AdapterUnloaded(_)));
+}
+
+#[tokio::test]
+async fn every_failpoint_is_reached() {
+    let place = Place::new();
+    FAILPOINTS.iter().for_each(|name| place.arm(name, "wait 0"));
+    let mut process = place.start_with(&["--kv-bytes", "128KiB"]);
+    process.ready();
+    live(&place).await;
+    eventually("the gateway's going is noticed", || place.has_fired("executor.gateway_gone")).await;
+    process.signal(Signal::TERM);
+    process.ends_well();
+    let missed: Vec<_> = FAILPOINTS.iter().filter(|name| !place.has_fired(name)).collect();
+    assert!(missed.is_empty(), "{missed:?}");
+}

@@ -1,0 +1,83 @@
+//! A model of two layers that means nothing, as files.
+
+use std::{fs, path::Path};
+
+const HIDDEN: usize = 64;
+const INTERMEDIATE: usize = 128;
+const LAYERS: usize = 2;
+/// Tokens of its vocabulary.
+pub(crate) const VOCAB: usize = 256;
+
+/// Writes the model into `directory`.
+pub(crate) fn write_model(directory: &Path) {
+    let config = format!(
+        "{{\"architectures\": [\"LlamaForCausalLM\"], \"vocab_size\": {VOCAB}, \"hidden_size\": {HIDDEN}, \
+         \"intermediate_size\": {INTERMEDIATE}, \"num_hidden_layers\": {LAYERS}, \"num_attention_heads\": 2, \
+         \"num_key_value_heads\": 1, \"max_position_embeddings\": 512, \"tie_word_embeddings\": true}}"
+    );
+    fs::create_dir_all(directory).unwrap();
+    fs::write(directory.join("config.json"), config).unwrap();
+    fs::write(directory.join("model.safetensors"), safetensors(&tensors())).unwrap();
+}
+
+/// Writes a LoRA adapter of rank 2 for the queries of all layers, with tensors named `also` besides.
+pub(crate) fn write_adapter(directory: &Path, also: &[(&str, [usize; 2])]) {
+    let config = "{\"peft_type\": \"LORA\", \"r\": 2, \"lora_alpha\": 4, \"target_modules\": [\"q_proj\"]}";
+    let name =
+        |layer, side| format!("base_model.model.model.layers.{layer}.self_attn.q_proj.lora_{side}.weight");
+    let mut tensors: Vec<_> = (0..LAYERS)
+        .flat_map(|layer| [(name(layer, 'A'), vec![2, HIDDEN]), (name(layer, 'B'), vec![HIDDEN, 2])])
+        .collect();
+    tensors.extend(also.iter().map(|(name, shape)| ((*name).to_owned(), shape.to_vec())));
+    fs::create_dir_all(directory).unwrap();
+    fs::write(directory.join("adapter_config.json"), config).unwrap();
+    fs::write(directory.join("adapter_model.safetensors"), safetensors(&tensors)).unwrap();
+}
+
+fn tensors() -> Vec<(String, Vec<usize>)> {
+    let matrices = [
+        ("self_attn.q_proj", [HIDDEN, HIDDEN]),
+        ("self_attn.k_proj", [HIDDEN / 2, HIDDEN]),
+        ("self_attn.v_proj", [HIDDEN / 2, HIDDEN]),
+        ("self_attn.o_proj", [HIDDEN, HIDDEN]),
+        ("mlp.gate_proj", [INTERMEDIATE, HIDDEN]),
+        ("mlp.up_proj", [INTERMEDIATE, HIDDEN]),
+        ("mlp.down_proj", [HIDDEN, INTERMEDIATE]),
+    ];
+    let mut tensors = vec![
+        ("model.embed_tokens.weight".to_owned(), vec![VOCAB, HIDDEN]),
+        ("model.norm.weight".to_owned(), vec![HIDDEN]),
+    ];
+    for layer in 0..LAYERS {
+        let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
+        tensors.extend(matrices.map(|(part, shape)| (name(part), shape.to_vec())));
+        let norms = ["input_layernorm", "post_attention_layernorm"];
+        tensors.extend(norms.map(|part| (name(part), vec![HIDDEN])));
+    }
+    tensors
+}
+
+/// A file of 32-bit tensors with numbers that look random and are always the same.
+fn safetensors(tensors: &[(String, Vec<usize>)]) -> Vec<u8> {
+    let (mut header, mut data) = (Vec::new(), Vec::new());
+    for (name, shape) in tensors {
+        let begin = data.len();
+        let values = (0..shape.iter().product::<usize>()).map(|index| number(name, index));
+        values.for_each(|value| data.extend(value.to_le_bytes()));
+        header.push(format!(
+            "\"{name}\": {{\"dtype\": \"F32\", \"shape\": {shape:?}, \"data_offsets\": [{begin}, {}]}}",
+            data.len()
+        ));
+    }
+    let header = format!("{{{}}}", header.join(", "));
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend(header.bytes());
+    file.extend(data);
+    file
+}
+
+fn number(name: &str, index: usize) -> f32 {
+    let seed = name.bytes().fold(index as u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
+    let noise = (seed.wrapping_mul(2_654_435_761) >> 16) as f32 / 65536.0 - 0.5;
+    if name.contains("norm") { 1.0 } else { noise / 2.0 }
+}
