@@ -2,159 +2,120 @@
 //!
 //! A name is an alias of a content hash. Loading and replacing never touch what runs: a request leases the entry
 //! it started with, and a generation is freed only when its last lease is gone and no other name stands for it.
-//! The registry is on disk before a change is answered ([`journal`]), and every adapter is brought back when the
-//! executor, or this process, starts again.
+//!
+//! # Where things are
+//!
+//! - [`jail`]: adapter files opened by paths that came over HTTP, never outside of the adapter root.
+//! - [`store`]: copies of those files by content; what the executor loads and a restart brings back.
+//! - [`database`]: what is registered, on disk before a change is answered; [`import`] reads what was there before it.
+//! - [`entry`]: an adapter under a name, its leases and its owner.
+//! - [`residency`]: which adapters are in the executor, and who makes room for whom.
+//! - [`change`]: load, replace, unload, pin. [`errors`] says what may go wrong, [`figures`] counts.
+//!
+//! # The life of a load
+//!
+//! 1. The files are copied out of the adapter root into the store, hashed, and synced.
+//! 2. The copy gets its content's name; that name is synced.
+//! 3. The executor loads the copy, after others have made room for it.
+//! 4. The name is committed to the database: from here on a crash leaves the adapter registered.
+//! 5. The table of names changes, requests see it, and the caller gets an answer.
+//!
+//! A crash before step 4 leaves files that nothing refers to; the next start sweeps them.
+//!
+//! # Locks
+//!
+//! `changing` is held by whoever changes the registry or moves adapters (the executor loads one at a time anyhow).
+//! Requests whose adapter is resident never wait for it.
 
-pub mod journal;
+pub mod change;
+pub mod database;
+pub mod entry;
+pub mod errors;
+pub mod figures;
+mod import;
+pub mod jail;
+pub mod residency;
+pub mod store;
 
 use std::{
     collections::BTreeMap,
-    path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError, RwLock, Weak, atomic::AtomicBool},
+    time::Duration,
 };
 
-use model::generation::Generation;
-use shmproto::message::{AdapterLoaded, GenerationBytes};
-use tokio::sync::watch;
+use model::generation::AdapterId;
+use shmproto::message::AdapterIdBytes;
+use tokio::sync::Semaphore;
 
-use self::journal::{Journal, JournalError, Record};
-use crate::executor::{CallError, Executor};
+use self::{
+    change::MAX_LOADS,
+    database::{Database, Lock},
+    entry::lock,
+    figures::Counters,
+    residency::Residency,
+    store::{Store, Sweep},
+};
+pub use self::{
+    change::{LoadRequest, Pin, Replace},
+    database::Record,
+    entry::{EVERYBODY, Entry, Lease},
+    errors::{AdapterError, BringError, OpenError, Unusable},
+    figures::Figures,
+    residency::Tier,
+};
+use crate::{
+    auth::Caller,
+    config::Config,
+    executor::{CallError, Executor, link::Link},
+};
 
-/// Longest name of an adapter, in bytes.
-const MAX_NAME_BYTES: usize = 256;
-/// Most adapters the registry holds.
-const MAX_ADAPTERS: usize = 10_000;
+/// Places where a test may make the gateway die or fail, in the order of an adapter's life.
+pub const FAILPOINTS: &[&str] = &[
+    "gateway.copy_begun",
+    "gateway.copy_fails",
+    "gateway.copied_before_sync",
+    "gateway.synced_before_rename",
+    "gateway.renamed_before_load",
+    "gateway.loaded_before_commit",
+    "gateway.before_commit",
+    "gateway.commit_fails",
+    "gateway.after_commit_before_answer",
+    "gateway.pin_committed",
+    "gateway.unload_committed",
+    "gateway.unload_drained",
+    "gateway.evict",
+    "gateway.restore",
+    "gateway.store_swept",
+];
 
-/// Why the registry was not changed.
-#[derive(Debug, thiserror::Error)]
-pub enum AdapterError {
-    /// The name cannot be one.
-    #[error(
-        "'{0}' cannot be an adapter's name: use 1 to {MAX_NAME_BYTES} characters without ':' and control characters"
-    )]
-    BadName(String),
-    /// The base model is called so.
-    #[error("'{0}' is the name of the base model; choose another")]
-    NameOfBase(String),
-    /// The path is not there.
-    #[error("'{}' cannot be opened ({reason}); give the directory that holds adapter_config.json", path.display())]
-    NoSuchPath {
-        /// As asked.
-        path: PathBuf,
-        /// What the system said.
-        reason: String,
-    },
-    /// The path leads out of the root.
-    #[error("'{}' is not inside the adapter root '{}'; move the adapter or start with another --adapter-root", path.display(), root.display())]
-    OutsideRoot {
-        /// After following links.
-        path: PathBuf,
-        /// Where adapters must be.
-        root: PathBuf,
-    },
-    /// The name is taken and nothing says that it is to be replaced.
-    #[error(
-        "an adapter named '{0}' is loaded already; to replace it send load_inplace: true or expected_generation"
-    )]
-    NameTaken(String),
-    /// The name stands for something else than the caller thinks.
-    #[error("'{name}' stands for {found}, not for {expected}; look again before replacing it")]
-    OtherGeneration {
-        /// The name.
-        name: String,
-        /// As asked.
-        expected: String,
-        /// As it is.
-        found: String,
-    },
-    /// No such name.
-    #[error("no adapter is named '{0}'; GET /v1/lora_adapters lists them")]
-    NotFound(String),
-    /// Loaded, and changes nothing.
-    #[error("the adapter in '{}' matches no layer of the base model, so it would change nothing", .0.display())]
-    NoModules(PathBuf),
-    /// The registry is full.
-    #[error("the registry holds {MAX_ADAPTERS} adapters, which is its limit; unload some")]
-    Full,
-    /// The executor did not do it.
-    #[error(transparent)]
-    Call(#[from] CallError),
-    /// The change could not be made durable and was undone.
-    #[error(transparent)]
-    Journal(#[from] JournalError),
-}
+/// Copies made at once: they must not take all threads that block.
+const MAX_COPIES: usize = 2;
+/// How often the times of last use are written down.
+const SAVE_INTERVAL: Duration = Duration::from_secs(30);
 
-/// An adapter under a name.
-#[derive(Debug)]
-pub struct Entry {
-    /// What is on disk about it.
-    pub record: Record,
-    /// Why it cannot be used now, if it cannot.
-    fault: Mutex<Option<String>>,
-    /// Its receivers are the leases.
-    leases: watch::Sender<()>,
-}
-
-impl Entry {
-    fn new(record: Record) -> Self {
-        Self { record, fault: Mutex::new(None), leases: watch::Sender::new(()) }
-    }
-
-    /// Requests that use it now.
-    #[must_use]
-    pub fn requests(&self) -> usize {
-        self.leases.receiver_count()
-    }
-
-    /// Why it cannot be used now, if it cannot.
-    #[must_use]
-    pub fn fault(&self) -> Option<String> {
-        self.fault.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn set_fault(&self, fault: Option<String>) {
-        *self.fault.lock().unwrap_or_else(PoisonError::into_inner) = fault;
-    }
-}
-
-/// Keeps a generation from being freed.
-#[derive(Debug)]
-pub struct Lease {
-    /// The generation, whatever the name stands for by now.
-    pub generation: Generation,
-    _held: watch::Receiver<()>,
-}
-
-/// The name is there, but its adapter could not be brought back.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the adapter '{name}' is registered but not usable: {reason}; load it again")]
-pub struct Unusable {
-    /// The name.
-    pub name: String,
-    /// Why.
-    pub reason: String,
-}
-
-/// A load as a caller asks for it.
+/// What a registry is opened with.
 #[derive(Debug, Clone)]
-pub struct LoadRequest {
-    /// The name it will have.
-    pub name: String,
-    /// Where its files are.
-    pub path: PathBuf,
-    /// What to do if the name is taken.
-    pub replace: Replace,
+pub struct Options {
+    /// The directory of what outlives the process.
+    pub state: PathBuf,
+    /// Where adapters loaded over HTTP must be: absolute and without links.
+    pub adapter_root: PathBuf,
+    /// Most names.
+    pub max_adapters: usize,
+    /// Longest file of an adapter.
+    pub max_adapter_file_bytes: u64,
 }
 
-/// What to do with a name that is taken.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Replace {
-    /// Refuse.
-    Never,
-    /// Replace whatever it is.
-    Always,
-    /// Replace only this generation (in hexadecimal).
-    Only(String),
+impl From<&Config> for Options {
+    fn from(config: &Config) -> Self {
+        Self {
+            state: config.state.clone(),
+            adapter_root: config.adapter_root.clone(),
+            max_adapters: config.max_adapters,
+            max_adapter_file_bytes: config.max_adapter_file_bytes,
+        }
+    }
 }
 
 type Table = BTreeMap<String, Arc<Entry>>;
@@ -163,35 +124,79 @@ type Table = BTreeMap<String, Arc<Entry>>;
 #[derive(Debug)]
 pub struct Registry {
     executor: Executor,
-    journal: Journal,
+    database: Database,
+    store: Store,
     root: PathBuf,
+    max_adapters: usize,
     table: RwLock<Arc<Table>>,
     /// Out of the table, but requests still use them.
     draining: Mutex<Vec<Arc<Entry>>>,
+    residency: Mutex<Residency>,
     /// Held while the registry changes; readers never wait for it.
     changing: tokio::sync::Mutex<()>,
+    loads: Semaphore,
+    copies: Semaphore,
+    /// True if the store may hold contents nothing refers to.
+    sweep_due: AtomicBool,
+    counters: Counters,
+    /// Dropped last: the next gateway may open the directory then.
+    _lock: Lock,
 }
 
 impl Registry {
-    /// Opens the registry in `state`; adapters loaded over HTTP must be inside `root`.
-    pub fn open(executor: Executor, state: &Path, root: PathBuf) -> Result<Self, JournalError> {
-        let (journal, records) = Journal::open(state)?;
-        let table =
-            records.into_iter().map(|record| (record.name.clone(), Arc::new(Entry::new(record)))).collect();
-        Ok(Self {
+    /// Opens the registry, or makes one where there never was one.
+    ///
+    /// # Errors
+    /// If it is in use, damaged, or written by a later version; never an empty registry instead.
+    pub async fn open(executor: Executor, options: Options) -> Result<Arc<Self>, OpenError> {
+        let state = options.state;
+        let lock = Lock::take(&state).await?;
+        let is_new = !database::exists(&state)?;
+        if is_new {
+            database::check_not_lost(&state)?;
+        }
+        let store = Store::open(&state, options.max_adapter_file_bytes)?;
+        if is_new {
+            let (old, into) = (state.clone(), store.clone());
+            let records = blocking(move || import::read(&old, &into)).await??;
+            database::create(&state, &records).await?;
+        }
+        import::finish(&state)?;
+        let (database, records) = Database::open(&state).await?;
+        let (keep, sweeper) = (records.iter().map(|record| record.content).collect(), store.clone());
+        let swept = blocking(move || sweeper.sweep(&keep, Sweep::Everything)).await??;
+        tracing::info!(adapters = records.len(), swept, "registry opened");
+        let entries = records.into_iter().map(|record| (record.name.clone(), Arc::new(Entry::new(record))));
+        let registry = Arc::new(Self {
             executor,
-            journal,
-            root,
-            table: RwLock::new(Arc::new(table)),
-            draining: Mutex::new(Vec::new()),
-            changing: tokio::sync::Mutex::new(()),
-        })
+            database,
+            store,
+            root: options.adapter_root,
+            max_adapters: options.max_adapters,
+            table: RwLock::new(Arc::new(entries.collect())),
+            draining: Mutex::default(),
+            residency: Mutex::default(),
+            changing: tokio::sync::Mutex::default(),
+            loads: Semaphore::new(MAX_LOADS),
+            copies: Semaphore::new(MAX_COPIES),
+            sweep_due: AtomicBool::new(false),
+            counters: Counters::default(),
+            _lock: lock,
+        });
+        tokio::spawn(save_uses(Arc::downgrade(&registry)));
+        Ok(registry)
     }
 
     /// Every adapter, by name.
     #[must_use]
     pub fn entries(&self) -> Arc<Table> {
         Arc::clone(&self.table.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Adapters that have lost their name while requests still use them.
+    #[must_use]
+    pub fn draining(&self) -> Vec<Arc<Entry>> {
+        lock(&self.draining).clone()
     }
 
     /// Adapters in all.
@@ -206,220 +211,145 @@ impl Registry {
         self.entries().is_empty()
     }
 
-    /// Takes a lease on what `name` stands for now.
-    pub fn lease(&self, name: &str) -> Result<Option<Lease>, Unusable> {
+    /// Most names there may be.
+    #[must_use]
+    pub fn max_adapters(&self) -> usize {
+        self.max_adapters
+    }
+
+    /// What has been counted since the process began.
+    #[must_use]
+    pub fn figures(&self) -> Figures {
+        self.counters.read()
+    }
+
+    /// Takes a lease on what `name` stands for now; it may have to be brought in ([`Registry::bring`]). Another
+    /// tenant's adapter is not there.
+    ///
+    /// # Errors
+    /// If it is registered, but cannot be used.
+    pub fn lease(&self, name: &str, caller: &Caller) -> Result<Option<Lease>, Unusable> {
         // The lock is held until the lease is taken: whoever removes the entry then waits for it.
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
-        let Some(entry) = table.get(name) else {
+        let Some(entry) = table.get(name).filter(|entry| entry.is_for(caller)) else {
             return Ok(None);
         };
         match entry.fault() {
             Some(reason) => Err(Unusable { name: name.to_owned(), reason }),
-            None => {
-                Ok(Some(Lease { generation: entry.record.generation(), _held: entry.leases.subscribe() }))
-            }
+            None => Ok(Some(entry.lease())),
         }
     }
 
-    /// Loads an adapter from inside the root.
-    pub async fn load(
-        self: &Arc<Self>,
-        request: LoadRequest,
-        base_name: &str,
-    ) -> Result<Arc<Entry>, AdapterError> {
-        let path = canonical(&request.path)?;
-        if !path.starts_with(&self.root) {
-            return Err(AdapterError::OutsideRoot { path, root: self.root.clone() });
-        }
-        self.load_checked(LoadRequest { path, ..request }, base_name).await
-    }
-
-    /// Loads an adapter the operator named at start, from anywhere, replacing what has the name.
-    pub async fn load_trusted(
-        self: &Arc<Self>,
-        name: &str,
-        path: &Path,
-        base_name: &str,
-    ) -> Result<Arc<Entry>, AdapterError> {
-        let request = LoadRequest { name: name.to_owned(), path: canonical(path)?, replace: Replace::Always };
-        self.load_checked(request, base_name).await
-    }
-
-    async fn load_checked(
-        self: &Arc<Self>,
-        request: LoadRequest,
-        base_name: &str,
-    ) -> Result<Arc<Entry>, AdapterError> {
-        check_name(&request.name, base_name)?;
-        let changing = self.changing.lock().await;
-        let table = self.entries();
-        let old = table.get(&request.name).cloned();
-        check_replace(&request, old.as_deref())?;
-        if old.is_none() && table.len() >= MAX_ADAPTERS {
-            return Err(AdapterError::Full);
-        }
-        let loaded = self.executor.load_adapter(&request.path).await?;
-        if loaded.modules == 0 {
-            self.free(loaded.generation).await;
-            return Err(AdapterError::NoModules(request.path));
-        }
-        let entry = Arc::new(Entry::new(record(&request, &loaded)));
-        let mut changed = Table::clone(&table);
-        changed.insert(request.name.clone(), Arc::clone(&entry));
-        if let Err(error) = self.commit(changed).await {
-            self.free(loaded.generation).await;
-            return Err(error.into());
-        }
-        tracing::info!(name = %request.name, generation = %entry.record.generation, "adapter loaded");
-        if let Some(old) = old {
-            self.draining().push(Arc::clone(&old));
-            let registry = Arc::clone(self);
-            tokio::spawn(async move { registry.retire(&old).await });
-        }
-        drop(changing);
-        Ok(entry)
-    }
-
-    /// Refuses new requests on `name`, waits for those that run, frees the adapter, and returns the bytes freed.
-    pub async fn unload(self: &Arc<Self>, name: &str) -> Result<u64, AdapterError> {
-        let changing = self.changing.lock().await;
-        let mut changed = Table::clone(&self.entries());
-        let entry = changed.remove(name).ok_or_else(|| AdapterError::NotFound(name.to_owned()))?;
-        self.commit(changed).await?;
-        self.draining().push(Arc::clone(&entry));
-        drop(changing);
-        let freed = self.retire(&entry).await;
-        tracing::info!(name, generation = %entry.record.generation, freed, "adapter unloaded");
-        Ok(freed)
-    }
-
-    /// Brings every adapter back into an executor that holds `resident`. False if the executor went away.
-    pub async fn restore(&self, resident: &[GenerationBytes], base_name: &str) -> bool {
+    /// Makes an executor that was just connected, and that holds `resident`, ready: adapters that requests wait for
+    /// and pinned ones are loaded before this returns, others in the background as long as there is room. False if
+    /// the executor went away.
+    pub async fn restore(self: &Arc<Self>, resident: &[AdapterIdBytes], base_name: &str) -> bool {
         let _changing = self.changing.lock().await;
-        let draining = self.draining().clone();
-        for entry in self.entries().values().chain(&draining) {
-            let name = entry.record.name.as_str();
-            if name == base_name {
-                entry.set_fault(Some("the base model has the same name now".to_owned()));
-                continue;
-            }
-            if resident.contains(&entry.record.generation().0) {
-                entry.set_fault(None);
-                continue;
-            }
-            match self.bring_back(entry).await {
-                Ok(()) => entry.set_fault(None),
-                Err(AdapterError::Call(CallError::Unavailable(_))) => return false,
-                Err(error) => {
-                    tracing::error!(name, %error, "an adapter could not be brought back");
-                    entry.set_fault(Some(error.to_string()));
-                }
-            }
+        let entries = self.every_entry();
+        let bytes = |id| entries.iter().find(|entry| entry.id() == id).map(|entry| entry.record.bytes);
+        let known = resident.iter().map(|id| AdapterId(*id)).map(|id| (id, bytes(id).unwrap_or(0)));
+        self.reset_residency(known);
+        for entry in &entries {
+            let is_base = entry.record.name == base_name;
+            entry.set_fault(is_base.then(|| "the base model has the same name now".to_owned()));
         }
         // Whatever else is resident was loaded just before a crash and is in nobody's registry.
-        for generation in resident {
-            self.free(*generation).await;
+        for id in resident {
+            self.free(AdapterId(*id)).await;
         }
+        failpoint::pass("gateway.restore");
+        let mut needed: Vec<_> =
+            entries.iter().filter(|entry| entry.requests() > 0 || entry.is_pinned()).collect();
+        needed.sort_by_key(|entry| (entry.requests() == 0, u64::MAX - entry.last_used_us()));
+        for entry in needed {
+            if !self.bring_back(entry).await {
+                return false;
+            }
+        }
+        tokio::spawn(warm_up(Arc::downgrade(self), self.epoch()));
         true
     }
 
-    async fn bring_back(&self, entry: &Entry) -> Result<(), AdapterError> {
-        let loaded = self.executor.load_adapter(&entry.record.path).await?;
-        let expected = entry.record.generation();
-        if loaded.generation == expected.0 {
-            return Ok(());
+    /// Brings a registered adapter into the executor, and notes if that cannot be. False if the executor is gone.
+    async fn bring_back(&self, entry: &Entry) -> bool {
+        if entry.fault().is_some() {
+            return true;
         }
-        self.free(loaded.generation).await;
-        Err(AdapterError::OtherGeneration {
-            name: entry.record.path.display().to_string(),
-            expected: expected.to_string(),
-            found: Generation(loaded.generation).to_string(),
-        })
-    }
-
-    /// Writes the table to disk, then makes it the one that is read.
-    async fn commit(&self, table: Table) -> Result<(), JournalError> {
-        let records = table.values().map(|entry| entry.record.clone()).collect();
-        self.journal.write(records).await?;
-        *self.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(table);
-        Ok(())
-    }
-
-    /// Waits for the leases of an entry that has been taken out of the table, then frees its generation.
-    async fn retire(&self, entry: &Arc<Entry>) -> u64 {
-        entry.leases.closed().await;
-        let _changing = self.changing.lock().await;
-        self.draining().retain(|other| !Arc::ptr_eq(other, entry));
-        self.free(entry.record.generation().0).await
-    }
-
-    /// Frees a generation in the executor unless it is needed; returns the bytes freed. Call it with `changing`
-    /// held.
-    async fn free(&self, generation: GenerationBytes) -> u64 {
-        if self.needs(generation) {
-            return 0;
-        }
-        match self.executor.unload_adapter(generation).await {
-            Ok(unloaded) => unloaded.freed_bytes,
+        match self.move_in(entry).await {
+            Ok(()) => true,
+            Err(BringError::Call(CallError::Unavailable(_))) => false,
             Err(error) => {
-                // An executor that is gone holds nothing, and one that does not know it neither.
-                tracing::warn!(generation = %Generation(generation), %error, "a generation could not be freed");
-                0
+                tracing::error!(name = %entry.record.name, %error, "an adapter could not be brought back");
+                if matches!(error, BringError::Unusable(_)) {
+                    entry.set_fault(Some(error.to_string()));
+                }
+                true
             }
         }
     }
 
-    /// True if a name stands for the generation or a request still uses it.
-    fn needs(&self, generation: GenerationBytes) -> bool {
-        let is = |entry: &Arc<Entry>| entry.record.generation().0 == generation;
-        self.entries().values().any(is) || self.draining().iter().any(is)
+    /// Number of the connection, if there is one.
+    fn epoch(&self) -> Option<u64> {
+        match &*self.executor.link().borrow() {
+            Link::Up { epoch, .. } => Some(*epoch),
+            _ => None,
+        }
     }
 
-    fn draining(&self) -> MutexGuard<'_, Vec<Arc<Entry>>> {
-        self.draining.lock().unwrap_or_else(PoisonError::into_inner)
+    /// All that has a name or a lease.
+    fn every_entry(&self) -> Vec<Arc<Entry>> {
+        // In this order: an entry goes from the table to those that drain.
+        let table = self.entries();
+        table.values().cloned().chain(self.draining()).collect()
+    }
+
+    /// Writes down when adapters were last used.
+    async fn save_uses(&self) {
+        let used: Vec<_> = self.entries().values().filter_map(|entry| entry.unsaved_use()).collect();
+        if used.is_empty() {
+            return;
+        }
+        if let Err(error) = self.database.set_used(&used).await {
+            tracing::warn!(%error, "the times of last use could not be saved");
+        }
     }
 }
 
-fn record(request: &LoadRequest, loaded: &AdapterLoaded) -> Record {
-    Record {
-        name: request.name.clone(),
-        path: request.path.clone(),
-        generation: Generation(loaded.generation).into(),
-        rank: loaded.rank,
-        bytes: loaded.bytes,
-        modules: loaded.modules,
-        loaded_at: crate::seconds_since_1970(),
+/// Brings adapters in as long as there is room, those used last first, while the same connection lasts.
+async fn warm_up(registry: Weak<Registry>, epoch: Option<u64>) {
+    let Some(mut entries) = registry.upgrade().map(|registry| registry.every_entry()) else {
+        return;
+    };
+    entries.sort_by_key(|entry| u64::MAX - entry.last_used_us());
+    for entry in entries {
+        let Some(registry) = registry.upgrade() else {
+            return;
+        };
+        // Taken for each anew, so that requests and changes get their turn.
+        let _changing = registry.changing.lock().await;
+        let fits =
+            registry.resident().1.saturating_add(entry.record.bytes) <= registry.budget_bytes().unwrap_or(0);
+        let is_registered =
+            registry.entries().get(&entry.record.name).is_some_and(|now| Arc::ptr_eq(now, &entry));
+        if registry.epoch() != epoch || !fits {
+            return;
+        }
+        if is_registered && !registry.bring_back(&entry).await {
+            return;
+        }
     }
 }
 
-fn canonical(path: &Path) -> Result<PathBuf, AdapterError> {
-    path.canonicalize()
-        .map_err(|error| AdapterError::NoSuchPath { path: path.to_owned(), reason: error.to_string() })
+async fn save_uses(registry: Weak<Registry>) {
+    loop {
+        tokio::time::sleep(SAVE_INTERVAL).await;
+        match registry.upgrade() {
+            Some(registry) => registry.save_uses().await,
+            None => return,
+        }
+    }
 }
 
-fn check_name(name: &str, base_name: &str) -> Result<(), AdapterError> {
-    let bad =
-        name.is_empty() || name.len() > MAX_NAME_BYTES || name.chars().any(|c| c == ':' || c.is_control());
-    if bad {
-        return Err(AdapterError::BadName(name.to_owned()));
-    }
-    if name == base_name {
-        return Err(AdapterError::NameOfBase(name.to_owned()));
-    }
-    Ok(())
-}
-
-fn check_replace(request: &LoadRequest, old: Option<&Entry>) -> Result<(), AdapterError> {
-    let found = old.map_or_else(|| "nothing".to_owned(), |old| old.record.generation.to_string());
-    match &request.replace {
-        Replace::Always => Ok(()),
-        Replace::Never if old.is_none() => Ok(()),
-        Replace::Never => Err(AdapterError::NameTaken(request.name.clone())),
-        Replace::Only(expected) if *expected == found => Ok(()),
-        Replace::Only(expected) => Err(AdapterError::OtherGeneration {
-            name: request.name.clone(),
-            expected: expected.clone(),
-            found,
-        }),
-    }
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, OpenError> {
+    tokio::task::spawn_blocking(work).await.map_err(|panic| OpenError::Stopped(panic.to_string()))
 }

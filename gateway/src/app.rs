@@ -1,27 +1,34 @@
 //! What every handler shares.
 
-use std::sync::Arc;
-
-use axum::{
-    body::{Body, Bytes},
-    extract::{FromRequest, Request},
-    http::header,
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
 };
+
 use tokio::sync::{Semaphore, watch};
 
 use crate::{
     adapters::Registry,
-    auth::Keys,
+    config::{ConnectionLimits, Hosts},
     executor::Executor,
+    keys::Keys,
     lifecycle::{Serving, Status},
+    limits::AdapterLimits,
     metrics::Metrics,
     openai::errors::ApiError,
 };
+
+pub use crate::body::JsonBody;
 
 /// Bodies above this are worked on where blocking does no harm.
 const INLINE_BYTES: usize = 4 * 1024;
 /// Large bodies worked on at once.
 const HEAVY_WORK: usize = 2;
+/// Large bodies held at once.
+const LARGE_BODIES: usize = 32;
 
 /// What every handler shares.
 #[derive(Debug)]
@@ -36,28 +43,84 @@ pub struct App {
     pub metrics: Arc<Metrics>,
     /// Who may ask.
     pub keys: Keys,
-    /// Longest body of a request.
-    pub max_body_bytes: usize,
+    /// How often each adapter may be asked.
+    pub adapter_limits: AdapterLimits,
+    /// Where browsers may come from.
+    pub origins: Origins,
+    /// What connections may cost.
+    pub connections: ConnectionLimits,
+    /// When it began.
+    pub started: Instant,
+    /// Permits for large bodies.
+    pub(crate) large_bodies: Semaphore,
+    draining: AtomicBool,
     heavy: Semaphore,
+}
+
+/// Where browsers may come from, and what they may call us.
+#[derive(Debug)]
+pub struct Origins {
+    /// Under which names a gateway without keys answers.
+    pub hosts: Hosts,
+    /// Web pages that may ask although they are not ours.
+    pub allowed: Vec<String>,
+}
+
+/// What an [`App`] is put together from.
+#[derive(Debug)]
+pub struct Parts {
+    /// See [`App`].
+    pub executor: Executor,
+    /// See [`App`].
+    pub status: watch::Receiver<Status>,
+    /// See [`App`].
+    pub registry: Arc<Registry>,
+    /// See [`App`].
+    pub metrics: Arc<Metrics>,
+    /// See [`App`].
+    pub keys: Keys,
+    /// See [`App`].
+    pub adapter_limits: AdapterLimits,
+    /// See [`App`].
+    pub origins: Origins,
+    /// See [`App`].
+    pub connections: ConnectionLimits,
 }
 
 impl App {
     /// Puts it together.
     #[must_use]
-    pub fn new(
-        executor: Executor,
-        status: watch::Receiver<Status>,
-        registry: Arc<Registry>,
-        keys: Keys,
-        max_body_bytes: usize,
-    ) -> Self {
-        let (metrics, heavy) = (Arc::new(Metrics::new()), Semaphore::new(HEAVY_WORK));
-        Self { executor, status, registry, metrics, keys, max_body_bytes, heavy }
+    pub fn new(parts: Parts) -> Self {
+        Self {
+            executor: parts.executor,
+            status: parts.status,
+            registry: parts.registry,
+            metrics: parts.metrics,
+            keys: parts.keys,
+            adapter_limits: parts.adapter_limits,
+            origins: parts.origins,
+            connections: parts.connections,
+            started: Instant::now(),
+            large_bodies: Semaphore::new(LARGE_BODIES),
+            draining: AtomicBool::new(false),
+            heavy: Semaphore::new(HEAVY_WORK),
+        }
     }
 
     /// What is served, or a typed 503.
     pub fn serving(&self) -> Result<Arc<Serving>, ApiError> {
         self.status.borrow().serving()
+    }
+
+    /// From now on no request is taken.
+    pub fn drain(&self) {
+        self.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// True if no request is taken any more.
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Relaxed)
     }
 
     /// Runs `work` on a body of `bytes`: at once if it is small, otherwise on a thread that may block.
@@ -74,31 +137,4 @@ impl App {
         let done = tokio::task::spawn_blocking(work).await;
         done.unwrap_or_else(|panic| Err(ApiError::internal(format!("reading the request failed: {panic}"))))
     }
-}
-
-/// A body that says it is JSON, not longer than allowed. Browsers cannot send one to another site unasked.
-#[derive(Debug)]
-pub struct JsonBody(pub Bytes);
-
-impl FromRequest<Arc<App>> for JsonBody {
-    type Rejection = ApiError;
-
-    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
-        let kind = request.headers().get(header::CONTENT_TYPE);
-        let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or("nothing");
-        let essence = kind.split(';').next().unwrap_or_default().trim();
-        if !essence.eq_ignore_ascii_case("application/json") {
-            return Err(ApiError::not_json(kind));
-        }
-        read(request.into_body(), app.max_body_bytes).await.map(Self)
-    }
-}
-
-async fn read(body: Body, limit: usize) -> Result<Bytes, ApiError> {
-    use axum::body::HttpBody as _;
-    if body.size_hint().lower() > limit as u64 {
-        return Err(ApiError::too_large(limit));
-    }
-    // What cannot be read is too long, or its sender is gone and will not see the answer.
-    axum::body::to_bytes(body, limit).await.map_err(|_| ApiError::too_large(limit))
 }

@@ -1,9 +1,9 @@
-//! Who may do what.
+//! Who may do what: roles, what each route asks for, and the guard in front of every handler.
 //!
-//! Keys come from one file, a line each: `role:key`. In memory there are only their hashes. Without a key file
-//! everybody is an administrator, which is why the gateway then listens on loopback only (`config`).
+//! Roles are not in order: a key that scrapes figures cannot generate, and one that generates cannot scrape. An
+//! administrator may do everything.
 
-use std::{fs, io, path::Path, sync::Arc};
+use std::sync::Arc;
 
 use axum::{
     extract::{Request, State},
@@ -12,135 +12,83 @@ use axum::{
     response::Response,
 };
 
-use crate::{app::App, openai::errors::ApiError};
+use crate::{app::App, limits::KeyLimit, openai::errors::ApiError};
 
-/// Shortest key, in bytes: shorter ones can be guessed.
-const MIN_KEY_BYTES: usize = 16;
 /// Longest key, in bytes.
 const MAX_KEY_BYTES: usize = 512;
-/// Most keys of a file: every request is compared with all of them.
-const MAX_KEYS: usize = 4096;
-/// The tenant of everybody when there are no keys.
-const PUBLIC: &str = "public";
 
-/// Why a key file cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum KeyFileError {
-    /// The system refused.
-    #[error("the API key file cannot be read: {0}; check --api-key-file")]
-    Read(#[from] io::Error),
-    /// A line is not `role:key`.
-    #[error("line {line} of the API key file {reason}; each line is 'admin:KEY' or 'user:KEY'")]
-    Line {
-        /// Counted from 1.
-        line: usize,
-        /// What is wrong with it.
-        reason: &'static str,
-    },
-    /// No keys at all.
-    #[error("the API key file holds no key; add a line 'admin:KEY'")]
-    Empty,
-    /// More keys than are looked through.
-    #[error("the API key file holds more than {MAX_KEYS} keys; remove some")]
-    TooMany,
-}
-
-/// What a caller may do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// What a key is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
+    /// Everything: load and unload adapters, and see what everybody does.
+    Admin,
     /// Generate.
     User,
-    /// Also load and unload adapters, and see what everybody does.
-    Admin,
+    /// Read the figures.
+    Metrics,
+}
+
+impl Role {
+    /// The role that a key file calls `name`.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "admin" => Some(Self::Admin),
+            "user" => Some(Self::User),
+            "metrics" => Some(Self::Metrics),
+            _ => None,
+        }
+    }
 }
 
 /// Who may use a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// Everybody: for probes that have no key.
+    /// Everybody: for probes and browsers, which have no key.
     Open,
-    /// Callers with at least this role.
-    Role(Role),
+    /// Keys of the role `metrics` or `admin`.
+    Metrics,
+    /// Keys of the role `user` or `admin`.
+    User,
+    /// Keys of the role `admin`.
+    Admin,
 }
 
-/// Who is asking.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Caller {
-    /// Whose prefixes are shared: derived from the key, never from the request's body.
-    pub tenant: Arc<str>,
-    /// What they may do.
-    pub role: Role,
-}
-
-#[derive(Debug)]
-struct Key {
-    hash: blake3::Hash,
-    caller: Caller,
-}
-
-/// The keys that are known.
-#[derive(Debug)]
-pub struct Keys {
-    /// `None`: no key is asked for.
-    keys: Option<Vec<Key>>,
-}
-
-impl Keys {
-    /// No key is asked for, everybody is an administrator.
+impl Access {
+    /// True if a key of `role` may use the route.
     #[must_use]
-    pub fn none() -> Self {
-        Self { keys: None }
-    }
-
-    /// Reads a key file.
-    pub fn read(path: &Path) -> Result<Self, KeyFileError> {
-        let text = fs::read_to_string(path)?;
-        let lines = text.lines().enumerate().map(|(index, line)| (index + 1, line.trim()));
-        let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
-        let keys = lines.map(|(line, text)| key(line, text)).collect::<Result<Vec<_>, _>>()?;
-        match keys.len() {
-            0 => Err(KeyFileError::Empty),
-            1..=MAX_KEYS => Ok(Self { keys: Some(keys) }),
-            _ => Err(KeyFileError::TooMany),
+    pub fn allows(self, role: Role) -> bool {
+        match self {
+            Self::Open => true,
+            Self::Metrics => matches!(role, Role::Metrics | Role::Admin),
+            Self::User => matches!(role, Role::User | Role::Admin),
+            Self::Admin => role == Role::Admin,
         }
     }
 
-    /// The caller with the key in `headers`.
-    fn caller(&self, headers: &HeaderMap) -> Result<Caller, ApiError> {
-        let Some(keys) = &self.keys else {
-            return Ok(Caller { tenant: PUBLIC.into(), role: Role::Admin });
-        };
-        let given = given(headers).ok_or_else(|| {
-            ApiError::unauthorized("no API key; send it as 'authorization: Bearer KEY' or 'x-api-key: KEY'")
-        })?;
-        let hash = hash(given);
-        // Hashes are compared in constant time, and all of them: the time tells nothing about any key.
-        let found = keys.iter().fold(None, |found, key| if key.hash == hash { Some(key) } else { found });
-        found.map(|key| key.caller.clone()).ok_or_else(|| ApiError::unauthorized("this API key is not known"))
+    /// The role that is needed, as a key file calls it.
+    fn needed(self) -> &'static str {
+        match self {
+            Self::Open => "any",
+            Self::Metrics => "metrics",
+            Self::User => "user",
+            Self::Admin => "admin",
+        }
     }
 }
 
-fn key(line: usize, text: &str) -> Result<Key, KeyFileError> {
-    let wrong = |reason| KeyFileError::Line { line, reason };
-    let (role, key) = text.split_once(':').ok_or_else(|| wrong("has no ':'"))?;
-    let role = match role.trim() {
-        "admin" => Role::Admin,
-        "user" => Role::User,
-        _ => return Err(wrong("names a role that does not exist")),
-    };
-    let key = key.trim().as_bytes();
-    if !(MIN_KEY_BYTES..=MAX_KEY_BYTES).contains(&key.len()) {
-        return Err(wrong("holds a key of less than 16 or more than 512 bytes"));
-    }
-    let tenant = blake3::derive_key("holobiont 2026 tenant of an API key v1", key);
-    let tenant = blake3::Hash::from_bytes(tenant).to_hex()[..32].into();
-    Ok(Key { hash: hash(key), caller: Caller { tenant, role } })
+/// Who is asking.
+#[derive(Debug, Clone)]
+pub struct Caller {
+    /// Whose adapters are seen and whose prefixes are shared: from the key, never from the request's body.
+    pub tenant: Arc<str>,
+    /// What they may do.
+    pub role: Role,
+    /// How often they may ask.
+    pub limit: KeyLimit,
 }
 
-fn hash(key: &[u8]) -> blake3::Hash {
-    blake3::Hash::from_bytes(blake3::derive_key("holobiont 2026 API key lookup v1", key))
-}
-
+/// The key that a request brings, by either header.
 fn given(headers: &HeaderMap) -> Option<&[u8]> {
     let bearer = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes());
     let bearer = bearer.and_then(|value| {
@@ -151,20 +99,39 @@ fn given(headers: &HeaderMap) -> Option<&[u8]> {
     (key.len() <= MAX_KEY_BYTES).then(|| key.trim_ascii())
 }
 
-/// Lets a request through if its key allows it, and tells the handler whose it is.
+/// Lets a request through if its key allows it and is not used up, and tells the handler whose it is.
 pub async fn guard(
     State((app, access)): State<(Arc<App>, Access)>,
     mut request: Request,
     next: Next,
 ) -> Result<Response, ApiError> {
-    if let Access::Role(needed) = access {
-        let caller = app.keys.caller(request.headers())?;
-        if caller.role < needed {
-            return Err(ApiError::forbidden("this API key may not do that; use one of role 'admin'"));
-        }
-        request.extensions_mut().insert(caller);
+    if access == Access::Open {
+        return Ok(next.run(request).await);
     }
-    Ok(next.run(request).await)
+    let caller = caller(&app, access, request.headers())?;
+    // Figures and administration are the operator's own: they must work above all when users ask too much.
+    let remaining = if access == Access::User { caller.limit.check()? } else { None };
+    request.extensions_mut().insert(caller);
+    let mut response = next.run(request).await;
+    if let Some(remaining) = remaining {
+        remaining.write(response.headers_mut());
+    }
+    Ok(response)
+}
+
+fn caller(app: &App, access: Access, headers: &HeaderMap) -> Result<Caller, ApiError> {
+    let given = given(headers);
+    match app.keys.caller(given) {
+        Some(caller) if access.allows(caller.role) => Ok(caller),
+        Some(_) => Err(ApiError::forbidden(format!(
+            "this API key may not do that; use one of the role '{}'",
+            access.needed()
+        ))),
+        None if given.is_some() => Err(ApiError::unauthorized("this API key is not known")),
+        None => Err(ApiError::unauthorized(
+            "no API key; send it as 'authorization: Bearer KEY' or 'x-api-key: KEY'",
+        )),
+    }
 }
 
 #[cfg(test)]
@@ -173,46 +140,33 @@ mod tests {
 
     use super::*;
 
-    const USER: &str = "user-key-0123456789";
-    const ADMIN: &str = "admin-key-0123456789";
-
-    fn keys(text: &str) -> Result<Keys, KeyFileError> {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("keys");
-        fs::write(&path, text).unwrap();
-        Keys::read(&path)
-    }
-
     fn with(name: &'static str, value: &str) -> HeaderMap {
         HeaderMap::from_iter([(name.parse().unwrap(), HeaderValue::from_str(value).unwrap())])
     }
 
     #[test]
-    fn a_key_gives_its_role_by_either_header() {
-        let keys = keys(&format!("# comment\n\nuser:{USER}\nadmin:{ADMIN}\n")).unwrap();
-        assert_eq!(keys.caller(&with("authorization", &format!("Bearer {USER}"))).unwrap().role, Role::User);
-        assert_eq!(keys.caller(&with("x-api-key", ADMIN)).unwrap().role, Role::Admin);
+    fn a_key_comes_in_either_header() {
+        for headers in [
+            with("authorization", "Bearer hb-a"),
+            with("authorization", "bearer  hb-a "),
+            with("x-api-key", "hb-a"),
+        ] {
+            assert_eq!(given(&headers), Some(&b"hb-a"[..]), "{headers:?}");
+        }
+        for headers in
+            [HeaderMap::new(), with("authorization", "Basic abc"), with("x-api-key", &"k".repeat(513))]
+        {
+            assert_eq!(given(&headers), None);
+        }
     }
 
     #[test]
-    fn an_unknown_key_and_no_key_are_refused() {
-        let keys = keys(&format!("user:{USER}")).unwrap();
-        keys.caller(&with("authorization", "Bearer wrong-key-0123456789")).unwrap_err();
-        keys.caller(&with("authorization", "Basic abc")).unwrap_err();
-        keys.caller(&HeaderMap::new()).unwrap_err();
-    }
-
-    #[test]
-    fn two_keys_are_two_tenants() {
-        let keys = keys(&format!("user:{USER}\nadmin:{ADMIN}")).unwrap();
-        let tenant = |key: &str| keys.caller(&with("x-api-key", key)).unwrap().tenant;
-        assert_ne!(tenant(USER), tenant(ADMIN));
-    }
-
-    #[test]
-    fn a_file_that_cannot_be_meant_is_refused_with_its_line() {
-        assert!(matches!(keys("\nroot:0123456789abcdef"), Err(KeyFileError::Line { line: 2, .. })));
-        assert!(matches!(keys("user:short"), Err(KeyFileError::Line { line: 1, .. })));
-        assert!(matches!(keys("# nothing"), Err(KeyFileError::Empty)));
+    fn roles_are_not_in_order() {
+        let allowed =
+            |access: Access| [Role::Admin, Role::User, Role::Metrics].map(|role| access.allows(role));
+        assert_eq!(allowed(Access::Open), [true, true, true]);
+        assert_eq!(allowed(Access::Metrics), [true, false, true]);
+        assert_eq!(allowed(Access::User), [true, true, false]);
+        assert_eq!(allowed(Access::Admin), [true, false, false]);
     }
 }

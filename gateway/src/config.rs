@@ -1,65 +1,29 @@
 //! Command line and environment, turned into one checked [`Config`].
 
+mod args;
+
 use std::{
     net::SocketAddr,
+    num::NonZeroU32,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use clap::{Parser, ValueEnum};
+use clap::ValueEnum;
 
-use crate::auth::{KeyFileError, Keys};
+pub use self::args::{AdapterArgs, Args, CallerArgs, ConnectionArgs, FigureArgs};
+use crate::{
+    keys::{KeyFileError, Keys},
+    limits::PerMin,
+    origin,
+};
 
 /// `sun_path` without its final zero.
 const MAX_SOCKET_BYTES: usize = 107;
-
-/// The gateway: OpenAI's HTTP API in front of a base-executor.
-#[derive(Debug, Clone, Parser)]
-#[command(name = "gateway", version, about)]
-pub struct Args {
-    /// The executor's ipc socket
-    #[arg(long, env = "HOLOBIONT_SOCKET", value_name = "PATH")]
-    pub socket: PathBuf,
-    /// Where to serve HTTP; beyond loopback only with --api-key-file or --insecure
-    #[arg(long, env = "HOLOBIONT_LISTEN", value_name = "ADDR:PORT", default_value = "127.0.0.1:8080")]
-    pub listen: SocketAddr,
-    /// Directory for what must outlive the process: the adapter registry
-    #[arg(long, env = "HOLOBIONT_STATE", value_name = "DIR")]
-    pub state: PathBuf,
-    /// What the base model is called [default: from its file name]
-    #[arg(long, env = "HOLOBIONT_SERVED_MODEL_NAME", value_name = "NAME")]
-    pub served_model_name: Option<String>,
-    /// An adapter to load at start; may be given many times
-    #[arg(long = "adapter", value_name = "NAME=DIR", value_parser = start_adapter)]
-    pub adapters: Vec<StartAdapter>,
-    /// Adapters loaded over HTTP must be in here
-    #[arg(long, env = "HOLOBIONT_ADAPTER_ROOT", value_name = "DIR", default_value = ".")]
-    pub adapter_root: PathBuf,
-    /// File with one 'role:key' a line, roles admin and user [default: no key is asked for]
-    #[arg(long, env = "HOLOBIONT_API_KEY_FILE", value_name = "FILE")]
-    pub api_key_file: Option<PathBuf>,
-    /// Serve beyond loopback without keys: anybody who reaches the port is an administrator
-    #[arg(long, env = "HOLOBIONT_INSECURE")]
-    pub insecure: bool,
-    /// Longest body of a request
-    #[arg(long, env = "HOLOBIONT_MAX_BODY_BYTES", value_name = "N", default_value_t = 8 << 20)]
-    pub max_body_bytes: usize,
-    /// Most sequences under way at once; more are answered with 429
-    #[arg(long, env = "HOLOBIONT_MAX_SEQUENCES", value_name = "N", default_value_t = 4096)]
-    pub max_sequences: usize,
-    /// Seconds that running requests get to end after SIGTERM
-    #[arg(long, env = "HOLOBIONT_GRACE_S", value_name = "N", default_value_t = 10)]
-    pub grace_s: u64,
-    /// Threads that move messages; text work has its own
-    #[arg(long, env = "HOLOBIONT_GATEWAY_THREADS", value_name = "N", default_value_t = 1)]
-    pub threads: usize,
-    /// How to write the log to stderr
-    #[arg(long, env = "HOLOBIONT_LOG_FORMAT", value_enum, default_value_t = LogFormat::Human)]
-    pub log_format: LogFormat,
-    /// Stop in order when standard input ends: whoever started this process is gone then
-    #[arg(long)]
-    pub exit_with_stdin: bool,
-}
+/// Under this name systemd hands over the key file (`LoadCredential=api-keys:...`).
+const KEY_CREDENTIAL: &str = "api-keys";
+/// Most origins of `--cors-origins`: each request is compared with all of them.
+const MAX_ORIGINS: usize = 64;
 
 /// How log lines look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -118,13 +82,19 @@ pub enum ConfigError {
         /// The option.
         name: &'static str,
         /// The least it may be.
-        least: usize,
+        least: u64,
     },
     /// The name is empty or could be taken for `base:adapter`.
     #[error(
         "--served-model-name '{0}' cannot be a name; use 1 to 256 characters without ':' and control characters"
     )]
     ModelName(String),
+    /// Not an origin.
+    #[error("--cors-origins: '{0}' is no origin; write 'https://host' or 'http://host:port', without a path")]
+    Origin(String),
+    /// More origins than are compared.
+    #[error("--cors-origins holds more than {MAX_ORIGINS} origins; leave some out")]
+    Origins,
 }
 
 /// Checked settings.
@@ -142,78 +112,231 @@ pub struct Config {
     pub adapters: Vec<StartAdapter>,
     /// Absolute and without links.
     pub adapter_root: PathBuf,
+    /// Most adapters the registry holds.
+    pub max_adapters: usize,
+    /// Longest file of an adapter.
+    pub max_adapter_file_bytes: u64,
     /// Who may ask.
     pub keys: Keys,
-    /// Longest body of a request.
-    pub max_body_bytes: usize,
+    /// Under which names a gateway without keys answers.
+    pub hosts: Hosts,
+    /// Origins of web pages that may ask from a browser, without a slash at the end.
+    pub cors_origins: Vec<String>,
+    /// How often callers may ask.
+    pub rates: Rates,
+    /// What connections may cost.
+    pub connections: ConnectionLimits,
     /// Most sequences under way at once.
     pub max_sequences: usize,
     /// How long running requests get to end.
     pub grace: Duration,
+    /// How long an executor that owes an answer may be silent.
+    pub silence: Duration,
     /// Threads that move messages.
     pub threads: usize,
+    /// Which figures there are.
+    pub figures: Figures,
     /// How to write the log.
     pub log_format: LogFormat,
     /// What ends the process.
     pub lifeline: Lifeline,
 }
 
+/// Under which host names a gateway without keys answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hosts {
+    /// Those of this machine: a web page elsewhere that points its own name at us is refused (DNS rebinding).
+    Local,
+    /// Any (`--insecure`).
+    Any,
+}
+
+/// How often callers may ask.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Rates {
+    /// For each key that has no limit of its own; [`Config::keys`] knows it already.
+    pub per_key: PerMin,
+    /// For each adapter.
+    pub per_adapter: PerMin,
+}
+
+/// What connections may cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConnectionLimits {
+    /// Longest body of a request.
+    pub max_body_bytes: usize,
+    /// Most open connections.
+    pub max_connections: usize,
+    /// Within this a request's header must come; also how long a connection may be idle.
+    pub header_timeout: Duration,
+    /// Within this a request's body must come.
+    pub body_timeout: Duration,
+    /// How long a reader may take nothing.
+    pub stall_timeout: Duration,
+}
+
+/// Which figures and traces there are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Figures {
+    /// Whether vLLM's names stand beside our own.
+    pub names: MetricNames,
+    /// Most adapters with metrics of their own.
+    pub max_adapter_labels: usize,
+    /// Where traces go; `None` without the feature `otel`.
+    pub otlp_endpoint: Option<String>,
+}
+
+/// Whose metric names are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MetricNames {
+    /// Ours alone.
+    Own,
+    /// Ours, and vLLM's beside them.
+    WithVllm,
+}
+
+impl Default for ConnectionLimits {
+    fn default() -> Self {
+        Self {
+            max_body_bytes: 8 << 20,
+            max_connections: 1024,
+            header_timeout: Duration::from_secs(10),
+            body_timeout: Duration::from_secs(30),
+            stall_timeout: Duration::from_secs(60),
+        }
+    }
+}
+
+impl Default for Figures {
+    fn default() -> Self {
+        Self { names: MetricNames::Own, max_adapter_labels: 64, otlp_endpoint: None }
+    }
+}
+
 impl TryFrom<Args> for Config {
     type Error = ConfigError;
 
     fn try_from(args: Args) -> Result<Self, ConfigError> {
-        let keys = args.api_key_file.as_deref().map_or_else(|| Ok(Keys::none()), Keys::read)?;
-        if args.api_key_file.is_none() && !args.listen.ip().is_loopback() && !args.insecure {
+        check_sizes(&args)?;
+        check_names(&args)?;
+        let figures = figures(&args.figures);
+        let key_file =
+            args.callers.api_key_file.or_else(|| credential(std::env::var_os("CREDENTIALS_DIRECTORY")));
+        let rates = Rates {
+            per_key: NonZeroU32::new(args.callers.requests_per_min_per_key),
+            per_adapter: NonZeroU32::new(args.callers.requests_per_min_per_adapter),
+        };
+        let keys = match &key_file {
+            None => Keys::none(rates.per_key),
+            Some(path) => Keys::read(path, rates.per_key)?,
+        };
+        if key_file.is_none() && !args.listen.ip().is_loopback() && !args.callers.insecure {
             return Err(ConfigError::OpenPort(args.listen));
-        }
-        if args.socket.as_os_str().len() > MAX_SOCKET_BYTES {
-            return Err(ConfigError::SocketPath(args.socket));
-        }
-        let sizes = [("threads", args.threads, 1), ("max-sequences", args.max_sequences, 1)];
-        let sizes = sizes.into_iter().chain([("max-body-bytes", args.max_body_bytes, 1024)]);
-        for (name, value, least) in sizes {
-            if value < least {
-                return Err(ConfigError::TooSmall { name, least });
-            }
-        }
-        if let Some(name) = &args.served_model_name
-            && (name.is_empty() || name.len() > 256 || name.chars().any(|c| c == ':' || c.is_control()))
-        {
-            return Err(ConfigError::ModelName(name.clone()));
         }
         Ok(Self {
             socket: args.socket,
             listen: args.listen,
             state: args.state,
             served_model_name: args.served_model_name,
-            adapters: args.adapters,
-            adapter_root: adapter_root(&args.adapter_root)?,
+            adapters: args.adapters.start_adapters,
+            adapter_root: adapter_root(&args.adapters.adapter_root)?,
+            max_adapters: args.adapters.max_adapters,
+            max_adapter_file_bytes: args.adapters.max_adapter_file_bytes,
             keys,
-            max_body_bytes: args.max_body_bytes,
+            hosts: if args.callers.insecure { Hosts::Any } else { Hosts::Local },
+            cors_origins: origins(&args.callers.cors_origins)?,
+            rates,
+            connections: connections(&args.connections),
             max_sequences: args.max_sequences,
-            grace: Duration::from_secs(args.grace_s),
+            grace: Duration::from_millis(args.grace_ms),
+            silence: Duration::from_millis(args.silence_ms),
             threads: args.threads,
+            figures,
             log_format: args.log_format,
             lifeline: if args.exit_with_stdin { Lifeline::Stdin } else { Lifeline::Signals },
         })
     }
 }
 
+fn check_sizes(args: &Args) -> Result<(), ConfigError> {
+    let (connections, adapters) = (&args.connections, &args.adapters);
+    let sizes = [
+        ("threads", args.threads as u64, 1),
+        ("max-sequences", args.max_sequences as u64, 1),
+        ("max-body-bytes", connections.max_body_bytes as u64, 1024),
+        ("max-connections", connections.max_connections as u64, 1),
+        ("header-timeout-ms", connections.header_timeout_ms, 1),
+        ("body-timeout-ms", connections.body_timeout_ms, 1),
+        ("stall-timeout-ms", connections.stall_timeout_ms, 1),
+        ("silence-ms", args.silence_ms, 1),
+        ("max-adapters", adapters.max_adapters as u64, 1),
+        ("max-adapter-file-bytes", adapters.max_adapter_file_bytes, 1),
+    ];
+    match sizes.into_iter().find(|(_, value, least)| value < least) {
+        None => Ok(()),
+        Some((name, _, least)) => Err(ConfigError::TooSmall { name, least }),
+    }
+}
+
+fn check_names(args: &Args) -> Result<(), ConfigError> {
+    if args.socket.as_os_str().len() > MAX_SOCKET_BYTES {
+        return Err(ConfigError::SocketPath(args.socket.clone()));
+    }
+    match &args.served_model_name {
+        Some(name)
+            if name.is_empty() || name.len() > 256 || name.chars().any(|c| c == ':' || c.is_control()) =>
+        {
+            Err(ConfigError::ModelName(name.clone()))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn connections(args: &ConnectionArgs) -> ConnectionLimits {
+    ConnectionLimits {
+        max_body_bytes: args.max_body_bytes,
+        max_connections: args.max_connections,
+        header_timeout: Duration::from_millis(args.header_timeout_ms),
+        body_timeout: Duration::from_millis(args.body_timeout_ms),
+        stall_timeout: Duration::from_millis(args.stall_timeout_ms),
+    }
+}
+
+fn figures(args: &FigureArgs) -> Figures {
+    Figures {
+        names: if args.vllm_metrics { MetricNames::WithVllm } else { MetricNames::Own },
+        max_adapter_labels: args.max_adapter_labels,
+        #[cfg(feature = "otel")]
+        otlp_endpoint: args.otlp_endpoint.clone(),
+        #[cfg(not(feature = "otel"))]
+        otlp_endpoint: None,
+    }
+}
+
+/// The key file that systemd handed over, if it did.
+fn credential(directory: Option<std::ffi::OsString>) -> Option<PathBuf> {
+    let path = Path::new(&directory?).join(KEY_CREDENTIAL);
+    // One that is there and cannot be read is an error later, never a gateway without keys.
+    path.try_exists().unwrap_or(true).then_some(path)
+}
+
+fn origins(given: &[String]) -> Result<Vec<String>, ConfigError> {
+    if given.len() > MAX_ORIGINS {
+        return Err(ConfigError::Origins);
+    }
+    let checked =
+        |origin: &String| origin::checked(origin.trim()).ok_or_else(|| ConfigError::Origin(origin.clone()));
+    given.iter().map(checked).collect()
+}
+
 fn adapter_root(path: &Path) -> Result<PathBuf, ConfigError> {
     path.canonicalize().map_err(|reason| ConfigError::AdapterRoot { path: path.to_owned(), reason })
 }
 
-fn start_adapter(text: &str) -> Result<StartAdapter, String> {
-    match text.split_once('=') {
-        Some((name, path)) if !name.is_empty() && !path.is_empty() => {
-            Ok(StartAdapter { name: name.to_owned(), path: PathBuf::from(path) })
-        }
-        _ => Err("expected NAME=DIR".to_owned()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
 
     fn config(extra: &[&str]) -> Result<Config, ConfigError> {
@@ -238,5 +361,43 @@ mod tests {
     #[test]
     fn a_model_name_with_a_colon_is_refused() {
         assert!(matches!(config(&["--served-model-name", "a:b"]), Err(ConfigError::ModelName(_))));
+    }
+
+    #[test]
+    fn what_nobody_set_has_the_documented_default() {
+        let config = config(&[]).unwrap();
+        assert_eq!(config.connections, ConnectionLimits::default());
+        assert_eq!((config.rates, config.figures), (Rates::default(), Figures::default()));
+        assert_eq!((config.grace, config.silence), (Duration::from_secs(10), Duration::from_secs(30)));
+        assert_eq!((config.max_adapters, config.max_adapter_file_bytes), (10_000, 2 << 30));
+    }
+
+    #[test]
+    fn a_limit_of_nothing_is_refused_by_name() {
+        for name in ["max-connections", "body-timeout-ms", "max-adapters"] {
+            let error = config(&[&format!("--{name}"), "0"]).unwrap_err();
+            assert!(error.to_string().contains(name), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_origin_is_a_scheme_and_a_host() {
+        let config = config(&["--cors-origins", "https://A.example,http://localhost:3000"]).unwrap();
+        assert_eq!(config.cors_origins, ["https://a.example", "http://localhost:3000"]);
+        for wrong in ["*", "a.example", "https://", "https://a.example/", "null"] {
+            assert!(
+                matches!(self::config(&["--cors-origins", wrong]), Err(ConfigError::Origin(_))),
+                "{wrong}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_key_file_that_systemd_hands_over_is_found() {
+        let directory = tempfile::tempdir().unwrap();
+        assert_eq!(credential(Some(directory.path().into())), None);
+        std::fs::write(directory.path().join("api-keys"), "").unwrap();
+        assert_eq!(credential(Some(directory.path().into())), Some(directory.path().join("api-keys")));
+        assert_eq!(credential(None), None);
     }
 }

@@ -1,14 +1,20 @@
 //! The base-executor as the gateway sees it: start sequences, load adapters, ask for figures.
 //!
 //! - [`link`]: the one task that owns the ZeroMQ connection and fans its messages out.
+//! - `greeting`: how a connection begins.
 //! - [`batch`]: the sequences of one HTTP request and their outputs; dropping it cancels them.
+//! - `slots`: how many sequences may be under way.
 //!
 //! A handle never touches the socket. It queues a command for the link and waits for what comes back. The
-//! command queue is bounded by what may be in it: a sequence holds a slot of `--max-sequences` from its
-//! start until the link has forgotten it and causes at most two commands; calls hold a slot too.
+//! command queue is bounded by what may be in it: a sequence holds a slot from its start until the link has
+//! forgotten it and causes at most two commands; calls hold a slot too.
 
 pub mod batch;
+mod greeting;
 pub mod link;
+mod slots;
+#[cfg(test)]
+mod tests;
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -17,20 +23,22 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use shmproto::{
     codec::Wire as _,
     message::{
-        AdapterLoaded, AdapterUnloaded, ErrorCode, Generate, GenerationBytes, LoadAdapter, RequestId, Stats,
-        ToExecutor, UnloadAdapter, WireError,
+        AdapterIdBytes, AdapterLoaded, AdapterUnloaded, ErrorCode, Generate, LoadAdapter, OwnerBytes,
+        RequestId, Stats, ToExecutor, UnloadAdapter, WireError,
     },
 };
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
 use self::{
     batch::{Batch, outputs_of},
-    link::{Answer, Call, Command, Link, LinkTask, Route, Start},
+    link::{Answer, Call, Command, Link, LinkTask, Peer, Route, Start},
+    slots::{Slot, Slots},
 };
 
 /// Calls (load, unload, stats) that may be under way at once.
@@ -47,13 +55,25 @@ pub enum CallError {
     /// It answered with a typed error.
     #[error("{}", .0.message)]
     Refused(WireError),
-    /// More sequences or calls are under way than the gateway lets through.
-    #[error("the gateway has {limit} {what} under way, which is its limit; try again when some have ended")]
+    /// As many sequences or calls are under way as the executor takes. Said at once, without asking it.
+    #[error(
+        "{limit} {what} are under way, which is all the base-executor takes; try again when some have ended"
+    )]
     Busy {
         /// The limit that was met.
         limit: usize,
         /// What is limited.
         what: &'static str,
+    },
+    /// One request has more sequences than are ever computed or wait at a time: it would be refused for ever.
+    #[error(
+        "{asked} sequences are asked for at once, but the base-executor takes {limit} in all; ask for fewer"
+    )]
+    TooMany {
+        /// Sequences of the request.
+        asked: usize,
+        /// Sequences there may be.
+        limit: usize,
     },
 }
 
@@ -62,28 +82,36 @@ pub enum CallError {
 pub struct Executor {
     commands: mpsc::UnboundedSender<Command>,
     link: watch::Receiver<Link>,
-    slots: Arc<Semaphore>,
+    slots: Slots,
     calls: Arc<Semaphore>,
-    max_sequences: usize,
     next_request: Arc<AtomicU64>,
 }
 
 impl Executor {
-    /// Starts the task that connects to the ROUTER at `socket` and keeps connecting until [`Executor::close`].
+    /// Starts the task that connects to the ROUTER at `socket` and keeps connecting until [`Executor::close`]. At most
+    /// `max_sequences` are under way, or as many as the executor takes if that is fewer. An executor that says nothing
+    /// for about `silence`, though it is asked, counts as lost.
     #[must_use]
-    pub fn connect(socket: &Path, max_sequences: usize) -> Self {
+    pub fn connect(socket: &Path, max_sequences: usize, silence: Duration) -> Self {
         let (commands, received) = mpsc::unbounded_channel();
         let (link_sender, link) = watch::channel(Link::Down { reason: "not connected yet".to_owned() });
+        let slots = Slots::new(max_sequences);
         let endpoint = format!("ipc://{}", socket.display());
-        tokio::spawn(LinkTask::new(endpoint, random_u64(), received, link_sender).run());
+        let peer = Peer { endpoint, instance: random_u64(), silence };
+        tokio::spawn(LinkTask::new(peer, received, link_sender, slots.clone()).run());
         Self {
             commands,
             link,
-            slots: Arc::new(Semaphore::new(max_sequences)),
+            slots,
             calls: Arc::new(Semaphore::new(MAX_CALLS)),
-            max_sequences,
             next_request: Arc::new(AtomicU64::new(1)),
         }
+    }
+
+    /// How many sequences there may be at once, running and waiting together.
+    #[must_use]
+    pub fn max_sequences(&self) -> usize {
+        self.slots.limit()
     }
 
     /// The connection's state, to be watched.
@@ -99,36 +127,42 @@ impl Executor {
     }
 
     /// Starts sequences together. The `request` field of each is chosen here.
+    ///
+    /// # Errors
+    /// If so many are under way that there is no room for them, now or ever. Neither is asked of the executor.
     pub fn generate(&self, sequences: Vec<Generate>) -> Result<Batch, CallError> {
-        let count = u32::try_from(sequences.len()).unwrap_or(u32::MAX);
-        let mut permits = Arc::clone(&self.slots)
-            .try_acquire_many_owned(count)
-            .map_err(|_| CallError::Busy { limit: self.max_sequences, what: "sequences" })?;
+        let slots = self.take_slots(sequences.len())?;
         // Room for all a sequence may produce and the loss of the connection: the link never waits for a reader.
         let messages: usize = sequences.iter().map(|sequence| outputs_of(sequence) + 1).sum();
         let (sink, events) = mpsc::channel(messages.min(Semaphore::MAX_PERMITS));
         let mut batch = Batch::new(self.clone(), sink, events);
-        for sequence in sequences {
-            // There is a permit for each.
-            if let Some(slot) = permits.split(1) {
-                batch.start(sequence, slot);
-            }
+        for (sequence, slot) in sequences.into_iter().zip(slots) {
+            batch.start(sequence, slot);
         }
         Ok(batch)
     }
 
-    /// Loads an adapter from its files.
-    pub async fn load_adapter(&self, path: &Path) -> Result<AdapterLoaded, CallError> {
+    fn take_slots(&self, asked: usize) -> Result<Vec<Slot>, CallError> {
+        let limit = self.slots.limit();
+        if asked > limit {
+            return Err(CallError::TooMany { asked, limit });
+        }
+        self.slots.take(asked).ok_or(CallError::Busy { limit, what: "sequences" })
+    }
+
+    /// Loads an adapter from its files, for `owner`.
+    pub async fn load_adapter(&self, path: &Path, owner: OwnerBytes) -> Result<AdapterLoaded, CallError> {
         let path = path.display().to_string();
-        match self.call(|request| ToExecutor::LoadAdapter(LoadAdapter { request, path })).await? {
+        let call = |request| ToExecutor::LoadAdapter(LoadAdapter { request, path, owner });
+        match self.call(call).await? {
             Answer::Loaded(loaded) => Ok(loaded),
             other => Err(unexpected(&other)),
         }
     }
 
-    /// Drains and frees a generation; returns when its bytes are free.
-    pub async fn unload_adapter(&self, generation: GenerationBytes) -> Result<AdapterUnloaded, CallError> {
-        match self.call(|request| ToExecutor::UnloadAdapter(UnloadAdapter { request, generation })).await? {
+    /// Drains and frees an adapter; returns when its bytes are free.
+    pub async fn unload_adapter(&self, adapter: AdapterIdBytes) -> Result<AdapterUnloaded, CallError> {
+        match self.call(|request| ToExecutor::UnloadAdapter(UnloadAdapter { request, adapter })).await? {
             Answer::Unloaded(unloaded) => Ok(unloaded),
             other => Err(unexpected(&other)),
         }
@@ -140,6 +174,13 @@ impl Executor {
             Answer::Stats(stats) => Ok(stats),
             other => Err(unexpected(&other)),
         }
+    }
+
+    /// Returns when the task that owns the connection has answered, connected or not: it is alive. False if it ended.
+    pub async fn link_answers(&self) -> bool {
+        let (ping, pong) = oneshot::channel();
+        self.send(Command::Ping(ping));
+        pong.await.is_ok()
     }
 
     async fn call(&self, message: impl FnOnce(RequestId) -> ToExecutor) -> Result<Answer, CallError> {

@@ -3,12 +3,15 @@
 //! # Layout
 //!
 //! - [`config`], [`server`]: arguments checked, everything put together, served and shut down.
-//! - [`routes`]: the one table of what is served and who may use it; [`auth`] enforces it.
+//! - [`connections`]: how many there may be, and what each may cost.
+//! - [`routes`]: the one table of what is served and who may use it; [`auth`], [`keys`] and [`limits`] enforce it,
+//!   `origin` keeps other people's web pages out, [`request`] names and logs what comes, `body` reads it.
+//! - [`health`], [`pages`], [`notify`]: what probes, browsers and the service manager are told.
 //! - [`openai`]: requests checked, answers shaped.
 //! - [`text`]: tokenizer and chat template.
 //! - [`executor`]: the connection over which token ids travel; [`lifecycle`] says when it can be used.
 //! - [`adapters`]: names, generations, and what is on disk about them.
-//! - [`metrics`]: figures for Prometheus.
+//! - [`metrics`]: figures for Prometheus; [`telemetry`]: the log, the record of each request, traces.
 //!
 //! # Principles
 //!
@@ -23,19 +26,75 @@
 pub mod adapters;
 pub mod app;
 pub mod auth;
+mod body;
 pub mod config;
+pub mod connections;
 pub mod executor;
+pub mod health;
+pub mod keys;
 pub mod lifecycle;
+pub mod limits;
 pub mod metrics;
+pub mod notify;
 pub mod openai;
+mod origin;
+pub mod pages;
+pub mod request;
 pub mod routes;
 pub mod server;
+pub mod telemetry;
 pub mod text;
 
 use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The named places of this process where a test may make it die, stop or wait (crate `failpoint`).
+const FRONT_DOOR_FAILPOINTS: &[&str] = &[
+    "gateway.accepted",
+    "gateway.before_start",
+    "gateway.first_step",
+    "gateway.ready",
+    "gateway.drain_begun",
+    "gateway.drain_cut",
+];
+
+/// Every failpoint of this process.
+#[must_use]
+pub fn failpoints() -> Vec<&'static str> {
+    [FRONT_DOOR_FAILPOINTS, adapters::FAILPOINTS, openai::stream::FAILPOINTS].concat()
+}
 
 /// Now, as OpenAI's `created` fields count it.
 #[must_use]
 pub fn seconds_since_1970() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, fs, path::Path};
+
+    /// Every failpoint that the source files under `directory` hit.
+    fn hit_in(directory: &Path, found: &mut BTreeSet<String>) {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                hit_in(&path, found);
+                continue;
+            }
+            let text = fs::read_to_string(&path).unwrap();
+            for call in ["hit", "pass"] {
+                let start = format!("failpoint::{call}(\"");
+                let names = text.split(&start).skip(1).filter_map(|rest| rest.split('"').next());
+                found.extend(names.filter(|name| name.starts_with("gateway.")).map(str::to_owned));
+            }
+        }
+    }
+
+    #[test]
+    fn every_failpoint_that_is_hit_is_in_the_table_and_every_one_in_the_table_is_hit() {
+        let mut hit = BTreeSet::new();
+        hit_in(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut hit);
+        let table: BTreeSet<String> = super::failpoints().into_iter().map(str::to_owned).collect();
+        assert_eq!(hit, table);
+    }
 }

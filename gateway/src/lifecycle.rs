@@ -39,8 +39,9 @@ pub struct Serving {
 impl Serving {
     /// What request options are checked against.
     #[must_use]
-    pub fn limits(&self) -> Limits<'_> {
-        Limits { vocab_size: self.welcome.vocab_size, defaults: &self.text.facts().defaults }
+    pub fn limits(&self, default_seed: u64) -> Limits<'_> {
+        let defaults = &self.text.facts().defaults;
+        Limits { vocab_size: self.welcome.vocab_size, default_seed, defaults }
     }
 }
 
@@ -50,7 +51,9 @@ pub enum Status {
     /// Not yet.
     Starting {
         /// What is being waited for.
-        detail: String,
+        stage: String,
+        /// How much of it is done, 0 to 100, if that is known.
+        percent: Option<u32>,
     },
     /// Not now.
     Lost {
@@ -68,8 +71,9 @@ impl Status {
     pub fn serving(&self) -> Result<Arc<Serving>, ApiError> {
         match self {
             Self::Ready(serving) => Ok(Arc::clone(serving)),
-            Self::Starting { detail } => {
-                Err(ApiError::executor_unavailable(format!("still loading: {detail}")))
+            Self::Starting { stage, percent } => {
+                let how_far = percent.map_or_else(String::new, |percent| format!(", {percent} %"));
+                Err(ApiError::executor_unavailable(format!("still loading: {stage}{how_far}")))
             }
             Self::Lost { detail } => Err(ApiError::executor_unavailable(format!(
                 "the base-executor was lost: {detail}; try again shortly"
@@ -126,8 +130,8 @@ impl Lifecycle {
         registry: Arc<Registry>,
         load_text: LoadText,
     ) -> (Self, watch::Receiver<Status>) {
-        let detail = "waiting for the base-executor".to_owned();
-        let (status, receiver) = watch::channel(Status::Starting { detail });
+        let stage = "waiting for the base-executor".to_owned();
+        let (status, receiver) = watch::channel(Status::Starting { stage, percent: None });
         let lifecycle = Self {
             executor,
             registry,
@@ -148,6 +152,7 @@ impl Lifecycle {
             let now = link.borrow_and_update().clone();
             match now {
                 Link::Down { reason } => self.set_down(reason),
+                Link::Loading { stage, percent } => self.set_loading(stage, Some(percent)),
                 Link::Up { epoch, welcome } => self.prepare(epoch, welcome).await?,
             }
             if link.changed().await.is_err() {
@@ -157,15 +162,22 @@ impl Lifecycle {
         }
     }
 
+    /// What was ready once is lost, what never was is still being waited for.
     fn set_down(&self, detail: String) {
-        let status = if self.was_ready { Status::Lost { detail } } else { Status::Starting { detail } };
-        self.status.send_replace(status);
+        match self.was_ready {
+            true => drop(self.status.send_replace(Status::Lost { detail })),
+            false => self.set_loading(detail, None),
+        }
+    }
+
+    fn set_loading(&self, stage: String, percent: Option<u32>) {
+        self.status.send_replace(Status::Starting { stage, percent });
     }
 
     async fn prepare(&mut self, epoch: u64, welcome: Arc<Welcome>) -> Result<(), StartError> {
-        self.set_down("reading the tokenizer".to_owned());
+        self.set_loading("reading the tokenizer".to_owned(), None);
         let text = self.text_of(&welcome.model_path).await?;
-        self.set_down("loading adapters".to_owned());
+        self.set_loading("loading adapters".to_owned(), None);
         let base_name = self.served_model_name.clone().unwrap_or_else(|| model_name(&welcome.model_path));
         if !self.registry.restore(&welcome.adapters, &base_name).await {
             // The link went down meanwhile; its change is the next thing seen.
@@ -184,6 +196,7 @@ impl Lifecycle {
         };
         tracing::info!(model = %serving.base_name, adapters = self.registry.len(), "ready");
         self.was_ready = true;
+        failpoint::pass("gateway.ready");
         self.status.send_replace(Status::Ready(Arc::new(serving)));
         Ok(())
     }

@@ -2,7 +2,8 @@
 //!
 //! # Where things are
 //!
-//! - [`fields`]: reads a JSON body field by field; what is left over is refused by name.
+//! - [`json`], [`fields`]: a JSON body within bounds, read field by field; what is left over is refused by name.
+//! - [`ask`], [`target`]: who asks, with which seed, and which model is meant.
 //! - [`params`]: the sampling and output options that chat and completions share.
 //! - [`chat`], [`completions`]: the two ways to ask, each turned into a [`job::Job`].
 //! - [`job`]: prompts and options, checked; starts a [`session::Session`].
@@ -17,18 +18,23 @@
 
 pub mod adapters;
 pub mod answer;
+pub mod ask;
 pub mod chat;
 pub mod choice;
 pub mod collect;
 pub mod completions;
+#[cfg(test)]
+mod documented;
 pub mod echo;
 pub mod errors;
 pub mod fields;
 pub mod job;
+pub mod json;
 pub mod logprobs;
 pub mod models;
 pub mod params;
 pub mod session;
 pub mod stream;
+pub mod target;
 pub mod tokens;
 pub mod types;

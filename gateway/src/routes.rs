@@ -3,36 +3,26 @@
 use std::sync::Arc;
 
 use axum::{
-    Extension, Json, Router,
-    body::Body,
-    extract::{Request, State},
-    http::{HeaderName, HeaderValue, Method, StatusCode, Uri, header},
-    middleware::{self, Next},
+    Router,
+    extract::State,
+    http::{HeaderValue, Method, Uri, header},
+    middleware,
     response::{IntoResponse, Response},
     routing::{MethodRouter, get, post},
 };
-use serde_json::json;
-use tower_http::{
-    catch_panic::CatchPanicLayer,
-    request_id::{MakeRequestId, PropagateRequestIdLayer, RequestId, SetRequestIdLayer},
-};
+use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::{
-    app::{App, JsonBody},
-    auth::{Access, Caller, Role, guard},
-    executor::random_u64,
-    lifecycle::Status,
+    app::App,
+    auth::{Access, guard},
+    health,
+    metrics::text::CONTENT_TYPE,
     openai::{
-        adapters, chat, collect, completions, errors::ApiError, job::Job, models, params::Delivery, stream,
-        tokens,
+        adapters, ask::Ask, chat, collect, completions, errors::ApiError, job::Job, models, params::Delivery,
+        stream, tokens,
     },
+    origin, pages, request,
 };
-
-const USER: Access = Access::Role(Role::User);
-const ADMIN: Access = Access::Role(Role::Admin);
-/// What requests that match no route are counted as.
-const NO_ROUTE: &str = "none";
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// A route, who may use it, and what answers.
 pub struct Route {
@@ -57,19 +47,25 @@ pub fn table() -> Vec<Route> {
     let get = |path, access, handler| Route { method: Method::GET, path, access, handler };
     let post = |path, access, handler| Route { method: Method::POST, path, access, handler };
     vec![
-        get("/health", Access::Open, self::get(health)),
-        get("/version", USER, self::get(version)),
-        get("/metrics", ADMIN, self::get(metrics)),
-        get("/v1/models", USER, self::get(models::list)),
-        get("/v1/models/{*id}", USER, self::get(models::one)),
-        post("/v1/chat/completions", USER, self::post(chat_completions)),
-        post("/v1/completions", USER, self::post(text_completions)),
-        post("/tokenize", USER, self::post(tokens::tokenize)),
-        post("/detokenize", USER, self::post(tokens::detokenize)),
-        get("/tokenizer_info", USER, self::get(tokens::info)),
-        get("/v1/lora_adapters", ADMIN, self::get(adapters::list)),
-        post("/v1/load_lora_adapter", ADMIN, self::post(adapters::load)),
-        post("/v1/unload_lora_adapter", ADMIN, self::post(adapters::unload)),
+        get("/", Access::Open, self::get(pages::index)),
+        get("/docs", Access::Open, self::get(pages::docs)),
+        get("/openapi.json", Access::Open, self::get(pages::openapi)),
+        get("/health", Access::Open, self::get(health::health)),
+        get("/ready", Access::Open, self::get(health::ready)),
+        get("/metrics", Access::Metrics, self::get(metrics)),
+        get("/version", Access::User, self::get(health::version)),
+        get("/v1/models", Access::User, self::get(models::list)),
+        get("/v1/models/{*id}", Access::User, self::get(models::one)),
+        post("/v1/chat/completions", Access::User, self::post(chat_completions)),
+        post("/v1/completions", Access::User, self::post(text_completions)),
+        post("/tokenize", Access::User, self::post(tokens::tokenize)),
+        post("/detokenize", Access::User, self::post(tokens::detokenize)),
+        get("/tokenizer_info", Access::User, self::get(tokens::info)),
+        get("/v1/status", Access::Admin, self::get(health::status)),
+        get("/v1/lora_adapters", Access::Admin, self::get(adapters::list)),
+        post("/v1/load_lora_adapter", Access::Admin, self::post(adapters::load)),
+        post("/v1/unload_lora_adapter", Access::Admin, self::post(adapters::unload)),
+        post("/v1/pin_lora_adapter", Access::Admin, self::post(adapters::pin)),
     ]
 }
 
@@ -78,108 +74,74 @@ pub fn router(app: &Arc<App>) -> Router {
     let mut router = Router::new();
     for route in table() {
         let guarded = middleware::from_fn_with_state((Arc::clone(app), route.access), guard);
-        let counted = middleware::from_fn_with_state((Arc::clone(app), route.path), count);
-        router = router.route(route.path, route.handler.route_layer(guarded).route_layer(counted));
+        router = router.route(route.path, route.handler.route_layer(guarded));
+    }
+    around(router.fallback(unknown).method_not_allowed_fallback(wrong_method), app)
+}
+
+/// What those get who come when all seats are taken: probes are answered, the rest is refused.
+pub(crate) fn refusals(app: &Arc<App>) -> Router {
+    let router = Router::new().route("/health", get(health::health)).route("/ready", get(health::ready));
+    around(router.fallback(full), app)
+}
+
+/// What happens to every request, whatever its route. The last layer is the outermost.
+fn around(router: Router<Arc<App>>, app: &Arc<App>) -> Router {
+    let mut router = router
+        .layer(CatchPanicLayer::custom(request::panicked))
+        .layer(middleware::from_fn_with_state(Arc::clone(app), origin::check));
+    if !app.origins.allowed.is_empty() {
+        router = router.layer(origin::cors(&app.origins.allowed));
     }
     router
-        .fallback(unknown)
-        .method_not_allowed_fallback(wrong_method)
-        .layer(CatchPanicLayer::custom(panicked))
-        .layer(PropagateRequestIdLayer::new(REQUEST_ID))
-        .layer(SetRequestIdLayer::new(REQUEST_ID, RandomId))
+        .layer(middleware::from_fn_with_state(Arc::clone(app), request::identify))
         .with_state(Arc::clone(app))
 }
 
-async fn chat_completions(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
-    JsonBody(body): JsonBody,
-) -> Result<Response, ApiError> {
-    let (serving, shared) = (app.serving()?, Arc::clone(&app));
-    let job = app.work(body.len(), move || chat::job(&shared, &caller, serving, &body)).await?;
+async fn chat_completions(State(app): State<Arc<App>>, ask: Ask) -> Result<Response, ApiError> {
+    let shared = Arc::clone(&app);
+    let job = app.work(ask.body.len(), move || chat::job(&shared, ask)).await?;
     generate(&app, job).await
 }
 
-async fn text_completions(
-    State(app): State<Arc<App>>,
-    Extension(caller): Extension<Caller>,
-    JsonBody(body): JsonBody,
-) -> Result<Response, ApiError> {
-    let (serving, shared) = (app.serving()?, Arc::clone(&app));
-    let job = app.work(body.len(), move || completions::job(&shared, &caller, serving, &body)).await?;
+async fn text_completions(State(app): State<Arc<App>>, ask: Ask) -> Result<Response, ApiError> {
+    let shared = Arc::clone(&app);
+    let job = app.work(ask.body.len(), move || completions::job(&shared, ask)).await?;
     generate(&app, job).await
 }
 
 /// Starts a job and answers when its first step is there: what fails before has a status of its own.
 async fn generate(app: &App, job: Job) -> Result<Response, ApiError> {
     let delivery = job.params.delivery;
-    let mut answer = job.start(app)?;
+    if let Some(lease) = &job.target.lease {
+        app.adapter_limits.check(&lease.id.0, &job.target.name)?;
+    }
+    failpoint::pass("gateway.before_start");
+    let mut answer = job.start(app).await?;
     let first = answer.next().await.unwrap_or_else(|| Err(ApiError::internal("nothing was generated")))?;
+    failpoint::pass("gateway.first_step");
     match delivery {
         Delivery::Whole => collect::respond(answer, first).await,
         Delivery::Stream(usage) => Ok(stream::respond(answer, first, usage)),
     }
 }
 
-/// 200 when requests are served, 503 with the reason when they are not.
-async fn health(State(app): State<Arc<App>>) -> Response {
-    let status = app.status.borrow().clone();
-    let (code, name, detail) = match status {
-        Status::Ready(_) => (StatusCode::OK, "ok", None),
-        Status::Starting { detail } => (StatusCode::SERVICE_UNAVAILABLE, "loading", Some(detail)),
-        Status::Lost { detail } => (StatusCode::SERVICE_UNAVAILABLE, "executor_unavailable", Some(detail)),
-        Status::Closing => (StatusCode::SERVICE_UNAVAILABLE, "stopping", None),
-    };
-    let body = match detail {
-        None => json!({ "status": name }),
-        Some(detail) => json!({ "status": name, "detail": detail }),
-    };
-    (code, Json(body)).into_response()
-}
-
-async fn version() -> Json<serde_json::Value> {
-    Json(json!({ "version": env!("CARGO_PKG_VERSION") }))
-}
-
 async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let text = app.metrics.render(&app.registry);
-    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+    let figures = app.metrics.render(&app.registry);
+    ([(header::CONTENT_TYPE, CONTENT_TYPE)], figures).into_response()
 }
 
-async fn unknown(State(app): State<Arc<App>>, uri: Uri) -> ApiError {
-    app.metrics.answered(NO_ROUTE, 404);
+async fn full(State(app): State<Arc<App>>) -> Response {
+    let mut response = ApiError::too_many_connections(app.connections.max_connections).into_response();
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
+async fn unknown(uri: Uri) -> ApiError {
     let routes: Vec<&str> = table().iter().map(|route| route.path).collect();
     ApiError::not_found(format!("there is no route '{}'; there are {}", uri.path(), routes.join(", ")))
 }
 
-async fn wrong_method(State(app): State<Arc<App>>, method: Method, uri: Uri) -> ApiError {
-    app.metrics.answered(NO_ROUTE, 405);
+async fn wrong_method(method: Method, uri: Uri) -> ApiError {
     ApiError::method_not_allowed(format!("'{}' does not answer to {method}", uri.path()))
-}
-
-async fn count(
-    State((app, route)): State<(Arc<App>, &'static str)>,
-    request: Request,
-    next: Next,
-) -> Response {
-    let response = next.run(request).await;
-    app.metrics.answered(route, response.status().as_u16());
-    response
-}
-
-#[expect(clippy::needless_pass_by_value, reason = "the signature is the layer's")]
-fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response<Body> {
-    let text =
-        panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
-    tracing::error!(panic = text.unwrap_or("unknown"), "a handler panicked");
-    ApiError::internal("this server made a mistake; its log says which").into_response()
-}
-
-#[derive(Clone)]
-struct RandomId;
-
-impl MakeRequestId for RandomId {
-    fn make_request_id<B>(&mut self, _: &axum::http::Request<B>) -> Option<RequestId> {
-        HeaderValue::from_str(&format!("{:016x}", random_u64())).ok().map(RequestId::new)
-    }
 }

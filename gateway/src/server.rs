@@ -1,30 +1,25 @@
 //! Puts the process together, serves, and shuts down in order.
 
-use std::{
-    future::IntoFuture as _,
-    io::{IsTerminal as _, Write as _},
-    net::SocketAddr,
-    sync::Arc,
-    time::Duration,
-};
+use std::{io::Write as _, net::SocketAddr, sync::Arc, time::Duration};
 
-use axum::serve::ListenerExt as _;
+use sd_notify::NotifyState;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
-    sync::{oneshot, watch},
+    sync::{Notify, oneshot, watch},
     task::JoinHandle,
 };
 
-use tracing_subscriber::EnvFilter;
-
 use crate::{
-    adapters::{Registry, journal::JournalError},
-    app::App,
-    config::{Config, Lifeline, LogFormat},
+    adapters::{self, OpenError, Registry},
+    app::{App, Origins, Parts},
+    config::{Config, Lifeline},
+    connections::{self, Phase},
     executor::Executor,
     lifecycle::{Lifecycle, LoadText, StartError, Status},
-    metrics, routes, text,
+    limits::AdapterLimits,
+    metrics::{self, Metrics},
+    notify, telemetry, text,
 };
 
 /// Threads for text work, file system and the registry.
@@ -45,10 +40,26 @@ pub enum RunError {
     },
     /// The registry cannot be had.
     #[error(transparent)]
-    Journal(#[from] JournalError),
+    Registry(#[from] OpenError),
     /// What is to be served cannot be.
     #[error(transparent)]
     Start(#[from] StartError),
+    /// Not everything that ran could end in time.
+    #[error(
+        "{connections} requests were still running after the grace of {grace_ms} ms and were cut off; give --grace-ms more"
+    )]
+    Cut {
+        /// Connections with something under way.
+        connections: usize,
+        /// As given.
+        grace_ms: u128,
+    },
+    /// It was told twice to stop.
+    #[error("told to stop a second time, so nothing was waited for")]
+    Hurried,
+    /// Traces cannot go where they should.
+    #[error(transparent)]
+    Traces(#[from] telemetry::EndpointError),
     /// The system refused something basic.
     #[error("{attempt} failed: {reason}")]
     System {
@@ -61,7 +72,7 @@ pub enum RunError {
 
 /// Runs the gateway until SIGTERM or SIGINT.
 pub fn run(config: Config) -> Result<(), RunError> {
-    start_log(config.log_format);
+    telemetry::start(config.log_format);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.threads)
         .max_blocking_threads(BLOCKING_THREADS)
@@ -69,32 +80,24 @@ pub fn run(config: Config) -> Result<(), RunError> {
         .build()
         .map_err(|reason| RunError::System { attempt: "starting threads", reason })?;
     let served = runtime.block_on(async {
-        let stop = stop_signal(config.lifeline)?;
-        Gateway::start(config, Arc::new(text::load)).await?.until(stop).await
+        let (stop, hurry) = stop_signals(config.lifeline)?;
+        Gateway::start(config, Arc::new(text::load)).await?.until(stop, hurry).await
     });
     // Nothing that still computes may keep the process.
     runtime.shutdown_background();
     served
 }
 
-/// Starts the log on stderr; `RUST_LOG` chooses what is in it.
-fn start_log(format: LogFormat) {
-    let json = match format {
-        LogFormat::Json => true,
-        LogFormat::Human => false,
-        LogFormat::Auto => !std::io::stderr().is_terminal(),
-    };
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    if json { log.json().init() } else { log.init() }
-}
-
-/// Resolves when the process is asked to stop.
-fn stop_signal(lifeline: Lifeline) -> Result<impl Future<Output = ()>, RunError> {
+/// Two futures: the first resolves when the process is asked to stop, the second when it is asked once more.
+fn stop_signals(
+    lifeline: Lifeline,
+) -> Result<(impl Future<Output = ()>, impl Future<Output = ()>), RunError> {
     let watch =
         |kind| signal(kind).map_err(|reason| RunError::System { attempt: "watching for signals", reason });
     let (mut term, mut int) = (watch(SignalKind::terminate())?, watch(SignalKind::interrupt())?);
-    Ok(async move {
+    let (first, second) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
+    let (stop, hurry) = (Arc::clone(&first), Arc::clone(&second));
+    tokio::spawn(async move {
         let lifeline = async {
             match lifeline {
                 Lifeline::Stdin => stdin_ended().await,
@@ -106,7 +109,14 @@ fn stop_signal(lifeline: Lifeline) -> Result<impl Future<Output = ()>, RunError>
             _ = int.recv() => {}
             () = lifeline => {}
         }
-    })
+        stop.notify_one();
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+        }
+        hurry.notify_one();
+    });
+    Ok((async move { first.notified().await }, async move { second.notified().await }))
 }
 
 async fn stdin_ended() {
@@ -126,42 +136,62 @@ pub struct Gateway {
     pub address: SocketAddr,
     /// Whether it is ready.
     pub status: watch::Receiver<Status>,
-    executor: Executor,
+    app: Arc<App>,
     grace: Duration,
-    /// Told to stop accepting.
-    stop: watch::Sender<bool>,
-    server: JoinHandle<std::io::Result<()>>,
+    phase: watch::Sender<Phase>,
+    server: JoinHandle<usize>,
     lifecycle: JoinHandle<Result<(), StartError>>,
-    poll: JoinHandle<()>,
+    /// Tasks that never end by themselves.
+    attendants: Vec<JoinHandle<()>>,
 }
 
 impl Gateway {
     /// Opens the registry, listens, and begins to connect to the executor.
     pub async fn start(config: Config, load_text: LoadText) -> Result<Self, RunError> {
-        let executor = Executor::connect(&config.socket, config.max_sequences);
-        let registry = Registry::open(executor.clone(), &config.state, config.adapter_root.clone())?;
-        let registry = Arc::new(registry);
-        let (lifecycle, status) = Lifecycle::new(&config, executor.clone(), Arc::clone(&registry), load_text);
-        let app = App::new(executor.clone(), status.clone(), registry, config.keys, config.max_body_bytes);
-        let app = Arc::new(app);
         let refused = |reason| RunError::Listen { address: config.listen, reason };
+        let metrics = Arc::new(Metrics::new(&config.figures));
+        telemetry::export(&metrics, &config.figures)?;
+        let executor = Executor::connect(&config.socket, config.max_sequences, config.silence);
+        let registry = Registry::open(executor.clone(), adapters::Options::from(&config)).await?;
+        let (lifecycle, status) = Lifecycle::new(&config, executor.clone(), Arc::clone(&registry), load_text);
         let listener = TcpListener::bind(config.listen).await.map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
-        let (stop, stopped) = watch::channel(false);
+        let app = Arc::new(App::new(Parts {
+            executor: executor.clone(),
+            status: status.clone(),
+            registry: Arc::clone(&registry),
+            metrics,
+            keys: config.keys,
+            adapter_limits: AdapterLimits::new(config.rates.per_adapter),
+            origins: Origins { hosts: config.hosts, allowed: config.cors_origins },
+            connections: config.connections,
+        }));
+        let (phase, phases) = watch::channel(Phase::Serving);
+        let followed = Arc::clone(&app);
+        let attendants = vec![
+            tokio::spawn(metrics::poll(Arc::clone(&app))),
+            tokio::spawn(async move { followed.keys.follow().await }),
+            tokio::spawn(notify::follow(status.clone(), move || registry.len(), notify::send)),
+            tokio::spawn(notify::feed(executor)),
+        ];
         Ok(Self {
             address,
             status,
             grace: config.grace,
-            stop,
-            server: tokio::spawn(serve(listener, Arc::clone(&app), stopped)),
+            phase,
+            server: tokio::spawn(connections::serve(listener, Arc::clone(&app), phases)),
             lifecycle: tokio::spawn(lifecycle.run()),
-            poll: tokio::spawn(metrics::poll(Arc::clone(&app.metrics), executor.clone())),
-            executor,
+            attendants,
+            app,
         })
     }
 
-    /// Serves until `stop` resolves or starting fails, then shuts down.
-    pub async fn until(mut self, stop: impl Future<Output = ()>) -> Result<(), RunError> {
+    /// Serves until `stop` resolves or starting fails, then shuts down; at once if `hurry` resolves.
+    pub async fn until(
+        mut self,
+        stop: impl Future<Output = ()>,
+        hurry: impl Future<Output = ()>,
+    ) -> Result<(), RunError> {
         let (mut ready, address) = (self.status.clone(), self.address);
         let announce = async move {
             // What `wait_for` returns locks the status; it must not live on while this waits.
@@ -177,47 +207,47 @@ impl Gateway {
             () = announce => Ok(()),
             ended = &mut self.lifecycle => ended.unwrap_or(Err(StartError::Closed)),
         };
-        self.shut_down().await;
-        Ok(ended?)
+        let drained = tokio::select! {
+            drained = self.shut_down() => drained,
+            () = hurry => Err(RunError::Hurried),
+        };
+        Ok(ended?).and(drained)
     }
 
     /// Stops accepting, lets what runs end within the grace, ends the rest with an error, and returns.
-    pub async fn shut_down(self) {
-        tracing::info!(grace_s = self.grace.as_secs(), "stopping");
-        self.stop.send_replace(true);
+    ///
+    /// # Errors
+    /// If something had to be cut off.
+    pub async fn shut_down(self) -> Result<(), RunError> {
+        let grace_ms = self.grace.as_millis();
+        tracing::info!(grace_ms, "stopping");
+        notify::send(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
+        self.app.drain();
+        self.phase.send_replace(Phase::Draining);
         let mut server = self.server;
-        if tokio::time::timeout(self.grace, &mut server).await.is_err() {
+        let drained = tokio::time::timeout(self.grace, &mut server).await.is_ok();
+        if !drained {
             tracing::warn!("requests are still running after the grace; they end with an error");
-            self.executor.close();
-            // Whoever does not read cannot be told.
-            let _ = tokio::time::timeout(LAST_WORDS, &mut server).await;
-            server.abort();
+            failpoint::pass("gateway.drain_cut");
         }
-        self.executor.close();
-        self.poll.abort();
-        // Both hold the registry, whose directory the next gateway may want at once.
-        let _ = self.poll.await;
+        self.app.executor.close();
+        let mut result = Ok(());
+        if !drained {
+            // Whoever does not read cannot be told.
+            let told = tokio::time::timeout(LAST_WORDS, &mut server).await.is_ok();
+            self.phase.send_replace(Phase::Cut);
+            let connections = if told { 0 } else { server.await.unwrap_or(0) };
+            result = Err(RunError::Cut { connections, grace_ms });
+        }
+        for attendant in self.attendants {
+            attendant.abort();
+            // They hold the registry, whose directory the next gateway may want at once.
+            let _ = attendant.await;
+        }
         // It ends by itself now, unless it is what ended first.
         if !self.lifecycle.is_finished() {
             let _ = self.lifecycle.await;
         }
+        result
     }
-}
-
-async fn serve(
-    listener: TcpListener,
-    app: Arc<App>,
-    mut stopped: watch::Receiver<bool>,
-) -> std::io::Result<()> {
-    // A token is a small packet that nobody wants to wait for.
-    let listener = listener.tap_io(|stream| {
-        if let Err(error) = stream.set_nodelay(true) {
-            tracing::debug!(%error, "a connection stays without TCP_NODELAY");
-        }
-    });
-    let stopped = async move {
-        // An error means that whoever could stop it is gone.
-        let _ = stopped.wait_for(|stop| *stop).await;
-    };
-    axum::serve(listener, routes::router(&app)).with_graceful_shutdown(stopped).into_future().await
 }

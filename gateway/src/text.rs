@@ -94,7 +94,7 @@ pub trait Text: fmt::Debug + Send + Sync {
     /// A decoder for one sequence.
     fn decoder(&self, start: TextStart) -> Box<dyn Decoder>;
     /// A conversation as the model was trained to see it, ready for the assistant's turn.
-    fn render(&self, messages: &[ChatMessage]) -> Result<String, TextError>;
+    fn encode_chat(&self, messages: &[ChatMessage]) -> Result<Vec<u32>, TextError>;
     /// What the model's files say.
     fn facts(&self) -> &Facts;
 }
@@ -158,13 +158,15 @@ impl Text for ModelText {
         Box::new(Detokenizer::new(Arc::clone(&self.tokenizer), SkipSpecial::Yes, start))
     }
 
-    fn render(&self, messages: &[ChatMessage]) -> Result<String, TextError> {
+    fn encode_chat(&self, messages: &[ChatMessage]) -> Result<Vec<u32>, TextError> {
         let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
         let messages: Vec<_> = messages
             .iter()
             .map(|message| json!({ "role": message.role, "content": message.content }))
             .collect();
-        Ok(template.render(&messages, GenerationPrompt::Add, &serde_json::Map::new())?)
+        let rendered = template.render(&messages, GenerationPrompt::Add, &serde_json::Map::new())?;
+        // The template has put the model's special tokens where they belong.
+        self.encode(&rendered, AddSpecial::No)
     }
 
     fn facts(&self) -> &Facts {

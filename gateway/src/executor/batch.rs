@@ -4,9 +4,13 @@ use shmproto::{
     codec::Wire as _,
     message::{Generate, RequestId, ToExecutor},
 };
-use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::sync::mpsc;
 
-use super::{CallError, Command, Executor, Route, Start, link::Event};
+use super::{
+    CallError, Command, Executor, Route, Start,
+    link::{Delivery, Event},
+    slots::Slot,
+};
 
 /// Outputs without a token that a sequence may have: its end, the scores of its prompt.
 const EMPTY_OUTPUTS: usize = 16;
@@ -22,37 +26,43 @@ pub(super) fn outputs_of(sequence: &Generate) -> usize {
 pub struct Batch {
     executor: Executor,
     /// Kept so that a lost sequence can be started again on the same channel.
-    sink: mpsc::Sender<(usize, Event)>,
-    events: mpsc::Receiver<(usize, Event)>,
+    sink: mpsc::Sender<Delivery>,
+    events: mpsc::Receiver<Delivery>,
     /// The running request of each sequence.
     live: Vec<Option<RequestId>>,
+    /// The slot of each sequence that was lost: nobody else gets it before it is started again or given up.
+    kept: Vec<Option<Slot>>,
 }
 
 impl Batch {
     pub(super) fn new(
         executor: Executor,
-        sink: mpsc::Sender<(usize, Event)>,
-        events: mpsc::Receiver<(usize, Event)>,
+        sink: mpsc::Sender<Delivery>,
+        events: mpsc::Receiver<Delivery>,
     ) -> Self {
-        Self { executor, sink, events, live: Vec::new() }
+        Self { executor, sink, events, live: Vec::new(), kept: Vec::new() }
     }
 
-    pub(super) fn start(&mut self, sequence: Generate, slot: OwnedSemaphorePermit) {
+    pub(super) fn start(&mut self, sequence: Generate, slot: Slot) {
         let index = self.live.len();
         self.live.push(None);
+        self.kept.push(None);
         self.launch(index, sequence, slot);
     }
 
     /// Starts the lost sequence `index` again as `sequence`.
     pub fn restart(&mut self, index: usize, sequence: Generate) -> Result<(), CallError> {
-        let slot = self.executor.slots.clone().try_acquire_owned();
-        let limit = self.executor.max_sequences;
-        let slot = slot.map_err(|_| CallError::Busy { limit, what: "sequences" })?;
-        self.launch(index, sequence, slot);
+        let slot = match self.kept[index].take() {
+            Some(slot) => Some(slot),
+            None => self.executor.take_slots(1)?.pop(),
+        };
+        if let Some(slot) = slot {
+            self.launch(index, sequence, slot);
+        }
         Ok(())
     }
 
-    fn launch(&mut self, index: usize, mut sequence: Generate, slot: OwnedSemaphorePermit) {
+    fn launch(&mut self, index: usize, mut sequence: Generate, slot: Slot) {
         let id = self.executor.request_id();
         sequence.request = id;
         let budget = outputs_of(&sequence);
@@ -65,9 +75,9 @@ impl Batch {
     /// The next event of any sequence that is still running, with its index; `None` when none is.
     pub async fn next(&mut self) -> Option<(usize, Event)> {
         while self.live.iter().any(Option::is_some) {
-            let (index, event) = self.events.recv().await?;
-            if self.accept(index, &event) {
-                return Some((index, event));
+            let delivery = self.events.recv().await?;
+            if let Some(event) = self.accept(delivery) {
+                return Some(event);
             }
         }
         None
@@ -75,9 +85,9 @@ impl Batch {
 
     /// An event that has already arrived, if there is one.
     pub fn ready(&mut self) -> Option<(usize, Event)> {
-        while let Ok((index, event)) = self.events.try_recv() {
-            if self.accept(index, &event) {
-                return Some((index, event));
+        while let Ok(delivery) = self.events.try_recv() {
+            if let Some(event) = self.accept(delivery) {
+                return Some(event);
             }
         }
         None
@@ -85,14 +95,15 @@ impl Batch {
 
     /// Ends sequence `index` early.
     pub fn cancel(&mut self, index: usize) {
+        self.kept[index] = None;
         if let Some(id) = self.live[index].take() {
             self.executor.send(Command::Cancel(id));
         }
     }
 
-    /// False for what a cancelled sequence still had under way.
-    fn accept(&mut self, index: usize, event: &Event) -> bool {
-        match event {
+    /// `None` for what a cancelled sequence still had under way.
+    fn accept(&mut self, Delivery { index, event, slot }: Delivery) -> Option<(usize, Event)> {
+        let is_current = match &event {
             Event::Output(output) => {
                 let current = self.live[index] == Some(output.request);
                 if current && (output.finish.is_some() || output.error.is_some()) {
@@ -101,7 +112,11 @@ impl Batch {
                 current
             }
             Event::Lost { .. } => self.live[index].take().is_some(),
+        };
+        if is_current {
+            self.kept[index] = slot;
         }
+        is_current.then_some((index, event))
     }
 }
 

@@ -3,6 +3,8 @@
 //! It sends what handles queue, reads what the executor answers, and hands every output to the sequence it
 //! belongs to. A lost connection ends everything in flight with one event and is then rebuilt with backoff:
 //! a DEALER of this library never reconnects by itself, and only its monitor tells that the peer is gone.
+//! That a peer is stopped nothing tells: so it is asked, and one that does not answer is lost too. What it
+//! says when it goes on is said to a socket that nobody reads any more.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -10,31 +12,30 @@ use futures::StreamExt as _;
 use shmproto::{
     codec::Wire as _,
     message::{
-        AdapterLoaded, AdapterUnloaded, Hello, Output, PROTOCOL_VERSION, RequestId, Stats, ToExecutor,
-        ToGateway, Welcome,
+        AdapterLoaded, AdapterUnloaded, ErrorCode, Output, RequestId, Stats, ToExecutor, ToGateway, Welcome,
     },
 };
 use tokio::{
-    sync::{OwnedSemaphorePermit, mpsc, oneshot, watch},
-    time::Instant,
+    sync::{mpsc, oneshot, watch},
+    time::{Instant, MissedTickBehavior, interval_at, timeout},
 };
-use zeromq::{
-    DealerRecvHalf, DealerSendHalf, DealerSocket, Socket as _, SocketEvent, SocketOptions, SocketRecv as _,
-    SocketSend as _, ZmqMessage,
-};
+use zeromq::{DealerRecvHalf, DealerSendHalf, SocketEvent, SocketRecv as _, SocketSend as _, ZmqMessage};
 
-use super::CallError;
+use super::{
+    CallError,
+    greeting::open,
+    slots::{Slot, Slots},
+};
 
 /// First pause before a connection is tried again; doubled up to [`MAX_BACKOFF`].
 const MIN_BACKOFF: Duration = Duration::from_millis(20);
 /// Longest pause between two tries.
 const MAX_BACKOFF: Duration = Duration::from_millis(500);
-/// How long one try to reach the socket may take.
-const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
-/// How long a loading executor may take to answer the hello.
-const WELCOME_TIMEOUT: Duration = Duration::from_secs(300);
-/// Silence after which an executor that owes an answer counts as lost.
-const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
+/// The silence after which an executor is lost is counted in so many parts. It is asked for a sign of life after the
+/// first. Counting, because a gateway that was itself stopped finds one part passed, not all of them.
+const SILENT_PARTS: u32 = 4;
+/// The call that asks for a sign of life; those of handles have other numbers.
+const PROBE: RequestId = 0;
 
 /// The state of the connection.
 #[derive(Debug, Clone)]
@@ -43,6 +44,13 @@ pub enum Link {
     Down {
         /// Why, for a person.
         reason: String,
+    },
+    /// Connected, and the executor reads its weights.
+    Loading {
+        /// What it is doing, for a person.
+        stage: String,
+        /// How much of it is done, 0 to 100.
+        percent: u32,
     },
     /// Connected and welcomed.
     Up {
@@ -65,16 +73,26 @@ pub enum Event {
     },
 }
 
+/// An event on its way to a batch.
+#[derive(Debug)]
+pub(super) struct Delivery {
+    /// Position of the sequence in its batch.
+    pub(super) index: usize,
+    pub(super) event: Event,
+    /// Its slot, if this is an end after which it may be started again.
+    pub(super) slot: Option<Slot>,
+}
+
 /// Where a sequence's outputs go.
 #[derive(Debug)]
 pub(super) struct Route {
-    pub(super) sink: mpsc::Sender<(usize, Event)>,
+    pub(super) sink: mpsc::Sender<Delivery>,
     /// Position of the sequence in its batch.
     pub(super) index: usize,
     /// Outputs that may still come; `sink` has room for them and for one [`Event::Lost`].
     pub(super) budget: usize,
     /// Given back when the link forgets the sequence.
-    pub(super) slot: OwnedSemaphorePermit,
+    pub(super) slot: Slot,
 }
 
 /// A sequence to start.
@@ -107,6 +125,8 @@ pub(super) enum Command {
     Start(Start),
     Cancel(RequestId),
     Call(Call),
+    /// Answered by the link itself, as long as it moves.
+    Ping(oneshot::Sender<()>),
     Close,
 }
 
@@ -117,18 +137,28 @@ enum End {
 }
 
 /// An open connection.
-struct Wire {
-    send: DealerSendHalf,
-    receive: DealerRecvHalf,
-    monitor: futures::channel::mpsc::Receiver<SocketEvent>,
+pub(super) struct Wire {
+    pub(super) send: DealerSendHalf,
+    pub(super) receive: DealerRecvHalf,
+    pub(super) monitor: futures::channel::mpsc::Receiver<SocketEvent>,
+}
+
+/// Whom the task connects to, and as whom.
+#[derive(Debug, Clone)]
+pub(super) struct Peer {
+    pub(super) endpoint: String,
+    /// Of this gateway.
+    pub(super) instance: u64,
+    /// Who says nothing for so long is lost.
+    pub(super) silence: Duration,
 }
 
 /// The task; see the module's description.
 pub(super) struct LinkTask {
-    endpoint: String,
-    instance: u64,
+    peer: Peer,
     commands: mpsc::UnboundedReceiver<Command>,
     link: watch::Sender<Link>,
+    slots: Slots,
     epoch: u64,
     routes: HashMap<RequestId, Route>,
     calls: HashMap<RequestId, oneshot::Sender<Result<Answer, CallError>>>,
@@ -136,12 +166,12 @@ pub(super) struct LinkTask {
 
 impl LinkTask {
     pub(super) fn new(
-        endpoint: String,
-        instance: u64,
+        peer: Peer,
         commands: mpsc::UnboundedReceiver<Command>,
         link: watch::Sender<Link>,
+        slots: Slots,
     ) -> Self {
-        Self { endpoint, instance, commands, link, epoch: 0, routes: HashMap::new(), calls: HashMap::new() }
+        Self { peer, commands, link, slots, epoch: 0, routes: HashMap::new(), calls: HashMap::new() }
     }
 
     pub(super) async fn run(mut self) {
@@ -162,9 +192,7 @@ impl LinkTask {
                 Some(Err(reason)) => reason,
                 Some(Ok((wire, welcome))) => {
                     backoff = MIN_BACKOFF;
-                    self.epoch += 1;
-                    tracing::info!(epoch = self.epoch, model = %welcome.model_path, "connected to the base-executor");
-                    self.link.send_replace(Link::Up { epoch: self.epoch, welcome: Arc::new(welcome) });
+                    self.bring_up(welcome);
                     match self.serve(wire).await {
                         End::Closed => return,
                         End::Lost(reason) => reason,
@@ -181,8 +209,15 @@ impl LinkTask {
 
     /// Connects and waits for the welcome, refusing commands meanwhile; `None` when the gateway closes.
     async fn connect(&mut self) -> Option<Result<(Wire, Welcome), String>> {
-        let attempt = open(self.endpoint.clone(), self.instance);
+        let attempt = open(self.peer.clone(), self.link.clone());
         self.refuse_until(attempt).await
+    }
+
+    fn bring_up(&mut self, welcome: Welcome) {
+        self.epoch += 1;
+        tracing::info!(epoch = self.epoch, model = %welcome.model_path, "connected to the base-executor");
+        self.slots.set_limit(welcome.max_running.saturating_add(welcome.max_waiting) as usize);
+        self.link.send_replace(Link::Up { epoch: self.epoch, welcome: Arc::new(welcome) });
     }
 
     async fn pause(&mut self, time: Duration) -> Option<()> {
@@ -204,29 +239,43 @@ impl LinkTask {
 
     /// Moves messages until the connection or the gateway ends.
     async fn serve(&mut self, mut wire: Wire) -> End {
-        let mut heard = Instant::now();
+        let mut silent_parts = 0;
+        let part = (self.peer.silence / SILENT_PARTS).max(Duration::from_millis(1));
+        let mut clock = interval_at(Instant::now() + part, part);
+        clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let owed = !self.calls.is_empty();
             let done = tokio::select! {
+                // What has arrived counts before the clock does.
+                biased;
                 message = wire.receive.recv() => {
-                    heard = Instant::now();
+                    silent_parts = 0;
                     match message {
                         Ok(message) => self.dispatch(&message),
                         Err(error) => Err(End::Lost(format!("reading from it failed: {error}"))),
                     }
                 }
-                command = self.commands.recv() => self.forward(command, &mut wire.send).await,
                 event = wire.monitor.next() => match event {
                     Some(SocketEvent::Disconnected(_)) | None => Err(End::Lost("it closed the connection".to_owned())),
                     Some(_) => Ok(()),
                 },
-                () = tokio::time::sleep_until(heard + SILENCE_TIMEOUT), if owed => {
-                    Err(End::Lost(format!("it owes an answer and was silent for {} s", SILENCE_TIMEOUT.as_secs())))
+                command = self.commands.recv() => self.forward(command, &mut wire.send).await,
+                _ = clock.tick() => {
+                    silent_parts += 1;
+                    self.probe(silent_parts, &mut wire.send).await
                 }
             };
             if let Err(end) = done {
                 return end;
             }
+        }
+    }
+
+    /// Nothing has been heard for `silent_parts` of the time allowed: asks for a sign of life, once, then gives up.
+    async fn probe(&self, silent_parts: u32, send: &mut DealerSendHalf) -> Result<(), End> {
+        match silent_parts {
+            1 => self.transmit(ToExecutor::GetStats(PROBE).to_bytes(), send).await,
+            ..=SILENT_PARTS => Ok(()),
+            _ => Err(End::Lost(format!("it was silent for {} ms", self.peer.silence.as_millis()))),
         }
     }
 
@@ -242,14 +291,24 @@ impl LinkTask {
                 // It ended before its owner knew.
                 None => return Ok(()),
             },
+            Some(Command::Ping(pong)) => {
+                let _ = pong.send(());
+                return Ok(());
+            }
             Some(Command::Call(call)) => {
                 self.calls.insert(call.id, call.answer);
                 call.message
             }
         };
-        send.send(ZmqMessage::from(message))
-            .await
-            .map_err(|error| End::Lost(format!("sending to it failed: {error}")))
+        self.transmit(message, send).await
+    }
+
+    /// Waits no longer for a peer that does not read than for one that does not speak.
+    async fn transmit(&self, message: Vec<u8>, send: &mut DealerSendHalf) -> Result<(), End> {
+        match timeout(self.peer.silence, send.send(ZmqMessage::from(message))).await {
+            Ok(sent) => sent.map_err(|error| End::Lost(format!("sending to it failed: {error}"))),
+            Err(_) => Err(End::Lost(format!("it took nothing for {} ms", self.peer.silence.as_millis()))),
+        }
     }
 
     fn dispatch(&mut self, message: &ZmqMessage) -> Result<(), End> {
@@ -263,6 +322,7 @@ impl LinkTask {
             }
             ToGateway::Stats(stats) => self.answer(stats.request, Ok(Answer::Stats(stats))),
             ToGateway::Failed(failed) => self.answer(failed.request, Err(CallError::Refused(failed.error))),
+            ToGateway::Loading(_) => return Err(End::Lost("it began to load again".to_owned())),
             ToGateway::Welcome(_) => return Err(End::Lost("it sent a second welcome".to_owned())),
             ToGateway::Refused(why) => return Err(End::Lost(why)),
         }
@@ -282,12 +342,26 @@ impl LinkTask {
             ));
         };
         route.budget = left;
-        // Fails only when the reader is gone; its cancellation is on its way.
-        let _ = route.sink.try_send((route.index, Event::Output(output)));
         if last {
-            self.routes.remove(&id);
+            self.end(id, output);
+        } else {
+            // Fails only when the reader is gone; its cancellation is on its way.
+            let _ = route.sink.try_send(Delivery {
+                index: route.index,
+                event: Event::Output(output),
+                slot: None,
+            });
         }
         Ok(())
+    }
+
+    /// Delivers the last output of a sequence. One that an executor gave up because it is shutting down may be started
+    /// again by the next, so it keeps its slot.
+    fn end(&mut self, id: RequestId, output: Output) {
+        let Some(Route { sink, index, slot, .. }) = self.routes.remove(&id) else { return };
+        let returns = output.error.as_ref().is_some_and(|error| error.code == ErrorCode::ShuttingDown);
+        let slot = returns.then_some(slot);
+        let _ = sink.try_send(Delivery { index, event: Event::Output(output), slot });
     }
 
     fn answer(&mut self, id: RequestId, result: Result<Answer, CallError>) {
@@ -298,7 +372,7 @@ impl LinkTask {
     }
 
     fn take_down(&mut self, reason: &str) {
-        let was_up = matches!(&*self.link.borrow(), Link::Up { .. });
+        let was_up = !matches!(&*self.link.borrow(), Link::Down { .. });
         if was_up {
             tracing::warn!(reason, "lost the base-executor");
         } else {
@@ -325,62 +399,22 @@ pub(super) fn refuse(command: Command, epoch: u64) {
         Command::Call(call) => {
             let _ = call.answer.send(Err(CallError::Unavailable("not connected".to_owned())));
         }
+        Command::Ping(pong) => {
+            // Fails only when whoever asked is gone.
+            let _ = pong.send(());
+        }
         Command::Cancel(_) | Command::Close => {}
     }
 }
 
 fn lose(route: Route, epoch: u64) {
+    let Route { sink, index, slot, .. } = route;
     // Fails only when the reader is gone.
-    let _ = route.sink.try_send((route.index, Event::Lost { epoch }));
-    drop(route.slot);
+    let _ = sink.try_send(Delivery { index, event: Event::Lost { epoch }, slot: Some(slot) });
 }
 
-/// Connects, says hello, and waits for the welcome.
-async fn open(endpoint: String, instance: u64) -> Result<(Wire, Welcome), String> {
-    let mut options = SocketOptions::default();
-    options.connect_timeout(CONNECT_TIMEOUT);
-    let mut socket = DealerSocket::with_options(options);
-    let monitor = socket.monitor();
-    socket.connect(&endpoint).await.map_err(|error| format!("connecting to {endpoint} failed: {error}"))?;
-    let (send, receive) = socket.split();
-    let mut wire = Wire { send, receive, monitor };
-    let hello = ToExecutor::Hello(Hello { version: PROTOCOL_VERSION, instance });
-    let sent = wire.send.send(ZmqMessage::from(hello.to_bytes())).await;
-    sent.map_err(|error| format!("saying hello failed: {error}"))?;
-    let welcome = tokio::time::timeout(WELCOME_TIMEOUT, welcome(&mut wire)).await;
-    let welcome = welcome.map_err(|_| "it did not answer the hello in time".to_owned())??;
-    Ok((wire, welcome))
-}
-
-async fn welcome(wire: &mut Wire) -> Result<Welcome, String> {
-    loop {
-        tokio::select! {
-            message = wire.receive.recv() => {
-                let message = message.map_err(|error| format!("reading from it failed: {error}"))?;
-                return accept(read(&message)?);
-            }
-            event = wire.monitor.next() => {
-                if matches!(event, Some(SocketEvent::Disconnected(_)) | None) {
-                    return Err("it closed the connection before its welcome".to_owned());
-                }
-            }
-        }
-    }
-}
-
-fn accept(message: ToGateway) -> Result<Welcome, String> {
-    match message {
-        ToGateway::Welcome(welcome) if welcome.version == PROTOCOL_VERSION => Ok(welcome),
-        ToGateway::Welcome(welcome) => Err(format!(
-            "it speaks protocol {}, this gateway speaks {PROTOCOL_VERSION}; install both from one release",
-            welcome.version
-        )),
-        ToGateway::Refused(why) => Err(format!("it refused the hello: {why}")),
-        _ => Err("it sent something else than a welcome".to_owned()),
-    }
-}
-
-fn read(message: &ZmqMessage) -> Result<ToGateway, String> {
+/// The one protocol message that a ZeroMQ message holds.
+pub(super) fn read(message: &ZmqMessage) -> Result<ToGateway, String> {
     let frame = match (message.get(0), message.len()) {
         (Some(frame), 1) => frame,
         (_, frames) => {

@@ -1,4 +1,4 @@
-//! `POST /v1/load_lora_adapter`, `POST /v1/unload_lora_adapter`, `GET /v1/lora_adapters`.
+//! `POST /v1/load_lora_adapter`, `/v1/unload_lora_adapter`, `/v1/pin_lora_adapter`, `GET /v1/lora_adapters`.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -7,14 +7,28 @@ use serde_json::{Value, json};
 
 use super::{errors::ApiError, fields::Fields};
 use crate::{
-    adapters::{AdapterError, Entry, LoadRequest, Replace, Unusable},
+    adapters::{
+        AdapterError, BringError, Entry, LoadRequest, Pin, Registry, Replace, Tier, Unusable,
+        database::DatabaseError, jail::JailError, store::StoreError,
+    },
     app::{App, JsonBody},
 };
 
-/// Every adapter with what it is and who uses it.
+/// Every adapter with what it is, where it is, and who uses it.
 pub async fn list(State(app): State<Arc<App>>) -> Json<Value> {
-    let data: Vec<Value> = app.registry.entries().values().map(|entry| describe(entry)).collect();
-    Json(json!({ "object": "list", "data": data }))
+    let registry = &app.registry;
+    let named = registry.entries();
+    let data = named.values().map(|entry| describe(registry, entry, Named::Yes));
+    let draining = registry.draining();
+    let data: Vec<Value> =
+        data.chain(draining.iter().map(|entry| describe(registry, entry, Named::NoMore))).collect();
+    Json(json!({
+        "object": "list",
+        "data": data,
+        "max_adapters": registry.max_adapters(),
+        "resident_bytes": registry.resident().1,
+        "budget_bytes": registry.budget_bytes(),
+    }))
 }
 
 /// Loads an adapter, or replaces one; answers when it is durable and serving.
@@ -29,13 +43,32 @@ pub async fn load(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Resu
         (None, true) => Replace::Always,
         (None, false) => Replace::Never,
     };
+    let tenant = fields.text("tenant")?;
+    let pinned = fields.optional_flag("pinned")?;
+    take_harmless(&mut fields, &base_name)?;
     fields.finish()?;
     let registry = Arc::clone(&app.registry);
-    let request = LoadRequest { name, path, replace };
+    let request = LoadRequest { name, path, replace, tenant, pinned };
     let entry = finish(async move { registry.load(request, &base_name).await }).await?;
-    let mut answer = describe(&entry);
+    let mut answer = describe(&app.registry, &entry, Named::Yes);
     answer["status"] = "loaded".into();
     Ok(Json(answer))
+}
+
+/// Fields of vLLM that ask for nothing else than what happens anyway.
+fn take_harmless(fields: &mut Fields, base_name: &str) -> Result<(), ApiError> {
+    // vLLM's number for the same adapter; names are enough here.
+    fields.integer("lora_int_id", 0..=i64::MAX)?;
+    if fields.flag("is_3d_lora_weight", false)? {
+        return Err(ApiError::unsupported("is_3d_lora_weight"));
+    }
+    match fields.text("base_model_name")? {
+        Some(base) if base != base_name => Err(ApiError::invalid(
+            "base_model_name",
+            format!("'base_model_name' must be '{base_name}', the one base model that is served"),
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Refuses new requests, waits for those that run, and answers when the adapter's bytes are free.
@@ -43,12 +76,25 @@ pub async fn unload(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Re
     app.serving()?;
     let mut fields = Fields::parse(&body)?;
     let name = fields.required_text("lora_name")?;
-    // vLLM's number for the same adapter; names are enough here.
+    let expected = fields.text("expected_generation")?;
     fields.integer("lora_int_id", 0..=i64::MAX)?;
     fields.finish()?;
     let (registry, unloaded) = (Arc::clone(&app.registry), name.clone());
-    let freed_bytes = finish(async move { registry.unload(&unloaded).await }).await?;
+    let unload = async move { registry.unload(&unloaded, expected.as_deref()).await };
+    let freed_bytes = finish(unload).await?;
     Ok(Json(json!({ "status": "unloaded", "name": name, "freed_bytes": freed_bytes })))
+}
+
+/// Keeps an adapter resident, or lets it make room for others.
+pub async fn pin(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Json<Value>, ApiError> {
+    app.serving()?;
+    let mut fields = Fields::parse(&body)?;
+    let name = fields.required_text("lora_name")?;
+    let pin = if fields.flag("pinned", true)? { Pin::Keep } else { Pin::Release };
+    fields.finish()?;
+    let registry = Arc::clone(&app.registry);
+    let entry = finish(async move { registry.pin(&name, pin).await }).await?;
+    Ok(Json(describe(&app.registry, &entry, Named::Yes)))
 }
 
 /// Lets a change run to its end even if the caller goes away.
@@ -60,19 +106,40 @@ async fn finish<T: Send + 'static>(
     Ok(done?)
 }
 
-fn describe(entry: &Entry) -> Value {
-    let record = &entry.record;
-    let fault = entry.fault();
+/// Whether requests can still ask for an adapter.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Named {
+    Yes,
+    NoMore,
+}
+
+fn describe(registry: &Registry, entry: &Entry, named: Named) -> Value {
+    let (record, fault) = (&entry.record, entry.fault());
+    let state = match named {
+        Named::NoMore => "draining",
+        Named::Yes if fault.is_some() => "failed",
+        Named::Yes if registry.is_loading(entry) => "loading",
+        Named::Yes => "ready",
+    };
+    let tier = match registry.tier(entry) {
+        Tier::Host => "host",
+        Tier::Disk => "disk",
+    };
     json!({
         "name": record.name,
-        "generation": record.generation,
+        "generation": record.generation.to_string(),
         "rank": record.rank,
         "bytes": record.bytes,
         "modules": record.modules,
-        "requests": entry.requests(),
-        "loaded_at": record.loaded_at,
-        "state": if fault.is_none() { "ready" } else { "failed" },
+        "tenant": record.tenant,
+        "tier": tier,
+        "state": state,
         "error": fault,
+        "pinned": entry.is_pinned(),
+        "requests": entry.requests(),
+        "tokens_per_s": entry.tokens_per_s(),
+        "loaded_at": record.loaded_at,
+        "last_used_at": entry.last_used_us() / 1_000_000,
     })
 }
 
@@ -81,21 +148,48 @@ impl From<AdapterError> for ApiError {
         let message = error.to_string();
         match error {
             AdapterError::BadName(_) | AdapterError::NameOfBase(_) => Self::invalid("lora_name", message),
-            AdapterError::NoSuchPath { .. } => {
-                Self::bad_request("invalid_adapter_path", message).of("lora_path")
-            }
-            AdapterError::OutsideRoot { .. } => {
-                Self::bad_request("adapter_outside_root", message).of("lora_path")
-            }
+            AdapterError::BadTenant(_) | AdapterError::OtherTenant(_) => Self::invalid("tenant", message),
             AdapterError::NameTaken(_) => {
                 Self::bad_request("adapter_already_loaded", message).of("lora_name")
             }
             AdapterError::OtherGeneration { .. } => Self::conflict("generation_mismatch", message),
             AdapterError::NotFound(name) => Self::model_not_found(&name).of("lora_name"),
             AdapterError::NoModules(_) => Self::bad_request("invalid_adapter", message).of("lora_path"),
-            AdapterError::Full => Self::bad_request("too_many_adapters", message),
-            AdapterError::Call(call) => call.into(),
-            AdapterError::Journal(_) => Self::internal(message),
+            AdapterError::Full(_) => Self::bad_request("adapter_limit_exceeded", message),
+            AdapterError::Busy(_) => Self::busy("lora_load_busy", message),
+            AdapterError::PinsExceedBudget { .. } => {
+                Self::no_room("adapter_budget_exceeded", message).of("pinned")
+            }
+            AdapterError::Store(store) => of_store(&store, message),
+            AdapterError::Bring(bring) => bring.into(),
+            AdapterError::Database(DatabaseError::Full) => Self::no_room("insufficient_storage", message),
+            AdapterError::Database(_) => Self::registry_unavailable(message),
+            AdapterError::Stopped(_) => Self::internal(message),
+        }
+    }
+}
+
+fn of_store(error: &StoreError, message: String) -> ApiError {
+    match error {
+        StoreError::Jail(JailError::Forbidden { .. }) => {
+            ApiError::bad_request("adapter_path_forbidden", message).of("lora_path")
+        }
+        StoreError::Jail(_) | StoreError::TooLarge { .. } => {
+            ApiError::bad_request("invalid_adapter", message).of("lora_path")
+        }
+        StoreError::Full(_) => ApiError::no_room("insufficient_storage", message),
+        StoreError::Io { .. } => ApiError::registry_unavailable(message),
+    }
+}
+
+impl From<BringError> for ApiError {
+    fn from(error: BringError) -> Self {
+        let message = error.to_string();
+        match error {
+            BringError::Busy(_) => Self::busy("lora_load_busy", message),
+            BringError::NeverFits(_) => Self::no_room("adapter_budget_exceeded", message),
+            BringError::Unusable(unusable) => unusable.into(),
+            BringError::Call(call) => call.into(),
         }
     }
 }

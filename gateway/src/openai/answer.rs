@@ -1,6 +1,6 @@
 //! A running job: which choice each step adds to, when it is over, and what it used.
 
-use std::{sync::Arc, time::Instant};
+use std::time::Duration;
 
 use model::{detokenize::TextStart, stop::StopScanner};
 use shmproto::message::{Generate, Output};
@@ -11,9 +11,15 @@ use super::{
     errors::ApiError,
     job::{Echo, Job, Kind},
     session::Session,
-    types::{Envelope, PromptTokensDetails, Usage},
+    types::{Envelope, FinishReason, PromptTokensDetails, Usage},
 };
-use crate::{app::App, executor::random_u64, metrics::GenerationTimer};
+use crate::{
+    adapters::Lease,
+    app::App,
+    executor::random_u64,
+    metrics::meter::Meter,
+    telemetry::{self, Generated},
+};
 
 /// What one output adds to one choice.
 #[derive(Debug)]
@@ -29,7 +35,7 @@ pub struct Step {
 struct Slot {
     choice: Choice,
     begun: bool,
-    ended: bool,
+    finish: Option<FinishReason>,
     cached_tokens: usize,
 }
 
@@ -44,7 +50,8 @@ pub struct Answer {
     slots: Vec<Slot>,
     /// Choices that have not ended.
     open: usize,
-    timer: GenerationTimer,
+    meter: Meter,
+    failed: bool,
 }
 
 impl std::fmt::Debug for Answer {
@@ -57,7 +64,7 @@ impl Answer {
     /// Starts `job` as `sequences`, one for each choice.
     pub fn start(app: &App, job: Job, sequences: Vec<Generate>) -> Result<Self, ApiError> {
         let slots: Vec<Slot> = sequences.iter().map(|_| Slot::new(&job)).collect();
-        let session = Session::start(&app.executor, app.status.clone(), &job.serving, sequences)?;
+        let session = Session::start(app, &job.serving, sequences)?;
         let prefix = match job.kind {
             Kind::Chat => "chatcmpl",
             Kind::Text => "cmpl",
@@ -67,7 +74,13 @@ impl Answer {
             created: crate::seconds_since_1970(),
             generation: job.target.lease.as_ref().map(|lease| lease.generation.to_string()),
             open: slots.len(),
-            timer: GenerationTimer::start(Arc::clone(&app.metrics), Instant::now()),
+            meter: Meter::start(
+                &app.metrics,
+                job.target.lease.as_ref().map(Lease::name),
+                telemetry::started(),
+                slots.len(),
+            ),
+            failed: false,
             job,
             session,
             slots,
@@ -122,29 +135,75 @@ impl Answer {
     }
 
     fn take(&mut self, output: Result<(usize, Output), ApiError>) -> Result<Step, ApiError> {
-        let (index, mut output) = output?;
-        self.timer.tokens(output.tokens.len());
+        let (index, mut output) = output.inspect_err(|_| self.fail())?;
+        telemetry::began();
+        self.meter.tokens(index, output.tokens.len());
         let slot = &mut self.slots[index];
         let mut echoed = None;
         if !slot.begun {
             slot.begun = true;
             slot.cached_tokens = output.cached_tokens as usize;
+            self.meter.admitted(Duration::from_micros(output.queued_us));
             if self.job.echo == Echo::Prompt {
                 let scores = self.job.logprobs.map(|_| std::mem::take(&mut output.prompt));
                 echoed = Some(echo(self.job.text(), self.job.prompt_of(index), scores));
             }
         }
         let ended_by_itself = output.finish.is_some();
+        let before = slot.choice.tokens();
         let piece = slot.choice.push(output);
-        if piece.finish.is_some() && !slot.ended {
-            slot.ended = true;
+        let fresh = slot.choice.tokens() - before;
+        if let (Some(reason), None) = (piece.finish, slot.finish) {
+            slot.finish = Some(reason);
             self.open -= 1;
+            self.meter.finished(index, reason);
             if !ended_by_itself {
                 // A stop string: the executor does not know of it.
                 self.session.cancel(index);
             }
         }
+        if let Some(lease) = &self.job.target.lease {
+            lease.count_tokens(fresh);
+        }
+        // What is counted is what usage says, at every moment.
+        let usage = self.usage();
+        self.meter.usage(&usage);
         Ok(Step { index, piece, echoed })
+    }
+
+    fn fail(&mut self) {
+        self.failed = true;
+        self.meter.failed();
+    }
+
+    /// How the choices ended, each way once.
+    fn endings(&self) -> String {
+        let mut endings: Vec<&str> = Vec::new();
+        for slot in &self.slots {
+            let ending = match slot.finish {
+                Some(FinishReason::Stop) => "stop",
+                Some(FinishReason::Length) => "length",
+                None if self.failed => "error",
+                None => "cancelled",
+            };
+            if !endings.contains(&ending) {
+                endings.push(ending);
+            }
+        }
+        endings.join(",")
+    }
+}
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        telemetry::generated(Generated {
+            model: self.job.target.name.clone(),
+            generation: self.generation.take(),
+            usage: self.usage(),
+            first_token: self.meter.first_token(),
+            finish: self.endings(),
+            redone: self.session.redone(),
+        });
     }
 }
 
@@ -157,6 +216,6 @@ impl Slot {
         };
         let stop = job.params.stop.clone().map(StopScanner::new);
         let choice = Choice::new(job.text().decoder(start), stop, job.params.min_tokens, scores);
-        Self { choice, begun: false, ended: false, cached_tokens: 0 }
+        Self { choice, begun: false, finish: None, cached_tokens: 0 }
     }
 }

@@ -1,36 +1,52 @@
 //! `POST /v1/chat/completions`.
 
-use std::sync::Arc;
-
-use model::tokenizer::AddSpecial;
 use serde_json::Value;
 
 use super::{
+    ask::Ask,
     errors::ApiError,
     fields::{Fields, wrong},
-    job::{Echo, Job, Kind, Prompt, find_target, namespace},
-    params::{self, MAX_LOGPROBS},
+    job::{Echo, Job, Kind, Prompt, namespace},
+    params::{self, Limits, MAX_LOGPROBS, Params},
+    target::Wanted,
 };
-use crate::{app::App, auth::Caller, lifecycle::Serving, text::ChatMessage};
+use crate::{app::App, text::ChatMessage};
 
 /// Most messages of a conversation.
 const MAX_MESSAGES: usize = 4096;
 
-/// Reads the body of a request.
-pub fn job(app: &App, caller: &Caller, serving: Arc<Serving>, body: &[u8]) -> Result<Job, ApiError> {
-    let mut fields = Fields::parse(body)?;
-    let target = find_target(app, &serving, &fields.required_text("model")?)?;
-    let params = params::read(&mut fields, &serving.limits())?;
-    let logprobs = logprobs(&mut fields)?;
-    let messages = messages(fields.array("messages")?)?;
-    fields.finish()?;
-    if params.max_tokens == Some(0) {
-        return Err(ApiError::invalid("max_tokens", "'max_tokens' must be at least 1 for a chat"));
+/// A body, checked as far as it can be without looking anything up.
+#[derive(Debug)]
+pub struct Body {
+    wanted: Wanted,
+    params: Params,
+    logprobs: Option<u32>,
+    messages: Vec<ChatMessage>,
+}
+
+impl Body {
+    /// Reads `body`.
+    pub fn read(body: &[u8], limits: &Limits<'_>) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let wanted = Wanted::read(&mut fields)?;
+        let params = params::read(&mut fields, limits)?;
+        let logprobs = logprobs(&mut fields)?;
+        let messages = messages(fields.array("messages")?)?;
+        fields.finish()?;
+        if params.max_tokens == Some(0) {
+            return Err(ApiError::invalid("max_tokens", "'max_tokens' must be at least 1 for a chat"));
+        }
+        Ok(Self { wanted, params, logprobs, messages })
     }
-    let rendered = serving.text.render(&messages)?;
-    // The template has put the model's special tokens where they belong.
-    let tokens = serving.text.encode(&rendered, AddSpecial::No)?;
-    let namespace = namespace(caller, &target, &serving);
+}
+
+/// Turns a request into a job.
+pub fn job(app: &App, ask: Ask) -> Result<Job, ApiError> {
+    let Ask { caller, serving, default_seed, body } = ask;
+    let Body { wanted, params, logprobs, messages } = Body::read(&body, &serving.limits(default_seed))?;
+    let target = wanted.find(app, &serving, &caller)?;
+    let tokens = serving.text.encode_chat(&messages)?;
+    let namespace = namespace(&caller, &target, &serving);
     let prompts = vec![Prompt { tokens, text: None }];
     Job { kind: Kind::Chat, serving, target, namespace, prompts, params, logprobs, echo: Echo::Nothing }
         .check()

@@ -221,6 +221,7 @@ mod tests {
             tokens: tokens.collect(),
             prompt: Vec::new(),
             cached_tokens: 0,
+            queued_us: 0,
             finish,
             error: None,
         }

@@ -1,36 +1,59 @@
 //! `POST /v1/completions`.
 
-use std::sync::Arc;
-
 use model::tokenizer::AddSpecial;
 use serde_json::Value;
 
 use super::{
+    ask::Ask,
     errors::ApiError,
     fields::{Fields, wrong},
-    job::{Echo, Job, Kind, MAX_PROMPTS, Prompt, find_target, namespace},
-    params::{self, MAX_LOGPROBS, token_id},
+    job::{Echo, Job, Kind, MAX_PROMPTS, Prompt, namespace},
+    params::{self, Limits, MAX_LOGPROBS, Params, token_id},
+    target::Wanted,
 };
-use crate::{app::App, auth::Caller, lifecycle::Serving};
+use crate::{app::App, lifecycle::Serving};
 
 /// OpenAI's default for this route.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
-/// Reads the body of a request.
-pub fn job(app: &App, caller: &Caller, serving: Arc<Serving>, body: &[u8]) -> Result<Job, ApiError> {
-    let mut fields = Fields::parse(body)?;
-    let target = find_target(app, &serving, &fields.required_text("model")?)?;
-    let mut params = params::read(&mut fields, &serving.limits())?;
-    params.max_tokens = params.max_tokens.or(Some(DEFAULT_MAX_TOKENS));
-    let logprobs = fields.count("logprobs", 0..=MAX_LOGPROBS)?;
-    let echo = if fields.flag("echo", false)? { Echo::Prompt } else { Echo::Nothing };
-    if params.max_tokens == Some(0) && echo == Echo::Nothing {
-        return Err(ApiError::invalid("max_tokens", "'max_tokens' may be 0 only together with 'echo': true"));
+/// A body, checked as far as it can be without looking anything up.
+#[derive(Debug)]
+pub struct Body {
+    wanted: Wanted,
+    params: Params,
+    logprobs: Option<u32>,
+    echo: Echo,
+    add: AddSpecial,
+    prompt: Option<Value>,
+}
+
+impl Body {
+    /// Reads `body`.
+    pub fn read(body: &[u8], limits: &Limits<'_>) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let wanted = Wanted::read(&mut fields)?;
+        let mut params = params::read(&mut fields, limits)?;
+        params.max_tokens = params.max_tokens.or(Some(DEFAULT_MAX_TOKENS.max(params.min_tokens)));
+        let logprobs = fields.count("logprobs", 0..=MAX_LOGPROBS)?;
+        let echo = if fields.flag("echo", false)? { Echo::Prompt } else { Echo::Nothing };
+        let (add, prompt) = (add_special(&mut fields)?, fields.take("prompt"));
+        fields.finish()?;
+        if params.max_tokens == Some(0) && echo == Echo::Nothing {
+            let message = "'max_tokens' may be 0 only together with 'echo': true";
+            return Err(ApiError::invalid("max_tokens", message));
+        }
+        Ok(Self { wanted, params, logprobs, echo, add, prompt })
     }
-    let add = add_special(&mut fields)?;
-    let prompts = prompts(&serving, fields.take("prompt"), add)?;
-    fields.finish()?;
-    let namespace = namespace(caller, &target, &serving);
+}
+
+/// Turns a request into a job.
+pub fn job(app: &App, ask: Ask) -> Result<Job, ApiError> {
+    let Ask { caller, serving, default_seed, body } = ask;
+    let body = Body::read(&body, &serving.limits(default_seed))?;
+    let Body { wanted, params, logprobs, echo, add, prompt } = body;
+    let target = wanted.find(app, &serving, &caller)?;
+    let prompts = prompts(&serving, prompt, add)?;
+    let namespace = namespace(&caller, &target, &serving);
     Job { kind: Kind::Text, serving, target, namespace, prompts, params, logprobs, echo }.check()
 }
 

@@ -3,6 +3,8 @@
 //! Codes are stable; messages say the cause and the next step. Retrying clients are told when it helps
 //! (`Retry-After`) and when it does not (`x-should-retry: false`).
 
+use std::time::Duration;
+
 use axum::{
     body::Body,
     http::{HeaderValue, Response, StatusCode, header},
@@ -11,7 +13,7 @@ use axum::{
 use serde::Serialize;
 use shmproto::message::{ErrorCode, WireError};
 
-use crate::{executor::CallError, text::TextError};
+use crate::{executor::CallError, telemetry, text::TextError};
 
 /// Whether sending the same request again may help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,6 +119,43 @@ impl ApiError {
         Self { retry: Retry::Never, ..error }
     }
 
+    /// A request that may come from somebody else's web page.
+    pub fn foreign(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, "permission_error", "origin_not_allowed", message)
+    }
+
+    /// Somebody asks too often; `wait_s` seconds from now they may again.
+    pub fn rate_limited(wait_s: u32, message: impl Into<String>) -> Self {
+        let error =
+            Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "rate_limit_exceeded", message);
+        Self { retry: Retry::After(wait_s), ..error }
+    }
+
+    /// The body did not come within `limit`.
+    pub fn body_timeout(limit: Duration) -> Self {
+        let limit_ms = limit.as_millis();
+        let message =
+            format!("the request body did not come within {limit_ms} ms (--body-timeout-ms); send it faster");
+        Self::new(StatusCode::REQUEST_TIMEOUT, "invalid_request_error", "body_timeout", message)
+    }
+
+    /// More connections than are served.
+    pub fn too_many_connections(limit: usize) -> Self {
+        let message = format!(
+            "the gateway has {limit} connections open, which is its limit (--max-connections); try again shortly"
+        );
+        let error =
+            Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "too_many_connections", message);
+        Self { retry: Retry::After(1), ..error }
+    }
+
+    /// No request is taken any more.
+    pub fn shutting_down() -> Self {
+        let message = "the gateway is shutting down; try again when it is back";
+        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "shutting_down", message);
+        Self { retry: Retry::After(1), ..error }
+    }
+
     /// The body is longer than `limit` bytes.
     pub fn too_large(limit: usize) -> Self {
         let message = format!("the request body is longer than {limit} bytes (--max-body-bytes)");
@@ -137,6 +176,25 @@ impl ApiError {
     /// Admission is full.
     pub fn queue_full(message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "queue_full", message);
+        Self { retry: Retry::After(1), ..error }
+    }
+
+    /// Something that is limited is under way elsewhere; it helps to wait.
+    pub fn busy(code: &'static str, message: impl Into<String>) -> Self {
+        let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", code, message);
+        Self { retry: Retry::After(1), ..error }
+    }
+
+    /// There is no room, and waiting makes none.
+    pub fn no_room(code: &'static str, message: impl Into<String>) -> Self {
+        let error = Self::new(StatusCode::INSUFFICIENT_STORAGE, "server_error", code, message);
+        Self { retry: Retry::Never, ..error }
+    }
+
+    /// What is on disk cannot be changed now.
+    pub fn registry_unavailable(message: impl Into<String>) -> Self {
+        let error =
+            Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "registry_unavailable", message);
         Self { retry: Retry::After(1), ..error }
     }
 
@@ -185,10 +243,21 @@ impl ApiError {
         self.code
     }
 
-    /// Appends the error as JSON.
+    /// Appends the error as JSON. A fault of this server names the request, by which its log is found.
     pub fn write_json(&self, out: &mut Vec<u8>) {
+        let id = telemetry::current_id().filter(|_| self.status.is_server_error());
+        self.write(out, id.as_deref());
+    }
+
+    /// Appends the error as JSON for the end of a stream: it always names the request.
+    pub fn write_event(&self, out: &mut Vec<u8>) {
+        self.write(out, telemetry::current_id().as_deref());
+    }
+
+    fn write(&self, out: &mut Vec<u8>, request_id: Option<&str>) {
+        let id = request_id.map_or_else(String::new, |id| format!(" (request {id})"));
         let shape = Shape {
-            message: &self.message,
+            message: &format!("{}{id}", self.message),
             r#type: self.kind,
             param: self.param.as_deref(),
             code: self.code,
@@ -213,15 +282,7 @@ impl From<WireError> for ApiError {
             }
             ErrorCode::InvalidRequest => Self::bad_request("invalid_request", message),
             ErrorCode::InvalidAdapter => Self::bad_request("invalid_adapter", message).of("lora_path"),
-            ErrorCode::AdapterBudgetExceeded => {
-                let error = Self::new(
-                    StatusCode::INSUFFICIENT_STORAGE,
-                    "server_error",
-                    "adapter_budget_exceeded",
-                    message,
-                );
-                Self { retry: Retry::Never, ..error }
-            }
+            ErrorCode::AdapterBudgetExceeded => Self::no_room("adapter_budget_exceeded", message),
             ErrorCode::ShuttingDown => Self::executor_unavailable(message),
             ErrorCode::Internal => Self::internal(message),
         }
@@ -244,6 +305,7 @@ impl From<CallError> for ApiError {
         match error {
             CallError::Unavailable(_) => Self::executor_unavailable(error.to_string()),
             CallError::Busy { .. } => Self::queue_full(error.to_string()),
+            CallError::TooMany { .. } => Self::bad_request("too_many_sequences", error.to_string()),
             CallError::Refused(wire) => wire.into(),
         }
     }
@@ -251,6 +313,7 @@ impl From<CallError> for ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response<Body> {
+        telemetry::failed(self.status, self.code, &self.message);
         let mut body = Vec::with_capacity(256);
         self.write_json(&mut body);
         let mut response = Response::new(Body::from(body));
@@ -265,6 +328,10 @@ impl IntoResponse for ApiError {
             Retry::Never => {
                 headers.insert("x-should-retry", HeaderValue::from_static("false"));
             }
+        }
+        if matches!(self.status, StatusCode::REQUEST_TIMEOUT | StatusCode::PAYLOAD_TOO_LARGE) {
+            // What is left of the body is not read.
+            headers.insert(header::CONNECTION, HeaderValue::from_static("close"));
         }
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 
 use serde_json::{Map, Value};
 
-use super::errors::ApiError;
+use super::{errors::ApiError, json};
 
 /// Values that ask for nothing, of fields this server does not have. `null`, `[]`, `{}` and `""` never do.
 const NEUTRAL: &[(&str, &str)] = &[
@@ -23,9 +23,17 @@ const NEUTRAL: &[(&str, &str)] = &[
     ("skip_special_tokens", "true"),
     ("include_stop_str_in_output", "false"),
     ("add_generation_prompt", "true"),
+    ("parallel_tool_calls", "true"),
     ("continue_final_message", "false"),
-    ("return_token_strs", "false"),
 ];
+
+#[cfg(test)]
+std::thread_local! {
+    /// Every field that was asked for on this thread: what the parsers know, for comparison with what is documented.
+    pub(super) static TAKEN: std::cell::RefCell<std::collections::BTreeSet<String>> = const {
+        std::cell::RefCell::new(std::collections::BTreeSet::new())
+    };
+}
 
 /// The fields of an object that have not been read yet.
 #[derive(Debug)]
@@ -36,10 +44,7 @@ pub struct Fields {
 impl Fields {
     /// Reads `body` as a JSON object.
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        let value: Value = serde_json::from_slice(body).map_err(|error| {
-            ApiError::bad_request("invalid_json", format!("the body is not valid JSON: {error}"))
-        })?;
-        Self::of(value, "the body")
+        Self::of(json::parse(body)?, "the body")
     }
 
     /// Takes `value` as an object; `what` names it in the error.
@@ -54,6 +59,8 @@ impl Fields {
 
     /// Takes a field; `null` is the same as absent.
     pub fn take(&mut self, name: &str) -> Option<Value> {
+        #[cfg(test)]
+        TAKEN.with_borrow_mut(|taken| taken.insert(name.to_owned()));
         self.map.remove(name).filter(|value| !value.is_null())
     }
 
@@ -85,6 +92,15 @@ impl Fields {
     pub fn count(&mut self, name: &str, range: RangeInclusive<u32>) -> Result<Option<u32>, ApiError> {
         let number = self.integer(name, i64::from(*range.start())..=i64::from(*range.end()))?;
         Ok(number.and_then(|number| u32::try_from(number).ok()))
+    }
+
+    /// Takes a boolean that means something else when it is absent.
+    pub fn optional_flag(&mut self, name: &str) -> Result<Option<bool>, ApiError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::Bool(value)) => Ok(Some(value)),
+            Some(other) => Err(wrong(name, "true or false", &other)),
+        }
     }
 
     /// Takes a boolean.

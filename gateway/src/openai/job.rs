@@ -8,8 +8,9 @@ use super::{
     answer::Answer,
     errors::ApiError,
     params::{EndTokens, Params},
+    target::Target,
 };
-use crate::{adapters::Lease, app::App, auth::Caller, lifecycle::Serving, text::Text};
+use crate::{app::App, auth::Caller, lifecycle::Serving, text::Text};
 
 /// Most prompts of a request.
 pub const MAX_PROMPTS: usize = 64;
@@ -41,15 +42,6 @@ pub struct Prompt {
     pub text: Option<String>,
 }
 
-/// The model a request named, found.
-#[derive(Debug)]
-pub struct Target {
-    /// As the request named it.
-    pub name: String,
-    /// Held until the request is over; `None` is the base model.
-    pub lease: Option<Lease>,
-}
-
 /// Everything known about a request before it starts.
 #[derive(Debug)]
 pub struct Job {
@@ -69,17 +61,6 @@ pub struct Job {
     pub logprobs: Option<u32>,
     /// Whether to repeat the prompt.
     pub echo: Echo,
-}
-
-/// Finds the model `name`: the base, an adapter, or `base:adapter`. Never the base for anything else.
-pub fn find_target(app: &App, serving: &Serving, name: &str) -> Result<Target, ApiError> {
-    if name == serving.base_name {
-        return Ok(Target { name: name.to_owned(), lease: None });
-    }
-    let base = name.strip_prefix(serving.base_name.as_str()).and_then(|rest| rest.strip_prefix(':'));
-    let lease = app.registry.lease(base.unwrap_or(name))?;
-    let lease = lease.ok_or_else(|| ApiError::model_not_found(name))?;
-    Ok(Target { name: name.to_owned(), lease: Some(lease) })
 }
 
 /// What may share cached prefixes: the same tenant asking the same weights.
@@ -134,8 +115,11 @@ impl Job {
         &self.prompts[index / self.params.choices as usize]
     }
 
-    /// Starts it.
-    pub fn start(self, app: &App) -> Result<Answer, ApiError> {
+    /// Starts it, once its adapter is in the executor.
+    pub async fn start(self, app: &App) -> Result<Answer, ApiError> {
+        if let Some(lease) = &self.target.lease {
+            app.registry.bring(lease).await?;
+        }
         let sequences = (0..self.choices()).map(|index| self.sequence(index)).collect();
         Answer::start(app, self, sequences)
     }
@@ -154,7 +138,7 @@ impl Job {
         }
         Generate {
             request: 0,
-            adapter: self.target.lease.as_ref().map(|lease| lease.generation.0),
+            adapter: self.target.lease.as_ref().map(|lease| lease.id.0),
             namespace: self.namespace,
             prompt: prompt.clone(),
             max_tokens: self.params.max_tokens.unwrap_or(room),

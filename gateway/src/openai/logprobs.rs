@@ -61,7 +61,7 @@ fn finite(logprob: f32) -> f32 {
 }
 
 /// A token as text; bytes that are not whole characters are spelt out, so that different tokens stay different.
-fn name(bytes: &[u8]) -> String {
+pub(super) fn name(bytes: &[u8]) -> String {
     use std::fmt::Write as _;
     match std::str::from_utf8(bytes) {
         Ok(text) => text.to_owned(),

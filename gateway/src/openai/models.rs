@@ -1,15 +1,15 @@
-//! `GET /v1/models`: the base model and every adapter.
+//! `GET /v1/models`: the base model and every adapter that the caller may use.
 
 use std::sync::Arc;
 
 use axum::{
-    Json,
+    Extension, Json,
     extract::{Path, State},
 };
 use serde::Serialize;
 
 use super::errors::ApiError;
-use crate::{adapters::Entry, app::App, lifecycle::Serving};
+use crate::{adapters::Entry, app::App, auth::Caller, lifecycle::Serving};
 
 /// A model a request may name.
 #[derive(Debug, Serialize)]
@@ -34,22 +34,29 @@ pub struct Models {
 }
 
 /// `GET /v1/models`.
-pub async fn list(State(app): State<Arc<App>>) -> Result<Json<Models>, ApiError> {
+pub async fn list(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+) -> Result<Json<Models>, ApiError> {
     let serving = app.serving()?;
     let entries = app.registry.entries();
-    let usable = entries.values().filter(|entry| entry.fault().is_none());
+    let usable = entries.values().filter(|entry| entry.is_for(&caller) && entry.fault().is_none());
     let adapters = usable.map(|entry| adapter(entry, &serving));
     Ok(Json(Models { object: "list", data: std::iter::once(base(&serving)).chain(adapters).collect() }))
 }
 
 /// `GET /v1/models/{id}`.
-pub async fn one(State(app): State<Arc<App>>, Path(id): Path<String>) -> Result<Json<Card>, ApiError> {
+pub async fn one(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+) -> Result<Json<Card>, ApiError> {
     let serving = app.serving()?;
     if id == serving.base_name {
         return Ok(Json(base(&serving)));
     }
     let entries = app.registry.entries();
-    let entry = entries.get(&id).filter(|entry| entry.fault().is_none());
+    let entry = entries.get(&id).filter(|entry| entry.is_for(&caller) && entry.fault().is_none());
     entry.map(|entry| Json(adapter(entry, &serving))).ok_or_else(|| ApiError::model_not_found(&id))
 }
 
@@ -72,7 +79,7 @@ fn adapter(entry: &Entry, serving: &Serving) -> Card {
         object: "model",
         created: entry.record.loaded_at,
         owned_by: "holobiont",
-        root: file_name(&entry.record.path),
+        root: file_name(&entry.record.source),
         parent: Some(serving.base_name.clone()),
         max_model_len: serving.context_tokens,
         adapter_generation: Some(entry.record.generation.to_string()),

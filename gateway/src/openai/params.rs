@@ -8,14 +8,15 @@ use super::{
     errors::ApiError,
     fields::{Fields, wrong},
 };
-use crate::executor::random_u64;
 
 /// Most choices for a prompt.
-pub const MAX_CHOICES: u32 = 16;
+pub const MAX_CHOICES: u32 = 128;
 /// Most alternatives reported for a token.
 pub const MAX_LOGPROBS: u32 = 20;
 /// Most stop strings of a request.
 const MAX_STOPS: usize = 16;
+/// Longest stop string, in characters.
+const MAX_STOP_CHARS: usize = 256;
 /// Most tokens a request may bias.
 const MAX_BIASES: usize = 1024;
 /// Most stop tokens a request may name.
@@ -26,6 +27,8 @@ const MAX_STOP_TOKENS: usize = 64;
 pub struct Limits<'a> {
     /// Token ids are below this.
     pub vocab_size: u32,
+    /// The seed if the request names none.
+    pub default_seed: u64,
     /// Where the model's own configuration differs from OpenAI's defaults.
     pub defaults: &'a GenerationDefaults,
 }
@@ -87,10 +90,15 @@ pub fn read(fields: &mut Fields, limits: &Limits<'_>) -> Result<Params, ApiError
     // A label for the caller's own books: it changes nothing, and tenants come from keys alone.
     fields.text("user")?;
     let max_tokens = max_tokens(fields)?;
+    let min_tokens = fields.count("min_tokens", 0..=u32::MAX)?.unwrap_or(0);
+    if let Some(max_tokens) = max_tokens.filter(|max_tokens| *max_tokens < min_tokens) {
+        let message = format!("'min_tokens' is {min_tokens}, which is more than max_tokens, {max_tokens}");
+        return Err(ApiError::invalid("min_tokens", message));
+    }
     Ok(Params {
         sampling: sampling(fields, limits)?,
         max_tokens,
-        min_tokens: fields.count("min_tokens", 0..=u32::MAX)?.unwrap_or(0),
+        min_tokens,
         stop: stop_strings(fields)?,
         stop_tokens: stop_tokens(fields, limits)?,
         end_tokens: if fields.flag("ignore_eos", false)? { EndTokens::Ignore } else { EndTokens::Stop },
@@ -132,7 +140,7 @@ fn sampling(fields: &mut Fields, limits: &Limits<'_>) -> Result<Sampling, ApiErr
         frequency_penalty: fields.number("frequency_penalty", -2.0..=2.0)?.unwrap_or(0.0),
         repetition_penalty: repetition_penalty.or(defaults.repetition_penalty).unwrap_or(1.0),
         logit_bias: logit_bias(fields, limits)?,
-        seed: seed(fields)?,
+        seed: seed(fields, limits)?,
     })
 }
 
@@ -142,9 +150,9 @@ fn top_k(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
     Ok(top_k.map(|top_k| u32::try_from(top_k).unwrap_or(0)))
 }
 
-fn seed(fields: &mut Fields) -> Result<u64, ApiError> {
+fn seed(fields: &mut Fields, limits: &Limits<'_>) -> Result<u64, ApiError> {
     match fields.take("seed") {
-        None => Ok(random_u64()),
+        None => Ok(limits.default_seed),
         Some(value) => value
             .as_u64()
             .or_else(|| value.as_i64().map(i64::cast_unsigned))
@@ -184,7 +192,7 @@ fn bias_of(token: &str, bias: &Value, limits: &Limits<'_>) -> Result<(u32, f32),
 fn stop_strings(fields: &mut Fields) -> Result<Option<StopStrings>, ApiError> {
     let stops = match fields.take("stop") {
         None => return Ok(None),
-        Some(Value::String(stop)) => vec![stop],
+        Some(stop @ Value::String(_)) => vec![stop_string(stop)?],
         Some(Value::Array(items)) if items.is_empty() => return Ok(None),
         Some(Value::Array(items)) if items.len() > MAX_STOPS => {
             return Err(ApiError::invalid("stop", format!("'stop' may hold at most {MAX_STOPS} strings")));
@@ -197,6 +205,10 @@ fn stop_strings(fields: &mut Fields) -> Result<Option<StopStrings>, ApiError> {
 
 fn stop_string(value: Value) -> Result<String, ApiError> {
     match value {
+        Value::String(text) if text.chars().count() > MAX_STOP_CHARS => {
+            let message = format!("a string of 'stop' may have at most {MAX_STOP_CHARS} characters");
+            Err(ApiError::invalid("stop", message))
+        }
         Value::String(text) => Ok(text),
         other => Err(wrong("stop", "a string or an array of strings", &other)),
     }
@@ -247,7 +259,7 @@ mod tests {
 
     fn parse(text: &str) -> Result<Params, ApiError> {
         let mut fields = Fields::parse(text.as_bytes())?;
-        let limits = Limits { vocab_size: 300, defaults: &GenerationDefaults::default() };
+        let limits = Limits { vocab_size: 300, default_seed: 7, defaults: &GenerationDefaults::default() };
         let params = read(&mut fields, &limits)?;
         fields.finish()?;
         Ok(params)
@@ -264,8 +276,21 @@ mod tests {
     }
 
     #[test]
-    fn seeds_that_are_not_given_differ() {
-        assert_ne!(parse("{}").unwrap().sampling.seed, parse("{}").unwrap().sampling.seed);
+    fn a_seed_stands_before_the_one_there_is_without_it() {
+        assert_eq!(parse("{}").unwrap().sampling.seed, 7);
+        assert_eq!(parse(r#"{"seed":8}"#).unwrap().sampling.seed, 8);
+    }
+
+    #[test]
+    fn more_tokens_at_least_than_at_most_are_refused() {
+        assert!(parse(r#"{"min_tokens":5,"max_tokens":4}"#).unwrap_err().to_string().contains("min_tokens"));
+        parse(r#"{"min_tokens":4,"max_tokens":4}"#).unwrap();
+    }
+
+    #[test]
+    fn a_stop_string_that_is_too_long_is_refused() {
+        parse(&format!(r#"{{"stop":"{}"}}"#, "é".repeat(256))).unwrap();
+        parse(&format!(r#"{{"stop":["{}"]}}"#, "é".repeat(257))).unwrap_err();
     }
 
     #[test]

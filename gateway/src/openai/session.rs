@@ -3,6 +3,9 @@
 //! Tokens are drawn from a generator keyed by seed and position, so a sequence that was cut off goes on from
 //! prompt and emitted tokens as if nothing had happened. Where that does not hold, because penalties count over
 //! the completion alone, the sequence ends in `executor_unavailable` instead.
+//!
+//! A deadline counts from the start, whatever is lost in between. The executor keeps it; an executor that is gone or
+//! stuck cannot, so the session ends what is late by more than [`DEADLINE_SLACK`] itself.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,14 +17,18 @@ use tokio::{
 
 use super::errors::ApiError;
 use crate::{
-    executor::{Executor, batch::Batch, link::Event},
+    app::App,
+    executor::{batch::Batch, link::Event},
     lifecycle::{Serving, Status},
+    metrics::Metrics,
 };
 
 /// How long a lost sequence waits for the executor to come back.
 const REDO_WAIT: Duration = Duration::from_secs(20);
 /// How often a sequence is redone.
 const MAX_REDOS: u32 = 3;
+/// How much later than the executor the gateway ends what missed its deadline.
+const DEADLINE_SLACK: Duration = Duration::from_millis(250);
 
 #[derive(Debug)]
 struct Sequence {
@@ -31,6 +38,8 @@ struct Sequence {
     /// True once the scores of the prompt and the count of cached tokens have come.
     begun: bool,
     redos: u32,
+    /// The connection it runs over.
+    epoch: u64,
 }
 
 /// See the module's description.
@@ -40,8 +49,10 @@ pub struct Session {
     sequences: Vec<Sequence>,
     status: watch::Receiver<Status>,
     base_hash: [u8; 32],
-    /// The connection the sequences run over.
-    epoch: u64,
+    metrics: Arc<Metrics>,
+    started: Instant,
+    /// When the gateway gives up, if the request has a deadline.
+    give_up: Option<Instant>,
     /// Read while looking for outputs that are ready, but to be acted on later.
     stashed: Option<(usize, Event)>,
     /// Until when the executor has to be back.
@@ -50,26 +61,28 @@ pub struct Session {
 
 impl Session {
     /// Starts `sequences` on what `serving` describes.
-    pub fn start(
-        executor: &Executor,
-        status: watch::Receiver<Status>,
-        serving: &Serving,
-        sequences: Vec<Generate>,
-    ) -> Result<Self, ApiError> {
+    pub fn start(app: &App, serving: &Serving, sequences: Vec<Generate>) -> Result<Self, ApiError> {
+        let started = Instant::now();
+        // All sequences of a request have the same deadline.
+        let deadline_ms = sequences.first().map_or(0, |generate| generate.deadline_ms);
+        let deadline = (deadline_ms > 0).then(|| Duration::from_millis(deadline_ms.into()));
         let kept = sequences.iter().map(|generate| Sequence {
             generate: generate.clone(),
             emitted: Vec::new(),
             begun: false,
             redos: 0,
+            epoch: serving.epoch,
         });
         let kept = kept.collect();
-        let batch = executor.generate(sequences)?;
+        let batch = app.executor.generate(sequences)?;
         Ok(Self {
             batch,
             sequences: kept,
-            status,
+            status: app.status.clone(),
             base_hash: serving.welcome.base_hash,
-            epoch: serving.epoch,
+            metrics: Arc::clone(&app.metrics),
+            started,
+            give_up: deadline.and_then(|deadline| started.checked_add(deadline + DEADLINE_SLACK)),
             stashed: None,
             redo_by: None,
         })
@@ -77,6 +90,19 @@ impl Session {
 
     /// The next output with the index of its sequence; `None` when all have ended.
     pub async fn next(&mut self) -> Option<Result<(usize, Output), ApiError>> {
+        match self.give_up {
+            None => self.wait().await,
+            Some(give_up) => timeout_at(give_up, self.wait()).await.unwrap_or_else(|_| Some(Err(late()))),
+        }
+    }
+
+    /// How often a sequence was redone.
+    #[must_use]
+    pub fn redone(&self) -> u32 {
+        self.sequences.iter().map(|sequence| sequence.redos).sum()
+    }
+
+    async fn wait(&mut self) -> Option<Result<(usize, Output), ApiError>> {
         loop {
             let event = match self.stashed.take() {
                 Some(event) => event,
@@ -122,7 +148,7 @@ impl Session {
         let shuts_down = |error: &WireError| error.code == ErrorCode::ShuttingDown;
         match event {
             Event::Output(output) if output.error.as_ref().is_some_and(shuts_down) => {
-                (index, Event::Lost { epoch: self.epoch })
+                (index, Event::Lost { epoch: self.sequences[index].epoch })
             }
             event => (index, event),
         }
@@ -139,7 +165,7 @@ impl Session {
     }
 
     async fn redo(&mut self, index: usize, lost_epoch: u64) -> Result<(), ApiError> {
-        let again = self.sequences[index].again()?;
+        let again = self.sequences[index].again(self.started.elapsed())?;
         let deadline = *self.redo_by.get_or_insert_with(|| Instant::now() + REDO_WAIT);
         let returned = self.status.wait_for(|status| match status {
             Status::Ready(serving) => serving.epoch > lost_epoch,
@@ -156,17 +182,19 @@ impl Session {
         if serving.welcome.base_hash != self.base_hash {
             return Err(lost("it came back with another base model"));
         }
+        failpoint::pass("gateway.redo");
         tracing::info!(index, lost_epoch, "going on with a sequence the executor lost");
-        self.epoch = serving.epoch;
+        self.metrics.redone();
         self.redo_by = None;
+        self.sequences[index].epoch = serving.epoch;
         self.sequences[index].redos += 1;
         Ok(self.batch.restart(index, again)?)
     }
 }
 
 impl Sequence {
-    /// What is left to do.
-    fn again(&self) -> Result<Generate, ApiError> {
+    /// What is left to do `elapsed` after the start.
+    fn again(&self, elapsed: Duration) -> Result<Generate, ApiError> {
         if self.redos == MAX_REDOS {
             return Err(lost(&format!("this request was redone {MAX_REDOS} times already")));
         }
@@ -183,8 +211,18 @@ impl Sequence {
         if self.begun {
             again.prompt_logprobs = None;
         }
+        if again.deadline_ms > 0 {
+            let elapsed_ms = u32::try_from(elapsed.as_millis()).unwrap_or(u32::MAX);
+            again.deadline_ms =
+                again.deadline_ms.checked_sub(elapsed_ms).filter(|left| *left > 0).ok_or_else(late)?;
+        }
         Ok(again)
     }
+}
+
+fn late() -> ApiError {
+    let message = "the deadline passed while the base-executor was lost or stuck; send it again".to_owned();
+    WireError { code: ErrorCode::DeadlineExceeded, message }.into()
 }
 
 fn lost(why: &str) -> ApiError {

@@ -1,7 +1,8 @@
 //! An answer as server-sent events.
 //!
 //! A stream ends in exactly one of two ways: every choice has its finish reason and `data: [DONE]` follows, or
-//! one `data: {"error": ...}` is the last event. A stream that just ends would be read as success.
+//! one `data: {"error": ...}` is the last event. A stream that just ends would be read as success. Every way out of
+//! [`Writer::frame`] but the two that set `ended` leads back into it.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -20,9 +21,12 @@ use super::{
     params::StreamUsage,
     types::{Body, ChatDelta, Delta, TextChoice, TextLogprobs, Usage},
 };
+use crate::telemetry;
 
 /// A comment is sent after this much silence, so that nobody between us and the caller gives up.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
+/// Where tests may kill or stop a process that streams (see the crate `failpoint`).
+pub const FAILPOINTS: &[&str] = &["gateway.mid_stream", "gateway.redo", "gateway.before_last_chunk"];
 /// Events that are ready are sent together up to about this many bytes.
 const FRAME_BYTES: usize = 16 * 1024;
 
@@ -30,7 +34,7 @@ const FRAME_BYTES: usize = 16 * 1024;
 #[must_use]
 pub fn respond(answer: Answer, first: Step, usage: StreamUsage) -> Response<HttpBody> {
     let opened = vec![None; answer.job.choices()];
-    let writer = Writer { answer, usage, first: Some(first), opened, ended: false };
+    let writer = Writer { answer, usage, first: Some(first), opened, begun: false, ended: false };
     let frames = futures::stream::unfold(writer, |mut writer| async move {
         let frame = writer.frame().await?;
         Some((Ok::<_, Infallible>(frame), writer))
@@ -49,6 +53,8 @@ struct Writer {
     first: Option<Step>,
     /// Characters of prompt in front of each choice that has been opened.
     opened: Vec<Option<usize>>,
+    /// True once bytes have been handed to the body.
+    begun: bool,
     ended: bool,
 }
 
@@ -58,13 +64,20 @@ impl Writer {
         if self.ended {
             return None;
         }
+        if self.begun {
+            failpoint::pass("gateway.mid_stream");
+        }
+        self.begun = true;
         let mut out = Vec::with_capacity(512);
-        match self.first.take() {
-            Some(step) => self.step(step, &mut out),
-            None => match tokio::time::timeout(KEEP_ALIVE, self.answer.next()).await {
+        if let Some(step) = self.first.take() {
+            self.step(step, &mut out);
+        }
+        // Text that is held back makes no event: there is nothing to send until some comes out.
+        while !self.ended && out.is_empty() {
+            match tokio::time::timeout(KEEP_ALIVE, self.answer.next()).await {
                 Err(_) => out.extend_from_slice(b": keep-alive\n\n"),
                 Ok(next) => self.next(next, &mut out),
-            },
+            }
         }
         while !self.ended && out.len() < FRAME_BYTES {
             match self.answer.ready() {
@@ -84,8 +97,9 @@ impl Writer {
     }
 
     fn fail(&mut self, error: &ApiError, out: &mut Vec<u8>) {
+        telemetry::failed(error.status(), error.code(), &error.to_string());
         out.extend_from_slice(b"data: ");
-        error.write_json(out);
+        error.write_event(out);
         out.extend_from_slice(b"\n\n");
         self.ended = true;
     }
@@ -142,6 +156,7 @@ impl Writer {
     }
 
     fn finish(&mut self, out: &mut Vec<u8>) {
+        failpoint::pass("gateway.before_last_chunk");
         if self.usage != StreamUsage::Never {
             let usage = Some(Some(self.answer.usage()));
             let none: [TextChoice<'_>; 0] = [];

@@ -2,65 +2,114 @@
 
 use std::sync::Arc;
 
-use axum::{Json, extract::State};
+use axum::{Extension, Json, extract::State};
 use model::tokenizer::AddSpecial;
 use serde_json::{Value, json};
 
 use super::{
-    chat::messages, completions::add_special, errors::ApiError, fields::Fields, job::find_target,
-    params::token_id,
+    chat::messages, completions::add_special, errors::ApiError, fields::Fields, logprobs::name,
+    params::token_id, target::Wanted,
 };
 use crate::{
     app::{App, JsonBody},
+    auth::Caller,
     lifecycle::Serving,
+    text::ChatMessage,
 };
+
+/// What to make tokens of.
+#[derive(Debug)]
+enum Source {
+    Prompt(String, AddSpecial),
+    Chat(Vec<ChatMessage>),
+}
+
+/// The body of `/tokenize`.
+#[derive(Debug)]
+pub struct TokenizeBody {
+    wanted: Option<Wanted>,
+    source: Source,
+    wants_strings: bool,
+}
+
+/// The body of `/detokenize`.
+#[derive(Debug)]
+pub struct DetokenizeBody {
+    wanted: Option<Wanted>,
+    tokens: Vec<u32>,
+}
+
+impl TokenizeBody {
+    /// Reads `body`.
+    pub fn read(body: &[u8]) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let wanted = wanted(&mut fields)?;
+        let (add, wants_strings) = (add_special(&mut fields)?, fields.flag("return_token_strs", false)?);
+        let (prompt, chat) = (fields.text("prompt")?, fields.array("messages")?);
+        fields.finish()?;
+        let source = match (prompt, chat) {
+            (Some(prompt), None) => Source::Prompt(prompt, add),
+            (None, Some(chat)) => Source::Chat(messages(Some(chat))?),
+            _ => return Err(ApiError::missing("prompt", "send either 'prompt', a string, or 'messages'")),
+        };
+        Ok(Self { wanted, source, wants_strings })
+    }
+
+    fn answer(self, serving: &Serving) -> Result<Value, ApiError> {
+        let tokens = match self.source {
+            Source::Prompt(prompt, add) => serving.text.encode(&prompt, add)?,
+            Source::Chat(messages) => serving.text.encode_chat(&messages)?,
+        };
+        let mut answer =
+            json!({ "count": tokens.len(), "max_model_len": serving.context_tokens, "tokens": tokens });
+        if self.wants_strings {
+            let strings = tokens.iter().map(|token| name(serving.text.token_bytes(*token)));
+            answer["token_strs"] = strings.collect::<Vec<_>>().into();
+        }
+        Ok(answer)
+    }
+}
+
+impl DetokenizeBody {
+    /// Reads `body`.
+    pub fn read(body: &[u8], vocab_size: u32) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let wanted = wanted(&mut fields)?;
+        let items = fields.array("tokens")?;
+        let items = items
+            .ok_or_else(|| ApiError::missing("tokens", "'tokens' is required: an array of token ids"))?;
+        fields.finish()?;
+        let tokens = items.iter().map(|id| token_id("tokens", id, vocab_size)).collect::<Result<_, _>>()?;
+        Ok(Self { wanted, tokens })
+    }
+}
 
 /// `{prompt, add_special_tokens}` or `{messages}` to `{tokens, count, max_model_len}`.
 pub async fn tokenize(
     State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
     JsonBody(body): JsonBody,
 ) -> Result<Json<Value>, ApiError> {
     let (serving, shared) = (app.serving()?, Arc::clone(&app));
     app.work(body.len(), move || {
-        let mut fields = Fields::parse(&body)?;
-        check_model(&shared, &serving, &mut fields)?;
-        let tokens = tokens_of(&serving, fields)?;
-        Ok(Json(json!({ "count": tokens.len(), "max_model_len": serving.context_tokens, "tokens": tokens })))
+        let mut body = TokenizeBody::read(&body)?;
+        check_model(&shared, &caller, &serving, body.wanted.take())?;
+        body.answer(&serving).map(Json)
     })
     .await
-}
-
-fn tokens_of(serving: &Serving, mut fields: Fields) -> Result<Vec<u32>, ApiError> {
-    let add = add_special(&mut fields)?;
-    let (prompt, chat) = (fields.text("prompt")?, fields.array("messages")?);
-    fields.finish()?;
-    match (prompt, chat) {
-        (Some(prompt), None) => Ok(serving.text.encode(&prompt, add)?),
-        (None, Some(chat)) => {
-            let rendered = serving.text.render(&messages(Some(chat))?)?;
-            Ok(serving.text.encode(&rendered, AddSpecial::No)?)
-        }
-        _ => Err(ApiError::missing("prompt", "send either 'prompt', a string, or 'messages'")),
-    }
 }
 
 /// `{tokens}` to `{prompt}`.
 pub async fn detokenize(
     State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
     JsonBody(body): JsonBody,
 ) -> Result<Json<Value>, ApiError> {
     let (serving, shared) = (app.serving()?, Arc::clone(&app));
     app.work(body.len(), move || {
-        let mut fields = Fields::parse(&body)?;
-        check_model(&shared, &serving, &mut fields)?;
-        let items = fields.array("tokens")?;
-        let items = items
-            .ok_or_else(|| ApiError::missing("tokens", "'tokens' is required: an array of token ids"))?;
-        fields.finish()?;
-        let vocab_size = serving.welcome.vocab_size;
-        let tokens: Vec<u32> =
-            items.iter().map(|id| token_id("tokens", id, vocab_size)).collect::<Result<_, _>>()?;
-        Ok(Json(json!({ "prompt": serving.text.decode(&tokens) })))
+        let body = DetokenizeBody::read(&body, serving.welcome.vocab_size)?;
+        check_model(&shared, &caller, &serving, body.wanted)?;
+        Ok(Json(json!({ "prompt": serving.text.decode(&body.tokens) })))
     })
     .await
 }
@@ -80,10 +129,17 @@ pub async fn info(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> 
     })))
 }
 
+/// `model` may be left out here.
+fn wanted(fields: &mut Fields) -> Result<Option<Wanted>, ApiError> {
+    Ok(fields.text("model")?.map(|model| Wanted { model, adapter: None }))
+}
+
 /// All models share one tokenizer, but a name that does not exist is still an error.
-fn check_model(app: &App, serving: &Serving, fields: &mut Fields) -> Result<(), ApiError> {
-    match fields.text("model")? {
-        None => Ok(()),
-        Some(name) => find_target(app, serving, &name).map(|_| ()),
-    }
+fn check_model(
+    app: &App,
+    caller: &Caller,
+    serving: &Serving,
+    wanted: Option<Wanted>,
+) -> Result<(), ApiError> {
+    wanted.map_or(Ok(()), |wanted| wanted.find(app, serving, caller).map(drop))
 }

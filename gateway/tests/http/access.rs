@@ -1,22 +1,37 @@
-//! Every route of the table, with no key, a wrong key and a user's key.
+//! Who may do what: every route of the table with every kind of key, and what a web page may do without one.
 
 use axum::http::Method;
 use gateway::{
-    auth::{Access, Keys, Role},
+    auth::{Access, Role},
+    config::Hosts,
+    keys::{Keys, line_of},
     routes,
 };
 use serde_json::json;
 
-use crate::{client::Client, fake_executor::say, harness::Harness};
+use crate::{
+    client::Client,
+    fake_executor::say,
+    harness::{Harness, eventually_async, key_file},
+};
 
-const USER: &str = "user-key-0123456789";
-const OTHER: &str = "other-key-0123456789";
-const ADMIN: &str = "admin-key-0123456789";
+const USER: &str = "hb-user";
+const SAME_TENANT: &str = "hb-user-2";
+const OTHER: &str = "hb-other";
+const METRICS: &str = "hb-metrics";
+const ADMIN: &str = "hb-admin";
+/// Every kind of key, and the role it has.
+const ALL: &[(&str, &str, &str, Role)] = &[
+    ("user", "alice", USER, Role::User),
+    ("user", "alice", SAME_TENANT, Role::User),
+    ("user", "bob", OTHER, Role::User),
+    ("metrics", "prometheus", METRICS, Role::Metrics),
+    ("admin", "ops", ADMIN, Role::Admin),
+];
 
 async fn guarded() -> Harness {
-    let keys = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(keys.path(), format!("user:{USER}\nuser:{OTHER}\nadmin:{ADMIN}\n")).unwrap();
-    Harness::start_with(say("x"), |config| config.keys = Keys::read(keys.path()).unwrap()).await
+    let file = key_file(&ALL.iter().map(|(role, name, key, _)| (*role, *name, *key)).collect::<Vec<_>>());
+    Harness::start_with(say("x"), |config| config.keys = Keys::read(file.path(), None).unwrap()).await
 }
 
 async fn ask(client: &Client, route: &routes::Route) -> u16 {
@@ -26,36 +41,44 @@ async fn ask(client: &Client, route: &routes::Route) -> u16 {
 }
 
 #[tokio::test]
-async fn no_route_answers_without_a_key_but_the_open_ones() {
+async fn no_route_answers_without_a_known_key_but_the_open_ones() {
     let harness = guarded().await;
     for route in routes::table() {
         let expected = if route.access == Access::Open { 200 } else { 401 };
         assert_eq!(ask(&harness.client, &route).await, expected, "{route:?}");
-        assert_eq!(
-            ask(&harness.client.with_key("wrong-key-0123456789"), &route).await,
-            expected,
-            "{route:?}"
-        );
+        assert_eq!(ask(&harness.client.with_key("hb-wrong"), &route).await, expected, "{route:?}");
     }
 }
 
 #[tokio::test]
-async fn a_user_reaches_what_is_for_users_and_nothing_else() {
+async fn every_key_reaches_what_its_role_may_and_nothing_else() {
     let harness = guarded().await;
     for route in routes::table() {
-        let status = ask(&harness.client.with_key(USER), &route).await;
-        assert_eq!(status == 403, route.access == Access::Role(Role::Admin), "{route:?} answered {status}");
-        assert_ne!(status, 401, "{route:?}");
-        let status = ask(&harness.client.with_key(ADMIN), &route).await;
-        assert!(status != 401 && status != 403, "{route:?} answered {status} to an administrator");
+        for (_, name, key, role) in ALL {
+            let status = ask(&harness.client.with_key(key), &route).await;
+            let allowed = route.access.allows(*role);
+            assert_eq!(status == 403, !allowed, "{route:?} answered {status} to {name}");
+            assert_ne!(status, 401, "{route:?} does not know {name}");
+        }
     }
 }
 
 #[tokio::test]
-async fn only_probes_are_open() {
+async fn what_is_not_in_the_table_is_not_there_for_anybody() {
+    let harness = guarded().await;
+    for client in [harness.client.clone(), harness.client.with_key(ADMIN)] {
+        for path in ["/v1/files", "/docs/", "/v1", "/metrics/x", "//health", "/v1/models"] {
+            let answer = client.send("DELETE", path, "application/json", "").await;
+            assert!([404, 405].contains(&answer.status), "{path} answered {}", answer.status);
+        }
+    }
+}
+
+#[tokio::test]
+async fn only_probes_and_pages_are_open() {
     let open: Vec<&str> =
         routes::table().iter().filter(|route| route.access == Access::Open).map(|route| route.path).collect();
-    assert_eq!(open, ["/health"]);
+    assert_eq!(open, ["/", "/docs", "/openapi.json", "/health", "/ready"]);
 }
 
 #[tokio::test]
@@ -63,16 +86,83 @@ async fn tenants_and_adapters_never_share_a_cache_namespace() {
     let harness = guarded().await;
     let path = harness.adapter("a", "weights");
     let load = json!({ "lora_name": "a", "lora_path": path });
-    assert_eq!(harness.client.with_key(ADMIN).post("/v1/load_lora_adapter", &load).await.status, 200);
+    let loaded = harness.client.with_key(ADMIN).post("/v1/load_lora_adapter", &load).await;
+    assert_eq!(loaded.status, 200, "{}", loaded.body);
     for (key, model, user) in
-        [(USER, "base", "x"), (USER, "base", "y"), (OTHER, "base", "x"), (USER, "a", "x")]
+        [(USER, "base", "x"), (SAME_TENANT, "base", "y"), (OTHER, "base", "x"), (USER, "a", "x")]
     {
         let body = json!({ "model": model, "prompt": "a", "user": user });
         assert_eq!(harness.client.with_key(key).post("/v1/completions", &body).await.status, 200);
     }
     let namespaces: Vec<[u8; 32]> =
         harness.executor().generates().iter().map(|sent| sent.namespace).collect();
-    assert_eq!(namespaces[0], namespaces[1], "the body says nothing about the tenant");
-    assert_ne!(namespaces[0], namespaces[2], "another key is another tenant");
+    assert_eq!(namespaces[0], namespaces[1], "two keys of one name are one tenant");
+    assert_ne!(namespaces[0], namespaces[2], "another name is another tenant");
     assert_ne!(namespaces[0], namespaces[3], "an adapter is not the base");
+}
+
+#[tokio::test]
+async fn a_key_that_is_taken_out_opens_nothing_a_moment_later() {
+    let file = key_file(&[("user", "alice", USER), ("admin", "ops", ADMIN)]);
+    let harness =
+        Harness::start_with(say("x"), |config| config.keys = Keys::read(file.path(), None).unwrap()).await;
+    assert_eq!(harness.client.with_key(USER).get("/v1/models").await.status, 200);
+    // As the command does it: another file in its place.
+    let next = file.path().with_extension("next");
+    std::fs::write(&next, line_of("admin", "ops", ADMIN)).unwrap();
+    std::fs::rename(&next, file.path()).unwrap();
+    eventually_async("the key is forgotten", async || {
+        harness.client.with_key(USER).get("/v1/models").await.status == 401
+    })
+    .await;
+    std::fs::write(file.path(), "admin:plain-text").unwrap();
+    tokio::time::sleep(std::time::Duration::from_millis(600)).await;
+    assert_eq!(
+        harness.client.with_key(ADMIN).get("/v1/models").await.status,
+        200,
+        "a bad file changes nothing"
+    );
+}
+
+#[tokio::test]
+async fn without_keys_only_names_of_this_machine_are_answered_to() {
+    let harness = Harness::start(say("x")).await;
+    for host in ["evil.example", "evil.example:8080"] {
+        let refused = harness.client.with_host(host).get("/v1/models").await;
+        assert_eq!((refused.status, refused.code().as_str()), (403, "origin_not_allowed"));
+        assert!(refused.json()["error"]["message"].as_str().unwrap().contains("evil.example"));
+    }
+    let page = harness.client.with_header("origin", "http://evil.example");
+    assert_eq!(page.get("/v1/models").await.status, 403);
+    assert_eq!(harness.client.with_host("localhost").get("/v1/models").await.status, 200);
+    let any = Harness::start_with(say("x"), |config| config.hosts = Hosts::Any).await;
+    assert_eq!(any.client.with_host("evil.example").get("/v1/models").await.status, 200);
+}
+
+#[tokio::test]
+async fn browsers_are_let_in_from_the_origins_that_were_named_and_no_others() {
+    let harness = Harness::start_with(say("x"), |config| {
+        config.cors_origins = vec!["https://a.example".to_owned()];
+    })
+    .await;
+    let asked = |origin: &str| {
+        let client = harness.client.with_header("origin", origin);
+        let client = client.with_header("access-control-request-method", "POST");
+        client.with_header("access-control-request-headers", "authorization,content-type")
+    };
+    let preflight =
+        asked("https://a.example").send("OPTIONS", "/v1/chat/completions", "text/plain", "").await;
+    assert_eq!(preflight.status, 200);
+    assert_eq!(preflight.header("access-control-allow-origin"), Some("https://a.example"));
+    assert!(preflight.header("access-control-allow-headers").unwrap().contains("authorization"));
+    let other = asked("https://b.example").send("OPTIONS", "/v1/chat/completions", "text/plain", "").await;
+    assert_eq!(other.header("access-control-allow-origin"), None);
+    let answer = harness.client.with_header("origin", "https://a.example").get("/v1/models").await;
+    assert_eq!(
+        (answer.status, answer.header("access-control-allow-origin")),
+        (200, Some("https://a.example"))
+    );
+    let closed = Harness::start(say("x")).await;
+    let preflight = closed.client.with_header("origin", "https://a.example");
+    assert_eq!(preflight.send("OPTIONS", "/v1/models", "text/plain", "").await.status, 403);
 }

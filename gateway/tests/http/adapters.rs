@@ -2,20 +2,25 @@
 
 use std::time::Duration;
 
-use gateway::config::StartAdapter;
-use model::generation::Generation;
+use gateway::{adapters::EVERYBODY, config::StartAdapter, keys::Keys};
+use model::generation::{AdapterId, Generation};
 use serde_json::{Value, json};
 
 use crate::{
     client::Response,
-    fake_executor::{generation, hang_after, say, say_slowly},
-    harness::{Harness, eventually},
+    fake_executor::{MAX_RESIDENT, generation, hang_after, say, say_slowly},
+    harness::{Harness, eventually, eventually_async, key_file},
 };
 
 const TEXT: &str = "/v1/completions";
 
 fn hex(weights: &str) -> String {
     Generation(generation(weights.as_bytes())).to_string()
+}
+
+/// What the executor calls weights that everybody may use.
+fn id(weights: &str) -> [u8; 32] {
+    AdapterId::new(&EVERYBODY, Generation(generation(weights.as_bytes()))).0
 }
 
 async fn load(harness: &Harness, name: &str, weights: &str, extra: &Value) -> Response {
@@ -42,7 +47,7 @@ async fn a_loaded_adapter_is_a_model_with_its_generation_in_every_answer() {
     }
     assert_eq!(ask(&harness, "base").await.json()["adapter_generation"], Value::Null);
     let sent = harness.executor().generates();
-    assert_eq!((sent[0].adapter, sent[2].adapter), (Some(generation(b"one")), None));
+    assert_eq!((sent[0].adapter, sent[2].adapter), (Some(id("one")), None));
     let models = harness.client.get("/v1/models").await.json();
     assert_eq!((&models["data"][0]["id"], &models["data"][0]["parent"]), (&json!("base"), &Value::Null));
     assert_eq!((&models["data"][1]["id"], &models["data"][1]["parent"]), (&json!("pirate"), &json!("base")));
@@ -68,7 +73,7 @@ async fn a_name_that_is_taken_is_replaced_only_when_that_is_said() {
     assert_eq!((right.status, &right.json()["generation"]), (200, &json!(hex("two"))));
     assert_eq!(load(&harness, "a", "three", &json!({ "load_inplace": true })).await.status, 200);
     assert_eq!(ask(&harness, "a").await.json()["adapter_generation"], json!(hex("three")));
-    let freed = [generation(b"one"), generation(b"two")];
+    let freed = [id("one"), id("two")];
     eventually("what was replaced is freed", || harness.executor().unloads() == freed).await;
 }
 
@@ -87,7 +92,7 @@ async fn a_request_keeps_the_generation_it_started_with() {
         (&answer["choices"][0]["text"], &answer["adapter_generation"]),
         (&json!("abcdefgh"), &json!(hex("one")))
     );
-    eventually("now it is freed", || harness.executor().unloads() == [generation(b"one")]).await;
+    eventually("now it is freed", || harness.executor().unloads() == [id("one")]).await;
 }
 
 #[tokio::test]
@@ -112,7 +117,7 @@ async fn unloading_refuses_new_requests_and_waits_for_those_that_run() {
     drop(exchange);
     let unloaded = unloading.await.unwrap();
     assert_eq!((unloaded.status, &unloaded.json()["freed_bytes"]), (200, &json!(1000)));
-    assert_eq!(harness.executor().unloads(), [generation(b"one")]);
+    assert_eq!(harness.executor().unloads(), [id("one")]);
 }
 
 #[tokio::test]
@@ -132,7 +137,7 @@ async fn two_names_of_one_generation_are_freed_with_the_second() {
     assert!(harness.executor().unloads().is_empty());
     assert_eq!(ask(&harness, "b").await.status, 200);
     harness.client.post("/v1/unload_lora_adapter", &json!({ "lora_name": "b" })).await;
-    assert_eq!(harness.executor().unloads(), [generation(b"same")]);
+    assert_eq!(harness.executor().unloads(), [id("same")]);
 }
 
 #[tokio::test]
@@ -140,7 +145,7 @@ async fn adapters_outside_of_the_root_are_refused_also_through_links() {
     let harness = Harness::start(say("x")).await;
     let outside = harness.directory.path().join("outside");
     std::fs::create_dir(&outside).unwrap();
-    std::fs::write(outside.join("weights"), "one").unwrap();
+    std::fs::write(outside.join("adapter_config.json"), "{}").unwrap();
     let link = harness.directory.path().join("adapters/link");
     std::os::unix::fs::symlink(&outside, &link).unwrap();
     let dotted = harness.directory.path().join("adapters/../outside");
@@ -149,13 +154,13 @@ async fn adapters_outside_of_the_root_are_refused_also_through_links() {
         let error = harness.client.post("/v1/load_lora_adapter", &body).await;
         assert_eq!(
             (error.status, error.code().as_str()),
-            (400, "adapter_outside_root"),
+            (400, "adapter_path_forbidden"),
             "{}",
             path.display()
         );
     }
     let body = json!({ "lora_name": "a", "lora_path": "nowhere" });
-    assert_eq!(harness.client.post("/v1/load_lora_adapter", &body).await.code(), "invalid_adapter_path");
+    assert_eq!(harness.client.post("/v1/load_lora_adapter", &body).await.code(), "invalid_adapter");
     assert!(harness.executor().loads().is_empty());
 }
 
@@ -163,15 +168,11 @@ async fn adapters_outside_of_the_root_are_refused_also_through_links() {
 async fn an_adapter_that_cannot_be_used_leaves_no_name_behind() {
     let harness = Harness::start(say("x")).await;
     let path = harness.adapter("a", "one");
-    std::fs::remove_file(path.join("weights")).unwrap();
+    std::fs::remove_file(path.join("adapter_model.safetensors")).unwrap();
     let body = json!({ "lora_name": "a", "lora_path": path });
     assert_eq!(harness.client.post("/v1/load_lora_adapter", &body).await.code(), "invalid_adapter");
     assert_eq!(load(&harness, "a", "empty", &json!({})).await.code(), "invalid_adapter");
-    assert_eq!(
-        harness.executor().unloads(),
-        [generation(b"empty")],
-        "one that changes nothing is freed again"
-    );
+    assert_eq!(harness.executor().unloads(), [id("empty")], "one that changes nothing is freed again");
     for name in ["base", "a:b", ""] {
         let body = json!({ "lora_name": name, "lora_path": harness.adapter("b", "one") });
         assert_eq!(harness.client.post("/v1/load_lora_adapter", &body).await.status, 400, "{name}");
@@ -201,25 +202,141 @@ async fn a_restarted_executor_gets_its_adapters_back() {
 }
 
 #[tokio::test]
-async fn an_adapter_whose_files_changed_is_not_served_under_the_old_generation() {
+async fn an_adapter_whose_files_changed_is_served_as_it_was_loaded() {
     let mut harness = Harness::start(say("x")).await;
     load(&harness, "a", "one", &json!({})).await;
     harness.adapter("a", "other");
     harness.restart_executor(say("x")).await;
-    eventually("the other one is freed", || harness.executor().unloads() == [generation(b"other")]).await;
+    eventually("it is loaded again", || harness.executor().loads().len() == 1).await;
     harness.wait_ready().await;
+    let answer = ask(&harness, "a").await;
+    assert_eq!(answer.json()["adapter_generation"], json!(hex("one")), "{}", answer.body);
+    let stored = std::fs::read_dir(harness.directory.path().join("state/adapters")).unwrap();
+    let stored = stored.map(|entry| entry.unwrap().path()).next().unwrap();
+    std::fs::write(stored.join("adapter_model.safetensors"), "rotten").unwrap();
+    harness.restart_executor(say("x")).await;
+    harness.wait_ready().await;
+    let listed = async || harness.client.get("/v1/lora_adapters").await.json()["data"][0]["state"].clone();
+    eventually_async("what rotted is noticed", async || listed().await == "failed").await;
     let error = ask(&harness, "a").await;
     assert_eq!((error.status, error.code().as_str()), (503, "adapter_unavailable"));
-    assert_eq!(harness.client.get("/v1/lora_adapters").await.json()["data"][0]["state"], "failed");
-    assert_eq!(load(&harness, "a", "other", &json!({ "load_inplace": true })).await.status, 200);
-    assert_eq!(ask(&harness, "a").await.json()["adapter_generation"], json!(hex("other")));
+    assert_eq!(load(&harness, "a", "one", &json!({ "load_inplace": true })).await.status, 200);
+    let answer = ask(&harness, "a").await;
+    assert_eq!(answer.json()["adapter_generation"], json!(hex("one")), "{}", answer.body);
 }
 
 #[tokio::test]
 async fn adapters_given_at_start_are_there_when_it_is_ready() {
     let outside = tempfile::tempdir().unwrap();
-    std::fs::write(outside.path().join("weights"), "one").unwrap();
+    std::fs::write(outside.path().join("adapter_config.json"), "{}").unwrap();
+    std::fs::write(outside.path().join("adapter_model.safetensors"), "one").unwrap();
     let adapter = StartAdapter { name: "a".to_owned(), path: outside.path().to_owned() };
     let harness = Harness::start_with(say("x"), |config| config.adapters = vec![adapter]).await;
     assert_eq!(ask(&harness, "a").await.json()["adapter_generation"], json!(hex("one")));
+}
+
+#[tokio::test]
+async fn more_adapters_than_fit_are_all_served_and_the_list_says_where_they_are() {
+    let harness = Harness::start(say("x")).await;
+    for index in 0..=MAX_RESIDENT {
+        let (name, weights) = (format!("a{index}"), format!("w{index}"));
+        assert_eq!(load(&harness, &name, &weights, &json!({})).await.status, 200);
+    }
+    let list = harness.client.get("/v1/lora_adapters").await.json();
+    let tier = |index: usize| list["data"][index]["tier"].clone();
+    assert_eq!((tier(0), tier(MAX_RESIDENT)), (json!("disk"), json!("host")));
+    assert_eq!((&list["max_adapters"], &list["resident_bytes"]), (&json!(100), &json!(1000 * MAX_RESIDENT)));
+    assert_eq!(list["budget_bytes"], json!(1 << 20));
+    assert_eq!(ask(&harness, "a0").await.json()["adapter_generation"], json!(hex("w0")));
+    let all: Vec<_> = (0..=MAX_RESIDENT).map(|index| ask_owned(&harness, index)).collect();
+    for answer in futures::future::join_all(all).await {
+        assert_eq!(answer.status, 200, "{}", answer.body);
+    }
+}
+
+async fn ask_owned(harness: &Harness, index: usize) -> Response {
+    ask(harness, &format!("a{index}")).await
+}
+
+#[tokio::test]
+async fn an_adapter_is_pinned_and_listed_with_all_that_is_known_of_it() {
+    let harness = Harness::start(say("x")).await;
+    let extra =
+        json!({ "lora_int_id": 3, "is_3d_lora_weight": false, "base_model_name": "base", "pinned": true });
+    assert_eq!(load(&harness, "a", "one", &extra).await.json()["pinned"], json!(true));
+    let unpin = json!({ "lora_name": "a", "pinned": false });
+    assert_eq!(harness.client.post("/v1/pin_lora_adapter", &unpin).await.json()["pinned"], json!(false));
+    assert_eq!(ask(&harness, "a").await.status, 200);
+    let listed = &harness.client.get("/v1/lora_adapters").await.json()["data"][0];
+    for (field, value) in [
+        ("name", json!("a")),
+        ("generation", json!(hex("one"))),
+        ("tenant", Value::Null),
+        ("tier", json!("host")),
+        ("state", json!("ready")),
+        ("error", Value::Null),
+        ("pinned", json!(false)),
+        ("requests", json!(0)),
+    ] {
+        assert_eq!(listed[field], value, "{field}");
+    }
+    assert!(listed["tokens_per_s"].as_f64().unwrap() > 0.0, "{listed}");
+    assert!(listed["last_used_at"].as_u64() >= listed["loaded_at"].as_u64(), "{listed}");
+    let missing = harness.client.post("/v1/pin_lora_adapter", &json!({ "lora_name": "nobody" })).await;
+    assert_eq!((missing.status, missing.code().as_str()), (404, "model_not_found"));
+    for (field, value) in [("is_3d_lora_weight", json!(true)), ("base_model_name", json!("another"))] {
+        let refused = load(&harness, "b", "two", &json!({ field: value })).await;
+        assert_eq!((refused.status, &refused.json()["error"]["param"]), (400, &json!(field)));
+    }
+}
+
+#[tokio::test]
+async fn another_tenants_adapter_is_answered_byte_for_byte_like_one_that_does_not_exist() {
+    const ADMIN: &str = "admin-key-0123456789";
+    const ALICE: &str = "alice-key-0123456789";
+    const BOB: &str = "bob-key-0123456789ab";
+    let file = key_file(&[("admin", "root", ADMIN), ("user", "alice", ALICE), ("user", "bob", BOB)]);
+    let mut harness =
+        Harness::start_with(say("x"), |config| config.keys = Keys::read(file.path(), None).unwrap()).await;
+    let open = harness.client.clone();
+    harness.client = open.with_key(ADMIN);
+    assert_eq!(load(&harness, "hers", "one", &json!({ "tenant": "alice" })).await.json()["tenant"], "alice");
+    let (alice, bob) = (open.with_key(ALICE), open.with_key(BOB));
+    assert_eq!(alice.get("/v1/models/hers").await.status, 200);
+    assert_eq!(alice.get("/v1/models").await.json()["data"].as_array().unwrap().len(), 2);
+    assert_eq!(bob.get("/v1/models").await.json()["data"].as_array().unwrap().len(), 1);
+    assert_eq!(
+        bob.get("/v1/models/hers").await.body,
+        bob.get("/v1/models/none").await.body.replace("none", "hers")
+    );
+    for route in [TEXT, "/v1/chat/completions", "/tokenize", "/detokenize"] {
+        let ask = |model: &str| {
+            let message = json!([{ "role": "user", "content": "a" }]);
+            let mut body = json!({ "model": model });
+            match route {
+                "/v1/chat/completions" => body["messages"] = message,
+                "/detokenize" => body["tokens"] = json!([65]),
+                _ => body["prompt"] = json!("a"),
+            }
+            body
+        };
+        assert_eq!(alice.post(route, &ask("hers")).await.status, 200, "{route}");
+        let (hers, none) = (bob.post(route, &ask("hers")).await, bob.post(route, &ask("none")).await);
+        assert_eq!((hers.status, &hers.body), (404, &none.body.replace("none", "hers")), "{route}");
+        let headers = |response: &Response| -> Vec<String> {
+            let names = response.headers.iter().map(|(name, _)| name.clone());
+            names.collect()
+        };
+        assert_eq!(headers(&hers), headers(&none), "{route}");
+    }
+    assert_eq!(bob.get("/v1/lora_adapters").await.status, 403);
+}
+
+#[tokio::test]
+async fn a_registry_that_is_full_says_so() {
+    let harness = Harness::start_with(say("x"), |config| config.max_adapters = 1).await;
+    load(&harness, "a", "one", &json!({})).await;
+    let refused = load(&harness, "b", "two", &json!({})).await;
+    assert_eq!((refused.status, refused.code().as_str()), (400, "adapter_limit_exceeded"));
+    assert_eq!(load(&harness, "a", "two", &json!({ "load_inplace": true })).await.status, 200);
 }

@@ -14,7 +14,8 @@ use crate::harness::WATCHDOG;
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
     address: SocketAddr,
-    key: Option<String>,
+    /// Header lines of every request.
+    headers: String,
 }
 
 #[derive(Debug)]
@@ -54,11 +55,25 @@ impl Response {
 
 impl Client {
     pub(crate) fn new(address: SocketAddr) -> Self {
-        Self { address, key: None }
+        Self { address, headers: format!("host: {address}\r\n") }
     }
 
     pub(crate) fn with_key(&self, key: &str) -> Self {
-        Self { key: Some(key.to_owned()), ..self.clone() }
+        self.with_header("authorization", &format!("Bearer {key}"))
+    }
+
+    pub(crate) fn with_header(&self, name: &str, value: &str) -> Self {
+        Self { headers: format!("{}{name}: {value}\r\n", self.headers), ..self.clone() }
+    }
+
+    /// Calls the server by another name than its address.
+    pub(crate) fn with_host(&self, host: &str) -> Self {
+        Self { headers: format!("host: {host}\r\n"), ..self.clone() }
+    }
+
+    /// A connection on which nothing has been said.
+    pub(crate) async fn connect(&self) -> BufReader<TcpStream> {
+        BufReader::new(TcpStream::connect(self.address).await.unwrap())
     }
 
     pub(crate) async fn get(&self, path: &str) -> Response {
@@ -77,11 +92,10 @@ impl Client {
     /// Sends a request and leaves the answer to be read, or not.
     pub(crate) async fn open(&self, method: &str, path: &str, content_type: &str, body: &str) -> Exchange {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
-        let key =
-            self.key.as_ref().map_or_else(String::new, |key| format!("authorization: Bearer {key}\r\n"));
         let head = format!(
-            "{method} {path} HTTP/1.1\r\nhost: test\r\nconnection: close\r\ncontent-type: {content_type}\r\n{key}\
+            "{method} {path} HTTP/1.1\r\n{}connection: close\r\ncontent-type: {content_type}\r\n\
              content-length: {}\r\n\r\n",
+            self.headers,
             body.len()
         );
         stream.write_all(head.as_bytes()).await.unwrap();

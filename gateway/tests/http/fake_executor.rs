@@ -1,17 +1,21 @@
 //! A ROUTER that answers canned tokens and remembers what it was told.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
+use model::generation::{AdapterId, Generation};
 use shmproto::{
     codec::Wire as _,
     message::{
-        AdapterLoaded, AdapterUnloaded, ErrorCode, Failed, Finish, Generate, Output, PROTOCOL_VERSION, Stats,
-        ToExecutor, ToGateway, TokenOutput, Welcome, WireError,
+        AdapterLoaded, AdapterStats, AdapterUnloaded, ErrorCode, Failed, Finish, Generate, Output,
+        PROTOCOL_VERSION, Stats, ToExecutor, ToGateway, TokenOutput, Welcome, WireError,
     },
 };
 use tokio::task::{AbortHandle, JoinHandle};
@@ -20,6 +24,8 @@ use zeromq::{RouterSendHalf, RouterSocket, Socket as _, SocketRecv as _, SocketS
 use crate::text::{END, VOCAB_SIZE, tokens};
 
 pub(crate) const CONTEXT_TOKENS: u32 = 512;
+/// Adapters after which its budget is used up.
+pub(crate) const MAX_RESIDENT: usize = 8;
 
 /// What a request is answered with.
 #[derive(Debug, Clone)]
@@ -82,7 +88,7 @@ impl FakeExecutor {
 
     pub(crate) fn unloads(&self) -> Vec<[u8; 32]> {
         self.pick(|message| match message {
-            ToExecutor::UnloadAdapter(unload) => Some(unload.generation),
+            ToExecutor::UnloadAdapter(unload) => Some(unload.adapter),
             _ => None,
         })
     }
@@ -93,6 +99,8 @@ impl FakeExecutor {
 }
 
 async fn serve(socket: RouterSocket, reply: Reply, log: Arc<Mutex<Vec<ToExecutor>>>, running: Running) {
+    static INSTANCES: AtomicU64 = AtomicU64::new(1);
+    let mut memory = Memory { instance: INSTANCES.fetch_add(1, Relaxed), adapters: HashSet::new() };
     let (send, mut receive) = socket.split();
     while let Ok(message) = receive.recv().await {
         let peer = message.get(0).unwrap().to_vec();
@@ -109,7 +117,65 @@ async fn serve(socket: RouterSocket, reply: Reply, log: Arc<Mutex<Vec<ToExecutor
                     task.abort();
                 }
             }
-            other => answer(&send, &peer, &call(other)).await,
+            other => answer(&send, &peer, &memory.call(other)).await,
+        }
+    }
+}
+
+/// What an executor process is, and what it holds.
+struct Memory {
+    instance: u64,
+    adapters: HashSet<[u8; 32]>,
+}
+
+impl Memory {
+    fn call(&mut self, message: ToExecutor) -> ToGateway {
+        match message {
+            ToExecutor::LoadAdapter(load) if self.adapters.len() == MAX_RESIDENT => {
+                let message = "the adapter budget is used up".to_owned();
+                let error = WireError { code: ErrorCode::AdapterBudgetExceeded, message };
+                return ToGateway::Failed(Failed { request: load.request, error });
+            }
+            ToExecutor::UnloadAdapter(ref unload) => {
+                self.adapters.remove(&unload.adapter);
+            }
+            ToExecutor::GetStats(request) => return ToGateway::Stats(self.stats(request)),
+            _ => {}
+        }
+        let mut answer = call(message);
+        match &mut answer {
+            ToGateway::AdapterLoaded(loaded) => {
+                self.adapters.insert(loaded.adapter);
+            }
+            ToGateway::Welcome(welcome) => welcome.instance = self.instance,
+            _ => {}
+        }
+        answer
+    }
+
+    fn stats(&self, request: u64) -> Stats {
+        let stats = |adapter: &[u8; 32]| AdapterStats {
+            adapter: *adapter,
+            rank: 16,
+            bytes: 1000,
+            running: 1,
+            waiting: 0,
+        };
+        Stats {
+            request,
+            waiting: 3,
+            running: 2,
+            kv_blocks_total: 64,
+            kv_blocks_used: 16,
+            kv_blocks_cached: 8,
+            adapter_bytes: 1000 * self.adapters.len() as u64,
+            adapters: self.adapters.iter().map(stats).collect(),
+            prompt_tokens: 21,
+            cached_tokens: 5,
+            generated_tokens: 11,
+            preemptions: 1,
+            cancelled: 1,
+            steps: 9,
         }
     }
 }
@@ -126,34 +192,34 @@ fn call(message: ToExecutor) -> ToGateway {
             adapter_budget_bytes: 1 << 20,
             kv_blocks: 64,
             block_tokens: 16,
+            max_running: 64,
+            max_waiting: 64,
             adapters: Vec::new(),
         }),
-        ToExecutor::LoadAdapter(load) => match std::fs::read(Path::new(&load.path).join("weights")) {
-            Ok(weights) => ToGateway::AdapterLoaded(AdapterLoaded {
-                request: load.request,
-                generation: generation(&weights),
-                rank: 16,
-                bytes: 1000,
-                modules: u32::from(weights != b"empty"),
-            }),
-            Err(error) => ToGateway::Failed(Failed {
-                request: load.request,
-                error: WireError { code: ErrorCode::InvalidAdapter, message: error.to_string() },
-            }),
-        },
+        ToExecutor::LoadAdapter(load) => {
+            match std::fs::read(Path::new(&load.path).join("adapter_model.safetensors")) {
+                Ok(weights) => ToGateway::AdapterLoaded(AdapterLoaded {
+                    request: load.request,
+                    generation: generation(&weights),
+                    adapter: AdapterId::new(&load.owner, Generation(generation(&weights))).0,
+                    rank: 16,
+                    bytes: 1000,
+                    modules: u32::from(weights != b"empty"),
+                }),
+                Err(error) => ToGateway::Failed(Failed {
+                    request: load.request,
+                    error: WireError { code: ErrorCode::InvalidAdapter, message: error.to_string() },
+                }),
+            }
+        }
         ToExecutor::UnloadAdapter(unload) => ToGateway::AdapterUnloaded(AdapterUnloaded {
             request: unload.request,
-            generation: unload.generation,
+            adapter: unload.adapter,
             freed_bytes: 1000,
         }),
-        ToExecutor::GetStats(request) => ToGateway::Stats(Stats {
-            request,
-            waiting: 3,
-            kv_blocks_total: 64,
-            generated_tokens: 11,
-            ..Stats::default()
-        }),
-        ToExecutor::Generate(_) | ToExecutor::Cancel(_) => unreachable!("not a call"),
+        ToExecutor::GetStats(_) | ToExecutor::Generate(_) | ToExecutor::Cancel(_) => {
+            unreachable!("not a call")
+        }
     }
 }
 
@@ -178,7 +244,8 @@ async fn answer(send: &RouterSendHalf, peer: &[u8], message: &ToGateway) {
 
 /// An output with nothing in it.
 pub(crate) fn empty() -> Output {
-    Output { request: 0, tokens: vec![], prompt: vec![], cached_tokens: 0, finish: None, error: None }
+    let (tokens, prompt) = (Vec::new(), Vec::new());
+    Output { request: 0, tokens, prompt, cached_tokens: 0, queued_us: 0, finish: None, error: None }
 }
 
 fn scored(token: u32) -> TokenOutput {
@@ -207,6 +274,7 @@ pub(crate) fn say_slowly(text: &'static str, pause: Duration) -> Reply {
             None => outputs.push(Output { finish: Some(Finish::Length), ..empty() }),
         }
         outputs[0].cached_tokens = 4;
+        outputs[0].queued_us = 1500;
         if generate.prompt_logprobs.is_some() {
             outputs[0].prompt = generate.prompt[1..].iter().map(|token| scored(*token)).collect();
         }

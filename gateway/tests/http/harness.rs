@@ -3,8 +3,8 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use gateway::{
-    auth::Keys,
-    config::{Config, Lifeline, LogFormat},
+    config::{Config, ConnectionLimits, Figures, Hosts, Lifeline, LogFormat, Rates},
+    keys::{Keys, line_of},
     lifecycle::Status,
     server::Gateway,
 };
@@ -57,7 +57,8 @@ impl Harness {
 
     /// Stops the gateway and starts another one on the same state.
     pub(crate) async fn restart_gateway(&mut self) {
-        self.gateway.take().unwrap().shut_down().await;
+        // What ran is cut off, which is no fault here.
+        let _ = self.gateway.take().unwrap().shut_down().await;
         let gateway = ready(config(&self.directory)).await;
         self.client = Client::new(gateway.address);
         self.gateway = Some(gateway);
@@ -71,9 +72,18 @@ impl Harness {
     pub(crate) fn adapter(&self, name: &str, weights: &str) -> PathBuf {
         let path = self.directory.path().join("adapters").join(name);
         std::fs::create_dir_all(&path).unwrap();
-        std::fs::write(path.join("weights"), weights).unwrap();
+        std::fs::write(path.join("adapter_config.json"), "{}").unwrap();
+        std::fs::write(path.join("adapter_model.safetensors"), weights).unwrap();
         path
     }
+}
+
+/// A file of API keys, each given as role, name, key.
+pub(crate) fn key_file(keys: &[(&str, &str, &str)]) -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let lines: String = keys.iter().map(|(role, name, key)| line_of(role, name, key)).collect();
+    std::fs::write(file.path(), lines).unwrap();
+    file
 }
 
 pub(crate) fn config(directory: &TempDir) -> Config {
@@ -84,11 +94,18 @@ pub(crate) fn config(directory: &TempDir) -> Config {
         served_model_name: Some("base".to_owned()),
         adapters: Vec::new(),
         adapter_root: directory.path().join("adapters").canonicalize().unwrap(),
-        keys: Keys::none(),
-        max_body_bytes: 1 << 20,
+        max_adapters: 100,
+        max_adapter_file_bytes: 1 << 20,
+        keys: Keys::none(None),
+        hosts: Hosts::Local,
+        cors_origins: Vec::new(),
+        rates: Rates::default(),
+        connections: ConnectionLimits { max_body_bytes: 1 << 20, ..ConnectionLimits::default() },
         max_sequences: 64,
         grace: Duration::from_millis(200),
+        silence: WATCHDOG,
         threads: 1,
+        figures: Figures::default(),
         log_format: LogFormat::Human,
         lifeline: Lifeline::Signals,
     }
@@ -111,6 +128,16 @@ pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
     let wait = async {
         while !condition() {
             tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(WATCHDOG, wait).await.unwrap_or_else(|_| panic!("did not happen: {what}"));
+}
+
+/// Like [`eventually`], for what has to be waited for itself.
+pub(crate) async fn eventually_async(what: &str, condition: impl AsyncFn() -> bool) {
+    let wait = async {
+        while !condition().await {
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
     tokio::time::timeout(WATCHDOG, wait).await.unwrap_or_else(|_| panic!("did not happen: {what}"));

@@ -1,13 +1,17 @@
 //! The process itself: how it starts, and how it ends.
 
 use std::{
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpListener, TcpStream},
+    os::unix::net::UnixDatagram,
     path::Path,
-    process::{Command, Output, Stdio},
+    process::{Child, Command, Output, Stdio},
+    time::Duration,
 };
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::harness::eventually;
+use crate::harness::{WATCHDOG, eventually};
 
 fn gateway(directory: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_gateway"));
@@ -67,4 +71,75 @@ fn what_cannot_work_is_one_line_that_says_what_to_do() {
         assert_eq!((output.status.code(), message.lines().count()), (Some(1), 1), "{message}");
         assert!(message.contains(expected), "{message}");
     }
+}
+
+fn signal(child: &Child, signal: Signal) {
+    kill_process(Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap(), signal).unwrap();
+}
+
+/// An address that was free a moment ago.
+fn free_address() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+#[tokio::test]
+async fn the_service_manager_hears_what_is_going_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(WATCHDOG)).unwrap();
+    let mut command = gateway(directory.path());
+    command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "400000");
+    let child = command.spawn().unwrap();
+    let hear = |wanted: &str| {
+        let mut buffer = [0; 4096];
+        loop {
+            let length = manager.recv(&mut buffer).unwrap_or_else(|error| panic!("{wanted}: {error}"));
+            let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
+            assert!(!text.contains("READY=1"), "nothing is served without an executor");
+            if text.contains(wanted) {
+                return;
+            }
+        }
+    };
+    hear("EXTEND_TIMEOUT_USEC=");
+    hear("WATCHDOG=1");
+    hear("WATCHDOG=1");
+    signal(&child, Signal::TERM);
+    hear("STOPPING=1");
+    assert_eq!(child.wait_with_output().unwrap().status.code(), Some(0));
+}
+
+/// Seconds of processor time that a process has used.
+fn processor_s(pid: u32) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
+    let ticks: f64 = fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap();
+    ticks / 100.0
+}
+
+#[tokio::test]
+async fn a_flood_of_connections_beyond_its_descriptors_neither_silences_nor_spins_it() {
+    let (directory, address) = (tempfile::tempdir().unwrap(), free_address());
+    let mut command = Command::new("sh");
+    command.current_dir(directory.path()).args(["-c", "ulimit -n 64; exec \"$0\" \"$@\""]);
+    command.arg(env!("CARGO_BIN_EXE_gateway")).args(["--socket", "socket", "--state", "state", "--listen"]);
+    let mut child = command.arg(address.to_string()).stderr(Stdio::null()).spawn().unwrap();
+    eventually("it listens", || TcpStream::connect(address).is_ok()).await;
+    let flood: Vec<TcpStream> = (0..60).map(|_| TcpStream::connect(address).unwrap()).collect();
+    // It may still be busy with its start; afterwards there is nothing to do.
+    std::thread::sleep(Duration::from_secs(1));
+    let before = processor_s(child.id());
+    std::thread::sleep(Duration::from_secs(1));
+    let used = processor_s(child.id()) - before;
+    assert!(used < 0.3, "{used} s of processor time in a second of doing nothing");
+    let mut probe = TcpStream::connect(address).unwrap();
+    probe.set_read_timeout(Some(WATCHDOG)).unwrap();
+    probe.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    probe.read_to_string(&mut answer).unwrap();
+    assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("\"status\":\"loading\""), "{answer}");
+    drop(flood);
+    signal(&child, Signal::TERM);
+    assert_eq!(child.wait().unwrap().code(), Some(0));
 }

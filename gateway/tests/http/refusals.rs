@@ -48,7 +48,7 @@ async fn a_value_out_of_range_names_its_field() {
     let values = [
         ("temperature", json!(3)),
         ("top_p", json!("high")),
-        ("n", json!(17)),
+        ("n", json!(129)),
         ("stop", json!(["", "a"])),
         ("logit_bias", json!({ "99999": 1 })),
         ("stream_options", json!({ "include_usage": true })),
@@ -139,10 +139,48 @@ async fn more_prompts_or_sequences_than_allowed_are_refused() {
     let error = harness.client.post(TEXT, &json!({ "model": "base", "prompt": vec!["a"; 10], "n": 7 })).await;
     assert_eq!(
         (error.status, error.code().as_str()),
-        (429, "queue_full"),
-        "64 sequences are the limit of this gateway"
+        (400, "too_many_sequences"),
+        "64 sequences are the limit of this gateway: to try again cannot help"
     );
-    assert_eq!(error.header("retry-after"), Some("1"));
+}
+
+#[tokio::test]
+async fn what_is_said_twice_is_refused_by_name() {
+    let harness = Harness::start(say("x")).await;
+    let body = r#"{"model":"base","prompt":"a","model":"other"}"#;
+    let error = harness.client.send("POST", TEXT, "application/json", body).await;
+    assert_eq!((error.status, error.code().as_str()), (400, "invalid_json"));
+    assert_eq!(error.json()["error"]["param"], "model");
+}
+
+#[tokio::test]
+async fn a_body_made_to_hurt_is_refused_before_the_executor_hears_of_it() {
+    let harness = Harness::start(say("x")).await;
+    let names: Vec<String> = (0..100_000).map(|i| format!("\"{i}\":0")).collect();
+    let biases: serde_json::Map<String, Value> = (0..1025).map(|i| (i.to_string(), json!(1))).collect();
+    for (field, value) in [
+        ("n", json!(16_384)),
+        ("max_tokens", json!(2_147_483_648_u64)),
+        ("max_tokens", json!(-1)),
+        ("logit_bias", json!({ "258": 1 })),
+        ("logit_bias", Value::Object(biases)),
+        ("stop", json!(vec!["a"; 10_000])),
+        ("stop_token_ids", json!([258])),
+        ("prompt", json!([258])),
+        ("prompt", json!([0.5])),
+        ("min_tokens", json!(1000)),
+        ("chat_template", json!("{{ 7 }}")),
+        ("chat_template_kwargs", json!({ "enable_thinking": true })),
+    ] {
+        let mut body = json!({ "model": "base", "prompt": "a" });
+        body[field] = value;
+        let error = harness.client.post(TEXT, &body).await;
+        assert_eq!(error.status, 400, "{field}: {}", error.body);
+    }
+    for body in [format!("{{{}}}", names.join(",")), r#"{"prompt":"\ud800"}"#.to_owned()] {
+        assert_eq!(harness.client.send("POST", TEXT, "application/json", &body).await.code(), "invalid_json");
+    }
+    assert!(harness.executor().generates().is_empty());
 }
 
 #[tokio::test]

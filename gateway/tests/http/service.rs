@@ -8,12 +8,17 @@ use gateway::{
     server::{Gateway, RunError},
 };
 use serde_json::json;
+use shmproto::{
+    codec::Wire as _,
+    message::{Loading, ToGateway},
+};
 use tokio::time::{Duration, timeout};
+use zeromq::{RouterSocket, Socket as _, SocketRecv as _, SocketSend as _, ZmqMessage};
 
 use crate::{
     client::Client,
     fake_executor::{FakeExecutor, say},
-    harness::{Harness, WATCHDOG, config},
+    harness::{Harness, WATCHDOG, config, eventually, eventually_async},
     text::ByteText,
 };
 
@@ -44,7 +49,7 @@ async fn a_lost_executor_shows_in_health() {
     harness.executor.take().unwrap().kill().await;
     let client = harness.client.clone();
     let lost = async {
-        while client.get("/health").await.json()["status"] != "executor_unavailable" {
+        while client.get("/health").await.json()["status"] != "lost" {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
@@ -61,7 +66,9 @@ async fn an_adapter_that_cannot_be_loaded_at_start_ends_the_gateway_with_its_nam
     let mut config = config(&directory);
     config.adapters = vec![StartAdapter { name: "ghost".to_owned(), path: "nowhere".into() }];
     let gateway = Gateway::start(config, Arc::new(|_| Ok(Arc::new(ByteText::default())))).await.unwrap();
-    let ended = timeout(WATCHDOG, gateway.until(std::future::pending())).await.expect("it ends");
+    let ended = timeout(WATCHDOG, gateway.until(std::future::pending(), std::future::pending()))
+        .await
+        .expect("it ends");
     assert!(matches!(ended, Err(RunError::Start(StartError::Adapter { name, .. })) if name == "ghost"));
 }
 
@@ -82,11 +89,11 @@ async fn figures_name_what_the_executor_reports_and_what_was_answered() {
     for line in [
         "holobiont_executor_up 1",
         "holobiont_kv_blocks{state=\"total\"} 64",
-        "holobiont_generated_tokens_total 11",
+        "holobiont_executor_generated_tokens_total 11",
         "holobiont_requests_in_flight 0",
         "holobiont_time_to_first_token_seconds_count 1",
         "holobiont_http_requests_total{route=\"/v1/completions\",status=\"200\"} 1",
-        "vllm:lora_requests_info{max_lora=\"0\",running_lora_adapters=\"\",waiting_lora_adapters=\"\"} ",
+        "vllm:lora_requests_info{max_lora=\"64\",running_lora_adapters=\"\",waiting_lora_adapters=\"\"} ",
     ] {
         assert!(text.contains(line), "no '{line}' in\n{text}");
     }
@@ -108,6 +115,9 @@ async fn the_tokenizer_can_be_asked() {
         json!({ "prompt": "a<end>" })
     );
     assert_eq!(client.post("/detokenize", &json!({ "tokens": [258] })).await.code(), "invalid_value");
+    let with_strings = json!({ "prompt": "ab", "return_token_strs": true });
+    let strings = client.post("/tokenize", &with_strings).await.json();
+    assert_eq!(strings["token_strs"], json!(["<begin>", "a", "b"]));
     assert_eq!(client.get("/tokenizer_info").await.json()["eos_token"], "<end>");
 }
 
@@ -125,4 +135,89 @@ async fn every_answer_has_a_request_id() {
     let ids = [harness.client.get("/health").await, harness.client.get("/nowhere").await];
     let ids: Vec<&str> = ids.iter().map(|answer| answer.header("x-request-id").unwrap()).collect();
     assert_ne!(ids[0], ids[1]);
+}
+
+#[tokio::test]
+async fn a_callers_own_request_id_and_trace_come_back() {
+    let harness = Harness::start(say("x")).await;
+    let client = harness.client.with_header("x-request-id", "order/7");
+    assert_eq!(client.get("/health").await.header("x-request-id"), Some("order/7"));
+    let bad = harness.client.with_header("x-request-id", &"x".repeat(200)).get("/health").await;
+    assert_eq!(bad.header("x-request-id").map(str::len), Some(16));
+    let trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let traced = harness.client.with_header("traceparent", trace).get("/health").await;
+    assert_eq!(traced.header("traceparent"), Some(trace));
+}
+
+#[tokio::test]
+async fn ready_says_loading_then_ready_then_lost() {
+    let mut harness = Harness::start(say("x")).await;
+    let ready = harness.client.get("/ready").await;
+    assert_eq!((ready.status, ready.json()), (200, json!({ "status": "ready" })));
+    harness.executor.take().unwrap().kill().await;
+    eventually_async("it says lost", async || harness.client.get("/ready").await.json()["status"] == "lost")
+        .await;
+    let lost = harness.client.get("/ready").await;
+    assert!(lost.status == 503 && lost.json()["detail"].is_string(), "{}", lost.body);
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::create_dir(directory.path().join("adapters")).unwrap();
+    let gateway =
+        Gateway::start(config(&directory), Arc::new(|_| Ok(Arc::new(ByteText::default())))).await.unwrap();
+    let loading = Client::new(gateway.address).get("/ready").await;
+    assert_eq!((loading.status, &loading.json()["status"]), (503, &json!("loading")));
+    assert!(loading.json()["stage"].is_string() && loading.json()["percent"].is_null(), "{}", loading.body);
+}
+
+#[tokio::test]
+async fn the_service_manager_is_told_that_it_is_ready_and_how() {
+    let harness = Harness::start(say("x")).await;
+    let told = Arc::new(std::sync::Mutex::new(String::new()));
+    let (status, heard) = (harness.gateway.as_ref().unwrap().status.clone(), Arc::clone(&told));
+    let follow = gateway::notify::follow(
+        status,
+        || 12,
+        move |states| {
+            states.iter().for_each(|state| *heard.lock().unwrap() += &format!("{state}\n"));
+        },
+    );
+    let follow = tokio::spawn(follow);
+    eventually("it is told", || told.lock().unwrap().contains("READY=1\nSTATUS=ready, 12 adapters")).await;
+    follow.abort();
+}
+
+#[tokio::test]
+async fn the_status_names_the_model_and_what_is_done() {
+    let harness = Harness::start(say("x")).await;
+    eventually_async("the executor was asked", async || {
+        harness.client.get("/v1/status").await.json()["requests"]["waiting"] == 3
+    })
+    .await;
+    let status = harness.client.get("/v1/status").await.json();
+    assert_eq!((&status["model"], &status["ready"]), (&json!("base"), &json!(true)));
+    assert_eq!((&status["kv_blocks"]["total"], &status["adapters"]["registered"]), (&json!(64), &json!(0)));
+    for field in ["version", "uptime_s", "tokens_per_s"] {
+        assert!(!status[field].is_null(), "{status}");
+    }
+}
+
+#[tokio::test]
+async fn ready_says_how_far_the_executor_is_with_its_weights() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::create_dir(directory.path().join("adapters")).unwrap();
+    let mut socket = RouterSocket::new();
+    let path = directory.path().join("socket");
+    socket.bind(&format!("ipc://{}", path.display())).await.unwrap();
+    let gateway =
+        Gateway::start(config(&directory), Arc::new(|_| Ok(Arc::new(ByteText::default())))).await.unwrap();
+    let client = Client::new(gateway.address);
+    let hello = timeout(WATCHDOG, socket.recv()).await.expect("it says hello").unwrap();
+    let loading = ToGateway::Loading(Loading { stage: "reading weights".to_owned(), percent: 43 });
+    let mut frames = ZmqMessage::from(hello.get(0).unwrap().to_vec());
+    frames.push_back(loading.to_bytes().into());
+    socket.send(frames).await.unwrap();
+    let expected = json!({ "status": "loading", "detail": "loading 43 %", "stage": "reading weights",
+        "percent": 43 });
+    eventually_async("it says how far", async || client.get("/ready").await.json() == expected).await;
+    let refused = client.post("/v1/completions", &json!({ "model": "base", "prompt": "a" })).await;
+    assert!(refused.status == 503 && refused.body.contains("43 %"), "{}", refused.body);
 }

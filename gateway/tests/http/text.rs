@@ -43,9 +43,10 @@ impl Text for ByteText {
         Box::new(ByteDecoder::default())
     }
 
-    fn render(&self, messages: &[ChatMessage]) -> Result<String, TextError> {
+    fn encode_chat(&self, messages: &[ChatMessage]) -> Result<Vec<u32>, TextError> {
         let lines = messages.iter().map(|message| format!("{}:{};", message.role, message.content));
-        Ok(lines.chain(["assistant:".to_owned()]).collect())
+        let rendered: String = lines.chain(["assistant:".to_owned()]).collect();
+        self.encode(&rendered, AddSpecial::No)
     }
 
     fn facts(&self) -> &Facts {

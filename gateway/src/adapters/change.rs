@@ -1,0 +1,358 @@
+//! Changes of the registry: load, replace, unload, pin. Each is answered when it is on disk.
+
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    sync::{Arc, PoisonError, atomic::Ordering},
+};
+
+use model::generation::{AdapterId, Generation};
+use shmproto::message::AdapterLoaded;
+
+use super::{
+    Registry, Table,
+    database::{DatabaseError, Record},
+    entry::{Entry, lock, now_us, owner},
+    errors::{AdapterError, MAX_NAME_BYTES},
+    jail::Place,
+    store::{ContentId, Incoming, Sweep},
+};
+
+/// Loads that may be under way; more are refused.
+pub(super) const MAX_LOADS: usize = 8;
+
+/// A load as a caller asks for it.
+#[derive(Debug, Clone)]
+pub struct LoadRequest {
+    /// The name it will have.
+    pub name: String,
+    /// Where its files are.
+    pub path: PathBuf,
+    /// What to do if the name is taken.
+    pub replace: Replace,
+    /// Whose it will be. `None` is everybody's, or for a name that is taken, whose it was.
+    pub tenant: Option<String>,
+    /// Whether to keep it resident. `None` is no, or for a name that is taken, as it was.
+    pub pinned: Option<bool>,
+}
+
+/// What to do with a name that is taken.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Replace {
+    /// Refuse.
+    Never,
+    /// Replace whatever it is.
+    Always,
+    /// Replace only this generation (in hexadecimal).
+    Only(String),
+}
+
+/// What to do with an adapter that requests do not use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pin {
+    /// Keep it resident.
+    Keep,
+    /// Let it make room for others.
+    Release,
+}
+
+impl Registry {
+    /// Loads an adapter from inside the root.
+    ///
+    /// # Errors
+    /// See [`AdapterError`]; nothing has changed then.
+    pub async fn load(
+        self: &Arc<Self>,
+        request: LoadRequest,
+        base_name: &str,
+    ) -> Result<Arc<Entry>, AdapterError> {
+        let _slot = self.loads.try_acquire().map_err(|_| AdapterError::Busy(MAX_LOADS))?;
+        // What can be refused before a byte is copied is.
+        check_name(&request.name, base_name)?;
+        check_tenant(request.tenant.as_deref())?;
+        check_replace(&request, self.entries().get(&request.name).map(|old| &**old))?;
+        let place = Place::inside(&self.root, &request.path)?;
+        self.load_from(place, request).await
+    }
+
+    /// Loads an adapter the operator named at start, from anywhere, replacing what has the name.
+    ///
+    /// # Errors
+    /// See [`AdapterError`].
+    pub async fn load_trusted(
+        self: &Arc<Self>,
+        name: &str,
+        path: &Path,
+        base_name: &str,
+    ) -> Result<Arc<Entry>, AdapterError> {
+        check_name(name, base_name)?;
+        let place = Place::anywhere(path)?;
+        let (name, path) = (name.to_owned(), path.to_owned());
+        let request = LoadRequest { name, path, replace: Replace::Always, tenant: None, pinned: None };
+        self.load_from(place, request).await
+    }
+
+    async fn load_from(
+        self: &Arc<Self>,
+        place: Place,
+        request: LoadRequest,
+    ) -> Result<Arc<Entry>, AdapterError> {
+        let tenant =
+            request.tenant.clone().or_else(|| self.entries().get(&request.name)?.record.tenant.clone());
+        let incoming = self.copy(place, tenant.as_deref()).await?;
+        let changing = self.changing.lock().await;
+        let table = self.entries();
+        let old = table.get(&request.name).cloned();
+        check_replace(&request, old.as_deref())?;
+        if old.as_ref().is_some_and(|old| old.record.tenant != tenant) {
+            return Err(AdapterError::OtherTenant(request.name));
+        }
+        if old.is_none() && table.len() >= self.max_adapters {
+            return Err(AdapterError::Full(self.max_adapters));
+        }
+        if let Some(same) = self.already(&request, old.as_ref(), &incoming).await? {
+            return Ok(same);
+        }
+        let content = incoming.content;
+        let entry = match self.admit(&request, tenant, incoming, old.as_deref()).await {
+            Ok(entry) => entry,
+            Err(error) => {
+                self.discard(content, &error);
+                return Err(error);
+            }
+        };
+        if let Some(old) = old {
+            let registry = Arc::clone(self);
+            tokio::spawn(async move { registry.retire(&old).await });
+        }
+        drop(changing);
+        failpoint::pass("gateway.after_commit_before_answer");
+        Ok(entry)
+    }
+
+    /// Copies an adapter into the store, where it has no name yet.
+    async fn copy(&self, place: Place, tenant: Option<&str>) -> Result<Incoming, AdapterError> {
+        // The semaphore is never closed. Copies must not keep the threads that text work needs.
+        let _turn = self.copies.acquire().await;
+        let (store, owner) = (self.store.clone(), owner(tenant));
+        let copied = tokio::task::spawn_blocking(move || store.copy(&place, &owner)).await;
+        Ok(copied.map_err(|panic| AdapterError::Stopped(panic.to_string()))??)
+    }
+
+    /// The entry there is, if the request asks for just that: it is brought in, and nothing is written.
+    async fn already(
+        &self,
+        request: &LoadRequest,
+        old: Option<&Arc<Entry>>,
+        incoming: &Incoming,
+    ) -> Result<Option<Arc<Entry>>, AdapterError> {
+        let same = |old: &&Arc<Entry>| {
+            let pinned = request.pinned.is_none_or(|pinned| pinned == old.is_pinned());
+            old.record.content == incoming.content && pinned && old.fault().is_none()
+        };
+        let Some(old) = old.filter(same) else {
+            return Ok(None);
+        };
+        self.move_in(old).await?;
+        Ok(Some(Arc::clone(old)))
+    }
+
+    /// Stores, loads and registers. On an error the executor is as before; the store may hold the content.
+    async fn admit(
+        &self,
+        request: &LoadRequest,
+        tenant: Option<String>,
+        incoming: Incoming,
+        old: Option<&Entry>,
+    ) -> Result<Arc<Entry>, AdapterError> {
+        let (store, content) = (self.store.clone(), incoming.content);
+        let installed = tokio::task::spawn_blocking(move || store.install(&incoming)).await;
+        installed.map_err(|panic| AdapterError::Stopped(panic.to_string()))??;
+        let loaded = self.load_content(content, tenant.as_deref()).await?;
+        failpoint::pass("gateway.loaded_before_commit");
+        let pinned = request.pinned.unwrap_or_else(|| old.is_some_and(Entry::is_pinned));
+        let record = Record {
+            name: request.name.clone(),
+            tenant,
+            content,
+            generation: Generation(loaded.generation),
+            rank: loaded.rank,
+            bytes: loaded.bytes,
+            modules: loaded.modules,
+            source: request.path.clone(),
+            loaded_at: crate::seconds_since_1970(),
+            last_used_us: now_us(),
+            pinned,
+        };
+        let registered = self.register(record, &loaded).await;
+        if registered.is_err() {
+            self.free(AdapterId(loaded.adapter)).await;
+        }
+        registered
+    }
+
+    async fn register(&self, record: Record, loaded: &AdapterLoaded) -> Result<Arc<Entry>, AdapterError> {
+        if loaded.modules == 0 {
+            return Err(AdapterError::NoModules(record.source.display().to_string()));
+        }
+        if record.pinned {
+            self.check_pins(&record.name, AdapterId(loaded.adapter), loaded.bytes)?;
+        }
+        failpoint::pass("gateway.before_commit");
+        self.database.put(&record).await?;
+        let entry = Arc::new(Entry::new(record));
+        self.change_table(|table| table.insert(entry.record.name.clone(), Arc::clone(&entry)));
+        tracing::info!(name = %entry.record.name, generation = %entry.record.generation, "adapter loaded");
+        self.after_commit().await;
+        Ok(entry)
+    }
+
+    /// Refuses new requests on `name`, waits for those that run, frees the adapter, and returns the bytes freed.
+    ///
+    /// # Errors
+    /// See [`AdapterError`]; nothing has changed then.
+    pub async fn unload(self: &Arc<Self>, name: &str, expected: Option<&str>) -> Result<u64, AdapterError> {
+        let changing = self.changing.lock().await;
+        let entry = self.entry(name)?;
+        check_generation(name, expected, Some(&entry))?;
+        self.database.remove(name).await?;
+        self.change_table(|table| table.remove(name));
+        self.after_commit().await;
+        drop(changing);
+        failpoint::pass("gateway.unload_committed");
+        let freed = self.retire(&entry).await;
+        tracing::info!(name, generation = %entry.record.generation, freed, "adapter unloaded");
+        Ok(freed)
+    }
+
+    /// Keeps an adapter resident from now on, also after a restart, or lets it go.
+    ///
+    /// # Errors
+    /// See [`AdapterError`]; nothing has changed then.
+    pub async fn pin(&self, name: &str, pin: Pin) -> Result<Arc<Entry>, AdapterError> {
+        let _changing = self.changing.lock().await;
+        let (entry, pinned) = (self.entry(name)?, pin == Pin::Keep);
+        if pinned {
+            self.check_pins(name, entry.id(), entry.record.bytes)?;
+            self.move_in(&entry).await?;
+            entry.set_fault(None);
+        }
+        self.database.set_pinned(name, pinned).await?;
+        failpoint::pass("gateway.pin_committed");
+        entry.set_pinned(pinned);
+        self.after_commit().await;
+        Ok(entry)
+    }
+
+    fn entry(&self, name: &str) -> Result<Arc<Entry>, AdapterError> {
+        self.entries().get(name).cloned().ok_or_else(|| AdapterError::NotFound(name.to_owned()))
+    }
+
+    /// Fails if `id` and all that is pinned do not fit the executor together.
+    fn check_pins(&self, name: &str, id: AdapterId, bytes: u64) -> Result<(), AdapterError> {
+        let entries = self.entries();
+        let pinned = entries.values().filter(|entry| entry.is_pinned() && entry.record.name != name);
+        let pinned: HashMap<_, _> =
+            pinned.map(|entry| (entry.id(), entry.record.bytes)).chain([(id, bytes)]).collect();
+        let pinned_bytes = pinned.values().fold(0u64, |sum, bytes| sum.saturating_add(*bytes));
+        match self.budget_bytes() {
+            Some(budget_bytes) if pinned_bytes > budget_bytes => {
+                Err(AdapterError::PinsExceedBudget { name: name.to_owned(), pinned_bytes, budget_bytes })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes a changed table the one that is read; what it no longer holds goes on in `draining`.
+    fn change_table(&self, change: impl FnOnce(&mut Table) -> Option<Arc<Entry>>) {
+        let mut table = Table::clone(&self.entries());
+        // First there, then gone here: at no moment is it in neither.
+        let old = change(&mut table);
+        lock(&self.draining).extend(old);
+        *self.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(table);
+    }
+
+    /// Waits for the leases of an entry that has left the table, then frees what it had.
+    async fn retire(&self, entry: &Arc<Entry>) -> u64 {
+        entry.drained().await;
+        failpoint::pass("gateway.unload_drained");
+        let _changing = self.changing.lock().await;
+        lock(&self.draining).retain(|other| !Arc::ptr_eq(other, entry));
+        let freed = self.free(entry.id()).await;
+        self.remove_unreferenced(entry.record.content);
+        freed
+    }
+
+    /// Takes back what a failed load put into the store.
+    fn discard(&self, content: ContentId, error: &AdapterError) {
+        if let AdapterError::Database(DatabaseError::Failed(_)) = error {
+            // The system failed in the middle of it: after a power cut the change may turn out to have happened.
+            // Its files stay until a later change has overwritten it.
+            self.sweep_due.store(true, Ordering::Relaxed);
+        } else {
+            self.remove_unreferenced(content);
+        }
+    }
+
+    /// What a change that succeeded makes possible. Call it with `changing` held: nothing may be installed meanwhile.
+    async fn after_commit(&self) {
+        if self.sweep_due.swap(false, Ordering::Relaxed) {
+            let keep = self.every_entry().iter().map(|entry| entry.record.content).collect();
+            let store = self.store.clone();
+            let swept = tokio::task::spawn_blocking(move || store.sweep(&keep, Sweep::Contents)).await;
+            if let Ok(Err(error)) = swept {
+                tracing::warn!(%error, "files of no adapter could not be removed");
+            }
+        }
+    }
+
+    fn remove_unreferenced(&self, content: ContentId) {
+        if !self.every_entry().iter().any(|entry| entry.record.content == content) {
+            self.store.remove(content);
+        }
+    }
+}
+
+fn check_name(name: &str, base_name: &str) -> Result<(), AdapterError> {
+    // A name is never joined to a path here; whoever else does so must not be led out by it.
+    let leads_out = name.split('/').any(|part| matches!(part, "" | "." | ".."));
+    let bad = leads_out || name.len() > MAX_NAME_BYTES || name.chars().any(|c| c == ':' || c.is_control());
+    if bad {
+        return Err(AdapterError::BadName(name.chars().take(64).collect()));
+    }
+    if name == base_name {
+        return Err(AdapterError::NameOfBase(name.to_owned()));
+    }
+    Ok(())
+}
+
+fn check_tenant(tenant: Option<&str>) -> Result<(), AdapterError> {
+    let is_good = |tenant: &str| {
+        let allowed = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
+        (1..=64).contains(&tenant.len()) && tenant.chars().all(allowed)
+    };
+    match tenant {
+        Some(tenant) if !is_good(tenant) => Err(AdapterError::BadTenant(tenant.chars().take(64).collect())),
+        _ => Ok(()),
+    }
+}
+
+fn check_replace(request: &LoadRequest, old: Option<&Entry>) -> Result<(), AdapterError> {
+    match &request.replace {
+        Replace::Never if old.is_some() => Err(AdapterError::NameTaken(request.name.clone())),
+        Replace::Never | Replace::Always => Ok(()),
+        Replace::Only(expected) => check_generation(&request.name, Some(expected), old),
+    }
+}
+
+fn check_generation(name: &str, expected: Option<&str>, old: Option<&Entry>) -> Result<(), AdapterError> {
+    let found = old.map_or_else(|| "nothing".to_owned(), |old| old.record.generation.to_string());
+    match expected {
+        Some(expected) if *expected != found => Err(AdapterError::OtherGeneration {
+            name: name.to_owned(),
+            expected: expected.chars().take(64).collect(),
+            found,
+        }),
+        _ => Ok(()),
+    }
+}

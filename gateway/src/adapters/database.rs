@@ -1,0 +1,375 @@
+//! What is registered, on disk: a SQLite database with one writer.
+//!
+//! Every change is one transaction, and it is synced before it is answered (write-ahead log, `synchronous=FULL`). The
+//! file is built under another name and renamed when it is whole: an empty or missing one is damage, never an
+//! empty registry. The layout is numbered by `PRAGMA user_version` and only ever moves forward.
+
+use std::{
+    fs::{self, File, TryLockError},
+    io,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use failpoint::Outcome;
+use model::generation::Generation;
+use sqlx::{
+    ConnectOptions as _, Connection as _, Row as _, SqliteConnection,
+    sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteRow, SqliteSynchronous},
+};
+use tokio::sync::{Mutex, MutexGuard};
+
+use super::store::{self, ContentId};
+
+/// Name of the registry within the state directory.
+const FILE: &str = "registry.sqlite3";
+/// Name of the file that is locked while a gateway uses the directory.
+const LOCK: &str = "gateway.lock";
+/// How long a gateway that is just ending may keep the lock.
+const LOCK_WAIT: Duration = Duration::from_secs(2);
+/// How long SQLite waits for somebody who looks at the file with a tool.
+const BUSY_WAIT: Duration = Duration::from_secs(5);
+/// Steps from an empty file to the layout of today; the layout's number is how many were taken. Never edit one.
+const MIGRATIONS: &[&str] = &["CREATE TABLE adapters (
+        name TEXT PRIMARY KEY NOT NULL,
+        tenant TEXT,
+        content BLOB NOT NULL CHECK (length(content) = 32),
+        generation BLOB NOT NULL CHECK (length(generation) = 32),
+        rank INTEGER NOT NULL,
+        bytes INTEGER NOT NULL,
+        modules INTEGER NOT NULL,
+        source TEXT NOT NULL,
+        loaded_at INTEGER NOT NULL,
+        last_used_us INTEGER NOT NULL,
+        pinned INTEGER NOT NULL CHECK (pinned IN (0, 1))
+    ) STRICT;"];
+
+/// Why the registry could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum DatabaseError {
+    /// The system refused.
+    #[error("{attempt} '{}' failed: {source}; check that the state directory is writable and has room", path.display())]
+    Io {
+        /// What was tried.
+        attempt: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Another process has it.
+    #[error("the state directory '{}' is in use by another gateway; stop it or give another --state", .0.display())]
+    Locked(PathBuf),
+    /// The file is not a registry.
+    #[error("'{}' is damaged ({reason}); put back a copy of it, or move it and the directory 'adapters' beside it away to start with an empty registry", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// A later version wrote it.
+    #[error("'{}' has layout {found}, this version knows up to {known}; start the version that wrote it", path.display())]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// Its layout.
+        found: i64,
+        /// The latest layout that is known here.
+        known: i64,
+    },
+    /// The adapters are there, what they are called is not.
+    #[error("'{}' is missing, but there are adapters in the directory beside it; put it back, or remove them too to start with an empty registry", .0.display())]
+    Missing(PathBuf),
+    /// No room for a change, which was undone.
+    #[error(
+        "the disk of the state directory is full, so the registry was not changed; free some space and try again"
+    )]
+    Full,
+    /// A change failed and was undone.
+    #[error("the registry could not be changed: {0}; check the state directory's disk, then try again")]
+    Failed(sqlx::Error),
+}
+
+/// An adapter as it is remembered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Record {
+    /// What people call it.
+    pub name: String,
+    /// Whose it is; `None` is everybody's.
+    pub tenant: Option<String>,
+    /// Its files in the store.
+    pub content: ContentId,
+    /// What it is.
+    pub generation: Generation,
+    /// Largest rank of its modules.
+    pub rank: u32,
+    /// Bytes it takes in the executor.
+    pub bytes: u64,
+    /// Linear layers it changes.
+    pub modules: u32,
+    /// Where its files were copied from.
+    pub source: PathBuf,
+    /// Seconds since 1970.
+    pub loaded_at: u64,
+    /// Microseconds since 1970.
+    pub last_used_us: u64,
+    /// True if it is to be resident always.
+    pub pinned: bool,
+}
+
+/// Keeps a second gateway out of the state directory as long as it lives.
+#[derive(Debug)]
+pub struct Lock(#[expect(dead_code, reason = "held, not read")] File);
+
+impl Lock {
+    /// Takes the lock of `state`, which is created if it is not there.
+    ///
+    /// # Errors
+    /// If another process has it, or the system refuses.
+    pub async fn take(state: &Path) -> Result<Self, DatabaseError> {
+        fs::create_dir_all(state).map_err(failed("creating", state))?;
+        let path = state.join(LOCK);
+        let file = File::create(&path).map_err(failed("creating", &path))?;
+        let until = Instant::now() + LOCK_WAIT;
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(Self(file)),
+                Err(TryLockError::WouldBlock) if Instant::now() < until => {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                Err(TryLockError::WouldBlock) => return Err(DatabaseError::Locked(state.to_owned())),
+                Err(TryLockError::Error(error)) => return Err(failed("locking", &path)(error)),
+            }
+        }
+    }
+}
+
+/// True if `state` has a registry. Fails if it lost the one it had.
+pub(super) fn exists(state: &Path) -> Result<bool, DatabaseError> {
+    let path = state.join(FILE);
+    match fs::metadata(&path) {
+        Ok(found) if found.len() == 0 => {
+            Err(DatabaseError::Damaged { path, reason: "it is empty".to_owned() })
+        }
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("opening", &path)(error)),
+        Err(_) => Ok(false),
+    }
+}
+
+/// Makes a registry of `records`, whole or not at all.
+pub(super) async fn create(state: &Path, records: &[Record]) -> Result<(), DatabaseError> {
+    let (path, fresh) = (state.join(FILE), state.join(format!("{FILE}.new")));
+    for leftover in
+        [fresh.clone(), state.join(format!("{FILE}.new-wal")), state.join(format!("{FILE}.new-shm"))]
+    {
+        match fs::remove_file(&leftover) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(failed("removing", &leftover)(error));
+            }
+            _ => {}
+        }
+    }
+    let mut connection = options(&fresh).create_if_missing(true).connect().await.map_err(refused)?;
+    migrate(&mut connection, &fresh).await?;
+    let mut transaction = connection.begin().await.map_err(refused)?;
+    for record in records {
+        insert(&mut transaction, record).await.map_err(refused)?;
+    }
+    transaction.commit().await.map_err(refused)?;
+    connection.close().await.map_err(refused)?;
+    File::open(&fresh).and_then(|file| file.sync_all()).map_err(failed("syncing", &fresh))?;
+    fs::rename(&fresh, &path).map_err(failed("renaming", &path))?;
+    File::open(state).and_then(|directory| directory.sync_all()).map_err(failed("syncing", state))
+}
+
+/// The open registry. One change at a time.
+#[derive(Debug)]
+pub struct Database {
+    connection: Mutex<SqliteConnection>,
+}
+
+impl Database {
+    /// Opens the registry of `state` and reads all of it.
+    ///
+    /// # Errors
+    /// If it is missing, damaged, or newer than this version.
+    pub async fn open(state: &Path) -> Result<(Self, Vec<Record>), DatabaseError> {
+        let path = state.join(FILE);
+        if !exists(state)? {
+            return Err(DatabaseError::Missing(path));
+        }
+        let damaged =
+            |error: sqlx::Error| DatabaseError::Damaged { path: path.clone(), reason: error.to_string() };
+        let mut connection = options(&path).connect().await.map_err(damaged)?;
+        migrate(&mut connection, &path).await?;
+        let sound: String =
+            sqlx::query_scalar("PRAGMA quick_check(1)").fetch_one(&mut connection).await.map_err(damaged)?;
+        if sound != "ok" {
+            return Err(DatabaseError::Damaged { path, reason: sound });
+        }
+        let rows = sqlx::query("SELECT * FROM adapters ORDER BY name").fetch_all(&mut connection).await;
+        let records =
+            rows.map_err(damaged)?.iter().map(record).collect::<Result<Vec<_>, _>>().map_err(damaged)?;
+        Ok((Self { connection: Mutex::new(connection) }, records))
+    }
+
+    /// Registers an adapter in place of whatever had its name. On disk when this returns.
+    ///
+    /// # Errors
+    /// [`DatabaseError::Full`] or [`DatabaseError::Failed`]; nothing has changed then.
+    pub async fn put(&self, record: &Record) -> Result<(), DatabaseError> {
+        let mut connection = self.writer().await?;
+        let mut transaction = connection.begin().await.map_err(refused)?;
+        insert(&mut transaction, record).await.map_err(refused)?;
+        transaction.commit().await.map_err(refused)
+    }
+
+    /// Forgets an adapter. On disk when this returns.
+    ///
+    /// # Errors
+    /// As [`Database::put`].
+    pub async fn remove(&self, name: &str) -> Result<(), DatabaseError> {
+        let mut connection = self.writer().await?;
+        let removed = sqlx::query("DELETE FROM adapters WHERE name = ?1").bind(name);
+        removed.execute(&mut *connection).await.map(drop).map_err(refused)
+    }
+
+    /// Remembers whether an adapter is pinned. On disk when this returns.
+    ///
+    /// # Errors
+    /// As [`Database::put`].
+    pub async fn set_pinned(&self, name: &str, pinned: bool) -> Result<(), DatabaseError> {
+        let mut connection = self.writer().await?;
+        let changed = sqlx::query("UPDATE adapters SET pinned = ?2 WHERE name = ?1").bind(name).bind(pinned);
+        changed.execute(&mut *connection).await.map(drop).map_err(refused)
+    }
+
+    /// Remembers when adapters were last used, in microseconds since 1970.
+    ///
+    /// # Errors
+    /// As [`Database::put`].
+    pub async fn set_used(&self, used: &[(String, u64)]) -> Result<(), DatabaseError> {
+        let mut connection = self.connection.lock().await;
+        let mut transaction = connection.begin().await.map_err(refused)?;
+        for (name, at_us) in used {
+            let changed = sqlx::query("UPDATE adapters SET last_used_us = ?2 WHERE name = ?1");
+            let changed = changed.bind(name).bind(signed(*at_us)).execute(&mut *transaction).await;
+            changed.map_err(refused)?;
+        }
+        transaction.commit().await.map_err(refused)
+    }
+
+    async fn writer(&self) -> Result<MutexGuard<'_, SqliteConnection>, DatabaseError> {
+        let connection = self.connection.lock().await;
+        if failpoint::hit("gateway.commit_fails") == Outcome::Fail {
+            return Err(DatabaseError::Failed(sqlx::Error::Io(io::Error::other("as a test wants it"))));
+        }
+        Ok(connection)
+    }
+}
+
+fn options(path: &Path) -> SqliteConnectOptions {
+    SqliteConnectOptions::new()
+        .filename(path)
+        .create_if_missing(false)
+        .journal_mode(SqliteJournalMode::Wal)
+        .synchronous(SqliteSynchronous::Full)
+        .foreign_keys(true)
+        .busy_timeout(BUSY_WAIT)
+}
+
+/// Brings the layout up to date.
+async fn migrate(connection: &mut SqliteConnection, path: &Path) -> Result<(), DatabaseError> {
+    let damaged =
+        |error: sqlx::Error| DatabaseError::Damaged { path: path.to_owned(), reason: error.to_string() };
+    let found: i64 =
+        sqlx::query_scalar("PRAGMA user_version").fetch_one(&mut *connection).await.map_err(damaged)?;
+    let known = i64::try_from(MIGRATIONS.len()).unwrap_or(i64::MAX);
+    if found > known {
+        return Err(DatabaseError::Newer { path: path.to_owned(), found, known });
+    }
+    for (index, step) in MIGRATIONS.iter().enumerate().skip(usize::try_from(found).unwrap_or(0)) {
+        let number = format!("PRAGMA user_version = {}", index + 1);
+        let mut transaction = connection.begin().await.map_err(refused)?;
+        sqlx::raw_sql(*step).execute(&mut *transaction).await.map_err(damaged)?;
+        // A number of ours: pragmas take no parameters.
+        let numbered = sqlx::raw_sql(sqlx::AssertSqlSafe(number)).execute(&mut *transaction).await;
+        numbered.map_err(refused)?;
+        transaction.commit().await.map_err(refused)?;
+    }
+    Ok(())
+}
+
+async fn insert(connection: &mut SqliteConnection, record: &Record) -> Result<(), sqlx::Error> {
+    let put = sqlx::query(
+        "INSERT OR REPLACE INTO adapters (name, tenant, content, generation, rank, bytes, modules, source, \
+         loaded_at, last_used_us, pinned) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+    );
+    put.bind(&record.name)
+        .bind(&record.tenant)
+        .bind(record.content.0.as_slice())
+        .bind(record.generation.0.as_slice())
+        .bind(record.rank)
+        .bind(signed(record.bytes))
+        .bind(record.modules)
+        .bind(record.source.display().to_string())
+        .bind(signed(record.loaded_at))
+        .bind(signed(record.last_used_us))
+        .bind(record.pinned)
+        .execute(connection)
+        .await
+        .map(drop)
+}
+
+fn record(row: &SqliteRow) -> Result<Record, sqlx::Error> {
+    let hash = |column: &str| {
+        let bytes: Vec<u8> = row.try_get(column)?;
+        bytes.try_into().map_err(|_| sqlx::Error::Decode(format!("'{column}' has not 32 bytes").into()))
+    };
+    let count = |column: &str| {
+        let number: i64 = row.try_get(column)?;
+        u64::try_from(number).map_err(|error| sqlx::Error::Decode(error.into()))
+    };
+    Ok(Record {
+        name: row.try_get("name")?,
+        tenant: row.try_get("tenant")?,
+        content: ContentId(hash("content")?),
+        generation: Generation(hash("generation")?),
+        rank: row.try_get("rank")?,
+        bytes: count("bytes")?,
+        modules: row.try_get("modules")?,
+        source: PathBuf::from(row.try_get::<String, _>("source")?),
+        loaded_at: count("loaded_at")?,
+        last_used_us: count("last_used_us")?,
+        pinned: row.try_get("pinned")?,
+    })
+}
+
+/// SQLite's integers have a sign; ours stay far below it.
+fn signed(number: u64) -> i64 {
+    i64::try_from(number).unwrap_or(i64::MAX)
+}
+
+/// SQLite's code for a full disk.
+const SQLITE_FULL: &str = "13";
+
+fn refused(error: sqlx::Error) -> DatabaseError {
+    let code = error.as_database_error().and_then(|error| error.code());
+    if code.as_deref() == Some(SQLITE_FULL) { DatabaseError::Full } else { DatabaseError::Failed(error) }
+}
+
+pub(super) fn failed(attempt: &'static str, path: &Path) -> impl FnOnce(io::Error) -> DatabaseError + use<> {
+    let path = path.to_owned();
+    move |source| DatabaseError::Io { attempt, path, source }
+}
+
+/// Fails if the store has adapters that no registry knows.
+pub(super) fn check_not_lost(state: &Path) -> Result<(), DatabaseError> {
+    let log = state.join(format!("{FILE}-wal"));
+    if store::is_inhabited(state) || log.exists() {
+        return Err(DatabaseError::Missing(state.join(FILE)));
+    }
+    Ok(())
+}

@@ -1,0 +1,221 @@
+//! An adapter under a name, who uses it, and how much.
+
+use std::{
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use model::generation::{AdapterId, Generation};
+use shmproto::message::OwnerBytes;
+use tokio::sync::watch;
+
+use super::database::Record;
+use crate::auth::{Caller, Role};
+
+/// The owner of what all tenants may use.
+pub const EVERYBODY: OwnerBytes = [0; 32];
+/// Seconds over which tokens per second are counted.
+const RATE_WINDOW_S: u64 = 10;
+
+/// What the executor is told about a tenant: enough to keep two apart, not enough to name them.
+#[must_use]
+pub fn owner(tenant: Option<&str>) -> OwnerBytes {
+    tenant
+        .map_or(EVERYBODY, |tenant| blake3::derive_key("holobiont 2026 adapter owner v1", tenant.as_bytes()))
+}
+
+/// An adapter under a name.
+#[derive(Debug)]
+pub struct Entry {
+    /// What was registered; `pinned` and `last_used_us` as they were then.
+    pub record: Record,
+    id: AdapterId,
+    pinned: AtomicBool,
+    last_used_us: AtomicU64,
+    /// True if `last_used_us` is newer than what is on disk.
+    used_since_saved: AtomicBool,
+    /// Why it cannot be used now, if it cannot.
+    fault: Mutex<Option<String>>,
+    /// Its receivers are the leases.
+    leases: watch::Sender<()>,
+    rate: Mutex<Rate>,
+}
+
+impl Entry {
+    pub(super) fn new(record: Record) -> Self {
+        Self {
+            id: AdapterId::new(&owner(record.tenant.as_deref()), record.generation),
+            pinned: AtomicBool::new(record.pinned),
+            last_used_us: AtomicU64::new(record.last_used_us),
+            used_since_saved: AtomicBool::new(false),
+            fault: Mutex::new(None),
+            leases: watch::Sender::new(()),
+            rate: Mutex::default(),
+            record,
+        }
+    }
+
+    /// What it is called in the executor.
+    #[must_use]
+    pub fn id(&self) -> AdapterId {
+        self.id
+    }
+
+    /// Whether `caller` may know that it exists.
+    #[must_use]
+    pub fn is_for(&self, caller: &Caller) -> bool {
+        let owner = self.record.tenant.as_deref();
+        owner.is_none_or(|tenant| *tenant == *caller.tenant) || caller.role == Role::Admin
+    }
+
+    /// Requests that use it now.
+    #[must_use]
+    pub fn requests(&self) -> usize {
+        self.leases.receiver_count()
+    }
+
+    /// Whether it is kept resident.
+    #[must_use]
+    pub fn is_pinned(&self) -> bool {
+        self.pinned.load(Ordering::Relaxed)
+    }
+
+    /// When a request last used it, in microseconds since 1970; when it was loaded, if none did.
+    #[must_use]
+    pub fn last_used_us(&self) -> u64 {
+        self.last_used_us.load(Ordering::Relaxed)
+    }
+
+    /// Tokens its requests generate in a second, over the last ten.
+    #[must_use]
+    pub fn tokens_per_s(&self) -> f64 {
+        lock(&self.rate).per_s(now_us() / 1_000_000)
+    }
+
+    /// Why it cannot be used now, if it cannot.
+    #[must_use]
+    pub fn fault(&self) -> Option<String> {
+        lock(&self.fault).clone()
+    }
+
+    pub(super) fn set_fault(&self, fault: Option<String>) {
+        *lock(&self.fault) = fault;
+    }
+
+    pub(super) fn set_pinned(&self, pinned: bool) {
+        self.pinned.store(pinned, Ordering::Relaxed);
+    }
+
+    /// Resolves when nobody uses it.
+    pub(super) async fn drained(&self) {
+        self.leases.closed().await;
+    }
+
+    pub(super) fn lease(self: &Arc<Self>) -> Lease {
+        let held = self.leases.subscribe();
+        self.touch();
+        Lease { generation: self.record.generation, id: self.id, entry: Arc::clone(self), _held: held }
+    }
+
+    /// When it was last used, once: if that has not been saved.
+    pub(super) fn unsaved_use(&self) -> Option<(String, u64)> {
+        let unsaved = self.used_since_saved.swap(false, Ordering::Relaxed);
+        unsaved.then(|| (self.record.name.clone(), self.last_used_us()))
+    }
+
+    fn touch(&self) {
+        self.last_used_us.store(now_us(), Ordering::Relaxed);
+        self.used_since_saved.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Keeps a generation from being freed, and its adapter from being evicted.
+#[derive(Debug)]
+pub struct Lease {
+    /// The generation, whatever the name stands for by now.
+    pub generation: Generation,
+    /// What it is called in the executor.
+    pub id: AdapterId,
+    pub(super) entry: Arc<Entry>,
+    _held: watch::Receiver<()>,
+}
+
+impl Lease {
+    /// The name it was taken under.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.entry.record.name
+    }
+
+    /// Notes that `count` tokens have been generated with it.
+    pub fn count_tokens(&self, count: usize) {
+        lock(&self.entry.rate).count(count as u64, now_us() / 1_000_000);
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.entry.touch();
+    }
+}
+
+/// Tokens of each of the last seconds.
+#[derive(Debug, Default)]
+struct Rate {
+    seconds: [(u64, u64); RATE_WINDOW_S as usize],
+}
+
+impl Rate {
+    fn count(&mut self, tokens: u64, now_s: u64) {
+        let second = &mut self.seconds[(now_s % RATE_WINDOW_S) as usize];
+        if second.0 != now_s {
+            *second = (now_s, 0);
+        }
+        second.1 = second.1.saturating_add(tokens);
+    }
+
+    fn per_s(&self, now_s: u64) -> f64 {
+        let recent = self.seconds.iter().filter(|(second, _)| now_s.saturating_sub(*second) < RATE_WINDOW_S);
+        let tokens: u64 = recent.map(|(_, tokens)| tokens).sum();
+        #[expect(clippy::cast_precision_loss, reason = "a rate for people; counts stay below 2^53")]
+        let tokens = tokens as f64;
+        tokens / f64::from(u32::try_from(RATE_WINDOW_S).unwrap_or(1))
+    }
+}
+
+/// Each of these locks guards one value that is always whole, also if a holder panicked.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(super) fn now_us() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_per_second_are_those_of_the_last_ten_seconds() {
+        let mut rate = Rate::default();
+        rate.count(50, 100);
+        rate.count(50, 105);
+        assert!((rate.per_s(105) - 10.0).abs() < 1e-9);
+        assert!((rate.per_s(112) - 5.0).abs() < 1e-9);
+        assert!(rate.per_s(200).abs() < 1e-9);
+        rate.count(20, 110);
+        assert!((rate.per_s(110) - 7.0).abs() < 1e-9, "second 100 is overwritten, not added to");
+    }
+
+    #[test]
+    fn tenants_are_different_owners_and_nobody_is_everybody() {
+        assert_eq!(owner(None), EVERYBODY);
+        assert_ne!(owner(Some("a")), owner(Some("b")));
+        assert_ne!(owner(Some("")), EVERYBODY);
+    }
+}

@@ -1,0 +1,135 @@
+//! What may go wrong with an adapter, for those who change the registry and for those who use it.
+
+use super::{database::DatabaseError, jail::JailError, store::StoreError};
+use crate::executor::CallError;
+
+/// Longest name of an adapter, in bytes.
+pub(super) const MAX_NAME_BYTES: usize = 256;
+
+/// Why the registry could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Its database.
+    #[error(transparent)]
+    Database(#[from] DatabaseError),
+    /// Its files.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The thread that opened it is gone.
+    #[error("opening the registry stopped: {0}; the log says why")]
+    Stopped(String),
+}
+
+/// Why the registry was not changed.
+#[derive(Debug, thiserror::Error)]
+pub enum AdapterError {
+    /// The name cannot be one.
+    #[error(
+        "'{0}' cannot be an adapter's name: use 1 to {MAX_NAME_BYTES} bytes without ':' and control characters"
+    )]
+    BadName(String),
+    /// The base model is called so.
+    #[error("'{0}' is the name of the base model; choose another")]
+    NameOfBase(String),
+    /// The tenant cannot be one.
+    #[error(
+        "'{0}' cannot be a tenant: use 1 to 64 of the characters A-Z a-z 0-9 _ . -, as in the API key file"
+    )]
+    BadTenant(String),
+    /// The name belongs to another tenant.
+    #[error(
+        "'{0}' belongs to another tenant; unload it first, so that nobody gets what was not meant for them"
+    )]
+    OtherTenant(String),
+    /// The name is taken and nothing says that it is to be replaced.
+    #[error(
+        "an adapter named '{0}' is loaded already; to replace it send load_inplace: true or expected_generation"
+    )]
+    NameTaken(String),
+    /// The name stands for something else than the caller thinks.
+    #[error("'{name}' stands for {found}, not for {expected}; look again before changing it")]
+    OtherGeneration {
+        /// The name.
+        name: String,
+        /// As asked.
+        expected: String,
+        /// As it is.
+        found: String,
+    },
+    /// No such name.
+    #[error("no adapter is named '{0}'; GET /v1/lora_adapters lists them")]
+    NotFound(String),
+    /// Loaded, and changes nothing.
+    #[error("the adapter in '{0}' matches no layer of the base model, so it would change nothing")]
+    NoModules(String),
+    /// The registry is full.
+    #[error("the registry holds {0} adapters, which is its limit (--max-adapters); unload some")]
+    Full(usize),
+    /// Too many loads are under way.
+    #[error("{0} adapters are being loaded, which is the limit; try again when some are done")]
+    Busy(usize),
+    /// Pinned adapters alone would not leave room for it.
+    #[error(
+        "pinning '{name}' would pin {pinned_bytes} bytes, but the executor holds {budget_bytes} bytes of adapters; \
+         unpin another or start it with a larger --adapter-bytes"
+    )]
+    PinsExceedBudget {
+        /// The adapter.
+        name: String,
+        /// What all pinned adapters would take.
+        pinned_bytes: u64,
+        /// What the executor has.
+        budget_bytes: u64,
+    },
+    /// It may not be read.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The executor could not take it.
+    #[error(transparent)]
+    Bring(#[from] BringError),
+    /// The change could not be made durable and was undone.
+    #[error(transparent)]
+    Database(#[from] DatabaseError),
+    /// The thread that worked on it is gone.
+    #[error("copying the adapter stopped: {0}; the log says why")]
+    Stopped(String),
+}
+
+impl From<JailError> for AdapterError {
+    fn from(error: JailError) -> Self {
+        Self::Store(error.into())
+    }
+}
+
+impl From<CallError> for AdapterError {
+    fn from(error: CallError) -> Self {
+        Self::Bring(error.into())
+    }
+}
+
+/// Why a registered adapter is not in the executor now. Everybody who waits for it gets the same one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BringError {
+    /// All that is resident is in use, or too many requests wait already.
+    #[error("{0}; try again shortly")]
+    Busy(String),
+    /// It is larger than what may ever be free.
+    #[error("{0}")]
+    NeverFits(String),
+    /// Its files, or the executor's idea of them, are not what was registered.
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
+    /// The executor did not do it.
+    #[error(transparent)]
+    Call(#[from] CallError),
+}
+
+/// The name is there, but its adapter could not be brought back.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the adapter '{name}' is registered but not usable: {reason}; load it again")]
+pub struct Unusable {
+    /// The name.
+    pub name: String,
+    /// Why.
+    pub reason: String,
+}

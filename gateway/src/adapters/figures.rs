@@ -1,0 +1,65 @@
+//! What the registry counts about itself, for whoever renders figures.
+
+use std::{
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
+
+/// Upper bounds of the load time's buckets, in seconds; one more bucket holds what is above.
+pub const LOAD_BOUNDS_S: [f64; 12] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0];
+
+/// Counts since the process began.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    loads: AtomicU64,
+    failures: AtomicU64,
+    pub(super) evictions: AtomicU64,
+    pub(super) hits: AtomicU64,
+    pub(super) misses: AtomicU64,
+    load_us: AtomicU64,
+    buckets: [AtomicU64; LOAD_BOUNDS_S.len() + 1],
+}
+
+/// The counters at one moment.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Figures {
+    /// Adapters the executor took.
+    pub loads: u64,
+    /// Adapters it did not take.
+    pub load_failures: u64,
+    /// Adapters that were unloaded to make room for others.
+    pub evictions: u64,
+    /// Requests whose adapter was resident.
+    pub hits: u64,
+    /// Requests that waited for their adapter.
+    pub misses: u64,
+    /// Seconds all loads took together.
+    pub load_s: f64,
+    /// Loads in each bucket of [`LOAD_BOUNDS_S`] alone (not summed up), then those above the last bound.
+    pub load_buckets: [u64; LOAD_BOUNDS_S.len() + 1],
+}
+
+impl Counters {
+    pub(super) fn loaded(&self, time: Duration) {
+        self.loads.fetch_add(1, Relaxed);
+        self.load_us.fetch_add(u64::try_from(time.as_micros()).unwrap_or(u64::MAX), Relaxed);
+        let bucket = LOAD_BOUNDS_S.iter().position(|bound| time.as_secs_f64() <= *bound);
+        self.buckets[bucket.unwrap_or(LOAD_BOUNDS_S.len())].fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn failed(&self) {
+        self.failures.fetch_add(1, Relaxed);
+    }
+
+    pub(super) fn read(&self) -> Figures {
+        Figures {
+            loads: self.loads.load(Relaxed),
+            load_failures: self.failures.load(Relaxed),
+            evictions: self.evictions.load(Relaxed),
+            hits: self.hits.load(Relaxed),
+            misses: self.misses.load(Relaxed),
+            load_s: Duration::from_micros(self.load_us.load(Relaxed)).as_secs_f64(),
+            load_buckets: self.buckets.each_ref().map(|bucket| bucket.load(Relaxed)),
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! The registry of earlier versions: one JSON file, `adapters.json`, that pointed at files anywhere.
+//!
+//! It is read once. The files it points at are copied into the store; an adapter whose files are gone is kept by
+//! name and shows what is wrong with it.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read as _},
+    path::{Path, PathBuf},
+};
+
+use model::generation::Generation;
+use serde::Deserialize;
+
+use super::{
+    EVERYBODY,
+    database::{DatabaseError, Record, failed},
+    jail::Place,
+    store::{ContentId, Store, StoreError},
+};
+
+/// Its name within the state directory.
+const FILE: &str = "adapters.json";
+/// What it is called once it has been read.
+const IMPORTED: &str = "adapters.json.imported";
+/// The only layout there was.
+const VERSION: u32 = 1;
+/// Largest file that is read.
+const MAX_FILE_BYTES: u64 = 64 << 20;
+/// The files of an adapter that has none.
+const NO_FILES: ContentId = ContentId([0; 32]);
+
+#[derive(Deserialize)]
+struct Contents {
+    version: u32,
+    adapters: Vec<Old>,
+}
+
+#[derive(Deserialize)]
+struct Old {
+    name: String,
+    path: PathBuf,
+    generation: String,
+    rank: u32,
+    bytes: u64,
+    modules: u32,
+    loaded_at: u64,
+}
+
+/// Reads the old registry of `state`, if there is one, and copies its adapters into `store`. May block.
+pub(super) fn read(state: &Path, store: &Store) -> Result<Vec<Record>, DatabaseError> {
+    let path = state.join(FILE);
+    let file = match File::open(&path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(failed("opening", &path)(error)),
+    };
+    let damaged = |reason: String| DatabaseError::Damaged { path: path.clone(), reason };
+    let mut bytes = Vec::new();
+    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(failed("reading", &path))?;
+    if bytes.len() as u64 > MAX_FILE_BYTES {
+        return Err(damaged(format!("it has more than {MAX_FILE_BYTES} bytes")));
+    }
+    let contents: Contents = serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
+    if contents.version != VERSION {
+        return Err(damaged(format!("its version is {}, not {VERSION}", contents.version)));
+    }
+    contents.adapters.into_iter().map(|old| record(old, store, &damaged)).collect()
+}
+
+/// Says on disk that the old registry has been read.
+pub(super) fn finish(state: &Path) -> Result<(), DatabaseError> {
+    match fs::rename(state.join(FILE), state.join(IMPORTED)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(failed("renaming", &state.join(FILE))(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn record(
+    old: Old,
+    store: &Store,
+    damaged: &dyn Fn(String) -> DatabaseError,
+) -> Result<Record, DatabaseError> {
+    let generation = blake3::Hash::from_hex(&old.generation)
+        .map_err(|error| damaged(format!("'{}' is no generation: {error}", old.generation)))?;
+    let content = match copy(&old.path, store) {
+        Ok(content) => content,
+        // A disk without room is no reason to lose an adapter for good.
+        Err(error @ StoreError::Full(_)) => {
+            return Err(failed("importing", &old.path)(io::Error::new(io::ErrorKind::StorageFull, error)));
+        }
+        Err(error) => {
+            tracing::error!(name = %old.name, %error, "an adapter's files could not be imported");
+            NO_FILES
+        }
+    };
+    Ok(Record {
+        name: old.name,
+        tenant: None,
+        content,
+        generation: Generation(*generation.as_bytes()),
+        rank: old.rank,
+        bytes: old.bytes,
+        modules: old.modules,
+        source: old.path,
+        loaded_at: old.loaded_at,
+        last_used_us: old.loaded_at.saturating_mul(1_000_000),
+        pinned: false,
+    })
+}
+
+fn copy(path: &Path, store: &Store) -> Result<ContentId, StoreError> {
+    let incoming = store.copy(&Place::anywhere(path)?, &EVERYBODY)?;
+    store.install(&incoming)?;
+    Ok(incoming.content)
+}

@@ -1,0 +1,264 @@
+//! Opens adapter files by paths that came over HTTP, without ever leaving the adapter root.
+//!
+//! The kernel keeps the bounds (`openat2` with `RESOLVE_BENEATH`), so there is no moment between a check and its
+//! use in which a link could be swapped. Links may be followed as long as they stay beneath the root. What is opened
+//! must be a regular file: the check is made on the open descriptor, and `O_NONBLOCK` keeps a FIFO from holding the
+//! thread. A hard link is the file itself and is read like any other.
+
+use std::{
+    fs::File,
+    os::fd::OwnedFd,
+    path::{Component, Path, PathBuf},
+};
+
+use rustix::{
+    fs::{Dir, FileType, Mode, OFlags, ResolveFlags, fstat, open, openat2},
+    io::Errno,
+};
+
+/// The configuration in PEFT's format.
+pub const CONFIG_FILE: &str = "adapter_config.json";
+/// The weights in PEFT's format.
+pub const WEIGHT_FILE: &str = "adapter_model.safetensors";
+/// What a GGUF adapter is called in the store, whatever it was called before.
+pub const GGUF_FILE: &str = "adapter.gguf";
+
+/// Longest configuration that is read, in bytes.
+const MAX_CONFIG_BYTES: u64 = 1 << 20;
+/// Longest path that is looked at, in bytes.
+const MAX_PATH_BYTES: usize = 4095;
+/// Most entries of a directory that are looked through for a GGUF file.
+const MAX_ENTRIES: usize = 4096;
+/// How often a lookup is repeated that raced with a rename somewhere in the tree.
+const MAX_RACES: usize = 64;
+
+/// Why a path names no adapter that may be read.
+#[derive(Debug, thiserror::Error)]
+pub enum JailError {
+    /// It leads, or could lead, out of the root.
+    #[error(
+        "'{}' is not a path inside the adapter root ({reason}); copy the adapter into the root, or start with \
+         another --adapter-root", path.display()
+    )]
+    Forbidden {
+        /// As asked.
+        path: PathBuf,
+        /// Which rule it breaks.
+        reason: &'static str,
+    },
+    /// The system refused to open it.
+    #[error(
+        "'{}' cannot be opened ({reason}); give the directory that holds {CONFIG_FILE} and {WEIGHT_FILE}, or a \
+         .gguf file", path.display()
+    )]
+    Unreadable {
+        /// What was opened.
+        path: PathBuf,
+        /// What the system said.
+        reason: Errno,
+    },
+    /// It is a FIFO, a device, a socket.
+    #[error("'{}' is not a regular file; adapters are read from regular files only", .0.display())]
+    NotAFile(PathBuf),
+    /// Weights in a format that runs code when it is read.
+    #[error(
+        "'{}' is a pickle, which runs code when it is read; convert it to {WEIGHT_FILE} (in PEFT: \
+         save_pretrained(..., safe_serialization=True)) and load that", .0.display()
+    )]
+    Pickle(PathBuf),
+    /// Nothing there is an adapter.
+    #[error("'{}' holds no adapter: {reason}", path.display())]
+    NoAdapter {
+        /// The directory or file.
+        path: PathBuf,
+        /// What is missing, or there twice.
+        reason: &'static str,
+    },
+}
+
+/// A file of an adapter, opened.
+#[derive(Debug)]
+pub struct Piece {
+    /// What it is called in the store.
+    pub name: &'static str,
+    /// Open for reading, at its beginning.
+    pub file: File,
+    /// A limit of its own, in bytes; `None` is that of weights.
+    pub max_bytes: Option<u64>,
+}
+
+/// Where an adapter's files are.
+#[derive(Debug)]
+pub struct Place {
+    /// What `inside` is relative to.
+    base: OwnedFd,
+    inside: PathBuf,
+    resolve: ResolveFlags,
+    /// As it was asked for.
+    asked: PathBuf,
+}
+
+impl Place {
+    /// `asked` inside `root`, which must be absolute and without links; a relative path is relative to the root.
+    ///
+    /// # Errors
+    /// If the path says by itself that it is not inside the root, or the root cannot be opened.
+    pub fn inside(root: &Path, asked: &Path) -> Result<Self, JailError> {
+        let forbidden = |reason| JailError::Forbidden { path: shortened(asked), reason };
+        let bytes = asked.as_os_str().as_encoded_bytes();
+        if bytes.len() > MAX_PATH_BYTES {
+            return Err(forbidden("it is longer than 4095 bytes"));
+        }
+        if bytes.contains(&0) {
+            return Err(forbidden("it contains a NUL"));
+        }
+        if asked.components().any(|part| part == Component::ParentDir) {
+            return Err(forbidden("it contains '..'"));
+        }
+        let inside = match asked.strip_prefix(root) {
+            Ok(inside) => inside.to_owned(),
+            Err(_) if asked.is_relative() => asked.to_owned(),
+            // The root may have been reached by another name. Whatever this finds, the kernel checks it again.
+            Err(_) => {
+                let real = asked.canonicalize().ok();
+                let inside = real.as_deref().and_then(|real| real.strip_prefix(root).ok());
+                inside.ok_or_else(|| forbidden("it is somewhere else"))?.to_owned()
+            }
+        };
+        let base = open(root, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|reason| JailError::Unreadable { path: root.to_owned(), reason })?;
+        let inside = if inside.as_os_str().is_empty() { PathBuf::from(".") } else { inside };
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        Ok(Self { base, inside, resolve, asked: asked.to_owned() })
+    }
+
+    /// Any place: for paths that the operator gave on the command line.
+    ///
+    /// # Errors
+    /// If the working directory cannot be opened.
+    pub fn anywhere(asked: &Path) -> Result<Self, JailError> {
+        let base = open(".", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|reason| JailError::Unreadable { path: asked.to_owned(), reason })?;
+        let resolve = ResolveFlags::NO_MAGICLINKS;
+        Ok(Self { base, inside: asked.to_owned(), resolve, asked: asked.to_owned() })
+    }
+
+    /// Opens the files of the adapter that is there: PEFT's two in a directory, or one GGUF file.
+    ///
+    /// # Errors
+    /// If there is none, or one that may not be read; see [`JailError`].
+    pub fn pieces(&self) -> Result<Vec<Piece>, JailError> {
+        let found = self.open(Path::new(""), OFlags::PATH)?;
+        let kind = fstat(&found).map_err(|reason| self.unreadable(Path::new(""), reason))?.st_mode;
+        match FileType::from_raw_mode(kind) {
+            FileType::Directory => self.of_directory(),
+            FileType::RegularFile => self.of_file(),
+            _ => Err(JailError::NotAFile(self.asked.clone())),
+        }
+    }
+
+    fn of_directory(&self) -> Result<Vec<Piece>, JailError> {
+        let Some(config) = self.regular_if_there(Path::new(CONFIG_FILE))? else {
+            return self.of_gguf_directory();
+        };
+        let Some(weights) = self.regular_if_there(Path::new(WEIGHT_FILE))? else {
+            return Err(self.without_weights());
+        };
+        Ok(vec![
+            Piece { name: CONFIG_FILE, file: config, max_bytes: Some(MAX_CONFIG_BYTES) },
+            Piece { name: WEIGHT_FILE, file: weights, max_bytes: None },
+        ])
+    }
+
+    fn without_weights(&self) -> JailError {
+        for pickle in ["adapter_model.bin", "adapter_model.pt", "pytorch_model.bin"] {
+            if self.open(Path::new(pickle), OFlags::PATH).is_ok() {
+                return JailError::Pickle(self.asked.join(pickle));
+            }
+        }
+        JailError::NoAdapter { path: self.asked.clone(), reason: "adapter_model.safetensors is not there" }
+    }
+
+    fn of_gguf_directory(&self) -> Result<Vec<Piece>, JailError> {
+        let directory = self.open(Path::new(""), OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let entries = Dir::read_from(&directory).map_err(|reason| self.unreadable(Path::new(""), reason))?;
+        let names = entries.take(MAX_ENTRIES).filter_map(Result::ok);
+        let names = names.map(|entry| PathBuf::from(entry.file_name().to_string_lossy().into_owned()));
+        let mut found = names.filter(|name| name.extension().is_some_and(|end| end == "gguf"));
+        let none = |reason| JailError::NoAdapter { path: self.asked.clone(), reason };
+        match (found.next(), found.next()) {
+            (Some(name), None) => Ok(vec![gguf(self.regular(&name)?)]),
+            (Some(_), Some(_)) => Err(none("it has several .gguf files; give the path of one of them")),
+            (None, _) => Err(none("neither adapter_config.json nor a .gguf file is there")),
+        }
+    }
+
+    fn of_file(&self) -> Result<Vec<Piece>, JailError> {
+        let ending = self.inside.extension().and_then(|ending| ending.to_str()).unwrap_or_default();
+        match ending {
+            "gguf" => Ok(vec![gguf(self.regular(Path::new(""))?)]),
+            "bin" | "pt" | "pth" | "pkl" => Err(JailError::Pickle(self.asked.clone())),
+            _ => Err(JailError::NoAdapter {
+                path: self.asked.clone(),
+                reason: "it is a file, but not a .gguf file; give the directory it is in",
+            }),
+        }
+    }
+
+    fn regular_if_there(&self, name: &Path) -> Result<Option<File>, JailError> {
+        match self.regular(name) {
+            Ok(file) => Ok(Some(file)),
+            Err(JailError::Unreadable { reason: Errno::NOENT, .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn regular(&self, name: &Path) -> Result<File, JailError> {
+        let opened = self.open(name, OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY)?;
+        let mode = fstat(&opened).map_err(|reason| self.unreadable(name, reason))?.st_mode;
+        if FileType::from_raw_mode(mode) == FileType::RegularFile {
+            Ok(File::from(opened))
+        } else {
+            Err(JailError::NotAFile(self.asked.join(name)))
+        }
+    }
+
+    /// Always from the base down: a link within a directory may lead to another place beneath the root.
+    fn open(&self, name: &Path, flags: OFlags) -> Result<OwnedFd, JailError> {
+        let path = if name.as_os_str().is_empty() { self.inside.clone() } else { self.inside.join(name) };
+        let mut races = 0;
+        loop {
+            match openat2(&self.base, &path, flags | OFlags::CLOEXEC, Mode::empty(), self.resolve) {
+                Ok(opened) => return Ok(opened),
+                Err(Errno::AGAIN | Errno::INTR) if races < MAX_RACES => races += 1,
+                Err(reason) => return Err(self.unreadable(name, reason)),
+            }
+        }
+    }
+
+    fn unreadable(&self, name: &Path, reason: Errno) -> JailError {
+        let path = if name.as_os_str().is_empty() { self.asked.clone() } else { self.asked.join(name) };
+        match reason {
+            Errno::XDEV | Errno::AGAIN => {
+                JailError::Forbidden { path, reason: "a link in it leads out of the root" }
+            }
+            // Sockets cannot be opened, and devices without a driver neither.
+            Errno::NXIO | Errno::NODEV => JailError::NotAFile(path),
+            reason => JailError::Unreadable { path, reason },
+        }
+    }
+}
+
+fn gguf(file: File) -> Piece {
+    Piece { name: GGUF_FILE, file, max_bytes: None }
+}
+
+/// Names of 4 KiB are not repeated in full.
+fn shortened(path: &Path) -> PathBuf {
+    let text = path.display().to_string();
+    if text.chars().count() <= 200 {
+        text.into()
+    } else {
+        text.chars().take(200).chain(['…']).collect::<String>().into()
+    }
+}

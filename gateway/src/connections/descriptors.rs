@@ -1,0 +1,97 @@
+//! File descriptors: how many connections they allow, and one that is kept back for when they run out.
+
+use std::{fs::File, io, time::Duration};
+
+use rustix::{
+    io::Errno,
+    process::{Resource, Rlimit, getrlimit, setrlimit},
+};
+use tokio::{net::TcpListener, time::timeout};
+
+/// Descriptors for everything that is no connection: log, registry, executor, adapters being loaded.
+const OTHERS: u64 = 96;
+/// Connections kept free for probes when all others are taken.
+const MAX_RESERVE: usize = 64;
+/// How long accepting rests when there is no descriptor left.
+const REST: Duration = Duration::from_millis(100);
+
+/// How many connections there may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Budget {
+    /// Served.
+    pub(super) connections: usize,
+    /// Beyond those, for probes and refusals.
+    pub(super) reserve: usize,
+}
+
+impl Budget {
+    /// What of `wanted` connections the system's limit allows; the limit is raised first as far as it may be.
+    pub(super) fn find(wanted: usize) -> Self {
+        let limit = getrlimit(Resource::Nofile);
+        let needed = (wanted.saturating_add(MAX_RESERVE) as u64).saturating_add(OTHERS);
+        let mut current = limit.current.unwrap_or(u64::MAX);
+        if current < needed {
+            let raised = needed.min(limit.maximum.unwrap_or(u64::MAX));
+            let new = Rlimit { current: Some(raised), maximum: limit.maximum };
+            if setrlimit(Resource::Nofile, new).is_ok() {
+                current = raised;
+            }
+        }
+        let budget = Self::of(wanted, current);
+        if budget.connections < wanted {
+            tracing::warn!(
+                wanted,
+                connections = budget.connections,
+                descriptors = current,
+                "fewer connections than --max-connections: raise the limit of open files (LimitNOFILE=)"
+            );
+        }
+        budget
+    }
+
+    fn of(wanted: usize, descriptors: u64) -> Self {
+        let others = OTHERS.min(descriptors / 2);
+        let room = usize::try_from(descriptors - others).unwrap_or(usize::MAX);
+        let reserve = (room / 8).clamp(1, MAX_RESERVE);
+        Self { connections: wanted.min(room.saturating_sub(reserve)).max(1), reserve }
+    }
+}
+
+/// A descriptor that is kept back, so that a newcomer can be turned away when there is no other.
+#[derive(Debug)]
+pub(super) struct Spare(Option<File>);
+
+impl Spare {
+    pub(super) fn new() -> Self {
+        Self(File::open("/dev/null").ok())
+    }
+
+    /// Handles what `accept` failed with: rests if the system has no more to give, otherwise goes on at once.
+    pub(super) async fn after(&mut self, error: &io::Error, listener: &TcpListener) {
+        let exhausted = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
+        let is_exhausted = Errno::from_io_error(error).is_some_and(|errno| exhausted.contains(&errno));
+        if !is_exhausted {
+            // A peer that went away before it was accepted.
+            tracing::debug!(%error, "a connection was not accepted");
+            return;
+        }
+        tracing::warn!(%error, "no more connections can be accepted; trying again shortly");
+        self.0 = None;
+        // Whoever waits at the door hears that nobody opens, instead of nothing.
+        drop(timeout(REST, listener.accept()).await);
+        self.0 = File::open("/dev/null").ok();
+        tokio::time::sleep(REST).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_are_as_many_as_wanted_or_as_descriptors_allow() {
+        assert_eq!(Budget::of(1024, 1 << 20), Budget { connections: 1024, reserve: 64 });
+        assert_eq!(Budget::of(1024, 64), Budget { connections: 28, reserve: 4 });
+        assert_eq!(Budget::of(1024, 4), Budget { connections: 1, reserve: 1 });
+    }
+}

@@ -1,0 +1,90 @@
+//! From a socket's path to a welcome.
+
+use std::time::Duration;
+
+use futures::StreamExt as _;
+use shmproto::{
+    codec::Wire as _,
+    message::{Hello, Loading, PROTOCOL_VERSION, ToExecutor, ToGateway, Welcome},
+};
+use tokio::{sync::watch, time::timeout};
+use zeromq::{
+    DealerSocket, Socket as _, SocketEvent, SocketOptions, SocketRecv as _, SocketSend as _, ZmqMessage,
+};
+
+use super::link::{Link, Peer, Wire, read};
+
+/// How long one try to reach the socket may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Connects, says hello, and waits for the welcome. Says meanwhile how far the executor is.
+pub(super) async fn open(peer: Peer, link: watch::Sender<Link>) -> Result<(Wire, Welcome), String> {
+    let silence = peer.silence;
+    // A stopped process has a socket that can be connected to, and then says nothing.
+    let connected = timeout(silence, connect(peer)).await;
+    let mut wire = connected.map_err(|_| "it does not take the connection".to_owned())??;
+    loop {
+        let message = timeout(silence, answer_of(&mut wire)).await;
+        let message = message
+            .map_err(|_| format!("it said nothing for {} ms before its welcome", silence.as_millis()))??;
+        match accept(message)? {
+            Greeting::Welcome(welcome) => return Ok((wire, *welcome)),
+            Greeting::Loading(Loading { stage, percent }) => {
+                link.send_replace(Link::Loading { stage, percent: percent.min(100) });
+            }
+        }
+    }
+}
+
+async fn connect(peer: Peer) -> Result<Wire, String> {
+    let Peer { endpoint, instance, .. } = peer;
+    let mut options = SocketOptions::default();
+    options.connect_timeout(CONNECT_TIMEOUT);
+    let mut socket = DealerSocket::with_options(options);
+    let monitor = socket.monitor();
+    socket.connect(&endpoint).await.map_err(|error| format!("connecting to its socket failed: {error}"))?;
+    let (send, receive) = socket.split();
+    let mut wire = Wire { send, receive, monitor };
+    let hello = ToExecutor::Hello(Hello { version: PROTOCOL_VERSION, instance });
+    let sent = wire.send.send(ZmqMessage::from(hello.to_bytes())).await;
+    sent.map_err(|error| format!("saying hello failed: {error}"))?;
+    Ok(wire)
+}
+
+/// The next message of an executor that has not sent its welcome.
+async fn answer_of(wire: &mut Wire) -> Result<ToGateway, String> {
+    loop {
+        tokio::select! {
+            message = wire.receive.recv() => {
+                let message = message.map_err(|error| format!("reading from it failed: {error}"))?;
+                return read(&message);
+            }
+            event = wire.monitor.next() => {
+                if matches!(event, Some(SocketEvent::Disconnected(_)) | None) {
+                    return Err("it closed the connection before its welcome".to_owned());
+                }
+            }
+        }
+    }
+}
+
+/// What a hello is answered with.
+enum Greeting {
+    Loading(Loading),
+    Welcome(Box<Welcome>),
+}
+
+fn accept(message: ToGateway) -> Result<Greeting, String> {
+    match message {
+        ToGateway::Welcome(welcome) if welcome.version == PROTOCOL_VERSION => {
+            Ok(Greeting::Welcome(Box::new(welcome)))
+        }
+        ToGateway::Welcome(welcome) => Err(format!(
+            "it speaks protocol {}, this gateway speaks {PROTOCOL_VERSION}; install both from one release",
+            welcome.version
+        )),
+        ToGateway::Loading(loading) => Ok(Greeting::Loading(loading)),
+        ToGateway::Refused(why) => Err(format!("it refused the hello: {why}")),
+        _ => Err("it sent something else than a welcome".to_owned()),
+    }
+}

@@ -1,0 +1,275 @@
+//! The connection against a ROUTER that loads, falls silent and comes back as a test wants it.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::sync::{Mutex, atomic::AtomicBool};
+
+use shmproto::message::{Finish, Hello, Loading, Output, PROTOCOL_VERSION, Sampling, ToGateway, Welcome};
+use tokio::{task::JoinHandle, time::timeout};
+use zeromq::{RouterSendHalf, RouterSocket, Socket as _, SocketRecv as _, SocketSend as _, ZmqMessage};
+
+use super::{link::Event, *};
+
+/// What hangs fails, instead of stopping the suite.
+const WATCHDOG: Duration = Duration::from_secs(60);
+/// Long enough for a busy machine to answer in, short enough for a test to wait for.
+const SILENCE: Duration = Duration::from_secs(2);
+
+/// An executor that takes three sequences and generates nothing until it is told to.
+struct Router {
+    state: Arc<State>,
+    task: JoinHandle<()>,
+    _directory: tempfile::TempDir,
+}
+
+#[derive(Default)]
+struct State {
+    /// Reads, but does not answer: as a stopped process looks from outside.
+    is_mute: AtomicBool,
+    /// What hellos are answered with before the welcome.
+    loading: Mutex<Vec<Loading>>,
+    hellos: Mutex<Vec<Hello>>,
+    generates: Mutex<Vec<Generate>>,
+    /// The connection that spoke last.
+    peer: Mutex<Option<(RouterSendHalf, Vec<u8>)>>,
+}
+
+impl Router {
+    async fn start(state: State) -> (Self, Executor) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("executor.sock");
+        let mut socket = RouterSocket::new();
+        socket.bind(&format!("ipc://{}", path.display())).await.unwrap();
+        let state = Arc::new(state);
+        let task = tokio::spawn(Arc::clone(&state).serve(socket));
+        (Self { state, task, _directory: directory }, Executor::connect(&path, 64, SILENCE))
+    }
+
+    fn mute(&self, is_mute: bool) {
+        self.state.is_mute.store(is_mute, Ordering::SeqCst);
+    }
+
+    fn generates(&self) -> Vec<Generate> {
+        self.state.generates.lock().unwrap().clone()
+    }
+
+    async fn eventually_generates(&self, count: usize) {
+        let so = async {
+            while self.generates().len() < count {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(WATCHDOG, so).await.expect("the sequences arrive");
+    }
+
+    async fn end(&self, request: RequestId) {
+        let output = Output {
+            request,
+            tokens: Vec::new(),
+            prompt: Vec::new(),
+            cached_tokens: 0,
+            queued_us: 0,
+            finish: Some(Finish::Length),
+            error: None,
+        };
+        let peer = self.state.peer.lock().unwrap().clone();
+        say(&peer.unwrap(), &ToGateway::Outputs(vec![output])).await;
+    }
+}
+
+impl Drop for Router {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl State {
+    async fn serve(self: Arc<Self>, socket: RouterSocket) {
+        let (send, mut receive) = socket.split();
+        while let Ok(message) = receive.recv().await {
+            let peer = (send.clone(), message.get(0).unwrap().to_vec());
+            self.peer.lock().unwrap().replace(peer.clone());
+            if self.is_mute.load(Ordering::SeqCst) {
+                continue;
+            }
+            match ToExecutor::from_bytes(message.get(1).unwrap()).unwrap() {
+                ToExecutor::Hello(hello) => {
+                    self.hellos.lock().unwrap().push(hello);
+                    let loading = std::mem::take(&mut *self.loading.lock().unwrap());
+                    for step in loading {
+                        say(&peer, &ToGateway::Loading(step)).await;
+                        tokio::time::sleep(SILENCE * 3 / 4).await;
+                    }
+                    say(&peer, &ToGateway::Welcome(welcome())).await;
+                }
+                ToExecutor::Generate(generate) => self.generates.lock().unwrap().push(generate),
+                ToExecutor::GetStats(request) => {
+                    say(&peer, &ToGateway::Stats(Stats { request, ..Stats::default() })).await;
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+async fn say((send, peer): &(RouterSendHalf, Vec<u8>), message: &ToGateway) {
+    let mut frames = ZmqMessage::from(peer.clone());
+    frames.push_back(message.to_bytes().into());
+    // The gateway may have given the connection up.
+    let _ = send.clone().send(frames).await;
+}
+
+fn welcome() -> Welcome {
+    Welcome {
+        version: PROTOCOL_VERSION,
+        instance: 7,
+        model_path: String::new(),
+        base_hash: [0; 32],
+        context_length: 64,
+        vocab_size: 64,
+        adapter_budget_bytes: 0,
+        kv_blocks: 64,
+        block_tokens: 16,
+        max_running: 2,
+        max_waiting: 1,
+        adapters: Vec::new(),
+    }
+}
+
+fn sequence() -> Generate {
+    let sampling = Sampling {
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        repetition_penalty: 1.0,
+        logit_bias: Vec::new(),
+        seed: 0,
+    };
+    Generate {
+        request: 0,
+        adapter: None,
+        namespace: [0; 32],
+        prompt: vec![1],
+        max_tokens: 4,
+        min_tokens: 0,
+        stop_tokens: Vec::new(),
+        sampling,
+        logprobs: None,
+        prompt_logprobs: None,
+        deadline_ms: 0,
+    }
+}
+
+async fn until(executor: &Executor, is_so: impl FnMut(&Link) -> bool) -> Link {
+    let mut link = executor.link();
+    timeout(WATCHDOG, link.wait_for(is_so)).await.expect("the link becomes so").unwrap().clone()
+}
+
+async fn up(executor: &Executor) -> u64 {
+    match until(executor, |link| matches!(link, Link::Up { .. })).await {
+        Link::Up { epoch, .. } => epoch,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn next(batch: &mut Batch) -> Event {
+    timeout(WATCHDOG, batch.next()).await.expect("something happens").unwrap().1
+}
+
+#[tokio::test]
+async fn an_executor_that_loads_for_longer_than_the_silence_is_waited_for_while_it_says_so() {
+    let steps = [3, 43, 97].map(|percent| Loading { stage: "reading weights".to_owned(), percent });
+    let loading = Mutex::new(steps.to_vec());
+    let (router, executor) = Router::start(State { loading, ..State::default() }).await;
+    let is = |link: &Link, wanted| matches!(link, Link::Loading { percent, .. } if *percent == wanted);
+    until(&executor, |link| is(link, 43)).await;
+    assert_eq!(up(&executor).await, 1);
+    assert_eq!(router.state.hellos.lock().unwrap().len(), 1, "one connection waited for it all");
+}
+
+#[tokio::test]
+async fn more_sequences_than_the_executor_takes_are_refused_without_asking_it() {
+    let (router, executor) = Router::start(State::default()).await;
+    up(&executor).await;
+    assert_eq!(executor.max_sequences(), 3, "two run and one waits");
+    assert_eq!(
+        executor.generate(vec![sequence(); 4]).unwrap_err(),
+        CallError::TooMany { asked: 4, limit: 3 },
+        "would never fit"
+    );
+    let three = executor.generate(vec![sequence(); 3]).unwrap();
+    router.eventually_generates(3).await;
+    // From here on nobody would answer, and nobody has to.
+    router.mute(true);
+    let refused = executor.generate(vec![sequence()]).unwrap_err();
+    assert_eq!(refused, CallError::Busy { limit: 3, what: "sequences" });
+    assert_eq!(router.generates().len(), 3);
+    drop(three);
+}
+
+#[tokio::test]
+async fn a_sequence_that_ends_makes_room_for_another() {
+    let (router, executor) = Router::start(State::default()).await;
+    up(&executor).await;
+    let mut three = executor.generate(vec![sequence(); 3]).unwrap();
+    router.eventually_generates(3).await;
+    router.end(router.generates()[0].request).await;
+    assert!(matches!(next(&mut three).await, Event::Output(_)));
+    let _one = executor.generate(vec![sequence()]).unwrap();
+    assert!(executor.generate(vec![sequence()]).is_err());
+}
+
+#[tokio::test]
+async fn an_idle_executor_that_stops_is_noticed_and_one_that_goes_on_is_welcome_again() {
+    let (router, executor) = Router::start(State::default()).await;
+    up(&executor).await;
+    router.mute(true);
+    let down = until(&executor, |link| matches!(link, Link::Down { .. })).await;
+    assert!(matches!(down, Link::Down { reason } if reason.contains("silent")));
+    router.mute(false);
+    assert_eq!(up(&executor).await, 2);
+}
+
+#[tokio::test]
+async fn a_silence_shorter_than_the_limit_disturbs_nothing() {
+    let (router, executor) = Router::start(State::default()).await;
+    up(&executor).await;
+    let mut batch = executor.generate(vec![sequence()]).unwrap();
+    router.eventually_generates(1).await;
+    router.mute(true);
+    tokio::time::sleep(SILENCE / 2).await;
+    router.mute(false);
+    // A sign of life was asked for while nobody answered; what was owed comes now.
+    router.end(router.generates()[0].request).await;
+    assert!(matches!(next(&mut batch).await, Event::Output(output) if output.finish.is_some()));
+    assert_eq!((up(&executor).await, router.generates().len()), (1, 1));
+}
+
+#[tokio::test]
+async fn a_lost_sequence_keeps_its_place_is_redone_once_and_hears_nothing_late() {
+    let (router, executor) = Router::start(State::default()).await;
+    up(&executor).await;
+    let mut three = executor.generate(vec![sequence(); 3]).unwrap();
+    router.eventually_generates(3).await;
+    let former = router.generates();
+    router.mute(true);
+    for _ in 0..3 {
+        assert!(matches!(next(&mut three).await, Event::Lost { epoch: 1 }));
+    }
+    router.mute(false);
+    up(&executor).await;
+    assert!(executor.generate(vec![sequence()]).is_err(), "the places are those of the lost ones");
+    three.restart(1, sequence()).unwrap();
+    router.eventually_generates(4).await;
+    // What the former connection still had to say.
+    router.end(former[1].request).await;
+    router.end(router.generates()[3].request).await;
+    let Event::Output(output) = next(&mut three).await else { panic!("it ends") };
+    assert_eq!(output.request, router.generates()[3].request);
+    assert!(timeout(WATCHDOG, three.next()).await.unwrap().is_none(), "and only once");
+    assert_eq!(router.generates().len(), 4, "nothing else was sent again");
+    drop(three);
+    assert!(executor.generate(vec![sequence(); 3]).is_ok(), "given up, they make room");
+}

@@ -1,0 +1,84 @@
+//! Whether requests are served: for load balancers, service managers and people.
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    extract::State,
+    http::{HeaderValue, StatusCode, header},
+    response::{IntoResponse, Response},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    app::App,
+    lifecycle::{Serving, Status},
+    openai::errors::ApiError,
+};
+
+/// `GET /health`: 200 when requests are served, 503 with the reason when they are not.
+pub(crate) async fn health(State(app): State<Arc<App>>) -> Response {
+    answer(&app, "ok")
+}
+
+/// `GET /ready`: the same, in the words of a start.
+pub(crate) async fn ready(State(app): State<Arc<App>>) -> Response {
+    answer(&app, "ready")
+}
+
+fn answer(app: &App, well: &str) -> Response {
+    let status = app.status.borrow().clone();
+    let body = match status {
+        _ if app.is_draining() => stopping(),
+        Status::Ready(_) => return Json(json!({ "status": well })).into_response(),
+        Status::Starting { stage, percent } => json!({
+            "status": "loading", "detail": loading(&stage, percent), "stage": stage, "percent": percent,
+        }),
+        Status::Lost { detail } => json!({ "status": "lost", "detail": detail }),
+        Status::Closing => stopping(),
+    };
+    let mut response = (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response();
+    response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    response
+}
+
+fn stopping() -> Value {
+    json!({ "status": "stopping", "detail": "the gateway is shutting down" })
+}
+
+/// A stage for a person: `loading 43 %`, or what is waited for.
+#[must_use]
+pub fn loading(stage: &str, percent: Option<u32>) -> String {
+    percent.map_or_else(|| stage.to_owned(), |percent| format!("loading {percent} %"))
+}
+
+/// `GET /version`.
+pub(crate) async fn version() -> Json<Value> {
+    Json(json!({ "version": env!("CARGO_PKG_VERSION") }))
+}
+
+/// `GET /v1/status`: what the gateway and its executor do now.
+pub(crate) async fn status(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    let serving: Option<Arc<Serving>> = app.serving().ok();
+    let report = app.metrics.reported();
+    let stats = &report.stats;
+    Ok(Json(json!({
+        "model": serving.as_ref().map(|serving| serving.base_name.as_str()),
+        "version": env!("CARGO_PKG_VERSION"),
+        "uptime_s": app.started.elapsed().as_secs(),
+        "ready": serving.is_some() && !app.is_draining(),
+        "requests": { "running": stats.running, "waiting": stats.waiting },
+        "tokens_per_s": {
+            "prompt": report.prompt_tokens_per_s, "generated": report.generated_tokens_per_s,
+        },
+        "kv_blocks": {
+            "total": stats.kv_blocks_total, "used": stats.kv_blocks_used, "cached": stats.kv_blocks_cached,
+        },
+        "adapters": {
+            "registered": app.registry.len(),
+            "resident": stats.adapters.len(),
+            "bytes": stats.adapter_bytes,
+            "budget_bytes": serving.as_ref().map(|serving| serving.welcome.adapter_budget_bytes),
+        },
+    })))
+}

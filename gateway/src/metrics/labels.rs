@@ -1,0 +1,161 @@
+//! Figures by adapter, for a bounded number of adapters.
+//!
+//! The first adapters that are used get labels of their own, up to `--max-adapter-labels`; the others share `other`
+//! until one of the first is unloaded and its figures are taken away. The base model is `base`. An adapter that
+//! happens to be called `base` or `other` counts under `other`, so that neither word ever has two meanings.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use super::{
+    store::{Histogram, Number, Store},
+    table::Id,
+};
+
+/// The base model's label.
+pub const BASE: &str = "base";
+/// The label of adapters beyond the cap.
+pub const OTHER: &str = "other";
+
+/// Rows of the table whose one label is `adapter`.
+const BY_ADAPTER: [Id; 7] = [
+    Id::AdapterTimeToFirstToken,
+    Id::AdapterTimePerOutputToken,
+    Id::AdapterQueueTime,
+    Id::AdapterRequestDuration,
+    Id::AdapterPromptTokens,
+    Id::AdapterGeneratedTokens,
+    Id::AdapterCachedTokens,
+];
+
+/// The series of one label.
+#[derive(Debug)]
+pub struct AdapterFigures {
+    pub(super) first_token: Arc<Histogram>,
+    pub(super) per_token: Arc<Histogram>,
+    pub(super) queue: Arc<Histogram>,
+    pub(super) duration: Arc<Histogram>,
+    pub(super) prompt_tokens: Arc<Number>,
+    pub(super) generated_tokens: Arc<Number>,
+    pub(super) cached_tokens: Arc<Number>,
+}
+
+impl AdapterFigures {
+    fn new(store: &Store, label: &str) -> Arc<Self> {
+        let label = [label];
+        Arc::new(Self {
+            first_token: store.histogram(Id::AdapterTimeToFirstToken, &label),
+            per_token: store.histogram(Id::AdapterTimePerOutputToken, &label),
+            queue: store.histogram(Id::AdapterQueueTime, &label),
+            duration: store.histogram(Id::AdapterRequestDuration, &label),
+            prompt_tokens: store.number(Id::AdapterPromptTokens, &label),
+            generated_tokens: store.number(Id::AdapterGeneratedTokens, &label),
+            cached_tokens: store.number(Id::AdapterCachedTokens, &label),
+        })
+    }
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub(super) struct AdapterLabels {
+    /// Most entries of `shown`.
+    cap: usize,
+    base: Arc<AdapterFigures>,
+    /// Made when first needed, so that it is not shown before.
+    shown: Mutex<BTreeMap<String, Arc<AdapterFigures>>>,
+}
+
+impl AdapterLabels {
+    pub(super) fn new(store: &Store, cap: usize) -> Self {
+        Self { cap, base: AdapterFigures::new(store, BASE), shown: Mutex::default() }
+    }
+
+    /// The figures of `adapter`; `None` is the base model.
+    pub(super) fn of(&self, store: &Store, adapter: Option<&str>) -> Arc<AdapterFigures> {
+        let Some(name) = adapter else {
+            return Arc::clone(&self.base);
+        };
+        let mut shown = self.shown();
+        if let Some(figures) = shown.get(name) {
+            return Arc::clone(figures);
+        }
+        if [BASE, OTHER].contains(&name) || shown.len() >= self.cap {
+            return AdapterFigures::new(store, OTHER);
+        }
+        let figures = AdapterFigures::new(store, name);
+        shown.insert(name.to_owned(), Arc::clone(&figures));
+        figures
+    }
+
+    /// Takes away the labels of adapters that are not registered any more and that no request uses.
+    pub(super) fn retain(&self, store: &Store, registered: impl Fn(&str) -> bool) {
+        let mut shown = self.shown();
+        let before = shown.len();
+        shown.retain(|name, figures| registered(name) || Arc::strong_count(figures) > 1);
+        if shown.len() < before {
+            let known = |label: &str| label == BASE || label == OTHER || shown.contains_key(label);
+            for id in BY_ADAPTER {
+                store.retain(id, |labels| labels.iter().all(|label| known(label)));
+            }
+        }
+    }
+
+    /// At most as many of `names` as there may be labels; those that have one first.
+    pub(super) fn choose<'a>(&self, names: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+        let shown = self.shown();
+        let (mut first, rest): (Vec<_>, Vec<_>) = names.partition(|name| shown.contains_key(*name));
+        first.extend(rest);
+        first.truncate(self.cap);
+        first
+    }
+
+    fn shown(&self) -> MutexGuard<'_, BTreeMap<String, Arc<AdapterFigures>>> {
+        self.shown.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labels(store: &Store) -> Vec<String> {
+        store.family(Id::AdapterPromptTokens).keys().map(|labels| labels[0].clone()).collect()
+    }
+
+    #[test]
+    fn adapters_beyond_the_cap_share_one_label_until_one_is_unloaded() {
+        let store = Store::new();
+        let adapters = AdapterLabels::new(&store, 2);
+        for name in ["a", "b", "c", "d", "a"] {
+            adapters.of(&store, Some(name)).prompt_tokens.add(1.0);
+        }
+        assert_eq!(labels(&store), ["a", "b", "base", "other"]);
+        adapters.retain(&store, |name| name != "a");
+        adapters.of(&store, Some("d")).prompt_tokens.add(1.0);
+        assert_eq!(labels(&store), ["b", "base", "d", "other"]);
+    }
+
+    #[test]
+    fn an_adapter_called_base_is_not_counted_as_the_base() {
+        let store = Store::new();
+        let adapters = AdapterLabels::new(&store, 8);
+        adapters.of(&store, Some("base")).prompt_tokens.add(1.0);
+        adapters.of(&store, None).prompt_tokens.add(5.0);
+        assert!((store.number(Id::AdapterPromptTokens, &["base"]).get() - 5.0).abs() < f64::EPSILON);
+        assert!((store.number(Id::AdapterPromptTokens, &["other"]).get() - 1.0).abs() < f64::EPSILON);
+    }
+
+    #[test]
+    fn figures_in_use_stay_when_their_adapter_is_unloaded() {
+        let store = Store::new();
+        let adapters = AdapterLabels::new(&store, 8);
+        let held = adapters.of(&store, Some("a"));
+        adapters.retain(&store, |_| false);
+        assert_eq!(labels(&store), ["a", "base"]);
+        drop(held);
+        adapters.retain(&store, |_| false);
+        assert_eq!(labels(&store), ["base"]);
+    }
+}

@@ -1,0 +1,78 @@
+//! `vllm:lora_requests_info`, as the Gateway API inference extension reads it.
+//!
+//! A gauge whose value is the time of the line and whose labels are lists. Its one series is made anew for every
+//! answer, so that it leaves none behind for each list there ever was. The lists hold adapters in use alone;
+//! residency has metrics of its own.
+
+use std::{collections::HashMap, fmt::Write as _};
+
+use shmproto::message::{AdapterIdBytes, AdapterStats, Stats};
+
+use super::{
+    table::Kind,
+    text::{label_list, write_head},
+};
+
+const NAME: &str = "vllm:lora_requests_info";
+const HELP: &str =
+    "Adapters with requests that run and that wait; the value is the time of this line in seconds since 1970";
+/// Most adapters named in one list.
+const MAX_NAMED: usize = 256;
+
+/// Appends the gauge. `names` says what adapters are called; `max_lora` is how many may be used at once.
+pub(super) fn write(
+    out: &mut String,
+    max_lora: u32,
+    stats: &Stats,
+    names: &HashMap<AdapterIdBytes, Vec<String>>,
+) {
+    let list = |is_in: fn(&AdapterStats) -> bool| {
+        let adapters = stats.adapters.iter().filter(|adapter| is_in(adapter));
+        let names = adapters.filter_map(|adapter| names.get(&adapter.adapter)).flatten();
+        // A comma in a name would make two of it.
+        let names: Vec<String> = names.take(MAX_NAMED).map(|name| name.replace(',', "_")).collect();
+        names.join(",")
+    };
+    let values =
+        [max_lora.to_string(), list(|adapter| adapter.running > 0), list(|adapter| adapter.waiting > 0)];
+    let labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"];
+    write_head(out, NAME, Kind::Gauge, HELP);
+    let labels = label_list(&labels, &values.into(), None);
+    // Writing to a string cannot fail.
+    let _ = writeln!(out, "{NAME}{{{labels}}} {}", crate::seconds_since_1970());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lists_name_adapters_in_use_alone_and_at_most_256_of_them() {
+        let adapter = |number: u16| {
+            let mut id = [0; 32];
+            id[..2].copy_from_slice(&number.to_le_bytes());
+            id
+        };
+        let stats = |number: u16, running| AdapterStats {
+            adapter: adapter(number),
+            rank: 8,
+            bytes: 1,
+            running,
+            waiting: 0,
+        };
+        let mut adapters: Vec<_> = (0..300).map(|number| stats(number, 1)).collect();
+        adapters.push(AdapterStats { waiting: 2, ..stats(300, 0) });
+        adapters.push(stats(301, 0));
+        let names = (0..302).map(|number| (adapter(number), vec![format!("a{number}")])).collect();
+        let mut out = String::new();
+        write(&mut out, 4, &Stats { adapters, ..Stats::default() }, &names);
+        let line = out.lines().last().unwrap();
+        let running = line.split("running_lora_adapters=\"").nth(1).unwrap().split('"').next().unwrap();
+        assert_eq!(running.split(',').count(), MAX_NAMED);
+        assert!(
+            line.contains("{max_lora=\"4\"") && line.contains("waiting_lora_adapters=\"a300\"}"),
+            "{line}"
+        );
+        assert!(!line.contains("a301"));
+    }
+}

@@ -1,0 +1,149 @@
+//! Measures one generation request from its start until it is dropped, however it ends.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use super::{Metrics, labels::AdapterFigures, table::Id};
+use crate::openai::types::{FinishReason, Usage};
+
+/// The tokens of one choice in time.
+#[derive(Debug, Clone, Default)]
+struct Clock {
+    first: Option<Instant>,
+    last: Option<Instant>,
+    tokens: u32,
+    ended: bool,
+}
+
+/// What is counted so far.
+#[derive(Debug, Clone, Copy, Default)]
+struct Counted {
+    prompt: usize,
+    generated: usize,
+    cached: usize,
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Meter {
+    metrics: Arc<Metrics>,
+    adapter: Arc<AdapterFigures>,
+    started: Instant,
+    first_token: Option<Duration>,
+    clocks: Vec<Clock>,
+    counted: Counted,
+    failed: bool,
+}
+
+impl Meter {
+    /// A request for `choices` choices of `adapter` (`None` is the base) that started at `started`.
+    #[must_use]
+    pub fn start(metrics: &Arc<Metrics>, adapter: Option<&str>, started: Instant, choices: usize) -> Self {
+        metrics.in_flight.add(1.0);
+        Self {
+            adapter: metrics.adapters.of(&metrics.store, adapter),
+            metrics: Arc::clone(metrics),
+            started,
+            first_token: None,
+            clocks: vec![Clock::default(); choices],
+            counted: Counted::default(),
+            failed: false,
+        }
+    }
+
+    /// A sequence was admitted after `queued`.
+    pub fn admitted(&self, queued: Duration) {
+        self.metrics.queue.record(queued);
+        self.adapter.queue.record(queued);
+    }
+
+    /// Tokens have come for `choice`.
+    pub fn tokens(&mut self, choice: usize, count: usize) {
+        let count = u32::try_from(count).unwrap_or(u32::MAX);
+        if count == 0 {
+            return;
+        }
+        let now = Instant::now();
+        if self.first_token.is_none() {
+            let time = now - self.started;
+            self.first_token = Some(time);
+            self.metrics.first_token.record(time);
+            self.adapter.first_token.record(time);
+        }
+        let clock = &mut self.clocks[choice];
+        clock.first.get_or_insert(now);
+        if let Some(last) = clock.last.replace(now) {
+            self.metrics.inter_token.record((now - last) / count);
+        }
+        clock.tokens = clock.tokens.saturating_add(count);
+    }
+
+    /// Counts what `usage` reports beyond what was counted before: what is counted is what callers are told.
+    pub fn usage(&mut self, usage: &Usage) {
+        let now = Counted {
+            prompt: usage.prompt_tokens,
+            generated: usage.completion_tokens,
+            cached: usage.prompt_tokens_details.cached_tokens,
+        };
+        let before = std::mem::replace(&mut self.counted, now);
+        let (metrics, adapter) = (&self.metrics, &self.adapter);
+        for (overall, by_adapter, now, before) in [
+            (&metrics.prompt_tokens, &adapter.prompt_tokens, now.prompt, before.prompt),
+            (&metrics.generated_tokens, &adapter.generated_tokens, now.generated, before.generated),
+            (&metrics.cached_tokens, &adapter.cached_tokens, now.cached, before.cached),
+        ] {
+            let grown = f64::from(u32::try_from(now.saturating_sub(before)).unwrap_or(u32::MAX));
+            overall.add(grown);
+            by_adapter.add(grown);
+        }
+    }
+
+    /// A choice ended well.
+    pub fn finished(&mut self, choice: usize, reason: FinishReason) {
+        let clock = &mut self.clocks[choice];
+        clock.ended = true;
+        if let (Some(first), Some(last), Some(rest @ 1..)) =
+            (clock.first, clock.last, clock.tokens.checked_sub(1))
+        {
+            let time = (last - first) / rest;
+            self.metrics.per_token.record(time);
+            self.adapter.per_token.record(time);
+        }
+        self.metrics.ended(match reason {
+            FinishReason::Stop => "stop",
+            FinishReason::Length => "length",
+        });
+    }
+
+    /// The request ended in an error.
+    pub fn failed(&mut self) {
+        self.failed = true;
+    }
+
+    /// From the start to the first token, if one has come.
+    #[must_use]
+    pub fn first_token(&self) -> Option<Duration> {
+        self.first_token
+    }
+}
+
+impl Drop for Meter {
+    fn drop(&mut self) {
+        let reason = if self.failed { "error" } else { "cancelled" };
+        for _ in self.clocks.iter().filter(|clock| !clock.ended) {
+            self.metrics.ended(reason);
+        }
+        self.metrics.in_flight.add(-1.0);
+        let time = self.started.elapsed();
+        self.metrics.duration.record(time);
+        self.adapter.duration.record(time);
+    }
+}
+
+impl Metrics {
+    fn ended(&self, reason: &str) {
+        self.store.number(Id::Finished, &[reason]).add(1.0);
+    }
+}

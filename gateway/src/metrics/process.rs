@@ -1,0 +1,80 @@
+//! What the gateway process itself costs, from `/proc`.
+
+use std::{fs, sync::Arc};
+
+use super::{
+    store::{Number, Store},
+    table::Id,
+};
+
+/// The figures, ready to be refreshed.
+#[derive(Debug)]
+pub(super) struct ProcessFigures {
+    memory: Arc<Number>,
+    fds: Arc<Number>,
+    max_fds: Arc<Number>,
+    cpu: Arc<Number>,
+    start: Arc<Number>,
+}
+
+impl ProcessFigures {
+    pub(super) fn new(store: &Store) -> Self {
+        let number = |id| store.number(id, &[]);
+        Self {
+            memory: number(Id::ResidentMemory),
+            fds: number(Id::OpenFds),
+            max_fds: number(Id::MaxFds),
+            cpu: number(Id::CpuTime),
+            start: number(Id::StartTime),
+        }
+    }
+
+    /// Reads them anew; what cannot be read keeps its value.
+    pub(super) fn refresh(&self) {
+        let set = |number: &Number, value: Option<f64>| {
+            if let Some(value) = value {
+                number.set(value);
+            }
+        };
+        set(&self.memory, status_kib("VmRSS:").map(|kib| kib * 1024.0));
+        set(&self.fds, open_fds());
+        set(&self.max_fds, max_fds());
+        if let Some((cpu_s, start_s)) = times() {
+            self.cpu.set(cpu_s);
+            self.start.set(start_s);
+        }
+    }
+}
+
+fn status_kib(field: &str) -> Option<f64> {
+    let status = fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix(field))?;
+    line.trim().strip_suffix(" kB")?.trim().parse().ok()
+}
+
+fn open_fds() -> Option<f64> {
+    // The directory that is being read is one of them.
+    let count = fs::read_dir("/proc/self/fd").ok()?.count().saturating_sub(1);
+    u32::try_from(count).ok().map(f64::from)
+}
+
+fn max_fds() -> Option<f64> {
+    let limits = fs::read_to_string("/proc/self/limits").ok()?;
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// Ticks in a second, in which `/proc` counts on every Linux: `USER_HZ` is part of its interface.
+const TICKS_PER_S: f64 = 100.0;
+
+/// Processor time used, and when the process began in seconds since 1970.
+fn times() -> Option<(f64, f64)> {
+    let stat = fs::read_to_string("/proc/self/stat").ok()?;
+    // The name of the process comes before and may hold anything, also parentheses.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let field = |number: usize| fields.get(number - 3)?.parse::<f64>().ok();
+    let (user, system, start) = (field(14)?, field(15)?, field(22)?);
+    let boot = fs::read_to_string("/proc/stat").ok()?;
+    let boot: f64 = boot.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()?;
+    Some(((user + system) / TICKS_PER_S, boot + start / TICKS_PER_S))
+}

@@ -1,0 +1,95 @@
+//! Which adapters there are, where they are, what they are called, and how often they came and went.
+
+use std::collections::{BTreeMap, HashMap};
+
+use shmproto::message::AdapterIdBytes;
+
+use super::{Metrics, table::Id};
+use crate::adapters::{Registry, Tier};
+
+/// Characters of a generation that tell it from others.
+const GENERATION_CHARS: usize = 12;
+
+/// An adapter as its metrics show it.
+struct Resident {
+    generation: String,
+    id: AdapterIdBytes,
+    tier: &'static str,
+    rank: u32,
+    pinned: &'static str,
+}
+
+/// Everything registered, by name.
+fn residents(registry: &Registry) -> BTreeMap<String, Resident> {
+    let entries = registry.entries();
+    let named = entries.iter().map(|(name, entry)| {
+        let resident = Resident {
+            generation: entry.record.generation.to_string(),
+            id: entry.id().0,
+            tier: match registry.tier(entry) {
+                Tier::Host => "host",
+                Tier::Disk => "disk",
+            },
+            rank: entry.record.rank,
+            pinned: if entry.is_pinned() { "true" } else { "false" },
+        };
+        (name.clone(), resident)
+    });
+    named.collect()
+}
+
+impl Metrics {
+    /// Brings what is shown of the registry up to date; returns the names of each adapter.
+    pub(super) fn refresh_residents(&self, registry: &Registry) -> HashMap<AdapterIdBytes, Vec<String>> {
+        let residents = residents(registry);
+        let count = |is: &dyn Fn(&Resident) -> bool| {
+            let count = residents.values().filter(|resident| is(resident)).count();
+            f64::from(u32::try_from(count).unwrap_or(u32::MAX))
+        };
+        let set = |id, labels: &[&str], value| self.store.number(id, labels).set(value);
+        set(Id::AdaptersRegistered, &[], count(&|_| true));
+        set(Id::AdaptersPinned, &[], count(&|resident| resident.pinned == "true"));
+        for tier in ["host", "disk"] {
+            set(Id::Adapters, &[tier], count(&|resident| resident.tier == tier));
+        }
+        self.adapters.retain(&self.store, |name| residents.contains_key(name));
+        self.show(&residents);
+        let mut names: HashMap<AdapterIdBytes, Vec<String>> = HashMap::new();
+        for (name, resident) in residents {
+            names.entry(resident.id).or_default().push(name);
+        }
+        names
+    }
+
+    /// Takes over what the registry counted.
+    pub(super) fn refresh_loads(&self, registry: &Registry) {
+        let figures = registry.figures();
+        #[expect(clippy::cast_precision_loss, reason = "counts stay below 2^53")]
+        let set = |id, labels: &[&str], count: u64| self.store.number(id, labels).set(count as f64);
+        set(Id::AdapterLoads, &["loaded"], figures.loads);
+        set(Id::AdapterLoads, &["failed"], figures.load_failures);
+        set(Id::AdapterEvictions, &[], figures.evictions);
+        set(Id::AdapterLookups, &["hit"], figures.hits);
+        set(Id::AdapterLookups, &["miss"], figures.misses);
+        self.store.histogram(Id::AdapterLoadTime, &[]).replace(&figures.load_buckets, figures.load_s);
+    }
+
+    /// One series for each adapter that may have one, and none that is out of date.
+    fn show(&self, residents: &BTreeMap<String, Resident>) {
+        let shown: Vec<[String; 5]> = self
+            .adapters
+            .choose(residents.keys().map(String::as_str))
+            .into_iter()
+            .filter_map(|name| residents.get_key_value(name))
+            .map(|(name, resident)| {
+                let generation = resident.generation.chars().take(GENERATION_CHARS).collect();
+                let (tier, pinned) = (resident.tier.to_owned(), resident.pinned.to_owned());
+                [name.clone(), generation, tier, resident.rank.to_string(), pinned]
+            })
+            .collect();
+        self.store.retain(Id::AdapterLoaded, |labels| shown.iter().any(|shown| shown == labels));
+        for labels in &shown {
+            self.store.number(Id::AdapterLoaded, &labels.each_ref().map(String::as_str)).set(1.0);
+        }
+    }
+}

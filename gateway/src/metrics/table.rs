@@ -1,0 +1,191 @@
+//! Every metric there is, in one table: registration, rendering, documentation and tests all read it.
+//!
+//! Names follow Prometheus: a prefix, base units (seconds, bytes, ratios from 0 to 1), `_total` for counters, `_info`
+//! for facts. What the process itself costs has the names that every Prometheus client gives it (`process_`).
+//! There are no labels for tenants, and none whose values callers can invent: adapters are capped
+//! ([`super::labels`]), all others come from closed sets.
+
+use crate::adapters::figures::LOAD_BOUNDS_S;
+
+/// What a metric is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Kind {
+    /// Only grows.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// Counts in buckets with these upper bounds.
+    Histogram(&'static [f64]),
+}
+
+/// What it is measured in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Unit {
+    /// A number of things.
+    Count,
+    /// Seconds.
+    Seconds,
+    /// Bytes.
+    Bytes,
+    /// From 0 to 1.
+    Ratio,
+    /// A fact: the value is 1, the labels say it.
+    Info,
+}
+
+/// A row of the table.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Metric {
+    /// As Prometheus sees it.
+    pub name: &'static str,
+    /// What it is.
+    pub kind: Kind,
+    /// What it is measured in.
+    pub unit: Unit,
+    /// Names of its labels.
+    pub labels: &'static [&'static str],
+    /// What it says, for a person.
+    pub help: &'static str,
+}
+
+macro_rules! metrics {
+    ($($id:ident = $kind:expr, $unit:ident, $name:literal, [$($label:literal),*], $help:literal;)*) => {
+        /// Names a row of [`TABLE`]; its number is the row's.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+        pub enum Id {
+            $(#[doc = $help] $id,)*
+        }
+
+        /// The table.
+        pub const TABLE: &[Metric] = &[
+            $(Metric { name: $name, kind: $kind, unit: Unit::$unit, labels: &[$($label),*], help: $help },)*
+        ];
+
+        /// The names of the rows, in the table's order.
+        pub const IDS: &[Id] = &[$(Id::$id,)*];
+    };
+}
+
+/// Bounds for what a request as a whole takes, in seconds.
+const LONG_S: &[f64] =
+    &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0];
+/// Bounds for what one token takes, in seconds.
+const TOKEN_S: &[f64] =
+    &[0.0005, 0.001, 0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0];
+
+use Kind::{Counter, Gauge, Histogram};
+
+metrics! {
+    // Traffic.
+    HttpRequests = Counter, Count, "holobiont_http_requests_total", ["route", "status"],
+        "Requests answered, by route of the table and status; 499 is a caller who went away before the answer began";
+    Errors = Counter, Count, "holobiont_errors_total", ["code"],
+        "Answers and streams that ended in an error, by its stable code";
+    Refusals = Counter, Count, "holobiont_refusals_total", ["reason"],
+        "Requests that were turned away before any work was done for them, by the error's code";
+    InFlight = Gauge, Count, "holobiont_requests_in_flight", [],
+        "Generation requests being answered";
+    Waiting = Gauge, Count, "holobiont_requests_waiting", [],
+        "Sequences waiting for admission in the executor";
+    Running = Gauge, Count, "holobiont_requests_running", [],
+        "Sequences being computed by the executor";
+    Finished = Counter, Count, "holobiont_choices_finished_total", ["reason"],
+        "Choices that ended, by reason: stop, length, cancelled, error";
+    PromptTokens = Counter, Count, "holobiont_prompt_tokens_total", [],
+        "Prompt tokens of answers, as their usage reports them";
+    GeneratedTokens = Counter, Count, "holobiont_generated_tokens_total", [],
+        "Tokens generated for answers, as their usage reports them";
+    CachedTokens = Counter, Count, "holobiont_cached_tokens_total", [],
+        "Prompt tokens served from the prefix cache, as usage reports them";
+    // Latency.
+    TimeToFirstToken = Histogram(LONG_S), Seconds, "holobiont_time_to_first_token_seconds", [],
+        "From a request's start to its first token";
+    TimePerOutputToken = Histogram(TOKEN_S), Seconds, "holobiont_time_per_output_token_seconds", [],
+        "Time between a choice's first and last token, divided by the tokens after the first";
+    InterToken = Histogram(TOKEN_S), Seconds, "holobiont_inter_token_seconds", [],
+        "From one output of a choice to the next, divided by its tokens";
+    QueueTime = Histogram(LONG_S), Seconds, "holobiont_queue_seconds", [],
+        "From a sequence's arrival in the executor to its admission";
+    RequestDuration = Histogram(LONG_S), Seconds, "holobiont_request_duration_seconds", [],
+        "From a generation request's start to its end, however it ended";
+    // Adapters in use. `adapter` is a name, `base`, or `other` beyond the cap.
+    AdapterTimeToFirstToken = Histogram(LONG_S), Seconds, "holobiont_adapter_time_to_first_token_seconds", ["adapter"],
+        "From a request's start to its first token, by adapter";
+    AdapterTimePerOutputToken = Histogram(TOKEN_S), Seconds, "holobiont_adapter_time_per_output_token_seconds", ["adapter"],
+        "Time per token after the first, by adapter";
+    AdapterQueueTime = Histogram(LONG_S), Seconds, "holobiont_adapter_queue_seconds", ["adapter"],
+        "From a sequence's arrival in the executor to its admission, by adapter";
+    AdapterRequestDuration = Histogram(LONG_S), Seconds, "holobiont_adapter_request_duration_seconds", ["adapter"],
+        "From a generation request's start to its end, by adapter";
+    AdapterPromptTokens = Counter, Count, "holobiont_adapter_prompt_tokens_total", ["adapter"],
+        "Prompt tokens of answers, by adapter";
+    AdapterGeneratedTokens = Counter, Count, "holobiont_adapter_generated_tokens_total", ["adapter"],
+        "Tokens generated for answers, by adapter";
+    AdapterCachedTokens = Counter, Count, "holobiont_adapter_cached_tokens_total", ["adapter"],
+        "Prompt tokens served from the prefix cache, by adapter";
+    // Adapters as residents.
+    AdaptersRegistered = Gauge, Count, "holobiont_adapters_registered", [],
+        "Adapters that have a name";
+    Adapters = Gauge, Count, "holobiont_adapters", ["tier"],
+        "Registered adapters by where they are: host is the executor's memory, disk its files alone";
+    AdaptersPinned = Gauge, Count, "holobiont_adapters_pinned", [],
+        "Adapters that are never evicted";
+    AdapterLoaded = Gauge, Info, "holobiont_adapter_info", ["adapter", "generation", "tier", "rank", "pinned"],
+        "What a name stands for, and where it is; at most as many adapters as have labels";
+    AdapterBytes = Gauge, Bytes, "holobiont_adapter_bytes", [],
+        "Bytes of adapters in the executor's memory";
+    AdapterBudget = Gauge, Bytes, "holobiont_adapter_budget_bytes", [],
+        "Most bytes of adapters the executor will hold";
+    AdapterLoadTime = Histogram(&LOAD_BOUNDS_S), Seconds, "holobiont_adapter_load_seconds", [],
+        "From the executor being asked for an adapter to the adapter being usable";
+    AdapterLoads = Counter, Count, "holobiont_adapter_loads_total", ["outcome"],
+        "Loads of adapters into the executor, by outcome: loaded, failed";
+    AdapterEvictions = Counter, Count, "holobiont_adapter_evictions_total", [],
+        "Adapters taken out of the executor's memory to make room for others";
+    AdapterLookups = Counter, Count, "holobiont_adapter_lookups_total", ["outcome"],
+        "Requests for an adapter, by outcome: hit if it was in the executor's memory, miss if it had to be brought there";
+    // Executor.
+    ExecutorUp = Gauge, Count, "holobiont_executor_up", [],
+        "1 while the base-executor answers, 0 while it does not";
+    ExecutorRestarts = Counter, Count, "holobiont_executor_restarts_total", [],
+        "Times that another executor process took the place of the one before";
+    RedoneSequences = Counter, Count, "holobiont_sequences_redone_total", [],
+        "Sequences gone on with after their executor was lost";
+    EngineSteps = Counter, Count, "holobiont_engine_steps_total", [],
+        "Steps of the engine";
+    ComputedPromptTokens = Counter, Count, "holobiont_executor_prompt_tokens_total", [],
+        "Prompt tokens the executor computed; what it found in its cache is not among them";
+    ComputedTokens = Counter, Count, "holobiont_executor_generated_tokens_total", [],
+        "Tokens the executor generated, also those nobody waited for";
+    ReusedTokens = Counter, Count, "holobiont_executor_cached_tokens_total", [],
+        "Prompt tokens the executor found in its prefix cache";
+    Preemptions = Counter, Count, "holobiont_preemptions_total", [],
+        "Sequences put back into the queue for want of KV blocks";
+    Cancelled = Counter, Count, "holobiont_cancelled_total", [],
+        "Sequences the executor gave up because their callers went away";
+    KvBlocks = Gauge, Count, "holobiont_kv_blocks", ["state"],
+        "KV blocks of the executor's pool: total, used by running sequences, cached (held by the prefix cache alone)";
+    KvUsage = Gauge, Ratio, "holobiont_kv_usage_ratio", [],
+        "KV blocks used by running sequences, as a part of all";
+    // The gateway process.
+    ResidentMemory = Gauge, Bytes, "process_resident_memory_bytes", [],
+        "Memory of the gateway process that is resident";
+    OpenFds = Gauge, Count, "process_open_fds", [],
+        "File descriptors the gateway process has open";
+    MaxFds = Gauge, Count, "process_max_fds", [],
+        "File descriptors the gateway process may have open";
+    CpuTime = Counter, Seconds, "process_cpu_seconds_total", [],
+        "Processor time the gateway process has used";
+    StartTime = Gauge, Seconds, "process_start_time_seconds", [],
+        "When the gateway process began, in seconds since 1970";
+    Build = Gauge, Info, "holobiont_build_info", ["version", "base_model"],
+        "The gateway's version and what its base model is called";
+}
+
+impl Id {
+    /// Its row.
+    #[must_use]
+    pub fn metric(self) -> &'static Metric {
+        &TABLE[self as usize]
+    }
+}

@@ -1,0 +1,86 @@
+//! The text format of Prometheus (0.0.4).
+
+use std::fmt::Write as _;
+
+use super::{
+    store::{Family, Labels, Series, Snapshot},
+    table::{Kind, Metric},
+};
+
+/// The content type of what is written here.
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// A label that all lines of a family carry beside the row's own.
+#[derive(Debug, Clone, Copy)]
+pub struct Extra<'a> {
+    /// The label's name.
+    pub name: &'static str,
+    /// Its value.
+    pub value: &'a str,
+}
+
+/// Appends a family under `name`, or nothing if it has no series.
+pub fn write_family(
+    out: &mut String,
+    name: &str,
+    metric: &Metric,
+    extra: Option<Extra<'_>>,
+    family: &Family,
+) {
+    if family.is_empty() {
+        return;
+    }
+    write_head(out, name, metric.kind, metric.help);
+    for (labels, series) in family {
+        let labels = label_list(metric.labels, labels, extra);
+        match series {
+            Series::Number(number) => write_line(out, name, "", &labels, number.get()),
+            Series::Histogram(histogram) => write_histogram(out, name, &labels, &histogram.snapshot()),
+        }
+    }
+}
+
+/// Appends what stands in front of a family.
+pub fn write_head(out: &mut String, name: &str, kind: Kind, help: &str) {
+    let kind = match kind {
+        Kind::Counter => "counter",
+        Kind::Gauge => "gauge",
+        Kind::Histogram(_) => "histogram",
+    };
+    let help = help.replace('\\', "\\\\").replace('\n', "\\n");
+    // Writing to a string cannot fail, here and below.
+    let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
+}
+
+/// `a="x",b="y"`.
+#[must_use]
+pub fn label_list(names: &[&str], values: &Labels, extra: Option<Extra<'_>>) -> String {
+    let extra = extra.map(|extra| (extra.name, extra.value));
+    let own = names.iter().copied().zip(values.iter().map(String::as_str));
+    let pairs: Vec<String> =
+        extra.into_iter().chain(own).map(|(name, value)| format!("{name}=\"{}\"", escape(value))).collect();
+    pairs.join(",")
+}
+
+fn escape(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+fn write_histogram(out: &mut String, name: &str, labels: &str, snapshot: &Snapshot) {
+    let separator = if labels.is_empty() { "" } else { "," };
+    for (bound, count) in &snapshot.buckets {
+        let _ = writeln!(out, "{name}_bucket{{{labels}{separator}le=\"{bound}\"}} {count}");
+    }
+    let _ = writeln!(out, "{name}_bucket{{{labels}{separator}le=\"+Inf\"}} {}", snapshot.count);
+    write_line(out, name, "_sum", labels, snapshot.sum_s);
+    let braced = braced(labels);
+    let _ = writeln!(out, "{name}_count{braced} {}", snapshot.count);
+}
+
+fn write_line(out: &mut String, name: &str, suffix: &str, labels: &str, value: f64) {
+    let _ = writeln!(out, "{name}{suffix}{} {value}", braced(labels));
+}
+
+fn braced(labels: &str) -> String {
+    if labels.is_empty() { String::new() } else { format!("{{{labels}}}") }
+}

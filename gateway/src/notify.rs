@@ -1,0 +1,89 @@
+//! What the service manager is told: that requests are served, what is going on, and that we are alive.
+//!
+//! systemd starts what depends on us once we say `READY=1`, shows `STATUS=` in `systemctl status`, and restarts us
+//! when the watchdog is not fed. It is fed only while the runtime runs and the task that owns the executor's
+//! connection answers: a process that merely exists feeds nothing. Without systemd all of this does nothing.
+
+use std::time::Duration;
+
+use sd_notify::NotifyState;
+use tokio::{sync::watch, time::timeout};
+
+use crate::{executor::Executor, health::loading, lifecycle::Status};
+
+/// How much longer a start may take each time it gets on.
+const MORE_TIME: Duration = Duration::from_secs(60);
+
+/// Tells the service manager; an error means that there is none, or that it does not listen.
+pub fn send(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        tracing::debug!(%error, "the service manager was not told");
+    }
+}
+
+/// Tells `tell` each time the status changes, until it never changes again; `adapters` counts what is registered.
+pub async fn follow(
+    mut status: watch::Receiver<Status>,
+    adapters: impl Fn() -> usize,
+    tell: impl Fn(&[NotifyState<'_>]),
+) {
+    loop {
+        let now = status.borrow_and_update().clone();
+        let text = describe(&now, adapters());
+        match now {
+            Status::Ready(_) => tell(&[NotifyState::Ready, NotifyState::Status(&text)]),
+            Status::Starting { .. } => {
+                let more_us = u32::try_from(MORE_TIME.as_micros()).unwrap_or(u32::MAX);
+                tell(&[NotifyState::ExtendTimeoutUsec(more_us), NotifyState::Status(&text)]);
+            }
+            Status::Lost { .. } | Status::Closing => tell(&[NotifyState::Status(&text)]),
+        }
+        if status.changed().await.is_err() {
+            return;
+        }
+    }
+}
+
+/// One line for `systemctl status`.
+fn describe(status: &Status, adapters: usize) -> String {
+    let text = match status {
+        Status::Ready(_) => format!("ready, {adapters} adapters"),
+        Status::Starting { stage, percent: None } => stage.clone(),
+        Status::Starting { stage, percent } => format!("{} ({stage})", loading(stage, *percent)),
+        Status::Lost { detail } => format!("executor lost: {detail}"),
+        Status::Closing => "stopping".to_owned(),
+    };
+    text.replace(char::is_control, " ")
+}
+
+/// Feeds the watchdog, if there is one, as long as we are alive.
+pub async fn feed(executor: Executor) {
+    let Some(limit) = sd_notify::watchdog_enabled() else {
+        return;
+    };
+    let mut ticks = tokio::time::interval(limit / 2);
+    loop {
+        ticks.tick().await;
+        match timeout(limit / 2, executor.link_answers()).await {
+            Ok(true) => send(&[NotifyState::Watchdog]),
+            Ok(false) => return,
+            Err(_) => {
+                tracing::error!("the connection to the base-executor is stuck; the watchdog is not fed")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_is_one_line_for_a_person() {
+        let starting = |percent| Status::Starting { stage: "reading weights".to_owned(), percent };
+        assert_eq!(describe(&starting(Some(43)), 0), "loading 43 % (reading weights)");
+        assert_eq!(describe(&starting(None), 0), "reading weights");
+        let lost = Status::Lost { detail: "it closed\nthe connection".to_owned() };
+        assert_eq!(describe(&lost, 3), "executor lost: it closed the connection");
+    }
+}

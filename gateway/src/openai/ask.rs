@@ -1,0 +1,94 @@
+//! What the generation routes take from a request before they read its body: who asks, of what, and with which seed
+//! if the body names none.
+
+use std::sync::Arc;
+
+use axum::{
+    body::Bytes,
+    extract::{FromRequest, Request},
+    http::HeaderMap,
+};
+
+use super::errors::ApiError;
+use crate::{
+    app::{App, JsonBody},
+    auth::Caller,
+    executor::random_u64,
+    lifecycle::Serving,
+};
+
+/// Longest `Idempotency-Key`.
+const MAX_KEY_BYTES: usize = 255;
+const KEY_HEADER: &str = "idempotency-key";
+
+/// A request whose body has come.
+#[derive(Debug)]
+pub struct Ask {
+    /// Whose it is.
+    pub caller: Caller,
+    /// What is served.
+    pub serving: Arc<Serving>,
+    /// The seed if the body names none.
+    pub default_seed: u64,
+    /// As it came.
+    pub body: Bytes,
+}
+
+impl FromRequest<Arc<App>> for Ask {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
+        let caller = request.extensions().get::<Caller>().cloned();
+        let caller = caller.ok_or_else(|| ApiError::internal("a route was served without its guard"))?;
+        let default_seed = default_seed(request.headers(), &caller)?;
+        let serving = app.serving()?;
+        let JsonBody(body) = JsonBody::from_request(request, app).await?;
+        Ok(Self { caller, serving, default_seed, body })
+    }
+}
+
+/// With an `Idempotency-Key` a number that depends on it and on the tenant alone: whoever sends the request again, even
+/// after a crash of every process, gets the same tokens. Without one, any number.
+fn default_seed(headers: &HeaderMap, caller: &Caller) -> Result<u64, ApiError> {
+    let Some(key) = headers.get(KEY_HEADER) else {
+        return Ok(random_u64());
+    };
+    let key = key.as_bytes();
+    if key.is_empty() || key.len() > MAX_KEY_BYTES {
+        let message =
+            format!("the header 'Idempotency-Key' must have 1 to {MAX_KEY_BYTES} bytes, not {}", key.len());
+        return Err(ApiError::invalid(KEY_HEADER, message));
+    }
+    let mut hasher = blake3::Hasher::new_derive_key("holobiont 2026 idempotent seed v1");
+    let tenant = caller.tenant.as_bytes();
+    hasher.update(&(tenant.len() as u64).to_le_bytes()).update(tenant).update(key);
+    let mut seed = [0; 8];
+    hasher.finalize_xof().fill(&mut seed);
+    Ok(u64::from_le_bytes(seed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{auth::Role, limits::KeyLimit};
+
+    fn seed(tenant: &str, key: &str) -> Result<u64, ApiError> {
+        let caller = Caller { tenant: tenant.into(), role: Role::User, limit: KeyLimit::new(None) };
+        default_seed(&HeaderMap::from_iter([(KEY_HEADER.parse().unwrap(), key.parse().unwrap())]), &caller)
+    }
+
+    #[test]
+    fn one_key_of_one_tenant_is_one_seed() {
+        assert_eq!(seed("alice", "order-7").unwrap(), seed("alice", "order-7").unwrap());
+        assert_ne!(seed("alice", "order-7").unwrap(), seed("alice", "order-8").unwrap());
+        assert_ne!(seed("alice", "order-7").unwrap(), seed("bob", "order-7").unwrap());
+        assert_ne!(seed("ab", "c").unwrap(), seed("a", "bc").unwrap());
+    }
+
+    #[test]
+    fn a_key_that_is_too_long_is_refused_by_name() {
+        seed("alice", &"k".repeat(255)).unwrap();
+        assert!(seed("alice", &"k".repeat(256)).unwrap_err().to_string().contains("Idempotency-Key"));
+        seed("alice", "").unwrap_err();
+    }
+}

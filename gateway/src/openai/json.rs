@@ -1,0 +1,215 @@
+//! JSON from anybody: parsed once, within bounds, and with nothing said twice.
+//!
+//! Of two fields of one name most parsers keep one and drop the other, not all the same one: whoever checks a request
+//! before us may have seen another than we do. So a name that comes twice is refused. Depth, names and values are
+//! counted while reading: the refusal of a hostile body costs no more than reading it up to there.
+
+use std::{cell::Cell, fmt};
+
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Number, Value};
+
+use super::errors::ApiError;
+
+/// Deepest nesting of a body.
+const MAX_DEPTH: usize = 32;
+/// Most names of a body, in all its objects together.
+const MAX_NAMES: usize = 64 * 1024;
+/// Most values of a body. A prompt of token ids has one for each.
+const MAX_VALUES: usize = 1 << 20;
+
+/// Parses `body`.
+pub fn parse(body: &[u8]) -> Result<Value, ApiError> {
+    let limits = Counts::default();
+    let mut reader = serde_json::Deserializer::from_slice(body);
+    let value = Bounded { counts: &limits, depth: 0 }.deserialize(&mut reader);
+    let value = value.and_then(|value| reader.end().map(|()| value));
+    value.map_err(|error| {
+        let refusal = ApiError::bad_request("invalid_json", format!("the body is not valid JSON: {error}"));
+        match limits.repeated.take() {
+            Some(name) => refusal.of(&name),
+            None => refusal,
+        }
+    })
+}
+
+/// What has been read so far.
+#[derive(Default)]
+struct Counts {
+    names: Cell<usize>,
+    values: Cell<usize>,
+    /// The name that came twice.
+    repeated: Cell<Option<String>>,
+}
+
+impl Counts {
+    fn name<E: Error>(&self) -> Result<(), E> {
+        count(&self.names, MAX_NAMES, "names")
+    }
+
+    fn value<E: Error>(&self) -> Result<(), E> {
+        count(&self.values, MAX_VALUES, "values")
+    }
+}
+
+fn count<E: Error>(counter: &Cell<usize>, limit: usize, what: &str) -> Result<(), E> {
+    counter.set(counter.get() + 1);
+    if counter.get() > limit {
+        Err(E::custom(format_args!("it holds more than {limit} {what}")))
+    } else {
+        Ok(())
+    }
+}
+
+/// One value within the bounds.
+#[derive(Clone, Copy)]
+struct Bounded<'a> {
+    counts: &'a Counts,
+    depth: usize,
+}
+
+impl Bounded<'_> {
+    fn inside<E: Error>(self) -> Result<Self, E> {
+        let depth = self.depth + 1;
+        if depth > MAX_DEPTH {
+            return Err(E::custom(format_args!("it is nested more than {MAX_DEPTH} deep")));
+        }
+        Ok(Self { depth, ..self })
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Bounded<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        self.counts.value()?;
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Bounded<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON value")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(Value::Bool(value))
+    }
+
+    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
+        Ok(Value::Number(value.into()))
+    }
+
+    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
+        Ok(Value::Number(value.into()))
+    }
+
+    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
+        Ok(Number::from_f64(value).map_or(Value::Null, Value::Number))
+    }
+
+    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+        Ok(Value::String(value.to_owned()))
+    }
+
+    fn visit_string<E>(self, value: String) -> Result<Value, E> {
+        Ok(Value::String(value))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let inside = self.inside()?;
+        let mut array = Vec::new();
+        while let Some(item) = items.next_element_seed(inside)? {
+            array.push(item);
+        }
+        Ok(Value::Array(array))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
+        let inside = self.inside()?;
+        let mut map = Map::new();
+        while let Some(name) = entries.next_key::<String>()? {
+            self.counts.name()?;
+            if map.contains_key(&name) {
+                let error = A::Error::custom(format_args!("the field '{name}' is there twice; send it once"));
+                self.counts.repeated.set(Some(name));
+                return Err(error);
+            }
+            let value = entries.next_value_seed(inside)?;
+            map.insert(name, value);
+        }
+        Ok(Value::Object(map))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn refusal(body: &str) -> String {
+        let error = parse(body.as_bytes()).unwrap_err();
+        assert_eq!(error.code(), "invalid_json");
+        error.to_string()
+    }
+
+    #[test]
+    fn a_field_that_comes_twice_is_refused_by_name() {
+        assert!(refusal(r#"{"a":1,"b":{"n":1,"n":2}}"#).contains("'n' is there twice"));
+        parse(br#"{"a":{"n":1},"b":{"n":2}}"#).unwrap();
+    }
+
+    #[test]
+    fn what_is_too_deep_or_too_much_is_refused() {
+        assert!(refusal(&"[".repeat(100_000)).contains("32 deep"));
+        let names: Vec<String> = (0..=MAX_NAMES).map(|i| format!("\"{i}\":0")).collect();
+        assert!(refusal(&format!("{{{}}}", names.join(","))).contains("names"));
+        assert!(refusal(&format!("[{}0]", "0,".repeat(MAX_VALUES))).contains("values"));
+    }
+
+    #[test]
+    fn half_a_character_and_what_follows_the_end_are_refused() {
+        refusal(r#"{"a":"\ud800"}"#);
+        refusal("{} {}");
+        parse(b"{}\n").unwrap();
+    }
+
+    fn json() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<u64>().prop_map(Value::from),
+            any::<i16>().prop_map(|quarters| Value::from(f64::from(quarters) / 4.0)),
+            ".*".prop_map(Value::from),
+        ];
+        leaf.prop_recursive(4, 64, 8, |inner| {
+            prop_oneof![
+                proptest::collection::vec(inner.clone(), 0..8).prop_map(Value::from),
+                proptest::collection::btree_map(".*", inner, 0..8)
+                    .prop_map(|map| Value::Object(map.into_iter().collect())),
+            ]
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_is_read(value in json()) {
+            prop_assert_eq!(parse(value.to_string().as_bytes()).unwrap(), value);
+        }
+
+        #[test]
+        fn any_bytes_are_read_as_the_plain_parser_reads_them_or_refused(body in proptest::collection::vec(any::<u8>(), 0..64)) {
+            if let Ok(value) = parse(&body) {
+                prop_assert_eq!(serde_json::from_slice::<Value>(&body).unwrap(), value);
+            }
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! Which model a request means: the base, or an adapter by name or by generation. Never the base for anything else.
+
+use model::generation::Generation;
+use serde_json::Value;
+
+use super::{
+    errors::ApiError,
+    fields::{Fields, wrong},
+};
+use crate::{
+    adapters::{Entry, Lease},
+    app::App,
+    auth::Caller,
+    lifecycle::Serving,
+};
+
+/// What `model` and `adapter` say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wanted {
+    /// `model`: the base, an adapter, `base:adapter` or `base::adapter`.
+    pub model: String,
+    /// `adapter`.
+    pub adapter: Option<WantedAdapter>,
+}
+
+/// What `adapter` says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WantedAdapter {
+    /// A name.
+    Named(String),
+    /// The content hash, in hexadecimal digits: whatever it is called.
+    Generation(String),
+}
+
+/// The model a request named, found.
+#[derive(Debug)]
+pub struct Target {
+    /// As the request named it.
+    pub name: String,
+    /// Held until the request is over; `None` is the base model.
+    pub lease: Option<Lease>,
+}
+
+impl Wanted {
+    /// Takes both fields.
+    pub fn read(fields: &mut Fields) -> Result<Self, ApiError> {
+        Ok(Self { model: fields.required_text("model")?, adapter: adapter(fields)? })
+    }
+
+    /// Finds it among what `caller` may see: to everybody else it does not exist.
+    pub fn find(self, app: &App, serving: &Serving, caller: &Caller) -> Result<Target, ApiError> {
+        let named = alias(&self.model, &serving.base_name);
+        let lease = match (named, &self.adapter) {
+            (None, None) => None,
+            (Some(alias), None) => Some(lease(app, caller, alias, &self.model)?),
+            (None, Some(WantedAdapter::Named(alias))) => Some(lease(app, caller, alias, alias)?),
+            (None, Some(WantedAdapter::Generation(generation))) => {
+                Some(of_generation(app, caller, generation)?)
+            }
+            (Some(alias), Some(WantedAdapter::Named(other))) => {
+                if alias != other {
+                    let message =
+                        format!("'model' names the adapter '{alias}' and 'adapter' '{other}'; send one");
+                    return Err(ApiError::invalid("adapter", message));
+                }
+                Some(lease(app, caller, alias, &self.model)?)
+            }
+            (Some(alias), Some(WantedAdapter::Generation(generation))) => {
+                let lease = lease(app, caller, alias, &self.model)?;
+                check_generation(&lease.generation, generation, alias)?;
+                Some(lease)
+            }
+        };
+        Ok(Target { name: self.model, lease })
+    }
+}
+
+/// The adapter that `model` names; `None` is the base.
+fn alias<'a>(model: &'a str, base: &str) -> Option<&'a str> {
+    match model.strip_prefix(base) {
+        Some("") => None,
+        Some(rest) => Some(rest.strip_prefix("::").or_else(|| rest.strip_prefix(':')).unwrap_or(model)),
+        None => Some(model),
+    }
+}
+
+fn adapter(fields: &mut Fields) -> Result<Option<WantedAdapter>, ApiError> {
+    match fields.take("adapter") {
+        None => Ok(None),
+        Some(Value::String(name)) if !name.is_empty() => Ok(Some(WantedAdapter::Named(name))),
+        Some(value @ Value::Object(_)) => {
+            let mut inside = Fields::of(value, "adapter")?;
+            let generation = inside.required_text("generation").map_err(|error| error.within("adapter"))?;
+            inside.finish().map_err(|error| error.within("adapter"))?;
+            let is_hash = generation.len() == 64 && generation.bytes().all(|byte| byte.is_ascii_hexdigit());
+            if !is_hash {
+                let message =
+                    "'adapter.generation' must be 64 hexadecimal digits, as 'adapter_generation' in answers";
+                return Err(ApiError::invalid("adapter.generation", message));
+            }
+            Ok(Some(WantedAdapter::Generation(generation.to_ascii_lowercase())))
+        }
+        Some(other) => Err(wrong("adapter", "an adapter's name or {\"generation\": \"...\"}", &other)),
+    }
+}
+
+/// `asked` is what the error calls it.
+fn lease(app: &App, caller: &Caller, alias: &str, asked: &str) -> Result<Lease, ApiError> {
+    app.registry.lease(alias, caller)?.ok_or_else(|| ApiError::model_not_found(asked))
+}
+
+fn of_generation(app: &App, caller: &Caller, wanted: &str) -> Result<Lease, ApiError> {
+    let entries = app.registry.entries();
+    let is = |entry: &&std::sync::Arc<Entry>| {
+        entry.is_for(caller) && entry.fault().is_none() && entry.record.generation.to_string() == wanted
+    };
+    let found = entries.values().find(is).map(|entry| entry.record.name.clone());
+    let name = found.ok_or_else(|| ApiError::model_not_found(wanted))?;
+    let lease = lease(app, caller, &name, wanted)?;
+    // The name may stand for something else since it was found.
+    check_generation(&lease.generation, wanted, &name)?;
+    Ok(lease)
+}
+
+fn check_generation(generation: &Generation, wanted: &str, name: &str) -> Result<(), ApiError> {
+    let now = generation.to_string();
+    if now == wanted {
+        return Ok(());
+    }
+    let message = format!(
+        "the adapter '{name}' is the generation {now} now, not {wanted}; ask for that one, or leave 'adapter' out"
+    );
+    Err(ApiError::conflict("generation_mismatch", message).of("adapter"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_adapter_is_named_alone_or_after_the_base() {
+        for model in ["a", "base:a", "base::a"] {
+            assert_eq!(alias(model, "base"), Some("a"), "{model}");
+        }
+        assert_eq!(alias("base", "base"), None);
+        // Never the base for something that only looks like it.
+        for model in ["basement", "bas", "other:a"] {
+            assert_eq!(alias(model, "base"), Some(model));
+        }
+        assert_eq!(alias("base:", "base"), Some(""));
+    }
+
+    fn read(body: &str) -> Result<Wanted, ApiError> {
+        Wanted::read(&mut Fields::parse(body.as_bytes())?)
+    }
+
+    #[test]
+    fn a_generation_is_64_hexadecimal_digits() {
+        let hash = "AB".repeat(32);
+        let wanted = read(&format!(r#"{{"model":"m","adapter":{{"generation":"{hash}"}}}}"#)).unwrap();
+        assert_eq!(wanted.adapter, Some(WantedAdapter::Generation(hash.to_lowercase())));
+        for bad in
+            [r#"{"generation":"ab"}"#, r#"{"generation":7}"#, r#"{"generation":"","x":1}"#, "7", r#""""#]
+        {
+            let error = read(&format!(r#"{{"model":"m","adapter":{bad}}}"#)).unwrap_err();
+            assert_eq!(error.status().as_u16(), 400, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! Which web pages may talk to a gateway from somebody's browser.
+//!
+//! A gateway that asks for no key trusts its machine. A browser on that machine runs pages from anywhere: such a page
+//! may point its own host name at 127.0.0.1 (DNS rebinding) or simply send a request. So without keys a request must
+//! name this machine as its host and must not come from a page of another origin, unless `--cors-origins` names it.
+//! With keys neither matters: a page does not have one.
+
+use std::{net::IpAddr, sync::Arc};
+
+use axum::{
+    extract::{Request, State},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, header, uri::Authority},
+    middleware::Next,
+    response::Response,
+};
+use tower_http::cors::CorsLayer;
+
+use crate::{app::App, config::Hosts, openai::errors::ApiError};
+
+/// How long a browser may remember what it was allowed.
+const PREFLIGHT_AGE: std::time::Duration = std::time::Duration::from_secs(600);
+
+/// Lets a request through unless it may come from somebody else's web page.
+pub(crate) async fn check(
+    State(app): State<Arc<App>>,
+    request: Request,
+    next: Next,
+) -> Result<Response, ApiError> {
+    if !app.keys.are_asked_for() && app.origins.hosts == Hosts::Local {
+        let authority = request.uri().authority().map(Authority::as_str);
+        check_headers(authority, request.headers(), &app.origins.allowed)?;
+    }
+    Ok(next.run(request).await)
+}
+
+fn check_headers(authority: Option<&str>, headers: &HeaderMap, allowed: &[String]) -> Result<(), ApiError> {
+    let host = authority.or_else(|| headers.get(header::HOST)?.to_str().ok()).unwrap_or_default();
+    if !is_local(host) {
+        return Err(ApiError::foreign(format!(
+            "this gateway asks for no key, so it answers only to 127.0.0.1 and localhost, not to the host '{host}'; \
+             use such an address, or start it with --api-key-file or --insecure"
+        )));
+    }
+    let Some(origin) = headers.get(header::ORIGIN) else {
+        return Ok(());
+    };
+    let origin = origin.to_str().unwrap_or_default();
+    if origin.strip_prefix("http://") == Some(host) || allowed.iter().any(|allowed| allowed == origin) {
+        return Ok(());
+    }
+    Err(ApiError::foreign(format!(
+        "this gateway asks for no key, so web pages of the origin '{origin}' may not use it; start it with \
+         --cors-origins '{origin}' if they shall"
+    )))
+}
+
+/// True for the names and addresses that only this machine can mean.
+fn is_local(host: &str) -> bool {
+    let Ok(authority) = host.parse::<Authority>() else {
+        return false;
+    };
+    let name = authority.host().trim_start_matches('[').trim_end_matches(']');
+    name.eq_ignore_ascii_case("localhost")
+        || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+/// `scheme://host[:port]`, as browsers write it; `None` for anything else.
+pub(crate) fn checked(origin: &str) -> Option<String> {
+    let host = origin.strip_prefix("https://").or_else(|| origin.strip_prefix("http://"))?;
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-.:[]".contains(c);
+    (!host.is_empty() && host.chars().all(plain)).then(|| origin.to_ascii_lowercase())
+}
+
+/// What pages of the `origins` may do: the same as everybody, with a key if one is asked for.
+pub(crate) fn cors(origins: &[String]) -> CorsLayer {
+    let origins = origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok());
+    let named = |names: &[&'static str]| -> Vec<HeaderName> {
+        names.iter().map(|name| HeaderName::from_static(name)).collect()
+    };
+    CorsLayer::new()
+        .allow_origin(origins.collect::<Vec<_>>())
+        .allow_methods([Method::GET, Method::POST])
+        .allow_headers(named(&[
+            "authorization",
+            "x-api-key",
+            "content-type",
+            "idempotency-key",
+            "x-request-id",
+            "traceparent",
+        ]))
+        .expose_headers(named(&[
+            "x-request-id",
+            "retry-after",
+            "x-should-retry",
+            "x-ratelimit-limit-requests",
+            "x-ratelimit-remaining-requests",
+            "x-ratelimit-reset-requests",
+        ]))
+        .max_age(PREFLIGHT_AGE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(host: &str, origin: Option<&str>) -> Result<(), ApiError> {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::HOST, host.parse().unwrap());
+        if let Some(origin) = origin {
+            headers.insert(header::ORIGIN, origin.parse().unwrap());
+        }
+        check_headers(None, &headers, &["https://a.example".to_owned()])
+    }
+
+    #[test]
+    fn only_names_of_this_machine_are_answered_to() {
+        for host in ["localhost", "localhost:8080", "127.0.0.1:1", "127.1.2.3", "[::1]:80", "LocalHost"] {
+            asked(host, None).unwrap();
+        }
+        for host in
+            ["evil.example", "localhost.evil.example", "10.0.0.1", "127.0.0.1.evil.example", "", "[::2]"]
+        {
+            assert_eq!(asked(host, None).unwrap_err().status().as_u16(), 403, "{host}");
+        }
+    }
+
+    #[test]
+    fn only_our_own_pages_and_those_that_were_named_may_ask() {
+        asked("127.0.0.1:80", Some("http://127.0.0.1:80")).unwrap();
+        asked("127.0.0.1:80", Some("https://a.example")).unwrap();
+        for origin in ["http://127.0.0.1:81", "https://127.0.0.1:80", "null", "https://evil.example"] {
+            asked("127.0.0.1:80", Some(origin)).unwrap_err();
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! The record of one HTTP request, from its arrival until the last byte of its answer.
+//!
+//! Handlers do not pass it around: while a request is worked on, and while its body is written, it is the task's
+//! current one. Whoever learns something ([`failed`], [`generated`]) notes it there; outside of a request that
+//! does nothing.
+
+use std::{
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+use axum::{
+    body::{Body, Bytes, HttpBody},
+    http::StatusCode,
+    response::Response,
+};
+use hyper::body::{Frame, SizeHint};
+use tracing::{Instrument as _, Span};
+
+use super::trace::Trace;
+use crate::{metrics::Metrics, openai::types::Usage};
+
+/// The status that is counted for a caller who went away before the answer began.
+const CALLER_GONE: u16 = 499;
+
+tokio::task_local! {
+    static CURRENT: Arc<Request>;
+}
+
+/// What a generation came to.
+#[derive(Debug, Clone)]
+pub struct Generated {
+    /// The model as the caller named it.
+    pub model: String,
+    /// The generation that answered; `None` is the base model.
+    pub generation: Option<String>,
+    /// Tokens.
+    pub usage: Usage,
+    /// From the request's start to its first token.
+    pub first_token: Option<Duration>,
+    /// How its choices ended, each way once.
+    pub finish: String,
+    /// How often a sequence was redone.
+    pub redone: u32,
+}
+
+/// What went wrong.
+#[derive(Debug, Clone)]
+struct Failure {
+    code: &'static str,
+    /// Of a fault of this server.
+    message: Option<String>,
+}
+
+/// What is learnt on the way.
+#[derive(Debug, Default)]
+struct Facts {
+    status: Option<u16>,
+    failure: Option<Failure>,
+    generated: Option<Generated>,
+    /// True once an output has come.
+    began: bool,
+}
+
+/// See the module's description.
+#[derive(Debug)]
+struct Request {
+    arrival: Arrival,
+    started: Instant,
+    metrics: Arc<Metrics>,
+    facts: Mutex<Facts>,
+}
+
+/// The id of the current request.
+#[must_use]
+pub fn current_id() -> Option<Arc<str>> {
+    CURRENT.try_with(|request| Arc::clone(&request.arrival.id)).ok()
+}
+
+/// When the current request came, or now.
+#[must_use]
+pub fn started() -> Instant {
+    CURRENT.try_with(|request| request.started).unwrap_or_else(|_| Instant::now())
+}
+
+/// Notes that the current request ends in an error. Counts it, as a refusal if nothing was done for it yet.
+pub fn failed(status: StatusCode, code: &'static str, message: &str) {
+    with_current(|request, facts| {
+        request.metrics.failed(code);
+        if !facts.began && is_refusal(status) {
+            request.metrics.refused(code);
+        }
+        let message = status.is_server_error().then(|| message.to_owned());
+        facts.failure = Some(Failure { code, message });
+    });
+}
+
+/// Notes that the current request has had its first output.
+pub fn began() {
+    with_current(|_, facts| facts.began = true);
+}
+
+/// Notes what the current request generated.
+pub fn generated(generated: Generated) {
+    with_current(|_, facts| facts.generated = Some(generated));
+}
+
+fn with_current(note: impl FnOnce(&Request, &mut Facts)) {
+    // An error means that nobody is being answered.
+    let _ = CURRENT.try_with(|request| note(request, &mut request.facts()));
+}
+
+/// Whether the status says that the request was turned away.
+fn is_refusal(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 401 | 403 | 408 | 413 | 429 | 503)
+}
+
+/// Who asks for what.
+#[derive(Debug, Clone)]
+pub struct Arrival {
+    /// What the request is called.
+    pub id: Arc<str>,
+    /// Its method.
+    pub method: String,
+    /// The path of the table it matched, or `none`.
+    pub route: String,
+    /// Where it stands in a trace.
+    pub trace: Trace,
+    /// What the log knows it by.
+    pub span: Span,
+}
+
+/// Keeps the record of a request that `answer` answers.
+pub async fn observe(
+    metrics: &Arc<Metrics>,
+    arrival: Arrival,
+    answer: impl Future<Output = Response>,
+) -> Response {
+    let record = Arc::new(Request {
+        arrival,
+        started: Instant::now(),
+        metrics: Arc::clone(metrics),
+        facts: Mutex::default(),
+    });
+    // Declared before the future it outlives: what the future still notes while it is dropped is not lost.
+    let mut unanswered = Unanswered(Some(Arc::clone(&record)));
+    let answer = answer.instrument(record.arrival.span.clone());
+    let response = CURRENT.scope(Arc::clone(&record), answer).await;
+    unanswered.0 = None;
+    record.answered(response.status().as_u16());
+    response.map(|body| Body::new(Observed { body: Some(body), record }))
+}
+
+impl Request {
+    fn facts(&self) -> MutexGuard<'_, Facts> {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn answered(&self, status: u16) {
+        self.metrics.answered(&self.arrival.route, status);
+        self.facts().status = Some(status);
+    }
+
+    /// The last thing that happens to a request.
+    fn ended(&self) {
+        let facts = self.facts();
+        self.arrival.span.in_scope(|| self.log(&facts));
+        #[cfg(feature = "otel")]
+        self.export(&facts);
+    }
+
+    fn log(&self, facts: &Facts) {
+        let status = facts.status.unwrap_or(CALLER_GONE);
+        let failure = facts.failure.as_ref();
+        let generated = facts.generated.as_ref();
+        let usage = generated.map(|generated| &generated.usage);
+        // The level must be known when this is compiled.
+        macro_rules! line {
+            ($level:ident) => {
+                tracing::$level!(
+                    method = self.arrival.method,
+                    route = self.arrival.route,
+                    status,
+                    error = failure.map(|failure| failure.code),
+                    detail = failure.and_then(|failure| failure.message.as_deref()),
+                    model = generated.map(|generated| generated.model.as_str()),
+                    generation = generated.and_then(|generated| generated.generation.as_deref()).map(short),
+                    prompt_tokens = usage.map(|usage| usage.prompt_tokens),
+                    completion_tokens = usage.map(|usage| usage.completion_tokens),
+                    cached_tokens = usage.map(|usage| usage.prompt_tokens_details.cached_tokens),
+                    ttft_ms = generated.and_then(|generated| generated.first_token).map(milliseconds),
+                    total_ms = milliseconds(self.started.elapsed()),
+                    finish = generated.map(|generated| generated.finish.as_str()),
+                    redone = generated.map(|generated| generated.redone).filter(|redone| *redone > 0),
+                    "request finished"
+                )
+            };
+        }
+        if failure.is_some_and(|failure| failure.message.is_some()) {
+            line!(error);
+        } else if self.arrival.method == "GET" && status < 400 {
+            // Probes and scrapes come every second.
+            line!(debug);
+        } else {
+            line!(info);
+        }
+    }
+
+    #[cfg(feature = "otel")]
+    fn export(&self, facts: &Facts) {
+        if let Some(exporter) = self.metrics.exporter() {
+            exporter.send(&super::otlp::SpanRecord {
+                arrival: self.arrival.clone(),
+                status: facts.status.unwrap_or(CALLER_GONE),
+                error: facts.failure.as_ref().map(|failure| failure.code),
+                duration: self.started.elapsed(),
+                generated: facts.generated.clone(),
+            });
+        }
+    }
+}
+
+/// Enough of a generation to know it by.
+fn short(generation: &str) -> &str {
+    generation.get(..12).unwrap_or(generation)
+}
+
+/// In milliseconds, to the microsecond.
+#[expect(clippy::cast_precision_loss, reason = "a time of 2^53 microseconds is centuries")]
+fn milliseconds(time: Duration) -> f64 {
+    time.as_micros() as f64 / 1000.0
+}
+
+/// Ends the record of a request that is dropped before it has an answer.
+struct Unanswered(Option<Arc<Request>>);
+
+impl Drop for Unanswered {
+    fn drop(&mut self) {
+        if let Some(record) = self.0.take() {
+            if std::thread::panicking() {
+                let message = Some("a handler panicked".to_owned());
+                record.metrics.failed("internal_error");
+                record.facts().failure = Some(Failure { code: "internal_error", message });
+                record.answered(500);
+            } else {
+                record.answered(CALLER_GONE);
+            }
+            record.ended();
+        }
+    }
+}
+
+/// A body whose writing belongs to a request; its end, or its drop, is the request's.
+struct Observed {
+    /// `None` only while this is dropped.
+    body: Option<Body>,
+    record: Arc<Request>,
+}
+
+impl HttpBody for Observed {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        let record = Arc::clone(&self.record);
+        let Some(body) = &mut self.body else {
+            return Poll::Ready(None);
+        };
+        CURRENT.sync_scope(Arc::clone(&record), || {
+            record.arrival.span.in_scope(|| Pin::new(body).poll_frame(context))
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_none_or(HttpBody::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.as_ref().map_or_else(SizeHint::default, HttpBody::size_hint)
+    }
+}
+
+impl Drop for Observed {
+    fn drop(&mut self) {
+        let record = Arc::clone(&self.record);
+        // What is generated is noted when the answer inside is dropped.
+        CURRENT.sync_scope(Arc::clone(&record), || drop(self.body.take()));
+        record.ended();
+    }
+}

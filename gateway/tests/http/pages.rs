@@ -1,0 +1,135 @@
+//! What browsers get, and whether the description of the API is true.
+
+use std::collections::BTreeSet;
+
+use gateway::{auth::Access, pages::OPENAPI, routes};
+use serde_json::{Value, json};
+
+use crate::{fake_executor::say, harness::Harness};
+
+fn document() -> Value {
+    serde_json::from_str(OPENAPI).unwrap()
+}
+
+/// Follows references.
+fn resolve<'a>(document: &'a Value, node: &'a Value) -> &'a Value {
+    match node["$ref"].as_str() {
+        Some(path) => document.pointer(&path[1..]).unwrap_or_else(|| panic!("{path} is not there")),
+        None => node,
+    }
+}
+
+#[test]
+fn the_description_names_every_route_with_its_role_and_no_other() {
+    let document = document();
+    let mut described = BTreeSet::new();
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        for (method, operation) in methods.as_object().unwrap() {
+            described.insert((
+                method.to_uppercase(),
+                path.clone(),
+                operation["x-role"].as_str().unwrap().to_owned(),
+            ));
+            let is_open = operation["security"].as_array().unwrap().is_empty();
+            assert_eq!(is_open, operation["x-role"] == "open", "{path}");
+        }
+    }
+    let role = |access| match access {
+        Access::Open => "open",
+        Access::Metrics => "metrics",
+        Access::User => "user",
+        Access::Admin => "admin",
+    };
+    let served: BTreeSet<_> = routes::table()
+        .iter()
+        .map(|route| {
+            (route.method.to_string(), route.path.replace("{*id}", "{id}"), role(route.access).to_owned())
+        })
+        .collect();
+    assert_eq!(described, served);
+}
+
+#[test]
+fn every_reference_of_the_description_leads_somewhere() {
+    fn walk(document: &Value, node: &Value) {
+        resolve(document, node);
+        match node {
+            Value::Object(map) => map.values().for_each(|value| walk(document, value)),
+            Value::Array(items) => items.iter().for_each(|value| walk(document, value)),
+            _ => {}
+        }
+    }
+    walk(&document(), &document());
+}
+
+/// A value that the description allows for a field.
+fn example(document: &Value, field: &Value) -> Value {
+    let field = resolve(document, field);
+    if let Some(example) = field.get("example").or_else(|| field.get("default")) {
+        return example.clone();
+    }
+    if let Some(one) = field["oneOf"].as_array() {
+        return example(document, &one[0]);
+    }
+    let kind = field["type"].as_str().or_else(|| field["type"][0].as_str()).unwrap();
+    match kind {
+        "string" => json!("x"),
+        "integer" => json!(1),
+        "number" => json!(1.0),
+        "boolean" => json!(false),
+        "array" => json!([example(document, &field["items"])]),
+        _ => json!({}),
+    }
+}
+
+#[tokio::test]
+async fn no_field_that_is_documented_is_refused_as_unsupported() {
+    let harness = Harness::start(say("x")).await;
+    let document = document();
+    let mut tried = 0;
+    for (path, methods) in document["paths"].as_object().unwrap() {
+        let Some(body) = methods.pointer("/post/requestBody/content/application~1json/schema") else {
+            continue;
+        };
+        let schema = resolve(&document, body);
+        let fields = schema["properties"].as_object().unwrap();
+        for (name, field) in fields {
+            let needed = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
+            let mut body: serde_json::Map<String, Value> =
+                needed.map(|name| (name.to_owned(), example(&document, &fields[name]))).collect();
+            body.insert(name.clone(), example(&document, field));
+            let answer = harness.client.post(path, &Value::Object(body)).await;
+            assert_ne!(answer.status, 500, "{path} {name}: {}", answer.body);
+            assert!(!answer.body.contains("unsupported_parameter"), "{path} {name}: {}", answer.body);
+            tried += 1;
+        }
+        let mut body = serde_json::Map::new();
+        for name in schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str) {
+            body.insert(name.to_owned(), example(&document, &fields[name]));
+        }
+        body.insert("no_such_field".to_owned(), json!(1));
+        let answer = harness.client.post(path, &Value::Object(body)).await;
+        assert_eq!(answer.status, 400, "{path}: {}", answer.body);
+    }
+    assert!(tried > 60, "{tried} fields");
+}
+
+#[tokio::test]
+async fn pages_are_held_to_themselves() {
+    let harness = Harness::start(say("x")).await;
+    for (path, kind) in [("/", "text/html"), ("/docs", "text/html"), ("/openapi.json", "application/json")] {
+        let page = harness.client.get(path).await;
+        assert_eq!(page.status, 200);
+        assert!(page.header("content-type").unwrap().starts_with(kind), "{path}");
+        let policy = page.header("content-security-policy").unwrap();
+        assert!(
+            policy.contains("default-src 'self'") && policy.contains("frame-ancestors 'none'"),
+            "{policy}"
+        );
+        assert_eq!(page.header("x-content-type-options"), Some("nosniff"));
+        assert_eq!(page.header("referrer-policy"), Some("no-referrer"));
+        for elsewhere in ["src=\"http", "href=\"http", "@import", "url(http"] {
+            assert!(!page.body.contains(elsewhere), "{path} loads something: {elsewhere}");
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! Spans, as a collector gets them.
+
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{TcpListener, TcpStream},
+    time::timeout,
+};
+
+use crate::{
+    fake_executor::say,
+    harness::{Harness, WATCHDOG},
+};
+
+/// Takes one message, answers it, and returns its head and body.
+async fn receive(mut stream: TcpStream) -> (String, Value) {
+    let mut bytes = Vec::new();
+    loop {
+        let mut chunk = [0; 4096];
+        let count = stream.read(&mut chunk).await.unwrap();
+        bytes.extend_from_slice(&chunk[..count]);
+        let text = String::from_utf8_lossy(&bytes).into_owned();
+        let Some((head, body)) = text.split_once("\r\n\r\n") else { continue };
+        let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+        if body.len() == length.parse::<usize>().unwrap() {
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await.unwrap();
+            return (head.to_owned(), serde_json::from_str(body).unwrap());
+        }
+    }
+}
+
+fn attribute<'a>(span: &'a Value, key: &str) -> &'a Value {
+    let attributes = span["attributes"].as_array().unwrap();
+    &attributes
+        .iter()
+        .find(|attribute| attribute["key"] == key)
+        .unwrap_or_else(|| panic!("no {key} in {span}"))["value"]
+}
+
+#[tokio::test]
+async fn a_request_is_a_span_that_follows_its_callers() {
+    let collector = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", collector.local_addr().unwrap());
+    let harness =
+        Harness::start_with(say("abc"), |config| config.figures.otlp_endpoint = Some(endpoint)).await;
+    let client =
+        harness.client.with_header("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01");
+    client.post("/v1/completions", &json!({ "model": "base", "prompt": "ab" })).await;
+    let (stream, _) = timeout(WATCHDOG, collector.accept()).await.expect("a message").unwrap();
+    let (head, body) = timeout(WATCHDOG, receive(stream)).await.expect("all of it");
+    assert!(head.starts_with("POST /v1/traces HTTP/1.1"), "{head}");
+    assert!(head.contains("content-type: application/json"), "{head}");
+    let span = &body["resourceSpans"][0]["scopeSpans"][0]["spans"][0];
+    assert_eq!(span["traceId"], "4bf92f3577b34da6a3ce929d0e0e4736");
+    assert_eq!(span["parentSpanId"], "00f067aa0ba902b7");
+    assert_eq!((span["name"].as_str(), &span["kind"]), (Some("POST /v1/completions"), &json!(2)));
+    assert_eq!(attribute(span, "gen_ai.request.model")["stringValue"], "base");
+    assert_eq!(attribute(span, "gen_ai.usage.input_tokens")["intValue"], "3");
+    assert_eq!(attribute(span, "gen_ai.usage.output_tokens")["intValue"], "4");
+    assert_eq!(attribute(span, "http.response.status_code")["intValue"], "200");
+    assert!(attribute(span, "gen_ai.server.time_to_first_token")["doubleValue"].is_f64());
+    let nanoseconds = |key: &str| span[key].as_str().unwrap().parse::<u64>().unwrap();
+    assert!(nanoseconds("startTimeUnixNano") < nanoseconds("endTimeUnixNano"));
+}

@@ -1,0 +1,269 @@
+//! Every metric is provoked, and seen.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use gateway::{
+    config::MetricNames,
+    metrics::{
+        table::{Kind, TABLE},
+        twins::TWINS,
+    },
+};
+use serde_json::{Value, json};
+use shmproto::message::ErrorCode;
+
+use crate::{
+    client::Client,
+    fake_executor::{MAX_RESIDENT, Reply, fail_after, hang_after, say},
+    harness::{Harness, eventually, eventually_async},
+    parser::{Family, parse},
+};
+
+const TEXT: &str = "/v1/completions";
+/// What `max_tokens` tells the fake executor to do.
+const HANG: u32 = 33;
+const REFUSE: u32 = 44;
+
+fn as_told() -> Reply {
+    Arc::new(|generate| match generate.max_tokens {
+        HANG => hang_after("ab")(generate),
+        REFUSE => fail_after("", ErrorCode::QueueFull)(generate),
+        _ => say("abc")(generate),
+    })
+}
+
+fn ask(model: &str, max_tokens: u32) -> Value {
+    json!({ "model": model, "prompt": "ab", "max_tokens": max_tokens })
+}
+
+async fn scrape(client: &Client) -> BTreeMap<String, Family> {
+    let text = client.get("/metrics").await.body;
+    parse(&text).unwrap_or_else(|error| panic!("{error}\n{text}"))
+}
+
+/// The value of the series that has all of `labels`.
+fn value(families: &BTreeMap<String, Family>, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+    let family = families.values().find(|family| family.samples.iter().any(|sample| sample.name == name))?;
+    let fits = |sample: &&crate::parser::Sample| {
+        sample.name == name
+            && labels.iter().all(|(key, value)| sample.labels.get(*key).is_some_and(|label| label == value))
+    };
+    family.samples.iter().find(fits).map(|sample| sample.value)
+}
+
+async fn load(harness: &Harness, name: &str) {
+    let path = harness.adapter(name, name);
+    let body = json!({ "lora_name": name, "lora_path": path });
+    let answer = harness.client.post("/v1/load_lora_adapter", &body).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+}
+
+async fn unload(harness: &Harness, name: &str) {
+    let answer = harness.client.post("/v1/unload_lora_adapter", &json!({ "lora_name": name })).await;
+    assert_eq!(answer.status, 200, "{}", answer.body);
+}
+
+/// Metrics of which a series above zero was seen.
+fn note(families: &BTreeMap<String, Family>, seen: &mut BTreeSet<&'static str>) {
+    for metric in TABLE {
+        let Some(family) = families.get(metric.name) else { continue };
+        let counts = |name: &str| !matches!(metric.kind, Kind::Histogram(_)) || name.ends_with("_count");
+        if family.samples.iter().any(|sample| counts(&sample.name) && sample.value > 0.0) {
+            seen.insert(metric.name);
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_metric_is_written_when_what_it_counts_happens() {
+    let mut harness = Harness::start(as_told()).await;
+    let mut seen = BTreeSet::new();
+    for number in 0..=MAX_RESIDENT {
+        load(&harness, &format!("a{number}")).await;
+    }
+    let pin = json!({ "lora_name": format!("a{MAX_RESIDENT}"), "pinned": true });
+    assert_eq!(harness.client.post("/v1/pin_lora_adapter", &pin).await.status, 200);
+    let adapter = format!("a{MAX_RESIDENT}");
+    for model in ["base", adapter.as_str()] {
+        assert_eq!(harness.client.post(TEXT, &ask(model, 8)).await.status, 200);
+    }
+    assert_eq!(harness.client.post(TEXT, &ask("base", REFUSE)).await.status, 429);
+    let client = harness.client.clone();
+    let hanging = tokio::spawn(async move { client.post(TEXT, &ask("base", HANG)).await });
+    eventually("it runs", || harness.executor().generates().len() == 4).await;
+    eventually_async("the executor was asked", async || {
+        value(&scrape(&harness.client).await, "holobiont_adapter_bytes", &[]) > Some(0.0)
+    })
+    .await;
+    note(&scrape(&harness.client).await, &mut seen);
+    harness.restart_executor(say("cd")).await;
+    assert_eq!(hanging.await.unwrap().status, 200);
+    eventually_async("the restart was seen", async || {
+        value(&scrape(&harness.client).await, "holobiont_executor_restarts_total", &[]) == Some(1.0)
+    })
+    .await;
+    note(&scrape(&harness.client).await, &mut seen);
+    let missing: Vec<&str> =
+        TABLE.iter().map(|metric| metric.name).filter(|name| !seen.contains(name)).collect();
+    assert!(missing.is_empty(), "never written: {missing:?}");
+}
+
+#[tokio::test]
+async fn the_tokens_that_are_counted_are_those_that_callers_are_told() {
+    let harness = Harness::start(as_told()).await;
+    let mut told = [0, 0, 0];
+    let mut add = |usage: &Value| {
+        told[0] += usage["prompt_tokens"].as_u64().unwrap();
+        told[1] += usage["completion_tokens"].as_u64().unwrap();
+        told[2] += usage["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
+    };
+    for choices in [1, 3] {
+        let mut body = ask("base", 8);
+        body["n"] = json!(choices);
+        add(&harness.client.post(TEXT, &body).await.json()["usage"]);
+    }
+    let mut body = ask("base", HANG);
+    body["stream"] = json!(true);
+    body["stream_options"] = json!({ "include_usage": true, "continuous_usage_stats": true });
+    let mut exchange = harness.client.open_post(TEXT, &body).await;
+    // Of this one the caller sees two tokens and leaves.
+    exchange.read_until("\"completion_tokens\":2").await;
+    drop(exchange);
+    add(&json!({
+        "prompt_tokens": 3, "completion_tokens": 2, "prompt_tokens_details": { "cached_tokens": 0 },
+    }));
+    eventually_async("the caller is gone", async || {
+        let families = scrape(&harness.client).await;
+        value(&families, "holobiont_choices_finished_total", &[("reason", "cancelled")]) == Some(1.0)
+    })
+    .await;
+    let families = scrape(&harness.client).await;
+    for (name, told) in ["prompt", "generated", "cached"].iter().zip(told) {
+        #[expect(clippy::cast_precision_loss, reason = "a handful of tokens")]
+        let told = Some(told as f64);
+        assert_eq!(value(&families, &format!("holobiont_{name}_tokens_total"), &[]), told, "{name}");
+        let by_adapter = format!("holobiont_adapter_{name}_tokens_total");
+        assert_eq!(value(&families, &by_adapter, &[("adapter", "base")]), told, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn every_choice_is_counted_once_by_how_it_ended() {
+    let harness = Harness::start(as_told()).await;
+    let mut body = ask("base", 8);
+    body["n"] = json!(3);
+    harness.client.post(TEXT, &body).await;
+    harness.client.post(TEXT, &ask("base", 2)).await;
+    harness.client.post(TEXT, &ask("base", REFUSE)).await;
+    let families = scrape(&harness.client).await;
+    let count = |reason| value(&families, "holobiont_choices_finished_total", &[("reason", reason)]);
+    assert_eq!(
+        ["stop", "length", "error", "cancelled"].map(count),
+        [Some(3.0), Some(1.0), Some(1.0), Some(0.0)]
+    );
+    assert_eq!(value(&families, "holobiont_errors_total", &[("code", "queue_full")]), Some(1.0));
+    assert_eq!(value(&families, "holobiont_refusals_total", &[("reason", "queue_full")]), Some(1.0));
+}
+
+#[tokio::test]
+async fn answers_are_counted_by_route_and_status_also_where_there_is_no_route_and_no_caller() {
+    let harness = Harness::start(as_told()).await;
+    harness.client.get("/nowhere").await;
+    harness.client.get("/v1/models/nobody").await;
+    // Nothing has been said yet when this caller goes away.
+    let mut body = ask("base", HANG);
+    body["min_tokens"] = json!(8);
+    let exchange = harness.client.open_post(TEXT, &body).await;
+    eventually("it runs", || harness.executor().generates().len() == 1).await;
+    drop(exchange);
+    eventually_async("the caller is gone", async || {
+        let families = scrape(&harness.client).await;
+        let count = |route, status| {
+            value(&families, "holobiont_http_requests_total", &[("route", route), ("status", status)])
+        };
+        [count("none", "404"), count("/v1/models/{*id}", "404"), count(TEXT, "499")] == [Some(1.0); 3]
+    })
+    .await;
+    let families = scrape(&harness.client).await;
+    assert_eq!(value(&families, "holobiont_refusals_total", &[]), None, "nobody was turned away");
+}
+
+#[tokio::test]
+async fn adapters_beyond_the_cap_share_a_label_and_labels_of_unloaded_ones_go_away() {
+    let harness = Harness::start_with(as_told(), |config| config.figures.max_adapter_labels = 2).await;
+    for name in ["a", "b", "c"] {
+        load(&harness, name).await;
+        harness.client.post(TEXT, &ask(name, 8)).await;
+    }
+    let labels = async || -> Vec<String> {
+        let families = scrape(&harness.client).await;
+        let samples = &families["holobiont_adapter_generated_tokens_total"].samples;
+        samples.iter().map(|sample| sample.labels["adapter"].clone()).collect()
+    };
+    assert_eq!(labels().await, ["a", "b", "base", "other"]);
+    assert_eq!(scrape(&harness.client).await["holobiont_adapter_info"].samples.len(), 2);
+    unload(&harness, "a").await;
+    eventually_async("its label is gone", async || labels().await == ["b", "base", "other"]).await;
+    let families = scrape(&harness.client).await;
+    let shown: Vec<&str> = families["holobiont_adapter_info"]
+        .samples
+        .iter()
+        .map(|sample| sample.labels["adapter"].as_str())
+        .collect();
+    assert_eq!(shown, ["b", "c"]);
+}
+
+#[tokio::test]
+async fn vllms_names_show_the_same_values_and_only_when_asked_for() {
+    let plain = Harness::start(as_told()).await;
+    let families = scrape(&plain.client).await;
+    let foreign: Vec<&String> = families.keys().filter(|name| name.starts_with("vllm:")).collect();
+    assert_eq!(foreign, ["vllm:lora_requests_info"]);
+    let harness = Harness::start_with(as_told(), |config| config.figures.names = MetricNames::WithVllm).await;
+    harness.client.post(TEXT, &ask("base", 8)).await;
+    let families = scrape(&harness.client).await;
+    for twin in TWINS {
+        let (own, other) = (&families[twin.of.metric().name], &families[twin.name]);
+        assert_eq!(own.kind, other.kind, "{}", twin.name);
+        let values = |family: &Family| family.samples.iter().map(|sample| sample.value).collect::<Vec<_>>();
+        assert_eq!(values(own), values(other), "{}", twin.name);
+        assert!(other.samples.iter().all(|sample| sample.labels["model_name"] == "base"), "{}", twin.name);
+    }
+}
+
+#[tokio::test]
+async fn lora_requests_info_names_adapters_in_use_and_its_value_is_now() {
+    let harness = Harness::start(as_told()).await;
+    load(&harness, "pirate").await;
+    let info = async || scrape(&harness.client).await.remove("vllm:lora_requests_info").unwrap();
+    eventually_async("the executor was asked", async || {
+        info().await.samples[0].labels["running_lora_adapters"] == "pirate"
+    })
+    .await;
+    let info = info().await;
+    let [sample] = &info.samples[..] else { panic!("one series, not {info:?}") };
+    assert_eq!(
+        (sample.labels["max_lora"].as_str(), sample.labels["waiting_lora_adapters"].as_str()),
+        ("64", "")
+    );
+    assert_eq!((info.kind.as_str(), sample.labels.len()), ("gauge", 3));
+    #[expect(clippy::cast_precision_loss, reason = "seconds")]
+    let age = gateway::seconds_since_1970() as f64 - sample.value;
+    assert!((0.0..60.0).contains(&age), "{age}");
+}
+
+#[tokio::test]
+async fn a_lost_executor_is_down_and_runs_nothing() {
+    let mut harness = Harness::start(as_told()).await;
+    harness.executor.take().unwrap().kill().await;
+    eventually_async("it shows", async || {
+        let families = scrape(&harness.client).await;
+        ["holobiont_executor_up", "holobiont_requests_running", "holobiont_kv_usage_ratio"]
+            .iter()
+            .all(|name| value(&families, name, &[]) == Some(0.0))
+    })
+    .await;
+}

@@ -1,0 +1,130 @@
+//! A process that opens the registry, does what it is told, and says what was acknowledged; it may die at any point.
+//!
+//! It is this very test program, told by its environment to be the child. Its orders are lines `load NAME WEIGHTS`,
+//! `unload NAME`, `pin NAME`, `bring NAME`, `reopen`, `names`; to each it answers with one line, `ok ...` or `error CODE`.
+
+use std::{
+    io::{BufRead as _, Write as _},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdout, Command, Stdio},
+    sync::Arc,
+};
+
+use gateway::{
+    adapters::{LoadRequest, Pin, Registry, Replace},
+    openai::errors::ApiError,
+};
+
+use crate::support::{BASE, admin, files, gone, open};
+
+/// Where the child's directories are.
+const DIRECTORY: &str = "REGISTRY_TEST_CHILD";
+
+/// The child. As a test of its own it has nothing to do, and says so.
+#[tokio::test]
+async fn the_child_process_of_other_tests_is_idle_when_it_is_nobodys_child() {
+    let Some(directory) = std::env::var_os(DIRECTORY).map(PathBuf::from) else {
+        return;
+    };
+    let (mut executor, mut registry) = open(&directory).await.unwrap();
+    say("ok open");
+    for order in std::io::stdin().lock().lines() {
+        let order = order.unwrap();
+        if order == "reopen" {
+            executor.close();
+            gone(registry).await;
+            (executor, registry) = open(&directory).await.unwrap();
+            say("ok");
+            continue;
+        }
+        match obey(&directory, &registry, &order).await {
+            Ok(answer) => say(&format!("ok {answer}")),
+            Err(error) => say(&format!("error {}", error.code())),
+        }
+    }
+    // Without the rest of the test program.
+    std::process::exit(0);
+}
+
+async fn obey(directory: &Path, registry: &Arc<Registry>, order: &str) -> Result<String, ApiError> {
+    let words: Vec<&str> = order.split(' ').collect();
+    match words[..] {
+        ["load", name, weights] => {
+            let path = files(directory, name, weights);
+            load(registry, name, path).await
+        }
+        ["load-file", name] => load(registry, name, directory.join("root").join(name)).await,
+        ["unload", name] => Ok(registry.unload(name, None).await?.to_string()),
+        ["pin", name] => Ok(registry.pin(name, Pin::Keep).await.map(|_| String::new())?),
+        ["bring", name] => {
+            let lease = registry.lease(name, &admin())?.ok_or_else(|| ApiError::model_not_found(name))?;
+            registry.bring(&lease).await?;
+            Ok(lease.generation.to_string())
+        }
+        ["names"] => Ok(registry.entries().keys().cloned().collect::<Vec<_>>().join(",")),
+        _ => panic!("no such order: {order}"),
+    }
+}
+
+async fn load(registry: &Arc<Registry>, name: &str, path: PathBuf) -> Result<String, ApiError> {
+    let name = name.to_owned();
+    let request = LoadRequest { name, path, replace: Replace::Always, tenant: None, pinned: None };
+    Ok(registry.load(request, BASE).await?.record.generation.to_string())
+}
+
+/// The test harness writes to standard output too; a mark tells our lines from its.
+fn say(line: &str) {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "\n@{line}").unwrap();
+    out.flush().unwrap();
+}
+
+/// The child, seen from its parent.
+pub(crate) struct Obedient {
+    child: Child,
+    lines: std::io::Lines<std::io::BufReader<ChildStdout>>,
+}
+
+impl Obedient {
+    /// Starts one on `directory`, through `wrapper` if that is not empty, with failpoints in `DIRECTORY/failpoints`.
+    pub(crate) fn start(directory: &Path, wrapper: &[&str]) -> Self {
+        let me = std::env::current_exe().unwrap();
+        let me = me.to_str().unwrap();
+        let name = "child::the_child_process_of_other_tests_is_idle_when_it_is_nobodys_child";
+        let words: Vec<&str> = wrapper.iter().copied().chain([me, "--exact", name, "--nocapture"]).collect();
+        let mut child = Command::new(words[0])
+            .args(&words[1..])
+            .env(DIRECTORY, directory)
+            .env(failpoint::DIRECTORY, directory.join("failpoints"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let lines = std::io::BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, lines }
+    }
+
+    /// Its process.
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its next line; `None` when it has ended.
+    pub(crate) fn heard(&mut self) -> Option<String> {
+        self.lines.by_ref().map_while(Result::ok).find_map(|line| line.strip_prefix('@').map(str::to_owned))
+    }
+
+    /// Gives an order and waits for the answer; `None` if it died of it.
+    pub(crate) fn order(&mut self, order: &str) -> Option<String> {
+        // It may be dead already.
+        let _ = writeln!(self.child.stdin.as_mut().unwrap(), "{order}");
+        self.heard()
+    }
+
+    /// Lets it go and waits for its end.
+    pub(crate) fn end(mut self) {
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,170 @@
+//! A ROUTER that loads and unloads adapters within a budget, and remembers in which order.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use model::generation::{AdapterId, Generation};
+use shmproto::{
+    codec::Wire as _,
+    message::{
+        AdapterLoaded, AdapterUnloaded, ErrorCode, Failed, LoadAdapter, PROTOCOL_VERSION, Stats, ToExecutor,
+        ToGateway, Welcome, WireError,
+    },
+};
+use tokio::task::JoinHandle;
+use zeromq::{RouterSocket, Socket as _, SocketRecv as _, SocketSend as _, ZmqMessage};
+
+/// Every adapter takes this many bytes.
+pub(crate) const ADAPTER_BYTES: u64 = 1000;
+
+/// What it was told, by the first bytes of the adapter's weights.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Told {
+    Load(String),
+    Unload([u8; 32]),
+}
+
+#[derive(Debug, Default)]
+struct Memory {
+    /// Where the gateway's paths begin, if it lives in a file system of its own.
+    view: Option<PathBuf>,
+    held: BTreeMap<[u8; 32], u64>,
+    told: Vec<Told>,
+}
+
+pub(crate) struct FakeExecutor {
+    memory: Arc<Mutex<Memory>>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for FakeExecutor {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl FakeExecutor {
+    /// One with room for `adapters`, where a load takes `load_time`.
+    pub(crate) async fn start(socket: &Path, adapters: u64, load_time: Duration) -> Self {
+        let _ = std::fs::remove_file(socket);
+        let mut router = RouterSocket::new();
+        router.bind(&format!("ipc://{}", socket.display())).await.unwrap();
+        let memory = Arc::new(Mutex::new(Memory::default()));
+        let task = tokio::spawn(serve(router, Arc::clone(&memory), adapters * ADAPTER_BYTES, load_time));
+        Self { memory, task }
+    }
+
+    /// From now on paths are those that process `pid` sees.
+    pub(crate) fn look_from(&self, pid: u32) {
+        self.memory.lock().unwrap().view = Some(PathBuf::from(format!("/proc/{pid}/root")));
+    }
+
+    /// Everything it was told, in order.
+    pub(crate) fn told(&self) -> Vec<Told> {
+        self.memory.lock().unwrap().told.clone()
+    }
+
+    /// The weights it was told to load, in order.
+    pub(crate) fn loads(&self) -> Vec<String> {
+        let told = self.told();
+        told.into_iter()
+            .filter_map(|told| if let Told::Load(weights) = told { Some(weights) } else { None })
+            .collect()
+    }
+
+    /// How many adapters it holds.
+    pub(crate) fn held(&self) -> usize {
+        self.memory.lock().unwrap().held.len()
+    }
+
+    pub(crate) fn holds(&self, owner: [u8; 32], weights: &str) -> bool {
+        let id = AdapterId::new(&owner, Generation(generation(weights.as_bytes()))).0;
+        self.memory.lock().unwrap().held.contains_key(&id)
+    }
+}
+
+/// The fake's idea of a content hash.
+pub(crate) fn generation(weights: &[u8]) -> [u8; 32] {
+    *blake3::hash(weights).as_bytes()
+}
+
+async fn serve(mut router: RouterSocket, memory: Arc<Mutex<Memory>>, budget_bytes: u64, load_time: Duration) {
+    while let Ok(message) = router.recv().await {
+        let peer = message.get(0).unwrap().to_vec();
+        let asked = ToExecutor::from_bytes(message.get(1).unwrap()).unwrap();
+        if matches!(asked, ToExecutor::LoadAdapter(_)) {
+            tokio::time::sleep(load_time).await;
+        }
+        let answer = memory.lock().unwrap().answer(asked, budget_bytes);
+        let mut frames = ZmqMessage::from(peer);
+        frames.push_back(answer.to_bytes().into());
+        // The gateway may be gone already.
+        let _ = router.send(frames).await;
+    }
+}
+
+impl Memory {
+    fn answer(&mut self, asked: ToExecutor, budget_bytes: u64) -> ToGateway {
+        match asked {
+            ToExecutor::Hello(_) => ToGateway::Welcome(Welcome {
+                version: PROTOCOL_VERSION,
+                instance: 7,
+                model_path: "models/tiny.gguf".to_owned(),
+                base_hash: [1; 32],
+                context_length: 512,
+                vocab_size: 256,
+                adapter_budget_bytes: budget_bytes,
+                kv_blocks: 64,
+                block_tokens: 16,
+                max_running: 64,
+                max_waiting: 64,
+                adapters: self.held.keys().copied().collect(),
+            }),
+            ToExecutor::LoadAdapter(load) => self.load(&load, budget_bytes),
+            ToExecutor::UnloadAdapter(unload) => {
+                self.told.push(Told::Unload(unload.adapter));
+                let freed_bytes = self.held.remove(&unload.adapter).unwrap_or(0);
+                let (request, adapter) = (unload.request, unload.adapter);
+                ToGateway::AdapterUnloaded(AdapterUnloaded { request, adapter, freed_bytes })
+            }
+            // How the connection makes sure that somebody is there.
+            ToExecutor::GetStats(request) => ToGateway::Stats(Stats { request, ..Stats::default() }),
+            other => unreachable!("the registry never sends {other:?}"),
+        }
+    }
+
+    fn load(&mut self, load: &LoadAdapter, budget_bytes: u64) -> ToGateway {
+        let view = self.view.clone().unwrap_or_else(|| PathBuf::from("/"));
+        let path = view.join(Path::new(&load.path).strip_prefix("/").unwrap());
+        let file = if path.is_dir() { path.join("adapter_model.safetensors") } else { path };
+        let weights = match std::fs::read(&file) {
+            Ok(weights) => weights,
+            Err(error) => return failed(load, ErrorCode::InvalidAdapter, &error.to_string()),
+        };
+        self.told.push(Told::Load(String::from_utf8_lossy(&weights[..weights.len().min(32)]).into_owned()));
+        let generation = generation(&weights);
+        let adapter = AdapterId::new(&load.owner, Generation(generation)).0;
+        let others: u64 = self.held.iter().filter(|(id, _)| **id != adapter).map(|(_, bytes)| bytes).sum();
+        if others + ADAPTER_BYTES > budget_bytes {
+            return failed(load, ErrorCode::AdapterBudgetExceeded, "the budget is used up");
+        }
+        self.held.insert(adapter, ADAPTER_BYTES);
+        ToGateway::AdapterLoaded(AdapterLoaded {
+            request: load.request,
+            generation,
+            adapter,
+            rank: 16,
+            bytes: ADAPTER_BYTES,
+            modules: u32::from(weights != b"empty"),
+        })
+    }
+}
+
+fn failed(load: &LoadAdapter, code: ErrorCode, message: &str) -> ToGateway {
+    let error = WireError { code, message: message.to_owned() };
+    ToGateway::Failed(Failed { request: load.request, error })
+}

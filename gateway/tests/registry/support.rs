@@ -1,0 +1,153 @@
+//! A registry, its directories, and short ways to use it.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use gateway::{
+    adapters::{AdapterError, Entry, LoadRequest, OpenError, Options, Registry, Replace},
+    auth::{Caller, Role},
+    executor::{Executor, link::Link},
+    limits::KeyLimit,
+};
+use model::generation::Generation;
+use tempfile::TempDir;
+
+use crate::fake_executor::{FakeExecutor, generation};
+
+/// What hangs longer than this has failed.
+pub(crate) const WATCHDOG: Duration = Duration::from_secs(60);
+/// What the base model is called.
+pub(crate) const BASE: &str = "base";
+
+/// Everything a test needs; removed when it ends.
+pub(crate) struct Bench {
+    pub(crate) directory: TempDir,
+    pub(crate) fake: FakeExecutor,
+    pub(crate) executor: Executor,
+    pub(crate) registry: Arc<Registry>,
+}
+
+impl Bench {
+    /// A registry in front of an executor with room for `adapters`.
+    pub(crate) async fn with_room_for(adapters: u64) -> Self {
+        Self::slow(adapters, Duration::ZERO).await
+    }
+
+    /// The same, where a load takes `load_time`.
+    pub(crate) async fn slow(adapters: u64, load_time: Duration) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::create_dir(directory.path().join("root")).unwrap();
+        let fake = FakeExecutor::start(&directory.path().join("socket"), adapters, load_time).await;
+        let (executor, registry) = open(directory.path()).await.unwrap();
+        Self { directory, fake, executor, registry }
+    }
+
+    /// Ends the registry and opens it again.
+    pub(crate) async fn reopen(self) -> Self {
+        let Self { directory, fake, executor, registry } = self;
+        executor.close();
+        gone(registry).await;
+        let (executor, registry) = open(directory.path()).await.unwrap();
+        Self { directory, fake, executor, registry }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// An adapter directory within the root.
+    pub(crate) fn files(&self, name: &str, weights: &str) -> PathBuf {
+        files(self.path(), name, weights)
+    }
+
+    pub(crate) async fn load(&self, name: &str, weights: &str) -> Result<Arc<Entry>, AdapterError> {
+        self.registry.load(self.request(name, weights), BASE).await
+    }
+
+    pub(crate) fn request(&self, name: &str, weights: &str) -> LoadRequest {
+        let path = self.files(name, weights);
+        LoadRequest { name: name.to_owned(), path, replace: Replace::Always, tenant: None, pinned: None }
+    }
+
+    /// Loads what lies at `path`, as it is.
+    pub(crate) async fn load_path(&self, path: impl Into<PathBuf>) -> Result<Arc<Entry>, AdapterError> {
+        let (name, path) = ("x".to_owned(), path.into());
+        let request = LoadRequest { name, path, replace: Replace::Always, tenant: None, pinned: None };
+        self.registry.load(request, BASE).await
+    }
+
+    /// Names of what the store holds.
+    pub(crate) fn stored(&self) -> BTreeSet<String> {
+        stored(self.path())
+    }
+}
+
+/// A caller of a tenant.
+pub(crate) fn caller(tenant: &str, role: Role) -> Caller {
+    Caller { tenant: tenant.into(), role, limit: KeyLimit::new(None) }
+}
+
+pub(crate) fn admin() -> Caller {
+    caller("operator", Role::Admin)
+}
+
+pub(crate) fn files(directory: &Path, name: &str, weights: &str) -> PathBuf {
+    let path = directory.join("root").join(name);
+    std::fs::create_dir_all(&path).unwrap();
+    std::fs::write(path.join("adapter_config.json"), "{}").unwrap();
+    std::fs::write(path.join("adapter_model.safetensors"), weights).unwrap();
+    path
+}
+
+pub(crate) fn stored(directory: &Path) -> BTreeSet<String> {
+    let entries = std::fs::read_dir(directory.join("state/adapters")).unwrap();
+    entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+pub(crate) fn options(directory: &Path) -> Options {
+    Options {
+        state: directory.join("state"),
+        adapter_root: directory.join("root").canonicalize().unwrap(),
+        max_adapters: 2000,
+        max_adapter_file_bytes: 4 << 20,
+    }
+}
+
+/// Opens the registry of `directory` and restores it, as the gateway does at its start.
+pub(crate) async fn open(directory: &Path) -> Result<(Executor, Arc<Registry>), OpenError> {
+    let executor = Executor::connect(&directory.join("socket"), 16, Duration::from_secs(30));
+    let registry = Registry::open(executor.clone(), options(directory)).await?;
+    let mut link = executor.link();
+    let up = link.wait_for(|link| matches!(link, Link::Up { .. }));
+    let resident = match &*tokio::time::timeout(WATCHDOG, up).await.expect("a connection").unwrap() {
+        Link::Up { welcome, .. } => welcome.adapters.clone(),
+        _ => unreachable!("waited for"),
+    };
+    assert!(registry.restore(&resident, BASE).await);
+    Ok((executor, registry))
+}
+
+/// Waits until nobody has the registry any more, so that its directory is free.
+pub(crate) async fn gone(registry: Arc<Registry>) {
+    let weak = Arc::downgrade(&registry);
+    drop(registry);
+    eventually("the registry is closed", || weak.strong_count() == 0).await;
+}
+
+pub(crate) fn hex(weights: &str) -> String {
+    Generation(generation(weights.as_bytes())).to_string()
+}
+
+/// Waits until `condition` holds.
+pub(crate) async fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let wait = async {
+        while !condition() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(WATCHDOG, wait).await.unwrap_or_else(|_| panic!("did not happen: {what}"));
+}
