@@ -1,7 +1,8 @@
 //! `holobiont bench`: a load generator that measures what a client of the gateway sees.
 //!
 //! Each `--adapters` is one run; a run's requests are spread over its adapters. Prompts differ from request to request,
-//! so that no run lives off another's prefix cache.
+//! so that no run lives off another's prefix cache. With `--rate` requests come when they come, as they do from people:
+//! only so is a gateway seen that has more to do than it can.
 
 mod load;
 mod report;
@@ -14,22 +15,29 @@ use crate::{
     exit::{Exit, Explain},
     terminal::{Format, Terminal},
 };
-use load::Load;
-use report::{Report, markdown};
+use load::{Fate, Load, Outcome, Pace};
+use report::{Each, Report, markdown};
 use traffic::{Distribution, Selection, SelectionError};
 
 /// Arguments of `bench`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct BenchArguments {
-    /// Whom to ask: names separated by commas, or random:N of the served adapters; each one is a run [default: the base]
-    #[arg(long, value_name = "LIST|random:N")]
+    /// Whom to ask: names separated by commas, or random:N, zipf:N, uniform:N, round-robin:N of the served adapters; each
+    /// one is a run [default: the base]
+    #[arg(long, value_name = "LIST|HOW:N")]
     adapters: Vec<Selection>,
     /// Requests of a run
     #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
     requests: u32,
-    /// Requests under way at once
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    concurrency: u32,
+    /// Requests under way at once; with --rate at most so many [default: 8; with --rate 4096]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    concurrency: Option<u32>,
+    /// Requests come at random times, on average R a second, whatever becomes of them; refusals are counted, not errors
+    #[arg(long, value_name = "R", value_parser = rate)]
+    rate: Option<f64>,
+    /// Prints a JSON line for each request before those of its run
+    #[arg(long)]
+    each: bool,
     /// Tokens of a prompt, about
     #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     prompt_tokens: u32,
@@ -99,7 +107,7 @@ impl Explain for BenchError {
 
 /// Measures each selection in turn.
 pub(crate) fn run(arguments: &BenchArguments, url: &str, terminal: Terminal) -> Result<(), BenchError> {
-    let client = Client::new(url);
+    let client = Client::new(url, terminal);
     let seed = arguments.seed.unwrap_or_else(rand::random);
     let targets = arguments.targets(&client.models()?, seed)?;
     let output = arguments.output.unwrap_or(match terminal.format {
@@ -109,8 +117,14 @@ pub(crate) fn run(arguments: &BenchArguments, url: &str, terminal: Terminal) -> 
     let mut reports = Vec::new();
     let mut failure = None;
     for (run, models) in targets.into_iter().enumerate() {
-        let load = arguments.load(models, seed.wrapping_add(run as u64));
-        let (report, error) = measure(&load, arguments.distribution, &client, terminal);
+        let distribution = arguments.distribution_of(run);
+        let load = arguments.load(models, distribution, seed.wrapping_add(run as u64));
+        let outcome = measure(&load, &client, terminal);
+        if arguments.each {
+            Each::of(&load, &outcome).for_each(|each| terminal.print(json!(each)));
+        }
+        let report = Report::new(&load, distribution, &outcome);
+        let error = arguments.failure(outcome);
         if output == Output::Jsonl {
             terminal.print(json!(report));
         }
@@ -134,32 +148,50 @@ impl BenchArguments {
         }
     }
 
+    /// How the requests of a run are spread: as its selection says, else as `--distribution` does.
+    fn distribution_of(&self, run: usize) -> Distribution {
+        self.adapters.get(run).and_then(Selection::distribution).unwrap_or(self.distribution)
+    }
+
     /// The load of one run.
-    fn load(&self, models: Vec<String>, seed: u64) -> Load {
+    fn load(&self, models: Vec<String>, distribution: Distribution, seed: u64) -> Load {
+        let pace = match (self.rate, self.concurrency) {
+            (None, concurrency) => Pace::Closed { concurrency: concurrency.unwrap_or(8) as usize },
+            (Some(per_s), callers) => Pace::Open { per_s, callers: callers.unwrap_or(4096) as usize },
+        };
         Load {
-            picks: self.distribution.picks(models.len(), self.requests as usize, seed),
+            picks: distribution.picks(models.len(), self.requests as usize, seed),
             models,
-            concurrency: self.concurrency as usize,
+            pace,
             prompt_tokens: self.prompt_tokens as usize,
             max_tokens: self.max_tokens,
             seed,
         }
     }
+
+    /// What to say if requests failed. Refusals are what a full gateway owes those who come anyway: no error with `--rate`.
+    fn failure(&self, outcome: Outcome) -> Option<BenchError> {
+        let requests = outcome.fates.len();
+        let counts = |fate: &Fate| fate.result.is_err() && !(self.rate.is_some() && fate.is_refusal());
+        let failures: Vec<_> = outcome.fates.into_iter().filter(counts).collect();
+        let failed = failures.len();
+        let first = failures.into_iter().find_map(|fate| fate.result.err())?;
+        Some(BenchError::Requests { failed, requests, source: Box::new(first) })
+    }
 }
 
-/// One run: its report, and what to say if requests failed.
-fn measure(
-    load: &Load,
-    distribution: Distribution,
-    client: &Client,
-    terminal: Terminal,
-) -> (Report, Option<BenchError>) {
+/// One run.
+fn measure(load: &Load, client: &Client, terminal: Terminal) -> Outcome {
     let (requests, models) = (load.picks.len(), load.models.len());
     let progress = terminal.spinner(format!("{requests} requests over {models} models"));
     let outcome = load.run(client);
     progress.finish_and_clear();
-    let report = Report::new(load, distribution, &outcome);
-    let failed = outcome.failures.len();
-    let first = outcome.failures.into_iter().next();
-    (report, first.map(|first| BenchError::Requests { failed, requests, source: Box::new(first) }))
+    outcome
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(rate) if (0.001..=1e6).contains(&rate) => Ok(rate),
+        _ => Err("write a number of requests a second from 0.001 to 1000000".into()),
+    }
 }

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::{
     client::{Client, ClientError, Usage},
     exit::{Exit, Explain},
-    terminal::{Format, Ink, Terminal, printable},
+    terminal::{Format, Terminal, printable},
 };
 use input::{Input, read_input};
 use target::{TargetError, choose};
@@ -80,7 +80,7 @@ impl Explain for ChatError {
 
 /// Talks until the question is answered, or the user has had enough.
 pub(crate) fn run(arguments: ChatArguments, url: &str, terminal: Terminal) -> Result<(), ChatError> {
-    let client = Client::new(url);
+    let client = Client::new(url, terminal);
     let model = choose(&arguments.target, &client.models()?)?;
     let interrupt = Interrupt::new();
     let settings = Settings { max_tokens: arguments.max_tokens, temperature: arguments.temperature };
@@ -141,7 +141,8 @@ impl Chat {
     }
 
     fn converse(&mut self) -> Result<(), ChatError> {
-        self.terminal.note(Ink::stdout().dim("Ctrl-D ends, Ctrl-C stops an answer, /help lists commands"));
+        self.terminal
+            .note(self.terminal.ink().dim("Ctrl-D ends, Ctrl-C stops an answer, /help lists commands"));
         loop {
             match self.read().map_err(ChatError::Read)? {
                 Input::End => return Ok(()),

@@ -1,13 +1,22 @@
 //! The command line.
 
 use crate::{
+    adapters::{self, AdaptersCommand},
     bench::{self, BenchArguments},
     chat::{self, ChatArguments},
+    check::{self, CheckArguments},
     client::DEFAULT_URL,
+    doctor::{self, DoctorArguments},
+    down::{self, StateArguments},
     exit::{self, Exit, Explain},
+    key::{self, KeyCommand},
+    logs::{self, LogsArguments},
     ls,
+    manual::{self, CompletionsArguments, ManArguments},
+    ps::{self, PsArguments},
     pull::{self, PullArguments},
-    terminal::{Format, Terminal, Volume},
+    show::{self, ShowArguments},
+    terminal::{ColorChoice, Format, Questions, Terminal, Volume},
     up::{self, UpArguments},
 };
 
@@ -17,12 +26,21 @@ use crate::{
 pub struct Cli {
     #[command(subcommand)]
     command: Command,
-    /// Data and errors as JSON
+    /// Data and errors as JSON; the body as it came where the gateway was asked
     #[arg(long, global = true)]
     json: bool,
     /// No progress and no hints
     #[arg(long, short, global = true)]
     quiet: bool,
+    /// What is asked of the gateway, and errors in full
+    #[arg(long, short, global = true, conflicts_with = "quiet")]
+    verbose: bool,
+    /// Where colours are wanted
+    #[arg(long, global = true, value_enum, value_name = "WHEN", default_value_t = ColorChoice::Auto)]
+    color: ColorChoice,
+    /// Answers every question with yes
+    #[arg(long, short, global = true)]
+    yes: bool,
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -30,6 +48,9 @@ enum Command {
     /// Starts a deployment and keeps it running until Ctrl-C
     #[command(visible_alias = "serve", after_help = exit::HELP)]
     Up(UpArguments),
+    /// Stops a running deployment, in order
+    #[command(visible_alias = "stop", after_help = exit::HELP)]
+    Down(StateArguments),
     /// Brings a model to this machine and prints its path
     #[command(after_help = exit::HELP)]
     Pull(PullArguments),
@@ -39,9 +60,36 @@ enum Command {
     /// Lists models on disk and, if a gateway answers, what it serves
     #[command(visible_alias = "list", after_help = exit::HELP)]
     Ls(ToGateway<LsArguments>),
+    /// Shows the base and the adapters that are resident or in use
+    #[command(after_help = exit::HELP)]
+    Ps(ToGateway<PsArguments>),
+    /// Shows everything known about a model or an adapter
+    #[command(after_help = exit::HELP)]
+    Show(ToGateway<ShowArguments>),
+    /// Adds, replaces, removes, pins and checks adapters
+    #[command(after_help = exit::HELP)]
+    Adapters(ToGateway<AdaptersArguments>),
+    /// Checks a deployment file and everything it names, without starting it
+    #[command(after_help = exit::HELP)]
+    Check(CheckArguments),
+    /// Says what of this machine helps or hinders
+    #[command(after_help = exit::HELP)]
+    Doctor(DoctorArguments),
     /// Measures a running gateway under load
     #[command(after_help = exit::HELP)]
     Bench(ToGateway<BenchArguments>),
+    /// Shows what a deployment said, all of it or about one request
+    #[command(after_help = exit::HELP)]
+    Logs(LogsArguments),
+    /// Makes, lists and revokes API keys
+    #[command(subcommand, after_help = exit::HELP)]
+    Key(KeyCommand),
+    /// Prints a completion script for a shell
+    #[command(after_help = exit::HELP)]
+    Completions(CompletionsArguments),
+    /// Prints the manual page, or writes one for every command
+    #[command(after_help = exit::HELP)]
+    Man(ManArguments),
 }
 
 /// Arguments of a command that talks to a gateway.
@@ -50,31 +98,64 @@ struct ToGateway<A: clap::Args> {
     #[command(flatten)]
     arguments: A,
     /// The gateway
-    #[arg(long, value_name = "URL", env = "HOLOBIONT_URL", default_value = DEFAULT_URL)]
+    #[arg(long, global = true, value_name = "URL", env = "HOLOBIONT_URL", hide_env_values = true, default_value = DEFAULT_URL)]
     url: String,
 }
 
 #[derive(Debug, clap::Args)]
 struct LsArguments {}
 
+#[derive(Debug, clap::Args)]
+struct AdaptersArguments {
+    #[command(subcommand)]
+    command: AdaptersCommand,
+}
+
 /// Runs a command and says how it ended.
 pub fn run(cli: Cli) -> Exit {
+    let terminal = terminal(&cli);
+    match dispatch(cli.command, terminal) {
+        Ok(()) => Exit::Ok,
+        Err(error) => {
+            if !error.is_said() {
+                terminal.error(error.as_ref());
+            }
+            error.exit()
+        }
+    }
+}
+
+fn terminal(cli: &Cli) -> Terminal {
     let format = if cli.json { Format::Json } else { Format::Human };
-    let volume = if cli.quiet { Volume::Quiet } else { Volume::Normal };
-    let terminal = Terminal::new(format, volume);
-    let result: Result<(), Box<dyn Explain>> = match cli.command {
+    let volume = match (cli.quiet, cli.verbose) {
+        (true, _) => Volume::Quiet,
+        (false, true) => Volume::Verbose,
+        (false, false) => Volume::Normal,
+    };
+    let questions = if cli.yes { Questions::AnsweredYes } else { Questions::OnATerminal };
+    Terminal::new(format, volume).with_colors(cli.color).with_questions(questions)
+}
+
+fn dispatch(command: Command, terminal: Terminal) -> Result<(), Box<dyn Explain>> {
+    match command {
         Command::Up(arguments) => up::run(arguments, terminal).map_err(boxed),
+        Command::Down(arguments) => down::run(&arguments, terminal).map_err(boxed),
         Command::Pull(arguments) => pull::run(&arguments, terminal).map_err(boxed),
         Command::Chat(to) => chat::run(to.arguments, &to.url, terminal).map_err(boxed),
         Command::Ls(to) => ls::run(&to.url, terminal).map_err(boxed),
+        Command::Ps(to) => ps::run(&to.arguments, &to.url, terminal).map_err(boxed),
+        Command::Show(to) => show::run(&to.arguments, &to.url, terminal).map_err(boxed),
+        Command::Adapters(to) => adapters::run(&to.arguments.command, &to.url, terminal).map_err(boxed),
+        Command::Check(arguments) => check::run(&arguments, terminal).map_err(boxed),
+        Command::Doctor(arguments) => doctor::run(&arguments, terminal).map_err(boxed),
         Command::Bench(to) => bench::run(&to.arguments, &to.url, terminal).map_err(boxed),
-    };
-    match result {
-        Ok(()) => Exit::Ok,
-        Err(error) => {
-            terminal.error(error.as_ref());
-            error.exit()
+        Command::Logs(arguments) => logs::run(&arguments, terminal).map_err(boxed),
+        Command::Key(command) => key::run(&command, terminal).map_err(boxed),
+        Command::Completions(arguments) => {
+            manual::completions(&arguments, terminal);
+            Ok(())
         }
+        Command::Man(arguments) => manual::man(&arguments, terminal).map_err(boxed),
     }
 }
 

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::{
     exit::{Exit, Explain},
     sse::Events,
-    terminal::printable,
+    terminal::{Terminal, printable},
 };
 
 /// Where a gateway is expected unless told otherwise.
@@ -71,11 +71,39 @@ impl Explain for ClientError {
             Self::Unreachable { .. } => {
                 Some("holobiont up, or name a running gateway with --url or HOLOBIONT_URL".into())
             }
-            Self::Refused { status: 401 | 403, .. } => Some("set HOLOBIONT_API_KEY".into()),
+            Self::Refused { code: Some(code), .. } if next_for(code).is_some() => {
+                next_for(code).map(str::to_owned)
+            }
+            Self::Refused { status: 401, .. } => {
+                Some("set HOLOBIONT_API_KEY; holobiont key add NAME makes a key".into())
+            }
+            Self::Refused { status: 403, .. } => {
+                Some("this key may not; holobiont key add NAME --role admin makes one that may".into())
+            }
             Self::Refused { status: 404, .. } => Some("holobiont ls".into()),
             _ => None,
         }
     }
+}
+
+/// What to do about an error of the gateway, where the code says enough.
+fn next_for(code: &str) -> Option<&'static str> {
+    Some(match code {
+        "adapter_already_loaded" => "holobiont adapters replace NAME DIR",
+        "generation_mismatch" => "holobiont show NAME says which generation is there now",
+        "adapter_path_forbidden" | "adapter_outside_root" => {
+            "copy the adapter below the gateway's adapter root: [gateway].adapter_root, by default the directory \
+             where `holobiont up` was started"
+        }
+        "invalid_adapter" | "invalid_adapter_path" => "holobiont adapters check DIR says what is unsupported",
+        "adapter_limit_exceeded" | "adapter_budget_exceeded" => {
+            "holobiont adapters rm NAME makes room; [executor].adapter_bytes and [gateway].max_adapters set the limits"
+        }
+        "insufficient_storage" => "free disk space in the state directory",
+        "lora_load_busy" | "rate_limit_exceeded" | "queue_full" => "wait a moment and try again",
+        "registry_unavailable" => "holobiont logs shows why",
+        _ => return None,
+    })
 }
 
 /// A gateway's door.
@@ -84,22 +112,26 @@ pub(crate) struct Client {
     agent: ureq::Agent,
     url: String,
     key: Option<String>,
+    terminal: Terminal,
 }
 
 impl Client {
     /// A client of the gateway at `url`. The key comes from `HOLOBIONT_API_KEY`, never from the command line,
     /// where every user of the machine could read it.
-    pub(crate) fn new(url: &str) -> Self {
+    pub(crate) fn new(url: &str, terminal: Terminal) -> Self {
         let key = std::env::var("HOLOBIONT_API_KEY").ok().filter(|key| !key.is_empty());
         let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .timeout_connect(Some(CONNECT_TIMEOUT))
             .proxy(None)
             .max_redirects(0)
+            // `bench` has many requests under way, and none should pay for a connection another has just closed.
+            .max_idle_connections(4096)
+            .max_idle_connections_per_host(4096)
             .build();
         // What OpenAI's clients call the base URL works here too.
         let url = url.trim_end_matches('/').trim_end_matches("/v1");
-        Self { agent: config.into(), url: url.to_owned(), key }
+        Self { agent: config.into(), url: url.to_owned(), key, terminal }
     }
 
     /// The gateway's address.
@@ -117,15 +149,46 @@ impl Client {
         list_in(self.get("/v1/lora_adapters")?)
     }
 
-    fn get(&self, route: &str) -> Result<Value, ClientError> {
+    /// How far a gateway is that does not take requests yet; `None` once it does, or if it does not say.
+    pub(crate) fn still_loading(&self) -> Option<Loading> {
+        let response = self.agent.get(format!("{}/ready", self.url));
+        let mut response = response.config().timeout_global(Some(ANSWER_TIMEOUT)).build().call().ok()?;
+        if response.status().as_u16() != 503 {
+            return None;
+        }
+        let body = response.body_mut().read_to_string().unwrap_or_default();
+        Some(serde_json::from_str(&body).unwrap_or_default())
+    }
+
+    /// The body of `route`, parsed.
+    pub(crate) fn get(&self, route: &str) -> Result<Value, ClientError> {
+        serde_json::from_str(&self.get_text(route)?).map_err(ClientError::Garbled)
+    }
+
+    /// The body of `route`, as it came.
+    pub(crate) fn get_text(&self, route: &str) -> Result<String, ClientError> {
         let mut request = self.agent.get(format!("{}{route}", self.url));
         if let Some(key) = &self.key {
             request = request.header("Authorization", format!("Bearer {key}"));
         }
         let response = request.config().timeout_global(Some(ANSWER_TIMEOUT)).build().call();
-        let body = self.accept(response)?.read_to_string();
-        let text = body.map_err(|cause| self.unreachable(cause))?;
-        serde_json::from_str(&text).map_err(ClientError::Garbled)
+        self.text(response)
+    }
+
+    /// Posts `body` to `route`; the answer's body as it came, however long it takes.
+    pub(crate) fn post_text(&self, route: &str, body: &Value) -> Result<String, ClientError> {
+        let mut request = self.agent.post(format!("{}{route}", self.url));
+        if let Some(key) = &self.key {
+            request = request.header("Authorization", format!("Bearer {key}"));
+        }
+        self.text(request.send_json(body))
+    }
+
+    fn text(
+        &self,
+        response: Result<ureq::http::Response<ureq::Body>, ureq::Error>,
+    ) -> Result<String, ClientError> {
+        self.accept(response)?.read_to_string().map_err(|cause| self.unreachable(cause))
     }
 
     /// Posts `body` to `route` and reads the answer as a stream.
@@ -145,6 +208,8 @@ impl Client {
     ) -> Result<ureq::Body, ClientError> {
         let response = response.map_err(|cause| self.unreachable(cause))?;
         let status = response.status().as_u16();
+        let id = response.headers().get("x-request-id").and_then(|id| id.to_str().ok()).unwrap_or("none");
+        self.terminal.detail(format_args!("{} answered {status}, request id {}", self.url, printable(id)));
         let mut body = response.into_body();
         if status == 200 {
             return Ok(body);
@@ -154,6 +219,29 @@ impl Client {
 
     fn unreachable(&self, cause: ureq::Error) -> ClientError {
         ClientError::Unreachable { url: self.url.clone(), source: Box::new(cause) }
+    }
+}
+
+/// What a gateway says at `/ready` while it is not.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Loading {
+    /// What it does now, as `reading weights`.
+    pub(crate) stage: Option<String>,
+    /// How far it is.
+    pub(crate) percent: Option<u8>,
+    /// The same in words, also where nothing is loaded.
+    pub(crate) detail: Option<String>,
+}
+
+impl Loading {
+    /// One line for people.
+    pub(crate) fn text(&self) -> String {
+        match (&self.stage, self.percent, &self.detail) {
+            (Some(stage), Some(percent), _) => format!("{} {:>3} %", printable(stage), percent.min(100)),
+            (_, _, Some(detail)) => printable(detail),
+            _ => "loading".into(),
+        }
     }
 }
 
@@ -174,8 +262,8 @@ impl ServedModel {
     }
 }
 
-/// An adapter as `/v1/lora_adapters` lists it.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+/// An adapter as `/v1/lora_adapters` lists it. What an older gateway does not say is `None`.
+#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 pub(crate) struct LoadedAdapter {
     /// What requests call it.
     pub(crate) name: String,
@@ -185,12 +273,33 @@ pub(crate) struct LoadedAdapter {
     pub(crate) rank: u64,
     /// Memory it takes.
     pub(crate) bytes: u64,
-    /// `ready`, or what is wrong.
+    /// Linear layers it changes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) modules: Option<u64>,
+    /// Whose it is; nothing for everybody's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) tenant: Option<String>,
+    /// `host` or `disk`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) tier: Option<String>,
+    /// `ready`, `loading`, `draining` or `failed`.
     pub(crate) state: String,
+    /// Why it failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) error: Option<String>,
+    /// True if it is never evicted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) pinned: Option<bool>,
+    /// Requests that use it now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) requests: Option<u64>,
+    /// Tokens it answers now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) tokens_per_s: Option<f64>,
 }
 
 /// The `data` of a list.
-fn list_in<T: DeserializeOwned>(mut body: Value) -> Result<Vec<T>, ClientError> {
+pub(crate) fn list_in<T: DeserializeOwned>(mut body: Value) -> Result<Vec<T>, ClientError> {
     let data = body.get_mut("data").map(Value::take).unwrap_or_default();
     serde_json::from_value(data).map_err(ClientError::Garbled)
 }
@@ -299,6 +408,10 @@ fn message_of(error: &Value) -> Option<String> {
 mod tests {
     use super::*;
 
+    fn quiet() -> Terminal {
+        Terminal::new(crate::terminal::Format::Human, crate::terminal::Volume::Quiet)
+    }
+
     fn pieces(stream: &str) -> Vec<Result<Piece, ClientError>> {
         AnswerStream { events: Events::new(stream.as_bytes()), state: StreamState::Open }.collect()
     }
@@ -343,7 +456,7 @@ mod tests {
     fn a_gateway_that_is_not_there_is_unavailable() {
         // A port that was just free; nothing listens on it.
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let error = Client::new(&format!("http://127.0.0.1:{port}/")).models().unwrap_err();
+        let error = Client::new(&format!("http://127.0.0.1:{port}/"), quiet()).models().unwrap_err();
         assert_eq!(error.exit(), Exit::Unavailable);
     }
 }

@@ -34,10 +34,10 @@ Exit codes:
 
 Environment:
   HOLOBIONT_HOME     where models and state live (~/.local/share/holobiont)
-  HOLOBIONT_URL      the gateway that chat, ls and bench talk to (http://127.0.0.1:8080)
+  HOLOBIONT_URL      the gateway that commands talk to (http://127.0.0.1:8080)
   HOLOBIONT_API_KEY  the key they show it
   HOLOBIONT_<SECTION>_<FIELD>  overrides a field of the deployment file
-  NO_COLOR           no colours";
+  NO_COLOR           no colours; CLICOLOR_FORCE: colours also into a pipe";
 
 impl Exit {
     /// The number the process exits with.
@@ -51,6 +51,13 @@ impl Exit {
             Self::Unavailable => 5,
             Self::Refused => 6,
         }
+    }
+
+    /// What a process that ended with `code` meant; one that a signal ended has failed.
+    pub(crate) fn of_code(code: Option<i32>) -> Self {
+        let known = [Self::Ok, Self::Usage, Self::NotFound, Self::Conflict, Self::Unavailable, Self::Refused];
+        let is_it = |exit: &Self| Some(i32::from(exit.number())) == code;
+        known.into_iter().find(is_it).unwrap_or(Self::Failed)
     }
 
     /// A stable word for the number, for `--json`.
@@ -73,7 +80,7 @@ impl Exit {
             401 | 403 => Self::Refused,
             404 => Self::NotFound,
             409 => Self::Conflict,
-            408 | 429 | 503 | 504 => Self::Unavailable,
+            408 | 429 | 503 | 504 | 507 => Self::Unavailable,
             _ => Self::Failed,
         }
     }
@@ -93,6 +100,11 @@ pub(crate) trait Explain: Error {
     /// The next command, or the next step in words.
     fn next(&self) -> Option<String> {
         None
+    }
+
+    /// True if the person has been told already.
+    fn is_said(&self) -> bool {
+        false
     }
 }
 
@@ -128,6 +140,14 @@ mod tests {
             let line = line.unwrap_or_else(|| panic!("no line for {exit:?}"));
             assert!(line.contains(&exit.word().replace('_', " ")), "{line:?} does not name {exit:?}");
         }
+    }
+
+    #[test]
+    fn the_exit_code_of_another_process_is_understood() {
+        for exit in ALL {
+            assert_eq!(Exit::of_code(Some(i32::from(exit.number()))), exit);
+        }
+        assert_eq!((Exit::of_code(None), Exit::of_code(Some(101))), (Exit::Failed, Exit::Failed));
     }
 
     #[test]

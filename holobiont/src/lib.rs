@@ -1,32 +1,51 @@
-//! The command a person types: `up`, `pull`, `chat`, `ls`, `bench`.
+//! The command a person types.
 //!
 //! # Layout
 //!
 //! - [`cli`]: arguments in, exit code out
 //! - `config`: one TOML file describes a deployment; environment and flags override it
-//! - `up`: starts and supervises `base-executor` and `gateway`
+//! - `up`, `down`, `logs`: starts and supervises `base-executor` and `gateway`, stops them, shows what they said;
+//!   `deployment` is how the later ones find the first
+//! - `check`, `doctor`: what of a configuration and of this machine would not work, as `findings`
 //! - `pull`, `models`, `hub`, `home`: models on this machine
-//! - `client`, `sse`: the gateway seen from outside; `chat`, `ls` and `bench` use it
-//! - `terminal`, [`exit`]: data on stdout, the rest on stderr; every error says cause, why and what to type next
+//! - `client`, `sse`: the gateway seen from outside; `chat`, `ls`, `ps`, `show`, `adapters` and `bench` use it
+//! - `key`: the key file
+//! - [`manual`]: completions, man pages and the reference, made from the command line
+//! - `terminal`, `progress`, `table`, [`exit`]: data on stdout, the rest on stderr; every error says cause, why and what
+//!   to type next
 //!
 //! # Principles
 //!
-//! This crate touches no tensor and parses no model: it knows the other processes by their flags, their `ready` line
-//! and their HTTP API alone. Nothing is asked of the user while a command runs, and nothing dials out unless a command
-//! says so by its name.
+//! This crate touches no tensor, and reads model files through `model` alone: it knows the other processes by their
+//! flags, their `ready` line and their HTTP API. Nothing is asked of anybody but a person at a terminal, and nothing
+//! dials out unless a command says so by its name.
 #![forbid(unsafe_code)]
 
+mod adapters;
 mod bench;
 mod chat;
+mod check;
 pub mod cli;
 mod client;
 mod config;
+mod deployment;
+mod doctor;
+mod down;
 pub mod exit;
+mod findings;
 mod home;
 mod hub;
+mod key;
+mod logs;
 mod ls;
+pub mod manual;
 mod models;
+mod progress;
+mod ps;
 mod pull;
+mod show;
+mod sibling;
 mod sse;
+mod table;
 mod terminal;
 mod up;

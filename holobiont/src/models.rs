@@ -149,7 +149,7 @@ pub(crate) fn list(directory: &Path) -> Result<Vec<ModelOnDisk>, FindError> {
 }
 
 /// The model a path holds, if it holds one.
-fn model_at(path: &Path) -> Option<ModelOnDisk> {
+pub(crate) fn model_at(path: &Path) -> Option<ModelOnDisk> {
     let metadata = fs::metadata(path).ok()?;
     let (name, format, bytes) = if metadata.is_file() && path.extension().is_some_and(|e| e == "gguf") {
         (path.file_stem()?, ModelFormat::Gguf, metadata.len())

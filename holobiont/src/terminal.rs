@@ -5,7 +5,10 @@ use std::io::{self, IsTerminal, Write};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
-use crate::exit::{Explain, why};
+use crate::{
+    exit::{Explain, why},
+    progress::Progress,
+};
 
 /// In which form data is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,10 +22,24 @@ pub(crate) enum Format {
 /// How much is said besides the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Volume {
-    /// Progress and hints.
-    Normal,
     /// Errors only.
     Quiet,
+    /// Progress and hints.
+    Normal,
+    /// Also what the command does, and errors in full.
+    Verbose,
+}
+
+/// Where colours are wanted, as `--color` says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub(crate) enum ColorChoice {
+    /// On a terminal, unless NO_COLOR is set; elsewhere if CLICOLOR_FORCE is set
+    #[default]
+    Auto,
+    /// Always
+    Always,
+    /// Never
+    Never,
 }
 
 /// The terminal a command talks to.
@@ -31,33 +48,84 @@ pub(crate) struct Terminal {
     /// Form of the data on stdout and of errors on stderr.
     pub(crate) format: Format,
     volume: Volume,
+    ink: Ink,
+    questions: Questions,
+}
+
+/// Who answers questions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Questions {
+    /// The person, if there is a terminal; nobody else is asked, and the command goes on.
+    OnATerminal,
+    /// `--yes` has.
+    AnsweredYes,
 }
 
 impl Terminal {
-    /// A terminal of the given form and volume.
+    /// A terminal of the given form and volume, without colours.
     pub(crate) fn new(format: Format, volume: Volume) -> Self {
-        Self { format, volume }
+        Self { format, volume, ink: Ink::None, questions: Questions::OnATerminal }
+    }
+
+    /// The same with colours on stdout where they are wanted.
+    pub(crate) fn with_colors(self, choice: ColorChoice) -> Self {
+        let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
+        let force = set("CLICOLOR_FORCE").is_some_and(|value| value != "0");
+        let wishes = Wishes { no_color: set("NO_COLOR").is_some(), force };
+        Self { ink: Ink::choose(choice, io::stdout().is_terminal(), wishes), ..self }
+    }
+
+    /// The same with questions answered by whom is said.
+    pub(crate) fn with_questions(self, questions: Questions) -> Self {
+        Self { questions, ..self }
+    }
+
+    /// Whether to go on with what cannot be undone. Without a person at a terminal nothing is asked: yes.
+    pub(crate) fn confirm(self, question: &str) -> bool {
+        let is_person = io::stdin().is_terminal() && io::stderr().is_terminal();
+        if self.questions == Questions::AnsweredYes || self.format == Format::Json || !is_person {
+            return true;
+        }
+        let _ = write!(io::stderr().lock(), "{question} [y/N] ");
+        let mut answer = String::new();
+        let _ = io::stdin().read_line(&mut answer);
+        matches!(answer.trim(), "y" | "Y" | "yes")
+    }
+
+    /// The ink for stdout.
+    pub(crate) fn ink(self) -> Ink {
+        self.ink
     }
 
     /// Prints a line of data. A reader that went away is no error.
     pub(crate) fn print(self, line: impl std::fmt::Display) {
-        let _ = writeln!(io::stdout().lock(), "{line}");
+        let mut out = io::stdout().lock();
+        let _ = writeln!(out, "{line}").and_then(|()| out.flush());
     }
 
     /// Prints a line beside the data, unless quiet.
     pub(crate) fn note(self, line: impl std::fmt::Display) {
-        if self.volume == Volume::Normal {
+        if self.volume != Volume::Quiet {
             let _ = writeln!(io::stderr().lock(), "{line}");
         }
     }
 
-    /// Prints why a command failed.
+    /// Prints a line for those who asked for details.
+    pub(crate) fn detail(self, line: impl std::fmt::Display) {
+        if self.volume == Volume::Verbose {
+            let _ = writeln!(io::stderr().lock(), "{line}");
+        }
+    }
+
+    /// Prints why a command failed: the cause in one line first.
     pub(crate) fn error(self, error: &dyn Explain) {
         let mut out = io::stderr().lock();
         let _ = match self.format {
             Format::Json => writeln!(out, "{}", error_json(error)),
             Format::Human => writeln!(out, "{}", error_text(error)),
         };
+        drop(out);
+        self.detail(format_args!("  in full: {error:?}"));
     }
 
     /// A spinner on a terminal, nothing elsewhere.
@@ -73,26 +141,25 @@ impl Terminal {
         bar
     }
 
-    /// A bar over `total_bytes` on a terminal, nothing elsewhere.
-    pub(crate) fn byte_bar(self, message: String, total_bytes: u64) -> ProgressBar {
-        if !self.animates() {
-            return ProgressBar::hidden();
-        }
-        let bar = ProgressBar::new(total_bytes).with_message(message);
-        let template = "{msg} [{bar:30}] {binary_bytes}/{binary_total_bytes}";
-        if let Ok(style) = ProgressStyle::with_template(template) {
-            bar.set_style(style.progress_chars("=> "));
-        }
-        bar
+    /// Progress of something whose length is known, drawn on a terminal only.
+    pub(crate) fn progress(self, message: String) -> Progress {
+        if self.animates() { Progress::drawn(message) } else { Progress::hidden() }
     }
 
     /// True if progress may be drawn.
     fn animates(self) -> bool {
-        self.volume == Volume::Normal && self.format == Format::Human && io::stderr().is_terminal()
+        self.volume != Volume::Quiet && self.format == Format::Human && io::stderr().is_terminal()
     }
 }
 
-/// Marks up text where the stream is a terminal and `NO_COLOR` is not set.
+/// What the environment says about colours.
+#[derive(Debug, Clone, Copy)]
+struct Wishes {
+    no_color: bool,
+    force: bool,
+}
+
+/// Marks up text where colours are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Ink {
     /// ANSI styles.
@@ -102,17 +169,14 @@ pub(crate) enum Ink {
 }
 
 impl Ink {
-    /// The ink for stdout.
-    pub(crate) fn stdout() -> Self {
-        Self::choose(io::stdout().is_terminal(), std::env::var_os("NO_COLOR").as_deref())
-    }
-
-    fn choose(is_terminal: bool, no_color: Option<&std::ffi::OsStr>) -> Self {
-        match (is_terminal, no_color) {
-            (true, None) => Self::Ansi,
-            (true, Some(value)) if value.is_empty() => Self::Ansi,
-            _ => Self::None,
-        }
+    /// `--color` wins over the environment, which wins over what stdout is.
+    fn choose(choice: ColorChoice, is_terminal: bool, wishes: Wishes) -> Self {
+        let wanted = match choice {
+            ColorChoice::Always => true,
+            ColorChoice::Never => false,
+            ColorChoice::Auto => !wishes.no_color && (is_terminal || wishes.force),
+        };
+        if wanted { Self::Ansi } else { Self::None }
     }
 
     /// For what matters.
@@ -123,6 +187,21 @@ impl Ink {
     /// For what matters less.
     pub(crate) fn dim(self, text: &str) -> String {
         self.wrap(text, "2")
+    }
+
+    /// For what is well.
+    pub(crate) fn green(self, text: &str) -> String {
+        self.wrap(text, "32")
+    }
+
+    /// For what may become a problem.
+    pub(crate) fn yellow(self, text: &str) -> String {
+        self.wrap(text, "33")
+    }
+
+    /// For what is wrong.
+    pub(crate) fn red(self, text: &str) -> String {
+        self.wrap(text, "31")
     }
 
     fn wrap(self, text: &str, code: &str) -> String {
@@ -197,11 +276,14 @@ mod tests {
     }
 
     #[test]
-    fn colours_need_a_terminal_and_no_no_color() {
-        assert_eq!(Ink::choose(true, None), Ink::Ansi);
-        assert_eq!(Ink::choose(true, Some("1".as_ref())), Ink::None);
-        assert_eq!(Ink::choose(true, Some("".as_ref())), Ink::Ansi);
-        assert_eq!(Ink::choose(false, None), Ink::None);
+    fn the_flag_wins_over_the_environment_and_the_environment_over_the_terminal() {
+        let ink = |choice, is_terminal, no_color, force| {
+            Ink::choose(choice, is_terminal, Wishes { no_color, force }) == Ink::Ansi
+        };
+        assert!(ink(ColorChoice::Auto, true, false, false) && !ink(ColorChoice::Auto, false, false, false));
+        assert!(ink(ColorChoice::Auto, false, false, true), "CLICOLOR_FORCE");
+        assert!(!ink(ColorChoice::Auto, true, true, true), "NO_COLOR wins over CLICOLOR_FORCE");
+        assert!(ink(ColorChoice::Always, false, true, false) && !ink(ColorChoice::Never, true, false, true));
     }
 
     #[test]

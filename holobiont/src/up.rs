@@ -2,18 +2,27 @@
 //!
 //! # Layout
 //!
+//! - [`detach`]: the same in the background
+//! - [`log`]: what all processes say, kept in a file of bounded size
 //! - [`plan`]: a configuration turned into two checked command lines
 //! - [`state_dir`]: the state directory's lock and this start's private run directory
-//! - [`process`]: one child process
+//! - [`process`]: one child process; [`managed`]: the same over its lives
 //! - [`restart`]: how often and how soon a dead process is started again
+//! - [`service`]: what systemd hears
+//! - [`stop_signals`]: Ctrl-C, and what programs send
 //! - [`supervisor`]: the loop over everything that can happen
 //! - [`greeting`]: what is printed once requests are welcome
 
+mod detach;
 mod greeting;
+pub(crate) mod log;
+mod managed;
 mod plan;
 mod process;
 mod restart;
-mod state_dir;
+mod service;
+pub(crate) mod state_dir;
+mod stop_signals;
 mod supervisor;
 
 use std::{
@@ -31,6 +40,7 @@ use crate::{
     models::FindError,
     terminal::{Format, Terminal},
 };
+use log::LogSink;
 use plan::Plan;
 use process::Role;
 use state_dir::StateDir;
@@ -39,6 +49,9 @@ use supervisor::Supervisor;
 /// Arguments of `up`.
 #[derive(Debug, clap::Args)]
 pub(crate) struct UpArguments {
+    /// Starts in the background, and returns when requests are welcome; `holobiont down` stops it
+    #[arg(long, short)]
+    detach: bool,
     /// Deployment file (TOML); flags and HOLOBIONT_<SECTION>_<FIELD> variables override it
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -105,7 +118,7 @@ pub(crate) enum UpError {
         /// The directory.
         path: PathBuf,
         /// Its process, if it said so.
-        pid: Option<String>,
+        pid: Option<u32>,
     },
     /// The state directory cannot be used.
     #[error("cannot use the state directory {path}")]
@@ -147,6 +160,23 @@ pub(crate) enum UpError {
         /// Why.
         source: io::Error,
     },
+    /// The log cannot be written.
+    #[error("cannot keep a log in {path}")]
+    Log {
+        /// Its directory.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// No process can be started in the background.
+    #[error("cannot start in the background")]
+    Background(#[source] io::Error),
+    /// The process in the background has failed and said why.
+    #[error("the deployment did not start")]
+    FailedBehind {
+        /// How it ended.
+        exit: Exit,
+    },
     /// A process stopped before it was ready.
     #[error("{role} stopped before it was ready ({status}); its own message is above")]
     NotReady {
@@ -187,7 +217,8 @@ impl Explain for UpError {
             Self::NoAdapter { .. } | Self::NoProgram { .. } => Exit::NotFound,
             Self::StateTaken { .. } | Self::PortTaken { .. } => Exit::Conflict,
             Self::PathTooLong { .. } => Exit::Usage,
-            Self::Listen { source, .. } | Self::State { source, .. }
+            Self::FailedBehind { exit } => *exit,
+            Self::Listen { source, .. } | Self::State { source, .. } | Self::Log { source, .. }
                 if source.kind() == io::ErrorKind::PermissionDenied =>
             {
                 Exit::Refused
@@ -203,35 +234,55 @@ impl Explain for UpError {
             Self::NoAdapter { name, .. } => Some(format!("--adapter {name}=DIRECTORY_OF_A_PEFT_ADAPTER")),
             Self::NoProgram { role } => Some(format!("cargo build --release --bin {role}")),
             Self::StateTaken { .. } => {
-                Some("stop the other one, or give this one its own --state DIR".into())
+                Some("holobiont down stops the other one; or give this one its own --state DIR".into())
             }
             Self::PathTooLong { .. } => Some("--state with a shorter path".into()),
             Self::PortTaken { listen } => Some(format!("--listen {}:0 for any free port", listen.ip())),
+            Self::KeepsDying { .. } => Some("holobiont logs shows what it said".into()),
             _ => None,
         }
     }
+
+    fn is_said(&self) -> bool {
+        matches!(self, Self::FailedBehind { .. })
+    }
 }
 
-/// Starts a deployment and returns when it has stopped.
+/// Where a deployment runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Until Ctrl-C.
+    Front,
+    /// Until `holobiont down`.
+    Behind,
+}
+
+/// Starts a deployment and returns when it has stopped; a detached one when it serves.
 pub(crate) fn run(arguments: UpArguments, terminal: Terminal) -> Result<(), UpError> {
+    if arguments.detach && !detach::is_behind() {
+        return detach::start(terminal);
+    }
+    let place = if arguments.detach { Place::Behind } else { Place::Front };
+    if place == Place::Behind {
+        detach::leave_session();
+    }
     let home = Home::from_environment();
-    let config = layered(arguments)?;
-    let state = StateDir::claim(&config.deployment.state.clone().unwrap_or_else(|| home.state()))?;
+    let file = arguments.config.clone();
+    let config = Config::layered(arguments.into_layer(), file.as_deref())?;
+    let state_path = config.deployment.state.clone().unwrap_or_else(|| home.state());
+    let state = StateDir::claim(&state_path, config.grace())?;
     check_port(config.listen())?;
     let plan = Plan::new(&config, &home, &state)?;
-    start_logs(plan.log_format, terminal);
+    let log = LogSink::open(&state.logs()).map_err(|source| UpError::Log { path: state.logs(), source })?;
+    start_logs(plan.log_format, terminal, log.clone());
 
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(UpError::Runtime)?;
-    runtime.block_on(Supervisor::new(plan, config.grace(), terminal).run())
-}
-
-/// Flags over environment over file.
-fn layered(mut arguments: UpArguments) -> Result<Config, ConfigError> {
-    let file = arguments.config.take().map(|path| Config::from_file(&path)).transpose()?.unwrap_or_default();
-    let variables = std::env::vars_os()
-        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-    Ok(arguments.into_layer().or(Config::from_environment(variables)?).or(file))
+    let result = runtime.block_on(Supervisor::new(plan, &config, place, log.clone(), terminal).run());
+    if let Err(error) = &result {
+        log.keep(&format!("holobiont up ends: {error}"));
+    }
+    result
 }
 
 /// Says in time, and in words, that a port is taken; the gateway binds it later.
@@ -244,14 +295,13 @@ fn check_port(listen: SocketAddr) -> Result<(), UpError> {
 }
 
 /// The supervisor's own log lines have the form of its children's.
-fn start_logs(format: LogFormat, terminal: Terminal) {
+fn start_logs(format: LogFormat, terminal: Terminal, log: LogSink) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
-    let builder =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_target(false);
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(log).with_target(false);
     // A second subscriber cannot be set; a test that runs two deployments keeps the first.
     let _ = match (format, terminal.format) {
         (LogFormat::Json, _) | (_, Format::Json) => builder.json().try_init(),
-        (LogFormat::Human, Format::Human) => builder.without_time().with_ansi(false).try_init(),
+        (LogFormat::Human, Format::Human) => builder.with_ansi(false).try_init(),
     };
 }
 

@@ -62,6 +62,12 @@ fn answer(mut stream: TcpStream, seen: &Mutex<Vec<Value>>) -> Option<()> {
     let (status, kind, text) = match head.first()?.split(' ').nth(1)? {
         "/v1/models" => ("200 OK", "application/json", models().to_string()),
         "/v1/lora_adapters" => ("200 OK", "application/json", adapters().to_string()),
+        "/v1/status" => ("200 OK", "application/json", STATUS.to_owned()),
+        route @ ("/v1/load_lora_adapter" | "/v1/unload_lora_adapter" | "/v1/pin_lora_adapter") => {
+            let body: Value = serde_json::from_slice(&body).unwrap();
+            seen.lock().unwrap().push(body.clone());
+            administer(route, &body)
+        }
         _ => {
             let body: Value = serde_json::from_slice(&body).unwrap();
             seen.lock().unwrap().push(body.clone());
@@ -86,8 +92,34 @@ fn models() -> Value {
 
 fn adapters() -> Value {
     json!({"object": "list", "data": [
-        {"name": "pirate", "generation": "abcdef0123456789", "rank": 16, "bytes": 1_048_576, "state": "ready"},
+        {"name": "pirate", "generation": "abcdef0123456789", "rank": 16, "bytes": 1_048_576, "tier": "host", "state": "ready",
+         "pinned": true, "requests": 2, "tokens_per_s": 12.5},
+        {"name": "haiku", "generation": "123456789abcdef0", "rank": 4, "bytes": 1024, "tier": "disk", "state": "ready",
+         "pinned": false, "requests": 0, "tokens_per_s": 0.0},
     ]})
+}
+
+const STATUS: &str = r#"{"model": "smol", "version": "1", "ready": true, "requests": {"running": 2, "waiting": 0},
+    "tokens_per_s": {"prompt": 1.0, "generated": 37.5}, "uptime_s": 9}"#;
+
+/// `taken` is loaded already, `outside` lies outside the root, `busy` is being loaded, `other` has changed.
+fn administer(route: &str, body: &Value) -> (&'static str, &'static str, String) {
+    let refuse = |status, code: &str| {
+        let error = json!({"error": {"message": "no: the root is /srv/adapters", "type": "x", "code": code}});
+        (status, "application/json", error.to_string())
+    };
+    match (body["lora_name"].as_str().unwrap(), route) {
+        ("taken", _) => refuse("409 Conflict", "adapter_already_loaded"),
+        ("outside", _) => refuse("400 Bad Request", "adapter_path_forbidden"),
+        ("busy", _) => refuse("429 Too Many Requests", "lora_load_busy"),
+        ("other", _) => refuse("409 Conflict", "generation_mismatch"),
+        ("secret", _) => refuse("403 Forbidden", "forbidden"),
+        (name, "/v1/load_lora_adapter") => {
+            let answer = json!({"name": name, "generation": "abcdef0123456789", "rank": 8, "bytes": 2048, "modules": 7});
+            ("200 OK", "application/json", answer.to_string())
+        }
+        (name, _) => ("200 OK", "application/json", json!({"name": name, "freed_bytes": 2048}).to_string()),
+    }
 }
 
 /// `full` is always full, `broken` stops in the middle.
@@ -227,6 +259,132 @@ fn bench_with_failed_requests_reports_them_and_fails() {
     );
     let ended = run(&mut gateway.command(&stage, &["bench", "--adapters", "random:9"]));
     assert_eq!(ended.status.code(), Some(3), "{}", ended.err);
+}
+
+#[test]
+fn bench_at_a_rate_counts_refusals_and_prints_each_request() {
+    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let arguments = ["bench", "--json", "--requests", "20", "--rate", "500", "--each", "--seed", "1"];
+    let ended = run(gateway.command(&stage, &arguments).args(["--adapters", "full", "--adapters", "zipf:2"]));
+    let lines: Vec<Value> = ended.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.len(), 42, "{}", ended.err);
+    assert!(lines[..20].iter().all(|line| line["status"] == 429 && line["code"] == "queue_full"));
+    assert_eq!((&lines[20]["refused"], &lines[20]["rate_per_s"]), (&json!(20), &json!(500.0)));
+    assert!(lines[20]["refusal_ms"]["p99"].as_f64().unwrap() > 0.0);
+    assert_eq!((&lines[41]["distribution"], &lines[41]["adapters"]), (&json!("zipf"), &json!(2)));
+    let sent: Vec<f64> = lines[..20].iter().map(|line| line["sent_s"].as_f64().unwrap()).collect();
+    assert!(sent.iter().any(|sent_s| *sent_s > 0.01), "20 requests at 500 a second take a while: {sent:?}");
+
+    let refusals_alone = run(gateway.command(&stage, &arguments).args(["--adapters", "full"]));
+    assert_eq!(refusals_alone.status.code(), Some(0), "{}", refusals_alone.err);
+}
+
+#[test]
+fn ps_shows_the_base_and_who_is_resident_and_the_body_unchanged_as_json() {
+    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let ended = run(&mut gateway.command(&stage, &["ps"]));
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
+    let lines: Vec<Vec<&str>> = ended.out.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[0], ["NAME", "GEN", "RANK", "TIER", "REQS", "TOK/S", "PINNED"]);
+    assert_eq!(lines[1], ["smol", "-", "-", "base", "2", "37.5", "-"]);
+    assert_eq!(lines[2], ["pirate", "abcdef012345", "16", "host", "2", "12.5", "yes"]);
+    assert_eq!(lines.len(), 3, "haiku is on disk only: {}", ended.out);
+    let all = run(&mut gateway.command(&stage, &["ps", "--all"]));
+    assert!(all.out.contains("haiku"), "{}", all.out);
+    let json = run(&mut gateway.command(&stage, &["ps", "--json"]));
+    assert_eq!(json.out.trim_end(), adapters().to_string());
+}
+
+#[test]
+fn show_tells_everything_about_an_adapter_and_the_base() {
+    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let ended = run(&mut gateway.command(&stage, &["show", "pirate"]));
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
+    for part in ["abcdef0123456789", "1.00 MiB", "host", "parent", "smol"] {
+        assert!(ended.out.contains(part), "{part:?} is not in {}", ended.out);
+    }
+    let base = run(&mut gateway.command(&stage, &["show", "--json"]));
+    let base: Value = serde_json::from_str(&base.out).unwrap();
+    assert_eq!((&base["id"], &base["requests"]["running"]), (&json!("smol"), &json!(2)));
+    assert_eq!(run(&mut gateway.command(&stage, &["show", "zebra"])).status.code(), Some(3));
+}
+
+#[test]
+fn adapters_are_changed_as_the_arguments_say() {
+    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let directory = stage.home.path().join("lora");
+    std::fs::create_dir(&directory).unwrap();
+    std::fs::write(directory.join("adapter_config.json"), "{}").unwrap();
+    let path = directory.canonicalize().unwrap().to_str().unwrap().to_owned();
+    let cases: [(&[&str], Value); 5] = [
+        (
+            &["add", "a", &path, "--tenant", "acme", "--pin"],
+            json!({"lora_name": "a", "lora_path": path, "tenant": "acme", "pinned": true}),
+        ),
+        (
+            &["replace", "a", &path, "--expect", "abc"],
+            json!({"lora_name": "a", "lora_path": path, "load_inplace": true, "expected_generation": "abc"}),
+        ),
+        (&["rm", "a", "--expect", "abc"], json!({"lora_name": "a", "expected_generation": "abc"})),
+        (&["pin", "a"], json!({"lora_name": "a", "pinned": true})),
+        (&["pin", "a", "--off"], json!({"lora_name": "a", "pinned": false})),
+    ];
+    for (arguments, body) in cases {
+        let ended = run(gateway.command(&stage, &["adapters"]).args(arguments));
+        assert_eq!(ended.status.code(), Some(0), "{arguments:?}: {}", ended.err);
+        assert!(ended.out.contains("a is "), "{arguments:?}: {}", ended.out);
+        assert_eq!(gateway.bodies().last(), Some(&body));
+    }
+    let json = run(&mut gateway.command(&stage, &["adapters", "rm", "a", "--json"]));
+    assert_eq!(json.out.trim_end(), json!({"name": "a", "freed_bytes": 2048}).to_string());
+}
+
+#[test]
+fn refused_changes_of_adapters_say_what_to_do_with_the_documented_codes() {
+    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let cases = [
+        ("taken", 4, "adapters replace"),
+        ("outside", 2, "copy the adapter below the gateway's adapter root"),
+        ("busy", 5, "try again"),
+        ("other", 4, "holobiont show"),
+        ("secret", 6, "--role admin"),
+    ];
+    for (name, code, advice) in cases {
+        let ended = run(&mut gateway.command(&stage, &["adapters", "add", name, "on/another/host"]));
+        assert_eq!(ended.status.code(), Some(code), "{name}: {}", ended.err);
+        assert!(ended.err.contains(advice), "{name}: {}", ended.err);
+    }
+    let ended = run(&mut gateway.command(&stage, &["adapters", "add", "a", "hf:org/repo"]));
+    assert_eq!(ended.status.code(), Some(2), "{}", ended.err);
+    let ended = run(gateway
+        .command(&stage, &["adapters", "add", "a", "hf:org/repo@main"])
+        .env("HF_HUB_OFFLINE", "1"));
+    assert_eq!(ended.status.code(), Some(3), "{}", ended.err);
+    assert!(ended.err.contains("org/repo@main"), "{}", ended.err);
+}
+
+#[test]
+fn an_adapter_is_checked_by_the_program_that_would_serve_it() {
+    let stage = Stage::new();
+    let directory = stage.home.path().join("lora");
+    std::fs::create_dir(&directory).unwrap();
+    let check = || {
+        let mut command = stage.command(&["adapters", "check", "--probe", "--json"]);
+        command.arg(&directory).env("FAKE_EXECUTOR", "refuse");
+        command
+    };
+    assert_eq!(run(&mut check()).status.code(), Some(3), "there is no adapter in it");
+    std::fs::write(directory.join("adapter_config.json"), "{}").unwrap();
+    let ended = run(&mut check());
+    // The fake refuses with 3; its words are not repeated.
+    assert_eq!((ended.status.code(), ended.err.as_str()), (Some(3), "executor: the model is too large\n"));
+    let line = &stage.log()[0];
+    let model = stage.home.path().join("models/tiny.gguf");
+    assert!(
+        line.contains(&format!("check --model {} --adapter {}", model.display(), directory.display())),
+        "{line}"
+    );
+    assert!(line.contains("--probe --json"), "{line}");
 }
 
 #[test]

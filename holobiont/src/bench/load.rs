@@ -1,4 +1,5 @@
-//! A closed loop of callers: each sends its next request when its last one is answered.
+//! The callers of a run: a closed loop, where each sends its next request when its last one is answered, or an open one,
+//! where requests are sent when their time has come.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -8,8 +9,25 @@ use std::{
 
 use serde_json::json;
 
-use super::traffic::prompt;
+use super::traffic::{arrivals, prompt};
 use crate::client::{Client, ClientError, Usage};
+
+/// When requests are sent.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Pace {
+    /// So many are under way at once.
+    Closed {
+        /// Callers.
+        concurrency: usize,
+    },
+    /// So many come in a second, whatever becomes of them.
+    Open {
+        /// Mean of a Poisson process.
+        per_s: f64,
+        /// Requests under way at once at most; a request beyond them is sent late and counted so.
+        callers: usize,
+    },
+}
 
 /// The load of one run.
 #[derive(Debug)]
@@ -18,8 +36,8 @@ pub(super) struct Load {
     pub(super) models: Vec<String>,
     /// For each request, the index of its model.
     pub(super) picks: Vec<usize>,
-    /// Requests under way at once.
-    pub(super) concurrency: usize,
+    /// When they are sent.
+    pub(super) pace: Pace,
     /// Tokens of a prompt, about.
     pub(super) prompt_tokens: usize,
     /// Tokens of an answer.
@@ -41,13 +59,33 @@ pub(super) struct Answer {
     pub(super) usage: Usage,
 }
 
+/// What became of one request.
+#[derive(Debug)]
+pub(super) struct Fate {
+    /// Index of the request.
+    pub(super) request: usize,
+    /// When it was sent, counted from the start of the run.
+    pub(super) sent: Duration,
+    /// How much later than its time it was sent.
+    pub(super) late: Duration,
+    /// From sending to the end, however it came.
+    pub(super) took: Duration,
+    /// The answer, or why there is none.
+    pub(super) result: Result<Answer, ClientError>,
+}
+
+impl Fate {
+    /// True if the gateway said at once that it will not, because it is full.
+    pub(super) fn is_refusal(&self) -> bool {
+        matches!(self.result, Err(ClientError::Refused { status: 429 | 503, .. }))
+    }
+}
+
 /// What all callers saw.
 #[derive(Debug)]
 pub(super) struct Outcome {
-    /// Complete answers.
-    pub(super) answers: Vec<Answer>,
-    /// The others.
-    pub(super) failures: Vec<ClientError>,
+    /// Every request, in order.
+    pub(super) fates: Vec<Fate>,
     /// From the first request to the end of the last answer.
     pub(super) wall: Duration,
 }
@@ -55,6 +93,10 @@ pub(super) struct Outcome {
 impl Load {
     /// Sends all requests and waits for all answers.
     pub(super) fn run(&self, client: &Client) -> Outcome {
+        let (callers, times) = match self.pace {
+            Pace::Closed { concurrency } => (concurrency, None),
+            Pace::Open { per_s, callers } => (callers, Some(arrivals(per_s, self.picks.len(), self.seed))),
+        };
         let next = AtomicUsize::new(0);
         let start = Instant::now();
         let caller = || {
@@ -62,20 +104,26 @@ impl Load {
                 let request = next.fetch_add(1, Ordering::Relaxed);
                 (request < self.picks.len()).then_some(request)
             });
-            requests.map(|request| self.ask(client, request)).collect::<Vec<_>>()
+            let fate = |request: usize| {
+                let due = times.as_ref().map_or_else(|| start.elapsed(), |times| times[request]);
+                thread::sleep(due.saturating_sub(start.elapsed()));
+                self.send(client, request, start, due)
+            };
+            requests.map(fate).collect::<Vec<_>>()
         };
-        let results: Vec<_> = thread::scope(|scope| {
-            let callers: Vec<_> =
-                (0..self.concurrency.min(self.picks.len())).map(|_| scope.spawn(caller)).collect();
+        let mut fates: Vec<_> = thread::scope(|scope| {
+            let callers: Vec<_> = (0..callers.min(self.picks.len())).map(|_| scope.spawn(caller)).collect();
             callers.into_iter().filter_map(|caller| caller.join().ok()).flatten().collect()
         });
-        let wall = start.elapsed();
-        let (answers, failures): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
-        Outcome {
-            answers: answers.into_iter().filter_map(Result::ok).collect(),
-            failures: failures.into_iter().filter_map(Result::err).collect(),
-            wall,
-        }
+        fates.sort_by_key(|fate| fate.request);
+        Outcome { fates, wall: start.elapsed() }
+    }
+
+    fn send(&self, client: &Client, request: usize, start: Instant, due: Duration) -> Fate {
+        let sent = start.elapsed();
+        let result = self.ask(client, request);
+        let took = start.elapsed().saturating_sub(sent);
+        Fate { request, sent, late: sent.saturating_sub(due), took, result }
     }
 
     fn ask(&self, client: &Client, request: usize) -> Result<Answer, ClientError> {

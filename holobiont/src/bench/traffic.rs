@@ -1,6 +1,6 @@
 //! Who is asked, how often, and what.
 
-use std::str::FromStr;
+use std::{str::FromStr, time::Duration};
 
 use rand::{
     Rng as _, SeedableRng as _,
@@ -19,6 +19,8 @@ pub(super) enum Selection {
     Named(Vec<String>),
     /// This many adapters, drawn by the seed.
     Random(usize),
+    /// This many adapters, drawn by the seed, asked as the distribution says.
+    Spread(Distribution, usize),
 }
 
 /// Why a selection cannot be asked.
@@ -44,10 +46,18 @@ impl FromStr for Selection {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if let Some(count) = text.strip_prefix("random:") {
+        if let Some((how, count)) = text.split_once(':') {
+            let distribution = Distribution::of_word(how);
+            let selection: fn(Distribution, usize) -> Self = match (how, distribution) {
+                ("random", _) => |_, count| Self::Random(count),
+                (_, Some(_)) => Self::Spread,
+                _ => return Err("write random:N, zipf:N, uniform:N or round-robin:N".into()),
+            };
             return match count.parse() {
-                Ok(count) if count > 0 => Ok(Self::Random(count)),
-                _ => Err("write random:N with N of at least 1".into()),
+                Ok(count) if count > 0 => {
+                    Ok(selection(distribution.unwrap_or(Distribution::RoundRobin), count))
+                }
+                _ => Err(format!("write {how}:N with N of at least 1")),
             };
         }
         let names: Vec<String> = text.split(',').map(|name| name.trim().to_owned()).collect();
@@ -59,6 +69,14 @@ impl FromStr for Selection {
 }
 
 impl Selection {
+    /// How its requests are spread, if it says so.
+    pub(super) fn distribution(&self) -> Option<Distribution> {
+        match self {
+            Self::Spread(distribution, _) => Some(*distribution),
+            Self::Base | Self::Named(_) | Self::Random(_) => None,
+        }
+    }
+
     /// The names to ask, every one of them served.
     pub(super) fn resolve(&self, served: &[ServedModel], seed: u64) -> Result<Vec<String>, SelectionError> {
         match self {
@@ -72,7 +90,7 @@ impl Selection {
                     None => Ok(names.clone()),
                 }
             }
-            Self::Random(wanted) => {
+            Self::Random(wanted) | Self::Spread(_, wanted) => {
                 let mut adapters: Vec<String> =
                     served.iter().filter(|model| model.is_adapter()).map(|model| model.id.clone()).collect();
                 if adapters.len() < *wanted {
@@ -98,6 +116,13 @@ pub(super) enum Distribution {
 }
 
 impl Distribution {
+    /// `zipf:N` and the like: a distribution over so many adapters.
+    fn of_word(word: &str) -> Option<Self> {
+        [Self::Uniform, Self::Zipf, Self::RoundRobin]
+            .into_iter()
+            .find(|distribution| distribution.word() == word)
+    }
+
     /// For each of `requests` requests the index of its model, below `models`.
     pub(super) fn picks(self, models: usize, requests: usize, seed: u64) -> Vec<usize> {
         let mut random = StdRng::seed_from_u64(seed);
@@ -126,6 +151,20 @@ impl Distribution {
             Self::RoundRobin => "round-robin",
         }
     }
+}
+
+/// When each request is sent, counted from the start: a Poisson process of `per_s` requests a second. Arrivals know nothing
+/// of answers: a server that is slow is not spared.
+pub(super) fn arrivals(per_s: f64, requests: usize, seed: u64) -> Vec<Duration> {
+    // Another stream of numbers than the one that picks adapters.
+    let mut random = StdRng::seed_from_u64(seed ^ 0x9e37_79b9_7f4a_7c15);
+    let mut at_s = 0.0;
+    let mut next = || {
+        // 1 - u is never 0, so its logarithm is finite.
+        at_s -= (1.0 - random.random_range(0.0..1.0_f64)).ln() / per_s;
+        Duration::from_secs_f64(at_s)
+    };
+    (0..requests).map(|_| next()).collect()
 }
 
 /// Words that are one token each, with the space before them, in the vocabularies in common use.
@@ -158,7 +197,9 @@ mod tests {
     fn selections_are_names_or_a_random_number_of_adapters() {
         assert_eq!("a, b".parse(), Ok(Selection::Named(vec!["a".into(), "b".into()])));
         assert_eq!("random:3".parse(), Ok(Selection::Random(3)));
-        for wrong in ["random:0", "random:x", "a,,b", ""] {
+        assert_eq!("zipf:64".parse(), Ok(Selection::Spread(Distribution::Zipf, 64)));
+        assert_eq!("round-robin:2".parse(), Ok(Selection::Spread(Distribution::RoundRobin, 2)));
+        for wrong in ["random:0", "random:x", "zipf:0", "base:adapter", "a,,b", ""] {
             assert!(wrong.parse::<Selection>().is_err(), "{wrong:?}");
         }
     }
@@ -194,6 +235,20 @@ mod tests {
         }
         let picks = Distribution::Uniform.picks(4, 10_000, 7);
         assert!((0..4).all(|model| count(&picks, model).abs_diff(2500) < 250));
+    }
+
+    #[test]
+    fn arrivals_come_at_the_rate_asked_for_in_bursts_and_the_same_for_the_same_seed() {
+        let arrivals_of = |seed| arrivals(50.0, 20_000, seed);
+        let times = arrivals_of(3);
+        assert_eq!(times, arrivals_of(3));
+        assert_ne!(times, arrivals_of(4));
+        assert!(times.is_sorted());
+        let mean_s = times[19_999].as_secs_f64() / 20_000.0;
+        assert!((mean_s - 0.02).abs() < 0.001, "{mean_s}");
+        // Gaps of a Poisson process are exponential: 1 - 1/e of them are shorter than the mean.
+        let short = times.windows(2).filter(|pair| (pair[1] - pair[0]).as_secs_f64() < 0.02).count();
+        assert!(short.abs_diff(12_642) < 300, "{short}");
     }
 
     #[test]

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use serde_json::json;
+use tokio::sync::mpsc::Sender;
 
-use super::plan::Plan;
+use super::{Place, plan::Plan};
 use crate::{
-    client::Client,
-    terminal::{Format, Ink, Terminal},
+    client::{Client, Loading},
+    terminal::{Format, Terminal},
 };
 
 /// What the greeting says, as far as it is known before the start.
@@ -16,7 +17,25 @@ pub(crate) struct Greeting {
     /// Base first.
     expected_models: Vec<String>,
     keys: Keys,
+    place: Place,
     terminal: Terminal,
+}
+
+/// How often a loading gateway is asked how far it is.
+const ASK_AGAIN_AFTER: Duration = Duration::from_millis(200);
+
+/// What the gateway says before requests are welcome.
+#[derive(Debug)]
+pub(crate) enum News {
+    /// It is not ready yet.
+    Loading(Loading),
+    /// It takes requests.
+    Welcome {
+        /// Where.
+        url: String,
+        /// What `model` may name, base first.
+        models: Vec<String>,
+    },
 }
 
 /// Whether callers must show a key.
@@ -28,26 +47,43 @@ enum Keys {
 
 impl Greeting {
     /// The greeting of a deployment.
-    pub(crate) fn new(plan: &Plan, terminal: Terminal) -> Self {
+    pub(crate) fn new(plan: &Plan, place: Place, terminal: Terminal) -> Self {
         let mut expected_models = vec![plan.served_name.clone()];
         expected_models.extend(plan.adapters.iter().cloned());
         let keys = if plan.has_keys { Keys::Needed } else { Keys::None };
-        Self { expected_models, keys, terminal }
+        Self { expected_models, keys, place, terminal }
     }
 
-    /// Asks the gateway what it serves (it may have adapters from earlier starts) and prints the greeting. In
+    /// Waits until the gateway takes requests and asks what it serves (it may have adapters from earlier starts). In
     /// the background, because a gateway that does not answer must not keep the supervisor from its work.
-    pub(crate) fn print_in_background(&self, url: String, elapsed: Duration, process_ids: [Option<u32>; 2]) {
-        let greeting = self.clone();
+    pub(crate) fn ask_in_background(&self, url: String, news: Sender<News>) {
+        let (expected, terminal) = (self.expected_models.clone(), self.terminal);
         std::thread::spawn(move || {
-            let served =
-                Client::new(&url).models().ok().map(|models| models.into_iter().map(|model| model.id));
-            let models = served.map_or_else(|| greeting.expected_models.clone(), Iterator::collect);
-            let text = match greeting.terminal.format {
-                Format::Json => greeting.json(&url, &models, process_ids),
-                Format::Human => greeting.text(&url, &models, elapsed),
-            };
-            greeting.terminal.print(text);
+            let client = Client::new(&url, terminal);
+            // The receiver goes with the supervisor; then nobody wants to know.
+            while let Some(loading) = client.still_loading() {
+                if news.blocking_send(News::Loading(loading)).is_err() {
+                    return;
+                }
+                std::thread::sleep(ASK_AGAIN_AFTER);
+            }
+            let served = client.models().map(|models| models.into_iter().map(|model| model.id).collect());
+            let models = served.unwrap_or(expected);
+            let _ = news.blocking_send(News::Welcome { url, models });
+        });
+    }
+
+    /// Prints the greeting.
+    pub(crate) fn print(
+        &self,
+        url: &str,
+        models: &[String],
+        elapsed: Duration,
+        process_ids: [Option<u32>; 2],
+    ) {
+        self.terminal.print(match self.terminal.format {
+            Format::Json => self.json(url, models, process_ids),
+            Format::Human => self.text(url, models, elapsed),
         });
     }
 
@@ -57,11 +93,15 @@ impl Greeting {
     }
 
     fn text(&self, url: &str, models: &[String], elapsed: Duration) -> String {
-        let ink = Ink::stdout();
+        let ink = self.terminal.ink();
         // An adapter makes the better example: it shows that `model` chooses it.
         let model = models.get(1).or(models.first()).map_or("", String::as_str);
         let title = ink.bold("Holobiont is up");
-        let time = ink.dim(&format!("after {:.1} s; Ctrl-C stops it", elapsed.as_secs_f64()));
+        let stop = match self.place {
+            Place::Front => "Ctrl-C stops it",
+            Place::Behind => "holobiont down stops it",
+        };
+        let time = ink.dim(&format!("after {:.1} s; {stop}", elapsed.as_secs_f64()));
         let (key_header, key) = match self.keys {
             Keys::None => ("", "api_key=\"none\""),
             Keys::Needed => (
@@ -102,7 +142,7 @@ mod tests {
 
     fn greeting(keys: Keys) -> Greeting {
         let terminal = Terminal::new(Format::Human, Volume::Normal);
-        Greeting { expected_models: vec!["base".into()], keys, terminal }
+        Greeting { expected_models: vec!["base".into()], keys, place: Place::Front, terminal }
     }
 
     #[test]
@@ -119,6 +159,13 @@ mod tests {
             assert!(text.contains(part), "{part:?} is not in {text}");
         }
         assert!(!text.contains("Authorization"));
+    }
+
+    #[test]
+    fn the_greeting_says_how_to_stop_it() {
+        let text = |place| Greeting { place, ..greeting(Keys::None) }.text("http://h", &[], Duration::ZERO);
+        assert!(text(Place::Front).contains("Ctrl-C stops it"));
+        assert!(text(Place::Behind).contains("holobiont down stops it"));
     }
 
     #[test]

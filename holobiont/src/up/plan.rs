@@ -8,14 +8,14 @@ use std::{
 };
 
 use super::{
-    UpError,
+    UpError, detach,
     process::{Recipe, Role},
     state_dir::StateDir,
 };
 use crate::{
     config::{Config, LogFormat},
     home::Home,
-    models,
+    models, sibling,
 };
 
 /// Everything a start needs, checked.
@@ -42,16 +42,19 @@ impl Plan {
         let served_name =
             config.model.served_name.clone().unwrap_or_else(|| default_served_name(config, &model));
         let adapters = checked_adapters(&config.adapters)?;
-        let default_format = if io::stderr().is_terminal() { LogFormat::Human } else { LogFormat::Json };
+        let is_for_people = io::stderr().is_terminal() || detach::is_for_people();
+        let default_format = if is_for_people { LogFormat::Human } else { LogFormat::Json };
         let log_format = config.deployment.log_format.unwrap_or(default_format);
         Ok(Self {
             executor: Recipe {
-                program: find_program(Role::Executor)?,
+                program: program(Role::Executor)?,
                 arguments: executor_arguments(config, &model, &state.socket(), log_format),
+                notify_socket: Some(state.notify_socket()),
             },
             gateway: Recipe {
-                program: find_program(Role::Gateway)?,
+                program: program(Role::Gateway)?,
                 arguments: gateway_arguments(config, &served_name, &adapters, state, log_format),
+                notify_socket: None,
             },
             adapters: adapters.into_keys().collect(),
             has_keys: config.gateway.api_key_file.is_some(),
@@ -129,7 +132,6 @@ fn gateway_arguments(
     log_format: LogFormat,
 ) -> Vec<OsString> {
     let gateway = &config.gateway;
-    let grace_s = config.grace().as_secs_f64().ceil();
     // Lines for people are what the gateway writes unless told otherwise.
     let log_format = (log_format == LogFormat::Json).then_some(log_format);
     let mut arguments = Arguments(vec!["--exit-with-stdin".into()])
@@ -137,36 +139,37 @@ fn gateway_arguments(
         .with("--listen", config.listen().to_string())
         .with("--state", state.path())
         .with("--served-model-name", served_name)
-        .with("--grace-s", grace_s.to_string())
+        .with("--grace-ms", config.grace().as_millis().to_string())
         .with_setting("--log-format", log_format)
         .with_setting("--adapter-root", gateway.adapter_root.as_deref().map(Path::display))
         .with_setting("--api-key-file", gateway.api_key_file.as_deref().map(Path::display))
         .with_setting("--max-body-bytes", gateway.max_body_bytes)
         .with_setting("--max-sequences", gateway.max_sequences)
-        .with_setting("--threads", gateway.threads);
+        .with_setting("--threads", gateway.threads)
+        .with_setting("--requests-per-min-per-key", gateway.requests_per_min_per_key)
+        .with_setting("--requests-per-min-per-adapter", gateway.requests_per_min_per_adapter)
+        .with_setting("--max-connections", gateway.max_connections)
+        .with_setting("--header-timeout-ms", gateway.header_timeout_ms)
+        .with_setting("--body-timeout-ms", gateway.body_timeout_ms)
+        .with_setting("--stall-timeout-ms", gateway.stall_timeout_ms)
+        .with_setting("--cors-origins", gateway.cors_origins.as_deref())
+        .with_setting("--max-adapter-labels", gateway.max_adapter_labels)
+        .with_setting("--max-adapters", gateway.max_adapters)
+        .with_setting("--max-adapter-file-bytes", gateway.max_adapter_file_bytes)
+        .with_setting("--silence-ms", gateway.silence_ms)
+        .with_setting("--otlp-endpoint", gateway.otlp_endpoint.as_deref());
     for (name, path) in adapters {
         let mut pair = OsString::from(format!("{name}="));
         pair.push(path);
         arguments = arguments.with("--adapter", pair);
     }
-    if gateway.insecure == Some(true) {
-        arguments.0.push("--insecure".into());
-    }
+    let switches = [("--insecure", gateway.insecure), ("--vllm-metrics", gateway.vllm_metrics)];
+    arguments.0.extend(switches.iter().filter(|(_, on)| *on == Some(true)).map(|(flag, _)| flag.into()));
     arguments.0
 }
 
-/// Beside this program first: what was built together belongs together.
-fn find_program(role: Role) -> Result<PathBuf, UpError> {
-    let name = role.to_string();
-    let beside = std::env::current_exe().ok().and_then(|path| path.parent().map(Path::to_owned));
-    let search_path = std::env::var_os("PATH").unwrap_or_default();
-    let on_path = std::env::split_paths(&search_path).filter(|directory| directory.is_absolute());
-    let mut candidates = beside.into_iter().chain(on_path).map(|directory| directory.join(&name));
-    candidates.find(|path| is_executable(path)).ok_or(UpError::NoProgram { role })
-}
-
-fn is_executable(path: &Path) -> bool {
-    path.is_file() && rustix::fs::access(path, rustix::fs::Access::EXEC_OK).is_ok()
+fn program(role: Role) -> Result<PathBuf, UpError> {
+    sibling::find(&role.to_string()).ok_or(UpError::NoProgram { role })
 }
 
 #[cfg(test)]
@@ -190,7 +193,7 @@ mod tests {
         let file = r#"
             model = { context_length = 7 }
             executor = { cores = "0-1", kv_bytes = "1 KiB", kv_dtype = "f16", adapter_bytes = 2, max_running = 3, max_waiting = 4, chunk_tokens = 5 }
-            gateway = { listen = "127.0.0.1:6", adapter_root = "/r", api_key_file = "/k", max_body_bytes = "2 KiB", max_sequences = 10, threads = 8, insecure = true }
+            gateway = { listen = "127.0.0.1:6", adapter_root = "/r", api_key_file = "/k", max_body_bytes = "2 KiB", max_sequences = 10, threads = 8, insecure = true, requests_per_min_per_key = 11, requests_per_min_per_adapter = 12, max_connections = 13, header_timeout_ms = 14, body_timeout_ms = 15, stall_timeout_ms = 16, cors_origins = "http://a,http://b", vllm_metrics = true, max_adapter_labels = 17, max_adapters = 18, max_adapter_file_bytes = "1 KiB", silence_ms = 19, otlp_endpoint = "http://o" }
             deployment = { grace_ms = 9 }
         "#;
         let config: Config = toml::from_str(file).unwrap();
@@ -200,11 +203,14 @@ mod tests {
         assert!(executor.ends_with(expected), "{executor}");
 
         let directory = tempfile::tempdir().unwrap();
-        let state = StateDir::claim(directory.path()).unwrap();
+        let state = StateDir::claim(directory.path(), std::time::Duration::ZERO).unwrap();
         let adapters = BTreeMap::from([("a".into(), "/x".into()), ("b".into(), "/y".into())]);
         let gateway = text(&gateway_arguments(&config, "base", &adapters, &state, LogFormat::Json));
-        let expected = "--served-model-name base --grace-s 1 --log-format json --adapter-root /r \
-            --api-key-file /k --max-body-bytes 2048 --max-sequences 10 --threads 8 --adapter a=/x --adapter b=/y --insecure";
+        let expected = "--served-model-name base --grace-ms 9 --log-format json --adapter-root /r \
+            --api-key-file /k --max-body-bytes 2048 --max-sequences 10 --threads 8 --requests-per-min-per-key 11 \
+            --requests-per-min-per-adapter 12 --max-connections 13 --header-timeout-ms 14 --body-timeout-ms 15 --stall-timeout-ms 16 \
+            --cors-origins http://a,http://b --max-adapter-labels 17 --max-adapters 18 --max-adapter-file-bytes 1024 --silence-ms 19 \
+            --otlp-endpoint http://o --adapter a=/x --adapter b=/y --insecure --vllm-metrics";
         assert!(gateway.ends_with(expected), "{gateway}");
     }
 

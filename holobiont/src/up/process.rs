@@ -6,13 +6,20 @@ use std::{
     path::PathBuf,
     process::ExitStatus,
     process::Stdio,
+    time::Duration,
 };
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader, Lines},
     process::{Child, ChildStdin, ChildStdout, Command},
+    sync::oneshot,
 };
+
+use super::log::LogSink;
+
+/// How long the rest of a dead process's stderr is waited for.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// Which process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +47,8 @@ pub(crate) struct Recipe {
     pub(crate) program: PathBuf,
     /// Its arguments.
     pub(crate) arguments: Vec<OsString>,
+    /// Where it says how far it is, if anybody wants to know.
+    pub(crate) notify_socket: Option<PathBuf>,
 }
 
 /// What a process did.
@@ -58,12 +67,15 @@ pub(crate) struct Process {
     /// Nothing is ever written: the child reads end-of-file when this process is gone, however it went, and drains.
     _lifeline: Option<ChildStdin>,
     stdout: Option<Lines<BufReader<ChildStdout>>>,
+    /// Hears when everything on its stderr has been passed on.
+    said_all: Option<oneshot::Receiver<()>>,
 }
 
 impl Process {
-    /// Starts the program. Its stderr is ours; it has its own process group, so that a Ctrl-C reaches us alone and
-    /// the order of stopping is ours to choose.
-    pub(crate) fn start(recipe: &Recipe) -> io::Result<Self> {
+    /// Starts the program. Its stderr goes to `log`; it has its own process group, so that a Ctrl-C reaches us alone
+    /// and the order of stopping is ours to choose.
+    pub(crate) fn start(recipe: &Recipe, log: &LogSink) -> io::Result<Self> {
+        let (stderr, said_all) = log.pipe()?;
         let mut command = Command::new(&recipe.program);
         // Settings come as arguments alone: a variable meant for `up` must not mean something else one level down.
         for (name, _) in std::env::vars_os().filter(|(name, _)| is_a_setting(name)) {
@@ -71,13 +83,21 @@ impl Process {
         }
         let mut child = command
             .args(&recipe.arguments)
+            .env_remove("NOTIFY_SOCKET")
+            .envs(recipe.notify_socket.iter().map(|path| ("NOTIFY_SOCKET", path)))
+            // Its lines go into a file too.
+            .env("NO_COLOR", "1")
+            // The watchdog that systemd may hold over us is ours to feed.
+            .env_remove("WATCHDOG_USEC")
+            .env_remove("WATCHDOG_PID")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
+            .stderr(stderr)
             .process_group(0)
             .kill_on_drop(true)
             .spawn()?;
         let stdout = child.stdout.take().map(|pipe| BufReader::new(pipe).lines());
-        Ok(Self { _lifeline: child.stdin.take(), child, stdout })
+        Ok(Self { _lifeline: child.stdin.take(), child, stdout, said_all: Some(said_all) })
     }
 
     /// Waits for the next thing it does. May be dropped and called again without losing anything.
@@ -98,11 +118,22 @@ impl Process {
                     Ok(None) | Err(_) => self.stdout = None,
                 },
                 status = self.child.wait() => match status {
-                    Ok(status) => return Happening::Exited(status),
+                    Ok(status) => {
+                        self.hear_last_words().await;
+                        return Happening::Exited(status);
+                    }
                     // Only a child that is not ours cannot be waited for, and this one is.
                     Err(error) => unreachable!("waiting for a child failed: {error}"),
                 },
             }
+        }
+    }
+
+    /// Its last words come before ours about its end. Something it started may keep the pipe open: then not.
+    async fn hear_last_words(&mut self) {
+        if let Some(said_all) = &mut self.said_all {
+            let _ = tokio::time::timeout(LAST_WORDS, said_all).await;
+            self.said_all = None;
         }
     }
 

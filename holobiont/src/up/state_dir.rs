@@ -2,14 +2,16 @@
 
 use std::{
     fs::{self, DirBuilder, File},
-    io::{self, Read as _, Write as _},
+    io,
     os::unix::{ffi::OsStrExt as _, fs::DirBuilderExt as _},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use rustix::fs::{FlockOperation, flock};
 
 use super::UpError;
+use crate::deployment::{Holder, lock_path};
 
 /// Longest path of a Unix socket on Linux, without the final zero.
 const MAX_SOCKET_PATH_BYTES: usize = 107;
@@ -25,14 +27,14 @@ pub(crate) struct StateDir {
 
 impl StateDir {
     /// Creates the directory if need be, locks it, and makes a fresh run directory that only this user can enter.
-    pub(crate) fn claim(path: &Path) -> Result<Self, UpError> {
+    pub(crate) fn claim(path: &Path, grace: Duration) -> Result<Self, UpError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
             |source| UpError::State { path, source }
         };
         private().recursive(true).create(path).map_err(failed(path))?;
         let path = path.canonicalize().map_err(failed(path))?;
-        let lock = lock(&path)?;
+        let lock = lock(&path, Holder::this(grace))?;
         let parent = path.join("run");
         // Whatever lies there belonged to starts that are over: this one holds the lock.
         if let Err(error) = fs::remove_dir_all(&parent)
@@ -59,6 +61,16 @@ impl StateDir {
         self.run.join("executor.sock")
     }
 
+    /// Where the executor says how far it is.
+    pub(crate) fn notify_socket(&self) -> PathBuf {
+        self.run.join("notify.sock")
+    }
+
+    /// Where the log is.
+    pub(crate) fn logs(&self) -> PathBuf {
+        log_directory(&self.path)
+    }
+
     fn check_socket_path(&self) -> Result<(), UpError> {
         let socket = self.socket();
         let bytes = socket.as_os_str().as_bytes().len();
@@ -76,34 +88,33 @@ impl Drop for StateDir {
     }
 }
 
+/// Where a deployment's log is.
+pub(crate) fn log_directory(state: &Path) -> PathBuf {
+    state.join("logs")
+}
+
 fn private() -> DirBuilder {
     let mut builder = DirBuilder::new();
     builder.mode(0o700);
     builder
 }
 
-fn lock(state: &Path) -> Result<File, UpError> {
-    let path = state.join("lock");
+fn lock(state: &Path, holder: Holder) -> Result<File, UpError> {
+    let path = lock_path(state);
     let failed = |source| UpError::State { path: path.clone(), source };
     let open = File::options().read(true).write(true).create(true).truncate(false).open(&path);
     let mut file = open.map_err(failed)?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => {}
         Err(rustix::io::Errno::WOULDBLOCK) => {
-            return Err(UpError::StateTaken { path: state.to_owned(), pid: holder(&mut file) });
+            let holder = Holder::of(state).ok().flatten();
+            return Err(UpError::StateTaken { path: state.to_owned(), pid: holder.map(|holder| holder.pid) });
         }
         Err(errno) => return Err(failed(errno.into())),
     }
     file.set_len(0).map_err(failed)?;
-    write!(file, "{}", std::process::id()).map_err(failed)?;
+    serde_json::to_writer(&mut file, &holder).map_err(|error| failed(error.into()))?;
     Ok(file)
-}
-
-/// The process id that the holder of a lock wrote into it.
-fn holder(file: &mut File) -> Option<String> {
-    let mut text = String::new();
-    file.take(20).read_to_string(&mut text).ok()?;
-    text.parse::<u32>().ok().map(|pid| pid.to_string())
 }
 
 #[cfg(test)]
@@ -115,18 +126,18 @@ mod tests {
     #[test]
     fn a_second_claim_is_refused_and_names_the_first_process() {
         let directory = tempfile::tempdir().unwrap();
-        let first = StateDir::claim(&directory.path().join("s")).unwrap();
-        let error = StateDir::claim(&directory.path().join("s")).unwrap_err();
+        let first = StateDir::claim(&directory.path().join("s"), Duration::ZERO).unwrap();
+        let error = StateDir::claim(&directory.path().join("s"), Duration::ZERO).unwrap_err();
         assert_eq!(error.exit(), Exit::Conflict);
         assert!(error.to_string().contains(&std::process::id().to_string()), "{error}");
         drop(first);
-        StateDir::claim(&directory.path().join("s")).unwrap();
+        StateDir::claim(&directory.path().join("s"), Duration::ZERO).unwrap();
     }
 
     #[test]
     fn the_run_directory_is_private_and_goes_with_its_owner() {
         let directory = tempfile::tempdir().unwrap();
-        let state = StateDir::claim(&directory.path().join("s")).unwrap();
+        let state = StateDir::claim(&directory.path().join("s"), Duration::ZERO).unwrap();
         let run = state.socket().parent().unwrap().to_owned();
         assert_eq!(fs::metadata(&run).unwrap().permissions().mode() & 0o777, 0o700);
         drop(state);
@@ -139,14 +150,14 @@ mod tests {
         let stale = directory.path().join("run/1");
         fs::create_dir_all(&stale).unwrap();
         fs::write(stale.join("executor.sock"), "").unwrap();
-        let _state = StateDir::claim(directory.path()).unwrap();
+        let _state = StateDir::claim(directory.path(), Duration::ZERO).unwrap();
         assert!(!stale.exists());
     }
 
     #[test]
     fn a_path_too_long_for_a_socket_is_refused_by_name() {
         let directory = tempfile::tempdir().unwrap();
-        let error = StateDir::claim(&directory.path().join("x".repeat(100))).unwrap_err();
+        let error = StateDir::claim(&directory.path().join("x".repeat(100)), Duration::ZERO).unwrap_err();
         assert!(matches!(error, UpError::PathTooLong { .. }), "{error}");
     }
 }

@@ -1,7 +1,7 @@
 //! The loop over everything that can happen to a running deployment.
 //!
-//! The executor starts first, the gateway once the executor is ready. Either may die at any moment: it is started again,
-//! sooner the first time, later each further time, until it has died too often. A process that has never been
+//! Both processes start at once: the gateway says at `/ready` how far the executor is with its model. Either may die at
+//! any moment: it is started again, sooner the first time, later each further time, until it has died too often. A process that has never been
 //! ready and ends by itself has said why on stderr and would say it again: that is the end. Stopping goes the other
 //! way round: the gateway drains, then the executor.
 
@@ -9,18 +9,25 @@ use std::{future::pending, process::ExitStatus, time::Duration};
 
 use indicatif::ProgressBar;
 use tokio::{
-    signal::unix::{Signal, SignalKind, signal},
+    sync::mpsc,
     time::{Instant, sleep_until},
 };
 
 use super::{
-    UpError,
-    greeting::Greeting,
+    Place, UpError, detach,
+    greeting::{Greeting, News},
+    log::LogSink,
+    managed::{Change, Experience, Managed, Readiness, State},
     plan::Plan,
-    process::{Happening, Process, Recipe, Role},
-    restart::{Deaths, MAX_DEATHS, Verdict},
+    process::Role,
+    restart::{Deaths, Verdict},
+    service,
+    stop_signals::{StopSignal, StopSignals},
 };
-use crate::terminal::Terminal;
+use crate::{
+    config::Config,
+    terminal::{Terminal, printable},
+};
 
 /// Processes that have told their last callers why they stop need a moment more than those callers had.
 const LAST_WORDS: Duration = Duration::from_secs(2);
@@ -33,18 +40,16 @@ const KILL_WAIT: Duration = Duration::from_secs(5);
 enum Event {
     /// To one of the processes.
     Process(Role, Change),
+    /// The executor says how far it is.
+    Status(String),
+    /// The gateway says what it serves.
+    News(News),
     /// Somebody asked to stop.
     StopAsked(StopSignal),
     /// The time for stopping is over.
     GraceOver,
-}
-
-/// What can happen to a process.
-#[derive(Debug)]
-enum Change {
-    Line(String),
-    Exited(ExitStatus),
-    Due,
+    /// systemd wants to hear from us.
+    WatchdogDue,
 }
 
 /// Whether the loop goes on.
@@ -53,49 +58,11 @@ enum Flow {
     Done(Result<(), UpError>),
 }
 
-/// A process, dead or alive.
-#[derive(Debug)]
-struct Managed {
-    role: Role,
-    recipe: Recipe,
-    state: State,
-    deaths: Deaths,
-    experience: Experience,
-}
-
-/// Where a process stands.
-#[derive(Debug)]
-enum State {
-    /// Its turn comes when the executor is ready (or, for the executor, at once).
-    Waiting,
-    /// It died and is started again then.
-    Backoff(Instant),
-    /// It runs.
-    Running(Box<Process>, Phase),
-    /// It is over.
-    Ended,
-}
-
-/// How far a running process is.
+/// Whether the greeting has been printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Phase {
-    Starting,
-    Ready,
-    Stopping,
-}
-
-/// Whether a process has ever been ready.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Experience {
-    None,
-    ServedBefore,
-}
-
-/// Which readiness of a process this is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Readiness {
-    First,
-    Again,
+enum Welcome {
+    NotYet,
+    Said,
 }
 
 /// A stop under way.
@@ -118,6 +85,12 @@ pub(crate) struct Supervisor {
     executor: Managed,
     gateway: Managed,
     greeting: Greeting,
+    /// Where the gateway listens, once it said so.
+    url: String,
+    news: (mpsc::Sender<News>, mpsc::Receiver<News>),
+    welcome: Welcome,
+    place: Place,
+    log: LogSink,
     grace: Duration,
     stop: Option<Stop>,
     progress: ProgressBar,
@@ -127,14 +100,21 @@ pub(crate) struct Supervisor {
 
 impl Supervisor {
     /// A supervisor that has not started anything yet.
-    pub(crate) fn new(plan: Plan, grace: Duration, terminal: Terminal) -> Self {
-        let greeting = Greeting::new(&plan, terminal);
+    pub(crate) fn new(plan: Plan, config: &Config, place: Place, log: LogSink, terminal: Terminal) -> Self {
+        let greeting = Greeting::new(&plan, place, terminal);
         let progress = terminal.spinner(format!("loading {}", plan.served_name));
+        log.draw_above(progress.clone());
+        let restarts = config.restarts();
         Self {
-            executor: Managed::new(Role::Executor, plan.executor),
-            gateway: Managed::new(Role::Gateway, plan.gateway),
+            executor: Managed::new(Role::Executor, plan.executor, Deaths::new(restarts)),
+            gateway: Managed::new(Role::Gateway, plan.gateway, Deaths::new(restarts)),
             greeting,
-            grace,
+            url: String::new(),
+            news: mpsc::channel(1),
+            welcome: Welcome::NotYet,
+            place,
+            log,
+            grace: config.grace(),
             stop: None,
             progress,
             terminal,
@@ -145,9 +125,18 @@ impl Supervisor {
     /// Starts the processes and returns when both have ended.
     pub(crate) async fn run(mut self) -> Result<(), UpError> {
         let mut signals = StopSignals::new().map_err(UpError::Runtime)?;
-        self.executor.start()?;
+        let mut watchdog = service::Watchdog::new();
+        let notices = service::Notices::bind(self.executor.recipe.notify_socket.as_deref())
+            .map_err(UpError::Runtime)?;
+        self.executor.start(&self.log)?;
+        self.gateway.start(&self.log)?;
         loop {
-            let event = self.next_event(&mut signals).await;
+            let event = tokio::select! {
+                event = self.next_event() => event,
+                status = notices.next() => Event::Status(status),
+                signal = signals.next() => Event::StopAsked(signal),
+                () = watchdog.due() => Event::WatchdogDue,
+            };
             if let Flow::Done(result) = self.handle(event) {
                 self.progress.finish_and_clear();
                 return result;
@@ -155,12 +144,12 @@ impl Supervisor {
         }
     }
 
-    async fn next_event(&mut self, signals: &mut StopSignals) -> Event {
+    async fn next_event(&mut self) -> Event {
         let deadline = self.stop.as_ref().map(|stop| stop.deadline);
         tokio::select! {
             change = self.executor.next() => Event::Process(Role::Executor, change),
             change = self.gateway.next() => Event::Process(Role::Gateway, change),
-            signal = signals.next() => Event::StopAsked(signal),
+            Some(news) = self.news.1.recv() => Event::News(news),
             () = at(deadline) => Event::GraceOver,
         }
     }
@@ -169,7 +158,17 @@ impl Supervisor {
         match event {
             Event::Process(role, Change::Line(line)) => self.heard(role, &line),
             Event::Process(role, Change::Exited(status)) => self.exited(role, status),
-            Event::Process(role, Change::Due) => self.due(role),
+            Event::Process(role, Change::Due) => self.start(role),
+            Event::Status(text) => self.show_status(&text),
+            Event::News(News::Loading(loading)) => {
+                self.progress.set_message(loading.text());
+                Flow::Continue
+            }
+            Event::News(News::Welcome { url, models }) => self.greet(&url, &models),
+            Event::WatchdogDue => {
+                service::still_alive();
+                Flow::Continue
+            }
             Event::StopAsked(_) if self.stop.is_none() => self.begin_stop(Ok(())),
             // A script that got the same Ctrl-C may pass it on as a SIGTERM: only a person insists.
             Event::StopAsked(StopSignal::Terminate) => Flow::Continue,
@@ -189,21 +188,49 @@ impl Supervisor {
             (_, None) => tracing::info!(process = %role, "{line}"),
             (_, Some(Readiness::Again)) => tracing::info!(process = %role, "serves again"),
             (Role::Executor, Some(Readiness::First)) => self.progress.set_message("starting the gateway"),
-            (Role::Gateway, Some(Readiness::First)) => self.greet(words.next().unwrap_or_default()),
+            (Role::Gateway, Some(Readiness::First)) => {}
         }
-        let gateways_turn = self.executor.is_ready() && matches!(self.gateway.state, State::Waiting);
-        if gateways_turn { self.start(Role::Gateway) } else { Flow::Continue }
+        if let (Role::Gateway, Some(_), Some(url)) = (role, readiness, words.next()) {
+            self.keep_address(url);
+        }
+        let all_ready = self.executor.is_ready() && self.gateway.is_ready();
+        if readiness.is_some() && all_ready && self.welcome == Welcome::NotYet {
+            self.greeting.ask_in_background(self.url.clone(), self.news.0.clone());
+        }
+        Flow::Continue
     }
 
-    fn greet(&mut self, url: &str) {
+    /// What the executor says while it is loading; later `/v1/status` says more.
+    fn show_status(&mut self, text: &str) -> Flow {
+        if self.welcome == Welcome::NotYet && self.stop.is_none() && !self.executor.is_ready() {
+            service::status(text);
+            self.progress.set_message(printable(text));
+        }
+        Flow::Continue
+    }
+
+    fn greet(&mut self, url: &str, models: &[String]) -> Flow {
+        // A gateway that died in the meantime is asked again when it is back.
+        if self.welcome == Welcome::Said || self.stop.is_some() || !self.gateway.is_ready() {
+            return Flow::Continue;
+        }
+        self.welcome = Welcome::Said;
         self.progress.finish_and_clear();
-        self.keep_address(url);
         let ids = [self.executor.process_id(), self.gateway.process_id()];
-        self.greeting.print_in_background(url.to_owned(), self.started.elapsed(), ids);
+        self.greeting.print(url, models, self.started.elapsed(), ids);
+        service::ready(url);
+        if self.place == Place::Behind {
+            self.log.leave_stderr();
+            if let Err(error) = detach::leave_streams() {
+                return self.begin_stop(Err(UpError::Background(error)));
+            }
+        }
+        Flow::Continue
     }
 
     /// A gateway that is started again must listen where the first one did, also if that was any free port.
     fn keep_address(&mut self, url: &str) {
+        url.clone_into(&mut self.url);
         let arguments = &mut self.gateway.recipe.arguments;
         if let Some(address) = url.strip_prefix("http://")
             && let Some(flag) = arguments.iter().position(|argument| argument == "--listen")
@@ -218,33 +245,31 @@ impl Supervisor {
             self.managed(role).state = State::Ended;
             return self.advance_stop();
         }
+        // An executor that could not load its model would say the same again.
+        let never_served = role == Role::Executor && self.welcome == Welcome::NotYet;
         let managed = self.managed(role);
         managed.state = State::Waiting;
-        if managed.experience == Experience::None && status.code().is_some() {
+        if (managed.experience == Experience::None || never_served) && status.code().is_some() {
             return self.begin_stop(Err(UpError::NotReady { role, status }));
         }
         match managed.deaths.another(Instant::now().into_std()) {
-            Verdict::GiveUp => self.begin_stop(Err(UpError::KeepsDying { role, deaths: MAX_DEATHS, status })),
+            Verdict::GiveUp { deaths } => {
+                tracing::error!(process = %role, %status, deaths, "died too often; giving up");
+                self.begin_stop(Err(UpError::KeepsDying { role, deaths, status }))
+            }
             Verdict::Restart(delay) => {
                 let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
                 tracing::warn!(process = %role, %status, delay_ms, "died; starting it again");
+                service::status(&format!("{role} died ({status}); starting it again"));
                 managed.state = State::Backoff(Instant::now() + delay);
                 Flow::Continue
             }
         }
     }
 
-    fn due(&mut self, role: Role) -> Flow {
-        self.managed(role).state = State::Waiting;
-        match (role, self.executor.is_ready()) {
-            // The executor starts the gateway when it is ready.
-            (Role::Gateway, false) => Flow::Continue,
-            _ => self.start(role),
-        }
-    }
-
     fn start(&mut self, role: Role) -> Flow {
-        match self.managed(role).start() {
+        let log = self.log.clone();
+        match self.managed(role).start(&log) {
             Ok(()) => Flow::Continue,
             Err(error) => self.begin_stop(Err(error)),
         }
@@ -255,6 +280,7 @@ impl Supervisor {
             self.progress.finish_and_clear();
             self.terminal.note("stopping; Ctrl-C again stops at once");
         }
+        service::stopping();
         self.stop =
             Some(Stop { deadline: Instant::now() + self.grace + LAST_WORDS, result, force: Force::Drain });
         for managed in [&mut self.executor, &mut self.gateway] {
@@ -299,120 +325,6 @@ impl Supervisor {
         match role {
             Role::Executor => &mut self.executor,
             Role::Gateway => &mut self.gateway,
-        }
-    }
-}
-
-impl Managed {
-    fn new(role: Role, recipe: Recipe) -> Self {
-        Self { role, recipe, state: State::Waiting, deaths: Deaths::default(), experience: Experience::None }
-    }
-
-    fn start(&mut self) -> Result<(), UpError> {
-        let process = Process::start(&self.recipe);
-        let process = process.map_err(|source| UpError::Spawn { role: self.role, source })?;
-        self.state = State::Running(Box::new(process), Phase::Starting);
-        Ok(())
-    }
-
-    /// Waits for the next change; for ever, if none can come.
-    async fn next(&mut self) -> Change {
-        match &mut self.state {
-            State::Waiting | State::Ended => pending().await,
-            State::Backoff(until) => {
-                sleep_until(*until).await;
-                Change::Due
-            }
-            State::Running(process, _) => match process.next().await {
-                Happening::Line(line) => Change::Line(line),
-                Happening::Exited(status) => Change::Exited(status),
-            },
-        }
-    }
-
-    /// Notes readiness; `None` if this run of it has been ready already.
-    fn become_ready(&mut self) -> Option<Readiness> {
-        let State::Running(_, phase @ Phase::Starting) = &mut self.state else {
-            return None;
-        };
-        *phase = Phase::Ready;
-        match std::mem::replace(&mut self.experience, Experience::ServedBefore) {
-            Experience::None => Some(Readiness::First),
-            Experience::ServedBefore => Some(Readiness::Again),
-        }
-    }
-
-    fn is_ready(&self) -> bool {
-        matches!(self.state, State::Running(_, Phase::Ready))
-    }
-
-    fn is_running(&self) -> bool {
-        matches!(self.state, State::Running(..))
-    }
-
-    fn process_id(&self) -> Option<u32> {
-        match &self.state {
-            State::Running(process, _) => process.id(),
-            _ => None,
-        }
-    }
-
-    /// A stop has begun: what does not run yet will not.
-    fn forget_plans(&mut self) {
-        if !self.is_running() {
-            self.state = State::Ended;
-        }
-    }
-
-    /// Asks it to drain, once: a second signal would mean "at once".
-    fn terminate(&mut self) {
-        if let State::Running(process, phase) = &mut self.state
-            && *phase != Phase::Stopping
-        {
-            *phase = Phase::Stopping;
-            process.terminate();
-        }
-    }
-
-    fn kill(&self) {
-        if let State::Running(process, _) = &self.state {
-            process.kill();
-        }
-    }
-}
-
-/// Who asks for a stop.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum StopSignal {
-    /// A person, with Ctrl-C.
-    Interrupt,
-    /// A program, or a terminal that was closed.
-    Terminate,
-}
-
-/// The signals that ask for a stop.
-struct StopSignals {
-    interrupt: Signal,
-    terminate: Signal,
-    hangup: Signal,
-}
-
-impl StopSignals {
-    fn new() -> std::io::Result<Self> {
-        Ok(Self {
-            interrupt: signal(SignalKind::interrupt())?,
-            terminate: signal(SignalKind::terminate())?,
-            hangup: signal(SignalKind::hangup())?,
-        })
-    }
-
-    async fn next(&mut self) -> StopSignal {
-        tokio::select! {
-            // Of two that came at once the person's counts first, so that the other one is no insisting.
-            biased;
-            _ = self.interrupt.recv() => StopSignal::Interrupt,
-            _ = self.terminate.recv() => StopSignal::Terminate,
-            _ = self.hangup.recv() => StopSignal::Terminate,
         }
     }
 }

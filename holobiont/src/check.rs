@@ -1,0 +1,273 @@
+//! `holobiont check`: whether a deployment file, and everything it names, would start. Nothing is started.
+
+use std::{
+    net::{SocketAddr, TcpListener},
+    path::{Path, PathBuf},
+};
+
+use model::open::ModelFiles;
+
+use crate::{
+    config::{Config, ConfigError},
+    exit::{Exit, Explain},
+    findings::{Finding, Unwell, report},
+    home::Home,
+    key::file::KeyFile,
+    models, sibling,
+    table::size,
+    terminal::Terminal,
+};
+
+/// Arguments of `check`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct CheckArguments {
+    /// Deployment file; without it, what the environment and the defaults describe
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+/// Checks a deployment and prints a line for everything it names.
+pub(crate) fn run(arguments: &CheckArguments, terminal: Terminal) -> Result<(), Unwell> {
+    let file = arguments.config.as_deref();
+    let name = file.map_or_else(|| "configuration".to_owned(), |file| file.display().to_string());
+    let (findings, exit) = match Config::layered(Config::default(), file) {
+        Ok(config) => {
+            let mut findings = vec![Finding::ok(name, "every key is known and every value possible")];
+            findings.extend(deployment(&config, &Home::from_environment()));
+            let lines = Lines::of(file);
+            findings.iter_mut().for_each(|finding| lines.point_at(finding));
+            (findings, Exit::Usage)
+        }
+        Err(error) => (vec![Finding::error(name, &error)], ConfigError::exit(&error)),
+    };
+    report(&findings, exit, terminal)
+}
+
+/// Everything a configuration names.
+pub(crate) fn deployment(config: &Config, home: &Home) -> Vec<Finding> {
+    let mut findings = vec![model(config, home), cores(config)];
+    findings.extend(config.adapters.iter().map(|(name, path)| adapter(name, path)));
+    if let Some(path) = &config.gateway.api_key_file {
+        findings.push(keys(path));
+    }
+    findings.push(listen(config));
+    if let Some(root) = &config.gateway.adapter_root {
+        findings.push(match root.is_dir() {
+            true => Finding::ok("[gateway] adapter_root", root.display().to_string()),
+            false => Finding::fail(
+                "[gateway] adapter_root",
+                format!("{} is no directory", root.display()),
+                "create it",
+            ),
+        });
+    }
+    findings.extend(["base-executor", "gateway"].map(program));
+    findings
+}
+
+fn model(config: &Config, home: &Home) -> Finding {
+    const NAME: &str = "[model] name";
+    let path = match models::find(config.model.name.as_deref(), home) {
+        Ok(path) => path,
+        Err(error) => return Finding::error(NAME, &error),
+    };
+    let opened =
+        ModelFiles::at(&path).and_then(|files| Ok((files.weights()?.config().clone(), path.clone())));
+    match opened {
+        Ok((shape, path)) => {
+            let bytes = models::model_at(&path).map_or(0, |model| model.bytes);
+            let found = format!("{}: {}, {}", path.display(), shape.architecture, size(bytes));
+            match config.model.context_length {
+                Some(asked) if asked as usize > shape.context_length => Finding::fail(
+                    "[model] context_length",
+                    format!("{asked} tokens are asked for, the model has {}", shape.context_length),
+                    "leave context_length out or lower it",
+                ),
+                _ => Finding::ok(NAME, found),
+            }
+        }
+        Err(error) => Finding::fail(
+            NAME,
+            format!("{}: {error}", path.display()),
+            "fetch the model again: holobiont pull NAME",
+        ),
+    }
+}
+
+/// The list is understood, and this machine has the cores.
+fn cores(config: &Config) -> Finding {
+    const NAME: &str = "[executor] cores";
+    let allowed = allowed_cores();
+    let Some(text) = &config.executor.cores else {
+        return Finding::ok(NAME, format!("all {}", allowed.len()));
+    };
+    let Some(wanted) = parse_cores(text) else {
+        return Finding::fail(NAME, format!("`{text}` is no list of cores"), "write it as 0-3,8");
+    };
+    match wanted.iter().find(|core| !allowed.contains(core)) {
+        None => Finding::ok(NAME, text.clone()),
+        Some(core) => Finding::fail(
+            NAME,
+            format!("core {core} is not among the {} this process may use", allowed.len()),
+            "holobiont doctor shows the cores there are",
+        ),
+    }
+}
+
+/// Cores this process may run on.
+pub(crate) fn allowed_cores() -> Vec<usize> {
+    let Ok(set) = rustix::thread::sched_getaffinity(None) else {
+        return Vec::new();
+    };
+    (0..rustix::thread::CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect()
+}
+
+/// The cores of `0-3,8`; `None` if it is no such list, or one of more cores than any machine has.
+fn parse_cores(text: &str) -> Option<Vec<usize>> {
+    let mut cores = Vec::new();
+    for part in text.split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        let number = |text: &str| text.trim().parse::<usize>().ok();
+        let (first, last) = (number(first)?, number(last)?);
+        if first > last || last >= rustix::thread::CpuSet::MAX_CPU {
+            return None;
+        }
+        cores.extend(first..=last);
+    }
+    Some(cores)
+}
+
+fn adapter(name: &str, path: &Path) -> Finding {
+    let label = format!("[adapters] {name}");
+    let holds = |file: &str| path.join(file).is_file();
+    let fix = format!("holobiont adapters check {}", path.display());
+    match (holds("adapter_config.json"), holds("adapter_model.safetensors")) {
+        (true, true) => Finding::ok(label, path.display().to_string()),
+        (false, _) => Finding::fail(
+            label,
+            format!("there is no adapter_config.json in {}", path.display()),
+            "name a PEFT adapter's directory",
+        ),
+        (true, false) => {
+            Finding::fail(label, format!("there is no adapter_model.safetensors in {}", path.display()), fix)
+        }
+    }
+}
+
+/// Every line of the key file is understood, and nobody else can read it.
+pub(crate) fn keys(path: &Path) -> Finding {
+    use std::os::unix::fs::PermissionsExt as _;
+    const NAME: &str = "[gateway] api_key_file";
+    let file = match KeyFile::read(path) {
+        Ok(file) => file,
+        Err(error) => return Finding::error(NAME, &error),
+    };
+    let mode = std::fs::metadata(path).map_or(0, |metadata| metadata.permissions().mode() & 0o777);
+    if mode & 0o077 != 0 {
+        let fix = format!("chmod 600 {}", path.display());
+        return Finding::warn(
+            NAME,
+            format!("{} has mode {mode:03o}: others can read or change it", path.display()),
+            fix,
+        );
+    }
+    match file.entries().count() {
+        0 => Finding::warn(NAME, "it holds no key: nobody may ask", "holobiont key add NAME"),
+        keys => Finding::ok(NAME, format!("{} with {keys} keys", path.display())),
+    }
+}
+
+/// The port is free, and not open to everybody by accident.
+fn listen(config: &Config) -> Finding {
+    const NAME: &str = "[gateway] listen";
+    let listen = config.listen();
+    let open = !listen.ip().is_loopback() && config.gateway.api_key_file.is_none();
+    if open && config.gateway.insecure != Some(true) {
+        let fix = "set api_key_file (holobiont key add NAME), listen on 127.0.0.1, or say insecure = true";
+        return Finding::fail(NAME, format!("{listen} is reachable by others and no key is asked for"), fix);
+    }
+    port(NAME, listen)
+}
+
+/// Whether an address can be listened on.
+pub(crate) fn port(name: &str, listen: SocketAddr) -> Finding {
+    match TcpListener::bind(listen) {
+        Ok(_) => Finding::ok(name, format!("{listen} is free")),
+        Err(error) => Finding::fail(
+            name,
+            format!("{listen}: {error}"),
+            "stop what listens there, or choose another port",
+        ),
+    }
+}
+
+fn program(name: &str) -> Finding {
+    match sibling::find(name) {
+        Some(path) => Finding::ok(name, path.display().to_string()),
+        None => Finding::fail(
+            name,
+            "neither beside `holobiont` nor on PATH",
+            format!("cargo build --release --bin {name}"),
+        ),
+    }
+}
+
+/// Where the settings of a file stand in it.
+struct Lines(Vec<String>);
+
+impl Lines {
+    fn of(file: Option<&Path>) -> Self {
+        let text = file.and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
+        Self(text.lines().map(str::to_owned).collect())
+    }
+
+    /// Adds the line of a finding's setting, where the file has one.
+    fn point_at(&self, finding: &mut Finding) {
+        let Some((section, field)) = finding.name.split_once("] ") else { return };
+        let header = format!("{section}]");
+        let sections = self.0.iter().enumerate().skip_while(|(_, line)| line.trim() != header).skip(1);
+        let mut fields = sections.take_while(|(_, line)| !line.trim_start().starts_with('['));
+        let is_field =
+            |line: &str| line.split_once('=').is_some_and(|(key, _)| key.trim().trim_matches('"') == field);
+        if let Some((index, _)) = fields.find(|(_, line)| is_field(line)) {
+            finding.name.push_str(&format!(" (line {})", index + 1));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::findings::Health;
+
+    #[test]
+    fn lists_of_cores_are_read_like_the_executor_reads_them() {
+        assert_eq!(parse_cores("0-2,5"), Some(vec![0, 1, 2, 5]));
+        for wrong in ["", "x", "3-1", "0-", "0-99999999999"] {
+            assert_eq!(parse_cores(wrong), None, "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn an_open_port_without_keys_fails_and_says_three_ways_out() {
+        let mut config = Config::default();
+        config.gateway.listen = Some("0.0.0.0:0".parse().unwrap());
+        let finding = listen(&config);
+        assert_eq!(finding.health, Health::Fail);
+        assert!(finding.fix.unwrap().contains("api_key_file"));
+        config.gateway.insecure = Some(true);
+        assert_eq!(listen(&config).health, Health::Ok);
+    }
+
+    #[test]
+    fn a_finding_points_at_its_line() {
+        let lines =
+            Lines("[model]\nname = 1\n[executor]\n# c\ncores = \"9\"".lines().map(str::to_owned).collect());
+        let mut finding = Finding::ok("[executor] cores", "");
+        lines.point_at(&mut finding);
+        assert_eq!(finding.name, "[executor] cores (line 5)");
+        let mut finding = Finding::ok("[executor] name", "");
+        lines.point_at(&mut finding);
+        assert_eq!(finding.name, "[executor] name");
+    }
+}

@@ -1,0 +1,102 @@
+//! What settings may be: each is read from text, whether TOML or the environment wrote it.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserializer, de};
+
+/// A number of bytes: `1048576`, `1 MiB` or `1 MB`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ByteCount(pub(crate) u64);
+
+impl FromStr for ByteCount {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let text = text.trim();
+        let unit_at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let (number, unit) = text.split_at(unit_at);
+        let factor: u64 = match unit.trim() {
+            "" | "B" => 1,
+            "KiB" => 1 << 10,
+            "MiB" => 1 << 20,
+            "GiB" => 1 << 30,
+            "kB" => 1_000,
+            "MB" => 1_000_000,
+            "GB" => 1_000_000_000,
+            other => {
+                return Err(format!("`{other}` is no unit of bytes; write B, KiB, MiB, GiB, kB, MB or GB"));
+            }
+        };
+        let number: u64 = number.parse().map_err(|_| format!("`{text}` is no number of bytes"))?;
+        number
+            .checked_mul(factor)
+            .map(Self)
+            .ok_or_else(|| format!("`{text}` is more bytes than can be counted"))
+    }
+}
+
+impl fmt::Display for ByteCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The form of the processes' logs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum LogFormat {
+    /// Lines for people.
+    Human,
+    /// One JSON object a line.
+    Json,
+}
+
+impl FromStr for LogFormat {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "human" => Ok(Self::Human),
+            "json" => Ok(Self::Json),
+            other => Err(format!("`{other}` is no log format; write human or json")),
+        }
+    }
+}
+
+impl fmt::Display for LogFormat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Human => "human",
+            Self::Json => "json",
+        })
+    }
+}
+
+/// Reads a field through its `FromStr`, whether TOML or the environment wrote it: `8`, `"8"` and `true` all work.
+pub(super) fn setting<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr,
+    T::Err: fmt::Display,
+{
+    struct Scalar;
+
+    impl de::Visitor<'_> for Scalar {
+        type Value = String;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a string, a number or a boolean")
+        }
+        fn visit_str<E>(self, text: &str) -> Result<String, E> {
+            Ok(text.to_owned())
+        }
+        fn visit_i64<E>(self, number: i64) -> Result<String, E> {
+            Ok(number.to_string())
+        }
+        fn visit_bool<E>(self, flag: bool) -> Result<String, E> {
+            Ok(flag.to_string())
+        }
+    }
+
+    let text = deserializer.deserialize_any(Scalar)?;
+    text.parse().map(Some).map_err(|cause: T::Err| de::Error::custom(format!("`{text}`: {cause}")))
+}

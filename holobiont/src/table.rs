@@ -1,0 +1,56 @@
+//! Columns for people.
+
+use crate::terminal::Ink;
+
+/// Left-aligned columns, two spaces apart, with a bold head.
+pub(crate) fn table<const N: usize>(ink: Ink, head: [&str; N], rows: &[[String; N]]) -> String {
+    let width = |column: usize| {
+        let cells = rows.iter().map(|row| row[column].chars().count());
+        cells.chain([head[column].len()]).max().unwrap_or_default()
+    };
+    let widths: [usize; N] = std::array::from_fn(width);
+    let line = |cells: [&str; N]| {
+        let padded = cells.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
+        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    let head = ink.bold(&line(head));
+    let body = rows.iter().map(|row| line(std::array::from_fn(|column| row[column].as_str())));
+    std::iter::once(head).chain(body).collect::<Vec<_>>().join("\n")
+}
+
+/// Names and values, one pair a line; values start in one column.
+pub(crate) fn pairs(ink: Ink, pairs: &[(String, String)]) -> String {
+    let width = pairs.iter().map(|(name, _)| name.chars().count()).max().unwrap_or_default();
+    let line = |(name, value): &(String, String)| {
+        let padding = " ".repeat(width - name.chars().count());
+        format!("{}{padding}  {value}", ink.dim(name))
+    };
+    pairs.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// Bytes for people.
+pub(crate) fn size(bytes: u64) -> String {
+    indicatif::BinaryBytes(bytes).to_string()
+}
+
+/// As much of a generation as people compare.
+pub(crate) fn short_generation(generation: &str) -> String {
+    generation.chars().take(12).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let rows = vec![["a".to_owned(), "1".to_owned()], ["long".to_owned(), "2".to_owned()]];
+        assert_eq!(table(Ink::None, ["N", "VALUE"], &rows), "N     VALUE\na     1\nlong  2");
+    }
+
+    #[test]
+    fn values_of_pairs_start_in_one_column() {
+        let text = pairs(Ink::None, &[("a".into(), "1".into()), ("long".into(), "2".into())]);
+        assert_eq!(text, "a     1\nlong  2");
+    }
+}

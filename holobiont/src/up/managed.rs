@@ -1,0 +1,143 @@
+//! A process over its lives: waiting, running, dead and started again, ended.
+
+use std::{future::pending, process::ExitStatus};
+
+use tokio::time::{Instant, sleep_until};
+
+use super::{
+    UpError,
+    log::LogSink,
+    process::{Happening, Process, Recipe, Role},
+    restart::Deaths,
+};
+
+/// What can happen to a process.
+#[derive(Debug)]
+pub(crate) enum Change {
+    Line(String),
+    Exited(ExitStatus),
+    Due,
+}
+
+/// A process, dead or alive.
+#[derive(Debug)]
+pub(crate) struct Managed {
+    pub(crate) role: Role,
+    pub(crate) recipe: Recipe,
+    pub(crate) state: State,
+    pub(crate) deaths: Deaths,
+    pub(crate) experience: Experience,
+}
+
+/// Where a process stands.
+#[derive(Debug)]
+pub(crate) enum State {
+    /// It has not been started yet, or has just died.
+    Waiting,
+    /// It died and is started again then.
+    Backoff(Instant),
+    /// It runs.
+    Running(Box<Process>, Phase),
+    /// It is over.
+    Ended,
+}
+
+/// How far a running process is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    Starting,
+    Ready,
+    Stopping,
+}
+
+/// Whether a process has ever been ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Experience {
+    None,
+    ServedBefore,
+}
+
+/// Which readiness of a process this is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Readiness {
+    First,
+    Again,
+}
+
+impl Managed {
+    pub(crate) fn new(role: Role, recipe: Recipe, deaths: Deaths) -> Self {
+        Self { role, recipe, state: State::Waiting, deaths, experience: Experience::None }
+    }
+
+    pub(crate) fn start(&mut self, log: &LogSink) -> Result<(), UpError> {
+        let process = Process::start(&self.recipe, log);
+        let process = process.map_err(|source| UpError::Spawn { role: self.role, source })?;
+        self.state = State::Running(Box::new(process), Phase::Starting);
+        Ok(())
+    }
+
+    /// Waits for the next change; for ever, if none can come.
+    pub(crate) async fn next(&mut self) -> Change {
+        match &mut self.state {
+            State::Waiting | State::Ended => pending().await,
+            State::Backoff(until) => {
+                sleep_until(*until).await;
+                Change::Due
+            }
+            State::Running(process, _) => match process.next().await {
+                Happening::Line(line) => Change::Line(line),
+                Happening::Exited(status) => Change::Exited(status),
+            },
+        }
+    }
+
+    /// Notes readiness; `None` if this run of it has been ready already.
+    pub(crate) fn become_ready(&mut self) -> Option<Readiness> {
+        let State::Running(_, phase @ Phase::Starting) = &mut self.state else {
+            return None;
+        };
+        *phase = Phase::Ready;
+        match std::mem::replace(&mut self.experience, Experience::ServedBefore) {
+            Experience::None => Some(Readiness::First),
+            Experience::ServedBefore => Some(Readiness::Again),
+        }
+    }
+
+    pub(crate) fn is_ready(&self) -> bool {
+        matches!(self.state, State::Running(_, Phase::Ready))
+    }
+
+    pub(crate) fn is_running(&self) -> bool {
+        matches!(self.state, State::Running(..))
+    }
+
+    pub(crate) fn process_id(&self) -> Option<u32> {
+        match &self.state {
+            State::Running(process, _) => process.id(),
+            _ => None,
+        }
+    }
+
+    /// A stop has begun: what does not run yet will not.
+    pub(crate) fn forget_plans(&mut self) {
+        if !self.is_running() {
+            self.state = State::Ended;
+        }
+    }
+
+    /// Asks it to drain, once: a second signal would mean "at once".
+    pub(crate) fn terminate(&mut self) {
+        if let State::Running(process, phase) = &mut self.state
+            && *phase != Phase::Stopping
+        {
+            *phase = Phase::Stopping;
+            process.terminate();
+        }
+    }
+
+    pub(crate) fn kill(&self) {
+        if let State::Running(process, _) = &self.state {
+            process.kill();
+        }
+    }
+}
