@@ -1,0 +1,102 @@
+//! Hostile input for every parser that reads what somebody else wrote.
+//!
+//! A *target* is a function from bytes to an [`Outcome`]: accepted, or refused with a typed error's message. Whatever the
+//! bytes are, it must not panic, take no longer than a second, and never hold more memory than its [`Target::budget`].
+//! A *seed* is an input with the shape of a published attack (or a valid file, for mutations to start from), made by
+//! code that can be read, together with the answer it must get.
+//!
+//! # Layout
+//! - `targets`, `http`: one function for each parser
+//! - [`seeds`]: the published shapes, by target
+//! - [`mutate`]: deterministic mutations, so that CI explores too
+//! - [`parts`]: several files in one input
+//! - [`guide`]: the table in `docs/guides/bad-input.md`
+//!
+//! `coverage/` holds the same targets for cargo-fuzz (`scripts/fuzz`); what it finds goes to `corpus/TARGET/`.
+#![forbid(unsafe_code)]
+
+pub mod guide;
+mod http;
+pub mod mutate;
+pub mod parts;
+pub mod seeds;
+mod targets;
+
+/// `Err` is the message of the typed error with which the input was refused.
+pub type Outcome = Result<(), String>;
+
+/// A parser under test.
+#[derive(Debug, Clone, Copy)]
+pub struct Target {
+    /// What it is called, also in `corpus/` and by cargo-fuzz.
+    pub name: &'static str,
+    /// What it reads, for people.
+    pub reads: &'static str,
+    /// Feeds it.
+    pub run: fn(&[u8]) -> Outcome,
+    /// Bytes it may hold for each byte of input, beside [`FIXED_BYTES`].
+    pub bytes_per_byte: usize,
+}
+
+/// What every target may hold whatever the input's length.
+pub const FIXED_BYTES: usize = 16 << 20;
+
+/// Instead of [`FIXED_BYTES`] for tokenizers: what the steps of an expression that backtracks take until it is given up.
+const STEPS_BYTES: usize = 128 << 20;
+
+/// Bytes held for each byte of input by parsers that keep what they read as it is.
+const PLAIN: usize = 8;
+/// Tokenizers keep each token in several tables, and the `tokenizers` crate takes them as maps of strings. They are
+/// read once, at start, from a file the operator chose.
+const TABLES: usize = 64;
+/// A request's body becomes a tree of JSON values before its fields are looked at; `[0,0,...]` grows the most. The
+/// gateway bounds their number.
+const BODY: usize = 64;
+
+impl Target {
+    /// The most bytes this may hold at any moment for `input`, the input itself not counted.
+    #[must_use]
+    pub fn budget(&self, input: &[u8]) -> usize {
+        let fixed = if self.bytes_per_byte == TABLES { STEPS_BYTES } else { FIXED_BYTES };
+        input.len().saturating_mul(self.bytes_per_byte).saturating_add(fixed)
+    }
+}
+
+const fn target(
+    name: &'static str,
+    reads: &'static str,
+    run: fn(&[u8]) -> Outcome,
+    bytes_per_byte: usize,
+) -> Target {
+    Target { name, reads, run, bytes_per_byte }
+}
+
+/// Every target.
+pub const TARGETS: [Target; 12] = [
+    target("gguf", "GGUF header and tensors", targets::gguf, PLAIN),
+    target("gguf_tokenizer", "the tokenizer in a GGUF file", targets::gguf_tokenizer, TABLES),
+    target("gguf_adapter", "an adapter in a GGUF file", targets::gguf_adapter, PLAIN),
+    target("peft", "adapter_config.json and its safetensors", targets::peft, PLAIN),
+    target("directory", "config.json, the index and safetensors of a model", targets::directory, PLAIN),
+    target(
+        "tokenizer_json",
+        "tokenizer.json, its configuration, and a text",
+        targets::tokenizer_json,
+        TABLES,
+    ),
+    target("template", "a chat template and messages", targets::template, PLAIN),
+    target("to_executor", "a message to the executor", targets::to_executor, PLAIN),
+    target("to_gateway", "a message to the gateway", targets::to_gateway, PLAIN),
+    target("completion", "the body of a completion", http::completion, BODY),
+    target("chat", "the body of a chat", http::chat, BODY),
+    target("key_file", "the gateway's file of API keys", http::key_file, PLAIN),
+];
+
+/// The target called `name`.
+///
+/// # Panics
+/// If there is none: names are written in code.
+#[must_use]
+pub fn named(name: &str) -> &'static Target {
+    TARGETS.iter().find(|target| target.name == name).unwrap_or_else(|| panic!("no target is called {name}"))
+}

@@ -1,0 +1,102 @@
+//! The shapes of published attacks, and valid files for mutations to start from.
+
+mod adapter;
+mod gguf;
+mod http;
+mod model;
+mod template;
+mod tokenizer;
+mod wire;
+
+/// What a seed must come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expected {
+    /// It is a valid input.
+    Accepted,
+    /// A typed error whose message contains this.
+    Refused(&'static str),
+    /// Either; what counts is that time and memory stay in bounds.
+    Bounded,
+}
+
+/// An input with a known answer.
+#[derive(Debug, Clone)]
+pub struct Seed {
+    /// The target that reads it.
+    pub target: &'static str,
+    /// What it is, as a few words.
+    pub name: &'static str,
+    /// The class or record it stands for: a row of the table of published attacks, or where it was seen.
+    pub class: &'static str,
+    /// The bytes.
+    pub bytes: Vec<u8>,
+    /// The answer.
+    pub expected: Expected,
+}
+
+impl Seed {
+    /// True for seeds that are short, and whose neighbours are known to be bounded too.
+    #[must_use]
+    pub fn may_be_mutated(&self) -> bool {
+        self.bytes.len() < 1 << 14 && self.class != template::REPETITION
+    }
+}
+
+/// A maker of seeds for one target.
+struct Maker {
+    target: &'static str,
+    seeds: Vec<Seed>,
+}
+
+impl Maker {
+    fn new(target: &'static str) -> Self {
+        Self { target, seeds: Vec::new() }
+    }
+
+    fn valid(&mut self, name: &'static str, bytes: Vec<u8>) {
+        self.add(name, "valid", bytes, Expected::Accepted);
+    }
+
+    fn refused(&mut self, name: &'static str, class: &'static str, bytes: Vec<u8>, why: &'static str) {
+        self.add(name, class, bytes, Expected::Refused(why));
+    }
+
+    fn bounded(&mut self, name: &'static str, class: &'static str, bytes: Vec<u8>) {
+        self.add(name, class, bytes, Expected::Bounded);
+    }
+
+    fn add(&mut self, name: &'static str, class: &'static str, bytes: Vec<u8>, expected: Expected) {
+        self.seeds.push(Seed { target: self.target, name, class, bytes, expected });
+    }
+}
+
+/// A GGUF file with a byte-level vocabulary: `tokens`, `merges` of them, and how text is split into words.
+#[must_use]
+pub fn byte_level(tokens: &[String], merges: &[String], pre: &str) -> Vec<u8> {
+    gguf::byte_level(tokens, merges, pre)
+}
+
+/// The seeds of `target`. Some are megabytes long, which is why they are made and not stored.
+#[must_use]
+pub fn of(target: &str) -> Vec<Seed> {
+    match target {
+        "gguf" => gguf::files(),
+        "gguf_tokenizer" => gguf::tokenizers(),
+        "gguf_adapter" => gguf::adapters(),
+        "peft" => adapter::peft(),
+        "directory" => model::directories(),
+        "tokenizer_json" => tokenizer::jsons(),
+        "template" => template::templates(),
+        "to_executor" => wire::to_executor(),
+        "to_gateway" => wire::to_gateway(),
+        "completion" => http::completions(),
+        "chat" => http::chats(),
+        "key_file" => http::key_files(),
+        _ => Vec::new(),
+    }
+}
+
+/// Every seed, target by target.
+pub fn all() -> impl Iterator<Item = Seed> {
+    crate::TARGETS.iter().flat_map(|target| of(target.name))
+}

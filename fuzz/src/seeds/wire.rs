@@ -1,0 +1,125 @@
+//! Messages between the processes: counts and tags of a peer that means harm.
+
+use shmproto::{
+    codec::Wire,
+    message::{
+        AdapterLoaded, ErrorCode, Failed, Finish, Generate, Hello, LoadAdapter, Loading, Output, Sampling,
+        Stats, ToExecutor, ToGateway, TokenOutput, UnloadAdapter, Welcome, WireError,
+    },
+};
+
+use super::{Maker, Seed};
+
+const COUNTS: &str = "CVE-2024-42478, -42479 (a peer's numbers)";
+const FORMAT: &str = "ShadowMQ: CVE-2024-11041, CVE-2025-30165 (self-describing wires)";
+const GROWTH: &str = "limits after allocation";
+
+fn generate() -> Generate {
+    Generate {
+        request: 1,
+        adapter: Some([3; 32]),
+        namespace: [4; 32],
+        prompt: vec![1, 2, 3],
+        max_tokens: 16,
+        min_tokens: 0,
+        stop_tokens: vec![2],
+        sampling: Sampling {
+            temperature: 1.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            repetition_penalty: 1.0,
+            logit_bias: vec![(1, -100.0)],
+            seed: 7,
+        },
+        logprobs: Some(5),
+        prompt_logprobs: None,
+        deadline_ms: 0,
+    }
+}
+
+pub(super) fn to_executor() -> Vec<Seed> {
+    let mut make = Maker::new("to_executor");
+    make.valid("a hello", ToExecutor::Hello(Hello { version: 2, instance: 1 }).to_bytes());
+    make.valid("a request", ToExecutor::Generate(generate()).to_bytes());
+    let load = LoadAdapter { request: 1, path: "/adapters/a".to_owned(), owner: [0; 32] };
+    make.valid("a load", ToExecutor::LoadAdapter(load).to_bytes());
+    let unload = UnloadAdapter { request: 1, adapter: [1; 32] };
+    make.valid("an unload", ToExecutor::UnloadAdapter(unload).to_bytes());
+    // The count of the prompt follows tag, request, adapter and namespace.
+    let mut bytes = ToExecutor::Generate(generate()).to_bytes();
+    let at = 1 + 8 + 33 + 32;
+    bytes[at..at + 4].copy_from_slice(&u32::MAX.to_le_bytes());
+    make.refused("a prompt of 2^32 - 1 tokens", COUNTS, bytes, "ends early");
+    make.refused("a path of 2^32 - 1 bytes", COUNTS, [&[3][..], &[0; 8], &[255; 4]].concat(), "ends early");
+    make.refused("nothing", COUNTS, Vec::new(), "ends early");
+    make.refused("an unknown message", FORMAT, vec![200], "no variant 200");
+    make.refused("a pickle", FORMAT, b"\x80\x04\x95cos\nsystem\n".to_vec(), "no variant 128");
+    let trailing = [ToExecutor::Cancel(1).to_bytes(), vec![0]].concat();
+    make.refused("bytes behind the end", FORMAT, trailing, "follow the end");
+    let text = [&[3][..], &[0; 8], &2u32.to_le_bytes(), &[0xff, 0xfe], &[0; 32]].concat();
+    make.refused("a path that is no text", FORMAT, text, "not UTF-8");
+    make.seeds
+}
+
+fn output() -> Output {
+    let token = TokenOutput { token: 1, logprob: -0.5, top: vec![(1, -0.5), (2, -1.0)] };
+    Output {
+        request: 1,
+        tokens: vec![token.clone()],
+        prompt: vec![token],
+        cached_tokens: 16,
+        queued_us: 10,
+        finish: Some(Finish::Length),
+        error: None,
+    }
+}
+
+pub(super) fn to_gateway() -> Vec<Seed> {
+    let mut make = Maker::new("to_gateway");
+    let error = WireError { code: ErrorCode::Internal, message: "why".to_owned() };
+    make.valid("outputs", ToGateway::Outputs(vec![output(), output()]).to_bytes());
+    make.valid("a failure", ToGateway::Failed(Failed { request: 1, error }).to_bytes());
+    make.valid("figures", ToGateway::Stats(Stats::default()).to_bytes());
+    make.valid(
+        "progress",
+        ToGateway::Loading(Loading { stage: "reading".to_owned(), percent: 43 }).to_bytes(),
+    );
+    let loaded =
+        AdapterLoaded { request: 1, generation: [1; 32], adapter: [2; 32], rank: 4, bytes: 9, modules: 2 };
+    make.valid("an adapter", ToGateway::AdapterLoaded(loaded).to_bytes());
+    let welcome = Welcome {
+        version: 2,
+        instance: 1,
+        model_path: "/model.gguf".to_owned(),
+        base_hash: [0; 32],
+        context_length: 64,
+        vocab_size: 32,
+        adapter_budget_bytes: 1 << 20,
+        kv_blocks: 8,
+        block_tokens: 16,
+        max_running: 4,
+        max_waiting: 4,
+        adapters: vec![[5; 32]],
+    };
+    make.valid("a welcome", ToGateway::Welcome(welcome).to_bytes());
+    make.refused("2^32 - 1 outputs", COUNTS, [&[2][..], &[255; 4]].concat(), "ends early");
+    make.refused(
+        "a tag of 2 for an option",
+        FORMAT,
+        [&[2][..], &[1, 0, 0, 0], &[0; 28], &[2, 0]].concat(),
+        "Option",
+    );
+    let empty = Output { tokens: vec![], prompt: vec![], finish: None, ..output() };
+    let many = ToGateway::Outputs(vec![empty; 200_000]).to_bytes();
+    make.valid("200,000 empty outputs", many);
+    make.refused(
+        "the same, cut",
+        GROWTH,
+        [&[2][..], &200_000u32.to_le_bytes(), &vec![0; 5_999_999]].concat(),
+        "",
+    );
+    make.seeds
+}

@@ -1,0 +1,156 @@
+//! One function for each parser. Everything goes through public doors, as the processes do it.
+
+use std::{fs, io, path::Path};
+
+use model::{
+    adapter::Adapter,
+    chat_template::{ChatTemplate, GenerationPrompt, Limits, TemplateTokens},
+    config::{ModelConfig, Rope, RopeScaling},
+    generation_defaults::GenerationDefaults,
+    gguf::GgufFile,
+    gguf_source::GgufSource,
+    layout,
+    open::ModelFiles,
+    source::WeightSource,
+    tokenizer::{AddSpecial, ParseSpecial, SkipSpecial, Tokenizer},
+};
+use shmproto::{
+    codec::Wire,
+    message::{ToExecutor, ToGateway},
+};
+use tempfile::TempDir;
+
+use crate::{Outcome, parts};
+
+/// The message of a typed error.
+fn refused(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+pub(crate) fn gguf(input: &[u8]) -> Outcome {
+    let path = Path::new("input.gguf");
+    let file = GgufFile::from_bytes(path, input.to_vec()).map_err(refused)?;
+    for (_, view) in file.tensors() {
+        assert_eq!(view.kind.row_bytes(view.cols()).map(|row| row * view.rows()), Some(view.data.len()));
+    }
+    GenerationDefaults::from_gguf(&file).map_err(refused)?;
+    touch(&GgufSource::new(file).map_err(refused)?);
+    Ok(())
+}
+
+pub(crate) fn gguf_tokenizer(input: &[u8]) -> Outcome {
+    let file = GgufFile::from_bytes(Path::new("input.gguf"), input.to_vec()).map_err(refused)?;
+    let tokenizer = Tokenizer::from_gguf(&file).map_err(refused)?;
+    both_ways(&tokenizer, "A text, 12 of them:\n\n  <|im_end|> ▁é日")
+}
+
+pub(crate) fn gguf_adapter(input: &[u8]) -> Outcome {
+    let folder = folder(&[("adapter.gguf", input)]);
+    Adapter::read(&folder.path().join("adapter.gguf"), &base()).map(drop).map_err(refused)
+}
+
+pub(crate) fn peft(input: &[u8]) -> Outcome {
+    let [config, weights] = parts::split(input);
+    let folder = folder(&[("adapter_config.json", config), ("adapter_model.safetensors", weights)]);
+    Adapter::read(folder.path(), &base()).map(drop).map_err(refused)
+}
+
+pub(crate) fn directory(input: &[u8]) -> Outcome {
+    let [config, index, weights] = parts::split(input);
+    let mut files = vec![("config.json", config), ("model.safetensors", weights)];
+    if !index.is_empty() {
+        files.push(("model.safetensors.index.json", index));
+    }
+    let folder = folder(&files);
+    let files = ModelFiles::at(folder.path()).map_err(refused)?;
+    files.generation_defaults().map_err(refused)?;
+    touch(files.weights().map_err(refused)?.as_ref());
+    Ok(())
+}
+
+pub(crate) fn tokenizer_json(input: &[u8]) -> Outcome {
+    let [json, config, text] = parts::split(input);
+    let mut files = vec![("tokenizer.json", json)];
+    if !config.is_empty() {
+        files.push(("tokenizer_config.json", config));
+    }
+    let tokenizer = Tokenizer::from_directory(folder(&files).path()).map_err(refused)?;
+    both_ways(&tokenizer, &String::from_utf8_lossy(text))
+}
+
+pub(crate) fn template(input: &[u8]) -> Outcome {
+    let [source, messages] = parts::split(input);
+    let source = std::str::from_utf8(source).map_err(refused)?;
+    let messages: Vec<serde_json::Value> = serde_json::from_slice(messages).map_err(refused)?;
+    let tokens = TemplateTokens { bos: Some("<s>".into()), eos: Some("</s>".into()), pad: None };
+    let template = ChatTemplate::new(source, tokens, Limits::default()).map_err(refused)?;
+    let extra = serde_json::Map::new();
+    template.render(&messages, GenerationPrompt::Add, &extra).map(drop).map_err(refused)
+}
+
+pub(crate) fn to_executor(input: &[u8]) -> Outcome {
+    message::<ToExecutor>(input)
+}
+
+pub(crate) fn to_gateway(input: &[u8]) -> Outcome {
+    message::<ToGateway>(input)
+}
+
+/// What can be read is one value with one encoding.
+fn message<T: Wire>(input: &[u8]) -> Outcome {
+    let message = T::from_bytes(input).map_err(refused)?;
+    assert_eq!(message.to_bytes(), input, "a message has one encoding");
+    Ok(())
+}
+
+/// A text's tokens and back: text, whatever the vocabulary is.
+fn both_ways(tokenizer: &Tokenizer, text: &str) -> Outcome {
+    for parse in [ParseSpecial::Yes, ParseSpecial::No] {
+        let ids = tokenizer.encode(text, AddSpecial::Yes, parse).map_err(refused)?;
+        let _ = tokenizer.decode(&ids, SkipSpecial::No);
+    }
+    Ok(())
+}
+
+/// Reads every tensor a checked model promises.
+fn touch(source: &dyn WeightSource) {
+    let config = source.config();
+    for id in layout::required_tensors(config, &[]) {
+        let tensor = source.tensor(id).unwrap_or_else(|| panic!("{id:?} was promised"));
+        let row = tensor.kind.row_bytes(tensor.cols).unwrap_or_else(|| panic!("{id:?} has whole blocks"));
+        assert_eq!(tensor.data.len(), row * tensor.rows, "{id:?}");
+    }
+}
+
+/// A base model for adapters to fit.
+pub(crate) fn base() -> ModelConfig {
+    ModelConfig {
+        architecture: "llama".to_owned(),
+        vocab_size: 32,
+        hidden_size: 8,
+        intermediate_size: 16,
+        layers: 2,
+        heads: 2,
+        kv_heads: 1,
+        head_dim: 4,
+        norm_eps: 1e-5,
+        rope: Rope { theta: 10_000.0, scaling: RopeScaling::None },
+        qk_norm: false,
+        tied_head: true,
+        context_length: 64,
+        sliding_window: None,
+    }
+}
+
+/// A directory with these files, in memory where the system has such a place.
+pub(crate) fn folder(files: &[(&str, &[u8])]) -> TempDir {
+    let create = || -> io::Result<TempDir> {
+        let memory = Path::new("/dev/shm");
+        let folder = if memory.is_dir() { tempfile::tempdir_in(memory)? } else { tempfile::tempdir()? };
+        for (name, bytes) in files {
+            fs::write(folder.path().join(name), bytes)?;
+        }
+        Ok(folder)
+    };
+    create().unwrap_or_else(|error| panic!("a temporary directory could not be filled: {error}"))
+}

@@ -1,0 +1,93 @@
+//! Tokenizing takes time in proportion to the text, whatever the text is (RELIABILITY I4).
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use model::{
+    gguf::GgufFile,
+    tokenizer::{AddSpecial, ParseSpecial, Tokenizer},
+};
+
+/// Texts at which splitting, merging or looking for special tokens has gone wrong elsewhere.
+const UNITS: [&str; 8] = ["a", " ", "\n", " \n", "1", "!", "<|im_", "日"];
+/// A doubled text takes at most so many times as long.
+const GROWTH: f64 = 2.5;
+/// Other work on the machine can slow one measurement, not all of them.
+const ATTEMPTS: usize = 24;
+const BYTES: usize = 1 << 16;
+
+/// Tokenizers with a merge for every doubling of a letter, so that long words merge all the way.
+fn tokenizer(pre: &str) -> Tokenizer {
+    let mut tokens: Vec<String> = (0..=255u32).filter_map(char::from_u32).map(String::from).collect();
+    tokens.extend((0x100..0x144).filter_map(char::from_u32).map(String::from));
+    let mut merges = Vec::new();
+    for letter in ["a", "Ġ", "Ċ", "1", "!"] {
+        for length in (0..6).map(|power| 1usize << power) {
+            merges.push(format!("{0} {0}", letter.repeat(length)));
+            tokens.push(letter.repeat(2 * length));
+        }
+    }
+    tokens.push("<|im_end|>".to_owned());
+    let file = fuzz::seeds::byte_level(&tokens, &merges, pre);
+    Tokenizer::from_gguf(&GgufFile::from_bytes(Path::new("linear.gguf"), file).unwrap()).unwrap()
+}
+
+/// How long a text takes; `None` if it is refused, which is an answer too.
+fn time(tokenizer: &Tokenizer, text: &str) -> Option<Duration> {
+    let started = Instant::now();
+    tokenizer.encode(text, AddSpecial::Yes, ParseSpecial::Yes).ok().map(|_| started.elapsed())
+}
+
+fn grows_linearly(tokenizer: &Tokenizer, unit: &str) -> Result<(), f64> {
+    let texts = [1, 2].map(|times| unit.repeat(times * BYTES / unit.len()));
+    let mut least = [Duration::MAX; 2];
+    for _ in 0..ATTEMPTS {
+        for (least, text) in least.iter_mut().zip(&texts) {
+            let Some(time) = time(tokenizer, text) else { return Ok(()) };
+            *least = time.min(*least);
+        }
+        if least[1].as_secs_f64() < GROWTH * least[0].as_secs_f64() {
+            return Ok(());
+        }
+    }
+
+    Err(least[1].as_secs_f64() / least[0].as_secs_f64())
+}
+
+#[test]
+fn twice_the_text_takes_at_most_two_and_a_half_times_as_long() {
+    for pre in
+        ["gpt-2", "smollm", "llama-bpe", "qwen2", "tekken", "gpt-4o", "falcon", "deepseek-llm", "deepseek-v3"]
+    {
+        let tokenizer = tokenizer(pre);
+        for unit in UNITS {
+            let grown = grows_linearly(&tokenizer, unit);
+            assert!(grown.is_ok(), "{pre}: {unit:?} twice takes {grown:?} times as long");
+        }
+    }
+}
+
+#[test]
+fn a_mebibyte_of_one_character_is_tokenized_or_refused() {
+    let tokenizer = tokenizer("llama-bpe");
+    for unit in UNITS {
+        let text = unit.repeat((1 << 20) / unit.len());
+        if let Ok(ids) = tokenizer.encode(&text, AddSpecial::No, ParseSpecial::No) {
+            let bytes: Vec<u8> =
+                ids.iter().flat_map(|&id| tokenizer.token_bytes(id).unwrap()).copied().collect();
+            assert!(bytes == text.as_bytes(), "{unit:?} is not what comes back");
+        }
+    }
+    // The seeds' vocabularies are linear too, but tiny; a real one may be given.
+    if let Some(path) = std::env::var_os("HOLOBIONT_TEST_MODEL") {
+        let file = GgufFile::open(&fs::canonicalize(path).unwrap()).unwrap();
+        let real = Tokenizer::from_gguf(&file).unwrap();
+        for unit in UNITS {
+            assert_eq!(grows_linearly(&real, unit), Ok(()), "{unit:?}");
+        }
+    }
+}
