@@ -20,13 +20,22 @@ pub(crate) enum Name {
     Neighbour,
     /// Start to first token, and memory.
     Startup,
+    /// Ten times as many requests as can be served.
+    Overload,
     /// Every one of them.
     All,
 }
 
 impl Name {
-    const EACH: [Self; 6] =
-        [Self::Decode, Self::Prefill, Self::Batch, Self::Adapters, Self::Neighbour, Self::Startup];
+    const EACH: [Self; 7] = [
+        Self::Decode,
+        Self::Prefill,
+        Self::Batch,
+        Self::Adapters,
+        Self::Neighbour,
+        Self::Startup,
+        Self::Overload,
+    ];
 }
 
 /// Measures Holobiont and llama.cpp side by side; prints one JSON object a line.

@@ -58,6 +58,18 @@ pub(crate) struct Timeline {
     pub(crate) tokens: usize,
 }
 
+/// What became of one request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Attempt {
+    /// All its tokens came.
+    Served(Timeline),
+    /// The server was full and said so.
+    Refused {
+        /// From the request to the whole refusal.
+        after: Duration,
+    },
+}
+
 /// Requests sent at the same moment, all answered.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Burst(Vec<Timeline>);
@@ -148,6 +160,14 @@ impl<D: Dialect> Server<D> {
         stream(self.port, &self.dialect, job).map_err(|error| self.explain(error))
     }
 
+    /// Sends one request that may be refused for want of room (429 or 503).
+    ///
+    /// # Errors
+    /// If it fails in another way.
+    pub(crate) fn attempt(&self, job: &Job) -> Result<Attempt> {
+        attempt(self.port, &self.dialect, job).map_err(|error| self.explain(error))
+    }
+
     /// Sends all of `jobs` at the same moment and follows them to the end.
     ///
     /// # Errors
@@ -206,16 +226,25 @@ fn agent(limit: Duration) -> Agent {
 }
 
 fn stream(port: u16, dialect: &impl Dialect, job: &Job) -> Result<Timeline> {
+    match attempt(port, dialect, job)? {
+        Attempt::Served(timeline) => Ok(timeline),
+        Attempt::Refused { .. } => Err(anyhow!("the server was full")),
+    }
+}
+
+fn attempt(port: u16, dialect: &impl Dialect, job: &Job) -> Result<Attempt> {
     let url = format!("http://127.0.0.1:{port}{}", dialect.route());
     let body = dialect.body(job);
     let agent = agent(REQUEST_LIMIT);
     let sent = Instant::now();
     let mut answer = agent.post(&url).send_json(&body).with_context(|| format!("no answer to POST {url}"))?;
-    if answer.status() != 200 {
+    let status = answer.status().as_u16();
+    if status != 200 {
         let text = answer.body_mut().read_to_string().unwrap_or_default();
-        return Err(anyhow!("POST {url} was answered with {}: {text}", answer.status()));
+        ensure!(matches!(status, 429 | 503), "POST {url} was answered with {status}: {text}");
+        return Ok(Attempt::Refused { after: sent.elapsed() });
     }
-    follow(answer.body_mut().as_reader(), dialect, job, sent)
+    follow(answer.body_mut().as_reader(), dialect, job, sent).map(Attempt::Served)
 }
 
 /// Reads server-sent events to their end and notes when text came.

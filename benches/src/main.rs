@@ -2,7 +2,8 @@
 //!
 //! # Layout
 //!
-//! - one file for each benchmark: [`decode`], [`prefill`], [`batch`], [`adapters`], [`neighbour`], [`startup`];
+//! - one file for each benchmark: [`decode`], [`prefill`], [`batch`], [`adapters`], [`neighbour`], [`startup`],
+//!   [`overload`];
 //! - [`ours`] and [`peer`]: how each side is driven, by its measuring command and as a server;
 //! - [`measure`], [`contest`], [`report`]: alternation, medians and spreads, and the rows they become;
 //! - [`http`], [`lora`], [`workload`]: streamed requests, generated adapters and prompts for the servers;
@@ -22,6 +23,7 @@ mod machine;
 mod measure;
 mod neighbour;
 mod ours;
+mod overload;
 mod peer;
 mod prefill;
 mod process;

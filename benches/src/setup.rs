@@ -12,6 +12,7 @@ use crate::{
     machine::Cores,
     neighbour,
     ours::{Helper, Ours},
+    overload,
     peer::Peer,
     prefill,
     report::Comparison,
@@ -54,6 +55,7 @@ impl Setup {
             Name::Adapters => adapters::run(self),
             Name::Neighbour => neighbour::run(self),
             Name::Startup => startup::run(self),
+            Name::Overload => overload::run(self),
             Name::All => Ok(Vec::new()),
         }
     }

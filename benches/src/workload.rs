@@ -8,6 +8,8 @@ const PROMPT_TOKENS: usize = 128;
 const GENERATED_TOKENS: usize = 64;
 /// Tokens of the prompt of [`first_token`]: few, so that a start is measured and not a prefill.
 const SHORT_PROMPT_TOKENS: usize = 8;
+/// Tokens of the prompt of an [`arrival`], and tokens it generates.
+const ARRIVAL_TOKENS: usize = 32;
 /// Requests at once.
 pub(crate) const STREAMS: usize = 8;
 
@@ -65,6 +67,13 @@ pub(crate) fn burst(mix: Mix, round: usize) -> Vec<Job> {
 /// A single request for one token of the base model.
 pub(crate) fn first_token(round: usize) -> Job {
     Job { prompt: prompt(seed(Mix::Base, round, STREAMS), SHORT_PROMPT_TOKENS), who: Use::Base, generate: 1 }
+}
+
+/// Arrival `number` of loop `round` of an open or a closed loop: short, on one of the adapters.
+pub(crate) fn arrival(round: usize, number: usize) -> Job {
+    let who = Use::Adapter(number % STREAMS);
+    let seed = (1 << 40) + ((round << 24) + number) as u64;
+    Job { prompt: prompt(seed, ARRIVAL_TOKENS), who, generate: ARRIVAL_TOKENS }
 }
 
 fn seed(mix: Mix, round: usize, stream: usize) -> u64 {
