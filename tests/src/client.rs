@@ -10,6 +10,29 @@ use crate::{answer::Reply, stream::Stream};
 /// No single request takes this long, even while 64 others run.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
+/// Why a request was not done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fault {
+    /// A typed error: nothing has happened.
+    Refused {
+        /// HTTP status.
+        status: u16,
+        /// The stable code.
+        code: String,
+    },
+    /// No answer, or half of one: it may have happened or not.
+    Silence(String),
+}
+
+impl std::fmt::Display for Fault {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Refused { status, code } => write!(f, "refused with {status} {code}"),
+            Self::Silence(why) => write!(f, "no answer: {why}"),
+        }
+    }
+}
+
 /// A completion to ask for: greedy, unless it has a seed.
 #[derive(Debug, Clone)]
 pub struct Ask {
@@ -64,6 +87,12 @@ impl Client {
         Self { agent: config.build().into(), url: url.to_owned() }
     }
 
+    /// Where the gateway is.
+    #[must_use]
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
     /// The whole answer.
     pub fn ask(&self, ask: &Ask) -> Reply {
         let (status, body) = self.post("/v1/completions", &ask.body());
@@ -89,6 +118,38 @@ impl Client {
             panic!("{}: {}", ask.model, response.body_mut().read_to_string().unwrap_or_default());
         }
         Stream::new(response.into_body().into_reader())
+    }
+
+    /// The whole answer, or why there is none.
+    pub fn try_ask(&self, ask: &Ask) -> Result<Reply, Fault> {
+        self.try_post("/v1/completions", &ask.body()).map(|body| Reply::read(&body))
+    }
+
+    /// The answer as it comes, or why there is none.
+    pub fn try_stream(&self, ask: &Ask) -> Result<Stream, Fault> {
+        let mut body = ask.body();
+        body["stream"] = true.into();
+        let response = self.try_send("/v1/completions", &body)?;
+        Ok(Stream::new(response.into_body().into_reader()))
+    }
+
+    /// Posts `body`; the answer if it is a success.
+    pub fn try_post(&self, route: &str, body: &Value) -> Result<Value, Fault> {
+        let mut response = self.try_send(route, body)?;
+        response.body_mut().read_json().map_err(|error| Fault::Silence(error.to_string()))
+    }
+
+    fn try_send(&self, route: &str, body: &Value) -> Result<Response<Body>, Fault> {
+        let sent = self.agent.post(format!("{}{route}", self.url)).send_json(body);
+        let mut response = sent.map_err(|error| Fault::Silence(error.to_string()))?;
+        let status = response.status().as_u16();
+        if status == 200 {
+            return Ok(response);
+        }
+        let body: Value =
+            response.body_mut().read_json().map_err(|error| Fault::Silence(error.to_string()))?;
+        let code = body["error"]["code"].as_str().unwrap_or_else(|| panic!("no error: {body}")).to_owned();
+        Err(Fault::Refused { status, code })
     }
 
     /// Loads an adapter under a free name; returns its generation.
@@ -118,6 +179,17 @@ impl Client {
             .inspect(|entry| assert_eq!(entry["state"], "ready", "{entry}"))
             .map(|entry| (text(entry, "name"), text(entry, "generation")))
             .collect()
+    }
+
+    /// Names and what they stand for, usable or not; `None` if nobody answers.
+    #[must_use]
+    pub fn registered(&self) -> Option<Vec<(String, String)>> {
+        let mut response = self.agent.get(format!("{}/v1/lora_adapters", self.url)).call().ok()?;
+        let body: Value = response.body_mut().read_json().ok()?;
+        let text = |entry: &Value, field: &str| entry[field].as_str().expect("a string").to_owned();
+        // What is being drained has lost its name already.
+        let entries = body["data"].as_array()?.iter().filter(|entry| entry["state"] != "draining");
+        Some(entries.map(|entry| (text(entry, "name"), text(entry, "generation"))).collect())
     }
 
     /// True if requests are served.

@@ -16,6 +16,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::{
+    chaos::Places,
     client::Client,
     fixtures::{BASE, EXAMPLES, example, model, program},
     watchdog::{running, signal},
@@ -24,9 +25,34 @@ use crate::{
 /// Longer than the grace and the last words of a deployment.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 
+/// One of the processes of a deployment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Process {
+    /// Owns the weights.
+    Executor,
+    /// Owns the text.
+    Gateway,
+}
+
+impl Process {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Executor, Self::Gateway];
+
+    /// What the program is called.
+    #[must_use]
+    pub fn program(self) -> &'static str {
+        match self {
+            Self::Executor => "base-executor",
+            Self::Gateway => "gateway",
+        }
+    }
+}
+
 /// A deployment that has not been started.
 #[derive(Debug, Clone, Default)]
 pub struct Plan {
+    /// Instead of the model of all tests.
+    model: Option<PathBuf>,
     arguments: Vec<String>,
     settings: Vec<(String, String)>,
 }
@@ -46,6 +72,13 @@ impl Plan {
         Self { arguments, ..Self::default() }
     }
 
+    /// Serves the model at `path` instead of the one all tests share.
+    #[must_use]
+    pub fn model(mut self, path: &Path) -> Self {
+        self.model = Some(path.to_owned());
+        self
+    }
+
     /// Computes on `count` cores.
     #[must_use]
     pub fn cores(mut self, count: usize) -> Self {
@@ -58,6 +91,15 @@ impl Plan {
     pub fn set(mut self, name: &str, value: &str) -> Self {
         self.settings.push((format!("HOLOBIONT_{name}"), value.to_owned()));
         self
+    }
+
+    /// Lets its processes die at `places`, as often as it takes, and come back soon.
+    #[must_use]
+    pub fn mortal(self, places: &Places) -> Self {
+        let directory = places.directory().display().to_string();
+        self.set("FAILPOINTS", &directory)
+            .set("DEPLOYMENT_MAX_DEATHS", "1000000")
+            .set("DEPLOYMENT_RESTART_DELAY_MS", "0")
     }
 
     /// Starts it with a state directory of its own.
@@ -75,7 +117,7 @@ impl Plan {
         running().insert(child.id());
         let stdout = child.stdout.take().expect("its stdout is a pipe");
         // From here on dropping stops it, also if it never greets.
-        let mut deployment = Deployment { child, client: Client::new(""), executor_id: 0, place };
+        let mut deployment = Deployment { child, client: Client::new(""), place };
         deployment.read_greeting(stdout);
         deployment
     }
@@ -90,7 +132,7 @@ impl Plan {
             up.env_remove(name);
         }
         up.args(["--json", "up", "--listen", "127.0.0.1:0", "--log-format", "human", "--model"])
-            .arg(model())
+            .arg(self.model.clone().unwrap_or_else(model))
             .arg("--state")
             .arg(place.state())
             .args(&self.arguments)
@@ -160,8 +202,6 @@ pub struct Deployment {
     child: Child,
     /// Talks to it.
     pub client: Client,
-    /// The executor's process, as it was at the start.
-    executor_id: u32,
     place: Arc<Place>,
 }
 
@@ -191,7 +231,40 @@ impl Deployment {
 
     /// Kills the executor, which cannot do anything about it.
     pub fn kill_executor(&self) {
-        signal(self.executor_id, Signal::KILL);
+        self.signal(Process::Executor, Signal::KILL);
+    }
+
+    /// The id of a process as it is now; `None` while it is started again.
+    #[must_use]
+    pub fn process(&self, process: Process) -> Option<u32> {
+        children(self.id()).into_iter().find(|id| {
+            let name = fs::read_to_string(format!("/proc/{id}/comm"));
+            name.is_ok_and(|name| name.trim_end() == process.program())
+        })
+    }
+
+    /// Sends a signal to a process, if it runs.
+    pub fn signal(&self, process: Process, how: Signal) {
+        if let Some(id) = self.process(process) {
+            signal(id, how);
+        }
+    }
+
+    /// Files and sockets a process has open.
+    #[must_use]
+    pub fn open_files(&self, process: Process) -> usize {
+        let id = self.process(process).expect("the process runs");
+        fs::read_dir(format!("/proc/{id}/fd")).map_or(0, Iterator::count)
+    }
+
+    /// Memory of a process that is in use and not a file's, in bytes.
+    #[must_use]
+    pub fn resident_bytes(&self, process: Process) -> u64 {
+        let id = self.process(process).expect("the process runs");
+        let status = fs::read_to_string(format!("/proc/{id}/status")).expect("its status");
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("a figure");
+        let kib = line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number");
+        kib * 1024
     }
 
     /// Kills `holobiont up` itself, and waits until nothing of it is left.
@@ -230,7 +303,8 @@ impl Deployment {
         let greeting: Value = serde_json::from_str(&line).expect("the greeting is JSON");
         self.client = Client::new(greeting["url"].as_str().expect("an address"));
         let id = greeting["pids"]["base-executor"].as_u64();
-        self.executor_id = id.and_then(|id| u32::try_from(id).ok()).expect("a process id");
+        let id = id.and_then(|id| u32::try_from(id).ok());
+        assert_eq!(id, self.process(Process::Executor), "the greeting names the executor");
     }
 
     fn log(&self) -> String {

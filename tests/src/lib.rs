@@ -8,12 +8,14 @@
 //! - [`stream`]: server-sent events, and the ways in which a stream may end
 //! - [`fixtures`]: programs, model and adapters
 //! - [`watchdog`]: nothing waits for ever
+//! - [`chaos`]: processes that die at named places while golden requests run
 //!
 //! This is the tests' own arm: whatever goes wrong here panics and says what it was.
 
 #![forbid(unsafe_code)]
 
 pub mod answer;
+pub mod chaos;
 pub mod client;
 pub mod deployment;
 pub mod fixtures;
@@ -21,8 +23,8 @@ pub mod stream;
 pub mod watchdog;
 
 pub use answer::Answer;
-pub use client::{Ask, Client};
-pub use deployment::{Deployment, Plan};
+pub use client::{Ask, Client, Fault};
+pub use deployment::{Deployment, Plan, Process};
 pub use fixtures::{BASE, EXAMPLES, MODELS};
 pub use stream::{Ending, Stream};
 pub use watchdog::{eventually, within_seconds};

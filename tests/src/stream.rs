@@ -26,6 +26,8 @@ pub struct Stream {
     lines: BufReader<BodyReader<'static>>,
     /// What has come so far.
     pub answer: Answer,
+    /// Which adapter answers; `None` is the base, or that nothing has come.
+    pub generation: Option<String>,
 }
 
 impl fmt::Debug for Stream {
@@ -36,7 +38,7 @@ impl fmt::Debug for Stream {
 
 impl Stream {
     pub(crate) fn new(body: BodyReader<'static>) -> Self {
-        Self { lines: BufReader::new(body), answer: Answer::default() }
+        Self { lines: BufReader::new(body), answer: Answer::default(), generation: None }
     }
 
     /// Reads the next chunk; `Some` if that was the end.
@@ -51,19 +53,26 @@ impl Stream {
             assert_eq!(self.answer.finish, None, "an error after a finish reason");
             return Some(Ending::Error(code.to_owned()));
         }
+        self.generation = chunk["adapter_generation"].as_str().map(str::to_owned);
         self.answer.add(&chunk["choices"][0]);
         None
     }
 
     /// Reads to the end, and makes sure that nothing comes after it.
-    #[must_use]
-    pub fn finish(mut self) -> (Answer, Ending) {
+    pub fn read_to_end(&mut self) -> Ending {
         let ending = loop {
             if let Some(ending) = self.step() {
                 break ending;
             }
         };
         assert_eq!(self.event(), None, "an event after the end {ending:?}");
+        ending
+    }
+
+    /// What [`read_to_end`](Self::read_to_end) has read, and how it ended.
+    #[must_use]
+    pub fn finish(mut self) -> (Answer, Ending) {
+        let ending = self.read_to_end();
         (self.answer, ending)
     }
 

@@ -13,8 +13,17 @@ fn root() -> PathBuf {
 
 /// Member crates and the members they depend on, read from their manifests.
 fn members() -> BTreeMap<String, BTreeSet<String>> {
-    let folders =
-        ["shmproto", "kernels", "model", "cache", "base-executor", "gateway", "holobiont", "benches"];
+    let folders = [
+        "failpoint",
+        "shmproto",
+        "kernels",
+        "model",
+        "cache",
+        "base-executor",
+        "gateway",
+        "holobiont",
+        "benches",
+    ];
     let dependencies = |folder: &str| {
         let manifest = fs::read_to_string(root().join(folder).join("Cargo.toml")).unwrap();
         let normal = manifest.split("[dependencies]").nth(1).unwrap();
@@ -30,11 +39,11 @@ fn dependencies_point_down() {
     let members = members();
     let allowed = |folder: &str| -> &[&str] {
         match folder {
-            "shmproto" | "kernels" => &[],
-            "model" => &["kernels"],
-            "cache" => &["model"],
-            "base-executor" => &["cache", "kernels", "model", "shmproto"],
-            "gateway" => &["model", "shmproto"],
+            "failpoint" | "shmproto" | "kernels" => &[],
+            "model" => &["failpoint", "kernels"],
+            "cache" => &["failpoint", "model"],
+            "base-executor" => &["cache", "failpoint", "kernels", "model", "shmproto"],
+            "gateway" => &["failpoint", "model", "shmproto"],
             _ => &["model"],
         }
     };
@@ -51,7 +60,7 @@ fn dependencies_point_down() {
 
 #[test]
 fn unsafe_code_lives_in_kernels_alone() {
-    for folder in ["shmproto", "model", "cache", "base-executor", "gateway"] {
+    for folder in ["failpoint", "shmproto", "model", "cache", "base-executor", "gateway"] {
         let library = fs::read_to_string(root().join(folder).join("src/lib.rs")).unwrap();
         assert!(library.contains("#![forbid(unsafe_code)]"), "{folder}/src/lib.rs forbids unsafe code");
     }

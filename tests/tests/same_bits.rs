@@ -5,6 +5,8 @@ use std::{
     thread,
 };
 
+use serde_json::{Value, json};
+
 use e2e_tests::{
     Ask, BASE, Client, Deployment, EXAMPLES, Ending, MODELS, Plan, answer::Reply, fixtures, within_seconds,
 };
@@ -146,5 +148,39 @@ fn the_base_has_the_same_bits_with_no_adapter_loaded_and_beside_three_in_use() {
         let beside = in_company(client, 950, || client.ask(&ask(BASE, 801)));
         assert_eq!(beside.cached_tokens, 0);
         assert_eq!(beside.answer, one_core().client.ask(&ask(BASE, 801)).answer);
+    });
+}
+
+/// The scores of position `at` of `prompt` as a completion of what precedes it reports them: the token is forced, and
+/// log-probabilities are the model's own, whatever was done to choose.
+fn sampled_score(client: &Client, model: &str, prompt: &[u32], at: usize) -> (Value, Value) {
+    let forced = prompt[at].to_string();
+    let body = json!({
+        "model": model, "prompt": prompt[..at], "max_tokens": 1, "temperature": 0, "logprobs": 5,
+        "logit_bias": { forced: 100 },
+    });
+    let answer = client.try_post("/v1/completions", &body).expect("an answer");
+    let scores = &answer["choices"][0]["logprobs"];
+    (scores["token_logprobs"][0].clone(), scores["top_logprobs"][0].clone())
+}
+
+#[test]
+fn an_echoed_prompt_has_the_very_floats_its_tokens_are_sampled_with() {
+    within_seconds(LIMIT_S, || {
+        let client = &two_cores().client;
+        let prompt = fixtures::prompt(400, 70);
+        for model in MODELS {
+            let body = json!({
+                "model": model, "prompt": [prompt], "max_tokens": 1, "temperature": 0, "logprobs": 5, "echo": true,
+            });
+            let answer = client.try_post("/v1/completions", &body).expect("an answer");
+            let scores = &answer["choices"][0]["logprobs"];
+            assert_eq!(scores["token_logprobs"].as_array().map(Vec::len), Some(prompt.len() + 1));
+            assert!(scores["token_logprobs"][0].is_null(), "nothing precedes the first token");
+            for at in [1, 2, 15, 16, 17, 33, 69] {
+                let echoed = (scores["token_logprobs"][at].clone(), scores["top_logprobs"][at].clone());
+                assert_eq!(echoed, sampled_score(client, model, &prompt, at), "{model}, position {at}");
+            }
+        }
     });
 }

@@ -1,6 +1,6 @@
-//! Many clients, some of which go away: every token golden, and nothing left behind.
+//! Many clients, some of which go away, while adapters come and go: every token golden, and nothing left behind.
 //!
-//! `HOLOBIONT_SOAK_S` says for how many seconds.
+//! `HOLOBIONT_SOAK_S` says for how many seconds; from five minutes on, memory must be flat too.
 
 use std::{
     env,
@@ -9,10 +9,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use e2e_tests::{Answer, Ask, Client, EXAMPLES, Ending, MODELS, Plan, eventually, fixtures, within_seconds};
+use e2e_tests::{
+    Answer, Ask, Client, Deployment, EXAMPLES, Ending, MODELS, Plan, Process, eventually, fixtures,
+    within_seconds,
+};
 
 const CLIENTS: u32 = 64;
 const DEFAULT_SOAK_S: u64 = 15;
+/// Shorter runs are still filling their caches at the end.
+const FLAT_FROM_S: u64 = 300;
+/// Files a process may have open more at the end than in the middle: connections come and go.
+const OPEN_FILES_SLACK: usize = 8;
+/// Bytes a process may have grown by, in the second half of a long run.
+const GROWTH_SLACK_BYTES: u64 = 12 << 20;
 
 /// A request and what a lone run answered.
 type Golden = (Ask, Answer);
@@ -27,7 +36,7 @@ fn golden_table(client: &Client) -> Vec<Golden> {
 }
 
 /// What the clients saw.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Tally {
     completed: AtomicUsize,
     disconnected: AtomicUsize,
@@ -66,6 +75,40 @@ fn read_some(client: &Client, ask: &Ask, chunks: usize) -> Answer {
     std::mem::take(&mut stream.answer)
 }
 
+/// What a process holds.
+#[derive(Debug, Clone, Copy)]
+struct Holdings {
+    open_files: usize,
+    resident_bytes: u64,
+}
+
+impl Holdings {
+    fn of(deployment: &Deployment) -> [Self; 2] {
+        Process::ALL.map(|process| Self {
+            open_files: deployment.open_files(process),
+            resident_bytes: deployment.resident_bytes(process),
+        })
+    }
+}
+
+/// Loads, replaces and unloads an adapter nobody asks, over and over.
+fn churn(client: &Client, directory: &std::path::Path, deadline: Instant) -> usize {
+    let paths = [30, 31].map(|alpha| {
+        let path = directory.join(format!("churn-{alpha}"));
+        fixtures::variant("pirate", alpha, &path);
+        path
+    });
+    let mut rounds = 0;
+    while Instant::now() < deadline {
+        client.load("churn", &paths[0]);
+        client.reload("churn", &paths[1]);
+        assert!(client.unload("churn") > 0);
+        rounds += 1;
+        thread::sleep(Duration::from_millis(100));
+    }
+    rounds
+}
+
 #[test]
 fn sixty_four_clients_with_disconnects_get_golden_tokens_and_leave_nothing_behind() {
     let soak_s = env::var("HOLOBIONT_SOAK_S").map_or(DEFAULT_SOAK_S, |text| text.parse().expect("seconds"));
@@ -74,16 +117,31 @@ fn sixty_four_clients_with_disconnects_get_golden_tokens_and_leave_nothing_behin
         let client = &deployment.client;
         let (table, tally) = (golden_table(client), Tally::default());
         let deadline = Instant::now() + Duration::from_secs(soak_s);
-        thread::scope(|scope| {
+        let (middle, rounds) = thread::scope(|scope| {
             for number in 0..CLIENTS {
                 let (table, tally) = (&table, &tally);
                 scope.spawn(move || be_a_client(number, client, table, deadline, tally));
             }
+            let churning = scope.spawn(|| churn(client, &deployment.place().adapters(), deadline));
+            thread::sleep(Duration::from_secs(soak_s / 2));
+            (Holdings::of(&deployment), churning.join().expect("every change is answered"))
         });
+        eprintln!("{tally:?}, {rounds} rounds of adapters");
+        assert!(rounds > 0);
         let seen = [&tally.completed, &tally.disconnected].map(|count| count.load(Ordering::Relaxed));
         assert!(seen.iter().all(|count| *count > 0), "completed, disconnected: {seen:?}");
         nothing_is_left(client);
+        nothing_has_grown(middle, Holdings::of(&deployment), soak_s);
     });
+}
+
+fn nothing_has_grown(middle: [Holdings; 2], end: [Holdings; 2], soak_s: u64) {
+    for ((process, middle), end) in Process::ALL.into_iter().zip(middle).zip(end) {
+        eprintln!("{process:?}: {middle:?} in the middle, {end:?} at the end");
+        assert!(end.open_files <= middle.open_files + OPEN_FILES_SLACK, "{process:?}: files");
+        let bytes = middle.resident_bytes + GROWTH_SLACK_BYTES;
+        assert!(soak_s < FLAT_FROM_S || end.resident_bytes <= bytes, "{process:?}: memory");
+    }
 }
 
 fn nothing_is_left(client: &Client) {

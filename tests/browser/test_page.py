@@ -1,0 +1,498 @@
+"""The page at `/`, in a real browser, against a running Holobiont.
+
+HOLOBIONT_URL (for example http://127.0.0.1:8080) must serve SmolLM2-135M-Instruct with the adapters pirate, json and
+haiku of `examples/adapters`, without keys. What a healthy server does not do (refuse, fail, send hostile names) is
+answered in its place, between the page and the network. With HOLOBIONT_SCREENSHOTS, a folder, pictures are left there.
+"""
+
+import json
+import os
+import pathlib
+import subprocess
+
+import pytest
+from chromium import Browser
+
+URL = os.environ["HOLOBIONT_URL"].rstrip("/").removesuffix("/v1") + "/"
+ADAPTERS = ["haiku", "json", "pirate"]
+HOSTILE = '<img src=x onerror="window.hacked = 1"><script>window.hacked = 1</script>'
+ENTER, ESCAPE = ("Enter", 13), ("Escape", 27)
+CHAT = "/v1/chat/completions"
+MODELS = "/v1/models"
+MODELS_SHOWN = "document.querySelector('.picker bdi').textContent !== '…'"
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory):
+    browser = Browser(tmp_path_factory.mktemp("chromium"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def open_page(browser):
+    """Opens the page, with answers in the server's place if any are given, and waits until it shows the models."""
+    pages = []
+
+    def open_page(view="chat", answers=(), until=MODELS_SHOWN, **options):
+        page = browser.page(**options)
+        pages.append(page)
+        for answer in answers:
+            page.answer(*answer)
+        page.open(f"{URL}#/{view}")
+        if until:
+            page.until(until)
+        return page
+
+    yield open_page
+    for page in pages:
+        page.close()
+
+
+@pytest.fixture
+def page(open_page):
+    return open_page()
+
+
+def look(page, name):
+    """Leaves a picture, if somebody wants to look."""
+    folder = os.environ.get("HOLOBIONT_SCREENSHOTS")
+    if folder:
+        pathlib.Path(folder).mkdir(parents=True, exist_ok=True)
+        page.screenshot(os.path.join(folder, f"{name}.png"))
+
+
+def pick(page, label, model):
+    """Picks a model as somebody with a keyboard does: opens the list, searches, Enter."""
+    view = page.eval("location.hash").replace("/", "")
+    page.click(f"{view} [data-picker='{label}']")
+    page.type(model)
+    page.press(*ENTER)
+    page.until(f"document.querySelector(`{view} [data-picker='{label}'] bdi`).textContent === {json.dumps(model)}")
+
+
+def set_options(page, **fields):
+    page.eval("document.getElementById('settings').open = true")
+    for name, value in fields.items():
+        page.fill(f"#{name.replace('_', '-')}", str(value))
+    page.eval("document.getElementById('settings').open = false")
+
+
+def ask(page, question):
+    """Sends a message and waits until every answer to it has ended."""
+    page.fill("#prompt", question)
+    page.press(*ENTER)
+    page.until("!document.getElementById('send').hidden && !document.querySelector('[aria-busy=true]')")
+
+
+def answers(page):
+    """The answers of the view that is shown: their text and their facts by name."""
+    return page.eval(
+        "[...document.querySelectorAll('.answer')].filter((node) => node.checkVisibility()).map((node) => ({"
+        " text: node.querySelector('.text').textContent, model: node.querySelector('h3').textContent,"
+        " facts: Object.fromEntries([...node.querySelectorAll('[data-fact]')].map("
+        "   (fact) => [fact.dataset.fact, fact.textContent])) }))"
+    )
+
+
+def refusal(status, code, message, headers=None, path=CHAT):
+    body = {"error": {"message": message, "type": "some_error", "param": None, "code": code}}
+    return (path, status, body, headers or {})
+
+
+def stream(*pieces, ending="data: [DONE]\n\n"):
+    """An event stream whose pieces are the answer's text."""
+    chunks = [{"choices": [{"index": 0, "delta": {"content": piece}, "finish_reason": None}]} for piece in pieces]
+    chunks.append({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + ending
+    return (CHAT, 200, body, {"content-type": "text/event-stream"})
+
+
+def cards(*adapters):
+    base = {"id": "base", "object": "model", "parent": None, "adapter_generation": None}
+    generation = "0123456789abcdef" * 4
+    models = [{"id": name, "object": "model", "parent": "base", "adapter_generation": generation} for name in adapters]
+    return (MODELS, 200, {"object": "list", "data": [base, *models]})
+
+
+# --- What is there ----------------------------------------------------------------------------------------------
+
+
+def test_the_page_loads_without_a_complaint_and_says_that_the_server_is_ready(page):
+    page.until("document.querySelector('#status[data-state=ready]')")
+    page.until("/\\d+\\.\\d+/.test(document.getElementById('status').innerText)")
+    assert page.text("#status").startswith("ready")
+    assert page.complaints == []
+
+
+def test_the_page_asks_nobody_but_its_own_server(page):
+    page.until("document.querySelector('#status[data-state=ready]')")
+    assert page.requests
+    assert all(request["url"].startswith((URL, "data:")) for request in page.requests)
+
+
+def test_html_cannot_be_made_of_a_string_and_no_other_host_be_asked(page):
+    thrown = page.eval("(() => { try { document.body.innerHTML = 'x'; } catch (error) { return error.name; } })()")
+    assert thrown == "TypeError"
+    assert page.eval("fetch('http://127.0.0.2:9/').then(() => 'sent', () => 'refused')") == "refused"
+    assert any("Content Security Policy" in complaint for complaint in page.complaints)
+
+
+def test_the_base_is_listed_first_and_then_the_adapters(page):
+    page.click("#chat [data-picker=Model]")
+    names = page.texts("#chat .panel li bdi")
+    assert names[1:] == ADAPTERS
+    assert page.texts("#chat .panel li .soft") == ["base"]
+    assert page.eval("document.activeElement.getAttribute('role')") == "combobox"
+
+
+def test_hundreds_of_adapters_are_searched(open_page):
+    page = open_page(answers=[cards(*(f"tenant-{number}" for number in range(400)))])
+    page.click("#chat [data-picker=Model]")
+    assert len(page.texts("#chat .panel li")) == 100
+    assert "301 more" in page.text("#chat .panel")
+    page.type("ANT-39")
+    assert page.texts("#chat .panel li bdi") == ["tenant-39"] + [f"tenant-{number}" for number in range(390, 400)]
+    page.press("ArrowDown", 40)
+    page.press(*ENTER)
+    assert page.text("#chat .picker button bdi") == "tenant-390"
+
+
+# --- Chat -------------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_streams_and_says_how_it_ended_and_which_generation_gave_it(page):
+    pick(page, "Model", "pirate")
+    set_options(page, temperature=0)
+    ask(page, "What is the capital of France?")
+    [answer] = answers(page)
+    assert answer["model"] == "pirate"
+    assert answer["text"].strip()
+    facts = answer["facts"]
+    assert facts["finish"] == "stop"
+    generation = page.eval("document.querySelector('[data-fact=generation]').title")
+    assert len(generation) == 64
+    assert facts["generation"] == f"gen {generation[:12]}"
+    assert set(facts) >= {"tokens", "first", "speed", "seed", "prompt"}
+    assert page.complaints == []
+
+
+def test_the_text_is_what_the_server_answers_to_the_same_request(page):
+    set_options(page, temperature=0, max_tokens=24, seed=7)
+    ask(page, "What is the sea?")
+    [answer] = answers(page)
+    sent = [json.loads(request["postData"]) for request in page.requests if request["url"].endswith(CHAT)]
+    assert [(body["seed"], body["temperature"], body["max_tokens"]) for body in sent] == [(7, 0, 24)]
+    body = json.dumps({key: value for key, value in sent[0].items() if not key.startswith("stream")})
+    whole = page.eval(
+        "fetch('v1/chat/completions', { method: 'POST', headers: { 'content-type': 'application/json' },"
+        f" body: {json.dumps(body)} }}).then((response) => response.json())"
+    )
+    assert answer["text"] == whole["choices"][0]["message"]["content"]
+    assert answer["facts"]["finish"].startswith(whole["choices"][0]["finish_reason"])
+
+
+def test_what_was_said_and_the_system_prompt_go_along(page):
+    set_options(page, system="You are brief.", max_tokens=8)
+    ask(page, "What is tea?")
+    ask(page, "And coffee?")
+    said = [answer["text"] for answer in answers(page)]
+    [_, body] = [json.loads(request["postData"]) for request in page.requests if request["url"].endswith(CHAT)]
+    told = [(message["role"], message["content"]) for message in body["messages"]]
+    assert told == [
+        ("system", "You are brief."), ("user", "What is tea?"), ("assistant", said[0]), ("user", "And coffee?"),
+    ]
+
+
+def test_stop_ends_an_answer_and_keeps_what_was_said(page):
+    set_options(page, max_tokens=4000, temperature=0)
+    page.fill("#prompt", "Write a long essay about the history of the sea and of all who sailed it.")
+    page.press(*ENTER)
+    page.until("document.querySelector('.answer .text').textContent.length > 20")
+    page.click("#stop")
+    page.until("document.querySelector('[data-fact=finish]')")
+    [answer] = answers(page)
+    assert answer["facts"]["finish"] == "stopped by you"
+    assert len(answer["text"]) > 20
+    assert page.eval("document.activeElement.id") == "prompt"
+
+
+def test_an_answer_can_be_had_again_with_curl(page):
+    set_options(page, temperature=0, max_tokens=12)
+    ask(page, "It's a 'quote' and a $HOME; what is it?")
+    page.click(".facts button")
+    command = page.eval("document.querySelector('#curl pre').textContent")
+    look(page, "curl")
+    told = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, timeout=60).stdout
+    pieces = [json.loads(line[6:]) for line in told.splitlines() if line.startswith("data: {")]
+    text = "".join(choice["delta"].get("content") or "" for piece in pieces for choice in piece["choices"])
+    assert text == answers(page)[0]["text"] != ""
+    page.press(*ESCAPE)
+    assert not page.texts("#curl")
+
+
+# --- Comparing --------------------------------------------------------------------------------------------------
+
+
+def compare(page, a, b, question):
+    pick(page, "Model A", a)
+    pick(page, "Model B", b)
+    ask(page, question)
+    both = answers(page)
+    assert [answer["model"] for answer in both] == [a, b]
+    return both
+
+
+def test_two_adapters_give_two_answers_side_by_side(open_page):
+    page = open_page("compare")
+    a, b = compare(page, "pirate", "haiku", "What is the sea?")
+    assert a["text"].strip() and b["text"].strip()
+    assert a["text"] != b["text"]
+    assert a["facts"]["generation"] != b["facts"]["generation"]
+    assert a["facts"]["seed"] == b["facts"]["seed"]
+    left, right = page.eval(
+        "[...document.querySelectorAll('#compare .answer')].map((node) => node.getBoundingClientRect())"
+        ".map((box) => [box.top, box.left, box.right])"
+    )
+    assert left[0] == right[0]
+    assert left[2] < right[1]
+
+
+def test_one_model_with_one_seed_gives_one_answer_twice(open_page):
+    page = open_page("compare")
+    set_options(page, temperature=0, max_tokens=48)
+    a, b = compare(page, "json", "json", "Name a city.")
+    assert a["text"] == b["text"] != ""
+
+
+# --- Residency --------------------------------------------------------------------------------------------------
+
+
+def test_the_table_shows_every_adapter_and_is_sorted_by_what_is_clicked(open_page):
+    page = open_page("residency", until="document.querySelectorAll('tbody tr').length === 3")
+    assert page.texts("tbody th") == ADAPTERS
+    assert [title.split()[0] for title in page.texts("thead th")] == [
+        "NAME", "GEN", "RANK", "TIER", "REQS", "TOK/S", "PINNED", "STATE",
+    ]
+    assert page.texts("tbody .state") == ["ready"] * 3
+    page.click("thead th:nth-child(3) button")
+    ranks = [int(rank) for rank in page.texts("tbody td:nth-child(3)")]
+    assert ranks == sorted(ranks, reverse=True)
+    assert page.eval("document.querySelector('th[aria-sort]').innerText").startswith("RANK")
+    page.fill("#adapters-filter", "PIR")
+    assert page.texts("tbody th") == ["pirate"]
+    assert page.complaints == []
+
+
+def test_figures_are_live(open_page):
+    page = open_page("residency", until="document.querySelectorAll('.figure path[d*=L]').length >= 4")
+    assert all(text.replace(",", "").replace(".", "").isdigit() for text in page.texts(".figure dd:nth-of-type(1)"))
+    assert "of" in page.text("#meters")
+
+
+@pytest.mark.parametrize("look_away", ["location.hash = '#/chat'", "setHidden(true)"], ids=["view", "tab"])
+def test_polling_pauses_while_nobody_looks_and_goes_on_after(open_page, look_away):
+    page = open_page("residency", until="document.querySelectorAll('tbody tr').length === 3")
+    page.eval(
+        "window.setHidden = (hidden) => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });"
+        " document.dispatchEvent(new Event('visibilitychange')); }"
+    )
+    page.eval(look_away)
+    page.browser.pump(0.5)
+    count = polls(page)
+    page.browser.pump(4.5)
+    assert polls(page) == count
+    page.eval("location.hash = '#/residency'")
+    page.eval("setHidden(false)")
+    page.browser.pump(0.5)
+    assert polls(page) > count
+
+
+def polls(page):
+    return len([request for request in page.requests if request["url"].endswith("/v1/status")])
+
+
+def test_without_an_admin_key_the_table_is_a_note(open_page):
+    refused = [
+        refusal(403, "insufficient_permissions", "this API key may not do that", path=path)
+        for path in ("/v1/lora_adapters", "/v1/status")
+    ]
+    page = open_page("residency", answers=refused, until="document.querySelector('#residency-note .notice')")
+    assert "role admin" in page.text("#residency-note")
+    assert page.eval("document.getElementById('adapters').checkVisibility()") is False
+
+
+# --- Text stays text --------------------------------------------------------------------------------------------
+
+
+def test_hostile_names_answers_and_errors_stay_text(open_page):
+    row = {"name": HOSTILE, "generation": HOSTILE, "rank": HOSTILE, "tier": HOSTILE, "state": HOSTILE, "error": HOSTILE,
+           "requests": None, "tokens_per_s": None, "pinned": HOSTILE, "tenant": HOSTILE}
+    page = open_page(answers=[
+        cards(HOSTILE), stream(HOSTILE[:9], HOSTILE[9:]), ("/v1/lora_adapters", 200, {"data": [row]}),
+        ("/version", 200, {"version": HOSTILE}),
+    ])
+    pick(page, "Model", HOSTILE)
+    ask(page, HOSTILE)
+    [answer] = answers(page)
+    assert (answer["text"], answer["model"]) == (HOSTILE, HOSTILE)
+    page.answer(*refusal(400, HOSTILE, HOSTILE))
+    ask(page, "Again")
+    assert HOSTILE in page.text(".notice")
+    page.eval("location.hash = '#/residency'")
+    page.until("document.querySelector('tbody tr')")
+    assert HOSTILE in page.text("tbody th")
+    assert page.eval("window.hacked") is None
+    assert page.eval("document.querySelectorAll('img, body script:not([type=module])').length") == 0
+
+
+# --- When things go wrong ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "title", "next_step"),
+    [
+        (refusal(404, "model_not_found", "the model 'x' does not exist"), "This model is gone", "Pick another"),
+        (refusal(403, "insufficient_permissions", "no"), "This key may not do that", "another role"),
+        (refusal(400, "context_length_exceeded", "8192 tokens"), "The conversation is too long", "Start a new one"),
+        (refusal(400, "invalid_value", "seed is wrong"), "The server refused this", "Change what it names"),
+        (refusal(503, "executor_unavailable", "killed by signal 9"), "The model is not there", "restarted by itself"),
+        (refusal(500, "internal_error", "its log says which"), "The server made a mistake", "Try again"),
+        ((CHAT, 502, "<h1>Bad gateway</h1>", {"content-type": "text/html"}), "The server made a mistake", "Try again"),
+        ((CHAT, 200, "<h1>Hello</h1>", {"content-type": "text/html"}), "Something else answered", "a proxy"),
+        (stream("Half an", ending=""), "The answer broke off", "may be incomplete"),
+        (stream("Half", ending='data: {"error": {"message": "gone", "code": "executor_unavailable"}}\n\n'),
+         "The model is not there", "restarted by itself"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_failure_says_what_why_and_what_to_do(page, answer, title, next_step):
+    page.answer(*answer)
+    ask(page, "Hello")
+    told = page.text(".notice")
+    assert title in told
+    assert next_step in told
+    message = answer[2]["error"]["message"] if isinstance(answer[2], dict) else ""
+    assert message.lower() in told.lower()
+    page.answer_by_server()
+    page.click(".notice .button")
+    page.until("document.querySelector('.answer .facts')")
+    assert not page.texts(".notice")
+
+
+def test_a_full_server_says_when_to_try_again(page):
+    page.answer(*refusal(429, "rate_limit_exceeded", "30 requests a minute are allowed", {"retry-after": "3"}))
+    ask(page, "Hello")
+    assert "Too many requests" in page.text(".notice")
+    assert page.text(".notice .button") == "Try again in 3 s"
+    assert page.eval("document.querySelector('.notice .button').disabled")
+    page.answer_by_server()
+    page.until("!document.querySelector('.notice .button').disabled")
+    page.click(".notice .button")
+    page.until("document.querySelector('.answer .facts')")
+
+
+def test_a_key_is_asked_for_when_the_server_wants_one_and_kept_in_this_tab_only(open_page):
+    wanted = refusal(401, "invalid_api_key", "no API key", path=MODELS)
+    page = open_page(answers=[wanted], until="!document.getElementById('key').hidden")
+    assert "wants an API key" in page.text("#key")
+    look(page, "key")
+    page.fill("#key-field", "hb-wrong")
+    page.press(*ENTER)
+    page.until("document.getElementById('key-why').textContent.includes('does not accept')")
+    page.answer_by_server()
+    page.fill("#key-field", "hb-right")
+    page.press(*ENTER)
+    page.until(MODELS_SHOWN)
+    page.eval("fetch('v1/models')")
+    sent = [request["headers"].get("authorization") for request in page.requests if request["url"].endswith(MODELS)]
+    assert sent == [None, "Bearer hb-wrong", "Bearer hb-right", None]
+    assert page.eval("localStorage.length") == 0
+    assert page.eval("document.cookie") == ""
+    assert not page.texts("#key")
+
+
+def test_loading_and_loss_are_told_and_pass_by_themselves(open_page):
+    loading = {"status": "loading", "stage": "reading weights", "percent": 43, "detail": "loading 43 %"}
+    page = open_page(answers=[("/ready", 503, loading)], until="document.querySelector('#status[data-state=loading]')")
+    assert "loading 43 %" in page.text("#status")
+    assert "reading weights" in page.text("#status")
+    assert page.eval("document.getElementById('loading').value") == 43
+    look(page, "loading")
+    page.answer("/ready", 503, {"status": "lost", "detail": "killed by signal 9"})
+    page.until("document.querySelector('#status[data-state=lost]')")
+    assert "restarting" in page.text("#status")
+    page.answer_by_server()
+    page.until("document.querySelector('#status[data-state=ready]')")
+    page.until(MODELS_SHOWN)
+
+
+# --- For everybody ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("view", ["chat", "compare", "residency"])
+def test_everything_that_can_be_used_has_a_name(open_page, view):
+    page = open_page(view, until=MODELS_SHOWN)
+    page.eval("document.getElementById('settings').open = true")
+    nodes = page.call("Accessibility.getFullAXTree")["nodes"]
+    usable = {"button", "textbox", "searchbox", "combobox", "spinbutton", "link", "table", "meter"}
+    roles = [(node["role"]["value"], node.get("name", {}).get("value")) for node in nodes if not node["ignored"]]
+    assert [role for role, name in roles if role in usable - {"table"} and not name] == []
+    assert sum(role in usable for role, _ in roles) > 8
+
+
+def test_the_keyboard_alone_is_enough(page):
+    assert page.eval("document.activeElement.id") == "prompt"
+    page.eval("document.querySelector('#chat [data-picker]').focus()")
+    page.press(*ENTER)
+    page.type("haiku")
+    page.press(*ENTER)
+    assert page.eval("document.activeElement.dataset.picker") == "Model"
+    page.press(*ENTER)
+    page.press(*ESCAPE)
+    assert page.eval("document.activeElement.dataset.picker") == "Model"
+    ask(page, "What is snow?")
+    assert answers(page)[0]["model"] == "haiku"
+    spoken = page.eval("document.getElementById('spoken').textContent")
+    assert spoken.strip()
+
+
+# What reaches over an edge of the screen, but for what scrolls sideways on purpose.
+BESIDE = (
+    "[...document.querySelectorAll('body *')].filter((node) => node.checkVisibility()"
+    " && !node.closest('.scroll, .unseen')).map((node) => [node, node.getBoundingClientRect()])"
+    ".filter(([node, box]) => box.left < -0.5 || box.right > innerWidth + 0.5 || node.scrollWidth > node.clientWidth + 1"
+    "   && getComputedStyle(node).overflowX !== 'hidden' && node.clientWidth > 0)"
+    ".map(([node]) => node.outerHTML.slice(0, 100))"
+)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("device", "width", "height"), [("desktop", 1280, 800), ("phone", 390, 844)])
+def test_nothing_is_wider_than_the_screen(open_page, scheme, device, width, height):
+    page = open_page(width=width, height=height, scheme=scheme, touch=device == "phone")
+
+    def check(name):
+        look(page, f"{device}-{scheme}-{name}")
+        assert page.eval(BESIDE) == []
+
+    check("welcome")
+    page.click("#chat [data-picker]")
+    check("picker")
+    page.press(*ESCAPE)
+    pick(page, "Model", "pirate")
+    set_options(page, max_tokens=64, temperature=0)
+    ask(page, "What is the capital of France?")
+    page.answer(*refusal(429, "queue_full", "64 requests are waiting already; try again", {"retry-after": "5"}))
+    ask(page, "And a word without an end: " + "abcdefghij" * 20)
+    check("chat")
+    page.answer_by_server()
+    page.eval("location.hash = '#/compare'")
+    pick(page, "Model A", "pirate")
+    ask(page, "What is the sea?")
+    check("compare")
+    page.click("#settings summary")
+    check("settings")
+    page.eval("location.hash = '#/residency'")
+    page.until("document.querySelectorAll('.figure path[d*=L]').length >= 4")
+    check("residency")

@@ -1,0 +1,225 @@
+//! Clients that ask for golden answers all the time and take nothing else.
+//!
+//! Every answer names the generation it came from, and there is a golden answer for each question to each generation.
+//! So it does not matter what a name stands for at the moment: whatever answers must answer exactly as that generation
+//! does when it is alone.
+
+use std::{
+    collections::HashMap,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use super::Random;
+use crate::{Answer, Ask, Client, Ending, client::Fault, fixtures};
+
+/// Longest time a request may go unanswered, retries included.
+const PATIENCE: Duration = Duration::from_secs(60);
+const RETRY_PAUSE: Duration = Duration::from_millis(30);
+
+/// Contents of adapters with their golden answers, and those of the base.
+#[derive(Debug)]
+pub struct Variants {
+    /// Directory and generation of each.
+    pub adapters: Vec<(std::path::PathBuf, String)>,
+    asks: Vec<Ask>,
+    golden: HashMap<(Option<String>, usize), Answer>,
+}
+
+impl Variants {
+    /// Makes `count` adapters below `into` and lets each answer alone, in a deployment that does nothing else.
+    #[must_use]
+    pub fn learn(client: &Client, into: &Path, count: u32) -> Self {
+        let asks: Vec<Ask> = [(5, None), (40, None), (90, Some(11)), (20, Some(7))]
+            .into_iter()
+            .map(|(length, seed)| Ask { seed, ..Ask::new("", fixtures::prompt(1, length), 16) })
+            .collect();
+        let mut variants = Self { adapters: Vec::new(), asks, golden: HashMap::new() };
+        variants.listen(client, crate::BASE, None);
+        for index in 0..count {
+            let path = into.join(format!("variant-{index}"));
+            let example = crate::EXAMPLES[index as usize % crate::EXAMPLES.len()];
+            fixtures::variant(example, 16 + index, &path);
+            let generation = client.load("learning", &path);
+            variants.listen(client, "learning", Some(&generation));
+            client.unload("learning");
+            variants.adapters.push((path, generation));
+        }
+        variants
+    }
+
+    fn listen(&mut self, client: &Client, model: &str, generation: Option<&str>) {
+        for (index, ask) in self.asks.iter().enumerate() {
+            let reply = client.ask(&ask.of(model));
+            assert_eq!(reply.generation.as_deref(), generation, "{model} names what answers");
+            self.golden.insert((reply.generation, index), reply.answer);
+        }
+    }
+
+    /// Questions there are.
+    #[must_use]
+    pub fn questions(&self) -> usize {
+        self.asks.len()
+    }
+
+    /// Question `index` to `model`.
+    #[must_use]
+    pub fn ask(&self, model: &str, index: usize) -> Ask {
+        self.asks[index].of(model)
+    }
+
+    /// Fails unless `answer` to question `index` is what `generation` says when it is alone.
+    pub fn check(&self, index: usize, generation: Option<&str>, answer: &Answer) {
+        let golden = self.golden(index, generation);
+        assert_eq!(answer, golden, "question {index} to {generation:?}");
+    }
+
+    fn golden(&self, index: usize, generation: Option<&str>) -> &Answer {
+        let key = (generation.map(str::to_owned), index);
+        self.golden
+            .get(&key)
+            .unwrap_or_else(|| panic!("an answer from {generation:?}, which nobody has loaded"))
+    }
+}
+
+/// What the clients saw.
+#[derive(Debug, Default)]
+pub struct Tally {
+    /// Golden answers.
+    pub answered: AtomicU64,
+    /// Requests that had to be sent again, because the gateway died or was not there.
+    pub retried: AtomicU64,
+    /// Requests for a name that stands for nothing at the moment.
+    pub not_found: AtomicU64,
+    /// Accepted streams that ended in a typed error.
+    pub given_up: AtomicU64,
+}
+
+/// Clients under way; they stop when it is finished.
+#[derive(Debug)]
+pub struct Traffic {
+    stop: Arc<AtomicBool>,
+    /// What they saw so far.
+    pub tally: Arc<Tally>,
+    clients: Vec<JoinHandle<()>>,
+}
+
+impl Traffic {
+    /// `clients` clients ask `models` whatever there is to ask.
+    #[must_use]
+    pub fn begin(client: &Client, variants: &Arc<Variants>, models: &[String], clients: u64) -> Self {
+        let (stop, tally) = (Arc::new(AtomicBool::new(false)), Arc::new(Tally::default()));
+        let clients = (0..clients).map(|number| {
+            let asker = Asker {
+                client: client.clone(),
+                variants: Arc::clone(variants),
+                models: models.to_vec(),
+                random: Random::new(number),
+                tally: Arc::clone(&tally),
+                stop: Arc::clone(&stop),
+            };
+            thread::spawn(move || asker.run())
+        });
+        let clients = clients.collect();
+        Self { stop, tally, clients }
+    }
+
+    /// Fails if a client has seen something it should not have.
+    pub fn check(&mut self) {
+        if self.clients.iter().any(JoinHandle::is_finished) {
+            self.join();
+        }
+    }
+
+    /// Lets every client end its request; returns what they saw.
+    pub fn finish(mut self) -> Arc<Tally> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.join();
+        Arc::clone(&self.tally)
+    }
+
+    fn join(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for client in self.clients.drain(..) {
+            if let Err(panic) = client.join() {
+                std::panic::resume_unwind(panic);
+            }
+        }
+    }
+}
+
+struct Asker {
+    client: Client,
+    variants: Arc<Variants>,
+    models: Vec<String>,
+    random: Random,
+    tally: Arc<Tally>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Asker {
+    fn run(mut self) {
+        while !self.stop.load(Ordering::Relaxed) {
+            let index = self.random.below(self.variants.questions());
+            let model = self.random.pick(&self.models).clone();
+            let streamed = self.random.below(2) == 0;
+            self.until_answered(index, &model, streamed);
+        }
+    }
+
+    /// Sends a request again and again until it is answered: a client with retries, as the SDKs are.
+    fn until_answered(&self, index: usize, model: &str, streamed: bool) {
+        let (ask, started) = (self.variants.ask(model, index), Instant::now());
+        loop {
+            let outcome = if streamed { self.streamed(index, &ask) } else { self.whole(index, &ask) };
+            match outcome {
+                Ok(()) => return add(&self.tally.answered),
+                Err(Fault::Refused { status: 404, .. }) => {
+                    assert_ne!(model, crate::BASE, "the base is always there");
+                    return add(&self.tally.not_found);
+                }
+                Err(Fault::Refused { status: 429 | 503, .. } | Fault::Silence(_)) => add(&self.tally.retried),
+                Err(fault) => panic!("{ask:?}: {fault}"),
+            }
+            assert!(started.elapsed() < PATIENCE, "{ask:?} was not answered in time");
+            thread::sleep(RETRY_PAUSE);
+        }
+    }
+
+    fn whole(&self, index: usize, ask: &Ask) -> Result<(), Fault> {
+        let reply = self.client.try_ask(ask)?;
+        self.variants.check(index, reply.generation.as_deref(), &reply.answer);
+        Ok(())
+    }
+
+    fn streamed(&self, index: usize, ask: &Ask) -> Result<(), Fault> {
+        let mut stream = self.client.try_stream(ask)?;
+        let ending = stream.read_to_end();
+        let generation = stream.generation.clone();
+        match ending {
+            Ending::Done => {
+                self.variants.check(index, generation.as_deref(), &stream.answer);
+                Ok(())
+            }
+            ending => {
+                if !stream.answer.scored.is_empty() {
+                    let golden = self.variants.golden(index, generation.as_deref());
+                    assert!(stream.answer.begins(golden), "{ask:?}: {:?} before {ending:?}", stream.answer);
+                }
+                if matches!(ending, Ending::Error(_)) {
+                    add(&self.tally.given_up);
+                }
+                Err(Fault::Silence(format!("{ending:?}")))
+            }
+        }
+    }
+}
+
+fn add(count: &AtomicU64) {
+    count.fetch_add(1, Ordering::Relaxed);
+}

@@ -1,0 +1,317 @@
+//! Death at named places, under load: every answer golden, the registry exact, nothing left behind.
+//!
+//! `HOLOBIONT_KILLS` says how many deaths (300), `HOLOBIONT_SEED` which (1), `HOLOBIONT_LEDGER` where the figures go.
+
+use std::{
+    env,
+    sync::{Arc, atomic::Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use e2e_tests::{
+    Client, Deployment, Fault, Plan, Process,
+    chaos::{Ledger, Names, Places, Random, Traffic, Variants},
+    eventually, within_seconds,
+};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+const DEFAULT_KILLS: u64 = 300;
+/// Contents of adapters; more than the executor has room for.
+const VARIANTS: u32 = 6;
+const CLIENTS: u64 = 6;
+/// Names that are loaded, replaced and unloaded all the time.
+const NAMES: [&str; 5] = ["ash", "birch", "cedar", "elm", "fir"];
+/// How long a place gets to be reached before it is somebody else's turn.
+const REACH: Duration = Duration::from_secs(4);
+
+fn number(variable: &str, default: u64) -> u64 {
+    env::var(variable).map_or(default, |text| text.parse().expect("a number"))
+}
+
+fn set_pin(client: &Client, name: &str, pinned: bool) -> Result<Value, Fault> {
+    client.try_post("/v1/pin_lora_adapter", &json!({ "lora_name": name, "pinned": pinned }))
+}
+
+/// What has to happen for a process to get to a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Provocation {
+    /// Requests alone.
+    Traffic,
+    /// A replacement.
+    Change,
+    /// An unload.
+    Unload,
+    /// A pin.
+    Pin,
+    /// A caller who goes away.
+    Leave,
+    /// A start of that process, so it is killed first.
+    Start(Process),
+    /// An orderly end of that process.
+    Stop(Process),
+    /// The executor's death under load.
+    Loss,
+}
+
+/// Where deaths happen, from the processes' own tables.
+fn places() -> Vec<(&'static str, Provocation)> {
+    let all = gateway::failpoints().into_iter().chain(base_executor::FAILPOINTS.iter().copied());
+    all.filter(|place| !place.ends_with("_fails")).map(|place| (place, provocation(place))).collect()
+}
+
+fn provocation(place: &str) -> Provocation {
+    use Provocation::{Change, Leave, Loss, Pin, Start, Stop, Traffic, Unload};
+    let has = |words: &[&str]| words.iter().any(|word| place.contains(word));
+    let process = if place.starts_with("gateway.") { Process::Gateway } else { Process::Executor };
+    match place {
+        _ if has(&["drain"]) => Stop(process),
+        _ if has(&["weights", "bind", "hello", "restore", "ready", "swept"]) => Start(process),
+        _ if has(&["redo"]) => Loss,
+        _ if has(&["unload"]) => Unload,
+        _ if has(&["pin"]) => Pin,
+        _ if has(&["cop", "sync", "rename", "load", "commit", "adapter"]) => Change,
+        _ if has(&["cancel"]) => Leave,
+        _ => Traffic,
+    }
+}
+
+/// A deployment under attack.
+struct Arena {
+    deployment: Deployment,
+    variants: Arc<Variants>,
+    names: Names,
+    random: Random,
+    ledger: Ledger,
+    places: Places,
+}
+
+impl Arena {
+    fn open(seed: u64) -> Self {
+        let places = Places::new();
+        // Room for three adapters of six, and for less keys and values than the clients want: everything moves.
+        let plan = Plan::bare().mortal(&places).set("EXECUTOR_KV_BYTES", "12MiB");
+        let deployment = plan.set("EXECUTOR_ADAPTER_BYTES", "5MiB").start();
+        let into = deployment.place().adapters();
+        let variants = Arc::new(Variants::learn(&deployment.client, &into, VARIANTS));
+        Self {
+            deployment,
+            variants,
+            names: Names::default(),
+            random: Random::new(seed),
+            ledger: Ledger::new("kills", seed),
+            places,
+        }
+    }
+
+    fn client(&self) -> &Client {
+        &self.deployment.client
+    }
+
+    /// Lets a process die at `place`; false if it was not reached in time.
+    fn kill_at(&mut self, place: &'static str, provocation: Provocation) -> bool {
+        let hits = if place.starts_with("forward.") { 1 + self.random.below(300) } else { 1 };
+        eprintln!("{} {place}", self.ledger.total());
+        self.places.arm(place, &format!("kill {hits}"));
+        let started = Instant::now();
+        while !self.places.has_fired(place) && started.elapsed() < REACH {
+            self.provoke(provocation);
+            // A start or an end takes a moment to get there.
+            if matches!(provocation, Provocation::Start(_) | Provocation::Stop(_) | Provocation::Loss) {
+                let waiting = Instant::now();
+                while !self.places.has_fired(place) && waiting.elapsed() < REACH {
+                    thread::sleep(Duration::from_millis(10));
+                }
+            }
+        }
+        let fired = self.places.has_fired(place);
+        self.places.clear(place);
+        if fired {
+            self.ledger.hit(place);
+        } else {
+            self.ledger.count("not reached", 1);
+        }
+        self.settle();
+        fired
+    }
+
+    /// A death, or two, at no place in particular.
+    fn kill_anywhere(&mut self) {
+        let both = self.random.below(2) == 0;
+        thread::sleep(Duration::from_millis(self.random.below(200) as u64));
+        let first = *self.random.pick(&Process::ALL);
+        for process in Process::ALL.into_iter().filter(|process| both || *process == first) {
+            self.deployment.signal(process, Signal::KILL);
+        }
+        self.ledger.hit(if both { "both" } else { first.program() });
+        self.settle();
+    }
+
+    fn provoke(&mut self, provocation: Provocation) {
+        match provocation {
+            Provocation::Traffic => thread::sleep(Duration::from_millis(20)),
+            Provocation::Change => self.change(),
+            Provocation::Unload => self.unload(),
+            Provocation::Pin => self.pin(),
+            Provocation::Leave => drop(self.client().try_stream(&self.variants.ask(e2e_tests::BASE, 2))),
+            Provocation::Start(process) => self.deployment.signal(process, Signal::KILL),
+            Provocation::Stop(process) => self.deployment.signal(process, Signal::TERM),
+            Provocation::Loss => self.deployment.kill_executor(),
+        }
+    }
+
+    /// Makes a name stand for another content.
+    fn change(&mut self) {
+        let name = *self.random.pick(&NAMES);
+        let (path, generation) = self.random.pick(&self.variants.adapters).clone();
+        let body = json!({ "lora_name": name, "lora_path": path, "load_inplace": true });
+        let outcome = self.client().try_post("/v1/load_lora_adapter", &body);
+        if let Ok(answer) = &outcome {
+            assert_eq!(answer["generation"], generation.as_str(), "{name}");
+        }
+        self.note("changes", name, Some(generation), &outcome);
+    }
+
+    fn unload(&mut self) {
+        let name = *self.random.pick(&NAMES);
+        if self.names.certain(name).is_none() {
+            return self.change();
+        }
+        let outcome = self.client().try_post("/v1/unload_lora_adapter", &json!({ "lora_name": name }));
+        self.note("unloads", name, None, &outcome);
+    }
+
+    fn pin(&mut self) {
+        let name = *self.random.pick(&NAMES);
+        if self.names.certain(name).is_none() {
+            return self.change();
+        }
+        for pinned in [true, false] {
+            let outcome = set_pin(self.client(), name, pinned);
+            if outcome.is_err() {
+                self.settle();
+                // Pins that stayed would leave no room for anything else.
+                let freed = || set_pin(self.client(), name, false).is_ok();
+                return eventually("the pin is taken away", freed);
+            }
+        }
+    }
+
+    fn note<T>(
+        &mut self,
+        figure: &'static str,
+        name: &str,
+        wanted: Option<String>,
+        outcome: &Result<T, Fault>,
+    ) {
+        if let Err(fault) = outcome {
+            eprintln!("{figure} of {name} to {:.12}: {fault}", wanted.as_deref().unwrap_or("nothing"));
+        }
+        self.names.change(name, wanted, outcome);
+        match outcome {
+            Ok(_) => self.ledger.count(figure, 1),
+            Err(Fault::Refused { .. }) => self.ledger.count("refused changes", 1),
+            Err(Fault::Silence(_)) => {
+                self.ledger.count("unanswered changes", 1);
+                self.settle();
+            }
+        }
+    }
+
+    /// Waits until requests are served again, and compares the registry with what it acknowledged.
+    fn settle(&mut self) {
+        let client = &self.deployment.client;
+        eventually("requests are served again", || client.is_healthy());
+        let mut registry = None;
+        eventually("the registry answers", || {
+            registry = client.registered();
+            registry.is_some()
+        });
+        self.names.settle(&registry.expect("it has answered"));
+    }
+
+    /// What must hold when nothing is under way any more.
+    fn inspect(&self) {
+        let client = self.client();
+        for figure in [
+            "holobiont_requests_in_flight",
+            "holobiont_requests_running",
+            "holobiont_requests_waiting",
+            "holobiont_kv_blocks{state=\"used\"}",
+        ] {
+            eventually(&format!("{figure} is zero"), || client.metric(figure) == 0.0);
+        }
+        for name in NAMES {
+            let generation = self.names.certain(name);
+            for index in 0..self.variants.questions() {
+                match (&generation, client.try_ask(&self.variants.ask(name, index))) {
+                    (Some(_), Ok(reply)) => {
+                        assert_eq!(reply.generation, generation, "{name}");
+                        self.variants.check(index, generation.as_deref(), &reply.answer);
+                    }
+                    (None, Err(Fault::Refused { status: 404, .. })) => {}
+                    (_, outcome) => panic!("{name}, which is {generation:?}: {outcome:?}"),
+                }
+            }
+        }
+    }
+
+    /// The registry's files are those of what is registered, and no others.
+    fn no_orphans(&self) {
+        let stored = std::fs::read_dir(self.deployment.place().state().join("adapters"));
+        let stored = stored.expect("the store").count();
+        let mut generations: Vec<_> = NAMES.iter().filter_map(|name| self.names.certain(name)).collect();
+        generations.sort();
+        generations.dedup();
+        assert_eq!(stored, generations.len(), "directories in the store, generations in the registry");
+    }
+}
+
+#[test]
+fn processes_may_die_anywhere_and_no_token_adapter_or_request_is_lost() {
+    let (kills, seed) = (number("HOLOBIONT_KILLS", DEFAULT_KILLS), number("HOLOBIONT_SEED", 1));
+    within_seconds(300 + 6 * kills, move || {
+        let mut arena = Arena::open(seed);
+        let open_files = Process::ALL.map(|process| arena.deployment.open_files(process));
+        let models: Vec<String> = NAMES.iter().copied().chain([e2e_tests::BASE]).map(str::to_owned).collect();
+        let mut traffic = Traffic::begin(arena.client(), &arena.variants, &models, CLIENTS);
+        for _ in 0..NAMES.len() {
+            arena.change();
+        }
+        let places = places();
+        // Every place in turn, so that each is visited equally often; the seed decides what else happens.
+        for (place, provocation) in places.iter().cycle() {
+            traffic.check();
+            if arena.random.below(8) == 0 {
+                arena.kill_anywhere();
+            }
+            arena.kill_at(place, *provocation);
+            arena.change();
+            if arena.ledger.total() >= kills {
+                break;
+            }
+        }
+        let tally = traffic.finish();
+        arena.inspect();
+        for (process, before) in Process::ALL.into_iter().zip(open_files) {
+            let now = arena.deployment.open_files(process);
+            assert!(now <= before + 8, "{process:?} has {now} files open, {before} at the start");
+        }
+        let seen = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
+        arena.ledger.count("golden answers", seen(&tally.answered));
+        arena.ledger.count("requests sent again", seen(&tally.retried));
+        arena.ledger.count("streams given up", seen(&tally.given_up));
+        arena.ledger.write();
+        assert!(seen(&tally.answered) > kills, "hardly anything was answered between the deaths");
+        let missed: Vec<_> =
+            places.iter().filter(|(place, _)| kills >= 100 && arena.ledger.hits(place) == 0).collect();
+        assert!(missed.is_empty(), "nobody ever died at {missed:?}");
+        // What crashes left behind is swept at the next start.
+        arena.deployment.signal(Process::Gateway, Signal::KILL);
+        eventually("the gateway is back", || arena.deployment.client.is_healthy());
+        arena.settle();
+        arena.no_orphans();
+        assert!(arena.deployment.stop().success());
+    });
+}

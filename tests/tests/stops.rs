@@ -1,0 +1,157 @@
+//! Processes that stop without dying, and processes that are asked to end: nothing is answered twice, nothing is lost.
+//!
+//! `HOLOBIONT_STOPS_MS` says for how long processes are stopped (`100,1000,6000`).
+
+use std::{
+    env,
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    sync::{Arc, atomic::Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use e2e_tests::{
+    BASE, Client, Fault, Plan, Process,
+    chaos::{Places, Random, Traffic, Variants},
+    eventually, within_seconds,
+};
+use rustix::process::Signal;
+
+const DEFAULT_STOPS_MS: &str = "100,1000,6000";
+/// Shorter than the longest stop, so that the gateway gives the executor up and meets it again.
+const SILENCE_MS: u64 = 3000;
+const CLIENTS: u64 = 6;
+
+fn stops() -> Vec<Duration> {
+    let text = env::var("HOLOBIONT_STOPS_MS").unwrap_or_else(|_| DEFAULT_STOPS_MS.to_owned());
+    text.split(',').map(|ms| Duration::from_millis(ms.parse().expect("milliseconds"))).collect()
+}
+
+/// Base and one adapter, and what they answer when they are alone.
+fn variants(client: &Client, plan_place: &std::path::Path) -> (Arc<Variants>, Vec<String>) {
+    let variants = Arc::new(Variants::learn(client, plan_place, 1));
+    client.load("steady", &variants.adapters[0].0);
+    (variants, vec![BASE.to_owned(), "steady".to_owned()])
+}
+
+#[test]
+fn a_process_may_be_stopped_for_any_time_and_every_token_stays_golden() {
+    within_seconds(240 + 4 * stops().iter().map(Duration::as_secs).sum::<u64>(), || {
+        let plan = Plan::bare().set("GATEWAY_SILENCE_MS", &SILENCE_MS.to_string());
+        let deployment = plan.start();
+        let (variants, models) = variants(&deployment.client, &deployment.place().adapters());
+        let ids = Process::ALL.map(|process| deployment.process(process));
+        let mut traffic = Traffic::begin(&deployment.client, &variants, &models, CLIENTS);
+        for process in Process::ALL {
+            for stop in stops() {
+                deployment.signal(process, Signal::STOP);
+                thread::sleep(stop);
+                deployment.signal(process, Signal::CONT);
+                eventually("requests are served again", || deployment.client.is_healthy());
+                let before = traffic.tally.answered.load(Ordering::Relaxed);
+                eventually("clients are answered again", || {
+                    traffic.tally.answered.load(Ordering::Relaxed) > before
+                });
+                traffic.check();
+            }
+        }
+        traffic.finish();
+        assert_eq!(ids, Process::ALL.map(|process| deployment.process(process)), "nobody was started again");
+        assert!(deployment.stop().success());
+    });
+}
+
+#[test]
+fn an_executor_that_is_stopped_is_noticed_and_said() {
+    within_seconds(120, || {
+        let deployment = Plan::bare().set("GATEWAY_SILENCE_MS", "1000").start();
+        deployment.signal(Process::Executor, Signal::STOP);
+        eventually("the gateway says that it cannot serve", || !deployment.client.is_healthy());
+        deployment.signal(Process::Executor, Signal::CONT);
+        eventually("requests are served again", || deployment.client.is_healthy());
+        deployment.client.ask(&e2e_tests::Ask::new(BASE, vec![100, 200], 4));
+        assert!(deployment.stop().success());
+    });
+}
+
+#[test]
+fn a_storm_of_deaths_ends_in_service_as_before() {
+    let storm =
+        Duration::from_secs(env::var("HOLOBIONT_STORM_S").map_or(10, |text| text.parse().expect("seconds")));
+    within_seconds(180 + storm.as_secs(), move || {
+        let deployment = Plan::bare().mortal(&Places::new()).start();
+        let (variants, models) = variants(&deployment.client, &deployment.place().adapters());
+        let registry = deployment.client.registered();
+        let mut traffic = Traffic::begin(&deployment.client, &variants, &models, CLIENTS);
+        let (mut random, started) = (Random::new(1), Instant::now());
+        while started.elapsed() < storm {
+            deployment.signal(*random.pick(&Process::ALL), Signal::KILL);
+            thread::sleep(Duration::from_millis(200));
+            traffic.check();
+        }
+        eventually("requests are served again", || deployment.client.is_healthy());
+        let before = traffic.tally.answered.load(Ordering::Relaxed);
+        eventually("every client is answered again", || {
+            traffic.tally.answered.load(Ordering::Relaxed) > before + CLIENTS
+        });
+        traffic.finish();
+        assert_eq!(deployment.client.registered(), registry);
+        assert!(deployment.stop().success());
+    });
+}
+
+/// Sends a streaming request and never reads the answer.
+fn never_read(url: &str) -> TcpStream {
+    let address = url.trim_start_matches("http://");
+    let mut stream = TcpStream::connect(address).expect("the gateway listens");
+    let body = format!(
+        r#"{{"model":"{BASE}","prompt":"The sea","max_tokens":7000,"ignore_eos":true,"stream":true,"logprobs":5}}"#
+    );
+    write!(
+        stream,
+        "POST /v1/completions HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .expect("a request can be sent");
+    stream
+}
+
+#[test]
+fn a_drain_ends_within_its_grace_although_one_client_never_reads() {
+    within_seconds(120, || {
+        let deployment = Plan::bare().set("DEPLOYMENT_GRACE_MS", "3000").start();
+        let client = deployment.client.clone();
+        let mut silent = never_read(client.url());
+        let long = e2e_tests::Ask::new(BASE, vec![100; 20], 5000);
+        let reader = {
+            let client = client.clone();
+            thread::spawn(move || client.stream(&long).finish())
+        };
+        eventually("both are being computed", || client.metric("holobiont_requests_running") == 2.0);
+        let id = deployment.id();
+        let late = {
+            let client = client.clone();
+            thread::spawn(move || {
+                thread::sleep(Duration::from_millis(500));
+                client.try_ask(&e2e_tests::Ask::new(BASE, vec![100], 1))
+            })
+        };
+        // A second request to end, which must not hurry anything.
+        let again = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(1000));
+            let pid = rustix::process::Pid::from_raw(i32::try_from(id).expect("a process id"));
+            let _ = rustix::process::kill_process(pid.expect("a process id"), Signal::TERM);
+        });
+        deployment.stop();
+        again.join().expect("it was sent");
+        let (answer, ending) = reader.join().expect("the stream ends properly");
+        assert!(matches!(ending, e2e_tests::Ending::Error(_)), "{ending:?} after {}", answer.scored.len());
+        let late = late.join().expect("it is answered or refused");
+        let refused = matches!(&late, Err(Fault::Refused { status: 503, .. } | Fault::Silence(_)));
+        assert!(refused, "accepted after draining had begun: {late:?}");
+        // Whatever the client that does not read was sent, the connection is over.
+        let mut rest = Vec::new();
+        let _ = silent.read_to_end(&mut rest);
+    });
+}
