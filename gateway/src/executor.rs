@@ -142,6 +142,16 @@ impl Executor {
         Ok(batch)
     }
 
+    /// Fails if there is no room for a single sequence now: asked before a request is read, so that a flood of them
+    /// costs next to nothing.
+    ///
+    /// # Errors
+    /// If all slots are taken.
+    pub fn check_room(&self) -> Result<(), CallError> {
+        let limit = self.slots.limit();
+        if self.slots.is_full() { Err(CallError::Busy { limit, what: "sequences" }) } else { Ok(()) }
+    }
+
     fn take_slots(&self, asked: usize) -> Result<Vec<Slot>, CallError> {
         let limit = self.slots.limit();
         if asked > limit {

@@ -50,6 +50,11 @@ pub enum TextError {
     /// The model has no chat template.
     #[error("this model has no chat template; use /v1/completions with a prompt of your own")]
     NoTemplate,
+    /// Nothing is left to tell quoted names of special tokens by.
+    #[error(
+        "the messages use every character U+F0000 to U+F00FF and names of special tokens; leave out either"
+    )]
+    NoMark,
     /// The template refused the conversation.
     #[error(transparent)]
     Template(#[from] TemplateError),
@@ -160,13 +165,22 @@ impl Text for ModelText {
 
     fn encode_chat(&self, messages: &[ChatMessage]) -> Result<Vec<u32>, TextError> {
         let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
-        let messages: Vec<_> = messages
-            .iter()
-            .map(|message| json!({ "role": message.role, "content": message.content }))
-            .collect();
-        let rendered = template.render(&messages, GenerationPrompt::Add, &serde_json::Map::new())?;
-        // The template has put the model's special tokens where they belong.
-        self.encode(&rendered, AddSpecial::No)
+        let render = |quote: &dyn Fn(&str) -> String| {
+            let messages: Vec<_> = messages
+                .iter()
+                .map(|message| json!({ "role": message.role, "content": quote(&message.content) }))
+                .collect();
+            template.render(&messages, GenerationPrompt::Add, &serde_json::Map::new())
+        };
+        let contents = messages.iter().map(|message| message.content.as_str());
+        if !contents.clone().any(|content| self.tokenizer.names_control_token(content)) {
+            // The template has put the model's special tokens where they belong.
+            return self.encode(&render(&str::to_owned)?, AddSpecial::No);
+        }
+        // What somebody wrote that looks like one of them must not become one: it could end their turn and begin another's.
+        let mark = self.tokenizer.mark_absent_from(contents).ok_or(TextError::NoMark)?;
+        let rendered = render(&|content| self.tokenizer.quote(content, mark))?;
+        Ok(self.tokenizer.encode_quoted(&rendered, mark)?)
     }
 
     fn facts(&self) -> &Facts {

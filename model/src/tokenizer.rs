@@ -14,6 +14,7 @@
 //! - `pre_tokenizer`: how text is split into words, by the names GGUF files use
 //! - `sentencepiece`: merges from pieces and scores
 //! - `pipeline`: text to ids
+//! - `quoted`: special tokens' names that people wrote, told from those that a template wrote
 //! - `vocabulary`, `byte_level`: ids to bytes
 
 mod byte_level;
@@ -23,6 +24,7 @@ mod from_directory;
 mod from_gguf;
 mod pipeline;
 mod pre_tokenizer;
+mod quoted;
 mod sentencepiece;
 mod vocabulary;
 
@@ -90,6 +92,7 @@ struct Roles {
 pub struct Tokenizer {
     pipeline: Pipeline,
     vocabulary: Vocabulary,
+    names: quoted::Names,
     roles: Roles,
     stop_tokens: Vec<u32>,
     adds_leading_space: bool,

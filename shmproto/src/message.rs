@@ -153,6 +153,9 @@ wire_struct! {
         pub namespace: [u8; 32],
         /// The prompt as token ids, at least one.
         pub prompt: Vec<u32>,
+        /// So many tokens at the prompt's end were generated before, by a request that was lost: penalties count them as
+        /// completion. Fewer than the prompt has.
+        pub generated: u32,
         /// Most tokens to generate; 0 only scores the prompt.
         pub max_tokens: u32,
         /// Stop tokens are not chosen before this many tokens.

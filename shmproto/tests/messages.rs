@@ -29,6 +29,7 @@ fn generate(prompt: Vec<u32>) -> ToExecutor {
         adapter: Some([3; 32]),
         namespace: [9; 32],
         prompt,
+        generated: 0,
         max_tokens: 16,
         min_tokens: 0,
         stop_tokens: vec![2],

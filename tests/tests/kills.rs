@@ -10,9 +10,9 @@ use std::{
 };
 
 use e2e_tests::{
-    Client, Deployment, Fault, Plan, Process,
+    Ask, Client, Deployment, Fault, Plan, Process,
     chaos::{Ledger, Names, Places, Random, Traffic, Variants},
-    eventually, within_seconds,
+    eventually, fixtures, within_seconds,
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
@@ -51,8 +51,17 @@ enum Provocation {
     Start(Process),
     /// An orderly end of that process.
     Stop(Process),
+    /// An orderly end of the gateway while something endless runs.
+    Cut,
     /// The executor's death under load.
     Loss,
+}
+
+impl Provocation {
+    /// True if what it leads to happens by itself some time later.
+    fn takes_a_moment(self) -> bool {
+        matches!(self, Self::Start(_) | Self::Stop(_) | Self::Cut | Self::Loss)
+    }
 }
 
 /// Where deaths happen, from the processes' own tables.
@@ -62,14 +71,17 @@ fn places() -> Vec<(&'static str, Provocation)> {
 }
 
 fn provocation(place: &str) -> Provocation {
-    use Provocation::{Change, Leave, Loss, Pin, Start, Stop, Traffic, Unload};
+    use Provocation::{Change, Cut, Leave, Loss, Pin, Start, Stop, Traffic, Unload};
     let has = |words: &[&str]| words.iter().any(|word| place.contains(word));
     let process = if place.starts_with("gateway.") { Process::Gateway } else { Process::Executor };
     match place {
-        _ if has(&["drain"]) => Stop(process),
-        _ if has(&["weights", "bind", "hello", "restore", "ready", "swept"]) => Start(process),
-        _ if has(&["redo"]) => Loss,
         _ if has(&["unload"]) => Unload,
+        _ if has(&["drain_cut"]) => Cut,
+        _ if has(&["drain"]) => Stop(process),
+        // What the executor does about a gateway takes a gateway that comes or goes.
+        _ if has(&["hello", "welcome", "gateway_gone"]) => Start(Process::Gateway),
+        _ if has(&["weights", "bind", "restore", "ready", "swept"]) => Start(process),
+        _ if has(&["redo"]) => Loss,
         _ if has(&["pin"]) => Pin,
         _ if has(&["cop", "sync", "rename", "load", "commit", "adapter"]) => Change,
         _ if has(&["cancel"]) => Leave,
@@ -90,9 +102,10 @@ struct Arena {
 impl Arena {
     fn open(seed: u64) -> Self {
         let places = Places::new();
-        // Room for three adapters of six, and for less keys and values than the clients want: everything moves.
-        let plan = Plan::bare().mortal(&places).set("EXECUTOR_KV_BYTES", "12MiB");
-        let deployment = plan.set("EXECUTOR_ADAPTER_BYTES", "5MiB").start();
+        // Room for three or four adapters of six, and for less keys and values than the clients want: everything moves.
+        let plan = Plan::bare().mortal(&places).set("EXECUTOR_KV_BYTES", "6MiB");
+        let plan = plan.set("EXECUTOR_ADAPTER_BYTES", "5MiB").set("DEPLOYMENT_GRACE_MS", "300");
+        let deployment = plan.start();
         let into = deployment.place().adapters();
         let variants = Arc::new(Variants::learn(&deployment.client, &into, VARIANTS));
         Self {
@@ -118,7 +131,7 @@ impl Arena {
         while !self.places.has_fired(place) && started.elapsed() < REACH {
             self.provoke(provocation);
             // A start or an end takes a moment to get there.
-            if matches!(provocation, Provocation::Start(_) | Provocation::Stop(_) | Provocation::Loss) {
+            if provocation.takes_a_moment() {
                 let waiting = Instant::now();
                 while !self.places.has_fired(place) && waiting.elapsed() < REACH {
                     thread::sleep(Duration::from_millis(10));
@@ -157,6 +170,13 @@ impl Arena {
             Provocation::Leave => drop(self.client().try_stream(&self.variants.ask(e2e_tests::BASE, 2))),
             Provocation::Start(process) => self.deployment.signal(process, Signal::KILL),
             Provocation::Stop(process) => self.deployment.signal(process, Signal::TERM),
+            Provocation::Cut => {
+                let endless = Ask::new(e2e_tests::BASE, fixtures::prompt(9, 8), 200);
+                let stream = self.client().try_stream(&endless);
+                // It goes on being computed while somebody might read it.
+                self.deployment.signal(Process::Gateway, Signal::TERM);
+                thread::spawn(move || drop(stream.map(|mut stream| stream.read_to_end())));
+            }
             Provocation::Loss => self.deployment.kill_executor(),
         }
     }
@@ -222,7 +242,14 @@ impl Arena {
     /// Waits until requests are served again, and compares the registry with what it acknowledged.
     fn settle(&mut self) {
         let client = &self.deployment.client;
-        eventually("requests are served again", || client.is_healthy());
+        // A gateway that has not yet heard of an executor's death still calls itself healthy: only an answer counts.
+        eventually("requests are served again", || {
+            let asked = client.try_ask(&self.variants.ask(e2e_tests::BASE, 0));
+            asked.is_ok_and(|reply| {
+                self.variants.check(0, None, &reply.answer);
+                true
+            })
+        });
         let mut registry = None;
         eventually("the registry answers", || {
             registry = client.registered();

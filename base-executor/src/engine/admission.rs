@@ -36,6 +36,14 @@ pub enum Refusal {
         /// Tokens of the vocabulary.
         vocab_size: usize,
     },
+    /// More tokens are said to be generated than leave a prompt.
+    #[error("{generated} of {prompt} tokens are said to be generated before, which leaves no prompt")]
+    NoPromptLeft {
+        /// As said.
+        generated: usize,
+        /// Tokens in all.
+        prompt: usize,
+    },
     /// Too many alternatives.
     #[error(
         "`{field}` asks for {asked} alternatives per token, but at most {MAX_LOGPROBS} are given; ask for fewer"
@@ -90,6 +98,7 @@ impl Refusal {
             Self::DuplicateRequest(_)
             | Self::EmptyPrompt
             | Self::UnknownToken { .. }
+            | Self::NoPromptLeft { .. }
             | Self::TooManyLogprobs { .. }
             | Self::Sampling(_) => ErrorCode::InvalidRequest,
             Self::PromptTooLong { .. } | Self::PoolTooSmall { .. } => ErrorCode::ContextLengthExceeded,
@@ -122,11 +131,17 @@ pub(super) fn check(
         sampling: SamplingParams::new(sampling_request(&request.sampling), vocab_size)?,
         stop_tokens: request.stop_tokens.clone(),
         min_tokens: request.min_tokens as usize,
+        generated_before: check_generated(request)?,
         end,
         logprobs: check_logprobs("logprobs", request.logprobs)?,
         prompt_logprobs: check_logprobs("prompt_logprobs", request.prompt_logprobs)?,
         deadline: deadline(request.deadline_ms, received_at),
     })
+}
+
+fn check_generated(request: &Generate) -> Result<usize, Refusal> {
+    let (generated, prompt) = (request.generated as usize, request.prompt.len());
+    if generated < prompt { Ok(generated) } else { Err(Refusal::NoPromptLeft { generated, prompt }) }
 }
 
 fn check_tokens(field: &'static str, tokens: &[u32], vocab_size: usize) -> Result<(), Refusal> {

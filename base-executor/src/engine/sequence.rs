@@ -38,6 +38,8 @@ pub(super) struct Task {
     pub(super) min_tokens: usize,
     /// Prompt and completion together end at this many tokens.
     pub(super) end: usize,
+    /// Tokens at the prompt's end that an earlier request generated.
+    pub(super) generated_before: usize,
     /// How many alternatives to report with each token, if any report is wanted.
     pub(super) logprobs: Option<usize>,
     pub(super) prompt_logprobs: Option<usize>,
@@ -92,7 +94,7 @@ impl<A> Sequence<A> {
     ) -> Self {
         let namespace = Namespace { adapter: adapted.as_ref().map(|adapted| adapted.id), sharing };
         let counts = match task.sampling.needs_history() {
-            true => TokenCounts::of_prompt(&prompt),
+            true => counts(&prompt, task.generated_before),
             false => TokenCounts::default(),
         };
         Self {
@@ -279,6 +281,14 @@ impl<A> Sequence<A> {
         let Admission { cached_tokens, queued_us } = admission;
         Output { request: self.caller.request, tokens, prompt, cached_tokens, queued_us, finish, error: None }
     }
+}
+
+/// Counts of a prompt whose last `generated` tokens are of the completion already.
+fn counts(prompt: &[u32], generated: usize) -> TokenCounts {
+    let (asked, completed) = prompt.split_at(prompt.len().saturating_sub(generated));
+    let mut counts = TokenCounts::of_prompt(asked);
+    completed.iter().for_each(|token| counts.push_completion(*token));
+    counts
 }
 
 /// The output of a request that ends in `error`.

@@ -150,6 +150,7 @@ pub(crate) fn request(request: u64, prompt: Vec<u32>, max_tokens: u32) -> Genera
         adapter: None,
         namespace: [0; 32],
         prompt,
+        generated: 0,
         max_tokens,
         min_tokens: 0,
         stop_tokens: Vec::new(),

@@ -420,6 +420,25 @@ fn a_request_that_must_wait_for_room_is_not_overtaken_for_ever() {
 }
 
 #[test]
+fn a_penalized_request_that_is_continued_elsewhere_goes_on_as_if_it_had_not_been_cut() {
+    let mut one = request(1, prompt(1, 20), 24);
+    one.sampling.presence_penalty = 1.5;
+    one.sampling.frequency_penalty = 0.7;
+    let whole: Vec<u32> = alone(&one).tokens.iter().map(|output| output.token).collect();
+    for cut in [1, 7, 23] {
+        let mut rest = Generate { generated: cut, max_tokens: 24 - cut, ..one.clone() };
+        rest.prompt.extend_from_slice(&whole[..cut as usize]);
+        let tokens: Vec<u32> = alone(&rest).tokens.iter().map(|output| output.token).collect();
+        assert_eq!(tokens, whole[cut as usize..], "cut after {cut}");
+    }
+    let nothing_asked = Generate { generated: 20, ..one };
+    let mut bench = Bench::new(ROOMY);
+    bench.send(nothing_asked);
+    bench.finish();
+    assert_eq!(bench.answer(1).error, Some(ErrorCode::InvalidRequest));
+}
+
+#[test]
 fn prompt_log_probabilities_cover_every_prompt_token_but_the_first() {
     let mut bench = Bench::new(Limits { chunk_tokens: 40, ..ROOMY });
     let mut one = request(1, prompt(1, 150), 2);

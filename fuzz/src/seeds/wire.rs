@@ -20,6 +20,7 @@ fn generate() -> Generate {
         adapter: Some([3; 32]),
         namespace: [4; 32],
         prompt: vec![1, 2, 3],
+        generated: 0,
         max_tokens: 16,
         min_tokens: 0,
         stop_tokens: vec![2],

@@ -41,6 +41,11 @@ impl Slots {
         self.0.limit.load(Ordering::Relaxed)
     }
 
+    /// True if none is free at the moment.
+    pub(super) fn is_full(&self) -> bool {
+        self.0.held.load(Ordering::Relaxed) >= self.limit()
+    }
+
     /// Takes `count` slots or, if fewer are free, none.
     pub(super) fn take(&self, count: usize) -> Option<Vec<Slot>> {
         let limit = self.limit();

@@ -152,6 +152,7 @@ fn sequence() -> Generate {
         adapter: None,
         namespace: [0; 32],
         prompt: vec![1],
+        generated: 0,
         max_tokens: 4,
         min_tokens: 0,
         stop_tokens: Vec::new(),

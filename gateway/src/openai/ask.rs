@@ -43,6 +43,7 @@ impl FromRequest<Arc<App>> for Ask {
         let default_seed = default_seed(request.headers(), &caller)?;
         let serving = app.serving()?;
         let JsonBody(body) = JsonBody::from_request(request, app).await?;
+        app.executor.check_room()?;
         Ok(Self { caller, serving, default_seed, body })
     }
 }

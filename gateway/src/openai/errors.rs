@@ -292,7 +292,7 @@ impl From<WireError> for ApiError {
 impl From<TextError> for ApiError {
     fn from(error: TextError) -> Self {
         let code = match error {
-            TextError::Encode(_) => "invalid_text",
+            TextError::Encode(_) | TextError::NoMark => "invalid_text",
             TextError::NoTemplate => "no_chat_template",
             TextError::Template(_) => "invalid_messages",
         };

@@ -141,6 +141,7 @@ impl Job {
             adapter: self.target.lease.as_ref().map(|lease| lease.id.0),
             namespace: self.namespace,
             prompt: prompt.clone(),
+            generated: 0,
             max_tokens: self.params.max_tokens.unwrap_or(room),
             min_tokens: self.params.min_tokens,
             stop_tokens,

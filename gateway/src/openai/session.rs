@@ -1,8 +1,7 @@
 //! The sequences of a job, with the promise that losing the executor does not lose them.
 //!
 //! Tokens are drawn from a generator keyed by seed and position, so a sequence that was cut off goes on from
-//! prompt and emitted tokens as if nothing had happened. Where that does not hold, because penalties count over
-//! the completion alone, the sequence ends in `executor_unavailable` instead.
+//! prompt and emitted tokens as if nothing had happened.
 //!
 //! A deadline counts from the start, whatever is lost in between. The executor keeps it; an executor that is gone or
 //! stuck cannot, so the session ends what is late by more than [`DEADLINE_SLACK`] itself.
@@ -26,7 +25,7 @@ use crate::{
 /// How long a lost sequence waits for the executor to come back.
 const REDO_WAIT: Duration = Duration::from_secs(20);
 /// How often a sequence is redone.
-const MAX_REDOS: u32 = 3;
+const MAX_REDOS: u32 = 10;
 /// How much later than the executor the gateway ends what missed its deadline.
 const DEADLINE_SLACK: Duration = Duration::from_millis(250);
 
@@ -143,12 +142,18 @@ impl Session {
         self.batch.cancel(index);
     }
 
-    /// An executor that shuts down is one that is lost: another takes its place.
+    /// An executor that shuts down is one that is lost: another takes its place. So is one that does not know an adapter
+    /// which is leased: it took the place of the one that did while the request was on its way.
     fn soften(&self, (index, event): (usize, Event)) -> (usize, Event) {
-        let shuts_down = |error: &WireError| error.code == ErrorCode::ShuttingDown;
+        let sequence = &self.sequences[index];
+        let is_another = |error: &WireError| match error.code {
+            ErrorCode::ShuttingDown => true,
+            ErrorCode::AdapterNotFound => sequence.generate.adapter.is_some() && !sequence.begun,
+            _ => false,
+        };
         match event {
-            Event::Output(output) if output.error.as_ref().is_some_and(shuts_down) => {
-                (index, Event::Lost { epoch: self.sequences[index].epoch })
+            Event::Output(output) if output.error.as_ref().is_some_and(is_another) => {
+                (index, Event::Lost { epoch: sequence.epoch })
             }
             event => (index, event),
         }
@@ -198,14 +203,10 @@ impl Sequence {
         if self.redos == MAX_REDOS {
             return Err(lost(&format!("this request was redone {MAX_REDOS} times already")));
         }
-        let sampling = &self.generate.sampling;
-        let counts_completion = sampling.presence_penalty != 0.0 || sampling.frequency_penalty != 0.0;
-        if counts_completion && !self.emitted.is_empty() {
-            return Err(lost("a request with presence or frequency penalty cannot be continued"));
-        }
         let mut again = self.generate.clone();
         let done = u32::try_from(self.emitted.len()).unwrap_or(u32::MAX);
         again.prompt.extend_from_slice(&self.emitted);
+        again.generated = done;
         again.max_tokens = again.max_tokens.saturating_sub(done);
         again.min_tokens = again.min_tokens.saturating_sub(done);
         if self.begun {

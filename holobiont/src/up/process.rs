@@ -164,5 +164,7 @@ impl Process {
 
 /// True for Holobiont's variables, except the one that chooses what is logged.
 fn is_a_setting(variable: &OsStr) -> bool {
-    variable.as_encoded_bytes().starts_with(b"HOLOBIONT_") && variable != "HOLOBIONT_LOG"
+    variable.as_encoded_bytes().starts_with(b"HOLOBIONT_")
+        && variable != "HOLOBIONT_LOG"
+        && variable != "HOLOBIONT_FAILPOINTS"
 }

@@ -165,7 +165,8 @@ impl Tokenizer {
         let roles = file.roles(config);
         let pipeline = Pipeline::new(file.parts(path)?).map_err(malformed)?;
         let (stop_tokens, chat_template) = (Vec::new(), None);
-        Ok(Self { pipeline, vocabulary, roles, stop_tokens, adds_leading_space, chat_template })
+        let names = vocabulary.control_names();
+        Ok(Self { pipeline, vocabulary, names, roles, stop_tokens, adds_leading_space, chat_template })
     }
 }
 

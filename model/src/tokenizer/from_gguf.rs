@@ -78,8 +78,10 @@ impl Tokenizer {
             }
         };
         let malformed = |detail| TokenizerError::Malformed { path: file.path().to_path_buf(), detail };
+        let vocabulary = Vocabulary::new(tokens.entries(), spelling).map_err(malformed)?;
         Ok(Self {
-            vocabulary: Vocabulary::new(tokens.entries(), spelling).map_err(malformed)?,
+            names: vocabulary.control_names(),
+            vocabulary,
             pipeline: Pipeline::new(parts).map_err(malformed)?,
             roles: tokens.roles,
             stop_tokens: tokens.stop_tokens(),

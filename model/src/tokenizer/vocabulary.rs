@@ -1,6 +1,6 @@
 //! What every token stands for, in bytes.
 
-use super::{byte_level, limits};
+use super::{byte_level, limits, quoted::Names};
 
 /// What a token is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,6 +126,12 @@ impl Vocabulary {
 
     pub(super) fn is_special(&self, token: u32) -> bool {
         matches!(self.kind(token), Kind::Control | Kind::Unknown)
+    }
+
+    /// Every control token whose bytes are text.
+    pub(super) fn control_names(&self) -> Names {
+        let ids = (0..self.len()).filter_map(|id| u32::try_from(id).ok()).filter(|id| self.is_control(*id));
+        Names::new(ids.filter_map(|id| Some((String::from_utf8(self.bytes(id)?.to_vec()).ok()?, id))))
     }
 
     pub(super) fn is_control(&self, token: u32) -> bool {
