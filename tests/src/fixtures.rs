@@ -39,7 +39,8 @@ pub fn model() -> PathBuf {
 /// The directory that holds the example adapters.
 #[must_use]
 pub fn examples() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/adapters")
+    let tests = Path::new(env!("CARGO_MANIFEST_DIR"));
+    tests.parent().expect("the tree").join("examples/adapters")
 }
 
 /// The directory of an example adapter.
