@@ -20,11 +20,11 @@ use serde_json::{Value, json};
 const DEFAULT_KILLS: u64 = 300;
 /// Contents of adapters; more than the executor has room for.
 const VARIANTS: u32 = 6;
-const CLIENTS: u64 = 6;
+const CLIENTS: u64 = 4;
 /// Names that are loaded, replaced and unloaded all the time.
 const NAMES: [&str; 5] = ["ash", "birch", "cedar", "elm", "fir"];
 /// How long a place gets to be reached before it is somebody else's turn.
-const REACH: Duration = Duration::from_secs(4);
+const REACH: Duration = Duration::from_secs(6);
 
 fn number(variable: &str, default: u64) -> u64 {
     env::var(variable).map_or(default, |text| text.parse().expect("a number"))
