@@ -5,17 +5,29 @@ use std::{fs, path::Path};
 use gateway::{
     keys::Keys,
     limits::PerMin,
-    openai::{chat, completions, errors::ApiError, params::Limits},
+    openai::{
+        adapters::{PinRequest, UnloadRequest, load_request},
+        chat, completions,
+        errors::ApiError,
+        params::Limits,
+        tokens::{DetokenizeBody, TokenizeBody},
+    },
 };
 use model::generation_defaults::GenerationDefaults;
 
 use crate::Outcome;
 
+const VOCAB_SIZE: u32 = 32_000;
+
 /// Reads a body under the limits of a small model.
 fn read<T>(read: impl Fn(&Limits<'_>) -> Result<T, ApiError>) -> Outcome {
     let defaults = GenerationDefaults::default();
-    let limits = Limits { vocab_size: 32_000, default_seed: 1, defaults: &defaults };
-    read(&limits).map(drop).map_err(|error| format!("{error:?}"))
+    let limits = Limits { vocab_size: VOCAB_SIZE, default_seed: 1, defaults: &defaults };
+    outcome(read(&limits))
+}
+
+fn outcome<T>(read: Result<T, ApiError>) -> Outcome {
+    read.map(drop).map_err(|error| format!("{error:?}"))
 }
 
 pub(crate) fn completion(input: &[u8]) -> Outcome {
@@ -24,6 +36,26 @@ pub(crate) fn completion(input: &[u8]) -> Outcome {
 
 pub(crate) fn chat(input: &[u8]) -> Outcome {
     read(|limits| chat::Body::read(input, limits))
+}
+
+pub(crate) fn load_adapter(input: &[u8]) -> Outcome {
+    outcome(load_request(input, "base"))
+}
+
+pub(crate) fn unload_adapter(input: &[u8]) -> Outcome {
+    outcome(UnloadRequest::read(input))
+}
+
+pub(crate) fn pin_adapter(input: &[u8]) -> Outcome {
+    outcome(PinRequest::read(input))
+}
+
+pub(crate) fn tokenize(input: &[u8]) -> Outcome {
+    outcome(TokenizeBody::read(input))
+}
+
+pub(crate) fn detokenize(input: &[u8]) -> Outcome {
+    outcome(DetokenizeBody::read(input, VOCAB_SIZE))
 }
 
 pub(crate) fn key_file(input: &[u8]) -> Outcome {

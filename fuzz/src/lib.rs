@@ -6,7 +6,7 @@
 //! code that can be read, together with the answer it must get.
 //!
 //! # Layout
-//! - `targets`, `http`: one function for each parser
+//! - `targets`, `http`, `command`: one function for each parser
 //! - [`seeds`]: the published shapes, by target
 //! - [`mutate`]: deterministic mutations, so that CI explores too
 //! - [`parts`]: several files in one input
@@ -15,6 +15,7 @@
 //! `coverage/` holds the same targets for cargo-fuzz (`scripts/fuzz`); what it finds goes to `corpus/TARGET/`.
 #![forbid(unsafe_code)]
 
+mod command;
 pub mod guide;
 mod http;
 pub mod mutate;
@@ -72,7 +73,7 @@ const fn target(
 }
 
 /// Every target.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 19] = [
     target("gguf", "GGUF header and tensors", targets::gguf, PLAIN),
     target("gguf_tokenizer", "the tokenizer in a GGUF file", targets::gguf_tokenizer, TABLES),
     target("gguf_adapter", "an adapter in a GGUF file", targets::gguf_adapter, PLAIN),
@@ -89,6 +90,13 @@ pub const TARGETS: [Target; 12] = [
     target("to_gateway", "a message to the gateway", targets::to_gateway, PLAIN),
     target("completion", "the body of a completion", http::completion, BODY),
     target("chat", "the body of a chat", http::chat, BODY),
+    target("load_adapter", "the body of /v1/load_lora_adapter", http::load_adapter, BODY),
+    target("unload_adapter", "the body of /v1/unload_lora_adapter", http::unload_adapter, BODY),
+    target("pin_adapter", "the body of /v1/pin_lora_adapter", http::pin_adapter, BODY),
+    target("tokenize", "the body of /tokenize", http::tokenize, BODY),
+    target("detokenize", "the body of /detokenize", http::detokenize, BODY),
+    target("deployment_file", "the deployment file", command::deployment_file, BODY),
+    target("events", "an answer's events, as the command reads them", command::events, PLAIN),
     target("key_file", "the gateway's file of API keys", http::key_file, PLAIN),
 ];
 

@@ -1,6 +1,7 @@
 //! The shapes of published attacks, and valid files for mutations to start from.
 
 mod adapter;
+mod command;
 mod gguf;
 mod http;
 mod model;
@@ -91,6 +92,13 @@ pub fn of(target: &str) -> Vec<Seed> {
         "to_gateway" => wire::to_gateway(),
         "completion" => http::completions(),
         "chat" => http::chats(),
+        "load_adapter" => http::loads(),
+        "unload_adapter" => http::unloads(),
+        "pin_adapter" => http::pins(),
+        "tokenize" => http::tokenizations(),
+        "detokenize" => http::detokenizations(),
+        "deployment_file" => command::deployment_files(),
+        "events" => command::events(),
         "key_file" => http::key_files(),
         _ => Vec::new(),
     }

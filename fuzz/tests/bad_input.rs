@@ -151,6 +151,13 @@ explored! {
     mutated_answers_to_the_gateway_stay_within_bounds: "to_gateway",
     mutated_completions_stay_within_bounds: "completion",
     mutated_chats_stay_within_bounds: "chat",
+    mutated_loads_stay_within_bounds: "load_adapter",
+    mutated_unloads_stay_within_bounds: "unload_adapter",
+    mutated_pins_stay_within_bounds: "pin_adapter",
+    mutated_tokenizations_stay_within_bounds: "tokenize",
+    mutated_detokenizations_stay_within_bounds: "detokenize",
+    mutated_deployment_files_stay_within_bounds: "deployment_file",
+    mutated_streams_of_events_stay_within_bounds: "events",
     mutated_key_files_stay_within_bounds: "key_file",
 }
 

@@ -8,7 +8,7 @@
 //! - [`jail`]: adapter files opened by paths that came over HTTP, never outside of the adapter root.
 //! - [`store`]: copies of those files by content; what the executor loads and a restart brings back.
 //! - [`database`]: what is registered, on disk before a change is answered; [`import`] reads what was there before it.
-//! - [`entry`]: an adapter under a name, its leases and its owner.
+//! - [`entry`]: an adapter under a name, its leases and its owner; [`table`] says who sees which names.
 //! - [`residency`]: which adapters are in the executor, and who makes room for whom.
 //! - [`change`]: load, replace, unload, pin. [`errors`] says what may go wrong, [`figures`] counts.
 //!
@@ -36,9 +36,9 @@ mod import;
 pub mod jail;
 pub mod residency;
 pub mod store;
+pub mod table;
 
 use std::{
-    collections::BTreeMap,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError, RwLock, Weak, atomic::AtomicBool},
     time::Duration,
@@ -55,6 +55,7 @@ use self::{
     figures::Counters,
     residency::Residency,
     store::{Store, Sweep},
+    table::Table,
 };
 pub use self::{
     change::{LoadRequest, Pin, Replace},
@@ -118,8 +119,6 @@ impl From<&Config> for Options {
     }
 }
 
-type Table = BTreeMap<String, Arc<Entry>>;
-
 /// See the module's description.
 #[derive(Debug)]
 pub struct Registry {
@@ -166,7 +165,7 @@ impl Registry {
         let (keep, sweeper) = (records.iter().map(|record| record.content).collect(), store.clone());
         let swept = blocking(move || sweeper.sweep(&keep, Sweep::Everything)).await??;
         tracing::info!(adapters = records.len(), swept, "registry opened");
-        let entries = records.into_iter().map(|record| (record.name.clone(), Arc::new(Entry::new(record))));
+        let entries = records.into_iter().map(|record| Arc::new(Entry::new(record)));
         let registry = Arc::new(Self {
             executor,
             database,
@@ -231,7 +230,7 @@ impl Registry {
     pub fn lease(&self, name: &str, caller: &Caller) -> Result<Option<Lease>, Unusable> {
         // The lock is held until the lease is taken: whoever removes the entry then waits for it.
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
-        let Some(entry) = table.get(name).filter(|entry| entry.is_for(caller)) else {
+        let Some(entry) = table.find(name, caller) else {
             return Ok(None);
         };
         match entry.fault() {

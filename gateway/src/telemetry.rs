@@ -39,7 +39,7 @@ pub fn start(format: LogFormat) {
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    if json { log.json().init() } else { log.init() }
+    if json { log.json().with_span_list(false).init() } else { log.init() }
 }
 
 /// Begins to send spans, if somebody is to have them.

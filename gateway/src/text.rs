@@ -172,13 +172,13 @@ impl Text for ModelText {
                 .collect();
             template.render(&messages, GenerationPrompt::Add, &serde_json::Map::new())
         };
-        let contents = messages.iter().map(|message| message.content.as_str());
-        if !contents.clone().any(|content| self.tokenizer.names_control_token(content)) {
+        let contents: Vec<&str> = messages.iter().map(|message| message.content.as_str()).collect();
+        if !contents.iter().any(|content| self.tokenizer.names_control_token(content)) {
             // The template has put the model's special tokens where they belong.
             return self.encode(&render(&str::to_owned)?, AddSpecial::No);
         }
         // What somebody wrote that looks like one of them must not become one: it could end their turn and begin another's.
-        let mark = self.tokenizer.mark_absent_from(contents).ok_or(TextError::NoMark)?;
+        let mark = self.tokenizer.mark_absent_from(&contents).ok_or(TextError::NoMark)?;
         let rendered = render(&|content| self.tokenizer.quote(content, mark))?;
         Ok(self.tokenizer.encode_quoted(&rendered, mark)?)
     }

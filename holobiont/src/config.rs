@@ -8,6 +8,8 @@ mod values;
 
 use std::{
     collections::BTreeMap,
+    fs::File,
+    io::{self, Read as _},
     net::SocketAddr,
     num::NonZeroU32,
     path::{Path, PathBuf},
@@ -34,6 +36,9 @@ const DEFAULT_RESTART_DELAY_MS: u64 = 100;
 
 const PREFIX: &str = "HOLOBIONT_";
 
+/// Longest deployment file read: a room for thousands of adapters.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
 /// Why a deployment's configuration was refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {
@@ -43,7 +48,7 @@ pub(crate) enum ConfigError {
         /// The file.
         path: PathBuf,
         /// Why.
-        source: std::io::Error,
+        source: io::Error,
     },
     /// The file is not a deployment; the source names key and line.
     #[error("the deployment file {path} is not valid")]
@@ -66,7 +71,7 @@ pub(crate) enum ConfigError {
 impl Explain for ConfigError {
     fn exit(&self) -> Exit {
         match self {
-            Self::Read { source, .. } if source.kind() == std::io::ErrorKind::NotFound => Exit::NotFound,
+            Self::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => Exit::NotFound,
             Self::Read { .. } => Exit::Failed,
             Self::File { .. } | Self::Environment { .. } => Exit::Usage,
         }
@@ -219,12 +224,17 @@ impl Config {
 
     /// Reads a deployment file. Its relative paths are relative to its directory.
     pub(crate) fn from_file(path: &Path) -> Result<Self, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-        let mut layer: Self = toml::from_str(&text)
+        let text =
+            read_bounded(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let mut layer = Self::parse(&text)
             .map_err(|source| ConfigError::File { path: path.to_owned(), source: Box::new(source) })?;
         layer.resolve_paths(path.parent().unwrap_or(Path::new("")));
         Ok(layer)
+    }
+
+    /// Reads the text of a deployment file, and leaves its paths as they are.
+    pub(crate) fn parse(text: &str) -> Result<Self, toml::de::Error> {
+        toml::from_str(text)
     }
 
     /// Reads the layer that environment variables make. Variables without a section's name are somebody else's.
@@ -293,6 +303,16 @@ impl Config {
             *name = base.join(&*name).to_string_lossy().into_owned();
         }
     }
+}
+
+/// A file's text, if it is short enough to be a deployment's.
+fn read_bounded(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_FILE_BYTES {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "it is longer than 1 MiB"));
+    }
+    Ok(text)
 }
 
 /// How often a process may die, and how soon it is started again.

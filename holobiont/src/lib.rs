@@ -13,6 +13,7 @@
 //! - [`manual`]: completions, man pages and the reference, made from the command line
 //! - `terminal`, `progress`, `table`, [`exit`]: data on stdout, the rest on stderr; every error says cause, why and what
 //!   to type next
+//! - `hostile`: the doors through which the crate `fuzz` gets at the parsers
 //!
 //! # Principles
 //!
@@ -34,6 +35,8 @@ mod down;
 pub mod exit;
 mod findings;
 mod home;
+#[doc(hidden)]
+pub mod hostile;
 mod hub;
 mod key;
 mod logs;

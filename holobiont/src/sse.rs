@@ -5,6 +5,9 @@ use std::io::{self, BufRead, Read as _};
 /// Longest line accepted; a peer cannot make us hold more.
 const MAX_LINE_BYTES: u64 = 4 << 20;
 
+/// Longest data of one event, which may come in any number of lines.
+const MAX_DATA_BYTES: usize = 4 << 20;
+
 /// Splits a byte stream into the data of its events.
 #[derive(Debug)]
 pub(crate) struct Events<R> {
@@ -27,6 +30,9 @@ impl<R: BufRead> Events<R> {
                 }
             } else if let Some(value) = line.strip_prefix("data:") {
                 let value = value.strip_prefix(' ').unwrap_or(value);
+                if data.as_ref().map_or(0, String::len) + value.len() >= MAX_DATA_BYTES {
+                    return Err(too_long("an event"));
+                }
                 match &mut data {
                     None => data = Some(value.to_owned()),
                     Some(data) => {
@@ -47,15 +53,16 @@ impl<R: BufRead> Events<R> {
             return Ok(None);
         }
         if bytes.pop_if(|byte| *byte == b'\n').is_none() && read as u64 == MAX_LINE_BYTES {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidData,
-                "a line of the stream is longer than 4 MiB",
-            ));
+            return Err(too_long("a line"));
         }
         bytes.pop_if(|byte| *byte == b'\r');
         let line = String::from_utf8(bytes);
         line.map(Some).map_err(|cause| io::Error::new(io::ErrorKind::InvalidData, cause))
     }
+}
+
+fn too_long(what: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, format!("{what} of the stream is longer than 4 MiB"))
 }
 
 #[cfg(test)]
@@ -89,6 +96,13 @@ mod tests {
     fn a_line_without_end_is_an_error() {
         let stream = io::repeat(b'a').take(MAX_LINE_BYTES + 9);
         let mut events = Events::new(io::BufReader::new(stream));
+        assert_eq!(events.next_data().unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn an_event_of_lines_without_end_is_an_error() {
+        let stream = b"data: a line of many\n".repeat(1 << 19);
+        let mut events = Events::new(stream.as_slice());
         assert_eq!(events.next_data().unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 }

@@ -167,6 +167,72 @@ fn adapter_ending_in(root: &Path, name: &str, value: f32) -> PathBuf {
     path
 }
 
+/// What every weight of a hostile adapter is.
+#[derive(Clone, Copy)]
+enum Weight {
+    /// As the example stores it.
+    Half([u8; 2]),
+    /// The same tensors, twice as wide.
+    Single(f32),
+}
+
+/// Writes an adapter all of whose weights are `weight`, finite as it is, and `alpha` strong.
+fn adapter_of(root: &Path, name: &str, weight: Weight, alpha: f64) -> PathBuf {
+    let path = adapter_with(root, name, "lora_alpha", &json!(alpha));
+    let file = path.join("adapter_model.safetensors");
+    let bytes = fs::read(&file).expect("weights");
+    let (length, rest) = bytes.split_first_chunk().expect("a length");
+    let length = usize::try_from(u64::from_le_bytes(*length)).expect("a header in memory");
+    let (header, data) = rest.split_at(length);
+    let mut header: serde_json::Map<String, Value> = serde_json::from_slice(header).expect("a header");
+    let numbers = data.len() / 2;
+    let data = match weight {
+        Weight::Half(weight) => weight.repeat(numbers),
+        Weight::Single(weight) => {
+            for (_, tensor) in header.iter_mut().filter(|(name, _)| *name != "__metadata__") {
+                let ends = [0, 1].map(|end| tensor["data_offsets"][end].as_u64().expect("an offset"));
+                tensor["dtype"] = "F32".into();
+                tensor["data_offsets"] = json!(ends.map(|end| 2 * end));
+            }
+            weight.to_le_bytes().repeat(numbers)
+        }
+    };
+    let header = Value::from(header).to_string();
+    fs::write(file, [&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat())
+        .expect("the weights are written");
+    path
+}
+
+/// RELIABILITY N6: every weight is finite, so the adapter is loaded; what it computes is not. One batch holds it, the
+/// base model and another adapter.
+#[test]
+fn finite_weights_that_overflow_harm_nobody_else_in_the_batch() {
+    within_seconds(LIMIT_S, || {
+        let base = long().of(BASE);
+        Witness::new().under_way(|deployment| {
+            let (client, root) = (&deployment.client, deployment.place().adapters());
+            let golden = client.ask(&base).answer;
+            let hostile = [
+                // The largest F16, made stronger; the largest F32 there is, as both signs.
+                ("halves", Weight::Half([0xff, 0x7b]), 1e38),
+                ("singles", Weight::Single(f32::MAX), 16.0),
+                ("below-zero", Weight::Single(f32::MIN), -1e38),
+            ];
+            for (name, weight, alpha) in hostile {
+                client.load(name, &adapter_of(&root, name, weight, alpha));
+            }
+            let honest = client.stream(&base);
+            let greedy = hostile.map(|(name, ..)| client.stream(&short().of(name)));
+            let drawn = hostile.map(|(name, ..)| client.stream(&Ask { seed: Some(7), ..short().of(name) }));
+            for stream in greedy.into_iter().chain(drawn) {
+                let (answer, ending) = stream.finish();
+                assert_ne!(ending, Ending::Cut, "after {answer:?}");
+            }
+            assert_eq!(honest.finish(), (golden, Ending::Done));
+        });
+    });
+}
+
 fn refused_load(deployment: &Deployment, name: &str, path: &Value) -> (u16, String) {
     let body = json!({ "lora_name": name, "lora_path": path });
     match deployment.client.try_post("/v1/load_lora_adapter", &body) {

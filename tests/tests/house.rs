@@ -46,7 +46,7 @@ fn dependencies_point_down() {
             "base-executor" => &["cache", "failpoint", "kernels", "model", "shmproto"],
             "gateway" => &["failpoint", "model", "shmproto"],
             // Hostile input goes through the parsers of every process.
-            "fuzz" => &["gateway", "model", "shmproto"],
+            "fuzz" => &["gateway", "holobiont", "model", "shmproto"],
             _ => &["model"],
         }
     };

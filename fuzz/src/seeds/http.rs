@@ -103,6 +103,104 @@ pub(super) fn chats() -> Vec<Seed> {
     make.seeds
 }
 
+/// Bodies that are refused whatever a route wants: `option` is a field it has, and takes no list.
+fn common(make: &mut Maker, valid: &Value) {
+    let with = |option: &str, value: Value| {
+        let mut body = valid.clone();
+        body[option] = value;
+        body.to_string().into_bytes()
+    };
+    make.valid("what is meant", valid.to_string().into_bytes());
+    make.refused("an unknown option", SILENCE, with("unheard_of", json!(1)), "unheard_of");
+    make.refused("a body 100,000 deep", JSON, "[".repeat(100_000).into_bytes(), "not valid JSON");
+    make.refused("a list", JSON, b"[]".to_vec(), "");
+    make.refused("nothing", JSON, Vec::new(), "not valid JSON");
+    let twice = valid.to_string();
+    let twice = twice.replacen('{', &format!("{},", twice.trim_end_matches('}')), 1);
+    make.refused("every name twice", JSON, twice.into_bytes(), "not valid JSON");
+    let names: Vec<String> = (0..300_000).map(|index| format!("\"{index:x}\":0")).collect();
+    make.refused("300,000 names", JSON, format!("{{{}}}", names.join(",")).into_bytes(), "not valid JSON");
+}
+
+/// A body of `/v1/load_lora_adapter` with another value.
+fn load_with(option: &str, value: Value) -> Vec<u8> {
+    let mut body = json!({"lora_name": "mine", "lora_path": "/adapters/mine"});
+    body[option] = value;
+    body.to_string().into_bytes()
+}
+
+pub(super) fn loads() -> Vec<Seed> {
+    let mut make = Maker::new("load_adapter");
+    let whole = json!({
+        "lora_name": "mine", "lora_path": "/adapters/mine", "load_inplace": true, "pinned": false,
+        "expected_generation": "ab", "tenant": "me", "lora_int_id": 1, "base_model_name": "base",
+    });
+    common(&mut make, &whole);
+    make.refused("no name", SILENCE, b"{\"lora_path\":\"/a\"}".to_vec(), "lora_name");
+    make.refused("another base model", SILENCE, load_with("base_model_name", json!("b")), "base_model_name");
+    make.refused("weights of experts", SILENCE, load_with("is_3d_lora_weight", json!(true)), "3d_lora");
+    make.refused("a path that is a list", NUMBERS, load_with("lora_path", json!(["/a"])), "lora_path");
+    make.refused("a number below 0", NUMBERS, load_with("lora_int_id", json!(-1)), "lora_int_id");
+    make.refused(
+        "a number of 2^64",
+        NUMBERS,
+        load_with("lora_int_id", json!(1.8446744073709552e19)),
+        "int_id",
+    );
+    // What a name or a path may be is asked where it is used.
+    make.bounded(
+        "a path that leads out",
+        "CVE-2024-37032 (paths)",
+        load_with("lora_path", json!("../../etc")),
+    );
+    make.bounded("a path with a NUL", "CVE-2024-37032 (paths)", load_with("lora_path", json!("a\0b")));
+    make.bounded("a name of a mebibyte", NUMBERS, load_with("lora_name", json!("m".repeat(1 << 20))));
+    make.seeds
+}
+
+pub(super) fn unloads() -> Vec<Seed> {
+    let mut make = Maker::new("unload_adapter");
+    common(&mut make, &json!({"lora_name": "mine", "expected_generation": "ab", "lora_int_id": 1}));
+    make.refused("a name that is null", SILENCE, b"{\"lora_name\":null}".to_vec(), "lora_name");
+    make.seeds
+}
+
+pub(super) fn pins() -> Vec<Seed> {
+    let mut make = Maker::new("pin_adapter");
+    common(&mut make, &json!({"lora_name": "mine", "pinned": false}));
+    make.refused("a pin of 1", NUMBERS, b"{\"lora_name\":\"mine\",\"pinned\":1}".to_vec(), "pinned");
+    make.seeds
+}
+
+pub(super) fn tokenizations() -> Vec<Seed> {
+    let mut make = Maker::new("tokenize");
+    common(&mut make, &json!({"model": "base", "prompt": "Hello", "add_special_tokens": false}));
+    let chat = json!({"messages": [{"role": "user", "content": "Hello"}], "return_token_strs": true});
+    make.valid("a chat", chat.to_string().into_bytes());
+    let both = json!({"prompt": "a", "messages": []}).to_string().into_bytes();
+    make.refused("a prompt and messages", SILENCE, both, "prompt");
+    let many = json!({"messages": vec![json!({"role": "user", "content": "a"}); 10_000]});
+    make.refused("10,000 messages", NUMBERS, many.to_string().into_bytes(), "messages");
+    make.seeds
+}
+
+pub(super) fn detokenizations() -> Vec<Seed> {
+    let mut make = Maker::new("detokenize");
+    common(&mut make, &json!({"model": "base", "tokens": [1, 2, 3]}));
+    for (name, tokens) in [
+        ("a token beyond the vocabulary", json!([32_000])),
+        ("a token of 2^32", json!([1u64 << 32])),
+        ("a token of -1", json!([-1])),
+        ("a token and a half", json!([1.5])),
+        ("a token that is a text", json!(["1"])),
+    ] {
+        make.refused(name, IDS, json!({"tokens": tokens}).to_string().into_bytes(), "tokens");
+    }
+    let many = format!("{{\"tokens\":[{}0]}}", "0,".repeat(1_000_000));
+    make.bounded("a million tokens", JSON, many.into_bytes());
+    make.seeds
+}
+
 pub(super) fn key_files() -> Vec<Seed> {
     const KEYS: &str = "keys at rest";
     let mut make = Maker::new("key_file");

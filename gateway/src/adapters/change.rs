@@ -10,12 +10,13 @@ use model::generation::{AdapterId, Generation};
 use shmproto::message::AdapterLoaded;
 
 use super::{
-    Registry, Table,
+    Registry,
     database::{DatabaseError, Record},
     entry::{Entry, lock, now_us, owner},
     errors::{AdapterError, MAX_NAME_BYTES},
     jail::Place,
     store::{ContentId, Incoming, Sweep},
+    table::Table,
 };
 
 /// Loads that may be under way; more are refused.
@@ -201,7 +202,7 @@ impl Registry {
         failpoint::pass("gateway.before_commit");
         self.database.put(&record).await?;
         let entry = Arc::new(Entry::new(record));
-        self.change_table(|table| table.insert(entry.record.name.clone(), Arc::clone(&entry)));
+        self.change_table(|table| table.insert(Arc::clone(&entry)));
         tracing::info!(name = %entry.record.name, generation = %entry.record.generation, "adapter loaded");
         self.after_commit().await;
         Ok(entry)

@@ -34,7 +34,20 @@ pub async fn list(State(app): State<Arc<App>>) -> Json<Value> {
 /// Loads an adapter, or replaces one; answers when it is durable and serving.
 pub async fn load(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Json<Value>, ApiError> {
     let base_name = app.serving()?.base_name.clone();
-    let mut fields = Fields::parse(&body)?;
+    let request = load_request(&body, &base_name)?;
+    let registry = Arc::clone(&app.registry);
+    let entry = finish(async move { registry.load(request, &base_name).await }).await?;
+    let mut answer = describe(&app.registry, &entry, Named::Yes);
+    answer["status"] = "loaded".into();
+    Ok(Json(answer))
+}
+
+/// Reads the body of a load.
+///
+/// # Errors
+/// Whatever is not a load, by the name of the field.
+pub fn load_request(body: &[u8], base_name: &str) -> Result<LoadRequest, ApiError> {
+    let mut fields = Fields::parse(body)?;
     let name = fields.required_text("lora_name")?;
     let path = PathBuf::from(fields.required_text("lora_path")?);
     let in_place = fields.flag("load_inplace", false)?;
@@ -45,14 +58,9 @@ pub async fn load(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Resu
     };
     let tenant = fields.text("tenant")?;
     let pinned = fields.optional_flag("pinned")?;
-    take_harmless(&mut fields, &base_name)?;
+    take_harmless(&mut fields, base_name)?;
     fields.finish()?;
-    let registry = Arc::clone(&app.registry);
-    let request = LoadRequest { name, path, replace, tenant, pinned };
-    let entry = finish(async move { registry.load(request, &base_name).await }).await?;
-    let mut answer = describe(&app.registry, &entry, Named::Yes);
-    answer["status"] = "loaded".into();
-    Ok(Json(answer))
+    Ok(LoadRequest { name, path, replace, tenant, pinned })
 }
 
 /// Fields of vLLM that ask for nothing else than what happens anyway.
@@ -71,27 +79,64 @@ fn take_harmless(fields: &mut Fields, base_name: &str) -> Result<(), ApiError> {
     }
 }
 
+/// The body of an unload.
+#[derive(Debug)]
+pub struct UnloadRequest {
+    name: String,
+    /// The generation it must have, in hexadecimal.
+    expected: Option<String>,
+}
+
+impl UnloadRequest {
+    /// Reads `body`.
+    ///
+    /// # Errors
+    /// Whatever is not an unload, by the name of the field.
+    pub fn read(body: &[u8]) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let name = fields.required_text("lora_name")?;
+        let expected = fields.text("expected_generation")?;
+        fields.integer("lora_int_id", 0..=i64::MAX)?;
+        fields.finish()?;
+        Ok(Self { name, expected })
+    }
+}
+
 /// Refuses new requests, waits for those that run, and answers when the adapter's bytes are free.
 pub async fn unload(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Json<Value>, ApiError> {
     app.serving()?;
-    let mut fields = Fields::parse(&body)?;
-    let name = fields.required_text("lora_name")?;
-    let expected = fields.text("expected_generation")?;
-    fields.integer("lora_int_id", 0..=i64::MAX)?;
-    fields.finish()?;
+    let UnloadRequest { name, expected } = UnloadRequest::read(&body)?;
     let (registry, unloaded) = (Arc::clone(&app.registry), name.clone());
     let unload = async move { registry.unload(&unloaded, expected.as_deref()).await };
     let freed_bytes = finish(unload).await?;
     Ok(Json(json!({ "status": "unloaded", "name": name, "freed_bytes": freed_bytes })))
 }
 
+/// The body of a pin.
+#[derive(Debug)]
+pub struct PinRequest {
+    name: String,
+    pin: Pin,
+}
+
+impl PinRequest {
+    /// Reads `body`.
+    ///
+    /// # Errors
+    /// Whatever is not a pin, by the name of the field.
+    pub fn read(body: &[u8]) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        let name = fields.required_text("lora_name")?;
+        let pin = if fields.flag("pinned", true)? { Pin::Keep } else { Pin::Release };
+        fields.finish()?;
+        Ok(Self { name, pin })
+    }
+}
+
 /// Keeps an adapter resident, or lets it make room for others.
 pub async fn pin(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Json<Value>, ApiError> {
     app.serving()?;
-    let mut fields = Fields::parse(&body)?;
-    let name = fields.required_text("lora_name")?;
-    let pin = if fields.flag("pinned", true)? { Pin::Keep } else { Pin::Release };
-    fields.finish()?;
+    let PinRequest { name, pin } = PinRequest::read(&body)?;
     let registry = Arc::clone(&app.registry);
     let entry = finish(async move { registry.pin(&name, pin).await }).await?;
     Ok(Json(describe(&app.registry, &entry, Named::Yes)))

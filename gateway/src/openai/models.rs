@@ -56,7 +56,7 @@ pub async fn one(
         return Ok(Json(base(&serving)));
     }
     let entries = app.registry.entries();
-    let entry = entries.get(&id).filter(|entry| entry.is_for(&caller) && entry.fault().is_none());
+    let entry = entries.find(&id, &caller).filter(|entry| entry.fault().is_none());
     entry.map(|entry| Json(adapter(entry, &serving))).ok_or_else(|| ApiError::model_not_found(&id))
 }
 

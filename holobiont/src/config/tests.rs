@@ -164,3 +164,11 @@ fn byte_counts_are_read_with_and_without_units_and_never_wrap() {
         assert!(wrong.parse::<ByteCount>().is_err(), "{wrong:?}");
     }
 }
+
+#[test]
+fn a_file_that_no_deployment_needs_is_not_read_to_its_end() {
+    let error = file(&"# and so on\n".repeat(1 << 17)).unwrap_err();
+    let why = why(&error).unwrap();
+    assert!(why.contains("longer than 1 MiB"), "{why}");
+    assert!(matches!(Config::from_file(Path::new("/dev/zero")), Err(ConfigError::Read { .. })));
+}

@@ -56,8 +56,8 @@ impl Tokenizer {
 
     /// A mark that is in none of `texts`; `None` if they have all there are.
     #[must_use]
-    pub fn mark_absent_from<'a>(&self, texts: impl Iterator<Item = &'a str> + Clone) -> Option<char> {
-        MARKS.into_iter().find(|mark| texts.clone().all(|text| !text.contains(*mark)))
+    pub fn mark_absent_from(&self, texts: &[&str]) -> Option<char> {
+        MARKS.into_iter().find(|mark| texts.iter().all(|text| !text.contains(*mark)))
     }
 
     /// `text` with `mark` in the name of every control token, behind its first character.

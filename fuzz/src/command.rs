@@ -1,0 +1,12 @@
+//! What the command reads: the file that describes a deployment, and a gateway's answers.
+
+use crate::Outcome;
+
+pub(crate) fn deployment_file(input: &[u8]) -> Outcome {
+    let text = std::str::from_utf8(input).map_err(|error| error.to_string())?;
+    holobiont::hostile::deployment_file(text).map_err(|error| error.to_string())
+}
+
+pub(crate) fn events(input: &[u8]) -> Outcome {
+    holobiont::hostile::events(input).map_err(|error| error.to_string())
+}

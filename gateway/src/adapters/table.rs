@@ -1,0 +1,142 @@
+//! The names there are, and who sees them.
+//!
+//! What a caller sees is looked up among the caller's own adapters and everybody's, and nowhere else: how long it
+//! takes cannot depend on whether another tenant has something of that name.
+
+use std::{collections::BTreeMap, ops::Deref, sync::Arc};
+
+use super::entry::Entry;
+use crate::auth::{Caller, Role};
+
+type ByName = BTreeMap<String, Arc<Entry>>;
+
+/// Every adapter by name. It reads as one map; [`Table::find`] looks at the part that a caller sees.
+#[derive(Debug, Clone, Default)]
+pub struct Table {
+    all: ByName,
+    /// Those that have no tenant.
+    everybodys: ByName,
+    /// The others, by tenant; no map is empty.
+    tenants: BTreeMap<String, ByName>,
+}
+
+impl Table {
+    /// What `name` stands for, if `caller` may know that it exists.
+    #[must_use]
+    pub fn find(&self, name: &str, caller: &Caller) -> Option<&Arc<Entry>> {
+        if caller.role == Role::Admin {
+            return self.all.get(name);
+        }
+        let own = self.tenants.get(&*caller.tenant).and_then(|own| own.get(name));
+        own.or_else(|| self.everybodys.get(name))
+    }
+
+    /// Adds an entry under its name; returns the one that had it.
+    pub(super) fn insert(&mut self, entry: Arc<Entry>) -> Option<Arc<Entry>> {
+        let name = entry.record.name.clone();
+        let old = self.remove(&name);
+        let part = match &entry.record.tenant {
+            Some(tenant) => self.tenants.entry(tenant.clone()).or_default(),
+            None => &mut self.everybodys,
+        };
+        part.insert(name.clone(), Arc::clone(&entry));
+        self.all.insert(name, entry);
+        old
+    }
+
+    /// Takes a name out; returns what it stood for.
+    pub(super) fn remove(&mut self, name: &str) -> Option<Arc<Entry>> {
+        let old = self.all.remove(name)?;
+        match &old.record.tenant {
+            None => drop(self.everybodys.remove(name)),
+            Some(tenant) => {
+                let own = self.tenants.get_mut(tenant);
+                if own.is_some_and(|own| own.remove(name).is_some() && own.is_empty()) {
+                    self.tenants.remove(tenant);
+                }
+            }
+        }
+        Some(old)
+    }
+}
+
+impl Deref for Table {
+    type Target = BTreeMap<String, Arc<Entry>>;
+
+    fn deref(&self) -> &Self::Target {
+        &self.all
+    }
+}
+
+impl FromIterator<Arc<Entry>> for Table {
+    fn from_iter<I: IntoIterator<Item = Arc<Entry>>>(entries: I) -> Self {
+        let mut table = Self::default();
+        for entry in entries {
+            table.insert(entry);
+        }
+        table
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use model::generation::Generation;
+
+    use super::*;
+    use crate::{
+        adapters::{Record, store::ContentId},
+        limits::KeyLimit,
+    };
+
+    fn entry(name: &str, tenant: Option<&str>) -> Arc<Entry> {
+        Arc::new(Entry::new(Record {
+            name: name.to_owned(),
+            tenant: tenant.map(str::to_owned),
+            content: ContentId([0; 32]),
+            generation: Generation([0; 32]),
+            rank: 1,
+            bytes: 1,
+            modules: 1,
+            source: "adapter".into(),
+            loaded_at: 0,
+            last_used_us: 0,
+            pinned: false,
+        }))
+    }
+
+    fn caller(tenant: &str, role: Role) -> Caller {
+        Caller { tenant: tenant.into(), role, limit: KeyLimit::new(None) }
+    }
+
+    #[test]
+    fn a_caller_finds_their_own_and_everybodys_and_an_administrator_finds_all() {
+        let table: Table =
+            [entry("a", Some("alice")), entry("b", Some("bob")), entry("e", None)].into_iter().collect();
+        let found = |caller: &Caller| {
+            let names = ["a", "b", "e", "nothing"].into_iter();
+            names.filter(|name| table.find(name, caller).is_some()).collect::<String>()
+        };
+        assert_eq!(found(&caller("alice", Role::User)), "ae");
+        assert_eq!(found(&caller("bob", Role::User)), "be");
+        assert_eq!(found(&caller("carol", Role::User)), "e");
+        assert_eq!(found(&caller("ops", Role::Admin)), "abe");
+        for seen in ["alice", "bob", "carol"].map(|tenant| caller(tenant, Role::User)) {
+            for (name, entry) in table.iter() {
+                assert_eq!(table.find(name, &seen).is_some(), entry.is_for(&seen), "the rule is one");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_taken_out_or_replaced_is_found_by_nobody() {
+        let mut table: Table = [entry("a", Some("alice")), entry("e", None)].into_iter().collect();
+        let (first, second) = (Arc::clone(&table["a"]), entry("a", Some("alice")));
+        let old = table.insert(Arc::clone(&second));
+        assert!(old.is_some_and(|old| Arc::ptr_eq(&old, &first)));
+        let alice = caller("alice", Role::User);
+        assert!(table.find("a", &alice).is_some_and(|now| Arc::ptr_eq(now, &second)));
+        assert!(table.remove("a").is_some() && table.remove("e").is_some() && table.remove("a").is_none());
+        assert!(table.find("a", &alice).is_none() && table.find("e", &alice).is_none());
+        assert!(table.is_empty() && table.tenants.is_empty(), "no tenant is remembered");
+    }
+}
