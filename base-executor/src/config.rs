@@ -35,7 +35,7 @@ pub struct Config {
     /// A request that is let in last waits until as many have ended, about max_waiting / max_running of the time one
     /// takes. A quarter keeps the first token about as near as it is without a queue; the queue only has to bridge the
     /// moment between one request's end and the next one's arrival.
-    #[arg(long, value_name = "COUNT", env = "HOLOBIONT_MAX_WAITING", default_value_t = 16)]
+    #[arg(long, value_name = "COUNT", env = "HOLOBIONT_MAX_WAITING", default_value_t = 8)]
     pub max_waiting: usize,
     /// Prompt tokens computed in a step; longer prompts take several.
     #[arg(long, value_name = "TOKENS", env = "HOLOBIONT_CHUNK_TOKENS", default_value_t = 512)]
@@ -184,7 +184,7 @@ mod tests {
         let config = parse(&[]).unwrap().validated().unwrap();
         assert_eq!(config.kv_bytes, ByteCount(512 << 20));
         assert_eq!(config.adapter_bytes, ByteCount(1 << 30));
-        assert_eq!((config.max_running, config.max_waiting, config.chunk_tokens), (64, 16, 512));
+        assert_eq!((config.max_running, config.max_waiting, config.chunk_tokens), (64, 8, 512));
         assert_eq!((config.cores, config.context_length, config.grace_ms), (None, None, 10_000));
     }
 

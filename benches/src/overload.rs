@@ -35,6 +35,8 @@ const PEAK_CLIENTS: usize = 64;
 const OVERLOAD: f64 = 10.0;
 /// Requests that may be open at once on the client's side. A server that refuses in time never gets there.
 const MAX_OPEN: usize = 512;
+/// Arrivals that may be between the clock and a client's thread: threads take them one after the other.
+const HAND_OVER: usize = 32;
 /// How long each loop runs. What begins within it is followed to its end.
 const LOOP: Duration = Duration::from_secs(15);
 
@@ -181,7 +183,7 @@ fn closed_loop<D: Dialect>(server: &Server<D>, round: usize, clients: usize) -> 
 /// Arrivals at `rate` a second, whatever happens to those before them.
 fn open_loop<D: Dialect>(server: &Server<D>, round: usize, rate: f64) -> Result<Load> {
     let (load, started) = (Mutex::new(Load::default()), Instant::now());
-    let (arrivals, queue) = mpsc::sync_channel::<usize>(0);
+    let (arrivals, queue) = mpsc::sync_channel::<usize>(HAND_OVER);
     let (queue, over) = (Mutex::new(queue), AtomicBool::new(false));
     let unsent = thread::scope(|scope| {
         let client = || -> Result<()> {

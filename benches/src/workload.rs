@@ -8,7 +8,7 @@ const PROMPT_TOKENS: usize = 128;
 const GENERATED_TOKENS: usize = 64;
 /// Tokens of the prompt of [`first_token`]: few, so that a start is measured and not a prefill.
 const SHORT_PROMPT_TOKENS: usize = 8;
-/// Tokens of the prompt of an [`arrival`], and tokens it generates.
+/// Tokens of the prompt of an [`arrival`], and tokens it generates on average.
 const ARRIVAL_TOKENS: usize = 32;
 /// Requests at once.
 pub(crate) const STREAMS: usize = 8;
@@ -69,11 +69,13 @@ pub(crate) fn first_token(round: usize) -> Job {
     Job { prompt: prompt(seed(Mix::Base, round, STREAMS), SHORT_PROMPT_TOKENS), who: Use::Base, generate: 1 }
 }
 
-/// Arrival `number` of loop `round` of an open or a closed loop: short, on one of the adapters.
+/// Arrival `number` of loop `round` of an open or a closed loop: short, on one of the adapters. Answers differ in length,
+/// as people's do: were they all equal, requests that began together would end together for ever.
 pub(crate) fn arrival(round: usize, number: usize) -> Job {
     let who = Use::Adapter(number % STREAMS);
     let seed = (1 << 40) + ((round << 24) + number) as u64;
-    Job { prompt: prompt(seed, ARRIVAL_TOKENS), who, generate: ARRIVAL_TOKENS }
+    let generate = StdRng::seed_from_u64(!seed).random_range(1..2 * ARRIVAL_TOKENS);
+    Job { prompt: prompt(seed, ARRIVAL_TOKENS), who, generate }
 }
 
 fn seed(mix: Mix, round: usize, stream: usize) -> u64 {

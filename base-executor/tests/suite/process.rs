@@ -159,7 +159,7 @@ async fn a_gateway_hears_how_far_the_loading_is_until_it_is_welcome() {
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!((welcome.max_running, welcome.max_waiting), (64, 16));
+    assert_eq!((welcome.max_running, welcome.max_waiting), (64, 8));
     assert!(heard.iter().any(|loading| loading.stage == "reading weights"), "{heard:?}");
     for pair in heard.windows(2) {
         assert!(pair[0].stage != pair[1].stage || pair[0].percent <= pair[1].percent, "{heard:?}");
