@@ -33,7 +33,7 @@ pub struct Config {
     /// Requests that may wait for their turn; more are refused at once.
     ///
     /// A request that is let in last waits until as many have ended, about max_waiting / max_running of the time one
-    /// takes. A quarter keeps the first token about as near as it is without a queue; the queue only has to bridge the
+    /// takes. An eighth keeps the first token about as near as it is without a queue; the queue only has to bridge the
     /// moment between one request's end and the next one's arrival.
     #[arg(long, value_name = "COUNT", env = "HOLOBIONT_MAX_WAITING", default_value_t = 8)]
     pub max_waiting: usize,

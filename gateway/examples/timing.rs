@@ -24,7 +24,7 @@ use std::{
 use clap::Parser;
 use gateway::{
     adapters::{Options, Record, Registry, database::Database, store::ContentId},
-    auth::{Caller, Role},
+    caller::{Caller, Role},
     executor::{Executor, random_u64},
     keys::{Keys, line_of},
     limits::KeyLimit,

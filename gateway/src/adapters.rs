@@ -66,7 +66,7 @@ pub use self::{
     residency::Tier,
 };
 use crate::{
-    auth::Caller,
+    caller::Caller,
     config::Config,
     executor::{CallError, Executor, link::Link},
 };

@@ -1,7 +1,4 @@
-//! Who may do what: roles, what each route asks for, and the guard in front of every handler.
-//!
-//! Roles are not in order: a key that scrapes figures cannot generate, and one that generates cannot scrape. An
-//! administrator may do everything.
+//! The guard in front of every handler: finds the caller of a request by its key.
 
 use std::sync::Arc;
 
@@ -12,81 +9,14 @@ use axum::{
     response::Response,
 };
 
-use crate::{app::App, limits::KeyLimit, openai::errors::ApiError};
+use crate::{
+    app::App,
+    caller::{Access, Caller},
+    openai::errors::ApiError,
+};
 
 /// Longest key, in bytes.
 const MAX_KEY_BYTES: usize = 512;
-
-/// What a key is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
-    /// Everything: load and unload adapters, and see what everybody does.
-    Admin,
-    /// Generate.
-    User,
-    /// Read the figures.
-    Metrics,
-}
-
-impl Role {
-    /// The role that a key file calls `name`.
-    #[must_use]
-    pub fn named(name: &str) -> Option<Self> {
-        match name {
-            "admin" => Some(Self::Admin),
-            "user" => Some(Self::User),
-            "metrics" => Some(Self::Metrics),
-            _ => None,
-        }
-    }
-}
-
-/// Who may use a route.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Access {
-    /// Everybody: for probes and browsers, which have no key.
-    Open,
-    /// Keys of the role `metrics` or `admin`.
-    Metrics,
-    /// Keys of the role `user` or `admin`.
-    User,
-    /// Keys of the role `admin`.
-    Admin,
-}
-
-impl Access {
-    /// True if a key of `role` may use the route.
-    #[must_use]
-    pub fn allows(self, role: Role) -> bool {
-        match self {
-            Self::Open => true,
-            Self::Metrics => matches!(role, Role::Metrics | Role::Admin),
-            Self::User => matches!(role, Role::User | Role::Admin),
-            Self::Admin => role == Role::Admin,
-        }
-    }
-
-    /// The role that is needed, as a key file calls it.
-    fn needed(self) -> &'static str {
-        match self {
-            Self::Open => "any",
-            Self::Metrics => "metrics",
-            Self::User => "user",
-            Self::Admin => "admin",
-        }
-    }
-}
-
-/// Who is asking.
-#[derive(Debug, Clone)]
-pub struct Caller {
-    /// Whose adapters are seen and whose prefixes are shared: from the key, never from the request's body.
-    pub tenant: Arc<str>,
-    /// What they may do.
-    pub role: Role,
-    /// How often they may ask.
-    pub limit: KeyLimit,
-}
 
 /// The key that a request brings, by either header.
 fn given(headers: &HeaderMap) -> Option<&[u8]> {
@@ -158,15 +88,5 @@ mod tests {
         {
             assert_eq!(given(&headers), None);
         }
-    }
-
-    #[test]
-    fn roles_are_not_in_order() {
-        let allowed =
-            |access: Access| [Role::Admin, Role::User, Role::Metrics].map(|role| access.allows(role));
-        assert_eq!(allowed(Access::Open), [true, true, true]);
-        assert_eq!(allowed(Access::Metrics), [true, false, true]);
-        assert_eq!(allowed(Access::User), [true, true, false]);
-        assert_eq!(allowed(Access::Admin), [true, false, false]);
     }
 }

@@ -20,7 +20,7 @@ use std::{
 };
 
 use crate::{
-    auth::{Caller, Role},
+    caller::{Caller, Role},
     limits::{KeyLimit, PerMin},
 };
 

@@ -27,6 +27,7 @@ pub mod adapters;
 pub mod app;
 pub mod auth;
 mod body;
+pub mod caller;
 pub mod config;
 pub mod connections;
 pub mod executor;

@@ -14,7 +14,8 @@ use tower_http::catch_panic::CatchPanicLayer;
 
 use crate::{
     app::App,
-    auth::{Access, guard},
+    auth::guard,
+    caller::Access,
     health,
     metrics::text::CONTENT_TYPE,
     openai::{

@@ -219,6 +219,8 @@ wire_enum! {
         ShuttingDown = 7,
         /// A fault of the executor.
         Internal = 8,
+        /// What the model computed are no numbers: an adapter's weights overflow.
+        NotFinite = 9,
     }
 }
 

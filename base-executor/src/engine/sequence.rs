@@ -11,7 +11,7 @@ use model::{
     generation::AdapterId,
     sampling::{self, SamplingParams, TokenCounts},
 };
-use shmproto::message::{Finish, Output, RequestId, TokenOutput, WireError};
+use shmproto::message::{ErrorCode, Finish, Output, RequestId, TokenOutput, WireError};
 
 use super::event::Caller;
 
@@ -229,6 +229,10 @@ impl<A> Sequence<A> {
             return Some(self.output(Vec::new(), Some(Finish::Length)));
         }
         let last = rows.len() - vocab_size;
+        // The first finite logit ends the search: only a row without any costs a look at all of it.
+        if !rows[last..].iter().any(|logit| logit.is_finite()) {
+            return Some(failure(self.caller.request, self.not_finite()));
+        }
         let token = self.choose(&mut rows[last..]);
         let finish = self.finish_after(token.token);
         Some(self.output(vec![token], finish))
@@ -261,6 +265,17 @@ impl<A> Sequence<A> {
             _ => (0.0, Vec::new()),
         };
         TokenOutput { token, logprob, top }
+    }
+
+    /// Why a row of logits without a number cannot be sampled from.
+    fn not_finite(&self) -> WireError {
+        let whose =
+            if self.adapted.is_some() { "the adapter's weights overflow" } else { "the model overflows" };
+        let message = format!(
+            "what was computed after {} tokens are no numbers: {whose}; try it with `holobiont adapters check --probe`",
+            self.tokens.len()
+        );
+        WireError { code: ErrorCode::NotFinite, message }
     }
 
     fn finish_after(&self, token: u32) -> Option<Finish> {

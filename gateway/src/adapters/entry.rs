@@ -13,7 +13,7 @@ use shmproto::message::OwnerBytes;
 use tokio::sync::watch;
 
 use super::database::Record;
-use crate::auth::{Caller, Role};
+use crate::caller::{Caller, Role};
 
 /// The owner of what all tenants may use.
 pub const EVERYBODY: OwnerBytes = [0; 32];

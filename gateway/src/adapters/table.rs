@@ -6,7 +6,7 @@
 use std::{collections::BTreeMap, ops::Deref, sync::Arc};
 
 use super::entry::Entry;
-use crate::auth::{Caller, Role};
+use crate::caller::{Caller, Role};
 
 type ByName = BTreeMap<String, Arc<Entry>>;
 

@@ -12,7 +12,7 @@ use axum::{
 use super::errors::ApiError;
 use crate::{
     app::{App, JsonBody},
-    auth::Caller,
+    caller::Caller,
     executor::random_u64,
     lifecycle::Serving,
 };
@@ -71,7 +71,7 @@ fn default_seed(headers: &HeaderMap, caller: &Caller) -> Result<u64, ApiError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{auth::Role, limits::KeyLimit};
+    use crate::{caller::Role, limits::KeyLimit};
 
     fn seed(tenant: &str, key: &str) -> Result<u64, ApiError> {
         let caller = Caller { tenant: tenant.into(), role: Role::User, limit: KeyLimit::new(None) };

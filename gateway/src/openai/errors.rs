@@ -285,6 +285,10 @@ impl From<WireError> for ApiError {
             ErrorCode::AdapterBudgetExceeded => Self::no_room("adapter_budget_exceeded", message),
             ErrorCode::ShuttingDown => Self::executor_unavailable(message),
             ErrorCode::Internal => Self::internal(message),
+            ErrorCode::NotFinite => {
+                let status = StatusCode::UNPROCESSABLE_ENTITY;
+                Self::new(status, "invalid_request_error", "logits_not_finite", message).of("model")
+            }
         }
     }
 }

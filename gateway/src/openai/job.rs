@@ -10,7 +10,7 @@ use super::{
     params::{EndTokens, Params},
     target::Target,
 };
-use crate::{app::App, auth::Caller, lifecycle::Serving, text::Text};
+use crate::{app::App, caller::Caller, lifecycle::Serving, text::Text};
 
 /// Most prompts of a request.
 pub const MAX_PROMPTS: usize = 64;

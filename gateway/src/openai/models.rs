@@ -9,7 +9,7 @@ use axum::{
 use serde::Serialize;
 
 use super::errors::ApiError;
-use crate::{adapters::Entry, app::App, auth::Caller, lifecycle::Serving};
+use crate::{adapters::Entry, app::App, caller::Caller, lifecycle::Serving};
 
 /// A model a request may name.
 #[derive(Debug, Serialize)]

@@ -10,7 +10,7 @@ use super::{
 use crate::{
     adapters::{Entry, Lease},
     app::App,
-    auth::Caller,
+    caller::Caller,
     lifecycle::Serving,
 };
 

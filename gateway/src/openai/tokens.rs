@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     app::{App, JsonBody},
-    auth::Caller,
+    caller::Caller,
     lifecycle::Serving,
     text::ChatMessage,
 };

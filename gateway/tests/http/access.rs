@@ -2,7 +2,7 @@
 
 use axum::http::Method;
 use gateway::{
-    auth::{Access, Role},
+    caller::{Access, Role},
     config::Hosts,
     keys::{Keys, line_of},
     routes,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use gateway::{auth::Access, pages::OPENAPI, routes};
+use gateway::{caller::Access, pages::OPENAPI, routes};
 use serde_json::{Value, json};
 
 use crate::{fake_executor::say, harness::Harness};

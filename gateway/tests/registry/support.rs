@@ -9,7 +9,7 @@ use std::{
 
 use gateway::{
     adapters::{AdapterError, Entry, LoadRequest, OpenError, Options, Registry, Replace},
-    auth::{Caller, Role},
+    caller::{Caller, Role},
     executor::{Executor, link::Link},
     limits::KeyLimit,
 };

@@ -2,7 +2,7 @@
 
 use gateway::{
     adapters::{AdapterError, entry::owner},
-    auth::Role,
+    caller::Role,
 };
 
 use crate::support::{BASE, Bench, caller};
