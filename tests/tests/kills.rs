@@ -20,11 +20,13 @@ use serde_json::{Value, json};
 const DEFAULT_KILLS: u64 = 300;
 /// Contents of adapters; more than the executor has room for.
 const VARIANTS: u32 = 6;
-const CLIENTS: u64 = 4;
+const CLIENTS: u64 = 3;
 /// Names that are loaded, replaced and unloaded all the time.
 const NAMES: [&str; 5] = ["ash", "birch", "cedar", "elm", "fir"];
 /// How long a place gets to be reached before it is somebody else's turn.
 const REACH: Duration = Duration::from_secs(6);
+/// And at the end, if nobody has died there yet.
+const LAST_REACH: Duration = Duration::from_secs(60);
 
 fn number(variable: &str, default: u64) -> u64 {
     env::var(variable).map_or(default, |text| text.parse().expect("a number"))
@@ -45,6 +47,8 @@ enum Provocation {
     Unload,
     /// A pin.
     Pin,
+    /// A request for an adapter that is only on disk.
+    Cold,
     /// A caller who goes away.
     Leave,
     /// A start of that process, so it is killed first.
@@ -71,7 +75,7 @@ fn places() -> Vec<(&'static str, Provocation)> {
 }
 
 fn provocation(place: &str) -> Provocation {
-    use Provocation::{Change, Cut, Leave, Loss, Pin, Start, Stop, Traffic, Unload};
+    use Provocation::{Change, Cold, Cut, Leave, Loss, Pin, Start, Stop, Traffic, Unload};
     let has = |words: &[&str]| words.iter().any(|word| place.contains(word));
     let process = if place.starts_with("gateway.") { Process::Gateway } else { Process::Executor };
     match place {
@@ -84,6 +88,7 @@ fn provocation(place: &str) -> Provocation {
         _ if has(&["redo"]) => Loss,
         _ if has(&["pin"]) => Pin,
         _ if has(&["cop", "sync", "rename", "load", "commit", "adapter"]) => Change,
+        "gateway.evict" => Cold,
         _ if has(&["cancel"]) => Leave,
         _ => Traffic,
     }
@@ -97,14 +102,16 @@ struct Arena {
     random: Random,
     ledger: Ledger,
     places: Places,
+    /// How long a place gets to be reached.
+    reach: Duration,
 }
 
 impl Arena {
     fn open(seed: u64) -> Self {
         let places = Places::new();
-        // Room for three or four adapters of six, and for less keys and values than the clients want: everything moves.
+        // Room for two or three adapters of six, and for less keys and values than the clients want: everything moves.
         let plan = Plan::bare().mortal(&places).set("EXECUTOR_KV_BYTES", "6MiB");
-        let plan = plan.set("EXECUTOR_ADAPTER_BYTES", "5MiB").set("DEPLOYMENT_GRACE_MS", "300");
+        let plan = plan.set("EXECUTOR_ADAPTER_BYTES", "4MiB").set("DEPLOYMENT_GRACE_MS", "300");
         let deployment = plan.start();
         let into = deployment.place().adapters();
         let variants = Arc::new(Variants::learn(&deployment.client, &into, VARIANTS));
@@ -115,6 +122,7 @@ impl Arena {
             random: Random::new(seed),
             ledger: Ledger::new("kills", seed),
             places,
+            reach: REACH,
         }
     }
 
@@ -128,12 +136,12 @@ impl Arena {
         eprintln!("{} {place}", self.ledger.total());
         self.places.arm(place, &format!("kill {hits}"));
         let started = Instant::now();
-        while !self.places.has_fired(place) && started.elapsed() < REACH {
+        while !self.places.has_fired(place) && started.elapsed() < self.reach {
             self.provoke(provocation);
             // A start or an end takes a moment to get there.
             if provocation.takes_a_moment() {
                 let waiting = Instant::now();
-                while !self.places.has_fired(place) && waiting.elapsed() < REACH {
+                while !self.places.has_fired(place) && waiting.elapsed() < self.reach {
                     thread::sleep(Duration::from_millis(10));
                 }
             }
@@ -167,6 +175,13 @@ impl Arena {
             Provocation::Change => self.change(),
             Provocation::Unload => self.unload(),
             Provocation::Pin => self.pin(),
+            Provocation::Cold => {
+                // All of them in turn are more than fit; a change makes sure that they are there.
+                self.change();
+                for name in NAMES {
+                    let _ = self.client().try_ask(&self.variants.ask(name, 0));
+                }
+            }
             Provocation::Leave => drop(self.client().try_stream(&self.variants.ask(e2e_tests::BASE, 2))),
             Provocation::Start(process) => self.deployment.signal(process, Signal::KILL),
             Provocation::Stop(process) => self.deployment.signal(process, Signal::TERM),
@@ -298,7 +313,7 @@ impl Arena {
 #[test]
 fn processes_may_die_anywhere_and_no_token_adapter_or_request_is_lost() {
     let (kills, seed) = (number("HOLOBIONT_KILLS", DEFAULT_KILLS), number("HOLOBIONT_SEED", 1));
-    within_seconds(300 + 6 * kills, move || {
+    within_seconds(600 + 6 * kills, move || {
         let mut arena = Arena::open(seed);
         let open_files = Process::ALL.map(|process| arena.deployment.open_files(process));
         let models: Vec<String> = NAMES.iter().copied().chain([e2e_tests::BASE]).map(str::to_owned).collect();
@@ -317,6 +332,12 @@ fn processes_may_die_anywhere_and_no_token_adapter_or_request_is_lost() {
             arena.change();
             if arena.ledger.total() >= kills {
                 break;
+            }
+        }
+        arena.reach = LAST_REACH;
+        for (place, provocation) in places.iter().filter(|_| kills >= 100) {
+            if arena.ledger.hits(place) == 0 {
+                arena.kill_at(place, *provocation);
             }
         }
         let tally = traffic.finish();
