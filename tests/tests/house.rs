@@ -63,7 +63,7 @@ fn dependencies_point_down() {
 
 #[test]
 fn unsafe_code_lives_in_kernels_alone() {
-    for folder in ["failpoint", "shmproto", "model", "cache", "base-executor", "gateway"] {
+    for folder in ["failpoint", "fuzz", "shmproto", "model", "cache", "base-executor", "gateway"] {
         let library = fs::read_to_string(root().join(folder).join("src/lib.rs")).unwrap();
         assert!(library.contains("#![forbid(unsafe_code)]"), "{folder}/src/lib.rs forbids unsafe code");
     }

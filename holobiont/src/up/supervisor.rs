@@ -1,9 +1,9 @@
 //! The loop over everything that can happen to a running deployment.
 //!
 //! Both processes start at once: the gateway says at `/ready` how far the executor is with its model. Either may die at
-//! any moment: it is started again, sooner the first time, later each further time, until it has died too often. A process that has never been
-//! ready and ends by itself has said why on stderr and would say it again: that is the end. Stopping goes the other
-//! way round: the gateway drains, then the executor.
+//! any moment: it is started again, sooner the first time, later each further time, until it has died too often. A
+//! process that has never been ready and ends by itself has said why on stderr and would say it again: that is the end.
+//! Stopping has an order: the gateway drains, then the executor.
 
 use std::{future::pending, process::ExitStatus, time::Duration};
 
