@@ -63,7 +63,7 @@ impl Isa {
             Self::Avx512 => unsafe { run_avx512(kernel) },
             // SAFETY: as above.
             Self::Avx2 => unsafe { run_avx2(kernel) },
-            Self::Portable => kernel.run::<Portable>(),
+            Self::Portable => run_portable(kernel),
         }
     }
 }
@@ -77,12 +77,21 @@ pub(crate) trait Kernel {
     fn run<S: Simd>(self) -> Self::Output;
 }
 
+// Never inlined: a kernel of many shapes runs each through `Simd::call`, so that none of its functions grows huge.
+
+#[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
-fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
+pub(crate) fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Avx512>()
 }
 
+#[inline(never)]
 #[target_feature(enable = "avx2,fma,f16c")]
-fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
+pub(crate) fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
     kernel.run::<Avx2>()
+}
+
+#[inline(never)]
+pub(crate) fn run_portable<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<Portable>()
 }

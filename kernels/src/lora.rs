@@ -1,27 +1,35 @@
 //! Low-rank deltas of many adapters in one call: `out[row] += scale * B (A x[row])`.
 //!
 //! Rows that use the same adapter are a *segment*; rows without one are in no segment and cost nothing. Every adapter
-//! keeps its own rank: nothing is padded. `A` is kept `[rank, in]`, `B` transposed `[rank, out]`, so both are read
-//! along their rows.
+//! keeps its own rank: nothing is padded. `layout` says how the factors lie in memory, `shrink` multiplies with A,
+//! `expand` with B, `unit` puts the two together for the rows one thread takes.
 //!
-//! The order of sums is part of the contract (DESIGN section 8: the delta is a sum over rank blocks, whoever computes
-//! them): `A x` is summed in lanes over `in`; `B` over the ranks of a block of [`RANK_BLOCK`], from first to last; the
-//! blocks are added to `out` from first to last.
+//! The order of sums is part of the contract: an output element's delta is one chain of multiply-adds over the ranks,
+//! ascending, from 0, which is then added to the output once. So the sum can be handed over at *any* rank: whoever
+//! computes the ranks below `p` ([`sum_ranks`], [`sum_heads`]) gives the *head's sums*, whoever has the others
+//! ([`add_deltas`]) starts from them, and the bits are those of one who computes everything.
+//!
+//! An adapter comes to a device in blocks of [`RANK_BLOCK`] ranks, from the last to the first ([`StagedMatrix`]): what is
+//! missing is always a head.
 
-use std::io;
+mod expand;
+mod layout;
+mod matrix;
+mod shrink;
+mod staged;
+mod stored;
+mod unit;
 
-use half::f16;
+use std::{ops::Range, ptr};
 
-use crate::{
-    activations::Activations,
-    buffer::{Arena, Buffer},
-    element::Element,
-    isa::{Isa, Kernel},
-    pool::Pool,
-    simd::{LANES, Simd},
-};
+use crate::{activations::Activations, isa::Isa, pool::Pool};
 
-/// Ranks that are summed before they are added to the output.
+pub use layout::{FACTOR_ALIGNMENT, FactorLayout, LayoutError, LoraPrecision, MatrixLayout, NumberKind};
+pub use matrix::{LoraMatrix, SharedBytes};
+pub use staged::StagedMatrix;
+use unit::{Finish, Unit};
+
+/// Ranks that travel together.
 pub const RANK_BLOCK: usize = 16;
 
 /// The largest rank kernels take.
@@ -29,119 +37,6 @@ pub const MAX_RANK: usize = 1024;
 
 /// Rows of a segment that one thread takes.
 const ROWS_A_UNIT: usize = 16;
-
-/// How an adapter's numbers are kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LoraPrecision {
-    /// As many bits as it takes to hold them exactly.
-    Exact,
-    /// 16 bits, rounded if need be: for bases whose own weights are rounded far more.
-    Compact,
-}
-
-/// One adapted linear layer, ready for the kernels.
-#[derive(Debug)]
-pub struct LoraMatrix {
-    rank: usize,
-    columns: usize,
-    rows: usize,
-    /// The adapter's scale times the units of `a` and `b`.
-    scale: f32,
-    a: Numbers,
-    b: Numbers,
-}
-
-#[derive(Debug)]
-enum Numbers {
-    F32(Buffer<f32>),
-    F16(Buffer<u16>),
-}
-
-impl Numbers {
-    fn bytes(&self) -> usize {
-        match self {
-            Self::F32(buffer) => buffer.bytes(),
-            Self::F16(buffer) => buffer.bytes(),
-        }
-    }
-}
-
-impl LoraMatrix {
-    /// `a` is `[rank, columns]` and `b` is `[rows, rank]`, row after row, as PEFT stores them. All matrices of an
-    /// adapter share one `arena`.
-    ///
-    /// # Errors
-    ///
-    /// There is no memory.
-    ///
-    /// # Panics
-    ///
-    /// If the shapes do not fit together or the rank is 0 or above [`MAX_RANK`].
-    #[allow(clippy::too_many_arguments, reason = "the parts of one matrix product")]
-    pub fn new(
-        arena: &Arena,
-        rank: usize,
-        columns: usize,
-        rows: usize,
-        scale: f32,
-        a: &[f32],
-        b: &[f32],
-        precision: LoraPrecision,
-    ) -> io::Result<Self> {
-        assert!((1..=MAX_RANK).contains(&rank), "rank {rank}");
-        assert_eq!((a.len(), b.len()), (rank * columns, rows * rank), "A is [rank, in], B is [out, rank]");
-        let transposed: Vec<f32> = (0..rank * rows).map(|i| b[i % rows * rank + i / rows]).collect();
-        let (a, a_unit) = numbers(arena, a, precision)?;
-        let (b, b_unit) = numbers(arena, &transposed, precision)?;
-        Ok(Self { rank, columns, rows, scale: scale * a_unit * b_unit, a, b })
-    }
-
-    /// The true rank.
-    #[must_use]
-    pub fn rank(&self) -> usize {
-        self.rank
-    }
-
-    /// Input features.
-    #[must_use]
-    pub fn columns(&self) -> usize {
-        self.columns
-    }
-
-    /// Output features.
-    #[must_use]
-    pub fn rows(&self) -> usize {
-        self.rows
-    }
-
-    /// Bytes of memory.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        self.a.bytes() + self.b.bytes()
-    }
-}
-
-/// Stores `values` divided by a power of two in 16 bits if that is exact or `precision` allows to round.
-fn numbers(arena: &Arena, values: &[f32], precision: LoraPrecision) -> io::Result<(Numbers, f32)> {
-    let largest = values.iter().fold(0.0f32, |m, x| m.max(x.abs()));
-    let unit = if largest.is_normal() {
-        // Below -126 a single is no power of two with an inverse.
-        2.0f32.powi((largest.log2().floor() as i32 - 14).max(-126))
-    } else {
-        1.0
-    };
-    let half = |x: f32| f16::from_f32(x / unit);
-    if precision == LoraPrecision::Compact || values.iter().all(|&x| half(x).to_f32() * unit == x) {
-        let mut buffer: Buffer<_> = arena.zeroed(values.len())?;
-        for (to, &x) in buffer.as_mut_slice().iter_mut().zip(values) {
-            *to = half(x).to_bits();
-        }
-        return Ok((Numbers::F16(buffer), unit));
-    }
-    let mut buffer: Buffer<_> = arena.zeroed(values.len())?;
-    buffer.as_mut_slice().copy_from_slice(values);
-    Ok((Numbers::F32(buffer), 1.0))
-}
 
 /// A delta to add: consecutive rows of one adapter, one linear layer.
 #[derive(Debug, Clone, Copy)]
@@ -154,13 +49,49 @@ pub struct LoraSegment<'a> {
     pub matrix: &'a LoraMatrix,
     /// Column of `out` of the layer's first output feature.
     pub column: usize,
+    /// The device's copy of `matrix`, to be read instead of it.
+    pub staged: Option<&'a StagedMatrix>,
+    /// What others have summed.
+    pub head: Head<'a>,
+}
+
+/// The part of a delta that others have computed.
+#[derive(Debug, Clone, Copy)]
+pub enum Head<'a> {
+    /// Nothing: all ranks are summed here.
+    None,
+    /// The sums of the first ranks.
+    Sums {
+        /// How many ranks they are, from 0.
+        ranks: usize,
+        /// `[rows, matrix.rows()]`.
+        values: &'a [f32],
+    },
+}
+
+/// Sums to compute for the head of a segment.
+#[derive(Debug, Clone, Copy)]
+pub struct HeadSegment<'a> {
+    /// First row.
+    pub first_row: usize,
+    /// Rows.
+    pub rows: usize,
+    /// The adapter's matrices for this layer.
+    pub matrix: &'a LoraMatrix,
+    /// How many ranks, from 0.
+    pub ranks: usize,
+    /// Element of the output at which this segment's `[rows, matrix.rows()]` begin.
+    pub offset: usize,
 }
 
 /// Adds the deltas of all `segments` to `out`, rows of `stride` elements, on all threads of `pool`.
 ///
+/// Ranks that no head covers are read from the segment's staged copy, or else from its matrix.
+///
 /// # Panics
 ///
-/// If the shapes do not fit together, or segments are not in ascending order of rows and then columns.
+/// If the shapes do not fit together, a staged copy lacks a rank that no head covers, or segments are not in
+/// ascending order of rows and then columns.
 pub fn add_deltas(
     pool: &mut Pool,
     isa: Isa,
@@ -169,193 +100,116 @@ pub fn add_deltas(
     out: &mut [f32],
     stride: usize,
 ) {
-    let mut units = Vec::with_capacity(segments.len());
-    for segment in segments {
-        assert_eq!(segment.matrix.columns, x.width(), "A has the width of the activations");
-        assert!(segment.first_row + segment.rows <= x.rows(), "the segment's rows exist");
-        assert!(segment.column + segment.matrix.rows <= stride, "B's outputs lie within a row of out");
-        for first in (0..segment.rows).step_by(ROWS_A_UNIT) {
-            let rows = ROWS_A_UNIT.min(segment.rows - first);
-            units.push(LoraSegment { first_row: segment.first_row + first, rows, ..*segment });
-        }
-    }
     assert!(out.len() >= x.rows() * stride, "out has as many rows as x");
     assert!(
         segments.windows(2).all(|pair| in_order(&pair[0], &pair[1])),
         "segments are disjoint and in order"
     );
-    let out = OutPtr(out.as_mut_ptr());
-    pool.run(units.len(), |i| {
-        let out = &out;
-        isa.dispatch(Unit { x, segment: units[i], out: out.0, stride });
+    let out = out.as_mut_ptr();
+    let mut units = Vec::with_capacity(segments.len());
+    for segment in segments {
+        let matrix = segment.matrix;
+        assert_rows(x, matrix, segment.first_row, segment.rows);
+        assert!(segment.column + matrix.rows() <= stride, "B's outputs lie within a row of out");
+        let (ranks, head) = match segment.head {
+            Head::None => (0, ptr::null()),
+            Head::Sums { ranks, values } => {
+                assert!(ranks <= matrix.rank(), "a head has no more ranks than the matrix");
+                assert_eq!(values.len(), segment.rows * matrix.rows(), "a head has a sum for each output");
+                (ranks, values.as_ptr())
+            }
+        };
+        let unit = Unit {
+            layout: matrix.layout(),
+            factors: matrix.source(segment.staged, ranks),
+            ranks: ranks..matrix.rank(),
+            rows: segment.rows,
+            x: x.values()[segment.first_row * x.width()..].as_ptr(),
+            head,
+            out: out.wrapping_add(segment.first_row * stride + segment.column),
+            stride,
+            finish: Finish::Add,
+        };
+        push_parts(&mut units, &unit);
+    }
+    run(pool, isa, &units);
+}
+
+/// `out = B[.., ranks] (scale * A[ranks] x)` of all rows of `x`, on this thread: no allocation, no system call.
+///
+/// `x` is `[rows, matrix.columns()]`, `out` is `[rows, matrix.rows()]`. The sums of ranks `0..p` are what
+/// [`Head::Sums`] takes.
+///
+/// # Panics
+///
+/// If the shapes do not fit together or the ranks do not exist.
+pub fn sum_ranks(isa: Isa, x: &[f32], matrix: &LoraMatrix, ranks: Range<usize>, out: &mut [f32]) {
+    let rows = x.len() / matrix.columns();
+    assert_eq!(x.len(), rows * matrix.columns(), "x has whole rows of A's width");
+    assert_eq!(out.len(), rows * matrix.rows(), "out has a sum for each output");
+    assert!(ranks.start <= ranks.end && ranks.end <= matrix.rank(), "the ranks exist");
+    isa.dispatch(Unit {
+        layout: matrix.layout(),
+        factors: matrix.source(None, ranks.start),
+        ranks,
+        rows,
+        x: x.as_ptr(),
+        head: ptr::null(),
+        out: out.as_mut_ptr(),
+        stride: matrix.rows(),
+        finish: Finish::Store,
     });
+}
+
+/// The sums of the heads of all `segments`, each at its offset of `sums`, on all threads of `pool`.
+///
+/// # Panics
+///
+/// If the shapes do not fit together, or segments are not in ascending order of offsets.
+pub fn sum_heads(pool: &mut Pool, isa: Isa, x: &Activations, segments: &[HeadSegment<'_>], sums: &mut [f32]) {
+    let mut units = Vec::with_capacity(segments.len());
+    let (available, out) = (sums.len(), sums.as_mut_ptr());
+    let mut taken = 0;
+    for segment in segments {
+        let matrix = segment.matrix;
+        assert_rows(x, matrix, segment.first_row, segment.rows);
+        assert!(segment.ranks <= matrix.rank(), "a head has no more ranks than the matrix");
+        assert!(segment.offset >= taken, "segments are disjoint and in order");
+        taken = segment.offset + segment.rows * matrix.rows();
+        assert!(taken <= available, "a head's sums lie within the output");
+        let unit = Unit {
+            layout: matrix.layout(),
+            factors: matrix.source(None, 0),
+            ranks: 0..segment.ranks,
+            rows: segment.rows,
+            x: x.values()[segment.first_row * x.width()..].as_ptr(),
+            head: ptr::null(),
+            out: out.wrapping_add(segment.offset),
+            stride: matrix.rows(),
+            finish: Finish::Store,
+        };
+        push_parts(&mut units, &unit);
+    }
+    run(pool, isa, &units);
+}
+
+fn assert_rows(x: &Activations, matrix: &LoraMatrix, first_row: usize, rows: usize) {
+    assert_eq!(matrix.columns(), x.width(), "A has the width of the activations");
+    assert!(first_row + rows <= x.rows(), "the segment's rows exist");
 }
 
 /// Segments ascend by rows, those of the same rows by columns: so no two of them meet.
 fn in_order(a: &LoraSegment<'_>, b: &LoraSegment<'_>) -> bool {
     let same_rows = (a.first_row, a.rows) == (b.first_row, b.rows);
-    a.first_row + a.rows <= b.first_row || same_rows && a.column + a.matrix.rows <= b.column
+    a.first_row + a.rows <= b.first_row || same_rows && a.column + a.matrix.rows() <= b.column
 }
 
-struct OutPtr(*mut f32);
-// SAFETY: units write disjoint elements of a buffer that outlives the parallel region.
-unsafe impl Sync for OutPtr {}
-
-struct Unit<'a> {
-    x: &'a Activations,
-    segment: LoraSegment<'a>,
-    out: *mut f32,
-    stride: usize,
+/// Cuts `unit` into as many rows as a thread takes.
+fn push_parts<'a>(units: &mut Vec<Unit<'a>>, unit: &Unit<'a>) {
+    let parts = (0..unit.rows).step_by(ROWS_A_UNIT);
+    units.extend(parts.map(|first| unit.part(first, ROWS_A_UNIT.min(unit.rows - first))));
 }
 
-impl Kernel for Unit<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self) {
-        let m = self.segment.matrix;
-        // A and B may be kept differently: a B of zeroes is exact in 16 bits whatever its A is.
-        // SAFETY: `add_deltas` has checked the shapes, and no other unit writes these elements.
-        unsafe {
-            match (&m.a, &m.b) {
-                (Numbers::F32(a), Numbers::F32(b)) => self.add::<S, _, _>(a.as_ptr(), b.as_ptr()),
-                (Numbers::F32(a), Numbers::F16(b)) => self.add::<S, _, _>(a.as_ptr(), b.as_ptr()),
-                (Numbers::F16(a), Numbers::F32(b)) => self.add::<S, _, _>(a.as_ptr(), b.as_ptr()),
-                (Numbers::F16(a), Numbers::F16(b)) => self.add::<S, _, _>(a.as_ptr(), b.as_ptr()),
-            }
-        }
-    }
-}
-
-impl Unit<'_> {
-    #[inline(always)]
-    unsafe fn add<S: Simd, A: Element, B: Element>(&self, a: *const A, b: *const B) {
-        let LoraSegment { first_row, rows, matrix, column } = self.segment;
-        let mut shrunk = [0.0f32; 4 * MAX_RANK];
-        let mut row = 0;
-        while row < rows {
-            // SAFETY: the caller's.
-            unsafe {
-                let x = self.x.values().as_ptr().add((first_row + row) * matrix.columns);
-                let out = self.out.add((first_row + row) * self.stride + column);
-                row += match S::TILE.min(rows - row) {
-                    4.. => self.tile::<S, A, B, 4>(a, b, x, out, &mut shrunk),
-                    2.. => self.tile::<S, A, B, 2>(a, b, x, out, &mut shrunk),
-                    _ => self.tile::<S, A, B, 1>(a, b, x, out, &mut shrunk),
-                };
-            }
-        }
-    }
-
-    #[inline(always)]
-    unsafe fn tile<S: Simd, A: Element, B: Element, const M: usize>(
-        &self,
-        a: *const A,
-        b: *const B,
-        x: *const f32,
-        out: *mut f32,
-        shrunk: &mut [f32; 4 * MAX_RANK],
-    ) -> usize {
-        let m = self.segment.matrix;
-        let mut rank = 0;
-        // SAFETY: the caller's: A has `rank` rows of `columns`, B `rank` rows of `rows`, x and out have M rows.
-        unsafe {
-            while rank + 4 <= m.rank {
-                shrink::<S, A, M, 4>(a.add(rank * m.columns), x, m.columns, m.scale, &mut shrunk[rank * M..]);
-                rank += 4;
-            }
-            while rank < m.rank {
-                shrink::<S, A, M, 1>(a.add(rank * m.columns), x, m.columns, m.scale, &mut shrunk[rank * M..]);
-                rank += 1;
-            }
-            let mut column = 0;
-            while column < m.rows {
-                let left = m.rows - column;
-                let to = out.add(column);
-                if left >= 4 * LANES {
-                    expand::<S, B, M, 4>(b.add(column), m, shrunk, to, self.stride, LANES);
-                    column += 4 * LANES;
-                } else {
-                    expand::<S, B, M, 1>(b.add(column), m, shrunk, to, self.stride, LANES.min(left));
-                    column += LANES;
-                }
-            }
-        }
-        M
-    }
-}
-
-/// `shrunk[r * M + m] = scale * A[r] · x[m]` for `R` ranks and `M` rows.
-#[inline(always)]
-unsafe fn shrink<S: Simd, A: Element, const M: usize, const R: usize>(
-    a: *const A,
-    x: *const f32,
-    columns: usize,
-    scale: f32,
-    shrunk: &mut [f32],
-) {
-    let mut sums = [[S::splat(0.0); R]; M];
-    let mut c = 0;
-    while c < columns {
-        let n = LANES.min(columns - c);
-        // SAFETY: the caller's.
-        unsafe {
-            let mut weights = [S::splat(0.0); R];
-            for (r, weight) in weights.iter_mut().enumerate() {
-                *weight = A::load_head::<S>(a.add(r * columns + c), n);
-            }
-            for (m, sums) in sums.iter_mut().enumerate() {
-                let x = S::load_head(x.add(m * columns + c), n);
-                for (sum, &weight) in sums.iter_mut().zip(&weights) {
-                    *sum = S::fma(weight, x, *sum);
-                }
-            }
-        }
-        c += LANES;
-    }
-    for (m, sums) in sums.iter().enumerate() {
-        for (r, &sum) in sums.iter().enumerate() {
-            shrunk[r * M + m] = scale * S::sum(sum);
-        }
-    }
-}
-
-/// Adds `B[.., V vectors] shrunk` to `M` rows of `out`; only `lanes` lanes of the last vector exist.
-#[inline(always)]
-unsafe fn expand<S: Simd, B: Element, const M: usize, const V: usize>(
-    b: *const B,
-    m: &LoraMatrix,
-    shrunk: &[f32; 4 * MAX_RANK],
-    out: *mut f32,
-    stride: usize,
-    lanes: usize,
-) {
-    let mut block = 0;
-    while block < m.rank {
-        let end = m.rank.min(block + RANK_BLOCK);
-        let mut sums = [[S::splat(0.0); V]; M];
-        for rank in block..end {
-            let mut weights = [S::splat(0.0); V];
-            for (v, weight) in weights.iter_mut().enumerate() {
-                // SAFETY: the caller's: B's row has V vectors, the last with `lanes` lanes.
-                *weight = unsafe { B::load_head::<S>(b.add(rank * m.rows + v * LANES), lanes) };
-            }
-            for (i, sums) in sums.iter_mut().enumerate() {
-                let y = S::splat(shrunk[rank * M + i]);
-                for (sum, &weight) in sums.iter_mut().zip(&weights) {
-                    *sum = S::fma(weight, y, *sum);
-                }
-            }
-        }
-        for (i, sums) in sums.iter().enumerate() {
-            for (v, &sum) in sums.iter().enumerate() {
-                // SAFETY: the caller's: out has M rows with these columns.
-                unsafe {
-                    let to = out.add(i * stride + v * LANES);
-                    S::store_head(to, S::add(S::load_head(to, lanes), sum), lanes);
-                }
-            }
-        }
-        block = end;
-    }
+fn run(pool: &mut Pool, isa: Isa, units: &[Unit<'_>]) {
+    pool.run(units.len(), |i| isa.dispatch(units[i].clone()));
 }

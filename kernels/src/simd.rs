@@ -11,6 +11,8 @@ pub(crate) use avx2::Avx2;
 pub(crate) use avx512::Avx512;
 pub(crate) use portable::Portable;
 
+use crate::isa::Kernel;
+
 /// Lanes of a vector of 32-bit elements.
 pub(crate) const LANES: usize = 16;
 
@@ -22,6 +24,17 @@ pub(crate) fn prefetch(at: *const u8) {
     unsafe {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(at.cast());
     }
+}
+
+/// Copies `count` elements at any alignment.
+///
+/// # Safety
+///
+/// Both pointers are valid for `count` elements, which do not overlap.
+#[inline(always)]
+unsafe fn copy_head<T: Copy>(from: *const T, to: *mut T, count: usize) {
+    // SAFETY: the caller's; bytes need no alignment.
+    unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast::<u8>(), count * size_of::<T>()) };
 }
 
 /// Sixteen lanes of arithmetic.
@@ -41,15 +54,22 @@ pub(crate) trait Simd: Copy {
     /// Rows a tile may have before its sums no longer fit the registers.
     const TILE: usize;
 
+    /// Runs `kernel` in a function of its own.
+    fn call<K: Kernel>(kernel: K) -> K::Output;
+
     fn splat(x: f32) -> Self::F;
     unsafe fn load(from: *const f32) -> Self::F;
     unsafe fn store(to: *mut f32, v: Self::F);
     /// The first `count` lanes; the others are 0 and their memory is not touched.
     unsafe fn load_head(from: *const f32, count: usize) -> Self::F;
     unsafe fn store_head(to: *mut f32, v: Self::F, count: usize);
+    /// Lane `i`: element `i / each` of the first `count`, 0 for those beyond; `each` is 1, 2, 4 or 8.
+    unsafe fn load_repeated(from: *const f32, each: usize, count: usize) -> Self::F;
     unsafe fn load_f16(from: *const u16) -> Self::F;
     unsafe fn load_f16_head(from: *const u16, count: usize) -> Self::F;
     unsafe fn store_f16(to: *mut u16, v: Self::F);
+    /// To the nearest bf16, ties to even; subnormal numbers may become 0.
+    unsafe fn store_bf16(to: *mut u16, v: Self::F);
 
     fn add(a: Self::F, b: Self::F) -> Self::F;
     fn sub(a: Self::F, b: Self::F) -> Self::F;
@@ -110,7 +130,7 @@ pub(crate) trait Simd: Copy {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::isa::{Isa, Kernel};
+    use crate::isa::Isa;
 
     struct Exp([f32; LANES]);
 

@@ -4,7 +4,8 @@
 
 use std::arch::x86_64::*;
 
-use super::Simd;
+use super::{Simd, copy_head};
+use crate::isa::{Kernel, run_avx2};
 
 /// AVX2 with FMA and F16C.
 #[derive(Debug, Clone, Copy)]
@@ -29,6 +30,11 @@ impl Simd for Avx2 {
     const TILE: usize = 4;
 
     #[inline(always)]
+    fn call<K: Kernel>(kernel: K) -> K::Output {
+        cpu!(run_avx2(kernel))
+    }
+
+    #[inline(always)]
     fn splat(x: f32) -> F {
         cpu!([_mm256_set1_ps(x); 2])
     }
@@ -47,7 +53,7 @@ impl Simd for Avx2 {
     unsafe fn load_head(from: *const f32, count: usize) -> F {
         let mut lanes = [0.0f32; 16];
         cpu!({
-            std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), count);
+            copy_head(from, lanes.as_mut_ptr(), count);
             Self::load(lanes.as_ptr())
         })
     }
@@ -56,8 +62,22 @@ impl Simd for Avx2 {
         let mut lanes = [0.0f32; 16];
         cpu!({
             Self::store(lanes.as_mut_ptr(), v);
-            std::ptr::copy_nonoverlapping(lanes.as_ptr(), to, count);
+            copy_head(lanes.as_ptr(), to, count);
         });
+    }
+    #[inline(always)]
+    unsafe fn load_repeated(from: *const f32, each: usize, count: usize) -> F {
+        cpu!({
+            if each == 1 {
+                return Self::load_head(from, count);
+            }
+            let shift = _mm_cvtsi32_si128(each.trailing_zeros().cast_signed());
+            let low = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+            let high = _mm256_add_epi32(low, _mm256_set1_epi32(8));
+            let exists = _mm256_cmpgt_epi32(_mm256_set1_epi32(count as i32), low);
+            let elements = _mm256_maskload_ps(from, exists);
+            [low, high].map(|lanes| _mm256_permutevar8x32_ps(elements, _mm256_srl_epi32(lanes, shift)))
+        })
     }
     #[inline(always)]
     unsafe fn load_f16(from: *const u16) -> F {
@@ -70,7 +90,7 @@ impl Simd for Avx2 {
     unsafe fn load_f16_head(from: *const u16, count: usize) -> F {
         let mut lanes = [0u16; 16];
         cpu!({
-            std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), count);
+            copy_head(from, lanes.as_mut_ptr(), count);
             Self::load_f16(lanes.as_ptr())
         })
     }
@@ -79,6 +99,24 @@ impl Simd for Avx2 {
         cpu!({
             _mm_storeu_si128(to.cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[0]));
             _mm_storeu_si128(to.add(8).cast(), _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v[1]));
+        });
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(to: *mut u16, v: F) {
+        cpu!({
+            let round = |v| {
+                let bits = _mm256_castps_si256(v);
+                let odd = _mm256_and_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(1));
+                let bias = _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff));
+                let rounded = _mm256_srli_epi32::<16>(_mm256_add_epi32(bits, bias));
+                // What is no number would become one if its bits carried.
+                let quiet = _mm256_or_si256(_mm256_srli_epi32::<16>(bits), _mm256_set1_epi32(0x40));
+                let nan = _mm256_castps_si256(_mm256_cmp_ps::<_CMP_UNORD_Q>(v, v));
+                _mm256_blendv_epi8(rounded, quiet, nan)
+            };
+            // The pack works within 128-bit halves; the permutation puts the lanes back in order.
+            let words = _mm256_packus_epi32(round(v[0]), round(v[1]));
+            _mm256_storeu_si256(to.cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(words));
         });
     }
 

@@ -5,6 +5,7 @@
 use std::arch::x86_64::*;
 
 use super::Simd;
+use crate::isa::{Kernel, run_avx512};
 
 /// AVX-512 with VNNI and BF16.
 #[derive(Debug, Clone, Copy)]
@@ -31,6 +32,11 @@ impl Simd for Avx512 {
     const TILE: usize = 8;
 
     #[inline(always)]
+    fn call<K: Kernel>(kernel: K) -> K::Output {
+        cpu!(run_avx512(kernel))
+    }
+
+    #[inline(always)]
     fn splat(x: f32) -> __m512 {
         cpu!(_mm512_set1_ps(x))
     }
@@ -51,6 +57,14 @@ impl Simd for Avx512 {
         cpu!(_mm512_mask_storeu_ps(to, head(count), v));
     }
     #[inline(always)]
+    unsafe fn load_repeated(from: *const f32, each: usize, count: usize) -> __m512 {
+        cpu!({
+            let lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+            let elements = _mm512_srl_epi32(lanes, _mm_cvtsi32_si128(each.trailing_zeros().cast_signed()));
+            _mm512_permutexvar_ps(elements, Self::load_head(from, count))
+        })
+    }
+    #[inline(always)]
     unsafe fn load_f16(from: *const u16) -> __m512 {
         cpu!(_mm512_cvtph_ps(_mm256_loadu_si256(from.cast())))
     }
@@ -61,6 +75,10 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn store_f16(to: *mut u16, v: __m512) {
         cpu!(_mm256_storeu_si256(to.cast(), _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(v)));
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(to: *mut u16, v: __m512) {
+        cpu!(_mm256_storeu_si256(to.cast(), std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v))));
     }
 
     #[inline(always)]

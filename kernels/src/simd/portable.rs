@@ -1,8 +1,9 @@
 //! Sixteen lanes as plain arrays, which the compiler turns into what the target's baseline has.
 
-use half::f16;
+use half::{bf16, f16};
 
-use super::Simd;
+use super::{Simd, copy_head};
+use crate::isa::{Kernel, run_portable};
 
 /// No instructions beyond the target's baseline.
 #[derive(Debug, Clone, Copy)]
@@ -32,6 +33,11 @@ impl Simd for Portable {
     const TILE: usize = 1;
 
     #[inline(always)]
+    fn call<K: Kernel>(kernel: K) -> K::Output {
+        run_portable(kernel)
+    }
+
+    #[inline(always)]
     fn splat(x: f32) -> F {
         [x; 16]
     }
@@ -49,13 +55,18 @@ impl Simd for Portable {
     unsafe fn load_head(from: *const f32, count: usize) -> F {
         let mut lanes = [0.0; 16];
         // SAFETY: the caller vouches for `count` elements, at most 16.
-        unsafe { std::ptr::copy_nonoverlapping(from, lanes.as_mut_ptr(), count) };
+        unsafe { copy_head(from, lanes.as_mut_ptr(), count) };
         lanes
     }
     #[inline(always)]
     unsafe fn store_head(to: *mut f32, v: F, count: usize) {
         // SAFETY: the caller vouches for `count` elements, at most 16.
-        unsafe { std::ptr::copy_nonoverlapping(v.as_ptr(), to, count) }
+        unsafe { copy_head(v.as_ptr(), to, count) }
+    }
+    #[inline(always)]
+    unsafe fn load_repeated(from: *const f32, each: usize, count: usize) -> F {
+        // SAFETY: the caller vouches for `count` elements.
+        lanes!(i => if i / each < count { unsafe { from.add(i / each).read_unaligned() } } else { 0.0 })
     }
     #[inline(always)]
     unsafe fn load_f16(from: *const u16) -> F {
@@ -67,12 +78,18 @@ impl Simd for Portable {
     unsafe fn load_f16_head(from: *const u16, count: usize) -> F {
         let mut bits = [0u16; 16];
         // SAFETY: the caller vouches for `count` elements, at most 16.
-        unsafe { std::ptr::copy_nonoverlapping(from, bits.as_mut_ptr(), count) };
+        unsafe { copy_head(from, bits.as_mut_ptr(), count) };
         lanes!(i => f16::from_bits(bits[i]).to_f32())
     }
     #[inline(always)]
     unsafe fn store_f16(to: *mut u16, v: F) {
         let bits: [u16; 16] = lanes!(i => f16::from_f32(v[i]).to_bits());
+        // SAFETY: the caller vouches for 16 elements.
+        unsafe { to.cast::<[u16; 16]>().write_unaligned(bits) }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(to: *mut u16, v: F) {
+        let bits: [u16; 16] = lanes!(i => bf16::from_f32(v[i]).to_bits());
         // SAFETY: the caller vouches for 16 elements.
         unsafe { to.cast::<[u16; 16]>().write_unaligned(bits) }
     }

@@ -2,18 +2,18 @@
 
 use half::f16;
 use kernels::{
-    Activations, Arena, Forms, Isa, Pool,
-    lora::{LoraMatrix, LoraPrecision, LoraSegment, add_deltas},
+    Activations, Forms, Isa, Pool,
+    lora::{Head, LoraMatrix, LoraPrecision, LoraSegment, add_deltas},
     reference,
 };
 
-use crate::support::{activations, bits, floats, norm, pool, random};
+use crate::support::{activations, bits, floats, lora_matrix, norm, pool, random};
 
 /// Below, at and above the block of ranks that is summed at once.
 const RANKS: [usize; 6] = [1, 4, 8, 16, 17, 64];
 
-/// Inner width: two vectors and a bit.
-const WIDTH: usize = 45;
+/// Inner width: one span of columns, one block and an odd bit.
+const WIDTH: usize = 256 + 64 + 13;
 
 struct Adapter {
     rank: usize,
@@ -30,8 +30,7 @@ impl Adapter {
         let random = &mut random((1000 * rank + outputs) as u64);
         let mut numbers = |count| floats(random, count).into_iter().map(each).collect::<Vec<f32>>();
         let (a, b, scale) = (numbers(rank * WIDTH), numbers(outputs * rank), 2.0 / rank as f32);
-        let matrix = LoraMatrix::new(&Arena::new(0), rank, WIDTH, outputs, scale, &a, &b, precision)
-            .expect("memory for A and B");
+        let matrix = lora_matrix(rank, WIDTH, outputs, scale, &a, &b, precision);
         Self { rank, outputs, scale, a, b, matrix }
     }
 
@@ -45,7 +44,7 @@ impl Adapter {
     }
 
     fn segment(&self, first_row: usize, rows: usize, column: usize) -> LoraSegment<'_> {
-        LoraSegment { first_row, rows, matrix: &self.matrix, column }
+        LoraSegment { first_row, rows, matrix: &self.matrix, column, staged: None, head: Head::None }
     }
 
     /// Asserts that `out - before` is the delta of `x` within `tolerance` of the product of the lengths.
@@ -59,6 +58,10 @@ impl Adapter {
             assert!(off <= allowed, "{what}, rank {}: output {o} is {}, not {wanted}", self.rank, out[o]);
         }
     }
+}
+
+fn whole(matrix: &LoraMatrix, rows: usize) -> LoraSegment<'_> {
+    LoraSegment { first_row: 0, rows, matrix, column: 0, staged: None, head: Head::None }
 }
 
 /// Rows of activations and of an output that already holds something.
@@ -134,6 +137,23 @@ fn compact_numbers_are_rounded_to_eleven_bits_and_take_half_the_memory() {
 }
 
 #[test]
+fn bf16_rounds_inputs_and_numbers_to_eight_bits_and_takes_half_the_memory() {
+    for isa in Isa::available() {
+        for rank in RANKS {
+            let adapter = Adapter::new(rank, 50, LoraPrecision::Bf16, |x| x);
+            // An odd number of columns or ranks is filled up to pairs.
+            assert_eq!(adapter.matrix.bytes(), 2 * (rank * (WIDTH + 1) + rank.next_multiple_of(2) * 50));
+            let batch = Batch::random(7, 50);
+            let out = batch.run(&mut pool(1), isa, &[adapter.segment(0, 7, 0)]);
+            for row in 0..7 {
+                let (before, out) = (batch.row(&batch.before, row), batch.row(&out, row));
+                adapter.judge(batch.x(row), before, out, 1e-2, &format!("{isa:?}"));
+            }
+        }
+    }
+}
+
+#[test]
 fn numbers_that_fit_in_halves_take_half_the_memory_and_give_the_same_bits_either_way() {
     for rank in RANKS {
         let exact = Adapter::halves(rank, 50);
@@ -156,11 +176,10 @@ fn numbers_that_fit_in_halves_take_half_the_memory_and_give_the_same_bits_either
 fn a_matrix_b_of_zeroes_beside_any_a_changes_nothing() {
     let a = floats(&mut random(6), 8 * WIDTH);
     for precision in [LoraPrecision::Exact, LoraPrecision::Compact] {
-        let matrix =
-            LoraMatrix::new(&Arena::new(0), 8, WIDTH, 50, 2.0, &a, &[0.0; 8 * 50], precision).unwrap();
+        let matrix = lora_matrix(8, WIDTH, 50, 2.0, &a, &[0.0; 8 * 50], precision);
         let batch = Batch::random(4, 50);
         for isa in Isa::available() {
-            let segment = LoraSegment { first_row: 0, rows: 4, matrix: &matrix, column: 0 };
+            let segment = whole(&matrix, 4);
             assert_eq!(batch.run(&mut pool(1), isa, &[segment]), batch.before, "{isa:?}");
         }
     }
@@ -172,10 +191,10 @@ fn numbers_of_any_size_give_a_finite_delta() {
         for precision in [LoraPrecision::Exact, LoraPrecision::Compact] {
             let a: Vec<f32> = floats(&mut random(7), 4 * WIDTH).iter().map(|x| x * size).collect();
             let b = floats(&mut random(8), 50 * 4);
-            let matrix = LoraMatrix::new(&Arena::new(0), 4, WIDTH, 50, 1.0, &a, &b, precision).unwrap();
+            let matrix = lora_matrix(4, WIDTH, 50, 1.0, &a, &b, precision);
             let batch = Batch::random(1, 50);
             for isa in Isa::available() {
-                let segment = LoraSegment { first_row: 0, rows: 1, matrix: &matrix, column: 0 };
+                let segment = whole(&matrix, 1);
                 let out = batch.run(&mut pool(1), isa, &[segment]);
                 let delta = reference::lora(&batch.x, &a, &b, 4, 1.0);
                 for ((out, before), delta) in out.iter().zip(&batch.before).zip(delta) {

@@ -5,6 +5,8 @@ mod attention;
 mod elementwise;
 mod linear;
 mod lora;
+mod lora_handover;
+mod lora_layout;
 mod pool;
 mod quantized;
 mod support;

@@ -1,9 +1,13 @@
 //! What the tests share: seeded data, stored tensors of every type, pools, and how results are compared.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use half::{bf16, f16};
-use kernels::{Activations, Forms, Isa, Pool, TensorType, quant};
+use kernels::{
+    Activations, Forms, Isa, Pool, TensorType,
+    lora::{LoraMatrix, LoraPrecision, MatrixLayout, SharedBytes},
+    quant,
+};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 /// Every type a stored tensor may have.
@@ -103,6 +107,23 @@ pub(crate) fn activations(
     x.values_mut().copy_from_slice(values);
     x.prepare(pool, isa, forms);
     x
+}
+
+/// One adapted layer in memory of its own; `a` is `[rank, columns]`, `b` is `[rows, rank]`.
+#[allow(clippy::too_many_arguments, reason = "the parts of one matrix product")]
+pub(crate) fn lora_matrix(
+    rank: usize,
+    columns: usize,
+    rows: usize,
+    scale: f32,
+    a: &[f32],
+    b: &[f32],
+    precision: LoraPrecision,
+) -> LoraMatrix {
+    let mut bytes = Vec::new();
+    let layout = MatrixLayout::append(&mut bytes, rank, columns, rows, scale, a, b, precision);
+    let bytes: SharedBytes = Arc::new(bytes);
+    LoraMatrix::over(&bytes, layout).expect("a layout of these bytes")
 }
 
 pub(crate) fn bits(values: &[f32]) -> Vec<u32> {

@@ -1,0 +1,208 @@
+//! `out[m] = finish(head[m] + sum over ranks of B[rank] * sums[m][rank])`, sixteen output features in the lanes.
+//!
+//! An output element is one chain of multiply-adds over the ranks, in ascending order, that starts at the head's sum
+//! or at 0. So the chain may be cut at any rank and be continued by somebody else.
+
+use std::ops::Range;
+
+use super::{MatrixLayout, RANK_BLOCK, shrink::tile_holds, stored::Stored, unit::Finish};
+use crate::{
+    isa::Kernel,
+    simd::{LANES, Simd},
+};
+
+/// Some rows times B's ranks.
+pub(super) struct Expand<'a> {
+    pub(super) layout: &'a MatrixLayout,
+    pub(super) b: *const u8,
+    pub(super) ranks: Range<usize>,
+    /// Of the ranks.
+    pub(super) blocks: Range<usize>,
+    pub(super) rows: usize,
+    /// What `Shrink` left of these blocks.
+    pub(super) sums: *mut f32,
+    /// `[rows, layout.rows]` or null.
+    pub(super) head: *const f32,
+    pub(super) out: *mut f32,
+    pub(super) stride: usize,
+    pub(super) finish: Finish,
+}
+
+/// Rows and panels of one tile.
+struct Place<X> {
+    row: usize,
+    panel: usize,
+    /// Groups of panels from there on.
+    groups: usize,
+    /// Output features of each panel.
+    lanes: usize,
+    sums: *const X,
+    sums_stride: usize,
+}
+
+impl<X> Clone for Place<X> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<X> Copy for Place<X> {}
+
+impl Expand<'_> {
+    /// # Safety
+    ///
+    /// `b` is valid for the ranks, the other pointers for the rows.
+    #[inline(always)]
+    pub(super) unsafe fn run<S: Simd, B: Stored>(&self) {
+        let sums_stride = self.blocks.len() * RANK_BLOCK;
+        let full = self.layout.rows / LANES;
+        // SAFETY: the caller's.
+        unsafe {
+            let sums = if self.blocks.is_empty() {
+                self.sums.cast_const().cast()
+            } else {
+                let first = self.blocks.start * RANK_BLOCK;
+                let ranks = self.ranks.start - first..self.ranks.end - first;
+                B::shrunk::<S>(self.sums, sums_stride, self.rows, ranks)
+            };
+            let mut place = Place { row: 0, panel: 0, groups: 1, lanes: LANES, sums, sums_stride };
+            let groups = if const { S::TILE == 8 } { full / 4 } else { 0 };
+            if const { S::TILE == 8 } {
+                self.panels::<S, B, 4>(place, groups);
+            }
+            place.panel = 4 * groups;
+            self.panels::<S, B, 1>(place, full - place.panel);
+            place.panel = full;
+            place.lanes = self.layout.rows % LANES;
+            self.panels::<S, B, 1>(place, usize::from(place.lanes > 0));
+        }
+    }
+
+    /// All rows of `groups` groups of `V` panels. Many rows meet a group while it is in the nearest cache; few rows take
+    /// all groups in one call.
+    #[inline(always)]
+    unsafe fn panels<S: Simd, B: Stored, const V: usize>(&self, first: Place<B::Input>, groups: usize) {
+        let at_once = if self.rows < 4 { groups.max(1) } else { 1 };
+        for group in (0..groups).step_by(at_once) {
+            let mut place = Place { panel: first.panel + group * V, groups: at_once, ..first };
+            while place.row < self.rows {
+                let left = self.rows - place.row;
+                place.row += if const { tile_holds::<S>(6, V) && V > 1 } && left >= 6 {
+                    S::call(Tile::<B, 6, V>(self, place))
+                } else if const { tile_holds::<S>(4, V) } && left >= 4 {
+                    S::call(Tile::<B, 4, V>(self, place))
+                } else if const { tile_holds::<S>(2, V) && V > 1 } && left >= 2 {
+                    S::call(Tile::<B, 2, V>(self, place))
+                } else {
+                    S::call(Tile::<B, 1, V>(self, place))
+                };
+            }
+        }
+    }
+}
+
+/// `M` rows of a place's groups of `V` panels. Returns `M`.
+struct Tile<'a, B: Stored, const M: usize, const V: usize>(&'a Expand<'a>, Place<B::Input>);
+
+impl<B: Stored, const M: usize, const V: usize> Kernel for Tile<'_, B, M, V> {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run<S: Simd>(self) -> usize {
+        let Self(expand, first) = self;
+        for group in 0..first.groups {
+            let place = Place { panel: first.panel + group * V, ..first };
+            // SAFETY: who made the tile vouches for it.
+            unsafe { Self(expand, place).group::<S>() };
+        }
+        M
+    }
+}
+
+impl<B: Stored, const M: usize, const V: usize> Tile<'_, B, M, V> {
+    /// One group of panels.
+    #[inline(always)]
+    unsafe fn group<S: Simd>(&self) {
+        let lanes = self.1.lanes;
+        // SAFETY: the caller's.
+        unsafe {
+            let mut totals = self.heads::<S>();
+            for block in self.0.blocks.clone() {
+                if lanes == LANES {
+                    self.add_block::<S>(block, |from| B::load::<S>(from), &mut totals);
+                } else {
+                    self.add_block::<S>(block, |from| B::load_head::<S>(from, lanes), &mut totals);
+                }
+            }
+            self.finish::<S>(totals);
+        }
+    }
+
+    /// Where the chains start.
+    #[inline(always)]
+    unsafe fn heads<S: Simd>(&self) -> [[S::F; V]; M] {
+        let Self(expand, place) = self;
+        if expand.head.is_null() {
+            return [[S::splat(0.0); V]; M];
+        }
+        let stride = expand.layout.rows;
+        // SAFETY: the caller's: the head has these rows and panels.
+        unsafe {
+            let head = expand.head.add(place.row * stride + place.panel * LANES);
+            std::array::from_fn(|m| {
+                std::array::from_fn(|v| S::load_head(head.add(m * stride + v * LANES), place.lanes))
+            })
+        }
+    }
+
+    /// Gives the sums to the output.
+    #[inline(always)]
+    unsafe fn finish<S: Simd>(&self, totals: [[S::F; V]; M]) {
+        let Self(expand, place) = self;
+        for (m, totals) in totals.into_iter().enumerate() {
+            for (v, total) in totals.into_iter().enumerate() {
+                // SAFETY: the caller's: the output has these rows and panels.
+                unsafe {
+                    let to = expand.out.add((place.row + m) * expand.stride + (place.panel + v) * LANES);
+                    let total = match expand.finish {
+                        Finish::Store => total,
+                        Finish::Add => S::add(S::load_head(to, place.lanes), total),
+                    };
+                    S::store_head(to, total, place.lanes);
+                }
+            }
+        }
+    }
+
+    /// Continues the chains over the ranks of `block`.
+    #[inline(always)]
+    unsafe fn add_block<S: Simd>(
+        &self,
+        block: usize,
+        load: impl Fn(*const u8) -> B::Weights<S>,
+        totals: &mut [[S::F; V]; M],
+    ) {
+        let Self(expand, place) = self;
+        let first = block * RANK_BLOCK;
+        let width = RANK_BLOCK.min(expand.layout.rank - first);
+        let start = expand.ranks.start.saturating_sub(first);
+        let end = width.min(expand.ranks.end - first);
+        let panel_bytes = width.div_ceil(B::STEP) * LANES * B::LANE_BYTES;
+        // SAFETY: the caller's: the block, the panels and the rows exist.
+        unsafe {
+            let b = expand.b.add(expand.layout.b_bytes_before(first) + place.panel * panel_bytes);
+            let sums = place
+                .sums
+                .add(place.row * place.sums_stride + (block - expand.blocks.start) * RANK_BLOCK / B::STEP);
+            for step in start / B::STEP..end.div_ceil(B::STEP) {
+                let b = b.add(step * place.lanes * B::LANE_BYTES);
+                let weights: [B::Weights<S>; V] = std::array::from_fn(|v| load(b.add(v * panel_bytes)));
+                for (m, totals) in totals.iter_mut().enumerate() {
+                    let x = B::factor::<S>(sums.add(m * place.sums_stride + step), LANES, LANES);
+                    for (total, &weight) in totals.iter_mut().zip(&weights) {
+                        *total = B::dot::<S>(*total, weight, x);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! Where an adapted layer's two factors lie in memory that somebody else filled.
+//!
+//! Both factors are cut into *rank blocks* of [`RANK_BLOCK`] ranks, the last of which may be short; a block of either
+//! is contiguous, so that it travels as one piece. Within a block the numbers lie as the kernels read them, along
+//! sixteen lanes:
+//!
+//! ```text
+//! A, block of w ranks:  [columns][w ranks]
+//! B, block of w ranks:  [panels of 16 rows][w ranks][16 rows]      the last panel may be short
+//! ```
+//!
+//! Nothing is padded, but that numbers of [`NumberKind::Bf16`] come in pairs: of columns in A, of ranks in B. An odd
+//! number of either is filled up with zeroes. In B the lower rank is the upper half of a pair, because the
+//! instruction adds the upper product first and ranks are summed in ascending order.
+
+use half::{bf16, f16};
+use thiserror::Error;
+
+use super::{MAX_RANK, RANK_BLOCK};
+use crate::simd::LANES;
+
+/// Factors start at multiples of this many bytes.
+pub const FACTOR_ALIGNMENT: usize = 64;
+
+/// How an adapter's numbers are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LoraPrecision {
+    /// As many bits as it takes to hold them exactly.
+    Exact,
+    /// 16 bits, rounded if need be: for bases whose own weights are rounded far more.
+    Compact,
+    /// bf16, and what they are multiplied with is rounded to bf16 too: `x` before `A`, and `A x` before `B`. Twice as
+    /// fast where prompts are long, with 8 bits of precision.
+    Bf16,
+}
+
+/// How a factor's numbers are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum NumberKind {
+    /// 32 bits.
+    F32 = 0,
+    /// An IEEE half.
+    F16 = 1,
+    /// The upper half of an F32.
+    Bf16 = 2,
+}
+
+impl NumberKind {
+    /// The kind with this code, if there is one.
+    #[must_use]
+    pub fn from_code(code: u8) -> Option<Self> {
+        [Self::F32, Self::F16, Self::Bf16].into_iter().find(|kind| *kind as u8 == code)
+    }
+
+    /// Bytes of one number.
+    #[must_use]
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+
+    /// `count` numbers, as many as are stored: they may come in pairs.
+    fn stored(self, count: usize) -> Option<usize> {
+        match self {
+            Self::F32 | Self::F16 => Some(count),
+            Self::Bf16 => count.checked_next_multiple_of(2),
+        }
+    }
+}
+
+/// One factor: how its numbers are kept and where they start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FactorLayout {
+    /// How its numbers are kept.
+    pub kind: NumberKind,
+    /// Bytes from the start of the memory; a multiple of [`FACTOR_ALIGNMENT`].
+    pub offset: usize,
+}
+
+/// Shape, scale and place of one adapted layer's factors.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MatrixLayout {
+    /// Ranks, 1 to [`MAX_RANK`].
+    pub rank: usize,
+    /// Input features.
+    pub columns: usize,
+    /// Output features.
+    pub rows: usize,
+    /// The adapter's scale times the units of `a` and `b`.
+    pub scale: f32,
+    /// `A`, `[rank, columns]`.
+    pub a: FactorLayout,
+    /// `B`, `[rows, rank]`.
+    pub b: FactorLayout,
+}
+
+/// Why a layout does not fit its memory.
+#[derive(Debug, Clone, Copy, PartialEq, Error)]
+pub enum LayoutError {
+    /// The rank is not one the kernels take.
+    #[error(
+        "an adapter's rank is {0}, but kernels take 1 to {MAX_RANK}; its image is damaged, load it again"
+    )]
+    Rank(usize),
+    /// A layer without inputs or outputs.
+    #[error("an adapted layer has {columns} inputs and {rows} outputs; its image is damaged, load it again")]
+    Shape {
+        /// Input features.
+        columns: usize,
+        /// Output features.
+        rows: usize,
+    },
+    /// The scale is infinite or no number.
+    #[error(
+        "an adapter's scale is {0}, which is no finite number; check lora_alpha and the adapter's values"
+    )]
+    Scale(f32),
+    /// A factor does not start where kernels may read it.
+    #[error(
+        "a factor starts at byte {0}, which is no multiple of {FACTOR_ALIGNMENT}; its image is damaged, load it again"
+    )]
+    Alignment(usize),
+    /// A factor does not lie within its memory.
+    #[error(
+        "a factor at byte {offset} reaches beyond its {available} bytes of memory; its image is damaged, load it again"
+    )]
+    Bounds {
+        /// Where it starts.
+        offset: usize,
+        /// Bytes there are.
+        available: usize,
+    },
+}
+
+impl MatrixLayout {
+    /// Appends both factors to `bytes` and says where they are. `a` is `[rank, columns]` and `b` is `[rows, rank]`, row
+    /// after row, as PEFT stores them.
+    ///
+    /// # Panics
+    ///
+    /// If the shapes do not fit together or the rank is 0 or above [`MAX_RANK`].
+    #[allow(clippy::too_many_arguments, reason = "the parts of one matrix product")]
+    #[must_use]
+    pub fn append(
+        bytes: &mut Vec<u8>,
+        rank: usize,
+        columns: usize,
+        rows: usize,
+        scale: f32,
+        a: &[f32],
+        b: &[f32],
+        precision: LoraPrecision,
+    ) -> Self {
+        assert!((1..=MAX_RANK).contains(&rank), "rank {rank}");
+        assert_eq!((a.len(), b.len()), (rank * columns, rows * rank), "A is [rank, in], B is [out, rank]");
+        let (a_kind, a_unit) = kind_and_unit(a, precision);
+        let (b_kind, b_unit) = kind_and_unit(b, precision);
+        let a_offset = aligned_end(bytes);
+        for first in (0..rank).step_by(RANK_BLOCK) {
+            let ranks = RANK_BLOCK.min(rank - first);
+            let number = |column, lane| a[(first + lane) * columns + column] / a_unit;
+            append_panel(bytes, a_kind, columns, ranks, Pairs::LowerFirst, number);
+        }
+        let b_offset = aligned_end(bytes);
+        for first in (0..rank).step_by(RANK_BLOCK) {
+            let ranks = RANK_BLOCK.min(rank - first);
+            for row in (0..rows).step_by(LANES) {
+                let number = |depth, lane| b[(row + lane) * rank + first + depth] / b_unit;
+                append_panel(bytes, b_kind, ranks, LANES.min(rows - row), Pairs::UpperFirst, number);
+            }
+        }
+        let [a, b] =
+            [(a_kind, a_offset), (b_kind, b_offset)].map(|(kind, offset)| FactorLayout { kind, offset });
+        Self { rank, columns, rows, scale: scale * a_unit * b_unit, a, b }
+    }
+
+    /// Checks everything kernels rely on, for memory of `available` bytes. No value makes this overflow.
+    ///
+    /// # Errors
+    ///
+    /// The first thing that is wrong.
+    pub fn check(&self, available: usize) -> Result<(), LayoutError> {
+        if !(1..=MAX_RANK).contains(&self.rank) {
+            return Err(LayoutError::Rank(self.rank));
+        }
+        if self.columns == 0 || self.rows == 0 {
+            return Err(LayoutError::Shape { columns: self.columns, rows: self.rows });
+        }
+        if !self.scale.is_finite() {
+            return Err(LayoutError::Scale(self.scale));
+        }
+        let a_bytes = factor_bytes(self.a.kind, self.columns, self.rank);
+        let b_bytes = factor_bytes(self.b.kind, self.rank, self.rows);
+        for (FactorLayout { offset, .. }, bytes) in [(self.a, a_bytes), (self.b, b_bytes)] {
+            if !offset.is_multiple_of(FACTOR_ALIGNMENT) {
+                return Err(LayoutError::Alignment(offset));
+            }
+            if bytes.and_then(|bytes| bytes.checked_add(offset)).is_none_or(|end| end > available) {
+                return Err(LayoutError::Bounds { offset, available });
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of A's ranks from the start of block `first_rank / RANK_BLOCK`; of a layout that was checked.
+    pub(super) fn a_bytes_before(&self, rank: usize) -> usize {
+        rank * self.a_rank_bytes()
+    }
+
+    /// Bytes of all of A.
+    pub(super) fn a_bytes(&self) -> usize {
+        self.a_bytes_before(self.rank)
+    }
+
+    /// Bytes of B's ranks below `rank`, which is the start of a block or the end.
+    pub(super) fn b_bytes_before(&self, rank: usize) -> usize {
+        let ranks = if self.b.kind == NumberKind::Bf16 { rank.next_multiple_of(2) } else { rank };
+        ranks * self.rows * self.b.kind.bytes()
+    }
+
+    /// Bytes of all of B.
+    pub(super) fn b_bytes(&self) -> usize {
+        self.b_bytes_before(self.rank)
+    }
+
+    fn a_rank_bytes(&self) -> usize {
+        let columns =
+            if self.a.kind == NumberKind::Bf16 { self.columns.next_multiple_of(2) } else { self.columns };
+        columns * self.a.kind.bytes()
+    }
+}
+
+/// Bytes of a factor whose numbers come in pairs, if they do, along `depth`; `None` if no memory can hold so many.
+fn factor_bytes(kind: NumberKind, depth: usize, others: usize) -> Option<usize> {
+    kind.stored(depth)?.checked_mul(others)?.checked_mul(kind.bytes())
+}
+
+/// Which half of a pair holds the number of the lower depth.
+#[derive(Clone, Copy)]
+enum Pairs {
+    LowerFirst,
+    UpperFirst,
+}
+
+/// Pads `bytes` to the next place a factor may start.
+fn aligned_end(bytes: &mut Vec<u8>) -> usize {
+    bytes.resize(bytes.len().next_multiple_of(FACTOR_ALIGNMENT), 0);
+    bytes.len()
+}
+
+/// `[depth][lanes]` numbers.
+fn append_panel(
+    bytes: &mut Vec<u8>,
+    kind: NumberKind,
+    depth: usize,
+    lanes: usize,
+    pairs: Pairs,
+    number: impl Fn(usize, usize) -> f32,
+) {
+    let step = if kind == NumberKind::Bf16 { 2 } else { 1 };
+    for at in (0..depth).step_by(step) {
+        for lane in 0..lanes {
+            match kind {
+                NumberKind::F32 => bytes.extend(number(at, lane).to_le_bytes()),
+                NumberKind::F16 => bytes.extend(f16::from_f32(number(at, lane)).to_le_bytes()),
+                NumberKind::Bf16 => {
+                    let second = if at + 1 < depth { number(at + 1, lane) } else { 0.0 };
+                    let pair = [number(at, lane), second].map(|x| bf16::from_f32(x).to_le_bytes());
+                    match pairs {
+                        Pairs::LowerFirst => bytes.extend(pair.as_flattened()),
+                        Pairs::UpperFirst => bytes.extend([pair[1], pair[0]].as_flattened()),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The kind `values` are kept in, and the power of two that they are divided by first.
+fn kind_and_unit(values: &[f32], precision: LoraPrecision) -> (NumberKind, f32) {
+    let largest = values.iter().fold(0.0f32, |m, x| m.max(x.abs()));
+    let unit = if largest.is_normal() {
+        // Below -126 a single is no power of two with an inverse.
+        2.0f32.powi((largest.log2().floor() as i32 - 14).max(-126))
+    } else {
+        1.0
+    };
+    let fits = || values.iter().all(|&x| f16::from_f32(x / unit).to_f32() * unit == x);
+    match precision {
+        LoraPrecision::Bf16 => (NumberKind::Bf16, 1.0),
+        LoraPrecision::Compact => (NumberKind::F16, unit),
+        LoraPrecision::Exact if fits() => (NumberKind::F16, unit),
+        LoraPrecision::Exact => (NumberKind::F32, 1.0),
+    }
+}

@@ -1,0 +1,90 @@
+//! One adapted layer over memory that is shared: an adapter's sealed image, or a vector in a test.
+
+use std::{fmt, sync::Arc};
+
+use super::{LayoutError, MatrixLayout, staged::StagedMatrix, unit::Factors};
+
+/// Memory that nobody writes while it is shared, kept for as long as anything uses it.
+pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
+
+/// One adapted linear layer, ready for the kernels.
+#[derive(Clone)]
+pub struct LoraMatrix {
+    bytes: SharedBytes,
+    layout: MatrixLayout,
+}
+
+impl LoraMatrix {
+    /// The layer that `layout` describes within `bytes`. The layout need not be trusted; the numbers may be any.
+    ///
+    /// # Errors
+    ///
+    /// The layout does not fit `bytes` or the kernels.
+    pub fn over(bytes: &SharedBytes, layout: MatrixLayout) -> Result<Self, LayoutError> {
+        layout.check((**bytes).as_ref().len())?;
+        Ok(Self { bytes: Arc::clone(bytes), layout })
+    }
+
+    /// The true rank.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.layout.rank
+    }
+
+    /// Input features.
+    #[must_use]
+    pub fn columns(&self) -> usize {
+        self.layout.columns
+    }
+
+    /// Output features.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.layout.rows
+    }
+
+    /// Bytes of both factors.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.layout.a_bytes() + self.layout.b_bytes()
+    }
+
+    /// Shape, scale and place.
+    #[must_use]
+    pub fn layout(&self) -> &MatrixLayout {
+        &self.layout
+    }
+
+    /// Both factors.
+    ///
+    /// # Panics
+    ///
+    /// If the memory has become shorter since it was checked.
+    pub(super) fn factors(&self) -> [&[u8]; 2] {
+        let bytes = (*self.bytes).as_ref();
+        let MatrixLayout { a, b, .. } = self.layout;
+        [&bytes[a.offset..][..self.layout.a_bytes()], &bytes[b.offset..][..self.layout.b_bytes()]]
+    }
+
+    /// The factors of ranks `from..` as kernels read them: from `staged` if it is given.
+    ///
+    /// # Panics
+    ///
+    /// If `staged` is another matrix's, or lacks one of these ranks.
+    pub(super) fn source<'a>(&'a self, staged: Option<&'a StagedMatrix>, from: usize) -> Factors<'a> {
+        match staged {
+            None => Factors::new(self.factors().map(<[u8]>::as_ptr)),
+            Some(staged) => {
+                assert!(staged.is_of(self), "the staged copy is of this matrix");
+                assert!(staged.first_rank() <= from, "the staged copy has the ranks that no head covers");
+                staged.factors()
+            }
+        }
+    }
+}
+
+impl fmt::Debug for LoraMatrix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.layout.fmt(f)
+    }
+}

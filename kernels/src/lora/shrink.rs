@@ -1,0 +1,341 @@
+//! `sums[m][r] = scale * A[r] · x[m]`, sixteen ranks in the lanes.
+//!
+//! A product is summed over blocks of [`BLOCK`] columns, each in one chain of multiply-adds from the first to the last
+//! column, and the blocks' sums are added from the first to the last. That order never depends on the tile: a tile
+//! of many rows does one block at a time, a tile of few rows several, because one chain alone waits for its own
+//! last result.
+//!
+//! A block of 1, 2, 4 or 8 ranks (the last of a small adapter) has several columns in the lanes. Those are so many
+//! chains, which are put together pairwise at the very end.
+
+use std::ops::Range;
+
+use super::{MatrixLayout, RANK_BLOCK, stored::Stored};
+use crate::{
+    isa::Kernel,
+    simd::{LANES, Simd},
+};
+
+/// Columns that are summed in one chain.
+const BLOCK: usize = 64;
+
+/// Columns whose inputs are prepared at once.
+pub(super) const SPAN: usize = 4 * BLOCK;
+
+/// Some rows times the ranks of some blocks.
+pub(super) struct Shrink<'a> {
+    pub(super) layout: &'a MatrixLayout,
+    pub(super) a: *const u8,
+    /// `[rows, columns]`.
+    pub(super) x: *const f32,
+    pub(super) rows: usize,
+    /// Room for inputs of another kind.
+    pub(super) room: *mut u32,
+    /// `[rows, ranks of blocks]`, where the ranks of a short block are filled up to [`RANK_BLOCK`].
+    pub(super) sums: *mut f32,
+    pub(super) blocks: Range<usize>,
+}
+
+/// Consecutive columns of neighbouring blocks of ranks, which have the same width.
+struct Strip<X> {
+    a: *const u8,
+    /// From one block of ranks to the next.
+    block_bytes: usize,
+    /// Ranks of a block.
+    width: usize,
+    /// Lanes from one step to the next.
+    step_lanes: usize,
+    steps: usize,
+    /// Steps whose weights may be read as whole vectors.
+    whole_steps: usize,
+    /// Lanes of the other steps.
+    tail_lanes: usize,
+    x: *const X,
+    /// Inputs from one step to the next.
+    step_inputs: usize,
+    x_stride: usize,
+    sums: *mut f32,
+    sums_stride: usize,
+}
+
+impl<X> Clone for Strip<X> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+impl<X> Copy for Strip<X> {}
+
+impl Shrink<'_> {
+    /// # Safety
+    ///
+    /// `a` is valid for the blocks, `x` and `sums` for the rows, `room` for `rows * SPAN / 2` elements.
+    #[inline(always)]
+    pub(super) unsafe fn run<S: Simd, A: Stored>(&self) {
+        if self.blocks.is_empty() {
+            return;
+        }
+        let stride = self.blocks.len() * RANK_BLOCK;
+        let columns = self.layout.columns;
+        // SAFETY: the caller's.
+        unsafe {
+            std::ptr::write_bytes(self.sums, 0, self.rows * stride);
+            for column in (0..columns).step_by(SPAN) {
+                let count = SPAN.min(columns - column);
+                let (x, x_stride) = A::inputs::<S>(self.x.add(column), columns, self.rows, count, self.room);
+                self.span::<S, A>(column, count, x, x_stride);
+            }
+            let last = RANK_BLOCK.min(self.layout.rank - (self.blocks.end - 1) * RANK_BLOCK);
+            if A::is_narrow(last) {
+                for row in 1..=self.rows {
+                    gather(self.sums.add(row * stride - LANES), last);
+                }
+            }
+            for first in (0..self.rows * stride).step_by(LANES) {
+                let at = self.sums.add(first);
+                S::store(at, S::mul(S::load(at), S::splat(self.layout.scale)));
+            }
+        }
+    }
+
+    /// Adds the products of `count` columns.
+    #[inline(always)]
+    unsafe fn span<S: Simd, A: Stored>(
+        &self,
+        column: usize,
+        count: usize,
+        x: *const A::Input,
+        x_stride: usize,
+    ) {
+        let mut block = self.blocks.start;
+        while block < self.blocks.end {
+            let full = self.blocks.end.min(self.layout.rank / RANK_BLOCK).saturating_sub(block);
+            // SAFETY: the caller's.
+            unsafe {
+                block += if const { S::TILE == 8 } && full >= 4 {
+                    columns_of::<S, A, 4, 1>(self.strip::<A>(block, column, count, x, x_stride), self.rows)
+                } else if full == 0 && A::is_narrow(self.layout.rank % RANK_BLOCK) {
+                    let strip = self.strip::<A::Narrow>(block, column, count, x, x_stride);
+                    columns_of::<S, A::Narrow, 1, 4>(strip, self.rows)
+                } else {
+                    columns_of::<S, A, 1, 4>(self.strip::<A>(block, column, count, x, x_stride), self.rows)
+                };
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn strip<A: Stored>(
+        &self,
+        block: usize,
+        column: usize,
+        count: usize,
+        x: *const A::Input,
+        x_stride: usize,
+    ) -> Strip<A::Input> {
+        let width = RANK_BLOCK.min(self.layout.rank - block * RANK_BLOCK);
+        let block_bytes = self.layout.a_bytes_before(RANK_BLOCK);
+        let each = A::columns_a_step(width);
+        let (first, all) = (column / each, self.layout.columns.div_ceil(each));
+        let is_narrow = each > A::STEP;
+        let (step_lanes, whole, tail_lanes) = if is_narrow {
+            (LANES, self.layout.columns / each, self.layout.columns % each * width)
+        } else {
+            // A vector of a short block reaches into the next steps, whose lanes nobody looks at; the last have none.
+            (width, (all + 1).saturating_sub(LANES.div_ceil(width)), width)
+        };
+        // SAFETY: the caller's: the block and the column exist.
+        unsafe {
+            Strip {
+                a: self.a.add(block * block_bytes + first * step_lanes * A::LANE_BYTES),
+                block_bytes,
+                width,
+                step_lanes,
+                steps: count.div_ceil(each),
+                whole_steps: whole.saturating_sub(first),
+                tail_lanes,
+                x,
+                step_inputs: each / A::STEP,
+                x_stride,
+                sums: self.sums.add((block - self.blocks.start) * RANK_BLOCK),
+                sums_stride: self.blocks.len() * RANK_BLOCK,
+            }
+        }
+    }
+}
+
+/// Adds the lanes that belong to the same one of `width` ranks, pairwise from the halves inwards.
+///
+/// # Safety
+///
+/// `sums` is valid for 16 elements.
+#[inline(always)]
+unsafe fn gather(sums: *mut f32, width: usize) {
+    let mut half = LANES / 2;
+    while half >= width {
+        for lane in 0..half {
+            // SAFETY: the caller's.
+            unsafe { *sums.add(lane) += *sums.add(half + lane) };
+        }
+        half /= 2;
+    }
+}
+
+/// Adds the products of a strip of `V` blocks of ranks; few rows sum `C` blocks of columns at once. Returns `V`.
+#[inline(always)]
+unsafe fn columns_of<S: Simd, A: Stored, const V: usize, const C: usize>(
+    strip: Strip<A::Input>,
+    rows: usize,
+) -> usize {
+    let block = BLOCK / A::columns_a_step(strip.width);
+    let mut step = 0;
+    while step < strip.steps {
+        let last = step + C * block;
+        // SAFETY: the caller's.
+        unsafe {
+            let part = strip.from::<A>(step, block);
+            step += if rows < 4 && last <= strip.steps && last <= strip.whole_steps {
+                few_rows_of::<S, A, V, C>(part, rows);
+                C * block
+            } else {
+                rows_of::<S, A, V>(part, rows);
+                block
+            };
+        }
+    }
+    V
+}
+
+impl<X> Strip<X> {
+    /// At most `count` steps from `first` on.
+    #[inline(always)]
+    unsafe fn from<A: Stored<Input = X>>(self, first: usize, count: usize) -> Self {
+        // SAFETY: the caller's: the steps exist.
+        unsafe {
+            Self {
+                a: self.a.add(first * self.step_lanes * A::LANE_BYTES),
+                steps: count.min(self.steps - first),
+                whole_steps: self.whole_steps.saturating_sub(first),
+                x: self.x.add(first * self.step_inputs),
+                ..self
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn row(self, row: usize) -> Self {
+        // SAFETY: the caller's: the row exists.
+        unsafe {
+            Self { x: self.x.add(row * self.x_stride), sums: self.sums.add(row * self.sums_stride), ..self }
+        }
+    }
+}
+
+/// One block of columns of all rows.
+#[inline(always)]
+unsafe fn rows_of<S: Simd, A: Stored, const V: usize>(strip: Strip<A::Input>, rows: usize) {
+    let mut row = 0;
+    while row < rows {
+        // SAFETY: the caller's.
+        let (part, left) = unsafe { (strip.row(row), rows - row) };
+        row += if const { tile_holds::<S>(8, V) } && left >= 8 {
+            S::call(Tile::<A, 8, V, 1>(part))
+        } else if const { tile_holds::<S>(6, V) && V > 1 } && left >= 6 {
+            S::call(Tile::<A, 6, V, 1>(part))
+        } else if const { tile_holds::<S>(4, V) } && left >= 4 {
+            S::call(Tile::<A, 4, V, 1>(part))
+        } else if const { tile_holds::<S>(2, V) } && left >= 2 {
+            S::call(Tile::<A, 2, V, 1>(part))
+        } else {
+            S::call(Tile::<A, 1, V, 1>(part))
+        };
+    }
+}
+
+/// `C` blocks of columns of all rows.
+#[inline(always)]
+unsafe fn few_rows_of<S: Simd, A: Stored, const V: usize, const C: usize>(
+    strip: Strip<A::Input>,
+    rows: usize,
+) {
+    let mut row = 0;
+    while row < rows {
+        // SAFETY: the caller's.
+        let part = unsafe { strip.row(row) };
+        row += if const { tile_holds::<S>(2, V * C) } && rows - row >= 2 {
+            S::call(Tile::<A, 2, V, C>(part))
+        } else {
+            S::call(Tile::<A, 1, V, C>(part))
+        };
+    }
+}
+
+/// True if the sums of `rows` rows of `vectors` vectors fit the registers, with what they are summed from.
+pub(super) const fn tile_holds<S: Simd>(rows: usize, vectors: usize) -> bool {
+    match S::TILE {
+        8 => rows * vectors <= 24,
+        most => rows * vectors <= most,
+    }
+}
+
+/// `M` rows, `V` blocks of ranks, `C` blocks of columns, each of as many steps as the strip says. Returns `M`.
+struct Tile<A: Stored, const M: usize, const V: usize, const C: usize>(Strip<A::Input>);
+
+impl<A: Stored, const M: usize, const V: usize, const C: usize> Kernel for Tile<A, M, V, C> {
+    type Output = usize;
+
+    #[inline(always)]
+    fn run<S: Simd>(self) -> usize {
+        let strip = self.0;
+        let mut sums = [[[S::splat(0.0); V]; M]; C];
+        // SAFETY: who made the strip vouches for it.
+        unsafe {
+            let whole = if V > 1 { strip.steps } else { strip.steps.min(strip.whole_steps) };
+            for step in 0..whole {
+                add_step::<S, A, M, V, C>(&strip, step, LANES, |from| A::load::<S>(from), &mut sums);
+            }
+            for step in whole..strip.steps {
+                let load = |from| A::load_head::<S>(from, strip.tail_lanes);
+                add_step::<S, A, M, V, C>(&strip, step, strip.tail_lanes, load, &mut sums);
+            }
+            for m in 0..M {
+                for v in 0..V {
+                    let at = strip.sums.add(m * strip.sums_stride + v * RANK_BLOCK);
+                    let mut total = S::load(at);
+                    for sums in &sums {
+                        total = S::add(total, sums[m][v]);
+                    }
+                    S::store(at, total);
+                }
+            }
+        }
+        M
+    }
+}
+
+#[inline(always)]
+unsafe fn add_step<S: Simd, A: Stored, const M: usize, const V: usize, const C: usize>(
+    strip: &Strip<A::Input>,
+    step: usize,
+    lanes: usize,
+    load: impl Fn(*const u8) -> A::Weights<S>,
+    sums: &mut [[[S::F; V]; M]; C],
+) {
+    // A short block is one alone.
+    let step_lanes = if V > 1 { RANK_BLOCK } else { strip.step_lanes };
+    let step_inputs = if V > 1 { 1 } else { strip.step_inputs };
+    for (c, sums) in sums.iter_mut().enumerate() {
+        let step = c * strip.steps + step;
+        // SAFETY: the caller's: the strip has the step.
+        unsafe {
+            let a = strip.a.add(step * step_lanes * A::LANE_BYTES);
+            let weights: [A::Weights<S>; V] = std::array::from_fn(|v| load(a.add(v * strip.block_bytes)));
+            for (m, sums) in sums.iter_mut().enumerate() {
+                let x = strip.x.add(m * strip.x_stride + step * step_inputs);
+                let factor = A::factor::<S>(x, strip.width, lanes);
+                for (sum, &weight) in sums.iter_mut().zip(&weights) {
+                    *sum = A::dot::<S>(*sum, weight, factor);
+                }
+            }
+        }
+    }
+}

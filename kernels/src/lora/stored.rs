@@ -1,0 +1,280 @@
+//! The kinds of stored numbers, each as a step of a sum: sixteen lanes of weights times one broadcast input.
+
+use std::{marker::PhantomData, ops::Range};
+
+use super::shrink::SPAN;
+use crate::{
+    element::Element,
+    simd::{LANES, Simd},
+};
+
+/// A kind of stored number.
+pub(super) trait Stored {
+    /// What a row's inputs are kept as.
+    type Input: Copy;
+    /// What sixteen lanes of weights are multiplied with.
+    type Factor<S: Simd>: Copy;
+    /// Sixteen lanes of weights.
+    type Weights<S: Simd>: Copy;
+
+    /// The same numbers where so few ranks lie beside each other that a step takes several columns.
+    type Narrow: Stored<Input = Self::Input>;
+
+    /// Numbers of a lane that one step takes.
+    const STEP: usize;
+    /// Bytes of one lane of a step.
+    const LANE_BYTES: usize;
+
+    /// Sixteen lanes.
+    ///
+    /// # Safety
+    ///
+    /// `from` is valid for 16 lanes.
+    unsafe fn load<S: Simd>(from: *const u8) -> Self::Weights<S>;
+
+    /// The first `lanes` lanes, zeroes in the others.
+    ///
+    /// # Safety
+    ///
+    /// `from` is valid for `lanes` lanes.
+    unsafe fn load_head<S: Simd>(from: *const u8, lanes: usize) -> Self::Weights<S>;
+
+    /// The factor of a step that takes a column for every `width` of its first `lanes` lanes.
+    ///
+    /// # Safety
+    ///
+    /// `inputs` is valid for as many inputs.
+    unsafe fn factor<S: Simd>(inputs: *const Self::Input, width: usize, lanes: usize) -> Self::Factor<S>;
+
+    /// `sum + weights * factor`, a pair's upper product first.
+    fn dot<S: Simd>(sum: S::F, weights: Self::Weights<S>, factor: Self::Factor<S>) -> S::F;
+
+    /// Columns that a step takes of a block of `width` ranks.
+    #[inline(always)]
+    fn columns_a_step(_width: usize) -> usize {
+        Self::STEP
+    }
+
+    /// True if a block of `width` ranks is read as [`Self::Narrow`].
+    #[inline(always)]
+    fn is_narrow(_width: usize) -> bool {
+        false
+    }
+
+    /// `rows` rows of `count` inputs of A, and the distance of two rows. Uses `room` if it has to convert them.
+    ///
+    /// # Safety
+    ///
+    /// `x` is valid for the rows, which are `stride` apart; `room` for `rows * SPAN / 2` elements; `count <= SPAN`.
+    unsafe fn inputs<S: Simd>(
+        x: *const f32,
+        stride: usize,
+        rows: usize,
+        count: usize,
+        room: *mut u32,
+    ) -> (*const Self::Input, usize);
+
+    /// Makes `rows` rows of sums over A, `stride` apart, inputs of B, in their place; those outside `ranks` count for
+    /// nothing.
+    ///
+    /// # Safety
+    ///
+    /// `sums` is valid for the rows, and `stride` is a multiple of 16 that is at least `ranks.end`.
+    unsafe fn shrunk<S: Simd>(
+        sums: *mut f32,
+        stride: usize,
+        rows: usize,
+        ranks: Range<usize>,
+    ) -> *const Self::Input;
+}
+
+/// Numbers that are widened exactly and multiplied with inputs of 32 bits.
+impl<E: Element> Stored for E {
+    type Input = f32;
+    type Factor<S: Simd> = S::F;
+    type Weights<S: Simd> = S::F;
+    type Narrow = Narrow<E>;
+
+    const STEP: usize = 1;
+    const LANE_BYTES: usize = size_of::<E>();
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const u8) -> S::F {
+        // SAFETY: passed on.
+        unsafe { <E as Element>::load::<S>(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn load_head<S: Simd>(from: *const u8, lanes: usize) -> S::F {
+        // SAFETY: passed on.
+        unsafe { <E as Element>::load_head::<S>(from.cast(), lanes) }
+    }
+    #[inline(always)]
+    unsafe fn factor<S: Simd>(inputs: *const f32, _width: usize, _lanes: usize) -> S::F {
+        // SAFETY: the caller's.
+        S::splat(unsafe { *inputs })
+    }
+    #[inline(always)]
+    fn dot<S: Simd>(sum: S::F, weights: S::F, factor: S::F) -> S::F {
+        S::fma(weights, factor, sum)
+    }
+    #[inline(always)]
+    fn is_narrow(width: usize) -> bool {
+        width < LANES && width.is_power_of_two()
+    }
+    #[inline(always)]
+    unsafe fn inputs<S: Simd>(
+        x: *const f32,
+        stride: usize,
+        _rows: usize,
+        _count: usize,
+        _room: *mut u32,
+    ) -> (*const f32, usize) {
+        (x, stride)
+    }
+    #[inline(always)]
+    unsafe fn shrunk<S: Simd>(
+        sums: *mut f32,
+        _stride: usize,
+        _rows: usize,
+        _ranks: Range<usize>,
+    ) -> *const f32 {
+        sums
+    }
+}
+
+/// Numbers of a block of 1, 2, 4 or 8 ranks: sixteen lanes hold several columns of it, whose products are summed apart
+/// and put together at the end.
+pub(super) struct Narrow<E>(PhantomData<E>);
+
+impl<E: Element> Stored for Narrow<E> {
+    type Input = f32;
+    type Factor<S: Simd> = S::F;
+    type Weights<S: Simd> = S::F;
+    type Narrow = Self;
+
+    const STEP: usize = 1;
+    const LANE_BYTES: usize = size_of::<E>();
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const u8) -> S::F {
+        // SAFETY: passed on.
+        unsafe { <E as Stored>::load::<S>(from) }
+    }
+    #[inline(always)]
+    unsafe fn load_head<S: Simd>(from: *const u8, lanes: usize) -> S::F {
+        // SAFETY: passed on.
+        unsafe { <E as Stored>::load_head::<S>(from, lanes) }
+    }
+    #[inline(always)]
+    unsafe fn factor<S: Simd>(inputs: *const f32, width: usize, lanes: usize) -> S::F {
+        // SAFETY: passed on.
+        unsafe { S::load_repeated(inputs, width, lanes / width) }
+    }
+    #[inline(always)]
+    fn dot<S: Simd>(sum: S::F, weights: S::F, factor: S::F) -> S::F {
+        S::fma(weights, factor, sum)
+    }
+    #[inline(always)]
+    fn columns_a_step(width: usize) -> usize {
+        LANES / width
+    }
+    #[inline(always)]
+    unsafe fn inputs<S: Simd>(
+        x: *const f32,
+        stride: usize,
+        _rows: usize,
+        _count: usize,
+        _room: *mut u32,
+    ) -> (*const f32, usize) {
+        (x, stride)
+    }
+    #[inline(always)]
+    unsafe fn shrunk<S: Simd>(
+        sums: *mut f32,
+        _stride: usize,
+        _rows: usize,
+        _ranks: Range<usize>,
+    ) -> *const f32 {
+        sums
+    }
+}
+
+/// Pairs of bf16, multiplied with pairs of bf16 and summed in 32 bits.
+pub(super) struct Bf16Pairs;
+
+impl Stored for Bf16Pairs {
+    type Input = u32;
+    type Factor<S: Simd> = u32;
+    type Weights<S: Simd> = S::B;
+    type Narrow = Self;
+
+    const STEP: usize = 2;
+    const LANE_BYTES: usize = 4;
+
+    #[inline(always)]
+    unsafe fn load<S: Simd>(from: *const u8) -> S::B {
+        // SAFETY: passed on.
+        unsafe { S::load_bytes(from) }
+    }
+    #[inline(always)]
+    unsafe fn load_head<S: Simd>(from: *const u8, lanes: usize) -> S::B {
+        let mut bytes = [0u8; LANES * Self::LANE_BYTES];
+        // SAFETY: the caller vouches for `lanes` lanes, at most 16.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), lanes * Self::LANE_BYTES);
+            S::load_bytes(bytes.as_ptr())
+        }
+    }
+    #[inline(always)]
+    unsafe fn factor<S: Simd>(inputs: *const u32, _width: usize, _lanes: usize) -> u32 {
+        // SAFETY: the caller's.
+        unsafe { *inputs }
+    }
+    #[inline(always)]
+    fn dot<S: Simd>(sum: S::F, weights: S::B, factor: u32) -> S::F {
+        S::dot_bf16(sum, weights, factor)
+    }
+    #[inline(always)]
+    unsafe fn inputs<S: Simd>(
+        x: *const f32,
+        stride: usize,
+        rows: usize,
+        count: usize,
+        room: *mut u32,
+    ) -> (*const u32, usize) {
+        const STRIDE: usize = SPAN / 2;
+        for row in 0..rows {
+            for first in (0..count).step_by(LANES) {
+                // SAFETY: the caller's. The last vector of an odd row ends in zeroes, which fill its last pair up.
+                unsafe {
+                    let v = S::load_head(x.add(row * stride + first), LANES.min(count - first));
+                    S::store_bf16(room.add(row * STRIDE + first / 2).cast(), v);
+                }
+            }
+        }
+        (room, STRIDE)
+    }
+    #[inline(always)]
+    unsafe fn shrunk<S: Simd>(sums: *mut f32, stride: usize, rows: usize, ranks: Range<usize>) -> *const u32 {
+        for row in 0..rows {
+            // SAFETY: the caller's. Pairs are half as long, so none is written before its sums are read.
+            unsafe {
+                let sums = sums.add(row * stride);
+                if !ranks.start.is_multiple_of(2) {
+                    *sums.add(ranks.start - 1) = 0.0;
+                }
+                if !ranks.end.is_multiple_of(2) {
+                    *sums.add(ranks.end) = 0.0;
+                }
+                for first in (0..stride).step_by(LANES) {
+                    let mut pairs = [0u32; LANES / 2];
+                    S::store_bf16(pairs.as_mut_ptr().cast(), S::load(sums.add(first)));
+                    // The lower rank goes to the upper half, as it does in B.
+                    let to = sums.cast::<u32>().add(first / 2);
+                    to.cast::<[u32; LANES / 2]>().write_unaligned(pairs.map(|pair| pair.rotate_left(16)));
+                }
+            }
+        }
+        sums.cast()
+    }
+}

@@ -1,0 +1,152 @@
+//! What one thread does at a time: some rows, one adapter, one layer, a range of ranks.
+//!
+//! First [`Shrink`] multiplies with A into scratch memory on the stack, then [`Expand`] with B into the output.
+
+use std::{marker::PhantomData, mem::MaybeUninit, ops::Range};
+
+use super::{
+    MAX_RANK, MatrixLayout, NumberKind, RANK_BLOCK,
+    expand::Expand,
+    shrink::{SPAN, Shrink},
+    stored::Bf16Pairs,
+};
+use crate::{isa::Kernel, simd::Simd};
+
+/// Sums over A that fit the scratch memory: [`MAX_RANK`] of eight rows.
+const SUMS: usize = 8 * MAX_RANK;
+
+/// Rows whose inputs fit the scratch memory.
+const ROWS: usize = 64;
+
+/// Where a layer's factors are: in shared memory or on the device, where the first ranks may be missing.
+#[derive(Clone, Copy)]
+pub(super) struct Factors<'a> {
+    a: *const u8,
+    b: *const u8,
+    memory: PhantomData<&'a [u8]>,
+}
+
+impl Factors<'_> {
+    /// A and B.
+    pub(super) fn new([a, b]: [*const u8; 2]) -> Self {
+        Self { a, b, memory: PhantomData }
+    }
+}
+
+/// What becomes of the sums.
+#[derive(Clone, Copy)]
+pub(super) enum Finish {
+    /// They are the output.
+    Store,
+    /// They are added to the output.
+    Add,
+}
+
+/// `out = finish(head + sum over ranks of B[rank] (scale * A[rank] · x))`.
+#[derive(Clone)]
+pub(super) struct Unit<'a> {
+    pub(super) layout: &'a MatrixLayout,
+    pub(super) factors: Factors<'a>,
+    pub(super) ranks: Range<usize>,
+    pub(super) rows: usize,
+    /// `[rows, columns]`.
+    pub(super) x: *const f32,
+    /// The sums of the ranks below `ranks`, `[rows, layout.rows]`; null if there are none.
+    pub(super) head: *const f32,
+    /// Rows of `layout.rows` elements, `stride` apart.
+    pub(super) out: *mut f32,
+    pub(super) stride: usize,
+    pub(super) finish: Finish,
+}
+
+// SAFETY: units read memory that outlives the parallel region and write disjoint elements.
+unsafe impl Sync for Unit<'_> {}
+
+/// Memory that need not be cleared.
+struct Scratch {
+    sums: MaybeUninit<[f32; SUMS]>,
+    inputs: MaybeUninit<[u32; ROWS * SPAN / 2]>,
+}
+
+impl Unit<'_> {
+    /// Rows `first..first + rows` of this unit.
+    pub(super) fn part(&self, first: usize, rows: usize) -> Self {
+        // SAFETY: the rows are this unit's, so its pointers are valid for them.
+        unsafe {
+            let head = if self.head.is_null() { self.head } else { self.head.add(first * self.layout.rows) };
+            Self {
+                rows,
+                x: self.x.add(first * self.layout.columns),
+                head,
+                out: self.out.add(first * self.stride),
+                ..self.clone()
+            }
+        }
+    }
+
+    /// The blocks of this unit's ranks: none of no ranks, for the block they would be in may not be here.
+    fn blocks(&self) -> Range<usize> {
+        if self.ranks.is_empty() {
+            return 0..0;
+        }
+        self.ranks.start / RANK_BLOCK..self.ranks.end.div_ceil(RANK_BLOCK)
+    }
+
+    /// # Safety
+    ///
+    /// The pointers are valid for the unit's rows, the factors for its ranks, and nobody else has these outputs.
+    #[inline(always)]
+    unsafe fn rows<S: Simd>(&self, scratch: &mut Scratch) {
+        let blocks = self.blocks();
+        let sums: *mut f32 = scratch.sums.as_mut_ptr().cast();
+        let shrink = Shrink {
+            layout: self.layout,
+            a: self.factors.a,
+            x: self.x,
+            rows: self.rows,
+            room: scratch.inputs.as_mut_ptr().cast(),
+            sums,
+            blocks: blocks.clone(),
+        };
+        let expand = Expand {
+            layout: self.layout,
+            b: self.factors.b,
+            ranks: self.ranks.clone(),
+            blocks: blocks.clone(),
+            rows: self.rows,
+            sums,
+            head: self.head,
+            out: self.out,
+            stride: self.stride,
+            finish: self.finish,
+        };
+        // SAFETY: the caller's; `Kernel::run` takes no more rows than the scratch memory holds.
+        unsafe {
+            match self.layout.a.kind {
+                NumberKind::F32 => shrink.run::<S, f32>(),
+                NumberKind::F16 => shrink.run::<S, u16>(),
+                NumberKind::Bf16 => shrink.run::<S, Bf16Pairs>(),
+            }
+            match self.layout.b.kind {
+                NumberKind::F32 => expand.run::<S, f32>(),
+                NumberKind::F16 => expand.run::<S, u16>(),
+                NumberKind::Bf16 => expand.run::<S, Bf16Pairs>(),
+            }
+        }
+    }
+}
+
+impl Kernel for Unit<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let mut scratch = Scratch { sums: MaybeUninit::uninit(), inputs: MaybeUninit::uninit() };
+        let at_once = (SUMS / RANK_BLOCK / self.blocks().len().max(1)).min(ROWS);
+        for first in (0..self.rows).step_by(at_once) {
+            let part = self.part(first, at_once.min(self.rows - first));
+            // SAFETY: who made the unit has checked the shapes, and gave these outputs to no other.
+            unsafe { part.rows::<S>(&mut scratch) };
+        }
+    }
+}
