@@ -73,7 +73,7 @@ const fn target(
 }
 
 /// Every target.
-pub const TARGETS: [Target; 19] = [
+pub const TARGETS: [Target; 21] = [
     target("gguf", "GGUF header and tensors", targets::gguf, PLAIN),
     target("gguf_tokenizer", "the tokenizer in a GGUF file", targets::gguf_tokenizer, TABLES),
     target("gguf_adapter", "an adapter in a GGUF file", targets::gguf_adapter, PLAIN),
@@ -88,6 +88,8 @@ pub const TARGETS: [Target; 19] = [
     target("template", "a chat template and messages", targets::template, PLAIN),
     target("to_executor", "a message to the executor", targets::to_executor, PLAIN),
     target("to_gateway", "a message to the gateway", targets::to_gateway, PLAIN),
+    target("worker_message", "a message between executor and worker", targets::worker_message, PLAIN),
+    target("adapter_image", "an adapter in shared memory", targets::adapter_image, PLAIN),
     target("completion", "the body of a completion", http::completion, BODY),
     target("chat", "the body of a chat", http::chat, BODY),
     target("load_adapter", "the body of /v1/load_lora_adapter", http::load_adapter, BODY),

@@ -8,6 +8,7 @@ mod model;
 mod template;
 mod tokenizer;
 mod wire;
+mod worker;
 
 /// What a seed must come to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,6 +91,8 @@ pub fn of(target: &str) -> Vec<Seed> {
         "template" => template::templates(),
         "to_executor" => wire::to_executor(),
         "to_gateway" => wire::to_gateway(),
+        "worker_message" => worker::messages(),
+        "adapter_image" => worker::images(),
         "completion" => http::completions(),
         "chat" => http::chats(),
         "load_adapter" => http::loads(),

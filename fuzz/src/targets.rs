@@ -16,6 +16,8 @@ use model::{
 };
 use shmproto::{
     codec::Wire,
+    handover::{FromWorker, ToWorker},
+    image,
     message::{ToExecutor, ToGateway},
 };
 use tempfile::TempDir;
@@ -94,6 +96,22 @@ pub(crate) fn to_executor(input: &[u8]) -> Outcome {
 
 pub(crate) fn to_gateway(input: &[u8]) -> Outcome {
     message::<ToGateway>(input)
+}
+
+/// Both directions: a peer of either side may mean harm.
+pub(crate) fn worker_message(input: &[u8]) -> Outcome {
+    message::<FromWorker>(input).or_else(|_| message::<ToWorker>(input))
+}
+
+/// What a matrix's numbers are read from lies in the image, whatever the image says.
+pub(crate) fn adapter_image(input: &[u8]) -> Outcome {
+    for entry in image::entries(input).map_err(refused)? {
+        for (offset, bytes) in [(entry.a_offset, entry.a_bytes()), (entry.b_offset, entry.b_bytes())] {
+            let end = bytes.and_then(|bytes| offset.checked_add(bytes));
+            assert!(end.is_some_and(|end| end <= input.len() as u64), "{entry:?} leads outside");
+        }
+    }
+    Ok(())
 }
 
 /// What can be read is one value with one encoding.

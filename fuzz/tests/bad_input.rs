@@ -149,6 +149,8 @@ explored! {
     mutated_templates_stay_within_bounds: "template",
     mutated_requests_to_the_executor_stay_within_bounds: "to_executor",
     mutated_answers_to_the_gateway_stay_within_bounds: "to_gateway",
+    mutated_messages_of_workers_stay_within_bounds: "worker_message",
+    mutated_adapter_images_stay_within_bounds: "adapter_image",
     mutated_completions_stay_within_bounds: "completion",
     mutated_chats_stay_within_bounds: "chat",
     mutated_loads_stay_within_bounds: "load_adapter",

@@ -6,7 +6,7 @@
 use crate::{wire_enum, wire_struct};
 
 /// Changes whenever a message changes; both sides refuse a peer that has another one.
-pub const PROTOCOL_VERSION: u32 = 2;
+pub const PROTOCOL_VERSION: u32 = 3;
 
 /// 256-bit content hash of an adapter's weights and configuration.
 pub type GenerationBytes = [u8; 32];
@@ -90,8 +90,12 @@ wire_struct! {
         pub context_length: u32,
         /// Size of the vocabulary in tokens.
         pub vocab_size: u32,
-        /// Most bytes of adapters the executor will hold.
+        /// Most bytes of adapters the executor will hold in the host tier.
         pub adapter_budget_bytes: u64,
+        /// Most bytes of adapters the device will hold beside them.
+        pub device_budget_bytes: u64,
+        /// What a request does whose adapter the device does not hold.
+        pub cold_start: ColdStart,
         /// KV blocks in the pool.
         pub kv_blocks: u32,
         /// Tokens a KV block holds.
@@ -102,6 +106,20 @@ wire_struct! {
         pub max_waiting: u32,
         /// Adapters already resident (after a gateway restart).
         pub adapters: Vec<AdapterIdBytes>,
+    }
+}
+
+wire_enum! {
+    /// What a request does whose adapter the device does not hold.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub enum ColdStart {
+        /// It starts at once: CPU workers compute what has not arrived.
+        #[default]
+        CpuAssist = 0,
+        /// It waits until the adapter is there.
+        OnDemand = 1,
+        /// There are none: every adapter is on the device before its load is answered.
+        Cached = 2,
     }
 }
 
@@ -249,6 +267,8 @@ wire_struct! {
         pub cached_tokens: u32,
         /// Microseconds from receipt to admission; sent with the first output.
         pub queued_us: u64,
+        /// Of them, microseconds it waited for its adapter to reach the device; sent with the first output.
+        pub load_wait_us: u64,
         /// Set on the last output of a request that ended well.
         pub finish: Option<Finish>,
         /// Set on the last output of a request that did not.
@@ -339,9 +359,9 @@ wire_struct! {
         pub kv_blocks_used: u32,
         /// KV blocks that only the prefix cache holds.
         pub kv_blocks_cached: u32,
-        /// Bytes of resident adapters.
+        /// Bytes of adapters of the host tier.
         pub adapter_bytes: u64,
-        /// Resident adapters.
+        /// Adapters of the host tier.
         pub adapters: Vec<AdapterStats>,
         /// Prompt tokens computed.
         pub prompt_tokens: u64,
@@ -355,6 +375,41 @@ wire_struct! {
         pub cancelled: u64,
         /// Engine steps.
         pub steps: u64,
+        /// Bytes of adapters that are on the device, or on their way there.
+        pub device_bytes: u64,
+        /// Requests that found their adapter not, or not wholly, on the device.
+        pub cold_starts: u64,
+        /// Microseconds that requests waited for adapters to reach the device.
+        pub load_wait_us: u64,
+        /// Microseconds that the engine waited for workers after its own part was done.
+        pub worker_wait_us: u64,
+        /// Bytes moved from the host tier to the device.
+        pub copied_bytes: u64,
+        /// Microseconds that took, an emulated link's delays included.
+        pub copy_us: u64,
+        /// Bytes a second that an emulated link lets through; 0 for a real one.
+        pub link_bytes_per_s: u64,
+        /// Workers that were lost: dead, stopped or in breach of the protocol.
+        pub workers_lost: u64,
+        /// The workers there are.
+        pub workers: Vec<WorkerStats>,
+    }
+}
+
+wire_struct! {
+    /// One CPU worker that computes adapters.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct WorkerStats {
+        /// The core it is pinned to.
+        pub core: u32,
+        /// Its process.
+        pub pid: u32,
+        /// Slices it has computed.
+        pub slices: u64,
+        /// Rows times ranks it has computed.
+        pub rank_rows: u64,
+        /// Slices it had begun and the executor computed, because they took too long.
+        pub taken_back: u64,
     }
 }
 
@@ -372,5 +427,17 @@ wire_struct! {
         pub running: u32,
         /// Requests of it that wait.
         pub waiting: u32,
+        /// Bytes of it that are on the device.
+        pub device_bytes: u64,
+        /// Requests that found it not, or not wholly, on the device.
+        pub cold_starts: u64,
+        /// Microseconds that requests waited for it to reach the device.
+        pub load_wait_us: u64,
+        /// Rows times ranks computed on the device.
+        pub rank_rows_device: u64,
+        /// Rows times ranks computed by workers.
+        pub rank_rows_workers: u64,
+        /// Rows times ranks that the executor computed from the host tier, because no worker did.
+        pub rank_rows_executor: u64,
     }
 }

@@ -4,8 +4,8 @@ use proptest::prelude::*;
 use shmproto::{
     codec::{DecodeError, Wire},
     message::{
-        ErrorCode, Finish, Generate, Hello, Output, Sampling, Stats, ToExecutor, ToGateway, TokenOutput,
-        WireError,
+        AdapterStats, ColdStart, ErrorCode, Finish, Generate, Hello, Output, PROTOCOL_VERSION, Sampling,
+        Stats, ToExecutor, ToGateway, TokenOutput, Welcome, WireError, WorkerStats,
     },
 };
 
@@ -49,9 +49,54 @@ fn outputs() -> ToGateway {
         prompt: vec![token],
         cached_tokens: 32,
         queued_us: 1_000,
+        load_wait_us: 400,
         finish: Some(Finish::Length),
         error: Some(error),
     }])
+}
+
+fn welcome(cold_start: ColdStart) -> ToGateway {
+    ToGateway::Welcome(Welcome {
+        version: PROTOCOL_VERSION,
+        instance: 1,
+        model_path: "/model.gguf".to_owned(),
+        base_hash: [6; 32],
+        context_length: 64,
+        vocab_size: 32,
+        adapter_budget_bytes: 1 << 30,
+        device_budget_bytes: 1 << 20,
+        cold_start,
+        kv_blocks: 8,
+        block_tokens: 16,
+        max_running: 4,
+        max_waiting: 5,
+        adapters: vec![[5; 32], [6; 32]],
+    })
+}
+
+fn stats() -> ToGateway {
+    let adapter = AdapterStats {
+        adapter: [5; 32],
+        rank: 16,
+        bytes: 1_000,
+        running: 1,
+        waiting: 2,
+        device_bytes: 500,
+        cold_starts: 3,
+        load_wait_us: 4,
+        rank_rows_device: 5,
+        rank_rows_workers: 6,
+        rank_rows_executor: 7,
+    };
+    let worker = WorkerStats { core: 1, pid: 4_000, slices: 8, rank_rows: 9, taken_back: 10 };
+    ToGateway::Stats(Stats {
+        adapters: vec![adapter.clone(), adapter],
+        device_bytes: 1_000,
+        link_bytes_per_s: 125_000_000,
+        workers_lost: 1,
+        workers: vec![worker.clone(), worker],
+        ..Stats::default()
+    })
 }
 
 #[test]
@@ -64,7 +109,9 @@ fn a_message_comes_out_as_it_went_in() {
     ] {
         assert_eq!(ToExecutor::from_bytes(&message.to_bytes()), Ok(message));
     }
-    for message in [outputs(), ToGateway::Stats(Stats::default()), ToGateway::Refused(String::new())] {
+    let cold_starts = [ColdStart::CpuAssist, ColdStart::OnDemand, ColdStart::Cached];
+    let others = [outputs(), stats(), ToGateway::Stats(Stats::default()), ToGateway::Refused(String::new())];
+    for message in others.into_iter().chain(cold_starts.map(welcome)) {
         assert_eq!(ToGateway::from_bytes(&message.to_bytes()), Ok(message));
     }
 }
@@ -73,8 +120,10 @@ fn a_message_comes_out_as_it_went_in() {
 fn a_message_that_ends_early_or_late_is_an_error() {
     let bytes = generate(vec![1, 2, 3]).to_bytes();
     assert!((0..bytes.len()).all(|end| ToExecutor::from_bytes(&bytes[..end]).is_err()));
-    let bytes = outputs().to_bytes();
-    assert!((0..bytes.len()).all(|end| ToGateway::from_bytes(&bytes[..end]).is_err()));
+    for message in [outputs(), stats(), welcome(ColdStart::Cached)] {
+        let bytes = message.to_bytes();
+        assert!((0..bytes.len()).all(|end| ToGateway::from_bytes(&bytes[..end]).is_err()));
+    }
     let mut bytes = outputs().to_bytes();
     bytes.push(0);
     assert_eq!(ToGateway::from_bytes(&bytes), Err(DecodeError::Trailing(1)));
@@ -100,25 +149,60 @@ fn the_bytes_of_a_hello_are_those_of_the_document() {
     assert_eq!(bytes, [0, 1, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0]);
 }
 
+/// The rows of the table under `heading`, as the document has it.
+fn table(heading: &str) -> &'static str {
+    let document = include_str!("../../docs/PROTOCOL.md");
+    let table = document.split(heading).nth(1).and_then(|rest| rest.split("\n\n").next());
+    table.expect("the table")
+}
+
+/// The variants of an enum in `source` and their tags.
+fn variants<'a>(source: &'a str, name: &str) -> Vec<(&'a str, &'a str)> {
+    let body = source.split(&format!("pub enum {name} {{")).nth(1);
+    let body = body.and_then(|rest| rest.split("\n    }").next()).expect("the enum");
+    let lines = body.lines().map(str::trim).filter(|line| !line.starts_with("//") && line.ends_with(','));
+    let variant = |line: &'a str| {
+        let (variant, tag) = line.trim_end_matches(',').split_once(" = ").expect("a variant and its tag");
+        (variant.split('(').next().expect("a name"), tag)
+    };
+    lines.map(variant).collect()
+}
+
 #[test]
 fn the_document_lists_every_message_under_its_number() {
-    let source = include_str!("../src/message.rs");
-    let document = include_str!("../../docs/PROTOCOL.md");
+    let gateway = include_str!("../src/message.rs");
+    let worker = include_str!("../src/handover.rs");
     let mut found = 0;
-    for (name, heading) in [("ToExecutor", "To the executor"), ("ToGateway", "To the gateway")] {
-        let body =
-            source.split(&format!("pub enum {name} {{")).nth(1).and_then(|rest| rest.split("\n    }").next());
-        let table = document.split(heading).nth(1).and_then(|rest| rest.split("\n\n").next());
-        let (body, table) = (body.expect("the enum"), table.expect("the table"));
-        for line in body.lines().map(str::trim).filter(|line| !line.starts_with("//") && line.ends_with(','))
-        {
-            let (variant, tag) = line.trim_end_matches(',').split_once(" = ").expect("a variant and its tag");
-            let variant = variant.split('(').next().expect("a name");
+    for (source, name, heading) in [
+        (gateway, "ToExecutor", "| To the executor |"),
+        (gateway, "ToGateway", "| To the gateway |"),
+        (gateway, "ColdStart", "| `ColdStart` |"),
+        (worker, "ToWorker", "| To a worker |"),
+        (worker, "FromWorker", "| From a worker |"),
+    ] {
+        let table = table(heading);
+        let variants = variants(source, name);
+        assert_eq!(
+            table.lines().count(),
+            variants.len() + 2,
+            "{name}: a row for each, under the heading's two lines"
+        );
+        for (variant, tag) in variants {
             assert!(table.contains(&format!("| {tag} | `{variant}` |")), "{name}::{variant} = {tag}");
             found += 1;
         }
     }
-    assert_eq!(found, 14);
+    assert_eq!(found, 25);
+}
+
+#[test]
+fn the_figures_of_the_document_are_those_of_the_messages() {
+    let source = include_str!("../src/message.rs");
+    let named: Vec<&str> = table("| Figure |").split('`').skip(1).step_by(2).collect();
+    assert!(named.len() >= 20, "{named:?}");
+    for name in named {
+        assert!(source.contains(&format!("pub {name}: ")), "{name} is in the document alone");
+    }
 }
 
 proptest! {

@@ -4,7 +4,7 @@
 use super::{Maker, Seed};
 
 const COUNTS: &str = "CVE-2024-23605 (counts and lengths)";
-const OFFSETS: &str = "CVE-2025-53630, CVE-2026-27940 (sums that wrap)";
+pub(super) const OFFSETS: &str = "CVE-2025-53630, CVE-2026-27940 (sums that wrap)";
 const SHAPES: &str = "CVE-2024-21802, CVE-2026-33298 (shapes and types)";
 const PADDING: &str = "GGML_PAD, alignment 2^31, division by ne = 0";
 const GROWTH: &str = "limits after allocation";

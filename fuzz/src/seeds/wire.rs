@@ -3,15 +3,16 @@
 use shmproto::{
     codec::Wire,
     message::{
-        AdapterLoaded, ErrorCode, Failed, Finish, Generate, Hello, LoadAdapter, Loading, Output, Sampling,
-        Stats, ToExecutor, ToGateway, TokenOutput, UnloadAdapter, Welcome, WireError,
+        AdapterLoaded, AdapterStats, ColdStart, ErrorCode, Failed, Finish, Generate, Hello, LoadAdapter,
+        Loading, Output, Sampling, Stats, ToExecutor, ToGateway, TokenOutput, UnloadAdapter, Welcome,
+        WireError, WorkerStats,
     },
 };
 
 use super::{Maker, Seed};
 
-const COUNTS: &str = "CVE-2024-42478, -42479 (a peer's numbers)";
-const FORMAT: &str = "ShadowMQ: CVE-2024-11041, CVE-2025-30165 (self-describing wires)";
+pub(super) const COUNTS: &str = "CVE-2024-42478, -42479 (a peer's numbers)";
+pub(super) const FORMAT: &str = "ShadowMQ: CVE-2024-11041, CVE-2025-30165 (self-describing wires)";
 const GROWTH: &str = "limits after allocation";
 
 fn generate() -> Generate {
@@ -43,7 +44,7 @@ fn generate() -> Generate {
 
 pub(super) fn to_executor() -> Vec<Seed> {
     let mut make = Maker::new("to_executor");
-    make.valid("a hello", ToExecutor::Hello(Hello { version: 2, instance: 1 }).to_bytes());
+    make.valid("a hello", ToExecutor::Hello(Hello { version: 3, instance: 1 }).to_bytes());
     make.valid("a request", ToExecutor::Generate(generate()).to_bytes());
     let load = LoadAdapter { request: 1, path: "/adapters/a".to_owned(), owner: [0; 32] };
     make.valid("a load", ToExecutor::LoadAdapter(load).to_bytes());
@@ -73,9 +74,47 @@ fn output() -> Output {
         prompt: vec![token],
         cached_tokens: 16,
         queued_us: 10,
+        load_wait_us: 5,
         finish: Some(Finish::Length),
         error: None,
     }
+}
+
+fn welcome() -> Welcome {
+    Welcome {
+        version: 3,
+        instance: 1,
+        model_path: "/model.gguf".to_owned(),
+        base_hash: [0; 32],
+        context_length: 64,
+        vocab_size: 32,
+        adapter_budget_bytes: 1 << 20,
+        device_budget_bytes: 1 << 19,
+        cold_start: ColdStart::CpuAssist,
+        kv_blocks: 8,
+        block_tokens: 16,
+        max_running: 4,
+        max_waiting: 4,
+        adapters: vec![[5; 32]],
+    }
+}
+
+fn stats() -> Stats {
+    let adapter = AdapterStats {
+        adapter: [5; 32],
+        rank: 8,
+        bytes: 100,
+        running: 1,
+        waiting: 2,
+        device_bytes: 50,
+        cold_starts: 3,
+        load_wait_us: 4,
+        rank_rows_device: 5,
+        rank_rows_workers: 6,
+        rank_rows_executor: 7,
+    };
+    let worker = WorkerStats { core: 1, pid: 2, slices: 3, rank_rows: 4, taken_back: 5 };
+    Stats { adapters: vec![adapter], workers: vec![worker], ..Stats::default() }
 }
 
 pub(super) fn to_gateway() -> Vec<Seed> {
@@ -91,26 +130,23 @@ pub(super) fn to_gateway() -> Vec<Seed> {
     let loaded =
         AdapterLoaded { request: 1, generation: [1; 32], adapter: [2; 32], rank: 4, bytes: 9, modules: 2 };
     make.valid("an adapter", ToGateway::AdapterLoaded(loaded).to_bytes());
-    let welcome = Welcome {
-        version: 2,
-        instance: 1,
-        model_path: "/model.gguf".to_owned(),
-        base_hash: [0; 32],
-        context_length: 64,
-        vocab_size: 32,
-        adapter_budget_bytes: 1 << 20,
-        kv_blocks: 8,
-        block_tokens: 16,
-        max_running: 4,
-        max_waiting: 4,
-        adapters: vec![[5; 32]],
-    };
-    make.valid("a welcome", ToGateway::Welcome(welcome).to_bytes());
+    make.valid("a welcome", ToGateway::Welcome(welcome()).to_bytes());
+    make.valid("figures of adapters and workers", ToGateway::Stats(stats()).to_bytes());
+    let mut bytes = ToGateway::Stats(stats()).to_bytes();
+    // The count of the workers stands before the one worker, who comes last.
+    let at = bytes.len() - WorkerStats::MIN_BYTES - 4;
+    bytes[at..at + 4].copy_from_slice(&u32::MAX.to_le_bytes());
+    make.refused("figures of 2^32 - 1 workers", COUNTS, bytes, "ends early");
+    let mut bytes = ToGateway::Welcome(welcome()).to_bytes();
+    // The mode follows both budgets; 16 bytes of limits and the adapters come behind it.
+    let at = bytes.len() - (4 + 32) - 16 - 1;
+    bytes[at] = 3;
+    make.refused("a mode of cold starts that there is not", FORMAT, bytes, "ColdStart");
     make.refused("2^32 - 1 outputs", COUNTS, [&[2][..], &[255; 4]].concat(), "ends early");
     make.refused(
         "a tag of 2 for an option",
         FORMAT,
-        [&[2][..], &[1, 0, 0, 0], &[0; 28], &[2, 0]].concat(),
+        [&[2][..], &[1, 0, 0, 0], &[0; 36], &[2, 0]].concat(),
         "Option",
     );
     let empty = Output { tokens: vec![], prompt: vec![], finish: None, ..output() };
@@ -119,7 +155,7 @@ pub(super) fn to_gateway() -> Vec<Seed> {
     make.refused(
         "the same, cut",
         GROWTH,
-        [&[2][..], &200_000u32.to_le_bytes(), &vec![0; 5_999_999]].concat(),
+        [&[2][..], &200_000u32.to_le_bytes(), &vec![0; 7_599_999]].concat(),
         "",
     );
     make.seeds

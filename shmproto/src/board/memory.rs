@@ -1,0 +1,84 @@
+//! A board's memory as atomics: the control region, and the slabs of numbers.
+//!
+//! Memory that another process may write is never seen through `&` or `&mut` of plain data. Both kinds here hand out
+//! atomics only; the bytes below are a region's mapping or, in one process, the heap's. Under loom there are no bytes:
+//! loom's atomics are objects, and are held as such.
+
+#[cfg(not(loom))]
+pub(super) use self::mapped::{Control, Slab};
+#[cfg(loom)]
+pub(super) use self::modelled::{Control, Slab};
+
+use super::layout::{Header, SeatEntry, SliceEntry};
+use crate::atomic::AtomicU64;
+
+impl Slab {
+    /// Copies numbers in, from number `start` on, which is even; panics if they do not fit.
+    pub(super) fn write(&self, start: usize, values: &[f32]) {
+        copy::write(self.pairs_to_write(), start, values);
+    }
+
+    /// Copies numbers out, from number `start` on; panics if there are not so many.
+    pub(super) fn read(&self, start: usize, values: &mut [f32]) {
+        copy::read(self.pairs(), start, values);
+    }
+}
+
+mod copy;
+#[cfg(not(loom))]
+mod mapped;
+
+/// Loom's atomics are objects with a place in the model: nothing to cast from bytes.
+#[cfg(loom)]
+mod modelled {
+    use super::{AtomicU64, Header, SeatEntry, SliceEntry};
+    use crate::board::Geometry;
+
+    /// See the other one.
+    #[derive(Debug)]
+    pub(in crate::board) struct Control {
+        header: Header,
+        seats: Vec<SeatEntry>,
+        slices: Vec<SliceEntry>,
+    }
+
+    impl Control {
+        pub(in crate::board) fn on_heap(geometry: &Geometry) -> Self {
+            Self {
+                header: Header::default(),
+                seats: (0..geometry.seats).map(|_| SeatEntry::default()).collect(),
+                slices: (0..geometry.slices).map(|_| SliceEntry::default()).collect(),
+            }
+        }
+
+        pub(in crate::board) fn header(&self) -> &Header {
+            &self.header
+        }
+
+        pub(in crate::board) fn seats(&self) -> &[SeatEntry] {
+            &self.seats
+        }
+
+        pub(in crate::board) fn slices(&self) -> &[SliceEntry] {
+            &self.slices
+        }
+    }
+
+    /// See the other one.
+    #[derive(Debug)]
+    pub(in crate::board) struct Slab(Vec<AtomicU64>);
+
+    impl Slab {
+        pub(in crate::board) fn on_heap(elements: usize) -> Self {
+            Self((0..elements.div_ceil(2)).map(|_| AtomicU64::new(0)).collect())
+        }
+
+        pub(super) fn pairs(&self) -> &[AtomicU64] {
+            &self.0
+        }
+
+        pub(super) fn pairs_to_write(&self) -> &[AtomicU64] {
+            &self.0
+        }
+    }
+}

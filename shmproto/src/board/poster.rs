@@ -1,0 +1,401 @@
+//! The engine thread's end of a board: it posts jobs and takes back what it does not want to wait for.
+
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use super::Generation;
+use super::shared::{Seated, Shared};
+use super::slice::{Slice, SliceError};
+use super::word::{Job, State, Word};
+use crate::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
+use crate::atomic::fence;
+use crate::futex;
+
+/// Why a job cannot be posted. The board is as it was, with no job on it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum PostError {
+    /// More slices than the table has.
+    #[error("{slices} slices are more than the {limit} of the board: cut the job into fewer")]
+    TooManySlices {
+        /// Slices of the job.
+        slices: usize,
+        /// Entries of the table.
+        limit: usize,
+    },
+    /// More numbers than the slab holds.
+    #[error("{elements} numbers of x are more than the {limit} of the board: post fewer rows")]
+    TooLargeX {
+        /// Numbers of x.
+        elements: usize,
+        /// Numbers in the slab.
+        limit: usize,
+    },
+    /// A slice does not fit the board, or asks for rows that were not posted.
+    #[error("slice {index} cannot be posted")]
+    Slice {
+        /// Which.
+        index: usize,
+        /// What is wrong with it.
+        source: SliceError,
+    },
+    /// Two slices would write the same sums.
+    #[error("the sums of slice {index} begin before those of the slice before it end: lay them out in order")]
+    Overlap {
+        /// The second of the two.
+        index: usize,
+    },
+}
+
+/// How far a slice is, as the executor believes it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SliceState {
+    /// Nobody has begun.
+    Open,
+    /// A worker that is admitted computes it.
+    Claimed(Generation),
+    /// The sums can be read.
+    Done(Generation),
+    /// Nobody will do it: the worker failed it, was fenced, or broke the protocol. To be taken back.
+    Lost,
+    /// It was taken back.
+    Taken,
+}
+
+/// What became of taking a slice back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TakeBack {
+    /// It is the caller's; whatever a worker still does to it counts for nothing.
+    Taken,
+    /// A worker was faster: the sums can be read.
+    AlreadyDone(Generation),
+}
+
+/// The sums of a slice are not there: not done, taken back, or their worker was fenced. Compute them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("the sums of slice {index} are not there: compute them here")]
+pub struct Gone {
+    /// Which slice.
+    pub index: usize,
+}
+
+/// The one end that posts jobs. One thread; only [`Poster::post`], [`Poster::announce`] and fencing a worker that broke
+/// the protocol may call the system, and the first two only while somebody sleeps.
+#[derive(Debug)]
+pub struct Poster {
+    shared: Arc<Shared>,
+    job: Job,
+    /// The slices of the job. What counts is written here; the shared words only say what workers claim to have done.
+    slices: Vec<Posted>,
+    /// Who is seated, as of `changes`.
+    seated: Vec<Option<Seated>>,
+    issued: u32,
+    changes: u64,
+}
+
+/// What the executor knows of a slice it posted.
+#[derive(Debug, Clone, Copy)]
+struct Posted {
+    slice: Slice,
+    end: End,
+}
+
+/// Whether a slice is settled, whatever the shared word says from then on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    Pending,
+    Done(Generation),
+    Lost,
+    Taken,
+}
+
+impl Poster {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        let slices = Vec::with_capacity(shared.geometry.slices);
+        let seated = vec![None; shared.geometry.seats];
+        Self { shared, job: Job::NONE, slices, seated, issued: 0, changes: 0 }
+    }
+
+    /// How large the board is.
+    #[must_use]
+    pub fn geometry(&self) -> super::Geometry {
+        self.shared.geometry
+    }
+
+    /// How many workers are admitted.
+    pub fn workers(&mut self) -> usize {
+        self.refresh();
+        self.seated.iter().flatten().count()
+    }
+
+    /// Says that a pass begins that will post jobs for `workers` of them, and wakes so many of those who sleep. They
+    /// spin until [`Poster::rest`], as long as their own limit lets them.
+    pub fn announce(&self, workers: u32) {
+        self.shared.control.header().signal.announced.store(workers, Relaxed);
+        self.ring(workers);
+    }
+
+    /// Says that no more jobs come for now: who spins may sleep.
+    pub fn rest(&self) {
+        self.shared.control.header().signal.announced.store(0, Relaxed);
+    }
+
+    /// Posts a job: `x` is written to the slab, at its beginning, and the slices are opened. What is left of the job
+    /// before is taken back first.
+    ///
+    /// The sums of the slices are laid out in order, so that each begins where the one before has ended or later.
+    ///
+    /// # Errors
+    ///
+    /// See [`PostError`].
+    pub fn post(&mut self, x: &[f32], slices: &[Slice]) -> Result<(), PostError> {
+        self.finish();
+        self.slices.clear();
+        self.check(x, slices)?;
+        self.job = self.job.next();
+        self.shared.x.write(0, x);
+        let opened = Word { job: self.job, state: State::Open }.encode();
+        for (entry, slice) in self.shared.control.slices().iter().zip(slices) {
+            entry.descriptor.write(slice);
+            // SYNC POINT post: releases x and the descriptor.
+            entry.progress.word.store(opened, Release);
+            self.slices.push(Posted { slice: *slice, end: End::Pending });
+        }
+        let signal = &self.shared.control.header().signal;
+        let posted = u32::try_from(slices.len()).unwrap_or(u32::MAX);
+        signal.posted.store(posted, Relaxed);
+        // SYNC POINT job: releases the table.
+        signal.job.store(self.job.0, Release);
+        self.ring(posted);
+        Ok(())
+    }
+
+    fn check(&self, x: &[f32], slices: &[Slice]) -> Result<(), PostError> {
+        let geometry = self.shared.geometry;
+        if slices.len() > geometry.slices {
+            return Err(PostError::TooManySlices { slices: slices.len(), limit: geometry.slices });
+        }
+        if x.len() > geometry.x_elements {
+            return Err(PostError::TooLargeX { elements: x.len(), limit: geometry.x_elements });
+        }
+        // Rows past those posted are rows of another job.
+        let posted = super::Geometry { x_elements: x.len(), ..geometry };
+        let mut end = 0;
+        for (index, slice) in slices.iter().enumerate() {
+            slice.check(&posted).map_err(|source| PostError::Slice { index, source })?;
+            let sums = slice.sums_range();
+            if sums.start < end {
+                return Err(PostError::Overlap { index });
+            }
+            end = sums.end;
+        }
+        Ok(())
+    }
+
+    /// Wakes at most `count` of those who sleep; makes no system call if nobody does.
+    fn ring(&self, count: u32) {
+        // Pairs with the fence in `Seat::park`, which says why no wake-up is lost.
+        fence(SeqCst);
+        let header = self.shared.control.header();
+        let asleep = header.parked.seats.load(Relaxed).count_ones();
+        if asleep > 0 && count > 0 {
+            header.signal.bell.fetch_add(1, Release);
+            futex::wake(&header.signal.bell, asleep.min(count));
+        }
+    }
+
+    /// Slices of the job on the board.
+    #[must_use]
+    pub fn slices(&self) -> usize {
+        self.slices.len()
+    }
+
+    /// How far slice `index` of the job is.
+    ///
+    /// # Panics
+    ///
+    /// If the job has no such slice.
+    pub fn state(&mut self, index: usize) -> SliceState {
+        match self.slices[index].end {
+            End::Done(generation) => SliceState::Done(generation),
+            End::Lost => SliceState::Lost,
+            End::Taken => SliceState::Taken,
+            End::Pending => {
+                // SYNC POINT done: with Done the sums are there.
+                let word = self.shared.control.slices()[index].progress.word.load(Acquire);
+                self.judge(index, word)
+            }
+        }
+    }
+
+    /// Takes slice `index` back, unless it is done. Afterwards no worker's word about it counts.
+    ///
+    /// # Panics
+    ///
+    /// If the job has no such slice.
+    pub fn take_back(&mut self, index: usize) -> TakeBack {
+        if self.slices[index].end == End::Pending {
+            let taken = Word { job: self.job, state: State::Taken }.encode();
+            // One swap and no loop: a peer that keeps changing the word holds nobody up.
+            // SYNC POINT done: as in `state`. SYNC POINT claim: the descriptor's copy is over.
+            let word = self.shared.control.slices()[index].progress.word.swap(taken, AcqRel);
+            if let SliceState::Claimed(generation) = self.judge(index, word) {
+                self.tally_taken_back(generation);
+            }
+        }
+        match self.slices[index].end {
+            End::Done(generation) => TakeBack::AlreadyDone(generation),
+            End::Pending | End::Lost | End::Taken => {
+                self.slices[index].end = End::Taken;
+                TakeBack::Taken
+            }
+        }
+    }
+
+    /// Copies the sums of a slice that is done: `[rows, columns]`.
+    ///
+    /// # Errors
+    ///
+    /// [`Gone`] if they are not there, or not any more.
+    ///
+    /// # Panics
+    ///
+    /// If `sums` has not [`Slice::sums_elements`] numbers, or the job has no such slice.
+    pub fn read(&mut self, index: usize, sums: &mut [f32]) -> Result<(), Gone> {
+        let Posted { slice, .. } = self.slices[index];
+        let range = slice.sums_range();
+        assert_eq!(sums.len(), range.len(), "room for the sums of the slice, neither more nor less");
+        let SliceState::Done(generation) = self.state(index) else { return Err(Gone { index }) };
+        self.refresh();
+        let seated = self.find(generation).ok_or(Gone { index })?;
+        seated.sums.read(range.start, sums);
+        seated.tally.slices.add(1);
+        seated.tally.rank_rows.add(slice.rank_rows());
+        Ok(())
+    }
+
+    /// Takes back whatever is not done. Sums that are done can still be read, until the next job is posted.
+    pub fn finish(&mut self) {
+        for index in (0..self.slices.len()).rev() {
+            self.take_back(index);
+        }
+    }
+
+    /// What a shared word is worth. Settles the slice where it says something final.
+    fn judge(&mut self, index: usize, word: u64) -> SliceState {
+        self.refresh();
+        let end = match Word::decode(word) {
+            Some(Word { job, state }) if job == self.job => match state {
+                State::Open => return SliceState::Open,
+                State::Claimed(generation) if self.find(generation).is_some() => {
+                    return SliceState::Claimed(generation);
+                }
+                State::Done(generation) if self.find(generation).is_some() => End::Done(generation),
+                State::Failed(generation) if self.find(generation).is_some() => {
+                    self.tally_taken_back(generation);
+                    End::Lost
+                }
+                State::Claimed(generation) | State::Done(generation) | State::Failed(generation)
+                    if generation.get() <= self.issued =>
+                {
+                    // It was fenced in the meantime, and is not to blame.
+                    self.shared.late_words.add(1);
+                    End::Lost
+                }
+                // Nobody but the executor takes back, and nobody has a generation that was not given out.
+                _ => self.violation(word),
+            },
+            _ => self.violation(word),
+        };
+        self.slices[index].end = end;
+        match end {
+            End::Done(generation) => SliceState::Done(generation),
+            _ => SliceState::Lost,
+        }
+    }
+
+    /// A word that no honest worker writes: counted, and the worker that it names is fenced.
+    fn violation(&mut self, word: u64) -> End {
+        self.shared.violations.add(1);
+        if let Some(generation) = Word::claimant(word) {
+            self.shared.fence(generation);
+        }
+        End::Lost
+    }
+
+    fn tally_taken_back(&self, generation: Generation) {
+        if let Some(seated) = self.find(generation) {
+            seated.tally.taken_back.add(1);
+        }
+    }
+
+    fn find(&self, generation: Generation) -> Option<&Seated> {
+        self.seated.iter().flatten().find(|seated| seated.generation == generation)
+    }
+
+    /// Looks who is seated, if that has changed.
+    fn refresh(&mut self) {
+        // SYNC POINT seating.
+        let changes = self.shared.changes.load(Acquire);
+        if changes != self.changes {
+            let seating = self.shared.lock();
+            self.changes = self.shared.changes.load(Relaxed);
+            self.issued = seating.issued;
+            self.seated.clone_from_slice(&seating.seats);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::super::{Board, Geometry, Wake};
+    use super::*;
+    use std::time::Duration;
+
+    const SLICE: Slice = Slice {
+        image: 1,
+        module: 0,
+        first_row: 0,
+        rows: 1,
+        width: 2,
+        first_rank: 0,
+        last_rank: 16,
+        x_offset: 0,
+        sums_offset: 0,
+        sums_elements: 2,
+    };
+
+    #[test]
+    fn job_numbers_come_round_and_nobody_notices() {
+        let geometry = Geometry { x_elements: 2, sums_elements: 16, slices: 1, seats: 2 };
+        let (board, mut poster) = Board::in_process(geometry).unwrap();
+        let (mut seat, mut late) = (board.seat().unwrap().join_here(), board.seat().unwrap().join_here());
+        poster.post(&[1.0; 2], &[SLICE]).unwrap();
+        // Its word names job 1, which comes again.
+        let claim = late.claim(|_, _| true).unwrap();
+        poster.finish();
+        poster.job = Job(u32::MAX - 2);
+        for job in [u32::MAX - 1, u32::MAX, 1, 2] {
+            poster.post(&[1.0; 2], &[SLICE]).unwrap();
+            assert_eq!(poster.job, Job(job));
+            assert!(!claim.is_wanted());
+            assert_eq!(seat.wait(Duration::ZERO), Wake::Job);
+            assert!(seat.claim(|_, _| true).unwrap().done(&[3.0; 2]));
+            let mut sums = [0.0; 2];
+            assert_eq!((poster.read(0, &mut sums), sums), (Ok(()), [3.0; 2]));
+        }
+        assert!(!claim.done(&[9.0; 2]));
+        assert_eq!(board.figures().violations, 0);
+    }
+
+    #[test]
+    fn a_board_that_has_used_every_generation_seats_nobody() {
+        let geometry = Geometry { x_elements: 2, sums_elements: 16, slices: 1, seats: 1 };
+        let (board, poster) = Board::in_process(geometry).unwrap();
+        poster.shared.lock().issued = Generation::LAST.get() - 1;
+        let last = board.seat().unwrap().generation;
+        assert_eq!(last, Generation::LAST);
+        assert!(board.fence(last));
+        assert!(matches!(board.seat(), Err(super::super::BoardError::Exhausted)));
+    }
+}

@@ -1,0 +1,129 @@
+//! What the executor's threads have in common: who sits where, and how somebody comes and goes.
+
+use std::sync::{Arc, PoisonError};
+
+use super::figures::{Counter, Tally};
+use super::memory::{Control, Slab};
+use super::{BoardError, Generation, Geometry, SeatNumber};
+use crate::atomic::{AtomicU64, Mutex, MutexGuard, Ordering, fence};
+use crate::futex;
+use crate::region::RegionError;
+
+/// Where the regions of a board are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Transport {
+    #[cfg(not(loom))]
+    Memfd,
+    InProcess,
+}
+
+/// What the executor's threads have in common.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) transport: Transport,
+    pub(super) geometry: Geometry,
+    pub(super) control: Arc<Control>,
+    pub(super) x: Arc<Slab>,
+    pub(super) seating: Mutex<Seating>,
+    /// Moves with every change of `seating`, so that the poster looks there only then.
+    pub(super) changes: AtomicU64,
+    pub(super) violations: Counter,
+    pub(super) late_words: Counter,
+}
+
+/// Who sits where.
+#[derive(Debug, Default)]
+pub(super) struct Seating {
+    /// Number of the last generation that was given out.
+    pub(super) issued: u32,
+    pub(super) seats: Vec<Option<Seated>>,
+}
+
+/// An admitted worker, as the executor knows it.
+#[derive(Debug, Clone)]
+pub(super) struct Seated {
+    pub(super) generation: Generation,
+    pub(super) sums: Arc<Slab>,
+    pub(super) tally: Arc<Tally>,
+}
+
+impl Seating {
+    /// A seat nobody has, and the generation its worker would be.
+    pub(super) fn free_seat(&self) -> Result<(SeatNumber, Generation), BoardError> {
+        let free = self.seats.iter().zip(0..).find(|(seated, _)| seated.is_none());
+        let (_, seat) = free.ok_or(BoardError::Full { seats: self.seats.len() })?;
+        let generation = Generation::new(self.issued + 1).ok_or(BoardError::Exhausted)?;
+        Ok((SeatNumber(seat), generation))
+    }
+
+    /// Where a worker sits.
+    pub(super) fn find(&self, generation: Generation) -> Option<usize> {
+        self.seats.iter().position(|seated| seated.as_ref().is_some_and(|it| it.generation == generation))
+    }
+}
+
+impl Shared {
+    pub(super) fn new(transport: Transport, geometry: Geometry, control: Control, x: Slab) -> Self {
+        Self {
+            transport,
+            geometry,
+            control: Arc::new(control),
+            x: Arc::new(x),
+            seating: Mutex::new(Seating { issued: 0, seats: vec![None; geometry.seats] }),
+            changes: AtomicU64::new(0),
+            violations: Counter::default(),
+            late_words: Counter::default(),
+        }
+    }
+
+    /// Held for a few instructions only, by whoever holds it.
+    pub(super) fn lock(&self) -> MutexGuard<'_, Seating> {
+        self.seating.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn fresh_sums(&self) -> Result<Slab, RegionError> {
+        match self.transport {
+            #[cfg(not(loom))]
+            Transport::Memfd => {
+                use crate::region::{PeerAccess, Region};
+                let region = Region::create(
+                    "holobiont-board-sums",
+                    self.geometry.sums_bytes(),
+                    PeerAccess::ReadWrite,
+                )?;
+                let sums = Slab::mapped(region.into_read_only()?, self.geometry.sums_elements);
+                Ok(sums.expect("a region is as large as was asked for"))
+            }
+            Transport::InProcess => Ok(Slab::on_heap(self.geometry.sums_elements)),
+        }
+    }
+
+    /// Writes a worker's admission down, with the seating locked.
+    pub(super) fn admit(&self, seat: SeatNumber, generation: Generation) {
+        let entry = &self.control.seats()[usize::from(seat.0)];
+        entry.pulse.heartbeat.store(0, Ordering::Relaxed);
+        self.control.header().parked.seats.fetch_and(!(1 << seat.0), Ordering::Relaxed);
+        // SYNC POINT seating: the worker's words are looked up only after this count was read.
+        self.changes.fetch_add(1, Ordering::Release);
+        entry.desk.admitted.store(generation.get(), Ordering::Release);
+    }
+
+    /// See [`super::Board::fence`].
+    pub(super) fn fence(&self, generation: Generation) -> bool {
+        let mut seating = self.lock();
+        let Some(seat) = seating.find(generation) else { return false };
+        let gone = seating.seats[seat].take();
+        self.changes.fetch_add(1, Ordering::Release);
+        self.control.seats()[seat].desk.admitted.store(0, Ordering::Relaxed);
+        drop(seating);
+        // Unmapping takes a while, and is nobody else's business.
+        drop(gone);
+        let header = self.control.header();
+        // Pairs with the fence in `Seat::park`: either the worker sees that it is fenced, or the bell wakes it.
+        fence(Ordering::SeqCst);
+        header.parked.seats.fetch_and(!(1 << seat), Ordering::Relaxed);
+        header.signal.bell.fetch_add(1, Ordering::Relaxed);
+        futex::wake(&header.signal.bell, u32::MAX >> 1);
+        true
+    }
+}

@@ -1,0 +1,117 @@
+//! A slice's state word: who may touch the slice, for which job.
+
+use super::Generation;
+
+/// Number of a job; 0 is none, and is skipped when the numbers come round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Job(pub(super) u32);
+
+impl Job {
+    /// Before the first job.
+    pub(super) const NONE: Self = Self(0);
+
+    /// The job after this one.
+    pub(super) fn next(self) -> Self {
+        Self(self.0.checked_add(1).unwrap_or(1))
+    }
+}
+
+/// What a state word says: `job u32 << 32 | generation u24 << 8 | state u8`.
+///
+/// It names the claimant by generation and not by seat: a worker that was fenced, stopped, and goes on when its seat
+/// has long been somebody else's, must not be taken for that somebody.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Word {
+    pub(super) job: Job,
+    pub(super) state: State,
+}
+
+/// How far a slice is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    Open,
+    Claimed(Generation),
+    Done(Generation),
+    Failed(Generation),
+    Taken,
+}
+
+const OPEN: u8 = 1;
+const CLAIMED: u8 = 2;
+const DONE: u8 = 3;
+const FAILED: u8 = 4;
+const TAKEN: u8 = 5;
+
+impl Word {
+    /// The number that stands in memory.
+    pub(super) fn encode(self) -> u64 {
+        let (code, generation) = match self.state {
+            State::Open => (OPEN, 0),
+            State::Claimed(generation) => (CLAIMED, generation.get()),
+            State::Done(generation) => (DONE, generation.get()),
+            State::Failed(generation) => (FAILED, generation.get()),
+            State::Taken => (TAKEN, 0),
+        };
+        u64::from(self.job.0) << 32 | u64::from(generation) << 8 | u64::from(code)
+    }
+
+    /// What a number from memory says; nothing if no honest peer ever writes it.
+    pub(super) fn decode(number: u64) -> Option<Self> {
+        let [code, low, middle, high, job @ ..] = number.to_le_bytes();
+        let claimant = u32::from_le_bytes([low, middle, high, 0]);
+        let state = match (code, Generation::new(claimant)) {
+            (OPEN, None) => State::Open,
+            (TAKEN, None) => State::Taken,
+            (CLAIMED, Some(generation)) => State::Claimed(generation),
+            (DONE, Some(generation)) => State::Done(generation),
+            (FAILED, Some(generation)) => State::Failed(generation),
+            _ => return None,
+        };
+        Some(Self { job: Job(u32::from_le_bytes(job)), state })
+    }
+
+    /// The generation that stands in a word, whatever else does.
+    pub(super) fn claimant(number: u64) -> Option<Generation> {
+        let [_, low, middle, high, ..] = number.to_le_bytes();
+        Generation::new(u32::from_le_bytes([low, middle, high, 0]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn job_numbers_come_round_without_zero() {
+        assert_eq!(Job::NONE.next(), Job(1));
+        assert_eq!(Job(u32::MAX).next(), Job(1));
+    }
+
+    #[test]
+    fn the_protocol_document_numbers_the_states_as_the_code_does() {
+        let document = include_str!("../../../docs/PROTOCOL.md");
+        let states =
+            [(OPEN, "Open"), (CLAIMED, "Claimed"), (DONE, "Done"), (FAILED, "Failed"), (TAKEN, "Taken")];
+        for (code, name) in states {
+            assert!(document.contains(&format!("\n| {code} | `{name}` | ")), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_word_says_what_was_put_into_it_and_nothing_else_is_a_word() {
+        let generation = Generation::new(0x00ab_cdef).unwrap();
+        for state in [
+            State::Open,
+            State::Claimed(generation),
+            State::Done(generation),
+            State::Failed(generation),
+            State::Taken,
+        ] {
+            let word = Word { job: Job(0xfeed_beef), state };
+            assert_eq!(Word::decode(word.encode()), Some(word));
+        }
+        for wrong in [0, 6, 0xff, 1 << 8 | 1, 2, 3, 4, 1 << 8 | 5, u64::MAX] {
+            assert_eq!(Word::decode(wrong), None, "{wrong:#x}");
+        }
+    }
+}

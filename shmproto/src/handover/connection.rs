@@ -1,0 +1,194 @@
+//! One message, one datagram, and exactly the descriptors it calls for.
+
+use std::{
+    io::{self, IoSlice, IoSliceMut},
+    marker::PhantomData,
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::{
+    io::Errno,
+    net::{
+        self, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+        SendAncillaryMessage, SendFlags,
+    },
+};
+
+use super::{MAX_DESCRIPTORS, MAX_MESSAGE_BYTES, MAX_TEXT_BYTES, Message};
+use crate::codec::DecodeError;
+
+/// Why a message was not sent.
+#[derive(Debug, thiserror::Error)]
+pub enum SendError {
+    /// The other side has not taken what was sent before. Nothing of this message was sent.
+    #[error("the peer does not take its messages: try again later, or give it up")]
+    Full,
+    /// The other side is gone.
+    #[error("the peer closed the connection: forget it")]
+    Closed,
+    /// The caller gave another number of descriptors than the message calls for.
+    #[error(
+        "the message calls for {wanted} descriptors, and {given} were given: this is a fault of this program"
+    )]
+    Descriptors {
+        /// What it calls for.
+        wanted: usize,
+        /// What was given.
+        given: usize,
+    },
+    /// The message is too long.
+    #[error("the message has {0} bytes, and at most {MAX_MESSAGE_BYTES} are sent: shorten its text")]
+    TooLong(usize),
+    /// The operating system said no.
+    #[error("the message cannot be sent ({0}): close the connection")]
+    System(#[source] io::Error),
+}
+
+/// Why what came is not used. After all of these but `System` the connection is to be closed.
+#[derive(Debug, thiserror::Error)]
+pub enum ReceiveError {
+    /// The other side closed the connection, or died.
+    #[error("the peer closed the connection: forget it")]
+    Closed,
+    /// The datagram was longer than any message.
+    #[error("the peer sent more than {MAX_MESSAGE_BYTES} bytes at once: close the connection")]
+    TooLong,
+    /// Descriptors are missing, because more came than any message has, or this process may open no more.
+    #[error(
+        "not all descriptors of a message arrived: close the connection, or raise the limit of open files"
+    )]
+    Control,
+    /// The bytes are no message.
+    #[error("the peer sent what is no message ({0}): close the connection")]
+    Decode(#[from] DecodeError),
+    /// Another number of descriptors came than the message calls for.
+    #[error("a message that calls for {wanted} descriptors came with {got}: close the connection")]
+    Descriptors {
+        /// What it calls for.
+        wanted: usize,
+        /// What came.
+        got: usize,
+    },
+    /// A text is too long.
+    #[error("the peer sent a text of {0} bytes, above {MAX_TEXT_BYTES}: close the connection")]
+    Text(usize),
+    /// The operating system said no.
+    #[error("nothing can be received ({0}): close the connection")]
+    System(#[source] io::Error),
+}
+
+/// A connection over which `S` is sent and `R` received. Closed when dropped.
+///
+/// One thread may receive while another sends.
+#[derive(Debug)]
+pub struct Connection<S, R> {
+    socket: OwnedFd,
+    messages: PhantomData<fn(S) -> R>,
+}
+
+impl<S: Message, R: Message> Connection<S, R> {
+    /// Over a `SOCK_SEQPACKET` socket. Whether it blocks is the socket's own flag.
+    #[must_use]
+    pub fn over(socket: OwnedFd) -> Self {
+        Self { socket, messages: PhantomData }
+    }
+
+    /// Sends `message` and copies of `descriptors`: all or nothing.
+    ///
+    /// # Errors
+    /// On a socket that does not block, [`SendError::Full`] if the other side does not take its messages.
+    pub fn send(&self, message: &S, descriptors: &[BorrowedFd<'_>]) -> Result<(), SendError> {
+        let wanted = message.descriptors();
+        if wanted != descriptors.len() {
+            return Err(SendError::Descriptors { wanted, given: descriptors.len() });
+        }
+        let bytes = message.to_bytes();
+        if bytes.len() > MAX_MESSAGE_BYTES || message.text().is_some_and(|text| text.len() > MAX_TEXT_BYTES) {
+            return Err(SendError::TooLong(bytes.len()));
+        }
+        match send(self.socket.as_fd(), &bytes, descriptors) {
+            Ok(()) => Ok(()),
+            // Too many descriptors of this user are in sockets that nobody reads: the same thing, seen elsewhere.
+            Err(Errno::AGAIN | Errno::NOBUFS | Errno::TOOMANYREFS) => Err(SendError::Full),
+            Err(Errno::PIPE | Errno::CONNRESET | Errno::NOTCONN) => Err(SendError::Closed),
+            Err(errno) => Err(SendError::System(errno.into())),
+        }
+    }
+
+    /// The next message and its descriptors, which no child inherits; `None` if the socket does not block and there is
+    /// none. Whatever came with something that is no message is closed.
+    ///
+    /// # Errors
+    /// If the other side is gone, or breaks the protocol.
+    pub fn receive(&self) -> Result<Option<(R, Vec<OwnedFd>)>, ReceiveError> {
+        let mut buffer = vec![0; MAX_MESSAGE_BYTES];
+        let (bytes, descriptors) = match receive(self.socket.as_fd(), &mut buffer) {
+            Ok(received) => received?,
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(Errno::CONNRESET | Errno::NOTCONN) => return Err(ReceiveError::Closed),
+            Err(errno) => return Err(ReceiveError::System(errno.into())),
+        };
+        let message = R::from_bytes(bytes)?;
+        if let Some(text) = message.text().filter(|text| text.len() > MAX_TEXT_BYTES) {
+            return Err(ReceiveError::Text(text.len()));
+        }
+        let (wanted, got) = (message.descriptors(), descriptors.len());
+        if wanted == got {
+            Ok(Some((message, descriptors)))
+        } else {
+            Err(ReceiveError::Descriptors { wanted, got })
+        }
+    }
+
+    /// Ends the connection for both sides: a thread that waits in [`Connection::receive`] returns.
+    pub fn shut_down(&self) {
+        // It fails if the other side is gone, and then there is nothing to end.
+        let _ = net::shutdown(&self.socket, net::Shutdown::Both);
+    }
+}
+
+impl<S, R> AsFd for Connection<S, R> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    rustix::io::retry_on_intr(|| {
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+            return Err(Errno::INVAL);
+        }
+        // A datagram goes whole or not at all.
+        net::sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).map(drop)
+    })
+}
+
+type Datagram<'a> = Result<(&'a [u8], Vec<OwnedFd>), ReceiveError>;
+
+fn receive<'a>(socket: BorrowedFd<'_>, buffer: &'a mut [u8]) -> rustix::io::Result<Datagram<'a>> {
+    // Room for one more than any message has, so that one too many is seen as that.
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS + 1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = rustix::io::retry_on_intr(|| {
+        net::recvmsg(socket, &mut [IoSliceMut::new(buffer)], &mut control, RecvFlags::CMSG_CLOEXEC)
+    })?;
+    // Taken before anything is judged: what is not returned is closed.
+    let mut descriptors = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            descriptors.extend(rights);
+        }
+    }
+    Ok(if received.flags.contains(ReturnFlags::CTRUNC) {
+        Err(ReceiveError::Control)
+    } else if received.flags.contains(ReturnFlags::TRUNC) {
+        Err(ReceiveError::TooLong)
+    } else if received.bytes == 0 {
+        Err(ReceiveError::Closed)
+    } else {
+        Ok((&buffer[..received.bytes], descriptors))
+    })
+}

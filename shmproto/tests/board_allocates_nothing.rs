@@ -1,0 +1,79 @@
+//! Once a board stands, neither end takes memory: counted, by an allocator of this test's own.
+#![cfg(not(loom))]
+#![allow(clippy::unwrap_used, reason = "a board that cannot be set up has failed")]
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+    time::Duration,
+};
+
+use shmproto::board::{Board, Geometry, Slice, SliceState, TakeBack, Wake};
+
+struct Counting;
+
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+// SAFETY: the system's allocator does it all, under the same conditions.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.fetch_add(1, Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise; `System` gave it.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn slice(index: u32) -> Slice {
+    Slice {
+        image: 1,
+        module: 0,
+        first_row: index,
+        rows: 1,
+        width: 8,
+        first_rank: 0,
+        last_rank: 16,
+        x_offset: 0,
+        sums_offset: u64::from(index) * 16,
+        sums_elements: 16,
+    }
+}
+
+#[test]
+fn posting_claiming_and_taking_back_take_no_memory() {
+    let geometry = Geometry { x_elements: 64, sums_elements: 128, slices: 8, seats: 2 };
+    let (board, mut poster) = Board::in_process(geometry).unwrap();
+    let (mut seat, x) = (board.seat().unwrap().join_here(), [1.0; 64]);
+    let slices: Vec<Slice> = (0..8).map(slice).collect();
+    let (mut rows, mut sums) = ([0.0; 8], [0.0; 16]);
+    assert_eq!(poster.workers(), 1);
+
+    let before = ALLOCATIONS.load(Relaxed);
+    for _ in 0..1000 {
+        poster.announce(1);
+        poster.post(&x, &slices).unwrap();
+        assert_eq!(seat.wait(Duration::from_micros(50)), Wake::Job);
+        for _ in 0..6 {
+            let claim = seat.claim(|_, _| true).unwrap();
+            claim.read_x(&mut rows);
+            assert!(claim.done(&[rows[0]; 16]));
+        }
+        for index in (0..8).rev() {
+            if let SliceState::Done(_) = poster.state(index) {
+                poster.read(index, &mut sums).unwrap();
+            } else {
+                assert_eq!(poster.take_back(index), TakeBack::Taken);
+            }
+        }
+        poster.rest();
+    }
+    assert_eq!(ALLOCATIONS.load(Relaxed) - before, 0);
+    assert_eq!(board.figures().seats[0].slices, 6000);
+}

@@ -1,0 +1,362 @@
+//! One set of tests that every transport of the board passes: the heap of one process, and regions mapped twice.
+#![cfg(not(loom))]
+#![allow(clippy::unwrap_used, reason = "a board that cannot be set up has failed")]
+
+use std::{
+    os::fd::BorrowedFd,
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use shmproto::board::{
+    Board, BoardError, Geometry, PostError, Poster, Seat, SeatFds, SeatNumber, SeatOffer, Slice, SliceError,
+    SliceState, TakeBack, Wake,
+};
+
+mod child_process;
+
+/// A test that takes longer hangs.
+const WATCHDOG: Duration = Duration::from_secs(30);
+
+const GEOMETRY: Geometry = Geometry { x_elements: 64, sums_elements: 256, slices: 8, seats: 3 };
+
+/// How a worker comes to the executor's memory.
+trait Transport {
+    fn board(geometry: Geometry) -> (Board, Poster);
+    fn join(offer: SeatOffer) -> Seat;
+}
+
+struct InProcess;
+
+impl Transport for InProcess {
+    fn board(geometry: Geometry) -> (Board, Poster) {
+        Board::in_process(geometry).unwrap()
+    }
+
+    fn join(offer: SeatOffer) -> Seat {
+        offer.join_here()
+    }
+}
+
+struct Mapped;
+
+impl Transport for Mapped {
+    fn board(geometry: Geometry) -> (Board, Poster) {
+        Board::new(geometry).unwrap()
+    }
+
+    fn join(offer: SeatOffer) -> Seat {
+        let (seat, generation) = (offer.seat, offer.generation);
+        let [control, x, sums] = offer.fds().unwrap().map(|fd: BorrowedFd| fd.try_clone_to_owned().unwrap());
+        Seat::join(SeatFds { control, x, sums }, seat, generation).unwrap()
+    }
+}
+
+fn seat<T: Transport>(board: &Board) -> Seat {
+    T::join(board.seat().unwrap())
+}
+
+/// Two rows of three numbers, four sums a row.
+fn slice(index: u32) -> Slice {
+    Slice {
+        image: 7,
+        module: 3,
+        first_row: index,
+        rows: 2,
+        width: 3,
+        first_rank: 0,
+        last_rank: 16,
+        x_offset: 1,
+        sums_offset: u64::from(index) * 16,
+        sums_elements: 8,
+    }
+}
+
+fn slices(count: u32) -> Vec<Slice> {
+    (0..count).map(slice).collect()
+}
+
+fn x(job: f32) -> Vec<f32> {
+    (0..64_u8).map(|number| job + f32::from(number)).collect()
+}
+
+/// What the sums of a slice must be, for the x of a job: the row's sum, times 1, 2, 3 and 4.
+fn expected(job: f32, slice: &Slice) -> Vec<f32> {
+    let rows = slice.first_row..slice.first_row + slice.rows;
+    let start = |row: u32| (slice.x_offset + row * slice.width) as usize;
+    let sums = rows.map(|row| x(job)[start(row)..][..slice.width as usize].iter().sum::<f32>());
+    sums.flat_map(|sum| [1.0, 2.0, 3.0, 4.0].map(|factor| factor * sum)).collect()
+}
+
+/// Does one slice as an honest worker would; says whether it came in time, or nothing if there is none.
+fn work(seat: &mut Seat) -> Option<bool> {
+    let claim = seat.claim(|image, module| (image, module) == (7, 3))?;
+    let slice = *claim.slice();
+    let mut rows = vec![0.0; slice.x_elements()];
+    claim.read_x(&mut rows);
+    let sums = rows.chunks(slice.width as usize).map(|row| row.iter().sum::<f32>());
+    let sums: Vec<f32> = sums.flat_map(|sum| [1.0, 2.0, 3.0, 4.0].map(|factor| factor * sum)).collect();
+    Some(claim.done(&sums))
+}
+
+/// Works until it is fenced.
+fn work_on(mut seat: Seat) -> u64 {
+    let mut in_time = 0;
+    loop {
+        match seat.wait(Duration::from_micros(50)) {
+            Wake::Job => {
+                while let Some(done) = work(&mut seat) {
+                    in_time += u64::from(done);
+                }
+            }
+            Wake::Rest => {}
+            Wake::Fenced => return in_time,
+        }
+    }
+}
+
+fn sums(poster: &mut Poster, index: usize) -> Option<Vec<f32>> {
+    let mut sums = vec![0.0; 8];
+    poster.read(index, &mut sums).ok().map(|()| sums)
+}
+
+/// Fails if `test` is not over in time.
+fn watched(test: impl FnOnce() + Send + 'static) {
+    let (over, waits) = mpsc::channel();
+    let runs = thread::spawn(move || {
+        test();
+        let _ = over.send(());
+    });
+    if waits.recv_timeout(WATCHDOG) == Err(mpsc::RecvTimeoutError::Timeout) {
+        panic!("not over after {WATCHDOG:?}");
+    }
+    runs.join().unwrap();
+}
+
+fn a_workers_sums_reach_the_executor<T: Transport>() {
+    let (board, mut poster) = T::board(GEOMETRY);
+    let mut seat = seat::<T>(&board);
+    poster.post(&x(0.0), &slices(3)).unwrap();
+    assert_eq!(seat.wait(Duration::ZERO), Wake::Job);
+    assert_eq!(
+        [work(&mut seat), work(&mut seat), work(&mut seat), work(&mut seat)],
+        [Some(true), Some(true), Some(true), None]
+    );
+    for (index, slice) in slices(3).iter().enumerate() {
+        assert_eq!(poster.state(index), SliceState::Done(seat.generation()));
+        assert_eq!(sums(&mut poster, index), Some(expected(0.0, slice)));
+    }
+    let figures = board.figures().seats[0];
+    assert_eq!((figures.slices, figures.rank_rows, figures.taken_back), (3, 96, 0));
+}
+
+fn what_is_taken_back_is_done_by_nobody_else<T: Transport>() {
+    let (board, mut poster) = T::board(GEOMETRY);
+    let mut seat = seat::<T>(&board);
+    poster.post(&x(0.0), &slices(2)).unwrap();
+    assert_eq!(poster.take_back(1), TakeBack::Taken);
+    let claim = seat.claim(|_, _| true).unwrap();
+    assert!(claim.is_wanted());
+    assert_eq!(poster.take_back(0), TakeBack::Taken);
+    assert!(!claim.is_wanted());
+    assert!(!claim.done(&[9.0; 8]), "too late");
+    assert_eq!((poster.state(0), poster.state(1)), (SliceState::Taken, SliceState::Taken));
+    assert_eq!((sums(&mut poster, 0), work(&mut seat)), (None, None));
+    assert_eq!((board.figures().seats[0].taken_back, board.figures().violations), (1, 0));
+}
+
+fn what_is_done_cannot_be_taken_back<T: Transport>() {
+    let (board, mut poster) = T::board(GEOMETRY);
+    let mut seat = seat::<T>(&board);
+    poster.post(&x(0.0), &slices(1)).unwrap();
+    assert_eq!(work(&mut seat), Some(true));
+    assert_eq!(poster.take_back(0), TakeBack::AlreadyDone(seat.generation()));
+    poster.finish();
+    assert_eq!(sums(&mut poster, 0), Some(expected(0.0, &slice(0))));
+}
+
+fn a_claim_that_is_dropped_is_lost_and_the_worker_goes_on<T: Transport>() {
+    let (board, mut poster) = T::board(GEOMETRY);
+    let mut seat = seat::<T>(&board);
+    poster.post(&x(0.0), &slices(2)).unwrap();
+    seat.claim(|_, _| true).unwrap().fail();
+    assert_eq!((work(&mut seat), work(&mut seat)), (Some(true), None));
+    assert_eq!(poster.state(0), SliceState::Lost);
+    assert_eq!((poster.take_back(0), poster.state(0)), (TakeBack::Taken, SliceState::Taken));
+}
+
+fn an_unknown_adapter_is_left_for_others<T: Transport>() {
+    let (board, mut poster) = T::board(GEOMETRY);
+    let mut seat = seat::<T>(&board);
+    poster.post(&x(0.0), &[Slice { image: 8, ..slice(0) }, slice(1)]).unwrap();
+    assert_eq!((work(&mut seat), work(&mut seat)), (Some(true), None));
+    assert_eq!(poster.state(0), SliceState::Open);
+}
+
+fn a_fenced_worker_leaves_and_its_seat_is_somebody_elses<T: Transport>() {
+    let (board, mut poster) = T::board(Geometry { seats: 1, ..GEOMETRY });
+    let mut former = seat::<T>(&board);
+    poster.post(&x(0.0), &slices(2)).unwrap();
+    assert_eq!(work(&mut former), Some(true));
+    let claim = former.claim(|_, _| true).unwrap();
+    assert!(matches!(board.seat(), Err(BoardError::Full { seats: 1 })));
+    let generation = poster_sees(&mut poster, 1);
+    assert!(board.fence(generation) && !board.fence(generation) && !board.is_admitted(generation));
+
+    let mut next = seat::<T>(&board);
+    assert!(next.generation() > generation);
+    claim.done(&[9.0; 8]);
+    assert_eq!(poster.state(1), SliceState::Lost, "the late word is not the next worker's");
+    assert_eq!((sums(&mut poster, 0), sums(&mut poster, 1)), (None, None), "its sums are gone");
+    assert_eq!((former.wait(Duration::ZERO), former.claim(|_, _| true).is_none()), (Wake::Fenced, true));
+    assert_eq!((board.figures().violations, board.figures().late_words), (0, 2));
+
+    poster.post(&x(5.0), &slices(1)).unwrap();
+    assert_eq!(work(&mut next), Some(true));
+    assert_eq!(sums(&mut poster, 0), Some(expected(5.0, &slice(0))));
+}
+
+/// Who claimed a slice.
+fn poster_sees(poster: &mut Poster, index: usize) -> shmproto::board::Generation {
+    match poster.state(index) {
+        SliceState::Claimed(generation) | SliceState::Done(generation) => generation,
+        state => panic!("{state:?}"),
+    }
+}
+
+fn a_late_workers_sums_are_not_those_of_the_next_job<T: Transport>() {
+    let (board, mut poster) = T::board(GEOMETRY);
+    let mut late = seat::<T>(&board);
+    let mut prompt = seat::<T>(&board);
+    poster.post(&x(0.0), &slices(1)).unwrap();
+    let claim = late.claim(|_, _| true).unwrap();
+    poster.post(&x(5.0), &slices(1)).unwrap();
+    assert_eq!(work(&mut prompt), Some(true));
+    assert!(!claim.done(&[9.0; 8]));
+    assert_eq!(sums(&mut poster, 0), Some(expected(5.0, &slice(0))));
+}
+
+fn several_workers_do_all_of_many_jobs<T: Transport>() {
+    let (board, mut poster) = T::board(GEOMETRY);
+    let workers: Vec<_> =
+        (0..3).map(|_| seat::<T>(&board)).map(|seat| thread::spawn(|| work_on(seat))).collect();
+    let (mut done, mut here) = (0, 0);
+    for job in 0..400_u16 {
+        poster.announce(3);
+        poster.post(&x(job.into()), &slices(8)).unwrap();
+        let patience = Instant::now() + Duration::from_micros(300);
+        for (index, slice) in slices(8).iter().enumerate().rev() {
+            while !matches!(poster.state(index), SliceState::Done(_)) && Instant::now() < patience {
+                thread::yield_now();
+            }
+            match poster.take_back(index) {
+                TakeBack::AlreadyDone(_) => {
+                    assert_eq!(sums(&mut poster, index), Some(expected(job.into(), slice)), "job {job}");
+                    done += 1;
+                }
+                TakeBack::Taken => here += 1,
+            }
+        }
+        poster.rest();
+    }
+    let figures = board.figures();
+    figures.seats.iter().for_each(|seat| assert!(board.fence(seat.generation)));
+    let in_time: u64 = workers.into_iter().map(|worker| worker.join().unwrap()).sum();
+    assert_eq!((in_time, figures.violations, figures.late_words), (done, 0, 0));
+    assert_eq!((done + here, figures.seats.iter().map(|seat| seat.slices).sum()), (3200, done));
+}
+
+fn a_sleeping_worker_is_woken_by_a_job_and_by_its_fence<T: Transport>() {
+    let (board, mut poster) = T::board(GEOMETRY);
+    let seat = seat::<T>(&board);
+    let generation = seat.generation();
+    let worker = thread::spawn(|| work_on(seat));
+    for job in 0..20_u16 {
+        // Long enough to be asleep, most of the time.
+        thread::sleep(Duration::from_millis(1));
+        poster.post(&x(job.into()), &slices(1)).unwrap();
+        while poster.state(0) != SliceState::Done(generation) {
+            thread::yield_now();
+        }
+        assert_eq!(sums(&mut poster, 0), Some(expected(job.into(), &slice(0))));
+    }
+    let beats = board.figures().seats[0].heartbeat;
+    while board.figures().seats[0].heartbeat == beats {
+        thread::yield_now();
+    }
+    board.fence(generation);
+    assert_eq!(worker.join().unwrap(), 20);
+}
+
+fn a_worker_with_nothing_to_do_comes_back_for_other_business<T: Transport>() {
+    let (board, poster) = T::board(GEOMETRY);
+    let mut seat = seat::<T>(&board);
+    assert_eq!(seat.wait(Duration::ZERO), Wake::Rest);
+    poster.announce(1);
+    assert_eq!(seat.wait(Duration::from_micros(50)), Wake::Rest);
+}
+
+fn what_does_not_fit_is_refused_and_nothing_is_on_the_board<T: Transport>() {
+    let (board, mut poster) = T::board(GEOMETRY);
+    let mut seat = seat::<T>(&board);
+    let wrong = |slice, source| (vec![slice], PostError::Slice { index: 0, source });
+    let good = slice(0);
+    let cases = [
+        (slices(9), PostError::TooManySlices { slices: 9, limit: 8 }),
+        (vec![slice(1), slice(0)], PostError::Overlap { index: 1 }),
+        wrong(Slice { rows: 0, ..good }, SliceError::NoRows),
+        wrong(Slice { width: 0, ..good }, SliceError::NoWidth),
+        wrong(Slice { first_rank: 16, ..good }, SliceError::Ranks { first: 16, last: 16 }),
+        wrong(Slice { last_rank: 1025, ..good }, SliceError::Ranks { first: 0, last: 1025 }),
+        wrong(Slice { first_row: 20, ..good }, SliceError::OutsideX { limit: 64 }),
+        wrong(Slice { first_row: u32::MAX, width: u32::MAX, ..good }, SliceError::OutsideX { limit: 64 }),
+        wrong(Slice { sums_offset: 8, ..good }, SliceError::Unaligned { offset: 8 }),
+        wrong(Slice { sums_elements: 7, ..good }, SliceError::Uneven { elements: 7, rows: 2 }),
+        wrong(Slice { sums_offset: 256, ..good }, SliceError::OutsideSums { limit: 256 }),
+        wrong(Slice { sums_offset: u64::MAX - 15, ..good }, SliceError::OutsideSums { limit: 256 }),
+    ];
+    for (slices, error) in cases {
+        assert_eq!(poster.post(&x(0.0), &slices), Err(error));
+        assert_eq!((poster.slices(), work(&mut seat)), (0, None), "{error}");
+    }
+    assert_eq!(poster.post(&[0.0; 65], &[]), Err(PostError::TooLargeX { elements: 65, limit: 64 }));
+    assert_eq!(
+        poster.post(&[0.0; 6], &[good]),
+        Err(PostError::Slice { index: 0, source: SliceError::OutsideX { limit: 6 } })
+    );
+}
+
+fn every_worker_has_a_seat_and_a_generation_of_its_own<T: Transport>() {
+    let (board, mut poster) = T::board(GEOMETRY);
+    let offers: Vec<_> = (0..3).map(|_| board.seat().unwrap()).collect();
+    assert_eq!(poster.workers(), 3);
+    assert_eq!([0, 1, 2].map(SeatNumber), [offers[0].seat, offers[1].seat, offers[2].seat]);
+    assert!(board.fence(offers[1].generation));
+    let next = board.seat().unwrap();
+    assert_eq!(next.seat, SeatNumber(1));
+    assert!(offers.iter().all(|offer| offer.generation < next.generation));
+    assert_eq!(poster.workers(), 3);
+}
+
+macro_rules! conformance {
+    ($($test:ident,)*) => {
+        mod in_process { $(#[test] fn $test() { super::watched(super::$test::<super::InProcess>); })* }
+        mod mapped { $(#[test] fn $test() { super::watched(super::$test::<super::Mapped>); })* }
+    };
+}
+
+conformance! {
+    a_workers_sums_reach_the_executor,
+    what_is_taken_back_is_done_by_nobody_else,
+    what_is_done_cannot_be_taken_back,
+    a_claim_that_is_dropped_is_lost_and_the_worker_goes_on,
+    an_unknown_adapter_is_left_for_others,
+    a_fenced_worker_leaves_and_its_seat_is_somebody_elses,
+    a_late_workers_sums_are_not_those_of_the_next_job,
+    several_workers_do_all_of_many_jobs,
+    a_sleeping_worker_is_woken_by_a_job_and_by_its_fence,
+    a_worker_with_nothing_to_do_comes_back_for_other_business,
+    what_does_not_fit_is_refused_and_nothing_is_on_the_board,
+    every_worker_has_a_seat_and_a_generation_of_its_own,
+}
