@@ -5,6 +5,8 @@
 //! - [`pool`]: the KV blocks there are, and how many sequences hold each.
 //! - [`tree`]: which blocks hold which prefix, and which of them to give up first.
 //! - [`kv`]: [`KvCache`], the two as one; what an engine talks to.
+//! - [`device`]: which adapters have a place on the device, and which give theirs up.
+//! - [`copy`]: the thread that moves everything between tiers, the urgent first.
 //!
 //! # Principles
 //!
@@ -15,6 +17,8 @@
 
 #![forbid(unsafe_code)]
 
+pub mod copy;
+pub mod device;
 pub mod kv;
 pub mod pool;
 pub mod tree;

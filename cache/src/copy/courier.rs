@@ -1,0 +1,250 @@
+//! The copy thread: its steps, and what it shares with the engine's handle and the tickets.
+//!
+//! Loads and callbacks are foreign code. They run without the lock held, and their panics end here: one faulty load
+//! stops nobody else's.
+
+use std::{
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use super::{
+    BytesPerSecond, Class, Clock, CopyStats, End, Load, SubmitError, Ticket,
+    link::Link,
+    queue::{Done, JobId, Piece, Queue, Submission},
+};
+
+/// Longest sleep after which the thread looks whether the engine is being dropped.
+const LONGEST_SLEEP: Duration = Duration::from_millis(10);
+
+/// What the thread, the engine and its tickets share.
+pub(super) struct Shared {
+    queue: Mutex<Queue>,
+    /// There is something to do.
+    work: Condvar,
+    /// A job has ended.
+    settled: Condvar,
+    closing: AtomicBool,
+    copied_bytes: AtomicU64,
+    busy_ns: AtomicU64,
+    clock: Box<dyn Clock>,
+}
+
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("clock", &self.clock).finish_non_exhaustive()
+    }
+}
+
+impl Shared {
+    pub(super) fn new(max_jobs: usize, clock: Box<dyn Clock>) -> Self {
+        Self {
+            queue: Mutex::new(Queue::new(max_jobs)),
+            work: Condvar::new(),
+            settled: Condvar::new(),
+            closing: AtomicBool::new(false),
+            copied_bytes: AtomicU64::new(0),
+            busy_ns: AtomicU64::new(0),
+            clock,
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Queue> {
+        // No foreign code runs under the lock, so a panic elsewhere leaves the queue whole.
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn submit(
+        self: &Arc<Self>,
+        class: Class,
+        load: Box<dyn Load>,
+        done: Done,
+    ) -> Result<Ticket, SubmitError> {
+        let ended = Arc::new(AtomicBool::new(false));
+        let next_bytes = load.next_bytes();
+        let submission = Submission { class, load, done, ended: Arc::clone(&ended) };
+        // If there is no room the lock goes before the submission does: what its owner drops is foreign code.
+        let mut queue = self.lock();
+        queue.check_room()?;
+        let job = queue.push(submission, next_bytes, self.clock.now());
+        drop(queue);
+        self.work.notify_one();
+        Ok(Ticket { shared: Arc::clone(self), job, ended })
+    }
+
+    pub(super) fn cancel(&self, job: JobId) {
+        let mut queue = self.lock();
+        if let Some(load) = queue.cancel(job) {
+            drop(queue);
+            discard(load);
+            self.end(job, End::Cancelled);
+            self.work.notify_one();
+            return;
+        }
+        while queue.lives(job) {
+            queue = self.settled.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn end(&self, job: JobId, end: End) {
+        self.lock().end(job, end);
+        self.settled.notify_all();
+    }
+
+    /// Has every job cancelled and the thread ended.
+    pub(super) fn close(&self) {
+        self.closing.store(true, Ordering::Release);
+        // Under the lock, so that the thread cannot miss it between looking and waiting.
+        drop(self.lock());
+        self.work.notify_all();
+    }
+
+    fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
+    }
+
+    pub(super) fn stats(&self) -> CopyStats {
+        let queue = self.lock();
+        let ended = queue.ended();
+        CopyStats {
+            copied_bytes: self.copied_bytes.load(Ordering::Relaxed),
+            copy_us: self.busy_ns.load(Ordering::Relaxed) / 1_000,
+            done: ended.done,
+            cancelled: ended.cancelled,
+            failed: ended.failed,
+            queued: Class::ALL.map(|class| queue.queued(class)),
+        }
+    }
+}
+
+/// What a step of the thread came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    Worked,
+    /// There is nothing to do until somebody brings something.
+    Idle,
+    /// The engine was dropped and nothing is left.
+    Closed,
+}
+
+/// The thread's own part.
+pub(super) struct Courier {
+    shared: Arc<Shared>,
+    link: Option<Link>,
+    /// When the last piece had been copied.
+    busy_until: Duration,
+}
+
+impl Courier {
+    pub(super) fn new(shared: Arc<Shared>, bandwidth: Option<BytesPerSecond>) -> Self {
+        Self { shared, link: bandwidth.map(Link::new), busy_until: Duration::ZERO }
+    }
+
+    pub(super) fn run(&mut self) {
+        loop {
+            match self.step() {
+                Step::Worked => {}
+                Step::Idle => self.wait(),
+                Step::Closed => return,
+            }
+        }
+    }
+
+    /// Sleeps until there is something to do: an owner to tell, a piece to copy, or the end.
+    fn wait(&self) {
+        let mut queue = self.shared.lock();
+        while !(queue.has_work() || self.shared.is_closing() && queue.is_empty()) {
+            queue = self.shared.work.wait(queue).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Tells one owner, or copies one piece, or drops one load that nobody wants any more.
+    pub(super) fn step(&mut self) -> Step {
+        let shared = Arc::clone(&self.shared);
+        let mut queue = shared.lock();
+        if let Some((done, end)) = queue.farewell() {
+            drop(queue);
+            // The fault of one owner must not stop the others' loads.
+            let _ = catch_unwind(AssertUnwindSafe(|| done(end)));
+            return Step::Worked;
+        }
+        let first = queue.first();
+        let empty = queue.is_empty();
+        drop(queue);
+        match first {
+            Some(piece) if shared.is_closing() => shared.cancel(piece.job),
+            Some(piece) => self.deliver(piece),
+            None if empty && shared.is_closing() => return Step::Closed,
+            None => return Step::Idle,
+        }
+        Step::Worked
+    }
+
+    fn deliver(&mut self, piece: Piece) {
+        let Some(bytes) = piece.bytes else { return self.finish(piece.job) };
+        // What waited behind the last piece has waited since then, and all else since it was handed over.
+        let began = piece.ready.max(self.busy_until);
+        let arrival = self.link.as_mut().map(|link| link.send(piece.ready, bytes));
+        if let Some(arrival) = arrival {
+            self.wait_on_link(arrival);
+        }
+        if !self.shared.is_closing() {
+            self.copy(piece.job, bytes);
+        }
+        self.busy_until = self.shared.clock.now();
+        let busy = self.busy_until.saturating_sub(began);
+        self.shared.busy_ns.fetch_add(u64::try_from(busy.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Ends a job that had nothing to copy.
+    fn finish(&self, job: JobId) {
+        let load = self.shared.lock().take(job);
+        if let Some(load) = load {
+            discard(load);
+            self.shared.end(job, End::Done);
+        }
+    }
+
+    /// Waits until a piece arrives. The load is in nobody's hands meanwhile, so it can be cancelled.
+    fn wait_on_link(&self, arrival: Duration) {
+        let Shared { clock, .. } = &*self.shared;
+        let mut now = clock.now();
+        while now < arrival && !self.shared.is_closing() {
+            clock.sleep_until(arrival.min(now + LONGEST_SLEEP));
+            now = clock.now();
+        }
+    }
+
+    fn copy(&self, job: JobId, bytes: usize) {
+        // Gone if it was cancelled on its way.
+        let Some(mut load) = self.shared.lock().take(job) else { return };
+        let copied = catch_unwind(AssertUnwindSafe(|| {
+            load.copy_next();
+            load.next_bytes()
+        }));
+        if copied.is_ok() {
+            self.shared.copied_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        }
+        let (load, end) = match copied {
+            Ok(Some(next_bytes)) => {
+                let unwanted = self.shared.lock().put_back(job, load, next_bytes);
+                let Some(load) = unwanted else { return };
+                (load, End::Cancelled)
+            }
+            Ok(None) => (load, End::Done),
+            Err(_) => (load, End::Failed),
+        };
+        discard(load);
+        self.shared.end(job, end);
+    }
+}
+
+/// Drops a load; the fault of one must not stop the others.
+fn discard(load: Box<dyn Load>) {
+    let _ = catch_unwind(AssertUnwindSafe(|| drop(load)));
+}

@@ -1,0 +1,202 @@
+//! The jobs of a copy engine: who is next, who is in hand, who has ended and must be told.
+//!
+//! A job's load is at one place at a time: here, or in the hands of one thread that copies a piece or drops it.
+//! That is what makes a cancellation final when it returns.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use super::{Class, End, Load, SubmitError};
+
+pub(super) type Done = Box<dyn FnOnce(End) + Send>;
+
+/// Names a job of an engine; never used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct JobId(u64);
+
+/// What a job's owner gives to the queue.
+pub(super) struct Submission {
+    pub(super) class: Class,
+    pub(super) load: Box<dyn Load>,
+    pub(super) done: Done,
+    pub(super) ended: Arc<AtomicBool>,
+}
+
+/// The next piece of the first job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Piece {
+    pub(super) job: JobId,
+    /// `None` if there is no piece: the job had nothing to copy.
+    pub(super) bytes: Option<usize>,
+    /// When its job was handed over.
+    pub(super) ready: Duration,
+}
+
+/// The place of a job: by class, then by its arrival in the class.
+type Place = (Class, u64);
+
+struct Job {
+    place: Place,
+    /// `None` while it is in a thread's hands.
+    load: Option<Box<dyn Load>>,
+    /// Of the next piece; `None` when nothing is left.
+    next_bytes: Option<usize>,
+    ready: Duration,
+    cancelled: bool,
+    done: Done,
+    ended: Arc<AtomicBool>,
+}
+
+/// How many jobs ended in which way.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Ended {
+    pub(super) done: u64,
+    pub(super) cancelled: u64,
+    pub(super) failed: u64,
+}
+
+/// See the module.
+pub(super) struct Queue {
+    jobs: HashMap<JobId, Job>,
+    /// Jobs that still want pieces, first come first.
+    order: BTreeMap<Place, JobId>,
+    /// Jobs that have ended and whose owner has not been told.
+    farewells: VecDeque<(Done, End)>,
+    ended: Ended,
+    max_jobs: usize,
+    /// Counts submissions and raises: the source of ids and places.
+    arrivals: u64,
+}
+
+impl Queue {
+    pub(super) fn new(max_jobs: usize) -> Self {
+        Self {
+            jobs: HashMap::new(),
+            order: BTreeMap::new(),
+            farewells: VecDeque::new(),
+            ended: Ended::default(),
+            max_jobs,
+            arrivals: 0,
+        }
+    }
+
+    /// Whether one more job is taken.
+    pub(super) fn check_room(&self) -> Result<(), SubmitError> {
+        if self.jobs.len() + self.farewells.len() >= self.max_jobs {
+            return Err(SubmitError::Full { limit: self.max_jobs });
+        }
+        Ok(())
+    }
+
+    /// Takes a job whose first piece has `next_bytes`.
+    pub(super) fn push(&mut self, submission: Submission, next_bytes: Option<usize>, now: Duration) -> JobId {
+        let Submission { class, load, done, ended } = submission;
+        let place = (class, self.arrival());
+        let id = JobId(place.1);
+        let job = Job { place, load: Some(load), next_bytes, ready: now, cancelled: false, done, ended };
+        self.jobs.insert(id, job);
+        self.order.insert(place, id);
+        id
+    }
+
+    /// The piece that is next.
+    pub(super) fn first(&self) -> Option<Piece> {
+        let (_, &job) = self.order.first_key_value()?;
+        let known = self.jobs.get(&job)?;
+        Some(Piece { job, bytes: known.next_bytes, ready: known.ready })
+    }
+
+    /// Moves a job to the end of a more urgent class; never to a less urgent one.
+    pub(super) fn raise(&mut self, id: JobId, class: Class) {
+        let arrival = self.arrival();
+        let Some(job) = self.jobs.get_mut(&id).filter(|job| class < job.place.0) else { return };
+        if self.order.remove(&job.place).is_some() {
+            job.place = (class, arrival);
+            self.order.insert(job.place, id);
+        }
+    }
+
+    /// Takes the load in hand; `None` if the job was cancelled or has ended.
+    pub(super) fn take(&mut self, id: JobId) -> Option<Box<dyn Load>> {
+        self.jobs.get_mut(&id)?.load.take()
+    }
+
+    /// Gives a load back that has more pieces; returns it if its job was cancelled meanwhile.
+    pub(super) fn put_back(
+        &mut self,
+        id: JobId,
+        load: Box<dyn Load>,
+        next_bytes: usize,
+    ) -> Option<Box<dyn Load>> {
+        match self.jobs.get_mut(&id) {
+            Some(job) if !job.cancelled => {
+                job.load = Some(load);
+                job.next_bytes = Some(next_bytes);
+                None
+            }
+            _ => Some(load),
+        }
+    }
+
+    /// Makes sure that no further piece is taken. Returns the load for the caller to drop and then to
+    /// [`end`](Self::end) the job; `None` if the job has ended, or another hand will end it.
+    pub(super) fn cancel(&mut self, id: JobId) -> Option<Box<dyn Load>> {
+        let job = self.jobs.get_mut(&id)?;
+        job.cancelled = true;
+        self.order.remove(&job.place);
+        job.load.take()
+    }
+
+    /// Ends a job whose load is gone. Its owner is told in turn.
+    pub(super) fn end(&mut self, id: JobId, end: End) {
+        let Some(job) = self.jobs.remove(&id) else { return };
+        self.order.remove(&job.place);
+        match end {
+            End::Done => self.ended.done += 1,
+            End::Cancelled => self.ended.cancelled += 1,
+            End::Failed => self.ended.failed += 1,
+        }
+        job.ended.store(true, Ordering::Release);
+        self.farewells.push_back((job.done, end));
+    }
+
+    /// Whether the job has not ended.
+    pub(super) fn lives(&self, id: JobId) -> bool {
+        self.jobs.contains_key(&id)
+    }
+
+    /// The next owner to tell.
+    pub(super) fn farewell(&mut self) -> Option<(Done, End)> {
+        self.farewells.pop_front()
+    }
+
+    /// Whether every job has ended and every owner was told.
+    pub(super) fn is_empty(&self) -> bool {
+        self.jobs.is_empty() && self.farewells.is_empty()
+    }
+
+    /// Whether the engine's thread has something to do.
+    pub(super) fn has_work(&self) -> bool {
+        !self.order.is_empty() || !self.farewells.is_empty()
+    }
+
+    pub(super) fn ended(&self) -> Ended {
+        self.ended
+    }
+
+    /// Jobs of a class that have not ended.
+    pub(super) fn queued(&self, class: Class) -> usize {
+        self.order.range((class, 0)..=(class, u64::MAX)).count()
+    }
+
+    fn arrival(&mut self) -> u64 {
+        self.arrivals += 1;
+        self.arrivals
+    }
+}

@@ -1,0 +1,279 @@
+//! The courier step by step, on a clock of the tests' own.
+
+mod sorted_list;
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    num::NonZeroU64,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use proptest::prelude::*;
+
+use super::{
+    BytesPerSecond, Class, Clock, End, Load, SubmitError, Ticket,
+    courier::{Courier, Shared, Step},
+};
+
+/// A clock on which only waiting takes time. What is `planned` happens in the middle of the next wait.
+#[derive(Clone, Default)]
+struct FakeClock(Arc<Mutex<FakeTime>>);
+
+#[derive(Default)]
+struct FakeTime {
+    now: Duration,
+    planned: Option<Box<dyn FnOnce() + Send>>,
+}
+
+impl FakeClock {
+    fn advance(&self, by: Duration) {
+        self.0.lock().unwrap().now += by;
+    }
+
+    fn plan(&self, event: impl FnOnce() + Send + 'static) {
+        self.0.lock().unwrap().planned = Some(Box::new(event));
+    }
+
+    /// Has what is planned happen now; nothing if it has happened.
+    fn happen(&self) {
+        let planned = self.0.lock().unwrap().planned.take();
+        if let Some(event) = planned {
+            event();
+        }
+    }
+}
+
+impl fmt::Debug for FakeClock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FakeClock")
+    }
+}
+
+impl Clock for FakeClock {
+    fn now(&self) -> Duration {
+        self.0.lock().unwrap().now
+    }
+
+    fn sleep_until(&self, at: Duration) {
+        self.happen();
+        let mut time = self.0.lock().unwrap();
+        time.now = time.now.max(at);
+    }
+}
+
+/// Who copied which piece, and when; and how each job ended.
+#[derive(Debug, Default)]
+struct Journal {
+    pieces: Vec<(usize, usize, Duration)>,
+    ends: BTreeMap<usize, Vec<End>>,
+    dropped: Vec<usize>,
+}
+
+struct Written {
+    name: usize,
+    sizes: Vec<usize>,
+    copied: usize,
+    journal: Arc<Mutex<Journal>>,
+    clock: FakeClock,
+}
+
+impl Load for Written {
+    fn next_bytes(&self) -> Option<usize> {
+        self.sizes.get(self.copied).copied()
+    }
+
+    fn copy_next(&mut self) {
+        assert!(self.next_bytes().is_some(), "there is nothing left to copy");
+        self.journal.lock().unwrap().pieces.push((self.name, self.copied, self.clock.now()));
+        self.copied += 1;
+    }
+}
+
+impl Drop for Written {
+    fn drop(&mut self) {
+        self.journal.lock().unwrap().dropped.push(self.name);
+    }
+}
+
+/// An engine without its thread: the test takes the steps.
+struct Stage {
+    shared: Arc<Shared>,
+    courier: Courier,
+    clock: FakeClock,
+    journal: Arc<Mutex<Journal>>,
+}
+
+impl Stage {
+    fn new(bytes_per_second: Option<u64>, max_jobs: usize) -> Self {
+        let clock = FakeClock::default();
+        let shared = Arc::new(Shared::new(max_jobs, Box::new(clock.clone())));
+        let bandwidth = bytes_per_second.and_then(NonZeroU64::new).map(BytesPerSecond);
+        let courier = Courier::new(Arc::clone(&shared), bandwidth);
+        Self { shared, courier, clock, journal: Arc::default() }
+    }
+
+    fn submit(&self, name: usize, class: Class, sizes: &[usize]) -> Result<Ticket, SubmitError> {
+        let (journal, clock) = (Arc::clone(&self.journal), self.clock.clone());
+        let load = Written { name, sizes: sizes.to_vec(), copied: 0, journal, clock };
+        let journal = Arc::clone(&self.journal);
+        let done = move |end| {
+            let mut journal = journal.lock().unwrap();
+            assert!(journal.dropped.contains(&name), "an owner is told after its load is gone");
+            journal.ends.entry(name).or_default().push(end);
+        };
+        self.shared.submit(class, Box::new(load), Box::new(done))
+    }
+
+    fn run_dry(&mut self) -> Step {
+        loop {
+            let step = self.courier.step();
+            if step != Step::Worked {
+                return step;
+            }
+        }
+    }
+
+    fn end_of(&self, name: usize) -> Option<End> {
+        let journal = self.journal.lock().unwrap();
+        journal.ends.get(&name).map(|ends| match ends[..] {
+            [end] => end,
+            _ => panic!("job {name} was ended {} times", ends.len()),
+        })
+    }
+
+    fn pieces(&self) -> Vec<(usize, usize)> {
+        self.journal.lock().unwrap().pieces.iter().map(|&(name, piece, _)| (name, piece)).collect()
+    }
+}
+
+#[test]
+fn a_demand_overtakes_at_the_next_piece() {
+    let mut stage = Stage::new(None, 8);
+    stage.submit(0, Class::Preload, &[1, 1, 1]).unwrap();
+    stage.courier.step();
+    stage.submit(1, Class::Demand, &[1, 1]).unwrap();
+    stage.run_dry();
+    assert_eq!(stage.pieces(), [(0, 0), (1, 0), (1, 1), (0, 1), (0, 2)]);
+}
+
+#[test]
+fn a_piece_is_seen_when_its_time_on_the_link_is_over_and_a_demand_meanwhile_comes_next() {
+    let mut stage = Stage::new(Some(1_000), 8);
+    stage.submit(0, Class::SwapIn, &[500, 500]).unwrap();
+    let (shared, journal, clock) =
+        (Arc::clone(&stage.shared), Arc::clone(&stage.journal), stage.clock.clone());
+    stage.clock.plan(move || {
+        assert!(journal.lock().unwrap().pieces.is_empty(), "the first piece is still on the link");
+        let load = Written { name: 1, sizes: vec![250], copied: 0, journal, clock };
+        shared.submit(Class::Demand, Box::new(load), Box::new(|_| {})).unwrap();
+    });
+    stage.run_dry();
+    let millis = Duration::from_millis;
+    let expected = [(0, 0, millis(500)), (1, 0, millis(750)), (0, 1, millis(1_250))];
+    assert_eq!(stage.journal.lock().unwrap().pieces, expected);
+}
+
+#[test]
+fn a_raised_job_goes_behind_those_of_its_new_class_and_is_never_lowered() {
+    let mut stage = Stage::new(None, 8);
+    let raised = stage.submit(0, Class::Preload, &[1, 1]).unwrap();
+    stage.submit(1, Class::Demand, &[1]).unwrap();
+    stage.submit(2, Class::SwapIn, &[1]).unwrap();
+    raised.raise(Class::Demand);
+    raised.raise(Class::Preload);
+    stage.run_dry();
+    assert_eq!(stage.pieces(), [(1, 0), (0, 0), (0, 1), (2, 0)]);
+}
+
+#[test]
+fn a_job_cancelled_on_the_link_is_gone_at_once_and_its_time_is_spent() {
+    let mut stage = Stage::new(Some(1_000), 8);
+    let ticket = stage.submit(0, Class::Demand, &[1_000, 1_000]).unwrap();
+    stage.submit(1, Class::Demand, &[1_000]).unwrap();
+    let (journal, held) = (Arc::clone(&stage.journal), ticket.clone());
+    stage.clock.plan(move || {
+        held.cancel();
+        assert_eq!(journal.lock().unwrap().dropped, [0], "nothing touches the load after the cancellation");
+    });
+    stage.run_dry();
+    assert!(ticket.is_done());
+    assert_eq!(stage.end_of(0), Some(End::Cancelled));
+    assert_eq!(stage.journal.lock().unwrap().pieces, [(1, 0, Duration::from_secs(2))]);
+    assert_eq!(stage.shared.stats().copied_bytes, 1_000);
+}
+
+#[test]
+fn a_full_queue_is_an_answer_and_an_ended_job_makes_room() {
+    let mut stage = Stage::new(None, 2);
+    stage.submit(0, Class::Demand, &[1]).unwrap();
+    stage.submit(1, Class::Demand, &[1]).unwrap();
+    assert_eq!(stage.submit(2, Class::Demand, &[1]).unwrap_err(), SubmitError::Full { limit: 2 });
+    assert_eq!(stage.journal.lock().unwrap().dropped, [2]);
+    stage.run_dry();
+    assert_eq!(stage.end_of(2), None);
+    assert!(stage.submit(3, Class::Demand, &[1]).is_ok());
+}
+
+#[test]
+fn a_load_of_nothing_is_done_and_nothing_is_copied() {
+    let mut stage = Stage::new(Some(1), 2);
+    let ticket = stage.submit(0, Class::Preload, &[]).unwrap();
+    assert!(!ticket.is_done());
+    assert_eq!(stage.run_dry(), Step::Idle);
+    assert_eq!((stage.end_of(0), stage.clock.now()), (Some(End::Done), Duration::ZERO));
+}
+
+#[test]
+fn a_closed_engine_cancels_what_is_left_and_tells_every_owner() {
+    let mut stage = Stage::new(Some(1_000), 8);
+    stage.submit(0, Class::Demand, &[10, 10]).unwrap();
+    stage.submit(1, Class::Preload, &[10]).unwrap();
+    stage.courier.step();
+    // In the middle of a piece: it is not worth waiting for any more.
+    let shared = Arc::clone(&stage.shared);
+    stage.clock.plan(move || shared.close());
+    assert_eq!(stage.run_dry(), Step::Closed);
+    assert_eq!((stage.end_of(0), stage.end_of(1)), (Some(End::Cancelled), Some(End::Cancelled)));
+    assert_eq!(stage.pieces(), [(0, 0)]);
+}
+
+#[test]
+fn a_burst_after_idling_takes_as_long_as_its_bytes() {
+    let mut stage = Stage::new(Some(1_000), 8);
+    stage.submit(0, Class::Demand, &[1_000]).unwrap();
+    stage.run_dry();
+    stage.clock.advance(Duration::from_secs(9));
+    stage.submit(1, Class::Demand, &[1_000]).unwrap();
+    stage.submit(2, Class::Demand, &[1_000]).unwrap();
+    stage.run_dry();
+    let at: Vec<_> = stage.journal.lock().unwrap().pieces.iter().map(|piece| piece.2.as_secs()).collect();
+    assert_eq!(at, [1, 11, 12]);
+    assert_eq!(stage.shared.stats().copy_us, 3_000_000);
+}
+
+fn class() -> impl Strategy<Value = Class> {
+    prop::sample::select(Class::ALL.to_vec())
+}
+
+proptest! {
+    #[test]
+    fn every_piece_of_a_busy_link_is_seen_at_its_bytes_over_the_bandwidth_to_the_nanosecond(
+        bandwidth in 1_u64..1 << 36,
+        loads in prop::collection::vec((class(), prop::collection::vec(0_usize..1 << 20, 0..8)), 1..12),
+    ) {
+        let mut stage = Stage::new(Some(bandwidth), loads.len());
+        for (name, (class, sizes)) in loads.iter().enumerate() {
+            stage.submit(name, *class, sizes).unwrap();
+        }
+        stage.run_dry();
+        let mut sum = 0_u128;
+        for &(name, piece, at) in &stage.journal.lock().unwrap().pieces {
+            sum += loads[name].1[piece] as u128;
+            prop_assert_eq!(at.as_nanos(), (sum * 1_000_000_000).div_ceil(u128::from(bandwidth)));
+        }
+        prop_assert_eq!(u128::from(stage.shared.stats().copied_bytes), sum);
+        prop_assert_eq!(u128::from(stage.shared.stats().copy_us), stage.clock.now().as_micros());
+    }
+}
