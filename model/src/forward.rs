@@ -121,6 +121,11 @@ pub trait BaseLayers {
 
 /// Who adds the adapters' deltas to the outputs of a group.
 pub trait Deltas {
+    /// What others can compute while the base layers of the group are evaluated is asked of them; returns at once.
+    fn begin(&mut self, layer: usize, group: LinearGroup, x: &Activations) {
+        let _ = (layer, group, x);
+    }
+
     /// `out[row] += delta of the row's adapter`. For [`LinearGroup::Head`], rows are those whose logits are wanted.
     fn add(
         &mut self,
@@ -312,7 +317,7 @@ impl<B: BaseLayers, D: Deltas, K: KvStore> Pass<'_, B, D, K> {
         self.linear(layer, LinearGroup::Down);
     }
 
-    /// A group's base outputs, then its deltas.
+    /// A group's base outputs, then its deltas; whoever helps with these computes at the same time.
     fn linear(&mut self, layer: usize, group: LinearGroup) {
         let s = &mut *self.s;
         let (x, out) = match group {
@@ -322,6 +327,7 @@ impl<B: BaseLayers, D: Deltas, K: KvStore> Pass<'_, B, D, K> {
             LinearGroup::Down => (&mut s.gated, &mut s.update),
             LinearGroup::Head => unreachable!("the head's outputs are the caller's"),
         };
+        self.deltas.begin(layer, group, x);
         self.base.linear(self.compute, layer, group, x, out);
         self.deltas.add(self.compute, layer, group, x, out);
         failpoint::pass(match group {
@@ -376,6 +382,7 @@ impl<B: BaseLayers, D: Deltas, K: KvStore> Pass<'_, B, D, K> {
         s.update.truncate(kept * hidden);
         s.normed.reshape(kept, hidden);
         self.norm(&self.model.norms.output, IsFirst::No);
+        self.deltas.begin(0, LinearGroup::Head, &self.s.normed);
         self.base.linear(self.compute, 0, LinearGroup::Head, &mut self.s.normed, logits);
         self.deltas.add(self.compute, 0, LinearGroup::Head, &self.s.normed, logits);
         failpoint::pass("forward.head");

@@ -2,10 +2,13 @@
 #![forbid(unsafe_code)]
 
 pub mod adapter;
+pub mod assist;
+pub mod batch_deltas;
 pub mod chat_template;
 pub mod config;
 pub mod dequantized;
 pub mod detokenize;
+pub mod device_copy;
 pub mod forward;
 pub mod generation;
 pub mod generation_defaults;

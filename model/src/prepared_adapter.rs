@@ -1,63 +1,113 @@
-//! An adapter in the form the kernels take, and the deltas of a batch.
+//! An adapter in the form the kernels take, in the host tier.
 
-use std::{io, sync::Arc};
-
-use kernels::{
-    Activations, Arena,
-    lora::{LoraMatrix, LoraPrecision, LoraSegment, add_deltas},
+use std::sync::{
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicU64, Ordering},
 };
+
+use kernels::lora::{LayoutError, LoraMatrix, LoraPrecision, MatrixLayout, SharedBytes};
 
 use crate::{
-    adapter::Adapter,
-    config::ModelConfig,
-    forward::{Compute, Deltas, LinearGroup, LogitRows, SequenceSlice},
-    generation::Generation,
-    layout::linear_shape,
-    source::Target,
-    weights::group_targets,
+    adapter::Adapter, config::ModelConfig, device_copy::DeviceCopy, generation::Generation,
+    layout::linear_shape, source::Target,
 };
+
+/// Where a linear layer's matrices lie in the bytes of an adapter.
+#[derive(Debug, Clone, Copy)]
+pub struct ModuleLayout {
+    /// Transformer block; 0 for the head.
+    pub layer: usize,
+    /// Which linear layer.
+    pub target: Target,
+    /// Shapes, number formats, places.
+    pub matrix: MatrixLayout,
+}
+
+/// An adapter's numbers as the kernels read them, and where each matrix lies.
+#[derive(Debug)]
+pub struct EncodedAdapter {
+    /// By layer, then target.
+    pub modules: Vec<ModuleLayout>,
+    /// All matrices.
+    pub bytes: Vec<u8>,
+    generation: Generation,
+}
+
+impl EncodedAdapter {
+    /// Encodes `adapter`, which has been checked against `config`.
+    #[must_use]
+    pub fn new(adapter: &Adapter, config: &ModelConfig, precision: LoraPrecision) -> Self {
+        let mut bytes = Vec::new();
+        let encode = |module: &crate::adapter::LoraModule| {
+            let [rows, columns] = linear_shape(config, module.target);
+            let (rank, scale) = (module.rank, module.scale);
+            let matrix =
+                MatrixLayout::append(&mut bytes, rank, columns, rows, scale, &module.a, &module.b, precision);
+            ModuleLayout { layer: module.layer, target: module.target, matrix }
+        };
+        let modules = adapter.modules.iter().map(encode).collect();
+        Self { modules, bytes, generation: adapter.generation }
+    }
+}
+
+/// What an image is called among those who compute with it; never used twice in a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ImageNumber(pub u64);
 
 /// An adapter ready to be computed, at its true ranks.
 #[derive(Debug)]
 pub struct PreparedAdapter {
     generation: Generation,
-    /// `[layer][target]`.
+    image: ImageNumber,
     layers: Vec<[Option<LoraMatrix>; 7]>,
     head: Option<LoraMatrix>,
     rank: usize,
     bytes: usize,
+    /// What of it is on the device, or on its way there.
+    device: Mutex<Option<Arc<DeviceCopy>>>,
+    tally: Tally,
 }
 
 impl PreparedAdapter {
-    /// Copies `adapter`, which has been checked against `config`, into the kernels' layout.
+    /// Takes memory of its own for `adapter`, which has been checked against `config`. No worker can compute it.
     ///
     /// # Errors
     ///
-    /// There is no memory.
-    pub fn new(adapter: &Adapter, config: &ModelConfig, precision: LoraPrecision) -> io::Result<Self> {
+    /// A matrix is of a shape that the kernels do not take.
+    pub fn new(
+        adapter: &Adapter,
+        config: &ModelConfig,
+        precision: LoraPrecision,
+    ) -> Result<Self, LayoutError> {
+        let mut encoded = EncodedAdapter::new(adapter, config, precision);
+        let bytes: SharedBytes = Arc::new(std::mem::take(&mut encoded.bytes));
+        Self::over(&encoded, config, ImageNumber(0), &bytes)
+    }
+
+    /// An adapter whose encoded bytes lie in `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// A matrix does not lie within `bytes`.
+    pub fn over(
+        encoded: &EncodedAdapter,
+        config: &ModelConfig,
+        image: ImageNumber,
+        bytes: &SharedBytes,
+    ) -> Result<Self, LayoutError> {
         let mut prepared = Self {
-            generation: adapter.generation,
+            generation: encoded.generation,
+            image,
             layers: (0..config.layers).map(|_| [const { None }; 7]).collect(),
             head: None,
             rank: 0,
             bytes: 0,
+            device: Mutex::new(None),
+            tally: Tally::default(),
         };
-        let elements: usize = adapter.modules.iter().map(|module| module.a.len() + module.b.len()).sum();
-        // A piece that holds all of a 16-bit adapter; one of 32 bits takes two.
-        let arena = Arena::new(2 * elements);
-        for module in &adapter.modules {
-            let [rows, columns] = linear_shape(config, module.target);
-            let matrix = LoraMatrix::new(
-                &arena,
-                module.rank,
-                columns,
-                rows,
-                module.scale,
-                &module.a,
-                &module.b,
-                precision,
-            )?;
-            prepared.rank = prepared.rank.max(module.rank);
+        for module in &encoded.modules {
+            let matrix = LoraMatrix::over(bytes, module.matrix)?;
+            prepared.rank = prepared.rank.max(matrix.rank());
             prepared.bytes += matrix.bytes();
             match module.target {
                 Target::LmHead => prepared.head = Some(matrix),
@@ -73,104 +123,87 @@ impl PreparedAdapter {
         self.generation
     }
 
+    /// What its bytes are called among workers.
+    #[must_use]
+    pub fn image(&self) -> ImageNumber {
+        self.image
+    }
+
     /// The largest rank of its layers.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.rank
     }
 
-    /// Bytes of memory.
+    /// Bytes of its matrices.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    fn matrix(&self, layer: usize, target: Target) -> Option<&LoraMatrix> {
+    /// Who computed how much of it.
+    #[must_use]
+    pub fn tally(&self) -> &Tally {
+        &self.tally
+    }
+
+    /// What of it is on the device.
+    #[must_use]
+    pub fn device(&self) -> Option<Arc<DeviceCopy>> {
+        self.device.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// From the next pass on the device's part is computed from `copy`.
+    pub fn set_device(&self, copy: Option<Arc<DeviceCopy>>) {
+        *self.device.lock().unwrap_or_else(PoisonError::into_inner) = copy;
+    }
+
+    /// The matrices of a linear layer, if it is adapted.
+    #[must_use]
+    pub fn matrix(&self, layer: usize, target: Target) -> Option<&LoraMatrix> {
         match target {
             Target::LmHead => self.head.as_ref(),
             target => self.layers[layer][target as usize].as_ref(),
         }
     }
+
+    /// The linear layers it changes, in the order of a pass.
+    pub fn matrices(&self) -> impl Iterator<Item = (usize, Target, &LoraMatrix)> {
+        let blocks = self.layers.iter().enumerate().flat_map(|(layer, targets)| {
+            let present = crate::layout::BLOCK_TARGETS.iter().zip(targets);
+            present.filter_map(move |(&target, matrix)| Some((layer, target, matrix.as_ref()?)))
+        });
+        blocks.chain(self.head.as_ref().map(|matrix| (0, Target::LmHead, matrix)))
+    }
 }
 
-/// Consecutive rows of one adapter.
-#[derive(Debug)]
-struct Run {
-    first_row: usize,
-    rows: usize,
-    adapter: Arc<PreparedAdapter>,
+/// Rows times ranks of an adapter, by where they were computed. Each figure stands for itself, so nothing is ordered.
+#[derive(Debug, Default)]
+pub struct Tally {
+    device: AtomicU64,
+    workers: AtomicU64,
+    executor: AtomicU64,
 }
 
-/// The adapters of a batch's rows. Rows of the base model are in no run.
-#[derive(Debug)]
-pub struct BatchDeltas<'a> {
-    config: &'a ModelConfig,
-    /// Runs of the batch's rows.
-    rows: Vec<Run>,
-    /// Runs of the rows whose logits are wanted.
-    head_rows: Vec<Run>,
-}
+impl Tally {
+    /// Computed on the device.
+    pub fn device(&self, rank_rows: u64) {
+        self.device.fetch_add(rank_rows, Ordering::Relaxed);
+    }
 
-impl<'a> BatchDeltas<'a> {
-    /// Finds the runs of `batch`.
+    /// Computed by workers.
+    pub fn workers(&self, rank_rows: u64) {
+        self.workers.fetch_add(rank_rows, Ordering::Relaxed);
+    }
+
+    /// Computed from the host tier by whoever runs the pass.
+    pub fn executor(&self, rank_rows: u64) {
+        self.executor.fetch_add(rank_rows, Ordering::Relaxed);
+    }
+
+    /// All three, in this order.
     #[must_use]
-    pub fn new(config: &'a ModelConfig, batch: &[SequenceSlice<'_, PreparedAdapter>]) -> Self {
-        let head_rows = |slice: &SequenceSlice<'_, PreparedAdapter>| match slice.logits {
-            LogitRows::None => 0,
-            LogitRows::Last => 1,
-            LogitRows::All => slice.tokens.len(),
-        };
-        Self { config, rows: runs(batch, |slice| slice.tokens.len()), head_rows: runs(batch, head_rows) }
-    }
-}
-
-/// Joins neighbouring slices of one adapter.
-fn runs(
-    batch: &[SequenceSlice<'_, PreparedAdapter>],
-    rows_of: impl Fn(&SequenceSlice<'_, PreparedAdapter>) -> usize,
-) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
-    let mut row = 0;
-    for slice in batch {
-        let rows = rows_of(slice);
-        if let Some(adapter) = slice.adapter {
-            match runs.last_mut() {
-                Some(run) if run.first_row + run.rows == row && Arc::ptr_eq(&run.adapter, adapter) => {
-                    run.rows += rows
-                }
-                _ => runs.push(Run { first_row: row, rows, adapter: Arc::clone(adapter) }),
-            }
-        }
-        row += rows;
-    }
-    runs
-}
-
-impl Deltas for BatchDeltas<'_> {
-    fn add(
-        &mut self,
-        compute: &mut Compute,
-        layer: usize,
-        group: LinearGroup,
-        x: &Activations,
-        out: &mut [f32],
-    ) {
-        let runs = if group == LinearGroup::Head { &self.head_rows } else { &self.rows };
-        if runs.is_empty() {
-            return;
-        }
-        let targets = group_targets(self.config, group);
-        let mut segments = Vec::with_capacity(runs.len() * targets.len());
-        for run in runs {
-            for &(target, column) in &targets {
-                if let Some(matrix) = run.adapter.matrix(layer, target) {
-                    segments.push(LoraSegment { first_row: run.first_row, rows: run.rows, matrix, column });
-                }
-            }
-        }
-        if !segments.is_empty() {
-            let stride = targets.iter().map(|&(target, _)| linear_shape(self.config, target)[0]).sum();
-            add_deltas(&mut compute.pool, compute.isa, x, &segments, out, stride);
-        }
+    pub fn read(&self) -> [u64; 3] {
+        [&self.device, &self.workers, &self.executor].map(|figure| figure.load(Ordering::Relaxed))
     }
 }

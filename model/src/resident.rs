@@ -9,9 +9,11 @@ use kernels::{
 };
 
 use crate::{
+    assist::Assist,
+    batch_deltas::{BatchDeltas, DeltaScratch},
     config::ModelConfig,
     forward::{Compute, ForwardPass, KvStore, Scratch, SequenceSlice, Skeleton, run},
-    prepared_adapter::{BatchDeltas, PreparedAdapter},
+    prepared_adapter::PreparedAdapter,
     rope::RopeTable,
     source::WeightSource,
     weights::{LoadProgress, ResidentLayers, Weights, WeightsError, load_norms},
@@ -141,6 +143,8 @@ pub struct ResidentModel {
     kv: Kv,
     compute: Compute,
     scratch: Scratch,
+    deltas: DeltaScratch,
+    assist: Option<Box<dyn Assist>>,
 }
 
 impl ResidentModel {
@@ -168,7 +172,15 @@ impl ResidentModel {
             kv: Kv { pool, blocks, window },
             compute: Compute { pool: threads, isa: Isa::best() },
             scratch: Scratch::default(),
+            deltas: DeltaScratch::default(),
+            assist: None,
         })
+    }
+
+    /// Has `assist` sum what the device does not hold.
+    #[must_use]
+    pub fn with_assist(self, assist: Box<dyn Assist>) -> Self {
+        Self { assist: Some(assist), ..self }
     }
 
     /// Computes with other instructions, for tests.
@@ -199,7 +211,8 @@ impl ForwardPass for ResidentModel {
     }
 
     fn forward(&mut self, batch: &[SequenceSlice<'_, PreparedAdapter>], logits: &mut Vec<f32>) {
-        let mut deltas = BatchDeltas::new(&self.skeleton.config, batch);
+        let config = &self.skeleton.config;
+        let mut deltas = BatchDeltas::new(config, self.assist.as_deref_mut(), &mut self.deltas, batch);
         let parts = (&mut self.layers, &mut deltas, &mut self.kv);
         run(&self.skeleton, parts, &mut self.compute, &mut self.scratch, batch, logits);
     }

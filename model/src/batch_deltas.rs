@@ -1,0 +1,225 @@
+//! The adapters' deltas of a batch: what the device holds is computed there, the rest by whoever assists.
+
+use std::sync::Arc;
+
+use kernels::{
+    Activations,
+    lora::{Head, LoraSegment, add_deltas},
+};
+
+use crate::{
+    assist::{Ask, Assist},
+    config::ModelConfig,
+    device_copy::DeviceCopy,
+    forward::{Compute, Deltas, LinearGroup, LogitRows, SequenceSlice},
+    layout::linear_shape,
+    prepared_adapter::PreparedAdapter,
+    source::Target,
+    weights::group_targets,
+};
+
+/// Consecutive rows of one adapter.
+#[derive(Debug)]
+struct Run {
+    first_row: usize,
+    rows: usize,
+    adapter: Arc<PreparedAdapter>,
+    device: Option<Arc<DeviceCopy>>,
+}
+
+/// What is computed of a run at one linear layer of a group. How much of the adapter was on the device is looked up
+/// once for each group, so that who assists and who goes on mean the same ranks.
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    run: usize,
+    target: Target,
+    column: usize,
+    /// Ranks the device does not have, from the first.
+    missing: usize,
+    /// Element at which their sums begin.
+    offset: usize,
+}
+
+/// What a batch's deltas are computed with, kept between passes.
+#[derive(Debug, Default)]
+pub struct DeltaScratch {
+    parts: Vec<Part>,
+    sums: Vec<f32>,
+}
+
+/// The adapters of a batch's rows. Rows of the base model are in no run.
+#[derive(Debug)]
+pub struct BatchDeltas<'a> {
+    config: &'a ModelConfig,
+    /// Who sums what the device lacks in this pass; `None`: whoever runs it, from the host tier.
+    assist: Option<&'a mut (dyn Assist + 'static)>,
+    scratch: &'a mut DeltaScratch,
+    /// Runs of the batch's rows.
+    rows: Vec<Run>,
+    /// Runs of the rows whose logits are wanted.
+    head_rows: Vec<Run>,
+}
+
+impl<'a> BatchDeltas<'a> {
+    /// Finds the runs of `batch`.
+    #[must_use]
+    pub fn new(
+        config: &'a ModelConfig,
+        assist: Option<&'a mut (dyn Assist + 'static)>,
+        scratch: &'a mut DeltaScratch,
+        batch: &[SequenceSlice<'_, PreparedAdapter>],
+    ) -> Self {
+        let head_rows = |slice: &SequenceSlice<'_, PreparedAdapter>| match slice.logits {
+            LogitRows::None => 0,
+            LogitRows::Last => 1,
+            LogitRows::All => slice.tokens.len(),
+        };
+        let rows = runs(batch, |slice| slice.tokens.len());
+        let is_complete = |run: &Run| run.device.as_ref().is_some_and(|copy| copy.is_complete());
+        let is_cold = !rows.iter().all(is_complete);
+        let mut assist = assist.filter(|_| is_cold);
+        if assist.as_mut().is_some_and(|assist| assist.helpers() == 0) {
+            assist = None;
+        }
+        if let Some(assist) = &mut assist {
+            assist.begin_pass();
+        }
+        Self { config, assist, scratch, rows, head_rows: runs(batch, head_rows) }
+    }
+
+    /// Looks up what the device has of the group's layers.
+    fn plan(&mut self, layer: usize, group: LinearGroup) {
+        let DeltaScratch { parts, sums } = &mut *self.scratch;
+        let runs = if group == LinearGroup::Head { &self.head_rows } else { &self.rows };
+        parts.clear();
+        let mut offset = 0;
+        if !runs.is_empty() {
+            let targets = group_targets(self.config, group);
+            for (index, run) in runs.iter().enumerate().filter(|(_, run)| run.rows > 0) {
+                for &(target, column) in &targets {
+                    let Some(host) = run.adapter.matrix(layer, target) else { continue };
+                    let device = run.device.as_ref();
+                    let missing = device.map_or(host.rank(), |copy| copy.missing_ranks(host, layer, target));
+                    parts.push(Part { run: index, target, column, missing, offset });
+                    if missing > 0 && self.assist.is_some() {
+                        offset += run.rows * host.rows();
+                    }
+                }
+            }
+        }
+        sums.resize(offset, 0.0);
+    }
+}
+
+impl Drop for BatchDeltas<'_> {
+    fn drop(&mut self) {
+        if let Some(assist) = &mut self.assist {
+            assist.end_pass();
+        }
+    }
+}
+
+/// The asks of a plan: its parts of which ranks are missing.
+fn asks<'a>(runs: &'a [Run], parts: &'a [Part], layer: usize) -> Vec<Ask<'a>> {
+    let missing = parts.iter().filter(|part| part.missing > 0);
+    missing
+        .filter_map(|part| {
+            let run = &runs[part.run];
+            Some(Ask {
+                adapter: &run.adapter,
+                layer,
+                target: part.target,
+                matrix: run.adapter.matrix(layer, part.target)?,
+                first_row: run.first_row,
+                rows: run.rows,
+                ranks: part.missing,
+                offset: part.offset,
+            })
+        })
+        .collect()
+}
+
+/// What the thread that runs the pass computes of a part: the ranks behind the `sums`, or, if nobody assists and not
+/// all ranks are on the device, all of them from the host tier.
+fn segment<'a>(run: &'a Run, part: &Part, layer: usize, sums: Option<&'a [f32]>) -> Option<LoraSegment<'a>> {
+    let matrix = run.adapter.matrix(layer, part.target)?;
+    let device = || run.device.as_ref().and_then(|copy| copy.matrix(layer, part.target));
+    let rank_rows = |ranks: usize| (run.rows * ranks) as u64;
+    let (staged, head) = match (part.missing, sums) {
+        (0, _) => (device(), Head::None),
+        (_, None) => (None, Head::None),
+        (ranks, Some(sums)) => {
+            let values = &sums[part.offset..part.offset + run.rows * matrix.rows()];
+            (device(), Head::Sums { ranks, values })
+        }
+    };
+    match (part.missing, sums) {
+        (missing, None) if missing > 0 => run.adapter.tally().executor(rank_rows(matrix.rank())),
+        (missing, _) => run.adapter.tally().device(rank_rows(matrix.rank() - missing)),
+    }
+    Some(LoraSegment { first_row: run.first_row, rows: run.rows, matrix, column: part.column, staged, head })
+}
+
+/// Joins neighbouring slices of one adapter.
+fn runs(
+    batch: &[SequenceSlice<'_, PreparedAdapter>],
+    rows_of: impl Fn(&SequenceSlice<'_, PreparedAdapter>) -> usize,
+) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    let mut row = 0;
+    for slice in batch {
+        let rows = rows_of(slice);
+        if let Some(adapter) = slice.adapter {
+            match runs.last_mut() {
+                Some(run) if run.first_row + run.rows == row && Arc::ptr_eq(&run.adapter, adapter) => {
+                    run.rows += rows;
+                }
+                _ => {
+                    let (adapter, device) = (Arc::clone(adapter), adapter.device());
+                    runs.push(Run { first_row: row, rows, adapter, device });
+                }
+            }
+        }
+        row += rows;
+    }
+    runs
+}
+
+impl Deltas for BatchDeltas<'_> {
+    fn begin(&mut self, layer: usize, group: LinearGroup, x: &Activations) {
+        self.plan(layer, group);
+        let runs = if group == LinearGroup::Head { &self.head_rows } else { &self.rows };
+        let Some(assist) = &mut self.assist else { return };
+        let asks = asks(runs, &self.scratch.parts, layer);
+        if !asks.is_empty() {
+            assist.begin(x, &asks);
+        }
+    }
+
+    fn add(
+        &mut self,
+        compute: &mut Compute,
+        layer: usize,
+        group: LinearGroup,
+        x: &Activations,
+        out: &mut [f32],
+    ) {
+        let DeltaScratch { parts, sums } = &mut *self.scratch;
+        if parts.is_empty() {
+            return;
+        }
+        let runs = if group == LinearGroup::Head { &self.head_rows } else { &self.rows };
+        if let Some(assist) = &mut self.assist {
+            let asks = asks(runs, parts, layer);
+            if !asks.is_empty() {
+                assist.finish(compute, x, &asks, sums);
+            }
+        }
+        let sums = self.assist.is_some().then_some(&sums[..]);
+        let segment = |part: &Part| segment(&runs[part.run], part, layer, sums);
+        let segments: Vec<LoraSegment<'_>> = parts.iter().filter_map(segment).collect();
+        let widths = group_targets(self.config, group);
+        let stride = widths.iter().map(|&(target, _)| linear_shape(self.config, target)[0]).sum();
+        add_deltas(&mut compute.pool, compute.isa, x, &segments, out, stride);
+    }
+}
