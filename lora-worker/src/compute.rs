@@ -1,0 +1,309 @@
+//! The thread that computes: from one seat to the next, and there from one slice to the next.
+//!
+//! While there is work it allocates nothing, takes no lock and makes no system call; the tests count.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, RecvTimeoutError},
+    },
+    time::Duration,
+};
+
+use kernels::{
+    Isa,
+    lora::{LoraMatrix, sum_ranks},
+};
+use shmproto::{
+    board::{Claim, Geometry, Seat, Slice, Wake},
+    handover::WorkerEnd,
+};
+
+use crate::{
+    control::VisitError,
+    library::{Library, Shelf},
+    watch::Signs,
+};
+
+/// How often a thread without a seat turns.
+const TURN: Duration = Duration::from_secs(1);
+
+/// Rows summed at a time. Enough that weights are read seldom; few enough that a slice nobody waits for any more is soon
+/// given up.
+const STRIDE_ROWS: usize = 128;
+
+/// A seat, and what comes with it.
+#[derive(Debug)]
+pub(crate) struct Post {
+    seat: Seat,
+    shelf: Arc<Shelf>,
+    /// Shut down when the seat is lost, so that the other thread asks for a new one.
+    connection: Arc<WorkerEnd>,
+    over: Arc<AtomicBool>,
+}
+
+/// Ends a post when it is dropped.
+#[derive(Debug)]
+pub(crate) struct PostEnd(Arc<AtomicBool>);
+
+impl Post {
+    /// A seat on the board of whoever is at the other end of `connection`; adapters come by way of the shelf.
+    pub(crate) fn new(seat: Seat, shelf: Arc<Shelf>, connection: Arc<WorkerEnd>) -> Self {
+        Self { seat, shelf, connection, over: Arc::default() }
+    }
+
+    /// What the other thread keeps for as long as the post is to be attended.
+    pub(crate) fn end(&self) -> PostEnd {
+        PostEnd(Arc::clone(&self.over))
+    }
+}
+
+impl Drop for PostEnd {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Attends to one post after the other until the process leaves, or for a reason that keeps others from coming.
+pub(crate) fn run(
+    posts: &Receiver<Result<Post, VisitError>>,
+    spin: Duration,
+    signs: &Signs,
+) -> Option<VisitError> {
+    while !signs.leaving() {
+        signs.turn();
+        match posts.recv_timeout(TURN) {
+            Ok(Ok(post)) => {
+                attend(post, spin, signs);
+                failpoint::pass("worker.left");
+            }
+            Ok(Err(why)) => return Some(why),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return Some(VisitError::Fault),
+        }
+    }
+    None
+}
+
+fn attend(post: Post, spin: Duration, signs: &Signs) {
+    let Post { mut seat, shelf, connection, over } = post;
+    let mut bench = Bench::new(seat.geometry());
+    let mut refused = 0;
+    let ended = || signs.leaving() || over.load(Ordering::Relaxed);
+    while !ended() {
+        signs.turn();
+        match seat.wait(spin) {
+            Wake::Job => {
+                // What was mapped before the job was posted is on the shelf by now.
+                shelf.take(&mut bench.library);
+                while !ended() && bench.serve(&mut seat) {}
+            }
+            Wake::Fenced => {
+                tracing::warn!("the executor has given the seat up; asking for a new one");
+                connection.shut_down();
+                return;
+            }
+            Wake::Rest => {
+                failpoint::pass("worker.parked");
+                shelf.take(&mut bench.library);
+                report_refused(&seat, &mut refused);
+            }
+        }
+    }
+}
+
+/// Says once more that slices made no sense, if it happened once more since.
+fn report_refused(seat: &Seat, reported: &mut u64) {
+    if let Some(refused) = seat.refused().filter(|refused| refused.slices != *reported) {
+        tracing::error!(slices = refused.slices, last = %refused.last, "the executor posts slices that make no sense");
+        *reported = refused.slices;
+    }
+}
+
+/// What a slice is computed with: adapters, and room for the largest slice of the board.
+///
+/// The room is asked for at once and becomes memory where a slice touches it first.
+#[derive(Debug)]
+struct Bench {
+    library: Library,
+    isa: Isa,
+    x: Vec<f32>,
+    sums: Vec<f32>,
+}
+
+impl Bench {
+    fn new(geometry: Geometry) -> Self {
+        let room = |elements| vec![0.0; elements];
+        let Geometry { x_elements, sums_elements, .. } = geometry;
+        Self { library: Library::default(), isa: Isa::best(), x: room(x_elements), sums: room(sums_elements) }
+    }
+
+    /// Computes a slice, if there is one for this worker.
+    fn serve(&mut self, seat: &mut Seat) -> bool {
+        let Self { library, isa, x, sums } = self;
+        let Some(claim) = seat.claim(|image, module| library.matrix(image, module).is_some()) else {
+            return false;
+        };
+        failpoint::pass("worker.after_claim");
+        let slice = *claim.slice();
+        match library.matrix(slice.image, slice.module).filter(|matrix| fits(matrix, &slice)) {
+            Some(matrix) => {
+                let (x, sums) = (&mut x[..slice.x_elements()], &mut sums[..slice.sums_elements as usize]);
+                claim.read_x(x);
+                compute(claim, matrix, *isa, x, sums);
+            }
+            None => claim.fail(),
+        }
+        true
+    }
+}
+
+/// Whether the slice asks for something that the matrix has.
+fn fits(matrix: &LoraMatrix, slice: &Slice) -> bool {
+    let sums = (slice.rows as usize).checked_mul(matrix.rows());
+    slice.width as usize == matrix.columns()
+        && slice.last_rank as usize <= matrix.rank()
+        && sums == Some(slice.sums_elements as usize)
+}
+
+/// Sums the ranks of a slice and hands the sums over. A slice that nobody waits for, or that cannot be computed, is given back.
+fn compute(claim: Claim<'_>, matrix: &LoraMatrix, isa: Isa, x: &[f32], sums: &mut [f32]) {
+    let slice = *claim.slice();
+    let ranks = slice.first_rank as usize..slice.last_rank as usize;
+    let strides = x.chunks(STRIDE_ROWS * matrix.columns()).zip(sums.chunks_mut(STRIDE_ROWS * matrix.rows()));
+    for (x, sums) in strides {
+        // What a panic leaves behind is sums that nobody reads.
+        let sum = AssertUnwindSafe(|| sum_ranks(isa, x, matrix, ranks.clone(), sums));
+        if catch_unwind(sum).is_err() {
+            tracing::error!(?slice, "a slice cannot be computed; the executor does it");
+            return claim.fail();
+        }
+        failpoint::pass("worker.mid_slice");
+        if !claim.is_wanted() {
+            return claim.fail();
+        }
+    }
+    failpoint::pass("worker.before_done");
+    claim.done(sums);
+    failpoint::pass("worker.after_done");
+}
+
+#[cfg(test)]
+mod tests {
+    use assert_no_alloc::{assert_no_alloc, violation_count};
+    use kernels::lora::{LoraPrecision, MatrixLayout};
+    use shmproto::{
+        board::{Board, SliceState},
+        image::{Image, ImageEntry},
+    };
+
+    use super::*;
+    use crate::library::Adapter;
+
+    const GEOMETRY: Geometry = Geometry { x_elements: 1 << 16, sums_elements: 1 << 16, slices: 16, seats: 1 };
+
+    /// An adapter of one module of 40 ranks, 64 columns and 48 rows.
+    fn image(precision: LoraPrecision) -> Image {
+        let mut data = Vec::new();
+        let (a, b) = (vec![0.5; 40 * 64], vec![0.25; 48 * 40]);
+        let layout = MatrixLayout::append(&mut data, 40, 64, 48, 1.0, &a, &b, precision);
+        let entry = ImageEntry {
+            module: 0,
+            rank: 40,
+            columns: 64,
+            rows: 48,
+            scale: layout.scale,
+            a_kind: layout.a.kind as u8,
+            b_kind: layout.b.kind as u8,
+            a_offset: layout.a.offset as u64,
+            b_offset: layout.b.offset as u64,
+        };
+        Image::build(&[entry], &data).unwrap()
+    }
+
+    fn slice(image: u64) -> Slice {
+        Slice {
+            image,
+            module: 0,
+            first_row: 0,
+            rows: 200,
+            width: 64,
+            first_rank: 0,
+            last_rank: 40,
+            x_offset: 0,
+            sums_offset: 0,
+            sums_elements: 200 * 48,
+        }
+    }
+
+    /// A worker's bench with an adapter of each kind, numbered from 1.
+    fn bench() -> Bench {
+        let mut bench = Bench::new(GEOMETRY);
+        let precisions = [LoraPrecision::Exact, LoraPrecision::Compact, LoraPrecision::Bf16];
+        for (number, precision) in (1..).zip(precisions) {
+            bench.library.add(number, Adapter::over(&image(precision)).unwrap()).unwrap();
+        }
+        bench
+    }
+
+    #[test]
+    fn no_slice_takes_an_allocation_neither_done_nor_given_back() {
+        let (board, mut poster) = Board::in_process(GEOMETRY).unwrap();
+        let mut seat = board.seat().unwrap().join_here();
+        let (mut bench, x) = (bench(), vec![1.0; 200 * 64]);
+        let unknown = Slice { width: 63, rows: 1, sums_elements: 48, ..slice(1) };
+        let ends = [(slice(1), true), (slice(2), true), (slice(3), true), (unknown, false)];
+        for (slice, is_done) in ends {
+            poster.announce(1);
+            poster.post(&x, &[slice]).unwrap();
+            let counted = violation_count();
+            assert_no_alloc(|| {
+                assert_eq!(seat.wait(Duration::from_micros(50)), Wake::Job);
+                assert!(bench.serve(&mut seat));
+                assert!(!bench.serve(&mut seat));
+            });
+            assert_eq!(violation_count(), counted);
+            assert_eq!(matches!(poster.state(0), SliceState::Done(_)), is_done);
+            poster.take_back(0);
+        }
+    }
+
+    #[test]
+    fn the_count_of_allocations_counts() {
+        let counted = violation_count();
+        assert_no_alloc(|| drop(std::hint::black_box(vec![0u8; 100])));
+        assert!(violation_count() > counted);
+    }
+
+    #[test]
+    fn a_slice_that_nobody_waits_for_any_more_is_given_up() {
+        let (board, mut poster) = Board::in_process(GEOMETRY).unwrap();
+        let mut seat = board.seat().unwrap().join_here();
+        let bench = bench();
+        poster.post(&vec![1.0; 200 * 64], &[slice(1)]).unwrap();
+        let claim = seat.claim(|_, _| true).unwrap();
+        poster.take_back(0);
+        let mut sums = vec![f32::NAN; 200 * 48];
+        compute(claim, bench.library.matrix(1, 0).unwrap(), bench.isa, &vec![1.0; 200 * 64], &mut sums);
+        assert!(!sums[0].is_nan(), "it was begun");
+        assert!(sums[STRIDE_ROWS * 48].is_nan(), "and not ended");
+    }
+
+    #[test]
+    fn a_fault_in_a_slice_gives_it_back_and_is_not_the_end() {
+        let (board, mut poster) = Board::in_process(GEOMETRY).unwrap();
+        let mut seat = board.seat().unwrap().join_here();
+        let (mut bench, x) = (bench(), vec![1.0; 200 * 64]);
+        poster.post(&x, &[slice(1)]).unwrap();
+        let claim = seat.claim(|_, _| true).unwrap();
+        // Sums of another shape: kernels refuse them loudly.
+        let matrix = bench.library.matrix(1, 0).unwrap();
+        compute(claim, matrix, bench.isa, &x, &mut [0.0; 7]);
+        assert_eq!(poster.state(0), SliceState::Lost);
+        poster.post(&x, &[slice(2)]).unwrap();
+        assert!(bench.serve(&mut seat));
+        assert!(matches!(poster.state(0), SliceState::Done(_)));
+    }
+}

@@ -1,0 +1,56 @@
+//! What the process asks of the operating system: its core, open files, and a log.
+
+use std::io::IsTerminal as _;
+
+use anyhow::Context as _;
+use rustix::{
+    process::{Resource, getrlimit, setrlimit},
+    thread::{CpuSet, sched_getaffinity, sched_setaffinity},
+};
+use tracing_subscriber::EnvFilter;
+
+use crate::config::LogFormat;
+
+/// Keeps this thread, and all that it starts, on `core`.
+///
+/// Also the thread that maps adapters stays there: it works seldom, and anywhere else it would be in the way of others.
+///
+/// # Errors
+/// If the process may not run there; the cores it may run on are named.
+pub(crate) fn stay_on(core: u16) -> anyhow::Result<()> {
+    let allowed = sched_getaffinity(None).context("cannot read the cores this process may run on")?;
+    let core = usize::from(core);
+    let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect();
+    anyhow::ensure!(
+        cores.contains(&core),
+        "--core names core {core}, but this process may only run on {cores:?}; name one of those"
+    );
+    // Whoever started it may have seen to it, and may have forbidden to change it (the systemd unit does both).
+    if cores.len() == 1 {
+        return Ok(());
+    }
+    let mut only = CpuSet::new();
+    only.set(core);
+    sched_setaffinity(None, &only).with_context(|| format!("cannot stay on core {core}"))
+}
+
+/// Raises the number of open files to what is allowed: each adapter is one.
+pub(crate) fn allow_many_files() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    // With fewer it works too, for fewer adapters.
+    let _ = setrlimit(Resource::Nofile, limit);
+}
+
+/// Starts the log on stderr; `RUST_LOG` chooses what is in it.
+pub(crate) fn start_log(format: LogFormat) {
+    let json = match format {
+        LogFormat::Json => true,
+        LogFormat::Human => false,
+        LogFormat::Auto => !std::io::stderr().is_terminal(),
+    };
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // A second start in one process (tests) keeps the first log.
+    let _ = if json { log.json().try_init() } else { log.try_init() };
+}

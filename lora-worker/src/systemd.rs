@@ -1,0 +1,43 @@
+//! What the process tells systemd: that it has started, what it does, that it lives, that it ends.
+//!
+//! Without `NOTIFY_SOCKET` nothing is said. A worker is ready when it is on its core and looks for an executor: one that
+//! waits has started well, and systemd should not wait with it. The watchdog is fed only while the thread that computes
+//! turns (`watch`).
+
+use sd_notify::NotifyState;
+
+use crate::watch::Seating;
+
+/// The process is on its core and looks for an executor.
+pub(crate) fn ready() {
+    tell(&[NotifyState::Ready, NotifyState::Status(&in_words(Seating::Waiting))]);
+}
+
+/// What it does has changed.
+pub(crate) fn status(seating: Seating) {
+    tell(&[NotifyState::Status(&in_words(seating))]);
+}
+
+/// The thread that computes has turned.
+pub(crate) fn alive() {
+    tell(&[NotifyState::Watchdog]);
+}
+
+/// The process is about to end.
+pub(crate) fn stopping() {
+    tell(&[NotifyState::Stopping]);
+}
+
+fn in_words(seating: Seating) -> String {
+    match seating {
+        Seating::Waiting => "waiting for an executor".to_owned(),
+        Seating::Seated { adapters } => format!("seated, with {adapters} adapters"),
+    }
+}
+
+fn tell(state: &[NotifyState<'_>]) {
+    // It may not listen any more; that is no reason to stop.
+    if let Err(error) = sd_notify::notify(state) {
+        tracing::debug!(%error, "systemd could not be told");
+    }
+}

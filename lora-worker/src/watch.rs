@@ -1,0 +1,167 @@
+//! The thread that ends the process when it is asked to, wherever the others are, and tells systemd how they are.
+//!
+//! A worker has nothing to save: what it leaves half done its executor takes back. So it is given a moment to end the
+//! slice it is at, which spares the executor that, and then the process ends: from a sleep on the board, from a pause
+//! between two tries to connect, from a slice that takes too long.
+
+use std::{
+    io::{PipeReader, pipe, stdin},
+    process::exit,
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+};
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::{
+    confine::{Thread, confine},
+    systemd,
+};
+
+/// How long the slice at hand may take to end.
+const GRACE: Duration = Duration::from_millis(50);
+
+/// How often systemd is told what has changed, at least.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What the other threads show of themselves, and are asked. Nothing else depends on any of it: all of it is relaxed.
+#[derive(Debug)]
+pub(crate) struct Signs {
+    /// Written by the thread that computes.
+    turns: AtomicU64,
+    /// Written by the thread that talks to the executor: adapters and one more, or 0 without a seat.
+    seating: AtomicU64,
+    /// Written by the thread that watches.
+    leaving: AtomicBool,
+}
+
+/// Whether the worker has a seat.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Seating {
+    /// No executor has given it one.
+    Waiting,
+    /// It has one.
+    Seated {
+        /// The adapters it has mapped there.
+        adapters: u64,
+    },
+}
+
+impl Signs {
+    pub(crate) const fn new() -> Self {
+        Self { turns: AtomicU64::new(0), seating: AtomicU64::new(0), leaving: AtomicBool::new(false) }
+    }
+
+    /// Says that the thread that computes has turned.
+    pub(crate) fn turn(&self) {
+        self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+    }
+
+    /// Says whether there is a seat, and how many adapters.
+    pub(crate) fn show(&self, seating: Seating) {
+        let number = match seating {
+            Seating::Waiting => 0,
+            Seating::Seated { adapters } => adapters.saturating_add(1),
+        };
+        self.seating.store(number, Ordering::Relaxed);
+    }
+
+    /// Whether the process is about to end.
+    pub(crate) fn leaving(&self) -> bool {
+        self.leaving.load(Ordering::Relaxed)
+    }
+
+    fn seating(&self) -> Seating {
+        match self.seating.load(Ordering::Relaxed).checked_sub(1) {
+            None => Seating::Waiting,
+            Some(adapters) => Seating::Seated { adapters },
+        }
+    }
+}
+
+/// Whose end also ends the process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lifeline {
+    /// Nobody's.
+    None,
+    /// That of whoever holds the other end of standard input.
+    Stdin,
+}
+
+/// Watches, from now on, for SIGTERM, SIGINT and the end of the lifeline.
+///
+/// # Errors
+/// If signals cannot be received, or no thread started.
+pub(crate) fn start(signs: &'static Signs, lifeline: Lifeline) -> anyhow::Result<()> {
+    let (signals, caught) = pipe().context("cannot make a pipe for signals")?;
+    for (signal, name) in [(SIGTERM, "SIGTERM"), (SIGINT, "SIGINT")] {
+        let caught = caught.try_clone().context("cannot make a pipe for signals")?;
+        let registered = signal_hook::low_level::pipe::register(signal, caught);
+        registered.with_context(|| format!("cannot receive {name}"))?;
+    }
+    // Asked for here: it takes a look at the process id, which the thread may not take any more.
+    let watchdog = sd_notify::watchdog_enabled();
+    let watch = move || Watch { signals, lifeline, watchdog, signs }.run();
+    thread::Builder::new().name("watch".to_owned()).spawn(watch).context("cannot start the watch thread")?;
+    Ok(())
+}
+
+struct Watch {
+    signals: PipeReader,
+    lifeline: Lifeline,
+    /// How long systemd waits for a sign of life, if it does.
+    watchdog: Option<Duration>,
+    signs: &'static Signs,
+}
+
+impl Watch {
+    fn run(self) -> ! {
+        confine(Thread::Watch);
+        let patience = self.watchdog.map_or(LOOK, |limit| (limit / 4).clamp(Duration::from_millis(1), LOOK));
+        let (mut turns, mut seating) = (0, Seating::Waiting);
+        while !self.is_asked_to_end(patience) {
+            let now = (self.signs.turns.load(Ordering::Relaxed), self.signs.seating());
+            if self.watchdog.is_some() && now.0 != turns {
+                systemd::alive();
+            }
+            if now.1 != seating {
+                systemd::status(now.1);
+            }
+            (turns, seating) = now;
+        }
+        failpoint::pass("worker.leaving");
+        systemd::stopping();
+        self.signs.leaving.store(true, Ordering::Relaxed);
+        thread::park_timeout(GRACE);
+        exit(0)
+    }
+
+    /// Waits for a reason to end, at most as long as `patience`.
+    fn is_asked_to_end(&self, patience: Duration) -> bool {
+        let standard_input = stdin();
+        let mut watched = vec![PollFd::new(&self.signals, PollFlags::IN)];
+        if self.lifeline == Lifeline::Stdin {
+            watched.push(PollFd::new(&standard_input, PollFlags::IN));
+        }
+        match poll(&mut watched, Timespec::try_from(patience).ok().as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            // A process that nobody could end must not go on.
+            Err(error) => {
+                tracing::error!(%error, "cannot watch for signals; start again");
+                exit(1);
+            }
+        }
+        let happened: Vec<bool> = watched.iter().map(|fd| !fd.revents().is_empty()).collect();
+        match happened.as_slice() {
+            [true, ..] => true,
+            [_, true] => matches!(rustix::io::read(&standard_input, &mut [0; 512]), Ok(0)),
+            _ => false,
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! The other side: a board, a socket for workers, and adapters.
+
+use kernels::{
+    Isa,
+    lora::{FactorLayout, LoraMatrix, LoraPrecision, MatrixLayout, NumberKind, SharedBytes, sum_ranks},
+};
+use shmproto::{
+    board::{Board, Generation, Geometry, Poster, SUMS_ALIGN, SeatOffer, Slice, SliceState, TakeBack},
+    handover::{
+        Accepted, AdapterOffered, ExecutorEnd, FromWorker, Listener, ReceiveError, Seated, SendError,
+        ToWorker,
+    },
+    image::{Image, ImageEntry},
+    region::{Access, Region},
+};
+
+use crate::worker::{Place, until, until_some};
+
+/// Room enough for every test.
+pub(crate) const GEOMETRY: Geometry =
+    Geometry { x_elements: 1 << 18, sums_elements: 1 << 20, slices: 64, seats: 4 };
+
+/// An executor without an engine.
+pub(crate) struct Executor {
+    listener: Listener,
+    pub(crate) board: Board,
+    pub(crate) poster: Poster,
+}
+
+impl Executor {
+    pub(crate) fn new(place: &Place) -> Self {
+        let (board, poster) = Board::new(GEOMETRY).unwrap();
+        Self { listener: Listener::bind(&place.socket()).unwrap(), board, poster }
+    }
+
+    /// Waits for a worker and hears its hello.
+    pub(crate) fn hear(&self) -> (ExecutorEnd, u32) {
+        let accepted = until_some("a worker calls", || self.listener.accept().unwrap());
+        match received(&accepted.connection) {
+            FromWorker::Hello(hello) => hello.check().unwrap(),
+            other => panic!("{other:?} is no hello"),
+        }
+        (accepted.connection, accepted.pid)
+    }
+
+    /// Waits for a worker and gives it a seat.
+    pub(crate) fn seat(&self) -> Peer {
+        let (connection, pid) = self.hear();
+        self.give_seat(connection, pid).unwrap()
+    }
+
+    /// As [`Executor::seat`], and keeps a descriptor of the control region to scribble on.
+    pub(crate) fn seat_and_control(&self) -> (Peer, Region) {
+        let (connection, pid) = self.hear();
+        let offer = self.board.seat().unwrap();
+        let [control, ..] = offer.fds().unwrap();
+        let bytes = offer.bytes()[0];
+        let control =
+            Region::map(control.try_clone_to_owned().unwrap(), bytes..=bytes, Access::ReadWrite).unwrap();
+        let generation = offer.generation;
+        connection.send(&seated(&offer), &offer.fds().unwrap()).unwrap();
+        (Peer { connection, pid, generation }, control)
+    }
+
+    /// Gives a seat to whoever calls before `given_up`, and may be dying.
+    pub(crate) fn try_seat(&self, mut given_up: impl FnMut() -> bool) -> Option<Peer> {
+        let mut accepted = None;
+        until("a worker calls or dies", || {
+            accepted = self.listener.accept().unwrap();
+            accepted.is_some() || given_up()
+        });
+        // It may have called just before it died.
+        let Accepted { connection, pid } = accepted.or_else(|| self.listener.accept().unwrap())?;
+        let mut hello = Ok(None);
+        until("it says hello or dies", || {
+            hello = connection.receive();
+            !matches!(hello, Ok(None))
+        });
+        hello.ok()?;
+        self.give_seat(connection, pid).ok()
+    }
+
+    fn give_seat(&self, connection: ExecutorEnd, pid: u32) -> Result<Peer, SendError> {
+        let offer = self.board.seat().unwrap();
+        connection.send(&seated(&offer), &offer.fds().unwrap())?;
+        Ok(Peer { connection, pid, generation: offer.generation })
+    }
+
+    /// Posts slices over `x` and wants workers awake for them.
+    pub(crate) fn post(&mut self, x: &[f32], slices: &[Slice]) {
+        self.poster.announce(u32::MAX);
+        self.poster.post(x, slices).unwrap();
+    }
+
+    /// Waits until slice `index` is done, and reads its sums.
+    pub(crate) fn read(&mut self, index: usize, sums: usize) -> Vec<f32> {
+        until("a slice is done", || matches!(self.poster.state(index), SliceState::Done(_)));
+        let mut values = vec![f32::NAN; sums];
+        self.poster.read(index, &mut values).unwrap();
+        values
+    }
+
+    /// Takes slice `index` back, which nobody has done.
+    pub(crate) fn take_back(&mut self, index: usize) {
+        assert_eq!(self.poster.take_back(index), TakeBack::Taken);
+    }
+
+    /// Posts `work` alone and returns its sums.
+    pub(crate) fn compute(&mut self, image: u64, work: &Work) -> Vec<f32> {
+        let slice = work.slice(image, 0, 0);
+        self.post(&work.x, &[slice]);
+        let sums = self.read(0, slice.sums_elements as usize);
+        self.poster.rest();
+        sums
+    }
+}
+
+/// A worker that has a seat.
+pub(crate) struct Peer {
+    pub(crate) connection: ExecutorEnd,
+    pub(crate) pid: u32,
+    pub(crate) generation: Generation,
+}
+
+impl Peer {
+    /// Offers an adapter and waits for the answer: why not, if it is not mapped.
+    pub(crate) fn offer(&self, number: u64, image: &Image) -> Result<(), String> {
+        let bytes = (*image.bytes()).as_ref().len() as u64;
+        self.offer_fd(number, bytes, image.fd())
+    }
+
+    pub(crate) fn offer_fd(
+        &self,
+        number: u64,
+        bytes: u64,
+        fd: std::os::fd::BorrowedFd<'_>,
+    ) -> Result<(), String> {
+        let offered = ToWorker::AdapterOffered(AdapterOffered { image: number, bytes });
+        self.connection.send(&offered, &[fd]).unwrap();
+        match received(&self.connection) {
+            FromWorker::AdapterMapped(mapped) if mapped == number => Ok(()),
+            FromWorker::AdapterRejected(rejected) if rejected.image == number => Err(rejected.reason),
+            other => panic!("{other:?} is no answer to an offer"),
+        }
+    }
+
+    /// Offers an adapter to a worker that may be dying; whether it answers.
+    pub(crate) fn try_offer(&self, number: u64, image: &Image) -> bool {
+        let bytes = (*image.bytes()).as_ref().len() as u64;
+        let offered = ToWorker::AdapterOffered(AdapterOffered { image: number, bytes });
+        if self.connection.send(&offered, &[image.fd()]).is_err() {
+            return false;
+        }
+        let mut answer = Ok(None);
+        until("it answers or dies", || {
+            answer = self.connection.receive();
+            !matches!(answer, Ok(None))
+        });
+        answer.is_ok()
+    }
+
+    pub(crate) fn withdraw(&self, number: u64) {
+        self.connection.send(&ToWorker::AdapterWithdrawn(number), &[]).unwrap();
+    }
+
+    /// Waits until the worker has hung up.
+    pub(crate) fn until_gone(&self) {
+        until("the worker hangs up", || matches!(self.connection.receive(), Err(ReceiveError::Closed)));
+    }
+}
+
+fn seated(offer: &SeatOffer) -> ToWorker {
+    let [control_bytes, x_bytes, sums_bytes] = offer.bytes().map(|bytes| bytes as u64);
+    let (seat, generation) = (offer.seat.0, offer.generation.get());
+    ToWorker::Seated(Seated { seat, generation, control_bytes, x_bytes, sums_bytes })
+}
+
+fn received(connection: &ExecutorEnd) -> FromWorker {
+    until_some("the worker says something", || connection.receive().unwrap()).0
+}
+
+/// Numbers that are the same in every run, in -0.5..0.5.
+pub(crate) fn numbers(seed: u32, count: usize) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(2_654_435_761) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        (state >> 8) as f32 / (1 << 24) as f32 - 0.5
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+/// One module of an adapter to be made.
+#[derive(Clone, Copy)]
+pub(crate) struct Shape {
+    pub(crate) module: u32,
+    pub(crate) rank: usize,
+    pub(crate) columns: usize,
+    pub(crate) rows: usize,
+    pub(crate) precision: LoraPrecision,
+}
+
+impl Shape {
+    pub(crate) fn new(module: u32, rank: usize, columns: usize, rows: usize) -> Self {
+        Self { module, rank, columns, rows, precision: LoraPrecision::Exact }
+    }
+}
+
+/// An adapter of these modules; `seed` makes it another one.
+pub(crate) fn adapter(seed: u32, shapes: &[Shape]) -> Image {
+    let (mut data, mut entries) = (Vec::new(), Vec::new());
+    for shape in shapes {
+        let &Shape { module, rank, columns, rows, precision } = shape;
+        let a = numbers(seed ^ module, rank * columns);
+        let b = numbers(seed ^ module ^ 0xB, rows * rank);
+        let layout = MatrixLayout::append(&mut data, rank, columns, rows, 0.5, &a, &b, precision);
+        entries.push(entry(module, &layout));
+    }
+    Image::build(&entries, &data).unwrap()
+}
+
+pub(crate) fn entry(module: u32, layout: &MatrixLayout) -> ImageEntry {
+    let word = |number: usize| u32::try_from(number).unwrap();
+    ImageEntry {
+        module,
+        rank: word(layout.rank),
+        columns: word(layout.columns),
+        rows: word(layout.rows),
+        scale: layout.scale,
+        a_kind: layout.a.kind as u8,
+        b_kind: layout.b.kind as u8,
+        a_offset: layout.a.offset as u64,
+        b_offset: layout.b.offset as u64,
+    }
+}
+
+/// The kernels' matrix of a module of an image.
+fn matrix(image: &Image, module: u32) -> LoraMatrix {
+    let entry = image.entry(module).unwrap();
+    let factor = |kind, offset: u64| FactorLayout {
+        kind: NumberKind::from_code(kind).unwrap(),
+        offset: usize::try_from(offset).unwrap(),
+    };
+    let layout = MatrixLayout {
+        rank: entry.rank as usize,
+        columns: entry.columns as usize,
+        rows: entry.rows as usize,
+        scale: entry.scale,
+        a: factor(entry.a_kind, entry.a_offset),
+        b: factor(entry.b_kind, entry.b_offset),
+    };
+    let bytes: SharedBytes = image.bytes();
+    LoraMatrix::over(&bytes, layout).unwrap()
+}
+
+/// Rows of x for the first ranks of one module.
+pub(crate) struct Work {
+    pub(crate) x: Vec<f32>,
+    module: u32,
+    rows: usize,
+    columns: usize,
+    outputs: usize,
+    ranks: usize,
+}
+
+impl Work {
+    /// `rows` rows for all ranks of `shape`.
+    pub(crate) fn of(shape: &Shape, rows: usize) -> Self {
+        let &Shape { module, rank, columns, rows: outputs, .. } = shape;
+        Self { x: numbers(module + 77, rows * columns), module, rows, columns, outputs, ranks: rank }
+    }
+
+    pub(crate) fn with_ranks(self, ranks: usize) -> Self {
+        Self { ranks, ..self }
+    }
+
+    /// As a slice whose x and sums are at these offsets.
+    pub(crate) fn slice(&self, image: u64, x_offset: usize, sums_offset: usize) -> Slice {
+        let word = |number: usize| u32::try_from(number).unwrap();
+        Slice {
+            image,
+            module: self.module,
+            first_row: 0,
+            rows: word(self.rows),
+            width: word(self.columns),
+            first_rank: 0,
+            last_rank: word(self.ranks),
+            x_offset: word(x_offset),
+            sums_offset: sums_offset as u64,
+            sums_elements: word(self.rows * self.outputs),
+        }
+    }
+
+    /// What the sums must be, bit for bit.
+    pub(crate) fn expected(&self, image: &Image) -> Vec<f32> {
+        let matrix = matrix(image, self.module);
+        let mut sums = vec![0.0; self.rows * self.outputs];
+        sum_ranks(Isa::best(), &self.x, &matrix, 0..self.ranks, &mut sums);
+        sums
+    }
+}
+
+/// Many pieces of work as one job: all rows of x, and the slices.
+pub(crate) fn job(image: u64, works: &[Work]) -> (Vec<f32>, Vec<Slice>) {
+    let (mut x, mut slices, mut sums) = (Vec::new(), Vec::new(), 0usize);
+    for work in works {
+        let slice = work.slice(image, x.len(), sums);
+        sums = (sums + slice.sums_elements as usize).next_multiple_of(SUMS_ALIGN);
+        x.extend(&work.x);
+        slices.push(slice);
+    }
+    (x, slices)
+}
+
+/// The bits, so that numbers that are no numbers can be compared.
+pub(crate) fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}

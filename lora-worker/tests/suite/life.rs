@@ -1,0 +1,322 @@
+//! How a worker comes, stays and goes; and what its executor loses when it goes.
+
+use std::{process::Command, time::Duration};
+
+use rustix::process::Signal;
+use shmproto::{board::SliceState, handover::ToWorker, image::Image};
+
+use crate::{
+    executor::{Executor, Shape, Work, adapter, bits},
+    worker::{Place, Worker, until},
+};
+
+const SHAPE: Shape =
+    Shape { module: 0, rank: 32, columns: 128, rows: 128, precision: kernels::lora::LoraPrecision::Exact };
+
+fn image() -> Image {
+    adapter(1, &[SHAPE])
+}
+
+/// Offers the adapter and has a slice of it computed: all is well.
+fn works(executor: &mut Executor, peer: &crate::executor::Peer) {
+    let (image, work) = (image(), Work::of(&SHAPE, 4));
+    peer.offer(1, &image).unwrap();
+    assert_eq!(bits(&executor.compute(1, &work)), bits(&work.expected(&image)));
+}
+
+#[test]
+fn a_worker_waits_for_an_executor_and_says_when_it_is_seated() {
+    let place = Place::new();
+    let mut worker = place.start_undisturbed(&[]);
+    // Sleeping, after a first try.
+    until("it has tried", || worker.threads().contains("control") && worker.is_in_state('S'));
+    std::thread::sleep(Duration::from_millis(300));
+    let mut executor = Executor::new(&place);
+    let peer = executor.seat();
+    assert_eq!(peer.pid, worker.pid());
+    worker.ready();
+    works(&mut executor, &peer);
+}
+
+#[test]
+fn a_worker_outlives_its_executor_and_forgets_all_of_it() {
+    let place = Place::new();
+    let mut first = Executor::new(&place);
+    let worker = place.start_undisturbed(&[]);
+    let peer = first.seat();
+    works(&mut first, &peer);
+    drop((first, peer));
+    until("it has let go of the board", || worker.shared_maps() == 0);
+    let mut second = Executor::new(&place);
+    let peer = second.seat();
+    assert_eq!(peer.pid, worker.pid());
+    // The number was the former executor's: here it is unknown until it is offered.
+    let work = Work::of(&SHAPE, 4);
+    second.post(&work.x, &[work.slice(1, 0, 0)]);
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(second.poster.state(0), SliceState::Open);
+    second.take_back(0);
+    works(&mut second, &peer);
+}
+
+#[test]
+fn a_worker_whose_executor_says_farewell_asks_anew() {
+    let place = Place::new();
+    let mut executor = Executor::new(&place);
+    let _worker = place.start_undisturbed(&[]);
+    let peer = executor.seat();
+    peer.connection.send(&ToWorker::Closing, &[]).unwrap();
+    peer.until_gone();
+    executor.board.fence(peer.generation);
+    let peer = executor.seat();
+    works(&mut executor, &peer);
+}
+
+#[test]
+fn a_fenced_worker_asks_for_a_new_seat() {
+    let place = Place::new();
+    let mut executor = Executor::new(&place);
+    let worker = place.start_undisturbed(&[]);
+    let first = executor.seat();
+    works(&mut executor, &first);
+    assert!(executor.board.fence(first.generation));
+    first.until_gone();
+    let second = executor.seat();
+    assert_ne!(second.generation, first.generation);
+    assert_eq!(second.pid, worker.pid());
+    works(&mut executor, &second);
+}
+
+#[test]
+fn a_slice_of_a_worker_that_is_killed_is_computed_by_another() {
+    for moment in ["worker.after_claim", "worker.mid_slice", "worker.before_done"] {
+        let place = Place::new();
+        let mut executor = Executor::new(&place);
+        let mut doomed = place.start();
+        let peer = executor.seat();
+        works(&mut executor, &peer);
+        place.arm(moment, "kill");
+        let (image, work) = (image(), Work::of(&SHAPE, 4));
+        executor.post(&work.x, &[work.slice(1, 0, 0)]);
+        assert_eq!(doomed.code(), None, "{moment}");
+        assert!(place.has_fired(moment));
+        peer.until_gone();
+        assert!(
+            matches!(executor.poster.state(0), SliceState::Claimed(generation) if generation == peer.generation)
+        );
+        executor.take_back(0);
+        executor.board.fence(peer.generation);
+
+        let _other = place.start();
+        let other = executor.seat();
+        other.offer(1, &image).unwrap();
+        assert_eq!(bits(&executor.compute(1, &work)), bits(&work.expected(&image)), "{moment}");
+    }
+}
+
+#[test]
+fn what_a_worker_has_done_counts_though_it_is_killed_in_the_same_moment() {
+    let place = Place::new();
+    let mut executor = Executor::new(&place);
+    let mut doomed = place.start();
+    let peer = executor.seat();
+    works(&mut executor, &peer);
+    place.arm("worker.after_done", "kill");
+    let (image, work) = (image(), Work::of(&SHAPE, 4));
+    executor.post(&work.x, &[work.slice(1, 0, 0)]);
+    assert_eq!(doomed.code(), None);
+    assert_eq!(bits(&executor.read(0, 4 * 128)), bits(&work.expected(&image)));
+}
+
+#[test]
+fn a_worker_that_dies_anywhere_else_leaves_the_executor_in_peace() {
+    let places =
+        ["connected", "hello", "seated", "image_received", "image_mapped", "image_withdrawn", "parked"];
+    for moment in places {
+        let (place, name) = (Place::new(), format!("worker.{moment}"));
+        let mut executor = Executor::new(&place);
+        place.arm(&name, "kill");
+        let mut doomed = place.start();
+        let watchdog = std::thread::scope(|scope| {
+            let dies = scope.spawn(|| doomed.code());
+            let accepted = executor.try_seat(|| place.has_fired(&name));
+            if let Some(peer) = accepted {
+                let _ = peer.try_offer(1, &image());
+                let _ = peer.connection.send(&ToWorker::AdapterWithdrawn(1), &[]);
+            }
+            dies.join().unwrap()
+        });
+        assert_eq!(watchdog, None, "{moment}");
+        assert!(place.has_fired(&name), "{moment}");
+        let _next = place.start();
+        let peer = executor.seat();
+        works(&mut executor, &peer);
+    }
+}
+
+#[test]
+fn a_stopped_worker_that_was_fenced_changes_nothing_when_it_goes_on() {
+    let place = Place::new();
+    let mut executor = Executor::new(&place);
+    let worker = place.start();
+    let peer = executor.seat();
+    works(&mut executor, &peer);
+    place.arm("worker.before_done", "stop");
+    let (image, work) = (image(), Work::of(&SHAPE, 4));
+    executor.post(&work.x, &[work.slice(1, 0, 0)]);
+    until("it stops in the middle", || place.has_fired("worker.before_done") && worker.is_in_state('T'));
+    executor.take_back(0);
+    executor.board.fence(peer.generation);
+    // The next job has the same slice, which nobody can claim meanwhile.
+    executor.post(&work.x, &[work.slice(1, 0, 0)]);
+    worker.signal(Signal::CONT);
+    peer.until_gone();
+    assert_eq!(executor.poster.state(0), SliceState::Open, "the late end counts for nothing");
+    executor.take_back(0);
+    let again = executor.seat();
+    assert_eq!(again.pid, worker.pid());
+    again.offer(1, &image).unwrap();
+    assert_eq!(bits(&executor.compute(1, &work)), bits(&work.expected(&image)));
+}
+
+#[test]
+fn workers_that_are_killed_in_turn_while_there_is_work_lose_no_slice() {
+    let place = Place::new();
+    let mut executor = Executor::new(&place);
+    let (image, work) = (image(), Work::of(&SHAPE, 4));
+    let expected = bits(&work.expected(&image));
+    let slices: Vec<_> = (0..16).map(|index| work.slice(1, 0, index * 512)).collect();
+    for round in 0..12u64 {
+        let mut doomed = place.start_undisturbed(&[]);
+        let peer = executor.seat();
+        peer.offer(1, &image).unwrap();
+        executor.post(&work.x, &slices);
+        std::thread::sleep(Duration::from_micros(round * 50));
+        doomed.kill();
+        executor.board.fence(peer.generation);
+        for index in 0..slices.len() {
+            let mut sums = vec![f32::NAN; 512];
+            match executor.poster.take_back(index) {
+                shmproto::board::TakeBack::Taken => continue,
+                shmproto::board::TakeBack::AlreadyDone(_) => {}
+            }
+            // What was done was done whole.
+            if executor.poster.read(index, &mut sums).is_ok() {
+                assert_eq!(bits(&sums), expected);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_worker_that_is_refused_says_why_and_tries_again() {
+    let place = Place::new();
+    let mut executor = Executor::new(&place);
+    let mut worker = place.start_undisturbed(&[]);
+    for _ in 0..2 {
+        let (connection, _) = executor.hear();
+        let reason = "all 16 seats are taken; raise --max-workers".to_owned();
+        connection.send(&ToWorker::Refused(reason), &[]).unwrap();
+    }
+    let peer = executor.seat();
+    works(&mut executor, &peer);
+    worker.signal(Signal::TERM);
+    assert_eq!(worker.code(), Some(0));
+    let log = worker.log();
+    let said = "the executor refuses this worker: all 16 seats are taken; raise --max-workers";
+    assert_eq!(log.matches(said).count(), 1, "said once, not with each try: {log}");
+}
+
+#[test]
+fn an_executor_that_speaks_out_of_turn_is_left_and_asked_again() {
+    let place = Place::new();
+    let mut executor = Executor::new(&place);
+    let mut worker = place.start_undisturbed(&[]);
+    let (connection, _) = executor.hear();
+    connection.send(&ToWorker::AdapterWithdrawn(7), &[]).unwrap();
+    let peer = executor.seat();
+    works(&mut executor, &peer);
+    worker.signal(Signal::TERM);
+    assert_eq!(worker.code(), Some(0));
+    assert!(worker.log().contains("the executor sent a withdrawal where none belongs"));
+}
+
+/// Has a worker end in each way it can be asked to, and expects exit code 0.
+fn ends_when_asked(make: impl Fn() -> Worker) {
+    for signal in [Signal::TERM, Signal::INT] {
+        let mut worker = make();
+        worker.signal(signal);
+        assert_eq!(worker.code(), Some(0), "{signal:?}");
+    }
+    let mut worker = make();
+    drop(worker.let_go());
+    assert_eq!(worker.code(), Some(0), "end of standard input");
+}
+
+#[test]
+fn a_worker_ends_when_asked_while_it_waits_for_an_executor() {
+    let place = Place::new();
+    ends_when_asked(|| {
+        let worker = place.start_undisturbed(&["--exit-with-stdin"]);
+        until("it watches and tries", || worker.threads().len() == 3);
+        worker
+    });
+}
+
+#[test]
+fn a_worker_ends_when_asked_while_it_is_parked() {
+    let place = Place::new();
+    let executor = Executor::new(&place);
+    ends_when_asked(|| {
+        let mut worker = place.start_undisturbed(&["--exit-with-stdin"]);
+        let peer = executor.seat();
+        worker.ready();
+        until("it sleeps", || worker.is_in_state('S'));
+        // Whoever has a seat keeps it until it is gone.
+        std::mem::forget(peer);
+        worker
+    });
+}
+
+#[test]
+fn a_worker_ends_when_asked_in_the_middle_of_a_slice() {
+    let place = Place::new();
+    let mut executor = Executor::new(&place);
+    let mut worker = place.start();
+    let peer = executor.seat();
+    works(&mut executor, &peer);
+    // Longer than any test: it must not be waited for.
+    place.arm("worker.after_claim", "wait 600000");
+    let work = Work::of(&SHAPE, 4);
+    executor.post(&work.x, &[work.slice(1, 0, 0)]);
+    until("it is in the middle", || place.has_fired("worker.after_claim"));
+    worker.signal(Signal::TERM);
+    assert_eq!(worker.code(), Some(0));
+    executor.take_back(0);
+}
+
+#[test]
+fn standard_input_does_not_matter_unless_it_is_said_to() {
+    let place = Place::new();
+    let mut executor = Executor::new(&place);
+    let mut worker = place.start_undisturbed(&[]);
+    drop(worker.let_go());
+    let peer = executor.seat();
+    works(&mut executor, &peer);
+}
+
+#[test]
+fn a_core_or_socket_that_cannot_be_is_named() {
+    let place = Place::new();
+    let failed = |arguments: &[String]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_lora-worker")).args(arguments).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let said = failed(&place.arguments(1023));
+    assert!(said.contains("--core names core 1023, but this process may only run on ["), "{said}");
+    let mut arguments = place.arguments(crate::worker::a_core());
+    arguments[1] = "x".repeat(200);
+    let said = failed(&arguments);
+    assert!(said.contains("error: ") && said.contains("--executor"), "{said}");
+}
