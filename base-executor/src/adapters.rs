@@ -187,6 +187,10 @@ struct Entry<A> {
     users: u32,
     /// Unload calls that wait for the last user; none means that the adapter serves.
     unloads: Vec<Caller>,
+    /// Requests that did not find it on the device.
+    cold_starts: u64,
+    /// Microseconds they waited until it was.
+    load_wait_us: u64,
 }
 
 /// Resident adapters by id. Names are the gateway's business, and owners are hidden in the ids.
@@ -204,7 +208,7 @@ impl<A> Default for AdapterTable<A> {
 impl<A> AdapterTable<A> {
     /// Adds an adapter. Its claim says that its id is not taken.
     pub fn insert(&mut self, prepared: Prepared<A>) {
-        let entry = Entry { prepared, users: 0, unloads: Vec::new() };
+        let entry = Entry { prepared, users: 0, unloads: Vec::new(), cold_starts: 0, load_wait_us: 0 };
         self.entries.insert(entry.prepared.claim.id(), entry);
     }
 
@@ -230,6 +234,27 @@ impl<A> AdapterTable<A> {
             entry.users += 1;
         }
         Ok(adapter)
+    }
+
+    /// An adapter, whether it serves or not.
+    #[must_use]
+    pub fn peek(&self, id: AdapterId) -> Option<&A> {
+        self.entries.get(&id).map(|entry| &*entry.prepared.adapter)
+    }
+
+    /// Counts a request that did not find the adapter on the device, and what it waited.
+    pub fn note_cold_start(&mut self, id: AdapterId, load_wait_us: u64) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.cold_starts += 1;
+            entry.load_wait_us += load_wait_us;
+        }
+    }
+
+    /// Takes out an adapter that nobody uses.
+    pub fn remove_unused(&mut self, id: AdapterId) {
+        if self.entries.get(&id).is_some_and(|entry| entry.users == 0) {
+            self.entries.remove(&id);
+        }
     }
 
     /// A user is done; the last user of an adapter that is being unloaded ends it.
@@ -262,6 +287,12 @@ impl<A> AdapterTable<A> {
             bytes: entry.prepared.claim.bytes(),
             running: 0,
             waiting: 0,
+            device_bytes: 0,
+            cold_starts: entry.cold_starts,
+            load_wait_us: entry.load_wait_us,
+            rank_rows_device: 0,
+            rank_rows_workers: 0,
+            rank_rows_executor: 0,
         };
         self.entries.iter().map(line).collect()
     }

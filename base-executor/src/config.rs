@@ -1,9 +1,15 @@
 //! Settings of the process: from the command line, else from the environment, else their defaults.
 
-use std::{path::PathBuf, str::FromStr};
+use std::{num::NonZeroU64, path::PathBuf, str::FromStr};
 
 use clap::{Parser, ValueEnum};
 use model::forward::BLOCK_TOKENS;
+use shmproto::message::ColdStart;
+
+/// Most workers of an executor.
+pub const MAX_WORKERS: usize = 64;
+
+const BYTES_PER_GIGABIT: f64 = 125e6;
 
 /// The process that owns the frozen base weights and runs the resident engine.
 #[derive(Debug, Clone, PartialEq, Parser)]
@@ -24,9 +30,27 @@ pub struct Config {
     /// How keys and values are stored.
     #[arg(long, value_name = "DTYPE", env = "HOLOBIONT_KV_DTYPE", default_value = "auto")]
     pub kv_dtype: KvDtype,
-    /// Memory for adapters.
+    /// Memory for adapters in the host tier, where workers read them too.
     #[arg(long, value_name = "BYTES", env = "HOLOBIONT_ADAPTER_BYTES", default_value = "1GiB")]
     pub adapter_bytes: ByteCount,
+    /// How adapters are stored and multiplied.
+    #[arg(long, value_name = "DTYPE", env = "HOLOBIONT_ADAPTER_DTYPE", default_value = "auto")]
+    pub adapter_dtype: AdapterDtype,
+    /// Memory for adapters on the device; on a CPU, huge pages beside the host tier.
+    #[arg(long, value_name = "BYTES", env = "HOLOBIONT_DEVICE_ADAPTER_BYTES", default_value = "512MiB")]
+    pub device_adapter_bytes: ByteCount,
+    /// What a request does whose adapter is not on the device.
+    #[arg(long, value_name = "MODE", env = "HOLOBIONT_COLD_START", default_value = "cpu-assist")]
+    pub cold_start: ColdStartMode,
+    /// Emulate a link of this many gigabits per second between host tier and device, for experiments.
+    #[arg(long, value_name = "GBIT_PER_S", env = "HOLOBIONT_LINK_GBPS")]
+    pub link_gbps: Option<f64>,
+    /// Where workers connect [default: workers.sock beside the gateways' socket].
+    #[arg(long, value_name = "PATH", env = "HOLOBIONT_WORKER_SOCKET")]
+    pub worker_socket: Option<PathBuf>,
+    /// Most workers; with 0 there is no socket for them.
+    #[arg(long, value_name = "COUNT", env = "HOLOBIONT_MAX_WORKERS", default_value_t = 16)]
+    pub max_workers: usize,
     /// Requests computed together.
     #[arg(long, value_name = "COUNT", env = "HOLOBIONT_MAX_RUNNING", default_value_t = 64)]
     pub max_running: usize,
@@ -54,6 +78,40 @@ pub struct Config {
     pub log_format: LogFormat,
 }
 
+/// How adapters are stored and multiplied.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum AdapterDtype {
+    /// What suits the weights: `exact` for weights of 32 or 16 bits that are not rounded, else `f16`.
+    Auto,
+    /// As many bits as hold the adapter's own numbers.
+    Exact,
+    /// 16 bits with 11 of precision; multiplied in 32.
+    F16,
+    /// 16 bits with 8 of precision, and so are the activations they meet: twice as fast with long prompts.
+    Bf16,
+}
+
+/// What a request does whose adapter is not on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum ColdStartMode {
+    /// It starts at once; CPU workers compute what has not arrived.
+    CpuAssist,
+    /// It waits until the adapter has arrived.
+    OnDemand,
+    /// There are none: a load is answered once the adapter is on the device.
+    Cached,
+}
+
+impl From<ColdStartMode> for ColdStart {
+    fn from(mode: ColdStartMode) -> Self {
+        match mode {
+            ColdStartMode::CpuAssist => Self::CpuAssist,
+            ColdStartMode::OnDemand => Self::OnDemand,
+            ColdStartMode::Cached => Self::Cached,
+        }
+    }
+}
+
 /// How keys and values are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum KvDtype {
@@ -77,7 +135,7 @@ pub enum LogFormat {
 }
 
 /// Why the settings make no sense.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ConfigError {
     /// A number is too small to work with.
     #[error("{flag} is {value}, but must be at least {least}; raise it or leave it out")]
@@ -89,6 +147,21 @@ pub enum ConfigError {
         /// What it must be.
         least: usize,
     },
+    /// A number is too large to work with.
+    #[error("{flag} is {value}, but must be at most {most}; lower it")]
+    TooLarge {
+        /// The setting.
+        flag: &'static str,
+        /// What it is.
+        value: usize,
+        /// What it may be.
+        most: usize,
+    },
+    /// The emulated link has no speed.
+    #[error(
+        "--link-gbps is {0}, but must be a positive number of gigabits per second; leave it out for the real link"
+    )]
+    Link(f64),
 }
 
 impl Config {
@@ -104,7 +177,29 @@ impl Config {
         at_least("--max-waiting", self.max_waiting, 1)?;
         at_least("--chunk-tokens", self.chunk_tokens, BLOCK_TOKENS)?;
         at_least("--context-length", self.context_length.unwrap_or(2), 2)?;
-        Ok(self)
+        if self.max_workers > MAX_WORKERS {
+            let (flag, value) = ("--max-workers", self.max_workers);
+            return Err(ConfigError::TooLarge { flag, value, most: MAX_WORKERS });
+        }
+        match self.link_gbps {
+            Some(gbps) if !(gbps.is_finite() && gbps * BYTES_PER_GIGABIT >= 1.0) => {
+                Err(ConfigError::Link(gbps))
+            }
+            _ => Ok(self),
+        }
+    }
+
+    /// Bytes a second that an emulated link lets through.
+    #[must_use]
+    pub fn link_bytes_per_s(&self) -> Option<NonZeroU64> {
+        // Validated to be at least 1; a float beyond the integers becomes the largest of them.
+        self.link_gbps.and_then(|gbps| NonZeroU64::new((gbps * BYTES_PER_GIGABIT) as u64))
+    }
+
+    /// Where workers connect.
+    #[must_use]
+    pub fn worker_socket(&self) -> PathBuf {
+        self.worker_socket.clone().unwrap_or_else(|| self.socket.with_file_name("workers.sock"))
     }
 }
 
@@ -185,6 +280,9 @@ mod tests {
         assert_eq!(config.kv_bytes, ByteCount(512 << 20));
         assert_eq!(config.adapter_bytes, ByteCount(1 << 30));
         assert_eq!((config.max_running, config.max_waiting, config.chunk_tokens), (64, 8, 512));
+        assert_eq!((config.device_adapter_bytes, config.max_workers), (ByteCount(512 << 20), 16));
+        assert_eq!((config.cold_start, config.link_bytes_per_s()), (ColdStartMode::CpuAssist, None));
+        assert_eq!(config.worker_socket(), PathBuf::from("workers.sock"));
         assert_eq!((config.cores, config.context_length, config.grace_ms), (None, None, 10_000));
     }
 
@@ -204,6 +302,21 @@ mod tests {
         assert_eq!("0-2,2,5".parse(), Ok(CoreList(vec![0, 1, 2, 5])));
         for wrong in ["", "a", "3-1", "0-99999999999", "1,,2"] {
             assert!(wrong.parse::<CoreList>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_emulated_link_has_a_speed_in_bits() {
+        let link = |gbps: &str| parse(&["--link-gbps", gbps]).unwrap().validated();
+        assert_eq!(link("0.8").unwrap().link_bytes_per_s(), NonZeroU64::new(100_000_000));
+        for wrong in ["0", "nan", "inf", "1e-9"] {
+            assert_eq!(
+                link(wrong).unwrap_err().to_string().split(',').next(),
+                Some(&*format!(
+                    "--link-gbps is {}",
+                    wrong.replace("nan", "NaN").replace("1e-9", "0.000000001")
+                ))
+            );
         }
     }
 

@@ -9,6 +9,7 @@
 //! - [`event`]: what the loop reacts to.
 //! - `calls`: answers about adapters and figures.
 //! - [`admission`]: which requests are refused, and with what words.
+//! - `cold`: requests that wait for their adapter to reach the device.
 //! - `sequence`: one request: its tokens, its blocks, its sampling.
 //! - `schedule`: who takes part in a step, with how many tokens; who has to give way.
 //! - `postprocess`: from logits to outputs.
@@ -16,14 +17,16 @@
 //!
 //! # Invariants
 //!
-//! - A sequence is in `waiting` or in `running`, and leaves the engine through `retire` alone: there its blocks
-//!   and its adapter are given back.
-//! - Both lists are in order of arrival, and everything running is older than everything waiting. The oldest
-//!   sequence is never made to give way, so there is always one that ends, and everyone becomes the oldest.
+//! - A sequence is in `cold`, in `waiting` or in `running`, and leaves the engine through `retire` alone: there its
+//!   blocks and its adapter are given back.
+//! - `waiting` and `running` are in order of arrival (for one that was cold: of its adapter's), and everything running
+//!   is older than everything waiting. The oldest sequence is never made to give way, so there is always one that ends,
+//!   and everyone becomes the oldest.
 //! - Nothing here waits for a disk or a network.
 
 pub mod admission;
 mod calls;
+mod cold;
 pub mod event;
 mod outboxes;
 mod postprocess;
@@ -45,10 +48,11 @@ use self::{
     admission::Refusal,
     event::{Caller, ConnectionId, Event},
     outboxes::Outboxes,
-    sequence::{Adapted, Origin, Sequence},
+    sequence::{Adapted, Hold, Origin, Sequence},
 };
 use crate::{
     adapters::AdapterTable,
+    placement::{OneTier, Placement},
     pulse::{Figures, Pulse},
 };
 
@@ -94,7 +98,12 @@ pub struct Engine<P: ForwardPass> {
     kv: KvCache,
     waiting: VecDeque<Sequence<P::Adapter>>,
     running: Vec<Sequence<P::Adapter>>,
+    /// Those that wait for their adapter to reach the device, in order of arrival.
+    cold: Vec<Sequence<P::Adapter>>,
     adapters: AdapterTable<P::Adapter>,
+    placement: Box<dyn Placement<P::Adapter>>,
+    /// Load calls that are answered once their adapter is on the device.
+    arriving: Vec<(AdapterId, Caller)>,
     outboxes: Outboxes,
     welcome: Welcome,
     stats: Stats,
@@ -123,7 +132,10 @@ impl<P: ForwardPass> Engine<P> {
             kv: KvCache::new(limits.kv_blocks, BLOCK_TOKENS),
             waiting: VecDeque::new(),
             running: Vec::new(),
+            cold: Vec::new(),
             adapters: AdapterTable::default(),
+            placement: Box::new(OneTier),
+            arriving: Vec::new(),
             outboxes: Outboxes::default(),
             welcome,
             stats: Stats::default(),
@@ -139,6 +151,12 @@ impl<P: ForwardPass> Engine<P> {
         Self { pulse, ..self }
     }
 
+    /// Asks `placement` where adapters are; without it they are on the device as soon as they are loaded.
+    #[must_use]
+    pub fn with_placement(self, placement: Box<dyn Placement<P::Adapter>>) -> Self {
+        Self { placement, ..self }
+    }
+
     /// Serves `events` until it has drained or nobody can send any more.
     pub fn run(mut self, mut events: mpsc::Receiver<Event<P::Adapter>>) {
         while self.take_events(&mut events) {
@@ -149,8 +167,8 @@ impl<P: ForwardPass> Engine<P> {
     /// Takes in what has happened, waiting for something if there is nothing to compute. Returns false when the
     /// engine is done.
     fn take_events(&mut self, events: &mut mpsc::Receiver<Event<P::Adapter>>) -> bool {
-        if self.is_idle() {
-            if self.draining_until.is_some() {
+        if self.waiting.is_empty() && self.running.is_empty() {
+            if self.is_idle() && self.draining_until.is_some() {
                 failpoint::pass("executor.drain_done");
                 return false;
             }
@@ -169,19 +187,20 @@ impl<P: ForwardPass> Engine<P> {
         Figures {
             adapters: count(self.adapters.len()),
             running: count(self.running.len()),
-            waiting: count(self.waiting.len()),
+            waiting: count(self.waiting.len() + self.cold.len()),
         }
     }
 
-    /// Nothing is waiting or running.
+    /// There is no request.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.waiting.is_empty() && self.running.is_empty()
+        self.sequences().next().is_none()
     }
 
     /// One turn of the loop: computes the next tokens of those whose turn it is, and sends what there is to send.
     pub fn step(&mut self) {
         self.expire();
+        self.warm_up();
         self.admit();
         let plan = self.schedule();
         if !plan.is_empty() {
@@ -195,6 +214,8 @@ impl<P: ForwardPass> Engine<P> {
             }
         }
         self.flush();
+        // Those who have left made room for others. If nobody runs any more, nothing else would wake the loop.
+        self.warm_up();
         if !plan.is_empty() {
             failpoint::pass("executor.after_outputs");
         }
@@ -214,6 +235,7 @@ impl<P: ForwardPass> Engine<P> {
             }
             Event::Cancel(caller) => self.cancel(caller),
             Event::AdapterLoaded { caller, loaded } => self.adapter_loaded(caller, loaded),
+            Event::AdapterArrived(id) => self.adapter_arrived(id),
             Event::UnloadAdapter { connection, call } => self.unload_adapter(connection, &call),
             Event::GetStats(caller) => self.answer_stats(caller),
             Event::Pulse => {}
@@ -256,7 +278,7 @@ impl<P: ForwardPass> Engine<P> {
             return Err(Refusal::DuplicateRequest(caller.request));
         }
         let task = admission::check(&request, received_at, self.pass.vocab_size(), &self.limits)?;
-        let under_way = self.waiting.len() + self.running.len();
+        let under_way = self.sequences().count();
         if under_way >= self.limits.max_running + self.limits.max_waiting {
             return Err(Refusal::QueueFull { under_way });
         }
@@ -266,11 +288,11 @@ impl<P: ForwardPass> Engine<P> {
 
     fn adapt(&mut self, id: AdapterId) -> Result<Adapted<P::Adapter>, Refusal> {
         let adapter = self.adapters.acquire(id)?;
-        Ok(Adapted { id, adapter })
+        Ok(Adapted { id, adapter, hold: Hold::None })
     }
 
     fn sequences(&self) -> impl Iterator<Item = &Sequence<P::Adapter>> {
-        self.running.iter().chain(&self.waiting)
+        self.running.iter().chain(&self.cold).chain(&self.waiting)
     }
 
     fn cancel(&mut self, caller: Caller) {
@@ -306,6 +328,7 @@ impl<P: ForwardPass> Engine<P> {
             return Vec::new();
         }
         let mut taken: Vec<_> = self.running.extract_if(.., |sequence| is_meant(sequence)).collect();
+        taken.extend(self.cold.extract_if(.., |sequence| is_meant(sequence)));
         for sequence in std::mem::take(&mut self.waiting) {
             if is_meant(&sequence) {
                 taken.push(sequence);
@@ -320,6 +343,9 @@ impl<P: ForwardPass> Engine<P> {
     fn retire(&mut self, sequence: Sequence<P::Adapter>) {
         self.kv.release(&sequence.blocks);
         let adapter = sequence.adapter_id();
+        if let Some(id) = sequence.held_adapter() {
+            self.placement.leave(id);
+        }
         failpoint::pass("executor.retire");
         // The sequence's hold on the adapter ends before its unloading is reported.
         drop(sequence);

@@ -10,6 +10,8 @@ pub const FAILPOINTS: &[&str] = &[
     "executor.welcome",
     // A request.
     "executor.admission",
+    "executor.cold_start",
+    "executor.cold_waits",
     "executor.admitted",
     "executor.prefill_chunk",
     "executor.decode",
@@ -32,8 +34,19 @@ pub const FAILPOINTS: &[&str] = &[
     "executor.adapter_claimed",
     "executor.adapter_prepared",
     "executor.adapter_inserted",
+    "executor.block_arrived",
+    "executor.adapter_arrived",
+    "executor.adapter_evicted",
     "executor.unload_begun",
     "executor.unload_done",
+    // A worker.
+    "executor.worker_hello",
+    "executor.worker_seated",
+    "executor.image_offered",
+    "executor.before_post",
+    "executor.after_post",
+    "executor.slices_collected",
+    "executor.worker_lost",
     // The end.
     "executor.drain_begun",
     "executor.drain_done",

@@ -7,7 +7,11 @@
 //! - [`check`]: `base-executor check`, which says whether an adapter can be used, and why not.
 //! - [`resident`]: the model: forward pass, adapter loader, facts.
 //! - [`engine`]: the compute thread: schedule, run, postprocess.
-//! - [`adapters`], [`loader`]: resident adapters and their budget; the thread that brings them in.
+//! - [`adapters`], [`loader`]: adapters of the host tier and their budget; the thread that brings them in.
+//! - [`placement`], [`device`]: which adapters the device holds, as the engine sees it; the device tier.
+//! - [`costs`]: what a cold start costs here, and which way is the shorter.
+//! - [`perf`]: the performance model: how long things take, and whether a cold prompt should wait for its load.
+//! - [`images`], [`workers`]: adapters as sealed images; the processes that compute them through shared memory.
 //! - [`service`]: the socket the gateways talk to.
 //! - [`progress`], [`pulse`], `systemd`: how far it is, that it lives, and who is told.
 //! - `failpoints`: where tests may interfere.
@@ -29,15 +33,21 @@ pub mod adapters;
 pub mod bench;
 pub mod check;
 pub mod config;
+pub mod costs;
+pub mod device;
 pub mod engine;
 mod failpoints;
+pub mod images;
 pub mod loader;
+pub mod perf;
+pub mod placement;
 mod process;
 pub mod progress;
 pub mod pulse;
 pub mod resident;
 pub mod service;
 mod systemd;
+pub mod workers;
 
 pub use self::failpoints::FAILPOINTS;
 
@@ -51,13 +61,14 @@ use std::{
 
 use anyhow::Context as _;
 use model::forward::{BLOCK_TOKENS, ForwardPass};
-use shmproto::message::{PROTOCOL_VERSION, Welcome};
+use shmproto::message::{ColdStart, PROTOCOL_VERSION, Welcome};
 use tokio::sync::{mpsc, oneshot};
 
 use self::{
     adapters::Budget,
     config::Config,
-    engine::{Engine, Limits, SystemClock},
+    device::Arrivals,
+    engine::{Engine, Limits, SystemClock, event::Event},
     loader::Loader,
     progress::Progress,
     pulse::Pulse,
@@ -77,6 +88,7 @@ const LOAD_QUEUE: usize = 64;
 /// If it cannot start, or its engine stops of itself.
 pub fn run(config: &Config) -> anyhow::Result<()> {
     process::start_log(config.log_format);
+    process::raise_limit_of_files();
     if let Some(cores) = &config.cores {
         process::stay_on(cores)?;
     }
@@ -85,7 +97,7 @@ pub fn run(config: &Config) -> anyhow::Result<()> {
         let lifeline = config.exit_with_stdin.then(process::end_of_stdin);
         let shutdown = process::shutdown_on_signals(Duration::from_millis(config.grace_ms), lifeline)?;
         let opened = config.clone();
-        let open = move |progress: &Progress| resident::open(&opened, progress);
+        let open = move |progress: &Progress, arrivals| resident::open(&opened, progress, arrivals);
         serve(&config.socket, Settings::of(config), open, shutdown, say_ready).await
     })
 }
@@ -107,14 +119,26 @@ pub struct Settings {
     pub chunk_tokens: usize,
     /// Longest sequence in tokens, if shorter than the model's own.
     pub context_length: Option<usize>,
-    /// Bytes of all adapters.
+    /// Bytes of adapters of the host tier.
     pub adapter_bytes: u64,
+    /// Bytes of adapters on the device.
+    pub device_bytes: u64,
+    /// What a request does whose adapter is not on the device.
+    pub cold_start: ColdStart,
 }
 
 impl Settings {
     fn of(config: &Config) -> Self {
         let Config { max_running, max_waiting, chunk_tokens, context_length, adapter_bytes, .. } = *config;
-        Self { max_running, max_waiting, chunk_tokens, context_length, adapter_bytes: adapter_bytes.0 }
+        Self {
+            max_running,
+            max_waiting,
+            chunk_tokens,
+            context_length,
+            adapter_bytes: adapter_bytes.0,
+            device_bytes: config.device_adapter_bytes.0,
+            cold_start: config.cold_start.into(),
+        }
     }
 
     fn context_length(&self, facts: &Facts) -> usize {
@@ -130,7 +154,7 @@ impl Settings {
 pub async fn serve<P, L>(
     socket: &Path,
     settings: Settings,
-    open: impl FnOnce(&Progress) -> anyhow::Result<Resident<P, L>> + Send + 'static,
+    open: impl FnOnce(&Progress, Arrivals) -> anyhow::Result<Resident<P, L>> + Send + 'static,
     mut shutdown: mpsc::Receiver<Duration>,
     on_ready: impl FnOnce(),
 ) -> anyhow::Result<()>
@@ -146,10 +170,17 @@ where
     let (ended, engine_ended) = oneshot::channel();
     let pulse = Pulse::default();
     let signs = pulse.clone();
+    let bell = engine_sender.downgrade();
+    let arrivals = Arrivals::new(move |id| {
+        if let Some(engine) = bell.upgrade() {
+            // Waits while the engine's queue is full; if the engine has ended, nobody waits for the adapter.
+            let _ = engine.blocking_send(Event::AdapterArrived(id));
+        }
+    });
     // The thread that opens the model is the one that computes: it owns what it opens from the beginning.
     let engine = spawn("engine", move || {
         let _ended = ended;
-        let opened = open(&progress).map(|resident| prepare(resident, &settings, signs));
+        let opened = open(&progress, arrivals).map(|resident| prepare(resident, &settings, signs));
         if let Some(engine) = hand_over(opened, opened_sender) {
             engine.run(events);
         }
@@ -190,10 +221,11 @@ fn prepare<P, L>(resident: Resident<P, L>, settings: &Settings, pulse: Pulse) ->
 where
     P: ForwardPass,
 {
-    let Resident { pass, loader, facts } = resident;
+    let Resident { pass, loader, placement, facts } = resident;
     let limits = limits(settings, &facts);
     let welcome = welcome(facts, settings, pass.vocab_size());
-    (Engine::new(pass, limits, welcome, Box::new(SystemClock)).with_pulse(pulse), loader)
+    let engine = Engine::new(pass, limits, welcome, Box::new(SystemClock));
+    (engine.with_pulse(pulse).with_placement(placement), loader)
 }
 
 /// Keeps the engine and sends the rest on. `None` if there is no engine, or nobody waits for it any more.
@@ -229,6 +261,8 @@ fn welcome(facts: Facts, settings: &Settings, vocab_size: usize) -> Welcome {
         base_hash: facts.base_hash,
         vocab_size: word(vocab_size),
         adapter_budget_bytes: settings.adapter_bytes,
+        device_budget_bytes: settings.device_bytes,
+        cold_start: settings.cold_start,
         kv_blocks: facts.kv_blocks,
         block_tokens: word(BLOCK_TOKENS),
         max_running: word(settings.max_running),

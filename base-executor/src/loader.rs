@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 use crate::{
     adapters::{Budget, ClaimError, Prepared},
     engine::event::{Caller, ConnectionId, Event, Loaded},
+    images::ShelveError,
 };
 
 /// Reads adapters and prepares them for one forward pass.
@@ -43,7 +44,7 @@ pub trait Loader: Send + 'static {
     /// Brings an adapter into the form the forward pass takes; also says how many bytes that form has.
     ///
     /// # Errors
-    /// If the adapter cannot be used; the text reaches the caller.
+    /// If there is no memory, or no descriptor, for it; the text reaches the caller.
     fn prepare(&self, adapter: Adapter) -> anyhow::Result<(Arc<Self::Adapter>, u64)>;
 }
 
@@ -61,6 +62,10 @@ pub struct LoadCall {
 enum LoadError {
     #[error("the adapter at {path} cannot be used: {cause:#}")]
     Invalid { path: String, cause: anyhow::Error },
+    #[error(
+        "there is no room for the adapter at {path}: {cause:#}; unload an adapter, or raise the limits of memory and of open files"
+    )]
+    NoRoom { path: String, cause: anyhow::Error },
     #[error(transparent)]
     Claim(#[from] ClaimError),
     #[error("loading the adapter at {path} failed by a fault of the executor; its log says more")]
@@ -71,7 +76,7 @@ impl From<LoadError> for WireError {
     fn from(error: LoadError) -> Self {
         let code = match &error {
             LoadError::Invalid { .. } => ErrorCode::InvalidAdapter,
-            LoadError::Claim(_) => ErrorCode::AdapterBudgetExceeded,
+            LoadError::NoRoom { .. } | LoadError::Claim(_) => ErrorCode::AdapterBudgetExceeded,
             LoadError::Internal { .. } => ErrorCode::Internal,
         };
         Self { code, message: error.to_string() }
@@ -117,7 +122,11 @@ fn load<L: Loader>(
     let rank = adapter.modules.iter().map(|module| module.rank).max().unwrap_or(0);
     let modules = adapter.modules.len();
     failpoint::pass("executor.adapter_claimed");
-    let (adapter, bytes) = loader.prepare(adapter).map_err(invalid)?;
+    let no_room = |cause| LoadError::NoRoom { path: call.path.clone(), cause };
+    let (adapter, bytes) = loader.prepare(adapter).map_err(|cause| match cause.downcast_ref() {
+        Some(ShelveError::Overflow(_)) => invalid(cause),
+        _ => no_room(cause),
+    })?;
     if failpoint::hit("executor.adapter_prepared") == Outcome::Fail {
         return Err(LoadError::Internal { path: call.path.clone() });
     }

@@ -3,7 +3,10 @@
 use std::{io::IsTerminal as _, time::Duration};
 
 use anyhow::Context as _;
-use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::{
+    process::{Resource, Rlimit, getrlimit, setrlimit},
+    thread::{CpuSet, sched_getaffinity, sched_setaffinity},
+};
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::mpsc,
@@ -36,6 +39,13 @@ pub(crate) fn stay_on(cores: &CoreList) -> anyhow::Result<()> {
         wanted.set(core);
     }
     sched_setaffinity(None, &wanted).with_context(|| format!("cannot run on cores {:?}", cores.0))
+}
+
+/// Lets the process open as many files as it ever may: each adapter's image keeps one open.
+pub(crate) fn raise_limit_of_files() {
+    let limit = getrlimit(Resource::Nofile);
+    // Refused, the limit stays as it is, and the load that meets it is answered with an error.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 /// Starts the log on stderr; `RUST_LOG` chooses what is in it.

@@ -3,33 +3,49 @@
 use std::{path::Path, sync::Arc};
 
 use anyhow::Context as _;
+use cache::copy::BytesPerSecond;
 use kernels::lora::LoraPrecision;
 use model::{
     adapter::{Adapter, limits},
     config::ModelConfig,
+    forward::ForwardPass,
     layout::BLOCK_TARGETS,
     location::{HubSettings, resolve},
-    prepared_adapter::PreparedAdapter,
+    prepared_adapter::{EncodedAdapter, PreparedAdapter},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     source::{Target, TensorId, WeightSource},
 };
 
+use shmproto::message::ColdStart;
+
 use crate::{
-    config::{self, Config},
+    config::{self, AdapterDtype, Config},
+    costs::Costs,
+    device::{Arrivals, Device, DeviceSettings},
+    images::{Library, shelve},
     loader::Loader,
+    placement::Placement,
     process,
     progress::Progress,
+    workers::Workers,
 };
 
 /// What the process serves.
-#[derive(Debug)]
-pub struct Resident<P, L> {
+pub struct Resident<P: ForwardPass, L> {
     /// The forward pass, which owns weights and KV memory.
     pub pass: P,
     /// Brings adapters into the form the pass takes.
     pub loader: L,
+    /// Which adapters the device holds.
+    pub placement: Box<dyn Placement<P::Adapter>>,
     /// What gateways are told.
     pub facts: Facts,
+}
+
+impl<P: ForwardPass, L> std::fmt::Debug for Resident<P, L> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Resident").field("facts", &self.facts).finish_non_exhaustive()
+    }
 }
 
 /// What the engine and the gateways need to know of a model.
@@ -52,7 +68,11 @@ const IDENTITY_BYTES: usize = 4096;
 ///
 /// # Errors
 /// If it cannot be served.
-pub fn open(config: &Config, progress: &Progress) -> anyhow::Result<Resident<ResidentModel, AdapterLoader>> {
+pub fn open(
+    config: &Config,
+    progress: &Progress,
+    arrivals: Arrivals,
+) -> anyhow::Result<Resident<ResidentModel, AdapterLoader>> {
     let path = resolve(&config.model, &HubSettings::from_env())?;
     let source = model::open::open(&path)?;
     let cores = match &config.cores {
@@ -90,9 +110,17 @@ pub fn open(config: &Config, progress: &Progress) -> anyhow::Result<Resident<Res
             config::KvDtype::F16 => KvDtype::F16,
         },
     };
-    let loader = AdapterLoader { config: weights.config().clone(), precision: weights.adapter_precision() };
+    let library = Library::new().context("no descriptor is left for the images of adapters")?;
+    let shape = weights.config().clone();
+    let precision = match config.adapter_dtype {
+        AdapterDtype::Auto => weights.adapter_precision(),
+        AdapterDtype::Exact => LoraPrecision::Exact,
+        AdapterDtype::F16 => LoraPrecision::Compact,
+        AdapterDtype::Bf16 => LoraPrecision::Bf16,
+    };
+    let loader = AdapterLoader { config: shape.clone(), precision, library: library.clone() };
     progress.stage("taking memory for keys and values");
-    let pass = ResidentModel::new(weights, &options)?;
+    let mut pass = ResidentModel::new(weights, &options)?;
     let kv_blocks = u32::try_from(pass.kv_blocks()).unwrap_or(u32::MAX);
     anyhow::ensure!(kv_blocks > 0, "--kv-bytes does not hold a single KV block; raise it");
     let facts = Facts {
@@ -101,7 +129,41 @@ pub fn open(config: &Config, progress: &Progress) -> anyhow::Result<Resident<Res
         context_length: pass.config().context_length,
         kv_blocks,
     };
-    Ok(Resident { pass, loader, facts })
+    let settings = DeviceSettings {
+        bytes: config.device_adapter_bytes.0,
+        cold_start: config.cold_start.into(),
+        link: config.link_bytes_per_s().map(BytesPerSecond),
+    };
+    if let Some(link) = settings.link {
+        tracing::warn!(
+            bytes_per_s = link.get(),
+            "the link to the device is emulated: an experiment, not a service"
+        );
+    }
+    let mut costs = None;
+    if settings.cold_start == ColdStart::CpuAssist {
+        progress.stage("measuring what cold starts cost");
+        costs = Some(Costs::measure(&mut pass, &shape, &options.cores, kv_blocks, settings.link)?);
+    }
+    let (pass, workers) = with_workers(pass, config, library)?;
+    let device = Device::new(settings, arrivals, workers, costs);
+    let placement = Box::new(device.context("cannot start the thread that copies adapters")?);
+    Ok(Resident { pass, loader, placement, facts })
+}
+
+/// Opens the door for workers, if there may be any.
+fn with_workers(
+    pass: ResidentModel,
+    config: &Config,
+    library: Library,
+) -> anyhow::Result<(ResidentModel, Workers)> {
+    if config.max_workers == 0 {
+        return Ok((pass, Workers::default()));
+    }
+    let rows = config.chunk_tokens + config.max_running;
+    let (socket, most) = (config.worker_socket(), config.max_workers);
+    let (workers, assist) = Workers::start(&socket, most, rows, pass.config(), library)?;
+    Ok((pass.with_assist(assist), workers))
 }
 
 /// Hash of the configuration, and of each tensor's shape and first bytes: enough to tell two bases apart without
@@ -127,6 +189,7 @@ fn identity(source: &dyn WeightSource) -> [u8; 32] {
 pub struct AdapterLoader {
     config: ModelConfig,
     precision: LoraPrecision,
+    library: Library,
 }
 
 impl Loader for AdapterLoader {
@@ -144,8 +207,10 @@ impl Loader for AdapterLoader {
     }
 
     fn prepare(&self, adapter: Adapter) -> anyhow::Result<(Arc<PreparedAdapter>, u64)> {
-        let prepared = PreparedAdapter::new(&adapter, &self.config, self.precision)?;
+        let encoded = EncodedAdapter::new(&adapter, &self.config, self.precision);
+        drop(adapter);
+        let prepared = shelve(encoded, &self.config, &self.library)?;
         let bytes = prepared.bytes() as u64;
-        Ok((Arc::new(prepared), bytes))
+        Ok((prepared, bytes))
     }
 }

@@ -1,6 +1,6 @@
 //! What is answered once: loads, unloads, figures.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use model::{forward::ForwardPass, generation::AdapterId};
 use shmproto::message::{
@@ -13,7 +13,7 @@ use super::{
     event::{Caller, ConnectionId, Loaded},
     sequence::Sequence,
 };
-use crate::adapters::Unloaded;
+use crate::{adapters::Unloaded, placement::Arrival};
 
 impl<P: ForwardPass> Engine<P> {
     pub(super) fn adapter_loaded(&mut self, caller: Caller, loaded: Loaded<P::Adapter>) {
@@ -27,6 +27,41 @@ impl<P: ForwardPass> Engine<P> {
             Loaded::Known(id) => id,
             Loaded::Failed(error) => return self.fail_call(caller, error),
         };
+        match self.place(id) {
+            Ok(Arrival::Later) => self.arriving.push((id, caller)),
+            Ok(Arrival::Now) => self.answer_loaded(id, caller),
+            Err(error) => self.fail_call(caller, error),
+        }
+    }
+
+    /// Brings a new adapter to the device if it must be there. One that must and cannot is given up.
+    fn place(&mut self, id: AdapterId) -> Result<Arrival, WireError> {
+        if self.arriving.iter().any(|(arriving, _)| *arriving == id) {
+            return Ok(Arrival::Later);
+        }
+        let adapter = Arc::clone(&self.adapters.get(id)?.adapter);
+        self.placement.loaded(id, &adapter).map_err(|error| {
+            drop(adapter);
+            self.adapters.remove_unused(id);
+            error.into()
+        })
+    }
+
+    /// An adapter is on the device, or will not be: who waited for that goes on.
+    pub(super) fn adapter_arrived(&mut self, id: AdapterId) {
+        self.placement.arrived(id);
+        failpoint::pass("executor.adapter_arrived");
+        self.answer_arriving(id);
+    }
+
+    /// Answers those who wait for an adapter to be on the device.
+    fn answer_arriving(&mut self, id: AdapterId) {
+        for (_, caller) in self.arriving.extract_if(.., |(arriving, _)| *arriving == id).collect::<Vec<_>>() {
+            self.answer_loaded(id, caller);
+        }
+    }
+
+    fn answer_loaded(&mut self, id: AdapterId, caller: Caller) {
         match self.adapters.get(id) {
             Ok(prepared) => {
                 let answer = AdapterLoaded {
@@ -55,6 +90,9 @@ impl<P: ForwardPass> Engine<P> {
 
     pub(super) fn report_unloaded(&mut self, unloaded: &Unloaded) {
         let blocks = self.kv.remove_adapter(unloaded.id);
+        self.placement.unloaded(unloaded.id);
+        // It will not arrive any more, and one that is loaded after it is another.
+        self.answer_arriving(unloaded.id);
         failpoint::pass("executor.unload_done");
         tracing::info!(adapter = %unloaded.id, blocks, bytes = unloaded.freed_bytes, "adapter unloaded");
         for caller in &unloaded.calls {
@@ -81,9 +119,9 @@ impl<P: ForwardPass> Engine<P> {
     #[must_use]
     pub fn stats(&self, request: RequestId) -> Stats {
         let kv = self.kv.counts();
-        Stats {
+        let mut stats = Stats {
             request,
-            waiting: count(self.waiting.len()),
+            waiting: count(self.waiting.len() + self.cold.len()),
             running: count(self.running.len()),
             kv_blocks_total: count(kv.total),
             kv_blocks_used: count(kv.used),
@@ -91,14 +129,19 @@ impl<P: ForwardPass> Engine<P> {
             adapter_bytes: self.adapters.bytes(),
             adapters: self.adapter_stats(),
             ..self.stats.clone()
-        }
+        };
+        self.placement.stats(&mut stats);
+        stats
     }
 
     fn adapter_stats(&self) -> Vec<AdapterStats> {
-        let (running, waiting) = (users(&self.running), users(&self.waiting));
+        let (running, waiting) = (users(&self.running), users(self.waiting.iter().chain(&self.cold)));
         let mut stats = self.adapters.stats();
         for line in &mut stats {
             let id = AdapterId(line.adapter);
+            if let Some(adapter) = self.adapters.peek(id) {
+                self.placement.adapter_stats(id, adapter, line);
+            }
             line.running = running.get(&id).copied().unwrap_or(0);
             line.waiting = waiting.get(&id).copied().unwrap_or(0);
         }

@@ -64,6 +64,8 @@ pub enum Event<A> {
         /// What became of it.
         loaded: Loaded<A>,
     },
+    /// All of an adapter is on the device, or its way there has ended early.
+    AdapterArrived(AdapterId),
     /// An adapter is to be freed.
     UnloadAdapter {
         /// Who asks.

@@ -30,14 +30,18 @@ impl<P: ForwardPass> Engine<P> {
         if !plan.iter().all(decodes) {
             failpoint::pass("executor.prefill_chunk");
         }
-        catch_unwind(AssertUnwindSafe(|| {
+        let rows = plan.iter().map(|portion| portion.count).sum();
+        let begin = self.clock.now();
+        let computed = catch_unwind(AssertUnwindSafe(|| {
             assert_eq!(
                 failpoint::hit("executor.before_step"),
                 Outcome::Pass,
                 "a test wants the step to fail"
             );
             self.pass.forward(&batch, &mut self.logits);
-        }))
+        }));
+        self.placement.observe(rows, self.clock.now().saturating_duration_since(begin));
+        computed
     }
 
     /// Hands every sequence of the plan its logits, and retires those that have ended.

@@ -33,6 +33,9 @@ impl<P: ForwardPass> Engine<P> {
     pub(super) fn admit(&mut self) {
         let now = self.clock.now();
         while self.running.len() < self.limits.max_running {
+            if !self.adapter_is_there(now) {
+                continue;
+            }
             let Some(sequence) = self.waiting.front_mut() else { return };
             // A block for each that runs, or the newcomer would soon have to give way again.
             let Some(found) = sequence.enter(&mut self.kv, self.running.len()) else { return };

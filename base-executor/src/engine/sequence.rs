@@ -3,7 +3,10 @@
 //! `tokens` (prompt, then completion) is all that has to survive: the first `computed` of them have keys and
 //! values in `blocks`, the others are pending. A preempted sequence merely goes back to `computed = 0`.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use cache::{Cursor, KvCache, Namespace};
 use model::{
@@ -20,6 +23,18 @@ use super::event::Caller;
 pub(super) struct Adapted<A> {
     pub(super) id: AdapterId,
     pub(super) adapter: Arc<A>,
+    pub(super) hold: Hold,
+}
+
+/// Whether a sequence holds its adapter on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Hold {
+    /// It has not asked yet.
+    None,
+    /// It waits since then for the adapter to arrive.
+    Waits(Instant),
+    /// It does, until it is retired.
+    Held,
 }
 
 /// Whose a sequence is, and since when.
@@ -64,6 +79,8 @@ struct Admission {
     cached_tokens: u32,
     /// Microseconds since the request was received.
     queued_us: u64,
+    /// Of them, microseconds it waited for its adapter.
+    load_wait_us: u64,
 }
 
 #[derive(Debug)]
@@ -81,6 +98,8 @@ pub(super) struct Sequence<A> {
     /// Behind the last full block that was offered to others.
     cursor: Cursor,
     is_admitted: bool,
+    /// Microseconds it waited for its adapter to reach the device.
+    load_wait_us: u64,
     opening: Opening,
 }
 
@@ -110,6 +129,7 @@ impl<A> Sequence<A> {
             counts,
             cursor: Cursor::root(namespace),
             is_admitted: false,
+            load_wait_us: 0,
             opening: Opening::Due { prompt: Vec::new(), admission: Admission::default() },
         }
     }
@@ -120,6 +140,29 @@ impl<A> Sequence<A> {
 
     pub(super) fn adapter_id(&self) -> Option<AdapterId> {
         self.adapted.as_ref().map(|adapted| adapted.id)
+    }
+
+    /// The adapter it holds on the device.
+    pub(super) fn held_adapter(&self) -> Option<AdapterId> {
+        self.adapted.as_ref().filter(|adapted| adapted.hold == Hold::Held).map(|adapted| adapted.id)
+    }
+
+    /// Begins, or goes on, to wait for its adapter.
+    pub(super) fn wait_for_adapter(&mut self, now: Instant) {
+        if let Some(adapted) = &mut self.adapted
+            && adapted.hold == Hold::None
+        {
+            adapted.hold = Hold::Waits(now);
+        }
+    }
+
+    /// Holds its adapter on the device from now on; returns the microseconds it waited for it.
+    pub(super) fn hold_adapter(&mut self, now: Instant) -> u64 {
+        let Some(adapted) = &mut self.adapted else { return 0 };
+        if let Hold::Waits(since) = std::mem::replace(&mut adapted.hold, Hold::Held) {
+            self.load_wait_us = microseconds(now.saturating_duration_since(since));
+        }
+        self.load_wait_us
     }
 
     /// Tokens whose keys and values have not been computed.
@@ -185,8 +228,8 @@ impl<A> Sequence<A> {
         if first {
             let cached_tokens = u32::try_from(found).unwrap_or(u32::MAX);
             let queued = now.saturating_duration_since(self.received_at);
-            let queued_us = u64::try_from(queued.as_micros()).unwrap_or(u64::MAX);
-            let admission = Admission { cached_tokens, queued_us };
+            let queued_us = microseconds(queued);
+            let admission = Admission { cached_tokens, queued_us, load_wait_us: self.load_wait_us };
             self.opening = Opening::Due { prompt: Vec::new(), admission };
         }
         first
@@ -293,9 +336,14 @@ impl<A> Sequence<A> {
             Opening::Due { prompt, admission } => (prompt, admission),
             Opening::Sent => (Vec::new(), Admission::default()),
         };
-        let Admission { cached_tokens, queued_us } = admission;
-        Output { request: self.caller.request, tokens, prompt, cached_tokens, queued_us, finish, error: None }
+        let Admission { cached_tokens, queued_us, load_wait_us } = admission;
+        let request = self.caller.request;
+        Output { request, tokens, prompt, cached_tokens, queued_us, load_wait_us, finish, error: None }
     }
+}
+
+fn microseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Counts of a prompt whose last `generated` tokens are of the completion already.
@@ -314,6 +362,7 @@ pub(crate) fn failure(request: RequestId, error: WireError) -> Output {
         prompt: Vec::new(),
         cached_tokens: 0,
         queued_us: 0,
+        load_wait_us: 0,
         finish: None,
         error: Some(error),
     }

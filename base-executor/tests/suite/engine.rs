@@ -19,8 +19,8 @@ use model::{
 };
 use proptest::prelude::*;
 use shmproto::message::{
-    AdapterUnloaded, ErrorCode, Finish, Generate, Output, Stats, ToGateway, TokenOutput, UnloadAdapter,
-    Welcome,
+    AdapterUnloaded, ColdStart, ErrorCode, Finish, Generate, Output, Stats, ToGateway, TokenOutput,
+    UnloadAdapter, Welcome,
 };
 use tokio::sync::mpsc;
 
@@ -169,6 +169,8 @@ fn welcome() -> Welcome {
         context_length: 0,
         vocab_size: 0,
         adapter_budget_bytes: 0,
+        device_budget_bytes: 0,
+        cold_start: ColdStart::Cached,
         kv_blocks: 0,
         block_tokens: 0,
         max_running: 0,

@@ -2,10 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that panics has failed, which is what is wanted")]
 
+mod assist;
 mod check;
+mod cold;
 mod common;
 mod engine;
 mod gateway;
+mod hostile_workers;
 mod process;
 mod service;
 mod tiny;
+mod worker;

@@ -11,8 +11,11 @@ use std::{
 
 use base_executor::FAILPOINTS;
 use rustix::process::{Pid, Signal, kill_process};
-use shmproto::message::{
-    ErrorCode, Generate, Hello, LoadAdapter, PROTOCOL_VERSION, ToExecutor, ToGateway, UnloadAdapter,
+use shmproto::{
+    handover::{FromWorker, ToWorker, WorkerHello},
+    message::{
+        ErrorCode, Generate, Hello, LoadAdapter, PROTOCOL_VERSION, ToExecutor, ToGateway, UnloadAdapter,
+    },
 };
 
 use crate::{
@@ -317,6 +320,37 @@ async fn live(place: &Place) {
     assert!(matches!(gateway.answer().await, ToGateway::AdapterUnloaded(_)));
 }
 
+/// Two adapters on a device with room for one, over a slow link.
+async fn live_cold(place: &Place) {
+    let mut gateway = Gateway::greet(&place.socket(), 1).await;
+    for request in 1..=2 {
+        let path = place.path(&format!("cold-{request}"));
+        tiny::write_adapter(&path, &[]);
+        let path = path.display().to_string();
+        // To two owners the same bytes are two adapters.
+        let owner = [u8::try_from(request).unwrap(); 32];
+        gateway.send(ToExecutor::LoadAdapter(LoadAdapter { request, path, owner })).await;
+        let answer = gateway.answer().await;
+        let ToGateway::AdapterLoaded(loaded) = answer else { panic!("{answer:?}") };
+        let adapter = Some(loaded.adapter);
+        gateway.send(ToExecutor::Generate(Generate { adapter, ..request_of(request) })).await;
+        assert_eq!(gateway.tokens(request).await.len(), 20);
+    }
+}
+
+fn request_of(id: u64) -> Generate {
+    request(id, prompt(id, 30), 20)
+}
+
+/// A worker that takes a seat, and then does nothing.
+fn idle_worker(place: &Place) -> shmproto::handover::WorkerEnd {
+    let worker = shmproto::handover::connect(&place.socket().with_file_name("workers.sock")).unwrap();
+    worker.send(&FromWorker::Hello(WorkerHello::new(1, 0)), &[]).unwrap();
+    let seated = worker.receive().unwrap();
+    assert!(matches!(seated, Some((ToWorker::Seated(_), _))), "{seated:?}");
+    worker
+}
+
 #[tokio::test]
 async fn every_failpoint_is_reached() {
     let place = Place::new();
@@ -327,6 +361,17 @@ async fn every_failpoint_is_reached() {
     eventually("the gateway's going is noticed", || place.has_fired("executor.gateway_gone")).await;
     process.signal(Signal::TERM);
     process.ends_well();
+    for mode in ["cpu-assist", "on-demand"] {
+        let cold = ["--cold-start", mode, "--device-adapter-bytes", "3000B", "--link-gbps", "0.0002"];
+        let mut process = place.start_with(&cold);
+        process.ready();
+        let worker = idle_worker(&place);
+        live_cold(&place).await;
+        drop(worker);
+        eventually("the worker's going is noticed", || place.has_fired("executor.worker_lost")).await;
+        process.signal(Signal::TERM);
+        process.ends_well();
+    }
     let missed: Vec<_> = FAILPOINTS.iter().filter(|name| !place.has_fired(name)).collect();
     assert!(missed.is_empty(), "{missed:?}");
 }

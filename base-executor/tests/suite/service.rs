@@ -10,6 +10,7 @@ use std::{
 use base_executor::{
     Settings,
     loader::Loader,
+    placement::OneTier,
     resident::{Facts, Resident},
     serve,
     service::NO_REQUEST,
@@ -22,7 +23,8 @@ use model::{
 use shmproto::{
     codec::Wire as _,
     message::{
-        ErrorCode, Failed, Finish, Generate, Hello, PROTOCOL_VERSION, ToExecutor, ToGateway, UnloadAdapter,
+        ColdStart, ErrorCode, Failed, Finish, Generate, Hello, PROTOCOL_VERSION, ToExecutor, ToGateway,
+        UnloadAdapter,
     },
 };
 use tokio::{sync::mpsc, time::timeout};
@@ -87,6 +89,8 @@ impl Executor {
         let place = socket.clone();
         let thread = std::thread::spawn(move || {
             let settings = Settings {
+                device_bytes: 0,
+                cold_start: ColdStart::Cached,
                 max_running: 8,
                 max_waiting: 8,
                 chunk_tokens: 64,
@@ -99,9 +103,20 @@ impl Executor {
                 context_length: 512,
                 kv_blocks: 256,
             };
-            let resident = Resident { pass: FakePass::slow(256), loader: FakeLoader, facts };
+            let resident = Resident {
+                pass: FakePass::slow(256),
+                loader: FakeLoader,
+                placement: Box::new(OneTier),
+                facts,
+            };
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(serve(&place, settings, |_| Ok(resident), asked, || on_ready.send(()).unwrap()))
+            runtime.block_on(serve(
+                &place,
+                settings,
+                |_, _| Ok(resident),
+                asked,
+                || on_ready.send(()).unwrap(),
+            ))
         });
         timeout(WATCHDOG, ready).await.expect("it becomes ready").expect("it starts");
         Self { socket, shutdown, thread, _directory: directory }

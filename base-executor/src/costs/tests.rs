@@ -1,0 +1,155 @@
+use model::{
+    adapter::{Adapter, LoraModule},
+    config::{Rope, RopeScaling},
+    generation::Generation,
+    source::Target,
+};
+
+use super::*;
+
+const WIDTH: usize = 64;
+const LAYERS: usize = 4;
+const RANK: usize = 16;
+
+fn config(layers: usize) -> ModelConfig {
+    ModelConfig {
+        architecture: "llama".to_owned(),
+        vocab_size: WIDTH,
+        hidden_size: WIDTH,
+        intermediate_size: WIDTH,
+        layers,
+        heads: 1,
+        kv_heads: 1,
+        head_dim: WIDTH,
+        norm_eps: 1e-5,
+        rope: Rope { theta: 10_000.0, scaling: RopeScaling::None },
+        qk_norm: false,
+        tied_head: true,
+        context_length: 64,
+        sliding_window: None,
+    }
+}
+
+/// An adapter of the queries of all layers.
+fn adapter(layers: usize) -> PreparedAdapter {
+    let module = |layer| LoraModule {
+        layer,
+        target: Target::Q,
+        rank: RANK,
+        scale: 1.0,
+        a: vec![0.5; RANK * WIDTH],
+        b: vec![0.5; WIDTH * RANK],
+    };
+    let (modules, generation) = ((0..layers).map(module).collect(), Generation([0; 32]));
+    let adapter = Adapter { generation, modules, base_model: None, stored_in_16_bits: false };
+    PreparedAdapter::new(&adapter, &config(layers), LoraPrecision::Exact).unwrap()
+}
+
+/// Costs as planted: nanoseconds of a core for each of the adapter's tokens in a layer, nanoseconds of the base for each
+/// token in a layer, bytes of the link for each microsecond.
+fn costs(core_ns: u64, base_ns: u64, link: u64, cores: &[usize]) -> Costs {
+    let mut perf = PerfModel::new();
+    for rows in [1, 16, 64, 256] {
+        let multiply_adds = rows * (RANK * 2 * WIDTH) as u64;
+        perf.observe_core(multiply_adds, Duration::from_nanos(rows * core_ns));
+        perf.observe_base(rows as usize, Duration::from_nanos(rows * base_ns * LAYERS as u64));
+        perf.observe_link(rows * link * 1000, Duration::from_millis(rows));
+    }
+    Costs { perf, config: config(LAYERS), cores: cores.to_vec(), copied: CopyStats::default() }
+}
+
+#[test]
+fn a_short_prompt_starts_and_a_long_one_behind_a_fast_link_waits() {
+    // The core is ten times slower than the base; 100 bytes a microsecond.
+    let costs = costs(10_000, 1_000, 100, &[0]);
+    let adapter = adapter(LAYERS);
+    let missing = adapter.bytes() as u64;
+    let help = |tokens| costs.help(&adapter, tokens, [missing, 0], &[1]);
+    assert!(matches!(help(1), Help::Start { .. }));
+    assert_eq!(help(10_000), Help::Wait);
+    // Between them is one crossover.
+    let waits: Vec<bool> = (1..2000).map(|tokens| help(tokens) == Help::Wait).collect();
+    assert!(waits.is_sorted(), "who is longer than one who waits, waits too");
+    // The same prompt starts where much travels ahead of its adapter.
+    let first = waits.iter().position(|waits| *waits).unwrap() + 1;
+    assert!(matches!(costs.help(&adapter, first, [missing, 1 << 30], &[1]), Help::Start { .. }));
+}
+
+#[test]
+fn nothing_that_is_missing_is_never_waited_for() {
+    let costs = costs(10_000, 1_000, 100, &[0]);
+    assert!(matches!(costs.help(&adapter(LAYERS), 10_000, [0, 1 << 40], &[1]), Help::Start { .. }));
+}
+
+#[test]
+fn as_many_workers_are_wanted_as_keep_up_with_the_base() {
+    // A slow link, so that nobody waits; a core does a token in a quarter of the base's time, or in four times that.
+    for (core_ns, tokens, expected) in [(250, 100, 1), (4_000, 64, 4), (4_000, 100, 4), (1_000, 128, 1)] {
+        let costs = costs(core_ns, 1_000, 1, &[0]);
+        let Help::Start { workers } = costs.help(&adapter(LAYERS), tokens, [1 << 30, 0], &[1, 2]) else {
+            panic!("a link of a byte a microsecond is not worth waiting for")
+        };
+        assert_eq!(workers, expected, "{core_ns} ns, {tokens} tokens");
+    }
+}
+
+#[test]
+fn workers_that_share_the_executors_cores_make_waiting_more_likely() {
+    let costs = costs(1_000, 1_000, 100, &[0, 1]);
+    let adapter = adapter(LAYERS);
+    let missing = adapter.bytes() as u64;
+    let crossover = |cores: &[u32]| {
+        (1..20_000).find(|tokens| costs.help(&adapter, *tokens, [missing, 0], cores) == Help::Wait)
+    };
+    let (apart, shared) = (crossover(&[4, 5]), crossover(&[0, 1]));
+    assert!(shared.is_some(), "each of them slows the base down");
+    assert!(apart.is_none_or(|apart| apart > shared.unwrap()), "apart {apart:?}, shared {shared:?}");
+}
+
+#[test]
+fn whoever_knows_nothing_starts_and_says_nothing_of_workers() {
+    let costs = Costs {
+        perf: PerfModel::new(),
+        config: config(LAYERS),
+        cores: Vec::new(),
+        copied: CopyStats::default(),
+    };
+    assert_eq!(costs.help(&adapter(LAYERS), 100, [1 << 20, 0], &[]), Help::Start { workers: 0 });
+}
+
+#[test]
+fn no_figures_are_too_large_or_too_small() {
+    let adapters = [adapter(0), adapter(LAYERS)];
+    for (core_ns, base_ns, link) in [(0, 0, 1), (1, 1, u64::MAX >> 20), (1 << 40, 1, 1), (1, 1 << 40, 1)] {
+        for cores in [&[][..], &[0]] {
+            for layers in [0, LAYERS] {
+                let costs = Costs { config: config(layers), ..costs(core_ns, base_ns, link, cores) };
+                for tokens in [0, 1, 1 << 20, usize::MAX] {
+                    for bytes in [[0, 0], [1, u64::MAX], [u64::MAX, u64::MAX]] {
+                        for workers in [&[][..], &[0], &[u32::MAX; 16]] {
+                            let found = adapters.each_ref().map(|it| costs.help(it, tokens, bytes, workers));
+                            assert_eq!(
+                                found,
+                                adapters.each_ref().map(|it| costs.help(it, tokens, bytes, workers))
+                            );
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_link_is_learnt_from_what_was_copied_since() {
+    let mut costs = costs(1_000, 1_000, 100, &[0]);
+    let before = costs.perf().link().samples();
+    let copied = |copied_bytes, copy_us| CopyStats { copied_bytes, copy_us, ..CopyStats::default() };
+    costs.link(copied(1 << 20, 10_486));
+    costs.link(copied(1 << 20, 10_486));
+    assert_eq!(costs.perf().link().samples(), before + 1, "nothing was copied between two looks");
+    // Figures that go back, as none do, are no reason to fall over.
+    costs.link(copied(0, 0));
+    costs.link(copied(u64::MAX, u64::MAX));
+    assert!(costs.perf().link().line().is_some());
+}

@@ -1,0 +1,415 @@
+use std::{
+    sync::mpsc::{Receiver, channel},
+    time::Instant,
+};
+
+use kernels::lora::LoraPrecision;
+use model::{
+    adapter::{Adapter, LoraModule},
+    config::{ModelConfig, Rope, RopeScaling},
+    generation::Generation,
+    source::Target,
+};
+
+use super::*;
+
+/// What hangs is given up after this.
+const WATCHDOG: Duration = Duration::from_secs(60);
+const WIDTH: usize = 64;
+/// Bytes of an adapter of these tests: 32 ranks of 64 + 64 numbers, which 16 bits hold exactly.
+const BYTES: u64 = 32 * 128 * 2;
+
+fn id(tag: u8) -> AdapterId {
+    AdapterId([tag; 32])
+}
+
+fn config() -> ModelConfig {
+    ModelConfig {
+        architecture: "llama".to_owned(),
+        vocab_size: WIDTH,
+        hidden_size: WIDTH,
+        intermediate_size: WIDTH,
+        layers: 1,
+        heads: 1,
+        kv_heads: 1,
+        head_dim: WIDTH,
+        norm_eps: 1e-5,
+        rope: Rope { theta: 10_000.0, scaling: RopeScaling::None },
+        qk_norm: false,
+        tied_head: true,
+        context_length: 64,
+        sliding_window: None,
+    }
+}
+
+/// An adapter of [`BYTES`] times `size`: as many matrices of rank 32.
+fn adapter(size: usize) -> Arc<PreparedAdapter> {
+    let targets = [Target::Q, Target::K, Target::V, Target::O, Target::Gate];
+    let module = |&target: &Target| {
+        let (a, b) = (vec![0.5; 32 * WIDTH], vec![0.25; WIDTH * 32]);
+        LoraModule { layer: 0, target, rank: 32, scale: 1.0, a, b }
+    };
+    let modules = targets[..size].iter().map(module).collect();
+    let generation = Generation([0; 32]);
+    let adapter = Adapter { generation, modules, base_model: None, stored_in_16_bits: false };
+    let prepared = PreparedAdapter::new(&adapter, &config(), LoraPrecision::Exact).unwrap();
+    assert_eq!(prepared.bytes() as u64, BYTES * size as u64);
+    Arc::new(prepared)
+}
+
+/// A device tier with room for so many adapters, and what it tells the engine.
+struct Bench {
+    device: Device,
+    told: Receiver<AdapterId>,
+}
+
+impl Bench {
+    fn new(room: u64, cold_start: ColdStart, link: Option<u64>) -> Self {
+        let (tell, told) = channel();
+        let link = link.map(|bytes| BytesPerSecond(bytes.try_into().unwrap()));
+        let settings = DeviceSettings { bytes: room * BYTES, cold_start, link };
+        let arrivals = Arrivals::new(move |id| tell.send(id).unwrap_or_default());
+        let device = Device::new(settings, arrivals, Workers::default(), None).unwrap();
+        Self { device, told }
+    }
+
+    /// Takes in the next arrival, as the engine does.
+    fn next_arrival(&mut self) -> AdapterId {
+        let id = self.told.recv_timeout(WATCHDOG).expect("an adapter arrives or is given up");
+        self.device.arrived(id);
+        id
+    }
+
+    fn until_arrived(&mut self, tag: u8) {
+        let end = Instant::now() + WATCHDOG;
+        while !self.is_there(tag) {
+            assert!(Instant::now() < end, "adapter {tag} does not arrive");
+            self.next_arrival();
+        }
+    }
+
+    fn is_there(&self, tag: u8) -> bool {
+        let resident = self.device.residents.get(&id(tag));
+        resident.is_some_and(|resident| resident.copy.is_complete() && resident.way.is_done())
+    }
+
+    fn enter(&mut self, tag: u8, adapter: &Arc<PreparedAdapter>) -> Found {
+        self.device.enter(id(tag), adapter, 10)
+    }
+
+    fn residents(&self) -> Vec<u8> {
+        let mut tags: Vec<u8> = self.device.residents.keys().map(|id| id.0[0]).collect();
+        tags.sort_unstable();
+        let mut places: Vec<u8> = self.device.tier.iter().map(|place| place.key.0[0]).collect();
+        places.sort_unstable();
+        assert_eq!(tags, places, "who has a place has a copy");
+        tags
+    }
+}
+
+#[test]
+fn an_adapter_joins_the_device_while_there_is_room_and_pushes_nobody_out_unasked() {
+    let mut bench = Bench::new(2, ColdStart::CpuAssist, None);
+    let adapters: Vec<_> = (0..3).map(|_| adapter(1)).collect();
+    for (tag, adapter) in (1..).zip(&adapters) {
+        assert_eq!(bench.device.loaded(id(tag), adapter), Ok(Arrival::Now));
+    }
+    assert_eq!(bench.residents(), [1, 2]);
+    bench.until_arrived(1);
+    bench.until_arrived(2);
+    assert!(adapters[0].device().is_some_and(|copy| copy.is_complete()));
+    assert!(adapters[2].device().is_none());
+    let mut stats = Stats::default();
+    bench.device.stats(&mut stats);
+    assert_eq!((stats.device_bytes, stats.copied_bytes), (2 * BYTES, 2 * BYTES));
+}
+
+#[test]
+fn the_least_recently_used_of_those_nobody_uses_gives_way() {
+    let mut bench = Bench::new(3, ColdStart::CpuAssist, None);
+    let adapters: Vec<_> = (0..5).map(|_| adapter(1)).collect();
+    for tag in [1, 2, 3] {
+        assert_ne!(bench.enter(tag, &adapters[usize::from(tag)]), Found::MustWait);
+        bench.until_arrived(tag);
+    }
+    [1, 2, 3].into_iter().for_each(|tag| bench.device.leave(id(tag)));
+    assert_eq!(bench.enter(1, &adapters[1]), Found::OnDevice, "of those two the second is older now");
+    assert_ne!(bench.enter(4, &adapters[4]), Found::MustWait);
+    assert_eq!(bench.residents(), [1, 3, 4]);
+    assert!(adapters[2].device().is_none(), "who gave way is computed from the host tier");
+    // Twice used and once left is still used.
+    assert_eq!(bench.enter(1, &adapters[1]), Found::OnDevice);
+    bench.device.leave(id(1));
+    assert_ne!(bench.enter(2, &adapters[2]), Found::MustWait);
+    assert_eq!(bench.residents(), [1, 2, 4], "the third alone had no user");
+    assert_eq!(bench.enter(3, &adapters[3]), Found::Missing, "it starts from the host tier");
+    assert_eq!(bench.residents(), [1, 2, 4], "and nobody who is used gives way");
+}
+
+#[test]
+fn an_adapter_that_found_no_room_gets_it_when_others_leave() {
+    let mut bench = Bench::new(2, ColdStart::CpuAssist, None);
+    let (small, large, late) = (adapter(1), adapter(2), adapter(1));
+    bench.enter(1, &small);
+    bench.until_arrived(1);
+    assert_eq!(bench.enter(2, &large), Found::Missing);
+    assert_eq!((bench.residents(), bench.device.left_out.len()), (vec![1], 1));
+    bench.device.leave(id(1));
+    assert_eq!((bench.residents(), bench.device.left_out.len()), (vec![2], 0));
+    bench.until_arrived(2);
+    assert_eq!(bench.enter(2, &large), Found::OnDevice);
+    // It is used: what came to the device late was pinned there.
+    assert_eq!(bench.enter(3, &late), Found::Missing);
+    assert_eq!(bench.residents(), [2]);
+    bench.device.leave(id(2));
+    assert_eq!(bench.residents(), [2], "one of its two users is left");
+    // Who has left wants no room any more.
+    bench.device.leave(id(3));
+    bench.device.leave(id(2));
+    assert_eq!((bench.residents(), bench.device.left_out.len()), (vec![2], 0));
+    bench.device.unloaded(id(2));
+    assert_eq!((bench.residents(), bench.device.tier.held_bytes()), (vec![], 0));
+}
+
+#[test]
+fn what_does_not_fit_is_refused_or_computed_from_the_host_tier_as_the_mode_says() {
+    let (small, large) = (adapter(1), adapter(2));
+    let refusal = |held: u64, limit: u64| {
+        Err(PlacementError { asked_bytes: 2 * BYTES, held_bytes: held * BYTES, limit_bytes: limit * BYTES })
+    };
+    // Larger than the whole tier.
+    let cases = [
+        (ColdStart::Cached, refusal(0, 1)),
+        (ColdStart::OnDemand, refusal(0, 1)),
+        (ColdStart::CpuAssist, Ok(Arrival::Now)),
+    ];
+    for (mode, expected) in cases {
+        let mut bench = Bench::new(1, mode, None);
+        assert_eq!(bench.device.loaded(id(1), &large), expected, "{mode:?}");
+        assert!(bench.residents().is_empty());
+    }
+    // Too large beside another that nobody uses.
+    for (mode, expected) in [
+        (ColdStart::Cached, refusal(1, 2)),
+        (ColdStart::OnDemand, Ok(Arrival::Now)),
+        (ColdStart::CpuAssist, Ok(Arrival::Now)),
+    ] {
+        let mut bench = Bench::new(2, mode, None);
+        bench.device.loaded(id(1), &small).unwrap();
+        assert_eq!(bench.device.loaded(id(2), &large), expected, "{mode:?}");
+        assert_eq!(bench.residents(), [1], "{mode:?}");
+    }
+    // Beside one that is used, in the moment of need.
+    for (mode, expected) in [(ColdStart::OnDemand, Found::MustWait), (ColdStart::CpuAssist, Found::Missing)] {
+        let mut bench = Bench::new(2, mode, None);
+        bench.device.loaded(id(1), &small).unwrap();
+        bench.until_arrived(1);
+        assert_eq!(bench.enter(1, &small), Found::OnDevice);
+        assert_eq!(bench.enter(2, &large), expected, "{mode:?}");
+        bench.device.leave(id(1));
+        bench.enter(2, &large);
+        assert_eq!(bench.residents(), [2], "{mode:?}: now there is room");
+    }
+    let text = refusal(1, 2).unwrap_err().to_string();
+    assert!(text.contains(&(2 * BYTES).to_string()) && text.contains("--device-adapter-bytes"), "{text}");
+}
+
+#[test]
+fn where_all_must_be_there_a_load_is_answered_after_the_arrival() {
+    let mut bench = Bench::new(2, ColdStart::Cached, Some(BYTES * 20));
+    let adapter = adapter(1);
+    assert_eq!(bench.device.loaded(id(1), &adapter), Ok(Arrival::Later));
+    assert!(!bench.is_there(1));
+    assert_eq!(bench.next_arrival(), id(1));
+    assert!(bench.is_there(1));
+    assert_eq!(bench.device.loaded(id(1), &adapter), Ok(Arrival::Now), "it is there already");
+    assert_eq!(bench.enter(1, &adapter), Found::OnDevice);
+}
+
+#[test]
+fn a_refused_load_can_be_tried_again_when_there_is_room() {
+    let mut bench = Bench::new(1, ColdStart::Cached, Some(BYTES * 20));
+    let (first, second) = (adapter(1), adapter(1));
+    assert_eq!(bench.device.loaded(id(1), &first), Ok(Arrival::Later));
+    bench.until_arrived(1);
+    assert!(bench.device.loaded(id(2), &second).is_err());
+    bench.device.unloaded(id(1));
+    assert_eq!(bench.device.loaded(id(2), &second), Ok(Arrival::Later));
+    bench.until_arrived(2);
+}
+
+#[test]
+fn two_that_wait_for_the_same_room_get_it_one_after_the_other() {
+    // Slow enough that neither is there before the other asks.
+    let mut bench = Bench::new(1, ColdStart::OnDemand, Some(BYTES * 4));
+    let (first, second) = (adapter(1), adapter(1));
+    assert_eq!(bench.enter(1, &first), Found::MustWait);
+    for _ in 0..10 {
+        assert_eq!(bench.enter(2, &second), Found::MustWait);
+        assert_eq!(bench.enter(1, &first), Found::MustWait);
+        assert_eq!(bench.residents(), [1], "what is on its way to somebody stays on its way");
+    }
+    assert_eq!(bench.next_arrival(), id(1));
+    assert_eq!(bench.enter(1, &first), Found::OnDevice);
+    assert_eq!(bench.enter(2, &second), Found::MustWait);
+    bench.device.leave(id(1));
+    assert_eq!(bench.enter(2, &second), Found::MustWait);
+    assert_eq!(bench.next_arrival(), id(2));
+    assert_eq!(bench.enter(2, &second), Found::OnDevice);
+    bench.device.leave(id(2));
+    assert_eq!((bench.device.tier.pinned_bytes(), bench.device.awaited.len()), (0, 0));
+}
+
+#[test]
+fn who_waited_and_went_away_keeps_no_room() {
+    let mut bench = Bench::new(1, ColdStart::OnDemand, Some(BYTES * 8));
+    let (first, second) = (adapter(1), adapter(1));
+    assert_eq!(bench.enter(1, &first), Found::MustWait);
+    assert_eq!(bench.enter(2, &second), Found::MustWait);
+    // Nobody asks for the first again.
+    assert_eq!(bench.next_arrival(), id(1));
+    assert_eq!(bench.enter(2, &second), Found::MustWait);
+    assert_eq!(bench.residents(), [2]);
+    // Neither does anybody for the second, which leaves before it has arrived.
+    bench.device.unloaded(id(2));
+    assert_eq!((bench.residents(), bench.device.tier.pinned_bytes()), (vec![], 0));
+    assert_eq!(bench.enter(1, &first), Found::MustWait);
+    bench.until_arrived(1);
+}
+
+#[test]
+fn news_of_a_copy_that_was_given_up_is_not_taken_for_the_next_ones() {
+    let mut bench = Bench::new(1, ColdStart::OnDemand, Some(BYTES * 4));
+    let adapter = adapter(1);
+    assert_eq!(bench.enter(1, &adapter), Found::MustWait);
+    bench.device.unloaded(id(1));
+    assert_eq!(bench.enter(1, &adapter), Found::MustWait);
+    // Of the first copy, which was cancelled.
+    assert_eq!(bench.next_arrival(), id(1));
+    assert!(!bench.is_there(1) && bench.device.failed.is_empty());
+    assert_eq!(bench.device.awaited.len(), 1, "the second is still waited for");
+    bench.until_arrived(1);
+}
+
+/// A load that takes for ever.
+struct Endless;
+
+impl Load for Endless {
+    fn next_bytes(&self) -> Option<usize> {
+        // A piece that has been begun keeps an emulated link busy, also after it was cancelled.
+        Some(1 << 15)
+    }
+
+    fn copy_next(&mut self) {}
+}
+
+#[test]
+fn a_load_that_was_refused_since_too_much_was_on_its_way_can_be_tried_again() {
+    let mut bench = Bench::new(1, ColdStart::Cached, Some(1 << 20));
+    let adapter = adapter(1);
+    let copies = &bench.device.copies;
+    let submit = || copies.submit(Class::Demand, Box::new(Endless), Box::new(|_| {})).ok();
+    let jobs: Vec<Ticket> = std::iter::from_fn(submit).collect();
+    assert!(bench.device.loaded(id(1), &adapter).is_err());
+    assert_eq!((bench.residents(), bench.device.tier.held_bytes()), (vec![], 0));
+    jobs.iter().for_each(Ticket::cancel);
+    let end = Instant::now() + WATCHDOG;
+    while bench.device.loaded(id(1), &adapter).is_err() {
+        assert!(Instant::now() < end, "it is refused for ever");
+    }
+    bench.until_arrived(1);
+}
+
+/// A load that ends in a fault.
+struct Faulty;
+
+impl Load for Faulty {
+    fn next_bytes(&self) -> Option<usize> {
+        Some(1)
+    }
+
+    fn copy_next(&mut self) {
+        panic!("a test's fault on the way to the device");
+    }
+}
+
+#[test]
+fn an_adapter_whose_load_fails_is_computed_from_the_host_tier_in_every_mode() {
+    for mode in [ColdStart::Cached, ColdStart::OnDemand, ColdStart::CpuAssist] {
+        // So slow that its own load comes to nothing, and no slower: the link is busy until its first block would be there.
+        let mut bench = Bench::new(2, mode, Some(4000));
+        let adapter = adapter(1);
+        let found = bench.enter(1, &adapter);
+        assert_eq!(found == Found::MustWait, mode != ColdStart::CpuAssist, "{mode:?}");
+        let (arrivals, device) = (bench.device.arrivals.clone(), &mut bench.device);
+        let resident = device.residents.get_mut(&id(1)).unwrap();
+        resident.way.cancel();
+        let done = move |end| {
+            assert_eq!(end, End::Failed);
+            (arrivals.0)(id(1));
+        };
+        resident.way = device.copies.submit(Class::Demand, Box::new(Faulty), Box::new(done)).unwrap();
+        let end = Instant::now() + WATCHDOG;
+        while bench.device.failed.is_empty() {
+            assert!(Instant::now() < end);
+            bench.next_arrival();
+        }
+        assert_eq!(bench.enter(1, &adapter), Found::Missing, "{mode:?}: it starts");
+        assert_eq!(
+            bench.device.loaded(id(1), &adapter),
+            Ok(Arrival::Now),
+            "{mode:?}: a call for it is answered"
+        );
+        assert_eq!(bench.device.on_the_way_bytes(), 0, "nothing more comes");
+        bench.device.leave(id(1));
+        if found != Found::MustWait {
+            bench.device.leave(id(1));
+        }
+        bench.device.unloaded(id(1));
+        assert_eq!((bench.residents(), bench.device.tier.held_bytes()), (vec![], 0));
+        assert!(bench.device.failed.is_empty() && bench.device.left_out.is_empty());
+    }
+}
+
+#[test]
+fn any_order_of_entering_leaving_and_unloading_keeps_the_books() {
+    for mode in [ColdStart::OnDemand, ColdStart::CpuAssist] {
+        let mut bench = Bench::new(3, mode, None);
+        let adapters: Vec<_> = [1, 2, 1, 3, 4, 1].map(adapter).into();
+        let mut users = [0u32; 6];
+        let mut state = 1u64;
+        for _ in 0..4000 {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let (tag, action) = ((state >> 33) as usize % 6, (state >> 40) % 8);
+            let name = u8::try_from(tag).unwrap();
+            match action {
+                0..3 if bench.enter(name, &adapters[tag]) != Found::MustWait => users[tag] += 1,
+                3..6 if users[tag] > 0 => {
+                    bench.device.leave(id(name));
+                    users[tag] -= 1;
+                }
+                6 if users[tag] == 0 => bench.device.unloaded(id(name)),
+                7 => drop(bench.device.loaded(id(name), &adapters[tag])),
+                _ => {}
+            }
+            while let Ok(id) = bench.told.try_recv() {
+                bench.device.arrived(id);
+            }
+            let residents = bench.residents();
+            let bytes = |tag: &u8| adapters[usize::from(*tag)].bytes() as u64;
+            assert_eq!(bench.device.tier.held_bytes(), residents.iter().map(bytes).sum::<u64>());
+            assert!(bench.device.tier.held_bytes() <= 3 * BYTES);
+            for place in bench.device.tier.iter() {
+                let tag = usize::from(place.key.0[0]);
+                let pins = u32::from(users[tag] > 0) + u32::from(bench.device.awaited.contains(&place.key));
+                assert_eq!(place.pins, pins, "users and those who wait keep it, and nobody else");
+            }
+        }
+        for (tag, users) in (0..).zip(users) {
+            (0..users).for_each(|_| bench.device.leave(id(tag)));
+            bench.device.unloaded(id(tag));
+        }
+        assert_eq!((bench.residents(), bench.device.tier.held_bytes()), (vec![], 0));
+        assert!(bench.device.users.is_empty() && bench.device.left_out.is_empty());
+    }
+}

@@ -1,0 +1,115 @@
+//! The images on offer to workers.
+//!
+//! An image is on offer as long as anybody in this process computes with its bytes; then it is withdrawn, and freed when
+//! the last worker has let go of it too.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::{
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use kernels::lora::SharedBytes;
+use model::prepared_adapter::ImageNumber;
+use rustix::{
+    event::{EventfdFlags, eventfd},
+    fd::{AsFd, BorrowedFd, OwnedFd},
+};
+use shmproto::{image::Image, region::SealedBytes};
+
+/// Images by number. Clones share one library.
+#[derive(Debug, Clone)]
+pub struct Library(Arc<Shelves>);
+
+#[derive(Debug)]
+struct Shelves {
+    images: Mutex<BTreeMap<u64, Image>>,
+    next: AtomicU64,
+    /// Readable once something has changed.
+    changed: OwnedFd,
+}
+
+impl Library {
+    /// An empty library.
+    ///
+    /// # Errors
+    /// If the process has no descriptor left.
+    pub fn new() -> std::io::Result<Self> {
+        let changed = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self(Arc::new(Shelves { images: Mutex::default(), next: AtomicU64::new(1), changed })))
+    }
+
+    /// Puts an image on offer; it stays until the returned bytes are dropped.
+    #[must_use]
+    pub fn shelve(&self, image: &Image) -> (ImageNumber, SharedBytes) {
+        let number = self.0.next.fetch_add(1, Ordering::Relaxed);
+        self.0.lock().insert(number, image.clone());
+        self.0.ring();
+        let bytes = Shelved { bytes: image.bytes(), number, library: Arc::downgrade(&self.0) };
+        (ImageNumber(number), Arc::new(bytes))
+    }
+
+    /// What is on offer now.
+    pub(crate) fn images(&self) -> BTreeMap<u64, Image> {
+        self.0.lock().clone()
+    }
+
+    /// Readable once something has changed since [`note_changes`](Self::note_changes).
+    pub(crate) fn changed(&self) -> BorrowedFd<'_> {
+        self.0.changed.as_fd()
+    }
+
+    /// Wakes whoever waits for changes.
+    pub(crate) fn ring(&self) {
+        self.0.ring();
+    }
+
+    /// Takes note of all changes so far.
+    pub(crate) fn note_changes(&self) {
+        let mut count = [0; 8];
+        let _ = rustix::io::read(&self.0.changed, &mut count);
+    }
+}
+
+impl Shelves {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<u64, Image>> {
+        // Every change of the map is one call, so it is whole even if a holder of the lock panicked.
+        self.images.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ring(&self) {
+        // A counter that is full has been rung often enough.
+        let _ = rustix::io::write(&self.changed, &1u64.to_ne_bytes());
+    }
+}
+
+/// The bytes of an image on offer.
+struct Shelved {
+    bytes: Arc<SealedBytes>,
+    number: u64,
+    library: Weak<Shelves>,
+}
+
+impl AsRef<[u8]> for Shelved {
+    fn as_ref(&self) -> &[u8] {
+        (*self.bytes).as_ref()
+    }
+}
+
+impl Drop for Shelved {
+    fn drop(&mut self) {
+        if let Some(library) = self.library.upgrade() {
+            library.lock().remove(&self.number);
+            library.ring();
+        }
+    }
+}
+
+impl fmt::Debug for Shelved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Shelved({})", self.number)
+    }
+}

@@ -1,0 +1,104 @@
+//! Where an adapter is when a request wants it: the engine asks, whoever manages the device answers.
+
+use std::{sync::Arc, time::Duration};
+
+use model::generation::AdapterId;
+use shmproto::message::{AdapterStats, ErrorCode, Stats, WireError};
+
+/// What a request finds that wants its adapter. Unless it must wait, the adapter stays where it is, or on its way,
+/// until [`Placement::leave`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Found {
+    /// All of it is on the device.
+    OnDevice,
+    /// Some of it is not. The request starts: what is missing is computed from the host tier.
+    Missing,
+    /// The request waits, and asks again after [`Placement::arrived`] or when others have left.
+    MustWait,
+}
+
+/// When the load of an adapter may be answered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arrival {
+    /// At once.
+    Now,
+    /// After [`Placement::arrived`].
+    Later,
+}
+
+/// Why an adapter cannot be placed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the adapter takes {asked_bytes} bytes on the device, of whose {limit_bytes} bytes others hold {held_bytes}; unload an \
+     adapter or start the executor with a larger --device-adapter-bytes"
+)]
+pub struct PlacementError {
+    /// Bytes it takes.
+    pub asked_bytes: u64,
+    /// Bytes others hold and cannot give up.
+    pub held_bytes: u64,
+    /// Bytes of the device tier.
+    pub limit_bytes: u64,
+}
+
+impl From<PlacementError> for WireError {
+    fn from(error: PlacementError) -> Self {
+        Self { code: ErrorCode::AdapterBudgetExceeded, message: error.to_string() }
+    }
+}
+
+/// Decides which adapters the device holds. Called by the compute thread alone; nothing in it waits.
+pub trait Placement<A>: Send {
+    /// An adapter has joined the host tier.
+    ///
+    /// # Errors
+    /// If it must be on the device and cannot be.
+    fn loaded(&mut self, id: AdapterId, adapter: &Arc<A>) -> Result<Arrival, PlacementError>;
+
+    /// It has left the host tier; nobody uses it.
+    fn unloaded(&mut self, id: AdapterId);
+
+    /// Everything of it is on the device, or never will be.
+    fn arrived(&mut self, id: AdapterId);
+
+    /// A request of so many pending tokens wants to run.
+    fn enter(&mut self, id: AdapterId, adapter: &Arc<A>, tokens: usize) -> Found;
+
+    /// A request that entered has ended.
+    fn leave(&mut self, id: AdapterId);
+
+    /// A pass over so many rows took so long.
+    fn observe(&mut self, rows: usize, took: Duration);
+
+    /// Fills in what the device and its workers have done.
+    fn stats(&self, stats: &mut Stats);
+
+    /// Fills in what was done for one adapter.
+    fn adapter_stats(&self, id: AdapterId, adapter: &A, line: &mut AdapterStats);
+}
+
+/// A device that is the host: every adapter is there as soon as it is loaded.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct OneTier;
+
+impl<A> Placement<A> for OneTier {
+    fn loaded(&mut self, _: AdapterId, _: &Arc<A>) -> Result<Arrival, PlacementError> {
+        Ok(Arrival::Now)
+    }
+
+    fn unloaded(&mut self, _: AdapterId) {}
+
+    fn arrived(&mut self, _: AdapterId) {}
+
+    fn enter(&mut self, _: AdapterId, _: &Arc<A>, _: usize) -> Found {
+        Found::OnDevice
+    }
+
+    fn leave(&mut self, _: AdapterId) {}
+
+    fn observe(&mut self, _: usize, _: Duration) {}
+
+    fn stats(&self, _: &mut Stats) {}
+
+    fn adapter_stats(&self, _: AdapterId, _: &A, _: &mut AdapterStats) {}
+}

@@ -1,0 +1,321 @@
+//! Workers that die, stop, fail, lie or mean harm: every pass ends, and what honest workers and the executor compute is
+//! right to the bit. Nothing here is timed but by a watchdog.
+
+use std::{
+    mem,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+        mpsc,
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use shmproto::{
+    board::Wake,
+    handover::{FromWorker, WorkerHello, connect},
+};
+
+use crate::worker::{
+    Desk, House, Pace, Request, Staff, WATCHDOG, attend, bits, honest, request, resident, until,
+};
+
+const MODEL: &str = "llama-tied";
+
+/// A house with a cold adapter, requests on it, and the bits they should have.
+struct Scene {
+    house: House,
+    requests: Vec<Request>,
+    expected: Vec<u32>,
+}
+
+impl Scene {
+    fn new(seats: usize) -> Self {
+        let house = House::new(MODEL, seats, Pace::Slow);
+        let adapters = ["rank16-all-linear", "rank4-attention"].map(|it| house.golden_adapter(MODEL, it));
+        let requests: Vec<_> =
+            (0..4).map(|at| request(at, 1 + 20 * at as usize, adapters.get(at as usize % 3))).collect();
+        let expected = bits(&mut resident(MODEL, 1), &requests);
+        Self { house, requests, expected }
+    }
+
+    /// Some passes, with whoever is there.
+    fn run(&mut self) {
+        let found = bits(&mut self.house.model, &self.requests);
+        assert!(found == self.expected, "{:?}", self.house.stats());
+    }
+
+    /// Passes until something has come about; the first are many enough to meet whoever is there.
+    fn run_until(&mut self, what: &str, mut is_so: impl FnMut(&House) -> bool) {
+        let end = Instant::now() + WATCHDOG;
+        for round in 0.. {
+            self.run();
+            if round >= 5 && is_so(&self.house) {
+                return;
+            }
+            assert!(Instant::now() < end, "never: {what}; {:?}", self.house.stats());
+        }
+    }
+}
+
+fn slices(house: &House) -> u64 {
+    house.stats().workers.iter().map(|worker| worker.slices).sum()
+}
+
+fn taken_back(house: &House) -> u64 {
+    house.stats().workers.iter().map(|worker| worker.taken_back).sum()
+}
+
+/// Claims a slice and dies with it; its socket closes as a dead process's does.
+fn dies_after_claim(socket: &Path, over: &AtomicBool) {
+    attend(socket, over, |desk| match desk.seat.claim(|_, _| true) {
+        Some(claim) => {
+            mem::forget(claim);
+            false
+        }
+        None => true,
+    });
+}
+
+/// Claims all there is, finishes nothing, and lives.
+fn hoards(socket: &Path, over: &AtomicBool) {
+    attend(socket, over, |desk| {
+        while let Some(claim) = desk.seat.claim(|_, _| true) {
+            mem::forget(claim);
+        }
+        true
+    });
+}
+
+fn fails_everything(socket: &Path, over: &AtomicBool) {
+    attend(socket, over, |desk| {
+        while let Some(claim) = desk.seat.claim(|_, _| true) {
+            claim.fail();
+        }
+        true
+    });
+}
+
+/// Sits down, looks once, and leaves.
+fn comes_and_goes(socket: &Path, over: &AtomicBool) {
+    attend(socket, over, |desk| {
+        desk.news();
+        desk.serve();
+        false
+    });
+}
+
+#[test]
+fn workers_that_die_with_a_slice_are_noticed_and_cost_no_bit() {
+    let mut scene = Scene::new(2);
+    let mut staff = Staff::default();
+    (0..2).for_each(|_| scene.house.hire(&mut staff, dies_after_claim));
+    scene.house.until_seated(2);
+    scene.run_until("twenty are lost", |house| house.stats().workers_lost >= 20);
+    drop(staff);
+    scene.house.until_seated(0);
+    scene.run();
+}
+
+#[test]
+fn a_worker_that_stops_with_a_slice_is_given_up_and_counts_for_nothing_when_it_goes_on() {
+    let mut scene = Scene::new(1);
+    let (has_claimed, claimed) = mpsc::channel();
+    let (go_on, goes_on) = mpsc::channel::<()>();
+    let socket = scene.house.socket().to_owned();
+    let stopped = thread::spawn(move || {
+        let mut desk = Desk::sit(&socket).unwrap();
+        let sums = vec![f32::NAN; desk.seat.geometry().sums_elements];
+        let end = Instant::now() + WATCHDOG;
+        loop {
+            assert!(Instant::now() < end, "there is nothing to claim");
+            if desk.seat.wait(Duration::ZERO) != Wake::Job {
+                continue;
+            }
+            let Some(claim) = desk.seat.claim(|_, _| true) else { continue };
+            has_claimed.send(()).unwrap();
+            // As if by SIGSTOP: not a word more, and its socket stays open.
+            goes_on.recv_timeout(WATCHDOG).unwrap();
+            let elements = claim.slice().sums_elements as usize;
+            let in_time = claim.done(&sums[..elements]);
+            return (in_time, desk.seat.wait(Duration::ZERO));
+        }
+    });
+    scene.house.until_seated(1);
+    scene.run_until("it claims a slice", |_| claimed.try_recv().is_ok());
+    scene.run_until("it is given up", |house| house.workers.count() == 0);
+    assert_eq!(scene.house.stats().workers_lost, 1);
+    // Its seat is another's now.
+    let mut staff = Staff::default();
+    scene.house.hire(&mut staff, honest);
+    scene.house.until_seated(1);
+    scene.run();
+    go_on.send(()).unwrap();
+    scene.run();
+    assert_eq!(stopped.join().unwrap(), (false, Wake::Fenced));
+    scene.run_until("the other computes", |house| slices(house) > 0);
+}
+
+#[test]
+fn a_worker_that_claims_everything_and_finishes_nothing_is_given_up() {
+    let mut scene = Scene::new(2);
+    let mut staff = Staff::default();
+    scene.house.hire(&mut staff, hoards);
+    scene.house.hire(&mut staff, honest);
+    scene.house.until_seated(2);
+    // It comes back each time.
+    scene.run_until("three are lost", |house| house.stats().workers_lost >= 3);
+    scene.run_until("the honest one computes beside it", |house| slices(house) > 0);
+    drop(staff);
+    scene.house.until_seated(0);
+    scene.run();
+}
+
+#[test]
+fn a_worker_that_fails_every_slice_costs_no_bit_and_the_figures_tell() {
+    let mut scene = Scene::new(1);
+    let mut staff = Staff::default();
+    scene.house.hire(&mut staff, fails_everything);
+    scene.house.until_seated(1);
+    let before = scene.requests[0].adapter.as_ref().unwrap().tally().read();
+    scene.run_until("slices are taken back from it", |house| taken_back(house) >= 20);
+    let after = scene.requests[0].adapter.as_ref().unwrap().tally().read();
+    assert_eq!((slices(&scene.house), after[1]), (0, before[1]), "it has computed nothing");
+    assert!(after[2] > before[2], "the executor has");
+}
+
+#[test]
+fn workers_that_come_and_go_all_the_time_cost_no_bit() {
+    let mut scene = Scene::new(3);
+    let mut staff = Staff::default();
+    (0..3).for_each(|_| scene.house.hire(&mut staff, comes_and_goes));
+    scene.run_until("sixty have come and gone", |house| house.stats().workers_lost >= 60);
+    drop(staff);
+    scene.house.until_seated(0);
+    let generations = scene.house.stats().workers_lost;
+    let mut staff = Staff::default();
+    (0..3).for_each(|_| scene.house.hire(&mut staff, honest));
+    scene.house.until_seated(3);
+    scene.run_until("who comes after them computes", |house| slices(house) > 0);
+    assert_eq!(scene.house.stats().workers_lost, generations, "and stays");
+}
+
+#[test]
+fn one_that_marks_slices_done_without_computing_harms_no_pass_after_it() {
+    let mut scene = Scene::new(1);
+    let mut staff = Staff::default();
+    // What it says is believed: workers are of the executor's own user. But it ends with the pass.
+    scene.house.hire(&mut staff, |socket, over| {
+        attend(socket, over, |desk| {
+            let sums = vec![f32::NAN; desk.seat.geometry().sums_elements];
+            while let Some(claim) = desk.seat.claim(|_, _| true) {
+                let elements = claim.slice().sums_elements as usize;
+                claim.done(&sums[..elements]);
+            }
+            true
+        });
+    });
+    scene.house.until_seated(1);
+    let mut was_wrong = false;
+    until(
+        || {
+            let found = bits(&mut scene.house.model, &scene.requests);
+            was_wrong |= found.iter().any(|bits| f32::from_bits(*bits).is_nan());
+            was_wrong
+        },
+        || "it gets nothing to do".to_owned(),
+    );
+    drop(staff);
+    scene.house.until_seated(0);
+    scene.run();
+}
+
+#[test]
+fn one_that_scribbles_over_the_control_words_stops_no_pass() {
+    static SCRIBBLED: AtomicU32 = AtomicU32::new(0);
+    let mut scene = Scene::new(3);
+    let mut staff = Staff::default();
+    scene.house.hire(&mut staff, honest);
+    scene.house.until_seated(1);
+    scene.house.hire(&mut staff, |socket, over| {
+        let control = Desk::sit(socket).unwrap().control();
+        let words = control.words();
+        let mut state = 1u64;
+        while !over.load(Ordering::Relaxed) {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let (at, word) = ((state >> 40) as usize % words.len(), (state >> 20) as u32);
+            // Now words of no meaning, now such as others have written, changed a little.
+            let word =
+                if state & 4 == 0 { word } else { words[at].load(Ordering::Relaxed) ^ (1 << (word % 32)) };
+            words[at].store(word, Ordering::Relaxed);
+            SCRIBBLED.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    until(|| SCRIBBLED.load(Ordering::Relaxed) > 100_000, || "it begins".to_owned());
+    // What comes of this is anybody's guess: an honest worker may have been told to compute what nobody posted.
+    let end = Instant::now() + Duration::from_secs(2);
+    let mut runs = 0;
+    while runs < 100 || Instant::now() < end {
+        let found = bits(&mut scene.house.model, &scene.requests);
+        assert_eq!(found.len(), scene.expected.len());
+        runs += 1;
+    }
+    drop(staff);
+    scene.house.until_seated(0);
+    scene.run();
+}
+
+#[test]
+fn callers_that_say_nothing_or_nonsense_keep_no_worker_out() {
+    let mut scene = Scene::new(1);
+    let socket = scene.house.socket().to_owned();
+    let silent: Vec<_> = (0..20).map(|_| connect(&socket).unwrap()).collect();
+    let odd = connect(&socket).unwrap();
+    odd.send(&FromWorker::Hello(WorkerHello { version: 99, ..WorkerHello::new(1, 1) }), &[]).unwrap();
+    let hasty = connect(&socket).unwrap();
+    hasty.send(&FromWorker::AdapterMapped(1), &[]).unwrap();
+    let mut staff = Staff::default();
+    scene.house.hire(&mut staff, honest);
+    scene.house.until_seated(1);
+    scene.run_until("it computes", |house| slices(house) > 0);
+    // One that never stops talking is heard with the others, not before them.
+    let talks = Arc::new(AtomicBool::new(true));
+    let talking = Arc::clone(&talks);
+    let talker = thread::spawn(move || {
+        let connection = connect(&socket).unwrap();
+        while talking.load(Ordering::Relaxed) {
+            if connection.send(&FromWorker::AdapterMapped(7), &[]).is_err() {
+                return;
+            }
+        }
+    });
+    let adapter = scene.house.golden_adapter(MODEL, "patterns");
+    let requests = [request(8, 30, Some(&adapter))];
+    until(
+        || {
+            bits(&mut scene.house.model, &requests);
+            adapter.tally().read()[1] > 0
+        },
+        || "the new adapter is offered to the worker".to_owned(),
+    );
+    talks.store(false, Ordering::Relaxed);
+    talker.join().unwrap();
+    drop(silent);
+}
+
+#[test]
+fn workers_of_every_kind_at_once_cost_no_bit() {
+    let mut scene = Scene::new(6);
+    let mut staff = Staff::default();
+    for behaviour in [honest, honest, dies_after_claim, hoards, fails_everything, comes_and_goes] {
+        scene.house.hire(&mut staff, behaviour);
+    }
+    scene.run_until("many are lost, and work is done", |house| {
+        house.stats().workers_lost >= 40 && slices(house) > 0 && taken_back(house) > 0
+    });
+    drop(staff);
+    scene.house.until_seated(0);
+    scene.run();
+}

@@ -1,0 +1,379 @@
+//! Workers as threads of the tests, at the executor's real door: they shake hands, map and compute as processes do.
+
+use std::{
+    collections::BTreeMap,
+    fs::Permissions,
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::fs::PermissionsExt as _,
+    },
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use base_executor::{
+    images::{Library, shelve},
+    workers::Workers,
+};
+use kernels::{
+    Activations, Isa,
+    lora::{FactorLayout, LoraMatrix, LoraPrecision, MatrixLayout, NumberKind, SharedBytes, sum_ranks},
+};
+use model::{
+    adapter::{Adapter, LoraModule},
+    assist::{Ask, Assist},
+    config::ModelConfig,
+    device_copy::DeviceCopy,
+    forward::{BlockId, Compute, ForwardPass as _, LogitRows, SequenceSlice},
+    generation::Generation,
+    layout::{BLOCK_TARGETS, linear_shape},
+    open::open,
+    prepared_adapter::{EncodedAdapter, PreparedAdapter},
+    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    source::Target,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use shmproto::{
+    board::{Generation as SeatGeneration, Seat, SeatFds, SeatNumber, Wake},
+    handover::{FromWorker, ToWorker, WorkerEnd, WorkerHello, connect},
+    image::Image,
+    message::Stats,
+    region::{Access, Region},
+};
+use tempfile::TempDir;
+
+/// What hangs is given up after this.
+pub(crate) const WATCHDOG: Duration = Duration::from_secs(60);
+
+/// Rows of the largest job.
+const ROWS: usize = 256;
+
+pub(crate) fn golden(part: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(part)
+}
+
+/// A model, who helps it, and the door where workers come in.
+pub(crate) struct House {
+    pub(crate) model: ResidentModel,
+    pub(crate) workers: Workers,
+    pub(crate) library: Library,
+    socket: PathBuf,
+    _directory: TempDir,
+}
+
+/// Whether the pass leaves its workers time to be first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pace {
+    /// It computes what nobody has begun, as it always does.
+    Swift,
+    /// It comes late to every answer.
+    Slow,
+}
+
+impl House {
+    pub(crate) fn new(model: &str, seats: usize, pace: Pace) -> Self {
+        let private = Permissions::from_mode(0o700);
+        let directory = tempfile::Builder::new().permissions(private).tempdir().unwrap();
+        let (socket, library) = (directory.path().join("workers.sock"), Library::new().unwrap());
+        let model = resident(model, 2);
+        let (workers, assist) =
+            Workers::start(&socket, seats, ROWS, model.config(), library.clone()).unwrap();
+        let assist = if pace == Pace::Slow { Box::new(Late(assist)) } else { assist };
+        Self { model: model.with_assist(assist), workers, library, socket, _directory: directory }
+    }
+
+    /// Where workers come in.
+    pub(crate) fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Puts an adapter on offer.
+    pub(crate) fn shelve(&self, adapter: &Adapter, precision: LoraPrecision) -> Arc<PreparedAdapter> {
+        let config = self.model.config();
+        shelve(EncodedAdapter::new(adapter, config, precision), config, &self.library).unwrap()
+    }
+
+    pub(crate) fn golden_adapter(&self, model: &str, name: &str) -> Arc<PreparedAdapter> {
+        let path = golden("adapters").join(model).join(name);
+        self.shelve(&Adapter::read(&path, self.model.config()).unwrap(), LoraPrecision::Exact)
+    }
+
+    /// A thread that does as `behaviour` says until the staff goes home.
+    pub(crate) fn hire(&self, staff: &mut Staff, behaviour: fn(&Path, &AtomicBool)) {
+        let (socket, over) = (self.socket.clone(), Arc::clone(&staff.over));
+        staff.threads.push(thread::spawn(move || behaviour(&socket, &over)));
+    }
+
+    /// Waits until so many workers are seated.
+    pub(crate) fn until_seated(&self, count: usize) {
+        until(|| self.workers.count() == count, || format!("{count} workers: {:?}", self.stats()));
+    }
+
+    pub(crate) fn stats(&self) -> Stats {
+        let mut stats = Stats::default();
+        self.workers.stats(&mut stats);
+        stats
+    }
+}
+
+/// Looks again and again until `is_so`; panics with `what` if it never is.
+pub(crate) fn until(mut is_so: impl FnMut() -> bool, what: impl Fn() -> String) {
+    let end = Instant::now() + WATCHDOG;
+    while !is_so() {
+        assert!(Instant::now() < end, "never: {}", what());
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Gives workers a moment before every answer is wanted.
+#[derive(Debug)]
+struct Late(Box<dyn Assist>);
+
+impl Assist for Late {
+    fn helpers(&mut self) -> usize {
+        self.0.helpers()
+    }
+
+    fn begin_pass(&mut self) {
+        self.0.begin_pass();
+    }
+
+    fn end_pass(&mut self) {
+        self.0.end_pass();
+    }
+
+    fn begin(&mut self, x: &Activations, asks: &[Ask<'_>]) {
+        self.0.begin(x, asks);
+    }
+
+    fn finish(&mut self, compute: &mut Compute, x: &Activations, asks: &[Ask<'_>], sums: &mut [f32]) {
+        thread::sleep(Duration::from_micros(500));
+        self.0.finish(compute, x, asks, sums);
+    }
+}
+
+pub(crate) fn resident(name: &str, threads: usize) -> ResidentModel {
+    let source = open(&golden("models").join(name)).unwrap();
+    let weights = LoadedWeights::load(&*source, 1).unwrap();
+    let options = ResidentOptions { cores: vec![0; threads], kv_bytes: 16 << 20, kv_dtype: KvDtype::F32 };
+    ResidentModel::new(weights, &options).unwrap()
+}
+
+/// An adapter of every linear layer and the head, with ranks from `ranks` in turn.
+pub(crate) fn adapter_of_everything(config: &ModelConfig, ranks: &[usize]) -> Adapter {
+    let blocks = (0..config.layers).flat_map(|layer| BLOCK_TARGETS.map(|target| (layer, target)));
+    // By layer, then target: the head counts as of the first layer.
+    let mut layers: Vec<_> = blocks.chain([(0, Target::LmHead)]).collect();
+    layers.sort_by_key(|&(layer, target)| (layer, target as usize));
+    let module = |((layer, target), &rank): ((usize, Target), &usize)| {
+        let [rows, columns] = linear_shape(config, target);
+        let salt = layer * 8 + target as usize;
+        let (a, b) = (numbers(salt, rank * columns), numbers(salt + 1000, rows * rank));
+        LoraModule { layer, target, rank, scale: 0.5, a, b }
+    };
+    let modules = layers.into_iter().zip(ranks.iter().cycle()).map(module).collect();
+    Adapter { generation: Generation([7; 32]), modules, base_model: None, stored_in_16_bits: false }
+}
+
+/// Numbers that look random and are always the same.
+fn numbers(salt: usize, count: usize) -> Vec<f32> {
+    let number = |index: usize| {
+        let hash = (index as u32 ^ (salt as u32) << 16).wrapping_mul(2_654_435_761);
+        ((hash ^ hash >> 15).wrapping_mul(0x2c1b_3c6d) >> 8) as f32 / (1 << 24) as f32 - 0.5
+    };
+    (0..count).map(number).collect()
+}
+
+/// Puts `part` of eight parts of the adapter's blocks on the device.
+pub(crate) fn stage(adapter: &PreparedAdapter, part: usize) -> Arc<DeviceCopy> {
+    let blocks: usize = adapter.matrices().map(|(_, _, matrix)| matrix.rank().div_ceil(16)).sum();
+    let copy = Arc::new(DeviceCopy::new(adapter).unwrap());
+    (0..blocks * part / 8).for_each(|_| copy.copy_next(adapter));
+    adapter.set_device(Some(Arc::clone(&copy)));
+    copy
+}
+
+/// A request of the tests; its blocks are those of its place in the batch.
+#[derive(Clone)]
+pub(crate) struct Request {
+    pub(crate) prompt: Vec<u32>,
+    pub(crate) adapter: Option<Arc<PreparedAdapter>>,
+}
+
+pub(crate) fn request(salt: u32, length: usize, adapter: Option<&Arc<PreparedAdapter>>) -> Request {
+    let prompt = (0..length as u32).map(|i| (i * 37 + salt * 101 + i * i) % 300).collect();
+    Request { prompt, adapter: adapter.cloned() }
+}
+
+/// Passes of [`bits`].
+pub(crate) const PASSES: usize = 3;
+
+/// Bits of the last logits of all requests, after their prompts and after each of two tokens more.
+pub(crate) fn bits(model: &mut ResidentModel, requests: &[Request]) -> Vec<u32> {
+    let place = |at: u32| (at * 5..(at + 1) * 5).map(BlockId).collect();
+    let blocks: Vec<Vec<BlockId>> = (0..requests.len() as u32).map(place).collect();
+    let mut texts: Vec<Vec<u32>> = requests.iter().map(|request| request.prompt.clone()).collect();
+    let (mut starts, mut bits, mut logits) = (vec![0; requests.len()], Vec::new(), Vec::new());
+    for _ in 0..PASSES {
+        let slice = |at: usize| SequenceSlice {
+            tokens: &texts[at][starts[at]..],
+            start: starts[at],
+            blocks: &blocks[at],
+            adapter: requests[at].adapter.as_ref(),
+            logits: LogitRows::Last,
+        };
+        let batch: Vec<_> = (0..requests.len()).map(slice).collect();
+        model.forward(&batch, &mut logits);
+        bits.extend(logits.iter().map(|logit| logit.to_bits()));
+        for (at, row) in logits.chunks(logits.len() / requests.len()).enumerate() {
+            starts[at] = texts[at].len();
+            texts[at]
+                .push((0..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best }) as u32);
+        }
+    }
+    bits
+}
+
+/// Threads that work until it is dropped.
+#[derive(Default)]
+pub(crate) struct Staff {
+    over: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Drop for Staff {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let ended = thread.join();
+            // While another panic is on its way, one is enough.
+            assert!(ended.is_ok() || thread::panicking(), "a test's worker panicked");
+        }
+    }
+}
+
+/// A worker's place at the board, and what it has mapped.
+pub(crate) struct Desk {
+    pub(crate) seat: Seat,
+    pub(crate) connection: WorkerEnd,
+    /// By image, then by module.
+    pub(crate) images: BTreeMap<u64, BTreeMap<u32, LoraMatrix>>,
+    /// The control region once more, to write what one likes.
+    control: OwnedFd,
+    x: Vec<f32>,
+    sums: Vec<f32>,
+}
+
+impl Desk {
+    /// Goes through the door; `None` if there is no seat.
+    pub(crate) fn sit(socket: &Path) -> Option<Self> {
+        let connection = connect(socket).ok()?;
+        connection.send(&FromWorker::Hello(WorkerHello::new(1, 7)), &[]).ok()?;
+        let (ToWorker::Seated(seated), fds) = connection.receive().ok()?? else { return None };
+        let [control, x, sums] = <[OwnedFd; 3]>::try_from(fds).unwrap();
+        let again = control.try_clone().unwrap();
+        let generation = SeatGeneration::new(seated.generation).unwrap();
+        // A board that others have scribbled on is no board any more.
+        let seat = Seat::join(SeatFds { control, x, sums }, SeatNumber(seated.seat), generation).ok()?;
+        let geometry = seat.geometry();
+        let (x, sums) = (vec![0.0; geometry.x_elements], vec![0.0; geometry.sums_elements]);
+        Some(Self { seat, connection, images: BTreeMap::new(), control: again, x, sums })
+    }
+
+    /// The words that all workers and the executor write.
+    pub(crate) fn control(&self) -> Region {
+        Region::map(self.control.try_clone().unwrap(), 1..=1 << 30, Access::ReadWrite).unwrap()
+    }
+
+    /// Takes in what the executor has said by now; false if it has hung up.
+    pub(crate) fn news(&mut self) -> bool {
+        loop {
+            let mut fds = [PollFd::from_borrowed_fd(self.connection.as_fd(), PollFlags::IN)];
+            if !poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|ready| ready > 0) {
+                return true;
+            }
+            match self.connection.receive() {
+                Ok(Some((ToWorker::AdapterOffered(offered), mut fds))) => {
+                    let image = Image::map(fds.pop().unwrap(), 1 << 30).unwrap();
+                    assert!(self.images.insert(offered.image, matrices(&image)).is_none(), "offered once");
+                    let _ = self.connection.send(&FromWorker::AdapterMapped(offered.image), &[]);
+                }
+                Ok(Some((ToWorker::AdapterWithdrawn(image), _))) => {
+                    assert!(self.images.remove(&image).is_some(), "what is withdrawn was on offer");
+                }
+                Ok(_) | Err(_) => return false,
+            }
+        }
+    }
+
+    /// Computes all slices there are, as a worker should.
+    pub(crate) fn serve(&mut self) {
+        let Self { seat, images, x, sums, .. } = self;
+        let knows = |image, module| images.get(&image).is_some_and(|image| image.contains_key(&module));
+        while let Some(claim) = seat.claim(knows) {
+            let slice = *claim.slice();
+            let matrix = &images[&slice.image][&slice.module];
+            let (x, sums) = (&mut x[..slice.x_elements()], &mut sums[..slice.sums_elements as usize]);
+            let fits = slice.width as usize == matrix.columns()
+                && slice.last_rank as usize <= matrix.rank()
+                && slice.rows as usize * matrix.rows() == sums.len();
+            if !fits {
+                continue;
+            }
+            claim.read_x(x);
+            sum_ranks(Isa::best(), x, matrix, slice.first_rank as usize..slice.last_rank as usize, sums);
+            claim.done(sums);
+        }
+    }
+}
+
+fn matrices(image: &Image) -> BTreeMap<u32, LoraMatrix> {
+    let bytes: SharedBytes = image.bytes();
+    let size = |number: u64| usize::try_from(number).unwrap();
+    let factor =
+        |kind, offset| FactorLayout { kind: NumberKind::from_code(kind).unwrap(), offset: size(offset) };
+    let entries = image.entries().iter().map(|entry| {
+        let layout = MatrixLayout {
+            rank: entry.rank as usize,
+            columns: entry.columns as usize,
+            rows: entry.rows as usize,
+            scale: entry.scale,
+            a: factor(entry.a_kind, entry.a_offset),
+            b: factor(entry.b_kind, entry.b_offset),
+        };
+        (entry.module, LoraMatrix::over(&bytes, layout).unwrap())
+    });
+    entries.collect()
+}
+
+/// Sits down again and again, and lets `at_work` do what a worker does on a job, as long as it says so.
+pub(crate) fn attend(socket: &Path, over: &AtomicBool, mut at_work: impl FnMut(&mut Desk) -> bool) {
+    while !over.load(Ordering::Relaxed) {
+        let Some(mut desk) = Desk::sit(socket) else {
+            thread::sleep(Duration::from_millis(5));
+            continue;
+        };
+        while !over.load(Ordering::Relaxed) && desk.news() {
+            match desk.seat.wait(Duration::from_micros(50)) {
+                Wake::Job if !at_work(&mut desk) => break,
+                Wake::Fenced => break,
+                Wake::Job | Wake::Rest => {}
+            }
+        }
+    }
+}
+
+/// A worker as it should be.
+pub(crate) fn honest(socket: &Path, over: &AtomicBool) {
+    attend(socket, over, |desk| {
+        desk.news() && {
+            desk.serve();
+            true
+        }
+    });
+}
