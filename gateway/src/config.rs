@@ -182,6 +182,8 @@ pub struct Figures {
     pub names: MetricNames,
     /// Most adapters with metrics of their own.
     pub max_adapter_labels: usize,
+    /// Workers that there should be beside the executor.
+    pub expected_workers: u32,
     /// Where traces go; `None` without the feature `otel`.
     pub otlp_endpoint: Option<String>,
 }
@@ -209,7 +211,7 @@ impl Default for ConnectionLimits {
 
 impl Default for Figures {
     fn default() -> Self {
-        Self { names: MetricNames::Own, max_adapter_labels: 64, otlp_endpoint: None }
+        Self { names: MetricNames::Own, max_adapter_labels: 64, expected_workers: 0, otlp_endpoint: None }
     }
 }
 
@@ -306,6 +308,7 @@ fn figures(args: &FigureArgs) -> Figures {
     Figures {
         names: if args.vllm_metrics { MetricNames::WithVllm } else { MetricNames::Own },
         max_adapter_labels: args.max_adapter_labels,
+        expected_workers: args.expected_workers,
         #[cfg(feature = "otel")]
         otlp_endpoint: args.otlp_endpoint.clone(),
         #[cfg(not(feature = "otel"))]

@@ -14,6 +14,7 @@ use crate::{
     app::App,
     lifecycle::{Serving, Status},
     openai::errors::ApiError,
+    placement,
 };
 
 /// `GET /health`: 200 when requests are served, 503 with the reason when they are not.
@@ -62,6 +63,7 @@ pub(crate) async fn status(State(app): State<Arc<App>>) -> Result<Json<Value>, A
     let serving: Option<Arc<Serving>> = app.serving().ok();
     let report = app.metrics.reported();
     let stats = &report.stats;
+    let welcome = serving.as_ref().map(|serving| &*serving.welcome);
     Ok(Json(json!({
         "model": serving.as_ref().map(|serving| serving.base_name.as_str()),
         "version": env!("CARGO_PKG_VERSION"),
@@ -78,7 +80,10 @@ pub(crate) async fn status(State(app): State<Arc<App>>) -> Result<Json<Value>, A
             "registered": app.registry.len(),
             "resident": stats.adapters.len(),
             "bytes": stats.adapter_bytes,
-            "budget_bytes": serving.as_ref().map(|serving| serving.welcome.adapter_budget_bytes),
+            "budget_bytes": welcome.map(|welcome| welcome.adapter_budget_bytes),
         },
+        "device": placement::device(stats, welcome),
+        "cold_starts": placement::cold_starts(stats),
+        "workers": placement::workers(stats, app.metrics.expected_workers()),
     })))
 }

@@ -10,7 +10,7 @@
 //! - [`openai`]: requests checked, answers shaped.
 //! - [`text`]: tokenizer and chat template.
 //! - [`executor`]: the connection over which token ids travel; [`lifecycle`] says when it can be used.
-//! - [`adapters`]: names, generations, and what is on disk about them.
+//! - [`adapters`]: names, generations, and what is on disk about them; [`placement`]: where they are computed.
 //! - [`metrics`]: figures for Prometheus; [`telemetry`]: the log, the record of each request, traces.
 //!
 //! # Principles
@@ -40,6 +40,7 @@ pub mod notify;
 pub mod openai;
 mod origin;
 pub mod pages;
+pub mod placement;
 pub mod request;
 pub mod routes;
 pub mod server;

@@ -5,7 +5,8 @@
 //! - [`table`]: every metric there is, with its meaning. Nothing is written that is not in it.
 //! - [`store`]: the series; [`text`]: how they are written down.
 //! - [`meter`]: one generation request; [`labels`]: figures by adapter, for a bounded number of adapters.
-//! - [`executor`]: what the executor reports; [`residents`]: what the registry holds; [`process`]: what this costs.
+//! - [`executor`]: what the executor reports; [`placement`]: what it reports of adapters on the device and before.
+//! - [`residents`]: what the registry holds; [`process`]: what this costs.
 //! - [`twins`], [`lora_info`]: vLLM's names.
 //!
 //! There is no global recorder: two gateways in one process do not mix their figures. Nothing is labelled by
@@ -15,6 +16,7 @@ pub mod executor;
 pub mod labels;
 mod lora_info;
 pub mod meter;
+mod placement;
 mod process;
 mod residents;
 pub mod store;
@@ -31,6 +33,7 @@ pub use self::executor::{Report, poll};
 use self::{
     executor::ExecutorFigures,
     labels::AdapterLabels,
+    placement::PlacementFigures,
     process::ProcessFigures,
     store::{Histogram, Number, Store},
     table::{IDS, Id, Kind},
@@ -49,6 +52,7 @@ pub struct Metrics {
     names: MetricNames,
     adapters: AdapterLabels,
     executor: ExecutorFigures,
+    placement: PlacementFigures,
     process: ProcessFigures,
     in_flight: Arc<Number>,
     prompt_tokens: Arc<Number>,
@@ -59,6 +63,7 @@ pub struct Metrics {
     per_token: Arc<Histogram>,
     inter_token: Arc<Histogram>,
     queue: Arc<Histogram>,
+    load_wait: Arc<Histogram>,
     duration: Arc<Histogram>,
     latest: Mutex<Report>,
     base_model: Mutex<String>,
@@ -77,6 +82,7 @@ impl Metrics {
             names: figures.names,
             adapters: AdapterLabels::new(&store, figures.max_adapter_labels),
             executor: ExecutorFigures::new(&store),
+            placement: PlacementFigures::new(&store, figures.expected_workers),
             process: ProcessFigures::new(&store),
             in_flight: store.number(Id::InFlight, &[]),
             prompt_tokens: store.number(Id::PromptTokens, &[]),
@@ -87,6 +93,7 @@ impl Metrics {
             per_token: store.histogram(Id::TimePerOutputToken, &[]),
             inter_token: store.histogram(Id::InterToken, &[]),
             queue: store.histogram(Id::QueueTime, &[]),
+            load_wait: store.histogram(Id::AdapterLoadWait, &[]),
             duration: store.histogram(Id::RequestDuration, &[]),
             latest: Mutex::default(),
             base_model: Mutex::default(),

@@ -121,6 +121,9 @@ pub struct FigureArgs {
     /// Most adapters with metrics of their own; the others share the label 'other'
     #[arg(long, env = "HOLOBIONT_MAX_ADAPTER_LABELS", value_name = "N", default_value_t = 64)]
     pub max_adapter_labels: usize,
+    /// Workers that there should be beside the executor; fewer are shown as missing
+    #[arg(long, env = "HOLOBIONT_EXPECTED_WORKERS", value_name = "N", default_value_t = 0)]
+    pub expected_workers: u32,
     /// Send traces to this OpenTelemetry collector (OTLP over HTTP)
     #[cfg(feature = "otel")]
     #[arg(long, env = "HOLOBIONT_OTLP_ENDPOINT", value_name = "URL")]

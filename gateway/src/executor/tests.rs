@@ -3,7 +3,9 @@
 
 use std::sync::{Mutex, atomic::AtomicBool};
 
-use shmproto::message::{Finish, Hello, Loading, Output, PROTOCOL_VERSION, Sampling, ToGateway, Welcome};
+use shmproto::message::{
+    ColdStart, Finish, Hello, Loading, Output, PROTOCOL_VERSION, Sampling, ToGateway, Welcome,
+};
 use tokio::{task::JoinHandle, time::timeout};
 use zeromq::{RouterSendHalf, RouterSocket, Socket as _, SocketRecv as _, SocketSend as _, ZmqMessage};
 
@@ -68,6 +70,7 @@ impl Router {
             prompt: Vec::new(),
             cached_tokens: 0,
             queued_us: 0,
+            load_wait_us: 0,
             finish: Some(Finish::Length),
             error: None,
         };
@@ -127,6 +130,8 @@ fn welcome() -> Welcome {
         context_length: 64,
         vocab_size: 64,
         adapter_budget_bytes: 0,
+        device_budget_bytes: 0,
+        cold_start: ColdStart::CpuAssist,
         kv_blocks: 64,
         block_tokens: 16,
         max_running: 2,

@@ -13,7 +13,7 @@ use super::{
     store::{Number, Store},
     table::Id,
 };
-use crate::{app::App, executor::link::Link, lifecycle::Status};
+use crate::{adapters::Registry, app::App, executor::link::Link, lifecycle::Status};
 
 /// How often the executor is asked.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -122,22 +122,36 @@ impl ExecutorFigures {
 }
 
 impl Metrics {
-    /// Takes over what the executor reported.
-    pub fn report(&self, stats: Stats) {
+    /// Takes over what the executor reported about itself and about adapters of `registry`.
+    pub fn report(&self, stats: Stats, registry: &Registry) {
         let mut latest = self.latest();
         let before = latest.at.map(|_| &*latest.stats);
         self.executor.report(&stats, before);
+        self.report_placement(&stats, before, registry);
         let next = latest.next(stats, Instant::now());
         *latest = next;
+    }
+
+    /// Takes over what the connected executor says of itself; `instance` is the one that was seen last.
+    fn see(&self, link: &Link, instance: &mut Option<u64>) {
+        let Link::Up { welcome, .. } = link else { return };
+        self.executor.adapter_budget.set(float(welcome.adapter_budget_bytes));
+        self.greeted(welcome);
+        self.max_running.store(welcome.max_running, Relaxed);
+        if instance.replace(welcome.instance).is_some_and(|before| before != welcome.instance) {
+            self.executor_restarted();
+        }
     }
 
     /// Says that the executor is not there.
     pub fn executor_lost(&self) {
         self.executor.lost();
+        self.placement.lost();
     }
 
-    /// Says that another executor process is there than before.
+    /// Says that another executor process is there than before: its counters began at zero.
     pub fn executor_restarted(&self) {
+        self.latest().at = None;
         self.executor.restarts.add(1.0);
     }
 }
@@ -150,19 +164,17 @@ pub async fn poll(app: Arc<App>) {
     let mut ticks = tokio::time::interval(POLL_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        if let Link::Up { welcome, .. } = &*link.borrow_and_update() {
-            metrics.executor.adapter_budget.set(float(welcome.adapter_budget_bytes));
-            metrics.max_running.store(welcome.max_running, Relaxed);
-            if instance.replace(welcome.instance).is_some_and(|before| before != welcome.instance) {
-                metrics.executor_restarted();
-            }
-        }
+        metrics.see(&link.borrow_and_update(), &mut instance);
         if let Status::Ready(serving) = &*status.borrow_and_update() {
             metrics.serves(&serving.base_name);
         }
         tokio::select! {
             _ = ticks.tick() => match app.executor.stats().await {
-                Ok(stats) => metrics.report(stats),
+                Ok(stats) => {
+                    // Whose figures they are must be known before they are counted.
+                    metrics.see(&link.borrow(), &mut instance);
+                    metrics.report(stats, &app.registry);
+                }
                 Err(_) => metrics.executor_lost(),
             },
             changed = link.changed() => if changed.is_err() { return },
@@ -172,12 +184,12 @@ pub async fn poll(app: Arc<App>) {
 }
 
 /// What to add to a counter. A smaller figure than before is that of another executor, which began at zero.
-fn grown(now: u64, before: Option<u64>) -> u64 {
+pub(super) fn grown(now: u64, before: Option<u64>) -> u64 {
     before.and_then(|before| now.checked_sub(before)).unwrap_or(now)
 }
 
 #[expect(clippy::cast_precision_loss, reason = "figures are floating point; counts stay below 2^53")]
-fn float(count: u64) -> f64 {
+pub(super) fn float(count: u64) -> f64 {
     count as f64
 }
 

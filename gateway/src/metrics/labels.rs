@@ -19,8 +19,8 @@ pub const BASE: &str = "base";
 /// The label of adapters beyond the cap.
 pub const OTHER: &str = "other";
 
-/// Rows of the table whose one label is `adapter`.
-const BY_ADAPTER: [Id; 7] = [
+/// Rows of the table whose first label is `adapter`.
+const BY_ADAPTER: [Id; 8] = [
     Id::AdapterTimeToFirstToken,
     Id::AdapterTimePerOutputToken,
     Id::AdapterQueueTime,
@@ -28,11 +28,14 @@ const BY_ADAPTER: [Id; 7] = [
     Id::AdapterPromptTokens,
     Id::AdapterGeneratedTokens,
     Id::AdapterCachedTokens,
+    Id::AdapterRankRows,
 ];
 
 /// The series of one label.
 #[derive(Debug)]
 pub struct AdapterFigures {
+    /// The adapter's name, [`BASE`] or [`OTHER`].
+    pub(super) label: String,
     pub(super) first_token: Arc<Histogram>,
     pub(super) per_token: Arc<Histogram>,
     pub(super) queue: Arc<Histogram>,
@@ -43,9 +46,10 @@ pub struct AdapterFigures {
 }
 
 impl AdapterFigures {
-    fn new(store: &Store, label: &str) -> Arc<Self> {
-        let label = [label];
+    fn new(store: &Store, name: &str) -> Arc<Self> {
+        let label = [name];
         Arc::new(Self {
+            label: name.to_owned(),
             first_token: store.histogram(Id::AdapterTimeToFirstToken, &label),
             per_token: store.histogram(Id::AdapterTimePerOutputToken, &label),
             queue: store.histogram(Id::AdapterQueueTime, &label),
@@ -97,7 +101,7 @@ impl AdapterLabels {
         if shown.len() < before {
             let known = |label: &str| label == BASE || label == OTHER || shown.contains_key(label);
             for id in BY_ADAPTER {
-                store.retain(id, |labels| labels.iter().all(|label| known(label)));
+                store.retain(id, |labels| labels.first().is_some_and(|label| known(label)));
             }
         }
     }

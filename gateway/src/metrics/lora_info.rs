@@ -59,6 +59,12 @@ mod tests {
             bytes: 1,
             running,
             waiting: 0,
+            device_bytes: 0,
+            cold_starts: 0,
+            load_wait_us: 0,
+            rank_rows_device: 0,
+            rank_rows_workers: 0,
+            rank_rows_executor: 0,
         };
         let mut adapters: Vec<_> = (0..300).map(|number| stats(number, 1)).collect();
         adapters.push(AdapterStats { waiting: 2, ..stats(300, 0) });

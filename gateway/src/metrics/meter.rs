@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Metrics, labels::AdapterFigures, table::Id};
+use super::{Metrics, labels::AdapterFigures, store::Histogram, table::Id};
 use crate::openai::types::{FinishReason, Usage};
 
 /// The tokens of one choice in time.
@@ -30,6 +30,8 @@ struct Counted {
 pub struct Meter {
     metrics: Arc<Metrics>,
     adapter: Arc<AdapterFigures>,
+    /// For requests that name an adapter: the base never has to be waited for.
+    load_wait: Option<Arc<Histogram>>,
     started: Instant,
     first_token: Option<Duration>,
     clocks: Vec<Clock>,
@@ -44,6 +46,7 @@ impl Meter {
         metrics.in_flight.add(1.0);
         Self {
             adapter: metrics.adapters.of(&metrics.store, adapter),
+            load_wait: adapter.map(|_| Arc::clone(&metrics.load_wait)),
             metrics: Arc::clone(metrics),
             started,
             first_token: None,
@@ -53,10 +56,13 @@ impl Meter {
         }
     }
 
-    /// A sequence was admitted after `queued`.
-    pub fn admitted(&self, queued: Duration) {
+    /// A sequence was admitted after `queued`, of which it waited `load_wait` for its adapter to reach the device.
+    pub fn admitted(&self, queued: Duration, load_wait: Duration) {
         self.metrics.queue.record(queued);
         self.adapter.queue.record(queued);
+        if let Some(waits) = &self.load_wait {
+            waits.record(load_wait);
+        }
     }
 
     /// Tokens have come for `choice`.

@@ -144,6 +144,35 @@ metrics! {
         "Adapters taken out of the executor's memory to make room for others";
     AdapterLookups = Counter, Count, "holobiont_adapter_lookups_total", ["outcome"],
         "Requests for an adapter, by outcome: hit if it was in the executor's memory, miss if it had to be brought there";
+    // Adapters on the device, and before they are there.
+    ColdStart = Gauge, Info, "holobiont_cold_start_info", ["mode", "link"],
+        "What a request does whose adapter the device does not hold; link is emulated where copies are slowed down for experiments";
+    DeviceBytes = Gauge, Bytes, "holobiont_device_adapter_bytes", [],
+        "Bytes of adapters that are on the device or on their way there";
+    DeviceBudget = Gauge, Bytes, "holobiont_device_adapter_budget_bytes", [],
+        "Most bytes of adapters the device will hold";
+    ColdStarts = Counter, Count, "holobiont_cold_starts_total", [],
+        "Requests that found their adapter not, or not wholly, on the device";
+    AdapterLoadWait = Histogram(LONG_S), Seconds, "holobiont_adapter_load_wait_seconds", [],
+        "How long a sequence that names an adapter waited for it to reach the device before it was admitted";
+    CopiedBytes = Counter, Bytes, "holobiont_adapter_copied_bytes_total", [],
+        "Bytes of adapters moved from the executor's memory to the device";
+    CopyTime = Counter, Seconds, "holobiont_adapter_copy_seconds_total", [],
+        "Time that took, with the delays of an emulated link";
+    AdapterRankRows = Counter, Count, "holobiont_adapter_rank_rows_total", ["adapter", "place"],
+        "Rows times ranks of an adapter computed, by place: device, workers, executor (from the executor's memory, because no worker did)";
+    Workers = Gauge, Count, "holobiont_workers", [],
+        "Workers that compute adapters";
+    WorkersExpected = Gauge, Count, "holobiont_workers_expected", [],
+        "Workers that there should be";
+    WorkersLost = Counter, Count, "holobiont_workers_lost_total", [],
+        "Workers that died, stopped or broke the protocol";
+    WorkerSlices = Counter, Count, "holobiont_worker_slices_total", ["core"],
+        "Slices computed by workers, by the core they are pinned to";
+    WorkerTakenBack = Counter, Count, "holobiont_worker_taken_back_total", ["core"],
+        "Slices workers had begun and the executor computed, because they took too long";
+    WorkerWait = Counter, Seconds, "holobiont_worker_wait_seconds_total", [],
+        "How long the engine waited for workers after its own part was done";
     // Executor.
     ExecutorUp = Gauge, Count, "holobiont_executor_up", [],
         "1 while the base-executor answers, 0 while it does not";

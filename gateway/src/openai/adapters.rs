@@ -12,16 +12,19 @@ use crate::{
         database::DatabaseError, jail::JailError, store::StoreError,
     },
     app::{App, JsonBody},
+    placement::Placed,
 };
 
 /// Every adapter with what it is, where it is, and who uses it.
 pub async fn list(State(app): State<Arc<App>>) -> Json<Value> {
     let registry = &app.registry;
     let named = registry.entries();
-    let data = named.values().map(|entry| describe(registry, entry, Named::Yes));
+    let report = app.metrics.reported();
+    let placed = Placed::of(&report.stats);
+    let data = named.values().map(|entry| describe(registry, &placed, entry, Named::Yes));
     let draining = registry.draining();
     let data: Vec<Value> =
-        data.chain(draining.iter().map(|entry| describe(registry, entry, Named::NoMore))).collect();
+        data.chain(draining.iter().map(|entry| describe(registry, &placed, entry, Named::NoMore))).collect();
     Json(json!({
         "object": "list",
         "data": data,
@@ -37,7 +40,7 @@ pub async fn load(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Resu
     let request = load_request(&body, &base_name)?;
     let registry = Arc::clone(&app.registry);
     let entry = finish(async move { registry.load(request, &base_name).await }).await?;
-    let mut answer = describe(&app.registry, &entry, Named::Yes);
+    let mut answer = describe_one(&app, &entry);
     answer["status"] = "loaded".into();
     Ok(Json(answer))
 }
@@ -139,7 +142,7 @@ pub async fn pin(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Resul
     let PinRequest { name, pin } = PinRequest::read(&body)?;
     let registry = Arc::clone(&app.registry);
     let entry = finish(async move { registry.pin(&name, pin).await }).await?;
-    Ok(Json(describe(&app.registry, &entry, Named::Yes)))
+    Ok(Json(describe_one(&app, &entry)))
 }
 
 /// Lets a change run to its end even if the caller goes away.
@@ -158,8 +161,14 @@ enum Named {
     NoMore,
 }
 
-fn describe(registry: &Registry, entry: &Entry, named: Named) -> Value {
+fn describe_one(app: &App, entry: &Entry) -> Value {
+    describe(&app.registry, &Placed::of(&app.metrics.reported().stats), entry, Named::Yes)
+}
+
+fn describe(registry: &Registry, placed: &Placed<'_>, entry: &Entry, named: Named) -> Value {
     let (record, fault) = (&entry.record, entry.fault());
+    let placement = placed.find(entry.id());
+    let [on_device, by_workers, by_executor] = placement.rank_rows;
     let state = match named {
         Named::NoMore => "draining",
         Named::Yes if fault.is_some() => "failed",
@@ -178,11 +187,15 @@ fn describe(registry: &Registry, entry: &Entry, named: Named) -> Value {
         "modules": record.modules,
         "tenant": record.tenant,
         "tier": tier,
+        "device_bytes": placement.device_bytes,
         "state": state,
         "error": fault,
         "pinned": entry.is_pinned(),
         "requests": entry.requests(),
         "tokens_per_s": entry.tokens_per_s(),
+        "cold_starts": placement.cold_starts,
+        "load_wait_ms": placement.load_wait_ms,
+        "rank_rows": { "device": on_device, "workers": by_workers, "executor": by_executor },
         "loaded_at": record.loaded_at,
         "last_used_at": entry.last_used_us() / 1_000_000,
     })

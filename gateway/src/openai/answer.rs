@@ -143,7 +143,8 @@ impl Answer {
         if !slot.begun {
             slot.begun = true;
             slot.cached_tokens = output.cached_tokens as usize;
-            self.meter.admitted(Duration::from_micros(output.queued_us));
+            let [queued, load_wait] = [output.queued_us, output.load_wait_us].map(Duration::from_micros);
+            self.meter.admitted(queued, load_wait);
             if self.job.echo == Echo::Prompt {
                 let scores = self.job.logprobs.map(|_| std::mem::take(&mut output.prompt));
                 echoed = Some(echo(self.job.text(), self.job.prompt_of(index), scores));

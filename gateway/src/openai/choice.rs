@@ -222,6 +222,7 @@ mod tests {
             prompt: Vec::new(),
             cached_tokens: 0,
             queued_us: 0,
+            load_wait_us: 0,
             finish,
             error: None,
         }

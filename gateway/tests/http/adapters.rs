@@ -291,6 +291,17 @@ async fn an_adapter_is_pinned_and_listed_with_all_that_is_known_of_it() {
 }
 
 #[tokio::test]
+async fn the_list_says_of_each_adapter_where_it_was_computed_and_what_waiting_cost() {
+    let harness = Harness::start(say("x")).await;
+    load(&harness, "a", "one", &json!({})).await;
+    let listed = async || harness.client.get("/v1/lora_adapters").await.json()["data"][0].clone();
+    eventually_async("the executor was asked", async || listed().await["cold_starts"] == 2).await;
+    let listed = listed().await;
+    assert_eq!((&listed["device_bytes"], &listed["load_wait_ms"]), (&json!(250), &json!(3.0)));
+    assert_eq!(listed["rank_rows"], json!({ "device": 50, "workers": 40, "executor": 10 }));
+}
+
+#[tokio::test]
 async fn another_tenants_adapter_is_answered_byte_for_byte_like_one_that_does_not_exist() {
     const ADMIN: &str = "admin-key-0123456789";
     const ALICE: &str = "alice-key-0123456789";

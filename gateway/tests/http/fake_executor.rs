@@ -14,8 +14,8 @@ use model::generation::{AdapterId, Generation};
 use shmproto::{
     codec::Wire as _,
     message::{
-        AdapterLoaded, AdapterStats, AdapterUnloaded, ErrorCode, Failed, Finish, Generate, Output,
-        PROTOCOL_VERSION, Stats, ToExecutor, ToGateway, TokenOutput, Welcome, WireError,
+        AdapterLoaded, AdapterStats, AdapterUnloaded, ColdStart, ErrorCode, Failed, Finish, Generate, Output,
+        PROTOCOL_VERSION, Stats, ToExecutor, ToGateway, TokenOutput, Welcome, WireError, WorkerStats,
     },
 };
 use tokio::task::{AbortHandle, JoinHandle};
@@ -160,7 +160,14 @@ impl Memory {
             bytes: 1000,
             running: 1,
             waiting: 0,
+            device_bytes: 250,
+            cold_starts: 2,
+            load_wait_us: 3000,
+            rank_rows_device: 50,
+            rank_rows_workers: 40,
+            rank_rows_executor: 10,
         };
+        let worker = |core| WorkerStats { core, pid: 100 + core, slices: 6, rank_rows: 20, taken_back: 1 };
         Stats {
             request,
             waiting: 3,
@@ -176,6 +183,15 @@ impl Memory {
             preemptions: 1,
             cancelled: 1,
             steps: 9,
+            device_bytes: 250 * self.adapters.len() as u64,
+            cold_starts: 4,
+            load_wait_us: 6000,
+            worker_wait_us: 7000,
+            copied_bytes: 8000,
+            copy_us: 9000,
+            link_bytes_per_s: 125_000_000,
+            workers_lost: 1,
+            workers: vec![worker(2), worker(3)],
         }
     }
 }
@@ -190,6 +206,8 @@ fn call(message: ToExecutor) -> ToGateway {
             context_length: CONTEXT_TOKENS,
             vocab_size: VOCAB_SIZE,
             adapter_budget_bytes: 1 << 20,
+            device_budget_bytes: 1 << 19,
+            cold_start: ColdStart::CpuAssist,
             kv_blocks: 64,
             block_tokens: 16,
             max_running: 64,
@@ -245,7 +263,16 @@ async fn answer(send: &RouterSendHalf, peer: &[u8], message: &ToGateway) {
 /// An output with nothing in it.
 pub(crate) fn empty() -> Output {
     let (tokens, prompt) = (Vec::new(), Vec::new());
-    Output { request: 0, tokens, prompt, cached_tokens: 0, queued_us: 0, finish: None, error: None }
+    Output {
+        request: 0,
+        tokens,
+        prompt,
+        cached_tokens: 0,
+        queued_us: 0,
+        load_wait_us: 0,
+        finish: None,
+        error: None,
+    }
 }
 
 fn scored(token: u32) -> TokenOutput {
@@ -275,6 +302,7 @@ pub(crate) fn say_slowly(text: &'static str, pause: Duration) -> Reply {
         }
         outputs[0].cached_tokens = 4;
         outputs[0].queued_us = 1500;
+        outputs[0].load_wait_us = if generate.adapter.is_some() { 1200 } else { 0 };
         if generate.prompt_logprobs.is_some() {
             outputs[0].prompt = generate.prompt[1..].iter().map(|token| scored(*token)).collect();
         }

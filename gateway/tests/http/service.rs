@@ -201,6 +201,26 @@ async fn the_status_names_the_model_and_what_is_done() {
 }
 
 #[tokio::test]
+async fn the_status_says_what_the_device_holds_what_waiting_cost_and_who_works() {
+    let harness = Harness::start_with(say("x"), |config| config.figures.expected_workers = 3).await;
+    eventually_async("the executor was asked", async || {
+        harness.client.get("/v1/status").await.json()["cold_starts"]["count"] == 4
+    })
+    .await;
+    let status = harness.client.get("/v1/status").await.json();
+    let device = json!({
+        "bytes": 0, "budget_bytes": 1 << 19, "cold_start": "cpu-assist",
+        "emulated_link_bytes_per_s": 125_000_000, "copied_bytes": 8000, "copy_ms": 9.0,
+    });
+    assert_eq!(status["device"], device);
+    let waited = json!({ "count": 4, "load_wait_ms": 6.0, "mean_load_wait_ms": 1.5 });
+    assert_eq!(status["cold_starts"], waited);
+    let worker = |core: u32| json!({ "core": core, "pid": 100 + core, "slices": 6, "rank_rows": 20, "share": 0.5, "taken_back": 1 });
+    let workers = json!({ "expected": 3, "lost": 1, "wait_ms": 7.0, "seated": [worker(2), worker(3)] });
+    assert_eq!(status["workers"], workers);
+}
+
+#[tokio::test]
 async fn ready_says_how_far_the_executor_is_with_its_weights() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::create_dir(directory.path().join("adapters")).unwrap();

@@ -16,6 +16,7 @@ mod endings;
 mod log;
 mod names;
 mod parser;
+mod placement;
 #[cfg(feature = "otel")]
 mod traces;
 mod values;

@@ -22,12 +22,12 @@ use crate::{
     parser::{Family, parse},
 };
 
-const TEXT: &str = "/v1/completions";
+pub(crate) const TEXT: &str = "/v1/completions";
 /// What `max_tokens` tells the fake executor to do.
 const HANG: u32 = 33;
 const REFUSE: u32 = 44;
 
-fn as_told() -> Reply {
+pub(crate) fn as_told() -> Reply {
     Arc::new(|generate| match generate.max_tokens {
         HANG => hang_after("ab")(generate),
         REFUSE => fail_after("", ErrorCode::QueueFull)(generate),
@@ -35,17 +35,17 @@ fn as_told() -> Reply {
     })
 }
 
-fn ask(model: &str, max_tokens: u32) -> Value {
+pub(crate) fn ask(model: &str, max_tokens: u32) -> Value {
     json!({ "model": model, "prompt": "ab", "max_tokens": max_tokens })
 }
 
-async fn scrape(client: &Client) -> BTreeMap<String, Family> {
+pub(crate) async fn scrape(client: &Client) -> BTreeMap<String, Family> {
     let text = client.get("/metrics").await.body;
     parse(&text).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
 /// The value of the series that has all of `labels`.
-fn value(families: &BTreeMap<String, Family>, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+pub(crate) fn value(families: &BTreeMap<String, Family>, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
     let family = families.values().find(|family| family.samples.iter().any(|sample| sample.name == name))?;
     let fits = |sample: &&crate::parser::Sample| {
         sample.name == name
@@ -54,7 +54,7 @@ fn value(families: &BTreeMap<String, Family>, name: &str, labels: &[(&str, &str)
     family.samples.iter().find(fits).map(|sample| sample.value)
 }
 
-async fn load(harness: &Harness, name: &str) {
+pub(crate) async fn load(harness: &Harness, name: &str) {
     let path = harness.adapter(name, name);
     let body = json!({ "lora_name": name, "lora_path": path });
     let answer = harness.client.post("/v1/load_lora_adapter", &body).await;
@@ -79,7 +79,7 @@ fn note(families: &BTreeMap<String, Family>, seen: &mut BTreeSet<&'static str>) 
 
 #[tokio::test]
 async fn every_metric_is_written_when_what_it_counts_happens() {
-    let mut harness = Harness::start(as_told()).await;
+    let mut harness = Harness::start_with(as_told(), |config| config.figures.expected_workers = 2).await;
     let mut seen = BTreeSet::new();
     for number in 0..=MAX_RESIDENT {
         load(&harness, &format!("a{number}")).await;
@@ -205,6 +205,14 @@ async fn adapters_beyond_the_cap_share_a_label_and_labels_of_unloaded_ones_go_aw
     };
     assert_eq!(labels().await, ["a", "b", "base", "other"]);
     assert_eq!(scrape(&harness.client).await["holobiont_adapter_info"].samples.len(), 2);
+    // What is reported of the third is known: it does not take the label that becomes free.
+    eventually_async("all is reported", async || {
+        let families = scrape(&harness.client).await;
+        let of_device = |adapter| [("adapter", adapter), ("place", "device")];
+        let rows = |adapter| value(&families, "holobiont_adapter_rank_rows_total", &of_device(adapter));
+        ["a", "b", "other"].map(rows) == [Some(50.0); 3]
+    })
+    .await;
     unload(&harness, "a").await;
     eventually_async("its label is gone", async || labels().await == ["b", "base", "other"]).await;
     let families = scrape(&harness.client).await;

@@ -11,8 +11,8 @@ use model::generation::{AdapterId, Generation};
 use shmproto::{
     codec::Wire as _,
     message::{
-        AdapterLoaded, AdapterUnloaded, ErrorCode, Failed, LoadAdapter, PROTOCOL_VERSION, Stats, ToExecutor,
-        ToGateway, Welcome, WireError,
+        AdapterLoaded, AdapterUnloaded, ColdStart, ErrorCode, Failed, LoadAdapter, PROTOCOL_VERSION, Stats,
+        ToExecutor, ToGateway, Welcome, WireError,
     },
 };
 use tokio::task::JoinHandle;
@@ -118,6 +118,8 @@ impl Memory {
                 context_length: 512,
                 vocab_size: 256,
                 adapter_budget_bytes: budget_bytes,
+                device_budget_bytes: budget_bytes,
+                cold_start: ColdStart::CpuAssist,
                 kv_blocks: 64,
                 block_tokens: 16,
                 max_running: 64,

@@ -1,0 +1,141 @@
+//! Adapters on the device and before they are there: who computes them, how they get there, what waiting costs.
+
+use std::{collections::HashMap, sync::Arc};
+
+use shmproto::message::{AdapterIdBytes, Stats, Welcome};
+
+use super::{
+    Metrics,
+    executor::{float, grown},
+    labels::OTHER,
+    store::{Number, Store},
+    table::Id,
+};
+use crate::{
+    adapters::Registry,
+    placement::{PLACES, mode, rank_rows},
+};
+
+/// The figures that have no labels, ready to be changed.
+#[derive(Debug)]
+pub(super) struct PlacementFigures {
+    expected_workers: u32,
+    device_bytes: Arc<Number>,
+    device_budget: Arc<Number>,
+    cold_starts: Arc<Number>,
+    copied_bytes: Arc<Number>,
+    copy_time: Arc<Number>,
+    workers: Arc<Number>,
+    workers_lost: Arc<Number>,
+    worker_wait: Arc<Number>,
+}
+
+impl PlacementFigures {
+    pub(super) fn new(store: &Store, expected_workers: u32) -> Self {
+        let number = |id| store.number(id, &[]);
+        number(Id::WorkersExpected).set(f64::from(expected_workers));
+        Self {
+            expected_workers,
+            device_bytes: number(Id::DeviceBytes),
+            device_budget: number(Id::DeviceBudget),
+            cold_starts: number(Id::ColdStarts),
+            copied_bytes: number(Id::CopiedBytes),
+            copy_time: number(Id::CopyTime),
+            workers: number(Id::Workers),
+            workers_lost: number(Id::WorkersLost),
+            worker_wait: number(Id::WorkerWait),
+        }
+    }
+
+    fn report(&self, now: &Stats, before: Option<&Stats>) {
+        self.device_bytes.set(float(now.device_bytes));
+        self.workers.set(f64::from(u32::try_from(now.workers.len()).unwrap_or(u32::MAX)));
+        for (counter, figure, unit) in [
+            (&self.cold_starts, (|stats| stats.cold_starts) as fn(&Stats) -> u64, 1.0),
+            (&self.copied_bytes, |stats| stats.copied_bytes, 1.0),
+            (&self.copy_time, |stats| stats.copy_us, 1e-6),
+            (&self.workers_lost, |stats| stats.workers_lost, 1.0),
+            (&self.worker_wait, |stats| stats.worker_wait_us, 1e-6),
+        ] {
+            counter.add(float(grown(figure(now), before.map(figure))) * unit);
+        }
+    }
+
+    /// Nothing is held or computed by an executor that is not there.
+    pub(super) fn lost(&self) {
+        self.device_bytes.set(0.0);
+        self.workers.set(0.0);
+    }
+}
+
+impl Metrics {
+    /// Workers that there should be.
+    #[must_use]
+    pub fn expected_workers(&self) -> u32 {
+        self.placement.expected_workers
+    }
+
+    /// Takes over what an executor says of itself once.
+    pub(super) fn greeted(&self, welcome: &Welcome) {
+        self.placement.device_budget.set(float(welcome.device_budget_bytes));
+        let link = if self.latest().stats.link_bytes_per_s > 0 { "emulated" } else { "real" };
+        let labels = [mode(welcome.cold_start), link];
+        self.store.retain(Id::ColdStart, |shown| shown == labels);
+        self.store.number(Id::ColdStart, &labels).set(1.0);
+    }
+
+    /// Takes over what was reported since `before`.
+    pub(super) fn report_placement(&self, now: &Stats, before: Option<&Stats>, registry: &Registry) {
+        self.placement.report(now, before);
+        self.count_workers(now, before);
+        self.count_rank_rows(now, before, registry);
+    }
+
+    /// By core, because a worker that is started again goes on where the one before it was.
+    fn count_workers(&self, now: &Stats, before: Option<&Stats>) {
+        for worker in &now.workers {
+            let old = before.and_then(|before| {
+                before.workers.iter().find(|old| (old.core, old.pid) == (worker.core, worker.pid))
+            });
+            let core = worker.core.to_string();
+            for (id, now, before) in [
+                (Id::WorkerSlices, worker.slices, old.map(|old| old.slices)),
+                (Id::WorkerTakenBack, worker.taken_back, old.map(|old| old.taken_back)),
+            ] {
+                self.store.number(id, &[&core]).add(float(grown(now, before)));
+            }
+        }
+    }
+
+    /// By name, within the limit on labels. Only an adapter that was computed takes one.
+    fn count_rank_rows(&self, now: &Stats, before: Option<&Stats>, registry: &Registry) {
+        let old: HashMap<_, _> = before
+            .into_iter()
+            .flat_map(|before| &before.adapters)
+            .map(|adapter| (adapter.adapter, rank_rows(adapter)))
+            .collect();
+        let new = now.adapters.iter().map(|adapter| {
+            let (old, now) = (old.get(&adapter.adapter), rank_rows(adapter));
+            (adapter.adapter, std::array::from_fn(|place| grown(now[place], old.map(|old| old[place]))))
+        });
+        let new: Vec<(AdapterIdBytes, [u64; 3])> = new.filter(|(_, rows)| rows != &[0; 3]).collect();
+        if new.is_empty() {
+            return;
+        }
+        let names = names(registry);
+        for (adapter, rows) in new {
+            let figures = names.get(&adapter).map(|name| self.adapters.of(&self.store, Some(name)));
+            let label = figures.as_ref().map_or(OTHER, |figures| &figures.label);
+            for (place, rows) in PLACES.iter().zip(rows) {
+                self.store.number(Id::AdapterRankRows, &[label, place]).add(float(rows));
+            }
+        }
+    }
+}
+
+/// What each adapter is called. Of several names the first counts; one without a name has the name it had.
+fn names(registry: &Registry) -> HashMap<AdapterIdBytes, String> {
+    let (draining, named) = (registry.draining(), registry.entries());
+    let all = draining.iter().chain(named.values().rev());
+    all.map(|entry| (entry.id().0, entry.record.name.clone())).collect()
+}

@@ -1,0 +1,141 @@
+//! Where adapters are on their way to the device, who computed them, and what waiting cost, as `/v1/status` and
+//! `/v1/lora_adapters` say it.
+
+use std::collections::HashMap;
+
+use model::generation::AdapterId;
+use serde_json::{Value, json};
+use shmproto::message::{AdapterIdBytes, AdapterStats, ColdStart, Stats, Welcome};
+
+/// What a mode is called, here and on the executor's command line.
+#[must_use]
+pub fn mode(cold_start: ColdStart) -> &'static str {
+    match cold_start {
+        ColdStart::CpuAssist => "cpu-assist",
+        ColdStart::OnDemand => "on-demand",
+        ColdStart::Cached => "cached",
+    }
+}
+
+/// The device tier, and how adapters get there.
+#[must_use]
+pub fn device(stats: &Stats, welcome: Option<&Welcome>) -> Value {
+    json!({
+        "bytes": stats.device_bytes,
+        "budget_bytes": welcome.map(|welcome| welcome.device_budget_bytes),
+        "cold_start": welcome.map(|welcome| mode(welcome.cold_start)),
+        "emulated_link_bytes_per_s": (stats.link_bytes_per_s > 0).then_some(stats.link_bytes_per_s),
+        "copied_bytes": stats.copied_bytes,
+        "copy_ms": millis(stats.copy_us),
+    })
+}
+
+/// What it cost requests that their adapters were not on the device.
+#[must_use]
+pub fn cold_starts(stats: &Stats) -> Value {
+    let total = millis(stats.load_wait_us);
+    let mean = if stats.cold_starts == 0 { 0.0 } else { total / float(stats.cold_starts) };
+    json!({ "count": stats.cold_starts, "load_wait_ms": total, "mean_load_wait_ms": mean })
+}
+
+/// The workers there are, of the `expected` ones. `share` is a worker's part of what all of them computed.
+#[must_use]
+pub fn workers(stats: &Stats, expected: u32) -> Value {
+    let all: u64 = stats.workers.iter().fold(0, |sum, worker| sum.saturating_add(worker.rank_rows));
+    let seated = stats.workers.iter().map(|worker| {
+        json!({
+            "core": worker.core,
+            "pid": worker.pid,
+            "slices": worker.slices,
+            "rank_rows": worker.rank_rows,
+            "share": float(worker.rank_rows) / float(all.max(1)),
+            "taken_back": worker.taken_back,
+        })
+    });
+    json!({
+        "expected": expected,
+        "lost": stats.workers_lost,
+        "wait_ms": millis(stats.worker_wait_us),
+        "seated": seated.collect::<Vec<_>>(),
+    })
+}
+
+/// What is known of one adapter since it came into the executor's memory; zeros for one that is not there.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Placement {
+    /// Bytes of it that are on the device.
+    pub device_bytes: u64,
+    /// Requests that found it not, or not wholly, on the device.
+    pub cold_starts: u64,
+    /// Milliseconds that requests waited for it to reach the device.
+    pub load_wait_ms: f64,
+    /// Rows times ranks, by [`PLACES`].
+    pub rank_rows: [u64; 3],
+}
+
+/// Who computes an adapter: the device, the workers, or the executor in their stead.
+pub const PLACES: [&str; 3] = ["device", "workers", "executor"];
+
+/// Rows times ranks of an adapter, by [`PLACES`].
+#[must_use]
+pub fn rank_rows(stats: &AdapterStats) -> [u64; 3] {
+    [stats.rank_rows_device, stats.rank_rows_workers, stats.rank_rows_executor]
+}
+
+/// The adapters of a report, by what they are called in the executor.
+#[derive(Debug)]
+pub struct Placed<'a>(HashMap<AdapterIdBytes, &'a AdapterStats>);
+
+impl<'a> Placed<'a> {
+    /// Those of `stats`.
+    #[must_use]
+    pub fn of(stats: &'a Stats) -> Self {
+        Self(stats.adapters.iter().map(|adapter| (adapter.adapter, adapter)).collect())
+    }
+
+    /// What is known of one of them.
+    #[must_use]
+    pub fn find(&self, adapter: AdapterId) -> Placement {
+        self.0.get(&adapter.0).map_or_else(Placement::default, |stats| Placement {
+            device_bytes: stats.device_bytes,
+            cold_starts: stats.cold_starts,
+            load_wait_ms: millis(stats.load_wait_us),
+            rank_rows: rank_rows(stats),
+        })
+    }
+}
+
+fn millis(us: u64) -> f64 {
+    float(us) / 1e3
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for people to read; counts stay below 2^53")]
+fn float(count: u64) -> f64 {
+    count as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use shmproto::message::WorkerStats;
+
+    use super::*;
+
+    #[test]
+    fn before_anything_happened_nothing_is_divided_by_nothing() {
+        let stats = Stats { workers: vec![worker(1, 0)], ..Stats::default() };
+        assert_eq!(cold_starts(&stats)["mean_load_wait_ms"], 0.0);
+        assert_eq!(workers(&stats, 2)["seated"][0]["share"], 0.0);
+        assert_eq!(device(&stats, None)["emulated_link_bytes_per_s"], Value::Null);
+    }
+
+    #[test]
+    fn the_shares_of_all_workers_are_a_whole() {
+        let stats = Stats { workers: vec![worker(1, 30), worker(2, 10)], ..Stats::default() };
+        let told = workers(&stats, 2);
+        assert_eq!((&told["seated"][0]["share"], &told["seated"][1]["share"]), (&json!(0.75), &json!(0.25)));
+    }
+
+    fn worker(core: u32, rank_rows: u64) -> WorkerStats {
+        WorkerStats { core, pid: 7, slices: 1, rank_rows, taken_back: 0 }
+    }
+}

@@ -1,0 +1,74 @@
+//! Where adapters were computed, and what waiting for them cost.
+
+use crate::{
+    fake_executor::say,
+    harness::{Harness, eventually_async},
+    values::{TEXT, as_told, ask, load, scrape, value},
+};
+
+/// Rows times ranks of an adapter on the device, by workers, and by the executor.
+async fn rank_rows(harness: &Harness, adapter: &str) -> [Option<f64>; 3] {
+    let families = scrape(&harness.client).await;
+    ["device", "workers", "executor"].map(|place| {
+        value(&families, "holobiont_adapter_rank_rows_total", &[("adapter", adapter), ("place", place)])
+    })
+}
+
+#[tokio::test]
+async fn an_adapters_work_is_counted_by_place_and_goes_on_with_another_executor() {
+    let mut harness = Harness::start(as_told()).await;
+    load(&harness, "pirate").await;
+    let counted = async |harness: &Harness, times: f64| {
+        eventually_async("it is counted", async || {
+            rank_rows(harness, "pirate").await == [50.0, 40.0, 10.0].map(|rows| Some(rows * times))
+        })
+        .await;
+    };
+    counted(&harness, 1.0).await;
+    assert_eq!(rank_rows(&harness, "base").await, [None; 3], "the base is no adapter");
+    harness.restart_executor(say("x")).await;
+    let answered = async || harness.client.post(TEXT, &ask("pirate", 8)).await.status == 200;
+    eventually_async("the next executor answers", answered).await;
+    counted(&harness, 2.0).await;
+}
+
+#[tokio::test]
+async fn workers_are_counted_by_core_and_an_emulated_link_is_called_one() {
+    let harness = Harness::start_with(as_told(), |config| config.figures.expected_workers = 3).await;
+    eventually_async("the executor was asked", async || {
+        value(&scrape(&harness.client).await, "holobiont_workers", &[]) == Some(2.0)
+    })
+    .await;
+    eventually_async("its link is known", async || {
+        let families = scrape(&harness.client).await;
+        let labels = [("mode", "cpu-assist"), ("link", "emulated")];
+        value(&families, "holobiont_cold_start_info", &labels) == Some(1.0)
+    })
+    .await;
+    let families = scrape(&harness.client).await;
+    assert_eq!(families["holobiont_cold_start_info"].samples.len(), 1, "there is one mode");
+    for (name, labels, expected) in [
+        ("holobiont_workers_expected", &[][..], 3.0),
+        ("holobiont_workers_lost_total", &[], 1.0),
+        ("holobiont_worker_slices_total", &[("core", "2")], 6.0),
+        ("holobiont_worker_taken_back_total", &[("core", "3")], 1.0),
+        ("holobiont_worker_wait_seconds_total", &[], 0.007),
+        ("holobiont_adapter_copy_seconds_total", &[], 0.009),
+        ("holobiont_device_adapter_budget_bytes", &[], 524_288.0),
+    ] {
+        let found = value(&families, name, labels);
+        assert!(found.is_some_and(|found| (found - expected).abs() < 1e-9), "{name}: {found:?}");
+    }
+}
+
+#[tokio::test]
+async fn only_requests_that_name_an_adapter_wait_for_one() {
+    let harness = Harness::start(as_told()).await;
+    load(&harness, "pirate").await;
+    for model in ["base", "pirate"] {
+        assert_eq!(harness.client.post(TEXT, &ask(model, 8)).await.status, 200);
+    }
+    let families = scrape(&harness.client).await;
+    let of = |suffix: &str| value(&families, &format!("holobiont_adapter_load_wait_seconds_{suffix}"), &[]);
+    assert_eq!((of("count"), of("sum")), (Some(1.0), Some(0.0012)));
+}
