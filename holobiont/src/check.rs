@@ -9,6 +9,7 @@ use model::open::ModelFiles;
 
 use crate::{
     config::{Config, ConfigError},
+    cores::{self, CoreList, Neighbour, Split},
     exit::{Exit, Explain},
     findings::{Finding, Unwell, report},
     home::Home,
@@ -45,7 +46,8 @@ pub(crate) fn run(arguments: &CheckArguments, terminal: Terminal) -> Result<(), 
 
 /// Everything a configuration names.
 pub(crate) fn deployment(config: &Config, home: &Home) -> Vec<Finding> {
-    let mut findings = vec![model(config, home), cores(config)];
+    let allowed = cores::allowed();
+    let mut findings = vec![model(config, home), cores(config, &allowed), workers(config, &allowed)];
     findings.extend(config.adapters.iter().map(|(name, path)| adapter(name, path)));
     if let Some(path) = &config.gateway.api_key_file {
         findings.push(keys(path));
@@ -62,6 +64,9 @@ pub(crate) fn deployment(config: &Config, home: &Home) -> Vec<Finding> {
         });
     }
     findings.extend(["base-executor", "gateway"].map(program));
+    if !Split::new(config, &allowed).workers.is_empty() {
+        findings.push(program("lora-worker"));
+    }
     findings
 }
 
@@ -95,46 +100,48 @@ fn model(config: &Config, home: &Home) -> Finding {
 }
 
 /// The list is understood, and this machine has the cores.
-fn cores(config: &Config) -> Finding {
+fn cores(config: &Config, allowed: &CoreList) -> Finding {
     const NAME: &str = "[executor] cores";
-    let allowed = allowed_cores();
     let Some(text) = &config.executor.cores else {
-        return Finding::ok(NAME, format!("all {}", allowed.len()));
+        let left = Split::new(config, allowed).executor;
+        return Finding::ok(NAME, left.unwrap_or_else(|| format!("all {}", allowed.0.len())));
     };
-    let Some(wanted) = parse_cores(text) else {
-        return Finding::fail(NAME, format!("`{text}` is no list of cores"), "write it as 0-3,8");
+    let wanted: CoreList = match text.parse() {
+        Ok(wanted) => wanted,
+        Err(error) => return Finding::fail(NAME, error, "name cores of this machine"),
     };
-    match wanted.iter().find(|core| !allowed.contains(core)) {
+    match wanted.0.difference(&allowed.0).next() {
         None => Finding::ok(NAME, text.clone()),
         Some(core) => Finding::fail(
             NAME,
-            format!("core {core} is not among the {} this process may use", allowed.len()),
+            format!("core {core} is not among the {} this process may use", allowed.0.len()),
             "holobiont doctor shows the cores there are",
         ),
     }
 }
 
-/// Cores this process may run on.
-pub(crate) fn allowed_cores() -> Vec<usize> {
-    let Ok(set) = rustix::thread::sched_getaffinity(None) else {
-        return Vec::new();
+/// Every worker has a core, and it is not computing where the executor does if it need not.
+fn workers(config: &Config, allowed: &CoreList) -> Finding {
+    const NAME: &str = "[workers] cores";
+    let split = Split::new(config, allowed);
+    let cores = CoreList(split.workers.iter().map(|worker| worker.core).collect());
+    let [first, ..] = split.workers.as_slice() else {
+        return Finding::ok(NAME, "no workers: the executor computes every adapter itself");
     };
-    (0..rustix::thread::CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect()
-}
-
-/// The cores of `0-3,8`; `None` if it is no such list, or one of more cores than any machine has.
-fn parse_cores(text: &str) -> Option<Vec<usize>> {
-    let mut cores = Vec::new();
-    for part in text.split(',') {
-        let (first, last) = part.split_once('-').unwrap_or((part, part));
-        let number = |text: &str| text.trim().parse::<usize>().ok();
-        let (first, last) = (number(first)?, number(last)?);
-        if first > last || last >= rustix::thread::CpuSet::MAX_CPU {
-            return None;
-        }
-        cores.extend(first..=last);
+    if let Some(core) = cores.0.difference(&allowed.0).next() {
+        let found = format!("core {core} is not among those this process may use: {allowed}");
+        return Finding::fail(NAME, found, "holobiont doctor shows the cores there are");
     }
-    Some(cores)
+    let count = split.workers.len();
+    let found = format!("{cores}, for {count} worker{}", if count == 1 { "" } else { "s" });
+    if split.workers.iter().all(|worker| worker.neighbour == Neighbour::None) {
+        return Finding::ok(NAME, format!("{found}, apart from the executor's"));
+    }
+    let found = format!("{found}, shared with the executor");
+    match allowed.0.len() > cores.0.len() && config.executor.cores.is_some() {
+        true => Finding::warn(NAME, found, format!("leave core {} out of [executor].cores", first.core)),
+        false => Finding::ok(NAME, found),
+    }
 }
 
 fn adapter(name: &str, path: &Path) -> Finding {
@@ -241,11 +248,22 @@ mod tests {
     use crate::findings::Health;
 
     #[test]
-    fn lists_of_cores_are_read_like_the_executor_reads_them() {
-        assert_eq!(parse_cores("0-2,5"), Some(vec![0, 1, 2, 5]));
-        for wrong in ["", "x", "3-1", "0-", "0-99999999999"] {
-            assert_eq!(parse_cores(wrong), None, "{wrong:?}");
-        }
+    fn workers_are_held_against_the_cores_there_are_and_the_executors() {
+        let finding = |machine: &str, settings: &str| {
+            workers(&toml::from_str(settings).unwrap(), &machine.parse().unwrap())
+        };
+        let foreign = finding("0-3", "workers.cores = '3-4'");
+        assert_eq!(foreign.health, Health::Fail);
+        assert!(foreign.found.contains("core 4"), "{foreign:?}");
+        let apart = finding("0-7", "");
+        assert_eq!(
+            (apart.health, apart.found.as_str()),
+            (Health::Ok, "6-7, for 2 workers, apart from the executor's")
+        );
+        assert_eq!(finding("0-1", "").found, "1, for 1 worker, shared with the executor");
+        let clash = finding("0-7", "executor.cores = '0-7'");
+        assert_eq!(clash.health, Health::Warn, "{clash:?}");
+        assert!(finding("0-7", "workers.count = 0").found.starts_with("no workers"));
     }
 
     #[test]

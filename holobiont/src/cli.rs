@@ -16,6 +16,7 @@ use crate::{
     ps::{self, PsArguments},
     pull::{self, PullArguments},
     show::{self, ShowArguments},
+    status,
     terminal::{ColorChoice, Format, Questions, Terminal, Volume},
     up::{self, UpArguments},
 };
@@ -63,6 +64,9 @@ enum Command {
     /// Shows the base and the adapters that are resident or in use
     #[command(after_help = exit::HELP)]
     Ps(ToGateway<PsArguments>),
+    /// Shows what a deployment does, where it computes adapters, and what waiting cost
+    #[command(after_help = exit::HELP)]
+    Status(ToGateway<StatusArguments>),
     /// Shows everything known about a model or an adapter
     #[command(after_help = exit::HELP)]
     Show(ToGateway<ShowArguments>),
@@ -106,6 +110,9 @@ struct ToGateway<A: clap::Args> {
 struct LsArguments {}
 
 #[derive(Debug, clap::Args)]
+struct StatusArguments {}
+
+#[derive(Debug, clap::Args)]
 struct AdaptersArguments {
     #[command(subcommand)]
     command: AdaptersCommand,
@@ -144,6 +151,7 @@ fn dispatch(command: Command, terminal: Terminal) -> Result<(), Box<dyn Explain>
         Command::Chat(to) => chat::run(to.arguments, &to.url, terminal).map_err(boxed),
         Command::Ls(to) => ls::run(&to.url, terminal).map_err(boxed),
         Command::Ps(to) => ps::run(&to.arguments, &to.url, terminal).map_err(boxed),
+        Command::Status(to) => status::run(&to.url, terminal).map_err(boxed),
         Command::Show(to) => show::run(&to.arguments, &to.url, terminal).map_err(boxed),
         Command::Adapters(to) => adapters::run(&to.arguments.command, &to.url, terminal).map_err(boxed),
         Command::Check(arguments) => check::run(&arguments, terminal).map_err(boxed),

@@ -1,11 +1,13 @@
 //! The gateway seen from outside: its models, its adapters, its completion streams.
 
+pub(crate) mod listing;
+
 use std::{
     io::{self, BufReader},
     time::Duration,
 };
 
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::Deserialize;
 use serde_json::Value;
 
 use crate::{
@@ -13,6 +15,7 @@ use crate::{
     sse::Events,
     terminal::{Terminal, printable},
 };
+pub(crate) use listing::{LoadedAdapter, ServedModel, list_in};
 
 /// Where a gateway is expected unless told otherwise.
 pub(crate) const DEFAULT_URL: &str = "http://127.0.0.1:8080";
@@ -243,65 +246,6 @@ impl Loading {
             _ => "loading".into(),
         }
     }
-}
-
-/// A model as `/v1/models` lists it: the base, or an adapter with its parent.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
-pub(crate) struct ServedModel {
-    /// What requests call it.
-    pub(crate) id: String,
-    /// The base of an adapter; `None` for the base.
-    #[serde(default)]
-    pub(crate) parent: Option<String>,
-}
-
-impl ServedModel {
-    /// True for an adapter, false for the base.
-    pub(crate) fn is_adapter(&self) -> bool {
-        self.parent.is_some()
-    }
-}
-
-/// An adapter as `/v1/lora_adapters` lists it. What an older gateway does not say is `None`.
-#[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
-pub(crate) struct LoadedAdapter {
-    /// What requests call it.
-    pub(crate) name: String,
-    /// Content hash, in hexadecimal.
-    pub(crate) generation: String,
-    /// Its largest rank.
-    pub(crate) rank: u64,
-    /// Memory it takes.
-    pub(crate) bytes: u64,
-    /// Linear layers it changes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) modules: Option<u64>,
-    /// Whose it is; nothing for everybody's.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) tenant: Option<String>,
-    /// `host` or `disk`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) tier: Option<String>,
-    /// `ready`, `loading`, `draining` or `failed`.
-    pub(crate) state: String,
-    /// Why it failed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) error: Option<String>,
-    /// True if it is never evicted.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) pinned: Option<bool>,
-    /// Requests that use it now.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) requests: Option<u64>,
-    /// Tokens it answers now.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) tokens_per_s: Option<f64>,
-}
-
-/// The `data` of a list.
-pub(crate) fn list_in<T: DeserializeOwned>(mut body: Value) -> Result<Vec<T>, ClientError> {
-    let data = body.get_mut("data").map(Value::take).unwrap_or_default();
-    serde_json::from_value(data).map_err(ClientError::Garbled)
 }
 
 /// Tokens a request took.

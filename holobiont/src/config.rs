@@ -18,9 +18,12 @@ use std::{
 
 use serde::Deserialize;
 
-use crate::exit::{Exit, Explain};
+use crate::{
+    cores::CoreList,
+    exit::{Exit, Explain},
+};
 use values::setting;
-pub(crate) use values::{ByteCount, LogFormat};
+pub(crate) use values::{ByteCount, ColdStart, Gbps, LogFormat, WorkerCount};
 
 /// Where the gateway listens unless told otherwise.
 pub(crate) const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
@@ -130,12 +133,30 @@ sections! {
         kv_dtype: String,
         /// Memory for adapters.
         adapter_bytes: ByteCount,
+        /// How adapters are stored and multiplied.
+        adapter_dtype: String,
+        /// Memory for adapters on the device.
+        device_adapter_bytes: ByteCount,
+        /// What a request does whose adapter the device does not hold.
+        cold_start: ColdStart,
+        /// Emulates a link of so many gigabits a second to the device, for experiments.
+        link_gbps: Gbps,
         /// Most sequences that run at once.
         max_running: u32,
         /// Most requests that wait.
         max_waiting: u32,
         /// Most prompt tokens of one step.
         chunk_tokens: u32,
+    }
+
+    /// `[workers]`: the processes that compute adapters while they travel to the device.
+    WorkersSection {
+        /// Cores they are pinned to, as `2-3`.
+        cores: CoreList,
+        /// How many there are; 0 for none.
+        count: WorkerCount,
+        /// How long an idle one spins before it parks.
+        spin_us: u32,
     }
 
     /// `[gateway]`: the process that speaks HTTP.
@@ -205,6 +226,8 @@ pub(crate) struct Config {
     pub(crate) model: ModelSection,
     /// `[executor]`.
     pub(crate) executor: ExecutorSection,
+    /// `[workers]`.
+    pub(crate) workers: WorkersSection,
     /// `[gateway]`.
     pub(crate) gateway: GatewaySection,
     /// `[deployment]`.
@@ -262,6 +285,7 @@ impl Config {
         Self {
             model: self.model.or(lower.model),
             executor: self.executor.or(lower.executor),
+            workers: self.workers.or(lower.workers),
             gateway: self.gateway.or(lower.gateway),
             deployment: self.deployment.or(lower.deployment),
             adapters,
@@ -328,7 +352,7 @@ pub(crate) struct RestartPolicy {
 fn section_and_field(variable: &str) -> Option<(String, String)> {
     let (section, field) = variable.strip_prefix(PREFIX)?.split_once('_')?;
     match section {
-        "MODEL" | "EXECUTOR" | "GATEWAY" | "DEPLOYMENT" => {
+        "MODEL" | "EXECUTOR" | "WORKERS" | "GATEWAY" | "DEPLOYMENT" => {
             Some((section.to_ascii_lowercase(), field.to_ascii_lowercase()))
         }
         "ADAPTERS" => Some(("adapters".into(), field.into())),

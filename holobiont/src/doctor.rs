@@ -11,6 +11,7 @@ use rustix::process::{Resource, getrlimit};
 use crate::{
     check,
     config::Config,
+    cores,
     exit::Exit,
     findings::{Finding, Unwell, report},
     home::Home,
@@ -22,8 +23,9 @@ use crate::{
 /// Less free disk than this is little for a registry and logs.
 const LITTLE_DISK_BYTES: u64 = 1 << 30;
 
-/// What memory is set aside for keys and values, and for adapters, unless told otherwise: the executor's own defaults.
-const DEFAULT_POOL_BYTES: u64 = (512 << 20) + (1 << 30);
+/// What memory is set aside for keys and values, for adapters, and for adapters on the device, unless told otherwise:
+/// the executor's own defaults.
+const DEFAULT_POOL_BYTES: [u64; 3] = [512 << 20, 1 << 30, 512 << 20];
 
 /// Arguments of `doctor`.
 #[derive(Debug, clap::Args)]
@@ -57,7 +59,7 @@ fn read(path: &str) -> String {
 }
 
 fn cores() -> Finding {
-    match check::allowed_cores().len() {
+    match cores::allowed().0.len() {
         0 => Finding::warn("cores", "the system does not say", "name them with [executor].cores"),
         1 => Finding::warn("cores", "1", "a second core keeps HTTP from waiting for arithmetic"),
         cores => Finding::ok("cores", cores.to_string()),
@@ -92,19 +94,16 @@ fn memory(config: &Config, home: &Home, meminfo: &str) -> Finding {
     };
     let model = models::find(config.model.name.as_deref(), home).ok();
     let model_bytes = model.and_then(|path| models::model_at(&path)).map_or(0, |model| model.bytes);
-    let pools = [config.executor.kv_bytes, config.executor.adapter_bytes];
-    let pool_bytes = match pools {
-        [None, None] => DEFAULT_POOL_BYTES,
-        [kv, adapters] => {
-            kv.map_or(512 << 20, |bytes| bytes.0).saturating_add(adapters.map_or(1 << 30, |bytes| bytes.0))
-        }
-    };
-    let needed = model_bytes.saturating_add(pool_bytes);
+    let executor = &config.executor;
+    let pools = [executor.kv_bytes, executor.adapter_bytes, executor.device_adapter_bytes];
+    let pools =
+        pools.iter().zip(DEFAULT_POOL_BYTES).map(|(set, default)| set.map_or(default, |bytes| bytes.0));
+    let needed = pools.fold(model_bytes, u64::saturating_add);
     let found = format!("{} free; the model and its pools take up to {}", size(available), size(needed));
     if model_bytes > available {
         Finding::fail("memory", found, "choose a smaller model, or one with fewer bits a weight")
     } else if needed > available {
-        Finding::warn("memory", found, "lower [executor].kv_bytes or adapter_bytes")
+        Finding::warn("memory", found, "lower [executor].kv_bytes, adapter_bytes or device_adapter_bytes")
     } else {
         Finding::ok("memory", found)
     }
@@ -222,7 +221,7 @@ mod tests {
         };
         let mut config = Config::default();
         assert_eq!(health(&config, 8 << 20), Health::Ok);
-        assert_eq!(health(&config, 1 << 20), Health::Warn, "1 GiB free, 1.5 GiB of pools");
+        assert_eq!(health(&config, 1 << 20), Health::Warn, "1 GiB free, 2 GiB of pools");
         config.executor.kv_bytes = Some("1MiB".parse().unwrap());
         config.executor.adapter_bytes = Some("1MiB".parse().unwrap());
         assert_eq!(health(&config, 1 << 20), Health::Ok);

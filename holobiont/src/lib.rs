@@ -3,12 +3,12 @@
 //! # Layout
 //!
 //! - [`cli`]: arguments in, exit code out
-//! - `config`: one TOML file describes a deployment; environment and flags override it
-//! - `up`, `down`, `logs`: starts and supervises `base-executor` and `gateway`, stops them, shows what they said;
+//! - `config`: one TOML file describes a deployment; environment and flags override it; `cores`: who computes where
+//! - `up`, `down`, `logs`: starts and supervises `base-executor`, `lora-worker`s and `gateway`, stops them, shows what they said;
 //!   `deployment` is how the later ones find the first
 //! - `check`, `doctor`: what of a configuration and of this machine would not work, as `findings`
 //! - `pull`, `models`, `hub`, `home`: models on this machine
-//! - `client`, `sse`: the gateway seen from outside; `chat`, `ls`, `ps`, `show`, `adapters` and `bench` use it
+//! - `client`, `sse`: the gateway seen from outside; `chat`, `ls`, `ps`, `status`, `show`, `adapters` and `bench` use it
 //! - `key`: the key file
 //! - [`manual`]: completions, man pages and the reference, made from the command line
 //! - `terminal`, `progress`, `table`, [`exit`]: data on stdout, the rest on stderr; every error says cause, why and what
@@ -29,6 +29,7 @@ mod check;
 pub mod cli;
 mod client;
 mod config;
+mod cores;
 mod deployment;
 mod doctor;
 mod down;
@@ -49,6 +50,7 @@ mod pull;
 mod show;
 mod sibling;
 mod sse;
+mod status;
 mod table;
 mod terminal;
 mod up;

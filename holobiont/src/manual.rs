@@ -162,6 +162,7 @@ mod tests {
             "chat",
             "ls",
             "ps",
+            "status",
             "show",
             "adapters add",
             "adapters replace",

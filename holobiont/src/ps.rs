@@ -6,6 +6,7 @@ use serde::Deserialize;
 
 use crate::{
     client::{Client, ClientError, LoadedAdapter, list_in},
+    status::Workers,
     table::{short_generation, table},
     terminal::{Format, Ink, Terminal},
 };
@@ -31,6 +32,7 @@ struct Status {
     model: String,
     requests: Requests,
     tokens_per_s: Rates,
+    workers: Workers,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -86,7 +88,7 @@ fn text<'a>(ink: Ink, status: &Status, adapters: impl Iterator<Item = &'a Loaded
     };
     let dash = || "-".to_owned();
     let rate = format!("{:.1}", status.tokens_per_s.generated);
-    let base = [status.model.clone(), dash(), dash(), "base".into(), running, rate, dash()];
+    let base = [status.model.clone(), dash(), dash(), "base".into(), dash(), running, rate, dash()];
     let rows = adapters.map(|adapter| {
         let tier = match adapter.state.as_str() {
             "ready" => adapter.tier.clone().unwrap_or_else(dash),
@@ -97,13 +99,15 @@ fn text<'a>(ink: Ink, status: &Status, adapters: impl Iterator<Item = &'a Loaded
             short_generation(&adapter.generation),
             adapter.rank.to_string(),
             tier,
+            adapter.on_device().unwrap_or_else(dash),
             adapter.requests.map_or_else(dash, |requests| requests.to_string()),
             adapter.tokens_per_s.map_or_else(dash, |rate| format!("{rate:.1}")),
             if adapter.pinned == Some(true) { "yes".into() } else { dash() },
         ]
     });
     let rows: Vec<_> = std::iter::once(base).chain(rows).collect();
-    table(ink, ["NAME", "GEN", "RANK", "TIER", "REQS", "TOK/S", "PINNED"], &rows)
+    let table = table(ink, ["NAME", "GEN", "RANK", "TIER", "ON DEVICE", "REQS", "TOK/S", "PINNED"], &rows);
+    [Some(table), status.workers.missing()].into_iter().flatten().collect::<Vec<_>>().join("\n\n")
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -122,7 +126,7 @@ mod tests {
     fn adapter(tier: &str, state: &str, requests: u64) -> LoadedAdapter {
         serde_json::from_value(json!({
             "name": "pirate", "generation": "0123456789abcdef", "rank": 16, "bytes": 1, "tier": tier,
-            "state": state, "requests": requests, "tokens_per_s": 12.345, "pinned": true,
+            "state": state, "requests": requests, "tokens_per_s": 12.345, "pinned": true, "device_bytes": 1,
         }))
         .unwrap()
     }
@@ -133,9 +137,10 @@ mod tests {
         let status = serde_json::from_value(status).unwrap();
         let text = text(Ink::None, &status, [adapter("host", "ready", 1)].iter());
         let lines: Vec<_> = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).collect();
-        assert_eq!(lines[0], ["NAME", "GEN", "RANK", "TIER", "REQS", "TOK/S", "PINNED"]);
-        assert_eq!(lines[1], ["smol", "-", "-", "base", "3", "(+2", "waiting)", "41.0", "-"]);
-        assert_eq!(lines[2], ["pirate", "0123456789ab", "16", "host", "1", "12.3", "yes"]);
+        assert_eq!(lines[0], ["NAME", "GEN", "RANK", "TIER", "ON", "DEVICE", "REQS", "TOK/S", "PINNED"]);
+        assert_eq!(lines[1], ["smol", "-", "-", "base", "-", "3", "(+2", "waiting)", "41.0", "-"]);
+        assert_eq!(lines[2], ["pirate", "0123456789ab", "16", "host", "100", "%", "1", "12.3", "yes"]);
+        assert_eq!(lines.len(), 3, "no worker is missing");
     }
 
     #[test]

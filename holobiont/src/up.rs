@@ -4,7 +4,7 @@
 //!
 //! - [`detach`]: the same in the background
 //! - [`log`]: what all processes say, kept in a file of bounded size
-//! - [`plan`]: a configuration turned into two checked command lines
+//! - [`plan`]: a configuration turned into checked command lines
 //! - [`state_dir`]: the state directory's lock and this start's private run directory
 //! - [`process`]: one child process; [`managed`]: the same over its lives
 //! - [`restart`]: how often and how soon a dead process is started again
@@ -34,7 +34,7 @@ use std::{
 };
 
 use crate::{
-    config::{Config, ConfigError, DEFAULT_LISTEN, LogFormat},
+    config::{Config, ConfigError, DEFAULT_LISTEN, LogFormat, WorkerCount},
     exit::{Exit, Explain},
     home::Home,
     models::FindError,
@@ -67,9 +67,12 @@ pub(crate) struct UpArguments {
     /// State directory, one deployment each [default: $HOLOBIONT_HOME/state]
     #[arg(long, value_name = "DIR")]
     state: Option<PathBuf>,
-    /// Cores to compute on, as 0-3,8 [default: all]
+    /// Cores to compute on, as 0-3,8 [default: all; of four or more, those without workers]
     #[arg(long, value_name = "LIST")]
     cores: Option<String>,
+    /// Processes that compute adapters while they travel to the device, a core each; 0 for none [default: by core count]
+    #[arg(long, value_name = "N")]
+    workers: Option<WorkerCount>,
     /// Form of the logs [default: human on a terminal, else json]
     #[arg(long, value_enum, value_name = "FORMAT")]
     log_format: Option<LogFormat>,
@@ -84,6 +87,7 @@ impl UpArguments {
         layer.deployment.state = self.state;
         layer.deployment.log_format = self.log_format;
         layer.executor.cores = self.cores;
+        layer.workers.count = self.workers;
         layer.adapters = self.adapter.into_iter().collect();
         layer
     }
@@ -107,7 +111,7 @@ pub(crate) enum UpError {
         path: PathBuf,
     },
     /// One of the programs is not installed.
-    #[error("the program `{role}` is neither beside `holobiont` nor on PATH")]
+    #[error("the program `{}` is neither beside `holobiont` nor on PATH", role.program())]
     NoProgram {
         /// Which.
         role: Role,
@@ -232,6 +236,9 @@ impl Explain for UpError {
             Self::Config(error) => error.next(),
             Self::Model(error) => error.next(),
             Self::NoAdapter { name, .. } => Some(format!("--adapter {name}=DIRECTORY_OF_A_PEFT_ADAPTER")),
+            Self::NoProgram { role: Role::Worker(_) } => {
+                Some("cargo build --release --bin lora-worker, or go without: --workers 0".into())
+            }
             Self::NoProgram { role } => Some(format!("cargo build --release --bin {role}")),
             Self::StateTaken { .. } => {
                 Some("holobiont down stops the other one; or give this one its own --state DIR".into())

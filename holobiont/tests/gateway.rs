@@ -93,14 +93,17 @@ fn models() -> Value {
 fn adapters() -> Value {
     json!({"object": "list", "data": [
         {"name": "pirate", "generation": "abcdef0123456789", "rank": 16, "bytes": 1_048_576, "tier": "host", "state": "ready",
-         "pinned": true, "requests": 2, "tokens_per_s": 12.5},
+         "pinned": true, "requests": 2, "tokens_per_s": 12.5, "device_bytes": 524_288, "cold_starts": 3,
+         "load_wait_ms": 4.5, "rank_rows": {"device": 1, "workers": 3, "executor": 0}},
         {"name": "haiku", "generation": "123456789abcdef0", "rank": 4, "bytes": 1024, "tier": "disk", "state": "ready",
          "pinned": false, "requests": 0, "tokens_per_s": 0.0},
     ]})
 }
 
 const STATUS: &str = r#"{"model": "smol", "version": "1", "ready": true, "requests": {"running": 2, "waiting": 0},
-    "tokens_per_s": {"prompt": 1.0, "generated": 37.5}, "uptime_s": 9}"#;
+    "tokens_per_s": {"prompt": 1.0, "generated": 37.5}, "uptime_s": 9,
+    "device": {"bytes": 1024, "budget_bytes": 2048, "cold_start": "on-demand", "emulated_link_bytes_per_s": 125000000},
+    "workers": {"expected": 2, "seated": [{"core": 1, "pid": 7, "slices": 5, "share": 1.0, "taken_back": 0}]}}"#;
 
 /// `taken` is loaded already, `outside` lies outside the root, `busy` is being loaded, `other` has changed.
 fn administer(route: &str, body: &Value) -> (&'static str, &'static str, String) {
@@ -285,14 +288,36 @@ fn ps_shows_the_base_and_who_is_resident_and_the_body_unchanged_as_json() {
     let ended = run(&mut gateway.command(&stage, &["ps"]));
     assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
     let lines: Vec<Vec<&str>> = ended.out.lines().map(|line| line.split_whitespace().collect()).collect();
-    assert_eq!(lines[0], ["NAME", "GEN", "RANK", "TIER", "REQS", "TOK/S", "PINNED"]);
-    assert_eq!(lines[1], ["smol", "-", "-", "base", "2", "37.5", "-"]);
-    assert_eq!(lines[2], ["pirate", "abcdef012345", "16", "host", "2", "12.5", "yes"]);
-    assert_eq!(lines.len(), 3, "haiku is on disk only: {}", ended.out);
+    assert_eq!(lines[0], ["NAME", "GEN", "RANK", "TIER", "ON", "DEVICE", "REQS", "TOK/S", "PINNED"]);
+    assert_eq!(lines[1], ["smol", "-", "-", "base", "-", "2", "37.5", "-"]);
+    assert_eq!(lines[2], ["pirate", "abcdef012345", "16", "host", "50", "%", "2", "12.5", "yes"]);
+    assert!(!ended.out.contains("haiku"), "it is on disk only: {}", ended.out);
+    assert!(
+        ended.out.ends_with("1 of 2 workers missing; holobiont logs lora-worker says why\n"),
+        "{}",
+        ended.out
+    );
     let all = run(&mut gateway.command(&stage, &["ps", "--all"]));
     assert!(all.out.contains("haiku"), "{}", all.out);
     let json = run(&mut gateway.command(&stage, &["ps", "--json"]));
     assert_eq!(json.out.trim_end(), adapters().to_string());
+}
+
+#[test]
+fn status_shows_where_adapters_were_computed_and_what_waiting_cost() {
+    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let ended = run(&mut gateway.command(&stage, &["status"]));
+    assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
+    for part in
+        ["on-demand", "emulated link of 119.21 MiB/s", "1.00 KiB of 2.00 KiB", "1 of 2 workers missing"]
+    {
+        assert!(ended.out.contains(part), "{part:?} is not in {}", ended.out);
+    }
+    let pirate = ended.out.lines().find(|line| line.starts_with("pirate")).unwrap();
+    let words: Vec<_> = pirate.split_whitespace().collect();
+    assert_eq!(words, ["pirate", "50", "%", "25", "%", "75", "%", "0", "%", "3", "4.5", "ms"]);
+    let json = run(&mut gateway.command(&stage, &["status", "--json"]));
+    assert_eq!(json.out.trim_end(), STATUS);
 }
 
 #[test]

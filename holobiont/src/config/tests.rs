@@ -27,6 +27,7 @@ fn the_readme_lists_every_setting_of_every_section() {
     let sections = [
         ("model", ModelSection::FIELDS),
         ("executor", ExecutorSection::FIELDS),
+        ("workers", WorkersSection::FIELDS),
         ("gateway", GatewaySection::FIELDS),
         ("deployment", DeploymentSection::FIELDS),
     ];
@@ -99,6 +100,11 @@ fn a_value_that_cannot_be_is_refused_by_line() {
         ("[deployment]\nlog_format = \"xml\"", "xml"),
         ("[executor]\nmax_running = [1]", "sequence"),
         ("[deployment]\nmax_deaths = 0", "zero"),
+        ("[executor]\ncold_start = \"warm\"", "on-demand"),
+        ("[executor]\nlink_gbps = 0", "gigabits"),
+        ("[executor]\nlink_gbps = nan", "gigabits"),
+        ("[workers]\ncores = \"3-1\"", "0-3,8"),
+        ("[workers]\ncount = 65", "64"),
     ] {
         let why = why(&file(text).unwrap_err()).unwrap();
         assert!(why.contains("line 2") && why.contains(word), "{text}: {why}");
@@ -116,6 +122,22 @@ fn the_environment_overrides_the_file_and_flags_override_both() {
     assert_eq!(config.executor.cores.as_deref(), Some("2"));
     assert_eq!(config.executor.max_running, Some(5));
     assert_eq!(config.executor.max_waiting, Some(9));
+}
+
+#[test]
+fn workers_and_the_device_are_set_in_every_layer() {
+    let below = "[executor]\ncold_start = \"on-demand\"\nlink_gbps = 0.5\ndevice_adapter_bytes = \"1 MiB\"\n\
+        [workers]\ncores = \"2-3\"\ncount = 2\nspin_us = 7";
+    let below = file(below).unwrap();
+    assert_eq!(below.workers.cores.as_ref().unwrap().to_string(), "2-3");
+    assert_eq!(below.executor.link_gbps.unwrap().to_string(), "0.5");
+    let above = environment(&[("HOLOBIONT_WORKERS_COUNT", "1"), ("HOLOBIONT_EXECUTOR_COLD_START", "cached")]);
+    let mut flags = Config::default();
+    flags.workers.count = Some(WorkerCount(0));
+    let config = flags.or(above.unwrap()).or(below);
+    assert_eq!((config.workers.count, config.workers.spin_us), (Some(WorkerCount(0)), Some(7)));
+    assert_eq!(config.executor.cold_start, Some(ColdStart::Cached));
+    assert_eq!(config.executor.device_adapter_bytes, Some(ByteCount(1 << 20)));
 }
 
 #[test]

@@ -4,6 +4,8 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserializer, de};
 
+use crate::cores::MAX_WORKERS;
+
 /// A number of bytes: `1048576`, `1 MiB` or `1 MB`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ByteCount(pub(crate) u64);
@@ -36,6 +38,82 @@ impl FromStr for ByteCount {
 }
 
 impl fmt::Display for ByteCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What a request does whose adapter the device does not hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ColdStart {
+    /// It starts at once: workers compute what has not arrived.
+    CpuAssist,
+    /// It waits until the adapter is there.
+    OnDemand,
+    /// There are none: every adapter is on the device before its load is answered.
+    Cached,
+}
+
+impl FromStr for ColdStart {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "cpu-assist" => Ok(Self::CpuAssist),
+            "on-demand" => Ok(Self::OnDemand),
+            "cached" => Ok(Self::Cached),
+            other => Err(format!("`{other}` is no cold start; write cpu-assist, on-demand or cached")),
+        }
+    }
+}
+
+impl fmt::Display for ColdStart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::CpuAssist => "cpu-assist",
+            Self::OnDemand => "on-demand",
+            Self::Cached => "cached",
+        })
+    }
+}
+
+/// Gigabits a second, fractions allowed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Gbps(f64);
+
+impl FromStr for Gbps {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.trim().parse() {
+            Ok(speed) if f64::is_finite(speed) && speed > 0.0 => Ok(Self(speed)),
+            _ => Err(format!("`{text}` is no speed; write gigabits a second, as 12.5")),
+        }
+    }
+}
+
+impl fmt::Display for Gbps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// How many workers: each takes a process and a seat at the executor's board.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct WorkerCount(pub(crate) u8);
+
+impl FromStr for WorkerCount {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.trim().parse() {
+            Ok(count @ 0..=MAX_WORKERS) => Ok(Self(count)),
+            _ => Err(format!("`{text}` is no number of workers from 0 to {MAX_WORKERS}")),
+        }
+    }
+}
+
+impl fmt::Display for WorkerCount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
@@ -90,6 +168,9 @@ where
             Ok(text.to_owned())
         }
         fn visit_i64<E>(self, number: i64) -> Result<String, E> {
+            Ok(number.to_string())
+        }
+        fn visit_f64<E>(self, number: f64) -> Result<String, E> {
             Ok(number.to_string())
         }
         fn visit_bool<E>(self, flag: bool) -> Result<String, E> {

@@ -16,9 +16,19 @@ use crate::{
 pub(crate) struct Greeting {
     /// Base first.
     expected_models: Vec<String>,
+    /// The workers' cores.
+    worker_cores: Vec<u32>,
     keys: Keys,
     place: Place,
     terminal: Terminal,
+}
+
+/// The processes of a deployment beside this one.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct ProcessIds {
+    pub(crate) executor: Option<u32>,
+    pub(crate) gateway: Option<u32>,
+    pub(crate) workers: Vec<u32>,
 }
 
 /// How often a loading gateway is asked how far it is.
@@ -51,7 +61,8 @@ impl Greeting {
         let mut expected_models = vec![plan.served_name.clone()];
         expected_models.extend(plan.adapters.iter().cloned());
         let keys = if plan.has_keys { Keys::Needed } else { Keys::None };
-        Self { expected_models, keys, place, terminal }
+        let worker_cores = plan.workers.iter().map(|(worker, _)| worker.core).collect();
+        Self { expected_models, worker_cores, keys, place, terminal }
     }
 
     /// Waits until the gateway takes requests and asks what it serves (it may have adapters from earlier starts). In
@@ -74,21 +85,18 @@ impl Greeting {
     }
 
     /// Prints the greeting.
-    pub(crate) fn print(
-        &self,
-        url: &str,
-        models: &[String],
-        elapsed: Duration,
-        process_ids: [Option<u32>; 2],
-    ) {
+    pub(crate) fn print(&self, url: &str, models: &[String], elapsed: Duration, process_ids: &ProcessIds) {
         self.terminal.print(match self.terminal.format {
             Format::Json => self.json(url, models, process_ids),
             Format::Human => self.text(url, models, elapsed),
         });
     }
 
-    fn json(&self, url: &str, models: &[String], [executor, gateway]: [Option<u32>; 2]) -> String {
-        let pids = json!({"holobiont": std::process::id(), "base-executor": executor, "gateway": gateway});
+    fn json(&self, url: &str, models: &[String], ids: &ProcessIds) -> String {
+        let pids = json!({
+            "holobiont": std::process::id(), "base-executor": ids.executor, "gateway": ids.gateway,
+            "lora-worker": ids.workers,
+        });
         json!({"url": url, "models": models, "pids": pids}).to_string()
     }
 
@@ -115,6 +123,7 @@ impl Greeting {
 
   address  {url}
   models   {models}
+  workers  {workers}
 
 {ask}
   curl -N {url}/v1/chat/completions{key_header} \\
@@ -129,9 +138,19 @@ impl Greeting {
   print(answer.choices[0].message.content)
 ",
             models = models.join("  "),
+            workers = self.workers(),
             ask = ink.dim("# ask it"),
             python = ink.dim("# or from Python: pip install openai"),
         )
+    }
+
+    fn workers(&self) -> String {
+        let cores: Vec<_> = self.worker_cores.iter().map(u32::to_string).collect();
+        match cores.len() {
+            0 => "none".into(),
+            1 => format!("1, on core {}", cores.join(" ")),
+            count => format!("{count}, on cores {}", cores.join(" ")),
+        }
     }
 }
 
@@ -142,7 +161,8 @@ mod tests {
 
     fn greeting(keys: Keys) -> Greeting {
         let terminal = Terminal::new(Format::Human, Volume::Normal);
-        Greeting { expected_models: vec!["base".into()], keys, place: Place::Front, terminal }
+        let expected_models = vec!["base".into()];
+        Greeting { expected_models, worker_cores: vec![6, 7], keys, place: Place::Front, terminal }
     }
 
     #[test]
@@ -152,6 +172,7 @@ mod tests {
         for part in [
             "http://127.0.0.1:9/v1/chat/completions",
             "base  pirate",
+            "2, on cores 6 7",
             "\"model\": \"pirate\"",
             "OpenAI(",
             "1.5 s",
@@ -179,9 +200,13 @@ mod tests {
 
     #[test]
     fn the_json_greeting_names_every_process() {
-        let text = greeting(Keys::None).json("http://h", &["base".to_owned()], [Some(7), None]);
+        let ids = ProcessIds { executor: Some(7), gateway: None, workers: vec![8, 9] };
+        let text = greeting(Keys::None).json("http://h", &["base".to_owned()], &ids);
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
-        assert_eq!(value["pids"]["base-executor"], 7);
+        assert_eq!(
+            (&value["pids"]["base-executor"], &value["pids"]["lora-worker"]),
+            (&json!(7), &json!([8, 9]))
+        );
         assert_eq!(value["models"][0], "base");
     }
 }

@@ -1,6 +1,10 @@
 //! A process over its lives: waiting, running, dead and started again, ended.
 
-use std::{future::pending, process::ExitStatus};
+use std::{
+    future::{Future as _, pending, poll_fn},
+    process::ExitStatus,
+    task::Poll,
+};
 
 use tokio::time::{Instant, sleep_until};
 
@@ -140,4 +144,15 @@ impl Managed {
             process.kill();
         }
     }
+}
+
+/// Waits for the next change of any of them; for ever, if there are none.
+pub(crate) async fn next_of(all: &mut [Managed]) -> (Role, Change) {
+    let mut waits: Vec<_> =
+        all.iter_mut().map(|managed| Box::pin(async { (managed.role, managed.next().await) })).collect();
+    poll_fn(|context| {
+        let mut polls = waits.iter_mut().map(|wait| wait.as_mut().poll(context));
+        polls.find(Poll::is_ready).unwrap_or(Poll::Pending)
+    })
+    .await
 }

@@ -1,4 +1,4 @@
-//! A configuration turned into two checked command lines.
+//! A configuration turned into checked command lines.
 
 use std::{
     collections::BTreeMap,
@@ -9,11 +9,12 @@ use std::{
 
 use super::{
     UpError, detach,
-    process::{Recipe, Role},
+    process::{Recipe, Role, Worker},
     state_dir::StateDir,
 };
 use crate::{
     config::{Config, LogFormat},
+    cores::{self, Split, WorkerCore},
     home::Home,
     models, sibling,
 };
@@ -33,6 +34,8 @@ pub(crate) struct Plan {
     pub(crate) executor: Recipe,
     /// Command line of `gateway`.
     pub(crate) gateway: Recipe,
+    /// Command line of each `lora-worker`.
+    pub(crate) workers: Vec<(Worker, Recipe)>,
 }
 
 impl Plan {
@@ -45,17 +48,20 @@ impl Plan {
         let is_for_people = io::stderr().is_terminal() || detach::is_for_people();
         let default_format = if is_for_people { LogFormat::Human } else { LogFormat::Json };
         let log_format = config.deployment.log_format.unwrap_or(default_format);
+        let split = Split::new(config, &cores::allowed());
+        let gateway = gateway_arguments(config, &served_name, &adapters, state, log_format);
         Ok(Self {
             executor: Recipe {
                 program: program(Role::Executor)?,
-                arguments: executor_arguments(config, &model, &state.socket(), log_format),
+                arguments: executor_arguments(config, &split, &model, state, log_format),
                 notify_socket: Some(state.notify_socket()),
             },
             gateway: Recipe {
                 program: program(Role::Gateway)?,
-                arguments: gateway_arguments(config, &served_name, &adapters, state, log_format),
+                arguments: with_expected_workers(gateway, split.workers.len()),
                 notify_socket: None,
             },
+            workers: workers(config, &split, state, log_format)?,
             adapters: adapters.into_keys().collect(),
             has_keys: config.gateway.api_key_file.is_some(),
             served_name,
@@ -106,17 +112,29 @@ impl Arguments {
     }
 }
 
-fn executor_arguments(config: &Config, model: &Path, socket: &Path, log_format: LogFormat) -> Vec<OsString> {
+fn executor_arguments(
+    config: &Config,
+    split: &Split,
+    model: &Path,
+    state: &StateDir,
+    log_format: LogFormat,
+) -> Vec<OsString> {
     let limits = &config.executor;
     Arguments(vec!["--exit-with-stdin".into()])
         .with("--model", model)
-        .with("--socket", socket)
+        .with("--socket", state.socket())
+        .with("--worker-socket", state.worker_socket())
+        .with("--max-workers", split.workers.len().to_string())
         .with("--log-format", log_format.to_string())
         .with("--grace-ms", config.grace().as_millis().to_string())
-        .with_setting("--cores", limits.cores.as_deref())
+        .with_setting("--cores", split.executor.as_deref())
         .with_setting("--kv-bytes", limits.kv_bytes)
         .with_setting("--kv-dtype", limits.kv_dtype.as_deref())
         .with_setting("--adapter-bytes", limits.adapter_bytes)
+        .with_setting("--adapter-dtype", limits.adapter_dtype.as_deref())
+        .with_setting("--device-adapter-bytes", limits.device_adapter_bytes)
+        .with_setting("--cold-start", limits.cold_start)
+        .with_setting("--link-gbps", limits.link_gbps)
         .with_setting("--max-running", limits.max_running)
         .with_setting("--max-waiting", limits.max_waiting)
         .with_setting("--chunk-tokens", limits.chunk_tokens)
@@ -168,8 +186,48 @@ fn gateway_arguments(
     arguments.0
 }
 
+/// So that one that is missing is seen.
+fn with_expected_workers(mut arguments: Vec<OsString>, count: usize) -> Vec<OsString> {
+    if count > 0 {
+        arguments.extend(["--expected-workers".into(), count.to_string().into()]);
+    }
+    arguments
+}
+
+fn workers(
+    config: &Config,
+    split: &Split,
+    state: &StateDir,
+    log_format: LogFormat,
+) -> Result<Vec<(Worker, Recipe)>, UpError> {
+    let one = |(index, place): (usize, &WorkerCore)| {
+        let worker = Worker { index, core: place.core };
+        let recipe = Recipe {
+            program: program(Role::Worker(worker))?,
+            arguments: worker_arguments(config, *place, state, log_format),
+            notify_socket: None,
+        };
+        Ok((worker, recipe))
+    };
+    split.workers.iter().enumerate().map(one).collect()
+}
+
+fn worker_arguments(
+    config: &Config,
+    place: WorkerCore,
+    state: &StateDir,
+    log_format: LogFormat,
+) -> Vec<OsString> {
+    Arguments(vec!["--exit-with-stdin".into()])
+        .with("--executor", state.worker_socket())
+        .with("--core", place.core.to_string())
+        .with("--log-format", log_format.to_string())
+        .with_setting("--spin-us", config.workers.spin_us.or(place.spin_us()))
+        .0
+}
+
 fn program(role: Role) -> Result<PathBuf, UpError> {
-    sibling::find(&role.to_string()).ok_or(UpError::NoProgram { role })
+    sibling::find(role.program()).ok_or(UpError::NoProgram { role })
 }
 
 #[cfg(test)]
@@ -180,30 +238,62 @@ mod tests {
         arguments.iter().map(|argument| argument.to_string_lossy()).collect::<Vec<_>>().join(" ")
     }
 
+    /// A state directory, and what its paths begin with.
+    fn state() -> (tempfile::TempDir, StateDir, String) {
+        let directory = tempfile::tempdir().unwrap();
+        let state = StateDir::claim(directory.path(), std::time::Duration::ZERO).unwrap();
+        let run = state.socket().parent().unwrap().display().to_string();
+        (directory, state, run)
+    }
+
+    fn split(config: &Config, cores: &str) -> Split {
+        Split::new(config, &cores.parse().unwrap())
+    }
+
     #[test]
     fn limits_nobody_set_are_left_to_the_process_that_owns_them() {
-        let arguments =
-            executor_arguments(&Config::default(), Path::new("/m"), Path::new("/s"), LogFormat::Human);
-        let expected = "--exit-with-stdin --model /m --socket /s --log-format human --grace-ms 10000";
+        let ((_directory, state, run), config) = (state(), Config::default());
+        let split = split(&config, "0");
+        let arguments = executor_arguments(&config, &split, Path::new("/m"), &state, LogFormat::Human);
+        let expected = format!(
+            "--exit-with-stdin --model /m --socket {run}/executor.sock --worker-socket {run}/workers.sock \
+             --max-workers 0 --log-format human --grace-ms 10000"
+        );
         assert_eq!(text(&arguments), expected);
+        assert!(workers(&config, &split, &state, LogFormat::Human).unwrap().is_empty());
+    }
+
+    #[test]
+    fn a_worker_is_told_its_core_and_the_executor_and_the_gateway_how_many_there_are() {
+        let ((_directory, state, run), config) = (state(), Config::default());
+        let split = split(&config, "0-7");
+        let executor = text(&executor_arguments(&config, &split, Path::new("/m"), &state, LogFormat::Json));
+        assert!(executor.contains("--max-workers 2 ") && executor.ends_with(" --cores 0-5"), "{executor}");
+        let worker = text(&worker_arguments(&config, split.workers[1], &state, LogFormat::Json));
+        let expected = format!("--exit-with-stdin --executor {run}/workers.sock --core 7 --log-format json");
+        assert_eq!(worker, expected);
+        assert_eq!(text(&with_expected_workers(Vec::new(), 2)), "--expected-workers 2");
+        assert_eq!(text(&with_expected_workers(Vec::new(), 0)), "");
     }
 
     #[test]
     fn every_setting_reaches_its_process() {
         let file = r#"
             model = { context_length = 7 }
-            executor = { cores = "0-1", kv_bytes = "1 KiB", kv_dtype = "f16", adapter_bytes = 2, max_running = 3, max_waiting = 4, chunk_tokens = 5 }
+            executor = { cores = "0-1", kv_bytes = "1 KiB", kv_dtype = "f16", adapter_bytes = 2, adapter_dtype = "bf16", device_adapter_bytes = "3 KiB", cold_start = "on-demand", link_gbps = 2.5, max_running = 3, max_waiting = 4, chunk_tokens = 5 }
             gateway = { listen = "127.0.0.1:6", adapter_root = "/r", api_key_file = "/k", max_body_bytes = "2 KiB", max_sequences = 10, threads = 8, insecure = true, requests_per_min_per_key = 11, requests_per_min_per_adapter = 12, max_connections = 13, header_timeout_ms = 14, body_timeout_ms = 15, stall_timeout_ms = 16, cors_origins = "http://a,http://b", vllm_metrics = true, max_adapter_labels = 17, max_adapters = 18, max_adapter_file_bytes = "1 KiB", silence_ms = 19, otlp_endpoint = "http://o" }
+            workers = { cores = "2", count = 1, spin_us = 20 }
             deployment = { grace_ms = 9 }
         "#;
         let config: Config = toml::from_str(file).unwrap();
-        let executor = text(&executor_arguments(&config, Path::new("/m"), Path::new("/s"), LogFormat::Json));
-        let expected = "--log-format json --grace-ms 9 --cores 0-1 --kv-bytes 1024 --kv-dtype f16 \
-            --adapter-bytes 2 --max-running 3 --max-waiting 4 --chunk-tokens 5 --context-length 7";
+        let ((_directory, state, _), split) = (state(), split(&config, "0-3"));
+        let executor = text(&executor_arguments(&config, &split, Path::new("/m"), &state, LogFormat::Json));
+        let expected = "--max-workers 1 --log-format json --grace-ms 9 --cores 0-1 --kv-bytes 1024 --kv-dtype f16 \
+            --adapter-bytes 2 --adapter-dtype bf16 --device-adapter-bytes 3072 --cold-start on-demand --link-gbps 2.5 --max-running 3 --max-waiting 4 --chunk-tokens 5 --context-length 7";
         assert!(executor.ends_with(expected), "{executor}");
 
-        let directory = tempfile::tempdir().unwrap();
-        let state = StateDir::claim(directory.path(), std::time::Duration::ZERO).unwrap();
+        let worker = text(&worker_arguments(&config, split.workers[0], &state, LogFormat::Human));
+        assert!(worker.ends_with("--core 2 --log-format human --spin-us 20"), "{worker}");
         let adapters = BTreeMap::from([("a".into(), "/x".into()), ("b".into(), "/y".into())]);
         let gateway = text(&gateway_arguments(&config, "base", &adapters, &state, LogFormat::Json));
         let expected = "--served-model-name base --grace-ms 9 --log-format json --adapter-root /r \

@@ -28,15 +28,37 @@ pub(crate) enum Role {
     Executor,
     /// Speaks HTTP.
     Gateway,
+    /// Computes adapters on one core.
+    Worker(Worker),
+}
+
+/// Which worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Worker {
+    /// Its place among the workers.
+    pub(crate) index: usize,
+    /// The core it is pinned to.
+    pub(crate) core: u32,
+}
+
+impl Role {
+    /// The program's name.
+    pub(crate) fn program(self) -> &'static str {
+        match self {
+            Self::Executor => "base-executor",
+            Self::Gateway => "gateway",
+            Self::Worker(_) => "lora-worker",
+        }
+    }
 }
 
 impl fmt::Display for Role {
-    /// The program's name.
+    /// The program's name, and a worker's core as in the name of its systemd unit.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Executor => "base-executor",
-            Self::Gateway => "gateway",
-        })
+        match self {
+            Self::Executor | Self::Gateway => f.pad(self.program()),
+            Self::Worker(worker) => f.pad(&format!("{}@{}", self.program(), worker.core)),
+        }
     }
 }
 

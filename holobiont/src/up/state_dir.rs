@@ -56,9 +56,14 @@ impl StateDir {
         &self.path
     }
 
-    /// The socket between the two processes.
+    /// The socket between executor and gateway.
     pub(crate) fn socket(&self) -> PathBuf {
         self.run.join("executor.sock")
+    }
+
+    /// The socket between executor and workers.
+    pub(crate) fn worker_socket(&self) -> PathBuf {
+        self.run.join("workers.sock")
     }
 
     /// Where the executor says how far it is.

@@ -1,9 +1,10 @@
 //! The loop over everything that can happen to a running deployment.
 //!
-//! Both processes start at once: the gateway says at `/ready` how far the executor is with its model. Either may die at
-//! any moment: it is started again, sooner the first time, later each further time, until it has died too often. A
-//! process that has never been ready and ends by itself has said why on stderr and would say it again: that is the end.
-//! Stopping has an order: the gateway drains, then the executor.
+//! All processes start at once: the gateway says at `/ready` how far the executor is with its model. Each may die at
+//! any moment: it is started again, sooner the first time, later each further time, until it has died too often. An
+//! executor or gateway that has never been ready and ends by itself has said why on stderr and would say it again: that
+//! is the end. A worker is never the end: nobody waits for it, and what it would compute the executor computes.
+//! Stopping has an order: the gateway drains, then the executor, then the workers go.
 
 use std::{future::pending, process::ExitStatus, time::Duration};
 
@@ -15,9 +16,9 @@ use tokio::{
 
 use super::{
     Place, UpError, detach,
-    greeting::{Greeting, News},
+    greeting::{Greeting, News, ProcessIds},
     log::LogSink,
-    managed::{Change, Experience, Managed, Readiness, State},
+    managed::{Change, Experience, Managed, Readiness, State, next_of},
     plan::Plan,
     process::Role,
     restart::{Deaths, Verdict},
@@ -31,6 +32,9 @@ use crate::{
 
 /// Processes that have told their last callers why they stop need a moment more than those callers had.
 const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// How long workers get to end. They hold nothing that could be lost: one that is stopped is killed.
+const WORKER_GRACE: Duration = Duration::from_secs(1);
 
 /// How long a killed process is waited for: it cannot refuse, but the kernel may take its time.
 const KILL_WAIT: Duration = Duration::from_secs(5);
@@ -84,6 +88,8 @@ enum Force {
 pub(crate) struct Supervisor {
     executor: Managed,
     gateway: Managed,
+    /// In the order of [`super::process::Worker::index`].
+    workers: Vec<Managed>,
     greeting: Greeting,
     /// Where the gateway listens, once it said so.
     url: String,
@@ -104,10 +110,12 @@ impl Supervisor {
         let greeting = Greeting::new(&plan, place, terminal);
         let progress = terminal.spinner(format!("loading {}", plan.served_name));
         log.draw_above(progress.clone());
-        let restarts = config.restarts();
+        let managed = |role, recipe| Managed::new(role, recipe, Deaths::new(config.restarts()));
+        let workers = plan.workers.into_iter().map(|(worker, recipe)| managed(Role::Worker(worker), recipe));
         Self {
-            executor: Managed::new(Role::Executor, plan.executor, Deaths::new(restarts)),
-            gateway: Managed::new(Role::Gateway, plan.gateway, Deaths::new(restarts)),
+            executor: managed(Role::Executor, plan.executor),
+            gateway: managed(Role::Gateway, plan.gateway),
+            workers: workers.collect(),
             greeting,
             url: String::new(),
             news: mpsc::channel(1),
@@ -122,7 +130,7 @@ impl Supervisor {
         }
     }
 
-    /// Starts the processes and returns when both have ended.
+    /// Starts the processes and returns when all have ended.
     pub(crate) async fn run(mut self) -> Result<(), UpError> {
         let mut signals = StopSignals::new().map_err(UpError::Runtime)?;
         let mut watchdog = service::Watchdog::new();
@@ -130,6 +138,9 @@ impl Supervisor {
             .map_err(UpError::Runtime)?;
         self.executor.start(&self.log)?;
         self.gateway.start(&self.log)?;
+        for index in 0..self.workers.len() {
+            self.start_worker(self.workers[index].role);
+        }
         loop {
             let event = tokio::select! {
                 event = self.next_event() => event,
@@ -149,6 +160,7 @@ impl Supervisor {
         tokio::select! {
             change = self.executor.next() => Event::Process(Role::Executor, change),
             change = self.gateway.next() => Event::Process(Role::Gateway, change),
+            (worker, change) = next_of(&mut self.workers) => Event::Process(worker, change),
             Some(news) = self.news.1.recv() => Event::News(news),
             () = at(deadline) => Event::GraceOver,
         }
@@ -158,6 +170,7 @@ impl Supervisor {
         match event {
             Event::Process(role, Change::Line(line)) => self.heard(role, &line),
             Event::Process(role, Change::Exited(status)) => self.exited(role, status),
+            Event::Process(role @ Role::Worker(_), Change::Due) => self.start_worker(role),
             Event::Process(role, Change::Due) => self.start(role),
             Event::Status(text) => self.show_status(&text),
             Event::News(News::Loading(loading)) => {
@@ -189,6 +202,7 @@ impl Supervisor {
             (_, Some(Readiness::Again)) => tracing::info!(process = %role, "serves again"),
             (Role::Executor, Some(Readiness::First)) => self.progress.set_message("starting the gateway"),
             (Role::Gateway, Some(Readiness::First)) => {}
+            (Role::Worker(_), Some(Readiness::First)) => tracing::info!(process = %role, "works"),
         }
         if let (Role::Gateway, Some(_), Some(url)) = (role, readiness, words.next()) {
             self.keep_address(url);
@@ -216,8 +230,12 @@ impl Supervisor {
         }
         self.welcome = Welcome::Said;
         self.progress.finish_and_clear();
-        let ids = [self.executor.process_id(), self.gateway.process_id()];
-        self.greeting.print(url, models, self.started.elapsed(), ids);
+        let ids = ProcessIds {
+            executor: self.executor.process_id(),
+            gateway: self.gateway.process_id(),
+            workers: self.workers.iter().filter_map(Managed::process_id).collect(),
+        };
+        self.greeting.print(url, models, self.started.elapsed(), &ids);
         service::ready(url);
         if self.place == Place::Behind {
             self.log.leave_stderr();
@@ -245,6 +263,9 @@ impl Supervisor {
             self.managed(role).state = State::Ended;
             return self.advance_stop();
         }
+        if let Role::Worker(_) = role {
+            return self.lost_worker(role, &status.to_string());
+        }
         // An executor that could not load its model would say the same again.
         let never_served = role == Role::Executor && self.welcome == Welcome::NotYet;
         let managed = self.managed(role);
@@ -252,19 +273,37 @@ impl Supervisor {
         if (managed.experience == Experience::None || never_served) && status.code().is_some() {
             return self.begin_stop(Err(UpError::NotReady { role, status }));
         }
-        match managed.deaths.another(Instant::now().into_std()) {
+        match self.start_again_later(role, &status.to_string()) {
             Verdict::GiveUp { deaths } => {
                 tracing::error!(process = %role, %status, deaths, "died too often; giving up");
                 self.begin_stop(Err(UpError::KeepsDying { role, deaths, status }))
             }
-            Verdict::Restart(delay) => {
-                let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
-                tracing::warn!(process = %role, %status, delay_ms, "died; starting it again");
-                service::status(&format!("{role} died ({status}); starting it again"));
-                managed.state = State::Backoff(Instant::now() + delay);
-                Flow::Continue
-            }
+            Verdict::Restart(_) => Flow::Continue,
         }
+    }
+
+    /// A worker died or could not be started, as `how` says.
+    fn lost_worker(&mut self, role: Role, how: &str) -> Flow {
+        if let Verdict::GiveUp { deaths } = self.start_again_later(role, how) {
+            self.managed(role).state = State::Ended;
+            let left = self.workers.iter().filter(|worker| !matches!(worker.state, State::Ended)).count();
+            let what = "died too often and is given up; adapters are computed without it";
+            tracing::warn!(process = %role, how, deaths, left, "{what}");
+        }
+        Flow::Continue
+    }
+
+    /// Counts a death and plans the next start, unless there were too many.
+    fn start_again_later(&mut self, role: Role, how: &str) -> Verdict {
+        let managed = self.managed(role);
+        let verdict = managed.deaths.another(Instant::now().into_std());
+        if let Verdict::Restart(delay) = verdict {
+            managed.state = State::Backoff(Instant::now() + delay);
+            let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
+            tracing::warn!(process = %role, how, delay_ms, "died; starting it again");
+            service::status(&format!("{role} died ({how}); starting it again"));
+        }
+        verdict
     }
 
     fn start(&mut self, role: Role) -> Flow {
@@ -272,6 +311,14 @@ impl Supervisor {
         match self.managed(role).start(&log) {
             Ok(()) => Flow::Continue,
             Err(error) => self.begin_stop(Err(error)),
+        }
+    }
+
+    fn start_worker(&mut self, role: Role) -> Flow {
+        let log = self.log.clone();
+        match self.managed(role).start(&log) {
+            Ok(()) => Flow::Continue,
+            Err(error) => self.lost_worker(role, &error.to_string()),
         }
     }
 
@@ -283,28 +330,45 @@ impl Supervisor {
         service::stopping();
         self.stop =
             Some(Stop { deadline: Instant::now() + self.grace + LAST_WORDS, result, force: Force::Drain });
-        for managed in [&mut self.executor, &mut self.gateway] {
-            managed.forget_plans();
-        }
+        [&mut self.executor, &mut self.gateway]
+            .into_iter()
+            .chain(&mut self.workers)
+            .for_each(Managed::forget_plans);
         self.advance_stop()
     }
 
-    /// Asks the next process to stop: the gateway, then the executor.
+    /// Asks the next process to stop: the gateway, then the executor, then all workers.
     fn advance_stop(&mut self) -> Flow {
         if self.gateway.is_running() {
             self.gateway.terminate();
         } else if self.executor.is_running() {
             self.executor.terminate();
+        } else if self.workers.iter().any(Managed::is_running) {
+            self.stop_workers();
         } else {
             return Flow::Done(self.stop.take().map_or(Ok(()), |stop| stop.result));
         }
         Flow::Continue
     }
 
+    fn stop_workers(&mut self) {
+        self.workers.iter_mut().for_each(Managed::terminate);
+        if let Some(stop) = &mut self.stop {
+            stop.deadline = stop.deadline.min(Instant::now() + WORKER_GRACE);
+        }
+    }
+
     fn grace_over(&mut self) -> Flow {
+        let only_workers = !self.gateway.is_running() && !self.executor.is_running();
         match self.stop.as_mut() {
             Some(stop) if stop.force == Force::Kill => {
                 Flow::Done(std::mem::replace(&mut stop.result, Ok(())))
+            }
+            Some(stop) if only_workers => {
+                stop.force = Force::Kill;
+                stop.deadline = Instant::now() + KILL_WAIT;
+                self.workers.iter().for_each(Managed::kill);
+                Flow::Continue
             }
             _ => self.kill(UpError::GraceOver { waited: self.grace + LAST_WORDS }),
         }
@@ -315,9 +379,7 @@ impl Supervisor {
         let earlier = self.stop.take().map_or(Ok(()), |stop| stop.result);
         let result = earlier.and(Err(reason));
         self.stop = Some(Stop { deadline: Instant::now() + KILL_WAIT, result, force: Force::Kill });
-        for managed in [&self.executor, &self.gateway] {
-            managed.kill();
-        }
+        [&self.executor, &self.gateway].into_iter().chain(&self.workers).for_each(Managed::kill);
         Flow::Continue
     }
 
@@ -325,6 +387,7 @@ impl Supervisor {
         match role {
             Role::Executor => &mut self.executor,
             Role::Gateway => &mut self.gateway,
+            Role::Worker(worker) => &mut self.workers[worker.index],
         }
     }
 }

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 pub(crate) const WATCHDOG: Duration = Duration::from_secs(30);
 
 /// Writes its life to `$FAKE_LOG`. `$FAKE_<ROLE>` says how it behaves: `serve` (or nothing), `refuse` to start, `die` once
-/// ready, or be `stubborn` about stopping.
+/// ready, be `mute` about being ready, or be `stubborn` about stopping.
 const FAKE_PROCESS: &str = r#"#!/usr/bin/env bash
 role=ROLE
 behaviour=FAKE_ROLE
@@ -29,7 +29,8 @@ case ${!behaviour-serve} in
     stubborn) trap 'log asked' TERM ;;
     *) trap 'log stopped; exit 0' TERM ;;
 esac
-if [[ $role == gateway ]]; then echo "ready http://${listen/%:0/:45678}"; else echo ready; fi
+if [[ ${!behaviour-serve} == mute ]]; then :
+elif [[ $role == gateway ]]; then echo "ready http://${listen/%:0/:45678}"; else echo ready; fi
 [[ ${!behaviour-serve} != die ]] || exit 9
 while :; do
     IFS= read -r -t 0.1 _
@@ -51,7 +52,9 @@ impl Stage {
         let programs = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         // A link, not a copy: a program just written could still be open for writing in another thread's fork.
         fs::hard_link(env!("CARGO_BIN_EXE_holobiont"), programs.path().join("holobiont")).unwrap();
-        for (role, program) in [("EXECUTOR", "base-executor"), ("GATEWAY", "gateway")] {
+        for (role, program) in
+            [("EXECUTOR", "base-executor"), ("GATEWAY", "gateway"), ("WORKER", "lora-worker")]
+        {
             let text = FAKE_PROCESS
                 .replace("role=ROLE", &format!("role={}", role.to_lowercase()))
                 .replace("FAKE_ROLE", &format!("FAKE_{role}"));
@@ -71,7 +74,7 @@ impl Stage {
         self
     }
 
-    /// The command in an environment of its own.
+    /// The command in an environment of its own, without workers unless a test asks for some.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.programs.path().join("holobiont"));
         command
@@ -80,6 +83,7 @@ impl Stage {
             .env("PATH", "/usr/bin:/bin")
             .env("HOLOBIONT_HOME", self.home.path())
             .env("FAKE_LOG", self.log_path())
+            .env("HOLOBIONT_WORKERS_COUNT", "0")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
