@@ -1,22 +1,40 @@
 #!/usr/bin/env bash
-# Starts both processes, without systemd and without `holobiont up`, and stays with them.
+# Starts all processes, without systemd and without `holobiont up`, and stays with them.
 #
-#   HOLOBIONT_MODEL=MODEL.gguf all.sh [OPTION OF GATEWAY...]
+#   HOLOBIONT_MODEL=MODEL.gguf [HOLOBIONT_WORKERS_CORES=2-3] all.sh [OPTION OF GATEWAY...]
 #
+# A worker is started for each core of HOLOBIONT_WORKERS_CORES, such as 3, 2,3 or 2-3; by default there is none.
 # Prints `ready http://ADDRESS` when they serve. SIGTERM and SIGINT stop the gateway first, so that its requests end
-# while the executor still computes. Nothing is restarted: if a process ends unasked, the other is stopped too.
-# Exit code: 0 if both ended in order, else that of the first that did not.
+# while the executor and its workers still compute. Nothing is restarted: if gateway or executor end unasked, the rest is
+# stopped too; without a worker the rest goes on.
+# Exit code: 0 if all ended in order, else that of the first that did not.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
+# cores LIST: one a line.
+cores() {
+    local part
+    for part in ${1//,/ }; do
+        [[ $part =~ ^[0-9]+(-[0-9]+)?$ ]] || { echo "error: HOLOBIONT_WORKERS_CORES is $1; write cores such as 3, 2,3 or 2-3" >&2 && return 1; }
+        seq "${part%-*}" "${part#*-}"
+    done
+}
+worker_cores=$(cores "${HOLOBIONT_WORKERS_CORES:-}") || exit 2
+
 # The processes stop in order when their standard input ends: also if this script is killed and can tell them nothing.
 pipes=$(mktemp -d)
+trap 'rm -rf "$pipes"' EXIT
 mkfifo "$pipes/lifeline" "$pipes/greeting"
 exec {lifeline}<>"$pipes/lifeline" {greeting}<>"$pipes/greeting"
 
 # In sessions of their own: a terminal's Ctrl-C is for this script, which knows the order.
 setsid "$here/base-executor.sh" --exit-with-stdin <"$pipes/lifeline" >/dev/null {lifeline}>&- {greeting}>&- &
 executor=$!
+declare -A core_of=()
+for core in $worker_cores; do
+    setsid "$here/lora-worker.sh" --core "$core" --exit-with-stdin <"$pipes/lifeline" >/dev/null {lifeline}>&- {greeting}>&- &
+    core_of[$!]=$core
+done
 setsid "$here/gateway.sh" --exit-with-stdin "$@" <"$pipes/lifeline" >"$pipes/greeting" {lifeline}>&- {greeting}>&- &
 gateway=$!
 
@@ -32,11 +50,10 @@ end() {
 
 stop() {
     trap '' TERM INT
-    end "$gateway" "$executor"
+    end "$gateway" "$executor" "${!core_of[@]}"
     exit
 }
 trap stop TERM INT
-trap 'rm -rf "$pipes"' EXIT
 
 # The first line is the address; a process that ends before it is a reason to stop waiting.
 until read -r -t 0.2 line <&"$greeting"; do
@@ -44,10 +61,16 @@ until read -r -t 0.2 line <&"$greeting"; do
 done
 [[ -z ${line:-} ]] || echo "$line"
 
-wait -n -p ended "$executor" "$gateway"
-code=$?
+while
+    wait -n -p ended "$executor" "$gateway" "${!core_of[@]}"
+    code=$?
+    [[ -n ${core_of[$ended]:-} ]]
+do
+    echo "warning: the lora-worker on core ${core_of[$ended]} ended unasked with exit code $code; the executor goes on without it" >&2
+    unset "core_of[$ended]"
+done
 trap '' TERM INT
 if [[ $ended == "$executor" ]]; then name=base-executor other=$gateway; else name=gateway other=$executor; fi
 echo "error: $name ended unasked with exit code $code; its last lines above say why" >&2
-end "$other"
+end "$other" "${!core_of[@]}"
 exit $((code ? code : 1))

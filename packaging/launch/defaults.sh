@@ -4,11 +4,11 @@
 # Programs: HOLOBIONT_PROGRAMS, else the folder above (as installed), else what was built in this checkout.
 launch=$(cd "$(dirname "$0")" && pwd)
 for programs in "${HOLOBIONT_PROGRAMS:-$launch/..}" "$launch/../../target/release" "$launch/../../target/debug"; do
-    [ -x "$programs/base-executor" ] && [ -x "$programs/gateway" ] && break
+    [ -x "$programs/base-executor" ] && [ -x "$programs/lora-worker" ] && [ -x "$programs/gateway" ] && break
     programs=''
 done
 if [ -z "$programs" ]; then
-    echo "error: base-executor and gateway are not found; set HOLOBIONT_PROGRAMS to their folder, or build them" >&2
+    echo "error: base-executor, lora-worker and gateway are not found side by side; set HOLOBIONT_PROGRAMS to their folder, or build them" >&2
     exit 1
 fi
 
@@ -17,3 +17,5 @@ home=${HOLOBIONT_HOME:-${XDG_DATA_HOME:-${HOME:-/nonexistent}/.local/share}/holo
 export HOLOBIONT_STATE="${HOLOBIONT_STATE:-$home/state}"
 # The executor makes this directory with mode 0700, and refuses one that others may enter.
 export HOLOBIONT_SOCKET="${HOLOBIONT_SOCKET:-${XDG_RUNTIME_DIR:-$HOLOBIONT_STATE/run}/holobiont/executor.sock}"
+# Workers find the executor beside that.
+export HOLOBIONT_WORKER_SOCKET="${HOLOBIONT_WORKER_SOCKET:-$(dirname "$HOLOBIONT_SOCKET")/workers.sock}"
