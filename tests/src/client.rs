@@ -198,6 +198,21 @@ impl Client {
         self.agent.get(format!("{}/health", self.url)).call().is_ok_and(|response| response.status() == 200)
     }
 
+    /// What the deployment does now, as `/v1/status` says it. Figures of the executor are up to a second old.
+    #[must_use]
+    pub fn status(&self) -> Value {
+        self.get("/v1/status")
+    }
+
+    /// What is known of the adapter `name`, as `/v1/lora_adapters` says it, up to a second old.
+    #[must_use]
+    pub fn adapter(&self, name: &str) -> Value {
+        let body = self.get("/v1/lora_adapters");
+        let entries = body["data"].as_array().expect("a list");
+        let entry = entries.iter().find(|entry| entry["name"] == name);
+        entry.unwrap_or_else(|| panic!("there is no adapter {name} in {body}")).clone()
+    }
+
     /// A figure of `/metrics` by its name with labels. The executor's are up to a second old.
     #[must_use]
     pub fn metric(&self, name: &str) -> f64 {

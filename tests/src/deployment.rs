@@ -19,6 +19,7 @@ use crate::{
     chaos::Places,
     client::Client,
     fixtures::{BASE, EXAMPLES, example, model, program},
+    proc::{self, SharedMemory},
     watchdog::{running, signal},
 };
 
@@ -32,11 +33,13 @@ pub enum Process {
     Executor,
     /// Owns the text.
     Gateway,
+    /// Owns a core.
+    Worker,
 }
 
 impl Process {
-    /// Both.
-    pub const ALL: [Self; 2] = [Self::Executor, Self::Gateway];
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Executor, Self::Gateway, Self::Worker];
 
     /// What the program is called.
     #[must_use]
@@ -44,17 +47,26 @@ impl Process {
         match self {
             Self::Executor => "base-executor",
             Self::Gateway => "gateway",
+            Self::Worker => "lora-worker",
         }
     }
 }
 
 /// A deployment that has not been started.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub struct Plan {
     /// Instead of the model of all tests.
     model: Option<PathBuf>,
+    /// One unless told otherwise, whatever machine this is.
+    workers: usize,
     arguments: Vec<String>,
     settings: Vec<(String, String)>,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Self { model: None, workers: 1, arguments: Vec::new(), settings: Vec::new() }
+    }
 }
 
 impl Plan {
@@ -86,6 +98,20 @@ impl Plan {
         self
     }
 
+    /// Lets `count` workers compute adapters.
+    #[must_use]
+    pub fn workers(mut self, count: usize) -> Self {
+        self.workers = count;
+        self
+    }
+
+    /// Lets adapters come to a device of `device_bytes` over an emulated link of `link_gbps`: most requests find theirs
+    /// missing there.
+    #[must_use]
+    pub fn cold(self, device_bytes: &str, link_gbps: &str) -> Self {
+        self.set("EXECUTOR_DEVICE_ADAPTER_BYTES", device_bytes).set("EXECUTOR_LINK_GBPS", link_gbps)
+    }
+
     /// Sets `HOLOBIONT_<name>`, as in `EXECUTOR_CHUNK_TOKENS`.
     #[must_use]
     pub fn set(mut self, name: &str, value: &str) -> Self {
@@ -93,13 +119,17 @@ impl Plan {
         self
     }
 
+    /// Lets its processes die as often as it takes, and come back soon.
+    #[must_use]
+    pub fn restless(self) -> Self {
+        self.set("DEPLOYMENT_MAX_DEATHS", "1000000").set("DEPLOYMENT_RESTART_DELAY_MS", "0")
+    }
+
     /// Lets its processes die at `places`, as often as it takes, and come back soon.
     #[must_use]
     pub fn mortal(self, places: &Places) -> Self {
         let directory = places.directory().display().to_string();
-        self.set("FAILPOINTS", &directory)
-            .set("DEPLOYMENT_MAX_DEATHS", "1000000")
-            .set("DEPLOYMENT_RESTART_DELAY_MS", "0")
+        self.restless().set("FAILPOINTS", &directory)
     }
 
     /// Starts it with a state directory of its own.
@@ -135,6 +165,7 @@ impl Plan {
             .arg(self.model.clone().unwrap_or_else(model))
             .arg("--state")
             .arg(place.state())
+            .args(["--workers", &self.workers.to_string()])
             .args(&self.arguments)
             .env("HOLOBIONT_HOME", place.path())
             .env("HOLOBIONT_MODEL_SERVED_NAME", BASE)
@@ -234,13 +265,19 @@ impl Deployment {
         self.signal(Process::Executor, Signal::KILL);
     }
 
-    /// The id of a process as it is now; `None` while it is started again.
+    /// The id of a process as it is now, the first of several; `None` while it is started again.
     #[must_use]
     pub fn process(&self, process: Process) -> Option<u32> {
-        children(self.id()).into_iter().find(|id| {
-            let name = fs::read_to_string(format!("/proc/{id}/comm"));
-            name.is_ok_and(|name| name.trim_end() == process.program())
-        })
+        self.processes(process).first().copied()
+    }
+
+    /// The ids of all processes of a kind, in ascending order.
+    #[must_use]
+    pub fn processes(&self, process: Process) -> Vec<u32> {
+        let mut ids = proc::children(self.id());
+        ids.retain(|id| proc::name(*id).as_deref() == Some(process.program()));
+        ids.sort_unstable();
+        ids
     }
 
     /// Sends a signal to a process, if it runs.
@@ -253,18 +290,19 @@ impl Deployment {
     /// Files and sockets a process has open.
     #[must_use]
     pub fn open_files(&self, process: Process) -> usize {
-        let id = self.process(process).expect("the process runs");
-        fs::read_dir(format!("/proc/{id}/fd")).map_or(0, Iterator::count)
+        proc::open_files(self.process(process).expect("the process runs"))
     }
 
     /// Memory of a process that is in use and not a file's, in bytes.
     #[must_use]
     pub fn resident_bytes(&self, process: Process) -> u64 {
-        let id = self.process(process).expect("the process runs");
-        let status = fs::read_to_string(format!("/proc/{id}/status")).expect("its status");
-        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).expect("a figure");
-        let kib = line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number");
-        kib * 1024
+        proc::resident_bytes(self.process(process).expect("the process runs"))
+    }
+
+    /// The shared memory that each process of a kind holds.
+    #[must_use]
+    pub fn shared_memory(&self, process: Process) -> Vec<SharedMemory> {
+        self.processes(process).into_iter().map(SharedMemory::of).collect()
     }
 
     /// Kills `holobiont up` itself, and waits until nothing of it is left.
@@ -282,12 +320,14 @@ impl Deployment {
 
     /// Signals the supervisor, and waits until it and its processes are gone.
     fn end(&mut self, how: Signal) -> ExitStatus {
-        let children = children(self.id());
-        assert_eq!(children.len(), 2, "executor and gateway run");
+        let children = proc::children(self.id());
+        for process in [Process::Executor, Process::Gateway] {
+            assert!(self.process(process).is_some(), "{process:?} runs");
+        }
         signal(self.id(), how);
         let started = Instant::now();
         let mut status = None;
-        while status.is_none() || children.iter().any(|id| parent(*id).is_some()) {
+        while status.is_none() || children.iter().any(|id| proc::parent(*id).is_some()) {
             assert!(started.elapsed() < STOP_LIMIT, "it did not stop; its log:\n{}", self.log());
             status = status.or_else(|| self.child.try_wait().expect("a child can be waited for"));
             thread::sleep(Duration::from_millis(10));
@@ -328,20 +368,4 @@ impl Drop for Deployment {
             eprintln!("the log of the deployment:\n{}", self.log());
         }
     }
-}
-
-/// The processes that `id` started and that run now.
-fn children(id: u32) -> Vec<u32> {
-    let entries = fs::read_dir("/proc").expect("the processes of this machine");
-    let ids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    ids.filter(|child| parent(*child) == Some(id)).collect()
-}
-
-/// Who started a process, while it runs. One that is dead but not waited for does not.
-fn parent(id: u32) -> Option<u32> {
-    let stat = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
-    // State and parent come after the name, which is in parentheses.
-    let mut fields = stat.rsplit_once(") ")?.1.split(' ');
-    let state = fields.next()?;
-    fields.next()?.parse().ok().filter(|_| state != "Z")
 }

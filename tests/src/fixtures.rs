@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde_json::Value;
+use serde_json::{Map, Value, json};
 
 /// What the base model is called.
 pub const BASE: &str = "base";
@@ -49,16 +49,48 @@ pub fn example(name: &str) -> PathBuf {
     examples().join(name)
 }
 
+/// The names PEFT gives to an adapter's files.
+const WEIGHTS: &str = "adapter_model.safetensors";
+const CONFIG: &str = "adapter_config.json";
+
 /// Writes an adapter like the example `name`, but `alpha` strong, into `into`: other content, so another generation.
 pub fn variant(name: &str, alpha: u32, into: &Path) {
+    stacked(name, 1, alpha, into);
+}
+
+/// Writes a variant that has every rank of the example `times` times: so wide that it travels in several blocks.
+pub fn stacked(name: &str, times: usize, alpha: u32, into: &Path) {
     let from = example(name);
     fs::create_dir_all(into).expect("a directory for the variant");
-    let weights = "adapter_model.safetensors";
-    fs::copy(from.join(weights), into.join(weights)).expect("the example's weights");
-    let config = fs::read(from.join("adapter_config.json")).expect("the example's configuration");
+    let weights = fs::read(from.join(WEIGHTS)).expect("the example's weights");
+    fs::write(into.join(WEIGHTS), stack(&weights, times)).expect("the variant's weights");
+    let config = fs::read(from.join(CONFIG)).expect("the example's configuration");
     let mut config: Value = serde_json::from_slice(&config).expect("the configuration is JSON");
     config["lora_alpha"] = alpha.into();
-    fs::write(into.join("adapter_config.json"), config.to_string()).expect("the variant's configuration");
+    config["r"] = (config["r"].as_u64().expect("a rank") * times as u64).into();
+    fs::write(into.join(CONFIG), config.to_string()).expect("the variant's configuration");
+}
+
+/// The same weights with every rank `times` times. A file has the length of its header, the header, and the data.
+fn stack(weights: &[u8], times: usize) -> Vec<u8> {
+    let (length, rest) = weights.split_first_chunk().expect("the length of the header");
+    let length = usize::try_from(u64::from_le_bytes(*length)).expect("the length of the header");
+    let (header, data) = rest.split_at(length);
+    let mut header: Map<String, Value> = serde_json::from_slice(header).expect("a header");
+    let mut stacked = Vec::new();
+    for (name, tensor) in header.iter_mut().filter(|(name, _)| *name != "__metadata__") {
+        let number = |value: &Value| usize::try_from(value.as_u64().expect("a number")).expect("it is small");
+        let offsets = &tensor["data_offsets"];
+        let bytes = &data[number(&offsets[0])..number(&offsets[1])];
+        // A has its ranks one after the other; B has all of them in each of its rows.
+        let (rank_at, rows) = if name.contains("lora_A") { (0, 1) } else { (1, number(&tensor["shape"][0])) };
+        let start = stacked.len();
+        bytes.chunks(bytes.len() / rows).for_each(|row| stacked.extend(row.repeat(times)));
+        tensor["shape"][rank_at] = (number(&tensor["shape"][rank_at]) * times).into();
+        tensor["data_offsets"] = json!([start, stacked.len()]);
+    }
+    let header = Value::Object(header).to_string();
+    [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &stacked].concat()
 }
 
 /// `length` token ids that mean nothing and differ with `seed`.

@@ -7,6 +7,7 @@
 //! - [`answer`]: what came back, exact to the last bit of every log-probability
 //! - [`stream`]: server-sent events, and the ways in which a stream may end
 //! - [`fixtures`]: programs, model and adapters
+//! - [`proc`]: what the operating system says of a process
 //! - [`watchdog`]: nothing waits for ever
 //! - [`chaos`]: processes that die at named places while golden requests run
 //!
@@ -19,12 +20,14 @@ pub mod chaos;
 pub mod client;
 pub mod deployment;
 pub mod fixtures;
+pub mod proc;
 pub mod stream;
 pub mod watchdog;
 
 pub use answer::Answer;
 pub use client::{Ask, Client, Fault};
-pub use deployment::{Deployment, Plan, Process};
+pub use deployment::{Deployment, Place, Plan, Process};
 pub use fixtures::{BASE, EXAMPLES, MODELS};
+pub use proc::SharedMemory;
 pub use stream::{Ending, Stream};
-pub use watchdog::{eventually, within_seconds};
+pub use watchdog::{eventually, signal, within_seconds};

@@ -44,7 +44,7 @@ pub fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 /// Sends a signal to a process that may have gone already.
-pub(crate) fn signal(id: u32, signal: Signal) {
+pub fn signal(id: u32, signal: Signal) {
     let pid = i32::try_from(id).ok().and_then(Pid::from_raw).expect("a process id");
     let _ = kill_process(pid, signal);
 }

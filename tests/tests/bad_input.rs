@@ -27,7 +27,7 @@ struct Witness {
     deployment: Deployment,
     golden: Answer,
     probe: Answer,
-    processes: [Option<u32>; 2],
+    processes: [Option<u32>; 3],
 }
 
 fn long() -> Ask {
@@ -213,10 +213,10 @@ fn finite_weights_that_overflow_harm_nobody_else_in_the_batch() {
             let (client, root) = (&deployment.client, deployment.place().adapters());
             let golden = client.ask(&base).answer;
             let hostile = [
-                // The largest F16, made stronger; the largest F32 there is, as both signs.
+                // The largest F16, made stronger; and F32 far beyond those, as both signs.
                 ("halves", Weight::Half([0xff, 0x7b]), 1e38),
-                ("singles", Weight::Single(f32::MAX), 16.0),
-                ("below-zero", Weight::Single(f32::MIN), -1e38),
+                ("singles", Weight::Single(1e18), 16.0),
+                ("below-zero", Weight::Single(-1e18), -16.0),
             ];
             for (name, weight, alpha) in hostile {
                 client.load(name, &adapter_of(&root, name, weight, alpha));
@@ -231,6 +231,20 @@ fn finite_weights_that_overflow_harm_nobody_else_in_the_batch() {
             }
             assert_eq!(honest.finish(), (golden, Ending::Done));
         });
+    });
+}
+
+#[test]
+fn weights_that_are_too_large_to_multiply_are_refused_at_the_load() {
+    within_seconds(LIMIT_S, || {
+        let deployment = Plan::bare().start();
+        let root = deployment.place().adapters();
+        for (name, weight) in [("largest", f32::MAX), ("least", f32::MIN)] {
+            let path = adapter_of(&root, name, Weight::Single(weight), 16.0);
+            let refusal = refused_load(&deployment, name, &json!(path));
+            assert_eq!(refusal, (400, "invalid_adapter".to_owned()), "{name}");
+        }
+        deployment.client.ask(&short().of(BASE));
     });
 }
 

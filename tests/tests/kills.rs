@@ -1,6 +1,10 @@
 //! Death at named places, under load: every answer golden, the registry exact, nothing left behind.
 //!
-//! `HOLOBIONT_KILLS` says how many deaths (300), `HOLOBIONT_SEED` which (1), `HOLOBIONT_LEDGER` where the figures go.
+//! Adapters come over a slow emulated link to a device that has room for one of them, and two workers compute meanwhile:
+//! so every way in which an adapter can be computed is taken when somebody dies.
+//!
+//! `HOLOBIONT_KILLS` says how many deaths (300), `HOLOBIONT_PLACES` a part of the names of their places (all),
+//! `HOLOBIONT_SEED` which (1), `HOLOBIONT_LEDGER` where the figures go.
 
 use std::{
     env,
@@ -10,7 +14,7 @@ use std::{
 };
 
 use e2e_tests::{
-    Ask, Client, Deployment, Fault, Plan, Process,
+    Ask, Client, Deployment, Fault, Place, Plan, Process,
     chaos::{Ledger, Names, Places, Random, Traffic, Variants},
     eventually, fixtures, within_seconds,
 };
@@ -20,11 +24,24 @@ use serde_json::{Value, json};
 const DEFAULT_KILLS: u64 = 300;
 /// Contents of adapters; more than the executor has room for.
 const VARIANTS: u32 = 6;
-const CLIENTS: u64 = 3;
+const CLIENTS: u64 = 4;
 /// Names that are loaded, replaced and unloaded all the time.
 const NAMES: [&str; 5] = ["ash", "birch", "cedar", "elm", "fir"];
 /// How long a place gets to be reached before it is somebody else's turn.
 const REACH: Duration = Duration::from_secs(6);
+/// Room on the device for each of the contents, but not for two, and a link that takes a third of a second for one.
+const DEVICE: &str = "2MiB";
+const LINK_GBPS: &str = "0.05";
+/// A place that is reached only if requests wait for their adapters instead of starting without.
+const ON_DEMAND: [&str; 1] = ["executor.cold_waits"];
+/// Others that are on the way there.
+const ON_THE_WAY: [&str; 5] = [
+    "executor.cold_start",
+    "executor.block_arrived",
+    "executor.adapter_arrived",
+    "executor.adapter_evicted",
+    "forward.after_qkv",
+];
 /// And at the end, if nobody has died there yet.
 const LAST_REACH: Duration = Duration::from_secs(60);
 
@@ -68,17 +85,40 @@ impl Provocation {
     }
 }
 
-/// Where deaths happen, from the processes' own tables.
-fn places() -> Vec<(&'static str, Provocation)> {
-    let all = gateway::failpoints().into_iter().chain(base_executor::FAILPOINTS.iter().copied());
-    all.filter(|place| !place.ends_with("_fails")).map(|place| (place, provocation(place))).collect()
+/// A place, and what has to happen for a process to get there.
+type Target = (&'static str, Provocation);
+
+/// Where deaths happen while requests start without their adapters, from the processes' own tables.
+fn places() -> Vec<Target> {
+    let [executor, worker] =
+        [base_executor::FAILPOINTS, lora_worker::FAILPOINTS].map(|table| table.iter().copied());
+    let all = gateway::failpoints().into_iter().chain(executor).chain(worker);
+    let meant = env::var("HOLOBIONT_PLACES").unwrap_or_default();
+    let here =
+        |place: &&str| !place.ends_with("_fails") && !ON_DEMAND.contains(place) && place.contains(&meant);
+    all.filter(here).map(target).collect()
+}
+
+fn target(place: &'static str) -> Target {
+    (place, provocation(place))
 }
 
 fn provocation(place: &str) -> Provocation {
     use Provocation::{Change, Cold, Cut, Leave, Loss, Pin, Start, Stop, Traffic, Unload};
     let has = |words: &[&str]| words.iter().any(|word| place.contains(word));
-    let process = if place.starts_with("gateway.") { Process::Gateway } else { Process::Executor };
+    let process = match place.split_once('.') {
+        Some(("gateway", _)) => Process::Gateway,
+        Some(("worker", _)) => Process::Worker,
+        _ => Process::Executor,
+    };
     match place {
+        "worker.leaving" => Stop(process),
+        "worker.left" => Loss,
+        "worker.image_withdrawn" => Unload,
+        _ if has(&["worker.connected", "worker.hello", "worker.seated", "worker.image"]) => Start(process),
+        // What the executor does about a worker takes a worker that comes or goes.
+        _ if has(&["worker_", "image_offered"]) => Start(Process::Worker),
+        _ if has(&["cold_", "block_arrived", "adapter_arrived", "adapter_evicted"]) => Cold,
         _ if has(&["unload"]) => Unload,
         _ if has(&["drain_cut"]) => Cut,
         _ if has(&["drain"]) => Stop(process),
@@ -107,20 +147,23 @@ struct Arena {
 }
 
 impl Arena {
-    fn open(seed: u64) -> Self {
-        let places = Places::new();
-        // Room for two or three adapters of six, and for less keys and values than the clients want: everything moves.
-        let plan = Plan::bare().mortal(&places).set("EXECUTOR_KV_BYTES", "6MiB");
+    /// A deployment that does as `cold_start` says with requests whose adapter is not on the device.
+    fn open(test: &'static str, seed: u64, cold_start: &str) -> Self {
+        let (places, place) = (Places::new(), Arc::new(Place::new()));
+        // What is golden is learned where adapters are always there.
+        let calm = Plan::bare().workers(0).start_in(Arc::clone(&place));
+        let variants = Arc::new(Variants::learn(&calm.client, &place.adapters(), VARIANTS));
+        assert!(calm.stop().success());
+        // Room for two or three adapters of six, and for the keys and values of hardly two long requests: everything moves.
+        let plan = Plan::bare().mortal(&places).set("EXECUTOR_KV_BYTES", "4800KiB");
         let plan = plan.set("EXECUTOR_ADAPTER_BYTES", "4MiB").set("DEPLOYMENT_GRACE_MS", "300");
-        let deployment = plan.start();
-        let into = deployment.place().adapters();
-        let variants = Arc::new(Variants::learn(&deployment.client, &into, VARIANTS));
+        let plan = plan.workers(2).cold(DEVICE, LINK_GBPS).set("EXECUTOR_COLD_START", cold_start);
         Self {
-            deployment,
+            deployment: plan.start_in(place),
             variants,
             names: Names::default(),
             random: Random::new(seed),
-            ledger: Ledger::new("kills", seed),
+            ledger: Ledger::new(test, seed),
             places,
             reach: REACH,
         }
@@ -157,15 +200,15 @@ impl Arena {
         fired
     }
 
-    /// A death, or two, at no place in particular.
+    /// A death, or one of each kind, at no place in particular.
     fn kill_anywhere(&mut self) {
-        let both = self.random.below(2) == 0;
+        let all = self.random.below(2) == 0;
         thread::sleep(Duration::from_millis(self.random.below(200) as u64));
         let first = *self.random.pick(&Process::ALL);
-        for process in Process::ALL.into_iter().filter(|process| both || *process == first) {
+        for process in Process::ALL.into_iter().filter(|process| all || *process == first) {
             self.deployment.signal(process, Signal::KILL);
         }
-        self.ledger.hit(if both { "both" } else { first.program() });
+        self.ledger.hit(if all { "all" } else { first.program() });
         self.settle();
     }
 
@@ -273,6 +316,34 @@ impl Arena {
         self.names.settle(&registry.expect("it has answered"));
     }
 
+    /// Lets processes die at `targets` in turn, so that each is visited equally often, until there were `kills` deaths; the
+    /// seed decides what else happens.
+    fn attack(&mut self, targets: &[Target], kills: u64, traffic: &mut Traffic) {
+        for (place, provocation) in targets.iter().cycle() {
+            traffic.check();
+            if self.random.below(8) == 0 {
+                self.kill_anywhere();
+            }
+            self.kill_at(place, *provocation);
+            self.change();
+            if self.ledger.total() >= kills {
+                break;
+            }
+        }
+        self.reach = LAST_REACH;
+        for (place, provocation) in targets.iter().filter(|_| kills >= targets.len() as u64) {
+            if self.ledger.hits(place) == 0 {
+                self.kill_at(place, *provocation);
+            }
+        }
+    }
+
+    /// Where nobody has died, although there were deaths enough.
+    fn missed(&self, targets: &[Target], kills: u64) -> Vec<&'static str> {
+        let targets = targets.iter().filter(|_| kills >= targets.len() as u64);
+        targets.map(|(place, _)| *place).filter(|place| self.ledger.hits(place) == 0).collect()
+    }
+
     /// What must hold when nothing is under way any more.
     fn inspect(&self) {
         let client = self.client();
@@ -310,56 +381,51 @@ impl Arena {
     }
 }
 
+/// Kills processes of a deployment under load, and looks at what is left.
+fn survive(mut arena: Arena, targets: &[Target], kills: u64) {
+    let open_files = Process::ALL.map(|process| arena.deployment.open_files(process));
+    let models: Vec<String> = NAMES.iter().copied().chain([e2e_tests::BASE]).map(str::to_owned).collect();
+    let mut traffic = Traffic::begin(arena.client(), &arena.variants, &models, CLIENTS);
+    for _ in 0..NAMES.len() {
+        arena.change();
+    }
+    arena.attack(targets, kills, &mut traffic);
+    let tally = traffic.finish();
+    arena.inspect();
+    for (process, before) in Process::ALL.into_iter().zip(open_files) {
+        eventually(&format!("a {} runs", process.program()), || arena.deployment.process(process).is_some());
+        let now = arena.deployment.open_files(process);
+        assert!(now <= before + 8, "{process:?} has {now} files open, {before} at the start");
+    }
+    let seen = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
+    arena.ledger.count("golden answers", seen(&tally.answered));
+    arena.ledger.count("requests sent again", seen(&tally.retried));
+    arena.ledger.count("streams given up", seen(&tally.given_up));
+    arena.ledger.write();
+    assert!(seen(&tally.answered) > kills, "hardly anything was answered between the deaths");
+    let missed = arena.missed(targets, kills);
+    assert!(missed.is_empty(), "nobody ever died at {missed:?}");
+    // What crashes left behind is swept at the next start.
+    arena.deployment.signal(Process::Gateway, Signal::KILL);
+    eventually("the gateway is back", || arena.deployment.client.is_healthy());
+    arena.settle();
+    arena.no_orphans();
+    assert!(arena.deployment.stop().success());
+}
+
 #[test]
 fn processes_may_die_anywhere_and_no_token_adapter_or_request_is_lost() {
     let (kills, seed) = (number("HOLOBIONT_KILLS", DEFAULT_KILLS), number("HOLOBIONT_SEED", 1));
     within_seconds(600 + 6 * kills, move || {
-        let mut arena = Arena::open(seed);
-        let open_files = Process::ALL.map(|process| arena.deployment.open_files(process));
-        let models: Vec<String> = NAMES.iter().copied().chain([e2e_tests::BASE]).map(str::to_owned).collect();
-        let mut traffic = Traffic::begin(arena.client(), &arena.variants, &models, CLIENTS);
-        for _ in 0..NAMES.len() {
-            arena.change();
-        }
-        let places = places();
-        // Every place in turn, so that each is visited equally often; the seed decides what else happens.
-        for (place, provocation) in places.iter().cycle() {
-            traffic.check();
-            if arena.random.below(8) == 0 {
-                arena.kill_anywhere();
-            }
-            arena.kill_at(place, *provocation);
-            arena.change();
-            if arena.ledger.total() >= kills {
-                break;
-            }
-        }
-        arena.reach = LAST_REACH;
-        for (place, provocation) in places.iter().filter(|_| kills >= 100) {
-            if arena.ledger.hits(place) == 0 {
-                arena.kill_at(place, *provocation);
-            }
-        }
-        let tally = traffic.finish();
-        arena.inspect();
-        for (process, before) in Process::ALL.into_iter().zip(open_files) {
-            let now = arena.deployment.open_files(process);
-            assert!(now <= before + 8, "{process:?} has {now} files open, {before} at the start");
-        }
-        let seen = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
-        arena.ledger.count("golden answers", seen(&tally.answered));
-        arena.ledger.count("requests sent again", seen(&tally.retried));
-        arena.ledger.count("streams given up", seen(&tally.given_up));
-        arena.ledger.write();
-        assert!(seen(&tally.answered) > kills, "hardly anything was answered between the deaths");
-        let missed: Vec<_> =
-            places.iter().filter(|(place, _)| kills >= 100 && arena.ledger.hits(place) == 0).collect();
-        assert!(missed.is_empty(), "nobody ever died at {missed:?}");
-        // What crashes left behind is swept at the next start.
-        arena.deployment.signal(Process::Gateway, Signal::KILL);
-        eventually("the gateway is back", || arena.deployment.client.is_healthy());
-        arena.settle();
-        arena.no_orphans();
-        assert!(arena.deployment.stop().success());
+        survive(Arena::open("kills", seed, "cpu-assist"), &places(), kills);
+    });
+}
+
+#[test]
+fn processes_may_die_while_requests_wait_for_their_adapters_and_none_is_lost() {
+    let (kills, seed) = (number("HOLOBIONT_KILLS", DEFAULT_KILLS) / 15, number("HOLOBIONT_SEED", 1));
+    within_seconds(300 + 6 * kills, move || {
+        let targets: Vec<Target> = ON_DEMAND.into_iter().chain(ON_THE_WAY).map(target).collect();
+        survive(Arena::open("kills on demand", seed, "on-demand"), &targets, kills);
     });
 }

@@ -83,7 +83,7 @@ struct Holdings {
 }
 
 impl Holdings {
-    fn of(deployment: &Deployment) -> [Self; 2] {
+    fn of(deployment: &Deployment) -> [Self; 3] {
         Process::ALL.map(|process| Self {
             open_files: deployment.open_files(process),
             resident_bytes: deployment.resident_bytes(process),
@@ -135,7 +135,7 @@ fn sixty_four_clients_with_disconnects_get_golden_tokens_and_leave_nothing_behin
     });
 }
 
-fn nothing_has_grown(middle: [Holdings; 2], end: [Holdings; 2], soak_s: u64) {
+fn nothing_has_grown(middle: [Holdings; 3], end: [Holdings; 3], soak_s: u64) {
     for ((process, middle), end) in Process::ALL.into_iter().zip(middle).zip(end) {
         eprintln!("{process:?}: {middle:?} in the middle, {end:?} at the end");
         assert!(end.open_files <= middle.open_files + OPEN_FILES_SLACK, "{process:?}: files");

@@ -32,9 +32,16 @@ pub struct Variants {
 }
 
 impl Variants {
-    /// Makes `count` adapters below `into` and lets each answer alone, in a deployment that does nothing else.
+    /// Makes `count` variants of the examples below `into` and lets each answer alone, in a deployment that does nothing
+    /// else.
     #[must_use]
     pub fn learn(client: &Client, into: &Path, count: u32) -> Self {
+        Self::learn_stacked(client, into, count, 1)
+    }
+
+    /// The same with every rank of the examples `times` times.
+    #[must_use]
+    pub fn learn_stacked(client: &Client, into: &Path, count: u32, times: usize) -> Self {
         let asks: Vec<Ask> = [(5, None), (40, None), (90, Some(11)), (20, Some(7))]
             .into_iter()
             .map(|(length, seed)| Ask { seed, ..Ask::new("", fixtures::prompt(1, length), 16) })
@@ -44,7 +51,7 @@ impl Variants {
         for index in 0..count {
             let path = into.join(format!("variant-{index}"));
             let example = crate::EXAMPLES[index as usize % crate::EXAMPLES.len()];
-            fixtures::variant(example, 16 + index, &path);
+            fixtures::stacked(example, times, 16 + index, &path);
             let generation = client.load("learning", &path);
             variants.listen(client, "learning", Some(&generation));
             client.unload("learning");
