@@ -1,6 +1,10 @@
 //! What a run measures and with which files: raw arguments and the environment, turned into a checked [`Config`].
 
-use std::{num::NonZeroUsize, path::PathBuf};
+use std::{
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Parser, ValueEnum};
@@ -22,12 +26,22 @@ pub(crate) enum Name {
     Startup,
     /// Ten times as many requests as can be served.
     Overload,
-    /// Every one of them.
+    /// One adapted layer beside PyTorch.
+    Xab,
+    /// Rows to worker processes and back, beside Unix sockets.
+    Board,
+    /// Requests on adapters that are not on the device, in the three modes of a cold start.
+    ColdStart,
+    /// A decode step in the three modes, once every adapter has arrived.
+    DecodeModes,
+    /// A single cold prompt by its length: starting at once beside waiting.
+    Crossover,
+    /// Every one of them but `xab`, which needs PyTorch.
     All,
 }
 
 impl Name {
-    const EACH: [Self; 7] = [
+    const EACH: [Self; 11] = [
         Self::Decode,
         Self::Prefill,
         Self::Batch,
@@ -35,7 +49,51 @@ impl Name {
         Self::Neighbour,
         Self::Startup,
         Self::Overload,
+        Self::Board,
+        Self::DecodeModes,
+        Self::ColdStart,
+        Self::Crossover,
     ];
+
+    /// Whether it is compared with llama.cpp.
+    pub(crate) fn needs_llama_cpp(self) -> bool {
+        !matches!(self, Self::Xab | Self::Board | Self::ColdStart | Self::DecodeModes | Self::Crossover)
+    }
+}
+
+/// How fast the emulated link between host tier and device is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum LinkSpeed {
+    /// A load takes as many times as long as a lone prefill as it does in the paper.
+    Prefill,
+    /// Loads keep the link nearly as busy, under saturated load, as requests keep the base.
+    Busy,
+    /// Gigabits per second.
+    Gbps(f64),
+}
+
+impl LinkSpeed {
+    /// For names of files.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Busy => "busy",
+            Self::Gbps(_) => "given",
+        }
+    }
+}
+
+impl FromStr for LinkSpeed {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match (text, text.parse()) {
+            ("prefill", _) => Ok(Self::Prefill),
+            ("busy", _) => Ok(Self::Busy),
+            (_, Ok(gbps)) if gbps > 0.0 && f64::is_finite(gbps) => Ok(Self::Gbps(gbps)),
+            _ => Err("write prefill, busy, or a number of gigabits per second".to_owned()),
+        }
+    }
 }
 
 /// Measures Holobiont and llama.cpp side by side; prints one JSON object a line.
@@ -49,10 +107,13 @@ pub(crate) struct Args {
     model: PathBuf,
     /// Folder of llama-bench, llama-batched-bench, llama-server and llama-quantize.
     #[arg(long, env = "HOLOBIONT_LLAMA_CPP", value_name = "DIR")]
-    peer: PathBuf,
-    /// Folder of holobiont, gateway and base-executor (default: the folder of this program).
+    peer: Option<PathBuf>,
+    /// Folder of holobiont, gateway, base-executor and lora-worker (default: the folder of this program).
     #[arg(long, value_name = "DIR")]
     ours: Option<PathBuf>,
+    /// Python of an environment with torch, which only `xab` needs.
+    #[arg(long, env = "HOLOBIONT_TORCH_PYTHON", value_name = "FILE")]
+    torch_python: Option<PathBuf>,
     /// Where the peer's requantized models are kept between runs (default: the system's temporary folder).
     #[arg(long, value_name = "DIR")]
     requantized: Option<PathBuf>,
@@ -62,6 +123,15 @@ pub(crate) struct Args {
     /// Measurements of either side, in alternation.
     #[arg(long, default_value = "5", value_name = "N")]
     runs: NonZeroUsize,
+    /// Cores of `board`, if others than --threads: on a large machine workers have one each, as in the paper.
+    #[arg(long, value_name = "N")]
+    cores: Option<NonZeroUsize>,
+    /// Emulated link of the cold starts: prefill, busy, or gigabits per second.
+    #[arg(long, default_value = "prefill", value_name = "LINK")]
+    link: LinkSpeed,
+    /// Folder for plots (SVG) of the cold starts.
+    #[arg(long, value_name = "DIR")]
+    plot: Option<PathBuf>,
 }
 
 /// A checked [`Args`].
@@ -71,16 +141,24 @@ pub(crate) struct Config {
     pub(crate) names: Vec<Name>,
     /// An existing GGUF file.
     pub(crate) model: PathBuf,
-    /// An existing folder of peer binaries.
-    pub(crate) peer: PathBuf,
+    /// An existing folder of peer binaries, if one of the benchmarks needs it.
+    pub(crate) peer: Option<PathBuf>,
     /// An existing folder of our binaries.
     pub(crate) ours: PathBuf,
+    /// A Python that has torch.
+    pub(crate) torch_python: Option<PathBuf>,
     /// A folder that may not exist yet.
     pub(crate) requantized: PathBuf,
     /// Compute threads of either side.
     pub(crate) threads: usize,
     /// Measurements of either side.
     pub(crate) runs: usize,
+    /// Cores of `board`.
+    pub(crate) cores: usize,
+    /// The cold starts' emulated link.
+    pub(crate) link: LinkSpeed,
+    /// Where plots go.
+    pub(crate) plot: Option<PathBuf>,
 }
 
 impl Args {
@@ -96,19 +174,27 @@ impl Args {
                 .with_file_name(""),
         };
         ensure!(self.model.is_file(), "no model at {}; give a GGUF file with --model", self.model.display());
-        ensure!(
-            self.peer.is_dir(),
-            "no peer binaries at {}; run scripts/build-peer or give a folder with --peer",
-            self.peer.display()
-        );
+        let names = expand(&self.names);
+        if names.iter().any(|name| name.needs_llama_cpp()) {
+            let peer = self.peer.as_deref().unwrap_or(Path::new(""));
+            ensure!(
+                peer.is_dir(),
+                "no peer binaries at {}; run scripts/build-peer or give a folder with --peer",
+                peer.display()
+            );
+        }
         Ok(Config {
-            names: expand(&self.names),
+            names,
             model: self.model,
             peer: self.peer,
             ours,
+            torch_python: self.torch_python,
             requantized: self.requantized.unwrap_or_else(|| std::env::temp_dir().join("holobiont-bench")),
             threads: self.threads.get(),
             runs: self.runs.get(),
+            cores: self.cores.unwrap_or(self.threads).get(),
+            link: self.link,
+            plot: self.plot,
         })
     }
 }
@@ -143,5 +229,25 @@ mod tests {
             Args::try_parse_from(["bench", "decode", "--model", "/no/such.gguf", "--peer", "/"]).unwrap();
         let message = args.validate().unwrap_err().to_string();
         assert!(message.contains("/no/such.gguf") && message.contains("--model"), "{message}");
+    }
+
+    #[test]
+    fn a_link_is_named_or_a_speed() {
+        let link = |text: &str| text.parse::<LinkSpeed>();
+        assert_eq!((link("busy"), link("2.5")), (Ok(LinkSpeed::Busy), Ok(LinkSpeed::Gbps(2.5))));
+        for wrong in ["", "0", "-1", "nan", "inf", "fast"] {
+            assert!(link(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn only_what_is_compared_with_llama_cpp_needs_it() {
+        let model = tempfile::NamedTempFile::new().unwrap();
+        let validated = |name: &str| {
+            let path = model.path().to_str().unwrap();
+            Args::try_parse_from(["bench", name, "--model", path]).unwrap().validate()
+        };
+        assert!(validated("board").is_ok());
+        assert!(validated("decode").unwrap_err().to_string().contains("--peer"));
     }
 }

@@ -10,26 +10,48 @@ const QUIET_LOAD: f64 = 0.3;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Cores(Vec<usize>);
 
+/// Pins this thread to `core`.
+///
+/// # Errors
+/// If it may not run there.
+pub(crate) fn pin(core: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(core);
+    sched_setaffinity(None, &set).with_context(|| format!("cannot pin a thread to core {core}"))
+}
+
 impl Cores {
-    /// Confines this thread, and with it every process and thread it starts later, to `count` cores, so that both
-    /// sides and the load generator share the same ones.
+    /// The first `count` cores that this thread may use.
     ///
     /// # Errors
-    /// If the process may not use so many cores.
-    pub(crate) fn confine_to(count: usize) -> Result<Self> {
+    /// If it may not use so many.
+    pub(crate) fn first(count: usize) -> Result<Self> {
         let allowed = sched_getaffinity(None).context("cannot read which cores this process may use")?;
         let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).take(count).collect();
         ensure!(
             cores.len() == count,
-            "{count} threads need {count} cores, but only {} may be used; give a smaller --threads",
+            "{count} threads need {count} cores, but only {} may be used; give a smaller --threads or --cores",
             cores.len()
         );
+        Ok(Self(cores))
+    }
+
+    /// Confines this thread, and with it every process and thread it starts later, to these cores, so that both sides
+    /// and the load generator share the same ones.
+    ///
+    /// # Errors
+    /// If it may not run there.
+    pub(crate) fn confine(&self) -> Result<()> {
         let mut set = CpuSet::new();
-        for &cpu in &cores {
+        for &cpu in &self.0 {
             set.set(cpu);
         }
-        sched_setaffinity(None, &set).context("cannot confine this process to its cores")?;
-        Ok(Self(cores))
+        sched_setaffinity(None, &set).context("cannot confine this process to its cores")
+    }
+
+    /// Each core's number.
+    pub(crate) fn numbers(&self) -> &[usize] {
+        &self.0
     }
 
     /// As `holobiont up --cores` takes them: `0,1`.

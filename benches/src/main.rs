@@ -3,7 +3,7 @@
 //! # Layout
 //!
 //! - one file for each benchmark: [`decode`], [`prefill`], [`batch`], [`adapters`], [`neighbour`], [`startup`],
-//!   [`overload`];
+//!   [`overload`], [`xab`], [`board`], [`cold`] (cold starts, decode in their modes, and the crossover);
 //! - [`ours`] and [`peer`]: how each side is driven, by its measuring command and as a server;
 //! - [`measure`], [`contest`], [`report`]: alternation, medians and spreads, and the rows they become;
 //! - [`http`], [`lora`], [`workload`]: streamed requests, generated adapters and prompts for the servers;
@@ -14,6 +14,8 @@
 
 mod adapters;
 mod batch;
+mod board;
+mod cold;
 mod config;
 mod contest;
 mod decode;
@@ -25,20 +27,30 @@ mod neighbour;
 mod ours;
 mod overload;
 mod peer;
+mod plot;
 mod prefill;
 mod process;
 mod report;
 mod setup;
 mod startup;
 mod workload;
+mod xab;
 
 use std::process::ExitCode;
 
 use clap::Parser;
 
 fn main() -> ExitCode {
-    match config::Args::parse().validate().and_then(setup::run) {
-        Ok(outcome) => outcome.into(),
+    let mut arguments = std::env::args().skip(1);
+    if arguments.next().as_deref() == Some(board::worker::COMMAND) {
+        return ended(board::worker::main(arguments).map(|()| ExitCode::SUCCESS));
+    }
+    ended(config::Args::parse().validate().and_then(|config| setup::run(&config)).map(Into::into))
+}
+
+fn ended(run: anyhow::Result<ExitCode>) -> ExitCode {
+    match run {
+        Ok(code) => code,
         Err(error) => {
             eprintln!("holobiont-bench: {error:#}");
             ExitCode::FAILURE

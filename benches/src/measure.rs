@@ -48,6 +48,22 @@ impl Samples {
         }
     }
 
+    /// The least of them that a share of `share` does not exceed, 0 to 1: 0.99 leaves the greatest of a hundred out.
+    pub(crate) fn quantile(&self, share: f64) -> f64 {
+        let rank = (self.0.len() as f64 * share).ceil() as usize;
+        self.0[rank.clamp(1, self.0.len()) - 1]
+    }
+
+    /// Their mean.
+    pub(crate) fn mean(&self) -> f64 {
+        self.0.iter().sum::<f64>() / self.0.len() as f64
+    }
+
+    /// All of them, ascending.
+    pub(crate) fn values(&self) -> &[f64] {
+        &self.0
+    }
+
     /// The least and the greatest.
     pub(crate) fn range(&self) -> [f64; 2] {
         [self.0[0], self.0[self.0.len() - 1]]
@@ -99,6 +115,16 @@ mod tests {
         assert_eq!(samples.range(), [9.0, 11.0]);
         assert_eq!(samples.spread(), 0.2);
         assert_eq!(Samples::new(vec![0.0]).unwrap().spread(), 0.0);
+    }
+
+    #[test]
+    fn a_quantile_leaves_its_share_below() {
+        let samples = Samples::new((1..=200).map(f64::from).collect()).unwrap();
+        assert_eq!(
+            (samples.quantile(0.99), samples.quantile(1.0), samples.quantile(0.0)),
+            (198.0, 200.0, 1.0)
+        );
+        assert_eq!(samples.mean(), 100.5);
     }
 
     #[test]

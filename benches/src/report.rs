@@ -23,6 +23,10 @@ pub(crate) enum Target {
     OursAtLeast(f64),
     /// Our own figure is at most this.
     OursAtMost(f64),
+    /// Our own figure is at most this share of the peer's.
+    ShareAtMost(f64),
+    /// Our own figure is at least this share of the peer's: a baseline that has something to lose.
+    ShareAtLeast(f64),
 }
 
 /// What is set beside our figure.
@@ -108,7 +112,7 @@ impl Comparison {
             peer_range: self.rival.samples.range().map(rounded),
             threads,
             target: self.target.map(Target::describe),
-            met: self.target.map(|target| target.is_met(ours, ratio)),
+            met: self.target.map(|target| target.is_met([ours, peer], ratio)),
         }
     }
 }
@@ -119,14 +123,18 @@ impl Target {
             Self::RatioAtLeast(least) => format!("ratio >= {least}"),
             Self::OursAtLeast(least) => format!("ours >= {least}"),
             Self::OursAtMost(most) => format!("ours <= {most}"),
+            Self::ShareAtMost(most) => format!("ours <= {most} of the peer's"),
+            Self::ShareAtLeast(least) => format!("ours >= {least} of the peer's"),
         }
     }
 
-    fn is_met(self, ours: f64, ratio: f64) -> bool {
+    fn is_met(self, [ours, peer]: [f64; 2], ratio: f64) -> bool {
         match self {
             Self::RatioAtLeast(least) => ratio >= least,
             Self::OursAtLeast(least) => ours >= least,
             Self::OursAtMost(most) => ours <= most,
+            Self::ShareAtMost(most) => ours <= most * peer,
+            Self::ShareAtLeast(least) => ours >= least * peer,
         }
     }
 }
@@ -162,6 +170,15 @@ mod tests {
         assert_eq!((rate.ratio, rate.met), (rounded(250.0 / 122.5), Some(true)));
         let time = comparison(Better::Lower, Target::RatioAtLeast(2.0)).into_row(2);
         assert_eq!((time.ratio, time.met), (rounded(122.5 / 250.0), Some(false)));
+    }
+
+    #[test]
+    fn a_share_may_be_negative_and_is_met_then() {
+        let mut slope = comparison(Better::Lower, Target::ShareAtMost(0.7));
+        slope.ours = Samples::new(vec![-1.0]).unwrap();
+        assert_eq!(slope.into_row(2).met, Some(true));
+        let half = comparison(Better::Lower, Target::ShareAtMost(0.7)).into_row(2);
+        assert_eq!((half.target.as_deref(), half.met), (Some("ours <= 0.7 of the peer's"), Some(false)));
     }
 
     #[test]

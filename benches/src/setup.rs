@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use tempfile::TempDir;
 
 use crate::{
-    adapters, batch,
+    adapters, batch, board, cold,
     config::{Config, Name},
     decode,
     machine::Cores,
@@ -16,7 +16,7 @@ use crate::{
     peer::Peer,
     prefill,
     report::Comparison,
-    startup,
+    startup, xab,
 };
 
 /// What every benchmark works with.
@@ -33,9 +33,7 @@ pub(crate) struct Setup {
 }
 
 impl Setup {
-    fn prepare(config: Config) -> Result<Self> {
-        let cores = Cores::confine_to(config.threads)?;
-        cores.warn_if_busy();
+    fn prepare(config: Config, cores: Cores) -> Result<Self> {
         let peer = Peer::prepare(&config)?;
         let ours = Box::new(Helper::new(&config.ours, &config.model, config.threads));
         let temporary = tempfile::tempdir().context("cannot make a temporary folder for the servers")?;
@@ -56,8 +54,22 @@ impl Setup {
             Name::Neighbour => neighbour::run(self),
             Name::Startup => startup::run(self),
             Name::Overload => overload::run(self),
-            Name::All => Ok(Vec::new()),
+            Name::Xab | Name::Board | Name::ColdStart | Name::DecodeModes | Name::Crossover | Name::All => {
+                Ok(Vec::new())
+            }
         }
+    }
+}
+
+/// What needs no llama.cpp: other peers, or our own baselines.
+fn measure_alone(name: Name, config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+    match name {
+        Name::Xab => xab::run(config, cores),
+        Name::Board => board::run(config, cores),
+        Name::ColdStart => cold::starts::run(config, cores),
+        Name::DecodeModes => cold::decode::run(config, cores),
+        Name::Crossover => cold::crossover::run(config, cores),
+        _ => Ok(Vec::new()),
     }
 }
 
@@ -83,13 +95,24 @@ impl From<Outcome> for ExitCode {
 ///
 /// # Errors
 /// If the sides cannot be made ready.
-pub(crate) fn run(config: Config) -> Result<Outcome> {
-    let setup = Setup::prepare(config)?;
+pub(crate) fn run(config: &Config) -> Result<Outcome> {
+    let (cores, board_cores) = (Cores::first(config.threads)?, Cores::first(config.cores)?);
+    cores.confine()?;
+    cores.warn_if_busy();
+    let names = config.names.clone();
+    let with_llama = names.iter().any(|name| name.needs_llama_cpp());
+    let setup = with_llama.then(|| Setup::prepare(config.clone(), cores.clone())).transpose()?;
     let mut outcome = Outcome::Complete;
-    for &name in &setup.config.names {
+    for name in names {
         eprintln!("holobiont-bench: {name:?}");
-        match setup.measure(name) {
-            Ok(comparisons) => print(comparisons, setup.config.threads)?,
+        let used = if name == Name::Board { &board_cores } else { &cores };
+        used.confine()?;
+        let measured = match &setup {
+            Some(setup) if name.needs_llama_cpp() => setup.measure(name),
+            _ => measure_alone(name, config, used),
+        };
+        match measured {
+            Ok(comparisons) => print(comparisons, used.numbers().len())?,
             Err(error) => {
                 eprintln!("holobiont-bench: {name:?} could not be measured: {error:#}");
                 outcome = Outcome::Partial;

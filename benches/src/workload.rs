@@ -86,7 +86,8 @@ fn seed(mix: Mix, round: usize, stream: usize) -> u64 {
     ((round * (STREAMS + 1) + stream) * 2 + mix) as u64
 }
 
-fn prompt(seed: u64, tokens: usize) -> Vec<u32> {
+/// Words of seed `seed`.
+pub(crate) fn prompt(seed: u64, tokens: usize) -> Vec<u32> {
     let mut random = StdRng::seed_from_u64(seed);
     (0..tokens).map(|_| random.random_range(FIRST_WORD..LAST_WORD)).collect()
 }

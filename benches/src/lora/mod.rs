@@ -14,7 +14,7 @@ use model::gguf::GgufFile;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 pub(crate) use gguf::write_gguf;
-pub(crate) use peft::write_peft;
+pub(crate) use peft::{write_peft, write_peft_config};
 
 /// An adapted projection of attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,6 +81,13 @@ impl Shape {
         }
         Ok(Self { architecture, layers, features })
     }
+
+    /// How many layers there are, and the inputs and outputs of a layer's `projections`, all added up.
+    pub(crate) fn layers_and_sides(&self, projections: &[Projection]) -> (usize, usize) {
+        let sides = Projection::EACH.into_iter().zip(self.features);
+        let adapted = sides.filter(|(projection, _)| projections.contains(projection));
+        (self.layers, adapted.map(|(_, (rows, cols))| rows + cols).sum())
+    }
 }
 
 /// A matrix, row after row.
@@ -113,7 +120,7 @@ struct Module {
     b: Matrix,
 }
 
-/// An adapter of q, k, v and o in every layer, scaled by alpha / rank = 1.
+/// An adapter of q, k, v and o, or some of them, in every layer, scaled by alpha / rank = 1.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Adapter {
     architecture: String,
@@ -137,6 +144,18 @@ impl Adapter {
             })
             .collect();
         Self { architecture: shape.architecture.clone(), rank, modules }
+    }
+
+    /// The same of these projections alone.
+    pub(crate) fn on(mut self, projections: &[Projection]) -> Self {
+        self.modules.retain(|module| projections.contains(&module.projection));
+        self
+    }
+
+    /// Which projections it changes.
+    fn adapted(&self) -> impl Iterator<Item = Projection> {
+        let has = |projection| self.modules.iter().any(move |module| module.projection == projection);
+        Projection::EACH.into_iter().filter(move |&projection| has(projection))
     }
 
     /// Bytes of its weights.

@@ -18,17 +18,7 @@ use super::{Adapter, Matrix, Projection};
 pub(crate) fn write_peft(adapter: &Adapter, folder: &Path) -> Result<()> {
     let context = || format!("cannot write an adapter into {}", folder.display());
     fs::create_dir_all(folder).with_context(context)?;
-    let config = json!({
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": null,
-        "r": adapter.rank,
-        "lora_alpha": adapter.rank,
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "target_modules": Projection::EACH.map(Projection::peft),
-    });
-    fs::write(folder.join("adapter_config.json"), format!("{config:#}\n")).with_context(context)?;
+    write_peft_config(adapter, adapter.rank as f64, folder)?;
     let tensors = named_tensors(adapter);
     let views: Vec<(&str, TensorView<'_>)> = tensors
         .iter()
@@ -37,6 +27,25 @@ pub(crate) fn write_peft(adapter: &Adapter, folder: &Path) -> Result<()> {
         })
         .collect::<Result<_>>()?;
     serialize_to_file(views, None, &folder.join("adapter_model.safetensors")).with_context(context)
+}
+
+/// Writes `adapter_config.json` alone, with `alpha` for the scale.
+///
+/// # Errors
+/// If the folder cannot be written.
+pub(crate) fn write_peft_config(adapter: &Adapter, alpha: f64, folder: &Path) -> Result<()> {
+    let config = json!({
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": null,
+        "r": adapter.rank,
+        "lora_alpha": alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": adapter.adapted().map(Projection::peft).collect::<Vec<_>>(),
+    });
+    fs::write(folder.join("adapter_config.json"), format!("{config:#}\n"))
+        .with_context(|| format!("cannot write an adapter into {}", folder.display()))
 }
 
 fn named_tensors(adapter: &Adapter) -> Vec<(String, &Matrix, Vec<u8>)> {

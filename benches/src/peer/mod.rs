@@ -1,15 +1,17 @@
-//! The peer: llama.cpp's own measuring tools and its server.
+//! The peers: llama.cpp's own measuring tools and its server; PyTorch for one product.
 
 mod bench;
 mod quantize;
 mod server;
+mod torch;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use model::gguf::GgufFile;
 
 pub(crate) use server::LlamaServer;
+pub(crate) use torch::Torch;
 
 use crate::config::Config;
 
@@ -39,13 +41,14 @@ impl Peer {
     /// # Errors
     /// If a program is missing or fails.
     pub(crate) fn prepare(config: &Config) -> Result<Self> {
+        let folder = config.peer.as_ref().context("llama.cpp's programs are needed: --peer")?;
         for program in ["llama-bench", "llama-batched-bench", "llama-server", "llama-quantize"] {
-            let path = config.peer.join(program);
+            let path = folder.join(program);
             ensure!(path.is_file(), "no {}; scripts/build-peer builds it", path.display());
         }
-        let q4_0 = quantize::q4_0_of(&config.model, &config.requantized, &config.peer, config.threads)?;
+        let q4_0 = quantize::q4_0_of(&config.model, &config.requantized, folder, config.threads)?;
         Ok(Self {
-            folder: config.peer.clone(),
+            folder: folder.clone(),
             threads: config.threads,
             shipped: Weights { file: config.model.clone(), format: format_of(&config.model)? },
             q4_0: Weights { file: q4_0, format: "Q4_0".to_owned() },

@@ -1,0 +1,326 @@
+//! What it costs to have rows computed by other processes: through the board, beside Unix stream sockets.
+//!
+//! 16 rows of 4096 numbers (256 KiB) go out and as many sums come back; nothing is computed. Either each worker gets its
+//! own rows, as slices of rows are, or each gets all of them and gives its share of the columns, as slices of columns
+//! would be. On the board the rows are written once, whoever reads them; through sockets they are written to each worker.
+
+mod ours;
+mod sockets;
+pub(crate) mod worker;
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use shmproto::board::Slice;
+
+use self::{ours::AtTheBoard, sockets::Sockets};
+use crate::{
+    config::Config,
+    machine::{Cores, pin},
+    measure::{Samples, alternate},
+    report::{Better, Comparison, Rival, Target},
+};
+
+const ROWS: usize = 16;
+const WIDTH: usize = 4096;
+/// Round trips of a measurement, and those before that do not count.
+const TRIPS: usize = 400;
+const WARM_UP_TRIPS: usize = 50;
+/// The fewest measurements of either side.
+const RUNS: usize = 9;
+/// Where the two sides take turns: workers spin no longer than this after their last job.
+const PAUSE: Duration = Duration::from_millis(3);
+
+/// What each worker gets of the rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Share {
+    /// Its part of them; it gives the sums of those.
+    OwnRows,
+    /// All of them; it gives its part of the columns of the sums.
+    AllRows,
+}
+
+/// What travels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Shape {
+    rows: usize,
+    width: usize,
+    share: Share,
+}
+
+impl Shape {
+    /// Bytes that each of `workers` is given.
+    fn x_bytes(&self, workers: usize) -> usize {
+        match self.share {
+            Share::OwnRows => self.sums_bytes(workers),
+            Share::AllRows => self.rows * self.width * 4,
+        }
+    }
+
+    /// Bytes that each of `workers` gives back.
+    fn sums_bytes(&self, workers: usize) -> usize {
+        self.rows * self.width * 4 / workers
+    }
+
+    /// Where in the rows the part of worker `index` begins.
+    fn first_byte(&self, index: usize, workers: usize) -> usize {
+        match self.share {
+            Share::OwnRows => index * self.sums_bytes(workers),
+            Share::AllRows => 0,
+        }
+    }
+
+    /// A slice for each of `workers`.
+    fn slices(&self, workers: usize) -> Result<Vec<Slice>> {
+        let number = |value: usize| u32::try_from(value).context("sizes of a board are 32 bits");
+        let share = self.rows * self.width / workers;
+        let rows = match self.share {
+            Share::OwnRows => self.rows / workers,
+            Share::AllRows => self.rows,
+        };
+        (0..workers)
+            .map(|index| {
+                let first = self.first_byte(index, workers) / 4 / self.width;
+                Ok(Slice {
+                    image: 1,
+                    module: 0,
+                    first_row: number(first)?,
+                    rows: number(rows)?,
+                    width: number(self.width)?,
+                    first_rank: 0,
+                    last_rank: 16,
+                    x_offset: 0,
+                    sums_offset: (index * share) as u64,
+                    sums_elements: number(share)?,
+                })
+            })
+            .collect()
+    }
+}
+
+/// Whoever sends rows out and takes sums back.
+trait Trip {
+    /// Trips begin.
+    fn begin(&mut self) {}
+
+    /// `x` out, and as many sums back.
+    fn trip(&mut self, x: &[f32]) -> Result<()>;
+
+    /// There are no more for now.
+    fn end(&mut self) {}
+
+    /// Number `index` of the sums that came back last.
+    fn sums(&self, index: usize) -> f32;
+}
+
+/// Where the processes run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// The one that posts on the first core, the workers in turn on the others.
+    Pinned,
+    /// Wherever the kernel puts them.
+    Anywhere,
+}
+
+/// One comparison to be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Case {
+    workers: usize,
+    share: Share,
+    place: Place,
+}
+
+/// Medians and 99th percentiles of the measurements of one side, in microseconds.
+#[derive(Debug, Clone, PartialEq, Default)]
+struct Figures {
+    medians: Vec<f64>,
+    tails: Vec<f64>,
+}
+
+/// Every comparison of this benchmark.
+pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+    let numbers = cores.numbers();
+    ensure!(numbers.len() > 1, "the board is measured between cores; give --threads 2 or --cores");
+    let mut comparisons = Vec::new();
+    for share in [Share::OwnRows, Share::AllRows] {
+        let mut curve = Vec::new();
+        for workers in counts(numbers.len()) {
+            let case = Case { workers, share, place: Place::Pinned };
+            let sides = measure(config, case, numbers)?;
+            comparisons.extend(case.compare(&sides, numbers.len())?);
+            curve.push((workers, sides));
+        }
+        comparisons.push(slope(share, &curve)?);
+        let crowd = Case { workers: 8, share, place: Place::Anywhere };
+        comparisons.extend(crowd.compare(&measure(config, crowd, numbers)?, numbers.len())?);
+    }
+    Ok(comparisons)
+}
+
+/// 1, 2, 4, 8 workers; on a larger machine up to one on each core but the first, as far as there are rows.
+fn counts(cores: usize) -> Vec<usize> {
+    let most = ROWS.min((cores - 1).max(8));
+    (0..).map(|power| 1 << power).take_while(|&count| count <= most).collect()
+}
+
+/// Both sides in alternation: ours, the peer's.
+fn measure(config: &Config, case: Case, cores: &[usize]) -> Result<[Figures; 2]> {
+    let shape = Shape { rows: ROWS, width: WIDTH, share: case.share };
+    let homes: Vec<Option<usize>> = (0..case.workers)
+        .map(|worker| match case.place {
+            Place::Pinned => Some(cores[1 + worker % (cores.len() - 1)]),
+            Place::Anywhere => None,
+        })
+        .collect();
+    let mut board = AtTheBoard::start(shape, &homes)?;
+    let mut sockets = Sockets::start(shape, &homes)?;
+    let home = (case.place == Place::Pinned).then_some(cores[0]);
+    thread::scope(|scope| {
+        let here = scope.spawn(|| {
+            home.map_or(Ok(()), pin)?;
+            let runs = config.runs.max(RUNS);
+            alternate(runs, [Box::new(|_| trips(&mut board)), Box::new(|_| trips(&mut sockets))])
+        });
+        let sides = here.join().expect("the measuring thread panicked")?;
+        Ok(sides.map(|runs| {
+            let (medians, tails) = runs.into_iter().unzip();
+            Figures { medians, tails }
+        }))
+    })
+}
+
+/// Median and 99th percentile of [`TRIPS`] trips, in microseconds.
+fn trips(side: &mut dyn Trip) -> Result<(f64, f64)> {
+    let mut x: Vec<f32> = (0..ROWS * WIDTH).map(|number| number as f32).collect();
+    let mut times = Vec::with_capacity(TRIPS);
+    thread::sleep(PAUSE);
+    side.begin();
+    for trip in 0..WARM_UP_TRIPS + TRIPS {
+        // New rows every time, or a reply that never came would look right.
+        let mark = trip as f32 + 0.5;
+        x[0] = mark;
+        let started = Instant::now();
+        side.trip(&x)?;
+        let took = started.elapsed();
+        ensure!(side.sums(0) == mark, "trip {trip} brought something else back");
+        if trip >= WARM_UP_TRIPS {
+            times.push(took.as_secs_f64() * 1e6);
+        }
+    }
+    side.end();
+    let times = Samples::new(times)?;
+    Ok((times.median(), times.quantile(0.99)))
+}
+
+impl Share {
+    fn name(self) -> &'static str {
+        match self {
+            Self::OwnRows => "each its own rows",
+            Self::AllRows => "each all rows",
+        }
+    }
+}
+
+impl Case {
+    fn compare(&self, [ours, peer]: &[Figures; 2], cores: usize) -> Result<[Comparison; 2]> {
+        let place = match self.place {
+            Place::Pinned => "pinned",
+            Place::Anywhere => "unpinned",
+        };
+        let (workers, share) = (self.workers, self.share.name());
+        let case =
+            format!("{ROWS} x {WIDTH} there and back, workers: {workers}, {share}, {place}, cores: {cores}");
+        let target = match *self {
+            Self { workers: 1, .. } => Some(Target::RatioAtLeast(4.0)),
+            Self { workers: 8, .. } if cores == 2 => Some(Target::RatioAtLeast(1.0)),
+            _ => None,
+        };
+        let row = |case: String, ours: &[f64], peer: &[f64], target| {
+            anyhow::Ok(Comparison {
+                bench: "board",
+                case,
+                unit: "us",
+                better: Better::Lower,
+                ours: Samples::new(ours.to_vec())?,
+                rival: Rival {
+                    name: "Unix stream sockets".to_owned(),
+                    format: "f32".to_owned(),
+                    samples: Samples::new(peer.to_vec())?,
+                },
+                target,
+            })
+        };
+        let tail = format!("{case}, p99");
+        Ok([row(case, &ours.medians, &peer.medians, target)?, row(tail, &ours.tails, &peer.tails, None)?])
+    }
+}
+
+/// How much a further worker costs on the board, as a share of what it costs through sockets.
+fn slope(share: Share, curve: &[(usize, [Figures; 2])]) -> Result<Comparison> {
+    let runs = curve.iter().map(|(_, [ours, peer])| ours.medians.len().min(peer.medians.len()));
+    let slopes = |side: usize| -> Vec<f64> {
+        let points = |run: usize| curve.iter().map(move |(n, sides)| (*n as f64, sides[side].medians[run]));
+        (0..runs.clone().min().unwrap_or(0)).map(|run| slope_of(points(run))).collect()
+    };
+    Ok(Comparison {
+        bench: "board",
+        case: format!("{ROWS} x {WIDTH} there and back, {}, each further worker", share.name()),
+        unit: "us",
+        better: Better::Lower,
+        ours: Samples::new(slopes(0))?,
+        rival: Rival {
+            name: "Unix stream sockets".to_owned(),
+            format: "f32".to_owned(),
+            samples: Samples::new(slopes(1))?,
+        },
+        target: Some(Target::ShareAtMost(0.7)),
+    })
+}
+
+/// Of the line that fits best.
+fn slope_of(points: impl Iterator<Item = (f64, f64)>) -> f64 {
+    let points: Vec<(f64, f64)> = points.collect();
+    let count = points.len() as f64;
+    let mean = |pick: fn(&(f64, f64)) -> f64| points.iter().map(pick).sum::<f64>() / count;
+    let (x, y) = (mean(|point| point.0), mean(|point| point.1));
+    let rise: f64 = points.iter().map(|point| (point.0 - x) * (point.1 - y)).sum();
+    let run: f64 = points.iter().map(|point| (point.0 - x).powi(2)).sum();
+    rise / run
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slices_of_a_job_cover_every_sum_once_and_every_row() {
+        for (share, workers) in [(Share::OwnRows, 4), (Share::AllRows, 8), (Share::OwnRows, 1)] {
+            let shape = Shape { rows: ROWS, width: WIDTH, share };
+            let slices = shape.slices(workers).unwrap();
+            let mut end = 0;
+            for slice in &slices {
+                assert_eq!(slice.sums_offset, end);
+                end += u64::from(slice.sums_elements);
+            }
+            assert_eq!(end, (ROWS * WIDTH) as u64);
+            let rows: u32 = slices.iter().map(|slice| slice.rows).sum();
+            let each = if share == Share::AllRows { workers } else { 1 };
+            assert_eq!(rows as usize, ROWS * each);
+        }
+    }
+
+    #[test]
+    fn a_slope_is_that_of_the_line() {
+        let points = [1.0, 2.0, 4.0, 8.0].map(|x| (x, 3.0 * x + 20.0));
+        assert!((slope_of(points.into_iter()) - 3.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn larger_machines_have_more_workers() {
+        assert_eq!(counts(2), [1, 2, 4, 8]);
+        assert_eq!(counts(64), [1, 2, 4, 8, 16]);
+    }
+}

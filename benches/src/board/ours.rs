@@ -1,0 +1,115 @@
+//! Ours: rows written to the board once, slices claimed by workers.
+
+use std::{
+    hint::spin_loop,
+    os::fd::OwnedFd,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use shmproto::{
+    board::{Board, Geometry, Poster, Slice, SliceState},
+    handover::{ExecutorEnd, Seated, ToWorker},
+};
+
+use super::{
+    Shape, Trip,
+    worker::{Channel, Role, Worker},
+};
+
+/// A trip that takes so long never ends.
+const STUCK: Duration = Duration::from_secs(10);
+
+/// Workers at a board.
+#[derive(Debug)]
+pub(super) struct AtTheBoard {
+    poster: Poster,
+    slices: Vec<Slice>,
+    sums: Vec<f32>,
+    _board: Board,
+    // Before the workers: each ends when its socket is closed.
+    _sockets: Vec<ExecutorEnd>,
+    _workers: Vec<Worker>,
+}
+
+impl AtTheBoard {
+    /// Seats a worker for each of `cores`.
+    pub(super) fn start(shape: Shape, cores: &[Option<usize>]) -> Result<Self> {
+        let slices = shape.slices(cores.len())?;
+        let elements = shape.rows * shape.width;
+        let geometry = Geometry {
+            x_elements: elements,
+            sums_elements: elements,
+            slices: slices.len(),
+            seats: cores.len(),
+        };
+        let (board, poster) = Board::new(geometry).context("no board")?;
+        let (mut sockets, mut workers) = (Vec::new(), Vec::new());
+        for &core in cores {
+            let (ours, theirs) = pair()?;
+            let role = Role { channel: Channel::Board, core, receives: 0, sends: 0 };
+            workers.push(Worker::start(role, theirs)?);
+            let ours = ExecutorEnd::over(ours);
+            seat(&board, &ours)?;
+            sockets.push(ours);
+        }
+        let sums = vec![0.0; elements];
+        Ok(Self { poster, slices, sums, _board: board, _sockets: sockets, _workers: workers })
+    }
+
+    fn collect(&mut self, index: usize, started: Instant) -> Result<()> {
+        let mut looks = 0u32;
+        loop {
+            match self.poster.state(index) {
+                SliceState::Done(_) => break,
+                SliceState::Open | SliceState::Claimed(_) => spin_loop(),
+                SliceState::Lost | SliceState::Taken => bail!("slice {index} was lost; is a worker gone?"),
+            }
+            looks += 1;
+            // The clock costs as much as dozens of looks.
+            if looks.is_multiple_of(1024) {
+                ensure!(started.elapsed() < STUCK, "no worker computes slice {index}");
+            }
+        }
+        let Slice { sums_offset, sums_elements, .. } = self.slices[index];
+        let first = usize::try_from(sums_offset).context("an offset within the sums")?;
+        let sums = &mut self.sums[first..first + sums_elements as usize];
+        self.poster.read(index, sums).with_context(|| format!("the sums of slice {index} are gone"))
+    }
+}
+
+fn pair() -> Result<(OwnedFd, OwnedFd)> {
+    let flags = SocketFlags::CLOEXEC;
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).context("no pair of sockets")
+}
+
+fn seat(board: &Board, worker: &ExecutorEnd) -> Result<()> {
+    let offer = board.seat().context("no seat at the board")?;
+    let [control_bytes, x_bytes, sums_bytes] = offer.bytes().map(|bytes| bytes as u64);
+    let (seat, generation) = (offer.seat.0, offer.generation.get());
+    let seated = Seated { seat, generation, control_bytes, x_bytes, sums_bytes };
+    let fds = offer.fds().context("a board of regions has descriptors")?;
+    worker.send(&ToWorker::Seated(seated), &fds).context("a worker takes no seat")
+}
+
+impl Trip for AtTheBoard {
+    fn begin(&mut self) {
+        self.poster.announce(u32::try_from(self.slices.len()).unwrap_or(u32::MAX));
+    }
+
+    fn trip(&mut self, x: &[f32]) -> Result<()> {
+        let started = Instant::now();
+        self.poster.post(x, &self.slices).context("the job does not fit the board")?;
+        (0..self.slices.len()).try_for_each(|index| self.collect(index, started))
+    }
+
+    fn end(&mut self) {
+        self.poster.finish();
+        self.poster.rest();
+    }
+
+    fn sums(&self, index: usize) -> f32 {
+        self.sums[index]
+    }
+}

@@ -1,0 +1,74 @@
+//! The peer: a Unix stream socket to each worker, written and read one after the other.
+
+use std::{
+    io::{Read, Write},
+    os::{fd::OwnedFd, unix::net::UnixStream},
+};
+
+use anyhow::{Context, Result};
+use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
+
+use super::{
+    Shape, Trip,
+    worker::{Channel, Role, Worker},
+};
+
+/// Room in a socket for everything that travels at a time, where the system allows that.
+const BUFFER_BYTES: usize = 1 << 20;
+
+/// Workers behind sockets.
+#[derive(Debug)]
+pub(super) struct Sockets {
+    shape: Shape,
+    sockets: Vec<UnixStream>,
+    sums: Vec<u8>,
+    // Last: a worker ends when its socket is closed.
+    _workers: Vec<Worker>,
+}
+
+/// Makes room, so that a writer need not wait for its reader in the middle.
+pub(super) fn widen(socket: &UnixStream) {
+    // The system may grant less: then the two take turns, as with any socket.
+    let _ = set_socket_send_buffer_size(socket, BUFFER_BYTES);
+    let _ = set_socket_recv_buffer_size(socket, BUFFER_BYTES);
+}
+
+impl Sockets {
+    /// Starts a worker for each of `cores`.
+    pub(super) fn start(shape: Shape, cores: &[Option<usize>]) -> Result<Self> {
+        let (mut sockets, mut workers) = (Vec::new(), Vec::new());
+        for &core in cores {
+            let (ours, theirs) = UnixStream::pair().context("no pair of sockets")?;
+            widen(&ours);
+            let role = Role {
+                channel: Channel::Socket,
+                core,
+                receives: shape.x_bytes(cores.len()),
+                sends: shape.sums_bytes(cores.len()),
+            };
+            workers.push(Worker::start(role, OwnedFd::from(theirs))?);
+            sockets.push(ours);
+        }
+        Ok(Self { shape, sockets, sums: vec![0; shape.rows * shape.width * 4], _workers: workers })
+    }
+}
+
+impl Trip for Sockets {
+    fn trip(&mut self, x: &[f32]) -> Result<()> {
+        let count = self.sockets.len();
+        let x: &[u8] = bytemuck::cast_slice(x);
+        let (reads, writes) = (self.shape.x_bytes(count), self.shape.sums_bytes(count));
+        for (index, socket) in self.sockets.iter_mut().enumerate() {
+            let first = self.shape.first_byte(index, count);
+            socket.write_all(&x[first..first + reads]).context("a worker does not read")?;
+        }
+        for (socket, sums) in self.sockets.iter_mut().zip(self.sums.chunks_exact_mut(writes)) {
+            socket.read_exact(sums).context("a worker does not answer")?;
+        }
+        Ok(())
+    }
+
+    fn sums(&self, index: usize) -> f32 {
+        bytemuck::pod_read_unaligned(&self.sums[index * 4..][..4])
+    }
+}

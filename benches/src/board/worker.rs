@@ -1,0 +1,168 @@
+//! The process at the other end: gives back what it is given, through the board or through a socket.
+//!
+//! It is this program again, started with [`COMMAND`] as its first argument. Its standard input is a socket: to the
+//! seat at the board that it is handed, or the one that rows and sums travel through. It ends when that is closed.
+
+use std::{
+    io::{Read, Write},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, anyhow, bail};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use shmproto::{
+    board::{Generation, Seat, SeatFds, SeatNumber, Wake},
+    handover::{ToWorker, WorkerEnd},
+};
+
+use super::sockets::widen;
+use crate::machine::pin;
+
+/// First argument of a worker; nobody types it.
+pub(crate) const COMMAND: &str = "board-worker";
+
+/// `lora-worker`'s default.
+const SPIN: Duration = Duration::from_micros(50);
+
+/// What a worker is told by its arguments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Role {
+    pub(super) channel: Channel,
+    /// `None`: wherever the kernel puts it.
+    pub(super) core: Option<usize>,
+    /// Bytes it receives at a time; only through a socket.
+    pub(super) receives: usize,
+    /// Bytes it sends back; only through a socket.
+    pub(super) sends: usize,
+}
+
+/// How a worker is reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Channel {
+    Board,
+    Socket,
+}
+
+/// A worker process. It ends when its socket is closed; dropping this waits for that.
+#[derive(Debug)]
+pub(super) struct Worker(Child);
+
+impl Worker {
+    /// Starts this program again, `socket` its standard input.
+    pub(super) fn start(role: Role, socket: OwnedFd) -> Result<Self> {
+        let program = std::env::current_exe().context("cannot find this program to start workers")?;
+        let channel = match role.channel {
+            Channel::Board => "board",
+            Channel::Socket => "socket",
+        };
+        let core = role.core.map_or("any".to_owned(), |core| core.to_string());
+        let child = Command::new(program)
+            .args([COMMAND, channel, &core, &role.receives.to_string(), &role.sends.to_string()])
+            .stdin(Stdio::from(socket))
+            .stdout(Stdio::null())
+            .spawn()
+            .context("cannot start a worker")?;
+        Ok(Self(child))
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        // A board's worker looks up from its sleep ten times a second. Whoever stays is a fault of this harness.
+        for _ in 0..100 {
+            if matches!(self.0.try_wait(), Ok(Some(_))) {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A worker's life, told by the `arguments` behind [`COMMAND`].
+///
+/// # Errors
+/// If the arguments or what is handed over make no sense.
+pub(crate) fn main(arguments: impl Iterator<Item = String>) -> Result<()> {
+    let role = Role::parse(&arguments.collect::<Vec<_>>())?;
+    if let Some(core) = role.core {
+        pin(core)?;
+    }
+    let socket = std::io::stdin().as_fd().try_clone_to_owned().context("standard input is not a socket")?;
+    match role.channel {
+        Channel::Board => at_the_board(socket),
+        Channel::Socket => through_a_socket(UnixStream::from(socket), role),
+    }
+}
+
+impl Role {
+    fn parse(arguments: &[String]) -> Result<Self> {
+        let [channel, core, receives, sends] = arguments else {
+            bail!("a worker takes channel, core and two sizes, not {arguments:?}");
+        };
+        let channel = match channel.as_str() {
+            "board" => Channel::Board,
+            "socket" => Channel::Socket,
+            other => bail!("{other} is no channel"),
+        };
+        let number = |text: &str| text.parse::<usize>().with_context(|| format!("{text} is no number"));
+        let core = if core == "any" { None } else { Some(number(core)?) };
+        Ok(Self { channel, core, receives: number(receives)?, sends: number(sends)? })
+    }
+}
+
+/// Takes slices until the harness is gone: copies the rows out and hands some of them back as sums.
+fn at_the_board(socket: OwnedFd) -> Result<()> {
+    let executor = WorkerEnd::over(socket);
+    let mut seat = sit_down(&executor)?;
+    let mut x = vec![0.0f32; seat.geometry().x_elements];
+    loop {
+        match seat.wait(SPIN) {
+            Wake::Job => {
+                while let Some(claim) = seat.claim(|_, _| true) {
+                    let rows = &mut x[..claim.slice().x_elements()];
+                    claim.read_x(rows);
+                    let sums = claim.slice().sums_elements as usize;
+                    claim.done(&x[..sums]);
+                }
+            }
+            Wake::Fenced => return Ok(()),
+            Wake::Rest if is_closed(&executor) => return Ok(()),
+            Wake::Rest => {}
+        }
+    }
+}
+
+fn sit_down(executor: &WorkerEnd) -> Result<Seat> {
+    let received = executor.receive().map_err(|error| anyhow!("no seat was handed over: {error}"))?;
+    let Some((ToWorker::Seated(seated), fds)) = received else { bail!("a seat was expected") };
+    let [control, x, sums] =
+        <[OwnedFd; 3]>::try_from(fds).map_err(|_| anyhow!("a seat has three regions"))?;
+    let generation = Generation::new(seated.generation).context("a seat has a generation")?;
+    let fds = SeatFds { control, x, sums };
+    Seat::join(fds, SeatNumber(seated.seat), generation).context("the board cannot be joined")
+}
+
+fn is_closed(executor: &WorkerEnd) -> bool {
+    let mut fds = [PollFd::new(executor, PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
+}
+
+/// Reads rows and writes some of them back, until the harness is gone.
+fn through_a_socket(mut socket: UnixStream, role: Role) -> Result<()> {
+    widen(&socket);
+    let mut x = vec![0u8; role.receives.max(role.sends)];
+    loop {
+        match socket.read_exact(&mut x[..role.receives]) {
+            Ok(()) => socket.write_all(&x[..role.sends]).context("the harness is gone in the middle")?,
+            Err(_) => return Ok(()),
+        }
+    }
+}

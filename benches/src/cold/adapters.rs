@@ -1,0 +1,36 @@
+//! Many adapters from one file of weights: their scales differ, so each is another generation with memory of its own.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+
+use crate::lora::{Adapter, Projection, Shape, write_peft, write_peft_config};
+
+/// What the paper adapts.
+pub(super) const ADAPTED: [Projection; 3] = [Projection::Q, Projection::K, Projection::V];
+
+/// Folders of `count` adapters of rank `rank` on q, k and v of `model`, below `folder`.
+///
+/// # Errors
+/// If they cannot be written.
+pub(super) fn write(model: &Path, rank: usize, count: usize, folder: &Path) -> Result<Vec<PathBuf>> {
+    let adapter = Adapter::random(&Shape::of(model)?, rank, 1).on(&ADAPTED);
+    let first = folder.join("0");
+    write_peft(&adapter, &first)?;
+    let weights = Path::new("adapter_model.safetensors");
+    (0..count)
+        .map(|index| {
+            let folder = folder.join(index.to_string());
+            if index > 0 {
+                fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+                let alpha = rank as f64 * (1.0 - index as f64 * 1e-4);
+                write_peft_config(&adapter, alpha, &folder)?;
+                fs::hard_link(first.join(weights), folder.join(weights)).context("cannot link weights")?;
+            }
+            Ok(folder)
+        })
+        .collect()
+}

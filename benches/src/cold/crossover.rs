@@ -1,0 +1,250 @@
+//! C-28 and C-06: when it is faster to wait for an adapter than to start without it, by rank and length of the prompt; and
+//! how much of an adapter's arithmetic a worker hides behind the base's.
+//!
+//! One request at a time, its adapter never on the device. Beside what was measured stands what the executor's own
+//! performance model forecasts from the lines it has fitted at its start, which its log tells.
+
+use std::{path::Path, time::Duration};
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+use tokio::runtime::Builder;
+
+use super::{Executor, Helper, Mode, Place, adapters, arrivals::Arrival};
+use crate::{
+    config::{Config, LinkSpeed},
+    lora::Shape,
+    machine::Cores,
+    measure::Samples,
+    plot::{self, Curve},
+    report::{Better, Comparison, Rival, Target},
+};
+
+const RANKS: [usize; 5] = [8, 16, 32, 64, 128];
+const LENGTHS: [usize; 6] = [16, 32, 64, 128, 256, 512];
+/// Adapters of each rank. One comes back after all the others, of which the device has room for few.
+const EACH: usize = 8;
+const DEVICE_BYTES: u64 = 40 << 20;
+/// A link on which a rank of 64 takes about as long, beside a short prefill, as in the paper.
+const LINK_GBPS: f64 = 4.0;
+/// Nothing arrives over this one before a prompt is done.
+const STILL_GBPS: f64 = 0.02;
+/// The prompt of the overlap, and the goal of C-06.
+const OVERLAP_TOKENS: usize = 256;
+const LEAST_OVERLAP: f64 = 0.6;
+/// A share comes from the medians of so many rounds; and how many shares.
+const OVERLAP_ROUNDS: usize = 7;
+const OVERLAP_GROUPS: usize = 3;
+
+/// Every comparison of this benchmark.
+pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+    let runtime = Builder::new_current_thread().enable_all().build().context("no runtime")?;
+    runtime.block_on(measure(config, cores))
+}
+
+async fn measure(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+    let folder = tempfile::tempdir().context("no folder for adapters")?;
+    let mut folders = Vec::new();
+    for rank in RANKS {
+        folders.extend(adapters::write(&config.model, rank, EACH, &folder.path().join(rank.to_string()))?);
+    }
+    let link_gbps = match config.link {
+        LinkSpeed::Gbps(gbps) => gbps,
+        LinkSpeed::Prefill | LinkSpeed::Busy => LINK_GBPS,
+    };
+    let place = Place { device_bytes: DEVICE_BYTES, link_gbps, ..Place::on(config, cores)? };
+    let mut comparisons = lengths(config, place, &folders).await?;
+    comparisons.push(overlap(Place { link_gbps: STILL_GBPS, ..place }, &folders).await?);
+    Ok(comparisons)
+}
+
+/// Time to the first token by rank and length: starting beside waiting.
+async fn lengths(
+    config: &Config,
+    place: Place<'_>,
+    folders: &[std::path::PathBuf],
+) -> Result<Vec<Comparison>> {
+    let mut waits = Executor::start(place, Mode::OnDemand).await?;
+    let mut starts = Executor::start(place, Mode::CpuAssist).await?;
+    for executor in [&mut waits, &mut starts] {
+        executor.load(folders).await?;
+        executor.settle().await?;
+    }
+    let model = Model::of(&starts, &config.model)?;
+    let mut measured = vec![[Vec::new(), Vec::new()]; RANKS.len() * LENGTHS.len()];
+    for round in 0..config.runs {
+        for (column, &tokens) in LENGTHS.iter().enumerate() {
+            for row in 0..RANKS.len() {
+                let adapter = row * EACH + (round * LENGTHS.len() + column) % EACH;
+                let sides = &mut measured[row * LENGTHS.len() + column];
+                for (side, executor) in [&mut waits, &mut starts].into_iter().enumerate() {
+                    sides[side].push(first_token_ms(executor, Some(adapter), tokens, round).await?);
+                    executor.settle().await?;
+                }
+            }
+        }
+    }
+    let measured: Vec<[Samples; 2]> = measured
+        .into_iter()
+        .map(|[waits, starts]| Ok([Samples::new(waits)?, Samples::new(starts)?]))
+        .collect::<Result<_>>()?;
+    if let Some(folder) = &config.plot {
+        draw(&measured, &model, place.link_gbps, &folder.join("crossover.svg"))?;
+    }
+    tell_crossovers(&measured, &model, place.link_gbps);
+    Ok(rows(measured, place.link_gbps))
+}
+
+fn rows(measured: Vec<[Samples; 2]>, gbps: f64) -> Vec<Comparison> {
+    let places = RANKS.iter().flat_map(|rank| LENGTHS.iter().map(move |tokens| (rank, tokens)));
+    let row = |((rank, tokens), [waits, starts]): ((&usize, &usize), [Samples; 2])| Comparison {
+        bench: "crossover",
+        case: format!(
+            "first token of {tokens}, rank {rank}, cold, emulated link {gbps:.2} Gbit/s, cpu-assist"
+        ),
+        unit: "ms",
+        better: Better::Lower,
+        ours: starts,
+        rival: Rival { name: "holobiont, on-demand".to_owned(), format: "Q4_1".to_owned(), samples: waits },
+        target: None,
+    };
+    places.zip(measured).map(row).collect()
+}
+
+/// Says from which length on waiting was faster, and from which it should have been.
+fn tell_crossovers(measured: &[[Samples; 2]], model: &Model, gbps: f64) {
+    for (row, rank) in RANKS.into_iter().enumerate() {
+        let cells = &measured[row * LENGTHS.len()..][..LENGTHS.len()];
+        let faster = |[waits, starts]: &[Samples; 2]| waits.median() < starts.median();
+        // From there on, or noise would be taken for it.
+        let slower = cells.iter().rposition(|cell| !faster(cell)).map_or(0, |last| last + 1);
+        let seen = LENGTHS.get(slower);
+        let forecast = |hands| (1..=8192).find(|&tokens| model.saved_ms(rank, tokens, gbps, hands) < 0.0);
+        eprintln!(
+            "holobiont-bench: crossover at rank {rank}, emulated link {gbps:.2} Gbit/s, of 8192 tokens at most: seen \
+             {seen:?}, forecast {:?} with a worker, {:?} without",
+            forecast(Helper::Worker),
+            forecast(Helper::Nobody)
+        );
+    }
+}
+
+fn draw(measured: &[[Samples; 2]], model: &Model, gbps: f64, path: &Path) -> Result<()> {
+    let mut curves = Vec::new();
+    for (row, rank) in RANKS.into_iter().enumerate() {
+        let cells = &measured[row * LENGTHS.len()..][..LENGTHS.len()];
+        let points = LENGTHS.iter().zip(cells);
+        let seen = points.map(|(&tokens, [waits, starts])| (tokens as f64, waits.median() - starts.median()));
+        let forecast = (LENGTHS[0]..=LENGTHS[LENGTHS.len() - 1])
+            .step_by(8)
+            .map(|tokens| (tokens as f64, model.saved_ms(rank, tokens, gbps, Helper::Worker)));
+        curves.push(Curve { name: format!("rank {rank}"), points: seen.collect(), line: forecast.collect() });
+    }
+    let title = format!("What starting at once saves a lone cold prompt, emulated link {gbps:.2} Gbit/s");
+    plot::lines(path, &title, ["tokens of the prompt", "ms saved to the first token"], &curves)
+}
+
+/// How much of the adapter's time is hidden behind the base's: with a worker, without one, and without an adapter.
+async fn overlap(place: Place<'_>, folders: &[std::path::PathBuf]) -> Result<Comparison> {
+    let rank = RANKS.len() - 1;
+    let folders = &folders[rank * EACH..];
+    let mut helped = Executor::start(place, Mode::CpuAssist).await?;
+    let mut alone = Executor::start(Place { helper: Helper::Nobody, ..place }, Mode::CpuAssist).await?;
+    helped.load(folders).await?;
+    alone.load(folders).await?;
+    let mut shares = Vec::new();
+    for group in 0..OVERLAP_GROUPS {
+        let mut times: [Vec<f64>; 3] = Default::default();
+        for round in 0..OVERLAP_ROUNDS {
+            let round = group * OVERLAP_ROUNDS + round;
+            // The last ones are behind the first on a link that hardly moves.
+            let adapter = Some(EACH - 1 - round % 2);
+            times[0].push(first_token_ms(&mut alone, None, OVERLAP_TOKENS, round).await?);
+            times[1].push(first_token_ms(&mut alone, adapter, OVERLAP_TOKENS, round).await?);
+            times[2].push(first_token_ms(&mut helped, adapter, OVERLAP_TOKENS, round).await?);
+        }
+        let [base, serial, both] = times.map(Samples::new);
+        let (base, serial, both) = (base?.median(), serial?.median(), both?.median());
+        eprintln!(
+            "holobiont-bench: {OVERLAP_TOKENS} cold tokens: base alone {base:.1} ms, adapter after it {serial:.1} ms, beside \
+             it {both:.1} ms"
+        );
+        shares.push((serial - both) / (serial - base).min(base));
+    }
+    Ok(Comparison {
+        bench: "crossover",
+        case: format!(
+            "overlap of worker and base, a cold prompt of {OVERLAP_TOKENS}, rank {}, one worker, emulated link",
+            RANKS[rank]
+        ),
+        unit: "share of the shorter",
+        better: Better::Higher,
+        ours: Samples::new(shares)?,
+        rival: Rival {
+            name: "all of it".to_owned(),
+            format: "Q4_1".to_owned(),
+            samples: Samples::new(vec![1.0])?,
+        },
+        target: Some(Target::OursAtLeast(LEAST_OVERLAP)),
+    })
+}
+
+async fn first_token_ms(
+    executor: &mut Executor,
+    adapter: Option<usize>,
+    prompt: usize,
+    round: usize,
+) -> Result<f64> {
+    let seed = ((round * 64 + adapter.unwrap_or(63)) * 1024 + prompt) as u64;
+    let arrival = Arrival { at: Duration::ZERO, adapter, prompt, answer: 2, seed };
+    let served = executor.serve(&[arrival]).await?;
+    let first = served.first().context("one request has one answer")?.first;
+    Ok(first.as_secs_f64() * 1000.0)
+}
+
+/// The executor's performance model (its `perf`), from the lines it tells in its log.
+struct Model {
+    core_ns: [f64; 2],
+    base_ns: [f64; 2],
+    layers: f64,
+    /// Multiply-adds of a token in a layer, and bytes of an adapter, for each rank.
+    work: f64,
+    bytes: f64,
+}
+
+/// Matrices of a layer: q, k, v.
+const MATRICES: f64 = 3.0;
+
+impl Model {
+    fn of(executor: &Executor, model: &Path) -> Result<Self> {
+        let log = executor.log()?;
+        let mut told = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let number = |line: &Value, field: &str| line["fields"][field].as_f64().or(line[field].as_f64());
+        let line = told
+            .rfind(|line| number(line, "base_us_per_token").is_some())
+            .context("the executor's log does not tell its costs")?;
+        let field = |name: &str| number(&line, name).with_context(|| format!("its log has no {name}"));
+        let (layers, work) = Shape::of(model)?.layers_and_sides(&adapters::ADAPTED);
+        Ok(Self {
+            core_ns: [1000.0 / field("core_multiply_adds_per_us")?, field("core_ns_per_slice")?],
+            base_ns: [field("base_us_per_token")? * 1000.0, field("base_us_per_pass")? * 1000.0],
+            layers: layers as f64,
+            work: work as f64,
+            bytes: (2 * layers * work) as f64,
+        })
+    }
+
+    /// Milliseconds by which starting at once is faster than waiting: `PerfModel::forecast`.
+    fn saved_ms(&self, rank: usize, tokens: usize, gbps: f64, helper: Helper) -> f64 {
+        let (tokens, rank) = (tokens as f64, rank as f64);
+        let load = rank * self.bytes / (gbps * 125e6) * 1e9;
+        let base = (self.base_ns[0] * tokens + self.base_ns[1]) / self.layers;
+        let hands = self.core_ns[0] * tokens * rank * self.work + self.core_ns[1] * MATRICES;
+        let both = match helper {
+            Helper::Worker => hands.max(base),
+            Helper::Nobody => hands + base,
+        };
+        let assisted = (load / both + 0.5).min(self.layers);
+        (load - assisted * (both - base)) / 1e6
+    }
+}

@@ -1,0 +1,91 @@
+//! C-22: once every adapter has arrived, a decode step takes as long in one mode as in another.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tokio::runtime::Builder;
+
+use super::{Executor, Mode, Place, adapters, arrivals::Arrival, executor::Served};
+use crate::{
+    config::Config,
+    machine::Cores,
+    measure::Samples,
+    report::{Better, Comparison, Rival, Target},
+};
+
+const RANK: usize = 64;
+/// Requests together, each on its own adapter.
+const STREAMS: usize = 8;
+const PROMPT: usize = 16;
+const ANSWER: usize = 96;
+/// The fewest rounds: differences of a few hundredths are looked for.
+const ROUNDS: usize = 12;
+/// A link fast enough that adapters arrive while the first of two answers is made.
+const LINK_GBPS: f64 = 4.0;
+/// How much longer a step may take.
+const MOST: f64 = 1.05;
+
+/// Every comparison of this benchmark.
+pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+    let runtime = Builder::new_current_thread().enable_all().build().context("no runtime")?;
+    runtime.block_on(measure(config, cores))
+}
+
+async fn measure(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+    let folder = tempfile::tempdir().context("no folder for adapters")?;
+    let folders = adapters::write(&config.model, RANK, STREAMS, folder.path())?;
+    let place = Place { link_gbps: LINK_GBPS, ..Place::on(config, cores)? };
+    let mut executors = Vec::new();
+    for mode in Mode::EACH {
+        let mut executor = Executor::start(place, mode).await?;
+        executor.load(&folders).await?;
+        executor.serve(&streams(u64::MAX >> 32)).await?;
+        executor.settle().await?;
+        executors.push(executor);
+    }
+    let mut steps: [Vec<f64>; 3] = Default::default();
+    for round in 0..config.runs.max(ROUNDS) {
+        for turn in 0..executors.len() {
+            let who = (turn + round) % executors.len();
+            let served = executors[who].serve(&streams(round as u64)).await?;
+            steps[who].push(step_ms(&served)?);
+        }
+    }
+    let [cached, on_demand, assist] = steps.map(Samples::new);
+    let (cached, on_demand, assist) = (cached?, on_demand?, assist?);
+    Ok(vec![beside(Mode::CpuAssist, assist, &cached), beside(Mode::OnDemand, on_demand, &cached)])
+}
+
+fn beside(mode: Mode, ours: Samples, cached: &Samples) -> Comparison {
+    let rival =
+        Rival { name: "holobiont, cached".to_owned(), format: "Q4_1".to_owned(), samples: cached.clone() };
+    Comparison {
+        bench: "decode-modes",
+        case: format!("a step of {STREAMS} streams on adapters of rank {RANK}, all arrived, {}", mode.name()),
+        unit: "ms",
+        better: Better::Lower,
+        ours,
+        rival,
+        target: Some(Target::ShareAtMost(MOST)),
+    }
+}
+
+fn streams(round: u64) -> Vec<Arrival> {
+    (0..STREAMS)
+        .map(|stream| Arrival {
+            at: Duration::ZERO,
+            adapter: Some(stream),
+            prompt: PROMPT,
+            answer: ANSWER,
+            seed: (round << 8) + stream as u64,
+        })
+        .collect()
+}
+
+/// The median time between two tokens of a request.
+fn step_ms(served: &[Served]) -> Result<f64> {
+    let gaps = served
+        .iter()
+        .flat_map(|served| served.steps.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64() * 1000.0));
+    Ok(Samples::new(gaps.collect())?.median())
+}

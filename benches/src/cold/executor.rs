@@ -1,0 +1,379 @@
+//! An executor in one mode of a cold start, its worker, and requests to it as a gateway sends them.
+
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    process::Command,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use shmproto::{
+    codec::Wire as _,
+    message::{
+        AdapterIdBytes, Generate, Hello, LoadAdapter, Output, PROTOCOL_VERSION, Sampling, Stats, ToExecutor,
+        ToGateway,
+    },
+};
+use tempfile::TempDir;
+use tokio::time::{sleep, timeout, timeout_at};
+use zeromq::{DealerRecvHalf, DealerSendHalf, DealerSocket, Socket as _, SocketRecv as _, SocketSend as _};
+
+use super::arrivals::Arrival;
+use crate::{config::Config, machine::Cores, process::Process, workload};
+
+/// What takes longer never comes.
+const LIMIT: Duration = Duration::from_secs(120);
+/// How often something that changes by itself is looked at.
+const POLL: Duration = Duration::from_millis(20);
+
+/// What a request does whose adapter is not on the device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// There is none: every adapter is on the device.
+    Cached,
+    /// It waits.
+    OnDemand,
+    /// It starts, and workers compute.
+    CpuAssist,
+}
+
+impl Mode {
+    /// In the order they take turns.
+    pub(super) const EACH: [Self; 3] = [Self::Cached, Self::OnDemand, Self::CpuAssist];
+
+    /// As the executor's flag says it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Cached => "cached",
+            Self::OnDemand => "on-demand",
+            Self::CpuAssist => "cpu-assist",
+        }
+    }
+}
+
+/// Who computes what the device does not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Helper {
+    /// A worker on its own core.
+    Worker,
+    /// The executor itself.
+    Nobody,
+}
+
+/// Where an executor and its worker run, and what the executor may hold.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Place<'a> {
+    /// Folder of our programs.
+    pub(super) programs: &'a Path,
+    /// The model.
+    pub(super) model: &'a Path,
+    /// The base model's core.
+    pub(super) base_core: usize,
+    /// The worker's core.
+    pub(super) worker_core: usize,
+    /// Bytes of adapters on the device, but for [`Mode::Cached`], which has room for all.
+    pub(super) device_bytes: u64,
+    /// Bytes of adapters in the host tier.
+    pub(super) host_bytes: u64,
+    /// Speed of the emulated link.
+    pub(super) link_gbps: f64,
+    /// Who computes what the device does not have.
+    pub(super) helper: Helper,
+}
+
+impl<'a> Place<'a> {
+    /// The base on the first of `cores`, the worker on the last. Budgets and link are for the caller to set.
+    ///
+    /// # Errors
+    /// If there is only one core.
+    pub(super) fn on(config: &'a Config, cores: &Cores) -> Result<Self> {
+        let &[base_core, .., worker_core] = cores.numbers() else {
+            bail!("cold starts take a core for the base and one for a worker; give --threads 2");
+        };
+        Ok(Self {
+            programs: &config.ours,
+            model: &config.model,
+            base_core,
+            worker_core,
+            device_bytes: 1 << 30,
+            host_bytes: 4 << 30,
+            link_gbps: 1.0,
+            helper: Helper::Worker,
+        })
+    }
+}
+
+/// A running executor with one worker, and a connection to it.
+pub(super) struct Executor {
+    pub(super) mode: Mode,
+    send: DealerSendHalf,
+    receive: DealerRecvHalf,
+    next: u64,
+    adapters: Vec<AdapterIdBytes>,
+    // Both end when dropped, before their folder.
+    worker: Option<Process>,
+    executor: Process,
+    folder: TempDir,
+}
+
+/// When the tokens of one request came, and what the executor says of its beginning.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Served {
+    /// From the request to its first token.
+    pub(super) first: Duration,
+    /// From the request to its last token.
+    pub(super) last: Duration,
+    /// How many.
+    pub(super) tokens: usize,
+    /// Time it waited for its adapter.
+    pub(super) load_wait: Duration,
+    /// When each message with tokens came, from the request on.
+    pub(super) steps: Vec<Duration>,
+}
+
+/// A request that has not ended.
+struct Open {
+    sent: Instant,
+    served: Served,
+}
+
+impl Executor {
+    /// Starts both processes and says hello.
+    pub(super) async fn start(place: Place<'_>, mode: Mode) -> Result<Self> {
+        let folder = tempfile::tempdir().context("no folder for an executor's sockets")?;
+        let socket = folder.path().join("run/executor.sock");
+        let log = |name: &str| folder.path().join(name);
+        let executor = Process::start(&mut executor_command(place, mode, &socket), &log("executor.log"))?;
+        let worker = match place.helper {
+            Helper::Worker => Some(Process::start(&mut worker_command(place, &socket), &log("worker.log"))?),
+            Helper::Nobody => None,
+        };
+        let connected = timeout(LIMIT, connect(&socket)).await.context("the executor does not answer")?;
+        let (send, receive) = connected.with_context(|| executor.last_words())?;
+        let mut started =
+            Self { mode, send, receive, next: 1, adapters: Vec::new(), worker, executor, folder };
+        let workers = usize::from(started.worker.is_some());
+        started
+            .stats_when(|stats| stats.workers.len() == workers)
+            .await
+            .context("the worker does not come")?;
+        Ok(started)
+    }
+
+    /// Brings adapters into the host tier, and in [`Mode::Cached`] onto the device; requests call them by their index.
+    pub(super) async fn load(&mut self, folders: &[PathBuf]) -> Result<()> {
+        for folder in folders {
+            let call = LoadAdapter { request: 0, path: folder.display().to_string(), owner: [0; 32] };
+            self.send(&ToExecutor::LoadAdapter(call)).await?;
+            match self.answer().await? {
+                ToGateway::AdapterLoaded(loaded) => self.adapters.push(loaded.adapter),
+                other => bail!("{} was not loaded: {other:?}", folder.display()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until nothing is on its way to the device any more.
+    pub(super) async fn settle(&mut self) -> Result<()> {
+        let mut copied = None;
+        let started = Instant::now();
+        loop {
+            let now = self.stats().await?.copied_bytes;
+            if copied == Some(now) {
+                return Ok(());
+            }
+            ensure!(started.elapsed() < LIMIT, "adapters travel for ever");
+            copied = Some(now);
+            sleep(POLL * 5).await;
+        }
+    }
+
+    /// Sends every request at its time and follows all to their end: what each was given, in the order of arrival.
+    pub(super) async fn serve(&mut self, arrivals: &[Arrival]) -> Result<Vec<Served>> {
+        let (first, started) = (self.next, Instant::now());
+        let mut open: HashMap<u64, Open> = HashMap::new();
+        let mut ended: Vec<Option<Served>> = vec![None; arrivals.len()];
+        let mut sent = 0;
+        while sent < arrivals.len() || !open.is_empty() {
+            let due = arrivals.get(sent).map(|arrival| started + arrival.at);
+            if due.is_some_and(|due| due <= Instant::now()) {
+                let request = self.ask(&arrivals[sent]).await?;
+                open.insert(request, Open::new());
+                sent += 1;
+                continue;
+            }
+            let until = due.unwrap_or_else(|| Instant::now() + LIMIT);
+            match timeout_at(until.into(), self.receive.recv()).await {
+                Err(_) => ensure!(due.is_some(), "requests are not answered: {}", self.executor.last_words()),
+                Ok(message) => {
+                    for output in outputs(&read(&message.context("the executor hung up")?.into_vec())?)? {
+                        if let Some(served) = note(&mut open, output)? {
+                            ended[usize::try_from(output.request - first)?] = Some(served);
+                        }
+                    }
+                }
+            }
+        }
+        ended.into_iter().map(|served| served.context("a request was lost")).collect()
+    }
+
+    async fn ask(&mut self, arrival: &Arrival) -> Result<u64> {
+        let request = self.next;
+        self.next += 1;
+        let loaded = |index| self.adapters.get(index).copied().context("there is no such adapter");
+        let adapter = arrival.adapter.map(loaded).transpose()?;
+        let generate = Generate {
+            request,
+            adapter,
+            namespace: adapter.unwrap_or_default(),
+            prompt: workload::prompt(arrival.seed, arrival.prompt),
+            generated: 0,
+            max_tokens: u32::try_from(arrival.answer)?,
+            min_tokens: 0,
+            stop_tokens: Vec::new(),
+            sampling: GREEDY,
+            logprobs: None,
+            prompt_logprobs: None,
+            deadline_ms: 0,
+        };
+        self.send(&ToExecutor::Generate(generate)).await?;
+        Ok(request)
+    }
+
+    /// The executor's figures.
+    pub(super) async fn stats(&mut self) -> Result<Stats> {
+        self.send(&ToExecutor::GetStats(0)).await?;
+        match self.answer().await? {
+            ToGateway::Stats(stats) => Ok(stats),
+            other => bail!("figures were asked for, not {other:?}"),
+        }
+    }
+
+    async fn stats_when(&mut self, is_so: impl Fn(&Stats) -> bool) -> Result<Stats> {
+        let started = Instant::now();
+        loop {
+            let stats = self.stats().await?;
+            if is_so(&stats) {
+                return Ok(stats);
+            }
+            ensure!(started.elapsed() < LIMIT, "the executor's last words:\n{}", self.executor.last_words());
+            sleep(POLL).await;
+        }
+    }
+
+    /// What the executor has written to its log.
+    pub(super) fn log(&self) -> Result<String> {
+        std::fs::read_to_string(self.folder.path().join("executor.log")).context("no log of the executor")
+    }
+
+    async fn send(&mut self, message: &ToExecutor) -> Result<()> {
+        self.send.send(message.to_bytes().into()).await.context("the executor takes no message")
+    }
+
+    /// The next message; nothing generates meanwhile.
+    async fn answer(&mut self) -> Result<ToGateway> {
+        let message = timeout(LIMIT, self.receive.recv()).await.context("the executor is silent")?;
+        read(&message.context("the executor hung up")?.into_vec())
+    }
+}
+
+const GREEDY: Sampling = Sampling {
+    temperature: 0.0,
+    top_k: 0,
+    top_p: 1.0,
+    min_p: 0.0,
+    presence_penalty: 0.0,
+    frequency_penalty: 0.0,
+    repetition_penalty: 1.0,
+    logit_bias: Vec::new(),
+    seed: 0,
+};
+
+impl Open {
+    fn new() -> Self {
+        let none = Duration::ZERO;
+        let served = Served { first: none, last: none, tokens: 0, load_wait: none, steps: Vec::new() };
+        Self { sent: Instant::now(), served }
+    }
+}
+
+fn executor_command(place: Place<'_>, mode: Mode, socket: &Path) -> Command {
+    let device_bytes = if mode == Mode::Cached { place.host_bytes } else { place.device_bytes };
+    let mut command = Command::new(place.programs.join("base-executor"));
+    command.arg("--model").arg(place.model).arg("--socket").arg(socket);
+    for (option, value) in [
+        ("--cores", place.base_core.to_string()),
+        ("--kv-bytes", "256MiB".to_owned()),
+        ("--adapter-bytes", place.host_bytes.to_string()),
+        ("--device-adapter-bytes", device_bytes.to_string()),
+        ("--cold-start", mode.name().to_owned()),
+        ("--max-workers", usize::from(place.helper == Helper::Worker).to_string()),
+        ("--max-running", "32".to_owned()),
+        ("--max-waiting", "1024".to_owned()),
+        ("--log-format", "json".to_owned()),
+    ] {
+        command.arg(option).arg(value);
+    }
+    // Nothing is cold where everything is there from the start: only its loading would take longer.
+    if mode != Mode::Cached {
+        command.arg("--link-gbps").arg(place.link_gbps.to_string());
+    }
+    command
+}
+
+fn worker_command(place: Place<'_>, socket: &Path) -> Command {
+    let mut command = Command::new(place.programs.join("lora-worker"));
+    command.arg("--executor").arg(socket.with_file_name("workers.sock"));
+    command.arg("--core").arg(place.worker_core.to_string());
+    command
+}
+
+async fn connect(socket: &Path) -> Result<(DealerSendHalf, DealerRecvHalf)> {
+    while !socket.exists() {
+        sleep(POLL).await;
+    }
+    let mut dealer = DealerSocket::new();
+    dealer.connect(&format!("ipc://{}", socket.display())).await.context("cannot connect")?;
+    let (mut send, mut receive) = dealer.split();
+    let hello = ToExecutor::Hello(Hello { version: PROTOCOL_VERSION, instance: 1 });
+    send.send(hello.to_bytes().into()).await.context("cannot say hello")?;
+    loop {
+        match read(&receive.recv().await.context("no welcome")?.into_vec())? {
+            ToGateway::Welcome(_) => return Ok((send, receive)),
+            ToGateway::Loading(_) => {}
+            other => bail!("a welcome was expected, not {other:?}"),
+        }
+    }
+}
+
+fn read(frames: &[impl AsRef<[u8]>]) -> Result<ToGateway> {
+    let [frame] = frames else { bail!("a message has one frame") };
+    ToGateway::from_bytes(frame.as_ref()).map_err(|error| anyhow::anyhow!("a message is not one: {error}"))
+}
+
+fn outputs(message: &ToGateway) -> Result<&[Output]> {
+    match message {
+        ToGateway::Outputs(outputs) => Ok(outputs),
+        other => bail!("outputs were expected, not {other:?}"),
+    }
+}
+
+/// Notes what came for a request; gives it back when it has ended.
+fn note(open: &mut HashMap<u64, Open>, output: &Output) -> Result<Option<Served>> {
+    ensure!(output.error.is_none(), "a request failed: {:?}", output.error);
+    let Some(Open { sent, served }) = open.get_mut(&output.request) else {
+        bail!("an answer to a request that is not open");
+    };
+    if !output.tokens.is_empty() {
+        served.last = sent.elapsed();
+        if served.tokens == 0 {
+            served.first = served.last;
+            served.load_wait = Duration::from_micros(output.load_wait_us);
+        }
+        served.tokens += output.tokens.len();
+        served.steps.push(served.last);
+    }
+    let has_ended = output.finish.is_some();
+    Ok(has_ended.then(|| open.remove(&output.request)).flatten().map(|open| open.served))
+}

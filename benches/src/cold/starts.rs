@@ -1,0 +1,287 @@
+//! C-20: requests on adapters that are not on the device, in the three modes, with the same arrivals.
+//!
+//! The capacity is measured first, with every adapter on the device; light and saturated load are shares of it, as the
+//! paper's 6 and 9 requests a second are of its GPU's. Then the modes take turns, round after round.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use tokio::runtime::Builder;
+
+use super::{
+    Executor, Mode, Place, adapters,
+    arrivals::{Load, Popularity},
+    executor::Served,
+    tables::{Metric, Over, Pair, Rounds},
+};
+use crate::{
+    config::{Config, LinkSpeed},
+    machine::{Cores, pin},
+    plot,
+    report::{Comparison, Target},
+};
+
+const RANK: usize = 64;
+/// Adapters in the host tier.
+const ADAPTERS: usize = 128;
+/// Adapters that the device has room for: as many as requests run together, and half as many again.
+const ON_DEVICE: usize = 48;
+/// Requests of the burst that finds the capacity.
+const BURST: usize = 96;
+/// How long an adapter travels, as a multiple of the time to the first token of a lone request: see the documentation.
+const LOAD_OVER_PREFILL: f64 = 1.4;
+/// Share of the time that loads keep a busy link busy under saturated load.
+const BUSY: f64 = 0.85;
+/// Saturated load, as a share of the capacity.
+const SATURATED: f64 = 0.9;
+/// Lone requests that are timed.
+const LONE: usize = 12;
+/// Bytes a second of a gigabit a second.
+const GIGABIT: f64 = 125e6;
+
+/// A load to compare the modes under.
+struct Cell {
+    name: &'static str,
+    /// Share of the capacity.
+    share: f64,
+    requests: usize,
+    popularity: Popularity,
+    /// How many times as long as cached on-demand's first token should take here, or there is nothing to hide.
+    on_demand: f64,
+}
+
+/// Those that were on the device first are not among the distinct ones, so each of these starts cold.
+const DISTINCT: Popularity = Popularity::Distinct { first: ON_DEVICE };
+
+const CELLS: [Cell; 3] = [
+    Cell { name: "light", share: 0.4, requests: 60, popularity: DISTINCT, on_demand: 1.4 },
+    Cell { name: "saturated", share: SATURATED, requests: 150, popularity: DISTINCT, on_demand: 4.0 },
+    Cell {
+        name: "skewed",
+        share: 0.75,
+        requests: 120,
+        popularity: Popularity::Zipf { s: 0.26 },
+        on_demand: 1.3,
+    },
+];
+
+/// Time to the first token, and request latency, of cpu-assist over cached and of on-demand over cpu-assist.
+const MOST_FIRST_TOKEN: f64 = 1.22;
+const LEAST_LATENCY: f64 = 1.25;
+
+/// Every comparison of this benchmark.
+pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+    let runtime = Builder::new_current_thread().enable_all().build().context("no runtime")?;
+    runtime.block_on(measure(config, cores))
+}
+
+/// What a machine takes.
+#[derive(Debug, Clone, Copy)]
+struct Pace {
+    /// Requests a second.
+    capacity: f64,
+    /// Milliseconds to the first token of a lone request.
+    first_token_ms: f64,
+}
+
+async fn measure(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+    let folder = tempfile::tempdir().context("no folder for adapters")?;
+    let folders = adapters::write(&config.model, RANK, ADAPTERS, folder.path())?;
+    let mut place = Place::on(config, cores)?;
+    let mut cached = Executor::start(place, Mode::Cached).await?;
+    cached.load(&folders).await?;
+    let bytes = cached.stats().await?.device_bytes / ADAPTERS as u64;
+    let pace = pace(&mut cached).await?;
+    place.device_bytes = bytes * ON_DEVICE as u64;
+    place.link_gbps = pace.link_gbps(config.link, bytes);
+    let setting = Setting { pace, bytes, gbps: place.link_gbps };
+    setting.tell();
+    let mut executors = vec![cached];
+    for mode in [Mode::OnDemand, Mode::CpuAssist] {
+        executors.push(started(place, mode, &folders).await?);
+    }
+    // The client costs little; where it costs anything, the base has its core to itself.
+    pin(place.worker_core)?;
+    let mut comparisons = Vec::new();
+    for (number, cell) in CELLS.iter().enumerate() {
+        let rounds = cell.measure(config, pace, &mut executors, number).await?;
+        comparisons.extend(cell.compare(&setting, &rounds)?);
+        if let Some(folder) = &config.plot {
+            let name = format!("cold-start-{}-{}.svg", cell.name, config.link.name());
+            cell.plot(&setting, &rounds, &folder.join(name))?;
+        }
+    }
+    Ok(comparisons)
+}
+
+/// An executor whose device tier is full of adapters that nobody asks for.
+async fn started(place: Place<'_>, mode: Mode, folders: &[PathBuf]) -> Result<Executor> {
+    let mut executor = Executor::start(place, mode).await?;
+    executor.load(folders).await?;
+    executor.settle().await?;
+    Ok(executor)
+}
+
+/// Times lone requests, and a burst of as many as can be computed together and more.
+async fn pace(cached: &mut Executor) -> Result<Pace> {
+    let load = |rate, requests| Load { rate, requests, adapters: ADAPTERS, popularity: DISTINCT };
+    cached.serve(&load(1e6, BURST / 3).arrivals(1)).await?;
+    let mut first = Vec::new();
+    for arrival in load(1e6, LONE).arrivals(2) {
+        first
+            .extend(cached.serve(&[arrival]).await?.iter().map(|served| served.first.as_secs_f64() * 1000.0));
+    }
+    let first_token_ms = crate::measure::Samples::new(first)?.mean();
+    let served = cached.serve(&load(1e6, BURST).arrivals(3)).await?;
+    let last = served.iter().map(|served| served.last).max().unwrap_or_default();
+    Ok(Pace { capacity: BURST as f64 / last.as_secs_f64(), first_token_ms })
+}
+
+impl Pace {
+    /// The link's speed, for adapters of so many bytes.
+    fn link_gbps(self, link: LinkSpeed, bytes: u64) -> f64 {
+        let load_s = match link {
+            LinkSpeed::Gbps(gbps) => return gbps,
+            LinkSpeed::Prefill => self.first_token_ms / 1000.0 * LOAD_OVER_PREFILL,
+            LinkSpeed::Busy => BUSY / (SATURATED * self.capacity),
+        };
+        bytes as f64 / load_s / GIGABIT
+    }
+}
+
+/// What every line says of the experiment.
+struct Setting {
+    pace: Pace,
+    /// Of an adapter.
+    bytes: u64,
+    gbps: f64,
+}
+
+impl Setting {
+    /// How long an adapter travels.
+    fn load_ms(&self) -> f64 {
+        self.bytes as f64 / self.gbps / GIGABIT * 1000.0
+    }
+
+    fn tell(&self) {
+        let Pace { capacity, first_token_ms } = self.pace;
+        let (gbps, mib, load_ms) = (self.gbps, self.bytes as f64 / f64::from(1 << 20), self.load_ms());
+        eprintln!(
+            "holobiont-bench: cold starts: capacity {capacity:.2} requests/s, lone first token {first_token_ms:.1} ms, \
+             emulated link {gbps:.2} Gbit/s: an adapter of {mib:.1} MiB travels for {load_ms:.1} ms"
+        );
+    }
+}
+
+impl Cell {
+    fn rate(&self, pace: Pace) -> f64 {
+        self.share * pace.capacity
+    }
+
+    /// All modes in turn, the same arrivals for each, in another order every round.
+    async fn measure(
+        &self,
+        config: &Config,
+        pace: Pace,
+        executors: &mut [Executor],
+        number: usize,
+    ) -> Result<[Rounds; 3]> {
+        let load = Load {
+            rate: self.rate(pace),
+            requests: self.requests,
+            adapters: ADAPTERS,
+            popularity: self.popularity,
+        };
+        let mut rounds: [Rounds; 3] = Default::default();
+        for round in 0..config.runs {
+            let arrivals = load.arrivals(100 + (number * 1000 + round) as u64);
+            for turn in 0..executors.len() {
+                let who = (turn + round) % executors.len();
+                let executor = &mut executors[who];
+                let before = executor.stats().await?;
+                let served = executor.serve(&arrivals).await?;
+                let after = executor.stats().await?;
+                self.tell(executor.mode, &served, &[before, after]);
+                rounds[who].0.push(served);
+                executor.settle().await?;
+            }
+        }
+        Ok(rounds)
+    }
+
+    /// What the executor counted, for whoever watches.
+    fn tell(&self, mode: Mode, served: &[Served], [before, after]: &[shmproto::message::Stats; 2]) {
+        let requests = served.len() as f64;
+        let sum = |of: fn(&shmproto::message::AdapterStats) -> u64, stats: &shmproto::message::Stats| {
+            stats.adapters.iter().map(of).sum::<u64>() as f64
+        };
+        let rows = |of: fn(&shmproto::message::AdapterStats) -> u64| sum(of, after) - sum(of, before);
+        let (device, workers, here) =
+            (rows(|a| a.rank_rows_device), rows(|a| a.rank_rows_workers), rows(|a| a.rank_rows_executor));
+        let all = (device + workers + here).max(1.0);
+        let ms = |after: u64, before: u64| (after - before) as f64 / 1000.0 / requests;
+        let first = served.iter().map(|served| served.first.as_secs_f64()).sum::<f64>() / requests * 1000.0;
+        eprintln!(
+            "holobiont-bench: {}, {}: first token {first:.1} ms, cold {:.2}, wait for loads {:.1} ms, for workers {:.2} ms a \
+             request; adapters' work: device {:.3}, workers {:.3}, executor {:.3}",
+            self.name,
+            mode.name(),
+            (after.cold_starts - before.cold_starts) as f64 / requests,
+            ms(after.load_wait_us, before.load_wait_us),
+            ms(after.worker_wait_us, before.worker_wait_us),
+            device / all,
+            workers / all,
+            here / all,
+        );
+    }
+
+    fn case(&self, setting: &Setting) -> String {
+        let (name, rate) = (self.name, self.rate(setting.pace));
+        let which = match self.popularity {
+            Popularity::Distinct { .. } => "distinct adapters".to_owned(),
+            Popularity::Zipf { s } => format!("Zipf {s} of {ADAPTERS}, {ON_DEVICE} fit"),
+        };
+        format!(
+            "{name}, {rate:.2} requests/s, rank {RANK}, {which}, emulated link {:.2} Gbit/s, load {:.0} ms",
+            setting.gbps,
+            setting.load_ms()
+        )
+    }
+
+    fn compare(&self, setting: &Setting, rounds: &[Rounds; 3]) -> Result<Vec<Comparison>> {
+        let case = self.case(setting);
+        let [cached, on_demand, assist] = rounds;
+        let (cached, on_demand, assist) =
+            ((Mode::Cached, cached), (Mode::OnDemand, on_demand), (Mode::CpuAssist, assist));
+        let pair = |ours, peer| Pair { bench: "cold-start", case: &case, ours, peer };
+        let mut rows = Vec::new();
+        for metric in Metric::EACH {
+            for over in Over::EACH {
+                let is_goal = over == Over::Mean;
+                if metric == Metric::LoadWait {
+                    rows.push(pair(on_demand, assist).compare(metric, over, None)?);
+                    continue;
+                }
+                let when = |metric_of: Metric, target| (is_goal && metric == metric_of).then_some(target);
+                let first = Metric::FirstToken;
+                let most = when(first, Target::ShareAtMost(MOST_FIRST_TOKEN));
+                rows.push(pair(assist, cached).compare(metric, over, most)?);
+                let least = when(first, Target::ShareAtLeast(self.on_demand));
+                rows.push(pair(on_demand, cached).compare(metric, over, least)?);
+                let least = when(Metric::Latency, Target::RatioAtLeast(LEAST_LATENCY));
+                rows.push(pair(assist, on_demand).compare(metric, over, least)?);
+            }
+        }
+        ensure!(!rows.is_empty(), "nothing was compared");
+        Ok(rows)
+    }
+
+    fn plot(&self, setting: &Setting, rounds: &[Rounds; 3], path: &Path) -> Result<()> {
+        let curves = Mode::EACH
+            .iter()
+            .zip(rounds)
+            .map(|(mode, rounds)| Ok((mode.name(), rounds.all(Metric::FirstToken)?)))
+            .collect::<Result<Vec<_>>>()?;
+        plot::distribution(path, &format!("Time to first token, {}", self.case(setting)), &curves)
+    }
+}
