@@ -4,10 +4,7 @@ use std::{num::NonZeroU64, path::PathBuf, str::FromStr};
 
 use clap::{Parser, ValueEnum};
 use model::forward::BLOCK_TOKENS;
-use shmproto::message::ColdStart;
-
-/// Most workers of an executor.
-pub const MAX_WORKERS: usize = 64;
+use shmproto::{board::MAX_SEATS, message::ColdStart};
 
 const BYTES_PER_GIGABIT: f64 = 125e6;
 
@@ -177,9 +174,9 @@ impl Config {
         at_least("--max-waiting", self.max_waiting, 1)?;
         at_least("--chunk-tokens", self.chunk_tokens, BLOCK_TOKENS)?;
         at_least("--context-length", self.context_length.unwrap_or(2), 2)?;
-        if self.max_workers > MAX_WORKERS {
+        if self.max_workers > MAX_SEATS {
             let (flag, value) = ("--max-workers", self.max_workers);
-            return Err(ConfigError::TooLarge { flag, value, most: MAX_WORKERS });
+            return Err(ConfigError::TooLarge { flag, value, most: MAX_SEATS });
         }
         match self.link_gbps {
             Some(gbps) if !(gbps.is_finite() && gbps * BYTES_PER_GIGABIT >= 1.0) => {

@@ -30,6 +30,9 @@ const USUAL_RANK: usize = 16;
 /// The prompt it is told for, in tokens.
 const USUAL_PROMPT: usize = 128;
 
+/// Longest prompt for which the crossover is looked for.
+const LONGEST_LOOK: usize = 8192;
+
 /// Timings of one thing; the least disturbed counts.
 const TRIES: usize = 2;
 
@@ -79,6 +82,7 @@ impl Costs {
         let costs =
             Self { perf, config: config.clone(), cores: cores.to_vec(), copied: CopyStats::default() };
         costs.tell();
+        costs.tell_crossover();
         Ok(costs)
     }
 
@@ -99,7 +103,11 @@ impl Costs {
         let us = now.copy_us.saturating_sub(self.copied.copy_us);
         self.copied = now;
         if bytes > 0 {
+            let was_unknown = self.perf.link().line().is_none();
             self.perf.observe_link(bytes, Duration::from_micros(us));
+            if was_unknown {
+                self.tell_crossover();
+            }
         }
     }
 
@@ -145,6 +153,34 @@ impl Costs {
             at_prompt = USUAL_PROMPT,
             "measured what cold starts cost"
         );
+    }
+
+    /// Publishes from which prompt on waiting for an adapter of every rank is faster than the help of one worker (C-28),
+    /// once the link is known. `None`: no prompt that was looked at.
+    fn tell_crossover(&self) {
+        if self.perf.link().line().is_none() {
+            return;
+        }
+        let crossover = |rank| self.crossover(rank);
+        let [rank_16, rank_64, rank_128] = [16, 64, 128].map(crossover);
+        tracing::info!(
+            rank_16,
+            rank_64,
+            rank_128,
+            "cold prompts from so many tokens on wait for attention adapters of a rank; of a rank not named, none"
+        );
+    }
+
+    /// The shortest prompt that waits for an attention adapter of this rank rather than be helped by one worker.
+    fn crossover(&self, rank: usize) -> Option<usize> {
+        let ModelConfig { hidden_size, layers, context_length, .. } = self.config;
+        let work = LayerWork { multiply_adds: 8 * (rank * hidden_size) as u64, slices: 4 };
+        // Two bytes for each number of A and B.
+        let missing_bytes = work.multiply_adds.saturating_mul(2 * layers as u64);
+        let (queued_bytes, interference) = (0, 1.0);
+        let hands = Hands::of(1, self.cores.len());
+        let cold = ColdPrefill { tokens: 1, work, layers, missing_bytes, queued_bytes, hands, interference };
+        self.perf.crossover_tokens(&cold, context_length.min(LONGEST_LOOK))
     }
 }
 

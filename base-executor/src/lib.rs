@@ -37,6 +37,8 @@ pub mod costs;
 pub mod device;
 pub mod engine;
 mod failpoints;
+#[cfg(test)]
+mod fixtures;
 pub mod images;
 pub mod loader;
 pub mod perf;

@@ -9,11 +9,9 @@
 //!
 //! - [`line`]: a line by least squares.
 //! - [`fit`]: a line that follows its timings, and is not led astray by a few.
-//! - [`rank_forms`]: the paper's two models of a batch of adapters.
 
 pub mod fit;
 pub mod line;
-pub mod rank_forms;
 #[cfg(test)]
 mod tests;
 

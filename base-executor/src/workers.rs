@@ -69,7 +69,6 @@ impl Drop for Employer {
 struct Staff {
     board: Board,
     is_let_go: AtomicBool,
-    count: AtomicUsize,
     lost: AtomicU64,
     /// Workers that the cold requests under way keep busy; 0: all.
     wanted: Arc<AtomicUsize>,
@@ -118,7 +117,6 @@ impl Workers {
         let staff = Arc::new(Staff {
             board: board.clone(),
             is_let_go: AtomicBool::new(false),
-            count: AtomicUsize::new(0),
             lost: AtomicU64::new(0),
             wanted: Arc::default(),
             waits: Arc::default(),
@@ -131,13 +129,7 @@ impl Workers {
         Ok((Self(Some(Arc::new(Employer { staff, library, thread }))), Box::new(assistant)))
     }
 
-    /// How many there are.
-    #[must_use]
-    pub fn count(&self) -> usize {
-        self.0.as_ref().map_or(0, |employer| employer.staff.count.load(Ordering::Relaxed))
-    }
-
-    /// The cores they are pinned to.
+    /// The cores they are pinned to, one for each of them.
     #[must_use]
     pub fn cores(&self) -> Vec<u32> {
         self.0.as_ref().map_or_else(Vec::new, |employer| {
@@ -181,12 +173,10 @@ impl Staff {
 
     fn arrived(&self, seated: Seated) {
         self.seated().push(seated);
-        self.count.fetch_add(1, Ordering::Relaxed);
     }
 
     fn left(&self, generation: u32) {
         self.seated().retain(|seated| seated.generation != generation);
-        self.count.fetch_sub(1, Ordering::Relaxed);
         self.lost.fetch_add(1, Ordering::Relaxed);
     }
 }

@@ -1,33 +1,18 @@
 use model::{
     adapter::{Adapter, LoraModule},
-    config::{Rope, RopeScaling},
     generation::Generation,
     source::Target,
 };
 
 use super::*;
+use crate::fixtures::square_model;
 
 const WIDTH: usize = 64;
 const LAYERS: usize = 4;
 const RANK: usize = 16;
 
 fn config(layers: usize) -> ModelConfig {
-    ModelConfig {
-        architecture: "llama".to_owned(),
-        vocab_size: WIDTH,
-        hidden_size: WIDTH,
-        intermediate_size: WIDTH,
-        layers,
-        heads: 1,
-        kv_heads: 1,
-        head_dim: WIDTH,
-        norm_eps: 1e-5,
-        rope: Rope { theta: 10_000.0, scaling: RopeScaling::None },
-        qk_norm: false,
-        tied_head: true,
-        context_length: 64,
-        sliding_window: None,
-    }
+    square_model(WIDTH, layers)
 }
 
 /// An adapter of the queries of all layers.
@@ -152,4 +137,14 @@ fn the_link_is_learnt_from_what_was_copied_since() {
     costs.link(copied(0, 0));
     costs.link(copied(u64::MAX, u64::MAX));
     assert!(costs.perf().link().line().is_some());
+}
+
+#[test]
+fn the_crossover_comes_later_for_faster_cores_and_may_never_come() {
+    let long = ModelConfig { context_length: 8192, ..config(LAYERS) };
+    let crossover =
+        |core_ns| Costs { config: long.clone(), ..costs(core_ns, 1_000, 100, &[0]) }.crossover(RANK);
+    let (slow, faster) = (crossover(50_000).unwrap(), crossover(20_000).unwrap());
+    assert!(slow < faster, "{slow} {faster}");
+    assert_eq!(crossover(1), None, "whoever keeps up with the base is never waited for");
 }

@@ -6,12 +6,13 @@ use std::{
 use kernels::lora::LoraPrecision;
 use model::{
     adapter::{Adapter, LoraModule},
-    config::{ModelConfig, Rope, RopeScaling},
+    config::ModelConfig,
     generation::Generation,
     source::Target,
 };
 
 use super::*;
+use crate::fixtures::square_model;
 
 /// What hangs is given up after this.
 const WATCHDOG: Duration = Duration::from_secs(60);
@@ -24,22 +25,7 @@ fn id(tag: u8) -> AdapterId {
 }
 
 fn config() -> ModelConfig {
-    ModelConfig {
-        architecture: "llama".to_owned(),
-        vocab_size: WIDTH,
-        hidden_size: WIDTH,
-        intermediate_size: WIDTH,
-        layers: 1,
-        heads: 1,
-        kv_heads: 1,
-        head_dim: WIDTH,
-        norm_eps: 1e-5,
-        rope: Rope { theta: 10_000.0, scaling: RopeScaling::None },
-        qk_norm: false,
-        tied_head: true,
-        context_length: 64,
-        sliding_window: None,
-    }
+    square_model(WIDTH, 1)
 }
 
 /// An adapter of [`BYTES`] times `size`: as many matrices of rank 32.

@@ -3,10 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::perf::{
-    line::Sample,
-    rank_forms::{RankBatch, RankForm},
-};
+use crate::perf::line::Sample;
 
 const CORE: Line = Line { alpha: 5e-11, beta: 4e-6 };
 const BASE: Line = Line { alpha: 3e-4, beta: 4e-3 };
@@ -181,23 +178,6 @@ fn a_short_prompt_is_assisted_and_a_long_one_waits_from_the_crossover_on() {
     let more_workers = ColdPrefill { hands: Hands::of(8, 1), ..slow };
     assert!(model.crossover_tokens(&more_workers, 100_000).is_none_or(|later| later > crossover));
     assert_eq!(model.crossover_tokens(&slow, crossover - 1), None);
-}
-
-#[test]
-fn an_unpadded_kernels_times_fit_the_sum_of_ranks_and_a_padded_ones_the_largest() {
-    let ranks = [8, 16, 32, 64, 128];
-    let batch = |form: RankForm, seed: usize, size: usize| {
-        let ranks: Vec<u32> = (0..size).map(|request| ranks[(seed * 7 + request * request) % 5]).collect();
-        let seconds = 2e-6 * form.work(&ranks) + 1e-4;
-        RankBatch { ranks, seconds }
-    };
-    for (truth, other) in [(RankForm::Sum, RankForm::Max), (RankForm::Max, RankForm::Sum)] {
-        let fitted: Vec<_> = (1..=32).step_by(2).map(|size| batch(truth, size, size)).collect();
-        let held_out: Vec<_> = (2..=32).step_by(2).map(|size| batch(truth, size + 1, size)).collect();
-        let score = |form: RankForm| form.r_squared(form.fit(&fitted).unwrap(), &held_out);
-        assert!(score(truth) > 0.999_999);
-        assert!(score(other) < score(truth) - 0.01, "{other:?} fits as well: {}", score(other));
-    }
 }
 
 fn planted() -> impl Strategy<Value = Line> {

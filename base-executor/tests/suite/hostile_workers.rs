@@ -145,7 +145,7 @@ fn a_worker_that_stops_with_a_slice_is_given_up_and_counts_for_nothing_when_it_g
     });
     scene.house.until_seated(1);
     scene.run_until("it claims a slice", |_| claimed.try_recv().is_ok());
-    scene.run_until("it is given up", |house| house.workers.count() == 0);
+    scene.run_until("it is given up", |house| house.workers.cores().is_empty());
     assert_eq!(scene.house.stats().workers_lost, 1);
     // Its seat is another's now.
     let mut staff = Staff::default();

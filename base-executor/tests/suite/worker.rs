@@ -111,7 +111,7 @@ impl House {
 
     /// Waits until so many workers are seated.
     pub(crate) fn until_seated(&self, count: usize) {
-        until(|| self.workers.count() == count, || format!("{count} workers: {:?}", self.stats()));
+        until(|| self.workers.cores().len() == count, || format!("{count} workers: {:?}", self.stats()));
     }
 
     pub(crate) fn stats(&self) -> Stats {

@@ -9,7 +9,7 @@ use kernels::{
 };
 use model::{
     adapter::{Adapter, LoraModule},
-    config::{ModelConfig, Rope, RopeScaling},
+    config::ModelConfig,
     generation::Generation as Content,
     prepared_adapter::PreparedAdapter,
     source::Target,
@@ -17,28 +17,14 @@ use model::{
 use shmproto::board::{Geometry, Wake};
 
 use super::*;
+use crate::fixtures::square_model;
 
 const WIDTH: usize = 48;
 const TARGETS: [Target; 3] = [Target::Q, Target::K, Target::V];
 const ROOMY: Geometry = Geometry { x_elements: 1 << 16, sums_elements: 1 << 18, slices: 64, seats: 4 };
 
 fn config() -> ModelConfig {
-    ModelConfig {
-        architecture: "llama".to_owned(),
-        vocab_size: WIDTH,
-        hidden_size: WIDTH,
-        intermediate_size: WIDTH,
-        layers: 1,
-        heads: 1,
-        kv_heads: 1,
-        head_dim: WIDTH,
-        norm_eps: 1e-5,
-        rope: Rope { theta: 10_000.0, scaling: RopeScaling::None },
-        qk_norm: false,
-        tied_head: true,
-        context_length: 64,
-        sliding_window: None,
-    }
+    square_model(WIDTH, 1)
 }
 
 /// An adapter of queries, keys and values; `salt` tells it from others.
