@@ -59,6 +59,30 @@ impl Activations {
         self.floats.resize(rows * width, 0.0);
     }
 
+    /// Adds `rows` whole rows behind those there are. Forms are stale until the next [`Activations::prepare`].
+    ///
+    /// # Panics
+    /// If these are not whole rows.
+    pub fn append(&mut self, rows: &[f32]) {
+        assert!(rows.len().is_multiple_of(self.width.max(1)), "whole rows of {}", self.width);
+        self.floats.extend_from_slice(rows);
+        self.rows += rows.len() / self.width.max(1);
+    }
+
+    /// Drops all rows but the first `rows`, in every form; memory is kept for reuse.
+    pub fn truncate(&mut self, rows: usize) {
+        self.rows = self.rows.min(rows);
+        let groups = self.rows * self.groups();
+        self.floats.truncate(self.rows * self.width);
+        self.bytes.truncate(self.rows * self.width);
+        self.scales.truncate(groups);
+        self.sums.truncate(groups);
+        self.zero8.truncate(groups);
+        self.zero128.truncate(groups);
+        self.zero128_halves.truncate(2 * groups);
+        self.bf16.truncate(self.rows * self.pairs());
+    }
+
     /// Rows.
     #[must_use]
     pub fn rows(&self) -> usize {

@@ -36,6 +36,6 @@ pub mod tensor_type;
 pub use activations::{Activations, Forms};
 pub use buffer::Arena;
 pub use isa::Isa;
-pub use linear::{LinearPart, PackError, PackedMatrix, linear};
+pub use linear::{LinearPart, PackError, PackedMatrix, linear, linear_transposed, linear_unrounded};
 pub use pool::Pool;
 pub use tensor_type::TensorType;

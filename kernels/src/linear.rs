@@ -11,10 +11,18 @@
 //! A step of integer weights is four elements of each row, of bf16 two, of floats one. The activations' element(s)
 //! are broadcast, so an output is summed in one lane, over `in` from first to last: its bits depend on its weights
 //! and its activations alone, never on the batch, the thread or the shape of the tile that computed it.
+//!
+//! [`linear`] rounds activations to the weights' precision, as fast as the bytes arrive. [`linear_unrounded`] leaves them
+//! as they are and [`linear_transposed`] is its backward pass: both over the same values of the same panels.
 
 mod float;
 mod integer;
 mod pack;
+mod transposed;
+mod unrounded;
+mod values;
+
+use std::{mem::MaybeUninit, ops::Range};
 
 use crate::{
     activations::Activations,
@@ -24,6 +32,8 @@ use crate::{
 };
 use pack::Packing;
 pub use pack::{PackError, PackedMatrix};
+pub use transposed::linear_transposed;
+pub use unrounded::linear_unrounded;
 
 /// Rows of activations that a panel meets before the next panel is loaded: they stay in the second-level cache.
 const ROW_BLOCK: usize = 64;
@@ -55,14 +65,10 @@ pub fn linear(
 ) {
     let rows = x.rows();
     assert!(out.len() >= rows * stride, "out holds {rows} rows of {stride}");
+    check_parts(parts, x.width(), stride);
     for part in parts {
-        assert_eq!(part.matrix.columns(), x.width(), "weights and activations have the same inner width");
         assert!(x.holds(part.matrix.forms()), "activations were prepared in the form of the weights");
-        assert!(part.column + part.matrix.rows() <= stride, "the part's outputs lie within a row of out");
-        assert!(part.bias.is_none_or(|bias| bias.len() == part.matrix.rows()), "one bias an output feature");
     }
-    let in_order = |pair: &[LinearPart<'_>]| pair[0].column + pair[0].matrix.rows() <= pair[1].column;
-    assert!(parts.windows(2).all(in_order), "parts write disjoint columns, in ascending order");
     let out = OutPtr(out.as_mut_ptr());
     let panels: usize = parts.iter().map(|part| part.matrix.panels()).sum();
     let chunk = panels_a_chunk(panels, rows, pool.threads());
@@ -72,6 +78,39 @@ pub fn linear(
             isa.dispatch(Chunk { x, part, first, last, out: out.0, stride });
         });
     });
+}
+
+/// Panics unless `parts` have rows of `width` elements and lie side by side in rows of `stride` outputs.
+fn check_parts(parts: &[LinearPart<'_>], width: usize, stride: usize) {
+    for part in parts {
+        assert_eq!(part.matrix.columns(), width, "weights and activations have the same inner width");
+        assert!(part.column + part.matrix.rows() <= stride, "the part's outputs lie within a row of out");
+        assert!(part.bias.is_none_or(|bias| bias.len() == part.matrix.rows()), "one bias an output feature");
+    }
+    let in_order = |pair: &[LinearPart<'_>]| pair[0].column + pair[0].matrix.rows() <= pair[1].column;
+    assert!(parts.windows(2).all(in_order), "parts write disjoint columns, in ascending order");
+}
+
+/// `range` in blocks of `step`; the last may be smaller.
+#[inline(always)]
+fn blocks(range: Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> {
+    range.clone().step_by(step).map(move |start| start..range.end.min(start + step))
+}
+
+/// Room on the stack for decoded values, from the start of a cache line.
+#[repr(align(64))]
+struct Room<const N: usize>([MaybeUninit<f32>; N]);
+
+impl<const N: usize> Room<N> {
+    #[inline(always)]
+    fn new() -> Self {
+        Self([const { MaybeUninit::uninit() }; N])
+    }
+
+    #[inline(always)]
+    fn as_mut_ptr(&mut self) -> *mut f32 {
+        self.0.as_mut_ptr().cast()
+    }
 }
 
 /// Enough chunks that a late thread can be helped out, few enough that claiming them costs nothing.

@@ -77,6 +77,12 @@ impl MappedFile {
         &self.path
     }
 
+    /// The mapped file, whatever is at its path by now.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
     /// Gives back the memory that caches `range`: for bytes that have been copied and will not be read again soon.
     /// They can still be read, from the file again. This is advice; a system that does not take it does no harm.
     pub fn release(&self, range: Range<usize>) {

@@ -29,6 +29,10 @@ use rustix::thread::{CpuSet, futex, sched_setaffinity};
 /// of microseconds; between steps others (a gateway) want the core more than a spinning helper does.
 const IDLE_SPIN: Duration = Duration::from_micros(60);
 
+/// How much of that a helper has its core to itself; then it lets others have the core between two looks. A split client on
+/// a helper's core would otherwise often wait for the spin's end before each of its calls (docs/performance/split.md).
+const SELFISH_SPIN: Duration = Duration::from_micros(10);
+
 /// How long the caller looks for the last chunk of a region before it parks.
 const JOIN_SPIN: Duration = Duration::from_micros(100);
 
@@ -285,7 +289,9 @@ impl Shared {
     fn help(&self) {
         let mut seen = 0;
         while !self.stop.load(Ordering::SeqCst) {
-            let rung = spin_until(IDLE_SPIN, || self.doorbell.0.load(Ordering::SeqCst) != seen);
+            let look = || self.doorbell.0.load(Ordering::SeqCst) != seen;
+            let rung =
+                spin_until(SELFISH_SPIN, look) || yield_until(IDLE_SPIN.saturating_sub(SELFISH_SPIN), look);
             if !rung {
                 self.parked_helpers.fetch_add(1, Ordering::SeqCst);
                 let _ = futex::wait(&self.doorbell.0, futex::Flags::PRIVATE, seen, None);
@@ -312,6 +318,21 @@ fn spin_until(limit: Duration, done: impl Fn() -> bool) -> bool {
             return false;
         }
     }
+}
+
+/// As [`spin_until`], but whoever else wants this core has it between two looks.
+fn yield_until(limit: Duration, done: impl Fn() -> bool) -> bool {
+    let start = Instant::now();
+    while start.elapsed() <= limit {
+        for _ in 0..8 {
+            if done() {
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        std::thread::yield_now();
+    }
+    false
 }
 
 /// Runs every chunk on this thread; panics at the end if one of them did.

@@ -9,6 +9,15 @@ pub fn linear(x: &[f32], w: &[f32], rows: usize, outputs: usize, width: usize) -
     (0..rows * outputs).map(|i| dot(i / outputs, i % outputs) as f32).collect()
 }
 
+/// `out[r, k] = sum_o g[r, o] w[o, k]`: the gradient at the inputs of [`linear`].
+#[must_use]
+pub fn linear_transposed(g: &[f32], w: &[f32], rows: usize, outputs: usize, width: usize) -> Vec<f32> {
+    let dot = |r: usize, k: usize| {
+        (0..outputs).map(|o| f64::from(g[r * outputs + o]) * f64::from(w[o * width + k])).sum::<f64>()
+    };
+    (0..rows * width).map(|i| dot(i / width, i % width) as f32).collect()
+}
+
 /// `x / sqrt(mean(x^2) + eps) * weight` of one row.
 #[must_use]
 pub fn rms_norm(x: &[f32], weight: &[f32], eps: f32) -> Vec<f32> {

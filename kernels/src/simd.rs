@@ -103,6 +103,12 @@ pub(crate) trait Simd: Copy {
     unsafe fn load_bytes(from: *const u8) -> Self::B;
     fn low_nibbles(v: Self::B) -> Self::B;
     fn high_nibbles(v: Self::B) -> Self::B;
+    /// Lane `i`: byte `4 i + J`, unsigned; `J` is 0 to 3.
+    fn byte<const J: usize>(v: Self::B) -> Self::F;
+    /// Lane `i`: bf16 `2 i`; lane `i` of the second: bf16 `2 i + 1`.
+    fn widen_bf16(v: Self::B) -> [Self::F; 2];
+    /// Lane `j` of vector `i` becomes lane `i` of vector `j`.
+    fn transpose(v: [Self::F; LANES]) -> [Self::F; LANES];
     /// Lane `i`: `acc[i] + sum over j of codes[4i + j] * x[j]`, codes unsigned, `x` four signed bytes; exact.
     fn dot_bytes(acc: Self::I, codes: Self::B, x: i32) -> Self::I;
     /// Lane `i`: `acc[i] + w[2i + 1] * x[1] + w[2i] * x[0]` of bf16 pairs.

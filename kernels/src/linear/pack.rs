@@ -7,7 +7,7 @@ use crate::{
     activations::{Forms, GROUP},
     buffer::{Arena, Buffer},
     quant::{DecodedRow, IntegerForm, Offset, integer_form},
-    simd::LANES,
+    simd::{LANES, prefetch},
 };
 
 /// Why a tensor cannot be packed.
@@ -152,6 +152,17 @@ impl PackedMatrix {
         debug_assert!(panel < self.panels());
         // SAFETY: `pack` has made room for this many panels.
         unsafe { self.data.as_ptr().add(panel * self.panel_bytes) }
+    }
+
+    /// Asks for `bytes` from `at` on in a panel, which need not exist.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, panel: usize, at: usize, bytes: usize) {
+        let start = self.data.as_ptr().wrapping_add(panel * self.panel_bytes + at);
+        let mut line = 0;
+        while line < bytes {
+            prefetch(start.wrapping_add(line));
+            line += 64;
+        }
     }
 
     /// Writes row `row` as floats to `out`, for the token embedding that shares its weights with the head.

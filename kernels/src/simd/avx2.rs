@@ -22,6 +22,39 @@ macro_rules! cpu {
 type F = [__m256; 2];
 type I = [__m256i; 2];
 
+/// Lane `j` of vector `i` becomes lane `i` of vector `j`.
+#[inline(always)]
+fn transpose_eight(v: [__m256; 8]) -> [__m256; 8] {
+    // `fours[4 b + j]` holds, in its 128-bit half h, element 4 h + j of the vectors 4 b to 4 b + 3.
+    let mut fours = v;
+    let mut b = 0;
+    while b < 8 {
+        cpu!({
+            let (low, high) = (_mm256_unpacklo_ps(v[b], v[b + 1]), _mm256_unpackhi_ps(v[b], v[b + 1]));
+            let (low2, high2) =
+                (_mm256_unpacklo_ps(v[b + 2], v[b + 3]), _mm256_unpackhi_ps(v[b + 2], v[b + 3]));
+            let pair = |lower: __m256, upper: __m256| {
+                let (lower, upper) = (_mm256_castps_pd(lower), _mm256_castps_pd(upper));
+                [_mm256_unpacklo_pd(lower, upper), _mm256_unpackhi_pd(lower, upper)]
+                    .map(|v| _mm256_castpd_ps(v))
+            };
+            [fours[b], fours[b + 1]] = pair(low, low2);
+            [fours[b + 2], fours[b + 3]] = pair(high, high2);
+        });
+        b += 4;
+    }
+    let mut out = v;
+    let mut j = 0;
+    while j < 4 {
+        cpu!({
+            out[j] = _mm256_permute2f128_ps::<0x20>(fours[j], fours[4 + j]);
+            out[4 + j] = _mm256_permute2f128_ps::<0x31>(fours[j], fours[4 + j]);
+        });
+        j += 1;
+    }
+    out
+}
+
 impl Simd for Avx2 {
     type F = F;
     type I = I;
@@ -246,6 +279,53 @@ impl Simd for Avx2 {
                 _mm256_and_si256(_mm256_srli_epi16::<4>(v[1]), mask),
             ]
         })
+    }
+    #[inline(always)]
+    fn byte<const J: usize>(v: I) -> F {
+        cpu!({
+            let byte = |v| match J {
+                0 => _mm256_and_si256(v, _mm256_set1_epi32(255)),
+                3 => _mm256_srli_epi32::<24>(v),
+                _ => {
+                    // Byte J of each element below, zeroes above it.
+                    let from = |element: i32| 0x8080_8000_u32.cast_signed() | (4 * element + J as i32);
+                    let from = _mm_setr_epi32(from(0), from(1), from(2), from(3));
+                    _mm256_shuffle_epi8(v, _mm256_broadcastsi128_si256(from))
+                }
+            };
+            [_mm256_cvtepi32_ps(byte(v[0])), _mm256_cvtepi32_ps(byte(v[1]))]
+        })
+    }
+    #[inline(always)]
+    fn widen_bf16(v: I) -> [F; 2] {
+        cpu!({
+            let mask = _mm256_set1_epi32(0xffff_0000_u32.cast_signed());
+            let low = |v| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(v));
+            let high = |v| _mm256_castsi256_ps(_mm256_and_si256(v, mask));
+            [[low(v[0]), low(v[1])], [high(v[0]), high(v[1])]]
+        })
+    }
+    #[inline(always)]
+    fn transpose(v: [F; 16]) -> [F; 16] {
+        let mut out = v;
+        let mut block = 0;
+        while block < 4 {
+            let (row, column) = (block / 2, block % 2);
+            let mut square = [v[8 * row][column]; 8];
+            let mut i = 0;
+            while i < 8 {
+                square[i] = v[8 * row + i][column];
+                i += 1;
+            }
+            let square = transpose_eight(square);
+            let mut i = 0;
+            while i < 8 {
+                out[8 * column + i][row] = square[i];
+                i += 1;
+            }
+            block += 1;
+        }
+        out
     }
     #[inline(always)]
     fn dot_bytes(acc: I, codes: I, x: i32) -> I {

@@ -177,6 +177,65 @@ impl Simd for Avx512 {
         cpu!(_mm512_and_si512(_mm512_srli_epi16::<4>(v), _mm512_set1_epi8(15)))
     }
     #[inline(always)]
+    fn byte<const J: usize>(v: __m512i) -> __m512 {
+        cpu!({
+            let byte = match J {
+                0 => _mm512_and_si512(v, _mm512_set1_epi32(255)),
+                3 => _mm512_srli_epi32::<24>(v),
+                _ => {
+                    // Byte J of each element below, zeroes above it.
+                    let from = |element: i32| 0x8080_8000_u32.cast_signed() | (4 * element + J as i32);
+                    _mm512_shuffle_epi8(v, _mm512_set4_epi32(from(3), from(2), from(1), from(0)))
+                }
+            };
+            _mm512_cvtepi32_ps(byte)
+        })
+    }
+    #[inline(always)]
+    fn widen_bf16(v: __m512i) -> [__m512; 2] {
+        cpu!({
+            let high = _mm512_and_si512(v, _mm512_set1_epi32(0xffff_0000_u32.cast_signed()));
+            [_mm512_castsi512_ps(_mm512_slli_epi32::<16>(v)), _mm512_castsi512_ps(high)]
+        })
+    }
+    #[inline(always)]
+    fn transpose(v: [__m512; 16]) -> [__m512; 16] {
+        // `fours[4 b + j]` holds, in its 128-bit quarter q, element 4 q + j of the vectors 4 b to 4 b + 3.
+        let mut fours = v;
+        let mut b = 0;
+        while b < 16 {
+            cpu!({
+                let (low, high) = (_mm512_unpacklo_ps(v[b], v[b + 1]), _mm512_unpackhi_ps(v[b], v[b + 1]));
+                let (low2, high2) =
+                    (_mm512_unpacklo_ps(v[b + 2], v[b + 3]), _mm512_unpackhi_ps(v[b + 2], v[b + 3]));
+                let pair = |lower: __m512, upper: __m512| {
+                    let (lower, upper) = (_mm512_castps_pd(lower), _mm512_castps_pd(upper));
+                    [_mm512_unpacklo_pd(lower, upper), _mm512_unpackhi_pd(lower, upper)]
+                        .map(|v| _mm512_castpd_ps(v))
+                };
+                [fours[b], fours[b + 1]] = pair(low, low2);
+                [fours[b + 2], fours[b + 3]] = pair(high, high2);
+            });
+            b += 4;
+        }
+        let mut out = v;
+        let mut j = 0;
+        while j < 4 {
+            cpu!({
+                let even = _mm512_shuffle_f32x4::<0x88>(fours[j], fours[4 + j]);
+                let odd = _mm512_shuffle_f32x4::<0xdd>(fours[j], fours[4 + j]);
+                let even2 = _mm512_shuffle_f32x4::<0x88>(fours[8 + j], fours[12 + j]);
+                let odd2 = _mm512_shuffle_f32x4::<0xdd>(fours[8 + j], fours[12 + j]);
+                out[j] = _mm512_shuffle_f32x4::<0x88>(even, even2);
+                out[4 + j] = _mm512_shuffle_f32x4::<0x88>(odd, odd2);
+                out[8 + j] = _mm512_shuffle_f32x4::<0xdd>(even, even2);
+                out[12 + j] = _mm512_shuffle_f32x4::<0xdd>(odd, odd2);
+            });
+            j += 1;
+        }
+        out
+    }
+    #[inline(always)]
     fn dot_bytes(acc: __m512i, codes: __m512i, x: i32) -> __m512i {
         cpu!(_mm512_dpbusd_epi32(acc, codes, _mm512_set1_epi32(x)))
     }

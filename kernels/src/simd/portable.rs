@@ -187,6 +187,19 @@ impl Simd for Portable {
         v.map(|byte| byte >> 4)
     }
     #[inline(always)]
+    fn byte<const J: usize>(v: B) -> F {
+        lanes!(i => f32::from(v[4 * i + J]))
+    }
+    #[inline(always)]
+    fn widen_bf16(v: B) -> [F; 2] {
+        let widen = |at: usize| f32::from_bits(u32::from_le_bytes([0, 0, v[at], v[at + 1]]));
+        [lanes!(i => widen(4 * i)), lanes!(i => widen(4 * i + 2))]
+    }
+    #[inline(always)]
+    fn transpose(v: [F; 16]) -> [F; 16] {
+        lanes!(j => lanes!(i => v[i][j]))
+    }
+    #[inline(always)]
     fn dot_bytes(acc: I, codes: B, x: i32) -> I {
         let x = x.to_le_bytes().map(|byte| i32::from(byte.cast_signed()));
         // The products fit; the sum wraps as the instructions' does where the activations were not numbers.

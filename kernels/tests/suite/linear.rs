@@ -7,30 +7,30 @@ use proptest::{collection, prelude::*, sample};
 use crate::support::{TYPES, activations, bits, dequantize, floats, is_float, norm, pool, random, stored};
 
 /// What `out` holds where no part writes.
-const UNTOUCHED: f32 = 12345.0;
+pub(crate) const UNTOUCHED: f32 = 12345.0;
 
 /// Columns of `out` left free before each part.
 const GAP: usize = 3;
 
-struct Part {
-    kind: TensorType,
-    matrix: PackedMatrix,
+pub(crate) struct Part {
+    pub(crate) kind: TensorType,
+    pub(crate) matrix: PackedMatrix,
     /// The stored values.
-    weights: Vec<f32>,
-    bias: Option<Vec<f32>>,
-    column: usize,
+    pub(crate) weights: Vec<f32>,
+    pub(crate) bias: Option<Vec<f32>>,
+    pub(crate) column: usize,
 }
 
 /// Linear layers that share an input, side by side in a row of the output.
-struct Layers {
-    parts: Vec<Part>,
-    width: usize,
-    stride: usize,
+pub(crate) struct Layers {
+    pub(crate) parts: Vec<Part>,
+    pub(crate) width: usize,
+    pub(crate) stride: usize,
 }
 
 impl Layers {
     /// Random layers of `(type, output features)`; every second one has a bias.
-    fn random(shapes: &[(TensorType, usize)], width: usize, seed: u64) -> Self {
+    pub(crate) fn random(shapes: &[(TensorType, usize)], width: usize, seed: u64) -> Self {
         let random = &mut random(seed);
         let mut stride = 0;
         let parts = shapes.iter().enumerate().map(|(i, &(kind, rows))| {
@@ -48,17 +48,20 @@ impl Layers {
         Self { parts: parts.collect(), width, stride: stride + GAP }
     }
 
-    fn forms(&self) -> Forms {
+    pub(crate) fn forms(&self) -> Forms {
         self.parts.iter().fold(Forms::default(), |forms, part| forms.and(part.matrix.forms()))
     }
 
-    fn run(&self, pool: &mut Pool, isa: Isa, x: &[f32]) -> Vec<f32> {
+    pub(crate) fn run(&self, pool: &mut Pool, isa: Isa, x: &[f32]) -> Vec<f32> {
         let rows = x.len() / self.width;
         let x = activations(pool, isa, x, rows, self.forms());
         let mut out = vec![UNTOUCHED; rows * self.stride];
-        let parts: Vec<LinearPart<'_>> = self.parts.iter().map(Part::as_linear_part).collect();
-        linear(pool, isa, &x, &parts, &mut out, self.stride);
+        linear(pool, isa, &x, &self.parts(), &mut out, self.stride);
         out
+    }
+
+    pub(crate) fn parts(&self) -> Vec<LinearPart<'_>> {
+        self.parts.iter().map(Part::as_linear_part).collect()
     }
 
     /// Judges each element of `out`, and that the columns between the parts are as they were.
@@ -75,7 +78,7 @@ impl Layers {
 }
 
 impl Part {
-    fn as_linear_part(&self) -> LinearPart<'_> {
+    pub(crate) fn as_linear_part(&self) -> LinearPart<'_> {
         LinearPart { matrix: &self.matrix, bias: self.bias.as_deref(), column: self.column }
     }
 
@@ -134,7 +137,7 @@ fn entering(kind: TensorType, x: &[f32]) -> Box<dyn Iterator<Item = f64> + '_> {
 }
 
 /// Widths that suit every type of `kinds`: whole blocks of the coarsest one.
-fn width_for(kinds: &[(TensorType, usize)], step: usize) -> usize {
+pub(crate) fn width_for(kinds: &[(TensorType, usize)], step: usize) -> usize {
     kinds.iter().map(|(kind, _)| if is_float(*kind) { 1 } else { kind.block_elements() }).max().unwrap_or(1)
         * step
 }
@@ -175,7 +178,7 @@ fn each_type_multiplies_rows_of_any_width_its_blocks_allow() {
 }
 
 /// One layer of each type in one call, of the width of two super-blocks.
-fn one_of_each() -> Layers {
+pub(crate) fn one_of_each() -> Layers {
     let shapes: Vec<_> = TYPES.iter().enumerate().map(|(i, &kind)| (kind, 16 + 5 * i)).collect();
     Layers::random(&shapes, 512, 11)
 }
@@ -339,8 +342,7 @@ fn no_rows_and_no_parts_are_nothing_to_do() {
     let mut x = Activations::default();
     x.reshape(0, layers.width);
     x.prepare(pool, Isa::best(), layers.forms());
-    let parts: Vec<_> = layers.parts.iter().map(Part::as_linear_part).collect();
-    linear(pool, Isa::best(), &x, &parts, &mut [], layers.stride);
+    linear(pool, Isa::best(), &x, &layers.parts(), &mut [], layers.stride);
     x.reshape(1, layers.width);
     linear(pool, Isa::best(), &x, &[], &mut [], 0);
 }

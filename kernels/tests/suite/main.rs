@@ -4,6 +4,8 @@
 mod attention;
 mod elementwise;
 mod linear;
+mod linear_transposed;
+mod linear_unrounded;
 mod lora;
 mod lora_handover;
 mod lora_layout;

@@ -1,0 +1,272 @@
+//! Linear layers backwards: the gradient at the inputs, `out = Σ g · W` over parts that share their input.
+//!
+//! ```text
+//! out[r, k] = sum over parts, over o: g[r, column + o] * w[o, k]       w: the values of the weights (`values`)
+//! ```
+//!
+//! Biases play no part. Each element of `out` is one chain of fused multiply-adds, parts in order, `o` ascending; its bits
+//! depend on the weights and its own row of `g` alone.
+//!
+//! Panels hold sixteen *outputs* in a vector, and here a vector must hold sixteen *inputs*, each summing over the
+//! outputs. So a tile of [`TALL`] outputs by [`WIDE`] inputs is decoded and transposed into a buffer of the first-level cache,
+//! and all rows of `g` pass over it; the sums wait in `out`. Threads divide the inputs among themselves: none waits for
+//! another's sums, and nothing is summed twice.
+
+use std::{marker::PhantomData, ops::Range};
+
+use super::{
+    LinearPart, OutPtr, PackedMatrix, Room, blocks, check_parts,
+    values::{HALF, Values, with_values},
+};
+use crate::{
+    activations::GROUP,
+    isa::{Isa, Kernel},
+    pool::Pool,
+    simd::{LANES, Simd},
+};
+
+/// Outputs and inputs of a decoded tile: 16 KB.
+const TALL: usize = 64;
+const WIDE: usize = 64;
+
+/// Computes the gradient at the inputs of `parts` for `rows` rows of `g`, which have `stride` elements; `out` is
+/// `[rows, columns]`. Without parts it is zero.
+///
+/// # Panics
+///
+/// If the shapes do not fit together.
+#[allow(clippy::too_many_arguments, reason = "the shapes of one matrix product")]
+pub fn linear_transposed(
+    pool: &mut Pool,
+    isa: Isa,
+    g: &[f32],
+    rows: usize,
+    stride: usize,
+    parts: &[LinearPart<'_>],
+    out: &mut [f32],
+) {
+    let Some(columns) = parts.first().map(|part| part.matrix.columns()) else {
+        return out.fill(0.0);
+    };
+    check_parts(parts, columns, stride);
+    assert!(g.len() >= rows * stride, "g holds {rows} rows of {stride}");
+    assert_eq!(out.len(), rows * columns, "out is {rows} rows of {columns}");
+    let out = OutPtr(out.as_mut_ptr());
+    let tiles = columns.div_ceil(WIDE);
+    let chunk = tiles.div_ceil(4 * pool.threads());
+    pool.run(tiles.div_ceil(chunk), |i| {
+        let out = &out;
+        let inputs = i * chunk * WIDE..columns.min((i + 1) * chunk * WIDE);
+        isa.dispatch(Chunk { g, rows, stride, parts, inputs, out: out.0, columns });
+    });
+}
+
+/// The gradients at `inputs`, for all rows.
+struct Chunk<'a> {
+    g: &'a [f32],
+    rows: usize,
+    stride: usize,
+    parts: &'a [LinearPart<'a>],
+    inputs: Range<usize>,
+    out: *mut f32,
+    columns: usize,
+}
+
+impl Kernel for Chunk<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let mut room = Room::<{ TALL * WIDE }>::new();
+        let weights = room.as_mut_ptr();
+        for inputs in blocks(self.inputs.clone(), WIDE) {
+            self.clear(&inputs);
+            for part in self.parts {
+                for outputs in blocks(0..part.matrix.rows(), TALL) {
+                    let tile = Tile { w: part.matrix, outputs, inputs: inputs.clone(), weights };
+                    with_values!(part.matrix.packing, V => S::call(Decode::<V>(&tile, PhantomData)));
+                    S::call(Sums { chunk: &self, tile: &tile, column: part.column });
+                }
+            }
+        }
+    }
+}
+
+impl Chunk<'_> {
+    #[inline(always)]
+    fn clear(&self, inputs: &Range<usize>) {
+        for row in 0..self.rows {
+            // SAFETY: the inputs lie within a row of `out`, and no other chunk uses them; zero bytes are 0.0.
+            unsafe { self.out.add(row * self.columns + inputs.start).write_bytes(0, inputs.len()) };
+        }
+    }
+}
+
+/// `outputs` by `inputs` of a matrix.
+struct Tile<'a> {
+    w: &'a PackedMatrix,
+    outputs: Range<usize>,
+    inputs: Range<usize>,
+    /// `[TALL, WIDE]`: the decoded values.
+    weights: *mut f32,
+}
+
+/// Decodes and transposes a tile.
+struct Decode<'a, V>(&'a Tile<'a>, PhantomData<V>);
+
+impl<V: Values> Kernel for Decode<'_, V> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let Tile { outputs, inputs, .. } = self.0;
+        for panel in outputs.start / LANES..outputs.end.div_ceil(LANES) {
+            for group in inputs.start / GROUP..inputs.end / GROUP {
+                self.0.w.prefetch(panel + TALL / LANES, group * V::GROUP_BYTES, V::GROUP_BYTES);
+                // SAFETY: panel and group exist.
+                unsafe {
+                    self.half::<S, 0>(panel, group);
+                    self.half::<S, 1>(panel, group);
+                }
+            }
+            for inputs in blocks(inputs.end / GROUP * GROUP..inputs.end, LANES) {
+                // SAFETY: as above.
+                unsafe { self.rest::<S>(panel, inputs) };
+            }
+        }
+    }
+}
+
+impl<V: Values> Decode<'_, V> {
+    /// # Safety
+    ///
+    /// Panel and group exist and lie in the tile.
+    #[inline(always)]
+    unsafe fn half<S: Simd, const H: usize>(&self, panel: usize, group: usize) {
+        let mut values = [S::splat(0.0); LANES];
+        // SAFETY: passed on.
+        unsafe {
+            let numbers = V::numbers::<S, H>(self.0.w, panel, group);
+            for (step, four) in values.as_chunks_mut().0.iter_mut().enumerate() {
+                *four = V::four::<S, H>(self.0.w, panel, group, step, numbers);
+            }
+            self.put::<S>(panel, group * GROUP + H * HALF, values);
+        }
+    }
+
+    /// The inputs of a group that the width cuts off; zeroes after them.
+    ///
+    /// # Safety
+    ///
+    /// Panel and inputs exist and lie in the tile.
+    #[inline(always)]
+    unsafe fn rest<S: Simd>(&self, panel: usize, inputs: Range<usize>) {
+        let mut values = [S::splat(0.0); LANES];
+        // SAFETY: passed on.
+        unsafe {
+            for (value, k) in values.iter_mut().zip(inputs.clone()) {
+                *value = V::one::<S>(self.0.w, panel, k);
+            }
+            self.put::<S>(panel, inputs.start, values);
+        }
+    }
+
+    /// Stores sixteen inputs, from `k` on, of the sixteen outputs of `panel`.
+    ///
+    /// # Safety
+    ///
+    /// They lie in the tile.
+    #[inline(always)]
+    unsafe fn put<S: Simd>(&self, panel: usize, k: usize, values: [S::F; LANES]) {
+        let Tile { outputs, inputs, weights, .. } = self.0;
+        let to = weights.wrapping_add((panel * LANES - outputs.start) * WIDE + k - inputs.start);
+        for (o, &value) in S::transpose(values).iter().enumerate() {
+            // SAFETY: the caller's.
+            unsafe { S::store(to.add(o * WIDE), value) };
+        }
+    }
+}
+
+/// Passes all rows over a decoded tile.
+struct Sums<'a> {
+    chunk: &'a Chunk<'a>,
+    tile: &'a Tile<'a>,
+    column: usize,
+}
+
+impl Kernel for Sums<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let vectors = self.tile.inputs.len().div_ceil(LANES);
+        let mut vector = 0;
+        while vector < vectors {
+            // A single row's sums wait for one another, so more of them go side by side. Of several rows, two vectors
+            // share the gradients' loads where the registers hold the sums of both.
+            vector += match (self.chunk.rows, vectors - vector) {
+                (1, 4..) => self.rows::<S, 4>(vector),
+                (_, 2..) if S::TILE == 8 => self.rows::<S, 2>(vector),
+                _ => self.rows::<S, 1>(vector),
+            };
+        }
+    }
+}
+
+impl Sums<'_> {
+    #[inline(always)]
+    fn rows<S: Simd, const V: usize>(&self, vector: usize) -> usize {
+        let (mut row, end) = (0, self.chunk.rows);
+        while row < end {
+            row += match S::TILE.min(end - row) {
+                8.. => self.sums::<S, 8, V>(row, vector),
+                4.. => self.sums::<S, 4, V>(row, vector),
+                2.. => self.sums::<S, 2, V>(row, vector),
+                _ => self.sums::<S, 1, V>(row, vector),
+            };
+        }
+        V
+    }
+
+    /// Where the sums of a vector of inputs are, and how many they are.
+    #[inline(always)]
+    fn place(&self, row: usize, vector: usize) -> (*mut f32, usize) {
+        let Range { start, end } = self.tile.inputs;
+        let k = start + vector * LANES;
+        (self.chunk.out.wrapping_add(row * self.chunk.columns + k), LANES.min(end - k))
+    }
+
+    /// Adds the tile's outputs to the sums of `M` rows and `V` vectors of inputs.
+    #[inline(always)]
+    fn sums<S: Simd, const M: usize, const V: usize>(&self, row: usize, vector: usize) -> usize {
+        let Chunk { g, stride, .. } = *self.chunk;
+        let Tile { outputs, weights, .. } = self.tile;
+        // SAFETY: rows, inputs and outputs exist; no other chunk uses these columns of `out`.
+        unsafe {
+            let mut sums: [[S::F; V]; M] = std::array::from_fn(|m| {
+                std::array::from_fn(|v| {
+                    let (from, lanes) = self.place(row + m, vector + v);
+                    S::load_head(from, lanes)
+                })
+            });
+            let g = g.as_ptr().add(row * stride + self.column + outputs.start);
+            let weights = weights.add(vector * LANES);
+            for o in 0..outputs.len() {
+                let w: [S::F; V] = std::array::from_fn(|v| S::load(weights.add(o * WIDE + v * LANES)));
+                for (m, sums) in sums.iter_mut().enumerate() {
+                    let g = S::splat(*g.add(m * stride + o));
+                    for (&w, sum) in w.iter().zip(sums) {
+                        *sum = S::fma(w, g, *sum);
+                    }
+                }
+            }
+            for (m, sums) in sums.iter().enumerate() {
+                for (v, &sum) in sums.iter().enumerate() {
+                    let (to, lanes) = self.place(row + m, vector + v);
+                    S::store_head(to, sum, lanes);
+                }
+            }
+        }
+        M
+    }
+}

@@ -1,0 +1,349 @@
+//! Linear layers whose activations stay as they are: `out = x · Wᵀ (+ bias)` over the values of the weights.
+//!
+//! [`linear`](super::linear) rounds activations to the weights' precision, so the sum of two inputs does not give the sum of
+//! their outputs. Training (whose backward pass is the transposed matrix), masks that are added and taken off again, and
+//! comparisons with other engines need a layer that is linear. Here every packing is: a weight is one f32 number
+//! (`values`), an activation is the f32 it is, and
+//!
+//! ```text
+//! out[r, o] = fma(w[o, in - 1], x[r, in - 1], ... fma(w[o, 1], x[r, 1], fma(w[o, 0], x[r, 0], 0))) (+ bias[o])
+//! ```
+//!
+//! in one lane, `in` from first to last. Float packings of 32 and 16 bits have the bits `linear` gives. As there, bits do
+//! not depend on the batch, the thread or the tile. Two ways to the same sums:
+//!
+//! - **One row** uses each weight once, so it is decoded in registers and used there. A lane's sum is a chain of fused
+//!   multiply-adds, each waiting for the one before: several panels go side by side to fill the time.
+//! - **Several rows** share the decoding: [`DEPTH`] elements of [`SIDE`] panels are decoded to a buffer that stays in the
+//!   first-level cache, and all rows pass over it. Between two stretches of `in` the sums wait in `out`, which costs them
+//!   no bit.
+
+use std::{marker::PhantomData, ops::Range};
+
+use super::{
+    LinearPart, OutPtr, Room, blocks, check_parts, for_each_part,
+    values::{HALF, Values, with_values},
+};
+use crate::{
+    activations::{Activations, GROUP},
+    isa::{Isa, Kernel},
+    pool::Pool,
+    simd::{LANES, Simd},
+};
+
+/// Elements of `in` that are decoded at once, for [`SIDE`] panels: 32 KB.
+const DEPTH: usize = 128;
+const SIDE: usize = 4;
+
+/// Rows that pass over the decoded weights before they are decoded again: [`DEPTH`] elements of each stay in the
+/// second-level cache.
+const ROW_BLOCK: usize = 256;
+
+/// Computes `parts` for every row of `x` into rows of `out` of `stride` elements, on all threads of `pool`. No form of
+/// `x` need be prepared.
+///
+/// # Panics
+///
+/// If the shapes do not fit together.
+pub fn linear_unrounded(
+    pool: &mut Pool,
+    isa: Isa,
+    x: &Activations,
+    parts: &[LinearPart<'_>],
+    out: &mut [f32],
+    stride: usize,
+) {
+    let rows = x.rows();
+    assert!(out.len() >= rows * stride, "out holds {rows} rows of {stride}");
+    check_parts(parts, x.width(), stride);
+    let out = OutPtr(out.as_mut_ptr());
+    let panels: usize = parts.iter().map(|part| part.matrix.panels()).sum();
+    let chunk = panels_a_chunk(panels, pool.threads());
+    pool.run(panels.div_ceil(chunk), |i| {
+        let out = &out;
+        for_each_part(parts, i * chunk, panels.min((i + 1) * chunk), |part, first, last| {
+            isa.dispatch(Chunk { x, part, first, last, out: out.0, stride });
+        });
+    });
+}
+
+/// Four chunks a thread, of panels that fill the buffer if there are enough.
+fn panels_a_chunk(panels: usize, threads: usize) -> usize {
+    (panels.div_ceil(4 * threads) / SIDE * SIDE).max(SIDE)
+}
+
+/// Panels `first..last` of one part, for all rows.
+#[derive(Clone, Copy)]
+struct Chunk<'a> {
+    x: &'a Activations,
+    part: LinearPart<'a>,
+    first: usize,
+    last: usize,
+    out: *mut f32,
+    stride: usize,
+}
+
+impl Kernel for Chunk<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        with_values!(self.part.matrix.packing, V => self.with::<S, V>());
+    }
+}
+
+impl Chunk<'_> {
+    #[inline(always)]
+    fn with<S: Simd, V: Values>(self) {
+        if self.x.rows() == 1 {
+            S::call(OneRow::<V>(self, PhantomData));
+        } else {
+            self.in_blocks::<S, V>();
+        }
+    }
+
+    #[inline(always)]
+    fn in_blocks<S: Simd, V: Values>(self) {
+        let mut room = Room::<{ SIDE * DEPTH * LANES }>::new();
+        let weights = room.as_mut_ptr();
+        for rows in blocks(0..self.x.rows(), ROW_BLOCK) {
+            for depth in blocks(0..self.x.width(), DEPTH) {
+                for panels in blocks(self.first..self.last, SIDE) {
+                    let block =
+                        Block { chunk: self, rows: rows.clone(), panels, depth: depth.clone(), weights };
+                    S::call(Decode::<V>(&block, PhantomData));
+                    S::call(Sums(&block));
+                }
+            }
+        }
+    }
+
+    /// Where the outputs of `panel` for `row` go, and how many they are.
+    #[inline(always)]
+    fn place(&self, row: usize, panel: usize) -> (*mut f32, usize) {
+        let feature = panel * LANES;
+        let to = self.out.wrapping_add(row * self.stride + self.part.column + feature);
+        (to, LANES.min(self.part.matrix.rows() - feature))
+    }
+
+    /// Adds the bias of `panel` to complete sums.
+    #[inline(always)]
+    fn biased<S: Simd>(&self, sum: S::F, panel: usize) -> S::F {
+        let lanes = LANES.min(self.part.matrix.rows() - panel * LANES);
+        self.part.bias.map_or(sum, |bias| {
+            // SAFETY: there is a bias for each output feature.
+            S::add(sum, unsafe { S::load_head(bias.as_ptr().add(panel * LANES), lanes) })
+        })
+    }
+}
+
+/// The only row, with weights decoded in registers.
+struct OneRow<'a, V>(Chunk<'a>, PhantomData<V>);
+
+impl<V: Values> Kernel for OneRow<'_, V> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let Chunk { first, last, .. } = self.0;
+        let mut panel = first;
+        while panel < last {
+            panel += match (S::TILE / 2).max(1).min(last - panel) {
+                4.. => self.panels::<S, 4>(panel),
+                2.. => self.panels::<S, 2>(panel),
+                _ => self.panels::<S, 1>(panel),
+            };
+        }
+    }
+}
+
+impl<V: Values> OneRow<'_, V> {
+    #[inline(always)]
+    fn panels<S: Simd, const P: usize>(&self, panel: usize) -> usize {
+        let (w, width) = (self.0.part.matrix, self.0.x.width());
+        let x = self.0.x.values().as_ptr();
+        let mut sums = [S::splat(0.0); P];
+        // Codes and numbers of the panels that come next.
+        let share = w.panel_bytes() * GROUP / width;
+        for group in 0..width / GROUP {
+            for p in 0..P {
+                w.prefetch(panel + P + p, group * share, share);
+            }
+            // SAFETY: the panels and the group exist, and `x` has `width` elements.
+            unsafe {
+                self.half::<S, P, 0>(panel, group, &mut sums);
+                self.half::<S, P, 1>(panel, group, &mut sums);
+            }
+        }
+        for k in width / GROUP * GROUP..width {
+            for (p, sum) in sums.iter_mut().enumerate() {
+                // SAFETY: as above.
+                *sum = unsafe { S::fma(V::one::<S>(w, panel + p, k), S::splat(*x.add(k)), *sum) };
+            }
+        }
+        for (p, &sum) in sums.iter().enumerate() {
+            let (to, lanes) = self.0.place(0, panel + p);
+            // SAFETY: `linear_unrounded` has checked that the columns lie within `out`; no other chunk writes them.
+            unsafe { S::store_head(to, self.0.biased::<S>(sum, panel + p), lanes) };
+        }
+        P
+    }
+
+    /// # Safety
+    ///
+    /// The panels and the group exist.
+    #[inline(always)]
+    unsafe fn half<S: Simd, const P: usize, const H: usize>(
+        &self,
+        panel: usize,
+        group: usize,
+        sums: &mut [S::F; P],
+    ) {
+        let w = self.0.part.matrix;
+        // SAFETY: the caller's; a row has all elements of the group.
+        unsafe {
+            let x = self.0.x.values().as_ptr().add(group * GROUP + H * HALF);
+            let numbers: [_; P] = std::array::from_fn(|p| V::numbers::<S, H>(w, panel + p, group));
+            for step in 0..HALF / 4 {
+                for p in 0..P {
+                    let four = V::four::<S, H>(w, panel + p, group, step, numbers[p]);
+                    for (i, w) in four.into_iter().enumerate() {
+                        sums[p] = S::fma(w, S::splat(*x.add(4 * step + i)), sums[p]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Sums of `rows` with `panels` over the stretch `depth` of `in`.
+#[derive(Clone)]
+struct Block<'a> {
+    chunk: Chunk<'a>,
+    rows: Range<usize>,
+    panels: Range<usize>,
+    depth: Range<usize>,
+    /// `[SIDE, DEPTH, LANES]`: the decoded values.
+    weights: *mut f32,
+}
+
+/// Decodes the block's weights.
+struct Decode<'a, V>(&'a Block<'a>, PhantomData<V>);
+
+impl<V: Values> Kernel for Decode<'_, V> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let Block { chunk, panels, depth, weights, .. } = self.0;
+        for (side, panel) in panels.clone().enumerate() {
+            let to = weights.wrapping_add(side * DEPTH * LANES);
+            // SAFETY: the panel and the elements exist, and the buffer holds `DEPTH` vectors for each panel.
+            unsafe {
+                for group in depth.start / GROUP..depth.end / GROUP {
+                    let to = to.add((group * GROUP - depth.start) * LANES);
+                    self.half::<S, 0>(panel, group, to);
+                    self.half::<S, 1>(panel, group, to.add(HALF * LANES));
+                }
+                for k in depth.end / GROUP * GROUP..depth.end {
+                    S::store(to.add((k - depth.start) * LANES), V::one::<S>(chunk.part.matrix, panel, k));
+                }
+            }
+        }
+    }
+}
+
+impl<V: Values> Decode<'_, V> {
+    /// # Safety
+    ///
+    /// Panel and group exist, and there is room for half a group at `to`.
+    #[inline(always)]
+    unsafe fn half<S: Simd, const H: usize>(&self, panel: usize, group: usize, to: *mut f32) {
+        let w = self.0.chunk.part.matrix;
+        // SAFETY: passed on.
+        unsafe {
+            let numbers = V::numbers::<S, H>(w, panel, group);
+            for step in 0..HALF / 4 {
+                for (i, value) in V::four::<S, H>(w, panel, group, step, numbers).into_iter().enumerate() {
+                    S::store(to.add((4 * step + i) * LANES), value);
+                }
+            }
+        }
+    }
+}
+
+/// Passes the block's rows over its decoded weights.
+struct Sums<'a>(&'a Block<'a>);
+
+impl Kernel for Sums<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let panels = self.0.panels.len();
+        let mut side = 0;
+        while side < panels {
+            // Two panels share the activations' loads where the registers hold the sums of both.
+            side += if S::TILE == 8 && panels - side >= 2 {
+                self.rows::<S, 2>(side)
+            } else {
+                self.rows::<S, 1>(side)
+            };
+        }
+    }
+}
+
+impl Sums<'_> {
+    #[inline(always)]
+    fn rows<S: Simd, const P: usize>(&self, side: usize) -> usize {
+        let Range { start: mut row, end } = self.0.rows;
+        while row < end {
+            row += match S::TILE.min(end - row) {
+                8.. => self.tile::<S, 8, P>(row, side),
+                4.. => self.tile::<S, 4, P>(row, side),
+                2.. => self.tile::<S, 2, P>(row, side),
+                _ => self.tile::<S, 1, P>(row, side),
+            };
+        }
+        P
+    }
+
+    /// Sums of `M` rows with `P` panels, which go on where the stretch before has left them in `out`.
+    #[inline(always)]
+    fn tile<S: Simd, const M: usize, const P: usize>(&self, row: usize, side: usize) -> usize {
+        let Block { chunk, panels, depth, weights, .. } = self.0;
+        let (panel, width) = (panels.start + side, chunk.x.width());
+        let mut sums = [[S::splat(0.0); P]; M];
+        // SAFETY: rows, panels and elements exist; columns lie within `out`, and no other chunk uses them.
+        unsafe {
+            if depth.start > 0 {
+                for (m, sums) in sums.iter_mut().enumerate() {
+                    for (p, sum) in sums.iter_mut().enumerate() {
+                        let (from, lanes) = chunk.place(row + m, panel + p);
+                        *sum = S::load_head(from, lanes);
+                    }
+                }
+            }
+            let x = chunk.x.values().as_ptr().add(row * width + depth.start);
+            let weights = weights.add(side * DEPTH * LANES);
+            for k in 0..depth.len() {
+                let w: [S::F; P] = std::array::from_fn(|p| S::load(weights.add((p * DEPTH + k) * LANES)));
+                for (m, sums) in sums.iter_mut().enumerate() {
+                    let x = S::splat(*x.add(m * width + k));
+                    for (&w, sum) in w.iter().zip(sums) {
+                        *sum = S::fma(w, x, *sum);
+                    }
+                }
+            }
+            for (m, sums) in sums.iter().enumerate() {
+                for (p, &sum) in sums.iter().enumerate() {
+                    let is_complete = depth.end == width;
+                    let sum = if is_complete { chunk.biased::<S>(sum, panel + p) } else { sum };
+                    let (to, lanes) = chunk.place(row + m, panel + p);
+                    S::store_head(to, sum, lanes);
+                }
+            }
+        }
+        M
+    }
+}

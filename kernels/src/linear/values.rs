@@ -1,0 +1,265 @@
+//! The values of packed weights, decoded in registers.
+//!
+//! ```text
+//! value = fma(code, scale, offset)     offset: the minimum of the group, or -zero * scale
+//! ```
+//!
+//! Scales have eleven bits and codes at most eight, so the product is exact and the sum is rounded once: fused or not,
+//! the value is the one number that [`PackedMatrix::read_row`] gives. The unit of the matrix is a power of two and
+//! enters with the scale.
+//!
+//! A vector holds one element of each of the panel's sixteen rows. Codes come four elements at a time, as they lie in
+//! a 64-byte step, and sixteen elements ("half a group") at once: no packing has fewer that share a scale.
+
+use std::marker::PhantomData;
+
+use super::PackedMatrix;
+use crate::{
+    activations::GROUP,
+    element::Element,
+    simd::{LANES, Simd},
+};
+
+/// Elements of half a group.
+pub(super) const HALF: usize = GROUP / 2;
+
+/// How a packing's values are decoded.
+pub(super) trait Values {
+    /// Bytes of a panel's group of 32 elements, without its numbers.
+    const GROUP_BYTES: usize;
+
+    /// Scale and offset of half `H` (0 or 1) of group `group`, where there are any.
+    ///
+    /// # Safety
+    ///
+    /// The panel has all elements of the group.
+    unsafe fn numbers<S: Simd, const H: usize>(w: &PackedMatrix, panel: usize, group: usize) -> [S::F; 2];
+
+    /// Elements `4 step` to `4 step + 3` of half `H` of group `group`, whose numbers are `numbers`.
+    ///
+    /// # Safety
+    ///
+    /// As above, and `step` is 0 to 3.
+    unsafe fn four<S: Simd, const H: usize>(
+        w: &PackedMatrix,
+        panel: usize,
+        group: usize,
+        step: usize,
+        numbers: [S::F; 2],
+    ) -> [S::F; 4];
+
+    /// Element `k` alone, of a group that the width cuts off.
+    ///
+    /// # Safety
+    ///
+    /// `k` is an element of the panel.
+    unsafe fn one<S: Simd>(w: &PackedMatrix, panel: usize, k: usize) -> S::F;
+}
+
+/// Weights of 32 bits, or of 16 bits and widened.
+pub(super) struct Floats<E>(PhantomData<E>);
+/// Weights of bf16, in pairs.
+pub(super) struct Bf16Pairs;
+/// Weights of 4 or 8 bits.
+pub(super) struct Integers<B, N>(PhantomData<(B, N)>);
+
+impl<E: Element> Values for Floats<E> {
+    const GROUP_BYTES: usize = GROUP * LANES * size_of::<E>();
+
+    #[inline(always)]
+    unsafe fn numbers<S: Simd, const H: usize>(_: &PackedMatrix, _: usize, _: usize) -> [S::F; 2] {
+        [S::splat(0.0); 2]
+    }
+
+    #[inline(always)]
+    unsafe fn four<S: Simd, const H: usize>(
+        w: &PackedMatrix,
+        panel: usize,
+        group: usize,
+        step: usize,
+        _: [S::F; 2],
+    ) -> [S::F; 4] {
+        let k = group * GROUP + H * HALF + 4 * step;
+        // SAFETY: passed on.
+        [0, 1, 2, 3].map(|i| unsafe { Self::one::<S>(w, panel, k + i) })
+    }
+
+    #[inline(always)]
+    unsafe fn one<S: Simd>(w: &PackedMatrix, panel: usize, k: usize) -> S::F {
+        // SAFETY: the caller's; `E` is what the panel holds.
+        unsafe { E::load::<S>(w.panel(panel).cast::<E>().add(k * LANES)) }
+    }
+}
+
+impl Values for Bf16Pairs {
+    const GROUP_BYTES: usize = GROUP * LANES * 2;
+
+    #[inline(always)]
+    unsafe fn numbers<S: Simd, const H: usize>(_: &PackedMatrix, _: usize, _: usize) -> [S::F; 2] {
+        [S::splat(0.0); 2]
+    }
+
+    #[inline(always)]
+    unsafe fn four<S: Simd, const H: usize>(
+        w: &PackedMatrix,
+        panel: usize,
+        group: usize,
+        step: usize,
+        _: [S::F; 2],
+    ) -> [S::F; 4] {
+        let pair = (group * GROUP + H * HALF + 4 * step) / 2;
+        // SAFETY: the caller's: both pairs lie in the group.
+        let (first, second) = unsafe {
+            let pairs = w.panel(panel).add(pair * 64);
+            (S::load_bytes(pairs), S::load_bytes(pairs.add(64)))
+        };
+        let ([a, b], [c, d]) = (S::widen_bf16(first), S::widen_bf16(second));
+        [a, b, c, d]
+    }
+
+    #[inline(always)]
+    unsafe fn one<S: Simd>(w: &PackedMatrix, panel: usize, k: usize) -> S::F {
+        // SAFETY: the caller's; a row of odd width is padded to whole pairs.
+        S::widen_bf16(unsafe { S::load_bytes(w.panel(panel).add(k / 2 * 64)) })[k % 2]
+    }
+}
+
+/// How many bits a code has.
+pub(super) trait Bits {
+    /// Bytes of the codes of a panel's group.
+    const GROUP_BYTES: usize;
+
+    /// The codes of elements `4 step` to `4 step + 3` in half `H` of the group at `codes`, one a byte.
+    ///
+    /// # Safety
+    ///
+    /// A group lies at `codes`, and `step` is 0 to 3.
+    unsafe fn step<S: Simd, const H: usize>(codes: *const u8, step: usize) -> S::B;
+}
+
+pub(super) struct Four;
+pub(super) struct Eight;
+
+impl Bits for Four {
+    const GROUP_BYTES: usize = 4 * 64;
+
+    #[inline(always)]
+    unsafe fn step<S: Simd, const H: usize>(codes: *const u8, step: usize) -> S::B {
+        // SAFETY: the caller's.
+        let both = unsafe { S::load_bytes(codes.add(step * 64)) };
+        if H == 0 { S::low_nibbles(both) } else { S::high_nibbles(both) }
+    }
+}
+
+impl Bits for Eight {
+    const GROUP_BYTES: usize = 8 * 64;
+
+    #[inline(always)]
+    unsafe fn step<S: Simd, const H: usize>(codes: *const u8, step: usize) -> S::B {
+        // SAFETY: the caller's.
+        unsafe { S::load_bytes(codes.add((4 * H + step) * 64)) }
+    }
+}
+
+/// The numbers a group keeps beside its codes.
+pub(super) trait Numbers {
+    /// Scale and offset of half `H` of group `group`, both still to be multiplied by the unit.
+    ///
+    /// # Safety
+    ///
+    /// `all` are a panel's numbers, and the group exists.
+    unsafe fn load<S: Simd, const H: usize>(all: *const u16, group: usize) -> [S::F; 2];
+}
+
+/// A scale for 32 elements; zero point `Z`.
+pub(super) struct Zero<const Z: usize>;
+/// A scale for 16 elements; zero point `Z`.
+pub(super) struct ZeroOfHalves<const Z: usize>;
+/// A scale and a minimum for 32 elements.
+pub(super) struct Minimum;
+
+impl<const Z: usize> Numbers for Zero<Z> {
+    #[inline(always)]
+    unsafe fn load<S: Simd, const H: usize>(all: *const u16, group: usize) -> [S::F; 2] {
+        // SAFETY: the caller's.
+        let scale = unsafe { S::load_f16(all.add(group * LANES)) };
+        [scale, S::mul(scale, S::splat(-(Z as f32)))]
+    }
+}
+
+impl<const Z: usize> Numbers for ZeroOfHalves<Z> {
+    #[inline(always)]
+    unsafe fn load<S: Simd, const H: usize>(all: *const u16, group: usize) -> [S::F; 2] {
+        // SAFETY: the caller's.
+        let scale = unsafe { S::load_f16(all.add((2 * group + H) * LANES)) };
+        [scale, S::mul(scale, S::splat(-(Z as f32)))]
+    }
+}
+
+impl Numbers for Minimum {
+    #[inline(always)]
+    unsafe fn load<S: Simd, const H: usize>(all: *const u16, group: usize) -> [S::F; 2] {
+        let at = all.wrapping_add(2 * group * LANES);
+        // SAFETY: the caller's.
+        unsafe { [S::load_f16(at), S::load_f16(at.add(LANES))] }
+    }
+}
+
+impl<B: Bits, N: Numbers> Values for Integers<B, N> {
+    const GROUP_BYTES: usize = B::GROUP_BYTES;
+
+    #[inline(always)]
+    unsafe fn numbers<S: Simd, const H: usize>(w: &PackedMatrix, panel: usize, group: usize) -> [S::F; 2] {
+        // Codes are followed by the numbers of all groups.
+        let all = w.panel(panel).wrapping_add(w.columns() / GROUP * B::GROUP_BYTES).cast::<u16>();
+        let unit = S::splat(w.unit());
+        // SAFETY: the caller's.
+        unsafe { N::load::<S, H>(all, group) }.map(|number| S::mul(number, unit))
+    }
+
+    #[inline(always)]
+    unsafe fn four<S: Simd, const H: usize>(
+        w: &PackedMatrix,
+        panel: usize,
+        group: usize,
+        step: usize,
+        [scale, offset]: [S::F; 2],
+    ) -> [S::F; 4] {
+        // SAFETY: the caller's.
+        let codes = unsafe { B::step::<S, H>(w.panel(panel).add(group * B::GROUP_BYTES), step) };
+        [S::byte::<0>(codes), S::byte::<1>(codes), S::byte::<2>(codes), S::byte::<3>(codes)]
+            .map(|code| S::fma(code, scale, offset))
+    }
+
+    #[inline(always)]
+    unsafe fn one<S: Simd>(_: &PackedMatrix, _: usize, _: usize) -> S::F {
+        unreachable!("rows of integers are whole groups")
+    }
+}
+
+/// Evaluates an expression with the alias `V` for the [`Values`] of a packing.
+macro_rules! with_values {
+    ($packing:expr, $values:ident => $run:expr) => {{
+        use crate::linear::{
+            pack::Packing,
+            values::{Bf16Pairs, Eight, Floats, Four, Integers, Minimum, Zero, ZeroOfHalves},
+        };
+        macro_rules! with {
+            ($type:ty) => {{
+                type $values = $type;
+                $run
+            }};
+        }
+        match $packing {
+            Packing::F32 => with!(Floats<f32>),
+            Packing::F16 => with!(Floats<u16>),
+            Packing::Bf16 => with!(Bf16Pairs),
+            Packing::Four8 => with!(Integers<Four, Zero<8>>),
+            Packing::FourMinimum => with!(Integers<Four, Minimum>),
+            Packing::Eight128 => with!(Integers<Eight, Zero<128>>),
+            Packing::EightMinimum => with!(Integers<Eight, Minimum>),
+            Packing::Eight128Halves => with!(Integers<Eight, ZeroOfHalves<128>>),
+        }
+    }};
+}
+pub(super) use with_values;

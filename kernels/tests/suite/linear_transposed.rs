@@ -1,0 +1,205 @@
+//! The gradient at the inputs of linear layers: against the plain product with the transposed values, against the forward
+//! product it belongs to, and against itself in other batches, on other threads.
+
+use kernels::{Forms, Isa, Pool, TensorType, linear_transposed, linear_unrounded, reference};
+use proptest::{collection, prelude::*, sample};
+
+use crate::{
+    linear::{Layers, UNTOUCHED, one_of_each, width_for},
+    linear_unrounded::packed_values,
+    support::{TYPES, activations, bits, floats, is_float, norm, pool, random},
+};
+
+/// Sums of a few thousand products in 32 bits, relative to the lengths of gradient and weights.
+const TOLERANCE: f64 = 1e-6;
+
+fn run(layers: &Layers, pool: &mut Pool, isa: Isa, g: &[f32]) -> Vec<f32> {
+    let rows = g.len() / layers.stride;
+    let mut out = vec![UNTOUCHED; rows * layers.width];
+    linear_transposed(pool, isa, g, rows, layers.stride, &layers.parts(), &mut out);
+    out
+}
+
+fn judge(layers: &Layers, g: &[f32], out: &[f32], what: &str) {
+    let (width, stride) = (layers.width, layers.stride);
+    let rows = g.len() / stride;
+    let (mut wanted, mut lengths) = (vec![0.0; rows * width], vec![0.0; rows * width]);
+    for part in &layers.parts {
+        let (outputs, w) = (part.matrix.rows(), packed_values(&part.matrix));
+        let of_part: Vec<f32> =
+            g.chunks_exact(stride).flat_map(|row| row[part.column..][..outputs].to_vec()).collect();
+        let plain = reference::linear_transposed(&of_part, &w, rows, outputs, width);
+        let columns: Vec<f64> =
+            (0..width).map(|k| norm(&w.iter().skip(k).step_by(width).copied().collect::<Vec<_>>())).collect();
+        for (i, plain) in plain.into_iter().enumerate() {
+            wanted[i] += f64::from(plain);
+            lengths[i] += norm(&of_part[i / width * outputs..][..outputs]) * columns[i % width];
+        }
+    }
+    for (i, (&got, wanted)) in out.iter().zip(wanted).enumerate() {
+        let off = (f64::from(got) - wanted).abs() / lengths[i];
+        assert!(
+            off <= TOLERANCE,
+            "{what}, row {}, input {}: {got}, not {wanted} ({off:e})",
+            i / width,
+            i % width
+        );
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn the_gradient_is_the_product_with_the_transposed_values(
+        shapes in collection::vec((sample::select(TYPES.to_vec()), 1usize..=90), 1..=3),
+        step in 1usize..=5,
+        rows in 1usize..=40,
+        seed: u64,
+    ) {
+        let layers = Layers::random(&shapes, width_for(&shapes, step), seed);
+        let g = floats(&mut random(!seed), rows * layers.stride);
+        for isa in Isa::available() {
+            judge(&layers, &g, &run(&layers, &mut pool(1), isa, &g), &format!("{isa:?}"));
+        }
+    }
+}
+
+#[test]
+fn each_type_gives_gradients_of_any_width_its_blocks_allow_for_hundreds_of_rows() {
+    for kind in TYPES {
+        let widths = if is_float(kind) { vec![1, 15, 33, 129, 300] } else { vec![1, 5] };
+        for step in widths {
+            let width = if is_float(kind) { step } else { step * kind.block_elements() };
+            let layers = Layers::random(&[(kind, 37), (kind, 130)], width, step as u64);
+            let g = floats(&mut random(7), 300 * layers.stride);
+            for isa in Isa::available() {
+                for rows in [1, 2, 300] {
+                    let g = &g[..rows * layers.stride];
+                    judge(
+                        &layers,
+                        g,
+                        &run(&layers, &mut pool(2), isa, g),
+                        &format!("{isa:?}, width {width}"),
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_of_a_batch_has_the_bits_it_has_alone_on_any_number_of_threads() {
+    let layers = one_of_each();
+    let g = floats(&mut random(12), 300 * layers.stride);
+    let pools = &mut [pool(1), pool(2), pool(3)];
+    for isa in Isa::available() {
+        let alone: Vec<Vec<u32>> =
+            g.chunks(layers.stride).map(|row| bits(&run(&layers, &mut pools[0], isa, row))).collect();
+        for rows in [2, 3, 4, 7, 8, 9, 15, 64, 257, 300] {
+            for pool in &mut *pools {
+                let batch = bits(&run(&layers, pool, isa, &g[..rows * layers.stride]));
+                for (row, (got, alone)) in batch.chunks(layers.width).zip(&alone).enumerate() {
+                    assert_eq!(got, alone, "{isa:?}, row {row} of {rows} on {} threads", pool.threads());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_single_one_reads_a_row_of_the_weights_bit_for_bit() {
+    let layers = one_of_each();
+    for isa in Isa::available() {
+        for part in &layers.parts {
+            for o in [0, 15, part.matrix.rows() - 1] {
+                let mut g = vec![0.0; layers.stride];
+                g[part.column + o] = 1.0;
+                let mut wanted = vec![0.0; layers.width];
+                part.matrix.read_row(o, &mut wanted);
+                assert_eq!(run(&layers, &mut pool(1), isa, &g), wanted, "{isa:?}, {:?}, {o}", part.kind);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_gradient_is_that_of_the_unrounded_product() {
+    // <g, W x> = <g W, x>, whatever g and x are: backward and forward are over the same values.
+    let layers = one_of_each();
+    let (x, mut g) = (floats(&mut random(22), layers.width), vec![0.0; layers.stride]);
+    for part in &layers.parts {
+        g[part.column..part.column + part.matrix.rows()]
+            .copy_from_slice(&floats(&mut random(23), part.matrix.rows()));
+    }
+    for isa in Isa::available() {
+        let pool = &mut pool(2);
+        let prepared = activations(pool, isa, &x, 1, Forms::default());
+        let mut y = vec![0.0; layers.stride];
+        let parts: Vec<_> =
+            layers.parts().into_iter().map(|part| kernels::LinearPart { bias: None, ..part }).collect();
+        linear_unrounded(pool, isa, &prepared, &parts, &mut y, layers.stride);
+        let back = run(&layers, pool, isa, &g);
+        let dot = |a: &[f32], b: &[f32]| -> f64 {
+            a.iter().zip(b).map(|(&a, &b)| f64::from(a) * f64::from(b)).sum()
+        };
+        let (forward, backward) = (dot(&g, &y), dot(&back, &x));
+        let off = (forward - backward).abs() / (norm(&g) * norm(&y) + norm(&back) * norm(&x));
+        assert!(off <= TOLERANCE, "{isa:?}: {forward} forwards, {backward} backwards");
+    }
+}
+
+#[test]
+fn sets_that_fuse_multiply_and_add_give_the_same_bits() {
+    let layers = one_of_each();
+    let g = floats(&mut random(18), 11 * layers.stride);
+    let fused: Vec<Isa> = Isa::available().into_iter().filter(|&isa| isa != Isa::Portable).collect();
+    let results: Vec<_> = fused.iter().map(|&isa| bits(&run(&layers, &mut pool(1), isa, &g))).collect();
+    assert!(results.windows(2).all(|pair| pair[0] == pair[1]), "{fused:?}");
+}
+
+#[test]
+fn what_lies_between_the_parts_and_in_spoilt_rows_enters_no_other_gradient() {
+    let layers = one_of_each();
+    let stride = layers.stride;
+    let mut is_gradient = vec![false; stride];
+    for part in &layers.parts {
+        is_gradient[part.column..part.column + part.matrix.rows()].fill(true);
+    }
+    let clean = floats(&mut random(14), 5 * stride);
+    let mut spoilt = clean.clone();
+    spoilt[2 * stride..3 * stride].fill(f32::NAN);
+    for (i, g) in spoilt.iter_mut().enumerate().filter(|(i, _)| !is_gradient[i % stride]) {
+        *g = if i % 2 == 0 { f32::NAN } else { f32::INFINITY };
+    }
+    for isa in Isa::available() {
+        let pool = &mut pool(2);
+        let (clean, spoilt) = (run(&layers, pool, isa, &clean), run(&layers, pool, isa, &spoilt));
+        for (row, (clean, spoilt)) in clean.chunks(layers.width).zip(spoilt.chunks(layers.width)).enumerate()
+        {
+            if row == 2 {
+                assert!(spoilt.iter().all(|x| x.is_nan()), "{isa:?}: a lost row is seen to be lost");
+            } else {
+                assert_eq!(bits(clean), bits(spoilt), "{isa:?}, row {row}");
+            }
+        }
+    }
+}
+
+#[test]
+fn without_rows_nothing_is_done_and_without_parts_the_gradient_is_zero() {
+    let layers = one_of_each();
+    let pool = &mut pool(2);
+    linear_transposed(pool, Isa::best(), &[], 0, layers.stride, &layers.parts(), &mut []);
+    let mut out = [UNTOUCHED; 8];
+    linear_transposed(pool, Isa::best(), &[], 2, 0, &[], &mut out);
+    assert_eq!(out, [0.0; 8]);
+}
+
+#[test]
+#[should_panic(expected = "out is 2 rows of 64")]
+fn a_gradient_of_another_shape_is_refused() {
+    let layers = Layers::random(&[(TensorType::Q4_1, 16)], 64, 1);
+    let g = vec![0.0; 2 * layers.stride];
+    linear_transposed(&mut pool(1), Isa::best(), &g, 2, layers.stride, &layers.parts(), &mut [0.0; 64]);
+}
