@@ -6,7 +6,7 @@
 //! code that can be read, together with the answer it must get.
 //!
 //! # Layout
-//! - `targets`, `http`, `command`: one function for each parser
+//! - `targets`, `http`, `command`, `layers`: one function for each parser
 //! - [`seeds`]: the published shapes, by target
 //! - [`mutate`]: deterministic mutations, so that CI explores too
 //! - [`parts`]: several files in one input
@@ -18,6 +18,7 @@
 mod command;
 pub mod guide;
 mod http;
+mod layers;
 pub mod mutate;
 pub mod parts;
 pub mod seeds;
@@ -73,7 +74,7 @@ const fn target(
 }
 
 /// Every target.
-pub const TARGETS: [Target; 21] = [
+pub const TARGETS: [Target; 27] = [
     target("gguf", "GGUF header and tensors", targets::gguf, PLAIN),
     target("gguf_tokenizer", "the tokenizer in a GGUF file", targets::gguf_tokenizer, TABLES),
     target("gguf_adapter", "an adapter in a GGUF file", targets::gguf_adapter, PLAIN),
@@ -100,6 +101,12 @@ pub const TARGETS: [Target; 21] = [
     target("deployment_file", "the deployment file", command::deployment_file, BODY),
     target("events", "an answer's events, as the command reads them", command::events, PLAIN),
     target("key_file", "the gateway's file of API keys", http::key_file, PLAIN),
+    target("layer_call", "the header of a layer call", layers::call, PLAIN),
+    target("layer_reply", "the header of its reply", layers::reply, PLAIN),
+    target("to_layers", "a control message of a split client", layers::to_layers, PLAIN),
+    target("from_layers", "a control message to a split client, or a catalog", layers::from_layers, PLAIN),
+    target("zmtp", "ZeroMQ's wire protocol, as a client sends it", layers::zmtp, PLAIN),
+    target("channel", "the region that a split client may write", layers::channel, PLAIN),
 ];
 
 /// The target called `name`.

@@ -4,6 +4,7 @@ mod adapter;
 mod command;
 mod gguf;
 mod http;
+mod layers;
 mod model;
 mod template;
 mod tokenizer;
@@ -103,6 +104,12 @@ pub fn of(target: &str) -> Vec<Seed> {
         "deployment_file" => command::deployment_files(),
         "events" => command::events(),
         "key_file" => http::key_files(),
+        "layer_call" => layers::calls(),
+        "layer_reply" => layers::replies(),
+        "to_layers" => layers::to_layers(),
+        "from_layers" => layers::from_layers(),
+        "zmtp" => layers::zmtp(),
+        "channel" => layers::channels(),
         _ => Vec::new(),
     }
 }

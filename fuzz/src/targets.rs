@@ -25,7 +25,7 @@ use tempfile::TempDir;
 use crate::{Outcome, parts};
 
 /// The message of a typed error.
-fn refused(error: impl std::fmt::Display) -> String {
+pub(crate) fn refused(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 

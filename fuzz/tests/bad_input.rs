@@ -161,6 +161,12 @@ explored! {
     mutated_deployment_files_stay_within_bounds: "deployment_file",
     mutated_streams_of_events_stay_within_bounds: "events",
     mutated_key_files_stay_within_bounds: "key_file",
+    mutated_layer_calls_stay_within_bounds: "layer_call",
+    mutated_layer_replies_stay_within_bounds: "layer_reply",
+    mutated_messages_of_split_clients_stay_within_bounds: "to_layers",
+    mutated_messages_to_split_clients_stay_within_bounds: "from_layers",
+    mutated_zeromq_connections_stay_within_bounds: "zmtp",
+    mutated_channels_stay_within_bounds: "channel",
 }
 
 /// `HOLOBIONT_WRITE_GUIDE=1` writes the table instead of comparing it.

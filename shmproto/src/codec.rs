@@ -103,15 +103,17 @@ macro_rules! wire_number {
 }
 wire_number!(u8, u16, u32, u64, i32, f32);
 
-impl<const N: usize> Wire for [u8; N] {
-    const MIN_BYTES: usize = N;
+impl<T: Wire + Copy + Default, const N: usize> Wire for [T; N] {
+    const MIN_BYTES: usize = N * T::MIN_BYTES;
     fn put(&self, out: &mut Vec<u8>) {
-        out.extend_from_slice(self);
+        self.iter().for_each(|item| item.put(out));
     }
     fn get(from: &mut Reader<'_>) -> Result<Self, DecodeError> {
-        let mut bytes = [0; N];
-        bytes.copy_from_slice(from.take(N)?);
-        Ok(bytes)
+        let mut items = [T::default(); N];
+        for item in &mut items {
+            *item = T::get(from)?;
+        }
+        Ok(items)
     }
 }
 

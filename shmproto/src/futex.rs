@@ -3,7 +3,10 @@
 //! Not private: the word lies in memory of several processes. Under loom a lock and a condition take the kernel's
 //! place, without the time limit, so that a lost wake-up is a deadlock that loom reports.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+#[cfg(not(loom))]
+use rustix::io::Errno;
 
 use crate::atomic::AtomicU32;
 
@@ -28,6 +31,59 @@ pub(crate) fn wake(word: &AtomicU32, count: u32) {
     let _ = futex::wake(word, futex::Flags::empty(), count);
 }
 
+/// Most words the kernel waits on together.
+#[cfg(not(loom))]
+const WAITERS: usize = 128;
+
+/// Longest sleep where the words cannot be waited on together.
+#[cfg(not(loom))]
+const SLICE: Duration = Duration::from_millis(1);
+
+/// Sleeps until somebody wakes one of the words, or until `until`; returns at once if one of them is not what is
+/// expected of it. It may also return for no reason. The first word is waited on in any case.
+///
+/// Where the kernel cannot wait on all of them (before Linux 5.16; more than 128), it sleeps for a millisecond at most.
+#[cfg(not(loom))]
+pub(crate) fn wait_any<'a>(mut words: impl Iterator<Item = (&'a AtomicU32, u32)>, until: Option<Instant>) {
+    use rustix::{
+        thread::futex::{Wait, WaitFlags, WaitPtr, WaitvFlags, waitv},
+        time::ClockId,
+    };
+    let mut waits = [Wait::new(); WAITERS];
+    let (mut count, mut first) = (0, None);
+    for (wait, (word, expected)) in waits.iter_mut().zip(&mut words) {
+        wait.val = expected.into();
+        wait.uaddr = WaitPtr::new(word.as_ptr().cast());
+        wait.flags = WaitFlags::SIZE_U32;
+        first.get_or_insert((word, expected));
+        count += 1;
+    }
+    let Some((word, expected)) = first else { return };
+    let answer = match words.next() {
+        None => waitv(&waits[..count], WaitvFlags::empty(), until.map(deadline).as_ref(), ClockId::Monotonic),
+        Some(_) => Err(Errno::NOSYS),
+    };
+    match answer {
+        // Woken, changed already, interrupted, late: the caller looks again.
+        Ok(_) | Err(Errno::AGAIN | Errno::INTR | Errno::TIMEDOUT) => {}
+        // No such call here, or none that may be made.
+        Err(_) => {
+            let left = until.map_or(SLICE, |until| until.saturating_duration_since(Instant::now()));
+            wait(word, expected, left.min(SLICE));
+        }
+    }
+}
+
+/// A moment as the kernel counts them.
+#[cfg(not(loom))]
+fn deadline(until: Instant) -> rustix::time::Timespec {
+    use rustix::time::{ClockId, Timespec, clock_gettime};
+    let left = until.saturating_duration_since(Instant::now());
+    let left = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: i64::from(u32::MAX), tv_nsec: 0 });
+    let now = clock_gettime(ClockId::Monotonic);
+    now.checked_add(left).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 })
+}
+
 #[cfg(loom)]
 loom::lazy_static! {
     static ref KERNEL: (loom::sync::Mutex<()>, loom::sync::Condvar) = Default::default();
@@ -45,4 +101,13 @@ pub(crate) fn wait(word: &AtomicU32, expected: u32, _limit: Duration) {
 pub(crate) fn wake(_word: &AtomicU32, _count: u32) {
     let _held = KERNEL.0.lock().unwrap();
     KERNEL.1.notify_all();
+}
+
+#[cfg(loom)]
+pub(crate) fn wait_any<'a>(words: impl Iterator<Item = (&'a AtomicU32, u32)>, _until: Option<Instant>) {
+    let held = KERNEL.0.lock().unwrap();
+    let mut words = words;
+    if words.all(|(word, expected)| word.load(crate::atomic::Ordering::SeqCst) == expected) {
+        drop(KERNEL.1.wait(held).unwrap());
+    }
 }

@@ -1,8 +1,11 @@
-//! How a worker is given regions, over a Unix socket.
+//! How a worker, or a split client on the same host, is given regions over a Unix socket.
 //!
 //! The executor listens on a `SOCK_SEQPACKET` socket in a private directory; a worker connects and says hello. One
 //! datagram is one message, and with it come exactly the descriptors that the message calls for. Both sides check that
 //! the other runs under the same user, that it speaks the same version, and that it has the same idea of the regions.
+//!
+//! The messages here are those of workers; those of split clients are [`crate::layer::control`]'s, over the same
+//! listener and connection.
 //!
 //! # Layout
 //!
@@ -15,7 +18,7 @@ mod listener;
 
 pub use self::{
     connection::{Connection, ReceiveError, SendError},
-    listener::{AcceptError, Accepted, ConnectError, ListenError, Listener, connect},
+    listener::{AcceptError, Accepted, Caller, ConnectError, ListenError, Listener, Listening, connect},
 };
 use crate::{codec::Wire, wire_enum, wire_struct};
 
@@ -40,13 +43,13 @@ pub type ExecutorEnd = Connection<ToWorker, FromWorker>;
 /// The worker's end of a connection.
 pub type WorkerEnd = Connection<FromWorker, ToWorker>;
 
-/// A message of the handover.
+/// A message that goes over a [`Connection`].
 pub trait Message: Wire {
-    /// Descriptors that come with it, no more and no fewer.
+    /// Descriptors that come with it, no more and no fewer; at most [`MAX_DESCRIPTORS`].
     fn descriptors(&self) -> usize;
 
-    /// The text in it, which may be long.
-    fn text(&self) -> Option<&str>;
+    /// Bytes of the longest text in it; 0 if there is none.
+    fn text_bytes(&self) -> usize;
 }
 
 wire_enum! {
@@ -142,10 +145,10 @@ impl Message for ToWorker {
         }
     }
 
-    fn text(&self) -> Option<&str> {
+    fn text_bytes(&self) -> usize {
         match self {
-            Self::Refused(text) => Some(text),
-            _ => None,
+            Self::Refused(text) => text.len(),
+            _ => 0,
         }
     }
 }
@@ -155,10 +158,10 @@ impl Message for FromWorker {
         0
     }
 
-    fn text(&self) -> Option<&str> {
+    fn text_bytes(&self) -> usize {
         match self {
-            Self::AdapterRejected(rejected) => Some(&rejected.reason),
-            _ => None,
+            Self::AdapterRejected(rejected) => rejected.reason.len(),
+            _ => 0,
         }
     }
 }

@@ -8,6 +8,10 @@
 //! - [`image`]: an adapter as a sealed region.
 //! - [`handover`]: how a worker is given regions over a Unix socket.
 //! - [`board`]: jobs of the executor for its workers, one to many.
+//! - [`layer`]: what a split client and the executor say to each other: calls, replies, control messages.
+//! - [`channel`]: how calls travel on one host: two rings and a slab in one region.
+//! - [`zmtp`]: how they travel between hosts: ZeroMQ's wire protocol, bounded, without sockets.
+//! - `line`, `memory`, `atomic`, `futex`: what regions are made of.
 //!
 //! # Principles
 //!
@@ -17,9 +21,14 @@
 
 mod atomic;
 pub mod board;
+pub mod channel;
 pub mod codec;
 mod futex;
 pub mod handover;
 pub mod image;
+pub mod layer;
+mod line;
+mod memory;
 pub mod message;
 pub mod region;
+pub mod zmtp;

@@ -3,10 +3,16 @@
 //! The gateway connects a DEALER to the executor's ROUTER on an `ipc://` socket in a private directory.
 //! One ZeroMQ message holds one [`ToExecutor`] or one [`ToGateway`]. Token ids travel, text never does.
 
-use crate::{wire_enum, wire_struct};
+use crate::{layer::control::SessionStats, wire_enum, wire_struct};
 
 /// Changes whenever a message changes; both sides refuse a peer that has another one.
-pub const PROTOCOL_VERSION: u32 = 3;
+pub const PROTOCOL_VERSION: u32 = 4;
+
+/// Most sessions of split clients that [`Stats`] tells one by one.
+pub const MAX_LAYER_SESSIONS: usize = 64;
+
+/// Most tenants whose use of base layers [`Stats`] tells.
+pub const MAX_LAYER_TENANTS: usize = 256;
 
 /// 256-bit content hash of an adapter's weights and configuration.
 pub type GenerationBytes = [u8; 32];
@@ -43,6 +49,7 @@ wire_enum! {
 wire_enum! {
     /// From the base-executor to the gateway.
     #[derive(Debug, Clone, PartialEq)]
+    #[allow(clippy::large_enum_variant, reason = "a message is made, sent and forgotten")]
     pub enum ToGateway {
         /// The executor is ready to serve.
         Welcome(Welcome) = 0,
@@ -393,6 +400,80 @@ wire_struct! {
         pub workers_lost: u64,
         /// The workers there are.
         pub workers: Vec<WorkerStats>,
+        /// Base layers rented to split clients.
+        pub layers: LayerStats,
+    }
+}
+
+wire_struct! {
+    /// What split clients have used, all together and each.
+    #[derive(Debug, Clone, Default, PartialEq, Eq)]
+    pub struct LayerStats {
+        /// Sessions that are open.
+        pub open: u32,
+        /// Sessions that were refused.
+        pub refused: u64,
+        /// Sessions that were ended for a breach of the protocol, or because the client did not take its answers.
+        pub broken: u64,
+        /// Batches computed for split clients alone.
+        pub batches: u64,
+        /// Rows that were computed in the course of a resident pass.
+        pub joined_rows: u64,
+        /// What all sessions have used, those that have ended among them.
+        pub used: SessionStats,
+        /// The same by tenant, at most [`MAX_LAYER_TENANTS`] of them, the busiest first.
+        pub tenants: Vec<TenantUse>,
+        /// The sessions that are open, at most [`MAX_LAYER_SESSIONS`] of them, the busiest first.
+        pub sessions: Vec<LayerSession>,
+    }
+}
+
+wire_struct! {
+    /// What the sessions of one tenant have used, those that have ended among them.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct TenantUse {
+        /// Whose.
+        pub tenant: String,
+        /// What they have used.
+        pub used: SessionStats,
+        /// Rows that wait for their turn.
+        pub waiting_rows: u32,
+    }
+}
+
+wire_struct! {
+    /// One split client's session.
+    #[derive(Debug, Clone, PartialEq, Eq)]
+    pub struct LayerSession {
+        /// Its number.
+        pub session: u64,
+        /// Whose it is.
+        pub tenant: String,
+        /// What the client calls itself.
+        pub name: String,
+        /// How it says that it protects its activations.
+        pub masking: String,
+        /// Which way its calls come.
+        pub route: LayerRoute,
+        /// What it has used.
+        pub used: SessionStats,
+        /// Rows that wait for their turn.
+        pub waiting_rows: u32,
+        /// Bytes of its slab; 0 without one.
+        pub slab_bytes: u64,
+    }
+}
+
+wire_enum! {
+    /// Which way a split client's calls come.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum LayerRoute {
+        /// Through shared memory.
+        SharedMemory = 0,
+        /// ZeroMQ over a socket of this host.
+        Ipc = 1,
+        /// ZeroMQ over TLS.
+        Tls = 2,
     }
 }
 

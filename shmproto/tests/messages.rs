@@ -3,9 +3,11 @@
 use proptest::prelude::*;
 use shmproto::{
     codec::{DecodeError, Wire},
+    layer::control::SessionStats,
     message::{
-        AdapterStats, ColdStart, ErrorCode, Finish, Generate, Hello, Output, PROTOCOL_VERSION, Sampling,
-        Stats, ToExecutor, ToGateway, TokenOutput, Welcome, WireError, WorkerStats,
+        AdapterStats, ColdStart, ErrorCode, Finish, Generate, Hello, LayerRoute, LayerSession, LayerStats,
+        Output, PROTOCOL_VERSION, Sampling, Stats, TenantUse, ToExecutor, ToGateway, TokenOutput, Welcome,
+        WireError, WorkerStats,
     },
 };
 
@@ -74,6 +76,23 @@ fn welcome(cold_start: ColdStart) -> ToGateway {
     })
 }
 
+fn layer_stats() -> LayerStats {
+    let session = |route| LayerSession {
+        session: 1,
+        tenant: "acme".to_owned(),
+        name: "trainer".to_owned(),
+        masking: "paper".to_owned(),
+        route,
+        used: SessionStats { calls: 2, rows: [1, 2, 3, 4, 5], ..SessionStats::default() },
+        waiting_rows: 6,
+        slab_bytes: 7,
+    };
+    let sessions = [LayerRoute::SharedMemory, LayerRoute::Ipc, LayerRoute::Tls].map(session).to_vec();
+    let used = SessionStats { calls: 1, ..SessionStats::default() };
+    let tenants = vec![TenantUse { tenant: "acme".to_owned(), used, waiting_rows: 2 }];
+    LayerStats { open: 3, sessions, tenants, ..LayerStats::default() }
+}
+
 fn stats() -> ToGateway {
     let adapter = AdapterStats {
         adapter: [5; 32],
@@ -95,6 +114,7 @@ fn stats() -> ToGateway {
         link_bytes_per_s: 125_000_000,
         workers_lost: 1,
         workers: vec![worker.clone(), worker],
+        layers: layer_stats(),
         ..Stats::default()
     })
 }

@@ -133,10 +133,15 @@ pub(super) fn to_gateway() -> Vec<Seed> {
     make.valid("a welcome", ToGateway::Welcome(welcome()).to_bytes());
     make.valid("figures of adapters and workers", ToGateway::Stats(stats()).to_bytes());
     let mut bytes = ToGateway::Stats(stats()).to_bytes();
-    // The count of the workers stands before the one worker, who comes last.
-    let at = bytes.len() - WorkerStats::MIN_BYTES - 4;
+    // The count of the workers stands before the one worker; the figures of split clients come last.
+    let at = bytes.len() - stats().layers.to_bytes().len() - WorkerStats::MIN_BYTES - 4;
     bytes[at..at + 4].copy_from_slice(&u32::MAX.to_le_bytes());
     make.refused("figures of 2^32 - 1 workers", COUNTS, bytes, "ends early");
+    let mut bytes = ToGateway::Stats(stats()).to_bytes();
+    // The count of their sessions is the last of these, and there is none.
+    let at = bytes.len() - 4;
+    bytes[at..].copy_from_slice(&u32::MAX.to_le_bytes());
+    make.refused("figures of 2^32 - 1 split clients", COUNTS, bytes, "ends early");
     let mut bytes = ToGateway::Welcome(welcome()).to_bytes();
     // The mode follows both budgets; 16 bytes of limits and the adapters come behind it.
     let at = bytes.len() - (4 + 32) - 16 - 1;

@@ -5,39 +5,11 @@
 //! the same; a test compares.
 
 use crate::atomic::{AtomicU32, AtomicU64};
-
-/// Bytes of a cache line.
-pub(super) const LINE_BYTES: usize = 64;
+pub(super) use crate::line::LINE_BYTES;
+use crate::line::{fnv1a, line};
 
 /// "HOLOBORD", read as a little-endian number.
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"HOLOBORD");
-
-/// Declares one cache line of atomics with the offset of each field written beside it.
-macro_rules! line {
-    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $offset:literal $field:ident: $kind:ident,)* }) => {
-        $(#[$doc])*
-        #[repr(C, align(64))]
-        #[derive(Debug, Default)]
-        pub(super) struct $name { $($(#[$field_doc])* pub(super) $field: $kind,)* }
-
-        #[cfg(not(loom))]
-        const _: () = {
-            assert!(size_of::<$name>() == LINE_BYTES && align_of::<$name>() == LINE_BYTES);
-            $(assert!(core::mem::offset_of!($name, $field) == $offset);)*
-        };
-
-        impl $name {
-            /// What `docs/PROTOCOL.md` must draw: offset, bytes and name of each field.
-            #[cfg(all(test, not(loom)))]
-            const FIELDS: &'static [(usize, usize, &'static str)] =
-                &[$(($offset, size_of::<$kind>(), stringify!($field)),)*];
-
-            /// The layout as text, for [`LAYOUT_HASH`].
-            const TEXT: &'static str =
-                concat!(stringify!($name), $(" ", $offset, " ", stringify!($field), " ", stringify!($kind),)* "\n");
-        }
-    };
-}
 
 line! {
     /// What the region is. The executor writes it once, before anybody else has the region.
@@ -166,54 +138,21 @@ const _: () = {
 pub(super) const SEATS_OFFSET: usize = 192;
 
 /// Changes with the layout of the control region or the meaning of a state word; both sides must have the same.
-pub const LAYOUT_HASH: u64 = {
-    let mut hash = 0xcbf2_9ce4_8422_2325;
-    let texts = [
-        "board 1: header, seats, slices; word = state u8, generation u24, job u32; x and sums f32\n",
-        Identity::TEXT,
-        Signal::TEXT,
-        Parked::TEXT,
-        Desk::TEXT,
-        Pulse::TEXT,
-        Progress::TEXT,
-        Descriptor::TEXT,
-    ];
-    let mut next = 0;
-    while next < texts.len() {
-        hash = fnv1a(hash, texts[next].as_bytes());
-        next += 1;
-    }
-    hash
-};
-
-/// FNV-1a: a checksum against mistakes, not against malice.
-const fn fnv1a(mut hash: u64, bytes: &[u8]) -> u64 {
-    let mut next = 0;
-    while next < bytes.len() {
-        hash = (hash ^ bytes[next] as u64).wrapping_mul(0x0100_0000_01b3);
-        next += 1;
-    }
-    hash
-}
+pub const LAYOUT_HASH: u64 = fnv1a(&[
+    "board 1: header, seats, slices; word = state u8, generation u24, job u32; x and sums f32\n",
+    Identity::TEXT,
+    Signal::TEXT,
+    Parked::TEXT,
+    Desk::TEXT,
+    Pulse::TEXT,
+    Progress::TEXT,
+    Descriptor::TEXT,
+]);
 
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-
-    const DOCUMENT: &str = include_str!("../../../docs/PROTOCOL.md");
-
-    /// Offset, bytes and name of each row of the table under a heading.
-    fn drawn(heading: &str) -> Vec<(usize, usize, String)> {
-        let heading = format!("\n### `{heading}`\n");
-        let (_, section) = DOCUMENT.split_once(&heading).unwrap_or_else(|| panic!("no heading {heading:?}"));
-        let rows = section.lines().take_while(|line| !line.starts_with('#'));
-        let rows = rows.filter_map(|line| {
-            let cells: Vec<&str> = line.split('|').map(str::trim).collect();
-            let [_, offset, bytes, name, ..] = cells[..] else { return None };
-            Some((offset.parse().ok()?, bytes.parse().ok()?, name.trim_matches('`').to_owned()))
-        });
-        rows.collect()
-    }
+    use crate::line::tests::{DOCUMENT, drawn};
 
     #[test]
     fn the_protocol_document_draws_the_board_as_it_is() {

@@ -11,6 +11,7 @@ pub(super) use self::modelled::{Control, Slab};
 
 use super::layout::{Header, SeatEntry, SliceEntry};
 use crate::atomic::AtomicU64;
+use crate::memory::copy;
 
 impl Slab {
     /// Copies numbers in, from number `start` on, which is even; panics if they do not fit.
@@ -24,7 +25,6 @@ impl Slab {
     }
 }
 
-mod copy;
 #[cfg(not(loom))]
 mod mapped;
 

@@ -104,7 +104,7 @@ impl<S: Message, R: Message> Connection<S, R> {
             return Err(SendError::Descriptors { wanted, given: descriptors.len() });
         }
         let bytes = message.to_bytes();
-        if bytes.len() > MAX_MESSAGE_BYTES || message.text().is_some_and(|text| text.len() > MAX_TEXT_BYTES) {
+        if bytes.len() > MAX_MESSAGE_BYTES || message.text_bytes() > MAX_TEXT_BYTES {
             return Err(SendError::TooLong(bytes.len()));
         }
         match send(self.socket.as_fd(), &bytes, descriptors) {
@@ -130,8 +130,9 @@ impl<S: Message, R: Message> Connection<S, R> {
             Err(errno) => return Err(ReceiveError::System(errno.into())),
         };
         let message = R::from_bytes(bytes)?;
-        if let Some(text) = message.text().filter(|text| text.len() > MAX_TEXT_BYTES) {
-            return Err(ReceiveError::Text(text.len()));
+        match message.text_bytes() {
+            ..=MAX_TEXT_BYTES => {}
+            bytes => return Err(ReceiveError::Text(bytes)),
         }
         let (wanted, got) = (message.descriptors(), descriptors.len());
         if wanted == got {

@@ -1,7 +1,8 @@
-//! How executor and worker find each other: a socket in a directory that nobody else may enter.
+//! How the executor and its workers or clients find each other: a socket in a directory that nobody else may enter.
 
 use std::{
     fs, io,
+    marker::PhantomData,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::fs::{FileTypeExt as _, MetadataExt as _},
@@ -14,7 +15,7 @@ use rustix::{
     net::{self, AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt},
 };
 
-use super::{Connection, ExecutorEnd, WorkerEnd};
+use super::{Connection, FromWorker, Message, ToWorker, WorkerEnd};
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 64;
@@ -23,18 +24,16 @@ const BACKLOG: i32 = 64;
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// The kernel takes no path of this length.
-    #[error(
-        "{0} cannot be the path of a socket: give --worker-socket one of at most 107 bytes, in a directory"
-    )]
+    #[error("{0} cannot be the path of a socket: give one of at most 107 bytes, in a directory")]
     Path(PathBuf),
     /// Others may enter the directory, or it is another user's.
-    #[error("others may enter {0}, where the workers' socket is to be: own it, and run `chmod 700 {0}`")]
+    #[error("others may enter {0}, where the executor's socket is to be: own it, and run `chmod 700 {0}`")]
     DirectoryOpen(PathBuf),
     /// Somebody listens there.
-    #[error("another process is listening on {0}: stop it, or give --worker-socket another path")]
+    #[error("another process is listening on {0}: stop it, or give this socket another path")]
     InUse(PathBuf),
     /// Something that is no socket is in the way.
-    #[error("{0} exists and is no socket: remove it, or give --worker-socket another path")]
+    #[error("{0} exists and is no socket: remove it, or give this socket another path")]
     NotASocket(PathBuf),
     /// The operating system said no.
     #[error("cannot {action} {path} ({source}): check that this user may write there")]
@@ -73,14 +72,14 @@ pub enum ConnectError {
     #[error("{0} cannot be the path of a socket: give --executor one of at most 107 bytes")]
     Path(PathBuf),
     /// Nobody listens there yet, or any more: worth trying again.
-    #[error("no executor listens on {0}: start it, or name its workers.sock with --executor")]
+    #[error("no executor listens on {0}: start it, or name its socket with --executor")]
     Absent(PathBuf),
     /// It listens, and does not take more callers now: worth trying again.
     #[error("the executor on {0} does not take calls: try again")]
     Busy(PathBuf),
     /// Another user's process listens there.
     #[error(
-        "user {uid} listens on {path}, not this worker's user: name the socket of an executor of your own"
+        "user {uid} listens on {path}, not this process's user: name the socket of an executor of your own"
     )]
     Stranger {
         /// The socket.
@@ -98,25 +97,32 @@ pub enum ConnectError {
     },
 }
 
-/// The executor's socket, which does not block; its file is removed when this is dropped.
+/// The executor's socket, which does not block; its file is removed when this is dropped. It sends `S` and receives `R`.
 #[derive(Debug)]
-pub struct Listener {
+pub struct Listening<S, R> {
     socket: OwnedFd,
     path: PathBuf,
     /// Device and inode of the file, so that nobody else's is removed.
     file: (u64, u64),
+    messages: PhantomData<fn(S) -> R>,
 }
 
+/// The socket that workers find their executor by.
+pub type Listener = Listening<ToWorker, FromWorker>;
+
 /// A worker that called.
+pub type Accepted = Caller<ToWorker, FromWorker>;
+
+/// A worker or client that called.
 #[derive(Debug)]
-pub struct Accepted {
+pub struct Caller<S, R> {
     /// The connection, which does not block.
-    pub connection: ExecutorEnd,
-    /// The worker's process, as the kernel says.
+    pub connection: Connection<S, R>,
+    /// The caller's process, as the kernel says.
     pub pid: u32,
 }
 
-impl Listener {
+impl<S: Message, R: Message> Listening<S, R> {
     /// Listens on `path`, whose directory must be this user's alone. The socket of a dead process is replaced.
     pub fn bind(path: &Path) -> Result<Self, ListenError> {
         let system = |action| move |source| ListenError::System { action, path: path.to_owned(), source };
@@ -127,13 +133,13 @@ impl Listener {
         net::bind(&socket, &address).map_err(|errno| system("bind")(errno.into()))?;
         let metadata = fs::symlink_metadata(path).map_err(system("inspect"))?;
         let file = (metadata.dev(), metadata.ino());
-        let listener = Self { socket, path: path.to_owned(), file };
+        let listener = Self { socket, path: path.to_owned(), file, messages: PhantomData };
         net::listen(&listener.socket, BACKLOG).map_err(|errno| system("listen on")(errno.into()))?;
         Ok(listener)
     }
 
-    /// The next worker that called; `None` if there is none.
-    pub fn accept(&self) -> Result<Option<Accepted>, AcceptError> {
+    /// The next that called; `None` if there is none.
+    pub fn accept(&self) -> Result<Option<Caller<S, R>>, AcceptError> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = match rustix::io::retry_on_intr(|| net::accept_with(&self.socket, flags)) {
             Ok(socket) => socket,
@@ -145,17 +151,17 @@ impl Listener {
         if uid != own_uid() {
             return Err(AcceptError::Stranger { pid, uid });
         }
-        Ok(Some(Accepted { connection: Connection::over(socket), pid }))
+        Ok(Some(Caller { connection: Connection::over(socket), pid }))
     }
 }
 
-impl AsFd for Listener {
+impl<S, R> AsFd for Listening<S, R> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
-impl Drop for Listener {
+impl<S, R> Drop for Listening<S, R> {
     fn drop(&mut self) {
         let same = |metadata: fs::Metadata| (metadata.dev(), metadata.ino()) == self.file;
         if fs::symlink_metadata(&self.path).is_ok_and(same) {
@@ -167,10 +173,20 @@ impl Drop for Listener {
 
 /// Connects a worker to the executor that listens on `path`. The connection blocks.
 pub fn connect(path: &Path) -> Result<WorkerEnd, ConnectError> {
-    call(path, SocketFlags::empty())
+    Connection::to(path)
 }
 
-fn call(path: &Path, flags: SocketFlags) -> Result<WorkerEnd, ConnectError> {
+impl<S: Message, R: Message> Connection<S, R> {
+    /// Connects to the executor that listens on `path`, to send `S` and receive `R`. The connection blocks.
+    ///
+    /// # Errors
+    /// If nobody listens there, or somebody else.
+    pub fn to(path: &Path) -> Result<Self, ConnectError> {
+        Ok(Self::over(call(path, SocketFlags::empty())?))
+    }
+}
+
+fn call(path: &Path, flags: SocketFlags) -> Result<OwnedFd, ConnectError> {
     let system = |source| ConnectError::System { path: path.to_owned(), source };
     let address = SocketAddrUnix::new(path).map_err(|_| ConnectError::Path(path.to_owned()))?;
     let socket = socket(flags).map_err(system)?;
@@ -184,7 +200,7 @@ fn call(path: &Path, flags: SocketFlags) -> Result<WorkerEnd, ConnectError> {
     if uid != own_uid() {
         return Err(ConnectError::Stranger { path: path.to_owned(), uid });
     }
-    Ok(Connection::over(socket))
+    Ok(socket)
 }
 
 fn socket(more: SocketFlags) -> io::Result<OwnedFd> {

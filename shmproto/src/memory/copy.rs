@@ -14,7 +14,7 @@ use crate::atomic::{AtomicU64, Ordering::Relaxed};
 /// # Panics
 ///
 /// If they do not fit: a caller's mistake, for both ends check what they are told first.
-pub(super) fn write(shared: &[AtomicU64], start: usize, values: &[f32]) {
+pub(crate) fn write(shared: &[AtomicU64], start: usize, values: &[f32]) {
     assert!(start.is_multiple_of(2), "numbers are written in pairs");
     let pairs = &shared[start / 2..][..values.len().div_ceil(2)];
     #[cfg(all(target_arch = "x86_64", not(loom)))]
@@ -29,7 +29,7 @@ pub(super) fn write(shared: &[AtomicU64], start: usize, values: &[f32]) {
 /// # Panics
 ///
 /// If there are not so many: a caller's mistake, as for [`write`].
-pub(super) fn read(shared: &[AtomicU64], start: usize, values: &mut [f32]) {
+pub(crate) fn read(shared: &[AtomicU64], start: usize, values: &mut [f32]) {
     let skipped = start % 2;
     let pairs = &shared[start / 2..][..(skipped + values.len()).div_ceil(2)];
     #[cfg(all(target_arch = "x86_64", not(loom)))]

@@ -1,0 +1,109 @@
+//! What split clients send: calls, control messages, ZeroMQ's wire protocol, and a channel's whole region.
+
+use std::sync::atomic::Ordering::SeqCst;
+
+use shmproto::{
+    channel::{ClientChannel, ExecutorChannel, Geometry, Violation},
+    codec::Wire,
+    layer::{
+        CallHeader, HEADER_BYTES, ReplyHeader, Status,
+        control::{Catalog, FromLayers, ToLayers},
+    },
+    region::{Access, Region},
+    zmtp::{Accepts, Event, Limits, Server},
+};
+
+use crate::{Outcome, targets::refused};
+
+/// Of the channels that are fuzzed.
+pub(crate) const GEOMETRY: Geometry = Geometry { slab_bytes: 512, depth: 4 };
+
+/// Most bytes of a frame that the server takes.
+pub(crate) const MAX_FRAME_BYTES: usize = 1 << 30;
+
+fn header(input: &[u8]) -> Result<&[u8; HEADER_BYTES], String> {
+    input.try_into().map_err(|_| "a header has 64 bytes".to_owned())
+}
+
+pub(crate) fn call(input: &[u8]) -> Outcome {
+    let header = header(input)?;
+    let call = CallHeader::from_bytes(header).map_err(refused)?;
+    assert_eq!(call.to_bytes(), *header, "a call has one encoding");
+    Ok(())
+}
+
+pub(crate) fn reply(input: &[u8]) -> Outcome {
+    let header = header(input)?;
+    let reply = ReplyHeader::from_bytes(header).map_err(refused)?;
+    assert_eq!(reply.to_bytes(), *header, "a reply has one encoding");
+    Ok(())
+}
+
+pub(crate) fn to_layers(input: &[u8]) -> Outcome {
+    one_encoding::<ToLayers>(input)
+}
+
+pub(crate) fn from_layers(input: &[u8]) -> Outcome {
+    match one_encoding::<FromLayers>(input) {
+        // What a client puts together from `Fetched` is as hostile.
+        Err(_) if one_encoding::<Catalog>(input).is_ok() => Ok(()),
+        outcome => outcome,
+    }
+}
+
+fn one_encoding<T: Wire>(input: &[u8]) -> Outcome {
+    let message = T::from_bytes(input).map_err(refused)?;
+    assert_eq!(message.to_bytes(), input, "a message has one encoding");
+    Ok(())
+}
+
+/// Everything a client sends on one connection. The first byte says how many bytes come at a time.
+pub(crate) fn zmtp(input: &[u8]) -> Outcome {
+    let Some((&step, mut rest)) = input.split_first() else { return Ok(()) };
+    let mut server = Server::new(Limits::new(MAX_FRAME_BYTES), Accepts::Either);
+    while !rest.is_empty() {
+        let mut some = &rest[..usize::from(step).max(1).min(rest.len())];
+        let before = some.len();
+        server.feed(&mut some);
+        assert!(some.len() < before, "there is space once everything was looked at");
+        rest = &rest[before - some.len()..];
+        while let Some(event) = server.next_event().map_err(refused)? {
+            if let Event::Login(_) = event {
+                server.accept();
+            }
+        }
+        // Nobody who only pings is kept waiting.
+        server.sent(server.outgoing().len());
+    }
+    Ok(())
+}
+
+/// A region whose first bytes are the input, and what either side makes of it.
+pub(crate) fn channel(input: &[u8]) -> Outcome {
+    let made = || -> Option<(ExecutorChannel, ClientChannel, Region)> {
+        let executor = ExecutorChannel::create(GEOMETRY).ok()?;
+        let fd = || executor.fd()?.try_clone_to_owned().ok();
+        let client = ClientChannel::join(fd()?, executor.region_bytes(), GEOMETRY).ok()?;
+        let region = Region::map(fd()?, 1..=1 << 20, Access::ReadWrite).ok()?;
+        Some((executor, client, region))
+    };
+    let Some((mut executor, mut client, region)) = made() else { panic!("no channel could be made") };
+    for (word, bytes) in region.words().iter().zip(input.as_chunks::<4>().0) {
+        word.store(u32::from_le_bytes(*bytes), SeqCst);
+    }
+    let served = serve(&mut executor);
+    let collected = (0..GEOMETRY.depth).try_for_each(|_| client.try_take().map(drop));
+    served.and(collected).map_err(refused)
+}
+
+/// As the executor does it, at most as often as an honest ring allows.
+fn serve(executor: &mut ExecutorChannel) -> Result<(), Violation> {
+    let mut rows = [0.0; 16];
+    for _ in 0..GEOMETRY.depth {
+        let Some(call) = executor.take()? else { break };
+        executor.read_rows(call.input, call.dtype, &mut rows)?;
+        executor.write_rows(call.output, call.dtype, &rows)?;
+        executor.reply(&ReplyHeader::refusal(&call, Status::Done, 0))?;
+    }
+    Ok(())
+}

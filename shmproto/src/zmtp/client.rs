@@ -1,0 +1,144 @@
+//! The client's end: a DEALER.
+
+use std::time::Duration;
+
+use super::command::{Command, put_command, put_properties};
+use super::greeting::{Role, mechanism, put_rest};
+use super::link::{Link, link_methods};
+use super::{Event, Limits, Login, Mechanism, ZmtpError};
+
+/// Most bytes of a name or password.
+const MAX_CREDENTIAL_BYTES: usize = 255;
+
+/// A name or password that the protocol cannot carry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the {what} has {bytes} bytes, and at most 255 can be sent: use a shorter one")]
+pub struct CredentialsError {
+    /// Which.
+    pub what: &'static str,
+    /// How long it is.
+    pub bytes: usize,
+}
+
+/// How far the handshake is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Greeting,
+    /// PLAIN: may this end come in?
+    Welcome,
+    /// What kind of socket is the peer?
+    Properties,
+    Ready,
+    Refused,
+}
+
+/// The client's end of one connection.
+#[derive(Debug)]
+pub struct Client {
+    link: Link,
+    mechanism: Mechanism,
+    /// Forgotten once it is sent.
+    login: Option<Login>,
+    stage: Stage,
+}
+
+impl Client {
+    link_methods!();
+
+    /// A connection over which the transport, or nobody, says who this is.
+    #[must_use]
+    pub fn null(limits: Limits) -> Self {
+        Self::new(limits, None)
+    }
+
+    /// A connection over which this end logs in.
+    ///
+    /// # Errors
+    ///
+    /// If name or password are too long.
+    pub fn plain(limits: Limits, username: &str, password: &str) -> Result<Self, CredentialsError> {
+        for (what, text) in [("name", username), ("password", password)] {
+            if text.len() > MAX_CREDENTIAL_BYTES {
+                return Err(CredentialsError { what, bytes: text.len() });
+            }
+        }
+        let login = Login { username: username.to_owned(), password: password.to_owned() };
+        Ok(Self::new(limits, Some(login)))
+    }
+
+    fn new(limits: Limits, login: Option<Login>) -> Self {
+        let mut link = Link::new(limits);
+        let mechanism = if login.is_some() { Mechanism::Plain } else { Mechanism::Null };
+        put_rest(link.output(), mechanism, Role::Client);
+        Self { link, mechanism, login, stage: Stage::Greeting }
+    }
+
+    /// What came; to be called until there is nothing.
+    ///
+    /// # Errors
+    ///
+    /// What the server did wrong; the same for ever.
+    pub fn next_event(&mut self) -> Result<Option<Event>, ZmtpError> {
+        self.link.check()?;
+        let step = self.step();
+        self.link.fail(step)
+    }
+
+    fn step(&mut self) -> Result<Option<Event>, ZmtpError> {
+        loop {
+            match self.stage {
+                Stage::Greeting => match self.link.greeting()? {
+                    None => return Ok(None),
+                    Some(greeting) => self.greet(mechanism(&greeting)?)?,
+                },
+                Stage::Welcome => match self.link.handshake()? {
+                    None => return Ok(None),
+                    Some(Command::Welcome) => {
+                        put_properties(self.link.output(), "INITIATE", "DEALER");
+                        self.stage = Stage::Properties;
+                    }
+                    Some(Command::Error(reason)) => return Ok(Some(self.refused(reason))),
+                    Some(other) => return Err(other.unexpected()),
+                },
+                Stage::Properties => match self.link.handshake()? {
+                    None => return Ok(None),
+                    Some(Command::Ready(kind)) => return self.ready(kind),
+                    Some(Command::Error(reason)) => return Ok(Some(self.refused(reason))),
+                    Some(other) => return Err(other.unexpected()),
+                },
+                Stage::Ready => return self.link.traffic(),
+                Stage::Refused => return Err(ZmtpError::Rejected),
+            }
+        }
+    }
+
+    fn greet(&mut self, mechanism: Mechanism) -> Result<(), ZmtpError> {
+        if mechanism != self.mechanism {
+            return Err(ZmtpError::Mechanism(format!("{mechanism:?}").to_uppercase()));
+        }
+        let output = self.link.output();
+        let Some(Login { username, password }) = self.login.take() else {
+            put_properties(output, "READY", "DEALER");
+            self.stage = Stage::Properties;
+            return Ok(());
+        };
+        let lengths = [&username, &password].map(|text| u8::try_from(text.len()).unwrap_or(u8::MAX));
+        let fields = [&lengths[..1], username.as_bytes(), &lengths[1..], password.as_bytes()];
+        put_command(output, "HELLO", &fields);
+        self.stage = Stage::Welcome;
+        Ok(())
+    }
+
+    fn ready(&mut self, kind: String) -> Result<Option<Event>, ZmtpError> {
+        if kind != "ROUTER" {
+            return Err(ZmtpError::SocketType(kind));
+        }
+        self.stage = Stage::Ready;
+        Ok(Some(Event::Ready(self.mechanism)))
+    }
+
+    fn refused(&mut self, reason: String) -> Event {
+        self.stage = Stage::Refused;
+        Event::Refused(reason)
+    }
+}

@@ -1,0 +1,192 @@
+//! From bytes to frames, with no more memory than bytes that came.
+
+use super::{Limits, ZmtpError};
+
+/// Bytes read ahead: heads, commands and small frames go through here, and the two ends of large ones.
+const STAGING_BYTES: usize = 16 << 10;
+
+/// Least by which a frame's memory grows.
+const STEP_BYTES: usize = 64 << 10;
+
+const MORE: u8 = 1;
+const LONG: u8 = 2;
+const COMMAND: u8 = 4;
+
+/// What a frame belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A message that goes on.
+    More,
+    /// A message that ends here.
+    Last,
+    /// No message.
+    Command,
+}
+
+/// A frame.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Frame {
+    pub(super) kind: Kind,
+    pub(super) body: Vec<u8>,
+}
+
+/// A frame that is under way. `bytes` is room for as much as may come next, `filled` of it came.
+#[derive(Debug)]
+struct Body {
+    kind: Kind,
+    bytes: Vec<u8>,
+    filled: usize,
+    length: usize,
+    /// Nothing of it is kept.
+    is_skipped: bool,
+}
+
+/// Bytes that came and mean something together only with others.
+#[derive(Debug)]
+pub(super) struct Input {
+    staging: Vec<u8>,
+    from: usize,
+    to: usize,
+    body: Option<Body>,
+}
+
+impl Body {
+    fn left(&self) -> usize {
+        self.length - self.filled
+    }
+
+    /// Makes room for `wanted` bytes more, and for as many again as came, within the frame's length.
+    fn grow(&mut self, wanted: usize) {
+        let room = (self.filled + wanted).max(2 * self.filled).max(STEP_BYTES).min(self.length);
+        if room > self.bytes.len() {
+            self.bytes.reserve_exact(room - self.bytes.len());
+            self.bytes.resize(room, 0);
+        }
+    }
+
+    fn append(&mut self, bytes: &[u8]) {
+        if self.is_skipped {
+            self.filled += bytes.len();
+            return;
+        }
+        if self.bytes.len() < self.filled + bytes.len() {
+            self.grow(bytes.len());
+        }
+        self.bytes[self.filled..][..bytes.len()].copy_from_slice(bytes);
+        self.filled += bytes.len();
+    }
+}
+
+impl Input {
+    pub(super) fn new() -> Self {
+        Self { staging: vec![0; STAGING_BYTES], from: 0, to: 0, body: None }
+    }
+
+    /// Whether the next bytes are wholly a large frame's, and go where it will be handed out.
+    fn is_direct(&self) -> bool {
+        let is_large = |body: &Body| !body.is_skipped && body.left() >= STAGING_BYTES;
+        self.from == self.to && self.body.as_ref().is_some_and(is_large)
+    }
+
+    /// Where the next bytes go: not empty, if all that came was looked at.
+    pub(super) fn space(&mut self) -> &mut [u8] {
+        if self.is_direct()
+            && let Some(body) = &mut self.body
+        {
+            if body.filled == body.bytes.len() {
+                body.grow(STAGING_BYTES);
+            }
+            return &mut body.bytes[body.filled..];
+        }
+        self.staging.copy_within(self.from..self.to, 0);
+        (self.from, self.to) = (0, self.to - self.from);
+        &mut self.staging[self.to..]
+    }
+
+    /// So many bytes were written into [`Input::space`].
+    pub(super) fn advance(&mut self, count: usize) {
+        if self.is_direct()
+            && let Some(body) = &mut self.body
+        {
+            body.filled = (body.filled + count).min(body.bytes.len());
+        } else {
+            self.to = (self.to + count).min(self.staging.len());
+        }
+    }
+
+    /// Bytes that came and were not looked at.
+    pub(super) fn staged(&self) -> &[u8] {
+        &self.staging[self.from..self.to]
+    }
+
+    /// Forgets the first `count` of these.
+    pub(super) fn consume(&mut self, count: usize) {
+        self.from = (self.from + count).min(self.to);
+    }
+
+    /// Bytes of the frame of a message that has begun to come; none of one that is skipped.
+    pub(super) fn announced(&self) -> Option<usize> {
+        let body = self.body.as_ref()?;
+        (body.kind != Kind::Command && !body.is_skipped).then_some(body.length)
+    }
+
+    /// Keeps nothing of the frame that has begun to come: it will be handed out empty.
+    pub(super) fn skip(&mut self) {
+        if let Some(body) = &mut self.body {
+            body.bytes = Vec::new();
+            body.is_skipped = true;
+        }
+    }
+
+    /// Memory held for what is under way.
+    pub(super) fn held_bytes(&self) -> usize {
+        self.staging.len() + self.body.as_ref().map_or(0, |body| body.bytes.capacity())
+    }
+
+    /// The next frame, if all of it came.
+    pub(super) fn frame(&mut self, limits: &Limits) -> Result<Option<Frame>, ZmtpError> {
+        let mut body = match self.body.take() {
+            Some(body) => body,
+            None => match self.head(limits)? {
+                Some(body) => body,
+                None => return Ok(None),
+            },
+        };
+        let count = body.left().min(self.to - self.from);
+        body.append(&self.staging[self.from..][..count]);
+        self.from += count;
+        if body.left() == 0 {
+            return Ok(Some(Frame { kind: body.kind, body: body.bytes }));
+        }
+        self.body = Some(body);
+        Ok(None)
+    }
+
+    /// The head of a frame, if all of it came: flags, and a length of one byte or eight.
+    fn head(&mut self, limits: &Limits) -> Result<Option<Body>, ZmtpError> {
+        let staged = self.staged();
+        let Some((&flags, rest)) = staged.split_first() else { return Ok(None) };
+        let kind = match flags & !LONG {
+            0 => Kind::Last,
+            MORE => Kind::More,
+            COMMAND => Kind::Command,
+            _ => return Err(ZmtpError::Flags(flags)),
+        };
+        let (bytes, head) = match (flags & LONG != 0, rest) {
+            (false, [length, ..]) => (u64::from(*length), 2),
+            (true, [a, b, c, d, e, f, g, h, ..]) => (u64::from_be_bytes([*a, *b, *c, *d, *e, *f, *g, *h]), 9),
+            _ => return Ok(None),
+        };
+        let (most, is_command) = match kind {
+            Kind::Command => (limits.max_command_bytes, true),
+            Kind::More | Kind::Last => (limits.max_frame_bytes, false),
+        };
+        let length = match usize::try_from(bytes) {
+            Ok(length) if length <= most => length,
+            _ if is_command => return Err(ZmtpError::CommandTooLong { bytes, most }),
+            _ => return Err(ZmtpError::FrameTooLong { bytes, most }),
+        };
+        self.consume(head);
+        Ok(Some(Body { kind, bytes: Vec::new(), filled: 0, length, is_skipped: false }))
+    }
+}

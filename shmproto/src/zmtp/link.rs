@@ -1,0 +1,229 @@
+//! What both ends have in common: bytes in and out, messages from frames, and heartbeats.
+
+use std::time::Duration;
+
+use super::command::{Command, put_command};
+use super::greeting::{GREETING_BYTES, OPENING, check_beginning};
+use super::input::{Input, Kind};
+use super::{Event, Limits, ZmtpError};
+
+/// Most bytes of answers to pings that a peer may leave unread.
+const MAX_OUTGOING_BYTES: usize = 16 << 10;
+
+/// A connection, whichever end this is.
+#[derive(Debug)]
+pub(super) struct Link {
+    input: Input,
+    output: Vec<u8>,
+    /// Frames of a message that is not complete.
+    frames: Vec<Vec<u8>>,
+    pub(super) limits: Limits,
+    /// Bytes of the handshake.
+    shaken: usize,
+    peer_ttl: Option<Duration>,
+    failed: Option<ZmtpError>,
+}
+
+impl Link {
+    pub(super) fn new(limits: Limits) -> Self {
+        Self {
+            input: Input::new(),
+            output: OPENING.to_vec(),
+            frames: Vec::new(),
+            limits,
+            shaken: 0,
+            peer_ttl: None,
+            failed: None,
+        }
+    }
+
+    pub(super) fn space(&mut self) -> &mut [u8] {
+        self.input.space()
+    }
+
+    pub(super) fn advance(&mut self, count: usize) {
+        self.input.advance(count);
+    }
+
+    pub(super) fn outgoing(&self) -> &[u8] {
+        &self.output
+    }
+
+    pub(super) fn sent(&mut self, count: usize) {
+        self.output.drain(..count.min(self.output.len()));
+    }
+
+    pub(super) fn output(&mut self) -> &mut Vec<u8> {
+        &mut self.output
+    }
+
+    pub(super) fn held_bytes(&self) -> usize {
+        let frames: usize = self.frames.iter().map(Vec::capacity).sum();
+        self.input.held_bytes() + self.output.capacity() + frames
+    }
+
+    pub(super) fn under_way(&self) -> Option<(&[Vec<u8>], usize)> {
+        self.input.announced().map(|bytes| (self.frames.as_slice(), bytes))
+    }
+
+    pub(super) fn skip(&mut self) {
+        self.input.skip();
+    }
+
+    pub(super) fn peer_ttl(&self) -> Option<Duration> {
+        self.peer_ttl
+    }
+
+    pub(super) fn ping(&mut self, ttl: Duration) {
+        let tenths = u16::try_from(ttl.as_millis() / 100).unwrap_or(u16::MAX);
+        put_command(&mut self.output, "PING", &[&tenths.to_be_bytes()]);
+    }
+
+    /// Keeps an error, to be said for ever.
+    pub(super) fn fail<T>(&mut self, answer: Result<T, ZmtpError>) -> Result<T, ZmtpError> {
+        if let Err(error) = &answer {
+            self.failed = Some(error.clone());
+        }
+        answer
+    }
+
+    /// What went wrong before, if anything.
+    pub(super) fn check(&self) -> Result<(), ZmtpError> {
+        self.failed.clone().map_or(Ok(()), Err)
+    }
+
+    /// The peer's greeting, if all of it came.
+    pub(super) fn greeting(&mut self) -> Result<Option<[u8; GREETING_BYTES]>, ZmtpError> {
+        let staged = self.input.staged();
+        check_beginning(staged)?;
+        let Some(greeting) = staged.first_chunk::<GREETING_BYTES>().copied() else { return Ok(None) };
+        self.input.consume(GREETING_BYTES);
+        self.shaken = GREETING_BYTES;
+        Ok(Some(greeting))
+    }
+
+    /// The next command of the handshake, if all of it came.
+    pub(super) fn handshake(&mut self) -> Result<Option<Command>, ZmtpError> {
+        let Some(frame) = self.input.frame(&self.limits)? else { return Ok(None) };
+        if frame.kind != Kind::Command {
+            return Err(ZmtpError::Early);
+        }
+        self.shaken = self.shaken.saturating_add(frame.body.len());
+        if self.shaken > self.limits.max_handshake_bytes {
+            return Err(ZmtpError::HandshakeTooLong(self.limits.max_handshake_bytes));
+        }
+        Command::read(&frame.body).map(Some)
+    }
+
+    /// The next message or sign of life, if all of it came.
+    pub(super) fn traffic(&mut self) -> Result<Option<Event>, ZmtpError> {
+        while let Some(frame) = self.input.frame(&self.limits)? {
+            match frame.kind {
+                // Also between the frames of a message: libzmq pings whenever its timer says so.
+                Kind::Command => {
+                    if let Some(event) = self.command(&frame.body)? {
+                        return Ok(Some(event));
+                    }
+                }
+                Kind::More | Kind::Last => {
+                    if self.frames.len() >= self.limits.max_frames {
+                        return Err(ZmtpError::TooManyFrames(self.limits.max_frames));
+                    }
+                    self.frames.push(frame.body);
+                    if frame.kind == Kind::Last {
+                        return Ok(Some(Event::Message(std::mem::take(&mut self.frames))));
+                    }
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn command(&mut self, body: &[u8]) -> Result<Option<Event>, ZmtpError> {
+        match Command::read(body)? {
+            Command::Ping(ttl, context) => {
+                self.peer_ttl = (ttl > 0).then(|| Duration::from_millis(u64::from(ttl) * 100));
+                if self.output.len() > MAX_OUTGOING_BYTES {
+                    return Err(ZmtpError::Slow);
+                }
+                put_command(&mut self.output, "PONG", &[&context]);
+                Ok(None)
+            }
+            Command::Pong => Ok(Some(Event::Pong)),
+            Command::Error(reason) => Err(ZmtpError::Peer(reason)),
+            other => Err(other.unexpected()),
+        }
+    }
+}
+
+impl Command {
+    /// This command, where it does not belong.
+    pub(super) fn unexpected(self) -> ZmtpError {
+        let name = match self {
+            Self::Hello(_) => "HELLO",
+            Self::Welcome => "WELCOME",
+            Self::Initiate(_) => "INITIATE",
+            Self::Ready(_) => "READY",
+            Self::Error(reason) => return ZmtpError::Peer(reason),
+            Self::Ping(..) => "PING",
+            Self::Pong => "PONG",
+            Self::Other(name) => return ZmtpError::Unexpected(name),
+        };
+        ZmtpError::Unexpected(name.to_owned())
+    }
+}
+
+/// What both ends offer of their link.
+macro_rules! link_methods {
+    () => {
+        /// Where the next bytes that are read go; empty only if [`Self::next_event`] has something to say first.
+        /// Of a large frame it is the memory that the frame is handed out in.
+        pub fn space(&mut self) -> &mut [u8] {
+            self.link.space()
+        }
+
+        /// So many bytes were read into [`Self::space`], from its beginning.
+        pub fn advance(&mut self, count: usize) {
+            self.link.advance(count);
+        }
+
+        /// Takes as many of `bytes` as there is space for, off its front.
+        pub fn feed(&mut self, bytes: &mut &[u8]) {
+            let space = self.space();
+            let count = space.len().min(bytes.len());
+            space[..count].copy_from_slice(&bytes[..count]);
+            *bytes = &bytes[count..];
+            self.advance(count);
+        }
+
+        /// Handshake and heartbeats to be sent: between whole messages, never within one.
+        #[must_use]
+        pub fn outgoing(&self) -> &[u8] {
+            self.link.outgoing()
+        }
+
+        /// The first `count` bytes of these were sent.
+        pub fn sent(&mut self, count: usize) {
+            self.link.sent(count);
+        }
+
+        /// Asks the peer for a sign of life, once the connection is ready, and to give this end up if it hears nothing
+        /// for `ttl`.
+        pub fn ping(&mut self, ttl: Duration) {
+            self.link.ping(ttl);
+        }
+
+        /// After how long a silence the peer wants to be given up, if it said so.
+        #[must_use]
+        pub fn peer_ttl(&self) -> Option<Duration> {
+            self.link.peer_ttl()
+        }
+
+        /// Memory held for what has not come wholly, or was not sent.
+        #[must_use]
+        pub fn held_bytes(&self) -> usize {
+            self.link.held_bytes()
+        }
+    };
+}
+pub(super) use link_methods;

@@ -1,0 +1,80 @@
+//! Once a channel stands, neither end takes memory: counted, by an allocator of this test's own.
+#![cfg(not(loom))]
+#![allow(clippy::unwrap_used, reason = "a channel that cannot be set up has failed")]
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    cell::Cell,
+    time::{Duration, Instant},
+};
+
+use shmproto::{
+    channel::{Bell, ExecutorChannel, Geometry, Woken, wait_any},
+    layer::{CallHeader, Class, Dtype, Op, Path, ReplyHeader, Status},
+};
+
+struct Counting;
+
+thread_local! {
+    /// Of this thread: the test's own harness has others.
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: the system's allocator does it all, under the same conditions.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise; `System` gave it.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn call(sequence: u64, dtype: Dtype) -> CallHeader {
+    CallHeader {
+        op: Op::Forward,
+        path: Path::Fast,
+        class: Class::Decode,
+        dtype,
+        site: 0,
+        part: None,
+        sequence,
+        rows: 1,
+        input: 0,
+        output: 8192,
+    }
+}
+
+#[test]
+fn calling_answering_and_waiting_take_no_memory() {
+    let (mut executor, mut client) =
+        ExecutorChannel::in_process(Geometry { slab_bytes: 1 << 14, depth: 4 }).unwrap();
+    let (bell, mut rows) = (Bell::default(), [1.0; 1024]);
+    let before = ALLOCATIONS.get();
+    for sequence in 0..1000 {
+        let dtype = Dtype::ALL[(sequence % 2) as usize];
+        client.write_rows(0, dtype, &rows).unwrap();
+        client.submit(&call(sequence, dtype)).unwrap();
+        let until = Some(Instant::now() + Duration::from_micros(10));
+        assert_eq!(wait_any(&bell, std::iter::once(&executor), Duration::ZERO, until), Woken::Called);
+        let call = executor.take().unwrap().unwrap();
+        executor.read_rows(call.input, dtype, &mut rows).unwrap();
+        executor.write_rows(call.output, dtype, &rows).unwrap();
+        executor.reply(&ReplyHeader::refusal(&call, Status::Done, 0)).unwrap();
+        assert!(client.wait(Duration::from_micros(1), Duration::from_micros(10)).unwrap().is_some());
+        client.read_rows(call.output, dtype, &mut rows).unwrap();
+        bell.ring();
+        assert_eq!(wait_any(&bell, std::iter::once(&executor), Duration::ZERO, None), Woken::Rung);
+        let until = Some(Instant::now() + Duration::from_micros(10));
+        assert_eq!(wait_any(&bell, std::iter::once(&executor), Duration::ZERO, until), Woken::Late);
+        assert_eq!(client.wait(Duration::ZERO, Duration::from_micros(10)), Ok(None));
+    }
+    assert_eq!(ALLOCATIONS.get() - before, 0);
+}
