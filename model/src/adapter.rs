@@ -1,29 +1,39 @@
-//! A low-rank adapter as its files hold it.
+//! An adapter as its files hold it: low-rank deltas (LoRA), vectors that scale (IA3), or keys and values that stand
+//! before a prompt (prefix tuning).
 //!
 //! Adapters come from tenants who are not trusted. Files are read whole before anything is looked at, so that one
 //! replaced meanwhile cannot tear; every option, name and shape is checked; and what is not supported is refused by
 //! name, never ignored.
 
 mod gguf;
+mod ia3;
+mod lora;
 mod matrix;
+mod method;
+mod options;
 mod patterns;
 mod peft;
-mod peft_config;
+mod prefix;
+mod selection;
+mod weight_file;
 
 use std::{
     io,
     path::{Path, PathBuf},
 };
 
+pub use self::method::{AdapterKind, LoraModule, Method, Prefix, ScaleVector, Scales, Side};
 use crate::{
     config::ModelConfig, generation::Generation, gguf::GgufError, open,
-    safetensors_file::SafetensorsFormatError, source::Target,
+    safetensors_file::SafetensorsFormatError,
 };
 
 /// Limits on what an adapter may be.
 pub mod limits {
     /// Largest rank of a module.
     pub const MAX_RANK: usize = 1 << 10;
+    /// Most virtual tokens of a prefix.
+    pub const MAX_VIRTUAL_TOKENS: usize = 1 << 10;
     /// Bytes of `adapter_config.json`.
     pub const MAX_CONFIG_BYTES: u64 = 1 << 20;
     /// Bytes of the weights' safetensors header.
@@ -38,33 +48,16 @@ pub mod limits {
     pub const MAX_EXPRESSION_BYTES: usize = 1 << 12;
 }
 
-/// One adapted linear layer: `y += scale * B (A x)`.
-#[derive(Debug, Clone, PartialEq)]
-pub struct LoraModule {
-    /// Transformer block, 0 for the head.
-    pub layer: usize,
-    /// Which linear layer.
-    pub target: Target,
-    /// The true rank.
-    pub rank: usize,
-    /// `alpha / rank`, or `alpha / sqrt(rank)` for rsLoRA.
-    pub scale: f32,
-    /// `[rank, in]`, row after row.
-    pub a: Vec<f32>,
-    /// `[out, rank]`, row after row.
-    pub b: Vec<f32>,
-}
-
 /// An adapter, read and checked against the base model's shape.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Adapter {
     /// Content hash of weights and configuration.
     pub generation: Generation,
-    /// Sorted by layer, then target; at most one for each pair.
-    pub modules: Vec<LoraModule>,
+    /// What it does.
+    pub method: Method,
     /// `base_model_name_or_path` of its configuration, for messages.
     pub base_model: Option<String>,
-    /// True if every A and B was stored in 16 bits, so that 16 bits hold it exactly.
+    /// True if every number was stored in 16 bits, so that 16 bits hold it exactly.
     pub stored_in_16_bits: bool,
 }
 
@@ -106,7 +99,7 @@ pub enum AdapterError {
         source: serde_json::Error,
     },
     /// The configuration asks for something that is not supported.
-    #[error("{}: `{option}` is {value}, which is not supported; train the adapter as plain LoRA", path.display())]
+    #[error("{}: `{option}` is {value}, which is not supported; train the adapter as plain LoRA, IA3 or prefix tuning", path.display())]
     Unsupported {
         /// The file.
         path: PathBuf,
@@ -136,7 +129,7 @@ pub enum AdapterError {
     /// The GGUF file is broken.
     #[error(transparent)]
     Gguf(#[from] GgufError),
-    /// A tensor that is no A or B of a linear layer of the base model.
+    /// A tensor that is nothing of a linear layer of the base model.
     #[error("{}: tensor `{tensor}` changes nothing that the base model lets an adapter change; save the adapter without it", path.display())]
     UnknownTensor {
         /// The file.
@@ -177,7 +170,7 @@ pub enum AdapterError {
         /// The tensor.
         tensor: String,
     },
-    /// A matrix of another shape than base model and rank call for.
+    /// A tensor of another shape than base model and configuration call for.
     #[error("{}: tensor `{tensor}` has the shape {found:?} where {expected:?} is expected; the adapter is not for this base model", path.display())]
     Shape {
         /// The file.
@@ -220,6 +213,15 @@ pub enum AdapterError {
 }
 
 impl Adapter {
+    /// Its low-rank layers; none if it is of another kind.
+    #[must_use]
+    pub fn modules(&self) -> &[LoraModule] {
+        match &self.method {
+            Method::Lora(modules) => modules,
+            Method::Ia3(_) | Method::Prefix(_) => &[],
+        }
+    }
+
     /// Reads the adapter at `path` for the base model of shape `config`: a PEFT directory, a GGUF file, or a directory
     /// with a single GGUF file. `config` must have passed [`crate::layout::check_config`].
     ///

@@ -1,13 +1,16 @@
-//! The adapters' deltas of a batch: what the device holds is computed there, the rest by whoever assists.
+//! What the adapters of a batch change: the low-rank deltas, of which the device computes what it holds and whoever
+//! assists the rest; inputs and outputs that are scaled (IA3); keys and values of virtual tokens (prefix tuning).
 
 use std::sync::Arc;
 
 use kernels::{
     Activations,
+    attention::QkvLayout,
     lora::{Head, LoraSegment, add_deltas},
 };
 
 use crate::{
+    adapter::Side,
     assist::{Ask, Assist},
     config::ModelConfig,
     device_copy::DeviceCopy,
@@ -25,6 +28,16 @@ struct Run {
     rows: usize,
     adapter: Arc<PreparedAdapter>,
     device: Option<Arc<DeviceCopy>>,
+}
+
+/// Rows of virtual tokens, one after the other.
+#[derive(Debug)]
+struct VirtualRows {
+    first_row: usize,
+    /// The first of them.
+    token: usize,
+    rows: usize,
+    adapter: Arc<PreparedAdapter>,
 }
 
 /// What is computed of a run at one linear layer of a group. How much of the adapter was on the device is looked up
@@ -58,6 +71,9 @@ pub struct BatchDeltas<'a> {
     rows: Vec<Run>,
     /// Runs of the rows whose logits are wanted.
     head_rows: Vec<Run>,
+    /// Whether any run has vectors that scale.
+    has_scales: bool,
+    virtual_rows: Vec<VirtualRows>,
 }
 
 impl<'a> BatchDeltas<'a> {
@@ -75,8 +91,7 @@ impl<'a> BatchDeltas<'a> {
             LogitRows::All => slice.tokens.len(),
         };
         let rows = runs(batch, |slice| slice.tokens.len());
-        let is_complete = |run: &Run| run.device.as_ref().is_some_and(|copy| copy.is_complete());
-        let is_cold = !rows.iter().all(is_complete);
+        let is_cold = !rows.iter().all(|run| run.adapter.is_on_device());
         let mut assist = assist.filter(|_| is_cold);
         if assist.as_mut().is_some_and(|assist| assist.helpers() == 0) {
             assist = None;
@@ -84,7 +99,9 @@ impl<'a> BatchDeltas<'a> {
         if let Some(assist) = &mut assist {
             assist.begin_pass();
         }
-        Self { config, assist, scratch, rows, head_rows: runs(batch, head_rows) }
+        let has_scales = rows.iter().any(|run| run.adapter.scales().is_some());
+        let (head_rows, virtual_rows) = (runs(batch, head_rows), virtual_rows(batch));
+        Self { config, assist, scratch, rows, head_rows, has_scales, virtual_rows }
     }
 
     /// Looks up what the device has of the group's layers.
@@ -108,6 +125,36 @@ impl<'a> BatchDeltas<'a> {
             }
         }
         sums.resize(offset, 0.0);
+    }
+}
+
+impl BatchDeltas<'_> {
+    /// Multiplies what the adapters scale on this side of a group; `values` are rows of `stride`.
+    fn scale(&self, layer: usize, group: LinearGroup, side: Side, values: &mut [f32], stride: usize) {
+        if !self.has_scales {
+            return;
+        }
+        let runs = if group == LinearGroup::Head { &self.head_rows } else { &self.rows };
+        let targets = group_targets(self.config, group);
+        for run in runs {
+            let Some(scales) = run.adapter.scales() else { continue };
+            let rows = &mut values[run.first_row * stride..][..run.rows * stride];
+            for &(target, column) in &targets {
+                let Some(factors) = scales.get(layer, target, side) else { continue };
+                // Inputs that are scaled are one layer's alone.
+                let column = if side == Side::Input { 0 } else { column };
+                for row in rows.chunks_exact_mut(stride) {
+                    let part = row[column..].iter_mut().zip(factors);
+                    part.for_each(|(value, factor)| *value *= factor);
+                }
+            }
+        }
+    }
+
+    /// Elements of a row of the group's outputs.
+    fn outputs(&self, group: LinearGroup) -> usize {
+        let targets = group_targets(self.config, group);
+        targets.iter().map(|&(target, _)| linear_shape(self.config, target)[0]).sum()
     }
 }
 
@@ -185,7 +232,42 @@ fn runs(
     runs
 }
 
+/// The rows of each slice that are virtual tokens of its adapter.
+fn virtual_rows(batch: &[SequenceSlice<'_, PreparedAdapter>]) -> Vec<VirtualRows> {
+    let mut found = Vec::new();
+    let mut first_row = 0;
+    for slice in batch {
+        let (token, count) = (slice.start, slice.tokens.len());
+        if let Some(adapter) = slice.adapter
+            && token < adapter.virtual_tokens()
+        {
+            let rows = count.min(adapter.virtual_tokens() - token);
+            found.push(VirtualRows { first_row, token, rows, adapter: Arc::clone(adapter) });
+        }
+        first_row += count;
+    }
+    found
+}
+
 impl Deltas for BatchDeltas<'_> {
+    fn scale_inputs(&mut self, layer: usize, group: LinearGroup, x: &mut Activations) {
+        let width = x.width();
+        self.scale(layer, group, Side::Input, x.values_mut(), width);
+    }
+
+    fn place_prefix(&mut self, layer: usize, qkv: &mut [f32], layout: QkvLayout) {
+        let stride = layout.stride();
+        for VirtualRows { first_row, token, rows, adapter } in &self.virtual_rows {
+            let Some(prefix) = adapter.prefix() else { continue };
+            let rows = qkv.chunks_exact_mut(stride).skip(*first_row).take(*rows);
+            for (row, token) in rows.zip(*token..) {
+                let from = prefix.keys_and_values(token, layer);
+                // Keys and values stand side by side at the end of a row.
+                row[stride - from.len()..].copy_from_slice(from);
+            }
+        }
+    }
+
     fn begin(&mut self, layer: usize, group: LinearGroup, x: &Activations) {
         self.plan(layer, group);
         let runs = if group == LinearGroup::Head { &self.head_rows } else { &self.rows };
@@ -204,6 +286,11 @@ impl Deltas for BatchDeltas<'_> {
         x: &Activations,
         out: &mut [f32],
     ) {
+        if self.scratch.parts.is_empty() && !self.has_scales {
+            return;
+        }
+        let stride = self.outputs(group);
+        self.scale(layer, group, Side::Output, out, stride);
         let DeltaScratch { parts, sums } = &mut *self.scratch;
         if parts.is_empty() {
             return;
@@ -218,8 +305,6 @@ impl Deltas for BatchDeltas<'_> {
         let sums = self.assist.is_some().then_some(&sums[..]);
         let segment = |part: &Part| segment(&runs[part.run], part, layer, sums);
         let segments: Vec<LoraSegment<'_>> = parts.iter().filter_map(segment).collect();
-        let widths = group_targets(self.config, group);
-        let stride = widths.iter().map(|&(target, _)| linear_shape(self.config, target)[0]).sum();
         add_deltas(&mut compute.pool, compute.isa, x, &segments, out, stride);
     }
 }

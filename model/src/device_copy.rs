@@ -43,14 +43,14 @@ impl DeviceCopy {
     ///
     /// There is no memory.
     pub fn new(adapter: &PreparedAdapter) -> io::Result<Self> {
-        let arena = Arena::new(adapter.bytes());
+        let arena = Arena::new(adapter.device_bytes());
         let mut copy = Self {
             matrices: Vec::new(),
             layers: Vec::new(),
             head: None,
             next: AtomicUsize::new(0),
             arrived_bytes: AtomicU64::new(0),
-            bytes: adapter.bytes() as u64,
+            bytes: adapter.device_bytes() as u64,
         };
         for (layer, target, matrix) in adapter.matrices() {
             let index = u32::try_from(copy.matrices.len()).ok();

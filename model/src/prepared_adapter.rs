@@ -8,8 +8,12 @@ use std::sync::{
 use kernels::lora::{LayoutError, LoraMatrix, LoraPrecision, MatrixLayout, SharedBytes};
 
 use crate::{
-    adapter::Adapter, config::ModelConfig, device_copy::DeviceCopy, generation::Generation,
-    layout::linear_shape, source::Target,
+    adapter::{Adapter, LoraModule, Method, Prefix, Scales},
+    config::ModelConfig,
+    device_copy::DeviceCopy,
+    generation::Generation,
+    layout::linear_shape,
+    source::Target,
 };
 
 /// Where a linear layer's matrices lie in the bytes of an adapter.
@@ -23,13 +27,34 @@ pub struct ModuleLayout {
     pub matrix: MatrixLayout,
 }
 
+/// What of an adapter is no matrix. It stays in ordinary memory: there is nothing in it for workers to compute, and it
+/// is always on the device.
+#[derive(Debug, Clone, Default)]
+enum Direct {
+    #[default]
+    None,
+    Scales(Arc<Scales>),
+    Prefix(Arc<Prefix>),
+}
+
+impl Direct {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Scales(scales) => scales.bytes(),
+            Self::Prefix(prefix) => prefix.bytes(),
+        }
+    }
+}
+
 /// An adapter's numbers as the kernels read them, and where each matrix lies.
 #[derive(Debug)]
 pub struct EncodedAdapter {
-    /// By layer, then target.
+    /// By layer, then target; none in an adapter without matrices (IA3, prefix tuning).
     pub modules: Vec<ModuleLayout>,
     /// All matrices.
     pub bytes: Vec<u8>,
+    direct: Direct,
     generation: Generation,
 }
 
@@ -38,15 +63,20 @@ impl EncodedAdapter {
     #[must_use]
     pub fn new(adapter: &Adapter, config: &ModelConfig, precision: LoraPrecision) -> Self {
         let mut bytes = Vec::new();
-        let encode = |module: &crate::adapter::LoraModule| {
+        let encode = |module: &LoraModule| {
             let [rows, columns] = linear_shape(config, module.target);
             let (rank, scale) = (module.rank, module.scale);
             let matrix =
                 MatrixLayout::append(&mut bytes, rank, columns, rows, scale, &module.a, &module.b, precision);
             ModuleLayout { layer: module.layer, target: module.target, matrix }
         };
-        let modules = adapter.modules.iter().map(encode).collect();
-        Self { modules, bytes, generation: adapter.generation }
+        let modules = adapter.modules().iter().map(encode).collect();
+        let direct = match &adapter.method {
+            Method::Lora(_) => Direct::None,
+            Method::Ia3(scales) => Direct::Scales(Arc::clone(scales)),
+            Method::Prefix(prefix) => Direct::Prefix(Arc::clone(prefix)),
+        };
+        Self { modules, bytes, direct, generation: adapter.generation }
     }
 }
 
@@ -61,8 +91,9 @@ pub struct PreparedAdapter {
     image: ImageNumber,
     layers: Vec<[Option<LoraMatrix>; 7]>,
     head: Option<LoraMatrix>,
+    direct: Direct,
     rank: usize,
-    bytes: usize,
+    matrix_bytes: usize,
     /// What of it is on the device, or on its way there.
     device: Mutex<Option<Arc<DeviceCopy>>>,
     tally: Tally,
@@ -100,15 +131,16 @@ impl PreparedAdapter {
             image,
             layers: (0..config.layers).map(|_| [const { None }; 7]).collect(),
             head: None,
+            direct: encoded.direct.clone(),
             rank: 0,
-            bytes: 0,
+            matrix_bytes: 0,
             device: Mutex::new(None),
             tally: Tally::default(),
         };
         for module in &encoded.modules {
             let matrix = LoraMatrix::over(bytes, module.matrix)?;
             prepared.rank = prepared.rank.max(matrix.rank());
-            prepared.bytes += matrix.bytes();
+            prepared.matrix_bytes += matrix.bytes();
             match module.target {
                 Target::LmHead => prepared.head = Some(matrix),
                 target => prepared.layers[module.layer][target as usize] = Some(matrix),
@@ -135,10 +167,41 @@ impl PreparedAdapter {
         self.rank
     }
 
-    /// Bytes of its matrices.
+    /// Bytes of all its numbers.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.bytes
+        self.matrix_bytes + self.direct.bytes()
+    }
+
+    /// Bytes that travel to the device: those of its matrices.
+    #[must_use]
+    pub fn device_bytes(&self) -> usize {
+        self.matrix_bytes
+    }
+
+    /// True if all of it is where a pass computes.
+    #[must_use]
+    pub fn is_on_device(&self) -> bool {
+        self.matrix_bytes == 0 || self.device().is_some_and(|copy| copy.is_complete())
+    }
+
+    /// Tokens that stand before a prompt without being part of it: whoever runs a sequence puts as many before its
+    /// tokens, any of the vocabulary, and the pass gives them the adapter's keys and values.
+    #[must_use]
+    pub fn virtual_tokens(&self) -> usize {
+        self.prefix().map_or(0, |prefix| prefix.tokens)
+    }
+
+    /// The vectors that scale, if it is of this kind.
+    #[must_use]
+    pub fn scales(&self) -> Option<&Scales> {
+        if let Direct::Scales(scales) = &self.direct { Some(scales) } else { None }
+    }
+
+    /// The keys and values of its virtual tokens, if it is of this kind.
+    #[must_use]
+    pub fn prefix(&self) -> Option<&Prefix> {
+        if let Direct::Prefix(prefix) = &self.direct { Some(prefix) } else { None }
     }
 
     /// Who computed how much of it.

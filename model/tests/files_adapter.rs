@@ -93,7 +93,7 @@ fn refused(changes: &Value, parts: &[&str]) {
 }
 
 fn shape_of(adapter: &Adapter) -> Vec<(usize, Target, usize, f32)> {
-    adapter.modules.iter().map(|m| (m.layer, m.target, m.rank, m.scale)).collect()
+    adapter.modules().iter().map(|m| (m.layer, m.target, m.rank, m.scale)).collect()
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn an_adapter_reads_as_its_matrices_in_the_order_of_the_layers() {
                 LoraModule { layer, target, rank: 4, scale: 2.0, a, b }
             })
             .collect();
-        assert_eq!(adapter.modules, expected);
+        assert_eq!(adapter.modules(), expected);
         assert_eq!(adapter.base_model.as_deref(), Some("org/tiny"));
         assert!(!adapter.stored_in_16_bits);
     }
@@ -131,11 +131,11 @@ fn every_target_is_adapted_at_its_own_shape() {
     let mut list: Vec<_> = (0..2).flat_map(|layer| BLOCK_TARGETS.map(|target| (layer, target, 3))).collect();
     let config = |targets: Value| config_with(&json!({"r": 3, "target_modules": targets}));
     let all = read(&config(json!("all-linear")), &pairs(&list)).unwrap();
-    assert_eq!(all.modules.len(), 14);
+    assert_eq!(all.modules().len(), 14);
     list.push((0, Target::LmHead, 3));
     let names = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head"];
     let with_head = read(&config(json!(names)), &pairs(&list)).unwrap();
-    let head = with_head.modules.iter().find(|module| module.target == Target::LmHead).unwrap();
+    let head = with_head.modules().iter().find(|module| module.target == Target::LmHead).unwrap();
     assert_eq!((head.layer, head.a.len(), head.b.len()), (0, 3 * 32, 10 * 3));
     assert_says(read(&config(json!("all-linear")), &pairs(&list)), &["`lm_head`", "target_modules"]);
 }
@@ -158,7 +158,7 @@ fn sixteen_bit_matrices_are_exact_and_known_as_such() {
     let exact = stored(single, single);
     for (first, second, in_16_bits) in [(half, half, true), (brain, half, true), (half, single, false)] {
         let adapter = stored(first, second);
-        assert_eq!(adapter.modules, exact.modules);
+        assert_eq!(adapter.method, exact.method);
         assert_eq!(adapter.stored_in_16_bits, in_16_bits);
         assert_ne!(adapter.generation, exact.generation, "the stored type is part of the content");
     }
@@ -181,7 +181,7 @@ fn ranks_and_alphas_follow_their_patterns() {
     let mut rooted = config_with(&changes);
     rooted["use_rslora"] = json!(true);
     let scales: Vec<f32> =
-        read(&rooted, &entries).unwrap().modules.iter().map(|module| module.scale).collect();
+        read(&rooted, &entries).unwrap().modules().iter().map(|module| module.scale).collect();
     assert_eq!(scales, [(6.0 / 2f64.sqrt()) as f32, 1.75, 8.0, 1.75]);
 
     assert_says(read(&config(), &entries), &["layers.0.self_attn.q_proj.lora_A", "[4, 32]", "[2, 32]"]);
@@ -196,7 +196,7 @@ fn layers_are_selected_by_index_and_pattern() {
     let with = |changes: Value| read(&config_with(&changes), &first);
     for layers in [json!(0), json!([0]), json!([0, 7])] {
         let adapter = with(json!({"layers_to_transform": layers})).unwrap();
-        assert_eq!(adapter.modules.len(), 2);
+        assert_eq!(adapter.modules().len(), 2);
     }
     assert!(with(json!({"layers_to_transform": [0], "layers_pattern": "layers"})).is_ok());
     assert!(with(json!({"layers_to_transform": [0], "layers_pattern": ["h", "layers"]})).is_ok());
@@ -237,7 +237,10 @@ fn options_that_are_not_supported_are_refused_by_name() {
         ("megatron_config", json!({"hidden_size": 1})),
         ("arrow_config", json!({"top_k": 3})),
         ("ensure_weight_tying", json!(true)),
-        ("peft_type", json!("IA3")),
+        ("peft_type", json!("ADALORA")),
+        ("peft_type", json!("P_TUNING")),
+        ("peft_type", json!("PROMPT_TUNING")),
+        ("peft_type", json!("CARTRIDGE")),
         ("task_type", json!("SEQ_CLS")),
         ("init_lora_weights", json!("pissa")),
         ("init_lora_weights", json!("loftq")),
@@ -495,7 +498,7 @@ fn read_gguf(writer: &GgufWriter) -> Result<Adapter, AdapterError> {
 #[test]
 fn a_gguf_adapter_is_the_same_adapter_and_the_same_generation() {
     let (from_gguf, from_peft) = (read_gguf(&gguf()).unwrap(), read(&config(), &entries()).unwrap());
-    assert_eq!(from_gguf.modules, from_peft.modules);
+    assert_eq!(from_gguf.method, from_peft.method);
     assert_eq!(from_gguf.generation, from_peft.generation);
     let mistral = ModelConfig { architecture: "mistral".to_owned(), ..tiny() };
     let directory = tempfile::tempdir().unwrap();
@@ -508,7 +511,7 @@ fn a_gguf_adapter_is_the_same_adapter_and_the_same_generation() {
 #[test]
 fn a_gguf_adapter_without_alpha_is_taken_as_trained() {
     let adapter = read_gguf(&gguf().without("adapter.lora.alpha")).unwrap();
-    assert!(adapter.modules.iter().all(|module| module.scale == 1.0));
+    assert!(adapter.modules().iter().all(|module| module.scale == 1.0));
 }
 
 #[test]

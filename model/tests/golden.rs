@@ -77,9 +77,10 @@ fn generate(
     prompt: &[u32],
     count: usize,
 ) -> (Vec<f32>, Vec<u32>) {
-    let blocks: Vec<BlockId> = (0..(prompt.len() + count).div_ceil(16) as u32).map(BlockId).collect();
+    let mut input = vec![0; adapter.map_or(0, |adapter| adapter.virtual_tokens())];
+    input.extend(prompt);
+    let blocks: Vec<BlockId> = (0..(input.len() + count).div_ceil(16) as u32).map(BlockId).collect();
     let (mut logits, mut first, mut tokens) = (Vec::new(), Vec::new(), Vec::new());
-    let mut input = prompt.to_vec();
     let mut start = 0;
     for _ in 0..count {
         let slice =

@@ -15,8 +15,8 @@ use model::{
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
 };
 
-/// Models whose weights are of 32 bits, of 16 bits, and with norms of heads.
-const MODELS: [&str; 4] = ["llama-tied", "llama-bf16", "qwen2-f16", "qwen3-qknorm"];
+/// Models whose weights are of 32 bits, of 16 bits, with biases, and with norms of heads.
+const MODELS: [&str; 5] = ["llama-tied", "llama-bf16", "qwen2-f16", "qwen2-bias", "qwen3-qknorm"];
 
 fn golden(part: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(part)
@@ -44,6 +44,15 @@ fn adapters(name: &str) -> Vec<Option<Arc<PreparedAdapter>>> {
         }
     }
     adapters
+}
+
+/// The last of `adapters` of each method: LoRA, IA3, prefix tuning, none.
+fn one_of_each(adapters: &[Option<Arc<PreparedAdapter>>]) -> Vec<Option<&Arc<PreparedAdapter>>> {
+    let method = |adapter: &Option<Arc<PreparedAdapter>>| {
+        adapter.as_ref().map(|adapter| (adapter.scales().is_some(), adapter.prefix().is_some()))
+    };
+    let is_last = |at: usize| adapters[at + 1..].iter().all(|later| method(later) != method(&adapters[at]));
+    (0..adapters.len()).filter(|&at| is_last(at)).map(|at| adapters[at].as_ref()).collect()
 }
 
 fn prompt(salt: u32, length: usize) -> Vec<u32> {
@@ -117,19 +126,45 @@ fn a_request_among_fifteen_others_on_other_adapters_has_the_bits_it_has_alone() 
 }
 
 #[test]
+fn a_decode_step_of_every_method_together_has_the_bits_each_has_alone() {
+    for name in ["llama-tied", "qwen2-bias"] {
+        let adapters = adapters(name);
+        let each = one_of_each(&adapters);
+        assert_eq!(
+            each.len(),
+            if name == "llama-tied" { 4 } else { 3 },
+            "base, LoRA where there is one, IA3, prefix"
+        );
+        let requests: Vec<_> =
+            (0..).zip(&each).map(|(index, adapter)| Request::new(index, 40, *adapter)).collect();
+        for threads in [1, 2] {
+            let mut model = resident(name, threads);
+            let expected: Vec<_> = requests.iter().map(|request| alone(&mut model, request)).collect();
+            let steps: Vec<_> =
+                requests.iter().map(|request| request.slice(39..40, LogitRows::Last)).collect();
+            let mut logits = Vec::new();
+            model.forward(&steps, &mut logits);
+            let rows: Vec<_> = logits.chunks(model.vocab_size()).map(bits).collect();
+            assert_eq!(rows, expected, "{name}, {threads} threads");
+        }
+    }
+}
+
+#[test]
 fn a_prompt_in_chunks_has_the_bits_it_has_in_one_piece() {
     for name in MODELS {
-        let adapters = adapters(name);
-        let request = Request::new(0, 80, adapters.last().unwrap().as_ref());
         let mut model = resident(name, 2);
-        let expected = alone(&mut model, &request);
-        for chunk in [1, 3, 16, 31, 79] {
-            let mut logits = Vec::new();
-            for start in (0..80).step_by(chunk) {
-                let end = (start + chunk).min(80);
-                model.forward(&[request.slice(start..end, LogitRows::Last)], &mut logits);
+        for adapter in one_of_each(&adapters(name)) {
+            let request = Request::new(0, 80, adapter);
+            let expected = alone(&mut model, &request);
+            for chunk in [1, 3, 16, 31, 79] {
+                let mut logits = Vec::new();
+                for start in (0..80).step_by(chunk) {
+                    let end = (start + chunk).min(80);
+                    model.forward(&[request.slice(start..end, LogitRows::Last)], &mut logits);
+                }
+                assert_eq!(bits(&logits), expected, "{name}, chunks of {chunk}");
             }
-            assert_eq!(bits(&logits), expected, "{name}, chunks of {chunk}");
         }
     }
 }
@@ -137,18 +172,19 @@ fn a_prompt_in_chunks_has_the_bits_it_has_in_one_piece() {
 #[test]
 fn a_prefix_from_another_requests_blocks_has_the_bits_of_one_computed_anew() {
     for name in MODELS {
-        let adapters = adapters(name);
-        let first = Request::new(0, 64, adapters[0].as_ref());
         let mut model = resident(name, 1);
-        let expected = alone(&mut model, &first);
-        // The second request takes over three full blocks and computes the rest in its own.
-        let mut second = Request::new(0, 64, adapters[0].as_ref());
-        for (index, block) in second.blocks.iter_mut().enumerate().skip(3) {
-            *block = BlockId(100 + index as u32);
+        for adapter in one_of_each(&adapters(name)) {
+            let first = Request::new(0, 64, adapter);
+            let expected = alone(&mut model, &first);
+            // The second request takes over three full blocks and computes the rest in its own.
+            let mut second = Request::new(0, 64, adapter);
+            for (index, block) in second.blocks.iter_mut().enumerate().skip(3) {
+                *block = BlockId(100 + index as u32);
+            }
+            let mut logits = Vec::new();
+            model.forward(&[second.slice(48..64, LogitRows::Last)], &mut logits);
+            assert_eq!(bits(&logits), expected, "{name}");
         }
-        let mut logits = Vec::new();
-        model.forward(&[second.slice(48..64, LogitRows::Last)], &mut logits);
-        assert_eq!(bits(&logits), expected, "{name}");
     }
 }
 

@@ -14,7 +14,7 @@ use kernels::{
     lora::{LoraPrecision, sum_ranks},
 };
 use model::{
-    adapter::{Adapter, LoraModule},
+    adapter::{Adapter, LoraModule, Method},
     assist::{Ask, Assist},
     config::ModelConfig,
     device_copy::DeviceCopy,
@@ -70,7 +70,8 @@ fn adapter_of_everything(
     };
     let modules = layers.into_iter().zip(ranks.iter().cycle()).map(module).collect();
     let generation = Generation([7; 32]);
-    let adapter = Adapter { generation, modules, base_model: None, stored_in_16_bits: false };
+    let adapter =
+        Adapter { generation, method: Method::Lora(modules), base_model: None, stored_in_16_bits: false };
     Arc::new(PreparedAdapter::new(&adapter, config, precision).unwrap())
 }
 
@@ -367,8 +368,11 @@ struct Case {
 /// Logits of the first step, and greedy tokens.
 fn generate(model: &mut ResidentModel, adapter: &Arc<PreparedAdapter>, case: &Case) -> (Vec<f32>, Vec<u32>) {
     let count = case.greedy.len();
-    let blocks: Vec<BlockId> = (0..(case.prompt.len() + count).div_ceil(16) as u32).map(BlockId).collect();
-    let (mut tokens, mut first, mut logits) = (case.prompt.clone(), Vec::new(), Vec::new());
+    let mut tokens = vec![0; adapter.virtual_tokens()];
+    tokens.extend(&case.prompt);
+    let begin = tokens.len();
+    let blocks: Vec<BlockId> = (0..(begin + count).div_ceil(16) as u32).map(BlockId).collect();
+    let (mut first, mut logits) = (Vec::new(), Vec::new());
     let mut start = 0;
     for _ in 0..count {
         let adapter = Some(adapter);
@@ -386,7 +390,7 @@ fn generate(model: &mut ResidentModel, adapter: &Arc<PreparedAdapter>, case: &Ca
             first.clone_from(&logits);
         }
     }
-    (first, tokens.split_off(case.prompt.len()))
+    (first, tokens.split_off(begin))
 }
 
 #[test]

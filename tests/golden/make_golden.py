@@ -16,7 +16,7 @@ import shutil
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import IA3Config, LoraConfig, PeftModel, PrefixTuningConfig, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -37,6 +37,9 @@ def greedy(model, prompt):
     """First-step logits, the greedy tokens that follow `prompt`, and the top-1 minus top-2 logit of each step."""
     first, tokens, margins = None, [], []
     out = model(torch.tensor([prompt]), use_cache=True)
+    if has_prefix(model):
+        # PEFT would put the prefix before every call: only the base model goes on from a cache.
+        model = model.get_base_model()
     for _ in range(GREEDY_TOKENS):
         logits = out.logits[0, -1]
         first = logits if first is None else first
@@ -45,6 +48,11 @@ def greedy(model, prompt):
         margins.append(float(top.values[0] - top.values[1]))
         out = model(torch.tensor([tokens[-1:]]), past_key_values=out.past_key_values, use_cache=True)
     return first, tokens, margins
+
+
+def has_prefix(model):
+    """True for a model with prefix tuning."""
+    return isinstance(model, PeftModel) and model.active_peft_config.is_prompt_learning
 
 
 def short(values):
@@ -200,6 +208,31 @@ def lora(rank, targets, **options):
     return LoraConfig(r=rank, target_modules=targets, **{"lora_alpha": 2 * rank, "task_type": "CAUSAL_LM", **options})
 
 
+def ia3(targets, feedforward, **options):
+    """An IA3 configuration."""
+    return IA3Config(target_modules=targets, feedforward_modules=feedforward, task_type="CAUSAL_LM", **options)
+
+
+def prefix(tokens, **options):
+    """A configuration for prefix tuning."""
+    return PrefixTuningConfig(num_virtual_tokens=tokens, task_type="CAUSAL_LM", **options)
+
+
+def direct_adapters():
+    """Adapters without matrices, of every kind: on `llama-tied` and `qwen2-bias`, some on others."""
+    f32, f16 = torch.float32, torch.float16
+    return {
+        "ia3": (ia3(["k_proj", "v_proj", "down_proj"], ["down_proj"]), f32),
+        "ia3-everything": (ia3([*ALL_LINEAR, "lm_head"], ["o_proj", "down_proj"]), f16),
+        "ia3-patterns": (
+            ia3(r".*\.(q_proj|o_proj|up_proj|down_proj)", r".*1\.(self_attn\.o|mlp\.down)_proj"),
+            f32,
+        ),
+        "prefix": (prefix(5), f32),
+        "prefix-projected": (prefix(20, prefix_projection=True, encoder_hidden_size=24), f16),
+    }
+
+
 def standard_adapters():
     """Name -> (configuration, dtype it is stored in): on `llama-tied` and `qwen3-qknorm`."""
     f32, f16, bf16 = torch.float32, torch.float16, torch.bfloat16
@@ -225,10 +258,16 @@ def adapters_of(model):
         "rank_pattern": {r"model\.layers\.[02]\.self_attn\.q_proj": 6},
         "alpha_pattern": {r".*\.(k|v)_proj": 24},
     }
+    direct = direct_adapters()
     if model == "llama-tied":
-        return {**standard_adapters(), "patterns-regex": (lora(4, ATTENTION, **regular), torch.float32)}
+        own = {"patterns-regex": (lora(4, ATTENTION, **regular), torch.float32)}
+        return {**standard_adapters(), **own, **direct}
     if model == "qwen3-qknorm":
-        return standard_adapters()
+        return {**standard_adapters(), "prefix": direct["prefix"]}
+    if model == "qwen2-bias":
+        return direct
+    if model == "mistral-window":
+        return {"prefix": direct["prefix"]}
     if model == "llama-rope3":
         return {"lm-head": (lora(8, ["q_proj", "v_proj", "lm_head"]), torch.float32)}
     return {}
@@ -238,12 +277,19 @@ REFUSED = {
     "dora": ("llama-tied", "use_dora", lora(2, ["q_proj"], use_dora=True)),
     "modules-to-save": ("llama-tied", "modules_to_save", lora(2, ["q_proj"], modules_to_save=["norm"])),
     "bias-all": ("llama-tied", "bias", lora(2, ["q_proj"], bias="all")),
+    "prompt-tuning": (
+        "llama-tied",
+        "PROMPT_TUNING",
+        PromptTuningConfig(num_virtual_tokens=2, task_type="CAUSAL_LM"),
+    ),
+    "ia3-shared-input": ("llama-tied", "feedforward_modules", ia3(["gate_proj"], ["gate_proj"])),
     "head-copy": ("llama-rope3", "lm_head.base_layer.weight", lora(2, ["lm_head"])),
 }
 
 
 def write_adapter(folder, base, config, dtype, seed, head_copy=False, effect=0.4):
-    """A PEFT folder with random A and B, such that a module's delta is about `effect` times its output.
+    """A PEFT folder with random numbers, such that a module's delta is about `effect` times its output; the keys and
+    values of a prefix are about as large as those of tokens.
 
     PEFT adds a copy of the base model's head to an adapter of the head unless it is told not to (`head_copy`).
     """
@@ -257,13 +303,17 @@ def write_adapter(folder, base, config, dtype, seed, head_copy=False, effect=0.4
         elif ".lora_B." in name:
             module = name.split(".lora_B.")[0]
             std = effect / (scales[module] * parameter.shape[1] ** 0.5)
+        elif ".ia3_l." in name:
+            parameter.data = 1 + effect * torch.randn(parameter.shape, generator=generator)
+            continue
+        elif name.startswith("prompt_encoder."):
+            std = 2 * parameter.shape[-1] ** -0.5 if ".transform." in name else 1.0
         else:
             continue
         parameter.data = torch.randn(parameter.shape, generator=generator) * std
     peft.peft_config["default"].base_model_name_or_path = "holobiont/" + base.config.name_or_path.split("/")[-1]
     peft.save_pretrained(folder, save_embedding_layers=head_copy)
     (folder / "README.md").unlink(missing_ok=True)
-    peft.unload()
     file = folder / "adapter_model.safetensors"
     save_file({n: t.to(dtype).contiguous() for n, t in load_file(file).items()}, file, metadata={"format": "pt"})
     sort_sets(folder / "adapter_config.json")

@@ -7,7 +7,7 @@ use kernels::TensorType;
 use super::{
     Adapter, AdapterError,
     limits::{MAX_RANK, MAX_WEIGHT_BYTES},
-    matrix::{StoredMatrix, StoredModule, assemble},
+    matrix::{StoredMatrix, StoredMethod, StoredModule, assemble},
 };
 use crate::{
     config::ModelConfig,
@@ -37,7 +37,7 @@ pub(super) fn read(path: &Path, model: &ModelConfig) -> Result<Adapter, AdapterE
         return Err(AdapterError::UnknownTensor { path: path.to_path_buf(), tensor });
     }
     let base_model = file.str("general.base_model.0.name")?.map(str::to_owned);
-    assemble(path, modules, base_model)
+    assemble(path, StoredMethod::Lora(modules), base_model)
 }
 
 /// Checks that the file is a LoRA for a model like this one, and returns its alpha.

@@ -1,12 +1,15 @@
-//! From stored matrices to an adapter: finite numbers, one hash, one order.
+//! From stored numbers to an adapter: finite numbers, one hash, one order.
 
-use std::{borrow::Cow, path::Path};
+use std::{borrow::Cow, path::Path, sync::Arc};
 
 use half::{bf16, f16};
 use kernels::TensorType;
 
-use super::{Adapter, AdapterError, LoraModule};
-use crate::{generation::GenerationHasher, source::Target};
+use super::{Adapter, AdapterError, LoraModule, Method, Prefix, ScaleVector, Scales, Side};
+use crate::{
+    generation::{Generation, GenerationHasher},
+    source::Target,
+};
 
 /// A matrix as a file stores it, its shape checked.
 pub(super) struct StoredMatrix<'a> {
@@ -30,27 +33,89 @@ pub(super) struct StoredModule<'a> {
     pub(super) b: StoredMatrix<'a>,
 }
 
-/// Decodes, checks and hashes the modules of the adapter in `path`.
+/// A scaled linear layer as a file stores it.
+pub(super) struct StoredVector<'a> {
+    pub(super) layer: usize,
+    pub(super) target: Target,
+    pub(super) side: Side,
+    pub(super) values: StoredMatrix<'a>,
+}
+
+/// Keys and values of virtual tokens as a file stores them.
+pub(super) struct StoredPrefix<'a> {
+    pub(super) tokens: usize,
+    pub(super) layers: usize,
+    /// Elements of all key heads of a token.
+    pub(super) width: usize,
+    /// `[tokens, layers * 2 * width]`.
+    pub(super) values: StoredMatrix<'a>,
+}
+
+/// What an adapter does as its files store it.
+pub(super) enum StoredMethod<'a> {
+    Lora(Vec<StoredModule<'a>>),
+    Ia3(Vec<StoredVector<'a>>),
+    Prefix(StoredPrefix<'a>),
+}
+
+/// Decodes, checks and hashes the adapter in `path`.
 pub(super) fn assemble(
     path: &Path,
-    mut stored: Vec<StoredModule<'_>>,
+    stored: StoredMethod<'_>,
     base_model: Option<String>,
 ) -> Result<Adapter, AdapterError> {
+    let (method, generation, stored_in_16_bits) = match stored {
+        StoredMethod::Lora(modules) => assemble_lora(path, modules)?,
+        StoredMethod::Ia3(vectors) => assemble_ia3(path, vectors)?,
+        StoredMethod::Prefix(prefix) => assemble_prefix(path, &prefix)?,
+    };
+    Ok(Adapter { generation, method, base_model, stored_in_16_bits })
+}
+
+/// What it does, its hash, and whether 16 bits hold all of its numbers.
+type Assembled = (Method, Generation, bool);
+
+fn assemble_lora(path: &Path, mut stored: Vec<StoredModule<'_>>) -> Result<Assembled, AdapterError> {
     if stored.is_empty() {
         return Err(AdapterError::Empty { path: path.to_path_buf() });
     }
     stored.sort_by_key(|module| (module.layer, module.target));
-    let mut hasher = GenerationHasher::new(stored.len());
+    let mut hasher = GenerationHasher::lora(stored.len());
     let mut modules = Vec::with_capacity(stored.len());
-    let mut stored_in_16_bits = true;
+    let mut in_16_bits = true;
     for StoredModule { layer, target, rank, scale, a, b } in stored {
         hasher.module(layer, target, rank, scale);
         hasher.matrix(a.kind, &a.bytes);
         hasher.matrix(b.kind, &b.bytes);
-        stored_in_16_bits &= a.kind != TensorType::F32 && b.kind != TensorType::F32;
+        in_16_bits &= a.kind != TensorType::F32 && b.kind != TensorType::F32;
         modules.push(LoraModule { layer, target, rank, scale, a: decode(path, &a)?, b: decode(path, &b)? });
     }
-    Ok(Adapter { generation: hasher.finish(), modules, base_model, stored_in_16_bits })
+    Ok((Method::Lora(modules), hasher.finish(), in_16_bits))
+}
+
+fn assemble_ia3(path: &Path, mut stored: Vec<StoredVector<'_>>) -> Result<Assembled, AdapterError> {
+    if stored.is_empty() {
+        return Err(AdapterError::Empty { path: path.to_path_buf() });
+    }
+    stored.sort_by_key(|vector| (vector.layer, vector.target));
+    let mut hasher = GenerationHasher::ia3(stored.len());
+    let mut vectors = Vec::with_capacity(stored.len());
+    let mut in_16_bits = true;
+    for StoredVector { layer, target, side, values } in stored {
+        hasher.vector(layer, target, side);
+        hasher.matrix(values.kind, &values.bytes);
+        in_16_bits &= values.kind != TensorType::F32;
+        vectors.push(ScaleVector { layer, target, side, values: decode(path, &values)? });
+    }
+    Ok((Method::Ia3(Arc::new(Scales::new(vectors))), hasher.finish(), in_16_bits))
+}
+
+fn assemble_prefix(path: &Path, stored: &StoredPrefix<'_>) -> Result<Assembled, AdapterError> {
+    let &StoredPrefix { tokens, layers, width, ref values } = stored;
+    let mut hasher = GenerationHasher::prefix(tokens);
+    hasher.matrix(values.kind, &values.bytes);
+    let prefix = Prefix { tokens, layers, width, values: decode(path, values)? };
+    Ok((Method::Prefix(Arc::new(prefix)), hasher.finish(), values.kind != TensorType::F32))
 }
 
 /// The numbers of a matrix, all of them finite.

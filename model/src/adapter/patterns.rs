@@ -122,6 +122,14 @@ impl Names {
             Self::AllLinear => Ok(name != "lm_head"),
         }
     }
+
+    /// As [`select`](Self::select), but an entry of a list may also be the end of a part, as `feedforward_modules` has it.
+    pub(super) fn select_by_ending(&self, name: &str) -> Result<bool, String> {
+        match self {
+            Self::List(list) => Ok(list.iter().any(|entry| name.ends_with(entry))),
+            Self::Pattern(_) | Self::AllLinear => self.select(name),
+        }
+    }
 }
 
 /// True if `tail` is `name` or its last dotted parts.

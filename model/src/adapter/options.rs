@@ -1,4 +1,4 @@
-//! `adapter_config.json` of PEFT: which linear layers a LoRA adapts, with which rank and scale.
+//! The options of an `adapter_config.json`, taken out one by one.
 //!
 //! Options that change what an adapter computes and that are not implemented are refused by name. The rule for
 //! options nobody here has heard of is the same: they must be off (null, false or empty).
@@ -9,125 +9,22 @@ use serde_json::{Map, Value};
 
 use super::{
     AdapterError,
-    limits::{MAX_EXPRESSION_BYTES, MAX_PATTERNS, MAX_RANK},
+    limits::{MAX_EXPRESSION_BYTES, MAX_PATTERNS},
     patterns::{ByPattern, Layers, Names, Pattern, is_plain},
 };
 use crate::small_json;
 
-/// Options that say how an adapter was made, not what it computes.
-const HISTORY: [&str; 10] = [
-    "auto_mapping",
-    "eva_config",
-    "inference_mode",
-    "loftq_config",
-    "lora_dropout",
-    "megatron_core",
-    "peft_version",
-    "qalora_group_size",
-    "revision",
-    "runtime_config",
-];
+/// Options of every method that say how an adapter was made, not what it computes.
+const HISTORY: [&str; 5] = ["auto_mapping", "inference_mode", "peft_version", "revision", "runtime_config"];
 
 /// Entries of `layers_pattern`: what the list of layers is called, of which a model has one.
 const MAX_LAYERS_PATTERNS: usize = 8;
 
-/// Initializations that leave the base model's weights alone. The others subtract what they put into the adapter.
-const INITIALIZATIONS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
-
-/// How the scale follows from alpha and rank.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Scaling {
-    /// `alpha / rank`.
-    ByRank,
-    /// `alpha / sqrt(rank)` (rsLoRA).
-    ByRoot,
-}
-
-/// What an `adapter_config.json` says.
-#[derive(Debug)]
-pub(super) struct PeftConfig {
-    /// `base_model_name_or_path`.
-    pub(super) base_model: Option<String>,
-    rank: usize,
-    ranks: ByPattern<usize>,
-    alpha: f64,
-    alphas: ByPattern<f64>,
-    scaling: Scaling,
-    targets: Names,
-    excluded: Option<Names>,
-    layers: Option<Layers>,
-}
-
-impl PeftConfig {
-    /// Reads and checks the configuration in `json`; `path` is for messages.
-    pub(super) fn parse(path: &Path, json: &[u8]) -> Result<Self, AdapterError> {
-        let options: Map<String, Value> = small_json::parse(json)
-            .map_err(|source| AdapterError::Json { path: path.to_path_buf(), source })?;
-        let mut options = Options { path, options, expression_bytes: 0 };
-        options.check_kind()?;
-        let scaling = if options.flag("use_rslora")? { Scaling::ByRoot } else { Scaling::ByRank };
-        let targets = options.targets()?;
-        let config = Self {
-            base_model: options.text("base_model_name_or_path")?,
-            rank: options.count("r")?.unwrap_or(8),
-            ranks: options.by_pattern("rank_pattern", as_count)?,
-            alpha: options.number("lora_alpha")?.unwrap_or(8.0),
-            alphas: options.by_pattern("alpha_pattern", Value::as_f64)?,
-            scaling,
-            layers: options.layers(&targets)?,
-            targets,
-            excluded: options.names("exclude_modules")?,
-        };
-        options.refuse_the_rest()?;
-        Ok(config)
-    }
-
-    /// True if the linear layer called `module` is adapted.
-    pub(super) fn selects(&self, path: &Path, module: &str) -> Result<bool, AdapterError> {
-        let problem = |option| move |problem| option_error(path, option, problem);
-        if let Some(excluded) = &self.excluded
-            && excluded.select(module).map_err(problem("exclude_modules"))?
-        {
-            return Ok(false);
-        }
-        if !self.targets.select(module).map_err(problem("target_modules"))? {
-            return Ok(false);
-        }
-        match &self.layers {
-            None => Ok(true),
-            Some(layers) => layers.select(module).map_err(problem("layers_pattern")),
-        }
-    }
-
-    /// Rank and scale of the linear layer called `module`.
-    pub(super) fn rank_and_scale(&self, path: &Path, module: &str) -> Result<(usize, f32), AdapterError> {
-        let problem = |option| move |problem| option_error(path, option, problem);
-        let rank = self.ranks.get(module, self.rank).map_err(problem("rank_pattern"))?;
-        if rank == 0 || rank > MAX_RANK {
-            return Err(AdapterError::Rank { path: path.to_path_buf(), module: module.to_owned(), rank });
-        }
-        let alpha = self.alphas.get(module, self.alpha).map_err(problem("alpha_pattern"))?;
-        #[expect(clippy::cast_precision_loss, reason = "ranks are small")]
-        let rank_number = rank as f64;
-        let scale = match self.scaling {
-            Scaling::ByRank => alpha / rank_number,
-            Scaling::ByRoot => alpha / rank_number.sqrt(),
-        };
-        #[expect(clippy::cast_possible_truncation, reason = "PEFT rounds the scale to single precision too")]
-        let scale = scale as f32;
-        if scale.is_finite() {
-            Ok((rank, scale))
-        } else {
-            Err(option_error(path, "lora_alpha", format!("of {alpha} is too large")))
-        }
-    }
-}
-
-fn option_error(path: &Path, option: &str, problem: impl Into<String>) -> AdapterError {
+pub(super) fn option_error(path: &Path, option: &str, problem: impl Into<String>) -> AdapterError {
     AdapterError::Option { path: path.to_path_buf(), option: option.to_owned(), problem: problem.into() }
 }
 
-fn as_count(value: &Value) -> Option<usize> {
+pub(super) fn as_count(value: &Value) -> Option<usize> {
     value.as_u64()?.try_into().ok()
 }
 
@@ -144,24 +41,42 @@ fn is_off(value: &Value) -> bool {
 }
 
 /// The options not looked at yet.
-struct Options<'a> {
+#[derive(Debug)]
+pub(super) struct Options<'a> {
     path: &'a Path,
     options: Map<String, Value>,
     /// Of the patterns compiled so far.
     expression_bytes: usize,
 }
 
-impl Options<'_> {
+impl<'a> Options<'a> {
+    /// The options in `json`, the contents of the file at `path`.
+    pub(super) fn parse(path: &'a Path, json: &[u8]) -> Result<Self, AdapterError> {
+        let options: Map<String, Value> = small_json::parse(json)
+            .map_err(|source| AdapterError::Json { path: path.to_path_buf(), source })?;
+        Ok(Self { path, options, expression_bytes: 0 })
+    }
+
+    /// The file, for messages.
+    pub(super) fn path(&self) -> &'a Path {
+        self.path
+    }
+
     /// Removes an option; null is the same as absent.
-    fn take(&mut self, option: &str) -> Option<Value> {
+    pub(super) fn take(&mut self, option: &str) -> Option<Value> {
         self.options.shift_remove(option).filter(|value| !value.is_null())
     }
 
-    fn problem(&self, option: &str, problem: impl Into<String>) -> AdapterError {
+    /// True for an option that is given, whatever its value.
+    pub(super) fn has(&self, option: &str) -> bool {
+        self.options.get(option).is_some_and(|value| !value.is_null())
+    }
+
+    pub(super) fn problem(&self, option: &str, problem: impl Into<String>) -> AdapterError {
         option_error(self.path, option, problem)
     }
 
-    fn unsupported(&self, option: &str, value: &Value) -> AdapterError {
+    pub(super) fn unsupported(&self, option: &str, value: &Value) -> AdapterError {
         const SHOWN: usize = 64;
         let mut text = value.to_string();
         if let Some((end, _)) = text.char_indices().nth(SHOWN) {
@@ -183,24 +98,24 @@ impl Options<'_> {
         convert(&value).map(Some).ok_or_else(|| self.problem(option, format!("is not {kind}")))
     }
 
-    fn count(&mut self, option: &str) -> Result<Option<usize>, AdapterError> {
+    pub(super) fn count(&mut self, option: &str) -> Result<Option<usize>, AdapterError> {
         self.typed(option, "a count", as_count)
     }
 
-    fn number(&mut self, option: &str) -> Result<Option<f64>, AdapterError> {
+    pub(super) fn number(&mut self, option: &str) -> Result<Option<f64>, AdapterError> {
         self.typed(option, "a number", Value::as_f64)
     }
 
-    fn text(&mut self, option: &str) -> Result<Option<String>, AdapterError> {
+    pub(super) fn text(&mut self, option: &str) -> Result<Option<String>, AdapterError> {
         self.typed(option, "a text", |value| value.as_str().map(str::to_owned))
     }
 
-    fn flag(&mut self, option: &str) -> Result<bool, AdapterError> {
+    pub(super) fn flag(&mut self, option: &str) -> Result<bool, AdapterError> {
         Ok(self.typed(option, "true or false", Value::as_bool)?.unwrap_or(false))
     }
 
     /// An option whose only supported values are `known`; absent is fine.
-    fn one_of(&mut self, option: &str, known: &[&str]) -> Result<(), AdapterError> {
+    pub(super) fn one_of(&mut self, option: &str, known: &[&str]) -> Result<(), AdapterError> {
         match self.take(option) {
             Some(value) if !value.as_str().is_some_and(|value| known.contains(&value)) => {
                 Err(self.unsupported(option, &value))
@@ -209,30 +124,17 @@ impl Options<'_> {
         }
     }
 
-    fn check_kind(&mut self) -> Result<(), AdapterError> {
-        if self.options.get("peft_type").is_none_or(Value::is_null) {
-            return Err(self.problem("peft_type", "is missing"));
-        }
-        self.one_of("peft_type", &["LORA"])?;
-        self.one_of("task_type", &["CAUSAL_LM"])?;
-        self.one_of("bias", &["none"])?;
-        match self.take("init_lora_weights") {
-            None | Some(Value::Bool(_)) => Ok(()),
-            Some(Value::String(name)) if INITIALIZATIONS.contains(&name.as_str()) => Ok(()),
-            Some(other) => Err(self.unsupported("init_lora_weights", &other)),
-        }
-    }
-
-    fn refuse_the_rest(&self) -> Result<(), AdapterError> {
-        let unknown =
-            |(option, value): &(&String, &Value)| !HISTORY.contains(&option.as_str()) && !is_off(value);
+    /// Refuses what has not been taken out, but for `history`: options that do not matter once an adapter is made.
+    pub(super) fn refuse_the_rest(&self, history: &[&str]) -> Result<(), AdapterError> {
+        let matters = |option: &str| !HISTORY.contains(&option) && !history.contains(&option);
+        let unknown = |(option, value): &(&String, &Value)| matters(option) && !is_off(value);
         match self.options.iter().find(unknown) {
             None => Ok(()),
             Some((option, value)) => Err(self.unsupported(option, value)),
         }
     }
 
-    fn targets(&mut self) -> Result<Names, AdapterError> {
+    pub(super) fn targets(&mut self) -> Result<Names, AdapterError> {
         let all = |value: &Value| value.as_str().is_some_and(|text| text.eq_ignore_ascii_case("all-linear"));
         if self.options.get("target_modules").is_some_and(all) {
             self.take("target_modules");
@@ -242,7 +144,7 @@ impl Options<'_> {
     }
 
     /// Names in a list, or an expression for them.
-    fn names(&mut self, option: &str) -> Result<Option<Names>, AdapterError> {
+    pub(super) fn names(&mut self, option: &str) -> Result<Option<Names>, AdapterError> {
         match self.take(option) {
             None => Ok(None),
             Some(value) if is_off(&value) => Ok(None),
@@ -287,7 +189,7 @@ impl Options<'_> {
     }
 
     /// `layers_to_transform` and `layers_pattern`, which PEFT allows beside a list of targets only.
-    fn layers(&mut self, targets: &Names) -> Result<Option<Layers>, AdapterError> {
+    pub(super) fn layers(&mut self, targets: &Names) -> Result<Option<Layers>, AdapterError> {
         let indices = self.take("layers_to_transform").filter(|value| !is_off(value));
         let pattern = self.take("layers_pattern").filter(|value| !is_off(value));
         let Some(indices) = indices else {
@@ -315,7 +217,7 @@ impl Options<'_> {
         Ok(Some(Layers { indices, patterns: patterns? }))
     }
 
-    fn by_pattern<T>(
+    pub(super) fn by_pattern<T>(
         &mut self,
         option: &str,
         convert: impl Fn(&Value) -> Option<T>,

@@ -1,0 +1,110 @@
+//! LoRA in PEFT's format: A and B of each linear layer, with ranks and scales from the configuration.
+
+use serde_json::Value;
+
+use super::{
+    AdapterError,
+    limits::MAX_RANK,
+    matrix::StoredModule,
+    options::{Options, as_count, option_error},
+    patterns::ByPattern,
+    selection::Selection,
+    weight_file::WeightFile,
+};
+use crate::{config::ModelConfig, layout::linear_shape, safetensors_source::module_name, source::Target};
+
+/// Options that say how a LoRA was made, not what it computes.
+const HISTORY: [&str; 5] =
+    ["eva_config", "loftq_config", "lora_dropout", "megatron_core", "qalora_group_size"];
+
+/// Initializations that leave the base model's weights alone. The others subtract what they put into the adapter.
+const INITIALIZATIONS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
+
+/// How the scale follows from alpha and rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scaling {
+    /// `alpha / rank`.
+    ByRank,
+    /// `alpha / sqrt(rank)` (rsLoRA).
+    ByRoot,
+}
+
+/// What the configuration of a LoRA says.
+#[derive(Debug)]
+pub(super) struct LoraConfig {
+    selection: Selection,
+    rank: usize,
+    ranks: ByPattern<usize>,
+    alpha: f64,
+    alphas: ByPattern<f64>,
+    scaling: Scaling,
+}
+
+impl LoraConfig {
+    /// Takes and checks all of `options`.
+    pub(super) fn take(options: &mut Options<'_>) -> Result<Self, AdapterError> {
+        check_kind(options)?;
+        let scaling = if options.flag("use_rslora")? { Scaling::ByRoot } else { Scaling::ByRank };
+        let config = Self {
+            selection: Selection::take(options)?.with_layers(options)?,
+            rank: options.count("r")?.unwrap_or(8),
+            ranks: options.by_pattern("rank_pattern", as_count)?,
+            alpha: options.number("lora_alpha")?.unwrap_or(8.0),
+            alphas: options.by_pattern("alpha_pattern", Value::as_f64)?,
+            scaling,
+        };
+        options.refuse_the_rest(&HISTORY)?;
+        Ok(config)
+    }
+
+    /// The adapted linear layer, if there is one.
+    pub(super) fn module<'a>(
+        &self,
+        weights: &mut WeightFile<'a>,
+        model: &ModelConfig,
+        (layer, target): (usize, Target),
+    ) -> Result<Option<StoredModule<'a>>, AdapterError> {
+        let name = module_name(layer, target);
+        let selected = self.selection.of(&name)?;
+        let names = ["A", "B"].map(|part| format!("{name}.lora_{part}.weight"));
+        let Some([a, b]) = weights.take_all(&name, names, selected)? else { return Ok(None) };
+        let (rank, scale) = self.rank_and_scale(&name)?;
+        let [rows, cols] = linear_shape(model, target);
+        let a = weights.matrix(a, [rank, cols])?;
+        let b = weights.matrix(b, [rows, rank])?;
+        Ok(Some(StoredModule { layer, target, rank, scale, a, b }))
+    }
+
+    /// Rank and scale of the linear layer called `module`.
+    fn rank_and_scale(&self, module: &str) -> Result<(usize, f32), AdapterError> {
+        let path = self.selection.path();
+        let problem = |option| move |problem| option_error(path, option, problem);
+        let rank = self.ranks.get(module, self.rank).map_err(problem("rank_pattern"))?;
+        if rank == 0 || rank > MAX_RANK {
+            return Err(AdapterError::Rank { path: path.to_path_buf(), module: module.to_owned(), rank });
+        }
+        let alpha = self.alphas.get(module, self.alpha).map_err(problem("alpha_pattern"))?;
+        #[expect(clippy::cast_precision_loss, reason = "ranks are small")]
+        let rank_number = rank as f64;
+        let scale = match self.scaling {
+            Scaling::ByRank => alpha / rank_number,
+            Scaling::ByRoot => alpha / rank_number.sqrt(),
+        };
+        #[expect(clippy::cast_possible_truncation, reason = "PEFT rounds the scale to single precision too")]
+        let scale = scale as f32;
+        if scale.is_finite() {
+            Ok((rank, scale))
+        } else {
+            Err(option_error(path, "lora_alpha", format!("of {alpha} is too large")))
+        }
+    }
+}
+
+fn check_kind(options: &mut Options<'_>) -> Result<(), AdapterError> {
+    options.one_of("bias", &["none"])?;
+    match options.take("init_lora_weights") {
+        None | Some(Value::Bool(_)) => Ok(()),
+        Some(Value::String(name)) if INITIALIZATIONS.contains(&name.as_str()) => Ok(()),
+        Some(other) => Err(options.unsupported("init_lora_weights", &other)),
+    }
+}

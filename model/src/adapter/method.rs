@@ -1,0 +1,198 @@
+//! What an adapter does to the base model: one of three methods, each with its numbers.
+
+use std::{fmt, sync::Arc};
+
+use crate::source::Target;
+
+/// The methods by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AdapterKind {
+    /// Low-rank deltas of linear layers.
+    Lora,
+    /// Vectors that scale inputs or outputs of linear layers.
+    Ia3,
+    /// Keys and values before the first token.
+    Prefix,
+}
+
+impl fmt::Display for AdapterKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Lora => "LoRA",
+            Self::Ia3 => "IA3",
+            Self::Prefix => "prefix tuning",
+        })
+    }
+}
+
+/// What an adapter does.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Method {
+    /// Sorted by layer, then target; at most one for each pair.
+    Lora(Vec<LoraModule>),
+    /// Vectors of linear layers.
+    Ia3(Arc<Scales>),
+    /// Keys and values of virtual tokens.
+    Prefix(Arc<Prefix>),
+}
+
+impl Method {
+    /// Which method it is.
+    #[must_use]
+    pub fn kind(&self) -> AdapterKind {
+        match self {
+            Self::Lora(_) => AdapterKind::Lora,
+            Self::Ia3(_) => AdapterKind::Ia3,
+            Self::Prefix(_) => AdapterKind::Prefix,
+        }
+    }
+
+    /// The largest rank; 0 for what has none.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        match self {
+            Self::Lora(modules) => modules.iter().map(|module| module.rank).max().unwrap_or(0),
+            Self::Ia3(_) | Self::Prefix(_) => 0,
+        }
+    }
+
+    /// Linear layers whose outputs it changes.
+    #[must_use]
+    pub fn linear_layers(&self) -> usize {
+        match self {
+            Self::Lora(modules) => modules.len(),
+            Self::Ia3(scales) => scales.vectors.len(),
+            // Keys and values of each layer.
+            Self::Prefix(prefix) => 2 * prefix.layers,
+        }
+    }
+
+    /// Tokens that stand before a prompt without being part of it.
+    #[must_use]
+    pub fn virtual_tokens(&self) -> usize {
+        match self {
+            Self::Lora(_) | Self::Ia3(_) => 0,
+            Self::Prefix(prefix) => prefix.tokens,
+        }
+    }
+
+    /// Bytes it takes in memory at least, however it is kept there.
+    #[must_use]
+    pub fn least_bytes(&self) -> u64 {
+        match self {
+            Self::Lora(modules) => {
+                2 * modules.iter().map(|module| module.a.len() + module.b.len()).sum::<usize>() as u64
+            }
+            Self::Ia3(scales) => scales.bytes() as u64,
+            Self::Prefix(prefix) => prefix.bytes() as u64,
+        }
+    }
+}
+
+/// One adapted linear layer: `y += scale * B (A x)`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoraModule {
+    /// Transformer block, 0 for the head.
+    pub layer: usize,
+    /// Which linear layer.
+    pub target: Target,
+    /// The true rank.
+    pub rank: usize,
+    /// `alpha / rank`, or `alpha / sqrt(rank)` for rsLoRA.
+    pub scale: f32,
+    /// `[rank, in]`, row after row.
+    pub a: Vec<f32>,
+    /// `[out, rank]`, row after row.
+    pub b: Vec<f32>,
+}
+
+/// What of a linear layer a vector scales.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// `y = W (l * x) + bias`.
+    Input,
+    /// `y = l * (W x + bias)`.
+    Output,
+}
+
+/// A scaled linear layer (IA3).
+#[derive(Debug, Clone, PartialEq)]
+pub struct ScaleVector {
+    /// Transformer block, 0 for the head.
+    pub layer: usize,
+    /// Which linear layer.
+    pub target: Target,
+    /// Whether its inputs or its outputs are scaled.
+    pub side: Side,
+    /// `[in]` or `[out]`.
+    pub values: Vec<f32>,
+}
+
+/// The vectors of an IA3 adapter.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Scales {
+    vectors: Vec<ScaleVector>,
+}
+
+impl Scales {
+    /// Vectors in any order, at most one for a linear layer. Inputs are scaled only where no other linear layer shares
+    /// them: those of `o`, `down` and the head.
+    #[must_use]
+    pub fn new(mut vectors: Vec<ScaleVector>) -> Self {
+        vectors.sort_by_key(|vector| (vector.layer, vector.target));
+        Self { vectors }
+    }
+
+    /// By layer, then target.
+    #[must_use]
+    pub fn vectors(&self) -> &[ScaleVector] {
+        &self.vectors
+    }
+
+    /// What scales this side of a linear layer.
+    #[must_use]
+    pub fn get(&self, layer: usize, target: Target, side: Side) -> Option<&[f32]> {
+        let at = self.vectors.binary_search_by_key(&(layer, target), |vector| (vector.layer, vector.target));
+        let vector = self.vectors.get(at.ok()?)?;
+        (vector.side == side).then_some(&vector.values)
+    }
+
+    /// Bytes of all vectors.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.vectors.iter().map(|vector| size_of_val(&vector.values[..])).sum()
+    }
+}
+
+/// Keys and values of virtual tokens (prefix tuning). The keys are not rotated: they stand where they are whatever their
+/// position. The first token of a prompt has the position behind them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Prefix {
+    /// Virtual tokens.
+    pub tokens: usize,
+    /// Transformer blocks of the model.
+    pub layers: usize,
+    /// Elements of all key heads of a token.
+    pub width: usize,
+    /// `[tokens, layers, 2, width]`: key heads, then value heads.
+    pub values: Vec<f32>,
+}
+
+impl Prefix {
+    /// Keys and values of a virtual token in a layer, `[2, width]`.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such token or layer.
+    #[must_use]
+    pub fn keys_and_values(&self, token: usize, layer: usize) -> &[f32] {
+        let width = 2 * self.width;
+        &self.values[(token * self.layers + layer) * width..][..width]
+    }
+
+    /// Bytes of all keys and values.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        size_of_val(&self.values[..])
+    }
+}

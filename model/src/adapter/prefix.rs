@@ -1,0 +1,67 @@
+//! Prefix tuning in PEFT's format: `prompt_embeddings`, keys and values of virtual tokens for every layer.
+//!
+//! PEFT saves what its encoder puts out, so an adapter with a projection (`prefix_projection`) is stored as one without.
+//! Keys go into the cache as they are: neither rotated nor normed.
+
+use super::{
+    AdapterError, limits::MAX_VIRTUAL_TOKENS, matrix::StoredPrefix, options::Options, weight_file::WeightFile,
+};
+use crate::config::ModelConfig;
+
+/// The one tensor of a prefix, `[virtual tokens, layers * 2 * key heads * head_dim]`.
+const EMBEDDINGS: &str = "prompt_embeddings";
+const VIRTUAL_TOKENS: &str = "num_virtual_tokens";
+
+/// Options that say how a prefix was made, not what it computes.
+const HISTORY: [&str; 3] = ["encoder_hidden_size", "init_weights", "prefix_projection"];
+
+/// What the configuration of a prefix says.
+#[derive(Debug)]
+pub(super) struct PrefixConfig {
+    tokens: usize,
+}
+
+impl PrefixConfig {
+    /// Takes and checks all of `options`.
+    pub(super) fn take(options: &mut Options<'_>, model: &ModelConfig) -> Result<Self, AdapterError> {
+        let tokens = options.count(VIRTUAL_TOKENS)?.unwrap_or(0);
+        if tokens == 0 || tokens > MAX_VIRTUAL_TOKENS {
+            let problem =
+                format!("is {tokens}, and prefixes of 1 to {MAX_VIRTUAL_TOKENS} tokens are supported");
+            return Err(options.problem(VIRTUAL_TOKENS, problem));
+        }
+        // PEFT counts the heads of keys where there are fewer than of queries.
+        let expected = [
+            ("num_layers", model.layers),
+            ("num_attention_heads", model.kv_heads),
+            ("token_dim", model.kv_heads * model.head_dim),
+            ("num_transformer_submodules", 1),
+        ];
+        for (option, wanted) in expected {
+            if let Some(found) = options.count(option)?
+                && found != wanted
+            {
+                let problem =
+                    format!("is {found} where {wanted} is expected; the adapter is not for this base model");
+                return Err(options.problem(option, problem));
+            }
+        }
+        options.refuse_the_rest(&HISTORY)?;
+        Ok(Self { tokens })
+    }
+
+    /// The keys and values.
+    pub(super) fn embeddings<'a>(
+        &self,
+        weights: &mut WeightFile<'a>,
+        model: &ModelConfig,
+    ) -> Result<StoredPrefix<'a>, AdapterError> {
+        let (layers, width) = (model.layers, model.kv_heads * model.head_dim);
+        let Some(stored) = weights.take(EMBEDDINGS) else {
+            let path = weights.path().to_path_buf();
+            return Err(AdapterError::Missing { path, tensor: EMBEDDINGS.to_owned() });
+        };
+        let values = weights.matrix(stored, [self.tokens, layers * 2 * width])?;
+        Ok(StoredPrefix { tokens: self.tokens, layers, width, values })
+    }
+}

@@ -1,0 +1,67 @@
+//! Which linear layers an adapter changes, by the names in its configuration.
+
+use std::path::{Path, PathBuf};
+
+use super::{
+    AdapterError,
+    options::{Options, option_error},
+    patterns::{Layers, Names},
+};
+
+/// Whether a configuration selects a linear layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Selected {
+    Yes,
+    No,
+}
+
+/// What `target_modules` and the options beside it select.
+#[derive(Debug)]
+pub(super) struct Selection {
+    /// The configuration, for messages.
+    path: PathBuf,
+    targets: Names,
+    excluded: Option<Names>,
+    layers: Option<Layers>,
+}
+
+impl Selection {
+    /// Takes `target_modules` and `exclude_modules`.
+    pub(super) fn take(options: &mut Options<'_>) -> Result<Self, AdapterError> {
+        let path = options.path().to_path_buf();
+        let (targets, excluded) = (options.targets()?, options.names("exclude_modules")?);
+        Ok(Self { path, targets, excluded, layers: None })
+    }
+
+    /// Takes `layers_to_transform` and `layers_pattern` too, which not all methods have.
+    pub(super) fn with_layers(mut self, options: &mut Options<'_>) -> Result<Self, AdapterError> {
+        self.layers = options.layers(&self.targets)?;
+        Ok(self)
+    }
+
+    /// The configuration it is from.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether the linear layer called `module` is adapted.
+    pub(super) fn of(&self, module: &str) -> Result<Selected, AdapterError> {
+        Ok(if self.selects(module)? { Selected::Yes } else { Selected::No })
+    }
+
+    fn selects(&self, module: &str) -> Result<bool, AdapterError> {
+        let problem = |option| move |problem| option_error(&self.path, option, problem);
+        if let Some(excluded) = &self.excluded
+            && excluded.select(module).map_err(problem("exclude_modules"))?
+        {
+            return Ok(false);
+        }
+        if !self.targets.select(module).map_err(problem("target_modules"))? {
+            return Ok(false);
+        }
+        match &self.layers {
+            None => Ok(true),
+            Some(layers) => layers.select(module).map_err(problem("layers_pattern")),
+        }
+    }
+}
