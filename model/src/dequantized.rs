@@ -29,6 +29,10 @@ impl<S: WeightSource> WeightSource for Dequantized<S> {
         Some(Tensor { kind: TensorType::F32, rows, cols, data: Cow::Owned(floats) })
     }
 
+    fn kind(&self, id: TensorId) -> Option<TensorType> {
+        self.0.kind(id).map(|_| TensorType::F32)
+    }
+
     fn release(&self, id: TensorId) {
         self.0.release(id);
     }

@@ -18,6 +18,7 @@ use kernels::{
 use crate::{
     config::ModelConfig,
     rope::{Angles, RopeTable},
+    sites::{Alone, Company},
 };
 
 /// Tokens a KV block holds.
@@ -76,7 +77,17 @@ pub trait ForwardPass {
 
     /// Runs `batch` and writes the wanted rows of logits to `logits`, slice after slice, row after row
     /// (`logits` is resized to rows x vocab_size). Appends keys and values to the sequences' blocks.
-    fn forward(&mut self, batch: &[SequenceSlice<'_, Self::Adapter>], logits: &mut Vec<f32>);
+    fn forward(&mut self, batch: &[SequenceSlice<'_, Self::Adapter>], logits: &mut Vec<f32>) {
+        self.forward_in_company(batch, logits, &mut Alone);
+    }
+
+    /// As [`forward`](Self::forward), and others' calls join the pass at the layers they wait for.
+    fn forward_in_company(
+        &mut self,
+        batch: &[SequenceSlice<'_, Self::Adapter>],
+        logits: &mut Vec<f32>,
+        company: &mut dyn Company,
+    );
 }
 
 /// Linear layers that share an input.
@@ -105,7 +116,13 @@ pub struct Compute {
 
 /// Who evaluates the frozen linear layers.
 pub trait BaseLayers {
+    /// Why a group could not be evaluated: `Infallible` for weights in this process.
+    type Error;
+
     /// `out = x Wᵀ + bias` for all matrices of the group side by side; `out` is `[x.rows(), outputs of the group]`.
+    ///
+    /// # Errors
+    /// Whoever evaluates it elsewhere may be gone, or refuse; the pass ends, and may be run again.
     fn linear(
         &mut self,
         compute: &mut Compute,
@@ -113,7 +130,7 @@ pub trait BaseLayers {
         group: LinearGroup,
         x: &mut Activations,
         out: &mut [f32],
-    );
+    ) -> Result<(), Self::Error>;
 
     /// Writes the embeddings of `tokens` to `out`, `[tokens, hidden]`.
     fn embed(&self, tokens: &mut dyn Iterator<Item = u32>, out: &mut [f32]);
@@ -121,6 +138,17 @@ pub trait BaseLayers {
 
 /// Who adds the adapters' deltas to the outputs of a group.
 pub trait Deltas {
+    /// Changes the inputs of a group where an adapter scales them (IA3), before anybody else sees them.
+    fn scale_inputs(&mut self, layer: usize, group: LinearGroup, x: &mut Activations) {
+        let _ = (layer, group, x);
+    }
+
+    /// Puts an adapter's own keys and values in the place of those computed for its virtual tokens (prefix tuning).
+    /// `qkv` are rows `[q | k | v]` as they will be kept: keys are rotated.
+    fn place_prefix(&mut self, layer: usize, qkv: &mut [f32], layout: QkvLayout) {
+        let _ = (layer, qkv, layout);
+    }
+
     /// What others can compute while the base layers of the group are evaluated is asked of them; returns at once.
     fn begin(&mut self, layer: usize, group: LinearGroup, x: &Activations) {
         let _ = (layer, group, x);
@@ -227,22 +255,25 @@ impl Skeleton {
 }
 
 /// Runs `batch` through the model and writes the wanted rows of logits to `logits`.
-pub fn run<A>(
+///
+/// # Errors
+/// The base layers' own. Keys and values of the batch may be appended by then; running it again replaces them.
+pub fn run<A, B: BaseLayers>(
     model: &Skeleton,
-    parts: (&mut impl BaseLayers, &mut impl Deltas, &mut impl KvStore),
+    parts: (&mut B, &mut impl Deltas, &mut impl KvStore),
     compute: &mut Compute,
     scratch: &mut Scratch,
     batch: &[SequenceSlice<'_, A>],
     logits: &mut Vec<f32>,
-) {
+) -> Result<(), B::Error> {
     let (base, deltas, kv) = parts;
     let mut pass = Pass { model, base, deltas, kv, compute, s: scratch };
     pass.start(batch);
     for layer in 0..model.config.layers {
-        pass.attention(layer);
-        pass.feed_forward(layer);
+        pass.attention(layer)?;
+        pass.feed_forward(layer)?;
     }
-    pass.head(batch, logits);
+    pass.head(batch, logits)
 }
 
 struct Pass<'a, B, D, K> {
@@ -294,31 +325,32 @@ impl<B: BaseLayers, D: Deltas, K: KvStore> Pass<'_, B, D, K> {
         add_norm(&mut compute.pool, compute.isa, &mut s.residual, update, norm, s.normed.values_mut());
     }
 
-    fn attention(&mut self, layer: usize) {
+    fn attention(&mut self, layer: usize) -> Result<(), B::Error> {
         let first = if layer == 0 { IsFirst::Yes } else { IsFirst::No };
         self.norm(&self.model.norms.attention[layer], first);
-        self.linear(layer, LinearGroup::Qkv);
+        self.linear(layer, LinearGroup::Qkv)?;
         self.rotate(layer);
         let layout = self.model.qkv_layout();
         let (s, compute) = (&mut *self.s, &mut *self.compute);
+        self.deltas.place_prefix(layer, &mut s.qkv, layout);
         let rows: Vec<KvRows<'_>> = s.rows.iter().map(|span| span.kv_rows(&s.block_ids)).collect();
         self.kv.append(compute, layer, &s.qkv, layout, &rows);
         self.kv.attend(compute, layer, &s.qkv, layout, &rows, s.attended.values_mut());
         failpoint::pass("forward.after_attention");
-        self.linear(layer, LinearGroup::O);
+        self.linear(layer, LinearGroup::O)
     }
 
-    fn feed_forward(&mut self, layer: usize) {
+    fn feed_forward(&mut self, layer: usize) -> Result<(), B::Error> {
         self.norm(&self.model.norms.feed_forward[layer], IsFirst::No);
-        self.linear(layer, LinearGroup::GateUp);
+        self.linear(layer, LinearGroup::GateUp)?;
         let (s, compute) = (&mut *self.s, &mut *self.compute);
         let width = self.model.config.intermediate_size;
         silu_mul(&mut compute.pool, compute.isa, &s.gate_up, width, s.gated.values_mut());
-        self.linear(layer, LinearGroup::Down);
+        self.linear(layer, LinearGroup::Down)
     }
 
     /// A group's base outputs, then its deltas; whoever helps with these computes at the same time.
-    fn linear(&mut self, layer: usize, group: LinearGroup) {
+    fn linear(&mut self, layer: usize, group: LinearGroup) -> Result<(), B::Error> {
         let s = &mut *self.s;
         let (x, out) = match group {
             LinearGroup::Qkv => (&mut s.normed, &mut s.qkv),
@@ -327,8 +359,9 @@ impl<B: BaseLayers, D: Deltas, K: KvStore> Pass<'_, B, D, K> {
             LinearGroup::Down => (&mut s.gated, &mut s.update),
             LinearGroup::Head => unreachable!("the head's outputs are the caller's"),
         };
+        self.deltas.scale_inputs(layer, group, x);
         self.deltas.begin(layer, group, x);
-        self.base.linear(self.compute, layer, group, x, out);
+        self.base.linear(self.compute, layer, group, x, out)?;
         self.deltas.add(self.compute, layer, group, x, out);
         failpoint::pass(match group {
             LinearGroup::Qkv => "forward.after_qkv",
@@ -337,6 +370,7 @@ impl<B: BaseLayers, D: Deltas, K: KvStore> Pass<'_, B, D, K> {
             LinearGroup::Down => "forward.after_down",
             LinearGroup::Head => unreachable!("the head's outputs are the caller's"),
         });
+        Ok(())
     }
 
     fn rotate(&mut self, layer: usize) {
@@ -361,7 +395,7 @@ impl<B: BaseLayers, D: Deltas, K: KvStore> Pass<'_, B, D, K> {
     }
 
     /// Logits of the wanted rows.
-    fn head<A>(&mut self, batch: &[SequenceSlice<'_, A>], logits: &mut Vec<f32>) {
+    fn head<A>(&mut self, batch: &[SequenceSlice<'_, A>], logits: &mut Vec<f32>) -> Result<(), B::Error> {
         let hidden = self.model.config.hidden_size;
         let s = &mut *self.s;
         let mut kept = 0;
@@ -376,16 +410,18 @@ impl<B: BaseLayers, D: Deltas, K: KvStore> Pass<'_, B, D, K> {
         }
         logits.resize(kept * self.model.config.vocab_size, 0.0);
         if kept == 0 {
-            return;
+            return Ok(());
         }
         s.residual.truncate(kept * hidden);
         s.update.truncate(kept * hidden);
         s.normed.reshape(kept, hidden);
         self.norm(&self.model.norms.output, IsFirst::No);
+        self.deltas.scale_inputs(0, LinearGroup::Head, &mut self.s.normed);
         self.deltas.begin(0, LinearGroup::Head, &self.s.normed);
-        self.base.linear(self.compute, 0, LinearGroup::Head, &mut self.s.normed, logits);
+        self.base.linear(self.compute, 0, LinearGroup::Head, &mut self.s.normed, logits)?;
         self.deltas.add(self.compute, 0, LinearGroup::Head, &self.s.normed, logits);
         failpoint::pass("forward.head");
+        Ok(())
     }
 }
 

@@ -16,6 +16,7 @@ mod value;
 use std::{
     collections::HashMap,
     fmt, io,
+    ops::Range,
     path::{Path, PathBuf},
 };
 
@@ -130,6 +131,7 @@ pub struct GgufFile {
     metadata: HashMap<String, Value>,
     tensors: Vec<(String, TensorInfo)>,
     by_name: HashMap<String, usize>,
+    header_bytes: usize,
 }
 
 impl fmt::Debug for GgufFile {
@@ -162,16 +164,34 @@ impl GgufFile {
     }
 
     fn read(path: &Path, bytes: Bytes) -> Result<Self, GgufError> {
-        let Header { metadata, tensors } = Header::parse(bytes.as_slice())
+        let Header { metadata, tensors, bytes: header_bytes } = Header::parse(bytes.as_slice())
             .map_err(|source| GgufError::Format { path: path.to_path_buf(), source })?;
         let by_name = tensors.iter().enumerate().map(|(index, (name, _))| (name.clone(), index)).collect();
-        Ok(Self { path: path.to_path_buf(), bytes, metadata, tensors, by_name })
+        Ok(Self { path: path.to_path_buf(), bytes, metadata, tensors, by_name, header_bytes })
     }
 
     /// Where the file was opened.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The file's map; `None` if its bytes were given.
+    pub(crate) fn map(&self) -> Option<&MappedFile> {
+        match &self.bytes {
+            Bytes::Mapped(map) => Some(map),
+            Bytes::Owned(_) => None,
+        }
+    }
+
+    /// Bytes of everything before the tensors' data.
+    pub(crate) fn header_bytes(&self) -> usize {
+        self.header_bytes
+    }
+
+    /// Where in the file a tensor is.
+    pub(crate) fn range(&self, name: &str) -> Option<Range<usize>> {
+        Some(self.tensors.get(*self.by_name.get(name)?)?.1.range.clone())
     }
 
     /// True while a mapped file has the length and modification time it was opened with; see

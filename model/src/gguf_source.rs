@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// One divisor for each rotary frequency, where a file has them.
-const ROPE_FACTORS: &str = "rope_freqs.weight";
+pub(crate) const ROPE_FACTORS: &str = "rope_freqs.weight";
 
 /// Why a GGUF file is no model that can be run.
 #[derive(Debug, thiserror::Error)]
@@ -180,6 +180,10 @@ impl WeightSource for GgufSource {
         Some(Tensor { kind, rows, cols, data })
     }
 
+    fn kind(&self, id: TensorId) -> Option<TensorType> {
+        Some(self.file.tensor(&tensor_name(id))?.kind)
+    }
+
     fn release(&self, id: TensorId) {
         self.file.release(&tensor_name(id));
     }
@@ -205,7 +209,7 @@ pub(crate) fn half_rotation_rows(data: &[u8], feature_bytes: usize, head_dim: us
 }
 
 /// What the file calls a tensor.
-fn tensor_name(id: TensorId) -> String {
+pub(crate) fn tensor_name(id: TensorId) -> String {
     match id {
         TensorId::TokenEmbedding => "token_embd.weight".to_owned(),
         TensorId::OutputNorm => "output_norm.weight".to_owned(),

@@ -10,6 +10,7 @@ use crate::{
     gguf::{GgufError, GgufFile},
     gguf_source::{GgufSource, GgufSourceError},
     safetensors_source::{CONFIG_FILE, INDEX_FILE, SINGLE_FILE, SafetensorsSource, SafetensorsSourceError},
+    skeleton::is_sparse_copy,
     source::WeightSource,
 };
 
@@ -47,6 +48,12 @@ pub enum OpenError {
         /// The file.
         path: PathBuf,
     },
+    /// A client's copy of another model, without its linear layers.
+    #[error("{} is a client's sparse copy, without linear layers; give the path of the whole model", path.display())]
+    Sparse {
+        /// The file or directory.
+        path: PathBuf,
+    },
     /// The GGUF file is refused.
     #[error(transparent)]
     Gguf(#[from] GgufSourceError),
@@ -56,6 +63,15 @@ pub enum OpenError {
     /// What the files say about sampling is refused.
     #[error(transparent)]
     Defaults(#[from] GenerationDefaultsError),
+}
+
+impl OpenError {
+    /// True if the files are whole as far as is known, and only the architecture, or an option of it, is not
+    /// supported.
+    #[must_use]
+    pub fn is_of_configuration(&self) -> bool {
+        matches!(self, Self::Safetensors(SafetensorsSourceError::Config { .. }))
+    }
 }
 
 /// Where a model's weights are.
@@ -100,11 +116,27 @@ impl ModelFiles {
         }
     }
 
+    /// The file or directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::Gguf(path) | Self::Directory(path) => path,
+        }
+    }
+
     /// Opens the weights.
     ///
     /// # Errors
-    /// Whatever opening the one or the other kind reports.
+    /// Whatever opening the one or the other kind reports, and a sparse copy, which has none of linear layers.
     pub fn weights(&self) -> Result<Box<dyn WeightSource + Send + Sync>, OpenError> {
+        if is_sparse_copy(self.path()) {
+            return Err(OpenError::Sparse { path: self.path().to_path_buf() });
+        }
+        self.sparse_weights()
+    }
+
+    /// Opens the weights, also those of a sparse copy, for who needs none of linear layers.
+    pub(crate) fn sparse_weights(&self) -> Result<Box<dyn WeightSource + Send + Sync>, OpenError> {
         Ok(match self {
             Self::Gguf(path) => Box::new(GgufSource::open(path)?),
             Self::Directory(path) => Box::new(SafetensorsSource::open(path)?),

@@ -3,8 +3,8 @@
 use std::io;
 
 use kernels::{
-    Isa, Pool,
-    attention::{KvPool, KvPrecision, KvRows, KvShape, QkvLayout},
+    Activations, Isa, Pool,
+    attention::{KvPrecision, KvShape},
     lora::LoraPrecision,
 };
 
@@ -12,11 +12,14 @@ use crate::{
     assist::Assist,
     batch_deltas::{BatchDeltas, DeltaScratch},
     config::ModelConfig,
-    forward::{Compute, ForwardPass, KvStore, Scratch, SequenceSlice, Skeleton, run},
+    embedding::Embedding,
+    forward::{Compute, ForwardPass, Scratch, SequenceSlice, Skeleton, run},
+    paged_kv::PagedKv,
     prepared_adapter::PreparedAdapter,
     rope::RopeTable,
+    sites::{Company, EvaluateSites, JoinedLayers, Site, SiteCall},
     source::WeightSource,
-    weights::{LoadProgress, ResidentLayers, Weights, WeightsError, load_norms},
+    weights::{LoadProgress, ResidentLayers, WeightsError, load_norms},
 };
 
 /// Why a model could not be made resident.
@@ -96,10 +99,9 @@ impl LoadedWeights {
         told: &(dyn Fn(LoadProgress) + Sync),
     ) -> Result<Self, WeightsError> {
         let config = source.config().clone();
-        let weights = Weights::load_telling(source, threads, told)?;
+        let layers = ResidentLayers::load(source, threads, told)?;
         let norms = load_norms(source)?;
         let rope = RopeTable::new(&config);
-        let layers = ResidentLayers { weights, config: config.clone() };
         Ok(Self { skeleton: Skeleton { config, norms, rope }, layers })
     }
 
@@ -109,30 +111,39 @@ impl LoadedWeights {
         &self.skeleton.config
     }
 
+    /// The token embedding.
+    #[must_use]
+    pub fn embedding(&self) -> &Embedding {
+        self.layers.embedding()
+    }
+
     /// Bytes of the packed weights.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.layers.weights.bytes()
+        self.layers.bytes()
     }
 
     /// How adapters are kept beside these weights: exactly, unless the weights themselves are rounded.
     #[must_use]
     pub fn adapter_precision(&self) -> LoraPrecision {
-        if self.layers.weights.is_exact() { LoraPrecision::Exact } else { LoraPrecision::Compact }
+        if self.layers.sites().is_exact() { LoraPrecision::Exact } else { LoraPrecision::Compact }
     }
 
     /// The shape of KV blocks of `dtype`.
     #[must_use]
     pub fn kv_shape(&self, dtype: KvDtype) -> KvShape {
-        let config = self.config();
-        let exact = self.layers.weights.is_exact();
-        let precision = match dtype {
-            KvDtype::F32 => KvPrecision::F32,
-            KvDtype::Auto if exact => KvPrecision::F32,
-            KvDtype::F16 | KvDtype::Auto => KvPrecision::F16,
-        };
-        KvShape { layers: config.layers, kv_heads: config.kv_heads, head_dim: config.head_dim, precision }
+        kv_shape(self.config(), self.layers.sites().is_exact(), dtype)
     }
+}
+
+/// The shape of KV blocks of `dtype` beside weights that are `exact`, or not.
+pub(crate) fn kv_shape(config: &ModelConfig, exact: bool, dtype: KvDtype) -> KvShape {
+    let precision = match dtype {
+        KvDtype::F32 => KvPrecision::F32,
+        KvDtype::Auto if exact => KvPrecision::F32,
+        KvDtype::F16 | KvDtype::Auto => KvPrecision::F16,
+    };
+    KvShape { layers: config.layers, kv_heads: config.kv_heads, head_dim: config.head_dim, precision }
 }
 
 /// A model that runs in the calling thread and its helpers.
@@ -140,9 +151,11 @@ impl LoadedWeights {
 pub struct ResidentModel {
     skeleton: Skeleton,
     layers: ResidentLayers,
-    kv: Kv,
+    kv: PagedKv,
     compute: Compute,
     scratch: Scratch,
+    /// Outputs of a pass's rows and of those that joined them.
+    together: Vec<f32>,
     deltas: DeltaScratch,
     assist: Option<Box<dyn Assist>>,
 }
@@ -157,7 +170,8 @@ impl ResidentModel {
     pub fn new(weights: LoadedWeights, options: &ResidentOptions) -> Result<Self, ResidentError> {
         let shape = weights.kv_shape(options.kv_dtype);
         let (block_bytes, blocks) = (shape.block_bytes(), options.kv_bytes / shape.block_bytes());
-        let pool = KvPool::new(shape, blocks).map_err(|source| ResidentError::KvPool {
+        let window = weights.skeleton.config.sliding_window;
+        let kv = PagedKv::new(shape, blocks, window).map_err(|source| ResidentError::KvPool {
             blocks,
             block_bytes,
             source,
@@ -165,13 +179,13 @@ impl ResidentModel {
         let threads = Pool::new(&options.cores)
             .map_err(|source| ResidentError::Threads { cores: options.cores.clone(), source })?;
         let LoadedWeights { skeleton, layers } = weights;
-        let window = skeleton.config.sliding_window;
         Ok(Self {
             skeleton,
             layers,
-            kv: Kv { pool, blocks, window },
+            kv,
             compute: Compute { pool: threads, isa: Isa::best() },
             scratch: Scratch::default(),
+            together: Vec::new(),
             deltas: DeltaScratch::default(),
             assist: None,
         })
@@ -193,7 +207,7 @@ impl ResidentModel {
     /// KV blocks of the pool.
     #[must_use]
     pub fn kv_blocks(&self) -> usize {
-        self.kv.blocks
+        self.kv.blocks()
     }
 
     /// The model's shape.
@@ -210,43 +224,26 @@ impl ForwardPass for ResidentModel {
         self.skeleton.config.vocab_size
     }
 
-    fn forward(&mut self, batch: &[SequenceSlice<'_, PreparedAdapter>], logits: &mut Vec<f32>) {
+    fn forward_in_company(
+        &mut self,
+        batch: &[SequenceSlice<'_, PreparedAdapter>],
+        logits: &mut Vec<f32>,
+        company: &mut dyn Company,
+    ) {
         let config = &self.skeleton.config;
         let mut deltas = BatchDeltas::new(config, self.assist.as_deref_mut(), &mut self.deltas, batch);
-        let parts = (&mut self.layers, &mut deltas, &mut self.kv);
-        run(&self.skeleton, parts, &mut self.compute, &mut self.scratch, batch, logits);
+        let mut layers = JoinedLayers { layers: &mut self.layers, company, together: &mut self.together };
+        let parts = (&mut layers, &mut deltas, &mut self.kv);
+        let Ok(()) = run(&self.skeleton, parts, &mut self.compute, &mut self.scratch, batch, logits);
     }
 }
 
-/// Keys and values in this process.
-#[derive(Debug)]
-struct Kv {
-    pool: KvPool,
-    blocks: usize,
-    window: Option<usize>,
-}
-
-impl KvStore for Kv {
-    fn append(
-        &mut self,
-        compute: &mut Compute,
-        layer: usize,
-        qkv: &[f32],
-        layout: QkvLayout,
-        rows: &[KvRows<'_>],
-    ) {
-        self.pool.append(compute.isa, layer, qkv, layout, rows);
+impl EvaluateSites for ResidentModel {
+    fn sites(&self) -> &[Site] {
+        self.layers.sites().sites()
     }
 
-    fn attend(
-        &self,
-        compute: &mut Compute,
-        layer: usize,
-        qkv: &[f32],
-        layout: QkvLayout,
-        rows: &[KvRows<'_>],
-        out: &mut [f32],
-    ) {
-        self.pool.attend(&mut compute.pool, compute.isa, layer, qkv, layout, rows, self.window, out);
+    fn evaluate(&mut self, call: SiteCall, x: &mut Activations, out: &mut [f32]) {
+        self.layers.sites().evaluate(&mut self.compute, call, x, out);
     }
 }

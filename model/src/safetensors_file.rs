@@ -47,6 +47,29 @@ impl StoredTensor {
     }
 }
 
+/// A stored tensor of a type that is not computed with.
+#[derive(Debug, Clone)]
+pub(crate) struct OtherTensor {
+    pub(crate) name: String,
+    pub(crate) kind: Dtype,
+    pub(crate) shape: Vec<usize>,
+}
+
+impl From<OtherTensor> for SafetensorsFormatError {
+    fn from(other: OtherTensor) -> Self {
+        Self::UnsupportedType { tensor: other.name, kind: other.kind }
+    }
+}
+
+/// The tensors of a file, by name in ascending order.
+#[derive(Debug)]
+pub(crate) struct Contents {
+    pub(crate) tensors: Vec<(String, StoredTensor)>,
+    pub(crate) others: Vec<OtherTensor>,
+    /// Where the tensors' data begin.
+    pub(crate) header_bytes: usize,
+}
+
 /// The tensors of a file, sorted by name.
 ///
 /// # Errors
@@ -56,6 +79,21 @@ pub(crate) fn read_contents(
     file: &[u8],
     header_limit_bytes: u64,
 ) -> Result<Vec<(String, StoredTensor)>, SafetensorsFormatError> {
+    let Contents { tensors, others, .. } = read_all_contents(file, header_limit_bytes)?;
+    match others.into_iter().next() {
+        None => Ok(tensors),
+        Some(other) => Err(other.into()),
+    }
+}
+
+/// As [`read_contents`], and tensors of other types are listed.
+///
+/// # Errors
+/// If the header is beyond `header_limit_bytes`, malformed, or does not cover the file exactly.
+pub(crate) fn read_all_contents(
+    file: &[u8],
+    header_limit_bytes: u64,
+) -> Result<Contents, SafetensorsFormatError> {
     let (length, _) = file.split_first_chunk::<LENGTH_BYTES>().ok_or(SafeTensorError::HeaderTooSmall)?;
     let found = u64::from_le_bytes(*length);
     if found > header_limit_bytes {
@@ -65,18 +103,20 @@ pub(crate) fn read_contents(
     // Checks that the tensors lie one behind the other from the header to the end of the file.
     let (header_bytes, metadata) = SafeTensors::read_metadata(file)?;
     let start = header_bytes + LENGTH_BYTES;
-    let mut contents = Vec::new();
+    let (mut tensors, mut others) = (Vec::new(), Vec::new());
     for (name, info) in metadata.tensors() {
         let (begin, end) = info.data_offsets;
-        let kind = tensor_type(info.dtype).ok_or_else(|| SafetensorsFormatError::UnsupportedType {
-            tensor: name.clone(),
-            kind: info.dtype,
-        })?;
-        let range = start + begin..start + end;
-        contents.push((name, StoredTensor { kind, shape: info.shape.clone(), range }));
+        let shape = info.shape.clone();
+        match tensor_type(info.dtype) {
+            Some(kind) => {
+                tensors.push((name, StoredTensor { kind, shape, range: start + begin..start + end }));
+            }
+            None => others.push(OtherTensor { name, kind: info.dtype, shape }),
+        }
     }
-    contents.sort_by(|(left, _), (right, _)| left.cmp(right));
-    Ok(contents)
+    tensors.sort_by(|(left, _), (right, _)| left.cmp(right));
+    others.sort_by(|left, right| left.name.cmp(&right.name));
+    Ok(Contents { tensors, others, header_bytes: start })
 }
 
 /// Refuses a header that would grow in memory, and one that says two things of one name: readers that take the first

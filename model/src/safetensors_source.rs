@@ -1,20 +1,19 @@
 //! A model in a Hugging Face directory: `config.json` beside one safetensors file or a sharded set of them.
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::HashSet,
     io,
     path::{Path, PathBuf},
 };
 
-use kernels::mapped::MappedFile;
-use serde::Deserialize;
+use kernels::TensorType;
 
 use crate::{
     config::ModelConfig,
     hf_config::{HfConfig, HfConfigError},
     layout::{self, LayoutError},
-    safetensors_file::{SafetensorsFormatError, StoredTensor, read_contents},
-    small_json,
+    safetensors_file::SafetensorsFormatError,
+    safetensors_shards::{OtherTypes, Shards},
     source::{Target, Tensor, TensorId, WeightSource},
     whole_file,
 };
@@ -28,12 +27,6 @@ pub const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// Bytes of `config.json`.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
-/// Bytes of the list of weight files.
-const MAX_INDEX_BYTES: u64 = 1 << 24;
-/// Bytes of a weight file's header.
-const MAX_HEADER_BYTES: u64 = 1 << 24;
-/// Weight files of a model.
-const MAX_SHARDS: usize = 1 << 10;
 
 /// Why a directory is no model that can be run.
 #[derive(Debug, thiserror::Error)]
@@ -101,9 +94,7 @@ pub enum SafetensorsSourceError {
 pub struct SafetensorsSource {
     directory: PathBuf,
     config: ModelConfig,
-    shards: Vec<MappedFile>,
-    /// Which shard a tensor is in, and where.
-    tensors: HashMap<String, (usize, StoredTensor)>,
+    shards: Shards,
 }
 
 impl SafetensorsSource {
@@ -112,41 +103,22 @@ impl SafetensorsSource {
     /// # Errors
     /// If a file is missing or broken, the architecture is another one, or a tensor is missing or too many.
     pub fn open(directory: &Path) -> Result<Self, SafetensorsSourceError> {
-        let path = directory.join(CONFIG_FILE);
-        let json = whole_file::read(&path, MAX_CONFIG_BYTES)
-            .map_err(|source| SafetensorsSourceError::Read { path: path.clone(), source })?;
-        let HfConfig { model, biased } =
+        let (path, json) = read_config(directory)?;
+        let HfConfig { model: config, biased } =
             HfConfig::parse(&json).map_err(|source| SafetensorsSourceError::Config { path, source })?;
-        let mut source = Self {
-            directory: directory.to_path_buf(),
-            config: model,
-            shards: Vec::new(),
-            tensors: HashMap::new(),
-        };
-        for file in weight_files(directory)? {
-            source.add_shard(&directory.join(file))?;
-        }
+        let shards = Shards::open(directory, OtherTypes::Refused)?;
+        let source = Self { directory: directory.to_path_buf(), config, shards };
         source.check_tensors(&biased)?;
         Ok(source)
     }
 
-    fn add_shard(&mut self, path: &Path) -> Result<(), SafetensorsSourceError> {
-        let map = MappedFile::open(path)
-            .map_err(|source| SafetensorsSourceError::Read { path: path.to_path_buf(), source })?;
-        let contents = read_contents(&map, MAX_HEADER_BYTES)
-            .map_err(|source| SafetensorsSourceError::Weights { path: path.to_path_buf(), source })?;
-        let shard = self.shards.len();
-        self.shards.push(map);
-        for (name, stored) in contents {
-            if self.tensors.insert(name.clone(), (shard, stored)).is_some() {
-                return Err(SafetensorsSourceError::Duplicate { path: self.directory.clone(), tensor: name });
-            }
-        }
-        Ok(())
+    /// The weight files.
+    pub(crate) fn shards(&self) -> &Shards {
+        &self.shards
     }
 
     fn check_tensors(&self, biased: &[Target]) -> Result<(), SafetensorsSourceError> {
-        let shape = |name: &str| self.tensors.get(name)?.1.matrix_shape();
+        let shape = |name: &str| self.shards.tensor(name)?.matrix_shape();
         layout::check_tensors(
             &self.config,
             layout::required_tensors(&self.config, biased),
@@ -159,8 +131,8 @@ impl SafetensorsSource {
         // Some models store a tied head once more; transformers ignores it too.
         known.insert(tensor_name(TensorId::Weight(0, Target::LmHead)));
         // Old files keep the rotary frequencies, which the configuration gives as well.
-        let unknown = |name: &&String| !known.contains(*name) && !name.ends_with(".rotary_emb.inv_freq");
-        match self.tensors.keys().filter(unknown).min() {
+        let unknown = |name: &&str| !known.contains(*name) && !name.ends_with(".rotary_emb.inv_freq");
+        match self.shards.names().find(unknown) {
             None => Ok(()),
             Some(tensor) => Err(SafetensorsSourceError::UnknownTensor {
                 path: self.directory.clone(),
@@ -179,53 +151,36 @@ impl WeightSource for SafetensorsSource {
         if self.config.tied_head && id == TensorId::Weight(0, Target::LmHead) {
             return None;
         }
-        let (shard, stored) = self.tensors.get(&tensor_name(id))?;
+        let name = tensor_name(id);
+        let stored = self.shards.tensor(&name)?;
         let [rows, cols] = stored.matrix_shape()?;
-        let data = self.shards.get(*shard)?.get(stored.range.clone())?;
-        Some(Tensor { kind: stored.kind, rows, cols, data: data.into() })
+        Some(Tensor { kind: stored.kind, rows, cols, data: self.shards.bytes(&name)?.into() })
+    }
+
+    fn kind(&self, id: TensorId) -> Option<TensorType> {
+        self.tensor(id).map(|tensor| tensor.kind)
     }
 
     fn release(&self, id: TensorId) {
-        if let Some((shard, stored)) = self.tensors.get(&tensor_name(id)) {
-            self.shards[*shard].release(stored.range.clone());
-        }
+        self.shards.release(&tensor_name(id));
     }
 
     fn unchanged(&self) -> bool {
-        self.shards.iter().all(MappedFile::unchanged)
+        self.shards.unchanged()
     }
 }
 
-/// The names of a directory's weight files.
-fn weight_files(directory: &Path) -> Result<BTreeSet<String>, SafetensorsSourceError> {
-    let path = directory.join(INDEX_FILE);
-    let json = whole_file::read_if_there(&path, MAX_INDEX_BYTES)
-        .map_err(|source| SafetensorsSourceError::Read { path: path.clone(), source })?;
-    match json {
-        None => Ok(BTreeSet::from([SINGLE_FILE.to_owned()])),
-        Some(json) => shard_names(&json).map_err(|reason| SafetensorsSourceError::Index { path, reason }),
-    }
-}
-
-fn shard_names(json: &[u8]) -> Result<BTreeSet<String>, String> {
-    #[derive(Deserialize)]
-    struct Index {
-        weight_map: HashMap<String, String>,
-    }
-    let index: Index = small_json::parse(json).map_err(|error| error.to_string())?;
-    let names: BTreeSet<String> = index.weight_map.into_values().collect();
-    if names.is_empty() || names.len() > MAX_SHARDS {
-        return Err(format!("it names {} files, and 1 to {MAX_SHARDS} are read", names.len()));
-    }
-    // A name that leads out of the directory would read what nobody asked for.
-    match names.iter().find(|name| Path::new(name).file_name() != Some(name.as_ref())) {
-        Some(name) => Err(format!("\"{}\" is not a plain file name", name.escape_debug())),
-        None => Ok(names),
+/// `config.json` of a directory, not parsed yet, and where it is.
+pub(crate) fn read_config(directory: &Path) -> Result<(PathBuf, Vec<u8>), SafetensorsSourceError> {
+    let path = directory.join(CONFIG_FILE);
+    match whole_file::read(&path, MAX_CONFIG_BYTES) {
+        Ok(json) => Ok((path, json)),
+        Err(source) => Err(SafetensorsSourceError::Read { path, source }),
     }
 }
 
 /// What the files call a tensor.
-fn tensor_name(id: TensorId) -> String {
+pub(crate) fn tensor_name(id: TensorId) -> String {
     match id {
         TensorId::TokenEmbedding => "model.embed_tokens.weight".to_owned(),
         TensorId::OutputNorm => "model.norm.weight".to_owned(),

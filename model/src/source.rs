@@ -68,6 +68,9 @@ pub trait WeightSource {
     /// its shape is checked by the caller against the configuration.
     fn tensor(&self, id: TensorId) -> Option<Tensor<'_>>;
 
+    /// How a tensor is encoded, found out without reading it; `None` as for [`tensor`](Self::tensor).
+    fn kind(&self, id: TensorId) -> Option<TensorType>;
+
     /// The tensor has been copied and will not be read again soon: memory that only caches it may be given back.
     fn release(&self, _id: TensorId) {}
 

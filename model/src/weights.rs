@@ -1,20 +1,22 @@
 //! The frozen weights, packed for the CPU.
 
-use std::sync::{
-    Mutex, PoisonError,
-    atomic::{AtomicU64, AtomicUsize, Ordering},
-};
+use std::{convert::Infallible, sync::Arc};
 
-use kernels::{
-    Activations, Arena, Forms, LinearPart, PackError, PackedMatrix, linear, quant::dequantize_row,
-};
+use kernels::{Activations, Arena, PackError, PackedMatrix, quant::dequantize_row};
 
 use crate::{
     config::ModelConfig,
+    embedding::Embedding,
     forward::{BaseLayers, Compute, LinearGroup, Norms},
-    layout::{BLOCK_TARGETS, linear_shape},
+    layout::{BLOCK_TARGETS, linear_shape, tensor_shape},
+    packing::{Told, pack_all},
+    safetensors_source::module_name,
+    site_weights::{Linear, SiteWeights},
+    sites::{SiteCall, SiteId, SiteOp, SitePath},
     source::{Target, TensorId, WeightSource},
 };
+
+pub use crate::packing::LoadProgress;
 
 /// Why weights could not be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -44,35 +46,6 @@ pub enum WeightsError {
     },
 }
 
-/// A linear layer.
-#[derive(Debug)]
-struct Linear {
-    matrix: PackedMatrix,
-    bias: Option<Vec<f32>>,
-}
-
-/// All linear layers of a model and its token embedding.
-#[derive(Debug)]
-pub struct Weights {
-    /// `[layer][q, k, v, o, gate, up, down]`.
-    layers: Vec<[Linear; 7]>,
-    /// `None` if the head shares the embedding's weights.
-    head: Option<Linear>,
-    embedding: PackedMatrix,
-}
-
-/// How much of the weights has been read and packed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LoadProgress {
-    /// Elements that are packed.
-    pub done: u64,
-    /// Elements of all linear layers and the embedding.
-    pub total: u64,
-}
-
-/// Memory for weights is asked for in pieces of this size, so that small matrices share huge pages.
-const ARENA_CHUNK_BYTES: usize = 32 << 20;
-
 /// The targets of a group and the column of the group's output at which each begins.
 #[must_use]
 pub fn group_targets(config: &ModelConfig, group: LinearGroup) -> Vec<(Target, usize)> {
@@ -92,79 +65,85 @@ pub fn group_targets(config: &ModelConfig, group: LinearGroup) -> Vec<(Target, u
     targets.iter().map(place).collect()
 }
 
-impl Weights {
-    /// Reads and packs all tensors with `threads` threads.
-    ///
-    /// # Errors
-    ///
-    /// A tensor is missing or has another shape than the configuration implies, or memory runs out.
-    pub fn load(source: &(dyn WeightSource + Sync), threads: usize) -> Result<Self, WeightsError> {
-        Self::load_telling(source, threads, &|_| {})
-    }
+/// Base layers of a known architecture with all weights in memory: four sites a block, then the head.
+#[derive(Debug)]
+pub struct ResidentLayers {
+    sites: SiteWeights,
+    embedding: Embedding,
+    config: ModelConfig,
+}
 
-    /// Like [`load`](Self::load), and tells `told`, from any of the threads, how far it is.
+impl ResidentLayers {
+    /// Reads and packs all linear layers and the token embedding with `threads` threads, and tells `told`, from any of
+    /// them, how far it is.
     ///
     /// # Errors
     ///
     /// A tensor is missing or has another shape than the configuration implies, or memory runs out.
-    pub fn load_telling(
+    pub fn load(
         source: &(dyn WeightSource + Sync),
         threads: usize,
-        told: &(dyn Fn(LoadProgress) + Sync),
+        told: Told<'_>,
     ) -> Result<Self, WeightsError> {
         let config = source.config();
-        let ids = || (0..config.layers).flat_map(|layer| BLOCK_TARGETS.map(|target| (layer, target)));
-        let mut jobs: Vec<Job> = ids().map(|(layer, target)| Job::Linear(layer, target)).collect();
-        // The largest first, so that no thread ends up alone with it.
-        jobs.insert(0, Job::Embedding);
-        if !config.tied_head {
-            jobs.insert(0, Job::Linear(0, Target::LmHead));
-        }
-        let mut packed = pack_all(source, &jobs, threads, told)?.into_iter();
+        let jobs = jobs(config);
+        let elements = |job: &Job| job.elements(config);
+        let packed = pack_all(&jobs, elements, threads, told, |arena, &job| pack(source, arena, job))?;
+        let mut packed = packed.into_iter();
         let mut next = || packed.next().expect("one result a job");
         let head = (!config.tied_head).then(&mut next);
-        let embedding = next().matrix;
-        let layers = (0..config.layers).map(|_| std::array::from_fn(|_| next())).collect();
-        Ok(Self { layers, head, embedding })
+        let embedding = Embedding::new(next().matrix);
+        let mut sites = Vec::with_capacity(4 * config.layers + 1);
+        for _ in 0..config.layers {
+            // As `BLOCK_TARGETS` has them.
+            let [q, k, v, o, gate, up, down] = std::array::from_fn(|_| next());
+            sites.extend([vec![q, k, v], vec![o], vec![gate, up], vec![down]]);
+        }
+        sites.push(vec![head.unwrap_or_else(|| tied_head(&embedding))]);
+        Ok(Self { sites: SiteWeights::new(sites), embedding, config: config.clone() })
+    }
+
+    /// The linear layers.
+    #[must_use]
+    pub fn sites(&self) -> &SiteWeights {
+        &self.sites
+    }
+
+    /// The linear layers alone, for those who leave the rest of the pass to others.
+    #[must_use]
+    pub fn into_sites(self) -> SiteWeights {
+        self.sites
+    }
+
+    /// The token embedding.
+    #[must_use]
+    pub fn embedding(&self) -> &Embedding {
+        &self.embedding
+    }
+
+    /// The model's shape.
+    #[must_use]
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
     }
 
     /// Bytes of memory.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        let layers = self.layers.iter().flatten().chain(&self.head);
-        layers.map(|linear| linear.matrix.bytes()).sum::<usize>() + self.embedding.bytes()
+        // A tied head is counted among the sites.
+        self.sites.bytes() + if self.config.tied_head { 0 } else { self.embedding.bytes() }
     }
 
-    /// True if every layer takes its activations unrounded.
-    #[must_use]
-    pub fn is_exact(&self) -> bool {
-        self.layers.iter().flatten().chain(&self.head).all(|linear| linear.matrix.is_exact())
+    /// The call that a pass makes for a group.
+    pub(crate) fn call(&self, layer: usize, group: LinearGroup) -> SiteCall {
+        let site = SiteId::of(self.config.layers, layer, group);
+        SiteCall { site, part: None, op: SiteOp::Forward, path: SitePath::Fast }
     }
-
-    fn part(&self, layer: usize, target: Target, column: usize) -> LinearPart<'_> {
-        let linear = match target {
-            Target::LmHead => match &self.head {
-                Some(head) => head,
-                None => {
-                    return LinearPart { matrix: &self.embedding, bias: None, column };
-                }
-            },
-            _ => &self.layers[layer][target as usize],
-        };
-        LinearPart { matrix: &linear.matrix, bias: linear.bias.as_deref(), column }
-    }
-}
-
-/// Base layers with all weights in memory.
-#[derive(Debug)]
-pub struct ResidentLayers {
-    /// The weights.
-    pub weights: Weights,
-    /// The shape they have.
-    pub config: ModelConfig,
 }
 
 impl BaseLayers for ResidentLayers {
+    type Error = Infallible;
+
     fn linear(
         &mut self,
         compute: &mut Compute,
@@ -172,20 +151,13 @@ impl BaseLayers for ResidentLayers {
         group: LinearGroup,
         x: &mut Activations,
         out: &mut [f32],
-    ) {
-        let targets = group_targets(&self.config, group);
-        let parts: Vec<LinearPart<'_>> =
-            targets.iter().map(|&(target, column)| self.weights.part(layer, target, column)).collect();
-        let forms = parts.iter().fold(Forms::default(), |forms, part| forms.and(part.matrix.forms()));
-        x.prepare(&mut compute.pool, compute.isa, forms);
-        let stride = parts.iter().map(|part| part.matrix.rows()).sum();
-        linear(&mut compute.pool, compute.isa, x, &parts, out, stride);
+    ) -> Result<(), Infallible> {
+        self.sites.evaluate(compute, self.call(layer, group), x, out);
+        Ok(())
     }
 
     fn embed(&self, tokens: &mut dyn Iterator<Item = u32>, out: &mut [f32]) {
-        for (token, row) in tokens.zip(out.chunks_exact_mut(self.config.hidden_size)) {
-            self.weights.embedding.read_row(token as usize, row);
-        }
+        self.embedding.embed(tokens, out);
     }
 }
 
@@ -197,68 +169,57 @@ enum Job {
 }
 
 impl Job {
+    fn weight(self) -> TensorId {
+        match self {
+            Self::Embedding => TensorId::TokenEmbedding,
+            Self::Linear(layer, target) => TensorId::Weight(layer, target),
+        }
+    }
+
     /// Elements of its matrix, as the configuration implies.
     fn elements(self, config: &ModelConfig) -> u64 {
-        let (rows, cols) = match self {
-            Self::Embedding => (config.vocab_size, config.hidden_size),
-            Self::Linear(_, target) => linear_shape(config, target).into(),
-        };
+        let [rows, cols] = tensor_shape(config, self.weight());
         (rows as u64).saturating_mul(cols as u64)
     }
 }
 
-/// Packs `jobs`, in their order.
-fn pack_all(
-    source: &(dyn WeightSource + Sync),
-    jobs: &[Job],
-    threads: usize,
-    told: &(dyn Fn(LoadProgress) + Sync),
-) -> Result<Vec<Linear>, WeightsError> {
-    let config = source.config();
-    let total = jobs.iter().map(|job| job.elements(config)).sum();
-    let (next, done) = (AtomicUsize::new(0), AtomicU64::new(0));
-    let arena = Arena::new(ARENA_CHUNK_BYTES);
-    let results: Mutex<Vec<Option<Result<Linear, WeightsError>>>> =
-        Mutex::new(jobs.iter().map(|_| None).collect());
-    std::thread::scope(|scope| {
-        for _ in 0..threads.max(1) {
-            scope.spawn(|| {
-                loop {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(&job) = jobs.get(index) else { break };
-                    let result = pack(source, &arena, job);
-                    results.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(result);
-                    let elements = job.elements(config);
-                    let done = done.fetch_add(elements, Ordering::Relaxed) + elements;
-                    told(LoadProgress { done, total });
-                }
-            });
-        }
-    });
-    let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
-    results.into_iter().map(|result| result.expect("every job was taken")).collect()
+/// Head, embedding, then block after block: the largest first, so that no thread ends up alone with them.
+fn jobs(config: &ModelConfig) -> Vec<Job> {
+    let head = (!config.tied_head).then_some(Job::Linear(0, Target::LmHead));
+    let block = |layer| BLOCK_TARGETS.map(|target| Job::Linear(layer, target));
+    head.into_iter().chain([Job::Embedding]).chain((0..config.layers).flat_map(block)).collect()
 }
 
 fn pack(source: &dyn WeightSource, arena: &Arena, job: Job) -> Result<Linear, WeightsError> {
-    let config = source.config();
-    let (weight, bias, shape) = match job {
-        Job::Embedding => (TensorId::TokenEmbedding, None, (config.vocab_size, config.hidden_size)),
+    let matrix = Arc::new(pack_tensor(source, arena, job.weight())?);
+    let (name, bias) = match job {
+        Job::Embedding => (String::new(), None),
         Job::Linear(layer, target) => {
-            let bias = TensorId::Bias(layer, target);
-            (TensorId::Weight(layer, target), Some(bias), linear_shape(config, target).into())
+            let bias = read_vector(source, TensorId::Bias(layer, target), matrix.rows())?;
+            (module_name(layer, target), bias)
         }
     };
-    let tensor = source.tensor(weight).ok_or(WeightsError::Missing(weight))?;
-    expect_shape(weight, shape, (tensor.rows, tensor.cols))?;
+    Ok(Linear { name, matrix, bias })
+}
+
+fn tied_head(embedding: &Embedding) -> Linear {
+    let name = module_name(0, Target::LmHead);
+    Linear { name, matrix: Arc::clone(embedding.matrix()), bias: None }
+}
+
+/// Reads and packs one matrix.
+pub(crate) fn pack_tensor(
+    source: &dyn WeightSource,
+    arena: &Arena,
+    id: TensorId,
+) -> Result<PackedMatrix, WeightsError> {
+    let tensor = source.tensor(id).ok_or(WeightsError::Missing(id))?;
+    expect_shape(id, tensor_shape(source.config(), id).into(), (tensor.rows, tensor.cols))?;
     let matrix = PackedMatrix::pack_in(arena, tensor.kind, &tensor.data, tensor.rows, tensor.cols)
-        .map_err(|source| WeightsError::Pack { id: weight, source })?;
+        .map_err(|source| WeightsError::Pack { id, source })?;
     drop(tensor);
-    source.release(weight);
-    let bias = match bias {
-        Some(id) => read_vector(source, id, shape.0)?,
-        None => None,
-    };
-    Ok(Linear { matrix, bias })
+    source.release(id);
+    Ok(matrix)
 }
 
 fn expect_shape(id: TensorId, expected: (usize, usize), found: (usize, usize)) -> Result<(), WeightsError> {

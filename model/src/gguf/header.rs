@@ -61,6 +61,8 @@ pub(super) struct TensorInfo {
 pub(super) struct Header {
     pub(super) metadata: HashMap<String, Value>,
     pub(super) tensors: Vec<(String, TensorInfo)>,
+    /// Where metadata and table end.
+    pub(super) bytes: usize,
 }
 
 /// A tensor as declared, its offset not yet checked.
@@ -90,7 +92,7 @@ impl Header {
         let declared = read_tensor_table(&mut cursor, tensor_count)?;
         let header_bytes = file.len() - cursor.rest.len();
         let tensors = place(declared, header_bytes, alignment, file.len())?;
-        Ok(Self { metadata, tensors })
+        Ok(Self { metadata, tensors, bytes: header_bytes })
     }
 }
 

@@ -1,0 +1,57 @@
+//! Packs many matrices at once, with all threads there are.
+
+use std::sync::{
+    Mutex, PoisonError,
+    atomic::{AtomicU64, AtomicUsize, Ordering},
+};
+
+use kernels::Arena;
+
+/// How much of the weights has been read and packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LoadProgress {
+    /// Elements that are packed.
+    pub done: u64,
+    /// Elements of all linear layers and the embedding.
+    pub total: u64,
+}
+
+/// Who is told, from any of the threads, how far it is.
+pub(crate) type Told<'a> = &'a (dyn Fn(LoadProgress) + Sync);
+
+/// Memory for weights is asked for in pieces of this size, so that small matrices share huge pages.
+const ARENA_CHUNK_BYTES: usize = 32 << 20;
+
+/// Packs `jobs` with `threads` threads, and returns what came of them in their order. A job has `elements`.
+///
+/// # Errors
+/// That of the first job, in their order, that has one.
+pub(crate) fn pack_all<J: Sync, T: Send, E: Send>(
+    jobs: &[J],
+    elements: impl Fn(&J) -> u64 + Sync,
+    threads: usize,
+    told: Told<'_>,
+    pack: impl Fn(&Arena, &J) -> Result<T, E> + Sync,
+) -> Result<Vec<T>, E> {
+    let total = jobs.iter().map(&elements).fold(0, u64::saturating_add);
+    let (next, done) = (AtomicUsize::new(0), AtomicU64::new(0));
+    let arena = Arena::new(ARENA_CHUNK_BYTES);
+    let results: Mutex<Vec<Option<Result<T, E>>>> = Mutex::new(jobs.iter().map(|_| None).collect());
+    std::thread::scope(|scope| {
+        for _ in 0..threads.max(1) {
+            scope.spawn(|| {
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    let Some(job) = jobs.get(index) else { break };
+                    let result = pack(&arena, job);
+                    results.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(result);
+                    let elements = elements(job);
+                    let done = done.fetch_add(elements, Ordering::Relaxed) + elements;
+                    told(LoadProgress { done, total });
+                }
+            });
+        }
+    });
+    let results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    results.into_iter().map(|result| result.expect("every job was taken")).collect()
+}

@@ -1,0 +1,226 @@
+//! A base of which only the linear layers are served: its clients run the rest of the pass, so that any architecture
+//! will do.
+//!
+//! Of architectures that the resident engine knows, the sites are its groups; of others, in a safetensors directory,
+//! every linear layer is a site of its own.
+
+mod files;
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
+
+use kernels::{Activations, Isa, PackError, Pool};
+
+pub use crate::packing::LoadProgress;
+pub use files::{MAX_NAME_BYTES, MAX_SITES};
+
+use crate::{
+    forward::Compute,
+    identity,
+    open::{ModelFiles, OpenError},
+    packing::Told,
+    safetensors_source::SafetensorsSourceError,
+    site_weights::SiteWeights,
+    sites::{EvaluateSites, Site, SiteCall},
+    source::WeightSource,
+    weights::{ResidentLayers, WeightsError},
+};
+pub(crate) use files::LinearFiles;
+
+/// Why a model's linear layers cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum SiteModelError {
+    /// There is no model, or one that is broken.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The configuration is refused.
+    #[error("{}: {reason}; use a model whose config.json names its model_type", path.display())]
+    Config {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A linear layer is refused.
+    #[error("{}: tensor `{tensor}` {reason}; convert the model again", path.display())]
+    Tensor {
+        /// The directory.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// There are none, or too many.
+    #[error("{} has {found} linear layers, and 1 to {MAX_SITES} are served; is it a language model?", path.display())]
+    Count {
+        /// The directory.
+        path: PathBuf,
+        /// How many there are.
+        found: usize,
+    },
+    /// The weights cannot be loaded.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// A tensor cannot be packed.
+    #[error("cannot pack `{tensor}`; free memory or use a smaller model")]
+    Pack {
+        /// The tensor.
+        tensor: String,
+        /// Cause.
+        source: PackError,
+    },
+    /// The files were written to while they were read.
+    #[error(
+        "{} was written to while it was loaded, so its weights cannot be trusted; start again once it is whole",
+        path.display()
+    )]
+    Changed {
+        /// The file or directory.
+        path: PathBuf,
+    },
+    /// The threads cannot be started.
+    #[error("cannot start threads for cores {cores:?}; raise the limit of threads or name fewer cores")]
+    Threads {
+        /// The cores asked for.
+        cores: Vec<usize>,
+        /// Cause.
+        source: io::Error,
+    },
+}
+
+impl From<SafetensorsSourceError> for SiteModelError {
+    fn from(error: SafetensorsSourceError) -> Self {
+        Self::Open(error.into())
+    }
+}
+
+/// What there is to say of a base.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BaseFacts {
+    /// Name of its file or directory.
+    pub name: String,
+    /// Its architecture, as its files say.
+    pub architecture: String,
+    /// What tells it from others: the resident engine's, where that knows the architecture.
+    pub identity: [u8; 32],
+    /// Longest sequence in tokens, where the architecture is known.
+    pub context_length: Option<usize>,
+}
+
+/// The linear layers of a base, with the threads that compute them.
+#[derive(Debug)]
+pub struct SiteModel {
+    weights: SiteWeights,
+    compute: Compute,
+    facts: BaseFacts,
+}
+
+impl SiteModel {
+    /// Reads and packs the linear layers of the model at `path` and starts a thread on each of `cores`; the thread that
+    /// first evaluates is pinned to the first. Without cores there is one thread, not pinned.
+    ///
+    /// # Errors
+    /// If there is no model, one that is broken or was written to meanwhile, or no memory or threads for it.
+    pub fn open(path: &Path, cores: &[usize]) -> Result<Self, SiteModelError> {
+        Self::open_telling(path, cores, &|_| {})
+    }
+
+    /// As [`open`](Self::open), and tells `told`, from any of the threads, how far it is.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_telling(
+        path: &Path,
+        cores: &[usize],
+        told: &(dyn Fn(LoadProgress) + Sync),
+    ) -> Result<Self, SiteModelError> {
+        let files = ModelFiles::at(path)?;
+        let (weights, facts) = match files.weights() {
+            Ok(source) => grouped(&*source, files.path(), cores.len(), told)?,
+            Err(error) => match (error.is_of_configuration(), &files) {
+                (true, ModelFiles::Directory(directory)) => each_its_own(directory, cores.len(), told)?,
+                _ => return Err(error.into()),
+            },
+        };
+        let pool =
+            Pool::new(cores).map_err(|source| SiteModelError::Threads { cores: cores.to_vec(), source })?;
+        Ok(Self { weights, compute: Compute { pool, isa: Isa::best() }, facts })
+    }
+
+    /// What there is to say of it.
+    #[must_use]
+    pub fn facts(&self) -> &BaseFacts {
+        &self.facts
+    }
+
+    /// Bytes of the packed weights.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.weights.bytes()
+    }
+
+    /// True if every layer takes its activations unrounded.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        self.weights.is_exact()
+    }
+}
+
+impl EvaluateSites for SiteModel {
+    fn sites(&self) -> &[Site] {
+        self.weights.sites()
+    }
+
+    fn evaluate(&mut self, call: SiteCall, x: &mut Activations, out: &mut [f32]) {
+        self.weights.evaluate(&mut self.compute, call, x, out);
+    }
+}
+
+/// The groups of a known architecture.
+fn grouped(
+    source: &(dyn WeightSource + Sync),
+    path: &Path,
+    threads: usize,
+    told: Told<'_>,
+) -> Result<(SiteWeights, BaseFacts), SiteModelError> {
+    let weights = ResidentLayers::load(source, threads, told)?.into_sites();
+    let config = source.config();
+    let facts = BaseFacts {
+        name: name(path),
+        architecture: config.architecture.clone(),
+        identity: identity::of_base(source),
+        context_length: Some(config.context_length),
+    };
+    if source.unchanged() { Ok((weights, facts)) } else { Err(changed(path)) }
+}
+
+/// Every linear layer of a directory.
+fn each_its_own(
+    directory: &Path,
+    threads: usize,
+    told: Told<'_>,
+) -> Result<(SiteWeights, BaseFacts), SiteModelError> {
+    let files = LinearFiles::open(directory)?;
+    let weights = files.pack(threads, told)?;
+    let facts = BaseFacts {
+        name: name(directory),
+        architecture: files.architecture().to_owned(),
+        identity: files.identity(),
+        context_length: None,
+    };
+    if files.shards().unchanged() { Ok((weights, facts)) } else { Err(changed(directory)) }
+}
+
+fn changed(path: &Path) -> SiteModelError {
+    SiteModelError::Changed { path: path.to_path_buf() }
+}
+
+fn name(path: &Path) -> String {
+    // A directory may be given as `.`.
+    let whole = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    let named = if path.file_name().is_some() { path } else { &whole };
+    named.file_name().map_or_else(|| "base".to_owned(), |name| name.display().to_string())
+}

@@ -1,0 +1,134 @@
+//! The linear layers of a model in memory, by site: the weights of every base that is served, whatever its architecture.
+
+use std::sync::Arc;
+
+use kernels::{Activations, Forms, LinearPart, PackedMatrix, linear, linear_transposed, linear_unrounded};
+
+use crate::{
+    forward::Compute,
+    sites::{EvaluateSites, Site, SiteCall, SiteId, SiteOp, SitePart, SitePath},
+};
+
+/// A linear layer.
+#[derive(Debug)]
+pub(crate) struct Linear {
+    /// The module's name.
+    pub(crate) name: String,
+    /// `[out, in]`; shared where two layers have the same weights.
+    pub(crate) matrix: Arc<PackedMatrix>,
+    /// `[out]`.
+    pub(crate) bias: Option<Vec<f32>>,
+}
+
+/// All sites of a model.
+#[derive(Debug)]
+pub struct SiteWeights {
+    sites: Vec<Site>,
+    /// The linear layers of each site.
+    layers: Vec<Vec<Linear>>,
+}
+
+impl SiteWeights {
+    /// Takes the linear layers of each site; those of a site have the same input.
+    pub(crate) fn new(layers: Vec<Vec<Linear>>) -> Self {
+        let sites = layers.iter().map(|layers| site(layers)).collect();
+        Self { sites, layers }
+    }
+
+    /// The sites there are.
+    #[must_use]
+    pub fn sites(&self) -> &[Site] {
+        &self.sites
+    }
+
+    /// Bytes of memory; weights that are shared count once for each layer.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.layers.iter().flatten().map(|linear| linear.matrix.bytes()).sum()
+    }
+
+    /// True if every layer takes its activations unrounded.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        self.sites.iter().all(|site| site.fast_is_linear)
+    }
+
+    /// Elements of a row of a site's outputs, all parts side by side.
+    pub(crate) fn outputs(&self, site: SiteId) -> usize {
+        self.sites[site.0 as usize].parts.iter().map(|part| part.rows).sum()
+    }
+
+    /// Evaluates `call` for all rows of `x` into rows of `out`.
+    ///
+    /// # Panics
+    /// If the call's shape is not that of the site.
+    pub fn evaluate(&self, compute: &mut Compute, call: SiteCall, x: &mut Activations, out: &mut [f32]) {
+        let site = &self.sites[call.site.0 as usize];
+        let (inputs, outputs) = site.widths(call.part, call.op).expect("the site has the part");
+        assert_eq!(x.width(), inputs, "rows are as wide as what goes in");
+        let (parts, rows) = (self.parts(call), x.rows());
+        let out = &mut out[..rows * outputs];
+        let Compute { pool, isa } = compute;
+        match call {
+            SiteCall { op: SiteOp::Backward, .. } => {
+                linear_transposed(pool, *isa, x.values(), rows, inputs, &parts, out);
+            }
+            // Where the fast path rounds nothing, it is the linear one: both give the same bits.
+            SiteCall { path: SitePath::Linear, .. } if !site.fast_is_linear => {
+                linear_unrounded(pool, *isa, x, &parts, out, outputs);
+            }
+            _ => {
+                let forms = parts.iter().fold(Forms::default(), |forms, part| forms.and(part.matrix.forms()));
+                x.prepare(pool, *isa, forms);
+                linear(pool, *isa, x, &parts, out, outputs);
+            }
+        }
+    }
+
+    /// The layers that `call` is about, and where their outputs lie in a row.
+    fn parts(&self, call: SiteCall) -> Vec<LinearPart<'_>> {
+        let layers = &self.layers[call.site.0 as usize];
+        let layers = match call.part {
+            None => &layers[..],
+            Some(part) => std::slice::from_ref(&layers[usize::from(part)]),
+        };
+        let mut parts = Vec::with_capacity(layers.len());
+        let mut column = 0;
+        for linear in layers {
+            let bias = linear.bias.as_deref().filter(|_| call.op == SiteOp::Forward);
+            parts.push(LinearPart { matrix: &linear.matrix, bias, column });
+            column += linear.matrix.rows();
+        }
+        parts
+    }
+}
+
+fn site(layers: &[Linear]) -> Site {
+    let part = |linear: &Linear| SitePart {
+        name: linear.name.clone(),
+        rows: linear.matrix.rows(),
+        has_bias: linear.bias.is_some(),
+    };
+    Site {
+        columns: layers.first().map_or(0, |linear| linear.matrix.columns()),
+        parts: layers.iter().map(part).collect(),
+        fast_is_linear: layers.iter().all(|linear| linear.matrix.is_exact()),
+    }
+}
+
+/// The sites of weights that somebody else owns, with the threads he computes with.
+#[derive(Debug)]
+pub(crate) struct LentSites<'a> {
+    pub(crate) weights: &'a SiteWeights,
+    pub(crate) compute: &'a mut Compute,
+}
+
+impl EvaluateSites for LentSites<'_> {
+    fn sites(&self) -> &[Site] {
+        self.weights.sites()
+    }
+
+    fn evaluate(&mut self, call: SiteCall, x: &mut Activations, out: &mut [f32]) {
+        self.weights.evaluate(self.compute, call, x, out);
+    }
+}

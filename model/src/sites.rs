@@ -1,0 +1,218 @@
+//! Single linear groups of a base, for those who run the rest of the pass elsewhere.
+//!
+//! A *site* is a linear group with a number: `[q | k | v]` of layer 0 is site 0, `o` site 1, `[gate | up]` site 2, `down`
+//! site 3, and so on; the head is the last. Of a base whose architecture is not known, every linear layer is a site.
+//! A call takes rows through a site, forward or backward, and leaves nothing behind.
+
+use std::convert::Infallible;
+
+use kernels::Activations;
+
+use crate::{
+    forward::{BaseLayers, Compute, LinearGroup},
+    site_weights::LentSites,
+    weights::ResidentLayers,
+};
+
+/// Which site, counted from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SiteId(pub u32);
+
+impl SiteId {
+    /// The site of a group of a known architecture with `layers` blocks.
+    #[must_use]
+    pub fn of(layers: usize, layer: usize, group: LinearGroup) -> Self {
+        let number = match group {
+            LinearGroup::Qkv => 4 * layer,
+            LinearGroup::O => 4 * layer + 1,
+            LinearGroup::GateUp => 4 * layer + 2,
+            LinearGroup::Down => 4 * layer + 3,
+            LinearGroup::Head => 4 * layers,
+        };
+        Self(u32::try_from(number).expect("a model has at most 1,024 layers"))
+    }
+
+    /// Layer and group of a site of a known architecture with `layers` blocks.
+    #[must_use]
+    pub fn group(self, layers: usize) -> Option<(usize, LinearGroup)> {
+        let number = self.0 as usize;
+        let groups = [LinearGroup::Qkv, LinearGroup::O, LinearGroup::GateUp, LinearGroup::Down];
+        match number {
+            head if head == 4 * layers => Some((0, LinearGroup::Head)),
+            beyond if beyond > 4 * layers => None,
+            _ => Some((number / 4, groups[number % 4])),
+        }
+    }
+}
+
+/// What is done with rows at a site.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum SiteOp {
+    /// `x Wᵀ + bias`.
+    Forward,
+    /// `x Wᵀ`.
+    ForwardNoBias,
+    /// `g W`: the gradient at the inputs, from that at the outputs.
+    Backward,
+}
+
+/// With which arithmetic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum SitePath {
+    /// As the resident engine computes; activations may be rounded to what the weights call for.
+    Fast,
+    /// Activations of 32 bits meet the weights as they are stored: linear up to the rounding of floats.
+    Linear,
+}
+
+/// What a call asks for, besides its rows. Calls that ask for the same are computed together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SiteCall {
+    /// Where.
+    pub site: SiteId,
+    /// One of the site's linear layers, or all of them side by side.
+    pub part: Option<u8>,
+    /// What.
+    pub op: SiteOp,
+    /// How. Backward is always linear.
+    pub path: SitePath,
+}
+
+/// A linear layer of a site.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SitePart {
+    /// The module's name, as in the model's own files or, for files that have others, in the Hugging Face layout
+    /// (`model.layers.0.self_attn.q_proj`).
+    pub name: String,
+    /// Output features.
+    pub rows: usize,
+    /// Whether it adds a bias.
+    pub has_bias: bool,
+}
+
+/// A site's shape.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Site {
+    /// Input features, the same for all parts.
+    pub columns: usize,
+    /// Its linear layers, whose outputs lie side by side.
+    pub parts: Vec<SitePart>,
+    /// The fast path takes activations unrounded, so that both paths are one.
+    pub fast_is_linear: bool,
+}
+
+impl Site {
+    /// Elements of a row that goes in and of one that comes out; `None` if there is no such part.
+    #[must_use]
+    pub fn widths(&self, part: Option<u8>, op: SiteOp) -> Option<(usize, usize)> {
+        let outputs = match part {
+            None => self.parts.iter().map(|part| part.rows).sum(),
+            Some(part) => self.parts.get(usize::from(part))?.rows,
+        };
+        Some(match op {
+            SiteOp::Forward | SiteOp::ForwardNoBias => (self.columns, outputs),
+            SiteOp::Backward => (outputs, self.columns),
+        })
+    }
+}
+
+/// Whoever can evaluate single sites.
+pub trait EvaluateSites {
+    /// The sites there are.
+    fn sites(&self) -> &[Site];
+
+    /// Evaluates `call` for all rows of `x` into rows of `out`.
+    ///
+    /// # Panics
+    /// If the call's shape is not that of the site: whoever lets calls in has compared them with [`Site::widths`].
+    fn evaluate(&mut self, call: SiteCall, x: &mut Activations, out: &mut [f32]);
+}
+
+/// Those whose calls are served in the course of somebody else's pass.
+pub trait Company {
+    /// A pass is about to evaluate `site`: others' urgent calls may be evaluated first, with `base`.
+    fn before_site(&mut self, site: SiteId, base: &mut dyn EvaluateSites);
+
+    /// Appends to `x` the rows of calls that ask for what the pass is about to evaluate
+    /// ([`Activations::append`]); says how many there are.
+    fn join(&mut self, call: SiteCall, x: &mut Activations) -> usize;
+
+    /// The outputs of the rows that joined, in the same order.
+    fn part(&mut self, out: &[f32]);
+}
+
+/// No company.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Alone;
+
+impl Company for Alone {
+    fn before_site(&mut self, _site: SiteId, _base: &mut dyn EvaluateSites) {}
+
+    fn join(&mut self, _call: SiteCall, _x: &mut Activations) -> usize {
+        0
+    }
+
+    fn part(&mut self, _out: &[f32]) {}
+}
+
+/// The base layers of a pass that others may join.
+pub(crate) struct JoinedLayers<'a> {
+    pub(crate) layers: &'a mut ResidentLayers,
+    pub(crate) company: &'a mut dyn Company,
+    /// Outputs of the pass's rows and of those that joined; kept between passes.
+    pub(crate) together: &'a mut Vec<f32>,
+}
+
+impl JoinedLayers<'_> {
+    /// Evaluates the pass's `own` rows and those that joined, and parts them again: what comes after has only its own.
+    fn evaluate_together(
+        &mut self,
+        compute: &mut Compute,
+        call: SiteCall,
+        x: &mut Activations,
+        own: usize,
+        out: &mut [f32],
+    ) {
+        let weights = self.layers.sites();
+        let (outputs, rows) = (weights.outputs(call.site), x.rows());
+        if self.together.len() < rows * outputs {
+            self.together.resize(rows * outputs, 0.0);
+        }
+        let together = &mut self.together[..rows * outputs];
+        weights.evaluate(compute, call, x, together);
+        x.truncate(own);
+        let (ours, theirs) = together.split_at(own * outputs);
+        out[..ours.len()].copy_from_slice(ours);
+        self.company.part(theirs);
+    }
+}
+
+impl BaseLayers for JoinedLayers<'_> {
+    type Error = Infallible;
+
+    fn linear(
+        &mut self,
+        compute: &mut Compute,
+        layer: usize,
+        group: LinearGroup,
+        x: &mut Activations,
+        out: &mut [f32],
+    ) -> Result<(), Infallible> {
+        let call = self.layers.call(layer, group);
+        self.company
+            .before_site(call.site, &mut LentSites { weights: self.layers.sites(), compute: &mut *compute });
+        let own = x.rows();
+        let joined = self.company.join(call, x);
+        assert_eq!(x.rows(), own + joined, "company appends as many rows as it says");
+        if joined == 0 {
+            self.layers.sites().evaluate(compute, call, x, out);
+        } else {
+            self.evaluate_together(compute, call, x, own, out);
+        }
+        Ok(())
+    }
+
+    fn embed(&self, tokens: &mut dyn Iterator<Item = u32>, out: &mut [f32]) {
+        self.layers.embed(tokens, out);
+    }
+}

@@ -1,0 +1,57 @@
+//! What a client needs of a model besides its linear layers, and how it gets there: a *sparse copy* of the model's own
+//! files, whole where they are small, with holes where the linear layers are.
+//!
+//! ```text
+//! executor                                     client
+//! SkeletonPlan::of(path) -> files, ranges -->  SparseCopy::create(directory, files, budget)
+//!               read(file, offset, bytes) -->  write(bytes) ... finish()
+//!                                              ClientBase::open(directory)
+//! ```
+//!
+//! The copy is opened with the readers of whole models. Who would run it is refused: it has [`SPARSE_COPY`].
+//!
+//! # Layout
+//! - this file: what both sides say of a file
+//! - [`plan`]: the executor's side
+//! - [`sparse_copy`]: the client's
+
+pub mod plan;
+pub mod sparse_copy;
+
+use std::{ops::Range, path::Path};
+
+pub use plan::{SkeletonError, SkeletonPlan, SkeletonReadError};
+pub use sparse_copy::{SparseCopy, SparseCopyError, Wanted};
+
+/// The file by which a sparse copy is told from a model.
+pub const SPARSE_COPY: &str = ".sparse-copy";
+
+/// Most files of a model.
+pub const MAX_FILES: usize = 1 << 11;
+/// Most ranges of a file.
+pub const MAX_RANGES: usize = 1 << 16;
+
+/// A file of which only some ranges are given out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SkeletonFile {
+    /// A plain file name.
+    pub name: String,
+    /// Its whole length.
+    pub bytes: u64,
+    /// What is given out: ascending, not empty, apart from each other, within the file.
+    pub ranges: Vec<Range<u64>>,
+}
+
+impl SkeletonFile {
+    /// Bytes that are given out.
+    #[must_use]
+    pub fn planned_bytes(&self) -> u64 {
+        self.ranges.iter().map(|range| range.end.saturating_sub(range.start)).fold(0, u64::saturating_add)
+    }
+}
+
+/// True if `directory` is a sparse copy, or `path` is a file in one.
+pub(crate) fn is_sparse_copy(path: &Path) -> bool {
+    let directory = if path.is_dir() { Some(path) } else { path.parent() };
+    directory.is_some_and(|directory| directory.join(SPARSE_COPY).exists())
+}

@@ -1,0 +1,229 @@
+//! Writes a sparse copy of a model's files from what an executor gives out.
+
+use std::{
+    collections::HashSet,
+    fs::{self, File},
+    io,
+    ops::Range,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
+    time::SystemTime,
+};
+
+use super::{MAX_FILES, MAX_RANGES, SPARSE_COPY, SkeletonFile};
+
+/// Longest file a copy may have, holes included.
+const MAX_FILE_BYTES: u64 = 1 << 44;
+/// Bytes of a file's name.
+const MAX_NAME_BYTES: usize = 255;
+
+/// Why a sparse copy was not made.
+#[derive(Debug, thiserror::Error)]
+pub enum SparseCopyError {
+    /// What the executor lists makes no sense.
+    #[error("the executor's list of files is refused: {reason}; it is broken or not to be trusted")]
+    List {
+        /// What is wrong.
+        reason: String,
+    },
+    /// It is more than the caller takes.
+    #[error(
+        "the skeleton has {planned} bytes and the limit is {budget}; raise it or use a copy of the model"
+    )]
+    Budget {
+        /// Bytes that would be fetched.
+        planned: u64,
+        /// Bytes that may be.
+        budget: u64,
+    },
+    /// More bytes came than were wanted.
+    #[error(
+        "the executor sent {found} bytes where at most {wanted} were wanted; it is broken or not to be trusted"
+    )]
+    Bytes {
+        /// How many were wanted.
+        wanted: u64,
+        /// How many came.
+        found: u64,
+    },
+    /// Something is still wanted.
+    #[error("the sparse copy is not complete: {missing} bytes are missing; fetch the rest first")]
+    Incomplete {
+        /// How many.
+        missing: u64,
+    },
+    /// The file system refuses.
+    #[error("cannot write {}: {source}; free space or name another directory", path.display())]
+    Write {
+        /// The file or directory.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// What is to be fetched next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Wanted {
+    /// Number of the file in the list.
+    pub file: usize,
+    /// First byte.
+    pub offset: u64,
+    /// How many, to the end of the range.
+    pub bytes: u64,
+}
+
+/// A sparse copy in the making: a directory under a temporary name beside its own, removed unless it is finished.
+#[derive(Debug)]
+pub struct SparseCopy {
+    directory: PathBuf,
+    temporary: PathBuf,
+    files: Vec<File>,
+    /// What is still to come, the next part last.
+    wanted: Vec<(usize, Range<u64>)>,
+}
+
+/// Tells apart the copies that this process makes at once.
+static COPIES: AtomicU64 = AtomicU64::new(0);
+
+impl SparseCopy {
+    /// Begins a copy that will be `directory`; of `files` at most `budget_bytes` may be given out.
+    ///
+    /// # Errors
+    /// If the list makes no sense or is beyond the budget, before anything is written; or a file cannot be made.
+    pub fn create(
+        directory: &Path,
+        files: &[SkeletonFile],
+        budget_bytes: u64,
+    ) -> Result<Self, SparseCopyError> {
+        check(files, budget_bytes)?;
+        let temporary = temporary_name(directory);
+        let parent = temporary.parent().unwrap_or(directory);
+        fs::create_dir_all(parent).map_err(cannot_write(parent))?;
+        fs::create_dir(&temporary).map_err(cannot_write(&temporary))?;
+        let mut copy =
+            Self { directory: directory.to_path_buf(), temporary, files: Vec::new(), wanted: Vec::new() };
+        let mark = copy.temporary.join(SPARSE_COPY);
+        fs::write(&mark, "A client's copy of a model, without its linear layers.\n")
+            .map_err(cannot_write(&mark))?;
+        for file in files {
+            let path = copy.temporary.join(&file.name);
+            copy.files.push(sparse(&path, file.bytes).map_err(cannot_write(&path))?);
+        }
+        let ranges = |(number, file): (usize, &SkeletonFile)| {
+            file.ranges.iter().map(|range| (number, range.clone())).collect::<Vec<_>>()
+        };
+        copy.wanted = files.iter().enumerate().flat_map(ranges).rev().collect();
+        Ok(copy)
+    }
+
+    /// What to fetch next; `None` when all of it is there.
+    #[must_use]
+    pub fn wanted(&self) -> Option<Wanted> {
+        let (file, range) = self.wanted.last()?;
+        Some(Wanted { file: *file, offset: range.start, bytes: range.end - range.start })
+    }
+
+    /// Writes the first bytes of what was [`wanted`](Self::wanted): all or less of it.
+    ///
+    /// # Errors
+    /// If there are none or more, or the file system refuses.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<(), SparseCopyError> {
+        let found = bytes.len() as u64;
+        let wanted = self.wanted().map_or(0, |wanted| wanted.bytes);
+        let Some((file, range)) = self.wanted.last_mut().filter(|_| found > 0 && found <= wanted) else {
+            return Err(SparseCopyError::Bytes { wanted, found });
+        };
+        self.files[*file].write_all_at(bytes, range.start).map_err(cannot_write(&self.temporary))?;
+        range.start += found;
+        if range.is_empty() {
+            self.wanted.pop();
+        }
+        Ok(())
+    }
+
+    /// Gives the copy its name. If another one has it by now, that one is taken: whoever names copies by what is in
+    /// them loses nothing.
+    ///
+    /// # Errors
+    /// If something is still wanted, or the file system refuses.
+    pub fn finish(mut self) -> Result<PathBuf, SparseCopyError> {
+        if !self.wanted.is_empty() {
+            let missing = self.wanted.iter().map(|(_, range)| range.end - range.start).sum();
+            return Err(SparseCopyError::Incomplete { missing });
+        }
+        for file in self.files.drain(..) {
+            // A copy with a name is whole, also after the power failed.
+            file.sync_all().map_err(cannot_write(&self.temporary))?;
+        }
+        match fs::rename(&self.temporary, &self.directory) {
+            Ok(()) => Ok(self.directory.clone()),
+            Err(_) if self.directory.join(SPARSE_COPY).exists() => Ok(self.directory.clone()),
+            Err(source) => Err(cannot_write(&self.directory)(source)),
+        }
+    }
+}
+
+impl Drop for SparseCopy {
+    fn drop(&mut self) {
+        // Under its own name there is nothing here any more.
+        drop(fs::remove_dir_all(&self.temporary));
+    }
+}
+
+/// A name beside `directory` that nobody has, nor had: what a killed process left is not in the way.
+fn temporary_name(directory: &Path) -> PathBuf {
+    let name = directory.file_name().map(|name| name.display().to_string()).unwrap_or_default();
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+    let number = COPIES.fetch_add(1, Ordering::Relaxed);
+    directory.with_file_name(format!(".{name}.{}-{now:x}-{number}", std::process::id()))
+}
+
+fn cannot_write(path: &Path) -> impl FnOnce(io::Error) -> SparseCopyError + '_ {
+    move |source| SparseCopyError::Write { path: path.to_path_buf(), source }
+}
+
+/// A new file of `bytes` bytes without any blocks.
+fn sparse(path: &Path, bytes: u64) -> io::Result<File> {
+    let file = File::create_new(path)?;
+    file.set_len(bytes)?;
+    Ok(file)
+}
+
+fn check(files: &[SkeletonFile], budget: u64) -> Result<(), SparseCopyError> {
+    let refused = |reason| Err(SparseCopyError::List { reason });
+    if files.is_empty() || files.len() > MAX_FILES {
+        return refused(format!("it has {} files, and 1 to {MAX_FILES} are read", files.len()));
+    }
+    let (mut names, mut planned) = (HashSet::new(), 0u64);
+    for file in files {
+        let shown = file.name.escape_debug();
+        if !is_plain(&file.name) || !names.insert(&file.name) {
+            return refused(format!("\"{shown}\" is not a plain file name, or there twice"));
+        }
+        if file.bytes > MAX_FILE_BYTES || file.ranges.len() > MAX_RANGES || !are_apart(file) {
+            return refused(format!("the length or the ranges of \"{shown}\" make no sense"));
+        }
+        planned = planned.saturating_add(file.planned_bytes());
+    }
+    if planned > budget { Err(SparseCopyError::Budget { planned, budget }) } else { Ok(()) }
+}
+
+/// Nothing hidden, and nothing that leads anywhere.
+fn is_plain(name: &str) -> bool {
+    let is_usual = |byte: u8| byte.is_ascii_graphic() || byte == b' ';
+    (1..=MAX_NAME_BYTES).contains(&name.len())
+        && !name.starts_with('.')
+        && name.bytes().all(|byte| is_usual(byte) && byte != b'/' && byte != b'\\')
+}
+
+/// Ascending, not empty, apart and within the file.
+fn are_apart(file: &SkeletonFile) -> bool {
+    let mut end = 0;
+    file.ranges.iter().all(|range| {
+        let apart = range.start >= end && range.start < range.end && range.end <= file.bytes;
+        end = range.end;
+        apart
+    })
+}

@@ -1,0 +1,209 @@
+//! The pass of a split client: its own skeleton, embedding, adapters, keys and values; the linear layers elsewhere.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    convert::Infallible,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use kernels::{Activations, Isa, Pool};
+use model::{
+    adapter::Adapter,
+    batch_deltas::{BatchDeltas, DeltaScratch},
+    client_base::ClientBase,
+    dequantized::Dequantized,
+    embedding::Embedding,
+    forward::{
+        BaseLayers, BlockId, Compute, ForwardPass, LinearGroup, LogitRows, Scratch, SequenceSlice, run,
+    },
+    gguf_source::GgufSource,
+    open::open,
+    paged_kv::PagedKv,
+    prepared_adapter::PreparedAdapter,
+    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    site_model::SiteModel,
+    sites::{EvaluateSites, SiteCall, SiteId, SiteOp, SitePath},
+    skeleton::{SkeletonPlan, SparseCopy},
+    source::WeightSource,
+};
+
+const KV: KvDtype = KvDtype::Auto;
+
+fn smollm2() -> PathBuf {
+    let default = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../.models/SmolLM2-135M-Instruct.Q4_1.gguf");
+    std::env::var_os("HOLOBIONT_TEST_MODEL").map_or_else(default, PathBuf::from)
+}
+
+fn golden(part: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(part)
+}
+
+fn resident(source: &(dyn WeightSource + Sync), kv_dtype: KvDtype) -> ResidentModel {
+    let options = ResidentOptions { cores: vec![], kv_bytes: 16 << 20, kv_dtype };
+    ResidentModel::new(LoadedWeights::load(source, 2).unwrap(), &options).unwrap()
+}
+
+fn sparse_copy(model: &Path, into: &Path) -> PathBuf {
+    let plan = SkeletonPlan::of(model).unwrap();
+    let mut copy = SparseCopy::create(&into.join("copy"), plan.files(), 1 << 30).unwrap();
+    while let Some(wanted) = copy.wanted() {
+        copy.write(&plan.read(wanted.file, wanted.offset, 1 << 16).unwrap()).unwrap();
+    }
+    copy.finish().unwrap()
+}
+
+/// Base layers that somebody else evaluates: as a client's do, row by row of numbers.
+struct Elsewhere<'a, E> {
+    base: &'a mut E,
+    embedding: &'a Embedding,
+    layers: usize,
+    path: SitePath,
+}
+
+impl<E: EvaluateSites> BaseLayers for Elsewhere<'_, E> {
+    type Error = Infallible;
+
+    fn linear(
+        &mut self,
+        _compute: &mut Compute,
+        layer: usize,
+        group: LinearGroup,
+        x: &mut Activations,
+        out: &mut [f32],
+    ) -> Result<(), Infallible> {
+        let site = SiteId::of(self.layers, layer, group);
+        let call = SiteCall { site, part: None, op: SiteOp::Forward, path: self.path };
+        // What travels are numbers, nothing that was prepared.
+        let mut sent = Activations::default();
+        sent.reshape(0, x.width());
+        sent.append(x.values());
+        self.base.evaluate(call, &mut sent, out);
+        Ok(())
+    }
+
+    fn embed(&self, tokens: &mut dyn Iterator<Item = u32>, out: &mut [f32]) {
+        self.embedding.embed(tokens, out);
+    }
+}
+
+struct Split<'a, E> {
+    base: &'a mut E,
+    client: &'a ClientBase,
+    kv: PagedKv,
+    path: SitePath,
+}
+
+impl<'a, E: EvaluateSites> Split<'a, E> {
+    fn new(base: &'a mut E, client: &'a ClientBase, path: SitePath, kv_dtype: KvDtype) -> Self {
+        let kv = PagedKv::new(client.kv_shape(kv_dtype), 64, client.config().sliding_window).unwrap();
+        Self { base, client, kv, path }
+    }
+
+    fn forward(&mut self, batch: &[SequenceSlice<'_, PreparedAdapter>]) -> Vec<f32> {
+        let mut compute = Compute { pool: Pool::new(&[]).unwrap(), isa: Isa::best() };
+        let (config, mut scratch, mut logits) = (self.client.config(), DeltaScratch::default(), Vec::new());
+        let mut deltas = BatchDeltas::new(config, None, &mut scratch, batch);
+        let mut base = Elsewhere {
+            base: &mut *self.base,
+            embedding: &self.client.embedding,
+            layers: config.layers,
+            path: self.path,
+        };
+        let parts = (&mut base, &mut deltas, &mut self.kv);
+        let Ok(()) =
+            run(&self.client.skeleton, parts, &mut compute, &mut Scratch::default(), batch, &mut logits);
+        logits
+    }
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+const BLOCKS: [BlockId; 4] = [BlockId(3), BlockId(0), BlockId(2), BlockId(1)];
+
+fn slice<'a>(
+    tokens: &'a [u32],
+    start: usize,
+    adapter: Option<&'a Arc<PreparedAdapter>>,
+) -> SequenceSlice<'a, PreparedAdapter> {
+    SequenceSlice { tokens, start, blocks: &BLOCKS, adapter, logits: LogitRows::All }
+}
+
+fn prompt(length: u32, vocab: usize) -> Vec<u32> {
+    (0..length).map(|i| (i * 37 + i * i * 11 + 5) % u32::try_from(vocab.min(300)).unwrap()).collect()
+}
+
+/// Adapters in the subfolders of `directory`, if there are any.
+fn adapters(directory: &Path, client: &ClientBase) -> Vec<Arc<PreparedAdapter>> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    let read = |path: PathBuf| {
+        let adapter = Adapter::read(&path, client.config()).unwrap();
+        Arc::new(PreparedAdapter::new(&adapter, client.config(), client.adapter_precision()).unwrap())
+    };
+    paths.into_iter().filter(|path| path.is_dir()).map(read).collect()
+}
+
+/// Compares passes over a prompt and two more tokens: resident, and split with the sites of the resident model and of
+/// one that has only the linear layers.
+fn same_bits(model: &Path, adapter_directory: &Path) {
+    let directory = tempfile::tempdir().unwrap();
+    let client = ClientBase::open(&sparse_copy(model, directory.path())).unwrap();
+    let mut whole = resident(&*open(model).unwrap(), KV);
+    let mut lent = resident(&*open(model).unwrap(), KV);
+    let mut bare = SiteModel::open(model, &[]).unwrap();
+    let tokens = prompt(21, client.config().vocab_size);
+    let adapters = adapters(adapter_directory, &client);
+    for adapter in [None].into_iter().chain(adapters.iter().map(Some)) {
+        let steps = [
+            slice(&tokens[..19], 0, adapter),
+            slice(&tokens[19..20], 19, adapter),
+            slice(&tokens[20..], 20, adapter),
+        ];
+        let mut from_lent = Split::new(&mut lent, &client, SitePath::Fast, KV);
+        let mut from_bare = Split::new(&mut bare, &client, SitePath::Fast, KV);
+        for step in &steps {
+            let mut expected = Vec::new();
+            let step = std::slice::from_ref(step);
+            whole.forward(step, &mut expected);
+            assert_eq!(bits(&from_lent.forward(step)), bits(&expected), "{}", model.display());
+            assert_eq!(bits(&from_bare.forward(step)), bits(&expected), "{}", model.display());
+        }
+    }
+}
+
+#[test]
+fn a_split_pass_over_every_golden_model_has_the_bits_of_the_resident_one() {
+    for entry in std::fs::read_dir(golden("models")).unwrap() {
+        let model = entry.unwrap().path();
+        same_bits(&model, &golden("adapters").join(model.file_name().unwrap()));
+    }
+}
+
+#[test]
+fn a_split_pass_over_the_real_model_has_the_bits_of_the_resident_one() {
+    same_bits(&smollm2(), &golden("../../examples/adapters"));
+}
+
+#[test]
+fn on_the_linear_path_the_real_model_is_its_dequantized_weights() {
+    let path = smollm2();
+    let client = ClientBase::open(&path).unwrap();
+    let tokens = prompt(17, client.config().vocab_size);
+    let mut expected = Vec::new();
+    let mut exact = resident(&Dequantized(GgufSource::open(&path).unwrap()), KvDtype::F32);
+    exact.forward(&[slice(&tokens, 0, None)], &mut expected);
+    drop(exact);
+    let mut base = SiteModel::open(&path, &[]).unwrap();
+    let found =
+        Split::new(&mut base, &client, SitePath::Linear, KvDtype::F32).forward(&[slice(&tokens, 0, None)]);
+    let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(worst <= 1e-3, "a logit differs by {worst}");
+    let fast =
+        Split::new(&mut base, &client, SitePath::Fast, KvDtype::F32).forward(&[slice(&tokens, 0, None)]);
+    let rounded = fast.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(rounded > 1e-3, "the fast path rounds activations, or this test compares nothing");
+}
