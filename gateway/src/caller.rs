@@ -5,31 +5,9 @@
 
 use std::sync::Arc;
 
+pub use ::keys::Role;
+
 use crate::limits::KeyLimit;
-
-/// What a key is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
-    /// Everything: load and unload adapters, and see what everybody does.
-    Admin,
-    /// Generate.
-    User,
-    /// Read the figures.
-    Metrics,
-}
-
-impl Role {
-    /// The role that a key file calls `name`.
-    #[must_use]
-    pub fn named(name: &str) -> Option<Self> {
-        match name {
-            "admin" => Some(Self::Admin),
-            "user" => Some(Self::User),
-            "metrics" => Some(Self::Metrics),
-            _ => None,
-        }
-    }
-}
 
 /// Who may use a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
