@@ -147,10 +147,12 @@ pub struct Prepared<A> {
     pub claim: Claim,
     /// What it is, whoever owns it.
     pub generation: Generation,
-    /// Largest rank of its modules.
+    /// Largest rank of its modules; 0 if it has none.
     pub rank: u32,
     /// Linear layers it changes.
     pub modules: u32,
+    /// Tokens that stand before every prompt (prefix tuning).
+    pub virtual_tokens: usize,
 }
 
 /// Why an adapter cannot be used.
@@ -222,6 +224,12 @@ impl<A> AdapterTable<A> {
             Some(entry) if !entry.unloads.is_empty() => Err(AdapterError::Unloading(id)),
             Some(entry) => Ok(&entry.prepared),
         }
+    }
+
+    /// Tokens that an adapter puts before every prompt; none if it is not there.
+    #[must_use]
+    pub fn virtual_tokens(&self, id: AdapterId) -> usize {
+        self.entries.get(&id).map_or(0, |entry| entry.prepared.virtual_tokens)
     }
 
     /// Like [`get`](Self::get), and counts a user until [`release`](Self::release).
@@ -340,6 +348,7 @@ mod tests {
             generation: Generation([0; 32]),
             rank: 1,
             modules: 1,
+            virtual_tokens: 0,
         }
     }
 

@@ -11,7 +11,7 @@ use std::{
 use clap::Parser;
 use kernels::lora::LoraPrecision;
 use model::{
-    adapter::{Adapter, AdapterError},
+    adapter::{Adapter, AdapterError, AdapterKind},
     forward::{BLOCK_TOKENS, BlockId, ForwardPass as _, LogitRows, SequenceSlice},
     location::{HubSettings, resolve},
     prepared_adapter::PreparedAdapter,
@@ -25,7 +25,7 @@ use crate::process;
 /// The model or the adapter is not there.
 const NOT_FOUND: u8 = 3;
 
-/// Tokens of the probe: one block, each token another one.
+/// Tokens of the probe, each another one.
 const PROBE_TOKENS: u32 = BLOCK_TOKENS as u32;
 
 /// Says whether an adapter can be used with a base model, and why not.
@@ -57,9 +57,11 @@ enum Report {
 /// What a usable adapter is.
 #[derive(Debug)]
 struct Facts {
+    kind: AdapterKind,
     generation: String,
     modules: usize,
     rank: usize,
+    virtual_tokens: usize,
     bytes: usize,
     base_model: Option<String>,
     probe: Option<Change>,
@@ -105,9 +107,11 @@ fn examine(config: &CheckConfig) -> anyhow::Result<Report> {
     };
     let prepared = Arc::new(PreparedAdapter::new(&adapter, source.config(), precision(&*source))?);
     Ok(Report::Usable(Facts {
+        kind: adapter.method.kind(),
         generation: adapter.generation.to_string(),
-        modules: adapter.modules.len(),
-        rank: adapter.modules.iter().map(|module| module.rank).max().unwrap_or(0),
+        modules: adapter.method.linear_layers(),
+        rank: adapter.method.rank(),
+        virtual_tokens: adapter.method.virtual_tokens(),
         bytes: prepared.bytes(),
         base_model: adapter.base_model,
         probe: if config.probe { Some(probe(&*source, &prepared)?) } else { None },
@@ -131,15 +135,22 @@ fn precision(source: &dyn WeightSource) -> LoraPrecision {
 fn probe(source: &(dyn WeightSource + Sync), adapter: &Arc<PreparedAdapter>) -> anyhow::Result<Change> {
     let cores = process::allowed_cores()?;
     let weights = LoadedWeights::load(source, cores.len())?;
-    let kv_bytes = weights.kv_shape(KvDtype::Auto).block_bytes();
+    let blocks = (adapter.virtual_tokens() + PROBE_TOKENS as usize).div_ceil(BLOCK_TOKENS);
+    let kv_bytes = blocks * weights.kv_shape(KvDtype::Auto).block_bytes();
+    let blocks: Vec<BlockId> = (0..).map(BlockId).take(blocks).collect();
     let options = ResidentOptions { cores, kv_bytes, kv_dtype: KvDtype::Auto };
     let mut model = ResidentModel::new(weights, &options)?;
     let vocab = u32::try_from(model.vocab_size()).unwrap_or(u32::MAX).max(1);
     let tokens: Vec<u32> = (0..PROBE_TOKENS).map(|index| (index * 7919 + 1) % vocab).collect();
-    let mut logits = |adapter| {
+    let mut logits = |adapter: Option<&Arc<PreparedAdapter>>| {
         let mut rows = Vec::new();
-        let (tokens, blocks, logits) = (&tokens[..], &[BlockId(0)][..], LogitRows::All);
-        model.forward(&[SequenceSlice { tokens, start: 0, blocks, adapter, logits }], &mut rows);
+        let start = adapter.map_or(0, |adapter| adapter.virtual_tokens());
+        let prefix = vec![0; start];
+        let slice = |tokens, start, logits| SequenceSlice { tokens, start, blocks: &blocks, adapter, logits };
+        if start > 0 {
+            model.forward(&[slice(&prefix, 0, LogitRows::None)], &mut rows);
+        }
+        model.forward(&[slice(&tokens, start, LogitRows::All)], &mut rows);
         rows
     };
     Ok(change(&logits(None), &logits(Some(adapter))))
@@ -204,14 +215,19 @@ fn problem(error: &AdapterError) -> Value {
 
 impl Facts {
     fn lines(&self) -> Vec<String> {
-        let Self { generation, modules, rank, bytes, base_model, probe } = self;
+        let Self { kind, generation, modules, rank, virtual_tokens, bytes, base_model, probe } = self;
         let mut lines = vec![
             "usable".to_owned(),
+            format!("  kind        {kind}"),
             format!("  generation  {generation}"),
             format!("  modules     {modules}"),
-            format!("  rank        {rank}"),
-            format!("  bytes       {bytes}"),
         ];
+        lines.extend(match kind {
+            AdapterKind::Lora => Some(format!("  rank        {rank}")),
+            AdapterKind::Ia3 => None,
+            AdapterKind::Prefix => Some(format!("  prefix      {virtual_tokens} virtual tokens")),
+        });
+        lines.push(format!("  bytes       {bytes}"));
         lines.extend(base_model.as_ref().map(|name| format!("  trained on  {}", name.escape_debug())));
         lines.extend(probe.map(|change| match change {
             Change { largest: 0.0, .. } => {
@@ -225,13 +241,18 @@ impl Facts {
     }
 
     fn json(&self) -> Value {
-        let Self { generation, modules, rank, bytes, base_model, probe } = self;
+        let Self { kind, generation, modules, rank, virtual_tokens, bytes, base_model, probe } = self;
+        let kind = match kind {
+            AdapterKind::Lora => "lora",
+            AdapterKind::Ia3 => "ia3",
+            AdapterKind::Prefix => "prefix",
+        };
         let probe = probe.map(|Change { largest, rms }| {
             json!({ "changes": largest > 0.0, "largest_change": largest, "rms_change": rms, "tokens": PROBE_TOKENS })
         });
         json!({
-            "usable": true, "found": true, "generation": generation, "modules": modules, "rank": rank,
-            "bytes": bytes, "base_model": base_model, "probe": probe, "problems": [],
+            "usable": true, "found": true, "kind": kind, "generation": generation, "modules": modules,
+            "rank": rank, "virtual_tokens": virtual_tokens, "bytes": bytes, "base_model": base_model, "probe": probe, "problems": [],
         })
     }
 }

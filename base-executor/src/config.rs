@@ -1,10 +1,14 @@
 //! Settings of the process: from the command line, else from the environment, else their defaults.
 
+mod layers;
+
 use std::{num::NonZeroU64, path::PathBuf, str::FromStr};
 
 use clap::{Parser, ValueEnum};
 use model::forward::BLOCK_TOKENS;
 use shmproto::{board::MAX_SEATS, message::ColdStart};
+
+pub use self::layers::{LayerBatching, LayerFlags, LayerPlace};
 
 const BYTES_PER_GIGABIT: f64 = 125e6;
 
@@ -15,9 +19,13 @@ pub struct Config {
     /// The base model: a GGUF file, a directory, or a hub name (org/name@revision).
     #[arg(long, value_name = "NAME_OR_PATH", env = "HOLOBIONT_MODEL")]
     pub model: String,
-    /// Where gateways connect: a socket in a directory that only this user may enter.
-    #[arg(long, value_name = "PATH", env = "HOLOBIONT_SOCKET")]
-    pub socket: PathBuf,
+    /// Where gateways connect: a socket in a directory that only this user may enter. Without an engine no gateway
+    /// connects, and it says where `layers.sock` is.
+    #[arg(long, value_name = "PATH", env = "HOLOBIONT_SOCKET", required_unless_present = "place")]
+    pub socket: Option<PathBuf>,
+    /// Whether requests are answered here, or only the linear layers of the base are served.
+    #[arg(long, value_name = "ENGINE", env = "HOLOBIONT_ENGINE", default_value = "resident")]
+    pub engine: EngineKind,
     /// Cores to run on, such as 0,1 or 0-3 [default: all that are allowed].
     #[arg(long, value_name = "LIST", env = "HOLOBIONT_CORES")]
     pub cores: Option<CoreList>,
@@ -70,9 +78,21 @@ pub struct Config {
     /// Treat the end of standard input like SIGTERM: the supervisor that holds its other end is gone.
     #[arg(long)]
     pub exit_with_stdin: bool,
+    /// What split clients are served.
+    #[command(flatten)]
+    pub layers: LayerFlags,
     /// How the log is written to stderr.
     #[arg(long, value_name = "FORMAT", env = "HOLOBIONT_LOG_FORMAT", default_value = "auto")]
     pub log_format: LogFormat,
+}
+
+/// Who runs the model's pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum EngineKind {
+    /// The resident engine, for gateways; split clients run their own.
+    Resident,
+    /// Split clients alone: of any architecture, its linear layers.
+    None,
 }
 
 /// How adapters are stored and multiplied.
@@ -159,6 +179,26 @@ pub enum ConfigError {
         "--link-gbps is {0}, but must be a positive number of gigabits per second; leave it out for the real link"
     )]
     Link(f64),
+    /// The waits of layer calls have no length.
+    #[error("--layer-wait-factor is {0}, but must be between 0 and 1000; leave it out for 1")]
+    WaitFactor(f64),
+    /// TLS without a certificate.
+    #[error("--layer-listen needs --layer-cert and --layer-cert-key: give all three, or none")]
+    LayerCertificate,
+    /// A certificate without TLS.
+    #[error(
+        "--layer-cert, --layer-cert-key and --layer-client-ca do nothing without --layer-listen: give it too"
+    )]
+    LayerListen,
+    /// An engine that nobody reaches.
+    #[error("--engine resident needs --socket, where gateways connect: give it, or --engine none")]
+    NoSocket,
+    /// Neither engine nor layers.
+    #[error("--engine none with --layers off serves nothing: leave one of them out")]
+    NothingToServe,
+    /// Other hosts' clients without the service.
+    #[error("--layer-listen does nothing with --layers off: leave one of them out")]
+    LayersOff,
 }
 
 impl Config {
@@ -178,6 +218,14 @@ impl Config {
             let (flag, value) = ("--max-workers", self.max_workers);
             return Err(ConfigError::TooLarge { flag, value, most: MAX_SEATS });
         }
+        self.layers.check()?;
+        let is_off = self.layers.place == Some(LayerPlace::Off);
+        match (self.engine, &self.socket) {
+            (EngineKind::Resident, None) => return Err(ConfigError::NoSocket),
+            (EngineKind::None, _) if is_off => return Err(ConfigError::NothingToServe),
+            _ if is_off && self.layers.listen.is_some() => return Err(ConfigError::LayersOff),
+            _ => {}
+        }
         match self.link_gbps {
             Some(gbps) if !(gbps.is_finite() && gbps * BYTES_PER_GIGABIT >= 1.0) => {
                 Err(ConfigError::Link(gbps))
@@ -196,7 +244,21 @@ impl Config {
     /// Where workers connect.
     #[must_use]
     pub fn worker_socket(&self) -> PathBuf {
-        self.worker_socket.clone().unwrap_or_else(|| self.socket.with_file_name("workers.sock"))
+        self.worker_socket.clone().unwrap_or_else(|| self.beside("workers.sock"))
+    }
+
+    /// Where split clients of this host connect; `None` if they are not served.
+    #[must_use]
+    pub fn layer_socket(&self) -> Option<PathBuf> {
+        match &self.layers.place {
+            Some(LayerPlace::Off) => None,
+            Some(LayerPlace::At(path)) => Some(path.clone()),
+            None => Some(self.beside("layers.sock")),
+        }
+    }
+
+    fn beside(&self, name: &str) -> PathBuf {
+        self.socket.as_ref().map_or_else(|| name.into(), |socket| socket.with_file_name(name))
     }
 }
 
@@ -265,6 +327,7 @@ impl FromStr for CoreList {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::layers::settings::LayerSettings;
 
     fn parse(arguments: &[&str]) -> Result<Config, clap::Error> {
         let required = ["base-executor", "--model", "m", "--socket", "s"];
@@ -280,6 +343,11 @@ mod tests {
         assert_eq!((config.device_adapter_bytes, config.max_workers), (ByteCount(512 << 20), 16));
         assert_eq!((config.cold_start, config.link_bytes_per_s()), (ColdStartMode::CpuAssist, None));
         assert_eq!(config.worker_socket(), PathBuf::from("workers.sock"));
+        assert_eq!(config.layer_socket(), Some(PathBuf::from("layers.sock")));
+        assert_eq!(
+            (config.engine, config.layers.settings()),
+            (EngineKind::Resident, LayerSettings::default())
+        );
         assert_eq!((config.cores, config.context_length, config.grace_ms), (None, None, 10_000));
     }
 
@@ -322,5 +390,41 @@ mod tests {
         let refused = parse(&["--chunk-tokens", "1"]).unwrap().validated().unwrap_err();
         assert!(refused.to_string().contains("--chunk-tokens is 1"), "{refused}");
         assert!(parse(&["--max-waiting", "0"]).unwrap().validated().is_err());
+    }
+
+    #[test]
+    fn what_split_clients_are_served_is_checked_as_a_whole() {
+        let checked = |arguments: &[&str]| parse(arguments).unwrap().validated();
+        assert_eq!(checked(&["--layers", "off"]).unwrap().layer_socket(), None);
+        assert_eq!(checked(&["--layers", "a/b"]).unwrap().layer_socket(), Some(PathBuf::from("a/b")));
+        let refused = [
+            (vec!["--engine", "none", "--layers", "off"], ConfigError::NothingToServe),
+            (vec!["--layer-listen", "127.0.0.1:1"], ConfigError::LayerCertificate),
+            (vec!["--layer-cert", "c", "--layer-cert-key", "k"], ConfigError::LayerListen),
+            (vec!["--layer-wait-factor=-1"], ConfigError::WaitFactor(-1.0)),
+        ];
+        for (arguments, error) in refused {
+            assert_eq!(checked(&arguments), Err(error), "{arguments:?}");
+        }
+        for wrong in [
+            "--layer-max-sessions=0",
+            "--layer-tenant-rows=0",
+            "--layer-rows-per-s=0",
+            "--layer-wait-factor=nan",
+        ] {
+            assert!(checked(&[wrong]).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn without_an_engine_a_place_for_split_clients_is_enough() {
+        let parse = |arguments: &[&str]| {
+            let required = ["base-executor", "--model", "m"];
+            Config::try_parse_from(required.iter().chain(arguments)).map(Config::validated)
+        };
+        let config = parse(&["--engine", "none", "--layers", "l"]).unwrap().unwrap();
+        assert_eq!((config.socket.as_deref(), config.layer_socket()), (None, Some(PathBuf::from("l"))));
+        assert_eq!(parse(&["--layers", "l"]).unwrap(), Err(ConfigError::NoSocket));
+        assert!(parse(&["--engine", "none"]).is_err());
     }
 }

@@ -141,7 +141,11 @@ impl Device {
         if self.failed.contains(&id) {
             return Way::NoRoom;
         }
-        match self.tier.place(id, adapter.bytes() as u64) {
+        // What has no matrices is where it is computed.
+        if adapter.device_bytes() == 0 {
+            return Way::There;
+        }
+        match self.tier.place(id, adapter.device_bytes() as u64) {
             Place::AlreadyThere => {}
             Place::NoRoom | Place::TooLarge => return Way::NoRoom,
             Place::Placed { evicted } => {
@@ -270,7 +274,7 @@ impl Device {
 
 impl Placement<PreparedAdapter> for Device {
     fn loaded(&mut self, id: AdapterId, adapter: &Arc<PreparedAdapter>) -> Result<Arrival, PlacementError> {
-        let bytes = adapter.bytes() as u64;
+        let bytes = adapter.device_bytes() as u64;
         let (class, must_fit) = match self.cold_start {
             ColdStart::Cached => (Class::Demand, true),
             ColdStart::OnDemand | ColdStart::CpuAssist => (Class::Preload, false),

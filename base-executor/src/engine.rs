@@ -14,6 +14,7 @@
 //! - `schedule`: who takes part in a step, with how many tokens; who has to give way.
 //! - `postprocess`: from logits to outputs.
 //! - `outboxes`: outputs on their way to the gateways.
+//! - [`company`]: the layer service in the same thread.
 //!
 //! # Invariants
 //!
@@ -27,6 +28,7 @@
 pub mod admission;
 mod calls;
 mod cold;
+pub mod company;
 pub mod event;
 mod outboxes;
 mod postprocess;
@@ -46,12 +48,14 @@ use tokio::sync::mpsc;
 pub(crate) use self::sequence::failure;
 use self::{
     admission::Refusal,
+    company::Tenancy,
     event::{Caller, ConnectionId, Event},
     outboxes::Outboxes,
     sequence::{Adapted, Hold, Origin, Sequence},
 };
 use crate::{
     adapters::AdapterTable,
+    clock::Clock,
     placement::{OneTier, Placement},
     pulse::{Figures, Pulse},
 };
@@ -74,22 +78,6 @@ pub struct Limits {
     pub context_length: usize,
 }
 
-/// Where the engine reads the time.
-pub trait Clock: Send {
-    /// The time now.
-    fn now(&self) -> Instant;
-}
-
-/// The time of the machine.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct SystemClock;
-
-impl Clock for SystemClock {
-    fn now(&self) -> Instant {
-        Instant::now()
-    }
-}
-
 /// The engine over a forward pass.
 pub struct Engine<P: ForwardPass> {
     pass: P,
@@ -108,6 +96,8 @@ pub struct Engine<P: ForwardPass> {
     welcome: Welcome,
     stats: Stats,
     pulse: Pulse,
+    /// Split clients that the base is lent to.
+    tenancy: Option<Tenancy<P>>,
     /// When to give up what still runs; set once the process is to end.
     draining_until: Option<Instant>,
     /// The logits of a step, kept for the next.
@@ -140,6 +130,7 @@ impl<P: ForwardPass> Engine<P> {
             welcome,
             stats: Stats::default(),
             pulse: Pulse::default(),
+            tenancy: None,
             draining_until: None,
             logits: Vec::new(),
         }
@@ -157,10 +148,18 @@ impl<P: ForwardPass> Engine<P> {
         Self { placement, ..self }
     }
 
+    /// Lends the base to split clients, too.
+    #[must_use]
+    pub fn with_tenancy(self, tenancy: Tenancy<P>) -> Self {
+        Self { tenancy: Some(tenancy), ..self }
+    }
+
     /// Serves `events` until it has drained or nobody can send any more.
     pub fn run(mut self, mut events: mpsc::Receiver<Event<P::Adapter>>) {
         while self.take_events(&mut events) {
+            let begin = self.clock.now();
             self.step();
+            self.serve_tenants(self.clock.now().saturating_duration_since(begin));
         }
     }
 
@@ -169,10 +168,11 @@ impl<P: ForwardPass> Engine<P> {
     fn take_events(&mut self, events: &mut mpsc::Receiver<Event<P::Adapter>>) -> bool {
         if self.waiting.is_empty() && self.running.is_empty() {
             if self.is_idle() && self.draining_until.is_some() {
+                self.finish_tenants();
                 failpoint::pass("executor.drain_done");
                 return false;
             }
-            let Some(event) = events.blocking_recv() else { return false };
+            let Some(event) = self.next_event(events) else { return false };
             self.handle(event);
         }
         for _ in 0..EVENTS_PER_STEP {
@@ -242,6 +242,9 @@ impl<P: ForwardPass> Engine<P> {
             Event::Drain { until } => {
                 failpoint::pass("executor.drain_begun");
                 self.draining_until = Some(until);
+                if let Some(tenancy) = &self.tenancy {
+                    tenancy.hub.drain();
+                }
             }
         }
     }
@@ -277,7 +280,9 @@ impl<P: ForwardPass> Engine<P> {
         if self.sequences().any(|sequence| sequence.caller == caller) {
             return Err(Refusal::DuplicateRequest(caller.request));
         }
-        let task = admission::check(&request, received_at, self.pass.vocab_size(), &self.limits)?;
+        let virtual_tokens = request.adapter.map_or(0, |id| self.adapters.virtual_tokens(AdapterId(id)));
+        let vocab_size = self.pass.vocab_size();
+        let task = admission::check(&request, received_at, vocab_size, &self.limits, virtual_tokens)?;
         let under_way = self.sequences().count();
         if under_way >= self.limits.max_running + self.limits.max_waiting {
             return Err(Refusal::QueueFull { under_way });

@@ -52,11 +52,23 @@ pub const FAILPOINTS: &[&str] = &[
     "executor.drain_done",
 ];
 
+/// Those of the layer service: only split clients get there.
+pub const LAYER_FAILPOINTS: &[&str] = &[
+    "layer.session_opened",
+    "layer.channel_made",
+    "layer.call_taken",
+    "layer.before_batch",
+    "layer.after_batch",
+    "layer.joined_pass",
+    "layer.before_answer",
+    "layer.session_left",
+];
+
 #[cfg(test)]
 mod tests {
     use std::{collections::BTreeSet, fs, path::Path};
 
-    use super::FAILPOINTS;
+    use super::{FAILPOINTS, LAYER_FAILPOINTS};
 
     /// Every name that a call of `failpoint` mentions in a source file below `folder`.
     fn mentioned(folder: &Path, found: &mut BTreeSet<String>) {
@@ -66,8 +78,9 @@ mod tests {
             } else if path.file_name().is_some_and(|name| name != "failpoints.rs") {
                 let source = fs::read_to_string(&path).unwrap();
                 let literals = source.split('"').filter(|literal| {
-                    let word =
-                        literal.split_once('.').filter(|(area, _)| ["executor", "forward"].contains(area));
+                    let word = literal
+                        .split_once('.')
+                        .filter(|(area, _)| ["executor", "forward", "layer"].contains(area));
                     word.is_some_and(|(_, name)| {
                         name.bytes().all(|byte| byte == b'_' || byte.is_ascii_lowercase())
                     })
@@ -83,8 +96,9 @@ mod tests {
         for folder in ["src", "../model/src", "../cache/src"] {
             mentioned(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut found);
         }
-        let table: BTreeSet<String> = FAILPOINTS.iter().map(|&name| name.to_owned()).collect();
+        let both = [FAILPOINTS, LAYER_FAILPOINTS].concat();
+        let table: BTreeSet<String> = both.iter().map(|&name| name.to_owned()).collect();
         assert_eq!(found, table);
-        assert_eq!(table.len(), FAILPOINTS.len(), "each is named once");
+        assert_eq!(table.len(), both.len(), "each is named once");
     }
 }

@@ -6,10 +6,10 @@ pub use library::Library;
 
 use std::sync::Arc;
 
-use kernels::lora::LayoutError;
+use kernels::lora::{LayoutError, SharedBytes};
 use model::{
     config::ModelConfig,
-    prepared_adapter::{EncodedAdapter, ModuleLayout, PreparedAdapter},
+    prepared_adapter::{EncodedAdapter, ImageNumber, ModuleLayout, PreparedAdapter},
     source::Target,
 };
 use shmproto::image::{Image, ImageEntry, ImageError};
@@ -28,7 +28,11 @@ pub enum ShelveError {
     Layout(#[from] LayoutError),
 }
 
-/// Moves an adapter into an image of its own and puts that on offer.
+/// The number of no image; the library counts from 1.
+const NO_IMAGE: ImageNumber = ImageNumber(0);
+
+/// Moves an adapter into an image of its own and puts that on offer. One without matrices has no image: there is nothing
+/// in it for workers.
 ///
 /// # Errors
 /// If there is no memory or no descriptor for it, or its values are too large together.
@@ -41,6 +45,10 @@ pub fn shelve(
         encoded.modules.iter().map(|module| module.matrix.scale).find(|scale| !scale.is_finite())
     {
         return Err(ShelveError::Overflow(LayoutError::Scale(scale)));
+    }
+    if encoded.modules.is_empty() {
+        let nothing: SharedBytes = Arc::new(Vec::new());
+        return Ok(Arc::new(PreparedAdapter::over(&encoded, config, NO_IMAGE, &nothing)?));
     }
     let entries: Vec<ImageEntry> = encoded.modules.iter().map(entry).collect();
     let image = Image::build(&entries, &encoded.bytes)?;
@@ -79,4 +87,30 @@ fn entry(module_layout: &ModuleLayout) -> ImageEntry {
 /// An offset of an image that lies in memory.
 fn place(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use kernels::lora::LoraPrecision;
+    use model::{
+        adapter::{Adapter, Method, Prefix},
+        generation::Generation,
+    };
+
+    use super::*;
+    use crate::fixtures::square_model;
+
+    #[test]
+    fn an_adapter_without_matrices_is_not_offered_to_workers() {
+        let config = square_model(64, 1);
+        let prefix = Prefix { tokens: 3, layers: 1, width: 64, values: vec![1.0; 3 * 2 * 64] };
+        let method = Method::Prefix(Arc::new(prefix));
+        let generation = Generation([0; 32]);
+        let adapter = Adapter { generation, method, base_model: None, stored_in_16_bits: false };
+        let library = Library::new().unwrap();
+        let encoded = EncodedAdapter::new(&adapter, &config, LoraPrecision::Compact);
+        let prepared = shelve(encoded, &config, &library).unwrap();
+        assert!(library.images().is_empty());
+        assert_eq!((prepared.virtual_tokens(), prepared.bytes(), prepared.device_bytes()), (3, 1536, 0));
+    }
 }

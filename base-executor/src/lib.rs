@@ -1,4 +1,4 @@
-//! The process that owns the frozen base weights and runs the resident engine.
+//! The process that owns the frozen base weights, runs the resident engine, and lends the base to split clients.
 //!
 //! # Layout
 //!
@@ -11,8 +11,10 @@
 //! - [`placement`], [`device`]: which adapters the device holds, as the engine sees it; the device tier.
 //! - [`costs`]: what a cold start costs here, and which way is the shorter.
 //! - [`perf`]: the performance model: how long things take, and whether a cold prompt should wait for its load.
+//! - [`layers`]: single linear groups of the base, for split clients on this host and others.
 //! - [`images`], [`workers`]: adapters as sealed images; the processes that compute them through shared memory.
 //! - [`service`]: the socket the gateways talk to.
+//! - [`clock`]: where the compute thread reads the time.
 //! - [`progress`], [`pulse`], `systemd`: how far it is, that it lives, and who is told.
 //! - `failpoints`: where tests may interfere.
 //! - `process`: cores, signals, log.
@@ -22,6 +24,7 @@
 //! ```text
 //! service (tokio) --events--> engine (compute) --outputs, a bounded queue for each gateway--> service
 //!        `--load calls--> loader --events--> engine
+//! layers' doors --calls, and rings in shared memory--> engine --answers, a bounded queue for each client--> doors
 //! ```
 //!
 //! The engine waits for nobody. The service waits for the engine to take in events, which it does before every
@@ -32,6 +35,7 @@
 pub mod adapters;
 pub mod bench;
 pub mod check;
+pub mod clock;
 pub mod config;
 pub mod costs;
 pub mod device;
@@ -40,6 +44,7 @@ mod failpoints;
 #[cfg(test)]
 mod fixtures;
 pub mod images;
+pub mod layers;
 pub mod loader;
 pub mod perf;
 pub mod placement;
@@ -51,7 +56,7 @@ pub mod service;
 mod systemd;
 pub mod workers;
 
-pub use self::failpoints::FAILPOINTS;
+pub use self::failpoints::{FAILPOINTS, LAYER_FAILPOINTS};
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -68,9 +73,10 @@ use tokio::sync::{mpsc, oneshot};
 
 use self::{
     adapters::Budget,
-    config::Config,
+    clock::SystemClock,
+    config::{Config, EngineKind},
     device::Arrivals,
-    engine::{Engine, Limits, SystemClock, event::Event},
+    engine::{Engine, Limits, event::Event},
     loader::Loader,
     progress::Progress,
     pulse::Pulse,
@@ -98,9 +104,12 @@ pub fn run(config: &Config) -> anyhow::Result<()> {
     runtime.context("cannot start the network runtime")?.block_on(async {
         let lifeline = config.exit_with_stdin.then(process::end_of_stdin);
         let shutdown = process::shutdown_on_signals(Duration::from_millis(config.grace_ms), lifeline)?;
+        let Some(socket) = config.socket.as_deref().filter(|_| config.engine == EngineKind::Resident) else {
+            return layers::alone::run(config, shutdown, say_ready).await;
+        };
         let opened = config.clone();
         let open = move |progress: &Progress, arrivals| resident::open(&opened, progress, arrivals);
-        serve(&config.socket, Settings::of(config), open, shutdown, say_ready).await
+        serve(socket, Settings::of(config), open, shutdown, say_ready).await
     })
 }
 
@@ -208,7 +217,14 @@ where
     // Not joined at the end: it may be in the middle of a file that nobody wants any more.
     spawn("loader", move || loader::run(&loader, &budget, calls, &loaded))?;
     systemd::ready();
-    let posted = tokio::spawn(systemd::keep_posted(pulse, engine_sender.downgrade()));
+    let idle = engine_sender.downgrade();
+    let poke = move || {
+        if let Some(engine) = idle.upgrade() {
+            // A full queue makes it turn, too.
+            let _ = engine.try_send(Event::Pulse);
+        }
+    };
+    let posted = tokio::spawn(systemd::keep_posted(pulse, poke));
     on_ready();
     service::serve(bound, Doors { engine: engine_sender, loader: loader_sender, engine_ended, shutdown })
         .await;
@@ -223,11 +239,12 @@ fn prepare<P, L>(resident: Resident<P, L>, settings: &Settings, pulse: Pulse) ->
 where
     P: ForwardPass,
 {
-    let Resident { pass, loader, placement, facts } = resident;
+    let Resident { pass, loader, placement, tenancy, facts } = resident;
     let limits = limits(settings, &facts);
     let welcome = welcome(facts, settings, pass.vocab_size());
     let engine = Engine::new(pass, limits, welcome, Box::new(SystemClock));
-    (engine.with_pulse(pulse).with_placement(placement), loader)
+    let engine = engine.with_pulse(pulse).with_placement(placement);
+    (tenancy.into_iter().fold(engine, Engine::with_tenancy), loader)
 }
 
 /// Keeps the engine and sends the rest on. `None` if there is no engine, or nobody waits for it any more.
@@ -241,7 +258,10 @@ fn hand_over<E, L>(opened: anyhow::Result<(E, L)>, to: oneshot::Sender<anyhow::R
     }
 }
 
-fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> anyhow::Result<thread::JoinHandle<()>> {
+pub(crate) fn spawn(
+    name: &str,
+    run: impl FnOnce() + Send + 'static,
+) -> anyhow::Result<thread::JoinHandle<()>> {
     let spawned = thread::Builder::new().name(name.to_owned()).spawn(run);
     spawned.with_context(|| format!("cannot start the {name} thread"))
 }

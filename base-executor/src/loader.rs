@@ -37,8 +37,7 @@ pub trait Loader: Send + 'static {
 
     /// Bytes that [`prepare`](Self::prepare) will take at least; claimed from the budget before it is called.
     fn least_bytes(&self, adapter: &Adapter) -> u64 {
-        let elements: usize = adapter.modules.iter().map(|module| module.a.len() + module.b.len()).sum();
-        2 * elements as u64
+        adapter.method.least_bytes()
     }
 
     /// Brings an adapter into the form the forward pass takes; also says how many bytes that form has.
@@ -119,8 +118,8 @@ fn load<L: Loader>(
     let generation = adapter.generation;
     let id = AdapterId::new(&call.owner, generation);
     let mut claim = budget.claim(id, loader.least_bytes(&adapter))?;
-    let rank = adapter.modules.iter().map(|module| module.rank).max().unwrap_or(0);
-    let modules = adapter.modules.len();
+    let (rank, modules) = (saturate(adapter.method.rank()), saturate(adapter.method.linear_layers()));
+    let virtual_tokens = adapter.method.virtual_tokens();
     failpoint::pass("executor.adapter_claimed");
     let no_room = |cause| LoadError::NoRoom { path: call.path.clone(), cause };
     let (adapter, bytes) = loader.prepare(adapter).map_err(|cause| match cause.downcast_ref() {
@@ -131,7 +130,7 @@ fn load<L: Loader>(
         return Err(LoadError::Internal { path: call.path.clone() });
     }
     claim.resize(bytes)?;
-    Ok(Prepared { adapter, claim, generation, rank: saturate(rank), modules: saturate(modules) })
+    Ok(Prepared { adapter, claim, generation, rank, modules, virtual_tokens })
 }
 
 fn saturate(count: usize) -> u32 {

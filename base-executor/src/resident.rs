@@ -1,6 +1,9 @@
 //! The real model behind the engine: opens the weights and says what the engine needs to know of them.
 
-use std::{path::Path, sync::Arc};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use anyhow::Context as _;
 use cache::copy::BytesPerSecond;
@@ -9,11 +12,11 @@ use model::{
     adapter::{Adapter, limits},
     config::ModelConfig,
     forward::ForwardPass,
-    layout::BLOCK_TARGETS,
     location::{HubSettings, resolve},
     prepared_adapter::{EncodedAdapter, PreparedAdapter},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
-    source::{Target, TensorId, WeightSource},
+    sites::EvaluateSites as _,
+    skeleton::SkeletonPlan,
 };
 
 use shmproto::message::ColdStart;
@@ -22,7 +25,12 @@ use crate::{
     config::{self, AdapterDtype, Config},
     costs::Costs,
     device::{Arrivals, Device, DeviceSettings},
+    engine::company::Tenancy,
     images::{Library, shelve},
+    layers::{
+        settings::LayerSettings,
+        start::{BaseFacts, Places, Rounding, name_of, start},
+    },
     loader::Loader,
     placement::Placement,
     process,
@@ -38,6 +46,8 @@ pub struct Resident<P: ForwardPass, L> {
     pub loader: L,
     /// Which adapters the device holds.
     pub placement: Box<dyn Placement<P::Adapter>>,
+    /// Split clients that the base is lent to.
+    pub tenancy: Option<Tenancy<P>>,
     /// What gateways are told.
     pub facts: Facts,
 }
@@ -61,9 +71,6 @@ pub struct Facts {
     pub kv_blocks: u32,
 }
 
-/// Bytes of each tensor that enter the base's identity, besides its shape.
-const IDENTITY_BYTES: usize = 4096;
-
 /// Opens the model of `config`, and tells `progress` how far it is.
 ///
 /// # Errors
@@ -74,7 +81,12 @@ pub fn open(
     arrivals: Arrivals,
 ) -> anyhow::Result<Resident<ResidentModel, AdapterLoader>> {
     let path = resolve(&config.model, &HubSettings::from_env())?;
-    let source = model::open::open(&path)?;
+    // Before the weights, so that a model put in its place meanwhile is noticed.
+    let plan = config.layer_socket().map(|_| SkeletonPlan::of(&path)).transpose();
+    let source = model::open::open(&path).map_err(|error| match error.is_of_configuration() {
+        true => anyhow::Error::new(error).context("split clients could run it with --engine none"),
+        false => error.into(),
+    })?;
     let cores = match &config.cores {
         Some(cores) => cores.0.clone(),
         None => process::allowed_cores()?,
@@ -83,15 +95,18 @@ pub fn open(
     failpoint::pass("executor.before_weights");
     let weights = LoadedWeights::load_telling(&*source, cores.len(), &|at| progress.done(at.done, at.total))?;
     failpoint::pass("executor.after_weights");
-    let base_hash = identity(&*source);
+    let base_hash = model::identity::of_base(&*source);
     // From here on nothing reads the file any more: it may be replaced, cut or deleted.
+    let plan = plan?;
     anyhow::ensure!(
-        source.unchanged(),
+        source.unchanged() && plan.as_ref().is_none_or(SkeletonPlan::is_current),
         "{} was written to while it was loaded, so its weights cannot be trusted; start again once it is whole, and \
          replace model files by renaming",
         path.display()
     );
     drop(source);
+    let lent = config.layer_socket().zip(plan);
+    let lent = lent.map(|(socket, plan)| loan(config, socket, plan, &weights, base_hash));
     tracing::info!(
         model = %path.display(),
         architecture = weights.config().architecture,
@@ -100,24 +115,10 @@ pub fn open(
         isa = ?kernels::Isa::best(),
         "weights loaded"
     );
-    let options = ResidentOptions {
-        cores,
-        kv_bytes: usize::try_from(config.kv_bytes.0)
-            .context("--kv-bytes is more than this machine can address")?,
-        kv_dtype: match config.kv_dtype {
-            config::KvDtype::Auto => KvDtype::Auto,
-            config::KvDtype::F32 => KvDtype::F32,
-            config::KvDtype::F16 => KvDtype::F16,
-        },
-    };
+    let options = options(config, cores)?;
     let library = Library::new().context("no descriptor is left for the images of adapters")?;
     let shape = weights.config().clone();
-    let precision = match config.adapter_dtype {
-        AdapterDtype::Auto => weights.adapter_precision(),
-        AdapterDtype::Exact => LoraPrecision::Exact,
-        AdapterDtype::F16 => LoraPrecision::Compact,
-        AdapterDtype::Bf16 => LoraPrecision::Bf16,
-    };
+    let precision = precision(config, &weights);
     let loader = AdapterLoader { config: shape.clone(), precision, library: library.clone() };
     progress.stage("taking memory for keys and values");
     let mut pass = ResidentModel::new(weights, &options)?;
@@ -140,15 +141,76 @@ pub fn open(
             "the link to the device is emulated: an experiment, not a service"
         );
     }
-    let mut costs = None;
-    if settings.cold_start == ColdStart::CpuAssist {
-        progress.stage("measuring what cold starts cost");
-        costs = Some(Costs::measure(&mut pass, &shape, &options.cores, kv_blocks, settings.link)?);
-    }
+    let costs = match settings.cold_start {
+        ColdStart::CpuAssist => {
+            progress.stage("measuring what cold starts cost");
+            Some(Costs::measure(&mut pass, &shape, &options.cores, kv_blocks, settings.link)?)
+        }
+        ColdStart::OnDemand | ColdStart::Cached => None,
+    };
     let (pass, workers) = with_workers(pass, config, library)?;
     let device = Device::new(settings, arrivals, workers, costs);
     let placement = Box::new(device.context("cannot start the thread that copies adapters")?);
-    Ok(Resident { pass, loader, placement, facts })
+    let tenancy = lent.map(|loan| loan.begin(&pass)).transpose()?;
+    Ok(Resident { pass, loader, placement, tenancy, facts })
+}
+
+/// The base on loan: what split clients are served, and where.
+struct Loan {
+    settings: LayerSettings,
+    places: Places,
+    base: BaseFacts,
+}
+
+fn loan(
+    config: &Config,
+    socket: PathBuf,
+    plan: SkeletonPlan,
+    weights: &LoadedWeights,
+    base_hash: [u8; 32],
+) -> Loan {
+    let base = BaseFacts {
+        model: name_of(&config.model),
+        architecture: weights.config().architecture.clone(),
+        base_hash,
+        context_length: weights.config().context_length,
+        rounding: match weights.adapter_precision() {
+            LoraPrecision::Exact => Rounding::Exact,
+            LoraPrecision::Compact | LoraPrecision::Bf16 => Rounding::Rounded,
+        },
+        plan,
+    };
+    Loan { settings: config.layers.settings(), places: Places::of(&config.layers, socket), base }
+}
+
+impl Loan {
+    /// Opens the doors.
+    fn begin(self, pass: &ResidentModel) -> anyhow::Result<Tenancy<ResidentModel>> {
+        let (hub, doors) = start(self.settings, self.places, pass.sites(), self.base)?;
+        Ok(Tenancy { hub, base: |pass| pass, doors: Some(doors) })
+    }
+}
+
+fn options(config: &Config, cores: Vec<usize>) -> anyhow::Result<ResidentOptions> {
+    Ok(ResidentOptions {
+        cores,
+        kv_bytes: usize::try_from(config.kv_bytes.0)
+            .context("--kv-bytes is more than this machine can address")?,
+        kv_dtype: match config.kv_dtype {
+            config::KvDtype::Auto => KvDtype::Auto,
+            config::KvDtype::F32 => KvDtype::F32,
+            config::KvDtype::F16 => KvDtype::F16,
+        },
+    })
+}
+
+fn precision(config: &Config, weights: &LoadedWeights) -> LoraPrecision {
+    match config.adapter_dtype {
+        AdapterDtype::Auto => weights.adapter_precision(),
+        AdapterDtype::Exact => LoraPrecision::Exact,
+        AdapterDtype::F16 => LoraPrecision::Compact,
+        AdapterDtype::Bf16 => LoraPrecision::Bf16,
+    }
 }
 
 /// Opens the door for workers, if there may be any.
@@ -164,24 +226,6 @@ fn with_workers(
     let (socket, most) = (config.worker_socket(), config.max_workers);
     let (workers, assist) = Workers::start(&socket, most, rows, pass.config(), library)?;
     Ok((pass.with_assist(assist), workers))
-}
-
-/// Hash of the configuration, and of each tensor's shape and first bytes: enough to tell two bases apart without
-/// reading a large file twice.
-fn identity(source: &dyn WeightSource) -> [u8; 32] {
-    let mut hasher = blake3::Hasher::new_derive_key("holobiont base identity 1");
-    let config = source.config();
-    hasher.update(format!("{config:?}").as_bytes());
-    let layers =
-        (0..config.layers).flat_map(|layer| BLOCK_TARGETS.map(|target| TensorId::Weight(layer, target)));
-    let ends = [TensorId::TokenEmbedding, TensorId::OutputNorm, TensorId::Weight(0, Target::LmHead)];
-    for id in layers.chain(ends) {
-        if let Some(tensor) = source.tensor(id) {
-            hasher.update(format!("{id:?} {:?} {} {}", tensor.kind, tensor.rows, tensor.cols).as_bytes());
-            hasher.update(&tensor.data[..tensor.data.len().min(IDENTITY_BYTES)]);
-        }
-    }
-    *hasher.finalize().as_bytes()
 }
 
 /// Reads adapters against the shape of the resident model.

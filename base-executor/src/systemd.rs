@@ -13,15 +13,9 @@ use std::{
 
 use sd_notify::NotifyState;
 use shmproto::message::Loading;
-use tokio::{
-    sync::mpsc,
-    time::{MissedTickBehavior, interval},
-};
+use tokio::time::{MissedTickBehavior, interval};
 
-use crate::{
-    engine::event::Event,
-    pulse::{Figures, Pulse},
-};
+use crate::pulse::{Figures, Pulse};
 
 /// How often figures are looked at, at least.
 const LOOK: Duration = Duration::from_secs(1);
@@ -49,8 +43,8 @@ pub(crate) fn stopping() {
     tell(&[NotifyState::Stopping, NotifyState::Status("finishing what runs")]);
 }
 
-/// Feeds the watchdog and keeps the status line true, for ever.
-pub(crate) async fn keep_posted<A>(pulse: Pulse, engine: mpsc::WeakSender<Event<A>>) {
+/// Feeds the watchdog and keeps the status line true, for ever. `poke` makes an idle compute thread turn.
+pub(crate) async fn keep_posted(pulse: Pulse, poke: impl Fn()) {
     let watchdog = sd_notify::watchdog_enabled();
     let mut clock =
         interval(watchdog.map_or(LOOK, |limit| (limit / 4).clamp(Duration::from_millis(1), LOOK)));
@@ -66,10 +60,7 @@ pub(crate) async fn keep_posted<A>(pulse: Pulse, engine: mpsc::WeakSender<Event<
             tell(&[NotifyState::Status(&serving(now.1))]);
         }
         (beats, figures) = now;
-        // Makes an idle engine turn. A full queue does, too.
-        if let Some(engine) = engine.upgrade() {
-            let _ = engine.try_send(Event::Pulse);
-        }
+        poke();
     }
 }
 

@@ -25,7 +25,7 @@ use base_executor::{
 };
 use kernels::lora::LoraPrecision;
 use model::{
-    adapter::{Adapter, LoraModule},
+    adapter::{Adapter, LoraModule, Method},
     config::{ModelConfig, Rope, RopeScaling},
     generation::{AdapterId, Generation},
     prepared_adapter::{EncodedAdapter, PreparedAdapter},
@@ -67,7 +67,8 @@ fn encoded() -> EncodedAdapter {
     let (a, b) = (vec![0.5; 16 * WIDTH], vec![0.25; WIDTH * 16]);
     let modules = vec![LoraModule { layer: 0, target: Target::Q, rank: 16, scale: 1.0, a, b }];
     let generation = Generation([0; 32]);
-    let adapter = Adapter { generation, modules, base_model: None, stored_in_16_bits: false };
+    let adapter =
+        Adapter { generation, method: Method::Lora(modules), base_model: None, stored_in_16_bits: false };
     EncodedAdapter::new(&adapter, &config(), LoraPrecision::Exact)
 }
 

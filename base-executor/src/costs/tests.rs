@@ -1,5 +1,5 @@
 use model::{
-    adapter::{Adapter, LoraModule},
+    adapter::{Adapter, LoraModule, Method},
     generation::Generation,
     source::Target,
 };
@@ -26,7 +26,8 @@ fn adapter(layers: usize) -> PreparedAdapter {
         b: vec![0.5; WIDTH * RANK],
     };
     let (modules, generation) = ((0..layers).map(module).collect(), Generation([0; 32]));
-    let adapter = Adapter { generation, modules, base_model: None, stored_in_16_bits: false };
+    let adapter =
+        Adapter { generation, method: Method::Lora(modules), base_model: None, stored_in_16_bits: false };
     PreparedAdapter::new(&adapter, &config(layers), LoraPrecision::Exact).unwrap()
 }
 

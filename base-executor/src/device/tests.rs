@@ -5,7 +5,7 @@ use std::{
 
 use kernels::lora::LoraPrecision;
 use model::{
-    adapter::{Adapter, LoraModule},
+    adapter::{Adapter, LoraModule, Method, ScaleVector, Scales, Side},
     config::ModelConfig,
     generation::Generation,
     source::Target,
@@ -37,9 +37,21 @@ fn adapter(size: usize) -> Arc<PreparedAdapter> {
     };
     let modules = targets[..size].iter().map(module).collect();
     let generation = Generation([0; 32]);
-    let adapter = Adapter { generation, modules, base_model: None, stored_in_16_bits: false };
+    let adapter =
+        Adapter { generation, method: Method::Lora(modules), base_model: None, stored_in_16_bits: false };
     let prepared = PreparedAdapter::new(&adapter, &config(), LoraPrecision::Exact).unwrap();
     assert_eq!(prepared.bytes() as u64, BYTES * size as u64);
+    Arc::new(prepared)
+}
+
+/// An adapter of a vector of so many numbers, and no matrix.
+fn scaling_adapter(size: usize) -> Arc<PreparedAdapter> {
+    let vector = ScaleVector { layer: 0, target: Target::Q, side: Side::Output, values: vec![2.0; size] };
+    let method = Method::Ia3(Arc::new(Scales::new(vec![vector])));
+    let adapter =
+        Adapter { generation: Generation([1; 32]), method, base_model: None, stored_in_16_bits: false };
+    let prepared = PreparedAdapter::new(&adapter, &config(), LoraPrecision::Exact).unwrap();
+    assert_eq!(prepared.bytes(), 4 * size);
     Arc::new(prepared)
 }
 
@@ -397,5 +409,21 @@ fn any_order_of_entering_leaving_and_unloading_keeps_the_books() {
         }
         assert_eq!((bench.residents(), bench.device.tier.held_bytes()), (vec![], 0));
         assert!(bench.device.users.is_empty() && bench.device.left_out.is_empty());
+    }
+}
+
+#[test]
+fn an_adapter_without_matrices_is_always_on_the_device_and_takes_no_room_there() {
+    for cold_start in [ColdStart::CpuAssist, ColdStart::OnDemand, ColdStart::Cached] {
+        let mut bench = Bench::new(0, cold_start, None);
+        let adapter = scaling_adapter(1000);
+        assert_eq!(bench.device.loaded(id(1), &adapter), Ok(Arrival::Now));
+        assert_eq!(bench.enter(1, &adapter), Found::OnDevice);
+        bench.device.leave(id(1));
+        bench.device.unloaded(id(1));
+        let mut stats = Stats::default();
+        bench.device.stats(&mut stats);
+        assert_eq!((bench.residents(), stats.device_bytes), (Vec::new(), 0));
+        assert!(adapter.is_on_device());
     }
 }

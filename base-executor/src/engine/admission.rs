@@ -59,20 +59,26 @@ pub enum Refusal {
     Sampling(#[from] SamplingError),
     /// The prompt leaves no room in the context.
     #[error(
-        "the prompt has {prompt} tokens, but the context holds {context_length} with the completion; shorten it"
+        "the prompt has {prompt} tokens{}, but the context holds {context_length} with the completion; shorten it",
+        beside(*virtual_tokens)
     )]
     PromptTooLong {
         /// Tokens of the prompt.
         prompt: usize,
+        /// Tokens that its adapter puts before it.
+        virtual_tokens: usize,
         /// Tokens of the context.
         context_length: usize,
     },
     /// The sequence could not fit even if it had the pool for itself.
     #[error(
-        "prompt and `max_tokens` need {needed} KV blocks, but the pool has {total}; shorten the prompt, lower \
-         `max_tokens` or start the executor with a larger --kv-bytes"
+        "prompt and `max_tokens`{} need {needed} KV blocks, but the pool has {total}; shorten the prompt, lower \
+         `max_tokens` or start the executor with a larger --kv-bytes",
+        beside(*virtual_tokens)
     )]
     PoolTooSmall {
+        /// Tokens that the adapter puts before the prompt.
+        virtual_tokens: usize,
         /// Blocks the sequence needs at its end.
         needed: usize,
         /// Blocks of the pool.
@@ -114,24 +120,35 @@ impl From<Refusal> for WireError {
     }
 }
 
-/// Checks everything about a request that does not depend on what else is under way.
+/// Says in a message what an adapter takes of a context.
+fn beside(virtual_tokens: usize) -> String {
+    match virtual_tokens {
+        0 => String::new(),
+        count => format!(" beside the {count} virtual tokens of its adapter"),
+    }
+}
+
+/// Checks everything about a request that does not depend on what else is under way. Its adapter puts `virtual_tokens`
+/// before the prompt.
 pub(super) fn check(
     request: &Generate,
     received_at: Instant,
     vocab_size: usize,
     limits: &Limits,
+    virtual_tokens: usize,
 ) -> Result<Task, Refusal> {
     if request.prompt.is_empty() {
         return Err(Refusal::EmptyPrompt);
     }
     check_tokens("prompt", &request.prompt, vocab_size)?;
     check_tokens("stop_tokens", &request.stop_tokens, vocab_size)?;
-    let end = check_length(request, limits)?;
+    let end = check_length(request, limits, virtual_tokens)?;
     Ok(Task {
         sampling: SamplingParams::new(sampling_request(&request.sampling), vocab_size)?,
         stop_tokens: request.stop_tokens.clone(),
         min_tokens: request.min_tokens as usize,
         generated_before: check_generated(request)?,
+        virtual_tokens,
         end,
         logprobs: check_logprobs("logprobs", request.logprobs)?,
         prompt_logprobs: check_logprobs("prompt_logprobs", request.prompt_logprobs)?,
@@ -158,18 +175,19 @@ fn check_logprobs(field: &'static str, asked: Option<u32>) -> Result<Option<usiz
     }
 }
 
-/// The length at which the sequence ends, at the latest.
-fn check_length(request: &Generate, limits: &Limits) -> Result<usize, Refusal> {
+/// The length at which the sequence, virtual tokens included, ends at the latest.
+fn check_length(request: &Generate, limits: &Limits, virtual_tokens: usize) -> Result<usize, Refusal> {
     let (prompt, context_length) = (request.prompt.len(), limits.context_length);
+    let begin = virtual_tokens + prompt;
     // A prompt that is only scored may fill the context.
-    if prompt + usize::from(request.max_tokens > 0) > context_length {
-        return Err(Refusal::PromptTooLong { prompt, context_length });
+    if begin + usize::from(request.max_tokens > 0) > context_length {
+        return Err(Refusal::PromptTooLong { prompt, virtual_tokens, context_length });
     }
-    let end = prompt.saturating_add(request.max_tokens as usize).min(context_length);
+    let end = begin.saturating_add(request.max_tokens as usize).min(context_length);
     // The last generated token is never computed, so it needs no place.
-    let needed = end.saturating_sub(1).max(prompt).div_ceil(BLOCK_TOKENS);
+    let needed = end.saturating_sub(1).max(begin).div_ceil(BLOCK_TOKENS);
     let total = limits.kv_blocks as usize;
-    if needed > total { Err(Refusal::PoolTooSmall { needed, total }) } else { Ok(end) }
+    if needed > total { Err(Refusal::PoolTooSmall { virtual_tokens, needed, total }) } else { Ok(end) }
 }
 
 fn deadline(deadline_ms: u32, received_at: Instant) -> Option<Instant> {

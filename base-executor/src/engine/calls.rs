@@ -131,6 +131,9 @@ impl<P: ForwardPass> Engine<P> {
             ..self.stats.clone()
         };
         self.placement.stats(&mut stats);
+        if let Some(tenancy) = &self.tenancy {
+            stats.layers = tenancy.hub.figures();
+        }
         stats
     }
 

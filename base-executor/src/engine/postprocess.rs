@@ -38,7 +38,7 @@ impl<P: ForwardPass> Engine<P> {
                 Outcome::Pass,
                 "a test wants the step to fail"
             );
-            self.pass.forward(&batch, &mut self.logits);
+            Self::forward(&mut self.pass, self.tenancy.as_mut(), &batch, &mut self.logits);
         }));
         self.placement.observe(rows, self.clock.now().saturating_duration_since(begin));
         computed
@@ -74,7 +74,7 @@ impl<P: ForwardPass> Engine<P> {
     fn advance(&mut self, portion: Portion, rows: std::ops::Range<usize>) -> Result<Option<Output>, Panic> {
         let sequence = &mut self.running[portion.sequence];
         if !sequence.is_decoding() {
-            self.stats.prompt_tokens += portion.count as u64;
+            self.stats.prompt_tokens += portion.count.saturating_sub(sequence.pending_virtual()) as u64;
         }
         let (logits, kv, vocab_size) = (&mut self.logits, &mut self.kv, self.pass.vocab_size());
         catch_unwind(AssertUnwindSafe(|| {

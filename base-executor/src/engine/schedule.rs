@@ -76,9 +76,14 @@ impl<P: ForwardPass> Engine<P> {
         for index in prompts {
             let sequence = &self.running[index];
             let mut count = sequence.pending().min(share).min(left);
-            if sequence.scores_prompt() {
-                count = count.min(scored_left);
-                scored_left -= count;
+            match sequence.pending_virtual() {
+                _ if !sequence.scores_prompt() => {}
+                0 => {
+                    count = count.min(scored_left);
+                    scored_left -= count;
+                }
+                // They go ahead of the prompt: no logits are owed for them.
+                virtual_tokens => count = count.min(virtual_tokens),
             }
             left -= count;
             if count > 0 {

@@ -1,7 +1,10 @@
 //! One request on its way through the engine.
 //!
-//! `tokens` (prompt, then completion) is all that has to survive: the first `computed` of them have keys and
+//! `tokens` (the adapter's virtual tokens, prompt, completion) is all that has to survive: the first `computed` of them have keys and
 //! values in `blocks`, the others are pending. A preempted sequence merely goes back to `computed = 0`.
+//!
+//! Virtual tokens (prefix tuning) have positions, and are computed, kept and found again like any others; but they are
+//! nobody's prompt: no report and no penalty counts them.
 
 use std::{
     sync::Arc,
@@ -17,6 +20,9 @@ use model::{
 use shmproto::message::{ErrorCode, Finish, Output, RequestId, TokenOutput, WireError};
 
 use super::event::Caller;
+
+/// What stands for a virtual token: the pass takes the adapter's keys and values in the place of its own.
+const VIRTUAL_TOKEN: u32 = 0;
 
 /// An adapter in use by a sequence.
 #[derive(Debug)]
@@ -51,7 +57,9 @@ pub(super) struct Task {
     pub(super) stop_tokens: Vec<u32>,
     /// Tokens to generate before a stop token may be chosen.
     pub(super) min_tokens: usize,
-    /// Prompt and completion together end at this many tokens.
+    /// Tokens that the adapter puts before the prompt.
+    pub(super) virtual_tokens: usize,
+    /// Virtual tokens, prompt and completion together end at this many.
     pub(super) end: usize,
     /// Tokens at the prompt's end that an earlier request generated.
     pub(super) generated_before: usize,
@@ -93,7 +101,8 @@ pub(super) struct Sequence<A> {
     pub(super) computed: usize,
     pub(super) blocks: Vec<BlockId>,
     namespace: Namespace,
-    prompt_len: usize,
+    /// Where the completion begins.
+    prompt_end: usize,
     counts: TokenCounts,
     /// Behind the last full block that was offered to others.
     cursor: Cursor,
@@ -108,7 +117,7 @@ impl<A> Sequence<A> {
         Origin { caller, received_at }: Origin,
         adapted: Option<Adapted<A>>,
         sharing: [u8; 32],
-        prompt: Vec<u32>,
+        mut prompt: Vec<u32>,
         task: Task,
     ) -> Self {
         let namespace = Namespace { adapter: adapted.as_ref().map(|adapted| adapted.id), sharing };
@@ -116,12 +125,13 @@ impl<A> Sequence<A> {
             true => counts(&prompt, task.generated_before),
             false => TokenCounts::default(),
         };
+        prompt.splice(..0, std::iter::repeat_n(VIRTUAL_TOKEN, task.virtual_tokens));
         Self {
             caller,
             received_at,
             adapted,
             task,
-            prompt_len: prompt.len(),
+            prompt_end: prompt.len(),
             tokens: prompt,
             computed: 0,
             blocks: Vec::new(),
@@ -172,7 +182,12 @@ impl<A> Sequence<A> {
 
     /// Tokens generated so far.
     pub(super) fn generated(&self) -> usize {
-        self.tokens.len() - self.prompt_len
+        self.tokens.len() - self.prompt_end
+    }
+
+    /// Virtual tokens whose keys and values have not been placed.
+    pub(super) fn pending_virtual(&self) -> usize {
+        self.task.virtual_tokens.saturating_sub(self.computed)
     }
 
     /// One generated token is pending: the sequence takes part in every step.
@@ -188,7 +203,7 @@ impl<A> Sequence<A> {
     /// The logits wanted of its next `count` tokens.
     pub(super) fn logits_of(&self, count: usize) -> LogitRows {
         if self.scores_prompt() {
-            LogitRows::All
+            if count <= self.pending_virtual() { LogitRows::None } else { LogitRows::All }
         } else if count == self.pending() {
             LogitRows::Last
         } else {
@@ -202,7 +217,7 @@ impl<A> Sequence<A> {
     }
 
     /// Takes blocks for all its tokens, sharing those that are cached and leaving `spare` blocks to others.
-    /// Returns how many of its tokens were found in the cache, or `None`, with nothing taken, if there are too
+    /// Returns how many of them, without virtual ones, were found in the cache, or `None`, with nothing taken, if there are too
     /// few blocks.
     pub(super) fn enter(&mut self, kv: &mut KvCache, spare: usize) -> Option<usize> {
         // The last token is computed in any case: its logits are needed.
@@ -218,7 +233,7 @@ impl<A> Sequence<A> {
         self.cursor = found.cursor;
         self.blocks = found.blocks;
         self.blocks.extend(fresh);
-        Some(self.computed)
+        Some(self.computed.saturating_sub(self.task.virtual_tokens))
     }
 
     /// Notes when the first admission was and what it found in the cache; later ones would count its own blocks.
@@ -285,7 +300,7 @@ impl<A> Sequence<A> {
         let Opening::Due { prompt, .. } = &mut self.opening else { return };
         let top = self.task.prompt_logprobs.unwrap_or(0);
         // The logits at a token are about the token after it.
-        let successors = &self.tokens[self.computed + 1..self.prompt_len];
+        let successors = &self.tokens[self.computed + 1..self.prompt_end];
         for (&token, row) in successors.iter().zip(rows.chunks_exact(vocab_size)) {
             let (logprob, top) = sampling::logprobs(row, token, top);
             prompt.push(TokenOutput { token, logprob, top });
@@ -316,7 +331,7 @@ impl<A> Sequence<A> {
             if self.adapted.is_some() { "the adapter's weights overflow" } else { "the model overflows" };
         let message = format!(
             "what was computed after {} tokens are no numbers: {whose}; try it with `holobiont adapters check --probe`",
-            self.tokens.len()
+            self.tokens.len() - self.task.virtual_tokens
         );
         WireError { code: ErrorCode::NotFinite, message }
     }

@@ -33,6 +33,7 @@ fn a_usable_adapter_is_described() {
     let (status, report) = check_json(directory.path(), "adapter", &[]);
     assert_eq!((status, &report["usable"]), (0, &true.into()), "{report}");
     assert_eq!((report["modules"].as_u64(), report["rank"].as_u64()), (Some(2), Some(2)));
+    assert_eq!(report["kind"], "lora");
     assert_eq!(report["generation"].as_str().map(str::len), Some(64));
     assert!(report["bytes"].as_u64().unwrap() >= 2 * 2 * 2 * 64 * 2 && report["probe"].is_null());
     let (_, text) = check(directory.path(), "adapter", &[]);
@@ -99,4 +100,27 @@ fn what_is_not_there_is_another_exit_status_than_what_is_unusable() {
     tiny::write_model(&directory.path().join("model"));
     let (status, report) = check_json(directory.path(), "nothing", &[]);
     assert_eq!((status, &report["found"]), (3, &false.into()), "{report}");
+}
+
+#[test]
+fn adapters_without_matrices_are_described_by_their_kind() {
+    let directory = tempfile::tempdir().unwrap();
+    tiny::write_model(&directory.path().join("model"));
+    tiny::write_ia3(&directory.path().join("ia3"));
+    tiny::write_prefix(&directory.path().join("prefix"), 20);
+    for (name, modules, virtual_tokens, bytes) in
+        [("ia3", 4, 0, 2 * (32 + 128) * 4), ("prefix", 4, 20, 20 * 128 * 4)]
+    {
+        let (status, report) = check_json(directory.path(), name, &["--probe"]);
+        assert_eq!((status, report["kind"].as_str()), (0, Some(name)), "{report}");
+        assert_eq!((report["modules"].as_u64(), report["rank"].as_u64()), (Some(modules), Some(0)));
+        assert_eq!(
+            (report["virtual_tokens"].as_u64(), report["bytes"].as_u64()),
+            (Some(virtual_tokens), Some(bytes))
+        );
+        assert_eq!(report["probe"]["changes"], true, "{report}");
+    }
+    let (_, text) = check(directory.path(), "prefix", &[]);
+    assert!(text.contains("kind        prefix tuning") && text.contains("20 virtual tokens"), "{text}");
+    assert!(!text.contains("rank"), "{text}");
 }

@@ -9,8 +9,9 @@ use std::{
 
 use base_executor::{
     adapters::{Budget, Prepared},
+    clock::{Clock, SystemClock},
     engine::{
-        Clock, Engine, Limits, SystemClock,
+        Engine, Limits,
         event::{Caller, ConnectionId, Event, Loaded},
     },
     placement::{Arrival, Found, Placement, PlacementError},
@@ -260,7 +261,7 @@ fn load(budget: &Budget, tag: u8) -> Event<FakeAdapter> {
         return Event::AdapterLoaded { caller, loaded: Loaded::Known(id) };
     };
     let (adapter, generation) = (Arc::new(FakeAdapter(tag.into())), Generation([100 + tag; 32]));
-    let loaded = Loaded::New(Prepared { adapter, claim, generation, rank: 4, modules: 2 });
+    let loaded = Loaded::New(Prepared { adapter, claim, generation, rank: 4, modules: 2, virtual_tokens: 0 });
     Event::AdapterLoaded { caller, loaded }
 }
 

@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use model::forward::{BLOCK_TOKENS, BlockId, ForwardPass, LogitRows, SequenceSlice};
+use model::{
+    forward::{BLOCK_TOKENS, BlockId, ForwardPass, LogitRows, SequenceSlice},
+    sites::Company,
+};
 use shmproto::message::{Generate, Sampling};
 
 /// Tokens of the fake's vocabulary.
@@ -88,7 +91,12 @@ impl ForwardPass for FakePass {
         VOCAB
     }
 
-    fn forward(&mut self, batch: &[SequenceSlice<'_, FakeAdapter>], logits: &mut Vec<f32>) {
+    fn forward_in_company(
+        &mut self,
+        batch: &[SequenceSlice<'_, FakeAdapter>],
+        logits: &mut Vec<f32>,
+        _company: &mut dyn Company,
+    ) {
         let seen = |slice: &SequenceSlice<'_, FakeAdapter>| Seen {
             start: slice.start,
             tokens: slice.tokens.len(),

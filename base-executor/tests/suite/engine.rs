@@ -8,8 +8,9 @@ use std::{
 
 use base_executor::{
     adapters::{Budget, Prepared},
+    clock::Clock,
     engine::{
-        Clock, Engine, Limits,
+        Engine, Limits,
         event::{Caller, ConnectionId, Event, Loaded},
     },
 };
@@ -138,7 +139,8 @@ impl Bench {
             Ok(claim) => {
                 let adapter = Arc::new(FakeAdapter(tag.into()));
                 let generation = Generation([100 + tag; 32]);
-                Loaded::New(Prepared { adapter, claim, generation, rank: 4, modules: 2 })
+                let virtual_tokens = virtual_tokens(tag);
+                Loaded::New(Prepared { adapter, claim, generation, rank: 4, modules: 2, virtual_tokens })
             }
             Err(_) => Loaded::Known(id),
         };
@@ -158,6 +160,19 @@ impl Bench {
     fn error(&self, request: u64) -> Option<ErrorCode> {
         self.answer(request).error
     }
+}
+
+/// The adapter whose prefix is longer than a block.
+const PREFIX: u8 = 20;
+
+/// Tokens that an adapter puts before every prompt.
+fn virtual_tokens(tag: u8) -> usize {
+    if tag == PREFIX { 20 } else { 0 }
+}
+
+/// The same request with the adapter of that prefix.
+fn with_prefix(request: Generate) -> Generate {
+    Generate { adapter: Some([PREFIX; 32]), ..request }
 }
 
 fn welcome() -> Welcome {
@@ -208,7 +223,7 @@ fn assert_nothing_held(bench: &Bench) {
 /// that begin alike.
 fn any_request() -> impl Strategy<Value = Generate> {
     let shape = (0..3u64, 0..70usize, 0..4u64, 1..6usize, 0..40u32);
-    let choice = (prop::bool::ANY, 0..4u32, prop::bool::weighted(0.2), prop::bool::weighted(0.15), 0..3u8);
+    let choice = (prop::bool::ANY, 0..4u32, prop::bool::weighted(0.2), prop::bool::weighted(0.15), 0..4usize);
     (shape, choice, any::<u64>()).prop_map(|((head, head_len, tail, tail_len, max_tokens), choice, seed)| {
         let (sampled, stops, penalized, scored, adapter) = choice;
         let mut tokens = prompt(head, head_len);
@@ -222,14 +237,14 @@ fn any_request() -> impl Strategy<Value = Generate> {
         request.min_tokens = stops;
         request.logprobs = sampled.then_some(2);
         request.prompt_logprobs = scored.then_some(1);
-        request.adapter = (adapter > 0).then_some([adapter; 32]);
+        request.adapter = [None, Some(1), Some(2), Some(PREFIX)][adapter].map(|tag| [tag; 32]);
         request
     })
 }
 
 fn any_limits() -> impl Strategy<Value = Limits> {
-    // The longest request has 75 + 40 tokens: 8 blocks.
-    (1..20usize, 16..200usize, 8..60u32).prop_map(|(max_running, chunk_tokens, kv_blocks)| Limits {
+    // The longest request has 20 + 75 + 40 tokens: 9 blocks.
+    (1..20usize, 16..200usize, 9..60u32).prop_map(|(max_running, chunk_tokens, kv_blocks)| Limits {
         max_running,
         chunk_tokens,
         kv_blocks,
@@ -246,7 +261,7 @@ proptest! {
         limits in any_limits(),
     ) {
         let mut bench = Bench::new(limits);
-        (1..3).for_each(|tag| bench.load(tag));
+        [1, 2, PREFIX].into_iter().for_each(|tag| bench.load(tag));
         for (id, (request, steps_before)) in (1..).zip(&mut requests) {
             request.request = id;
             (0..*steps_before).for_each(|_| bench.step());
@@ -264,7 +279,7 @@ proptest! {
         limits in any_limits(),
     ) {
         let mut bench = Bench::new(limits);
-        (1..3).for_each(|tag| bench.load(tag));
+        [1, 2, PREFIX].into_iter().for_each(|tag| bench.load(tag));
         for (id, (mut request, steps, age)) in (1..).zip(moments) {
             request.request = id;
             bench.send(request);
@@ -720,4 +735,108 @@ fn draining_refuses_what_is_new_finishes_what_runs_and_gives_up_at_the_end_of_th
     bench.step();
     assert_eq!(bench.error(2), Some(ErrorCode::ShuttingDown));
     assert!(bench.engine.is_idle());
+}
+
+#[test]
+fn virtual_tokens_are_computed_and_kept_but_are_nobodys_prompt() {
+    let mut bench = Bench::new(ROOMY);
+    bench.load(PREFIX);
+    let first = with_prefix(request(1, prompt(5, 50), 5));
+    let second = Generate { request: 2, ..first.clone() };
+    bench.send(first.clone());
+    bench.finish();
+    let seen = bench.log.lock().unwrap()[0][0];
+    assert_eq!((seen.start, seen.tokens), (0, 70), "the prefix is computed before the prompt");
+    assert_eq!(bench.stats().prompt_tokens, 50);
+    bench.send(second.clone());
+    bench.finish();
+    assert_eq!((bench.answer(1).cached_tokens, bench.answer(2).cached_tokens), (0, 44), "64 - 20");
+    assert_eq!((bench.stats().prompt_tokens, bench.stats().cached_tokens), (56, 44));
+    // Only the prefix is shared: one full block, of which nothing is of the prompt.
+    bench.send(with_prefix(request(3, prompt(6, 50), 5)));
+    bench.finish();
+    assert_eq!((bench.answer(3).cached_tokens, bench.stats().prompt_tokens), (0, 106));
+    assert_as_if_alone(&bench, &[first, second]);
+    assert_nothing_held(&bench);
+}
+
+#[test]
+fn a_prefix_is_no_other_adapters_and_not_the_bases() {
+    let mut bench = Bench::new(ROOMY);
+    bench.load(PREFIX);
+    let plain = request(1, [vec![0; 20], prompt(5, 50)].concat(), 5);
+    let adapted = with_prefix(request(2, prompt(5, 50), 5));
+    for one in [&plain, &adapted] {
+        bench.send(one.clone());
+        bench.finish();
+        assert_eq!(bench.answer(one.request).cached_tokens, 0);
+    }
+    assert_as_if_alone(&bench, &[plain, adapted]);
+}
+
+#[test]
+fn the_context_holds_virtual_tokens_too_and_its_refusal_says_so() {
+    let mut bench = Bench::new(Limits { context_length: 64, ..ROOMY });
+    bench.load(PREFIX);
+    bench.send(with_prefix(request(1, prompt(1, 40), 1000)));
+    bench.send(with_prefix(request(2, prompt(1, 44), 1)));
+    let (outbox, mut queue) = mpsc::channel(8);
+    let connection = ConnectionId(2);
+    bench.engine.handle(Event::Connected { connection, outbox });
+    let received_at = bench.clock.now();
+    let request = with_prefix(request(3, prompt(1, 45), 0));
+    bench.engine.handle(Event::Generate { connection, request, received_at });
+    bench.finish();
+    assert_eq!((bench.answer(1).tokens.len(), bench.answer(1).finish), (4, Some(Finish::Length)));
+    assert_eq!(bench.error(2), Some(ErrorCode::ContextLengthExceeded), "44 + 20 + 1");
+    let Some(ToGateway::Outputs(outputs)) = queue.blocking_recv() else { panic!("outputs come first") };
+    let message = &outputs[0].error.as_ref().unwrap().message;
+    assert!(message.contains("45 tokens beside the 20 virtual tokens of its adapter"), "{message}");
+    assert!(message.contains("holds 64"), "{message}");
+}
+
+#[test]
+fn a_preempted_request_with_a_prefix_goes_on_bit_for_bit() {
+    let mut bench = Bench::new(Limits { kv_blocks: 14, ..ROOMY });
+    bench.load(PREFIX);
+    let requests: Vec<_> = (1..=4)
+        .map(|id| {
+            let mut one = with_prefix(request(id, prompt(id, 20), 100));
+            one.sampling.temperature = 1.0;
+            one.sampling.presence_penalty = 0.5;
+            one
+        })
+        .collect();
+    requests.iter().for_each(|one| bench.send(one.clone()));
+    bench.finish();
+    assert!(bench.stats().preemptions > 0, "the pool is too small for all four");
+    assert_as_if_alone(&bench, &requests);
+    assert_nothing_held(&bench);
+}
+
+#[test]
+fn a_request_with_a_prefix_that_is_continued_elsewhere_goes_on_as_if_it_had_not_been_cut() {
+    let mut one = with_prefix(request(1, prompt(1, 20), 24));
+    (one.sampling.temperature, one.sampling.repetition_penalty) = (1.0, 1.3);
+    let whole: Vec<u32> = alone(&one).tokens.iter().map(|output| output.token).collect();
+    let mut rest = Generate { generated: 7, max_tokens: 17, ..one };
+    rest.prompt.extend_from_slice(&whole[..7]);
+    let tokens: Vec<u32> = alone(&rest).tokens.iter().map(|output| output.token).collect();
+    assert_eq!(tokens, whole[7..]);
+}
+
+#[test]
+fn a_scored_prompt_with_a_prefix_is_owed_what_it_would_be_owed_without() {
+    let mut bench = Bench::new(Limits { chunk_tokens: 16, ..ROOMY });
+    bench.load(PREFIX);
+    let mut one = with_prefix(request(1, prompt(1, 50), 2));
+    one.prompt_logprobs = Some(3);
+    bench.send(one.clone());
+    bench.finish();
+    let scored: Vec<u32> = bench.answer(1).prompt.iter().map(|output| output.token).collect();
+    assert_eq!(scored, one.prompt[1..], "every token but the first, and no virtual one");
+    let log: Vec<_> =
+        bench.log.lock().unwrap().iter().map(|batch| (batch[0].tokens, batch[0].logits)).collect();
+    assert_eq!(log[..3], [(16, LogitRows::None), (4, LogitRows::None), (16, LogitRows::All)]);
+    assert_as_if_alone(&bench, &[one]);
 }

@@ -267,7 +267,7 @@ async fn a_step_that_fails_is_the_error_of_its_requests_alone() {
 #[tokio::test]
 async fn connections_beyond_the_limit_of_files_leave_those_there_are_undisturbed() {
     let place = Place::new();
-    let mut process = Process(place.command("ulimit -n 24;", &[]).spawn().unwrap());
+    let mut process = Process(place.command("ulimit -n 36;", &[]).spawn().unwrap());
     process.ready();
     let mut gateway = Gateway::greet(&place.socket(), 1).await;
     let flood: Vec<_> =

@@ -16,7 +16,7 @@ use base_executor::{
     service::NO_REQUEST,
 };
 use model::{
-    adapter::{Adapter, LoraModule},
+    adapter::{Adapter, LoraModule, Method},
     generation::{AdapterId, Generation},
     source::Target,
 };
@@ -60,7 +60,7 @@ impl Loader for FakeLoader {
         };
         Ok(Adapter {
             generation: Generation([number; 32]),
-            modules: vec![module],
+            method: Method::Lora(vec![module]),
             base_model: None,
             stored_in_16_bits: true,
         })
@@ -107,6 +107,7 @@ impl Executor {
                 pass: FakePass::slow(256),
                 loader: FakeLoader,
                 placement: Box::new(OneTier),
+                tenancy: None,
                 facts,
             };
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

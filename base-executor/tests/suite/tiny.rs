@@ -29,9 +29,34 @@ pub(crate) fn write_adapter(directory: &Path, also: &[(&str, [usize; 2])]) {
         .flat_map(|layer| [(name(layer, 'A'), vec![2, HIDDEN]), (name(layer, 'B'), vec![HIDDEN, 2])])
         .collect();
     tensors.extend(also.iter().map(|(name, shape)| ((*name).to_owned(), shape.to_vec())));
+    write_files(directory, config, &tensors);
+}
+
+/// Writes an IA3 adapter that scales the values' outputs and the inputs of `down_proj`.
+pub(crate) fn write_ia3(directory: &Path) {
+    let config = "{\"peft_type\": \"IA3\", \"target_modules\": [\"v_proj\", \"down_proj\"], \
+                  \"feedforward_modules\": [\"down_proj\"]}";
+    let name = |layer, module| format!("base_model.model.model.layers.{layer}.{module}.ia3_l");
+    let vectors = |layer| {
+        [
+            (name(layer, "self_attn.v_proj"), vec![HIDDEN / 2, 1]),
+            (name(layer, "mlp.down_proj"), vec![1, INTERMEDIATE]),
+        ]
+    };
+    write_files(directory, config, &(0..LAYERS).flat_map(vectors).collect::<Vec<_>>());
+}
+
+/// Writes a prefix of `tokens` virtual tokens.
+pub(crate) fn write_prefix(directory: &Path, tokens: usize) {
+    let config = format!("{{\"peft_type\": \"PREFIX_TUNING\", \"num_virtual_tokens\": {tokens}}}");
+    let embeddings = ("prompt_embeddings".to_owned(), vec![tokens, LAYERS * 2 * HIDDEN / 2]);
+    write_files(directory, &config, &[embeddings]);
+}
+
+fn write_files(directory: &Path, config: &str, tensors: &[(String, Vec<usize>)]) {
     fs::create_dir_all(directory).unwrap();
     fs::write(directory.join("adapter_config.json"), config).unwrap();
-    fs::write(directory.join("adapter_model.safetensors"), safetensors(&tensors)).unwrap();
+    fs::write(directory.join("adapter_model.safetensors"), safetensors(tensors)).unwrap();
 }
 
 fn tensors() -> Vec<(String, Vec<usize>)> {

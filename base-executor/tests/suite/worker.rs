@@ -25,7 +25,7 @@ use kernels::{
     lora::{FactorLayout, LoraMatrix, LoraPrecision, MatrixLayout, NumberKind, SharedBytes, sum_ranks},
 };
 use model::{
-    adapter::{Adapter, LoraModule},
+    adapter::{Adapter, LoraModule, Method},
     assist::{Ask, Assist},
     config::ModelConfig,
     device_copy::DeviceCopy,
@@ -177,7 +177,12 @@ pub(crate) fn adapter_of_everything(config: &ModelConfig, ranks: &[usize]) -> Ad
         LoraModule { layer, target, rank, scale: 0.5, a, b }
     };
     let modules = layers.into_iter().zip(ranks.iter().cycle()).map(module).collect();
-    Adapter { generation: Generation([7; 32]), modules, base_model: None, stored_in_16_bits: false }
+    Adapter {
+        generation: Generation([7; 32]),
+        method: Method::Lora(modules),
+        base_model: None,
+        stored_in_16_bits: false,
+    }
 }
 
 /// Numbers that look random and are always the same.

@@ -8,7 +8,7 @@ use kernels::{
     lora::{LoraPrecision, sum_ranks},
 };
 use model::{
-    adapter::{Adapter, LoraModule},
+    adapter::{Adapter, LoraModule, Method},
     config::ModelConfig,
     generation::Generation as Content,
     prepared_adapter::PreparedAdapter,
@@ -36,8 +36,12 @@ fn adapter(rank: usize, salt: usize) -> Arc<PreparedAdapter> {
         LoraModule { layer: 0, target, rank, scale: 0.25, a, b }
     };
     let modules = TARGETS.iter().enumerate().map(module).collect();
-    let adapter =
-        Adapter { generation: Content([0; 32]), modules, base_model: None, stored_in_16_bits: false };
+    let adapter = Adapter {
+        generation: Content([0; 32]),
+        method: Method::Lora(modules),
+        base_model: None,
+        stored_in_16_bits: false,
+    };
     Arc::new(PreparedAdapter::new(&adapter, &config(), LoraPrecision::Exact).unwrap())
 }
 

@@ -1,0 +1,161 @@
+//! Settings of the layer service.
+
+use std::{net::SocketAddr, path::PathBuf, str::FromStr};
+
+use clap::{Args, ValueEnum};
+
+use super::{ByteCount, ConfigError};
+use crate::layers::settings::{Batching, LayerSettings, Policy, Quotas};
+
+/// What split clients are served, and how much of it.
+#[derive(Debug, Clone, PartialEq, Args)]
+pub struct LayerFlags {
+    /// Where split clients of this host connect, or `off` [default: layers.sock beside the gateways' socket].
+    ///
+    /// ZeroMQ clients of this host find layers.zmq beside it.
+    #[arg(long = "layers", value_name = "PATH|off", env = "HOLOBIONT_LAYERS")]
+    pub place: Option<LayerPlace>,
+    /// Where split clients of other hosts connect, over TLS 1.3 [default: nowhere].
+    #[arg(long = "layer-listen", value_name = "ADDR:PORT", env = "HOLOBIONT_LAYER_LISTEN")]
+    pub listen: Option<SocketAddr>,
+    /// Certificate of this executor and its chain.
+    #[arg(long = "layer-cert", value_name = "PEM", env = "HOLOBIONT_LAYER_CERT")]
+    pub cert: Option<PathBuf>,
+    /// The certificate's private key.
+    #[arg(long = "layer-cert-key", value_name = "PEM", env = "HOLOBIONT_LAYER_CERT_KEY")]
+    pub cert_key: Option<PathBuf>,
+    /// Whoever has a certificate signed by these is the tenant it names.
+    #[arg(long = "layer-client-ca", value_name = "PEM", env = "HOLOBIONT_LAYER_CLIENT_CA")]
+    pub client_ca: Option<PathBuf>,
+    /// API keys of split clients, in the gateway's format [default: none are asked for].
+    #[arg(long = "layer-key-file", value_name = "FILE", env = "HOLOBIONT_LAYER_KEY_FILE")]
+    pub key_file: Option<PathBuf>,
+    /// When calls that wait are computed.
+    #[arg(
+        long = "layer-batching",
+        value_name = "POLICY",
+        env = "HOLOBIONT_LAYER_BATCHING",
+        default_value = "opportunistic"
+    )]
+    pub batching: LayerBatching,
+    /// Calls wait for company so many times as long as by default.
+    #[arg(
+        long = "layer-wait-factor",
+        value_name = "FACTOR",
+        env = "HOLOBIONT_LAYER_WAIT_FACTOR",
+        default_value_t = 1.0
+    )]
+    pub wait_factor: f64,
+    /// Sessions of split clients.
+    #[arg(
+        long = "layer-max-sessions",
+        value_name = "COUNT",
+        env = "HOLOBIONT_LAYER_MAX_SESSIONS",
+        default_value_t = 64
+    )]
+    pub max_sessions: usize,
+    /// Sessions of one tenant.
+    #[arg(
+        long = "layer-tenant-sessions",
+        value_name = "COUNT",
+        env = "HOLOBIONT_LAYER_TENANT_SESSIONS",
+        default_value_t = 16
+    )]
+    pub tenant_sessions: usize,
+    /// Rows that one tenant may have waiting.
+    #[arg(
+        long = "layer-tenant-rows",
+        value_name = "ROWS",
+        env = "HOLOBIONT_LAYER_TENANT_ROWS",
+        default_value_t = 16_384
+    )]
+    pub tenant_rows: u32,
+    /// Bytes of one tenant in slabs and in messages on their way.
+    #[arg(
+        long = "layer-tenant-bytes",
+        value_name = "BYTES",
+        env = "HOLOBIONT_LAYER_TENANT_BYTES",
+        default_value = "256MiB"
+    )]
+    pub tenant_bytes: ByteCount,
+    /// Rows a second of one tenant [default: as many as are computed].
+    #[arg(long = "layer-rows-per-s", value_name = "ROWS_PER_S", env = "HOLOBIONT_LAYER_ROWS_PER_S")]
+    pub rows_per_s: Option<u32>,
+}
+
+/// Where split clients of this host connect.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum LayerPlace {
+    /// Nowhere, nor do those of other hosts.
+    Off,
+    /// At a socket in a directory that only this user may enter.
+    At(PathBuf),
+}
+
+impl FromStr for LayerPlace {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "off" => Ok(Self::Off),
+            "" => Err("name a socket, or write off".to_owned()),
+            path => Ok(Self::At(path.into())),
+        }
+    }
+}
+
+/// When calls that wait are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum LayerBatching {
+    /// After a wait in proportion to their rows, with what waits for the same by then.
+    Opportunistic,
+    /// At once, each alone.
+    None,
+    /// When every active session waits, all together; for comparison.
+    Lockstep,
+}
+
+impl LayerFlags {
+    /// Checks what the types alone do not.
+    ///
+    /// # Errors
+    /// If a value cannot work; the setting is named.
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        if !(self.wait_factor.is_finite() && (0.0..=1000.0).contains(&self.wait_factor)) {
+            return Err(ConfigError::WaitFactor(self.wait_factor));
+        }
+        let counts = [
+            ("--layer-max-sessions", self.max_sessions),
+            ("--layer-tenant-sessions", self.tenant_sessions),
+            ("--layer-tenant-rows", self.tenant_rows as usize),
+            ("--layer-rows-per-s", self.rows_per_s.unwrap_or(1) as usize),
+        ];
+        if let Some((flag, value)) = counts.into_iter().find(|(_, value)| *value == 0) {
+            return Err(ConfigError::TooSmall { flag, value, least: 1 });
+        }
+        match (self.listen, &self.cert, &self.cert_key, &self.client_ca) {
+            (Some(_), Some(_), Some(_), _) | (None, None, None, None) => Ok(()),
+            (Some(_), ..) => Err(ConfigError::LayerCertificate),
+            (None, ..) => Err(ConfigError::LayerListen),
+        }
+    }
+
+    /// What the service holds itself to.
+    #[must_use]
+    pub fn settings(&self) -> LayerSettings {
+        let policy = match self.batching {
+            LayerBatching::Opportunistic => Policy::Opportunistic,
+            LayerBatching::None => Policy::None,
+            LayerBatching::Lockstep => Policy::Lockstep,
+        };
+        let batching = Batching { policy, wait_factor: self.wait_factor, ..Batching::default() };
+        let quotas = Quotas {
+            sessions: self.max_sessions,
+            tenant_sessions: self.tenant_sessions,
+            tenant_rows: self.tenant_rows,
+            tenant_bytes: self.tenant_bytes.0,
+            tenant_rows_per_s: self.rows_per_s,
+        };
+        LayerSettings { batching, quotas, ..LayerSettings::default() }
+    }
+}

@@ -1,0 +1,129 @@
+//! What the layer service tells its operator.
+
+use std::{
+    cmp::Reverse,
+    collections::BTreeMap,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use shmproto::{
+    layer::control::SessionStats,
+    message::{LayerRoute, LayerSession, LayerStats, MAX_LAYER_SESSIONS, MAX_LAYER_TENANTS, TenantUse},
+};
+
+use super::{
+    Tenant, Transport,
+    session::{Account, Facts},
+};
+
+/// A figure that only grows; it stands for itself, so nothing is ordered.
+#[derive(Debug, Default)]
+pub(super) struct Count(AtomicU64);
+
+impl Count {
+    pub(super) fn add(&self, more: u64) {
+        self.0.fetch_add(more, Ordering::Relaxed);
+    }
+
+    fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Counts of the whole service.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    /// Clients that were not given a session.
+    pub(super) refused: Count,
+    /// Clients that broke the protocol, or did not take their answers, and were let go.
+    pub(super) broken: Count,
+    /// Batches computed for clients alone.
+    pub(super) batches: Count,
+    /// Rows that joined a resident pass.
+    pub(super) joined_rows: Count,
+}
+
+/// What the sessions of each tenant have used that are over. As many tenants as there are keys, for keys name them.
+#[derive(Debug, Default)]
+pub(super) struct Past(BTreeMap<Tenant, SessionStats>);
+
+impl Past {
+    /// Adds a session that is over.
+    pub(super) fn add(&mut self, facts: &Facts, account: &Account) {
+        add_stats(self.0.entry(facts.tenant.clone()).or_default(), &account.stats());
+    }
+}
+
+impl Counts {
+    /// All figures: of sessions that are over, and of those that are `open`.
+    pub(super) fn tell<'a>(
+        &self,
+        past: &Past,
+        open: impl Iterator<Item = (&'a Facts, &'a Account)>,
+    ) -> LayerStats {
+        let mut sessions: Vec<_> = open.map(|(facts, account)| session(facts, account)).collect();
+        let open = u32::try_from(sessions.len()).unwrap_or(u32::MAX);
+        let (used, tenants) = by_tenant(past, &sessions);
+        sessions.sort_by_key(|session| Reverse(session.used.calls));
+        sessions.truncate(MAX_LAYER_SESSIONS);
+        let Self { refused, broken, batches, joined_rows } = self;
+        LayerStats {
+            open,
+            refused: refused.get(),
+            broken: broken.get(),
+            batches: batches.get(),
+            joined_rows: joined_rows.get(),
+            used,
+            tenants,
+            sessions,
+        }
+    }
+}
+
+/// What all have used together, and each tenant.
+fn by_tenant(past: &Past, sessions: &[LayerSession]) -> (SessionStats, Vec<TenantUse>) {
+    let mut tenants: BTreeMap<String, TenantUse> = BTreeMap::new();
+    let mut add = |tenant: String, used: &SessionStats, waiting_rows: u32| {
+        let fresh = || TenantUse { tenant: tenant.clone(), used: SessionStats::default(), waiting_rows: 0 };
+        let entry = tenants.entry(tenant.clone()).or_insert_with(fresh);
+        add_stats(&mut entry.used, used);
+        entry.waiting_rows = entry.waiting_rows.saturating_add(waiting_rows);
+    };
+    past.0.iter().for_each(|(tenant, used)| add(tenant.to_string(), used, 0));
+    sessions.iter().for_each(|session| add(session.tenant.clone(), &session.used, session.waiting_rows));
+    let mut all = SessionStats::default();
+    tenants.values().for_each(|tenant| add_stats(&mut all, &tenant.used));
+    let mut tenants: Vec<_> = tenants.into_values().collect();
+    tenants.sort_by_key(|tenant| Reverse(tenant.used.calls));
+    tenants.truncate(MAX_LAYER_TENANTS);
+    (all, tenants)
+}
+
+fn session(facts: &Facts, account: &Account) -> LayerSession {
+    LayerSession {
+        session: facts.number.0,
+        tenant: facts.tenant.to_string(),
+        name: facts.name.clone(),
+        masking: facts.masking.clone(),
+        route: match facts.transport {
+            Transport::Channel => LayerRoute::SharedMemory,
+            Transport::Ipc => LayerRoute::Ipc,
+            Transport::Tls => LayerRoute::Tls,
+        },
+        used: account.stats(),
+        waiting_rows: u32::try_from(account.waiting_rows()).unwrap_or(u32::MAX),
+        slab_bytes: account.slab_bytes(),
+    }
+}
+
+/// Adds what one session has used to what others have.
+fn add_stats(to: &mut SessionStats, more: &SessionStats) {
+    to.calls += more.calls;
+    to.refused += more.refused;
+    to.rows.iter_mut().zip(more.rows).for_each(|(to, more)| *to += more);
+    to.bytes_in += more.bytes_in;
+    to.bytes_out += more.bytes_out;
+    to.wait_us += more.wait_us;
+    to.compute_us += more.compute_us;
+    to.batch_rows += more.batch_rows;
+}

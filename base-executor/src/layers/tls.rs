@@ -1,0 +1,124 @@
+//! TLS of the remote door: version 1.3 alone, one provider, and the tenant that a client certificate names.
+//!
+//! A client certificate's tenant is the common name of its subject. There must be exactly one, and it must be a name
+//! that a key file could hold; alternative names are not looked at.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use rustls::{
+    RootCertStore, ServerConfig,
+    server::{NoServerSessionStorage, WebPkiClientVerifier, danger::ClientCertVerifier},
+    version::TLS13,
+};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem, pem::PemObject as _};
+
+mod subject;
+
+pub use self::subject::common_name;
+
+/// Certificates the door works with, all in PEM.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsFiles {
+    /// The door's own chain.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// Who signs clients' certificates; none are asked for without.
+    pub client_ca: Option<PathBuf>,
+}
+
+/// Whether clients must have a certificate, where there is a client CA.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ClientCertificates {
+    /// There is no other way in.
+    Required,
+    /// A key does as well.
+    Optional,
+}
+
+/// Why the door has no TLS.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file is missing or no PEM.
+    #[error("{flag} {path} cannot be read: {cause}; give a PEM file that this user may read")]
+    Read {
+        /// The setting.
+        flag: &'static str,
+        /// Its file.
+        path: PathBuf,
+        /// What is wrong.
+        cause: pem::Error,
+    },
+    /// A PEM file without what is looked for.
+    #[error("{flag} {path} holds no certificate; give a PEM file with at least one")]
+    Empty {
+        /// The setting.
+        flag: &'static str,
+        /// Its file.
+        path: PathBuf,
+    },
+    /// A certificate authority that is none.
+    #[error(
+        "--layer-client-ca holds a certificate that cannot sign others: {0}; give the CA's own certificate"
+    )]
+    ClientCa(String),
+    /// Certificate and key do not fit, or cannot be used.
+    #[error("--layer-cert and --layer-cert-key cannot be used: {0}; they must belong together")]
+    Own(rustls::Error),
+}
+
+const CERTIFICATE: &str = "--layer-cert";
+const KEY: &str = "--layer-cert-key";
+const CLIENT_CA: &str = "--layer-client-ca";
+
+/// Reads the files into what every handshake uses.
+///
+/// # Errors
+/// If a file cannot be used; the setting is named.
+pub fn server_config(files: &TlsFiles, asked: ClientCertificates) -> Result<Arc<ServerConfig>, TlsError> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let chain = certificates(CERTIFICATE, &files.certificate)?;
+    let key = PrivateKeyDer::from_pem_file(&files.key).map_err(failed(KEY, &files.key))?;
+    let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_protocol_versions(&[&TLS13])
+        .map_err(TlsError::Own)?;
+    let builder = match &files.client_ca {
+        None => builder.with_no_client_auth(),
+        Some(ca) => builder.with_client_cert_verifier(client_verifier(ca, asked, provider)?),
+    };
+    let mut config = builder.with_single_cert(chain, key).map_err(TlsError::Own)?;
+    // Every handshake is a whole one: a certificate that has expired since opens nothing by resumption.
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    Ok(Arc::new(config))
+}
+
+fn client_verifier(
+    ca: &Path,
+    asked: ClientCertificates,
+    provider: Arc<rustls::crypto::CryptoProvider>,
+) -> Result<Arc<dyn ClientCertVerifier>, TlsError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(CLIENT_CA, ca)? {
+        roots.add(certificate).map_err(|error| TlsError::ClientCa(error.to_string()))?;
+    }
+    let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+    let builder = match asked {
+        ClientCertificates::Required => builder,
+        ClientCertificates::Optional => builder.allow_unauthenticated(),
+    };
+    builder.build().map_err(|error| TlsError::ClientCa(error.to_string()))
+}
+
+fn certificates(flag: &'static str, path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let all = CertificateDer::pem_file_iter(path).map_err(failed(flag, path))?;
+    let all = all.collect::<Result<Vec<_>, _>>().map_err(failed(flag, path))?;
+    if all.is_empty() { Err(TlsError::Empty { flag, path: path.to_owned() }) } else { Ok(all) }
+}
+
+fn failed(flag: &'static str, path: &Path) -> impl FnOnce(pem::Error) -> TlsError {
+    move |cause| TlsError::Read { flag, path: path.to_owned(), cause }
+}

@@ -1,0 +1,246 @@
+//! The layer service of the program itself, at its socket.
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader, Read as _},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+use shmproto::{
+    channel::{ClientChannel, Geometry, LAYOUT_HASH},
+    codec::Wire as _,
+    layer::{
+        CallHeader, Class, Dtype, LAYER_VERSION, Op, Path as CallPath, Status,
+        control::{CATALOG, Catalog, ClientEnd, Fetch, FromLayers, Open, Opened, RefusalCode, ToLayers},
+    },
+};
+
+use crate::{gateway::WATCHDOG, tiny};
+
+const SLAB: u64 = 1 << 20;
+
+/// The program with the tiny model; killed when its test ends.
+struct Executor {
+    child: Child,
+    directory: tempfile::TempDir,
+}
+
+impl Executor {
+    fn start(arguments: &[&str]) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        tiny::write_model(&directory.path().join("model"));
+        let mut executor = Self { child: spawn(directory.path(), arguments), directory };
+        let mut line = String::new();
+        BufReader::new(executor.child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        executor
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join("private/layers.sock")
+    }
+
+    fn open(&self) -> Client {
+        let (connection, answer) = self.try_open(&open());
+        match answer {
+            FromLayers::Opened(opened) => Client { connection, opened },
+            other => panic!("the session is not opened: {other:?}"),
+        }
+    }
+
+    fn try_open(&self, open: &Open) -> (ClientEnd, FromLayers) {
+        let connection = ClientEnd::to(&self.socket()).unwrap();
+        connection.send(&ToLayers::Open(open.clone()), &[]).unwrap();
+        let (answer, _) = connection.receive().unwrap().unwrap();
+        (connection, answer)
+    }
+}
+
+impl Drop for Executor {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn spawn(directory: &Path, arguments: &[&str]) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_base-executor"));
+    command.arg("--model").arg(directory.join("model"));
+    command.arg("--socket").arg(directory.join("private/executor.sock")).args(["--log-format", "human"]);
+    command.args(arguments).env("HOLOBIONT_KV_BYTES", "1MiB").env_remove("NOTIFY_SOCKET");
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn open() -> Open {
+    Open {
+        version: LAYER_VERSION,
+        layout_hash: LAYOUT_HASH,
+        key: String::new(),
+        name: "test".to_owned(),
+        masking: "off".to_owned(),
+        session: 0,
+    }
+}
+
+/// A client with a session.
+struct Client {
+    connection: ClientEnd,
+    opened: Opened,
+}
+
+impl Client {
+    fn ask(&self, message: &ToLayers) -> FromLayers {
+        self.connection.send(message, &[]).unwrap();
+        self.connection.receive().unwrap().unwrap().0
+    }
+
+    fn catalog(&self) -> Catalog {
+        let mut bytes = Vec::new();
+        while bytes.len() < self.opened.catalog_bytes as usize {
+            let fetch = Fetch { blob: CATALOG, offset: bytes.len() as u64, bytes: 1000 };
+            match self.ask(&ToLayers::Fetch(fetch)) {
+                FromLayers::Fetched(fetched) => bytes.extend(fetched.bytes),
+                other => panic!("the catalog is not there: {other:?}"),
+            }
+        }
+        Catalog::from_bytes(&bytes).unwrap()
+    }
+
+    fn channel(&self) -> ClientChannel {
+        self.connection.send(&ToLayers::Channel(SLAB), &[]).unwrap();
+        let (answer, mut fds) = self.connection.receive().unwrap().unwrap();
+        let FromLayers::ChannelReady(ready) = answer else { panic!("there is no channel: {answer:?}") };
+        let geometry = Geometry { slab_bytes: ready.slab_bytes, depth: ready.depth };
+        ClientChannel::join(fds.remove(0), ready.region_bytes, geometry).unwrap()
+    }
+}
+
+/// Sends a row of ones through site 0 and returns what comes back.
+fn call(channel: &mut ClientChannel, sequence: u64, columns: usize, outputs: usize) -> Vec<f32> {
+    let header = CallHeader {
+        op: Op::Forward,
+        path: CallPath::Fast,
+        class: Class::Decode,
+        dtype: Dtype::F32,
+        site: 0,
+        part: None,
+        sequence,
+        rows: 1,
+        input: 0,
+        output: SLAB / 2,
+    };
+    channel.write_rows(0, Dtype::F32, &vec![1.0; columns]).unwrap();
+    channel.submit(&header).unwrap();
+    let reply = channel.wait(Duration::from_micros(50), WATCHDOG).unwrap().expect("an answer comes");
+    assert_eq!((reply.status, reply.sequence), (Status::Done, sequence));
+    let mut out = vec![0.0; outputs];
+    channel.read_rows(SLAB / 2, Dtype::F32, &mut out).unwrap();
+    out
+}
+
+#[test]
+fn a_client_opens_a_session_fetches_the_catalog_and_calls() {
+    let executor = Executor::start(&[]);
+    let client = executor.open();
+    let catalog = client.catalog();
+    assert_eq!((catalog.sites.len(), catalog.exact, &*catalog.architecture), (9, 1, "llama"));
+    assert!(!catalog.files.is_empty(), "embedding and norms are given out");
+    let mut channel = client.channel();
+    let first = call(&mut channel, 1, 64, 128);
+    assert!(first.iter().any(|value| *value != 0.0));
+    assert_eq!(call(&mut channel, 2, 64, 128), first);
+    let FromLayers::Stats(stats) = client.ask(&ToLayers::GetStats) else { panic!("no figures") };
+    assert_eq!((stats.calls, stats.rows[0], stats.refused), (2, 2, 0));
+}
+
+#[test]
+fn a_client_that_dies_takes_its_session_along() {
+    let executor = Executor::start(&["--layer-max-sessions", "1"]);
+    for phase in 0..3 {
+        let client = executor.open();
+        let channel = (phase > 0).then(|| client.channel());
+        if let (Some(mut channel), 2) = (channel, phase) {
+            call(&mut channel, 1, 64, 128);
+        }
+        drop(client);
+        let begin = Instant::now();
+        while !matches!(executor.try_open(&open()), (_, FromLayers::Opened(_))) {
+            assert!(begin.elapsed() < WATCHDOG, "its place is never free");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        // That one is gone again, too.
+        while !matches!(executor.try_open(&open()), (_, FromLayers::Opened(_))) {
+            assert!(begin.elapsed() < WATCHDOG, "its place is never free");
+        }
+        std::thread::sleep(Duration::from_millis(300));
+    }
+}
+
+#[test]
+fn who_is_not_let_in_is_told_why() {
+    let executor = Executor::start(&[]);
+    let code = |open: Open| match executor.try_open(&open).1 {
+        FromLayers::Refused(refused) => refused.code,
+        other => panic!("it is let in: {other:?}"),
+    };
+    assert_eq!(code(Open { version: 9, ..open() }), RefusalCode::Version);
+    assert_eq!(code(Open { layout_hash: 1, ..open() }), RefusalCode::Version);
+    assert_eq!(code(Open { masking: "perfect".to_owned(), ..open() }), RefusalCode::Masking);
+    let early = ClientEnd::to(&executor.socket()).unwrap();
+    early.send(&ToLayers::GetStats, &[]).unwrap();
+    let (answer, _) = early.receive().unwrap().unwrap();
+    assert!(matches!(answer, FromLayers::Refused(refused) if refused.code == RefusalCode::Malformed));
+}
+
+#[test]
+fn clients_are_told_of_the_end() {
+    let mut executor = Executor::start(&[]);
+    let client = executor.open();
+    let _channel = client.channel();
+    kill_process(Pid::from_child(&executor.child), Signal::TERM).unwrap();
+    let (message, _) = client.connection.receive().unwrap().unwrap();
+    assert_eq!(message, FromLayers::Draining);
+    assert!(executor.child.wait().unwrap().success());
+    assert!(!executor.socket().exists(), "the socket file is removed");
+}
+
+#[test]
+fn without_an_engine_an_unknown_architecture_is_served_too() {
+    let directory = tempfile::tempdir().unwrap();
+    let model = directory.path().join("model");
+    tiny::write_model(&model);
+    let config = fs::read_to_string(model.join("config.json")).unwrap();
+    fs::write(
+        model.join("config.json"),
+        config.replace("LlamaForCausalLM\"]", "NewForCausalLM\"], \"model_type\": \"new\""),
+    )
+    .unwrap();
+
+    let mut refused = spawn(directory.path(), &[]);
+    let mut said = String::new();
+    refused.stderr.as_mut().unwrap().read_to_string(&mut said).unwrap();
+    assert!(!refused.wait().unwrap().success());
+    assert!(said.contains("--engine none"), "{said}");
+
+    let mut executor = Executor { child: spawn(directory.path(), &["--engine", "none"]), directory };
+    let mut line = String::new();
+    BufReader::new(executor.child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    let client = executor.open();
+    let catalog = client.catalog();
+    assert!(catalog.sites.iter().all(|site| site.parts.len() == 1), "every linear layer is a site");
+    let site = &catalog.sites[0];
+    let mut channel = client.channel();
+    call(&mut channel, 1, site.columns as usize, site.parts[0].rows as usize);
+    kill_process(Pid::from_child(&executor.child), Signal::TERM).unwrap();
+    assert!(executor.child.wait().unwrap().success());
+}
+
+#[test]
+fn switched_off_there_is_no_door() {
+    let executor = Executor::start(&["--layers", "off"]);
+    assert!(!executor.socket().exists() && !executor.socket().with_extension("zmq").exists());
+}
