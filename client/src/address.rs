@@ -1,0 +1,164 @@
+//! Where an executor's layer service is.
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+/// Name of the control socket in an executor's directory.
+const LOCAL_SOCKET: &str = "layers.sock";
+
+/// Name of the private ZeroMQ socket in an executor's directory.
+const IPC_SOCKET: &str = "layers.zmq";
+
+/// Longest name of a host, as DNS has it.
+const MAX_HOST_BYTES: usize = 253;
+
+/// The address of an executor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// Shared memory, on this host: the control socket, or the directory it is in.
+    Local(PathBuf),
+    /// ZeroMQ over a private Unix socket, on this host.
+    Ipc(PathBuf),
+    /// ZeroMQ inside TLS.
+    Tls {
+        /// Name or number of the host; the certificate must be for it.
+        host: String,
+        /// TCP port.
+        port: u16,
+    },
+}
+
+/// Why a text is no address.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum AddressError {
+    /// Nothing is there.
+    #[error("the executor's address is empty: name its directory, or tls://HOST:PORT")]
+    Empty,
+    /// A scheme that is not spoken.
+    #[error("`{0}://` is not spoken: use a path, ipc://PATH or tls://HOST:PORT")]
+    Scheme(String),
+    /// Host or port is missing or malformed.
+    #[error("`{0}` is not HOST:PORT: write for instance tls://gpu.example.org:7443, or tls://[::1]:7443")]
+    HostPort(String),
+}
+
+impl FromStr for Address {
+    type Err = AddressError;
+
+    fn from_str(text: &str) -> Result<Self, AddressError> {
+        match text.split_once("://") {
+            None if text.is_empty() => Err(AddressError::Empty),
+            None => Ok(Self::Local(text.into())),
+            Some((_, "")) => Err(AddressError::Empty),
+            Some(("ipc", path)) => Ok(Self::Ipc(path.into())),
+            Some(("tls", rest)) => host_port(rest),
+            Some((scheme, _)) => Err(AddressError::Scheme(scheme.to_owned())),
+        }
+    }
+}
+
+fn host_port(text: &str) -> Result<Address, AddressError> {
+    let wrong = || AddressError::HostPort(text.to_owned());
+    let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
+    let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    let is_plain = |host: &str| !host.contains(|c: char| c == '/' || c == '@' || c.is_whitespace());
+    let (host, fits) = match bare {
+        Some(bare) => (bare, bare.parse::<std::net::Ipv6Addr>().is_ok()),
+        None => (host, !host.contains(':') && is_plain(host)),
+    };
+    let port = port.parse::<u16>().map_err(|_| wrong())?;
+    if !fits || host.is_empty() || host.len() > MAX_HOST_BYTES || port == 0 {
+        return Err(wrong());
+    }
+    Ok(Address::Tls { host: host.to_owned(), port })
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Local(path) => write!(f, "{}", path.display()),
+            Self::Ipc(path) => write!(f, "ipc://{}", path.display()),
+            Self::Tls { host, port } if host.contains(':') => write!(f, "tls://[{host}]:{port}"),
+            Self::Tls { host, port } => write!(f, "tls://{host}:{port}"),
+        }
+    }
+}
+
+impl Address {
+    /// The way there, in a word or two.
+    #[must_use]
+    pub fn transport(&self) -> &'static str {
+        match self {
+            Self::Local(_) => "shared memory",
+            Self::Ipc(_) => "a Unix socket",
+            Self::Tls { .. } => "TLS",
+        }
+    }
+
+    /// A plain file name under which what this executor says is kept: others' words are not taken for it.
+    #[must_use]
+    pub fn cache_name(&self) -> String {
+        match self {
+            Self::Local(_) | Self::Ipc(_) => "this-host".to_owned(),
+            Self::Tls { host, port } => format!("{}-{port}", host.to_ascii_lowercase()),
+        }
+    }
+
+    /// The socket's path, where the address is one.
+    #[must_use]
+    pub fn socket(&self) -> Option<PathBuf> {
+        let within = |path: &Path, name| if path.is_dir() { path.join(name) } else { path.to_owned() };
+        match self {
+            Self::Local(path) => Some(within(path, LOCAL_SOCKET)),
+            Self::Ipc(path) => Some(within(path, IPC_SOCKET)),
+            Self::Tls { .. } => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_a_path_or_names_its_scheme() {
+        let tls = |host: &str, port| Address::Tls { host: host.to_owned(), port };
+        for (text, address) in [
+            ("run/executor", Address::Local("run/executor".into())),
+            ("/run/layers.sock", Address::Local("/run/layers.sock".into())),
+            ("ipc:///run/layers.zmq", Address::Ipc("/run/layers.zmq".into())),
+            ("tls://gpu.example.org:7443", tls("gpu.example.org", 7443)),
+            ("tls://127.0.0.1:1", tls("127.0.0.1", 1)),
+            ("tls://[::1]:7443", tls("::1", 7443)),
+        ] {
+            assert_eq!(text.parse(), Ok(address.clone()), "{text}");
+            assert_eq!(address.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn what_is_no_address_is_refused_with_what_one_looks_like() {
+        for text in ["", "tls://", "ipc://"] {
+            assert_eq!(text.parse::<Address>(), Err(AddressError::Empty), "{text}");
+        }
+        assert_eq!("tcp://host:1".parse::<Address>(), Err(AddressError::Scheme("tcp".to_owned())));
+        for rest in
+            ["host", "host:", ":1", "host:0", "host:65536", "::1:7443", "[::1:1", "a b:1", "u@h:1", "h/p:1"]
+        {
+            let wrong = Err(AddressError::HostPort(rest.to_owned()));
+            assert_eq!(format!("tls://{rest}").parse::<Address>(), wrong, "{rest}");
+        }
+    }
+
+    #[test]
+    fn a_directory_stands_for_the_socket_in_it() {
+        let directory = tempfile::tempdir().expect("a directory");
+        let path = directory.path();
+        assert_eq!(Address::Local(path.into()).socket(), Some(path.join("layers.sock")));
+        assert_eq!(Address::Ipc(path.into()).socket(), Some(path.join("layers.zmq")));
+        assert_eq!(Address::Local(path.join("x.sock")).socket(), Some(path.join("x.sock")));
+    }
+}

@@ -1,0 +1,108 @@
+//! The command `holobiont-client`.
+//!
+//! # Layout
+//!
+//! - this file: arguments in, exit code out
+//! - [`exit`]: exit codes, and the shape of errors
+//! - `connect`: from arguments to a session
+//! - `setup`: from a session to a model
+//! - `generate`, `chat`, `show`, `bench`: the commands
+//! - `size`: numbers of bytes
+//! - `terminal`: data on stdout, the rest on stderr
+
+mod bench;
+mod chat;
+mod connect;
+pub mod exit;
+mod generate;
+mod setup;
+mod show;
+mod size;
+mod terminal;
+
+use clap::{Parser, Subcommand};
+
+use self::{
+    exit::{CliError, Exit},
+    terminal::{Format, Terminal},
+};
+
+/// Runs a model whose base layers are rented: adapter, keys, values and sampling stay in this process.
+#[derive(Debug, Parser)]
+#[command(name = "holobiont-client", version, about, after_help = exit::HELP, max_term_width = 100)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+    /// Prints JSON, for programs
+    #[arg(long, global = true)]
+    json: bool,
+    /// Says nothing besides data and errors
+    #[arg(long, short, global = true)]
+    quiet: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Answers a prompt, word by word
+    Generate(generate::Arguments),
+    /// Holds a conversation
+    Chat(chat::Arguments),
+    /// Lists the base's sites: what can be rented
+    Sites(show::SitesArguments),
+    /// Shows what the executor grants this client
+    Stats(show::StatsArguments),
+    /// Measures decoding: JSON lines
+    Bench(bench::Arguments),
+}
+
+/// Does what the command line says.
+#[must_use]
+pub fn run(cli: Cli) -> Exit {
+    let format = if cli.json { Format::Json } else { Format::Human };
+    let terminal = Terminal { format, quiet: cli.quiet };
+    let done: Result<(), CliError> = match cli.command {
+        Command::Generate(arguments) => generate::run(&arguments, terminal),
+        Command::Chat(arguments) => chat::run(&arguments, terminal),
+        Command::Sites(arguments) => show::sites(&arguments, terminal),
+        Command::Stats(arguments) => show::stats(&arguments, terminal),
+        Command::Bench(arguments) => bench::run(&arguments, terminal),
+    };
+    match done {
+        Ok(()) => Exit::Ok,
+        Err(error) => {
+            terminal.error(&error);
+            error.exit()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn a_split_chat_of_the_holobiont_command_is_understood() {
+        let options =
+            ["--adapter", "d", "--ca", "c", "--masking", "paper", "--max-tokens", "7", "--temperature", "0"];
+        let line = ["holobiont-client", "generate", "--executor", "tls://h:1"];
+        assert!(Cli::try_parse_from([&line[..], &options, &["--", "-- why?"]].concat()).is_ok());
+        let line = ["holobiont-client", "chat", "--executor", "/run/layers.sock"];
+        assert!(Cli::try_parse_from([&line[..], &options].concat()).is_ok());
+    }
+
+    #[test]
+    fn options_that_contradict_each_other_are_a_usage_error() {
+        let line =
+            ["holobiont-client", "generate", "--executor", "tls://h:1", "--masking", "perfect", "hello"];
+        assert!(Cli::try_parse_from(line).is_err());
+        let line = ["holobiont-client", "generate", "--executor", "tls://h:1", "--cert", "c.pem", "hello"];
+        assert!(Cli::try_parse_from(line).is_err(), "a certificate without its key");
+    }
+}

@@ -1,0 +1,103 @@
+//! `chat`: a conversation. Keys and values of what was said before are kept, so only what is new is computed.
+
+use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
+
+use model::detokenize::TextStart;
+
+use super::{
+    exit::CliError,
+    generate::{answer, tokens_per_s},
+    setup::{Ready, SamplingArguments, SetupArguments},
+    terminal::Terminal,
+};
+use crate::{
+    generate::{GenerateError, Task},
+    text::{Message, Role},
+};
+
+const HELP: &str = "/clear forgets the conversation, /stats shows figures of the last answer, /bye ends";
+
+/// Arguments of `chat`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    #[command(flatten)]
+    setup: SetupArguments,
+    #[command(flatten)]
+    sampling: SamplingArguments,
+    /// Instructions that come before the conversation
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+}
+
+/// Talks until the person has had enough.
+pub(super) fn run(arguments: &Arguments, terminal: Terminal) -> Result<(), CliError> {
+    let mut ready = arguments.setup.ready(terminal)?;
+    let opening: Vec<Message> =
+        arguments.system.iter().map(|text| message(Role::System, text.clone())).collect();
+    let (mut messages, mut last) = (opening.clone(), None);
+    let is_person = io::stdin().is_terminal();
+    let mut lines = io::stdin().lock().lines();
+    loop {
+        if is_person {
+            let _ = write!(io::stderr(), "> ").and_then(|()| io::stderr().flush());
+        }
+        let Some(line) = lines.next().transpose()? else { return Ok(()) };
+        match line.trim() {
+            "" => {}
+            "/bye" | "/exit" => return Ok(()),
+            "/help" | "/?" => terminal.note(HELP),
+            "/clear" => messages.clone_from(&opening),
+            "/stats" => match &last {
+                Some(stats) => terminal.note(stats),
+                None => terminal.note("nothing has been answered yet"),
+            },
+            said => {
+                messages.push(message(Role::User, said.to_owned()));
+                match turn(&mut ready, arguments, &messages, terminal) {
+                    Ok((text, stats)) => {
+                        messages.push(message(Role::Assistant, text));
+                        last = Some(stats);
+                    }
+                    // The executor may be back when the person tries again.
+                    Err(error @ CliError::Generate(GenerateError::Call(_))) if is_person => {
+                        messages.pop();
+                        terminal.error(&error);
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+    }
+}
+
+fn message(role: Role, content: String) -> Message {
+    Message { role, content }
+}
+
+/// One answer, and its figures in a line.
+fn turn(
+    ready: &mut Ready,
+    arguments: &Arguments,
+    messages: &[Message],
+    terminal: Terminal,
+) -> Result<(String, String), CliError> {
+    let prompt = ready.text.encode_chat(messages)?;
+    let task = Task {
+        sampling: arguments.sampling.params(ready)?,
+        max_tokens: arguments.sampling.max_tokens,
+        stop_tokens: ready.stop_tokens(),
+        prompt,
+    };
+    let prompt_tokens = task.prompt.len();
+    let answer = answer(ready, &task, TextStart::Beginning, terminal)?;
+    let generated = &answer.generated;
+    let stats = format!(
+        "{prompt_tokens} tokens read, {} of them kept from before; {} written; first after {:.2} s, then {:.1} a second; {}",
+        generated.cached_tokens,
+        generated.tokens.len(),
+        generated.first_token.as_secs_f64(),
+        tokens_per_s(generated).unwrap_or_default(),
+        ready.mode
+    );
+    Ok((answer.text, stats))
+}

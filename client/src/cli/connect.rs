@@ -1,0 +1,166 @@
+//! From arguments to a session.
+
+use std::{path::PathBuf, time::Duration};
+
+use shmproto::layer::{Dtype, Path};
+
+use super::exit::CliError;
+use crate::{
+    address::{Address, AddressError},
+    masking::{Masking, PaperSettings},
+    session::{Session, Settings},
+    transport::{Connect, local::LocalConnector, remote::RemoteConnector, tls::TlsFiles},
+};
+
+/// Largest file with an API key.
+const MAX_KEY_BYTES: u64 = 4096;
+
+/// Where the executor is, and who asks.
+#[derive(Debug, clap::Args)]
+pub(super) struct ConnectArguments {
+    /// The executor: its directory or layers.sock, ipc://PATH, or tls://HOST:PORT
+    #[arg(long, value_name = "ADDR", env = "HOLOBIONT_EXECUTOR")]
+    executor: String,
+    /// Authorities the executor's certificate may come from, in PEM; else those of the system
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
+    /// This client's certificate, in PEM
+    #[arg(long, value_name = "FILE", requires = "cert_key")]
+    cert: Option<PathBuf>,
+    /// The certificate's private key, in PEM
+    #[arg(long, value_name = "FILE", requires = "cert")]
+    cert_key: Option<PathBuf>,
+    /// File with the API key; else HOLOBIONT_API_KEY
+    #[arg(long, value_name = "FILE")]
+    api_key_file: Option<PathBuf>,
+    /// How activations travel: f32, or bf16, which halves them and rounds
+    #[arg(long, value_name = "FORMAT", default_value = "f32")]
+    dtype: WireDtype,
+    /// What this client calls itself in the operator's lists
+    #[arg(long, value_name = "NAME", default_value = "holobiont-client")]
+    name: String,
+    /// Seconds a lost or full executor is waited for
+    #[arg(long, value_name = "S", default_value_t = 30)]
+    patience_s: u64,
+    /// Seconds after which a call without an answer is given up
+    #[arg(long, value_name = "S", default_value_t = 60)]
+    deadline_s: u64,
+    /// Microseconds to spin for an answer through shared memory before sleeping; pays where a core is to spare
+    #[arg(long, value_name = "US", default_value_t = 0)]
+    spin_us: u64,
+}
+
+/// How activations travel.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum WireDtype {
+    F32,
+    Bf16,
+}
+
+/// What the executor sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub(super) enum MaskingMode {
+    /// Activations as they are
+    #[default]
+    Off,
+    /// Obfuscated by rotating noises; no secrecy
+    Paper,
+}
+
+/// How activations are protected.
+#[derive(Debug, clap::Args)]
+pub(super) struct MaskingArguments {
+    /// What the executor sees: off (activations), or paper (obfuscated activations)
+    #[arg(long, value_name = "MODE", default_value = "off")]
+    masking: MaskingMode,
+    /// Noises of a site
+    #[arg(long, value_name = "N", default_value_t = PaperSettings::default().noises)]
+    noises: usize,
+    /// Size of the noise, in sizes of the activations
+    #[arg(long, value_name = "X", default_value_t = PaperSettings::default().scale)]
+    noise_scale: f32,
+    /// Rows after which a site gets fresh noises
+    #[arg(long, value_name = "N", default_value_t = PaperSettings::default().rotate_rows)]
+    noise_rows: u64,
+    /// Arithmetic without masking: fast (as the executor's own requests) or linear (activations unrounded)
+    #[arg(long, value_name = "PATH", default_value = "fast", conflicts_with = "noises")]
+    path: SitePath,
+}
+
+/// With which arithmetic.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum SitePath {
+    Fast,
+    Linear,
+}
+
+impl MaskingArguments {
+    /// The masking that is asked for.
+    pub(super) fn masking(&self) -> Masking {
+        let Self { noises, noise_scale: scale, noise_rows: rotate_rows, .. } = *self;
+        match (self.masking, self.path) {
+            (MaskingMode::Off, SitePath::Fast) => Masking::Off { path: Path::Fast },
+            (MaskingMode::Off, SitePath::Linear) => Masking::Off { path: Path::Linear },
+            (MaskingMode::Paper, _) => Masking::Paper(PaperSettings { noises, scale, rotate_rows }),
+        }
+    }
+}
+
+impl ConnectArguments {
+    /// The way to the executor, in a word or two.
+    pub(super) fn transport(&self) -> Result<&'static str, CliError> {
+        Ok(self.address()?.transport())
+    }
+
+    pub(super) fn address(&self) -> Result<Address, CliError> {
+        self.executor.parse().map_err(|error: AddressError| CliError::Usage(error.to_string()))
+    }
+
+    /// Opens a session.
+    pub(super) fn session(&self, masking: &Masking) -> Result<Session, CliError> {
+        let address = self.address()?;
+        let (key, deadline) = (self.key()?, Duration::from_secs(self.deadline_s));
+        // Over ZeroMQ the transport shows the key; beside shared memory the session does.
+        let (connector, key): (Box<dyn Connect>, _) = match &address {
+            Address::Local(path) => {
+                let spin = Duration::from_micros(self.spin_us);
+                (Box::new(LocalConnector::new(path.clone(), spin, deadline)), key)
+            }
+            Address::Ipc(_) | Address::Tls { .. } => {
+                let identity = self.cert.clone().zip(self.cert_key.clone());
+                let files = TlsFiles { ca: self.ca.clone(), identity };
+                let remote = RemoteConnector::new(address, key, &files, deadline);
+                (Box::new(remote.map_err(crate::error::CallError::from)?), None)
+            }
+        };
+        let dtype = match self.dtype {
+            WireDtype::F32 => Dtype::F32,
+            WireDtype::Bf16 => Dtype::Bf16,
+        };
+        let settings = Settings {
+            key,
+            name: self.name.clone(),
+            masking: masking.word().to_owned(),
+            dtype,
+            patience: Duration::from_secs(self.patience_s),
+            ..Settings::default()
+        };
+        Ok(Session::open(connector, settings)?)
+    }
+
+    fn key(&self) -> Result<Option<String>, CliError> {
+        let Some(path) = &self.api_key_file else {
+            return Ok(std::env::var("HOLOBIONT_API_KEY").ok().filter(|key| !key.is_empty()));
+        };
+        let failed = |source| CliError::Read { path: path.clone(), source };
+        let length = std::fs::metadata(path).map_err(failed)?.len();
+        if length > MAX_KEY_BYTES {
+            return Err(CliError::Usage(format!("{} is no file with a key: it is too long", path.display())));
+        }
+        let key = std::fs::read_to_string(path).map_err(failed)?.trim().to_owned();
+        if key.is_empty() {
+            return Err(CliError::Usage(format!("{} holds no key", path.display())));
+        }
+        Ok(Some(key))
+    }
+}

@@ -1,0 +1,213 @@
+//! Exit codes and the shape of errors: those of the `holobiont` command.
+
+use std::{error::Error, io, path::PathBuf, process::ExitCode};
+
+use model::generation_defaults::GenerationDefaultsError;
+use serde_json::{Value, json};
+
+use crate::{
+    base::BaseError,
+    error::{CallError, LinkError},
+    generate::GenerateError,
+    split_model::{LoadError, SplitError},
+    text::{TextError, TextFilesError},
+};
+
+/// How a command ended. The numbers are part of the command line's contract and stand in `--help`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// It did what was asked.
+    Ok,
+    /// It failed.
+    Failed,
+    /// The command line is wrong.
+    Usage,
+    /// A model, an adapter or a file is not there.
+    NotFound,
+    /// Nobody answers, or the answer is "not now".
+    Unavailable,
+    /// The caller may not do this.
+    Refused,
+}
+
+/// The table of exit codes as `--help` prints it.
+pub(super) const HELP: &str = "\
+Exit codes:
+  0  ok
+  1  failed
+  2  usage: the command line is wrong
+  3  not found: a model, an adapter or a file
+  5  unavailable: nobody answers, or not now
+  6  refused: the caller may not do this
+
+Environment:
+  HOLOBIONT_EXECUTOR  the executor's address
+  HOLOBIONT_API_KEY   the key it is shown
+  XDG_CACHE_HOME      where what is fetched of a base is kept (~/.cache)";
+
+impl Exit {
+    /// The number the process exits with.
+    #[must_use]
+    pub fn number(self) -> u8 {
+        match self {
+            Self::Ok => 0,
+            Self::Failed => 1,
+            Self::Usage => 2,
+            Self::NotFound => 3,
+            Self::Unavailable => 5,
+            Self::Refused => 6,
+        }
+    }
+
+    /// A stable word for the number, for `--json`.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Failed => "failed",
+            Self::Usage => "usage",
+            Self::NotFound => "not_found",
+            Self::Unavailable => "unavailable",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit.number())
+    }
+}
+
+/// Why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum CliError {
+    /// A call failed.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// There is no base to work with.
+    #[error(transparent)]
+    Base(#[from] BaseError),
+    /// There is no answer.
+    #[error(transparent)]
+    Generate(#[from] GenerateError),
+    /// The model cannot be set up.
+    #[error(transparent)]
+    Split(#[from] SplitError),
+    /// The adapter cannot be used.
+    #[error(transparent)]
+    Adapter(#[from] LoadError),
+    /// The base has no text side.
+    #[error(transparent)]
+    TextFiles(#[from] TextFilesError),
+    /// The prompt cannot be encoded.
+    #[error(transparent)]
+    Text(#[from] TextError),
+    /// What the base says about sampling is broken.
+    #[error(transparent)]
+    Defaults(#[from] GenerationDefaultsError),
+    /// Options contradict each other, or a value is out of range.
+    #[error("{0}")]
+    Usage(String),
+    /// A file cannot be read.
+    #[error("{} cannot be read", path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Cause.
+        source: io::Error,
+    },
+    /// Standard input or output is broken.
+    #[error("the terminal, or what stands in its place, cannot be used")]
+    Terminal(#[from] io::Error),
+}
+
+impl CliError {
+    /// The exit code.
+    pub(super) fn exit(&self) -> Exit {
+        match self {
+            Self::Call(error) | Self::Base(BaseError::Call(error)) | Self::Split(SplitError::Call(error)) => {
+                of_call(error)
+            }
+            Self::Generate(GenerateError::Call(error)) => of_call(error),
+            Self::Base(BaseError::Open(_) | BaseError::NoFiles) => Exit::NotFound,
+            Self::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => Exit::NotFound,
+            Self::Usage(_) | Self::Generate(_) | Self::Text(_) => Exit::Usage,
+            _ => Exit::Failed,
+        }
+    }
+
+    fn causes(&self) -> Option<String> {
+        let mut causes = Vec::new();
+        let mut source = self.source();
+        while let Some(cause) = source {
+            causes.push(cause.to_string().trim_end().to_owned());
+            source = cause.source();
+        }
+        (!causes.is_empty()).then(|| causes.join(": "))
+    }
+
+    /// For people: the cause first, then why.
+    pub(super) fn text(&self) -> String {
+        match self.causes() {
+            Some(why) => format!("error: {self}\n  why: {why}"),
+            None => format!("error: {self}"),
+        }
+    }
+
+    /// For programs.
+    pub(super) fn json(&self) -> Value {
+        let (message, code) = (self.to_string(), self.exit().word());
+        json!({ "error": { "message": message, "code": code, "why": self.causes() } })
+    }
+}
+
+fn of_call(error: &CallError) -> Exit {
+    match error {
+        CallError::PeerGone { .. } | CallError::Quota { .. } | CallError::Busy { .. } => Exit::Unavailable,
+        CallError::Masking(_) | CallError::Nonlinear { .. } => Exit::Usage,
+        CallError::Link(error) => match error {
+            LinkError::Unauthenticated(_) => Exit::Refused,
+            LinkError::Refused(refused) => match refused.code {
+                shmproto::layer::control::RefusalCode::Unauthenticated => Exit::Refused,
+                _ => Exit::Unavailable,
+            },
+            LinkError::Credentials { .. } => Exit::Usage,
+            LinkError::Protocol(_) => Exit::Failed,
+            LinkError::Unreachable { .. }
+            | LinkError::Lost(_)
+            | LinkError::Silent { .. }
+            | LinkError::Tls { .. }
+            | LinkError::Draining => Exit::Unavailable,
+        },
+        _ => Exit::Failed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_help_text_lists_every_exit_code_with_its_meaning() {
+        let all = [Exit::Ok, Exit::Failed, Exit::Usage, Exit::NotFound, Exit::Unavailable, Exit::Refused];
+        for exit in all {
+            let line = HELP.lines().find(|line| line.starts_with(&format!("  {} ", exit.number())));
+            let line = line.unwrap_or_else(|| panic!("no line for {exit:?}"));
+            assert!(line.contains(&exit.word().replace('_', " ")), "{line:?} does not name {exit:?}");
+        }
+    }
+
+    #[test]
+    fn a_lost_executor_is_unavailable_and_says_why() {
+        let source = LinkError::Lost("reset".to_owned());
+        let error = CliError::from(CallError::PeerGone { instance: 7, waited_ms: 30_000, source });
+        assert_eq!(error.exit(), Exit::Unavailable);
+        assert!(
+            error.text().contains("why: the connection to the executor was lost (reset)"),
+            "{}",
+            error.text()
+        );
+        assert_eq!(error.json()["error"]["code"], "unavailable");
+    }
+}

@@ -1,0 +1,148 @@
+//! `generate`: one prompt, one answer.
+
+use std::{
+    io::{self, Read as _},
+    ops::ControlFlow,
+};
+
+use model::detokenize::TextStart;
+use serde_json::{Value, json};
+
+use super::{
+    exit::CliError,
+    setup::{Ready, SamplingArguments, SetupArguments},
+    terminal::{Format, Terminal},
+};
+use crate::{
+    generate::{Finish, Generated, Task},
+    session::usage::Usage,
+    text::{Message, Role},
+};
+
+/// Longest prompt that is read from stdin.
+const MAX_PROMPT_BYTES: u64 = 16 << 20;
+
+/// Arguments of `generate`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Arguments {
+    #[command(flatten)]
+    setup: SetupArguments,
+    #[command(flatten)]
+    sampling: SamplingArguments,
+    /// Goes on from the prompt as it is, without the model's chat template
+    #[arg(long)]
+    raw: bool,
+    /// The prompt; else stdin
+    prompt: Option<String>,
+}
+
+/// Answers the prompt.
+pub(super) fn run(arguments: &Arguments, terminal: Terminal) -> Result<(), CliError> {
+    let prompt = match &arguments.prompt {
+        Some(prompt) => prompt.clone(),
+        None => read_stdin()?,
+    };
+    let mut ready = arguments.setup.ready(terminal)?;
+    let sampling = arguments.sampling.params(&ready)?;
+    let (prompt, start) = if arguments.raw {
+        (ready.text.encode_raw(&prompt)?, TextStart::Continuation)
+    } else {
+        (ready.text.encode_chat(&[Message { role: Role::User, content: prompt }])?, TextStart::Beginning)
+    };
+    let prompt_tokens = prompt.len();
+    let (max_tokens, stop_tokens) = (arguments.sampling.max_tokens, ready.stop_tokens());
+    let task = Task { prompt, sampling, max_tokens, stop_tokens };
+    let before = ready.model.session().usage().clone();
+    let Answer { text, generated } = answer(&mut ready, &task, start, terminal)?;
+    if terminal.format == Format::Json {
+        let tokens = Tokens { prompt: prompt_tokens, generated: &generated };
+        terminal.print(report(&ready, &text, &tokens, &before))?;
+    }
+    Ok(())
+}
+
+fn read_stdin() -> Result<String, CliError> {
+    let mut prompt = String::new();
+    io::stdin().lock().take(MAX_PROMPT_BYTES).read_to_string(&mut prompt)?;
+    Ok(prompt)
+}
+
+/// An answer, as text and as tokens.
+#[derive(Debug)]
+pub(super) struct Answer {
+    pub(super) text: String,
+    pub(super) generated: Generated,
+}
+
+/// Generates, and streams the text to a person.
+pub(super) fn answer(
+    ready: &mut Ready,
+    task: &Task,
+    start: TextStart,
+    terminal: Terminal,
+) -> Result<Answer, CliError> {
+    let mut decoder = ready.text.decoder(start);
+    let (mut text, mut printed) = (String::new(), Ok(()));
+    let is_streamed = terminal.format == Format::Human;
+    let mut on_token = |token| {
+        let piece = decoder.push(token);
+        text.push_str(piece);
+        if is_streamed && !piece.is_empty() {
+            printed = terminal.stream(piece);
+        }
+        if printed.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+    };
+    let generated = ready.model.generate(task, ready.adapter.as_ref(), &mut on_token)?;
+    printed?;
+    let rest = decoder.finish();
+    text.push_str(rest);
+    if is_streamed {
+        terminal.stream(rest)?;
+        terminal.print("")?;
+    }
+    Ok(Answer { text, generated })
+}
+
+/// What was read and written.
+struct Tokens<'a> {
+    prompt: usize,
+    generated: &'a Generated,
+}
+
+fn report(ready: &Ready, text: &str, tokens: &Tokens<'_>, before: &Usage) -> Value {
+    let (generated, usage) = (tokens.generated, ready.model.session().usage());
+    let completion = generated.tokens.len();
+    let finish = match generated.finish {
+        Finish::Stop => "stop",
+        Finish::Length => "length",
+        Finish::Stopped => "stopped",
+    };
+    json!({
+        "text": text,
+        "finish_reason": finish,
+        "usage": {
+            "prompt_tokens": tokens.prompt,
+            "completion_tokens": completion,
+            "cached_tokens": generated.cached_tokens,
+        },
+        "mode": ready.mode,
+        "timings": {
+            "ttft_s": generated.first_token.as_secs_f64(),
+            "total_s": generated.total.as_secs_f64(),
+            "tokens_per_s": tokens_per_s(generated),
+            "calls": usage.calls - before.calls,
+            "bytes_out": usage.bytes_out - before.bytes_out,
+            "bytes_in": usage.bytes_in - before.bytes_in,
+            "wait_us": usage.waited_us - before.waited_us,
+            "calls_us": usage.calls_us - before.calls_us,
+            "reconnections": usage.reconnections - before.reconnections,
+        },
+    })
+}
+
+/// Tokens a second after the first; `None` of a single one.
+pub(super) fn tokens_per_s(generated: &Generated) -> Option<f64> {
+    let decoded = u32::try_from(generated.tokens.len()).unwrap_or(u32::MAX).saturating_sub(1);
+    let seconds = generated.total.saturating_sub(generated.first_token).as_secs_f64();
+    (decoded > 0 && seconds > 0.0).then(|| f64::from(decoded) / seconds)
+}

@@ -1,0 +1,155 @@
+//! From a session to a model that answers.
+
+use std::path::{Path, PathBuf};
+
+use model::{
+    client_base::ClientBase,
+    generation_defaults::GenerationDefaults,
+    resident::KvDtype,
+    sampling::{SamplingParams, SamplingRequest},
+};
+
+use super::{
+    connect::{ConnectArguments, MaskingArguments},
+    exit::CliError,
+    size::ByteSize,
+    terminal::Terminal,
+};
+use crate::{
+    base::{self, BaseError, Cache},
+    session::Session,
+    split_model::{OwnAdapter, SplitModel, SplitOptions},
+    text::Text,
+};
+
+/// What is run, and with how much of this machine.
+#[derive(Debug, clap::Args)]
+pub(super) struct SetupArguments {
+    #[command(flatten)]
+    pub(super) connect: ConnectArguments,
+    #[command(flatten)]
+    masking: MaskingArguments,
+    /// Directory of your adapter
+    #[arg(long, value_name = "DIR")]
+    adapter: Option<PathBuf>,
+    /// Your own copy of the executor's model; without it what is needed of it is fetched
+    #[arg(long, value_name = "PATH")]
+    model: Option<PathBuf>,
+    /// Most bytes that are fetched of the model
+    #[arg(long, value_name = "SIZE", default_value = "8GiB")]
+    fetch_limit: ByteSize,
+    /// Memory for keys and values
+    #[arg(long, value_name = "SIZE", default_value = "256MiB")]
+    kv_bytes: ByteSize,
+    /// Cores to compute on, as 0,2,3; else one thread that is not pinned
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    cores: Vec<usize>,
+}
+
+/// How an answer is drawn.
+#[derive(Debug, clap::Args)]
+pub(super) struct SamplingArguments {
+    /// Most tokens of an answer
+    #[arg(long, value_name = "N", default_value_t = 512)]
+    pub(super) max_tokens: usize,
+    /// 0 for the likeliest answer; else as the model's makers say
+    #[arg(long, value_name = "T")]
+    temperature: Option<f32>,
+    /// Draws from the likeliest tokens up to this sum of probabilities
+    #[arg(long, value_name = "P")]
+    top_p: Option<f32>,
+    /// Draws from this many of the likeliest tokens
+    #[arg(long, value_name = "K")]
+    top_k: Option<u32>,
+    /// Fixes what is drawn; else it is another each time
+    #[arg(long, value_name = "SEED")]
+    seed: Option<u64>,
+}
+
+impl SamplingArguments {
+    /// The sampling that is asked for, over what the model's makers recommend.
+    pub(super) fn params(&self, ready: &Ready) -> Result<SamplingParams, CliError> {
+        let defaults = &ready.defaults;
+        let neutral = SamplingRequest::default();
+        let request = SamplingRequest {
+            temperature: self.temperature.or(defaults.temperature).unwrap_or(neutral.temperature),
+            top_p: self.top_p.or(defaults.top_p).unwrap_or(neutral.top_p),
+            top_k: self.top_k.or(defaults.top_k).unwrap_or(neutral.top_k),
+            repetition_penalty: defaults.repetition_penalty.unwrap_or(neutral.repetition_penalty),
+            seed: self.seed.unwrap_or_else(rand::random),
+            ..neutral
+        };
+        let vocab_size = ready.model.config().vocab_size;
+        SamplingParams::new(request, vocab_size).map_err(|error| CliError::Usage(error.to_string()))
+    }
+}
+
+/// A model that answers.
+#[derive(Debug)]
+pub(super) struct Ready {
+    pub(super) model: SplitModel,
+    pub(super) adapter: Option<OwnAdapter>,
+    pub(super) text: Text,
+    defaults: GenerationDefaults,
+    /// How activations travel and what the executor sees of them, in words.
+    pub(super) mode: String,
+}
+
+impl Ready {
+    /// Tokens that end an answer: the tokenizer's, and those the model's makers add.
+    pub(super) fn stop_tokens(&self) -> Vec<u32> {
+        [self.text.stop_tokens(), &self.defaults.eos_token_ids].concat()
+    }
+}
+
+impl SetupArguments {
+    /// Connects, fetches what is missing, and says the mode once.
+    pub(super) fn ready(&self, terminal: Terminal) -> Result<Ready, CliError> {
+        let masking = self.masking.masking();
+        let mut session = self.connect.session(&masking)?;
+        let path = self.base(&mut session, terminal)?;
+        let base = ClientBase::open(&path).map_err(BaseError::from)?;
+        let text = Text::load(&base.files)?;
+        let defaults = base.files.generation_defaults().map_err(BaseError::from)?;
+        let mut progress = terminal.progress("preparing noises");
+        let mask = masking.prepare(&mut session, &mut |done, total| progress(done as u64, total as u64))?;
+        let kv_bytes = usize::try_from(self.kv_bytes.0).unwrap_or(usize::MAX);
+        let options = SplitOptions {
+            cores: self.cores.clone(),
+            kv_bytes,
+            kv_dtype: KvDtype::Auto,
+            ..SplitOptions::default()
+        };
+        let model = SplitModel::new(base, session, mask, &options)?;
+        let adapter = self.adapter.as_ref().map(|path| model.load_adapter(path)).transpose()?;
+        let mode = format!("split over {}, masking {}", self.connect.transport()?, model.mode());
+        terminal.note(format_args!("{mode}: {}", what_is_seen(&model)));
+        Ok(Ready { model, adapter, text, defaults, mode })
+    }
+
+    fn base(&self, session: &mut Session, terminal: Terminal) -> Result<PathBuf, CliError> {
+        if let Some(path) = &self.model {
+            base::compare(session.catalog(), path)?;
+            return Ok(path.clone());
+        }
+        let directory = cache_directory()?.join(self.connect.address()?.cache_name());
+        let cache = Cache { directory, limit_bytes: self.fetch_limit.0 };
+        Ok(base::fetch(session, &cache, &mut terminal.progress("fetching what is needed of the base"))?)
+    }
+}
+
+fn what_is_seen(model: &SplitModel) -> &'static str {
+    match model.mode() {
+        "off" => "the executor sees activations; see docs/guides/split.md",
+        _ => "the executor sees obfuscated activations, which is no secrecy; see docs/guides/split.md",
+    }
+}
+
+/// `$XDG_CACHE_HOME/holobiont/skeletons`, or the same in `~/.cache`.
+fn cache_directory() -> Result<PathBuf, CliError> {
+    let set = |name| std::env::var_os(name).filter(|value| Path::new(value).is_absolute()).map(PathBuf::from);
+    let base = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
+    let missing =
+        || CliError::Usage("neither XDG_CACHE_HOME nor HOME is set: set one, or use --model".to_owned());
+    Ok(base.ok_or_else(missing)?.join("holobiont").join("skeletons"))
+}

@@ -1,0 +1,82 @@
+//! Data on stdout, the rest on stderr; progress only where somebody sees it.
+
+use std::io::{self, IsTerminal as _, Write as _};
+
+use super::exit::CliError;
+
+/// In which form data is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Format {
+    /// For people.
+    Human,
+    /// For programs.
+    Json,
+}
+
+/// The terminal a command talks to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Terminal {
+    /// Form of the data on stdout and of errors on stderr.
+    pub(super) format: Format,
+    /// Nothing but data and errors is said.
+    pub(super) quiet: bool,
+}
+
+impl Terminal {
+    /// Prints a line of data.
+    pub(super) fn print(self, line: impl std::fmt::Display) -> io::Result<()> {
+        let mut out = io::stdout().lock();
+        writeln!(out, "{line}").and_then(|()| out.flush())
+    }
+
+    /// Prints data as it comes.
+    pub(super) fn stream(self, text: &str) -> io::Result<()> {
+        let mut out = io::stdout().lock();
+        out.write_all(printable(text).as_bytes()).and_then(|()| out.flush())
+    }
+
+    /// Prints a line beside the data.
+    pub(super) fn note(self, line: impl std::fmt::Display) {
+        if !self.quiet {
+            let _ = writeln!(io::stderr().lock(), "{line}");
+        }
+    }
+
+    /// Prints why a command failed.
+    pub(super) fn error(self, error: &CliError) {
+        let text = match self.format {
+            Format::Human => error.text(),
+            Format::Json => error.json().to_string(),
+        };
+        let _ = writeln!(io::stderr().lock(), "{}", printable(&text));
+    }
+
+    /// Tells how far something is, in place, on a terminal only.
+    pub(super) fn progress(self, what: &'static str) -> impl FnMut(u64, u64) {
+        let is_shown = !self.quiet && self.format == Format::Human && io::stderr().is_terminal();
+        let mut shown = u64::MAX;
+        move |done: u64, total: u64| {
+            let percent = done * 100 / total.max(1);
+            if is_shown && percent != shown {
+                shown = percent;
+                let end = if done >= total { "\r\u{1b}[K" } else { "" };
+                let _ = write!(io::stderr().lock(), "\r{what}: {percent} %{end}");
+            }
+        }
+    }
+}
+
+/// Text without control characters, so that neither a model nor an executor can drive the reader's terminal.
+pub(super) fn printable(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escape_sequences_do_not_reach_the_terminal() {
+        assert_eq!(printable("a\u{1b}[2Jb\n\tc\u{7}"), "a[2Jb\n\tc");
+    }
+}

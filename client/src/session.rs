@@ -1,0 +1,220 @@
+//! A session with an executor: it outlives connections.
+//!
+//! A session opens, knows the catalog of the base, and makes calls. Where a connection is lost, or another executor
+//! answers at the address, it connects again, takes its session over or opens a new one, and repeats what was not
+//! answered: calls are pure, so that is safe. It never goes on over another base.
+//!
+//! # Layout
+//!
+//! - this file: opening, control messages
+//! - [`calls`]: calls, cut to what the executor takes, repeated where that helps
+//! - `opening`: from a connection to a session with a catalog that makes sense
+//! - [`usage`]: what was sent, received and waited for
+
+pub mod calls;
+mod opening;
+mod patience;
+pub mod usage;
+
+use std::time::Duration;
+
+use shmproto::layer::{
+    Dtype,
+    control::{Catalog, Fetch, FromLayers, MAX_FETCH_BYTES, Opened, SessionStats, ToLayers},
+};
+
+use self::{opening::Session as Fresh, patience::Patience, usage::Usage};
+use crate::{
+    error::{CallError, LinkError},
+    transport::{Connect, Transport},
+};
+
+/// How a client behaves towards its executor.
+#[derive(Clone)]
+pub struct Settings {
+    /// API key; `None` where a certificate, or the socket, says who the client is.
+    pub key: Option<String>,
+    /// What it calls itself in the operator's lists.
+    pub name: String,
+    /// How it protects its activations: `off` or `paper`.
+    pub masking: String,
+    /// How rows travel.
+    pub dtype: Dtype,
+    /// How long a lost executor, or a refusal for lack of room, is waited for.
+    pub patience: Duration,
+    /// Most rows of a call; the executor may take fewer.
+    pub max_rows: u32,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            key: None,
+            name: "holobiont-client".to_owned(),
+            masking: "off".to_owned(),
+            dtype: Dtype::F32,
+            patience: Duration::from_secs(30),
+            max_rows: 512,
+        }
+    }
+}
+
+impl std::fmt::Debug for Settings {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { name, masking, dtype, patience, max_rows, .. } = self;
+        let mut shown = f.debug_struct("Settings");
+        shown.field("name", name).field("masking", masking).field("dtype", dtype);
+        shown.field("patience", patience).field("max_rows", max_rows).finish_non_exhaustive()
+    }
+}
+
+/// A session. One thread uses it; several sessions in a process are independent.
+#[derive(Debug)]
+pub struct Session {
+    connector: Box<dyn Connect>,
+    settings: Settings,
+    /// `None` after a failure that was not mended.
+    transport: Option<Box<dyn Transport>>,
+    opened: Opened,
+    catalog: Catalog,
+    sequence: u64,
+    usage: Usage,
+}
+
+impl Session {
+    /// Connects, opens a session and fetches the catalog. An executor that has no room is waited for; one that is not
+    /// there is not.
+    ///
+    /// # Errors
+    /// Nobody is there, or it refuses, or its catalog makes no sense.
+    pub fn open(connector: Box<dyn Connect>, settings: Settings) -> Result<Self, CallError> {
+        let mut patience = Patience::new(settings.patience);
+        let fresh = loop {
+            match opening::open(&*connector, &settings, None) {
+                Ok(fresh) => break fresh,
+                Err(error @ LinkError::Refused(_)) if error.may_pass() => {
+                    if !patience.wait(error.retry_after_ms()) {
+                        return Err(CallError::of_link(error, "of this key", patience.waited_ms()));
+                    }
+                }
+                Err(error) => return Err(CallError::of_link(error, "of this key", patience.waited_ms())),
+            }
+        };
+        let Fresh { transport, opened, catalog } = fresh;
+        let transport = Some(transport);
+        let usage = Usage::default();
+        Ok(Self { connector, settings, transport, opened, catalog, sequence: 0, usage })
+    }
+
+    /// What the executor granted.
+    #[must_use]
+    pub fn opened(&self) -> &Opened {
+        &self.opened
+    }
+
+    /// What the base is.
+    #[must_use]
+    pub fn catalog(&self) -> &Catalog {
+        &self.catalog
+    }
+
+    /// How the client behaves.
+    #[must_use]
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// What has been sent, received and waited for.
+    #[must_use]
+    pub fn usage(&self) -> &Usage {
+        &self.usage
+    }
+
+    /// Begins to count latencies anew.
+    pub fn forget_latencies(&mut self) {
+        self.usage.latencies.clear();
+    }
+
+    /// What the executor counted.
+    ///
+    /// # Errors
+    /// The executor is gone and does not come back.
+    pub fn stats(&mut self) -> Result<SessionStats, CallError> {
+        match self.ask(&ToLayers::GetStats)? {
+            FromLayers::Stats(stats) => Ok(stats),
+            other => Err(opening::unexpected("GetStats", &other).into()),
+        }
+    }
+
+    /// Bytes of a file of the catalog, from `offset`: at least one, at most `bytes`.
+    ///
+    /// # Errors
+    /// The executor is gone and does not come back, or does not give these bytes out.
+    pub fn fetch(&mut self, blob: u32, offset: u64, bytes: u64) -> Result<Vec<u8>, CallError> {
+        let bytes = u32::try_from(bytes).unwrap_or(MAX_FETCH_BYTES).min(MAX_FETCH_BYTES);
+        let fetch = Fetch { blob, offset, bytes };
+        let answer = self.ask(&ToLayers::Fetch(fetch.clone()))?;
+        Ok(opening::fetched(&fetch, answer)?)
+    }
+
+    /// Asks, and asks again on another connection if this one is lost.
+    fn ask(&mut self, message: &ToLayers) -> Result<FromLayers, CallError> {
+        let mut patience = Patience::new(self.settings.patience);
+        loop {
+            let error = match self.linked(&mut patience)?.ask(message) {
+                Ok(FromLayers::Draining) => LinkError::Draining,
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            self.lose(error, &mut patience)?;
+        }
+    }
+
+    /// The connection; made anew where the last one was lost.
+    fn linked(&mut self, patience: &mut Patience) -> Result<&mut dyn Transport, CallError> {
+        while self.transport.is_none() {
+            match opening::open(&*self.connector, &self.settings, Some(&self.opened)) {
+                Ok(fresh) => self.adopt(fresh)?,
+                Err(error) => self.lose(error, patience)?,
+            }
+        }
+        Ok(self.transport.as_deref_mut().expect("it was just made"))
+    }
+
+    /// Goes on over another connection, if it leads to the same base.
+    fn adopt(&mut self, fresh: Fresh) -> Result<(), CallError> {
+        let Fresh { transport, opened, catalog } = fresh;
+        if (catalog.base_hash, &catalog.sites) != (self.catalog.base_hash, &self.catalog.sites) {
+            let hexadecimal = |hash: [u8; 32]| model::generation::Generation(hash).to_string();
+            let (had, found) = (self.catalog.base_hash, catalog.base_hash);
+            return Err(CallError::OtherBase { had: hexadecimal(had), found: hexadecimal(found) });
+        }
+        self.usage.reconnections += 1;
+        (self.transport, self.opened) = (Some(transport), opened);
+        Ok(())
+    }
+
+    /// Gives the connection up and waits before another is tried.
+    fn lose(&mut self, error: LinkError, patience: &mut Patience) -> Result<(), CallError> {
+        self.transport = None;
+        if !error.may_pass() {
+            return Err(CallError::of_link(error, &self.opened.tenant, patience.waited_ms()));
+        }
+        if patience.wait(error.retry_after_ms()) {
+            return Ok(());
+        }
+        let (instance, waited_ms) = (self.opened.instance, patience.waited_ms());
+        match CallError::of_link(error, &self.opened.tenant, waited_ms) {
+            CallError::Link(source) => Err(CallError::PeerGone { instance, waited_ms, source }),
+            full => Err(full),
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if let Some(transport) = &mut self.transport {
+            transport.tell(&ToLayers::Close);
+        }
+    }
+}

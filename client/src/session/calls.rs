@@ -1,0 +1,186 @@
+//! Calls: cut to what the executor takes, repeated where that helps.
+
+use std::time::{Duration, Instant};
+
+use model::sites::SiteId;
+use shmproto::layer::{CallHeader, Class, MAX_ROWS, Op, Path, ReplyHeader, Status, control::Site};
+
+use super::{Session, patience::Patience};
+use crate::error::{CallError, LinkError};
+
+/// How often a call on which the executor fails is tried.
+const MAX_FAILURES: u32 = 3;
+
+/// Bits of [`Site::paths`].
+const HAS_FAST: u8 = 1;
+const HAS_LINEAR: u8 = 2;
+const FAST_IS_LINEAR: u8 = 4;
+
+/// What is asked of a site, besides its rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ask {
+    /// Where.
+    pub site: SiteId,
+    /// One of the site's linear layers, or all side by side.
+    pub part: Option<u8>,
+    /// What.
+    pub op: Op,
+    /// With which arithmetic.
+    pub path: Path,
+    /// What for.
+    pub class: Class,
+}
+
+/// True if the site computes on `path`.
+#[must_use]
+pub fn has_path(site: &Site, path: Path) -> bool {
+    let bits = match path {
+        Path::Fast => HAS_FAST,
+        Path::Linear => HAS_LINEAR,
+    };
+    site.paths & bits != 0 || (path == Path::Linear && site.paths & FAST_IS_LINEAR != 0)
+}
+
+impl Session {
+    /// Takes the rows `x` through a site into the rows `out`.
+    ///
+    /// # Errors
+    /// The executor is gone and does not come back, has no room, or refuses what is asked. `out` is undefined then.
+    pub fn call(&mut self, ask: Ask, x: &[f32], out: &mut [f32]) -> Result<(), CallError> {
+        let (input, output) = self.widths(ask)?;
+        let rows = x.len() / input;
+        let shape = |reason| CallError::Shape { site: ask.site.0, rows, reason };
+        if !x.len().is_multiple_of(input) || rows.checked_mul(output) != Some(out.len()) {
+            return Err(shape("widths of the rows are not the site's"));
+        }
+        let most = self.rows_of_call(input + output).ok_or_else(|| shape("not one row is taken"))?;
+        for (x, out) in x.chunks(most * input).zip(out.chunks_mut(most * output)) {
+            self.one_call(ask, x.len() / input, x, out)?;
+        }
+        Ok(())
+    }
+
+    /// Elements of a row that goes in and of one that comes out.
+    fn widths(&self, ask: Ask) -> Result<(usize, usize), CallError> {
+        let unknown = CallError::UnknownSite { site: ask.site.0 };
+        let Some(site) = self.catalog.sites.get(ask.site.0 as usize) else { return Err(unknown) };
+        if !has_path(site, ask.path) {
+            return Err(CallError::Nonlinear { site: ask.site.0 });
+        }
+        let outputs = match ask.part {
+            None => site.parts.iter().map(|part| part.rows as usize).sum(),
+            Some(part) => site.parts.get(usize::from(part)).ok_or(unknown)?.rows as usize,
+        };
+        let columns = site.columns as usize;
+        Ok(if ask.op == Op::Backward { (outputs, columns) } else { (columns, outputs) })
+    }
+
+    /// Most rows of one call whose rows have `width` elements, there and back.
+    fn rows_of_call(&self, width: usize) -> Option<usize> {
+        let opened = &self.opened;
+        let rows = self.settings.max_rows.min(opened.max_rows).min(opened.max_waiting_rows).min(MAX_ROWS);
+        let row_bytes = (width * self.settings.dtype.bytes()) as u64;
+        // Half, so that several clients of a tenant find room.
+        let affordable = opened.max_bytes / 2 / row_bytes;
+        usize::try_from(u64::from(rows).min(affordable)).ok().filter(|&rows| rows > 0)
+    }
+
+    /// Makes one call, until it is answered.
+    fn one_call(&mut self, ask: Ask, rows: usize, x: &[f32], out: &mut [f32]) -> Result<(), CallError> {
+        let mut header = self.header(ask, rows);
+        let mut patience = Patience::new(self.settings.patience);
+        let (mut failures, mut is_repeated) = (0, false);
+        loop {
+            self.usage.repeats += u64::from(is_repeated);
+            let begun = Instant::now();
+            failpoint::pass("client.before_call");
+            let reply = match self.linked(&mut patience)?.call(&header, x, out) {
+                Ok(reply) if reply.status == Status::Done => {
+                    failpoint::pass("client.after_call");
+                    self.note(&reply, begun.elapsed(), x.len(), out.len());
+                    return Ok(());
+                }
+                Ok(reply) => reply,
+                Err(error) => {
+                    // The same number: the executor may have it in hand still.
+                    self.lose(error, &mut patience)?;
+                    is_repeated = true;
+                    continue;
+                }
+            };
+            failures += u32::from(reply.status == Status::Failed);
+            let sent_before = std::mem::replace(&mut is_repeated, true);
+            self.refused(&header, &reply, &mut patience, Tried { failures, sent_before })?;
+            header.sequence = self.next_number();
+        }
+    }
+
+    fn header(&mut self, ask: Ask, rows: usize) -> CallHeader {
+        let Ask { site, part, op, path, class } = ask;
+        CallHeader {
+            op,
+            path,
+            class,
+            dtype: self.settings.dtype,
+            site: site.0,
+            part,
+            sequence: self.next_number(),
+            rows: u32::try_from(rows).unwrap_or(MAX_ROWS),
+            input: 0,
+            output: 0,
+        }
+    }
+
+    fn next_number(&mut self) -> u64 {
+        self.sequence += 1;
+        self.sequence
+    }
+
+    /// Decides whether a refused call is worth another attempt, and waits until it is.
+    fn refused(
+        &mut self,
+        call: &CallHeader,
+        reply: &ReplyHeader,
+        patience: &mut Patience,
+        tried: Tried,
+    ) -> Result<(), CallError> {
+        let (site, rows) = (call.site, call.rows as usize);
+        match reply.status {
+            Status::Draining => self.lose(LinkError::Draining, patience),
+            Status::Quota | Status::Busy if patience.wait(reply.retry_after_ms) => Ok(()),
+            Status::Quota => {
+                Err(CallError::Quota { tenant: self.opened.tenant.clone(), waited_ms: patience.waited_ms() })
+            }
+            Status::Busy => Err(CallError::Busy { waited_ms: patience.waited_ms() }),
+            Status::Failed if tried.failures < MAX_FAILURES && patience.wait(0) => Ok(()),
+            Status::Failed => Err(CallError::Failed { site, attempts: tried.failures }),
+            // It answered the call before the connection was lost: it takes it under another number.
+            Status::Sequence if tried.sent_before && patience.wait(0) => Ok(()),
+            Status::Sequence | Status::Done => {
+                Err(LinkError::Protocol("a number is refused that was never used".to_owned()).into())
+            }
+            Status::Shape => Err(CallError::Shape { site, rows, reason: "the executor says so" }),
+            Status::Nonlinear => Err(CallError::Nonlinear { site }),
+            Status::UnknownSite => Err(CallError::UnknownSite { site }),
+        }
+    }
+
+    fn note(&mut self, reply: &ReplyHeader, took: Duration, sent: usize, received: usize) {
+        let (usage, bytes) = (&mut self.usage, self.settings.dtype.bytes());
+        usage.calls += 1;
+        usage.rows += u64::from(reply.rows);
+        usage.bytes_out += (sent * bytes) as u64;
+        usage.bytes_in += (received * bytes) as u64;
+        usage.waited_us += u64::from(reply.waited_us);
+        usage.calls_us += u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        usage.latencies.add(took);
+    }
+}
+
+/// What has been tried of a call.
+#[derive(Debug, Clone, Copy)]
+struct Tried {
+    failures: u32,
+    /// The same call was sent before, perhaps under this number.
+    sent_before: bool,
+}

@@ -1,0 +1,132 @@
+//! From a connection to a session with a catalog that makes sense.
+
+use shmproto::{
+    codec::Wire as _,
+    layer::{
+        LAYER_VERSION,
+        control::{
+            CATALOG, Catalog, Fetch, FromLayers, MAX_CATALOG_BYTES, MAX_FETCH_BYTES, Open, Opened,
+            RefusalCode, ToLayers,
+        },
+    },
+};
+
+use super::Settings;
+use crate::{
+    error::LinkError,
+    transport::{Connect, Transport},
+};
+
+/// Most features of a linear layer that are believed.
+const MAX_WIDTH: u32 = 1 << 24;
+
+/// A session that has just been opened.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) transport: Box<dyn Transport>,
+    pub(super) opened: Opened,
+    pub(super) catalog: Catalog,
+}
+
+/// Connects and opens a session: the one there `was`, or a new one where that is not known.
+pub(super) fn open(
+    connector: &dyn Connect,
+    settings: &Settings,
+    was: Option<&Opened>,
+) -> Result<Session, LinkError> {
+    let number = was.map_or(0, |was| was.session);
+    let answer = greet(connector, settings, number);
+    let (mut transport, opened) = match answer {
+        Err(LinkError::Refused(refused)) if number != 0 && refused.code == RefusalCode::NoSuchSession => {
+            greet(connector, settings, 0)?
+        }
+        answer => answer?,
+    };
+    if opened.max_rows == 0 || opened.max_waiting_rows == 0 {
+        return Err(LinkError::Protocol("the executor takes calls of no rows".to_owned()));
+    }
+    failpoint::pass("client.session_opened");
+    let catalog = fetch_catalog(&mut *transport, opened.catalog_bytes)?;
+    Ok(Session { transport, opened, catalog })
+}
+
+fn greet(
+    connector: &dyn Connect,
+    settings: &Settings,
+    session: u64,
+) -> Result<(Box<dyn Transport>, Opened), LinkError> {
+    let mut transport = connector.connect()?;
+    let open = Open {
+        version: LAYER_VERSION,
+        layout_hash: connector.layout_hash(),
+        key: settings.key.clone().unwrap_or_default(),
+        name: settings.name.clone(),
+        masking: settings.masking.clone(),
+        session,
+    };
+    match transport.ask(&ToLayers::Open(open))? {
+        FromLayers::Opened(opened) => Ok((transport, opened)),
+        other => Err(unexpected("Open", &other)),
+    }
+}
+
+/// What an answer that was not asked for means.
+pub(super) fn unexpected(asked: &str, answer: &FromLayers) -> LinkError {
+    let what = match answer {
+        FromLayers::Refused(refused) => return LinkError::Refused(refused.clone()),
+        FromLayers::Draining => return LinkError::Draining,
+        FromLayers::Opened(_) => "Opened",
+        FromLayers::Fetched(_) => "Fetched",
+        FromLayers::ChannelReady(_) => "ChannelReady",
+        FromLayers::Stats(_) => "Stats",
+    };
+    LinkError::Protocol(format!("{asked} was answered by {what}"))
+}
+
+/// The bytes of an answer to `fetch`, if it is one and holds any.
+pub(super) fn fetched(fetch: &Fetch, answer: FromLayers) -> Result<Vec<u8>, LinkError> {
+    match answer {
+        FromLayers::Fetched(got) if (got.blob, got.offset) != (fetch.blob, fetch.offset) => {
+            Err(LinkError::Protocol("other bytes came than were asked for".to_owned()))
+        }
+        FromLayers::Fetched(got) if got.bytes.is_empty() || got.bytes.len() > fetch.bytes as usize => {
+            let (came, asked) = (got.bytes.len(), fetch.bytes);
+            Err(LinkError::Protocol(format!("{came} bytes of a file came where {asked} were asked for")))
+        }
+        FromLayers::Fetched(got) => Ok(got.bytes),
+        other => Err(unexpected("Fetch", &other)),
+    }
+}
+
+fn fetch_catalog(transport: &mut dyn Transport, bytes: u32) -> Result<Catalog, LinkError> {
+    if bytes == 0 || bytes > MAX_CATALOG_BYTES {
+        return Err(LinkError::Protocol(format!("a catalog of {bytes} bytes")));
+    }
+    let mut encoded = Vec::new();
+    while encoded.len() < bytes as usize {
+        let missing = bytes - u32::try_from(encoded.len()).unwrap_or(bytes);
+        let fetch =
+            Fetch { blob: CATALOG, offset: encoded.len() as u64, bytes: missing.min(MAX_FETCH_BYTES) };
+        let answer = transport.ask(&ToLayers::Fetch(fetch.clone()))?;
+        encoded.extend(fetched(&fetch, answer)?);
+    }
+    let catalog = Catalog::from_bytes(&encoded)
+        .map_err(|error| LinkError::Protocol(format!("the catalog cannot be read: {error}")))?;
+    check(&catalog)?;
+    Ok(catalog)
+}
+
+/// Sites must have widths with which can be calculated.
+fn check(catalog: &Catalog) -> Result<(), LinkError> {
+    for (number, site) in catalog.sites.iter().enumerate() {
+        let fits = |width: u32| (1..=MAX_WIDTH).contains(&width);
+        let outputs = site
+            .parts
+            .iter()
+            .try_fold(0_u32, |sum, part| if fits(part.rows) { sum.checked_add(part.rows) } else { None });
+        if !fits(site.columns) || !outputs.is_some_and(fits) {
+            return Err(LinkError::Protocol(format!("site {number} of the catalog has no sensible shape")));
+        }
+    }
+    Ok(())
+}

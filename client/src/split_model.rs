@@ -1,0 +1,218 @@
+//! A model whose linear layers are rented: everything else of the forward pass happens here.
+//!
+//! Adapters, keys and values, norms, embeddings and sampling are the client's own, and the executor knows nothing of
+//! them. Number formats follow the base's (`Catalog::exact`), so that an answer has the bits of the resident engine.
+
+use std::{io, path::Path, sync::Arc};
+
+use cache::KvCache;
+use kernels::{
+    Isa, Pool,
+    lora::{LayoutError, LoraPrecision},
+};
+use model::{
+    adapter::{Adapter, AdapterError},
+    batch_deltas::{BatchDeltas, DeltaScratch},
+    client_base::ClientBase,
+    config::ModelConfig,
+    forward::{BLOCK_TOKENS, Compute, Scratch, SequenceSlice, Skeleton, run},
+    generation::AdapterId,
+    paged_kv::PagedKv,
+    prepared_adapter::PreparedAdapter,
+    resident::KvDtype,
+};
+use shmproto::layer::Class;
+
+use crate::{error::CallError, masking::Mask, remote_layers::RemoteLayers, session::Session};
+
+/// What a split model may use of the client's machine.
+#[derive(Debug, Clone)]
+pub struct SplitOptions {
+    /// Cores to compute on; empty: one thread, not pinned.
+    pub cores: Vec<usize>,
+    /// Bytes of the KV pool.
+    pub kv_bytes: usize,
+    /// Bits of keys and values.
+    pub kv_dtype: KvDtype,
+    /// Prompt tokens of a pass.
+    pub chunk_tokens: usize,
+}
+
+impl Default for SplitOptions {
+    fn default() -> Self {
+        Self { cores: Vec::new(), kv_bytes: 256 << 20, kv_dtype: KvDtype::Auto, chunk_tokens: 256 }
+    }
+}
+
+/// Why a split model could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum SplitError {
+    /// The executor's sites are not those of the base.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// Threads cannot be started.
+    #[error("cannot start threads for cores {cores:?}: raise the limit of threads, or name fewer cores")]
+    Threads {
+        /// The cores asked for.
+        cores: Vec<usize>,
+        /// Cause.
+        source: io::Error,
+    },
+    /// The KV pool does not fit into memory.
+    #[error("no memory for {blocks} KV blocks of {block_bytes} bytes: lower --kv-bytes")]
+    KvPool {
+        /// Blocks asked for.
+        blocks: usize,
+        /// Bytes of each.
+        block_bytes: usize,
+        /// Cause.
+        source: io::Error,
+    },
+    /// The KV pool would be empty.
+    #[error("--kv-bytes does not hold one KV block of {block_bytes} bytes: raise it")]
+    NoBlocks {
+        /// Bytes of a block.
+        block_bytes: usize,
+    },
+}
+
+/// Why an adapter cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// Its files are not what they should be.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
+    /// Its matrices have shapes that the kernels do not take.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+}
+
+/// An adapter of this client.
+#[derive(Debug, Clone)]
+pub struct OwnAdapter {
+    /// What its keys and values are kept under.
+    pub(crate) id: AdapterId,
+    pub(crate) prepared: Arc<PreparedAdapter>,
+}
+
+impl OwnAdapter {
+    /// The adapter as the pass takes it.
+    #[must_use]
+    pub fn prepared(&self) -> &Arc<PreparedAdapter> {
+        &self.prepared
+    }
+}
+
+/// A model whose linear layers are rented.
+#[derive(Debug)]
+pub struct SplitModel {
+    skeleton: Skeleton,
+    layers: RemoteLayers,
+    /// How adapters are kept.
+    precision: LoraPrecision,
+    kv: PagedKv,
+    compute: Compute,
+    scratch: Scratch,
+    deltas: DeltaScratch,
+    pub(crate) cache: KvCache,
+    pub(crate) chunk_tokens: usize,
+    pub(crate) logits: Vec<f32>,
+}
+
+impl SplitModel {
+    /// Takes memory and threads for `base`, whose linear layers are rented in `session`.
+    ///
+    /// # Errors
+    /// The session's base has another shape, a thread cannot be started, or there is no memory for the KV pool.
+    pub fn new(
+        mut base: ClientBase,
+        session: Session,
+        mask: Box<dyn Mask>,
+        options: &SplitOptions,
+    ) -> Result<Self, SplitError> {
+        // What the resident engine keeps in 32 bits is so here.
+        base.exact = session.catalog().exact == 1;
+        let (shape, precision) = (base.kv_shape(options.kv_dtype), base.adapter_precision());
+        let ClientBase { skeleton, embedding, .. } = base;
+        let layers = RemoteLayers::new(session, mask, &skeleton.config, embedding)?;
+        let window = skeleton.config.sliding_window;
+        let block_bytes = shape.block_bytes();
+        let blocks = options.kv_bytes / block_bytes;
+        let count = match u32::try_from(blocks) {
+            Ok(0) => return Err(SplitError::NoBlocks { block_bytes }),
+            count => count.unwrap_or(u32::MAX),
+        };
+        let kv = PagedKv::new(shape, blocks, window).map_err(|source| SplitError::KvPool {
+            blocks,
+            block_bytes,
+            source,
+        })?;
+        let pool = Pool::new(&options.cores)
+            .map_err(|source| SplitError::Threads { cores: options.cores.clone(), source })?;
+        Ok(Self {
+            skeleton,
+            layers,
+            precision,
+            kv,
+            compute: Compute { pool, isa: Isa::best() },
+            scratch: Scratch::default(),
+            deltas: DeltaScratch::default(),
+            cache: KvCache::new(count, BLOCK_TOKENS),
+            chunk_tokens: options.chunk_tokens.max(1),
+            logits: Vec::new(),
+        })
+    }
+
+    /// Reads an adapter and brings it into the form the pass takes, as precise as the resident engine keeps it.
+    ///
+    /// # Errors
+    /// It is none, or does not fit the base.
+    pub fn load_adapter(&self, path: &Path) -> Result<OwnAdapter, LoadError> {
+        let adapter = Adapter::read(path, self.config())?;
+        let id = AdapterId::new(&[0; 32], adapter.generation);
+        Ok(OwnAdapter {
+            id,
+            prepared: Arc::new(PreparedAdapter::new(&adapter, self.config(), self.precision)?),
+        })
+    }
+
+    /// Runs `batch` and writes the wanted rows of logits to `logits`. Keys and values go to the blocks the slices name,
+    /// which are the caller's business; [`generate`](Self::generate) keeps its own.
+    ///
+    /// # Errors
+    /// The executor is gone, or refuses. The same batch may be run again.
+    pub fn forward(
+        &mut self,
+        batch: &[SequenceSlice<'_, PreparedAdapter>],
+        logits: &mut Vec<f32>,
+    ) -> Result<(), CallError> {
+        let is_decode = batch.iter().all(|slice| slice.tokens.len() == 1);
+        self.layers.set_class(if is_decode { Class::Decode } else { Class::Prefill });
+        let mut deltas = BatchDeltas::new(&self.skeleton.config, None, &mut self.deltas, batch);
+        let parts = (&mut self.layers, &mut deltas, &mut self.kv);
+        run(&self.skeleton, parts, &mut self.compute, &mut self.scratch, batch, logits)
+    }
+
+    /// The model's shape.
+    #[must_use]
+    pub fn config(&self) -> &ModelConfig {
+        &self.skeleton.config
+    }
+
+    /// The masking mode.
+    #[must_use]
+    pub fn mode(&self) -> &'static str {
+        self.layers.mode()
+    }
+
+    /// The session with the executor.
+    #[must_use]
+    pub fn session(&self) -> &Session {
+        self.layers.session()
+    }
+
+    /// The session with the executor, to ask it for figures.
+    pub fn session_mut(&mut self) -> &mut Session {
+        self.layers.session_mut()
+    }
+}

@@ -1,0 +1,139 @@
+//! Text on one side, token ids on the other: the base's tokenizer and chat template, at the client.
+
+use std::sync::Arc;
+
+use model::{
+    chat_template::{ChatTemplate, GenerationPrompt, Limits, TemplateError},
+    detokenize::{Detokenizer, TextStart},
+    gguf::{GgufError, GgufFile},
+    open::ModelFiles,
+    tokenizer::{AddSpecial, EncodeError, ParseSpecial, SkipSpecial, Tokenizer, TokenizerError},
+};
+use serde_json::{Map, Value, json};
+
+/// Why the text side of a model's files cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum TextFilesError {
+    /// Its file is broken.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// It has no tokenizer that can be used.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+}
+
+/// Why text could not be turned into tokens.
+#[derive(Debug, thiserror::Error)]
+pub enum TextError {
+    /// The tokenizer refused.
+    #[error(transparent)]
+    Encode(#[from] EncodeError),
+    /// The model has no chat template.
+    #[error("this model has no chat template: use --raw with a prompt of your own")]
+    NoTemplate,
+    /// Nothing is left to tell quoted names of special tokens by.
+    #[error("the messages use every private character and names of special tokens: leave out either")]
+    NoMark,
+    /// The template refused the conversation.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+}
+
+/// Who said something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// Instructions.
+    System,
+    /// The person.
+    User,
+    /// The model.
+    Assistant,
+}
+
+impl Role {
+    fn word(self) -> &'static str {
+        match self {
+            Self::System => "system",
+            Self::User => "user",
+            Self::Assistant => "assistant",
+        }
+    }
+}
+
+/// A message of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Message {
+    /// Who said it.
+    pub role: Role,
+    /// What.
+    pub content: String,
+}
+
+/// A model's tokenizer and chat template.
+#[derive(Debug)]
+pub struct Text {
+    tokenizer: Arc<Tokenizer>,
+    template: Option<ChatTemplate>,
+}
+
+impl Text {
+    /// Reads those of a model, whole or a sparse copy.
+    ///
+    /// # Errors
+    /// It has no tokenizer that can be used.
+    pub fn load(files: &ModelFiles) -> Result<Self, TextFilesError> {
+        let tokenizer = match files {
+            ModelFiles::Gguf(path) => Tokenizer::from_gguf(&GgufFile::open(path)?)?,
+            ModelFiles::Directory(path) => Tokenizer::from_directory(path)?,
+        };
+        let compile = |source| ChatTemplate::new(source, tokenizer.template_tokens(), Limits::default());
+        // Raw prompts need no template, so a bad one takes only the chat away.
+        let template = tokenizer.chat_template().and_then(|source| compile(source).ok());
+        Ok(Self { tokenizer: Arc::new(tokenizer), template })
+    }
+
+    /// A prompt as it is written; the names of special tokens in it mean those tokens.
+    ///
+    /// # Errors
+    /// The tokenizer refuses it.
+    pub fn encode_raw(&self, text: &str) -> Result<Vec<u32>, TextError> {
+        Ok(self.tokenizer.encode(text, AddSpecial::Yes, ParseSpecial::Yes)?)
+    }
+
+    /// A conversation as the model was trained to see it, ready for the assistant's turn. What somebody wrote that looks
+    /// like a special token is none.
+    ///
+    /// # Errors
+    /// The model has no template, or the template or the tokenizer refuses.
+    pub fn encode_chat(&self, messages: &[Message]) -> Result<Vec<u32>, TextError> {
+        let contents: Vec<&str> = messages.iter().map(|message| message.content.as_str()).collect();
+        if !contents.iter().any(|content| self.tokenizer.names_control_token(content)) {
+            let rendered = self.render(messages, &str::to_owned)?;
+            // The template has put the model's special tokens where they belong.
+            return Ok(self.tokenizer.encode(&rendered, AddSpecial::No, ParseSpecial::Yes)?);
+        }
+        let mark = self.tokenizer.mark_absent_from(&contents).ok_or(TextError::NoMark)?;
+        let rendered = self.render(messages, &|content| self.tokenizer.quote(content, mark))?;
+        Ok(self.tokenizer.encode_quoted(&rendered, mark)?)
+    }
+
+    fn render(&self, messages: &[Message], quote: &dyn Fn(&str) -> String) -> Result<String, TextError> {
+        let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
+        let value =
+            |message: &Message| json!({ "role": message.role.word(), "content": quote(&message.content) });
+        let messages: Vec<Value> = messages.iter().map(value).collect();
+        Ok(template.render(&messages, GenerationPrompt::Add, &Map::new())?)
+    }
+
+    /// Tokens that end an answer.
+    #[must_use]
+    pub fn stop_tokens(&self) -> &[u32] {
+        self.tokenizer.stop_tokens()
+    }
+
+    /// A decoder for an answer; special tokens are left out of it.
+    #[must_use]
+    pub fn decoder(&self, start: TextStart) -> Detokenizer {
+        Detokenizer::new(Arc::clone(&self.tokenizer), SkipSpecial::Yes, start)
+    }
+}

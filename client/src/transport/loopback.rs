@@ -1,0 +1,184 @@
+//! An executor in this process: for tests, examples, and for seeing what a transport costs.
+//!
+//! It speaks the whole protocol but carries nothing anywhere. Rows are rounded as they would be on the way.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use kernels::Activations;
+use model::sites::{EvaluateSites, SiteCall, SiteId, SiteOp, SitePath};
+use shmproto::{
+    codec::Wire as _,
+    layer::{
+        CallHeader, Op, Path, ReplyHeader, Status,
+        control::{
+            CATALOG, Catalog, Fetch, Fetched, FromLayers, MAX_FETCH_BYTES, Opened, Part, RefusalCode,
+            Refused, SessionStats, Site, ToLayers,
+        },
+    },
+};
+
+use super::{Connect, Transport};
+use crate::{error::LinkError, rows};
+
+/// Most rows it takes in a call.
+const MAX_ROWS: u32 = 4096;
+
+/// What the catalog says of a base's sites.
+#[must_use]
+pub fn catalog_sites(sites: &[model::sites::Site]) -> Vec<Site> {
+    let number = |value: usize| u32::try_from(value).unwrap_or(u32::MAX);
+    let site = |site: &model::sites::Site| Site {
+        columns: number(site.columns),
+        paths: if site.fast_is_linear { 0b111 } else { 0b011 },
+        parts: site.parts.iter().map(part).collect(),
+    };
+    fn part(part: &model::sites::SitePart) -> Part {
+        let rows = u32::try_from(part.rows).unwrap_or(u32::MAX);
+        Part { name: part.name.clone(), rows, has_bias: part.has_bias.into() }
+    }
+    sites.iter().map(site).collect()
+}
+
+/// An executor in this process. Clones are the same one.
+#[derive(Clone)]
+pub struct Loopback {
+    executor: Arc<Mutex<Executor>>,
+}
+
+struct Executor {
+    base: Box<dyn EvaluateSites + Send>,
+    catalog: Vec<u8>,
+    files: Vec<Vec<u8>>,
+    instance: u64,
+    sessions: u64,
+    stats: SessionStats,
+    x: Activations,
+}
+
+impl fmt::Debug for Loopback {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Loopback").finish_non_exhaustive()
+    }
+}
+
+impl Loopback {
+    /// Serves `base`, described by `catalog`, and the catalog's `files`.
+    #[must_use]
+    pub fn new(base: Box<dyn EvaluateSites + Send>, catalog: &Catalog, files: Vec<Vec<u8>>) -> Self {
+        let executor = Executor {
+            base,
+            catalog: catalog.to_bytes(),
+            files,
+            instance: 1,
+            sessions: 0,
+            stats: SessionStats::default(),
+            x: Activations::default(),
+        };
+        Self { executor: Arc::new(Mutex::new(executor)) }
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&mut Executor) -> T) -> T {
+        act(&mut self.executor.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Connect for Loopback {
+    fn connect(&self) -> Result<Box<dyn Transport>, LinkError> {
+        Ok(Box::new(self.clone()))
+    }
+}
+
+impl Transport for Loopback {
+    fn ask(&mut self, message: &ToLayers) -> Result<FromLayers, LinkError> {
+        Ok(self.with(|executor| executor.answer(message)))
+    }
+
+    fn tell(&mut self, _message: &ToLayers) {}
+
+    fn call(&mut self, call: &CallHeader, x: &[f32], out: &mut [f32]) -> Result<ReplyHeader, LinkError> {
+        Ok(self.with(|executor| executor.call(call, x, out)))
+    }
+}
+
+fn refused(code: RefusalCode, message: &str) -> FromLayers {
+    FromLayers::Refused(Refused { code, message: message.to_owned(), retry_after_ms: 0 })
+}
+
+impl Executor {
+    fn answer(&mut self, message: &ToLayers) -> FromLayers {
+        match message {
+            ToLayers::Open(open) if open.session > self.sessions => {
+                refused(RefusalCode::NoSuchSession, "open a new one")
+            }
+            ToLayers::Open(open) => {
+                self.sessions += u64::from(open.session == 0);
+                FromLayers::Opened(Opened {
+                    session: if open.session == 0 { self.sessions } else { open.session },
+                    instance: self.instance,
+                    tenant: "loopback".to_owned(),
+                    catalog_bytes: u32::try_from(self.catalog.len()).unwrap_or(u32::MAX),
+                    max_rows: MAX_ROWS,
+                    max_waiting_rows: MAX_ROWS,
+                    max_bytes: 1 << 30,
+                })
+            }
+            ToLayers::Fetch(fetch) => self.fetch(fetch),
+            ToLayers::GetStats => FromLayers::Stats(self.stats.clone()),
+            ToLayers::Channel(_) | ToLayers::Close => {
+                refused(RefusalCode::Malformed, "nothing is carried anywhere")
+            }
+        }
+    }
+
+    fn fetch(&self, fetch: &Fetch) -> FromLayers {
+        let blob = match fetch.blob {
+            CATALOG => Some(&self.catalog),
+            file => self.files.get(file as usize - 1),
+        };
+        let from = usize::try_from(fetch.offset).ok();
+        let bytes = blob.zip(from).and_then(|(blob, from)| blob.get(from..));
+        match bytes {
+            Some(bytes) => {
+                let count = bytes.len().min(fetch.bytes.min(MAX_FETCH_BYTES) as usize);
+                let (blob, offset) = (fetch.blob, fetch.offset);
+                FromLayers::Fetched(Fetched { blob, offset, bytes: bytes[..count].to_vec() })
+            }
+            None => refused(RefusalCode::NoSuchBlob, "ask for what the catalog lists"),
+        }
+    }
+
+    fn call(&mut self, call: &CallHeader, x: &[f32], out: &mut [f32]) -> ReplyHeader {
+        let asked = SiteCall {
+            site: SiteId(call.site),
+            part: call.part,
+            op: match call.op {
+                Op::Forward => SiteOp::Forward,
+                Op::ForwardNoBias => SiteOp::ForwardNoBias,
+                Op::Backward => SiteOp::Backward,
+            },
+            path: match call.path {
+                Path::Fast => SitePath::Fast,
+                Path::Linear => SitePath::Linear,
+            },
+        };
+        let site = self.base.sites().get(call.site as usize);
+        let Some((input, output)) = site.and_then(|site| site.widths(asked.part, asked.op)) else {
+            return ReplyHeader::refusal(call, Status::UnknownSite, 0);
+        };
+        let rows = call.rows as usize;
+        if (rows * input, rows * output) != (x.len(), out.len()) || call.rows > MAX_ROWS {
+            return ReplyHeader::refusal(call, Status::Shape, 0);
+        }
+        self.x.reshape(rows, input);
+        self.x.values_mut().copy_from_slice(x);
+        rows::round(call.dtype, self.x.values_mut());
+        self.base.evaluate(asked, &mut self.x, out);
+        rows::round(call.dtype, out);
+        self.stats.calls += 1;
+        self.stats.rows[call.class as usize] += u64::from(call.rows);
+        ReplyHeader { rows: call.rows, batch_rows: call.rows, ..ReplyHeader::refusal(call, Status::Done, 0) }
+    }
+}

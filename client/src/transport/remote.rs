@@ -1,0 +1,286 @@
+//! ZeroMQ messages over a stream: TLS, or a private Unix socket.
+//!
+//! One thread writes a message and reads until its answer is there. While it waits it asks now and then whether the
+//! other side is alive (PING); one that says nothing at all for a while is given up.
+
+use std::{
+    fmt,
+    io::{self, Read, Write},
+    os::unix::net::UnixStream,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use shmproto::{
+    codec::Wire as _,
+    layer::{
+        CONTROL, CallHeader, HEADER_BYTES, ReplyHeader, Status,
+        control::{FromLayers, ToLayers},
+    },
+    zmtp::{self, Event},
+};
+
+use super::{
+    Connect, Transport, check_reply,
+    tls::{self, TlsStream},
+};
+use crate::{address::Address, error::LinkError, rows};
+
+/// After this much silence the other side is asked whether it is there.
+const HEARTBEAT: Duration = Duration::from_secs(3);
+
+/// After this much silence it is given up.
+const SILENCE_LIMIT: Duration = Duration::from_secs(12);
+
+/// Largest frame that is received: the logits of a large chunk.
+const MAX_FRAME_BYTES: usize = 256 << 20;
+
+/// The name under which an API key is shown; the key is the password.
+const KEY_USER: &str = "key";
+
+/// Makes connections to an executor's ZeroMQ door.
+#[derive(Clone)]
+pub struct RemoteConnector {
+    address: Address,
+    key: Option<String>,
+    tls: Option<Arc<rustls::ClientConfig>>,
+    /// How long a call may take.
+    deadline: Duration,
+}
+
+impl fmt::Debug for RemoteConnector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteConnector").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+impl RemoteConnector {
+    /// Over TLS, or a Unix socket; `key` is shown where there is one. A call is given up after `deadline`.
+    ///
+    /// # Errors
+    /// The files for TLS cannot be used.
+    pub fn new(
+        address: Address,
+        key: Option<String>,
+        files: &tls::TlsFiles,
+        deadline: Duration,
+    ) -> Result<Self, LinkError> {
+        let tls = match address {
+            Address::Tls { .. } => Some(tls::config(files)?),
+            Address::Local(_) | Address::Ipc(_) => None,
+        };
+        Ok(Self { address, key, tls, deadline })
+    }
+
+    fn stream(&self) -> Result<Stream, LinkError> {
+        let unreachable = |source| LinkError::Unreachable { address: self.address.to_string(), source };
+        match (&self.address, &self.tls) {
+            (Address::Tls { host, port }, Some(config)) => {
+                let stream = tls::connect(config, host, *port)?;
+                stream.sock.set_read_timeout(Some(HEARTBEAT)).map_err(unreachable)?;
+                Ok(Stream::Tls(Box::new(stream)))
+            }
+            (address, _) => {
+                let path = address.socket().unwrap_or_default();
+                let stream = UnixStream::connect(path).map_err(unreachable)?;
+                stream.set_read_timeout(Some(HEARTBEAT)).map_err(unreachable)?;
+                stream.set_write_timeout(Some(SILENCE_LIMIT)).map_err(unreachable)?;
+                Ok(Stream::Unix(stream))
+            }
+        }
+    }
+}
+
+impl Connect for RemoteConnector {
+    fn connect(&self) -> Result<Box<dyn Transport>, LinkError> {
+        let limits = zmtp::Limits::new(MAX_FRAME_BYTES);
+        let peer = match &self.key {
+            Some(key) => zmtp::Client::plain(limits, KEY_USER, key)
+                .map_err(|error| LinkError::Unauthenticated(error.to_string()))?,
+            None => zmtp::Client::null(limits),
+        };
+        let stream = self.stream()?;
+        let mut transport = RemoteTransport { stream, peer, message: Vec::new(), deadline: self.deadline };
+        let until = Instant::now() + SILENCE_LIMIT;
+        match transport.event(until)? {
+            Event::Ready(_) => Ok(Box::new(transport)),
+            _ => Err(LinkError::Protocol("a message came before the handshake's end".to_owned())),
+        }
+    }
+}
+
+/// What carries the bytes.
+enum Stream {
+    Tls(Box<TlsStream>),
+    Unix(UnixStream),
+}
+
+impl Stream {
+    fn reader(&mut self) -> &mut dyn Read {
+        match self {
+            Self::Tls(stream) => stream,
+            Self::Unix(stream) => stream,
+        }
+    }
+
+    fn writer(&mut self) -> &mut dyn Write {
+        match self {
+            Self::Tls(stream) => stream,
+            Self::Unix(stream) => stream,
+        }
+    }
+
+    /// Writes all of `bytes`; what TLS holds back for a full record goes too.
+    fn send(&mut self, bytes: &[u8]) -> Result<(), LinkError> {
+        let writer = self.writer();
+        writer.write_all(bytes).and_then(|()| writer.flush()).map_err(|error| broken(&error))
+    }
+}
+
+/// What an error of a stream that was open means.
+fn broken(error: &io::Error) -> LinkError {
+    match tls::tls_reason(error) {
+        Some(reason) => LinkError::Tls { address: "the executor".to_owned(), reason },
+        None => LinkError::lost(error),
+    }
+}
+
+/// A connection to an executor's ZeroMQ door.
+struct RemoteTransport {
+    stream: Stream,
+    peer: zmtp::Client,
+    /// The message that is sent, kept for the next.
+    message: Vec<u8>,
+    deadline: Duration,
+}
+
+impl fmt::Debug for RemoteTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteTransport").field("deadline", &self.deadline).finish_non_exhaustive()
+    }
+}
+
+impl RemoteTransport {
+    /// Sends what the protocol itself has to say.
+    fn flush(&mut self) -> Result<(), LinkError> {
+        while !self.peer.outgoing().is_empty() {
+            let bytes = self.peer.outgoing();
+            let count = bytes.len();
+            self.stream.send(bytes)?;
+            self.peer.sent(count);
+        }
+        Ok(())
+    }
+
+    /// The next event that is no heartbeat.
+    fn event(&mut self, until: Instant) -> Result<Event, LinkError> {
+        let begun = Instant::now();
+        let mut heard = begun;
+        loop {
+            let event = self.peer.next_event().map_err(|error| LinkError::Protocol(error.to_string()))?;
+            self.flush()?;
+            match event {
+                Some(Event::Pong) => {}
+                Some(Event::Refused(reason)) => return Err(LinkError::Unauthenticated(reason)),
+                Some(event) => return Ok(event),
+                None if self.read()? => heard = Instant::now(),
+                None => {
+                    let now = Instant::now();
+                    if now >= until || now.duration_since(heard) >= SILENCE_LIMIT {
+                        let waited_ms = u64::try_from(begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+                        return Err(LinkError::Silent { waited_ms });
+                    }
+                    self.peer.ping(SILENCE_LIMIT);
+                }
+            }
+        }
+    }
+
+    /// Reads what is there; false if nothing came for a while.
+    fn read(&mut self) -> Result<bool, LinkError> {
+        match self.stream.reader().read(self.peer.space()) {
+            Ok(0) => Err(LinkError::Lost("the executor closed it".to_owned())),
+            Ok(count) => {
+                self.peer.advance(count);
+                Ok(true)
+            }
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Ok(false),
+                io::ErrorKind::Interrupted => Ok(true),
+                _ => Err(broken(&error)),
+            },
+        }
+    }
+
+    /// The next message: its two frames.
+    fn receive(&mut self) -> Result<(Vec<u8>, Vec<u8>), LinkError> {
+        match self.event(Instant::now() + self.deadline)? {
+            Event::Message(frames) => match <[Vec<u8>; 2]>::try_from(frames) {
+                Ok([first, second]) => Ok((first, second)),
+                Err(frames) => Err(LinkError::Protocol(format!("a message of {} frames", frames.len()))),
+            },
+            _ => Err(LinkError::Protocol("a second handshake".to_owned())),
+        }
+    }
+
+    fn send_control(&mut self, message: &ToLayers) -> Result<(), LinkError> {
+        self.message.clear();
+        zmtp::put_message(&mut self.message, &[&CONTROL, &message.to_bytes()]);
+        self.stream.send(&self.message)
+    }
+}
+
+fn control(bytes: &[u8]) -> Result<FromLayers, LinkError> {
+    FromLayers::from_bytes(bytes).map_err(|error| LinkError::Protocol(error.to_string()))
+}
+
+impl Transport for RemoteTransport {
+    fn ask(&mut self, message: &ToLayers) -> Result<FromLayers, LinkError> {
+        self.send_control(message)?;
+        match self.receive()? {
+            (first, second) if first == CONTROL => control(&second),
+            _ => Err(LinkError::Protocol("a reply came to no call".to_owned())),
+        }
+    }
+
+    fn tell(&mut self, message: &ToLayers) {
+        // Whoever is told may be gone, and then need not know.
+        let _ = self.send_control(message);
+        if let Stream::Tls(stream) = &mut self.stream {
+            stream.conn.send_close_notify();
+            let _ = stream.flush();
+        }
+    }
+
+    fn call(&mut self, call: &CallHeader, x: &[f32], out: &mut [f32]) -> Result<ReplyHeader, LinkError> {
+        self.message.clear();
+        zmtp::put_two_frames_head(&mut self.message, &call.to_bytes(), x.len() * call.dtype.bytes());
+        rows::encode(call.dtype, x, &mut self.message);
+        self.stream.send(&self.message)?;
+        failpoint::pass("client.call_waits");
+        let (first, second) = loop {
+            match self.receive()? {
+                (first, second) if first == CONTROL => match control(&second)? {
+                    // The call in hand is answered; the next one will be refused.
+                    FromLayers::Draining => {}
+                    // The session ends, for instance because its key was revoked.
+                    FromLayers::Refused(refused) => return Err(LinkError::Refused(refused)),
+                    _ => return Err(LinkError::Protocol("an answer came that nobody asked for".to_owned())),
+                },
+                message => break message,
+            }
+        };
+        let header = <[u8; HEADER_BYTES]>::try_from(first)
+            .map_err(|first| LinkError::Protocol(format!("a header of {} bytes", first.len())))?;
+        let reply =
+            ReplyHeader::from_bytes(&header).map_err(|error| LinkError::Protocol(error.to_string()))?;
+        check_reply(call, &reply)?;
+        if reply.status == Status::Done && !rows::decode(call.dtype, &second, out) {
+            let (came, wanted) = (second.len(), out.len() * call.dtype.bytes());
+            return Err(LinkError::Protocol(format!(
+                "{came} bytes of rows came where {wanted} were expected"
+            )));
+        }
+        Ok(reply)
+    }
+}

@@ -1,0 +1,334 @@
+//! What masking does not hide: the known attacks on split execution, which must succeed on the real model.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+#[path = "attacks/adapter.rs"]
+mod adapter;
+#[path = "attacks/algebra.rs"]
+mod algebra;
+#[path = "attacks/executor.rs"]
+mod executor;
+#[path = "attacks/noises.rs"]
+mod noises;
+#[path = "attacks/pad.rs"]
+mod pad;
+#[path = "attacks/prompt.rs"]
+mod prompt;
+#[path = "attacks/reuse.rs"]
+mod reuse;
+#[path = "attacks/scene.rs"]
+mod scene;
+#[path = "attacks/subspace.rs"]
+mod subspace;
+mod support;
+
+use client::{
+    masking::{Masking, PaperSettings},
+    text::Text,
+};
+use model::{
+    adapter::Adapter,
+    client_base::ClientBase,
+    forward::LinearGroup::{GateUp, O, Qkv},
+    resident::KvDtype,
+    sites::SiteId,
+};
+use shmproto::layer::Path as SitePath;
+
+use self::{
+    adapter::{Crossed, Stolen, changes, own_delta, steal},
+    algebra::{Matrix, least_squares, relative_error, to_f64},
+    executor::{Curious, End, Rows},
+    noises::{Carried, amount, denoised, recognise},
+    pad::Pad,
+    prompt::Dictionary,
+    reuse::shared_noise,
+    scene::{
+        base, block_sites, client, client_with, curious, distinct_tokens, first_tokens, pass, site, truth,
+    },
+    subspace::{Combining, Uncovered},
+    support::{OFF, example_adapter},
+};
+
+const LINEAR: Masking = Masking::Off { path: SitePath::Linear };
+const ADAPTER: &str = "pirate";
+const SECRET: &str = "Dear doctor, my name is Ada Byron, I was born in 1815 and live at 12 St James's Square. \
+    Since Tuesday I have had a fever of 39.4 degrees; please call me at 020 7946 0018.";
+
+fn secret(base: &ClientBase) -> Vec<u32> {
+    Text::load(&base.files).unwrap().encode_raw(SECRET).unwrap()
+}
+
+fn paper(noises: usize) -> Masking {
+    Masking::Paper(PaperSettings { noises, ..PaperSettings::default() })
+}
+
+/// A mode, and its path.
+fn name(masking: Masking) -> &'static str {
+    match masking {
+        Masking::Off { path: SitePath::Fast } => "off, fast",
+        Masking::Off { path: SitePath::Linear } => "off, linear",
+        Masking::Paper(_) => "paper",
+    }
+}
+
+/// Share of equal elements.
+fn agreement<T: PartialEq>(found: &[T], truth: &[T]) -> f64 {
+    assert_eq!(found.len(), truth.len());
+    found.iter().zip(truth).filter(|(a, b)| a == b).count() as f64 / truth.len() as f64
+}
+
+fn rows_error(found: &Rows, truth: &Rows) -> f64 {
+    let (found, truth): (Vec<_>, Vec<_>) = (to_f64(&found.values), to_f64(&truth.values));
+    relative_error([(&found[..], &truth[..])].into_iter())
+}
+
+fn matrix_error(found: &Matrix, truth: &Matrix) -> f64 {
+    relative_error(found.columns().zip(truth.columns()))
+}
+
+#[test]
+fn an_executor_reads_the_prompt_of_a_client_without_masking_t0() {
+    let base = base();
+    let (prompt, first) = (secret(&base), site(&base, 0, Qkv));
+    for masking in [OFF, LINEAR] {
+        let curious = curious([first]);
+        pass(&mut client(&curious, masking, KvDtype::Auto), &prompt, None);
+        let found = Dictionary::new(&base, &curious).read(&curious.forward(first, End::Sent));
+        println!("T0, {}: {:.1} %", name(masking), 100.0 * agreement(&found, &prompt));
+        assert_eq!(found, prompt);
+    }
+}
+
+#[test]
+fn an_executor_recognises_every_noise_it_has_seen_t1() {
+    let base = base();
+    let (prompt, sites) = (secret(&base), block_sites(&base).collect::<Vec<_>>());
+    let truths = truth(&prompt, Some(ADAPTER), &sites);
+    for noises in [2, 64] {
+        let curious = curious(sites.iter().copied());
+        let mut model = client(&curious, paper(noises), KvDtype::Auto);
+        let adapter = model.load_adapter(&example_adapter(ADAPTER)).unwrap();
+        pass(&mut model, &prompt, Some(&adapter));
+        let (mut found, mut carried) = (Vec::new(), Vec::new());
+        for (&site, truth) in sites.iter().zip(&truths) {
+            let (sent, bought) = (curious.forward(site, End::Sent), curious.noises(site, End::Sent));
+            let added = sent.values.iter().zip(&truth.values).map(|(z, x)| z - x).collect();
+            found.extend(recognise(&sent, &bought));
+            carried.extend(recognise(&Rows { width: sent.width, values: added }, &bought));
+        }
+        let hits = agreement(&found, &carried);
+        println!(
+            "T1, {noises} noises: {:.2} % of {} rows at {} sites",
+            100.0 * hits,
+            found.len(),
+            sites.len()
+        );
+        assert!(hits >= 0.99, "{hits}");
+    }
+}
+
+/// The inputs of a layer's `[q | k | v]` without the noise they carry.
+fn bare_inputs(curious: &Curious, base: &ClientBase, layer: usize) -> Rows {
+    let place = site(base, layer, Qkv);
+    let (sent, bought) = (curious.forward(place, End::Sent), curious.noises(place, End::Sent));
+    let carried = recognise(&sent, &bought);
+    let amount = amount(&sent, &bought, &carried, &base.skeleton.norms.attention[layer]);
+    denoised(&sent, &bought, &carried, amount)
+}
+
+#[test]
+fn an_executor_that_recognised_the_noises_takes_them_away_and_reads_the_prompt_t1() {
+    let (base, layers) = (base(), [0, 1, 10, 29]);
+    let (prompt, sites) = (secret(&base), layers.map(|layer| site(&base, layer, Qkv)));
+    let curious = curious(sites);
+    pass(&mut client(&curious, paper(2), KvDtype::Auto), &prompt, None);
+    let found = Dictionary::new(&base, &curious).read(&bare_inputs(&curious, &base, 0));
+    println!("T0 after T1: {:.1} % of {} tokens", 100.0 * agreement(&found, &prompt), prompt.len());
+    assert_eq!(found, prompt);
+    let truths = truth(&prompt, None, &sites);
+    // Whoever has the tokens has layer 0's rows: there the sphere is not exact, because embeddings are short.
+    for (layer, truth) in layers.into_iter().zip(&truths).skip(1) {
+        let error = rows_error(&bare_inputs(&curious, &base, layer), truth);
+        println!("rows after T1, layer {layer}: error {error:.1e}");
+        assert!(error <= 1e-3, "layer {layer}: {error}");
+    }
+}
+
+/// Every second row: those that carry the first of two noises.
+fn every_second(rows: &Rows) -> Rows {
+    Rows { width: rows.width, values: rows.iter().step_by(2).flatten().copied().collect() }
+}
+
+/// The rows without the noise they share, which is solved for.
+fn without_shared_noise(rows: &Rows, gains: &[f32]) -> Rows {
+    let noise = shared_noise(rows, gains);
+    let bare = |row: &[f32]| -> Vec<f32> {
+        row.iter().zip(&noise).map(|(z, n)| (f64::from(*z) - n) as f32).collect()
+    };
+    Rows { width: rows.width, values: rows.iter().flat_map(bare).collect() }
+}
+
+#[test]
+fn rows_that_share_a_noise_give_it_away_to_somebody_who_never_saw_it_t2() {
+    let base = base();
+    let prompt = distinct_tokens(&base, 2 * (base.config().hidden_size + 64));
+    let norms = &base.skeleton.norms;
+    let places = [
+        (site(&base, 0, Qkv), &norms.attention[0]),
+        (site(&base, 1, Qkv), &norms.attention[1]),
+        (site(&base, 15, GateUp), &norms.feed_forward[15]),
+        (site(&base, 29, Qkv), &norms.attention[29]),
+    ];
+    let sites = places.map(|(site, _)| site);
+    let curious = curious(sites);
+    pass(&mut client(&curious, paper(2), KvDtype::Auto), &prompt, None);
+    let truths = truth(&prompt, None, &sites);
+    let bare = places
+        .map(|(site, gains)| without_shared_noise(&every_second(&curious.forward(site, End::Sent)), gains));
+    let found = Dictionary::new(&base, &curious).read(&bare[0]);
+    let prompt: Vec<u32> = prompt.into_iter().step_by(2).collect();
+    println!("T2, {} rows: {:.1} % of the tokens", prompt.len(), 100.0 * agreement(&found, &prompt));
+    assert!(agreement(&found, &prompt) >= 0.99);
+    for ((site, bare), truth) in sites.iter().zip(&bare).zip(&truths).skip(1) {
+        let error = rows_error(bare, &every_second(truth));
+        println!("T2, {site:?}: error {error:.1e}");
+        assert!(error <= 1e-3, "{site:?}: {error}");
+    }
+}
+
+#[test]
+fn a_secret_combination_of_fewer_noises_than_dimensions_leaves_the_rest_bare_t3() {
+    let base = base();
+    let (prompt, first) = (secret(&base), site(&base, 0, Qkv));
+    let truth = truth(&prompt, None, &[first]).remove(0);
+    let energy = |rows: &Rows| rows.values.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>();
+    for noises in [64, 512] {
+        let curious = curious([first]);
+        let mask = Box::new(Combining::new(noises, vec![first], 3));
+        pass(&mut client_with(&curious, KvDtype::Auto, |_| mask), &prompt, None);
+        let uncovered = Uncovered::by(&curious.noises(first, End::Sent));
+        let found = uncovered.parts(&curious.forward(first, End::Sent));
+        let error = rows_error(&found, &uncovered.parts(&truth));
+        let (visible, expected) = (energy(&found) / energy(&truth), 1.0 - noises as f64 / truth.width as f64);
+        let read = agreement(&Dictionary::new(&base, &curious).read_parts(&found, &uncovered), &prompt);
+        println!("T3, {noises} noises: {visible:.3} of the energy is visible ({expected:.3} expected)");
+        println!("T3, {noises} noises: to {error:.1e}, {:.1} % of the tokens", 100.0 * read);
+        assert!((visible - expected).abs() <= 0.1 * expected + 0.01 && error <= 1e-2, "{visible}, {error}");
+        assert!(read >= 0.99, "{read}");
+    }
+}
+
+#[test]
+fn a_noise_of_its_own_for_every_row_tells_these_attacks_nothing_if_its_effect_comes_from_elsewhere() {
+    let base = base();
+    let (first, second) = (site(&base, 0, Qkv), site(&base, 1, Qkv));
+    let prompt = distinct_tokens(&base, base.config().hidden_size + 64);
+    let curious = curious([first, second]);
+    let mask = Box::new(Pad::new(second, curious.clone()));
+    pass(&mut client_with(&curious, KvDtype::Auto, |_| mask), &prompt, None);
+    let (sent, truth) = (curious.forward(second, End::Sent), truth(&prompt, None, &[second]).remove(0));
+    let error = rows_error(&without_shared_noise(&sent, &base.skeleton.norms.attention[1]), &truth);
+    println!("T2, pads: error {error:.1e}");
+    assert!(error >= 1.0, "{error}");
+    // Even with the clear rows of every other token to guess from.
+    let candidates = |row: &[f32]| {
+        let fit = |other: &[f32]| row.iter().zip(other).map(|(z, x)| z * x).sum::<f32>() / size(other);
+        (0..truth.count()).max_by(|&a, &b| fit(truth.row(a)).total_cmp(&fit(truth.row(b)))).unwrap()
+    };
+    let found: Vec<usize> = sent.iter().take(64).map(candidates).collect();
+    let hits = agreement(&found, &(0..64).collect::<Vec<_>>());
+    println!("T0, pads: {:.1} % of 64 rows told from {}", 100.0 * hits, truth.count());
+    assert!(hits <= 0.1, "{hits}");
+}
+
+fn size(row: &[f32]) -> f32 {
+    row.iter().map(|x| x * x).sum::<f32>().sqrt()
+}
+
+#[test]
+fn as_many_noises_as_dimensions_are_the_weights_themselves_t3() {
+    let base = base();
+    let (prompt, first) = (secret(&base), site(&base, 0, Qkv));
+    let (width, outputs) = (base.config().hidden_size, 32);
+    let curious = curious([first]);
+    let mask = Box::new(Combining::new(width + 64, vec![first], 3));
+    pass(&mut client_with(&curious, KvDtype::Auto, |_| mask), &prompt[..2], None);
+    let (noises, effects) = (curious.noises(first, End::Sent), curious.noises(first, End::Answered));
+    let some_outputs =
+        |rows: &Rows| Matrix::from_rows(outputs, rows.iter().map(|row| to_f64(&row[..outputs])));
+    let left = Matrix::from_rows(width, noises.iter().map(to_f64));
+    let found = least_squares(left, some_outputs(&effects));
+    let mut unit = vec![0.0; width * width];
+    unit.iter_mut().step_by(width + 1).for_each(|x| *x = 1.0);
+    let weights = curious.evaluate(first, &Rows { width, values: unit }, effects.width);
+    let error = matrix_error(&found, &some_outputs(&weights));
+    println!("T3, {} noises: the weights to {error:.1e}", width + 64);
+    assert!(error <= 1e-3, "{error}");
+}
+
+/// What crosses at a layer while `prompts` of one token pass, and the noises that rows were seen to carry.
+fn crossed(curious: &Curious, base: &ClientBase, layer: usize, masking: Masking) -> (Crossed, Vec<Carried>) {
+    let (qkv, o) = (site(base, layer, Qkv), site(base, layer, O));
+    let inputs = curious.forward(qkv, End::Sent);
+    let carried = match masking {
+        Masking::Off { .. } => Vec::new(),
+        Masking::Paper(_) => recognise(&inputs, &curious.noises(qkv, End::Sent)),
+    };
+    let (base, attended) = (curious.forward(qkv, End::Answered), curious.forward(o, End::Sent));
+    (Crossed { inputs, base, attended }, carried)
+}
+
+/// An executor that has seen first tokens of a client with an adapter pass.
+fn visited(base: &ClientBase, layers: &[usize], prompts: &[u32], victim: (Masking, KvDtype)) -> Curious {
+    let kept = layers.iter().flat_map(|&layer| [site(base, layer, Qkv), site(base, layer, O)]);
+    let curious = curious(kept.collect::<Vec<SiteId>>());
+    let mut model = client(&curious, victim.0, victim.1);
+    let adapter = model.load_adapter(&example_adapter(ADAPTER)).unwrap();
+    first_tokens(&mut model, prompts, Some(&adapter));
+    curious
+}
+
+#[test]
+fn first_tokens_give_the_adapters_value_projection_away_t4() {
+    let (base, layers) = (base(), [0, 10, 29]);
+    let adapter = Adapter::read(&example_adapter(ADAPTER), base.config()).unwrap();
+    let prompts = distinct_tokens(&base, base.config().hidden_size + 64);
+    for masking in [OFF, LINEAR, paper(2)] {
+        let curious = visited(&base, &layers, &prompts, (masking, KvDtype::F32));
+        for layer in layers {
+            let (crossed, carried) = crossed(&curious, &base, layer, masking);
+            let Stolen { rank, delta } = steal(&crossed, base.config(), &carried);
+            let (own_rank, own) = own_delta(&adapter, layer);
+            let error = matrix_error(&delta, &own);
+            println!("T4, {}, layer {layer}: rank {rank}, error {error:.1e}", name(masking));
+            assert_eq!(rank, own_rank, "layer {layer}");
+            assert!(error <= 1e-3, "layer {layer}: {error}");
+        }
+    }
+}
+
+#[test]
+fn values_kept_in_16_bits_make_the_stolen_projection_rougher_but_hardly_its_effect_t4() {
+    let (base, layers) = (base(), [0, 1, 10]);
+    let adapter = Adapter::read(&example_adapter(ADAPTER), base.config()).unwrap();
+    let (seen, unseen) = (2 * base.config().hidden_size + 128, 64);
+    let prompts = distinct_tokens(&base, seen + unseen);
+    let (prompts, others) = prompts.split_at(seen);
+    let elsewhere = visited(&base, &layers, others, (OFF, KvDtype::Auto));
+    for masking in [OFF, paper(2)] {
+        let curious = visited(&base, &layers, prompts, (masking, KvDtype::Auto));
+        for layer in layers {
+            let (crossed, carried) = crossed(&curious, &base, layer, masking);
+            let Stolen { rank, delta } = steal(&crossed, base.config(), &carried);
+            let (own_rank, own) = own_delta(&adapter, layer);
+            let others = elsewhere.forward(site(&base, layer, Qkv), End::Sent);
+            let all = |delta: &Matrix| others.iter().flat_map(|row| changes(&to_f64(row), delta)).collect();
+            let (found, truth): (Vec<f64>, Vec<f64>) = (all(&delta), all(&own));
+            let error = relative_error([(&found[..], &truth[..])].into_iter());
+            println!("T4, {}, 16 bits, layer {layer}: rank {rank}", name(masking));
+            println!("  error {:.1e}, of its effect {error:.1e}", matrix_error(&delta, &own));
+            assert_eq!(rank, own_rank, "layer {layer}");
+            assert!(error <= 1e-2, "layer {layer}: {error}");
+        }
+    }
+}

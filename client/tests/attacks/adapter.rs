@@ -1,0 +1,114 @@
+//! T4: the adapter's change of the value projection, from prompts' first tokens.
+//!
+//! At position 0 attention looks at one token, so that what it hands to `o` is `v = v_base + x ΔW`, for each head of
+//! queries that shares it. The executor was sent x, computed v_base, and is sent v: linear equations in ΔW, as many as
+//! there are prompts with different first tokens. Where rows carry one of a few noises, each noise adds a constant:
+//! one more unknown for each noise that was recognised, and neither its size nor its effect is needed. All sites take
+//! their noises in turn, so a token's rows carry the same one at both.
+
+use model::{
+    adapter::{Adapter, LoraModule},
+    config::ModelConfig,
+    source::Target,
+};
+
+use crate::{
+    algebra::{Matrix, dot, least_squares, subspace, to_f64},
+    executor::Rows,
+    noises::Carried,
+};
+
+/// What crossed at a layer while first tokens passed.
+#[derive(Debug)]
+pub(crate) struct Crossed {
+    /// Inputs of `[q | k | v]`.
+    pub(crate) inputs: Rows,
+    /// What the base made of them.
+    pub(crate) base: Rows,
+    /// Inputs of `o`.
+    pub(crate) attended: Rows,
+}
+
+/// What the attack makes of it.
+#[derive(Debug)]
+pub(crate) struct Stolen {
+    /// The adapter's rank at this layer.
+    pub(crate) rank: usize,
+    /// ΔW, `[in, out]`, of that rank.
+    pub(crate) delta: Matrix,
+}
+
+/// Most ranks that are told apart.
+const MOST_RANKS: usize = 32;
+
+/// Solves for the change of the value projection; rows carry the noises `carried`, if they carry any.
+pub(crate) fn steal(crossed: &Crossed, config: &ModelConfig, carried: &[Carried]) -> Stolen {
+    let width = crossed.inputs.width;
+    let noises = carried.iter().map(|carried| carried.noise + 1).max().unwrap_or(0);
+    let equation = |(index, row): (usize, &[f32])| {
+        let mut equation = to_f64(row);
+        equation.resize(width + noises, 0.0);
+        if let Some(Carried { noise }) = carried.get(index) {
+            equation[width + noise] = 1.0;
+        }
+        equation
+    };
+    let left = Matrix::from_rows(width + noises, crossed.inputs.iter().enumerate().map(equation));
+    let values = config.kv_heads * config.head_dim;
+    let change = |(attended, base): (&[f32], &[f32])| -> Vec<f64> {
+        let base = &base[base.len() - values..];
+        first_values(attended, config).iter().zip(base).map(|(v, base)| v - f64::from(*base)).collect()
+    };
+    let right = Matrix::from_rows(values, crossed.attended.iter().zip(crossed.base.iter()).map(change));
+    let delta = least_squares(left, right).upper(width);
+    // Changes of values lie in the few directions of B; what was solved for besides is noise.
+    let changes = differences(&crossed.inputs, carried).map(|row| changes(&row, &delta));
+    let (rank, directions) = subspace(&Matrix::from_columns(values, changes), MOST_RANKS);
+    let rows = delta.transposed();
+    let rows = Matrix::from_columns(values, rows.columns().map(|row| directions.projection(row)));
+    Stolen { rank, delta: rows.transposed() }
+}
+
+/// Differences of the rows that carry the same noise, if any.
+fn differences<'a>(rows: &'a Rows, carried: &'a [Carried]) -> impl Iterator<Item = Vec<f64>> + 'a {
+    let noise_of = |row: usize| carried.get(row).map_or(0, |carried| carried.noise);
+    let mut last: Vec<Option<usize>> = Vec::new();
+    (0..rows.count()).filter_map(move |row| {
+        let noise = noise_of(row);
+        last.resize(last.len().max(noise + 1), None);
+        let before = last[noise].replace(row)?;
+        let pairs = rows.row(row).iter().zip(rows.row(before));
+        Some(pairs.map(|(x, y)| f64::from(*x) - f64::from(*y)).collect())
+    })
+}
+
+/// `x ΔW`.
+pub(crate) fn changes(row: &[f64], delta: &Matrix) -> Vec<f64> {
+    delta.columns().map(|column| dot(row, column)).collect()
+}
+
+/// The values that a first token's heads hand on, each from all heads of queries that share it.
+fn first_values(attended: &[f32], config: &ModelConfig) -> Vec<f64> {
+    let (shared, head_dim) = (config.heads / config.kv_heads, config.head_dim);
+    let mut values = vec![0.0; config.kv_heads * head_dim];
+    for (head, attended) in attended.chunks_exact(head_dim).enumerate() {
+        let values = &mut values[head / shared * head_dim..][..head_dim];
+        values.iter_mut().zip(attended).for_each(|(v, x)| *v += f64::from(*x) / shared as f64);
+    }
+    values
+}
+
+/// The adapter's own change of a value projection, `[in, out]`.
+pub(crate) fn own_delta(adapter: &Adapter, layer: usize) -> (usize, Matrix) {
+    let wanted = |module: &&LoraModule| (module.layer, module.target) == (layer, Target::V);
+    let LoraModule { rank, scale, a, b, .. } = adapter.modules().iter().find(wanted).unwrap();
+    let width = a.len() / rank;
+    let column = |b: &[f32]| {
+        let mut column = vec![0.0; width];
+        for (b, a) in b.iter().zip(a.chunks_exact(width)) {
+            column.iter_mut().zip(a).for_each(|(w, a)| *w += f64::from(scale * b) * f64::from(*a));
+        }
+        column
+    };
+    (*rank, Matrix::from_columns(width, b.chunks_exact(*rank).map(column)))
+}

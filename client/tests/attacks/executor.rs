@@ -1,0 +1,149 @@
+//! An honest but curious executor: it answers as it should, and keeps what crosses.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use client::{
+    error::LinkError,
+    transport::{Connect, Transport, loopback::Loopback},
+};
+use model::sites::SiteId;
+use shmproto::layer::{
+    CallHeader, Class, Dtype, Op, Path as SitePath, ReplyHeader,
+    control::{FromLayers, ToLayers},
+};
+
+/// Rows of equal width, one after the other.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Rows {
+    /// Elements of a row.
+    pub(crate) width: usize,
+    /// `[rows, width]`.
+    pub(crate) values: Vec<f32>,
+}
+
+impl Rows {
+    pub(crate) fn iter(&self) -> std::slice::ChunksExact<'_, f32> {
+        self.values.chunks_exact(self.width)
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.values.len() / self.width
+    }
+
+    pub(crate) fn row(&self, index: usize) -> &[f32] {
+        &self.values[index * self.width..][..self.width]
+    }
+}
+
+/// A call as it crossed.
+#[derive(Debug)]
+struct Seen {
+    site: SiteId,
+    op: Op,
+    rows: usize,
+    sent: Vec<f32>,
+    answered: Vec<f32>,
+}
+
+/// Which end of a call.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum End {
+    Sent,
+    Answered,
+}
+
+/// The executor, and what it kept. Clones are the same one.
+#[derive(Debug, Clone)]
+pub(crate) struct Curious {
+    executor: Loopback,
+    /// Sites of which it keeps what crosses.
+    kept: Arc<Vec<SiteId>>,
+    log: Arc<Mutex<Vec<Seen>>>,
+}
+
+impl Curious {
+    /// Keeps what crosses at the sites `kept`.
+    pub(crate) fn new(executor: Loopback, kept: impl IntoIterator<Item = SiteId>) -> Self {
+        Self { executor, kept: Arc::new(kept.into_iter().collect()), log: Arc::default() }
+    }
+
+    /// Clients' rows at `site`, or the answers to them, in the order in which they came.
+    pub(crate) fn forward(&self, site: SiteId, end: End) -> Rows {
+        self.kept_rows(site, Op::Forward, end)
+    }
+
+    /// Noises of `site`, or their effects: what came through the endpoint without bias.
+    pub(crate) fn noises(&self, site: SiteId, end: End) -> Rows {
+        self.kept_rows(site, Op::ForwardNoBias, end)
+    }
+
+    fn kept_rows(&self, site: SiteId, op: Op, end: End) -> Rows {
+        let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut rows = Rows::default();
+        for seen in log.iter().filter(|seen| (seen.site, seen.op) == (site, op)) {
+            let values = match end {
+                End::Sent => &seen.sent,
+                End::Answered => &seen.answered,
+            };
+            rows.width = values.len() / seen.rows;
+            rows.values.extend_from_slice(values);
+        }
+        assert!(rows.width > 0, "{op:?} calls of {site:?} were kept");
+        rows
+    }
+
+    /// What the executor computes for itself, having the weights: `x` through `site`, without bias.
+    pub(crate) fn evaluate(&self, site: SiteId, x: &Rows, outputs: usize) -> Rows {
+        let call = CallHeader {
+            op: Op::ForwardNoBias,
+            path: SitePath::Linear,
+            class: Class::Noise,
+            dtype: Dtype::F32,
+            site: site.0,
+            part: None,
+            sequence: 1,
+            rows: u32::try_from(x.count()).unwrap(),
+            input: 0,
+            output: 0,
+        };
+        let mut out = Rows { width: outputs, values: vec![0.0; x.count() * outputs] };
+        let mut own = self.executor.connect().unwrap();
+        let reply = own.call(&call, &x.values, &mut out.values).unwrap();
+        assert_eq!(reply.rows, call.rows, "the executor answers itself");
+        out
+    }
+}
+
+impl Connect for Curious {
+    fn connect(&self) -> Result<Box<dyn Transport>, LinkError> {
+        Ok(Box::new(Tap { inner: self.executor.connect()?, curious: self.clone() }))
+    }
+}
+
+/// A connection of which the executor keeps what crosses.
+#[derive(Debug)]
+struct Tap {
+    inner: Box<dyn Transport>,
+    curious: Curious,
+}
+
+impl Transport for Tap {
+    fn ask(&mut self, message: &ToLayers) -> Result<FromLayers, LinkError> {
+        self.inner.ask(message)
+    }
+
+    fn tell(&mut self, message: &ToLayers) {
+        self.inner.tell(message);
+    }
+
+    fn call(&mut self, call: &CallHeader, x: &[f32], out: &mut [f32]) -> Result<ReplyHeader, LinkError> {
+        let reply = self.inner.call(call, x, out)?;
+        let site = SiteId(call.site);
+        if self.curious.kept.contains(&site) {
+            let (sent, answered) = (x.to_vec(), out.to_vec());
+            let seen = Seen { site, op: call.op, rows: call.rows as usize, sent, answered };
+            self.curious.log.lock().unwrap_or_else(PoisonError::into_inner).push(seen);
+        }
+        Ok(reply)
+    }
+}

@@ -1,0 +1,62 @@
+//! T1: the executor computed the noises' effects, so it knows the noises. Which of them a row carries is what leaves
+//! least of the row; how much of it, the norm says that the row came from.
+
+use crate::{
+    algebra::{dot, to_f64},
+    executor::Rows,
+};
+
+/// Which noise a row carries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Carried {
+    pub(crate) noise: usize,
+}
+
+/// The noise that leaves least of each of `rows`.
+pub(crate) fn recognise(rows: &Rows, noises: &Rows) -> Vec<Carried> {
+    let noises: Vec<Vec<f64>> = noises.iter().map(to_f64).collect();
+    let squares: Vec<f64> = noises.iter().map(|noise| dot(noise, noise)).collect();
+    let carried = |row: &[f32]| {
+        let row = to_f64(row);
+        // What is added is positive.
+        let taken = |noise: usize| dot(&row, &noises[noise]).max(0.0).powi(2) / squares[noise];
+        let noise = (0..noises.len()).max_by(|&a, &b| taken(a).total_cmp(&taken(b))).unwrap();
+        Carried { noise }
+    };
+    rows.iter().map(carried).collect()
+}
+
+/// How much noise all rows of a site carry. Behind a norm with `gains`, `|x / gains|² = d`: for each row a quadratic equation
+/// in the amount with two solutions, one of which all rows share.
+pub(crate) fn amount(rows: &Rows, noises: &Rows, carried: &[Carried], gains: &[f32]) -> f64 {
+    let flat = |row: &[f32]| -> Vec<f64> {
+        row.iter().zip(gains).map(|(x, gain)| f64::from(*x) / f64::from(*gain)).collect()
+    };
+    let equation = |(row, carried): (&[f32], &Carried)| {
+        let (row, noise) = (flat(row), flat(noises.row(carried.noise)));
+        let width = row.len() as f64;
+        [dot(&noise, &noise) / width, dot(&noise, &row) / width, dot(&row, &row) / width - 1.0]
+    };
+    let equations: Vec<[f64; 3]> = rows.iter().zip(carried).map(equation).collect();
+    let solutions = equations.iter().flat_map(|&[a, b, c]| {
+        let root = (b * b - a * c).max(0.0).sqrt();
+        [(b - root) / a, (b + root) / a]
+    });
+    let miss = |amount: f64| {
+        let mut misses: Vec<f64> =
+            equations.iter().map(|[a, b, c]| (a * amount * amount - 2.0 * b * amount + c).abs()).collect();
+        misses.sort_by(f64::total_cmp);
+        misses[misses.len() / 2]
+    };
+    solutions.min_by(|&a, &b| miss(a).total_cmp(&miss(b))).unwrap()
+}
+
+/// The rows without what they carry.
+pub(crate) fn denoised(rows: &Rows, noises: &Rows, carried: &[Carried], amount: f64) -> Rows {
+    let bare = |(row, carried): (&[f32], &Carried)| {
+        let noise = noises.row(carried.noise).iter();
+        let difference = |(x, n): (&f32, &f32)| (f64::from(*x) - amount * f64::from(*n)) as f32;
+        row.iter().zip(noise).map(difference).collect::<Vec<f32>>()
+    };
+    Rows { width: rows.width, values: rows.iter().zip(carried).flat_map(bare).collect() }
+}

@@ -1,0 +1,100 @@
+//! The victim: a client of the real model, with a real adapter; and what anybody knows of the base.
+
+use client::{
+    masking::{Mask, Masking},
+    session::{Session, Settings},
+    split_model::{OwnAdapter, SplitModel, SplitOptions},
+};
+use model::{
+    client_base::ClientBase,
+    forward::{BlockId, LinearGroup, LogitRows, SequenceSlice},
+    resident::KvDtype,
+    sites::SiteId,
+};
+
+use crate::{
+    executor::{Curious, End, Rows},
+    support::{executor, real_model, settings, tokens},
+};
+
+/// The base as its files hold it: weights are public.
+pub(crate) fn base() -> ClientBase {
+    ClientBase::open(&real_model()).unwrap()
+}
+
+/// The site of a group of the base.
+pub(crate) fn site(base: &ClientBase, layer: usize, group: LinearGroup) -> SiteId {
+    SiteId::of(base.config().layers, layer, group)
+}
+
+/// All sites of the base but the head.
+pub(crate) fn block_sites(base: &ClientBase) -> impl Iterator<Item = SiteId> + use<> {
+    (0..u32::try_from(4 * base.config().layers).unwrap()).map(SiteId)
+}
+
+/// An executor that serves the real model and keeps what crosses at some sites.
+pub(crate) fn curious(kept: impl IntoIterator<Item = SiteId>) -> Curious {
+    Curious::new(executor(&real_model()), kept)
+}
+
+/// A client of that executor.
+pub(crate) fn client(curious: &Curious, masking: Masking, kv_dtype: KvDtype) -> SplitModel {
+    client_with(curious, kv_dtype, |session| masking.prepare(session, &mut |_, _| {}).unwrap())
+}
+
+/// A client with a mask of the test's own.
+pub(crate) fn client_with(
+    curious: &Curious,
+    kv_dtype: KvDtype,
+    mask: impl FnOnce(&mut Session) -> Box<dyn Mask>,
+) -> SplitModel {
+    let mut session = Session::open(Box::new(curious.clone()), Settings { ..settings() }).unwrap();
+    let mask = mask(&mut session);
+    let options = SplitOptions { kv_bytes: 96 << 20, kv_dtype, ..SplitOptions::default() };
+    SplitModel::new(base(), session, mask, &options).unwrap()
+}
+
+/// A prompt goes through the model, in one pass.
+pub(crate) fn pass(model: &mut SplitModel, prompt: &[u32], adapter: Option<&OwnAdapter>) {
+    let blocks: Vec<BlockId> = (0..128).map(BlockId).collect();
+    let adapter = adapter.map(OwnAdapter::prepared);
+    let slice = SequenceSlice { tokens: prompt, start: 0, blocks: &blocks, adapter, logits: LogitRows::Last };
+    model.forward(&[slice], &mut Vec::new()).unwrap();
+}
+
+/// Many prompts of one token, as far as their first passes go.
+pub(crate) fn first_tokens(model: &mut SplitModel, prompts: &[u32], adapter: Option<&OwnAdapter>) {
+    let adapter = adapter.map(OwnAdapter::prepared);
+    for prompts in prompts.chunks(32) {
+        let blocks: Vec<BlockId> = (0..32).map(BlockId).collect();
+        let slice = |(token, block)| SequenceSlice {
+            tokens: std::slice::from_ref(token),
+            start: 0,
+            blocks: std::slice::from_ref(block),
+            adapter,
+            logits: LogitRows::None,
+        };
+        let batch: Vec<_> = prompts.iter().zip(&blocks).map(slice).collect();
+        model.forward(&batch, &mut Vec::new()).unwrap();
+    }
+}
+
+/// Different tokens, in no order.
+pub(crate) fn distinct_tokens(base: &ClientBase, count: usize) -> Vec<u32> {
+    let mut seen = std::collections::HashSet::new();
+    let candidates = tokens(u32::try_from(4 * count).unwrap(), base.config().vocab_size);
+    let distinct: Vec<u32> = candidates.into_iter().filter(|token| seen.insert(*token)).take(count).collect();
+    assert_eq!(distinct.len(), count);
+    distinct
+}
+
+/// What the client really put into a site: the same prompt without masking, on the path that masking takes. The tests
+/// compare with it; the attacks do not see it.
+pub(crate) fn truth(prompt: &[u32], adapter: Option<&str>, kept: &[SiteId]) -> Vec<Rows> {
+    use shmproto::layer::Path::Linear;
+    let curious = curious(kept.iter().copied());
+    let mut model = client(&curious, Masking::Off { path: Linear }, KvDtype::Auto);
+    let adapter = adapter.map(|name| model.load_adapter(&crate::support::example_adapter(name)).unwrap());
+    pass(&mut model, prompt, adapter.as_ref());
+    kept.iter().map(|&site| curious.forward(site, End::Sent)).collect()
+}

@@ -1,0 +1,118 @@
+//! T3: a secret combination of known noises lies in their span, and whatever of a row lies outside of it is bare.
+
+use std::collections::HashMap;
+
+use client::{
+    error::CallError,
+    masking::{Mask, Place},
+    session::{Session, calls::Ask},
+};
+use model::sites::SiteId;
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+use shmproto::layer::{Class, Op, Path as SitePath};
+
+use crate::{
+    algebra::{Basis, to_f64},
+    executor::Rows,
+};
+
+/// A mask that [`client::masking::Masking::Paper`] is not, and that somebody might think of: every row gets a combination of its own of
+/// `noises` known noises, with secret weights. It covers `sites`; other rows go as they are.
+#[derive(Debug)]
+pub(crate) struct Combining {
+    noises: usize,
+    sites: Vec<SiteId>,
+    random: StdRng,
+    pairs: HashMap<SiteId, (Rows, Rows)>,
+}
+
+impl Combining {
+    pub(crate) fn new(noises: usize, sites: Vec<SiteId>, seed: u64) -> Self {
+        Self { noises, sites, random: StdRng::seed_from_u64(seed), pairs: HashMap::new() }
+    }
+
+    /// The noises of a site and their effects, bought from the executor.
+    fn buy(&mut self, session: &mut Session, site: SiteId, widths: (usize, usize)) -> Result<(), CallError> {
+        if self.pairs.contains_key(&site) {
+            return Ok(());
+        }
+        let count = self.noises * widths.0;
+        let noise: Vec<f32> = (0..count).map(|_| self.weight()).collect();
+        let mut effect = vec![0.0; self.noises * widths.1];
+        let ask =
+            Ask { site, part: None, op: Op::ForwardNoBias, path: SitePath::Linear, class: Class::Noise };
+        session.call(ask, &noise, &mut effect)?;
+        let pairs = (Rows { width: widths.0, values: noise }, Rows { width: widths.1, values: effect });
+        self.pairs.insert(site, pairs);
+        Ok(())
+    }
+
+    /// Of variance 1.
+    fn weight(&mut self) -> f32 {
+        self.random.random_range(-1.0..1.0_f32) * 3.0_f32.sqrt()
+    }
+}
+
+/// `row += weights . rows`.
+fn combine(row: &mut [f32], weights: &[f32], rows: &Rows) {
+    for (weight, other) in weights.iter().zip(rows.iter()) {
+        row.iter_mut().zip(other).for_each(|(x, n)| *x += weight * n);
+    }
+}
+
+impl Mask for Combining {
+    fn mode(&self) -> &'static str {
+        "secret combinations"
+    }
+
+    fn forward(
+        &mut self,
+        session: &mut Session,
+        Place { site, class }: Place,
+        x: &[f32],
+        out: &mut [f32],
+    ) -> Result<(), CallError> {
+        let ask = Ask { site, part: None, op: Op::Forward, path: SitePath::Linear, class };
+        if !self.sites.contains(&site) {
+            return session.call(ask, x, out);
+        }
+        let shape = &session.catalog().sites[site.0 as usize];
+        let outputs = shape.parts.iter().map(|part| part.rows as usize).sum();
+        let columns = shape.columns as usize;
+        self.buy(session, site, (columns, outputs))?;
+        let mut covered = x.to_vec();
+        let mut secrets = Vec::new();
+        for row in covered.chunks_exact_mut(columns) {
+            let weights: Vec<f32> = (0..self.noises).map(|_| self.weight()).collect();
+            combine(row, &weights, &self.pairs[&site].0);
+            secrets.push(weights);
+        }
+        session.call(ask, &covered, out)?;
+        for (row, mut weights) in out.chunks_exact_mut(outputs).zip(secrets) {
+            weights.iter_mut().for_each(|weight| *weight = -*weight);
+            combine(row, &weights, &self.pairs[&site].1);
+        }
+        Ok(())
+    }
+}
+
+/// What no combination of `noises` covers.
+pub(crate) struct Uncovered(Basis);
+
+impl Uncovered {
+    pub(crate) fn by(noises: &Rows) -> Self {
+        let noises: Vec<Vec<f64>> = noises.iter().map(to_f64).collect();
+        Self(Basis::of(noises.iter().map(Vec::as_slice)))
+    }
+
+    /// The part of a row that is bare.
+    pub(crate) fn of(&self, row: &[f32]) -> Vec<f64> {
+        self.0.complement(&to_f64(row))
+    }
+
+    /// The same of each row.
+    pub(crate) fn parts(&self, rows: &Rows) -> Rows {
+        let bare = |row| self.of(row).into_iter().map(|x| x as f32);
+        Rows { width: rows.width, values: rows.iter().flat_map(bare).collect() }
+    }
+}

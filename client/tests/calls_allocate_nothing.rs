@@ -1,0 +1,66 @@
+//! A call through shared memory takes no memory once one of its size has been made (CHECKLIST S-04): counted, by an
+//! allocator of this test's own.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    cell::Cell,
+    time::Duration,
+};
+
+use client::{
+    session::{Session, calls::Ask},
+    transport::local::LocalConnector,
+};
+use model::sites::SiteId;
+use shmproto::layer::{Class, Op, Path};
+use support::{
+    doors::{Door, Mischief, private_directory},
+    executor, settings, tiny, widths,
+};
+
+struct Counting;
+
+thread_local! {
+    /// Of this thread: the executor's own are not counted.
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+// SAFETY: the system's allocator does it all, under the same conditions.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise; `System` gave it.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+#[test]
+fn a_call_through_shared_memory_takes_no_memory_after_the_first_of_its_size() {
+    let directory = private_directory();
+    let executor = executor(&tiny("llama-tied"));
+    let widths = widths(&executor);
+    let socket = Door::new(executor, widths.clone(), Mischief::None).local(directory.path());
+    let connector = LocalConnector::new(socket, Duration::from_micros(20), Duration::from_secs(20));
+    let mut session = Session::open(Box::new(connector), settings()).unwrap();
+    let (input, output) = widths[0];
+    let (x, mut out) = (vec![0.5; 8 * input], vec![0.0; 8 * output]);
+    let (op, path, class) = (Op::Forward, Path::Fast, Class::Decode);
+    let ask = Ask { site: SiteId(0), part: None, op, path, class };
+    session.call(ask, &x, &mut out).unwrap();
+    let before = ALLOCATIONS.get();
+    for rows in [8, 1, 8, 3] {
+        session.call(ask, &x[..rows * input], &mut out[..rows * output]).unwrap();
+    }
+    assert_eq!(ALLOCATIONS.get() - before, 0);
+}

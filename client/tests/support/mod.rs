@@ -1,0 +1,206 @@
+//! Models, and an executor in this process, for the client's tests.
+#![allow(dead_code, unreachable_pub, reason = "each test program uses a part")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+pub mod doors;
+
+use std::{
+    ops::ControlFlow,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use client::{
+    generate::{Generated, Task},
+    masking::Masking,
+    session::{Session, Settings},
+    split_model::{OwnAdapter, SplitModel, SplitOptions},
+    transport::{
+        Connect,
+        loopback::{Loopback, catalog_sites},
+    },
+};
+use model::{
+    client_base::ClientBase,
+    forward::{BlockId, ForwardPass as _, LogitRows, SequenceSlice},
+    open::open,
+    prepared_adapter::PreparedAdapter,
+    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    sampling::{SamplingParams, SamplingRequest, TokenCounts, sample},
+    sites::EvaluateSites as _,
+    skeleton::SkeletonPlan,
+};
+use shmproto::layer::{
+    Path as SitePath,
+    control::{Catalog, Site, SkeletonFile},
+};
+
+pub const OFF: Masking = Masking::Off { path: SitePath::Fast };
+
+pub fn golden(part: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(part)
+}
+
+pub fn tiny(name: &str) -> PathBuf {
+    golden("models").join(name)
+}
+
+pub fn real_model() -> PathBuf {
+    let fetched = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.models/SmolLM2-135M-Instruct.Q4_1.gguf");
+    let path = std::env::var_os("HOLOBIONT_TEST_MODEL").map_or(fetched, PathBuf::from);
+    assert!(path.is_file(), "the model {} is missing; run scripts/fetch-model", path.display());
+    path
+}
+
+pub fn example_adapter(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/adapters").join(name)
+}
+
+/// A resident model of the same weights, and whether its arithmetic is exact.
+pub fn resident(path: &Path) -> (ResidentModel, bool) {
+    let source = open(path).unwrap();
+    let weights = LoadedWeights::load(&*source, 1).unwrap();
+    let is_exact = weights.adapter_precision() == kernels::lora::LoraPrecision::Exact;
+    let options = ResidentOptions { cores: Vec::new(), kv_bytes: 32 << 20, kv_dtype: KvDtype::Auto };
+    (ResidentModel::new(weights, &options).unwrap(), is_exact)
+}
+
+/// An executor in this process that serves the model at `path`, and gives no files out.
+pub fn executor(path: &Path) -> Loopback {
+    let (base, is_exact) = resident(path);
+    let catalog = catalog(&base, is_exact);
+    Loopback::new(Box::new(base), &catalog, Vec::new())
+}
+
+/// An executor in this process that serves the model file at `path`, and gives out what a client needs of it.
+pub fn giving_executor(path: &Path) -> Loopback {
+    let (base, is_exact) = resident(path);
+    let plan = SkeletonPlan::of(path).unwrap();
+    let listed = |file: &model::skeleton::SkeletonFile| SkeletonFile {
+        name: file.name.clone(),
+        bytes: file.bytes,
+        ranges: file.ranges.iter().map(|range| (range.start, range.end - range.start)).collect(),
+    };
+    let base_hash = model::identity::of_base(&*open(path).unwrap());
+    let files = plan.files().iter().map(listed).collect();
+    let catalog = Catalog { base_hash, files, ..catalog(&base, is_exact) };
+    Loopback::new(Box::new(base), &catalog, vec![std::fs::read(path).unwrap()])
+}
+
+fn catalog(base: &ResidentModel, is_exact: bool) -> Catalog {
+    Catalog {
+        model: "tested".to_owned(),
+        architecture: base.config().architecture.clone(),
+        base_hash: [7; 32],
+        context_length: 0,
+        exact: is_exact.into(),
+        sites: catalog_sites(base.sites()),
+        files: Vec::new(),
+    }
+}
+
+/// Elements of a row that goes into each site and of one that comes out.
+pub fn widths(executor: &Loopback) -> Vec<(usize, usize)> {
+    let session = Session::open(Box::new(executor.clone()), settings()).unwrap();
+    let outputs = |site: &Site| site.parts.iter().map(|part| part.rows as usize).sum();
+    session.catalog().sites.iter().map(|site| (site.columns as usize, outputs(site))).collect()
+}
+
+pub fn settings() -> Settings {
+    Settings { patience: Duration::from_secs(5), ..Settings::default() }
+}
+
+/// A split model over `connector` with its own copy of norms and embedding.
+pub fn split_over(connector: Box<dyn Connect>, path: &Path, masking: Masking) -> SplitModel {
+    let settings = Settings { masking: masking.word().to_owned(), ..settings() };
+    let mut session = Session::open(connector, settings).unwrap();
+    let mask = masking.prepare(&mut session, &mut |_, _| {}).unwrap();
+    let base = ClientBase::open(path).unwrap();
+    let options = SplitOptions { kv_bytes: 32 << 20, chunk_tokens: 7, ..SplitOptions::default() };
+    SplitModel::new(base, session, mask, &options).unwrap()
+}
+
+pub fn split(path: &Path, masking: Masking) -> SplitModel {
+    split_over(Box::new(executor(path)), path, masking)
+}
+
+/// Tokens that look random and are always the same.
+pub fn tokens(count: u32, vocab_size: usize) -> Vec<u32> {
+    let vocabulary = u32::try_from(vocab_size).unwrap();
+    (0..count).map(|at| (at.wrapping_mul(2_654_435_761) >> 7) % vocabulary).collect()
+}
+
+pub fn sampling(vocab_size: usize, temperature: f32, seed: u64) -> SamplingParams {
+    let request = SamplingRequest { temperature, seed, ..SamplingRequest::default() };
+    SamplingParams::new(request, vocab_size).unwrap()
+}
+
+pub fn generate(model: &mut SplitModel, task: &Task, adapter: Option<&OwnAdapter>) -> Generated {
+    model.generate(task, adapter, &mut |_| ControlFlow::Continue(())).unwrap()
+}
+
+/// Blocks enough for these tests' sequences.
+pub fn blocks() -> Vec<BlockId> {
+    (0..16).map(BlockId).collect()
+}
+
+/// What the resident engine's loop generates, without its scheduling.
+pub fn resident_tokens(
+    model: &mut ResidentModel,
+    task: &Task,
+    adapter: Option<&Arc<PreparedAdapter>>,
+) -> Vec<u32> {
+    let before = adapter.map_or(0, |adapter| adapter.virtual_tokens());
+    let mut tokens = vec![0; before];
+    tokens.extend(&task.prompt);
+    let (blocks, mut logits, mut computed) = (blocks(), Vec::new(), 0);
+    let first = tokens.len();
+    while tokens.len() < first + task.max_tokens {
+        let slice = SequenceSlice {
+            tokens: &tokens[computed..],
+            start: computed,
+            blocks: &blocks,
+            adapter,
+            logits: LogitRows::Last,
+        };
+        model.forward(&[slice], &mut logits);
+        computed = tokens.len();
+        tokens.push(sample(&mut logits, &task.sampling, &TokenCounts::default(), computed as u64, &[]));
+    }
+    tokens.split_off(first)
+}
+
+/// All logits of a prompt from a resident model.
+pub fn resident_logits(
+    model: &mut ResidentModel,
+    prompt: &[u32],
+    adapter: Option<&Arc<PreparedAdapter>>,
+) -> Vec<f32> {
+    let (blocks, mut logits) = (blocks(), Vec::new());
+    model.forward(&[slice(prompt, &blocks, adapter)], &mut logits);
+    logits
+}
+
+/// All logits of a prompt from a split model.
+pub fn split_logits(
+    model: &mut SplitModel,
+    prompt: &[u32],
+    adapter: Option<&Arc<PreparedAdapter>>,
+) -> Vec<f32> {
+    let (blocks, mut logits) = (blocks(), Vec::new());
+    model.forward(&[slice(prompt, &blocks, adapter)], &mut logits).unwrap();
+    logits
+}
+
+fn slice<'a>(
+    tokens: &'a [u32],
+    blocks: &'a [BlockId],
+    adapter: Option<&'a Arc<PreparedAdapter>>,
+) -> SequenceSlice<'a, PreparedAdapter> {
+    SequenceSlice { tokens, start: 0, blocks, adapter, logits: LogitRows::All }
+}
+
+pub fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
