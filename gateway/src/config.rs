@@ -74,8 +74,8 @@ pub enum ConfigError {
         reason: std::io::Error,
     },
     /// The key file cannot be used.
-    #[error(transparent)]
-    Keys(#[from] KeyFileError),
+    #[error("--api-key-file: {0}")]
+    Keys(#[source] KeyFileError),
     /// A number that makes no sense.
     #[error("--{name} must be at least {least}")]
     TooSmall {
@@ -230,7 +230,7 @@ impl TryFrom<Args> for Config {
         };
         let keys = match &key_file {
             None => Keys::none(rates.per_key),
-            Some(path) => Keys::read(path, rates.per_key)?,
+            Some(path) => Keys::read(path, rates.per_key).map_err(ConfigError::Keys)?,
         };
         if key_file.is_none() && !args.listen.ip().is_loopback() && !args.callers.insecure {
             return Err(ConfigError::OpenPort(args.listen));

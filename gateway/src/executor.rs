@@ -181,7 +181,7 @@ impl Executor {
     /// The executor's figures.
     pub async fn stats(&self) -> Result<Stats, CallError> {
         match self.call(ToExecutor::GetStats).await? {
-            Answer::Stats(stats) => Ok(stats),
+            Answer::Stats(stats) => Ok(*stats),
             other => Err(unexpected(&other)),
         }
     }

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use crate::{
     app::App,
+    layers,
     lifecycle::{Serving, Status},
     openai::errors::ApiError,
     placement,
@@ -85,5 +86,6 @@ pub(crate) async fn status(State(app): State<Arc<App>>) -> Result<Json<Value>, A
         "device": placement::device(stats, welcome),
         "cold_starts": placement::cold_starts(stats),
         "workers": placement::workers(stats, app.metrics.expected_workers()),
+        "layers": layers::status(&stats.layers),
     })))
 }

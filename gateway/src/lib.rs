@@ -11,6 +11,7 @@
 //! - [`text`]: tokenizer and chat template.
 //! - [`executor`]: the connection over which token ids travel; [`lifecycle`] says when it can be used.
 //! - [`adapters`]: names, generations, and what is on disk about them; [`placement`]: where they are computed.
+//! - [`layers`]: what split clients have used of the base layers they rent.
 //! - [`metrics`]: figures for Prometheus; [`telemetry`]: the log, the record of each request, traces.
 //!
 //! # Principles
@@ -33,6 +34,7 @@ pub mod connections;
 pub mod executor;
 pub mod health;
 pub mod keys;
+pub mod layers;
 pub mod lifecycle;
 pub mod limits;
 pub mod metrics;

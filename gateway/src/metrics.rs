@@ -5,15 +5,18 @@
 //! - [`table`]: every metric there is, with its meaning. Nothing is written that is not in it.
 //! - [`store`]: the series; [`text`]: how they are written down.
 //! - [`meter`]: one generation request; [`labels`]: figures by adapter, for a bounded number of adapters.
-//! - [`executor`]: what the executor reports; [`placement`]: what it reports of adapters on the device and before.
+//! - [`executor`]: what the executor reports; [`placement`]: what it reports of adapters on the device and before;
+//!   [`layers`]: what it reports of split clients.
 //! - [`residents`]: what the registry holds; [`process`]: what this costs.
 //! - [`twins`], [`lora_info`]: vLLM's names.
 //!
-//! There is no global recorder: two gateways in one process do not mix their figures. Nothing is labelled by
-//! tenant, and reading the figures needs a key of the role `metrics` or `admin`.
+//! There is no global recorder: two gateways in one process do not mix their figures. Requests are
+//! not labelled by tenant; rented base layers are, for whoever runs the base must see who uses it. Reading the figures
+//! needs a key of the role `metrics` or `admin`.
 
 pub mod executor;
 pub mod labels;
+mod layers;
 mod lora_info;
 pub mod meter;
 mod placement;
@@ -33,6 +36,7 @@ pub use self::executor::{Report, poll};
 use self::{
     executor::ExecutorFigures,
     labels::AdapterLabels,
+    layers::LayerFigures,
     placement::PlacementFigures,
     process::ProcessFigures,
     store::{Histogram, Number, Store},
@@ -53,6 +57,7 @@ pub struct Metrics {
     adapters: AdapterLabels,
     executor: ExecutorFigures,
     placement: PlacementFigures,
+    layers: LayerFigures,
     process: ProcessFigures,
     in_flight: Arc<Number>,
     prompt_tokens: Arc<Number>,
@@ -83,6 +88,7 @@ impl Metrics {
             adapters: AdapterLabels::new(&store, figures.max_adapter_labels),
             executor: ExecutorFigures::new(&store),
             placement: PlacementFigures::new(&store, figures.expected_workers),
+            layers: LayerFigures::new(&store, figures.max_adapter_labels),
             process: ProcessFigures::new(&store),
             in_flight: store.number(Id::InFlight, &[]),
             prompt_tokens: store.number(Id::PromptTokens, &[]),

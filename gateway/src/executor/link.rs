@@ -116,7 +116,7 @@ pub(super) struct Call {
 pub(super) enum Answer {
     Loaded(AdapterLoaded),
     Unloaded(AdapterUnloaded),
-    Stats(Stats),
+    Stats(Box<Stats>),
 }
 
 /// What handles ask of the link.
@@ -320,7 +320,7 @@ impl LinkTask {
             ToGateway::AdapterUnloaded(unloaded) => {
                 self.answer(unloaded.request, Ok(Answer::Unloaded(unloaded)))
             }
-            ToGateway::Stats(stats) => self.answer(stats.request, Ok(Answer::Stats(stats))),
+            ToGateway::Stats(stats) => self.answer(stats.request, Ok(Answer::Stats(Box::new(stats)))),
             ToGateway::Failed(failed) => self.answer(failed.request, Err(CallError::Refused(failed.error))),
             ToGateway::Loading(_) => return Err(End::Lost("it began to load again".to_owned())),
             ToGateway::Welcome(_) => return Err(End::Lost("it sent a second welcome".to_owned())),

@@ -128,6 +128,7 @@ impl Metrics {
         let before = latest.at.map(|_| &*latest.stats);
         self.executor.report(&stats, before);
         self.report_placement(&stats, before, registry);
+        self.report_layers(&stats, before);
         let next = latest.next(stats, Instant::now());
         *latest = next;
     }
@@ -147,6 +148,8 @@ impl Metrics {
     pub fn executor_lost(&self) {
         self.executor.lost();
         self.placement.lost();
+        self.layers.lost();
+        self.store.retain(Id::LayerWaitingRows, |_| false);
     }
 
     /// Says that another executor process is there than before: its counters began at zero.

@@ -173,6 +173,29 @@ metrics! {
         "Slices workers had begun and the executor computed, because they took too long";
     WorkerWait = Counter, Seconds, "holobiont_worker_wait_seconds_total", [],
         "How long the engine waited for workers after its own part was done";
+    // Base layers rented to split clients.
+    LayerSessions = Gauge, Count, "holobiont_layer_sessions", [],
+        "Sessions of split clients that are open";
+    LayerSessionsRefused = Counter, Count, "holobiont_layer_sessions_refused_total", [],
+        "Sessions that were refused: no key, another version, or a quota used up";
+    LayerSessionsBroken = Counter, Count, "holobiont_layer_sessions_broken_total", [],
+        "Sessions ended for a breach of the protocol, or because the client did not take its answers";
+    LayerCalls = Counter, Count, "holobiont_layer_calls_total", ["tenant", "outcome"],
+        "Calls of base layers, by outcome: done, refused";
+    LayerRows = Counter, Count, "holobiont_layer_rows_total", ["tenant", "class"],
+        "Rows computed for split clients, by what they are for: decode, verify, prefill, training, noise";
+    LayerBytes = Counter, Bytes, "holobiont_layer_bytes_total", ["tenant", "direction"],
+        "Bytes of activations, by direction: in, out";
+    LayerWait = Counter, Seconds, "holobiont_layer_wait_seconds_total", ["tenant"],
+        "How long calls waited for their turn";
+    LayerCompute = Counter, Seconds, "holobiont_layer_compute_seconds_total", ["tenant"],
+        "Computing time, shared among the calls of a batch in proportion to their rows";
+    LayerWaitingRows = Gauge, Count, "holobiont_layer_waiting_rows", ["tenant"],
+        "Rows that wait for their turn";
+    LayerBatches = Counter, Count, "holobiont_layer_batches_total", [],
+        "Batches computed for split clients alone";
+    LayerJoinedRows = Counter, Count, "holobiont_layer_joined_rows_total", [],
+        "Rows of split clients computed in the course of a resident pass";
     // Executor.
     ExecutorUp = Gauge, Count, "holobiont_executor_up", [],
         "1 while the base-executor answers, 0 while it does not";

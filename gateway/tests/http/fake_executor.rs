@@ -13,9 +13,11 @@ use std::{
 use model::generation::{AdapterId, Generation};
 use shmproto::{
     codec::Wire as _,
+    layer::control::SessionStats,
     message::{
-        AdapterLoaded, AdapterStats, AdapterUnloaded, ColdStart, ErrorCode, Failed, Finish, Generate, Output,
-        PROTOCOL_VERSION, Stats, ToExecutor, ToGateway, TokenOutput, Welcome, WireError, WorkerStats,
+        AdapterLoaded, AdapterStats, AdapterUnloaded, ColdStart, ErrorCode, Failed, Finish, Generate,
+        LayerRoute, LayerSession, LayerStats, Output, PROTOCOL_VERSION, Stats, TenantUse, ToExecutor,
+        ToGateway, TokenOutput, Welcome, WireError, WorkerStats,
     },
 };
 use tokio::task::{AbortHandle, JoinHandle};
@@ -192,7 +194,49 @@ impl Memory {
             link_bytes_per_s: 125_000_000,
             workers_lost: 1,
             workers: vec![worker(2), worker(3)],
+            layers: layer_stats(),
         }
+    }
+}
+
+/// Two sessions of one tenant and one of another.
+fn layer_stats() -> LayerStats {
+    let used = SessionStats {
+        calls: 10,
+        refused: 1,
+        rows: [7, 0, 3, 0, 0],
+        bytes_in: 100,
+        bytes_out: 300,
+        wait_us: 2000,
+        compute_us: 4000,
+        batch_rows: 25,
+    };
+    let session = |session, tenant: &str, route| LayerSession {
+        session,
+        tenant: tenant.to_owned(),
+        name: format!("client {session}"),
+        masking: "off".to_owned(),
+        route,
+        used: used.clone(),
+        waiting_rows: 2,
+        slab_bytes: 4096,
+    };
+    let sessions = vec![
+        session(1, "acme", LayerRoute::Tls),
+        session(2, "acme", LayerRoute::Ipc),
+        session(3, "zeta", LayerRoute::SharedMemory),
+    ];
+    let of = |tenant: &str| TenantUse { tenant: tenant.to_owned(), used: used.clone(), waiting_rows: 2 };
+    let tenants = vec![of("acme"), of("zeta")];
+    LayerStats {
+        open: 3,
+        refused: 4,
+        broken: 5,
+        batches: 6,
+        joined_rows: 8,
+        used: used.clone(),
+        tenants,
+        sessions,
     }
 }
 

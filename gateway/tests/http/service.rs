@@ -221,6 +221,28 @@ async fn the_status_says_what_the_device_holds_what_waiting_cost_and_who_works()
 }
 
 #[tokio::test]
+async fn the_status_lists_the_split_clients_and_what_each_has_used() {
+    let harness = Harness::start(say("x")).await;
+    eventually_async("the executor was asked", async || {
+        harness.client.get("/v1/status").await.json()["layers"]["open"] == 3
+    })
+    .await;
+    let layers = &harness.client.get("/v1/status").await.json()["layers"];
+    let used = json!({
+        "calls": 10, "refused": 1, "bytes_in": 100, "bytes_out": 300, "wait_ms": 2.0, "compute_ms": 4.0,
+        "rows": { "decode": 7, "verify": 0, "prefill": 3, "training": 0, "noise": 0 }, "mean_batch_rows": 2.5,
+    });
+    let first = json!({
+        "session": 1, "tenant": "acme", "name": "client 1", "masking": "off", "route": "tls", "waiting_rows": 2,
+        "slab_bytes": 4096, "used": used,
+    });
+    assert_eq!(layers["sessions"][0], first);
+    assert_eq!(layers["sessions"][2]["route"], "shared memory");
+    assert_eq!(layers["tenants"][1], json!({ "tenant": "zeta", "waiting_rows": 2, "used": used }));
+    assert_eq!((&layers["broken"], &layers["used"]), (&json!(5), &used));
+}
+
+#[tokio::test]
 async fn ready_says_how_far_the_executor_is_with_its_weights() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::create_dir(directory.path().join("adapters")).unwrap();

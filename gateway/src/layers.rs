@@ -1,0 +1,93 @@
+//! What split clients have used of the base layers they rent, as `/v1/status` says it.
+
+use serde_json::{Value, json};
+use shmproto::{
+    layer::{Class, control::SessionStats},
+    message::{LayerRoute, LayerSession, LayerStats, TenantUse},
+};
+
+/// What rows are for, by class, as everybody calls it.
+pub const CLASSES: [&str; 5] = ["decode", "verify", "prefill", "training", "noise"];
+const _: () = assert!(CLASSES.len() == Class::ALL.len(), "every class has a name");
+
+/// What a route is called.
+#[must_use]
+pub fn route(route: LayerRoute) -> &'static str {
+    match route {
+        LayerRoute::SharedMemory => "shared memory",
+        LayerRoute::Ipc => "ipc",
+        LayerRoute::Tls => "tls",
+    }
+}
+
+/// All of it.
+#[must_use]
+pub fn status(stats: &LayerStats) -> Value {
+    json!({
+        "open": stats.open,
+        "refused": stats.refused,
+        "broken": stats.broken,
+        "batches": stats.batches,
+        "joined_rows": stats.joined_rows,
+        "used": used(&stats.used),
+        "tenants": stats.tenants.iter().map(tenant).collect::<Vec<_>>(),
+        "sessions": stats.sessions.iter().map(session).collect::<Vec<_>>(),
+    })
+}
+
+fn tenant(tenant: &TenantUse) -> Value {
+    json!({ "tenant": tenant.tenant, "waiting_rows": tenant.waiting_rows, "used": used(&tenant.used) })
+}
+
+fn session(session: &LayerSession) -> Value {
+    json!({
+        "session": session.session,
+        "tenant": session.tenant,
+        "name": session.name,
+        "masking": session.masking,
+        "route": route(session.route),
+        "waiting_rows": session.waiting_rows,
+        "slab_bytes": session.slab_bytes,
+        "used": used(&session.used),
+    })
+}
+
+fn used(used: &SessionStats) -> Value {
+    let rows: serde_json::Map<_, _> =
+        CLASSES.iter().zip(used.rows).map(|(&class, rows)| (class.to_owned(), rows.into())).collect();
+    json!({
+        "calls": used.calls,
+        "refused": used.refused,
+        "rows": rows,
+        "bytes_in": used.bytes_in,
+        "bytes_out": used.bytes_out,
+        "wait_ms": millis(used.wait_us),
+        "compute_ms": millis(used.compute_us),
+        "mean_batch_rows": mean(used.batch_rows, used.calls),
+    })
+}
+
+fn millis(us: u64) -> f64 {
+    float(us) / 1e3
+}
+
+fn mean(sum: u64, count: u64) -> f64 {
+    if count == 0 { 0.0 } else { float(sum) / float(count) }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for people to read; counts stay below 2^53")]
+fn float(count: u64) -> f64 {
+    count as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn before_anything_happened_nothing_is_divided_by_nothing() {
+        let told = status(&LayerStats::default());
+        assert_eq!(told["used"]["mean_batch_rows"], 0.0);
+        assert_eq!(told["used"]["rows"]["training"], 0);
+    }
+}
