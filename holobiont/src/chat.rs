@@ -1,6 +1,7 @@
 //! `holobiont chat`: talks to the base or an adapter of a running gateway, word by word as it answers.
 
 mod input;
+mod split;
 mod target;
 
 use std::{
@@ -36,6 +37,8 @@ pub(crate) struct ChatArguments {
     /// 0 for the likeliest answer
     #[arg(long, value_name = "T")]
     temperature: Option<f64>,
+    #[command(flatten)]
+    split: split::SplitArguments,
 }
 
 /// Why a conversation ended badly.
@@ -47,6 +50,9 @@ pub(crate) enum ChatError {
     /// There is no such model or adapter.
     #[error(transparent)]
     Target(#[from] TargetError),
+    /// A split conversation cannot be held.
+    #[error(transparent)]
+    Split(#[from] split::SplitError),
     /// Stdin cannot be read.
     #[error("cannot read the question from stdin")]
     Read(#[source] io::Error),
@@ -63,6 +69,7 @@ impl Explain for ChatError {
         match self {
             Self::Client(error) => error.exit(),
             Self::Target(error) => error.exit(),
+            Self::Split(error) => error.exit(),
             Self::Read(_) | Self::Interrupted => Exit::Failed,
             Self::NoQuestion => Exit::Usage,
         }
@@ -72,6 +79,7 @@ impl Explain for ChatError {
         match self {
             Self::Client(error) => error.next(),
             Self::Target(error) => error.next(),
+            Self::Split(error) => error.next(),
             Self::NoQuestion => Some("holobiont chat :ADAPTER \"a question\"".into()),
             Self::Read(_) | Self::Interrupted => None,
         }
@@ -80,6 +88,7 @@ impl Explain for ChatError {
 
 /// Talks until the question is answered, or the user has had enough.
 pub(crate) fn run(arguments: ChatArguments, url: &str, terminal: Terminal) -> Result<(), ChatError> {
+    split::run(&arguments)?;
     let client = Client::new(url, terminal);
     let model = choose(&arguments.target, &client.models()?)?;
     let interrupt = Interrupt::new();

@@ -8,7 +8,7 @@ use std::{
 use model::open::ModelFiles;
 
 use crate::{
-    config::{Config, ConfigError},
+    config::{Config, ConfigError, LayersSection},
     cores::{self, CoreList, Neighbour, Split},
     exit::{Exit, Explain},
     findings::{Finding, Unwell, report},
@@ -63,6 +63,7 @@ pub(crate) fn deployment(config: &Config, home: &Home) -> Vec<Finding> {
             ),
         });
     }
+    findings.extend(layers(&config.layers));
     findings.extend(["base-executor", "gateway"].map(program));
     if !Split::new(config, &allowed).workers.is_empty() {
         findings.push(program("lora-worker"));
@@ -196,6 +197,41 @@ fn listen(config: &Config) -> Finding {
     port(NAME, listen)
 }
 
+/// What renting base layers over TLS needs is there, and nobody is let in by accident.
+fn layers(layers: &LayersSection) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let files = [
+        ("[layers] cert", &layers.cert, "holobiont cert --host NAME"),
+        ("[layers] cert_key", &layers.cert_key, "holobiont cert --host NAME"),
+        ("[layers] client_ca", &layers.client_ca, "holobiont cert --host NAME"),
+        ("[layers] key_file", &layers.key_file, "holobiont key add NAME --file FILE"),
+    ];
+    for (name, path, fix) in files {
+        let Some(path) = path else { continue };
+        findings.push(match std::fs::File::open(path) {
+            Ok(_) => Finding::ok(name, path.display().to_string()),
+            Err(error) => Finding::fail(name, format!("{}: {error}", path.display()), fix),
+        });
+    }
+    if let Some(listen) = layers.listen {
+        findings.push(layer_listen(layers, listen));
+    }
+    findings
+}
+
+fn layer_listen(layers: &LayersSection, listen: SocketAddr) -> Finding {
+    const NAME: &str = "[layers] listen";
+    if layers.cert.is_none() || layers.cert_key.is_none() {
+        let found = "layers are served over TLS only, and there is no certificate";
+        return Finding::fail(NAME, found, "holobiont cert --host NAME, then set cert and cert_key");
+    }
+    if !listen.ip().is_loopback() && layers.key_file.is_none() && layers.client_ca.is_none() {
+        let found = format!("{listen} is reachable by others and neither key nor certificate is asked for");
+        return Finding::fail(NAME, found, "set key_file (holobiont key add NAME --file FILE) or client_ca");
+    }
+    port(NAME, listen)
+}
+
 /// Whether an address can be listened on.
 pub(crate) fn port(name: &str, listen: SocketAddr) -> Finding {
     match TcpListener::bind(listen) {
@@ -275,6 +311,18 @@ mod tests {
         assert!(finding.fix.unwrap().contains("api_key_file"));
         config.gateway.insecure = Some(true);
         assert_eq!(listen(&config).health, Health::Ok);
+    }
+
+    #[test]
+    fn layers_are_not_offered_without_a_certificate_nor_to_strangers() {
+        let findings = |section: &str| layers(&toml::from_str(section).unwrap());
+        assert!(findings("").is_empty());
+        let bare = findings("listen = '127.0.0.1:0'");
+        assert!(bare[0].health == Health::Fail && bare[0].found.contains("no certificate"), "{bare:?}");
+        let open = findings("listen = '0.0.0.0:0'\ncert = '/dev/null'\ncert_key = '/dev/null'");
+        assert!(open[2].health == Health::Fail && open[2].found.contains("by others"), "{open:?}");
+        let missing = findings("key_file = '/nonexistent/keys'");
+        assert_eq!((missing[0].health, missing[0].name.as_str()), (Health::Fail, "[layers] key_file"));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use crate::{
     adapters::{self, AdaptersCommand},
     bench::{self, BenchArguments},
+    cert::{self, CertArguments},
     chat::{self, ChatArguments},
     check::{self, CheckArguments},
     client::DEFAULT_URL,
@@ -88,6 +89,9 @@ enum Command {
     /// Makes, lists and revokes API keys
     #[command(subcommand, after_help = exit::HELP)]
     Key(KeyCommand),
+    /// Makes certificates for renting base layers over TLS
+    #[command(after_help = exit::HELP)]
+    Cert(CertArguments),
     /// Prints a completion script for a shell
     #[command(after_help = exit::HELP)]
     Completions(CompletionsArguments),
@@ -159,6 +163,7 @@ fn dispatch(command: Command, terminal: Terminal) -> Result<(), Box<dyn Explain>
         Command::Bench(to) => bench::run(&to.arguments, &to.url, terminal).map_err(boxed),
         Command::Logs(arguments) => logs::run(&arguments, terminal).map_err(boxed),
         Command::Key(command) => key::run(&command, terminal).map_err(boxed),
+        Command::Cert(arguments) => cert::run(&arguments, terminal).map_err(boxed),
         Command::Completions(arguments) => {
             manual::completions(&arguments, terminal);
             Ok(())

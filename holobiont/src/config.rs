@@ -23,7 +23,7 @@ use crate::{
     exit::{Exit, Explain},
 };
 use values::setting;
-pub(crate) use values::{ByteCount, ColdStart, Gbps, LogFormat, WorkerCount};
+pub(crate) use values::{Batching, ByteCount, ColdStart, Gbps, LogFormat, WaitFactor, WorkerCount};
 
 /// Where the gateway listens unless told otherwise.
 pub(crate) const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
@@ -159,6 +159,36 @@ sections! {
         spin_us: u32,
     }
 
+    /// `[layers]`: base layers for split clients.
+    LayersSection {
+        /// Serves them on this host, through shared memory and a socket in the state directory.
+        local: bool,
+        /// Serves them over TLS on this address and port.
+        listen: SocketAddr,
+        /// Certificate chain of that listener, in PEM.
+        cert: PathBuf,
+        /// Its private key, in PEM.
+        cert_key: PathBuf,
+        /// Clients whose certificates this authority has signed need no key.
+        client_ca: PathBuf,
+        /// File with the keys of tenants, as the gateway's.
+        key_file: PathBuf,
+        /// How calls are put together: `opportunistic`, `none` or `lockstep`.
+        batching: Batching,
+        /// Lengthens or shortens how long a call waits for company.
+        wait_factor: WaitFactor,
+        /// Most sessions at once.
+        max_sessions: u32,
+        /// Most sessions of a tenant.
+        tenant_sessions: u32,
+        /// Most rows of a tenant that wait.
+        tenant_rows: u32,
+        /// Most bytes of a tenant in slabs and messages.
+        tenant_bytes: ByteCount,
+        /// Rows a tenant may have computed in a second.
+        rows_per_s: u32,
+    }
+
     /// `[gateway]`: the process that speaks HTTP.
     GatewaySection {
         /// Address and port; port 0 takes any free one.
@@ -228,6 +258,8 @@ pub(crate) struct Config {
     pub(crate) executor: ExecutorSection,
     /// `[workers]`.
     pub(crate) workers: WorkersSection,
+    /// `[layers]`.
+    pub(crate) layers: LayersSection,
     /// `[gateway]`.
     pub(crate) gateway: GatewaySection,
     /// `[deployment]`.
@@ -286,6 +318,7 @@ impl Config {
             model: self.model.or(lower.model),
             executor: self.executor.or(lower.executor),
             workers: self.workers.or(lower.workers),
+            layers: self.layers.or(lower.layers),
             gateway: self.gateway.or(lower.gateway),
             deployment: self.deployment.or(lower.deployment),
             adapters,
@@ -314,8 +347,16 @@ impl Config {
     }
 
     fn resolve_paths(&mut self, base: &Path) {
-        let paths =
-            [&mut self.gateway.adapter_root, &mut self.gateway.api_key_file, &mut self.deployment.state];
+        let layers = &mut self.layers;
+        let paths = [
+            &mut self.gateway.adapter_root,
+            &mut self.gateway.api_key_file,
+            &mut self.deployment.state,
+            &mut layers.cert,
+            &mut layers.cert_key,
+            &mut layers.client_ca,
+            &mut layers.key_file,
+        ];
         let adapters = self.adapters.values_mut();
         for path in paths.into_iter().flatten().chain(adapters) {
             *path = base.join(&*path);
@@ -352,7 +393,7 @@ pub(crate) struct RestartPolicy {
 fn section_and_field(variable: &str) -> Option<(String, String)> {
     let (section, field) = variable.strip_prefix(PREFIX)?.split_once('_')?;
     match section {
-        "MODEL" | "EXECUTOR" | "WORKERS" | "GATEWAY" | "DEPLOYMENT" => {
+        "MODEL" | "EXECUTOR" | "WORKERS" | "LAYERS" | "GATEWAY" | "DEPLOYMENT" => {
             Some((section.to_ascii_lowercase(), field.to_ascii_lowercase()))
         }
         "ADAPTERS" => Some(("adapters".into(), field.into())),

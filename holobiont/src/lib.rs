@@ -9,7 +9,7 @@
 //! - `check`, `doctor`: what of a configuration and of this machine would not work, as `findings`
 //! - `pull`, `models`, `hub`, `home`: models on this machine
 //! - `client`, `sse`: the gateway seen from outside; `chat`, `ls`, `ps`, `status`, `show`, `adapters` and `bench` use it
-//! - `key`: the key file
+//! - `key`: the key file; `cert`: certificates for renting base layers over TLS
 //! - [`manual`]: completions, man pages and the reference, made from the command line
 //! - `terminal`, `progress`, `table`, [`exit`]: data on stdout, the rest on stderr; every error says cause, why and what
 //!   to type next
@@ -24,6 +24,7 @@
 
 mod adapters;
 mod bench;
+mod cert;
 mod chat;
 mod check;
 pub mod cli;

@@ -1,4 +1,7 @@
-//! `holobiont status`: what a deployment does now, where it computes adapters, and what each wait cost.
+//! `holobiont status`: what a deployment does now, where it computes adapters, what each wait cost, and who rents base
+//! layers.
+
+use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -22,6 +25,7 @@ struct Status {
     device: Device,
     cold_starts: ColdStarts,
     workers: Workers,
+    layers: Layers,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -79,6 +83,41 @@ struct Worker {
     taken_back: u64,
 }
 
+/// What split clients use.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Layers {
+    open: u64,
+    refused: u64,
+    broken: u64,
+    joined_rows: u64,
+    used: Used,
+    sessions: Vec<Session>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Session {
+    tenant: String,
+    name: String,
+    masking: String,
+    route: String,
+    waiting_rows: u64,
+    used: Used,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Used {
+    calls: u64,
+    refused: u64,
+    rows: BTreeMap<String, u64>,
+    bytes_in: u64,
+    bytes_out: u64,
+    wait_ms: f64,
+    mean_batch_rows: f64,
+}
+
 /// Shows a deployment.
 pub(crate) fn run(url: &str, terminal: Terminal) -> Result<(), ClientError> {
     let client = Client::new(url, terminal);
@@ -104,6 +143,14 @@ fn text(ink: Ink, status: &Status, adapters: &[LoadedAdapter]) -> String {
     if !used.is_empty() {
         let head = ["ADAPTER", "ON DEVICE", "DEVICE", "WORKERS", "EXECUTOR", "COLD", "WAITED"];
         parts.push(table(ink, head, &used));
+    }
+    let rented: Vec<_> = status.layers.sessions.iter().map(session_row).collect();
+    if !rented.is_empty() {
+        let head = [
+            "TENANT", "CLIENT", "ROUTE", "MASKING", "CALLS", "REFUSED", "ROWS", "BATCH", "IN", "OUT",
+            "WAITED", "WAITING",
+        ];
+        parts.push(table(ink, head, &rented));
     }
     parts.join("\n\n")
 }
@@ -133,6 +180,7 @@ fn facts(status: &Status) -> Vec<(String, String)> {
             ),
         ),
         ("workers", status.workers.text()),
+        ("split clients", status.layers.text()),
     ];
     facts.map(|(name, value)| (name.to_owned(), value)).into()
 }
@@ -166,6 +214,40 @@ impl Workers {
         let lost = (self.lost > 0).then(|| format!("{} lost", self.lost));
         [Some(there), lost, self.missing()].into_iter().flatten().collect::<Vec<_>>().join("; ")
     }
+}
+
+impl Layers {
+    fn text(&self) -> String {
+        let rows: u64 = self.used.rows.values().sum();
+        let used =
+            (rows > 0).then(|| format!("{rows} rows, {} of them in resident passes", self.joined_rows));
+        let trouble = [(self.refused, "refused"), (self.broken, "ended for a breach")];
+        let trouble = trouble
+            .into_iter()
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, what)| format!("{count} {what}"));
+        let open = if self.open == 0 { "none".to_owned() } else { self.open.to_string() };
+        [Some(open), used].into_iter().flatten().chain(trouble).collect::<Vec<_>>().join("; ")
+    }
+}
+
+/// A split client, with what it has used since it came.
+fn session_row(session: &Session) -> [String; 12] {
+    let used = &session.used;
+    [
+        printable(&session.tenant),
+        printable(&session.name),
+        printable(&session.route),
+        printable(&session.masking),
+        used.calls.to_string(),
+        used.refused.to_string(),
+        used.rows.values().sum::<u64>().to_string(),
+        format!("{:.1}", used.mean_batch_rows),
+        size(used.bytes_in),
+        size(used.bytes_out),
+        format!("{:.1} ms", used.wait_ms),
+        session.waiting_rows.to_string(),
+    ]
 }
 
 fn worker_row(worker: &Worker) -> [String; 5] {
@@ -223,6 +305,10 @@ mod tests {
                 {"core": 2, "pid": 102, "slices": 6, "rank_rows": 30, "share": 0.75, "taken_back": 1},
                 {"core": 3, "pid": 103, "slices": 2, "rank_rows": 10, "share": 0.25, "taken_back": 0},
             ]},
+            "layers": {"open": 1, "refused": 2, "broken": 0, "joined_rows": 3, "used": {"rows": {"decode": 9, "prefill": 1}},
+                "sessions": [{"session": 1, "tenant": "acme", "name": "trainer", "masking": "off", "route": "tls",
+                    "waiting_rows": 4, "used": {"calls": 5, "refused": 1, "rows": {"decode": 9, "prefill": 1},
+                    "bytes_in": 1024, "bytes_out": 2048, "wait_ms": 1.5, "mean_batch_rows": 2.0}}]},
         })
     }
 
@@ -257,13 +343,21 @@ mod tests {
         };
         assert_eq!(words("2 "), ["2", "102", "6", "75", "%", "1"]);
         assert_eq!(words("pirate"), ["pirate", "25", "%", "50", "%", "50", "%", "<1", "%", "2", "3.0", "ms"]);
+        let acme = [
+            "acme", "trainer", "tls", "off", "5", "1", "10", "2.0", "1.00", "KiB", "2.00", "KiB", "1.5",
+            "ms", "4",
+        ];
+        assert_eq!(words("acme"), acme);
+        assert!(text.contains("1; 10 rows, 3 of them in resident passes; 2 refused"), "{text}");
         assert!(!text.contains("asleep"), "it is nowhere near the device: {text}");
     }
 
     #[test]
     fn a_gateway_that_says_less_and_a_deployment_without_workers_are_shown_too() {
         let text = shown(json!({"model": null}), &[]);
-        for part in ["no model yet, not ready", "workers      none", "link         real"] {
+        for part in
+            ["no model yet, not ready", "workers        none", "link           real", "split clients  none"]
+        {
             assert!(text.contains(part), "{part:?} is not in {text}");
         }
         assert!(!text.contains("missing") && !text.contains("CORE"), "{text}");

@@ -28,6 +28,7 @@ fn the_readme_lists_every_setting_of_every_section() {
         ("model", ModelSection::FIELDS),
         ("executor", ExecutorSection::FIELDS),
         ("workers", WorkersSection::FIELDS),
+        ("layers", LayersSection::FIELDS),
         ("gateway", GatewaySection::FIELDS),
         ("deployment", DeploymentSection::FIELDS),
     ];

@@ -98,6 +98,61 @@ impl fmt::Display for Gbps {
     }
 }
 
+/// How calls of split clients are put together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Batching {
+    /// They wait a little for company, the longer the larger they are.
+    Opportunistic,
+    /// Each is computed alone.
+    Alone,
+    /// All wait for all.
+    Lockstep,
+}
+
+impl FromStr for Batching {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "opportunistic" => Ok(Self::Opportunistic),
+            "none" => Ok(Self::Alone),
+            "lockstep" => Ok(Self::Lockstep),
+            other => Err(format!("`{other}` is no way of batching; write opportunistic, none or lockstep")),
+        }
+    }
+}
+
+impl fmt::Display for Batching {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Opportunistic => "opportunistic",
+            Self::Alone => "none",
+            Self::Lockstep => "lockstep",
+        })
+    }
+}
+
+/// A factor on how long calls wait for company; 0 for not at all.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct WaitFactor(f64);
+
+impl FromStr for WaitFactor {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.trim().parse() {
+            Ok(factor) if (0.0..=1000.0).contains(&factor) => Ok(Self(factor)),
+            _ => Err(format!("`{text}` is no factor; write a number from 0 to 1000, as 1.5")),
+        }
+    }
+}
+
+impl fmt::Display for WaitFactor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// How many workers: each takes a process and a seat at the executor's board.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct WorkerCount(pub(crate) u8);

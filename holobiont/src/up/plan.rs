@@ -13,7 +13,7 @@ use super::{
     state_dir::StateDir,
 };
 use crate::{
-    config::{Config, LogFormat},
+    config::{Config, LayersSection, LogFormat},
     cores::{self, Split, WorkerCore},
     home::Home,
     models, sibling,
@@ -120,7 +120,7 @@ fn executor_arguments(
     log_format: LogFormat,
 ) -> Vec<OsString> {
     let limits = &config.executor;
-    Arguments(vec!["--exit-with-stdin".into()])
+    let arguments = Arguments(vec!["--exit-with-stdin".into()])
         .with("--model", model)
         .with("--socket", state.socket())
         .with("--worker-socket", state.worker_socket())
@@ -138,8 +138,30 @@ fn executor_arguments(
         .with_setting("--max-running", limits.max_running)
         .with_setting("--max-waiting", limits.max_waiting)
         .with_setting("--chunk-tokens", limits.chunk_tokens)
-        .with_setting("--context-length", config.model.context_length)
-        .0
+        .with_setting("--context-length", config.model.context_length);
+    layer_arguments(arguments, &config.layers, state).0
+}
+
+fn layer_arguments(arguments: Arguments, layers: &LayersSection, state: &StateDir) -> Arguments {
+    let path = |path: &Option<PathBuf>| path.as_deref().map(|path| path.display().to_string());
+    let local = match layers.local {
+        Some(false) => "off".into(),
+        _ => state.layer_socket().into_os_string(),
+    };
+    arguments
+        .with("--layers", local)
+        .with_setting("--layer-listen", layers.listen)
+        .with_setting("--layer-cert", path(&layers.cert))
+        .with_setting("--layer-cert-key", path(&layers.cert_key))
+        .with_setting("--layer-client-ca", path(&layers.client_ca))
+        .with_setting("--layer-key-file", path(&layers.key_file))
+        .with_setting("--layer-batching", layers.batching)
+        .with_setting("--layer-wait-factor", layers.wait_factor)
+        .with_setting("--layer-max-sessions", layers.max_sessions)
+        .with_setting("--layer-tenant-sessions", layers.tenant_sessions)
+        .with_setting("--layer-tenant-rows", layers.tenant_rows)
+        .with_setting("--layer-tenant-bytes", layers.tenant_bytes)
+        .with_setting("--layer-rows-per-s", layers.rows_per_s)
 }
 
 fn gateway_arguments(
@@ -257,7 +279,7 @@ mod tests {
         let arguments = executor_arguments(&config, &split, Path::new("/m"), &state, LogFormat::Human);
         let expected = format!(
             "--exit-with-stdin --model /m --socket {run}/executor.sock --worker-socket {run}/workers.sock \
-             --max-workers 0 --log-format human --grace-ms 10000"
+             --max-workers 0 --log-format human --grace-ms 10000 --layers {run}/layers.sock"
         );
         assert_eq!(text(&arguments), expected);
         assert!(workers(&config, &split, &state, LogFormat::Human).unwrap().is_empty());
@@ -268,7 +290,7 @@ mod tests {
         let ((_directory, state, run), config) = (state(), Config::default());
         let split = split(&config, "0-7");
         let executor = text(&executor_arguments(&config, &split, Path::new("/m"), &state, LogFormat::Json));
-        assert!(executor.contains("--max-workers 2 ") && executor.ends_with(" --cores 0-5"), "{executor}");
+        assert!(executor.contains("--max-workers 2 ") && executor.contains(" --cores 0-5 "), "{executor}");
         let worker = text(&worker_arguments(&config, split.workers[1], &state, LogFormat::Json));
         let expected = format!("--exit-with-stdin --executor {run}/workers.sock --core 7 --log-format json");
         assert_eq!(worker, expected);
@@ -283,13 +305,17 @@ mod tests {
             executor = { cores = "0-1", kv_bytes = "1 KiB", kv_dtype = "f16", adapter_bytes = 2, adapter_dtype = "bf16", device_adapter_bytes = "3 KiB", cold_start = "on-demand", link_gbps = 2.5, max_running = 3, max_waiting = 4, chunk_tokens = 5 }
             gateway = { listen = "127.0.0.1:6", adapter_root = "/r", api_key_file = "/k", max_body_bytes = "2 KiB", max_sequences = 10, threads = 8, insecure = true, requests_per_min_per_key = 11, requests_per_min_per_adapter = 12, max_connections = 13, header_timeout_ms = 14, body_timeout_ms = 15, stall_timeout_ms = 16, cors_origins = "http://a,http://b", vllm_metrics = true, max_adapter_labels = 17, max_adapters = 18, max_adapter_file_bytes = "1 KiB", silence_ms = 19, otlp_endpoint = "http://o" }
             workers = { cores = "2", count = 1, spin_us = 20 }
+            layers = { local = false, listen = "127.0.0.1:20", cert = "/c", cert_key = "/ck", client_ca = "/ca", key_file = "/lk", batching = "lockstep", wait_factor = 1.5, max_sessions = 21, tenant_sessions = 22, tenant_rows = 23, tenant_bytes = "1 KiB", rows_per_s = 24 }
             deployment = { grace_ms = 9 }
         "#;
         let config: Config = toml::from_str(file).unwrap();
         let ((_directory, state, _), split) = (state(), split(&config, "0-3"));
         let executor = text(&executor_arguments(&config, &split, Path::new("/m"), &state, LogFormat::Json));
         let expected = "--max-workers 1 --log-format json --grace-ms 9 --cores 0-1 --kv-bytes 1024 --kv-dtype f16 \
-            --adapter-bytes 2 --adapter-dtype bf16 --device-adapter-bytes 3072 --cold-start on-demand --link-gbps 2.5 --max-running 3 --max-waiting 4 --chunk-tokens 5 --context-length 7";
+            --adapter-bytes 2 --adapter-dtype bf16 --device-adapter-bytes 3072 --cold-start on-demand --link-gbps 2.5 --max-running 3 --max-waiting 4 --chunk-tokens 5 --context-length 7 \
+            --layers off --layer-listen 127.0.0.1:20 --layer-cert /c --layer-cert-key /ck --layer-client-ca /ca --layer-key-file /lk \
+            --layer-batching lockstep --layer-wait-factor 1.5 --layer-max-sessions 21 --layer-tenant-sessions 22 --layer-tenant-rows 23 \
+            --layer-tenant-bytes 1024 --layer-rows-per-s 24";
         assert!(executor.ends_with(expected), "{executor}");
 
         let worker = text(&worker_arguments(&config, split.workers[0], &state, LogFormat::Human));

@@ -3,7 +3,10 @@
 use std::{
     fs::{self, DirBuilder, File},
     io,
-    os::unix::{ffi::OsStrExt as _, fs::DirBuilderExt as _},
+    os::unix::{
+        ffi::OsStrExt as _,
+        fs::{DirBuilderExt as _, symlink},
+    },
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -15,6 +18,9 @@ use crate::deployment::{Holder, lock_path};
 
 /// Longest path of a Unix socket on Linux, without the final zero.
 const MAX_SOCKET_PATH_BYTES: usize = 107;
+
+/// The sockets for split clients: shared memory's, and ZeroMQ's.
+const LAYER_SOCKETS: [&str; 2] = ["layers.sock", "layers.zmq"];
 
 /// A state directory that belongs to this process until it is dropped.
 #[derive(Debug)]
@@ -46,6 +52,7 @@ impl StateDir {
         let run = parent.join(std::process::id().to_string());
         private().create(&parent).map_err(failed(&parent))?;
         private().create(&run).map_err(failed(&run))?;
+        link_layer_sockets(&path, &run).map_err(failed(&path))?;
         let state = Self { path, run, _lock: lock };
         state.check_socket_path()?;
         Ok(state)
@@ -64,6 +71,11 @@ impl StateDir {
     /// The socket between executor and workers.
     pub(crate) fn worker_socket(&self) -> PathBuf {
         self.run.join("workers.sock")
+    }
+
+    /// The socket between executor and split clients of this host.
+    pub(crate) fn layer_socket(&self) -> PathBuf {
+        self.run.join(LAYER_SOCKETS[0])
     }
 
     /// Where the executor says how far it is.
@@ -90,7 +102,27 @@ impl Drop for StateDir {
     fn drop(&mut self) {
         // Best effort: the next start removes what is left.
         let _ = fs::remove_dir_all(&self.run);
+        for name in LAYER_SOCKETS {
+            let _ = fs::remove_file(self.path.join(name));
+        }
     }
+}
+
+/// Where split clients of this host find the executor of the deployment in `state`, whichever start it is.
+pub(crate) fn layer_socket(state: &Path) -> PathBuf {
+    state.join(LAYER_SOCKETS[0])
+}
+
+/// Links the sockets for split clients to a place that stays the same from start to start.
+fn link_layer_sockets(state: &Path, run: &Path) -> io::Result<()> {
+    for name in LAYER_SOCKETS {
+        let link = state.join(name);
+        match fs::remove_file(&link) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => symlink(run.join(name), link)?,
+        }
+    }
+    Ok(())
 }
 
 /// Where a deployment's log is.
@@ -147,6 +179,16 @@ mod tests {
         assert_eq!(fs::metadata(&run).unwrap().permissions().mode() & 0o777, 0o700);
         drop(state);
         assert!(!run.exists());
+    }
+
+    #[test]
+    fn split_clients_find_the_sockets_at_the_same_place_after_every_start() {
+        let home = tempfile::tempdir().unwrap();
+        for _ in 0..2 {
+            let state = StateDir::claim(home.path(), Duration::ZERO).unwrap();
+            assert_eq!(fs::read_link(layer_socket(home.path())).unwrap(), state.layer_socket());
+        }
+        assert!(fs::read_link(layer_socket(home.path())).is_err(), "the link goes with the deployment");
     }
 
     #[test]
