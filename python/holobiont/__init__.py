@@ -1,0 +1,109 @@
+"""Rent the frozen layers of a language model; keep adapter, KV cache and optimizer on your own machine.
+
+::
+
+    import holobiont
+
+    holobiont.attach(model, "tls://gpu-host:7443", api_key="...", ca="ca.pem")
+
+# Layout
+
+- `attaching`: `attach` and `detach`, for any Hugging Face model
+- `layers`: the modules that take the place of frozen layers, and what autograd makes of them
+- `matching`: which module is which layer of the executor's catalog
+- `masking`: what is done to activations before they leave
+- `skeleton`: everything of a model but its linear weights
+- `session`: calls, retries and reconnection; `link`: one ZeroMQ connection; `relay`: TLS for it
+- `protocol`, `wire`, `numbers`: the bytes
+
+Only `attaching` and `layers` need torch, and they are imported when first used: protocol clients do without.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .errors import (
+    AlreadyAttached,
+    AuthenticationFailed,
+    BaseChanged,
+    CallRefused,
+    ConnectionLost,
+    EndpointError,
+    HolobiontError,
+    LayersStayLocal,
+    LocalLayerWarning,
+    MaskingRefused,
+    ProtocolError,
+    QuotaExceeded,
+    RemoteWeights,
+    SessionRefused,
+    TimedOut,
+    UntrustedExecutor,
+    WeightsGone,
+)
+from .protocol import Class, Dtype, Op, Path
+from .session import Limits, Session
+from .skeleton import skeleton
+
+if TYPE_CHECKING:
+    from .attaching import Attached, attach, detach
+    from .layers import VirtConv1D, VirtLayer, VirtLinear, traffic
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "AlreadyAttached",
+    "Attached",
+    "AuthenticationFailed",
+    "BaseChanged",
+    "CallRefused",
+    "Class",
+    "ConnectionLost",
+    "Dtype",
+    "EndpointError",
+    "HolobiontError",
+    "LayersStayLocal",
+    "Limits",
+    "LocalLayerWarning",
+    "MaskingRefused",
+    "Op",
+    "Path",
+    "ProtocolError",
+    "QuotaExceeded",
+    "RemoteWeights",
+    "Session",
+    "SessionRefused",
+    "TimedOut",
+    "UntrustedExecutor",
+    "VirtConv1D",
+    "VirtLayer",
+    "VirtLinear",
+    "WeightsGone",
+    "attach",
+    "detach",
+    "skeleton",
+    "traffic",
+]
+
+_NEED_TORCH = {
+    "Attached": "attaching",
+    "attach": "attaching",
+    "detach": "attaching",
+    "VirtConv1D": "layers",
+    "VirtLayer": "layers",
+    "VirtLinear": "layers",
+    "traffic": "layers",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _NEED_TORCH:
+        raise AttributeError(f"module 'holobiont' has no attribute {name!r}")
+    from importlib import import_module
+
+    try:
+        module = import_module(f".{_NEED_TORCH[name]}", __name__)
+    except ModuleNotFoundError as error:
+        raise ImportError(f"holobiont.{name} needs {error.name}; pip install 'holobiont[torch]'") from error
+    return getattr(module, name)

@@ -1,0 +1,304 @@
+"""`attach` and `detach`: a model's frozen linear layers leave for an executor, and come back."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from .errors import AlreadyAttached, BaseChanged, HolobiontError, LayersStayLocal, LocalLayerWarning, WeightsGone
+from .layers import Place, SharedInput, VirtLayer, is_linear, shape_of, virtual
+from .masking import Evaluator, evaluator
+from .matching import Layer, Match, match_layers
+from .protocol import Class, Dtype, Op, Path
+from .session import Session
+
+__all__ = ["Attached", "LocalLayer", "RemoteLayer", "attach", "detach"]
+
+log = logging.getLogger("holobiont")
+
+# Weights that were quantized answer within some percent; another model's answers have nothing in common.
+_SAME_WEIGHTS = 0.5
+_NAMED_IN_WARNING = 5
+_WRAPPED = ("base_layer", "original_module")
+
+
+@dataclass(frozen=True)
+class RemoteLayer:
+    """A layer that is evaluated by the executor."""
+
+    name: str
+    site: int
+    part: int
+
+
+@dataclass(frozen=True)
+class LocalLayer:
+    """A linear layer that stays, and why; `expected` if that is as it should be."""
+
+    name: str
+    reason: str
+    expected: bool = False
+
+
+@dataclass(frozen=True)
+class Attached:
+    """What `attach` did."""
+
+    session: Session
+    path: Path
+    dtype: Dtype
+    remote: tuple[RemoteLayer, ...]
+    local: tuple[LocalLayer, ...]
+
+    @property
+    def masking(self) -> str:
+        """How activations are protected: ``off``, or ``paper``, which is obfuscation."""
+        return self.session.masking
+
+    def __str__(self) -> str:
+        catalog = self.session.catalog
+        lines = [
+            f"{len(self.remote)} linear layers of {catalog.model} ({catalog.architecture}) at {self.session.endpoint}",
+            f"path {self.path.name.lower()}, {self.dtype.name.lower()} on the wire, masking {self.masking}",
+        ]
+        lines += [f"local: {layer.name}: {layer.reason}" for layer in self.local]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A linear layer of the model; `places` are all the modules that hold it, by attribute."""
+
+    name: str
+    module: Any
+    places: list[tuple[nn.Module, str]] = field(default_factory=list)
+
+
+def attach(
+    model: nn.Module,
+    endpoint: str | Session,
+    *,
+    api_key: str | None = None,
+    ca: str | os.PathLike[str] | None = None,
+    certificate: str | os.PathLike[str] | None = None,
+    certificate_key: str | os.PathLike[str] | None = None,
+    path: str = "linear",
+    dtype: str = "f32",
+    masking: str = "off",
+    free: bool = False,
+    strict: bool = False,
+    check_weights: bool = True,
+) -> Attached:
+    """Replaces the frozen linear and Conv1D layers of `model` by remote ones, in place, and says which.
+
+    Adapters stay yours: PEFT may wrap the model before or after. In a model of which no parameter is frozen (as
+    ``from_pretrained`` gives it) every layer that the executor has counts as frozen; in others, layers that are trained
+    stay.
+
+    - `endpoint`: ``tls://host:port``, ``ipc://PATH`` of the executor's private socket, or a `Session`, which stays open
+      after `detach` and brings its own masking mode.
+    - `path`: ``"linear"`` for training and comparison, ``"fast"`` for the arithmetic of the resident engine (forward
+      only; gradients always take the linear path).
+    - `dtype`: numbers on the wire, ``"f32"`` or ``"bf16"``.
+    - `masking`: ``"off"``, or ``"paper"``, which is obfuscation (see `holobiont.masking`).
+    - `free`: drops the local weights of remote layers; `detach` cannot restore these. Weights on the meta device are
+      none to begin with.
+    - `strict`: raises `LayersStayLocal` instead of warning if a frozen linear layer is not in the catalog.
+    - `check_weights`: compares one random row per layer with the local weights, where there are any, so that a model
+      is not attached to another one's base by mistake.
+
+    Raises a `HolobiontError`; the model is unchanged then.
+    """
+    if any(isinstance(module, VirtLayer) for module in model.modules()):
+        raise AlreadyAttached("the model has remote layers already; call holobiont.detach(model) first")
+    options = _choose(Path, path, "path"), _choose(Dtype, dtype, "dtype")
+    if isinstance(endpoint, Session):
+        return _attach(model, endpoint, *options, free=free, strict=strict, check_weights=check_weights, owned=False)
+    session = Session(
+        endpoint,
+        api_key=api_key,
+        ca=ca,
+        certificate=certificate,
+        certificate_key=certificate_key,
+        masking=masking,
+    )
+    try:
+        return _attach(model, session, *options, free=free, strict=strict, check_weights=check_weights, owned=True)
+    except BaseException:
+        session.close()
+        raise
+
+
+def detach(model: nn.Module) -> None:
+    """Puts the local layers back, and ends the session if `attach` opened it.
+
+    Raises `WeightsGone`, and changes nothing, if weights were freed or never there.
+    """
+    found = [f for f in _linear_layers(model) if isinstance(f.module, VirtLayer)]
+    gone = [f.name for f in found if f.module.holobiont.original is None]
+    if gone:
+        raise WeightsGone(f"{len(gone)} layers have no local weights ({gone[0]}, ...); load the model anew")
+    for layer in found:
+        virt, original = layer.module, layer.module.holobiont.original
+        original.to(virt.weight.device, virt.weight.dtype).train(virt.training)
+        for parent, attribute in layer.places:
+            setattr(parent, attribute, original)
+    for session in {id(f.module.holobiont.owned): f.module.holobiont.owned for f in found}.values():
+        if session is not None:
+            session.close()
+
+
+Choice = TypeVar("Choice", bound=enum.IntEnum)
+
+
+def _choose(kind: type[Choice], name: str, what: str) -> Choice:
+    try:
+        return kind[name.upper()]
+    except KeyError:
+        known = ", ".join(repr(choice.name.lower()) for choice in kind)
+        raise HolobiontError(f"{what} is {known}, not {name!r}") from None
+
+
+def _attach(
+    model: nn.Module,
+    session: Session,
+    path: Path,
+    dtype: Dtype,
+    *,
+    free: bool,
+    strict: bool,
+    check_weights: bool,
+    owned: bool,
+) -> Attached:
+    """Decides everything first, then replaces."""
+    rented = evaluator(session, path, dtype)
+    places, local = _plan(model, session)
+    _check_paths(session, path, places.values())
+    _report_local(local, strict)
+    by_name = {found.name: found for found in _linear_layers(model)}
+    if check_weights:
+        for name, place in places.items():
+            _check_weights(by_name[name], rented, place)
+    shared = {place.site: _shared(rented, session, place.site) for place in places.values()}
+    for name, place in places.items():
+        found = by_name[name]
+        keep = not free and found.module.weight.device.type != "meta"
+        where = Place(shared[place.site], place.part, found.module if keep else None, session if owned else None)
+        layer = virtual(found.module, where, _device(model))
+        for parent, attribute in found.places:
+            setattr(parent, attribute, layer)
+    remote = tuple(RemoteLayer(name, place.site, place.part) for name, place in places.items())
+    attached = Attached(session, path, dtype, remote, tuple(local))
+    log.info("attached: %s", attached)
+    return attached
+
+
+# --- Which layers ----------------------------------------------------------------------------------------------------
+
+
+def _linear_layers(model: nn.Module) -> list[_Found]:
+    """All linear layers, without those that belong to adapters."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    found: dict[int, _Found] = {}
+    for name, module in modules.items():
+        if name and is_linear(module) and not _is_adapters_own(name, modules):
+            parent, _, attribute = name.rpartition(".")
+            found.setdefault(id(module), _Found(name, module)).places.append((modules[parent], attribute))
+    return list(found.values())
+
+
+def _is_adapters_own(name: str, modules: dict[str, nn.Module]) -> bool:
+    """Whether some module above wraps a layer and this one is not on the way to it."""
+    words = name.split(".")
+    for depth in range(1, len(words)):
+        above = modules[".".join(words[:depth])]
+        if any(isinstance(getattr(above, wrapped, None), nn.Module) for wrapped in _WRAPPED):
+            if words[depth] not in _WRAPPED:
+                return True
+    return False
+
+
+def _plan(model: nn.Module, session: Session) -> tuple[dict[str, Match], list[LocalLayer]]:
+    """Places of the layers that leave, by name, and the layers that stay."""
+    found = _linear_layers(model)
+    none_is_frozen = all(parameter.requires_grad for parameter in model.parameters())
+    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    layers = [Layer(f.name, *shape_of(f.module), has_bias=f.module.bias is not None) for f in found]
+    matched = match_layers(layers, session.catalog)
+    places: dict[str, Match] = {}
+    local: list[LocalLayer] = []
+    for layer in found:
+        match, weight = matched[layer.name], layer.module.weight
+        if weight.requires_grad and not none_is_frozen:
+            local.append(LocalLayer(layer.name, "is trained", expected=True))
+        elif isinstance(match, Match):
+            places[layer.name] = match
+        elif id(weight) in embeddings:
+            local.append(LocalLayer(layer.name, f"{match}; its weights are the embedding's", expected=True))
+        else:
+            local.append(LocalLayer(layer.name, match))
+    if not places:
+        reasons = "; ".join(f"{layer.name}: {layer.reason}" for layer in local[:_NAMED_IN_WARNING])
+        base = f"{session.catalog.model} at {session.endpoint}"
+        raise LayersStayLocal(f"no layer of the model is one of {base}: {reasons}")
+    return places, local
+
+
+def _report_local(local: list[LocalLayer], strict: bool) -> None:
+    """A frozen layer that stays is never passed over in silence."""
+    unexpected = [layer for layer in local if not layer.expected]
+    if not unexpected:
+        return
+    named = "; ".join(f"{layer.name}: {layer.reason}" for layer in unexpected[:_NAMED_IN_WARNING])
+    more = f"; and {len(unexpected) - _NAMED_IN_WARNING} more" if len(unexpected) > _NAMED_IN_WARNING else ""
+    message = f"{len(unexpected)} frozen linear layers stay local ({named}{more})"
+    if strict:
+        raise LayersStayLocal(f"{message}; attach with strict=False to compute them here")
+    warnings.warn(message, LocalLayerWarning, stacklevel=4)
+
+
+def _check_paths(session: Session, path: Path, places: Iterable[Match]) -> None:
+    for number in sorted({place.site for place in places}):
+        site = session.catalog.sites[number]
+        if not (site.has_linear if path is Path.LINEAR else site.has_fast):
+            what = f"site {number} ({site.parts[0].name}) has no {path.name.lower()} path"
+            raise HolobiontError(f"{what}; use the other one")
+
+
+# --- What replaces them ----------------------------------------------------------------------------------------------
+
+
+def _shared(rented: Evaluator, session: Session, site: int) -> SharedInput:
+    return SharedInput(rented, site, [part.rows for part in session.catalog.sites[site].parts])
+
+
+def _device(model: nn.Module) -> torch.device:
+    """Where adapters of layers without weights go: where the rest of the model is."""
+    devices = (parameter.device for parameter in model.parameters())
+    return next((device for device in devices if device.type != "meta"), torch.device("cpu"))
+
+
+@torch.no_grad()
+def _check_weights(found: _Found, rented: Evaluator, place: Match) -> None:
+    """Refuses a base whose layer has nothing in common with the local one."""
+    weight, bias = found.module.weight, found.module.bias
+    if weight.device.type == "meta" or not weight.is_floating_point():
+        return
+    row = np.random.default_rng(0).standard_normal((1, shape_of(found.module)[0]), dtype=np.float32)
+    x = torch.from_numpy(row).to(weight.device, weight.dtype)
+    here = x @ (weight.T if isinstance(found.module, nn.Linear) else weight)
+    here = (here if bias is None else here + bias).float().cpu()
+    there = torch.from_numpy(rented.evaluate(place.site, place.part, Op.FORWARD, Class.PREFILL, row))
+    apart = float((there - here).norm() / here.norm().clamp_min(1e-12))
+    if apart > _SAME_WEIGHTS:
+        why = f"{found.name} has other weights than the executor's base ({apart:.0%} apart)"
+        raise BaseChanged(f"{why}; is it the same model? Pass check_weights=False to attach all the same")

@@ -1,0 +1,52 @@
+"""Everything of a model but its linear weights: configuration, tokenizer, embedding, norms.
+
+The executor lists, for each of the model's files, the ranges that it gives out. They are written into files of full length
+with holes in between, which take no space on disk and open with the ordinary readers.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path as FilePath
+
+from .errors import ProtocolError
+from .protocol import SkeletonFile
+from .session import Session
+
+__all__ = ["skeleton"]
+
+_MAX_FILE_BYTES = 1 << 44
+
+
+def skeleton(session: Session, folder: str | os.PathLike[str]) -> list[FilePath]:
+    """Fetches the skeleton files of the session's base into `folder`; their paths, in the catalog's order.
+
+    Open them as usual (``from_pretrained(folder)``, or ``from_pretrained(folder, gguf_file=...)``): linear weights read as
+    zeros. Then ``attach(model, session, free=True, check_weights=False)`` drops these.
+    """
+    target = FilePath(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    return [_fetch(session, number, file, target) for number, file in enumerate(session.catalog.files)]
+
+
+def _fetch(session: Session, number: int, file: SkeletonFile, folder: FilePath) -> FilePath:
+    """One file: written beside its place and moved there when it is whole."""
+    _check(file)
+    path = folder / file.name
+    unfinished = folder / f".{file.name}.part"
+    with open(unfinished, "wb") as out:
+        out.truncate(file.bytes)
+        for offset, length in file.ranges:
+            out.seek(offset)
+            for piece in session.fetch(number + 1, offset, length):
+                out.write(piece)
+    os.replace(unfinished, path)
+    return path
+
+
+def _check(file: SkeletonFile) -> None:
+    """The executor does not get to choose where on this machine it writes, nor how much."""
+    if not file.name or file.name in (".", "..") or any(c in file.name for c in "/\\\0"):
+        raise ProtocolError(f"the catalog names a file {file.name!r}, which is no plain file name")
+    if file.bytes > _MAX_FILE_BYTES or any(offset + length > file.bytes for offset, length in file.ranges):
+        raise ProtocolError(f"the catalog's ranges of {file.name} lie outside of the file")

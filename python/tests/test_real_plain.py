@@ -1,0 +1,111 @@
+"""The package against the real executor, without torch: rows through sites, forward and backward, beside numpy.
+
+HOLOBIONT_BASE_EXECUTOR is the program (`target/debug/base-executor`); without one these tests are skipped by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import time
+
+import numpy as np
+import pytest
+
+import holobiont
+from holobiont.protocol import Op, Path
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
+EXECUTOR = pathlib.Path(os.environ.get("HOLOBIONT_BASE_EXECUTOR") or TARGET / "debug" / "base-executor")
+START_S = 120
+
+pytestmark = pytest.mark.skipif(not EXECUTOR.is_file(), reason=f"there is no executor at {EXECUTOR}; cargo build")
+
+
+def save(folder, tensors, config):
+    """A safetensors directory: a length, a header that says where each tensor lies, the tensors."""
+    folder.mkdir()
+    header, data = {}, b""
+    for name, tensor in tensors.items():
+        raw = tensor.astype("<f4").tobytes()
+        header[name] = {"dtype": "F32", "shape": tensor.shape, "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    head = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head + data)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+@contextlib.contextmanager
+def executor(model, place):
+    """A running executor that serves nothing but layers; gives the address of its private socket."""
+    run = place / "run"
+    run.mkdir(mode=0o700)
+    command = [EXECUTOR, "--engine", "none", "--model", model, "--layers", run / "layers.sock", "--exit-with-stdin"]
+    with open(place / "log", "wb") as log, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log) as it:
+        try:
+            deadline = time.monotonic() + START_S
+            while not (run / "layers.zmq").exists():
+                assert it.poll() is None and time.monotonic() < deadline, (place / "log").read_text()
+                time.sleep(0.05)
+            yield f"ipc://{run}/layers.zmq"
+        finally:
+            it.kill()
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A GPT-2 of one block, whose matrices are stored the other way round, and an executor that serves it."""
+    place, random = tmp_path_factory.mktemp("base"), np.random.default_rng(5)
+    shapes = {"attn.c_attn": (32, 96), "attn.c_proj": (32, 32), "mlp.c_fc": (32, 128), "mlp.c_proj": (128, 32)}
+    weights = {name: random.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+    tensors = {"wte.weight": random.normal(size=(64, 32)).astype(np.float32), "wpe.weight": np.zeros((16, 32), np.float32)}
+    for name, weight in weights.items():
+        tensors[f"h.0.{name}.weight"] = weight
+        tensors[f"h.0.{name}.bias"] = random.normal(size=weight.shape[1]).astype(np.float32)
+    config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 32, "n_layer": 1, "n_head": 4, "vocab_size": 64}
+    save(place / "model", tensors, config)
+    with executor(place / "model", place) as address:
+        yield address, tensors
+
+
+def sites(session):
+    """Site and part by the name of the module."""
+    places = {}
+    for number, site in enumerate(session.catalog.sites):
+        for part, layer in enumerate(site.parts):
+            places[layer.name] = (number, part)
+    return places
+
+
+def test_rows_through_every_layer_are_those_of_numpy_forward_and_backward(base):
+    address, tensors = base
+    random = np.random.default_rng(6)
+    with holobiont.Session(address) as session:
+        places = sites(session)
+        layers = {name.removesuffix(".weight") for name in tensors if ".c_" in name and name.endswith(".weight")}
+        assert set(places) == layers | {"lm_head"}, "the head is the embedding's"
+        for name, (site, part) in places.items():
+            weight = tensors["wte.weight"].T if name == "lm_head" else tensors[f"{name}.weight"]
+            bias = tensors.get(f"{name}.bias", np.zeros(weight.shape[1], np.float32))
+            x = random.normal(size=(7, weight.shape[0])).astype(np.float32)
+            g = random.normal(size=(7, weight.shape[1])).astype(np.float32)
+            for path in Path:
+                np.testing.assert_allclose(session.call(site, x, part=part, path=path), x @ weight + bias, atol=1e-4)
+            np.testing.assert_allclose(session.call(site, x, part=part, op=Op.FORWARD_NO_BIAS), x @ weight, atol=1e-4)
+            np.testing.assert_allclose(session.call(site, g, part=part, op=Op.BACKWARD), g @ weight.T, atol=1e-4)
+
+
+def test_a_row_has_the_same_bits_alone_and_among_others_and_what_is_wrong_is_refused_by_name(base):
+    address, _ = base
+    with holobiont.Session(address, name="tester") as session:
+        rows = np.random.default_rng(7).normal(size=(33, session.catalog.sites[0].columns)).astype(np.float32)
+        together = session.call(0, rows)
+        for row in (0, 16, 32):
+            assert np.array_equal(session.call(0, rows[row : row + 1])[0], together[row])
+        with pytest.raises(holobiont.HolobiontError, match="no site"):
+            session.call(10_000, rows)
+        assert session.stats().calls == 4
