@@ -7,8 +7,10 @@
 //! - [`answer`]: what came back, exact to the last bit of every log-probability
 //! - [`stream`]: server-sent events, and the ways in which a stream may end
 //! - [`fixtures`]: programs, model and adapters
+//! - [`direct_adapters`]: IA3 adapters and prefixes for that model
 //! - [`proc`]: what the operating system says of a process
 //! - [`watchdog`]: nothing waits for ever
+//! - [`split`]: split clients of a deployment: honest ones, the program, and those that mean harm
 //! - [`chaos`]: processes that die at named places while golden requests run
 //!
 //! This is the tests' own arm: whatever goes wrong here panics and says what it was.
@@ -19,8 +21,10 @@ pub mod answer;
 pub mod chaos;
 pub mod client;
 pub mod deployment;
+pub mod direct_adapters;
 pub mod fixtures;
 pub mod proc;
+pub mod split;
 pub mod stream;
 pub mod watchdog;
 

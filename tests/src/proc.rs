@@ -29,6 +29,13 @@ pub(crate) fn open_files(id: u32) -> usize {
     fs::read_dir(format!("/proc/{id}/fd")).map_or(0, Iterator::count)
 }
 
+/// Threads of a process, but for those named `except`.
+pub(crate) fn threads(id: u32, except: &str) -> usize {
+    let tasks = fs::read_dir(format!("/proc/{id}/task")).into_iter().flatten().flatten();
+    let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
+    names.filter(|name| name.trim_end() != except).count()
+}
+
 /// Memory of a process that is in use and not a file's, in bytes.
 pub(crate) fn resident_bytes(id: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{id}/status")).expect("its status");

@@ -16,12 +16,14 @@ fn members() -> BTreeMap<String, BTreeSet<String>> {
     let folders = [
         "failpoint",
         "fuzz",
+        "keys",
         "shmproto",
         "kernels",
         "model",
         "cache",
         "base-executor",
         "lora-worker",
+        "client",
         "gateway",
         "holobiont",
         "benches",
@@ -41,17 +43,19 @@ fn dependencies_point_down() {
     let members = members();
     let allowed = |folder: &str| -> &[&str] {
         match folder {
-            "failpoint" | "shmproto" | "kernels" => &[],
+            "failpoint" | "keys" | "shmproto" | "kernels" => &[],
             "model" => &["failpoint", "kernels"],
             "cache" => &["failpoint", "model"],
-            "base-executor" => &["cache", "failpoint", "kernels", "model", "shmproto"],
+            "base-executor" => &["cache", "failpoint", "kernels", "keys", "model", "shmproto"],
             // No model: what it computes is in its memory.
             "lora-worker" => &["failpoint", "kernels", "shmproto"],
-            "gateway" => &["failpoint", "model", "shmproto"],
+            // No executor: what it rents comes over a channel.
+            "client" => &["cache", "failpoint", "kernels", "model", "shmproto"],
+            "gateway" => &["failpoint", "keys", "model", "shmproto"],
             // Hostile input goes through the parsers of every process.
             "fuzz" => &["gateway", "holobiont", "model", "shmproto"],
             // Parts are measured alone, beside their peers.
-            "benches" => &["kernels", "model", "shmproto"],
+            "benches" => &["client", "kernels", "model", "shmproto"],
             _ => &["model"],
         }
     };
@@ -72,8 +76,18 @@ fn unsafe_code_lives_in_kernels_and_shared_memory_alone() {
         let source = fs::read_to_string(root().join(file)).unwrap();
         assert!(source.contains("#![forbid(unsafe_code)]"), "{file} forbids unsafe code");
     };
-    let libraries =
-        ["failpoint", "fuzz", "model", "cache", "base-executor", "lora-worker", "gateway", "holobiont"];
+    let libraries = [
+        "failpoint",
+        "fuzz",
+        "keys",
+        "model",
+        "cache",
+        "base-executor",
+        "lora-worker",
+        "client",
+        "gateway",
+        "holobiont",
+    ];
     libraries.iter().for_each(|folder| forbids(&format!("{folder}/src/lib.rs")));
     ["holobiont", "benches"].iter().for_each(|folder| forbids(&format!("{folder}/src/main.rs")));
     let known = ["kernels".to_owned(), "shmproto".to_owned(), "benches".to_owned()];

@@ -1,0 +1,161 @@
+//! `holobiont-client` as a process that can be killed.
+
+use std::{
+    path::Path,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::Value;
+
+use super::{CERTIFIED, Doors, Route, clean};
+use crate::{chaos::Places, deployment::Deployment, fixtures, watchdog::running};
+
+/// Nobody takes longer, also with an executor that dies meanwhile.
+const LIMIT: Duration = Duration::from_secs(150);
+
+/// How the program ended.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Ended {
+    /// Its exit code; `None` if a signal ended it.
+    pub code: Option<i32>,
+    /// What it printed, if that was JSON.
+    pub answer: Value,
+    /// What it complained about.
+    pub complaint: String,
+}
+
+impl Ended {
+    /// The text it answered with.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        self.answer["text"].as_str().unwrap_or_else(|| panic!("no answer: {self:?}"))
+    }
+
+    /// How often it had to connect again.
+    #[must_use]
+    pub fn reconnections(&self) -> u64 {
+        self.answer["timings"]["reconnections"].as_u64().expect("a count")
+    }
+}
+
+/// The program with its arguments, not started.
+#[derive(Debug)]
+pub struct Program(Command);
+
+impl Program {
+    /// `holobiont-client COMMAND` over `route`, known by its certificate where there is TLS.
+    #[must_use]
+    pub fn new(command: &str, doors: &Doors, deployment: &Deployment, route: Route) -> Self {
+        Self::over(clean(&fixtures::program("holobiont-client")), command, doors, deployment, route)
+    }
+
+    /// The same by way of `launcher`, which is given the program's arguments.
+    #[must_use]
+    pub fn over(
+        mut launcher: Command,
+        command: &str,
+        doors: &Doors,
+        deployment: &Deployment,
+        route: Route,
+    ) -> Self {
+        let executor = doors.executor(deployment, route);
+        launcher.args(["--json", "--quiet", command, "--executor", &executor]);
+        launcher.args(["--name", CERTIFIED, "--model"]).arg(fixtures::model());
+        if route == Route::Tls {
+            let (certificate, key) = doors.identity();
+            launcher.arg("--ca").arg(doors.ca()).arg("--cert").arg(certificate).arg("--cert-key").arg(key);
+        }
+        launcher.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        Self(launcher)
+    }
+
+    /// One more argument.
+    #[must_use]
+    pub fn arg(mut self, argument: impl AsRef<std::ffi::OsStr>) -> Self {
+        self.0.arg(argument);
+        self
+    }
+
+    /// With the example adapter `name`.
+    #[must_use]
+    pub fn wearing(mut self, adapter: &Path) -> Self {
+        self.0.arg("--adapter").arg(adapter);
+        self
+    }
+
+    /// The likeliest answer of exactly this many tokens to `prompt`.
+    #[must_use]
+    pub fn ask(mut self, prompt: &str, tokens: usize) -> Self {
+        self.0.args(["--temperature", "0", "--max-tokens", &tokens.to_string(), "--raw", "--", prompt]);
+        self
+    }
+
+    /// Lets it die at `places`.
+    #[must_use]
+    pub fn mortal(mut self, places: &Places) -> Self {
+        self.0.env("HOLOBIONT_FAILPOINTS", places.directory());
+        self
+    }
+
+    /// Starts it.
+    #[must_use]
+    pub fn start(mut self) -> Running {
+        let child = self.0.spawn().expect("holobiont-client starts");
+        running().insert(child.id());
+        Running(Some(child))
+    }
+
+    /// Starts it and waits for its end.
+    #[must_use]
+    pub fn run(self) -> Ended {
+        self.start().finish()
+    }
+}
+
+/// The program under way; killed when dropped.
+#[derive(Debug)]
+pub struct Running(Option<Child>);
+
+impl Running {
+    /// Its process id.
+    #[must_use]
+    pub fn id(&self) -> u32 {
+        self.0.as_ref().expect("it runs until it is finished").id()
+    }
+
+    /// True if it has ended.
+    pub fn has_ended(&mut self) -> bool {
+        self.0.as_mut().is_none_or(|child| !matches!(child.try_wait(), Ok(None)))
+    }
+
+    /// Waits for its end.
+    #[must_use]
+    pub fn finish(mut self) -> Ended {
+        let started = Instant::now();
+        while !self.has_ended() {
+            assert!(started.elapsed() < LIMIT, "holobiont-client has not ended");
+            thread::sleep(Duration::from_millis(5));
+        }
+        let child = self.0.take().expect("it was not finished before");
+        running().remove(&child.id());
+        // Answers are far shorter than a pipe is long.
+        let output = child.wait_with_output().expect("its output can be read");
+        Ended {
+            code: output.status.code(),
+            answer: serde_json::from_slice(&output.stdout).unwrap_or_default(),
+            complaint: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+            running().remove(&child.id());
+        }
+    }
+}

@@ -1,0 +1,368 @@
+//! Clients that say whatever they like, and need not listen.
+
+use std::{
+    io::{self, Read, Write},
+    net::TcpStream,
+    os::unix::net::UnixStream,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustls::{ClientConnection, StreamOwned, pki_types::ServerName};
+use shmproto::{
+    channel::{ClientChannel, Geometry, LAYOUT_HASH},
+    codec::Wire as _,
+    layer::{
+        CONTROL, CallHeader, Class, Dtype, HEADER_BYTES, LAYER_VERSION, Op, Path, ReplyHeader,
+        control::{ClientEnd, FromLayers, Open, ToLayers},
+    },
+    zmtp::{self, Event},
+};
+
+use super::{Doors, Route};
+use crate::Deployment;
+
+/// How long an answer, or the end of a connection, is waited for. Longer than any bound of the executor.
+const LIMIT: Duration = Duration::from_secs(90);
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(200);
+/// Largest frame of an executor.
+const MAX_FRAME_BYTES: usize = 256 << 20;
+
+/// An open session's first message.
+#[must_use]
+pub fn open(route: Route, key: &str) -> ToLayers {
+    ToLayers::Open(Open {
+        version: LAYER_VERSION,
+        layout_hash: if route == Route::SharedMemory { LAYOUT_HASH } else { 0 },
+        key: key.to_owned(),
+        name: "hostile".to_owned(),
+        masking: "off".to_owned(),
+        session: 0,
+    })
+}
+
+/// A decode call of `rows` rows of site 0, in the clear.
+#[must_use]
+pub fn call(sequence: u64, rows: u32) -> CallHeader {
+    CallHeader {
+        op: Op::Forward,
+        path: Path::Fast,
+        class: Class::Decode,
+        dtype: Dtype::F32,
+        site: 0,
+        part: None,
+        sequence,
+        rows,
+        input: 0,
+        output: 0,
+    }
+}
+
+/// A stream of bytes to an executor.
+pub trait Bytes: Read + Write + Send {}
+impl<T: Read + Write + Send> Bytes for T {}
+
+/// Connects to the door of `route` as TCP or as a Unix socket, without a word of any protocol.
+#[must_use]
+pub fn bare(doors: &Doors, deployment: &Deployment, route: Route) -> Box<dyn Bytes> {
+    if route == Route::Tls {
+        let tcp = tcp(doors);
+        limit(tcp.set_read_timeout(Some(LOOK)), Ok(()));
+        return Box::new(tcp);
+    }
+    let path = deployment.place().state().join("layers.zmq");
+    let stream = UnixStream::connect(path).expect("the private socket");
+    limit(stream.set_read_timeout(Some(LOOK)), stream.set_write_timeout(Some(LOOK)));
+    Box::new(stream)
+}
+
+/// Connects, and agrees on TLS where there is any.
+#[must_use]
+pub fn stream(doors: &Doors, deployment: &Deployment, route: Route, key: Option<&str>) -> Box<dyn Bytes> {
+    if route != Route::Tls {
+        return bare(doors, deployment, route);
+    }
+    let config = client::transport::tls::config(&doors.tls_files(key)).expect("the certificates");
+    let name = ServerName::from(doors.address().ip());
+    let mut tls = ClientConnection::new(Arc::clone(&config), name).expect("a TLS client");
+    let mut tcp = tcp(doors);
+    while tls.is_handshaking() {
+        tls.complete_io(&mut tcp).expect("TLS is agreed upon");
+    }
+    limit(tcp.set_read_timeout(Some(LOOK)), Ok(()));
+    Box::new(StreamOwned::new(tls, tcp))
+}
+
+fn tcp(doors: &Doors) -> TcpStream {
+    let stream = TcpStream::connect(doors.address()).expect("the door is open");
+    limit(stream.set_read_timeout(Some(LIMIT)), stream.set_write_timeout(Some(LOOK)));
+    stream
+}
+
+fn limit(read: io::Result<()>, write: io::Result<()>) {
+    read.and(write).expect("a socket takes time limits");
+}
+
+/// Reads until the other side hangs up; fails if it does not.
+pub fn is_hung_up_on(stream: &mut dyn Bytes) {
+    let (mut buffer, begun) = ([0; 4096], Instant::now());
+    loop {
+        match stream.read(&mut buffer) {
+            Ok(0) => return,
+            Ok(_) => {}
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
+            Err(_) => return,
+        }
+        assert!(begun.elapsed() < LIMIT, "the executor does not hang up");
+    }
+}
+
+/// A ZeroMQ client.
+pub struct Zmtp {
+    /// What carries its bytes.
+    pub stream: Box<dyn Bytes>,
+    peer: zmtp::Client,
+}
+
+impl std::fmt::Debug for Zmtp {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Zmtp").finish_non_exhaustive()
+    }
+}
+
+impl Zmtp {
+    /// Shakes hands over `stream`, with a key if there is one.
+    ///
+    /// # Errors
+    /// If the other side hangs up.
+    pub fn greet(stream: Box<dyn Bytes>, key: Option<&str>) -> io::Result<Self> {
+        let limits = zmtp::Limits::new(MAX_FRAME_BYTES);
+        let peer = match key {
+            Some(key) => zmtp::Client::plain(limits, "key", key).expect("a short key"),
+            None => zmtp::Client::null(limits),
+        };
+        let mut zmtp = Self { stream, peer };
+        match zmtp.event()? {
+            Event::Ready(_) => Ok(zmtp),
+            other => Err(io::Error::other(format!("{other:?}"))),
+        }
+    }
+
+    /// A session over `route`.
+    ///
+    /// # Errors
+    /// If the other side hangs up, or refuses.
+    pub fn session(
+        doors: &Doors,
+        deployment: &Deployment,
+        route: Route,
+        key: Option<&str>,
+    ) -> io::Result<Self> {
+        let mut zmtp = Self::greet(stream(doors, deployment, route, key), key)?;
+        zmtp.say(&open(route, ""))?;
+        match zmtp.hear()? {
+            FromLayers::Opened(_) => Ok(zmtp),
+            other => Err(io::Error::other(format!("{other:?}"))),
+        }
+    }
+
+    /// Sends bytes as they are.
+    ///
+    /// # Errors
+    /// If the other side has hung up or takes nothing.
+    pub fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.stream.write_all(bytes)?;
+        self.stream.flush()
+    }
+
+    /// Sends a control message.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn say(&mut self, message: &ToLayers) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        zmtp::put_message(&mut bytes, &[&CONTROL, &message.to_bytes()]);
+        self.send(&bytes)
+    }
+
+    /// The bytes of a call with rows.
+    #[must_use]
+    pub fn call_bytes(header: &CallHeader, rows: &[u8]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        zmtp::put_message(&mut bytes, &[&header.to_bytes(), rows]);
+        bytes
+    }
+
+    /// Calls, with rows of as many bytes as are given.
+    ///
+    /// # Errors
+    /// As [`send`](Self::send).
+    pub fn call(&mut self, header: &CallHeader, rows: &[u8]) -> io::Result<()> {
+        self.send(&Self::call_bytes(header, rows))
+    }
+
+    /// The next control message.
+    ///
+    /// # Errors
+    /// If the other side hangs up.
+    pub fn hear(&mut self) -> io::Result<FromLayers> {
+        let frames = self.message()?;
+        FromLayers::from_bytes(&frames[1]).map_err(io::Error::other)
+    }
+
+    /// The next reply, and its rows.
+    ///
+    /// # Errors
+    /// If the other side hangs up.
+    pub fn reply(&mut self) -> io::Result<(ReplyHeader, Vec<u8>)> {
+        let mut frames = self.message()?;
+        let header = <&[u8; HEADER_BYTES]>::try_from(&frames[0][..]).map_err(io::Error::other)?;
+        let header = ReplyHeader::from_bytes(header).map_err(io::Error::other)?;
+        Ok((header, frames.remove(1)))
+    }
+
+    fn message(&mut self) -> io::Result<Vec<Vec<u8>>> {
+        loop {
+            if let Event::Message(frames) = self.event()? {
+                return Ok(frames);
+            }
+        }
+    }
+
+    fn event(&mut self) -> io::Result<Event> {
+        let begun = Instant::now();
+        loop {
+            let event = self.peer.next_event().map_err(io::Error::other)?;
+            while !self.peer.outgoing().is_empty() {
+                let sent = self.stream.write(self.peer.outgoing())?;
+                self.peer.sent(sent);
+            }
+            self.stream.flush()?;
+            if let Some(event) = event {
+                return Ok(event);
+            }
+            match self.stream.read(self.peer.space()) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => self.peer.advance(count),
+                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
+                }
+                Err(error) => return Err(error),
+            }
+            if begun.elapsed() > LIMIT {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+    }
+}
+
+/// A client beside shared memory.
+#[derive(Debug)]
+pub struct Local {
+    /// The socket of control messages.
+    pub control: ClientEnd,
+    /// The rings and the slab, once there are any.
+    pub channel: Option<ClientChannel>,
+}
+
+impl Local {
+    /// Connects, and says nothing.
+    ///
+    /// # Errors
+    /// If nobody listens.
+    pub fn connect(deployment: &Deployment) -> io::Result<Self> {
+        let control = ClientEnd::to(&deployment.place().state().join("layers.sock"));
+        Ok(Self { control: control.map_err(io::Error::other)?, channel: None })
+    }
+
+    /// A session with a slab of so many bytes.
+    ///
+    /// # Errors
+    /// If it is refused.
+    pub fn session(deployment: &Deployment, key: &str, slab_bytes: u64) -> io::Result<Self> {
+        let mut local = Self::connect(deployment)?;
+        match local.ask(&open(Route::SharedMemory, key))? {
+            FromLayers::Opened(_) => {}
+            other => return Err(io::Error::other(format!("{other:?}"))),
+        }
+        local.demand_channel(slab_bytes)?;
+        Ok(local)
+    }
+
+    /// Asks for a slab, instead of the one it has.
+    ///
+    /// # Errors
+    /// If it is refused.
+    pub fn demand_channel(&mut self, slab_bytes: u64) -> io::Result<()> {
+        self.say(&ToLayers::Channel(slab_bytes))?;
+        let (answer, mut descriptors) = self.receive()?;
+        let FromLayers::ChannelReady(ready) = answer else {
+            return Err(io::Error::other(format!("{answer:?}")));
+        };
+        let geometry = Geometry { slab_bytes: ready.slab_bytes, depth: ready.depth };
+        let region = descriptors.pop().ok_or_else(|| io::Error::other("no descriptor"))?;
+        let joined = ClientChannel::join(region, ready.region_bytes, geometry).map_err(io::Error::other)?;
+        self.channel = Some(joined);
+        Ok(())
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// If the other side has hung up.
+    pub fn say(&self, message: &ToLayers) -> io::Result<()> {
+        self.control.send(message, &[]).map_err(io::Error::other)
+    }
+
+    /// Sends a message and waits for an answer.
+    ///
+    /// # Errors
+    /// If the other side hangs up.
+    pub fn ask(&self, message: &ToLayers) -> io::Result<FromLayers> {
+        self.say(message)?;
+        Ok(self.receive()?.0)
+    }
+
+    /// The next message.
+    ///
+    /// # Errors
+    /// If the other side hangs up.
+    pub fn receive(&self) -> io::Result<(FromLayers, Vec<std::os::fd::OwnedFd>)> {
+        use std::os::fd::AsFd as _;
+        let limit = Timespec::try_from(LIMIT).expect("a short time");
+        let mut fds = [PollFd::from_borrowed_fd(self.control.as_fd(), PollFlags::IN)];
+        if poll(&mut fds, Some(&limit))? == 0 {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let received = self.control.receive().map_err(io::Error::other)?;
+        received.ok_or_else(|| io::ErrorKind::WouldBlock.into())
+    }
+
+    /// Puts a call into the ring as it is, and waits for the reply; `None` once the executor has hung up.
+    pub fn call(&mut self, header: &CallHeader) -> Option<ReplyHeader> {
+        let begun = Instant::now();
+        let channel = self.channel.as_mut().expect("a channel");
+        channel.submit(header).expect("the ring has room");
+        while begun.elapsed() < LIMIT {
+            let channel = self.channel.as_mut().expect("a channel");
+            if let Some(reply) = channel.wait(Duration::ZERO, LOOK).expect("the executor keeps to the rules")
+            {
+                return Some(reply);
+            }
+            if self.is_hung_up_on() {
+                return None;
+            }
+        }
+        panic!("neither a reply nor an end came to {header:?}");
+    }
+
+    /// True if the executor has hung up.
+    #[must_use]
+    pub fn is_hung_up_on(&self) -> bool {
+        use std::os::fd::AsFd as _;
+        let mut fds = [PollFd::from_borrowed_fd(self.control.as_fd(), PollFlags::IN)];
+        let _ = poll(&mut fds, Some(&Timespec::default()));
+        fds[0].revents().contains(PollFlags::HUP)
+    }
+}
