@@ -18,4 +18,7 @@ mod executor;
 pub(crate) mod starts;
 mod tables;
 
-use executor::{Executor, Helper, Mode, Place};
+pub(crate) use self::{
+    arrivals::Arrival,
+    executor::{Executor, Helper, Mode, Place},
+};

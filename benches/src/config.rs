@@ -36,12 +36,20 @@ pub(crate) enum Name {
     DecodeModes,
     /// A single cold prompt by its length: starting at once beside waiting.
     Crossover,
+    /// A split client beside the resident engine, and what a layer call costs.
+    Split,
+    /// Eight split clients under each batching policy, and a fast one beside a slow one.
+    SplitBatching,
+    /// Split clients and resident requests, together and one after the other.
+    SplitMixed,
+    /// Masking `paper` beside `off`.
+    SplitMasking,
     /// Every one of them but `xab`, which needs PyTorch.
     All,
 }
 
 impl Name {
-    const EACH: [Self; 11] = [
+    const EACH: [Self; 15] = [
         Self::Decode,
         Self::Prefill,
         Self::Batch,
@@ -53,11 +61,24 @@ impl Name {
         Self::DecodeModes,
         Self::ColdStart,
         Self::Crossover,
+        Self::Split,
+        Self::SplitBatching,
+        Self::SplitMixed,
+        Self::SplitMasking,
     ];
 
     /// Whether it is compared with llama.cpp.
     pub(crate) fn needs_llama_cpp(self) -> bool {
-        !matches!(self, Self::Xab | Self::Board | Self::ColdStart | Self::DecodeModes | Self::Crossover)
+        matches!(
+            self,
+            Self::Decode
+                | Self::Prefill
+                | Self::Batch
+                | Self::Adapters
+                | Self::Neighbour
+                | Self::Startup
+                | Self::Overload
+        )
     }
 }
 
@@ -129,7 +150,7 @@ pub(crate) struct Args {
     /// Emulated link of the cold starts: prefill, busy, or gigabits per second.
     #[arg(long, default_value = "prefill", value_name = "LINK")]
     link: LinkSpeed,
-    /// Folder for plots (SVG) of the cold starts.
+    /// Folder for plots (SVG) of the cold starts and of waits at a site.
     #[arg(long, value_name = "DIR")]
     plot: Option<PathBuf>,
 }

@@ -20,6 +20,11 @@ pub(crate) fn pin(core: usize) -> Result<()> {
     sched_setaffinity(None, &set).with_context(|| format!("cannot pin a thread to core {core}"))
 }
 
+/// Numbers of cores as our programs take them: `0,1`.
+pub(crate) fn list(cores: &[usize]) -> String {
+    cores.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
+}
+
 impl Cores {
     /// The first `count` cores that this thread may use.
     ///
@@ -56,7 +61,7 @@ impl Cores {
 
     /// As `holobiont up --cores` takes them: `0,1`.
     pub(crate) fn list(&self) -> String {
-        self.0.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
+        list(&self.0)
     }
 
     /// Says on standard error when other processes are using the machine.

@@ -3,7 +3,8 @@
 //! # Layout
 //!
 //! - one file for each benchmark: [`decode`], [`prefill`], [`batch`], [`adapters`], [`neighbour`], [`startup`],
-//!   [`overload`], [`xab`], [`board`], [`cold`] (cold starts, decode in their modes, and the crossover);
+//!   [`overload`], [`xab`], [`board`], [`cold`] (cold starts, decode in their modes, and the crossover),
+//!   [`split`] (split clients: rate and calls, batching, beside resident requests, masking);
 //! - [`ours`] and [`peer`]: how each side is driven, by its measuring command and as a server;
 //! - [`measure`], [`contest`], [`report`]: alternation, medians and spreads, and the rows they become;
 //! - [`http`], [`lora`], [`workload`]: streamed requests, generated adapters and prompts for the servers;
@@ -32,6 +33,7 @@ mod prefill;
 mod process;
 mod report;
 mod setup;
+mod split;
 mod startup;
 mod workload;
 mod xab;

@@ -16,7 +16,7 @@ use crate::{
     peer::Peer,
     prefill,
     report::Comparison,
-    startup, xab,
+    split, startup, xab,
 };
 
 /// What every benchmark works with.
@@ -54,9 +54,7 @@ impl Setup {
             Name::Neighbour => neighbour::run(self),
             Name::Startup => startup::run(self),
             Name::Overload => overload::run(self),
-            Name::Xab | Name::Board | Name::ColdStart | Name::DecodeModes | Name::Crossover | Name::All => {
-                Ok(Vec::new())
-            }
+            _ => Ok(Vec::new()),
         }
     }
 }
@@ -69,6 +67,10 @@ fn measure_alone(name: Name, config: &Config, cores: &Cores) -> Result<Vec<Compa
         Name::ColdStart => cold::starts::run(config, cores),
         Name::DecodeModes => cold::decode::run(config, cores),
         Name::Crossover => cold::crossover::run(config, cores),
+        Name::Split => split::rate::run(config, cores),
+        Name::SplitBatching => split::batching::run(config, cores),
+        Name::SplitMixed => split::mixed::run(config, cores),
+        Name::SplitMasking => split::masking::run(config, cores),
         _ => Ok(Vec::new()),
     }
 }

@@ -44,17 +44,17 @@ pub(super) struct Load {
 
 /// One request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Arrival {
+pub(crate) struct Arrival {
     /// From the beginning.
-    pub(super) at: Duration,
+    pub(crate) at: Duration,
     /// Index of the adapter; `None` is the base model.
-    pub(super) adapter: Option<usize>,
+    pub(crate) adapter: Option<usize>,
     /// Tokens of the prompt.
-    pub(super) prompt: usize,
+    pub(crate) prompt: usize,
     /// Tokens to generate.
-    pub(super) answer: usize,
+    pub(crate) answer: usize,
     /// Which words the prompt has.
-    pub(super) seed: u64,
+    pub(crate) seed: u64,
 }
 
 impl Load {

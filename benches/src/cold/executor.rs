@@ -20,7 +20,12 @@ use tokio::time::{sleep, timeout, timeout_at};
 use zeromq::{DealerRecvHalf, DealerSendHalf, DealerSocket, Socket as _, SocketRecv as _, SocketSend as _};
 
 use super::arrivals::Arrival;
-use crate::{config::Config, machine::Cores, process::Process, workload};
+use crate::{
+    config::Config,
+    machine::{Cores, list},
+    process::Process,
+    workload,
+};
 
 /// What takes longer never comes.
 const LIMIT: Duration = Duration::from_secs(120);
@@ -40,10 +45,10 @@ pub(crate) enum Mode {
 
 impl Mode {
     /// In the order they take turns.
-    pub(super) const EACH: [Self; 3] = [Self::Cached, Self::OnDemand, Self::CpuAssist];
+    pub(crate) const EACH: [Self; 3] = [Self::Cached, Self::OnDemand, Self::CpuAssist];
 
     /// As the executor's flag says it.
-    pub(super) fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Cached => "cached",
             Self::OnDemand => "on-demand",
@@ -54,7 +59,7 @@ impl Mode {
 
 /// Who computes what the device does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Helper {
+pub(crate) enum Helper {
     /// A worker on its own core.
     Worker,
     /// The executor itself.
@@ -63,23 +68,23 @@ pub(super) enum Helper {
 
 /// Where an executor and its worker run, and what the executor may hold.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Place<'a> {
+pub(crate) struct Place<'a> {
     /// Folder of our programs.
-    pub(super) programs: &'a Path,
+    pub(crate) programs: &'a Path,
     /// The model.
-    pub(super) model: &'a Path,
-    /// The base model's core.
-    pub(super) base_core: usize,
+    pub(crate) model: &'a Path,
+    /// The base model's cores.
+    pub(crate) base_cores: &'a [usize],
     /// The worker's core.
-    pub(super) worker_core: usize,
+    pub(crate) worker_core: usize,
     /// Bytes of adapters on the device, but for [`Mode::Cached`], which has room for all.
-    pub(super) device_bytes: u64,
+    pub(crate) device_bytes: u64,
     /// Bytes of adapters in the host tier.
-    pub(super) host_bytes: u64,
+    pub(crate) host_bytes: u64,
     /// Speed of the emulated link.
-    pub(super) link_gbps: f64,
+    pub(crate) link_gbps: f64,
     /// Who computes what the device does not have.
-    pub(super) helper: Helper,
+    pub(crate) helper: Helper,
 }
 
 impl<'a> Place<'a> {
@@ -87,14 +92,14 @@ impl<'a> Place<'a> {
     ///
     /// # Errors
     /// If there is only one core.
-    pub(super) fn on(config: &'a Config, cores: &Cores) -> Result<Self> {
-        let &[base_core, .., worker_core] = cores.numbers() else {
+    pub(crate) fn on(config: &'a Config, cores: &'a Cores) -> Result<Self> {
+        let &[_, .., worker_core] = cores.numbers() else {
             bail!("cold starts take a core for the base and one for a worker; give --threads 2");
         };
         Ok(Self {
             programs: &config.ours,
             model: &config.model,
-            base_core,
+            base_cores: &cores.numbers()[..1],
             worker_core,
             device_bytes: 1 << 30,
             host_bytes: 4 << 30,
@@ -105,8 +110,8 @@ impl<'a> Place<'a> {
 }
 
 /// A running executor with one worker, and a connection to it.
-pub(super) struct Executor {
-    pub(super) mode: Mode,
+pub(crate) struct Executor {
+    pub(crate) mode: Mode,
     send: DealerSendHalf,
     receive: DealerRecvHalf,
     next: u64,
@@ -119,17 +124,17 @@ pub(super) struct Executor {
 
 /// When the tokens of one request came, and what the executor says of its beginning.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Served {
+pub(crate) struct Served {
     /// From the request to its first token.
-    pub(super) first: Duration,
+    pub(crate) first: Duration,
     /// From the request to its last token.
-    pub(super) last: Duration,
+    pub(crate) last: Duration,
     /// How many.
-    pub(super) tokens: usize,
+    pub(crate) tokens: usize,
     /// Time it waited for its adapter.
-    pub(super) load_wait: Duration,
+    pub(crate) load_wait: Duration,
     /// When each message with tokens came, from the request on.
-    pub(super) steps: Vec<Duration>,
+    pub(crate) steps: Vec<Duration>,
 }
 
 /// A request that has not ended.
@@ -140,7 +145,7 @@ struct Open {
 
 impl Executor {
     /// Starts both processes and says hello.
-    pub(super) async fn start(place: Place<'_>, mode: Mode) -> Result<Self> {
+    pub(crate) async fn start(place: Place<'_>, mode: Mode) -> Result<Self> {
         let folder = tempfile::tempdir().context("no folder for an executor's sockets")?;
         let socket = folder.path().join("run/executor.sock");
         let log = |name: &str| folder.path().join(name);
@@ -162,7 +167,7 @@ impl Executor {
     }
 
     /// Brings adapters into the host tier, and in [`Mode::Cached`] onto the device; requests call them by their index.
-    pub(super) async fn load(&mut self, folders: &[PathBuf]) -> Result<()> {
+    pub(crate) async fn load(&mut self, folders: &[PathBuf]) -> Result<()> {
         for folder in folders {
             let call = LoadAdapter { request: 0, path: folder.display().to_string(), owner: [0; 32] };
             self.send(&ToExecutor::LoadAdapter(call)).await?;
@@ -175,7 +180,7 @@ impl Executor {
     }
 
     /// Waits until nothing is on its way to the device any more.
-    pub(super) async fn settle(&mut self) -> Result<()> {
+    pub(crate) async fn settle(&mut self) -> Result<()> {
         let mut copied = None;
         let started = Instant::now();
         loop {
@@ -190,7 +195,7 @@ impl Executor {
     }
 
     /// Sends every request at its time and follows all to their end: what each was given, in the order of arrival.
-    pub(super) async fn serve(&mut self, arrivals: &[Arrival]) -> Result<Vec<Served>> {
+    pub(crate) async fn serve(&mut self, arrivals: &[Arrival]) -> Result<Vec<Served>> {
         let (first, started) = (self.next, Instant::now());
         let mut open: HashMap<u64, Open> = HashMap::new();
         let mut ended: Vec<Option<Served>> = vec![None; arrivals.len()];
@@ -242,7 +247,7 @@ impl Executor {
     }
 
     /// The executor's figures.
-    pub(super) async fn stats(&mut self) -> Result<Stats> {
+    pub(crate) async fn stats(&mut self) -> Result<Stats> {
         self.send(&ToExecutor::GetStats(0)).await?;
         match self.answer().await? {
             ToGateway::Stats(stats) => Ok(stats),
@@ -262,8 +267,13 @@ impl Executor {
         }
     }
 
+    /// Where its sockets are.
+    pub(crate) fn run_folder(&self) -> PathBuf {
+        self.folder.path().join("run")
+    }
+
     /// What the executor has written to its log.
-    pub(super) fn log(&self) -> Result<String> {
+    pub(crate) fn log(&self) -> Result<String> {
         std::fs::read_to_string(self.folder.path().join("executor.log")).context("no log of the executor")
     }
 
@@ -303,7 +313,7 @@ fn executor_command(place: Place<'_>, mode: Mode, socket: &Path) -> Command {
     let mut command = Command::new(place.programs.join("base-executor"));
     command.arg("--model").arg(place.model).arg("--socket").arg(socket);
     for (option, value) in [
-        ("--cores", place.base_core.to_string()),
+        ("--cores", list(place.base_cores)),
         ("--kv-bytes", "256MiB".to_owned()),
         ("--adapter-bytes", place.host_bytes.to_string()),
         ("--device-adapter-bytes", device_bytes.to_string()),

@@ -1,0 +1,175 @@
+//! An executor with its three doors, and sessions at them.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use client::{
+    address::Address,
+    session::{Session, Settings},
+    transport::{
+        Connect,
+        local::{LocalConnector, SPIN},
+        remote::RemoteConnector,
+        tls::TlsFiles,
+    },
+};
+use tempfile::TempDir;
+
+use super::watch::{Watched, Watcher};
+use crate::{config::Config, http::free_port, machine::list, process::Process};
+
+/// What takes longer never comes.
+const LIMIT: Duration = Duration::from_secs(60);
+/// How often it is looked whether the executor is ready.
+const POLL: Duration = Duration::from_millis(20);
+
+/// How calls travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Shared memory.
+    Channel,
+    /// ZeroMQ over a private Unix socket.
+    Ipc,
+    /// ZeroMQ inside TLS, over loopback.
+    Tls,
+}
+
+impl Way {
+    /// All there are.
+    pub(super) const EACH: [Self; 3] = [Self::Channel, Self::Ipc, Self::Tls];
+
+    /// For the lines of a report.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Channel => "shared memory",
+            Self::Ipc => "a Unix socket",
+            Self::Tls => "loopback TLS",
+        }
+    }
+}
+
+/// When calls that wait are computed, as the executor's flag says it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Policy {
+    /// After a short wait, with what has come by then.
+    Opportunistic,
+    /// At once, each alone.
+    None,
+    /// When everybody waits.
+    Lockstep,
+}
+
+impl Policy {
+    /// As the flag has it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Opportunistic => "opportunistic",
+            Self::None => "none",
+            Self::Lockstep => "lockstep",
+        }
+    }
+}
+
+/// A running executor. Nobody but split clients asks it for anything.
+#[derive(Debug)]
+pub(super) struct Executor {
+    // Ends when dropped, before its folder.
+    process: Process,
+    folder: TempDir,
+    port: u16,
+}
+
+impl Executor {
+    /// Starts it on `cores`, and waits until it takes sessions.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub(super) fn start(config: &Config, cores: &[usize], policy: Policy) -> Result<Self> {
+        let folder = tempfile::tempdir().context("no folder for an executor's sockets")?;
+        let port = free_port()?;
+        let (certificate, key) = write_certificate(folder.path())?;
+        let mut command = Command::new(config.ours.join("base-executor"));
+        command.arg("--model").arg(&config.model);
+        command.arg("--socket").arg(folder.path().join("run/executor.sock"));
+        command.arg("--layer-cert").arg(certificate).arg("--layer-cert-key").arg(key);
+        command.arg("--layer-listen").arg(format!("127.0.0.1:{port}"));
+        command.arg("--layer-batching").arg(policy.name());
+        for (option, value) in [
+            ("--cores", list(cores)),
+            ("--kv-bytes", "128MiB".to_owned()),
+            ("--max-workers", "0".to_owned()),
+            ("--log-format", "json".to_owned()),
+        ] {
+            command.arg(option).arg(value);
+        }
+        let process = Process::start(&mut command, &folder.path().join("executor.log"))?;
+        let mut started = Self { process, folder, port };
+        started.wait_until_ready()?;
+        Ok(started)
+    }
+
+    fn wait_until_ready(&mut self) -> Result<()> {
+        let begun = Instant::now();
+        loop {
+            self.process.ensure_running()?;
+            match self.session(Way::Channel, "off", None) {
+                Ok(_) => return Ok(()),
+                Err(error) if begun.elapsed() > LIMIT => {
+                    bail!("the executor takes no session: {error:#}; {}", self.process.last_words())
+                }
+                Err(_) => thread::sleep(POLL),
+            }
+        }
+    }
+
+    /// A session that says its masking mode is `masking`; `watcher` sees its calls.
+    ///
+    /// # Errors
+    /// If it is not opened.
+    pub(super) fn session(&self, way: Way, masking: &str, watcher: Option<&Watcher>) -> Result<Session> {
+        open(self.connector(way)?, masking, watcher)
+    }
+
+    fn connector(&self, way: Way) -> Result<Box<dyn Connect>> {
+        let run = self.folder.path().join("run");
+        let address = match way {
+            Way::Channel => return Ok(channel(&run)),
+            Way::Ipc => Address::Ipc(run),
+            Way::Tls => Address::Tls { host: "localhost".to_owned(), port: self.port },
+        };
+        let files = TlsFiles { ca: Some(self.folder.path().join(CERTIFICATE)), identity: None };
+        Ok(Box::new(RemoteConnector::new(address, None, &files, LIMIT).context("TLS cannot be spoken")?))
+    }
+}
+
+/// Sessions through shared memory with the executor in `folder`, as `holobiont-client` has them by default.
+pub(super) fn channel(folder: &Path) -> Box<dyn Connect> {
+    Box::new(LocalConnector::new(folder.to_owned(), SPIN, LIMIT))
+}
+
+/// Opens a session; `watcher` sees its calls.
+pub(super) fn open(connector: Box<dyn Connect>, masking: &str, watcher: Option<&Watcher>) -> Result<Session> {
+    let connector = match watcher {
+        Some(watcher) => Box::new(Watched { connector, watcher: watcher.clone() }),
+        None => connector,
+    };
+    let settings = Settings { masking: masking.to_owned(), name: "bench".to_owned(), ..Settings::default() };
+    Session::open(connector, settings).context("no session")
+}
+
+const CERTIFICATE: &str = "cert.pem";
+
+/// A certificate for this host that it signs itself, and its key.
+fn write_certificate(folder: &Path) -> Result<(PathBuf, PathBuf)> {
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).context("no certificate")?;
+    let paths = (folder.join(CERTIFICATE), folder.join("key.pem"));
+    fs::write(&paths.0, made.cert.pem()).context("the certificate cannot be kept")?;
+    fs::write(&paths.1, made.signing_key.serialize_pem()).context("the certificate's key cannot be kept")?;
+    Ok(paths)
+}

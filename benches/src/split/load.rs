@@ -1,0 +1,124 @@
+//! Clients that only call: rows of random numbers through every site in turn, as passes of a model do. What they would
+//! compute themselves takes a time that they sleep, as if their machine were another one (CHECKLIST S-21).
+
+use std::{
+    sync::Barrier,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow};
+use client::session::{Session, calls::Ask};
+use model::sites::SiteId;
+use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
+use shmproto::layer::{Class, Op, Path};
+
+use super::{
+    executor::{Executor, Way},
+    watch::{Seen, Watcher},
+};
+
+/// One client's habits.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Habits {
+    /// Rows of each call.
+    pub(super) rows: usize,
+    /// What it says they are for.
+    pub(super) class: Class,
+    /// What it takes between two calls.
+    pub(super) pause: Duration,
+}
+
+/// What one client saw in a measurement.
+///
+/// A pass is every site but the head.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(super) struct Done {
+    /// How long each pass took that ended in time.
+    pub(super) passes: Vec<Duration>,
+    /// Its calls.
+    pub(super) calls: Vec<Seen>,
+}
+
+/// A client, connected.
+#[derive(Debug)]
+pub(super) struct Client {
+    habits: Habits,
+    session: Session,
+    watcher: Watcher,
+    /// Rows in and rows out of each site but the head.
+    rows: Vec<(Vec<f32>, Vec<f32>)>,
+}
+
+/// Rows in and rows out of each site of a session's base.
+pub(super) fn rows(session: &Session, count: usize) -> Vec<(Vec<f32>, Vec<f32>)> {
+    let mut random = StdRng::seed_from_u64(1);
+    let sites = session.catalog().sites.iter();
+    sites
+        .map(|site| {
+            let outputs: usize = site.parts.iter().map(|part| part.rows as usize).sum();
+            let x = (0..count * site.columns as usize).map(|_| random.random_range(-1.0..1.0)).collect();
+            (x, vec![0.0; count * outputs])
+        })
+        .collect()
+}
+
+impl Client {
+    /// Connects.
+    ///
+    /// # Errors
+    /// If there is no session for it.
+    pub(super) fn new(executor: &Executor, way: Way, habits: Habits) -> Result<Self> {
+        let watcher = Watcher::default();
+        let session = executor.session(way, "off", Some(&watcher))?;
+        let mut rows = rows(&session, habits.rows);
+        // No token is drawn from most rows of a prompt or of training; and who leaves a site out is at another than the rest.
+        rows.pop();
+        Ok(Self { habits, session, watcher, rows })
+    }
+
+    /// Passes until `end`; the last one is broken off.
+    fn passes(&mut self, end: Instant) -> Result<Done> {
+        self.watcher.take();
+        let mut passes = Vec::new();
+        let Habits { class, pause, .. } = self.habits;
+        loop {
+            let begun = Instant::now();
+            for (site, (x, out)) in (0..).zip(&mut self.rows) {
+                if Instant::now() >= end {
+                    return Ok(Done { passes, calls: self.watcher.take() });
+                }
+                let ask = Ask { site: SiteId(site), part: None, op: Op::Forward, path: Path::Fast, class };
+                self.session.call(ask, x, out).context("a call was not answered")?;
+                if !pause.is_zero() {
+                    thread::sleep(pause);
+                }
+            }
+            passes.push(begun.elapsed());
+        }
+    }
+}
+
+/// Sites of a pass, as the clients go through them.
+pub(super) fn sites(clients: &[Client]) -> usize {
+    clients.first().map_or(1, |client| client.rows.len())
+}
+
+/// All clients at once, for so long: what each saw.
+///
+/// # Errors
+/// The first that failed.
+pub(super) fn together(clients: &mut [Client], lasts: Duration) -> Result<Vec<Done>> {
+    let start = &Barrier::new(clients.len());
+    thread::scope(|scope| {
+        let run = move |client: &mut Client| {
+            start.wait();
+            client.passes(Instant::now() + lasts)
+        };
+        let threads: Vec<_> = clients.iter_mut().map(|client| scope.spawn(move || run(client))).collect();
+        let joined = |thread: thread::ScopedJoinHandle<'_, Result<Done>>| {
+            thread.join().unwrap_or_else(|_| Err(anyhow!("a client's thread panicked")))
+        };
+        threads.into_iter().map(joined).collect()
+    })
+}

@@ -1,0 +1,63 @@
+//! `split-masking`: what obfuscation costs over TLS (CHECKLIST S-20), beside no masking with the same arithmetic and beside
+//! no masking at its fastest.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use client::masking::{Masking, PaperSettings};
+use shmproto::layer::Path;
+
+use super::{
+    Row,
+    executor::{Executor, Policy, Way},
+    model::{Decoder, time_of_a_token},
+};
+use crate::{
+    config::Config,
+    machine::Cores,
+    measure::{Contestant, Samples, alternate},
+    report::{Better, Comparison, Target},
+};
+
+const PROMPT: usize = 16;
+const TOKENS: usize = 64;
+/// How much longer a token may take.
+const MOST: f64 = 1.15;
+
+/// Every comparison of this benchmark.
+pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+    let executor = Executor::start(config, cores.numbers(), Policy::Opportunistic)?;
+    let paper = Masking::Paper(PaperSettings::default());
+    let decoder = |masking: Masking| {
+        let begun = Instant::now();
+        let session = executor.session(Way::Tls, masking.word(), None)?;
+        let decoder = Decoder::new(&config.model, session, masking)?;
+        eprintln!("holobiont-bench: {}: ready after {:.2} s", masking.word(), begun.elapsed().as_secs_f64());
+        anyhow::Ok(contestant(decoder))
+    };
+    let [paper, linear, fast] =
+        [paper, Masking::Off { path: Path::Linear }, Masking::Off { path: Path::Fast }].map(decoder);
+    let measured = alternate(config.runs, [paper?, linear?, fast?])?;
+    let [paper, linear, fast] = measured.map(Samples::new);
+    let (paper, linear, fast) = (paper?, linear?, fast?);
+    let row = || Row {
+        bench: "split-masking",
+        case: "a token over loopback TLS, masking paper (obfuscation)".to_owned(),
+        unit: "ms",
+        better: Better::Lower,
+        target: Some(Target::ShareAtMost(MOST)),
+    };
+    Ok(vec![
+        row().beside(&paper, "masking off, linear path", &linear),
+        row().beside(&paper, "masking off, fast path", &fast),
+    ])
+}
+
+fn contestant<'a>(mut decoder: Decoder) -> Contestant<'a, f64> {
+    Box::new(move |round| {
+        let seed = 2 * round as u64;
+        decoder.generate(seed, PROMPT, TOKENS / 8)?;
+        let generated = decoder.generate(seed + 1, PROMPT, TOKENS)?;
+        Ok(time_of_a_token(&generated).as_secs_f64() * 1000.0)
+    })
+}

@@ -1,0 +1,144 @@
+//! `split-mixed`: four split clients and four resident requests together, beside the same eight one after the other.
+
+use std::{
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow};
+use client::masking::Masking;
+use shmproto::{layer::Path, message::LayerStats};
+use tokio::runtime::{Builder, Runtime};
+
+use super::{
+    Row,
+    executor::{channel, open},
+    model::Decoder,
+};
+use crate::{
+    cold::{Arrival, Executor, Helper, Mode, Place},
+    config::Config,
+    machine::Cores,
+    measure::Samples,
+    report::{Better, Comparison, Target},
+};
+
+/// Of each kind.
+const CLIENTS: usize = 4;
+const PROMPT: usize = 16;
+const TOKENS: usize = 64;
+/// How much more together.
+const LEAST: f64 = 1.5;
+
+/// Every comparison of this benchmark.
+pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+    let mut mixed = Mixed::new(config, cores)?;
+    let (mut together, mut apart) = (Vec::new(), Vec::new());
+    mixed.together(0)?;
+    for round in 1..=config.runs as u64 {
+        if round % 2 == 1 {
+            together.push(mixed.together(2 * round)?);
+            apart.push(mixed.apart(2 * round + 1)?);
+        } else {
+            apart.push(mixed.apart(2 * round)?);
+            together.push(mixed.together(2 * round + 1)?);
+        }
+    }
+    let row = Row {
+        bench: "split-mixed",
+        case: format!("{CLIENTS} split clients and {CLIENTS} resident requests together"),
+        unit: "tokens/s",
+        better: Better::Higher,
+        target: Some(Target::RatioAtLeast(LEAST)),
+    };
+    Ok(vec![row.beside(&Samples::new(together)?, "one after the other", &Samples::new(apart)?)])
+}
+
+/// An executor with resident requests and split clients.
+struct Mixed {
+    runtime: Runtime,
+    executor: Executor,
+    clients: Vec<Decoder>,
+}
+
+impl Mixed {
+    fn new(config: &Config, cores: &Cores) -> Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build().context("no runtime")?;
+        let place =
+            Place { base_cores: cores.numbers(), helper: Helper::Nobody, ..Place::on(config, cores)? };
+        let executor = runtime.block_on(Executor::start(place, Mode::Cached))?;
+        let off = Masking::Off { path: Path::Fast };
+        let client =
+            |_| Decoder::new(&config.model, open(channel(&executor.run_folder()), off.word(), None)?, off);
+        let clients: Result<_> = (0..CLIENTS).map(client).collect();
+        Ok(Self { runtime, clients: clients?, executor })
+    }
+
+    /// All eight at once: tokens a second, until the last has ended.
+    fn together(&mut self, round: u64) -> Result<f64> {
+        let before = self.layers()?;
+        let rate = self.at_once(round)?;
+        let after = self.layers()?;
+        eprintln!(
+            "holobiont-bench: together: {} calls in {} batches, {} rows in resident passes",
+            after.used.calls - before.used.calls,
+            after.batches - before.batches,
+            after.joined_rows - before.joined_rows
+        );
+        Ok(rate)
+    }
+
+    /// What the executor counts of split clients.
+    fn layers(&mut self) -> Result<LayerStats> {
+        Ok(self.runtime.block_on(self.executor.stats())?.layers)
+    }
+
+    fn at_once(&mut self, round: u64) -> Result<f64> {
+        let Self { runtime, executor, clients } = self;
+        let begun = Instant::now();
+        let (ended, endings) = mpsc::channel();
+        thread::scope(|scope| {
+            for (client, decoder) in clients.iter_mut().enumerate() {
+                let ended = ended.clone();
+                scope.spawn(move || ended.send(decoder.generate(seed(round, client), PROMPT, TOKENS)));
+            }
+            let arrivals: Vec<Arrival> =
+                (CLIENTS..2 * CLIENTS).map(|client| arrival(round, client)).collect();
+            runtime.block_on(executor.serve(&arrivals)).map(drop)
+        })?;
+        drop(ended);
+        let generated: Vec<_> = endings.iter().collect::<Result<_>>()?;
+        if generated.len() < CLIENTS {
+            return Err(anyhow!("a client's thread panicked"));
+        }
+        Ok(rate(begun.elapsed()))
+    }
+
+    /// One after the other: tokens a second of all the time they take.
+    fn apart(&mut self, round: u64) -> Result<f64> {
+        let begun = Instant::now();
+        for (client, decoder) in self.clients.iter_mut().enumerate() {
+            decoder.generate(seed(round, client), PROMPT, TOKENS)?;
+        }
+        let split = begun.elapsed();
+        for client in CLIENTS..2 * CLIENTS {
+            self.runtime.block_on(self.executor.serve(&[arrival(round, client)]))?;
+        }
+        let resident = begun.elapsed() - split;
+        eprintln!("holobiont-bench: one after the other: split {split:.2?}, resident {resident:.2?}");
+        Ok(rate(begun.elapsed()))
+    }
+}
+
+fn rate(took: Duration) -> f64 {
+    (2 * CLIENTS * TOKENS) as f64 / took.as_secs_f64()
+}
+
+fn seed(round: u64, client: usize) -> u64 {
+    (1 << 20) + round * 2 * CLIENTS as u64 + client as u64
+}
+
+fn arrival(round: u64, client: usize) -> Arrival {
+    Arrival { at: Duration::ZERO, adapter: None, prompt: PROMPT, answer: TOKENS, seed: seed(round, client) }
+}

@@ -1,0 +1,75 @@
+//! A split model that decodes.
+
+use std::{ops::ControlFlow, path::Path, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use client::{
+    generate::{Generated, Task},
+    masking::Masking,
+    session::Session,
+    split_model::{SplitModel, SplitOptions},
+};
+use model::{
+    client_base::ClientBase,
+    sampling::{SamplingParams, SamplingRequest},
+};
+
+use crate::workload;
+
+/// A client's model, ready to generate.
+#[derive(Debug)]
+pub(super) struct Decoder(SplitModel);
+
+impl Decoder {
+    /// Takes the client's part of the model from `path` and rents the rest in `session`.
+    ///
+    /// # Errors
+    /// If the session's base is another one.
+    pub(super) fn new(path: &Path, mut session: Session, masking: Masking) -> Result<Self> {
+        let base = ClientBase::open(path).context("the client's part of the model cannot be read")?;
+        let mask = masking.prepare(&mut session, &mut |_, _| {}).context("masking cannot be prepared")?;
+        let options = SplitOptions { kv_bytes: 32 << 20, ..SplitOptions::default() };
+        Ok(Self(SplitModel::new(base, session, mask, &options).context("no split model")?))
+    }
+
+    /// Generates exactly `tokens` after a prompt of `prompt` that nothing else with another `seed` begins with.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub(super) fn generate(&mut self, seed: u64, prompt: usize, tokens: usize) -> Result<Generated> {
+        let greedy = SamplingRequest { temperature: 0.0, ..SamplingRequest::default() };
+        let sampling = SamplingParams::new(greedy, self.0.config().vocab_size).context("no sampling")?;
+        let prompt = workload::prompt(seed, prompt);
+        let task = Task { prompt, sampling, max_tokens: tokens, stop_tokens: Vec::new() };
+        let generated = self.0.generate(&task, None, &mut |_| ControlFlow::Continue(()));
+        let generated = generated.context("a split client could not generate")?;
+        ensure!(generated.tokens.len() == tokens, "a stream ended early; was the model's context too short?");
+        Ok(generated)
+    }
+}
+
+/// Time of the tokens after the first, of each.
+pub(super) fn time_of_a_token(generated: &Generated) -> Duration {
+    let later = u32::try_from(generated.tokens.len()).unwrap_or(u32::MAX).saturating_sub(1);
+    (generated.total - generated.first_token) / later.max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use client::generate::Finish;
+
+    use super::*;
+
+    #[test]
+    fn the_first_token_and_its_prompt_do_not_count() {
+        let generated = |tokens: usize| Generated {
+            tokens: vec![0; tokens],
+            finish: Finish::Length,
+            cached_tokens: 0,
+            first_token: Duration::from_millis(70),
+            total: Duration::from_millis(100),
+        };
+        assert_eq!(time_of_a_token(&generated(4)), Duration::from_millis(10));
+        assert_eq!(time_of_a_token(&generated(1)), Duration::from_millis(30));
+    }
+}

@@ -1,0 +1,172 @@
+//! `split`: how fast one client decodes over rented layers, and what a call costs besides computing.
+//!
+//! The peer is the resident engine's own pass (`base-executor bench`), on the same cores in the same run: what the user
+//! of a split client would have without the split.
+
+use std::{path::Path, time::Duration};
+
+use anyhow::{Context, Result};
+use client::{
+    masking::Masking,
+    session::{Session, calls::Ask},
+};
+use model::sites::SiteId;
+use shmproto::layer::{Class, Op, Path as Arithmetic};
+
+use super::{
+    Row,
+    executor::{Executor, Policy, Way},
+    model::{Decoder, time_of_a_token},
+    watch::Watcher,
+};
+use crate::{
+    config::Config,
+    machine::Cores,
+    measure::{Contestant, Samples, alternate},
+    ours::{Helper, Load, Ours as _},
+    report::{Better, Comparison, Target},
+};
+
+const BENCH: &str = "split";
+/// The decode that is measured, on both sides.
+const LOAD: Load = Load { prompt_tokens: 16, generated_tokens: 128, streams: 1 };
+/// Passes that are counted, and those before that are not.
+const PASSES: usize = 80;
+const WARM_UP_PASSES: usize = 20;
+/// The goals: share of the resident engine's rate, and microseconds of a call besides computing.
+const GOALS: [(Way, Option<f64>, Option<f64>); 3] =
+    [(Way::Channel, Some(0.5), Some(25.0)), (Way::Ipc, None, None), (Way::Tls, Some(0.15), Some(150.0))];
+/// Sites of a block, in the order they are numbered; the head comes after all of them.
+const GROUPS: [&str; 5] = ["qkv", "o", "gate and up", "down", "head"];
+
+/// Every comparison of this benchmark.
+pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+    let executor = Executor::start(config, cores.numbers(), Policy::Opportunistic)?;
+    let mut comparisons = rates(config, &executor)?;
+    for (way, _, goal_us) in GOALS {
+        comparisons.push(overhead(config, &executor, way, goal_us)?);
+    }
+    Ok(comparisons)
+}
+
+/// Tokens a second, each way, beside the resident engine's.
+fn rates(config: &Config, executor: &Executor) -> Result<Vec<Comparison>> {
+    let resident = Helper::new(&config.ours, &config.model, config.threads);
+    let [channel, ipc, tls] = Way::EACH.map(|way| decoder(&config.model, executor, way));
+    let measured = alternate(
+        config.runs,
+        [
+            Box::new(|_| Ok(resident.rates(LOAD)?.decode_tokens_per_s)) as Contestant<'_, f64>,
+            contestant(channel?),
+            contestant(ipc?),
+            contestant(tls?),
+        ],
+    )?;
+    let [resident, channel, ipc, tls] = measured.map(Samples::new);
+    let resident = resident?;
+    let row = |((way, goal, _), samples): ((Way, Option<f64>, _), Result<Samples>)| {
+        let row = Row {
+            bench: BENCH,
+            case: format!("one stream over {}", way.name()),
+            unit: "tokens/s",
+            better: Better::Higher,
+            target: goal.map(Target::ShareAtLeast),
+        };
+        Ok(row.beside(&samples?, "the resident engine", &resident))
+    };
+    GOALS.into_iter().zip([channel, ipc, tls]).map(row).collect()
+}
+
+fn decoder(model: &Path, executor: &Executor, way: Way) -> Result<Decoder> {
+    let off = Masking::Off { path: Arithmetic::Fast };
+    Decoder::new(model, executor.session(way, off.word(), None)?, off)
+}
+
+/// Decodes once before each measurement, as the resident engine does.
+fn contestant<'a>(mut decoder: Decoder) -> Contestant<'a, f64> {
+    let Load { prompt_tokens, generated_tokens, .. } = LOAD;
+    Box::new(move |round| {
+        let seed = 2 * round as u64;
+        decoder.generate(seed, prompt_tokens, generated_tokens / 8)?;
+        let generated = decoder.generate(seed + 1, prompt_tokens, generated_tokens)?;
+        Ok(1.0 / time_of_a_token(&generated).as_secs_f64())
+    })
+}
+
+/// What a call of one row takes beyond the executor's computing: a mean over the calls of a pass, for each pass.
+fn overhead(config: &Config, executor: &Executor, way: Way, goal_us: Option<f64>) -> Result<Comparison> {
+    let watcher = Watcher::default();
+    let session = executor.session(way, "off", Some(&watcher))?;
+    let mut caller = Caller::new(session)?;
+    for _ in 0..WARM_UP_PASSES {
+        caller.pass()?;
+    }
+    watcher.take();
+    let (mut overheads, mut computed) = (Vec::new(), Vec::new());
+    let mut groups: [Vec<f64>; GROUPS.len()] = Default::default();
+    for _ in 0..PASSES * config.runs {
+        let before = caller.session.stats()?.compute_us;
+        caller.pass()?;
+        let after = caller.session.stats()?.compute_us;
+        let seen = watcher.take();
+        let calls = seen.len().max(1) as f64;
+        let took: Duration = seen.iter().map(|seen| seen.took).sum();
+        computed.push((after - before) as f64 / calls);
+        overheads.push(took.as_secs_f64() * 1e6 / calls - (after - before) as f64 / calls);
+        for seen in &seen {
+            groups[caller.group(seen.site)].push(seen.took.as_secs_f64() * 1e6);
+        }
+    }
+    tell(way, groups)?;
+    let row = Row {
+        bench: BENCH,
+        case: format!("a call of one row over {}, besides computing", way.name()),
+        unit: "us",
+        better: Better::Lower,
+        target: goal_us.map(Target::OursAtMost),
+    };
+    Ok(row.beside(&Samples::new(overheads)?, "computing a call", &Samples::new(computed)?))
+}
+
+fn tell(way: Way, groups: [Vec<f64>; GROUPS.len()]) -> Result<()> {
+    for (name, group) in GROUPS.iter().zip(groups) {
+        let samples = Samples::new(group)?;
+        let (median, tail) = (samples.median(), samples.quantile(0.99));
+        eprintln!(
+            "holobiont-bench: a call of {name} over {}: median {median:.1} us, p99 {tail:.1} us",
+            way.name()
+        );
+    }
+    Ok(())
+}
+
+/// Calls the sites in the order of a pass, with one row that means nothing.
+#[derive(Debug)]
+struct Caller {
+    session: Session,
+    /// A row in and a row out of each site.
+    rows: Vec<(Vec<f32>, Vec<f32>)>,
+}
+
+impl Caller {
+    fn new(session: Session) -> Result<Self> {
+        let rows = super::load::rows(&session, 1);
+        anyhow::ensure!(rows.len() % 4 == 1, "the model's sites are not those of a known architecture");
+        Ok(Self { session, rows })
+    }
+
+    fn pass(&mut self) -> Result<()> {
+        for (site, (x, out)) in (0..).zip(&mut self.rows) {
+            let (op, path, class) = (Op::Forward, Arithmetic::Fast, Class::Decode);
+            let ask = Ask { site: SiteId(site), part: None, op, path, class };
+            self.session.call(ask, x, out).context("a call was not answered")?;
+        }
+        Ok(())
+    }
+
+    /// Index of the site's group in [`GROUPS`].
+    fn group(&self, site: u32) -> usize {
+        let (site, head) = (site as usize, self.rows.len() - 1);
+        if site == head { GROUPS.len() - 1 } else { site % 4 }
+    }
+}

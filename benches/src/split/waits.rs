@@ -1,0 +1,96 @@
+//! S-22: what a fast client waits for at a site, beside a slow one. In lockstep it waits for the slow one; opportunistically
+//! for no longer than its own deadline and what is being computed.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use shmproto::layer::Class;
+
+use super::{
+    Row,
+    executor::{Executor, Policy, Way},
+    load::{Client, Habits, together},
+};
+use crate::{
+    config::Config,
+    machine::Cores,
+    measure::Samples,
+    plot::{self, Curve},
+    report::{Better, Comparison, Target},
+};
+
+const ROWS: usize = 4;
+/// What the slow client takes between two calls.
+const PACES_MS: [u64; 6] = [1, 2, 4, 8, 16, 32];
+const LASTS: Duration = Duration::from_millis(1500);
+/// How much longer a fast client may wait beside the slowest than beside the least slow one: a few microseconds more or less
+/// of hundreds that a site takes are noise, and so is a share of them.
+const NOISE_US: f64 = 10.0;
+
+/// Measures, draws, and compares.
+pub(super) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+    let mut executors = Vec::new();
+    for policy in [Policy::Opportunistic, Policy::Lockstep] {
+        executors.push(Executor::start(config, cores.numbers(), policy)?);
+    }
+    let mut waits = vec![[Vec::new(), Vec::new()]; PACES_MS.len()];
+    for _ in 0..config.runs {
+        for (pace_ms, waits) in PACES_MS.iter().zip(&mut waits) {
+            for (executor, waits) in executors.iter().zip(waits) {
+                waits.push(mean_wait_us(executor, Duration::from_millis(*pace_ms))?);
+            }
+        }
+    }
+    let waits: Vec<[Samples; 2]> = waits
+        .into_iter()
+        .map(|[ours, lockstep]| Ok([Samples::new(ours)?, Samples::new(lockstep)?]))
+        .collect::<Result<_>>()?;
+    if let Some(folder) = &config.plot {
+        draw(&waits, &folder.join("split-waits.svg"))?;
+    }
+    compare(&waits)
+}
+
+/// What a call of the fast client waits for its turn.
+fn mean_wait_us(executor: &Executor, pace: Duration) -> Result<f64> {
+    let habits = |pause| Habits { rows: ROWS, class: Class::Decode, pause };
+    let fast = Client::new(executor, Way::Channel, habits(Duration::ZERO))?;
+    let slow = Client::new(executor, Way::Channel, habits(pace))?;
+    let mut clients = [fast, slow];
+    let done = together(&mut clients, LASTS)?;
+    let calls = done.first().map(|done| &done.calls[..]).unwrap_or_default();
+    let waits = calls.iter().map(|call| call.waited.as_secs_f64() * 1e6).collect();
+    Ok(Samples::new(waits).context("the fast client made no call")?.mean())
+}
+
+fn compare(waits: &[[Samples; 2]]) -> Result<Vec<Comparison>> {
+    let ends = waits.first().zip(waits.last()).zip(PACES_MS.first().zip(PACES_MS.last()));
+    let (([least, _], [ours, lockstep]), (quick_ms, slow_ms)) = ends.context("no pace was measured")?;
+    let row = |target| Row {
+        bench: "split-batching",
+        case: format!("wait of {ROWS} rows at a site, beside a client that calls every {slow_ms} ms"),
+        unit: "us",
+        better: Better::Lower,
+        target,
+    };
+    let goal = Target::OursAtMost(least.median() + NOISE_US);
+    Ok(vec![
+        row(None).beside(ours, "lockstep", lockstep),
+        row(Some(goal)).beside(ours, &format!("beside one that calls every {quick_ms} ms"), least),
+    ])
+}
+
+fn draw(waits: &[[Samples; 2]], path: &std::path::Path) -> Result<()> {
+    let points = |side: usize| {
+        let point = |(&pace, waits): (&u64, &[Samples; 2])| (pace as f64, waits[side].median() / 1000.0);
+        PACES_MS.iter().zip(waits).map(point).collect()
+    };
+    // In lockstep a site is computed once in a pace; else when the deadline of its own rows is over, which is near nothing.
+    let line = |of: fn(f64) -> f64| PACES_MS.iter().map(|&pace| (pace as f64, of(pace as f64))).collect();
+    let curves = [
+        Curve { name: "opportunistic".to_owned(), points: points(0), line: line(|_| 0.0) },
+        Curve { name: "lockstep".to_owned(), points: points(1), line: line(|pace| pace) },
+    ];
+    let title = "What a fast split client waits for at a site, beside a slow one";
+    plot::lines(path, title, ["pause of the slow client, ms", "wait of the fast client, ms"], &curves)
+}
