@@ -1,0 +1,156 @@
+//! What the engine refuses, gives up and survives: full queues, deadlines, panics, gateways that go, the end of the process.
+
+use base_executor::clock::Clock as _;
+
+use super::{
+    AdapterUnloaded, Bench, ConnectionId, Duration, ErrorCode, Event, FALLS_SHORT, Finish, Generate, Limits,
+    PANICS, ROOMY, ToGateway, assert_as_if_alone, assert_nothing_held, mpsc, prompt, request,
+};
+
+#[test]
+fn a_full_queue_is_an_answer() {
+    let mut bench = Bench::new(Limits { max_running: 2, max_waiting: 3, ..ROOMY });
+    (1..=7).for_each(|id| bench.send(request(id, prompt(id, 10), 5)));
+    bench.finish();
+    let full: Vec<u64> = (1..=7).filter(|id| bench.error(*id) == Some(ErrorCode::QueueFull)).collect();
+    assert_eq!(full, [6, 7]);
+    assert!((1..=5).all(|id| bench.answer(id).finish.is_some()));
+    bench.send(request(8, prompt(8, 10), 5));
+    bench.finish();
+    assert_eq!(bench.error(8), None);
+}
+
+#[test]
+fn a_deadline_ends_what_waits_and_what_runs() {
+    let mut bench = Bench::new(Limits { max_running: 1, ..ROOMY });
+    bench.send(Generate { deadline_ms: 100, ..request(1, prompt(1, 10), 50) });
+    bench.send(Generate { deadline_ms: 100, ..request(2, prompt(2, 10), 50) });
+    bench.send(request(3, prompt(3, 10), 5));
+    bench.step();
+    *bench.clock.0.lock().unwrap() += Duration::from_millis(99);
+    bench.step();
+    assert_eq!(bench.answer(1).tokens.len(), 2);
+    *bench.clock.0.lock().unwrap() += Duration::from_millis(1);
+    bench.finish();
+    assert_eq!(bench.error(1), Some(ErrorCode::DeadlineExceeded));
+    assert_eq!(bench.answer(1).tokens.len(), 2, "what was generated in time stands");
+    assert_eq!(bench.error(2), Some(ErrorCode::DeadlineExceeded));
+    assert_eq!(bench.answer(3).finish, Some(Finish::Length));
+    assert_nothing_held(&bench);
+}
+
+#[test]
+fn a_panic_about_one_request_is_that_requests_error() {
+    let mut bench = Bench::new(ROOMY);
+    bench.send(request(1, prompt(1, 10), 20));
+    bench.step();
+    // Its row of logits is the one that is cut short: it is the last of the step.
+    bench.send(request(2, vec![1, 2, FALLS_SHORT], 20));
+    bench.finish();
+    assert_eq!(bench.error(2), Some(ErrorCode::Internal));
+    assert_as_if_alone(&bench, &[request(1, prompt(1, 10), 20)]);
+    assert_nothing_held(&bench);
+}
+
+#[test]
+fn a_panic_of_the_forward_pass_fails_its_batch_and_the_engine_goes_on() {
+    let mut bench = Bench::new(ROOMY);
+    bench.send(request(1, vec![1, 2, PANICS], 20));
+    bench.step();
+    assert_eq!(bench.error(1), Some(ErrorCode::Internal));
+    let after = request(2, prompt(2, 40), 20);
+    bench.send(after.clone());
+    bench.finish();
+    assert_as_if_alone(&bench, &[after]);
+    assert_nothing_held(&bench);
+}
+
+#[test]
+fn unloading_drains_then_frees_blocks_and_bytes_then_answers() {
+    let mut bench = Bench::new(ROOMY);
+    bench.load(1);
+    bench.send(Generate { adapter: Some([1; 32]), ..request(1, prompt(1, 40), 10) });
+    bench.step();
+    bench.unload(1);
+    bench.send(Generate { adapter: Some([1; 32]), ..request(2, prompt(1, 40), 10) });
+    bench.step();
+    assert_eq!(bench.error(2), Some(ErrorCode::AdapterNotFound));
+    let gone = ToGateway::AdapterUnloaded(AdapterUnloaded { request: 1, adapter: [1; 32], freed_bytes: 10 });
+    assert!(!bench.others.contains(&gone), "a request still runs");
+    bench.finish();
+    assert_eq!(bench.answer(1).tokens.len(), 10);
+    assert!(bench.others.contains(&gone));
+    let stats = bench.stats();
+    assert_eq!((stats.kv_blocks_cached, stats.adapter_bytes, bench.budget.held_bytes()), (0, 0, 0));
+    bench.unload(1);
+    bench.step();
+    assert!(
+        matches!(bench.others.last(), Some(ToGateway::Failed(failed)) if failed.error.code == ErrorCode::AdapterNotFound)
+    );
+}
+
+#[test]
+fn loading_an_adapter_again_answers_and_changes_nothing() {
+    let mut bench = Bench::new(ROOMY);
+    bench.load(1);
+    bench.load(1);
+    bench.step();
+    let loaded = bench.others.iter().filter(|message| {
+        matches!(message, ToGateway::AdapterLoaded(loaded) if loaded.adapter == [1; 32] && loaded.generation == [101; 32])
+    });
+    assert_eq!(loaded.count(), 2);
+    assert_eq!((bench.stats().adapters.len(), bench.budget.held_bytes()), (1, 10));
+}
+
+#[test]
+fn a_gateway_that_is_gone_leaves_nothing_behind_and_the_others_undisturbed() {
+    let mut bench = Bench::new(ROOMY);
+    let (outbox, queue) = mpsc::channel(8);
+    bench.engine.handle(Event::Connected { connection: ConnectionId(2), outbox });
+    let received_at = bench.clock.now();
+    let theirs = request(1, prompt(1, 40), 50);
+    bench.engine.handle(Event::Generate { connection: ConnectionId(2), request: theirs, received_at });
+    let ours = request(1, prompt(2, 40), 50);
+    bench.send(ours.clone());
+    bench.step();
+    assert_eq!(bench.stats().running, 2);
+    drop(queue);
+    bench.step();
+    assert_eq!((bench.stats().running, bench.stats().cancelled), (1, 1));
+    bench.finish();
+    assert_as_if_alone(&bench, &[ours]);
+    assert_nothing_held(&bench);
+}
+
+#[test]
+fn a_gateway_that_does_not_read_is_given_up() {
+    let mut bench = Bench::new(ROOMY);
+    let (outbox, queue) = mpsc::channel(4);
+    bench.engine.handle(Event::Connected { connection: ConnectionId(2), outbox });
+    let received_at = bench.clock.now();
+    let request = request(1, prompt(1, 40), 50);
+    bench.engine.handle(Event::Generate { connection: ConnectionId(2), request, received_at });
+    (0..10).for_each(|_| bench.step());
+    assert_eq!((bench.stats().running, bench.stats().cancelled), (0, 1));
+    assert_eq!(queue.len(), 4, "what was queued is still theirs");
+    assert!(queue.is_closed());
+}
+
+#[test]
+fn draining_refuses_what_is_new_finishes_what_runs_and_gives_up_at_the_end_of_the_grace() {
+    let mut bench = Bench::new(ROOMY);
+    bench.send(request(1, prompt(1, 10), 3));
+    bench.send(request(2, prompt(2, 10), 1000));
+    bench.step();
+    let until = bench.clock.now() + Duration::from_secs(1);
+    bench.engine.handle(Event::Drain { until });
+    bench.send(request(3, prompt(3, 10), 3));
+    (0..5).for_each(|_| bench.step());
+    assert_eq!(bench.error(3), Some(ErrorCode::ShuttingDown));
+    assert_eq!(bench.answer(1).finish, Some(Finish::Length));
+    assert_eq!(bench.stats().running, 1);
+    *bench.clock.0.lock().unwrap() = until;
+    bench.step();
+    assert_eq!(bench.error(2), Some(ErrorCode::ShuttingDown));
+    assert!(bench.engine.is_idle());
+}
