@@ -21,6 +21,7 @@
 pub mod activations;
 pub mod attention;
 mod buffer;
+pub mod cuda;
 mod element;
 pub mod elementwise;
 pub mod isa;

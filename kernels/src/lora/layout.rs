@@ -206,23 +206,23 @@ impl MatrixLayout {
     }
 
     /// Bytes of A's ranks from the start of block `first_rank / RANK_BLOCK`; of a layout that was checked.
-    pub(super) fn a_bytes_before(&self, rank: usize) -> usize {
+    pub(crate) fn a_bytes_before(&self, rank: usize) -> usize {
         rank * self.a_rank_bytes()
     }
 
     /// Bytes of all of A.
-    pub(super) fn a_bytes(&self) -> usize {
+    pub(crate) fn a_bytes(&self) -> usize {
         self.a_bytes_before(self.rank)
     }
 
     /// Bytes of B's ranks below `rank`, which is the start of a block or the end.
-    pub(super) fn b_bytes_before(&self, rank: usize) -> usize {
+    pub(crate) fn b_bytes_before(&self, rank: usize) -> usize {
         let ranks = if self.b.kind == NumberKind::Bf16 { rank.next_multiple_of(2) } else { rank };
         ranks * self.rows * self.b.kind.bytes()
     }
 
     /// Bytes of all of B.
-    pub(super) fn b_bytes(&self) -> usize {
+    pub(crate) fn b_bytes(&self) -> usize {
         self.b_bytes_before(self.rank)
     }
 

@@ -49,6 +49,12 @@ impl LoraMatrix {
         self.layout.a_bytes() + self.layout.b_bytes()
     }
 
+    /// The memory both factors lie in.
+    #[must_use]
+    pub fn shared_bytes(&self) -> &SharedBytes {
+        &self.bytes
+    }
+
     /// Shape, scale and place.
     #[must_use]
     pub fn layout(&self) -> &MatrixLayout {
@@ -60,7 +66,7 @@ impl LoraMatrix {
     /// # Panics
     ///
     /// If the memory has become shorter since it was checked.
-    pub(super) fn factors(&self) -> [&[u8]; 2] {
+    pub(crate) fn factors(&self) -> [&[u8]; 2] {
         let bytes = (*self.bytes).as_ref();
         let MatrixLayout { a, b, .. } = self.layout;
         [&bytes[a.offset..][..self.layout.a_bytes()], &bytes[b.offset..][..self.layout.b_bytes()]]

@@ -1,0 +1,332 @@
+//! Blocks of keys and values on the device, and the launches that write and read them.
+
+use super::RowTable;
+use crate::{
+    attention::{BLOCK_TOKENS, KvPrecision, KvShape, MAX_HEAD_DIM, QkvLayout},
+    cuda::{
+        CudaError, DeviceVec, Matrix, Stream,
+        launch::{Arg, Shape, count, launch},
+    },
+    lora::NumberKind,
+};
+
+/// Widths that the kernels for halves are made for; heads are padded to the next.
+const WIDTHS: [usize; 4] = [64, 96, 128, MAX_HEAD_DIM];
+
+/// Queries of a group that one block of threads has at most, decoding and otherwise.
+const DECODE_QUERIES: usize = 8;
+const PREFILL_QUERIES: usize = 64;
+
+/// Threads of a block, and features that a thread appends.
+const ATTEND_THREADS: u32 = 128;
+const APPEND_THREADS: u32 = 256;
+const APPEND_FEATURES: usize = 8;
+
+/// A pool of KV blocks on the device.
+#[derive(Debug)]
+pub struct KvPool {
+    shape: KvShape,
+    blocks: usize,
+    /// As `kernels/cuda/attention.cuh` draws it.
+    data: DeviceVec<u8>,
+}
+
+/// The width that heads are padded to.
+pub(super) fn padded_head(head_dim: usize) -> usize {
+    WIDTHS.into_iter().find(|&width| head_dim <= width).unwrap_or(MAX_HEAD_DIM)
+}
+
+fn number_bytes(shape: KvShape) -> usize {
+    if shape.precision == KvPrecision::F32 { 4 } else { 2 }
+}
+
+fn layer_elements(shape: KvShape) -> usize {
+    shape.kv_heads * 2 * BLOCK_TOKENS * padded_head(shape.head_dim)
+}
+
+impl KvPool {
+    /// A pool of `blocks` blocks, whose contents are unspecified: what was not written is never seen.
+    ///
+    /// # Errors
+    ///
+    /// The device has no room.
+    ///
+    /// # Panics
+    ///
+    /// If the heads are wider than [`MAX_HEAD_DIM`], or of an odd width.
+    pub fn new(stream: &Stream, shape: KvShape, blocks: usize) -> Result<Self, CudaError> {
+        assert!(shape.head_dim <= MAX_HEAD_DIM, "heads of at most {MAX_HEAD_DIM}");
+        assert!(shape.head_dim.is_multiple_of(2), "heads of an even width");
+        let data = DeviceVec::new(stream.cuda(), Self::block_bytes(shape).saturating_mul(blocks))?;
+        Ok(Self { shape, blocks, data })
+    }
+
+    /// Bytes of a block on the device: heads are padded further than on the CPU.
+    #[must_use]
+    pub fn block_bytes(shape: KvShape) -> usize {
+        shape.layers * layer_elements(shape) * number_bytes(shape)
+    }
+
+    /// Its shape.
+    #[must_use]
+    pub fn shape(&self) -> KvShape {
+        self.shape
+    }
+
+    /// How many blocks it has.
+    #[must_use]
+    pub fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    /// Writes the keys and values of `qkv` to their sequences' blocks.
+    ///
+    /// # Errors
+    ///
+    /// The device is lost.
+    ///
+    /// # Panics
+    ///
+    /// If the shapes do not fit together.
+    pub fn append(
+        &mut self,
+        stream: &Stream,
+        layer: usize,
+        qkv: &Matrix,
+        layout: QkvLayout,
+        rows: &RowTable,
+    ) -> Result<(), CudaError> {
+        self.check(layer, qkv, layout, rows);
+        let padded = padded_head(layout.head_dim);
+        let threads = qkv.rows() * 2 * layout.kv_heads * padded / APPEND_FEATURES;
+        let shape = Shape::line(threads.div_ceil(APPEND_THREADS as usize), APPEND_THREADS);
+        let name = match self.shape.precision {
+            KvPrecision::F32 => "kv_append_f32",
+            KvPrecision::F16 => "kv_append_f16",
+        };
+        let arguments = [
+            Arg::Ptr(qkv.address()),
+            kind(qkv),
+            Arg::U32(count(qkv.rows())),
+            Arg::U32(count(layout.stride())),
+            Arg::U32(count(layout.heads * layout.head_dim)),
+            Arg::U32(count(layout.kv_heads)),
+            Arg::U32(count(layout.head_dim)),
+            Arg::U32(count(padded)),
+            Arg::Ptr(rows.positions().address()),
+            Arg::Ptr(rows.row_blocks()),
+            Arg::Ptr(rows.blocks()),
+            Arg::Ptr(self.data.address()),
+            Arg::U64(self.block_elements()),
+            Arg::U64(self.layer_offset(layer)),
+        ];
+        // SAFETY: the arguments are the kernel's. It reads rows of `qkv`, entries of the table for as many rows, and
+        // writes blocks that the table has seen to be of this pool, in a layer that exists.
+        unsafe { launch(stream, name, shape, &arguments) }
+    }
+
+    /// `out[row, head] = softmax(q · keys) values` over the row's position and those before it, as far back as `window`
+    /// reaches. `out` has rows of `heads * head_dim`; rows of no sequence keep what they held. Queries are scaled already.
+    ///
+    /// # Errors
+    ///
+    /// The device is lost.
+    ///
+    /// # Panics
+    ///
+    /// If the shapes do not fit together.
+    #[allow(clippy::too_many_arguments, reason = "one operation; its operands are what they are")]
+    pub fn attend(
+        &self,
+        stream: &Stream,
+        layer: usize,
+        qkv: &Matrix,
+        layout: QkvLayout,
+        rows: &RowTable,
+        window: Option<usize>,
+        out: &mut Matrix,
+    ) -> Result<(), CudaError> {
+        self.check(layer, qkv, layout, rows);
+        let width = layout.heads * layout.head_dim;
+        assert_eq!((out.rows(), out.width()), (qkv.rows(), width), "a row of out for each row of qkv");
+        assert_eq!(out.kind(), qkv.kind(), "numbers of one kind");
+        assert_ne!(window, Some(0), "a row sees itself");
+        // No context is longer than 32 bits can say.
+        let window = window.and_then(|window| u32::try_from(window).ok()).unwrap_or(u32::MAX);
+        let attend = Attend { pool: self, stream, layer, qkv, layout, rows, window, out };
+        match self.shape.precision {
+            KvPrecision::F32 => attend.exactly(),
+            KvPrecision::F16 => {
+                attend.tiles()?;
+                attend.spans()?;
+                attend.join()
+            }
+        }
+    }
+
+    /// Checks what the kernels rely on.
+    fn check(&self, layer: usize, qkv: &Matrix, layout: QkvLayout, rows: &RowTable) {
+        assert!(layer < self.shape.layers, "layer {layer}");
+        let heads = (layout.kv_heads, layout.head_dim);
+        assert_eq!(heads, (self.shape.kv_heads, self.shape.head_dim), "the pool's heads");
+        assert!(layout.heads.is_multiple_of(layout.kv_heads), "whole groups of heads");
+        let table = rows.layout();
+        assert_eq!(
+            (layout.heads, heads),
+            (table.heads, (table.kv_heads, table.head_dim)),
+            "the table's heads"
+        );
+        assert!(rows.pool_blocks() <= self.blocks, "the table's blocks exist");
+        assert_eq!(qkv.width(), layout.stride(), "rows of [q | k | v]");
+        let fits = (rows.rows()..=rows.capacity()).contains(&qkv.rows());
+        assert!(fits, "{} rows, but the table has {} to {}", qkv.rows(), rows.rows(), rows.capacity());
+    }
+
+    fn block_elements(&self) -> u64 {
+        (self.shape.layers * layer_elements(self.shape)) as u64
+    }
+
+    fn layer_offset(&self, layer: usize) -> u64 {
+        (layer * layer_elements(self.shape)) as u64
+    }
+}
+
+/// A matrix's kind as the kernels take it.
+fn kind(matrix: &Matrix) -> Arg {
+    Arg::U32(match matrix.kind() {
+        NumberKind::F32 => 0,
+        NumberKind::F16 => 1,
+        NumberKind::Bf16 => 2,
+    })
+}
+
+/// One call of [`KvPool::attend`], checked.
+struct Attend<'a> {
+    pool: &'a KvPool,
+    stream: &'a Stream,
+    layer: usize,
+    qkv: &'a Matrix,
+    layout: QkvLayout,
+    rows: &'a RowTable,
+    window: u32,
+    out: &'a mut Matrix,
+}
+
+impl Attend<'_> {
+    /// Rows and heads that a block of threads has, each with what reads them: parts of a group of `queries` at most.
+    fn parts(&self, queries: usize) -> usize {
+        self.layout.kv_heads * (self.layout.heads / self.layout.kv_heads).div_ceil(queries)
+    }
+
+    fn padded(&self) -> usize {
+        padded_head(self.layout.head_dim)
+    }
+
+    /// Queries, results, and how they lie: what the kernels for halves begin with.
+    fn front(&self) -> [Arg; 8] {
+        let QkvLayout { heads, kv_heads, head_dim } = self.layout;
+        [
+            Arg::Ptr(self.qkv.address()),
+            Arg::Ptr(self.out.address()),
+            kind(self.qkv),
+            Arg::U32(count(self.qkv.rows())),
+            Arg::U32(count(self.layout.stride())),
+            Arg::U32(count(heads)),
+            Arg::U32(count(kv_heads)),
+            Arg::U32(count(head_dim)),
+        ]
+    }
+
+    /// Where keys and values are, and which are seen.
+    fn keys(&self) -> [Arg; 5] {
+        [
+            Arg::Ptr(self.rows.blocks()),
+            Arg::Ptr(self.pool.data.address()),
+            Arg::U64(self.pool.block_elements()),
+            Arg::U64(self.pool.layer_offset(self.layer)),
+            Arg::U32(self.window),
+        ]
+    }
+
+    /// Sequences with many new rows.
+    fn tiles(&self) -> Result<(), CudaError> {
+        let padded = self.padded();
+        let (name, step) = match padded {
+            64 => ("attention_prefill_64", 64),
+            96 => ("attention_prefill_96", 64),
+            128 => ("attention_prefill_128", 64),
+            _ => ("attention_prefill_256", 32),
+        };
+        // Two stages of keys and values, rows 16 bytes apart; queries that registers have no room for.
+        let stages = 4 * step * (padded + 8) * 2;
+        let queries = if padded > 128 { PREFILL_QUERIES * padded * 2 } else { 0 };
+        let blocks = self.rows.shape().tiles * self.parts(PREFILL_QUERIES);
+        let shape = Shape::line(blocks, ATTEND_THREADS).sharing(stages + queries);
+        let arguments = [&self.front()[..], &[Arg::Ptr(self.rows.tiles())], &self.keys()].concat();
+        // SAFETY: the arguments are the kernel's, the shared memory as large as its `Sizes` say. Tiles name rows below
+        // the number given, and blocks that the table has seen to be of this pool, written in this stream's order.
+        unsafe { launch(self.stream, name, shape, &arguments) }
+    }
+
+    /// Sequences with few new rows: each span of each item.
+    fn spans(&self) -> Result<(), CudaError> {
+        let padded = self.padded();
+        let name = match padded {
+            64 => "attention_decode_64",
+            96 => "attention_decode_96",
+            128 => "attention_decode_128",
+            _ => "attention_decode_256",
+        };
+        // A slot of 16 bytes for each load of each thread, for the blocks of positions that are under way.
+        let (loads, stages) = (padded / 16 + 4 * padded.div_ceil(64), if padded > 128 { 1 } else { 2 });
+        let slots = ATTEND_THREADS as usize * stages * loads * 16;
+        let shape =
+            Shape::plane(self.rows.shape().units, self.parts(DECODE_QUERIES), ATTEND_THREADS).sharing(slots);
+        let tables = [Arg::Ptr(self.rows.units()), Arg::Ptr(self.rows.items())];
+        let results = [Arg::Ptr(self.rows.stats()), Arg::Ptr(self.rows.partials())];
+        let arguments = [&self.front()[..], &tables, &self.keys(), &results].concat();
+        // SAFETY: as for tiles; partial results have a slot for each span and row of an item that has several.
+        unsafe { launch(self.stream, name, shape, &arguments) }
+    }
+
+    /// Items with several spans.
+    fn join(&self) -> Result<(), CudaError> {
+        let QkvLayout { heads, head_dim, .. } = self.layout;
+        let shape = Shape::plane(self.rows.shape().joined_items, heads, ATTEND_THREADS);
+        let arguments = [
+            Arg::Ptr(self.out.address()),
+            kind(self.out),
+            Arg::U32(count(self.qkv.rows())),
+            Arg::U32(count(heads)),
+            Arg::U32(count(head_dim)),
+            Arg::U32(count(self.padded())),
+            Arg::Ptr(self.rows.items()),
+            Arg::U32(self.window),
+            Arg::Ptr(self.rows.stats()),
+            Arg::Ptr(self.rows.partials()),
+        ];
+        // SAFETY: as above; what is read was written by the launch before.
+        unsafe { launch(self.stream, "attention_combine", shape, &arguments) }
+    }
+
+    /// All rows, in 32 bits.
+    fn exactly(&self) -> Result<(), CudaError> {
+        let QkvLayout { heads, kv_heads, head_dim } = self.layout;
+        let shape = Shape::line(self.qkv.rows() * heads, ATTEND_THREADS);
+        let front = [
+            Arg::Ptr(self.qkv.address()),
+            Arg::Ptr(self.out.address()),
+            kind(self.qkv),
+            Arg::U32(count(self.layout.stride())),
+            Arg::U32(count(heads)),
+            Arg::U32(count(kv_heads)),
+            Arg::U32(count(head_dim)),
+            Arg::U32(count(self.padded())),
+            Arg::Ptr(self.rows.positions().address()),
+            Arg::Ptr(self.rows.row_blocks()),
+        ];
+        let arguments = [&front[..], &self.keys()].concat();
+        // SAFETY: the arguments are the kernel's; rows exist in all of the matrices and in the table, blocks as above.
+        unsafe { launch(self.stream, "attention_exact", shape, &arguments) }
+    }
+}

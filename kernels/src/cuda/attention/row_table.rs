@@ -1,0 +1,431 @@
+//! What the rows of a batch are: their positions, their sequences' blocks, and the pieces that attention is cut into.
+
+use std::sync::Arc;
+
+use crate::{
+    attention::{BLOCK_TOKENS, KvRows, QkvLayout},
+    cuda::{Cuda, CudaError, DeviceVec, Stream},
+};
+
+use super::pool::padded_head;
+
+/// An entry that stands for nothing, as the kernels know it.
+const NONE: u32 = u32::MAX;
+
+/// Sequences with more new rows than this are cut into tiles.
+const FEW_ROWS: usize = 8;
+
+/// Queries of an item and of a tile, as the kernels are made.
+const ITEM_QUERIES: usize = 8;
+const TILE_QUERIES: usize = 64;
+
+/// Words of a table's entry, as the kernels are made.
+const ITEM_WORDS: usize = 8;
+const UNIT_WORDS: usize = 2;
+const TILE_WORDS: usize = 4;
+
+/// Positions of the shortest span, and the most spans of a context: a lane of a warp joins each.
+const SHORTEST_SPAN: usize = 128;
+const MOST_SPANS: usize = 32;
+
+/// Entries that a table has room for at first.
+const FIRST_CAPACITY: usize = 16;
+
+/// Sizes of the launches that a table asks for. They grow in steps, so that a recorded pass fits many tables: it may be
+/// replayed with each table of the same shape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct TableShape {
+    /// Spans of items.
+    pub(super) units: usize,
+    /// Items, if any has several spans.
+    pub(super) joined_items: usize,
+    /// Tiles.
+    pub(super) tiles: usize,
+}
+
+/// The rows of a batch on the device, uploaded once a pass.
+///
+/// Its memory grows by doubling and stays where it is otherwise. Entries that are not in use say so, and rows of a batch
+/// that belong to no sequence, or lie behind the last one, have position 0 and neither keys nor results: a recorded pass
+/// may have more rows than are in use.
+#[derive(Debug)]
+pub struct RowTable {
+    layout: QkvLayout,
+    /// Blocks of the pools that it serves.
+    pool_blocks: usize,
+    capacity: Sections,
+    used: Sections,
+    /// `[row_blocks | items | units | tiles | blocks]`, each as long as its capacity.
+    words: DeviceVec<u32>,
+    positions: DeviceVec<u32>,
+    /// Results of spans, to be joined; written and read in the order of the stream.
+    stats: DeviceVec<f32>,
+    partials: DeviceVec<f32>,
+    shape: TableShape,
+    sequences: usize,
+    longest: usize,
+    staged: Staged,
+}
+
+/// Entries of each part.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sections {
+    rows: usize,
+    items: usize,
+    units: usize,
+    tiles: usize,
+    blocks: usize,
+    /// Rows of partial results.
+    slots: usize,
+}
+
+impl Sections {
+    fn items_at(self) -> usize {
+        self.rows
+    }
+
+    fn units_at(self) -> usize {
+        self.items_at() + self.items * ITEM_WORDS
+    }
+
+    fn tiles_at(self) -> usize {
+        self.units_at() + self.units * UNIT_WORDS
+    }
+
+    fn blocks_at(self) -> usize {
+        self.tiles_at() + self.tiles * TILE_WORDS
+    }
+
+    fn words(self) -> usize {
+        self.blocks_at() + self.blocks
+    }
+
+    /// Room for `used` too, doubling what is too small.
+    fn grown(self, used: Self) -> Self {
+        let grow = |has: usize, needs: usize| if needs <= has { has } else { needs.next_power_of_two() };
+        Self {
+            rows: grow(self.rows, used.rows),
+            items: grow(self.items, used.items),
+            units: grow(self.units, used.units),
+            tiles: grow(self.tiles, used.tiles),
+            blocks: grow(self.blocks, used.blocks),
+            slots: grow(self.slots, used.slots),
+        }
+    }
+}
+
+/// The table as the host writes it; kept for its memory.
+#[derive(Debug, Default)]
+struct Staged {
+    positions: Vec<u32>,
+    row_blocks: Vec<u32>,
+    items: Vec<[u32; ITEM_WORDS]>,
+    units: Vec<[u32; UNIT_WORDS]>,
+    tiles: Vec<[u32; TILE_WORDS]>,
+    blocks: Vec<u32>,
+    slots: usize,
+    words: Vec<u32>,
+}
+
+impl RowTable {
+    /// A table without rows, for models of this layout and pools of `pool_blocks` blocks.
+    ///
+    /// # Errors
+    ///
+    /// The device has no room.
+    pub fn new(cuda: &Arc<Cuda>, layout: QkvLayout, pool_blocks: usize) -> Result<Self, CudaError> {
+        let first = FIRST_CAPACITY;
+        let capacity =
+            Sections { rows: first, items: first, units: first, tiles: first, blocks: first, slots: 0 };
+        Ok(Self {
+            layout,
+            pool_blocks,
+            capacity,
+            used: Sections::default(),
+            words: DeviceVec::new(cuda, capacity.words())?,
+            positions: DeviceVec::new(cuda, capacity.rows)?,
+            stats: DeviceVec::new(cuda, 0)?,
+            partials: DeviceVec::new(cuda, 0)?,
+            shape: TableShape::default(),
+            sequences: 0,
+            longest: 0,
+            staged: Staged::default(),
+        })
+    }
+
+    /// Makes it the table of `batch`: the host's part is done at once, the device's in the order of `stream`.
+    ///
+    /// # Errors
+    ///
+    /// The device has no room.
+    ///
+    /// # Panics
+    ///
+    /// If a sequence has too few blocks, a block does not exist, or rows overlap or do not ascend.
+    pub fn upload(&mut self, stream: &Stream, batch: &[KvRows<'_>]) -> Result<(), CudaError> {
+        let rows = check(batch, self.pool_blocks);
+        self.staged.fill(batch, rows, self.layout);
+        let used = self.staged.used();
+        self.grow(stream, used)?;
+        let words = self.staged.pack(self.capacity);
+        stream.upload(words, &mut self.words, 0)?;
+        stream.upload(&self.staged.positions, &mut self.positions, 0)?;
+        (self.used, self.shape, self.sequences) = (used, self.staged.shape(), batch.len());
+        self.longest = batch.iter().map(|slice| slice.position + slice.rows).max().unwrap_or(0);
+        Ok(())
+    }
+
+    /// Takes all the memory that is lacking before it lets go of any: without room, the table stays what it was.
+    fn grow(&mut self, stream: &Stream, used: Sections) -> Result<(), CudaError> {
+        let (cuda, capacity) = (stream.cuda(), self.capacity.grown(used));
+        let slots = capacity.slots * self.layout.heads;
+        let longer = |old: usize, new: usize| (new > old).then_some(new);
+        let words = longer(self.words.len(), capacity.words()).map(|len| DeviceVec::new(cuda, len));
+        let positions = longer(self.positions.len(), capacity.rows).map(|len| DeviceVec::new(cuda, len));
+        let stats = longer(self.stats.len(), 2 * slots).map(|len| DeviceVec::new(cuda, len));
+        let partials = slots * padded_head(self.layout.head_dim);
+        let partials = longer(self.partials.len(), partials).map(|len| DeviceVec::new(cuda, len));
+        let (words, positions, stats, partials) =
+            (words.transpose()?, positions.transpose()?, stats.transpose()?, partials.transpose()?);
+        replace(&mut self.words, words);
+        replace(&mut self.positions, positions);
+        replace(&mut self.stats, stats);
+        replace(&mut self.partials, partials);
+        self.capacity = capacity;
+        Ok(())
+    }
+
+    /// Each row's position in its sequence, and 0 for rows of none; at least [`RowTable::capacity`] of them.
+    #[must_use]
+    pub fn positions(&self) -> &DeviceVec<u32> {
+        &self.positions
+    }
+
+    /// Rows of the batch, those between sequences among them.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.used.rows
+    }
+
+    /// Rows that a launch may have.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.capacity.rows
+    }
+
+    /// Sequences of the batch.
+    #[must_use]
+    pub fn sequences(&self) -> usize {
+        self.sequences
+    }
+
+    /// Positions of the longest context, new rows among them.
+    #[must_use]
+    pub fn longest(&self) -> usize {
+        self.longest
+    }
+
+    /// What a recorded pass depends on.
+    #[must_use]
+    pub fn shape(&self) -> TableShape {
+        self.shape
+    }
+
+    /// Heads it was made for.
+    pub(super) fn layout(&self) -> QkvLayout {
+        self.layout
+    }
+
+    /// Blocks of the pools that it was made for.
+    pub(super) fn pool_blocks(&self) -> usize {
+        self.pool_blocks
+    }
+
+    /// Where each row's block ids begin.
+    pub(super) fn row_blocks(&self) -> u64 {
+        self.words.address()
+    }
+
+    pub(super) fn items(&self) -> u64 {
+        self.words.address_of(self.capacity.items_at())
+    }
+
+    pub(super) fn units(&self) -> u64 {
+        self.words.address_of(self.capacity.units_at())
+    }
+
+    pub(super) fn tiles(&self) -> u64 {
+        self.words.address_of(self.capacity.tiles_at())
+    }
+
+    pub(super) fn blocks(&self) -> u64 {
+        self.words.address_of(self.capacity.blocks_at())
+    }
+
+    pub(super) fn stats(&self) -> u64 {
+        self.stats.address()
+    }
+
+    pub(super) fn partials(&self) -> u64 {
+        self.partials.address()
+    }
+}
+
+impl Staged {
+    fn fill(&mut self, batch: &[KvRows<'_>], rows: usize, layout: QkvLayout) {
+        self.items.clear();
+        self.units.clear();
+        self.tiles.clear();
+        self.blocks.clear();
+        self.slots = 0;
+        self.positions.clear();
+        self.positions.resize(rows, 0);
+        self.row_blocks.clear();
+        self.row_blocks.resize(rows, NONE);
+        for slice in batch.iter().filter(|slice| slice.rows > 0) {
+            let context = slice.position + slice.rows;
+            let first_block = word(self.blocks.len());
+            self.blocks.extend_from_slice(&slice.blocks[..context.div_ceil(BLOCK_TOKENS)]);
+            for row in 0..slice.rows {
+                self.positions[slice.first_row + row] = word(slice.position + row);
+                self.row_blocks[slice.first_row + row] = first_block;
+            }
+            let group = layout.heads / layout.kv_heads;
+            if slice.rows <= FEW_ROWS {
+                self.cut_into_items(slice, first_block, (ITEM_QUERIES / group).max(1));
+            } else {
+                self.cut_into_tiles(slice, first_block, (TILE_QUERIES / group).max(1));
+            }
+        }
+        // The longest first: what is begun last should be done soon.
+        self.tiles.sort_by_key(|&[_, rows, position, _]| std::cmp::Reverse(position + rows));
+    }
+
+    /// Items of `rows_each` rows, and a unit for each span of an item's context.
+    fn cut_into_items(&mut self, slice: &KvRows<'_>, first_block: u32, rows_each: usize) {
+        for first in (0..slice.rows).step_by(rows_each) {
+            let rows = rows_each.min(slice.rows - first);
+            let context = slice.position + first + rows;
+            let span = span(context);
+            let splits = context.div_ceil(span);
+            let item = word(self.items.len());
+            let position = word(slice.position + first);
+            let (first_row, slot) = (word(slice.first_row + first), word(self.slots));
+            let (rows, spans) = (word(rows), word(splits));
+            self.items.push([first_row, rows, position, first_block, slot, spans, word(span), 0]);
+            self.units.extend((0..spans).map(|split| [item, split]));
+            if splits > 1 {
+                self.slots += splits * rows as usize;
+            }
+        }
+    }
+
+    fn cut_into_tiles(&mut self, slice: &KvRows<'_>, first_block: u32, rows_each: usize) {
+        for first in (0..slice.rows).step_by(rows_each) {
+            let rows = word(rows_each.min(slice.rows - first));
+            let (first_row, position) = (word(slice.first_row + first), word(slice.position + first));
+            self.tiles.push([first_row, rows, position, first_block]);
+        }
+    }
+
+    fn used(&self) -> Sections {
+        Sections {
+            rows: self.row_blocks.len(),
+            items: self.items.len(),
+            units: self.units.len(),
+            tiles: self.tiles.len(),
+            blocks: self.blocks.len(),
+            slots: self.slots,
+        }
+    }
+
+    fn shape(&self) -> TableShape {
+        TableShape {
+            units: step(self.units.len()),
+            joined_items: if self.slots > 0 { step(self.items.len()) } else { 0 },
+            tiles: step(self.tiles.len()),
+        }
+    }
+
+    /// Everything in one run of words, unused entries filled with [`NONE`]; positions are filled up with 0.
+    fn pack(&mut self, capacity: Sections) -> &[u32] {
+        self.positions.resize(capacity.rows, 0);
+        let words = &mut self.words;
+        words.clear();
+        words.extend_from_slice(&self.row_blocks);
+        words.resize(capacity.items_at(), NONE);
+        words.extend(self.items.iter().flatten());
+        words.resize(capacity.units_at(), NONE);
+        words.extend(self.units.iter().flatten());
+        words.resize(capacity.tiles_at(), NONE);
+        words.extend(self.tiles.iter().flatten());
+        words.resize(capacity.blocks_at(), NONE);
+        words.extend_from_slice(&self.blocks);
+        words
+    }
+}
+
+fn replace<T>(old: &mut T, new: Option<T>) {
+    if let Some(new) = new {
+        *old = new;
+    }
+}
+
+/// Checks what the kernels rely on; returns the number of rows.
+fn check(batch: &[KvRows<'_>], pool_blocks: usize) -> usize {
+    let in_order = |pair: &[KvRows<'_>]| pair[0].first_row + pair[0].rows <= pair[1].first_row;
+    assert!(batch.windows(2).all(in_order), "slices have rows of their own, in ascending order");
+    for slice in batch {
+        assert!(slice.position + slice.rows <= slice.blocks.len() * BLOCK_TOKENS, "enough blocks");
+        assert!(slice.blocks.iter().all(|&block| (block as usize) < pool_blocks), "blocks of this pool");
+    }
+    batch.last().map_or(0, |slice| slice.first_row + slice.rows)
+}
+
+/// Positions of a span of a context: it is the context's own affair, so that no company changes a result's bits.
+fn span(context: usize) -> usize {
+    let mut span = SHORTEST_SPAN;
+    while context > span * MOST_SPANS {
+        span *= 2;
+    }
+    span
+}
+
+/// The next size of a launch: few different ones, none a third too large. Never more than the next power of two, which
+/// is what tables have room for.
+fn step(count: usize) -> usize {
+    match count {
+        0 => 0,
+        1..=FIRST_CAPACITY => count.next_power_of_two(),
+        _ => count.next_multiple_of(count.next_power_of_two() / 8),
+    }
+}
+
+/// A number of the table. Rows, positions and blocks are far below.
+fn word(of: usize) -> u32 {
+    u32::try_from(of).expect("a batch's numbers fit 32 bits")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{FIRST_CAPACITY, MOST_SPANS, span, step};
+
+    #[test]
+    fn sizes_of_launches_cover_what_there_is_and_fit_the_table() {
+        for count in 0..5000 {
+            let size = step(count);
+            assert!(
+                (count..=count.next_power_of_two().max(FIRST_CAPACITY)).contains(&size),
+                "{count}: {size}"
+            );
+            assert!(count <= FIRST_CAPACITY || size * 3 <= count * 4, "{count}: {size}");
+        }
+    }
+
+    #[test]
+    fn a_context_has_at_most_as_many_spans_as_a_warp_can_join() {
+        for context in [1_usize, 127, 128, 129, 4096, 4097, 131_072, 131_073, 10_000_000] {
+            assert!(context.div_ceil(span(context)) <= MOST_SPANS, "{context}");
+        }
+    }
+}

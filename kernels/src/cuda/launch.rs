@@ -1,0 +1,155 @@
+//! The one place that launches kernels.
+
+use std::{ffi::c_void, sync::atomic::Ordering};
+
+use cudarc::driver::sys::{self, CUfunction_attribute};
+
+use super::{
+    context::Function,
+    error::{CudaError, check},
+    stream::Stream,
+};
+
+/// Bytes of dynamic shared memory that a kernel may have without being allowed more.
+const SHARED_BYTES: u32 = 48 << 10;
+
+/// Most arguments of a kernel.
+const MOST_ARGUMENTS: usize = 40;
+
+/// An argument of a kernel.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Arg {
+    /// A pointer to memory that the device reaches; 0 where there is none.
+    Ptr(u64),
+    /// `unsigned`.
+    U32(u32),
+    /// `unsigned long long`, `size_t`.
+    U64(u64),
+    /// `float`.
+    F32(f32),
+}
+
+impl Arg {
+    /// Where the value itself lies, which is all the driver wants to know.
+    fn address(&mut self) -> *mut c_void {
+        match self {
+            Self::Ptr(value) | Self::U64(value) => std::ptr::from_mut(value).cast(),
+            Self::U32(value) => std::ptr::from_mut(value).cast(),
+            Self::F32(value) => std::ptr::from_mut(value).cast(),
+        }
+    }
+}
+
+/// How many blocks of how many threads, and what each block shares.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Shape {
+    /// Blocks; y and z at most 65,535.
+    pub(super) grid: [u32; 3],
+    /// Threads of a block, at most 1,024.
+    pub(super) threads: u32,
+    /// Bytes of dynamic shared memory of a block.
+    pub(super) shared_bytes: u32,
+}
+
+impl Shape {
+    /// `blocks` blocks of `threads` threads in a row.
+    pub(super) fn line(blocks: usize, threads: u32) -> Self {
+        Self { grid: [count(blocks), 1, 1], threads, shared_bytes: 0 }
+    }
+
+    /// A grid of two dimensions.
+    pub(super) fn plane(x: usize, y: usize, threads: u32) -> Self {
+        Self { grid: [count(x), count(y), 1], threads, shared_bytes: 0 }
+    }
+
+    /// With so much dynamic shared memory for each block.
+    pub(super) fn sharing(self, bytes: usize) -> Self {
+        Self { shared_bytes: count(bytes), ..self }
+    }
+}
+
+/// A size as kernels take it.
+///
+/// # Panics
+///
+/// If it does not fit 32 bits: shapes are bounded far below.
+pub(super) fn count(of: usize) -> u32 {
+    u32::try_from(of).expect("shapes fit 32 bits")
+}
+
+/// Enqueues kernel `name` on `stream`. A grid without blocks is no launch.
+///
+/// # Errors
+///
+/// The driver refuses it, or the device is lost.
+///
+/// # Safety
+///
+/// The arguments are those the kernel is declared with, in number, order and type; what pointers point to is memory of
+/// the stream's device (or registered with it), as large as the kernel takes it to be, and stays so until the kernel
+/// has run; nobody else writes what it reads or reads what it writes except in the order of the stream.
+pub(super) unsafe fn launch(
+    stream: &Stream,
+    name: &str,
+    shape: Shape,
+    arguments: &[Arg],
+) -> Result<(), CudaError> {
+    if shape.grid.contains(&0) {
+        return Ok(());
+    }
+    let cuda = stream.cuda();
+    cuda.bind()?;
+    let function = cuda.function(name);
+    allow_shared(function, shape.shared_bytes)?;
+    assert!(arguments.len() <= MOST_ARGUMENTS, "{name} has too many arguments");
+    let mut values = [Arg::U32(0); MOST_ARGUMENTS];
+    let values = &mut values[..arguments.len()];
+    values.copy_from_slice(arguments);
+    let mut addresses = [std::ptr::null_mut(); MOST_ARGUMENTS];
+    for (address, value) in addresses.iter_mut().zip(values) {
+        *address = value.address();
+    }
+    let [x, y, z] = shape.grid;
+    // SAFETY: the arguments are the kernel's (the caller's promise); the driver copies them before it returns.
+    let result = unsafe {
+        sys::cuLaunchKernel(
+            function.raw,
+            x,
+            y,
+            z,
+            shape.threads,
+            1,
+            1,
+            shape.shared_bytes,
+            stream.raw(),
+            addresses.as_mut_ptr(),
+            std::ptr::null_mut(),
+        )
+    };
+    check("launch a kernel", result)
+}
+
+/// More shared memory than usual has to be asked for, once for each kernel.
+fn allow_shared(function: &Function, bytes: u32) -> Result<(), CudaError> {
+    if bytes <= SHARED_BYTES || bytes <= function.allowed_shared.load(Ordering::Relaxed) {
+        return Ok(());
+    }
+    let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    // SAFETY: the function is loaded; a size beyond the device's is refused.
+    let result = unsafe { sys::cuFuncSetAttribute(function.raw, attribute, bytes.cast_signed()) };
+    check("give a kernel more shared memory", result)?;
+    function.allowed_shared.store(bytes, Ordering::Relaxed);
+    Ok(())
+}
+
+/// The name of a kernel's form for numbers of a kind: `by_kind!("add_norm", kind)`.
+macro_rules! by_kind {
+    ($name:literal, $kind:expr) => {
+        match $kind {
+            $crate::lora::NumberKind::F32 => concat!($name, "_f32"),
+            $crate::lora::NumberKind::F16 => concat!($name, "_f16"),
+            $crate::lora::NumberKind::Bf16 => concat!($name, "_bf16"),
+        }
+    };
+}
+pub(super) use by_kind;

@@ -1,0 +1,121 @@
+//! Products of few rows: every weight is read once. See `gemv.cuh`, `gemv_f32.cu`.
+
+use super::Operand;
+use crate::{
+    TensorType,
+    cuda::{
+        CudaError, Matrix, Stream,
+        launch::{Arg, Shape, count, launch},
+    },
+    lora::NumberKind,
+};
+
+/// Matrices that one launch takes.
+pub(super) const MOST_PARTS: usize = 3;
+
+/// Threads of a block.
+const THREADS: u32 = 256;
+
+/// Rows up to which f32 weights are multiplied here; a launch takes as many.
+const F32_ROWS: usize = 8;
+
+/// Rows up to which 16-bit weights are multiplied here; of any kind a launch takes as many.
+const HALF_ROWS: usize = 32;
+
+/// Rows up to which block formats are multiplied here, with two readings of the weights.
+const QUANTIZED_ROWS: usize = 64;
+
+/// True if weights of `kind` are multiplied with the rows of `x` here.
+pub(super) fn takes(kind: TensorType, x: &Matrix) -> bool {
+    match (kind, x.kind()) {
+        (TensorType::F32, NumberKind::F32) => x.rows() <= F32_ROWS,
+        (TensorType::F16, NumberKind::F16) | (TensorType::Bf16, NumberKind::Bf16) => {
+            x.rows() <= HALF_ROWS && x.width().is_multiple_of(8)
+        }
+        (TensorType::F32 | TensorType::F16 | TensorType::Bf16, _) => false,
+        (_, x_kind) => x_kind == NumberKind::Bf16 && x.rows() <= QUANTIZED_ROWS,
+    }
+}
+
+/// Enqueues the products of up to [`MOST_PARTS`] matrices of one kind.
+pub(super) fn multiply(
+    stream: &Stream,
+    x: &Matrix,
+    parts: &[Operand<'_>],
+    out: &mut Matrix,
+) -> Result<(), CudaError> {
+    assert!((1..=MOST_PARTS).contains(&parts.len()), "one to three parts");
+    let kind = parts[0].kind;
+    assert!(parts.iter().all(|part| part.kind == kind && part.columns == x.width()), "parts of one kind");
+    let (most, features) = if kind == TensorType::F32 { (F32_ROWS, 8) } else { (HALF_ROWS, 16) };
+    let blocks: usize = parts.iter().map(|part| part.rows.div_ceil(features)).sum();
+    for first in (0..x.rows()).step_by(most) {
+        let rows = most.min(x.rows() - first);
+        let arguments = arguments(x, parts, out, first, rows);
+        // SAFETY: 1. The kernels are declared with these arguments, all of them alike. 2. The parts' shapes and columns were
+        // checked; rows `first..first + rows` of x and out exist. 3. What it writes is borrowed exclusively.
+        unsafe { launch(stream, kernel(kind, rows), Shape::line(blocks, THREADS), &arguments)? };
+    }
+    Ok(())
+}
+
+/// Three parts, the rows of x, and those of out.
+fn arguments(x: &Matrix, parts: &[Operand<'_>], out: &Matrix, first: usize, rows: usize) -> [Arg; 18] {
+    let of_part = |read: fn(&Operand<'_>) -> Arg, none: Arg| {
+        std::array::from_fn::<_, MOST_PARTS, _>(|at| parts.get(at).map_or(none, read))
+    };
+    let [w0, w1, w2] = of_part(|part| Arg::Ptr(part.address), Arg::Ptr(0));
+    let [bias0, bias1, bias2] = of_part(|part| Arg::Ptr(part.bias_address()), Arg::Ptr(0));
+    let [rows0, rows1, rows2] = of_part(|part| Arg::U32(count(part.rows)), Arg::U32(0));
+    let [column0, column1, column2] = of_part(|part| Arg::U32(count(part.column)), Arg::U32(0));
+    let columns = Arg::U32(count(x.width()));
+    let x = Arg::Ptr(x.address_of_row(first));
+    let is_f32 = Arg::U32(u32::from(out.kind() == NumberKind::F32));
+    let (to, stride) = (Arg::Ptr(out.address_of_row(first)), Arg::U32(count(out.width())));
+    let batch = Arg::U32(count(rows));
+    [
+        w0, w1, w2, bias0, bias1, bias2, rows0, rows1, rows2, column0, column1, column2, columns, x, batch,
+        to, stride, is_f32,
+    ]
+}
+
+/// The kernel for weights of `kind` and so many rows.
+fn kernel(kind: TensorType, rows: usize) -> &'static str {
+    if kind == TensorType::F32 {
+        return match rows {
+            0 | 1 => "gemv_f32_1",
+            2 => "gemv_f32_2",
+            3 | 4 => "gemv_f32_4",
+            _ => "gemv_f32_8",
+        };
+    }
+    match rows {
+        0..=8 => of_eight(kind),
+        9..=16 => of_sixteen(kind),
+        _ => of_thirty_two(kind),
+    }
+}
+
+/// The names of the kernels that take so many rows.
+macro_rules! by_form_and_rows {
+    ($function:ident, $rows:literal) => {
+        fn $function(kind: TensorType) -> &'static str {
+            match kind {
+                TensorType::F32 => unreachable!("f32 weights have kernels of their own"),
+                TensorType::F16 => concat!("gemv_f16_", $rows),
+                TensorType::Bf16 => concat!("gemv_bf16_", $rows),
+                TensorType::Q4_0 => concat!("gemv_q4_0_", $rows),
+                TensorType::Q4_1 => concat!("gemv_q4_1_", $rows),
+                TensorType::Q5_0 => concat!("gemv_q5_0_", $rows),
+                TensorType::Q5_1 => concat!("gemv_q5_1_", $rows),
+                TensorType::Q8_0 => concat!("gemv_q8_0_", $rows),
+                TensorType::Q4K => concat!("gemv_q4_k_", $rows),
+                TensorType::Q5K => concat!("gemv_q5_k_", $rows),
+                TensorType::Q6K => concat!("gemv_q6_k_", $rows),
+            }
+        }
+    };
+}
+by_form_and_rows!(of_eight, "8");
+by_form_and_rows!(of_sixteen, "16");
+by_form_and_rows!(of_thirty_two, "32");

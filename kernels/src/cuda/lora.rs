@@ -1,0 +1,77 @@
+//! Low-rank deltas of many adapters on the device: `out[row] += scale * B (A x[row])`. See `lora.cu`.
+//!
+//! # Layout
+//!
+//! - [`AdapterMemory`], [`StagedMatrix`]: an adapter's copy on the device, and how much of it has arrived.
+//! - [`CopyLane`], [`RegisteredBytes`]: how it gets there.
+//! - [`LoraPlan`]: who adds what in a pass, made once at its beginning; [`add_deltas`] works off one group of it.
+//!
+//! As on the CPU, rank blocks arrive from the last to the first, so that what is missing is always a head: ranks
+//! `0..first_rank` come from elsewhere, the kernels compute the others.
+
+mod lane;
+mod memory;
+mod plan;
+mod registered;
+
+use super::{
+    CudaError, Matrix, Stream,
+    launch::{Arg, Shape, by_kind, count, launch},
+};
+
+pub use lane::CopyLane;
+pub use memory::{AdapterMemory, StagedMatrix};
+pub use plan::{LoraPlan, LoraSegment, PlanShape, Ranks};
+pub use registered::RegisteredBytes;
+
+/// Threads of a block: `THREADS` of `lora.cu`.
+const THREADS: u32 = 256;
+
+/// Adds the deltas of group `group` of `plan`: two launches for all of its segments, none if it has none. What is enqueued
+/// depends on the plan's [`shape`](LoraPlan::shape) and on the matrices' shapes alone, so a record of it is good for every
+/// later plan of the same shape.
+///
+/// On the stream that the plan was uploaded on: the sums between the two launches lie in the plan.
+///
+/// # Errors
+///
+/// The device is lost.
+///
+/// # Panics
+///
+/// If there is no such group, or rows, inputs or outputs of its segments do not exist.
+pub fn add_deltas(
+    stream: &Stream,
+    plan: &LoraPlan,
+    group: usize,
+    x: &Matrix,
+    out: &mut Matrix,
+) -> Result<(), CudaError> {
+    let Some(group) = plan.group(group) else { return Ok(()) };
+    assert_eq!(x.width(), group.columns, "A has the width of x");
+    assert!(x.rows() >= group.rows && out.rows() >= group.rows, "the segments' rows exist");
+    assert!(out.width() >= group.outputs, "B's outputs lie within a row of out");
+    let shrink = [
+        Arg::Ptr(group.shrink_first),
+        Arg::Ptr(group.segments),
+        Arg::U32(group.shape.segments),
+        Arg::Ptr(x.address()),
+        Arg::U32(count(x.width())),
+        Arg::Ptr(group.sums),
+    ];
+    let shape = Shape::line(group.shape.shrink_units as usize, THREADS);
+    // SAFETY: 1. The kernel is declared with these arguments. 2. The table was made by the plan for factors that it keeps
+    // alive and whose ranks had arrived; rows and columns were checked above. 3. The plan's sums have room for each group.
+    unsafe { launch(stream, by_kind!("lora_shrink", x.kind()), shape, &shrink)? };
+    let expand = [
+        Arg::Ptr(group.expand_first),
+        Arg::Ptr(group.segments),
+        Arg::U32(group.shape.segments),
+        Arg::Ptr(group.sums),
+        Arg::Ptr(out.address()),
+        Arg::U32(count(out.width())),
+    ];
+    let shape = Shape::line(group.shape.expand_units as usize, THREADS);
+    // SAFETY: as above. What it writes is borrowed exclusively, and no two segments have an output in common.
+    unsafe { launch(stream, by_kind!("lora_expand", out.kind()), shape, &expand) }
+}

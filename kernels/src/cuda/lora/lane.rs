@@ -1,0 +1,217 @@
+//! Where adapters' bytes travel to the device: a stream of their own, beside the one that computes.
+//!
+//! Several copies are under way at a time, each with a mark behind it. Marks are reached in order; only then are the
+//! ranks of a copy announced, so whoever sees them may enqueue a kernel that reads them on any stream.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use cudarc::driver::sys;
+
+use super::{AdapterMemory, RegisteredBytes};
+use crate::cuda::{Cuda, CudaError, Event, Pinned, Stream, error::check};
+
+/// Most copies under way.
+const MOST_FLIGHTS: usize = 8;
+
+/// Bytes of a slot of locked memory, through which bytes travel that the device cannot read where they are.
+const SLOT_BYTES: usize = 1 << 20;
+
+/// Some bytes and where they go.
+pub(super) struct Piece<'a> {
+    pub(super) to: u64,
+    pub(super) from: &'a [u8],
+}
+
+/// What is true once the bytes are there.
+pub(super) struct Arrival {
+    /// Where they go, kept until they are there.
+    pub(super) memory: Arc<AdapterMemory>,
+    pub(super) first_rank: Arc<AtomicUsize>,
+    pub(super) rank: usize,
+}
+
+impl Arrival {
+    fn announce(self) {
+        // SYNC POINT (cuda-staged-ranks): the bytes are on the device before their ranks are seen.
+        self.first_rank.store(self.rank, Ordering::Release);
+        drop(self.memory);
+    }
+}
+
+/// A copy under way.
+struct Flight {
+    event: Event,
+    /// Kept while the device reads it.
+    source: Option<Arc<RegisteredBytes>>,
+    /// `None` while more of the same block follows.
+    arrival: Option<Arrival>,
+}
+
+#[derive(Default)]
+struct Flights {
+    under_way: VecDeque<Flight>,
+    /// Marks to be used again.
+    events: Vec<Event>,
+    /// How many there were: they take slots in turn.
+    begun: usize,
+}
+
+/// A queue of copies to one device. Shared by all who copy, and by who looks whether something has arrived.
+pub struct CopyLane {
+    stream: Stream,
+    /// [`MOST_FLIGHTS`] of [`SLOT_BYTES`]: flights take them in turn.
+    slots: Vec<Pinned<u8>>,
+    flights: Mutex<Flights>,
+}
+
+impl fmt::Debug for CopyLane {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CopyLane").field("under_way", &self.lock().under_way.len()).finish_non_exhaustive()
+    }
+}
+
+impl CopyLane {
+    /// A lane without copies.
+    ///
+    /// # Errors
+    ///
+    /// The device is lost, or the host has no memory that may be locked.
+    pub fn new(cuda: &Arc<Cuda>) -> Result<Arc<Self>, CudaError> {
+        let slots = (0..MOST_FLIGHTS).map(|_| Pinned::new(cuda, SLOT_BYTES)).collect::<Result<_, _>>()?;
+        Ok(Arc::new(Self { stream: Stream::new(cuda)?, slots, flights: Mutex::default() }))
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn cuda(&self) -> &Arc<Cuda> {
+        self.stream.cuda()
+    }
+
+    /// Announces what has arrived, without waiting: at the beginning of a pass, say, or while a copy engine is idle.
+    ///
+    /// # Errors
+    ///
+    /// The device is lost.
+    pub fn settle(&self) -> Result<(), CudaError> {
+        // Whoever holds the lock announces arrivals itself.
+        let Ok(mut flights) = self.flights.try_lock() else { return Ok(()) };
+        while flights.under_way.front().map_or(Ok(false), |flight| flight.event.is_reached())? {
+            flights.land();
+        }
+        Ok(())
+    }
+
+    /// Waits for all copies, and announces them.
+    ///
+    /// # Errors
+    ///
+    /// The device is lost.
+    pub fn finish(&self) -> Result<(), CudaError> {
+        self.lock().wait_for_room(0)
+    }
+
+    /// Copies `pieces`, then announces `arrival`. Waits while too many copies are under way.
+    pub(super) fn enqueue(
+        &self,
+        pieces: &[Piece<'_>],
+        registered: Option<&Arc<RegisteredBytes>>,
+        arrival: Arrival,
+    ) -> Result<(), CudaError> {
+        let mut flights = self.lock();
+        let parts: Vec<Piece<'_>> = match registered {
+            Some(source) => {
+                let contained = pieces.iter().all(|piece| source.contains(piece.from));
+                assert!(contained, "the registered memory is that of the matrix");
+                pieces.iter().map(|piece| Piece { ..*piece }).collect()
+            }
+            None => pieces.iter().flat_map(Piece::slots).collect(),
+        };
+        let mut arrival = Some(arrival);
+        let last = parts.len().saturating_sub(1);
+        for (index, part) in parts.iter().enumerate() {
+            flights.wait_for_room(MOST_FLIGHTS - 1)?;
+            // The flight that had it last has landed: fewer than all are under way.
+            let slot = &self.slots[flights.begun % MOST_FLIGHTS];
+            let event = flights.events.pop().map_or_else(|| Event::new(self.cuda()), Ok)?;
+            match registered {
+                Some(_) => self.copy(part.to, part.from.as_ptr(), part.from.len())?,
+                None => {
+                    slot.write_bytes(part.from);
+                    self.copy(part.to, slot.host_address().cast(), part.from.len())?;
+                }
+            }
+            // The memory a copy goes to and comes from is kept by the flights behind it too: they land in order.
+            let flight = Flight {
+                event,
+                source: registered.map(Arc::clone),
+                arrival: if index == last { arrival.take() } else { None },
+            };
+            let marked = flight.event.record(&self.stream);
+            flights.begun += 1;
+            flights.under_way.push_back(flight);
+            marked?;
+        }
+        Ok(())
+    }
+
+    fn copy(&self, to: u64, from: *const u8, bytes: usize) -> Result<(), CudaError> {
+        self.cuda().bind()?;
+        // SAFETY: 1. `to` is a range of an adapter's memory that nobody reads before it is announced, and that the flight
+        // keeps. 2. `from` is registered memory that the flight keeps and nobody writes, or a slot that is written next
+        // when the flight has landed.
+        let result = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.stream.raw()) };
+        check("copy an adapter", result)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Flights> {
+        self.flights.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for CopyLane {
+    fn drop(&mut self) {
+        // What is read and written by copies under way is given back only when they are done.
+        let _ = self.stream.synchronize();
+    }
+}
+
+impl Flights {
+    /// The first flight is over.
+    fn land(&mut self) {
+        let Some(Flight { event, source, arrival }) = self.under_way.pop_front() else { return };
+        drop(source);
+        if let Some(arrival) = arrival {
+            arrival.announce();
+        }
+        self.events.push(event);
+    }
+
+    /// Waits until at most `most` flights are under way, and lets all land that are over by then.
+    fn wait_for_room(&mut self, most: usize) -> Result<(), CudaError> {
+        while let Some(flight) = self.under_way.front() {
+            if self.under_way.len() > most {
+                flight.event.synchronize()?;
+            } else if !flight.event.is_reached()? {
+                break;
+            }
+            self.land();
+        }
+        Ok(())
+    }
+}
+
+impl<'a> Piece<'a> {
+    /// Cut so that each part fits a slot.
+    fn slots(&self) -> impl Iterator<Item = Piece<'a>> + use<'a> {
+        let to = self.to;
+        let parts = self.from.chunks(SLOT_BYTES).enumerate();
+        parts.map(move |(index, from)| Piece { to: to + (index * SLOT_BYTES) as u64, from })
+    }
+}

@@ -1,0 +1,330 @@
+//! Who adds what in a pass: tables on the device, made and uploaded once, at the beginning of the pass.
+
+use std::{collections::HashMap, sync::Arc};
+
+use super::{AdapterMemory, StagedMatrix};
+use crate::{
+    cuda::{Cuda, CudaError, DeviceVec, Stream, launch::count},
+    lora::RANK_BLOCK,
+};
+
+/// Rows of a unit: `TILE_ROWS` of `lora.cu`.
+const TILE_ROWS: usize = 32;
+
+/// Words of a segment in the table: `Segment` of `lora.cu`.
+const SEGMENT_WORDS: usize = 16;
+
+/// Columns of a unit of the shrink, at least, and into how many parts A's columns are cut at most. What a matrix's chunks
+/// are is decided by its columns alone: sums over them have one order, whatever else is in the batch.
+const LEAST_CHUNK: usize = 1024;
+const MOST_CHUNKS: usize = 8;
+
+/// Panels that a unit of the expand takes of one rank block.
+const PANELS: usize = 64;
+
+/// A delta to add: consecutive rows of one adapter, one linear layer.
+#[derive(Debug, Clone, Copy)]
+pub struct LoraSegment<'a> {
+    /// First row.
+    pub first_row: usize,
+    /// Rows.
+    pub rows: usize,
+    /// The adapter's matrices for this layer.
+    pub matrix: &'a StagedMatrix,
+    /// Ranks from here on are added: a multiple of [`RANK_BLOCK`], or the rank, if there is nothing to add. Those before
+    /// are somebody else's to add.
+    pub first_rank: usize,
+    /// Column of `out` of the layer's first output.
+    pub column: usize,
+}
+
+/// How many ranks are computed of each segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ranks {
+    /// Its own: S-LoRA's MBGMV.
+    True,
+    /// As many as the largest of its group has: Punica's BGMV, for comparison. The same results for more work.
+    Padded,
+}
+
+/// What launches for a group depend on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(super) struct GroupShape {
+    /// Segments that the table has room for.
+    pub(super) segments: u32,
+    /// Thread blocks of the shrink.
+    pub(super) shrink_units: u32,
+    /// Thread blocks of the expand.
+    pub(super) expand_units: u32,
+}
+
+/// What a record of launches with a plan depends on: a record is good for every plan with an equal shape.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct PlanShape(Vec<GroupShape>);
+
+/// What [`super::add_deltas`] launches with.
+pub(super) struct Group {
+    pub(super) shape: GroupShape,
+    /// Input features of its matrices.
+    pub(super) columns: usize,
+    /// Behind the last row.
+    pub(super) rows: usize,
+    /// Behind the last output.
+    pub(super) outputs: usize,
+    pub(super) segments: u64,
+    pub(super) shrink_first: u64,
+    pub(super) expand_first: u64,
+    pub(super) sums: u64,
+}
+
+/// A group as the host keeps it.
+#[derive(Debug, Clone, Copy, Default)]
+struct Place {
+    columns: usize,
+    rows: usize,
+    outputs: usize,
+    /// Word of the table at which it begins.
+    at: usize,
+}
+
+/// Who adds what in a pass. Keeps what it points to alive until the next upload.
+#[derive(Debug)]
+pub struct LoraPlan {
+    ranks: Ranks,
+    shape: PlanShape,
+    places: Vec<Place>,
+    words: Vec<u32>,
+    table: DeviceVec<u32>,
+    /// What is in `table`.
+    uploaded: Vec<u32>,
+    sums: DeviceVec<f32>,
+    held: HashMap<usize, Arc<AdapterMemory>>,
+}
+
+impl LoraPlan {
+    /// A plan without segments.
+    ///
+    /// # Errors
+    ///
+    /// The device is lost.
+    pub fn new(cuda: &Arc<Cuda>, ranks: Ranks) -> Result<Self, CudaError> {
+        Ok(Self {
+            ranks,
+            shape: PlanShape::default(),
+            places: Vec::new(),
+            words: Vec::new(),
+            table: DeviceVec::new(cuda, 0)?,
+            uploaded: Vec::new(),
+            sums: DeviceVec::new(cuda, 0)?,
+            held: HashMap::new(),
+        })
+    }
+
+    /// Replaces all groups, in the order of `stream`. Tables grow by doubling, which invalidates records; an unchanged plan
+    /// is not uploaded again.
+    ///
+    /// # Errors
+    ///
+    /// The device has no room.
+    ///
+    /// # Panics
+    ///
+    /// If a group's segments are not in ascending order of rows and then columns, its matrices have different input
+    /// features, or a segment starts at a rank that is no block's first or has not arrived.
+    pub fn upload(&mut self, stream: &Stream, groups: &[Vec<LoraSegment<'_>>]) -> Result<(), CudaError> {
+        self.words.clear();
+        self.places.clear();
+        self.shape.0.clear();
+        let mut held = HashMap::new();
+        let mut most_sums = 0;
+        for group in groups {
+            let mut table = Table::new(group, self.ranks);
+            for segment in group {
+                let memory = segment.matrix.memory();
+                held.entry(Arc::as_ptr(memory).addr()).or_insert_with(|| Arc::clone(memory));
+                table.push(segment);
+            }
+            most_sums = most_sums.max(table.sums);
+            self.places.push(Place { at: self.words.len(), ..table.place });
+            self.shape.0.push(table.append(&mut self.words));
+        }
+        self.send(stream, most_sums)?;
+        self.held = held;
+        Ok(())
+    }
+
+    /// What a record of launches with this plan depends on.
+    #[must_use]
+    pub fn shape(&self) -> &PlanShape {
+        &self.shape
+    }
+
+    /// How many groups there are.
+    #[must_use]
+    pub fn groups(&self) -> usize {
+        self.places.len()
+    }
+
+    /// Makes room, and uploads what changed.
+    fn send(&mut self, stream: &Stream, most_sums: usize) -> Result<(), CudaError> {
+        if most_sums > self.sums.len() {
+            self.sums = DeviceVec::new(stream.cuda(), most_sums.max(2 * self.sums.len()))?;
+        }
+        if self.words.len() > self.table.len() {
+            self.uploaded.clear();
+            self.table = DeviceVec::new(stream.cuda(), self.words.len().max(2 * self.table.len()))?;
+        }
+        if self.words != self.uploaded {
+            // Unknown until the upload is enqueued.
+            self.uploaded.clear();
+            stream.upload(&self.words, &mut self.table, 0)?;
+            self.uploaded.clone_from(&self.words);
+        }
+        Ok(())
+    }
+
+    /// Group `index`, if it has anything to add.
+    pub(super) fn group(&self, index: usize) -> Option<Group> {
+        let (Place { columns, rows, outputs, at }, shape) = (self.places[index], self.shape.0[index]);
+        if shape.segments == 0 {
+            return None;
+        }
+        let room = shape.segments as usize;
+        let first = at + room * SEGMENT_WORDS;
+        Some(Group {
+            shape,
+            columns,
+            rows,
+            outputs,
+            segments: self.table.address_of(at),
+            shrink_first: self.table.address_of(first),
+            expand_first: self.table.address_of(first + room + 1),
+            sums: self.sums.address_of(0),
+        })
+    }
+}
+
+/// A group's table while it is made.
+struct Table {
+    place: Place,
+    /// Rank blocks of every segment, if they are padded.
+    padded_blocks: Option<usize>,
+    segments: Vec<u32>,
+    shrink_first: Vec<u32>,
+    expand_first: Vec<u32>,
+    shrink_units: usize,
+    expand_units: usize,
+    sums: usize,
+}
+
+impl Table {
+    fn new(group: &[LoraSegment<'_>], ranks: Ranks) -> Self {
+        assert!(
+            group.windows(2).all(|pair| in_order(&pair[0], &pair[1])),
+            "segments are disjoint and in order"
+        );
+        let blocks = group.iter().map(|segment| segment.matrix.layout().rank.div_ceil(RANK_BLOCK));
+        let columns = group.first().map_or(0, |segment| segment.matrix.layout().columns);
+        Self {
+            place: Place { columns, ..Place::default() },
+            padded_blocks: if ranks == Ranks::Padded { blocks.max() } else { None },
+            segments: Vec::with_capacity(group.len() * SEGMENT_WORDS),
+            shrink_first: Vec::with_capacity(group.len() + 1),
+            expand_first: Vec::with_capacity(group.len() + 1),
+            shrink_units: 0,
+            expand_units: 0,
+            sums: 0,
+        }
+    }
+
+    /// Adds a segment, unless it has nothing to add.
+    fn push(&mut self, segment: &LoraSegment<'_>) {
+        let LoraSegment { first_row, rows, matrix, first_rank, column } = *segment;
+        let layout = matrix.layout();
+        assert_eq!(layout.columns, self.place.columns, "a group's matrices have one input");
+        assert!(
+            first_rank.is_multiple_of(RANK_BLOCK) || first_rank >= layout.rank,
+            "ranks are added by blocks"
+        );
+        assert!(first_rank >= matrix.first_rank(), "the ranks that are added have arrived");
+        if rows == 0 || first_rank >= layout.rank {
+            return;
+        }
+        self.place.rows = self.place.rows.max(first_row + rows);
+        self.place.outputs = self.place.outputs.max(column + layout.rows);
+        let first_block = first_rank / RANK_BLOCK;
+        let blocks = self.padded_blocks.unwrap_or_else(|| layout.rank.div_ceil(RANK_BLOCK));
+        let (computed, tiles) = (blocks - first_block, rows.div_ceil(TILE_ROWS));
+        let chunk = layout.columns.div_ceil(MOST_CHUNKS).next_multiple_of(128).max(LEAST_CHUNK);
+        let chunks = layout.columns.div_ceil(chunk);
+        let panels = (PANELS / computed).next_multiple_of(8).max(8);
+
+        let [a, b] = matrix.factors().map(halves);
+        let kinds = layout.a.kind as usize | (layout.b.kind as usize) << 8 | panels << 16;
+        let [first_row, all_rows, columns, outputs, rank] =
+            [first_row, rows, layout.columns, layout.rows, layout.rank].map(count);
+        let [first_block, blocks, chunk, column, kinds, sums] =
+            [first_block, blocks, chunk, column, kinds, self.sums].map(count);
+        let shape = [first_row, all_rows, columns, outputs, rank, first_block, blocks, chunk];
+        self.segments.extend(a.into_iter().chain(b).chain(shape));
+        self.segments.extend([column, kinds, sums, layout.scale.to_bits()]);
+
+        self.shrink_first.push(count(self.shrink_units));
+        self.expand_first.push(count(self.expand_units));
+        self.shrink_units += tiles * computed * chunks;
+        self.expand_units += tiles * layout.rows.div_ceil(RANK_BLOCK).div_ceil(panels);
+        self.sums += rows * computed * chunks * RANK_BLOCK;
+    }
+
+    /// Appends the table, with the room that its shape says.
+    fn append(mut self, words: &mut Vec<u32>) -> GroupShape {
+        let segments = self.shrink_first.len();
+        if segments == 0 {
+            return GroupShape::default();
+        }
+        let room = segments.next_power_of_two();
+        self.segments.resize(room * SEGMENT_WORDS, 0);
+        self.shrink_first.resize(room + 1, count(self.shrink_units));
+        self.expand_first.resize(room + 1, count(self.expand_units));
+        words.extend(self.segments);
+        words.extend(self.shrink_first);
+        words.extend(self.expand_first);
+        // The next group's segments are read 16 bytes at a time.
+        words.resize(words.len().next_multiple_of(4), 0);
+        GroupShape {
+            segments: count(room),
+            shrink_units: count(bucket(self.shrink_units)),
+            expand_units: count(bucket(self.expand_units)),
+        }
+    }
+}
+
+/// Segments ascend by rows, those of the same rows by columns: so no two of them meet.
+fn in_order(a: &LoraSegment<'_>, b: &LoraSegment<'_>) -> bool {
+    let same_rows = (a.first_row, a.rows) == (b.first_row, b.rows);
+    a.first_row + a.rows <= b.first_row || same_rows && a.column + a.matrix.layout().rows <= b.column
+}
+
+/// A little more than `units`, so that plans that differ a little have one shape: a quarter too much at most.
+fn bucket(units: usize) -> usize {
+    units.next_multiple_of((units.next_power_of_two() / 8).max(1))
+}
+
+/// An address as two words, the lower first.
+fn halves(address: u64) -> [u32; 2] {
+    [address as u32, (address >> 32) as u32]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bucket;
+
+    #[test]
+    fn buckets_hold_their_units_and_waste_at_most_a_quarter() {
+        for units in 1..5000 {
+            let room = bucket(units);
+            assert!(room >= units && 4 * (room - units) <= units.max(4), "{units} in {room}");
+            assert_eq!(bucket(room), room, "a bucket's size is in that bucket");
+        }
+    }
+}

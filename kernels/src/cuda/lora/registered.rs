@@ -1,0 +1,79 @@
+//! Read-only memory of the host that the device copies from where it lies.
+
+use std::{ffi::c_void, fmt, sync::Arc};
+
+use cudarc::driver::sys;
+
+use crate::{
+    cuda::{Cuda, CudaError, error::check},
+    lora::SharedBytes,
+};
+
+/// An adapter's image on the host, locked and known to the device, so that copies from it need no processor.
+pub struct RegisteredBytes {
+    cuda: Arc<Cuda>,
+    /// Keeps the memory mapped.
+    _mapped: SharedBytes,
+    start: *const u8,
+    len: usize,
+}
+
+// SAFETY: the memory is only read, and the driver takes calls from any thread.
+unsafe impl Send for RegisteredBytes {}
+// SAFETY: as above.
+unsafe impl Sync for RegisteredBytes {}
+
+impl fmt::Debug for RegisteredBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RegisteredBytes({})", self.len)
+    }
+}
+
+impl RegisteredBytes {
+    /// Registers all of `bytes`: a mapping of their own, which may be read-only. This locks its pages, which takes a while
+    /// for large ones: once for each image, not for each copy.
+    ///
+    /// # Errors
+    ///
+    /// The driver refuses: the device cannot read such memory, or it may not be locked. Then copies are staged.
+    pub fn new(cuda: &Arc<Cuda>, bytes: &SharedBytes) -> Result<Self, CudaError> {
+        cuda.bind()?;
+        let mapped = Arc::clone(bytes);
+        let slice = (*mapped).as_ref();
+        let (start, len) = (slice.as_ptr(), slice.len());
+        let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_READ_ONLY;
+        // SAFETY: the memory is mapped until `mapped` is dropped, which is after it is unregistered; the device only reads it.
+        let result =
+            unsafe { sys::cuMemHostRegister_v2(start.cast_mut().cast::<c_void>(), len.max(1), flags) };
+        check("register an adapter's memory", result)?;
+        Ok(Self { cuda: Arc::clone(cuda), _mapped: mapped, start, len })
+    }
+
+    /// Bytes of it.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// True if there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// True if `range` lies within.
+    pub(super) fn contains(&self, range: &[u8]) -> bool {
+        let begin = self.start.addr();
+        range.as_ptr().addr() >= begin && range.as_ptr().addr() + range.len() <= begin + self.len
+    }
+}
+
+impl Drop for RegisteredBytes {
+    fn drop(&mut self) {
+        if self.cuda.bind().is_ok() {
+            // SAFETY: registered in `new`, and still mapped: `_mapped` is dropped after this. Copies hold `self` until they are
+            // done, so nothing under way reads it.
+            let _ = unsafe { sys::cuMemHostUnregister(self.start.cast_mut().cast::<c_void>()) };
+        }
+    }
+}

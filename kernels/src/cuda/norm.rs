@@ -1,0 +1,68 @@
+//! The residual stream takes a sublayer's output and is normed for the next one. See `norm.cu`.
+
+use super::{
+    CudaError, DeviceVec, Matrix, Stream,
+    launch::{Arg, Shape, by_kind, count, launch},
+};
+use crate::lora::NumberKind;
+
+/// Threads of a block: `THREADS` of `norm.cu`.
+const THREADS: u32 = 256;
+/// The widest row that a block keeps in registers: `THREADS * KEPT` of `norm.cu`.
+const MOST_KEPT: usize = 8192;
+
+/// The constants of an RMS norm.
+#[derive(Debug, Clone, Copy)]
+pub struct Norm<'a> {
+    /// Multiplies each feature.
+    pub weight: &'a DeviceVec<f32>,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+/// `residual += update` (if there is one), then `out = residual / rms(residual) * weight`.
+///
+/// All are `[rows, width]` with `width = weight.len()`; `rms(x) = sqrt(mean(x^2) + eps)`. `residual` is of 32 bits, `update`
+/// and `out` are of one kind. A row's bits depend on the row alone.
+///
+/// # Errors
+///
+/// The device is lost.
+///
+/// # Panics
+///
+/// If the shapes or kinds do not fit together.
+pub fn add_norm(
+    stream: &Stream,
+    residual: &mut Matrix,
+    update: Option<&Matrix>,
+    norm: Norm<'_>,
+    out: &mut Matrix,
+) -> Result<(), CudaError> {
+    let (rows, width) = (out.rows(), norm.weight.len());
+    assert_eq!(residual.kind(), NumberKind::F32, "the residual stream is of 32 bits");
+    assert!(residual.rows() == rows && residual.width() == width, "the residual has out's rows");
+    assert_eq!(out.width(), width, "a weight a feature");
+    let fits =
+        |update: &Matrix| update.rows() == rows && update.width() == width && update.kind() == out.kind();
+    assert!(update.is_none_or(fits), "the update has out's rows and kind");
+    let in_registers = width <= MOST_KEPT && is_packs(width, out.kind());
+    let kernel =
+        if in_registers { by_kind!("add_norm", out.kind()) } else { by_kind!("add_norm_plain", out.kind()) };
+    let arguments = [
+        Arg::Ptr(residual.address()),
+        Arg::Ptr(update.map_or(0, Matrix::address)),
+        Arg::Ptr(norm.weight.address()),
+        Arg::F32(norm.eps),
+        Arg::Ptr(out.address()),
+        Arg::U32(count(width)),
+    ];
+    // SAFETY: 1. The kernel is declared with these arguments. 2. The matrices have `rows` rows of `width`, one a block;
+    // the weight has `width` numbers. 3. What it writes is borrowed exclusively.
+    unsafe { launch(stream, kernel, Shape::line(rows, THREADS), &arguments) }
+}
+
+/// True if rows of `width` numbers of `kind` are whole packs of 16 bytes, as wide loads need them.
+pub(super) fn is_packs(width: usize, kind: NumberKind) -> bool {
+    (width * kind.bytes()).is_multiple_of(16)
+}

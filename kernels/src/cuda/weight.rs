@@ -1,0 +1,222 @@
+//! Weights of linear layers and tables of embeddings on the device. See `quant.cuh` for how they lie there.
+
+use super::{
+    CudaError, DeviceVec, Stream,
+    launch::{Arg, Shape, count, launch},
+};
+use crate::{TensorType, lora::NumberKind};
+
+mod uploader;
+pub use uploader::WeightUploader;
+
+/// Threads of a block of the kernels that take an octet a thread.
+const THREADS: u32 = 256;
+
+/// Elements that a thread of these kernels takes.
+const OCTET: usize = 8;
+
+/// The name of a kernel's form for weights of a type: `by_form!("dequantize", kind)`.
+macro_rules! by_form {
+    ($name:literal, $kind:expr) => {
+        match $kind {
+            $crate::TensorType::F32 => concat!($name, "_f32"),
+            $crate::TensorType::F16 => concat!($name, "_f16"),
+            $crate::TensorType::Bf16 => concat!($name, "_bf16"),
+            $crate::TensorType::Q4_0 => concat!($name, "_q4_0"),
+            $crate::TensorType::Q4_1 => concat!($name, "_q4_1"),
+            $crate::TensorType::Q5_0 => concat!($name, "_q5_0"),
+            $crate::TensorType::Q5_1 => concat!($name, "_q5_1"),
+            $crate::TensorType::Q8_0 => concat!($name, "_q8_0"),
+            $crate::TensorType::Q4K => concat!($name, "_q4_k"),
+            $crate::TensorType::Q5K => concat!($name, "_q5_k"),
+            $crate::TensorType::Q6K => concat!($name, "_q6_k"),
+        }
+    };
+}
+
+/// A matrix of weights, `[rows, columns]`: a row is an output feature, or a token.
+#[derive(Debug)]
+pub struct Weight {
+    kind: TensorType,
+    rows: usize,
+    columns: usize,
+    bytes: DeviceVec<u8>,
+}
+
+impl Weight {
+    /// A copy of `bytes`, which are rows as in a weight file. The copy, and for block formats the rearrangement, is enqueued
+    /// on `stream`. Whoever loads many uses a [`WeightUploader`], which does not wait for each.
+    ///
+    /// # Errors
+    ///
+    /// The device has no room.
+    ///
+    /// # Panics
+    ///
+    /// If `bytes` is not `rows` rows of `columns` elements of `kind`.
+    pub fn upload(
+        stream: &Stream,
+        kind: TensorType,
+        bytes: &[u8],
+        rows: usize,
+        columns: usize,
+    ) -> Result<Self, CudaError> {
+        let mut weight = Self::unwritten(stream, kind, rows, columns)?;
+        assert_eq!(bytes.len(), rows * weight.stored_row_bytes(), "{rows} rows of {columns} {kind:?}");
+        if number_kind(kind).is_some() {
+            stream.upload(bytes, &mut weight.bytes, 0)?;
+        } else {
+            let raw = DeviceVec::from_slice(stream, bytes)?;
+            weight.repack(stream, &raw, 0, rows)?;
+            // Giving `raw` back waits for the device.
+        }
+        Ok(weight)
+    }
+
+    /// Room for a weight, to be written.
+    fn unwritten(stream: &Stream, kind: TensorType, rows: usize, columns: usize) -> Result<Self, CudaError> {
+        let bytes = DeviceVec::new(stream.cuda(), device_bytes(kind, rows, columns))?;
+        Ok(Self { kind, rows, columns, bytes })
+    }
+
+    /// How its elements are stored.
+    #[must_use]
+    pub fn kind(&self) -> TensorType {
+        self.kind
+    }
+
+    /// Output features, or tokens.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Elements of a row.
+    #[must_use]
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// Bytes it takes on the device.
+    #[must_use]
+    pub fn device_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Where it begins on the device.
+    pub(super) fn address(&self) -> u64 {
+        self.bytes.address()
+    }
+
+    /// Bytes of a row in a weight file.
+    fn stored_row_bytes(&self) -> usize {
+        let bytes = self.kind.row_bytes(self.columns);
+        bytes.unwrap_or_else(|| panic!("rows of {} are not whole blocks of {:?}", self.columns, self.kind))
+    }
+
+    /// Enqueues taking `rows` stored rows apart, which become rows `first..`.
+    fn repack(
+        &mut self,
+        stream: &Stream,
+        raw: &DeviceVec<u8>,
+        first: usize,
+        rows: usize,
+    ) -> Result<(), CudaError> {
+        assert!(first + rows <= self.rows, "the rows exist");
+        assert!(raw.len() >= rows * self.stored_row_bytes(), "all of them were uploaded");
+        let arguments = [
+            Arg::Ptr(raw.address()),
+            Arg::U32(count(first)),
+            Arg::U32(count(rows)),
+            Arg::U32(count(self.rows)),
+            Arg::U32(count(self.columns)),
+            Arg::Ptr(self.address()),
+        ];
+        let octets = rows * self.columns / OCTET;
+        // SAFETY: 1. The kernel is declared with these arguments. 2. `raw` holds the rows, as was checked; the weight has
+        // the size `quant.cuh` gives it, which `device_bytes` follows. 3. What it writes is borrowed exclusively.
+        unsafe { launch(stream, by_repack(self.kind), octet_shape(octets), &arguments) }
+    }
+}
+
+/// The kernel that takes a block format apart.
+fn by_repack(kind: TensorType) -> &'static str {
+    assert!(number_kind(kind).is_none(), "floats lie as they are stored");
+    by_form!("repack", kind)
+}
+
+/// A thread for each of so many octets.
+pub(super) fn octet_shape(octets: usize) -> Shape {
+    Shape::line(octets.div_ceil(THREADS as usize), THREADS)
+}
+
+/// The kind of the numbers of a float type, `None` for block formats.
+pub(super) fn number_kind(kind: TensorType) -> Option<NumberKind> {
+    match kind {
+        TensorType::F32 => Some(NumberKind::F32),
+        TensorType::F16 => Some(NumberKind::F16),
+        TensorType::Bf16 => Some(NumberKind::Bf16),
+        _ => None,
+    }
+}
+
+/// Rows `first..first + rows` of `weight` as plain numbers of `kind` at `to`, which has room for them.
+pub(super) fn dequantize(
+    stream: &Stream,
+    weight: &Weight,
+    (first, rows): (usize, usize),
+    to: &mut DeviceVec<u8>,
+    kind: NumberKind,
+) -> Result<(), CudaError> {
+    assert!(first + rows <= weight.rows, "the rows exist");
+    assert!(to.len() >= rows * weight.columns * kind.bytes(), "they have room");
+    let arguments = [
+        Arg::Ptr(weight.address()),
+        Arg::U32(count(weight.rows)),
+        Arg::U32(count(weight.columns)),
+        Arg::U32(count(first)),
+        Arg::U32(count(rows)),
+        Arg::Ptr(to.address()),
+        Arg::U32(kind_number(kind)),
+    ];
+    let octets = (rows * weight.columns).div_ceil(OCTET);
+    // SAFETY: 1. The kernel is declared with these arguments. 2. The rows exist and have room. 3. What it writes is
+    // borrowed exclusively.
+    unsafe { launch(stream, by_form!("dequantize", weight.kind), octet_shape(octets), &arguments) }
+}
+
+/// How `dequantize.cu` calls the kinds.
+fn kind_number(kind: NumberKind) -> u32 {
+    match kind {
+        NumberKind::F32 => 0,
+        NumberKind::F16 => 1,
+        NumberKind::Bf16 => 2,
+    }
+}
+
+/// Bytes of a weight on the device: `planes` of `quant.cuh`.
+///
+/// # Panics
+///
+/// If rows are not whole blocks.
+#[must_use]
+pub fn device_bytes(kind: TensorType, rows: usize, columns: usize) -> usize {
+    assert!(columns.is_multiple_of(kind.block_elements()), "rows are whole blocks");
+    if let Some(kind) = number_kind(kind) {
+        return rows * columns * kind.bytes();
+    }
+    let (octets, groups, blocks) = (rows * columns / 8, rows * columns / 32, rows * columns / 256);
+    let (codes, high, scales, super_scales) = match kind {
+        TensorType::Q4_0 => (4, 0, 2 * groups, 0),
+        TensorType::Q4_1 => (4, 0, 4 * groups, 0),
+        TensorType::Q5_0 => (4, 1, 2 * groups, 0),
+        TensorType::Q5_1 => (4, 1, 4 * groups, 0),
+        TensorType::Q8_0 => (8, 0, 2 * groups, 0),
+        TensorType::Q4K => (4, 0, 16 * blocks, 0),
+        TensorType::Q5K => (4, 1, 16 * blocks, 0),
+        TensorType::Q6K => (4, 2, 2 * groups, 2 * blocks),
+        TensorType::F32 | TensorType::F16 | TensorType::Bf16 => unreachable!("floats were handled"),
+    };
+    let planes = [codes * octets, high * octets, scales, super_scales];
+    planes.iter().map(|bytes| bytes.next_multiple_of(256)).sum()
+}

@@ -1,0 +1,152 @@
+//! Loading many weights, as fast as the host reads them.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+
+use super::{Weight, number_kind};
+use crate::{
+    TensorType,
+    cuda::{Cuda, CudaError, DeviceVec, Event, Pinned, Stream, error::check},
+};
+
+/// Bytes of a slot: a piece long enough that starting its copy costs nothing.
+const SLOT_BYTES: usize = 16 << 20;
+
+/// Slots: the host fills one while the device empties another.
+const SLOTS: usize = 2;
+
+/// Page-locked memory on its way to the device.
+struct Slot {
+    pinned: Pinned<u8>,
+    /// Where block formats wait to be taken apart. Taken when first needed.
+    raw: Option<DeviceVec<u8>>,
+    /// Set behind the last use of the slot.
+    emptied: Event,
+}
+
+/// A ring of page-locked memory through which weights travel: the host's only copy of a piece of them, whatever their size.
+/// Used by one thread at a time.
+pub struct WeightUploader {
+    stream: Stream,
+    slots: Vec<Slot>,
+    next: usize,
+}
+
+impl std::fmt::Debug for WeightUploader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("WeightUploader")
+    }
+}
+
+impl WeightUploader {
+    /// A ring of two slots of 16 MiB, on a stream of its own.
+    ///
+    /// # Errors
+    ///
+    /// The host has no memory that may be locked.
+    pub fn new(cuda: &Arc<Cuda>) -> Result<Self, CudaError> {
+        let slot =
+            || Ok(Slot { pinned: Pinned::new(cuda, SLOT_BYTES)?, raw: None, emptied: Event::new(cuda)? });
+        let slots = (0..SLOTS).map(|_| slot()).collect::<Result<_, CudaError>>()?;
+        Ok(Self { stream: Stream::new(cuda)?, slots, next: 0 })
+    }
+
+    /// As [`Weight::upload`], but returns while the last pieces are still on their way: [`Self::finish`] waits for them.
+    /// `bytes` may be dropped at once.
+    ///
+    /// # Errors
+    ///
+    /// The device has no room.
+    ///
+    /// # Panics
+    ///
+    /// If `bytes` is not `rows` rows of `columns` elements of `kind`.
+    pub fn upload(
+        &mut self,
+        kind: TensorType,
+        bytes: &[u8],
+        rows: usize,
+        columns: usize,
+    ) -> Result<Weight, CudaError> {
+        let mut weight = Weight::unwritten(&self.stream, kind, rows, columns)?;
+        let row_bytes = weight.stored_row_bytes();
+        assert_eq!(bytes.len(), rows * row_bytes, "{rows} rows of {columns} {kind:?}");
+        if number_kind(kind).is_some() {
+            for (index, piece) in bytes.chunks(SLOT_BYTES).enumerate() {
+                self.send(piece, &mut weight.bytes, index * SLOT_BYTES)?;
+            }
+        } else if row_bytes > SLOT_BYTES {
+            return Weight::upload(&self.stream, kind, bytes, rows, columns);
+        } else {
+            let rows_a_slot = SLOT_BYTES.checked_div(row_bytes).unwrap_or(1);
+            for (index, piece) in bytes.chunks((rows_a_slot * row_bytes).max(1)).enumerate() {
+                self.send_blocks(piece, &mut weight, index * rows_a_slot, piece.len() / row_bytes)?;
+            }
+        }
+        Ok(weight)
+    }
+
+    /// Waits until all weights are where they belong.
+    ///
+    /// # Errors
+    ///
+    /// The device is lost.
+    pub fn finish(&mut self) -> Result<(), CudaError> {
+        self.stream.synchronize()
+    }
+
+    /// Copies `piece` to bytes `at..` of `to`.
+    fn send(&mut self, piece: &[u8], to: &mut DeviceVec<u8>, at: usize) -> Result<(), CudaError> {
+        let index = self.fill(piece)?;
+        let slot = &self.slots[index];
+        copy(&self.stream, &slot.pinned, piece.len(), to, at)?;
+        slot.emptied.record(&self.stream)
+    }
+
+    /// Copies `piece` to the device and takes it apart there: it is rows `first..first + rows`.
+    fn send_blocks(
+        &mut self,
+        piece: &[u8],
+        weight: &mut Weight,
+        first: usize,
+        rows: usize,
+    ) -> Result<(), CudaError> {
+        let index = self.fill(piece)?;
+        let slot = &mut self.slots[index];
+        let raw = match &mut slot.raw {
+            Some(raw) => raw,
+            none => none.insert(DeviceVec::new(self.stream.cuda(), SLOT_BYTES)?),
+        };
+        copy(&self.stream, &slot.pinned, piece.len(), raw, 0)?;
+        weight.repack(&self.stream, raw, first, rows)?;
+        slot.emptied.record(&self.stream)
+    }
+
+    /// Writes `piece` to the next slot once that is empty. Returns the slot.
+    fn fill(&mut self, piece: &[u8]) -> Result<usize, CudaError> {
+        let index = self.next;
+        self.next = (index + 1) % self.slots.len();
+        let slot = &self.slots[index];
+        slot.emptied.synchronize()?;
+        slot.pinned.write_bytes(piece);
+        Ok(index)
+    }
+}
+
+/// Enqueues the copy of the first `bytes` bytes of `from` to bytes `at..` of `to`. Until that is done the caller leaves both
+/// as they are.
+fn copy(
+    stream: &Stream,
+    from: &Pinned<u8>,
+    bytes: usize,
+    to: &mut DeviceVec<u8>,
+    at: usize,
+) -> Result<(), CudaError> {
+    assert!(bytes <= from.len() && at + bytes <= to.len(), "what is copied exists, and has room");
+    stream.cuda().bind()?;
+    // SAFETY: both ranges exist. The page-locked memory is not written before the event behind this copy.
+    let result =
+        unsafe { sys::cuMemcpyHtoDAsync_v2(to.address_of(at), from.host_address(), bytes, stream.raw()) };
+    check("copy weights", result)
+}
