@@ -1,0 +1,429 @@
+//! Attention over paged keys and values against the plain softmax in double precision, and a row's bits against whatever
+//! else is computed or kept beside it.
+
+use half::f16;
+use kernels::{
+    attention::{BLOCK_TOKENS, KvPrecision, KvRows, KvShape, QkvLayout},
+    cuda::{
+        Graph, Matrix, Replay, Stream,
+        attention::{KvPool, RowTable},
+    },
+    lora::NumberKind,
+};
+
+use crate::support::{KINDS, Random, distance, matrix, rounded, stream, unwritten};
+
+const LAYERS: usize = 2;
+
+/// The layer that is judged; the other one holds NaN.
+const LAYER: usize = 1;
+
+/// Rows `from..to` of a sequence.
+#[derive(Debug, Clone, Copy)]
+struct Slice {
+    sequence: usize,
+    from: usize,
+    to: usize,
+}
+
+fn slice(sequence: usize, from: usize, to: usize) -> Slice {
+    Slice { sequence, from, to }
+}
+
+/// What is tried.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    precision: KvPrecision,
+    kind: NumberKind,
+    kv_heads: usize,
+    group: usize,
+    head_dim: usize,
+    window: Option<usize>,
+}
+
+const PLAIN: Case = Case {
+    precision: KvPrecision::F16,
+    kind: NumberKind::F16,
+    kv_heads: 2,
+    group: 1,
+    head_dim: 64,
+    window: None,
+};
+
+impl Case {
+    fn layout(&self) -> QkvLayout {
+        QkvLayout { heads: self.kv_heads * self.group, kv_heads: self.kv_heads, head_dim: self.head_dim }
+    }
+
+    fn shape(&self) -> KvShape {
+        let Self { kv_heads, head_dim, precision, .. } = *self;
+        KvShape { layers: LAYERS, kv_heads, head_dim, precision }
+    }
+
+    /// How far results may be off, by norm: the rounding of what is multiplied and of what is written.
+    fn tolerance(&self) -> f64 {
+        match (self.precision, self.kind) {
+            (_, NumberKind::Bf16) => 1e-2,
+            (KvPrecision::F32, NumberKind::F32) => 1e-5,
+            _ => 2e-3,
+        }
+    }
+
+    fn kept(&self, x: f32) -> f64 {
+        match self.precision {
+            KvPrecision::F32 => f64::from(x),
+            KvPrecision::F16 => f64::from(f16::from_f32(x.clamp(-65504.0, 65504.0)).to_f32()),
+        }
+    }
+}
+
+/// Sequences whose rows are all known, and the blocks that each has been given: in no order, others' between them.
+struct World {
+    case: Case,
+    sequences: Vec<Vec<f32>>,
+    tables: Vec<Vec<u32>>,
+    blocks: usize,
+}
+
+impl World {
+    fn new(case: Case, lengths: &[usize], seed: u64) -> Self {
+        let random = &mut Random::new(seed);
+        let stride = case.layout().stride();
+        let numbers = |&rows: &usize| rounded(case.kind, &random.normals(rows * stride));
+        let sequences = lengths.iter().map(numbers).collect();
+        let blocks: usize = lengths.iter().map(|rows| rows.div_ceil(BLOCK_TOKENS)).sum::<usize>() + 3;
+        let mut free: Vec<u32> = (0..blocks as u32).collect();
+        for at in (1..blocks).rev() {
+            free.swap(at, random.below(at + 1));
+        }
+        let table = |rows: &usize| free.split_off(free.len() - rows.div_ceil(BLOCK_TOKENS));
+        let tables = lengths.iter().map(table).collect();
+        Self { case, sequences, tables, blocks }
+    }
+
+    /// Rows `from..to` of `sequence` become those of `of`, in the same blocks if they are whole ones.
+    fn share(&mut self, sequence: usize, of: usize, rows: usize) {
+        let numbers = rows * self.case.layout().stride();
+        let (blocks, shared) = (rows / BLOCK_TOKENS, self.sequences[of][..numbers].to_vec());
+        self.sequences[sequence][..numbers].copy_from_slice(&shared);
+        let shared = self.tables[of][..blocks].to_vec();
+        self.tables[sequence][..blocks].copy_from_slice(&shared);
+    }
+
+    /// A pool in which every slot of every layer and block holds NaN.
+    fn pool(&self, stream: &Stream) -> KvPool {
+        let (layout, rows) = (self.case.layout(), self.blocks * BLOCK_TOKENS);
+        let mut pool = KvPool::new(stream, self.case.shape(), self.blocks).unwrap();
+        let garbage = unwritten(stream, self.case.kind, rows, layout.stride());
+        let blocks: Vec<u32> = (0..self.blocks as u32).collect();
+        let mut table = self.table(stream);
+        table.upload(stream, &[KvRows { first_row: 0, rows, position: 0, blocks: &blocks }]).unwrap();
+        for layer in 0..LAYERS {
+            pool.append(stream, layer, &garbage, layout, &table).unwrap();
+        }
+        pool
+    }
+
+    fn table(&self, stream: &Stream) -> RowTable {
+        RowTable::new(stream.cuda(), self.case.layout(), self.blocks).unwrap()
+    }
+
+    /// Rows of `slices`, one after another, and where they belong.
+    fn batch(&self, slices: &[Slice]) -> (Vec<f32>, Vec<KvRows<'_>>) {
+        let (mut qkv, mut batch) = (Vec::new(), Vec::new());
+        let stride = self.case.layout().stride();
+        for &Slice { sequence, from, to } in slices {
+            let (first_row, blocks) = (qkv.len() / stride, self.tables[sequence].as_slice());
+            batch.push(KvRows { first_row, rows: to - from, position: from, blocks });
+            qkv.extend_from_slice(&self.sequences[sequence][from * stride..to * stride]);
+        }
+        (qkv, batch)
+    }
+
+    fn qkv(&self, stream: &Stream, rows: &[f32]) -> Matrix {
+        matrix(stream, self.case.kind, self.case.layout().stride(), rows)
+    }
+
+    fn append(&self, stream: &Stream, pool: &mut KvPool, table: &mut RowTable, slices: &[Slice]) {
+        let (qkv, batch) = self.batch(slices);
+        table.upload(stream, &batch).unwrap();
+        pool.append(stream, LAYER, &self.qkv(stream, &qkv), self.case.layout(), table).unwrap();
+    }
+
+    /// Appends the rows of `slices`, and attends from them.
+    fn attend(&self, stream: &Stream, pool: &mut KvPool, table: &mut RowTable, slices: &[Slice]) -> Vec<f32> {
+        let (layout, (qkv, batch)) = (self.case.layout(), self.batch(slices));
+        let qkv = self.qkv(stream, &qkv);
+        let mut out = unwritten(stream, self.case.kind, qkv.rows(), layout.heads * layout.head_dim);
+        table.upload(stream, &batch).unwrap();
+        pool.append(stream, LAYER, &qkv, layout, table).unwrap();
+        pool.attend(stream, LAYER, &qkv, layout, table, self.case.window, &mut out).unwrap();
+        out.to_vec(stream).unwrap()
+    }
+
+    /// As [`World::attend`], from a fresh pool in which everything before the slices lies already.
+    fn attend_after_all_before(&self, stream: &Stream, slices: &[Slice]) -> Vec<f32> {
+        let (mut pool, mut table) = (self.pool(stream), self.table(stream));
+        let before: Vec<Slice> = slices.iter().map(|it| slice(it.sequence, 0, it.from)).collect();
+        self.append(stream, &mut pool, &mut table, &before);
+        self.attend(stream, &mut pool, &mut table, slices)
+    }
+
+    /// What it should be.
+    fn plain(&self, slices: &[Slice]) -> Vec<f32> {
+        let QkvLayout { heads, .. } = self.case.layout();
+        let mut out = Vec::new();
+        for it in slices {
+            for row in it.from..it.to {
+                (0..heads).for_each(|head| out.extend(self.plain_head(it.sequence, row, head)));
+            }
+        }
+        out
+    }
+
+    fn plain_head(&self, sequence: usize, row: usize, head: usize) -> Vec<f32> {
+        let (layout, case) = (self.case.layout(), &self.case);
+        let (width, rows) = (layout.head_dim, self.sequences[sequence].chunks(layout.stride()));
+        let rows: Vec<&[f32]> = rows.collect();
+        let key_column = (layout.heads + head / case.group) * width;
+        let value_column = key_column + layout.kv_heads * width;
+        let first = case.window.map_or(0, |window| (row + 1).saturating_sub(window));
+        let query = &rows[row][head * width..][..width];
+        let score =
+            |key: &[f32]| -> f64 { query.iter().zip(key).map(|(&q, &k)| case.kept(q) * case.kept(k)).sum() };
+        let seen = &rows[first..=row];
+        let scores: Vec<f64> = seen.iter().map(|row| score(&row[key_column..][..width])).collect();
+        let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        let value = |feature: usize| {
+            let values = seen.iter().map(|row| case.kept(row[value_column + feature]));
+            (values.zip(&weights).map(|(value, weight)| value * weight).sum::<f64>() / total) as f32
+        };
+        (0..width).map(value).collect()
+    }
+
+    fn assert_plain(&self, slices: &[Slice], got: &[f32]) {
+        let (off, case) = (distance(got, &self.plain(slices)), self.case);
+        assert!(off <= case.tolerance(), "off by {off:e}: {case:?} {slices:?}");
+    }
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// A batch of everything: one row deep in a context, a whole prompt, a draft, a chunk in the middle of a prompt.
+const MIXED: [Slice; 4] = [
+    Slice { sequence: 0, from: 36, to: 37 },
+    Slice { sequence: 1, from: 0, to: 70 },
+    Slice { sequence: 2, from: 150, to: 153 },
+    Slice { sequence: 3, from: 33, to: 60 },
+];
+
+fn assert_mixed_batch(case: Case, seed: u64) {
+    let Some(stream) = stream() else { return };
+    let world = World::new(case, &[37, 70, 153, 60], seed);
+    world.assert_plain(&MIXED, &world.attend_after_all_before(&stream, &MIXED));
+}
+
+#[test]
+fn attention_in_halves_is_the_plain_softmax_for_every_width_of_a_head() {
+    for (at, head_dim) in [32, 64, 80, 96, 112, 128, 256].into_iter().enumerate() {
+        assert_mixed_batch(Case { head_dim, kv_heads: 1, group: 2, ..PLAIN }, at as u64);
+    }
+}
+
+#[test]
+fn attention_in_halves_is_the_plain_softmax_for_every_size_of_a_group() {
+    for group in [1, 3, 4, 7, 8, 9] {
+        assert_mixed_batch(Case { group, ..PLAIN }, 100 + group as u64);
+    }
+}
+
+#[test]
+fn a_group_of_more_heads_than_a_tile_is_cut() {
+    assert_mixed_batch(Case { group: 71, kv_heads: 1, ..PLAIN }, 171);
+}
+
+#[test]
+fn attention_takes_and_gives_every_kind_of_numbers() {
+    for (at, kind) in KINDS.into_iter().enumerate() {
+        assert_mixed_batch(Case { kind, group: 3, ..PLAIN }, 200 + at as u64);
+        assert_mixed_batch(Case { kind, group: 3, precision: KvPrecision::F32, ..PLAIN }, 210 + at as u64);
+    }
+}
+
+#[test]
+fn attention_in_singles_is_the_plain_softmax() {
+    for (at, (group, head_dim)) in [(1, 32), (4, 80), (8, 64), (2, 256)].into_iter().enumerate() {
+        let case = Case { group, head_dim, precision: KvPrecision::F32, kind: NumberKind::F32, ..PLAIN };
+        assert_mixed_batch(case, 300 + at as u64);
+    }
+}
+
+#[test]
+fn a_window_hides_what_lies_before_it() {
+    for (at, window) in [1, 5, 16, 50, 130].into_iter().enumerate() {
+        for precision in [KvPrecision::F16, KvPrecision::F32] {
+            assert_mixed_batch(Case { window: Some(window), group: 3, precision, ..PLAIN }, 400 + at as u64);
+        }
+    }
+}
+
+#[test]
+fn long_contexts_are_joined_from_their_spans() {
+    let Some(stream) = stream() else { return };
+    for (at, context) in [1, 16, 17, 127, 128, 129, 1000, 4096, 5000].into_iter().enumerate() {
+        let world = World::new(Case { kv_heads: 1, group: 4, ..PLAIN }, &[context], 500 + at as u64);
+        let last = [slice(0, context - context.min(3), context)];
+        world.assert_plain(&last, &world.attend_after_all_before(&stream, &last));
+    }
+}
+
+#[test]
+fn spans_before_the_window_are_not_joined() {
+    let Some(stream) = stream() else { return };
+    for window in [1, 100, 128, 300] {
+        let case = Case { kv_heads: 1, group: 4, window: Some(window), ..PLAIN };
+        let world = World::new(case, &[700], 600 + window as u64);
+        let last = [slice(0, 693, 700)];
+        world.assert_plain(&last, &world.attend_after_all_before(&stream, &last));
+    }
+}
+
+#[test]
+fn a_prompt_in_chunks_gives_what_it_gives_whole() {
+    let Some(stream) = stream() else { return };
+    for (at, precision) in [KvPrecision::F16, KvPrecision::F32].into_iter().enumerate() {
+        let world = World::new(Case { group: 3, precision, ..PLAIN }, &[150], 700 + at as u64);
+        let (mut pool, mut table) = (world.pool(&stream), world.table(&stream));
+        let mut got = Vec::new();
+        for (from, to) in [(0, 13), (13, 14), (14, 80), (80, 84), (84, 150)] {
+            got.extend(world.attend(&stream, &mut pool, &mut table, &[slice(0, from, to)]));
+        }
+        world.assert_plain(&[slice(0, 0, 150)], &got);
+    }
+}
+
+#[test]
+fn sequences_may_share_the_blocks_of_a_prefix() {
+    let Some(stream) = stream() else { return };
+    let mut world = World::new(Case { group: 3, ..PLAIN }, &[100, 90, 120], 800);
+    world.share(1, 0, 64);
+    world.share(2, 0, 80);
+    let (mut pool, mut table) = (world.pool(&stream), world.table(&stream));
+    world.append(&stream, &mut pool, &mut table, &[slice(0, 0, 99), slice(1, 64, 80), slice(2, 80, 118)]);
+    let batch = [slice(0, 99, 100), slice(1, 80, 90), slice(2, 118, 120)];
+    let got = world.attend(&stream, &mut pool, &mut table, &batch);
+    world.assert_plain(&batch, &got);
+}
+
+#[test]
+fn a_rows_bits_do_not_depend_on_other_sequences() {
+    let Some(stream) = stream() else { return };
+    for (at, precision) in [KvPrecision::F16, KvPrecision::F32].into_iter().enumerate() {
+        let world = World::new(Case { group: 3, precision, ..PLAIN }, &[37, 70, 303, 60], 900 + at as u64);
+        let all = [slice(0, 36, 37), slice(1, 0, 70), slice(2, 300, 303), slice(3, 33, 60)];
+        let together = world.attend_after_all_before(&stream, &all);
+        let width = together.len() / (1 + 70 + 3 + 27);
+        let mut rest = together.as_slice();
+        for alone in all {
+            let (mine, others) = rest.split_at((alone.to - alone.from) * width);
+            let result = world.attend_after_all_before(&stream, &[alone]);
+            assert_eq!(bits(mine), bits(&result), "{precision:?} {alone:?}");
+            rest = others;
+        }
+    }
+}
+
+#[test]
+fn numbers_beyond_the_largest_half_are_limited_to_it() {
+    let Some(stream) = stream() else { return };
+    let mut world = World::new(Case { kind: NumberKind::F32, ..PLAIN }, &[40, 20], 1000);
+    let stride = world.case.layout().stride();
+    let value_column = 3 * world.case.head_dim;
+    for (row, outlier) in [(3, 1e6), (7, -3e38), (20, 70_000.0)] {
+        world.sequences[0][row * stride + value_column] = outlier;
+        world.sequences[1][row / 2 * stride + value_column + 5] = outlier;
+    }
+    let batch = [slice(0, 39, 40), slice(1, 0, 20)];
+    world.assert_plain(&batch, &world.attend_after_all_before(&stream, &batch));
+}
+
+#[test]
+fn rows_of_no_sequence_are_left_alone() {
+    let Some(stream) = stream() else { return };
+    for precision in [KvPrecision::F16, KvPrecision::F32] {
+        let world = World::new(Case { precision, ..PLAIN }, &[5, 20], 1100);
+        let (layout, stride) = (world.case.layout(), world.case.layout().stride());
+        let (mut pool, mut table) = (world.pool(&stream), world.table(&stream));
+        // Rows 0, 4, and those from 25 on are nobody's.
+        let mut rows = vec![f32::NAN; 30 * stride];
+        let mut batch = world.batch(&[slice(0, 2, 5), slice(1, 0, 20)]).1;
+        world.append(&stream, &mut pool, &mut table, &[slice(0, 0, 2)]);
+        (batch[0].first_row, batch[1].first_row) = (1, 5);
+        rows[stride..4 * stride].copy_from_slice(&world.sequences[0][2 * stride..]);
+        rows[5 * stride..25 * stride].copy_from_slice(&world.sequences[1]);
+        let qkv = world.qkv(&stream, &rows);
+        let width = layout.heads * layout.head_dim;
+        let mut out = unwritten(&stream, world.case.kind, 30, width);
+        table.upload(&stream, &batch).unwrap();
+        pool.append(&stream, LAYER, &qkv, layout, &table).unwrap();
+        pool.attend(&stream, LAYER, &qkv, layout, &table, None, &mut out).unwrap();
+        let out = out.to_vec(&stream).unwrap();
+        world.assert_plain(&[slice(0, 2, 5)], &out[width..4 * width]);
+        world.assert_plain(&[slice(1, 0, 20)], &out[5 * width..25 * width]);
+        for nobodys in [0, 4, 25, 29] {
+            assert!(out[nobodys * width..][..width].iter().all(|value| value.is_nan()), "row {nobodys}");
+        }
+    }
+}
+
+#[test]
+fn a_table_tells_positions_and_what_is_longest() {
+    let Some(stream) = stream() else { return };
+    let world = World::new(PLAIN, &[5, 20], 1200);
+    let mut table = world.table(&stream);
+    let batch = world.batch(&[slice(0, 2, 5), slice(1, 19, 20)]).1;
+    table.upload(&stream, &batch).unwrap();
+    assert_eq!((table.rows(), table.sequences(), table.longest()), (4, 2, 20));
+    let positions = table.positions().to_vec(&stream).unwrap();
+    assert_eq!(positions[..4], [2, 3, 4, 19]);
+    assert!(positions[4..].iter().all(|&position| position == 0) && positions.len() >= table.capacity());
+}
+
+#[test]
+fn a_recorded_step_serves_every_table_of_its_shape() {
+    let Some(stream) = stream() else { return };
+    for precision in [KvPrecision::F16, KvPrecision::F32] {
+        let world = World::new(Case { group: 3, precision, ..PLAIN }, &[150, 300], 1300);
+        let layout = world.case.layout();
+        let (mut pool, mut table) = (world.pool(&stream), world.table(&stream));
+        world.append(&stream, &mut pool, &mut table, &[slice(0, 0, 140), slice(1, 0, 290)]);
+        let step = |at: usize| [slice(0, 140 + at, 141 + at), slice(1, 290 + at, 291 + at)];
+        // The first step is not recorded: the table takes the memory it needs.
+        world.attend(&stream, &mut pool, &mut table, &step(0));
+        let mut qkv = world.qkv(&stream, &world.batch(&step(1)).0);
+        let mut out = unwritten(&stream, world.case.kind, 2, layout.heads * layout.head_dim);
+        let shape = table.shape();
+        let record = |pool: &mut KvPool, qkv: &Matrix, table: &RowTable, out: &mut Matrix| {
+            Graph::capture(&stream, || {
+                pool.append(&stream, LAYER, qkv, layout, table)?;
+                pool.attend(&stream, LAYER, qkv, layout, table, None, out)
+            })
+        };
+        let mut graph = record(&mut pool, &qkv, &table, &mut out).unwrap();
+        for at in 1..6 {
+            let (rows, batch) = world.batch(&step(at));
+            qkv.upload(&stream, 0, &rows).unwrap();
+            table.upload(&stream, &batch).unwrap();
+            assert_eq!(table.shape(), shape, "step {at}");
+            // Another test of this process may give memory back at any time.
+            while graph.launch(&stream).unwrap() == Replay::Stale {
+                graph = record(&mut pool, &qkv, &table, &mut out).unwrap();
+            }
+            world.assert_plain(&step(at), &out.to_vec(&stream).unwrap());
+        }
+    }
+}

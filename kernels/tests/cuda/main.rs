@@ -1,0 +1,20 @@
+//! The launchers of [`kernels::cuda`], each against a plain reference on the CPU.
+//!
+//! They run on whatever driver the loader finds: a GPU's, or the stand-in that `scripts/cuda-on-cpu` builds. Where there
+//! is none they say so and pass, unless `HOLOBIONT_REQUIRE_CUDA=1` asks for one. `stand_in` tests the stand-in itself.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod attention;
+mod blas;
+mod board;
+mod embed;
+mod gate;
+mod linear;
+mod lora;
+mod norm;
+mod rope;
+mod rows;
+mod sample;
+mod stand_in;
+mod support;
+mod weight;

@@ -1,0 +1,95 @@
+//! The norm of the residual stream.
+
+use kernels::{
+    cuda::{DeviceVec, Graph, Norm, Replay, Stream, norm::add_norm},
+    lora::NumberKind,
+    reference::rms_norm,
+};
+
+use crate::support::{KINDS, Random, assert_close, epsilon, matrix, rounded, stream, unwritten};
+
+const EPS: f32 = 1e-5;
+/// In registers, of whole packs and less than one a thread; the models'; ragged; wider than the registers hold.
+const WIDTHS: [usize; 9] = [8, 64, 576, 2048, 4096, 8192, 100, 577, 9000];
+
+/// What the CPU makes of it: the new residual, and its norm.
+fn wanted(residual: &[f32], update: Option<&[f32]>, weight: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    let sum = |(at, &value): (usize, &f32)| value + update.map_or(0.0, |update| update[at]);
+    let residual: Vec<f32> = residual.iter().enumerate().map(sum).collect();
+    let normed = residual.chunks(weight.len()).flat_map(|row| rms_norm(row, weight, EPS)).collect();
+    (residual, normed)
+}
+
+fn check(stream: &Stream, kind: NumberKind, rows: usize, width: usize, random: &mut Random) {
+    let (residual, weight) = (random.normals(rows * width), random.normals(width));
+    let update = rounded(kind, &random.normals(rows * width));
+    let on_device = DeviceVec::from_slice(stream, &weight).unwrap();
+    let norm = Norm { weight: &on_device, eps: EPS };
+    for update in [None, Some(&update[..])] {
+        let mut got_residual = matrix(stream, NumberKind::F32, width, &residual);
+        let mut out = unwritten(stream, kind, rows, width);
+        let added = update.map(|update| matrix(stream, kind, width, update));
+        add_norm(stream, &mut got_residual, added.as_ref(), norm, &mut out).unwrap();
+        let (want_residual, want) = wanted(&residual, update, &weight);
+        assert_eq!(got_residual.to_vec(stream).unwrap(), want_residual, "{kind:?} {rows}x{width}");
+        let what = format!("{kind:?} {rows}x{width}");
+        assert_close(&what, &out.to_vec(stream).unwrap(), &want, 1e-6 + epsilon(kind));
+    }
+}
+
+#[test]
+fn the_norm_is_that_of_the_reference_for_every_kind_and_width() {
+    let Some(stream) = stream() else { return };
+    let mut random = Random::new(1);
+    for kind in KINDS {
+        for width in WIDTHS {
+            check(&stream, kind, 3, width, &mut random);
+        }
+        check(&stream, kind, 1, 576, &mut random);
+        check(&stream, kind, 70, 576, &mut random);
+    }
+}
+
+#[test]
+fn a_rows_norm_has_the_same_bits_in_any_batch() {
+    let Some(stream) = stream() else { return };
+    let (rows, width) = (17, 2048);
+    let (values, weight) = {
+        let mut random = Random::new(2);
+        (random.normals(rows * width), random.normals(width))
+    };
+    let weight = DeviceVec::from_slice(&stream, &weight).unwrap();
+    let normed = |values: &[f32]| {
+        let mut residual = matrix(&stream, NumberKind::F32, width, values);
+        let mut out = unwritten(&stream, NumberKind::F32, values.len() / width, width);
+        let norm = Norm { weight: &weight, eps: EPS };
+        add_norm(&stream, &mut residual, None, norm, &mut out).unwrap();
+        out.to_vec(&stream).unwrap()
+    };
+    let alone: Vec<f32> = values.chunks(width).flat_map(normed).collect();
+    assert_eq!(normed(&values), alone);
+}
+
+#[test]
+fn a_recorded_norm_is_taken_anew_of_what_the_residual_then_is() {
+    let Some(stream) = stream() else { return };
+    let (rows, width) = (2, 64);
+    let mut random = Random::new(3);
+    let (first, second) = (random.normals(rows * width), random.normals(rows * width));
+    let weight = vec![1.0; width];
+    let on_device = DeviceVec::from_slice(&stream, &weight).unwrap();
+    let mut residual = matrix(&stream, NumberKind::F32, width, &first);
+    let mut out = unwritten(&stream, NumberKind::F32, rows, width);
+    let norm = Norm { weight: &on_device, eps: EPS };
+    // Tests beside this one give memory back, and then a record is worth nothing.
+    let mut replay = Replay::Stale;
+    while replay == Replay::Stale {
+        residual.upload(&stream, 0, &first).unwrap();
+        let mut graph =
+            Graph::capture(&stream, || add_norm(&stream, &mut residual, None, norm, &mut out)).unwrap();
+        residual.upload(&stream, 0, &second).unwrap();
+        replay = graph.launch(&stream).unwrap();
+        stream.synchronize().unwrap();
+    }
+    assert_close("replayed", &out.to_vec(&stream).unwrap(), &wanted(&second, None, &weight).1, 1e-6);
+}

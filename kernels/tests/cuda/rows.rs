@@ -1,0 +1,100 @@
+//! Moving rows about, and changing a few columns of them.
+
+use kernels::cuda::{
+    DeviceVec, Matrix,
+    rows::{append_rows, gather, place, scale_columns, split_rows},
+};
+
+use crate::support::{KINDS, Random, matrix, rounded, stream, unwritten};
+
+#[test]
+fn gathered_rows_are_those_that_were_named() {
+    let Some(stream) = stream() else { return };
+    let mut random = Random::new(1);
+    for kind in KINDS {
+        for width in [1, 7, 8, 576, 3000] {
+            let values = rounded(kind, &random.normals(20 * width));
+            let named: Vec<u32> = (0..31).map(|_| random.below(20) as u32).collect();
+            let want: Vec<f32> = named[..30]
+                .iter()
+                .flat_map(|&row| &values[row as usize * width..][..width])
+                .copied()
+                .collect();
+            let mut got = Matrix::new(stream.cuda(), kind).unwrap();
+            let rows = DeviceVec::from_slice(&stream, &named).unwrap();
+            gather(&stream, &matrix(&stream, kind, width, &values), &rows, 30, &mut got).unwrap();
+            assert_eq!(got.to_vec(&stream).unwrap(), want, "{kind:?} {width}");
+        }
+    }
+}
+
+#[test]
+fn a_row_that_does_not_exist_is_gathered_as_nan() {
+    let Some(stream) = stream() else { return };
+    for kind in KINDS {
+        for width in [3, 16] {
+            let rows = DeviceVec::from_slice(&stream, &[0, 2, u32::MAX]).unwrap();
+            let mut got = unwritten(&stream, kind, 3, width);
+            gather(&stream, &matrix(&stream, kind, width, &vec![1.0; 2 * width]), &rows, 3, &mut got)
+                .unwrap();
+            let got = got.to_vec(&stream).unwrap();
+            assert_eq!(got[..width], vec![1.0; width]);
+            assert!(got[width..].iter().all(|value| value.is_nan()), "{kind:?} {width}");
+        }
+    }
+}
+
+#[test]
+fn only_the_named_columns_of_the_named_rows_are_scaled() {
+    let Some(stream) = stream() else { return };
+    let mut random = Random::new(2);
+    let (rows, width, column, scaled) = (6, 700, 37, 600);
+    for kind in KINDS {
+        let (values, factors) = (rounded(kind, &random.normals(rows * width)), random.normals(scaled));
+        let mut got = matrix(&stream, kind, width, &values);
+        let on_device = DeviceVec::from_slice(&stream, &factors).unwrap();
+        scale_columns(&stream, &mut got, 2..5, column, &on_device).unwrap();
+        let want = |(at, &value): (usize, &f32)| match (at / width, (at % width).checked_sub(column)) {
+            (2..5, Some(c)) if c < scaled => value * factors[c],
+            _ => value,
+        };
+        let want: Vec<f32> = values.iter().enumerate().map(want).collect();
+        assert_eq!(got.to_vec(&stream).unwrap(), rounded(kind, &want), "{kind:?}");
+    }
+}
+
+#[test]
+fn placed_rows_overwrite_only_their_columns() {
+    let Some(stream) = stream() else { return };
+    let mut random = Random::new(3);
+    let (rows, width, column, placed, at) = (5, 300, 11, 280, 77);
+    for kind in KINDS {
+        let (values, new) = (rounded(kind, &random.normals(rows * width)), random.normals(at + 2 * placed));
+        let mut got = matrix(&stream, kind, width, &values);
+        let on_device = DeviceVec::from_slice(&stream, &new).unwrap();
+        place(&stream, &mut got, 1..3, column, &on_device, at, placed).unwrap();
+        let want = |(place, &value): (usize, &f32)| match (place / width, (place % width).checked_sub(column))
+        {
+            (row @ 1..3, Some(c)) if c < placed => new[at + (row - 1) * placed + c],
+            _ => value,
+        };
+        let want: Vec<f32> = values.iter().enumerate().map(want).collect();
+        assert_eq!(got.to_vec(&stream).unwrap(), rounded(kind, &want), "{kind:?}");
+    }
+}
+
+#[test]
+fn rows_of_the_host_stand_behind_a_matrixs_own_and_come_back() {
+    let Some(stream) = stream() else { return };
+    let mut random = Random::new(5);
+    for kind in KINDS {
+        let (own, new) = (rounded(kind, &random.normals(3 * 40)), random.normals(200 * 40));
+        let mut all = matrix(&stream, kind, 40, &own);
+        append_rows(&stream, &mut all, &new).unwrap();
+        assert_eq!(all.rows(), 203);
+        let mut back = vec![f32::NAN; new.len()];
+        split_rows(&stream, &mut all, &mut back).unwrap();
+        assert_eq!(back, rounded(kind, &new), "{kind:?}");
+        assert_eq!(all.to_vec(&stream).unwrap(), own, "{kind:?}");
+    }
+}
