@@ -200,3 +200,10 @@ impl CallError {
         }
     }
 }
+
+/// The client's own device, its CPU, does not fail.
+impl From<std::convert::Infallible> for CallError {
+    fn from(never: std::convert::Infallible) -> Self {
+        match never {}
+    }
+}

@@ -84,7 +84,7 @@ fn check(sites: &[Site], config: &ModelConfig, layer: usize, group: LinearGroup)
     }
 }
 
-impl BaseLayers for RemoteLayers {
+impl BaseLayers<Compute> for RemoteLayers {
     type Error = CallError;
 
     fn linear(
@@ -93,13 +93,19 @@ impl BaseLayers for RemoteLayers {
         layer: usize,
         group: LinearGroup,
         x: &mut Activations,
-        out: &mut [f32],
+        out: &mut Vec<f32>,
     ) -> Result<(), CallError> {
         let place = Place { site: SiteId::of(self.layers, layer, group), class: self.class };
         self.mask.forward(&mut self.session, place, x.values(), out)
     }
 
-    fn embed(&self, tokens: &mut dyn Iterator<Item = u32>, out: &mut [f32]) {
+    fn embed(
+        &self,
+        _compute: &mut Compute,
+        tokens: &mut dyn Iterator<Item = u32>,
+        out: &mut Vec<f32>,
+    ) -> Result<(), CallError> {
         self.embedding.embed(tokens, out);
+        Ok(())
     }
 }

@@ -4,8 +4,11 @@
 //! to the first, so what is missing is always a *head*, the ranks `0..n`. Its sums are where the device goes on: they
 //! may come from anyone, and the bits are the same.
 
+use std::{fmt::Debug, sync::Arc};
+
 use kernels::{
     Activations,
+    cuda::{CudaError, HostMapping, Pinned, board::Signal},
     lora::{HeadSegment, LoraMatrix},
 };
 
@@ -54,7 +57,7 @@ impl Ask<'_> {
 }
 
 /// Whoever sums heads beside the thread that runs the pass.
-pub trait Assist: std::fmt::Debug + Send {
+pub trait Assist: Debug + Send {
     /// How many there are to share the work. With none, whoever runs the pass computes all of an adapter that is not
     /// wholly on the device from the host tier.
     fn helpers(&mut self) -> usize;
@@ -71,4 +74,102 @@ pub trait Assist: std::fmt::Debug + Send {
     /// Writes the sums of all `asks`, which are those of the last [`begin`](Self::begin), to `sums`: what nobody else
     /// has summed it sums itself.
     fn finish(&mut self, compute: &mut Compute, x: &Activations, asks: &[Ask<'_>], sums: &mut [f32]);
+}
+
+/// Some heads to sum for a device that goes on by itself, with what they are of kept alive.
+#[derive(Debug)]
+pub struct Job {
+    /// The heads, in the order of their sums.
+    pub asks: Vec<OwnedAsk>,
+    /// Numbers of a row.
+    pub width: usize,
+    /// Rows that the device puts into the slab, one behind the other from its beginning.
+    pub x_rows: usize,
+    /// Elements of all sums together.
+    pub sums: usize,
+}
+
+/// The head's sums of some rows at one linear layer; as [`Ask`], with the rows counted in the slab.
+#[derive(Debug, Clone)]
+pub struct OwnedAsk {
+    /// The adapter.
+    pub adapter: Arc<PreparedAdapter>,
+    /// Transformer block; 0 for the head of the model.
+    pub layer: usize,
+    /// Which of its linear layers; the adapter changes it.
+    pub target: Target,
+    /// First row in the slab.
+    pub first_row: usize,
+    /// Rows.
+    pub rows: usize,
+    /// Ranks to sum, from the first.
+    pub ranks: usize,
+    /// Element at which the sums begin, `[rows, outputs]`.
+    pub offset: usize,
+}
+
+impl OwnedAsk {
+    /// The same, borrowed; `None` if the adapter does not change the layer.
+    #[must_use]
+    pub fn ask(&self) -> Option<Ask<'_>> {
+        let &Self { ref adapter, layer, target, first_row, rows, ranks, offset } = self;
+        let matrix = adapter.matrix(layer, target)?;
+        Some(Ask { adapter, layer, target, matrix, first_row, rows, ranks, offset })
+    }
+}
+
+/// How whoever sums heads learns that a job's rows are there (CaraServe §4.2; CHECKLIST C-07).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Invocation {
+    /// One kernel writes the rows into the slab and says so, in the order of the stream: the host takes no part in it.
+    Fused,
+    /// The host waits for the stream, copies the rows and says so itself: what the fused way is compared with.
+    Native,
+}
+
+/// Whoever sums heads for a device that goes on by itself.
+///
+/// Jobs have numbers, each one more than the one before, going round after `u32::MAX`: a word has *reached* a number if
+/// it is not behind it (`word - number`, wrapping, is not negative). For each job, in the order of one stream:
+///
+/// 1. The rows are written to the beginning of the slab; then, fenced at system scope, the job's number to `asked`.
+/// 2. Whoever assists sees that, has the heads summed, writes the sums, and then the number to `answered`.
+/// 3. The stream waits until `answered` has reached the number, and reads the sums.
+///
+/// So the rows of a job are overwritten, and its sums asked for anew, only after the stream has passed its third step.
+pub trait DeviceAssist: Debug + Send {
+    /// A pass begins that may ask for something.
+    fn begin_pass(&mut self);
+
+    /// It has ended: what it posted and did not ask for is not asked for any more. The stream has come to its end by
+    /// now, unless the pass failed.
+    ///
+    /// # Errors
+    ///
+    /// [`CudaError::Unanswered`] if any job of the pass was not computed, or the stream gave a wait for one up: what it
+    /// computed is worth nothing.
+    fn end_pass(&mut self) -> Result<(), CudaError>;
+
+    /// Takes on a job, and says its number.
+    ///
+    /// # Panics
+    ///
+    /// If its rows do not fit the slab or its sums not [`sums`](Self::sums): whoever posts cuts it by rows first. A
+    /// group of any block's layers fits for all rows of a pass, and at least one row of the model's head.
+    fn post(&mut self, job: Job) -> u32;
+
+    /// Where the rows go, f32.
+    fn slab(&self) -> &HostMapping;
+
+    /// The number of the job whose rows are in the slab; the device writes it (or, natively, the host).
+    fn asked(&self) -> &Signal;
+
+    /// The number of the job whose sums are there; whoever assists writes it.
+    fn answered(&self) -> &Signal;
+
+    /// The sums of the job that was answered last.
+    fn sums(&self) -> &Pinned<f32>;
+
+    /// How the device is to ask.
+    fn invocation(&self) -> Invocation;
 }

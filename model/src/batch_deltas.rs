@@ -1,7 +1,7 @@
 //! What the adapters of a batch change: the low-rank deltas, of which the device computes what it holds and whoever
 //! assists the rest; inputs and outputs that are scaled (IA3); keys and values of virtual tokens (prefix tuning).
 
-use std::sync::Arc;
+use std::convert::Infallible;
 
 use kernels::{
     Activations,
@@ -11,34 +11,15 @@ use kernels::{
 
 use crate::{
     adapter::Side,
+    adapter_rows::{AdapterRows, Run, VirtualRows},
     assist::{Ask, Assist},
     config::ModelConfig,
-    device_copy::DeviceCopy,
-    forward::{Compute, Deltas, LinearGroup, LogitRows, SequenceSlice},
+    forward::{Compute, Deltas, LinearGroup, SequenceSlice},
     layout::linear_shape,
     prepared_adapter::PreparedAdapter,
     source::Target,
     weights::group_targets,
 };
-
-/// Consecutive rows of one adapter.
-#[derive(Debug)]
-struct Run {
-    first_row: usize,
-    rows: usize,
-    adapter: Arc<PreparedAdapter>,
-    device: Option<Arc<DeviceCopy>>,
-}
-
-/// Rows of virtual tokens, one after the other.
-#[derive(Debug)]
-struct VirtualRows {
-    first_row: usize,
-    /// The first of them.
-    token: usize,
-    rows: usize,
-    adapter: Arc<PreparedAdapter>,
-}
 
 /// What is computed of a run at one linear layer of a group. How much of the adapter was on the device is looked up
 /// once for each group, so that who assists and who goes on mean the same ranks.
@@ -67,13 +48,9 @@ pub struct BatchDeltas<'a> {
     /// Who sums what the device lacks in this pass; `None`: whoever runs it, from the host tier.
     assist: Option<&'a mut (dyn Assist + 'static)>,
     scratch: &'a mut DeltaScratch,
-    /// Runs of the batch's rows.
-    rows: Vec<Run>,
-    /// Runs of the rows whose logits are wanted.
-    head_rows: Vec<Run>,
+    found: AdapterRows,
     /// Whether any run has vectors that scale.
     has_scales: bool,
-    virtual_rows: Vec<VirtualRows>,
 }
 
 impl<'a> BatchDeltas<'a> {
@@ -85,13 +62,8 @@ impl<'a> BatchDeltas<'a> {
         scratch: &'a mut DeltaScratch,
         batch: &[SequenceSlice<'_, PreparedAdapter>],
     ) -> Self {
-        let head_rows = |slice: &SequenceSlice<'_, PreparedAdapter>| match slice.logits {
-            LogitRows::None => 0,
-            LogitRows::Last => 1,
-            LogitRows::All => slice.tokens.len(),
-        };
-        let rows = runs(batch, |slice| slice.tokens.len());
-        let is_cold = !rows.iter().all(|run| run.adapter.is_on_device());
+        let found = AdapterRows::of(batch);
+        let is_cold = !found.rows.iter().all(|run| run.adapter.is_on_device());
         let mut assist = assist.filter(|_| is_cold);
         if assist.as_mut().is_some_and(|assist| assist.helpers() == 0) {
             assist = None;
@@ -99,15 +71,14 @@ impl<'a> BatchDeltas<'a> {
         if let Some(assist) = &mut assist {
             assist.begin_pass();
         }
-        let has_scales = rows.iter().any(|run| run.adapter.scales().is_some());
-        let (head_rows, virtual_rows) = (runs(batch, head_rows), virtual_rows(batch));
-        Self { config, assist, scratch, rows, head_rows, has_scales, virtual_rows }
+        let has_scales = found.have_scales();
+        Self { config, assist, scratch, found, has_scales }
     }
 
     /// Looks up what the device has of the group's layers.
     fn plan(&mut self, layer: usize, group: LinearGroup) {
         let DeltaScratch { parts, sums } = &mut *self.scratch;
-        let runs = if group == LinearGroup::Head { &self.head_rows } else { &self.rows };
+        let runs = self.found.of_group(group);
         parts.clear();
         let mut offset = 0;
         if !runs.is_empty() {
@@ -134,7 +105,7 @@ impl BatchDeltas<'_> {
         if !self.has_scales {
             return;
         }
-        let runs = if group == LinearGroup::Head { &self.head_rows } else { &self.rows };
+        let runs = self.found.of_group(group);
         let targets = group_targets(self.config, group);
         for run in runs {
             let Some(scales) = run.adapter.scales() else { continue };
@@ -207,57 +178,28 @@ fn segment<'a>(run: &'a Run, part: &Part, layer: usize, sums: Option<&'a [f32]>)
     Some(LoraSegment { first_row: run.first_row, rows: run.rows, matrix, column: part.column, staged, head })
 }
 
-/// Joins neighbouring slices of one adapter.
-fn runs(
-    batch: &[SequenceSlice<'_, PreparedAdapter>],
-    rows_of: impl Fn(&SequenceSlice<'_, PreparedAdapter>) -> usize,
-) -> Vec<Run> {
-    let mut runs: Vec<Run> = Vec::new();
-    let mut row = 0;
-    for slice in batch {
-        let rows = rows_of(slice);
-        if let Some(adapter) = slice.adapter {
-            match runs.last_mut() {
-                Some(run) if run.first_row + run.rows == row && Arc::ptr_eq(&run.adapter, adapter) => {
-                    run.rows += rows;
-                }
-                _ => {
-                    let (adapter, device) = (Arc::clone(adapter), adapter.device());
-                    runs.push(Run { first_row: row, rows, adapter, device });
-                }
-            }
-        }
-        row += rows;
-    }
-    runs
-}
-
-/// The rows of each slice that are virtual tokens of its adapter.
-fn virtual_rows(batch: &[SequenceSlice<'_, PreparedAdapter>]) -> Vec<VirtualRows> {
-    let mut found = Vec::new();
-    let mut first_row = 0;
-    for slice in batch {
-        let (token, count) = (slice.start, slice.tokens.len());
-        if let Some(adapter) = slice.adapter
-            && token < adapter.virtual_tokens()
-        {
-            let rows = count.min(adapter.virtual_tokens() - token);
-            found.push(VirtualRows { first_row, token, rows, adapter: Arc::clone(adapter) });
-        }
-        first_row += count;
-    }
-    found
-}
-
-impl Deltas for BatchDeltas<'_> {
-    fn scale_inputs(&mut self, layer: usize, group: LinearGroup, x: &mut Activations) {
+impl Deltas<Compute> for BatchDeltas<'_> {
+    fn scale_inputs(
+        &mut self,
+        _device: &mut Compute,
+        layer: usize,
+        group: LinearGroup,
+        x: &mut Activations,
+    ) -> Result<(), Infallible> {
         let width = x.width();
         self.scale(layer, group, Side::Input, x.values_mut(), width);
+        Ok(())
     }
 
-    fn place_prefix(&mut self, layer: usize, qkv: &mut [f32], layout: QkvLayout) {
+    fn place_prefix(
+        &mut self,
+        _device: &mut Compute,
+        layer: usize,
+        qkv: &mut Vec<f32>,
+        layout: QkvLayout,
+    ) -> Result<(), Infallible> {
         let stride = layout.stride();
-        for VirtualRows { first_row, token, rows, adapter } in &self.virtual_rows {
+        for VirtualRows { first_row, token, rows, adapter } in &self.found.virtual_rows {
             let Some(prefix) = adapter.prefix() else { continue };
             let rows = qkv.chunks_exact_mut(stride).skip(*first_row).take(*rows);
             for (row, token) in rows.zip(*token..) {
@@ -266,16 +208,24 @@ impl Deltas for BatchDeltas<'_> {
                 row[stride - from.len()..].copy_from_slice(from);
             }
         }
+        Ok(())
     }
 
-    fn begin(&mut self, layer: usize, group: LinearGroup, x: &Activations) {
+    fn begin(
+        &mut self,
+        _device: &mut Compute,
+        layer: usize,
+        group: LinearGroup,
+        x: &Activations,
+    ) -> Result<(), Infallible> {
         self.plan(layer, group);
-        let runs = if group == LinearGroup::Head { &self.head_rows } else { &self.rows };
-        let Some(assist) = &mut self.assist else { return };
+        let runs = self.found.of_group(group);
+        let Some(assist) = &mut self.assist else { return Ok(()) };
         let asks = asks(runs, &self.scratch.parts, layer);
         if !asks.is_empty() {
             assist.begin(x, &asks);
         }
+        Ok(())
     }
 
     fn add(
@@ -284,18 +234,18 @@ impl Deltas for BatchDeltas<'_> {
         layer: usize,
         group: LinearGroup,
         x: &Activations,
-        out: &mut [f32],
-    ) {
+        out: &mut Vec<f32>,
+    ) -> Result<(), Infallible> {
         if self.scratch.parts.is_empty() && !self.has_scales {
-            return;
+            return Ok(());
         }
         let stride = self.outputs(group);
         self.scale(layer, group, Side::Output, out, stride);
         let DeltaScratch { parts, sums } = &mut *self.scratch;
         if parts.is_empty() {
-            return;
+            return Ok(());
         }
-        let runs = if group == LinearGroup::Head { &self.head_rows } else { &self.rows };
+        let runs = self.found.of_group(group);
         if let Some(assist) = &mut self.assist {
             let asks = asks(runs, parts, layer);
             if !asks.is_empty() {
@@ -306,5 +256,6 @@ impl Deltas for BatchDeltas<'_> {
         let segment = |part: &Part| segment(&runs[part.run], part, layer, sums);
         let segments: Vec<LoraSegment<'_>> = parts.iter().filter_map(segment).collect();
         add_deltas(&mut compute.pool, compute.isa, x, &segments, out, stride);
+        Ok(())
     }
 }

@@ -1,25 +1,25 @@
 //! The one forward pass.
 //!
-//! Everything that runs a model runs [`run`]. It is generic over who evaluates the linear layers ([`BaseLayers`]), who
-//! adds the adapters' deltas ([`Deltas`]) and who keeps keys and values ([`KvStore`]): the resident engine has all three
-//! in its process, a split client only the last two.
+//! Everything that runs a model runs [`run`]. It is generic over where the rows lie and who computes with them
+//! ([`Device`]), who evaluates the linear layers ([`BaseLayers`]), who adds the adapters' deltas ([`Deltas`]) and who
+//! keeps keys and values ([`KvStore`]): the resident engine has all of them in its process, a split client all but the
+//! linear layers.
 //!
 //! Rows of all sequences are flattened into one batch: no padding anywhere. Linear layers that share an input form one
 //! group, so a transformer block costs four calls.
 
-use std::sync::Arc;
+use std::{fmt, ops::Range, sync::Arc};
 
-use kernels::{
-    Activations, Isa, Pool,
-    attention::{KvRows, QkvLayout},
-    elementwise::{Heads, Norm, add_norm, rotate, silu_mul},
-};
+use kernels::attention::{KvRows, QkvLayout};
 
 use crate::{
     config::ModelConfig,
-    rope::{Angles, RopeTable},
+    rope::RopeTable,
+    sampling::{Draw, Drawn},
     sites::{Alone, Company},
 };
+
+pub use crate::cpu::Compute;
 
 /// Tokens a KV block holds.
 pub const BLOCK_TOKENS: usize = kernels::attention::BLOCK_TOKENS;
@@ -29,7 +29,7 @@ pub const BLOCK_TOKENS: usize = kernels::attention::BLOCK_TOKENS;
 pub struct BlockId(pub u32);
 
 /// For which of a slice's tokens logits are wanted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum LogitRows {
     /// None: a prompt chunk that is not the last.
     None,
@@ -37,6 +37,9 @@ pub enum LogitRows {
     Last,
     /// Every token's (prompt log-probabilities).
     All,
+    /// The last token's, but only to draw the next token from them: where the pass [draws](ForwardPass::draws), they do
+    /// not leave the device, and are not among the logits.
+    Draw(Draw),
 }
 
 /// Consecutive tokens of one sequence that go through the model in one pass.
@@ -56,11 +59,11 @@ pub struct SequenceSlice<'a, A> {
 
 impl<A> SequenceSlice<'_, A> {
     /// Indices, within the slice, of the rows whose logits are wanted.
-    fn wanted(&self) -> std::ops::Range<usize> {
+    fn wanted(&self) -> Range<usize> {
         let rows = self.tokens.len();
         match self.logits {
             LogitRows::None => rows..rows,
-            LogitRows::Last => rows - 1..rows,
+            LogitRows::Last | LogitRows::Draw(_) => rows - 1..rows,
             LogitRows::All => 0..rows,
         }
     }
@@ -72,22 +75,50 @@ pub trait ForwardPass {
     /// An adapter prepared for this pass.
     type Adapter;
 
+    /// Why a pass is not finished; the keys and values of its rows are undefined then. `Infallible` on the CPU.
+    type Error: std::error::Error + Send + Sync + 'static;
+
     /// Length of a row of logits.
     fn vocab_size(&self) -> usize;
 
+    /// True if it draws tokens itself where [`LogitRows::Draw`] asks for it; else that means [`LogitRows::Last`].
+    fn draws(&self) -> bool {
+        false
+    }
+
+    /// What was drawn in the last pass, one for each slice that asked for it; `None` where no logit was a number.
+    fn drawn(&self) -> &[Option<Drawn>] {
+        &[]
+    }
+
+    /// True once nothing can be computed in this process any more: its device is lost.
+    fn is_lost(&self) -> bool {
+        false
+    }
+
     /// Runs `batch` and writes the wanted rows of logits to `logits`, slice after slice, row after row
     /// (`logits` is resized to rows x vocab_size). Appends keys and values to the sequences' blocks.
-    fn forward(&mut self, batch: &[SequenceSlice<'_, Self::Adapter>], logits: &mut Vec<f32>) {
-        self.forward_in_company(batch, logits, &mut Alone);
+    ///
+    /// # Errors
+    /// The device fails.
+    fn forward(
+        &mut self,
+        batch: &[SequenceSlice<'_, Self::Adapter>],
+        logits: &mut Vec<f32>,
+    ) -> Result<(), Self::Error> {
+        self.forward_in_company(batch, logits, &mut Alone)
     }
 
     /// As [`forward`](Self::forward), and others' calls join the pass at the layers they wait for.
+    ///
+    /// # Errors
+    /// The device fails.
     fn forward_in_company(
         &mut self,
         batch: &[SequenceSlice<'_, Self::Adapter>],
         logits: &mut Vec<f32>,
         company: &mut dyn Company,
-    );
+    ) -> Result<(), Self::Error>;
 }
 
 /// Linear layers that share an input.
@@ -105,88 +136,228 @@ pub enum LinearGroup {
     Head,
 }
 
-/// The threads and instructions a pass computes with.
+/// Which norm of the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NormSite {
+    /// Before a layer's attention.
+    Attention(usize),
+    /// Before a layer's feed-forward.
+    FeedForward(usize),
+    /// Before the head.
+    Output,
+}
+
+/// Where the rows of a pass lie, and who computes with them.
+///
+/// What is asked of a device is done in the order it is asked; it need not be done when the call returns. Whoever reads
+/// results waits for them.
+pub trait Device {
+    /// Why it cannot compute: `Infallible` for the CPU.
+    type Error;
+    /// The residual stream, 32 bits: `[rows, hidden]`.
+    type Residual: fmt::Debug;
+    /// Rows that enter linear layers.
+    type Inputs: fmt::Debug;
+    /// Rows that leave linear layers.
+    type Outputs: fmt::Debug;
+    /// What it must know of a batch's rows: positions and blocks.
+    type Batch: fmt::Debug;
+
+    /// Everything a pass keeps from one time to the next, with no rows in it.
+    ///
+    /// # Errors
+    /// There is no memory.
+    fn scratch(&self) -> Result<Scratch<Self>, Self::Error>;
+
+    /// Takes in where the batch's rows stand: `sequences` follow each other without a gap.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn lay_out(
+        &mut self,
+        model: &Skeleton,
+        sequences: &[KvRows<'_>],
+        batch: &mut Self::Batch,
+    ) -> Result<(), Self::Error>;
+
+    /// Makes room for `rows` rows of `width`; their contents are unspecified.
+    ///
+    /// # Errors
+    /// There is no memory.
+    fn reshape(&mut self, room: Room<'_, Self>, rows: usize, width: usize) -> Result<(), Self::Error>;
+
+    /// `out = norm(residual += update)`.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn add_norm(
+        &mut self,
+        model: &Skeleton,
+        site: NormSite,
+        residual: &mut Self::Residual,
+        update: Option<&Self::Outputs>,
+        out: &mut Self::Inputs,
+    ) -> Result<(), Self::Error>;
+
+    /// Norms query and key heads if the model does, and rotates them to their positions; queries take on the scale of
+    /// the scores.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn rotate(
+        &mut self,
+        model: &Skeleton,
+        layer: usize,
+        qkv: &mut Self::Outputs,
+        batch: &Self::Batch,
+    ) -> Result<(), Self::Error>;
+
+    /// `out = silu(gate) * up` of rows `[gate | up]`, each `width` wide.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn gate(
+        &mut self,
+        gate_up: &Self::Outputs,
+        width: usize,
+        out: &mut Self::Inputs,
+    ) -> Result<(), Self::Error>;
+
+    /// Keeps the rows that `kept` names in ascending order, `width` wide, and drops the others.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn keep(
+        &mut self,
+        residual: &mut Self::Residual,
+        update: &mut Self::Outputs,
+        width: usize,
+        kept: &[u32],
+    ) -> Result<(), Self::Error>;
+}
+
+/// What there is to be room for.
 #[derive(Debug)]
-pub struct Compute {
-    /// Threads.
-    pub pool: Pool,
-    /// Instructions.
-    pub isa: Isa,
+pub enum Room<'a, D: Device + ?Sized> {
+    /// The residual stream.
+    Residual(&'a mut D::Residual),
+    /// Rows that enter linear layers.
+    Inputs(&'a mut D::Inputs),
+    /// Rows that leave them.
+    Outputs(&'a mut D::Outputs),
 }
 
 /// Who evaluates the frozen linear layers.
-pub trait BaseLayers {
+pub trait BaseLayers<D: Device> {
     /// Why a group could not be evaluated: `Infallible` for weights in this process.
-    type Error;
+    type Error: From<D::Error>;
 
-    /// `out = x Wᵀ + bias` for all matrices of the group side by side; `out` is `[x.rows(), outputs of the group]`.
+    /// `out = x Wᵀ + bias` for all matrices of the group side by side; `out` is `[rows of x, outputs of the group]`.
     ///
     /// # Errors
     /// Whoever evaluates it elsewhere may be gone, or refuse; the pass ends, and may be run again.
     fn linear(
         &mut self,
-        compute: &mut Compute,
+        device: &mut D,
         layer: usize,
         group: LinearGroup,
-        x: &mut Activations,
-        out: &mut [f32],
+        x: &mut D::Inputs,
+        out: &mut D::Outputs,
     ) -> Result<(), Self::Error>;
 
     /// Writes the embeddings of `tokens` to `out`, `[tokens, hidden]`.
-    fn embed(&self, tokens: &mut dyn Iterator<Item = u32>, out: &mut [f32]);
+    ///
+    /// # Errors
+    /// The device fails.
+    fn embed(
+        &self,
+        device: &mut D,
+        tokens: &mut dyn Iterator<Item = u32>,
+        out: &mut D::Residual,
+    ) -> Result<(), Self::Error>;
 }
 
 /// Who adds the adapters' deltas to the outputs of a group.
-pub trait Deltas {
+pub trait Deltas<D: Device> {
     /// Changes the inputs of a group where an adapter scales them (IA3), before anybody else sees them.
-    fn scale_inputs(&mut self, layer: usize, group: LinearGroup, x: &mut Activations) {
-        let _ = (layer, group, x);
-    }
+    ///
+    /// # Errors
+    /// The device fails.
+    fn scale_inputs(
+        &mut self,
+        device: &mut D,
+        layer: usize,
+        group: LinearGroup,
+        x: &mut D::Inputs,
+    ) -> Result<(), D::Error>;
 
     /// Puts an adapter's own keys and values in the place of those computed for its virtual tokens (prefix tuning).
     /// `qkv` are rows `[q | k | v]` as they will be kept: keys are rotated.
-    fn place_prefix(&mut self, layer: usize, qkv: &mut [f32], layout: QkvLayout) {
-        let _ = (layer, qkv, layout);
-    }
+    ///
+    /// # Errors
+    /// The device fails.
+    fn place_prefix(
+        &mut self,
+        device: &mut D,
+        layer: usize,
+        qkv: &mut D::Outputs,
+        layout: QkvLayout,
+    ) -> Result<(), D::Error>;
 
     /// What others can compute while the base layers of the group are evaluated is asked of them; returns at once.
-    fn begin(&mut self, layer: usize, group: LinearGroup, x: &Activations) {
-        let _ = (layer, group, x);
-    }
-
-    /// `out[row] += delta of the row's adapter`. For [`LinearGroup::Head`], rows are those whose logits are wanted.
-    fn add(
+    ///
+    /// # Errors
+    /// The device fails.
+    fn begin(
         &mut self,
-        compute: &mut Compute,
+        device: &mut D,
         layer: usize,
         group: LinearGroup,
-        x: &Activations,
-        out: &mut [f32],
-    );
+        x: &D::Inputs,
+    ) -> Result<(), D::Error>;
+
+    /// `out[row] += delta of the row's adapter`. For [`LinearGroup::Head`], rows are those whose logits are wanted.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn add(
+        &mut self,
+        device: &mut D,
+        layer: usize,
+        group: LinearGroup,
+        x: &D::Inputs,
+        out: &mut D::Outputs,
+    ) -> Result<(), D::Error>;
 }
 
 /// Who keeps keys and values.
-pub trait KvStore {
+pub trait KvStore<D: Device> {
     /// Keeps the keys and values of rows `[q | k | v]`.
+    ///
+    /// # Errors
+    /// The device fails.
     fn append(
         &mut self,
-        compute: &mut Compute,
+        device: &mut D,
         layer: usize,
-        qkv: &[f32],
+        qkv: &D::Outputs,
         layout: QkvLayout,
-        rows: &[KvRows<'_>],
-    );
+        batch: &D::Batch,
+    ) -> Result<(), D::Error>;
 
     /// Attention of the rows' queries over what is kept; `out` is `[rows, heads * head_dim]`.
+    ///
+    /// # Errors
+    /// The device fails.
     fn attend(
         &self,
-        compute: &mut Compute,
+        device: &mut D,
         layer: usize,
-        qkv: &[f32],
+        qkv: &D::Outputs,
         layout: QkvLayout,
-        rows: &[KvRows<'_>],
-        out: &mut [f32],
-    );
+        batch: &D::Batch,
+        out: &mut D::Inputs,
+    ) -> Result<(), D::Error>;
 }
 
 /// The small tensors of a model, which whoever runs the pass holds itself.
@@ -205,29 +376,24 @@ pub struct Norms {
 }
 
 /// What the rows of a batch pass through, kept between passes.
-#[derive(Debug, Default)]
-pub struct Scratch {
-    residual: Vec<f32>,
+#[derive(Debug)]
+pub struct Scratch<D: Device + ?Sized> {
+    /// The residual stream.
+    pub residual: D::Residual,
     /// Output of `o` and `down`, added to the residual by the next norm.
-    update: Vec<f32>,
-    normed: Activations,
-    qkv: Vec<f32>,
-    attended: Activations,
-    gate_up: Vec<f32>,
-    gated: Activations,
-    angles: Angles,
-    rows: Vec<RowSpan>,
-    block_ids: Vec<u32>,
-}
-
-/// A slice's rows in the batch and its blocks in [`Scratch::block_ids`].
-#[derive(Debug, Clone, Copy)]
-struct RowSpan {
-    first_row: usize,
-    rows: usize,
-    position: usize,
-    first_block: usize,
-    blocks: usize,
+    pub update: D::Outputs,
+    /// The residual, normed.
+    pub normed: D::Inputs,
+    /// `[q | k | v]`.
+    pub qkv: D::Outputs,
+    /// What attention found.
+    pub attended: D::Inputs,
+    /// `[gate | up]`.
+    pub gate_up: D::Outputs,
+    /// The feed-forward's middle.
+    pub gated: D::Inputs,
+    /// Where the rows stand.
+    pub batch: D::Batch,
 }
 
 /// A model without its large weights: what [`run`] needs to know.
@@ -249,26 +415,39 @@ impl Skeleton {
         QkvLayout { heads, kv_heads, head_dim }
     }
 
-    fn norm<'a>(&self, weight: &'a [f32]) -> Norm<'a> {
-        Norm { weight, eps: self.config.norm_eps }
+    /// What scores are multiplied with; queries carry it.
+    #[must_use]
+    pub fn score_scale(&self) -> f32 {
+        1.0 / (self.config.head_dim as f32).sqrt()
+    }
+
+    /// The weights of a norm.
+    #[must_use]
+    pub fn norm(&self, site: NormSite) -> &[f32] {
+        match site {
+            NormSite::Attention(layer) => &self.norms.attention[layer],
+            NormSite::FeedForward(layer) => &self.norms.feed_forward[layer],
+            NormSite::Output => &self.norms.output,
+        }
     }
 }
 
-/// Runs `batch` through the model and writes the wanted rows of logits to `logits`.
+/// Runs `batch` through the model and writes the wanted rows of logits to `logits`, `[rows, vocabulary]`.
 ///
 /// # Errors
-/// The base layers' own. Keys and values of the batch may be appended by then; running it again replaces them.
-pub fn run<A, B: BaseLayers>(
+/// The base layers' own, or the device's. Keys and values of the batch may be appended by then; running it again
+/// replaces them.
+pub fn run<A, D: Device, B: BaseLayers<D>>(
     model: &Skeleton,
-    parts: (&mut B, &mut impl Deltas, &mut impl KvStore),
-    compute: &mut Compute,
-    scratch: &mut Scratch,
+    parts: (&mut B, &mut impl Deltas<D>, &mut impl KvStore<D>),
+    device: &mut D,
+    scratch: &mut Scratch<D>,
     batch: &[SequenceSlice<'_, A>],
-    logits: &mut Vec<f32>,
+    logits: &mut D::Outputs,
 ) -> Result<(), B::Error> {
     let (base, deltas, kv) = parts;
-    let mut pass = Pass { model, base, deltas, kv, compute, s: scratch };
-    pass.start(batch);
+    let mut pass = Pass { model, base, deltas, kv, device, s: scratch };
+    pass.start(batch)?;
     for layer in 0..model.config.layers {
         pass.attention(layer)?;
         pass.feed_forward(layer)?;
@@ -276,76 +455,49 @@ pub fn run<A, B: BaseLayers>(
     pass.head(batch, logits)
 }
 
-struct Pass<'a, B, D, K> {
+struct Pass<'a, D: Device, B, T, K> {
     model: &'a Skeleton,
     base: &'a mut B,
-    deltas: &'a mut D,
+    deltas: &'a mut T,
     kv: &'a mut K,
-    compute: &'a mut Compute,
-    s: &'a mut Scratch,
+    device: &'a mut D,
+    s: &'a mut Scratch<D>,
 }
 
-impl<B: BaseLayers, D: Deltas, K: KvStore> Pass<'_, B, D, K> {
+impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K: KvStore<D>> Pass<'_, D, B, T, K> {
     /// Lays out the rows and embeds their tokens.
-    fn start<A>(&mut self, batch: &[SequenceSlice<'_, A>]) {
-        let (s, config) = (&mut *self.s, &self.model.config);
-        s.rows.clear();
-        s.block_ids.clear();
-        s.angles.clear();
-        let mut rows = 0;
-        for slice in batch {
-            let (first_row, count, first_block) = (rows, slice.tokens.len(), s.block_ids.len());
-            s.block_ids.extend(slice.blocks.iter().map(|block| block.0));
-            let span = RowSpan {
-                first_row,
-                rows: count,
-                position: slice.start,
-                first_block,
-                blocks: slice.blocks.len(),
-            };
-            s.rows.push(span);
-            s.angles.extend(&self.model.rope, slice.start..slice.start + count);
-            rows += count;
-        }
-        s.residual.resize(rows * config.hidden_size, 0.0);
-        s.update.resize(rows * config.hidden_size, 0.0);
-        s.normed.reshape(rows, config.hidden_size);
-        s.qkv.resize(rows * self.model.qkv_layout().stride(), 0.0);
-        s.attended.reshape(rows, config.heads * config.head_dim);
-        s.gate_up.resize(rows * 2 * config.intermediate_size, 0.0);
-        s.gated.reshape(rows, config.intermediate_size);
-        self.base.embed(&mut batch.iter().flat_map(|slice| slice.tokens.iter().copied()), &mut s.residual);
+    fn start<A>(&mut self, batch: &[SequenceSlice<'_, A>]) -> Result<(), B::Error> {
+        let rows = BatchRows::of(batch);
+        make_room(self.model, self.device, self.s, rows.count)?;
+        self.device.lay_out(self.model, &rows.sequences(), &mut self.s.batch)?;
+        let mut tokens = batch.iter().flat_map(|slice| slice.tokens.iter().copied());
+        self.base.embed(self.device, &mut tokens, &mut self.s.residual)
     }
 
     /// `normed = norm(residual += update)`; before the first layer there is no update yet.
-    fn norm(&mut self, weight: &[f32], first: IsFirst) {
-        let (s, compute) = (&mut *self.s, &mut *self.compute);
-        let update = (first == IsFirst::No).then_some(&s.update[..]);
-        let norm = self.model.norm(weight);
-        add_norm(&mut compute.pool, compute.isa, &mut s.residual, update, norm, s.normed.values_mut());
+    fn norm(&mut self, site: NormSite) -> Result<(), D::Error> {
+        let s = &mut *self.s;
+        let update = (site != NormSite::Attention(0)).then_some(&s.update);
+        self.device.add_norm(self.model, site, &mut s.residual, update, &mut s.normed)
     }
 
     fn attention(&mut self, layer: usize) -> Result<(), B::Error> {
-        let first = if layer == 0 { IsFirst::Yes } else { IsFirst::No };
-        self.norm(&self.model.norms.attention[layer], first);
+        self.norm(NormSite::Attention(layer))?;
         self.linear(layer, LinearGroup::Qkv)?;
-        self.rotate(layer);
-        let layout = self.model.qkv_layout();
-        let (s, compute) = (&mut *self.s, &mut *self.compute);
-        self.deltas.place_prefix(layer, &mut s.qkv, layout);
-        let rows: Vec<KvRows<'_>> = s.rows.iter().map(|span| span.kv_rows(&s.block_ids)).collect();
-        self.kv.append(compute, layer, &s.qkv, layout, &rows);
-        self.kv.attend(compute, layer, &s.qkv, layout, &rows, s.attended.values_mut());
+        let (s, device, layout) = (&mut *self.s, &mut *self.device, self.model.qkv_layout());
+        device.rotate(self.model, layer, &mut s.qkv, &s.batch)?;
+        self.deltas.place_prefix(device, layer, &mut s.qkv, layout)?;
+        self.kv.append(device, layer, &s.qkv, layout, &s.batch)?;
+        self.kv.attend(device, layer, &s.qkv, layout, &s.batch, &mut s.attended)?;
         failpoint::pass("forward.after_attention");
         self.linear(layer, LinearGroup::O)
     }
 
     fn feed_forward(&mut self, layer: usize) -> Result<(), B::Error> {
-        self.norm(&self.model.norms.feed_forward[layer], IsFirst::No);
+        self.norm(NormSite::FeedForward(layer))?;
         self.linear(layer, LinearGroup::GateUp)?;
-        let (s, compute) = (&mut *self.s, &mut *self.compute);
         let width = self.model.config.intermediate_size;
-        silu_mul(&mut compute.pool, compute.isa, &s.gate_up, width, s.gated.values_mut());
+        self.device.gate(&self.s.gate_up, width, &mut self.s.gated)?;
         self.linear(layer, LinearGroup::Down)
     }
 
@@ -359,10 +511,10 @@ impl<B: BaseLayers, D: Deltas, K: KvStore> Pass<'_, B, D, K> {
             LinearGroup::Down => (&mut s.gated, &mut s.update),
             LinearGroup::Head => unreachable!("the head's outputs are the caller's"),
         };
-        self.deltas.scale_inputs(layer, group, x);
-        self.deltas.begin(layer, group, x);
-        self.base.linear(self.compute, layer, group, x, out)?;
-        self.deltas.add(self.compute, layer, group, x, out);
+        self.deltas.scale_inputs(self.device, layer, group, x)?;
+        self.deltas.begin(self.device, layer, group, x)?;
+        self.base.linear(self.device, layer, group, x, out)?;
+        self.deltas.add(self.device, layer, group, x, out)?;
         failpoint::pass(match group {
             LinearGroup::Qkv => "forward.after_qkv",
             LinearGroup::O => "forward.after_o",
@@ -373,72 +525,89 @@ impl<B: BaseLayers, D: Deltas, K: KvStore> Pass<'_, B, D, K> {
         Ok(())
     }
 
-    fn rotate(&mut self, layer: usize) {
-        let (s, compute, layout) = (&mut *self.s, &mut *self.compute, self.model.qkv_layout());
-        let norms = &self.model.norms;
-        let queries = Heads {
-            column: 0,
-            count: layout.heads,
-            norm: norms.query.get(layer).map(|weight| self.model.norm(weight)),
-            // Queries carry the scale of the scores.
-            scale: 1.0 / (layout.head_dim as f32).sqrt(),
-        };
-        let keys = Heads {
-            column: layout.heads * layout.head_dim,
-            count: layout.kv_heads,
-            norm: norms.key.get(layer).map(|weight| self.model.norm(weight)),
-            scale: 1.0,
-        };
-        let (cos, sin) = s.angles.tables();
-        let (pool, isa) = (&mut compute.pool, compute.isa);
-        rotate(pool, isa, &mut s.qkv, layout.stride(), layout.head_dim, cos, sin, &[queries, keys]);
-    }
-
     /// Logits of the wanted rows.
-    fn head<A>(&mut self, batch: &[SequenceSlice<'_, A>], logits: &mut Vec<f32>) -> Result<(), B::Error> {
-        let hidden = self.model.config.hidden_size;
-        let s = &mut *self.s;
-        let mut kept = 0;
-        for (span, slice) in s.rows.iter().zip(batch) {
-            for row in slice.wanted() {
-                let from = (span.first_row + row) * hidden;
-                // Rows only move towards the front, so none is overwritten before it was read.
-                s.residual.copy_within(from..from + hidden, kept * hidden);
-                s.update.copy_within(from..from + hidden, kept * hidden);
-                kept += 1;
-            }
-        }
-        logits.resize(kept * self.model.config.vocab_size, 0.0);
-        if kept == 0 {
+    fn head<A>(&mut self, batch: &[SequenceSlice<'_, A>], logits: &mut D::Outputs) -> Result<(), B::Error> {
+        let config = &self.model.config;
+        let kept = wanted_rows(batch);
+        self.device.reshape(Room::Outputs(logits), kept.len(), config.vocab_size)?;
+        if kept.is_empty() {
             return Ok(());
         }
-        s.residual.truncate(kept * hidden);
-        s.update.truncate(kept * hidden);
-        s.normed.reshape(kept, hidden);
-        self.norm(&self.model.norms.output, IsFirst::No);
-        self.deltas.scale_inputs(0, LinearGroup::Head, &mut self.s.normed);
-        self.deltas.begin(0, LinearGroup::Head, &self.s.normed);
-        self.base.linear(self.compute, 0, LinearGroup::Head, &mut self.s.normed, logits)?;
-        self.deltas.add(self.compute, 0, LinearGroup::Head, &self.s.normed, logits);
+        let (s, device) = (&mut *self.s, &mut *self.device);
+        device.keep(&mut s.residual, &mut s.update, config.hidden_size, &kept)?;
+        device.reshape(Room::Inputs(&mut s.normed), kept.len(), config.hidden_size)?;
+        self.norm(NormSite::Output)?;
+        let (x, device) = (&mut self.s.normed, &mut *self.device);
+        self.deltas.scale_inputs(device, 0, LinearGroup::Head, x)?;
+        self.deltas.begin(device, 0, LinearGroup::Head, x)?;
+        self.base.linear(device, 0, LinearGroup::Head, x, logits)?;
+        self.deltas.add(device, 0, LinearGroup::Head, x, logits)?;
         failpoint::pass("forward.head");
         Ok(())
     }
 }
 
-/// Whether a norm is the pass's first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum IsFirst {
-    Yes,
-    No,
+/// Makes room for `rows` rows in all that a pass keeps.
+pub(crate) fn make_room<D: Device>(
+    model: &Skeleton,
+    device: &mut D,
+    s: &mut Scratch<D>,
+    rows: usize,
+) -> Result<(), D::Error> {
+    let config = &model.config;
+    let (hidden, width) = (config.hidden_size, config.intermediate_size);
+    device.reshape(Room::Residual(&mut s.residual), rows, hidden)?;
+    device.reshape(Room::Outputs(&mut s.update), rows, hidden)?;
+    device.reshape(Room::Inputs(&mut s.normed), rows, hidden)?;
+    device.reshape(Room::Outputs(&mut s.qkv), rows, model.qkv_layout().stride())?;
+    device.reshape(Room::Inputs(&mut s.attended), rows, config.heads * config.head_dim)?;
+    device.reshape(Room::Outputs(&mut s.gate_up), rows, 2 * width)?;
+    device.reshape(Room::Inputs(&mut s.gated), rows, width)
 }
 
-impl RowSpan {
-    fn kv_rows<'a>(&self, block_ids: &'a [u32]) -> KvRows<'a> {
-        KvRows {
-            first_row: self.first_row,
-            rows: self.rows,
-            position: self.position,
-            blocks: &block_ids[self.first_block..self.first_block + self.blocks],
+/// Which rows of a batch are which sequence's.
+#[derive(Debug)]
+pub(crate) struct BatchRows {
+    /// Rows of the batch.
+    pub(crate) count: usize,
+    /// First row, rows and position of each sequence, and where its blocks begin and end.
+    sequences: Vec<(usize, usize, usize, Range<usize>)>,
+    blocks: Vec<u32>,
+}
+
+impl BatchRows {
+    /// The rows of `batch`, sequence after sequence.
+    pub(crate) fn of<A>(batch: &[SequenceSlice<'_, A>]) -> Self {
+        let mut all = Self { count: 0, sequences: Vec::with_capacity(batch.len()), blocks: Vec::new() };
+        for slice in batch {
+            let (rows, first) = (slice.tokens.len(), all.blocks.len());
+            all.blocks.extend(slice.blocks.iter().map(|block| block.0));
+            all.sequences.push((all.count, rows, slice.start, first..all.blocks.len()));
+            all.count += rows;
         }
+        all
     }
+
+    /// The sequences, as kernels take them.
+    pub(crate) fn sequences(&self) -> Vec<KvRows<'_>> {
+        let sequence = |(first_row, rows, position, blocks): &(usize, usize, usize, Range<usize>)| KvRows {
+            first_row: *first_row,
+            rows: *rows,
+            position: *position,
+            blocks: &self.blocks[blocks.clone()],
+        };
+        self.sequences.iter().map(sequence).collect()
+    }
+}
+
+/// The batch's rows whose logits are wanted, ascending.
+fn wanted_rows<A>(batch: &[SequenceSlice<'_, A>]) -> Vec<u32> {
+    let mut first = 0;
+    let mut kept = Vec::new();
+    for slice in batch {
+        let rows = slice.wanted();
+        kept.extend(rows.map(|row| u32::try_from(first + row).expect("a batch has far fewer rows")));
+        first += slice.tokens.len();
+    }
+    kept
 }

@@ -2,11 +2,14 @@
 #![forbid(unsafe_code)]
 
 pub mod adapter;
+mod adapter_rows;
 pub mod assist;
 pub mod batch_deltas;
 pub mod chat_template;
 pub mod client_base;
 pub mod config;
+pub mod cpu;
+pub mod cuda;
 pub mod dequantized;
 pub mod detokenize;
 pub mod device_copy;
@@ -24,6 +27,7 @@ pub mod open;
 mod packing;
 pub mod paged_kv;
 pub mod prepared_adapter;
+pub mod random_source;
 pub mod resident;
 pub mod rope;
 pub mod safetensors_file;

@@ -116,6 +116,20 @@ impl ModelFiles {
         }
     }
 
+    /// Finds out where the tokenizer of the model at `path` is: a directory needs no weights for that, and has none where
+    /// they are made of a number ([`crate::random_source`]).
+    ///
+    /// # Errors
+    /// If there is nothing, or more than one model.
+    pub fn text_at(path: &Path) -> Result<Self, OpenError> {
+        match Self::at(path) {
+            Err(OpenError::Nothing { .. }) if path.join(CONFIG_FILE).exists() => {
+                Ok(Self::Directory(path.to_path_buf()))
+            }
+            found => found,
+        }
+    }
+
     /// The file or directory.
     #[must_use]
     pub fn path(&self) -> &Path {

@@ -1,10 +1,16 @@
 //! Keys and values in blocks of memory of this process.
 
-use std::io;
+use std::{convert::Infallible, io};
 
-use kernels::attention::{KvPool, KvRows, KvShape, QkvLayout};
+use kernels::{
+    Activations,
+    attention::{KvPool, KvShape, QkvLayout},
+};
 
-use crate::forward::{Compute, KvStore};
+use crate::{
+    cpu::{Compute, Places},
+    forward::KvStore,
+};
 
 /// A pool of KV blocks; who owns which block is the caller's business.
 #[derive(Debug)]
@@ -30,27 +36,30 @@ impl PagedKv {
     }
 }
 
-impl KvStore for PagedKv {
+impl KvStore<Compute> for PagedKv {
     fn append(
         &mut self,
-        compute: &mut Compute,
+        device: &mut Compute,
         layer: usize,
-        qkv: &[f32],
+        qkv: &Vec<f32>,
         layout: QkvLayout,
-        rows: &[KvRows<'_>],
-    ) {
-        self.pool.append(compute.isa, layer, qkv, layout, rows);
+        batch: &Places,
+    ) -> Result<(), Infallible> {
+        self.pool.append(device.isa, layer, qkv, layout, &batch.sequences());
+        Ok(())
     }
 
     fn attend(
         &self,
-        compute: &mut Compute,
+        device: &mut Compute,
         layer: usize,
-        qkv: &[f32],
+        qkv: &Vec<f32>,
         layout: QkvLayout,
-        rows: &[KvRows<'_>],
-        out: &mut [f32],
-    ) {
-        self.pool.attend(&mut compute.pool, compute.isa, layer, qkv, layout, rows, self.window, out);
+        batch: &Places,
+        out: &mut Activations,
+    ) -> Result<(), Infallible> {
+        let (rows, Compute { pool, isa }) = (batch.sequences(), device);
+        self.pool.attend(pool, *isa, layer, qkv, layout, &rows, self.window, out.values_mut());
+        Ok(())
     }
 }

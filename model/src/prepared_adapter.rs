@@ -167,6 +167,13 @@ impl PreparedAdapter {
         self.rank
     }
 
+    /// The mapping of its own that its matrices lie in; `None` if they lie in ordinary memory.
+    #[must_use]
+    pub fn image_bytes(&self) -> Option<&SharedBytes> {
+        let (_, _, first) = self.matrices().next()?;
+        (self.image != ImageNumber(0)).then(|| first.shared_bytes())
+    }
+
     /// Bytes of all its numbers.
     #[must_use]
     pub fn bytes(&self) -> usize {

@@ -1,6 +1,6 @@
 //! A whole model in this process: the client of base layers that happens to live beside them.
 
-use std::io;
+use std::{convert::Infallible, io};
 
 use kernels::{
     Activations, Isa, Pool,
@@ -17,7 +17,7 @@ use crate::{
     paged_kv::PagedKv,
     prepared_adapter::PreparedAdapter,
     rope::RopeTable,
-    sites::{Company, EvaluateSites, JoinedLayers, Site, SiteCall},
+    sites::{Company, EvaluateError, EvaluateSites, JoinedLayers, Site, SiteCall},
     source::WeightSource,
     weights::{LoadProgress, ResidentLayers, WeightsError, load_norms},
 };
@@ -137,7 +137,8 @@ impl LoadedWeights {
 }
 
 /// The shape of KV blocks of `dtype` beside weights that are `exact`, or not.
-pub(crate) fn kv_shape(config: &ModelConfig, exact: bool, dtype: KvDtype) -> KvShape {
+#[must_use]
+pub fn kv_shape(config: &ModelConfig, exact: bool, dtype: KvDtype) -> KvShape {
     let precision = match dtype {
         KvDtype::F32 => KvPrecision::F32,
         KvDtype::Auto if exact => KvPrecision::F32,
@@ -153,7 +154,7 @@ pub struct ResidentModel {
     layers: ResidentLayers,
     kv: PagedKv,
     compute: Compute,
-    scratch: Scratch,
+    scratch: Scratch<Compute>,
     /// Outputs of a pass's rows and of those that joined them.
     together: Vec<f32>,
     deltas: DeltaScratch,
@@ -184,7 +185,7 @@ impl ResidentModel {
             layers,
             kv,
             compute: Compute { pool: threads, isa: Isa::best() },
-            scratch: Scratch::default(),
+            scratch: Scratch::empty(),
             together: Vec::new(),
             deltas: DeltaScratch::default(),
             assist: None,
@@ -219,6 +220,7 @@ impl ResidentModel {
 
 impl ForwardPass for ResidentModel {
     type Adapter = PreparedAdapter;
+    type Error = Infallible;
 
     fn vocab_size(&self) -> usize {
         self.skeleton.config.vocab_size
@@ -229,12 +231,12 @@ impl ForwardPass for ResidentModel {
         batch: &[SequenceSlice<'_, PreparedAdapter>],
         logits: &mut Vec<f32>,
         company: &mut dyn Company,
-    ) {
+    ) -> Result<(), Infallible> {
         let config = &self.skeleton.config;
         let mut deltas = BatchDeltas::new(config, self.assist.as_deref_mut(), &mut self.deltas, batch);
         let mut layers = JoinedLayers { layers: &mut self.layers, company, together: &mut self.together };
         let parts = (&mut layers, &mut deltas, &mut self.kv);
-        let Ok(()) = run(&self.skeleton, parts, &mut self.compute, &mut self.scratch, batch, logits);
+        run(&self.skeleton, parts, &mut self.compute, &mut self.scratch, batch, logits)
     }
 }
 
@@ -243,7 +245,13 @@ impl EvaluateSites for ResidentModel {
         self.layers.sites().sites()
     }
 
-    fn evaluate(&mut self, call: SiteCall, x: &mut Activations, out: &mut [f32]) {
+    fn evaluate(
+        &mut self,
+        call: SiteCall,
+        x: &mut Activations,
+        out: &mut [f32],
+    ) -> Result<(), EvaluateError> {
         self.layers.sites().evaluate(&mut self.compute, call, x, out);
+        Ok(())
     }
 }

@@ -19,6 +19,12 @@ impl RopeTable {
         let frequencies = (0..half).map(|i| scaled(base(i), i, &config.rope.scaling)).collect();
         Self { frequencies }
     }
+
+    /// Radians a position, `[head_dim / 2]`.
+    #[must_use]
+    pub fn frequencies(&self) -> &[f32] {
+        &self.frequencies
+    }
 }
 
 fn scaled(frequency: f32, index: usize, scaling: &RopeScaling) -> f32 {

@@ -145,12 +145,54 @@ impl SamplingParams {
         &self.0
     }
 
+    /// How the token at `position` is drawn by whoever has its logits; `None` if they are changed first, by penalties or
+    /// biases.
+    #[must_use]
+    pub fn draw(&self, position: u64, probability: Probability) -> Option<Draw> {
+        let &SamplingRequest { temperature, top_k, top_p, min_p, seed, .. } = &self.0;
+        let is_plain = !self.needs_history() && self.0.logit_bias.is_empty();
+        let uniform = uniform(seed, position);
+        is_plain.then_some(Draw { temperature, top_k, top_p, min_p, uniform, probability })
+    }
+
     /// True if [`sample`] looks at the history; otherwise an empty one does.
     #[must_use]
     pub fn needs_history(&self) -> bool {
         let r = &self.0;
         r.repetition_penalty != 1.0 || r.presence_penalty != 0.0 || r.frequency_penalty != 0.0
     }
+}
+
+/// Whether the probability of a token is wanted besides the token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Probability {
+    /// It is.
+    Wanted,
+    /// It is not.
+    Unwanted,
+}
+
+/// How a token is drawn from its logits alone; the fields are those of [`SamplingRequest`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+#[expect(missing_docs, reason = "said where they come from")]
+pub struct Draw {
+    pub temperature: f32,
+    pub top_k: u32,
+    pub top_p: f32,
+    pub min_p: f32,
+    /// What [`uniform`] gives for seed and position.
+    pub uniform: f64,
+    /// Whether the token's log-probability is wanted.
+    pub probability: Probability,
+}
+
+/// A token that was drawn where its logits are.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Drawn {
+    /// Which.
+    pub token: u32,
+    /// As [`logprobs`] has it; unspecified if it was not wanted.
+    pub logprob: f32,
 }
 
 /// How often a token occurs in a sequence.

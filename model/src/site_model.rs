@@ -23,7 +23,7 @@ use crate::{
     packing::Told,
     safetensors_source::SafetensorsSourceError,
     site_weights::SiteWeights,
-    sites::{EvaluateSites, Site, SiteCall},
+    sites::{EvaluateError, EvaluateSites, Site, SiteCall},
     source::WeightSource,
     weights::{ResidentLayers, WeightsError},
 };
@@ -174,8 +174,14 @@ impl EvaluateSites for SiteModel {
         self.weights.sites()
     }
 
-    fn evaluate(&mut self, call: SiteCall, x: &mut Activations, out: &mut [f32]) {
+    fn evaluate(
+        &mut self,
+        call: SiteCall,
+        x: &mut Activations,
+        out: &mut [f32],
+    ) -> Result<(), EvaluateError> {
         self.weights.evaluate(&mut self.compute, call, x, out);
+        Ok(())
     }
 }
 

@@ -6,7 +6,7 @@ use kernels::{Activations, Forms, LinearPart, PackedMatrix, linear, linear_trans
 
 use crate::{
     forward::Compute,
-    sites::{EvaluateSites, Site, SiteCall, SiteId, SiteOp, SitePart, SitePath},
+    sites::{EvaluateError, EvaluateSites, Site, SiteCall, SiteId, SiteOp, SitePart, SitePath},
 };
 
 /// A linear layer.
@@ -128,7 +128,13 @@ impl EvaluateSites for LentSites<'_> {
         self.weights.sites()
     }
 
-    fn evaluate(&mut self, call: SiteCall, x: &mut Activations, out: &mut [f32]) {
+    fn evaluate(
+        &mut self,
+        call: SiteCall,
+        x: &mut Activations,
+        out: &mut [f32],
+    ) -> Result<(), EvaluateError> {
         self.weights.evaluate(self.compute, call, x, out);
+        Ok(())
     }
 }

@@ -116,6 +116,11 @@ impl Site {
     }
 }
 
+/// Why a site was not evaluated.
+#[derive(Debug, thiserror::Error)]
+#[error("the device that holds the base failed")]
+pub struct EvaluateError(#[from] pub kernels::cuda::CudaError);
+
 /// Whoever can evaluate single sites.
 pub trait EvaluateSites {
     /// The sites there are.
@@ -123,13 +128,20 @@ pub trait EvaluateSites {
 
     /// Evaluates `call` for all rows of `x` into rows of `out`.
     ///
+    /// # Errors
+    /// The device that holds the weights fails.
+    ///
     /// # Panics
     /// If the call's shape is not that of the site: whoever lets calls in has compared them with [`Site::widths`].
-    fn evaluate(&mut self, call: SiteCall, x: &mut Activations, out: &mut [f32]);
+    fn evaluate(&mut self, call: SiteCall, x: &mut Activations, out: &mut [f32])
+    -> Result<(), EvaluateError>;
 }
 
 /// Those whose calls are served in the course of somebody else's pass.
 pub trait Company {
+    /// Whether anybody waits now, so that a pass must look at each site whether it can serve them.
+    fn is_waiting(&mut self) -> bool;
+
     /// A pass is about to evaluate `site`: others' urgent calls may be evaluated first, with `base`.
     fn before_site(&mut self, site: SiteId, base: &mut dyn EvaluateSites);
 
@@ -146,6 +158,10 @@ pub trait Company {
 pub struct Alone;
 
 impl Company for Alone {
+    fn is_waiting(&mut self) -> bool {
+        false
+    }
+
     fn before_site(&mut self, _site: SiteId, _base: &mut dyn EvaluateSites) {}
 
     fn join(&mut self, _call: SiteCall, _x: &mut Activations) -> usize {
@@ -187,32 +203,37 @@ impl JoinedLayers<'_> {
     }
 }
 
-impl BaseLayers for JoinedLayers<'_> {
+impl BaseLayers<Compute> for JoinedLayers<'_> {
     type Error = Infallible;
 
     fn linear(
         &mut self,
-        compute: &mut Compute,
+        device: &mut Compute,
         layer: usize,
         group: LinearGroup,
         x: &mut Activations,
-        out: &mut [f32],
+        out: &mut Vec<f32>,
     ) -> Result<(), Infallible> {
         let call = self.layers.call(layer, group);
         self.company
-            .before_site(call.site, &mut LentSites { weights: self.layers.sites(), compute: &mut *compute });
+            .before_site(call.site, &mut LentSites { weights: self.layers.sites(), compute: &mut *device });
         let own = x.rows();
         let joined = self.company.join(call, x);
         assert_eq!(x.rows(), own + joined, "company appends as many rows as it says");
         if joined == 0 {
-            self.layers.sites().evaluate(compute, call, x, out);
+            self.layers.sites().evaluate(device, call, x, out);
         } else {
-            self.evaluate_together(compute, call, x, own, out);
+            self.evaluate_together(device, call, x, own, out);
         }
         Ok(())
     }
 
-    fn embed(&self, tokens: &mut dyn Iterator<Item = u32>, out: &mut [f32]) {
-        self.layers.embed(tokens, out);
+    fn embed(
+        &self,
+        device: &mut Compute,
+        tokens: &mut dyn Iterator<Item = u32>,
+        out: &mut Vec<f32>,
+    ) -> Result<(), Infallible> {
+        self.layers.embed(device, tokens, out)
     }
 }

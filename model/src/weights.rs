@@ -13,7 +13,7 @@ use crate::{
     safetensors_source::module_name,
     site_weights::{Linear, SiteWeights},
     sites::{SiteCall, SiteId, SiteOp, SitePath},
-    source::{Target, TensorId, WeightSource},
+    source::{Target, Tensor, TensorId, WeightSource},
 };
 
 pub use crate::packing::LoadProgress;
@@ -141,35 +141,41 @@ impl ResidentLayers {
     }
 }
 
-impl BaseLayers for ResidentLayers {
+impl BaseLayers<Compute> for ResidentLayers {
     type Error = Infallible;
 
     fn linear(
         &mut self,
-        compute: &mut Compute,
+        device: &mut Compute,
         layer: usize,
         group: LinearGroup,
         x: &mut Activations,
-        out: &mut [f32],
+        out: &mut Vec<f32>,
     ) -> Result<(), Infallible> {
-        self.sites.evaluate(compute, self.call(layer, group), x, out);
+        self.sites.evaluate(device, self.call(layer, group), x, out);
         Ok(())
     }
 
-    fn embed(&self, tokens: &mut dyn Iterator<Item = u32>, out: &mut [f32]) {
+    fn embed(
+        &self,
+        _device: &mut Compute,
+        tokens: &mut dyn Iterator<Item = u32>,
+        out: &mut Vec<f32>,
+    ) -> Result<(), Infallible> {
         self.embedding.embed(tokens, out);
+        Ok(())
     }
 }
 
 /// A matrix to pack.
 #[derive(Debug, Clone, Copy)]
-enum Job {
+pub(crate) enum Job {
     Embedding,
     Linear(usize, Target),
 }
 
 impl Job {
-    fn weight(self) -> TensorId {
+    pub(crate) fn weight(self) -> TensorId {
         match self {
             Self::Embedding => TensorId::TokenEmbedding,
             Self::Linear(layer, target) => TensorId::Weight(layer, target),
@@ -177,14 +183,14 @@ impl Job {
     }
 
     /// Elements of its matrix, as the configuration implies.
-    fn elements(self, config: &ModelConfig) -> u64 {
+    pub(crate) fn elements(self, config: &ModelConfig) -> u64 {
         let [rows, cols] = tensor_shape(config, self.weight());
         (rows as u64).saturating_mul(cols as u64)
     }
 }
 
 /// Head, embedding, then block after block: the largest first, so that no thread ends up alone with them.
-fn jobs(config: &ModelConfig) -> Vec<Job> {
+pub(crate) fn jobs(config: &ModelConfig) -> Vec<Job> {
     let head = (!config.tied_head).then_some(Job::Linear(0, Target::LmHead));
     let block = |layer| BLOCK_TARGETS.map(|target| Job::Linear(layer, target));
     head.into_iter().chain([Job::Embedding]).chain((0..config.layers).flat_map(block)).collect()
@@ -213,8 +219,7 @@ pub(crate) fn pack_tensor(
     arena: &Arena,
     id: TensorId,
 ) -> Result<PackedMatrix, WeightsError> {
-    let tensor = source.tensor(id).ok_or(WeightsError::Missing(id))?;
-    expect_shape(id, tensor_shape(source.config(), id).into(), (tensor.rows, tensor.cols))?;
+    let tensor = read_matrix(source, id)?;
     let matrix = PackedMatrix::pack_in(arena, tensor.kind, &tensor.data, tensor.rows, tensor.cols)
         .map_err(|source| WeightsError::Pack { id, source })?;
     drop(tensor);
@@ -222,12 +227,19 @@ pub(crate) fn pack_tensor(
     Ok(matrix)
 }
 
+/// Reads one matrix as it is stored.
+pub(crate) fn read_matrix(source: &dyn WeightSource, id: TensorId) -> Result<Tensor<'_>, WeightsError> {
+    let tensor = source.tensor(id).ok_or(WeightsError::Missing(id))?;
+    expect_shape(id, tensor_shape(source.config(), id).into(), (tensor.rows, tensor.cols))?;
+    Ok(tensor)
+}
+
 fn expect_shape(id: TensorId, expected: (usize, usize), found: (usize, usize)) -> Result<(), WeightsError> {
     if expected == found { Ok(()) } else { Err(WeightsError::Shape { id, expected, found }) }
 }
 
 /// A vector as floats, or `None` if the files have none.
-fn read_vector(
+pub(crate) fn read_vector(
     source: &dyn WeightSource,
     id: TensorId,
     length: usize,

@@ -42,7 +42,7 @@ fn evaluate(base: &mut impl EvaluateSites, site: usize, op: SiteOp, path: SitePa
     rows.append(x);
     let mut out = vec![f32::NAN; rows.rows() * outputs];
     let call = SiteCall { site: SiteId(u32::try_from(site).unwrap()), part: None, op, path };
-    base.evaluate(call, &mut rows, &mut out);
+    base.evaluate(call, &mut rows, &mut out).unwrap();
     out
 }
 

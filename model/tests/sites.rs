@@ -50,7 +50,7 @@ fn evaluate(base: &mut (impl EvaluateSites + ?Sized), call: SiteCall, x: &[f32])
     let (inputs, outputs) = base.sites()[call.site.0 as usize].widths(call.part, call.op).unwrap();
     let mut x = rows(x, inputs);
     let mut out = vec![f32::NAN; x.rows() * outputs];
-    base.evaluate(call, &mut x, &mut out);
+    base.evaluate(call, &mut x, &mut out).unwrap();
     out
 }
 
@@ -211,6 +211,10 @@ const BEFORE: SiteCall =
     SiteCall { site: SiteId(2), part: Some(1), op: SiteOp::Backward, path: SitePath::Linear };
 
 impl Company for Guests {
+    fn is_waiting(&mut self) -> bool {
+        true
+    }
+
     fn before_site(&mut self, site: SiteId, base: &mut dyn EvaluateSites) {
         if site.0.is_multiple_of(3) {
             let width = base.sites()[2].widths(BEFORE.part, BEFORE.op).unwrap().0;

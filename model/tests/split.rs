@@ -61,7 +61,7 @@ struct Elsewhere<'a, E> {
     path: SitePath,
 }
 
-impl<E: EvaluateSites> BaseLayers for Elsewhere<'_, E> {
+impl<E: EvaluateSites> BaseLayers<Compute> for Elsewhere<'_, E> {
     type Error = Infallible;
 
     fn linear(
@@ -70,7 +70,7 @@ impl<E: EvaluateSites> BaseLayers for Elsewhere<'_, E> {
         layer: usize,
         group: LinearGroup,
         x: &mut Activations,
-        out: &mut [f32],
+        out: &mut Vec<f32>,
     ) -> Result<(), Infallible> {
         let site = SiteId::of(self.layers, layer, group);
         let call = SiteCall { site, part: None, op: SiteOp::Forward, path: self.path };
@@ -78,12 +78,18 @@ impl<E: EvaluateSites> BaseLayers for Elsewhere<'_, E> {
         let mut sent = Activations::default();
         sent.reshape(0, x.width());
         sent.append(x.values());
-        self.base.evaluate(call, &mut sent, out);
+        self.base.evaluate(call, &mut sent, out).unwrap();
         Ok(())
     }
 
-    fn embed(&self, tokens: &mut dyn Iterator<Item = u32>, out: &mut [f32]) {
+    fn embed(
+        &self,
+        _compute: &mut Compute,
+        tokens: &mut dyn Iterator<Item = u32>,
+        out: &mut Vec<f32>,
+    ) -> Result<(), Infallible> {
         self.embedding.embed(tokens, out);
+        Ok(())
     }
 }
 
@@ -112,7 +118,7 @@ impl<'a, E: EvaluateSites> Split<'a, E> {
         };
         let parts = (&mut base, &mut deltas, &mut self.kv);
         let Ok(()) =
-            run(&self.client.skeleton, parts, &mut compute, &mut Scratch::default(), batch, &mut logits);
+            run(&self.client.skeleton, parts, &mut compute, &mut Scratch::empty(), batch, &mut logits);
         logits
     }
 }

@@ -175,7 +175,9 @@ impl Executor {
         self.x.reshape(rows, input);
         self.x.values_mut().copy_from_slice(x);
         rows::round(call.dtype, self.x.values_mut());
-        self.base.evaluate(asked, &mut self.x, out);
+        if self.base.evaluate(asked, &mut self.x, out).is_err() {
+            return ReplyHeader::refusal(call, Status::Failed, 0);
+        }
         rows::round(call.dtype, out);
         self.stats.calls += 1;
         self.stats.rows[call.class as usize] += u64::from(call.rows);

@@ -1,0 +1,174 @@
+//! The CPU as the device of a pass: rows lie in memory of this process, and everything is done when its call returns.
+
+use std::convert::Infallible;
+
+use kernels::{
+    Activations, Isa, Pool,
+    attention::KvRows,
+    elementwise::{Heads, Norm, add_norm, rotate, silu_mul},
+};
+
+use crate::{
+    forward::{Device, NormSite, Room, Scratch, Skeleton},
+    rope::Angles,
+};
+
+/// The threads and instructions a pass computes with.
+#[derive(Debug)]
+pub struct Compute {
+    /// Threads.
+    pub pool: Pool,
+    /// Instructions.
+    pub isa: Isa,
+}
+
+/// Where a batch's rows stand.
+#[derive(Debug, Default)]
+pub struct Places {
+    angles: Angles,
+    spans: Vec<Span>,
+    blocks: Vec<u32>,
+}
+
+/// A sequence's rows, and where its blocks are in [`Places::blocks`].
+#[derive(Debug, Clone, Copy)]
+struct Span {
+    first_row: usize,
+    rows: usize,
+    position: usize,
+    first_block: usize,
+    blocks: usize,
+}
+
+impl Places {
+    /// The sequences, as kernels take them.
+    #[must_use]
+    pub fn sequences(&self) -> Vec<KvRows<'_>> {
+        let sequence = |span: &Span| KvRows {
+            first_row: span.first_row,
+            rows: span.rows,
+            position: span.position,
+            blocks: &self.blocks[span.first_block..span.first_block + span.blocks],
+        };
+        self.spans.iter().map(sequence).collect()
+    }
+}
+
+impl Scratch<Compute> {
+    /// No rows.
+    #[must_use]
+    pub fn empty() -> Self {
+        Self {
+            residual: Vec::new(),
+            update: Vec::new(),
+            normed: Activations::default(),
+            qkv: Vec::new(),
+            attended: Activations::default(),
+            gate_up: Vec::new(),
+            gated: Activations::default(),
+            batch: Places::default(),
+        }
+    }
+}
+
+impl Device for Compute {
+    type Error = Infallible;
+    type Residual = Vec<f32>;
+    type Inputs = Activations;
+    type Outputs = Vec<f32>;
+    type Batch = Places;
+
+    fn scratch(&self) -> Result<Scratch<Self>, Infallible> {
+        Ok(Scratch::empty())
+    }
+
+    fn lay_out(
+        &mut self,
+        model: &Skeleton,
+        sequences: &[KvRows<'_>],
+        batch: &mut Places,
+    ) -> Result<(), Infallible> {
+        batch.angles.clear();
+        batch.spans.clear();
+        batch.blocks.clear();
+        for &KvRows { first_row, rows, position, blocks } in sequences {
+            let first_block = batch.blocks.len();
+            batch.spans.push(Span { first_row, rows, position, first_block, blocks: blocks.len() });
+            batch.blocks.extend_from_slice(blocks);
+            batch.angles.extend(&model.rope, position..position + rows);
+        }
+        Ok(())
+    }
+
+    fn reshape(&mut self, room: Room<'_, Self>, rows: usize, width: usize) -> Result<(), Infallible> {
+        match room {
+            Room::Residual(values) | Room::Outputs(values) => values.resize(rows * width, 0.0),
+            Room::Inputs(values) => values.reshape(rows, width),
+        }
+        Ok(())
+    }
+
+    fn add_norm(
+        &mut self,
+        model: &Skeleton,
+        site: NormSite,
+        residual: &mut Vec<f32>,
+        update: Option<&Vec<f32>>,
+        out: &mut Activations,
+    ) -> Result<(), Infallible> {
+        let norm = Norm { weight: model.norm(site), eps: model.config.norm_eps };
+        let update = update.map(Vec::as_slice);
+        add_norm(&mut self.pool, self.isa, residual, update, norm, out.values_mut());
+        Ok(())
+    }
+
+    fn rotate(
+        &mut self,
+        model: &Skeleton,
+        layer: usize,
+        qkv: &mut Vec<f32>,
+        batch: &Places,
+    ) -> Result<(), Infallible> {
+        let (layout, norms, eps) = (model.qkv_layout(), &model.norms, model.config.norm_eps);
+        let norm = |weight| Norm { weight, eps };
+        let queries = Heads {
+            column: 0,
+            count: layout.heads,
+            norm: norms.query.get(layer).map(|weight| norm(weight)),
+            scale: model.score_scale(),
+        };
+        let keys = Heads {
+            column: layout.heads * layout.head_dim,
+            count: layout.kv_heads,
+            norm: norms.key.get(layer).map(|weight| norm(weight)),
+            scale: 1.0,
+        };
+        let (cos, sin) = batch.angles.tables();
+        let (stride, head_dim) = (layout.stride(), layout.head_dim);
+        rotate(&mut self.pool, self.isa, qkv, stride, head_dim, cos, sin, &[queries, keys]);
+        Ok(())
+    }
+
+    fn gate(&mut self, gate_up: &Vec<f32>, width: usize, out: &mut Activations) -> Result<(), Infallible> {
+        silu_mul(&mut self.pool, self.isa, gate_up, width, out.values_mut());
+        Ok(())
+    }
+
+    fn keep(
+        &mut self,
+        residual: &mut Vec<f32>,
+        update: &mut Vec<f32>,
+        width: usize,
+        kept: &[u32],
+    ) -> Result<(), Infallible> {
+        for values in [residual, update] {
+            for (to, &from) in kept.iter().enumerate() {
+                let from = from as usize * width;
+                // Rows only move towards the front, so none is overwritten before it was read.
+                values.copy_within(from..from + width, to * width);
+            }
+            values.truncate(kept.len() * width);
+        }
+        Ok(())
+    }
+}

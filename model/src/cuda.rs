@@ -1,0 +1,30 @@
+//! The pass on an NVIDIA GPU.
+//!
+//! # Layout
+//!
+//! - [`model`]: the whole, as an engine runs it. `weights`: from files to the device.
+//! - `device`: rows on the device ([`Device`](crate::forward::Device)). `layers`: linear layers, and the calls that join
+//!   them. `kv`: keys and values. `deltas`, `plan` and `direct`: adapters. `records`: decode steps that are replayed.
+//!
+//! # Principles
+//!
+//! - A pass enqueues everything on one stream and waits once, for its logits. Only rows of split clients, which come from
+//!   the host and go back there, are waited for in between.
+//! - What changes from step to step lies in tables on the device, uploaded before the pass: a step of the same shape is
+//!   the same sequence of launches, and is replayed as a whole.
+
+mod deltas;
+mod device;
+mod direct;
+mod kv;
+mod layers;
+pub mod model;
+mod plan;
+mod records;
+mod weights;
+
+pub use self::{
+    device::CudaDevice,
+    model::{CudaModel, CudaModelError, CudaOptions, Graphs},
+    weights::CudaWeights,
+};

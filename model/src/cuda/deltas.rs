@@ -1,0 +1,325 @@
+//! What the adapters of a batch change, on the device: the device computes the ranks it holds, and CPU workers, asked in
+//! stream order, the rest (CaraServe §4.2).
+
+use std::sync::Arc;
+
+use kernels::{
+    attention::QkvLayout,
+    cuda::{
+        CudaError, Matrix, Stream,
+        board::{Await, NativeCopy, Spans, SumsPlace, add_sums, await_value, copy_and_signal, copy_native},
+        lora::{CopyLane, LoraPlan, LoraSegment, PlanShape, Ranks, add_deltas},
+        rows::{place, scale_columns},
+    },
+};
+
+use super::{
+    CudaDevice,
+    direct::DirectCopies,
+    plan::{Help, Planned, parts},
+};
+use crate::{
+    adapter::Side,
+    adapter_rows::AdapterRows,
+    assist::{DeviceAssist, Invocation},
+    config::ModelConfig,
+    forward::{Deltas, LinearGroup, SequenceSlice},
+    prepared_adapter::PreparedAdapter,
+    sites::SiteId,
+    source::Target,
+    weights::group_targets,
+};
+
+/// What deltas are computed with, kept between passes.
+#[derive(Debug)]
+pub(super) struct DeltaState {
+    plan: LoraPlan,
+    /// What the plan on the device is of; `None`: of nothing that could be met again.
+    planned: Option<Planned>,
+    direct: DirectCopies,
+    /// On which adapters come.
+    pub(super) lane: Arc<CopyLane>,
+    pub(super) assist: Option<Box<dyn DeviceAssist>>,
+    /// Which rows travel to those who help: the tables of a pass, and what they hold.
+    spans: Vec<(Vec<(usize, usize)>, Spans)>,
+    native: NativeCopy,
+    /// How the stream waits for those who help.
+    waiting: Await,
+}
+
+/// How long a stream waits for those who help, where it waits by a kernel: far longer than any job takes, so that only
+/// a process that is going down is given up.
+const WAIT_LIMIT_US: u32 = 30_000_000;
+
+impl DeltaState {
+    pub(super) fn new(stream: &Stream) -> Result<Self, CudaError> {
+        let cuda = stream.cuda();
+        Ok(Self {
+            plan: LoraPlan::new(cuda, Ranks::True)?,
+            planned: None,
+            direct: DirectCopies::default(),
+            lane: CopyLane::new(cuda)?,
+            assist: None,
+            spans: Vec::new(),
+            native: NativeCopy::new(cuda, 0)?,
+            waiting: Await::StreamMemory,
+        })
+    }
+
+    /// Has the stream wait for the answer `number`. Where the device has no such wait of its own, a kernel waits.
+    fn wait(&mut self, stream: &Stream, number: u32) -> Result<(), CudaError> {
+        let Some(assist) = &self.assist else { return Err(CudaError::Unanswered) };
+        match await_value(stream, assist.answered(), number, self.waiting) {
+            Err(CudaError::Refused { .. }) if self.waiting == Await::StreamMemory => {
+                self.waiting = Await::Kernel { limit_us: WAIT_LIMIT_US };
+                await_value(stream, assist.answered(), number, self.waiting)
+            }
+            waited => waited,
+        }
+    }
+}
+
+/// The adapters of a batch's rows.
+#[derive(Debug)]
+pub(super) struct CudaDeltas<'a> {
+    config: &'a ModelConfig,
+    state: &'a mut DeltaState,
+    found: AdapterRows,
+    /// By group, in the order of a pass; empty if nobody is asked anything.
+    help: Vec<Option<Help>>,
+    has_scales: bool,
+    /// The number of the job whose sums the group under way needs, and where they go.
+    posted: Option<(u32, Vec<SumsPlace>)>,
+}
+
+impl<'a> CudaDeltas<'a> {
+    /// Finds out what the device has of the batch's adapters now, and writes the plan of the whole pass.
+    pub(super) fn new(
+        stream: &Stream,
+        config: &'a ModelConfig,
+        state: &'a mut DeltaState,
+        batch: &[SequenceSlice<'_, PreparedAdapter>],
+    ) -> Result<Self, CudaError> {
+        state.lane.settle()?;
+        let found = AdapterRows::of(batch);
+        for run in &found.rows {
+            state.direct.bring(stream, &run.adapter)?;
+        }
+        let has_scales = found.have_scales();
+        let mut deltas = Self { config, state, found, help: Vec::new(), has_scales, posted: None };
+        deltas.plan(stream)?;
+        if !deltas.help.is_empty()
+            && let Some(assist) = &mut deltas.state.assist
+        {
+            assist.begin_pass();
+        }
+        Ok(deltas)
+    }
+
+    /// True if the pass is nothing but launches that depend on the plan.
+    pub(super) fn is_plain(&self) -> bool {
+        self.help.is_empty() && !self.has_scales && self.found.virtual_rows.is_empty()
+    }
+
+    /// What the launches depend on; `None` without adapters.
+    pub(super) fn shape(&self) -> Option<PlanShape> {
+        (!self.found.rows.is_empty()).then(|| self.state.plan.shape().clone())
+    }
+
+    fn plan(&mut self, stream: &Stream) -> Result<(), CudaError> {
+        if self.found.rows.is_empty() {
+            return Ok(());
+        }
+        let planned = self.state.planned.take();
+        if let Some(planned) = planned.filter(|planned| planned.is_of(&self.found)) {
+            self.state.planned = Some(planned);
+            self.tally();
+            return Ok(());
+        }
+        let groups = 4 * self.config.layers + 1;
+        let mut help: Vec<Option<Help>> = Vec::with_capacity(groups);
+        let mut segments: Vec<Vec<LoraSegment<'_>>> = Vec::with_capacity(groups);
+        for site in 0..groups {
+            let site = SiteId(u32::try_from(site).expect("a model has at most 1,024 layers"));
+            let Some((layer, group)) = site.group(self.config.layers) else { continue };
+            let (of_device, of_others) = parts(self.config, &self.found, layer, group);
+            segments.push(of_device);
+            help.push(of_others);
+        }
+        self.state.plan.upload(stream, &segments)?;
+        drop(segments);
+        if help.iter().any(Option::is_some) {
+            self.write_spans(stream, &mut help)?;
+            self.help = help;
+        } else {
+            // A plan that has others help is not met again, even if the rest has arrived while it was written.
+            self.state.planned = Planned::of(&self.found);
+        }
+        self.tally();
+        Ok(())
+    }
+
+    /// Writes which rows travel, once for all groups of which the same do.
+    fn write_spans(&mut self, stream: &Stream, help: &mut [Option<Help>]) -> Result<(), CudaError> {
+        let tables = &mut self.state.spans;
+        let mut written = 0;
+        for Help { spans, table, .. } in help.iter_mut().flatten() {
+            let known = tables[..written].iter().position(|(known, _)| known == spans);
+            *table = known.unwrap_or(written);
+            if known.is_none() {
+                if tables.len() == written {
+                    tables.push((Vec::new(), Spans::new(stream.cuda())?));
+                }
+                let (rows, table) = &mut tables[written];
+                rows.clone_from(spans);
+                table.upload(stream, spans)?;
+                written += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts what the device computes; whoever helps counts what it does.
+    fn tally(&self) {
+        for run in self.found.rows.iter() {
+            let ranks = |(layer, target, host): (usize, Target, &kernels::lora::LoraMatrix)| {
+                let device = run.device.as_ref().and_then(|copy| copy.cuda(layer, target));
+                host.rank() - device.map_or(host.rank(), |matrix| matrix.first_rank())
+            };
+            let ranks: usize = run.adapter.matrices().map(ranks).sum();
+            run.adapter.tally().device((run.rows * ranks) as u64);
+        }
+    }
+
+    /// Where a group stands in the order of a pass.
+    fn index(&self, layer: usize, group: LinearGroup) -> usize {
+        SiteId::of(self.config.layers, layer, group).0 as usize
+    }
+
+    /// Multiplies what the adapters scale on this side of a group.
+    fn scale(
+        &self,
+        device: &CudaDevice,
+        layer: usize,
+        group: LinearGroup,
+        side: Side,
+        values: &mut Matrix,
+    ) -> Result<(), CudaError> {
+        if !self.has_scales {
+            return Ok(());
+        }
+        let targets = group_targets(self.config, group);
+        for run in self.found.of_group(group).iter().filter(|run| run.rows > 0) {
+            let Some(copy) = self.state.direct.get(&run.adapter) else { continue };
+            for &(target, column) in &targets {
+                let Some(factors) = copy.factors(layer, target, side) else { continue };
+                // Inputs that are scaled are one layer's alone.
+                let column = if side == Side::Input { 0 } else { column };
+                let rows = run.first_row..run.first_row + run.rows;
+                scale_columns(device.stream(), values, rows, column, factors)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Has those who help know that the pass is over, once the device has taken all it asked for.
+    pub(super) fn finish(mut self) -> Result<(), CudaError> {
+        self.end_pass()
+    }
+
+    fn end_pass(&mut self) -> Result<(), CudaError> {
+        if self.help.is_empty() {
+            return Ok(());
+        }
+        self.help.clear();
+        self.state.assist.as_mut().map_or(Ok(()), |assist| assist.end_pass())
+    }
+}
+
+impl Drop for CudaDeltas<'_> {
+    /// A pass that failed half-way has ended, too.
+    fn drop(&mut self) {
+        let _ = self.end_pass();
+    }
+}
+
+impl Deltas<CudaDevice> for CudaDeltas<'_> {
+    fn scale_inputs(
+        &mut self,
+        device: &mut CudaDevice,
+        layer: usize,
+        group: LinearGroup,
+        x: &mut Matrix,
+    ) -> Result<(), CudaError> {
+        self.scale(device, layer, group, Side::Input, x)
+    }
+
+    fn place_prefix(
+        &mut self,
+        device: &mut CudaDevice,
+        layer: usize,
+        qkv: &mut Matrix,
+        layout: QkvLayout,
+    ) -> Result<(), CudaError> {
+        for virtual_rows in &self.found.virtual_rows {
+            let copy = self.state.direct.get(&virtual_rows.adapter);
+            let Some(prefix) = copy.and_then(|copy| copy.prefix()) else { continue };
+            // Keys and values stand side by side at the end of a row.
+            let column = layout.stride() - prefix.width;
+            let rows = virtual_rows.first_row..virtual_rows.first_row + virtual_rows.rows;
+            let at = prefix.at(virtual_rows.token, layer);
+            place(device.stream(), qkv, rows, column, &prefix.values, at, prefix.width)?;
+        }
+        Ok(())
+    }
+
+    fn begin(
+        &mut self,
+        device: &mut CudaDevice,
+        layer: usize,
+        group: LinearGroup,
+        x: &Matrix,
+    ) -> Result<(), CudaError> {
+        let index = self.index(layer, group);
+        let Some(Help { job, table, answers, .. }) = self.help.get_mut(index).and_then(Option::take) else {
+            return Ok(());
+        };
+        // Without anybody who helps, nobody would answer.
+        let Some(assist) = &mut self.state.assist else { return Err(CudaError::Unanswered) };
+        let (numbers, number) = (job.x_rows * job.width, assist.post(job));
+        let (stream, slab, asked) = (device.stream(), assist.slab(), assist.asked());
+        let (spans, native) = (&self.state.spans[table].1, &mut self.state.native);
+        match assist.invocation() {
+            Invocation::Fused => copy_and_signal(stream, x, spans, slab, 0, asked, number)?,
+            Invocation::Native => {
+                native.reserve(stream, numbers)?;
+                copy_native(stream, x, spans, native, slab, 0, asked, number)?;
+            }
+        }
+        self.posted = Some((number, answers));
+        Ok(())
+    }
+
+    fn add(
+        &mut self,
+        device: &mut CudaDevice,
+        layer: usize,
+        group: LinearGroup,
+        x: &Matrix,
+        out: &mut Matrix,
+    ) -> Result<(), CudaError> {
+        self.scale(device, layer, group, Side::Output, out)?;
+        let stream = device.stream();
+        if let Some((number, answers)) = self.posted.take() {
+            self.state.wait(stream, number)?;
+            let Some(assist) = &self.state.assist else { return Err(CudaError::Unanswered) };
+            for place in answers {
+                add_sums(stream, assist.sums(), place, out)?;
+            }
+        }
+        if self.found.rows.is_empty() {
+            return Ok(());
+        }
+        add_deltas(stream, &self.state.plan, self.index(layer, group), x, out)
+    }
+}

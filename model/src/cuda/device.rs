@@ -1,0 +1,229 @@
+//! Rows of a pass on the device.
+
+use std::{mem, sync::Arc};
+
+use kernels::{
+    attention::{KvRows, QkvLayout},
+    cuda::{
+        Cuda, CudaError, DeviceVec, Matrix, Stream,
+        attention::RowTable,
+        gate::silu_mul,
+        norm::{Norm, add_norm},
+        rope::rotate,
+        rows::gather,
+    },
+    lora::NumberKind,
+};
+
+use crate::forward::{Device, NormSite, Norms, Room, Scratch, Skeleton};
+
+/// Whether a pass writes the tables of its batch, or finds them written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Tables {
+    /// They are written as the pass comes to them.
+    Write,
+    /// They were written before: the pass is being recorded, and a record has no place for what changes.
+    Written,
+}
+
+/// A GPU as the device of a pass.
+#[derive(Debug)]
+pub struct CudaDevice {
+    stream: Stream,
+    /// How activations are kept between linear layers.
+    kind: NumberKind,
+    layout: QkvLayout,
+    /// Blocks of the pool that the batches' tables point into.
+    kv_blocks: usize,
+    norms: DeviceNorms,
+    frequencies: DeviceVec<f32>,
+    pub(super) tables: Tables,
+    /// The batch's tokens.
+    tokens: DeviceVec<u32>,
+    /// Rows that are kept, and where to.
+    kept: DeviceVec<u32>,
+    spare_residual: Matrix,
+    spare_update: Matrix,
+}
+
+/// The norms' weights on the device.
+#[derive(Debug)]
+struct DeviceNorms {
+    attention: Vec<DeviceVec<f32>>,
+    feed_forward: Vec<DeviceVec<f32>>,
+    query: Vec<DeviceVec<f32>>,
+    key: Vec<DeviceVec<f32>>,
+    output: DeviceVec<f32>,
+}
+
+impl DeviceNorms {
+    fn upload(stream: &Stream, norms: &Norms) -> Result<Self, CudaError> {
+        let all = |vectors: &[Vec<f32>]| -> Result<Vec<_>, CudaError> {
+            vectors.iter().map(|vector| DeviceVec::from_slice(stream, vector)).collect()
+        };
+        Ok(Self {
+            attention: all(&norms.attention)?,
+            feed_forward: all(&norms.feed_forward)?,
+            query: all(&norms.query)?,
+            key: all(&norms.key)?,
+            output: DeviceVec::from_slice(stream, &norms.output)?,
+        })
+    }
+
+    fn get(&self, site: NormSite) -> &DeviceVec<f32> {
+        match site {
+            NormSite::Attention(layer) => &self.attention[layer],
+            NormSite::FeedForward(layer) => &self.feed_forward[layer],
+            NormSite::Output => &self.output,
+        }
+    }
+}
+
+impl CudaDevice {
+    /// Brings what a pass needs of the skeleton to the device.
+    pub(super) fn new(
+        cuda: &Arc<Cuda>,
+        model: &Skeleton,
+        kind: NumberKind,
+        kv_blocks: usize,
+    ) -> Result<Self, CudaError> {
+        let stream = Stream::new(cuda)?;
+        Ok(Self {
+            kind,
+            layout: model.qkv_layout(),
+            kv_blocks,
+            norms: DeviceNorms::upload(&stream, &model.norms)?,
+            frequencies: DeviceVec::from_slice(&stream, model.rope.frequencies())?,
+            tables: Tables::Write,
+            tokens: DeviceVec::new(cuda, 0)?,
+            kept: DeviceVec::new(cuda, 0)?,
+            spare_residual: Matrix::new(cuda, NumberKind::F32)?,
+            spare_update: Matrix::new(cuda, kind)?,
+            stream,
+        })
+    }
+
+    /// Where the pass is enqueued.
+    pub(super) fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// How activations are kept between linear layers.
+    pub(super) fn kind(&self) -> NumberKind {
+        self.kind
+    }
+
+    /// The batch's tokens, as they were written last.
+    pub(super) fn tokens(&self) -> &DeviceVec<u32> {
+        &self.tokens
+    }
+
+    /// Writes the batch's tokens, unless they were written before.
+    pub(super) fn write_tokens(&mut self, tokens: &mut dyn Iterator<Item = u32>) -> Result<(), CudaError> {
+        if self.tables == Tables::Written {
+            return Ok(());
+        }
+        write_table(&self.stream, &mut self.tokens, &tokens.collect::<Vec<_>>())
+    }
+
+    fn new_matrix(&self, kind: NumberKind) -> Result<Matrix, CudaError> {
+        Matrix::new(self.stream.cuda(), kind)
+    }
+}
+
+/// Writes `values` to the beginning of `table`, which grows if it must.
+fn write_table(stream: &Stream, table: &mut DeviceVec<u32>, values: &[u32]) -> Result<(), CudaError> {
+    if table.len() < values.len() {
+        *table = DeviceVec::new(stream.cuda(), values.len().next_power_of_two())?;
+    }
+    stream.upload(values, table, 0)
+}
+
+impl Device for CudaDevice {
+    type Error = CudaError;
+    type Residual = Matrix;
+    type Inputs = Matrix;
+    type Outputs = Matrix;
+    type Batch = RowTable;
+
+    fn scratch(&self) -> Result<Scratch<Self>, CudaError> {
+        Ok(Scratch {
+            residual: self.new_matrix(NumberKind::F32)?,
+            update: self.new_matrix(self.kind)?,
+            normed: self.new_matrix(self.kind)?,
+            qkv: self.new_matrix(self.kind)?,
+            attended: self.new_matrix(self.kind)?,
+            gate_up: self.new_matrix(self.kind)?,
+            gated: self.new_matrix(self.kind)?,
+            batch: RowTable::new(self.stream.cuda(), self.layout, self.kv_blocks)?,
+        })
+    }
+
+    fn lay_out(
+        &mut self,
+        _model: &Skeleton,
+        sequences: &[KvRows<'_>],
+        batch: &mut RowTable,
+    ) -> Result<(), CudaError> {
+        match self.tables {
+            Tables::Write => batch.upload(&self.stream, sequences),
+            Tables::Written => Ok(()),
+        }
+    }
+
+    fn reshape(&mut self, room: Room<'_, Self>, rows: usize, width: usize) -> Result<(), CudaError> {
+        match room {
+            Room::Residual(matrix) | Room::Inputs(matrix) | Room::Outputs(matrix) => {
+                matrix.reshape(rows, width)
+            }
+        }
+    }
+
+    fn add_norm(
+        &mut self,
+        model: &Skeleton,
+        site: NormSite,
+        residual: &mut Matrix,
+        update: Option<&Matrix>,
+        out: &mut Matrix,
+    ) -> Result<(), CudaError> {
+        let norm = Norm { weight: self.norms.get(site), eps: model.config.norm_eps };
+        add_norm(&self.stream, residual, update, norm, out)
+    }
+
+    fn rotate(
+        &mut self,
+        model: &Skeleton,
+        layer: usize,
+        qkv: &mut Matrix,
+        batch: &RowTable,
+    ) -> Result<(), CudaError> {
+        let norm = |weight| Norm { weight, eps: model.config.norm_eps };
+        let (query, key) = (self.norms.query.get(layer).map(norm), self.norms.key.get(layer).map(norm));
+        rotate(&self.stream, qkv, model.qkv_layout(), batch.positions(), &self.frequencies, query, key)
+    }
+
+    fn gate(&mut self, gate_up: &Matrix, _width: usize, out: &mut Matrix) -> Result<(), CudaError> {
+        silu_mul(&self.stream, gate_up, out)
+    }
+
+    fn keep(
+        &mut self,
+        residual: &mut Matrix,
+        update: &mut Matrix,
+        width: usize,
+        kept: &[u32],
+    ) -> Result<(), CudaError> {
+        // All rows in their order: nothing moves. So it is in every decode step.
+        if kept.len() == residual.rows() {
+            return Ok(());
+        }
+        write_table(&self.stream, &mut self.kept, kept)?;
+        for (matrix, spare) in [(residual, &mut self.spare_residual), (update, &mut self.spare_update)] {
+            spare.reshape(kept.len(), width)?;
+            gather(&self.stream, matrix, &self.kept, kept.len(), spare)?;
+            mem::swap(matrix, spare);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,242 @@
+//! Linear layers on the device: those of a pass, and those of split clients that join it or stand alone.
+
+use std::sync::Arc;
+
+use kernels::{
+    Activations,
+    cuda::{
+        CudaError, DeviceVec, Matrix, Stream,
+        embed::embed,
+        linear::{LinearPart, Workspace, linear, linear_transposed},
+        rows::{append_rows, split_rows},
+        weight::Weight,
+    },
+    lora::NumberKind,
+};
+
+use super::CudaDevice;
+use crate::{
+    forward::{BaseLayers, LinearGroup},
+    sites::{Company, EvaluateError, EvaluateSites, Site, SiteCall, SiteId, SiteOp, SitePath},
+};
+
+/// A linear layer.
+#[derive(Debug)]
+pub(super) struct CudaLinear {
+    /// Shared where two layers have the same weights.
+    pub(super) weight: Arc<Weight>,
+    pub(super) bias: Option<DeviceVec<f32>>,
+}
+
+/// The linear layers of a model by site, and its embedding.
+#[derive(Debug)]
+pub(super) struct CudaLayers {
+    pub(super) sites: Vec<Site>,
+    pub(super) layers: Vec<Vec<CudaLinear>>,
+    pub(super) embedding: Arc<Weight>,
+    /// Transformer blocks.
+    pub(super) blocks: usize,
+}
+
+impl CudaLayers {
+    /// The call that a pass makes for a group.
+    fn call(&self, layer: usize, group: LinearGroup) -> SiteCall {
+        let site = SiteId::of(self.blocks, layer, group);
+        SiteCall { site, part: None, op: SiteOp::Forward, path: SitePath::Fast }
+    }
+
+    /// The layers that `call` is about, and where their outputs lie in a row.
+    fn parts(&self, call: SiteCall) -> Vec<LinearPart<'_>> {
+        let layers = &self.layers[call.site.0 as usize];
+        let layers = match call.part {
+            None => &layers[..],
+            Some(part) => std::slice::from_ref(&layers[usize::from(part)]),
+        };
+        let mut parts = Vec::with_capacity(layers.len());
+        let mut column = 0;
+        for CudaLinear { weight, bias } in layers {
+            let bias = bias.as_ref().filter(|_| call.op == SiteOp::Forward);
+            parts.push(LinearPart { weight, bias, column });
+            column += weight.rows();
+        }
+        parts
+    }
+
+    /// Evaluates `call` for the rows of `x`, whatever their kind.
+    fn evaluate(
+        &self,
+        stream: &Stream,
+        workspace: &mut Workspace,
+        call: SiteCall,
+        x: &Matrix,
+        out: &mut Matrix,
+    ) -> Result<(), CudaError> {
+        let parts = self.parts(call);
+        match call.op {
+            SiteOp::Backward => linear_transposed(stream, workspace, x, &parts, out),
+            SiteOp::Forward | SiteOp::ForwardNoBias => linear(stream, workspace, x, &parts, out),
+        }
+    }
+}
+
+/// What linear layers are evaluated with, kept between passes.
+#[derive(Debug)]
+pub(super) struct LinearScratch {
+    workspace: Workspace,
+    /// Rows of split clients on the host, as they come, and as they go.
+    guests: Activations,
+    answers: Vec<f32>,
+    /// Rows of a call that stands alone, as the pass keeps them, and in 32 bits.
+    fast: Matrix,
+    exact: Matrix,
+    /// Outputs in 32 bits.
+    out: Matrix,
+    /// Outputs of a pass's rows and of those that joined.
+    together: Matrix,
+}
+
+impl LinearScratch {
+    pub(super) fn new(stream: &Stream, workspace: Workspace, kind: NumberKind) -> Result<Self, CudaError> {
+        let matrix = |kind| Matrix::new(stream.cuda(), kind);
+        Ok(Self {
+            workspace,
+            guests: Activations::default(),
+            answers: Vec::new(),
+            fast: matrix(kind)?,
+            exact: matrix(NumberKind::F32)?,
+            out: matrix(NumberKind::F32)?,
+            together: matrix(kind)?,
+        })
+    }
+}
+
+/// Base layers of a pass that others may join.
+#[derive(Debug)]
+pub(super) struct JoinedCuda<'a> {
+    pub(super) layers: &'a CudaLayers,
+    pub(super) scratch: &'a mut LinearScratch,
+    pub(super) company: Guests<'a>,
+}
+
+/// Whose rows may join a pass.
+pub(super) enum Guests<'a> {
+    /// Nobody's.
+    None,
+    /// Those of split clients.
+    Some(&'a mut dyn Company),
+}
+
+impl std::fmt::Debug for Guests<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if matches!(self, Self::None) { "None" } else { "Some" })
+    }
+}
+
+impl JoinedCuda<'_> {
+    /// Takes in the rows of those who wait for this call; says how many.
+    fn join(&mut self, device: &CudaDevice, call: SiteCall, width: usize) -> usize {
+        let Guests::Some(company) = &mut self.company else { return 0 };
+        if !company.is_waiting() {
+            return 0;
+        }
+        let mut lent = LentCuda { layers: self.layers, scratch: &mut *self.scratch, device };
+        company.before_site(call.site, &mut lent);
+        let guests = &mut self.scratch.guests;
+        guests.reshape(0, width);
+        let joined = company.join(call, guests);
+        assert_eq!(guests.rows(), joined, "company appends as many rows as it says");
+        joined
+    }
+
+    /// Evaluates the pass's rows and those that joined in one go, and gives the guests their own: only for them the host
+    /// waits.
+    fn evaluate_together(
+        &mut self,
+        device: &CudaDevice,
+        call: SiteCall,
+        x: &mut Matrix,
+        out: &mut Matrix,
+        joined: usize,
+    ) -> Result<(), CudaError> {
+        let (stream, own) = (device.stream(), x.rows());
+        let LinearScratch { workspace, guests, answers, out: wide, together, .. } = &mut *self.scratch;
+        append_rows(stream, x, guests.values())?;
+        // Logits are wider than what else a pass keeps.
+        let all = if out.kind() == together.kind() { together } else { wide };
+        all.reshape(own + joined, out.width())?;
+        self.layers.evaluate(stream, workspace, call, x, all)?;
+        x.truncate(own);
+        answers.resize(joined * out.width(), 0.0);
+        split_rows(stream, all, answers)?;
+        out.copy_head(stream, all)?;
+        if let Guests::Some(company) = &mut self.company {
+            company.part(answers);
+        }
+        Ok(())
+    }
+}
+
+impl BaseLayers<CudaDevice> for JoinedCuda<'_> {
+    type Error = CudaError;
+
+    fn linear(
+        &mut self,
+        device: &mut CudaDevice,
+        layer: usize,
+        group: LinearGroup,
+        x: &mut Matrix,
+        out: &mut Matrix,
+    ) -> Result<(), CudaError> {
+        let call = self.layers.call(layer, group);
+        match self.join(device, call, x.width()) {
+            0 => self.layers.evaluate(device.stream(), &mut self.scratch.workspace, call, x, out),
+            joined => self.evaluate_together(device, call, x, out, joined),
+        }
+    }
+
+    fn embed(
+        &self,
+        device: &mut CudaDevice,
+        tokens: &mut dyn Iterator<Item = u32>,
+        out: &mut Matrix,
+    ) -> Result<(), CudaError> {
+        device.write_tokens(tokens)?;
+        embed(device.stream(), &self.layers.embedding, device.tokens(), out)
+    }
+}
+
+/// The sites of a device, for calls that stand alone.
+#[derive(Debug)]
+pub(super) struct LentCuda<'a> {
+    pub(super) layers: &'a CudaLayers,
+    pub(super) scratch: &'a mut LinearScratch,
+    pub(super) device: &'a CudaDevice,
+}
+
+impl EvaluateSites for LentCuda<'_> {
+    fn sites(&self) -> &[Site] {
+        &self.layers.sites
+    }
+
+    fn evaluate(
+        &mut self,
+        call: SiteCall,
+        x: &mut Activations,
+        out: &mut [f32],
+    ) -> Result<(), EvaluateError> {
+        let stream = self.device.stream();
+        let (inputs, outputs) = self.layers.sites[call.site.0 as usize]
+            .widths(call.part, call.op)
+            .expect("the site has the part");
+        assert_eq!(x.width(), inputs, "rows are as wide as what goes in");
+        let LinearScratch { workspace, fast, exact, out: results, .. } = &mut *self.scratch;
+        let is_fast = call.path == SitePath::Fast && call.op != SiteOp::Backward;
+        let rows = if is_fast { fast } else { exact };
+        rows.reshape(x.rows(), inputs)?;
+        rows.upload(stream, 0, x.values())?;
+        results.reshape(x.rows(), outputs)?;
+        self.layers.evaluate(stream, workspace, call, rows, results)?;
+        results.download(stream, 0, &mut out[..x.rows() * outputs])?;
+        Ok(())
+    }
+}

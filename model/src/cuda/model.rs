@@ -1,0 +1,333 @@
+//! A model on the device, as an engine runs it.
+
+use std::sync::Arc;
+
+use kernels::{
+    Activations,
+    cuda::{
+        Cuda, CudaError, Matrix, Stream,
+        attention::KvPool,
+        blas::Blas,
+        linear::Workspace,
+        lora::CopyLane,
+        sample::{Choice, Chosen, ChosenToken, Report, choose},
+    },
+    lora::{LoraPrecision, NumberKind},
+};
+
+use super::{
+    CudaDevice, CudaWeights,
+    deltas::{CudaDeltas, DeltaState},
+    device::Tables,
+    kv::CudaKv,
+    layers::{CudaLayers, Guests, JoinedCuda, LentCuda, LinearScratch},
+    records::{Records, StepShape},
+};
+use crate::{
+    assist::DeviceAssist,
+    config::ModelConfig,
+    forward::{
+        BatchRows, Device as _, ForwardPass, LogitRows, Scratch, SequenceSlice, Skeleton, make_room, run,
+    },
+    prepared_adapter::PreparedAdapter,
+    resident::KvDtype,
+    sampling::{Draw, Drawn, Probability},
+    sites::{Company, EvaluateError, EvaluateSites, Site, SiteCall},
+    weights::WeightsError,
+};
+
+/// Why a model could not be brought to the device.
+#[derive(Debug, thiserror::Error)]
+pub enum CudaModelError {
+    /// The weights cannot be loaded.
+    #[error(transparent)]
+    Weights(WeightsError),
+    /// The device fails, or has no room.
+    #[error(transparent)]
+    Cuda(CudaError),
+}
+
+/// Whether decode steps are recorded and replayed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Graphs {
+    /// They are: a step costs the host one call.
+    #[default]
+    Use,
+    /// Every step is enqueued launch by launch, for comparison.
+    Avoid,
+}
+
+/// What a model on the device may use.
+#[derive(Debug, Clone, Copy)]
+pub struct CudaOptions {
+    /// Bytes of the KV pool.
+    pub kv_bytes: usize,
+    /// Bits of keys and values.
+    pub kv_dtype: KvDtype,
+    /// Whether decode steps are recorded.
+    pub graphs: Graphs,
+}
+
+/// A model on one device.
+#[derive(Debug)]
+pub struct CudaModel {
+    cuda: Arc<Cuda>,
+    skeleton: Skeleton,
+    layers: CudaLayers,
+    kv: CudaKv,
+    device: CudaDevice,
+    scratch: Scratch<CudaDevice>,
+    linear: LinearScratch,
+    deltas: DeltaState,
+    logits: Matrix,
+    chosen: Chosen,
+    /// What was drawn in the last pass.
+    drawn: Vec<Option<Drawn>>,
+    records: Option<Records>,
+    is_lost: bool,
+}
+
+impl CudaModel {
+    /// Takes memory for `weights`' keys and values. What keeps cuBLASLt from being used, if anything, goes to the log.
+    ///
+    /// # Errors
+    ///
+    /// The device has no room.
+    pub fn new(weights: CudaWeights, options: &CudaOptions) -> Result<Self, CudaModelError> {
+        let shape = weights.kv_shape(options.kv_dtype);
+        let CudaWeights { cuda, skeleton, layers, kind, .. } = weights;
+        let blocks = options.kv_bytes / KvPool::block_bytes(shape);
+        let device = CudaDevice::new(&cuda, &skeleton, kind, blocks)?;
+        let blas = Blas::open(&cuda);
+        if let Err(reason) = &blas {
+            tracing::warn!(%reason, "prompts are computed without cuBLASLt, which is slower");
+        }
+        let stream = device.stream();
+        let workspace = Workspace::new(&cuda, blas.ok());
+        let window = skeleton.config.sliding_window;
+        Ok(Self {
+            kv: CudaKv::new(stream, shape, blocks, window)?,
+            linear: LinearScratch::new(stream, workspace, kind)?,
+            deltas: DeltaState::new(stream)?,
+            scratch: device.scratch()?,
+            logits: Matrix::new(&cuda, NumberKind::F32)?,
+            chosen: Chosen::new(&cuda, 0)?,
+            drawn: Vec::new(),
+            records: (options.graphs == Graphs::Use).then(Records::default),
+            is_lost: false,
+            cuda,
+            skeleton,
+            layers,
+            device,
+        })
+    }
+
+    /// Has `assist` sum what the device does not hold.
+    #[must_use]
+    pub fn with_assist(mut self, assist: Box<dyn DeviceAssist>) -> Self {
+        self.deltas.assist = Some(assist);
+        self
+    }
+
+    /// How adapters are kept beside its weights.
+    #[must_use]
+    pub fn adapter_precision(&self) -> LoraPrecision {
+        if self.device.kind() == NumberKind::F32 { LoraPrecision::Exact } else { LoraPrecision::Compact }
+    }
+
+    /// KV blocks of the pool.
+    #[must_use]
+    pub fn kv_blocks(&self) -> usize {
+        self.kv.blocks()
+    }
+
+    /// The model's shape.
+    #[must_use]
+    pub fn config(&self) -> &ModelConfig {
+        &self.skeleton.config
+    }
+
+    /// On which adapters come to the device.
+    #[must_use]
+    pub fn copy_lane(&self) -> &Arc<CopyLane> {
+        &self.deltas.lane
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn cuda(&self) -> &Arc<Cuda> {
+        &self.cuda
+    }
+
+    /// Enqueues the pass, waits for it, and reads its logits.
+    fn compute(
+        &mut self,
+        batch: &[SequenceSlice<'_, PreparedAdapter>],
+        logits: &mut Vec<f32>,
+        company: &mut dyn Company,
+    ) -> Result<(), CudaError> {
+        let Self { skeleton, layers, kv, device, scratch, linear, records, .. } = self;
+        let mut deltas = CudaDeltas::new(device.stream(), &skeleton.config, &mut self.deltas, batch)?;
+        let is_replayable = is_decode_step(batch) && deltas.is_plain() && !company.is_waiting();
+        let results = &mut self.logits;
+        match records.as_mut().filter(|_| is_replayable) {
+            None => {
+                let mut base = JoinedCuda { layers, scratch: linear, company: Guests::Some(company) };
+                run(skeleton, (&mut base, &mut deltas, kv), device, scratch, batch, results)?;
+            }
+            Some(records) => {
+                device.lay_out(skeleton, &BatchRows::of(batch).sequences(), &mut scratch.batch)?;
+                device.write_tokens(&mut batch.iter().flat_map(|slice| slice.tokens.iter().copied()))?;
+                let shape =
+                    StepShape { rows: batch.len(), table: scratch.batch.shape(), plan: deltas.shape() };
+                // A record must take no memory.
+                make_room(skeleton, device, scratch, batch.len())?;
+                results.reshape(batch.len(), skeleton.config.vocab_size)?;
+                let stream = device.stream().clone();
+                device.tables = Tables::Written;
+                let stepped = records.step(&stream, shape, || {
+                    let mut base = JoinedCuda { layers, scratch: linear, company: Guests::None };
+                    run(skeleton, (&mut base, &mut deltas, kv), device, scratch, batch, results)
+                });
+                device.tables = Tables::Write;
+                stepped?;
+            }
+        }
+        let wanted = WantedRows::of(batch);
+        let drawing = wanted.draws.iter().any(Option::is_some);
+        if drawing {
+            self.chosen.ask(device.stream(), &wanted.choices())?;
+            choose(device.stream(), results, &mut self.chosen)?;
+        }
+        device.stream().synchronize()?;
+        deltas.finish()?;
+        self.drawn.clear();
+        if drawing {
+            let chosen = self.chosen.read(device.stream())?;
+            self.drawn.extend(chosen.into_iter().zip(&wanted.draws).filter_map(drawn));
+        }
+        wanted.read(device.stream(), results, logits)
+    }
+
+    fn lent(&mut self) -> LentCuda<'_> {
+        LentCuda { layers: &self.layers, scratch: &mut self.linear, device: &self.device }
+    }
+}
+
+/// For each row of logits, how its token is drawn; `None`: the logits themselves are wanted.
+#[derive(Debug)]
+struct WantedRows {
+    draws: Vec<Option<Draw>>,
+}
+
+impl WantedRows {
+    fn of(batch: &[SequenceSlice<'_, PreparedAdapter>]) -> Self {
+        let mut draws = Vec::with_capacity(batch.len());
+        for slice in batch {
+            match slice.logits {
+                LogitRows::None => {}
+                LogitRows::Last => draws.push(None),
+                LogitRows::All => draws.extend(slice.tokens.iter().map(|_| None)),
+                LogitRows::Draw(draw) => draws.push(Some(draw)),
+            }
+        }
+        Self { draws }
+    }
+
+    /// Of rows whose logits are wanted some token is chosen, too: it costs less than to leave them out.
+    fn choices(&self) -> Vec<Choice> {
+        let any = Draw {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            uniform: 0.0,
+            probability: Probability::Unwanted,
+        };
+        let choice = |draw: &Option<Draw>| {
+            let Draw { temperature, top_k, top_p, min_p, uniform: draw, probability } = draw.unwrap_or(any);
+            let report = match probability {
+                Probability::Wanted => Report::LogProbability,
+                Probability::Unwanted => Report::Token,
+            };
+            Choice { temperature, top_k, top_p, min_p, draw, report }
+        };
+        self.draws.iter().map(choice).collect()
+    }
+
+    /// Reads the rows whose logits are wanted, neighbours at once.
+    fn read(&self, stream: &Stream, from: &Matrix, logits: &mut Vec<f32>) -> Result<(), CudaError> {
+        let width = from.width();
+        logits.resize(self.draws.iter().filter(|draw| draw.is_none()).count() * width, 0.0);
+        let (mut row, mut rest) = (0, &mut logits[..]);
+        for run in self.draws.chunk_by(|a, b| a.is_none() == b.is_none()) {
+            if run[0].is_none() {
+                let (own, others) = rest.split_at_mut(run.len() * width);
+                from.download(stream, row, own)?;
+                rest = others;
+            }
+            row += run.len();
+        }
+        Ok(())
+    }
+}
+
+/// What was chosen of a row, if it was asked for.
+fn drawn((chosen, draw): (Option<ChosenToken>, &Option<Draw>)) -> Option<Option<Drawn>> {
+    draw.as_ref()?;
+    Some(chosen.map(|chosen| Drawn { token: chosen.token, logprob: chosen.log_probability }))
+}
+
+/// Whether every sequence goes on by one token.
+fn is_decode_step(batch: &[SequenceSlice<'_, PreparedAdapter>]) -> bool {
+    batch.iter().all(|slice| slice.tokens.len() == 1 && slice.logits != LogitRows::None)
+}
+
+impl ForwardPass for CudaModel {
+    type Adapter = PreparedAdapter;
+    type Error = CudaError;
+
+    fn vocab_size(&self) -> usize {
+        self.skeleton.config.vocab_size
+    }
+
+    fn draws(&self) -> bool {
+        true
+    }
+
+    fn drawn(&self) -> &[Option<Drawn>] {
+        &self.drawn
+    }
+
+    fn is_lost(&self) -> bool {
+        self.is_lost
+    }
+
+    fn forward_in_company(
+        &mut self,
+        batch: &[SequenceSlice<'_, PreparedAdapter>],
+        logits: &mut Vec<f32>,
+        company: &mut dyn Company,
+    ) -> Result<(), CudaError> {
+        let computed = self.compute(batch, logits, company);
+        self.is_lost |= computed.as_ref().is_err_and(CudaError::is_device_lost);
+        computed
+    }
+}
+
+impl EvaluateSites for CudaModel {
+    fn sites(&self) -> &[Site] {
+        &self.layers.sites
+    }
+
+    fn evaluate(
+        &mut self,
+        call: SiteCall,
+        x: &mut Activations,
+        out: &mut [f32],
+    ) -> Result<(), EvaluateError> {
+        let evaluated = self.lent().evaluate(call, x, out);
+        self.is_lost |= evaluated.as_ref().is_err_and(|error| error.0.is_device_lost());
+        evaluated
+    }
+}

@@ -1,0 +1,121 @@
+//! Who computes what of the adapters of a pass: the plan, before it is written to the device.
+
+use std::sync::{Arc, Weak};
+
+use kernels::cuda::{board::SumsPlace, lora::LoraSegment};
+
+use crate::{
+    adapter_rows::{AdapterRows, Run},
+    assist::{Job, OwnedAsk},
+    config::ModelConfig,
+    device_copy::DeviceCopy,
+    forward::LinearGroup,
+    layout::linear_shape,
+    source::Target,
+    weights::group_targets,
+};
+
+/// Whose rows a plan is of, where all ranks were on the device.
+#[derive(Debug)]
+pub(super) struct Planned {
+    rows: Vec<PlannedRun>,
+    head_rows: Vec<PlannedRun>,
+}
+
+#[derive(Debug)]
+struct PlannedRun {
+    first_row: usize,
+    rows: usize,
+    /// Its address is its own for as long as this refers to it.
+    copy: Weak<DeviceCopy>,
+}
+
+impl Planned {
+    /// `None` if a part of an adapter is missing: it may have arrived by the next pass.
+    pub(super) fn of(found: &AdapterRows) -> Option<Self> {
+        let run = |run: &Run| {
+            let copy = run.device.as_ref().filter(|copy| copy.is_complete())?;
+            let Run { first_row, rows, .. } = *run;
+            Some(PlannedRun { first_row, rows, copy: Arc::downgrade(copy) })
+        };
+        let runs = |runs: &[Run]| runs.iter().map(run).collect::<Option<Vec<_>>>();
+        Some(Self { rows: runs(&found.rows)?, head_rows: runs(&found.head_rows)? })
+    }
+
+    pub(super) fn is_of(&self, found: &AdapterRows) -> bool {
+        let same = |(planned, run): (&PlannedRun, &Run)| {
+            let copy = run.device.as_ref().map(Arc::as_ptr);
+            (planned.first_row, planned.rows, Some(planned.copy.as_ptr())) == (run.first_row, run.rows, copy)
+        };
+        let all = |planned: &[PlannedRun], runs: &[Run]| {
+            planned.len() == runs.len() && planned.iter().zip(runs).all(same)
+        };
+        all(&self.rows, &found.rows) && all(&self.head_rows, &found.head_rows)
+    }
+}
+
+/// What others sum of one group.
+#[derive(Debug)]
+pub(super) struct Help {
+    pub(super) job: Job,
+    /// Rows of the group's inputs that travel: first row and rows, in the order they lie in the slab.
+    pub(super) spans: Vec<(usize, usize)>,
+    /// Which of the state's tables says so.
+    pub(super) table: usize,
+    /// Where the sums go.
+    pub(super) answers: Vec<SumsPlace>,
+}
+
+impl Help {
+    /// Asks for the first `ranks` ranks of a run's linear layer; its outputs are `columns.1` from `columns.0` on.
+    fn ask(
+        &mut self,
+        run: &Run,
+        slab_row: usize,
+        place: (usize, Target),
+        ranks: usize,
+        columns: (usize, usize),
+    ) {
+        if self.job.x_rows == slab_row {
+            // The linear layers of a group share their rows.
+            self.spans.push((run.first_row, run.rows));
+            self.job.x_rows += run.rows;
+        }
+        let (offset, (layer, target), (column, width)) = (self.job.sums, place, columns);
+        let (first_row, rows) = (run.first_row, run.rows);
+        let adapter = Arc::clone(&run.adapter);
+        self.job.asks.push(OwnedAsk { adapter, layer, target, first_row: slab_row, rows, ranks, offset });
+        self.answers.push(SumsPlace { at: offset, rows, width, first_row, column });
+        self.job.sums += rows * width;
+    }
+}
+
+/// What the device computes of a group, and what others do.
+pub(super) fn parts<'a>(
+    config: &ModelConfig,
+    found: &'a AdapterRows,
+    layer: usize,
+    group: LinearGroup,
+) -> (Vec<LoraSegment<'a>>, Option<Help>) {
+    let targets = group_targets(config, group);
+    let width = targets.first().map_or(0, |&(target, _)| linear_shape(config, target)[1]);
+    let job = Job { asks: Vec::new(), width, x_rows: 0, sums: 0 };
+    let (mut segments, mut help) =
+        (Vec::new(), Help { job, spans: Vec::new(), table: 0, answers: Vec::new() });
+    for run in found.of_group(group).iter().filter(|run| run.rows > 0) {
+        let slab_row = help.job.x_rows;
+        for &(target, column) in &targets {
+            let Some(host) = run.adapter.matrix(layer, target) else { continue };
+            let device = run.device.as_ref().and_then(|copy| copy.cuda(layer, target));
+            let missing = device.map_or(host.rank(), |matrix| matrix.first_rank());
+            if let Some(matrix) = device.filter(|_| missing < host.rank()) {
+                let (first_row, rows) = (run.first_row, run.rows);
+                segments.push(LoraSegment { first_row, rows, matrix, first_rank: missing, column });
+            }
+            if missing > 0 {
+                help.ask(run, slab_row, (layer, target), missing, (column, host.rows()));
+            }
+        }
+    }
+    (segments, (!help.spans.is_empty()).then_some(help))
+}

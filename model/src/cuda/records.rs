@@ -1,0 +1,89 @@
+//! Decode steps of a shape are the same launches, so they are recorded once and replayed.
+//!
+//! A record is made when a shape is met for the second time: the first time takes the memory that the step needs, which
+//! a record must not. Records become stale when memory is given back, and are made anew.
+
+use std::collections::HashMap;
+
+use kernels::cuda::{CudaError, Graph, Replay, Stream, attention::TableShape, lora::PlanShape};
+
+/// Most records that are kept; beyond them all are forgotten and made anew as they are needed.
+const MOST_RECORDS: usize = 128;
+
+/// What two steps share that are the same launches.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct StepShape {
+    pub(super) rows: usize,
+    pub(super) table: TableShape,
+    /// `None`: no adapters.
+    pub(super) plan: Option<PlanShape>,
+}
+
+/// What is known of a shape.
+#[derive(Debug)]
+enum Known {
+    /// It was met once.
+    Met,
+    /// Its record.
+    Recorded(Graph),
+    /// The driver does not record it.
+    Unrecordable,
+}
+
+/// Records of decode steps.
+#[derive(Debug, Default)]
+pub(super) struct Records {
+    shapes: HashMap<StepShape, Known>,
+}
+
+impl Records {
+    /// Enqueues a step of this shape by replaying its record, or by calling `enqueue`, which may be recorded.
+    pub(super) fn step(
+        &mut self,
+        stream: &Stream,
+        shape: StepShape,
+        mut enqueue: impl FnMut() -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
+        if self.shapes.len() >= MOST_RECORDS && !self.shapes.contains_key(&shape) {
+            self.shapes.clear();
+        }
+        match self.shapes.get_mut(&shape) {
+            None => {
+                self.shapes.insert(shape, Known::Met);
+                enqueue()
+            }
+            Some(Known::Unrecordable) => enqueue(),
+            Some(known @ Known::Met) => {
+                *known = record(stream, &mut enqueue)?;
+                if let Known::Recorded(graph) = known
+                    && graph.launch(stream)? == Replay::Enqueued
+                {
+                    return Ok(());
+                }
+                enqueue()
+            }
+            Some(known @ Known::Recorded(_)) => {
+                if let Known::Recorded(graph) = known
+                    && graph.launch(stream)? == Replay::Enqueued
+                {
+                    return Ok(());
+                }
+                // The step may need memory again.
+                *known = Known::Met;
+                enqueue()
+            }
+        }
+    }
+}
+
+/// The record of what `enqueue` enqueues, if the driver makes one.
+fn record(stream: &Stream, enqueue: &mut impl FnMut() -> Result<(), CudaError>) -> Result<Known, CudaError> {
+    match Graph::capture(stream, enqueue) {
+        Ok(graph) => Ok(Known::Recorded(graph)),
+        Err(error) if error.is_device_lost() => Err(error),
+        Err(error) => {
+            tracing::warn!(%error, "a decode step is not recorded; it is enqueued launch by launch");
+            Ok(Known::Unrecordable)
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Batches, chunks, decode steps that are replayed, tokens that are drawn on the device: beside the pass on the CPU.
+
+use std::sync::Arc;
+
+use model::{
+    cuda::{CudaModel, Graphs},
+    forward::{ForwardPass as _, LogitRows},
+    prepared_adapter::PreparedAdapter,
+    sampling::{self, Probability, SamplingParams, SamplingRequest, TokenCounts},
+};
+
+use crate::support::{Sequence, adapter, device, error, golden, on_cpu, on_device};
+
+/// A model of 32 bits: both devices agree but for the order of sums.
+const MODEL: &str = "llama-tied";
+const TOLERANCE: f32 = 1e-3;
+
+/// Every golden adapter of the model, on the device of `pass`.
+fn adapters(pass: &CudaModel) -> Vec<Arc<PreparedAdapter>> {
+    let mut paths: Vec<_> = std::fs::read_dir(golden("adapters").join(MODEL))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
+    paths.sort();
+    let all = paths.iter().map(|path| adapter(pass, path));
+    all.filter(|adapter| adapter.virtual_tokens() == 0).collect()
+}
+
+fn sequences(adapters: &[Arc<PreparedAdapter>]) -> Vec<Sequence<'_>> {
+    let lengths = [1, 7, 16, 17, 40, 33, 5, 64];
+    let own = |i: usize| if i.is_multiple_of(3) { None } else { adapters.get(i % adapters.len()) };
+    lengths.iter().enumerate().map(|(i, &length)| Sequence::new(i as u32, length, own(i))).collect()
+}
+
+#[test]
+fn a_batch_of_many_adapters_gives_what_the_cpu_gives() {
+    let Some(cuda) = device() else { return };
+    let mut pass = on_device(&cuda, MODEL, Graphs::Avoid);
+    let mut cpu = on_cpu(MODEL);
+    let adapters = adapters(&pass);
+    let sequences = sequences(&adapters);
+    let batch = |logits| -> Vec<_> {
+        sequences.iter().map(|sequence| sequence.slice(0..sequence.tokens.len(), logits)).collect()
+    };
+    for logits in [LogitRows::Last, LogitRows::All] {
+        let (mut on_gpu, mut expected) = (Vec::new(), Vec::new());
+        pass.forward(&batch(logits), &mut on_gpu).unwrap();
+        // The CPU reads adapters from the host tier.
+        let copies: Vec<_> = adapters.iter().map(|adapter| adapter.device()).collect();
+        adapters.iter().for_each(|adapter| adapter.set_device(None));
+        cpu.forward(&batch(logits), &mut expected);
+        adapters.iter().zip(copies).for_each(|(adapter, copy)| adapter.set_device(copy));
+        let error = error(&on_gpu, &expected);
+        assert!(error <= TOLERANCE, "{logits:?}: {error}");
+    }
+}
+
+#[test]
+fn a_prompt_in_chunks_gives_what_it_gives_in_one_piece() {
+    let Some(cuda) = device() else { return };
+    let mut pass = on_device(&cuda, MODEL, Graphs::Use);
+    let sequence = Sequence::new(0, 64, None);
+    let (mut whole, mut chunked) = (Vec::new(), Vec::new());
+    pass.forward(&[sequence.slice(0..64, LogitRows::Last)], &mut whole).unwrap();
+    for (start, end) in [(0, 5), (5, 21), (21, 22), (22, 60), (60, 64)] {
+        let logits = if end == 64 { LogitRows::Last } else { LogitRows::None };
+        pass.forward(&[sequence.slice(start..end, logits)], &mut chunked).unwrap();
+        assert_eq!(chunked.is_empty(), end < 64);
+    }
+    assert!(error(&whole, &chunked) <= TOLERANCE);
+}
+
+#[test]
+fn replayed_decode_steps_give_what_steps_launch_by_launch_give() {
+    let Some(cuda) = device() else { return };
+    let mut passes = [Graphs::Avoid, Graphs::Use].map(|graphs| on_device(&cuda, MODEL, graphs));
+    let mut given: Vec<Vec<Vec<f32>>> = Vec::new();
+    for pass in &mut passes {
+        let adapters = adapters(pass);
+        let adapters: Vec<_> = adapters.into_iter().filter(|adapter| adapter.scales().is_none()).collect();
+        let sequences = sequences(&adapters);
+        let mut steps = Vec::new();
+        let prompts: Vec<_> = sequences.iter().filter(|sequence| sequence.tokens.len() > 4).collect();
+        let begin: Vec<_> = prompts
+            .iter()
+            .map(|sequence| sequence.slice(0..sequence.tokens.len() - 4, LogitRows::None))
+            .collect();
+        pass.forward(&begin, &mut Vec::new()).unwrap();
+        // The batch shrinks once, and a prompt comes between: records of both shapes are made, used and kept.
+        for (step, count) in [(4, 6), (3, 6), (2, 6), (1, 5)] {
+            let next: Vec<_> = prompts[..count]
+                .iter()
+                .map(|sequence| {
+                    let at = sequence.tokens.len() - step;
+                    sequence.slice(at..at + 1, LogitRows::Last)
+                })
+                .collect();
+            let mut logits = Vec::new();
+            pass.forward(&next, &mut logits).unwrap();
+            steps.push(logits);
+            let other = Sequence::new(9, 30, adapters.first());
+            pass.forward(&[other.slice(0..30, LogitRows::Last)], &mut Vec::new()).unwrap();
+        }
+        given.push(steps);
+    }
+    for (step, (launched, replayed)) in given[0].iter().zip(&given[1]).enumerate() {
+        let bits = |logits: &[f32]| logits.iter().map(|logit| logit.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(launched), bits(replayed), "step {step}");
+    }
+}
+
+#[test]
+fn tokens_drawn_on_the_device_are_those_drawn_from_its_logits() {
+    let Some(cuda) = device() else { return };
+    let mut pass = on_device(&cuda, MODEL, Graphs::Use);
+    assert!(pass.draws());
+    let requests = [
+        SamplingRequest { temperature: 0.0, ..SamplingRequest::default() },
+        SamplingRequest::default(),
+        SamplingRequest { temperature: 0.7, top_p: 0.8, seed: 7, ..SamplingRequest::default() },
+        SamplingRequest { top_k: 5, min_p: 0.05, seed: 9, ..SamplingRequest::default() },
+    ];
+    let params = requests.map(|request| SamplingParams::new(request, pass.vocab_size()).unwrap());
+    let sequences: Vec<Sequence<'_>> = (0..5).map(|index| Sequence::new(index, 20, None)).collect();
+    let whole: Vec<_> = sequences.iter().map(|sequence| sequence.slice(0..20, LogitRows::Last)).collect();
+    let mut logits = Vec::new();
+    pass.forward(&whole, &mut logits).unwrap();
+    let drawing: Vec<_> = sequences
+        .iter()
+        .enumerate()
+        .map(|(index, sequence)| {
+            let draw = params.get(index).and_then(|params| params.draw(20, Probability::Wanted));
+            sequence.slice(0..20, draw.map_or(LogitRows::Last, LogitRows::Draw))
+        })
+        .collect();
+    let mut rest = Vec::new();
+    pass.forward(&drawing, &mut rest).unwrap();
+    let width = pass.vocab_size();
+    assert_eq!(rest.len(), width, "the row that nobody draws from");
+    assert!(error(&rest, &logits[4 * width..]) == 0.0);
+    assert_eq!(pass.drawn().len(), 4);
+    for ((drawn, row), params) in pass.drawn().iter().zip(logits.chunks(width)).zip(&params) {
+        let drawn = drawn.unwrap();
+        let (logprob, _) = sampling::logprobs(row, drawn.token, 0);
+        assert!((drawn.logprob - logprob).abs() < 1e-4, "{} and {logprob}", drawn.logprob);
+        let expected = sampling::sample(&mut row.to_vec(), params, &TokenCounts::default(), 20, &[]);
+        assert_eq!(drawn.token, expected);
+    }
+}

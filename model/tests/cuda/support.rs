@@ -1,0 +1,115 @@
+//! Models on both devices.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+};
+
+use kernels::cuda::{Cuda, CudaError};
+use model::{
+    adapter::Adapter,
+    cuda::{CudaModel, CudaOptions, CudaWeights, Graphs},
+    device_copy::DeviceMemory,
+    forward::{BlockId, LogitRows, SequenceSlice},
+    open::open,
+    prepared_adapter::PreparedAdapter,
+    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+};
+
+/// The device, or `None` after saying why there is none.
+pub(crate) fn device() -> Option<Arc<Cuda>> {
+    static DEVICE: OnceLock<Result<Arc<Cuda>, CudaError>> = OnceLock::new();
+    match DEVICE.get_or_init(|| Cuda::open(0)) {
+        Ok(cuda) => Some(Arc::clone(cuda)),
+        Err(error) => {
+            let is_required = std::env::var_os("HOLOBIONT_REQUIRE_CUDA").is_some_and(|value| value == "1");
+            assert!(!is_required, "HOLOBIONT_REQUIRE_CUDA=1, but {error}");
+            eprintln!("skipped: {error}");
+            None
+        }
+    }
+}
+
+/// The repository, or a copy of the part of it that tests read.
+pub(crate) fn root() -> PathBuf {
+    let here = || PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..");
+    std::env::var_os("HOLOBIONT_TEST_ROOT").map_or_else(here, PathBuf::from)
+}
+
+pub(crate) fn golden(part: &str) -> PathBuf {
+    root().join("tests/golden").join(part)
+}
+
+/// A golden model on the device.
+pub(crate) fn on_device(cuda: &Arc<Cuda>, name: &str, graphs: Graphs) -> CudaModel {
+    at(cuda, &golden("models").join(name), KvDtype::Auto, graphs)
+}
+
+pub(crate) fn at(cuda: &Arc<Cuda>, path: &std::path::Path, kv_dtype: KvDtype, graphs: Graphs) -> CudaModel {
+    let source = open(path).unwrap();
+    let weights = CudaWeights::load(&*source, cuda, 2, &|_| {}).unwrap();
+    CudaModel::new(weights, &CudaOptions { kv_bytes: 32 << 20, kv_dtype, graphs }).unwrap()
+}
+
+/// The same on the CPU.
+pub(crate) fn on_cpu(name: &str) -> ResidentModel {
+    let source = open(&golden("models").join(name)).unwrap();
+    let weights = LoadedWeights::load(&*source, 1).unwrap();
+    let options = ResidentOptions { cores: vec![0], kv_bytes: 32 << 20, kv_dtype: KvDtype::Auto };
+    ResidentModel::new(weights, &options).unwrap()
+}
+
+/// An adapter that is wholly on the device of `pass`.
+pub(crate) fn adapter(pass: &CudaModel, path: &std::path::Path) -> Arc<PreparedAdapter> {
+    let adapter = Adapter::read(path, pass.config()).unwrap();
+    let prepared = PreparedAdapter::new(&adapter, pass.config(), pass.adapter_precision()).unwrap();
+    if prepared.device_bytes() > 0 {
+        let copy = DeviceMemory::Cuda(Arc::clone(pass.copy_lane())).copy_of(&prepared).unwrap();
+        while copy.next_bytes().is_some() {
+            copy.copy_next(&prepared);
+        }
+        assert!(copy.is_complete());
+        prepared.set_device(Some(Arc::new(copy)));
+    }
+    Arc::new(prepared)
+}
+
+/// A sequence with blocks of its own.
+pub(crate) struct Sequence<'a> {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) blocks: Vec<BlockId>,
+    pub(crate) adapter: Option<&'a Arc<PreparedAdapter>>,
+}
+
+impl<'a> Sequence<'a> {
+    /// `length` tokens that no other `index` has, with room for 32 more.
+    pub(crate) fn new(index: u32, length: usize, adapter: Option<&'a Arc<PreparedAdapter>>) -> Self {
+        let tokens = (0..length as u32).map(|i| (i * 37 + index * 101 + i * i) % 300).collect();
+        let count = (length + 32).div_ceil(16) as u32;
+        let blocks = (0..count).map(|block| BlockId(index * 16 + block)).collect();
+        Self { tokens, blocks, adapter }
+    }
+
+    pub(crate) fn slice(
+        &self,
+        range: std::ops::Range<usize>,
+        logits: LogitRows,
+    ) -> SequenceSlice<'_, PreparedAdapter> {
+        let (start, tokens) = (range.start, &self.tokens[range]);
+        SequenceSlice { tokens, start, blocks: &self.blocks, adapter: self.adapter, logits }
+    }
+}
+
+/// The place of the largest.
+pub(crate) fn best(row: &[f32]) -> u32 {
+    (0..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best }) as u32
+}
+
+/// The largest difference.
+pub(crate) fn error(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, |worst, error| if error <= worst { worst } else { error })
+}
