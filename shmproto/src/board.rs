@@ -7,7 +7,7 @@
 //! # Layout
 //!
 //! - [`Board`]: the executor's handle for seating and fencing workers; any thread.
-//! - [`Poster`]: the engine thread's end. [`Seat`] and [`Claim`]: the worker's end.
+//! - [`Poster`]: the engine thread's end. [`Seat`] and [`Claim`]: the worker's end. [`XSlab`]: where a device writes rows itself.
 //! - `shared`: what the executor's threads have in common. `slice`: what a slice asks for, and its checks. `word`: a slice's state. `layout`: what lies where.
 //! - `memory`: regions, and the heap, as atomics.
 //!
@@ -35,6 +35,7 @@ mod seat;
 mod shared;
 mod slice;
 mod word;
+mod xslab;
 
 pub use figures::{BoardFigures, SeatFigures};
 pub use layout::LAYOUT_HASH;
@@ -43,6 +44,7 @@ pub use poster::{Gone, PostError, Poster, SliceState, TakeBack};
 pub use seat::SeatFds;
 pub use seat::{Claim, JoinError, Refused, Seat, Wake};
 pub use slice::{MAX_RANK, SUMS_ALIGN, Slice, SliceError};
+pub use xslab::XSlab;
 
 use memory::{Control, Slab};
 use shared::{Seated, Shared, Transport};
@@ -230,6 +232,12 @@ impl Board {
     #[must_use]
     pub fn geometry(&self) -> Geometry {
         self.shared.geometry
+    }
+
+    /// The x slab, for somebody else to write.
+    #[must_use]
+    pub fn x_slab(&self) -> XSlab {
+        XSlab::new(Arc::clone(&self.shared.x))
     }
 
     /// Gives a worker a seat, with fresh memory for its sums. It is admitted from now on.

@@ -6,7 +6,7 @@
 use crate::{layer::control::SessionStats, wire_enum, wire_struct};
 
 /// Changes whenever a message changes; both sides refuse a peer that has another one.
-pub const PROTOCOL_VERSION: u32 = 4;
+pub const PROTOCOL_VERSION: u32 = 5;
 
 /// Most sessions of split clients that [`Stats`] tells one by one.
 pub const MAX_LAYER_SESSIONS: usize = 64;
@@ -93,6 +93,8 @@ wire_struct! {
         pub model_path: String,
         /// Content identity of the base (hash of its configuration and tensor table).
         pub base_hash: [u8; 32],
+        /// What the base is computed on.
+        pub device: DeviceFacts,
         /// Most tokens, prompt and completion together, a sequence may hold.
         pub context_length: u32,
         /// Size of the vocabulary in tokens.
@@ -113,6 +115,31 @@ wire_struct! {
         pub max_waiting: u32,
         /// Adapters already resident (after a gateway restart).
         pub adapters: Vec<AdapterIdBytes>,
+    }
+}
+
+wire_enum! {
+    /// What kind of device computes.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub enum DeviceKind {
+        /// The host's own cores.
+        #[default]
+        Cpu = 0,
+        /// An NVIDIA GPU.
+        Cuda = 1,
+    }
+}
+
+wire_struct! {
+    /// What the base is computed on.
+    #[derive(Debug, Clone, PartialEq, Eq, Default)]
+    pub struct DeviceFacts {
+        /// Its kind.
+        pub kind: DeviceKind,
+        /// What its maker calls it; empty if it does not say.
+        pub name: String,
+        /// All of its memory; of a CPU, the host's. 0 if it does not say.
+        pub memory_bytes: u64,
     }
 }
 
@@ -382,6 +409,8 @@ wire_struct! {
         pub cancelled: u64,
         /// Engine steps.
         pub steps: u64,
+        /// Bytes of the device's memory that nobody uses; 0 if it does not say.
+        pub device_free_bytes: u64,
         /// Bytes of adapters that are on the device, or on their way there.
         pub device_bytes: u64,
         /// Requests that found their adapter not, or not wholly, on the device.

@@ -6,7 +6,13 @@
 
 use std::time::Duration;
 
-use loom::thread;
+use loom::{
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+    thread,
+};
 use shmproto::board::{Board, Geometry, Poster, Seat, Slice, SliceState, TakeBack, Wake};
 
 const IMAGE: u64 = 7;
@@ -228,6 +234,44 @@ fn the_next_worker_on_a_seat_is_not_taken_for_the_one_before() {
         let sums = settle(&mut poster, 0);
         assert_eq!(sums, done.then_some([2.0, 6.0]));
         late.join().unwrap();
+        assert_eq!(board.figures().violations, 0);
+    });
+}
+
+/// Waits until a word says `number`.
+fn until(word: &AtomicU32, number: u32) {
+    while word.load(Ordering::Acquire) != number {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn rows_that_a_device_writes_are_those_its_job_is_summed_of_and_no_next_job_spoils_them() {
+    check(2, || {
+        let (board, mut poster) = board(1, 1);
+        let mut seat = join(&board);
+        let words = Arc::new([AtomicU32::new(0), AtomicU32::new(0)]);
+        let (slab, shared) = (board.x_slab(), Arc::clone(&words));
+        // It may claim either job, and be late with the first: then it reads rows of both.
+        let worker = thread::spawn(move || work(&mut seat));
+        let device = thread::spawn(move || {
+            let [asked, answered] = &*shared;
+            slab.write(0, &[1.0, 3.0]);
+            asked.store(1, Ordering::Release);
+            until(answered, 1);
+            slab.write(0, &[5.0, 7.0]);
+            asked.store(2, Ordering::Release);
+        });
+        let [asked, answered] = &*words;
+        for (number, wanted) in [(1, [2.0, 6.0]), (2, [10.0, 14.0])] {
+            until(asked, number);
+            poster.post_in_place(2, &[slice(0)]).unwrap();
+            let sums = settle(&mut poster, 0);
+            assert!(sums.is_none_or(|sums| sums == wanted), "{sums:?}");
+            answered.store(number, Ordering::Release);
+        }
+        worker.join().unwrap();
+        device.join().unwrap();
         assert_eq!(board.figures().violations, 0);
     });
 }

@@ -5,9 +5,9 @@ use shmproto::{
     codec::{DecodeError, Wire},
     layer::control::SessionStats,
     message::{
-        AdapterStats, ColdStart, ErrorCode, Finish, Generate, Hello, LayerRoute, LayerSession, LayerStats,
-        Output, PROTOCOL_VERSION, Sampling, Stats, TenantUse, ToExecutor, ToGateway, TokenOutput, Welcome,
-        WireError, WorkerStats,
+        AdapterStats, ColdStart, DeviceFacts, DeviceKind, ErrorCode, Finish, Generate, Hello, LayerRoute,
+        LayerSession, LayerStats, Output, PROTOCOL_VERSION, Sampling, Stats, TenantUse, ToExecutor,
+        ToGateway, TokenOutput, Welcome, WireError, WorkerStats,
     },
 };
 
@@ -63,6 +63,7 @@ fn welcome(cold_start: ColdStart) -> ToGateway {
         instance: 1,
         model_path: "/model.gguf".to_owned(),
         base_hash: [6; 32],
+        device: DeviceFacts { kind: DeviceKind::Cuda, name: "GPU".to_owned(), memory_bytes: 1 << 36 },
         context_length: 64,
         vocab_size: 32,
         adapter_budget_bytes: 1 << 30,
@@ -110,6 +111,7 @@ fn stats() -> ToGateway {
     let worker = WorkerStats { core: 1, pid: 4_000, slices: 8, rank_rows: 9, taken_back: 10 };
     ToGateway::Stats(Stats {
         adapters: vec![adapter.clone(), adapter],
+        device_free_bytes: 1 << 35,
         device_bytes: 1_000,
         link_bytes_per_s: 125_000_000,
         workers_lost: 1,
@@ -197,6 +199,7 @@ fn the_document_lists_every_message_under_its_number() {
         (gateway, "ToExecutor", "| To the executor |"),
         (gateway, "ToGateway", "| To the gateway |"),
         (gateway, "ColdStart", "| `ColdStart` |"),
+        (gateway, "DeviceKind", "| `DeviceKind` |"),
         (worker, "ToWorker", "| To a worker |"),
         (worker, "FromWorker", "| From a worker |"),
     ] {
@@ -212,7 +215,7 @@ fn the_document_lists_every_message_under_its_number() {
             found += 1;
         }
     }
-    assert_eq!(found, 25);
+    assert_eq!(found, 27);
 }
 
 #[test]

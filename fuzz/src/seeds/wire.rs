@@ -3,9 +3,9 @@
 use shmproto::{
     codec::Wire,
     message::{
-        AdapterLoaded, AdapterStats, ColdStart, ErrorCode, Failed, Finish, Generate, Hello, LoadAdapter,
-        Loading, Output, Sampling, Stats, ToExecutor, ToGateway, TokenOutput, UnloadAdapter, Welcome,
-        WireError, WorkerStats,
+        AdapterLoaded, AdapterStats, ColdStart, DeviceFacts, ErrorCode, Failed, Finish, Generate, Hello,
+        LoadAdapter, Loading, Output, Sampling, Stats, ToExecutor, ToGateway, TokenOutput, UnloadAdapter,
+        Welcome, WireError, WorkerStats,
     },
 };
 
@@ -86,6 +86,7 @@ fn welcome() -> Welcome {
         instance: 1,
         model_path: "/model.gguf".to_owned(),
         base_hash: [0; 32],
+        device: DeviceFacts::default(),
         context_length: 64,
         vocab_size: 32,
         adapter_budget_bytes: 1 << 20,

@@ -10,6 +10,8 @@ pub(super) use self::mapped::{Control, Slab};
 pub(super) use self::modelled::{Control, Slab};
 
 use super::layout::{Header, SeatEntry, SliceEntry};
+#[cfg(not(loom))]
+use crate::atomic::AtomicU32;
 use crate::atomic::AtomicU64;
 use crate::memory::copy;
 

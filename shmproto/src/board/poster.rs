@@ -79,7 +79,7 @@ pub struct Gone {
     pub index: usize,
 }
 
-/// The one end that posts jobs. One thread; only [`Poster::post`], [`Poster::announce`] and fencing a worker that broke
+/// The one end that posts jobs. One thread; only posting, [`Poster::announce`] and fencing a worker that broke
 /// the protocol may call the system, and the first two only while somebody sleeps.
 #[derive(Debug)]
 pub struct Poster {
@@ -149,11 +149,39 @@ impl Poster {
     ///
     /// See [`PostError`].
     pub fn post(&mut self, x: &[f32], slices: &[Slice]) -> Result<(), PostError> {
+        self.clear();
+        self.check(x.len(), slices)?;
+        self.shared.x.write(0, x);
+        self.open(slices);
+        Ok(())
+    }
+
+    /// Posts a job whose x somebody else has written: the first `x_elements` numbers of the slab ([`super::XSlab`]). What
+    /// is left of the job before is taken back first.
+    ///
+    /// Whoever wrote them did so after every slice of the job before was done or taken back, and this thread has
+    /// acquired what the writer released after the last number. Then workers see these numbers, and those of them that
+    /// are late with the job before see any mixture, which counts for nothing.
+    ///
+    /// # Errors
+    ///
+    /// See [`PostError`].
+    pub fn post_in_place(&mut self, x_elements: usize, slices: &[Slice]) -> Result<(), PostError> {
+        self.clear();
+        self.check(x_elements, slices)?;
+        self.open(slices);
+        Ok(())
+    }
+
+    /// No job is on the board any more.
+    fn clear(&mut self) {
         self.finish();
         self.slices.clear();
-        self.check(x, slices)?;
+    }
+
+    /// Opens the slices of the next job.
+    fn open(&mut self, slices: &[Slice]) {
         self.job = self.job.next();
-        self.shared.x.write(0, x);
         let opened = Word { job: self.job, state: State::Open }.encode();
         for (entry, slice) in self.shared.control.slices().iter().zip(slices) {
             entry.descriptor.write(slice);
@@ -167,19 +195,18 @@ impl Poster {
         // SYNC POINT job: releases the table.
         signal.job.store(self.job.0, Release);
         self.ring(posted);
-        Ok(())
     }
 
-    fn check(&self, x: &[f32], slices: &[Slice]) -> Result<(), PostError> {
+    fn check(&self, x_elements: usize, slices: &[Slice]) -> Result<(), PostError> {
         let geometry = self.shared.geometry;
         if slices.len() > geometry.slices {
             return Err(PostError::TooManySlices { slices: slices.len(), limit: geometry.slices });
         }
-        if x.len() > geometry.x_elements {
-            return Err(PostError::TooLargeX { elements: x.len(), limit: geometry.x_elements });
+        if x_elements > geometry.x_elements {
+            return Err(PostError::TooLargeX { elements: x_elements, limit: geometry.x_elements });
         }
         // Rows past those posted are rows of another job.
-        let posted = super::Geometry { x_elements: x.len(), ..geometry };
+        let posted = super::Geometry { x_elements, ..geometry };
         let mut end = 0;
         for (index, slice) in slices.iter().enumerate() {
             slice.check(&posted).map_err(|source| PostError::Slice { index, source })?;

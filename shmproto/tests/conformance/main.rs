@@ -4,14 +4,17 @@
 
 use std::{
     os::fd::BorrowedFd,
-    sync::mpsc,
+    sync::{
+        atomic::{AtomicU32, Ordering},
+        mpsc,
+    },
     thread,
     time::{Duration, Instant},
 };
 
 use shmproto::board::{
     Board, BoardError, Geometry, PostError, Poster, Seat, SeatFds, SeatNumber, SeatOffer, Slice, SliceError,
-    SliceState, TakeBack, Wake,
+    SliceState, TakeBack, Wake, XSlab,
 };
 
 mod child_process;
@@ -267,6 +270,84 @@ fn several_workers_do_all_of_many_jobs<T: Transport>() {
     assert_eq!((done + here, figures.seats.iter().map(|seat| seat.slices).sum()), (3200, done));
 }
 
+/// As a device does: it writes x, says so, and writes the next job's once this one is answered.
+fn play_device(slab: &XSlab, asked: &AtomicU32, answered: &AtomicU32, jobs: u16) {
+    for job in 1..=jobs {
+        slab.write(0, &x(job.into()));
+        asked.store(job.into(), Ordering::Release);
+        while answered.load(Ordering::Acquire) < job.into() {
+            thread::yield_now();
+        }
+    }
+}
+
+fn rows_that_somebody_else_puts_into_the_slab_are_what_workers_sum<T: Transport>() {
+    let (board, mut poster) = T::board(GEOMETRY);
+    let workers: Vec<_> =
+        (0..2).map(|_| seat::<T>(&board)).map(|seat| thread::spawn(|| work_on(seat))).collect();
+    let (slab, jobs) = (board.x_slab(), 400);
+    let (asked, answered) = (AtomicU32::new(0), AtomicU32::new(0));
+    let mut done = 0;
+    thread::scope(|scope| {
+        scope.spawn(|| play_device(&slab, &asked, &answered, jobs));
+        for job in 1..=jobs {
+            poster.announce(2);
+            while asked.load(Ordering::Acquire) < job.into() {
+                thread::yield_now();
+            }
+            poster.post_in_place(64, &slices(8)).unwrap();
+            let patience = Instant::now() + Duration::from_micros(300);
+            for (index, slice) in slices(8).iter().enumerate().rev() {
+                while !matches!(poster.state(index), SliceState::Done(_)) && Instant::now() < patience {
+                    thread::yield_now();
+                }
+                if let TakeBack::AlreadyDone(_) = poster.take_back(index) {
+                    assert_eq!(sums(&mut poster, index), Some(expected(job.into(), slice)), "job {job}");
+                    done += 1;
+                }
+            }
+            let mut rows = vec![0.0; 64];
+            slab.read(0, &mut rows);
+            assert_eq!(rows, x(job.into()), "whoever takes slices back reads the same rows");
+            answered.store(job.into(), Ordering::Release);
+        }
+    });
+    assert!(done > 0, "no worker was ever in time");
+    board.figures().seats.iter().for_each(|worker| assert!(board.fence(worker.generation)));
+    for worker in workers {
+        worker.join().unwrap();
+    }
+    assert_eq!(board.figures().violations, 0);
+}
+
+fn rows_past_those_that_were_put_there_are_no_part_of_the_job<T: Transport>() {
+    let (board, mut poster) = T::board(GEOMETRY);
+    let mut seat = seat::<T>(&board);
+    let too_large = PostError::TooLargeX { elements: 65, limit: 64 };
+    assert_eq!(poster.post_in_place(65, &slices(1)), Err(too_large));
+    // The slice's rows are numbers 1 to 6.
+    let outside = PostError::Slice { index: 0, source: SliceError::OutsideX { limit: 6 } };
+    assert_eq!(poster.post_in_place(6, &slices(1)), Err(outside));
+    assert_eq!((poster.slices(), work(&mut seat)), (0, None));
+    board.x_slab().write(0, &x(3.0)[..8]);
+    poster.post_in_place(7, &slices(1)).unwrap();
+    assert_eq!(work(&mut seat), Some(true));
+    assert_eq!(sums(&mut poster, 0), Some(expected(3.0, &slice(0))));
+}
+
+fn a_job_in_place_takes_back_what_is_left_of_the_one_before<T: Transport>() {
+    let (board, mut poster) = T::board(GEOMETRY);
+    let mut late = seat::<T>(&board);
+    poster.post(&x(0.0), &slices(1)).unwrap();
+    let claim = late.claim(|_, _| true).unwrap();
+    poster.finish();
+    board.x_slab().write(0, &x(5.0));
+    poster.post_in_place(64, &slices(1)).unwrap();
+    assert!(!claim.done(&[9.0; 8]), "a late worker's sums are of rows that are gone");
+    assert_eq!(work(&mut late), Some(true));
+    assert_eq!(sums(&mut poster, 0), Some(expected(5.0, &slice(0))));
+}
+
 fn a_sleeping_worker_is_woken_by_a_job_and_by_its_fence<T: Transport>() {
     let (board, mut poster) = T::board(GEOMETRY);
     let seat = seat::<T>(&board);
@@ -339,6 +420,23 @@ fn every_worker_has_a_seat_and_a_generation_of_its_own<T: Transport>() {
     assert_eq!(poster.workers(), 3);
 }
 
+#[test]
+fn the_slab_as_words_is_the_slab_and_begins_at_a_page() {
+    let (board, poster) = Board::new(GEOMETRY).unwrap();
+    let slab = board.x_slab();
+    slab.write(0, &x(7.0));
+    let words: &[AtomicU32] = slab.as_ref();
+    assert!(words.len() >= 64 && words.as_ptr().addr().is_multiple_of(4096));
+    let numbers = words.iter().map(|word| f32::from_bits(word.load(Ordering::Relaxed)));
+    assert_eq!(numbers.take(64).collect::<Vec<_>>(), x(7.0));
+    // Whoever has registered it keeps it mapped.
+    drop((board, poster));
+    slab.as_ref()[0].store(1.5_f32.to_bits(), Ordering::Relaxed);
+    let mut first = [0.0];
+    slab.read(0, &mut first);
+    assert_eq!(first, [1.5]);
+}
+
 macro_rules! conformance {
     ($($test:ident,)*) => {
         mod in_process { $(#[test] fn $test() { super::watched(super::$test::<super::InProcess>); })* }
@@ -355,6 +453,9 @@ conformance! {
     a_fenced_worker_leaves_and_its_seat_is_somebody_elses,
     a_late_workers_sums_are_not_those_of_the_next_job,
     several_workers_do_all_of_many_jobs,
+    rows_that_somebody_else_puts_into_the_slab_are_what_workers_sum,
+    rows_past_those_that_were_put_there_are_no_part_of_the_job,
+    a_job_in_place_takes_back_what_is_left_of_the_one_before,
     a_sleeping_worker_is_woken_by_a_job_and_by_its_fence,
     a_worker_with_nothing_to_do_comes_back_for_other_business,
     what_does_not_fit_is_refused_and_nothing_is_on_the_board,

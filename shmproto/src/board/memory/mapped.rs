@@ -1,6 +1,6 @@
 //! Atomics over a mapped region, or over the heap.
 
-use super::{AtomicU64, Header, SeatEntry, SliceEntry};
+use super::{AtomicU32, AtomicU64, Header, SeatEntry, SliceEntry};
 use crate::board::Geometry;
 use crate::board::layout::SEATS_OFFSET;
 use crate::memory::Memory;
@@ -88,6 +88,12 @@ impl Slab {
             let _ = region.words();
         }
         self.pairs()
+    }
+
+    /// The numbers as words, to write; panics where the region was mapped to be read.
+    pub(in crate::board) fn words_to_write(&self) -> &[AtomicU32] {
+        // SAFETY: these are atomics; that they may be written was asked just now.
+        unsafe { self.memory.at(0, 2 * self.pairs_to_write().len()) }
     }
 
     pub(in crate::board) fn region(&self) -> Option<&Region> {
