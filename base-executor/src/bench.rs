@@ -3,10 +3,16 @@
 use std::{path::PathBuf, time::Instant};
 
 use clap::Parser;
+use kernels::cuda::{Cuda, attention::KvPool};
 use model::{
+    cuda::{CudaModel, CudaOptions, CudaWeights, Graphs},
     forward::{BLOCK_TOKENS, BlockId, ForwardPass, LogitRows, SequenceSlice},
+    random_source::RandomSource,
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    source::WeightSource,
 };
+
+use crate::config::DeviceChoice;
 
 /// Times prefill and decode of synthetic tokens and prints one JSON object.
 #[derive(Debug, Clone, PartialEq, Eq, Parser)]
@@ -15,6 +21,12 @@ pub struct BenchConfig {
     /// The base model: a GGUF file or a directory.
     #[arg(long, value_name = "PATH")]
     pub model: PathBuf,
+    /// Make the weights of this number: the model needs a config.json only.
+    #[arg(long, value_name = "SEED")]
+    pub random_weights: Option<u64>,
+    /// What computes: cpu, cuda, or cuda:1 for another GPU than the first.
+    #[arg(long, value_name = "DEVICE", default_value = "cpu")]
+    pub device: DeviceChoice,
     /// Threads; they take the first cores.
     #[arg(long, default_value_t = 2)]
     pub threads: usize,
@@ -45,24 +57,56 @@ pub fn run(config: &BenchConfig) -> anyhow::Result<()> {
         threads > 0 && prompt > 0 && streams > 0 && chunk_tokens > 0,
         "numbers must be at least 1"
     );
-    let source = model::open::open(&config.model)?;
-    let weights = LoadedWeights::load(&*source, threads)?;
-    drop(source);
+    let source: Box<dyn WeightSource + Send + Sync> = match config.random_weights {
+        Some(seed) => Box::new(RandomSource::open(&config.model, seed)?),
+        None => model::open::open(&config.model)?,
+    };
     let blocks = (prompt + generate).div_ceil(BLOCK_TOKENS);
-    let kv_bytes = weights.kv_shape(KvDtype::Auto).block_bytes() * blocks * streams;
+    match config.device {
+        DeviceChoice::Cpu => time(on_cpu(&*source, threads, blocks * streams)?, blocks, config),
+        DeviceChoice::Cuda { ordinal } => {
+            time(on_gpu(&*source, ordinal, threads, blocks * streams)?, blocks, config)
+        }
+    }
+}
+
+fn on_cpu(
+    source: &(dyn WeightSource + Sync),
+    threads: usize,
+    blocks: usize,
+) -> anyhow::Result<ResidentModel> {
+    let weights = LoadedWeights::load(source, threads)?;
+    let kv_bytes = weights.kv_shape(KvDtype::Auto).block_bytes() * blocks;
     let options = ResidentOptions { cores: (0..threads).collect(), kv_bytes, kv_dtype: KvDtype::Auto };
-    let mut bench = Bench::new(ResidentModel::new(weights, &options)?, streams, blocks);
+    Ok(ResidentModel::new(weights, &options)?)
+}
+
+fn on_gpu(
+    source: &(dyn WeightSource + Sync),
+    ordinal: u32,
+    threads: usize,
+    blocks: usize,
+) -> anyhow::Result<CudaModel> {
+    let cuda = Cuda::open(ordinal)?;
+    let weights = CudaWeights::load(source, &cuda, threads, &|_| {})?;
+    let kv_bytes = KvPool::block_bytes(weights.kv_shape(KvDtype::Auto)) * blocks;
+    Ok(CudaModel::new(weights, &CudaOptions { kv_bytes, kv_dtype: KvDtype::Auto, graphs: Graphs::Use })?)
+}
+
+fn time<P: ForwardPass>(model: P, blocks: usize, config: &BenchConfig) -> anyhow::Result<()> {
+    let BenchConfig { prompt, generate, streams, chunk_tokens, .. } = *config;
+    let mut bench = Bench::new(model, streams, blocks);
     // The first round touches memory for the first time and is not counted.
-    bench.prefill(prompt.min(64), chunk_tokens);
-    bench.decode(0, generate.min(4));
-    let prefill = bench.prefill(prompt, chunk_tokens);
-    let decode = bench.decode(prompt, generate);
+    bench.prefill(prompt.min(64), chunk_tokens)?;
+    bench.decode(0, generate.min(4))?;
+    let prefill = bench.prefill(prompt, chunk_tokens)?;
+    let decode = bench.decode(prompt, generate)?;
     println!("{{\"prefill_tokens_per_s\": {prefill:.1}, \"decode_tokens_per_s\": {decode:.1}}}");
     Ok(())
 }
 
-struct Bench {
-    model: ResidentModel,
+struct Bench<P> {
+    model: P,
     /// The KV blocks of each stream.
     blocks: Vec<Vec<BlockId>>,
     /// The last token of each stream.
@@ -70,15 +114,15 @@ struct Bench {
     logits: Vec<f32>,
 }
 
-impl Bench {
-    fn new(model: ResidentModel, streams: usize, blocks: usize) -> Self {
+impl<P: ForwardPass> Bench<P> {
+    fn new(model: P, streams: usize, blocks: usize) -> Self {
         let mut ids = (0..).map(BlockId);
         let blocks = (0..streams).map(|_| ids.by_ref().take(blocks).collect()).collect();
         Self { model, blocks, last: vec![0; streams], logits: Vec::new() }
     }
 
     /// Prefills all streams; returns tokens a second.
-    fn prefill(&mut self, prompt: usize, chunk_tokens: usize) -> f64 {
+    fn prefill(&mut self, prompt: usize, chunk_tokens: usize) -> Result<f64, P::Error> {
         let vocab = u32::try_from(self.model.vocab_size()).unwrap_or(u32::MAX);
         let tokens: Vec<u32> = (0..).map(|i: u32| i.wrapping_mul(7919) % vocab).take(prompt).collect();
         let begin = Instant::now();
@@ -87,14 +131,14 @@ impl Bench {
                 let start = index * chunk_tokens;
                 let slice =
                     SequenceSlice { tokens: chunk, start, blocks, adapter: None, logits: LogitRows::Last };
-                self.model.forward(&[slice], &mut self.logits);
+                self.model.forward(&[slice], &mut self.logits)?;
             }
         }
-        rate(prompt * self.blocks.len(), begin)
+        Ok(rate(prompt * self.blocks.len(), begin))
     }
 
     /// Generates `count` tokens in every stream, greedily; returns tokens a second over all of them.
-    fn decode(&mut self, start: usize, count: usize) -> f64 {
+    fn decode(&mut self, start: usize, count: usize) -> Result<f64, P::Error> {
         let vocab = self.model.vocab_size();
         let begin = Instant::now();
         for step in 0..count {
@@ -107,10 +151,10 @@ impl Bench {
             };
             let batch: Vec<_> =
                 self.last.iter().zip(self.blocks.iter().map(Vec::as_slice)).map(slice).collect();
-            self.model.forward(&batch, &mut self.logits);
+            self.model.forward(&batch, &mut self.logits)?;
             self.last = self.logits.chunks(vocab).map(most_likely).collect();
         }
-        rate(count * self.blocks.len(), begin)
+        Ok(rate(count * self.blocks.len(), begin))
     }
 }
 

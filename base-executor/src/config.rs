@@ -1,14 +1,18 @@
 //! Settings of the process: from the command line, else from the environment, else their defaults.
 
 mod layers;
+mod values;
 
-use std::{num::NonZeroU64, path::PathBuf, str::FromStr};
+use std::{num::NonZeroU64, path::PathBuf};
 
 use clap::{Parser, ValueEnum};
-use model::forward::BLOCK_TOKENS;
+use model::{assist::Invocation, forward::BLOCK_TOKENS};
 use shmproto::{board::MAX_SEATS, message::ColdStart};
 
-pub use self::layers::{LayerBatching, LayerFlags, LayerPlace};
+pub use self::{
+    layers::{LayerBatching, LayerFlags, LayerPlace},
+    values::{ByteCount, CoreList, DeviceChoice},
+};
 
 const BYTES_PER_GIGABIT: f64 = 125e6;
 
@@ -19,6 +23,13 @@ pub struct Config {
     /// The base model: a GGUF file, a directory, or a hub name (org/name@revision).
     #[arg(long, value_name = "NAME_OR_PATH", env = "HOLOBIONT_MODEL")]
     pub model: String,
+    /// Make the weights of this number instead of reading them: the model needs a config.json only. Answers mean
+    /// nothing; how long they take does.
+    #[arg(long, value_name = "SEED", env = "HOLOBIONT_RANDOM_WEIGHTS")]
+    pub random_weights: Option<u64>,
+    /// What computes: cpu, cuda, or cuda:1 for another GPU than the first.
+    #[arg(long, value_name = "DEVICE", env = "HOLOBIONT_DEVICE", default_value = "cpu")]
+    pub device: DeviceChoice,
     /// Where gateways connect: a socket in a directory that only this user may enter. Without an engine no gateway
     /// connects, and it says where `layers.sock` is.
     #[arg(long, value_name = "PATH", env = "HOLOBIONT_SOCKET", required_unless_present = "place")]
@@ -29,9 +40,9 @@ pub struct Config {
     /// Cores to run on, such as 0,1 or 0-3 [default: all that are allowed].
     #[arg(long, value_name = "LIST", env = "HOLOBIONT_CORES")]
     pub cores: Option<CoreList>,
-    /// Memory for keys and values.
-    #[arg(long, value_name = "BYTES", env = "HOLOBIONT_KV_BYTES", default_value = "512MiB")]
-    pub kv_bytes: ByteCount,
+    /// Memory for keys and values [default: 512MiB; on a GPU nine tenths of what everything else leaves].
+    #[arg(long, value_name = "BYTES", env = "HOLOBIONT_KV_BYTES")]
+    pub kv_bytes: Option<ByteCount>,
     /// How keys and values are stored.
     #[arg(long, value_name = "DTYPE", env = "HOLOBIONT_KV_DTYPE", default_value = "auto")]
     pub kv_dtype: KvDtype,
@@ -53,6 +64,9 @@ pub struct Config {
     /// Where workers connect [default: workers.sock beside the gateways' socket].
     #[arg(long, value_name = "PATH", env = "HOLOBIONT_WORKER_SOCKET")]
     pub worker_socket: Option<PathBuf>,
+    /// How the GPU asks workers: in its own stream, or through the host, for comparison.
+    #[arg(long, value_name = "WAY", env = "HOLOBIONT_WORKER_INVOCATION", default_value = "fused")]
+    pub worker_invocation: WorkerInvocation,
     /// Most workers; with 0 there is no socket for them.
     #[arg(long, value_name = "COUNT", env = "HOLOBIONT_MAX_WORKERS", default_value_t = 16)]
     pub max_workers: usize,
@@ -117,6 +131,24 @@ pub enum ColdStartMode {
     OnDemand,
     /// There are none: a load is answered once the adapter is on the device.
     Cached,
+}
+
+/// How a GPU asks workers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum WorkerInvocation {
+    /// It copies, signals and waits in its own stream (CaraServe §4.2).
+    Fused,
+    /// The host copies, waits for the copy, and signals.
+    Native,
+}
+
+impl From<WorkerInvocation> for Invocation {
+    fn from(way: WorkerInvocation) -> Self {
+        match way {
+            WorkerInvocation::Fused => Self::Fused,
+            WorkerInvocation::Native => Self::Native,
+        }
+    }
 }
 
 impl From<ColdStartMode> for ColdStart {
@@ -196,6 +228,11 @@ pub enum ConfigError {
     /// Neither engine nor layers.
     #[error("--engine none with --layers off serves nothing: leave one of them out")]
     NothingToServe,
+    /// Files to lend that there are none of.
+    #[error(
+        "--engine none lends a model's files to split clients, and --random-weights has none: leave one of them out"
+    )]
+    NothingToLend,
     /// Other hosts' clients without the service.
     #[error("--layer-listen does nothing with --layers off: leave one of them out")]
     LayersOff,
@@ -223,6 +260,7 @@ impl Config {
         match (self.engine, &self.socket) {
             (EngineKind::Resident, None) => return Err(ConfigError::NoSocket),
             (EngineKind::None, _) if is_off => return Err(ConfigError::NothingToServe),
+            (EngineKind::None, _) if self.random_weights.is_some() => return Err(ConfigError::NothingToLend),
             _ if is_off && self.layers.listen.is_some() => return Err(ConfigError::LayersOff),
             _ => {}
         }
@@ -251,6 +289,8 @@ impl Config {
     #[must_use]
     pub fn layer_socket(&self) -> Option<PathBuf> {
         match &self.layers.place {
+            // There are no files to give them.
+            _ if self.random_weights.is_some() => None,
             Some(LayerPlace::Off) => None,
             Some(LayerPlace::At(path)) => Some(path.clone()),
             None => Some(self.beside("layers.sock")),
@@ -259,68 +299,6 @@ impl Config {
 
     fn beside(&self, name: &str) -> PathBuf {
         self.socket.as_ref().map_or_else(|| name.into(), |socket| socket.with_file_name(name))
-    }
-}
-
-/// A number of bytes, written plainly or with a unit: `1048576`, `512MiB`, `2GB`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ByteCount(pub u64);
-
-impl FromStr for ByteCount {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let digits = text.bytes().take_while(u8::is_ascii_digit).count();
-        let (number, unit) = text.split_at(digits);
-        let factor: u64 = match unit.trim() {
-            "" | "B" => 1,
-            "KiB" => 1 << 10,
-            "MiB" => 1 << 20,
-            "GiB" => 1 << 30,
-            "kB" => 1000,
-            "MB" => 1_000_000,
-            "GB" => 1_000_000_000,
-            other => return Err(format!("`{other}` is no unit; use KiB, MiB, GiB, kB, MB or GB")),
-        };
-        let number: u64 = number.parse().map_err(|_| "write a whole number, such as 512MiB".to_owned())?;
-        number.checked_mul(factor).map(Self).ok_or_else(|| "more bytes than there are".to_owned())
-    }
-}
-
-/// Numbers of cores, ascending: `0,1` or `0-3,6`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct CoreList(pub Vec<usize>);
-
-impl CoreList {
-    /// Largest number a core may have: what the kernel's affinity mask holds.
-    const LAST_CORE: usize = 1023;
-}
-
-impl FromStr for CoreList {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let core = |text: &str| match text.trim().parse::<usize>() {
-            Ok(core) if core <= Self::LAST_CORE => Ok(core),
-            _ => Err(format!(
-                "`{text}` is no core; write numbers up to {} such as 0,1 or 0-3",
-                Self::LAST_CORE
-            )),
-        };
-        let mut cores = Vec::new();
-        for part in text.split(',') {
-            match part.split_once('-') {
-                Some((first, last)) => cores.extend(core(first)?..=core(last)?),
-                None => cores.push(core(part)?),
-            }
-        }
-        cores.sort_unstable();
-        cores.dedup();
-        if cores.is_empty() {
-            Err("no core is named; write numbers such as 0,1".to_owned())
-        } else {
-            Ok(Self(cores))
-        }
     }
 }
 
@@ -337,7 +315,8 @@ mod tests {
     #[test]
     fn every_setting_but_model_and_socket_has_a_default() {
         let config = parse(&[]).unwrap().validated().unwrap();
-        assert_eq!(config.kv_bytes, ByteCount(512 << 20));
+        assert_eq!((config.device, config.kv_bytes), (DeviceChoice::Cpu, None));
+        assert_eq!(config.random_weights, None);
         assert_eq!(config.adapter_bytes, ByteCount(1 << 30));
         assert_eq!((config.max_running, config.max_waiting, config.chunk_tokens), (64, 8, 512));
         assert_eq!((config.device_adapter_bytes, config.max_workers), (ByteCount(512 << 20), 16));
@@ -349,25 +328,6 @@ mod tests {
             (EngineKind::Resident, LayerSettings::default())
         );
         assert_eq!((config.cores, config.context_length, config.grace_ms), (None, None, 10_000));
-    }
-
-    #[test]
-    fn bytes_are_written_with_or_without_a_unit() {
-        assert_eq!("4096".parse(), Ok(ByteCount(4096)));
-        assert_eq!("2GiB".parse(), Ok(ByteCount(2 << 30)));
-        assert_eq!("3MB".parse(), Ok(ByteCount(3_000_000)));
-        for wrong in ["", "GiB", "-1", "1.5GiB", "1TiB", "99999999999GiB"] {
-            assert!(wrong.parse::<ByteCount>().is_err(), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn cores_are_numbers_and_ranges() {
-        assert_eq!("1,0".parse(), Ok(CoreList(vec![0, 1])));
-        assert_eq!("0-2,2,5".parse(), Ok(CoreList(vec![0, 1, 2, 5])));
-        for wrong in ["", "a", "3-1", "0-99999999999", "1,,2"] {
-            assert!(wrong.parse::<CoreList>().is_err(), "{wrong}");
-        }
     }
 
     #[test]
@@ -396,9 +356,11 @@ mod tests {
     fn what_split_clients_are_served_is_checked_as_a_whole() {
         let checked = |arguments: &[&str]| parse(arguments).unwrap().validated();
         assert_eq!(checked(&["--layers", "off"]).unwrap().layer_socket(), None);
+        assert_eq!(checked(&["--layers", "a/b", "--random-weights", "1"]).unwrap().layer_socket(), None);
         assert_eq!(checked(&["--layers", "a/b"]).unwrap().layer_socket(), Some(PathBuf::from("a/b")));
         let refused = [
             (vec!["--engine", "none", "--layers", "off"], ConfigError::NothingToServe),
+            (vec!["--engine", "none", "--random-weights", "1"], ConfigError::NothingToLend),
             (vec!["--layer-listen", "127.0.0.1:1"], ConfigError::LayerCertificate),
             (vec!["--layer-cert", "c", "--layer-cert-key", "k"], ConfigError::LayerListen),
             (vec!["--layer-wait-factor=-1"], ConfigError::WaitFactor(-1.0)),

@@ -62,17 +62,17 @@ impl Costs {
     /// Times one core of this machine at an adapter's arithmetic, and `pass` at short prompts.
     ///
     /// # Errors
-    /// If the model's shape is not one the kernels take.
+    /// If the model's shape is not one the kernels take, or the device fails.
     pub fn measure<P: ForwardPass>(
         pass: &mut P,
         config: &ModelConfig,
         cores: &[usize],
         kv_blocks: u32,
         link: Option<BytesPerSecond>,
-    ) -> Result<Self, LayoutError> {
+    ) -> anyhow::Result<Self> {
         let mut perf = PerfModel::new();
         time_core(&mut perf, config.hidden_size)?;
-        time_base(&mut perf, pass, kv_blocks);
+        time_base(&mut perf, pass, kv_blocks)?;
         if let Some(link) = link {
             // An emulated link is known; a real one shows itself with the first adapters.
             for bytes in [1u64 << 16, 1 << 20, 1 << 24] {
@@ -213,7 +213,7 @@ fn time_core(perf: &mut PerfModel, width: usize) -> Result<(), LayoutError> {
 }
 
 /// Times passes of a prompt through the base.
-fn time_base<P: ForwardPass>(perf: &mut PerfModel, pass: &mut P, kv_blocks: u32) {
+fn time_base<P: ForwardPass>(perf: &mut PerfModel, pass: &mut P, kv_blocks: u32) -> Result<(), P::Error> {
     let vocabulary = u32::try_from(pass.vocab_size()).unwrap_or(u32::MAX);
     let mut logits = Vec::new();
     for tokens in PASS_TOKENS {
@@ -227,9 +227,12 @@ fn time_base<P: ForwardPass>(perf: &mut PerfModel, pass: &mut P, kv_blocks: u32)
             adapter: None,
             logits: LogitRows::Last,
         };
-        let took = least(|| pass.forward(&[slice()], &mut logits));
+        let mut computed = Ok(());
+        let took = least(|| computed = pass.forward(&[slice()], &mut logits));
+        computed?;
         perf.observe_base(tokens.len(), took);
     }
+    Ok(())
 }
 
 /// The shortest of some runs.

@@ -14,7 +14,11 @@ use cache::{
     copy::{BytesPerSecond, Class, CopyEngine, End, Load, Ticket},
     device::{DeviceTier, Placement as Place},
 };
-use model::{device_copy::DeviceCopy, generation::AdapterId, prepared_adapter::PreparedAdapter};
+use model::{
+    device_copy::{DeviceCopy, DeviceMemory},
+    generation::AdapterId,
+    prepared_adapter::PreparedAdapter,
+};
 use shmproto::message::{AdapterStats, ColdStart, Stats};
 
 use crate::{
@@ -37,6 +41,22 @@ impl Arrivals {
 impl std::fmt::Debug for Arrivals {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Arrivals")
+    }
+}
+
+/// Says how much of the device's memory nobody uses.
+pub struct FreeBytes(Box<dyn Fn() -> u64 + Send>);
+
+impl FreeBytes {
+    /// As `say` says, in bytes; 0 if it does not know.
+    pub fn new(say: impl Fn() -> u64 + Send + 'static) -> Self {
+        Self(Box::new(say))
+    }
+}
+
+impl std::fmt::Debug for FreeBytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("FreeBytes")
     }
 }
 
@@ -78,6 +98,8 @@ pub struct Device {
     copies: CopyEngine,
     arrivals: Arrivals,
     workers: Workers,
+    memory: DeviceMemory,
+    free: FreeBytes,
     /// `None`: nothing was measured, so nobody is told to wait.
     costs: Option<Costs>,
 }
@@ -86,16 +108,26 @@ pub struct Device {
 struct Blocks {
     adapter: Arc<PreparedAdapter>,
     copy: Arc<DeviceCopy>,
+    memory: DeviceMemory,
 }
 
 impl Load for Blocks {
     fn next_bytes(&self) -> Option<usize> {
+        // The last block may have arrived since.
+        settle(&self.memory);
         self.copy.next_bytes()
     }
 
     fn copy_next(&mut self) {
         self.copy.copy_next(&self.adapter);
         failpoint::pass("executor.block_arrived");
+    }
+}
+
+/// Lets the next pass see what has arrived. A device that is lost is noticed by the pass.
+fn settle(memory: &DeviceMemory) {
+    if let DeviceMemory::Cuda(lane) = memory {
+        let _ = lane.settle();
     }
 }
 
@@ -132,8 +164,16 @@ impl Device {
             copies: CopyEngine::start(settings.link)?,
             arrivals,
             workers,
+            memory: DeviceMemory::Cpu,
+            free: FreeBytes::new(|| 0),
             costs,
         })
+    }
+
+    /// Copies adapters to `memory`, of which `free` says how much nobody uses; without it the device is the CPU.
+    #[must_use]
+    pub fn with_memory(self, memory: DeviceMemory, free: FreeBytes) -> Self {
+        Self { memory, free, ..self }
     }
 
     /// Sees to it that the adapter is there or comes, if there is room.
@@ -171,14 +211,15 @@ impl Device {
 
     /// Starts the adapter's way to the device; false if there is no memory or too much is on its way.
     fn send(&mut self, id: AdapterId, adapter: &Arc<PreparedAdapter>, class: Class) -> bool {
-        let copy = match DeviceCopy::new(adapter) {
+        let copy = match self.memory.copy_of(adapter) {
             Ok(copy) => Arc::new(copy),
             Err(error) => {
                 tracing::warn!(adapter = %id, %error, "no memory for an adapter on the device; it stays in the host tier");
                 return false;
             }
         };
-        let load = Blocks { adapter: Arc::clone(adapter), copy: Arc::clone(&copy) };
+        let memory = self.memory.clone();
+        let load = Blocks { adapter: Arc::clone(adapter), copy: Arc::clone(&copy), memory };
         let arrivals = self.arrivals.clone();
         let done = move |end| {
             if end == End::Failed {
@@ -359,6 +400,7 @@ impl Placement<PreparedAdapter> for Device {
     }
 
     fn observe(&mut self, rows: usize, took: Duration) {
+        settle(&self.memory);
         if let Some(costs) = &mut self.costs {
             costs.pass(rows, took);
         }
@@ -366,6 +408,7 @@ impl Placement<PreparedAdapter> for Device {
 
     fn stats(&self, stats: &mut Stats) {
         let copies = self.copies.stats();
+        stats.device_free_bytes = (self.free.0)();
         stats.device_bytes = self.tier.held_bytes();
         stats.copied_bytes = copies.copied_bytes;
         stats.copy_us = copies.copy_us;

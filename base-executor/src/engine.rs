@@ -78,6 +78,11 @@ pub struct Limits {
     pub context_length: usize,
 }
 
+/// Nothing can be computed in this process any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the device that holds the base is lost; the log says why, and the process must start anew")]
+pub struct DeviceLost;
+
 /// The engine over a forward pass.
 pub struct Engine<P: ForwardPass> {
     pass: P,
@@ -155,12 +160,19 @@ impl<P: ForwardPass> Engine<P> {
     }
 
     /// Serves `events` until it has drained or nobody can send any more.
-    pub fn run(mut self, mut events: mpsc::Receiver<Event<P::Adapter>>) {
+    ///
+    /// # Errors
+    /// The device is lost. Nothing is answered any more: gateways redo what was under way once the process is back.
+    pub fn run(mut self, mut events: mpsc::Receiver<Event<P::Adapter>>) -> Result<(), DeviceLost> {
         while self.take_events(&mut events) {
             let begin = self.clock.now();
             self.step();
             self.serve_tenants(self.clock.now().saturating_duration_since(begin));
+            if self.pass.is_lost() {
+                return Err(DeviceLost);
+            }
         }
+        Ok(())
     }
 
     /// Takes in what has happened, waiting for something if there is nothing to compute. Returns false when the
@@ -210,6 +222,8 @@ impl<P: ForwardPass> Engine<P> {
                     failpoint::pass("executor.after_step_before_outputs");
                     self.postprocess(&plan);
                 }
+                // Whoever waits is served by the next process, from the beginning.
+                Err(_) if self.pass.is_lost() => return,
                 Err(_) => self.fail_planned(&plan),
             }
         }

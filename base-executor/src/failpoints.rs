@@ -52,6 +52,9 @@ pub const FAILPOINTS: &[&str] = &[
     "executor.drain_done",
 ];
 
+/// Those of the bridge to a device that computes by itself: a pass on the CPU does not get there.
+pub const BRIDGE_FAILPOINTS: &[&str] = &["executor.bridge_asked", "executor.bridge_before_answer"];
+
 /// Those of the layer service: only split clients get there.
 pub const LAYER_FAILPOINTS: &[&str] = &[
     "layer.session_opened",
@@ -68,7 +71,7 @@ pub const LAYER_FAILPOINTS: &[&str] = &[
 mod tests {
     use std::{collections::BTreeSet, fs, path::Path};
 
-    use super::{FAILPOINTS, LAYER_FAILPOINTS};
+    use super::{BRIDGE_FAILPOINTS, FAILPOINTS, LAYER_FAILPOINTS};
 
     /// Every name that a call of `failpoint` mentions in a source file below `folder`.
     fn mentioned(folder: &Path, found: &mut BTreeSet<String>) {
@@ -96,9 +99,9 @@ mod tests {
         for folder in ["src", "../model/src", "../cache/src"] {
             mentioned(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut found);
         }
-        let both = [FAILPOINTS, LAYER_FAILPOINTS].concat();
-        let table: BTreeSet<String> = both.iter().map(|&name| name.to_owned()).collect();
+        let all = [FAILPOINTS, BRIDGE_FAILPOINTS, LAYER_FAILPOINTS].concat();
+        let table: BTreeSet<String> = all.iter().map(|&name| name.to_owned()).collect();
         assert_eq!(found, table);
-        assert_eq!(table.len(), both.len(), "each is named once");
+        assert_eq!(table.len(), all.len(), "each is named once");
     }
 }

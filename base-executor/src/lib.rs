@@ -5,6 +5,7 @@
 //! - [`config`]: the settings.
 //! - [`bench`]: `base-executor bench`, which times the forward pass alone.
 //! - [`check`]: `base-executor check`, which says whether an adapter can be used, and why not.
+//! - [`probe`]: `base-executor device`, which says whether a device can be used, and why not.
 //! - [`resident`]: the model: forward pass, adapter loader, facts.
 //! - [`engine`]: the compute thread: schedule, run, postprocess.
 //! - [`adapters`], [`loader`]: adapters of the host tier and their budget; the thread that brings them in.
@@ -48,6 +49,7 @@ pub mod layers;
 pub mod loader;
 pub mod perf;
 pub mod placement;
+pub mod probe;
 mod process;
 pub mod progress;
 pub mod pulse;
@@ -56,7 +58,7 @@ pub mod service;
 mod systemd;
 pub mod workers;
 
-pub use self::failpoints::{FAILPOINTS, LAYER_FAILPOINTS};
+pub use self::failpoints::{BRIDGE_FAILPOINTS, FAILPOINTS, LAYER_FAILPOINTS};
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -74,13 +76,13 @@ use tokio::sync::{mpsc, oneshot};
 use self::{
     adapters::Budget,
     clock::SystemClock,
-    config::{Config, EngineKind},
+    config::{Config, DeviceChoice, EngineKind},
     device::Arrivals,
     engine::{Engine, Limits, event::Event},
     loader::Loader,
     progress::Progress,
     pulse::Pulse,
-    resident::{Facts, Resident},
+    resident::{Facts, Resident, cpu, cuda},
     service::Doors,
 };
 
@@ -108,8 +110,18 @@ pub fn run(config: &Config) -> anyhow::Result<()> {
             return layers::alone::run(config, shutdown, say_ready).await;
         };
         let opened = config.clone();
-        let open = move |progress: &Progress, arrivals| resident::open(&opened, progress, arrivals);
-        serve(socket, Settings::of(config), open, shutdown, say_ready).await
+        let settings = Settings::of(config);
+        match config.device {
+            DeviceChoice::Cpu => {
+                let open = move |progress: &Progress, arrivals| cpu::open(&opened, progress, arrivals);
+                serve(socket, settings, open, shutdown, say_ready).await
+            }
+            DeviceChoice::Cuda { ordinal } => {
+                let open =
+                    move |progress: &Progress, arrivals| cuda::open(&opened, ordinal, progress, arrivals);
+                serve(socket, settings, open, shutdown, say_ready).await
+            }
+        }
     })
 }
 
@@ -192,9 +204,7 @@ where
     let engine = spawn("engine", move || {
         let _ended = ended;
         let opened = open(&progress, arrivals).map(|resident| prepare(resident, &settings, signs));
-        if let Some(engine) = hand_over(opened, opened_sender) {
-            engine.run(events);
-        }
+        hand_over(opened, opened_sender).map_or(Ok(()), |engine| engine.run(events))
     })?;
     let opened = bound.wait_for(watched, systemd::loading, async {
         tokio::select! {
@@ -229,9 +239,10 @@ where
     service::serve(bound, Doors { engine: engine_sender, loader: loader_sender, engine_ended, shutdown })
         .await;
     posted.abort();
-    engine
-        .join()
-        .map_err(|_| anyhow::anyhow!("the engine has stopped by a fault; its log says more, start again"))
+    let ended = engine.join();
+    ended
+        .map_err(|_| anyhow::anyhow!("the engine has stopped by a fault; its log says more, start again"))?
+        .map_err(Into::into)
 }
 
 /// An engine over an opened model, and the loader beside it.
@@ -258,10 +269,10 @@ fn hand_over<E, L>(opened: anyhow::Result<(E, L)>, to: oneshot::Sender<anyhow::R
     }
 }
 
-pub(crate) fn spawn(
+pub(crate) fn spawn<T: Send + 'static>(
     name: &str,
-    run: impl FnOnce() + Send + 'static,
-) -> anyhow::Result<thread::JoinHandle<()>> {
+    run: impl FnOnce() -> T + Send + 'static,
+) -> anyhow::Result<thread::JoinHandle<T>> {
     let spawned = thread::Builder::new().name(name.to_owned()).spawn(run);
     spawned.with_context(|| format!("cannot start the {name} thread"))
 }
@@ -281,6 +292,7 @@ fn welcome(facts: Facts, settings: &Settings, vocab_size: usize) -> Welcome {
         context_length: word(settings.context_length(&facts)),
         model_path: facts.model_path,
         base_hash: facts.base_hash,
+        device: facts.device,
         vocab_size: word(vocab_size),
         adapter_budget_bytes: settings.adapter_bytes,
         device_budget_bytes: settings.device_bytes,

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use base_executor::{bench, check, config::Config};
+use base_executor::{bench, check, config::Config, probe};
 use clap::Parser as _;
 
 fn main() -> ExitCode {
@@ -23,6 +23,10 @@ fn run() -> anyhow::Result<ExitCode> {
         Some("check") => {
             arguments.remove(1);
             return check::run(&check::CheckConfig::parse_from(arguments));
+        }
+        Some("device") => {
+            arguments.remove(1);
+            probe::run(&probe::ProbeConfig::parse_from(arguments))?;
         }
         _ => base_executor::run(&Config::parse_from(arguments).validated()?)?,
     }

@@ -3,14 +3,16 @@
 //! # Layout
 //!
 //! - `service`: the thread that seats them, offers images and notices who is gone.
-//! - `assistant`: the compute thread's side of the board.
+//! - `assistant`: the executor's side of the board; a pass on the CPU has it to itself.
+//! - [`bridge`]: where a device computes, the thread that has it instead.
 //!
 //! # Invariants
 //!
-//! - The compute thread waits for a worker only so long as the worker's slice should take, then computes it itself.
+//! - Nobody waits for a worker longer than its slice should take: then whoever waits computes it.
 //! - A worker that is gone, stuck or in breach of the protocol is fenced: nothing it writes is read any more.
 
 mod assistant;
+pub mod bridge;
 mod service;
 
 use std::{
@@ -24,20 +26,32 @@ use std::{
 };
 
 use anyhow::Context as _;
-use model::{assist::Assist, config::ModelConfig};
+use kernels::{Isa, Pool, cuda::Cuda};
+use model::{
+    assist::{Assist, DeviceAssist, Invocation},
+    config::ModelConfig,
+    forward::Compute,
+};
 use shmproto::{
-    board::{Board, Geometry, MAX_SLICES},
+    board::{Board, Geometry, MAX_ELEMENTS, MAX_SLICES, Poster, SUMS_ALIGN, XSlab},
     handover::Listener,
     message::{Stats, WorkerStats},
 };
 
-use self::{assistant::Assistant, service::Service};
+use self::{
+    assistant::Assistant,
+    bridge::{
+        Bridge, Wire,
+        cuda::{CudaBridge, CudaWire},
+    },
+    service::Service,
+};
 use crate::images::Library;
 
-/// Most elements of a job's sums; what is beyond is computed without workers.
+/// Most elements of a job's sums where a pass runs on the CPU; what is beyond is computed without workers.
 const MOST_SUMS: usize = 8 << 20;
 
-/// Most elements of a job's rows.
+/// Most elements of a job's rows there.
 const MOST_X: usize = 8 << 20;
 
 /// Slices of a job.
@@ -84,7 +98,36 @@ struct Seated {
     pid: u32,
 }
 
-/// What the compute thread waited for workers.
+/// Where workers come in.
+#[derive(Debug, Clone, Copy)]
+pub struct Door<'a> {
+    /// Path of the socket.
+    pub socket: &'a Path,
+    /// How many there may be at once; 1 to 64.
+    pub most: usize,
+}
+
+/// Rows of the largest jobs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct JobRows {
+    /// Of a pass: those of any linear layer of a block.
+    pub pass: usize,
+    /// Of which logits are computed at a time: those of the model's head.
+    pub head: usize,
+}
+
+/// What a bridge to a GPU needs.
+#[derive(Debug)]
+pub struct Bridging<'a> {
+    /// The GPU.
+    pub cuda: &'a Arc<Cuda>,
+    /// Where the bridge sums what no worker does: its thread goes to the first, a helper to each other.
+    pub cores: Vec<usize>,
+    /// How the GPU asks.
+    pub invocation: Invocation,
+}
+
+/// What the compute thread, or the bridge, waited for workers.
 #[derive(Debug, Default)]
 struct Waits {
     us: AtomicU64,
@@ -112,21 +155,68 @@ impl Workers {
     ) -> anyhow::Result<(Self, Box<dyn Assist>)> {
         let (board, poster) =
             Board::new(geometry(config, rows, most)).context("no memory for the workers' board")?;
+        let staff = Staff::new(&board);
+        let assistant = staff.assistant(poster);
+        Ok((Self::open(socket, staff, library)?, Box::new(assistant)))
+    }
+
+    /// The same where a GPU computes: the rows go from there to the workers, and the sums back, without the thread that
+    /// runs the pass. Without a door nobody comes in, and the executor's own cores sum everything.
+    ///
+    /// The slab has room for all rows of a pass at any linear layer, and the sums for the outputs of any group of them:
+    /// of a model of 7B (inputs of 11,008 at most, outputs of 22,016) and 576 rows, the default, 25 MB and 51 MB. Both
+    /// are locked in memory. Each worker's sums take 51 MB more.
+    ///
+    /// # Errors
+    /// If there is no memory for that, the driver does not lock it, or the socket cannot be bound.
+    pub fn start_on_device(
+        door: Option<Door<'_>>,
+        rows: JobRows,
+        config: &ModelConfig,
+        library: Library,
+        bridging: Bridging<'_>,
+    ) -> anyhow::Result<(Self, Box<dyn DeviceAssist>)> {
+        let Bridging { cuda, cores, invocation } = bridging;
+        let wire = |slab, sums_elements| CudaWire::new(cuda, slab, sums_elements);
+        let (workers, bridge) = Self::start_bridged(door, rows, config, library, &cores, wire)?;
+        Ok((workers, Box::new(CudaBridge::new(bridge, invocation))))
+    }
+
+    /// The same for any device: `wire` is given the slab, and how many elements of sums there are to be.
+    ///
+    /// # Errors
+    /// If there is no memory for the board, the socket cannot be bound, or `wire` fails.
+    pub fn start_bridged<W: Wire>(
+        door: Option<Door<'_>>,
+        rows: JobRows,
+        config: &ModelConfig,
+        library: Library,
+        cores: &[usize],
+        wire: impl FnOnce(XSlab, usize) -> anyhow::Result<W>,
+    ) -> anyhow::Result<(Self, Bridge<W>)> {
+        let door = door.filter(|door| door.most > 0);
+        let geometry = device_geometry(config, rows, door.map_or(1, |door| door.most));
+        let too_large =
+            "the workers' board cannot be made; lower --chunk-tokens or --max-running if it is too large";
+        let (board, poster) = Board::new(geometry).context(too_large)?;
+        let wire = wire(board.x_slab(), device_sums(config, rows))?;
+        let staff = Staff::new(&board);
+        let pool = Pool::new(cores).context("cannot start the threads that help workers")?;
+        let compute = Compute { pool, isa: Isa::best() };
+        let slab = board.x_slab();
+        let bridge = Bridge::new(staff.assistant(poster), compute, slab, geometry.x_elements, wire)?;
+        let workers = door.map(|door| Self::open(door.socket, staff, library)).transpose()?;
+        Ok((workers.unwrap_or_default(), bridge))
+    }
+
+    /// Takes workers in at `socket`.
+    fn open(socket: &Path, staff: Arc<Staff>, library: Library) -> anyhow::Result<Self> {
         let listener = Listener::bind(socket)
             .with_context(|| format!("workers cannot be taken in at {}", socket.display()))?;
-        let staff = Arc::new(Staff {
-            board: board.clone(),
-            is_let_go: AtomicBool::new(false),
-            lost: AtomicU64::new(0),
-            wanted: Arc::default(),
-            waits: Arc::default(),
-            seated: Mutex::default(),
-        });
-        let service = Service::new(listener, Arc::clone(&staff), board.clone(), library.clone());
+        let service = Service::new(listener, Arc::clone(&staff), staff.board.clone(), library.clone());
         let spawned = std::thread::Builder::new().name("workers".to_owned()).spawn(move || service.run());
         let thread = Some(spawned.context("cannot start the workers' thread")?);
-        let assistant = Assistant::new(board, poster, Arc::clone(&staff.waits), Arc::clone(&staff.wanted));
-        Ok((Self(Some(Arc::new(Employer { staff, library, thread }))), Box::new(assistant)))
+        Ok(Self(Some(Arc::new(Employer { staff, library, thread }))))
     }
 
     /// The cores they are pinned to, one for each of them.
@@ -166,6 +256,22 @@ impl Workers {
 }
 
 impl Staff {
+    fn new(board: &Board) -> Arc<Self> {
+        Arc::new(Self {
+            board: board.clone(),
+            is_let_go: AtomicBool::new(false),
+            lost: AtomicU64::new(0),
+            wanted: Arc::default(),
+            waits: Arc::default(),
+            seated: Mutex::default(),
+        })
+    }
+
+    /// Who asks them.
+    fn assistant(&self, poster: Poster) -> Assistant {
+        Assistant::new(self.board.clone(), poster, Arc::clone(&self.waits), Arc::clone(&self.wanted))
+    }
+
     fn seated(&self) -> std::sync::MutexGuard<'_, Vec<Seated>> {
         // Every change is one call, so the list is whole even if a holder of the lock panicked.
         self.seated.lock().unwrap_or_else(PoisonError::into_inner)
@@ -181,16 +287,37 @@ impl Staff {
     }
 }
 
-/// A board for jobs of `rows` rows of any linear layer but the head, as far as that is reasonable.
-fn geometry(config: &ModelConfig, rows: usize, seats: usize) -> Geometry {
+/// Widest input and widest output of a group of linear layers, the head's aside.
+fn widest(config: &ModelConfig) -> [usize; 2] {
     let queries = config.heads * config.head_dim;
     let qkv = queries + 2 * config.kv_heads * config.head_dim;
-    let widest_in = config.hidden_size.max(queries).max(config.intermediate_size);
-    let widest_out = qkv.max(config.hidden_size).max(2 * config.intermediate_size);
+    let inputs = config.hidden_size.max(queries).max(config.intermediate_size);
+    [inputs, qkv.max(config.hidden_size).max(2 * config.intermediate_size)]
+}
+
+/// A board for jobs of `rows` rows of any linear layer but the head, as far as that is reasonable.
+fn geometry(config: &ModelConfig, rows: usize, seats: usize) -> Geometry {
+    let [inputs, outputs] = widest(config);
     Geometry {
-        x_elements: rows.saturating_mul(widest_in).min(MOST_X),
-        sums_elements: rows.saturating_mul(widest_out).min(MOST_SUMS),
+        x_elements: rows.saturating_mul(inputs).min(MOST_X),
+        sums_elements: rows.saturating_mul(outputs).min(MOST_SUMS),
         slices: SLICES,
         seats,
     }
+}
+
+/// A board where a device writes the rows: there is room for every job, because a device asks nobody whether there is.
+/// Sums of the head that do not fit a worker's are computed by the executor.
+fn device_geometry(config: &ModelConfig, rows: JobRows, seats: usize) -> Geometry {
+    let [inputs, outputs] = widest(config);
+    let x_elements = rows.pass.saturating_mul(inputs).max(rows.head.saturating_mul(config.hidden_size));
+    // Each slice begins on a cache line.
+    let sums_elements = rows.pass.saturating_mul(outputs).saturating_add(SLICES * SUMS_ALIGN);
+    Geometry { x_elements, sums_elements: sums_elements.min(MAX_ELEMENTS), slices: SLICES, seats }
+}
+
+/// Elements of the largest job's sums.
+fn device_sums(config: &ModelConfig, rows: JobRows) -> usize {
+    let [_, outputs] = widest(config);
+    rows.pass.saturating_mul(outputs).max(rows.head.saturating_mul(config.vocab_size))
 }

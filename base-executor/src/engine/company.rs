@@ -38,7 +38,7 @@ impl<P: ForwardPass> Engine<P> {
         tenancy: Option<&mut Tenancy<P>>,
         batch: &[SequenceSlice<'_, P::Adapter>],
         logits: &mut Vec<f32>,
-    ) {
+    ) -> Result<(), P::Error> {
         match tenancy {
             Some(tenancy) => pass.forward_in_company(batch, logits, &mut tenancy.hub),
             None => pass.forward(batch, logits),

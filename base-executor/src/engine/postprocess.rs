@@ -2,25 +2,39 @@
 
 use std::{
     any::Any,
+    ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
 use failpoint::Outcome;
-use model::forward::{ForwardPass, SequenceSlice};
+use model::forward::{ForwardPass, LogitRows, SequenceSlice};
 use shmproto::message::{ErrorCode, Output, WireError};
 
 use super::{
     Engine,
     schedule::Portion,
-    sequence::{Sequence, failure},
+    sequence::{Given, Sequence, failure},
 };
 
 /// What a panic leaves behind.
 type Panic = Box<dyn Any + Send>;
 
+/// A step that came to nothing; its cause is in the log.
+#[derive(Debug)]
+pub(super) struct StepFailed;
+
+/// Where in what a pass gave a portion finds its own.
+#[derive(Debug)]
+enum Place {
+    /// Rows of logits.
+    Rows(Range<usize>),
+    /// Which of the drawn tokens.
+    Drawn(usize),
+}
+
 impl<P: ForwardPass> Engine<P> {
     /// Runs the forward pass over the plan.
-    pub(super) fn compute(&mut self, plan: &[Portion]) -> Result<(), Panic> {
+    pub(super) fn compute(&mut self, plan: &[Portion]) -> Result<(), StepFailed> {
         let batch: Vec<_> =
             plan.iter().map(|portion| slice(&self.running[portion.sequence], *portion)).collect();
         let decodes = |portion: &Portion| self.running[portion.sequence].is_decoding();
@@ -38,20 +52,35 @@ impl<P: ForwardPass> Engine<P> {
                 Outcome::Pass,
                 "a test wants the step to fail"
             );
-            Self::forward(&mut self.pass, self.tenancy.as_mut(), &batch, &mut self.logits);
+            Self::forward(&mut self.pass, self.tenancy.as_mut(), &batch, &mut self.logits)
         }));
         self.placement.observe(rows, self.clock.now().saturating_duration_since(begin));
-        computed
+        match computed {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => {
+                let error: &dyn std::error::Error = &error;
+                tracing::error!(error, "a step failed");
+                Err(StepFailed)
+            }
+            Err(_) => {
+                tracing::error!("a panic was caught in a step");
+                Err(StepFailed)
+            }
+        }
     }
 
     /// Hands every sequence of the plan its logits, and retires those that have ended.
     pub(super) fn postprocess(&mut self, plan: &[Portion]) {
         let mut ended = Vec::new();
-        let mut row = 0;
+        let (mut row, mut drawn) = (0, 0);
         for portion in plan {
-            let rows = row..row + portion.rows();
-            row = rows.end;
-            let output = self.advance(*portion, rows).unwrap_or_else(|_| Some(self.fault(*portion)));
+            let place = match portion.logits {
+                LogitRows::Draw(_) => Place::Drawn(drawn),
+                _ => Place::Rows(row..row + portion.rows()),
+            };
+            row += portion.rows();
+            drawn += usize::from(matches!(portion.logits, LogitRows::Draw(_)));
+            let output = self.advance(*portion, place).unwrap_or_else(|_| Some(self.fault(*portion)));
             let Some(output) = output else { continue };
             if output.finish.is_some() || output.error.is_some() {
                 ended.push(portion.sequence);
@@ -62,7 +91,7 @@ impl<P: ForwardPass> Engine<P> {
         self.retire_running(ended);
     }
 
-    /// A pass that panicked has left its sequences' blocks undefined: they fail, the others go on.
+    /// A pass that failed has left its sequences' blocks undefined: they fail, the others go on.
     pub(super) fn fail_planned(&mut self, plan: &[Portion]) {
         for portion in plan {
             let output = self.fault(*portion);
@@ -71,15 +100,19 @@ impl<P: ForwardPass> Engine<P> {
         self.retire_running(plan.iter().map(|portion| portion.sequence).collect());
     }
 
-    fn advance(&mut self, portion: Portion, rows: std::ops::Range<usize>) -> Result<Option<Output>, Panic> {
+    fn advance(&mut self, portion: Portion, place: Place) -> Result<Option<Output>, Panic> {
         let sequence = &mut self.running[portion.sequence];
         if !sequence.is_decoding() {
             self.stats.prompt_tokens += portion.count.saturating_sub(sequence.pending_virtual()) as u64;
         }
         let (logits, kv, vocab_size) = (&mut self.logits, &mut self.kv, self.pass.vocab_size());
+        let drawn = self.pass.drawn();
         catch_unwind(AssertUnwindSafe(|| {
-            let rows = &mut logits[rows.start * vocab_size..rows.end * vocab_size];
-            sequence.advance(portion.count, rows, vocab_size, kv)
+            let given = match place {
+                Place::Drawn(index) => Given::Token(drawn[index]),
+                Place::Rows(rows) => Given::Rows(&mut logits[rows.start * vocab_size..rows.end * vocab_size]),
+            };
+            sequence.advance(portion.count, given, vocab_size, kv)
         }))
     }
 
@@ -87,7 +120,7 @@ impl<P: ForwardPass> Engine<P> {
         let request = self.running[portion.sequence].caller.request;
         let message =
             "the executor failed on this request; its log says more, and other requests go on".to_owned();
-        tracing::error!(request, "a panic was caught; the request ends with an internal error");
+        tracing::error!(request, "a request ends with an internal error");
         failure(request, WireError { code: ErrorCode::Internal, message })
     }
 

@@ -2,13 +2,13 @@
 
 use model::forward::{ForwardPass, LogitRows};
 
-use super::Engine;
+use super::{Engine, sequence::Drawing};
 
 /// Rows of logits that prompt log-probabilities may take in a step: a row is as long as the vocabulary.
 const SCORED_TOKENS: usize = 64;
 
 /// The next `count` tokens of a running sequence.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Portion {
     /// Index in `running`.
     pub(super) sequence: usize,
@@ -20,7 +20,7 @@ impl Portion {
     /// Rows of logits it asks for.
     pub(super) fn rows(&self) -> usize {
         match self.logits {
-            LogitRows::None => 0,
+            LogitRows::None | LogitRows::Draw(_) => 0,
             LogitRows::Last => 1,
             LogitRows::All => self.count,
         }
@@ -93,7 +93,8 @@ impl<P: ForwardPass> Engine<P> {
     }
 
     fn portion(&self, sequence: usize, count: usize) -> Portion {
-        Portion { sequence, count, logits: self.running[sequence].logits_of(count) }
+        let logits = self.running[sequence].logits_of(count, Drawing::of(&self.pass));
+        Portion { sequence, count, logits }
     }
 
     /// Gets the sequence a block for its pending token, if it lacks one, from those who came later if need be.

@@ -13,9 +13,9 @@ use std::{
 
 use cache::{Cursor, KvCache, Namespace};
 use model::{
-    forward::{BLOCK_TOKENS, BlockId, LogitRows},
+    forward::{BLOCK_TOKENS, BlockId, ForwardPass, LogitRows},
     generation::AdapterId,
-    sampling::{self, SamplingParams, TokenCounts},
+    sampling::{self, Draw, Drawn, Probability, SamplingParams, TokenCounts},
 };
 use shmproto::message::{ErrorCode, Finish, Output, RequestId, TokenOutput, WireError};
 
@@ -23,6 +23,31 @@ use super::event::Caller;
 
 /// What stands for a virtual token: the pass takes the adapter's keys and values in the place of its own.
 const VIRTUAL_TOKEN: u32 = 0;
+
+/// Who draws tokens that need nothing but their logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Drawing {
+    /// The pass, where its logits are.
+    ByThePass,
+    /// The engine, from the logits.
+    ByTheEngine,
+}
+
+impl Drawing {
+    /// Who draws for this pass.
+    pub(super) fn of(pass: &impl ForwardPass) -> Self {
+        if pass.draws() { Self::ByThePass } else { Self::ByTheEngine }
+    }
+}
+
+/// What a pass gave a sequence.
+#[derive(Debug)]
+pub(super) enum Given<'a> {
+    /// Rows of logits.
+    Rows(&'a mut [f32]),
+    /// The next token; `None` where no logit was a number.
+    Token(Option<Drawn>),
+}
 
 /// An adapter in use by a sequence.
 #[derive(Debug)]
@@ -201,11 +226,12 @@ impl<A> Sequence<A> {
     }
 
     /// The logits wanted of its next `count` tokens.
-    pub(super) fn logits_of(&self, count: usize) -> LogitRows {
+    pub(super) fn logits_of(&self, count: usize, drawing: Drawing) -> LogitRows {
         if self.scores_prompt() {
             if count <= self.pending_virtual() { LogitRows::None } else { LogitRows::All }
         } else if count == self.pending() {
-            LogitRows::Last
+            let draw = if drawing == Drawing::ByThePass { self.draw() } else { None };
+            draw.map_or(LogitRows::Last, LogitRows::Draw)
         } else {
             LogitRows::None
         }
@@ -260,18 +286,32 @@ impl<A> Sequence<A> {
         }
     }
 
-    /// Takes in what a pass over its next `count` tokens gave: `rows` are the logits [`logits_of`] asked for, of
-    /// `vocab_size` each. Returns its output once all tokens have been computed.
+    /// How the pass is to draw the next token, if it can: nobody wants to see or change the logits.
+    fn draw(&self) -> Option<Draw> {
+        let is_banning = self.generated() < self.task.min_tokens && !self.task.stop_tokens.is_empty();
+        let probability = match self.task.logprobs {
+            None => Probability::Unwanted,
+            Some(0) => Probability::Wanted,
+            Some(_) => return None,
+        };
+        let draw = self.task.sampling.draw(self.tokens.len() as u64, probability);
+        draw.filter(|_| !is_banning)
+    }
+
+    /// Takes in what a pass over its next `count` tokens gave: what [`logits_of`] asked for, rows of `vocab_size`.
+    /// Returns its output once all tokens have been computed.
     ///
     /// [`logits_of`]: Self::logits_of
     pub(super) fn advance(
         &mut self,
         count: usize,
-        rows: &mut [f32],
+        mut given: Given<'_>,
         vocab_size: usize,
         kv: &mut KvCache,
     ) -> Option<Output> {
-        if self.scores_prompt() {
+        if self.scores_prompt()
+            && let Given::Rows(rows) = &given
+        {
             self.score_prompt(rows, vocab_size);
         }
         let full_before = self.computed / BLOCK_TOKENS;
@@ -286,12 +326,18 @@ impl<A> Sequence<A> {
         if self.tokens.len() >= self.task.end {
             return Some(self.output(Vec::new(), Some(Finish::Length)));
         }
-        let last = rows.len() - vocab_size;
-        // The first finite logit ends the search: only a row without any costs a look at all of it.
-        if !rows[last..].iter().any(|logit| logit.is_finite()) {
+        let chosen = match &mut given {
+            Given::Rows(rows) => {
+                let last = rows.len() - vocab_size;
+                // The first finite logit ends the search: only a row without any costs a look at all of it.
+                let is_row = rows[last..].iter().any(|logit| logit.is_finite());
+                is_row.then(|| self.choose(&mut rows[last..]))
+            }
+            Given::Token(drawn) => drawn.map(|drawn| self.take(drawn)),
+        };
+        let Some(token) = chosen else {
             return Some(failure(self.caller.request, self.not_finite()));
-        }
-        let token = self.choose(&mut rows[last..]);
+        };
         let finish = self.finish_after(token.token);
         Some(self.output(vec![token], finish))
     }
@@ -305,6 +351,13 @@ impl<A> Sequence<A> {
             let (logprob, top) = sampling::logprobs(row, token, top);
             prompt.push(TokenOutput { token, logprob, top });
         }
+    }
+
+    /// Appends the token that the pass drew.
+    fn take(&mut self, drawn: Drawn) -> TokenOutput {
+        self.tokens.push(drawn.token);
+        let logprob = self.task.logprobs.map_or(0.0, |_| drawn.logprob);
+        TokenOutput { token: drawn.token, logprob, top: Vec::new() }
     }
 
     /// Samples the next token and appends it.

@@ -1,12 +1,17 @@
 //! An executor without an engine: split clients' calls, and nothing else, over a base of any architecture.
 
-use std::time::{Duration, Instant};
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use anyhow::Context as _;
 use model::{
+    cuda::CudaModel,
+    forward::ForwardPass as _,
     location::{HubSettings, resolve},
     site_model::SiteModel,
-    sites::EvaluateSites,
+    sites::{EvaluateSites, Site},
     skeleton::SkeletonPlan,
 };
 use tokio::sync::{mpsc, oneshot, watch};
@@ -17,10 +22,12 @@ use super::{
     start::{BaseFacts, Doors, Places, Rounding, name_of, start},
 };
 use crate::{
-    config::Config,
+    config::{Config, DeviceChoice},
+    engine::DeviceLost,
     process,
     progress::Progress,
     pulse::{Figures, Pulse},
+    resident::cuda,
     spawn, systemd,
 };
 
@@ -46,12 +53,15 @@ pub async fn run(
         let _ended = ended;
         match open(&config, &progress) {
             Ok((mut base, mut hub, doors)) => {
-                if opened_sender.send(Ok(hub.sender())).is_ok() {
-                    serve(&mut base, &mut hub, &signs);
-                }
+                let is_awaited = opened_sender.send(Ok(hub.sender())).is_ok();
+                let served = if is_awaited { base.serve(&mut hub, &signs) } else { Ok(()) };
                 drop(doors);
+                served
             }
-            Err(error) => drop(opened_sender.send(Err(error))),
+            Err(error) => {
+                drop(opened_sender.send(Err(error)));
+                Ok(())
+            }
         }
     })?;
     let telling = tokio::spawn(tell_progress(watched));
@@ -68,9 +78,10 @@ pub async fn run(
     on_ready();
     wait_for_end(&hub, shutdown, compute_ended).await;
     posted.abort();
-    compute.join().map_err(|_| {
+    let ended = compute.join().map_err(|_| {
         anyhow::anyhow!("the compute thread has stopped by a fault; its log says more, start again")
-    })
+    })?;
+    ended.map_err(Into::into)
 }
 
 /// Returns when the compute thread has ended.
@@ -97,7 +108,68 @@ async fn tell_progress(mut watched: watch::Receiver<shmproto::message::Loading>)
     }
 }
 
-fn open(config: &Config, progress: &Progress) -> anyhow::Result<(SiteModel, Hub, Doors)> {
+/// Linear layers on a device.
+enum Base {
+    /// Of any architecture, on the host's cores.
+    Cpu(Box<SiteModel>),
+    /// Of one that the engine knows, on a GPU.
+    Cuda(Box<CudaModel>),
+}
+
+/// What clients and the log are told of it.
+struct Told {
+    architecture: String,
+    identity: [u8; 32],
+    rounding: Rounding,
+    bytes: usize,
+}
+
+impl Base {
+    /// Loads the model at `path` with `cores`, to the device that `config` names.
+    fn load(
+        config: &Config,
+        path: &Path,
+        cores: &[usize],
+        progress: &Progress,
+    ) -> anyhow::Result<(Self, Told)> {
+        let rounding = |is_exact| if is_exact { Rounding::Exact } else { Rounding::Rounded };
+        match config.device {
+            DeviceChoice::Cpu => {
+                let base = SiteModel::open_telling(path, cores, &|at| progress.done(at.done, at.total))?;
+                let known = base.facts();
+                let (architecture, identity) = (known.architecture.clone(), known.identity);
+                let (rounding, bytes) = (rounding(base.is_exact()), base.bytes());
+                Ok((Self::Cpu(Box::new(base)), Told { architecture, identity, rounding, bytes }))
+            }
+            DeviceChoice::Cuda { ordinal } => {
+                let loaded = cuda::open_alone(path, ordinal, cores.len(), progress)?;
+                let cuda::Alone { model, architecture, identity, is_exact, bytes } = loaded;
+                let rounding = rounding(is_exact);
+                Ok((Self::Cuda(Box::new(model)), Told { architecture, identity, rounding, bytes }))
+            }
+        }
+    }
+
+    fn sites(&self) -> &[Site] {
+        match self {
+            Self::Cpu(base) => base.sites(),
+            Self::Cuda(base) => base.sites(),
+        }
+    }
+
+    /// Serves until the hub has drained.
+    ///
+    /// # Errors
+    /// The device is lost.
+    fn serve(&mut self, hub: &mut Hub, pulse: &Pulse) -> Result<(), DeviceLost> {
+        match self {
+            Self::Cpu(base) => serve(&mut **base, hub, pulse, |_| false),
+            Self::Cuda(base) => serve(&mut **base, hub, pulse, |base| base.is_lost()),
+        }
+    }
+}
+
+fn open(config: &Config, progress: &Progress) -> anyhow::Result<(Base, Hub, Doors)> {
     let socket = config
         .layer_socket()
         .context("--engine none with --layers off serves nothing: leave one of them out")?;
@@ -109,25 +181,25 @@ fn open(config: &Config, progress: &Progress) -> anyhow::Result<(SiteModel, Hub,
     // Before the weights, so that a model put in its place meanwhile is noticed.
     let plan = SkeletonPlan::of(&path)?;
     progress.stage("reading weights");
-    let base = SiteModel::open_telling(&path, &cores, &|at| progress.done(at.done, at.total))?;
+    let (base, told) = Base::load(config, &path, &cores, progress)?;
     anyhow::ensure!(
         plan.is_current(),
         "{} was written to while it was loaded, so its weights cannot be trusted; start again once it is whole",
         path.display()
     );
-    let known = base.facts();
     let facts = BaseFacts {
         model: name_of(&config.model),
-        architecture: known.architecture.clone(),
-        base_hash: known.identity,
+        architecture: told.architecture.clone(),
+        base_hash: told.identity,
         context_length: 0,
-        rounding: if base.is_exact() { Rounding::Exact } else { Rounding::Rounded },
+        rounding: told.rounding,
         plan,
     };
     tracing::info!(
         model = %path.display(),
-        architecture = known.architecture,
-        weight_bytes = base.bytes(),
+        architecture = told.architecture,
+        weight_bytes = told.bytes,
+        device = %config.device,
         threads = cores.len(),
         "linear layers loaded"
     );
@@ -136,17 +208,26 @@ fn open(config: &Config, progress: &Progress) -> anyhow::Result<(SiteModel, Hub,
     Ok((base, hub, doors))
 }
 
-/// Serves until the hub has drained.
-pub fn serve(base: &mut dyn EvaluateSites, hub: &mut Hub, pulse: &Pulse) {
+/// Serves until the hub has drained, or `base` is lost.
+fn serve<B: EvaluateSites>(
+    base: &mut B,
+    hub: &mut Hub,
+    pulse: &Pulse,
+    is_lost: impl Fn(&B) -> bool,
+) -> Result<(), DeviceLost> {
     loop {
         hub.poll();
         let waiting = u32::try_from(hub.waiting_calls()).unwrap_or(u32::MAX);
         pulse.beat(Figures { adapters: 0, running: 0, waiting });
-        if hub.run_due(base).rows > 0 {
+        let served = hub.run_due(base);
+        if is_lost(base) {
+            return Err(DeviceLost);
+        }
+        if served.rows > 0 {
             continue;
         }
         if hub.is_draining() && hub.is_idle() {
-            return;
+            return Ok(());
         }
         hub.wait(Some(Instant::now() + LOOK));
     }

@@ -1,4 +1,15 @@
-//! The compute thread's side of the board: asks workers for heads, and computes itself what they do not.
+//! The executor's side of the board: asks workers for heads, and computes itself what they do not.
+//!
+//! A pass on the CPU asks from its own thread, with the rows at hand. For a device the bridge asks (`super::bridge`): the
+//! rows lie in the slab already, and the sums go elsewhere. What is different between the two is in [`Ends`]; how work is
+//! cut, how long a worker is waited for, and when one is given up is the same.
+//!
+//! # Layout
+//!
+//! - `share`: how asks are cut. `pace`: how long a slice should take.
+
+mod pace;
+mod share;
 
 use std::{
     collections::HashMap,
@@ -18,26 +29,42 @@ use model::{
     assist::{Ask, Assist},
     forward::Compute,
 };
-use shmproto::board::{Board, Generation, Poster, SUMS_ALIGN, Slice, SliceState, TakeBack};
+use shmproto::board::{Board, Generation, PostError, Poster, SUMS_ALIGN, Slice, SliceState, TakeBack};
 
+use self::{
+    pace::Pace,
+    share::{Share, slice, slice_rows},
+};
 use super::Waits;
-use crate::images::module;
-
-/// Rows of an ask that one worker takes at a time: at least, and at most.
-const SLICE_ROWS: Range<usize> = 16..64;
-
-/// Slices there should be for each worker, so that a slow one holds up little.
-const SLICES_A_WORKER: usize = 4;
-
-/// How long the first slice of a process may take.
-const FIRST_PATIENCE: Duration = Duration::from_micros(200);
 
 /// A worker that has finished nothing for so long, although it was waited for so often, is given up.
 const STUCK: Duration = Duration::from_secs(1);
 const LEAST_STRIKES: u32 = 8;
 
-/// A slice that takes so many times as long as others of its size is taken back.
-const PATIENCE: u32 = 4;
+/// Where a job's rows come from and its sums go, as far as the board has no part in it.
+pub(super) trait Ends {
+    /// These rows are about to be read here.
+    fn fetch(&mut self, rows: Range<usize>);
+
+    /// The rows, as the asks count them. Only what was fetched is there.
+    fn x(&self) -> &Activations;
+
+    /// These are the sums from element `at` on.
+    fn summed(&mut self, at: usize, sums: &[f32]);
+}
+
+/// A pass on the CPU has its rows at hand, and reads the sums when all are there.
+struct AtHand<'a>(&'a Activations);
+
+impl Ends for AtHand<'_> {
+    fn fetch(&mut self, _rows: Range<usize>) {}
+
+    fn x(&self) -> &Activations {
+        self.0
+    }
+
+    fn summed(&mut self, _at: usize, _sums: &[f32]) {}
+}
 
 /// Asks the workers of one board.
 #[derive(Debug)]
@@ -48,6 +75,8 @@ pub(super) struct Assistant {
     wanted: Arc<AtomicUsize>,
     /// The rows of the job, without those of other adapters between them.
     x: Vec<f32>,
+    /// For each ask, where in the slab its rows begin; `None`: they had no room.
+    places: Vec<Option<usize>>,
     slices: Vec<Slice>,
     /// For each slice, which rows of which ask it is.
     shares: Vec<Share>,
@@ -65,72 +94,6 @@ struct Strikes {
     since: Instant,
 }
 
-/// Some rows of an ask.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Share {
-    ask: usize,
-    /// First row within the ask.
-    first: usize,
-    rows: usize,
-}
-
-impl Share {
-    /// Element of the sums at which its own begin.
-    fn offset(self, asks: &[Ask<'_>]) -> usize {
-        let ask = &asks[self.ask];
-        ask.offset + self.first * ask.matrix.rows()
-    }
-
-    fn elements(self, asks: &[Ask<'_>]) -> Range<usize> {
-        let first = self.offset(asks);
-        first..first + self.rows * asks[self.ask].matrix.rows()
-    }
-
-    fn rank_rows(self, asks: &[Ask<'_>]) -> u64 {
-        (self.rows * asks[self.ask].ranks) as u64
-    }
-
-    /// Multiply-adds.
-    fn work(self, asks: &[Ask<'_>]) -> u64 {
-        let matrix = asks[self.ask].matrix;
-        self.rank_rows(asks) * (matrix.columns() + matrix.rows()) as u64
-    }
-
-    fn segment<'a>(self, asks: &[Ask<'a>]) -> HeadSegment<'a> {
-        let Ask { first_row, matrix, ranks, .. } = asks[self.ask];
-        let offset = self.offset(asks);
-        HeadSegment { first_row: first_row + self.first, rows: self.rows, matrix, ranks, offset }
-    }
-}
-
-/// How long this process takes for a multiply-add: what is to be expected of workers on cores like its own.
-#[derive(Debug, Default)]
-struct Pace {
-    work: u64,
-    taken: Duration,
-}
-
-impl Pace {
-    fn note(&mut self, work: u64, taken: Duration) {
-        // Old figures fade: a machine has good and bad minutes.
-        if self.work > 1 << 32 {
-            self.work /= 2;
-            self.taken /= 2;
-        }
-        self.work += work;
-        self.taken += taken;
-    }
-
-    /// How long to wait for a slice of so much work.
-    fn patience(&self, work: u64) -> Duration {
-        if self.work == 0 {
-            return FIRST_PATIENCE;
-        }
-        let expected = self.taken.mul_f64(work as f64 / self.work as f64);
-        expected.saturating_mul(PATIENCE).max(FIRST_PATIENCE / 4)
-    }
-}
-
 impl Assistant {
     pub(super) fn new(board: Board, poster: Poster, waits: Arc<Waits>, wanted: Arc<AtomicUsize>) -> Self {
         Self {
@@ -139,6 +102,7 @@ impl Assistant {
             waits,
             wanted,
             x: Vec::new(),
+            places: Vec::new(),
             slices: Vec::new(),
             shares: Vec::new(),
             surplus: Vec::new(),
@@ -147,34 +111,44 @@ impl Assistant {
         }
     }
 
-    /// Cuts the asks into slices, and keeps as surplus what the board has no room for.
-    fn cut(&mut self, x: &Activations, asks: &[Ask<'_>]) {
+    /// Copies the rows of the asks one behind the other, as far as the slab has room for them.
+    fn pack(&mut self, x: &Activations, asks: &[Ask<'_>]) {
         self.x.clear();
+        self.places.clear();
+        let mut known = None;
+        for ask in asks {
+            // The layers of a group share their rows.
+            let span = (ask.first_row, ask.rows);
+            let place = match known {
+                Some((same, place)) if same == span => place,
+                _ => self.append(&x.values()[ask.first_row * x.width()..][..ask.rows * x.width()]),
+            };
+            known = Some((span, place));
+            self.places.push(place);
+        }
+    }
+
+    fn append(&mut self, rows: &[f32]) -> Option<usize> {
+        let place = self.x.len();
+        (place + rows.len() <= self.poster.geometry().x_elements).then(|| self.x.extend_from_slice(rows))?;
+        Some(place)
+    }
+
+    /// Cuts the asks, whose places are known, into slices, and keeps as surplus what the board has no room for.
+    fn cut(&mut self, width: usize, asks: &[Ask<'_>]) {
         self.slices.clear();
         self.shares.clear();
         self.surplus.clear();
         let geometry = self.poster.geometry();
         let slice_rows = slice_rows(asks, self.poster.workers());
-        let mut rows_at = None;
         let mut sums_end = 0;
-        for (index, ask) in asks.iter().enumerate() {
-            // The layers of a group share their rows.
-            let span = (ask.first_row, ask.rows);
-            if rows_at.is_none_or(|(known, _)| known != span) {
-                rows_at = Some((span, self.x.len()));
-                let elements = ask.first_row * x.width()..(ask.first_row + ask.rows) * x.width();
-                if self.x.len() + elements.len() <= geometry.x_elements {
-                    self.x.extend_from_slice(&x.values()[elements]);
-                }
-            }
-            let x_offset = rows_at.map_or(0, |(_, at)| at);
+        for (index, (ask, place)) in asks.iter().zip(&self.places).enumerate() {
             for first in (0..ask.rows).step_by(slice_rows) {
                 let share = Share { ask: index, first, rows: slice_rows.min(ask.rows - first) };
-                let slice = slice(ask, share, x.width(), x_offset, sums_end);
-                let fits = x_offset + (first + share.rows) * x.width() <= self.x.len()
-                    && self.slices.len() < geometry.slices
+                let fits = self.slices.len() < geometry.slices
                     && sums_end + share.rows * ask.matrix.rows() <= geometry.sums_elements;
-                match slice.filter(|_| fits) {
+                let place = place.filter(|_| fits);
+                match place.and_then(|x_offset| slice(ask, share, width, x_offset, sums_end)) {
                     Some(slice) => {
                         sums_end = (sums_end + slice.sums_elements as usize).next_multiple_of(SUMS_ALIGN);
                         self.slices.push(slice);
@@ -186,11 +160,31 @@ impl Assistant {
         }
     }
 
+    /// Asks for rows that whoever computes the base has put into the slab itself, `x_rows` of them from its beginning:
+    /// the asks count rows there. Their sums are those of the next [`settle`](Self::settle).
+    pub(super) fn begin_in_place(&mut self, width: usize, x_rows: usize, asks: &[Ask<'_>]) {
+        self.places.clear();
+        self.places.extend(asks.iter().map(|ask| Some(ask.first_row * width)));
+        self.cut(width, asks);
+        failpoint::pass("executor.before_post");
+        let posted = self.poster.post_in_place(x_rows * width, &self.slices);
+        self.posted(posted);
+    }
+
+    fn posted(&mut self, posted: Result<(), PostError>) {
+        if let Err(error) = posted {
+            // Nothing has been posted, so all of it is computed here.
+            tracing::error!(%error, "a job for the workers was not posted");
+            self.surplus.append(&mut self.shares);
+        }
+        failpoint::pass("executor.after_post");
+    }
+
     /// Sums some shares on the threads of this process.
     fn sum(
         &mut self,
         compute: &mut Compute,
-        x: &Activations,
+        ends: &mut dyn Ends,
         asks: &[Ask<'_>],
         shares: &mut [Share],
         sums: &mut [f32],
@@ -200,18 +194,21 @@ impl Assistant {
         }
         shares.sort_unstable();
         let segments: Vec<HeadSegment<'_>> = shares.iter().map(|share| share.segment(asks)).collect();
+        shares.iter().for_each(|share| ends.fetch(share.rows(asks)));
         let begin = Instant::now();
-        sum_heads(&mut compute.pool, compute.isa, x, &segments, sums);
+        sum_heads(&mut compute.pool, compute.isa, ends.x(), &segments, sums);
         let threads = u32::try_from(compute.pool.threads().min(shares.len())).unwrap_or(1);
         self.pace.note(shares.iter().map(|share| share.work(asks)).sum(), begin.elapsed() * threads);
         for share in shares.iter() {
             asks[share.ask].adapter.tally().executor(share.rank_rows(asks));
+            let elements = share.elements(asks);
+            ends.summed(elements.start, &sums[elements]);
         }
     }
 
     /// Computes what no worker has begun, from the end, as much at a time as there are threads: meanwhile workers go on
     /// from the beginning.
-    fn help(&mut self, compute: &mut Compute, x: &Activations, asks: &[Ask<'_>], sums: &mut [f32]) {
+    fn help(&mut self, compute: &mut Compute, ends: &mut dyn Ends, asks: &[Ask<'_>], sums: &mut [f32]) {
         let mut taken = std::mem::take(&mut self.surplus);
         let threads = compute.pool.threads();
         for index in (0..self.shares.len()).rev() {
@@ -222,13 +219,42 @@ impl Assistant {
                 taken.push(self.shares[index]);
             }
             if taken.len() >= threads {
-                self.sum(compute, x, asks, &mut taken, sums);
+                self.sum(compute, ends, asks, &mut taken, sums);
                 taken.clear();
             }
         }
-        self.sum(compute, x, asks, &mut taken, sums);
+        self.sum(compute, ends, asks, &mut taken, sums);
         taken.clear();
         self.surplus = taken;
+    }
+
+    /// Has the sums of all `asks`, which are those the last job was begun with: what nobody else has summed is summed
+    /// here. Afterwards every slice is done or taken back, so nobody who counts reads the slab any more.
+    pub(super) fn settle(
+        &mut self,
+        compute: &mut Compute,
+        ends: &mut dyn Ends,
+        asks: &[Ask<'_>],
+        sums: &mut [f32],
+    ) {
+        self.help(compute, ends, asks, sums);
+        let mut left = Vec::new();
+        for index in 0..self.shares.len() {
+            let share = self.shares[index];
+            // Computed by `help`, or taken back because its worker is gone.
+            if self.poster.state(index) == SliceState::Taken {
+                continue;
+            }
+            let elements = share.elements(asks);
+            if self.collect(index, share.work(asks), &mut sums[elements.clone()]) {
+                asks[share.ask].adapter.tally().workers(share.rank_rows(asks));
+                ends.summed(elements.start, &sums[elements]);
+            } else {
+                left.push(share);
+            }
+        }
+        failpoint::pass("executor.slices_collected");
+        self.sum(compute, ends, asks, &mut left, sums);
     }
 
     /// True if the slice is this process's now.
@@ -286,27 +312,6 @@ impl Assistant {
     }
 }
 
-/// Rows of a slice: enough slices for all workers, none too small to be worth a claim.
-fn slice_rows(asks: &[Ask<'_>], workers: usize) -> usize {
-    let rows: usize = asks.iter().map(|ask| ask.rows).sum();
-    (rows / (SLICES_A_WORKER * workers.max(1))).clamp(SLICE_ROWS.start, SLICE_ROWS.end)
-}
-
-fn slice(ask: &Ask<'_>, share: Share, width: usize, x_offset: usize, sums_offset: usize) -> Option<Slice> {
-    Some(Slice {
-        image: ask.adapter.image().0,
-        module: module(ask.layer, ask.target),
-        first_row: u32::try_from(share.first).ok()?,
-        rows: u32::try_from(share.rows).ok()?,
-        width: u32::try_from(width).ok()?,
-        first_rank: 0,
-        last_rank: u32::try_from(ask.ranks).ok()?,
-        x_offset: u32::try_from(x_offset).ok()?,
-        sums_offset: sums_offset as u64,
-        sums_elements: u32::try_from(share.rows * ask.matrix.rows()).ok()?,
-    })
-}
-
 impl Assist for Assistant {
     fn helpers(&mut self) -> usize {
         self.poster.workers()
@@ -326,32 +331,15 @@ impl Assist for Assistant {
     }
 
     fn begin(&mut self, x: &Activations, asks: &[Ask<'_>]) {
-        self.cut(x, asks);
+        self.pack(x, asks);
+        self.cut(x.width(), asks);
         failpoint::pass("executor.before_post");
-        if let Err(error) = self.poster.post(&self.x, &self.slices) {
-            // Nothing has been posted, so all of it is computed here.
-            tracing::error!(%error, "a job for the workers was not posted");
-            self.surplus.append(&mut self.shares);
-        }
-        failpoint::pass("executor.after_post");
+        let posted = self.poster.post(&self.x, &self.slices);
+        self.posted(posted);
     }
 
     fn finish(&mut self, compute: &mut Compute, x: &Activations, asks: &[Ask<'_>], sums: &mut [f32]) {
-        self.help(compute, x, asks, sums);
-        let mut left = Vec::new();
-        for index in 0..self.shares.len() {
-            let share = self.shares[index];
-            match self.poster.state(index) {
-                // Computed by `help`, or taken back because its worker is gone.
-                SliceState::Taken => continue,
-                _ if self.collect(index, share.work(asks), &mut sums[share.elements(asks)]) => {
-                    asks[share.ask].adapter.tally().workers(share.rank_rows(asks));
-                }
-                _ => left.push(share),
-            }
-        }
-        failpoint::pass("executor.slices_collected");
-        self.sum(compute, x, asks, &mut left, sums);
+        self.settle(compute, &mut AtHand(x), asks, sums);
     }
 }
 

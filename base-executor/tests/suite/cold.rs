@@ -18,7 +18,8 @@ use base_executor::{
 };
 use model::generation::{AdapterId, Generation};
 use shmproto::message::{
-    AdapterStats, ColdStart, ErrorCode, Finish, Generate, Output, Stats, ToGateway, UnloadAdapter, Welcome,
+    AdapterStats, ColdStart, DeviceFacts, ErrorCode, Finish, Generate, Output, Stats, ToGateway,
+    UnloadAdapter, Welcome,
 };
 use tokio::sync::mpsc;
 
@@ -238,6 +239,7 @@ fn engine(limits: Limits, clock: Box<dyn Clock>, tier: &FakeTier) -> Engine<Fake
         instance: 1,
         model_path: String::new(),
         base_hash: [0; 32],
+        device: DeviceFacts::default(),
         context_length: 0,
         vocab_size: 0,
         adapter_budget_bytes: 0,
@@ -568,7 +570,7 @@ fn room_that_the_last_request_leaves_wakes_the_one_that_waits_for_it() {
         let event = Event::Generate { connection: GATEWAY, request, received_at: Instant::now() };
         events_sender.blocking_send(event).unwrap();
     }
-    let running = thread::spawn(move || engine.run(events));
+    let running = thread::spawn(move || engine.run(events).unwrap());
     let (told, finished) = std::sync::mpsc::channel();
     thread::spawn(move || {
         while let Some(message) = queue.blocking_recv() {

@@ -24,7 +24,7 @@ pub(crate) const FALLS_SHORT: u32 = 62;
 pub(crate) struct FakeAdapter(pub(crate) u64);
 
 /// One slice as the pass saw it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Seen {
     pub(crate) start: usize,
     pub(crate) tokens: usize,
@@ -86,6 +86,7 @@ fn mix(a: u64, b: u64) -> u64 {
 
 impl ForwardPass for FakePass {
     type Adapter = FakeAdapter;
+    type Error = std::convert::Infallible;
 
     fn vocab_size(&self) -> usize {
         VOCAB
@@ -96,7 +97,7 @@ impl ForwardPass for FakePass {
         batch: &[SequenceSlice<'_, FakeAdapter>],
         logits: &mut Vec<f32>,
         _company: &mut dyn Company,
-    ) {
+    ) -> Result<(), Self::Error> {
         let seen = |slice: &SequenceSlice<'_, FakeAdapter>| Seen {
             start: slice.start,
             tokens: slice.tokens.len(),
@@ -113,7 +114,7 @@ impl ForwardPass for FakePass {
             let end = slice.start + slice.tokens.len();
             let first = match slice.logits {
                 LogitRows::None => end,
-                LogitRows::Last => end - 1,
+                LogitRows::Last | LogitRows::Draw(_) => end - 1,
                 LogitRows::All => slice.start,
             };
             (first..end).for_each(|position| logits.extend(self.row(slice, position)));
@@ -121,6 +122,7 @@ impl ForwardPass for FakePass {
         if batch.iter().any(|slice| slice.tokens.contains(&FALLS_SHORT)) {
             logits.truncate(logits.len() - VOCAB / 2);
         }
+        Ok(())
     }
 }
 

@@ -23,8 +23,8 @@ use model::{
 };
 use proptest::prelude::*;
 use shmproto::message::{
-    AdapterUnloaded, ColdStart, ErrorCode, Finish, Generate, Output, Stats, ToGateway, TokenOutput,
-    UnloadAdapter, Welcome,
+    AdapterUnloaded, ColdStart, DeviceFacts, ErrorCode, Finish, Generate, Output, Stats, ToGateway,
+    TokenOutput, UnloadAdapter, Welcome,
 };
 use tokio::sync::mpsc;
 
@@ -184,6 +184,7 @@ fn welcome() -> Welcome {
         instance: 1,
         model_path: String::new(),
         base_hash: [0; 32],
+        device: DeviceFacts::default(),
         context_length: 0,
         vocab_size: 0,
         adapter_budget_bytes: 0,

@@ -69,7 +69,7 @@ fn taken_back(house: &House) -> u64 {
 }
 
 /// Claims a slice and dies with it; its socket closes as a dead process's does.
-fn dies_after_claim(socket: &Path, over: &AtomicBool) {
+pub(crate) fn dies_after_claim(socket: &Path, over: &AtomicBool) {
     attend(socket, over, |desk| match desk.seat.claim(|_, _| true) {
         Some(claim) => {
             mem::forget(claim);
@@ -80,7 +80,7 @@ fn dies_after_claim(socket: &Path, over: &AtomicBool) {
 }
 
 /// Claims all there is, finishes nothing, and lives.
-fn hoards(socket: &Path, over: &AtomicBool) {
+pub(crate) fn hoards(socket: &Path, over: &AtomicBool) {
     attend(socket, over, |desk| {
         while let Some(claim) = desk.seat.claim(|_, _| true) {
             mem::forget(claim);
@@ -89,7 +89,7 @@ fn hoards(socket: &Path, over: &AtomicBool) {
     });
 }
 
-fn fails_everything(socket: &Path, over: &AtomicBool) {
+pub(crate) fn fails_everything(socket: &Path, over: &AtomicBool) {
     attend(socket, over, |desk| {
         while let Some(claim) = desk.seat.claim(|_, _| true) {
             claim.fail();
@@ -99,7 +99,7 @@ fn fails_everything(socket: &Path, over: &AtomicBool) {
 }
 
 /// Sits down, looks once, and leaves.
-fn comes_and_goes(socket: &Path, over: &AtomicBool) {
+pub(crate) fn comes_and_goes(socket: &Path, over: &AtomicBool) {
     attend(socket, over, |desk| {
         desk.news();
         desk.serve();

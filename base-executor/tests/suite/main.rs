@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that panics has failed, which is what is wanted")]
 
 mod assist;
+mod bridge;
 mod check;
 mod cold;
 mod common;

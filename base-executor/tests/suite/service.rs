@@ -23,8 +23,8 @@ use model::{
 use shmproto::{
     codec::Wire as _,
     message::{
-        ColdStart, ErrorCode, Failed, Finish, Generate, Hello, PROTOCOL_VERSION, ToExecutor, ToGateway,
-        UnloadAdapter,
+        ColdStart, DeviceFacts, ErrorCode, Failed, Finish, Generate, Hello, PROTOCOL_VERSION, ToExecutor,
+        ToGateway, UnloadAdapter,
     },
 };
 use tokio::{sync::mpsc, time::timeout};
@@ -100,6 +100,7 @@ impl Executor {
             let facts = Facts {
                 model_path: "model.gguf".to_owned(),
                 base_hash: [3; 32],
+                device: DeviceFacts::default(),
                 context_length: 512,
                 kv_blocks: 256,
             };

@@ -54,7 +54,10 @@ pub(crate) const WATCHDOG: Duration = Duration::from_secs(60);
 const ROWS: usize = 256;
 
 pub(crate) fn golden(part: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(part)
+    // Elsewhere than where it was built if a copy of the tree is tested.
+    let root = std::env::var_os("HOLOBIONT_TEST_ROOT").map(PathBuf::from);
+    let root = root.unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join(".."));
+    root.join("tests/golden").join(part)
 }
 
 /// A model, who helps it, and the door where workers come in.
@@ -105,8 +108,7 @@ impl House {
 
     /// A thread that does as `behaviour` says until the staff goes home.
     pub(crate) fn hire(&self, staff: &mut Staff, behaviour: fn(&Path, &AtomicBool)) {
-        let (socket, over) = (self.socket.clone(), Arc::clone(&staff.over));
-        staff.threads.push(thread::spawn(move || behaviour(&socket, &over)));
+        staff.hire(&self.socket, behaviour);
     }
 
     /// Waits until so many workers are seated.
@@ -186,7 +188,7 @@ pub(crate) fn adapter_of_everything(config: &ModelConfig, ranks: &[usize]) -> Ad
 }
 
 /// Numbers that look random and are always the same.
-fn numbers(salt: usize, count: usize) -> Vec<f32> {
+pub(crate) fn numbers(salt: usize, count: usize) -> Vec<f32> {
     let number = |index: usize| {
         let hash = (index as u32 ^ (salt as u32) << 16).wrapping_mul(2_654_435_761);
         ((hash ^ hash >> 15).wrapping_mul(0x2c1b_3c6d) >> 8) as f32 / (1 << 24) as f32 - 0.5
@@ -249,6 +251,14 @@ pub(crate) fn bits(model: &mut ResidentModel, requests: &[Request]) -> Vec<u32> 
 pub(crate) struct Staff {
     over: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
+}
+
+impl Staff {
+    /// A thread that does as `behaviour` says until the staff goes home.
+    pub(crate) fn hire(&mut self, socket: &Path, behaviour: fn(&Path, &AtomicBool)) {
+        let (socket, over) = (socket.to_owned(), Arc::clone(&self.over));
+        self.threads.push(thread::spawn(move || behaviour(&socket, &over)));
+    }
 }
 
 impl Drop for Staff {

@@ -73,8 +73,19 @@ impl Hub {
         let took = self.clock.now().saturating_duration_since(begun);
         failpoint::pass("layer.after_batch");
         match computed {
-            Ok(()) => self.hand_out(pieces, &out, output, Done { rows, took }),
-            Err(_) => self.fail(pieces),
+            Ok(Ok(())) => self.hand_out(pieces, &out, output, Done { rows, took }),
+            Ok(Err(error)) => {
+                let error: &dyn std::error::Error = &error;
+                tracing::error!(error, calls = pieces.len(), "the calls of a batch end with an error");
+                self.fail(pieces);
+            }
+            Err(_) => {
+                tracing::error!(
+                    calls = pieces.len(),
+                    "a panic was caught; the batch's calls end with an error"
+                );
+                self.fail(pieces);
+            }
         }
         (self.scratch.x, self.scratch.out) = (x, out);
         self.registry.counts().batches.add(1);
@@ -152,7 +163,6 @@ impl Hub {
 
     /// The batch of these pieces has failed: their calls may be repeated, all others go on.
     fn fail(&mut self, pieces: &[Piece]) {
-        tracing::error!(calls = pieces.len(), "a panic was caught; the calls of the batch end with an error");
         for piece in pieces {
             let Some(call) = self.calls.remove(&piece.id) else { continue };
             self.batcher.remove(call.asked.call, piece.id);
@@ -178,6 +188,11 @@ impl Hub {
 }
 
 impl Company for Hub {
+    fn is_waiting(&mut self) -> bool {
+        self.poll();
+        !self.batcher.is_empty()
+    }
+
     fn before_site(&mut self, site: SiteId, base: &mut dyn EvaluateSites) {
         self.poll();
         let mut left = self.settings.batching.urgent_rows;

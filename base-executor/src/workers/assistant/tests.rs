@@ -16,8 +16,8 @@ use model::{
 };
 use shmproto::board::{Geometry, Wake};
 
-use super::*;
-use crate::fixtures::square_model;
+use super::{pace::FIRST_PATIENCE, *};
+use crate::{fixtures::square_model, images::module};
 
 const WIDTH: usize = 48;
 const TARGETS: [Target; 3] = [Target::Q, Target::K, Target::V];
