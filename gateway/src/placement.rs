@@ -5,7 +5,7 @@ use std::collections::HashMap;
 
 use model::generation::AdapterId;
 use serde_json::{Value, json};
-use shmproto::message::{AdapterIdBytes, AdapterStats, ColdStart, Stats, Welcome};
+use shmproto::message::{AdapterIdBytes, AdapterStats, ColdStart, DeviceKind, Stats, Welcome};
 
 /// What a mode is called, here and on the executor's command line.
 #[must_use]
@@ -17,10 +17,24 @@ pub fn mode(cold_start: ColdStart) -> &'static str {
     }
 }
 
-/// The device tier, and how adapters get there.
+/// What a kind of device is called, here and on the executor's command line.
+#[must_use]
+pub fn kind(kind: DeviceKind) -> &'static str {
+    match kind {
+        DeviceKind::Cpu => "cpu",
+        DeviceKind::Cuda => "cuda",
+    }
+}
+
+/// The device, its tier of adapters, and how they get there.
 #[must_use]
 pub fn device(stats: &Stats, welcome: Option<&Welcome>) -> Value {
+    let device = welcome.map(|welcome| &welcome.device);
     json!({
+        "kind": device.map(|device| kind(device.kind)),
+        "name": device.map(|device| &device.name),
+        "memory_bytes": device.map(|device| device.memory_bytes),
+        "memory_free_bytes": stats.device_free_bytes,
         "bytes": stats.device_bytes,
         "budget_bytes": welcome.map(|welcome| welcome.device_budget_bytes),
         "cold_start": welcome.map(|welcome| mode(welcome.cold_start)),

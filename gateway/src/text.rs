@@ -3,7 +3,11 @@
 //! [`Text`] is what the gateway asks of a model's tokenizer and chat template; [`ModelText`] is the one that a
 //! model's files describe. Tests bring a smaller one.
 
-use std::{fmt, path::Path, sync::Arc};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use model::{
     chat_template::{ChatTemplate, GenerationPrompt, Limits, TemplateError},
@@ -69,6 +73,12 @@ pub enum LoadError {
     /// Its file is broken.
     #[error(transparent)]
     Gguf(#[from] GgufError),
+    /// A directory without a tokenizer: enough for the executor, if it makes the weights of a number.
+    #[error("there is no tokenizer.json in {}; add the tokenizer.json and tokenizer_config.json of the model, without which the executor serves benchmarks alone", path.display())]
+    NoTokenizer {
+        /// The directory.
+        path: PathBuf,
+    },
     /// It has no tokenizer that can be used.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
@@ -135,10 +145,13 @@ pub fn load(path: &Path) -> Result<Arc<dyn Text>, LoadError> {
 }
 
 fn read(path: &Path) -> Result<(Tokenizer, GenerationDefaults), LoadError> {
-    Ok(match ModelFiles::at(path)? {
+    Ok(match ModelFiles::text_at(path)? {
         ModelFiles::Gguf(path) => {
             let file = GgufFile::open(&path)?;
             (Tokenizer::from_gguf(&file)?, GenerationDefaults::from_gguf(&file)?)
+        }
+        ModelFiles::Directory(path) if !path.join("tokenizer.json").exists() => {
+            return Err(LoadError::NoTokenizer { path });
         }
         ModelFiles::Directory(path) => {
             (Tokenizer::from_directory(&path)?, GenerationDefaults::from_directory(&path)?)

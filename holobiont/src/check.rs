@@ -3,12 +3,17 @@
 use std::{
     net::{SocketAddr, TcpListener},
     path::{Path, PathBuf},
+    process::Command,
 };
 
-use model::open::ModelFiles;
+use model::{
+    open::ModelFiles,
+    random_source::{RandomSource, RandomSourceError},
+    source::WeightSource as _,
+};
 
 use crate::{
-    config::{Config, ConfigError, LayersSection},
+    config::{Config, ConfigError, Device, LayersSection},
     cores::{self, CoreList, Neighbour, Split},
     exit::{Exit, Explain},
     findings::{Finding, Unwell, report},
@@ -16,7 +21,7 @@ use crate::{
     key::file::KeyFile,
     models, sibling,
     table::size,
-    terminal::Terminal,
+    terminal::{Terminal, printable},
 };
 
 /// Arguments of `check`.
@@ -47,7 +52,9 @@ pub(crate) fn run(arguments: &CheckArguments, terminal: Terminal) -> Result<(), 
 /// Everything a configuration names.
 pub(crate) fn deployment(config: &Config, home: &Home) -> Vec<Finding> {
     let allowed = cores::allowed();
-    let mut findings = vec![model(config, home), cores(config, &allowed), workers(config, &allowed)];
+    let mut findings = vec![model(config, home)];
+    findings.extend(config.executor.device.filter(|device| *device != Device::Cpu).map(device));
+    findings.extend([cores(config, &allowed), workers(config, &allowed)]);
     findings.extend(config.adapters.iter().map(|(name, path)| adapter(name, path)));
     if let Some(path) = &config.gateway.api_key_file {
         findings.push(keys(path));
@@ -71,12 +78,65 @@ pub(crate) fn deployment(config: &Config, home: &Home) -> Vec<Finding> {
     findings
 }
 
+/// What the executor says of a device, which it can reach and this program cannot.
+pub(crate) fn device(device: Device) -> Finding {
+    const NAME: &str = "[executor] device";
+    let Some(program) = sibling::find("base-executor") else {
+        return Finding::warn(NAME, format!("{device}, which only base-executor can look at"), "install it");
+    };
+    match Command::new(program).args(["device", &device.to_string()]).output() {
+        Ok(output) => device_finding(NAME, output.status.success(), &[output.stdout, output.stderr].concat()),
+        Err(error) => {
+            Finding::fail(NAME, format!("base-executor cannot be asked: {error}"), "install it again")
+        }
+    }
+}
+
+/// The last line of what was said, whose cause and next step are one line.
+fn device_finding(name: &str, is_usable: bool, said: &[u8]) -> Finding {
+    let said = String::from_utf8_lossy(said);
+    let line = printable(said.lines().last().unwrap_or("base-executor says nothing").trim());
+    match is_usable {
+        true => Finding::ok(name, line),
+        false => {
+            let line = line.strip_prefix("error: ").unwrap_or(&line);
+            let (found, fix) = line.split_once("; ").unwrap_or((line, "use device = \"cpu\""));
+            Finding::fail(name, found, fix)
+        }
+    }
+}
+
+/// A model whose weights are made of a number: its shape, and a tokenizer for the gateway.
+fn random_model(path: &Path, seed: u64) -> Finding {
+    const NAME: &str = "[model] random_weights";
+    let shape = match RandomSource::open(path, seed) {
+        Ok(source) => source,
+        Err(error @ RandomSourceError::Read { .. }) => {
+            return Finding::fail(NAME, error.to_string(), "name the directory of a config.json");
+        }
+        Err(error) => return Finding::fail(NAME, error.to_string(), "take a model of a known architecture"),
+    };
+    if !path.join("tokenizer.json").is_file() {
+        let found = format!("there is no tokenizer.json in {}", path.display());
+        return Finding::fail(NAME, found, "add the tokenizer.json and tokenizer_config.json of the model");
+    }
+    let architecture = &shape.config().architecture;
+    Finding::warn(
+        NAME,
+        format!("{}: {architecture}", path.display()),
+        "answers mean nothing: for measurements alone",
+    )
+}
+
 fn model(config: &Config, home: &Home) -> Finding {
     const NAME: &str = "[model] name";
     let path = match models::find(config.model.name.as_deref(), home) {
         Ok(path) => path,
         Err(error) => return Finding::error(NAME, &error),
     };
+    if let Some(seed) = config.model.random_weights {
+        return random_model(&path, seed);
+    }
     let opened =
         ModelFiles::at(&path).and_then(|files| Ok((files.weights()?.config().clone(), path.clone())));
     match opened {
@@ -323,6 +383,30 @@ mod tests {
         assert!(open[2].health == Health::Fail && open[2].found.contains("by others"), "{open:?}");
         let missing = findings("key_file = '/nonexistent/keys'");
         assert_eq!((missing[0].health, missing[0].name.as_str()), (Health::Fail, "[layers] key_file"));
+    }
+
+    #[test]
+    fn what_the_executor_says_of_a_device_is_a_finding_with_its_next_step() {
+        let finding = device_finding("d", true, b"cuda:0: A GPU, 1.0 GiB free of 2.0 GiB\n");
+        assert_eq!(
+            (finding.health, finding.found.as_str()),
+            (Health::Ok, "cuda:0: A GPU, 1.0 GiB free of 2.0 GiB")
+        );
+        let finding = device_finding("d", false, b"error: there is no GPU; use --device cpu\n");
+        assert_eq!((finding.health, finding.found.as_str()), (Health::Fail, "there is no GPU"));
+        assert_eq!(finding.fix.as_deref(), Some("use --device cpu"));
+    }
+
+    #[test]
+    fn random_weights_need_a_shape_and_a_tokenizer() {
+        let directory = tempfile::tempdir().unwrap();
+        let health = || random_model(directory.path(), 1);
+        assert!(health().found.contains("config.json"));
+        let shape = concat!(env!("CARGO_MANIFEST_DIR"), "/../benches/shapes/llama-2-7b/config.json");
+        std::fs::copy(shape, directory.path().join("config.json")).unwrap();
+        assert!(health().fix.unwrap().contains("tokenizer_config.json"));
+        std::fs::write(directory.path().join("tokenizer.json"), "{}").unwrap();
+        assert_eq!(health().health, Health::Warn, "answers mean nothing");
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::{
     exit::{Exit, Explain},
 };
 use values::setting;
-pub(crate) use values::{Batching, ByteCount, ColdStart, Gbps, LogFormat, WaitFactor, WorkerCount};
+pub(crate) use values::{Batching, ByteCount, ColdStart, Device, Gbps, LogFormat, WaitFactor, WorkerCount};
 
 /// Where the gateway listens unless told otherwise.
 pub(crate) const DEFAULT_LISTEN: &str = "127.0.0.1:8080";
@@ -121,10 +121,14 @@ sections! {
         served_name: String,
         /// Longest sequence in tokens; by default the model's own limit.
         context_length: u32,
+        /// Makes the weights of this number, for measurements; the model needs no weights then.
+        random_weights: u64,
     }
 
     /// `[executor]`: the process that owns the weights.
     ExecutorSection {
+        /// What computes: `cpu`, or a GPU as `cuda:0`.
+        device: Device,
         /// Cores it computes on, as `0-3,8`.
         cores: String,
         /// Memory for keys and values.

@@ -10,10 +10,10 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::{
     check,
-    config::Config,
+    config::{Config, Device},
     cores,
     exit::Exit,
-    findings::{Finding, Unwell, report},
+    findings::{Finding, Health, Unwell, report},
     home::Home,
     models,
     table::size,
@@ -42,6 +42,9 @@ pub(crate) fn run(arguments: &DoctorArguments, terminal: Terminal) -> Result<(),
     match Config::layered(Config::default(), arguments.config.as_deref()) {
         Ok(config) => {
             findings.push(memory(&config, &home, &read("/proc/meminfo")));
+            if matches!(config.executor.device, None | Some(Device::Cpu)) {
+                findings.push(unused_gpu(&check::device(Device::Cuda(0))));
+            }
             findings.push(huge_pages(&read("/sys/kernel/mm/transparent_hugepage/enabled")));
             findings.push(locked_memory());
             findings.push(open_files());
@@ -83,6 +86,16 @@ fn cpu(cpuinfo: &str) -> Finding {
     }
 }
 
+/// A GPU that nobody asked for is worth a word; that there is none is no fault.
+fn unused_gpu(first: &Finding) -> Finding {
+    match first.health {
+        Health::Ok => {
+            Finding::ok("GPU", format!("{}; device = \"cuda:0\" in [executor] uses it", first.found))
+        }
+        Health::Warn | Health::Fail => Finding::ok("GPU", format!("none in use: {}", first.found)),
+    }
+}
+
 /// Weights, keys and values, and adapters fit into what is free.
 fn memory(config: &Config, home: &Home, meminfo: &str) -> Finding {
     let kib = |name: &str| {
@@ -98,7 +111,11 @@ fn memory(config: &Config, home: &Home, meminfo: &str) -> Finding {
     let pools = [executor.kv_bytes, executor.adapter_bytes, executor.device_adapter_bytes];
     let pools =
         pools.iter().zip(DEFAULT_POOL_BYTES).map(|(set, default)| set.map_or(default, |bytes| bytes.0));
-    let needed = pools.fold(model_bytes, u64::saturating_add);
+    let (model_bytes, needed) = match executor.device {
+        // Of what a GPU holds nothing stays here; the executor compares it with the GPU's memory.
+        Some(Device::Cuda(_)) => (0, executor.adapter_bytes.map_or(DEFAULT_POOL_BYTES[1], |bytes| bytes.0)),
+        _ => (model_bytes, pools.fold(model_bytes, u64::saturating_add)),
+    };
     let found = format!("{} free; the model and its pools take up to {}", size(available), size(needed));
     if model_bytes > available {
         Finding::fail("memory", found, "choose a smaller model, or one with fewer bits a weight")
@@ -202,7 +219,6 @@ fn service_finding(listed: &str) -> Option<Finding> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::findings::Health;
 
     #[test]
     fn the_widest_arithmetic_is_named() {
@@ -229,6 +245,19 @@ mod tests {
         fs::create_dir_all(model.parent().unwrap()).unwrap();
         fs::File::create(model).unwrap().set_len(2 << 30).unwrap();
         assert_eq!(health(&config, 1 << 20), Health::Fail);
+    }
+
+    #[test]
+    fn weights_on_a_gpu_need_no_memory_here_and_a_gpu_nobody_uses_is_told() {
+        let (home, meminfo) = (tempfile::tempdir().unwrap(), "MemAvailable:   1100000 kB\n");
+        let mut config = Config::default();
+        let health = |config: &Config| memory(config, &Home::at(home.path()), meminfo).health;
+        assert_eq!(health(&config), Health::Warn);
+        config.executor.device = Some(Device::Cuda(0));
+        assert_eq!(health(&config), Health::Ok, "adapters alone");
+        let found = |finding| unused_gpu(&finding).found;
+        assert!(found(Finding::ok("d", "A GPU")).contains("device = \"cuda:0\""));
+        assert_eq!(found(Finding::fail("d", "there is no driver", "x")), "none in use: there is no driver");
     }
 
     #[test]

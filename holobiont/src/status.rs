@@ -47,6 +47,10 @@ struct Adapters {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Device {
+    kind: Option<String>,
+    name: Option<String>,
+    memory_bytes: Option<u64>,
+    memory_free_bytes: u64,
     bytes: u64,
     budget_bytes: Option<u64>,
     cold_start: Option<String>,
@@ -165,6 +169,7 @@ fn facts(status: &Status) -> Vec<(String, String)> {
             format!("{model}, {state} for {} s, version {}", status.uptime_s, printable(&status.version)),
         ),
         ("requests", format!("{} running, {} waiting", requests.running, requests.waiting)),
+        ("device", device.text()),
         ("host tier", tier(adapters.bytes, adapters.budget_bytes)),
         ("adapters", format!("{} in memory of {}", adapters.resident, adapters.registered)),
         ("device tier", tier(device.bytes, device.budget_bytes)),
@@ -187,6 +192,21 @@ fn facts(status: &Status) -> Vec<(String, String)> {
 
 fn tier(bytes: u64, budget_bytes: Option<u64>) -> String {
     format!("{} of {}", size(bytes), budget_bytes.map_or_else(|| "-".into(), size))
+}
+
+impl Device {
+    /// What it is, and how much of its memory nobody uses.
+    fn text(&self) -> String {
+        let Some(kind) = self.kind.as_deref().map(printable) else { return "-".into() };
+        let name = self.name.as_deref().filter(|name| !name.is_empty());
+        let name = name.map(|name| format!(", {}", printable(name))).unwrap_or_default();
+        match self.memory_bytes.filter(|&bytes| bytes > 0) {
+            Some(bytes) => {
+                format!("{kind}{name}, {} free of {}", size(self.memory_free_bytes), size(bytes))
+            }
+            None => format!("{kind}{name}"),
+        }
+    }
 }
 
 /// Whoever reads figures of an emulated link must know that it is one.
@@ -298,7 +318,8 @@ mod tests {
         json!({
             "model": "smol", "version": "1", "uptime_s": 9, "ready": true, "requests": {"running": 2, "waiting": 1},
             "adapters": {"registered": 3, "resident": 2, "bytes": 2048, "budget_bytes": 4096},
-            "device": {"bytes": 1024, "budget_bytes": 2048, "cold_start": "cpu-assist",
+            "device": {"kind": "cuda", "name": "A GPU", "memory_bytes": 4096, "memory_free_bytes": 3072,
+                "bytes": 1024, "budget_bytes": 2048, "cold_start": "cpu-assist",
                 "emulated_link_bytes_per_s": 1024, "copied_bytes": 1024, "copy_ms": 2.5},
             "cold_starts": {"count": 4, "load_wait_ms": 6.0, "mean_load_wait_ms": 1.5},
             "workers": {"expected": 3, "lost": 1, "wait_ms": 7.0, "seated": [
@@ -330,6 +351,7 @@ mod tests {
         let text = shown(status(), &[adapter("pirate", "host"), adapter("asleep", "disk")]);
         for part in [
             "smol, serving for 9 s",
+            "cuda, A GPU, 3.00 KiB free of 4.00 KiB",
             "1.00 KiB of 2.00 KiB",
             "cpu-assist",
             "emulated link of 1.00 KiB/s",
@@ -355,9 +377,13 @@ mod tests {
     #[test]
     fn a_gateway_that_says_less_and_a_deployment_without_workers_are_shown_too() {
         let text = shown(json!({"model": null}), &[]);
-        for part in
-            ["no model yet, not ready", "workers        none", "link           real", "split clients  none"]
-        {
+        for part in [
+            "no model yet, not ready",
+            "device         -",
+            "workers        none",
+            "link           real",
+            "split clients  none",
+        ] {
             assert!(text.contains(part), "{part:?} is not in {text}");
         }
         assert!(!text.contains("missing") && !text.contains("CORE"), "{text}");

@@ -34,7 +34,7 @@ use std::{
 };
 
 use crate::{
-    config::{Config, ConfigError, DEFAULT_LISTEN, LogFormat, WorkerCount},
+    config::{Config, ConfigError, DEFAULT_LISTEN, Device, LogFormat, WorkerCount},
     exit::{Exit, Explain},
     home::Home,
     models::FindError,
@@ -58,6 +58,12 @@ pub(crate) struct UpArguments {
     /// Model: a path, a name that `holobiont ls` shows, or ORG/NAME[@REVISION] of a hub
     #[arg(long, value_name = "NAME_OR_PATH")]
     model: Option<String>,
+    /// What computes: cpu, cuda, or cuda:1 for another GPU than the first [default: cpu]
+    #[arg(long, value_name = "DEVICE")]
+    device: Option<Device>,
+    /// Makes the weights of this number, for measurements: MODEL needs config.json and a tokenizer only
+    #[arg(long, value_name = "SEED")]
+    random_weights: Option<u64>,
     /// Serves the PEFT adapter in DIR as NAME; may be repeated
     #[arg(long, value_name = "NAME=DIR", value_parser = parse_adapter)]
     adapter: Vec<(String, PathBuf)>,
@@ -83,6 +89,8 @@ impl UpArguments {
     fn into_layer(self) -> Config {
         let mut layer = Config::default();
         layer.model.name = self.model;
+        layer.model.random_weights = self.random_weights;
+        layer.executor.device = self.device;
         layer.gateway.listen = self.listen;
         layer.deployment.state = self.state;
         layer.deployment.log_format = self.log_format;

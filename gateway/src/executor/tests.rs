@@ -4,7 +4,7 @@
 use std::sync::{Mutex, atomic::AtomicBool};
 
 use shmproto::message::{
-    ColdStart, Finish, Hello, Loading, Output, PROTOCOL_VERSION, Sampling, ToGateway, Welcome,
+    ColdStart, DeviceFacts, Finish, Hello, Loading, Output, PROTOCOL_VERSION, Sampling, ToGateway, Welcome,
 };
 use tokio::{task::JoinHandle, time::timeout};
 use zeromq::{RouterSendHalf, RouterSocket, Socket as _, SocketRecv as _, SocketSend as _, ZmqMessage};
@@ -127,6 +127,7 @@ fn welcome() -> Welcome {
         instance: 7,
         model_path: String::new(),
         base_hash: [0; 32],
+        device: DeviceFacts::default(),
         context_length: 64,
         vocab_size: 64,
         adapter_budget_bytes: 0,

@@ -13,13 +13,15 @@ use super::{
 };
 use crate::{
     adapters::Registry,
-    placement::{PLACES, mode, rank_rows},
+    placement::{PLACES, kind, mode, rank_rows},
 };
 
 /// The figures that have no labels, ready to be changed.
 #[derive(Debug)]
 pub(super) struct PlacementFigures {
     expected_workers: u32,
+    memory: Arc<Number>,
+    memory_free: Arc<Number>,
     device_bytes: Arc<Number>,
     device_budget: Arc<Number>,
     cold_starts: Arc<Number>,
@@ -36,6 +38,8 @@ impl PlacementFigures {
         number(Id::WorkersExpected).set(f64::from(expected_workers));
         Self {
             expected_workers,
+            memory: number(Id::DeviceMemory),
+            memory_free: number(Id::DeviceMemoryFree),
             device_bytes: number(Id::DeviceBytes),
             device_budget: number(Id::DeviceBudget),
             cold_starts: number(Id::ColdStarts),
@@ -48,6 +52,7 @@ impl PlacementFigures {
     }
 
     fn report(&self, now: &Stats, before: Option<&Stats>) {
+        self.memory_free.set(float(now.device_free_bytes));
         self.device_bytes.set(float(now.device_bytes));
         self.workers.set(f64::from(u32::try_from(now.workers.len()).unwrap_or(u32::MAX)));
         for (counter, figure, unit) in [
@@ -63,6 +68,7 @@ impl PlacementFigures {
 
     /// Nothing is held or computed by an executor that is not there.
     pub(super) fn lost(&self) {
+        self.memory_free.set(0.0);
         self.device_bytes.set(0.0);
         self.workers.set(0.0);
     }
@@ -78,6 +84,10 @@ impl Metrics {
     /// Takes over what an executor says of itself once.
     pub(super) fn greeted(&self, welcome: &Welcome) {
         self.placement.device_budget.set(float(welcome.device_budget_bytes));
+        self.placement.memory.set(float(welcome.device.memory_bytes));
+        let labels = [kind(welcome.device.kind), &welcome.device.name];
+        self.store.retain(Id::Device, |shown| shown == labels);
+        self.store.number(Id::Device, &labels).set(1.0);
         let link = if self.latest().stats.link_bytes_per_s > 0 { "emulated" } else { "real" };
         let labels = [mode(welcome.cold_start), link];
         self.store.retain(Id::ColdStart, |shown| shown == labels);

@@ -144,7 +144,13 @@ metrics! {
         "Adapters taken out of the executor's memory to make room for others";
     AdapterLookups = Counter, Count, "holobiont_adapter_lookups_total", ["outcome"],
         "Requests for an adapter, by outcome: hit if it was in the executor's memory, miss if it had to be brought there";
-    // Adapters on the device, and before they are there.
+    // The device, adapters on it, and before they are there.
+    Device = Gauge, Info, "holobiont_device_info", ["kind", "name"],
+        "What the base is computed on: kind is cpu or cuda, name what its maker calls it";
+    DeviceMemory = Gauge, Bytes, "holobiont_device_memory_bytes", [],
+        "All of the device's memory; of a CPU, the host's";
+    DeviceMemoryFree = Gauge, Bytes, "holobiont_device_memory_free_bytes", [],
+        "What nobody uses of the device's memory";
     ColdStart = Gauge, Info, "holobiont_cold_start_info", ["mode", "link"],
         "What a request does whose adapter the device does not hold; link is emulated where copies are slowed down for experiments";
     DeviceBytes = Gauge, Bytes, "holobiont_device_adapter_bytes", [],

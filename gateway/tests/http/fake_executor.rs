@@ -15,9 +15,9 @@ use shmproto::{
     codec::Wire as _,
     layer::control::SessionStats,
     message::{
-        AdapterLoaded, AdapterStats, AdapterUnloaded, ColdStart, ErrorCode, Failed, Finish, Generate,
-        LayerRoute, LayerSession, LayerStats, Output, PROTOCOL_VERSION, Stats, TenantUse, ToExecutor,
-        ToGateway, TokenOutput, Welcome, WireError, WorkerStats,
+        AdapterLoaded, AdapterStats, AdapterUnloaded, ColdStart, DeviceFacts, DeviceKind, ErrorCode, Failed,
+        Finish, Generate, LayerRoute, LayerSession, LayerStats, Output, PROTOCOL_VERSION, Stats, TenantUse,
+        ToExecutor, ToGateway, TokenOutput, Welcome, WireError, WorkerStats,
     },
 };
 use tokio::task::{AbortHandle, JoinHandle};
@@ -185,6 +185,7 @@ impl Memory {
             preemptions: 1,
             cancelled: 1,
             steps: 9,
+            device_free_bytes: 1 << 29,
             device_bytes: 250 * self.adapters.len() as u64,
             cold_starts: 4,
             load_wait_us: 6000,
@@ -247,6 +248,7 @@ fn call(message: ToExecutor) -> ToGateway {
             instance: 7,
             model_path: "models/tiny.gguf".to_owned(),
             base_hash: [1; 32],
+            device: DeviceFacts { kind: DeviceKind::Cuda, name: "A GPU".to_owned(), memory_bytes: 1 << 30 },
             context_length: CONTEXT_TOKENS,
             vocab_size: VOCAB_SIZE,
             adapter_budget_bytes: 1 << 20,

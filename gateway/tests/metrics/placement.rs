@@ -54,6 +54,9 @@ async fn workers_are_counted_by_core_and_an_emulated_link_is_called_one() {
         ("holobiont_worker_taken_back_total", &[("core", "3")], 1.0),
         ("holobiont_worker_wait_seconds_total", &[], 0.007),
         ("holobiont_adapter_copy_seconds_total", &[], 0.009),
+        ("holobiont_device_info", &[("kind", "cuda"), ("name", "A GPU")], 1.0),
+        ("holobiont_device_memory_bytes", &[], 1_073_741_824.0),
+        ("holobiont_device_memory_free_bytes", &[], 536_870_912.0),
         ("holobiont_device_adapter_budget_bytes", &[], 524_288.0),
     ] {
         let found = value(&families, name, labels);

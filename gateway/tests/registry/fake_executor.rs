@@ -11,8 +11,8 @@ use model::generation::{AdapterId, Generation};
 use shmproto::{
     codec::Wire as _,
     message::{
-        AdapterLoaded, AdapterUnloaded, ColdStart, ErrorCode, Failed, LoadAdapter, PROTOCOL_VERSION, Stats,
-        ToExecutor, ToGateway, Welcome, WireError,
+        AdapterLoaded, AdapterUnloaded, ColdStart, DeviceFacts, ErrorCode, Failed, LoadAdapter,
+        PROTOCOL_VERSION, Stats, ToExecutor, ToGateway, Welcome, WireError,
     },
 };
 use tokio::task::JoinHandle;
@@ -115,6 +115,7 @@ impl Memory {
                 instance: 7,
                 model_path: "models/tiny.gguf".to_owned(),
                 base_hash: [1; 32],
+                device: DeviceFacts::default(),
                 context_length: 512,
                 vocab_size: 256,
                 adapter_budget_bytes: budget_bytes,

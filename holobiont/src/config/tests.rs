@@ -142,6 +142,19 @@ fn workers_and_the_device_are_set_in_every_layer() {
 }
 
 #[test]
+fn a_device_is_named_by_its_kind_and_number() {
+    for (text, device) in [("cpu", Device::Cpu), ("cuda:0", Device::Cuda(0)), ("cuda:3", Device::Cuda(3))] {
+        assert_eq!((text.parse(), device.to_string().as_str()), (Ok(device), text));
+    }
+    assert_eq!("cuda".parse(), Ok(Device::Cuda(0)));
+    for wrong in ["", "gpu", "cpu:0", "cuda:", "cuda:x", "cuda:+1", "cuda:99999999999"] {
+        assert!(wrong.parse::<Device>().is_err(), "{wrong:?}");
+    }
+    let error = file("[executor]\ndevice = \"gpu\"").unwrap_err();
+    assert!(why(&error).unwrap().contains("cuda:1"), "{error:?}");
+}
+
+#[test]
 fn adapters_of_all_layers_are_joined_and_the_higher_layer_wins_a_name() {
     let below = file("[adapters]\na = \"/low/a\"\nb = \"/low/b\"").unwrap();
     let above = environment(&[("HOLOBIONT_ADAPTERS_b", "/high/b"), ("HOLOBIONT_ADAPTERS_c", "/high/c")]);

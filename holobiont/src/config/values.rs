@@ -43,6 +43,44 @@ impl fmt::Display for ByteCount {
     }
 }
 
+/// What computes: the host's cores, or a GPU by its number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Device {
+    /// The host's own cores.
+    Cpu,
+    /// An NVIDIA GPU.
+    Cuda(u32),
+}
+
+impl FromStr for Device {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let number = |digits: &str| match digits.bytes().all(|byte| byte.is_ascii_digit()) {
+            true => digits.parse().ok(),
+            false => None,
+        };
+        match text.split_once(':') {
+            None if text == "cpu" => Some(Self::Cpu),
+            None if text == "cuda" => Some(Self::Cuda(0)),
+            Some(("cuda", digits)) => number(digits).map(Self::Cuda),
+            _ => None,
+        }
+        .ok_or_else(|| {
+            format!("`{text}` is no device; write cpu, cuda, or cuda:1 for another GPU than the first")
+        })
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(number) => write!(f, "cuda:{number}"),
+        }
+    }
+}
+
 /// What a request does whose adapter the device does not hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ColdStart {

@@ -127,6 +127,8 @@ fn executor_arguments(
         .with("--max-workers", split.workers.len().to_string())
         .with("--log-format", log_format.to_string())
         .with("--grace-ms", config.grace().as_millis().to_string())
+        .with_setting("--device", limits.device)
+        .with_setting("--random-weights", config.model.random_weights)
         .with_setting("--cores", split.executor.as_deref())
         .with_setting("--kv-bytes", limits.kv_bytes)
         .with_setting("--kv-dtype", limits.kv_dtype.as_deref())
@@ -301,8 +303,8 @@ mod tests {
     #[test]
     fn every_setting_reaches_its_process() {
         let file = r#"
-            model = { context_length = 7 }
-            executor = { cores = "0-1", kv_bytes = "1 KiB", kv_dtype = "f16", adapter_bytes = 2, adapter_dtype = "bf16", device_adapter_bytes = "3 KiB", cold_start = "on-demand", link_gbps = 2.5, max_running = 3, max_waiting = 4, chunk_tokens = 5 }
+            model = { context_length = 7, random_weights = 25 }
+            executor = { device = "cuda:1", cores = "0-1", kv_bytes = "1 KiB", kv_dtype = "f16", adapter_bytes = 2, adapter_dtype = "bf16", device_adapter_bytes = "3 KiB", cold_start = "on-demand", link_gbps = 2.5, max_running = 3, max_waiting = 4, chunk_tokens = 5 }
             gateway = { listen = "127.0.0.1:6", adapter_root = "/r", api_key_file = "/k", max_body_bytes = "2 KiB", max_sequences = 10, threads = 8, insecure = true, requests_per_min_per_key = 11, requests_per_min_per_adapter = 12, max_connections = 13, header_timeout_ms = 14, body_timeout_ms = 15, stall_timeout_ms = 16, cors_origins = "http://a,http://b", vllm_metrics = true, max_adapter_labels = 17, max_adapters = 18, max_adapter_file_bytes = "1 KiB", silence_ms = 19, otlp_endpoint = "http://o" }
             workers = { cores = "2", count = 1, spin_us = 20 }
             layers = { local = false, listen = "127.0.0.1:20", cert = "/c", cert_key = "/ck", client_ca = "/ca", key_file = "/lk", batching = "lockstep", wait_factor = 1.5, max_sessions = 21, tenant_sessions = 22, tenant_rows = 23, tenant_bytes = "1 KiB", rows_per_s = 24 }
@@ -311,7 +313,7 @@ mod tests {
         let config: Config = toml::from_str(file).unwrap();
         let ((_directory, state, _), split) = (state(), split(&config, "0-3"));
         let executor = text(&executor_arguments(&config, &split, Path::new("/m"), &state, LogFormat::Json));
-        let expected = "--max-workers 1 --log-format json --grace-ms 9 --cores 0-1 --kv-bytes 1024 --kv-dtype f16 \
+        let expected = "--max-workers 1 --log-format json --grace-ms 9 --device cuda:1 --random-weights 25 --cores 0-1 --kv-bytes 1024 --kv-dtype f16 \
             --adapter-bytes 2 --adapter-dtype bf16 --device-adapter-bytes 3072 --cold-start on-demand --link-gbps 2.5 --max-running 3 --max-waiting 4 --chunk-tokens 5 --context-length 7 \
             --layers off --layer-listen 127.0.0.1:20 --layer-cert /c --layer-cert-key /ck --layer-client-ca /ca --layer-key-file /lk \
             --layer-batching lockstep --layer-wait-factor 1.5 --layer-max-sessions 21 --layer-tenant-sessions 22 --layer-tenant-rows 23 \
