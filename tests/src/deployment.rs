@@ -119,6 +119,13 @@ impl Plan {
         self
     }
 
+    /// Sets a variable of somebody else's, such as the loader's or a driver's.
+    #[must_use]
+    pub fn environment(mut self, name: &str, value: &str) -> Self {
+        self.settings.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
     /// Lets its processes die as often as it takes, and come back soon.
     #[must_use]
     pub fn restless(self) -> Self {

@@ -8,6 +8,7 @@
 //! - [`stream`]: server-sent events, and the ways in which a stream may end
 //! - [`fixtures`]: programs, model and adapters
 //! - [`direct_adapters`]: IA3 adapters and prefixes for that model
+//! - [`gpu`]: a small model for tests of a GPU, and whether there is one
 //! - [`proc`]: what the operating system says of a process
 //! - [`watchdog`]: nothing waits for ever
 //! - [`split`]: split clients of a deployment: honest ones, the program, and those that mean harm
@@ -23,6 +24,7 @@ pub mod client;
 pub mod deployment;
 pub mod direct_adapters;
 pub mod fixtures;
+pub mod gpu;
 pub mod proc;
 pub mod split;
 pub mod stream;

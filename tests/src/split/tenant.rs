@@ -66,6 +66,20 @@ impl Tenant {
         key: Option<&str>,
         patience: Duration,
     ) -> Result<Self, CallError> {
+        Self::rent_of(&model(), connector, masking, key, patience)
+    }
+
+    /// The same of the model at `path` instead of the one all tests share.
+    ///
+    /// # Errors
+    /// The executor does not let it in.
+    pub fn rent_of(
+        path: &Path,
+        connector: Box<dyn Connect>,
+        masking: Masking,
+        key: Option<&str>,
+        patience: Duration,
+    ) -> Result<Self, CallError> {
         let settings = Settings {
             key: key.map(str::to_owned),
             name: "tenant".to_owned(),
@@ -75,7 +89,7 @@ impl Tenant {
         };
         let mut session = Session::open(connector, settings)?;
         let mask = masking.prepare(&mut session, &mut |_, _| {})?;
-        let base = ClientBase::open(&model()).expect("the model of the tests");
+        let base = ClientBase::open(path).expect("the model of the tests");
         let split = SplitModel::new(base, session, mask, &SplitOptions::default());
         Ok(Self { model: split.expect("a split model"), adapter: None })
     }
