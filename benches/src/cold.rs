@@ -10,7 +10,7 @@
 //! - [`adapters`]: many adapters from one file of weights.
 //! - [`starts`], [`decode`], [`crossover`]: the benchmarks.
 
-mod adapters;
+pub(crate) mod adapters;
 mod arrivals;
 pub(crate) mod crossover;
 pub(crate) mod decode;
@@ -19,6 +19,6 @@ pub(crate) mod starts;
 mod tables;
 
 pub(crate) use self::{
-    arrivals::Arrival,
-    executor::{Executor, Helper, Mode, Place},
+    arrivals::{Arrival, Load, Popularity},
+    executor::{Executor, Helper, Mode, Place, Served},
 };

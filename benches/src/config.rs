@@ -44,7 +44,19 @@ pub(crate) enum Name {
     SplitMixed,
     /// Masking `paper` beside `off`.
     SplitMasking,
-    /// Every one of them but `xab`, which needs PyTorch.
+    /// A GPU's decode steps, beside its memory's bandwidth and PyTorch.
+    CudaDecode,
+    /// A GPU's long prompts, beside the rate of its matrix unit.
+    CudaPrefill,
+    /// What adapters cost on a GPU, by ranks.
+    CudaLora,
+    /// The link between host and GPU.
+    CudaLink,
+    /// Prompts on cold adapters, workers asked in the GPU's stream beside through the host.
+    CudaFused,
+    /// Requests on cold adapters over the real link to a GPU.
+    CudaCold,
+    /// Every one of them but `xab`, which needs PyTorch, and those of a GPU.
     All,
 }
 
@@ -66,6 +78,16 @@ impl Name {
         Self::SplitMixed,
         Self::SplitMasking,
     ];
+
+    /// Whether it is measured on a GPU, with weights of its own.
+    pub(crate) fn is_for_gpu(self) -> bool {
+        self.shares_model() || matches!(self, Self::CudaLink | Self::CudaFused | Self::CudaCold)
+    }
+
+    /// Whether it is measured on a model in this process.
+    pub(crate) fn shares_model(self) -> bool {
+        matches!(self, Self::CudaDecode | Self::CudaPrefill | Self::CudaLora)
+    }
 
     /// Whether it is compared with llama.cpp.
     pub(crate) fn needs_llama_cpp(self) -> bool {
@@ -123,9 +145,9 @@ pub(crate) struct Args {
     /// What to measure.
     #[arg(required = true, value_enum)]
     names: Vec<Name>,
-    /// The model both sides run (GGUF).
+    /// The model both sides run (GGUF); those of a GPU need none.
     #[arg(long, env = "HOLOBIONT_MODEL", value_name = "FILE")]
-    model: PathBuf,
+    model: Option<PathBuf>,
     /// Folder of llama-bench, llama-batched-bench, llama-server and llama-quantize.
     #[arg(long, env = "HOLOBIONT_LLAMA_CPP", value_name = "DIR")]
     peer: Option<PathBuf>,
@@ -153,6 +175,32 @@ pub(crate) struct Args {
     /// Folder for plots (SVG) of the cold starts and of waits at a site.
     #[arg(long, value_name = "DIR")]
     plot: Option<PathBuf>,
+    /// The GPU of the benchmarks for one, cuda:0 or another.
+    #[arg(long, default_value = "cuda:0", value_name = "DEVICE", value_parser = ordinal)]
+    device: u32,
+    /// Folder of a config.json: the shape that is measured on a GPU (default: that of Llama-2-7B).
+    #[arg(long, value_name = "DIR")]
+    shape: Option<PathBuf>,
+    /// What scripts/gpu-peer.py measured on the same GPU.
+    #[arg(long, value_name = "FILE")]
+    gpu_peer: Option<PathBuf>,
+}
+
+/// The number of a GPU, from `cuda:N`.
+fn ordinal(text: &str) -> Result<u32, String> {
+    let number = text.strip_prefix("cuda:").and_then(|number| number.parse().ok());
+    number.ok_or_else(|| "write cuda:0, or another number".to_owned())
+}
+
+/// What is measured on a GPU, and beside what.
+#[derive(Debug, Clone)]
+pub(crate) struct GpuConfig {
+    /// Which GPU.
+    pub(crate) ordinal: u32,
+    /// Folder of the shape's configuration, if it was given.
+    pub(crate) shape: Option<PathBuf>,
+    /// The peer's figures, if there are any.
+    pub(crate) peer: Option<PathBuf>,
 }
 
 /// A checked [`Args`].
@@ -160,7 +208,7 @@ pub(crate) struct Args {
 pub(crate) struct Config {
     /// Benchmarks in the order they were asked for, each once.
     pub(crate) names: Vec<Name>,
-    /// An existing GGUF file.
+    /// An existing GGUF file, if one of the benchmarks needs it.
     pub(crate) model: PathBuf,
     /// An existing folder of peer binaries, if one of the benchmarks needs it.
     pub(crate) peer: Option<PathBuf>,
@@ -180,6 +228,8 @@ pub(crate) struct Config {
     pub(crate) link: LinkSpeed,
     /// Where plots go.
     pub(crate) plot: Option<PathBuf>,
+    /// For benchmarks on a GPU.
+    pub(crate) gpu: GpuConfig,
 }
 
 impl Args {
@@ -194,8 +244,13 @@ impl Args {
                 .context("cannot find the folder of this program; give it with --ours")?
                 .with_file_name(""),
         };
-        ensure!(self.model.is_file(), "no model at {}; give a GGUF file with --model", self.model.display());
         let names = expand(&self.names);
+        let model = self.model.unwrap_or_default();
+        ensure!(
+            model.is_file() || names.iter().all(|name| name.is_for_gpu()),
+            "no model at {}; give a GGUF file with --model",
+            model.display()
+        );
         if names.iter().any(|name| name.needs_llama_cpp()) {
             let peer = self.peer.as_deref().unwrap_or(Path::new(""));
             ensure!(
@@ -206,7 +261,7 @@ impl Args {
         }
         Ok(Config {
             names,
-            model: self.model,
+            model,
             peer: self.peer,
             ours,
             torch_python: self.torch_python,
@@ -216,6 +271,7 @@ impl Args {
             cores: self.cores.unwrap_or(self.threads).get(),
             link: self.link,
             plot: self.plot,
+            gpu: GpuConfig { ordinal: self.device, shape: self.shape, peer: self.gpu_peer },
         })
     }
 }
@@ -250,6 +306,16 @@ mod tests {
             Args::try_parse_from(["bench", "decode", "--model", "/no/such.gguf", "--peer", "/"]).unwrap();
         let message = args.validate().unwrap_err().to_string();
         assert!(message.contains("/no/such.gguf") && message.contains("--model"), "{message}");
+    }
+
+    #[test]
+    fn what_is_measured_on_a_gpu_needs_no_model_and_is_not_among_all() {
+        let args = |words: &[&str]| Args::try_parse_from([&["bench"], words].concat());
+        let config = args(&["cuda-decode", "cuda-link", "--device", "cuda:1"]).unwrap().validate().unwrap();
+        assert_eq!((config.names, config.gpu.ordinal), (vec![Name::CudaDecode, Name::CudaLink], 1));
+        assert!(args(&["cuda-decode", "--device", "cpu"]).is_err());
+        assert!(args(&["cuda-decode", "board", "--model", "/no/such"]).unwrap().validate().is_err());
+        assert!(Name::EACH.iter().all(|name| !name.is_for_gpu()));
     }
 
     #[test]

@@ -41,6 +41,15 @@ impl Cores {
         Ok(Self(cores))
     }
 
+    /// All cores that this thread may use.
+    ///
+    /// # Errors
+    /// If the system does not say.
+    pub(crate) fn all() -> Result<Self> {
+        let allowed = sched_getaffinity(None).context("cannot read which cores this process may use")?;
+        Ok(Self((0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).collect()))
+    }
+
     /// Confines this thread, and with it every process and thread it starts later, to these cores, so that both sides
     /// and the load generator share the same ones.
     ///

@@ -4,7 +4,7 @@
 //!
 //! - one file for each benchmark: [`decode`], [`prefill`], [`batch`], [`adapters`], [`neighbour`], [`startup`],
 //!   [`overload`], [`xab`], [`board`], [`cold`] (cold starts, decode in their modes, and the crossover),
-//!   [`split`] (split clients: rate and calls, batching, beside resident requests, masking);
+//!   [`split`] (split clients: rate and calls, batching, beside resident requests, masking), [`gpu`] (all of them);
 //! - [`ours`] and [`peer`]: how each side is driven, by its measuring command and as a server;
 //! - [`measure`], [`contest`], [`report`]: alternation, medians and spreads, and the rows they become;
 //! - [`http`], [`lora`], [`workload`]: streamed requests, generated adapters and prompts for the servers;
@@ -20,6 +20,7 @@ mod cold;
 mod config;
 mod contest;
 mod decode;
+mod gpu;
 mod http;
 mod lora;
 mod machine;

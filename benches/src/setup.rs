@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use crate::{
     adapters, batch, board, cold,
     config::{Config, Name},
-    decode,
+    decode, gpu,
     machine::Cores,
     neighbour,
     ours::{Helper, Ours},
@@ -98,10 +98,22 @@ impl From<Outcome> for ExitCode {
 /// # Errors
 /// If the sides cannot be made ready.
 pub(crate) fn run(config: &Config) -> Result<Outcome> {
+    let (on_gpu, others): (Vec<_>, Vec<_>) = config.names.iter().partition(|name| name.is_for_gpu());
+    let mut outcome = Outcome::Complete;
+    if !on_gpu.is_empty() {
+        // Before this process is confined to some of its cores.
+        outcome = gpu::run(config, &on_gpu)?;
+    }
+    if !others.is_empty() && run_on_cpu(config, others)? == Outcome::Partial {
+        outcome = Outcome::Partial;
+    }
+    Ok(outcome)
+}
+
+fn run_on_cpu(config: &Config, names: Vec<Name>) -> Result<Outcome> {
     let (cores, board_cores) = (Cores::first(config.threads)?, Cores::first(config.cores)?);
     cores.confine()?;
     cores.warn_if_busy();
-    let names = config.names.clone();
     let with_llama = names.iter().any(|name| name.needs_llama_cpp());
     let setup = with_llama.then(|| Setup::prepare(config.clone(), cores.clone())).transpose()?;
     let mut outcome = Outcome::Complete;

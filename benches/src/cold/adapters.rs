@@ -17,7 +17,15 @@ pub(super) const ADAPTED: [Projection; 3] = [Projection::Q, Projection::K, Proje
 /// # Errors
 /// If they cannot be written.
 pub(super) fn write(model: &Path, rank: usize, count: usize, folder: &Path) -> Result<Vec<PathBuf>> {
-    let adapter = Adapter::random(&Shape::of(model)?, rank, 1).on(&ADAPTED);
+    write_for(&Shape::of(model)?, rank, count, folder)
+}
+
+/// The same for a model of this shape.
+///
+/// # Errors
+/// If they cannot be written.
+pub(crate) fn write_for(shape: &Shape, rank: usize, count: usize, folder: &Path) -> Result<Vec<PathBuf>> {
+    let adapter = Adapter::random(shape, rank, 1).on(&ADAPTED);
     let first = folder.join("0");
     write_peft(&adapter, &first)?;
     let weights = Path::new("adapter_model.safetensors");

@@ -16,7 +16,7 @@ const LONGEST: usize = 256;
 
 /// Which adapters requests ask for.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Popularity {
+pub(crate) enum Popularity {
     /// Each another one, in turn, from number `first` of `count`.
     Distinct {
         /// The first one asked for.
@@ -31,15 +31,15 @@ pub(super) enum Popularity {
 
 /// A load.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) struct Load {
+pub(crate) struct Load {
     /// Requests a second on average; they arrive at exponentially distributed intervals.
-    pub(super) rate: f64,
+    pub(crate) rate: f64,
     /// How many.
-    pub(super) requests: usize,
+    pub(crate) requests: usize,
     /// Adapters there are.
-    pub(super) adapters: usize,
+    pub(crate) adapters: usize,
     /// Which are asked for.
-    pub(super) popularity: Popularity,
+    pub(crate) popularity: Popularity,
 }
 
 /// One request.
@@ -59,7 +59,7 @@ pub(crate) struct Arrival {
 
 impl Load {
     /// Its requests in the order of their arrival.
-    pub(super) fn arrivals(&self, seed: u64) -> Vec<Arrival> {
+    pub(crate) fn arrivals(&self, seed: u64) -> Vec<Arrival> {
         let mut random = StdRng::seed_from_u64(seed);
         let mut at = 0.0;
         (0..self.requests)

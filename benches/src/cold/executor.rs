@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    iter,
     path::{Path, PathBuf},
     process::Command,
     time::{Duration, Instant},
@@ -77,12 +78,18 @@ pub(crate) struct Place<'a> {
     pub(crate) base_cores: &'a [usize],
     /// The worker's core.
     pub(crate) worker_core: usize,
+    /// Cores of workers beside it.
+    pub(crate) further_workers: &'a [usize],
     /// Bytes of adapters on the device, but for [`Mode::Cached`], which has room for all.
     pub(crate) device_bytes: u64,
     /// Bytes of adapters in the host tier.
     pub(crate) host_bytes: u64,
-    /// Speed of the emulated link.
+    /// Speed of the emulated link; infinite: there is the real one.
     pub(crate) link_gbps: f64,
+    /// Bytes of keys and values.
+    pub(crate) kv_bytes: u64,
+    /// Further options of the executor.
+    pub(crate) options: &'a [String],
     /// Who computes what the device does not have.
     pub(crate) helper: Helper,
 }
@@ -101,23 +108,32 @@ impl<'a> Place<'a> {
             model: &config.model,
             base_cores: &cores.numbers()[..1],
             worker_core,
+            further_workers: &[],
             device_bytes: 1 << 30,
             host_bytes: 4 << 30,
             link_gbps: 1.0,
+            kv_bytes: 256 << 20,
+            options: &[],
             helper: Helper::Worker,
         })
     }
+
+    /// Where its workers are.
+    fn worker_cores(&self) -> impl Iterator<Item = usize> {
+        let first = (self.helper == Helper::Worker).then_some(self.worker_core);
+        first.into_iter().flat_map(|first| iter::once(first).chain(self.further_workers.iter().copied()))
+    }
 }
 
-/// A running executor with one worker, and a connection to it.
+/// A running executor with its workers, and a connection to it.
 pub(crate) struct Executor {
     pub(crate) mode: Mode,
     send: DealerSendHalf,
     receive: DealerRecvHalf,
     next: u64,
     adapters: Vec<AdapterIdBytes>,
-    // Both end when dropped, before their folder.
-    worker: Option<Process>,
+    // All end when dropped, before their folder.
+    workers: Vec<Process>,
     executor: Process,
     folder: TempDir,
 }
@@ -150,19 +166,19 @@ impl Executor {
         let socket = folder.path().join("run/executor.sock");
         let log = |name: &str| folder.path().join(name);
         let executor = Process::start(&mut executor_command(place, mode, &socket), &log("executor.log"))?;
-        let worker = match place.helper {
-            Helper::Worker => Some(Process::start(&mut worker_command(place, &socket), &log("worker.log"))?),
-            Helper::Nobody => None,
-        };
+        let workers = place.worker_cores().map(|core| {
+            Process::start(&mut worker_command(place, core, &socket), &log(&format!("worker-{core}.log")))
+        });
+        let workers = workers.collect::<Result<Vec<_>>>()?;
         let connected = timeout(LIMIT, connect(&socket)).await.context("the executor does not answer")?;
         let (send, receive) = connected.with_context(|| executor.last_words())?;
         let mut started =
-            Self { mode, send, receive, next: 1, adapters: Vec::new(), worker, executor, folder };
-        let workers = usize::from(started.worker.is_some());
+            Self { mode, send, receive, next: 1, adapters: Vec::new(), workers, executor, folder };
+        let workers = started.workers.len();
         started
             .stats_when(|stats| stats.workers.len() == workers)
             .await
-            .context("the worker does not come")?;
+            .context("the workers do not come")?;
         Ok(started)
     }
 
@@ -314,28 +330,29 @@ fn executor_command(place: Place<'_>, mode: Mode, socket: &Path) -> Command {
     command.arg("--model").arg(place.model).arg("--socket").arg(socket);
     for (option, value) in [
         ("--cores", list(place.base_cores)),
-        ("--kv-bytes", "256MiB".to_owned()),
+        ("--kv-bytes", place.kv_bytes.to_string()),
         ("--adapter-bytes", place.host_bytes.to_string()),
         ("--device-adapter-bytes", device_bytes.to_string()),
         ("--cold-start", mode.name().to_owned()),
-        ("--max-workers", usize::from(place.helper == Helper::Worker).to_string()),
+        ("--max-workers", place.worker_cores().count().to_string()),
         ("--max-running", "32".to_owned()),
         ("--max-waiting", "1024".to_owned()),
         ("--log-format", "json".to_owned()),
     ] {
         command.arg(option).arg(value);
     }
+    command.args(place.options);
     // Nothing is cold where everything is there from the start: only its loading would take longer.
-    if mode != Mode::Cached {
+    if mode != Mode::Cached && place.link_gbps.is_finite() {
         command.arg("--link-gbps").arg(place.link_gbps.to_string());
     }
     command
 }
 
-fn worker_command(place: Place<'_>, socket: &Path) -> Command {
+fn worker_command(place: Place<'_>, core: usize, socket: &Path) -> Command {
     let mut command = Command::new(place.programs.join("lora-worker"));
     command.arg("--executor").arg(socket.with_file_name("workers.sock"));
-    command.arg("--core").arg(place.worker_core.to_string());
+    command.arg("--core").arg(core.to_string());
     command
 }
 

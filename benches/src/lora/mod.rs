@@ -10,7 +10,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use half::f16;
-use model::gguf::GgufFile;
+use model::{config::ModelConfig, gguf::GgufFile, layout::linear_shape, source::Target};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 pub(crate) use gguf::write_gguf;
@@ -80,6 +80,15 @@ impl Shape {
             *features = (tensor.rows(), tensor.cols());
         }
         Ok(Self { architecture, layers, features })
+    }
+
+    /// That of a model whose configuration is at hand.
+    pub(crate) fn of_config(config: &ModelConfig) -> Self {
+        let features = [Target::Q, Target::K, Target::V, Target::O].map(|target| {
+            let [rows, columns] = linear_shape(config, target);
+            (rows, columns)
+        });
+        Self { architecture: config.architecture.clone(), layers: config.layers, features }
     }
 
     /// How many layers there are, and the inputs and outputs of a layer's `projections`, all added up.

@@ -1,0 +1,87 @@
+//! The base on an NVIDIA GPU: how near it comes to what the device can do, and what adapters cost there.
+//!
+//! Weights are random ([`model::random_source`]), so any shape is measured without a download: that of Llama-2-7B, or a
+//! tiny one where a CPU stands in for the GPU and figures mean nothing. Rows are printed as soon as they are measured,
+//! and name shape, device and driver.
+//!
+//! # Layout
+//!
+//! - [`lab`]: what all benchmarks share: the device, the shape, the rows. [`sizes`]: how much is measured.
+//! - [`ceilings`]: what the device itself reaches. [`work`]: the bytes and operations of a shape. [`peer`]: PyTorch's
+//!   figures, which `scripts/gpu-peer.py` has written. [`fit`]: a straight line and how well it fits.
+//! - [`streams`], [`adapters`]: a model in this process, and adapters on its device.
+//! - [`decode`], [`prefill`], [`overhead`], [`ranks`], [`link`]: benchmarks in this process.
+//! - [`executors`], [`fused`], [`cold`]: benchmarks of the real executor with real workers.
+//!
+//! `docs/performance/gpu.md` says what is expected of each figure and why.
+
+mod adapters;
+mod ceilings;
+mod cold;
+mod decode;
+mod executors;
+mod fit;
+mod fused;
+mod lab;
+mod link;
+mod overhead;
+mod peer;
+mod prefill;
+mod ranks;
+mod sizes;
+mod streams;
+mod work;
+
+use anyhow::Result;
+use model::cuda::Graphs;
+
+use self::{lab::Lab, streams::Streams};
+use crate::{
+    config::{Config, Name},
+    setup::Outcome,
+};
+
+/// Measures `names`, all of them for a GPU. One that fails does not keep the others from running.
+///
+/// # Errors
+/// If there is no such device, or the shape cannot be read.
+pub(crate) fn run(config: &Config, names: &[Name]) -> Result<Outcome> {
+    let lab = Lab::open(config)?;
+    let mut outcome = Outcome::Complete;
+    // Of one model for those that follow each other: 13 GB take seconds to be made.
+    let mut streams = None;
+    for &name in names {
+        eprintln!("holobiont-bench: {name:?} on {}", lab.cuda.info().name);
+        if !name.shares_model() {
+            streams = None;
+        }
+        if let Err(error) = measure(&lab, name, &mut streams) {
+            eprintln!("holobiont-bench: {name:?} could not be measured: {error:#}");
+            outcome = Outcome::Partial;
+        }
+    }
+    Ok(outcome)
+}
+
+fn measure(lab: &Lab, name: Name, streams: &mut Option<Streams>) -> Result<()> {
+    match name {
+        Name::CudaLink => link::run(lab),
+        Name::CudaFused => fused::run(lab),
+        Name::CudaCold => cold::run(lab),
+        _ => {
+            let streams = match streams {
+                Some(streams) => streams,
+                none => none.insert(Streams::load(lab, Graphs::Use)?),
+            };
+            match name {
+                Name::CudaDecode => decode::run(lab, streams),
+                Name::CudaPrefill => prefill::run(lab, streams),
+                Name::CudaLora => {
+                    overhead::run(lab, streams)?;
+                    ranks::run(lab)
+                }
+                _ => Ok(()),
+            }
+        }
+    }
+}

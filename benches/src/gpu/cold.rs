@@ -1,0 +1,140 @@
+//! C-20 over the real link: requests on adapters that are not on the device, in the three modes of a cold start.
+//!
+//! The device has room for half of the adapters, and they are asked for in turn: whoever comes next was thrown out. First
+//! lone requests, where what the link and the workers take is all there is to hide; then arrivals at half of the capacity.
+
+use anyhow::{Context, Result};
+
+use super::{
+    executors::{Ground, file_bytes, first_token_ms, runtime},
+    lab::{Figure, Lab, own},
+};
+use crate::{
+    cold::{Executor, Helper, Load, Mode, Place, Popularity, Served},
+    measure::Samples,
+    report::{Better, Target},
+};
+
+const BENCH: &str = "cuda-cold";
+const ADAPTERS: usize = 12;
+/// Tokens of a lone prompt: on a GPU, a few milliseconds.
+const PROMPT_SHARE: usize = 4;
+/// Of the capacity, when requests arrive as they please.
+const LOAD: f64 = 0.5;
+/// Rounds of arrivals; each takes seconds.
+const MOST_ROUNDS: usize = 3;
+/// First token of cpu-assist over that of cached: of a lone request, layer by layer, and under load (C-20).
+const MOST_LONE: f64 = 1.05;
+const MOST_LOADED: f64 = 1.22;
+
+/// Every row of this benchmark.
+///
+/// # Errors
+/// If an executor does not start or does not answer.
+pub(super) fn run(lab: &Lab) -> Result<()> {
+    runtime()?.block_on(measure(lab))
+}
+
+async fn measure(lab: &Lab) -> Result<()> {
+    let ground = Ground::new(lab, lab.sizes.cold_rank, ADAPTERS)?;
+    let options = ground.options(&[]);
+    let bytes = file_bytes(&ground.adapters[0])?;
+    let place = Place {
+        host_bytes: (bytes * ADAPTERS as u64 * 3 / 2).max(64 << 20),
+        device_bytes: bytes * ADAPTERS as u64 / 2,
+        ..ground.place(&options)
+    };
+    let alone = Place { helper: Helper::Nobody, ..place };
+    let (cached, on_demand, assist) = tokio::join!(
+        started(alone, Mode::Cached, &ground),
+        started(alone, Mode::OnDemand, &ground),
+        started(place, Mode::CpuAssist, &ground)
+    );
+    let mut executors = [cached?, on_demand?, assist?];
+    lone(lab, &mut executors).await?;
+    loaded(lab, &mut executors).await
+}
+
+async fn started(place: Place<'_>, mode: Mode, ground: &Ground<'_>) -> Result<Executor> {
+    let mut executor = Executor::start(place, mode).await?;
+    executor.load(&ground.adapters).await?;
+    executor.settle().await?;
+    Ok(executor)
+}
+
+/// One request at a time.
+async fn lone(lab: &Lab, executors: &mut [Executor; 3]) -> Result<()> {
+    let tokens = lab.sizes.prompts[0] / PROMPT_SHARE;
+    let mut ms: [Vec<f64>; 3] = Default::default();
+    // The first requests, on every adapter once, are not counted: they throw out what was there from the start.
+    let rounds = ADAPTERS..ADAPTERS + 3 * lab.runs;
+    for round in 0..rounds.end {
+        for turn in 0..executors.len() {
+            let who = (turn + round) % executors.len();
+            let adapter = Some(round % ADAPTERS);
+            let first = first_token_ms(&mut executors[who], adapter, tokens, round).await?;
+            if rounds.contains(&round) {
+                ms[who].push(first);
+            }
+            executors[who].settle().await?;
+        }
+    }
+    for executor in executors.iter_mut() {
+        let (mode, stats) = (executor.mode.name(), executor.stats().await?);
+        eprintln!("holobiont-bench: {mode}: {} of {} lone requests were cold", stats.cold_starts, rounds.end);
+    }
+    let case = format!("first token of a lone prompt of {tokens}");
+    tell(lab, &case, ms, MOST_LONE)
+}
+
+/// Requests that arrive as they please, on one adapter after the other.
+async fn loaded(lab: &Lab, executors: &mut [Executor; 3]) -> Result<()> {
+    let requests = lab.sizes.arrivals;
+    let load =
+        |rate| Load { rate, requests, adapters: ADAPTERS, popularity: Popularity::Distinct { first: 0 } };
+    let arrivals = |rate, seed| {
+        let mut arrivals = load(rate).arrivals(seed);
+        for arrival in &mut arrivals {
+            arrival.prompt = arrival.prompt.min(lab.sizes.longest);
+            arrival.answer = arrival.answer.min(lab.sizes.longest);
+        }
+        arrivals
+    };
+    let burst = executors[0].serve(&arrivals(1e6, 1)).await?;
+    let last = burst.iter().map(|served| served.last).max().context("nothing was served")?;
+    let rate = LOAD * requests as f64 / last.as_secs_f64();
+    let mut ms: [Vec<f64>; 3] = Default::default();
+    for round in 0..lab.runs.min(MOST_ROUNDS) {
+        let arrivals = arrivals(rate, 100 + round as u64);
+        for turn in 0..executors.len() {
+            let who = (turn + round) % executors.len();
+            let served = executors[who].serve(&arrivals).await?;
+            ms[who].push(mean_first_ms(&served)?);
+            executors[who].settle().await?;
+        }
+    }
+    let case = format!("mean first token, {rate:.1} requests/s on distinct adapters");
+    tell(lab, &case, ms, MOST_LOADED)
+}
+
+fn mean_first_ms(served: &[Served]) -> Result<f64> {
+    Ok(Samples::of(served, |served| served.first.as_secs_f64() * 1000.0)?.mean())
+}
+
+/// The modes beside each other: cpu-assist has the goal, on-demand shows what there was to hide.
+fn tell(lab: &Lab, case: &str, ms: [Vec<f64>; 3], most: f64) -> Result<()> {
+    let [cached, on_demand, assist] = ms.map(Samples::new);
+    let (cached, on_demand, assist) = (cached?, on_demand?, assist?);
+    let rank = lab.sizes.cold_rank;
+    let figure = |mode: Mode, ours| Figure {
+        bench: BENCH,
+        case: format!("{case}, rank {rank}, {}", mode.name()),
+        unit: "ms",
+        better: Better::Lower,
+        ours,
+    };
+    let warm = || own("holobiont, cached", cached.clone());
+    lab.tell(figure(Mode::CpuAssist, assist.clone()), warm(), Some(Target::ShareAtMost(most)))?;
+    lab.tell(figure(Mode::OnDemand, on_demand.clone()), warm(), None)?;
+    lab.tell(figure(Mode::CpuAssist, assist), own("holobiont, on-demand", on_demand), None)
+}

@@ -1,0 +1,97 @@
+//! Decoding: one stream beside what the memory's bandwidth allows, eight beside PyTorch, and what records of steps save.
+
+use anyhow::Result;
+use model::cuda::Graphs;
+
+use super::{
+    adapters, ceilings,
+    lab::{Figure, Lab, map, own},
+    streams::{Streams, Who},
+    work,
+};
+use crate::{
+    measure::Samples,
+    report::{Better, Target},
+};
+
+const BENCH: &str = "cuda-decode";
+/// Streams that decode together, each on its own adapter; rank of the adapters.
+const STREAMS: usize = 8;
+const RANK: usize = 16;
+/// Of the bandwidth's limit, and of the peer's rate.
+const LEAST_OF_LIMIT: f64 = 0.85;
+const LEAST_OF_PEER: f64 = 1.3;
+
+/// Every row of this benchmark.
+///
+/// # Errors
+/// If the device has no room or is lost.
+pub(super) fn run(lab: &Lab, streams: &mut Streams) -> Result<()> {
+    let one = rate(lab, streams, &[None])?;
+    let limit = limit(lab)?;
+    let goal = Some(Target::RatioAtLeast(LEAST_OF_LIMIT));
+    lab.tell(figure(lab, "1 stream", &one), limit, goal)?;
+    beside_peer(lab, "1 stream", &one, "decode-1", None)?;
+
+    let base = rate(lab, streams, &[const { None }; STREAMS])?;
+    beside_peer(lab, "8 base streams", &base, "decode-8", None)?;
+
+    let adapters = adapters::on_device(lab.config(), streams.copy_lane(), RANK, STREAMS)?;
+    let who: Vec<_> = adapters.into_iter().map(Some).collect();
+    let case = format!("8 streams on 8 adapters of rank {RANK}");
+    let adapted = rate(lab, streams, &who)?;
+    let goal = Some(Target::RatioAtLeast(LEAST_OF_PEER));
+    beside_peer(lab, &case, &adapted, "decode-8-adapters", goal)?;
+    lab.tell(figure(lab, &case, &adapted), own("holobiont, 8 base streams", base), None)?;
+    without_records(lab, &case, &who, [one, adapted])
+}
+
+/// The same steps, enqueued launch by launch, on a second model.
+fn without_records(lab: &Lab, case: &str, who: &Who, [one, adapted]: [Samples; 2]) -> Result<()> {
+    let mut streams = Streams::load(lab, Graphs::Avoid)?;
+    for (case, who, with) in [("1 stream", &[None][..], one), (case, who, adapted)] {
+        let without = rate(lab, &mut streams, who)?;
+        let case = format!("{case}, steps recorded as graphs");
+        lab.tell(figure(lab, &case, &with), own("holobiont, launch by launch", without), None)?;
+    }
+    Ok(())
+}
+
+/// Tokens a second of all streams.
+fn rate(lab: &Lab, streams: &mut Streams, who: &Who) -> Result<Samples> {
+    let step_s = lab.samples(|| streams.step_s(lab, who))?;
+    map(&step_s, |step_s| who.len() as f64 / step_s)
+}
+
+fn figure(lab: &Lab, case: &str, rate: &Samples) -> Figure {
+    let (context, tokens) = (lab.sizes.context, lab.sizes.decoded);
+    Figure {
+        bench: BENCH,
+        case: format!("{case}, {tokens} tokens behind {context}"),
+        unit: "tokens/s",
+        better: Better::Higher,
+        ours: rate.clone(),
+    }
+}
+
+/// What one stream would reach if every byte were read at the rate of a copy.
+fn limit(lab: &Lab) -> Result<crate::report::Rival> {
+    let sizes = &lab.sizes;
+    let context = sizes.context as f64 + sizes.warm_up as f64 + sizes.decoded as f64 / 2.0;
+    let bytes = work::step_bytes(lab.config(), 1, context);
+    let copied = ceilings::copy_gbps(lab)?;
+    let name = format!("{:.3} GB a token at the {:.0} GB/s of a copy", bytes / 1e9, copied.median());
+    Ok(own(name, map(&copied, |gbps| gbps * 1e9 / bytes)?))
+}
+
+fn beside_peer(lab: &Lab, case: &str, rate: &Samples, peer: &str, target: Option<Target>) -> Result<()> {
+    match lab.peers.rival(peer)? {
+        Some(rival) => lab.tell(figure(lab, case, rate), rival, target),
+        None => {
+            eprintln!(
+                "holobiont-bench: {case}: the peer's {peer} was not measured, so nothing is compared with it"
+            );
+            Ok(())
+        }
+    }
+}

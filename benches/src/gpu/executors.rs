@@ -1,0 +1,120 @@
+//! The real executor on the GPU with real workers, and adapters for it.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use kernels::cuda::attention::KvPool;
+use model::{
+    forward::BLOCK_TOKENS,
+    resident::{KvDtype, kv_shape},
+};
+use tempfile::TempDir;
+use tokio::runtime::{Builder, Runtime};
+
+use super::lab::{Lab, SEED};
+use crate::{
+    cold::{Arrival, Executor, Helper, Place, adapters},
+    lora::Shape,
+};
+
+/// Tokens of keys and values an executor has room for.
+const KV_TOKENS: usize = 4096;
+/// Workers, where there are cores for so many.
+const MOST_WORKERS: usize = 8;
+
+/// Where executors run: their cores, those of their workers, and the adapters they load.
+pub(super) struct Ground<'a> {
+    lab: &'a Lab,
+    base_cores: Vec<usize>,
+    worker_cores: Vec<usize>,
+    /// Their folders.
+    pub(super) adapters: Vec<PathBuf>,
+    _folder: TempDir,
+}
+
+impl<'a> Ground<'a> {
+    /// A quarter of the cores for the base, most of the others for workers, and `count` adapters of `rank` on q, k and v.
+    ///
+    /// # Errors
+    /// If adapters cannot be written.
+    pub(super) fn new(lab: &'a Lab, rank: usize, count: usize) -> Result<Self> {
+        let cores = lab.cores.numbers();
+        let base = (cores.len() / 4).max(1);
+        let others = if cores.len() > base { &cores[base..] } else { cores };
+        let worker_cores = others[..others.len().min(MOST_WORKERS)].to_vec();
+        let folder = tempfile::tempdir().context("no folder for adapters")?;
+        let adapters = adapters::write_for(
+            &Shape::of_config(lab.config()),
+            rank,
+            count,
+            &folder.path().join("adapters"),
+        )?;
+        Ok(Self { lab, base_cores: cores[..base].to_vec(), worker_cores, adapters, _folder: folder })
+    }
+
+    /// How many workers an executor has.
+    pub(super) fn workers(&self) -> usize {
+        self.worker_cores.len()
+    }
+
+    /// What every executor is told, and `further`.
+    pub(super) fn options(&self, further: &[&str]) -> Vec<String> {
+        let device = self.lab.device();
+        let seed = SEED.to_string();
+        let common = ["--device", device.as_str(), "--random-weights", seed.as_str()];
+        common.iter().chain(further).map(|&word| word.to_owned()).collect()
+    }
+
+    /// An executor over the real link with all workers, and room for every adapter. `options` come from
+    /// [`Self::options`].
+    pub(super) fn place<'b>(&'b self, options: &'b [String]) -> Place<'b> {
+        let shape = kv_shape(self.lab.config(), false, KvDtype::Auto);
+        Place {
+            programs: &self.lab.programs,
+            model: self.lab.shape_folder(),
+            base_cores: &self.base_cores,
+            worker_core: self.worker_cores[0],
+            further_workers: &self.worker_cores[1..],
+            device_bytes: 1 << 30,
+            host_bytes: 1 << 30,
+            link_gbps: f64::INFINITY,
+            kv_bytes: (KvPool::block_bytes(shape) * KV_TOKENS.div_ceil(BLOCK_TOKENS)) as u64,
+            options,
+            helper: Helper::Worker,
+        }
+    }
+}
+
+/// What executors are driven by.
+///
+/// # Errors
+/// If there is no runtime.
+pub(super) fn runtime() -> Result<Runtime> {
+    Builder::new_current_thread().enable_all().build().context("no runtime")
+}
+
+/// Milliseconds to the first token of a lone request.
+///
+/// # Errors
+/// If it is not answered.
+pub(super) async fn first_token_ms(
+    executor: &mut Executor,
+    adapter: Option<usize>,
+    prompt: usize,
+    seed: usize,
+) -> Result<f64> {
+    let seed = (seed * 8192 + prompt) as u64;
+    let arrival = Arrival { at: std::time::Duration::ZERO, adapter, prompt, answer: 2, seed };
+    let served = executor.serve(&[arrival]).await?;
+    let first = served.first().context("one request has one answer")?.first;
+    Ok(first.as_secs_f64() * 1000.0)
+}
+
+/// Bytes of an adapter's file, about what it takes in the host tier.
+///
+/// # Errors
+/// If it is not there.
+pub(super) fn file_bytes(folder: &Path) -> Result<u64> {
+    let file = folder.join("adapter_model.safetensors");
+    Ok(std::fs::metadata(&file).with_context(|| format!("no {}", file.display()))?.len())
+}

@@ -1,0 +1,204 @@
+//! What all benchmarks on a GPU share: the device, the shape that is measured, and how a figure becomes a row.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use anyhow::{Context, Result};
+use kernels::cuda::{Cuda, Event, Stream};
+use model::{config::ModelConfig, random_source::RandomSource, source::WeightSource as _};
+use serde::Serialize;
+use tempfile::TempDir;
+
+use super::{
+    peer::Peers,
+    sizes::{Sizes, is_stand_in},
+};
+use crate::{
+    config::Config,
+    machine::Cores,
+    measure::Samples,
+    report::{Better, Comparison, Rival, Row, Target},
+};
+
+/// Weights are made of this number, here and by the executors.
+pub(super) const SEED: u64 = 1;
+
+/// The shape on a GPU. It is in the program: where there is a GPU there may be nothing else.
+pub(super) const LLAMA_2_7B: &str = include_str!("../../shapes/llama-2-7b/config.json");
+
+/// The shape on its stand-in. The vocabulary is as large as the prompts' words ask for.
+const TINY: &str = r#"{
+  "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act": "silu",
+  "hidden_size": 64, "intermediate_size": 176, "num_hidden_layers": 2,
+  "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 4096,
+  "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "tie_word_embeddings": false,
+  "attention_bias": false, "torch_dtype": "bfloat16", "vocab_size": 32000
+}
+"#;
+
+/// The device and what is measured on it.
+pub(super) struct Lab {
+    pub(super) cuda: Arc<Cuda>,
+    /// Weights of the shape, made when they are asked for.
+    pub(super) source: RandomSource,
+    pub(super) sizes: Sizes,
+    /// PyTorch's figures.
+    pub(super) peers: Peers,
+    /// Measurements of each thing.
+    pub(super) runs: usize,
+    /// All cores this process may use.
+    pub(super) cores: Cores,
+    /// Folder of our programs.
+    pub(super) programs: PathBuf,
+    folder: Folder,
+    name: String,
+}
+
+/// Where the shape's `config.json` is.
+enum Folder {
+    Given(PathBuf),
+    Written(TempDir),
+}
+
+/// A figure beside another, and where they were measured.
+#[derive(Serialize)]
+struct GpuRow<'a> {
+    #[serde(flatten)]
+    row: Row,
+    shape: &'a str,
+    device: &'a str,
+    driver: String,
+}
+
+/// Something that was measured, before it is set beside anything.
+pub(super) struct Figure {
+    pub(super) bench: &'static str,
+    pub(super) case: String,
+    pub(super) unit: &'static str,
+    pub(super) better: Better,
+    pub(super) ours: Samples,
+}
+
+impl Lab {
+    /// Opens the device and reads shape and peer.
+    ///
+    /// # Errors
+    /// If there is no such device, or a file cannot be read.
+    pub(super) fn open(config: &Config) -> Result<Self> {
+        let cuda = Cuda::open(config.gpu.ordinal)?;
+        let (folder, name) = match &config.gpu.shape {
+            Some(given) => {
+                let name = given.file_name().unwrap_or(given.as_os_str()).to_string_lossy().into_owned();
+                (Folder::Given(given.clone()), name)
+            }
+            None if is_stand_in(&cuda) => (Folder::write(TINY)?, "tiny".to_owned()),
+            None => (Folder::write(LLAMA_2_7B)?, "llama-2-7b".to_owned()),
+        };
+        Ok(Self {
+            sizes: Sizes::of(&cuda),
+            source: RandomSource::open(folder.path(), SEED)?,
+            peers: config.gpu.peer.as_deref().map(Peers::read).transpose()?.unwrap_or_default(),
+            runs: config.runs,
+            cores: Cores::all()?,
+            programs: config.ours.clone(),
+            cuda,
+            folder,
+            name,
+        })
+    }
+
+    /// The shape.
+    pub(super) fn config(&self) -> &ModelConfig {
+        self.source.config()
+    }
+
+    /// Folder of the shape's `config.json`.
+    pub(super) fn shape_folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// As our programs take it.
+    pub(super) fn device(&self) -> String {
+        format!("cuda:{}", self.cuda.info().ordinal)
+    }
+
+    /// Prints a row: `figure` beside `rival`.
+    pub(super) fn tell(&self, figure: Figure, rival: Rival, target: Option<Target>) -> Result<()> {
+        let Figure { bench, case, unit, better, ours } = figure;
+        let comparison = Comparison { bench, case, unit, better, ours, rival, target };
+        let info = self.cuda.info();
+        let row = GpuRow {
+            row: comparison.into_row(self.cores.numbers().len()),
+            shape: &self.name,
+            device: &info.name,
+            driver: format!("CUDA {}.{}", info.driver.0, info.driver.1),
+        };
+        println!("{}", serde_json::to_string(&row).context("a row is not JSON")?);
+        Ok(())
+    }
+
+    /// Milliseconds of the device for what `work` enqueues on `stream`: once unmeasured, then `runs` times.
+    pub(super) fn device_ms(&self, stream: &Stream, mut work: impl FnMut() -> Result<()>) -> Result<Samples> {
+        work()?;
+        let (begin, end) = (Event::timed(&self.cuda)?, Event::timed(&self.cuda)?);
+        let mut times = Vec::with_capacity(self.runs);
+        for _ in 0..self.runs {
+            stream.synchronize()?;
+            begin.record(stream)?;
+            work()?;
+            end.record(stream)?;
+            end.synchronize()?;
+            times.push(f64::from(end.ms_since(&begin)?));
+        }
+        Samples::new(times)
+    }
+
+    /// What `work` gives: once unmeasured, then `runs` times.
+    pub(super) fn samples(&self, mut work: impl FnMut() -> Result<f64>) -> Result<Samples> {
+        work()?;
+        Samples::new((0..self.runs).map(|_| work()).collect::<Result<_>>()?)
+    }
+}
+
+impl Folder {
+    fn write(shape: &str) -> Result<Self> {
+        let folder = tempfile::tempdir().context("no folder for a shape")?;
+        fs::write(folder.path().join("config.json"), shape).context("cannot write a shape")?;
+        Ok(Self::Written(folder))
+    }
+
+    fn path(&self) -> &Path {
+        match self {
+            Self::Given(path) => path,
+            Self::Written(folder) => folder.path(),
+        }
+    }
+}
+
+/// Something of ours, as a rival.
+pub(super) fn own(name: impl Into<String>, samples: Samples) -> Rival {
+    Rival { name: name.into(), format: "bf16".to_owned(), samples }
+}
+
+/// Each of `samples`, changed.
+pub(super) fn map(samples: &Samples, change: impl Fn(f64) -> f64) -> Result<Samples> {
+    Samples::of(samples.values(), |&value| change(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shapes_in_the_program_are_models_that_are_known() {
+        for (shape, layers) in [(LLAMA_2_7B, 32), (TINY, 2)] {
+            let folder = Folder::write(shape).unwrap();
+            let source = RandomSource::open(folder.path(), SEED).unwrap();
+            assert_eq!(source.config().layers, layers);
+            assert!(source.config().vocab_size > 30_000, "prompts' words are in the vocabulary");
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! The link between host and device: single copies by the memory they come from, and adapters in their blocks.
+
+use std::{sync::Arc, time::Instant};
+
+use anyhow::Result;
+use kernels::{
+    cuda::{
+        DeviceVec, Pinned, Stream,
+        lora::{AdapterMemory, CopyLane, RegisteredBytes, StagedMatrix},
+    },
+    lora::{LoraMatrix, LoraPrecision, MatrixLayout, RANK_BLOCK, SharedBytes},
+};
+use model::{device_copy::DeviceCopy, prepared_adapter::ImageNumber};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+
+use super::{
+    adapters,
+    lab::{Figure, Lab, own},
+};
+use crate::{measure::Samples, report::Better};
+
+const BENCH: &str = "cuda-link";
+/// Ranks of adapters that travel.
+const RANKS: [usize; 2] = [16, 64];
+
+/// Every row of this benchmark.
+///
+/// # Errors
+/// If the device has no room or is lost.
+pub(super) fn run(lab: &Lab) -> Result<()> {
+    let lane = CopyLane::new(&lab.cuda)?;
+    let mut best = None;
+    for &bytes in lab.sizes.copies {
+        let [pageable, pinned] = copies(lab, bytes)?;
+        let registered = registered(lab, &lane, bytes)?;
+        let case = |from: &str| format!("{} KiB from {from} memory", bytes >> 10);
+        lab.tell(figure(case("pinned"), pinned.clone()), own("pageable memory", pageable), None)?;
+        lab.tell(figure(case("registered"), registered), own("pinned memory", pinned.clone()), None)?;
+        best = Some(pinned);
+    }
+    let Some(best) = best else { return Ok(()) };
+    for rank in RANKS {
+        for (way, number) in [("registered", ImageNumber(1)), ("staged", ImageNumber(0))] {
+            let (gbps, mb) = adapter(lab, &lane, rank, number)?;
+            let case =
+                format!("an adapter of rank {rank}, {mb:.1} MB in blocks of {RANK_BLOCK} ranks, {way}");
+            lab.tell(figure(case, gbps), own("pinned memory, one large copy", best.clone()), None)?;
+        }
+    }
+    Ok(())
+}
+
+fn figure(case: String, ours: Samples) -> Figure {
+    Figure { bench: BENCH, case, unit: "GB/s", better: Better::Higher, ours }
+}
+
+/// One copy, waited for: from pageable and from pinned memory.
+fn copies(lab: &Lab, bytes: usize) -> Result<[Samples; 2]> {
+    let stream = Stream::new(&lab.cuda)?;
+    let numbers = random_bytes(bytes);
+    let pinned = Pinned::<u8>::new(&lab.cuda, bytes)?;
+    pinned.write(0, &numbers);
+    let mut to = DeviceVec::new(&lab.cuda, bytes)?;
+    let mut gbps = |copy: &dyn Fn(&mut DeviceVec<u8>) -> Result<()>| {
+        lab.samples(|| {
+            let began = Instant::now();
+            copy(&mut to)?;
+            stream.synchronize()?;
+            Ok(bytes as f64 / began.elapsed().as_secs_f64() / 1e9)
+        })
+    };
+    let pageable = gbps(&|to| Ok(stream.upload(&numbers, to, 0)?))?;
+    Ok([pageable, gbps(&|to| Ok(stream.upload_pinned(&pinned, bytes, to)?))?])
+}
+
+/// One rank block of so many bytes from registered memory: the copies of A's and B's part, waited for.
+fn registered(lab: &Lab, lane: &Arc<CopyLane>, bytes: usize) -> Result<Samples> {
+    let side = bytes / (2 * 2 * RANK_BLOCK);
+    let mut random = StdRng::seed_from_u64(bytes as u64);
+    let a: Vec<f32> = (0..RANK_BLOCK * side).map(|_| random.random_range(-0.05..0.05)).collect();
+    let mut data = Vec::new();
+    let layout = MatrixLayout::append(&mut data, RANK_BLOCK, side, side, 1.0, &a, &a, LoraPrecision::Compact);
+    let data: SharedBytes = Arc::new(data);
+    let matrix = LoraMatrix::over(&data, layout)?;
+    let registered = Arc::new(RegisteredBytes::new(&lab.cuda, &data)?);
+    lab.samples(|| {
+        let memory = AdapterMemory::new(&lab.cuda, AdapterMemory::bytes_for([&matrix]))?;
+        let staged = StagedMatrix::new(&memory, &matrix);
+        let began = Instant::now();
+        let copied = staged.copy_next(lane, &matrix, Some(&registered))?;
+        lane.finish()?;
+        Ok(copied as f64 / began.elapsed().as_secs_f64() / 1e9)
+    })
+}
+
+/// An adapter on attention in every layer, from its first block to its last; gigabytes a second, and megabytes.
+fn adapter(lab: &Lab, lane: &Arc<CopyLane>, rank: usize, number: ImageNumber) -> Result<(Samples, f64)> {
+    let adapter = adapters::in_image(lab.config(), rank, number)?;
+    let bytes = adapter.device_bytes() as f64;
+    let gbps = lab.samples(|| {
+        // Taking memory for it, and telling the device of the host's, are not part of the way.
+        let copy = DeviceCopy::on_cuda(&adapter, lane)?;
+        let began = Instant::now();
+        adapters::travel(&adapter, &copy)?;
+        Ok(bytes / began.elapsed().as_secs_f64() / 1e9)
+    })?;
+    Ok((gbps, bytes / 1e6))
+}
+
+fn random_bytes(count: usize) -> Vec<u8> {
+    let mut bytes = vec![0; count];
+    StdRng::seed_from_u64(5).fill(&mut bytes[..]);
+    bytes
+}

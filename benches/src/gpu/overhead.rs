@@ -1,0 +1,41 @@
+//! What adapters cost a decode step: the same streams with an adapter each, and on the base model.
+
+use anyhow::Result;
+
+use super::{
+    adapters,
+    lab::{Figure, Lab, map, own},
+    streams::Streams,
+};
+use crate::report::{Better, Target};
+
+/// Of this and of [`super::ranks`].
+pub(super) const BENCH: &str = "cuda-lora";
+/// At this rank a step may take so much longer than without adapters.
+const RANK: usize = 16;
+const MOST_OF_BASE: f64 = 1.1;
+
+/// A row for every rank.
+///
+/// # Errors
+/// If the device has no room or is lost.
+pub(super) fn run(lab: &Lab, streams: &mut Streams) -> Result<()> {
+    let count = lab.sizes.adapters;
+    let base = lab.samples(|| streams.step_s(lab, &vec![None; count]))?;
+    let base = map(&base, |step_s| step_s * 1e3)?;
+    for &rank in lab.sizes.ranks {
+        let adapters = adapters::on_device(lab.config(), streams.copy_lane(), rank, count)?;
+        let who: Vec<_> = adapters.into_iter().map(Some).collect();
+        let step_s = lab.samples(|| streams.step_s(lab, &who))?;
+        let figure = Figure {
+            bench: BENCH,
+            case: format!("a step of {count} streams on {count} adapters of rank {rank}"),
+            unit: "ms",
+            better: Better::Lower,
+            ours: map(&step_s, |step_s| step_s * 1e3)?,
+        };
+        let goal = (rank == RANK).then_some(Target::ShareAtMost(MOST_OF_BASE));
+        lab.tell(figure, own(format!("holobiont, {count} base streams"), base.clone()), goal)?;
+    }
+    Ok(())
+}

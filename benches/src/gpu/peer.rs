@@ -1,0 +1,74 @@
+//! What PyTorch reached in the same run: the lines of `scripts/gpu-peer.py`.
+
+use std::{collections::HashMap, fs, path::Path};
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use crate::{measure::Samples, report::Rival};
+
+/// A line of the file; others, such as versions, lack these fields.
+#[derive(Debug, Deserialize)]
+struct Figure {
+    figure: String,
+    runs: Vec<f64>,
+    peer: String,
+    shape: String,
+}
+
+/// The peer's figures by their names.
+#[derive(Debug, Default)]
+pub(super) struct Peers(HashMap<String, Figure>);
+
+impl Peers {
+    /// Reads the figures of a file.
+    ///
+    /// # Errors
+    /// If it cannot be read or a line is not JSON.
+    pub(super) fn read(path: &Path) -> Result<Self> {
+        let text = fs::read_to_string(path)
+            .with_context(|| format!("no figures of the peer in {}; leave --gpu-peer out", path.display()))?;
+        Self::parse(&text).with_context(|| format!("{} is not what gpu-peer.py writes", path.display()))
+    }
+
+    fn parse(text: &str) -> Result<Self> {
+        let mut figures = HashMap::new();
+        for line in text.lines().filter(|line| !line.trim().is_empty()) {
+            let line: serde_json::Value = serde_json::from_str(line).context("a line is not JSON")?;
+            if line.get("runs").is_some() {
+                let figure: Figure = serde_json::from_value(line).context("a figure lacks something")?;
+                figures.insert(figure.figure.clone(), figure);
+            }
+        }
+        Ok(Self(figures))
+    }
+
+    /// A figure as a rival, if it was measured.
+    ///
+    /// # Errors
+    /// If there is no number in it.
+    pub(super) fn rival(&self, name: &str) -> Result<Option<Rival>> {
+        let Some(figure) = self.0.get(name) else { return Ok(None) };
+        let samples = Samples::new(figure.runs.clone())
+            .with_context(|| format!("the peer's {name} is no measurement"))?;
+        let name = format!("{}, {}", figure.peer, figure.shape);
+        Ok(Some(Rival { name, format: "bf16".to_owned(), samples }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_found_by_name_and_other_lines_are_passed_over() {
+        let text = r#"{"figure": "versions", "torch": "2.8"}
+{"figure": "matmul", "unit": "TFLOP/s", "value": 700.5, "runs": [700.0, 701.0], "peer": "torch mm, bf16", "shape": "7b"}
+"#;
+        let peers = Peers::parse(text).unwrap();
+        let matmul = peers.rival("matmul").unwrap().unwrap();
+        assert_eq!((matmul.name.as_str(), matmul.samples.median()), ("torch mm, bf16, 7b", 700.5));
+        assert!(peers.rival("versions").unwrap().is_none() && peers.rival("decode-1").unwrap().is_none());
+        assert!(Peers::parse("no json").is_err());
+    }
+}

@@ -1,0 +1,209 @@
+//! C-11 and C-12: the deltas of a decode step by themselves, at true ranks and padded to the largest of the batch.
+//!
+//! A rig of adapters, q, k and v of several layers, each with memory of its own: what a step reads next is in no cache.
+//! The time of random batches is set beside two lines: the sum of their ranks (S-LoRA's MBGMV, our true ranks), and how
+//! many they are times the largest (Punica's BGMV, our padded ranks).
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use kernels::{
+    cuda::{
+        Matrix, Stream,
+        lora::{AdapterMemory, CopyLane, LoraPlan, LoraSegment, Ranks, StagedMatrix, add_deltas},
+    },
+    lora::{LoraMatrix, LoraPrecision, MatrixLayout, NumberKind, SharedBytes},
+};
+use model::{layout::linear_shape, source::Target as Layer};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+
+use super::{
+    ceilings, fit,
+    lab::{Figure, Lab, map, own},
+    overhead::BENCH,
+};
+use crate::{
+    measure::Samples,
+    report::{Better, Target},
+};
+
+/// What is adapted: what shares an input is one launch.
+const TARGETS: [Layer; 3] = [Layer::Q, Layer::K, Layer::V];
+/// Of both forms, by its own line.
+const LEAST_FIT: f64 = 0.95;
+/// Of a copy's bandwidth, both kernels (C-11).
+const LEAST_BANDWIDTH: f64 = 0.7;
+/// The rank at which padding has nothing to pad, and bandwidth is looked at.
+const RANK: usize = 16;
+
+/// Every row of this benchmark.
+///
+/// # Errors
+/// If the device has no room or is lost.
+pub(super) fn run(lab: &Lab) -> Result<()> {
+    let mut rig = Rig::new(lab)?;
+    bandwidth(lab, &mut rig)?;
+    fits(lab, &mut rig)
+}
+
+/// Bytes of the factors a second, with as many adapters as there are.
+fn bandwidth(lab: &Lab, rig: &mut Rig) -> Result<()> {
+    let slots = lab.sizes.adapters;
+    let copied = ceilings::copy_gbps(lab)?;
+    for &rank in lab.sizes.ranks {
+        let batch = vec![rank; slots];
+        let (bytes, layers) = (rig.bytes(&batch), rig.layers.len());
+        let ms = rig.ms(lab, &batch, Ranks::True)?;
+        let figure = Figure {
+            bench: BENCH,
+            case: format!("deltas of {slots} adapters of rank {rank}, q k v of {layers} layers"),
+            unit: "GB/s of factors",
+            better: Better::Higher,
+            ours: map(&ms, |ms| bytes as f64 / ms / 1e6)?,
+        };
+        let goal = (rank >= RANK).then_some(Target::RatioAtLeast(LEAST_BANDWIDTH));
+        lab.tell(figure, own("a copy on the device", copied.clone()), goal)?;
+    }
+    Ok(())
+}
+
+/// How well each form's time is told by each line.
+fn fits(lab: &Lab, rig: &mut Rig) -> Result<()> {
+    let mut random = StdRng::seed_from_u64(12);
+    let mixes: Vec<Vec<usize>> = (0..lab.sizes.mixes)
+        .map(|_| {
+            let count = random.random_range(1..=lab.sizes.adapters);
+            (0..count).map(|_| lab.sizes.ranks[random.random_range(0..lab.sizes.ranks.len())]).collect()
+        })
+        .collect();
+    for (ranks, form) in [(Ranks::True, "true ranks"), (Ranks::Padded, "padded ranks")] {
+        let mut times = Vec::new();
+        for mix in &mixes {
+            times.push(rig.ms(lab, mix, ranks)?.median());
+        }
+        let line = |of: fn(&[usize]) -> usize| {
+            let points: Vec<_> = mixes.iter().zip(&times).map(|(mix, &ms)| (of(mix) as f64, ms)).collect();
+            Samples::new(vec![fit::r_squared(&points)?])
+        };
+        let sum = (line(|mix| mix.iter().sum())?, "the sum of ranks");
+        let most = (line(|mix| mix.len() * mix.iter().max().unwrap_or(&0))?, "count times the largest rank");
+        let (ours, other) = if ranks == Ranks::True { (sum, most) } else { (most, sum) };
+        let figure = Figure {
+            bench: BENCH,
+            case: format!("{form}: time of {} random batches told by {}", mixes.len(), ours.1),
+            unit: "R²",
+            better: Better::Higher,
+            ours: ours.0,
+        };
+        lab.tell(figure, own(format!("told by {}", other.1), other.0), Some(Target::OursAtLeast(LEAST_FIT)))?;
+    }
+    Ok(())
+}
+
+/// Adapters on the device, and what their deltas are added to.
+struct Rig {
+    stream: Stream,
+    /// `[layer][rank][slot][target]`.
+    layers: Vec<Vec<Vec<[StagedMatrix; 3]>>>,
+    ranks: &'static [usize],
+    /// Bytes of all targets of one adapter in one layer, for each rank.
+    bytes: Vec<usize>,
+    /// Columns of the targets' first outputs.
+    columns: [usize; 3],
+    x: Matrix,
+    out: Matrix,
+}
+
+impl Rig {
+    fn new(lab: &Lab) -> Result<Self> {
+        let (config, sizes) = (lab.config(), &lab.sizes);
+        let (stream, lane) = (Stream::new(&lab.cuda)?, CopyLane::new(&lab.cuda)?);
+        let mut random = StdRng::seed_from_u64(11);
+        let shapes = TARGETS.map(|target| linear_shape(config, target));
+        let mut hosts = Vec::new();
+        for &rank in sizes.ranks {
+            let [q, k, v] = shapes.map(|shape| host(shape, rank, &mut random));
+            hosts.push([q?, k?, v?]);
+        }
+        let mut layers = Vec::new();
+        for _ in 0..sizes.rig_layers {
+            let staged = hosts
+                .iter()
+                .map(|host| (0..sizes.adapters).map(|_| stage(lab, &lane, host)).collect::<Result<Vec<_>>>());
+            layers.push(staged.collect::<Result<Vec<_>>>()?);
+        }
+        lane.finish()?;
+        let [queries, keys, values] = shapes.map(|[rows, _]| rows);
+        let mut x = Matrix::new(&lab.cuda, NumberKind::Bf16)?;
+        x.reshape(sizes.adapters, config.hidden_size)?;
+        let numbers: Vec<f32> =
+            (0..sizes.adapters * config.hidden_size).map(|_| random.random_range(-1.0..1.0)).collect();
+        x.upload(&stream, 0, &numbers)?;
+        let mut out = Matrix::new(&lab.cuda, NumberKind::Bf16)?;
+        out.reshape(sizes.adapters, queries + keys + values)?;
+        out.upload(&stream, 0, &vec![0.5; sizes.adapters * (queries + keys + values)])?;
+        let bytes = hosts.iter().map(|host| host.iter().map(LoraMatrix::bytes).sum()).collect();
+        let columns = [0, queries, queries + keys];
+        Ok(Self { stream, layers, ranks: sizes.ranks, bytes, columns, x, out })
+    }
+
+    /// Which of the ranks this is.
+    fn index(&self, rank: usize) -> usize {
+        self.ranks.iter().position(|&known| known == rank).unwrap_or(0)
+    }
+
+    /// Bytes of the factors of a batch, all layers.
+    fn bytes(&self, batch: &[usize]) -> usize {
+        self.layers.len() * batch.iter().map(|&rank| self.bytes[self.index(rank)]).sum::<usize>()
+    }
+
+    /// Milliseconds of the deltas of one row for each adapter of `batch`, given by their ranks, in all layers.
+    fn ms(&mut self, lab: &Lab, batch: &[usize], ranks: Ranks) -> Result<Samples> {
+        let groups: Vec<Vec<LoraSegment<'_>>> =
+            (0..self.layers.len()).map(|layer| self.segments(layer, batch)).collect();
+        let mut plan = LoraPlan::new(&lab.cuda, ranks)?;
+        plan.upload(&self.stream, &groups)?;
+        drop(groups);
+        let (stream, x, out) = (&self.stream, &self.x, &mut self.out);
+        lab.device_ms(stream, || {
+            (0..self.layers.len())
+                .try_for_each(|layer| add_deltas(stream, &plan, layer, x, out))
+                .map_err(Into::into)
+        })
+    }
+
+    fn segments(&self, layer: usize, batch: &[usize]) -> Vec<LoraSegment<'_>> {
+        let segments = |(row, &rank): (usize, &usize)| {
+            let matrices = &self.layers[layer][self.index(rank)][row];
+            let segment = move |(matrix, column)| LoraSegment {
+                first_row: row,
+                rows: 1,
+                matrix,
+                first_rank: 0,
+                column,
+            };
+            matrices.iter().zip(self.columns).map(segment)
+        };
+        batch.iter().enumerate().flat_map(segments).collect()
+    }
+}
+
+/// Random factors of one layer in the memory of the host.
+fn host([rows, columns]: [usize; 2], rank: usize, random: &mut StdRng) -> Result<LoraMatrix> {
+    let mut numbers = |count| (0..count).map(|_| random.random_range(-0.05..0.05)).collect::<Vec<f32>>();
+    let (a, b) = (numbers(rank * columns), numbers(rows * rank));
+    let mut bytes = Vec::new();
+    let layout = MatrixLayout::append(&mut bytes, rank, columns, rows, 1.0, &a, &b, LoraPrecision::Compact);
+    let bytes: SharedBytes = Arc::new(bytes);
+    Ok(LoraMatrix::over(&bytes, layout)?)
+}
+
+/// Their copies on the device, in memory of their own.
+fn stage(lab: &Lab, lane: &CopyLane, host: &[LoraMatrix; 3]) -> Result<[StagedMatrix; 3]> {
+    let memory = AdapterMemory::new(&lab.cuda, AdapterMemory::bytes_for(host))?;
+    let staged = host.each_ref().map(|matrix| StagedMatrix::new(&memory, matrix));
+    for (staged, matrix) in staged.iter().zip(host) {
+        while staged.copy_next(lane, matrix, None)? > 0 {}
+    }
+    Ok(staged)
+}
