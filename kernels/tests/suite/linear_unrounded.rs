@@ -45,8 +45,12 @@ fn judge(layers: &Layers, x: &[f32], out: &[f32], what: &str) {
             let length =
                 norm(&x[r * width..][..width]) * norm(&w[o * width..][..width]) + f64::from(bias.abs());
             let got = out[r * stride + part.column + o];
-            let off = (f64::from(got) - f64::from(wanted) - f64::from(bias)).abs() / length;
-            assert!(off <= TOLERANCE, "{what}, {:?}, row {r}, output {o}: {got} ({off:e})", part.kind);
+            let off = (f64::from(got) - f64::from(wanted) - f64::from(bias)).abs();
+            assert!(
+                off <= TOLERANCE * length,
+                "{what}, {:?}, row {r}, output {o}: {got}, {off:e} off, of {length:e}",
+                part.kind
+            );
         }
     }
     for (i, value) in out.iter().enumerate().filter(|(i, _)| !written[i % stride]) {
