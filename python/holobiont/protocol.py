@@ -1,4 +1,4 @@
-"""The layer protocol, version 1: calls, replies, control messages, and the catalog of sites.
+"""The layer protocol, version 2: calls, replies, control messages, and the catalog of sites.
 
 Over ZeroMQ every message has two frames. A call is ``[64-byte header][rows, little-endian]``, its reply the same (a
 refusal has an empty second frame). A control message is ``[b"HLM1"][encoded message]``. The truth is the executor's own
@@ -57,7 +57,7 @@ __all__ = [
     "encode_to_layers",
 ]
 
-LAYER_VERSION = 1
+LAYER_VERSION = 2
 HEADER_BYTES = 64
 CONTROL = b"HLM1"
 MAX_ROWS = 1 << 16
@@ -472,7 +472,8 @@ class Catalog:
     architecture: Text
     base_hash: Annotated[bytes, Fixed(32)]
     context_length: U32
-    exact: U8
+    kv_dtype: U8
+    adapter_dtype: U8
     sites: Annotated[tuple[Site, ...], Items(Record(Site))]
     files: Annotated[tuple[SkeletonFile, ...], Items(Record(SkeletonFile))]
 

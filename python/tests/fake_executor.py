@@ -82,7 +82,7 @@ class FakeExecutor:
         self.instance, self._numbers, self._sessions = 1, itertools.count(1), {}
         shape = tuple(Site(len(s[0].weight[0]), paths, tuple(_part(layer) for layer in s)) for s in sites)
         listed = tuple(SkeletonFile(n, len(data), ranges) for n, data, ranges in self.files)
-        self.catalog = Catalog(name, "test", bytes(32), 64, 1, shape, listed)
+        self.catalog = Catalog(name, "test", bytes(32), 64, 0, 0, shape, listed)
         self._context = zmq.Context()
         self._authenticator = None
         if key is not None:

@@ -13,7 +13,7 @@ from holobiont.protocol import Catalog, Part, Site
 def catalog(*names, inputs=4, outputs=8, bias=0):
     """A site for each name."""
     sites = tuple(Site(inputs, 7, (Part(name, outputs, bias),)) for name in names)
-    return Catalog("m", "a", bytes(32), 0, 1, sites, ())
+    return Catalog("m", "a", bytes(32), 0, 0, 0, sites, ())
 
 
 def matched(names, *listed):

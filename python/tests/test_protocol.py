@@ -63,14 +63,15 @@ CATALOG = p.Catalog(
     architecture="gpt2",
     base_hash=bytes(range(32)),
     context_length=1024,
-    exact=1,
+    kv_dtype=1,
+    adapter_dtype=2,
     sites=(p.Site(4, 6, (p.Part("h.0.q", 8, 1), p.Part("h.0.k", 2, 0))),),
     files=(p.SkeletonFile("a", 100, ((0, 8), (16, 4))),),
 )
 CATALOG_BYTES = bytes.fromhex(
     "01000000 6d 04000000 67707432"
     + bytes(range(32)).hex()
-    + "00040000 01"
+    + "00040000 01 02"
     + "01000000 04000000 06 02000000 05000000 682e302e71 08000000 01 05000000 682e302e6b 02000000 00"
     + "01000000 01000000 61 6400000000000000 02000000"
     + "0000000000000000 0800000000000000 1000000000000000 0400000000000000"

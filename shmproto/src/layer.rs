@@ -13,7 +13,7 @@
 pub mod control;
 
 /// Version of the layer protocol: calls, replies and control messages.
-pub const LAYER_VERSION: u32 = 1;
+pub const LAYER_VERSION: u32 = 2;
 
 /// Bytes of a call's or a reply's header.
 pub const HEADER_BYTES: usize = 64;

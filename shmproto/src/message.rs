@@ -273,6 +273,8 @@ wire_enum! {
         Internal = 8,
         /// What the model computed are no numbers: an adapter's weights overflow.
         NotFinite = 9,
+        /// The device has no memory for it now.
+        NoMemory = 10,
     }
 }
 

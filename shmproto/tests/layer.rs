@@ -11,8 +11,8 @@ use shmproto::{
     layer::{
         CallHeader, Class, Dtype, HEADER_BYTES, HeaderError, MAX_ROWS, Op, Path, ReplyHeader, Status,
         control::{
-            Catalog, ChannelReady, Fetch, Fetched, FromLayers, Open, Opened, Part, RefusalCode, Refused,
-            SessionStats, Site, SkeletonFile, ToLayers,
+            AdapterDtype, Catalog, ChannelReady, Fetch, Fetched, FromLayers, KvDtype, Open, Opened, Part,
+            RefusalCode, Refused, SessionStats, Site, SkeletonFile, ToLayers,
         },
     },
 };
@@ -309,7 +309,8 @@ fn a_catalog_arrives_as_it_was_sent_and_hostile_counts_cost_nothing() {
         architecture: "llama".to_owned(),
         base_hash: [7; 32],
         context_length: 2048,
-        exact: 0,
+        kv_dtype: KvDtype::F16,
+        adapter_dtype: AdapterDtype::F16,
         sites: vec![Site { columns: 64, paths: 3, parts: vec![part.clone(), part] }; 2],
         files: vec![SkeletonFile {
             name: "model.gguf".to_owned(),
@@ -319,7 +320,7 @@ fn a_catalog_arrives_as_it_was_sent_and_hostile_counts_cost_nothing() {
     };
     let bytes = catalog.to_bytes();
     assert_eq!(Catalog::from_bytes(&bytes), Ok(catalog));
-    let sites = 4 + 1 + 4 + 5 + 32 + 4 + 1;
+    let sites = 4 + 1 + 4 + 5 + 32 + 4 + 1 + 1;
     let mut hostile = bytes.clone();
     hostile[sites..sites + 4].copy_from_slice(&u32::MAX.to_le_bytes());
     assert!(matches!(Catalog::from_bytes(&hostile), Err(DecodeError::Truncated { .. })));

@@ -5,8 +5,8 @@ use shmproto::{
     layer::{
         CallHeader, Class, Dtype, Op, Path, ReplyHeader, Status,
         control::{
-            Catalog, ChannelReady, Fetch, Fetched, FromLayers, Open, Opened, Part, RefusalCode, Refused,
-            SessionStats, Site, SkeletonFile, ToLayers,
+            AdapterDtype, Catalog, ChannelReady, Fetch, Fetched, FromLayers, KvDtype, Open, Opened, Part,
+            RefusalCode, Refused, SessionStats, Site, SkeletonFile, ToLayers,
         },
     },
     zmtp::put_message,
@@ -106,7 +106,8 @@ fn catalog() -> Catalog {
         architecture,
         base_hash: [7; 32],
         context_length: 2048,
-        exact: 0,
+        kv_dtype: KvDtype::F16,
+        adapter_dtype: AdapterDtype::F16,
         sites: vec![Site { columns: 64, paths: 3, parts: vec![part] }],
         files: vec![SkeletonFile { name, bytes: 1 << 20, ranges: vec![(0, 64)] }],
     }

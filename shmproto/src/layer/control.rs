@@ -261,12 +261,38 @@ wire_struct! {
         pub base_hash: [u8; 32],
         /// Longest sequence of the resident engine, in tokens; 0 without one.
         pub context_length: u32,
-        /// 1 if the weights take activations unrounded; then adapters, keys and values are kept in 32 bits.
-        pub exact: u8,
+        /// How the resident engine keeps keys and values: a client that does likewise answers with the same bits.
+        pub kv_dtype: KvDtype,
+        /// How it keeps adapters.
+        pub adapter_dtype: AdapterDtype,
         /// The sites, by number.
         pub sites: Vec<Site>,
         /// The model's files, as far as a client needs them: everything but the linear layers.
         pub files: Vec<SkeletonFile>,
+    }
+}
+
+wire_enum! {
+    /// The numbers of keys and values.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum KvDtype {
+        /// 32 bits.
+        F32 = 0,
+        /// 16 bits, 11 of them precision.
+        F16 = 1,
+    }
+}
+
+wire_enum! {
+    /// The numbers of adapters.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum AdapterDtype {
+        /// As many bits as hold the adapter's own.
+        Exact = 0,
+        /// 16 bits, 11 of them precision; multiplied in 32.
+        F16 = 1,
+        /// 16 bits, 8 of them precision, and so are the activations they meet.
+        Bf16 = 2,
     }
 }
 
