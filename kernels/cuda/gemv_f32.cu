@@ -19,15 +19,32 @@ struct Part {
 
 __device__ __forceinline__ unsigned blocks_of(unsigned rows) { return (rows + WARPS - 1) / WARPS; }
 
-// Elements k .. k + 3 of a row of `columns`, zeros behind its end.
+// Elements k .. k + 3 of a row of `columns`, zeros behind its end. WIDE: columns is a multiple of 4.
+template <bool WIDE>
 __device__ __forceinline__ float4 load_four(const float *row, unsigned k, unsigned columns) {
-    if (columns % 4 == 0 && k < columns) return __ldg(reinterpret_cast<const float4 *>(row + k));
+    if (WIDE) return __ldg(reinterpret_cast<const float4 *>(row + k));
     float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     if (k < columns) v.x = row[k];
     if (k + 1 < columns) v.y = row[k + 1];
     if (k + 2 < columns) v.z = row[k + 2];
     if (k + 3 < columns) v.w = row[k + 3];
     return v;
+}
+
+// Adds what elements k .. k + 3 contribute.
+template <bool WIDE, int ROWS>
+__device__ __forceinline__ void add_four(float (&sums)[ROWS], const float *w, const float *x, unsigned k,
+                                         unsigned columns, unsigned batch) {
+    float4 a = load_four<WIDE>(w, k, columns);
+#pragma unroll
+    for (int r = 0; r < ROWS; ++r) {
+        // Rows behind the last are read as the last; what comes of them is not written.
+        float4 b = load_four<WIDE>(x + size_t(min(unsigned(r), batch - 1)) * columns, k, columns);
+        sums[r] = fmaf(a.x, b.x, sums[r]);
+        sums[r] = fmaf(a.y, b.y, sums[r]);
+        sums[r] = fmaf(a.z, b.z, sums[r]);
+        sums[r] = fmaf(a.w, b.w, sums[r]);
+    }
 }
 
 template <int ROWS>
@@ -37,18 +54,14 @@ __device__ __forceinline__ void gemv(const Part &part, unsigned columns, const f
     if (feature >= part.rows) return; // the whole warp
     const float *w = part.weight + size_t(feature) * columns;
     float sums[ROWS] = {};
+    if (columns % 4 == 0) {
 #pragma unroll 4
-    for (unsigned k = 4 * lane_index(); k < columns; k += STRIDE) {
-        float4 a = load_four(w, k, columns);
-#pragma unroll
-        for (int r = 0; r < ROWS; ++r) {
-            // Rows behind the last are read as the last; what comes of them is not written.
-            float4 b = load_four(x + size_t(min(unsigned(r), batch - 1)) * columns, k, columns);
-            sums[r] = fmaf(a.x, b.x, sums[r]);
-            sums[r] = fmaf(a.y, b.y, sums[r]);
-            sums[r] = fmaf(a.z, b.z, sums[r]);
-            sums[r] = fmaf(a.w, b.w, sums[r]);
-        }
+        for (unsigned k = 4 * lane_index(); k < columns; k += STRIDE)
+            add_four<true>(sums, w, x, k, columns, batch);
+    } else {
+#pragma unroll 1
+        for (unsigned k = 4 * lane_index(); k < columns; k += STRIDE)
+            add_four<false>(sums, w, x, k, columns, batch);
     }
     float bias = part.bias ? part.bias[feature] : 0.0f;
 #pragma unroll

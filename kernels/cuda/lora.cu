@@ -35,6 +35,10 @@
 // and so a row's delta has the same bits whatever stands beside it: sums run over the columns of a chunk in
 // an order that only A's shape decides, then over chunks, then over rank blocks, ascending.
 //
+// Few rows and small ranks make launches as short as their latency. So the shrink's kernel for bf16 keeps to
+// 80 registers: three blocks fit a multiprocessor of an H100, and 384 units, which 32 adapters on q, k and v
+// of 4096 columns are, run at once on its 132.
+//
 // Padding (Punica's BGMV), for comparison: a segment's `blocks` may exceed its rank. The blocks beyond are
 // computed with bytes of its own blocks, and their sums thrown away.
 
@@ -128,79 +132,54 @@ __device__ __forceinline__ float half_of(unsigned bits) {
 
 // ---- Panels: [depth][lanes] of one kind -------------------------------------------------------------------
 // A lane's part of 16 depths: depths `depth_at`..+3, lanes 2 * group and the next; zeros where there is none.
-// `pieces` is what mma reads: [piece][even lanes, odd lanes][depths 0 and 1, depths 2 and 3]. EVEN: `lanes`
-// is even, so that two lie at a multiple of their size and are there or not together.
+// `pieces` is what mma reads: [piece][even lanes, odd lanes][depths 0 and 1, depths 2 and 3]. Of
+// panels that are WIDE `lanes` is even, so that two lie at a multiple of their size and are there or not
+// together.
+
+// Bytes of `depth` deep `lanes` of a kind: pairs are whole.
+__device__ __forceinline__ size_t panel_bytes(unsigned kind, unsigned depth, unsigned lanes) {
+    return size_t(kind == 2 ? depth + depth % 2 : depth) * lanes * (kind == 0 ? 4 : 2);
+}
 
 template <int PIECES> using PanelPieces = unsigned[PIECES][2][2];
 
+// pair[depth] are two lanes.
+template <int PIECES>
+__device__ __forceinline__ void split_pairs(const float2 (&pair)[4], PanelPieces<PIECES> &pieces) {
+#pragma unroll
+    for (int word = 0; word < 2; ++word) {
+        unsigned even[PIECES], odd[PIECES];
+        split(pair[2 * word].x, pair[2 * word + 1].x, even);
+        split(pair[2 * word].y, pair[2 * word + 1].y, odd);
+#pragma unroll
+        for (int piece = 0; piece < PIECES; ++piece) {
+            pieces[piece][0][word] = even[piece];
+            pieces[piece][1][word] = odd[piece];
+        }
+    }
+}
+
 struct HalfPanel {
     static constexpr int PIECES = 2;
-    static constexpr unsigned BYTES = 2, PAIR = 1;
+    static constexpr bool WIDE = true;
     unsigned pair[4]; // of lanes, for each depth
 
-    template <bool EVEN>
-    __device__ __forceinline__ void load(const char *panel, unsigned depth_at, unsigned depth,
+    __device__ __forceinline__ void load(unsigned, const char *panel, unsigned depth_at, unsigned depth,
                                          unsigned lanes) {
         unsigned lane = 2 * (lane_index() / 4);
         const unsigned short *from =
-            reinterpret_cast<const unsigned short *>(panel) + size_t(depth_at) * lanes + lane;
+            reinterpret_cast<const unsigned short *>(panel) + (depth_at * lanes + lane);
 #pragma unroll
         for (unsigned at = 0; at < 4; ++at) {
             bool there = depth_at + at < depth && lane < lanes;
-            if constexpr (EVEN) {
-                pair[at] = there ? __ldg(reinterpret_cast<const unsigned *>(from + at * lanes)) : 0;
-            } else {
-                unsigned high = there && lane + 1 < lanes ? __ldg(from + at * lanes + 1) : 0;
-                pair[at] = (there ? __ldg(from + at * lanes) : 0) | high << 16;
-            }
+            pair[at] = there ? __ldg(reinterpret_cast<const unsigned *>(from + at * lanes)) : 0;
         }
     }
     __device__ __forceinline__ void to_pieces(PanelPieces<PIECES> &pieces) const {
+        float2 numbers[4];
 #pragma unroll
-        for (int word = 0; word < 2; ++word) {
-            unsigned first = pair[2 * word], second = pair[2 * word + 1], even[PIECES], odd[PIECES];
-            split(half_of(first), half_of(second), even);
-            split(half_of(first >> 16), half_of(second >> 16), odd);
-            for (int piece = 0; piece < PIECES; ++piece) {
-                pieces[piece][0][word] = even[piece];
-                pieces[piece][1][word] = odd[piece];
-            }
-        }
-    }
-};
-
-struct FloatPanel {
-    static constexpr int PIECES = 3;
-    static constexpr unsigned BYTES = 4, PAIR = 1;
-    float2 pair[4];
-
-    template <bool EVEN>
-    __device__ __forceinline__ void load(const char *panel, unsigned depth_at, unsigned depth,
-                                         unsigned lanes) {
-        unsigned lane = 2 * (lane_index() / 4);
-        const float *from = reinterpret_cast<const float *>(panel) + size_t(depth_at) * lanes + lane;
-#pragma unroll
-        for (unsigned at = 0; at < 4; ++at) {
-            bool there = depth_at + at < depth && lane < lanes;
-            if constexpr (EVEN) {
-                pair[at] = there ? __ldg(reinterpret_cast<const float2 *>(from + at * lanes)) : float2{0, 0};
-            } else {
-                pair[at].x = there ? __ldg(from + at * lanes) : 0.0f;
-                pair[at].y = there && lane + 1 < lanes ? __ldg(from + at * lanes + 1) : 0.0f;
-            }
-        }
-    }
-    __device__ __forceinline__ void to_pieces(PanelPieces<PIECES> &pieces) const {
-#pragma unroll
-        for (int word = 0; word < 2; ++word) {
-            unsigned even[PIECES], odd[PIECES];
-            split(pair[2 * word].x, pair[2 * word + 1].x, even);
-            split(pair[2 * word].y, pair[2 * word + 1].y, odd);
-            for (int piece = 0; piece < PIECES; ++piece) {
-                pieces[piece][0][word] = even[piece];
-                pieces[piece][1][word] = odd[piece];
-            }
-        }
+        for (int at = 0; at < 4; ++at) numbers[at] = {half_of(pair[at]), half_of(pair[at] >> 16)};
+        split_pairs<PIECES>(numbers, pieces);
     }
 };
 
@@ -208,24 +187,18 @@ struct FloatPanel {
 // panel.
 template <bool UPPER_FIRST> struct PairPanel {
     static constexpr int PIECES = 1;
-    static constexpr unsigned BYTES = 2, PAIR = 2;
+    static constexpr bool WIDE = true;
     uint2 word[2]; // for each pair of depths, two lanes
 
-    template <bool EVEN>
-    __device__ __forceinline__ void load(const char *panel, unsigned depth_at, unsigned depth,
+    __device__ __forceinline__ void load(unsigned, const char *panel, unsigned depth_at, unsigned depth,
                                          unsigned lanes) {
         unsigned lane = 2 * (lane_index() / 4);
         const unsigned *words = reinterpret_cast<const unsigned *>(panel);
-        const unsigned *from = words + size_t(depth_at / 2) * lanes + lane;
+        const unsigned *from = words + (depth_at / 2 * lanes + lane);
 #pragma unroll
         for (unsigned at = 0; at < 2; ++at) {
             bool there = depth_at + 2 * at < depth && lane < lanes;
-            if constexpr (EVEN) {
-                word[at] = there ? __ldg(reinterpret_cast<const uint2 *>(from + at * lanes)) : uint2{0, 0};
-            } else {
-                word[at].x = there ? __ldg(from + at * lanes) : 0;
-                word[at].y = there && lane + 1 < lanes ? __ldg(from + at * lanes + 1) : 0;
-            }
+            word[at] = there ? __ldg(reinterpret_cast<const uint2 *>(from + at * lanes)) : uint2{0, 0};
         }
     }
     __device__ __forceinline__ void to_pieces(PanelPieces<PIECES> &pieces) const {
@@ -234,6 +207,39 @@ template <bool UPPER_FIRST> struct PairPanel {
             pieces[0][0][at] = UPPER_FIRST ? __byte_perm(word[at].x, 0, 0x1032) : word[at].x;
             pieces[0][1][at] = UPPER_FIRST ? __byte_perm(word[at].y, 0, 0x1032) : word[at].y;
         }
+    }
+};
+
+// Of any kind, number by number: for f32, and for shapes that no wide load fits. Both are too rare to be
+// written out one by one.
+template <bool UPPER_FIRST> struct AnyPanel {
+    static constexpr int PIECES = 3;
+    static constexpr bool WIDE = false;
+    float2 pair[4];
+
+    __device__ __forceinline__ void load(unsigned kind, const char *panel, unsigned depth_at, unsigned depth,
+                                         unsigned lanes) {
+        unsigned lane = 2 * (lane_index() / 4);
+#pragma unroll
+        for (unsigned at = 0; at < 4; ++at) {
+            bool there = depth_at + at < depth;
+            pair[at].x = there && lane < lanes ? number(kind, panel, depth_at + at, lane, lanes) : 0.0f;
+            there = there && lane + 1 < lanes;
+            pair[at].y = there ? number(kind, panel, depth_at + at, lane + 1, lanes) : 0.0f;
+        }
+    }
+    __device__ __forceinline__ void to_pieces(PanelPieces<PIECES> &pieces) const {
+        split_pairs<PIECES>(pair, pieces);
+    }
+
+    static __device__ __forceinline__ float number(unsigned kind, const char *panel, unsigned depth,
+                                                   unsigned lane, unsigned lanes) {
+        if (kind == 0) return __ldg(reinterpret_cast<const float *>(panel) + size_t(depth) * lanes + lane);
+        const unsigned short *halves = reinterpret_cast<const unsigned short *>(panel);
+        if (kind == 1) return half_of(__ldg(halves + size_t(depth) * lanes + lane));
+        unsigned in_pair = UPPER_FIRST ? 1 - depth % 2 : depth % 2;
+        unsigned bits = __ldg(halves + 2 * (size_t(depth / 2) * lanes + lane) + in_pair);
+        return __uint_as_float(bits << 16);
     }
 };
 
@@ -262,45 +268,64 @@ __device__ __forceinline__ float4 row_of(const float (&sums)[2][4], int lower) {
 
 // ---- Shrink -----------------------------------------------------------------------------------------------
 
-// Columns `at`..+3 of a row of x as pieces; zeros beyond its width. WIDE: the width is a multiple of 4.
-template <bool WIDE, typename T>
-__device__ __forceinline__ void load_four(const T *row, unsigned at, unsigned width,
-                                          unsigned (&pieces)[PiecesOf<T>::COUNT][2]) {
-    constexpr int PIECES = PiecesOf<T>::COUNT;
-    float number[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-    if constexpr (WIDE && sizeof(T) == 4) {
-        float4 four = at < width ? __ldg(reinterpret_cast<const float4 *>(row + at)) : float4{0, 0, 0, 0};
-        number[0] = four.x, number[1] = four.y, number[2] = four.z, number[3] = four.w;
-    } else if constexpr (WIDE) {
-        uint2 two = at < width ? __ldg(reinterpret_cast<const uint2 *>(row + at)) : uint2{0, 0};
-        if constexpr (PIECES == 1) {
-            pieces[0][0] = two.x, pieces[0][1] = two.y;
-            return;
-        }
-        number[0] = half_of(two.x), number[1] = half_of(two.x >> 16);
-        number[2] = half_of(two.y), number[3] = half_of(two.y >> 16);
-    } else {
-#pragma unroll
-        for (unsigned i = 0; i < 4; ++i)
-            if (at + i < width) number[i] = to_float(row[at + i]);
+// Four neighbours of a row, as they are loaded, and as pieces for the tensor cores.
+template <typename T> struct Four {
+    uint2 two;
+
+    __device__ __forceinline__ void load(const T *from) {
+        two = __ldg(reinterpret_cast<const uint2 *>(from));
     }
+    __device__ __forceinline__ void to_pieces(unsigned (&pieces)[PiecesOf<T>::COUNT][2]) const {
+        if constexpr (PiecesOf<T>::COUNT == 1) {
+            pieces[0][0] = two.x, pieces[0][1] = two.y;
+        } else {
+            const unsigned words[2] = {two.x, two.y};
 #pragma unroll
-    for (int word = 0; word < 2; ++word) {
-        unsigned two[PIECES];
-        split(number[2 * word], number[2 * word + 1], two);
-        for (int piece = 0; piece < PIECES; ++piece) pieces[piece][word] = two[piece];
+            for (int word = 0; word < 2; ++word) {
+                unsigned of_word[PiecesOf<T>::COUNT];
+                split(half_of(words[word]), half_of(words[word] >> 16), of_word);
+#pragma unroll
+                for (int piece = 0; piece < PiecesOf<T>::COUNT; ++piece) pieces[piece][word] = of_word[piece];
+            }
+        }
+    }
+};
+template <> struct Four<float> {
+    float4 four;
+
+    __device__ __forceinline__ void load(const float *from) {
+        four = __ldg(reinterpret_cast<const float4 *>(from));
+    }
+    __device__ __forceinline__ void to_pieces(unsigned (&pieces)[3][2]) const {
+        unsigned low[3], high[3];
+        split(four.x, four.y, low);
+        split(four.z, four.w, high);
+#pragma unroll
+        for (int piece = 0; piece < 3; ++piece) pieces[piece][0] = low[piece], pieces[piece][1] = high[piece];
+    }
+};
+
+// Columns `at`..+3 of rows `group` and `group + 8` of sixteen, of which `rows` exist; zeros from column `end`
+// on.
+template <typename T>
+__device__ __forceinline__ void load_rows(Four<T> (&fours)[2], const T *x, unsigned rows, unsigned at,
+                                          unsigned end, unsigned width) {
+#pragma unroll
+    for (unsigned lower = 0; lower < 2; ++lower) {
+        unsigned row = lane_index() / 4 + 8 * lower;
+        fours[lower] = {};
+        if (row < rows && at < end) fours[lower].load(x + (row * width + at));
     }
 }
 
-// Sixteen rows from `x` on, of which `rows` exist, as mma's left side.
-template <bool WIDE, typename T>
-__device__ __forceinline__ void load_rows(const T *x, unsigned rows, unsigned at, unsigned width,
-                                          unsigned (&left)[PiecesOf<T>::COUNT][4]) {
-    unsigned group = lane_index() / 4;
+// Both as mma's left side.
+template <typename T>
+__device__ __forceinline__ void to_left(const Four<T> (&fours)[2], unsigned (&left)[PiecesOf<T>::COUNT][4]) {
 #pragma unroll
-    for (unsigned lower = 0; lower < 2; ++lower) {
-        unsigned row = group + 8 * lower, words[PiecesOf<T>::COUNT][2] = {};
-        if (row < rows) load_four<WIDE>(x + size_t(row) * width, at, width, words);
+    for (int lower = 0; lower < 2; ++lower) {
+        unsigned words[PiecesOf<T>::COUNT][2];
+        fours[lower].to_pieces(words);
+#pragma unroll
         for (int piece = 0; piece < PiecesOf<T>::COUNT; ++piece) {
             left[piece][lower] = words[piece][0];
             left[piece][lower + 2] = words[piece][1];
@@ -308,47 +333,73 @@ __device__ __forceinline__ void load_rows(const T *x, unsigned rows, unsigned at
     }
 }
 
-// This warp's steps of a chunk: sums[half of the tile] += x A. FAST: x is WIDE and A is EVEN.
-template <typename Panel, bool FAST, typename T>
+// This warp's steps of a chunk: sums[half of the tile] += x A. x's width is a multiple of 4. A's part of
+// AHEAD steps is asked for together, and x's of two, for the first sixteen rows: mostly all there are.
+template <typename Panel, typename T>
 __device__ __forceinline__ void shrink_steps(const char *a, unsigned ranks, unsigned begin, unsigned end,
                                              const T *x, unsigned rows, unsigned width,
                                              float (&sums)[2][2][4]) {
-    constexpr unsigned TOGETHER = FAST && Panel::BYTES == 2 ? AHEAD : 1;
+    constexpr unsigned OF_X = 2, STEP = BLOCK * WARPS;
     unsigned four = 4 * (lane_index() % 4);
 #pragma unroll 1
-    for (unsigned at = begin + BLOCK * warp_index(); at < end; at += TOGETHER * BLOCK * WARPS) {
-        Panel ahead[TOGETHER];
+    for (unsigned at = begin + BLOCK * warp_index(); at < end; at += AHEAD * STEP) {
+        Panel ahead[AHEAD];
 #pragma unroll
-        for (unsigned step = 0; step < TOGETHER; ++step)
-            ahead[step].template load<FAST>(a, at + step * BLOCK * WARPS + four, end, ranks);
+        for (unsigned step = 0; step < AHEAD; ++step)
+            ahead[step].load(0, a, at + step * STEP + four, end, ranks);
+        Four<T> fours[OF_X][2];
 #pragma unroll
-        for (unsigned step = 0; step < TOGETHER; ++step) {
-            unsigned column = at + step * BLOCK * WARPS;
-            if (column >= end) break;
+        for (unsigned step = 0; step < AHEAD; ++step) {
+            if (step % OF_X == 0) {
+#pragma unroll
+                for (unsigned i = 0; i < OF_X; ++i)
+                    load_rows(fours[i], x, rows, at + (step + i) * STEP + four, end, width);
+            }
             PanelPieces<Panel::PIECES> right;
             ahead[step].to_pieces(right);
-#pragma unroll
-            for (unsigned half = 0; half < 2; ++half) {
-                if (16 * half >= rows) continue;
-                unsigned left[PiecesOf<T>::COUNT][4];
-                load_rows<FAST>(x + size_t(16 * half) * width, rows - 16 * half, column + four, width, left);
-                multiply(sums[half], left, right);
-            }
+            unsigned left[PiecesOf<T>::COUNT][4];
+            to_left(fours[step % OF_X], left);
+            multiply(sums[0], left, right);
+            if (rows <= 16) continue;
+            Four<T> others[2];
+            load_rows(others, x + 16 * width, rows - 16, at + step * STEP + four, end, width);
+            to_left(others, left);
+            multiply(sums[1], left, right);
         }
     }
 }
 
-// A unit: A's block `own`, columns begin..end.
-template <typename Panel, typename T>
-__device__ __forceinline__ void shrink_unit(const Segment &segment, unsigned own, unsigned begin,
-                                            unsigned end, const T *x, unsigned rows, unsigned width,
-                                            float (&sums)[2][2][4]) {
-    unsigned ranks = segment.ranks_of(own), stored = segment.columns + segment.columns % Panel::PAIR;
-    const char *a = reinterpret_cast<const char *>(segment.a) + size_t(own) * BLOCK * stored * Panel::BYTES;
-    if (ranks % 2 == 0 && width % 4 == 0) {
-        shrink_steps<Panel, true>(a, ranks, begin, end, x, rows, width, sums);
-    } else {
-        shrink_steps<Panel, false>(a, ranks, begin, end, x, rows, width, sums);
+// The same, number by number, for any kind of A.
+template <typename T>
+__device__ __forceinline__ void shrink_slowly(unsigned kind, const char *a, unsigned ranks, unsigned begin,
+                                              unsigned end, const T *x, unsigned rows, unsigned width,
+                                              float (&sums)[2][2][4]) {
+    unsigned four = 4 * (lane_index() % 4);
+#pragma unroll 1
+    for (unsigned at = begin + BLOCK * warp_index(); at < end; at += BLOCK * WARPS) {
+        AnyPanel<false> panel;
+        panel.load(kind, a, at + four, end, ranks);
+        PanelPieces<3> right;
+        panel.to_pieces(right);
+#pragma unroll
+        for (unsigned half = 0; half < 2; ++half) {
+            if (16 * half >= rows) continue;
+            Four<float> fours[2];
+#pragma unroll
+            for (unsigned lower = 0; lower < 2; ++lower) {
+                unsigned row = 16 * half + lane_index() / 4 + 8 * lower;
+                float number[4];
+#pragma unroll
+                for (unsigned i = 0; i < 4; ++i) {
+                    bool there = row < rows && at + four + i < end;
+                    number[i] = there ? to_float(x[size_t(row) * width + at + four + i]) : 0.0f;
+                }
+                fours[lower].four = make_float4(number[0], number[1], number[2], number[3]);
+            }
+            unsigned left[3][4];
+            to_left(fours, left);
+            multiply(sums[half], left, right);
+        }
     }
 }
 
@@ -366,14 +417,16 @@ __device__ void shrink(const unsigned *first, const Segment *table, unsigned seg
     unsigned end = min(segment.columns, begin + segment.chunk);
     x += size_t(segment.first_row + tile * TILE_ROWS) * width;
 
-    unsigned own = segment.read_block(block);
+    unsigned own = segment.read_block(block), ranks = segment.ranks_of(own), kind = segment.kind_of_a();
+    const char *a = reinterpret_cast<const char *>(segment.a);
+    a += own * panel_bytes(kind, segment.columns, BLOCK);
     float mine[2][2][4] = {};
-    if (segment.kind_of_a() == 0) {
-        shrink_unit<FloatPanel>(segment, own, begin, end, x, rows, width, mine);
-    } else if (segment.kind_of_a() == 1) {
-        shrink_unit<HalfPanel>(segment, own, begin, end, x, rows, width, mine);
+    if (kind == 0 || ranks % 2 != 0 || width % 4 != 0) {
+        shrink_slowly(kind, a, ranks, begin, end, x, rows, width, mine);
+    } else if (kind == 1) {
+        shrink_steps<HalfPanel>(a, ranks, begin, end, x, rows, width, mine);
     } else {
-        shrink_unit<PairPanel<false>>(segment, own, begin, end, x, rows, width, mine);
+        shrink_steps<PairPanel<false>>(a, ranks, begin, end, x, rows, width, mine);
     }
 
 #pragma unroll
@@ -404,7 +457,7 @@ __device__ __forceinline__ void gather_sums(const Segment &segment, unsigned til
     if (threadIdx.x < TILE_ROWS * BLOCK / 4) {
         float4 total = {0.0f, 0.0f, 0.0f, 0.0f};
         if (threadIdx.x < rows * BLOCK / 4) {
-#pragma unroll 4
+#pragma unroll 2
             for (unsigned chunk = 0; chunk < chunks; ++chunk) {
                 float4 part = *reinterpret_cast<const float4 *>(from + chunk * rows * BLOCK);
                 total.x += part.x, total.y += part.y, total.z += part.z, total.w += part.w;
@@ -434,45 +487,39 @@ __device__ __forceinline__ void load_sums(const float (&sums)[TILE_ROWS][BLOCK],
     }
 }
 
-// out[..4] += delta, or as many of them as `count` says. WIDE: all, and they lie at a multiple of their size.
-template <bool WIDE, typename T>
-__device__ __forceinline__ void add_four(T *out, float4 delta, unsigned count) {
-    struct __align__(4 * sizeof(T)) Four { T at[4]; };
-    float of[4] = {delta.x, delta.y, delta.z, delta.w};
-    if constexpr (WIDE) {
-        Four four = *reinterpret_cast<Four *>(out);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) four.at[i] = from_float<T>(to_float(four.at[i]) + of[i]);
-        *reinterpret_cast<Four *>(out) = four;
-    } else {
-#pragma unroll
-        for (unsigned i = 0; i < 4; ++i)
-            if (i < count) out[i] = from_float<T>(to_float(out[i]) + of[i]);
-    }
-}
+// Four neighbours of a row of out.
+template <typename T> struct __align__(4 * sizeof(T)) Outputs {
+    T at[4];
+};
 
-// HALVES of a tile times this warp's PANELS: every eighth from `panel` on, before `end`. FAST: B is EVEN, out
-// is WIDE. All warps come, those without a panel too.
-template <typename Panel, bool FAST, int HALVES, unsigned PANELS, typename T>
+// HALVES of a tile times this warp's PANELS: every eighth from `panel` on, before `end`. Panels that are WIDE
+// come with outputs that lie at a multiple of four. All warps come, those without a panel too.
+template <typename Panel, int HALVES, unsigned PANELS, typename T>
 __device__ __forceinline__ void expand_panels(const Segment &segment, unsigned tile, unsigned panel,
                                               unsigned end, const float *sums,
                                               float (&gathered)[TILE_ROWS][BLOCK], T *out, unsigned stride) {
     // Twice the bits of 16-bit outputs are enough for what is multiplied with B.
     constexpr int PIECES = sizeof(T) == 4 ? 3 : 2;
-    unsigned rows = segment.rows_of(tile), four = 4 * (lane_index() % 4);
+    unsigned rows = segment.rows_of(tile), four = 4 * (lane_index() % 4), kind = segment.kind_of_b();
+    out += size_t(segment.first_row + tile * TILE_ROWS) * stride + segment.column;
+    // Where this lane's outputs are, and whether there are any.
+    auto row_at = [&](int half, int lower) { return unsigned(16 * half + 8 * lower + lane_index() / 4); };
+    auto output_at = [&](unsigned at) { return (panel + WARPS * at) * BLOCK + four; };
+    auto has = [&](unsigned row, unsigned at) {
+        return row < rows && panel + WARPS * at < end && output_at(at) < segment.outputs;
+    };
     float mine[HALVES][PANELS][2][4] = {};
 #pragma unroll 1
     for (unsigned block = segment.first_block; block < segment.blocks; ++block) {
         unsigned own = segment.read_block(block), ranks = segment.ranks_of(own);
-        unsigned panel_bytes = BLOCK * (ranks + ranks % Panel::PAIR) * Panel::BYTES;
-        size_t before = size_t(own) * BLOCK * segment.outputs * Panel::BYTES;
-        const char *b = reinterpret_cast<const char *>(segment.b) + before;
+        const char *b =
+            reinterpret_cast<const char *>(segment.b) + own * panel_bytes(kind, BLOCK, segment.outputs);
         Panel ahead[PANELS];
 #pragma unroll
         for (unsigned at = 0; at < PANELS; ++at) {
             unsigned which = panel + WARPS * at;
             unsigned lanes = which < end ? min(BLOCK, segment.outputs - which * BLOCK) : 0;
-            ahead[at].template load<FAST>(b + size_t(which) * panel_bytes, four, ranks, lanes);
+            ahead[at].load(kind, b + which * panel_bytes(kind, ranks, BLOCK), four, ranks, lanes);
         }
         __syncthreads();
         gather_sums(segment, tile, block, sums, gathered);
@@ -493,41 +540,48 @@ __device__ __forceinline__ void expand_panels(const Segment &segment, unsigned t
 #pragma unroll
     for (int half = 0; half < HALVES; ++half)
 #pragma unroll
-        for (int lower = 0; lower < 2; ++lower) {
-            unsigned row = 16 * half + 8 * lower + lane_index() / 4;
-            if (row >= rows) continue;
-            T *to = out + size_t(segment.first_row + tile * TILE_ROWS + row) * stride + segment.column;
+        for (int lower = 0; lower < 2; ++lower)
 #pragma unroll
             for (unsigned at = 0; at < PANELS; ++at) {
-                unsigned output = (panel + WARPS * at) * BLOCK + four;
-                if (panel + WARPS * at < end && output < segment.outputs)
-                    add_four<FAST>(to + output, row_of(mine[half][at], lower), segment.outputs - output);
+                if (!has(row_at(half, lower), at)) continue;
+                T *to = out + size_t(row_at(half, lower)) * stride + output_at(at);
+                float4 delta = row_of(mine[half][at], lower);
+                const float of[4] = {delta.x, delta.y, delta.z, delta.w};
+                if constexpr (Panel::WIDE) {
+                    Outputs<T> four = *reinterpret_cast<Outputs<T> *>(to);
+#pragma unroll
+                    for (int i = 0; i < 4; ++i) four.at[i] = from_float<T>(to_float(four.at[i]) + of[i]);
+                    *reinterpret_cast<Outputs<T> *>(to) = four;
+                } else {
+#pragma unroll
+                    for (unsigned i = 0; i < 4; ++i)
+                        if (i < segment.outputs - output_at(at))
+                            to[i] = from_float<T>(to_float(to[i]) + of[i]);
+                }
             }
-        }
 }
 
 // Panels begin..end, as many at a time as registers hold.
-template <typename Panel, typename T>
+template <typename Panel, int HALVES, unsigned PANELS, typename T>
 __device__ __forceinline__ void expand_unit(const Segment &segment, unsigned tile, unsigned begin,
                                             unsigned end, const float *sums,
                                             float (&gathered)[TILE_ROWS][BLOCK], T *out, unsigned stride) {
-    // f32 fills twice the registers, and is too rare to be written out several times.
-    constexpr bool RARE = Panel::BYTES == 4;
-    bool fast = segment.outputs % 4 == 0 && segment.column % 4 == 0 && stride % 4 == 0;
-    bool few = !RARE && segment.rows_of(tile) <= 16;
-    unsigned step = !fast || RARE ? 1 : few ? AHEAD : AHEAD / 2;
 #pragma unroll 1
-    for (; begin < end; begin += step * WARPS) {
-        unsigned panel = begin + warp_index();
-        if (!fast) {
-            expand_panels<Panel, false, 2, 1>(segment, tile, panel, end, sums, gathered, out, stride);
-        } else if constexpr (RARE) {
-            expand_panels<Panel, true, 2, 1>(segment, tile, panel, end, sums, gathered, out, stride);
-        } else if (few) {
-            expand_panels<Panel, true, 1, AHEAD>(segment, tile, panel, end, sums, gathered, out, stride);
-        } else {
-            expand_panels<Panel, true, 2, AHEAD / 2>(segment, tile, panel, end, sums, gathered, out, stride);
-        }
+    for (; begin < end; begin += PANELS * WARPS)
+        expand_panels<Panel, HALVES, PANELS>(segment, tile, begin + warp_index(), end, sums, gathered, out,
+                                             stride);
+}
+
+// The same of a kind that fits wide loads: for few rows more panels are under way.
+template <typename Panel, typename T>
+__device__ __forceinline__ void expand_wide(const Segment &segment, unsigned tile, unsigned begin,
+                                            unsigned end, const float *sums,
+                                            float (&gathered)[TILE_ROWS][BLOCK], T *out, unsigned stride) {
+    // Outputs of f32 are too rare to be written out twice.
+    if (sizeof(T) == 2 && segment.rows_of(tile) <= 16) {
+        expand_unit<Panel, 1, AHEAD>(segment, tile, begin, end, sums, gathered, out, stride);
+    } else {
+        expand_unit<Panel, 2, AHEAD / 2>(segment, tile, begin, end, sums, gathered, out, stride);
     }
 }
 
@@ -542,12 +596,13 @@ __device__ void expand(const unsigned *first, const Segment *table, unsigned seg
     unsigned parts = (all + segment.panels() - 1) / segment.panels();
     unsigned tile = unit / parts, begin = unit % parts * segment.panels();
     unsigned end = min(all, begin + segment.panels());
-    if (segment.kind_of_b() == 0) {
-        expand_unit<FloatPanel>(segment, tile, begin, end, sums, gathered, out, stride);
+    bool wide = segment.outputs % 4 == 0 && segment.column % 4 == 0 && stride % 4 == 0;
+    if (!wide || segment.kind_of_b() == 0) {
+        expand_unit<AnyPanel<true>, 2, 1>(segment, tile, begin, end, sums, gathered, out, stride);
     } else if (segment.kind_of_b() == 1) {
-        expand_unit<HalfPanel>(segment, tile, begin, end, sums, gathered, out, stride);
+        expand_wide<HalfPanel>(segment, tile, begin, end, sums, gathered, out, stride);
     } else {
-        expand_unit<PairPanel<true>>(segment, tile, begin, end, sums, gathered, out, stride);
+        expand_wide<PairPanel<true>>(segment, tile, begin, end, sums, gathered, out, stride);
     }
 }
 
@@ -565,7 +620,7 @@ lora_shrink_f16(const unsigned *first, const unsigned *table, unsigned segments,
                 unsigned width, float *sums) {
     shrink(first, reinterpret_cast<const Segment *>(table), segments, x, width, sums);
 }
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
 lora_shrink_bf16(const unsigned *first, const unsigned *table, unsigned segments, const bf16 *x,
                  unsigned width, float *sums) {
     shrink(first, reinterpret_cast<const Segment *>(table), segments, x, width, sums);

@@ -3,7 +3,8 @@
 // Matrices are column-major unless their layout says otherwise, as NVIDIA documents; op is the identity or the
 // transpose. Inputs are f32, f16 or bf16, sums f32, the output f32 or the inputs' kind. Anything else is refused as
 // CUBLAS_STATUS_NOT_SUPPORTED, with a line on stderr. The promise of alignment that a caller makes when it asks for an
-// algorithm (256 bytes, unless its preference says less) is checked against every pointer it then passes.
+// algorithm (256 bytes, unless its preference says less) is checked against every pointer it then passes. Sums whose
+// parts may be rounded to the output's kind (unless its preference says otherwise, they may) are.
 #include "driver.hpp"
 
 #include <algorithm>
@@ -42,15 +43,20 @@ struct Layout {
     }
 };
 
+// CUBLASLT_REDUCTION_SCHEME_*: parts of a sum are joined in the output (1), in f32 (2), or rounded to its kind (4).
+constexpr uint32_t ANY_REDUCTION = 7, ROUNDING_REDUCTIONS = 5;
+
 struct Preference {
     uint64_t workspace_bytes = 0;
+    uint32_t reductions = ANY_REDUCTION;
     uint32_t alignment[4] = {256, 256, 256, 256}; // of A, B, C, D
 };
 
 struct Algorithm {
     uint64_t magic, workspace_bytes;
     uint32_t alignment[4];
-    uint64_t shape[4]; // m, n, k, and the element types
+    uint64_t shape[3]; // m, n, k
+    uint32_t types, reductions;
 };
 constexpr uint64_t MAGIC = 0x63707542'4c41534cULL;
 static_assert(sizeof(Algorithm) == 64, "cublasLtMatmulAlgo_t has eight words");
@@ -120,13 +126,13 @@ static void widen(float *to, const void *from, int type, size_t first, size_t st
 
 // Rows of a times rows of b, four by four, each a sum in sixteen lanes.
 constexpr size_t LANES = 16, TILE = 4;
-static void dots(float out[TILE][TILE], const float *a, const float *b, size_t k) {
+static void dots(float out[TILE][TILE], const float *a, const float *b, size_t k, size_t stride) {
     float sums[TILE][TILE][LANES] = {};
     for (size_t at = 0; at < k; at += LANES)
         for (size_t row = 0; row < TILE; ++row)
             for (size_t column = 0; column < TILE; ++column)
                 for (size_t lane = 0; lane < LANES; ++lane)
-                    sums[row][column][lane] += a[row * k + at + lane] * b[column * k + at + lane];
+                    sums[row][column][lane] += a[row * stride + at + lane] * b[column * stride + at + lane];
     for (size_t row = 0; row < TILE; ++row)
         for (size_t column = 0; column < TILE; ++column) {
             out[row][column] = 0;
@@ -139,6 +145,7 @@ struct Product {
     Layout a, b, c, d;
     Shape shape;
     float alpha, beta;
+    bool rounds_parts; // of sums, to the output's kind: what an algorithm that cuts them may do
     const char *at_a, *at_b, *at_c;
     char *at_d;
 };
@@ -158,6 +165,26 @@ static void store(const Product &p, const char *c, char *d, uint64_t row, uint64
     else reinterpret_cast<uint16_t *>(d)[at] = on_cpu::float_to_bf16(value);
 }
 
+static float rounded(float value, int type) {
+    if (type == F32) return value;
+    return type == F16 ? on_cpu::half_to_float(on_cpu::float_to_half(value))
+                       : on_cpu::bf16_to_float(on_cpu::float_to_bf16(value));
+}
+
+// As `dots`; where parts of sums may be rounded, of parts of so many products.
+constexpr size_t PART = 64;
+static void tile(float out[TILE][TILE], const Product &p, const float *a, const float *b, size_t padded) {
+    if (!p.rounds_parts) return dots(out, a, b, padded, padded);
+    std::fill(&out[0][0], &out[0][0] + TILE * TILE, 0.0f);
+    for (size_t at = 0; at < padded; at += PART) {
+        float part[TILE][TILE];
+        dots(part, a + at, b + at, std::min(PART, padded - at), padded);
+        for (size_t row = 0; row < TILE; ++row)
+            for (size_t column = 0; column < TILE; ++column)
+                out[row][column] = rounded(out[row][column] + part[row][column], p.d.type);
+    }
+}
+
 // Rows [first, end) of one batch of D; `b` holds the columns of op(B), each k numbers padded with zeros to `padded`.
 static void multiply_rows(const Product &p, size_t batch, const std::vector<float> &b, size_t padded, uint64_t first,
                           uint64_t end) {
@@ -175,7 +202,7 @@ static void multiply_rows(const Product &p, size_t batch, const std::vector<floa
         }
         for (uint64_t column = 0; column < p.shape.n; column += TILE) {
             float out[TILE][TILE];
-            dots(out, a.data(), &b[column * padded], padded);
+            tile(out, p, a.data(), &b[column * padded], padded);
             for (uint64_t r = 0; r < rows; ++r)
                 for (uint64_t s = 0; s < std::min<uint64_t>(TILE, p.shape.n - column); ++s)
                     store(p, p.at_c + offset(p.c), p.at_d + offset(p.d), row + r, column + s, out[r][s]);
@@ -260,6 +287,9 @@ EXPORT Status cublasLtMatmulPreferenceSetAttribute(Preference *preference, int a
     if (attribute == 1) {
         if (bytes != 8) return INVALID_VALUE;
         std::memcpy(&preference->workspace_bytes, from, bytes);
+    } else if (attribute == 3) {
+        if (bytes != 4) return INVALID_VALUE;
+        std::memcpy(&preference->reductions, from, bytes);
     } else if (attribute >= 5 && attribute <= 8) {
         if (bytes != 4) return INVALID_VALUE;
         std::memcpy(&preference->alignment[attribute - 5], from, bytes);
@@ -279,8 +309,9 @@ EXPORT Status cublasLtMatmulAlgoGetHeuristic(void *handle, MatmulDesc *desc, Lay
     // As much as it may have: so a caller that passes less than it was told notices.
     algorithm.workspace_bytes = std::min<uint64_t>(preference->workspace_bytes, 1 << 20);
     std::copy(std::begin(preference->alignment), std::end(preference->alignment), algorithm.alignment);
-    uint64_t types = static_cast<uint64_t>(a->type) << 8 | static_cast<uint64_t>(d->type);
-    uint64_t of[4] = {shape.m, shape.n, shape.k, types};
+    algorithm.types = static_cast<uint32_t>(a->type) << 8 | static_cast<uint32_t>(d->type);
+    algorithm.reductions = preference->reductions;
+    uint64_t of[3] = {shape.m, shape.n, shape.k};
     std::copy(std::begin(of), std::end(of), algorithm.shape);
     results->workspace_bytes = algorithm.workspace_bytes;
     results->waves = 1.0f;
@@ -292,8 +323,8 @@ static Status check_algorithm(const Algorithm &algorithm, const Product &p, cons
     if (algorithm.magic != MAGIC) return refuse("the algorithm is not one that the heuristic gave", INVALID_VALUE);
     if (bytes < algorithm.workspace_bytes || (bytes > 0 && !on_cpu::reachable(reinterpret_cast<CUdeviceptr>(workspace), bytes)))
         return refuse("the workspace is smaller than the algorithm needs, or not the device's", INVALID_VALUE);
-    uint64_t types = static_cast<uint64_t>(p.a.type) << 8 | static_cast<uint64_t>(p.d.type);
-    if (algorithm.shape[3] != types) return refuse("the algorithm is one for other number kinds", INVALID_VALUE);
+    uint32_t types = static_cast<uint32_t>(p.a.type) << 8 | static_cast<uint32_t>(p.d.type);
+    if (algorithm.types != types) return refuse("the algorithm is one for other number kinds", INVALID_VALUE);
     const void *const pointers[4] = {p.at_a, p.at_b, p.at_c, p.at_d};
     for (int at = 0; at < 4; ++at)
         if (on_cpu::offset_in_allocation(pointers[at]) % algorithm.alignment[at] != 0)
@@ -307,7 +338,8 @@ EXPORT Status cublasLtMatmul(void *handle, MatmulDesc *desc, const float *alpha,
                              void *stream_handle) {
     if (!handle) return NOT_INITIALIZED;
     if (on_cpu::usable() != CUDA_SUCCESS) return EXECUTION_FAILED;
-    Product product{*desc, *layout_a, *layout_b, *layout_c, *layout_d, {}, *alpha, *beta, a, b, c, d};
+    Product product{*desc, *layout_a, *layout_b, *layout_c, *layout_d, {}, *alpha, *beta, true, a, b, c, d};
+    product.rounds_parts = ((algorithm ? algorithm->reductions : ANY_REDUCTION) & ROUNDING_REDUCTIONS) != 0;
     if (Status status = check(*desc, *layout_a, *layout_b, *layout_c, *layout_d, product.shape)) return status;
     const std::pair<const char *, const Layout *> sides[] = {{a, layout_a}, {b, layout_b}, {c, layout_c}, {d, layout_d}};
     for (auto &[pointer, layout] : sides)

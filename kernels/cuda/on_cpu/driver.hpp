@@ -21,6 +21,7 @@ enum CUresult : int {
     CUDA_ERROR_INVALID_VALUE = 1,
     CUDA_ERROR_OUT_OF_MEMORY = 2,
     CUDA_ERROR_NOT_INITIALIZED = 3,
+    CUDA_ERROR_DEVICE_UNAVAILABLE = 46,
     CUDA_ERROR_NO_DEVICE = 100,
     CUDA_ERROR_INVALID_DEVICE = 101,
     CUDA_ERROR_INVALID_IMAGE = 200,
@@ -144,6 +145,10 @@ ON_CPU_API bool reachable(CUdeviceptr at, size_t bytes);
 // How far into its allocation an address lies: a real one starts at a multiple of 256 bytes.
 ON_CPU_API size_t offset_in_allocation(const void *at);
 bool is_pinned(const void *at, size_t bytes);
+// False if a test wants this allocation to fail (the file that CUDA_ON_CPU_ALLOCATIONS names). Asked outside all locks.
+bool may_allocate(size_t bytes);
+// True if CUDA_ON_CPU_REFUSE names it: what some machines do not allow.
+bool is_refused(const char *what);
 
 // What cuModuleGetFunction gives: a kernel of the libraries that the PTX names as well.
 struct Function {

@@ -32,6 +32,11 @@ void lose_device(CUresult why, const std::string &message) {
         std::fprintf(stderr, "cuda-on-cpu: the device is lost: %s\n", message.c_str());
 }
 
+bool is_refused(const char *what) {
+    const char *word = std::getenv("CUDA_ON_CPU_REFUSE");
+    return word && std::strcmp(word, what) == 0;
+}
+
 static size_t number_from(const char *variable, size_t otherwise) {
     const char *word = std::getenv(variable);
     return word && *word ? std::strtoull(word, nullptr, 10) : otherwise;
@@ -136,6 +141,7 @@ EXPORT CUresult cuDevicePrimaryCtxRetain(void **context, int device) {
     if (!driver().ready) return CUDA_ERROR_NOT_INITIALIZED;
     if (!found) return CUDA_ERROR_INVALID_DEVICE;
     if (int lost = driver().lost) return static_cast<CUresult>(lost);
+    if (is_refused("opening")) return CUDA_ERROR_DEVICE_UNAVAILABLE;
     std::lock_guard<std::mutex> hold(driver().lock);
     ++found->retained;
     if (!found->legacy) found->legacy = start_stream(found, false);
@@ -206,6 +212,8 @@ static const struct {
     {CUDA_ERROR_INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
     {CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
     {CUDA_ERROR_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
+    {CUDA_ERROR_DEVICE_UNAVAILABLE, "CUDA_ERROR_DEVICE_UNAVAILABLE",
+     "CUDA-capable device(s) is/are busy or unavailable"},
     {CUDA_ERROR_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
     {CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
     {CUDA_ERROR_INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},

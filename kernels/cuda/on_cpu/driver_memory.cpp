@@ -6,6 +6,7 @@
 #include "driver.hpp"
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -77,6 +78,29 @@ bool is_pinned(const void *at, size_t bytes) {
     return found && found->kind != MemoryKind::Device;
 }
 
+bool may_allocate(size_t bytes) {
+    static const char *const path = std::getenv("CUDA_ON_CPU_ALLOCATIONS");
+    if (!path) return true;
+    static std::mutex one_at_a_time;
+    std::lock_guard<std::mutex> hold(one_at_a_time);
+    char rule[8] = "";
+    unsigned long long number = 0;
+    std::FILE *file = std::fopen(path, "r");
+    if (!file) return true;
+    int words = std::fscanf(file, "%7s %llu", rule, &number);
+    std::fclose(file);
+    if (words != 2 || number == 0) return true;
+    if (std::strcmp(rule, "above") == 0) return bytes <= number;
+    bool is_once = std::strcmp(rule, "once") == 0;
+    if (number == 1 && !is_once) return false;
+    // What is left to count, for the next call, and for whoever wants to know how many there were.
+    if ((file = std::fopen(path, "w"))) {
+        std::fprintf(file, "%s %llu\n", rule, number - 1);
+        std::fclose(file);
+    }
+    return number > 1;
+}
+
 static void *pointer(CUdeviceptr at) { return reinterpret_cast<void *>(at); }
 
 static CUresult unmap(uintptr_t at, MemoryKind kind) {
@@ -104,6 +128,7 @@ EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total) {
 EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *out, size_t bytes) {
     if (CUresult error = usable_outside_captures()) return error;
     if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (!may_allocate(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
     std::lock_guard<std::mutex> hold(driver().lock);
     if (bytes > current->capacity - current->used) return CUDA_ERROR_OUT_OF_MEMORY;
     void *start = map_guarded(bytes, MemoryKind::Device);
@@ -123,6 +148,7 @@ EXPORT CUresult cuMemFree_v2(CUdeviceptr at) {
 EXPORT CUresult cuMemHostAlloc(void **out, size_t bytes, unsigned) {
     if (CUresult error = usable_outside_captures()) return error;
     if (bytes == 0) return CUDA_ERROR_INVALID_VALUE;
+    if (!may_allocate(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
     std::lock_guard<std::mutex> hold(driver().lock);
     *out = map_guarded(bytes, MemoryKind::Host);
     return *out ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -141,7 +167,9 @@ EXPORT CUresult cuMemHostRegister_v2(void *at, size_t bytes, unsigned flags) {
     auto first = reinterpret_cast<uintptr_t>(at);
     uintptr_t page = page_bytes(), begin = first / page * page, end = (first + bytes + page - 1) / page * page;
     if (!at || bytes == 0 || flags > 15) return CUDA_ERROR_INVALID_VALUE;
+    if (is_refused("registration")) return CUDA_ERROR_NOT_SUPPORTED;
     if (msync(reinterpret_cast<void *>(begin), end - begin, MS_ASYNC) != 0) return CUDA_ERROR_INVALID_VALUE; // not mapped
+    if (!may_allocate(bytes)) return CUDA_ERROR_OUT_OF_MEMORY;
     std::lock_guard<std::mutex> hold(driver().lock);
     for (auto &[base, allocation] : driver().memory)
         if (base / page * page < end && begin < base + allocation.bytes) return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;

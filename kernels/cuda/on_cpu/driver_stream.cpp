@@ -161,6 +161,7 @@ using namespace on_cpu;
 
 EXPORT CUresult cuStreamCreateWithPriority(void **out, unsigned flags, int) {
     if (CUresult error = usable()) return error;
+    if (!may_allocate(0)) return CUDA_ERROR_OUT_OF_MEMORY;
     std::lock_guard<std::mutex> hold(driver().lock);
     *out = start_stream(current, flags & 1).get();
     return CUDA_SUCCESS;
@@ -264,6 +265,7 @@ EXPORT CUresult cuStreamWaitValue32_v2(void *handle, CUdeviceptr at, unsigned va
 
 EXPORT CUresult cuEventCreate(void **out, unsigned flags) {
     if (CUresult error = usable()) return error;
+    if (!may_allocate(0)) return CUDA_ERROR_OUT_OF_MEMORY;
     auto *event = new Event;
     event->timed = !(flags & 2);
     std::lock_guard<std::mutex> hold(driver().lock);
@@ -386,6 +388,7 @@ EXPORT CUresult cuStreamIsCapturing(void *handle, int *status) {
 EXPORT CUresult cuGraphInstantiateWithFlags(void **out, void *graph, unsigned long long) {
     if (CUresult error = usable()) return error;
     if (!graph) return CUDA_ERROR_INVALID_VALUE;
+    if (!may_allocate(0)) return CUDA_ERROR_OUT_OF_MEMORY;
     *out = new std::shared_ptr<Graph>(*static_cast<std::shared_ptr<Graph> *>(graph));
     return CUDA_SUCCESS;
 }

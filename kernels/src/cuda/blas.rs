@@ -128,6 +128,18 @@ impl Blas {
         Ok(Self { handle, cuda: Arc::clone(cuda), workspace: started?, plans: HashMap::new() })
     }
 
+    /// How many shapes of products it has taken.
+    #[must_use]
+    pub fn taken(&self) -> usize {
+        self.plans.values().flatten().count()
+    }
+
+    /// How many shapes it has left to our own kernels.
+    #[must_use]
+    pub fn refused(&self) -> usize {
+        self.plans.len() - self.taken()
+    }
+
     /// Enqueues `product`. False, with nothing enqueued, if the library does not do it.
     pub(super) fn multiply(&mut self, stream: &Stream, product: &Product) -> Result<bool, CudaError> {
         self.cuda.bind()?;
@@ -145,7 +157,10 @@ impl Blas {
         // maker has checked. 3. The workspace is used by one stream, in its order.
         match unsafe { plan.run(self.handle, product, workspace, stream) } {
             Ok(()) => Ok(true),
-            Err(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED) => {
+            Err(
+                sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED
+                | sys::cublasStatus_t::CUBLAS_STATUS_ARCH_MISMATCH,
+            ) => {
                 self.plans.insert(shape, None);
                 Ok(false)
             }

@@ -129,7 +129,7 @@ impl Spans {
 ///
 /// # Panics
 ///
-/// If the rows do not exist, or `to` has no room.
+/// If the rows do not exist, or `to` has no room or is not registered.
 pub fn copy_and_signal(
     stream: &Stream,
     x: &Matrix,
@@ -293,7 +293,7 @@ impl NativeCopy {
 }
 
 /// As [`copy_and_signal`], the way that needs no operator of its own: a copy, a wait for it, a signal by the host. Nothing is
-/// enqueued behind it before it is over.
+/// enqueued behind it before it is over. `to` need not be registered.
 ///
 /// # Errors
 ///

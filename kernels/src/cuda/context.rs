@@ -20,7 +20,7 @@ use cudarc::driver::sys::{
 
 use super::{
     error::{CudaError, check, reason},
-    modules::MODULES,
+    modules::{MODULES, entries},
 };
 
 /// The oldest compute capability that the kernels run on.
@@ -56,6 +56,8 @@ pub struct DeviceInfo {
 /// A loaded kernel.
 pub(super) struct Function {
     pub(super) raw: CUfunction,
+    /// Bytes of each of its parameters.
+    pub(super) parameters: Vec<u32>,
     /// Bytes of dynamic shared memory that it was allowed so far.
     pub(super) allowed_shared: AtomicU32,
 }
@@ -133,7 +135,10 @@ impl Cuda {
         }
         let mut context = ptr::null_mut();
         // SAFETY: the device exists; the context is released when this is dropped.
-        check("be opened", unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) })?;
+        match unsafe { sys::cuDevicePrimaryCtxRetain(&mut context, device) } {
+            CUresult::CUDA_ERROR_DEVICE_UNAVAILABLE => return Err(CudaError::Taken { ordinal }),
+            result => check("be opened", result)?,
+        }
         let opening = OPENINGS.fetch_add(1, Ordering::Relaxed) + 1;
         let (functions, modules, frees) = (HashMap::new(), Vec::new(), AtomicU64::new(0));
         let recording = Mutex::new(());
@@ -271,8 +276,10 @@ fn load(name: &'static str, ptx: &'static str) -> Result<Module, CudaError> {
         let reason = format!("{} {}", reason(result), said.trim());
         return Err(CudaError::Module { module: name, reason: reason.trim_end().to_owned() });
     }
-    let kernel =
-        |entry| Ok((entry, Function { raw: find(raw, name, entry)?, allowed_shared: AtomicU32::new(0) }));
+    let kernel = |(entry, parameters)| {
+        let raw = find(raw, name, entry)?;
+        Ok((entry, Function { raw, parameters, allowed_shared: AtomicU32::new(0) }))
+    };
     let functions = entries(ptx).map(kernel).collect::<Result<_, CudaError>>();
     functions.map(|functions| Module { raw, functions }).inspect_err(|_| {
         // SAFETY: it was loaded here, and nothing of it is used.
@@ -291,12 +298,6 @@ impl Drop for Cuda {
         // SAFETY: retained in `open`. What fails here cannot be helped.
         let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
     }
-}
-
-/// The names of the kernels in a PTX text.
-fn entries(ptx: &'static str) -> impl Iterator<Item = &'static str> {
-    let after = ptx.split(".entry ").skip(1);
-    after.filter_map(|rest| rest.split(|c: char| c == '(' || c.is_whitespace()).next())
 }
 
 fn find(module: CUmodule, name: &'static str, entry: &str) -> Result<CUfunction, CudaError> {

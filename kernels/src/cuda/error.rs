@@ -42,6 +42,14 @@ pub enum CudaError {
         /// Compute capability.
         minor: u32,
     },
+    /// Somebody else has it for himself.
+    #[error(
+        "cuda:{ordinal} takes no further program: its compute mode gives it to one at a time, or forbids them (nvidia-smi -q -d COMPUTE shows it); end what uses it, or use --device cpu"
+    )]
+    Taken {
+        /// Its number.
+        ordinal: u32,
+    },
     /// The driver does not take the compiled kernels.
     #[error(
         "the driver does not take the kernels of `{module}`: {reason}; driver 570 or newer is needed, or use --device cpu"
@@ -61,6 +69,22 @@ pub enum CudaError {
         bytes: usize,
         /// What there is.
         free_bytes: usize,
+    },
+    /// The host has no memory that may be locked.
+    #[error(
+        "the host has no {bytes} bytes that may be locked for the GPU; free memory of the host, or raise the limit on locked memory"
+    )]
+    NoLockedMemory {
+        /// What was asked for.
+        bytes: usize,
+    },
+    /// A call found no memory, on the device or in the driver.
+    #[error(
+        "the GPU has no memory left to {what}; lower --kv-bytes or --device-adapter-bytes, or end what else uses the GPU"
+    )]
+    NoMemoryTo {
+        /// What was attempted.
+        what: &'static str,
     },
     /// The device is gone for this process: nothing on it works any more.
     #[error("the GPU failed while it was to {what}: {reason}; the process must start anew")]
@@ -89,12 +113,19 @@ impl CudaError {
     pub fn is_device_lost(&self) -> bool {
         matches!(self, Self::Lost { .. })
     }
+
+    /// True if memory was lacking: less may still work, and the same once memory is there again.
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::OutOfMemory { .. } | Self::NoLockedMemory { .. } | Self::NoMemoryTo { .. })
+    }
 }
 
 /// `Ok` for success, else what was attempted with what the driver says.
 pub(crate) fn check(what: &'static str, result: CUresult) -> Result<(), CudaError> {
     match result {
         CUresult::CUDA_SUCCESS => Ok(()),
+        CUresult::CUDA_ERROR_OUT_OF_MEMORY => Err(CudaError::NoMemoryTo { what }),
         // After these every call fails: the context is broken (CUDA driver API, "sticky" errors).
         CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
         | CUresult::CUDA_ERROR_LAUNCH_FAILED

@@ -1,8 +1,13 @@
 //! A recorded sequence of launches that is started as a whole: no launch costs the host anything then.
 
-use std::{fmt, ptr, sync::Arc};
+use std::{
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    ptr,
+    sync::Arc,
+};
 
-use cudarc::driver::sys::{self, CUgraphExec, CUstreamCaptureMode};
+use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUstreamCaptureMode};
 
 use super::{Cuda, CudaError, error::check, stream::Stream};
 
@@ -55,21 +60,18 @@ impl Graph {
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive; the capture ends below whatever happens between.
         check("record", unsafe { sys::cuStreamBeginCapture_v2(stream.raw(), mode) })?;
-        let enqueued = enqueue();
+        // A panic must not leave the stream recording: from then on it would run nothing.
+        let enqueued = catch_unwind(AssertUnwindSafe(enqueue));
         let mut graph = ptr::null_mut();
         // SAFETY: the stream is capturing; the graph is written by the call.
         let ended = check("end a record", unsafe { sys::cuStreamEndCapture(stream.raw(), &mut graph) });
-        let made = enqueued.and(ended).and_then(|()| {
-            let mut exec = ptr::null_mut();
-            // SAFETY: the graph was just made.
-            check("prepare a record", unsafe { sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0) })?;
-            Ok(exec)
-        });
+        let made = enqueued.map(|enqueued| enqueued.and(ended).and_then(|()| instantiate(graph)));
         if !graph.is_null() {
             // SAFETY: what was made of it stands for itself.
             let _ = unsafe { sys::cuGraphDestroy(graph) };
         }
-        Ok(Self { cuda: Arc::clone(cuda), exec: made?, frees: cuda.frees() })
+        let exec = made.unwrap_or_else(|panic| resume_unwind(panic))?;
+        Ok(Self { cuda: Arc::clone(cuda), exec, frees: cuda.frees() })
     }
 
     /// Enqueues the whole sequence on `stream`, on which it was recorded: it sees what was enqueued there before.
@@ -86,6 +88,14 @@ impl Graph {
         check("replay a record", unsafe { sys::cuGraphLaunch(self.exec, stream.raw()) })?;
         Ok(Replay::Enqueued)
     }
+}
+
+/// Prepares a recorded sequence for being started.
+fn instantiate(graph: CUgraph) -> Result<CUgraphExec, CudaError> {
+    let mut exec = ptr::null_mut();
+    // SAFETY: the graph was just recorded; what is made of it is written by the call.
+    check("prepare a record", unsafe { sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0) })?;
+    Ok(exec)
 }
 
 impl Drop for Graph {

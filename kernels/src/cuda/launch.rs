@@ -30,6 +30,14 @@ pub(super) enum Arg {
 }
 
 impl Arg {
+    /// Bytes that the driver copies of it.
+    fn bytes(self) -> u32 {
+        match self {
+            Self::Ptr(_) | Self::U64(_) => 8,
+            Self::U32(_) | Self::F32(_) => 4,
+        }
+    }
+
     /// Where the value itself lies, which is all the driver wants to know.
     fn address(&mut self) -> *mut c_void {
         match self {
@@ -102,6 +110,11 @@ pub(super) unsafe fn launch(
     let function = cuda.function(name);
     allow_shared(function, shape.shared_bytes)?;
     assert!(arguments.len() <= MOST_ARGUMENTS, "{name} has too many arguments");
+    // The driver knows neither how many there are nor how long they are: it would copy whatever lies there.
+    debug_assert!(
+        arguments.iter().map(|argument| argument.bytes()).eq(function.parameters.iter().copied()),
+        "{name} is not declared with such arguments"
+    );
     let mut values = [Arg::U32(0); MOST_ARGUMENTS];
     let values = &mut values[..arguments.len()];
     values.copy_from_slice(arguments);

@@ -55,6 +55,12 @@ impl Workspace {
     pub fn new(cuda: &Arc<Cuda>, blas: Option<Blas>) -> Self {
         Self { cuda: Arc::clone(cuda), blas, tile: None }
     }
+
+    /// What multiplies many rows, if it is not our own kernel.
+    #[must_use]
+    pub fn blas(&self) -> Option<&Blas> {
+        self.blas.as_ref()
+    }
 }
 
 /// Weights as a product reads them, and where their outputs go.

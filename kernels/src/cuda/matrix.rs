@@ -34,11 +34,21 @@ impl Matrix {
     pub fn reshape(&mut self, rows: usize, width: usize) -> Result<(), CudaError> {
         let needed = rows.saturating_mul(width).saturating_mul(self.kind.bytes());
         if needed > self.bytes.len() {
-            let cuda = Arc::clone(self.bytes.cuda());
-            // Twice as much as it had, so that a slowly growing batch does not take memory at each step.
-            self.bytes = DeviceVec::new(&cuda, needed.max(2 * self.bytes.len()))?;
+            self.replace(needed)?;
         }
         (self.rows, self.width) = (rows, width);
+        Ok(())
+    }
+
+    /// Takes memory of at least `needed` bytes in the place of what it has: twice as much as that, so that a slowly growing
+    /// batch does not take memory at each step, or, on a device that is nearly full, no more than it must. Without even so
+    /// much it keeps what it has: who needs no more goes on.
+    fn replace(&mut self, needed: usize) -> Result<(), CudaError> {
+        let cuda = Arc::clone(self.bytes.cuda());
+        self.bytes = match DeviceVec::new(&cuda, needed.max(2 * self.bytes.len())) {
+            Err(error) if error.is_out_of_memory() => DeviceVec::new(&cuda, needed)?,
+            larger => larger?,
+        };
         Ok(())
     }
 

@@ -191,12 +191,15 @@ impl<T: Plain> Pinned<T> {
         let mut host: *mut c_void = ptr::null_mut();
         let flags = sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_DEVICEMAP;
         // SAFETY: the address is written by the call and freed when this is dropped.
-        check("lock memory of the host", unsafe { sys::cuMemHostAlloc(&mut host, bytes, flags) })?;
+        match unsafe { sys::cuMemHostAlloc(&mut host, bytes, flags) } {
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY => return Err(CudaError::NoLockedMemory { bytes }),
+            result => check("lock memory of the host", result)?,
+        }
         let mut device = 0;
         // SAFETY: the memory was just taken, mapped for the device.
         let result = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut device, host, 0) };
         let Some(start) = NonNull::new(host.cast::<T>()) else {
-            return Err(CudaError::OutOfMemory { bytes, free_bytes: 0 });
+            return Err(CudaError::NoLockedMemory { bytes });
         };
         let new = Self { cuda: Arc::clone(cuda), host: start, device, len };
         check("reach memory of the host", result)?;
@@ -304,7 +307,8 @@ pub struct HostMapping {
     cuda: Arc<Cuda>,
     /// Keeps the memory mapped.
     words: HostWords,
-    device: CUdeviceptr,
+    /// `None`: it is not registered.
+    device: Option<CUdeviceptr>,
 }
 
 impl fmt::Debug for HostMapping {
@@ -326,14 +330,30 @@ impl HostMapping {
         let flags = sys::CU_MEMHOSTREGISTER_PORTABLE | sys::CU_MEMHOSTREGISTER_DEVICEMAP;
         // SAFETY: the words are mapped until `words` is dropped, which is after they are unregistered; they are atomics,
         // so anybody may change them at any time.
-        let result = unsafe { sys::cuMemHostRegister_v2(start, size_of_val(all).max(1), flags) };
-        check("register shared memory", result)?;
+        match unsafe { sys::cuMemHostRegister_v2(start, size_of_val(all).max(1), flags) } {
+            CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
+                return Err(CudaError::NoLockedMemory { bytes: size_of_val(all) });
+            }
+            result => check("register shared memory", result)?,
+        }
         let mut device = 0;
         // SAFETY: the range was just registered, mapped for the device.
         let result = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut device, start, 0) };
-        let new = Self { cuda: Arc::clone(cuda), words, device };
+        let new = Self { cuda: Arc::clone(cuda), words, device: Some(device) };
         check("reach shared memory", result)?;
         Ok(new)
+    }
+
+    /// `words` where the driver registers no memory of others: only the host reaches it, and the driver's copies.
+    #[must_use]
+    pub fn unregistered(cuda: &Arc<Cuda>, words: HostWords) -> Self {
+        Self { cuda: Arc::clone(cuda), words, device: None }
+    }
+
+    /// Whether kernels reach it.
+    #[must_use]
+    pub fn is_registered(&self) -> bool {
+        self.device.is_some()
     }
 
     /// How many words there are.
@@ -356,12 +376,15 @@ impl HostMapping {
     /// Where word `at` lies for the device.
     pub(super) fn address_of(&self, at: usize) -> CUdeviceptr {
         assert!(at <= self.len(), "the word exists");
-        self.device + (at * size_of::<u32>()) as u64
+        self.device.expect("kernels are given registered memory alone") + (at * size_of::<u32>()) as u64
     }
 }
 
 impl Drop for HostMapping {
     fn drop(&mut self) {
+        if self.device.is_none() {
+            return;
+        }
         self.cuda.note_free();
         if self.cuda.bind().is_ok() {
             let start = (*self.words).as_ref().as_ptr().cast_mut().cast::<c_void>();

@@ -23,3 +23,36 @@ pub(super) const MODULES: &[(&str, &str)] = &[
     ("rows", include_str!("../../cuda/ptx/rows.ptx")),
     ("sample", include_str!("../../cuda/ptx/sample.ptx")),
 ];
+
+/// The kernels in a PTX text: their names, and the bytes of each parameter.
+pub(super) fn entries(ptx: &'static str) -> impl Iterator<Item = (&'static str, Vec<u32>)> {
+    ptx.split(".entry ").skip(1).filter_map(|rest| {
+        let (name, rest) = rest.split_once('(')?;
+        let (parameters, _) = rest.split_once(')')?;
+        Some((name.trim(), parameters.split(".param ").skip(1).map(parameter_bytes).collect()))
+    })
+}
+
+/// Bytes of a parameter that is declared as `.u64 name`, say; 0 for what is no plain number.
+fn parameter_bytes(declared: &str) -> u32 {
+    let bits = declared.split_whitespace().next().and_then(|kind| kind.get(2..)?.parse::<u32>().ok());
+    bits.map_or(0, |bits| bits / 8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_takes_plain_numbers_and_pointers_alone() {
+        let kernels: Vec<_> = MODULES.iter().flat_map(|(_, ptx)| entries(ptx)).collect();
+        assert!(kernels.len() > MODULES.len());
+        for (name, parameters) in &kernels {
+            assert!(
+                !parameters.is_empty() && parameters.iter().all(|bytes| [4, 8].contains(bytes)),
+                "{name}"
+            );
+        }
+        assert!(kernels.contains(&("await_signal", vec![8, 4, 8, 4])));
+    }
+}

@@ -99,6 +99,24 @@ fn spans_of_every_kind_are_packed_as_singles_and_nothing_else_is_written() {
 }
 
 #[test]
+fn rows_reach_memory_that_the_driver_does_not_know_by_the_native_way() {
+    let Some(stream) = stream() else { return };
+    let slab = Slab::new();
+    let mapping = HostMapping::unregistered(stream.cuda(), Arc::clone(&slab) as _);
+    assert!(!mapping.is_registered());
+    let signal = Signal::new(stream.cuda()).unwrap();
+    let mut spans = Spans::new(stream.cuda()).unwrap();
+    spans.upload(&stream, &[(1, 2)]).unwrap();
+    let values = Random::new(5).normals(4 * 24);
+    let x = matrix(&stream, NumberKind::F32, 24, &values);
+    let mut native = NativeCopy::new(stream.cuda(), 48).unwrap();
+    copy_native(&stream, &x, &spans, &mut native, &mapping, 7, &signal, 1).unwrap();
+    assert_eq!(signal.load(), 1);
+    (0..48).for_each(|index| assert_eq!(slab.at(7 + index), values[24 + index]));
+    assert_eq!(slab.0[6].load(Ordering::Relaxed), UNWRITTEN);
+}
+
+#[test]
 fn a_copy_without_rows_still_signals() {
     let Some(stream) = stream() else { return };
     let mapping = register(&stream, &Slab::new());

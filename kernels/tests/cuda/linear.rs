@@ -175,6 +175,45 @@ fn shapes_that_no_tile_divides_are_right() {
     }
 }
 
+/// What it refuses our own kernel does: the results are right either way, and only slower.
+#[test]
+fn the_library_takes_the_products_of_models() {
+    let Some(stream) = stream() else { return };
+    let mut workspace = workspace(&stream, Multiplier::Library);
+    let mut random = Random::new(6);
+    for (kind, x_kind) in [
+        (TensorType::F32, NumberKind::F32),
+        (TensorType::F16, NumberKind::F16),
+        (TensorType::Bf16, NumberKind::Bf16),
+        (TensorType::Q4_1, NumberKind::Bf16),
+    ] {
+        let layer = Layer::new(&stream, kind, 128, 256, &mut random);
+        for out_kind in [x_kind, NumberKind::F32] {
+            check(&stream, &mut workspace, &layer, (x_kind, out_kind), 96, &mut random);
+        }
+        let g = matrix(&stream, x_kind, 128, &random.normals(96 * 128));
+        let mut out = unwritten(&stream, NumberKind::F32, 96, 256);
+        linear_transposed(&stream, &mut workspace, &g, &[layer.part(0)], &mut out).unwrap();
+    }
+    let Some(blas) = workspace.blas() else { return };
+    assert_eq!(blas.refused(), 0);
+    assert!(blas.taken() >= 7, "{}", blas.taken());
+}
+
+/// An algorithm that cuts long sums into parts may round each of them to the kind of the output, unless it is told not to.
+#[test]
+fn long_sums_are_kept_in_32_bits_to_their_end() {
+    let Some(stream) = stream() else { return };
+    let mut random = Random::new(5);
+    for multiplier in MULTIPLIERS {
+        let mut workspace = workspace(&stream, multiplier);
+        for (kind, x_kind) in [(TensorType::F16, NumberKind::F16), (TensorType::Bf16, NumberKind::Bf16)] {
+            let layer = Layer::new(&stream, kind, 16, 4096, &mut random);
+            check(&stream, &mut workspace, &layer, (x_kind, x_kind), 72, &mut random);
+        }
+    }
+}
+
 #[test]
 fn a_rows_outputs_have_the_same_bits_whatever_rows_are_beside_it() {
     let Some(stream) = stream() else { return };

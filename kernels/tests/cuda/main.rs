@@ -9,6 +9,7 @@ mod blas;
 mod board;
 mod embed;
 mod gate;
+mod graph;
 mod linear;
 mod lora;
 mod norm;

@@ -7,8 +7,8 @@ use cudarc::cublaslt::{
     sys::{
         self, cublasComputeType_t, cublasLtHandle_t, cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t,
         cublasLtMatmulDescAttributes_t as Attribute, cublasLtMatmulPreference_t,
-        cublasLtMatmulPreferenceAttributes_t as Preference, cublasLtMatrixLayout_t, cublasStatus_t,
-        cudaDataType,
+        cublasLtMatmulPreferenceAttributes_t as Preference, cublasLtMatrixLayout_t,
+        cublasLtReductionScheme_t, cublasStatus_t, cudaDataType,
     },
 };
 
@@ -20,6 +20,10 @@ const MOST_ALIGNMENT: u64 = 256;
 
 /// The least alignment that it is asked with: below it has few algorithms and may refuse late.
 const LEAST_ALIGNMENT: u32 = 16;
+
+/// How an algorithm that cuts sums into parts may join them: in 32 bits. Unless told so it may also round each part to the
+/// kind of the output, or add it there.
+const JOINED_IN_32_BITS: u32 = cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
 
 /// `CUBLAS_OP_N` and `CUBLAS_OP_T` of `cublasOperation_t`.
 const AS_IT_LIES: i32 = 0;
@@ -195,10 +199,11 @@ impl Drop for Layout {
 struct Preferences(cublasLtMatmulPreference_t);
 
 impl Preferences {
-    /// What algorithms may count on: the workspace, and what addresses are multiples of.
+    /// What algorithms may count on: the workspace, and what addresses are multiples of; and what they may not do.
     fn new([weights, x, out]: [u32; 3], workspace_bytes: usize) -> Option<Self> {
         let new = Self(result::create_matmul_pref().ok()?);
         new.set(Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &(workspace_bytes as u64))?;
+        new.set(Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &JOINED_IN_32_BITS)?;
         new.set(Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &weights)?;
         new.set(Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &x)?;
         new.set(Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &out)?;

@@ -47,14 +47,15 @@ pub(super) fn multiply(
     assert!((1..=MOST_PARTS).contains(&parts.len()), "one to three parts");
     let kind = parts[0].kind;
     assert!(parts.iter().all(|part| part.kind == kind && part.columns == x.width()), "parts of one kind");
-    let (most, features) = if kind == TensorType::F32 { (F32_ROWS, 8) } else { (HALF_ROWS, 16) };
-    let blocks: usize = parts.iter().map(|part| part.rows.div_ceil(features)).sum();
+    let most = if kind == TensorType::F32 { F32_ROWS } else { HALF_ROWS };
     for first in (0..x.rows()).step_by(most) {
         let rows = most.min(x.rows() - first);
+        let (name, features) = kernel(kind, rows);
+        let blocks: usize = parts.iter().map(|part| part.rows.div_ceil(features)).sum();
         let arguments = arguments(x, parts, out, first, rows);
         // SAFETY: 1. The kernels are declared with these arguments, all of them alike. 2. The parts' shapes and columns were
         // checked; rows `first..first + rows` of x and out exist. 3. What it writes is borrowed exclusively.
-        unsafe { launch(stream, kernel(kind, rows), Shape::line(blocks, THREADS), &arguments)? };
+        unsafe { launch(stream, name, Shape::line(blocks, THREADS), &arguments)? };
     }
     Ok(())
 }
@@ -79,20 +80,21 @@ fn arguments(x: &Matrix, parts: &[Operand<'_>], out: &Matrix, first: usize, rows
     ]
 }
 
-/// The kernel for weights of `kind` and so many rows.
-fn kernel(kind: TensorType, rows: usize) -> &'static str {
-    if kind == TensorType::F32 {
-        return match rows {
-            0 | 1 => "gemv_f32_1",
-            2 => "gemv_f32_2",
-            3 | 4 => "gemv_f32_4",
-            _ => "gemv_f32_8",
-        };
-    }
-    match rows {
-        0..=8 => of_eight(kind),
-        9..=16 => of_sixteen(kind),
-        _ => of_thirty_two(kind),
+/// The kernel for weights of `kind` and so many rows, and how many output features a block of it takes.
+fn kernel(kind: TensorType, rows: usize) -> (&'static str, usize) {
+    let f32_kernel = || match rows {
+        0 | 1 => "gemv_f32_1",
+        2 => "gemv_f32_2",
+        3 | 4 => "gemv_f32_4",
+        _ => "gemv_f32_8",
+    };
+    match (kind, rows) {
+        (TensorType::F32, _) => (f32_kernel(), 8),
+        (TensorType::F16, 9..=16) => ("gemv_f16_16", 16),
+        (TensorType::Bf16, 9..=16) => ("gemv_bf16_16", 16),
+        (_, 0..=8) => (of_eight(kind), 16),
+        (TensorType::F16 | TensorType::Bf16, _) => (of_thirty_two(kind), 32),
+        _ => (of_thirty_two(kind), 16),
     }
 }
 
@@ -117,5 +119,4 @@ macro_rules! by_form_and_rows {
     };
 }
 by_form_and_rows!(of_eight, "8");
-by_form_and_rows!(of_sixteen, "16");
 by_form_and_rows!(of_thirty_two, "32");

@@ -85,7 +85,10 @@ impl CopyLane {
     /// The device is lost, or the host has no memory that may be locked.
     pub fn new(cuda: &Arc<Cuda>) -> Result<Arc<Self>, CudaError> {
         let slots = (0..MOST_FLIGHTS).map(|_| Pinned::new(cuda, SLOT_BYTES)).collect::<Result<_, _>>()?;
-        Ok(Arc::new(Self { stream: Stream::new(cuda)?, slots, flights: Mutex::default() }))
+        // All marks at once: a copy takes no memory, so none fails for want of it.
+        let events = (0..MOST_FLIGHTS).map(|_| Event::new(cuda)).collect::<Result<_, _>>()?;
+        let flights = Mutex::new(Flights { events, ..Flights::default() });
+        Ok(Arc::new(Self { stream: Stream::new(cuda)?, slots, flights }))
     }
 
     /// The device.
