@@ -5,9 +5,9 @@
 //! sums of the bytes, so that neither costs an instruction for an element.
 
 use crate::{
-    isa::{Isa, Kernel},
+    isa::Isa,
     pool::Pool,
-    simd::Simd,
+    simd::{Kernel, Simd},
 };
 
 /// Elements of a row that share a scale.

@@ -4,9 +4,9 @@
 //! other rows.
 
 use crate::{
-    isa::{Isa, Kernel},
+    isa::Isa,
     pool::Pool,
-    simd::{LANES, Simd},
+    simd::{Kernel, LANES, Simd},
 };
 
 /// Rows that are worth a second thread.

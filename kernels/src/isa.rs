@@ -1,12 +1,12 @@
 //! Which instructions the arithmetic uses, chosen once.
 //!
-//! A kernel is written once, over the [`Simd`] vocabulary, as a type that implements [`Kernel`].
+//! A kernel is written once, over the vocabulary of `simd`, as a type that implements [`Kernel`].
 //! [`Isa::dispatch`] runs it inside a function that is compiled for the chosen instructions; everything the
 //! kernel calls must be `#[inline(always)]`, so that it is compiled for them too.
 
 use std::sync::OnceLock;
 
-use crate::simd::{Avx2, Avx512, Portable, Simd};
+use crate::simd::{Kernel, avx2, avx512, portable};
 
 /// An instruction set the kernels are compiled for, the strongest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -60,38 +60,10 @@ impl Isa {
         assert!(self >= Self::best(), "this CPU has no {self:?}");
         match self {
             // SAFETY: the best set of this CPU includes this one.
-            Self::Avx512 => unsafe { run_avx512(kernel) },
+            Self::Avx512 => unsafe { avx512::run(kernel) },
             // SAFETY: as above.
-            Self::Avx2 => unsafe { run_avx2(kernel) },
-            Self::Portable => run_portable(kernel),
+            Self::Avx2 => unsafe { avx2::run(kernel) },
+            Self::Portable => portable::run(kernel),
         }
     }
-}
-
-/// Arithmetic written once for every instruction set.
-pub(crate) trait Kernel {
-    /// What it returns.
-    type Output;
-
-    /// Does the work. Implementations are `#[inline(always)]`.
-    fn run<S: Simd>(self) -> Self::Output;
-}
-
-// Never inlined: a kernel of many shapes runs each through `Simd::call`, so that none of its functions grows huge.
-
-#[inline(never)]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
-pub(crate) fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run::<Avx512>()
-}
-
-#[inline(never)]
-#[target_feature(enable = "avx2,fma,f16c")]
-pub(crate) fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run::<Avx2>()
-}
-
-#[inline(never)]
-pub(crate) fn run_portable<K: Kernel>(kernel: K) -> K::Output {
-    kernel.run::<Portable>()
 }

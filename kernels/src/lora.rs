@@ -24,16 +24,15 @@ use std::{ops::Range, ptr};
 
 use crate::{activations::Activations, isa::Isa, pool::Pool};
 
-pub use layout::{FACTOR_ALIGNMENT, FactorLayout, LayoutError, LoraPrecision, MatrixLayout, NumberKind};
+use expand::Finish;
+pub use layout::{
+    FACTOR_ALIGNMENT, FactorLayout, LayoutError, LoraPrecision, MAX_RANK, MatrixLayout, NumberKind,
+    RANK_BLOCK,
+};
+use matrix::Factors;
 pub use matrix::{LoraMatrix, SharedBytes};
 pub use staged::StagedMatrix;
-use unit::{Finish, Unit};
-
-/// Ranks that travel together.
-pub const RANK_BLOCK: usize = 16;
-
-/// The largest rank kernels take.
-pub const MAX_RANK: usize = 1024;
+use unit::Unit;
 
 /// Rows of a segment that one thread takes.
 const ROWS_A_UNIT: usize = 16;
@@ -121,7 +120,7 @@ pub fn add_deltas(
         };
         let unit = Unit {
             layout: matrix.layout(),
-            factors: matrix.source(segment.staged, ranks),
+            factors: Factors::of(matrix, segment.staged, ranks),
             ranks: ranks..matrix.rank(),
             rows: segment.rows,
             x: x.values()[segment.first_row * x.width()..].as_ptr(),
@@ -150,7 +149,7 @@ pub fn sum_ranks(isa: Isa, x: &[f32], matrix: &LoraMatrix, ranks: Range<usize>, 
     assert!(ranks.start <= ranks.end && ranks.end <= matrix.rank(), "the ranks exist");
     isa.dispatch(Unit {
         layout: matrix.layout(),
-        factors: matrix.source(None, ranks.start),
+        factors: Factors::of(matrix, None, ranks.start),
         ranks,
         rows,
         x: x.as_ptr(),
@@ -179,7 +178,7 @@ pub fn sum_heads(pool: &mut Pool, isa: Isa, x: &Activations, segments: &[HeadSeg
         assert!(taken <= available, "a head's sums lie within the output");
         let unit = Unit {
             layout: matrix.layout(),
-            factors: matrix.source(None, 0),
+            factors: Factors::of(matrix, None, 0),
             ranks: 0..segment.ranks,
             rows: segment.rows,
             x: x.values()[segment.first_row * x.width()..].as_ptr(),

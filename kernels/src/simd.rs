@@ -3,15 +3,9 @@
 //! Every method is lane-wise unless it says otherwise. A multiply-add is fused where the set has it; one machine
 //! uses one set, so an element's bits do not depend on which kernel shape computed it.
 
-mod avx2;
-mod avx512;
-mod portable;
-
-pub(crate) use avx2::Avx2;
-pub(crate) use avx512::Avx512;
-pub(crate) use portable::Portable;
-
-use crate::isa::Kernel;
+pub(crate) mod avx2;
+pub(crate) mod avx512;
+pub(crate) mod portable;
 
 /// Lanes of a vector of 32-bit elements.
 pub(crate) const LANES: usize = 16;
@@ -35,6 +29,15 @@ pub(crate) fn prefetch(at: *const u8) {
 unsafe fn copy_head<T: Copy>(from: *const T, to: *mut T, count: usize) {
     // SAFETY: the caller's; bytes need no alignment.
     unsafe { std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast::<u8>(), count * size_of::<T>()) };
+}
+
+/// Arithmetic written once for every instruction set; [`crate::Isa::dispatch`] runs it.
+pub(crate) trait Kernel {
+    /// What it returns.
+    type Output;
+
+    /// Does the work. Implementations are `#[inline(always)]`.
+    fn run<S: Simd>(self) -> Self::Output;
 }
 
 /// Sixteen lanes of arithmetic.

@@ -2,7 +2,7 @@
 
 use std::marker::PhantomData;
 
-use super::{PackedMatrix, Tile};
+use super::{pack::PackedMatrix, tile::Tile};
 use crate::{
     activations::Activations,
     element::Element,

@@ -10,7 +10,7 @@
 //! `minimum * (scale of x * sum of x)`. All scales of a matrix are stored in 16 bits relative to one power of two,
 //! `w.unit()`, which multiplies the final sum and costs no bit.
 
-use super::{PackedMatrix, Tile};
+use super::{pack::PackedMatrix, tile::Tile};
 use crate::{
     activations::{Activations, GROUP},
     simd::{Simd, prefetch},

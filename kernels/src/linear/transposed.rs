@@ -15,14 +15,15 @@
 use std::{marker::PhantomData, ops::Range};
 
 use super::{
-    LinearPart, OutPtr, PackedMatrix, Room, blocks, check_parts,
+    pack::PackedMatrix,
+    part::{LinearPart, OutPtr, Room, blocks, check_parts},
     values::{HALF, Values, with_values},
 };
 use crate::{
     activations::GROUP,
-    isa::{Isa, Kernel},
+    isa::Isa,
     pool::Pool,
-    simd::{LANES, Simd},
+    simd::{Kernel, LANES, Simd},
 };
 
 /// Outputs and inputs of a decoded tile: 16 KB.

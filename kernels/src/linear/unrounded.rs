@@ -21,14 +21,14 @@
 use std::{marker::PhantomData, ops::Range};
 
 use super::{
-    LinearPart, OutPtr, Room, blocks, check_parts, for_each_part,
+    part::{LinearPart, OutPtr, Room, blocks, check_parts, for_each_part},
     values::{HALF, Values, with_values},
 };
 use crate::{
     activations::{Activations, GROUP},
-    isa::{Isa, Kernel},
+    isa::Isa,
     pool::Pool,
-    simd::{LANES, Simd},
+    simd::{Kernel, LANES, Simd},
 };
 
 /// Elements of `in` that are decoded at once, for [`SIDE`] panels: 32 KB.

@@ -13,7 +13,7 @@
 
 use std::marker::PhantomData;
 
-use super::PackedMatrix;
+use super::pack::PackedMatrix;
 use crate::{
     activations::GROUP,
     element::Element,

@@ -5,11 +5,21 @@
 
 use std::ops::Range;
 
-use super::{MatrixLayout, RANK_BLOCK, shrink::tile_holds, stored::Stored, unit::Finish};
-use crate::{
-    isa::Kernel,
-    simd::{LANES, Simd},
+use super::{
+    layout::{MatrixLayout, RANK_BLOCK},
+    shrink::tile_holds,
+    stored::Stored,
 };
+use crate::simd::{Kernel, LANES, Simd};
+
+/// What becomes of the sums.
+#[derive(Clone, Copy)]
+pub(super) enum Finish {
+    /// They are the output.
+    Store,
+    /// They are added to the output.
+    Add,
+}
 
 /// Some rows times B's ranks.
 pub(super) struct Expand<'a> {

@@ -16,8 +16,13 @@
 use half::{bf16, f16};
 use thiserror::Error;
 
-use super::{MAX_RANK, RANK_BLOCK};
 use crate::simd::LANES;
+
+/// Ranks that travel together.
+pub const RANK_BLOCK: usize = 16;
+
+/// The largest rank kernels take.
+pub const MAX_RANK: usize = 1024;
 
 /// Factors start at multiples of this many bytes.
 pub const FACTOR_ALIGNMENT: usize = 64;

@@ -1,8 +1,8 @@
 //! One adapted layer over memory that is shared: an adapter's sealed image, or a vector in a test.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, marker::PhantomData, sync::Arc};
 
-use super::{LayoutError, MatrixLayout, staged::StagedMatrix, unit::Factors};
+use super::layout::{LayoutError, MatrixLayout};
 
 /// Memory that nobody writes while it is shared, kept for as long as anything uses it.
 pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
@@ -71,26 +71,25 @@ impl LoraMatrix {
         let MatrixLayout { a, b, .. } = self.layout;
         [&bytes[a.offset..][..self.layout.a_bytes()], &bytes[b.offset..][..self.layout.b_bytes()]]
     }
-
-    /// The factors of ranks `from..` as kernels read them: from `staged` if it is given.
-    ///
-    /// # Panics
-    ///
-    /// If `staged` is another matrix's, or lacks one of these ranks.
-    pub(super) fn source<'a>(&'a self, staged: Option<&'a StagedMatrix>, from: usize) -> Factors<'a> {
-        match staged {
-            None => Factors::new(self.factors().map(<[u8]>::as_ptr)),
-            Some(staged) => {
-                assert!(staged.is_of(self), "the staged copy is of this matrix");
-                assert!(staged.first_rank() <= from, "the staged copy has the ranks that no head covers");
-                staged.factors()
-            }
-        }
-    }
 }
 
 impl fmt::Debug for LoraMatrix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.layout.fmt(f)
+    }
+}
+
+/// Where a layer's factors are: in shared memory or on the device, where the first ranks may be missing.
+#[derive(Clone, Copy)]
+pub(super) struct Factors<'a> {
+    pub(super) a: *const u8,
+    pub(super) b: *const u8,
+    memory: PhantomData<&'a [u8]>,
+}
+
+impl Factors<'_> {
+    /// A and B.
+    pub(super) fn new([a, b]: [*const u8; 2]) -> Self {
+        Self { a, b, memory: PhantomData }
     }
 }

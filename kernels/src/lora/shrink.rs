@@ -10,17 +10,17 @@
 
 use std::ops::Range;
 
-use super::{MatrixLayout, RANK_BLOCK, stored::Stored};
-use crate::{
-    isa::Kernel,
-    simd::{LANES, Simd},
+use super::{
+    layout::{MatrixLayout, RANK_BLOCK},
+    stored::{SPAN, Stored},
 };
+use crate::simd::{Kernel, LANES, Simd};
 
 /// Columns that are summed in one chain.
 const BLOCK: usize = 64;
 
-/// Columns whose inputs are prepared at once.
-pub(super) const SPAN: usize = 4 * BLOCK;
+const _: () =
+    assert!(SPAN.is_multiple_of(BLOCK), "a chain ends where a span does, or its order would depend on it");
 
 /// Some rows times the ranks of some blocks.
 pub(super) struct Shrink<'a> {

@@ -11,7 +11,10 @@ use std::{
     },
 };
 
-use super::{LoraMatrix, MatrixLayout, RANK_BLOCK, unit::Factors};
+use super::{
+    layout::{MatrixLayout, RANK_BLOCK},
+    matrix::{Factors, LoraMatrix},
+};
 use crate::buffer::{Arena, Buffer};
 
 /// The device's copy of a [`LoraMatrix`].
@@ -110,5 +113,23 @@ impl StagedMatrix {
             self.layout.a_bytes_before(first)..self.layout.a_bytes_before(end),
             self.layout.b_bytes_before(first)..self.layout.b_bytes_before(end),
         ]
+    }
+}
+
+impl<'a> Factors<'a> {
+    /// The factors of ranks `from..` of `host` as kernels read them: from `staged` if it is given.
+    ///
+    /// # Panics
+    ///
+    /// If `staged` is another matrix's, or lacks one of these ranks.
+    pub(super) fn of(host: &'a LoraMatrix, staged: Option<&'a StagedMatrix>, from: usize) -> Self {
+        match staged {
+            None => Self::new(host.factors().map(<[u8]>::as_ptr)),
+            Some(staged) => {
+                assert!(staged.is_of(host), "the staged copy is of this matrix");
+                assert!(staged.first_rank() <= from, "the staged copy has the ranks that no head covers");
+                staged.factors()
+            }
+        }
     }
 }

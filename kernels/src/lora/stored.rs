@@ -2,11 +2,13 @@
 
 use std::{marker::PhantomData, ops::Range};
 
-use super::shrink::SPAN;
 use crate::{
     element::Element,
     simd::{LANES, Simd},
 };
+
+/// Columns whose inputs are prepared at once.
+pub(super) const SPAN: usize = 256;
 
 /// A kind of stored number.
 pub(super) trait Stored {

@@ -2,45 +2,22 @@
 //!
 //! First [`Shrink`] multiplies with A into scratch memory on the stack, then [`Expand`] with B into the output.
 
-use std::{marker::PhantomData, mem::MaybeUninit, ops::Range};
+use std::{mem::MaybeUninit, ops::Range};
 
 use super::{
-    MAX_RANK, MatrixLayout, NumberKind, RANK_BLOCK,
-    expand::Expand,
-    shrink::{SPAN, Shrink},
-    stored::Bf16Pairs,
+    expand::{Expand, Finish},
+    layout::{MAX_RANK, MatrixLayout, NumberKind, RANK_BLOCK},
+    matrix::Factors,
+    shrink::Shrink,
+    stored::{Bf16Pairs, SPAN},
 };
-use crate::{isa::Kernel, simd::Simd};
+use crate::simd::{Kernel, Simd};
 
 /// Sums over A that fit the scratch memory: [`MAX_RANK`] of eight rows.
 const SUMS: usize = 8 * MAX_RANK;
 
 /// Rows whose inputs fit the scratch memory.
 const ROWS: usize = 64;
-
-/// Where a layer's factors are: in shared memory or on the device, where the first ranks may be missing.
-#[derive(Clone, Copy)]
-pub(super) struct Factors<'a> {
-    a: *const u8,
-    b: *const u8,
-    memory: PhantomData<&'a [u8]>,
-}
-
-impl Factors<'_> {
-    /// A and B.
-    pub(super) fn new([a, b]: [*const u8; 2]) -> Self {
-        Self { a, b, memory: PhantomData }
-    }
-}
-
-/// What becomes of the sums.
-#[derive(Clone, Copy)]
-pub(super) enum Finish {
-    /// They are the output.
-    Store,
-    /// They are added to the output.
-    Add,
-}
 
 /// `out = finish(head + sum over ranks of B[rank] (scale * A[rank] · x))`.
 #[derive(Clone)]

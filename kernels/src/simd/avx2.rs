@@ -4,12 +4,19 @@
 
 use std::arch::x86_64::*;
 
-use super::{Simd, copy_head};
-use crate::isa::{Kernel, run_avx2};
+use super::{Kernel, Simd, copy_head};
 
 /// AVX2 with FMA and F16C.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Avx2;
+
+/// Runs `kernel` in a function compiled for these instructions.
+// Never inlined: a kernel of many shapes runs each through `Simd::call`, so that none of its functions grows huge.
+#[inline(never)]
+#[target_feature(enable = "avx2,fma,f16c")]
+pub(crate) fn run<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<Avx2>()
+}
 
 /// Wraps intrinsics whose only condition is the CPU feature, and memory operations whose caller vouches for them.
 macro_rules! cpu {
@@ -64,7 +71,7 @@ impl Simd for Avx2 {
 
     #[inline(always)]
     fn call<K: Kernel>(kernel: K) -> K::Output {
-        cpu!(run_avx2(kernel))
+        cpu!(run(kernel))
     }
 
     #[inline(always)]

@@ -4,12 +4,19 @@
 
 use std::arch::x86_64::*;
 
-use super::Simd;
-use crate::isa::{Kernel, run_avx512};
+use super::{Kernel, Simd};
 
 /// AVX-512 with VNNI and BF16.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Avx512;
+
+/// Runs `kernel` in a function compiled for these instructions.
+// Never inlined: a kernel of many shapes runs each through `Simd::call`, so that none of its functions grows huge.
+#[inline(never)]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vnni,avx512bf16,avx2,fma,f16c")]
+pub(crate) fn run<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<Avx512>()
+}
 
 /// Wraps intrinsics whose only condition is the CPU feature, and memory operations whose caller vouches for them.
 macro_rules! cpu {
@@ -33,7 +40,7 @@ impl Simd for Avx512 {
 
     #[inline(always)]
     fn call<K: Kernel>(kernel: K) -> K::Output {
-        cpu!(run_avx512(kernel))
+        cpu!(run(kernel))
     }
 
     #[inline(always)]

@@ -2,12 +2,18 @@
 
 use half::{bf16, f16};
 
-use super::{Simd, copy_head};
-use crate::isa::{Kernel, run_portable};
+use super::{Kernel, Simd, copy_head};
 
 /// No instructions beyond the target's baseline.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Portable;
+
+/// Runs `kernel` in a function compiled for these instructions.
+// Never inlined: a kernel of many shapes runs each through `Simd::call`, so that none of its functions grows huge.
+#[inline(never)]
+pub(crate) fn run<K: Kernel>(kernel: K) -> K::Output {
+    kernel.run::<Portable>()
+}
 
 type F = [f32; 16];
 type I = [i32; 16];
@@ -34,7 +40,7 @@ impl Simd for Portable {
 
     #[inline(always)]
     fn call<K: Kernel>(kernel: K) -> K::Output {
-        run_portable(kernel)
+        run(kernel)
     }
 
     #[inline(always)]

@@ -1,0 +1,71 @@
+//! What the three products share: the parts they compute side by side, and how these are cut.
+
+use std::{mem::MaybeUninit, ops::Range};
+
+use super::pack::PackedMatrix;
+
+/// A matrix and where its outputs go in a row of `out`.
+#[derive(Debug, Clone, Copy)]
+pub struct LinearPart<'a> {
+    /// The weights.
+    pub matrix: &'a PackedMatrix,
+    /// Added to the outputs, one an output feature.
+    pub bias: Option<&'a [f32]>,
+    /// Column of `out` of the first output feature.
+    pub column: usize,
+}
+
+/// Panics unless `parts` have rows of `width` elements and lie side by side in rows of `stride` outputs.
+pub(super) fn check_parts(parts: &[LinearPart<'_>], width: usize, stride: usize) {
+    for part in parts {
+        assert_eq!(part.matrix.columns(), width, "weights and activations have the same inner width");
+        assert!(part.column + part.matrix.rows() <= stride, "the part's outputs lie within a row of out");
+        assert!(part.bias.is_none_or(|bias| bias.len() == part.matrix.rows()), "one bias an output feature");
+    }
+    let in_order = |pair: &[LinearPart<'_>]| pair[0].column + pair[0].matrix.rows() <= pair[1].column;
+    assert!(parts.windows(2).all(in_order), "parts write disjoint columns, in ascending order");
+}
+
+/// `range` in blocks of `step`; the last may be smaller.
+#[inline(always)]
+pub(super) fn blocks(range: Range<usize>, step: usize) -> impl Iterator<Item = Range<usize>> {
+    range.clone().step_by(step).map(move |start| start..range.end.min(start + step))
+}
+
+/// Room on the stack for decoded values, from the start of a cache line.
+#[repr(align(64))]
+pub(super) struct Room<const N: usize>([MaybeUninit<f32>; N]);
+
+impl<const N: usize> Room<N> {
+    #[inline(always)]
+    pub(super) fn new() -> Self {
+        Self([const { MaybeUninit::uninit() }; N])
+    }
+
+    #[inline(always)]
+    pub(super) fn as_mut_ptr(&mut self) -> *mut f32 {
+        self.0.as_mut_ptr().cast()
+    }
+}
+
+/// Calls `each` with the parts' own panel ranges that make up the range `first..last` over all of them.
+pub(super) fn for_each_part<'a>(
+    parts: &[LinearPart<'a>],
+    first: usize,
+    last: usize,
+    mut each: impl FnMut(LinearPart<'a>, usize, usize),
+) {
+    let mut base = 0;
+    for part in parts {
+        let end = base + part.matrix.panels();
+        let (from, to) = (first.max(base), last.min(end));
+        if from < to {
+            each(*part, from - base, to - base);
+        }
+        base = end;
+    }
+}
+
+pub(super) struct OutPtr(pub(super) *mut f32);
+// SAFETY: chunks write disjoint columns of a buffer that outlives the parallel region.
+unsafe impl Sync for OutPtr {}
