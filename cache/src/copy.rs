@@ -22,7 +22,7 @@ mod tests;
 
 pub use self::{
     clock::{Clock, SystemClock},
-    link::{BandwidthError, BytesPerSecond},
+    link::BytesPerSecond,
 };
 
 use std::{

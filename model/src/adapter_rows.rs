@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crate::{
     device_copy::DeviceCopy,
-    forward::{LinearGroup, LogitRows, SequenceSlice},
+    forward::{LogitRows, SequenceSlice},
+    layout::LinearGroup,
     prepared_adapter::PreparedAdapter,
 };
 

@@ -6,7 +6,7 @@ use kernels::{Arena, PackedMatrix};
 
 use crate::{
     source::{TensorId, WeightSource},
-    weights::{WeightsError, pack_tensor},
+    tensors::{WeightsError, pack_tensor},
 };
 
 /// `[vocab, hidden]`, packed like the linear layers: a tied head shares its memory.

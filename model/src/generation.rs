@@ -2,10 +2,6 @@
 
 use std::fmt;
 
-use kernels::TensorType;
-
-use crate::{adapter::Side, source::Target};
-
 /// 256-bit content hash of an adapter's weights and configuration (DESIGN: adapter identity).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Generation(pub [u8; 32]);
@@ -58,105 +54,4 @@ fn hexadecimal(bytes: &[u8; 32], f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(text, "{byte:02x}")?;
     }
     f.pad(&text)
-}
-
-/// The domains of the hash; another encoding takes another name.
-const LORA: &str = "holobiont 2025 adapter generation v1";
-const IA3: &str = "holobiont 2026 ia3 adapter generation v1";
-const PREFIX: &str = "holobiont 2026 prefix adapter generation v1";
-
-/// Hashes an adapter's effective contents: what it does, not how its files spell it. Two directories with the same
-/// modules have the same generation whatever their names, patterns and tensor order.
-///
-/// Everything hashed has a fixed width or is preceded by its length, so that no two adapters share an encoding:
-///
-/// ```text
-/// LoRA   = modules u64 | modules x { layer u64 | target u8 | rank u64 | scale f32 bits u32 | A | B }
-/// IA3    = vectors u64 | vectors x { layer u64 | target u8 | side u8 | vector }
-/// prefix = virtual tokens u64 | keys and values
-/// A, B, vector, keys and values = type u8 | bytes u64 | bytes as stored, rows in half-rotation order
-/// ```
-///
-/// Each method has a domain of its own.
-pub(crate) struct GenerationHasher(blake3::Hasher);
-
-impl GenerationHasher {
-    /// Begins a LoRA of so many modules, which must follow sorted by layer and target.
-    pub(crate) fn lora(modules: usize) -> Self {
-        Self::of(LORA, modules)
-    }
-
-    /// Begins an IA3 adapter of so many vectors, which must follow sorted by layer and target.
-    pub(crate) fn ia3(vectors: usize) -> Self {
-        Self::of(IA3, vectors)
-    }
-
-    /// Begins a prefix of so many virtual tokens; its keys and values must follow.
-    pub(crate) fn prefix(virtual_tokens: usize) -> Self {
-        Self::of(PREFIX, virtual_tokens)
-    }
-
-    fn of(context: &str, count: usize) -> Self {
-        let mut hasher = Self(blake3::Hasher::new_derive_key(context));
-        hasher.count(count);
-        hasher
-    }
-
-    /// Begins a module; its A and B must follow.
-    pub(crate) fn module(&mut self, layer: usize, target: Target, rank: usize, scale: f32) {
-        self.count(layer);
-        self.0.update(&[target_code(target)]);
-        self.count(rank);
-        self.0.update(&scale.to_bits().to_le_bytes());
-    }
-
-    /// Begins a vector; its values must follow.
-    pub(crate) fn vector(&mut self, layer: usize, target: Target, side: Side) {
-        self.count(layer);
-        let side_code = match side {
-            Side::Input => 0,
-            Side::Output => 1,
-        };
-        self.0.update(&[target_code(target), side_code]);
-    }
-
-    /// Adds a matrix as it is stored.
-    pub(crate) fn matrix(&mut self, kind: TensorType, bytes: &[u8]) {
-        self.0.update(&[type_code(kind)]);
-        self.count(bytes.len());
-        self.0.update(bytes);
-    }
-
-    /// The generation of what has been added.
-    pub(crate) fn finish(self) -> Generation {
-        Generation(*self.0.finalize().as_bytes())
-    }
-
-    fn count(&mut self, count: usize) {
-        self.0.update(&(count as u64).to_le_bytes());
-    }
-}
-
-/// Part of the encoding: never renumber.
-fn target_code(target: Target) -> u8 {
-    match target {
-        Target::Q => 0,
-        Target::K => 1,
-        Target::V => 2,
-        Target::O => 3,
-        Target::Gate => 4,
-        Target::Up => 5,
-        Target::Down => 6,
-        Target::LmHead => 7,
-    }
-}
-
-/// Part of the encoding: never renumber. Adapters are stored in one of three types.
-fn type_code(kind: TensorType) -> u8 {
-    match kind {
-        TensorType::F32 => 0,
-        TensorType::F16 => 1,
-        TensorType::Bf16 => 2,
-        _ => unreachable!("adapters of other types are refused before they are hashed"),
-    }
 }

@@ -19,6 +19,21 @@ pub const MAX_CONTEXT: usize = 1 << 24;
 pub const BLOCK_TARGETS: [Target; 7] =
     [Target::Q, Target::K, Target::V, Target::O, Target::Gate, Target::Up, Target::Down];
 
+/// Linear layers that share an input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LinearGroup {
+    /// `[q | k | v]` of the normed residual.
+    Qkv,
+    /// Attention output.
+    O,
+    /// `[gate | up]` of the normed residual.
+    GateUp,
+    /// Feed-forward output.
+    Down,
+    /// Logits; has no layer, its layer index is 0.
+    Head,
+}
+
 /// What is wrong with a declared shape.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say what the fields are")]
@@ -175,4 +190,23 @@ pub fn check_tensors(
         }
     }
     Ok(())
+}
+
+/// The targets of a group and the column of the group's output at which each begins.
+#[must_use]
+pub fn group_targets(config: &ModelConfig, group: LinearGroup) -> Vec<(Target, usize)> {
+    let targets: &[Target] = match group {
+        LinearGroup::Qkv => &[Target::Q, Target::K, Target::V],
+        LinearGroup::O => &[Target::O],
+        LinearGroup::GateUp => &[Target::Gate, Target::Up],
+        LinearGroup::Down => &[Target::Down],
+        LinearGroup::Head => &[Target::LmHead],
+    };
+    let mut column = 0;
+    let place = |&target| {
+        let at = column;
+        column += linear_shape(config, target)[0];
+        (target, at)
+    };
+    targets.iter().map(place).collect()
 }

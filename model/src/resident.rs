@@ -12,14 +12,17 @@ use crate::{
     assist::Assist,
     batch_deltas::{BatchDeltas, DeltaScratch},
     config::ModelConfig,
+    cpu::Compute,
     embedding::Embedding,
-    forward::{Compute, ForwardPass, Scratch, SequenceSlice, Skeleton, run},
+    forward::{ForwardPass, Scratch, SequenceSlice, Skeleton, run},
+    joined_layers::JoinedLayers,
     paged_kv::PagedKv,
     prepared_adapter::PreparedAdapter,
     rope::RopeTable,
-    sites::{Company, EvaluateError, EvaluateSites, JoinedLayers, Site, SiteCall},
+    sites::{Company, EvaluateError, EvaluateSites, Site, SiteCall},
     source::WeightSource,
-    weights::{LoadProgress, ResidentLayers, WeightsError, load_norms},
+    tensors::{WeightsError, load_norms},
+    weights::{LoadProgress, ResidentLayers},
 };
 
 /// Why a model could not be made resident.
@@ -132,18 +135,23 @@ impl LoadedWeights {
     /// The shape of KV blocks of `dtype`.
     #[must_use]
     pub fn kv_shape(&self, dtype: KvDtype) -> KvShape {
-        kv_shape(self.config(), self.layers.sites().is_exact(), dtype)
+        kv_shape(self.config(), kv_precision(self.layers.sites().is_exact(), dtype))
     }
 }
 
-/// The shape of KV blocks of `dtype` beside weights that are `exact`, or not.
+/// What keys and values of `dtype` are beside weights that are `exact`, or not.
 #[must_use]
-pub fn kv_shape(config: &ModelConfig, exact: bool, dtype: KvDtype) -> KvShape {
-    let precision = match dtype {
+pub fn kv_precision(exact: bool, dtype: KvDtype) -> KvPrecision {
+    match dtype {
         KvDtype::F32 => KvPrecision::F32,
         KvDtype::Auto if exact => KvPrecision::F32,
         KvDtype::F16 | KvDtype::Auto => KvPrecision::F16,
-    };
+    }
+}
+
+/// The shape of KV blocks of a model.
+#[must_use]
+pub fn kv_shape(config: &ModelConfig, precision: KvPrecision) -> KvShape {
     KvShape { layers: config.layers, kv_heads: config.kv_heads, head_dim: config.head_dim, precision }
 }
 

@@ -9,10 +9,15 @@ use kernels::mapped::MappedFile;
 use serde::Deserialize;
 
 use crate::{
+    safetensors_error::SafetensorsSourceError,
     safetensors_file::{Contents, OtherTensor, StoredTensor, read_all_contents},
-    safetensors_source::{INDEX_FILE, SINGLE_FILE, SafetensorsSourceError},
     small_json, whole_file,
 };
+
+/// The name of a model's only weight file.
+pub const SINGLE_FILE: &str = "model.safetensors";
+/// The name of the list of a model's weight files.
+pub const INDEX_FILE: &str = "model.safetensors.index.json";
 
 /// Bytes of the list of weight files.
 const MAX_INDEX_BYTES: u64 = 1 << 24;

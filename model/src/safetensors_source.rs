@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashSet,
-    io,
     path::{Path, PathBuf},
 };
 
@@ -10,84 +9,23 @@ use kernels::TensorType;
 
 use crate::{
     config::ModelConfig,
-    hf_config::{HfConfig, HfConfigError},
-    layout::{self, LayoutError},
-    safetensors_file::SafetensorsFormatError,
+    hf_config::HfConfig,
+    hf_names::tensor_name,
+    layout,
     safetensors_shards::{OtherTypes, Shards},
     source::{Target, Tensor, TensorId, WeightSource},
     whole_file,
 };
 
+pub use crate::{
+    safetensors_error::SafetensorsSourceError,
+    safetensors_shards::{INDEX_FILE, SINGLE_FILE},
+};
+
 /// The configuration's name in a model directory.
 pub const CONFIG_FILE: &str = "config.json";
-/// The name of a model's only weight file.
-pub const SINGLE_FILE: &str = "model.safetensors";
-/// The name of the list of a model's weight files.
-pub const INDEX_FILE: &str = "model.safetensors.index.json";
-
 /// Bytes of `config.json`.
 const MAX_CONFIG_BYTES: u64 = 1 << 20;
-
-/// Why a directory is no model that can be run.
-#[derive(Debug, thiserror::Error)]
-pub enum SafetensorsSourceError {
-    /// A file could not be read.
-    #[error("cannot read {}: {source}; a model directory has config.json and model.safetensors", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// The configuration is refused.
-    #[error("{}: {source}; use a Llama, Mistral, Qwen2 or Qwen3 model", path.display())]
-    Config {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        source: HfConfigError,
-    },
-    /// The list of weight files is broken.
-    #[error("{} is not a usable list of weight files: {reason}; fetch the model again", path.display())]
-    Index {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        reason: String,
-    },
-    /// A weight file is broken.
-    #[error("{} is not a usable safetensors file: {source}; fetch the file again", path.display())]
-    Weights {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        source: SafetensorsFormatError,
-    },
-    /// A tensor that no model of this architecture has.
-    #[error("{}: tensor `{tensor}` is not supported; the model is not of the architecture it names", path.display())]
-    UnknownTensor {
-        /// The directory.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-    },
-    /// A tensor is in two weight files.
-    #[error("{}: tensor `{tensor}` is stored twice; fetch the model again", path.display())]
-    Duplicate {
-        /// The directory.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-    },
-    /// The tensors are not those the configuration calls for.
-    #[error("{}: {source}; fetch the model again", path.display())]
-    Layout {
-        /// The directory.
-        path: PathBuf,
-        /// What is wrong.
-        source: LayoutError,
-    },
-}
 
 /// A model in a Hugging Face directory, opened and checked.
 #[derive(Debug)]
@@ -177,33 +115,4 @@ pub(crate) fn read_config(directory: &Path) -> Result<(PathBuf, Vec<u8>), Safete
         Ok(json) => Ok((path, json)),
         Err(source) => Err(SafetensorsSourceError::Read { path, source }),
     }
-}
-
-/// What the files call a tensor.
-pub(crate) fn tensor_name(id: TensorId) -> String {
-    match id {
-        TensorId::TokenEmbedding => "model.embed_tokens.weight".to_owned(),
-        TensorId::OutputNorm => "model.norm.weight".to_owned(),
-        TensorId::AttentionNorm(layer) => format!("model.layers.{layer}.input_layernorm.weight"),
-        TensorId::FeedForwardNorm(layer) => format!("model.layers.{layer}.post_attention_layernorm.weight"),
-        TensorId::QueryNorm(layer) => format!("model.layers.{layer}.self_attn.q_norm.weight"),
-        TensorId::KeyNorm(layer) => format!("model.layers.{layer}.self_attn.k_norm.weight"),
-        TensorId::Weight(layer, target) => format!("{}.weight", module_name(layer, target)),
-        TensorId::Bias(layer, target) => format!("{}.bias", module_name(layer, target)),
-    }
-}
-
-/// What transformers calls a linear layer.
-pub(crate) fn module_name(layer: usize, target: Target) -> String {
-    let name = match target {
-        Target::Q => "self_attn.q_proj",
-        Target::K => "self_attn.k_proj",
-        Target::V => "self_attn.v_proj",
-        Target::O => "self_attn.o_proj",
-        Target::Gate => "mlp.gate_proj",
-        Target::Up => "mlp.up_proj",
-        Target::Down => "mlp.down_proj",
-        Target::LmHead => return "lm_head".to_owned(),
-    };
-    format!("model.layers.{layer}.{name}")
 }

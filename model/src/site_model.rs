@@ -17,7 +17,7 @@ pub use crate::packing::LoadProgress;
 pub use files::{MAX_NAME_BYTES, MAX_SITES};
 
 use crate::{
-    forward::Compute,
+    cpu::Compute,
     identity,
     open::{ModelFiles, OpenError},
     packing::Told,
@@ -25,7 +25,8 @@ use crate::{
     site_weights::SiteWeights,
     sites::{EvaluateError, EvaluateSites, Site, SiteCall},
     source::WeightSource,
-    weights::{ResidentLayers, WeightsError},
+    tensors::WeightsError,
+    weights::ResidentLayers,
 };
 pub(crate) use files::LinearFiles;
 

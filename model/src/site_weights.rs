@@ -5,7 +5,7 @@ use std::sync::Arc;
 use kernels::{Activations, Forms, LinearPart, PackedMatrix, linear, linear_transposed, linear_unrounded};
 
 use crate::{
-    forward::Compute,
+    cpu::Compute,
     sites::{EvaluateError, EvaluateSites, Site, SiteCall, SiteId, SiteOp, SitePart, SitePath},
 };
 

@@ -14,7 +14,7 @@
 //! - `pre_tokenizer`: how text is split into words, by the names GGUF files use
 //! - `sentencepiece`: merges from pieces and scores
 //! - `pipeline`: text to ids
-//! - `quoted`: special tokens' names that people wrote, told from those that a template wrote
+//! - `names`, `quoted`: special tokens' names in a text; those that people wrote, told from those that a template wrote
 //! - `vocabulary`, `byte_level`: ids to bytes
 
 mod byte_level;
@@ -22,6 +22,9 @@ mod error;
 mod expressions;
 mod from_directory;
 mod from_gguf;
+pub mod limits;
+mod names;
+mod options;
 mod pipeline;
 mod pre_tokenizer;
 mod quoted;
@@ -31,53 +34,11 @@ mod vocabulary;
 use std::borrow::Cow;
 
 pub use error::{EncodeError, TokenizerError};
+pub use options::{AddSpecial, ParseSpecial, SkipSpecial};
 
-use crate::{chat_template::TemplateTokens, detokenize::Utf8Buffer};
+use crate::{chat_template::TemplateTokens, utf8_buffer::Utf8Buffer};
 use pipeline::Pipeline;
 use vocabulary::Vocabulary;
-
-/// Bounds on a tokenizer's files: far above what models need.
-pub mod limits {
-    /// Tokens of a vocabulary.
-    pub const MAX_TOKENS: usize = 1 << 21;
-    /// Bytes of a token. Vocabularies have runs of a few hundred spaces.
-    pub const MAX_TOKEN_BYTES: usize = 4096;
-    /// Merges.
-    pub const MAX_MERGES: usize = 1 << 22;
-    /// Bytes of `tokenizer.json`.
-    pub const MAX_TOKENIZER_JSON_BYTES: u64 = 1 << 28;
-    /// Bytes of the small files beside it: `tokenizer_config.json`, `chat_template.jinja`.
-    pub const MAX_CONFIG_BYTES: u64 = 1 << 24;
-}
-
-/// Whether the tokens a model expects around a text (its beginning-of-sequence token) are put there.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum AddSpecial {
-    /// Put them there: for a text of its own, as prompts of the completions API are.
-    Yes,
-    /// Leave them out: for what a chat template rendered, which holds them already.
-    No,
-}
-
-/// Whether the name of a special token within the text means that token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ParseSpecial {
-    /// `<|im_end|>` in the text is the token. For rendered chat templates, and for prompts of the completions API
-    /// as vLLM and llama.cpp have it.
-    Yes,
-    /// The text is only text: no control token comes out of it. For anything a user typed that is not a prompt.
-    /// (Added tokens that are not special, `<tool_call>` in Qwen, are recognised always.)
-    No,
-}
-
-/// Whether decoding leaves special tokens out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SkipSpecial {
-    /// They are no text.
-    Yes,
-    /// They appear by their names.
-    No,
-}
 
 /// Special tokens with a role.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -92,7 +53,7 @@ struct Roles {
 pub struct Tokenizer {
     pipeline: Pipeline,
     vocabulary: Vocabulary,
-    names: quoted::Names,
+    names: names::Names,
     roles: Roles,
     stop_tokens: Vec<u32>,
     adds_leading_space: bool,

@@ -7,11 +7,12 @@ use std::{
     sync::Arc,
 };
 
-use kernels::{Activations, Isa, Pool};
+use kernels::{Activations, Isa, Pool, attention::KvPrecision, lora::LoraPrecision};
 use model::{
     adapter::Adapter,
     batch_deltas::{BatchDeltas, DeltaScratch},
     client_base::ClientBase,
+    config::ModelConfig,
     dequantized::Dequantized,
     embedding::Embedding,
     forward::{
@@ -21,7 +22,7 @@ use model::{
     open::open,
     paged_kv::PagedKv,
     prepared_adapter::PreparedAdapter,
-    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions, kv_shape},
     site_model::SiteModel,
     sites::{EvaluateSites, SiteCall, SiteId, SiteOp, SitePath},
     skeleton::{SkeletonPlan, SparseCopy},
@@ -101,8 +102,8 @@ struct Split<'a, E> {
 }
 
 impl<'a, E: EvaluateSites> Split<'a, E> {
-    fn new(base: &'a mut E, client: &'a ClientBase, path: SitePath, kv_dtype: KvDtype) -> Self {
-        let kv = PagedKv::new(client.kv_shape(kv_dtype), 64, client.config().sliding_window).unwrap();
+    fn new(base: &'a mut E, client: &'a ClientBase, path: SitePath, kv: KvPrecision) -> Self {
+        let kv = PagedKv::new(kv_shape(client.config(), kv), 64, client.config().sliding_window).unwrap();
         Self { base, client, kv, path }
     }
 
@@ -142,13 +143,13 @@ fn prompt(length: u32, vocab: usize) -> Vec<u32> {
 }
 
 /// Adapters in the subfolders of `directory`, if there are any.
-fn adapters(directory: &Path, client: &ClientBase) -> Vec<Arc<PreparedAdapter>> {
+fn adapters(directory: &Path, config: &ModelConfig, precision: LoraPrecision) -> Vec<Arc<PreparedAdapter>> {
     let entries = std::fs::read_dir(directory).into_iter().flatten();
     let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
     paths.sort();
     let read = |path: PathBuf| {
-        let adapter = Adapter::read(&path, client.config()).unwrap();
-        Arc::new(PreparedAdapter::new(&adapter, client.config(), client.adapter_precision()).unwrap())
+        let adapter = Adapter::read(&path, config).unwrap();
+        Arc::new(PreparedAdapter::new(&adapter, config, precision).unwrap())
     };
     paths.into_iter().filter(|path| path.is_dir()).map(read).collect()
 }
@@ -158,19 +159,21 @@ fn adapters(directory: &Path, client: &ClientBase) -> Vec<Arc<PreparedAdapter>> 
 fn same_bits(model: &Path, adapter_directory: &Path) {
     let directory = tempfile::tempdir().unwrap();
     let client = ClientBase::open(&sparse_copy(model, directory.path())).unwrap();
+    let weights = LoadedWeights::load(&*open(model).unwrap(), 2).unwrap();
+    let (kv, precision) = (weights.kv_shape(KV).precision, weights.adapter_precision());
     let mut whole = resident(&*open(model).unwrap(), KV);
     let mut lent = resident(&*open(model).unwrap(), KV);
     let mut bare = SiteModel::open(model, &[]).unwrap();
     let tokens = prompt(21, client.config().vocab_size);
-    let adapters = adapters(adapter_directory, &client);
+    let adapters = adapters(adapter_directory, client.config(), precision);
     for adapter in [None].into_iter().chain(adapters.iter().map(Some)) {
         let steps = [
             slice(&tokens[..19], 0, adapter),
             slice(&tokens[19..20], 19, adapter),
             slice(&tokens[20..], 20, adapter),
         ];
-        let mut from_lent = Split::new(&mut lent, &client, SitePath::Fast, KV);
-        let mut from_bare = Split::new(&mut bare, &client, SitePath::Fast, KV);
+        let mut from_lent = Split::new(&mut lent, &client, SitePath::Fast, kv);
+        let mut from_bare = Split::new(&mut bare, &client, SitePath::Fast, kv);
         for step in &steps {
             let mut expected = Vec::new();
             let step = std::slice::from_ref(step);
@@ -204,12 +207,12 @@ fn on_the_linear_path_the_real_model_is_its_dequantized_weights() {
     exact.forward(&[slice(&tokens, 0, None)], &mut expected);
     drop(exact);
     let mut base = SiteModel::open(&path, &[]).unwrap();
-    let found =
-        Split::new(&mut base, &client, SitePath::Linear, KvDtype::F32).forward(&[slice(&tokens, 0, None)]);
+    let found = Split::new(&mut base, &client, SitePath::Linear, KvPrecision::F32)
+        .forward(&[slice(&tokens, 0, None)]);
     let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(worst <= 1e-3, "a logit differs by {worst}");
     let fast =
-        Split::new(&mut base, &client, SitePath::Fast, KvDtype::F32).forward(&[slice(&tokens, 0, None)]);
+        Split::new(&mut base, &client, SitePath::Fast, KvPrecision::F32).forward(&[slice(&tokens, 0, None)]);
     let rounded = fast.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(rounded > 1e-3, "the fast path rounds activations, or this test compares nothing");
 }

@@ -6,39 +6,13 @@
 
 use std::{num::NonZeroU64, time::Duration};
 
-use thiserror::Error;
-
 const NANOS_PER_SECOND: u128 = 1_000_000_000;
-
-/// Bytes that 1 Gbit/s carries in a second.
-const BYTES_PER_GIGABIT: f64 = 125e6;
 
 /// A bandwidth.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BytesPerSecond(pub NonZeroU64);
 
-/// Why a number is no bandwidth.
-#[derive(Debug, Clone, Copy, PartialEq, Error)]
-#[error(
-    "{0} gigabits per second is no bandwidth a link can have, since it must carry from one byte to 1e18 bytes a \
-     second; give a number such as 16 or 0.5"
-)]
-pub struct BandwidthError(pub f64);
-
 impl BytesPerSecond {
-    /// The bandwidth of `gigabits` (1e9 bits) per second.
-    ///
-    /// # Errors
-    /// If that is not from 1 to 1e18 bytes per second.
-    pub fn from_gigabits(gigabits: f64) -> Result<Self, BandwidthError> {
-        let bytes = (gigabits * BYTES_PER_GIGABIT).round();
-        if !(1.0..=1e18).contains(&bytes) {
-            return Err(BandwidthError(gigabits));
-        }
-        // In range, so nothing is cut off.
-        NonZeroU64::new(bytes as u64).map(Self).ok_or(BandwidthError(gigabits))
-    }
-
     /// Bytes per second.
     #[must_use]
     pub fn get(self) -> u64 {
@@ -86,19 +60,6 @@ mod tests {
 
     fn link(bytes_per_second: u64) -> Link {
         Link::new(BytesPerSecond(NonZeroU64::new(bytes_per_second).unwrap()))
-    }
-
-    #[test]
-    fn one_gigabit_per_second_is_125_million_bytes() {
-        assert_eq!(BytesPerSecond::from_gigabits(1.0).unwrap().get(), 125_000_000);
-        assert_eq!(BytesPerSecond::from_gigabits(0.5).unwrap().get(), 62_500_000);
-    }
-
-    #[test]
-    fn a_bandwidth_that_cannot_be_is_refused() {
-        for gigabits in [0.0, -1.0, 1e-9, 1e12, f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
-            assert!(BytesPerSecond::from_gigabits(gigabits).is_err(), "{gigabits} was taken");
-        }
     }
 
     #[test]

@@ -5,9 +5,10 @@ use std::{collections::HashSet, path::Path};
 use kernels::TensorType;
 
 use super::{
-    Adapter, AdapterError,
+    error::AdapterError,
     limits::{MAX_RANK, MAX_WEIGHT_BYTES},
     matrix::{StoredMatrix, StoredMethod, StoredModule, assemble},
+    method::Adapter,
 };
 use crate::{
     config::ModelConfig,

@@ -2,14 +2,15 @@
 //! that `feedforward_modules` names, its inputs, `[1, in]`.
 
 use super::{
-    AdapterError, Side,
+    error::AdapterError,
     matrix::StoredVector,
+    method::Side,
     options::{Options, option_error},
     patterns::Names,
     selection::Selection,
     weight_file::WeightFile,
 };
-use crate::{config::ModelConfig, layout::linear_shape, safetensors_source::module_name, source::Target};
+use crate::{config::ModelConfig, hf_names::module_name, layout::linear_shape, source::Target};
 
 const FEED_FORWARD: &str = "feedforward_modules";
 

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{
-    AdapterError,
+    error::AdapterError,
     limits::MAX_RANK,
     matrix::StoredModule,
     options::{Options, as_count, option_error},
@@ -11,7 +11,7 @@ use super::{
     selection::Selection,
     weight_file::WeightFile,
 };
-use crate::{config::ModelConfig, layout::linear_shape, safetensors_source::module_name, source::Target};
+use crate::{config::ModelConfig, hf_names::module_name, layout::linear_shape, source::Target};
 
 /// Options that say how a LoRA was made, not what it computes.
 const HISTORY: [&str; 5] =

@@ -5,11 +5,12 @@ use std::{borrow::Cow, path::Path, sync::Arc};
 use half::{bf16, f16};
 use kernels::TensorType;
 
-use super::{Adapter, AdapterError, LoraModule, Method, Prefix, ScaleVector, Scales, Side};
-use crate::{
-    generation::{Generation, GenerationHasher},
-    source::Target,
+use super::{
+    error::AdapterError,
+    hasher::GenerationHasher,
+    method::{Adapter, LoraModule, Method, Prefix, ScaleVector, Scales, Side},
 };
+use crate::{generation::Generation, source::Target};
 
 /// A matrix as a file stores it, its shape checked.
 pub(super) struct StoredMatrix<'a> {

@@ -1,8 +1,32 @@
-//! What an adapter does to the base model: one of three methods, each with its numbers.
+//! An adapter, and what it does to the base model: one of three methods, each with its numbers.
 
 use std::{fmt, sync::Arc};
 
-use crate::source::Target;
+use crate::{generation::Generation, source::Target};
+
+/// An adapter, read and checked against the base model's shape.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Adapter {
+    /// Content hash of weights and configuration.
+    pub generation: Generation,
+    /// What it does.
+    pub method: Method,
+    /// `base_model_name_or_path` of its configuration, for messages.
+    pub base_model: Option<String>,
+    /// True if every number was stored in 16 bits, so that 16 bits hold it exactly.
+    pub stored_in_16_bits: bool,
+}
+
+impl Adapter {
+    /// Its low-rank layers; none if it is of another kind.
+    #[must_use]
+    pub fn modules(&self) -> &[LoraModule] {
+        match &self.method {
+            Method::Lora(modules) => modules,
+            Method::Ia3(_) | Method::Prefix(_) => &[],
+        }
+    }
+}
 
 /// The methods by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

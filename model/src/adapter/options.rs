@@ -8,7 +8,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::{
-    AdapterError,
+    error::AdapterError,
     limits::{MAX_EXPRESSION_BYTES, MAX_PATTERNS},
     patterns::{ByPattern, Layers, Names, Pattern, is_plain},
 };

@@ -6,11 +6,12 @@ use std::{
 };
 
 use super::{
-    Adapter, AdapterError, AdapterKind,
+    error::AdapterError,
     ia3::Ia3Config,
     limits::{MAX_CONFIG_BYTES, MAX_WEIGHT_BYTES},
     lora::LoraConfig,
     matrix::{StoredMethod, assemble},
+    method::{Adapter, AdapterKind},
     options::Options,
     prefix::PrefixConfig,
     weight_file::WeightFile,

@@ -4,7 +4,8 @@
 //! Keys go into the cache as they are: neither rotated nor normed.
 
 use super::{
-    AdapterError, limits::MAX_VIRTUAL_TOKENS, matrix::StoredPrefix, options::Options, weight_file::WeightFile,
+    error::AdapterError, limits::MAX_VIRTUAL_TOKENS, matrix::StoredPrefix, options::Options,
+    weight_file::WeightFile,
 };
 use crate::config::ModelConfig;
 

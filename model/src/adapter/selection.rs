@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use super::{
-    AdapterError,
+    error::AdapterError,
     options::{Options, option_error},
     patterns::{Layers, Names},
 };

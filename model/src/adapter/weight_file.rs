@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{AdapterError, limits::MAX_HEADER_BYTES, matrix::StoredMatrix, selection::Selected};
+use super::{error::AdapterError, limits::MAX_HEADER_BYTES, matrix::StoredMatrix, selection::Selected};
 use crate::safetensors_file::{StoredTensor, read_contents};
 
 /// What PEFT puts before the names of the model it wraps.

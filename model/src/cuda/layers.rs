@@ -20,6 +20,9 @@ use crate::{
     sites::{Company, EvaluateError, EvaluateSites, Site, SiteCall, SiteId, SiteOp, SitePath},
 };
 
+/// Rows that a call is not cut below where memory is short.
+const LEAST_ROWS: usize = 8;
+
 /// A linear layer.
 #[derive(Debug)]
 pub(super) struct CudaLinear {
@@ -176,6 +179,32 @@ impl JoinedCuda<'_> {
     }
 }
 
+impl JoinedCuda<'_> {
+    /// The same where there is no memory for all rows at once: the pass's own, then those that joined.
+    fn evaluate_apart(
+        &mut self,
+        device: &CudaDevice,
+        call: SiteCall,
+        x: &Matrix,
+        out: &mut Matrix,
+        joined: usize,
+    ) -> Result<(), CudaError> {
+        self.layers.evaluate(device.stream(), &mut self.scratch.workspace, call, x, out)?;
+        let guests = std::mem::take(&mut self.scratch.guests);
+        let mut answers = std::mem::take(&mut self.scratch.answers);
+        answers.resize(joined * out.width(), 0.0);
+        let mut lent = LentCuda { layers: self.layers, scratch: &mut *self.scratch, device };
+        let evaluated = lent.evaluate_in_parts(call, guests.values(), (x.width(), out.width()), &mut answers);
+        if evaluated.is_ok()
+            && let Guests::Some(company) = &mut self.company
+        {
+            company.part(&answers);
+        }
+        (self.scratch.guests, self.scratch.answers) = (guests, answers);
+        evaluated
+    }
+}
+
 impl BaseLayers<CudaDevice> for JoinedCuda<'_> {
     type Error = CudaError;
 
@@ -190,7 +219,16 @@ impl BaseLayers<CudaDevice> for JoinedCuda<'_> {
         let call = self.layers.call(layer, group);
         match self.join(device, call, x.width()) {
             0 => self.layers.evaluate(device.stream(), &mut self.scratch.workspace, call, x, out),
-            joined => self.evaluate_together(device, call, x, out, joined),
+            joined => {
+                let own = x.rows();
+                match self.evaluate_together(device, call, x, out, joined) {
+                    Err(error) if error.is_out_of_memory() => {
+                        x.truncate(own);
+                        self.evaluate_apart(device, call, x, out, joined)
+                    }
+                    evaluated => evaluated,
+                }
+            }
         }
     }
 
@@ -213,6 +251,55 @@ pub(super) struct LentCuda<'a> {
     pub(super) device: &'a CudaDevice,
 }
 
+impl LentCuda<'_> {
+    /// Evaluates `call` for rows of so many inputs and outputs: all at once, or fewer at a time where memory is short.
+    fn evaluate_in_parts(
+        &mut self,
+        call: SiteCall,
+        x: &[f32],
+        (inputs, outputs): (usize, usize),
+        out: &mut [f32],
+    ) -> Result<(), CudaError> {
+        let rows = x.len() / inputs.max(1);
+        let (mut first, mut most) = (0, rows);
+        while first < rows {
+            let some = most.min(rows - first);
+            let x = &x[first * inputs..][..some * inputs];
+            let out = &mut out[first * outputs..][..some * outputs];
+            match self.evaluate_rows(call, (some, inputs, outputs), x, out) {
+                Err(error) if error.is_out_of_memory() && some > LEAST_ROWS => most = some.div_ceil(2),
+                evaluated => {
+                    evaluated?;
+                    first += some;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Evaluates `call` for so many rows, of so many inputs and outputs. What a pass computes too is rounded as a pass
+    /// rounds it: whether a call joins one is no business of whoever calls.
+    fn evaluate_rows(
+        &mut self,
+        call: SiteCall,
+        (rows, inputs, outputs): (usize, usize, usize),
+        x: &[f32],
+        out: &mut [f32],
+    ) -> Result<(), CudaError> {
+        let stream = self.device.stream();
+        let LinearScratch { workspace, fast, exact, out: wide, together, .. } = &mut *self.scratch;
+        let is_fast = call.path == SitePath::Fast && call.op != SiteOp::Backward;
+        let is_head = call.site.0 as usize + 1 == self.layers.sites.len();
+        let inputs_as = if is_fast { fast } else { exact };
+        let outputs_as = if is_fast && !is_head { together } else { wide };
+        inputs_as.reshape(rows, inputs)?;
+        inputs_as.upload(stream, 0, x)?;
+        outputs_as.reshape(rows, outputs)?;
+        self.layers.evaluate(stream, workspace, call, inputs_as, outputs_as)?;
+        outputs_as.download(stream, 0, out)
+    }
+}
+
 impl EvaluateSites for LentCuda<'_> {
     fn sites(&self) -> &[Site] {
         &self.layers.sites
@@ -224,19 +311,11 @@ impl EvaluateSites for LentCuda<'_> {
         x: &mut Activations,
         out: &mut [f32],
     ) -> Result<(), EvaluateError> {
-        let stream = self.device.stream();
         let (inputs, outputs) = self.layers.sites[call.site.0 as usize]
             .widths(call.part, call.op)
             .expect("the site has the part");
         assert_eq!(x.width(), inputs, "rows are as wide as what goes in");
-        let LinearScratch { workspace, fast, exact, out: results, .. } = &mut *self.scratch;
-        let is_fast = call.path == SitePath::Fast && call.op != SiteOp::Backward;
-        let rows = if is_fast { fast } else { exact };
-        rows.reshape(x.rows(), inputs)?;
-        rows.upload(stream, 0, x.values())?;
-        results.reshape(x.rows(), outputs)?;
-        self.layers.evaluate(stream, workspace, call, rows, results)?;
-        results.download(stream, 0, &mut out[..x.rows() * outputs])?;
-        Ok(())
+        let out = &mut out[..x.rows() * outputs];
+        Ok(self.evaluate_in_parts(call, x.values(), (inputs, outputs), out)?)
     }
 }

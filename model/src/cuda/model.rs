@@ -167,6 +167,8 @@ impl CudaModel {
         company: &mut dyn Company,
     ) -> Result<(), CudaError> {
         let Self { skeleton, layers, kv, device, scratch, linear, records, .. } = self;
+        // A panic may have ended the last step while it was recorded.
+        device.tables = Tables::Write;
         let mut deltas = CudaDeltas::new(device.stream(), &skeleton.config, &mut self.deltas, batch)?;
         let is_replayable = is_decode_step(batch) && deltas.is_plain() && !company.is_waiting();
         let results = &mut self.logits;
@@ -301,6 +303,10 @@ impl ForwardPass for CudaModel {
 
     fn is_lost(&self) -> bool {
         self.is_lost
+    }
+
+    fn lacked_memory(error: &CudaError) -> bool {
+        error.is_out_of_memory()
     }
 
     fn forward_in_company(

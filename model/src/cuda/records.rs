@@ -55,17 +55,10 @@ impl Records {
             Some(Known::Unrecordable) => enqueue(),
             Some(known @ Known::Met) => {
                 *known = record(stream, &mut enqueue)?;
-                if let Known::Recorded(graph) = known
-                    && graph.launch(stream)? == Replay::Enqueued
-                {
-                    return Ok(());
-                }
-                enqueue()
+                if is_replayed(known, stream)? { Ok(()) } else { enqueue() }
             }
             Some(known @ Known::Recorded(_)) => {
-                if let Known::Recorded(graph) = known
-                    && graph.launch(stream)? == Replay::Enqueued
-                {
+                if is_replayed(known, stream)? {
                     return Ok(());
                 }
                 // The step may need memory again.
@@ -76,11 +69,24 @@ impl Records {
     }
 }
 
+/// Enqueues the record, if there is one that is worth something, and the memory that the driver needs for it.
+fn is_replayed(known: &mut Known, stream: &Stream) -> Result<bool, CudaError> {
+    let Known::Recorded(graph) = known else { return Ok(false) };
+    match graph.launch(stream) {
+        Err(error) if error.is_out_of_memory() => Ok(false),
+        replay => Ok(replay? == Replay::Enqueued),
+    }
+}
+
 /// The record of what `enqueue` enqueues, if the driver makes one.
 fn record(stream: &Stream, enqueue: &mut impl FnMut() -> Result<(), CudaError>) -> Result<Known, CudaError> {
     match Graph::capture(stream, enqueue) {
         Ok(graph) => Ok(Known::Recorded(graph)),
         Err(error) if error.is_device_lost() => Err(error),
+        Err(error) if error.is_out_of_memory() => {
+            tracing::debug!(%error, "a decode step is recorded when there is memory again");
+            Ok(Known::Met)
+        }
         Err(error) => {
             tracing::warn!(%error, "a decode step is not recorded; it is enqueued launch by launch");
             Ok(Known::Unrecordable)

@@ -19,14 +19,15 @@ use super::{
 use crate::{
     config::ModelConfig,
     forward::Skeleton,
+    hf_names::module_name,
     layout::BLOCK_TARGETS,
     packing::{Told, pack_all},
-    resident::{KvDtype, kv_shape},
+    resident::{KvDtype, kv_precision, kv_shape},
     rope::RopeTable,
-    safetensors_source::module_name,
     sites::{Site, SitePart},
     source::{Target, TensorId, WeightSource},
-    weights::{Job, WeightsError, jobs, load_norms, read_matrix, read_vector},
+    tensors::{read_matrix, read_vector},
+    weights::{Job, WeightsError, jobs, load_norms},
 };
 
 /// Weights on the device, ready to be given KV blocks.
@@ -90,7 +91,7 @@ impl CudaWeights {
     /// The shape of KV blocks of `dtype`.
     #[must_use]
     pub fn kv_shape(&self, dtype: KvDtype) -> KvShape {
-        kv_shape(self.config(), self.kind == NumberKind::F32, dtype)
+        kv_shape(self.config(), kv_precision(self.kind == NumberKind::F32, dtype))
     }
 }
 

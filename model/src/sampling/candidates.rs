@@ -3,7 +3,7 @@
 use std::{cmp::Ordering, collections::BinaryHeap};
 
 use super::{
-    SamplingRequest,
+    request::SamplingRequest,
     softmax::{Scale, Weights, clean},
 };
 

@@ -4,6 +4,9 @@
 //! C library's `expf` is a call per element; the polynomial below is straight-line arithmetic that the compiler
 //! turns into vectors, and gives the same bits on every machine.
 
+/// The log-probability reported for tokens that cannot be chosen (JSON has no minus infinity; OpenAI's value).
+pub const LOGPROB_FLOOR: f32 = -9999.0;
+
 /// Tokens whose weights are summed in one go; the partial sums make drawing cheap.
 const BLOCK: usize = 1024;
 /// Independent sums and maxima, so that they can be vectors. Part of a sum's definition.
@@ -171,12 +174,12 @@ impl LogSoftmax {
         Self { max, log_sum: sum.ln() }
     }
 
-    /// The natural logarithm of the probability, not below [`super::LOGPROB_FLOOR`].
+    /// The natural logarithm of the probability, not below [`LOGPROB_FLOOR`].
     #[expect(clippy::cast_possible_truncation, reason = "rounding to single precision is what is asked")]
     pub(super) fn of(&self, logit: f32) -> f32 {
         let value = (f64::from(clean(logit)) - f64::from(self.max) - self.log_sum) as f32;
         // `max` also replaces NaN, of an impossible row, by the floor.
-        value.max(super::LOGPROB_FLOOR)
+        value.max(LOGPROB_FLOOR)
     }
 }
 

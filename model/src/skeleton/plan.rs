@@ -15,9 +15,10 @@ use super::{MAX_RANGES, SkeletonFile};
 use crate::{
     config::ModelConfig,
     gguf_source::{self, GgufSource},
+    hf_names,
     open::{ModelFiles, OpenError},
     safetensors_shards::Shards,
-    safetensors_source::{self, CONFIG_FILE, INDEX_FILE, SafetensorsSource},
+    safetensors_source::{CONFIG_FILE, INDEX_FILE, SafetensorsSource},
     site_model::{LinearFiles, SiteModelError},
     source::{TensorId, WeightSource},
 };
@@ -231,7 +232,7 @@ impl SkeletonPlan {
         match SafetensorsSource::open(directory) {
             Ok(source) => {
                 let names: BTreeSet<String> =
-                    small_tensors(source.config()).map(safetensors_source::tensor_name).collect();
+                    small_tensors(source.config()).map(hf_names::tensor_name).collect();
                 self.add_shards(source.shards(), |name| names.contains(name))
             }
             Err(error) => {

@@ -9,7 +9,7 @@ fn is_printable(byte: u8) -> bool {
 }
 
 /// The byte that `character` stands for; `None` if it is not of the alphabet.
-pub(super) fn byte_of(character: char) -> Option<u8> {
+fn byte_of(character: char) -> Option<u8> {
     let code = u32::from(character);
     match u8::try_from(code) {
         Ok(byte) => is_printable(byte).then_some(byte),

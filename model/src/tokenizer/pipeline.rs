@@ -6,7 +6,12 @@ use tokenizers::{
     models::bpe::{BPE, Merges, Vocab},
 };
 
-use super::{AddSpecial, EncodeError, ParseSpecial, limits, vocabulary::check_length};
+use super::{
+    error::EncodeError,
+    limits,
+    options::{AddSpecial, ParseSpecial},
+    vocabulary::check_length,
+};
 
 /// The tokens around a text.
 #[derive(Debug)]

@@ -6,46 +6,14 @@
 //! template may trim, join and repeat quoted text, and the mark goes along. [`Tokenizer::encode_quoted`] then takes
 //! names without a mark as tokens, and everything between them, its marks removed, as text.
 
-use super::{AddSpecial, EncodeError, ParseSpecial, Tokenizer};
+use super::{
+    Tokenizer,
+    error::EncodeError,
+    options::{AddSpecial, ParseSpecial},
+};
 
 /// Characters of a plane for private use: no tokenizer has words with them, and few people send them.
 const MARKS: std::ops::RangeInclusive<char> = '\u{F0000}'..='\u{F00FF}';
-
-/// The names of the control tokens, the longer before the shorter.
-#[derive(Debug)]
-pub(super) struct Names {
-    names: Vec<(String, u32)>,
-    /// The bytes that names begin with: nearly always one, so that most of a text is passed over quickly.
-    firsts: Vec<u8>,
-}
-
-impl Names {
-    /// The names among `tokens`.
-    pub(super) fn new(tokens: impl Iterator<Item = (String, u32)>) -> Self {
-        let mut names: Vec<_> = tokens.filter(|(name, _)| name.chars().nth(1).is_some()).collect();
-        names.sort_by_key(|(name, _)| std::cmp::Reverse(name.len()));
-        let mut firsts: Vec<u8> = names.iter().filter_map(|(name, _)| name.bytes().next()).collect();
-        firsts.sort_unstable();
-        firsts.dedup();
-        Self { names, firsts }
-    }
-
-    /// The name that `text` begins with, and its token.
-    fn at_start_of(&self, text: &str) -> Option<(&str, u32)> {
-        let found = self.names.iter().find(|(name, _)| text.starts_with(name.as_str()));
-        found.map(|(name, token)| (name.as_str(), *token))
-    }
-
-    /// The first name in `text` with its place and token.
-    fn first_in(&self, text: &str) -> Option<(usize, &str, u32)> {
-        let may_begin = |at: &usize| self.firsts.contains(&text.as_bytes()[*at]);
-        (0..text.len()).filter(may_begin).find_map(|at| {
-            // A byte that a name begins with begins a character.
-            let (name, token) = self.at_start_of(text.get(at..)?)?;
-            Some((at, name, token))
-        })
-    }
-}
 
 impl Tokenizer {
     /// True if the name of a control token is in `text`.

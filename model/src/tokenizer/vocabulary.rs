@@ -1,6 +1,6 @@
 //! What every token stands for, in bytes.
 
-use super::{byte_level, limits, quoted::Names};
+use super::{byte_level, limits, names::Names};
 
 /// What a token is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

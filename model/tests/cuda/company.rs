@@ -112,3 +112,21 @@ fn rows_that_join_a_pass_get_their_own_and_change_nothing() {
         }
     }
 }
+
+#[test]
+fn whether_a_call_joined_a_pass_or_stood_alone_is_not_seen_in_its_bits() {
+    let Some(cuda) = device() else { return };
+    for name in ["qwen2-f16", "llama-bf16"] {
+        let mut pass = on_device(&cuda, name, Graphs::Use);
+        // So few rows in all that weights are read once for all of them.
+        let (sequence, mut guests) = (Sequence::new(0, 12, None), Guests::default());
+        let slice = sequence.slice(0..12, LogitRows::Last);
+        pass.forward_in_company(&[slice], &mut Vec::new(), &mut guests).unwrap();
+        assert_eq!(guests.answers.len(), pass.sites().len(), "{name}: every site was joined");
+        for (call, answer) in std::mem::take(&mut guests.answers) {
+            let alone = evaluate(&mut pass, call, 3);
+            let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&answer), bits(&alone), "{name}, {call:?}");
+        }
+    }
+}

@@ -4,5 +4,8 @@
 
 mod company;
 mod golden;
+#[path = "../golden_support/mod.rs"]
+mod golden_support;
+mod shortage;
 mod steps;
 mod support;

@@ -16,6 +16,8 @@ use model::{
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
 };
 
+pub(crate) use crate::golden_support::error;
+
 /// The device, or `None` after saying why there is none.
 pub(crate) fn device() -> Option<Arc<Cuda>> {
     static DEVICE: OnceLock<Result<Arc<Cuda>, CudaError>> = OnceLock::new();
@@ -98,18 +100,4 @@ impl<'a> Sequence<'a> {
         let (start, tokens) = (range.start, &self.tokens[range]);
         SequenceSlice { tokens, start, blocks: &self.blocks, adapter: self.adapter, logits }
     }
-}
-
-/// The place of the largest.
-pub(crate) fn best(row: &[f32]) -> u32 {
-    (0..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best }) as u32
-}
-
-/// The largest difference.
-pub(crate) fn error(a: &[f32], b: &[f32]) -> f32 {
-    assert_eq!(a.len(), b.len());
-    a.iter()
-        .zip(b)
-        .map(|(a, b)| (a - b).abs())
-        .fold(0.0, |worst, error| if error <= worst { worst } else { error })
 }

@@ -1,0 +1,157 @@
+//! Why an adapter is refused.
+
+use std::{io, path::PathBuf};
+
+use super::limits;
+use crate::{gguf::GgufError, safetensors_file::SafetensorsFormatError};
+
+/// Why an adapter is refused.
+#[derive(Debug, thiserror::Error)]
+pub enum AdapterError {
+    /// A file could not be read.
+    #[error("cannot read {}: {source}; an adapter is a directory with adapter_config.json and adapter_model.safetensors, or a GGUF file", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Weights in a format that can run code when it is read.
+    #[error("{} is a pickle file, which is never read; save the adapter as safetensors", path.display())]
+    Pickle {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A file that is no adapter at all.
+    #[error("{} is no adapter; give a PEFT directory or a GGUF adapter", path.display())]
+    NotAnAdapter {
+        /// The file or directory.
+        path: PathBuf,
+    },
+    /// The files changed while they were read.
+    #[error("{} changed while it was read; load the adapter again once it is written", path.display())]
+    Changing {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The configuration is not JSON.
+    #[error("{} is not a usable configuration: {source}; save the adapter again", path.display())]
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: serde_json::Error,
+    },
+    /// The configuration asks for something that is not supported.
+    #[error("{}: `{option}` is {value}, which is not supported; train the adapter as plain LoRA, IA3 or prefix tuning", path.display())]
+    Unsupported {
+        /// The file.
+        path: PathBuf,
+        /// The option.
+        option: String,
+        /// Its value, shortened.
+        value: String,
+    },
+    /// An option is missing or makes no sense.
+    #[error("{}: `{option}` {problem}; correct the configuration", path.display())]
+    Option {
+        /// The file.
+        path: PathBuf,
+        /// The option.
+        option: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The weight file is broken.
+    #[error("{} is not a usable safetensors file: {source}; save the adapter again", path.display())]
+    Weights {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: SafetensorsFormatError,
+    },
+    /// The GGUF file is broken.
+    #[error(transparent)]
+    Gguf(#[from] GgufError),
+    /// A tensor that is nothing of a linear layer of the base model.
+    #[error("{}: tensor `{tensor}` changes nothing that the base model lets an adapter change; save the adapter without it", path.display())]
+    UnknownTensor {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+    /// A copy of the base model's own weights, which may or may not equal those of the base that is served.
+    #[error(
+        "{}: tensor `{tensor}` is a copy of the base model's weights; save the adapter without it (in PEFT: save_pretrained(..., save_embedding_layers=False))", path.display())]
+    BaseCopy {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+    /// A tensor that another one already stood for.
+    #[error("{}: tensor `{tensor}` is there twice under different prefixes; save the adapter again", path.display())]
+    Duplicate {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+    /// The configuration does not target a layer that the weights adapt.
+    #[error("{}: there are weights for `{module}`, which `target_modules` does not select; configuration and weights do not belong together", path.display())]
+    NotTargeted {
+        /// The file.
+        path: PathBuf,
+        /// The layer.
+        module: String,
+    },
+    /// The configuration targets a layer that the weights do not adapt, or by halves.
+    #[error("{}: tensor `{tensor}` is missing; save the adapter again", path.display())]
+    Missing {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+    },
+    /// A tensor of another shape than base model and configuration call for.
+    #[error("{}: tensor `{tensor}` has the shape {found:?} where {expected:?} is expected; the adapter is not for this base model", path.display())]
+    Shape {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// `[rows, cols]`.
+        expected: [usize; 2],
+        /// As stored.
+        found: Vec<usize>,
+    },
+    /// A rank of 0, or beyond [`limits::MAX_RANK`].
+    #[error("{}: `{module}` has rank {rank}, and ranks from 1 to {} are supported", path.display(), limits::MAX_RANK)]
+    Rank {
+        /// The file.
+        path: PathBuf,
+        /// The layer.
+        module: String,
+        /// The rank.
+        rank: usize,
+    },
+    /// A weight that is not a number, or infinite.
+    #[error("{}: tensor `{tensor}` has the value {value} at element {index}; the training went wrong", path.display())]
+    NotFinite {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        tensor: String,
+        /// Which element.
+        index: usize,
+        /// NaN or an infinity.
+        value: f32,
+    },
+    /// No layer is adapted.
+    #[error("{}: no tensor adapts a layer of the base model; an adapter that does nothing is not loaded", path.display())]
+    Empty {
+        /// The file.
+        path: PathBuf,
+    },
+}

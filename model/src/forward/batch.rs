@@ -1,0 +1,102 @@
+//! What goes through a pass: slices of sequences, row after row.
+
+use std::{ops::Range, sync::Arc};
+
+use kernels::attention::KvRows;
+
+use crate::sampling::Draw;
+
+/// Tokens a KV block holds.
+pub const BLOCK_TOKENS: usize = kernels::attention::BLOCK_TOKENS;
+
+/// Index of a KV block in its pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockId(pub u32);
+
+/// For which of a slice's tokens logits are wanted.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum LogitRows {
+    /// None: a prompt chunk that is not the last.
+    None,
+    /// The last token's.
+    Last,
+    /// Every token's (prompt log-probabilities).
+    All,
+    /// The last token's, but only to draw the next token from them: where the pass [draws](ForwardPass::draws), they do
+    /// not leave the device, and are not among the logits.
+    Draw(Draw),
+}
+
+/// Consecutive tokens of one sequence that go through the model in one pass.
+#[derive(Debug)]
+pub struct SequenceSlice<'a, A> {
+    /// The tokens, at least one.
+    pub tokens: &'a [u32],
+    /// Position of the first of them; the positions before it are in the KV blocks already.
+    pub start: usize,
+    /// The sequence's KV blocks in order; they must hold `start + tokens.len()` tokens.
+    pub blocks: &'a [BlockId],
+    /// The adapter, or `None` for the base model.
+    pub adapter: Option<&'a Arc<A>>,
+    /// Which logits to compute.
+    pub logits: LogitRows,
+}
+
+impl<A> SequenceSlice<'_, A> {
+    /// Indices, within the slice, of the rows whose logits are wanted.
+    fn wanted(&self) -> Range<usize> {
+        let rows = self.tokens.len();
+        match self.logits {
+            LogitRows::None => rows..rows,
+            LogitRows::Last | LogitRows::Draw(_) => rows - 1..rows,
+            LogitRows::All => 0..rows,
+        }
+    }
+}
+
+/// Which rows of a batch are which sequence's.
+#[derive(Debug)]
+pub(crate) struct BatchRows {
+    /// Rows of the batch.
+    pub(crate) count: usize,
+    /// First row, rows and position of each sequence, and where its blocks begin and end.
+    sequences: Vec<(usize, usize, usize, Range<usize>)>,
+    blocks: Vec<u32>,
+}
+
+impl BatchRows {
+    /// The rows of `batch`, sequence after sequence.
+    pub(crate) fn of<A>(batch: &[SequenceSlice<'_, A>]) -> Self {
+        let mut all = Self { count: 0, sequences: Vec::with_capacity(batch.len()), blocks: Vec::new() };
+        for slice in batch {
+            let (rows, first) = (slice.tokens.len(), all.blocks.len());
+            all.blocks.extend(slice.blocks.iter().map(|block| block.0));
+            all.sequences.push((all.count, rows, slice.start, first..all.blocks.len()));
+            all.count += rows;
+        }
+        all
+    }
+
+    /// The sequences, as kernels take them.
+    pub(crate) fn sequences(&self) -> Vec<KvRows<'_>> {
+        let sequence = |(first_row, rows, position, blocks): &(usize, usize, usize, Range<usize>)| KvRows {
+            first_row: *first_row,
+            rows: *rows,
+            position: *position,
+            blocks: &self.blocks[blocks.clone()],
+        };
+        self.sequences.iter().map(sequence).collect()
+    }
+}
+
+/// The batch's rows whose logits are wanted, ascending.
+pub(super) fn wanted_rows<A>(batch: &[SequenceSlice<'_, A>]) -> Vec<u32> {
+    let mut first = 0;
+    let mut kept = Vec::new();
+    for slice in batch {
+        let rows = slice.wanted();
+        kept.extend(rows.map(|row| u32::try_from(first + row).expect("a batch has far fewer rows")));
+        first += slice.tokens.len();
+    }
+    kept
+}

@@ -1,0 +1,146 @@
+//! Where the rows of a pass lie, and who computes with them.
+
+use std::fmt;
+
+use kernels::attention::KvRows;
+
+use super::skeleton::{NormSite, Skeleton};
+
+/// Where the rows of a pass lie, and who computes with them.
+///
+/// What is asked of a device is done in the order it is asked; it need not be done when the call returns. Whoever reads
+/// results waits for them.
+pub trait Device {
+    /// Why it cannot compute: `Infallible` for the CPU.
+    type Error;
+    /// The residual stream, 32 bits: `[rows, hidden]`.
+    type Residual: fmt::Debug;
+    /// Rows that enter linear layers.
+    type Inputs: fmt::Debug;
+    /// Rows that leave linear layers.
+    type Outputs: fmt::Debug;
+    /// What it must know of a batch's rows: positions and blocks.
+    type Batch: fmt::Debug;
+
+    /// Everything a pass keeps from one time to the next, with no rows in it.
+    ///
+    /// # Errors
+    /// There is no memory.
+    fn scratch(&self) -> Result<Scratch<Self>, Self::Error>;
+
+    /// Takes in where the batch's rows stand: `sequences` follow each other without a gap.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn lay_out(
+        &mut self,
+        model: &Skeleton,
+        sequences: &[KvRows<'_>],
+        batch: &mut Self::Batch,
+    ) -> Result<(), Self::Error>;
+
+    /// Makes room for `rows` rows of `width`; their contents are unspecified.
+    ///
+    /// # Errors
+    /// There is no memory.
+    fn reshape(&mut self, room: Room<'_, Self>, rows: usize, width: usize) -> Result<(), Self::Error>;
+
+    /// `out = norm(residual += update)`.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn add_norm(
+        &mut self,
+        model: &Skeleton,
+        site: NormSite,
+        residual: &mut Self::Residual,
+        update: Option<&Self::Outputs>,
+        out: &mut Self::Inputs,
+    ) -> Result<(), Self::Error>;
+
+    /// Norms query and key heads if the model does, and rotates them to their positions; queries take on the scale of
+    /// the scores.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn rotate(
+        &mut self,
+        model: &Skeleton,
+        layer: usize,
+        qkv: &mut Self::Outputs,
+        batch: &Self::Batch,
+    ) -> Result<(), Self::Error>;
+
+    /// `out = silu(gate) * up` of rows `[gate | up]`, each `width` wide.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn gate(
+        &mut self,
+        gate_up: &Self::Outputs,
+        width: usize,
+        out: &mut Self::Inputs,
+    ) -> Result<(), Self::Error>;
+
+    /// Keeps the rows that `kept` names in ascending order, `width` wide, and drops the others.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn keep(
+        &mut self,
+        residual: &mut Self::Residual,
+        update: &mut Self::Outputs,
+        width: usize,
+        kept: &[u32],
+    ) -> Result<(), Self::Error>;
+}
+
+/// What there is to be room for.
+#[derive(Debug)]
+pub enum Room<'a, D: Device + ?Sized> {
+    /// The residual stream.
+    Residual(&'a mut D::Residual),
+    /// Rows that enter linear layers.
+    Inputs(&'a mut D::Inputs),
+    /// Rows that leave them.
+    Outputs(&'a mut D::Outputs),
+}
+
+/// What the rows of a batch pass through, kept between passes.
+#[derive(Debug)]
+pub struct Scratch<D: Device + ?Sized> {
+    /// The residual stream.
+    pub residual: D::Residual,
+    /// Output of `o` and `down`, added to the residual by the next norm.
+    pub update: D::Outputs,
+    /// The residual, normed.
+    pub normed: D::Inputs,
+    /// `[q | k | v]`.
+    pub qkv: D::Outputs,
+    /// What attention found.
+    pub attended: D::Inputs,
+    /// `[gate | up]`.
+    pub gate_up: D::Outputs,
+    /// The feed-forward's middle.
+    pub gated: D::Inputs,
+    /// Where the rows stand.
+    pub batch: D::Batch,
+}
+
+/// Makes room for `rows` rows in all that a pass keeps.
+pub(crate) fn make_room<D: Device>(
+    model: &Skeleton,
+    device: &mut D,
+    s: &mut Scratch<D>,
+    rows: usize,
+) -> Result<(), D::Error> {
+    let config = &model.config;
+    let (hidden, width) = (config.hidden_size, config.intermediate_size);
+    device.reshape(Room::Residual(&mut s.residual), rows, hidden)?;
+    device.reshape(Room::Outputs(&mut s.update), rows, hidden)?;
+    device.reshape(Room::Inputs(&mut s.normed), rows, hidden)?;
+    device.reshape(Room::Outputs(&mut s.qkv), rows, model.qkv_layout().stride())?;
+    device.reshape(Room::Inputs(&mut s.attended), rows, config.heads * config.head_dim)?;
+    device.reshape(Room::Outputs(&mut s.gate_up), rows, 2 * width)?;
+    device.reshape(Room::Inputs(&mut s.gated), rows, width)
+}

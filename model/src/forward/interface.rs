@@ -1,0 +1,66 @@
+//! The whole pass, as an engine runs it.
+
+use super::batch::SequenceSlice;
+use crate::{
+    sampling::Drawn,
+    sites::{Alone, Company},
+};
+
+/// Whoever can run slices of sequences through a model. The engine is generic over it, so that its scheduling
+/// is tested without weights.
+pub trait ForwardPass {
+    /// An adapter prepared for this pass.
+    type Adapter;
+
+    /// Why a pass is not finished; the keys and values of its rows are undefined then. `Infallible` on the CPU.
+    type Error: std::error::Error + Send + Sync + 'static;
+
+    /// Length of a row of logits.
+    fn vocab_size(&self) -> usize;
+
+    /// True if it draws tokens itself where [`LogitRows::Draw`](super::LogitRows::Draw) asks for it; else that means
+    /// [`LogitRows::Last`](super::LogitRows::Last).
+    fn draws(&self) -> bool {
+        false
+    }
+
+    /// What was drawn in the last pass, one for each slice that asked for it; `None` where no logit was a number.
+    fn drawn(&self) -> &[Option<Drawn>] {
+        &[]
+    }
+
+    /// True once nothing can be computed in this process any more: its device is lost.
+    fn is_lost(&self) -> bool {
+        false
+    }
+
+    /// True if `error` means that memory was lacking: a smaller batch may pass, and the same one later.
+    fn lacked_memory(error: &Self::Error) -> bool {
+        let _ = error;
+        false
+    }
+
+    /// Runs `batch` and writes the wanted rows of logits to `logits`, slice after slice, row after row
+    /// (`logits` is resized to rows x vocab_size). Appends keys and values to the sequences' blocks.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn forward(
+        &mut self,
+        batch: &[SequenceSlice<'_, Self::Adapter>],
+        logits: &mut Vec<f32>,
+    ) -> Result<(), Self::Error> {
+        self.forward_in_company(batch, logits, &mut Alone)
+    }
+
+    /// As [`forward`](Self::forward), and others' calls join the pass at the layers they wait for.
+    ///
+    /// # Errors
+    /// The device fails.
+    fn forward_in_company(
+        &mut self,
+        batch: &[SequenceSlice<'_, Self::Adapter>],
+        logits: &mut Vec<f32>,
+        company: &mut dyn Company,
+    ) -> Result<(), Self::Error>;
+}

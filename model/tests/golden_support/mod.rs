@@ -1,0 +1,159 @@
+//! What transformers and PEFT computed (`tests/golden/README.md`), and a pass judged by it, on any device.
+
+use std::{path::Path, sync::Arc};
+
+use model::{
+    forward::{BlockId, ForwardPass, LogitRows, SequenceSlice},
+    prepared_adapter::PreparedAdapter,
+};
+use serde::{Deserialize, de::DeserializeOwned};
+
+#[derive(Deserialize)]
+struct Index {
+    models: Vec<IndexedModel>,
+}
+
+#[derive(Deserialize)]
+struct IndexedModel {
+    name: String,
+    adapters: Vec<String>,
+}
+
+#[derive(Deserialize)]
+struct Golden {
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    prompt: Vec<u32>,
+    logits: Vec<f32>,
+    greedy: Vec<u32>,
+    margins: Vec<f32>,
+}
+
+/// Of a model whose logits are too many to be kept: the largest, and some others.
+#[derive(Deserialize)]
+pub(crate) struct RealGolden {
+    probe_ids: Vec<usize>,
+    pub(crate) cases: Vec<RealCase>,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct RealCase {
+    pub(crate) prompt: Vec<u32>,
+    top: Vec<(u32, f32)>,
+    probes: Vec<f32>,
+    pub(crate) greedy: Vec<u32>,
+    margins: Vec<f32>,
+}
+
+impl RealGolden {
+    /// How far each of the logits that were kept of `case` is off.
+    pub(crate) fn errors(&self, case: &RealCase, logits: &[f32]) -> Vec<f32> {
+        let tops = case.top.iter().map(|&(id, value)| (id as usize, value));
+        let probes = self.probe_ids.iter().copied().zip(case.probes.iter().copied());
+        tops.chain(probes).map(|(id, value)| (logits[id] - value).abs()).collect()
+    }
+}
+
+impl RealCase {
+    /// How many `tokens` are as expected; the first that is not must have been undecided.
+    pub(crate) fn same(&self, name: &str, tokens: &[u32], tolerance: f32) -> usize {
+        let same = tokens.iter().zip(&self.greedy).take_while(|(a, b)| a == b).count();
+        assert!(
+            same == tokens.len() || self.margins[same] <= 2.0 * tolerance,
+            "{name}: token {same} differs though its margin is {}",
+            self.margins[same]
+        );
+        same
+    }
+}
+
+pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> T {
+    let text = std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+/// First-step logits and greedy tokens of `prompt`.
+pub(crate) fn generate<P: ForwardPass<Adapter = PreparedAdapter>>(
+    pass: &mut P,
+    adapter: Option<&Arc<PreparedAdapter>>,
+    prompt: &[u32],
+    count: usize,
+) -> (Vec<f32>, Vec<u32>) {
+    let mut input = vec![0; adapter.map_or(0, |adapter| adapter.virtual_tokens())];
+    input.extend(prompt);
+    let blocks: Vec<BlockId> = (0..(input.len() + count).div_ceil(16) as u32).map(BlockId).collect();
+    let (mut logits, mut first, mut tokens) = (Vec::new(), Vec::new(), Vec::new());
+    let mut start = 0;
+    for _ in 0..count {
+        let slice =
+            SequenceSlice { tokens: &input, start, blocks: &blocks, adapter, logits: LogitRows::Last };
+        pass.forward(&[slice], &mut logits).unwrap();
+        if first.is_empty() {
+            first.clone_from(&logits);
+        }
+        start += input.len();
+        tokens.push(best(&logits));
+        input = vec![best(&logits)];
+    }
+    (first, tokens)
+}
+
+/// Checks one golden file and says how far its logits are off.
+fn check<P: ForwardPass<Adapter = PreparedAdapter>>(
+    pass: &mut P,
+    adapter: Option<&Arc<PreparedAdapter>>,
+    file: &Path,
+    tolerance: f32,
+) {
+    let (golden, name): (Golden, _) = (read(file), file.display());
+    let mut worst = 0.0f32;
+    for case in &golden.cases {
+        let (logits, tokens) = generate(pass, adapter, &case.prompt, case.greedy.len());
+        let error = error(&logits, &case.logits);
+        assert!(error <= tolerance, "{name}, prompt of {}: logit error {error}", case.prompt.len());
+        worst = worst.max(error);
+        // Where the two best logits are closer than the error, either may win; after that the texts differ.
+        let sure =
+            case.margins.iter().position(|&margin| margin <= 2.0 * tolerance).unwrap_or(case.margins.len());
+        assert_eq!(tokens[..sure], case.greedy[..sure], "{name}, prompt of {}", case.prompt.len());
+        assert!(sure > 0 || tolerance > 1e-2, "{name}: the first token is decided");
+    }
+    println!("{name}: logit error {worst:.2e}");
+}
+
+/// Checks every model in the folder `golden`, without an adapter and with each of its own. `load` takes a model's path,
+/// `prepare` what it gave, that path and an adapter's.
+pub(crate) fn check_all<P: ForwardPass<Adapter = PreparedAdapter>>(
+    golden: &Path,
+    tolerance: impl Fn(&str) -> f32,
+    load: impl Fn(&Path) -> P,
+    prepare: impl Fn(&P, &Path, &Path) -> Arc<PreparedAdapter>,
+) {
+    let index: Index = read(&golden.join("index.json"));
+    for IndexedModel { name, adapters } in &index.models {
+        let (path, expected) = (golden.join("models").join(name), golden.join("expected").join(name));
+        let (mut pass, tolerance) = (load(&path), tolerance(name));
+        check(&mut pass, None, &expected.join("base.json"), tolerance);
+        for adapter in adapters {
+            let prepared = prepare(&pass, &path, &golden.join("adapters").join(name).join(adapter));
+            check(&mut pass, Some(&prepared), &expected.join(format!("{adapter}.json")), tolerance);
+        }
+    }
+}
+
+/// The place of the largest.
+pub(crate) fn best(row: &[f32]) -> u32 {
+    (0..row.len()).fold(0, |best, i| if row[i] > row[best] { i } else { best }) as u32
+}
+
+/// The largest difference; not a number if one is not.
+pub(crate) fn error(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter()
+        .zip(b)
+        .map(|(a, b)| (a - b).abs())
+        .fold(0.0, |worst, error| if error <= worst { worst } else { error })
+}
