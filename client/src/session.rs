@@ -9,64 +9,24 @@
 //! - this file: opening, control messages
 //! - [`calls`]: calls, cut to what the executor takes, repeated where that helps
 //! - `opening`: from a connection to a session with a catalog that makes sense
+//! - `settings`, `patience`: how it behaves, and how long it waits
 //! - [`usage`]: what was sent, received and waited for
 
 pub mod calls;
 mod opening;
 mod patience;
+mod settings;
 pub mod usage;
 
-use std::time::Duration;
+use shmproto::layer::control::{Catalog, Fetch, FromLayers, MAX_FETCH_BYTES, Opened, SessionStats, ToLayers};
 
-use shmproto::layer::{
-    Dtype,
-    control::{Catalog, Fetch, FromLayers, MAX_FETCH_BYTES, Opened, SessionStats, ToLayers},
-};
+pub use self::settings::Settings;
 
 use self::{opening::Session as Fresh, patience::Patience, usage::Usage};
 use crate::{
     error::{CallError, LinkError},
     transport::{Connect, Transport},
 };
-
-/// How a client behaves towards its executor.
-#[derive(Clone)]
-pub struct Settings {
-    /// API key; `None` where a certificate, or the socket, says who the client is.
-    pub key: Option<String>,
-    /// What it calls itself in the operator's lists.
-    pub name: String,
-    /// How it protects its activations: `off` or `paper`.
-    pub masking: String,
-    /// How rows travel.
-    pub dtype: Dtype,
-    /// How long a lost executor, or a refusal for lack of room, is waited for.
-    pub patience: Duration,
-    /// Most rows of a call; the executor may take fewer.
-    pub max_rows: u32,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            key: None,
-            name: "holobiont-client".to_owned(),
-            masking: "off".to_owned(),
-            dtype: Dtype::F32,
-            patience: Duration::from_secs(30),
-            max_rows: 512,
-        }
-    }
-}
-
-impl std::fmt::Debug for Settings {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { name, masking, dtype, patience, max_rows, .. } = self;
-        let mut shown = f.debug_struct("Settings");
-        shown.field("name", name).field("masking", masking).field("dtype", dtype);
-        shown.field("patience", patience).field("max_rows", max_rows).finish_non_exhaustive()
-    }
-}
 
 /// A session. One thread uses it; several sessions in a process are independent.
 #[derive(Debug)]

@@ -1,13 +1,15 @@
 //! A model whose linear layers are rented: everything else of the forward pass happens here.
 //!
 //! Adapters, keys and values, norms, embeddings and sampling are the client's own, and the executor knows nothing of
-//! them. Number formats follow the base's (`Catalog::exact`), so that an answer has the bits of the resident engine.
+//! them. Numbers are kept as the executor says its engine keeps
+//! them (`Catalog::kv_dtype`, `Catalog::adapter_dtype`), so that an answer has the same bits.
 
 use std::{io, path::Path, sync::Arc};
 
 use cache::KvCache;
 use kernels::{
     Isa, Pool,
+    attention::KvPrecision,
     lora::{LayoutError, LoraPrecision},
 };
 use model::{
@@ -19,9 +21,12 @@ use model::{
     generation::AdapterId,
     paged_kv::PagedKv,
     prepared_adapter::PreparedAdapter,
-    resident::KvDtype,
+    resident::{KvDtype, kv_shape},
 };
-use shmproto::layer::Class;
+use shmproto::layer::{
+    Class,
+    control::{self, AdapterDtype, Catalog},
+};
 
 use crate::{error::CallError, masking::Mask, remote_layers::RemoteLayers, session::Session};
 
@@ -32,7 +37,7 @@ pub struct SplitOptions {
     pub cores: Vec<usize>,
     /// Bytes of the KV pool.
     pub kv_bytes: usize,
-    /// Bits of keys and values.
+    /// Bits of keys and values; by itself as many as the executor's engine keeps.
     pub kv_dtype: KvDtype,
     /// Prompt tokens of a pass.
     pub chunk_tokens: usize,
@@ -87,6 +92,22 @@ pub enum LoadError {
     Layout(#[from] LayoutError),
 }
 
+/// What keys and values are: as chosen here, else as the executor's engine keeps them.
+fn kv_precision(catalog: &Catalog, chosen: KvDtype) -> KvPrecision {
+    match (chosen, catalog.kv_dtype) {
+        (KvDtype::F32, _) | (KvDtype::Auto, control::KvDtype::F32) => KvPrecision::F32,
+        (KvDtype::F16, _) | (KvDtype::Auto, control::KvDtype::F16) => KvPrecision::F16,
+    }
+}
+
+fn adapter_precision(catalog: &Catalog) -> LoraPrecision {
+    match catalog.adapter_dtype {
+        AdapterDtype::Exact => LoraPrecision::Exact,
+        AdapterDtype::F16 => LoraPrecision::Compact,
+        AdapterDtype::Bf16 => LoraPrecision::Bf16,
+    }
+}
+
 /// An adapter of this client.
 #[derive(Debug, Clone)]
 pub struct OwnAdapter {
@@ -125,14 +146,13 @@ impl SplitModel {
     /// # Errors
     /// The session's base has another shape, a thread cannot be started, or there is no memory for the KV pool.
     pub fn new(
-        mut base: ClientBase,
+        base: ClientBase,
         session: Session,
         mask: Box<dyn Mask>,
         options: &SplitOptions,
     ) -> Result<Self, SplitError> {
-        // What the resident engine keeps in 32 bits is so here.
-        base.exact = session.catalog().exact == 1;
-        let (shape, precision) = (base.kv_shape(options.kv_dtype), base.adapter_precision());
+        let precision = adapter_precision(session.catalog());
+        let shape = kv_shape(base.config(), kv_precision(session.catalog(), options.kv_dtype));
         let ClientBase { skeleton, embedding, .. } = base;
         let layers = RemoteLayers::new(session, mask, &skeleton.config, embedding)?;
         let window = skeleton.config.sliding_window;

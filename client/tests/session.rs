@@ -20,7 +20,10 @@ use shmproto::{
     codec::Wire as _,
     layer::{
         CallHeader, Class, Dtype, Op, Path, ReplyHeader, Status,
-        control::{Catalog, Fetched, FromLayers, Opened, Part, RefusalCode, Refused, Site, ToLayers},
+        control::{
+            AdapterDtype, Catalog, Fetched, FromLayers, KvDtype, Opened, Part, RefusalCode, Refused, Site,
+            ToLayers,
+        },
     },
 };
 use support::settings;
@@ -88,7 +91,8 @@ impl Script {
             architecture: "a".to_owned(),
             base_hash: self.current.1,
             context_length: 0,
-            exact: 1,
+            kv_dtype: KvDtype::F32,
+            adapter_dtype: AdapterDtype::Exact,
             sites: vec![Site { columns: 4, paths: self.paths, parts: vec![part] }],
             files: Vec::new(),
         };

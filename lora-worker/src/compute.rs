@@ -5,8 +5,7 @@
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::Ordering,
         mpsc::{Receiver, RecvTimeoutError},
     },
     time::Duration,
@@ -16,16 +15,9 @@ use kernels::{
     Isa,
     lora::{LoraMatrix, sum_ranks},
 };
-use shmproto::{
-    board::{Claim, Geometry, Seat, Slice, Wake},
-    handover::WorkerEnd,
-};
+use shmproto::board::{Claim, Geometry, Seat, Slice, Wake};
 
-use crate::{
-    control::VisitError,
-    library::{Library, Shelf},
-    watch::Signs,
-};
+use crate::{control::VisitError, library::Library, post::Post, signs::Signs};
 
 /// How often a thread without a seat turns.
 const TURN: Duration = Duration::from_secs(1);
@@ -33,38 +25,6 @@ const TURN: Duration = Duration::from_secs(1);
 /// Rows summed at a time. Enough that weights are read seldom; few enough that a slice nobody waits for any more is soon
 /// given up.
 const STRIDE_ROWS: usize = 128;
-
-/// A seat, and what comes with it.
-#[derive(Debug)]
-pub(crate) struct Post {
-    seat: Seat,
-    shelf: Arc<Shelf>,
-    /// Shut down when the seat is lost, so that the other thread asks for a new one.
-    connection: Arc<WorkerEnd>,
-    over: Arc<AtomicBool>,
-}
-
-/// Ends a post when it is dropped.
-#[derive(Debug)]
-pub(crate) struct PostEnd(Arc<AtomicBool>);
-
-impl Post {
-    /// A seat on the board of whoever is at the other end of `connection`; adapters come by way of the shelf.
-    pub(crate) fn new(seat: Seat, shelf: Arc<Shelf>, connection: Arc<WorkerEnd>) -> Self {
-        Self { seat, shelf, connection, over: Arc::default() }
-    }
-
-    /// What the other thread keeps for as long as the post is to be attended.
-    pub(crate) fn end(&self) -> PostEnd {
-        PostEnd(Arc::clone(&self.over))
-    }
-}
-
-impl Drop for PostEnd {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
 
 /// Attends to one post after the other until the process leaves, or for a reason that keeps others from coming.
 pub(crate) fn run(

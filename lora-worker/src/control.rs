@@ -29,11 +29,11 @@ use shmproto::{
 };
 
 use crate::{
-    compute::Post,
     config::Config,
     confine::{Thread, confine},
     library::{Adapter, AdapterError, Library, Shelf},
-    watch::{Seating, Signs},
+    post::Post,
+    signs::{Seating, Signs},
 };
 
 /// The pause before the second try to find an executor; it doubles with each.

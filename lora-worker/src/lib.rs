@@ -9,9 +9,10 @@
 //! - [`config`]: the settings.
 //! - `control`: the thread that talks to the executor: finds it, asks for a seat, maps adapters.
 //! - `library`: the adapters it has mapped, and how they reach the thread that computes.
+//! - `post`: where that thread is sent: a seat, and what comes with it.
 //! - `compute`: the thread that computes.
 //! - `watch`: the thread that ends the process, and tells systemd how it is.
-//! - `systemd`: the words for that.
+//! - `signs`: what the threads show each other; `systemd`: the words for it.
 //! - `confine`: the system calls each thread gives up.
 //! - `process`: core and log.
 //! - `failpoints`: where tests may interfere.
@@ -33,7 +34,9 @@ mod confine;
 mod control;
 mod failpoints;
 mod library;
+mod post;
 mod process;
+mod signs;
 mod systemd;
 mod watch;
 
@@ -45,7 +48,8 @@ use self::{
     config::Config,
     confine::{Thread, confine},
     control::Control,
-    watch::{Lifeline, Signs},
+    signs::Signs,
+    watch::Lifeline,
 };
 
 // Tests count what is allocated where nothing may be.

@@ -16,7 +16,7 @@ use kernels::lora::{FactorLayout, LayoutError, LoraMatrix, MatrixLayout, NumberK
 use shmproto::image::{Image, ImageEntry};
 
 /// Adapters a worker maps at most: more than a host holds, fewer than a process may have maps.
-pub(crate) const MAX_ADAPTERS: usize = 2048;
+const MAX_ADAPTERS: usize = 2048;
 
 /// Why an image cannot be used though it is well formed.
 #[derive(Debug, thiserror::Error)]

@@ -6,7 +6,7 @@
 
 use sd_notify::NotifyState;
 
-use crate::watch::Seating;
+use crate::signs::Seating;
 
 /// The process is on its core and looks for an executor.
 pub(crate) fn ready() {

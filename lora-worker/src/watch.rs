@@ -7,7 +7,6 @@
 use std::{
     io::{PipeReader, pipe, stdin},
     process::exit,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
     time::Duration,
 };
@@ -21,6 +20,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::{
     confine::{Thread, confine},
+    signs::{Seating, Signs},
     systemd,
 };
 
@@ -29,61 +29,6 @@ const GRACE: Duration = Duration::from_millis(50);
 
 /// How often systemd is told what has changed, at least.
 const LOOK: Duration = Duration::from_secs(1);
-
-/// What the other threads show of themselves, and are asked. Nothing else depends on any of it: all of it is relaxed.
-#[derive(Debug)]
-pub(crate) struct Signs {
-    /// Written by the thread that computes.
-    turns: AtomicU64,
-    /// Written by the thread that talks to the executor: adapters and one more, or 0 without a seat.
-    seating: AtomicU64,
-    /// Written by the thread that watches.
-    leaving: AtomicBool,
-}
-
-/// Whether the worker has a seat.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Seating {
-    /// No executor has given it one.
-    Waiting,
-    /// It has one.
-    Seated {
-        /// The adapters it has mapped there.
-        adapters: u64,
-    },
-}
-
-impl Signs {
-    pub(crate) const fn new() -> Self {
-        Self { turns: AtomicU64::new(0), seating: AtomicU64::new(0), leaving: AtomicBool::new(false) }
-    }
-
-    /// Says that the thread that computes has turned.
-    pub(crate) fn turn(&self) {
-        self.turns.store(self.turns.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
-    }
-
-    /// Says whether there is a seat, and how many adapters.
-    pub(crate) fn show(&self, seating: Seating) {
-        let number = match seating {
-            Seating::Waiting => 0,
-            Seating::Seated { adapters } => adapters.saturating_add(1),
-        };
-        self.seating.store(number, Ordering::Relaxed);
-    }
-
-    /// Whether the process is about to end.
-    pub(crate) fn leaving(&self) -> bool {
-        self.leaving.load(Ordering::Relaxed)
-    }
-
-    fn seating(&self) -> Seating {
-        match self.seating.load(Ordering::Relaxed).checked_sub(1) {
-            None => Seating::Waiting,
-            Some(adapters) => Seating::Seated { adapters },
-        }
-    }
-}
 
 /// Whose end also ends the process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -126,7 +71,7 @@ impl Watch {
         let patience = self.watchdog.map_or(LOOK, |limit| (limit / 4).clamp(Duration::from_millis(1), LOOK));
         let (mut turns, mut seating) = (0, Seating::Waiting);
         while !self.is_asked_to_end(patience) {
-            let now = (self.signs.turns.load(Ordering::Relaxed), self.signs.seating());
+            let now = (self.signs.turns(), self.signs.seating());
             if self.watchdog.is_some() && now.0 != turns {
                 systemd::alive();
             }
@@ -137,7 +82,7 @@ impl Watch {
         }
         failpoint::pass("worker.leaving");
         systemd::stopping();
-        self.signs.leaving.store(true, Ordering::Relaxed);
+        self.signs.leave();
         thread::park_timeout(GRACE);
         exit(0)
     }

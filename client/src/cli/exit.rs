@@ -137,13 +137,12 @@ impl CliError {
         }
     }
 
+    /// What led to it, as far as the message has not said it already.
     fn causes(&self) -> Option<String> {
-        let mut causes = Vec::new();
-        let mut source = self.source();
-        while let Some(cause) = source {
-            causes.push(cause.to_string().trim_end().to_owned());
-            source = cause.source();
-        }
+        let message = self.to_string();
+        let chain = std::iter::successors(self.source(), |&cause| cause.source());
+        let causes = chain.map(|cause| cause.to_string().trim_end().to_owned());
+        let causes: Vec<_> = causes.filter(|cause| !message.contains(cause)).collect();
         (!causes.is_empty()).then(|| causes.join(": "))
     }
 
@@ -196,6 +195,14 @@ mod tests {
             let line = line.unwrap_or_else(|| panic!("no line for {exit:?}"));
             assert!(line.contains(&exit.word().replace('_', " ")), "{line:?} does not name {exit:?}");
         }
+    }
+
+    #[test]
+    fn a_cause_that_the_message_names_is_not_said_again() {
+        let (address, source) = ("tls://nowhere:1".to_owned(), io::Error::other("nobody listens"));
+        let error = CliError::from(CallError::from(LinkError::Unreachable { address, source }));
+        assert_eq!(error.text().matches("nobody listens").count(), 1, "{}", error.text());
+        assert_eq!(error.json()["error"]["why"], Value::Null);
     }
 
     #[test]

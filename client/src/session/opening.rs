@@ -11,7 +11,7 @@ use shmproto::{
     },
 };
 
-use super::Settings;
+use super::settings::Settings;
 use crate::{
     error::LinkError,
     transport::{Connect, Transport},

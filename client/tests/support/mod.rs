@@ -33,7 +33,7 @@ use model::{
 };
 use shmproto::layer::{
     Path as SitePath,
-    control::{Catalog, Site, SkeletonFile},
+    control::{self, AdapterDtype, Catalog, Site, SkeletonFile},
 };
 
 pub const OFF: Masking = Masking::Off { path: SitePath::Fast };
@@ -94,7 +94,8 @@ fn catalog(base: &ResidentModel, is_exact: bool) -> Catalog {
         architecture: base.config().architecture.clone(),
         base_hash: [7; 32],
         context_length: 0,
-        exact: is_exact.into(),
+        kv_dtype: if is_exact { control::KvDtype::F32 } else { control::KvDtype::F16 },
+        adapter_dtype: if is_exact { AdapterDtype::Exact } else { AdapterDtype::F16 },
         sites: catalog_sites(base.sites()),
         files: Vec::new(),
     }

@@ -1,0 +1,42 @@
+//! Where the thread that computes is sent: a seat, and what comes with it.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use shmproto::{board::Seat, handover::WorkerEnd};
+
+use crate::library::Shelf;
+
+/// A seat, and what comes with it.
+#[derive(Debug)]
+pub(crate) struct Post {
+    pub(crate) seat: Seat,
+    pub(crate) shelf: Arc<Shelf>,
+    /// Shut down when the seat is lost, so that the other thread asks for a new one.
+    pub(crate) connection: Arc<WorkerEnd>,
+    pub(crate) over: Arc<AtomicBool>,
+}
+
+/// Ends a post when it is dropped.
+#[derive(Debug)]
+pub(crate) struct PostEnd(Arc<AtomicBool>);
+
+impl Post {
+    /// A seat on the board of whoever is at the other end of `connection`; adapters come by way of the shelf.
+    pub(crate) fn new(seat: Seat, shelf: Arc<Shelf>, connection: Arc<WorkerEnd>) -> Self {
+        Self { seat, shelf, connection, over: Arc::default() }
+    }
+
+    /// What the other thread keeps for as long as the post is to be attended.
+    pub(crate) fn end(&self) -> PostEnd {
+        PostEnd(Arc::clone(&self.over))
+    }
+}
+
+impl Drop for PostEnd {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
