@@ -8,7 +8,7 @@ use std::{
 use model::generation::{AdapterId, Generation};
 use shmproto::message::{AdapterStats, ErrorCode, WireError};
 
-use crate::engine::event::Caller;
+use crate::caller::Caller;
 
 /// Why bytes were not granted to an adapter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]

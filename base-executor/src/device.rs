@@ -95,6 +95,9 @@ pub struct Device {
     left_out: HashMap<AdapterId, Arc<PreparedAdapter>>,
     /// Adapters whose way to the device ended by a fault; they are computed from the host tier.
     failed: HashSet<AdapterId>,
+    /// Adapters for which the tier had room and the device had not: each request that wants one tries again, and starts
+    /// from the host tier meanwhile.
+    short: HashSet<AdapterId>,
     copies: CopyEngine,
     arrivals: Arrivals,
     workers: Workers,
@@ -141,6 +144,13 @@ enum Way {
     NoRoom,
 }
 
+/// Why an adapter has not set out.
+#[derive(Debug, Clone, Copy)]
+struct Unsent {
+    /// There was no memory, and there may be later; else too much is on its way.
+    retry: bool,
+}
+
 impl Device {
     /// An empty device tier.
     ///
@@ -161,6 +171,7 @@ impl Device {
             awaited: HashSet::new(),
             left_out: HashMap::new(),
             failed: HashSet::new(),
+            short: HashSet::new(),
             copies: CopyEngine::start(settings.link)?,
             arrivals,
             workers,
@@ -190,11 +201,13 @@ impl Device {
             Place::NoRoom | Place::TooLarge => return Way::NoRoom,
             Place::Placed { evicted } => {
                 evicted.into_iter().for_each(|id| self.evict(id));
-                if !self.send(id, adapter, class) {
+                if let Err(Unsent { retry }) = self.send(id, adapter, class) {
                     self.tier.remove(id);
-                    self.failed.insert(id);
+                    let unsent = if retry { &mut self.short } else { &mut self.failed };
+                    unsent.insert(id);
                     return Way::NoRoom;
                 }
+                self.short.remove(&id);
                 if self.users.contains_key(&id) {
                     let _ = self.tier.pin(id);
                 }
@@ -209,15 +222,15 @@ impl Device {
         Way::Missing { bytes: copy.bytes().saturating_sub(copy.arrived_bytes()) }
     }
 
-    /// Starts the adapter's way to the device; false if there is no memory or too much is on its way.
-    fn send(&mut self, id: AdapterId, adapter: &Arc<PreparedAdapter>, class: Class) -> bool {
-        let copy = match self.memory.copy_of(adapter) {
-            Ok(copy) => Arc::new(copy),
-            Err(error) => {
+    /// Starts the adapter's way to the device.
+    fn send(&mut self, id: AdapterId, adapter: &Arc<PreparedAdapter>, class: Class) -> Result<(), Unsent> {
+        let copy = self.memory.copy_of(adapter).map(Arc::new).map_err(|error| {
+            // Once: it is tried again with every request.
+            if !self.short.contains(&id) {
                 tracing::warn!(adapter = %id, %error, "no memory for an adapter on the device; it stays in the host tier");
-                return false;
             }
-        };
+            Unsent { retry: true }
+        })?;
         let memory = self.memory.clone();
         let load = Blocks { adapter: Arc::clone(adapter), copy: Arc::clone(&copy), memory };
         let arrivals = self.arrivals.clone();
@@ -227,10 +240,11 @@ impl Device {
             }
             (arrivals.0)(id);
         };
-        let Ok(way) = self.copies.submit(class, Box::new(load), Box::new(done)) else { return false };
+        let submitted = self.copies.submit(class, Box::new(load), Box::new(done));
+        let way = submitted.map_err(|_| Unsent { retry: false })?;
         adapter.set_device(Some(Arc::clone(&copy)));
         self.residents.insert(id, Resident { adapter: Arc::clone(adapter), copy, way });
-        true
+        Ok(())
     }
 
     /// Nothing computes with it: evictions happen between two passes, and nobody uses it.
@@ -268,6 +282,11 @@ impl Device {
         let missing =
             |resident: &Resident| resident.copy.bytes().saturating_sub(resident.copy.arrived_bytes());
         self.residents.values().filter(|resident| !resident.way.is_done()).map(missing).sum()
+    }
+
+    /// Whether room for an adapter comes when others leave: nobody knows when a device without memory will have some.
+    fn can_wait_for_room(&self, id: AdapterId) -> bool {
+        !self.failed.contains(&id) && !self.short.contains(&id)
     }
 
     /// Counts a user. An adapter with users stays where it is.
@@ -309,7 +328,11 @@ impl Device {
 
     fn no_room(&self, asked_bytes: u64) -> PlacementError {
         let (held_bytes, limit_bytes) = (self.tier.held_bytes(), self.tier.limit_bytes());
-        PlacementError { asked_bytes, held_bytes, limit_bytes }
+        PlacementError::TierFull { asked_bytes, held_bytes, limit_bytes }
+    }
+
+    fn device_full(&self, asked_bytes: u64) -> PlacementError {
+        PlacementError::DeviceFull { asked_bytes, free_bytes: (self.free.0)() }
     }
 }
 
@@ -322,7 +345,8 @@ impl Placement<PreparedAdapter> for Device {
         };
         // On demand it has to fit some day; otherwise it can be computed from the host tier for ever.
         if self.cold_start == ColdStart::OnDemand && bytes > self.tier.limit_bytes() {
-            return Err(PlacementError { held_bytes: 0, ..self.no_room(bytes) });
+            let limit_bytes = self.tier.limit_bytes();
+            return Err(PlacementError::TierFull { asked_bytes: bytes, held_bytes: 0, limit_bytes });
         }
         if self.failed.contains(&id) {
             return Ok(Arrival::Now);
@@ -335,7 +359,8 @@ impl Placement<PreparedAdapter> for Device {
             Way::NoRoom if must_fit => {
                 // It is refused, and may be loaded again.
                 self.failed.remove(&id);
-                Err(self.no_room(bytes))
+                let is_short = self.short.remove(&id);
+                Err(if is_short { self.device_full(bytes) } else { self.no_room(bytes) })
             }
             _ => Ok(Arrival::Now),
         }
@@ -347,6 +372,7 @@ impl Placement<PreparedAdapter> for Device {
         self.tier.remove(id);
         self.left_out.remove(&id);
         self.failed.remove(&id);
+        self.short.remove(&id);
         self.bring_those_left_out();
     }
 
@@ -371,7 +397,7 @@ impl Placement<PreparedAdapter> for Device {
                 self.keep_awaited(id);
                 Found::MustWait
             }
-            Way::NoRoom if self.cold_start == ColdStart::OnDemand && !self.failed.contains(&id) => {
+            Way::NoRoom if self.cold_start == ColdStart::OnDemand && self.can_wait_for_room(id) => {
                 Found::MustWait
             }
             Way::Missing { .. } => Found::Missing,

@@ -13,6 +13,7 @@
 //! - `sequence`: one request: its tokens, its blocks, its sampling.
 //! - `schedule`: who takes part in a step, with how many tokens; who has to give way.
 //! - `postprocess`: from logits to outputs.
+//! - `shortage`: steps that the device has no memory for.
 //! - `outboxes`: outputs on their way to the gateways.
 //! - [`company`]: the layer service in the same thread.
 //!
@@ -34,6 +35,7 @@ mod outboxes;
 mod postprocess;
 mod schedule;
 mod sequence;
+mod shortage;
 
 use std::{collections::VecDeque, time::Instant};
 
@@ -107,6 +109,8 @@ pub struct Engine<P: ForwardPass> {
     draining_until: Option<Instant>,
     /// The logits of a step, kept for the next.
     logits: Vec<f32>,
+    /// The last step found no memory.
+    is_short: bool,
 }
 
 impl<P: ForwardPass> std::fmt::Debug for Engine<P> {
@@ -138,6 +142,7 @@ impl<P: ForwardPass> Engine<P> {
             tenancy: None,
             draining_until: None,
             logits: Vec::new(),
+            is_short: false,
         }
     }
 
@@ -217,14 +222,10 @@ impl<P: ForwardPass> Engine<P> {
         let plan = self.schedule();
         if !plan.is_empty() {
             self.stats.steps += 1;
-            match self.compute(&plan) {
-                Ok(()) => {
-                    failpoint::pass("executor.after_step_before_outputs");
-                    self.postprocess(&plan);
-                }
-                // Whoever waits is served by the next process, from the beginning.
-                Err(_) if self.pass.is_lost() => return,
-                Err(_) => self.fail_planned(&plan),
+            self.run_plan(&plan);
+            // Whoever waits is served by the next process, from the beginning.
+            if self.pass.is_lost() {
+                return;
             }
         }
         self.flush();

@@ -8,6 +8,7 @@
 //! - [`probe`]: `base-executor device`, which says whether a device can be used, and why not.
 //! - [`resident`]: the model: forward pass, adapter loader, facts.
 //! - [`engine`]: the compute thread: schedule, run, postprocess.
+//! - `caller`: whose request or call something is.
 //! - [`adapters`], [`loader`]: adapters of the host tier and their budget; the thread that brings them in.
 //! - [`placement`], [`device`]: which adapters the device holds, as the engine sees it; the device tier.
 //! - [`costs`]: what a cold start costs here, and which way is the shorter.
@@ -35,6 +36,7 @@
 
 pub mod adapters;
 pub mod bench;
+mod caller;
 pub mod check;
 pub mod clock;
 pub mod config;

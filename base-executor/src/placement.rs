@@ -28,17 +28,31 @@ pub enum Arrival {
 
 /// Why an adapter cannot be placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "the adapter takes {asked_bytes} bytes on the device, of whose {limit_bytes} bytes others hold {held_bytes}; unload an \
-     adapter or start the executor with a larger --device-adapter-bytes"
-)]
-pub struct PlacementError {
-    /// Bytes it takes.
-    pub asked_bytes: u64,
-    /// Bytes others hold and cannot give up.
-    pub held_bytes: u64,
-    /// Bytes of the device tier.
-    pub limit_bytes: u64,
+pub enum PlacementError {
+    /// The tier has no room.
+    #[error(
+        "the adapter takes {asked_bytes} bytes on the device, of whose {limit_bytes} bytes others hold {held_bytes}; unload an \
+         adapter or start the executor with a larger --device-adapter-bytes"
+    )]
+    TierFull {
+        /// Bytes it takes.
+        asked_bytes: u64,
+        /// Bytes others hold and cannot give up.
+        held_bytes: u64,
+        /// Bytes of the device tier.
+        limit_bytes: u64,
+    },
+    /// The tier has room, the device itself has not.
+    #[error(
+        "the adapter takes {asked_bytes} bytes on the device, which has no memory for it ({free_bytes} bytes are free); unload \
+         an adapter, end what else uses the device, or start the executor with a smaller --kv-bytes"
+    )]
+    DeviceFull {
+        /// Bytes it takes.
+        asked_bytes: u64,
+        /// Bytes that nobody uses.
+        free_bytes: u64,
+    },
 }
 
 impl From<PlacementError> for WireError {

@@ -14,14 +14,14 @@ use std::{fmt, path::Path, sync::Arc};
 
 use anyhow::Context as _;
 use cache::copy::BytesPerSecond;
-use kernels::lora::LoraPrecision;
+use kernels::{attention::KvPrecision, lora::LoraPrecision};
 use model::{
     adapter::{Adapter, limits},
     config::ModelConfig,
     device_copy::DeviceMemory,
     forward::ForwardPass,
     prepared_adapter::{EncodedAdapter, PreparedAdapter},
-    resident::KvDtype,
+    resident::{KvDtype, kv_precision},
 };
 use shmproto::message::{ColdStart, DeviceFacts};
 
@@ -135,8 +135,13 @@ fn kv_dtype(config: &Config) -> KvDtype {
     }
 }
 
+/// What keys and values are beside adapters of the precision that suits the weights.
+pub(crate) fn kv_numbers(config: &Config, suits: LoraPrecision) -> KvPrecision {
+    kv_precision(suits == LoraPrecision::Exact, kv_dtype(config))
+}
+
 /// How adapters are kept; `suitable` is what suits the weights.
-fn precision(config: &Config, suitable: LoraPrecision) -> LoraPrecision {
+pub(crate) fn precision(config: &Config, suitable: LoraPrecision) -> LoraPrecision {
     match config.adapter_dtype {
         AdapterDtype::Auto => suitable,
         AdapterDtype::Exact => LoraPrecision::Exact,

@@ -173,7 +173,11 @@ fn an_adapter_that_found_no_room_gets_it_when_others_leave() {
 fn what_does_not_fit_is_refused_or_computed_from_the_host_tier_as_the_mode_says() {
     let (small, large) = (adapter(1), adapter(2));
     let refusal = |held: u64, limit: u64| {
-        Err(PlacementError { asked_bytes: 2 * BYTES, held_bytes: held * BYTES, limit_bytes: limit * BYTES })
+        Err(PlacementError::TierFull {
+            asked_bytes: 2 * BYTES,
+            held_bytes: held * BYTES,
+            limit_bytes: limit * BYTES,
+        })
     };
     // Larger than the whole tier.
     let cases = [

@@ -3,23 +3,12 @@
 use std::time::Instant;
 
 use model::generation::AdapterId;
-use shmproto::message::{Generate, RequestId, ToGateway, UnloadAdapter, WireError};
+use shmproto::message::{Generate, ToGateway, UnloadAdapter, WireError};
 use tokio::sync::mpsc;
 
+pub use crate::caller::{Caller, ConnectionId};
+
 use crate::adapters::Prepared;
-
-/// A gateway's connection. Never used again, so a gateway that comes back is never taken for the old one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ConnectionId(pub u64);
-
-/// Who asked: a connection and the name it gave to its request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Caller {
-    /// The connection.
-    pub connection: ConnectionId,
-    /// The connection's name for the request.
-    pub request: RequestId,
-}
 
 /// What became of a load call.
 #[derive(Debug)]

@@ -19,9 +19,14 @@ use super::{
 /// What a panic leaves behind.
 type Panic = Box<dyn Any + Send>;
 
-/// A step that came to nothing; its cause is in the log.
+/// A step that came to nothing.
 #[derive(Debug)]
-pub(super) struct StepFailed;
+pub(super) enum StepFailed {
+    /// By a fault, which is in the log.
+    Fault,
+    /// The device had no memory for it, in these words.
+    NoMemory(String),
+}
 
 /// Where in what a pass gave a portion finds its own.
 #[derive(Debug)]
@@ -57,14 +62,15 @@ impl<P: ForwardPass> Engine<P> {
         self.placement.observe(rows, self.clock.now().saturating_duration_since(begin));
         match computed {
             Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) if P::lacked_memory(&error) => Err(StepFailed::NoMemory(error.to_string())),
             Ok(Err(error)) => {
                 let error: &dyn std::error::Error = &error;
                 tracing::error!(error, "a step failed");
-                Err(StepFailed)
+                Err(StepFailed::Fault)
             }
             Err(_) => {
                 tracing::error!("a panic was caught in a step");
-                Err(StepFailed)
+                Err(StepFailed::Fault)
             }
         }
     }

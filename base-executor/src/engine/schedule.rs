@@ -92,7 +92,7 @@ impl<P: ForwardPass> Engine<P> {
         }
     }
 
-    fn portion(&self, sequence: usize, count: usize) -> Portion {
+    pub(super) fn portion(&self, sequence: usize, count: usize) -> Portion {
         let logits = self.running[sequence].logits_of(count, Drawing::of(&self.pass));
         Portion { sequence, count, logits }
     }

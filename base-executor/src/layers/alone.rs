@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::Context as _;
+use kernels::lora::LoraPrecision;
 use model::{
     cuda::CudaModel,
     forward::ForwardPass as _,
@@ -19,7 +20,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use super::{
     hub::Hub,
     inbox::{HubEvent, HubSender},
-    start::{BaseFacts, Doors, Places, Rounding, name_of, start},
+    start::{BaseFacts, Doors, Places, name_of, start},
 };
 use crate::{
     config::{Config, DeviceChoice},
@@ -27,7 +28,7 @@ use crate::{
     process,
     progress::Progress,
     pulse::{Figures, Pulse},
-    resident::cuda,
+    resident::{cuda, kv_numbers, precision},
     spawn, systemd,
 };
 
@@ -120,7 +121,8 @@ enum Base {
 struct Told {
     architecture: String,
     identity: [u8; 32],
-    rounding: Rounding,
+    /// How adapters are best kept beside it.
+    suits: LoraPrecision,
     bytes: usize,
 }
 
@@ -132,20 +134,19 @@ impl Base {
         cores: &[usize],
         progress: &Progress,
     ) -> anyhow::Result<(Self, Told)> {
-        let rounding = |is_exact| if is_exact { Rounding::Exact } else { Rounding::Rounded };
         match config.device {
             DeviceChoice::Cpu => {
                 let base = SiteModel::open_telling(path, cores, &|at| progress.done(at.done, at.total))?;
                 let known = base.facts();
                 let (architecture, identity) = (known.architecture.clone(), known.identity);
-                let (rounding, bytes) = (rounding(base.is_exact()), base.bytes());
-                Ok((Self::Cpu(Box::new(base)), Told { architecture, identity, rounding, bytes }))
+                let suits = if base.is_exact() { LoraPrecision::Exact } else { LoraPrecision::Compact };
+                let told = Told { architecture, identity, suits, bytes: base.bytes() };
+                Ok((Self::Cpu(Box::new(base)), told))
             }
             DeviceChoice::Cuda { ordinal } => {
                 let loaded = cuda::open_alone(path, ordinal, cores.len(), progress)?;
-                let cuda::Alone { model, architecture, identity, is_exact, bytes } = loaded;
-                let rounding = rounding(is_exact);
-                Ok((Self::Cuda(Box::new(model)), Told { architecture, identity, rounding, bytes }))
+                let cuda::Alone { model, architecture, identity, suits, bytes } = loaded;
+                Ok((Self::Cuda(Box::new(model)), Told { architecture, identity, suits, bytes }))
             }
         }
     }
@@ -192,7 +193,8 @@ fn open(config: &Config, progress: &Progress) -> anyhow::Result<(Base, Hub, Door
         architecture: told.architecture.clone(),
         base_hash: told.identity,
         context_length: 0,
-        rounding: told.rounding,
+        kv: kv_numbers(config, told.suits),
+        adapters: precision(config, told.suits),
         plan,
     };
     tracing::info!(

@@ -7,8 +7,12 @@ use std::{
 };
 
 use anyhow::Context as _;
+use kernels::{attention::KvPrecision, lora::LoraPrecision};
 use model::{sites::Site, skeleton::SkeletonPlan};
-use shmproto::layer::{MAX_ROWS, control::Catalog};
+use shmproto::layer::{
+    MAX_ROWS,
+    control::{AdapterDtype, Catalog, KvDtype},
+};
 
 use super::{
     auth::Doorkeeper,
@@ -37,19 +41,12 @@ pub struct BaseFacts {
     pub base_hash: [u8; 32],
     /// Longest sequence of the resident engine, in tokens; 0 without one.
     pub context_length: usize,
-    /// Whether its weights take activations unrounded.
-    pub rounding: Rounding,
+    /// How keys and values are kept by an engine beside it, as clients shall keep theirs.
+    pub kv: KvPrecision,
+    /// How adapters are.
+    pub adapters: LoraPrecision,
     /// What clients are given of its files.
     pub plan: SkeletonPlan,
-}
-
-/// What becomes of activations on the fast path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Rounding {
-    /// Nothing: adapters, keys and values are kept in 32 bits.
-    Exact,
-    /// They are rounded where the weights call for it.
-    Rounded,
 }
 
 /// Where the doors are, and who may come in.
@@ -146,7 +143,15 @@ fn catalog(sites: &[Site], facts: &BaseFacts) -> Catalog {
         architecture: facts.architecture.clone(),
         base_hash: facts.base_hash,
         context_length: u32::try_from(facts.context_length).unwrap_or(u32::MAX),
-        exact: (facts.rounding == Rounding::Exact).into(),
+        kv_dtype: match facts.kv {
+            KvPrecision::F32 => KvDtype::F32,
+            KvPrecision::F16 => KvDtype::F16,
+        },
+        adapter_dtype: match facts.adapters {
+            LoraPrecision::Exact => AdapterDtype::Exact,
+            LoraPrecision::Compact => AdapterDtype::F16,
+            LoraPrecision::Bf16 => AdapterDtype::Bf16,
+        },
         sites: catalog_sites(sites),
         files: catalog_files(&facts.plan),
     }

@@ -16,13 +16,13 @@ use model::{
 
 use shmproto::message::DeviceFacts;
 
-use super::Facts;
+use super::{Facts, kv_numbers, precision};
 use crate::{
     config::Config,
     engine::company::Tenancy,
     layers::{
         settings::LayerSettings,
-        start::{BaseFacts, Places, Rounding, name_of, start},
+        start::{BaseFacts, Places, name_of, start},
     },
     process,
 };
@@ -123,10 +123,8 @@ impl Loaded {
             architecture: shape.architecture.clone(),
             base_hash: self.base_hash,
             context_length: shape.context_length,
-            rounding: match suits {
-                LoraPrecision::Exact => Rounding::Exact,
-                LoraPrecision::Compact | LoraPrecision::Bf16 => Rounding::Rounded,
-            },
+            kv: kv_numbers(config, suits),
+            adapters: precision(config, suits),
             plan,
         };
         Some(Loan { settings: config.layers.settings(), places: Places::of(&config.layers, socket), base })

@@ -12,7 +12,7 @@ use kernels::{
 use model::{
     cuda::{CudaModel, CudaOptions, CudaWeights, Graphs},
     device_copy::DeviceMemory,
-    resident::{KvDtype, kv_shape},
+    resident::{KvDtype, kv_precision, kv_shape},
     weights::LoadProgress,
 };
 use shmproto::message::{DeviceFacts, DeviceKind};
@@ -74,8 +74,8 @@ pub(crate) struct Alone {
     pub(crate) model: CudaModel,
     pub(crate) architecture: String,
     pub(crate) identity: [u8; 32],
-    /// Whether they take activations unrounded.
-    pub(crate) is_exact: bool,
+    /// How adapters are best kept beside them.
+    pub(crate) suits: LoraPrecision,
     pub(crate) bytes: usize,
 }
 
@@ -97,19 +97,19 @@ pub(crate) fn open_alone(
     let cuda = Cuda::open(ordinal)?;
     let told = |at: LoadProgress| progress.done(at.done, at.total);
     let weights = CudaWeights::load(&*source, &cuda, threads, &told)?;
-    let (bytes, is_exact) = (weights.bytes(), weights.adapter_precision() == LoraPrecision::Exact);
+    let (bytes, suits) = (weights.bytes(), weights.adapter_precision());
     let architecture = source.config().architecture.clone();
     let identity = model::identity::of_base(&*source);
     // Nobody's keys and values are kept here.
     let options = CudaOptions { kv_bytes: 0, kv_dtype: KvDtype::Auto, graphs: Graphs::Avoid };
     let model = CudaModel::new(weights, &options)?;
-    Ok(Alone { model, architecture, identity, is_exact, bytes })
+    Ok(Alone { model, architecture, identity, suits, bytes })
 }
 
 /// Adds up what `base` takes, and refuses what does not fit before anything is taken.
 fn plan(config: &Config, cuda: &Arc<Cuda>, base: &Base) -> anyhow::Result<MemoryPlan> {
-    let exact = base.is_exact();
-    let block_bytes = KvPool::block_bytes(kv_shape(base.source.config(), exact, kv_dtype(config)));
+    let precision = kv_precision(base.is_exact(), kv_dtype(config));
+    let block_bytes = KvPool::block_bytes(kv_shape(base.source.config(), precision));
     let plan = MemoryPlan::of(config, &*base.source, block_bytes as u64);
     let device = DeviceChoice::Cuda { ordinal: cuda.info().ordinal };
     plan.check(device, cuda.free_bytes()? as u64, cuda.info().memory_bytes as u64)?;

@@ -519,7 +519,7 @@ fn a_load_is_answered_when_the_adapter_has_arrived_where_it_must_be_there() {
 fn a_load_that_cannot_be_placed_is_refused_and_keeps_no_bytes() {
     let mut bench = Bench::new(ROOMY);
     let (asked_bytes, held_bytes, limit_bytes) = (30, 80, 100);
-    bench.tier.world().loads = Some(Err(PlacementError { asked_bytes, held_bytes, limit_bytes }));
+    bench.tier.world().loads = Some(Err(PlacementError::TierFull { asked_bytes, held_bytes, limit_bytes }));
     bench.load(5);
     bench.step();
     let Some(ToGateway::Failed(failed)) = bench.others.last() else { panic!("{:?}", bench.others) };

@@ -18,6 +18,11 @@ pub(crate) const VOCAB: usize = 64;
 pub(crate) const PANICS: u32 = 63;
 /// A pass with this token gives half a row of logits too few.
 pub(crate) const FALLS_SHORT: u32 = 62;
+/// A pass with this token finds no memory.
+pub(crate) const HOPELESS: u32 = 61;
+/// A pass with this token finds no memory for more than [`FEW_ROWS`] rows.
+pub(crate) const THIRSTY: u32 = 60;
+pub(crate) const FEW_ROWS: usize = 20;
 
 /// An adapter of the fake: a number that goes into every hash.
 #[derive(Debug)]
@@ -30,6 +35,11 @@ pub(crate) struct Seen {
     pub(crate) tokens: usize,
     pub(crate) logits: LogitRows,
 }
+
+/// There is no memory for a pass.
+#[derive(Debug, thiserror::Error)]
+#[error("there is none; make some")]
+pub(crate) struct NoMemory;
 
 /// The batches a pass has seen.
 pub(crate) type Log = Arc<Mutex<Vec<Vec<Seen>>>>;
@@ -69,7 +79,7 @@ impl FakePass {
         let hash = (0..=position).fold(1, |hash, at| mix(hash, self.memory[slot(slice, at)]));
         // The tokens that break the pass come from tests alone.
         let logit = move |token| (mix(hash, token) % 4096) as f32 / 512.0;
-        (0..VOCAB as u64).map(move |token| if token < FALLS_SHORT.into() { logit(token) } else { -1000.0 })
+        (0..VOCAB as u64).map(move |token| if token < THIRSTY.into() { logit(token) } else { -1000.0 })
     }
 }
 
@@ -86,10 +96,14 @@ fn mix(a: u64, b: u64) -> u64 {
 
 impl ForwardPass for FakePass {
     type Adapter = FakeAdapter;
-    type Error = std::convert::Infallible;
+    type Error = NoMemory;
 
     fn vocab_size(&self) -> usize {
         VOCAB
+    }
+
+    fn lacked_memory(_: &NoMemory) -> bool {
+        true
     }
 
     fn forward_in_company(
@@ -111,6 +125,11 @@ impl ForwardPass for FakePass {
             assert!(!slice.tokens.is_empty());
             assert!(!slice.tokens.contains(&PANICS), "a token that the pass cannot bear");
             self.write(slice);
+            // What was written before stays, as on a device.
+            let rows: usize = batch.iter().map(|slice| slice.tokens.len()).sum();
+            if slice.tokens.contains(&HOPELESS) || slice.tokens.contains(&THIRSTY) && rows > FEW_ROWS {
+                return Err(NoMemory);
+            }
             let end = slice.start + slice.tokens.len();
             let first = match slice.logits {
                 LogitRows::None => end,

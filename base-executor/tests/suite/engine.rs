@@ -28,7 +28,9 @@ use shmproto::message::{
 };
 use tokio::sync::mpsc;
 
-use crate::common::{FALLS_SHORT, FakeAdapter, FakePass, Log, PANICS, VOCAB, prompt, request};
+use crate::common::{
+    FALLS_SHORT, FakeAdapter, FakePass, HOPELESS, Log, PANICS, THIRSTY, VOCAB, prompt, request,
+};
 
 const GATEWAY: ConnectionId = ConnectionId(1);
 const ROOMY: Limits =

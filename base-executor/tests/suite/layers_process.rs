@@ -14,7 +14,10 @@ use shmproto::{
     codec::Wire as _,
     layer::{
         CallHeader, Class, Dtype, LAYER_VERSION, Op, Path as CallPath, Status,
-        control::{CATALOG, Catalog, ClientEnd, Fetch, FromLayers, Open, Opened, RefusalCode, ToLayers},
+        control::{
+            AdapterDtype, CATALOG, Catalog, ClientEnd, Fetch, FromLayers, KvDtype, Open, Opened, RefusalCode,
+            ToLayers,
+        },
     },
 };
 
@@ -146,7 +149,8 @@ fn a_client_opens_a_session_fetches_the_catalog_and_calls() {
     let executor = Executor::start(&[]);
     let client = executor.open();
     let catalog = client.catalog();
-    assert_eq!((catalog.sites.len(), catalog.exact, &*catalog.architecture), (9, 1, "llama"));
+    assert_eq!((catalog.sites.len(), &*catalog.architecture), (9, "llama"));
+    assert_eq!((catalog.kv_dtype, catalog.adapter_dtype), (KvDtype::F32, AdapterDtype::Exact));
     assert!(!catalog.files.is_empty(), "embedding and norms are given out");
     let mut channel = client.channel();
     let first = call(&mut channel, 1, 64, 128);

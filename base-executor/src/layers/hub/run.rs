@@ -6,11 +6,17 @@ use std::{
 };
 
 use kernels::Activations;
-use model::sites::{Company, EvaluateSites, SiteCall, SiteId};
+use model::sites::{Company, EvaluateError, EvaluateSites, SiteCall, SiteId};
 use shmproto::layer::{ReplyHeader, Status};
 
-use super::{Fault, Hub, Joined};
+use super::{Fault, Hub, Joined, call::Refusal};
 use crate::layers::{inbox::Reply, lane::Piece, session::Answered};
+
+/// What callers of a batch hear that has failed.
+const FAULT: Refusal = Refusal { status: Status::Failed, retry_after_ms: 0 };
+
+/// What they hear where the device had no memory even for a few rows: it may have in a while.
+const NO_MEMORY: Refusal = Refusal { status: Status::Busy, retry_after_ms: 100 };
 
 /// What was computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -74,17 +80,21 @@ impl Hub {
         failpoint::pass("layer.after_batch");
         match computed {
             Ok(Ok(())) => self.hand_out(pieces, &out, output, Done { rows, took }),
+            Ok(Err(EvaluateError(error))) if error.is_out_of_memory() => {
+                tracing::warn!(%error, calls = pieces.len(), "no memory for a batch; its calls are to come again");
+                self.fail(pieces, NO_MEMORY);
+            }
             Ok(Err(error)) => {
                 let error: &dyn std::error::Error = &error;
                 tracing::error!(error, calls = pieces.len(), "the calls of a batch end with an error");
-                self.fail(pieces);
+                self.fail(pieces, FAULT);
             }
             Err(_) => {
                 tracing::error!(
                     calls = pieces.len(),
                     "a panic was caught; the batch's calls end with an error"
                 );
-                self.fail(pieces);
+                self.fail(pieces, FAULT);
             }
         }
         (self.scratch.x, self.scratch.out) = (x, out);
@@ -162,7 +172,7 @@ impl Hub {
     }
 
     /// The batch of these pieces has failed: their calls may be repeated, all others go on.
-    fn fail(&mut self, pieces: &[Piece]) {
+    fn fail(&mut self, pieces: &[Piece], why: Refusal) {
         for piece in pieces {
             let Some(call) = self.calls.remove(&piece.id) else { continue };
             self.batcher.remove(call.asked.call, piece.id);
@@ -170,7 +180,7 @@ impl Hub {
             guest.account.refused();
             guest.forget(&call.header);
             self.rows.release(&guest.facts.tenant, call.header.rows);
-            let header = ReplyHeader::refusal(&call.header, Status::Failed, 0);
+            let header = ReplyHeader::refusal(&call.header, why.status, why.retry_after_ms);
             if let Err(fault) = guest.peer.reply(Reply { header, payload: None }) {
                 self.gone.push((call.session, fault));
             }
@@ -181,7 +191,7 @@ impl Hub {
     pub(super) fn give_up_joined(&mut self) {
         if self.joined.take().is_some() {
             let pieces = std::mem::take(&mut self.scratch.joined);
-            self.fail(&pieces);
+            self.fail(&pieces, FAULT);
             self.scratch.joined = pieces;
         }
     }

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use kernels::cuda::{Cuda, CudaError, HostMapping, Pinned, board::Signal};
+use kernels::cuda::{Cuda, CudaError, HostMapping, HostWords, Pinned, board::Signal};
 use model::assist::{DeviceAssist, Invocation, Job};
 use shmproto::board::XSlab;
 
 use super::{Bridge, Wire};
 
-/// What a GPU and the bridge share: the slab, registered, and page-locked memory of the host.
+/// What a GPU and the bridge share: the slab, registered if the driver does that, and page-locked memory of the host.
 #[derive(Debug)]
 pub struct CudaWire {
     slab: HostMapping,
@@ -19,18 +19,26 @@ pub struct CudaWire {
 }
 
 impl CudaWire {
-    /// Registers `slab`, and takes memory for so many elements of sums.
+    /// Registers `slab`, and takes memory for so many elements of sums. Where the driver refuses the first, as in some
+    /// containers, rows go there through copies of the host's.
     ///
     /// # Errors
     ///
-    /// The driver locks no more memory of the host.
+    /// The driver locks no memory of the host, or the GPU is lost.
     pub(in crate::workers) fn new(
         cuda: &Arc<Cuda>,
         slab: XSlab,
         sums_elements: usize,
     ) -> anyhow::Result<Self> {
         let registered = "the workers' board cannot be registered with the GPU";
-        let slab = HostMapping::register(cuda, Arc::new(slab)).context(registered)?;
+        let words: HostWords = Arc::new(slab);
+        let slab = match HostMapping::register(cuda, Arc::clone(&words)) {
+            Err(reason @ (CudaError::Refused { .. } | CudaError::NoLockedMemory { .. })) => {
+                tracing::warn!(%reason, "the GPU hands rows to workers through the host, which is slower");
+                HostMapping::unregistered(cuda, words)
+            }
+            slab => slab.context(registered)?,
+        };
         let locked = "there is no memory that the GPU and its workers could share";
         let word = || Signal::new(cuda).context(locked);
         Ok(Self {
@@ -72,8 +80,10 @@ pub(in crate::workers) struct CudaBridge {
 }
 
 impl CudaBridge {
+    /// With this invocation, if the slab allows it.
     pub(in crate::workers) fn new(bridge: Bridge<CudaWire>, invocation: Invocation) -> Self {
-        Self { bridge, invocation }
+        let is_registered = bridge.wire().slab.is_registered();
+        Self { bridge, invocation: if is_registered { invocation } else { Invocation::Native } }
     }
 }
 

@@ -3,8 +3,9 @@
 use base_executor::clock::Clock as _;
 
 use super::{
-    AdapterUnloaded, Bench, ConnectionId, Duration, ErrorCode, Event, FALLS_SHORT, Finish, Generate, Limits,
-    PANICS, ROOMY, ToGateway, assert_as_if_alone, assert_nothing_held, mpsc, prompt, request,
+    AdapterUnloaded, Bench, ConnectionId, Duration, ErrorCode, Event, FALLS_SHORT, Finish, Generate,
+    HOPELESS, Limits, PANICS, ROOMY, THIRSTY, ToGateway, assert_as_if_alone, assert_nothing_held, mpsc,
+    prompt, request,
 };
 
 #[test]
@@ -62,6 +63,26 @@ fn a_panic_of_the_forward_pass_fails_its_batch_and_the_engine_goes_on() {
     bench.send(after.clone());
     bench.finish();
     assert_as_if_alone(&bench, &[after]);
+    assert_nothing_held(&bench);
+}
+
+#[test]
+fn a_step_without_memory_is_done_in_parts_and_who_needs_more_alone_is_refused() {
+    let mut bench = Bench::new(ROOMY);
+    let others: Vec<_> = (1..=6).map(|id| request(id, prompt(id, 30), 12)).collect();
+    others.iter().for_each(|other| bench.send(other.clone()));
+    bench.step();
+    // It stands at the end of a prompt that fits in parts.
+    let thirsty = request(7, [prompt(7, 90), vec![THIRSTY], prompt(8, 9)].concat(), 12);
+    bench.send(thirsty.clone());
+    bench.send(request(8, [prompt(9, 40), vec![HOPELESS]].concat(), 12));
+    bench.send(request(9, prompt(10, 40), 12));
+    bench.finish();
+    assert_eq!(bench.error(8), Some(ErrorCode::NoMemory));
+    assert_eq!(bench.answer(8).tokens, []);
+    assert_eq!(bench.answer(7).finish, Some(Finish::Length));
+    assert_as_if_alone(&bench, &others);
+    assert_as_if_alone(&bench, &[thirsty, request(9, prompt(10, 40), 12)]);
     assert_nothing_held(&bench);
 }
 

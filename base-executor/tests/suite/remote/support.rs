@@ -37,7 +37,10 @@ use shmproto::{
     codec::Wire as _,
     layer::{
         CONTROL, CallHeader, Class, Dtype, HEADER_BYTES, LAYER_VERSION, Op, Path, ReplyHeader,
-        control::{CATALOG, Catalog, FromLayers, Open, Opened, RefusalCode, Refused, SkeletonFile, ToLayers},
+        control::{
+            AdapterDtype, CATALOG, Catalog, FromLayers, KvDtype, Open, Opened, RefusalCode, Refused,
+            SkeletonFile, ToLayers,
+        },
     },
     zmtp::{Client, Event, Limits, put_message, put_two_frames_head},
 };
@@ -331,7 +334,8 @@ fn catalog() -> Catalog {
         architecture: "none".into(),
         base_hash: [7; 32],
         context_length: 0,
-        exact: 1,
+        kv_dtype: KvDtype::F32,
+        adapter_dtype: AdapterDtype::Exact,
         sites: catalog_sites(Tripling::new().sites()),
         files: vec![SkeletonFile { name: "model".into(), bytes: 1000, ranges: vec![(100, 200)] }],
     }

@@ -1,0 +1,78 @@
+//! Running a plan, also where the device has no memory for all of it at once.
+//!
+//! A pass that finds no memory has changed nothing that counts: what it wrote of keys and values lies behind what its
+//! sequences have computed. So the same is tried again in parts, sequence by sequence, then with fewer tokens of a prompt at
+//! a time. What does not fit even so is one request's error.
+
+use model::forward::{BLOCK_TOKENS, ForwardPass};
+use shmproto::message::{ErrorCode, WireError};
+
+use super::{Engine, postprocess::StepFailed, schedule::Portion, sequence::failure};
+
+impl<P: ForwardPass> Engine<P> {
+    /// Computes `plan` and hands out what has come of it. If the device is lost meanwhile, nothing is handed out.
+    pub(super) fn run_plan(&mut self, plan: &[Portion]) {
+        if self.run_whole(plan) {
+            self.is_short = false;
+        }
+    }
+
+    /// Returns false if memory was short.
+    fn run_whole(&mut self, plan: &[Portion]) -> bool {
+        match self.compute(plan) {
+            Ok(()) => {
+                failpoint::pass("executor.after_step_before_outputs");
+                self.postprocess(plan);
+            }
+            Err(_) if self.pass.is_lost() => {}
+            Err(StepFailed::Fault) => self.fail_planned(plan),
+            Err(StepFailed::NoMemory(why)) => {
+                self.note_shortage(&why);
+                self.run_in_parts(plan, &why);
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Says once what every step may find until there is memory again.
+    fn note_shortage(&mut self, why: &str) {
+        if !std::mem::replace(&mut self.is_short, true) {
+            tracing::warn!(why, "a step finds no memory; until there is some, steps are done in parts");
+        }
+    }
+
+    fn run_in_parts(&mut self, plan: &[Portion], why: &str) {
+        match plan {
+            [] => {}
+            [alone] if alone.count <= BLOCK_TOKENS => self.refuse(*alone, why),
+            // The rest of the prompt has its turn in the next step.
+            [alone] => {
+                let half = self.portion(alone.sequence, alone.count.div_ceil(2));
+                self.run_whole(&[half]);
+            }
+            _ => {
+                let mut parts = plan.to_vec();
+                // From the back: who ends leaves `running`, and the indices before stay true.
+                parts.sort_unstable_by_key(|portion| std::cmp::Reverse(portion.sequence));
+                for part in parts {
+                    self.run_whole(&[part]);
+                    if self.pass.is_lost() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    /// There is no memory for this request, whoever else there is.
+    fn refuse(&mut self, portion: Portion, why: &str) {
+        let caller = self.running[portion.sequence].caller;
+        let message = format!("there is no memory for this request now: {why}; or send it again later");
+        tracing::error!(request = caller.request, why, "a request finds no memory");
+        self.outboxes
+            .output(caller, failure(caller.request, WireError { code: ErrorCode::NoMemory, message }));
+        let sequence = self.running.remove(portion.sequence);
+        self.retire(sequence);
+    }
+}
