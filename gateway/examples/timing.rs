@@ -25,9 +25,10 @@ use clap::Parser;
 use gateway::{
     adapters::{Options, Record, Registry, database::Database, store::ContentId},
     caller::{Caller, Role},
-    executor::{Executor, random_u64},
+    executor::Executor,
     keys::{Keys, line_of},
     limits::KeyLimit,
+    random::random_u64,
 };
 use model::generation::Generation;
 use serde_json::json;

@@ -13,15 +13,14 @@ use tokio::sync::{Semaphore, watch};
 use crate::{
     adapters::Registry,
     config::{ConnectionLimits, Hosts},
+    errors::ApiError,
     executor::Executor,
     keys::Keys,
-    lifecycle::{Serving, Status},
+    lifecycle::{NotServing, Serving, Status},
     limits::AdapterLimits,
     metrics::Metrics,
-    openai::errors::ApiError,
+    telemetry::Sinks,
 };
-
-pub use crate::body::JsonBody;
 
 /// Bodies above this are worked on where blocking does no harm.
 const INLINE_BYTES: usize = 4 * 1024;
@@ -41,6 +40,8 @@ pub struct App {
     pub registry: Arc<Registry>,
     /// The figures.
     pub metrics: Arc<Metrics>,
+    /// Who is told about requests.
+    pub sinks: Sinks,
     /// Who may ask.
     pub keys: Keys,
     /// How often each adapter may be asked.
@@ -78,6 +79,8 @@ pub struct Parts {
     /// See [`App`].
     pub metrics: Arc<Metrics>,
     /// See [`App`].
+    pub sinks: Sinks,
+    /// See [`App`].
     pub keys: Keys,
     /// See [`App`].
     pub adapter_limits: AdapterLimits,
@@ -96,6 +99,7 @@ impl App {
             status: parts.status,
             registry: parts.registry,
             metrics: parts.metrics,
+            sinks: parts.sinks,
             keys: parts.keys,
             adapter_limits: parts.adapter_limits,
             origins: parts.origins,
@@ -107,8 +111,8 @@ impl App {
         }
     }
 
-    /// What is served, or a typed 503.
-    pub fn serving(&self) -> Result<Arc<Serving>, ApiError> {
+    /// What is served, or why nothing is.
+    pub fn serving(&self) -> Result<Arc<Serving>, NotServing> {
         self.status.borrow().serving()
     }
 

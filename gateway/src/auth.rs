@@ -12,7 +12,7 @@ use axum::{
 use crate::{
     app::App,
     caller::{Access, Caller},
-    openai::errors::ApiError,
+    errors::ApiError,
 };
 
 /// Longest key, in bytes.

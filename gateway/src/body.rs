@@ -11,7 +11,7 @@ use axum::{
     http::header,
 };
 
-use crate::{app::App, openai::errors::ApiError};
+use crate::{app::App, errors::ApiError};
 
 /// Bodies that may be longer than this need a permit.
 const LARGE_BYTES: u64 = 256 * 1024;

@@ -1,6 +1,7 @@
 //! Command line and environment, turned into one checked [`Config`].
 
 mod args;
+mod settings;
 
 use std::{
     net::SocketAddr,
@@ -9,14 +10,11 @@ use std::{
     time::Duration,
 };
 
-use clap::ValueEnum;
-
-pub use self::args::{AdapterArgs, Args, CallerArgs, ConnectionArgs, FigureArgs};
-use crate::{
-    keys::{KeyFileError, Keys},
-    limits::PerMin,
-    origin,
+pub use self::{
+    args::{AdapterArgs, Args, CallerArgs, ConnectionArgs, FigureArgs},
+    settings::{ConnectionLimits, Figures, Hosts, Lifeline, LogFormat, MetricNames, Rates, StartAdapter},
 };
+use crate::keys::{KeyFileError, Keys};
 
 /// `sun_path` without its final zero.
 const MAX_SOCKET_BYTES: usize = 107;
@@ -24,35 +22,6 @@ const MAX_SOCKET_BYTES: usize = 107;
 const KEY_CREDENTIAL: &str = "api-keys";
 /// Most origins of `--cors-origins`: each request is compared with all of them.
 const MAX_ORIGINS: usize = 64;
-
-/// How log lines look.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// For people.
-    Human,
-    /// One JSON object a line.
-    Json,
-    /// For people on a terminal, otherwise JSON.
-    Auto,
-}
-
-/// What ends the process, beside SIGTERM and SIGINT.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lifeline {
-    /// The end of standard input.
-    Stdin,
-    /// Nothing else.
-    Signals,
-}
-
-/// An adapter to load at start.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StartAdapter {
-    /// What it is called.
-    pub name: String,
-    /// Where its files are.
-    pub path: PathBuf,
-}
 
 /// Why the arguments cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -140,79 +109,6 @@ pub struct Config {
     pub log_format: LogFormat,
     /// What ends the process.
     pub lifeline: Lifeline,
-}
-
-/// Under which host names a gateway without keys answers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hosts {
-    /// Those of this machine: a web page elsewhere that points its own name at us is refused (DNS rebinding).
-    Local,
-    /// Any (`--insecure`).
-    Any,
-}
-
-/// How often callers may ask.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Rates {
-    /// For each key that has no limit of its own; [`Config::keys`] knows it already.
-    pub per_key: PerMin,
-    /// For each adapter.
-    pub per_adapter: PerMin,
-}
-
-/// What connections may cost.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ConnectionLimits {
-    /// Longest body of a request.
-    pub max_body_bytes: usize,
-    /// Most open connections.
-    pub max_connections: usize,
-    /// Within this a request's header must come; also how long a connection may be idle.
-    pub header_timeout: Duration,
-    /// Within this a request's body must come.
-    pub body_timeout: Duration,
-    /// How long a reader may take nothing.
-    pub stall_timeout: Duration,
-}
-
-/// Which figures and traces there are.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Figures {
-    /// Whether vLLM's names stand beside our own.
-    pub names: MetricNames,
-    /// Most adapters with metrics of their own.
-    pub max_adapter_labels: usize,
-    /// Workers that there should be beside the executor.
-    pub expected_workers: u32,
-    /// Where traces go; `None` without the feature `otel`.
-    pub otlp_endpoint: Option<String>,
-}
-
-/// Whose metric names are written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MetricNames {
-    /// Ours alone.
-    Own,
-    /// Ours, and vLLM's beside them.
-    WithVllm,
-}
-
-impl Default for ConnectionLimits {
-    fn default() -> Self {
-        Self {
-            max_body_bytes: 8 << 20,
-            max_connections: 1024,
-            header_timeout: Duration::from_secs(10),
-            body_timeout: Duration::from_secs(30),
-            stall_timeout: Duration::from_secs(60),
-        }
-    }
-}
-
-impl Default for Figures {
-    fn default() -> Self {
-        Self { names: MetricNames::Own, max_adapter_labels: 64, expected_workers: 0, otlp_endpoint: None }
-    }
 }
 
 impl TryFrom<Args> for Config {
@@ -327,9 +223,15 @@ fn origins(given: &[String]) -> Result<Vec<String>, ConfigError> {
     if given.len() > MAX_ORIGINS {
         return Err(ConfigError::Origins);
     }
-    let checked =
-        |origin: &String| origin::checked(origin.trim()).ok_or_else(|| ConfigError::Origin(origin.clone()));
+    let checked = |given: &String| origin(given.trim()).ok_or_else(|| ConfigError::Origin(given.clone()));
     given.iter().map(checked).collect()
+}
+
+/// `scheme://host[:port]`, as browsers write it; `None` for anything else.
+fn origin(given: &str) -> Option<String> {
+    let host = given.strip_prefix("https://").or_else(|| given.strip_prefix("http://"))?;
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-.:[]".contains(c);
+    (!host.is_empty() && host.chars().all(plain)).then(|| given.to_ascii_lowercase())
 }
 
 fn adapter_root(path: &Path) -> Result<PathBuf, ConfigError> {

@@ -1,30 +1,28 @@
 //! The base-executor as the gateway sees it: start sequences, load adapters, ask for figures.
 //!
-//! - [`link`]: the one task that owns the ZeroMQ connection and fans its messages out.
-//! - `greeting`: how a connection begins.
 //! - [`batch`]: the sequences of one HTTP request and their outputs; dropping it cancels them.
-//! - `slots`: how many sequences may be under way.
+//! - `queue`: where handles and batches put their commands; `slots`: how many sequences may be under way.
+//! - [`link`]: what commands ask, what is heard in return, and the state of the connection.
+//! - `task`: the one task that owns the ZeroMQ connection and fans its messages out.
+//! - `greeting`: how a connection begins; `wire`: the socket itself.
+//! - [`errors`]: why something was not done.
 //!
 //! A handle never touches the socket. It queues a command for the link and waits for what comes back. The
 //! command queue is bounded by what may be in it: a sequence holds a slot from its start until the link has
 //! forgotten it and causes at most two commands; calls hold a slot too.
 
 pub mod batch;
+pub mod errors;
 mod greeting;
 pub mod link;
+mod queue;
 mod slots;
+mod task;
 #[cfg(test)]
 mod tests;
+mod wire;
 
-use std::{
-    hash::{BuildHasher as _, RandomState},
-    path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use shmproto::{
     codec::Wire as _,
@@ -35,56 +33,26 @@ use shmproto::{
 };
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
+pub use self::errors::CallError;
 use self::{
-    batch::{Batch, outputs_of},
-    link::{Answer, Call, Command, Link, LinkTask, Peer, Route, Start},
-    slots::{Slot, Slots},
+    batch::Batch,
+    link::{Answer, Call, Command, Link},
+    queue::Queue,
+    slots::Slots,
+    task::LinkTask,
+    wire::Peer,
 };
+use crate::random::random_u64;
 
 /// Calls (load, unload, stats) that may be under way at once.
 const MAX_CALLS: usize = 256;
 
-/// Why the executor did not do what it was asked.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum CallError {
-    /// No executor is connected, or the connection broke before the answer came.
-    #[error(
-        "the base-executor is not reachable ({0}); it is reconnected to automatically, try again shortly"
-    )]
-    Unavailable(String),
-    /// It answered with a typed error.
-    #[error("{}", .0.message)]
-    Refused(WireError),
-    /// As many sequences or calls are under way as the executor takes. Said at once, without asking it.
-    #[error(
-        "{limit} {what} are under way, which is all the base-executor takes; try again when some have ended"
-    )]
-    Busy {
-        /// The limit that was met.
-        limit: usize,
-        /// What is limited.
-        what: &'static str,
-    },
-    /// One request has more sequences than are ever computed or wait at a time: it would be refused for ever.
-    #[error(
-        "{asked} sequences are asked for at once, but the base-executor takes {limit} in all; ask for fewer"
-    )]
-    TooMany {
-        /// Sequences of the request.
-        asked: usize,
-        /// Sequences there may be.
-        limit: usize,
-    },
-}
-
 /// A handle to the executor; clones share one connection.
 #[derive(Debug, Clone)]
 pub struct Executor {
-    commands: mpsc::UnboundedSender<Command>,
+    queue: Queue,
     link: watch::Receiver<Link>,
-    slots: Slots,
     calls: Arc<Semaphore>,
-    next_request: Arc<AtomicU64>,
 }
 
 impl Executor {
@@ -99,19 +67,13 @@ impl Executor {
         let endpoint = format!("ipc://{}", socket.display());
         let peer = Peer { endpoint, instance: random_u64(), silence };
         tokio::spawn(LinkTask::new(peer, received, link_sender, slots.clone()).run());
-        Self {
-            commands,
-            link,
-            slots,
-            calls: Arc::new(Semaphore::new(MAX_CALLS)),
-            next_request: Arc::new(AtomicU64::new(1)),
-        }
+        Self { queue: Queue::new(commands, slots), link, calls: Arc::new(Semaphore::new(MAX_CALLS)) }
     }
 
     /// How many sequences there may be at once, running and waiting together.
     #[must_use]
     pub fn max_sequences(&self) -> usize {
-        self.slots.limit()
+        self.queue.limit()
     }
 
     /// The connection's state, to be watched.
@@ -122,8 +84,7 @@ impl Executor {
 
     /// Ends the connection; whatever is in flight ends as lost.
     pub fn close(&self) {
-        // The link task is gone only when it was closed before.
-        let _ = self.commands.send(Command::Close);
+        self.queue.send(Command::Close);
     }
 
     /// Starts sequences together. The `request` field of each is chosen here.
@@ -131,15 +92,7 @@ impl Executor {
     /// # Errors
     /// If so many are under way that there is no room for them, now or ever. Neither is asked of the executor.
     pub fn generate(&self, sequences: Vec<Generate>) -> Result<Batch, CallError> {
-        let slots = self.take_slots(sequences.len())?;
-        // Room for all a sequence may produce and the loss of the connection: the link never waits for a reader.
-        let messages: usize = sequences.iter().map(|sequence| outputs_of(sequence) + 1).sum();
-        let (sink, events) = mpsc::channel(messages.min(Semaphore::MAX_PERMITS));
-        let mut batch = Batch::new(self.clone(), sink, events);
-        for (sequence, slot) in sequences.into_iter().zip(slots) {
-            batch.start(sequence, slot);
-        }
-        Ok(batch)
+        Batch::start(self.queue.clone(), sequences)
     }
 
     /// Fails if there is no room for a single sequence now: asked before a request is read, so that a flood of them
@@ -148,16 +101,7 @@ impl Executor {
     /// # Errors
     /// If all slots are taken.
     pub fn check_room(&self) -> Result<(), CallError> {
-        let limit = self.slots.limit();
-        if self.slots.is_full() { Err(CallError::Busy { limit, what: "sequences" }) } else { Ok(()) }
-    }
-
-    fn take_slots(&self, asked: usize) -> Result<Vec<Slot>, CallError> {
-        let limit = self.slots.limit();
-        if asked > limit {
-            return Err(CallError::TooMany { asked, limit });
-        }
-        self.slots.take(asked).ok_or(CallError::Busy { limit, what: "sequences" })
+        self.queue.check_room()
     }
 
     /// Loads an adapter from its files, for `owner`.
@@ -189,29 +133,19 @@ impl Executor {
     /// Returns when the task that owns the connection has answered, connected or not: it is alive. False if it ended.
     pub async fn link_answers(&self) -> bool {
         let (ping, pong) = oneshot::channel();
-        self.send(Command::Ping(ping));
+        self.queue.send(Command::Ping(ping));
         pong.await.is_ok()
     }
 
     async fn call(&self, message: impl FnOnce(RequestId) -> ToExecutor) -> Result<Answer, CallError> {
         let _slot =
             self.calls.try_acquire().map_err(|_| CallError::Busy { limit: MAX_CALLS, what: "calls" })?;
-        let id = self.request_id();
+        let id = self.queue.request_id();
         let (answer, answered) = oneshot::channel();
-        self.send(Command::Call(Call { id, message: message(id).to_bytes(), answer }));
+        self.queue.send(Command::Call(Call { id, message: message(id).to_bytes(), answer }));
         answered
             .await
             .unwrap_or_else(|_| Err(CallError::Unavailable("the gateway is shutting down".to_owned())))
-    }
-
-    fn request_id(&self) -> RequestId {
-        self.next_request.fetch_add(1, Ordering::Relaxed)
-    }
-
-    fn send(&self, command: Command) {
-        if let Err(mpsc::error::SendError(command)) = self.commands.send(command) {
-            link::refuse(command, u64::MAX);
-        }
     }
 }
 
@@ -219,11 +153,4 @@ fn unexpected(answer: &Answer) -> CallError {
     let message =
         format!("the base-executor answered a call with something else ({answer:?}); update both processes");
     CallError::Refused(WireError { code: ErrorCode::Internal, message })
-}
-
-/// A number nobody can foresee without watching this process: for seeds and instance numbers, not for secrets.
-#[must_use]
-pub fn random_u64() -> u64 {
-    // The standard library keys every `RandomState` from the operating system's generator.
-    RandomState::new().hash_one(0u8)
 }

@@ -12,9 +12,9 @@ use serde_json::{Value, json};
 
 use crate::{
     app::App,
+    errors::ApiError,
     layers,
     lifecycle::{Serving, Status},
-    openai::errors::ApiError,
     placement,
 };
 

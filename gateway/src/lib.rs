@@ -7,12 +7,13 @@
 //! - [`routes`]: the one table of what is served and who may use it; [`auth`], [`keys`] and [`limits`] enforce it,
 //!   `origin` keeps other people's web pages out, [`request`] names and logs what comes, `body` reads it.
 //! - [`health`], [`pages`], [`notify`]: what probes, browsers and the service manager are told.
-//! - [`openai`]: requests checked, answers shaped.
+//! - [`openai`]: requests checked, answers shaped; [`app`]: what all handlers share; [`errors`]: how a failure looks.
 //! - [`text`]: tokenizer and chat template.
 //! - [`executor`]: the connection over which token ids travel; [`lifecycle`] says when it can be used.
 //! - [`adapters`]: names, generations, and what is on disk about them; [`placement`]: where they are computed.
 //! - [`layers`]: what split clients have used of the base layers they rent.
 //! - [`metrics`]: figures for Prometheus; [`telemetry`]: the log, the record of each request, traces.
+//! - On the ground: [`caller`] is who asks, [`usage`] what a request came to, [`random`] and `clock` what they say.
 //!
 //! # Principles
 //!
@@ -29,8 +30,10 @@ pub mod app;
 pub mod auth;
 mod body;
 pub mod caller;
+mod clock;
 pub mod config;
 pub mod connections;
+pub mod errors;
 pub mod executor;
 pub mod health;
 pub mod keys;
@@ -43,13 +46,15 @@ pub mod openai;
 mod origin;
 pub mod pages;
 pub mod placement;
+pub mod random;
 pub mod request;
 pub mod routes;
 pub mod server;
 pub mod telemetry;
 pub mod text;
+pub mod usage;
 
-use std::time::{SystemTime, UNIX_EPOCH};
+pub use self::clock::seconds_since_1970;
 
 /// The named places of this process where a test may make it die, stop or wait (crate `failpoint`).
 const FRONT_DOOR_FAILPOINTS: &[&str] = &[
@@ -65,12 +70,6 @@ const FRONT_DOOR_FAILPOINTS: &[&str] = &[
 #[must_use]
 pub fn failpoints() -> Vec<&'static str> {
     [FRONT_DOOR_FAILPOINTS, adapters::FAILPOINTS, openai::stream::FAILPOINTS].concat()
-}
-
-/// Now, as OpenAI's `created` fields count it.
-#[must_use]
-pub fn seconds_since_1970() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 #[cfg(test)]

@@ -10,9 +10,9 @@ use tokio::sync::watch;
 
 use crate::{
     adapters::Registry,
+    clock::seconds_since_1970,
     config::{Config, StartAdapter},
     executor::{Executor, link::Link},
-    openai::{errors::ApiError, params::Limits},
     text::{LoadError, Text},
 };
 
@@ -34,15 +34,6 @@ pub struct Serving {
     pub context_tokens: usize,
     /// Seconds since 1970 when it began to be served.
     pub since: u64,
-}
-
-impl Serving {
-    /// What request options are checked against.
-    #[must_use]
-    pub fn limits(&self, default_seed: u64) -> Limits<'_> {
-        let defaults = &self.text.facts().defaults;
-        Limits { vocab_size: self.welcome.vocab_size, default_seed, defaults }
-    }
 }
 
 /// Whether requests can be served.
@@ -67,20 +58,32 @@ pub enum Status {
 }
 
 impl Status {
-    /// What is served, or a typed 503.
-    pub fn serving(&self) -> Result<Arc<Serving>, ApiError> {
+    /// What is served, or why nothing is.
+    pub fn serving(&self) -> Result<Arc<Serving>, NotServing> {
         match self {
             Self::Ready(serving) => Ok(Arc::clone(serving)),
-            Self::Starting { stage, percent } => {
-                let how_far = percent.map_or_else(String::new, |percent| format!(", {percent} %"));
-                Err(ApiError::executor_unavailable(format!("still loading: {stage}{how_far}")))
+            Self::Starting { stage, percent: None } => Err(NotServing::Starting(stage.clone())),
+            Self::Starting { stage, percent: Some(percent) } => {
+                Err(NotServing::Starting(format!("{stage}, {percent} %")))
             }
-            Self::Lost { detail } => Err(ApiError::executor_unavailable(format!(
-                "the base-executor was lost: {detail}; try again shortly"
-            ))),
-            Self::Closing => Err(ApiError::executor_unavailable("the gateway is shutting down")),
+            Self::Lost { detail } => Err(NotServing::Lost(detail.clone())),
+            Self::Closing => Err(NotServing::Closing),
         }
     }
+}
+
+/// Why no request can be served now.
+#[derive(Debug, thiserror::Error)]
+pub enum NotServing {
+    /// Not yet: what is being waited for.
+    #[error("still loading: {0}")]
+    Starting(String),
+    /// Not now: why.
+    #[error("the base-executor was lost: {0}; try again shortly")]
+    Lost(String),
+    /// Never again.
+    #[error("the gateway is shutting down")]
+    Closing,
 }
 
 /// Why the gateway cannot start.
@@ -192,7 +195,7 @@ impl Lifecycle {
             text,
             base_name,
             context_tokens: usize::try_from(context).unwrap_or(usize::MAX),
-            since: crate::seconds_since_1970(),
+            since: seconds_since_1970(),
         };
         tracing::info!(model = %serving.base_name, adapters = self.registry.len(), "ready");
         self.was_ready = true;

@@ -21,12 +21,22 @@ use governor::{
 };
 use shmproto::message::AdapterIdBytes;
 
-use crate::openai::errors::ApiError;
-
 /// Adapters remembered before those that were not asked for lately are forgotten.
 const SWEEP_ABOVE: usize = 1024;
 /// Checks between two sweeps: a sweep looks at every adapter that is remembered.
 const SWEEP_EVERY: usize = 1024;
+
+/// A limit is used up; says when to come back.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{who} {limit} requests a minute, and they are used up; try again in {wait_s} s")]
+pub struct UsedUp {
+    /// Whose limit it is, and what that one may do.
+    who: String,
+    /// Requests a minute.
+    limit: NonZeroU32,
+    /// After so many seconds the next request is let through.
+    pub wait_s: u32,
+}
 
 /// Requests a minute; `None` is no limit.
 pub type PerMin = Option<NonZeroU32>;
@@ -60,13 +70,13 @@ impl KeyLimit {
     }
 
     /// Counts a request, or says when to come back. `None` if there is no limit.
-    pub fn check(&self) -> Result<Option<Remaining>, ApiError> {
+    pub fn check(&self) -> Result<Option<Remaining>, UsedUp> {
         let (Some(limit), Some(limiter)) = (self.per_min, &self.limiter) else {
             return Ok(None);
         };
         match limiter.check() {
             Ok(state) => Ok(Some(Remaining { limit, remaining: state.remaining_burst_capacity() })),
-            Err(until) => Err(refused(&until, &format!("this API key may send {limit} requests a minute"))),
+            Err(until) => Err(used_up("this API key may send".to_owned(), limit, &until)),
         }
     }
 }
@@ -106,7 +116,7 @@ impl AdapterLimits {
     }
 
     /// Counts a request for `adapter`, which callers know as `name`, or says when to come back.
-    pub fn check(&self, adapter: &AdapterIdBytes, name: &str) -> Result<(), ApiError> {
+    pub fn check(&self, adapter: &AdapterIdBytes, name: &str) -> Result<(), UsedUp> {
         let Some((limit, limiter)) = &self.limit else {
             return Ok(());
         };
@@ -114,15 +124,13 @@ impl AdapterLimits {
         if count % SWEEP_EVERY == SWEEP_EVERY - 1 && limiter.len() > SWEEP_ABOVE {
             limiter.retain_recent();
         }
-        limiter.check_key(adapter).map_err(|until| {
-            refused(&until, &format!("the adapter '{name}' answers {limit} requests a minute"))
-        })
+        let answers = || format!("the adapter '{name}' answers");
+        limiter.check_key(adapter).map_err(|until| used_up(answers(), *limit, &until))
     }
 }
 
-fn refused(until: &NotUntil<QuantaInstant>, limit: &str) -> ApiError {
-    let wait_s = whole_seconds(until.wait_time_from(DefaultClock::default().now()));
-    ApiError::rate_limited(wait_s, format!("{limit}, and they are used up; try again in {wait_s} s"))
+fn used_up(who: String, limit: NonZeroU32, until: &NotUntil<QuantaInstant>) -> UsedUp {
+    UsedUp { who, limit, wait_s: whole_seconds(until.wait_time_from(DefaultClock::default().now())) }
 }
 
 /// Rounded up: who waits that long is let through.
@@ -146,7 +154,7 @@ mod tests {
         let remaining: Vec<u32> = (0..3).map(|_| limit.check().unwrap().unwrap().remaining).collect();
         assert_eq!(remaining, [2, 1, 0]);
         let error = limit.check().unwrap_err();
-        assert_eq!((error.status().as_u16(), error.code()), (429, "rate_limit_exceeded"));
+        assert_eq!(error.wait_s, 20);
         assert!(error.to_string().contains("3 requests a minute"), "{error}");
         assert!(error.to_string().ends_with("in 20 s"), "{error}");
     }

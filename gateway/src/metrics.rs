@@ -5,8 +5,8 @@
 //! - [`table`]: every metric there is, with its meaning. Nothing is written that is not in it.
 //! - [`store`]: the series; [`text`]: how they are written down.
 //! - [`meter`]: one generation request; [`labels`]: figures by adapter, for a bounded number of adapters.
-//! - [`executor`]: what the executor reports; [`placement`]: what it reports of adapters on the device and before;
-//!   [`layers`]: what it reports of split clients.
+//! - [`poll`]: asks the executor each second. [`executor`]: what it reports of itself; [`placement`]: of adapters on
+//!   the device and before; [`layers`]: of split clients.
 //! - [`residents`]: what the registry holds; [`process`]: what this costs.
 //! - [`twins`], [`lora_info`]: vLLM's names.
 //!
@@ -20,6 +20,7 @@ mod layers;
 mod lora_info;
 pub mod meter;
 mod placement;
+pub mod poll;
 mod process;
 mod residents;
 pub mod store;
@@ -32,7 +33,7 @@ use std::sync::{
     atomic::{AtomicU32, Ordering::Relaxed},
 };
 
-pub use self::executor::{Report, poll};
+pub use self::executor::Report;
 use self::{
     executor::ExecutorFigures,
     labels::AdapterLabels,
@@ -74,8 +75,6 @@ pub struct Metrics {
     base_model: Mutex<String>,
     /// Sequences the executor computes together: as many adapters may be in use at once.
     max_running: AtomicU32,
-    #[cfg(feature = "otel")]
-    exporter: std::sync::OnceLock<crate::telemetry::otlp::Exporter>,
 }
 
 impl Metrics {
@@ -104,8 +103,6 @@ impl Metrics {
             latest: Mutex::default(),
             base_model: Mutex::default(),
             max_running: AtomicU32::new(0),
-            #[cfg(feature = "otel")]
-            exporter: std::sync::OnceLock::new(),
             store,
         };
         metrics.begin_at_zero();
@@ -156,16 +153,10 @@ impl Metrics {
         self.store.number(Id::Build, &[env!("CARGO_PKG_VERSION"), base_model]).set(1.0);
     }
 
-    /// Sends a span for each request from now on.
-    #[cfg(feature = "otel")]
-    pub fn export_to(&self, exporter: crate::telemetry::otlp::Exporter) {
-        // It is set once, at the start.
-        let _ = self.exporter.set(exporter);
-    }
-
-    #[cfg(feature = "otel")]
-    pub(crate) fn exporter(&self) -> Option<&crate::telemetry::otlp::Exporter> {
-        self.exporter.get()
+    /// Workers that there should be.
+    #[must_use]
+    pub fn expected_workers(&self) -> u32 {
+        self.placement.expected_workers()
     }
 
     /// What the executor reported last; all zeros before the first time.

@@ -6,7 +6,7 @@
 //! - [`ask`], [`target`]: who asks, with which seed, and which model is meant.
 //! - [`params`]: the sampling and output options that chat and completions share.
 //! - [`chat`], [`completions`]: the two ways to ask, each turned into a [`job::Job`].
-//! - [`job`]: prompts and options, checked; starts a [`session::Session`].
+//! - [`job`]: prompts and options, checked; turned into sequences.
 //! - [`session`]: the sequences of a job, redone when the executor is lost.
 //! - [`answer`]: a running job: what each step adds to which choice, and what it all used.
 //! - [`choice`]: tokens of one sequence into text, log-probabilities and a finish reason.
@@ -26,7 +26,6 @@ pub mod completions;
 #[cfg(test)]
 mod documented;
 pub mod echo;
-pub mod errors;
 pub mod fields;
 pub mod job;
 pub mod json;
@@ -38,3 +37,5 @@ pub mod stream;
 pub mod target;
 pub mod tokens;
 pub mod types;
+
+pub use crate::errors;

@@ -15,7 +15,7 @@ use axum::{
 };
 use tower_http::cors::CorsLayer;
 
-use crate::{app::App, config::Hosts, openai::errors::ApiError};
+use crate::{app::App, config::Hosts, errors::ApiError};
 
 /// How long a browser may remember what it was allowed.
 const PREFLIGHT_AGE: std::time::Duration = std::time::Duration::from_secs(600);
@@ -62,13 +62,6 @@ fn is_local(host: &str) -> bool {
     let name = authority.host().trim_start_matches('[').trim_end_matches(']');
     name.eq_ignore_ascii_case("localhost")
         || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
-}
-
-/// `scheme://host[:port]`, as browsers write it; `None` for anything else.
-pub(crate) fn checked(origin: &str) -> Option<String> {
-    let host = origin.strip_prefix("https://").or_else(|| origin.strip_prefix("http://"))?;
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-.:[]".contains(c);
-    (!host.is_empty() && host.chars().all(plain)).then(|| origin.to_ascii_lowercase())
 }
 
 /// What pages of the `origins` may do: the same as everybody, with a key if one is asked for.

@@ -13,15 +13,18 @@ use axum::{
 
 use crate::{
     app::App,
-    executor::random_u64,
-    openai::errors::ApiError,
-    telemetry::{self, Arrival, trace::Trace},
+    errors::ApiError,
+    random::random_u64,
+    telemetry::{
+        self, Arrival,
+        trace::{self, Trace},
+    },
 };
 
 /// What requests that match no route are counted as.
 const NO_ROUTE: &str = "none";
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-const TRACE_PARENT: HeaderName = HeaderName::from_static("traceparent");
+const TRACE_PARENT: HeaderName = HeaderName::from_static(trace::HEADER);
 /// Longest id of a caller that is taken over.
 const MAX_ID_BYTES: usize = 128;
 /// Length of a `traceparent` of the one version there is.
@@ -55,7 +58,7 @@ pub(crate) async fn identify(State(app): State<Arc<App>>, mut request: Request, 
             next.run(request).await
         }
     };
-    let mut response = telemetry::observe(&app.metrics, arrival, answer).await;
+    let mut response = telemetry::observe(&app.sinks, arrival, answer).await;
     let headers = response.headers_mut();
     insert(headers, REQUEST_ID, &id.0);
     if let Some(trace) = trace {

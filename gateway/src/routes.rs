@@ -16,10 +16,11 @@ use crate::{
     app::App,
     auth::guard,
     caller::Access,
+    errors::ApiError,
     health,
     metrics::text::CONTENT_TYPE,
     openai::{
-        adapters, ask::Ask, chat, collect, completions, errors::ApiError, job::Job, models, params::Delivery,
+        adapters, answer::Answer, ask::Ask, chat, collect, completions, job::Job, models, params::Delivery,
         stream, tokens,
     },
     origin, pages, request,
@@ -118,7 +119,7 @@ async fn generate(app: &App, job: Job) -> Result<Response, ApiError> {
         app.adapter_limits.check(&lease.id.0, &job.target.name)?;
     }
     failpoint::pass("gateway.before_start");
-    let mut answer = job.start(app).await?;
+    let mut answer = Answer::start(app, job).await?;
     let first = answer.next().await.unwrap_or_else(|| Err(ApiError::internal("nothing was generated")))?;
     failpoint::pass("gateway.first_step");
     match delivery {

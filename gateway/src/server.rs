@@ -18,8 +18,10 @@ use crate::{
     executor::Executor,
     lifecycle::{Lifecycle, LoadText, StartError, Status},
     limits::AdapterLimits,
-    metrics::{self, Metrics},
-    notify, telemetry, text,
+    metrics::{Metrics, poll::poll},
+    notify,
+    telemetry::{self, Sinks},
+    text,
 };
 
 /// Threads for text work, file system and the registry.
@@ -129,6 +131,16 @@ async fn stdin_ended() {
     let _ = end.await;
 }
 
+/// What of the settings the registry is opened with.
+fn options(config: &Config) -> adapters::Options {
+    adapters::Options {
+        state: config.state.clone(),
+        adapter_root: config.adapter_root.clone(),
+        max_adapters: config.max_adapters,
+        max_adapter_file_bytes: config.max_adapter_file_bytes,
+    }
+}
+
 /// A gateway that is listening, whether or not it is ready.
 #[derive(Debug)]
 pub struct Gateway {
@@ -150,9 +162,9 @@ impl Gateway {
     pub async fn start(config: Config, load_text: LoadText) -> Result<Self, RunError> {
         let refused = |reason| RunError::Listen { address: config.listen, reason };
         let metrics = Arc::new(Metrics::new(&config.figures));
-        telemetry::export(&metrics, &config.figures)?;
+        let sinks = Sinks::open(Arc::clone(&metrics), config.figures.otlp_endpoint.as_deref())?;
         let executor = Executor::connect(&config.socket, config.max_sequences, config.silence);
-        let registry = Registry::open(executor.clone(), adapters::Options::from(&config)).await?;
+        let registry = Registry::open(executor.clone(), options(&config)).await?;
         let (lifecycle, status) = Lifecycle::new(&config, executor.clone(), Arc::clone(&registry), load_text);
         let listener = TcpListener::bind(config.listen).await.map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
@@ -160,7 +172,8 @@ impl Gateway {
             executor: executor.clone(),
             status: status.clone(),
             registry: Arc::clone(&registry),
-            metrics,
+            metrics: Arc::clone(&metrics),
+            sinks,
             keys: config.keys,
             adapter_limits: AdapterLimits::new(config.rates.per_adapter),
             origins: Origins { hosts: config.hosts, allowed: config.cors_origins },
@@ -169,7 +182,7 @@ impl Gateway {
         let (phase, phases) = watch::channel(Phase::Serving);
         let followed = Arc::clone(&app);
         let attendants = vec![
-            tokio::spawn(metrics::poll(Arc::clone(&app))),
+            tokio::spawn(poll(metrics, executor.clone(), Arc::clone(&registry), status.clone())),
             tokio::spawn(async move { followed.keys.follow().await }),
             tokio::spawn(notify::follow(status.clone(), move || registry.len(), notify::send)),
             tokio::spawn(notify::feed(executor)),

@@ -13,8 +13,8 @@ use model::{
 };
 
 use crate::{
-    config::{Config, ConfigError, Device, LayersSection},
-    cores::{self, CoreList, Neighbour, Split},
+    config::{Config, ConfigError, CoreList, Device, LayersSection},
+    cores::{self, Neighbour, Split},
     exit::{Exit, Explain},
     findings::{Finding, Unwell, report},
     home::Home,

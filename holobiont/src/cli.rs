@@ -1,5 +1,7 @@
 //! The command line.
 
+use clap::CommandFactory as _;
+
 use crate::{
     adapters::{self, AdaptersCommand},
     bench::{self, BenchArguments},
@@ -165,10 +167,10 @@ fn dispatch(command: Command, terminal: Terminal) -> Result<(), Box<dyn Explain>
         Command::Key(command) => key::run(&command, terminal).map_err(boxed),
         Command::Cert(arguments) => cert::run(&arguments, terminal).map_err(boxed),
         Command::Completions(arguments) => {
-            manual::completions(&arguments, terminal);
+            manual::completions(&arguments, Cli::command(), terminal);
             Ok(())
         }
-        Command::Man(arguments) => manual::man(&arguments, terminal).map_err(boxed),
+        Command::Man(arguments) => manual::man(&arguments, Cli::command(), terminal).map_err(boxed),
     }
 }
 
@@ -179,7 +181,6 @@ fn boxed<E: Explain + 'static>(error: E) -> Box<dyn Explain> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory as _;
 
     #[test]
     fn the_command_line_is_consistent() {

@@ -1,5 +1,6 @@
 //! The gateway seen from outside: its models, its adapters, its completion streams.
 
+mod errors;
 pub(crate) mod listing;
 
 use std::{
@@ -11,10 +12,10 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::{
-    exit::{Exit, Explain},
     sse::Events,
     terminal::{Terminal, printable},
 };
+pub(crate) use errors::ClientError;
 pub(crate) use listing::{LoadedAdapter, ServedModel, list_in};
 
 /// Where a gateway is expected unless told otherwise.
@@ -24,90 +25,6 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// For what is answered from memory; completions take as long as they take.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Why a gateway did not give what it was asked for.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ClientError {
-    /// Nobody answers.
-    #[error("no gateway answers at {url}")]
-    Unreachable {
-        /// Where.
-        url: String,
-        /// Why.
-        source: Box<ureq::Error>,
-    },
-    /// The gateway answered with an error.
-    #[error("the gateway refused ({status}{}): {message}", code.as_ref().map(|code| format!(", {code}")).unwrap_or_default())]
-    Refused {
-        /// HTTP status.
-        status: u16,
-        /// The gateway's stable error code.
-        code: Option<String>,
-        /// What it said.
-        message: String,
-    },
-    /// A stream ended in an error event.
-    #[error("the gateway gave up in the middle of the answer: {message}")]
-    Broken {
-        /// What it said.
-        message: String,
-    },
-    /// A stream stopped without its end.
-    #[error("the connection was lost in the middle of the answer")]
-    Lost(#[source] Option<io::Error>),
-    /// An answer that is not what the API promises.
-    #[error("the gateway's answer is not understood")]
-    Garbled(#[source] serde_json::Error),
-}
-
-impl Explain for ClientError {
-    fn exit(&self) -> Exit {
-        match self {
-            Self::Unreachable { .. } | Self::Lost(_) => Exit::Unavailable,
-            Self::Refused { status, .. } => Exit::of_http(*status),
-            Self::Broken { .. } | Self::Garbled(_) => Exit::Failed,
-        }
-    }
-
-    fn next(&self) -> Option<String> {
-        match self {
-            Self::Unreachable { .. } => {
-                Some("holobiont up, or name a running gateway with --url or HOLOBIONT_URL".into())
-            }
-            Self::Refused { code: Some(code), .. } if next_for(code).is_some() => {
-                next_for(code).map(str::to_owned)
-            }
-            Self::Refused { status: 401, .. } => {
-                Some("set HOLOBIONT_API_KEY; holobiont key add NAME makes a key".into())
-            }
-            Self::Refused { status: 403, .. } => {
-                Some("this key may not; holobiont key add NAME --role admin makes one that may".into())
-            }
-            Self::Refused { status: 404, .. } => Some("holobiont ls".into()),
-            _ => None,
-        }
-    }
-}
-
-/// What to do about an error of the gateway, where the code says enough.
-fn next_for(code: &str) -> Option<&'static str> {
-    Some(match code {
-        "adapter_already_loaded" => "holobiont adapters replace NAME DIR",
-        "generation_mismatch" => "holobiont show NAME says which generation is there now",
-        "adapter_path_forbidden" | "adapter_outside_root" => {
-            "copy the adapter below the gateway's adapter root: [gateway].adapter_root, by default the directory \
-             where `holobiont up` was started"
-        }
-        "invalid_adapter" | "invalid_adapter_path" => "holobiont adapters check DIR says what is unsupported",
-        "adapter_limit_exceeded" | "adapter_budget_exceeded" => {
-            "holobiont adapters rm NAME makes room; [executor].adapter_bytes and [gateway].max_adapters set the limits"
-        }
-        "insufficient_storage" => "free disk space in the state directory",
-        "lora_load_busy" | "rate_limit_exceeded" | "queue_full" => "wait a moment and try again",
-        "registry_unavailable" => "holobiont logs shows why",
-        _ => return None,
-    })
-}
 
 /// A gateway's door.
 #[derive(Debug, Clone)]
@@ -351,6 +268,7 @@ fn message_of(error: &Value) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exit::{Exit, Explain as _};
 
     fn quiet() -> Terminal {
         Terminal::new(crate::terminal::Format::Human, crate::terminal::Volume::Quiet)

@@ -18,12 +18,12 @@ use std::{
 
 use serde::Deserialize;
 
-use crate::{
-    cores::CoreList,
-    exit::{Exit, Explain},
-};
+use crate::exit::{Exit, Explain};
 use values::setting;
-pub(crate) use values::{Batching, ByteCount, ColdStart, Device, Gbps, LogFormat, WaitFactor, WorkerCount};
+pub(crate) use values::{
+    Batching, ByteCount, ColdStart, CoreList, Device, Gbps, LogFormat, MAX_CORES, MAX_WORKERS, WaitFactor,
+    WorkerCount,
+};
 
 /// Where the gateway listens unless told otherwise.
 pub(crate) const DEFAULT_LISTEN: &str = "127.0.0.1:8080";

@@ -3,67 +3,15 @@
 //! Workers take the last cores: a quarter of them where there are at least four, which the executor then leaves alone;
 //! one of two or three, which the executor shares, because it could not spare one; none of one. Whatever is set wins.
 
-use std::{collections::BTreeSet, fmt, str::FromStr};
+use std::collections::BTreeSet;
 
-use crate::config::Config;
-
-/// Cores above this are on no machine.
-const MAX_CORES: usize = rustix::thread::CpuSet::MAX_CPU;
-
-/// Most workers of a deployment: as many seats the executor's board has.
-pub(crate) const MAX_WORKERS: u8 = 64;
+use crate::config::{Config, CoreList, MAX_CORES, MAX_WORKERS};
 
 /// From so many cores on, workers have theirs to themselves.
 const ENOUGH_CORES: usize = 4;
 
 /// How long a worker that shares its core spins before it parks: whoever computes there should not wait for it.
 const SHARED_SPIN_US: u32 = 20;
-
-/// Cores as `0-3,8`, ascending, each once.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct CoreList(pub(crate) BTreeSet<u32>);
-
-impl FromStr for CoreList {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let wrong = || format!("`{text}` is no list of cores; write it as 0-3,8");
-        let mut cores = BTreeSet::new();
-        for part in text.split(',') {
-            let (first, last) = part.split_once('-').unwrap_or((part, part));
-            let number = |text: &str| text.trim().parse::<u32>().map_err(|_| wrong());
-            let (first, last) = (number(first)?, number(last)?);
-            if first > last {
-                return Err(wrong());
-            }
-            if last as usize >= MAX_CORES {
-                return Err(format!(
-                    "core {last} of `{text}` is on no machine; they end at {}",
-                    MAX_CORES - 1
-                ));
-            }
-            cores.extend(first..=last);
-        }
-        Ok(Self(cores))
-    }
-}
-
-impl fmt::Display for CoreList {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut runs: Vec<(u32, u32)> = Vec::new();
-        for core in &self.0 {
-            match runs.last_mut() {
-                Some((_, last)) if *last + 1 == *core => *last = *core,
-                _ => runs.push((*core, *core)),
-            }
-        }
-        let runs = runs.iter().map(|(first, last)| match first == last {
-            true => first.to_string(),
-            false => format!("{first}-{last}"),
-        });
-        f.write_str(&runs.collect::<Vec<_>>().join(","))
-    }
-}
 
 /// Cores this process may run on; none if the system does not say.
 pub(crate) fn allowed() -> CoreList {
@@ -153,16 +101,6 @@ mod tests {
     fn split(machine: u32, settings: &str) -> (Option<String>, Vec<u32>) {
         let split = Split::new(&toml::from_str(settings).unwrap(), &CoreList((0..machine).collect()));
         (split.executor, split.workers.iter().map(|worker| worker.core).collect())
-    }
-
-    #[test]
-    fn lists_of_cores_are_read_like_the_executor_reads_them_and_written_back() {
-        for (text, written) in [("0-2,5", "0-2,5"), ("3, 1 ,2", "1-3"), ("7", "7")] {
-            assert_eq!(text.parse::<CoreList>().unwrap().to_string(), written);
-        }
-        for wrong in ["", "x", "3-1", "0-", "0-99999999999", "0-4000000000"] {
-            assert!(wrong.parse::<CoreList>().is_err(), "{wrong:?}");
-        }
     }
 
     #[test]

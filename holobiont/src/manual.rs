@@ -7,10 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use clap::CommandFactory as _;
-
 use crate::{
-    cli::Cli,
     exit::{self, Exit, Explain},
     terminal::Terminal,
 };
@@ -50,27 +47,27 @@ impl Explain for ManError {
 }
 
 /// Prints a completion script.
-pub(crate) fn completions(arguments: &CompletionsArguments, terminal: Terminal) {
+pub(crate) fn completions(arguments: &CompletionsArguments, mut root: clap::Command, terminal: Terminal) {
     let mut script = Vec::new();
-    clap_complete::generate(arguments.shell, &mut Cli::command(), "holobiont", &mut script);
+    clap_complete::generate(arguments.shell, &mut root, "holobiont", &mut script);
     terminal.print(String::from_utf8_lossy(&script).trim_end());
 }
 
 /// Prints or writes manual pages.
-pub(crate) fn man(arguments: &ManArguments, terminal: Terminal) -> Result<(), ManError> {
+pub(crate) fn man(arguments: &ManArguments, root: clap::Command, terminal: Terminal) -> Result<(), ManError> {
     let failed = |path: &Path| {
         let path = path.to_owned();
         |source| ManError { path, source }
     };
     let Some(directory) = &arguments.out else {
         let mut page = Vec::new();
-        let rendered = clap_mangen::Man::new(Cli::command()).render(&mut page);
+        let rendered = clap_mangen::Man::new(root).render(&mut page);
         rendered.map_err(failed(Path::new("standard output")))?;
         terminal.print(String::from_utf8_lossy(&page).trim_end());
         return Ok(());
     };
     fs::create_dir_all(directory).map_err(failed(directory))?;
-    for (names, command) in visible_commands() {
+    for (names, command) in visible_commands(root) {
         let title = names.join("-");
         let path = directory.join(format!("{title}.1"));
         let mut page = Vec::new();
@@ -83,8 +80,7 @@ pub(crate) fn man(arguments: &ManArguments, terminal: Terminal) -> Result<(), Ma
 }
 
 /// Every command with its full name, outer ones first; what is hidden or only prints help is left out.
-fn visible_commands() -> Vec<(Vec<String>, clap::Command)> {
-    let mut root = Cli::command();
+fn visible_commands(mut root: clap::Command) -> Vec<(Vec<String>, clap::Command)> {
     root.build();
     let mut found = Vec::new();
     collect(&mut found, Vec::new(), &root);
@@ -105,9 +101,9 @@ fn collect(found: &mut Vec<(Vec<String>, clap::Command)>, above: Vec<String>, co
 /// Options that every command takes; the reference names them once.
 const EVERYWHERE: [&str; 7] = ["json", "quiet", "verbose", "color", "yes", "help", "version"];
 
-/// `docs/guides/command.md`.
+/// `docs/guides/command.md`, of the command line `root`.
 #[must_use]
-pub fn reference() -> String {
+pub fn reference(root: clap::Command) -> String {
     let mut text = String::from(
         "# The command `holobiont`\n\n\
          Made from the command line itself by a test; edit the sources in `holobiont/src` and run\n\
@@ -116,7 +112,7 @@ pub fn reference() -> String {
          The options of `holobiont` itself work for every command.\n\n",
     );
     text.push_str(&format!("```text\n{}\n```\n", exit::HELP));
-    for (names, command) in visible_commands() {
+    for (names, command) in visible_commands(root) {
         let level = "#".repeat(names.len().min(2) + 1);
         let is_root = names.len() == 1;
         let is_everywhere = |arg: &clap::Arg| EVERYWHERE.contains(&arg.get_id().as_str());
@@ -137,12 +133,15 @@ fn tidy(help: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::CommandFactory as _;
+
     use super::*;
+    use crate::cli::Cli;
 
     #[test]
     fn the_reference_of_all_commands_is_what_the_parser_knows() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/guides/command.md");
-        let expected = reference();
+        let expected = reference(Cli::command());
         if std::env::var_os("UPDATE_REFERENCE").is_some() {
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(&path, &expected).unwrap();
@@ -154,7 +153,7 @@ mod tests {
     #[test]
     fn every_command_of_the_list_exists() {
         let names: Vec<String> =
-            visible_commands().into_iter().map(|(names, _)| names[1..].join(" ")).collect();
+            visible_commands(Cli::command()).into_iter().map(|(names, _)| names[1..].join(" ")).collect();
         for name in [
             "up",
             "down",

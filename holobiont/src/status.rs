@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::{
     client::{Client, ClientError, LoadedAdapter, list_in},
-    table::{pairs, size, table},
+    table::{pairs, percent, size, table},
     terminal::{Format, Ink, Terminal, printable},
 };
 
@@ -299,14 +299,6 @@ fn adapter_row(adapter: &LoadedAdapter) -> Option<[String; 7]> {
             format!("{:.1} ms", adapter.load_wait_ms.unwrap_or_default()),
         ]
     })
-}
-
-/// A ratio for people; a little is never nothing.
-pub(crate) fn percent(ratio: f64) -> String {
-    match ratio * 100.0 {
-        percent if percent > 0.0 && percent < 1.0 => "<1 %".into(),
-        percent => format!("{percent:.0} %"),
-    }
 }
 
 #[cfg(test)]

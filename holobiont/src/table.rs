@@ -1,4 +1,4 @@
-//! Columns for people.
+//! Columns and figures for people.
 
 use crate::terminal::Ink;
 
@@ -31,6 +31,14 @@ pub(crate) fn pairs(ink: Ink, pairs: &[(String, String)]) -> String {
 /// Bytes for people.
 pub(crate) fn size(bytes: u64) -> String {
     indicatif::BinaryBytes(bytes).to_string()
+}
+
+/// A ratio for people; a little is never nothing.
+pub(crate) fn percent(ratio: f64) -> String {
+    match ratio * 100.0 {
+        percent if percent > 0.0 && percent < 1.0 => "<1 %".into(),
+        percent => format!("{percent:.0} %"),
+    }
 }
 
 /// As much of a generation as people compare.

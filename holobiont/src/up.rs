@@ -3,6 +3,7 @@
 //! # Layout
 //!
 //! - [`detach`]: the same in the background
+//! - [`errors`]: what may go wrong
 //! - [`log`]: what all processes say, kept in a file of bounded size
 //! - [`plan`]: a configuration turned into checked command lines
 //! - [`state_dir`]: the state directory's lock and this start's private run directory
@@ -14,6 +15,7 @@
 //! - [`greeting`]: what is printed once requests are welcome
 
 mod detach;
+mod errors;
 mod greeting;
 pub(crate) mod log;
 mod managed;
@@ -29,20 +31,17 @@ use std::{
     io,
     net::{SocketAddr, TcpListener},
     path::PathBuf,
-    process::ExitStatus,
-    time::Duration,
 };
 
 use crate::{
-    config::{Config, ConfigError, DEFAULT_LISTEN, Device, LogFormat, WorkerCount},
-    exit::{Exit, Explain},
+    config::{Config, DEFAULT_LISTEN, Device, LogFormat, WorkerCount},
     home::Home,
-    models::FindError,
     terminal::{Format, Terminal},
 };
+use detach::Place;
+use errors::UpError;
 use log::LogSink;
 use plan::Plan;
-use process::Role;
 use state_dir::StateDir;
 use supervisor::Supervisor;
 
@@ -99,177 +98,6 @@ impl UpArguments {
         layer.adapters = self.adapter.into_iter().collect();
         layer
     }
-}
-
-/// Why a deployment did not start, or ended otherwise than by being asked to.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum UpError {
-    /// The configuration is wrong.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-    /// The model is not there.
-    #[error(transparent)]
-    Model(#[from] FindError),
-    /// An adapter's directory holds no adapter.
-    #[error("the adapter `{name}` is not in {path}: no adapter_config.json there")]
-    NoAdapter {
-        /// What it would be called.
-        name: String,
-        /// Where it was looked for.
-        path: PathBuf,
-    },
-    /// One of the programs is not installed.
-    #[error("the program `{}` is neither beside `holobiont` nor on PATH", role.program())]
-    NoProgram {
-        /// Which.
-        role: Role,
-    },
-    /// Another `up` uses the state directory.
-    #[error("another `holobiont up`{} already uses the state directory {path}", pid.as_ref().map(|pid| format!(" (process {pid})")).unwrap_or_default())]
-    StateTaken {
-        /// The directory.
-        path: PathBuf,
-        /// Its process, if it said so.
-        pid: Option<u32>,
-    },
-    /// The state directory cannot be used.
-    #[error("cannot use the state directory {path}")]
-    State {
-        /// The path that made trouble.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// The socket's path does not fit into a socket address.
-    #[error(
-        "the state directory's path is too long: the socket {socket} would have {bytes} bytes, 107 are possible"
-    )]
-    PathTooLong {
-        /// The socket's path.
-        socket: PathBuf,
-        /// Its length.
-        bytes: usize,
-    },
-    /// Somebody listens there already.
-    #[error("port {} of {} is taken by another process", listen.port(), listen.ip())]
-    PortTaken {
-        /// The address.
-        listen: SocketAddr,
-    },
-    /// The address cannot be listened on.
-    #[error("cannot listen on {listen}")]
-    Listen {
-        /// The address.
-        listen: SocketAddr,
-        /// Why.
-        source: io::Error,
-    },
-    /// A process could not be started at all.
-    #[error("cannot start {role}")]
-    Spawn {
-        /// Which.
-        role: Role,
-        /// Why.
-        source: io::Error,
-    },
-    /// The log cannot be written.
-    #[error("cannot keep a log in {path}")]
-    Log {
-        /// Its directory.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-    /// No process can be started in the background.
-    #[error("cannot start in the background")]
-    Background(#[source] io::Error),
-    /// The process in the background has failed and said why.
-    #[error("the deployment did not start")]
-    FailedBehind {
-        /// How it ended.
-        exit: Exit,
-    },
-    /// A process stopped before it was ready.
-    #[error("{role} stopped before it was ready ({status}); its own message is above")]
-    NotReady {
-        /// Which.
-        role: Role,
-        /// How it ended.
-        status: ExitStatus,
-    },
-    /// A process dies again and again.
-    #[error("{role} died {deaths} times within {} s, the last time with {status}", restart::WINDOW.as_secs())]
-    KeepsDying {
-        /// Which.
-        role: Role,
-        /// How often.
-        deaths: usize,
-        /// How it ended last.
-        status: ExitStatus,
-    },
-    /// The processes did not stop in time and were killed.
-    #[error("the processes did not stop within {} ms and were killed", waited.as_millis())]
-    GraceOver {
-        /// How long they had.
-        waited: Duration,
-    },
-    /// A second Ctrl-C.
-    #[error("stopped at once, without draining: some answers were cut off")]
-    Interrupted,
-    /// Signals cannot be received, or no event loop can be made.
-    #[error("cannot set up the supervisor")]
-    Runtime(#[source] io::Error),
-}
-
-impl Explain for UpError {
-    fn exit(&self) -> Exit {
-        match self {
-            Self::Config(error) => error.exit(),
-            Self::Model(error) => error.exit(),
-            Self::NoAdapter { .. } | Self::NoProgram { .. } => Exit::NotFound,
-            Self::StateTaken { .. } | Self::PortTaken { .. } => Exit::Conflict,
-            Self::PathTooLong { .. } => Exit::Usage,
-            Self::FailedBehind { exit } => *exit,
-            Self::Listen { source, .. } | Self::State { source, .. } | Self::Log { source, .. }
-                if source.kind() == io::ErrorKind::PermissionDenied =>
-            {
-                Exit::Refused
-            }
-            _ => Exit::Failed,
-        }
-    }
-
-    fn next(&self) -> Option<String> {
-        match self {
-            Self::Config(error) => error.next(),
-            Self::Model(error) => error.next(),
-            Self::NoAdapter { name, .. } => Some(format!("--adapter {name}=DIRECTORY_OF_A_PEFT_ADAPTER")),
-            Self::NoProgram { role: Role::Worker(_) } => {
-                Some("cargo build --release --bin lora-worker, or go without: --workers 0".into())
-            }
-            Self::NoProgram { role } => Some(format!("cargo build --release --bin {role}")),
-            Self::StateTaken { .. } => {
-                Some("holobiont down stops the other one; or give this one its own --state DIR".into())
-            }
-            Self::PathTooLong { .. } => Some("--state with a shorter path".into()),
-            Self::PortTaken { listen } => Some(format!("--listen {}:0 for any free port", listen.ip())),
-            Self::KeepsDying { .. } => Some("holobiont logs shows what it said".into()),
-            _ => None,
-        }
-    }
-
-    fn is_said(&self) -> bool {
-        matches!(self, Self::FailedBehind { .. })
-    }
-}
-
-/// Where a deployment runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
-    /// Until Ctrl-C.
-    Front,
-    /// Until `holobiont down`.
-    Behind,
 }
 
 /// Starts a deployment and returns when it has stopped; a detached one when it serves.
@@ -332,6 +160,7 @@ fn parse_adapter(text: &str) -> Result<(String, PathBuf), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::exit::{Exit, Explain as _};
 
     #[test]
     fn an_adapter_is_a_name_and_a_directory() {

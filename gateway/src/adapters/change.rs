@@ -10,17 +10,15 @@ use model::generation::{AdapterId, Generation};
 use shmproto::message::AdapterLoaded;
 
 use super::{
-    Registry,
     database::{DatabaseError, Record},
-    entry::{Entry, lock, now_us, owner},
+    entry::{Entry, lock, owner},
     errors::{AdapterError, MAX_NAME_BYTES},
     jail::Place,
+    registry::{MAX_LOADS, Registry},
     store::{ContentId, Incoming, Sweep},
     table::Table,
 };
-
-/// Loads that may be under way; more are refused.
-pub(super) const MAX_LOADS: usize = 8;
+use crate::clock::{now_us, seconds_since_1970};
 
 /// A load as a caller asks for it.
 #[derive(Debug, Clone)]
@@ -181,7 +179,7 @@ impl Registry {
             bytes: loaded.bytes,
             modules: loaded.modules,
             source: request.path.clone(),
-            loaded_at: crate::seconds_since_1970(),
+            loaded_at: seconds_since_1970(),
             last_used_us: now_us(),
             pinned,
         };

@@ -1,11 +1,8 @@
 //! An adapter under a name, who uses it, and how much.
 
-use std::{
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
-    time::{SystemTime, UNIX_EPOCH},
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 use model::generation::{AdapterId, Generation};
@@ -13,7 +10,10 @@ use shmproto::message::OwnerBytes;
 use tokio::sync::watch;
 
 use super::database::Record;
-use crate::caller::{Caller, Role};
+use crate::{
+    caller::{Caller, Role},
+    clock::now_us,
+};
 
 /// The owner of what all tenants may use.
 pub const EVERYBODY: OwnerBytes = [0; 32];
@@ -189,11 +189,6 @@ impl Rate {
 /// Each of these locks guards one value that is always whole, also if a holder panicked.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-pub(super) fn now_us() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH);
-    since.map_or(0, |since| u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
 }
 
 #[cfg(test)]

@@ -13,8 +13,8 @@ use model::generation::Generation;
 use serde::Deserialize;
 
 use super::{
-    EVERYBODY,
     database::{DatabaseError, Record, failed},
+    entry::EVERYBODY,
     jail::Place,
     store::{ContentId, Store, StoreError},
 };

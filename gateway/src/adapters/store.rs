@@ -25,7 +25,7 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 use shmproto::message::OwnerBytes;
 
 use super::jail::{GGUF_FILE, JailError, Piece, Place};
-use crate::executor::random_u64;
+use crate::random::random_u64;
 
 /// The store within the state directory.
 const DIRECTORY: &str = "adapters";

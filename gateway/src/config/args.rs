@@ -4,7 +4,7 @@ use std::{net::SocketAddr, path::PathBuf};
 
 use clap::Parser;
 
-use super::{LogFormat, StartAdapter};
+use super::settings::{LogFormat, StartAdapter};
 
 /// The gateway: OpenAI's HTTP API in front of a base-executor.
 #[derive(Debug, Clone, Parser)]

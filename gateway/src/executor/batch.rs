@@ -4,11 +4,12 @@ use shmproto::{
     codec::Wire as _,
     message::{Generate, RequestId, ToExecutor},
 };
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 
 use super::{
-    CallError, Command, Executor, Route, Start,
-    link::{Delivery, Event},
+    errors::CallError,
+    link::{Command, Delivery, Event, Route, Start},
+    queue::Queue,
     slots::Slot,
 };
 
@@ -16,7 +17,7 @@ use super::{
 const EMPTY_OUTPUTS: usize = 16;
 
 /// Most outputs a sequence may have: all others carry a token.
-pub(super) fn outputs_of(sequence: &Generate) -> usize {
+fn outputs_of(sequence: &Generate) -> usize {
     sequence.max_tokens as usize + EMPTY_OUTPUTS
 }
 
@@ -24,7 +25,7 @@ pub(super) fn outputs_of(sequence: &Generate) -> usize {
 /// is how a caller who went away frees what was being computed for them.
 #[derive(Debug)]
 pub struct Batch {
-    executor: Executor,
+    queue: Queue,
     /// Kept so that a lost sequence can be started again on the same channel.
     sink: mpsc::Sender<Delivery>,
     events: mpsc::Receiver<Delivery>,
@@ -35,15 +36,20 @@ pub struct Batch {
 }
 
 impl Batch {
-    pub(super) fn new(
-        executor: Executor,
-        sink: mpsc::Sender<Delivery>,
-        events: mpsc::Receiver<Delivery>,
-    ) -> Self {
-        Self { executor, sink, events, live: Vec::new(), kept: Vec::new() }
+    /// Starts `sequences`, each in a slot of its own.
+    pub(super) fn start(queue: Queue, sequences: Vec<Generate>) -> Result<Self, CallError> {
+        let slots = queue.take_slots(sequences.len())?;
+        // Room for all a sequence may produce and the loss of the connection: the link never waits for a reader.
+        let messages: usize = sequences.iter().map(|sequence| outputs_of(sequence) + 1).sum();
+        let (sink, events) = mpsc::channel(messages.min(Semaphore::MAX_PERMITS));
+        let mut batch = Self { queue, sink, events, live: Vec::new(), kept: Vec::new() };
+        for (sequence, slot) in sequences.into_iter().zip(slots) {
+            batch.add(sequence, slot);
+        }
+        Ok(batch)
     }
 
-    pub(super) fn start(&mut self, sequence: Generate, slot: Slot) {
+    fn add(&mut self, sequence: Generate, slot: Slot) {
         let index = self.live.len();
         self.live.push(None);
         self.kept.push(None);
@@ -54,7 +60,7 @@ impl Batch {
     pub fn restart(&mut self, index: usize, sequence: Generate) -> Result<(), CallError> {
         let slot = match self.kept[index].take() {
             Some(slot) => Some(slot),
-            None => self.executor.take_slots(1)?.pop(),
+            None => self.queue.take_slots(1)?.pop(),
         };
         if let Some(slot) = slot {
             self.launch(index, sequence, slot);
@@ -63,13 +69,13 @@ impl Batch {
     }
 
     fn launch(&mut self, index: usize, mut sequence: Generate, slot: Slot) {
-        let id = self.executor.request_id();
+        let id = self.queue.request_id();
         sequence.request = id;
         let budget = outputs_of(&sequence);
         let message = ToExecutor::Generate(sequence).to_bytes();
         let route = Route { sink: self.sink.clone(), index, budget, slot };
         self.live[index] = Some(id);
-        self.executor.send(Command::Start(Start { id, message, route }));
+        self.queue.send(Command::Start(Start { id, message, route }));
     }
 
     /// The next event of any sequence that is still running, with its index; `None` when none is.
@@ -97,7 +103,7 @@ impl Batch {
     pub fn cancel(&mut self, index: usize) {
         self.kept[index] = None;
         if let Some(id) = self.live[index].take() {
-            self.executor.send(Command::Cancel(id));
+            self.queue.send(Command::Cancel(id));
         }
     }
 

@@ -1,21 +1,17 @@
 //! From a socket's path to a welcome.
 
-use std::time::Duration;
-
 use futures::StreamExt as _;
 use shmproto::{
     codec::Wire as _,
     message::{Hello, Loading, PROTOCOL_VERSION, ToExecutor, ToGateway, Welcome},
 };
 use tokio::{sync::watch, time::timeout};
-use zeromq::{
-    DealerSocket, Socket as _, SocketEvent, SocketOptions, SocketRecv as _, SocketSend as _, ZmqMessage,
+use zeromq::{SocketEvent, SocketRecv as _, SocketSend as _, ZmqMessage};
+
+use super::{
+    link::Link,
+    wire::{Peer, Wire, read},
 };
-
-use super::link::{Link, Peer, Wire, read};
-
-/// How long one try to reach the socket may take.
-const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// Connects, says hello, and waits for the welcome. Says meanwhile how far the executor is.
 pub(super) async fn open(peer: Peer, link: watch::Sender<Link>) -> Result<(Wire, Welcome), String> {
@@ -37,15 +33,8 @@ pub(super) async fn open(peer: Peer, link: watch::Sender<Link>) -> Result<(Wire,
 }
 
 async fn connect(peer: Peer) -> Result<Wire, String> {
-    let Peer { endpoint, instance, .. } = peer;
-    let mut options = SocketOptions::default();
-    options.connect_timeout(CONNECT_TIMEOUT);
-    let mut socket = DealerSocket::with_options(options);
-    let monitor = socket.monitor();
-    socket.connect(&endpoint).await.map_err(|error| format!("connecting to its socket failed: {error}"))?;
-    let (send, receive) = socket.split();
-    let mut wire = Wire { send, receive, monitor };
-    let hello = ToExecutor::Hello(Hello { version: PROTOCOL_VERSION, instance });
+    let mut wire = Wire::open(&peer.endpoint).await?;
+    let hello = ToExecutor::Hello(Hello { version: PROTOCOL_VERSION, instance: peer.instance });
     let sent = wire.send.send(ZmqMessage::from(hello.to_bytes())).await;
     sent.map_err(|error| format!("saying hello failed: {error}"))?;
     Ok(wire)

@@ -1,7 +1,10 @@
 //! The connection against a ROUTER that loads, falls silent and comes back as a test wants it.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::sync::{Mutex, atomic::AtomicBool};
+use std::sync::{
+    Mutex,
+    atomic::{AtomicBool, Ordering},
+};
 
 use shmproto::message::{
     ColdStart, DeviceFacts, Finish, Hello, Loading, Output, PROTOCOL_VERSION, Sampling, ToGateway, Welcome,

@@ -1,22 +1,13 @@
-//! What the executor reports each second, and what its connection tells.
+//! What the executor reports of itself.
 
-use std::{
-    sync::{Arc, atomic::Ordering::Relaxed},
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Instant};
 
-use shmproto::message::Stats;
-use tokio::time::MissedTickBehavior;
+use shmproto::message::{Stats, Welcome};
 
 use super::{
-    Metrics,
     store::{Number, Store},
     table::Id,
 };
-use crate::{adapters::Registry, app::App, executor::link::Link, lifecycle::Status};
-
-/// How often the executor is asked.
-const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// What the executor said last.
 #[derive(Debug, Clone, Default)]
@@ -31,10 +22,20 @@ pub struct Report {
 }
 
 impl Report {
-    fn next(&self, stats: Stats, now: Instant) -> Self {
+    /// What there was before, if this executor has reported before.
+    pub(super) fn before(&self) -> Option<&Stats> {
+        self.at.map(|_| &*self.stats)
+    }
+
+    /// Another executor process is there than before: its counters begin at zero.
+    pub(super) fn forget(&mut self) {
+        self.at = None;
+    }
+
+    pub(super) fn next(&self, stats: Stats, now: Instant) -> Self {
         let seconds = self.at.map(|at| now.duration_since(at).as_secs_f64()).filter(|seconds| *seconds > 0.0);
         let rate = |figure: fn(&Stats) -> u64| {
-            let grown = grown(figure(&stats), self.at.map(|_| figure(&self.stats)));
+            let grown = grown(figure(&stats), self.before().map(figure));
             seconds.map_or(0.0, |seconds| float(grown) / seconds)
         };
         let (prompt, generated) = (rate(|stats| stats.prompt_tokens), rate(|stats| stats.generated_tokens));
@@ -92,7 +93,18 @@ impl ExecutorFigures {
         }
     }
 
-    fn report(&self, now: &Stats, before: Option<&Stats>) {
+    /// Takes over what an executor says of itself once.
+    pub(super) fn greeted(&self, welcome: &Welcome) {
+        self.adapter_budget.set(float(welcome.adapter_budget_bytes));
+    }
+
+    /// Counts an executor process that took another's place.
+    pub(super) fn restarted(&self) {
+        self.restarts.add(1.0);
+    }
+
+    /// Takes over what was reported since `before`.
+    pub(super) fn report(&self, now: &Stats, before: Option<&Stats>) {
         self.up.set(1.0);
         self.waiting.set(f64::from(now.waiting));
         self.running.set(f64::from(now.running));
@@ -114,74 +126,9 @@ impl ExecutorFigures {
     }
 
     /// Nothing runs in an executor that is not there.
-    fn lost(&self) {
+    pub(super) fn lost(&self) {
         for gauge in [&self.up, &self.waiting, &self.running, &self.kv_used, &self.kv_usage] {
             gauge.set(0.0);
-        }
-    }
-}
-
-impl Metrics {
-    /// Takes over what the executor reported about itself and about adapters of `registry`.
-    pub fn report(&self, stats: Stats, registry: &Registry) {
-        let mut latest = self.latest();
-        let before = latest.at.map(|_| &*latest.stats);
-        self.executor.report(&stats, before);
-        self.report_placement(&stats, before, registry);
-        self.report_layers(&stats, before);
-        let next = latest.next(stats, Instant::now());
-        *latest = next;
-    }
-
-    /// Takes over what the connected executor says of itself; `instance` is the one that was seen last.
-    fn see(&self, link: &Link, instance: &mut Option<u64>) {
-        let Link::Up { welcome, .. } = link else { return };
-        self.executor.adapter_budget.set(float(welcome.adapter_budget_bytes));
-        self.greeted(welcome);
-        self.max_running.store(welcome.max_running, Relaxed);
-        if instance.replace(welcome.instance).is_some_and(|before| before != welcome.instance) {
-            self.executor_restarted();
-        }
-    }
-
-    /// Says that the executor is not there.
-    pub fn executor_lost(&self) {
-        self.executor.lost();
-        self.placement.lost();
-        self.layers.lost();
-        self.store.retain(Id::LayerWaitingRows, |_| false);
-    }
-
-    /// Says that another executor process is there than before: its counters began at zero.
-    pub fn executor_restarted(&self) {
-        self.latest().at = None;
-        self.executor.restarts.add(1.0);
-    }
-}
-
-/// Asks the executor for its figures, as long as there is one, and watches which process it is.
-pub async fn poll(app: Arc<App>) {
-    let metrics = &app.metrics;
-    let (mut link, mut status) = (app.executor.link(), app.status.clone());
-    let mut instance = None;
-    let mut ticks = tokio::time::interval(POLL_INTERVAL);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    loop {
-        metrics.see(&link.borrow_and_update(), &mut instance);
-        if let Status::Ready(serving) = &*status.borrow_and_update() {
-            metrics.serves(&serving.base_name);
-        }
-        tokio::select! {
-            _ = ticks.tick() => match app.executor.stats().await {
-                Ok(stats) => {
-                    // Whose figures they are must be known before they are counted.
-                    metrics.see(&link.borrow(), &mut instance);
-                    metrics.report(stats, &app.registry);
-                }
-                Err(_) => metrics.executor_lost(),
-            },
-            changed = link.changed() => if changed.is_err() { return },
-            changed = status.changed() => if changed.is_err() { return },
         }
     }
 }
@@ -198,6 +145,8 @@ pub(super) fn float(count: u64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]

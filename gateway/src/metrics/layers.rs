@@ -10,11 +10,10 @@ use std::{
 
 use shmproto::{
     layer::control::SessionStats,
-    message::{LayerStats, Stats, TenantUse},
+    message::{LayerStats, TenantUse},
 };
 
 use super::{
-    Metrics,
     executor::{float, grown},
     labels::OTHER,
     store::{Number, Store},
@@ -49,7 +48,8 @@ impl LayerFigures {
         }
     }
 
-    fn report(&self, now: &LayerStats, before: Option<&LayerStats>) {
+    /// Takes over what was reported since `before`.
+    pub(super) fn report(&self, store: &Store, now: &LayerStats, before: Option<&LayerStats>) {
         self.open.set(f64::from(now.open));
         for (counter, figure) in [
             (&self.refused, (|stats| stats.refused) as fn(&LayerStats) -> u64),
@@ -59,11 +59,38 @@ impl LayerFigures {
         ] {
             counter.add(float(grown(figure(now), before.map(figure))));
         }
+        store.retain(Id::LayerWaitingRows, |_| false);
+        for tenant in &now.tenants {
+            let old = before.and_then(|before| before.tenants.iter().find(|old| old.tenant == tenant.tenant));
+            self.count_tenant(store, tenant, old.map(|old| &old.used));
+        }
+    }
+
+    fn count_tenant(&self, store: &Store, of: &TenantUse, old: Option<&SessionStats>) {
+        let (tenant, now) = (self.label(&of.tenant), &of.used);
+        let add = |id, labels: &[&str], figure: fn(&SessionStats) -> u64, unit: f64| {
+            let grown = float(grown(figure(now), old.map(figure)));
+            store.number(id, labels).add(grown * unit);
+        };
+        add(Id::LayerCalls, &[tenant, "done"], |used| used.calls, 1.0);
+        add(Id::LayerCalls, &[tenant, "refused"], |used| used.refused, 1.0);
+        add(Id::LayerBytes, &[tenant, "in"], |used| used.bytes_in, 1.0);
+        add(Id::LayerBytes, &[tenant, "out"], |used| used.bytes_out, 1.0);
+        add(Id::LayerWait, &[tenant], |used| used.wait_us, 1e-6);
+        add(Id::LayerCompute, &[tenant], |used| used.compute_us, 1e-6);
+        for (class, name) in CLASSES.iter().enumerate() {
+            let grown = grown(now.rows[class], old.map(|old| old.rows[class]));
+            if grown > 0 {
+                store.number(Id::LayerRows, &[tenant, name]).add(float(grown));
+            }
+        }
+        store.number(Id::LayerWaitingRows, &[tenant]).add(f64::from(of.waiting_rows));
     }
 
     /// Nobody rents anything of an executor that is not there.
-    pub(super) fn lost(&self) {
+    pub(super) fn lost(&self, store: &Store) {
         self.open.set(0.0);
+        store.retain(Id::LayerWaitingRows, |_| false);
     }
 
     /// The tenant's own label while there are labels.
@@ -77,39 +104,5 @@ impl LayerFigures {
         }
         tenants.insert(tenant.to_owned());
         tenant
-    }
-}
-
-impl Metrics {
-    /// Takes over what was reported since `before`.
-    pub(super) fn report_layers(&self, now: &Stats, before: Option<&Stats>) {
-        let before = before.map(|before| &before.layers);
-        self.layers.report(&now.layers, before);
-        self.store.retain(Id::LayerWaitingRows, |_| false);
-        for tenant in &now.layers.tenants {
-            let old = before.and_then(|before| before.tenants.iter().find(|old| old.tenant == tenant.tenant));
-            self.count_tenant(tenant, old.map(|old| &old.used));
-        }
-    }
-
-    fn count_tenant(&self, of: &TenantUse, old: Option<&SessionStats>) {
-        let (tenant, now) = (self.layers.label(&of.tenant), &of.used);
-        let add = |id, labels: &[&str], figure: fn(&SessionStats) -> u64, unit: f64| {
-            let grown = float(grown(figure(now), old.map(figure)));
-            self.store.number(id, labels).add(grown * unit);
-        };
-        add(Id::LayerCalls, &[tenant, "done"], |used| used.calls, 1.0);
-        add(Id::LayerCalls, &[tenant, "refused"], |used| used.refused, 1.0);
-        add(Id::LayerBytes, &[tenant, "in"], |used| used.bytes_in, 1.0);
-        add(Id::LayerBytes, &[tenant, "out"], |used| used.bytes_out, 1.0);
-        add(Id::LayerWait, &[tenant], |used| used.wait_us, 1e-6);
-        add(Id::LayerCompute, &[tenant], |used| used.compute_us, 1e-6);
-        for (class, name) in CLASSES.iter().enumerate() {
-            let grown = grown(now.rows[class], old.map(|old| old.rows[class]));
-            if grown > 0 {
-                self.store.number(Id::LayerRows, &[tenant, name]).add(float(grown));
-            }
-        }
-        self.store.number(Id::LayerWaitingRows, &[tenant]).add(f64::from(of.waiting_rows));
     }
 }

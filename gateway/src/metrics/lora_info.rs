@@ -12,6 +12,7 @@ use super::{
     table::Kind,
     text::{label_list, write_head},
 };
+use crate::clock::seconds_since_1970;
 
 const NAME: &str = "vllm:lora_requests_info";
 const HELP: &str =
@@ -39,7 +40,7 @@ pub(super) fn write(
     write_head(out, NAME, Kind::Gauge, HELP);
     let labels = label_list(&labels, &values.into(), None);
     // Writing to a string cannot fail.
-    let _ = writeln!(out, "{NAME}{{{labels}}} {}", crate::seconds_since_1970());
+    let _ = writeln!(out, "{NAME}{{{labels}}} {}", seconds_since_1970());
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{Metrics, labels::AdapterFigures, store::Histogram, table::Id};
-use crate::openai::types::{FinishReason, Usage};
+use crate::usage::{FinishReason, Usage};
 
 /// The tokens of one choice in time.
 #[derive(Debug, Clone, Default)]

@@ -5,9 +5,8 @@ use std::{collections::HashMap, sync::Arc};
 use shmproto::message::{AdapterIdBytes, Stats, Welcome};
 
 use super::{
-    Metrics,
     executor::{float, grown},
-    labels::OTHER,
+    labels::{AdapterLabels, OTHER},
     store::{Number, Store},
     table::Id,
 };
@@ -51,7 +50,26 @@ impl PlacementFigures {
         }
     }
 
-    fn report(&self, now: &Stats, before: Option<&Stats>) {
+    /// Workers that there should be.
+    pub(super) fn expected_workers(&self) -> u32 {
+        self.expected_workers
+    }
+
+    /// Takes over what an executor says of itself once, and whether its link was emulated when it reported last.
+    pub(super) fn greeted(&self, store: &Store, welcome: &Welcome, latest: &Stats) {
+        self.device_budget.set(float(welcome.device_budget_bytes));
+        self.memory.set(float(welcome.device.memory_bytes));
+        let labels = [kind(welcome.device.kind), &welcome.device.name];
+        store.retain(Id::Device, |shown| shown == labels);
+        store.number(Id::Device, &labels).set(1.0);
+        let link = if latest.link_bytes_per_s > 0 { "emulated" } else { "real" };
+        let labels = [mode(welcome.cold_start), link];
+        store.retain(Id::ColdStart, |shown| shown == labels);
+        store.number(Id::ColdStart, &labels).set(1.0);
+    }
+
+    /// Takes over what was reported since `before`.
+    pub(super) fn report(&self, store: &Store, now: &Stats, before: Option<&Stats>) {
         self.memory_free.set(float(now.device_free_bytes));
         self.device_bytes.set(float(now.device_bytes));
         self.workers.set(f64::from(u32::try_from(now.workers.len()).unwrap_or(u32::MAX)));
@@ -64,6 +82,7 @@ impl PlacementFigures {
         ] {
             counter.add(float(grown(figure(now), before.map(figure))) * unit);
         }
+        count_workers(store, now, before);
     }
 
     /// Nothing is held or computed by an executor that is not there.
@@ -74,71 +93,49 @@ impl PlacementFigures {
     }
 }
 
-impl Metrics {
-    /// Workers that there should be.
-    #[must_use]
-    pub fn expected_workers(&self) -> u32 {
-        self.placement.expected_workers
-    }
-
-    /// Takes over what an executor says of itself once.
-    pub(super) fn greeted(&self, welcome: &Welcome) {
-        self.placement.device_budget.set(float(welcome.device_budget_bytes));
-        self.placement.memory.set(float(welcome.device.memory_bytes));
-        let labels = [kind(welcome.device.kind), &welcome.device.name];
-        self.store.retain(Id::Device, |shown| shown == labels);
-        self.store.number(Id::Device, &labels).set(1.0);
-        let link = if self.latest().stats.link_bytes_per_s > 0 { "emulated" } else { "real" };
-        let labels = [mode(welcome.cold_start), link];
-        self.store.retain(Id::ColdStart, |shown| shown == labels);
-        self.store.number(Id::ColdStart, &labels).set(1.0);
-    }
-
-    /// Takes over what was reported since `before`.
-    pub(super) fn report_placement(&self, now: &Stats, before: Option<&Stats>, registry: &Registry) {
-        self.placement.report(now, before);
-        self.count_workers(now, before);
-        self.count_rank_rows(now, before, registry);
-    }
-
-    /// By core, because a worker that is started again goes on where the one before it was.
-    fn count_workers(&self, now: &Stats, before: Option<&Stats>) {
-        for worker in &now.workers {
-            let old = before.and_then(|before| {
-                before.workers.iter().find(|old| (old.core, old.pid) == (worker.core, worker.pid))
-            });
-            let core = worker.core.to_string();
-            for (id, now, before) in [
-                (Id::WorkerSlices, worker.slices, old.map(|old| old.slices)),
-                (Id::WorkerTakenBack, worker.taken_back, old.map(|old| old.taken_back)),
-            ] {
-                self.store.number(id, &[&core]).add(float(grown(now, before)));
-            }
-        }
-    }
-
-    /// By name, within the limit on labels. Only an adapter that was computed takes one.
-    fn count_rank_rows(&self, now: &Stats, before: Option<&Stats>, registry: &Registry) {
-        let old: HashMap<_, _> = before
-            .into_iter()
-            .flat_map(|before| &before.adapters)
-            .map(|adapter| (adapter.adapter, rank_rows(adapter)))
-            .collect();
-        let new = now.adapters.iter().map(|adapter| {
-            let (old, now) = (old.get(&adapter.adapter), rank_rows(adapter));
-            (adapter.adapter, std::array::from_fn(|place| grown(now[place], old.map(|old| old[place]))))
+/// By core, because a worker that is started again goes on where the one before it was.
+fn count_workers(store: &Store, now: &Stats, before: Option<&Stats>) {
+    for worker in &now.workers {
+        let old = before.and_then(|before| {
+            before.workers.iter().find(|old| (old.core, old.pid) == (worker.core, worker.pid))
         });
-        let new: Vec<(AdapterIdBytes, [u64; 3])> = new.filter(|(_, rows)| rows != &[0; 3]).collect();
-        if new.is_empty() {
-            return;
+        let core = worker.core.to_string();
+        for (id, now, before) in [
+            (Id::WorkerSlices, worker.slices, old.map(|old| old.slices)),
+            (Id::WorkerTakenBack, worker.taken_back, old.map(|old| old.taken_back)),
+        ] {
+            store.number(id, &[&core]).add(float(grown(now, before)));
         }
-        let names = names(registry);
-        for (adapter, rows) in new {
-            let figures = names.get(&adapter).map(|name| self.adapters.of(&self.store, Some(name)));
-            let label = figures.as_ref().map_or(OTHER, |figures| &figures.label);
-            for (place, rows) in PLACES.iter().zip(rows) {
-                self.store.number(Id::AdapterRankRows, &[label, place]).add(float(rows));
-            }
+    }
+}
+
+/// Counts rows by name, within the limit on labels. Only an adapter that was computed takes one.
+pub(super) fn count_rank_rows(
+    store: &Store,
+    adapters: &AdapterLabels,
+    now: &Stats,
+    before: Option<&Stats>,
+    registry: &Registry,
+) {
+    let old: HashMap<_, _> = before
+        .into_iter()
+        .flat_map(|before| &before.adapters)
+        .map(|adapter| (adapter.adapter, rank_rows(adapter)))
+        .collect();
+    let new = now.adapters.iter().map(|adapter| {
+        let (old, now) = (old.get(&adapter.adapter), rank_rows(adapter));
+        (adapter.adapter, std::array::from_fn(|place| grown(now[place], old.map(|old| old[place]))))
+    });
+    let new: Vec<(AdapterIdBytes, [u64; 3])> = new.filter(|(_, rows)| rows != &[0; 3]).collect();
+    if new.is_empty() {
+        return;
+    }
+    let names = names(registry);
+    for (adapter, rows) in new {
+        let figures = names.get(&adapter).map(|name| adapters.of(store, Some(name)));
+        let label = figures.as_ref().map_or(OTHER, |figures| &figures.label);
+        for (place, rows) in PLACES.iter().zip(rows) {
+            store.number(Id::AdapterRankRows, &[label, place]).add(float(rows));
         }
     }
 }

@@ -5,13 +5,15 @@ use std::{path::PathBuf, sync::Arc};
 use axum::{Json, extract::State};
 use serde_json::{Value, json};
 
-use super::{errors::ApiError, fields::Fields};
+use super::fields::Fields;
 use crate::{
     adapters::{
         AdapterError, BringError, Entry, LoadRequest, Pin, Registry, Replace, Tier, Unusable,
         database::DatabaseError, jail::JailError, store::StoreError,
     },
-    app::{App, JsonBody},
+    app::App,
+    body::JsonBody,
+    errors::ApiError,
     placement::Placed,
 };
 

@@ -3,22 +3,24 @@
 use std::time::Duration;
 
 use model::{detokenize::TextStart, stop::StopScanner};
-use shmproto::message::{Generate, Output};
+use shmproto::message::Output;
 
 use super::{
     choice::{Choice, Piece, Scores},
     echo::{Echoed, echo},
-    errors::ApiError,
     job::{Echo, Job, Kind},
     session::Session,
-    types::{Envelope, FinishReason, PromptTokensDetails, Usage},
+    types::Envelope,
 };
 use crate::{
     adapters::Lease,
     app::App,
-    executor::random_u64,
+    clock::seconds_since_1970,
+    errors::ApiError,
     metrics::meter::Meter,
+    random::random_u64,
     telemetry::{self, Generated},
+    usage::{FinishReason, PromptTokensDetails, Usage},
 };
 
 /// What one output adds to one choice.
@@ -61,8 +63,12 @@ impl std::fmt::Debug for Answer {
 }
 
 impl Answer {
-    /// Starts `job` as `sequences`, one for each choice.
-    pub fn start(app: &App, job: Job, sequences: Vec<Generate>) -> Result<Self, ApiError> {
+    /// Starts `job`, once its adapter is in the executor.
+    pub async fn start(app: &App, job: Job) -> Result<Self, ApiError> {
+        if let Some(lease) = &job.target.lease {
+            app.registry.bring(lease).await?;
+        }
+        let sequences = job.sequences();
         let slots: Vec<Slot> = sequences.iter().map(|_| Slot::new(&job)).collect();
         let session = Session::start(app, &job.serving, sequences)?;
         let prefix = match job.kind {
@@ -71,7 +77,7 @@ impl Answer {
         };
         Ok(Self {
             id: format!("{prefix}-{:016x}{:016x}", random_u64(), random_u64()),
-            created: crate::seconds_since_1970(),
+            created: seconds_since_1970(),
             generation: job.target.lease.as_ref().map(|lease| lease.generation.to_string()),
             open: slots.len(),
             meter: Meter::start(

@@ -9,12 +9,8 @@ use axum::{
     http::HeaderMap,
 };
 
-use super::errors::ApiError;
 use crate::{
-    app::{App, JsonBody},
-    caller::Caller,
-    executor::random_u64,
-    lifecycle::Serving,
+    app::App, body::JsonBody, caller::Caller, errors::ApiError, lifecycle::Serving, random::random_u64,
 };
 
 /// Longest `Idempotency-Key`.

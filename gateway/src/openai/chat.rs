@@ -4,13 +4,12 @@ use serde_json::Value;
 
 use super::{
     ask::Ask,
-    errors::ApiError,
     fields::{Fields, wrong},
     job::{Echo, Job, Kind, Prompt, namespace},
     params::{self, Limits, MAX_LOGPROBS, Params},
     target::Wanted,
 };
-use crate::{app::App, text::ChatMessage};
+use crate::{app::App, errors::ApiError, text::ChatMessage};
 
 /// Most messages of a conversation.
 const MAX_MESSAGES: usize = 4096;
@@ -43,7 +42,7 @@ impl Body {
 /// Turns a request into a job.
 pub fn job(app: &App, ask: Ask) -> Result<Job, ApiError> {
     let Ask { caller, serving, default_seed, body } = ask;
-    let Body { wanted, params, logprobs, messages } = Body::read(&body, &serving.limits(default_seed))?;
+    let Body { wanted, params, logprobs, messages } = Body::read(&body, &Limits::of(&serving, default_seed))?;
     let target = wanted.find(app, &serving, &caller)?;
     let tokens = serving.text.encode_chat(&messages)?;
     let namespace = namespace(&caller, &target, &serving);

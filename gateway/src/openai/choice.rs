@@ -8,8 +8,7 @@ use std::collections::VecDeque;
 use model::stop::{Scan, StopScanner};
 use shmproto::message::{Finish, Output, TokenOutput};
 
-use super::types::FinishReason;
-use crate::text::Decoder;
+use crate::{text::Decoder, usage::FinishReason};
 
 /// A token with its place in the choice's text.
 #[derive(Debug, Clone, PartialEq)]

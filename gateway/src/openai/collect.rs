@@ -10,11 +10,11 @@ use super::{
     answer::{Answer, Step},
     choice::Scored,
     echo::Echoed,
-    errors::ApiError,
     job::Kind,
     logprobs,
-    types::{Body, ChatChoice, FinishReason, Message, TextChoice, TextLogprobs},
+    types::{Body, ChatChoice, Message, TextChoice, TextLogprobs},
 };
+use crate::{errors::ApiError, usage::FinishReason};
 
 /// All of a choice.
 #[derive(Default)]

@@ -5,13 +5,12 @@ use serde_json::Value;
 
 use super::{
     ask::Ask,
-    errors::ApiError,
     fields::{Fields, wrong},
     job::{Echo, Job, Kind, MAX_PROMPTS, Prompt, namespace},
     params::{self, Limits, MAX_LOGPROBS, Params, token_id},
     target::Wanted,
 };
-use crate::{app::App, lifecycle::Serving};
+use crate::{app::App, errors::ApiError, lifecycle::Serving};
 
 /// OpenAI's default for this route.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -49,7 +48,7 @@ impl Body {
 /// Turns a request into a job.
 pub fn job(app: &App, ask: Ask) -> Result<Job, ApiError> {
     let Ask { caller, serving, default_seed, body } = ask;
-    let body = Body::read(&body, &serving.limits(default_seed))?;
+    let body = Body::read(&body, &Limits::of(&serving, default_seed))?;
     let Body { wanted, params, logprobs, echo, add, prompt } = body;
     let target = wanted.find(app, &serving, &caller)?;
     let prompts = prompts(&serving, prompt, add)?;

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use model::generation_defaults::GenerationDefaults;
 use serde_json::Value;
 
-use super::{chat, completions, errors::ApiError, fields::TAKEN, params::Limits, tokens};
-use crate::pages::OPENAPI;
+use super::{chat, completions, fields::TAKEN, params::Limits, tokens};
+use crate::{errors::ApiError, pages::OPENAPI};
 
 /// Names that parsers take inside of a field, not at the top of a body.
 const INSIDE: &[&str] =

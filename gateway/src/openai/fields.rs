@@ -7,7 +7,8 @@ use std::ops::RangeInclusive;
 
 use serde_json::{Map, Value};
 
-use super::{errors::ApiError, json};
+use super::json;
+use crate::errors::ApiError;
 
 /// Values that ask for nothing, of fields this server does not have. `null`, `[]`, `{}` and `""` never do.
 const NEUTRAL: &[(&str, &str)] = &[

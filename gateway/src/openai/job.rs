@@ -5,12 +5,10 @@ use std::sync::Arc;
 use shmproto::message::Generate;
 
 use super::{
-    answer::Answer,
-    errors::ApiError,
     params::{EndTokens, Params},
     target::Target,
 };
-use crate::{app::App, caller::Caller, lifecycle::Serving, text::Text};
+use crate::{caller::Caller, errors::ApiError, lifecycle::Serving, text::Text};
 
 /// Most prompts of a request.
 pub const MAX_PROMPTS: usize = 64;
@@ -115,13 +113,10 @@ impl Job {
         &self.prompts[index / self.params.choices as usize]
     }
 
-    /// Starts it, once its adapter is in the executor.
-    pub async fn start(self, app: &App) -> Result<Answer, ApiError> {
-        if let Some(lease) = &self.target.lease {
-            app.registry.bring(lease).await?;
-        }
-        let sequences = (0..self.choices()).map(|index| self.sequence(index)).collect();
-        Answer::start(app, self, sequences)
+    /// One sequence for each choice.
+    #[must_use]
+    pub fn sequences(&self) -> Vec<Generate> {
+        (0..self.choices()).map(|index| self.sequence(index)).collect()
     }
 
     fn sequence(&self, index: usize) -> Generate {

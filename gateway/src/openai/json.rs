@@ -9,7 +9,7 @@ use std::{cell::Cell, fmt};
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-use super::errors::ApiError;
+use crate::errors::ApiError;
 
 /// Deepest nesting of a body.
 const MAX_DEPTH: usize = 32;

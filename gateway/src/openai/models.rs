@@ -8,8 +8,7 @@ use axum::{
 };
 use serde::Serialize;
 
-use super::errors::ApiError;
-use crate::{adapters::Entry, app::App, caller::Caller, lifecycle::Serving};
+use crate::{adapters::Entry, app::App, caller::Caller, errors::ApiError, lifecycle::Serving};
 
 /// A model a request may name.
 #[derive(Debug, Serialize)]

@@ -4,13 +4,11 @@ use model::{generation_defaults::GenerationDefaults, stop::StopStrings};
 use serde_json::Value;
 use shmproto::message::Sampling;
 
-use super::{
-    errors::ApiError,
-    fields::{Fields, wrong},
-};
+use super::fields::{Fields, wrong};
+use crate::{errors::ApiError, lifecycle::Serving};
 
 /// Most choices for a prompt.
-pub const MAX_CHOICES: u32 = 128;
+const MAX_CHOICES: u32 = 128;
 /// Most alternatives reported for a token.
 pub const MAX_LOGPROBS: u32 = 20;
 /// Most stop strings of a request.
@@ -31,6 +29,15 @@ pub struct Limits<'a> {
     pub default_seed: u64,
     /// Where the model's own configuration differs from OpenAI's defaults.
     pub defaults: &'a GenerationDefaults,
+}
+
+impl<'a> Limits<'a> {
+    /// Those of the model that is served.
+    #[must_use]
+    pub fn of(serving: &'a Serving, default_seed: u64) -> Self {
+        let defaults = &serving.text.facts().defaults;
+        Self { vocab_size: serving.welcome.vocab_size, default_seed, defaults }
+    }
 }
 
 /// When usage is reported in a stream.

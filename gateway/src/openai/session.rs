@@ -14,9 +14,9 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::errors::ApiError;
 use crate::{
     app::App,
+    errors::ApiError,
     executor::{batch::Batch, link::Event},
     lifecycle::{Serving, Status},
     metrics::Metrics,

@@ -15,13 +15,12 @@ use serde::Serialize;
 use super::{
     answer::{Answer, Step},
     choice::Piece,
-    errors::ApiError,
     job::Kind,
     logprobs,
     params::StreamUsage,
-    types::{Body, ChatDelta, Delta, TextChoice, TextLogprobs, Usage},
+    types::{Body, ChatDelta, Delta, TextChoice, TextLogprobs},
 };
-use crate::telemetry;
+use crate::{errors::ApiError, telemetry, usage::Usage};
 
 /// A comment is sent after this much silence, so that nobody between us and the caller gives up.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);

@@ -3,14 +3,12 @@
 use model::generation::Generation;
 use serde_json::Value;
 
-use super::{
-    errors::ApiError,
-    fields::{Fields, wrong},
-};
+use super::fields::{Fields, wrong};
 use crate::{
     adapters::{Entry, Lease},
     app::App,
     caller::Caller,
+    errors::ApiError,
     lifecycle::Serving,
 };
 

@@ -7,14 +7,11 @@ use model::tokenizer::AddSpecial;
 use serde_json::{Value, json};
 
 use super::{
-    chat::messages, completions::add_special, errors::ApiError, fields::Fields, logprobs::name,
-    params::token_id, target::Wanted,
+    chat::messages, completions::add_special, fields::Fields, logprobs::name, params::token_id,
+    target::Wanted,
 };
 use crate::{
-    app::{App, JsonBody},
-    caller::Caller,
-    lifecycle::Serving,
-    text::ChatMessage,
+    app::App, body::JsonBody, caller::Caller, errors::ApiError, lifecycle::Serving, text::ChatMessage,
 };
 
 /// What to make tokens of.

@@ -2,35 +2,7 @@
 
 use serde::{Serialize, Serializer, ser::SerializeMap as _};
 
-/// Why a choice ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum FinishReason {
-    /// The model's end token, a stop token or a stop string.
-    Stop,
-    /// `max_tokens` or the context length.
-    Length,
-}
-
-/// Token counts of a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Usage {
-    /// Tokens of all prompts.
-    pub prompt_tokens: usize,
-    /// Tokens generated over all choices, end tokens included.
-    pub completion_tokens: usize,
-    /// Both together.
-    pub total_tokens: usize,
-    /// What of the prompts was not computed anew.
-    pub prompt_tokens_details: PromptTokensDetails,
-}
-
-/// See [`Usage`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct PromptTokensDetails {
-    /// Prompt tokens served from the prefix cache.
-    pub cached_tokens: usize,
-}
+use crate::usage::{FinishReason, Usage};
 
 /// What every answer about a generation carries.
 #[derive(Debug, Clone, Copy, Serialize)]

@@ -31,8 +31,7 @@ use tokio::{
 };
 
 use super::{
-    EndpointError,
-    request::{Arrival, Generated},
+    record::{Arrival, Generated, SpanRecord},
     trace::Sampled,
 };
 
@@ -48,21 +47,6 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 const KIND_SERVER: u8 = 2;
 /// OpenTelemetry's number for a span that ended in an error.
 const STATUS_ERROR: u8 = 2;
-
-/// What is known of a request that has ended.
-#[derive(Debug, Clone)]
-pub struct SpanRecord {
-    /// Who asked for what.
-    pub arrival: Arrival,
-    /// The HTTP status.
-    pub status: u16,
-    /// The code of its error.
-    pub error: Option<&'static str>,
-    /// From its arrival to its last byte.
-    pub duration: Duration,
-    /// What was generated.
-    pub generated: Option<Generated>,
-}
 
 /// A handle to the task that sends.
 #[derive(Debug, Clone)]
@@ -80,13 +64,15 @@ struct Collector {
 }
 
 impl Exporter {
-    /// Starts to send to the collector at `endpoint` (`http://host:port`, to which `/v1/traces` is added).
-    pub fn start(endpoint: &str) -> Result<Self, EndpointError> {
+    /// Starts to send to the collector at `endpoint` (`http://host:port`, to which `/v1/traces` is added). `None` if
+    /// it is no such address.
+    #[must_use]
+    pub fn start(endpoint: &str) -> Option<Self> {
         let collector = Collector::parse(endpoint)?;
         let (queue, spans) = mpsc::channel(QUEUE_SPANS);
         let lost = Arc::new(AtomicU64::new(0));
         tokio::spawn(send_all(collector, spans, Arc::clone(&lost)));
-        Ok(Self { queue, lost })
+        Some(Self { queue, lost })
     }
 
     /// Queues a span, if its trace is kept.
@@ -98,12 +84,11 @@ impl Exporter {
 }
 
 impl Collector {
-    fn parse(endpoint: &str) -> Result<Self, EndpointError> {
-        let refuse = || EndpointError(endpoint.to_owned());
-        let uri: Uri = endpoint.parse().map_err(|_| refuse())?;
-        let authority = uri.authority().filter(|_| uri.scheme_str() == Some("http")).ok_or_else(refuse)?;
+    fn parse(endpoint: &str) -> Option<Self> {
+        let uri: Uri = endpoint.parse().ok()?;
+        let authority = uri.authority().filter(|_| uri.scheme_str() == Some("http"))?;
         let port = authority.port_u16().unwrap_or(80);
-        Ok(Self {
+        Some(Self {
             authority: format!("{}:{port}", authority.host()),
             path: format!("{}/v1/traces", uri.path().trim_end_matches('/')),
         })
@@ -230,7 +215,7 @@ mod tests {
         assert_eq!((collector.authority.as_str(), collector.path.as_str()), ("localhost:4318", "/v1/traces"));
         assert_eq!(Collector::parse("http://c/base").unwrap().path, "/base/v1/traces");
         for bad in ["https://localhost:4318", "localhost:4318", "", "http://"] {
-            assert!(Collector::parse(bad).is_err(), "{bad}");
+            assert!(Collector::parse(bad).is_none(), "{bad}");
         }
     }
 }

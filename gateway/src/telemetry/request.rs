@@ -17,33 +17,18 @@ use axum::{
     response::Response,
 };
 use hyper::body::{Frame, SizeHint};
-use tracing::{Instrument as _, Span};
+use tracing::Instrument as _;
 
-use super::trace::Trace;
-use crate::{metrics::Metrics, openai::types::Usage};
+use super::{
+    record::{Arrival, Generated},
+    sinks::Sinks,
+};
 
 /// The status that is counted for a caller who went away before the answer began.
 const CALLER_GONE: u16 = 499;
 
 tokio::task_local! {
     static CURRENT: Arc<Request>;
-}
-
-/// What a generation came to.
-#[derive(Debug, Clone)]
-pub struct Generated {
-    /// The model as the caller named it.
-    pub model: String,
-    /// The generation that answered; `None` is the base model.
-    pub generation: Option<String>,
-    /// Tokens.
-    pub usage: Usage,
-    /// From the request's start to its first token.
-    pub first_token: Option<Duration>,
-    /// How its choices ended, each way once.
-    pub finish: String,
-    /// How often a sequence was redone.
-    pub redone: u32,
 }
 
 /// What went wrong.
@@ -69,7 +54,7 @@ struct Facts {
 struct Request {
     arrival: Arrival,
     started: Instant,
-    metrics: Arc<Metrics>,
+    sinks: Sinks,
     facts: Mutex<Facts>,
 }
 
@@ -88,9 +73,9 @@ pub fn started() -> Instant {
 /// Notes that the current request ends in an error. Counts it, as a refusal if nothing was done for it yet.
 pub fn failed(status: StatusCode, code: &'static str, message: &str) {
     with_current(|request, facts| {
-        request.metrics.failed(code);
+        request.sinks.metrics.failed(code);
         if !facts.began && is_refusal(status) {
-            request.metrics.refused(code);
+            request.sinks.metrics.refused(code);
         }
         let message = status.is_server_error().then(|| message.to_owned());
         facts.failure = Some(Failure { code, message });
@@ -117,33 +102,10 @@ fn is_refusal(status: StatusCode) -> bool {
     matches!(status.as_u16(), 401 | 403 | 408 | 413 | 429 | 503)
 }
 
-/// Who asks for what.
-#[derive(Debug, Clone)]
-pub struct Arrival {
-    /// What the request is called.
-    pub id: Arc<str>,
-    /// Its method.
-    pub method: String,
-    /// The path of the table it matched, or `none`.
-    pub route: String,
-    /// Where it stands in a trace.
-    pub trace: Trace,
-    /// What the log knows it by.
-    pub span: Span,
-}
-
 /// Keeps the record of a request that `answer` answers.
-pub async fn observe(
-    metrics: &Arc<Metrics>,
-    arrival: Arrival,
-    answer: impl Future<Output = Response>,
-) -> Response {
-    let record = Arc::new(Request {
-        arrival,
-        started: Instant::now(),
-        metrics: Arc::clone(metrics),
-        facts: Mutex::default(),
-    });
+pub async fn observe(sinks: &Sinks, arrival: Arrival, answer: impl Future<Output = Response>) -> Response {
+    let record =
+        Arc::new(Request { arrival, started: Instant::now(), sinks: sinks.clone(), facts: Mutex::default() });
     // Declared before the future it outlives: what the future still notes while it is dropped is not lost.
     let mut unanswered = Unanswered(Some(Arc::clone(&record)));
     let answer = answer.instrument(record.arrival.span.clone());
@@ -159,7 +121,7 @@ impl Request {
     }
 
     fn answered(&self, status: u16) {
-        self.metrics.answered(&self.arrival.route, status);
+        self.sinks.metrics.answered(&self.arrival.route, status);
         self.facts().status = Some(status);
     }
 
@@ -210,8 +172,8 @@ impl Request {
 
     #[cfg(feature = "otel")]
     fn export(&self, facts: &Facts) {
-        if let Some(exporter) = self.metrics.exporter() {
-            exporter.send(&super::otlp::SpanRecord {
+        if let Some(exporter) = &self.sinks.exporter {
+            exporter.send(&super::record::SpanRecord {
                 arrival: self.arrival.clone(),
                 status: facts.status.unwrap_or(CALLER_GONE),
                 error: facts.failure.as_ref().map(|failure| failure.code),
@@ -241,7 +203,7 @@ impl Drop for Unanswered {
         if let Some(record) = self.0.take() {
             if std::thread::panicking() {
                 let message = Some("a handler panicked".to_owned());
-                record.metrics.failed("internal_error");
+                record.sinks.metrics.failed("internal_error");
                 record.facts().failure = Some(Failure { code: "internal_error", message });
                 record.answered(500);
             } else {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::executor::random_u64;
+use crate::random::random_u64;
 
 /// The header's name.
 pub const HEADER: &str = "traceparent";

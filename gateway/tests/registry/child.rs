@@ -12,7 +12,7 @@ use std::{
 
 use gateway::{
     adapters::{LoadRequest, Pin, Registry, Replace},
-    openai::errors::ApiError,
+    errors::ApiError,
 };
 
 use crate::support::{BASE, admin, files, gone, open};

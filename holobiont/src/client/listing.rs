@@ -3,8 +3,8 @@
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use super::ClientError;
-use crate::status::percent;
+use super::errors::ClientError;
+use crate::table::percent;
 
 /// A model as `/v1/models` lists it: the base, or an adapter with its parent.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]

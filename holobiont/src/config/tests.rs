@@ -208,3 +208,13 @@ fn a_file_that_no_deployment_needs_is_not_read_to_its_end() {
     assert!(why.contains("longer than 1 MiB"), "{why}");
     assert!(matches!(Config::from_file(Path::new("/dev/zero")), Err(ConfigError::Read { .. })));
 }
+
+#[test]
+fn lists_of_cores_are_read_like_the_executor_reads_them_and_written_back() {
+    for (text, written) in [("0-2,5", "0-2,5"), ("3, 1 ,2", "1-3"), ("7", "7")] {
+        assert_eq!(text.parse::<CoreList>().unwrap().to_string(), written);
+    }
+    for wrong in ["", "x", "3-1", "0-", "0-99999999999", "0-4000000000"] {
+        assert!(wrong.parse::<CoreList>().is_err(), "{wrong:?}");
+    }
+}

@@ -1,10 +1,14 @@
 //! What settings may be: each is read from text, whether TOML or the environment wrote it.
 
-use std::{fmt, str::FromStr};
+use std::{collections::BTreeSet, fmt, str::FromStr};
 
 use serde::{Deserializer, de};
 
-use crate::cores::MAX_WORKERS;
+/// Cores above this are on no machine.
+pub(crate) const MAX_CORES: usize = rustix::thread::CpuSet::MAX_CPU;
+
+/// Most workers of a deployment: as many seats the executor's board has.
+pub(crate) const MAX_WORKERS: u8 = 64;
 
 /// A number of bytes: `1048576`, `1 MiB` or `1 MB`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -188,6 +192,52 @@ impl FromStr for WaitFactor {
 impl fmt::Display for WaitFactor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+/// Cores as `0-3,8`, ascending, each once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CoreList(pub(crate) BTreeSet<u32>);
+
+impl FromStr for CoreList {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let wrong = || format!("`{text}` is no list of cores; write it as 0-3,8");
+        let mut cores = BTreeSet::new();
+        for part in text.split(',') {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let number = |text: &str| text.trim().parse::<u32>().map_err(|_| wrong());
+            let (first, last) = (number(first)?, number(last)?);
+            if first > last {
+                return Err(wrong());
+            }
+            if last as usize >= MAX_CORES {
+                return Err(format!(
+                    "core {last} of `{text}` is on no machine; they end at {}",
+                    MAX_CORES - 1
+                ));
+            }
+            cores.extend(first..=last);
+        }
+        Ok(Self(cores))
+    }
+}
+
+impl fmt::Display for CoreList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut runs: Vec<(u32, u32)> = Vec::new();
+        for core in &self.0 {
+            match runs.last_mut() {
+                Some((_, last)) if *last + 1 == *core => *last = *core,
+                _ => runs.push((*core, *core)),
+            }
+        }
+        let runs = runs.iter().map(|(first, last)| match first == last {
+            true => first.to_string(),
+            false => format!("{first}-{last}"),
+        });
+        f.write_str(&runs.collect::<Vec<_>>().join(","))
     }
 }
 

@@ -12,7 +12,7 @@ use std::{
 
 use rustix::stdio::{dup2_stderr, dup2_stdout};
 
-use super::UpError;
+use super::errors::UpError;
 use crate::{exit::Exit, terminal::Terminal};
 
 /// Set for the process behind; says whether a person waits for it.
@@ -23,6 +23,15 @@ const PERSON: &str = "person";
 
 /// So much of what the process behind says before it serves is kept, for the case that it never does.
 const KEPT_BYTES: u64 = 1 << 20;
+
+/// Where a deployment runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// Until Ctrl-C.
+    Front,
+    /// Until `holobiont down`.
+    Behind,
+}
 
 /// Whether this process is the one behind.
 pub(crate) fn is_behind() -> bool {

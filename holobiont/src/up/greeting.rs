@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::sync::mpsc::Sender;
 
-use super::{Place, plan::Plan};
+use super::{detach::Place, plan::Plan};
 use crate::{
     client::{Client, Loading},
     terminal::{Format, Terminal},

@@ -9,7 +9,7 @@ use std::{
 use tokio::time::{Instant, sleep_until};
 
 use super::{
-    UpError,
+    errors::UpError,
     log::LogSink,
     process::{Happening, Process, Recipe, Role},
     restart::Deaths,

@@ -8,7 +8,8 @@ use std::{
 };
 
 use super::{
-    UpError, detach,
+    detach,
+    errors::UpError,
     process::{Recipe, Role, Worker},
     state_dir::StateDir,
 };

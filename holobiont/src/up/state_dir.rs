@@ -13,7 +13,7 @@ use std::{
 
 use rustix::fs::{FlockOperation, flock};
 
-use super::UpError;
+use super::errors::UpError;
 use crate::deployment::{Holder, lock_path};
 
 /// Longest path of a Unix socket on Linux, without the final zero.

@@ -15,7 +15,8 @@ use tokio::{
 };
 
 use super::{
-    Place, UpError, detach,
+    detach::{self, Place},
+    errors::UpError,
     greeting::{Greeting, News, ProcessIds},
     log::LogSink,
     managed::{Change, Experience, Managed, Readiness, State, next_of},

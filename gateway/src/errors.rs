@@ -13,7 +13,7 @@ use axum::{
 use serde::Serialize;
 use shmproto::message::{ErrorCode, WireError};
 
-use crate::{executor::CallError, telemetry, text::TextError};
+use crate::{executor::CallError, lifecycle::NotServing, limits::UsedUp, telemetry, text::TextError};
 
 /// Whether sending the same request again may help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,7 +125,7 @@ impl ApiError {
     }
 
     /// Somebody asks too often; `wait_s` seconds from now they may again.
-    pub fn rate_limited(wait_s: u32, message: impl Into<String>) -> Self {
+    fn rate_limited(wait_s: u32, message: impl Into<String>) -> Self {
         let error =
             Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "rate_limit_exceeded", message);
         Self { retry: Retry::After(wait_s), ..error }
@@ -244,7 +244,7 @@ impl ApiError {
     }
 
     /// Appends the error as JSON. A fault of this server names the request, by which its log is found.
-    pub fn write_json(&self, out: &mut Vec<u8>) {
+    fn write_json(&self, out: &mut Vec<u8>) {
         let id = telemetry::current_id().filter(|_| self.status.is_server_error());
         self.write(out, id.as_deref());
     }
@@ -285,6 +285,11 @@ impl From<WireError> for ApiError {
             ErrorCode::AdapterBudgetExceeded => Self::no_room("adapter_budget_exceeded", message),
             ErrorCode::ShuttingDown => Self::executor_unavailable(message),
             ErrorCode::Internal => Self::internal(message),
+            ErrorCode::NoMemory => {
+                let status = StatusCode::SERVICE_UNAVAILABLE;
+                let error = Self::new(status, "server_error", "no_memory", message);
+                Self { retry: Retry::After(1), ..error }
+            }
             ErrorCode::NotFinite => {
                 let status = StatusCode::UNPROCESSABLE_ENTITY;
                 Self::new(status, "invalid_request_error", "logits_not_finite", message).of("model")
@@ -312,6 +317,18 @@ impl From<CallError> for ApiError {
             CallError::TooMany { .. } => Self::bad_request("too_many_sequences", error.to_string()),
             CallError::Refused(wire) => wire.into(),
         }
+    }
+}
+
+impl From<NotServing> for ApiError {
+    fn from(error: NotServing) -> Self {
+        Self::executor_unavailable(error.to_string())
+    }
+}
+
+impl From<UsedUp> for ApiError {
+    fn from(error: UsedUp) -> Self {
+        Self::rate_limited(error.wait_s, error.to_string())
     }
 }
 

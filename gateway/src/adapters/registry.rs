@@ -1,0 +1,205 @@
+//! The registry: the table of names, the files and the database behind it, and the locks that keep them in step.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError, RwLock, Weak, atomic::AtomicBool},
+    time::Duration,
+};
+
+use tokio::sync::Semaphore;
+
+use super::{
+    database::{self, Database, Lock},
+    entry::{Entry, Lease, lock},
+    errors::{OpenError, Unusable},
+    figures::{Counters, Figures},
+    import,
+    residency::Residency,
+    store::{Store, Sweep},
+    table::Table,
+};
+use crate::{
+    caller::Caller,
+    executor::{Executor, link::Link},
+};
+
+/// Loads that may be under way; more are refused.
+pub(super) const MAX_LOADS: usize = 8;
+/// Copies made at once: they must not take all threads that block.
+const MAX_COPIES: usize = 2;
+/// How often the times of last use are written down.
+const SAVE_INTERVAL: Duration = Duration::from_secs(30);
+
+/// What a registry is opened with.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The directory of what outlives the process.
+    pub state: PathBuf,
+    /// Where adapters loaded over HTTP must be: absolute and without links.
+    pub adapter_root: PathBuf,
+    /// Most names.
+    pub max_adapters: usize,
+    /// Longest file of an adapter.
+    pub max_adapter_file_bytes: u64,
+}
+
+/// Every adapter that is registered, and what is held to serve and to change them.
+#[derive(Debug)]
+pub struct Registry {
+    pub(super) executor: Executor,
+    pub(super) database: Database,
+    pub(super) store: Store,
+    pub(super) root: PathBuf,
+    pub(super) max_adapters: usize,
+    pub(super) table: RwLock<Arc<Table>>,
+    /// Out of the table, but requests still use them.
+    pub(super) draining: Mutex<Vec<Arc<Entry>>>,
+    pub(super) residency: Mutex<Residency>,
+    /// Held while the registry changes; readers never wait for it.
+    pub(super) changing: tokio::sync::Mutex<()>,
+    pub(super) loads: Semaphore,
+    pub(super) copies: Semaphore,
+    /// True if the store may hold contents nothing refers to.
+    pub(super) sweep_due: AtomicBool,
+    pub(super) counters: Counters,
+    /// Dropped last: the next gateway may open the directory then.
+    _lock: Lock,
+}
+
+impl Registry {
+    /// Opens the registry, or makes one where there never was one.
+    ///
+    /// # Errors
+    /// If it is in use, damaged, or written by a later version; never an empty registry instead.
+    pub async fn open(executor: Executor, options: Options) -> Result<Arc<Self>, OpenError> {
+        let state = options.state;
+        let lock = Lock::take(&state).await?;
+        let is_new = !database::exists(&state)?;
+        if is_new {
+            database::check_not_lost(&state)?;
+        }
+        let store = Store::open(&state, options.max_adapter_file_bytes)?;
+        if is_new {
+            let (old, into) = (state.clone(), store.clone());
+            let records = blocking(move || import::read(&old, &into)).await??;
+            database::create(&state, &records).await?;
+        }
+        import::finish(&state)?;
+        let (database, records) = Database::open(&state).await?;
+        let (keep, sweeper) = (records.iter().map(|record| record.content).collect(), store.clone());
+        let swept = blocking(move || sweeper.sweep(&keep, Sweep::Everything)).await??;
+        tracing::info!(adapters = records.len(), swept, "registry opened");
+        let entries = records.into_iter().map(|record| Arc::new(Entry::new(record)));
+        let registry = Arc::new(Self {
+            executor,
+            database,
+            store,
+            root: options.adapter_root,
+            max_adapters: options.max_adapters,
+            table: RwLock::new(Arc::new(entries.collect())),
+            draining: Mutex::default(),
+            residency: Mutex::default(),
+            changing: tokio::sync::Mutex::default(),
+            loads: Semaphore::new(MAX_LOADS),
+            copies: Semaphore::new(MAX_COPIES),
+            sweep_due: AtomicBool::new(false),
+            counters: Counters::default(),
+            _lock: lock,
+        });
+        tokio::spawn(save_uses(Arc::downgrade(&registry)));
+        Ok(registry)
+    }
+
+    /// Every adapter, by name.
+    #[must_use]
+    pub fn entries(&self) -> Arc<Table> {
+        Arc::clone(&self.table.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Adapters that have lost their name while requests still use them.
+    #[must_use]
+    pub fn draining(&self) -> Vec<Arc<Entry>> {
+        lock(&self.draining).clone()
+    }
+
+    /// Adapters in all.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries().len()
+    }
+
+    /// True if there is none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries().is_empty()
+    }
+
+    /// Most names there may be.
+    #[must_use]
+    pub fn max_adapters(&self) -> usize {
+        self.max_adapters
+    }
+
+    /// What has been counted since the process began.
+    #[must_use]
+    pub fn figures(&self) -> Figures {
+        self.counters.read()
+    }
+
+    /// Takes a lease on what `name` stands for now; it may have to be brought in ([`Registry::bring`]). Another
+    /// tenant's adapter is not there.
+    ///
+    /// # Errors
+    /// If it is registered, but cannot be used.
+    pub fn lease(&self, name: &str, caller: &Caller) -> Result<Option<Lease>, Unusable> {
+        // The lock is held until the lease is taken: whoever removes the entry then waits for it.
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(entry) = table.find(name, caller) else {
+            return Ok(None);
+        };
+        match entry.fault() {
+            Some(reason) => Err(Unusable { name: name.to_owned(), reason }),
+            None => Ok(Some(entry.lease())),
+        }
+    }
+
+    /// Number of the connection, if there is one.
+    pub(super) fn epoch(&self) -> Option<u64> {
+        match &*self.executor.link().borrow() {
+            Link::Up { epoch, .. } => Some(*epoch),
+            _ => None,
+        }
+    }
+
+    /// All that has a name or a lease.
+    pub(super) fn every_entry(&self) -> Vec<Arc<Entry>> {
+        // In this order: an entry goes from the table to those that drain.
+        let table = self.entries();
+        table.values().cloned().chain(self.draining()).collect()
+    }
+
+    /// Writes down when adapters were last used.
+    async fn save_uses(&self) {
+        let used: Vec<_> = self.entries().values().filter_map(|entry| entry.unsaved_use()).collect();
+        if used.is_empty() {
+            return;
+        }
+        if let Err(error) = self.database.set_used(&used).await {
+            tracing::warn!(%error, "the times of last use could not be saved");
+        }
+    }
+}
+
+async fn save_uses(registry: Weak<Registry>) {
+    loop {
+        tokio::time::sleep(SAVE_INTERVAL).await;
+        match registry.upgrade() {
+            Some(registry) => registry.save_uses().await,
+            None => return,
+        }
+    }
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, OpenError> {
+    tokio::task::spawn_blocking(work).await.map_err(|panic| OpenError::Stopped(panic.to_string()))
+}

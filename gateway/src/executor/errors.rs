@@ -1,0 +1,36 @@
+//! Why the executor did not do what it was asked.
+
+use shmproto::message::WireError;
+
+/// Why the executor did not do what it was asked.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CallError {
+    /// No executor is connected, or the connection broke before the answer came.
+    #[error(
+        "the base-executor is not reachable ({0}); it is reconnected to automatically, try again shortly"
+    )]
+    Unavailable(String),
+    /// It answered with a typed error.
+    #[error("{}", .0.message)]
+    Refused(WireError),
+    /// As many sequences or calls are under way as the executor takes. Said at once, without asking it.
+    #[error(
+        "{limit} {what} are under way, which is all the base-executor takes; try again when some have ended"
+    )]
+    Busy {
+        /// The limit that was met.
+        limit: usize,
+        /// What is limited.
+        what: &'static str,
+    },
+    /// One request has more sequences than are ever computed or wait at a time: it would be refused for ever.
+    #[error(
+        "{asked} sequences are asked for at once, but the base-executor takes {limit} in all; ask for fewer"
+    )]
+    TooMany {
+        /// Sequences of the request.
+        asked: usize,
+        /// Sequences there may be.
+        limit: usize,
+    },
+}

@@ -1,0 +1,283 @@
+//! The one task that owns the ZeroMQ connection.
+//!
+//! It sends what handles queue, reads what the executor answers, and hands every output to the sequence it
+//! belongs to. A lost connection ends everything in flight with one event and is then rebuilt with backoff:
+//! a DEALER of this library never reconnects by itself, and only its monitor tells that the peer is gone.
+//! That a peer is stopped nothing tells: so it is asked, and one that does not answer is lost too. What it
+//! says when it goes on is said to a socket that nobody reads any more.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use futures::StreamExt as _;
+use shmproto::{
+    codec::Wire as _,
+    message::{ErrorCode, Output, RequestId, ToExecutor, ToGateway, Welcome},
+};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    time::{Instant, MissedTickBehavior, interval_at, timeout},
+};
+use zeromq::{DealerSendHalf, SocketEvent, SocketRecv as _, SocketSend as _, ZmqMessage};
+
+use super::{
+    errors::CallError,
+    greeting::open,
+    link::{Answer, Command, Delivery, Event, Link, Route, lose, refuse},
+    slots::Slots,
+    wire::{Peer, Wire, read},
+};
+
+/// First pause before a connection is tried again; doubled up to [`MAX_BACKOFF`].
+const MIN_BACKOFF: Duration = Duration::from_millis(20);
+/// Longest pause between two tries.
+const MAX_BACKOFF: Duration = Duration::from_millis(500);
+/// The silence after which an executor is lost is counted in so many parts. It is asked for a sign of life after the
+/// first. Counting, because a gateway that was itself stopped finds one part passed, not all of them.
+const SILENT_PARTS: u32 = 4;
+/// The call that asks for a sign of life; those of handles have other numbers.
+const PROBE: RequestId = 0;
+
+/// Why [`LinkTask::serve`] returned.
+enum End {
+    Closed,
+    Lost(String),
+}
+
+/// The task; see the module's description.
+pub(super) struct LinkTask {
+    peer: Peer,
+    commands: mpsc::UnboundedReceiver<Command>,
+    link: watch::Sender<Link>,
+    slots: Slots,
+    epoch: u64,
+    routes: HashMap<RequestId, Route>,
+    calls: HashMap<RequestId, oneshot::Sender<Result<Answer, CallError>>>,
+}
+
+impl LinkTask {
+    pub(super) fn new(
+        peer: Peer,
+        commands: mpsc::UnboundedReceiver<Command>,
+        link: watch::Sender<Link>,
+        slots: Slots,
+    ) -> Self {
+        Self { peer, commands, link, slots, epoch: 0, routes: HashMap::new(), calls: HashMap::new() }
+    }
+
+    pub(super) async fn run(mut self) {
+        self.keep_connected().await;
+        // Nothing may wait for an answer that will not come.
+        self.commands.close();
+        while let Some(command) = self.commands.recv().await {
+            refuse(command, self.epoch);
+        }
+        self.fail_all("the gateway is shutting down");
+    }
+
+    async fn keep_connected(&mut self) {
+        let mut backoff = MIN_BACKOFF;
+        loop {
+            let reason = match self.connect().await {
+                None => return,
+                Some(Err(reason)) => reason,
+                Some(Ok((wire, welcome))) => {
+                    backoff = MIN_BACKOFF;
+                    self.bring_up(welcome);
+                    match self.serve(wire).await {
+                        End::Closed => return,
+                        End::Lost(reason) => reason,
+                    }
+                }
+            };
+            self.take_down(&reason);
+            if self.pause(backoff).await.is_none() {
+                return;
+            }
+            backoff = (backoff * 2).min(MAX_BACKOFF);
+        }
+    }
+
+    /// Connects and waits for the welcome, refusing commands meanwhile; `None` when the gateway closes.
+    async fn connect(&mut self) -> Option<Result<(Wire, Welcome), String>> {
+        let attempt = open(self.peer.clone(), self.link.clone());
+        self.refuse_until(attempt).await
+    }
+
+    fn bring_up(&mut self, welcome: Welcome) {
+        self.epoch += 1;
+        tracing::info!(epoch = self.epoch, model = %welcome.model_path, "connected to the base-executor");
+        self.slots.set_limit(welcome.max_running.saturating_add(welcome.max_waiting) as usize);
+        self.link.send_replace(Link::Up { epoch: self.epoch, welcome: Arc::new(welcome) });
+    }
+
+    async fn pause(&mut self, time: Duration) -> Option<()> {
+        self.refuse_until(tokio::time::sleep(time)).await
+    }
+
+    async fn refuse_until<T>(&mut self, future: impl Future<Output = T>) -> Option<T> {
+        tokio::pin!(future);
+        loop {
+            tokio::select! {
+                value = &mut future => return Some(value),
+                command = self.commands.recv() => match command {
+                    None | Some(Command::Close) => return None,
+                    Some(command) => refuse(command, self.epoch),
+                },
+            }
+        }
+    }
+
+    /// Moves messages until the connection or the gateway ends.
+    async fn serve(&mut self, mut wire: Wire) -> End {
+        let mut silent_parts = 0;
+        let part = (self.peer.silence / SILENT_PARTS).max(Duration::from_millis(1));
+        let mut clock = interval_at(Instant::now() + part, part);
+        clock.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let done = tokio::select! {
+                // What has arrived counts before the clock does.
+                biased;
+                message = wire.receive.recv() => {
+                    silent_parts = 0;
+                    match message {
+                        Ok(message) => self.dispatch(&message),
+                        Err(error) => Err(End::Lost(format!("reading from it failed: {error}"))),
+                    }
+                }
+                event = wire.monitor.next() => match event {
+                    Some(SocketEvent::Disconnected(_)) | None => Err(End::Lost("it closed the connection".to_owned())),
+                    Some(_) => Ok(()),
+                },
+                command = self.commands.recv() => self.forward(command, &mut wire.send).await,
+                _ = clock.tick() => {
+                    silent_parts += 1;
+                    self.probe(silent_parts, &mut wire.send).await
+                }
+            };
+            if let Err(end) = done {
+                return end;
+            }
+        }
+    }
+
+    /// Nothing has been heard for `silent_parts` of the time allowed: asks for a sign of life, once, then gives up.
+    async fn probe(&self, silent_parts: u32, send: &mut DealerSendHalf) -> Result<(), End> {
+        match silent_parts {
+            1 => self.transmit(ToExecutor::GetStats(PROBE).to_bytes(), send).await,
+            ..=SILENT_PARTS => Ok(()),
+            _ => Err(End::Lost(format!("it was silent for {} ms", self.peer.silence.as_millis()))),
+        }
+    }
+
+    async fn forward(&mut self, command: Option<Command>, send: &mut DealerSendHalf) -> Result<(), End> {
+        let message = match command {
+            None | Some(Command::Close) => return Err(End::Closed),
+            Some(Command::Start(start)) => {
+                self.routes.insert(start.id, start.route);
+                start.message
+            }
+            Some(Command::Cancel(id)) => match self.routes.remove(&id) {
+                Some(_) => ToExecutor::Cancel(id).to_bytes(),
+                // It ended before its owner knew.
+                None => return Ok(()),
+            },
+            Some(Command::Ping(pong)) => {
+                let _ = pong.send(());
+                return Ok(());
+            }
+            Some(Command::Call(call)) => {
+                self.calls.insert(call.id, call.answer);
+                call.message
+            }
+        };
+        self.transmit(message, send).await
+    }
+
+    /// Waits no longer for a peer that does not read than for one that does not speak.
+    async fn transmit(&self, message: Vec<u8>, send: &mut DealerSendHalf) -> Result<(), End> {
+        match timeout(self.peer.silence, send.send(ZmqMessage::from(message))).await {
+            Ok(sent) => sent.map_err(|error| End::Lost(format!("sending to it failed: {error}"))),
+            Err(_) => Err(End::Lost(format!("it took nothing for {} ms", self.peer.silence.as_millis()))),
+        }
+    }
+
+    fn dispatch(&mut self, message: &ZmqMessage) -> Result<(), End> {
+        match read(message).map_err(End::Lost)? {
+            ToGateway::Outputs(outputs) => {
+                return outputs.into_iter().try_for_each(|output| self.deliver(output));
+            }
+            ToGateway::AdapterLoaded(loaded) => self.answer(loaded.request, Ok(Answer::Loaded(loaded))),
+            ToGateway::AdapterUnloaded(unloaded) => {
+                self.answer(unloaded.request, Ok(Answer::Unloaded(unloaded)))
+            }
+            ToGateway::Stats(stats) => self.answer(stats.request, Ok(Answer::Stats(Box::new(stats)))),
+            ToGateway::Failed(failed) => self.answer(failed.request, Err(CallError::Refused(failed.error))),
+            ToGateway::Loading(_) => return Err(End::Lost("it began to load again".to_owned())),
+            ToGateway::Welcome(_) => return Err(End::Lost("it sent a second welcome".to_owned())),
+            ToGateway::Refused(why) => return Err(End::Lost(why)),
+        }
+        Ok(())
+    }
+
+    fn deliver(&mut self, output: Output) -> Result<(), End> {
+        let id = output.request;
+        let last = output.finish.is_some() || output.error.is_some();
+        // Outputs of a cancelled sequence may still be on their way.
+        let Some(route) = self.routes.get_mut(&id) else {
+            return Ok(());
+        };
+        let Some(left) = route.budget.checked_sub(1) else {
+            return Err(End::Lost(
+                "it sent more outputs for a request than tokens were asked for".to_owned(),
+            ));
+        };
+        route.budget = left;
+        if last {
+            self.end(id, output);
+        } else {
+            // Fails only when the reader is gone; its cancellation is on its way.
+            let _ = route.sink.try_send(Delivery {
+                index: route.index,
+                event: Event::Output(output),
+                slot: None,
+            });
+        }
+        Ok(())
+    }
+
+    /// Delivers the last output of a sequence. One that an executor gave up because it is shutting down may be started
+    /// again by the next, so it keeps its slot.
+    fn end(&mut self, id: RequestId, output: Output) {
+        let Some(Route { sink, index, slot, .. }) = self.routes.remove(&id) else { return };
+        let returns = output.error.as_ref().is_some_and(|error| error.code == ErrorCode::ShuttingDown);
+        let slot = returns.then_some(slot);
+        let _ = sink.try_send(Delivery { index, event: Event::Output(output), slot });
+    }
+
+    fn answer(&mut self, id: RequestId, result: Result<Answer, CallError>) {
+        if let Some(answer) = self.calls.remove(&id) {
+            // The caller may have stopped waiting.
+            let _ = answer.send(result);
+        }
+    }
+
+    fn take_down(&mut self, reason: &str) {
+        let was_up = !matches!(&*self.link.borrow(), Link::Down { .. });
+        if was_up {
+            tracing::warn!(reason, "lost the base-executor");
+        } else {
+            tracing::debug!(reason, "the base-executor is not there yet");
+        }
+        self.link.send_replace(Link::Down { reason: reason.to_owned() });
+        self.fail_all(reason);
+    }
+
+    fn fail_all(&mut self, reason: &str) {
+        for (_, route) in self.routes.drain() {
+            lose(route, self.epoch);
+        }
+        for (_, answer) in self.calls.drain() {
+            let _ = answer.send(Err(CallError::Unavailable(reason.to_owned())));
+        }
+    }
+}
