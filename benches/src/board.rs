@@ -6,6 +6,7 @@
 
 mod ours;
 mod sockets;
+mod trip;
 pub(crate) mod worker;
 
 use std::{
@@ -13,10 +14,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
-use shmproto::board::Slice;
+use anyhow::{Result, ensure};
 
-use self::{ours::AtTheBoard, sockets::Sockets};
+use self::{
+    ours::AtTheBoard,
+    sockets::Sockets,
+    trip::{Shape, Share, Trip},
+};
 use crate::{
     config::Config,
     machine::{Cores, pin},
@@ -33,88 +37,6 @@ const WARM_UP_TRIPS: usize = 50;
 const RUNS: usize = 9;
 /// Where the two sides take turns: workers spin no longer than this after their last job.
 const PAUSE: Duration = Duration::from_millis(3);
-
-/// What each worker gets of the rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Share {
-    /// Its part of them; it gives the sums of those.
-    OwnRows,
-    /// All of them; it gives its part of the columns of the sums.
-    AllRows,
-}
-
-/// What travels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Shape {
-    rows: usize,
-    width: usize,
-    share: Share,
-}
-
-impl Shape {
-    /// Bytes that each of `workers` is given.
-    fn x_bytes(&self, workers: usize) -> usize {
-        match self.share {
-            Share::OwnRows => self.sums_bytes(workers),
-            Share::AllRows => self.rows * self.width * 4,
-        }
-    }
-
-    /// Bytes that each of `workers` gives back.
-    fn sums_bytes(&self, workers: usize) -> usize {
-        self.rows * self.width * 4 / workers
-    }
-
-    /// Where in the rows the part of worker `index` begins.
-    fn first_byte(&self, index: usize, workers: usize) -> usize {
-        match self.share {
-            Share::OwnRows => index * self.sums_bytes(workers),
-            Share::AllRows => 0,
-        }
-    }
-
-    /// A slice for each of `workers`.
-    fn slices(&self, workers: usize) -> Result<Vec<Slice>> {
-        let number = |value: usize| u32::try_from(value).context("sizes of a board are 32 bits");
-        let share = self.rows * self.width / workers;
-        let rows = match self.share {
-            Share::OwnRows => self.rows / workers,
-            Share::AllRows => self.rows,
-        };
-        (0..workers)
-            .map(|index| {
-                let first = self.first_byte(index, workers) / 4 / self.width;
-                Ok(Slice {
-                    image: 1,
-                    module: 0,
-                    first_row: number(first)?,
-                    rows: number(rows)?,
-                    width: number(self.width)?,
-                    first_rank: 0,
-                    last_rank: 16,
-                    x_offset: 0,
-                    sums_offset: (index * share) as u64,
-                    sums_elements: number(share)?,
-                })
-            })
-            .collect()
-    }
-}
-
-/// Whoever sends rows out and takes sums back.
-trait Trip {
-    /// Trips begin.
-    fn begin(&mut self) {}
-
-    /// `x` out, and as many sums back.
-    fn trip(&mut self, x: &[f32]) -> Result<()>;
-
-    /// There are no more for now.
-    fn end(&mut self) {}
-
-    /// Number `index` of the sums that came back last.
-    fn sums(&self, index: usize) -> f32;
-}
 
 /// Where the processes run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -215,15 +137,6 @@ fn trips(side: &mut dyn Trip) -> Result<(f64, f64)> {
     Ok((times.median(), times.quantile(0.99)))
 }
 
-impl Share {
-    fn name(self) -> &'static str {
-        match self {
-            Self::OwnRows => "each its own rows",
-            Self::AllRows => "each all rows",
-        }
-    }
-}
-
 impl Case {
     fn compare(&self, [ours, peer]: &[Figures; 2], cores: usize) -> Result<[Comparison; 2]> {
         let place = match self.place {
@@ -294,23 +207,6 @@ fn slope_of(points: impl Iterator<Item = (f64, f64)>) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_slices_of_a_job_cover_every_sum_once_and_every_row() {
-        for (share, workers) in [(Share::OwnRows, 4), (Share::AllRows, 8), (Share::OwnRows, 1)] {
-            let shape = Shape { rows: ROWS, width: WIDTH, share };
-            let slices = shape.slices(workers).unwrap();
-            let mut end = 0;
-            for slice in &slices {
-                assert_eq!(slice.sums_offset, end);
-                end += u64::from(slice.sums_elements);
-            }
-            assert_eq!(end, (ROWS * WIDTH) as u64);
-            let rows: u32 = slices.iter().map(|slice| slice.rows).sum();
-            let each = if share == Share::AllRows { workers } else { 1 };
-            assert_eq!(rows as usize, ROWS * each);
-        }
-    }
 
     #[test]
     fn a_slope_is_that_of_the_line() {

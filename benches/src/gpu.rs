@@ -38,7 +38,7 @@ use model::cuda::Graphs;
 use self::{lab::Lab, streams::Streams};
 use crate::{
     config::{Config, Name},
-    setup::Outcome,
+    report::Outcome,
 };
 
 /// Measures `names`, all of them for a GPU. One that fails does not keep the others from running.

@@ -2,40 +2,34 @@
 //!
 //! # Layout
 //!
-//! - one file for each benchmark: [`decode`], [`prefill`], [`batch`], [`adapters`], [`neighbour`], [`startup`],
-//!   [`overload`], [`xab`], [`board`], [`cold`] (cold starts, decode in their modes, and the crossover),
-//!   [`split`] (split clients: rate and calls, batching, beside resident requests, masking), [`gpu`] (all of them);
+//! - [`suite`]: a run, from what was asked for to the lines that are printed;
+//! - [`llama_cpp`] (beside its tools and its server), [`xab`], [`board`], [`cold`] (cold starts, decode in their modes,
+//!   and the crossover), [`split`] (split clients: rate and calls, batching, beside resident requests, masking), [`gpu`]:
+//!   the benchmarks;
 //! - [`ours`] and [`peer`]: how each side is driven, by its measuring command and as a server;
-//! - [`measure`], [`contest`], [`report`]: alternation, medians and spreads, and the rows they become;
+//! - [`measure`], [`report`], [`plot`]: alternation, medians and spreads, and the rows and pictures they become;
 //! - [`http`], [`lora`], [`workload`]: streamed requests, generated adapters and prompts for the servers;
 //! - [`process`], [`machine`]: child processes that never outlive the harness, and the cores all of them share.
 //!
 //! `docs/performance/README.md` says what is compared with what, and by which rules.
 #![forbid(unsafe_code)]
 
-mod adapters;
-mod batch;
 mod board;
 mod cold;
 mod config;
-mod contest;
-mod decode;
 mod gpu;
 mod http;
+mod llama_cpp;
 mod lora;
 mod machine;
 mod measure;
-mod neighbour;
 mod ours;
-mod overload;
 mod peer;
 mod plot;
-mod prefill;
 mod process;
 mod report;
-mod setup;
 mod split;
-mod startup;
+mod suite;
 mod workload;
 mod xab;
 
@@ -48,7 +42,7 @@ fn main() -> ExitCode {
     if arguments.next().as_deref() == Some(board::worker::COMMAND) {
         return ended(board::worker::main(arguments).map(|()| ExitCode::SUCCESS));
     }
-    ended(config::Args::parse().validate().and_then(|config| setup::run(&config)).map(Into::into))
+    ended(config::Args::parse().validate().and_then(|config| suite::run(&config)).map(Into::into))
 }
 
 fn ended(run: anyhow::Result<ExitCode>) -> ExitCode {

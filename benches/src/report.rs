@@ -1,4 +1,6 @@
-//! A comparison and the line of JSON it is printed as.
+//! A comparison, the line of JSON it is printed as, and how a run of them ended.
+
+use std::process::ExitCode;
 
 use serde::Serialize;
 
@@ -57,6 +59,24 @@ pub(crate) struct Comparison {
     pub(crate) rival: Rival,
     /// What to reach.
     pub(crate) target: Option<Target>,
+}
+
+/// Whether every benchmark could be measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// All of them.
+    Complete,
+    /// Some failed; standard error says why.
+    Partial,
+}
+
+impl From<Outcome> for ExitCode {
+    fn from(outcome: Outcome) -> Self {
+        match outcome {
+            Outcome::Complete => Self::SUCCESS,
+            Outcome::Partial => Self::FAILURE,
+        }
+    }
 }
 
 /// A line of output.

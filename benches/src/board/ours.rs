@@ -14,7 +14,7 @@ use shmproto::{
 };
 
 use super::{
-    Shape, Trip,
+    trip::{Shape, Trip},
     worker::{Channel, Role, Worker},
 };
 

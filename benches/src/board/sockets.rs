@@ -6,15 +6,11 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
 
 use super::{
-    Shape, Trip,
-    worker::{Channel, Role, Worker},
+    trip::{Shape, Trip},
+    worker::{Channel, Role, Worker, widen},
 };
-
-/// Room in a socket for everything that travels at a time, where the system allows that.
-const BUFFER_BYTES: usize = 1 << 20;
 
 /// Workers behind sockets.
 #[derive(Debug)]
@@ -24,13 +20,6 @@ pub(super) struct Sockets {
     sums: Vec<u8>,
     // Last: a worker ends when its socket is closed.
     _workers: Vec<Worker>,
-}
-
-/// Makes room, so that a writer need not wait for its reader in the middle.
-pub(super) fn widen(socket: &UnixStream) {
-    // The system may grant less: then the two take turns, as with any socket.
-    let _ = set_socket_send_buffer_size(socket, BUFFER_BYTES);
-    let _ = set_socket_recv_buffer_size(socket, BUFFER_BYTES);
 }
 
 impl Sockets {

@@ -14,13 +14,15 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size},
+};
 use shmproto::{
     board::{Generation, Seat, SeatFds, SeatNumber, Wake},
     handover::{ToWorker, WorkerEnd},
 };
 
-use super::sockets::widen;
 use crate::machine::pin;
 
 /// First argument of a worker; nobody types it.
@@ -28,6 +30,9 @@ pub(crate) const COMMAND: &str = "board-worker";
 
 /// `lora-worker`'s default.
 const SPIN: Duration = Duration::from_micros(50);
+
+/// Room in a socket for everything that travels at a time, where the system allows that.
+const BUFFER_BYTES: usize = 1 << 20;
 
 /// What a worker is told by its arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -153,6 +158,13 @@ fn is_closed(executor: &WorkerEnd) -> bool {
     let mut fds = [PollFd::new(executor, PollFlags::IN)];
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut fds, Some(&now)).is_ok_and(|ready| ready > 0)
+}
+
+/// Makes room at either end, so that a writer need not wait for its reader in the middle.
+pub(super) fn widen(socket: &UnixStream) {
+    // The system may grant less: then the two take turns, as with any socket.
+    let _ = set_socket_send_buffer_size(socket, BUFFER_BYTES);
+    let _ = set_socket_recv_buffer_size(socket, BUFFER_BYTES);
 }
 
 /// Reads rows and writes some of them back, until the harness is gone.

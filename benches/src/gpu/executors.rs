@@ -3,11 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use kernels::cuda::attention::KvPool;
-use model::{
-    forward::BLOCK_TOKENS,
-    resident::{KvDtype, kv_shape},
-};
+use kernels::{attention::KvPrecision, cuda::attention::KvPool};
+use model::{forward::BLOCK_TOKENS, resident::kv_shape};
 use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
@@ -68,7 +65,7 @@ impl<'a> Ground<'a> {
     /// An executor over the real link with all workers, and room for every adapter. `options` come from
     /// [`Self::options`].
     pub(super) fn place<'b>(&'b self, options: &'b [String]) -> Place<'b> {
-        let shape = kv_shape(self.lab.config(), false, KvDtype::Auto);
+        let shape = kv_shape(self.lab.config(), KvPrecision::F16);
         Place {
             programs: &self.lab.programs,
             model: self.lab.shape_folder(),

@@ -11,9 +11,19 @@ use serde_json::{Value, json};
 use crate::{
     http::{Dialect, Event, Server, free_port, get, with_prompt},
     process::Process,
-    setup::Setup,
     workload::{Job, Use},
 };
+
+/// What every server of ours is started from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Installation {
+    /// Folder of our programs.
+    pub(crate) binaries: PathBuf,
+    /// The model that is served.
+    pub(crate) model: PathBuf,
+    /// The cores it may use, as `--cores` takes them.
+    pub(crate) cores: String,
+}
 
 /// An adapter as `holobiont up --adapter NAME=DIR` takes it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,8 +58,12 @@ impl Holobiont {
     ///
     /// # Errors
     /// If it does not start.
-    pub(crate) fn start(setup: &Setup, adapters: &[NamedAdapter], folder: &Path) -> Result<Self> {
-        Self::start_with(setup, adapters, folder, KvPool::Default)
+    pub(crate) fn start(
+        installation: &Installation,
+        adapters: &[NamedAdapter],
+        folder: &Path,
+    ) -> Result<Self> {
+        Self::start_with(installation, adapters, folder, KvPool::Default)
     }
 
     /// As [`Holobiont::start`], with a KV pool of a given size.
@@ -57,17 +71,17 @@ impl Holobiont {
     /// # Errors
     /// If it does not start.
     pub(crate) fn start_with(
-        setup: &Setup,
+        installation: &Installation,
         adapters: &[NamedAdapter],
         folder: &Path,
         pool: KvPool,
     ) -> Result<Self> {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let port = free_port()?;
-        let mut command = Command::new(setup.config.ours.join("holobiont"));
-        command.arg("up").arg("--model").arg(&setup.config.model);
+        let mut command = Command::new(installation.binaries.join("holobiont"));
+        command.arg("up").arg("--model").arg(&installation.model);
         command.arg("--listen").arg(format!("127.0.0.1:{port}")).arg("--state").arg(folder.join("state"));
-        command.arg("--cores").arg(setup.cores.list());
+        command.arg("--cores").arg(&installation.cores);
         if let KvPool::Bytes(bytes) = pool {
             command.env("HOLOBIONT_EXECUTOR_KV_BYTES", bytes.to_string());
         }

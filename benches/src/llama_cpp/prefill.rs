@@ -2,17 +2,19 @@
 
 use anyhow::Result;
 
-use crate::{
+use super::{
     contest::{Contest, Entries},
+    setup::Setup,
+};
+use crate::{
     ours::Load,
     report::{Better, Comparison, Target},
-    setup::Setup,
 };
 
 const LOAD: Load = Load { prompt_tokens: 512, generated_tokens: 0, streams: 1 };
 
 /// Ours beside llama-bench on the same file and on Q4_0.
-pub(crate) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
+pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
     let contest = Contest {
         bench: "prefill",
         case: format!("{} tokens", LOAD.prompt_tokens),

@@ -2,17 +2,19 @@
 
 use anyhow::Result;
 
-use crate::{
+use super::{
     contest::{Contest, Entries},
+    setup::Setup,
+};
+use crate::{
     ours::Load,
     report::{Better, Comparison, Target},
-    setup::Setup,
 };
 
 const LOAD: Load = Load { prompt_tokens: 1, generated_tokens: 128, streams: 1 };
 
 /// Ours beside llama-bench on the same file and on Q4_0.
-pub(crate) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
+pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
     let contest = Contest {
         bench: "decode",
         case: "one stream".to_owned(),

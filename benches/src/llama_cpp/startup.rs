@@ -4,16 +4,18 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 
-use crate::{
-    adapters::{Adapters, warmed_up},
+use super::{
     contest::{Contest, Entries},
+    servers::{Adapters, warmed_up},
+    setup::Setup,
+};
+use crate::{
     http::{Dialect, Server},
     measure::Samples,
     ours::{Holobiont, KvPool},
     peer::{LlamaServer, Weights},
     process::{Memory, child_called, memory_of},
     report::{Better, Comparison, Rival, Target},
-    setup::Setup,
     workload::{STREAMS, first_token},
 };
 
@@ -26,14 +28,14 @@ const WEIGHTS_FACTOR: f64 = 1.3;
 const MIB: f64 = 1024.0 * 1024.0;
 
 /// Time to the first token, then memory.
-pub(crate) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
+pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
     let mut comparisons = time_to_first_token(setup)?;
     comparisons.extend(memory(setup)?);
     Ok(comparisons)
 }
 
 fn time_to_first_token(setup: &Setup) -> Result<Vec<Comparison>> {
-    let ours = || Holobiont::start(setup, &[], &setup.temporary("startup-ours"));
+    let ours = || Holobiont::start(&setup.holobiont, &[], &setup.temporary("startup-ours"));
     let theirs =
         |weights: &Weights| LlamaServer::start(&setup.peer, weights, &[], &setup.temporary("startup-peer"));
     // The first start of each reads its files into the page cache and writes what is written once.
@@ -67,7 +69,8 @@ fn memory(setup: &Setup) -> Result<Vec<Comparison>> {
     let adapters = Adapters::generate(setup)?;
     let folder = setup.temporary("memory-ours");
     let pool = KvPool::Bytes(KV_POOL_BYTES);
-    let ours = Holobiont::start_with(setup, &adapters.ours[..STREAMS], &folder, pool).and_then(warmed_up)?;
+    let ours = Holobiont::start_with(&setup.holobiont, &adapters.ours[..STREAMS], &folder, pool)
+        .and_then(warmed_up)?;
     let executor = memory_of(child_called(ours.process_id(), "base-executor")?)?;
     let most = allowed_mib(setup, &adapters)?;
     drop(ours);

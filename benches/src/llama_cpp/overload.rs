@@ -18,14 +18,16 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
+use super::{
+    servers::{Adapters, warmed_up},
+    setup::Setup,
+};
 use crate::{
-    adapters::{Adapters, warmed_up},
     http::{Attempt, Dialect, Server, Timeline},
     measure::{Samples, alternate},
     ours::Holobiont,
     peer::LlamaServer,
     report::{Better, Comparison, Rival, Target},
-    setup::Setup,
     workload::{STREAMS, arrival},
 };
 
@@ -86,10 +88,11 @@ struct Trial {
 }
 
 /// Every comparison of this benchmark.
-pub(crate) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
+pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
     let adapters = Adapters::generate(setup)?;
-    let ours = Holobiont::start(setup, &adapters.ours[..STREAMS], &setup.temporary("holobiont-overload"))
-        .and_then(warmed_up)?;
+    let ours =
+        Holobiont::start(&setup.holobiont, &adapters.ours[..STREAMS], &setup.temporary("holobiont-overload"))
+            .and_then(warmed_up)?;
     let folder = setup.temporary("llama-server-overload");
     let peer =
         LlamaServer::start(&setup.peer, &setup.peer.q4_0, &adapters.peers, &folder).and_then(warmed_up)?;

@@ -6,12 +6,12 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
+use super::setup::Setup;
 use crate::{
     measure::{Samples, alternate},
     ours::Load,
     process::Process,
     report::{Better, Comparison, Rival, Target},
-    setup::Setup,
 };
 
 const LOAD: Load = Load { prompt_tokens: 1, generated_tokens: 128, streams: 1 };
@@ -21,7 +21,7 @@ const PEER_TOKENS: usize = 16;
 const BUSY: &str = "while kill -0 $PPID; do i=0; while [ $i -lt 1000000 ]; do i=$((i+1)); done; done";
 
 /// What is left of either side's speed, and the speeds themselves.
-pub(crate) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
+pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
     let peer = &setup.peer;
     let ours = |_| Ok(setup.ours.rates(LOAD)?.decode_tokens_per_s);
     let theirs = |_| peer.decode(&peer.shipped, PEER_TOKENS);

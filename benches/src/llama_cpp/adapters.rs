@@ -1,72 +1,31 @@
 //! Many adapters through HTTP: 8 streamed requests at once on 8 adapters, beside `llama-server` with 8 slots; and what
 //! adapters cost the base model's streams.
 
-use std::{fs, path::PathBuf};
+use anyhow::Result;
 
-use anyhow::{Context, Result};
-
-use crate::{
+use super::{
     contest::{Contest, Entries},
-    http::{Burst, Dialect, Server},
-    lora::{Adapter, Shape, write_gguf, write_peft},
+    servers::{Adapters, warmed_up},
+    setup::Setup,
+};
+use crate::{
+    http::Burst,
     measure::{Samples, alternate},
     ours::{Holobiont, NamedAdapter},
     peer::{LlamaServer, Weights},
     report::{Better, Comparison, Rival, Target},
-    setup::Setup,
     workload::{Mix, STREAMS, WARM_UP_ROUND, burst},
 };
 
-/// Of the adapters, on q, k, v and o.
-const RANK: usize = 16;
-/// Loaded and idle while base streams are measured.
-const MANY: usize = 100;
 /// Two of our own servers differ by a hundredth or two: more rounds than a factor needs.
 const OWN_ROUNDS: usize = 4;
 
 /// Every comparison of this benchmark.
-pub(crate) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
+pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
     let adapters = Adapters::generate(setup)?;
     let mut comparisons = beside_the_peer(setup, &adapters)?;
     comparisons.push(many_loaded(setup, &adapters)?);
     Ok(comparisons)
-}
-
-/// [`MANY`] adapters for us, the first [`STREAMS`] of them also for the peer.
-pub(crate) struct Adapters {
-    /// PEFT directories.
-    pub(crate) ours: Vec<NamedAdapter>,
-    /// GGUF files.
-    pub(crate) peers: Vec<PathBuf>,
-    /// Bytes of one adapter's weights.
-    pub(crate) bytes: u64,
-}
-
-impl Adapters {
-    /// Writes them into the run's temporary folder.
-    ///
-    /// # Errors
-    /// If the model's shape cannot be read or the folder not be written.
-    pub(crate) fn generate(setup: &Setup) -> Result<Self> {
-        let shape = Shape::of(&setup.config.model)?;
-        let folder = setup.temporary("adapters");
-        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
-        let (mut ours, mut peers, mut bytes) = (Vec::new(), Vec::new(), 0);
-        for index in 0..MANY {
-            let adapter = Adapter::random(&shape, RANK, index as u64);
-            bytes = adapter.bytes();
-            let name = format!("adapter-{index}");
-            let peft = folder.join(&name);
-            write_peft(&adapter, &peft)?;
-            ours.push(NamedAdapter { name, folder: peft });
-            if index < STREAMS {
-                let gguf = folder.join(format!("{index}.gguf"));
-                write_gguf(&adapter, &gguf)?;
-                peers.push(gguf);
-            }
-        }
-        Ok(Self { ours, peers, bytes })
-    }
 }
 
 /// Bursts of both mixes, measured in one alternation.
@@ -137,7 +96,7 @@ fn measure(setup: &Setup, adapters: &Adapters) -> Result<Measured> {
         let folder = setup.temporary(&format!("llama-server-{}", weights.format));
         LlamaServer::start(&setup.peer, weights, &adapters.peers, &folder).and_then(warmed_up)
     };
-    let ours = Holobiont::start(setup, &adapters.ours[..STREAMS], &setup.temporary("holobiont-8"))
+    let ours = Holobiont::start(&setup.holobiont, &adapters.ours[..STREAMS], &setup.temporary("holobiont-8"))
         .and_then(warmed_up)?;
     let (same, fastest) = (start(&setup.peer.shipped)?, start(&setup.peer.q4_0)?);
     let [adapters_ours, adapters_same, adapters_fastest, base_ours, base_same, base_fastest] = alternate(
@@ -160,8 +119,11 @@ fn measure(setup: &Setup, adapters: &Adapters) -> Result<Measured> {
 /// Our base streams with many idle adapters loaded, beside none loaded.
 fn many_loaded(setup: &Setup, adapters: &Adapters) -> Result<Comparison> {
     let start = |adapters: &[NamedAdapter]| -> Result<Holobiont> {
-        let server =
-            Holobiont::start(setup, adapters, &setup.temporary(&format!("holobiont-{}", adapters.len())))?;
+        let server = Holobiont::start(
+            &setup.holobiont,
+            adapters,
+            &setup.temporary(&format!("holobiont-{}", adapters.len())),
+        )?;
         server.warm_up(&burst(Mix::Base, WARM_UP_ROUND))?;
         Ok(server)
     };
@@ -175,7 +137,7 @@ fn many_loaded(setup: &Setup, adapters: &Adapters) -> Result<Comparison> {
     )?;
     Ok(Comparison {
         bench: "adapters",
-        case: format!("8 base streams, {MANY} adapters loaded, decode"),
+        case: format!("8 base streams, {} adapters loaded, decode", adapters.ours.len()),
         unit: "tokens/s",
         better: Better::Higher,
         ours: Samples::of(&many, Burst::decode_tokens_per_s)?,
@@ -186,12 +148,4 @@ fn many_loaded(setup: &Setup, adapters: &Adapters) -> Result<Comparison> {
         },
         target: Some(Target::RatioAtLeast(0.98)),
     })
-}
-
-/// A server whose pages and adapters have been used once.
-pub(crate) fn warmed_up<D: Dialect>(server: Server<D>) -> Result<Server<D>> {
-    for mix in [Mix::Adapters, Mix::Base] {
-        server.warm_up(&burst(mix, WARM_UP_ROUND))?;
-    }
-    Ok(server)
 }

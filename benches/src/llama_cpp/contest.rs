@@ -2,39 +2,39 @@
 
 use anyhow::Result;
 
+use super::setup::Setup;
 use crate::{
     measure::{Samples, alternate},
     peer::Weights,
     report::{Better, Comparison, Rival, Target},
-    setup::Setup,
 };
 
 /// A figure that both sides have.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Contest {
+pub(super) struct Contest {
     /// Name of the benchmark.
-    pub(crate) bench: &'static str,
+    pub(super) bench: &'static str,
     /// What exactly is measured.
-    pub(crate) case: String,
+    pub(super) case: String,
     /// Unit of the figure.
-    pub(crate) unit: &'static str,
+    pub(super) unit: &'static str,
     /// Which side wins.
-    pub(crate) better: Better,
+    pub(super) better: Better,
     /// The peer's program.
-    pub(crate) rival: &'static str,
+    pub(super) rival: &'static str,
     /// What to reach on the same file and against the fastest format.
-    pub(crate) targets: [Option<Target>; 2],
+    pub(super) targets: [Option<Target>; 2],
 }
 
 /// What the three contestants gave, round after round.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Entries<T> {
+pub(super) struct Entries<T> {
     /// Ours.
-    pub(crate) ours: Vec<T>,
+    pub(super) ours: Vec<T>,
     /// The peer on the same file.
-    pub(crate) same_file: Vec<T>,
+    pub(super) same_file: Vec<T>,
     /// The peer on its fastest format.
-    pub(crate) fastest: Vec<T>,
+    pub(super) fastest: Vec<T>,
 }
 
 impl<T> Entries<T> {
@@ -42,7 +42,7 @@ impl<T> Entries<T> {
     ///
     /// # Errors
     /// The first failed measurement's.
-    pub(crate) fn measure<'a>(
+    pub(super) fn measure<'a>(
         setup: &'a Setup,
         ours: impl FnMut(usize) -> Result<T> + 'a,
         peer: impl Fn(&Weights, usize) -> Result<T> + 'a,
@@ -63,7 +63,7 @@ impl<T> Entries<T> {
     ///
     /// # Errors
     /// If a figure is not a number.
-    pub(crate) fn compare(
+    pub(super) fn compare(
         &self,
         setup: &Setup,
         contest: &Contest,

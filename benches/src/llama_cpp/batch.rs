@@ -2,11 +2,13 @@
 
 use anyhow::Result;
 
-use crate::{
+use super::{
     contest::{Contest, Entries},
+    setup::Setup,
+};
+use crate::{
     ours::Load,
     report::{Better, Comparison, Target},
-    setup::Setup,
 };
 
 const STREAMS: [usize; 4] = [1, 4, 8, 16];
@@ -16,7 +18,7 @@ const GENERATED_TOKENS: usize = 64;
 const TARGET: Target = Target::RatioAtLeast(1.5);
 
 /// Ours beside llama-batched-bench on the same file and on Q4_0, for each number of streams.
-pub(crate) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
+pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
     let entries = Entries::measure(
         setup,
         |_| ours(setup),

@@ -1,0 +1,38 @@
+//! Ours beside llama.cpp, on the same cores: the forward pass beside its measuring tools, Holobiont beside its server.
+//!
+//! - [`setup`]: both sides, made ready once; [`contest`]: a figure of ours beside the peer's two formats.
+//! - [`decode`], [`prefill`], [`batch`], [`neighbour`]: the forward pass.
+//! - [`adapters`], [`overload`], [`startup`]: the servers; [`servers`]: what all three of them start.
+
+mod adapters;
+mod batch;
+mod contest;
+mod decode;
+mod neighbour;
+mod overload;
+mod prefill;
+mod servers;
+mod setup;
+mod startup;
+
+use anyhow::Result;
+
+pub(crate) use self::setup::Setup;
+use crate::{config::Name, report::Comparison};
+
+/// Every comparison of `name`; none if llama.cpp has no part in it.
+///
+/// # Errors
+/// If a side cannot be measured.
+pub(crate) fn measure(name: Name, setup: &Setup) -> Result<Vec<Comparison>> {
+    match name {
+        Name::Decode => decode::run(setup),
+        Name::Prefill => prefill::run(setup),
+        Name::Batch => batch::run(setup),
+        Name::Adapters => adapters::run(setup),
+        Name::Neighbour => neighbour::run(setup),
+        Name::Startup => startup::run(setup),
+        Name::Overload => overload::run(setup),
+        _ => Ok(Vec::new()),
+    }
+}

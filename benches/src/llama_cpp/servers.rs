@@ -1,0 +1,63 @@
+//! What several benchmarks start servers with: many generated adapters, and a warm-up.
+
+use std::{fs, path::PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::setup::Setup;
+use crate::{
+    http::{Dialect, Server},
+    lora::{Adapter, Shape, write_gguf, write_peft},
+    ours::NamedAdapter,
+    workload::{Mix, STREAMS, WARM_UP_ROUND, burst},
+};
+
+/// Of the adapters, on q, k, v and o.
+const RANK: usize = 16;
+/// Loaded and idle while base streams are measured.
+const MANY: usize = 100;
+
+/// [`MANY`] adapters for us, the first [`STREAMS`] of them also for the peer.
+pub(super) struct Adapters {
+    /// PEFT directories.
+    pub(super) ours: Vec<NamedAdapter>,
+    /// GGUF files.
+    pub(super) peers: Vec<PathBuf>,
+    /// Bytes of one adapter's weights.
+    pub(super) bytes: u64,
+}
+
+impl Adapters {
+    /// Writes them into the run's temporary folder.
+    ///
+    /// # Errors
+    /// If the model's shape cannot be read or the folder not be written.
+    pub(super) fn generate(setup: &Setup) -> Result<Self> {
+        let shape = Shape::of(&setup.config.model)?;
+        let folder = setup.temporary("adapters");
+        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let (mut ours, mut peers, mut bytes) = (Vec::new(), Vec::new(), 0);
+        for index in 0..MANY {
+            let adapter = Adapter::random(&shape, RANK, index as u64);
+            bytes = adapter.bytes();
+            let name = format!("adapter-{index}");
+            let peft = folder.join(&name);
+            write_peft(&adapter, &peft)?;
+            ours.push(NamedAdapter { name, folder: peft });
+            if index < STREAMS {
+                let gguf = folder.join(format!("{index}.gguf"));
+                write_gguf(&adapter, &gguf)?;
+                peers.push(gguf);
+            }
+        }
+        Ok(Self { ours, peers, bytes })
+    }
+}
+
+/// A server whose pages and adapters have been used once.
+pub(super) fn warmed_up<D: Dialect>(server: Server<D>) -> Result<Server<D>> {
+    for mix in [Mix::Adapters, Mix::Base] {
+        server.warm_up(&burst(mix, WARM_UP_ROUND))?;
+    }
+    Ok(server)
+}

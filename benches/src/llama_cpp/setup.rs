@@ -1,0 +1,46 @@
+//! Both sides, made ready once for all that is compared.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use tempfile::TempDir;
+
+use crate::{
+    config::Config,
+    machine::Cores,
+    ours::{Helper, Installation, Ours},
+    peer::Peer,
+};
+
+/// What every benchmark beside llama.cpp works with.
+pub(crate) struct Setup {
+    /// What was asked for.
+    pub(super) config: Config,
+    /// Our forward pass.
+    pub(super) ours: Box<dyn Ours>,
+    /// Our servers.
+    pub(super) holobiont: Installation,
+    /// The peer's programs and files.
+    pub(super) peer: Peer,
+    temporary: TempDir,
+}
+
+impl Setup {
+    /// Makes the peer's files, and a folder for what servers write.
+    ///
+    /// # Errors
+    /// If a program of the peer is missing or fails, or there is no place for the folder.
+    pub(crate) fn prepare(config: Config, cores: &Cores) -> Result<Self> {
+        let peer = Peer::prepare(&config)?;
+        let ours = Box::new(Helper::new(&config.ours, &config.model, config.threads));
+        let holobiont =
+            Installation { binaries: config.ours.clone(), model: config.model.clone(), cores: cores.list() };
+        let temporary = tempfile::tempdir().context("cannot make a temporary folder for the servers")?;
+        Ok(Self { config, ours, holobiont, peer, temporary })
+    }
+
+    /// Path of `name` in a folder that is removed after the run.
+    pub(super) fn temporary(&self, name: &str) -> PathBuf {
+        self.temporary.path().join(name)
+    }
+}

@@ -1,0 +1,79 @@
+//! A run: the benchmarks that were asked for, in their order, each printed as soon as it is measured.
+
+use anyhow::{Context, Result};
+
+use crate::{
+    board, cold,
+    config::{Config, Name},
+    gpu, llama_cpp,
+    machine::Cores,
+    report::{Comparison, Outcome},
+    split, xab,
+};
+
+/// Measures what `config` asks for and prints the lines. A benchmark that fails does not keep the others from running.
+///
+/// # Errors
+/// If the sides cannot be made ready.
+pub(crate) fn run(config: &Config) -> Result<Outcome> {
+    let (on_gpu, others): (Vec<_>, Vec<_>) = config.names.iter().partition(|name| name.is_for_gpu());
+    let mut outcome = Outcome::Complete;
+    if !on_gpu.is_empty() {
+        // Before this process is confined to some of its cores.
+        outcome = gpu::run(config, &on_gpu)?;
+    }
+    if !others.is_empty() && run_on_cpu(config, others)? == Outcome::Partial {
+        outcome = Outcome::Partial;
+    }
+    Ok(outcome)
+}
+
+fn run_on_cpu(config: &Config, names: Vec<Name>) -> Result<Outcome> {
+    let (cores, board_cores) = (Cores::first(config.threads)?, Cores::first(config.cores)?);
+    cores.confine()?;
+    cores.warn_if_busy();
+    let with_llama = names.iter().any(|name| name.needs_llama_cpp());
+    let setup = with_llama.then(|| llama_cpp::Setup::prepare(config.clone(), &cores)).transpose()?;
+    let mut outcome = Outcome::Complete;
+    for name in names {
+        eprintln!("holobiont-bench: {name:?}");
+        let used = if name == Name::Board { &board_cores } else { &cores };
+        used.confine()?;
+        let measured = match &setup {
+            Some(setup) if name.needs_llama_cpp() => llama_cpp::measure(name, setup),
+            _ => measure_alone(name, config, used),
+        };
+        match measured {
+            Ok(comparisons) => print(comparisons, used.numbers().len())?,
+            Err(error) => {
+                eprintln!("holobiont-bench: {name:?} could not be measured: {error:#}");
+                outcome = Outcome::Partial;
+            }
+        }
+    }
+    Ok(outcome)
+}
+
+/// What needs no llama.cpp: other peers, or our own baselines.
+fn measure_alone(name: Name, config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+    match name {
+        Name::Xab => xab::run(config, cores),
+        Name::Board => board::run(config, cores),
+        Name::ColdStart => cold::starts::run(config, cores),
+        Name::DecodeModes => cold::decode::run(config, cores),
+        Name::Crossover => cold::crossover::run(config, cores),
+        Name::Split => split::rate::run(config, cores),
+        Name::SplitBatching => split::batching::run(config, cores),
+        Name::SplitMixed => split::mixed::run(config, cores),
+        Name::SplitMasking => split::masking::run(config, cores),
+        _ => Ok(Vec::new()),
+    }
+}
+
+fn print(comparisons: Vec<Comparison>, threads: usize) -> Result<()> {
+    for comparison in comparisons {
+        let row = serde_json::to_string(&comparison.into_row(threads)).context("a row is not JSON")?;
+        println!("{row}");
+    }
+    Ok(())
+}
