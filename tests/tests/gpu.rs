@@ -119,6 +119,20 @@ fn a_cold_adapter_is_answered_at_once_with_and_without_workers() {
         let found = answers(plan, &["workers", "executor"]);
         expected.iter().zip(&found).for_each(|(cpu, gpu)| assert_alike(cpu, gpu));
     }
+    // Where the driver registers no memory of others, rows go to workers through the host.
+    let plan = plan(model.path(), "cuda:0").workers(1).cold("1MiB", "0.000001");
+    let found = answers(plan.environment("CUDA_ON_CPU_REFUSE", "registration"), &["workers", "executor"]);
+    expected.iter().zip(&found).for_each(|(cpu, gpu)| assert_alike(cpu, gpu));
+}
+
+#[test]
+fn a_gpu_that_another_program_has_for_itself_is_told_in_a_line_that_offers_the_cpu() {
+    if !has_device() || !is_stand_in() {
+        return;
+    }
+    let model = small_model();
+    let text = refusal(&plan(model.path(), "cuda:0").environment("CUDA_ON_CPU_REFUSE", "opening"));
+    assert!(text.contains("cuda:0 takes no further program") && text.contains("--device cpu"), "{text}");
 }
 
 #[test]

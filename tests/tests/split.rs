@@ -192,6 +192,30 @@ fn adapters_without_matrices_have_the_same_bits_when_they_never_leave_the_client
     });
 }
 
+#[test]
+fn split_answers_have_the_same_bits_whatever_numbers_the_operator_chose() {
+    within_seconds(LIMIT_S, || {
+        let prompts = [fixtures::prompt(73, 45)];
+        let mut answers = Vec::new();
+        for (kv, adapters) in [("f32", "exact"), ("f32", "bf16"), ("f16", "f16")] {
+            let doors = Doors::new();
+            let plan = Plan::with_examples().workers(0);
+            let plan = plan.set("EXECUTOR_KV_DTYPE", kv).set("EXECUTOR_ADAPTER_DTYPE", adapters);
+            let deployment = doors.of(plan).start();
+            let adapter = fixtures::example("pirate");
+            let golden = Golden::learn(&deployment.client, "pirate", Some(adapter), &prompts);
+            let [mut generating, mut scoring] =
+                [0, 1].map(|_| doors.tenant(&deployment, Route::SharedMemory, OPEN, None));
+            golden.compare(&mut generating, &mut scoring, Route::SharedMemory);
+            answers.push(bits(&golden.answers[0].1));
+        }
+        assert!(
+            answers.windows(2).all(|pair| pair[0] != pair[1]),
+            "the settings change nothing: {answers:?}"
+        );
+    });
+}
+
 /// English text, cut into passages.
 fn passages(count: usize) -> Vec<Vec<u32>> {
     let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/ARCHITECTURE.md");
