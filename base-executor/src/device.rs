@@ -4,6 +4,9 @@
 //! request wants the adapter (demand), or when an adapter joins the host tier and there is room (preload). Adapters of
 //! requests under way stay; of the others the least recently used gives way.
 
+mod blocks;
+mod settings;
+
 use std::{
     collections::{HashMap, HashSet},
     sync::Arc,
@@ -11,7 +14,7 @@ use std::{
 };
 
 use cache::{
-    copy::{BytesPerSecond, Class, CopyEngine, End, Load, Ticket},
+    copy::{BytesPerSecond, Class, CopyEngine, End, Ticket},
     device::{DeviceTier, Placement as Place},
 };
 use model::{
@@ -21,55 +24,13 @@ use model::{
 };
 use shmproto::message::{AdapterStats, ColdStart, Stats};
 
+use self::blocks::{Blocks, settle};
+pub use self::settings::{Arrivals, DeviceSettings, FreeBytes};
 use crate::{
     costs::{Costs, Help},
     placement::{Arrival, Found, Placement, PlacementError},
     workers::Workers,
 };
-
-/// Tells the engine that an adapter has arrived, or never will.
-#[derive(Clone)]
-pub struct Arrivals(Arc<dyn Fn(AdapterId) + Send + Sync>);
-
-impl Arrivals {
-    /// Tells it by calling `told`, on a thread that may wait.
-    pub fn new(told: impl Fn(AdapterId) + Send + Sync + 'static) -> Self {
-        Self(Arc::new(told))
-    }
-}
-
-impl std::fmt::Debug for Arrivals {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Arrivals")
-    }
-}
-
-/// Says how much of the device's memory nobody uses.
-pub struct FreeBytes(Box<dyn Fn() -> u64 + Send>);
-
-impl FreeBytes {
-    /// As `say` says, in bytes; 0 if it does not know.
-    pub fn new(say: impl Fn() -> u64 + Send + 'static) -> Self {
-        Self(Box::new(say))
-    }
-}
-
-impl std::fmt::Debug for FreeBytes {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("FreeBytes")
-    }
-}
-
-/// What the device tier holds itself to.
-#[derive(Debug, Clone, Copy)]
-pub struct DeviceSettings {
-    /// Bytes of adapters on the device.
-    pub bytes: u64,
-    /// What a request does whose adapter is not there.
-    pub cold_start: ColdStart,
-    /// An emulated link.
-    pub link: Option<BytesPerSecond>,
-}
 
 /// An adapter on the device, or on its way.
 #[derive(Debug)]
@@ -107,33 +68,6 @@ pub struct Device {
     costs: Option<Costs>,
 }
 
-/// The blocks of one adapter, for the copy engine.
-struct Blocks {
-    adapter: Arc<PreparedAdapter>,
-    copy: Arc<DeviceCopy>,
-    memory: DeviceMemory,
-}
-
-impl Load for Blocks {
-    fn next_bytes(&self) -> Option<usize> {
-        // The last block may have arrived since.
-        settle(&self.memory);
-        self.copy.next_bytes()
-    }
-
-    fn copy_next(&mut self) {
-        self.copy.copy_next(&self.adapter);
-        failpoint::pass("executor.block_arrived");
-    }
-}
-
-/// Lets the next pass see what has arrived. A device that is lost is noticed by the pass.
-fn settle(memory: &DeviceMemory) {
-    if let DeviceMemory::Cuda(lane) = memory {
-        let _ = lane.settle();
-    }
-}
-
 /// How far an adapter is on its way to the device.
 enum Way {
     /// All of it is there.
@@ -146,9 +80,11 @@ enum Way {
 
 /// Why an adapter has not set out.
 #[derive(Debug, Clone, Copy)]
-struct Unsent {
-    /// There was no memory, and there may be later; else too much is on its way.
-    retry: bool,
+enum Unsent {
+    /// There was no memory, and there may be later.
+    NoMemory,
+    /// Too much is on its way.
+    Refused,
 }
 
 impl Device {
@@ -201,10 +137,12 @@ impl Device {
             Place::NoRoom | Place::TooLarge => return Way::NoRoom,
             Place::Placed { evicted } => {
                 evicted.into_iter().for_each(|id| self.evict(id));
-                if let Err(Unsent { retry }) = self.send(id, adapter, class) {
+                if let Err(unsent) = self.send(id, adapter, class) {
                     self.tier.remove(id);
-                    let unsent = if retry { &mut self.short } else { &mut self.failed };
-                    unsent.insert(id);
+                    match unsent {
+                        Unsent::NoMemory => self.short.insert(id),
+                        Unsent::Refused => self.failed.insert(id),
+                    };
                     return Way::NoRoom;
                 }
                 self.short.remove(&id);
@@ -229,7 +167,7 @@ impl Device {
             if !self.short.contains(&id) {
                 tracing::warn!(adapter = %id, %error, "no memory for an adapter on the device; it stays in the host tier");
             }
-            Unsent { retry: true }
+            Unsent::NoMemory
         })?;
         let memory = self.memory.clone();
         let load = Blocks { adapter: Arc::clone(adapter), copy: Arc::clone(&copy), memory };
@@ -241,7 +179,7 @@ impl Device {
             (arrivals.0)(id);
         };
         let submitted = self.copies.submit(class, Box::new(load), Box::new(done));
-        let way = submitted.map_err(|_| Unsent { retry: false })?;
+        let way = submitted.map_err(|_| Unsent::Refused)?;
         adapter.set_device(Some(Arc::clone(&copy)));
         self.residents.insert(id, Resident { adapter: Arc::clone(adapter), copy, way });
         Ok(())

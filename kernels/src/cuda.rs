@@ -7,7 +7,7 @@
 //! # Layout
 //!
 //! - [`context`]: a device opened for this process. [`stream`], `event`, [`graph`]: the order of work on it.
-//! - [`memory`], [`matrix`]: memory of the device, and of the host where the device reaches it.
+//! - [`memory`], [`matrix`]: memory of the device, and of the host where the device reaches it. `transfer`: copies.
 //! - [`norm`], [`rope`], [`gate`]: what happens to a row between two linear layers. [`rows`]: moving rows about.
 //! - [`embed`](mod@embed): rows of the token table. [`sample`]: the next token of each row of logits.
 //! - [`attention`]: the table of a batch's rows, blocks of keys and values, and what is computed over them.
@@ -42,6 +42,7 @@ pub mod rope;
 pub mod rows;
 pub mod sample;
 pub mod stream;
+mod transfer;
 pub mod weight;
 
 pub use blas::{Blas, BlasError};

@@ -3,6 +3,7 @@ use std::{
     time::Instant,
 };
 
+use cache::copy::Load;
 use kernels::lora::LoraPrecision;
 use model::{
     adapter::{Adapter, LoraModule, Method, ScaleVector, Scales, Side},

@@ -1,0 +1,51 @@
+//! What the device tier holds itself to, asks, and tells.
+
+use std::sync::Arc;
+
+use cache::copy::BytesPerSecond;
+use model::generation::AdapterId;
+use shmproto::message::ColdStart;
+
+/// Tells the engine that an adapter has arrived, or never will.
+#[derive(Clone)]
+pub struct Arrivals(pub(super) Arc<dyn Fn(AdapterId) + Send + Sync>);
+
+impl Arrivals {
+    /// Tells it by calling `told`, on a thread that may wait.
+    pub fn new(told: impl Fn(AdapterId) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(told))
+    }
+}
+
+impl std::fmt::Debug for Arrivals {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Arrivals")
+    }
+}
+
+/// Says how much of the device's memory nobody uses.
+pub struct FreeBytes(pub(super) Box<dyn Fn() -> u64 + Send>);
+
+impl FreeBytes {
+    /// As `say` says, in bytes; 0 if it does not know.
+    pub fn new(say: impl Fn() -> u64 + Send + 'static) -> Self {
+        Self(Box::new(say))
+    }
+}
+
+impl std::fmt::Debug for FreeBytes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("FreeBytes")
+    }
+}
+
+/// What the device tier holds itself to.
+#[derive(Debug, Clone, Copy)]
+pub struct DeviceSettings {
+    /// Bytes of adapters on the device.
+    pub bytes: u64,
+    /// What a request does whose adapter is not there.
+    pub cold_start: ColdStart,
+    /// An emulated link.
+    pub link: Option<BytesPerSecond>,
+}
