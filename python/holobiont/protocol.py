@@ -466,7 +466,11 @@ class SkeletonFile:
 
 @dataclass(frozen=True)
 class Catalog:
-    """What a client must know of the base."""
+    """What a client must know of the base.
+
+    `kv_dtype` (0: 32 bits, 1: 16) and `adapter_dtype` (0: exact, 1: f16, 2: bf16) say how the executor's own engine
+    keeps its numbers: whoever keeps theirs likewise gets the same bits.
+    """
 
     model: Text
     architecture: Text
