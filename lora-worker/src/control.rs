@@ -144,7 +144,13 @@ impl Control {
                 return error;
             }
             let why = chain(&error);
-            if why != said {
+            if pause == FIRST_PAUSE {
+                said.clear();
+            }
+            // One that starts together with this process, or anew, is there in a moment.
+            let is_early =
+                pause < LAST_PAUSE && matches!(error, VisitError::Connect(ConnectError::Absent(_)));
+            if !is_early && why != said {
                 tracing::warn!("{why}; waiting for an executor");
                 said = why;
             }
