@@ -3,7 +3,12 @@
 //!
 //! Where there is no device the tests say so and are skipped; `HOLOBIONT_REQUIRE_CUDA=1` forbids that.
 
-use std::{env, fs, path::Path, process::Command, sync::OnceLock};
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::OnceLock,
+};
 
 use model::{
     layout::required_tensors,
@@ -30,6 +35,18 @@ pub const VOCABULARY: usize = 256;
 pub const SEED: u64 = 7;
 /// Natural logarithms of probabilities may differ so much between the CPU and a device that rounds to bf16.
 pub const TOLERANCE: f64 = 0.06;
+
+/// The real model, but in a package that has none (`scripts/gpu-pack --no-model`), which it says.
+#[must_use]
+pub fn real_model() -> Option<PathBuf> {
+    let is_packed = env::var_os("HOLOBIONT_TEST_ROOT").is_some();
+    let named = env::var_os("HOLOBIONT_TEST_MODEL").map(PathBuf::from);
+    if is_packed && !named.is_some_and(|path| path.is_file()) {
+        eprintln!("skipped: the package has no model");
+        return None;
+    }
+    Some(fixtures::model())
+}
 
 /// Whether a GPU, or a stand-in, can be used; says so if not.
 #[must_use]

@@ -16,8 +16,8 @@ use client::{
 };
 use e2e_tests::{
     eventually,
-    fixtures::{self, program, prompt},
-    gpu::{VOCABULARY, adapter, has_device, is_stand_in, small_model},
+    fixtures::{program, prompt},
+    gpu::{VOCABULARY, adapter, has_device, is_stand_in, real_model, small_model},
     signal,
     split::{
         Doors, Route, Tenant,
@@ -198,11 +198,8 @@ fn tokens(seed: u32, length: usize) -> Vec<u32> {
 
 #[test]
 fn the_real_models_rented_layers_answer_over_every_route_as_a_resident_gpu_and_the_cpu_do() {
-    if !has_device() {
-        return;
-    }
-    within_seconds(470, || {
-        let model = fixtures::model();
+    let Some(model) = real_model().filter(|_| has_device()) else { return };
+    within_seconds(470, move || {
         let asked = (QUESTION, REAL_ANSWER);
         let [rented, resident, cpu] =
             [("none", "cuda:0"), ("resident", "cuda:0"), ("none", "cpu")].map(|kind| {
