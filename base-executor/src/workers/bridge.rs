@@ -43,7 +43,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use kernels::cuda::CudaError;
+use kernels::cuda::{CudaError, board::has_reached};
 use model::{assist::Job, forward::Compute};
 use shmproto::board::XSlab;
 
@@ -66,12 +66,6 @@ pub trait Wire: Debug + Send + Sync + 'static {
 
     /// How many elements of sums there are.
     fn sums_elements(&self) -> usize;
-}
-
-/// True if a word that holds `value` has reached `number`; numbers go round.
-#[must_use]
-pub fn has_reached(value: u32, number: u32) -> bool {
-    value.wrapping_sub(number).cast_signed() >= 0
 }
 
 /// What the bridge is told, in this order.
@@ -207,20 +201,5 @@ impl<W: Wire> Drop for Bridge<W> {
         }
         // A stream that still waits is let go before anybody waits for the stream.
         self.wire.answer(self.posted);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::has_reached;
-
-    #[test]
-    fn numbers_go_round() {
-        for number in [0, 1, 7, u32::MAX - 1, u32::MAX] {
-            assert!(has_reached(number, number));
-            assert!(has_reached(number.wrapping_add(1), number));
-            assert!(!has_reached(number, number.wrapping_add(1)));
-            assert!(has_reached(number.wrapping_add(1 << 30), number));
-        }
     }
 }

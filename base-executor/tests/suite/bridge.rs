@@ -14,12 +14,12 @@ use std::{
 
 use base_executor::{
     images::{Library, shelve},
-    workers::{
-        Door, Workers,
-        bridge::{Bridge, has_reached},
-    },
+    workers::{Door, Workers, bridge::Bridge},
 };
-use kernels::{cuda::CudaError, lora::LoraPrecision};
+use kernels::{
+    cuda::{CudaError, board::has_reached},
+    lora::LoraPrecision,
+};
 use model::{
     assist::{Job, OwnedAsk},
     config::ModelConfig,

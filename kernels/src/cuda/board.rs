@@ -25,6 +25,12 @@ const MOST_BLOCKS: usize = 64;
 const VALUE: usize = 0;
 const FAULT: usize = 1;
 
+/// True if a word that holds `value` has reached `number`; numbers go round.
+#[must_use]
+pub fn has_reached(value: u32, number: u32) -> bool {
+    value.wrapping_sub(number).cast_signed() >= 0
+}
+
 /// A word that counts upwards, and wraps: what device and host tell each other. One copy that ends in it is under way at
 /// a time, which one stream sees to.
 #[derive(Debug)]
@@ -51,12 +57,6 @@ impl Signal {
     #[must_use]
     pub fn load(&self) -> u32 {
         self.words.load(VALUE)
-    }
-
-    /// True if it has come to `value`.
-    #[must_use]
-    pub fn has_come_to(&self, value: u32) -> bool {
-        self.load().wrapping_sub(value).cast_signed() >= 0
     }
 
     /// Sets it, for the device to see: after whatever the device is to read then.
@@ -329,4 +329,19 @@ pub fn copy_native(
     stream.synchronize()?;
     signal.store(value);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::has_reached;
+
+    #[test]
+    fn numbers_go_round() {
+        for number in [0, 1, 7, u32::MAX - 1, u32::MAX] {
+            assert!(has_reached(number, number));
+            assert!(has_reached(number.wrapping_add(1), number));
+            assert!(!has_reached(number, number.wrapping_add(1)));
+            assert!(has_reached(number.wrapping_add(1 << 30), number));
+        }
+    }
 }

@@ -13,6 +13,7 @@ use kernels::{
         CudaError, HostMapping, Matrix, Pinned, Stream,
         board::{
             Await, NativeCopy, Signal, Spans, SumsPlace, add_sums, await_value, copy_and_signal, copy_native,
+            has_reached,
         },
     },
     lora::NumberKind,
@@ -55,7 +56,7 @@ fn register(stream: &Stream, slab: &Arc<Slab>) -> HostMapping {
 
 /// Spins until `signal` has come to `value`.
 fn spin(signal: &Signal, value: u32) {
-    while !signal.has_come_to(value) {
+    while !has_reached(signal.load(), value) {
         thread::yield_now();
     }
 }
@@ -223,9 +224,9 @@ fn numbers_may_wrap() {
         }
         stream.synchronize().unwrap();
     }
-    assert!(!signal.has_come_to(u32::MAX) && !signal.has_come_to(3));
+    assert!(!has_reached(signal.load(), u32::MAX) && !has_reached(signal.load(), 3));
     signal.store(3);
-    assert!(signal.has_come_to(u32::MAX) && signal.has_come_to(3));
+    assert!(has_reached(signal.load(), u32::MAX) && has_reached(signal.load(), 3));
     for way in [Await::StreamMemory, PATIENT] {
         await_value(&stream, &signal, u32::MAX, way).unwrap();
         stream.synchronize().unwrap();

@@ -14,14 +14,14 @@ use std::{
 };
 
 use failpoint::Outcome;
-use kernels::Activations;
+use kernels::{Activations, cuda::board::has_reached};
 use model::{
     assist::{Ask, Assist as _, Job},
     forward::Compute,
 };
 use shmproto::board::XSlab;
 
-use super::{Order, Traffic, Wire, has_reached};
+use super::{Order, Traffic, Wire};
 use crate::workers::assistant::{Assistant, Ends};
 
 /// How long the next order of a pass is looked for before the thread sleeps on it. Who posts is ahead of the device, so

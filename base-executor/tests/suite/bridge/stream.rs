@@ -10,7 +10,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use base_executor::workers::bridge::{Wire, has_reached};
+use base_executor::workers::bridge::Wire;
+use kernels::cuda::board::has_reached;
 use shmproto::board::XSlab;
 
 use crate::worker::WATCHDOG;
