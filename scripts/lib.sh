@@ -87,7 +87,7 @@ start_deployment() {
     find_example_adapters
     mkdir -p "$state"
     : >"$greeting"
-    HOLOBIONT_MODEL_SERVED_NAME=smollm2-135m "$programs/holobiont" up --model "$model" --state "$state" \
+    HOLOBIONT_SERVED_MODEL_NAME=smollm2-135m "$programs/holobiont" up --model "$model" --state "$state" \
         --listen "127.0.0.1:$port" "${example_adapters[@]}" >"$greeting" &
     up_pid=$!
     until [[ -s $greeting ]]; do

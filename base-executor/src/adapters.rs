@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use model::generation::{AdapterId, Generation};
+use ids::{AdapterId, Generation};
 use shmproto::message::{AdapterStats, ErrorCode, WireError};
 
 use crate::caller::Caller;
@@ -112,7 +112,7 @@ impl Claim {
         self.id
     }
 
-    /// How many.
+    /// Bytes of the budget that it holds.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
@@ -153,6 +153,17 @@ pub struct Prepared<A> {
     pub modules: u32,
     /// Tokens that stand before every prompt (prefix tuning).
     pub virtual_tokens: usize,
+}
+
+/// What became of a load call.
+#[derive(Debug)]
+pub enum Loaded<A> {
+    /// A new adapter.
+    New(Prepared<A>),
+    /// Its owner has loaded it before.
+    Known(AdapterId),
+    /// It did not work.
+    Failed(WireError),
 }
 
 /// Why an adapter cannot be used.

@@ -3,16 +3,16 @@
 use std::{path::PathBuf, time::Instant};
 
 use clap::Parser;
+use ids::BlockId;
 use kernels::cuda::{Cuda, attention::KvPool};
 use model::{
     cuda::{CudaModel, CudaOptions, CudaWeights, Graphs},
-    forward::{BLOCK_TOKENS, BlockId, ForwardPass, LogitRows, SequenceSlice},
-    random_source::RandomSource,
+    forward::{BLOCK_TOKENS, ForwardPass, LogitRows, SequenceSlice},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
-    source::WeightSource,
+    shape::source::WeightSource,
+    sources::random::RandomSource,
 };
-
-use crate::config::DeviceChoice;
+use settings::DeviceChoice;
 
 /// Times prefill and decode of synthetic tokens and prints one JSON object.
 #[derive(Debug, Clone, PartialEq, Eq, Parser)]
@@ -59,7 +59,7 @@ pub fn run(config: &BenchConfig) -> anyhow::Result<()> {
     );
     let source: Box<dyn WeightSource + Send + Sync> = match config.random_weights {
         Some(seed) => Box::new(RandomSource::open(&config.model, seed)?),
-        None => model::open::open(&config.model)?,
+        None => model::sources::open::open(&config.model)?,
     };
     let blocks = (prompt + generate).div_ceil(BLOCK_TOKENS);
     match config.device {

@@ -9,14 +9,15 @@ use std::{
 };
 
 use clap::Parser;
+use files::location::{HubSettings, resolve};
+use ids::BlockId;
 use kernels::lora::LoraPrecision;
 use model::{
     adapter::{Adapter, AdapterError, AdapterKind},
-    forward::{BLOCK_TOKENS, BlockId, ForwardPass as _, LogitRows, SequenceSlice},
-    location::{HubSettings, resolve},
-    prepared_adapter::PreparedAdapter,
+    deltas::prepared::PreparedAdapter,
+    forward::{BLOCK_TOKENS, ForwardPass as _, LogitRows, SequenceSlice},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
-    source::{Target, TensorId, WeightSource},
+    shape::source::{Target, TensorId, WeightSource},
 };
 use serde_json::{Value, json};
 
@@ -101,7 +102,7 @@ fn examine(config: &CheckConfig) -> anyhow::Result<Report> {
     if !config.adapter.exists() {
         return Ok(not_found("adapter", &config.adapter));
     }
-    let source = model::open::open(&model)?;
+    let source = model::sources::open::open(&model)?;
     let Ok(adapter) = Adapter::read(&config.adapter, source.config()) else {
         return Ok(Report::Unusable(Adapter::problems(&config.adapter, source.config())));
     };

@@ -1,34 +1,33 @@
 //! Settings of the process: from the command line, else from the environment, else their defaults.
 
 mod layers;
-mod values;
 
 use std::{num::NonZeroU64, path::PathBuf};
 
 use clap::{Parser, ValueEnum};
-use model::{assist::Invocation, forward::BLOCK_TOKENS};
-use shmproto::{board::MAX_SEATS, message::ColdStart};
-
-pub use self::{
-    layers::{LayerBatching, LayerFlags, LayerPlace},
-    values::{ByteCount, CoreList, DeviceChoice},
+use model::{cuda::assist::Invocation, forward::BLOCK_TOKENS};
+use settings::{
+    AdapterDtype, ByteCount, ColdStart, CoreList, DeviceChoice, Gbps, KvDtype, LogFormat, MAX_WORKERS,
 };
+use shmproto::{board::MAX_SEATS, message};
 
-const BYTES_PER_GIGABIT: f64 = 125e6;
+pub use self::layers::{LayerFlags, LayerPlace};
+
+const _: () = assert!(MAX_SEATS == MAX_WORKERS as usize, "every worker of a deployment has a seat");
 
 /// The process that owns the frozen base weights and runs the resident engine.
 #[derive(Debug, Clone, PartialEq, Parser)]
-#[command(name = "base-executor", version)]
+#[command(name = "base-executor", version, mut_args(settings::described))]
 pub struct Config {
     /// The base model: a GGUF file, a directory, or a hub name (org/name@revision).
-    #[arg(long, value_name = "NAME_OR_PATH", env = "HOLOBIONT_MODEL")]
+    #[arg(long, value_name = "NAME_OR_PATH")]
     pub model: String,
     /// Make the weights of this number instead of reading them: the model needs a config.json only. Answers mean
     /// nothing; how long they take does.
-    #[arg(long, value_name = "SEED", env = "HOLOBIONT_RANDOM_WEIGHTS")]
+    #[arg(long, value_name = "SEED")]
     pub random_weights: Option<u64>,
     /// What computes: cpu, cuda, or cuda:1 for another GPU than the first.
-    #[arg(long, value_name = "DEVICE", env = "HOLOBIONT_DEVICE", default_value = "cpu")]
+    #[arg(long, value_name = "DEVICE")]
     pub device: DeviceChoice,
     /// Where gateways connect: a socket in a directory that only this user may enter. Without an engine no gateway
     /// connects, and it says where `layers.sock` is.
@@ -38,29 +37,29 @@ pub struct Config {
     #[arg(long, value_name = "ENGINE", env = "HOLOBIONT_ENGINE", default_value = "resident")]
     pub engine: EngineKind,
     /// Cores to run on, such as 0,1 or 0-3 [default: all that are allowed].
-    #[arg(long, value_name = "LIST", env = "HOLOBIONT_CORES")]
+    #[arg(long, value_name = "LIST")]
     pub cores: Option<CoreList>,
     /// Memory for keys and values [default: 512MiB; on a GPU nine tenths of what everything else leaves].
-    #[arg(long, value_name = "BYTES", env = "HOLOBIONT_KV_BYTES")]
+    #[arg(long, value_name = "BYTES")]
     pub kv_bytes: Option<ByteCount>,
     /// How keys and values are stored.
-    #[arg(long, value_name = "DTYPE", env = "HOLOBIONT_KV_DTYPE", default_value = "auto")]
+    #[arg(long, value_name = "DTYPE")]
     pub kv_dtype: KvDtype,
     /// Memory for adapters in the host tier, where workers read them too.
-    #[arg(long, value_name = "BYTES", env = "HOLOBIONT_ADAPTER_BYTES", default_value = "1GiB")]
+    #[arg(long, value_name = "BYTES")]
     pub adapter_bytes: ByteCount,
     /// How adapters are stored and multiplied.
-    #[arg(long, value_name = "DTYPE", env = "HOLOBIONT_ADAPTER_DTYPE", default_value = "auto")]
+    #[arg(long, value_name = "DTYPE")]
     pub adapter_dtype: AdapterDtype,
     /// Memory for adapters on the device; on a CPU, huge pages beside the host tier.
-    #[arg(long, value_name = "BYTES", env = "HOLOBIONT_DEVICE_ADAPTER_BYTES", default_value = "512MiB")]
+    #[arg(long, value_name = "BYTES")]
     pub device_adapter_bytes: ByteCount,
     /// What a request does whose adapter is not on the device.
-    #[arg(long, value_name = "MODE", env = "HOLOBIONT_COLD_START", default_value = "cpu-assist")]
-    pub cold_start: ColdStartMode,
+    #[arg(long, value_name = "MODE")]
+    pub cold_start: ColdStart,
     /// Emulate a link of this many gigabits per second between host tier and device, for experiments.
-    #[arg(long, value_name = "GBIT_PER_S", env = "HOLOBIONT_LINK_GBPS")]
-    pub link_gbps: Option<f64>,
+    #[arg(long, value_name = "GBIT_PER_S")]
+    pub link_gbps: Option<Gbps>,
     /// Where workers connect [default: workers.sock beside the gateways' socket].
     #[arg(long, value_name = "PATH", env = "HOLOBIONT_WORKER_SOCKET")]
     pub worker_socket: Option<PathBuf>,
@@ -71,23 +70,24 @@ pub struct Config {
     #[arg(long, value_name = "COUNT", env = "HOLOBIONT_MAX_WORKERS", default_value_t = 16)]
     pub max_workers: usize,
     /// Requests computed together.
-    #[arg(long, value_name = "COUNT", env = "HOLOBIONT_MAX_RUNNING", default_value_t = 64)]
+    #[arg(long, value_name = "COUNT")]
     pub max_running: usize,
-    /// Requests that may wait for their turn; more are refused at once.
+    /// Requests that may wait for their turn: the longest burst. More are refused at once.
     ///
-    /// A request that is let in last waits until as many have ended, about max_waiting / max_running of the time one
-    /// takes. An eighth keeps the first token about as near as it is without a queue; the queue only has to bridge the
-    /// moment between one request's end and the next one's arrival.
-    #[arg(long, value_name = "COUNT", env = "HOLOBIONT_MAX_WAITING", default_value_t = 8)]
+    /// This bounds memory. That nobody waits for too long under a load that lasts is the gateways' to see to.
+    #[arg(long, value_name = "COUNT")]
     pub max_waiting: usize,
+    /// Prompt tokens of all requests that wait, together; a request that would wait alone is never too long.
+    #[arg(long, value_name = "TOKENS")]
+    pub max_waiting_tokens: usize,
     /// Prompt tokens computed in a step; longer prompts take several.
-    #[arg(long, value_name = "TOKENS", env = "HOLOBIONT_CHUNK_TOKENS", default_value_t = 512)]
+    #[arg(long, value_name = "TOKENS")]
     pub chunk_tokens: usize,
     /// Longest sequence, if shorter than the model's own [default: the model's].
-    #[arg(long, value_name = "TOKENS", env = "HOLOBIONT_CONTEXT_LENGTH")]
+    #[arg(long, value_name = "TOKENS")]
     pub context_length: Option<usize>,
     /// Time for running requests to finish after SIGTERM or SIGINT.
-    #[arg(long, value_name = "MS", env = "HOLOBIONT_GRACE_MS", default_value_t = 10_000)]
+    #[arg(long, value_name = "MS")]
     pub grace_ms: u64,
     /// Treat the end of standard input like SIGTERM: the supervisor that holds its other end is gone.
     #[arg(long)]
@@ -96,7 +96,7 @@ pub struct Config {
     #[command(flatten)]
     pub layers: LayerFlags,
     /// How the log is written to stderr.
-    #[arg(long, value_name = "FORMAT", env = "HOLOBIONT_LOG_FORMAT", default_value = "auto")]
+    #[arg(long, value_name = "FORMAT", default_value = "auto")]
     pub log_format: LogFormat,
 }
 
@@ -107,30 +107,6 @@ pub enum EngineKind {
     Resident,
     /// Split clients alone: of any architecture, its linear layers.
     None,
-}
-
-/// How adapters are stored and multiplied.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum AdapterDtype {
-    /// What suits the weights: `exact` for weights of 32 or 16 bits that are not rounded, else `f16`.
-    Auto,
-    /// As many bits as hold the adapter's own numbers.
-    Exact,
-    /// 16 bits with 11 of precision; multiplied in 32.
-    F16,
-    /// 16 bits with 8 of precision, and so are the activations they meet: twice as fast with long prompts.
-    Bf16,
-}
-
-/// What a request does whose adapter is not on the device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum ColdStartMode {
-    /// It starts at once; CPU workers compute what has not arrived.
-    CpuAssist,
-    /// It waits until the adapter has arrived.
-    OnDemand,
-    /// There are none: a load is answered once the adapter is on the device.
-    Cached,
 }
 
 /// How a GPU asks workers.
@@ -151,40 +127,8 @@ impl From<WorkerInvocation> for Invocation {
     }
 }
 
-impl From<ColdStartMode> for ColdStart {
-    fn from(mode: ColdStartMode) -> Self {
-        match mode {
-            ColdStartMode::CpuAssist => Self::CpuAssist,
-            ColdStartMode::OnDemand => Self::OnDemand,
-            ColdStartMode::Cached => Self::Cached,
-        }
-    }
-}
-
-/// How keys and values are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum KvDtype {
-    /// What suits the weights.
-    Auto,
-    /// 32 bits.
-    F32,
-    /// 16 bits.
-    F16,
-}
-
-/// How the log is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// Lines to read.
-    Human,
-    /// An object a line.
-    Json,
-    /// `human` on a terminal, else `json`.
-    Auto,
-}
-
 /// Why the settings make no sense.
-#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
     /// A number is too small to work with.
     #[error("{flag} is {value}, but must be at least {least}; raise it or leave it out")]
@@ -206,14 +150,6 @@ pub enum ConfigError {
         /// What it may be.
         most: usize,
     },
-    /// The emulated link has no speed.
-    #[error(
-        "--link-gbps is {0}, but must be a positive number of gigabits per second; leave it out for the real link"
-    )]
-    Link(f64),
-    /// The waits of layer calls have no length.
-    #[error("--layer-wait-factor is {0}, but must be between 0 and 1000; leave it out for 1")]
-    WaitFactor(f64),
     /// TLS without a certificate.
     #[error("--layer-listen needs --layer-cert and --layer-cert-key: give all three, or none")]
     LayerCertificate,
@@ -249,6 +185,7 @@ impl Config {
         };
         at_least("--max-running", self.max_running, 1)?;
         at_least("--max-waiting", self.max_waiting, 1)?;
+        at_least("--max-waiting-tokens", self.max_waiting_tokens, 1)?;
         at_least("--chunk-tokens", self.chunk_tokens, BLOCK_TOKENS)?;
         at_least("--context-length", self.context_length.unwrap_or(2), 2)?;
         if self.max_workers > MAX_SEATS {
@@ -264,19 +201,23 @@ impl Config {
             _ if is_off && self.layers.listen.is_some() => return Err(ConfigError::LayersOff),
             _ => {}
         }
-        match self.link_gbps {
-            Some(gbps) if !(gbps.is_finite() && gbps * BYTES_PER_GIGABIT >= 1.0) => {
-                Err(ConfigError::Link(gbps))
-            }
-            _ => Ok(self),
-        }
+        Ok(self)
     }
 
     /// Bytes a second that an emulated link lets through.
     #[must_use]
     pub fn link_bytes_per_s(&self) -> Option<NonZeroU64> {
-        // Validated to be at least 1; a float beyond the integers becomes the largest of them.
-        self.link_gbps.and_then(|gbps| NonZeroU64::new((gbps * BYTES_PER_GIGABIT) as u64))
+        self.link_gbps.and_then(|gbps| NonZeroU64::new(gbps.bytes_per_s()))
+    }
+
+    /// What a request does whose adapter is not on the device, as gateways are told.
+    #[must_use]
+    pub fn cold_start(&self) -> message::ColdStart {
+        match self.cold_start {
+            ColdStart::CpuAssist => message::ColdStart::CpuAssist,
+            ColdStart::OnDemand => message::ColdStart::OnDemand,
+            ColdStart::Cached => message::ColdStart::Cached,
+        }
     }
 
     /// Where workers connect.
@@ -305,7 +246,7 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::layers::settings::LayerSettings;
+    use layer_service::settings::LayerSettings;
 
     fn parse(arguments: &[&str]) -> Result<Config, clap::Error> {
         let required = ["base-executor", "--model", "m", "--socket", "s"];
@@ -318,9 +259,9 @@ mod tests {
         assert_eq!((config.device, config.kv_bytes), (DeviceChoice::Cpu, None));
         assert_eq!(config.random_weights, None);
         assert_eq!(config.adapter_bytes, ByteCount(1 << 30));
-        assert_eq!((config.max_running, config.max_waiting, config.chunk_tokens), (64, 8, 512));
+        assert_eq!((config.max_running, config.max_waiting, config.chunk_tokens), (64, 512, 512));
         assert_eq!((config.device_adapter_bytes, config.max_workers), (ByteCount(512 << 20), 16));
-        assert_eq!((config.cold_start, config.link_bytes_per_s()), (ColdStartMode::CpuAssist, None));
+        assert_eq!((config.cold_start, config.link_bytes_per_s()), (ColdStart::CpuAssist, None));
         assert_eq!(config.worker_socket(), PathBuf::from("workers.sock"));
         assert_eq!(config.layer_socket(), Some(PathBuf::from("layers.sock")));
         assert_eq!(
@@ -328,21 +269,6 @@ mod tests {
             (EngineKind::Resident, LayerSettings::default())
         );
         assert_eq!((config.cores, config.context_length, config.grace_ms), (None, None, 10_000));
-    }
-
-    #[test]
-    fn an_emulated_link_has_a_speed_in_bits() {
-        let link = |gbps: &str| parse(&["--link-gbps", gbps]).unwrap().validated();
-        assert_eq!(link("0.8").unwrap().link_bytes_per_s(), NonZeroU64::new(100_000_000));
-        for wrong in ["0", "nan", "inf", "1e-9"] {
-            assert_eq!(
-                link(wrong).unwrap_err().to_string().split(',').next(),
-                Some(&*format!(
-                    "--link-gbps is {}",
-                    wrong.replace("nan", "NaN").replace("1e-9", "0.000000001")
-                ))
-            );
-        }
     }
 
     #[test]
@@ -363,18 +289,15 @@ mod tests {
             (vec!["--engine", "none", "--random-weights", "1"], ConfigError::NothingToLend),
             (vec!["--layer-listen", "127.0.0.1:1"], ConfigError::LayerCertificate),
             (vec!["--layer-cert", "c", "--layer-cert-key", "k"], ConfigError::LayerListen),
-            (vec!["--layer-wait-factor=-1"], ConfigError::WaitFactor(-1.0)),
         ];
         for (arguments, error) in refused {
             assert_eq!(checked(&arguments), Err(error), "{arguments:?}");
         }
-        for wrong in [
-            "--layer-max-sessions=0",
-            "--layer-tenant-rows=0",
-            "--layer-rows-per-s=0",
-            "--layer-wait-factor=nan",
-        ] {
+        for wrong in ["--layer-max-sessions=0", "--layer-tenant-rows=0", "--layer-rows-per-s=0"] {
             assert!(checked(&[wrong]).is_err(), "{wrong}");
+        }
+        for wrong in ["--layer-wait-factor=nan", "--layer-wait-factor=-1", "--link-gbps=0"] {
+            assert!(parse(&[wrong]).is_err(), "{wrong}");
         }
     }
 

@@ -6,17 +6,18 @@ use std::{
 };
 
 use cache::copy::{BytesPerSecond, CopyStats};
+use ids::BlockId;
 use kernels::{
     Isa,
     lora::{LayoutError, LoraMatrix, LoraPrecision, MatrixLayout, SharedBytes, sum_ranks},
 };
 use model::{
-    config::ModelConfig,
-    forward::{BLOCK_TOKENS, BlockId, ForwardPass, LogitRows, SequenceSlice},
-    prepared_adapter::PreparedAdapter,
+    deltas::prepared::PreparedAdapter,
+    forward::{BLOCK_TOKENS, ForwardPass, LogitRows, SequenceSlice},
+    shape::config::ModelConfig,
 };
 
-use crate::perf::{ColdPrefill, Decision, Hands, LayerWork, PerfModel, cores_for, fit::Fit};
+use policy::perf::{ColdPrefill, Decision, Hands, LayerWork, PerfModel, cores_for, fit::Fit};
 
 /// Rows of a slice that one core is timed with.
 const SLICE_ROWS: [usize; 3] = [1, 16, 64];

@@ -7,60 +7,65 @@
 //! # Layout
 //!
 //! - [`event`]: what the loop reacts to.
+//! - `queues`: every sequence, by how far it is; `tiers`: the adapters; `computing`: the pass and who shares it.
 //! - `calls`: answers about adapters and figures.
 //! - [`admission`]: which requests are refused, and with what words.
 //! - `cold`: requests that wait for their adapter to reach the device.
 //! - `sequence`: one request: its tokens, its blocks, its sampling.
-//! - `schedule`: who takes part in a step, with how many tokens; who has to give way.
+//! - `schedule`: carries out what `policy::batch` decides: who is let in, takes part in a step, or gives way.
 //! - `postprocess`: from logits to outputs.
 //! - `shortage`: steps that the device has no memory for.
 //! - `outboxes`: outputs on their way to the gateways.
-//! - [`company`]: the layer service in the same thread.
+//! - [`layers`]: the layer service in the same thread.
 //!
 //! # Invariants
 //!
-//! - A sequence is in `cold`, in `waiting` or in `running`, and leaves the engine through `retire` alone: there its
-//!   blocks and its adapter are given back.
-//! - `waiting` and `running` are in order of arrival (for one that was cold: of its adapter's), and everything running
-//!   is older than everything waiting. The oldest sequence is never made to give way, so there is always one that ends,
-//!   and everyone becomes the oldest.
+//! - A sequence is in one of the `queues`, and leaves the engine through `retire` alone: there its blocks and its
+//!   adapter are given back.
+//! - The oldest sequence is never made to give way, so there is always one that ends, and everyone becomes the oldest.
 //! - Nothing here waits for a disk or a network.
 
 pub mod admission;
 mod calls;
 mod cold;
-pub mod company;
+mod computing;
 pub mod event;
+pub mod layers;
 mod outboxes;
 mod postprocess;
+mod queues;
 mod schedule;
 mod sequence;
 mod shortage;
+mod tiers;
 
-use std::{collections::VecDeque, time::Instant};
+use std::time::Instant;
 
 use cache::KvCache;
-use model::{
-    forward::{BLOCK_TOKENS, ForwardPass},
-    generation::AdapterId,
-};
+use ids::AdapterId;
+use model::forward::{BLOCK_TOKENS, ForwardPass};
+use policy::{batch::BatchLimits, clock::Clock};
 use shmproto::message::{ErrorCode, Generate, Stats, ToGateway, Welcome, WireError};
 use tokio::sync::mpsc;
 
 pub(crate) use self::sequence::failure;
 use self::{
     admission::Refusal,
-    company::Tenancy,
+    computing::Computing,
     event::{Caller, ConnectionId, Event},
+    layers::LayerService,
     outboxes::Outboxes,
+    queues::Queues,
     sequence::{Adapted, Hold, Origin, Sequence},
+    tiers::Tiers,
 };
 use crate::{
-    adapters::AdapterTable,
-    clock::Clock,
-    placement::{OneTier, Placement},
-    pulse::{Figures, Pulse},
+    placement::Placement,
+    pulse::{DeviceLost, Figures, Pulse},
 };
+
+/// Rows of logits that prompt log-probabilities may take in a step: a row is as long as the vocabulary.
+const SCORED_TOKENS: usize = 64;
 
 /// Events taken in before a step begins, at most: a flood of them does not stop the computing.
 const EVENTS_PER_STEP: usize = 1024;
@@ -72,6 +77,8 @@ pub struct Limits {
     pub max_running: usize,
     /// Requests that wait for their turn.
     pub max_waiting: usize,
+    /// Prompt tokens of all requests that wait; one that waits alone may be longer.
+    pub max_waiting_tokens: usize,
     /// Prompt tokens of a step; prompts are cut to fit.
     pub chunk_tokens: usize,
     /// KV blocks of the pool.
@@ -80,42 +87,35 @@ pub struct Limits {
     pub context_length: usize,
 }
 
-/// Nothing can be computed in this process any more.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the device that holds the base is lost; the log says why, and the process must start anew")]
-pub struct DeviceLost;
+impl Limits {
+    /// Those of a step.
+    fn batch(&self) -> BatchLimits {
+        let Self { max_running, chunk_tokens, .. } = *self;
+        BatchLimits { max_running, chunk_tokens, scored_tokens: SCORED_TOKENS }
+    }
+}
 
 /// The engine over a forward pass.
 pub struct Engine<P: ForwardPass> {
-    pass: P,
+    computing: Computing<P>,
+    queues: Queues<P::Adapter>,
+    tiers: Tiers<P::Adapter>,
+    kv: KvCache,
+    outboxes: Outboxes,
     limits: Limits,
     clock: Box<dyn Clock>,
-    kv: KvCache,
-    waiting: VecDeque<Sequence<P::Adapter>>,
-    running: Vec<Sequence<P::Adapter>>,
-    /// Those that wait for their adapter to reach the device, in order of arrival.
-    cold: Vec<Sequence<P::Adapter>>,
-    adapters: AdapterTable<P::Adapter>,
-    placement: Box<dyn Placement<P::Adapter>>,
-    /// Load calls that are answered once their adapter is on the device.
-    arriving: Vec<(AdapterId, Caller)>,
-    outboxes: Outboxes,
     welcome: Welcome,
     stats: Stats,
     pulse: Pulse,
-    /// Split clients that the base is lent to.
-    tenancy: Option<Tenancy<P>>,
     /// When to give up what still runs; set once the process is to end.
     draining_until: Option<Instant>,
-    /// The logits of a step, kept for the next.
-    logits: Vec<f32>,
     /// The last step found no memory.
     is_short: bool,
 }
 
 impl<P: ForwardPass> std::fmt::Debug for Engine<P> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (waiting, running) = (self.waiting.len(), self.running.len());
+        let (waiting, running) = (self.queues.idle().count(), self.queues.running().len());
         f.debug_struct("Engine").field("waiting", &waiting).field("running", &running).finish_non_exhaustive()
     }
 }
@@ -125,23 +125,17 @@ impl<P: ForwardPass> Engine<P> {
     #[must_use]
     pub fn new(pass: P, limits: Limits, welcome: Welcome, clock: Box<dyn Clock>) -> Self {
         Self {
-            pass,
+            computing: Computing::new(pass),
+            queues: Queues::default(),
+            tiers: Tiers::new(),
+            kv: KvCache::new(limits.kv_blocks, BLOCK_TOKENS),
+            outboxes: Outboxes::default(),
             limits,
             clock,
-            kv: KvCache::new(limits.kv_blocks, BLOCK_TOKENS),
-            waiting: VecDeque::new(),
-            running: Vec::new(),
-            cold: Vec::new(),
-            adapters: AdapterTable::default(),
-            placement: Box::new(OneTier),
-            arriving: Vec::new(),
-            outboxes: Outboxes::default(),
             welcome,
             stats: Stats::default(),
             pulse: Pulse::default(),
-            tenancy: None,
             draining_until: None,
-            logits: Vec::new(),
             is_short: false,
         }
     }
@@ -154,14 +148,16 @@ impl<P: ForwardPass> Engine<P> {
 
     /// Asks `placement` where adapters are; without it they are on the device as soon as they are loaded.
     #[must_use]
-    pub fn with_placement(self, placement: Box<dyn Placement<P::Adapter>>) -> Self {
-        Self { placement, ..self }
+    pub fn with_placement(mut self, placement: Box<dyn Placement<P::Adapter>>) -> Self {
+        self.tiers.set_device(placement);
+        self
     }
 
     /// Lends the base to split clients, too.
     #[must_use]
-    pub fn with_tenancy(self, tenancy: Tenancy<P>) -> Self {
-        Self { tenancy: Some(tenancy), ..self }
+    pub fn with_layers(mut self, layers: LayerService<P>) -> Self {
+        self.computing.layers = Some(layers);
+        self
     }
 
     /// Serves `events` until it has drained or nobody can send any more.
@@ -172,8 +168,8 @@ impl<P: ForwardPass> Engine<P> {
         while self.take_events(&mut events) {
             let begin = self.clock.now();
             self.step();
-            self.serve_tenants(self.clock.now().saturating_duration_since(begin));
-            if self.pass.is_lost() {
+            self.computing.serve_layers(self.clock.now().saturating_duration_since(begin));
+            if self.computing.is_lost() {
                 return Err(DeviceLost);
             }
         }
@@ -183,13 +179,13 @@ impl<P: ForwardPass> Engine<P> {
     /// Takes in what has happened, waiting for something if there is nothing to compute. Returns false when the
     /// engine is done.
     fn take_events(&mut self, events: &mut mpsc::Receiver<Event<P::Adapter>>) -> bool {
-        if self.waiting.is_empty() && self.running.is_empty() {
+        if !self.queues.has_work() {
             if self.is_idle() && self.draining_until.is_some() {
-                self.finish_tenants();
+                self.computing.finish_layers();
                 failpoint::pass("executor.drain_done");
                 return false;
             }
-            let Some(event) = self.next_event(events) else { return false };
+            let Some(event) = self.computing.next_event(events) else { return false };
             self.handle(event);
         }
         for _ in 0..EVENTS_PER_STEP {
@@ -202,16 +198,16 @@ impl<P: ForwardPass> Engine<P> {
 
     fn figures(&self) -> Figures {
         Figures {
-            adapters: count(self.adapters.len()),
-            running: count(self.running.len()),
-            waiting: count(self.waiting.len() + self.cold.len()),
+            adapters: count(self.tiers.len()),
+            running: count(self.queues.running().len()),
+            waiting: count(self.queues.idle().count()),
         }
     }
 
     /// There is no request.
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.sequences().next().is_none()
+        self.queues.iter().next().is_none()
     }
 
     /// One turn of the loop: computes the next tokens of those whose turn it is, and sends what there is to send.
@@ -224,7 +220,7 @@ impl<P: ForwardPass> Engine<P> {
             self.stats.steps += 1;
             self.run_plan(&plan);
             // Whoever waits is served by the next process, from the beginning.
-            if self.pass.is_lost() {
+            if self.computing.is_lost() {
                 return;
             }
         }
@@ -257,8 +253,8 @@ impl<P: ForwardPass> Engine<P> {
             Event::Drain { until } => {
                 failpoint::pass("executor.drain_begun");
                 self.draining_until = Some(until);
-                if let Some(tenancy) = &self.tenancy {
-                    tenancy.hub.drain();
+                if let Some(layers) = &self.computing.layers {
+                    layers.hub.drain();
                 }
             }
         }
@@ -266,7 +262,7 @@ impl<P: ForwardPass> Engine<P> {
 
     fn greet(&mut self, connection: ConnectionId) {
         failpoint::pass("executor.welcome");
-        let adapters = self.adapters.ids().map(|id| id.0).collect();
+        let adapters = self.tiers.ids().map(|id| id.0).collect();
         let welcome = Welcome { adapters, ..self.welcome.clone() };
         self.outboxes.answer(connection, ToGateway::Welcome(welcome));
     }
@@ -278,7 +274,7 @@ impl<P: ForwardPass> Engine<P> {
         failpoint::pass("executor.admission");
         let caller = Caller { connection, request: request.request };
         match self.accept(caller, request, received_at) {
-            Ok(sequence) => self.waiting.push_back(sequence),
+            Ok(sequence) => self.queues.push(sequence),
             Err(refusal) => self.outboxes.output(caller, failure(caller.request, refusal.into())),
         }
     }
@@ -292,27 +288,27 @@ impl<P: ForwardPass> Engine<P> {
         if self.draining_until.is_some() {
             return Err(Refusal::ShuttingDown);
         }
-        if self.sequences().any(|sequence| sequence.caller == caller) {
+        if self.queues.iter().any(|sequence| sequence.caller == caller) {
             return Err(Refusal::DuplicateRequest(caller.request));
         }
-        let virtual_tokens = request.adapter.map_or(0, |id| self.adapters.virtual_tokens(AdapterId(id)));
-        let vocab_size = self.pass.vocab_size();
+        let virtual_tokens = request.adapter.map_or(0, |id| self.tiers.virtual_tokens(AdapterId(id)));
+        let vocab_size = self.computing.vocab_size();
         let task = admission::check(&request, received_at, vocab_size, &self.limits, virtual_tokens)?;
-        let under_way = self.sequences().count();
+        let under_way = self.queues.iter().count();
         if under_way >= self.limits.max_running + self.limits.max_waiting {
             return Err(Refusal::QueueFull { under_way });
+        }
+        let waiting_tokens: usize = self.queues.idle().map(Sequence::pending).sum();
+        if waiting_tokens > 0 && waiting_tokens + request.prompt.len() > self.limits.max_waiting_tokens {
+            return Err(Refusal::QueueLong { waiting_tokens });
         }
         let adapted = request.adapter.map(|id| self.adapt(AdapterId(id))).transpose()?;
         Ok(Sequence::new(Origin { caller, received_at }, adapted, request.namespace, request.prompt, task))
     }
 
     fn adapt(&mut self, id: AdapterId) -> Result<Adapted<P::Adapter>, Refusal> {
-        let adapter = self.adapters.acquire(id)?;
+        let adapter = self.tiers.acquire(id)?;
         Ok(Adapted { id, adapter, hold: Hold::None })
-    }
-
-    fn sequences(&self) -> impl Iterator<Item = &Sequence<P::Adapter>> {
-        self.running.iter().chain(&self.cold).chain(&self.waiting)
     }
 
     fn cancel(&mut self, caller: Caller) {
@@ -329,7 +325,7 @@ impl<P: ForwardPass> Engine<P> {
 
     /// Retires the sequences that `is_meant` names, in silence; returns how many.
     fn drop_where(&mut self, is_meant: impl Fn(&Sequence<P::Adapter>) -> bool) -> u64 {
-        let taken = self.take_where(is_meant);
+        let taken = self.queues.take_where(is_meant);
         let count = taken.len() as u64;
         taken.into_iter().for_each(|sequence| self.retire(sequence));
         count
@@ -337,26 +333,10 @@ impl<P: ForwardPass> Engine<P> {
 
     /// Retires the sequences that `is_meant` names with an error.
     fn fail_where(&mut self, is_meant: impl Fn(&Sequence<P::Adapter>) -> bool, error: &WireError) {
-        for sequence in self.take_where(is_meant) {
+        for sequence in self.queues.take_where(is_meant) {
             self.outboxes.output(sequence.caller, failure(sequence.caller.request, error.clone()));
             self.retire(sequence);
         }
-    }
-
-    fn take_where(&mut self, is_meant: impl Fn(&Sequence<P::Adapter>) -> bool) -> Vec<Sequence<P::Adapter>> {
-        if !self.sequences().any(&is_meant) {
-            return Vec::new();
-        }
-        let mut taken: Vec<_> = self.running.extract_if(.., |sequence| is_meant(sequence)).collect();
-        taken.extend(self.cold.extract_if(.., |sequence| is_meant(sequence)));
-        for sequence in std::mem::take(&mut self.waiting) {
-            if is_meant(&sequence) {
-                taken.push(sequence);
-            } else {
-                self.waiting.push_back(sequence);
-            }
-        }
-        taken
     }
 
     /// The one way out of the engine.
@@ -364,12 +344,12 @@ impl<P: ForwardPass> Engine<P> {
         self.kv.release(&sequence.blocks);
         let adapter = sequence.adapter_id();
         if let Some(id) = sequence.held_adapter() {
-            self.placement.leave(id);
+            self.tiers.leave(id);
         }
         failpoint::pass("executor.retire");
         // The sequence's hold on the adapter ends before its unloading is reported.
         drop(sequence);
-        if let Some(unloaded) = adapter.and_then(|id| self.adapters.release(id)) {
+        if let Some(unloaded) = adapter.and_then(|id| self.tiers.release(id)) {
             self.report_unloaded(&unloaded);
         }
     }

@@ -78,7 +78,7 @@ mod tests {
         for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
             if path.is_dir() {
                 mentioned(&path, found);
-            } else if path.file_name().is_some_and(|name| name != "failpoints.rs") {
+            } else if !path.ends_with("base-executor/src/failpoints.rs") {
                 let source = fs::read_to_string(&path).unwrap();
                 let literals = source.split('"').filter(|literal| {
                     let word = literal
@@ -96,7 +96,7 @@ mod tests {
     #[test]
     fn the_table_of_failpoints_names_what_is_in_the_source_and_nothing_else() {
         let mut found = BTreeSet::new();
-        for folder in ["src", "../model/src", "../cache/src"] {
+        for folder in ["src", "../model/src", "../cache/src", "../layer-service/src"] {
             mentioned(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut found);
         }
         let all = [FAILPOINTS, BRIDGE_FAILPOINTS, LAYER_FAILPOINTS].concat();

@@ -1,6 +1,6 @@
 //! What unit tests of several modules stand on.
 
-use model::config::{ModelConfig, Rope, RopeScaling};
+use model::shape::config::{ModelConfig, Rope, RopeScaling};
 
 /// A model of one head, all of whose sides are `width`.
 pub(crate) fn square_model(width: usize, layers: usize) -> ModelConfig {

@@ -8,15 +8,17 @@ use std::sync::Arc;
 
 use kernels::lora::{LayoutError, SharedBytes};
 use model::{
-    config::ModelConfig,
-    prepared_adapter::{EncodedAdapter, ImageNumber, ModuleLayout, PreparedAdapter},
-    source::Target,
+    deltas::{
+        matrices::{ImageNumber, ModuleLayout},
+        prepared::{EncodedAdapter, PreparedAdapter},
+    },
+    shape::{config::ModelConfig, source::Target},
 };
 use shmproto::image::{Image, ImageEntry, ImageError};
 
 /// Why an adapter could not be made an image.
 #[derive(Debug, thiserror::Error)]
-pub enum ShelveError {
+pub enum PublishError {
     /// Its values are too large to compute with.
     #[error("the adapter cannot be computed")]
     Overflow(#[source] LayoutError),
@@ -28,27 +30,24 @@ pub enum ShelveError {
     Layout(#[from] LayoutError),
 }
 
-/// The number of no image; the library counts from 1.
-const NO_IMAGE: ImageNumber = ImageNumber(0);
-
 /// Moves an adapter into an image of its own and puts that on offer. One without matrices has no image: there is nothing
 /// in it for workers.
 ///
 /// # Errors
 /// If there is no memory or no descriptor for it, or its values are too large together.
-pub fn shelve(
+pub fn publish(
     mut encoded: EncodedAdapter,
     config: &ModelConfig,
     library: &Library,
-) -> Result<Arc<PreparedAdapter>, ShelveError> {
+) -> Result<Arc<PreparedAdapter>, PublishError> {
     if let Some(scale) =
         encoded.modules.iter().map(|module| module.matrix.scale).find(|scale| !scale.is_finite())
     {
-        return Err(ShelveError::Overflow(LayoutError::Scale(scale)));
+        return Err(PublishError::Overflow(LayoutError::Scale(scale)));
     }
     if encoded.modules.is_empty() {
         let nothing: SharedBytes = Arc::new(Vec::new());
-        return Ok(Arc::new(PreparedAdapter::over(&encoded, config, NO_IMAGE, &nothing)?));
+        return Ok(Arc::new(PreparedAdapter::over(&encoded, config, ImageNumber::NONE, &nothing)?));
     }
     let entries: Vec<ImageEntry> = encoded.modules.iter().map(entry).collect();
     let image = Image::build(&entries, &encoded.bytes)?;
@@ -58,7 +57,7 @@ pub fn shelve(
         module.matrix.a.offset = place(entry.a_offset);
         module.matrix.b.offset = place(entry.b_offset);
     }
-    let (number, bytes) = library.shelve(&image);
+    let (number, bytes) = library.publish(&image);
     Ok(Arc::new(PreparedAdapter::over(&encoded, config, number, &bytes)?))
 }
 
@@ -91,11 +90,9 @@ fn place(offset: u64) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use ids::Generation;
     use kernels::lora::LoraPrecision;
-    use model::{
-        adapter::{Adapter, Method, Prefix},
-        generation::Generation,
-    };
+    use model::adapter::{Adapter, Method, Prefix};
 
     use super::*;
     use crate::fixtures::square_model;
@@ -109,7 +106,7 @@ mod tests {
         let adapter = Adapter { generation, method, base_model: None, stored_in_16_bits: false };
         let library = Library::new().unwrap();
         let encoded = EncodedAdapter::new(&adapter, &config, LoraPrecision::Compact);
-        let prepared = shelve(encoded, &config, &library).unwrap();
+        let prepared = publish(encoded, &config, &library).unwrap();
         assert!(library.images().is_empty());
         assert_eq!((prepared.virtual_tokens(), prepared.bytes(), prepared.device_bytes()), (3, 1536, 0));
     }

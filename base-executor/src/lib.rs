@@ -12,11 +12,9 @@
 //! - [`adapters`], [`loader`]: adapters of the host tier and their budget; the thread that brings them in.
 //! - [`placement`], [`device`]: which adapters the device holds, as the engine sees it; the device tier.
 //! - [`costs`]: what a cold start costs here, and which way is the shorter.
-//! - [`perf`]: the performance model: how long things take, and whether a cold prompt should wait for its load.
-//! - [`layers`]: single linear groups of the base, for split clients on this host and others.
+//! - `alone`: the layer service without an engine, over a base of any architecture.
 //! - [`images`], [`workers`]: adapters as sealed images; the processes that compute them through shared memory.
 //! - [`service`]: the socket the gateways talk to.
-//! - [`clock`]: where the compute thread reads the time.
 //! - [`progress`], [`pulse`], `systemd`: how far it is, that it lives, and who is told.
 //! - `failpoints`: where tests may interfere.
 //! - `process`: cores, signals, log.
@@ -35,10 +33,10 @@
 #![forbid(unsafe_code)]
 
 pub mod adapters;
+mod alone;
 pub mod bench;
 mod caller;
 pub mod check;
-pub mod clock;
 pub mod config;
 pub mod costs;
 pub mod device;
@@ -47,9 +45,7 @@ mod failpoints;
 #[cfg(test)]
 mod fixtures;
 pub mod images;
-pub mod layers;
 pub mod loader;
-pub mod perf;
 pub mod placement;
 pub mod probe;
 mod process;
@@ -72,13 +68,14 @@ use std::{
 
 use anyhow::Context as _;
 use model::forward::{BLOCK_TOKENS, ForwardPass};
+use policy::clock::SystemClock;
+use settings::DeviceChoice;
 use shmproto::message::{ColdStart, PROTOCOL_VERSION, Welcome};
 use tokio::sync::{mpsc, oneshot};
 
 use self::{
     adapters::Budget,
-    clock::SystemClock,
-    config::{Config, DeviceChoice, EngineKind},
+    config::{Config, EngineKind},
     device::Arrivals,
     engine::{Engine, Limits, event::Event},
     loader::Loader,
@@ -109,7 +106,7 @@ pub fn run(config: &Config) -> anyhow::Result<()> {
         let lifeline = config.exit_with_stdin.then(process::end_of_stdin);
         let shutdown = process::shutdown_on_signals(Duration::from_millis(config.grace_ms), lifeline)?;
         let Some(socket) = config.socket.as_deref().filter(|_| config.engine == EngineKind::Resident) else {
-            return layers::alone::run(config, shutdown, say_ready).await;
+            return alone::run(config, shutdown, say_ready).await;
         };
         let opened = config.clone();
         let settings = Settings::of(config);
@@ -140,6 +137,8 @@ pub struct Settings {
     pub max_running: usize,
     /// Requests that may wait.
     pub max_waiting: usize,
+    /// Prompt tokens of those that wait.
+    pub max_waiting_tokens: usize,
     /// Prompt tokens of a step.
     pub chunk_tokens: usize,
     /// Longest sequence in tokens, if shorter than the model's own.
@@ -154,15 +153,16 @@ pub struct Settings {
 
 impl Settings {
     fn of(config: &Config) -> Self {
-        let Config { max_running, max_waiting, chunk_tokens, context_length, adapter_bytes, .. } = *config;
+        let Config { max_running, max_waiting, max_waiting_tokens, chunk_tokens, .. } = *config;
         Self {
             max_running,
             max_waiting,
+            max_waiting_tokens,
             chunk_tokens,
-            context_length,
-            adapter_bytes: adapter_bytes.0,
+            context_length: config.context_length,
+            adapter_bytes: config.adapter_bytes.0,
             device_bytes: config.device_adapter_bytes.0,
-            cold_start: config.cold_start.into(),
+            cold_start: config.cold_start(),
         }
     }
 
@@ -252,12 +252,12 @@ fn prepare<P, L>(resident: Resident<P, L>, settings: &Settings, pulse: Pulse) ->
 where
     P: ForwardPass,
 {
-    let Resident { pass, loader, placement, tenancy, facts } = resident;
+    let Resident { pass, loader, placement, layers, facts } = resident;
     let limits = limits(settings, &facts);
     let welcome = welcome(facts, settings, pass.vocab_size());
     let engine = Engine::new(pass, limits, welcome, Box::new(SystemClock));
     let engine = engine.with_pulse(pulse).with_placement(placement);
-    (tenancy.into_iter().fold(engine, Engine::with_tenancy), loader)
+    (layers.into_iter().fold(engine, Engine::with_layers), loader)
 }
 
 /// Keeps the engine and sends the rest on. `None` if there is no engine, or nobody waits for it any more.
@@ -280,9 +280,10 @@ pub(crate) fn spawn<T: Send + 'static>(
 }
 
 fn limits(settings: &Settings, facts: &Facts) -> Limits {
-    let Settings { max_running, max_waiting, chunk_tokens, .. } = *settings;
+    let Settings { max_running, max_waiting, max_waiting_tokens, chunk_tokens, .. } = *settings;
     let context_length = settings.context_length(facts);
-    Limits { max_running, max_waiting, chunk_tokens, context_length, kv_blocks: facts.kv_blocks }
+    let kv_blocks = facts.kv_blocks;
+    Limits { max_running, max_waiting, max_waiting_tokens, chunk_tokens, context_length, kv_blocks }
 }
 
 fn welcome(facts: Facts, settings: &Settings, vocab_size: usize) -> Welcome {
@@ -294,6 +295,7 @@ fn welcome(facts: Facts, settings: &Settings, vocab_size: usize) -> Welcome {
         context_length: word(settings.context_length(&facts)),
         model_path: facts.model_path,
         base_hash: facts.base_hash,
+        text_hash: facts.text_hash,
         device: facts.device,
         vocab_size: word(vocab_size),
         adapter_budget_bytes: settings.adapter_bytes,

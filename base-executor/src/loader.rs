@@ -8,14 +8,15 @@ use std::{
 };
 
 use failpoint::Outcome;
-use model::{adapter::Adapter, generation::AdapterId};
+use ids::{AdapterId, TenantId};
+use model::adapter::Adapter;
 use shmproto::message::{ErrorCode, LoadAdapter, WireError};
 use tokio::sync::mpsc;
 
 use crate::{
-    adapters::{Budget, ClaimError, Prepared},
-    engine::event::{Caller, ConnectionId, Event, Loaded},
-    images::ShelveError,
+    adapters::{Budget, ClaimError, Loaded, Prepared},
+    engine::event::{Caller, ConnectionId, Event},
+    images::PublishError,
 };
 
 /// Reads adapters and prepares them for one forward pass.
@@ -116,14 +117,14 @@ fn load<L: Loader>(
     let adapter = loader.read(path).map_err(invalid)?;
     failpoint::pass("executor.adapter_read");
     let generation = adapter.generation;
-    let id = AdapterId::new(&call.owner, generation);
+    let id = AdapterId::new(TenantId(call.owner), generation);
     let mut claim = budget.claim(id, loader.least_bytes(&adapter))?;
     let (rank, modules) = (saturate(adapter.method.rank()), saturate(adapter.method.linear_layers()));
     let virtual_tokens = adapter.method.virtual_tokens();
     failpoint::pass("executor.adapter_claimed");
     let no_room = |cause| LoadError::NoRoom { path: call.path.clone(), cause };
     let (adapter, bytes) = loader.prepare(adapter).map_err(|cause| match cause.downcast_ref() {
-        Some(ShelveError::Overflow(_)) => invalid(cause),
+        Some(PublishError::Overflow(_)) => invalid(cause),
         _ => no_room(cause),
     })?;
     if failpoint::hit("executor.adapter_prepared") == Outcome::Fail {

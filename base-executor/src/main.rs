@@ -1,19 +1,40 @@
 //! Parses, validates, runs.
 
-use std::process::ExitCode;
+use std::{error::Error, process::ExitCode};
 
-use base_executor::{bench, check, config::Config, probe};
+use base_executor::{
+    bench, check,
+    config::{Config, ConfigError},
+    probe,
+};
 use clap::Parser as _;
+use model::sources::open::OpenError;
+use settings::{
+    exit::{Exit, in_one_line},
+    variables::{UnknownVariable, check_environment},
+};
 
 fn main() -> ExitCode {
     run().unwrap_or_else(|error| {
         // Cause and next step on one line; a backtrace would bury them.
-        eprintln!("error: {error:#}");
-        ExitCode::FAILURE
+        eprintln!("error: {}", in_one_line(&*error));
+        exit_of(&error).into()
     })
 }
 
+/// What cannot be meant is wrong usage, also a model that is none; else it is what the system refused.
+fn exit_of(error: &anyhow::Error) -> Exit {
+    let is_usage = |cause: &(dyn Error + 'static)| {
+        cause.is::<ConfigError>() || cause.is::<UnknownVariable>() || cause.is::<OpenError>()
+    };
+    match Exit::of_system(&**error) {
+        Exit::Failed if error.chain().any(is_usage) => Exit::Usage,
+        exit => exit,
+    }
+}
+
 fn run() -> anyhow::Result<ExitCode> {
+    check_environment()?;
     let mut arguments: Vec<_> = std::env::args_os().collect();
     match arguments.get(1).and_then(|first| first.to_str()) {
         Some("bench") => {

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use model::generation::AdapterId;
+use ids::AdapterId;
 use shmproto::message::{AdapterStats, ErrorCode, Stats, WireError};
 
 /// What a request finds that wants its adapter. Unless it must wait, the adapter stays where it is, or on its way,

@@ -5,8 +5,9 @@
 use clap::Parser;
 use kernels::cuda::{Cuda, CudaError};
 use serde_json::{Value, json};
+use settings::DeviceChoice;
 
-use crate::{config::DeviceChoice, resident::cpu};
+use crate::resident::cpu;
 
 /// Bytes of a GiB.
 const GIB: f64 = (1u64 << 30) as f64;

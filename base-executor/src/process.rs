@@ -7,13 +7,12 @@ use rustix::{
     process::{Resource, Rlimit, getrlimit, setrlimit},
     thread::{CpuSet, sched_getaffinity, sched_setaffinity},
 };
+use settings::{CoreList, LogFormat};
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::mpsc,
 };
 use tracing_subscriber::EnvFilter;
-
-use crate::config::{CoreList, LogFormat};
 
 /// The cores this process may run on, ascending.
 ///
@@ -31,14 +30,14 @@ pub(crate) fn allowed_cores() -> anyhow::Result<Vec<usize>> {
 pub(crate) fn stay_on(cores: &CoreList) -> anyhow::Result<()> {
     let allowed = sched_getaffinity(None).context("cannot read the cores this process may run on")?;
     let mut wanted = CpuSet::new();
-    for &core in &cores.0 {
+    for core in cores.0.iter().map(|&core| core as usize) {
         anyhow::ensure!(
             allowed.is_set(core),
             "--cores names core {core}, which this process may not run on; leave it out"
         );
         wanted.set(core);
     }
-    sched_setaffinity(None, &wanted).with_context(|| format!("cannot run on cores {:?}", cores.0))
+    sched_setaffinity(None, &wanted).with_context(|| format!("cannot run on cores {cores}"))
 }
 
 /// Lets the process open as many files as it ever may: each adapter's image keeps one open.

@@ -1,4 +1,4 @@
-//! Signs of life of the compute thread, for whoever has to tell that it hangs.
+//! Signs of life of the compute thread, for whoever has to tell that it hangs; and the sign that it cannot go on.
 
 use std::sync::{
     Arc,
@@ -15,6 +15,11 @@ pub struct Figures {
     /// Requests that wait.
     pub waiting: u32,
 }
+
+/// Nothing can be computed in this process any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the device that holds the base is lost; the log says why, and the process must start anew")]
+pub struct DeviceLost;
 
 #[derive(Debug, Default)]
 struct Signs {

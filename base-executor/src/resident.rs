@@ -2,39 +2,35 @@
 //!
 //! # Layout
 //!
-//! - this file: what every device's way of opening has in common
+//! - this file: what is served, and how adapters are read for it
+//! - `opening`: the script by which a base is opened on any device
 //! - [`cpu`], [`cuda`]: the base on the host's own cores, and on a GPU
 //! - `base`: where the weights come from, and what lends them to split clients
 
 mod base;
 pub mod cpu;
 pub mod cuda;
+mod opening;
 
 use std::{fmt, path::Path, sync::Arc};
 
-use anyhow::Context as _;
-use cache::copy::BytesPerSecond;
 use kernels::{attention::KvPrecision, lora::LoraPrecision};
 use model::{
     adapter::{Adapter, limits},
-    config::ModelConfig,
-    device_copy::DeviceMemory,
+    deltas::prepared::{EncodedAdapter, PreparedAdapter},
     forward::ForwardPass,
-    prepared_adapter::{EncodedAdapter, PreparedAdapter},
     resident::{KvDtype, kv_precision},
+    shape::config::ModelConfig,
 };
-use shmproto::message::{ColdStart, DeviceFacts};
+use settings::AdapterDtype;
+use shmproto::message::DeviceFacts;
 
 use crate::{
-    config::{self, AdapterDtype, Config},
-    costs::Costs,
-    device::{Arrivals, Device, DeviceSettings, FreeBytes},
-    engine::company::Tenancy,
-    images::{Library, shelve},
+    config::Config,
+    engine::layers::LayerService,
+    images::{Library, publish},
     loader::Loader,
     placement::Placement,
-    progress::Progress,
-    workers::Workers,
 };
 
 /// What the process serves.
@@ -46,7 +42,7 @@ pub struct Resident<P: ForwardPass, L> {
     /// Which adapters the device holds.
     pub placement: Box<dyn Placement<P::Adapter>>,
     /// Split clients that the base is lent to.
-    pub tenancy: Option<Tenancy<P>>,
+    pub layers: Option<LayerService<P>>,
     /// What gateways are told.
     pub facts: Facts,
 }
@@ -62,8 +58,10 @@ impl<P: ForwardPass, L> fmt::Debug for Resident<P, L> {
 pub struct Facts {
     /// Path of the model file or directory.
     pub model_path: String,
-    /// Content identity of the base: hash of its configuration and tensor table.
+    /// Content identity of the base: hash of its configuration, its tensors and what its text is made of.
     pub base_hash: [u8; 32],
+    /// Hash of what tokenizer, chat template and sampling defaults are made of.
+    pub text_hash: [u8; 32],
     /// What it is computed on.
     pub device: DeviceFacts,
     /// Longest sequence in tokens.
@@ -72,66 +70,11 @@ pub struct Facts {
     pub kv_blocks: u32,
 }
 
-/// How adapters come to a device, and what there is to say of it.
-struct Platform {
-    settings: DeviceSettings,
-    memory: DeviceMemory,
-    free: FreeBytes,
-    arrivals: Arrivals,
-    workers: Workers,
-    costs: Option<Costs>,
-}
-
-impl Platform {
-    /// The device tier.
-    fn placement(self) -> anyhow::Result<Box<Device>> {
-        let Self { settings, memory, free, arrivals, workers, costs } = self;
-        let device = Device::new(settings, arrivals, workers, costs);
-        let device = device.context("cannot start the thread that copies adapters")?;
-        Ok(Box::new(device.with_memory(memory, free)))
-    }
-}
-
-fn device_settings(config: &Config) -> DeviceSettings {
-    let link = config.link_bytes_per_s().map(BytesPerSecond);
-    if let Some(link) = link {
-        tracing::warn!(
-            bytes_per_s = link.get(),
-            "the link to the device is emulated: an experiment, not a service"
-        );
-    }
-    DeviceSettings { bytes: config.device_adapter_bytes.0, cold_start: config.cold_start.into(), link }
-}
-
-/// Times the pass, if there are cold starts to be decided on.
-fn costs<P: ForwardPass>(
-    settings: &DeviceSettings,
-    pass: &mut P,
-    shape: &ModelConfig,
-    cores: &[usize],
-    kv_blocks: u32,
-    progress: &Progress,
-) -> anyhow::Result<Option<Costs>> {
-    match settings.cold_start {
-        ColdStart::CpuAssist => {
-            progress.stage("measuring what cold starts cost");
-            Ok(Some(Costs::measure(pass, shape, cores, kv_blocks, settings.link)?))
-        }
-        ColdStart::OnDemand | ColdStart::Cached => Ok(None),
-    }
-}
-
-/// Blocks of the pool, of which there must be one.
-fn some_blocks(kv_blocks: usize) -> anyhow::Result<u32> {
-    anyhow::ensure!(kv_blocks > 0, "--kv-bytes does not hold a single KV block; raise it");
-    Ok(u32::try_from(kv_blocks).unwrap_or(u32::MAX))
-}
-
 fn kv_dtype(config: &Config) -> KvDtype {
     match config.kv_dtype {
-        config::KvDtype::Auto => KvDtype::Auto,
-        config::KvDtype::F32 => KvDtype::F32,
-        config::KvDtype::F16 => KvDtype::F16,
+        settings::KvDtype::Auto => KvDtype::Auto,
+        settings::KvDtype::F32 => KvDtype::F32,
+        settings::KvDtype::F16 => KvDtype::F16,
     }
 }
 
@@ -183,7 +126,7 @@ impl Loader for AdapterLoader {
     fn prepare(&self, adapter: Adapter) -> anyhow::Result<(Arc<PreparedAdapter>, u64)> {
         let encoded = EncodedAdapter::new(&adapter, &self.config, self.precision);
         drop(adapter);
-        let prepared = shelve(encoded, &self.config, &self.library)?;
+        let prepared = publish(encoded, &self.config, &self.library)?;
         let bytes = prepared.bytes() as u64;
         Ok((prepared, bytes))
     }

@@ -2,7 +2,6 @@
 //!
 //! # Layout
 //!
-//! - [`private_socket`]: where the socket is, and who may reach it.
 //! - `loading`: the time before there is a model.
 //! - `forward`: the way out: a bounded queue and a bounded window for each gateway.
 //! - here: the way in: hello first, then calls, each to the thread that serves it.
@@ -15,7 +14,6 @@
 
 mod forward;
 mod loading;
-pub mod private_socket;
 
 use std::{
     collections::HashMap,
@@ -30,6 +28,7 @@ use shmproto::{
     message::{
         ErrorCode, Failed, Hello, LoadAdapter, PROTOCOL_VERSION, RequestId, ToExecutor, ToGateway, WireError,
     },
+    private_socket::{BindError, PrivateSocket},
 };
 use std::sync::Arc;
 use tokio::{
@@ -45,7 +44,6 @@ use zeromq::{
 use self::{
     forward::{address, forward},
     loading::Waiting,
-    private_socket::{BindError, PrivateSocket},
 };
 use crate::{
     engine::{

@@ -3,16 +3,10 @@
 //! Without `NOTIFY_SOCKET` nothing is said. The watchdog is fed only while the compute thread turns: a process whose
 //! engine hangs answers nobody, and being started again is what helps.
 
-use std::{
-    sync::{
-        OnceLock,
-        mpsc::{SyncSender, sync_channel},
-    },
-    time::Duration,
-};
+use std::time::Duration;
 
 use sd_notify::NotifyState;
-use shmproto::message::Loading;
+use shmproto::{message::Loading, notify::tell};
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::pulse::{Figures, Pulse};
@@ -23,9 +17,6 @@ const LOOK: Duration = Duration::from_secs(1);
 /// How long systemd is asked to wait for the next word about the loading: large models on slow disks take longer than
 /// it waits by itself.
 const PATIENCE_US: u32 = 60_000_000;
-
-/// Messages that wait to be taken.
-const MESSAGES: usize = 16;
 
 /// How far the loading is.
 pub(crate) fn loading(loading: &Loading) {
@@ -67,30 +58,4 @@ pub(crate) async fn keep_posted(pulse: Pulse, poke: impl Fn()) {
 fn serving(figures: Figures) -> String {
     let Figures { adapters, running, waiting } = figures;
     format!("serving {adapters} adapters; {running} requests run, {waiting} wait")
-}
-
-/// Never waits: whoever listens may be stopped, and its socket full. What is too much then is not said.
-fn tell(state: &[NotifyState<'_>]) {
-    static TELLER: OnceLock<SyncSender<String>> = OnceLock::new();
-    if std::env::var_os("NOTIFY_SOCKET").is_none() {
-        return;
-    }
-    let text: Vec<String> = state.iter().map(ToString::to_string).collect();
-    let _ = TELLER.get_or_init(start_teller).try_send(text.join("\n"));
-}
-
-fn start_teller() -> SyncSender<String> {
-    let (teller, messages) = sync_channel::<String>(MESSAGES);
-    let tell = move || {
-        for message in messages {
-            // It may not listen any more; that is no reason to stop.
-            if let Err(error) = sd_notify::notify(&[NotifyState::Custom(&message)]) {
-                tracing::debug!(%error, "systemd could not be told");
-            }
-        }
-    };
-    if let Err(error) = std::thread::Builder::new().name("notify".to_owned()).spawn(tell) {
-        tracing::warn!(%error, "systemd will not be told how the process fares");
-    }
-    teller
 }

@@ -28,9 +28,10 @@ use std::{
 use anyhow::Context as _;
 use kernels::{Isa, Pool, cuda::Cuda};
 use model::{
-    assist::{Assist, DeviceAssist, Invocation},
-    config::ModelConfig,
-    forward::Compute,
+    cpu::Compute,
+    cuda::assist::{DeviceAssist, Invocation},
+    deltas::assist::Assist,
+    shape::config::ModelConfig,
 };
 use shmproto::{
     board::{Board, Geometry, MAX_ELEMENTS, MAX_SLICES, Poster, SUMS_ALIGN, XSlab},
@@ -49,29 +50,29 @@ use self::{
 use crate::images::Library;
 
 /// Most elements of a job's sums where a pass runs on the CPU; what is beyond is computed without workers.
-const MOST_SUMS: usize = 8 << 20;
+const MAX_SUMS: usize = 8 << 20;
 
 /// Most elements of a job's rows there.
-const MOST_X: usize = 8 << 20;
+const MAX_X: usize = 8 << 20;
 
 /// Slices of a job.
 const SLICES: usize = if MAX_SLICES < 512 { MAX_SLICES } else { 512 };
 
 /// The workers of one executor. Clones are the same; with the last of them the workers are let go.
 #[derive(Debug, Clone, Default)]
-pub struct Workers(Option<Arc<Employer>>);
+pub struct Workers(Option<Arc<ServiceThread>>);
 
 /// Ends the workers' thread when it is dropped, and waits for that: the socket goes with it.
 #[derive(Debug)]
-struct Employer {
-    staff: Arc<Staff>,
+struct ServiceThread {
+    shared: Arc<Shared>,
     library: Library,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Drop for Employer {
+impl Drop for ServiceThread {
     fn drop(&mut self) {
-        self.staff.is_let_go.store(true, Ordering::Relaxed);
+        self.shared.is_let_go.store(true, Ordering::Relaxed);
         self.library.ring();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -80,20 +81,20 @@ impl Drop for Employer {
 }
 
 #[derive(Debug)]
-struct Staff {
+struct Shared {
     board: Board,
     is_let_go: AtomicBool,
     lost: AtomicU64,
     /// Workers that the cold requests under way keep busy; 0: all.
     wanted: Arc<AtomicUsize>,
     waits: Arc<Waits>,
-    /// Core and process by generation, of those who are seated.
+    /// Core and process by worker number, of those who are seated.
     seated: Mutex<Vec<Seated>>,
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Seated {
-    generation: u32,
+    worker: u32,
     core: u32,
     pid: u32,
 }
@@ -155,9 +156,9 @@ impl Workers {
     ) -> anyhow::Result<(Self, Box<dyn Assist>)> {
         let (board, poster) =
             Board::new(geometry(config, rows, most)).context("no memory for the workers' board")?;
-        let staff = Staff::new(&board);
-        let assistant = staff.assistant(poster);
-        Ok((Self::open(socket, staff, library)?, Box::new(assistant)))
+        let shared = Shared::new(&board);
+        let assistant = shared.assistant(poster);
+        Ok((Self::open(socket, shared, library)?, Box::new(assistant)))
     }
 
     /// The same where a GPU computes: the rows go from there to the workers, and the sums back, without the thread that
@@ -200,48 +201,48 @@ impl Workers {
             "the workers' board cannot be made; lower --chunk-tokens or --max-running if it is too large";
         let (board, poster) = Board::new(geometry).context(too_large)?;
         let wire = wire(board.x_slab(), device_sums(config, rows))?;
-        let staff = Staff::new(&board);
+        let shared = Shared::new(&board);
         let pool = Pool::new(cores).context("cannot start the threads that help workers")?;
         let compute = Compute { pool, isa: Isa::best() };
         let slab = board.x_slab();
-        let bridge = Bridge::new(staff.assistant(poster), compute, slab, geometry.x_elements, wire)?;
-        let workers = door.map(|door| Self::open(door.socket, staff, library)).transpose()?;
+        let bridge = Bridge::new(shared.assistant(poster), compute, slab, geometry.x_elements, wire)?;
+        let workers = door.map(|door| Self::open(door.socket, shared, library)).transpose()?;
         Ok((workers.unwrap_or_default(), bridge))
     }
 
     /// Takes workers in at `socket`.
-    fn open(socket: &Path, staff: Arc<Staff>, library: Library) -> anyhow::Result<Self> {
+    fn open(socket: &Path, shared: Arc<Shared>, library: Library) -> anyhow::Result<Self> {
         let listener = Listener::bind(socket)
             .with_context(|| format!("workers cannot be taken in at {}", socket.display()))?;
-        let service = Service::new(listener, Arc::clone(&staff), staff.board.clone(), library.clone());
+        let service = Service::new(listener, Arc::clone(&shared), shared.board.clone(), library.clone());
         let spawned = std::thread::Builder::new().name("workers".to_owned()).spawn(move || service.run());
         let thread = Some(spawned.context("cannot start the workers' thread")?);
-        Ok(Self(Some(Arc::new(Employer { staff, library, thread }))))
+        Ok(Self(Some(Arc::new(ServiceThread { shared, library, thread }))))
     }
 
     /// The cores they are pinned to, one for each of them.
     #[must_use]
     pub fn cores(&self) -> Vec<u32> {
-        self.0.as_ref().map_or_else(Vec::new, |employer| {
-            employer.staff.seated().iter().map(|seated| seated.core).collect()
+        self.0.as_ref().map_or_else(Vec::new, |service| {
+            service.shared.seated().iter().map(|seated| seated.core).collect()
         })
     }
 
     /// So many of them keep up with the cold requests under way (C-09); 0 means all.
     pub fn want(&self, workers: usize) {
-        if let Some(Employer { staff, .. }) = self.0.as_deref() {
-            staff.wanted.store(workers, Ordering::Relaxed);
+        if let Some(ServiceThread { shared, .. }) = self.0.as_deref() {
+            shared.wanted.store(workers, Ordering::Relaxed);
         }
     }
 
     /// Fills in what they have done.
     pub fn stats(&self, stats: &mut Stats) {
-        let Some(Employer { staff, .. }) = self.0.as_deref() else { return };
-        stats.worker_wait_us = staff.waits.us.load(Ordering::Relaxed);
-        stats.workers_lost = staff.lost.load(Ordering::Relaxed);
-        let seated = staff.seated();
-        for figures in staff.board.figures().seats {
-            let known = seated.iter().find(|seated| seated.generation == figures.generation.get());
+        let Some(ServiceThread { shared, .. }) = self.0.as_deref() else { return };
+        stats.worker_wait_us = shared.waits.us.load(Ordering::Relaxed);
+        stats.workers_lost = shared.lost.load(Ordering::Relaxed);
+        let seated = shared.seated();
+        for figures in shared.board.figures().seats {
+            let known = seated.iter().find(|seated| seated.worker == figures.worker.get());
             let Some(Seated { core, pid, .. }) = known.copied() else { continue };
             stats.workers.push(WorkerStats {
                 core,
@@ -255,7 +256,7 @@ impl Workers {
     }
 }
 
-impl Staff {
+impl Shared {
     fn new(board: &Board) -> Arc<Self> {
         Arc::new(Self {
             board: board.clone(),
@@ -281,8 +282,8 @@ impl Staff {
         self.seated().push(seated);
     }
 
-    fn left(&self, generation: u32) {
-        self.seated().retain(|seated| seated.generation != generation);
+    fn left(&self, worker: u32) {
+        self.seated().retain(|seated| seated.worker != worker);
         self.lost.fetch_add(1, Ordering::Relaxed);
     }
 }
@@ -299,8 +300,8 @@ fn widest(config: &ModelConfig) -> [usize; 2] {
 fn geometry(config: &ModelConfig, rows: usize, seats: usize) -> Geometry {
     let [inputs, outputs] = widest(config);
     Geometry {
-        x_elements: rows.saturating_mul(inputs).min(MOST_X),
-        sums_elements: rows.saturating_mul(outputs).min(MOST_SUMS),
+        x_elements: rows.saturating_mul(inputs).min(MAX_X),
+        sums_elements: rows.saturating_mul(outputs).min(MAX_SUMS),
         slices: SLICES,
         seats,
     }

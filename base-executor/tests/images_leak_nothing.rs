@@ -19,18 +19,21 @@ use std::{
 
 use base_executor::{
     device::{Arrivals, Device, DeviceSettings},
-    images::{Library, shelve},
+    images::{Library, publish},
     placement::{Found, Placement},
     workers::Workers,
 };
+use ids::{AdapterId, Generation};
 use kernels::lora::LoraPrecision;
 use model::{
     adapter::{Adapter, LoraModule, Method},
-    config::{ModelConfig, Rope, RopeScaling},
-    generation::{AdapterId, Generation},
-    prepared_adapter::{EncodedAdapter, PreparedAdapter},
-    source::Target,
+    deltas::prepared::{EncodedAdapter, PreparedAdapter},
+    shape::{
+        config::{ModelConfig, Rope, RopeScaling},
+        source::Target,
+    },
 };
+use patience::WATCHDOG;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fd::AsFd as _,
@@ -41,7 +44,6 @@ use shmproto::{
     message::ColdStart,
 };
 
-const WATCHDOG: Duration = Duration::from_secs(120);
 const WIDTH: usize = 64;
 
 fn config() -> ModelConfig {
@@ -145,7 +147,7 @@ impl House {
     fn load(&mut self, name: u64) -> (AdapterId, Arc<PreparedAdapter>) {
         let mut id = [0; 32];
         id[..8].copy_from_slice(&name.to_le_bytes());
-        let adapter = shelve(encoded(), &config(), &self.library).unwrap();
+        let adapter = publish(encoded(), &config(), &self.library).unwrap();
         self.device.loaded(AdapterId(id), &adapter).unwrap();
         (AdapterId(id), adapter)
     }

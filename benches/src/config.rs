@@ -24,6 +24,8 @@ pub(crate) enum Name {
     Neighbour,
     /// Start to first token, and memory.
     Startup,
+    /// Five hundred requests at once.
+    Burst,
     /// Ten times as many requests as can be served.
     Overload,
     /// One adapted layer beside PyTorch.
@@ -61,13 +63,14 @@ pub(crate) enum Name {
 }
 
 impl Name {
-    const EACH: [Self; 15] = [
+    const EACH: [Self; 16] = [
         Self::Decode,
         Self::Prefill,
         Self::Batch,
         Self::Adapters,
         Self::Neighbour,
         Self::Startup,
+        Self::Burst,
         Self::Overload,
         Self::Board,
         Self::DecodeModes,
@@ -99,6 +102,7 @@ impl Name {
                 | Self::Adapters
                 | Self::Neighbour
                 | Self::Startup
+                | Self::Burst
                 | Self::Overload
         )
     }

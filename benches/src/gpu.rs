@@ -1,6 +1,6 @@
 //! The base on an NVIDIA GPU: how near it comes to what the device can do, and what adapters cost there.
 //!
-//! Weights are random ([`model::random_source`]), so any shape is measured without a download: that of Llama-2-7B, or a
+//! Weights are random ([`model::sources::random`]), so any shape is measured without a download: that of Llama-2-7B, or a
 //! tiny one where a CPU stands in for the GPU and figures mean nothing. Rows are printed as soon as they are measured,
 //! and name shape, device and driver.
 //!

@@ -2,10 +2,11 @@
 //!
 //! - [`setup`]: both sides, made ready once; [`contest`]: a figure of ours beside the peer's two formats.
 //! - [`decode`], [`prefill`], [`batch`], [`neighbour`]: the forward pass.
-//! - [`adapters`], [`overload`], [`startup`]: the servers; [`servers`]: what all three of them start.
+//! - [`adapters`], [`burst`], [`overload`], [`startup`]: the servers; [`servers`]: what all of them start.
 
 mod adapters;
 mod batch;
+mod burst;
 mod contest;
 mod decode;
 mod neighbour;
@@ -32,6 +33,7 @@ pub(crate) fn measure(name: Name, setup: &Setup) -> Result<Vec<Comparison>> {
         Name::Adapters => adapters::run(setup),
         Name::Neighbour => neighbour::run(setup),
         Name::Startup => startup::run(setup),
+        Name::Burst => burst::run(setup),
         Name::Overload => overload::run(setup),
         _ => Ok(Vec::new()),
     }

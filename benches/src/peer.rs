@@ -8,7 +8,7 @@ mod torch;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use model::gguf::GgufFile;
+use files::gguf::GgufFile;
 
 pub(crate) use server::LlamaServer;
 pub(crate) use torch::Torch;

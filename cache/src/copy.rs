@@ -9,21 +9,16 @@
 //! - `queue`: whose turn it is, and who has ended.
 //! - `courier`: the thread's steps, and what it shares with engine and tickets.
 //! - `link`: when a piece arrives on an emulated link.
-//! - `clock`: the time all of it lives by.
 //!
 //! A load ends in exactly one way ([`End`]), and whoever submitted it is told on the engine's thread.
 
-mod clock;
 mod courier;
 mod link;
 mod queue;
 #[cfg(test)]
 mod tests;
 
-pub use self::{
-    clock::{Clock, SystemClock},
-    link::BytesPerSecond,
-};
+pub use self::link::BytesPerSecond;
 
 use std::{
     io,
@@ -34,6 +29,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
+use policy::clock::{Clock, SystemClock};
 use thiserror::Error;
 
 use self::{
@@ -122,7 +118,7 @@ impl CopyEngine {
     /// # Errors
     /// If the thread cannot be started.
     pub fn start(link: Option<BytesPerSecond>) -> io::Result<Self> {
-        Self::with_clock(link, MAX_JOBS, Box::new(SystemClock::new()))
+        Self::with_clock(link, MAX_JOBS, Box::new(SystemClock))
     }
 
     /// As [`start`](Self::start), with another clock and at most `max_jobs` jobs that have not ended.

@@ -1,6 +1,6 @@
 //! Block pool and prefix tree as one: what an engine asks for blocks.
 
-use model::{forward::BlockId, generation::AdapterId};
+use ids::{AdapterId, BlockId};
 
 use crate::{
     pool::{BlockPool, Counts, Released},

@@ -5,7 +5,8 @@
 //! - [`pool`]: the KV blocks there are, and how many sequences hold each.
 //! - [`tree`]: which blocks hold which prefix, and which of them to give up first.
 //! - [`kv`]: [`KvCache`], the two as one; what an engine talks to.
-//! - [`device`]: which adapters have a place on the device, and which give theirs up.
+//! - [`device`]: the places of the device tier, and which adapters give theirs up.
+//! - [`residency`]: which adapters are on the device or on their way there, one state for each.
 //! - [`copy`]: the thread that moves everything between tiers, the urgent first.
 //!
 //! # Principles
@@ -21,6 +22,7 @@ pub mod copy;
 pub mod device;
 pub mod kv;
 pub mod pool;
+pub mod residency;
 pub mod tree;
 
 pub use kv::{KvCache, Prefix, Statistics};

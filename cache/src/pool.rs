@@ -1,6 +1,6 @@
 //! The KV blocks there are: a free list and a count of holders for each.
 
-use model::forward::BlockId;
+use ids::BlockId;
 
 /// How the blocks of a pool are divided; `free + used + cached = total`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

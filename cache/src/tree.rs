@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use model::{forward::BlockId, generation::AdapterId};
+use ids::{AdapterId, BlockId};
 
 /// Who may share prefixes. The adapter is part of it whatever the gateway hashed into `sharing`: keys and values
 /// computed with one adapter can never answer for another.
@@ -24,25 +24,25 @@ pub struct Namespace {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Cursor {
     namespace: Namespace,
-    at: Place,
+    at: Position,
 }
 
 impl Cursor {
     /// The empty prefix.
     #[must_use]
     pub fn root(namespace: Namespace) -> Self {
-        Self { namespace, at: Place::Root }
+        Self { namespace, at: Position::Root }
     }
 
     /// What is left of a cursor whose node is gone: nothing is found or added there.
     #[must_use]
     pub fn nowhere(&self) -> Self {
-        Self { namespace: self.namespace, at: Place::Nowhere }
+        Self { namespace: self.namespace, at: Position::Nowhere }
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
+enum Position {
     Root,
     /// The block of the node, and the stamp that tells it from later nodes of the same block.
     Node(BlockId, u64),
@@ -96,9 +96,9 @@ impl PrefixTree {
     #[must_use]
     pub fn child(&self, cursor: &Cursor, tokens: &[u32]) -> Option<BlockId> {
         let children = match cursor.at {
-            Place::Root => self.roots.get(&cursor.namespace)?,
-            Place::Node(block, stamp) => &self.live(block, stamp)?.children,
-            Place::Nowhere => return None,
+            Position::Root => self.roots.get(&cursor.namespace)?,
+            Position::Node(block, stamp) => &self.live(block, stamp)?.children,
+            Position::Nowhere => return None,
         };
         children.get(tokens).copied()
     }
@@ -110,7 +110,7 @@ impl PrefixTree {
     #[must_use]
     pub fn cursor_of(&self, block: BlockId) -> Cursor {
         let node = self.node(block);
-        Cursor { namespace: node.namespace, at: Place::Node(block, node.stamp) }
+        Cursor { namespace: node.namespace, at: Position::Node(block, node.stamp) }
     }
 
     /// Adds `block`, which somebody holds, as the node for `tokens` after `cursor`. Returns its cursor, or
@@ -122,13 +122,13 @@ impl PrefixTree {
         assert!(self.child(cursor, tokens).is_none(), "the prefix is in the tree already");
         assert!(self.nodes[block.0 as usize].is_none(), "block {} backs another prefix", block.0);
         let parent = match cursor.at {
-            Place::Root => None,
-            Place::Node(parent, stamp) => {
+            Position::Root => None,
+            Position::Node(parent, stamp) => {
                 let used_at = self.live(parent, stamp)?.used_at;
                 self.idle_leaves.remove(&(used_at, parent));
                 Some(parent)
             }
-            Place::Nowhere => return None,
+            Position::Nowhere => return None,
         };
         self.now += 1;
         self.children_mut(cursor.namespace, parent).insert(tokens.into(), block);

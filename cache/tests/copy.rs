@@ -12,9 +12,7 @@ use std::{
 };
 
 use cache::copy::{BytesPerSecond, Class, CopyEngine, End, Load};
-
-/// Ends a test that would hang.
-const WATCHDOG: Duration = Duration::from_secs(60);
+use patience::WATCHDOG;
 
 /// What each piece does when it is copied.
 struct Pieces<F> {

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use cache::{Cursor, KvCache, Namespace};
-use model::{forward::BlockId, generation::AdapterId};
+use ids::{AdapterId, BlockId};
 use proptest::prelude::*;
 
 const BLOCKS: u32 = 12;

@@ -2,15 +2,15 @@
 //!
 //! It comes from the executor as sparse copies of the model's own files, with holes where the linear layers are, and is
 //! kept in a cache directory by the base's identity; or from a copy of the model that the client has already. Either way
-//! [`ClientBase`](model::client_base::ClientBase) opens it.
+//! [`ClientBase`](model::skeleton::client_base::ClientBase) opens it.
 
 use std::path::{Path, PathBuf};
 
+use files::model_files::SPARSE_COPY;
+use ids::Generation;
 use model::{
-    client_base::ClientBaseError,
-    generation::Generation,
-    open::OpenError,
-    skeleton::{self, SPARSE_COPY, SparseCopy, SparseCopyError},
+    skeleton::{self, SparseCopy, SparseCopyError, client_base::ClientBaseError},
+    sources::open::OpenError,
 };
 use shmproto::layer::control::Catalog;
 
@@ -95,13 +95,13 @@ fn planned(file: &shmproto::layer::control::SkeletonFile) -> skeleton::SkeletonF
     skeleton::SkeletonFile { name: file.name.clone(), bytes: file.bytes, ranges }
 }
 
-/// Compares the model at `path` with the executor's base.
+/// Compares the model at `path` with the executor's base. All of it is read, the first time; its identity is kept in the
+/// directory `kept`, if there is one.
 ///
 /// # Errors
 /// It is none, or another.
-pub fn compare(catalog: &Catalog, path: &Path) -> Result<(), BaseError> {
-    let source = model::open::open(path)?;
-    let found = model::identity::of_base(&*source);
+pub fn compare(catalog: &Catalog, path: &Path, kept: Option<&Path>) -> Result<(), BaseError> {
+    let found = model::sources::identity::of_model_once(path, kept)?;
     if found == catalog.base_hash {
         return Ok(());
     }

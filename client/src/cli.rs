@@ -89,8 +89,16 @@ mod tests {
 
     #[test]
     fn a_split_chat_of_the_holobiont_command_is_understood() {
-        let options =
-            ["--adapter", "d", "--ca", "c", "--masking", "paper", "--max-tokens", "7", "--temperature", "0"];
+        let options = [
+            ["--adapter", "d"],
+            ["--ca", "c"],
+            ["--masking", "paper"],
+            ["--max-tokens", "7"],
+            ["--temperature", "0"],
+            ["--seed", "18446744073709551615"],
+            ["--system", "Be brief."],
+        ]
+        .concat();
         let line = ["holobiont-client", "generate", "--executor", "tls://h:1"];
         assert!(Cli::try_parse_from([&line[..], &options, &["--", "-- why?"]].concat()).is_ok());
         let line = ["holobiont-client", "chat", "--executor", "/run/layers.sock"];

@@ -13,7 +13,7 @@ pub enum LinkError {
     /// Nobody is there.
     #[error("{address} cannot be reached ({source}): is the executor running, with its layer service on?")]
     Unreachable {
-        /// Where.
+        /// The executor's, as it was written.
         address: String,
         /// Cause.
         source: io::Error,

@@ -9,8 +9,9 @@ use std::{
 };
 
 use cache::{Cursor, Namespace};
+use ids::BlockId;
 use model::{
-    forward::{BLOCK_TOKENS, BlockId, LogitRows, SequenceSlice},
+    forward::{BLOCK_TOKENS, LogitRows, SequenceSlice},
     sampling::{SamplingParams, TokenCounts, sample},
 };
 
@@ -29,7 +30,7 @@ pub struct Task {
     pub prompt: Vec<u32>,
     /// How tokens are drawn.
     pub sampling: SamplingParams,
-    /// Most tokens to generate.
+    /// Most tokens to generate; with 0 nothing is computed.
     pub max_tokens: usize,
     /// Tokens that end the answer; the last one is part of it.
     pub stop_tokens: Vec<u32>,
@@ -131,6 +132,16 @@ impl SplitModel {
     ) -> Result<Generated, GenerateError> {
         let begun = Instant::now();
         let end = self.check(task, adapter)?;
+        if task.max_tokens == 0 {
+            let (tokens, total) = (Vec::new(), begun.elapsed());
+            return Ok(Generated {
+                tokens,
+                finish: Finish::Length,
+                cached_tokens: 0,
+                first_token: total,
+                total,
+            });
+        }
         let mut sequence = self.enter(task, adapter)?;
         let first = sequence.tokens.len();
         let cached_tokens = sequence.computed.saturating_sub(first - task.prompt.len());
@@ -154,9 +165,9 @@ impl SplitModel {
         if prompt >= context_length {
             return Err(GenerateError::PromptTooLong { prompt, context_length });
         }
-        let end = prompt.saturating_add(task.max_tokens.max(1)).min(context_length);
+        let end = prompt.saturating_add(task.max_tokens).min(context_length);
         // The last token is never computed, so it needs no place.
-        let needed = self.cache.blocks_for(end - 1);
+        let needed = self.cache.blocks_for(end.saturating_sub(1));
         let total = self.cache.available();
         if needed > total { Err(GenerateError::PoolTooSmall { needed, total }) } else { Ok(end) }
     }

@@ -14,6 +14,7 @@
 //! - [`split_model`], [`generate`]: the rest of the model, here.
 //! - [`base`]: what a client needs of the base besides linear layers, fetched once.
 //! - [`text`]: tokenizer and chat template.
+//! - `rows`: activations on their way; [`error`]: why a connection or a call fails.
 //! - [`cli`]: the command `holobiont-client`.
 //! - `failpoints`: where tests may interfere.
 //!

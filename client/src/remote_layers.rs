@@ -2,12 +2,11 @@
 
 use kernels::Activations;
 use model::{
-    config::ModelConfig,
-    embedding::Embedding,
-    forward::{BaseLayers, Compute, LinearGroup},
-    layout::linear_shape,
+    cpu::Compute,
+    forward::{BaseLayers, LinearGroup},
+    shape::{config::ModelConfig, layout::linear_shape},
     sites::SiteId,
-    weights::group_targets,
+    weights::{embedding::Embedding, group_targets},
 };
 use shmproto::layer::{Class, control::Site};
 

@@ -7,6 +7,7 @@
 use std::{io, path::Path, sync::Arc};
 
 use cache::KvCache;
+use ids::{AdapterId, TenantId};
 use kernels::{
     Isa, Pool,
     attention::KvPrecision,
@@ -14,14 +15,16 @@ use kernels::{
 };
 use model::{
     adapter::{Adapter, AdapterError},
-    batch_deltas::{BatchDeltas, DeltaScratch},
-    client_base::ClientBase,
-    config::ModelConfig,
-    forward::{BLOCK_TOKENS, Compute, Scratch, SequenceSlice, Skeleton, run},
-    generation::AdapterId,
-    paged_kv::PagedKv,
-    prepared_adapter::PreparedAdapter,
+    cpu::{Compute, kv::PagedKv},
+    deltas::{
+        adapter_rows::AdapterRows,
+        batch::{BatchDeltas, DeltaScratch},
+        prepared::PreparedAdapter,
+    },
+    forward::{BLOCK_TOKENS, Frame, Scratch, SequenceSlice, run},
     resident::{KvDtype, kv_shape},
+    shape::config::ModelConfig,
+    skeleton::client_base::ClientBase,
 };
 use shmproto::layer::{
     Class,
@@ -127,7 +130,7 @@ impl OwnAdapter {
 /// A model whose linear layers are rented.
 #[derive(Debug)]
 pub struct SplitModel {
-    skeleton: Skeleton,
+    frame: Frame,
     layers: RemoteLayers,
     /// How adapters are kept.
     precision: LoraPrecision,
@@ -153,9 +156,9 @@ impl SplitModel {
     ) -> Result<Self, SplitError> {
         let precision = adapter_precision(session.catalog());
         let shape = kv_shape(base.config(), kv_precision(session.catalog(), options.kv_dtype));
-        let ClientBase { skeleton, embedding, .. } = base;
-        let layers = RemoteLayers::new(session, mask, &skeleton.config, embedding)?;
-        let window = skeleton.config.sliding_window;
+        let ClientBase { frame, embedding, .. } = base;
+        let layers = RemoteLayers::new(session, mask, &frame.config, embedding)?;
+        let window = frame.config.sliding_window;
         let block_bytes = shape.block_bytes();
         let blocks = options.kv_bytes / block_bytes;
         let count = match u32::try_from(blocks) {
@@ -170,7 +173,7 @@ impl SplitModel {
         let pool = Pool::new(&options.cores)
             .map_err(|source| SplitError::Threads { cores: options.cores.clone(), source })?;
         Ok(Self {
-            skeleton,
+            frame,
             layers,
             precision,
             kv,
@@ -189,7 +192,7 @@ impl SplitModel {
     /// It is none, or does not fit the base.
     pub fn load_adapter(&self, path: &Path) -> Result<OwnAdapter, LoadError> {
         let adapter = Adapter::read(path, self.config())?;
-        let id = AdapterId::new(&[0; 32], adapter.generation);
+        let id = AdapterId::new(TenantId::EVERYBODY, adapter.generation);
         Ok(OwnAdapter {
             id,
             prepared: Arc::new(PreparedAdapter::new(&adapter, self.config(), self.precision)?),
@@ -208,15 +211,16 @@ impl SplitModel {
     ) -> Result<(), CallError> {
         let is_decode = batch.iter().all(|slice| slice.tokens.len() == 1);
         self.layers.set_class(if is_decode { Class::Decode } else { Class::Prefill });
-        let mut deltas = BatchDeltas::new(&self.skeleton.config, None, &mut self.deltas, batch);
+        let found = AdapterRows::of(batch);
+        let mut deltas = BatchDeltas::new(&self.frame.config, None, &mut self.deltas, &found);
         let parts = (&mut self.layers, &mut deltas, &mut self.kv);
-        run(&self.skeleton, parts, &mut self.compute, &mut self.scratch, batch, logits)
+        run(&self.frame, parts, &mut self.compute, &mut self.scratch, batch, logits)
     }
 
     /// The model's shape.
     #[must_use]
     pub fn config(&self) -> &ModelConfig {
-        &self.skeleton.config
+        &self.frame.config
     }
 
     /// The masking mode.

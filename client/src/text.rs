@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use model::{
-    chat_template::{ChatTemplate, GenerationPrompt, Limits, TemplateError},
-    detokenize::{Detokenizer, TextStart},
+use files::{
     gguf::{GgufError, GgufFile},
-    open::ModelFiles,
-    tokenizer::{AddSpecial, EncodeError, ParseSpecial, SkipSpecial, Tokenizer, TokenizerError},
+    model_files::ModelFiles,
 };
 use serde_json::{Map, Value, json};
+use text::{
+    chat_template::{ChatTemplate, GenerationPrompt, Limits, TemplateError},
+    detokenize::{Detokenizer, TextStart},
+    tokenizer::{AddSpecial, EncodeError, ParseSpecial, SkipSpecial, Tokenizer, TokenizerError},
+};
 
 /// Why the text side of a model's files cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -65,7 +67,7 @@ impl Role {
 pub struct Message {
     /// Who said it.
     pub role: Role,
-    /// What.
+    /// The text, before the template.
     pub content: String,
 }
 

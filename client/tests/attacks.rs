@@ -27,10 +27,10 @@ use client::{
 };
 use model::{
     adapter::Adapter,
-    client_base::ClientBase,
     forward::LinearGroup::{GateUp, O, Qkv},
     resident::KvDtype,
     sites::SiteId,
+    skeleton::client_base::ClientBase,
 };
 use shmproto::layer::Path as SitePath;
 
@@ -132,7 +132,7 @@ fn bare_inputs(curious: &Curious, base: &ClientBase, layer: usize) -> Rows {
     let place = site(base, layer, Qkv);
     let (sent, bought) = (curious.forward(place, End::Sent), curious.noises(place, End::Sent));
     let carried = recognise(&sent, &bought);
-    let amount = amount(&sent, &bought, &carried, &base.skeleton.norms.attention[layer]);
+    let amount = amount(&sent, &bought, &carried, &base.frame.norms.attention[layer]);
     denoised(&sent, &bought, &carried, amount)
 }
 
@@ -172,7 +172,7 @@ fn without_shared_noise(rows: &Rows, gains: &[f32]) -> Rows {
 fn rows_that_share_a_noise_give_it_away_to_somebody_who_never_saw_it_t2() {
     let base = base();
     let prompt = distinct_tokens(&base, 2 * (base.config().hidden_size + 64));
-    let norms = &base.skeleton.norms;
+    let norms = &base.frame.norms;
     let places = [
         (site(&base, 0, Qkv), &norms.attention[0]),
         (site(&base, 1, Qkv), &norms.attention[1]),
@@ -227,7 +227,7 @@ fn a_noise_of_its_own_for_every_row_tells_these_attacks_nothing_if_its_effect_co
     let mask = Box::new(Pad::new(second, curious.clone()));
     pass(&mut client_with(&curious, KvDtype::Auto, |_| mask), &prompt, None);
     let (sent, truth) = (curious.forward(second, End::Sent), truth(&prompt, None, &[second]).remove(0));
-    let error = rows_error(&without_shared_noise(&sent, &base.skeleton.norms.attention[1]), &truth);
+    let error = rows_error(&without_shared_noise(&sent, &base.frame.norms.attention[1]), &truth);
     println!("T2, pads: error {error:.1e}");
     assert!(error >= 1.0, "{error}");
     // Even with the clear rows of every other token to guess from.

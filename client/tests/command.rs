@@ -73,6 +73,27 @@ fn a_question_is_answered_over_shared_memory_with_what_is_fetched_once() {
 }
 
 #[test]
+fn an_answer_goes_on_after_its_end_if_that_is_to_be_ignored() {
+    let (home, directory) = (private_directory(), private_directory());
+    let executor = giving_executor(&real_model());
+    let widths = widths(&executor);
+    Door::new(executor, widths, Mischief::None).local(directory.path());
+    let ask = |options: &[&str]| {
+        let mut command = client(home.path());
+        command.arg("generate").arg("--executor").arg(directory.path());
+        command.arg("--adapter").arg(example_adapter("haiku")).arg("--model").arg(real_model());
+        command.args(["--max-tokens", "32", "--temperature", "0", "--json"]).args(options);
+        json(&command.args(["--", "What is the sea?"]).output().unwrap())
+    };
+    let (ended, went_on) = (ask(&[]), ask(&["--ignore-eos"]));
+    assert_eq!(ended["finish_reason"], "stop", "a haiku is short: {ended}");
+    assert_eq!(
+        (&went_on["finish_reason"], &went_on["usage"]["completion_tokens"]),
+        (&"length".into(), &32.into())
+    );
+}
+
+#[test]
 fn a_conversation_goes_on_from_what_is_kept() {
     let (home, directory) = (private_directory(), private_directory());
     let executor = giving_executor(&real_model());
@@ -117,6 +138,11 @@ fn sites_are_listed_and_figures_shown_and_failures_have_exit_codes() {
         (&["sites", "--executor", place, "--api-key-file", "/nowhere/key"], 3, "cannot be read"),
         (&["generate", "--executor", place, "hello"], 3, "gives out no files"),
         (&["generate", "--executor", place, "--masking", "paper", "--dtype", "bf16", "hello"], 3, "no files"),
+        (&["generate", "--executor", place, "--adapter", "/nowhere/adapter", "hello"], 3, "/nowhere/adapter"),
+        (&["generate", "--executor", place, "--masking", "paper", "--path", "fast", "hello"], 2, "--path"),
+        (&["generate", "--executor", place, "--noises", "3", "hello"], 2, "--noises"),
+        (&["generate", "--executor", place, "--noise-rows", "3", "hello"], 2, "--noise-rows"),
+        (&["generate", "--executor", place, "--raw", "--system", "Be brief.", "hello"], 2, "--system"),
         (&["frobnicate"], 2, "unrecognized"),
     ] {
         let output = run(arguments);

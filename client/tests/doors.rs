@@ -17,6 +17,7 @@ use client::{
     transport::{Connect, local::LocalConnector, remote::RemoteConnector, tls::TlsFiles},
 };
 use model::sites::SiteId;
+use patience::WATCHDOG;
 use shmproto::layer::{Class, Dtype, Op, Path as SitePath};
 use support::{
     OFF,
@@ -25,7 +26,6 @@ use support::{
 };
 
 const MODEL: &str = "llama-tied";
-const DEADLINE: Duration = Duration::from_secs(20);
 
 fn door(mischief: Mischief) -> Door {
     let executor = executor(&tiny(MODEL));
@@ -35,17 +35,17 @@ fn door(mischief: Mischief) -> Door {
 
 fn ipc(path: &Path) -> Box<dyn Connect> {
     let address = Address::Ipc(path.to_owned());
-    Box::new(RemoteConnector::new(address, None, &TlsFiles::default(), DEADLINE).unwrap())
+    Box::new(RemoteConnector::new(address, None, &TlsFiles::default(), WATCHDOG).unwrap())
 }
 
 fn local(path: &Path) -> Box<dyn Connect> {
-    Box::new(LocalConnector::new(path.to_owned(), Duration::from_micros(20), DEADLINE))
+    Box::new(LocalConnector::new(path.to_owned(), Duration::from_micros(20), WATCHDOG))
 }
 
 fn tls(port: u16, ca: &Path, host: &str, key: &str) -> Box<dyn Connect> {
     let address = Address::Tls { host: host.to_owned(), port };
     let files = TlsFiles { ca: Some(ca.to_owned()), identity: None };
-    Box::new(RemoteConnector::new(address, Some(key.to_owned()), &files, DEADLINE).unwrap())
+    Box::new(RemoteConnector::new(address, Some(key.to_owned()), &files, WATCHDOG).unwrap())
 }
 
 fn task(vocab_size: usize) -> Task {
@@ -115,7 +115,7 @@ fn an_executor_that_stays_away_is_given_up_with_its_name() {
     let begun = Instant::now();
     let error = one_call(&mut session).unwrap_err();
     assert!(matches!(error, CallError::PeerGone { instance: 1, .. }), "{error}");
-    assert!(begun.elapsed() < Duration::from_secs(20), "patience ends");
+    assert!(begun.elapsed() < WATCHDOG, "patience ends");
     // And it may be tried again.
     assert!(matches!(one_call(&mut session), Err(CallError::PeerGone { .. })));
 }

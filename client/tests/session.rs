@@ -74,7 +74,7 @@ impl Scripted {
     }
 
     fn session(&self) -> Result<Session, CallError> {
-        self.session_with(Settings { patience: Duration::from_millis(400), ..settings() })
+        self.session_with(Settings { patience: Duration::from_secs(2), ..settings() })
     }
 
     fn session_with(&self, settings: Settings) -> Result<Session, CallError> {

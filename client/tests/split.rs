@@ -8,7 +8,7 @@ use client::{
     masking::{Masking, PaperSettings},
     text::Text,
 };
-use model::open::ModelFiles;
+use files::model_files::ModelFiles;
 use shmproto::layer::Path as SitePath;
 use support::{
     OFF, bits, example_adapter, generate, golden, real_model, resident, resident_logits, resident_tokens,
@@ -56,6 +56,15 @@ fn the_real_model_with_an_example_adapter_answers_token_for_token_as_the_residen
         let expected = resident_tokens(&mut resident, &task, adapter.as_ref().map(|own| own.prepared()));
         assert_eq!(generate(&mut split, &task, adapter.as_ref()).tokens, expected, "{name:?}");
     }
+}
+
+#[test]
+fn no_token_is_generated_and_nothing_computed_where_none_was_asked_for() {
+    let mut split = split(&tiny("llama-tied"), OFF);
+    let vocab_size = split.config().vocab_size;
+    let generated = generate(&mut split, &task(tokens(12, vocab_size), 0, vocab_size, 0.0), None);
+    assert_eq!((generated.tokens.as_slice(), generated.finish), (&[][..], Finish::Length));
+    assert_eq!(split.session().usage().rows, 0);
 }
 
 #[test]

@@ -1,31 +1,19 @@
-//! What refusing costs: the CPU time of every hostile request, deployment file and template among the seeds, dearest first.
+//! What refusing costs: the CPU time of every hostile seed, by target, dearest first.
 //!
 //!   cargo run --release -p fuzz --example costs
 #![forbid(unsafe_code)]
 
 use std::{hint::black_box, time::Duration};
 
-use fuzz::{Target, named, seeds};
+use fuzz::{TARGETS, Target, seeds};
 use rustix::time::{ClockId, clock_gettime};
-
-const TARGETS: [&str; 9] = [
-    "completion",
-    "chat",
-    "load_adapter",
-    "unload_adapter",
-    "pin_adapter",
-    "tokenize",
-    "detokenize",
-    "deployment_file",
-    "template",
-];
 
 /// The least of so many runs: the first ones fill the caches.
 const RUNS: usize = 5;
 
 fn main() {
     println!("| Target | Input | Bytes | CPU time in ms |\n|---|---|---|---|");
-    for target in TARGETS.map(named) {
+    for target in TARGETS {
         let hostile = seeds::of(target.name).into_iter().filter(|seed| seed.class != "valid");
         let mut costs: Vec<_> =
             hostile.map(|seed| (cost(target, &seed.bytes), seed.bytes.len(), seed.name)).collect();

@@ -1,4 +1,4 @@
-//! Writes every seed that may be mutated to `FOLDER/TARGET/`, for cargo-fuzz to start from.
+//! Writes every seed that may be mutated to `FOLDER/TARGET/`, for cargo-fuzz to start from, and prints every target's name.
 //!
 //!   cargo run -p fuzz --example write_seeds FOLDER
 //!
@@ -7,15 +7,20 @@
 
 use std::{env, fs, io, path::PathBuf};
 
-use fuzz::seeds::{self, Seed};
+use fuzz::{
+    TARGETS,
+    seeds::{self, Seed},
+};
 
 fn main() -> io::Result<()> {
     let folder = env::args_os().nth(1).map(PathBuf::from);
     let folder = folder.ok_or_else(|| io::Error::other("name the folder to write to"))?;
+    for target in TARGETS {
+        fs::create_dir_all(folder.join(target.name))?;
+        println!("{}", target.name);
+    }
     for (index, seed) in seeds::all().filter(Seed::may_be_mutated).enumerate() {
-        let target = folder.join(seed.target);
-        fs::create_dir_all(&target)?;
-        fs::write(target.join(format!("seed-{index:03}")), &seed.bytes)?;
+        fs::write(folder.join(seed.target).join(format!("seed-{index:03}")), &seed.bytes)?;
     }
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 use std::{fs, path::Path};
 
+use files::generation_defaults::GenerationDefaults;
 use gateway::{
     keys::Keys,
     limits::PerMin,
@@ -13,7 +14,6 @@ use gateway::{
         tokens::{DetokenizeBody, TokenizeBody},
     },
 };
-use model::generation_defaults::GenerationDefaults;
 
 use crate::Outcome;
 

@@ -12,7 +12,8 @@
 //! - [`parts`]: several files in one input
 //! - [`guide`]: the table in `docs/guides/bad-input.md`
 //!
-//! `coverage/` holds the same targets for cargo-fuzz (`scripts/fuzz`); what it finds goes to `corpus/TARGET/`.
+//! [`for_each_target`] lists them. `coverage/` is the program for cargo-fuzz (`scripts/fuzz`), one for all of them; what it
+//! finds goes to `corpus/TARGET/`.
 #![forbid(unsafe_code)]
 
 mod command;
@@ -64,50 +65,55 @@ impl Target {
     }
 }
 
-const fn target(
-    name: &'static str,
-    reads: &'static str,
-    run: fn(&[u8]) -> Outcome,
-    bytes_per_byte: usize,
-) -> Target {
-    Target { name, reads, run, bytes_per_byte }
+/// Hands the list of all targets to the macro `$each`: what one is called, what it reads, what feeds it, and the bytes it
+/// may hold for each byte of input. There is no other list.
+#[macro_export]
+macro_rules! for_each_target {
+    ($each:ident) => {
+        $each! {
+            gguf: "GGUF header and tensors", targets::gguf, PLAIN;
+            gguf_tokenizer: "the tokenizer in a GGUF file", targets::gguf_tokenizer, TABLES;
+            gguf_adapter: "an adapter in a GGUF file", targets::gguf_adapter, PLAIN;
+            peft: "adapter_config.json and its safetensors", targets::peft, PLAIN;
+            directory: "config.json, the index and safetensors of a model", targets::directory, PLAIN;
+            tokenizer_json: "tokenizer.json, its configuration, and a text", targets::tokenizer_json, TABLES;
+            template: "a chat template and messages", targets::template, PLAIN;
+            to_executor: "a message to the executor", targets::to_executor, PLAIN;
+            to_gateway: "a message to the gateway", targets::to_gateway, PLAIN;
+            worker_message: "a message between executor and worker", targets::worker_message, PLAIN;
+            adapter_image: "an adapter in shared memory", targets::adapter_image, PLAIN;
+            completion: "the body of a completion", http::completion, BODY;
+            chat: "the body of a chat", http::chat, BODY;
+            load_adapter: "the body of /v1/load_lora_adapter", http::load_adapter, BODY;
+            unload_adapter: "the body of /v1/unload_lora_adapter", http::unload_adapter, BODY;
+            pin_adapter: "the body of /v1/pin_lora_adapter", http::pin_adapter, BODY;
+            tokenize: "the body of /tokenize", http::tokenize, BODY;
+            detokenize: "the body of /detokenize", http::detokenize, BODY;
+            deployment_file: "the deployment file", command::deployment_file, BODY;
+            events: "an answer's events, as the command reads them", command::events, PLAIN;
+            key_file: "the gateway's file of API keys", http::key_file, PLAIN;
+            layer_call: "the header of a layer call", layers::call, PLAIN;
+            layer_reply: "the header of its reply", layers::reply, PLAIN;
+            to_layers: "a control message of a split client", layers::to_layers, PLAIN;
+            from_layers: "a control message to a split client, or a catalog", layers::from_layers, PLAIN;
+            zmtp: "ZeroMQ's wire protocol, as a client sends it", layers::zmtp, PLAIN;
+            channel: "the region that a split client may write", layers::channel, PLAIN;
+        }
+    };
 }
 
-/// Every target.
-pub const TARGETS: [Target; 27] = [
-    target("gguf", "GGUF header and tensors", targets::gguf, PLAIN),
-    target("gguf_tokenizer", "the tokenizer in a GGUF file", targets::gguf_tokenizer, TABLES),
-    target("gguf_adapter", "an adapter in a GGUF file", targets::gguf_adapter, PLAIN),
-    target("peft", "adapter_config.json and its safetensors", targets::peft, PLAIN),
-    target("directory", "config.json, the index and safetensors of a model", targets::directory, PLAIN),
-    target(
-        "tokenizer_json",
-        "tokenizer.json, its configuration, and a text",
-        targets::tokenizer_json,
-        TABLES,
-    ),
-    target("template", "a chat template and messages", targets::template, PLAIN),
-    target("to_executor", "a message to the executor", targets::to_executor, PLAIN),
-    target("to_gateway", "a message to the gateway", targets::to_gateway, PLAIN),
-    target("worker_message", "a message between executor and worker", targets::worker_message, PLAIN),
-    target("adapter_image", "an adapter in shared memory", targets::adapter_image, PLAIN),
-    target("completion", "the body of a completion", http::completion, BODY),
-    target("chat", "the body of a chat", http::chat, BODY),
-    target("load_adapter", "the body of /v1/load_lora_adapter", http::load_adapter, BODY),
-    target("unload_adapter", "the body of /v1/unload_lora_adapter", http::unload_adapter, BODY),
-    target("pin_adapter", "the body of /v1/pin_lora_adapter", http::pin_adapter, BODY),
-    target("tokenize", "the body of /tokenize", http::tokenize, BODY),
-    target("detokenize", "the body of /detokenize", http::detokenize, BODY),
-    target("deployment_file", "the deployment file", command::deployment_file, BODY),
-    target("events", "an answer's events, as the command reads them", command::events, PLAIN),
-    target("key_file", "the gateway's file of API keys", http::key_file, PLAIN),
-    target("layer_call", "the header of a layer call", layers::call, PLAIN),
-    target("layer_reply", "the header of its reply", layers::reply, PLAIN),
-    target("to_layers", "a control message of a split client", layers::to_layers, PLAIN),
-    target("from_layers", "a control message to a split client, or a catalog", layers::from_layers, PLAIN),
-    target("zmtp", "ZeroMQ's wire protocol, as a client sends it", layers::zmtp, PLAIN),
-    target("channel", "the region that a split client may write", layers::channel, PLAIN),
-];
+macro_rules! table {
+    ($($name:ident: $reads:literal, $run:path, $bytes_per_byte:expr;)*) => {
+        /// Every target.
+        pub const TARGETS: &[Target] = &[$(Target {
+            name: stringify!($name),
+            reads: $reads,
+            run: $run,
+            bytes_per_byte: $bytes_per_byte,
+        }),*];
+    };
+}
+for_each_target!(table);
 
 /// The target called `name`.
 ///

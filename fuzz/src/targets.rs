@@ -2,17 +2,15 @@
 
 use std::{fs, io, path::Path};
 
+use files::{generation_defaults::GenerationDefaults, gguf::GgufFile, model_files::ModelFiles};
 use model::{
     adapter::Adapter,
-    chat_template::{ChatTemplate, GenerationPrompt, Limits, TemplateTokens},
-    config::{ModelConfig, Rope, RopeScaling},
-    generation_defaults::GenerationDefaults,
-    gguf::GgufFile,
-    gguf_source::GgufSource,
-    layout,
-    open::ModelFiles,
-    source::WeightSource,
-    tokenizer::{AddSpecial, ParseSpecial, SkipSpecial, Tokenizer},
+    shape::{
+        config::{ModelConfig, Rope, RopeScaling},
+        layout,
+        source::WeightSource,
+    },
+    sources::gguf::GgufSource,
 };
 use shmproto::{
     codec::Wire,
@@ -21,6 +19,10 @@ use shmproto::{
     message::{ToExecutor, ToGateway},
 };
 use tempfile::TempDir;
+use text::{
+    chat_template::{ChatTemplate, GenerationPrompt, Limits, TemplateTokens},
+    tokenizer::{AddSpecial, ParseSpecial, SkipSpecial, Tokenizer},
+};
 
 use crate::{Outcome, parts};
 
@@ -66,7 +68,7 @@ pub(crate) fn directory(input: &[u8]) -> Outcome {
     let folder = folder(&files);
     let files = ModelFiles::at(folder.path()).map_err(refused)?;
     files.generation_defaults().map_err(refused)?;
-    touch(files.weights().map_err(refused)?.as_ref());
+    touch(model::sources::open::weights(&files).map_err(refused)?.as_ref());
     Ok(())
 }
 

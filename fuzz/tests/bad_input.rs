@@ -16,6 +16,7 @@ use fuzz::{
     named,
     seeds::{self, Expected},
 };
+use patience::WATCHDOG;
 use peak_alloc::PeakAlloc;
 
 #[global_allocator]
@@ -23,9 +24,6 @@ static MEMORY: PeakAlloc = PeakAlloc;
 
 /// Memory is counted for the whole process: one input at a time.
 static ALONE: Mutex<()> = Mutex::new(());
-
-/// A hang is a second in a build for speed on a machine of its own; this is that and slack for neither.
-const HANG: Duration = Duration::from_secs(20);
 
 fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -45,7 +43,7 @@ fn bounded(target: &'static Target, input: &[u8], what: &str) -> Outcome {
         let _ = answer.send((outcome, held));
     });
     let worker = worker.unwrap();
-    let Ok((outcome, held)) = answered.recv_timeout(HANG) else {
+    let Ok((outcome, held)) = answered.recv_timeout(WATCHDOG) else {
         panic!("{}: {what} hangs", target.name);
     };
     worker.join().unwrap();
@@ -90,7 +88,7 @@ fn every_published_shape_gets_its_answer_within_bounds() {
 #[test]
 fn what_the_fuzzers_found_stays_within_bounds() {
     let _alone = alone();
-    for target in &TARGETS {
+    for target in TARGETS {
         for path in corpus(target) {
             let input = fs::read(&path).unwrap();
             let _ = bounded(target, &input, &path.display().to_string());
@@ -108,8 +106,8 @@ fn corpus(target: &Target) -> Vec<PathBuf> {
 
 /// Mutations of `target`'s seeds for a second, or as many as `HOLOBIONT_FUZZ_SECONDS` says. Which they are depends on
 /// `HOLOBIONT_FUZZ_SEED` alone; how many there are depends on the machine.
-fn mutations_stay_within_bounds(target: &'static Target) {
-    let _alone = alone();
+fn mutations_stay_within_bounds(name: &str) {
+    let (_alone, target) = (alone(), named(name));
     let number = |name: &str, default| env::var(name).map_or(default, |value| value.parse().unwrap());
     let seed = number("HOLOBIONT_FUZZ_SEED", 1);
     let seeds = seeds::of(target.name).into_iter().filter(seeds::Seed::may_be_mutated);
@@ -128,46 +126,16 @@ fn mutations_stay_within_bounds(target: &'static Target) {
 }
 
 macro_rules! explored {
-    ($($test:ident: $target:literal),* $(,)?) => {
-        $(#[test] fn $test() { mutations_stay_within_bounds(named($target)); })*
-
-        #[test]
-        fn every_target_is_explored() {
-            let explored = [$($target),*];
-            assert_eq!(TARGETS.map(|target| target.name), explored);
-        }
+    ($($name:ident: $reads:literal, $run:path, $bytes_per_byte:expr;)*) => {
+        $(mod $name {
+            #[test]
+            fn mutated_input_stays_within_bounds() {
+                super::mutations_stay_within_bounds(stringify!($name));
+            }
+        })*
     };
 }
-
-explored! {
-    mutated_gguf_files_stay_within_bounds: "gguf",
-    mutated_gguf_tokenizers_stay_within_bounds: "gguf_tokenizer",
-    mutated_gguf_adapters_stay_within_bounds: "gguf_adapter",
-    mutated_adapters_stay_within_bounds: "peft",
-    mutated_model_directories_stay_within_bounds: "directory",
-    mutated_tokenizers_stay_within_bounds: "tokenizer_json",
-    mutated_templates_stay_within_bounds: "template",
-    mutated_requests_to_the_executor_stay_within_bounds: "to_executor",
-    mutated_answers_to_the_gateway_stay_within_bounds: "to_gateway",
-    mutated_messages_of_workers_stay_within_bounds: "worker_message",
-    mutated_adapter_images_stay_within_bounds: "adapter_image",
-    mutated_completions_stay_within_bounds: "completion",
-    mutated_chats_stay_within_bounds: "chat",
-    mutated_loads_stay_within_bounds: "load_adapter",
-    mutated_unloads_stay_within_bounds: "unload_adapter",
-    mutated_pins_stay_within_bounds: "pin_adapter",
-    mutated_tokenizations_stay_within_bounds: "tokenize",
-    mutated_detokenizations_stay_within_bounds: "detokenize",
-    mutated_deployment_files_stay_within_bounds: "deployment_file",
-    mutated_streams_of_events_stay_within_bounds: "events",
-    mutated_key_files_stay_within_bounds: "key_file",
-    mutated_layer_calls_stay_within_bounds: "layer_call",
-    mutated_layer_replies_stay_within_bounds: "layer_reply",
-    mutated_messages_of_split_clients_stay_within_bounds: "to_layers",
-    mutated_messages_to_split_clients_stay_within_bounds: "from_layers",
-    mutated_zeromq_connections_stay_within_bounds: "zmtp",
-    mutated_channels_stay_within_bounds: "channel",
-}
+fuzz::for_each_target!(explored);
 
 /// `HOLOBIONT_WRITE_GUIDE=1` writes the table instead of comparing it.
 #[test]

@@ -3,11 +3,9 @@
 
 use std::{fs, path::Path, time::Duration};
 
-use model::{
-    gguf::GgufFile,
-    tokenizer::{AddSpecial, ParseSpecial, Tokenizer},
-};
+use files::gguf::GgufFile;
 use rustix::time::{ClockId, clock_gettime};
+use text::tokenizer::{AddSpecial, ParseSpecial, Tokenizer};
 
 /// Texts at which splitting, merging or looking for special tokens has gone wrong elsewhere.
 const UNITS: [&str; 8] = ["a", " ", "\n", " \n", "1", "!", "<|im_", "日"];

@@ -25,12 +25,13 @@ use clap::Parser;
 use gateway::{
     adapters::{Options, Record, Registry, database::Database, store::ContentId},
     caller::{Caller, Role},
-    executor::Executor,
+    executor::{Executor, ExecutorLimits},
     keys::{Keys, line_of},
     limits::KeyLimit,
     random::random_u64,
 };
-use model::generation::Generation;
+use ids::Generation;
+use policy::admission::DelayLimits;
 use serde_json::json;
 
 /// Beyond this two means differ (dudect).
@@ -257,7 +258,9 @@ fn record(owner: &str, index: u64) -> Record {
 
 /// A registry without an executor: looking up a name needs none.
 async fn registry(directory: &Path) -> Result<Arc<Registry>, Box<dyn Error>> {
-    let executor = Executor::connect(&directory.join("nobody"), 1, Duration::from_secs(30));
+    let silence = Duration::from_secs(30);
+    let limits = ExecutorLimits { max_sequences: 1, delays: DelayLimits::default(), silence };
+    let executor = Executor::connect(&directory.join("nobody"), limits);
     let state = directory.join("state");
     let options = Options {
         state: state.clone(),

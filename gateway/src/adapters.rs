@@ -7,7 +7,7 @@
 //!
 //! - [`registry`]: all of it held together. What is done with it is told in the rooms of the doing:
 //!   - [`change`]: load, replace, unload, pin.
-//!   - `bring`: an adapter brought into the executor, others making room.
+//!   - `on_demand`: an adapter loaded into the executor when a request needs it, others making room.
 //!   - `restore`: an executor that was just connected made ready.
 //! - [`jail`]: adapter files opened by paths that came over HTTP, never outside of the adapter root.
 //! - [`store`]: copies of those files by content; what the executor loads and a restart brings back.
@@ -31,7 +31,6 @@
 //! `changing` is held by whoever changes the registry or moves adapters (the executor loads one at a time anyhow).
 //! Requests whose adapter is resident never wait for it.
 
-mod bring;
 pub mod change;
 pub mod database;
 pub mod entry;
@@ -39,6 +38,7 @@ pub mod errors;
 pub mod figures;
 mod import;
 pub mod jail;
+mod on_demand;
 pub mod registry;
 pub mod residency;
 mod restore;
@@ -48,8 +48,8 @@ pub mod table;
 pub use self::{
     change::{LoadRequest, Pin, Replace},
     database::Record,
-    entry::{EVERYBODY, Entry, Lease},
-    errors::{AdapterError, BringError, OpenError, Unusable},
+    entry::{Entry, Lease},
+    errors::{AdapterError, OpenError, ResidencyError, Unusable},
     figures::Figures,
     registry::{Options, Registry},
     residency::Tier,

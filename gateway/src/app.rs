@@ -24,25 +24,25 @@ use crate::{
 
 /// Bodies above this are worked on where blocking does no harm.
 const INLINE_BYTES: usize = 4 * 1024;
-/// Large bodies worked on at once.
-const HEAVY_WORK: usize = 2;
-/// Large bodies held at once.
-const LARGE_BODIES: usize = 32;
+/// Bodies above that which are worked on at once, each on a thread that may block.
+pub(crate) const HEAVY_WORK: usize = 2;
+/// Large bodies held at once, from the first byte that is read to the end of the work on them.
+pub(crate) const LARGE_BODIES: usize = 32;
 
 /// What every handler shares.
 #[derive(Debug)]
 pub struct App {
-    /// The executor.
+    /// The connection over which token ids travel; clones share it.
     pub executor: Executor,
     /// Whether requests can be served, and what with.
     pub status: watch::Receiver<Status>,
-    /// The adapters.
+    /// Adapters by name, and where they are.
     pub registry: Arc<Registry>,
-    /// The figures.
+    /// What Prometheus reads.
     pub metrics: Arc<Metrics>,
     /// Who is told about requests.
     pub sinks: Sinks,
-    /// Who may ask.
+    /// API keys with their roles; none where everybody may ask.
     pub keys: Keys,
     /// How often each adapter may be asked.
     pub adapter_limits: AdapterLimits,
@@ -50,12 +50,13 @@ pub struct App {
     pub origins: Origins,
     /// What connections may cost.
     pub connections: ConnectionLimits,
-    /// When it began.
+    /// When the process began to listen, for its uptime.
     pub started: Instant,
     /// Permits for large bodies.
-    pub(crate) large_bodies: Semaphore,
+    pub(crate) large_bodies: Arc<Semaphore>,
     draining: AtomicBool,
-    heavy: Semaphore,
+    /// Permits for work on a thread that may block.
+    heavy: Arc<Semaphore>,
 }
 
 /// Where browsers may come from, and what they may call us.
@@ -70,23 +71,23 @@ pub struct Origins {
 /// What an [`App`] is put together from.
 #[derive(Debug)]
 pub struct Parts {
-    /// See [`App`].
+    /// The connection over which token ids travel.
     pub executor: Executor,
-    /// See [`App`].
+    /// Kept true by the lifecycle.
     pub status: watch::Receiver<Status>,
-    /// See [`App`].
+    /// Opened, and restored by the lifecycle each time the executor is reached.
     pub registry: Arc<Registry>,
-    /// See [`App`].
+    /// All at zero.
     pub metrics: Arc<Metrics>,
-    /// See [`App`].
+    /// Figures, and a collector of traces if there is one.
     pub sinks: Sinks,
-    /// See [`App`].
+    /// Read from the key file, and again while serving.
     pub keys: Keys,
-    /// See [`App`].
+    /// Requests a minute, each adapter.
     pub adapter_limits: AdapterLimits,
-    /// See [`App`].
+    /// Names the gateway answers under, and pages that may call it.
     pub origins: Origins,
-    /// See [`App`].
+    /// Bounds on bodies, headers and times.
     pub connections: ConnectionLimits,
 }
 
@@ -105,9 +106,9 @@ impl App {
             origins: parts.origins,
             connections: parts.connections,
             started: Instant::now(),
-            large_bodies: Semaphore::new(LARGE_BODIES),
+            large_bodies: Arc::new(Semaphore::new(LARGE_BODIES)),
             draining: AtomicBool::new(false),
-            heavy: Semaphore::new(HEAVY_WORK),
+            heavy: Arc::new(Semaphore::new(HEAVY_WORK)),
         }
     }
 
@@ -127,7 +128,8 @@ impl App {
         self.draining.load(Ordering::Relaxed)
     }
 
-    /// Runs `work` on a body of `bytes`: at once if it is small, otherwise on a thread that may block.
+    /// Runs `work` on a body of `bytes`: at once if it is small, otherwise on a thread that may block. Work that has begun
+    /// keeps its permit to its end, also if nobody waits for it any more; work that has not is forgotten.
     pub async fn work<T: Send + 'static>(
         &self,
         bytes: usize,
@@ -137,8 +139,12 @@ impl App {
             return work();
         }
         // The semaphore is never closed.
-        let _turn = self.heavy.acquire().await;
-        let done = tokio::task::spawn_blocking(work).await;
+        let turn = Arc::clone(&self.heavy).acquire_owned().await;
+        let done = tokio::task::spawn_blocking(move || {
+            let _turn = turn;
+            work()
+        });
+        let done = done.await;
         done.unwrap_or_else(|panic| Err(ApiError::internal(format!("reading the request failed: {panic}"))))
     }
 }

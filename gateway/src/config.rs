@@ -1,7 +1,7 @@
 //! Command line and environment, turned into one checked [`Config`].
 
 mod args;
-mod settings;
+mod values;
 
 use std::{
     net::SocketAddr,
@@ -10,11 +10,18 @@ use std::{
     time::Duration,
 };
 
+use settings::LogFormat;
+
 pub use self::{
-    args::{AdapterArgs, Args, CallerArgs, ConnectionArgs, FigureArgs},
-    settings::{ConnectionLimits, Figures, Hosts, Lifeline, LogFormat, MetricNames, Rates, StartAdapter},
+    args::{AdapterArgs, AdmissionArgs, Args, CallerArgs, ConnectionArgs, FigureArgs},
+    values::{ConnectionLimits, Figures, Hosts, Lifeline, MetricNames, Rates, StartAdapter},
 };
-use crate::keys::{KeyFileError, Keys};
+use policy::admission::DelayLimits;
+
+use crate::{
+    executor::ExecutorLimits,
+    keys::{KeyFileError, Keys},
+};
 
 /// `sun_path` without its final zero.
 const MAX_SOCKET_BYTES: usize = 107;
@@ -95,12 +102,10 @@ pub struct Config {
     pub rates: Rates,
     /// What connections may cost.
     pub connections: ConnectionLimits,
-    /// Most sequences under way at once.
-    pub max_sequences: usize,
+    /// What the executor, and what is asked of it, is held to.
+    pub executor: ExecutorLimits,
     /// How long running requests get to end.
     pub grace: Duration,
-    /// How long an executor that owes an answer may be silent.
-    pub silence: Duration,
     /// Threads that move messages.
     pub threads: usize,
     /// Which figures there are.
@@ -139,15 +144,14 @@ impl TryFrom<Args> for Config {
             adapters: args.adapters.start_adapters,
             adapter_root: adapter_root(&args.adapters.adapter_root)?,
             max_adapters: args.adapters.max_adapters,
-            max_adapter_file_bytes: args.adapters.max_adapter_file_bytes,
+            max_adapter_file_bytes: args.adapters.max_adapter_file_bytes.0,
             keys,
             hosts: if args.callers.insecure { Hosts::Any } else { Hosts::Local },
             cors_origins: origins(&args.callers.cors_origins)?,
             rates,
             connections: connections(&args.connections),
-            max_sequences: args.max_sequences,
+            executor: executor(&args.admission, args.silence_ms),
             grace: Duration::from_millis(args.grace_ms),
-            silence: Duration::from_millis(args.silence_ms),
             threads: args.threads,
             figures,
             log_format: args.log_format,
@@ -160,15 +164,17 @@ fn check_sizes(args: &Args) -> Result<(), ConfigError> {
     let (connections, adapters) = (&args.connections, &args.adapters);
     let sizes = [
         ("threads", args.threads as u64, 1),
-        ("max-sequences", args.max_sequences as u64, 1),
-        ("max-body-bytes", connections.max_body_bytes as u64, 1024),
+        ("max-sequences", args.admission.max_sequences as u64, 1),
+        ("target-delay-ms", args.admission.target_delay_ms, 1),
+        ("delay-interval-ms", args.admission.delay_interval_ms, 1),
+        ("max-body-bytes", connections.max_body_bytes.0, 1024),
         ("max-connections", connections.max_connections as u64, 1),
         ("header-timeout-ms", connections.header_timeout_ms, 1),
         ("body-timeout-ms", connections.body_timeout_ms, 1),
         ("stall-timeout-ms", connections.stall_timeout_ms, 1),
         ("silence-ms", args.silence_ms, 1),
         ("max-adapters", adapters.max_adapters as u64, 1),
-        ("max-adapter-file-bytes", adapters.max_adapter_file_bytes, 1),
+        ("max-adapter-file-bytes", adapters.max_adapter_file_bytes.0, 1),
     ];
     match sizes.into_iter().find(|(_, value, least)| value < least) {
         None => Ok(()),
@@ -192,12 +198,20 @@ fn check_names(args: &Args) -> Result<(), ConfigError> {
 
 fn connections(args: &ConnectionArgs) -> ConnectionLimits {
     ConnectionLimits {
-        max_body_bytes: args.max_body_bytes,
+        max_body_bytes: usize::try_from(args.max_body_bytes.0).unwrap_or(usize::MAX),
         max_connections: args.max_connections,
         header_timeout: Duration::from_millis(args.header_timeout_ms),
         body_timeout: Duration::from_millis(args.body_timeout_ms),
         stall_timeout: Duration::from_millis(args.stall_timeout_ms),
     }
+}
+
+fn executor(args: &AdmissionArgs, silence_ms: u64) -> ExecutorLimits {
+    let delays = DelayLimits {
+        target: Duration::from_millis(args.target_delay_ms),
+        interval: Duration::from_millis(args.delay_interval_ms),
+    };
+    ExecutorLimits { max_sequences: args.max_sequences, delays, silence: Duration::from_millis(silence_ms) }
 }
 
 fn figures(args: &FigureArgs) -> Figures {
@@ -273,13 +287,19 @@ mod tests {
         let config = config(&[]).unwrap();
         assert_eq!(config.connections, ConnectionLimits::default());
         assert_eq!((config.rates, config.figures), (Rates::default(), Figures::default()));
-        assert_eq!((config.grace, config.silence), (Duration::from_secs(10), Duration::from_secs(30)));
+        assert_eq!(
+            (config.grace, config.executor.silence),
+            (Duration::from_secs(10), Duration::from_secs(30))
+        );
+        assert_eq!(config.executor.delays, DelayLimits::default());
         assert_eq!((config.max_adapters, config.max_adapter_file_bytes), (10_000, 2 << 30));
     }
 
     #[test]
     fn a_limit_of_nothing_is_refused_by_name() {
-        for name in ["max-connections", "body-timeout-ms", "max-adapters"] {
+        for name in
+            ["max-connections", "body-timeout-ms", "max-adapters", "target-delay-ms", "delay-interval-ms"]
+        {
             let error = config(&[&format!("--{name}"), "0"]).unwrap_err();
             assert!(error.to_string().contains(name), "{error}");
         }

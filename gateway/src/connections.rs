@@ -7,11 +7,13 @@
 //! ```
 //!
 //! Each connection speaks HTTP/1.1 with headers of at most 16 KiB. It is closed if it is idle, if a header takes too
-//! long, or if its reader takes nothing ([`Patient`]); a peer whose machine is gone is noticed by TCP itself. When
-//! file descriptors run out, the one that is kept back turns the newcomer away, and accepting rests.
+//! long, or if its reader takes nothing ([`WriteTimeout`]); what is no request is told so ([`Worded`]); a peer
+//! whose machine is gone is noticed by TCP itself. When file descriptors run out, the one that is kept back turns the
+//! newcomer away, and accepting rests.
 
 mod descriptors;
-mod patient;
+mod worded;
+mod write_timeout;
 
 use std::{sync::Arc, time::Duration};
 
@@ -30,8 +32,9 @@ use tokio::{
 };
 
 use self::{
-    descriptors::{Budget, Spare},
-    patient::Patient,
+    descriptors::{Budget, ReservedDescriptor},
+    worded::Worded,
+    write_timeout::WriteTimeout,
 };
 use crate::{app::App, config::ConnectionLimits, routes};
 
@@ -43,7 +46,7 @@ const MAX_HEADER_FIELDS: usize = 64;
 const BUFFER_BYTES: usize = 64 * 1024;
 /// What the system holds of an answer for its reader.
 const SOCKET_BUFFER_BYTES: usize = 128 * 1024;
-/// Who came when all seats were taken gets this long to say what for.
+/// Who came when all connections were taken gets this long to say what for.
 const RESERVE_TIMEOUT: Duration = Duration::from_millis(500);
 /// After so much silence the system asks whether the peer is still there.
 const PROBE_AFTER: Duration = Duration::from_secs(30);
@@ -62,20 +65,22 @@ pub enum Phase {
     Cut,
 }
 
-/// A place for one connection.
-enum Seat {
+/// The right of one connection to be there, held until it ends.
+enum Admission {
+    /// One of `--max-connections`.
     Served(OwnedSemaphorePermit),
+    /// One of the reserve, which hears probes' answers and refusals.
     Reserve(OwnedSemaphorePermit),
 }
 
-/// The places there are.
-struct Seats {
+/// How many connections there may be.
+struct ConnectionLimiter {
     served: Arc<Semaphore>,
     reserve: Arc<Semaphore>,
 }
 
-/// What connections are answered by, and how.
-struct Doors {
+/// Answers connections, whether they are served or refused.
+struct ConnectionHandler {
     router: Router,
     /// Answers probes and refuses the rest.
     refusals: Router,
@@ -85,20 +90,22 @@ struct Doors {
 /// Serves until `phase` says otherwise. Returns how many connections were cut off.
 pub async fn serve(listener: TcpListener, app: Arc<App>, mut phase: watch::Receiver<Phase>) -> usize {
     let limits = app.connections;
-    let seats = Seats::new(Budget::find(limits.max_connections));
-    let doors = Doors { router: routes::router(&app), refusals: routes::refusals(&app), limits };
-    let (mut spare, graceful, mut open) = (Spare::new(), GracefulShutdown::new(), JoinSet::new());
+    let limiter = ConnectionLimiter::new(Budget::find(limits.max_connections));
+    let handler =
+        ConnectionHandler { router: routes::router(&app), refusals: routes::refusals(&app), limits };
+    let (mut reserved, graceful, mut open) =
+        (ReservedDescriptor::new(), GracefulShutdown::new(), JoinSet::new());
     let mut stop = phase.clone();
     let accepting = async {
         loop {
-            let seat = seats.free().await;
+            let admission = limiter.free().await;
             match listener.accept().await {
                 Ok((stream, _)) => {
-                    open.spawn(doors.connection(stream, seats.better(seat), graceful.watcher()));
+                    open.spawn(handler.connection(stream, limiter.better(admission), graceful.watcher()));
                 }
-                Err(error) => spare.after(&error, &listener).await,
+                Err(error) => reserved.after(&error, &listener).await,
             }
-            // Those that have ended; the seats bound how many there can be.
+            // Those that have ended; the limiter bounds how many there can be.
             while open.try_join_next().is_some() {}
         }
     };
@@ -119,7 +126,7 @@ pub async fn serve(listener: TcpListener, app: Arc<App>, mut phase: watch::Recei
     cut
 }
 
-impl Seats {
+impl ConnectionLimiter {
     fn new(budget: Budget) -> Self {
         Self {
             served: Arc::new(Semaphore::new(budget.connections)),
@@ -127,44 +134,44 @@ impl Seats {
         }
     }
 
-    /// A seat for the next one who comes.
-    async fn free(&self) -> Seat {
+    /// The right to be served or refused, for the next one who comes.
+    async fn free(&self) -> Admission {
         let (served, reserve) = (Arc::clone(&self.served), Arc::clone(&self.reserve));
         // Neither semaphore is ever closed.
         tokio::select! {
             biased;
-            Ok(permit) = served.acquire_owned() => Seat::Served(permit),
-            Ok(permit) = reserve.acquire_owned() => Seat::Reserve(permit),
+            Ok(permit) = served.acquire_owned() => Admission::Served(permit),
+            Ok(permit) = reserve.acquire_owned() => Admission::Reserve(permit),
             else => std::future::pending().await,
         }
     }
 
-    /// Time has passed since `seat` was taken: there may be a better one.
-    fn better(&self, seat: Seat) -> Seat {
-        match seat {
-            Seat::Reserve(permit) => match Arc::clone(&self.served).try_acquire_owned() {
-                Ok(better) => Seat::Served(better),
-                Err(_) => Seat::Reserve(permit),
+    /// Time has passed since `admission` was taken: there may be a better one.
+    fn better(&self, admission: Admission) -> Admission {
+        match admission {
+            Admission::Reserve(permit) => match Arc::clone(&self.served).try_acquire_owned() {
+                Ok(better) => Admission::Served(better),
+                Err(_) => Admission::Reserve(permit),
             },
-            served @ Seat::Served(_) => served,
+            served @ Admission::Served(_) => served,
         }
     }
 }
 
-impl Doors {
+impl ConnectionHandler {
     /// One connection, from its first byte to its last.
     fn connection(
         &self,
         stream: TcpStream,
-        seat: Seat,
+        admission: Admission,
         watcher: Watcher,
     ) -> impl Future<Output = ()> + use<> {
         if let Err(error) = set_options(&stream, self.limits.stall_timeout) {
             tracing::debug!(%error, "a connection keeps the system's options");
         }
-        let (router, keep_alive, header_timeout, permit) = match seat {
-            Seat::Served(permit) => (self.router.clone(), true, self.limits.header_timeout, permit),
-            Seat::Reserve(permit) => {
+        let (router, keep_alive, header_timeout, permit) = match admission {
+            Admission::Served(permit) => (self.router.clone(), true, self.limits.header_timeout, permit),
+            Admission::Reserve(permit) => {
                 (self.refusals.clone(), false, self.limits.header_timeout.min(RESERVE_TIMEOUT), permit)
             }
         };
@@ -175,7 +182,7 @@ impl Doors {
             .max_headers(MAX_HEADER_FIELDS)
             .max_buf_size(BUFFER_BYTES)
             .keep_alive(keep_alive);
-        let stream = TokioIo::new(Patient::new(stream, self.limits.stall_timeout));
+        let stream = TokioIo::new(Worded::new(WriteTimeout::new(stream, self.limits.stall_timeout)));
         let served = watcher.watch(http.serve_connection(stream, TowerToHyperService::new(router)));
         async move {
             let _permit = permit;

@@ -3,7 +3,7 @@
 //! Codes are stable; messages say the cause and the next step. Retrying clients are told when it helps
 //! (`Retry-After`) and when it does not (`x-should-retry: false`).
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 use axum::{
     body::Body,
@@ -12,8 +12,14 @@ use axum::{
 };
 use serde::Serialize;
 use shmproto::message::{ErrorCode, WireError};
+use text::chat_template::TemplateError;
 
 use crate::{executor::CallError, lifecycle::NotServing, limits::UsedUp, telemetry, text::TextError};
+
+/// Longest message: some quote what was sent.
+const MAX_MESSAGE_BYTES: usize = 2048;
+/// Longest name of a model or field in a message.
+const MAX_NAME_BYTES: usize = 256;
 
 /// Whether sending the same request again may help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +28,7 @@ enum Retry {
     Unsaid,
     /// After this many seconds.
     After(u32),
-    /// Never.
+    /// It would fail again: `x-should-retry: false`.
     Never,
 }
 
@@ -53,7 +59,8 @@ struct Shape<'a> {
 
 impl ApiError {
     fn new(status: StatusCode, kind: &'static str, code: &'static str, message: impl Into<String>) -> Self {
-        Self { status, kind, code, param: None, message: message.into(), retry: Retry::Unsaid }
+        let message = shortened(&message.into(), MAX_MESSAGE_BYTES).into_owned();
+        Self { status, kind, code, param: None, message, retry: Retry::Unsaid }
     }
 
     /// A 400 with a code of its own.
@@ -73,7 +80,8 @@ impl ApiError {
 
     /// An option that is not honoured: refused by name, never ignored.
     pub fn unsupported(param: &str) -> Self {
-        let message = format!("'{param}' is not supported here; leave it out of the request");
+        let name = shortened(param, MAX_NAME_BYTES);
+        let message = format!("'{name}' is not supported here; leave it out of the request");
         Self::bad_request("unsupported_parameter", message).of(param)
     }
 
@@ -89,6 +97,7 @@ impl ApiError {
 
     /// No base model and no adapter of that name.
     pub fn model_not_found(name: &str) -> Self {
+        let name = shortened(name, MAX_NAME_BYTES);
         let message = format!("the model '{name}' does not exist; GET /v1/models lists what is served");
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "model_not_found", message).of("model")
     }
@@ -162,21 +171,31 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", "body_too_large", message)
     }
 
-    /// The body is not JSON by its content type.
-    pub fn not_json(found: &str) -> Self {
-        let message = format!("send the body as 'content-type: application/json', not '{found}'");
-        Self::new(
-            StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            "invalid_request_error",
-            "unsupported_media_type",
-            message,
-        )
+    /// The body broke off, or its chunks are not as HTTP has them.
+    pub fn body_broken(why: &str) -> Self {
+        let message = format!("the request body cannot be read: {why}; send it again");
+        Self::bad_request("invalid_body", message)
     }
 
-    /// Admission is full.
-    pub fn queue_full(message: impl Into<String>) -> Self {
+    /// The body is compressed.
+    pub fn encoded(found: &str) -> Self {
+        Self::unsupported_media(format!("send the body as it is, not with 'content-encoding: {found}'"))
+    }
+
+    /// The body is not JSON by its content type.
+    pub fn not_json(found: &str) -> Self {
+        Self::unsupported_media(format!("send the body as 'content-type: application/json', not '{found}'"))
+    }
+
+    fn unsupported_media(message: String) -> Self {
+        let status = StatusCode::UNSUPPORTED_MEDIA_TYPE;
+        Self::new(status, "invalid_request_error", "unsupported_media_type", message)
+    }
+
+    /// No more may wait, or they would wait for too long; `wait_s` seconds from now there may be room.
+    pub fn queue_full(wait_s: u32, message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", "queue_full", message);
-        Self { retry: Retry::After(1), ..error }
+        Self { retry: Retry::After(wait_s), ..error }
     }
 
     /// Something that is limited is under way elsewhere; it helps to wait.
@@ -220,7 +239,7 @@ impl ApiError {
     /// Names the field the error is about.
     #[must_use]
     pub fn of(mut self, param: &str) -> Self {
-        self.param = Some(param.to_owned());
+        self.param = Some(shortened(param, MAX_NAME_BYTES).into_owned());
         self
     }
 
@@ -267,6 +286,14 @@ impl ApiError {
     }
 }
 
+/// The beginning of `text`, if it is longer than `limit` bytes: what somebody sent is never said back in full.
+fn shortened(text: &str, limit: usize) -> Cow<'_, str> {
+    if text.len() <= limit {
+        return Cow::Borrowed(text);
+    }
+    Cow::Owned(format!("{}… ({} bytes)", &text[..text.floor_char_boundary(limit)], text.len()))
+}
+
 impl From<WireError> for ApiError {
     fn from(error: WireError) -> Self {
         let message = error.message;
@@ -276,7 +303,7 @@ impl From<WireError> for ApiError {
                     .of("model")
             }
             ErrorCode::ContextLengthExceeded => Self::bad_request("context_length_exceeded", message),
-            ErrorCode::QueueFull => Self::queue_full(message),
+            ErrorCode::QueueFull => Self::queue_full(1, message),
             ErrorCode::DeadlineExceeded => {
                 Self::new(StatusCode::GATEWAY_TIMEOUT, "server_error", "deadline_exceeded", message)
             }
@@ -303,6 +330,10 @@ impl From<TextError> for ApiError {
         let code = match error {
             TextError::Encode(_) | TextError::NoMark => "invalid_text",
             TextError::NoTemplate => "no_chat_template",
+            // What takes so much to render has more tokens than any context.
+            TextError::Template(TemplateError::Limit { .. }) => {
+                return Self::bad_request("context_length_exceeded", error.to_string()).of("messages");
+            }
             TextError::Template(_) => "invalid_messages",
         };
         Self::bad_request(code, error.to_string())
@@ -313,7 +344,9 @@ impl From<CallError> for ApiError {
     fn from(error: CallError) -> Self {
         match error {
             CallError::Unavailable(_) => Self::executor_unavailable(error.to_string()),
-            CallError::Busy { .. } => Self::queue_full(error.to_string()),
+            CallError::Busy { wait_s, .. } | CallError::Overload { wait_s, .. } => {
+                Self::queue_full(wait_s, error.to_string())
+            }
             CallError::TooMany { .. } => Self::bad_request("too_many_sequences", error.to_string()),
             CallError::Refused(wire) => wire.into(),
         }

@@ -1,7 +1,7 @@
 //! The base-executor as the gateway sees it: start sequences, load adapters, ask for figures.
 //!
 //! - [`batch`]: the sequences of one HTTP request and their outputs; dropping it cancels them.
-//! - `queue`: where handles and batches put their commands; `slots`: how many sequences may be under way.
+//! - `queue`: where handles and batches put their commands; `slots`: which sequences may be under way.
 //! - [`link`]: what commands ask, what is heard in return, and the state of the connection.
 //! - `task`: the one task that owns the ZeroMQ connection and fans its messages out.
 //! - `greeting`: how a connection begins; `wire`: the socket itself.
@@ -24,11 +24,13 @@ mod wire;
 
 use std::{path::Path, sync::Arc, time::Duration};
 
+use ids::TenantId;
+use policy::{admission::DelayLimits, clock::SystemClock};
 use shmproto::{
     codec::Wire as _,
     message::{
-        AdapterIdBytes, AdapterLoaded, AdapterUnloaded, ErrorCode, Generate, LoadAdapter, OwnerBytes,
-        RequestId, Stats, ToExecutor, UnloadAdapter, WireError,
+        AdapterIdBytes, AdapterLoaded, AdapterUnloaded, ErrorCode, Generate, LoadAdapter, RequestId, Stats,
+        ToExecutor, UnloadAdapter, WireError,
     },
 };
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
@@ -47,6 +49,17 @@ use crate::random::random_u64;
 /// Calls (load, unload, stats) that may be under way at once.
 const MAX_CALLS: usize = 256;
 
+/// What the gateway holds an executor, and what is asked of it, to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExecutorLimits {
+    /// Most sequences under way, or as many as the executor takes if that is fewer.
+    pub max_sequences: usize,
+    /// How long sequences may wait before more of them are refused.
+    pub delays: DelayLimits,
+    /// An executor that says nothing for about so long, though it is asked, counts as lost.
+    pub silence: Duration,
+}
+
 /// A handle to the executor; clones share one connection.
 #[derive(Debug, Clone)]
 pub struct Executor {
@@ -56,16 +69,14 @@ pub struct Executor {
 }
 
 impl Executor {
-    /// Starts the task that connects to the ROUTER at `socket` and keeps connecting until [`Executor::close`]. At most
-    /// `max_sequences` are under way, or as many as the executor takes if that is fewer. An executor that says nothing
-    /// for about `silence`, though it is asked, counts as lost.
+    /// Starts the task that connects to the ROUTER at `socket` and keeps connecting until [`Executor::close`].
     #[must_use]
-    pub fn connect(socket: &Path, max_sequences: usize, silence: Duration) -> Self {
+    pub fn connect(socket: &Path, limits: ExecutorLimits) -> Self {
         let (commands, received) = mpsc::unbounded_channel();
         let (link_sender, link) = watch::channel(Link::Down { reason: "not connected yet".to_owned() });
-        let slots = Slots::new(max_sequences);
+        let slots = Slots::new(limits.max_sequences, limits.delays, Arc::new(SystemClock));
         let endpoint = format!("ipc://{}", socket.display());
-        let peer = Peer { endpoint, instance: random_u64(), silence };
+        let peer = Peer { endpoint, instance: random_u64(), silence: limits.silence };
         tokio::spawn(LinkTask::new(peer, received, link_sender, slots.clone()).run());
         Self { queue: Queue::new(commands, slots), link, calls: Arc::new(Semaphore::new(MAX_CALLS)) }
     }
@@ -87,12 +98,13 @@ impl Executor {
         self.queue.send(Command::Close);
     }
 
-    /// Starts sequences together. The `request` field of each is chosen here.
+    /// Starts sequences together, prepared for the executor of connection `epoch`: over any other they end as lost. The
+    /// `request` field of each is chosen here.
     ///
     /// # Errors
     /// If so many are under way that there is no room for them, now or ever. Neither is asked of the executor.
-    pub fn generate(&self, sequences: Vec<Generate>) -> Result<Batch, CallError> {
-        Batch::start(self.queue.clone(), sequences)
+    pub fn generate(&self, epoch: u64, sequences: Vec<Generate>) -> Result<Batch, CallError> {
+        Batch::start(self.queue.clone(), epoch, sequences)
     }
 
     /// Fails if there is no room for a single sequence now: asked before a request is read, so that a flood of them
@@ -105,9 +117,9 @@ impl Executor {
     }
 
     /// Loads an adapter from its files, for `owner`.
-    pub async fn load_adapter(&self, path: &Path, owner: OwnerBytes) -> Result<AdapterLoaded, CallError> {
+    pub async fn load_adapter(&self, path: &Path, owner: TenantId) -> Result<AdapterLoaded, CallError> {
         let path = path.display().to_string();
-        let call = |request| ToExecutor::LoadAdapter(LoadAdapter { request, path, owner });
+        let call = |request| ToExecutor::LoadAdapter(LoadAdapter { request, path, owner: owner.0 });
         match self.call(call).await? {
             Answer::Loaded(loaded) => Ok(loaded),
             other => Err(unexpected(&other)),
@@ -138,8 +150,11 @@ impl Executor {
     }
 
     async fn call(&self, message: impl FnOnce(RequestId) -> ToExecutor) -> Result<Answer, CallError> {
-        let _slot =
-            self.calls.try_acquire().map_err(|_| CallError::Busy { limit: MAX_CALLS, what: "calls" })?;
+        let _slot = self.calls.try_acquire().map_err(|_| CallError::Busy {
+            limit: MAX_CALLS,
+            what: "calls",
+            wait_s: 1,
+        })?;
         let id = self.queue.request_id();
         let (answer, answered) = oneshot::channel();
         self.queue.send(Command::Call(Call { id, message: message(id).to_bytes(), answer }));

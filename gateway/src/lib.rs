@@ -13,7 +13,8 @@
 //! - [`adapters`]: names, generations, and what is on disk about them; [`placement`]: where they are computed.
 //! - [`layers`]: what split clients have used of the base layers they rent.
 //! - [`metrics`]: figures for Prometheus; [`telemetry`]: the log, the record of each request, traces.
-//! - On the ground: [`caller`] is who asks, [`usage`] what a request came to, [`random`] and `clock` what they say.
+//! - On the ground: [`caller`] is who asks, [`usage`] what a request came to, [`random`] and `clock` what they say, `thread`
+//!   is for what takes long and must not wait for requests.
 //!
 //! # Principles
 //!
@@ -52,6 +53,7 @@ pub mod routes;
 pub mod server;
 pub mod telemetry;
 pub mod text;
+mod thread;
 pub mod usage;
 
 pub use self::clock::seconds_since_1970;

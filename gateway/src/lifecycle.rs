@@ -1,23 +1,30 @@
 //! From the first connection to the last: what is being served now, and what has to happen before it is.
 //!
-//! Each time the executor is reached, its model's text side is read (unless it is the model read before) and
-//! its adapters are brought back. Only then the gateway is ready, and again so after every reconnection.
+//! Each time the executor is reached, its model's text side is read (unless it is the one read before) and its adapters
+//! are brought back. Only then the gateway is ready, and again so after every reconnection.
+//!
+//! A path is no promise: another model may have been put there since the executor read its weights, or before it did. So
+//! the executor says what the text beside its weights was made of, and no other text is served.
 
-use std::{path::Path, sync::Arc};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use shmproto::message::Welcome;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::timeout};
 
 use crate::{
     adapters::Registry,
     clock::seconds_since_1970,
     config::{Config, StartAdapter},
     executor::{Executor, link::Link},
-    text::{LoadError, Text},
+    text::{LoadError, LoadedText, Text},
+    thread,
 };
 
-/// Reads the text side of the model at a path. Runs on a thread that may block.
-pub type LoadText = Arc<dyn Fn(&Path) -> Result<Arc<dyn Text>, LoadError> + Send + Sync>;
+/// How often files are looked at that are not those of the executor's model.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// Reads the text side of the model at a path. Runs on a thread of its own.
+pub type LoadText = Arc<dyn Fn(&Path) -> Result<LoadedText, LoadError> + Send + Sync>;
 
 /// What is served over one connection to an executor.
 #[derive(Debug)]
@@ -39,21 +46,21 @@ pub struct Serving {
 /// Whether requests can be served.
 #[derive(Debug, Clone)]
 pub enum Status {
-    /// Not yet.
+    /// Nothing has been served yet, or the executor has come back and is being prepared.
     Starting {
         /// What is being waited for.
         stage: String,
         /// How much of it is done, 0 to 100, if that is known.
         percent: Option<u32>,
     },
-    /// Not now.
+    /// The executor that was served is gone or cannot be used; requests under way wait for it.
     Lost {
-        /// Why.
+        /// How the connection ended, or what keeps requests from being served, for a person.
         detail: String,
     },
-    /// Yes.
+    /// Requests are served, with what is said here.
     Ready(Arc<Serving>),
-    /// Never again.
+    /// The gateway ends.
     Closing,
 }
 
@@ -95,14 +102,23 @@ pub enum StartError {
     /// An adapter that was to be there from the start is not.
     #[error("--adapter {name}: {reason}")]
     Adapter {
-        /// Its name.
+        /// Its name, as `--adapter` gave it.
         name: String,
-        /// Why.
+        /// What was wrong with its files or with loading them, for a person.
         reason: String,
     },
     /// The executor went away for good.
     #[error("the connection task ended; restart the gateway")]
     Closed,
+}
+
+/// When there is something to do again.
+#[derive(Clone, Copy)]
+enum Again {
+    /// When the link changes.
+    OnChange,
+    /// Then, and after [`LOOK`].
+    Soon,
 }
 
 /// Watches the link and keeps [`Status`] true.
@@ -114,7 +130,7 @@ pub struct Lifecycle {
     /// Loaded the first time, then in the registry.
     start_adapters: Vec<StartAdapter>,
     status: watch::Sender<Status>,
-    text: Option<(String, Arc<dyn Text>)>,
+    text: Option<LoadedText>,
     was_ready: bool,
 }
 
@@ -153,12 +169,16 @@ impl Lifecycle {
         let mut link = self.executor.link();
         loop {
             let now = link.borrow_and_update().clone();
-            match now {
+            let again = match now {
                 Link::Down { reason } => self.set_down(reason),
                 Link::Loading { stage, percent } => self.set_loading(stage, Some(percent)),
                 Link::Up { epoch, welcome } => self.prepare(epoch, welcome).await?,
-            }
-            if link.changed().await.is_err() {
+            };
+            let changed = match again {
+                Again::OnChange => link.changed().await,
+                Again::Soon => timeout(LOOK, link.changed()).await.unwrap_or(Ok(())),
+            };
+            if changed.is_err() {
                 self.status.send_replace(Status::Closing);
                 return Ok(());
             }
@@ -166,25 +186,36 @@ impl Lifecycle {
     }
 
     /// What was ready once is lost, what never was is still being waited for.
-    fn set_down(&self, detail: String) {
-        match self.was_ready {
-            true => drop(self.status.send_replace(Status::Lost { detail })),
-            false => self.set_loading(detail, None),
+    fn set_down(&self, detail: String) -> Again {
+        if !self.was_ready {
+            return self.set_loading(detail, None);
         }
+        self.status.send_replace(Status::Lost { detail });
+        Again::OnChange
     }
 
-    fn set_loading(&self, stage: String, percent: Option<u32>) {
+    fn set_loading(&self, stage: String, percent: Option<u32>) -> Again {
         self.status.send_replace(Status::Starting { stage, percent });
+        Again::OnChange
     }
 
-    async fn prepare(&mut self, epoch: u64, welcome: Arc<Welcome>) -> Result<(), StartError> {
+    async fn prepare(&mut self, epoch: u64, welcome: Arc<Welcome>) -> Result<Again, StartError> {
         self.set_loading("reading the tokenizer".to_owned(), None);
-        let text = self.text_of(&welcome.model_path).await?;
+        let Some(text) = self.text_of(&welcome).await? else {
+            let reason = format!(
+                "the tokenizer at '{}' is not that of the model which the base-executor serves: its files were replaced; \
+                 restart the base-executor, or put them back",
+                welcome.model_path
+            );
+            tracing::error!(reason, "the model's text cannot be served");
+            self.set_down(reason);
+            return Ok(Again::Soon);
+        };
         self.set_loading("loading adapters".to_owned(), None);
         let base_name = self.served_model_name.clone().unwrap_or_else(|| model_name(&welcome.model_path));
         if !self.registry.restore(&welcome.adapters, &base_name).await {
             // The link went down meanwhile; its change is the next thing seen.
-            return Ok(());
+            return Ok(Again::OnChange);
         }
         self.load_start_adapters(&base_name).await?;
         let pool = u64::from(welcome.kv_blocks) * u64::from(welcome.block_tokens);
@@ -201,20 +232,18 @@ impl Lifecycle {
         self.was_ready = true;
         failpoint::pass("gateway.ready");
         self.status.send_replace(Status::Ready(Arc::new(serving)));
-        Ok(())
+        Ok(Again::OnChange)
     }
 
-    async fn text_of(&mut self, model_path: &str) -> Result<Arc<dyn Text>, StartError> {
-        if let Some((path, text)) = &self.text
-            && path == model_path
-        {
-            return Ok(Arc::clone(text));
+    /// The text that belongs to the executor's weights; `None` if another is at the path.
+    async fn text_of(&mut self, welcome: &Welcome) -> Result<Option<Arc<dyn Text>>, StartError> {
+        let belongs = |loaded: &&LoadedText| loaded.hash.0 == welcome.text_hash;
+        if self.text.as_ref().filter(belongs).is_none() {
+            let (load, path) = (Arc::clone(&self.load_text), welcome.model_path.clone());
+            let loaded = thread::run("tokenizer", move || load(Path::new(&path))).await;
+            self.text = Some(loaded.map_err(LoadError::from)??);
         }
-        let (load, path) = (Arc::clone(&self.load_text), model_path.to_owned());
-        let loaded = tokio::task::spawn_blocking(move || load(Path::new(&path))).await;
-        let text = loaded.map_err(|panic| LoadError::Stopped(panic.to_string()))??;
-        self.text = Some((model_path.to_owned(), Arc::clone(&text)));
-        Ok(text)
+        Ok(self.text.as_ref().filter(belongs).map(|loaded| Arc::clone(&loaded.text)))
     }
 
     async fn load_start_adapters(&mut self, base_name: &str) -> Result<(), StartError> {

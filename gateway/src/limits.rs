@@ -10,7 +10,6 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
-    time::Duration,
 };
 
 use axum::http::{HeaderMap, HeaderValue};
@@ -20,6 +19,8 @@ use governor::{
     middleware::StateInformationMiddleware,
 };
 use shmproto::message::AdapterIdBytes;
+
+use crate::clock::whole_seconds;
 
 /// Adapters remembered before those that were not asked for lately are forgotten.
 const SWEEP_ABOVE: usize = 1024;
@@ -133,11 +134,6 @@ fn used_up(who: String, limit: NonZeroU32, until: &NotUntil<QuantaInstant>) -> U
     UsedUp { who, limit, wait_s: whole_seconds(until.wait_time_from(DefaultClock::default().now())) }
 }
 
-/// Rounded up: who waits that long is let through.
-fn whole_seconds(wait: Duration) -> u32 {
-    u32::try_from(wait.as_millis().div_ceil(1000)).unwrap_or(u32::MAX).max(1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -165,11 +161,5 @@ mod tests {
         limits.check(&[1; 32], "a").unwrap();
         limits.check(&[2; 32], "b").unwrap();
         assert!(limits.check(&[1; 32], "a").unwrap_err().to_string().contains("'a'"));
-    }
-
-    #[test]
-    fn what_is_left_of_a_second_is_waited_for() {
-        assert_eq!(whole_seconds(Duration::from_millis(1001)), 2);
-        assert_eq!(whole_seconds(Duration::ZERO), 1);
     }
 }

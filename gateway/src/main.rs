@@ -4,21 +4,34 @@ use std::{error::Error, process::ExitCode};
 
 use clap::Parser as _;
 use gateway::{
-    config::{Args, Config},
+    config::{Args, Config, ConfigError},
     server,
+};
+use settings::{
+    exit::{Exit, in_one_line},
+    variables::{UnknownVariable, check_environment},
 };
 
 fn main() -> ExitCode {
-    match serve() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("gateway: {error}");
-            ExitCode::FAILURE
-        }
-    }
+    serve().map_or_else(
+        |error| {
+            // Cause and next step in one line, which whoever started the process may pass on.
+            eprintln!("error: {}", in_one_line(&*error));
+            exit_of(&*error).into()
+        },
+        |()| ExitCode::SUCCESS,
+    )
 }
 
 fn serve() -> Result<(), Box<dyn Error>> {
-    let config = Config::try_from(Args::parse())?;
-    Ok(server::run(config)?)
+    let args = Args::parse();
+    check_environment()?;
+    Ok(server::run(Config::try_from(args)?)?)
+}
+
+fn exit_of(error: &(dyn Error + 'static)) -> Exit {
+    match error.is::<ConfigError>() || error.is::<UnknownVariable>() {
+        true => Exit::Usage,
+        false => Exit::of_system(error),
+    }
 }

@@ -8,12 +8,13 @@
 //! - [`poll`]: asks the executor each second. [`executor`]: what it reports of itself; [`placement`]: of adapters on
 //!   the device and before; [`layers`]: of split clients.
 //! - [`residents`]: what the registry holds; [`process`]: what this costs.
-//! - [`twins`], [`lora_info`]: vLLM's names.
+//! - [`aliases`], [`lora_info`]: vLLM's names.
 //!
 //! There is no global recorder: two gateways in one process do not mix their figures. Requests are
 //! not labelled by tenant; rented base layers are, for whoever runs the base must see who uses it. Reading the figures
 //! needs a key of the role `metrics` or `admin`.
 
+pub mod aliases;
 pub mod executor;
 pub mod labels;
 mod layers;
@@ -26,7 +27,6 @@ mod residents;
 pub mod store;
 pub mod table;
 pub mod text;
-pub mod twins;
 
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
@@ -35,6 +35,7 @@ use std::sync::{
 
 pub use self::executor::Report;
 use self::{
+    aliases::write_aliases,
     executor::ExecutorFigures,
     labels::AdapterLabels,
     layers::LayerFigures,
@@ -43,7 +44,6 @@ use self::{
     store::{Histogram, Number, Store},
     table::{IDS, Id, Kind},
     text::write_family,
-    twins::write_twins,
 };
 use crate::{
     adapters::Registry,
@@ -182,7 +182,7 @@ impl Metrics {
         }
         if self.names == MetricNames::WithVllm {
             let base_model = self.base_model.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            write_twins(&mut text, &self.store, &base_model);
+            write_aliases(&mut text, &self.store, &base_model);
         }
         lora_info::write(&mut text, self.max_running.load(Relaxed), &stats, &names);
         text

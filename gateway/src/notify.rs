@@ -7,19 +7,13 @@
 use std::time::Duration;
 
 use sd_notify::NotifyState;
+use shmproto::notify::tell;
 use tokio::{sync::watch, time::timeout};
 
 use crate::{executor::Executor, health::loading, lifecycle::Status};
 
 /// How much longer a start may take each time it gets on.
 const MORE_TIME: Duration = Duration::from_secs(60);
-
-/// Tells the service manager; an error means that there is none, or that it does not listen.
-pub fn send(state: &[NotifyState<'_>]) {
-    if let Err(error) = sd_notify::notify(state) {
-        tracing::debug!(%error, "the service manager was not told");
-    }
-}
 
 /// Tells `tell` each time the status changes, until it never changes again; `adapters` counts what is registered.
 pub async fn follow(
@@ -65,7 +59,7 @@ pub async fn feed(executor: Executor) {
     loop {
         ticks.tick().await;
         match timeout(limit / 2, executor.link_answers()).await {
-            Ok(true) => send(&[NotifyState::Watchdog]),
+            Ok(true) => tell(&[NotifyState::Watchdog]),
             Ok(false) => return,
             Err(_) => {
                 tracing::error!("the connection to the base-executor is stuck; the watchdog is not fed")

@@ -9,7 +9,7 @@ use std::{net::IpAddr, sync::Arc};
 
 use axum::{
     extract::{Request, State},
-    http::{HeaderMap, HeaderName, HeaderValue, Method, header, uri::Authority},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, Version, header, uri::Authority},
     middleware::Next,
     response::Response,
 };
@@ -28,9 +28,17 @@ pub(crate) async fn check(
 ) -> Result<Response, ApiError> {
     if !app.keys.are_asked_for() && app.origins.hosts == Hosts::Local {
         let authority = request.uri().authority().map(Authority::as_str);
-        check_headers(authority, request.headers(), &app.origins.allowed)?;
+        if !is_from_before_hosts(&request) {
+            check_headers(authority, request.headers(), &app.origins.allowed)?;
+        }
     }
     Ok(next.run(request).await)
+}
+
+/// HTTP/1.0 has no `Host`, and health checks of load balancers that speak it send none. Browsers send one always.
+fn is_from_before_hosts(request: &Request) -> bool {
+    let named = |name| request.headers().contains_key(name);
+    request.version() == Version::HTTP_10 && !named(header::HOST) && !named(header::ORIGIN)
 }
 
 fn check_headers(authority: Option<&str>, headers: &HeaderMap, allowed: &[String]) -> Result<(), ApiError> {

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use model::generation::AdapterId;
+use ids::AdapterId;
 use serde_json::{Value, json};
 use shmproto::message::{AdapterIdBytes, AdapterStats, ColdStart, DeviceKind, Stats, Welcome};
 

@@ -81,7 +81,7 @@ pub fn router(app: &Arc<App>) -> Router {
     around(router.fallback(unknown).method_not_allowed_fallback(wrong_method), app)
 }
 
-/// What those get who come when all seats are taken: probes are answered, the rest is refused.
+/// What those get who come when all connections are taken: probes are answered, the rest is refused.
 pub(crate) fn refusals(app: &Arc<App>) -> Router {
     let router = Router::new().route("/health", get(health::health)).route("/ready", get(health::ready));
     around(router.fallback(full), app)

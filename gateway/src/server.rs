@@ -3,6 +3,7 @@
 use std::{io::Write as _, net::SocketAddr, sync::Arc, time::Duration};
 
 use sd_notify::NotifyState;
+use shmproto::notify::tell;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -12,7 +13,7 @@ use tokio::{
 
 use crate::{
     adapters::{self, OpenError, Registry},
-    app::{App, Origins, Parts},
+    app::{App, HEAVY_WORK, Origins, Parts},
     config::{Config, Lifeline},
     connections::{self, Phase},
     executor::Executor,
@@ -24,8 +25,6 @@ use crate::{
     text,
 };
 
-/// Threads for text work, file system and the registry.
-const BLOCKING_THREADS: usize = 8;
 /// How long streams get to send their error once the grace is over.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -77,7 +76,7 @@ pub fn run(config: Config) -> Result<(), RunError> {
     telemetry::start(config.log_format);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(config.threads)
-        .max_blocking_threads(BLOCKING_THREADS)
+        .max_blocking_threads(HEAVY_WORK)
         .enable_all()
         .build()
         .map_err(|reason| RunError::System { attempt: "starting threads", reason })?;
@@ -144,7 +143,7 @@ fn options(config: &Config) -> adapters::Options {
 /// A gateway that is listening, whether or not it is ready.
 #[derive(Debug)]
 pub struct Gateway {
-    /// Where.
+    /// Where it listens: the port that the system chose, if none was asked for.
     pub address: SocketAddr,
     /// Whether it is ready.
     pub status: watch::Receiver<Status>,
@@ -154,7 +153,7 @@ pub struct Gateway {
     server: JoinHandle<usize>,
     lifecycle: JoinHandle<Result<(), StartError>>,
     /// Tasks that never end by themselves.
-    attendants: Vec<JoinHandle<()>>,
+    background_tasks: Vec<JoinHandle<()>>,
 }
 
 impl Gateway {
@@ -163,7 +162,7 @@ impl Gateway {
         let refused = |reason| RunError::Listen { address: config.listen, reason };
         let metrics = Arc::new(Metrics::new(&config.figures));
         let sinks = Sinks::open(Arc::clone(&metrics), config.figures.otlp_endpoint.as_deref())?;
-        let executor = Executor::connect(&config.socket, config.max_sequences, config.silence);
+        let executor = Executor::connect(&config.socket, config.executor);
         let registry = Registry::open(executor.clone(), options(&config)).await?;
         let (lifecycle, status) = Lifecycle::new(&config, executor.clone(), Arc::clone(&registry), load_text);
         let listener = TcpListener::bind(config.listen).await.map_err(refused)?;
@@ -181,10 +180,10 @@ impl Gateway {
         }));
         let (phase, phases) = watch::channel(Phase::Serving);
         let followed = Arc::clone(&app);
-        let attendants = vec![
+        let background_tasks = vec![
             tokio::spawn(poll(metrics, executor.clone(), Arc::clone(&registry), status.clone())),
             tokio::spawn(async move { followed.keys.follow().await }),
-            tokio::spawn(notify::follow(status.clone(), move || registry.len(), notify::send)),
+            tokio::spawn(notify::follow(status.clone(), move || registry.len(), tell)),
             tokio::spawn(notify::feed(executor)),
         ];
         Ok(Self {
@@ -194,7 +193,7 @@ impl Gateway {
             phase,
             server: tokio::spawn(connections::serve(listener, Arc::clone(&app), phases)),
             lifecycle: tokio::spawn(lifecycle.run()),
-            attendants,
+            background_tasks,
             app,
         })
     }
@@ -234,7 +233,7 @@ impl Gateway {
     pub async fn shut_down(self) -> Result<(), RunError> {
         let grace_ms = self.grace.as_millis();
         tracing::info!(grace_ms, "stopping");
-        notify::send(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
+        tell(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
         self.app.drain();
         self.phase.send_replace(Phase::Draining);
         let mut server = self.server;
@@ -252,10 +251,10 @@ impl Gateway {
             let connections = if told { 0 } else { server.await.unwrap_or(0) };
             result = Err(RunError::Cut { connections, grace_ms });
         }
-        for attendant in self.attendants {
-            attendant.abort();
+        for task in self.background_tasks {
+            task.abort();
             // They hold the registry, whose directory the next gateway may want at once.
-            let _ = attendant.await;
+            let _ = task.await;
         }
         // It ends by itself now, unless it is what ended first.
         if !self.lifecycle.is_finished() {

@@ -17,6 +17,7 @@ pub mod trace;
 
 use std::io::IsTerminal as _;
 
+use settings::LogFormat;
 use tracing_subscriber::EnvFilter;
 
 pub use self::{
@@ -24,7 +25,6 @@ pub use self::{
     request::{began, current_id, failed, generated, observe, started},
     sinks::{EndpointError, Sinks},
 };
-use crate::config::LogFormat;
 
 /// Starts the log; `RUST_LOG` chooses what is in it.
 pub fn start(format: LogFormat) {

@@ -9,15 +9,23 @@ use std::{
     sync::Arc,
 };
 
-use model::{
-    chat_template::{ChatTemplate, GenerationPrompt, Limits, TemplateError},
-    detokenize::{Detokenizer, TextStart},
+use files::{
     generation_defaults::{GenerationDefaults, GenerationDefaultsError},
     gguf::{GgufError, GgufFile},
-    open::{ModelFiles, OpenError},
-    tokenizer::{AddSpecial, EncodeError, ParseSpecial, SkipSpecial, Tokenizer, TokenizerError},
+    model_files::{FindError, ModelFiles},
+    text_hash::{TextHash, TextHashError},
 };
 use serde_json::json;
+use text::{
+    chat_template::{ChatTemplate, GenerationPrompt, Limits, TemplateError},
+    detokenize::{Detokenizer, TextStart},
+    tokenizer::{AddSpecial, EncodeError, ParseSpecial, SkipSpecial, Tokenizer, TokenizerError},
+};
+
+use crate::thread::ThreadError;
+
+/// How often a model's text is read if its files change meanwhile.
+const MAX_READS: usize = 3;
 
 /// What a model's files say about its text.
 #[derive(Debug, Clone, Default)]
@@ -69,7 +77,7 @@ pub enum TextError {
 pub enum LoadError {
     /// There is no model.
     #[error(transparent)]
-    Open(#[from] OpenError),
+    Open(#[from] FindError),
     /// Its file is broken.
     #[error(transparent)]
     Gguf(#[from] GgufError),
@@ -85,9 +93,24 @@ pub enum LoadError {
     /// What it says about sampling is broken.
     #[error(transparent)]
     Defaults(#[from] GenerationDefaultsError),
+    /// What it is made of cannot be read.
+    #[error(transparent)]
+    Text(#[from] TextHashError),
+    /// Each time it was read, its files had changed at the end.
+    #[error("the files of {} change while its tokenizer is read; start again once they are whole", path.display())]
+    Changing {
+        /// The file or directory of the model.
+        path: PathBuf,
+    },
     /// The thread that read it is gone.
     #[error("reading the model's tokenizer stopped: {0}; the log says why")]
     Stopped(String),
+}
+
+impl From<ThreadError> for LoadError {
+    fn from(error: ThreadError) -> Self {
+        Self::Stopped(error.to_string())
+    }
 }
 
 /// Turns the tokens of one sequence into text as they come; never splits a character.
@@ -122,9 +145,31 @@ pub struct ModelText {
     facts: Facts,
 }
 
+/// The text side of a model, and what it was made of.
+#[derive(Debug, Clone)]
+pub struct LoadedText {
+    /// Tokenizer and chat template.
+    pub text: Arc<dyn Text>,
+    /// Tells it from that of another model, as the executor does.
+    pub hash: TextHash,
+}
+
 /// Reads the text side of the model at `path`.
-pub fn load(path: &Path) -> Result<Arc<dyn Text>, LoadError> {
-    let (tokenizer, defaults) = read(path)?;
+pub fn load(path: &Path) -> Result<LoadedText, LoadError> {
+    for _ in 0..MAX_READS {
+        let files = ModelFiles::text_at(path)?;
+        let hash = TextHash::of(&files)?;
+        let text = load_once(files)?;
+        // Other files may have taken their place in between.
+        if TextHash::of(&ModelFiles::text_at(path)?)? == hash {
+            return Ok(LoadedText { text, hash });
+        }
+    }
+    Err(LoadError::Changing { path: path.to_owned() })
+}
+
+fn load_once(files: ModelFiles) -> Result<Arc<dyn Text>, LoadError> {
+    let (tokenizer, defaults) = read(files)?;
     let tokens = tokenizer.template_tokens();
     let facts = Facts {
         end_tokens: tokenizer.stop_tokens().to_vec(),
@@ -144,8 +189,8 @@ pub fn load(path: &Path) -> Result<Arc<dyn Text>, LoadError> {
     Ok(Arc::new(ModelText { tokenizer: Arc::new(tokenizer), template, facts }))
 }
 
-fn read(path: &Path) -> Result<(Tokenizer, GenerationDefaults), LoadError> {
-    Ok(match ModelFiles::text_at(path)? {
+fn read(files: ModelFiles) -> Result<(Tokenizer, GenerationDefaults), LoadError> {
+    Ok(match files {
         ModelFiles::Gguf(path) => {
             let file = GgufFile::open(&path)?;
             (Tokenizer::from_gguf(&file)?, GenerationDefaults::from_gguf(&file)?)

@@ -25,7 +25,7 @@ pub struct Usage {
     pub prompt_tokens_details: PromptTokensDetails,
 }
 
-/// See [`Usage`].
+/// Where prompt tokens came from, as OpenAI nests it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct PromptTokensDetails {
     /// Prompt tokens served from the prefix cache.

@@ -1,27 +1,31 @@
 //! The command line.
 
-use clap::CommandFactory as _;
+use std::ffi::OsString;
+
+use clap::{CommandFactory as _, Parser as _};
 
 use crate::{
-    adapters::{self, AdaptersCommand},
-    bench::{self, BenchArguments},
-    cert::{self, CertArguments},
-    chat::{self, ChatArguments},
-    check::{self, CheckArguments},
-    client::DEFAULT_URL,
-    doctor::{self, DoctorArguments},
-    down::{self, StateArguments},
+    commands::{
+        adapters::{self, AdaptersCommand},
+        bench::{self, BenchArguments},
+        cert::{self, CertArguments},
+        chat::{self, ChatArguments},
+        check::{self, CheckArguments},
+        doctor::{self, DoctorArguments},
+        down,
+        key::{self, KeyCommand},
+        logs::{self, LogsArguments},
+        ls,
+        manual::{self, CompletionsArguments, ManArguments},
+        ps::{self, PsArguments},
+        pull::{self, PullArguments},
+        show::{self, ShowArguments},
+        status,
+        up::{self, UpArguments},
+    },
+    deployment::selection::{GatewayArguments, StateArguments},
     exit::{self, Exit, Explain},
-    key::{self, KeyCommand},
-    logs::{self, LogsArguments},
-    ls,
-    manual::{self, CompletionsArguments, ManArguments},
-    ps::{self, PsArguments},
-    pull::{self, PullArguments},
-    show::{self, ShowArguments},
-    status,
     terminal::{ColorChoice, Format, Questions, Terminal, Volume},
-    up::{self, UpArguments},
 };
 
 /// Serves many LoRA adapters over one base model.
@@ -107,9 +111,14 @@ enum Command {
 struct ToGateway<A: clap::Args> {
     #[command(flatten)]
     arguments: A,
-    /// The gateway
-    #[arg(long, global = true, value_name = "URL", env = "HOLOBIONT_URL", hide_env_values = true, default_value = DEFAULT_URL)]
-    url: String,
+    #[command(flatten)]
+    gateway: GatewayArguments,
+}
+
+impl<A: clap::Args> ToGateway<A> {
+    fn url(&self) -> Result<String, Box<dyn Explain>> {
+        self.gateway.url().map_err(boxed)
+    }
 }
 
 #[derive(Debug, clap::Args)]
@@ -122,6 +131,44 @@ struct StatusArguments {}
 struct AdaptersArguments {
     #[command(subcommand)]
     command: AdaptersCommand,
+}
+
+/// Reads a command line, runs it, and says how it ended.
+pub fn main(arguments: impl Iterator<Item = OsString>) -> Exit {
+    let arguments: Vec<OsString> = arguments.collect();
+    match Cli::try_parse_from(&arguments) {
+        Ok(cli) => run(cli),
+        Err(error) if error.use_stderr() && arguments.iter().any(|argument| argument == "--json") => {
+            Terminal::new(Format::Json, Volume::Quiet).error(&UsageError::from(error));
+            Exit::Usage
+        }
+        // Help, the version, or an error for people.
+        Err(error) => error.exit(),
+    }
+}
+
+/// A command line that is none.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct UsageError(String);
+
+impl From<clap::Error> for UsageError {
+    /// Its first paragraph: what follows is how it is used.
+    fn from(error: clap::Error) -> Self {
+        let text = error.render().to_string();
+        let first = text.split("\n\n").next().unwrap_or_default();
+        Self(first.trim_start_matches("error: ").split_whitespace().collect::<Vec<_>>().join(" "))
+    }
+}
+
+impl Explain for UsageError {
+    fn exit(&self) -> Exit {
+        Exit::Usage
+    }
+
+    fn next(&self) -> Option<String> {
+        Some("holobiont --help".into())
+    }
 }
 
 /// Runs a command and says how it ended.
@@ -154,15 +201,15 @@ fn dispatch(command: Command, terminal: Terminal) -> Result<(), Box<dyn Explain>
         Command::Up(arguments) => up::run(arguments, terminal).map_err(boxed),
         Command::Down(arguments) => down::run(&arguments, terminal).map_err(boxed),
         Command::Pull(arguments) => pull::run(&arguments, terminal).map_err(boxed),
-        Command::Chat(to) => chat::run(to.arguments, &to.url, terminal).map_err(boxed),
-        Command::Ls(to) => ls::run(&to.url, terminal).map_err(boxed),
-        Command::Ps(to) => ps::run(&to.arguments, &to.url, terminal).map_err(boxed),
-        Command::Status(to) => status::run(&to.url, terminal).map_err(boxed),
-        Command::Show(to) => show::run(&to.arguments, &to.url, terminal).map_err(boxed),
-        Command::Adapters(to) => adapters::run(&to.arguments.command, &to.url, terminal).map_err(boxed),
+        Command::Chat(to) => chat::run(to.arguments, &to.gateway, terminal).map_err(boxed),
+        Command::Ls(to) => ls::run(&to.url()?, terminal).map_err(boxed),
+        Command::Ps(to) => ps::run(&to.arguments, &to.url()?, terminal).map_err(boxed),
+        Command::Status(to) => status::run(&to.url()?, terminal).map_err(boxed),
+        Command::Show(to) => show::run(&to.arguments, &to.url()?, terminal).map_err(boxed),
+        Command::Adapters(to) => adapters::run(&to.arguments.command, &to.url()?, terminal).map_err(boxed),
         Command::Check(arguments) => check::run(&arguments, terminal).map_err(boxed),
         Command::Doctor(arguments) => doctor::run(&arguments, terminal).map_err(boxed),
-        Command::Bench(to) => bench::run(&to.arguments, &to.url, terminal).map_err(boxed),
+        Command::Bench(to) => bench::run(&to.arguments, &to.url()?, terminal).map_err(boxed),
         Command::Logs(arguments) => logs::run(&arguments, terminal).map_err(boxed),
         Command::Key(command) => key::run(&command, terminal).map_err(boxed),
         Command::Cert(arguments) => cert::run(&arguments, terminal).map_err(boxed),

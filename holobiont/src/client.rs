@@ -2,6 +2,7 @@
 
 mod errors;
 pub(crate) mod listing;
+pub(crate) mod sse;
 
 use std::{
     io::{self, BufReader},
@@ -11,15 +12,10 @@ use std::{
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::{
-    sse::Events,
-    terminal::{Terminal, printable},
-};
+use crate::terminal::{Terminal, printable};
 pub(crate) use errors::ClientError;
 pub(crate) use listing::{LoadedAdapter, ServedModel, list_in};
-
-/// Where a gateway is expected unless told otherwise.
-pub(crate) const DEFAULT_URL: &str = "http://127.0.0.1:8080";
+use sse::Events;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -40,18 +36,16 @@ impl Client {
     /// where every user of the machine could read it.
     pub(crate) fn new(url: &str, terminal: Terminal) -> Self {
         let key = std::env::var("HOLOBIONT_API_KEY").ok().filter(|key| !key.is_empty());
-        let config = ureq::Agent::config_builder()
-            .http_status_as_error(false)
-            .timeout_connect(Some(CONNECT_TIMEOUT))
-            .proxy(None)
-            .max_redirects(0)
-            // `bench` has many requests under way, and none should pay for a connection another has just closed.
-            .max_idle_connections(4096)
-            .max_idle_connections_per_host(4096)
-            .build();
         // What OpenAI's clients call the base URL works here too.
         let url = url.trim_end_matches('/').trim_end_matches("/v1");
-        Self { agent: config.into(), url: url.to_owned(), key, terminal }
+        Self { agent: agent(), url: url.to_owned(), key, terminal }
+    }
+
+    /// A client of the same gateway with connections of its own, and what closes them.
+    pub(crate) fn apart(&self) -> (Self, HangUp) {
+        let client = Self { agent: agent(), ..self.clone() };
+        let hang_up = HangUp(client.agent.clone());
+        (client, hang_up)
     }
 
     /// The gateway's address.
@@ -139,6 +133,30 @@ impl Client {
 
     fn unreachable(&self, cause: ureq::Error) -> ClientError {
         ClientError::Unreachable { url: self.url.clone(), source: Box::new(cause) }
+    }
+}
+
+fn agent() -> ureq::Agent {
+    ureq::Agent::config_builder()
+        .http_status_as_error(false)
+        .timeout_connect(Some(CONNECT_TIMEOUT))
+        .proxy(None)
+        .max_redirects(0)
+        // `bench` has many requests under way, and none should pay for a connection another has just closed.
+        .max_idle_connections(4096)
+        .max_idle_connections_per_host(4096)
+        .build()
+        .into()
+}
+
+/// Closes a client's connections, whatever is waited for on them.
+#[derive(Debug)]
+pub(crate) struct HangUp(ureq::Agent);
+
+impl HangUp {
+    /// Closes them: requests under way fail, later ones too.
+    pub(crate) fn hang_up(self) {
+        self.0.shutdown();
     }
 }
 

@@ -33,6 +33,16 @@ impl Home {
         self.0.join("models")
     }
 
+    /// Where `chat` keeps what was typed.
+    pub(crate) fn chat_history(&self) -> PathBuf {
+        self.0.join("chat_history")
+    }
+
+    /// Where the deployments that run are listed.
+    pub(crate) fn running(&self) -> PathBuf {
+        self.0.join("running")
+    }
+
     /// Where `up` keeps its state unless told otherwise.
     pub(crate) fn state(&self) -> PathBuf {
         self.0.join("state")

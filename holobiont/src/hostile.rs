@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::{config::Config, sse::Events};
+use crate::{client::sse::Events, deployment::config::Config};
 
 /// Reads the text of a deployment file.
 ///

@@ -3,8 +3,6 @@
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
-
 fn main() -> ExitCode {
-    holobiont::cli::run(holobiont::cli::Cli::parse()).into()
+    holobiont::cli::main(std::env::args_os()).into()
 }

@@ -1,5 +1,7 @@
 //! Which model a name means: a path, a name in the models directory, or a hub name.
 
+pub(crate) mod hub;
+
 use std::{
     fs, io,
     path::{Path, PathBuf},
@@ -10,8 +12,8 @@ use serde::Serialize;
 use crate::{
     exit::{Exit, Explain},
     home::Home,
-    hub::{self, HubError},
 };
+use hub::HubError;
 
 /// A model on disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -1,14 +1,16 @@
 //! How answers reach the person: data on stdout, everything else on stderr, colours only where they are wanted.
 
+pub(crate) mod findings;
+pub(crate) mod progress;
+pub(crate) mod table;
+
 use std::io::{self, IsTerminal, Write};
 
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::json;
 
-use crate::{
-    exit::{Explain, why},
-    progress::Progress,
-};
+use crate::exit::{Explain, why};
+use progress::Progress;
 
 /// In which form data is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -217,6 +219,15 @@ pub(crate) fn printable(text: &str) -> String {
     text.chars().filter(|c| !c.is_control() || matches!(c, '\n' | '\t')).collect()
 }
 
+/// A word as a shell reads it back.
+pub(crate) fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@%=,".contains(c);
+    match !word.is_empty() && word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', r"'\''")),
+    }
+}
+
 fn error_json(error: &dyn Explain) -> serde_json::Value {
     json!({"error": {
         "message": error.to_string(),
@@ -284,6 +295,12 @@ mod tests {
         assert!(ink(ColorChoice::Auto, false, false, true), "CLICOLOR_FORCE");
         assert!(!ink(ColorChoice::Auto, true, true, true), "NO_COLOR wins over CLICOLOR_FORCE");
         assert!(ink(ColorChoice::Always, false, true, false) && !ink(ColorChoice::Never, true, false, true));
+    }
+
+    #[test]
+    fn a_word_is_quoted_for_the_shell_where_it_needs_it() {
+        assert_eq!(quoted("a'; rm -rf /"), r"'a'\''; rm -rf /'");
+        assert_eq!((quoted("/a-b/c"), quoted("")), ("/a-b/c".to_owned(), "''".to_owned()));
     }
 
     #[test]

@@ -1,196 +1,16 @@
-//! `chat`, `ls` and `bench` against a fake gateway.
+//! `ls`, `ps`, `status`, `show`, `adapters` and `bench` against a fake gateway.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 mod common;
 
-use std::{
-    io::{BufRead as _, BufReader, Read as _, Write as _},
-    net::{TcpListener, TcpStream},
-    process::{Command, Stdio},
-    sync::{Arc, Mutex},
+use std::net::TcpListener;
+
+use common::{
+    Stage,
+    gateway::{FakeGateway, STATUS, adapters},
+    run,
 };
-
-use common::{Stage, run};
 use serde_json::{Value, json};
-
-/// Answers `/v1/models`, and every completion with its own model's name, word by word.
-struct FakeGateway {
-    url: String,
-    bodies: Arc<Mutex<Vec<Value>>>,
-}
-
-impl FakeGateway {
-    fn start() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = format!("http://{}", listener.local_addr().unwrap());
-        let bodies = Arc::new(Mutex::new(Vec::new()));
-        let seen = Arc::clone(&bodies);
-        std::thread::spawn(move || {
-            for stream in listener.incoming().flatten() {
-                let seen = Arc::clone(&seen);
-                std::thread::spawn(move || answer(stream, &seen));
-            }
-        });
-        Self { url, bodies }
-    }
-
-    fn bodies(&self) -> Vec<Value> {
-        self.bodies.lock().unwrap().clone()
-    }
-
-    fn command(&self, stage: &Stage, arguments: &[&str]) -> Command {
-        let mut command = stage.command(arguments);
-        command.env("HOLOBIONT_URL", &self.url);
-        command
-    }
-}
-
-fn answer(mut stream: TcpStream, seen: &Mutex<Vec<Value>>) -> Option<()> {
-    let mut reader = BufReader::new(stream.try_clone().ok()?);
-    let mut head = Vec::new();
-    loop {
-        let mut line = String::new();
-        reader.read_line(&mut line).ok()?;
-        match line.trim() {
-            "" => break,
-            text => head.push(text.to_lowercase()),
-        }
-    }
-    let length = head.iter().find_map(|line| line.strip_prefix("content-length: "));
-    let mut body = vec![0; length.map_or(0, |length| length.parse().unwrap())];
-    reader.read_exact(&mut body).ok()?;
-    let (status, kind, text) = match head.first()?.split(' ').nth(1)? {
-        "/v1/models" => ("200 OK", "application/json", models().to_string()),
-        "/v1/lora_adapters" => ("200 OK", "application/json", adapters().to_string()),
-        "/v1/status" => ("200 OK", "application/json", STATUS.to_owned()),
-        route @ ("/v1/load_lora_adapter" | "/v1/unload_lora_adapter" | "/v1/pin_lora_adapter") => {
-            let body: Value = serde_json::from_slice(&body).unwrap();
-            seen.lock().unwrap().push(body.clone());
-            administer(route, &body)
-        }
-        _ => {
-            let body: Value = serde_json::from_slice(&body).unwrap();
-            seen.lock().unwrap().push(body.clone());
-            completion(&body)
-        }
-    };
-    let length = text.len();
-    let head = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
-    );
-    stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(text.as_bytes())).ok()
-}
-
-fn models() -> Value {
-    json!({"object": "list", "data": [
-        {"id": "smol", "object": "model", "parent": null},
-        {"id": "pirate", "object": "model", "parent": "smol"},
-        {"id": "full", "object": "model", "parent": "smol"},
-        {"id": "broken", "object": "model", "parent": "smol"},
-    ]})
-}
-
-fn adapters() -> Value {
-    json!({"object": "list", "data": [
-        {"name": "pirate", "generation": "abcdef0123456789", "rank": 16, "bytes": 1_048_576, "tier": "host", "state": "ready",
-         "pinned": true, "requests": 2, "tokens_per_s": 12.5, "device_bytes": 524_288, "cold_starts": 3,
-         "load_wait_ms": 4.5, "rank_rows": {"device": 1, "workers": 3, "executor": 0}},
-        {"name": "haiku", "generation": "123456789abcdef0", "rank": 4, "bytes": 1024, "tier": "disk", "state": "ready",
-         "pinned": false, "requests": 0, "tokens_per_s": 0.0},
-    ]})
-}
-
-const STATUS: &str = r#"{"model": "smol", "version": "1", "ready": true, "requests": {"running": 2, "waiting": 0},
-    "tokens_per_s": {"prompt": 1.0, "generated": 37.5}, "uptime_s": 9,
-    "device": {"bytes": 1024, "budget_bytes": 2048, "cold_start": "on-demand", "emulated_link_bytes_per_s": 125000000},
-    "workers": {"expected": 2, "seated": [{"core": 1, "pid": 7, "slices": 5, "share": 1.0, "taken_back": 0}]}}"#;
-
-/// `taken` is loaded already, `outside` lies outside the root, `busy` is being loaded, `other` has changed.
-fn administer(route: &str, body: &Value) -> (&'static str, &'static str, String) {
-    let refuse = |status, code: &str| {
-        let error = json!({"error": {"message": "no: the root is /srv/adapters", "type": "x", "code": code}});
-        (status, "application/json", error.to_string())
-    };
-    match (body["lora_name"].as_str().unwrap(), route) {
-        ("taken", _) => refuse("409 Conflict", "adapter_already_loaded"),
-        ("outside", _) => refuse("400 Bad Request", "adapter_path_forbidden"),
-        ("busy", _) => refuse("429 Too Many Requests", "lora_load_busy"),
-        ("other", _) => refuse("409 Conflict", "generation_mismatch"),
-        ("secret", _) => refuse("403 Forbidden", "forbidden"),
-        (name, "/v1/load_lora_adapter") => {
-            let answer = json!({"name": name, "generation": "abcdef0123456789", "rank": 8, "bytes": 2048, "modules": 7});
-            ("200 OK", "application/json", answer.to_string())
-        }
-        (name, _) => ("200 OK", "application/json", json!({"name": name, "freed_bytes": 2048}).to_string()),
-    }
-}
-
-/// `full` is always full, `broken` stops in the middle.
-fn completion(body: &Value) -> (&'static str, &'static str, String) {
-    let model = body["model"].as_str().unwrap();
-    if model == "full" {
-        let error = json!({"error": {"message": "the queue is full", "type": "x", "code": "queue_full"}});
-        return ("429 Too Many Requests", "application/json", error.to_string());
-    }
-    let mut events = vec![
-        json!({"choices": [{"index": 0, "delta": {"content": "I am "}, "text": "I am ", "finish_reason": null}]}),
-        json!({"choices": [{"index": 0, "delta": {"content": model}, "text": model, "finish_reason": "stop"}]}),
-        json!({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}}),
-    ];
-    if model == "broken" {
-        events.truncate(1);
-    }
-    let mut text: String = events.iter().map(|event| format!("data: {event}\n\n")).collect();
-    if model != "broken" {
-        text.push_str("data: [DONE]\n\n");
-    }
-    ("200 OK", "text/event-stream", text)
-}
-
-#[test]
-fn a_question_on_the_command_line_is_answered_on_stdout() {
-    let (stage, gateway) = (Stage::new(), FakeGateway::start());
-    let ended = run(&mut gateway.command(&stage, &["chat", ":pirate", "Who are you?", "--max-tokens", "9"]));
-    assert_eq!((ended.status.code(), ended.out.as_str()), (Some(0), "I am pirate\n"), "{}", ended.err);
-    let body = &gateway.bodies()[0];
-    assert_eq!(body["messages"], json!([{"role": "user", "content": "Who are you?"}]));
-    assert_eq!((&body["max_tokens"], &body["stream"]), (&json!(9), &json!(true)));
-}
-
-#[test]
-fn a_question_may_come_from_stdin_and_the_answer_leave_as_json() {
-    let (stage, gateway) = (Stage::new(), FakeGateway::start());
-    let mut command = gateway.command(&stage, &["chat", "--json"]);
-    let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
-    child.stdin.take().unwrap().write_all(b"Who are you?").unwrap();
-    let output = child.wait_with_output().unwrap();
-    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(value["content"], "I am smol");
-    assert_eq!(value["usage"]["completion_tokens"], 3);
-}
-
-#[test]
-fn chat_exits_with_the_documented_codes() {
-    let (stage, gateway) = (Stage::new(), FakeGateway::start());
-    let cases =
-        [(":nobody", 3, "pirate"), (":full", 5, "the queue is full"), (":broken", 5, "connection was lost")];
-    for (target, code, text) in cases {
-        let ended = run(&mut gateway.command(&stage, &["chat", target, "hello"]));
-        assert_eq!(ended.status.code(), Some(code), "{target}: {}", ended.err);
-        assert!(ended.err.contains(text), "{target}: {}", ended.err);
-    }
-    let ended = run(&mut gateway.command(&stage, &["chat"]));
-    assert_eq!(ended.status.code(), Some(2), "an empty stdin is no question: {}", ended.err);
-}
-
-#[test]
-fn without_a_gateway_chat_is_unavailable_and_says_what_to_start() {
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let ended =
-        run(&mut Stage::new().command(&["chat", "--url", &format!("http://127.0.0.1:{port}"), "", "hello"]));
-    assert_eq!(ended.status.code(), Some(5), "{}", ended.err);
-    assert!(ended.err.contains("try: holobiont up"), "{}", ended.err);
-}
 
 #[test]
 fn ls_shows_models_on_disk_and_what_the_gateway_serves() {
@@ -325,13 +145,47 @@ fn show_tells_everything_about_an_adapter_and_the_base() {
     let (stage, gateway) = (Stage::new(), FakeGateway::start());
     let ended = run(&mut gateway.command(&stage, &["show", "pirate"]));
     assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
-    for part in ["abcdef0123456789", "1.00 MiB", "host", "parent", "smol"] {
+    for part in ["abcdef0123456789", "1.00 MiB", "ready, in memory, 50 % on the device", "base ", "smol"] {
         assert!(ended.out.contains(part), "{part:?} is not in {}", ended.out);
     }
     let base = run(&mut gateway.command(&stage, &["show", "--json"]));
     let base: Value = serde_json::from_str(&base.out).unwrap();
     assert_eq!((&base["id"], &base["requests"]["running"]), (&json!("smol"), &json!(2)));
     assert_eq!(run(&mut gateway.command(&stage, &["show", "zebra"])).status.code(), Some(3));
+}
+
+#[test]
+fn adapters_are_listed_wherever_they_are() {
+    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let ended = run(&mut gateway.command(&stage, &["adapters", "ls"]));
+    let lines: Vec<Vec<_>> = ended.out.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[1][..6], ["pirate", "abcdef012345", "16", "1.00", "MiB", "host"], "{}", ended.err);
+    assert_eq!(lines[2][..6], ["haiku", "123456789abc", "4", "1.00", "KiB", "disk"]);
+    let json = run(&mut gateway.command(&stage, &["adapters", "ls", "--json"]));
+    assert_eq!(serde_json::from_str::<Value>(&json.out).unwrap(), adapters());
+}
+
+#[test]
+fn an_adapter_is_checked_against_what_the_gateway_serves_and_against_another_model_if_that_is_named() {
+    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let models = stage.home.path().join("models");
+    std::fs::write(models.join("other.gguf"), "weights").unwrap();
+    let directory = stage.home.path().join("lora");
+    std::fs::create_dir(&directory).unwrap();
+    std::fs::write(directory.join("adapter_config.json"), "{}").unwrap();
+    let check = |options: &[&str]| {
+        let words = [&["adapters", "check", directory.to_str().unwrap()], options].concat();
+        let ended = run(gateway.command(&stage, &words).env("FAKE_EXECUTOR", "refuse"));
+        (ended, stage.log().pop())
+    };
+    // The gateway's model is none of this machine, and the models directory does not decide.
+    let (ended, _) = check(&[]);
+    assert_eq!(ended.status.code(), Some(3), "{}", ended.err);
+    gateway.serve(&models.join("other.gguf"));
+    let (_, line) = check(&[]);
+    assert!(line.as_ref().unwrap().contains("/models/other.gguf"), "{line:?}");
+    let (_, line) = check(&["--model", "tiny"]);
+    assert!(line.as_ref().unwrap().contains("/models/tiny.gguf"), "{line:?}");
 }
 
 #[test]
@@ -348,7 +202,7 @@ fn adapters_are_changed_as_the_arguments_say() {
         ),
         (
             &["replace", "a", &path, "--expect", "abc"],
-            json!({"lora_name": "a", "lora_path": path, "load_inplace": true, "expected_generation": "abc"}),
+            json!({"lora_name": "a", "lora_path": path, "expected_generation": "abc"}),
         ),
         (&["rm", "a", "--expect", "abc"], json!({"lora_name": "a", "expected_generation": "abc"})),
         (&["pin", "a"], json!({"lora_name": "a", "pinned": true})),
@@ -369,7 +223,7 @@ fn refused_changes_of_adapters_say_what_to_do_with_the_documented_codes() {
     let (stage, gateway) = (Stage::new(), FakeGateway::start());
     let cases = [
         ("taken", 4, "adapters replace"),
-        ("outside", 2, "copy the adapter below the gateway's adapter root"),
+        ("outside", 6, "copy the adapter below the gateway's adapter root"),
         ("busy", 5, "try again"),
         ("other", 4, "holobiont show"),
         ("secret", 6, "--role admin"),
@@ -401,8 +255,8 @@ fn an_adapter_is_checked_by_the_program_that_would_serve_it() {
     assert_eq!(run(&mut check()).status.code(), Some(3), "there is no adapter in it");
     std::fs::write(directory.join("adapter_config.json"), "{}").unwrap();
     let ended = run(&mut check());
-    // The fake refuses with 3; its words are not repeated.
-    assert_eq!((ended.status.code(), ended.err.as_str()), (Some(3), "executor: the model is too large\n"));
+    // The fake refuses with 2; its words are not repeated.
+    assert_eq!((ended.status.code(), ended.err.as_str()), (Some(2), "error: the model is too large\n"));
     let line = &stage.log()[0];
     let model = stage.home.path().join("models/tiny.gguf");
     assert!(

@@ -5,7 +5,7 @@ mod common;
 
 use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf};
 
-use common::{Ended, Running, Stage, kill, run, wait_until};
+use common::{Ended, Running, Stage, eventually_some, kill, run};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -49,6 +49,68 @@ fn a_detached_deployment_greets_when_it_serves_and_down_stops_it_in_order() {
 }
 
 #[test]
+fn deployments_elsewhere_are_found_by_name_by_path_and_as_the_only_one() {
+    let stage = Stage::new();
+    let state = |name: &str| stage.home.path().join(name).to_str().unwrap().to_owned();
+    let start = |name: &str| {
+        let mut command = stage.command(&DETACHED);
+        let ended = run(command.args(["--state", &state(name)]));
+        assert!(
+            ended.out.contains(&format!("holobiont down --state {}", state(name))),
+            "{}{}",
+            ended.out,
+            ended.err
+        );
+    };
+    let said = |arguments: &[&str]| {
+        let ended = run(&mut stage.command(arguments));
+        (ended.status.code().unwrap(), ended.out + &ended.err)
+    };
+    start("one");
+    assert_eq!(said(&["logs"]).0, 0, "the only one");
+    start("two");
+    let (code, text) = said(&["down"]);
+    assert!(code == 2 && text.contains("one (") && text.contains("two ("), "{code}: {text}");
+    let (code, text) = said(&["status", "--deployment", "three"]);
+    assert!(code == 3 && text.contains("no deployment called three runs"), "{code}: {text}");
+    // Its gateway is a script that says an address where nobody answers.
+    let (code, text) = said(&["status", "--deployment", "one"]);
+    assert!(code == 5 && text.contains("http://127.0.0.1:45678"), "{code}: {text}");
+    assert_eq!(said(&["down", "--deployment", "one"]).0, 0);
+    assert_eq!(said(&["down", "--deployment", &state("two")]).0, 0);
+    let (code, text) = said(&["down"]);
+    assert!(code == 3 && text.contains("no deployment runs in"), "{code}: {text}");
+}
+
+#[test]
+fn a_key_file_named_as_for_the_services_is_used_and_a_variable_that_nobody_reads_is_refused() {
+    let stage = Stage::new();
+    let running =
+        Running::start(stage.command(&["up", "--listen", "127.0.0.1:0"]).env("HOLOBIONT_API_KEY_FILE", "/k"));
+    let gateway = stage.wait_for_log("gateway started", 1);
+    assert!(gateway.contains(" --api-key-file /k"), "{gateway}");
+    drop(running);
+    let ended = run(stage.command(&["check"]).env("HOLOBIONT_APIKEY_FILE", "/k"));
+    assert_eq!(ended.status.code(), Some(2));
+    assert!(ended.out.contains("did you mean HOLOBIONT_API_KEY_FILE?"), "{}", ended.out);
+}
+
+#[test]
+fn with_json_every_error_is_json_also_a_command_line_that_is_none() {
+    let stage = Stage::new();
+    for (arguments, code, exit) in [
+        (["--json", "up", "--no-such-option"], "usage", 2),
+        (["--json", "frobnicate", "x"], "usage", 2),
+        (["--json", "up", "--model=zebra"], "not_found", 3),
+        (["--json", "down", "--deployment=zebra"], "not_found", 3),
+    ] {
+        let ended = run(&mut stage.command(&arguments));
+        let error: Value = serde_json::from_str(&ended.err).unwrap_or_else(|_| panic!("{}", ended.err));
+        assert_eq!((&error["error"]["code"], ended.status.code()), (&code.into(), Some(exit)), "{error}");
+    }
+}
+
+#[test]
 fn a_detached_deployment_that_cannot_start_says_why_with_its_exit_code() {
     let stage = Stage::new();
     let ended = run(stage.command(&DETACHED).args(["--model", "zebra"]));
@@ -56,8 +118,12 @@ fn a_detached_deployment_that_cannot_start_says_why_with_its_exit_code() {
     assert!(ended.err.starts_with("error: no model is called `zebra`"), "{}", ended.err);
     assert_eq!(ended.err.matches("error:").count(), 1, "{}", ended.err);
     let ended = run(stage.command(&DETACHED).env("FAKE_EXECUTOR", "refuse"));
-    assert_eq!(ended.status.code(), Some(1));
-    assert!(ended.err.contains("the model is too large"), "{}", ended.err);
+    assert_eq!(ended.status.code(), Some(2));
+    assert!(
+        ended.err.ends_with("error: base-executor did not start: the model is too large\n"),
+        "{}",
+        ended.err
+    );
 }
 
 #[test]
@@ -83,7 +149,8 @@ fn down_never_signals_a_process_that_got_a_dead_deployments_id() {
     holder["started_ticks"] = (holder["started_ticks"].as_u64().unwrap() - 1).into();
     fs::create_dir(stage.home.path().join("state")).unwrap();
     fs::write(stage.home.path().join("state/lock"), holder.to_string()).unwrap();
-    assert_eq!(run(&mut stage.command(&["down"])).status.code(), Some(3));
+    let down = run(stage.command(&["down", "--state", "state"]).current_dir(stage.home.path()));
+    assert_eq!(down.status.code(), Some(3), "{}", down.out);
     assert_eq!(stage.short_log().len(), 2, "nothing was stopped: {:?}", stage.log());
     innocent.signal(Signal::TERM);
     assert_eq!(innocent.end().status.code(), Some(0));
@@ -105,10 +172,10 @@ fn what_the_processes_say_is_kept_and_found_by_request_id() {
     let stage = Stage::new();
     assert_eq!(run(&mut stage.command(&["logs"])).status.code(), Some(3), "nothing was ever logged");
     let ended = run(stage.command(&["up", "--listen", "127.0.0.1:0"]).env("FAKE_EXECUTOR", "refuse"));
-    assert_eq!(ended.status.code(), Some(1));
+    assert_eq!(ended.status.code(), Some(2));
     let all = run(&mut stage.command(&["logs"]));
     assert!(all.out.contains("the model is too large"), "{}", all.out);
-    assert!(all.out.contains("holobiont up ends: base-executor stopped before it was ready"), "{}", all.out);
+    assert!(all.out.contains("holobiont up ends: base-executor did not start: "), "{}", all.out);
     let mut text = fs::read_to_string(log_path(&stage)).unwrap();
     for request in 0..300 {
         text.push_str(&format!("request req-{} of {request}\n", request % 3));
@@ -188,7 +255,7 @@ fn check_names_every_problem_with_its_line_and_starts_nothing() {
     let stage = Stage::new();
     let file = stage.home.path().join("deployment.toml");
     fs::write(stage.home.path().join("keys"), "# keys\nuser:secret-in-plain-text\n").unwrap();
-    let text = "[model]\nname = \"zebra\"\n[executor]\ncores = \"0,9999\"\n[gateway]\nlisten = \"0.0.0.0:0\"\n\
+    let text = "[model]\nname = \"zebra\"\n[executor]\ncores = \"0,1001\"\n[gateway]\nlisten = \"0.0.0.0:0\"\n\
         api_key_file = \"keys\"\n[adapters]\npirate = \"nowhere\"\n";
     fs::write(&file, text).unwrap();
     let ended = run(stage.command(&["check", "--config"]).arg(&file));
@@ -274,5 +341,5 @@ fn a_second_deployment_names_the_process_that_holds_the_state() {
     let second = run(&mut stage.command(&DETACHED));
     assert_eq!(second.status.code(), Some(4), "{}", second.err);
     assert!(second.err.contains("(process ") && second.err.contains("holobiont down"), "{}", second.err);
-    wait_until("both processes", || (stage.short_log().len() == 2).then_some(()));
+    eventually_some("both processes", || (stage.short_log().len() == 2).then_some(()));
 }

@@ -5,13 +5,13 @@ mod common;
 
 use std::process::Command;
 
-use common::{Running, Stage, kill, run, wait_until};
+use common::{Running, Stage, eventually_some, kill, run};
 use rustix::process::Signal;
 
 /// `up` with two workers, on cores 0 and 1 whatever machine this is.
 fn two_workers(stage: &Stage) -> Command {
     let mut command = stage.command(&["up", "--listen", "127.0.0.1:0", "--workers", "2"]);
-    command.env("HOLOBIONT_WORKERS_CORES", "0-1").env("HOLOBIONT_DEPLOYMENT_RESTART_DELAY_MS", "1");
+    command.env("HOLOBIONT_WORKERS_CORES", "0-1").env("HOLOBIONT_RESTART_DELAY_MS", "1");
     command
 }
 
@@ -66,8 +66,8 @@ fn a_worker_that_keeps_dying_is_given_up_and_the_deployment_goes_on() {
     for behaviour in ["die", "refuse"] {
         let stage = Stage::new();
         let mut command = stage.command(&["up", "--listen", "127.0.0.1:0", "--workers", "1"]);
-        command.env("HOLOBIONT_WORKERS_CORES", "0").env("HOLOBIONT_DEPLOYMENT_RESTART_DELAY_MS", "1");
-        command.env("HOLOBIONT_DEPLOYMENT_MAX_DEATHS", "3");
+        command.env("HOLOBIONT_WORKERS_CORES", "0").env("HOLOBIONT_RESTART_DELAY_MS", "1");
+        command.env("HOLOBIONT_MAX_DEATHS", "3");
         let running = up(command.env("FAKE_WORKER", behaviour));
         running.wait_for_err("died too often and is given up");
         running.signal(Signal::INT);
@@ -98,7 +98,9 @@ fn a_worker_that_does_not_stop_is_killed_and_that_is_no_failure() {
     let ended = running.end();
     assert_eq!(ended.status.code(), Some(0), "{}", ended.err);
     let stopped = rustix::process::Pid::from_raw(stopped).unwrap();
-    wait_until("the worker's end", || rustix::process::test_kill_process(stopped).is_err().then_some(()));
+    eventually_some("the worker's end", || {
+        rustix::process::test_kill_process(stopped).is_err().then_some(())
+    });
 }
 
 #[test]

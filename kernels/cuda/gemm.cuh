@@ -8,7 +8,8 @@
 // Stretches of 32 of k travel to shared memory by asynchronous copies, one ahead of the arithmetic. Rows of a
 // tile are padded by 16 bytes, so that the eight rows a `ldmatrix` takes lie in different banks. Where rows
 // are no multiples of 16 bytes, elements are copied one by one instead. What lies outside the matrices is
-// zero, so any shape is right. f32. 64 by 64, a thread 4 by 4, stretches of 16.
+// zero, so any shape is right. f32. 64 by 64, a thread 4 by 4, stretches of 16; transposed products, whose k
+// is as long as a vocabulary, sum each 64 of it from zero, and then these sums.
 //
 // Of a 16-bit tile, a byte from memory serves 64 * 128 / (64 + 128) = 43 multiply-adds.
 #pragma once
@@ -146,15 +147,24 @@ __device__ __forceinline__ void multiply_tiles_of(const Operands<T> &o, const Ta
             }
 }
 
-constexpr int F32_TILE = 64, F32_K = 16;
+constexpr int F32_TILE = 64, F32_K = 16, F32_CHAIN = 64;
+
+// sums += chain, which begins anew.
+__device__ __forceinline__ void end_chain(float (&sums)[4][4], float (&chain)[4][4]) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sums[i][j] += chain[i][j], chain[i][j] = 0.0f;
+}
 
 template <bool TRANSPOSED>
 __device__ __forceinline__ void multiply_tiles_f32(const Operands<float> &o, const Target &to) {
     __shared__ float a[F32_K][F32_TILE + 4], b[F32_K][F32_TILE + 4];
     unsigned m = blockIdx.y * F32_TILE, n = blockIdx.x * F32_TILE;
     int row = threadIdx.x / 16 * 4, column = threadIdx.x % 16 * 4;
-    float sums[4][4] = {};
+    float sums[4][4] = {}, chain[4][4] = {};
     for (unsigned k = 0; k < o.inner; k += F32_K) {
+        if (TRANSPOSED && k % F32_CHAIN == 0) end_chain(sums, chain);
         for (int at = threadIdx.x; at < F32_K * F32_TILE; at += GEMM_THREADS) {
             unsigned dk = at % F32_K, d = at / F32_K;
             bool there = m + d < o.rows && k + dk < o.inner;
@@ -171,15 +181,17 @@ __device__ __forceinline__ void multiply_tiles_f32(const Operands<float> &o, con
 #pragma unroll
             for (int i = 0; i < 4; ++i)
 #pragma unroll
-                for (int j = 0; j < 4; ++j) sums[i][j] = fmaf(a[dk][row + i], b[dk][column + j], sums[i][j]);
+                for (int j = 0; j < 4; ++j)
+                    chain[i][j] = fmaf(a[dk][row + i], b[dk][column + j], chain[i][j]);
         __syncthreads();
     }
+    if (TRANSPOSED) end_chain(sums, chain);
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll
         for (int j = 0; j < 4; ++j)
             if (m + row + i < o.rows && n + column + j < o.columns)
-                write_output<float>(to, m + row + i, n + column + j, sums[i][j]);
+                write_output<float>(to, m + row + i, n + column + j, (TRANSPOSED ? sums : chain)[i][j]);
 }
 
 #define GEMM_TAKEN(type)                                                                                     \

@@ -13,6 +13,7 @@
 //! - [`attention`]: the table of a batch's rows, blocks of keys and values, and what is computed over them.
 //! - [`lora`]: adapters' copies on the device, and their deltas. [`board`]: what CPU workers compute of them meanwhile.
 //! - [`weight`], [`linear`](mod@linear), [`blas`]: weights of any type, what is multiplied with them, and cuBLASLt.
+//! - `lab`: what papers compare with, apart from what serves.
 //! - `modules`, `launch`: the compiled kernels, and the one place that calls them.
 //!
 //! # Principles
@@ -31,6 +32,7 @@ pub mod error;
 mod event;
 pub mod gate;
 pub mod graph;
+mod lab;
 mod launch;
 pub mod linear;
 pub mod lora;

@@ -1,4 +1,4 @@
-//! Arithmetic on the CPU.
+//! Arithmetic: on the CPU, and the same on an NVIDIA GPU.
 //!
 //! # Layout
 //!
@@ -8,13 +8,15 @@
 //! - [`lora`]: low-rank deltas of many adapters and ranks in one call.
 //! - [`attention`]: paged keys and values, grouped heads.
 //! - [`elementwise`]: norms, rotary embedding, gating.
-//! - [`quant`], [`tensor_type`]: the block formats of weight files.
+//! - [`quant`]: the block formats of weight files.
+//! - `buffer`, `element`: the memory they lie in, and numbers of 16 and 32 bits.
+//! - [`cuda`]: the same on a GPU.
 //! - [`reference`]: each operation once more, plainly, for tests.
 //!
 //! # Principles
 //!
-//! - **Batch-invariant.** Every output element is summed in an order that depends on the weights alone: never on the
-//!   batch, the number of threads, or where a chunk begins. Tests compare bits.
+//! - **Batch-invariant** on the CPU. Every output element is summed in an order that depends on the weights alone: never
+//!   on the batch, the number of threads, or where a chunk begins. Tests compare bits.
 //! - `unsafe` stays inside: public functions check what the kernels rely on, once a call.
 //! - Nothing here knows what a model is.
 
@@ -27,16 +29,14 @@ pub mod elementwise;
 pub mod isa;
 pub mod linear;
 pub mod lora;
-pub mod mapped;
 pub mod pool;
 pub mod quant;
 pub mod reference;
 mod simd;
-pub mod tensor_type;
 
 pub use activations::{Activations, Forms};
 pub use buffer::Arena;
+pub use ids::TensorType;
 pub use isa::Isa;
 pub use linear::{LinearPart, PackError, PackedMatrix, linear, linear_transposed, linear_unrounded};
 pub use pool::Pool;
-pub use tensor_type::TensorType;

@@ -2,7 +2,8 @@
 
 use std::{
     collections::HashSet,
-    fs, io,
+    fs::{self, File},
+    io::{self, Read as _},
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     time::Duration,
@@ -17,28 +18,44 @@ pub const MAX_FILE_BYTES: u64 = 1 << 20;
 /// How often the file is to be looked at, so that a key that was taken out opens nothing a second later.
 pub const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// Why a key file cannot be used.
+/// Why a key file cannot be used. Each is a line of its own: cause and next step.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyFileError {
-    /// The system refused.
-    #[error("the API key file cannot be read: {0}; check its path, and that this user may read it")]
-    Read(#[from] io::Error),
-    /// A line that is none.
-    #[error("line {line} of the API key file {reason}; 'holobiont key add' writes such lines")]
+    /// The system refused to give it.
+    #[error("cannot read the key file {}: {reason}; check its path, and that this user may read it", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        reason: io::Error,
+    },
+    /// The system refused to take it.
+    #[error("cannot write the key file {}: {reason}", path.display())]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        reason: io::Error,
+    },
+    /// A line that is none. The line itself is never shown: it may be a key in plain text.
+    #[error("line {line} of the key file {} {reason}; 'holobiont key add' writes such lines", path.display())]
     Line {
+        /// The file.
+        path: PathBuf,
         /// Counted from 1.
         line: usize,
         /// What is wrong with it.
         reason: &'static str,
     },
     /// No keys at all.
-    #[error("the API key file holds no key; make one with 'holobiont key add'")]
-    Empty,
+    #[error("the key file {} holds no key; make one with 'holobiont key add'", .0.display())]
+    Empty(PathBuf),
     /// More than is looked through.
     #[error(
-        "the API key file holds more than {MAX_KEYS} keys or {MAX_FILE_BYTES} bytes; remove some with 'holobiont key rm'"
+        "the key file {} holds more than {MAX_KEYS} keys or {MAX_FILE_BYTES} bytes; remove some with 'holobiont key rm'",
+        .0.display()
     )]
-    TooMany,
+    TooMany(PathBuf),
 }
 
 /// What tells one state of a file from another: inode, length and times of change.
@@ -59,7 +76,7 @@ impl KeyFile {
     pub fn open(path: &Path) -> Result<(Self, Vec<Key>), KeyFileError> {
         // The stamp is the older of the two: a change in between is seen at the next look.
         let seen = stamp(path);
-        let keys = read(path)?;
+        let keys = keys_in(path)?;
         Ok((Self { path: path.to_owned(), seen }, keys))
     }
 
@@ -74,9 +91,9 @@ impl KeyFile {
             return Ok(None);
         }
         self.seen = now;
-        match read(&self.path) {
-            Err(KeyFileError::Empty) => Ok(Some(Vec::new())),
-            read => read.map(Some),
+        match keys_in(&self.path) {
+            Err(KeyFileError::Empty(_)) => Ok(Some(Vec::new())),
+            keys => keys.map(Some),
         }
     }
 }
@@ -86,29 +103,62 @@ fn stamp(path: &Path) -> Option<Stamp> {
     Some((about.ino(), about.len(), about.mtime(), about.mtime_nsec(), about.ctime(), about.ctime_nsec()))
 }
 
-fn read(path: &Path) -> Result<Vec<Key>, KeyFileError> {
-    if fs::metadata(path)?.len() > MAX_FILE_BYTES {
-        return Err(KeyFileError::TooMany);
-    }
-    parse(&fs::read_to_string(path)?)
+fn keys_in(path: &Path) -> Result<Vec<Key>, KeyFileError> {
+    let keys: Vec<Key> = parse(&read(path)?, path)?.into_iter().filter_map(Line::key).collect();
+    if keys.is_empty() { Err(KeyFileError::Empty(path.to_owned())) } else { Ok(keys) }
 }
 
-fn parse(text: &str) -> Result<Vec<Key>, KeyFileError> {
-    let lines = text.lines().enumerate().map(|(index, line)| (index + 1, line.trim()));
-    let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
-    let mut keys = Vec::new();
+/// The text of a key file, if it is short enough to be one.
+pub(crate) fn read(path: &Path) -> Result<String, KeyFileError> {
+    let failed = |reason| KeyFileError::Read { path: path.to_owned(), reason };
+    let mut text = String::new();
+    let file = File::open(path).map_err(failed)?;
+    file.take(MAX_FILE_BYTES + 1).read_to_string(&mut text).map_err(failed)?;
+    Ok(text)
+}
+
+/// A line of the file.
+#[derive(Debug)]
+pub(crate) enum Line {
+    /// A key.
+    Key(Key),
+    /// A comment, or nothing.
+    Other(String),
+}
+
+impl Line {
+    fn key(self) -> Option<Key> {
+        match self {
+            Self::Key(key) => Some(key),
+            Self::Other(_) => None,
+        }
+    }
+}
+
+/// The lines of `text`, which stands in the file `path` or is to stand there. The one rule of what a key file is.
+pub(crate) fn parse(text: &str, path: &Path) -> Result<Vec<Line>, KeyFileError> {
+    if text.len() as u64 > MAX_FILE_BYTES {
+        return Err(KeyFileError::TooMany(path.to_owned()));
+    }
     let mut seen = HashSet::new();
-    for (line, text) in lines {
-        let key = Key::parse(text).map_err(|reason| KeyFileError::Line { line, reason })?;
+    let mut lines = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        let wrong = |reason| KeyFileError::Line { path: path.to_owned(), line: index + 1, reason };
+        let trimmed = line.trim();
+        if trimmed.is_empty() || trimmed.starts_with('#') {
+            lines.push(Line::Other(line.to_owned()));
+            continue;
+        }
+        let key = Key::parse(trimmed).map_err(wrong)?;
         if !seen.insert(key.hash) {
-            return Err(KeyFileError::Line { line, reason: "holds the same key as another line" });
+            return Err(wrong("holds the same key as another line"));
         }
         if seen.len() > MAX_KEYS {
-            return Err(KeyFileError::TooMany);
+            return Err(KeyFileError::TooMany(path.to_owned()));
         }
-        keys.push(key);
+        lines.push(Line::Key(key));
     }
-    if keys.is_empty() { Err(KeyFileError::Empty) } else { Ok(keys) }
+    Ok(lines)
 }
 
 #[cfg(test)]
@@ -123,13 +173,19 @@ mod tests {
         format!("# comment\n\n{}{}", line_of("user", "alice", USER), line_of("admin", "ops", ADMIN))
     }
 
+    fn keys_of(text: &str) -> Result<Vec<Key>, KeyFileError> {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), text).unwrap();
+        KeyFile::open(file.path()).map(|(_, keys)| keys)
+    }
+
     fn whose<'a>(keys: &'a [Key], given: &str) -> Option<&'a Key> {
         find(keys, given.as_bytes(), |key| key.hash)
     }
 
     #[test]
     fn a_key_gives_its_role_and_its_tenant_and_an_unknown_one_is_nobodys() {
-        let keys = parse(&two()).unwrap();
+        let keys = keys_of(&two()).unwrap();
         let alice = whose(&keys, USER).unwrap();
         assert_eq!((alice.role, &*alice.tenant), (Role::User, "alice"));
         assert_eq!(whose(&keys, ADMIN).unwrap().role, Role::Admin);
@@ -160,10 +216,37 @@ mod tests {
             (format!("user a blake3:{hash} requests_per_min=1 more"), "goes on"),
             (format!("user a blake3:{hash}\nuser b blake3:{hash}"), "same key"),
         ] {
-            let error = parse(&format!("# first\n{line}")).unwrap_err().to_string();
+            let error = keys_of(&format!("# first\n{line}")).unwrap_err().to_string();
             assert!(error.contains(reason) && error.contains("holobiont key add"), "{line}: {error}");
         }
-        assert!(matches!(parse("# nothing"), Err(KeyFileError::Empty)));
+        assert!(matches!(keys_of("# nothing"), Err(KeyFileError::Empty(_))));
+    }
+
+    #[test]
+    fn a_line_that_is_no_key_is_refused_by_number_and_never_shown() {
+        let hash = "0".repeat(64);
+        for line in [
+            "user:hb-secret".to_owned(),
+            "user acme hb-secret".to_owned(),
+            "secret acme blake3:x".to_owned(),
+            format!("user acme blake3:{hash} secret=1"),
+            format!("user secret/me blake3:{hash}"),
+            format!("user acme blake3:{hash} requests_per_min=1 secret"),
+            "user acme blake3:secret".to_owned(),
+        ] {
+            let error = keys_of(&format!("# ok\n{line}\n")).unwrap_err().to_string();
+            assert!(error.contains("line 2") && !error.contains("secret"), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_file_has_a_most_of_keys_and_of_bytes() {
+        let lines =
+            |count: usize| (0..count).map(|n| line_of("user", "a", &n.to_string())).collect::<String>();
+        assert_eq!(keys_of(&lines(MAX_KEYS)).unwrap().len(), MAX_KEYS);
+        assert!(matches!(keys_of(&lines(MAX_KEYS + 1)), Err(KeyFileError::TooMany(_))));
+        let padding = "#".repeat(usize::try_from(MAX_FILE_BYTES).unwrap());
+        assert!(matches!(keys_of(&(padding + &two())), Err(KeyFileError::TooMany(_))));
     }
 
     #[test]
@@ -180,6 +263,6 @@ mod tests {
         file.look().unwrap_err();
         assert!(file.look().unwrap().is_none());
         fs::remove_file(&path).unwrap();
-        assert!(matches!(file.look(), Err(KeyFileError::Read(_))));
+        assert!(matches!(file.look(), Err(KeyFileError::Read { .. })));
     }
 }

@@ -1,4 +1,4 @@
-//! Who an API key belongs to: the file of hashed keys, which gateway and executor read alike.
+//! Who an API key belongs to: the file of hashed keys, which gateway and executor read and `holobiont key` edits.
 //!
 //! ```text
 //! # ROLE  NAME   HASH OF THE KEY                LIMIT, if it is not the common one
@@ -6,28 +6,32 @@
 //! user    alice  blake3:<64 hexadecimal digits>  requests_per_min=60
 //! ```
 //!
-//! `NAME` is the tenant: several keys of one name are one tenant. `holobiont key add` writes such lines.
+//! `NAME` is the tenant: several keys of one name are one tenant. No key stands there twice.
 //!
 //! # Layout
 //!
-//! - [`Key`], [`KeyHash`], [`Role`]: a line of the file
+//! - [`Key`], [`KeyHash`], [`Role`], [`tenant_name`]: a line of the file
 //! - [`find`]: whose key is this, in a time that tells nothing
 //! - [`KeyFile`]: the file, looked at again as often as its user likes ([`LOOK_EVERY`])
+//! - [`Draft`]: the file with its comments, to be edited
 //!
 //! # Principles
 //!
 //! - The keys themselves are nowhere; only their hashes are.
 //! - A file that became bad is an error, and its user keeps the keys it had: a slip of the pen locks nobody out.
+//! - One parser: what an editor leaves, and what `holobiont check` approves, is what gateway and executor accept.
 //! - No threads, no runtime, no log: both processes bring their own.
 
 #![forbid(unsafe_code)]
 
+mod draft;
 mod file;
 mod line;
 
 pub use self::{
+    draft::Draft,
     file::{KeyFile, KeyFileError, LOOK_EVERY, MAX_FILE_BYTES, MAX_KEYS},
-    line::{Key, Role, is_tenant_name},
+    line::{Key, Role, tenant_name},
 };
 
 /// Keeps these hashes apart from all others.
@@ -54,6 +58,12 @@ impl KeyHash {
     #[must_use]
     pub fn to_hex(self) -> String {
         self.0.to_hex().to_string()
+    }
+
+    /// Eight digits of it: enough to tell the keys of one tenant apart.
+    #[must_use]
+    pub fn id(self) -> String {
+        self.0.to_hex()[..8].to_owned()
     }
 }
 

@@ -1,6 +1,6 @@
-//! A line of the key file.
+//! A line of the key file, read and written.
 
-use std::{num::NonZeroU32, sync::Arc};
+use std::{fmt, num::NonZeroU32, sync::Arc};
 
 use crate::KeyHash;
 
@@ -19,15 +19,23 @@ pub enum Role {
 }
 
 impl Role {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::User, Self::Admin, Self::Metrics];
+
+    /// What a key file calls it.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Admin => "admin",
+            Self::User => "user",
+            Self::Metrics => "metrics",
+        }
+    }
+
     /// The role that a key file calls `name`.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
-        match name {
-            "admin" => Some(Self::Admin),
-            "user" => Some(Self::User),
-            "metrics" => Some(Self::Metrics),
-            _ => None,
-        }
+        Self::ALL.into_iter().find(|role| role.name() == name)
     }
 }
 
@@ -53,7 +61,7 @@ impl Key {
             return Err("holds a key itself; only hashes of keys are kept");
         }
         let role = Role::named(role).ok_or("names a role that is not admin, user or metrics")?;
-        let tenant = words.next().filter(|name| is_tenant_name(name));
+        let tenant = words.next().and_then(|name| tenant_name(name).ok());
         let tenant =
             tenant.ok_or("has no name of 1 to 64 letters, digits, '_', '.' and '-' after its role")?;
         let hash = words.next().and_then(|word| word.strip_prefix("blake3:")).and_then(KeyHash::from_hex);
@@ -61,7 +69,17 @@ impl Key {
         let requests_per_min = words.next().map(own_limit).transpose()?;
         match words.next() {
             Some(_) => Err("goes on after its limit"),
-            None => Ok(Self { hash, role, tenant: tenant.into(), requests_per_min }),
+            None => Ok(Self { hash, role, tenant, requests_per_min }),
+        }
+    }
+}
+
+impl fmt::Display for Key {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {} blake3:{}", self.role.name(), self.tenant, self.hash.to_hex())?;
+        match self.requests_per_min {
+            Some(limit) => write!(f, " requests_per_min={}", limit.map_or(0, NonZeroU32::get)),
+            None => Ok(()),
         }
     }
 }
@@ -71,11 +89,16 @@ fn own_limit(word: &str) -> Result<Option<NonZeroU32>, &'static str> {
     number.map(NonZeroU32::new).ok_or("ends in something that is not 'requests_per_min=N'")
 }
 
-/// Whether a tenant may be called so: 1 to 64 letters, digits, `_`, `.` and `-`.
-#[must_use]
-pub fn is_tenant_name(name: &str) -> bool {
+/// A tenant's name: 1 to 64 letters, digits, `_`, `.` and `-`.
+///
+/// # Errors
+/// What a name is, if this is none.
+pub fn tenant_name(name: &str) -> Result<Arc<str>, &'static str> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
-    (1..=MAX_NAME_BYTES).contains(&name.len()) && name.chars().all(plain)
+    match (1..=MAX_NAME_BYTES).contains(&name.len()) && name.chars().all(plain) {
+        true => Ok(name.into()),
+        false => Err("a name is 1 to 64 letters, digits, '.', '_' and '-'"),
+    }
 }
 
 #[cfg(test)]
@@ -93,8 +116,16 @@ mod tests {
     }
 
     #[test]
-    fn a_hash_is_what_holobiont_key_add_writes() {
-        // The vector of the command's own test: the context is part of the contract.
+    fn a_key_is_written_as_the_line_that_it_was_read_from() {
+        let plain = line_of("metrics", "a.b-c", "hb-a");
+        for limit in ["", " requests_per_min=0", " requests_per_min=60"] {
+            let line = format!("{}{limit}", plain.trim());
+            assert_eq!(Key::parse(&line).unwrap().to_string(), line);
+        }
+    }
+
+    #[test]
+    fn the_context_of_the_hash_is_part_of_the_contract() {
         let hash = blake3::Hash::from(blake3::derive_key("holobiont 2026 API key lookup v1", b"hb-x"));
         assert_eq!(line_of("user", "acme", "hb-x"), format!("user acme blake3:{}\n", hash.to_hex()));
     }

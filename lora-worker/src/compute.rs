@@ -48,7 +48,7 @@ pub(crate) fn run(
 }
 
 fn attend(post: Post, spin: Duration, signs: &Signs) {
-    let Post { mut seat, shelf, connection, over } = post;
+    let Post { mut seat, handoff, connection, over } = post;
     let mut bench = Bench::new(seat.geometry());
     let mut refused = 0;
     let ended = || signs.leaving() || over.load(Ordering::Relaxed);
@@ -56,8 +56,8 @@ fn attend(post: Post, spin: Duration, signs: &Signs) {
         signs.turn();
         match seat.wait(spin) {
             Wake::Job => {
-                // What was mapped before the job was posted is on the shelf by now.
-                shelf.take(&mut bench.library);
+                // What was mapped before the job was posted is on the handoff by now.
+                handoff.take(&mut bench.library);
                 while !ended() && bench.serve(&mut seat) {}
             }
             Wake::Fenced => {
@@ -67,7 +67,7 @@ fn attend(post: Post, spin: Duration, signs: &Signs) {
             }
             Wake::Rest => {
                 failpoint::pass("worker.parked");
-                shelf.take(&mut bench.library);
+                handoff.take(&mut bench.library);
                 report_refused(&seat, &mut refused);
             }
         }

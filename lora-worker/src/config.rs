@@ -2,14 +2,15 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
+use settings::LogFormat;
 
 /// Longest spin: beyond it a parked worker is the better neighbour.
 const MAX_SPIN_US: u64 = 1_000_000;
 
 /// A process that computes adapters on one core, through shared memory.
 #[derive(Debug, Clone, PartialEq, Eq, Parser)]
-#[command(name = "lora-worker", version)]
+#[command(name = "lora-worker", version, mut_args(settings::described))]
 pub struct Config {
     /// The executor's socket for workers, `workers.sock` beside its own; it need not be there yet.
     #[arg(long, value_name = "PATH", env = "HOLOBIONT_WORKER_SOCKET")]
@@ -21,25 +22,14 @@ pub struct Config {
     ///
     /// Jobs of a pass are as far apart as the base takes for a layer: some milliseconds with long prompts. Whoever sleeps
     /// meanwhile is woken too late to be of help. Between passes, and without cold adapters, a worker sleeps in any case.
-    #[arg(long, value_name = "US", env = "HOLOBIONT_SPIN_US", default_value_t = 10_000)]
+    #[arg(long, value_name = "US", default_value_t = 10_000)]
     pub spin_us: u64,
     /// Treat the end of standard input like SIGTERM: the supervisor that holds its other end is gone.
     #[arg(long)]
     pub exit_with_stdin: bool,
     /// How the log is written to stderr.
-    #[arg(long, value_name = "FORMAT", env = "HOLOBIONT_LOG_FORMAT", default_value = "auto")]
+    #[arg(long, value_name = "FORMAT", default_value = "auto")]
     pub log_format: LogFormat,
-}
-
-/// How the log is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LogFormat {
-    /// Lines to read.
-    Human,
-    /// An object a line.
-    Json,
-    /// `human` on a terminal, else `json`.
-    Auto,
 }
 
 /// Why the settings make no sense.

@@ -20,9 +20,10 @@ pub(crate) enum Thread {
     Watch,
 }
 
-/// What every thread needs: memory, locks, the log, and to come back from a signal. Debug builds look whether what they
-/// close is open, with `fcntl`.
-const ANY: [c_long; 8] = [
+/// What every thread needs: memory, locks, the log, the time where the kernel does not map its clock into the process, and
+/// to come back from a signal or a stop to what was interrupted. Debug builds look whether what they close is open, with
+/// `fcntl`.
+const ANY: [c_long; 10] = [
     libc::SYS_mmap,
     libc::SYS_munmap,
     libc::SYS_mprotect,
@@ -30,7 +31,9 @@ const ANY: [c_long; 8] = [
     libc::SYS_fcntl,
     libc::SYS_futex,
     libc::SYS_write,
+    libc::SYS_clock_gettime,
     libc::SYS_rt_sigreturn,
+    libc::SYS_restart_syscall,
 ];
 
 /// To grow the heap, to hang up when it is fenced, to end.
@@ -93,4 +96,35 @@ fn filter(thread: Thread) -> anyhow::Result<()> {
     let filter = SeccompFilter::new(rules, refuse, SeccompAction::Allow, arch)?;
     let program: BpfProgram = filter.try_into()?;
     apply_filter(&program).context("system calls cannot be filtered")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, time::Duration};
+
+    use rustix::time::{ClockId, clock_gettime};
+
+    use super::*;
+
+    #[test]
+    fn every_thread_can_read_the_time_by_a_system_call() {
+        for thread in [Thread::Compute, Thread::Control, Thread::Watch] {
+            let (tell, told) = mpsc::channel();
+            std::thread::spawn(move || {
+                filter(thread).unwrap();
+                // Time on the CPU is in no page that the kernel maps, so whoever asks for it calls the system.
+                let now = || {
+                    let time = clock_gettime(ClockId::ProcessCPUTime);
+                    (time.tv_sec, time.tv_nsec)
+                };
+                let first = now();
+                tell.send(first < now()).unwrap();
+                // To end takes system calls that it has given up.
+                loop {
+                    std::thread::park();
+                }
+            });
+            assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(true), "{thread:?}");
+        }
+    }
 }

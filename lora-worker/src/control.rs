@@ -20,7 +20,7 @@ use rustix::{
     io::Errno,
 };
 use shmproto::{
-    board::{Generation, JoinError, Seat, SeatFds, SeatNumber},
+    board::{JoinError, Seat, SeatFds, SeatNumber, WorkerNumber},
     handover::{
         AdapterOffered, AdapterRejected, ConnectError, FromWorker, ReceiveError, Seated, SendError, ToWorker,
         WorkerEnd, WorkerHello, bounded_text, connect,
@@ -31,7 +31,7 @@ use shmproto::{
 use crate::{
     config::Config,
     confine::{Thread, confine},
-    library::{Adapter, AdapterError, Library, Shelf},
+    library::{Adapter, AdapterError, Handoff, Library},
     post::Post,
     signs::{Seating, Signs},
 };
@@ -171,14 +171,14 @@ impl Control {
             (other, _) => return Err(VisitError::Unexpected(name(&other))),
         };
         failpoint::pass("worker.seated");
-        let shelf = Arc::new(Shelf::default());
-        let post = Post::new(seat, Arc::clone(&shelf), Arc::clone(&connection));
+        let handoff = Arc::new(Handoff::default());
+        let post = Post::new(seat, Arc::clone(&handoff), Arc::clone(&connection));
         let _end = post.end();
         self.posts.send(Ok(post)).map_err(|_| VisitError::Fault)?;
         *pause = FIRST_PAUSE;
         self.say_ready();
         let library = Library::default();
-        Attendance { connection: &connection, shelf: &shelf, library, signs: self.signs }.run()
+        Attendance { connection: &connection, handoff: &handoff, library, signs: self.signs }.run()
     }
 
     /// Tells whoever started the process, the first time, that it has a seat.
@@ -198,7 +198,7 @@ enum Never {}
 /// A seat being held.
 struct Attendance<'a> {
     connection: &'a WorkerEnd,
-    shelf: &'a Shelf,
+    handoff: &'a Handoff,
     library: Library,
     signs: &'a Signs,
 }
@@ -209,7 +209,7 @@ impl Attendance<'_> {
         self.show();
         loop {
             if self.is_silent() {
-                self.shelf.clear();
+                self.handoff.clear();
                 continue;
             }
             match receive(self.connection)? {
@@ -266,7 +266,7 @@ impl Attendance<'_> {
     /// Makes the library what the thread that computes finds next.
     fn show(&self) {
         self.signs.show(Seating::Seated { adapters: self.library.adapters() });
-        self.shelf.put(self.library.clone());
+        self.handoff.put(self.library.clone());
     }
 }
 
@@ -281,12 +281,12 @@ fn receive(connection: &WorkerEnd) -> Result<(ToWorker, Vec<OwnedFd>), ReceiveEr
 
 /// Takes the seat, on the three regions that came with it.
 fn join(seated: &Seated, fds: Vec<OwnedFd>) -> Result<Seat, VisitError> {
-    let (Ok([control, x, sums]), Some(generation)) =
-        (<[OwnedFd; 3]>::try_from(fds), Generation::new(seated.generation))
+    let (Ok([control, x, sums]), Some(worker)) =
+        (<[OwnedFd; 3]>::try_from(fds), WorkerNumber::new(seated.worker))
     else {
         return Err(VisitError::Unexpected("a seat that cannot be"));
     };
-    Ok(Seat::join(SeatFds { control, x, sums }, SeatNumber(seated.seat), generation)?)
+    Ok(Seat::join(SeatFds { control, x, sums }, SeatNumber(seated.seat), worker)?)
 }
 
 fn name(message: &ToWorker) -> &'static str {

@@ -20,7 +20,7 @@
 //! # Threads
 //!
 //! ```text
-//! control --posts (a seat each), shelf (adapters)--> compute --shuts the connection down when fenced--> control
+//! control --posts (a seat each), handoff (adapters)--> compute --shuts the connection down when fenced--> control
 //! watch   --ends the process, wherever the others are
 //! ```
 //!

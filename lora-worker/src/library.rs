@@ -1,7 +1,7 @@
 //! The adapters this worker has mapped, and how the thread that computes comes to know them without ever waiting.
 //!
 //! The thread that talks to the executor keeps a [`Library`] up to date and puts a copy of it, a list of counted
-//! pointers, on the [`Shelf`]. The thread that computes takes the newest from there between two slices and leaves the
+//! pointers, on the [`Handoff`]. The thread that computes takes the newest from there between two slices and leaves the
 //! one it had, so that maps are undone by the thread that made them: to undo one is a system call.
 
 use std::{
@@ -42,7 +42,7 @@ pub(crate) enum AdapterError {
     Layout {
         /// The module.
         module: u32,
-        /// Why.
+        /// What is wrong with its matrices.
         source: LayoutError,
     },
 }
@@ -142,7 +142,7 @@ impl Library {
 
 /// Where a library is left for the thread that computes.
 #[derive(Debug, Default)]
-pub(crate) struct Shelf {
+pub(crate) struct Handoff {
     /// Whether there is something to take. Spares the thread that computes the lock.
     fresh: AtomicBool,
     exchange: Mutex<Exchange>,
@@ -154,7 +154,7 @@ struct Exchange {
     used: Option<Library>,
 }
 
-impl Shelf {
+impl Handoff {
     /// Leaves `library` to be taken, and clears away what is not used any more.
     pub(crate) fn put(&self, library: Library) {
         let exchange = Exchange { newest: Some(library), used: None };
@@ -172,7 +172,7 @@ impl Shelf {
         drop(used);
     }
 
-    /// Makes `library` the newest, if there is a newer one and nobody is at the shelf at this moment.
+    /// Makes `library` the newest, if there is a newer one and nobody uses the handoff at this moment.
     pub(crate) fn take(&self, library: &mut Library) {
         if !self.fresh.load(Ordering::Acquire) {
             return;

@@ -7,13 +7,13 @@ use std::sync::{
 
 use shmproto::{board::Seat, handover::WorkerEnd};
 
-use crate::library::Shelf;
+use crate::library::Handoff;
 
 /// A seat, and what comes with it.
 #[derive(Debug)]
 pub(crate) struct Post {
     pub(crate) seat: Seat,
-    pub(crate) shelf: Arc<Shelf>,
+    pub(crate) handoff: Arc<Handoff>,
     /// Shut down when the seat is lost, so that the other thread asks for a new one.
     pub(crate) connection: Arc<WorkerEnd>,
     pub(crate) over: Arc<AtomicBool>,
@@ -24,9 +24,9 @@ pub(crate) struct Post {
 pub(crate) struct PostEnd(Arc<AtomicBool>);
 
 impl Post {
-    /// A seat on the board of whoever is at the other end of `connection`; adapters come by way of the shelf.
-    pub(crate) fn new(seat: Seat, shelf: Arc<Shelf>, connection: Arc<WorkerEnd>) -> Self {
-        Self { seat, shelf, connection, over: Arc::default() }
+    /// A seat on the board of whoever is at the other end of `connection`; adapters come by way of the handoff.
+    pub(crate) fn new(seat: Seat, handoff: Arc<Handoff>, connection: Arc<WorkerEnd>) -> Self {
+        Self { seat, handoff, connection, over: Arc::default() }
     }
 
     /// What the other thread keeps for as long as the post is to be attended.

@@ -7,9 +7,8 @@ use rustix::{
     process::{Resource, getrlimit, setrlimit},
     thread::{CpuSet, sched_getaffinity, sched_setaffinity},
 };
+use settings::LogFormat;
 use tracing_subscriber::EnvFilter;
-
-use crate::config::LogFormat;
 
 /// Keeps this thread, and all that it starts, on `core`.
 ///

@@ -105,7 +105,11 @@ impl Watch {
         let happened: Vec<bool> = watched.iter().map(|fd| !fd.revents().is_empty()).collect();
         match happened.as_slice() {
             [true, ..] => true,
-            [_, true] => matches!(rustix::io::read(&standard_input, &mut [0; 512]), Ok(0)),
+            // A terminal whose other end is closed says so with an error, and would say it again and again.
+            [_, true] => match rustix::io::read(&standard_input, &mut [0; 512]) {
+                Ok(bytes) => bytes == 0,
+                Err(error) => !matches!(error, Errno::INTR | Errno::AGAIN),
+            },
             _ => false,
         }
     }

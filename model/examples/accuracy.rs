@@ -9,15 +9,15 @@
 
 use std::path::Path;
 
+use files::gguf::GgufFile;
+use ids::BlockId;
 use model::{
-    dequantized::Dequantized,
-    forward::{BLOCK_TOKENS, BlockId, ForwardPass, LogitRows, SequenceSlice},
-    gguf::GgufFile,
-    gguf_source::GgufSource,
+    forward::{BLOCK_TOKENS, ForwardPass, LogitRows, SequenceSlice},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
-    source::WeightSource,
-    tokenizer::{AddSpecial, ParseSpecial, Tokenizer},
+    shape::source::WeightSource,
+    sources::{dequantized::Dequantized, gguf::GgufSource},
 };
+use text::tokenizer::{AddSpecial, ParseSpecial, Tokenizer};
 
 type Failure = Box<dyn std::error::Error>;
 

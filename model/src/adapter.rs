@@ -22,15 +22,17 @@ mod weight_file;
 
 use std::path::Path;
 
+use files::model_files;
+
 pub use self::{
     error::AdapterError,
     method::{Adapter, AdapterKind, LoraModule, Method, Prefix, ScaleVector, Scales, Side},
 };
-use crate::{config::ModelConfig, open};
+use crate::shape::config::ModelConfig;
 
 impl Adapter {
     /// Reads the adapter at `path` for the base model of shape `config`: a PEFT directory, a GGUF file, or a directory
-    /// with a single GGUF file. `config` must have passed [`crate::layout::check_config`].
+    /// with a single GGUF file. `config` must have passed [`crate::shape::layout::check_config`].
     ///
     /// # Errors
     /// If anything is missing, broken, not supported, beyond [`limits`], or of another shape than the base model.
@@ -46,7 +48,7 @@ impl Adapter {
         if path.join(peft::CONFIG_FILE).exists() {
             return peft::read(path, config);
         }
-        match open::gguf_files(path).map_err(failed)?.as_slice() {
+        match model_files::gguf_files(path).map_err(failed)?.as_slice() {
             [only] => gguf::read(only, config),
             _ => Err(AdapterError::NotAnAdapter { path: path.to_path_buf() }),
         }

@@ -1,5 +1,7 @@
 //! The CPU as the device of a pass: rows lie in memory of this process, and everything is done when its call returns.
 
+pub mod kv;
+
 use std::convert::Infallible;
 
 use kernels::{
@@ -9,8 +11,8 @@ use kernels::{
 };
 
 use crate::{
-    forward::{Device, NormSite, Room, Scratch, Skeleton},
-    rope::Angles,
+    forward::{Device, Frame, NormSite, Room, Scratch},
+    shape::rope::Angles,
 };
 
 /// The threads and instructions a pass computes with.
@@ -24,13 +26,13 @@ pub struct Compute {
 
 /// Where a batch's rows stand.
 #[derive(Debug, Default)]
-pub struct Places {
+pub struct RowTable {
     angles: Angles,
     spans: Vec<Span>,
     blocks: Vec<u32>,
 }
 
-/// A sequence's rows, and where its blocks are in [`Places::blocks`].
+/// A sequence's rows, and where its blocks are in [`RowTable::blocks`].
 #[derive(Debug, Clone, Copy)]
 struct Span {
     first_row: usize,
@@ -40,7 +42,7 @@ struct Span {
     blocks: usize,
 }
 
-impl Places {
+impl RowTable {
     /// The sequences, as kernels take them.
     #[must_use]
     pub fn sequences(&self) -> Vec<KvRows<'_>> {
@@ -66,7 +68,7 @@ impl Scratch<Compute> {
             attended: Activations::default(),
             gate_up: Vec::new(),
             gated: Activations::default(),
-            batch: Places::default(),
+            batch: RowTable::default(),
         }
     }
 }
@@ -76,7 +78,7 @@ impl Device for Compute {
     type Residual = Vec<f32>;
     type Inputs = Activations;
     type Outputs = Vec<f32>;
-    type Batch = Places;
+    type Batch = RowTable;
 
     fn scratch(&self) -> Result<Scratch<Self>, Infallible> {
         Ok(Scratch::empty())
@@ -84,9 +86,9 @@ impl Device for Compute {
 
     fn lay_out(
         &mut self,
-        model: &Skeleton,
+        model: &Frame,
         sequences: &[KvRows<'_>],
-        batch: &mut Places,
+        batch: &mut RowTable,
     ) -> Result<(), Infallible> {
         batch.angles.clear();
         batch.spans.clear();
@@ -110,7 +112,7 @@ impl Device for Compute {
 
     fn add_norm(
         &mut self,
-        model: &Skeleton,
+        model: &Frame,
         site: NormSite,
         residual: &mut Vec<f32>,
         update: Option<&Vec<f32>>,
@@ -124,10 +126,10 @@ impl Device for Compute {
 
     fn rotate(
         &mut self,
-        model: &Skeleton,
+        model: &Frame,
         layer: usize,
         qkv: &mut Vec<f32>,
-        batch: &Places,
+        batch: &RowTable,
     ) -> Result<(), Infallible> {
         let (layout, norms, eps) = (model.qkv_layout(), &model.norms, model.config.norm_eps);
         let norm = |weight| Norm { weight, eps };

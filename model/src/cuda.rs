@@ -4,7 +4,8 @@
 //!
 //! - [`model`]: the whole, as an engine runs it. `weights`: from files to the device.
 //! - `device`: rows on the device ([`Device`](crate::forward::Device)). `layers`: linear layers, and the calls that join
-//!   them. `kv`: keys and values. `deltas`, `plan` and `direct`: adapters. `records`: decode steps that are replayed.
+//!   them. `kv`: keys and values. `records`: decode steps that are replayed.
+//! - `deltas`, `plan` and `direct`: adapters. [`copies`]: on their way here. [`assist`]: who sums what is not here yet.
 //!
 //! # Principles
 //!
@@ -13,6 +14,8 @@
 //! - What changes from step to step lies in tables on the device, uploaded before the pass: a step of the same shape is
 //!   the same sequence of launches, and is replayed as a whole.
 
+pub mod assist;
+pub mod copies;
 mod deltas;
 mod device;
 mod direct;

@@ -11,26 +11,28 @@
 //! # Layout
 //!
 //! - `batch`: slices of sequences, their rows, and which of these give logits.
-//! - `skeleton`: what the pass knows of a model. `device`: where rows lie and who computes with them.
+//! - `frame`: what the pass knows of a model. `device`: where rows lie and who computes with them.
 //! - `parts`: who does the rest. `interface`: the whole pass, as an engine runs it.
+//! - `failpoints`: where tests interrupt it.
 
 mod batch;
 mod device;
+mod failpoints;
+mod frame;
 mod interface;
 mod parts;
-mod skeleton;
 
 pub(crate) use self::{batch::BatchRows, device::make_room};
 pub use self::{
-    batch::{BLOCK_TOKENS, BlockId, LogitRows, SequenceSlice},
+    batch::{BLOCK_TOKENS, LogitRows, SequenceSlice},
     device::{Device, Room, Scratch},
+    frame::{Frame, NormSite, Norms},
     interface::ForwardPass,
     parts::{BaseLayers, Deltas, KvStore},
-    skeleton::{NormSite, Norms, Skeleton},
 };
-pub use crate::{cpu::Compute, layout::LinearGroup};
+pub use crate::shape::layout::LinearGroup;
 
-use self::batch::wanted_rows;
+use self::{batch::wanted_rows, failpoints::WithFailpoints};
 
 /// Runs `batch` through the model and writes the wanted rows of logits to `logits`, `[rows, vocabulary]`.
 ///
@@ -38,7 +40,7 @@ use self::batch::wanted_rows;
 /// The base layers' own, or the device's. Keys and values of the batch may be appended by then; running it again
 /// replaces them.
 pub fn run<A, D: Device, B: BaseLayers<D>>(
-    model: &Skeleton,
+    model: &Frame,
     parts: (&mut B, &mut impl Deltas<D>, &mut impl KvStore<D>),
     device: &mut D,
     scratch: &mut Scratch<D>,
@@ -46,6 +48,7 @@ pub fn run<A, D: Device, B: BaseLayers<D>>(
     logits: &mut D::Outputs,
 ) -> Result<(), B::Error> {
     let (base, deltas, kv) = parts;
+    let deltas = &mut WithFailpoints(deltas);
     let mut pass = Pass { model, base, deltas, kv, device, s: scratch };
     pass.start(batch)?;
     for layer in 0..model.config.layers {
@@ -56,7 +59,7 @@ pub fn run<A, D: Device, B: BaseLayers<D>>(
 }
 
 struct Pass<'a, D: Device, B, T, K> {
-    model: &'a Skeleton,
+    model: &'a Frame,
     base: &'a mut B,
     deltas: &'a mut T,
     kv: &'a mut K,
@@ -89,7 +92,6 @@ impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K: KvStore<D>> Pass<'_, D, B, T,
         self.deltas.place_prefix(device, layer, &mut s.qkv, layout)?;
         self.kv.append(device, layer, &s.qkv, layout, &s.batch)?;
         self.kv.attend(device, layer, &s.qkv, layout, &s.batch, &mut s.attended)?;
-        failpoint::pass("forward.after_attention");
         self.linear(layer, LinearGroup::O)
     }
 
@@ -114,15 +116,7 @@ impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K: KvStore<D>> Pass<'_, D, B, T,
         self.deltas.scale_inputs(self.device, layer, group, x)?;
         self.deltas.begin(self.device, layer, group, x)?;
         self.base.linear(self.device, layer, group, x, out)?;
-        self.deltas.add(self.device, layer, group, x, out)?;
-        failpoint::pass(match group {
-            LinearGroup::Qkv => "forward.after_qkv",
-            LinearGroup::O => "forward.after_o",
-            LinearGroup::GateUp => "forward.after_gate_up",
-            LinearGroup::Down => "forward.after_down",
-            LinearGroup::Head => unreachable!("the head's outputs are the caller's"),
-        });
-        Ok(())
+        Ok(self.deltas.add(self.device, layer, group, x, out)?)
     }
 
     /// Logits of the wanted rows.
@@ -141,8 +135,6 @@ impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K: KvStore<D>> Pass<'_, D, B, T,
         self.deltas.scale_inputs(device, 0, LinearGroup::Head, x)?;
         self.deltas.begin(device, 0, LinearGroup::Head, x)?;
         self.base.linear(device, 0, LinearGroup::Head, x, logits)?;
-        self.deltas.add(device, 0, LinearGroup::Head, x, logits)?;
-        failpoint::pass("forward.head");
-        Ok(())
+        Ok(self.deltas.add(device, 0, LinearGroup::Head, x, logits)?)
     }
 }

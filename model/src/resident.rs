@@ -9,20 +9,22 @@ use kernels::{
 };
 
 use crate::{
-    assist::Assist,
-    batch_deltas::{BatchDeltas, DeltaScratch},
-    config::ModelConfig,
-    cpu::Compute,
-    embedding::Embedding,
-    forward::{ForwardPass, Scratch, SequenceSlice, Skeleton, run},
-    joined_layers::JoinedLayers,
-    paged_kv::PagedKv,
-    prepared_adapter::PreparedAdapter,
-    rope::RopeTable,
+    cpu::{Compute, kv::PagedKv},
+    deltas::{
+        adapter_rows::AdapterRows,
+        assist::Assist,
+        batch::{BatchDeltas, DeltaScratch},
+        prepared::PreparedAdapter,
+    },
+    forward::{ForwardPass, Frame, Scratch, SequenceSlice, run},
+    shape::{config::ModelConfig, rope::RopeTable, source::WeightSource},
     sites::{Company, EvaluateError, EvaluateSites, Site, SiteCall},
-    source::WeightSource,
-    tensors::{WeightsError, load_norms},
-    weights::{LoadProgress, ResidentLayers},
+    weights::{
+        LoadProgress, ResidentLayers,
+        embedding::Embedding,
+        joined::JoinedLayers,
+        tensors::{WeightsError, load_norms},
+    },
 };
 
 /// Why a model could not be made resident.
@@ -77,7 +79,7 @@ pub struct ResidentOptions {
 /// Weights in memory, ready to be given KV blocks and threads.
 #[derive(Debug)]
 pub struct LoadedWeights {
-    skeleton: Skeleton,
+    frame: Frame,
     layers: ResidentLayers,
 }
 
@@ -105,13 +107,13 @@ impl LoadedWeights {
         let layers = ResidentLayers::load(source, threads, told)?;
         let norms = load_norms(source)?;
         let rope = RopeTable::new(&config);
-        Ok(Self { skeleton: Skeleton { config, norms, rope }, layers })
+        Ok(Self { frame: Frame { config, norms, rope }, layers })
     }
 
     /// The model's shape.
     #[must_use]
     pub fn config(&self) -> &ModelConfig {
-        &self.skeleton.config
+        &self.frame.config
     }
 
     /// The token embedding.
@@ -158,7 +160,7 @@ pub fn kv_shape(config: &ModelConfig, precision: KvPrecision) -> KvShape {
 /// A model that runs in the calling thread and its helpers.
 #[derive(Debug)]
 pub struct ResidentModel {
-    skeleton: Skeleton,
+    frame: Frame,
     layers: ResidentLayers,
     kv: PagedKv,
     compute: Compute,
@@ -179,7 +181,7 @@ impl ResidentModel {
     pub fn new(weights: LoadedWeights, options: &ResidentOptions) -> Result<Self, ResidentError> {
         let shape = weights.kv_shape(options.kv_dtype);
         let (block_bytes, blocks) = (shape.block_bytes(), options.kv_bytes / shape.block_bytes());
-        let window = weights.skeleton.config.sliding_window;
+        let window = weights.frame.config.sliding_window;
         let kv = PagedKv::new(shape, blocks, window).map_err(|source| ResidentError::KvPool {
             blocks,
             block_bytes,
@@ -187,9 +189,9 @@ impl ResidentModel {
         })?;
         let threads = Pool::new(&options.cores)
             .map_err(|source| ResidentError::Threads { cores: options.cores.clone(), source })?;
-        let LoadedWeights { skeleton, layers } = weights;
+        let LoadedWeights { frame, layers } = weights;
         Ok(Self {
-            skeleton,
+            frame,
             layers,
             kv,
             compute: Compute { pool: threads, isa: Isa::best() },
@@ -222,7 +224,7 @@ impl ResidentModel {
     /// The model's shape.
     #[must_use]
     pub fn config(&self) -> &ModelConfig {
-        &self.skeleton.config
+        &self.frame.config
     }
 }
 
@@ -231,7 +233,7 @@ impl ForwardPass for ResidentModel {
     type Error = Infallible;
 
     fn vocab_size(&self) -> usize {
-        self.skeleton.config.vocab_size
+        self.frame.config.vocab_size
     }
 
     fn forward_in_company(
@@ -240,11 +242,12 @@ impl ForwardPass for ResidentModel {
         logits: &mut Vec<f32>,
         company: &mut dyn Company,
     ) -> Result<(), Infallible> {
-        let config = &self.skeleton.config;
-        let mut deltas = BatchDeltas::new(config, self.assist.as_deref_mut(), &mut self.deltas, batch);
+        let config = &self.frame.config;
+        let found = AdapterRows::of(batch);
+        let mut deltas = BatchDeltas::new(config, self.assist.as_deref_mut(), &mut self.deltas, &found);
         let mut layers = JoinedLayers { layers: &mut self.layers, company, together: &mut self.together };
         let parts = (&mut layers, &mut deltas, &mut self.kv);
-        run(&self.skeleton, parts, &mut self.compute, &mut self.scratch, batch, logits)
+        run(&self.frame, parts, &mut self.compute, &mut self.scratch, batch, logits)
     }
 }
 

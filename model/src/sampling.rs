@@ -11,14 +11,13 @@
 //! A logit that is not a number counts as minus infinity: a broken row yields some token, never a panic.
 
 mod candidates;
-mod random;
 mod request;
 mod softmax;
 
 use std::collections::HashMap;
 
 use candidates::Candidates;
-pub use random::uniform;
+use policy::random::Rng;
 pub use request::{
     Draw, Drawn, LOGIT_BIAS_RANGE, PENALTY_RANGE, Probability, SamplingError, SamplingParams, SamplingRequest,
 };
@@ -82,7 +81,7 @@ pub fn sample(
         return best;
     }
     let scale = Scale::new(logits, best, request.temperature);
-    let draw = uniform(request.seed, position);
+    let draw = Rng::seeded(request.seed).uniform(position);
     let drawn = match Candidates::select(logits, scale, request) {
         Some(candidates) => candidates.pick(draw),
         None => Weights::new(logits, scale).pick(draw),

@@ -4,31 +4,33 @@
 //! Of architectures that the resident engine knows, the sites are its groups; of others, in a safetensors directory,
 //! every linear layer is a site of its own.
 
-mod files;
+mod linear_files;
 
 use std::{
     io,
     path::{Path, PathBuf},
 };
 
+use files::{model_files::ModelFiles, text_hash::TextHash};
 use kernels::{Activations, Isa, PackError, Pool};
 
-pub use crate::packing::LoadProgress;
-pub use files::{MAX_NAME_BYTES, MAX_SITES};
+pub use crate::weights::packing::LoadProgress;
+pub use linear_files::{MAX_NAME_BYTES, MAX_SITES};
 
 use crate::{
     cpu::Compute,
-    identity,
-    open::{ModelFiles, OpenError},
-    packing::Told,
-    safetensors_source::SafetensorsSourceError,
-    site_weights::SiteWeights,
+    shape::{
+        identity::{Hashed, Identified as _},
+        source::WeightSource,
+    },
     sites::{EvaluateError, EvaluateSites, Site, SiteCall},
-    source::WeightSource,
-    tensors::WeightsError,
-    weights::ResidentLayers,
+    sources::{
+        open::{OpenError, weights},
+        safetensors::SafetensorsSourceError,
+    },
+    weights::{ResidentLayers, packing::Told, sites::SiteWeights, tensors::WeightsError},
 };
-pub(crate) use files::LinearFiles;
+pub(crate) use linear_files::LinearFiles;
 
 /// Why a model's linear layers cannot be served.
 #[derive(Debug, thiserror::Error)]
@@ -138,14 +140,18 @@ impl SiteModel {
         cores: &[usize],
         told: &(dyn Fn(LoadProgress) + Sync),
     ) -> Result<Self, SiteModelError> {
-        let files = ModelFiles::at(path)?;
-        let (weights, facts) = match files.weights() {
-            Ok(source) => grouped(&*source, files.path(), cores.len(), told)?,
+        let files = ModelFiles::at(path).map_err(OpenError::from)?;
+        let text = TextHash::of(&files).map_err(OpenError::from)?;
+        let (weights, facts) = match weights(&files) {
+            Ok(source) => grouped(&Hashed::new(source), text, files.path(), cores.len(), told)?,
             Err(error) => match (error.is_of_configuration(), &files) {
-                (true, ModelFiles::Directory(directory)) => each_its_own(directory, cores.len(), told)?,
+                (true, ModelFiles::Directory(directory)) => each_its_own(directory, text, cores.len(), told)?,
                 _ => return Err(error.into()),
             },
         };
+        if TextHash::of(&files).map_err(OpenError::from)? != text {
+            return Err(changed(files.path()));
+        }
         let pool =
             Pool::new(cores).map_err(|source| SiteModelError::Threads { cores: cores.to_vec(), source })?;
         Ok(Self { weights, compute: Compute { pool, isa: Isa::best() }, facts })
@@ -188,7 +194,8 @@ impl EvaluateSites for SiteModel {
 
 /// The groups of a known architecture.
 fn grouped(
-    source: &(dyn WeightSource + Sync),
+    source: &Hashed<impl WeightSource + Sync>,
+    text: TextHash,
     path: &Path,
     threads: usize,
     told: Told<'_>,
@@ -198,7 +205,7 @@ fn grouped(
     let facts = BaseFacts {
         name: name(path),
         architecture: config.architecture.clone(),
-        identity: identity::of_base(source),
+        identity: source.identity(text),
         context_length: Some(config.context_length),
     };
     if source.unchanged() { Ok((weights, facts)) } else { Err(changed(path)) }
@@ -207,6 +214,7 @@ fn grouped(
 /// Every linear layer of a directory.
 fn each_its_own(
     directory: &Path,
+    text: TextHash,
     threads: usize,
     told: Told<'_>,
 ) -> Result<(SiteWeights, BaseFacts), SiteModelError> {
@@ -215,7 +223,7 @@ fn each_its_own(
     let facts = BaseFacts {
         name: name(directory),
         architecture: files.architecture().to_owned(),
-        identity: files.identity(),
+        identity: files.identity(text),
         context_length: None,
     };
     if files.shards().unchanged() { Ok((weights, facts)) } else { Err(changed(directory)) }

@@ -4,9 +4,11 @@
 //! site 3, and so on; the head is the last. Of a base whose architecture is not known, every linear layer is a site.
 //! A call takes rows through a site, forward or backward, and leaves nothing behind.
 
+use std::error::Error;
+
 use kernels::Activations;
 
-use crate::layout::LinearGroup;
+use crate::shape::layout::LinearGroup;
 
 /// Which site, counted from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -62,13 +64,13 @@ pub enum SitePath {
 /// What a call asks for, besides its rows. Calls that ask for the same are computed together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SiteCall {
-    /// Where.
+    /// The site that its rows go through.
     pub site: SiteId,
     /// One of the site's linear layers, or all of them side by side.
     pub part: Option<u8>,
-    /// What.
+    /// Forward with or without bias, or backward.
     pub op: SiteOp,
-    /// How. Backward is always linear.
+    /// With which arithmetic. Backward is always linear.
     pub path: SitePath,
 }
 
@@ -112,8 +114,14 @@ impl Site {
 
 /// Why a site was not evaluated.
 #[derive(Debug, thiserror::Error)]
-#[error("the device that holds the base failed")]
-pub struct EvaluateError(#[from] pub kernels::cuda::CudaError);
+pub enum EvaluateError {
+    /// There was no memory for so many rows; there may be later.
+    #[error("the device that holds the base has no memory for a batch")]
+    NoMemory(#[source] Box<dyn Error + Send + Sync>),
+    /// The device failed.
+    #[error("the device that holds the base failed")]
+    Failed(#[source] Box<dyn Error + Send + Sync>),
+}
 
 /// Whoever can evaluate single sites.
 pub trait EvaluateSites {

@@ -8,23 +8,21 @@
 //!                                              ClientBase::open(directory)
 //! ```
 //!
-//! The copy is opened with the readers of whole models. Who would run it is refused: it has [`SPARSE_COPY`].
+//! The copy is opened with the readers of whole models. Who would run it is refused: it has [`SPARSE_COPY`](files::model_files::SPARSE_COPY).
 //!
 //! # Layout
 //! - this file: what both sides say of a file
 //! - [`plan`]: the executor's side
-//! - [`sparse_copy`]: the client's
+//! - [`sparse_copy`]: the client's; [`client_base`]: what it holds once it has read the copy
 
+pub mod client_base;
 pub mod plan;
 pub mod sparse_copy;
 
-use std::{ops::Range, path::Path};
+use std::ops::Range;
 
 pub use plan::{SkeletonError, SkeletonPlan, SkeletonReadError};
 pub use sparse_copy::{SparseCopy, SparseCopyError, Wanted};
-
-/// The file by which a sparse copy is told from a model.
-pub const SPARSE_COPY: &str = ".sparse-copy";
 
 /// Most files of a model.
 pub const MAX_FILES: usize = 1 << 11;
@@ -48,10 +46,4 @@ impl SkeletonFile {
     pub fn planned_bytes(&self) -> u64 {
         self.ranges.iter().map(|range| range.end.saturating_sub(range.start)).fold(0, u64::saturating_add)
     }
-}
-
-/// True if `directory` is a sparse copy, or `path` is a file in one.
-pub(crate) fn is_sparse_copy(path: &Path) -> bool {
-    let directory = if path.is_dir() { Some(path) } else { path.parent() };
-    directory.is_some_and(|directory| directory.join(SPARSE_COPY).exists())
 }

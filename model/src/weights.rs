@@ -1,27 +1,45 @@
 //! The frozen weights, packed for the CPU.
+//!
+//! # Layout
+//!
+//! - this file: the linear groups of a known architecture. [`sites`]: those of any base, by number.
+//! - [`embedding`]: the token embedding. [`tensors`]: single tensors, checked. `packing`: many at once.
+//! - `joined`: a pass's layers that serve others' calls too.
+
+pub mod embedding;
+pub(crate) mod joined;
+pub(crate) mod packing;
+pub mod sites;
+pub mod tensors;
 
 use std::{convert::Infallible, sync::Arc};
 
 use kernels::{Activations, Arena};
 
 use crate::{
-    config::ModelConfig,
     cpu::Compute,
-    embedding::Embedding,
     forward::BaseLayers,
-    hf_names::module_name,
-    layout::{BLOCK_TARGETS, LinearGroup, tensor_shape},
-    packing::{Told, pack_all},
-    site_weights::{Linear, SiteWeights},
+    shape::{
+        config::ModelConfig,
+        layout::{BLOCK_TARGETS, LinearGroup, tensor_shape},
+        source::{Target, TensorId, WeightSource},
+    },
     sites::{SiteCall, SiteId, SiteOp, SitePath},
-    source::{Target, TensorId, WeightSource},
-    tensors::{pack_tensor, read_vector},
+    sources::hf_names::module_name,
+    weights::{
+        embedding::Embedding,
+        packing::{Told, pack_all},
+        sites::{Linear, SiteWeights},
+        tensors::{pack_tensor, read_vector},
+    },
 };
 
 pub use crate::{
-    layout::group_targets,
-    packing::LoadProgress,
-    tensors::{WeightsError, load_norms},
+    shape::layout::group_targets,
+    weights::{
+        packing::LoadProgress,
+        tensors::{WeightsError, load_norms},
+    },
 };
 
 /// Base layers of a known architecture with all weights in memory: four sites a block, then the head.

@@ -11,9 +11,11 @@ use files_support::{
 };
 use model::{
     adapter::{Adapter, AdapterError, LoraModule, limits},
-    config::ModelConfig,
-    layout::{BLOCK_TARGETS, linear_shape},
-    source::Target,
+    shape::{
+        config::ModelConfig,
+        layout::{BLOCK_TARGETS, linear_shape},
+        source::Target,
+    },
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;

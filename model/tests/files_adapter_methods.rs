@@ -6,9 +6,7 @@ mod files_support;
 use files_support::{assert_says, f16_bytes, f32_bytes, hf_name, numbers, safetensors, tiny};
 use model::{
     adapter::{Adapter, AdapterError, AdapterKind, Method, Side, limits},
-    config::ModelConfig,
-    layout::linear_shape,
-    source::Target,
+    shape::{config::ModelConfig, layout::linear_shape, source::Target},
 };
 use serde_json::{Value, json};
 

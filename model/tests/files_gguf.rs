@@ -5,12 +5,12 @@ mod files_support;
 
 use std::path::Path;
 
+use files::gguf::{Array, GgufError, GgufFile, Value, limits};
 use files_support::{GgufWriter, assert_says, f32_bytes, kind, numbers, tensor, text_bytes, tiny_gguf};
 use kernels::TensorType;
 use model::{
-    gguf::{Array, GgufError, GgufFile, Value, limits},
-    gguf_source::GgufSource,
-    source::{Target, TensorId, WeightSource},
+    shape::source::{Target, TensorId, WeightSource},
+    sources::gguf::GgufSource,
 };
 use proptest::prelude::*;
 

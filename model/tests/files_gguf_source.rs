@@ -5,15 +5,17 @@ mod files_support;
 
 use std::path::Path;
 
+use files::gguf::GgufFile;
 use files_support::{
     GgufWriter, TinyTensor, assert_says, f32_bytes, interleave, tensor, tiny, tiny_gguf, tiny_tensors,
 };
 use kernels::TensorType;
 use model::{
-    config::{ModelConfig, RopeScaling},
-    gguf::GgufFile,
-    gguf_source::{GgufSource, GgufSourceError},
-    source::{Target, TensorId, WeightSource},
+    shape::{
+        config::{ModelConfig, RopeScaling},
+        source::{Target, TensorId, WeightSource},
+    },
+    sources::gguf::{GgufSource, GgufSourceError},
 };
 
 const QKV: [Target; 3] = [Target::Q, Target::K, Target::V];
@@ -59,7 +61,7 @@ fn llama_rows_of_q_and_k_come_in_half_rotation_order() {
     let biased = [Target::Q, Target::K, Target::V, Target::O];
     let source = open(&tiny_gguf("llama", &biased)).unwrap();
     for layer in 0..2 {
-        for target in model::layout::BLOCK_TARGETS {
+        for target in model::shape::layout::BLOCK_TARGETS {
             let name = files_support::gguf_name(layer, target);
             let want = expected(&format!("{name}.weight"), &biased);
             let tensor = source.tensor(TensorId::Weight(layer, target)).unwrap();

@@ -5,14 +5,15 @@ mod files_support;
 
 use std::path::{Path, PathBuf};
 
+use files::{
+    generation_defaults::GenerationDefaults,
+    location::{HubAccess, HubSettings, LocationError, resolve},
+    model_files::ModelFiles,
+};
 use files_support::{
     GgufWriter, assert_says, f32_bytes, tiny, tiny_entries, tiny_gguf, tiny_json, write_model,
 };
-use model::{
-    generation_defaults::GenerationDefaults,
-    location::{HubAccess, HubSettings, LocationError, resolve},
-    open::{ModelFiles, open},
-};
+use model::sources::open::open;
 use tempfile::TempDir;
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";

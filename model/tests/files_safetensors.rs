@@ -5,18 +5,22 @@ mod files_support;
 
 use std::path::Path;
 
+use files::gguf::GgufFile;
 use files_support::{
     assert_says, bf16_bytes, f16_bytes, f32_bytes, numbers, safetensors, tiny, tiny_entries, tiny_gguf,
     tiny_json, tiny_tensors, write_model,
 };
 use kernels::TensorType;
 use model::{
-    config::{ModelConfig, RopeScaling},
-    gguf::GgufFile,
-    gguf_source::GgufSource,
-    layout,
-    safetensors_source::{SafetensorsSource, SafetensorsSourceError},
-    source::{Target, TensorId, WeightSource},
+    shape::{
+        config::{ModelConfig, RopeScaling},
+        layout,
+        source::{Target, TensorId, WeightSource},
+    },
+    sources::{
+        gguf::GgufSource,
+        safetensors::{SafetensorsSource, SafetensorsSourceError},
+    },
 };
 use serde_json::{Value, json};
 

@@ -10,9 +10,9 @@ use std::{
 
 use model::{
     adapter::Adapter,
-    open::open,
-    prepared_adapter::PreparedAdapter,
+    deltas::prepared::PreparedAdapter,
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    sources::open::open,
 };
 use serde::Deserialize;
 

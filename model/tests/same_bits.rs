@@ -6,13 +6,14 @@ use std::{
     sync::Arc,
 };
 
+use ids::BlockId;
 use kernels::Isa;
 use model::{
     adapter::Adapter,
-    forward::{BLOCK_TOKENS, BlockId, ForwardPass, LogitRows, SequenceSlice},
-    open::open,
-    prepared_adapter::PreparedAdapter,
+    deltas::prepared::PreparedAdapter,
+    forward::{BLOCK_TOKENS, ForwardPass, LogitRows, SequenceSlice},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    sources::open::open,
 };
 
 /// Models whose weights are of 32 bits, of 16 bits, with biases, and with norms of heads.

@@ -11,11 +11,10 @@ use files_support::{
 };
 use kernels::{Activations, reference};
 use model::{
-    identity,
-    open::open,
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     site_model::{SiteModel, SiteModelError},
     sites::{EvaluateSites, SiteCall, SiteId, SiteOp, SitePath},
+    sources::{identity, open::open},
 };
 use serde_json::{Value, json};
 
@@ -242,7 +241,7 @@ fn a_known_architecture_is_served_by_groups_with_the_bits_of_the_resident_engine
         let mut model = SiteModel::open(path, &[0, 0]).unwrap();
         assert_eq!(model.sites(), resident.sites());
         let facts = model.facts().clone();
-        assert_eq!(facts.identity, identity::of_base(&*source));
+        assert_eq!(facts.identity, identity::of_model(path).unwrap());
         assert_eq!(facts.name, path.file_name().unwrap().to_str().unwrap());
         assert_eq!((facts.architecture.as_str(), facts.context_length), ("llama", Some(128)));
         for site in 0..9 {

@@ -9,16 +9,19 @@ use std::{
 };
 
 use files_support::{numbers, tiny_gguf};
+use ids::BlockId;
 use kernels::{Activations, quant::dequantize_row, reference};
 use model::{
     adapter::Adapter,
-    forward::{BlockId, ForwardPass, LinearGroup, LogitRows, SequenceSlice},
-    layout::linear_shape,
-    open::open,
-    prepared_adapter::PreparedAdapter,
+    deltas::prepared::PreparedAdapter,
+    forward::{ForwardPass, LinearGroup, LogitRows, SequenceSlice},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    shape::{
+        layout::linear_shape,
+        source::{Target, TensorId, WeightSource},
+    },
     sites::{Company, EvaluateSites, SiteCall, SiteId, SiteOp, SitePath},
-    source::{Target, TensorId, WeightSource},
+    sources::open::open,
     weights::group_targets,
 };
 

@@ -8,20 +8,25 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use files::{
+    gguf::GgufFile,
+    model_files::{ModelFiles, SPARSE_COPY},
+};
 use files_support::{assert_says, tiny_entries, tiny_gguf, tiny_json, write_model};
 use model::{
-    chat_template::{ChatTemplate, Limits},
-    client_base::ClientBase,
-    gguf::GgufFile,
-    open::{ModelFiles, open},
     resident::LoadedWeights,
-    safetensors_source::SafetensorsSource,
-    skeleton::{SPARSE_COPY, SkeletonFile, SkeletonPlan, SkeletonReadError, SparseCopy, SparseCopyError},
-    source::{Target, TensorId, WeightSource},
-    tokenizer::{AddSpecial, ParseSpecial, Tokenizer},
+    shape::source::{Target, TensorId, WeightSource},
+    skeleton::{
+        SkeletonFile, SkeletonPlan, SkeletonReadError, SparseCopy, SparseCopyError, client_base::ClientBase,
+    },
+    sources::{open::open, safetensors::SafetensorsSource},
     weights::load_norms,
 };
 use serde_json::json;
+use text::{
+    chat_template::{ChatTemplate, Limits},
+    tokenizer::{AddSpecial, ParseSpecial, Tokenizer},
+};
 
 const BUDGET: u64 = 1 << 30;
 
@@ -61,8 +66,8 @@ fn agrees(client: &ClientBase, model: &Path) {
     let source = open(model).unwrap();
     let weights = LoadedWeights::load(&*source, 2).unwrap();
     assert_eq!(client.config(), source.config());
-    assert_eq!(client.skeleton.rope, model::rope::RopeTable::new(source.config()));
-    let (ours, theirs) = (&client.skeleton.norms, load_norms(&*source).unwrap());
+    assert_eq!(client.frame.rope, model::shape::rope::RopeTable::new(source.config()));
+    let (ours, theirs) = (&client.frame.norms, load_norms(&*source).unwrap());
     assert_eq!(bits(&ours.output), bits(&theirs.output));
     for (ours, theirs) in [
         (&ours.attention, &theirs.attention),

@@ -7,26 +7,24 @@ use std::{
     sync::Arc,
 };
 
+use ids::BlockId;
 use kernels::{Activations, Isa, Pool, attention::KvPrecision, lora::LoraPrecision};
 use model::{
     adapter::Adapter,
-    batch_deltas::{BatchDeltas, DeltaScratch},
-    client_base::ClientBase,
-    config::ModelConfig,
-    dequantized::Dequantized,
-    embedding::Embedding,
-    forward::{
-        BaseLayers, BlockId, Compute, ForwardPass, LinearGroup, LogitRows, Scratch, SequenceSlice, run,
+    cpu::{Compute, kv::PagedKv},
+    deltas::{
+        adapter_rows::AdapterRows,
+        batch::{BatchDeltas, DeltaScratch},
+        prepared::PreparedAdapter,
     },
-    gguf_source::GgufSource,
-    open::open,
-    paged_kv::PagedKv,
-    prepared_adapter::PreparedAdapter,
+    forward::{BaseLayers, ForwardPass, LinearGroup, LogitRows, Scratch, SequenceSlice, run},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions, kv_shape},
+    shape::{config::ModelConfig, source::WeightSource},
     site_model::SiteModel,
     sites::{EvaluateSites, SiteCall, SiteId, SiteOp, SitePath},
-    skeleton::{SkeletonPlan, SparseCopy},
-    source::WeightSource,
+    skeleton::{SkeletonPlan, SparseCopy, client_base::ClientBase},
+    sources::{dequantized::Dequantized, gguf::GgufSource, open::open},
+    weights::embedding::Embedding,
 };
 
 const KV: KvDtype = KvDtype::Auto;
@@ -110,7 +108,8 @@ impl<'a, E: EvaluateSites> Split<'a, E> {
     fn forward(&mut self, batch: &[SequenceSlice<'_, PreparedAdapter>]) -> Vec<f32> {
         let mut compute = Compute { pool: Pool::new(&[]).unwrap(), isa: Isa::best() };
         let (config, mut scratch, mut logits) = (self.client.config(), DeltaScratch::default(), Vec::new());
-        let mut deltas = BatchDeltas::new(config, None, &mut scratch, batch);
+        let found = AdapterRows::of(batch);
+        let mut deltas = BatchDeltas::new(config, None, &mut scratch, &found);
         let mut base = Elsewhere {
             base: &mut *self.base,
             embedding: &self.client.embedding,
@@ -118,8 +117,7 @@ impl<'a, E: EvaluateSites> Split<'a, E> {
             path: self.path,
         };
         let parts = (&mut base, &mut deltas, &mut self.kv);
-        let Ok(()) =
-            run(&self.client.skeleton, parts, &mut compute, &mut Scratch::empty(), batch, &mut logits);
+        let Ok(()) = run(&self.client.frame, parts, &mut compute, &mut Scratch::empty(), batch, &mut logits);
         logits
     }
 }

@@ -9,22 +9,27 @@ use std::{
     },
 };
 
+use ids::{BlockId, Generation};
 use kernels::{
     Activations,
     lora::{LoraPrecision, sum_ranks},
 };
 use model::{
     adapter::{Adapter, LoraModule, Method},
-    assist::{Ask, Assist},
-    config::ModelConfig,
-    device_copy::DeviceCopy,
-    forward::{BlockId, Compute, ForwardPass, LogitRows, SequenceSlice},
-    generation::Generation,
-    layout::{BLOCK_TARGETS, linear_shape},
-    open::open,
-    prepared_adapter::PreparedAdapter,
+    cpu::Compute,
+    deltas::{
+        assist::{Ask, Assist},
+        device_copy::DeviceCopy,
+        prepared::PreparedAdapter,
+    },
+    forward::{ForwardPass, LogitRows, SequenceSlice},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
-    source::Target,
+    shape::{
+        config::ModelConfig,
+        layout::{BLOCK_TARGETS, linear_shape},
+        source::Target,
+    },
+    sources::open::open,
 };
 use serde::Deserialize;
 
@@ -86,8 +91,8 @@ fn numbers(salt: usize, count: usize) -> Vec<f32> {
 
 /// Puts the first `blocks` blocks of the adapter, in the order they travel, on the device.
 fn stage(adapter: &PreparedAdapter, blocks: usize) -> Arc<DeviceCopy> {
-    let copy = Arc::new(DeviceCopy::new(adapter).unwrap());
-    (0..blocks).for_each(|_| copy.copy_next(adapter));
+    let copy = Arc::new(DeviceCopy::on_cpu(adapter.host()).unwrap());
+    (0..blocks).for_each(|_| copy.copy_next(adapter.host()));
     adapter.set_device(Some(Arc::clone(&copy)));
     copy
 }
@@ -118,7 +123,7 @@ struct Serial {
 impl Serial {
     fn block_arrives(&self) {
         if let Some((adapter, copy)) = &self.travels {
-            copy.copy_next(adapter);
+            copy.copy_next(adapter.host());
         }
     }
 }
@@ -336,7 +341,7 @@ fn an_adapter_that_arrives_while_passes_run_changes_no_bit() {
                     std::hint::spin_loop();
                 }
                 while copy.next_bytes().is_some() {
-                    copy.copy_next(&adapter);
+                    copy.copy_next(adapter.host());
                     // Blocks of a tiny model would all be there before its first layer.
                     (0..round * 40).for_each(|_| std::hint::spin_loop());
                 }

@@ -9,14 +9,16 @@
 # Layout
 
 - `attaching`: `attach` and `detach`, for any Hugging Face model
-- `layers`: the modules that take the place of frozen layers, and what autograd makes of them
+- `layers`: the modules that take the place of frozen layers, and what autograd makes of them; `placeholder`: what stands
+  where their weights were
 - `matching`: which module is which layer of the executor's catalog
 - `masking`: what is done to activations before they leave
 - `skeleton`: everything of a model but its linear weights
-- `session`: calls, retries and reconnection; `link`: one ZeroMQ connection; `relay`: TLS for it
+- `session`: calls, retries and reconnection; `link`: one ZeroMQ connection; `relay`: TLS for it; `forks`: what child
+  processes begin anew
 - `protocol`, `wire`, `numbers`: the bytes
 
-Only `attaching` and `layers` need torch, and they are imported when first used: protocol clients do without.
+Only `attaching`, `layers` and `placeholder` need torch, and they are imported when first used: protocol clients do without.
 """
 
 from __future__ import annotations

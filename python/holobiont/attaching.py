@@ -6,7 +6,7 @@ import enum
 import logging
 import os
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from torch import nn
 from .errors import AlreadyAttached, BaseChanged, HolobiontError, LayersStayLocal, LocalLayerWarning, WeightsGone
 from .layers import Place, SharedInput, VirtLayer, is_linear, shape_of, virtual
 from .masking import Evaluator, evaluator
-from .matching import Layer, Match, match_layers
+from .matching import Layer, Match, canonical, match_layers
 from .protocol import Class, Dtype, Op, Path
 from .session import Session
 
@@ -94,6 +94,7 @@ def attach(
     path: str = "linear",
     dtype: str = "f32",
     masking: str = "off",
+    keep: Sequence[str] | None = None,
     free: bool = False,
     strict: bool = False,
     check_weights: bool = True,
@@ -104,12 +105,15 @@ def attach(
     ``from_pretrained`` gives it) every layer that the executor has counts as frozen; in others, layers that are trained
     stay.
 
-    - `endpoint`: ``tls://host:port``, ``ipc://PATH`` of the executor's private socket, or a `Session`, which stays open
-      after `detach` and brings its own masking mode.
+    - `endpoint`: ``tls://host:port``, on the executor's own host the path of its state directory or layer socket, or a
+      `Session`, which stays open after `detach` and brings its own masking mode.
     - `path`: ``"linear"`` for training and comparison, ``"fast"`` for the arithmetic of the resident engine (forward
       only; gradients always take the linear path).
     - `dtype`: numbers on the wire, ``"f32"`` or ``"bf16"``.
     - `masking`: ``"off"``, or ``"paper"``, which is obfuscation (see `holobiont.masking`).
+    - `keep`: layers that stay here, by the end of their names (``["lm_head"]``). Without it, those whose weights are the
+      embedding's (a tied head), which is here anyway; ``keep=[]`` rents these too. Trainers with a fused head (TRL's
+      ``SFTTrainer``) compute with its weights and need it here.
     - `free`: drops the local weights of remote layers; `detach` cannot restore these. Weights on the meta device are
       none to begin with.
     - `strict`: raises `LayersStayLocal` instead of warning if a frozen linear layer is not in the catalog.
@@ -120,9 +124,17 @@ def attach(
     """
     if any(isinstance(module, VirtLayer) for module in model.modules()):
         raise AlreadyAttached("the model has remote layers already; call holobiont.detach(model) first")
-    options = _choose(Path, path, "path"), _choose(Dtype, dtype, "dtype")
+    options = _Options(
+        _choose(Path, path, "path"),
+        _choose(Dtype, dtype, "dtype"),
+        [keep] if isinstance(keep, str) else keep,
+        free=free,
+        strict=strict,
+        check_weights=check_weights,
+        owned=not isinstance(endpoint, Session),
+    )
     if isinstance(endpoint, Session):
-        return _attach(model, endpoint, *options, free=free, strict=strict, check_weights=check_weights, owned=False)
+        return _attach(model, endpoint, options)
     session = Session(
         endpoint,
         api_key=api_key,
@@ -132,7 +144,7 @@ def attach(
         masking=masking,
     )
     try:
-        return _attach(model, session, *options, free=free, strict=strict, check_weights=check_weights, owned=True)
+        return _attach(model, session, options)
     except BaseException:
         session.close()
         raise
@@ -157,6 +169,20 @@ def detach(model: nn.Module) -> None:
             session.close()
 
 
+@dataclass(frozen=True)
+class _Options:
+    """What `attach` was told, checked."""
+
+    path: Path
+    dtype: Dtype
+    keep: Sequence[str] | None
+    free: bool
+    strict: bool
+    check_weights: bool
+    owned: bool
+    """Whether the session ends with the attachment."""
+
+
 Choice = TypeVar("Choice", bound=enum.IntEnum)
 
 
@@ -168,36 +194,27 @@ def _choose(kind: type[Choice], name: str, what: str) -> Choice:
         raise HolobiontError(f"{what} is {known}, not {name!r}") from None
 
 
-def _attach(
-    model: nn.Module,
-    session: Session,
-    path: Path,
-    dtype: Dtype,
-    *,
-    free: bool,
-    strict: bool,
-    check_weights: bool,
-    owned: bool,
-) -> Attached:
+def _attach(model: nn.Module, session: Session, options: _Options) -> Attached:
     """Decides everything first, then replaces."""
-    rented = evaluator(session, path, dtype)
-    places, local = _plan(model, session)
-    _check_paths(session, path, places.values())
-    _report_local(local, strict)
+    rented = evaluator(session, options.path, options.dtype)
+    places, local = _plan(model, session, options.keep)
+    _check_paths(session, options.path, places.values())
+    _report_local(local, options.strict)
     by_name = {found.name: found for found in _linear_layers(model)}
-    if check_weights:
+    if options.check_weights:
         for name, place in places.items():
             _check_weights(by_name[name], rented, place)
     shared = {place.site: _shared(rented, session, place.site) for place in places.values()}
     for name, place in places.items():
         found = by_name[name]
-        keep = not free and found.module.weight.device.type != "meta"
-        where = Place(shared[place.site], place.part, found.module if keep else None, session if owned else None)
+        keep = not options.free and found.module.weight.device.type != "meta"
+        owned = session if options.owned else None
+        where = Place(shared[place.site], place.part, found.module if keep else None, owned)
         layer = virtual(found.module, where, _device(model))
         for parent, attribute in found.places:
             setattr(parent, attribute, layer)
     remote = tuple(RemoteLayer(name, place.site, place.part) for name, place in places.items())
-    attached = Attached(session, path, dtype, remote, tuple(local))
+    attached = Attached(session, options.path, options.dtype, remote, tuple(local))
     log.info("attached: %s", attached)
     return attached
 
@@ -227,23 +244,25 @@ def _is_adapters_own(name: str, modules: dict[str, nn.Module]) -> bool:
     return False
 
 
-def _plan(model: nn.Module, session: Session) -> tuple[dict[str, Match], list[LocalLayer]]:
+def _plan(
+    model: nn.Module, session: Session, keep: Sequence[str] | None
+) -> tuple[dict[str, Match], list[LocalLayer]]:
     """Places of the layers that leave, by name, and the layers that stay."""
     found = _linear_layers(model)
+    kept = _kept(found, model, keep)
     none_is_frozen = all(parameter.requires_grad for parameter in model.parameters())
-    embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     layers = [Layer(f.name, *shape_of(f.module), has_bias=f.module.bias is not None) for f in found]
     matched = match_layers(layers, session.catalog)
     places: dict[str, Match] = {}
     local: list[LocalLayer] = []
     for layer in found:
-        match, weight = matched[layer.name], layer.module.weight
-        if weight.requires_grad and not none_is_frozen:
+        match = matched[layer.name]
+        if layer.module.weight.requires_grad and not none_is_frozen:
             local.append(LocalLayer(layer.name, "is trained", expected=True))
+        elif layer.name in kept:
+            local.append(LocalLayer(layer.name, kept[layer.name], expected=True))
         elif isinstance(match, Match):
             places[layer.name] = match
-        elif id(weight) in embeddings:
-            local.append(LocalLayer(layer.name, f"{match}; its weights are the embedding's", expected=True))
         else:
             local.append(LocalLayer(layer.name, match))
     if not places:
@@ -251,6 +270,21 @@ def _plan(model: nn.Module, session: Session) -> tuple[dict[str, Match], list[Lo
         base = f"{session.catalog.model} at {session.endpoint}"
         raise LayersStayLocal(f"no layer of the model is one of {base}: {reasons}")
     return places, local
+
+
+def _kept(found: list[_Found], model: nn.Module, keep: Sequence[str] | None) -> dict[str, str]:
+    """Layers that stay although they could leave, by name, and why."""
+    if keep is None:
+        embeddings = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+        return {f.name: "its weights are the embedding's" for f in found if id(f.module.weight) in embeddings}
+    kept: dict[str, str] = {}
+    for ending in keep:
+        words = canonical(ending)
+        named = [f.name for f in found if canonical(f.name)[-len(words) :] == words]
+        if not named:
+            raise HolobiontError(f"keep names {ending!r}, and no linear layer's name ends so; write it as in str(model)")
+        kept.update(dict.fromkeys(named, f"keep names {ending!r}"))
+    return kept
 
 
 def _report_local(local: list[LocalLayer], strict: bool) -> None:

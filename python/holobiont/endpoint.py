@@ -18,6 +18,8 @@ class LocalEndpoint:
 
     path: str
 
+    advice = "is an executor up there (holobiont up), and is this its state directory or layer socket?"
+
     def __str__(self) -> str:
         return f"ipc://{self.path}"
 
@@ -29,6 +31,8 @@ class TlsEndpoint:
     host: str
     port: int
 
+    advice = "is the executor up, with --layer-listen, and is this its host and port?"
+
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"tls://{host}:{self.port}"
@@ -37,18 +41,27 @@ class TlsEndpoint:
 Endpoint = LocalEndpoint | TlsEndpoint
 
 
-def parse_endpoint(text: str) -> Endpoint:
-    """Reads ``tls://host:port``, ``ipc://PATH`` or an absolute path."""
-    if text.startswith("/"):
-        return LocalEndpoint(text)
+def parse_endpoint(given: str | os.PathLike[str]) -> Endpoint:
+    """Reads ``tls://host:port``, or a path (plain, or behind ``ipc://``): of the executor's directory, or of a layer socket."""
+    text = os.fspath(given)
     scheme, _, rest = text.partition("://")
     if scheme == "ipc" and rest.startswith("/"):
-        return LocalEndpoint(rest)
+        return _local(rest)
     if scheme == "tls":
         return _tls(text)
     if scheme == "tcp":
         raise EndpointError(f"{text} would send activations unencrypted; use tls://host:port")
-    raise EndpointError(f"{text!r} is no endpoint; use tls://host:port, or ipc:///run/.../layers.zmq on the same host")
+    if text.startswith(("/", "./", "../", "~")) or not isinstance(given, str):
+        return _local(os.path.expanduser(text))
+    raise EndpointError(f"{text!r} is no endpoint; use tls://host:port, or the path of the executor's directory on its host")
+
+
+def _local(path: str) -> LocalEndpoint:
+    """The ZeroMQ socket; clients that share memory are given the directory or ``layers.sock``, which it lies in or beside."""
+    if os.path.isdir(path):
+        return LocalEndpoint(os.path.join(path, "layers.zmq"))
+    stem, extension = os.path.splitext(path)
+    return LocalEndpoint(f"{stem}.zmq" if extension == ".sock" else path)
 
 
 def _tls(text: str) -> TlsEndpoint:

@@ -11,16 +11,17 @@ import contextlib
 import contextvars
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from .errors import RemoteWeights
+from .errors import CallRefused, RemoteWeights
 from .masking import Evaluator
 from .numbers import Rows
+from .placeholder import placeholder, unpicklable
 from .protocol import Class, Op
 from .session import Session
 
@@ -43,7 +44,7 @@ __all__ = [
 ]
 
 # As many rows as a drafted step or a few parallel answers have; a prompt has more.
-_MOST_DECODE_ROWS = 4
+_MAX_DECODE_ROWS = 4
 
 _urgency: contextvars.ContextVar[Class | None] = contextvars.ContextVar("holobiont_traffic", default=None)
 
@@ -67,7 +68,7 @@ def _urgency_of(rows: int) -> Class:
         return said
     if torch.is_grad_enabled():
         return Class.TRAINING
-    return Class.DECODE if rows <= _MOST_DECODE_ROWS else Class.PREFILL
+    return Class.DECODE if rows <= _MAX_DECODE_ROWS else Class.PREFILL
 
 
 # --- Calls that autograd knows ---------------------------------------------------------------------------------------
@@ -122,30 +123,32 @@ class SharedInput:
         self.layers: dict[int, weakref.ref[nn.Module]] = {}
         self._seen = threading.local()
 
-    def answer(self, part: int, x: Tensor) -> Tensor:
-        """What `part` makes of `x`."""
+    def answer(self, part: int, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """What `part` makes of `x`, cast to `dtype`."""
         if len(self.layers) < 2 or len(self.layers) < len(self.widths) or self._any_bias_is_trained():
-            return self._one(part, Op.FORWARD, x)
-        waiting: dict[int, Tensor] = self._waiting(x)
+            return self._one(part, Op.FORWARD, x.to(dtype))
+        key = _key(x, dtype)
+        waiting: dict[int, Tensor] = self._waiting(x, key)
         if part not in waiting:
-            ask = _Ask(self.evaluator, self.site, None, Op.FORWARD, x)
-            waiting = dict(enumerate(_Call.apply(x, ask, self.widths)))
-            self._seen.key, self._seen.waiting = _key(x), waiting
+            rows = x.to(dtype)
+            ask = _Ask(self.evaluator, self.site, None, Op.FORWARD, rows)
+            waiting = dict(enumerate(_Call.apply(rows, ask, self.widths)))
+            self._seen.key, self._seen.waiting = key, waiting
         return waiting.pop(part)
 
-    def without_bias(self, part: int, x: Tensor) -> Tensor:
-        """What `part` makes of `x`, less the bias."""
-        return self._one(part, Op.FORWARD_NO_BIAS, x)
+    def without_bias(self, part: int, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """What `part` makes of `x`, cast to `dtype`, less the bias."""
+        return self._one(part, Op.FORWARD_NO_BIAS, x.to(dtype))
 
     def _one(self, part: int, op: Op, x: Tensor) -> Tensor:
         ask = _Ask(self.evaluator, self.site, part, op, x)
         answer: Tensor = _Call.apply(x, ask, [self.widths[part]])[0]
         return answer
 
-    def _waiting(self, x: Tensor) -> dict[int, Tensor]:
+    def _waiting(self, x: Tensor, key: tuple[Any, ...]) -> dict[int, Tensor]:
         """Answers of this very input that have not been taken."""
-        key = getattr(self._seen, "key", None)
-        if key is None or key[0]() is not x or key[1:] != _key(x)[1:]:
+        seen = getattr(self._seen, "key", None)
+        if seen is None or seen[0]() is not x or seen[1:] != key[1:]:
             return {}
         waiting: dict[int, Tensor] = self._seen.waiting
         return waiting
@@ -157,10 +160,13 @@ class SharedInput:
         return self  # a copied model rents the same layers
 
 
-def _key(x: Tensor) -> tuple[Any, ...]:
-    """The same tensor, not changed since, under the same rules for gradients."""
+def _key(x: Tensor, dtype: torch.dtype) -> tuple[Any, ...]:
+    """The same tensor, not changed since, cast to the same type, under the same rules for gradients.
+
+    The tensor before the cast: autocast makes each layer a copy of its own.
+    """
     version = None if x.is_inference() else x._version
-    return weakref.ref(x), version, torch.is_grad_enabled(), x.requires_grad, _urgency.get()
+    return weakref.ref(x), version, dtype, torch.is_grad_enabled(), x.requires_grad, _urgency.get()
 
 
 def _trains_bias(layer: nn.Module | None) -> bool:
@@ -187,12 +193,15 @@ class Place:
     def __deepcopy__(self, memo: dict[int, Any]) -> Place:
         return self
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise unpicklable()
+
 
 class VirtLayer(nn.Module):
     """What `VirtLinear` and `VirtConv1D` share: a forward that asks the executor, and weights that are not there.
 
-    `weight` has shape, type and device of the real one and a single NaN for a value: code that looks at its shape works,
-    code that computes with it shows. It is not part of a state dict, and must stay frozen.
+    `weight` has shape, type and device of the real one: code that looks at these works, code that computes with it raises
+    `RemoteWeights`. It is not part of a state dict, and must stay frozen.
     """
 
     holobiont: Place
@@ -203,7 +212,8 @@ class VirtLayer(nn.Module):
         """Takes the place of `layer`; on `device`, if that was nowhere."""
         weight, bias = layer.weight, layer.bias
         object.__setattr__(self, "holobiont", place)
-        self.weight = _placeholder(weight, device if weight.device.type == "meta" else weight.device)
+        device = device if weight.device.type == "meta" else weight.device
+        self.weight = placeholder(weight.shape, weight.dtype, device)
         if bias is None or bias.device.type == "meta":
             self.register_parameter("bias", None)
         else:  # small, and trained by some adapters
@@ -211,38 +221,26 @@ class VirtLayer(nn.Module):
         self.train(layer.training)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.weight.requires_grad:
-            raise RemoteWeights("the weights of a remote layer cannot be trained; freeze them, or leave the layer local")
-        if torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
-        if x.numel() == 0:
-            return x.new_zeros(*x.shape[:-1], self.holobiont.shared.widths[self.holobiont.part])
         answer: Tensor = self._ask(x)
         return answer
 
     @torch.compiler.disable
     def _ask(self, x: Tensor) -> Tensor:
-        place = self.holobiont
+        if self.weight.requires_grad:
+            raise RemoteWeights("the weights of a remote layer cannot be trained; freeze them, or leave the layer local")
+        if not x.is_floating_point():
+            raise CallRefused(f"a remote layer takes real numbers, not {x.dtype}; cast the rows, or pass .real and .imag")
+        shared, part, device = self.holobiont.shared, self.holobiont.part, x.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        if x.numel() == 0:
+            return x.new_zeros(*x.shape[:-1], shared.widths[part], dtype=dtype)
         if self.bias is not None and self.bias.requires_grad:
-            return place.shared.without_bias(place.part, x) + self.bias
-        return place.shared.answer(place.part, x)
+            return shared.without_bias(part, x, dtype) + self.bias
+        return shared.answer(part, x, dtype)
 
     def extra_repr(self) -> str:
         shared = self.holobiont.shared
         return f"{super().extra_repr()}, site={shared.site}, part={self.holobiont.part}".lstrip(", ")
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        # A whole tensor of NaN must not come into being when the model moves or changes type.
-        tried = fn(self.weight.detach().new_empty(1))
-        weight = self.weight
-        del self._parameters["weight"]
-        try:
-            super()._apply(fn, recurse)
-        finally:
-            self._parameters["weight"] = weight
-        if (tried.device, tried.dtype) != (weight.device, weight.dtype):
-            self.weight = _placeholder(weight.to("meta", tried.dtype), tried.device)
-        return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -254,12 +252,6 @@ class VirtLayer(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
         if strict and prefix + "weight" in missing:
             missing.remove(prefix + "weight")
-
-
-def _placeholder(like: Tensor, device: torch.device) -> nn.Parameter:
-    """One NaN in the shape of `like`."""
-    one = torch.full((1,) * like.dim(), float("nan"), dtype=like.dtype, device=device)
-    return nn.Parameter(one.expand(like.shape), requires_grad=False)
 
 
 class VirtLinear(VirtLayer, nn.Linear):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 import time
 import weakref
 from collections.abc import Sequence
@@ -50,7 +51,7 @@ class Link:
         self._options(credentials)
         self._monitor = _monitor(self._socket)
         # Also if nobody closes it: freed in another order, the two would stop libzmq's thread for good.
-        self._end = weakref.finalize(self, _close, self._socket, self._monitor)
+        self._end = weakref.finalize(self, _close, self._socket, self._monitor, os.getpid())
         self._poller = zmq.Poller()
         self._poller.register(self._monitor, zmq.POLLIN)
         try:
@@ -100,7 +101,7 @@ class Link:
     def close(self, farewell_s: float = 0.0) -> None:
         """Ends the connection; what was sent has `farewell_s` to leave. A second time does nothing."""
         if self._end.detach():
-            _close(self._socket, self._monitor, round(1000 * farewell_s))
+            _close(self._socket, self._monitor, os.getpid(), round(1000 * farewell_s))
         if self._relay is not None:
             self._relay.join(1.0)
 
@@ -146,8 +147,13 @@ def _monitor(watched: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
     return events
 
 
-def _close(watched: zmq.Socket[bytes], monitor: zmq.Socket[bytes], linger_ms: int = 0) -> None:
-    """Stops the events first: libzmq waits for ever to deliver one that nobody can take any more."""
+def _close(watched: zmq.Socket[bytes], monitor: zmq.Socket[bytes], owner: int, linger_ms: int = 0) -> None:
+    """Stops the events first: libzmq waits for ever to deliver one that nobody can take any more.
+
+    In the process `owner` alone: a fork has the sockets but not libzmq's threads, and would wait for these.
+    """
+    if os.getpid() != owner:
+        return
     watched.monitor(None, 0)
     monitor.close()
     watched.close(linger=linger_ms)

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from .errors import MaskingRefused
+from .forks import renewed_in_forks
 from .numbers import Rows
 from .protocol import Class, Dtype, Op, Path
 from .session import Session
@@ -71,6 +72,11 @@ class Paper:
         self._session = session
         self._count = noises
         self._scale = scale
+        self.after_fork()
+        renewed_in_forks(self)
+
+    def after_fork(self) -> None:
+        """Noises of its own, also in a child process: shared ones would show what two processes have in common."""
         self._lock = threading.Lock()
         self._noises: dict[tuple[int, int | None, bool], _Noises] = {}
         self._random = np.random.default_rng()  # seeded by the operating system
@@ -91,7 +97,7 @@ class Paper:
         found = self._noises.get(key)
         if found is not None and (size == 0 or size / _MISFIT <= found.size <= size * _MISFIT):
             return found
-        width, _ = self._session.catalog.sites[site].widths(part, op)
+        width, _ = self._session.catalog.site(site, part).widths(part, op)
         size = size or 1.0
         noise = self._random.standard_normal((self._count, width), dtype=np.float32) * np.float32(self._scale * size)
         effect_op = Op.BACKWARD if op is Op.BACKWARD else Op.FORWARD_NO_BIAS

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar, Union
 
-from .errors import ProtocolError
+from .errors import CallRefused, ProtocolError
 from .wire import U8, U32, U64, Blob, Fixed, Items, Number, Numbers, Pair, Reader, Record, Text
 
 __all__ = [
@@ -480,6 +480,15 @@ class Catalog:
     adapter_dtype: U8
     sites: Annotated[tuple[Site, ...], Items(Record(Site))]
     files: Annotated[tuple[SkeletonFile, ...], Items(Record(SkeletonFile))]
+
+    def site(self, number: int, part: int | None = None) -> Site:
+        """Site `number`, which has `part`; raises `CallRefused` if there is none."""
+        if not 0 <= number < len(self.sites):
+            raise CallRefused(f"{self.model} has no site {number}; it has sites 0 to {len(self.sites) - 1}")
+        site = self.sites[number]
+        if part is not None and not 0 <= part < len(site.parts):
+            raise CallRefused(f"site {number} has no part {part}; it has parts 0 to {len(site.parts) - 1}")
+        return site
 
 
 def encode_catalog(catalog: Catalog) -> bytes:

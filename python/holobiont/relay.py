@@ -6,6 +6,7 @@ ZeroMQ socket notices and asks for a new relay.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
 import socket
@@ -71,11 +72,21 @@ class Relay:
                     local, _ = listener.accept()
                 with local:
                     self._folder.cleanup()
-                    _Pump(local, remote, self.opening).run()
+                    try:
+                        _Pump(local, remote, self.opening).run()
+                    finally:
+                        _end(local, remote)
         except OSError as error:
             self.failure = str(error)
         finally:
             self._folder.cleanup()
+
+
+def _end(*sides: socket.socket) -> None:
+    """Ends the connections themselves: a forked process has copies of them, which closing ours would leave open."""
+    for side in sides:
+        with contextlib.suppress(OSError):
+            side.shutdown(socket.SHUT_RDWR)
 
 
 def _dial(endpoint: TlsEndpoint, credentials: Credentials, timeout_s: float) -> ssl.SSLSocket:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from .errors import (
     QuotaExceeded,
     SessionRefused,
 )
+from .forks import renewed_in_forks
 from .link import Link
 from .numbers import Rows, decode_rows, encode_rows
 from .protocol import (
@@ -112,13 +113,17 @@ class _Backoff:
 class Session:
     """Rented base layers. Thread-safe: one call at a time, under one lock (autograd runs backward in other threads).
 
-    `endpoint` is ``tls://host:port``, or ``ipc://PATH`` (or a plain path) of the executor's private socket. `masking` is
-    told to the executor and refused by it if its base cannot serve it; applying it is `holobiont.masking`'s business.
+    `endpoint` is ``tls://host:port``, or, on the executor's own host, the path of its directory or of a layer socket in it
+    (``ipc://PATH`` means the same). `masking` is told to the executor and refused by it if its base cannot serve it;
+    applying it is `holobiont.masking`'s business.
+
+    A session that cannot be opened says so at once; one that was open is opened again for as long as `limits` allow. After
+    a fork the child has a session of its own.
     """
 
     def __init__(
         self,
-        endpoint: str,
+        endpoint: str | os.PathLike[str],
         *,
         api_key: str | None = None,
         ca: str | os.PathLike[str] | None = None,
@@ -142,6 +147,7 @@ class Session:
         self._catalog: Catalog | None = None
         with self._lock:
             self._persist(self._connected)
+        renewed_in_forks(self)
 
     # --- What a session is --------------------------------------------------------------------------------------------
 
@@ -193,9 +199,9 @@ class Session:
         dtype: Dtype = Dtype.F32,
     ) -> Rows:
         """Takes ``[rows, inputs]`` through a site and returns ``[rows, outputs]``; cut where it is too large for one."""
-        if site >= len(self.catalog.sites) or part is not None and part >= len(self.catalog.sites[site].parts):
-            raise CallRefused(f"the catalog of {self.catalog.model} has no site {site}, part {part}")
-        inputs, outputs = self.catalog.sites[site].widths(part, op)
+        inputs, outputs = self.catalog.site(site, part).widths(part, op)
+        if np.iscomplexobj(rows):
+            raise CallRefused(f"site {site} takes real numbers, not {rows.dtype}; send .real and .imag as rows of their own")
         if rows.ndim != 2 or rows.shape[1] != inputs:
             raise CallRefused(f"site {site} takes rows of {inputs} numbers, not an array of shape {rows.shape}")
         out = np.empty((len(rows), outputs), np.float32)
@@ -314,15 +320,19 @@ class Session:
     # --- Connections --------------------------------------------------------------------------------------------------
 
     def _persist(self, attempt: Callable[[], T], backoff: _Backoff | None = None) -> T:
-        """Runs `attempt` again while what goes wrong may pass."""
+        """Runs `attempt` again while what goes wrong may pass. A first connection is made or fails."""
         backoff = backoff or _Backoff(self._limits.retry_s)
+        level = logging.WARNING
         while True:
             try:
                 return attempt()
             except ConnectionLost as lost:
                 self._drop()
+                if self._opened is None:
+                    raise ConnectionLost(f"{lost}; {self.endpoint.advice}") from lost
+                log.log(level, "%s; connecting again", lost)
+                level = logging.DEBUG
                 backoff.wait(0, lost)
-                log.debug("connecting again: %s", lost)
             except _TryLater as later:
                 self._drop()
                 backoff.wait(later.after_s, later.error)
@@ -331,6 +341,15 @@ class Session:
             except BaseException:
                 self._drop()  # whatever is still on its way must not meet the next call
                 raise
+
+    def after_fork(self) -> None:
+        """In a child process: connection, threads and session are the parent's, and another thread may have held the lock."""
+        self._lock = threading.RLock()
+        self._link = None
+        self._resume = 0
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise HolobiontError("a session cannot be pickled; open one in the process that needs it")
 
     def _drop(self, farewell_s: float = 0.0) -> None:
         if self._link is not None:
@@ -364,7 +383,8 @@ class Session:
         if before is None or before.instance != answer.instance:
             self._learn(link, answer)
         self._opened, self._resume = answer, answer.session
-        log.info("%s: session %d, tenant %r, masking %s", self.endpoint, answer.session, answer.tenant, self.masking)
+        level = logging.INFO if before is None else logging.WARNING
+        log.log(level, "%s: session %d, tenant %r, masking %s", self.endpoint, answer.session, answer.tenant, self.masking)
 
     def _open_message(self, session: int) -> Open:
         # Inside TLS the key was said in the ZeroMQ handshake; a private socket has none.

@@ -89,8 +89,9 @@ def test_gradient_checkpointing_recomputes_remotely(llama, reentrant):
 def test_freed_weights_take_no_memory_and_adapters_still_train(llama):
     model, executor = llama
     attached = holobiont.attach(model, executor.address, free=True)
-    weights = [model.get_submodule(layer.name).weight for layer in attached.remote]
-    assert all(w.untyped_storage().nbytes() == w.element_size() and w.isnan().all() for w in weights)
+    weights = {layer.name: model.get_submodule(layer.name).weight for layer in attached.remote}
+    assert all(w.data_ptr() == 0 for w in weights.values())
+    assert all(w.shape == make("llama").get_submodule(name).weight.shape for name, w in weights.items())
     model = with_lora(model, ["q_proj", "v_proj"])
     same_step(model, with_lora(make("llama"), ["q_proj", "v_proj"]), 1e-4)
     with pytest.raises(holobiont.WeightsGone):
@@ -156,19 +157,37 @@ def test_a_layer_that_the_executor_lacks_stays_and_is_reported(place):
             torch.testing.assert_close(model(TOKENS).logits, make("llama")(TOKENS).logits, atol=1e-4, rtol=0)
 
 
-def test_a_tied_head_is_remote_if_served_and_else_local_without_a_warning(place):
-    model = make("gemma")
-    with serve(model, place, skip=("lm_head",)) as executor, warnings.catch_warnings():
+@pytest.mark.parametrize("served", [True, False])
+def test_a_tied_head_stays_with_its_embedding_without_a_warning(place, served):
+    with (
+        serve(make("gemma"), place, skip=() if served else ("lm_head",)) as executor,
+        warnings.catch_warnings(),
+    ):
         warnings.simplefilter("error", holobiont.LocalLayerWarning)
-        attached = holobiont.attach(model, executor.address, strict=True)
-        assert [(layer.name, layer.expected) for layer in attached.local] == [("lm_head", True)]
-    holobiont.detach(model)
-    with serve(model, place) as executor:
-        attached = holobiont.attach(model, executor.address, free=True)
-        assert "lm_head" in [layer.name for layer in attached.remote]
-        assert not model.get_input_embeddings().weight.isnan().any()
+        model = make("gemma")
+        attached = holobiont.attach(model, executor.address, strict=True, free=True)
+        [head] = attached.local
+        assert head.name == "lm_head" and head.expected and "embedding" in head.reason
         with torch.no_grad():
             torch.testing.assert_close(model(TOKENS).logits, make("gemma")(TOKENS).logits, atol=1e-4, rtol=0)
+
+
+def test_a_tied_head_is_rented_by_whoever_says_so(place):
+    with serve(make("gemma"), place) as executor:
+        model = make("gemma")
+        attached = holobiont.attach(model, executor.address, keep=[])
+        assert not attached.local and "lm_head" in [layer.name for layer in attached.remote]
+        with torch.no_grad():
+            torch.testing.assert_close(model(TOKENS).logits, make("gemma")(TOKENS).logits, atol=1e-4, rtol=0)
+
+
+def test_layers_that_are_to_be_kept_are_named_by_the_ends_of_their_names(llama):
+    model, executor = llama
+    with pytest.raises(holobiont.HolobiontError, match="'head'"):
+        holobiont.attach(model, executor.address, keep=["head"])
+    attached = holobiont.attach(model, executor.address, keep=["lm_head", "0.mlp.up_proj"], strict=True)
+    assert {layer.name for layer in attached.local} == {"lm_head", "model.layers.0.mlp.up_proj"}
+    same_step(with_lora(model, ["q_proj", "up_proj"]), with_lora(make("llama"), ["q_proj", "up_proj"]), 1e-4)
 
 
 def test_layers_that_are_trained_stay(llama):
@@ -238,7 +257,7 @@ def test_weights_that_are_not_there_cannot_be_trained_or_merged(llama):
     with pytest.raises(holobiont.RemoteWeights, match="freeze"):
         model(input_ids=TOKENS)
     model.requires_grad_(False)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(holobiont.RemoteWeights, match="merge"):
         with_lora(model, ["q_proj"]).merge_and_unload()
 
 
@@ -247,7 +266,7 @@ def test_moving_and_copying_never_makes_the_weights(llama):
     holobiont.attach(model, executor.address, free=True)
     moved = copy.deepcopy(model).to(torch.bfloat16)
     layer = moved.model.layers[0].mlp.up_proj
-    assert layer.weight.dtype is torch.bfloat16 and layer.weight.untyped_storage().nbytes() == 2
+    assert layer.weight.dtype is torch.bfloat16 and layer.weight.data_ptr() == 0
     with torch.no_grad():
         logits = moved(input_ids=TOKENS).logits
     assert logits.dtype is torch.bfloat16

@@ -21,6 +21,7 @@ pytest.importorskip("peft")
 
 from compare import same_step, step, targets_of, tokens_of, with_lora  # noqa: E402
 from models import MAKERS, make  # noqa: E402
+from sft import SENTENCES, same_fine_tuning, words  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
 import holobiont  # noqa: E402
@@ -114,6 +115,16 @@ def test_what_is_compared_was_computed_by_the_executor(architecture, tmp_path):
     logits_r, _, gradients_r = step(reference)
     assert float((logits - logits_r).abs().max()) > 1e-2
     assert max(float((gradients[name] - g).abs().max() / g.abs().max()) for name, g in gradients_r.items()) > 5e-3
+
+
+def test_sft_trainer_trains_as_over_the_local_model(tmp_path):
+    pytest.importorskip("trl")
+    make("gemma").save_pretrained(tmp_path / "model")
+    with executor(tmp_path / "model", tmp_path, "--engine", "none") as address:
+        model = make("gemma")
+        attached = holobiont.attach(model, address)
+        same_fine_tuning(model, make("gemma"), words(), SENTENCES, tmp_path)
+        assert attached.session.stats().rows[3] > 0
 
 
 def test_masked_training_is_training(served):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import socket
 import ssl
 import threading
@@ -102,7 +103,8 @@ def test_refusals_that_stay_are_not_repeated(executor, session, status):
 
 
 def test_a_call_that_fits_nothing_is_not_sent(executor, session):
-    for site, x, part in [(9, rows(1), None), (0, rows(1), 5), (0, rows(1, 3), None)]:
+    wrong = [(9, rows(1), None), (-1, rows(1), None), (0, rows(1), 5), (0, rows(1), -1), (0, rows(1, 3), None)]
+    for site, x, part in [*wrong, (0, rows(1) * 1j, None)]:
         with pytest.raises(holobiont.CallRefused):
             session.call(site, x, part=part)
     assert not executor.calls
@@ -139,9 +141,34 @@ def test_answers_that_come_twice_or_after_news_do_not_confuse(executor, session)
     assert session.stats().calls == 5
 
 
-def test_nobody_there_is_a_lost_connection(place):
-    with pytest.raises(holobiont.ConnectionLost, match="nobody"):
-        Session(f"ipc://{place}/nothing", limits=Limits(connect_s=1, retry_s=0.3))
+def test_nobody_there_is_said_at_once_with_what_to_do(place):
+    for limits in (Limits(), Limits(retry_s=1e9)):
+        with pytest.raises(holobiont.ConnectionLost, match="nobody.*holobiont up"):
+            Session(f"ipc://{place}/nothing", limits=limits)
+    with pytest.raises(holobiont.ConnectionLost, match="--layer-listen"):
+        Session("tls://localhost:1")
+
+
+def test_every_way_to_name_a_local_executor_leads_to_it(place):
+    with FakeExecutor(place / "layers.zmq", some_sites()):
+        for named in (f"ipc://{place}/layers.zmq", f"{place}", f"ipc://{place}", f"{place}/layers.sock", place):
+            with Session(named, limits=HASTY) as session:
+                assert str(session.endpoint) == f"ipc://{place}/layers.zmq"
+
+
+def test_an_executor_in_the_home_directory_is_found(place, monkeypatch):
+    monkeypatch.setenv("HOME", str(place))
+    with FakeExecutor(place / "layers.zmq", some_sites()), Session("~", limits=HASTY) as session:
+        assert session.call(0, rows(1)).shape == (1, 14)
+
+
+def test_an_outage_shows_in_the_log(executor, caplog):
+    with Session(executor.address, limits=Limits(5, 20, 20)) as session:
+        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+        executor.restart()
+        session.call(0, rows(1))
+    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert any("connecting again" in line for line in said) and any("session" in line for line in said)
 
 
 def test_an_executor_that_dies_for_good_ends_in_one_error(place):

@@ -17,3 +17,9 @@ pub(crate) use loom::hint::spin_loop;
 pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(loom)]
 pub(crate) use loom::sync::{Mutex, MutexGuard};
+
+/// Atomics that loom has no part in: the words of a mapping, which are bytes and no objects of a model, and figures, which
+/// order nothing.
+pub(crate) mod plain {
+    pub(crate) use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+}

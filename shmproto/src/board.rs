@@ -136,15 +136,15 @@ impl fmt::Display for SeatNumber {
     }
 }
 
-/// Which worker, of all that were ever seated at a board; never used again.
+/// Number of a worker, of all that were ever seated at a board; never used again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Generation(u32);
+pub struct WorkerNumber(u32);
 
-impl Generation {
+impl WorkerNumber {
     /// The last one there is: three bytes in a state word.
     pub const LAST: Self = Self(0x00ff_ffff);
 
-    /// A generation from its number; none for 0 and for what is past [`Generation::LAST`].
+    /// A worker's number; none for 0 and for what is past [`WorkerNumber::LAST`].
     #[must_use]
     pub fn new(number: u32) -> Option<Self> {
         (1..=Self::LAST.0).contains(&number).then_some(Self(number))
@@ -157,7 +157,7 @@ impl Generation {
     }
 }
 
-impl fmt::Display for Generation {
+impl fmt::Display for WorkerNumber {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
@@ -178,10 +178,10 @@ pub enum BoardError {
         /// How many seats there are.
         seats: usize,
     },
-    /// Every generation was used.
+    /// Every worker number was used.
     #[error(
         "this board has seated {} workers and has no number for another: restart the executor",
-        Generation::LAST
+        WorkerNumber::LAST
     )]
     Exhausted,
 }
@@ -250,25 +250,25 @@ impl Board {
         // Made while nobody waits for the lock.
         let sums = Arc::new(self.shared.fresh_sums()?);
         let mut seating = self.shared.lock();
-        let (seat, generation) = seating.free_seat()?;
-        seating.issued = generation.get();
+        let (seat, worker) = seating.free_seat()?;
+        seating.issued = worker.get();
         seating.seats[usize::from(seat.0)] =
-            Some(Seated { generation, sums: Arc::clone(&sums), tally: Arc::default() });
-        self.shared.admit(seat, generation);
+            Some(Seated { worker, sums: Arc::clone(&sums), tally: Arc::default() });
+        self.shared.admit(seat, worker);
         drop(seating);
-        Ok(SeatOffer { seat, generation, shared: Arc::clone(&self.shared), sums })
+        Ok(SeatOffer { seat, worker, shared: Arc::clone(&self.shared), sums })
     }
 
     /// Ends a worker's admission: what it does from now on counts for nothing, and its sums are gone. Wakes it.
     /// Says whether it was admitted until now.
-    pub fn fence(&self, generation: Generation) -> bool {
-        self.shared.fence(generation)
+    pub fn fence(&self, worker: WorkerNumber) -> bool {
+        self.shared.fence(worker)
     }
 
     /// Whether a worker is admitted. One that broke the protocol was fenced by the poster.
     #[must_use]
-    pub fn is_admitted(&self, generation: Generation) -> bool {
-        self.shared.lock().find(generation).is_some()
+    pub fn is_admitted(&self, worker: WorkerNumber) -> bool {
+        self.shared.lock().find(worker).is_some()
     }
 
     /// What happens at the board.
@@ -277,10 +277,10 @@ impl Board {
         let seating = self.shared.lock();
         let seats = seating.seats.iter().zip(self.shared.control.seats()).zip(0..);
         let seats = seats.filter_map(|((seated, entry), seat)| {
-            let Seated { generation, tally, .. } = seated.as_ref()?;
+            let Seated { worker, tally, .. } = seated.as_ref()?;
             Some(SeatFigures {
                 seat: SeatNumber(seat),
-                generation: *generation,
+                worker: *worker,
                 heartbeat: entry.pulse.heartbeat.load(Ordering::Relaxed),
                 slices: tally.slices.get(),
                 rank_rows: tally.rank_rows.get(),
@@ -301,7 +301,7 @@ pub struct SeatOffer {
     /// Where it sits.
     pub seat: SeatNumber,
     /// Which worker it is.
-    pub generation: Generation,
+    pub worker: WorkerNumber,
     shared: Arc<Shared>,
     sums: Arc<Slab>,
 }
@@ -314,10 +314,10 @@ impl SeatOffer {
     /// If the board is one of regions: there the executor may not write sums, and [`Seat::join`] maps what the worker may.
     #[must_use]
     pub fn join_here(self) -> Seat {
-        let Self { seat, generation, shared, sums } = self;
+        let Self { seat, worker, shared, sums } = self;
         assert_eq!(shared.transport, Transport::InProcess, "a board of regions is joined by its descriptors");
         let (control, x) = (Arc::clone(&shared.control), Arc::clone(&shared.x));
-        Seat::over(control, x, sums, shared.geometry, seat, generation)
+        Seat::over(control, x, sums, shared.geometry, seat, worker)
     }
 
     /// The descriptors of control region, x slab and sums, to be handed over; none for a board of one process.

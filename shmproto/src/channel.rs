@@ -124,7 +124,7 @@ pub enum ChannelError {
 pub struct PlaceError {
     /// First byte.
     pub offset: u64,
-    /// How many.
+    /// Bytes from there on.
     pub bytes: u64,
     /// Bytes of the slab.
     pub slab_bytes: u64,

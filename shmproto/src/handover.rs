@@ -101,10 +101,10 @@ wire_struct! {
     /// A seat at the board.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct Seated {
-        /// Which seat.
+        /// The place at the board, from 0.
         pub seat: u16,
-        /// The seat's generation; never used again for another worker.
-        pub generation: u32,
+        /// The number of the worker that is seated; no other worker ever has it.
+        pub worker: u32,
         /// Bytes of the control region, whose descriptor comes first.
         pub control_bytes: u64,
         /// Bytes of the x slab, whose descriptor comes second.

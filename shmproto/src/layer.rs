@@ -37,7 +37,7 @@ pub enum HeaderError {
     /// A code names nothing.
     #[error("the header's {what} is {code}, which names nothing")]
     Code {
-        /// Which field.
+        /// The name of the field.
         what: &'static str,
         /// What it holds.
         code: u8,
@@ -45,7 +45,7 @@ pub enum HeaderError {
     /// A number is beyond what the protocol allows.
     #[error("the header's {what} is {value}, above {most}")]
     Range {
-        /// Which field.
+        /// The name of the field.
         what: &'static str,
         /// What it holds.
         value: u64,
@@ -179,7 +179,7 @@ pub struct CallHeader {
     pub op: Op,
     /// With which arithmetic.
     pub path: Path,
-    /// What for.
+    /// What its rows are for, and so how urgent it is.
     pub class: Class,
     /// How the rows travel, both ways.
     pub dtype: Dtype,

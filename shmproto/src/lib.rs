@@ -4,6 +4,7 @@
 //!
 //! - [`codec`]: fixed-order little-endian encoding with every length bounded before it is trusted.
 //! - [`message`]: what gateway and base-executor say to each other over ZeroMQ.
+//! - [`private_socket`]: where a process listens: a directory that nobody else may enter.
 //! - [`region`]: sealed shared memory, named by nothing but its descriptor.
 //! - [`image`]: an adapter as a sealed region.
 //! - [`handover`]: how a worker is given regions over a Unix socket.
@@ -11,6 +12,8 @@
 //! - [`layer`]: what a split client and the executor say to each other: calls, replies, control messages.
 //! - [`channel`]: how calls travel on one host: two rings and a slab in one region.
 //! - [`zmtp`]: how they travel between hosts: ZeroMQ's wire protocol, bounded, without sockets.
+//! - [`file`]: regular files that others may write, mapped read-only.
+//! - [`notify`]: what a process tells systemd, or `holobiont up`.
 //! - `line`, `memory`, `atomic`, `futex`: what regions are made of.
 //!
 //! # Principles
@@ -23,6 +26,7 @@ mod atomic;
 pub mod board;
 pub mod channel;
 pub mod codec;
+pub mod file;
 mod futex;
 pub mod handover;
 pub mod image;
@@ -30,5 +34,7 @@ pub mod layer;
 mod line;
 mod memory;
 pub mod message;
+pub mod notify;
+pub mod private_socket;
 pub mod region;
 pub mod zmtp;

@@ -6,7 +6,7 @@
 use crate::{layer::control::SessionStats, wire_enum, wire_struct};
 
 /// Changes whenever a message changes; both sides refuse a peer that has another one.
-pub const PROTOCOL_VERSION: u32 = 5;
+pub const PROTOCOL_VERSION: u32 = 6;
 
 /// Most sessions of split clients that [`Stats`] tells one by one.
 pub const MAX_LAYER_SESSIONS: usize = 64;
@@ -91,8 +91,11 @@ wire_struct! {
         pub instance: u64,
         /// Path of the model file or directory, from which the gateway reads tokenizer and template.
         pub model_path: String,
-        /// Content identity of the base (hash of its configuration and tensor table).
+        /// Content identity of the base: hash of its configuration, of all its tensors and of `text_hash`.
         pub base_hash: [u8; 32],
+        /// Hash of what tokenizer, chat template and sampling defaults are made of, as the executor found it beside the
+        /// weights: a gateway that reads anything else at `model_path` must not serve it.
+        pub text_hash: [u8; 32],
         /// What the base is computed on.
         pub device: DeviceFacts,
         /// Most tokens, prompt and completion together, a sequence may hold.
@@ -374,7 +377,7 @@ wire_struct! {
     pub struct Failed {
         /// The call.
         pub request: RequestId,
-        /// Why.
+        /// What went wrong, for a program and for a person.
         pub error: WireError,
     }
 }
@@ -463,7 +466,7 @@ wire_struct! {
     /// What the sessions of one tenant have used, those that have ended among them.
     #[derive(Debug, Clone, PartialEq, Eq)]
     pub struct TenantUse {
-        /// Whose.
+        /// The name of the tenant.
         pub tenant: String,
         /// What they have used.
         pub used: SessionStats,

@@ -8,21 +8,22 @@
 //! and never a fault of a reader. Their sizes are sealed, so nobody can shrink one under a reader. A process that is
 //! given a descriptor checks all of this before it maps it, because whoever gave it may mean harm.
 
+mod mapping;
+
 use std::{
-    ffi::c_void,
     io,
     ops::RangeInclusive,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    ptr::NonNull,
     slice,
-    sync::atomic::{AtomicU32, Ordering},
 };
 
 use rustix::{
     fs::{self, FallocateFlags, MemfdFlags, SealFlags},
     io::Errno,
-    mm::{self, MapFlags, MprotectFlags, ProtFlags},
 };
+
+use self::mapping::Mapping;
+use crate::atomic::plain::{AtomicU32, Ordering};
 
 /// Most bytes a region may have: 64 GiB.
 pub const MAX_BYTES: usize = 64 << 30;
@@ -117,12 +118,22 @@ pub enum PeerAccess {
     ReadWrite,
 }
 
+/// What is left of a region when this process lets go of it and others still have its descriptor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Remains {
+    /// Everything, for as long as somebody has it.
+    Memory,
+    /// Its size; reading it finds zeros.
+    Nothing,
+}
+
 /// Memory shared with other processes; unmapped when dropped.
 #[derive(Debug)]
 pub struct Region {
     mapping: Mapping,
     fd: OwnedFd,
     access: Access,
+    remains: Remains,
 }
 
 impl Region {
@@ -139,7 +150,16 @@ impl Region {
             PeerAccess::ReadWrite => FIXED_SIZE,
         };
         fs::fcntl_add_seals(&fd, seals).map_err(|errno| RegionError::Seal(errno.into()))?;
-        Ok(Self { mapping, fd, access: Access::ReadWrite })
+        Ok(Self { mapping, fd, access: Access::ReadWrite, remains: Remains::Memory })
+    }
+
+    /// When this is dropped the memory is given back to the system, although others keep the descriptor: whoever touches
+    /// it then finds zeros, and pays for them. For a region that was made for a peer to write, since the seal that keeps
+    /// peers from writing also keeps its maker from this.
+    #[must_use]
+    pub fn emptied_when_dropped(mut self) -> Self {
+        self.remains = Remains::Nothing;
+        self
     }
 
     /// Maps a region that was handed over, if it is sealed, whole, and has `bytes` bytes.
@@ -149,7 +169,8 @@ impl Region {
             return Err(RegionError::WriteSealed);
         }
         let bytes = checked_bytes(fd.as_fd(), bytes, LINE_BYTES)?;
-        Ok(Self { mapping: Mapping::of_region(fd.as_fd(), bytes, access)?, fd, access })
+        let mapping = Mapping::of_region(fd.as_fd(), bytes, access)?;
+        Ok(Self { mapping, fd, access, remains: Remains::Memory })
     }
 
     /// Gives up writing, for a region that was made for a peer to write.
@@ -192,6 +213,18 @@ impl Region {
         // 1. and 3. as in `words`; a `ReadWord` is an `AtomicU32` by its representation.
         // 2. Loads of four bytes, relaxed or acquiring, are what atomics do on memory that may only be read.
         unsafe { slice::from_raw_parts(self.mapping.start.as_ptr().cast(), self.bytes() / 4) }
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        if self.remains == Remains::Nothing {
+            let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+            // A page that lies in the hole only in part would stay.
+            let bytes = self.bytes().next_multiple_of(rustix::param::page_size()) as u64;
+            // It fails for memory that peers may only read, and then stays theirs.
+            let _ = rustix::io::retry_on_intr(|| fs::fallocate(&self.fd, hole, 0, bytes));
+        }
     }
 }
 
@@ -319,67 +352,4 @@ fn checked_bytes(
     let fitting = fitting.ok_or(RegionError::PeerSize { bytes, least, most })?;
     let there = u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(COUNTED_BLOCK_BYTES);
     if there < bytes { Err(RegionError::Holes) } else { Ok(fitting) }
-}
-
-/// Pages of a file in this process's memory.
-#[derive(Debug)]
-struct Mapping {
-    start: NonNull<u8>,
-    bytes: usize,
-}
-
-// SAFETY: a mapping belongs to the process, not to a thread. What is in it is reached through `Region`, as atomics, and
-// `SealedBytes`, where nothing changes; both may be used by any number of threads.
-unsafe impl Send for Mapping {}
-// SAFETY: as for `Send`.
-unsafe impl Sync for Mapping {}
-
-impl Mapping {
-    /// Maps a region's pages, so that what is written is seen by everybody.
-    fn of_region(fd: BorrowedFd<'_>, bytes: usize, access: Access) -> Result<Self, RegionError> {
-        let allowed = match access {
-            Access::ReadOnly => ProtFlags::READ,
-            Access::ReadWrite => ProtFlags::READ | ProtFlags::WRITE,
-        };
-        Self::new(fd, bytes, allowed, MapFlags::SHARED)
-    }
-
-    /// Maps pages that nobody can change. They are the same pages for everybody who maps them, although the mapping is
-    /// called private: before Linux 6.7 the kernel shares no mapping of what is sealed against writing.
-    fn of_sealed(fd: BorrowedFd<'_>, bytes: usize) -> Result<Self, RegionError> {
-        Self::new(fd, bytes, ProtFlags::READ, MapFlags::PRIVATE)
-    }
-
-    /// Maps the first `bytes` bytes of a file that has them and will have them, all pages at once.
-    fn new(
-        fd: BorrowedFd<'_>,
-        bytes: usize,
-        allowed: ProtFlags,
-        sharing: MapFlags,
-    ) -> Result<Self, RegionError> {
-        let flags = sharing | MapFlags::POPULATE;
-        // SAFETY: the kernel chooses the place, so nothing that is mapped already is replaced.
-        let start = unsafe { mm::mmap(std::ptr::null_mut(), bytes, allowed, flags, fd, 0) };
-        let start = start.map_err(|errno| RegionError::Map(errno.into()))?;
-        let start = NonNull::new(start.cast()).ok_or_else(|| RegionError::Map(Errno::NOMEM.into()))?;
-        Ok(Self { start, bytes })
-    }
-
-    fn forbid_writing(&mut self) -> Result<(), RegionError> {
-        // SAFETY: these pages are this mapping's alone, and `&mut` says that nobody has a view of them.
-        let done = unsafe { mm::mprotect(self.pages(), self.bytes, MprotectFlags::READ) };
-        done.map_err(|errno| RegionError::Map(errno.into()))
-    }
-
-    fn pages(&self) -> *mut c_void {
-        self.start.as_ptr().cast()
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: these pages are this mapping's alone, and every view of them borrows from it.
-        // It cannot fail for a range that is mapped, and there is nothing to do if it did.
-        let _ = unsafe { mm::munmap(self.pages(), self.bytes) };
-    }
 }

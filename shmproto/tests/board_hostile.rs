@@ -33,7 +33,7 @@ fn fds(offer: &SeatOffer) -> SeatFds {
 }
 
 fn join(offer: &SeatOffer) -> Result<Seat, JoinError> {
-    Seat::join(fds(offer), offer.seat, offer.generation)
+    Seat::join(fds(offer), offer.seat, offer.worker)
 }
 
 fn map(fd: OwnedFd) -> Region {
@@ -92,7 +92,7 @@ fn pass(poster: &mut Poster) -> usize {
 /// After whatever happened, an honest worker at the same board does its work.
 fn an_honest_worker_is_served(board: &Board, poster: &mut Poster) {
     for seat in board.figures().seats {
-        board.fence(seat.generation);
+        board.fence(seat.worker);
     }
     let mut seat = join(&board.seat().unwrap()).unwrap();
     poster.post(&[2.0; 64], &slices()).unwrap();
@@ -111,7 +111,7 @@ fn an_honest_worker_is_served(board: &Board, poster: &mut Poster) {
         poster.read(index, &mut sums).unwrap();
         assert_eq!(sums, [4.0; 8]);
     }
-    assert!(board.fence(seat.generation()));
+    assert!(board.fence(seat.worker()));
 }
 
 #[test]
@@ -146,10 +146,10 @@ fn an_impossible_word_is_counted_once_and_whom_it_names_is_fenced() {
     poster.post(&[1.0; 64], &slices()).unwrap();
     let (low, _) = state_word(&control, 2);
     // A state that there is none of.
-    low.store(offer.generation.get() << 8 | 77, SeqCst);
+    low.store(offer.worker.get() << 8 | 77, SeqCst);
     assert_eq!((poster.state(2), poster.state(2)), (SliceState::Lost, SliceState::Lost));
-    assert_eq!((board.figures().violations, board.is_admitted(offer.generation)), (1, false));
-    assert!(board.is_admitted(bystander.generation));
+    assert_eq!((board.figures().violations, board.is_admitted(offer.worker)), (1, false));
+    assert!(board.is_admitted(bystander.worker));
     assert_eq!(poster.take_back(2), TakeBack::Taken);
     an_honest_worker_is_served(&board, &mut poster);
 }
@@ -162,9 +162,9 @@ fn words_of_another_job_of_nobody_and_of_the_executor_are_violations() {
     poster.post(&[1.0; 64], &slices()).unwrap();
     let (_, job) = state_word(&control, 0);
     let job = job.load(SeqCst);
-    let me = offer.generation.get() << 8;
+    let me = offer.worker.get() << 8;
     let words = [
-        (3 | 0x00ff_ffff << 8, job), // done by a generation that was never given out
+        (3 | 0x00ff_ffff << 8, job), // done by a worker that never was
         (3 | me, job - 1),           // done, for the job before
         (1, job + 1),                // open, for a job that is not posted
         (5, job),                    // taken back, by somebody else than the executor
@@ -190,9 +190,9 @@ fn slices_that_are_claimed_for_ever_are_taken_back() {
     for _ in 0..100 {
         poster.post(&[1.0; 64], &slices()).unwrap();
         for index in 0..8 {
-            state_word(&control, index).0.store(offer.generation.get() << 8 | 2, SeqCst);
+            state_word(&control, index).0.store(offer.worker.get() << 8 | 2, SeqCst);
         }
-        assert!((0..8).all(|index| poster.state(index) == SliceState::Claimed(offer.generation)));
+        assert!((0..8).all(|index| poster.state(index) == SliceState::Claimed(offer.worker)));
         assert!((0..8).rev().all(|index| poster.take_back(index) == TakeBack::Taken));
     }
     assert_eq!((board.figures().violations, board.figures().seats[0].taken_back), (0, 800));
@@ -207,9 +207,9 @@ fn sums_nobody_worked_for_are_only_wrong_numbers_and_a_replayed_word_is_not_beli
     sums.words().iter().for_each(|word| word.store(f32::NAN.to_bits(), Relaxed));
     poster.post(&[1.0; 64], &slices()).unwrap();
     let (low, high) = state_word(&control, 0);
-    low.store(offer.generation.get() << 8 | 3, SeqCst);
+    low.store(offer.worker.get() << 8 | 3, SeqCst);
     let replayed = (low.load(SeqCst), high.load(SeqCst));
-    assert_eq!(poster.state(0), SliceState::Done(offer.generation));
+    assert_eq!(poster.state(0), SliceState::Done(offer.worker));
     let mut numbers = [0.0; 8];
     poster.read(0, &mut numbers).unwrap();
     assert!(numbers.iter().all(|number| number.is_nan()));
@@ -218,7 +218,7 @@ fn sums_nobody_worked_for_are_only_wrong_numbers_and_a_replayed_word_is_not_beli
     low.store(replayed.0, SeqCst);
     high.store(replayed.1, SeqCst);
     assert_eq!(poster.state(0), SliceState::Lost);
-    assert_eq!((board.figures().violations, board.is_admitted(offer.generation)), (1, false));
+    assert_eq!((board.figures().violations, board.is_admitted(offer.worker)), (1, false));
 }
 
 #[test]
@@ -302,10 +302,10 @@ fn a_worker_does_not_sit_down_at_what_is_no_board() {
     assert!(matches!(with(9, 65), JoinError::Geometry(_)));
     assert!(matches!(with(4, 65), JoinError::TooSmall { what: "x", .. }));
     assert!(matches!(with(6, 257), JoinError::TooSmall { what: "sums", .. }));
-    let seat = Seat::join(fds(&offer), SeatNumber(3), offer.generation);
+    let seat = Seat::join(fds(&offer), SeatNumber(3), offer.worker);
     assert!(matches!(seat, Err(JoinError::Seat { seats: 3, .. })));
     let swapped = SeatFds { control: fds(&offer).x, ..fds(&offer) };
-    assert!(matches!(Seat::join(swapped, offer.seat, offer.generation), Err(JoinError::Region(_))));
+    assert!(matches!(Seat::join(swapped, offer.seat, offer.worker), Err(JoinError::Region(_))));
     assert!(join(&offer).is_ok());
 }
 

@@ -11,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use patience::WATCHDOG;
 use proptest::prelude::*;
 use shmproto::{
     channel::{Bell, ClientChannel, ExecutorChannel, Full, Geometry, Violation, wait_any},
@@ -19,9 +20,6 @@ use shmproto::{
 };
 
 const GEOMETRY: Geometry = Geometry { slab_bytes: 512, depth: 4 };
-
-/// A test that takes longer hangs.
-const WATCHDOG: Duration = Duration::from_secs(30);
 
 /// Words of the head: seven lines.
 const HEAD_WORDS: usize = 7 * 16;

@@ -106,7 +106,7 @@ fn a_worker_says_hello_and_is_given_its_regions_and_adapters() {
     let control = Region::create("test-control", 128, PeerAccess::ReadWrite).unwrap();
     let x = Region::create("test-x", 64, PeerAccess::ReadOnly).unwrap();
     let sums = Region::create("test-sums", 192, PeerAccess::ReadWrite).unwrap();
-    let seated = Seated { seat: 3, generation: 9, control_bytes: 128, x_bytes: 64, sums_bytes: 192 };
+    let seated = Seated { seat: 3, worker: 9, control_bytes: 128, x_bytes: 64, sums_bytes: 192 };
     executor.send(&ToWorker::Seated(seated.clone()), &[control.fd(), x.fd(), sums.fd()]).unwrap();
     let image = image();
     executor.send(&offered(), &[image.fd()]).unwrap();
@@ -248,7 +248,7 @@ fn descriptors_that_come_with_garbage_or_with_the_end_are_closed() {
 
 #[test]
 fn a_message_without_its_descriptors_is_refused() {
-    let seated = Seated { seat: 0, generation: 1, control_bytes: 64, x_bytes: 64, sums_bytes: 64 };
+    let seated = Seated { seat: 0, worker: 1, control_bytes: 64, x_bytes: 64, sums_bytes: 64 };
     for (message, given) in [(offered(), 0), (offered(), 2), (ToWorker::Seated(seated), 2)] {
         let (hostile, worker) = hostile_executor();
         let (reader, writer) = telltale();
@@ -376,9 +376,9 @@ fn the_socket_is_in_a_directory_of_our_own_and_replaces_only_a_dead_one() {
 
 fn to_worker() -> impl Strategy<Value = ToWorker> {
     prop_oneof![
-        (any::<u16>(), any::<u32>(), any::<[u64; 3]>()).prop_map(|(seat, generation, bytes)| {
+        (any::<u16>(), any::<u32>(), any::<[u64; 3]>()).prop_map(|(seat, worker, bytes)| {
             let [control_bytes, x_bytes, sums_bytes] = bytes;
-            ToWorker::Seated(Seated { seat, generation, control_bytes, x_bytes, sums_bytes })
+            ToWorker::Seated(Seated { seat, worker, control_bytes, x_bytes, sums_bytes })
         }),
         ".{0,200}".prop_map(ToWorker::Refused),
         any::<[u64; 2]>()
@@ -437,7 +437,7 @@ proptest! {
 #[test]
 fn the_document_gives_each_message_the_descriptors_it_has() {
     let document = include_str!("../../docs/PROTOCOL.md");
-    let seated = Seated { seat: 0, generation: 0, control_bytes: 0, x_bytes: 0, sums_bytes: 0 };
+    let seated = Seated { seat: 0, worker: 0, control_bytes: 0, x_bytes: 0, sums_bytes: 0 };
     let offer = AdapterOffered { image: 0, bytes: 0 };
     let rejected = AdapterRejected { image: 0, reason: String::new() };
     let rows = [

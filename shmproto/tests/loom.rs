@@ -196,9 +196,9 @@ fn a_worker_that_is_fenced_while_it_goes_to_sleep_learns_of_it() {
     check(3, || {
         let (board, _poster) = board(1, 1);
         let mut seat = join(&board);
-        let generation = seat.generation();
+        let number = seat.worker();
         let worker = thread::spawn(move || while seat.wait(Duration::ZERO) != Wake::Fenced {});
-        assert!(board.fence(generation));
+        assert!(board.fence(number));
         worker.join().unwrap();
     });
 }
@@ -208,10 +208,10 @@ fn what_a_fenced_worker_does_counts_for_nothing_and_blames_nobody() {
     check(3, || {
         let (board, mut poster) = board(1, 1);
         let mut seat = join(&board);
-        let generation = seat.generation();
+        let number = seat.worker();
         poster.post(&[1.0, 3.0], &[slice(0)]).unwrap();
         let worker = thread::spawn(move || work(&mut seat));
-        board.fence(generation);
+        board.fence(number);
         let state = poster.state(0);
         assert!(matches!(state, SliceState::Open | SliceState::Lost), "{state:?}");
         assert_eq!(settle(&mut poster, 0), None);
@@ -225,10 +225,10 @@ fn the_next_worker_on_a_seat_is_not_taken_for_the_one_before() {
     check(3, || {
         let (board, mut poster) = board(1, 1);
         let mut former = join(&board);
-        let generation = former.generation();
+        let worker = former.worker();
         poster.post(&[1.0, 3.0], &[slice(0)]).unwrap();
         let late = thread::spawn(move || work(&mut former));
-        board.fence(generation);
+        board.fence(worker);
         let mut next = join(&board);
         let done = work(&mut next) == Some(true);
         let sums = settle(&mut poster, 0);

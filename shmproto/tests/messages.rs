@@ -63,6 +63,7 @@ fn welcome(cold_start: ColdStart) -> ToGateway {
         instance: 1,
         model_path: "/model.gguf".to_owned(),
         base_hash: [6; 32],
+        text_hash: [5; 32],
         device: DeviceFacts { kind: DeviceKind::Cuda, name: "GPU".to_owned(), memory_bytes: 1 << 36 },
         context_length: 64,
         vocab_size: 32,

@@ -240,6 +240,22 @@ fn what_is_dropped_is_unmapped() {
     assert_eq!(mapped(), 0);
 }
 
+#[test]
+fn memory_that_was_lent_is_given_back_although_a_peer_keeps_the_descriptor() {
+    let blocks = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_blocks;
+    // The last page is not a whole one.
+    let bytes = (1 << 16) + 64;
+    let region = Region::create("test-lent", bytes, PeerAccess::ReadWrite).unwrap().emptied_when_dropped();
+    let (kept, mapped) =
+        (region.fd().try_clone_to_owned().unwrap(), region.fd().try_clone_to_owned().unwrap());
+    let theirs = Region::map(mapped, bytes..=bytes, Access::ReadWrite).unwrap();
+    theirs.words()[0].store(7, Ordering::Relaxed);
+    assert!(blocks(&kept) > 0);
+    drop(region);
+    assert_eq!(blocks(&kept), 0);
+    assert_eq!(theirs.read_words()[0].relaxed(), 0, "who still has it mapped is not killed by that");
+}
+
 /// Set in the process that may have no large files.
 const LIMITED: &str = "SHMPROTO_TEST_LIMITED";
 

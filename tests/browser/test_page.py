@@ -11,31 +11,29 @@ import pathlib
 import subprocess
 
 import pytest
-from chromium import Browser
+from chromium import Page, browser
 
 URL = os.environ["HOLOBIONT_URL"].rstrip("/").removesuffix("/v1") + "/"
 ADAPTERS = ["haiku", "json", "pirate"]
 HOSTILE = '<img src=x onerror="window.hacked = 1"><script>window.hacked = 1</script>'
-ENTER, ESCAPE = ("Enter", 13), ("Escape", 27)
 CHAT = "/v1/chat/completions"
 MODELS = "/v1/models"
 MODELS_SHOWN = "document.querySelector('.picker bdi').textContent !== '…'"
 
 
 @pytest.fixture(scope="session")
-def browser(tmp_path_factory):
-    browser = Browser(tmp_path_factory.mktemp("chromium"))
-    yield browser
-    browser.close()
+def running():
+    with browser() as running:
+        yield running
 
 
 @pytest.fixture
-def open_page(browser):
+def open_page(running):
     """Opens the page, with answers in the server's place if any are given, and waits until it shows the models."""
     pages = []
 
     def open_page(view="chat", answers=(), until=MODELS_SHOWN, **options):
-        page = browser.page(**options)
+        page = Page(running, **options)
         pages.append(page)
         for answer in answers:
             page.answer(*answer)
@@ -67,7 +65,7 @@ def pick(page, label, model):
     view = page.eval("location.hash").replace("/", "")
     page.click(f"{view} [data-picker='{label}']")
     page.type(model)
-    page.press(*ENTER)
+    page.press("Enter")
     page.until(f"document.querySelector(`{view} [data-picker='{label}'] bdi`).textContent === {json.dumps(model)}")
 
 
@@ -81,7 +79,7 @@ def set_options(page, **fields):
 def ask(page, question):
     """Sends a message and waits until every answer to it has ended."""
     page.fill("#prompt", question)
-    page.press(*ENTER)
+    page.press("Enter")
     page.until("!document.getElementById('send').hidden && !document.querySelector('[aria-busy=true]')")
 
 
@@ -128,7 +126,7 @@ def test_the_page_loads_without_a_complaint_and_says_that_the_server_is_ready(pa
 def test_the_page_asks_nobody_but_its_own_server(page):
     page.until("document.querySelector('#status[data-state=ready]')")
     assert page.requests
-    assert all(request["url"].startswith((URL, "data:")) for request in page.requests)
+    assert all(request.url.startswith((URL, "data:")) for request in page.requests)
 
 
 def test_html_cannot_be_made_of_a_string_and_no_other_host_be_asked(page):
@@ -153,8 +151,8 @@ def test_hundreds_of_adapters_are_searched(open_page):
     assert "301 more" in page.text("#chat .panel")
     page.type("ANT-39")
     assert page.texts("#chat .panel li bdi") == ["tenant-39"] + [f"tenant-{number}" for number in range(390, 400)]
-    page.press("ArrowDown", 40)
-    page.press(*ENTER)
+    page.press("ArrowDown")
+    page.press("Enter")
     assert page.text("#chat .picker button bdi") == "tenant-390"
 
 
@@ -181,7 +179,7 @@ def test_the_text_is_what_the_server_answers_to_the_same_request(page):
     set_options(page, temperature=0, max_tokens=24, seed=7)
     ask(page, "What is the sea?")
     [answer] = answers(page)
-    sent = [json.loads(request["postData"]) for request in page.requests if request["url"].endswith(CHAT)]
+    sent = [request.post_data_json for request in page.requests if request.url.endswith(CHAT)]
     assert [(body["seed"], body["temperature"], body["max_tokens"]) for body in sent] == [(7, 0, 24)]
     body = json.dumps({key: value for key, value in sent[0].items() if not key.startswith("stream")})
     whole = page.eval(
@@ -197,7 +195,7 @@ def test_what_was_said_and_the_system_prompt_go_along(page):
     ask(page, "What is tea?")
     ask(page, "And coffee?")
     said = [answer["text"] for answer in answers(page)]
-    [_, body] = [json.loads(request["postData"]) for request in page.requests if request["url"].endswith(CHAT)]
+    [_, body] = [request.post_data_json for request in page.requests if request.url.endswith(CHAT)]
     told = [(message["role"], message["content"]) for message in body["messages"]]
     assert told == [
         ("system", "You are brief."), ("user", "What is tea?"), ("assistant", said[0]), ("user", "And coffee?"),
@@ -207,7 +205,7 @@ def test_what_was_said_and_the_system_prompt_go_along(page):
 def test_stop_ends_an_answer_and_keeps_what_was_said(page):
     set_options(page, max_tokens=4000, temperature=0)
     page.fill("#prompt", "Write a long essay about the history of the sea and of all who sailed it.")
-    page.press(*ENTER)
+    page.press("Enter")
     page.until("document.querySelector('.answer .text').textContent.length > 20")
     page.click("#stop")
     page.until("document.querySelector('[data-fact=finish]')")
@@ -227,7 +225,7 @@ def test_an_answer_can_be_had_again_with_curl(page):
     pieces = [json.loads(line[6:]) for line in told.splitlines() if line.startswith("data: {")]
     text = "".join(choice["delta"].get("content") or "" for piece in pieces for choice in piece["choices"])
     assert text == answers(page)[0]["text"] != ""
-    page.press(*ESCAPE)
+    page.press("Escape")
     assert not page.texts("#curl")
 
 
@@ -298,18 +296,18 @@ def test_polling_pauses_while_nobody_looks_and_goes_on_after(open_page, look_awa
         " document.dispatchEvent(new Event('visibilitychange')); }"
     )
     page.eval(look_away)
-    page.browser.pump(0.5)
+    page.wait(0.5)
     count = polls(page)
-    page.browser.pump(4.5)
+    page.wait(4.5)
     assert polls(page) == count
     page.eval("location.hash = '#/residency'")
     page.eval("setHidden(false)")
-    page.browser.pump(0.5)
+    page.wait(0.5)
     assert polls(page) > count
 
 
 def polls(page):
-    return len([request for request in page.requests if request["url"].endswith("/v1/status")])
+    return len([request for request in page.requests if request.url.endswith("/v1/status")])
 
 
 def test_without_an_admin_key_the_table_is_a_note(open_page):
@@ -398,14 +396,14 @@ def test_a_key_is_asked_for_when_the_server_wants_one_and_kept_in_this_tab_only(
     assert "wants an API key" in page.text("#key")
     look(page, "key")
     page.fill("#key-field", "hb-wrong")
-    page.press(*ENTER)
+    page.press("Enter")
     page.until("document.getElementById('key-why').textContent.includes('does not accept')")
     page.answer_by_server()
     page.fill("#key-field", "hb-right")
-    page.press(*ENTER)
+    page.press("Enter")
     page.until(MODELS_SHOWN)
     page.eval("fetch('v1/models')")
-    sent = [request["headers"].get("authorization") for request in page.requests if request["url"].endswith(MODELS)]
+    sent = [request.headers.get("authorization") for request in page.requests if request.url.endswith(MODELS)]
     assert sent == [None, "Bearer hb-wrong", "Bearer hb-right", None]
     assert page.eval("localStorage.length") == 0
     assert page.eval("document.cookie") == ""
@@ -434,9 +432,8 @@ def test_loading_and_loss_are_told_and_pass_by_themselves(open_page):
 def test_everything_that_can_be_used_has_a_name(open_page, view):
     page = open_page(view, until=MODELS_SHOWN)
     page.eval("document.getElementById('settings').open = true")
-    nodes = page.call("Accessibility.getFullAXTree")["nodes"]
     usable = {"button", "textbox", "searchbox", "combobox", "spinbutton", "link", "table", "meter"}
-    roles = [(node["role"]["value"], node.get("name", {}).get("value")) for node in nodes if not node["ignored"]]
+    roles = page.names()
     assert [role for role, name in roles if role in usable - {"table"} and not name] == []
     assert sum(role in usable for role, _ in roles) > 8
 
@@ -444,12 +441,12 @@ def test_everything_that_can_be_used_has_a_name(open_page, view):
 def test_the_keyboard_alone_is_enough(page):
     assert page.eval("document.activeElement.id") == "prompt"
     page.eval("document.querySelector('#chat [data-picker]').focus()")
-    page.press(*ENTER)
+    page.press("Enter")
     page.type("haiku")
-    page.press(*ENTER)
+    page.press("Enter")
     assert page.eval("document.activeElement.dataset.picker") == "Model"
-    page.press(*ENTER)
-    page.press(*ESCAPE)
+    page.press("Enter")
+    page.press("Escape")
     assert page.eval("document.activeElement.dataset.picker") == "Model"
     ask(page, "What is snow?")
     assert answers(page)[0]["model"] == "haiku"
@@ -479,7 +476,7 @@ def test_nothing_is_wider_than_the_screen(open_page, scheme, device, width, heig
     check("welcome")
     page.click("#chat [data-picker]")
     check("picker")
-    page.press(*ESCAPE)
+    page.press("Escape")
     pick(page, "Model", "pirate")
     set_options(page, max_tokens=64, temperature=0)
     ask(page, "What is the capital of France?")

@@ -31,7 +31,7 @@ GREEDY = {"temperature": 0, "max_tokens": 16}
 WILD = {"temperature": 1.5, "max_tokens": 16}
 # Nothing but its length ends it, so it can be interrupted.
 LONG = {"temperature": 0.8, "seed": 5, "max_tokens": 96, "extra_body": {"ignore_eos": True}}
-WATCHDOG_S = 60
+WATCHDOG_S = 300
 
 
 class Deployment:
@@ -42,7 +42,7 @@ class Deployment:
         self.key_file = place / "api-keys"
         self.keys = {name: self.add_key(name, role) for name, role in TENANTS.items()}
         command = ["--json", "up", "--listen", "127.0.0.1:0", "--model", MODEL, "--state", place / "state", *arguments]
-        settings = {"MODEL_SERVED_NAME": BASE, "GATEWAY_API_KEY_FILE": self.key_file, **settings}
+        settings = {"SERVED_MODEL_NAME": BASE, "API_KEY_FILE": self.key_file, **settings}
         with open(place / "log", "w") as log:
             self.up = subprocess.Popen(
                 [PROGRAMS / "holobiont", *command], env=self.environment(settings), stdout=subprocess.PIPE, stderr=log
@@ -110,9 +110,9 @@ def deployment(tmp_path_factory):
     running = Deployment(
         tmp_path_factory.mktemp("contracts"),
         f"--adapter=pirate={EXAMPLES / 'pirate'}",
-        GATEWAY_ADAPTER_ROOT=EXAMPLES,
-        GATEWAY_REQUESTS_PER_MIN_PER_ADAPTER=REQUESTS_PER_MIN,
-        DEPLOYMENT_MAX_DEATHS=100,
+        ADAPTER_ROOT=EXAMPLES,
+        REQUESTS_PER_MIN_PER_ADAPTER=REQUESTS_PER_MIN,
+        MAX_DEATHS=100,
     )
     yield running
     running.stop()
@@ -293,7 +293,7 @@ def test_a_stream_outlives_the_executor_and_says_what_it_would_have_said(deploym
 
 
 def test_a_stream_whose_executor_does_not_come_back_ends_in_an_error_with_a_code(tmp_path):
-    deployment = Deployment(tmp_path, DEPLOYMENT_MAX_DEATHS=1, DEPLOYMENT_GRACE_MS=200)
+    deployment = Deployment(tmp_path, MAX_DEATHS=1, GRACE_MS=200)
     try:
         stream = complete(deployment.client("alice"), **LONG, stream=True)
         with pytest.raises(openai.APIError) as caught:

@@ -21,7 +21,7 @@ GREEDY = {"temperature": 0, "max_tokens": 24}
 def client():
     url = os.environ["HOLOBIONT_URL"].rstrip("/").removesuffix("/v1") + "/v1"
     key = os.environ.get("HOLOBIONT_API_KEY", "none")
-    return openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=120)
+    return openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=300)
 
 
 @pytest.fixture(scope="session")

@@ -1,14 +1,11 @@
 //! The requests the tests make, each with a time limit.
 
-use std::{path::Path, time::Duration};
+use std::path::Path;
 
 use serde_json::{Value, json};
 use ureq::{Agent, Body, http::Response};
 
-use crate::{answer::Reply, stream::Stream};
-
-/// No single request takes this long, even while 64 others run.
-const TIMEOUT: Duration = Duration::from_secs(120);
+use crate::{answer::Reply, stream::Stream, watchdog::WATCHDOG};
 
 /// Why a request was not done.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -83,7 +80,7 @@ impl Client {
     /// A client of the gateway at `url`.
     #[must_use]
     pub fn new(url: &str) -> Self {
-        let config = Agent::config_builder().http_status_as_error(false).timeout_global(Some(TIMEOUT));
+        let config = Agent::config_builder().http_status_as_error(false).timeout_global(Some(WATCHDOG));
         Self { agent: config.build().into(), url: url.to_owned() }
     }
 
@@ -141,6 +138,7 @@ impl Client {
 
     fn try_send(&self, route: &str, body: &Value) -> Result<Response<Body>, Fault> {
         let sent = self.agent.post(format!("{}{route}", self.url)).send_json(body);
+        patience::step();
         let mut response = sent.map_err(|error| Fault::Silence(error.to_string()))?;
         let status = response.status().as_u16();
         if status == 200 {
@@ -241,6 +239,8 @@ impl Client {
 
     fn send(&self, route: &str, body: &Value) -> Response<Body> {
         let request = self.agent.post(format!("{}{route}", self.url));
-        request.send_json(body).unwrap_or_else(|error| panic!("{route} did not answer: {error}"))
+        let sent = request.send_json(body);
+        patience::step();
+        sent.unwrap_or_else(|error| panic!("{route} did not answer: {error}"))
     }
 }

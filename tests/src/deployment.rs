@@ -20,11 +20,8 @@ use crate::{
     client::Client,
     fixtures::{BASE, EXAMPLES, example, model, program},
     proc::{self, SharedMemory},
-    watchdog::{running, signal},
+    watchdog::{WATCHDOG, running, signal},
 };
-
-/// Longer than the grace and the last words of a deployment.
-const STOP_LIMIT: Duration = Duration::from_secs(30);
 
 /// One of the processes of a deployment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,10 +106,10 @@ impl Plan {
     /// missing there.
     #[must_use]
     pub fn cold(self, device_bytes: &str, link_gbps: &str) -> Self {
-        self.set("EXECUTOR_DEVICE_ADAPTER_BYTES", device_bytes).set("EXECUTOR_LINK_GBPS", link_gbps)
+        self.set("DEVICE_ADAPTER_BYTES", device_bytes).set("LINK_GBPS", link_gbps)
     }
 
-    /// Sets `HOLOBIONT_<name>`, as in `EXECUTOR_CHUNK_TOKENS`.
+    /// Sets `HOLOBIONT_<name>`, as in `CHUNK_TOKENS`.
     #[must_use]
     pub fn set(mut self, name: &str, value: &str) -> Self {
         self.settings.push((format!("HOLOBIONT_{name}"), value.to_owned()));
@@ -129,7 +126,7 @@ impl Plan {
     /// Lets its processes die as often as it takes, and come back soon.
     #[must_use]
     pub fn restless(self) -> Self {
-        self.set("DEPLOYMENT_MAX_DEATHS", "1000000").set("DEPLOYMENT_RESTART_DELAY_MS", "0")
+        self.set("MAX_DEATHS", "1000000").set("RESTART_DELAY_MS", "0")
     }
 
     /// Lets its processes die at `places`, as often as it takes, and come back soon.
@@ -175,8 +172,8 @@ impl Plan {
             .args(["--workers", &self.workers.to_string()])
             .args(&self.arguments)
             .env("HOLOBIONT_HOME", place.path())
-            .env("HOLOBIONT_MODEL_SERVED_NAME", BASE)
-            .env("HOLOBIONT_GATEWAY_ADAPTER_ROOT", place.adapters())
+            .env("HOLOBIONT_SERVED_MODEL_NAME", BASE)
+            .env("HOLOBIONT_ADAPTER_ROOT", place.adapters())
             .envs(self.settings.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null());
         up
@@ -294,6 +291,11 @@ impl Deployment {
         }
     }
 
+    /// Sends a signal to `holobiont up` itself.
+    pub fn signal_supervisor(&self, how: Signal) {
+        signal(self.id(), how);
+    }
+
     /// Files and sockets a process has open.
     #[must_use]
     pub fn open_files(&self, process: Process) -> usize {
@@ -335,7 +337,7 @@ impl Deployment {
         let started = Instant::now();
         let mut status = None;
         while status.is_none() || children.iter().any(|id| proc::parent(*id).is_some()) {
-            assert!(started.elapsed() < STOP_LIMIT, "it did not stop; its log:\n{}", self.log());
+            assert!(started.elapsed() < WATCHDOG, "it did not stop; its log:\n{}", self.log());
             status = status.or_else(|| self.child.try_wait().expect("a child can be waited for"));
             thread::sleep(Duration::from_millis(10));
         }
@@ -346,6 +348,7 @@ impl Deployment {
     fn read_greeting(&mut self, stdout: ChildStdout) {
         let mut line = String::new();
         let read = BufReader::new(stdout).read_line(&mut line).expect("its stdout can be read");
+        patience::step();
         assert!(read > 0, "holobiont did not start; its log:\n{}", self.log());
         let greeting: Value = serde_json::from_str(&line).expect("the greeting is JSON");
         self.client = Client::new(greeting["url"].as_str().expect("an address"));
@@ -354,7 +357,9 @@ impl Deployment {
         assert_eq!(id, self.process(Process::Executor), "the greeting names the executor");
     }
 
-    fn log(&self) -> String {
+    /// What was said so far.
+    #[must_use]
+    pub fn log(&self) -> String {
         fs::read_to_string(self.place.log()).unwrap_or_default()
     }
 }
@@ -366,7 +371,7 @@ impl Drop for Deployment {
         }
         signal(self.child.id(), Signal::TERM);
         let started = Instant::now();
-        while matches!(self.child.try_wait(), Ok(None)) && started.elapsed() < STOP_LIMIT {
+        while matches!(self.child.try_wait(), Ok(None)) && started.elapsed() < WATCHDOG {
             thread::sleep(Duration::from_millis(10));
         }
         // Too late for manners; and without effect if it has gone.

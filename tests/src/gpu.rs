@@ -11,9 +11,11 @@ use std::{
 };
 
 use model::{
-    layout::required_tensors,
-    random_source::RandomSource,
-    source::{Target, TensorId, WeightSource as _},
+    shape::{
+        layout::required_tensors,
+        source::{Target, TensorId, WeightSource as _},
+    },
+    sources::random::RandomSource,
 };
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
@@ -188,10 +190,10 @@ pub fn copy_adapter(from: &Path, to: &Path) {
 pub fn plan(model: &Path, device: &str) -> Plan {
     Plan::bare()
         .model(model)
-        .set("EXECUTOR_DEVICE", device)
-        .set("EXECUTOR_KV_BYTES", "4MiB")
-        .set("EXECUTOR_CHUNK_TOKENS", "32")
-        .set("EXECUTOR_MAX_RUNNING", "4")
+        .set("DEVICE", device)
+        .set("KV_BYTES", "4MiB")
+        .set("CHUNK_TOKENS", "32")
+        .set("MAX_RUNNING", "4")
 }
 
 /// Compares answers of two devices: the same tokens, until two of them were about as likely.

@@ -36,4 +36,4 @@ pub use deployment::{Deployment, Place, Plan, Process};
 pub use fixtures::{BASE, EXAMPLES, MODELS};
 pub use proc::SharedMemory;
 pub use stream::{Ending, Stream};
-pub use watchdog::{eventually, signal, within_seconds};
+pub use watchdog::{WATCHDOG, eventually, eventually_some, signal, watched};

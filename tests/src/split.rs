@@ -33,16 +33,11 @@ use crate::{
     deployment::{Deployment, Plan, Process},
     fixtures::program,
     proc::{self, SharedMemory},
+    watchdog::WATCHDOG,
 };
-
-/// A call that is not answered for so long is given up.
-const DEADLINE: Duration = Duration::from_secs(60);
 
 /// What an executor calls its threads that wait for disks.
 const READERS: &str = "layer-reader";
-
-/// How long clients wait for an executor that died.
-const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Whose sessions those with a client certificate are.
 pub const CERTIFIED: &str = "alice";
@@ -104,10 +99,10 @@ impl Doors {
     #[must_use]
     pub fn of(&self, plan: Plan) -> Plan {
         let text = |name: &str| self.file(name).display().to_string();
-        plan.set("LAYERS_LISTEN", &self.address.to_string())
-            .set("LAYERS_CERT", &text("server.pem"))
-            .set("LAYERS_CERT_KEY", &text("server-key.pem"))
-            .set("LAYERS_CLIENT_CA", &text("ca.pem"))
+        plan.set("LAYER_LISTEN", &self.address.to_string())
+            .set("LAYER_CERT", &text("server.pem"))
+            .set("LAYER_CERT_KEY", &text("server-key.pem"))
+            .set("LAYER_CLIENT_CA", &text("ca.pem"))
     }
 
     /// Makes a key for `tenant` as people make them; returns it.
@@ -166,9 +161,9 @@ impl Doors {
     pub fn connector(&self, deployment: &Deployment, route: Route, key: Option<&str>) -> Box<dyn Connect> {
         let address: Address = self.executor(deployment, route).parse().expect("an address");
         if let Address::Local(socket) = address {
-            return Box::new(LocalConnector::new(socket, Duration::ZERO, DEADLINE));
+            return Box::new(LocalConnector::new(socket, Duration::ZERO, WATCHDOG));
         }
-        let connector = RemoteConnector::new(address, key.map(str::to_owned), &self.tls_files(key), DEADLINE);
+        let connector = RemoteConnector::new(address, key.map(str::to_owned), &self.tls_files(key), WATCHDOG);
         Box::new(connector.expect("the certificates can be read"))
     }
 
@@ -199,7 +194,7 @@ impl Doors {
         let connector = self.connector(deployment, route, key);
         // Over ZeroMQ the handshake shows the key.
         let own_words = key.filter(|_| route == Route::SharedMemory);
-        Tenant::rent(connector, masking, own_words, PATIENCE)
+        Tenant::rent(connector, masking, own_words, WATCHDOG)
     }
 
     /// Whom a client trusts; and how it proves who it is, unless it has a key for that.

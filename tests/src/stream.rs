@@ -43,6 +43,7 @@ impl Stream {
 
     /// Reads the next chunk; `Some` if that was the end.
     pub fn step(&mut self) -> Option<Ending> {
+        patience::step();
         let Some(data) = self.event() else { return Some(Ending::Cut) };
         if data == "[DONE]" {
             assert!(self.answer.finish.is_some(), "[DONE] without a finish reason");

@@ -5,9 +5,7 @@ use std::{
     thread,
 };
 
-use e2e_tests::{Ask, BASE, Deployment, Ending, Plan, eventually, fixtures, within_seconds};
-
-const LIMIT_S: u64 = 120;
+use e2e_tests::{Ask, BASE, Deployment, Ending, Plan, eventually, fixtures, watched};
 
 static SHARED: Mutex<Weak<Deployment>> = Mutex::new(Weak::new());
 
@@ -29,7 +27,7 @@ fn variant(deployment: &Deployment, example: &str, alpha: u32) -> std::path::Pat
 
 #[test]
 fn a_name_that_stands_for_other_weights_never_answers_from_old_keys_and_values() {
-    within_seconds(LIMIT_S, || {
+    watched(|| {
         let (deployment, fresh) = (shared(), Plan::bare().start());
         let client = &deployment.client;
         let old = client.load("changing", &variant(&deployment, "pirate", 17));
@@ -53,7 +51,7 @@ fn a_name_that_stands_for_other_weights_never_answers_from_old_keys_and_values()
 
 #[test]
 fn a_stream_that_began_before_a_reload_ends_with_the_weights_it_began_with() {
-    within_seconds(LIMIT_S, || {
+    watched(|| {
         let deployment = shared();
         let client = &deployment.client;
         let long = |name: &str| Ask::new(name, fixtures::prompt(2, 60), 96);
@@ -69,7 +67,7 @@ fn a_stream_that_began_before_a_reload_ends_with_the_weights_it_began_with() {
 
 #[test]
 fn unloading_gives_the_bytes_back_and_the_name_is_not_found_any_more() {
-    within_seconds(LIMIT_S, || {
+    watched(|| {
         let deployment = Plan::bare().start();
         let client = &deployment.client;
         let bytes = || client.metric("holobiont_adapter_bytes");
@@ -89,14 +87,14 @@ fn unloading_gives_the_bytes_back_and_the_name_is_not_found_any_more() {
 
 #[test]
 fn an_adapter_nobody_loaded_is_not_found() {
-    within_seconds(LIMIT_S, || {
+    watched(|| {
         assert_eq!(shared().client.refusal(&ask("nobody", 4)), (404, "model_not_found".to_owned()));
     });
 }
 
 #[test]
 fn adapters_are_still_there_after_a_stop_and_after_a_kill() {
-    within_seconds(LIMIT_S, || {
+    watched(|| {
         let deployment = Plan::bare().start();
         let place = Arc::clone(deployment.place());
         for name in ["pirate", "json", "haiku"] {
@@ -123,7 +121,7 @@ fn adapters_are_still_there_after_a_stop_and_after_a_kill() {
 
 #[test]
 fn loads_and_unloads_beside_requests_leave_every_answer_golden() {
-    within_seconds(LIMIT_S, || {
+    watched(|| {
         let deployment = shared();
         let client = &deployment.client;
         client.load("steady", &variant(&deployment, "pirate", 22));

@@ -16,11 +16,9 @@ use e2e_tests::{
     Answer, Ask, BASE, Deployment, Ending, Fault, Plan, Process,
     deployment::Place,
     fixtures::{self, variant},
-    within_seconds,
+    watched,
 };
 use serde_json::{Value, json};
-
-const LIMIT_S: u64 = 240;
 
 /// A deployment with a long stream under way, and what that stream must come to.
 struct Witness {
@@ -127,7 +125,7 @@ fn hostile_bodies() -> Vec<(&'static str, Vec<u8>, u16, &'static str)> {
 
 #[test]
 fn hostile_requests_get_their_refusals_and_change_nobody_elses_tokens() {
-    within_seconds(LIMIT_S, || {
+    watched(|| {
         Witness::new().under_way(|deployment| {
             let mut wrong = Vec::new();
             for (what, body, status, code) in hostile_bodies() {
@@ -207,7 +205,7 @@ fn adapter_of(root: &Path, name: &str, weight: Weight, alpha: f64) -> PathBuf {
 /// base model and another adapter.
 #[test]
 fn finite_weights_that_overflow_harm_nobody_else_in_the_batch() {
-    within_seconds(LIMIT_S, || {
+    watched(|| {
         let base = long().of(BASE);
         Witness::new().under_way(|deployment| {
             let (client, root) = (&deployment.client, deployment.place().adapters());
@@ -236,7 +234,7 @@ fn finite_weights_that_overflow_harm_nobody_else_in_the_batch() {
 
 #[test]
 fn weights_that_are_too_large_to_multiply_are_refused_at_the_load() {
-    within_seconds(LIMIT_S, || {
+    watched(|| {
         let deployment = Plan::bare().start();
         let root = deployment.place().adapters();
         for (name, weight) in [("largest", f32::MAX), ("least", f32::MIN)] {
@@ -258,7 +256,7 @@ fn refused_load(deployment: &Deployment, name: &str, path: &Value) -> (u16, Stri
 
 #[test]
 fn hostile_adapters_get_their_refusals_and_change_nobody_elses_tokens() {
-    within_seconds(LIMIT_S, || {
+    watched(|| {
         Witness::new().under_way(|deployment| {
             let root = deployment.place().adapters();
             let bomb = json!(r"(?=(.*.*.*.*.*.*.*.*)*z)\1");
@@ -288,7 +286,7 @@ fn hostile_adapters_get_their_refusals_and_change_nobody_elses_tokens() {
 
 #[test]
 fn adapter_paths_that_lead_out_or_are_no_files_are_refused() {
-    within_seconds(LIMIT_S, || {
+    watched(|| {
         Witness::new().under_way(|deployment| {
             let root = deployment.place().adapters();
             let outside = fixtures::example("pirate");
@@ -339,7 +337,7 @@ fn own_model(place: &Place) -> PathBuf {
 /// RELIABILITY I2: the weights are copied when they are loaded, so nothing that happens to the file afterwards matters.
 #[test]
 fn a_model_file_that_is_cut_while_it_is_served_changes_no_token() {
-    within_seconds(LIMIT_S, || {
+    watched(|| {
         let place = Arc::new(Place::new());
         let path = own_model(&place);
         let deployment = Plan::bare().model(&path).start_in(place);
@@ -357,7 +355,7 @@ fn a_model_file_that_is_cut_while_it_is_served_changes_no_token() {
 /// RELIABILITY I2: a file that is cut at any length is a typed refusal at start, never a model with missing weights.
 #[test]
 fn a_model_file_that_is_cut_is_refused_at_start() {
-    within_seconds(LIMIT_S, || {
+    watched(|| {
         let place = Arc::new(Place::new());
         let path = own_model(&place);
         let whole = fs::metadata(&path).expect("a model").len();
@@ -375,7 +373,7 @@ fn a_model_file_that_is_cut_is_refused_at_start() {
 
 #[test]
 fn what_somebody_wrote_never_ends_their_turn() {
-    within_seconds(LIMIT_S, || {
+    watched(|| {
         let deployment = Plan::bare().start();
         let tokenize = |body: Value| {
             let answer = deployment.client.try_post("/tokenize", &body).expect("token ids");

@@ -11,7 +11,7 @@ use std::{
 use e2e_tests::{
     BASE, Client, Fault, Plan,
     chaos::{Ledger, Names, Random, Traffic, Variants},
-    eventually, within_seconds,
+    eventually, watched,
 };
 use serde_json::json;
 
@@ -83,7 +83,7 @@ impl Churner {
 #[test]
 fn adapters_come_and_go_under_load_and_every_answer_is_golden_for_its_generation() {
     let (operations, seed) = (number("HOLOBIONT_CHURN", DEFAULT_OPERATIONS), number("HOLOBIONT_SEED", 1));
-    within_seconds(240 + operations / 2, move || {
+    watched(move || {
         let deployment = Plan::bare().start();
         let client = &deployment.client;
         let variants = Arc::new(Variants::learn(client, &deployment.place().adapters(), VARIANTS));

@@ -7,12 +7,10 @@ use std::{
 };
 
 use e2e_tests::{
-    Answer, Ask, BASE, Client, Deployment, Ending, Place, Plan, Process, eventually, fixtures, within_seconds,
+    Answer, Ask, BASE, Client, Deployment, Ending, Place, Plan, Process, eventually, fixtures, watched,
 };
 use rustix::process::Signal;
 use serde_json::Value;
-
-const LIMIT_S: u64 = 180;
 
 /// Adapters of 48, 24 and 36 ranks: three, two and three blocks a layer.
 const WIDE: [(&str, usize); 3] = [("pirate", 6), ("json", 6), ("haiku", 9)];
@@ -99,10 +97,10 @@ fn answers(plan: &Plan, place: &Arc<Place>, names: &[&'static str]) -> ([Vec<Ans
 
 #[test]
 fn cached_on_demand_and_assisted_answers_have_the_same_bits() {
-    within_seconds(2 * LIMIT_S, || {
+    watched(|| {
         let place = Arc::new(Place::new());
         let names = write_adapters(&place);
-        let cached = Plan::bare().workers(0).set("EXECUTOR_COLD_START", "cached");
+        let cached = Plan::bare().workers(0).set("COLD_START", "cached");
         let ([golden, again], shares) = answers(&cached, &place, &names);
         assert_eq!(golden, again);
         assert!(
@@ -111,7 +109,7 @@ fn cached_on_demand_and_assisted_answers_have_the_same_bits() {
         );
 
         // Room for one of them at a time.
-        let on_demand = Plan::bare().cold("14MiB", "0.4").set("EXECUTOR_COLD_START", "on-demand");
+        let on_demand = Plan::bare().cold("14MiB", "0.4").set("COLD_START", "on-demand");
         let (answers_of, shares) = answers(&on_demand, &place, &names);
         assert_eq!(answers_of, [golden.clone(), golden.clone()], "on demand");
         assert!(shares.cold_starts > 0 && shares.workers + shares.executor == 0, "{shares:?}");
@@ -146,7 +144,7 @@ fn with_cold_pirate(plan: &Plan, link_gbps: &str) -> (Deployment, Ask, Answer) {
 
 #[test]
 fn a_cold_adapter_answers_before_it_has_arrived() {
-    within_seconds(LIMIT_S, || {
+    watched(|| {
         // A link that takes ten minutes for it.
         let (deployment, ask, golden) = with_cold_pirate(&Plan::bare(), "0.000025");
         let client = &deployment.client;
@@ -168,8 +166,8 @@ fn a_cold_adapter_answers_before_it_has_arrived() {
 
 #[test]
 fn on_demand_a_request_waits_for_its_adapter_while_others_go_on() {
-    within_seconds(LIMIT_S, || {
-        let plan = Plan::bare().set("EXECUTOR_COLD_START", "on-demand");
+    watched(|| {
+        let plan = Plan::bare().set("COLD_START", "on-demand");
         // Six seconds for the adapter.
         let (deployment, ask, golden) = with_cold_pirate(&plan, "0.0025");
         let client = &deployment.client;
@@ -204,8 +202,8 @@ fn on_demand_a_request_waits_for_its_adapter_while_others_go_on() {
 
 #[test]
 fn a_worker_that_keeps_dying_is_given_up_and_its_part_is_computed() {
-    within_seconds(LIMIT_S, || {
-        let plan = Plan::bare().set("DEPLOYMENT_MAX_DEATHS", "3").set("DEPLOYMENT_RESTART_DELAY_MS", "0");
+    watched(|| {
+        let plan = Plan::bare().set("MAX_DEATHS", "3").set("RESTART_DELAY_MS", "0");
         let (deployment, ask, golden) = with_cold_pirate(&plan, "0.000025");
         for _ in 0..3 {
             let mut worker = None;
@@ -232,7 +230,7 @@ fn a_worker_that_keeps_dying_is_given_up_and_its_part_is_computed() {
 
 #[test]
 fn a_stopped_worker_keeps_nobody_from_an_answer_or_from_the_end() {
-    within_seconds(LIMIT_S, || {
+    watched(|| {
         let (deployment, ask, golden) = with_cold_pirate(&Plan::bare().workers(2), "0.000025");
         let workers = deployment.processes(Process::Worker);
         workers.iter().for_each(|id| e2e_tests::signal(*id, Signal::STOP));

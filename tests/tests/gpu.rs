@@ -6,7 +6,7 @@ use std::{fs, time::Duration};
 
 use client::transport::local::LocalConnector;
 use e2e_tests::{
-    Answer, BASE, Deployment, Place, Plan, Process, eventually,
+    Answer, BASE, Deployment, Place, Plan, Process, WATCHDOG, eventually,
     fixtures::prompt,
     gpu::{
         SEED, VOCABULARY, adapter, assert_alike, copy_adapter, has_device, is_stand_in, plan, question,
@@ -14,15 +14,14 @@ use e2e_tests::{
     },
     split::tenant::{OPEN, Tenant},
 };
+use ids::BlockId;
 use model::{
-    forward::{BlockId, ForwardPass as _, LogitRows, SequenceSlice},
-    random_source::RandomSource,
+    forward::{ForwardPass as _, LogitRows, SequenceSlice},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    sources::random::RandomSource,
 };
 use serde_json::json;
 
-/// How long a stand-in may take for a call.
-const PATIENCE: Duration = Duration::from_secs(60);
 fn ask(deployment: &Deployment, model: &str, seed: u32) -> Answer {
     deployment.client.ask(&question(model, seed, 20, 6)).answer
 }
@@ -81,8 +80,8 @@ fn a_split_client_rents_the_layers_of_a_gpu() {
     let model = small_model();
     let deployment = plan(model.path(), "cuda:0").start();
     let socket = deployment.place().state().join("layers.sock");
-    let connector = Box::new(LocalConnector::new(socket, Duration::ZERO, PATIENCE));
-    let tenant = Tenant::rent_of(model.path(), connector, OPEN, None, PATIENCE);
+    let connector = Box::new(LocalConnector::new(socket, Duration::ZERO, WATCHDOG));
+    let tenant = Tenant::rent_of(model.path(), connector, OPEN, None, WATCHDOG);
     let tokens: Vec<u32> = prompt(5, 40).into_iter().map(|token| token % VOCABULARY as u32).collect();
     let logits = tenant.expect("the executor takes a client in").logits(&tokens);
     let expected = logits_on_the_cpu(&tokens);
@@ -145,7 +144,7 @@ fn a_gpu_that_is_lost_is_opened_anew_and_no_request_fails() {
     let expected: Vec<Answer> = (1..9).map(|seed| ask(&whole, BASE, seed)).collect();
     assert!(whole.stop().success());
     // The stand-in fails for ever after so many launches, in each process anew.
-    let plan = plan(model.path(), "cuda:0").restless().set("EXECUTOR_COLD_START", "cached");
+    let plan = plan(model.path(), "cuda:0").restless().set("COLD_START", "cached");
     let place = std::sync::Arc::new(Place::new());
     let deployment = plan.environment("CUDA_ON_CPU_FAIL_AFTER", "350").start_in(place);
     let first = deployment.process(Process::Executor).expect("an executor");
@@ -168,7 +167,7 @@ fn random_weights_are_those_of_their_seed_and_need_a_shape_and_a_tokenizer_alone
         assert!(deployment.stop().success());
         answers
     };
-    let made = |seed: u64| plan(bare.path(), "cpu").set("MODEL_RANDOM_WEIGHTS", &seed.to_string());
+    let made = |seed: u64| plan(bare.path(), "cpu").set("RANDOM_WEIGHTS", &seed.to_string());
     assert_eq!(answers(plan(whole.path(), "cpu")), answers(made(SEED)), "the files hold the same weights");
     assert_ne!(answers(made(SEED)), answers(made(SEED + 1)));
     fs::remove_file(bare.path().join("tokenizer.json")).expect("it has a tokenizer");
@@ -214,7 +213,7 @@ fn what_does_not_fit_into_a_gpus_memory_is_told_with_all_figures_before_anything
         return;
     }
     let model = small_model();
-    let text = refusal(&plan(model.path(), "cuda:0").set("EXECUTOR_KV_BYTES", "999999GiB"));
+    let text = refusal(&plan(model.path(), "cuda:0").set("KV_BYTES", "999999GiB"));
     for part in
         ["cuda:0 has", "for weights", "for adapters (--device-adapter-bytes)", "(--kv-bytes)", "--device cpu"]
     {

@@ -16,13 +16,13 @@ use std::{
 
 use client::transport::local::LocalConnector;
 use e2e_tests::{
-    Answer, BASE, Client, Deployment, Fault, Place, Plan, Process, eventually,
+    Answer, BASE, Client, Deployment, Fault, Place, Plan, Process, WATCHDOG, eventually,
     fixtures::{program, prompt},
     gpu::{
         VOCABULARY, adapter, assert_alike, copy_adapter, has_device, is_stand_in, plan, question, small_model,
     },
     split::tenant::{OPEN, Tenant},
-    within_seconds,
+    watched,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -30,8 +30,6 @@ use tempfile::TempDir;
 const RULE: &str = "CUDA_ON_CPU_ALLOCATIONS";
 /// More allocations than anything makes.
 const MANY: u64 = 1_000_000;
-/// How long a client waits for an answer.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The file that says which allocations of a process fail.
 struct Shortage(TempDir);
@@ -97,7 +95,7 @@ impl Scene {
 
     /// One that measures nothing at its start: the first request is the first that needs room.
     fn fresh(&self) -> Deployment {
-        self.plan().set("EXECUTOR_COLD_START", "cached").start()
+        self.plan().set("COLD_START", "cached").start()
     }
 
     fn plan(&self) -> Plan {
@@ -135,7 +133,7 @@ fn a_start_without_memory_ends_in_a_line_that_says_what_to_do() {
     if !can_run_out() {
         return;
     }
-    within_seconds(400, || {
+    watched(|| {
         let (model, shortage) = (small_model(), Shortage::new());
         let start = || {
             let place = tempfile::tempdir().expect("a temporary directory");
@@ -181,7 +179,7 @@ fn a_gpu_without_memory_refuses_what_needs_more_and_answers_as_ever_once_there_i
     if !can_run_out() {
         return;
     }
-    within_seconds(400, || {
+    watched(|| {
         let scene = Scene::new();
         let whole = scene.fresh();
         let golden: Vec<Answer> = questions().iter().map(|question| ask(&whole.client, question)).collect();
@@ -220,7 +218,7 @@ fn who_needs_no_more_memory_goes_on_beside_who_is_refused_it() {
     if !can_run_out() {
         return;
     }
-    within_seconds(240, || {
+    watched(|| {
         let scene = Scene::new();
         let deployment = scene.fresh();
         let client = &deployment.client;
@@ -263,7 +261,7 @@ fn an_adapter_for_which_a_gpu_has_no_memory_is_computed_on_the_host_and_comes_la
     if !can_run_out() {
         return;
     }
-    within_seconds(300, || {
+    watched(|| {
         let scene = Scene::new();
         let cpu = plan(scene.model.path(), "cpu").start();
         scene.load(&cpu, "late").expect("it is loaded");
@@ -271,7 +269,7 @@ fn an_adapter_for_which_a_gpu_has_no_memory_is_computed_on_the_host_and_comes_la
         let golden = ask(&cpu.client, &asked);
         assert!(cpu.stop().success());
         for mode in ["cpu-assist", "on-demand"] {
-            let deployment = scene.plan().set("EXECUTOR_COLD_START", mode).start();
+            let deployment = scene.plan().set("COLD_START", mode).start();
             let client = &deployment.client;
             // What a pass needs has its size; only the adapter's own memory is lacking.
             ask(client, &asked.of(BASE));
@@ -298,9 +296,9 @@ fn an_adapter_that_must_be_on_a_gpu_without_memory_is_refused_and_may_be_loaded_
     if !can_run_out() {
         return;
     }
-    within_seconds(120, || {
+    watched(|| {
         let scene = Scene::new();
-        let deployment = scene.plan().set("EXECUTOR_COLD_START", "cached").start();
+        let deployment = scene.plan().set("COLD_START", "cached").start();
         scene.shortage.set("above", 4096);
         let refused = scene.load(&deployment, "late");
         let Err(Fault::Refused { status: 507, code }) = &refused else { panic!("{refused:?}") };
@@ -318,7 +316,7 @@ fn host_memory_that_may_not_be_locked_slows_an_adapter_and_stops_nobody() {
     if !can_run_out() {
         return;
     }
-    within_seconds(240, || {
+    watched(|| {
         let scene = Scene::new();
         for number in 1..=4 {
             let deployment = scene.plan().start();
@@ -345,13 +343,13 @@ fn split_clients_wait_for_a_gpu_without_memory_and_get_the_same_answer() {
     if !can_run_out() {
         return;
     }
-    within_seconds(240, || {
+    watched(|| {
         let scene = Scene::new();
         let tokens: Vec<u32> = prompt(5, 40).into_iter().map(|token| token % VOCABULARY as u32).collect();
         let rent = |deployment: &Deployment| {
             let socket = deployment.place().state().join("layers.sock");
-            let connector = Box::new(LocalConnector::new(socket, Duration::ZERO, PATIENCE));
-            let tenant = Tenant::rent_of(scene.model.path(), connector, OPEN, None, PATIENCE);
+            let connector = Box::new(LocalConnector::new(socket, Duration::ZERO, WATCHDOG));
+            let tenant = Tenant::rent_of(scene.model.path(), connector, OPEN, None, WATCHDOG);
             tenant.expect("the executor takes a client in")
         };
         let place = Arc::new(Place::new());
@@ -359,7 +357,7 @@ fn split_clients_wait_for_a_gpu_without_memory_and_get_the_same_answer() {
         let golden = rent(&deployment).logits(&tokens);
         assert!(deployment.stop().success());
         // Fresh: every call is the first of its size.
-        let deployment = scene.plan().set("EXECUTOR_COLD_START", "cached").start_in(place);
+        let deployment = scene.plan().set("COLD_START", "cached").start_in(place);
         let mut tenant = rent(&deployment);
         scene.shortage.begin();
         let found = thread::scope(|scope| {

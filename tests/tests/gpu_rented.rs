@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use client::{
@@ -15,7 +15,7 @@ use client::{
     transport::{Connect, local::LocalConnector, remote::RemoteConnector},
 };
 use e2e_tests::{
-    eventually,
+    WATCHDOG, eventually, eventually_some,
     fixtures::{program, prompt},
     gpu::{VOCABULARY, adapter, has_device, is_stand_in, real_model, small_model},
     signal,
@@ -23,7 +23,7 @@ use e2e_tests::{
         Doors, Route, Tenant,
         tenant::{LINEAR, OPEN},
     },
-    within_seconds,
+    watched,
 };
 use model::sites::SiteId;
 use rustix::process::Signal;
@@ -31,8 +31,6 @@ use serde_json::Value;
 use shmproto::layer::{Class, Op, Path as SitePath};
 use tempfile::TempDir;
 
-/// How long a client waits for an executor that died, and for an answer of the stand-in.
-const PATIENCE: Duration = Duration::from_secs(90);
 /// Tokens of a prompt: with those of all clients at once so few that a row's bits do not depend on its company.
 const PROMPT: usize = 6;
 /// Tokens of an answer of the small model, and of the real one: the stand-in computes each for seconds.
@@ -99,17 +97,17 @@ impl Executor {
 
     fn connector(&self, doors: Option<&Doors>, route: Route) -> Box<dyn Connect> {
         match self.address(doors, route).parse().expect("an address") {
-            Address::Local(socket) => Box::new(LocalConnector::new(socket, Duration::ZERO, PATIENCE)),
+            Address::Local(socket) => Box::new(LocalConnector::new(socket, Duration::ZERO, WATCHDOG)),
             address => {
                 let files = doors.map(|doors| doors.tls_files(None)).unwrap_or_default();
-                let connector = RemoteConnector::new(address, None, &files, PATIENCE);
+                let connector = RemoteConnector::new(address, None, &files, WATCHDOG);
                 Box::new(connector.expect("the certificates can be read"))
             }
         }
     }
 
     fn tenant(&self, model: &Path, doors: Option<&Doors>, route: Route) -> Tenant {
-        let rented = Tenant::rent_of(model, self.connector(doors, route), OPEN, None, PATIENCE);
+        let rented = Tenant::rent_of(model, self.connector(doors, route), OPEN, None, WATCHDOG);
         rented.expect("the executor takes a client in")
     }
 
@@ -199,7 +197,7 @@ fn tokens(seed: u32, length: usize) -> Vec<u32> {
 #[test]
 fn the_real_models_rented_layers_answer_over_every_route_as_a_resident_gpu_and_the_cpu_do() {
     let Some(model) = real_model().filter(|_| has_device()) else { return };
-    within_seconds(470, move || {
+    watched(move || {
         let asked = (QUESTION, REAL_ANSWER);
         let [rented, resident, cpu] =
             [("none", "cuda:0"), ("resident", "cuda:0"), ("none", "cpu")].map(|kind| {
@@ -258,7 +256,7 @@ fn rented_layers_of_a_gpu_give_the_bits_that_a_resident_engines_gpu_gives() {
     if !has_device() {
         return;
     }
-    within_seconds(240, || {
+    watched(|| {
         let (model, own) = (small_model(), place());
         adapter(5, 12, own.path());
         let [rented, resident, cpu] =
@@ -280,7 +278,7 @@ fn rented_layers_of_a_gpu_give_the_bits_that_a_resident_engines_gpu_gives() {
 
 /// What comes out of every site, forward and backward, for rows that mean nothing.
 fn every_site(executor: &Executor, route: Route, doors: &Doors, rows: usize) -> Vec<Vec<f32>> {
-    let settings = Settings { masking: LINEAR.word().to_owned(), patience: PATIENCE, ..Settings::default() };
+    let settings = Settings { masking: LINEAR.word().to_owned(), patience: WATCHDOG, ..Settings::default() };
     let mut session =
         Session::open(executor.connector(Some(doors), route), settings).expect("a session is opened");
     let sites = session.catalog().sites.clone();
@@ -304,7 +302,7 @@ fn gradients_through_a_gpus_rented_layers_are_those_of_the_cpu() {
     if !has_device() {
         return;
     }
-    within_seconds(240, || {
+    watched(|| {
         let model = small_model();
         let all = ["cuda:0", "cpu"].map(|device| {
             let (place, doors) = (place(), Doors::new());
@@ -338,7 +336,7 @@ fn rented_layers_of_a_gpu_outlive_clients_that_die_and_serve_whoever_is_left() {
     if !has_device() {
         return;
     }
-    within_seconds(240, || {
+    watched(|| {
         let (model, place, doors) = (small_model(), place(), Doors::new());
         let executor = Executor::start(place.path(), model.path(), ("none", "cuda:0"), Some(&doors));
         let golden = answers(&executor, model.path(), &doors, (WORDS, ANSWER));
@@ -377,7 +375,7 @@ fn clients_of_a_gpus_rented_layers_go_on_with_the_executor_that_comes_after_a_de
     if !has_device() {
         return;
     }
-    within_seconds(240, || {
+    watched(|| {
         let (model, place, doors) = (small_model(), place(), Doors::new());
         let mut executor = Executor::start(place.path(), model.path(), ("none", "cuda:0"), Some(&doors));
         let length = 40;
@@ -391,14 +389,8 @@ fn clients_of_a_gpus_rented_layers_go_on_with_the_executor_that_comes_after_a_de
             // The device is lost after so many launches: the process ends, says why, and the next one serves.
             executor.replace(&[("CUDA_ON_CPU_FAIL_AFTER", "400")]);
             let clients = under_way(&executor, model.path(), &doors, length);
-            let begun = Instant::now();
-            let status = loop {
-                if let Some(status) = executor.child.try_wait().expect("a child") {
-                    break status;
-                }
-                assert!(begun.elapsed() < PATIENCE, "it goes on without a device");
-                thread::sleep(Duration::from_millis(20));
-            };
+            let ended = || executor.child.try_wait().expect("a child");
+            let status = eventually_some("the end of an executor without a device", ended);
             assert!(!status.success());
             let complaint = executor.complaint();
             assert!(complaint.contains("the device that holds the base is lost"), "{complaint}");

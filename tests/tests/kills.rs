@@ -16,18 +16,19 @@ use std::{
 use e2e_tests::{
     Ask, Client, Deployment, Fault, Place, Plan, Process,
     chaos::{Ledger, Names, Places, Random, Traffic, Variants},
-    eventually, fixtures, within_seconds,
+    eventually, fixtures, watched,
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-const DEFAULT_KILLS: u64 = 300;
+/// Enough for every place. `HOLOBIONT_KILLS` asks for more.
+const DEFAULT_KILLS: u64 = 100;
 /// Contents of adapters; more than the executor has room for.
 const VARIANTS: u32 = 6;
 const CLIENTS: u64 = 4;
 /// Names that are loaded, replaced and unloaded all the time.
 const NAMES: [&str; 5] = ["ash", "birch", "cedar", "elm", "fir"];
-/// How long a place gets to be reached before it is somebody else's turn.
+/// How long a place gets to be reached before it is somebody else's turn. At the end it gets as many turns as it takes.
 const REACH: Duration = Duration::from_secs(6);
 /// Room on the device for each of the contents, but not for two, and a link that takes a third of a second for one.
 const DEVICE: &str = "2MiB";
@@ -42,8 +43,6 @@ const ON_THE_WAY: [&str; 5] = [
     "executor.adapter_evicted",
     "forward.after_qkv",
 ];
-/// And at the end, if nobody has died there yet.
-const LAST_REACH: Duration = Duration::from_secs(60);
 
 fn number(variable: &str, default: u64) -> u64 {
     env::var(variable).map_or(default, |text| text.parse().expect("a number"))
@@ -142,8 +141,6 @@ struct Arena {
     random: Random,
     ledger: Ledger,
     places: Places,
-    /// How long a place gets to be reached.
-    reach: Duration,
 }
 
 impl Arena {
@@ -155,9 +152,9 @@ impl Arena {
         let variants = Arc::new(Variants::learn(&calm.client, &place.adapters(), VARIANTS));
         assert!(calm.stop().success());
         // Room for two or three adapters of six, and for the keys and values of hardly two long requests: everything moves.
-        let plan = Plan::bare().mortal(&places).set("EXECUTOR_KV_BYTES", "4800KiB");
-        let plan = plan.set("EXECUTOR_ADAPTER_BYTES", "4MiB").set("DEPLOYMENT_GRACE_MS", "300");
-        let plan = plan.workers(2).cold(DEVICE, LINK_GBPS).set("EXECUTOR_COLD_START", cold_start);
+        let plan = Plan::bare().mortal(&places).set("KV_BYTES", "4800KiB");
+        let plan = plan.set("ADAPTER_BYTES", "4MiB").set("GRACE_MS", "300");
+        let plan = plan.workers(2).cold(DEVICE, LINK_GBPS).set("COLD_START", cold_start);
         Self {
             deployment: plan.start_in(place),
             variants,
@@ -165,7 +162,6 @@ impl Arena {
             random: Random::new(seed),
             ledger: Ledger::new(test, seed),
             places,
-            reach: REACH,
         }
     }
 
@@ -179,12 +175,12 @@ impl Arena {
         eprintln!("{} {place}", self.ledger.total());
         self.places.arm(place, &format!("kill {hits}"));
         let started = Instant::now();
-        while !self.places.has_fired(place) && started.elapsed() < self.reach {
+        while !self.places.has_fired(place) && started.elapsed() < REACH {
             self.provoke(provocation);
             // A start or an end takes a moment to get there.
             if provocation.takes_a_moment() {
                 let waiting = Instant::now();
-                while !self.places.has_fired(place) && waiting.elapsed() < self.reach {
+                while !self.places.has_fired(place) && waiting.elapsed() < REACH {
                     thread::sleep(Duration::from_millis(10));
                 }
             }
@@ -330,18 +326,10 @@ impl Arena {
                 break;
             }
         }
-        self.reach = LAST_REACH;
         for (place, provocation) in targets.iter().filter(|_| kills >= targets.len() as u64) {
-            if self.ledger.hits(place) == 0 {
-                self.kill_at(place, *provocation);
-            }
+            let what = format!("a death at {place}");
+            eventually(&what, || self.ledger.hits(place) > 0 || self.kill_at(place, *provocation));
         }
-    }
-
-    /// Where nobody has died, although there were deaths enough.
-    fn missed(&self, targets: &[Target], kills: u64) -> Vec<&'static str> {
-        let targets = targets.iter().filter(|_| kills >= targets.len() as u64);
-        targets.map(|(place, _)| *place).filter(|place| self.ledger.hits(place) == 0).collect()
     }
 
     /// What must hold when nothing is under way any more.
@@ -390,6 +378,11 @@ fn survive(mut arena: Arena, targets: &[Target], kills: u64) {
         arena.change();
     }
     arena.attack(targets, kills, &mut traffic);
+    let seen = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
+    eventually("there are more answers than deaths", || {
+        traffic.check();
+        seen(&traffic.tally.answered) > kills
+    });
     let tally = traffic.finish();
     arena.inspect();
     for (process, before) in Process::ALL.into_iter().zip(open_files) {
@@ -397,14 +390,10 @@ fn survive(mut arena: Arena, targets: &[Target], kills: u64) {
         let now = arena.deployment.open_files(process);
         assert!(now <= before + 8, "{process:?} has {now} files open, {before} at the start");
     }
-    let seen = |count: &std::sync::atomic::AtomicU64| count.load(Ordering::Relaxed);
     arena.ledger.count("golden answers", seen(&tally.answered));
     arena.ledger.count("requests sent again", seen(&tally.retried));
     arena.ledger.count("streams given up", seen(&tally.given_up));
     arena.ledger.write();
-    assert!(seen(&tally.answered) > kills, "hardly anything was answered between the deaths");
-    let missed = arena.missed(targets, kills);
-    assert!(missed.is_empty(), "nobody ever died at {missed:?}");
     // What crashes left behind is swept at the next start.
     arena.deployment.signal(Process::Gateway, Signal::KILL);
     eventually("the gateway is back", || arena.deployment.client.is_healthy());
@@ -416,7 +405,7 @@ fn survive(mut arena: Arena, targets: &[Target], kills: u64) {
 #[test]
 fn processes_may_die_anywhere_and_no_token_adapter_or_request_is_lost() {
     let (kills, seed) = (number("HOLOBIONT_KILLS", DEFAULT_KILLS), number("HOLOBIONT_SEED", 1));
-    within_seconds(600 + 6 * kills, move || {
+    watched(move || {
         survive(Arena::open("kills", seed, "cpu-assist"), &places(), kills);
     });
 }
@@ -424,7 +413,7 @@ fn processes_may_die_anywhere_and_no_token_adapter_or_request_is_lost() {
 #[test]
 fn processes_may_die_while_requests_wait_for_their_adapters_and_none_is_lost() {
     let (kills, seed) = (number("HOLOBIONT_KILLS", DEFAULT_KILLS) / 15, number("HOLOBIONT_SEED", 1));
-    within_seconds(300 + 6 * kills, move || {
+    watched(move || {
         let targets: Vec<Target> = ON_DEMAND.into_iter().chain(ON_THE_WAY).map(target).collect();
         survive(Arena::open("kills on demand", seed, "on-demand"), &targets, kills);
     });

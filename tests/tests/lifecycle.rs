@@ -9,11 +9,7 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-use e2e_tests::{
-    Answer, Ask, BASE, Client, Deployment, Ending, MODELS, Plan, eventually, fixtures, within_seconds,
-};
-
-const LIMIT_S: u64 = 120;
+use e2e_tests::{Answer, Ask, BASE, Client, Deployment, Ending, MODELS, Plan, eventually, fixtures, watched};
 
 /// Streams under way: each has begun, and is read by a thread of its own.
 struct UnderWay {
@@ -69,7 +65,7 @@ fn golden(deployment: &Deployment, asks: &[Ask]) -> Vec<Answer> {
 
 #[test]
 fn a_killed_executor_comes_back_with_its_adapters_and_every_stream_ends_properly() {
-    within_seconds(LIMIT_S, || {
+    watched(|| {
         let deployment = Plan::with_examples().start();
         let client = &deployment.client;
         let asks = asks(96);
@@ -100,7 +96,7 @@ fn a_killed_executor_comes_back_with_its_adapters_and_every_stream_ends_properly
 
 #[test]
 fn a_stop_lets_running_streams_end_and_leaves_nothing() {
-    within_seconds(LIMIT_S, || {
+    watched(|| {
         let deployment = Plan::with_examples().start();
         let asks = asks(64);
         let golden = golden(&deployment, &asks);
@@ -114,8 +110,8 @@ fn a_stop_lets_running_streams_end_and_leaves_nothing() {
 
 #[test]
 fn a_stream_that_is_longer_than_the_grace_ends_in_an_error_event() {
-    within_seconds(LIMIT_S, || {
-        let deployment = Plan::bare().set("DEPLOYMENT_GRACE_MS", "1000").start();
+    watched(|| {
+        let deployment = Plan::bare().set("GRACE_MS", "1000").start();
         let endless = Ask::new(BASE, fixtures::prompt(2, 30), 6000);
         let streams = UnderWay::begin(&deployment.client, &[endless.clone(), endless]);
         let status = deployment.stop();
@@ -128,7 +124,7 @@ fn a_stream_that_is_longer_than_the_grace_ends_in_an_error_event() {
 
 #[test]
 fn a_state_directory_in_use_is_refused_and_the_first_deployment_goes_on() {
-    within_seconds(LIMIT_S, || {
+    watched(|| {
         let deployment = Plan::bare().start();
         let second = Plan::bare().command(deployment.place()).output().expect("holobiont runs");
         let message = String::from_utf8_lossy(&second.stderr);

@@ -8,10 +8,8 @@ use std::{
 use serde_json::{Value, json};
 
 use e2e_tests::{
-    Ask, BASE, Client, Deployment, EXAMPLES, Ending, MODELS, Plan, answer::Reply, fixtures, within_seconds,
+    Ask, BASE, Client, Deployment, EXAMPLES, Ending, MODELS, Plan, answer::Reply, fixtures, watched,
 };
-
-const LIMIT_S: u64 = 120;
 
 /// Enough for several blocks of KV and, in small chunks, for several steps.
 const PROMPT_TOKENS: usize = 100;
@@ -26,7 +24,7 @@ fn two_cores() -> Arc<Deployment> {
 
 /// One thread, and the smallest chunks there are.
 fn one_core() -> Arc<Deployment> {
-    Deployment::shared(&ONE_CORE, || Plan::with_examples().cores(1).set("EXECUTOR_CHUNK_TOKENS", "16"))
+    Deployment::shared(&ONE_CORE, || Plan::with_examples().cores(1).set("CHUNK_TOKENS", "16"))
 }
 
 /// Sixteen tokens of `model`; prompts of different seeds share no prefix.
@@ -65,7 +63,7 @@ fn ask_all(client: &Client, seed: u32) -> [Reply; 4] {
 
 #[test]
 fn a_request_alone_and_among_fifteen_others_has_the_same_bits() {
-    within_seconds(LIMIT_S, || {
+    watched(|| {
         let client = &two_cores().client;
         let alone = MODELS.map(|model| client.ask(&ask(model, 100)).answer);
         let beside = in_company(client, 200, || ask_all(client, 100));
@@ -80,7 +78,7 @@ fn a_request_alone_and_among_fifteen_others_has_the_same_bits() {
 
 #[test]
 fn one_thread_in_small_chunks_and_two_threads_in_large_ones_have_the_same_bits() {
-    within_seconds(LIMIT_S, || {
+    watched(|| {
         let (one, two) = (one_core(), two_cores());
         for model in MODELS {
             let [one, two] = [&one, &two].map(|deployment| deployment.client.ask(&ask(model, 400)));
@@ -92,7 +90,7 @@ fn one_thread_in_small_chunks_and_two_threads_in_large_ones_have_the_same_bits()
 
 #[test]
 fn a_prompt_from_the_prefix_cache_and_one_computed_anew_have_the_same_bits() {
-    within_seconds(LIMIT_S, || {
+    watched(|| {
         for deployment in [one_core(), two_cores()] {
             for model in MODELS {
                 let [anew, cached] = [0, 1].map(|_| deployment.client.ask(&ask(model, 500)));
@@ -106,7 +104,7 @@ fn a_prompt_from_the_prefix_cache_and_one_computed_anew_have_the_same_bits() {
 
 #[test]
 fn no_two_models_share_cached_prefixes_or_answers() {
-    within_seconds(LIMIT_S, || {
+    watched(|| {
         let deployment = two_cores();
         let replies = MODELS.map(|model| deployment.client.ask(&ask(model, 600)));
         assert!(replies.iter().all(|reply| reply.cached_tokens == 0), "{replies:?}");
@@ -119,7 +117,7 @@ fn no_two_models_share_cached_prefixes_or_answers() {
 
 #[test]
 fn a_stream_and_a_whole_answer_have_the_same_bits() {
-    within_seconds(LIMIT_S, || {
+    watched(|| {
         let client = &two_cores().client;
         let mut sampled = ask("pirate", 700);
         sampled.seed = Some(7);
@@ -133,9 +131,8 @@ fn a_stream_and_a_whole_answer_have_the_same_bits() {
 
 #[test]
 fn the_base_has_the_same_bits_with_no_adapter_loaded_and_beside_three_in_use() {
-    within_seconds(LIMIT_S, || {
-        let deployment =
-            Plan::bare().set("GATEWAY_ADAPTER_ROOT", &fixtures::examples().to_string_lossy()).start();
+    watched(|| {
+        let deployment = Plan::bare().set("ADAPTER_ROOT", &fixtures::examples().to_string_lossy()).start();
         let client = &deployment.client;
         assert_eq!(client.adapters(), []);
         let without = client.ask(&ask(BASE, 800)).answer;
@@ -166,7 +163,7 @@ fn sampled_score(client: &Client, model: &str, prompt: &[u32], at: usize) -> (Va
 
 #[test]
 fn an_echoed_prompt_has_the_very_floats_its_tokens_are_sampled_with() {
-    within_seconds(LIMIT_S, || {
+    watched(|| {
         let client = &two_cores().client;
         let prompt = fixtures::prompt(400, 70);
         for model in MODELS {

@@ -10,8 +10,7 @@ use std::{
 };
 
 use e2e_tests::{
-    Answer, Ask, Client, Deployment, EXAMPLES, Ending, MODELS, Plan, Process, eventually, fixtures,
-    within_seconds,
+    Answer, Ask, Client, Deployment, EXAMPLES, Ending, MODELS, Plan, Process, eventually, fixtures, watched,
 };
 
 const CLIENTS: u32 = 64;
@@ -112,7 +111,7 @@ fn churn(client: &Client, directory: &std::path::Path, deadline: Instant) -> usi
 #[test]
 fn sixty_four_clients_with_disconnects_get_golden_tokens_and_leave_nothing_behind() {
     let soak_s = env::var("HOLOBIONT_SOAK_S").map_or(DEFAULT_SOAK_S, |text| text.parse().expect("seconds"));
-    within_seconds(soak_s + 180, move || {
+    watched(move || {
         let deployment = Plan::with_examples().start();
         let client = &deployment.client;
         let (table, tally) = (golden_table(client), Tally::default());

@@ -14,7 +14,7 @@ use std::{
 use e2e_tests::{
     BASE, Client, Fault, Plan, Process,
     chaos::{Places, Random, Traffic, Variants},
-    eventually, within_seconds,
+    eventually, watched,
 };
 use rustix::process::Signal;
 
@@ -37,8 +37,8 @@ fn variants(client: &Client, plan_place: &std::path::Path) -> (Arc<Variants>, Ve
 
 #[test]
 fn a_process_may_be_stopped_for_any_time_and_every_token_stays_golden() {
-    within_seconds(240 + 4 * stops().iter().map(Duration::as_secs).sum::<u64>(), || {
-        let plan = Plan::bare().set("GATEWAY_SILENCE_MS", &SILENCE_MS.to_string());
+    watched(|| {
+        let plan = Plan::bare().set("SILENCE_MS", &SILENCE_MS.to_string());
         let deployment = plan.start();
         let (variants, models) = variants(&deployment.client, &deployment.place().adapters());
         let ids = Process::ALL.map(|process| deployment.process(process));
@@ -64,8 +64,8 @@ fn a_process_may_be_stopped_for_any_time_and_every_token_stays_golden() {
 
 #[test]
 fn an_executor_that_is_stopped_is_noticed_and_said() {
-    within_seconds(120, || {
-        let deployment = Plan::bare().set("GATEWAY_SILENCE_MS", "1000").start();
+    watched(|| {
+        let deployment = Plan::bare().set("SILENCE_MS", "1000").start();
         deployment.signal(Process::Executor, Signal::STOP);
         eventually("the gateway says that it cannot serve", || !deployment.client.is_healthy());
         deployment.signal(Process::Executor, Signal::CONT);
@@ -75,11 +75,59 @@ fn an_executor_that_is_stopped_is_noticed_and_said() {
     });
 }
 
+/// Long enough for every process of a busy machine to say that it lives.
+const WATCHDOG_MS: u64 = 15_000;
+
+#[test]
+fn an_executor_that_stays_stopped_is_replaced_and_every_token_stays_golden() {
+    watched(|| {
+        let plan = Plan::bare()
+            .set("WATCHDOG_MS", &WATCHDOG_MS.to_string())
+            .set("SILENCE_MS", &SILENCE_MS.to_string());
+        let deployment = plan.start();
+        let (variants, models) = variants(&deployment.client, &deployment.place().adapters());
+        let stopped = deployment.process(Process::Executor);
+        let traffic = Traffic::begin(&deployment.client, &variants, &models, CLIENTS);
+        deployment.signal(Process::Executor, Signal::STOP);
+        eventually("another executor takes its place", || {
+            deployment.process(Process::Executor).is_some_and(|id| Some(id) != stopped)
+        });
+        eventually("requests are served again", || deployment.client.is_healthy());
+        let before = traffic.tally.answered.load(Ordering::Relaxed);
+        eventually("clients are answered again", || traffic.tally.answered.load(Ordering::Relaxed) > before);
+        traffic.finish();
+        let log = deployment.log();
+        let causes: Vec<_> = log.lines().filter(|line| line.contains("gave no sign of life")).collect();
+        assert!(
+            matches!(causes.as_slice(), [line] if line.contains("base-executor") && line.contains("starting it again")),
+            "the cause stands in the line that says so, and nobody else was silent: {causes:?}"
+        );
+        assert!(deployment.stop().success());
+    });
+}
+
+#[test]
+fn a_supervisor_that_was_stopped_itself_replaces_nobody() {
+    watched(|| {
+        let deployment = Plan::bare().set("WATCHDOG_MS", "4000").start();
+        let ids = Process::ALL.map(|process| deployment.process(process));
+        // Every process says that it lives before, so that all are watched.
+        thread::sleep(Duration::from_secs(4));
+        deployment.signal_supervisor(Signal::STOP);
+        thread::sleep(Duration::from_secs(12));
+        deployment.client.ask(&e2e_tests::Ask::new(BASE, vec![100, 200], 4));
+        deployment.signal_supervisor(Signal::CONT);
+        thread::sleep(Duration::from_secs(1));
+        assert_eq!(ids, Process::ALL.map(|process| deployment.process(process)), "all had no time to speak");
+        assert!(deployment.stop().success());
+    });
+}
+
 #[test]
 fn a_storm_of_deaths_ends_in_service_as_before() {
     let storm =
         Duration::from_secs(env::var("HOLOBIONT_STORM_S").map_or(10, |text| text.parse().expect("seconds")));
-    within_seconds(180 + storm.as_secs(), move || {
+    watched(move || {
         let deployment = Plan::bare().mortal(&Places::new()).start();
         let (variants, models) = variants(&deployment.client, &deployment.place().adapters());
         let registry = deployment.client.registered();
@@ -119,8 +167,8 @@ fn never_read(url: &str) -> TcpStream {
 
 #[test]
 fn a_drain_ends_within_its_grace_although_one_client_never_reads() {
-    within_seconds(120, || {
-        let deployment = Plan::bare().set("DEPLOYMENT_GRACE_MS", "3000").start();
+    watched(|| {
+        let deployment = Plan::bare().set("GRACE_MS", "3000").start();
         let client = deployment.client.clone();
         let mut silent = never_read(client.url());
         let long = e2e_tests::Ask::new(BASE, vec![100; 20], 5000);

@@ -2,10 +2,15 @@
 
 use std::{net::SocketAddr, path::PathBuf, str::FromStr};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
+use layer_service::{
+    settings::{Batching, LayerSettings, Policy, Quotas},
+    start::Places,
+    tls::TlsFiles,
+};
+use settings::{ByteCount, WaitFactor};
 
-use super::{ByteCount, ConfigError};
-use crate::layers::settings::{Batching, LayerSettings, Policy, Quotas};
+use super::ConfigError;
 
 /// What split clients are served, and how much of it.
 #[derive(Debug, Clone, PartialEq, Args)]
@@ -16,70 +21,40 @@ pub struct LayerFlags {
     #[arg(long = "layers", value_name = "PATH|off", env = "HOLOBIONT_LAYERS")]
     pub place: Option<LayerPlace>,
     /// Where split clients of other hosts connect, over TLS 1.3 [default: nowhere].
-    #[arg(long = "layer-listen", value_name = "ADDR:PORT", env = "HOLOBIONT_LAYER_LISTEN")]
+    #[arg(long = "layer-listen", value_name = "ADDR:PORT")]
     pub listen: Option<SocketAddr>,
     /// Certificate of this executor and its chain.
-    #[arg(long = "layer-cert", value_name = "PEM", env = "HOLOBIONT_LAYER_CERT")]
+    #[arg(long = "layer-cert", value_name = "PEM")]
     pub cert: Option<PathBuf>,
     /// The certificate's private key.
-    #[arg(long = "layer-cert-key", value_name = "PEM", env = "HOLOBIONT_LAYER_CERT_KEY")]
+    #[arg(long = "layer-cert-key", value_name = "PEM")]
     pub cert_key: Option<PathBuf>,
     /// Whoever has a certificate signed by these is the tenant it names.
-    #[arg(long = "layer-client-ca", value_name = "PEM", env = "HOLOBIONT_LAYER_CLIENT_CA")]
+    #[arg(long = "layer-client-ca", value_name = "PEM")]
     pub client_ca: Option<PathBuf>,
     /// API keys of split clients, in the gateway's format [default: none are asked for].
-    #[arg(long = "layer-key-file", value_name = "FILE", env = "HOLOBIONT_LAYER_KEY_FILE")]
+    #[arg(long = "layer-key-file", value_name = "FILE")]
     pub key_file: Option<PathBuf>,
     /// When calls that wait are computed.
-    #[arg(
-        long = "layer-batching",
-        value_name = "POLICY",
-        env = "HOLOBIONT_LAYER_BATCHING",
-        default_value = "opportunistic"
-    )]
-    pub batching: LayerBatching,
+    #[arg(long = "layer-batching", value_name = "POLICY")]
+    pub batching: settings::Batching,
     /// Calls wait for company so many times as long as by default.
-    #[arg(
-        long = "layer-wait-factor",
-        value_name = "FACTOR",
-        env = "HOLOBIONT_LAYER_WAIT_FACTOR",
-        default_value_t = 1.0
-    )]
-    pub wait_factor: f64,
+    #[arg(long = "layer-wait-factor", value_name = "FACTOR")]
+    pub wait_factor: WaitFactor,
     /// Sessions of split clients.
-    #[arg(
-        long = "layer-max-sessions",
-        value_name = "COUNT",
-        env = "HOLOBIONT_LAYER_MAX_SESSIONS",
-        default_value_t = 64
-    )]
+    #[arg(long = "layer-max-sessions", value_name = "COUNT")]
     pub max_sessions: usize,
     /// Sessions of one tenant.
-    #[arg(
-        long = "layer-tenant-sessions",
-        value_name = "COUNT",
-        env = "HOLOBIONT_LAYER_TENANT_SESSIONS",
-        default_value_t = 16
-    )]
+    #[arg(long = "layer-tenant-sessions", value_name = "COUNT")]
     pub tenant_sessions: usize,
     /// Rows that one tenant may have waiting.
-    #[arg(
-        long = "layer-tenant-rows",
-        value_name = "ROWS",
-        env = "HOLOBIONT_LAYER_TENANT_ROWS",
-        default_value_t = 16_384
-    )]
+    #[arg(long = "layer-tenant-rows", value_name = "ROWS")]
     pub tenant_rows: u32,
     /// Bytes of one tenant in slabs and in messages on their way.
-    #[arg(
-        long = "layer-tenant-bytes",
-        value_name = "BYTES",
-        env = "HOLOBIONT_LAYER_TENANT_BYTES",
-        default_value = "256MiB"
-    )]
+    #[arg(long = "layer-tenant-bytes", value_name = "BYTES")]
     pub tenant_bytes: ByteCount,
     /// Rows a second of one tenant [default: as many as are computed].
-    #[arg(long = "layer-rows-per-s", value_name = "ROWS_PER_S", env = "HOLOBIONT_LAYER_ROWS_PER_S")]
+    #[arg(long = "layer-rows-per-s", value_name = "ROWS_PER_S")]
     pub rows_per_s: Option<u32>,
 }
 
@@ -104,26 +79,12 @@ impl FromStr for LayerPlace {
     }
 }
 
-/// When calls that wait are computed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum LayerBatching {
-    /// After a wait in proportion to their rows, with what waits for the same by then.
-    Opportunistic,
-    /// At once, each alone.
-    None,
-    /// When every active session waits, all together; for comparison.
-    Lockstep,
-}
-
 impl LayerFlags {
     /// Checks what the types alone do not.
     ///
     /// # Errors
     /// If a value cannot work; the setting is named.
     pub(super) fn check(&self) -> Result<(), ConfigError> {
-        if !(self.wait_factor.is_finite() && (0.0..=1000.0).contains(&self.wait_factor)) {
-            return Err(ConfigError::WaitFactor(self.wait_factor));
-        }
         let counts = [
             ("--layer-max-sessions", self.max_sessions),
             ("--layer-tenant-sessions", self.tenant_sessions),
@@ -140,15 +101,28 @@ impl LayerFlags {
         }
     }
 
+    /// Where the doors are: `socket` is that for clients of this host.
+    #[must_use]
+    pub fn places(&self, socket: PathBuf) -> Places {
+        let tls = match (self.listen, &self.cert, &self.cert_key) {
+            (Some(address), Some(certificate), Some(key)) => {
+                let (certificate, key) = (certificate.clone(), key.clone());
+                Some((address, TlsFiles { certificate, key, client_ca: self.client_ca.clone() }))
+            }
+            _ => None,
+        };
+        Places { socket, tls, key_file: self.key_file.clone() }
+    }
+
     /// What the service holds itself to.
     #[must_use]
     pub fn settings(&self) -> LayerSettings {
         let policy = match self.batching {
-            LayerBatching::Opportunistic => Policy::Opportunistic,
-            LayerBatching::None => Policy::None,
-            LayerBatching::Lockstep => Policy::Lockstep,
+            settings::Batching::Opportunistic => Policy::Opportunistic,
+            settings::Batching::Alone => Policy::None,
+            settings::Batching::Lockstep => Policy::Lockstep,
         };
-        let batching = Batching { policy, wait_factor: self.wait_factor, ..Batching::default() };
+        let batching = Batching { policy, wait_factor: self.wait_factor.0, ..Batching::default() };
         let quotas = Quotas {
             sessions: self.max_sessions,
             tenant_sessions: self.tenant_sessions,

@@ -1,7 +1,7 @@
+use ids::Generation;
 use model::{
     adapter::{Adapter, LoraModule, Method},
-    generation::Generation,
-    source::Target,
+    shape::source::Target,
 };
 
 use super::*;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use cache::copy::BytesPerSecond;
-use model::generation::AdapterId;
+use ids::AdapterId;
 use shmproto::message::ColdStart;
 
 /// Tells the engine that an adapter has arrived, or never will.

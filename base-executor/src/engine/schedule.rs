@@ -1,11 +1,9 @@
-//! Who takes part in a step, with how many tokens, and who has to give way.
+//! Carrying out what `policy::batch` decides: who is let in, takes part in a step, or gives way.
 
 use model::forward::{ForwardPass, LogitRows};
+use policy::batch::{Share, Snapshot, Step};
 
-use super::{Engine, sequence::Drawing};
-
-/// Rows of logits that prompt log-probabilities may take in a step: a row is as long as the vocabulary.
-const SCORED_TOKENS: usize = 64;
+use super::{Engine, sequence::Sequence};
 
 /// The next `count` tokens of a running sequence.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -31,94 +29,62 @@ impl<P: ForwardPass> Engine<P> {
     /// Lets waiting sequences run, in order of arrival, as long as there is room. One that does not fit yet keeps
     /// the others behind it waiting: it would never fit otherwise.
     pub(super) fn admit(&mut self) {
-        let now = self.clock.now();
-        while self.running.len() < self.limits.max_running {
-            if !self.adapter_is_there(now) {
+        let (now, limits) = (self.clock.now(), self.limits.batch());
+        while self.queues.running().len() < limits.max_running {
+            let Some(mut sequence) = self.queues.take_next() else { return };
+            if !self.hold_adapter(&mut sequence, now) {
+                // It steps aside, so that it keeps nobody waiting.
+                self.queues.set_aside(sequence);
+                failpoint::pass("executor.cold_waits");
                 continue;
             }
-            let Some(sequence) = self.waiting.front_mut() else { return };
-            // A block for each that runs, or the newcomer would soon have to give way again.
-            let Some(found) = sequence.enter(&mut self.kv, self.running.len()) else { return };
+            let Some(found) = sequence.enter(&mut self.kv, &limits, self.queues.running().len()) else {
+                return self.queues.put_back(sequence);
+            };
             if sequence.note_admission(found, now) {
                 self.stats.cached_tokens += found as u64;
             }
-            self.running.extend(self.waiting.pop_front());
+            self.queues.begin(sequence);
             failpoint::pass("executor.admitted");
         }
     }
 
-    /// Everyone who generates goes on by a token; prompts share `chunk_tokens` on top of that, so neither keeps
-    /// the other waiting.
+    /// The next step; whoever has to give way for it has done so.
     pub(super) fn schedule(&mut self) -> Vec<Portion> {
-        let mut plan = Vec::with_capacity(self.running.len());
-        let mut index = 0;
-        while index < self.running.len() {
-            if self.running[index].is_decoding() {
-                if !self.grow(index) {
-                    break;
-                }
-                plan.push(self.portion(index, 1));
+        let limits = self.limits.batch();
+        loop {
+            let running: Vec<_> = self.queues.running().iter().map(Sequence::stage).collect();
+            let snapshot = Snapshot { running: &running, free_blocks: self.kv.available() };
+            match snapshot.step(&limits) {
+                Step::GiveWay => self.preempt_youngest(),
+                Step::Compute(shares) => return self.prepare(&shares),
             }
-            index += 1;
         }
-        self.schedule_prompts(&mut plan);
-        plan
     }
 
-    /// First come, first served; but a prompt that would take the whole step for itself leaves a quarter of it to
-    /// the next ones.
-    fn schedule_prompts(&self, plan: &mut Vec<Portion>) {
-        let budget = self.limits.chunk_tokens;
-        let is_prompt = |index: &usize| !self.running[*index].is_decoding();
-        let prompts: Vec<usize> = (0..self.running.len()).filter(is_prompt).collect();
-        let share = if prompts.len() > 1 { budget - budget / 4 } else { budget };
-        let (mut left, mut scored_left) = (budget, SCORED_TOKENS);
-        for index in prompts {
-            let sequence = &self.running[index];
-            let mut count = sequence.pending().min(share).min(left);
-            match sequence.pending_virtual() {
-                _ if !sequence.scores_prompt() => {}
-                0 => {
-                    count = count.min(scored_left);
-                    scored_left -= count;
-                }
-                // They go ahead of the prompt: no logits are owed for them.
-                virtual_tokens => count = count.min(virtual_tokens),
-            }
-            left -= count;
-            if count > 0 {
-                plan.push(self.portion(index, count));
+    /// Gives those that compute the blocks they need.
+    fn prepare(&mut self, shares: &[Share]) -> Vec<Portion> {
+        for share in shares {
+            let sequence = self.queues.running_mut(share.sequence);
+            // A prompt has had its blocks since it was admitted.
+            if let Some(blocks) = self.kv.allocate(sequence.missing_blocks()) {
+                sequence.blocks.extend(blocks);
             }
         }
+        shares.iter().map(|share| self.portion(share.sequence, share.count)).collect()
     }
 
     pub(super) fn portion(&self, sequence: usize, count: usize) -> Portion {
-        let logits = self.running[sequence].logits_of(count, Drawing::of(&self.pass));
+        let logits = self.queues.running()[sequence].logits_of(count, self.computing.drawing());
         Portion { sequence, count, logits }
-    }
-
-    /// Gets the sequence a block for its pending token, if it lacks one, from those who came later if need be.
-    /// Returns false if it was itself the last to come and had to give way.
-    fn grow(&mut self, index: usize) -> bool {
-        while self.running[index].lacks_block() {
-            if let Some(block) = self.kv.allocate(1) {
-                self.running[index].blocks.extend(block);
-                continue;
-            }
-            self.preempt_youngest();
-            if index == self.running.len() {
-                return false;
-            }
-        }
-        true
     }
 
     /// Puts the last that came back to the head of the queue: everything there is younger still.
     fn preempt_youngest(&mut self) {
-        if let Some(mut sequence) = self.running.pop() {
+        if let Some(mut sequence) = self.queues.take_youngest() {
             sequence.leave(&mut self.kv);
             self.stats.preemptions += 1;
-            self.waiting.push_front(sequence);
+            self.queues.put_back(sequence);
             failpoint::pass("executor.after_preempt");
         }
     }

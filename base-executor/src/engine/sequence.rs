@@ -12,33 +12,18 @@ use std::{
 };
 
 use cache::{Cursor, KvCache, Namespace};
+use ids::{AdapterId, BlockId};
 use model::{
-    forward::{BLOCK_TOKENS, BlockId, ForwardPass, LogitRows},
-    generation::AdapterId,
+    forward::{BLOCK_TOKENS, LogitRows},
     sampling::{self, Draw, Drawn, Probability, SamplingParams, TokenCounts},
 };
+use policy::batch::{BatchLimits, Report, Stage, may_enter};
 use shmproto::message::{ErrorCode, Finish, Output, RequestId, TokenOutput, WireError};
 
-use super::event::Caller;
+use super::{computing::Drawing, event::Caller};
 
 /// What stands for a virtual token: the pass takes the adapter's keys and values in the place of its own.
 const VIRTUAL_TOKEN: u32 = 0;
-
-/// Who draws tokens that need nothing but their logits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Drawing {
-    /// The pass, where its logits are.
-    ByThePass,
-    /// The engine, from the logits.
-    ByTheEngine,
-}
-
-impl Drawing {
-    /// Who draws for this pass.
-    pub(super) fn of(pass: &impl ForwardPass) -> Self {
-        if pass.draws() { Self::ByThePass } else { Self::ByTheEngine }
-    }
-}
 
 /// What a pass gave a sequence.
 #[derive(Debug)]
@@ -220,9 +205,21 @@ impl<A> Sequence<A> {
         self.generated() > 0 && self.pending() == 1
     }
 
-    /// Tokens a block of its own is missing for.
-    pub(super) fn lacks_block(&self) -> bool {
-        self.blocks.len() * BLOCK_TOKENS < self.tokens.len()
+    /// Blocks that its tokens need beside its own.
+    pub(super) fn missing_blocks(&self) -> usize {
+        self.tokens.len().div_ceil(BLOCK_TOKENS).saturating_sub(self.blocks.len())
+    }
+
+    /// As the scheduler sees it.
+    pub(super) fn stage(&self) -> Stage {
+        if self.is_decoding() {
+            return Stage::Decoding { missing_blocks: self.missing_blocks() };
+        }
+        let report = match self.scores_prompt() {
+            true => Report::Each { virtual_tokens: self.pending_virtual() },
+            false => Report::Last,
+        };
+        Stage::Prompt { pending: self.pending(), report }
     }
 
     /// The logits wanted of its next `count` tokens.
@@ -242,15 +239,16 @@ impl<A> Sequence<A> {
         self.task.prompt_logprobs.is_some() && matches!(self.opening, Opening::Due { .. })
     }
 
-    /// Takes blocks for all its tokens, sharing those that are cached and leaving `spare` blocks to others.
+    /// Takes blocks for all its tokens, sharing those that are cached, if it may enter beside `running` others.
     /// Returns how many of them, without virtual ones, were found in the cache, or `None`, with nothing taken, if there are too
     /// few blocks.
-    pub(super) fn enter(&mut self, kv: &mut KvCache, spare: usize) -> Option<usize> {
+    pub(super) fn enter(&mut self, kv: &mut KvCache, limits: &BatchLimits, running: usize) -> Option<usize> {
         // The last token is computed in any case: its logits are needed.
         let reusable = if self.scores_prompt() { 0 } else { self.tokens.len() - 1 };
         let found = kv.lookup(self.namespace, &self.tokens[..reusable]);
         let missing = kv.blocks_for(self.tokens.len()) - found.blocks.len();
-        let fresh = if kv.available() >= missing + spare { kv.allocate(missing) } else { None };
+        let may_enter = may_enter(limits, running, missing, kv.available());
+        let fresh = if may_enter { kv.allocate(missing) } else { None };
         let Some(fresh) = fresh else {
             kv.release(&found.blocks);
             return None;

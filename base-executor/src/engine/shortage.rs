@@ -7,7 +7,7 @@
 use model::forward::{BLOCK_TOKENS, ForwardPass};
 use shmproto::message::{ErrorCode, WireError};
 
-use super::{Engine, postprocess::StepFailed, schedule::Portion, sequence::failure};
+use super::{Engine, computing::StepFailed, schedule::Portion, sequence::failure};
 
 impl<P: ForwardPass> Engine<P> {
     /// Computes `plan` and hands out what has come of it. If the device is lost meanwhile, nothing is handed out.
@@ -24,7 +24,7 @@ impl<P: ForwardPass> Engine<P> {
                 failpoint::pass("executor.after_step_before_outputs");
                 self.postprocess(plan);
             }
-            Err(_) if self.pass.is_lost() => {}
+            Err(_) if self.computing.is_lost() => {}
             Err(StepFailed::Fault) => self.fail_planned(plan),
             Err(StepFailed::NoMemory(why)) => {
                 self.note_shortage(&why);
@@ -57,7 +57,7 @@ impl<P: ForwardPass> Engine<P> {
                 parts.sort_unstable_by_key(|portion| std::cmp::Reverse(portion.sequence));
                 for part in parts {
                     self.run_whole(&[part]);
-                    if self.pass.is_lost() {
+                    if self.computing.is_lost() {
                         return;
                     }
                 }
@@ -67,12 +67,12 @@ impl<P: ForwardPass> Engine<P> {
 
     /// There is no memory for this request, whoever else there is.
     fn refuse(&mut self, portion: Portion, why: &str) {
-        let caller = self.running[portion.sequence].caller;
+        let caller = self.queues.running()[portion.sequence].caller;
         let message = format!("there is no memory for this request now: {why}; or send it again later");
         tracing::error!(request = caller.request, why, "a request finds no memory");
         self.outboxes
             .output(caller, failure(caller.request, WireError { code: ErrorCode::NoMemory, message }));
-        let sequence = self.running.remove(portion.sequence);
+        let sequence = self.queues.end(portion.sequence);
         self.retire(sequence);
     }
 }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use kernels::lora::SharedBytes;
-use model::prepared_adapter::ImageNumber;
+use model::deltas::matrices::ImageNumber;
 use rustix::{
     event::{EventfdFlags, eventfd},
     fd::{AsFd, BorrowedFd, OwnedFd},
@@ -44,7 +44,7 @@ impl Library {
 
     /// Puts an image on offer; it stays until the returned bytes are dropped.
     #[must_use]
-    pub fn shelve(&self, image: &Image) -> (ImageNumber, SharedBytes) {
+    pub fn publish(&self, image: &Image) -> (ImageNumber, SharedBytes) {
         let number = self.0.next.fetch_add(1, Ordering::Relaxed);
         self.0.lock().insert(number, image.clone());
         self.0.ring();

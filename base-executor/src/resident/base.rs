@@ -1,42 +1,47 @@
 //! Where the weights come from, until they are loaded, and what of them is lent to split clients.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use kernels::{TensorType, lora::LoraPrecision};
-use model::{
-    config::ModelConfig,
-    forward::ForwardPass,
-    layout::BLOCK_TARGETS,
+use files::{
     location::{HubSettings, resolve},
-    random_source::RandomSource,
+    model_files::ModelFiles,
+    text_hash::TextHash,
+};
+use kernels::{TensorType, lora::LoraPrecision};
+use layer_service::{
+    settings::LayerSettings,
+    start::{BaseFacts, Places, name_of, start},
+};
+use model::{
+    forward::ForwardPass,
+    shape::{
+        config::ModelConfig,
+        identity::{Hashed, Identified},
+        layout::BLOCK_TARGETS,
+        source::TensorId,
+    },
     sites::EvaluateSites,
     skeleton::SkeletonPlan,
-    source::{TensorId, WeightSource},
+    sources::random::RandomSource,
 };
 
 use shmproto::message::DeviceFacts;
 
 use super::{Facts, kv_numbers, precision};
-use crate::{
-    config::Config,
-    engine::company::Tenancy,
-    layers::{
-        settings::LayerSettings,
-        start::{BaseFacts, Places, name_of, start},
-    },
-    process,
-};
+use crate::{config::Config, engine::layers::LayerService, process};
 
 /// A base that is about to be loaded.
 pub(super) struct Base {
     /// Path of the model file or directory.
     pub(super) path: PathBuf,
     /// Its weights.
-    pub(super) source: Box<dyn WeightSource + Send + Sync>,
+    pub(super) source: Box<dyn Identified + Send + Sync>,
     /// Cores to compute on, or to load with.
     pub(super) cores: Vec<usize>,
-    /// What tells it from others, if that takes no reading.
-    identity: Option<[u8; 32]>,
+    /// What is told while the weights are loaded.
+    pub(super) stage: &'static str,
+    /// What its text was made of before its weights were opened.
+    text: TextHash,
     plan: Option<SkeletonPlan>,
 }
 
@@ -44,6 +49,7 @@ pub(super) struct Base {
 pub(super) struct Loaded {
     pub(super) path: PathBuf,
     pub(super) base_hash: [u8; 32],
+    text: TextHash,
     pub(super) cores: Vec<usize>,
     plan: Option<SkeletonPlan>,
 }
@@ -56,27 +62,24 @@ impl Base {
     pub(super) fn open(config: &Config) -> anyhow::Result<Self> {
         let path = resolve(&config.model, &HubSettings::from_env())?;
         let cores = match &config.cores {
-            Some(cores) => cores.0.clone(),
+            Some(cores) => cores.0.iter().map(|&core| core as usize).collect(),
             None => process::allowed_cores()?,
         };
+        // Before the weights, like the plan, so that a model put in its place meanwhile is noticed.
+        let text = text_of(&path)?;
         if let Some(seed) = config.random_weights {
-            let source = RandomSource::open(&path, seed)?;
+            let source = Box::new(RandomSource::open(&path, seed)?);
             tracing::warn!(seed, "the weights are made of a number: answers mean nothing");
-            let (identity, source) = (Some(source.identity()), Box::new(source));
-            return Ok(Self { path, source, cores, identity, plan: None });
+            return Ok(Self { path, source, cores, stage: "making weights", text, plan: None });
         }
-        // Before the weights, so that a model put in its place meanwhile is noticed.
         let plan = config.layer_socket().map(|_| SkeletonPlan::of(&path)).transpose();
-        let source = model::open::open(&path).map_err(|error| match error.is_of_configuration() {
-            true => anyhow::Error::new(error).context("split clients could run it with --engine none"),
-            false => error.into(),
-        })?;
-        Ok(Self { path, source, cores, identity: None, plan: plan? })
-    }
-
-    /// What is told while the weights are loaded.
-    pub(super) fn stage(&self) -> &'static str {
-        if self.identity.is_some() { "making weights" } else { "reading weights" }
+        let source =
+            model::sources::open::open(&path).map_err(|error| match error.is_of_configuration() {
+                true => anyhow::Error::new(error).context("split clients could run it with --engine none"),
+                false => error.into(),
+            })?;
+        let source = Box::new(Hashed::new(source));
+        Ok(Self { path, source, cores, stage: "reading weights", text, plan: plan? })
     }
 
     /// Whether its linear layers are of 32 bits, so that nothing beside them is rounded.
@@ -91,32 +94,39 @@ impl Base {
     /// # Errors
     /// If a file was written to meanwhile.
     pub(super) fn close(self) -> anyhow::Result<Loaded> {
-        let Self { path, source, cores, identity, plan } = self;
-        let base_hash = identity.unwrap_or_else(|| model::identity::of_base(&*source));
+        let Self { path, source, cores, text, plan, .. } = self;
+        let base_hash = source.identity(text);
+        let text_stayed = text_of(&path).is_ok_and(|now| now == text);
         anyhow::ensure!(
-            source.unchanged() && plan.as_ref().is_none_or(SkeletonPlan::is_current),
+            text_stayed && source.unchanged() && plan.as_ref().is_none_or(SkeletonPlan::is_current),
             "{} was written to while it was loaded, so its weights cannot be trusted; start again once it is whole, and \
              replace model files by renaming",
             path.display()
         );
-        Ok(Loaded { path, base_hash, cores, plan })
+        Ok(Loaded { path, base_hash, text, cores, plan })
     }
+}
+
+/// What the text of the model at `path` is made of; weights may be elsewhere, or made.
+fn text_of(path: &Path) -> anyhow::Result<TextHash> {
+    Ok(TextHash::of(&ModelFiles::text_at(path)?)?)
 }
 
 impl Loaded {
     /// What gateways are told of it, on `device`, with so many KV blocks.
     pub(super) fn facts(&self, device: DeviceFacts, shape: &ModelConfig, kv_blocks: u32) -> Facts {
+        let context_length = shape.context_length;
         let (model_path, base_hash) = (self.path.display().to_string(), self.base_hash);
-        Facts { model_path, base_hash, device, context_length: shape.context_length, kv_blocks }
+        Facts { model_path, base_hash, text_hash: self.text.0, device, context_length, kv_blocks }
     }
 
-    /// The base on loan, if it is lent: of this shape, beside adapters of the precision that suits it.
-    pub(super) fn lend(
+    /// What split clients are to be served, if they are: a base of this shape, beside adapters of the precision that suits it.
+    pub(super) fn layer_plan(
         &mut self,
         config: &Config,
         shape: &ModelConfig,
         suits: LoraPrecision,
-    ) -> Option<Loan> {
+    ) -> Option<LayerPlan> {
         let (socket, plan) = config.layer_socket().zip(self.plan.take())?;
         let base = BaseFacts {
             model: name_of(&config.model),
@@ -127,21 +137,21 @@ impl Loaded {
             adapters: precision(config, suits),
             plan,
         };
-        Some(Loan { settings: config.layers.settings(), places: Places::of(&config.layers, socket), base })
+        Some(LayerPlan { settings: config.layers.settings(), places: config.layers.places(socket), base })
     }
 }
 
-/// The base on loan: what split clients are served, and where.
-pub(super) struct Loan {
+/// What split clients are to be served, and where.
+pub(super) struct LayerPlan {
     settings: LayerSettings,
     places: Places,
     base: BaseFacts,
 }
 
-impl Loan {
+impl LayerPlan {
     /// Opens the doors.
-    pub(super) fn begin<P: ForwardPass + EvaluateSites>(self, pass: &P) -> anyhow::Result<Tenancy<P>> {
+    pub(super) fn open<P: ForwardPass + EvaluateSites>(self, pass: &P) -> anyhow::Result<LayerService<P>> {
         let (hub, doors) = start(self.settings, self.places, pass.sites(), self.base)?;
-        Ok(Tenancy { hub, base: |pass| pass, doors: Some(doors) })
+        Ok(LayerService { hub, base: |pass| pass, doors: Some(doors) })
     }
 }

@@ -1,15 +1,23 @@
 //! The base on the host's own cores.
 
-use std::fs;
+use std::{fs, sync::Arc};
 
 use anyhow::Context as _;
+use kernels::lora::LoraPrecision;
 use model::{
-    device_copy::DeviceMemory,
+    deltas::{cpu_copy::CpuMemory, device_copy::DeviceMemory},
     resident::{LoadedWeights, ResidentModel, ResidentOptions},
+    shape::config::ModelConfig,
+    weights::LoadProgress,
 };
 use shmproto::message::{DeviceFacts, DeviceKind};
 
-use super::{AdapterLoader, Platform, Resident, base::Base, costs, device_settings, kv_dtype, some_blocks};
+use super::{
+    AdapterLoader, Resident,
+    base::{Base, Loaded},
+    kv_dtype,
+    opening::{self, Opening},
+};
 use crate::{
     config::Config,
     device::{Arrivals, FreeBytes},
@@ -30,61 +38,79 @@ pub fn open(
     progress: &Progress,
     arrivals: Arrivals,
 ) -> anyhow::Result<Resident<ResidentModel, AdapterLoader>> {
-    let base = Base::open(config)?;
-    progress.stage(base.stage());
-    failpoint::pass("executor.before_weights");
-    let told = |at: model::weights::LoadProgress| progress.done(at.done, at.total);
-    let weights = LoadedWeights::load_telling(&*base.source, base.cores.len(), &told)?;
-    failpoint::pass("executor.after_weights");
-    let mut base = base.close()?;
-    let (shape, suits) = (weights.config().clone(), weights.adapter_precision());
-    let loan = base.lend(config, &shape, suits);
-    tracing::info!(
-        model = %base.path.display(),
-        architecture = shape.architecture,
-        weight_bytes = weights.bytes(),
-        threads = base.cores.len(),
-        isa = ?kernels::Isa::best(),
-        "weights loaded"
-    );
-    let options = options(config, base.cores.clone())?;
-    let library = Library::new().context("no descriptor is left for the images of adapters")?;
-    let loader = AdapterLoader::new(config, &shape, suits, &library);
-    progress.stage("taking memory for keys and values");
-    let mut pass = ResidentModel::new(weights, &options)?;
-    let kv_blocks = some_blocks(pass.kv_blocks())?;
-    let facts = base.facts(facts(), &shape, kv_blocks);
-    let settings = device_settings(config);
-    let costs = costs(&settings, &mut pass, &shape, &base.cores, kv_blocks, progress)?;
-    let (pass, workers) = with_workers(pass, config, library)?;
-    let (memory, free) = (DeviceMemory::Cpu, FreeBytes::new(free_bytes));
-    let placement = Platform { settings, memory, free, arrivals, workers, costs }.placement()?;
-    let tenancy = loan.map(|loan| loan.begin(&pass)).transpose()?;
-    Ok(Resident { pass, loader, placement, tenancy, facts })
+    opening::open(Host, Base::open(config)?, config, progress, arrivals)
 }
 
-fn options(config: &Config, cores: Vec<usize>) -> anyhow::Result<ResidentOptions> {
-    let kv_bytes = config.kv_bytes.map_or(DEFAULT_KV_BYTES, |bytes| bytes.0);
-    Ok(ResidentOptions {
-        cores,
-        kv_bytes: usize::try_from(kv_bytes).context("--kv-bytes is more than this machine can address")?,
-        kv_dtype: kv_dtype(config),
-    })
-}
+/// The host's own cores and memory.
+struct Host;
 
-/// Opens the door for workers, if there may be any.
-fn with_workers(
-    pass: ResidentModel,
-    config: &Config,
-    library: Library,
-) -> anyhow::Result<(ResidentModel, Workers)> {
-    if config.max_workers == 0 {
-        return Ok((pass, Workers::default()));
+impl Opening for Host {
+    type Weights = LoadedWeights;
+    type Pass = ResidentModel;
+
+    fn load(&self, base: &Base, progress: &Progress) -> anyhow::Result<LoadedWeights> {
+        let told = |at: LoadProgress| progress.done(at.done, at.total);
+        Ok(LoadedWeights::load_telling(&*base.source, base.cores.len(), &told)?)
     }
-    let rows = config.chunk_tokens + config.max_running;
-    let (socket, most) = (config.worker_socket(), config.max_workers);
-    let (workers, assist) = Workers::start(&socket, most, rows, pass.config(), library)?;
-    Ok((pass.with_assist(assist), workers))
+
+    fn shape(weights: &LoadedWeights) -> (ModelConfig, LoraPrecision) {
+        (weights.config().clone(), weights.adapter_precision())
+    }
+
+    fn tell(&self, base: &Loaded, weights: &LoadedWeights) {
+        tracing::info!(
+            model = %base.path.display(),
+            architecture = weights.config().architecture,
+            weight_bytes = weights.bytes(),
+            threads = base.cores.len(),
+            isa = ?kernels::Isa::best(),
+            "weights loaded"
+        );
+    }
+
+    fn pass(
+        &self,
+        weights: LoadedWeights,
+        config: &Config,
+        cores: &[usize],
+    ) -> anyhow::Result<ResidentModel> {
+        let kv_bytes = config.kv_bytes.map_or(DEFAULT_KV_BYTES, |bytes| bytes.0);
+        let options = ResidentOptions {
+            cores: cores.to_vec(),
+            kv_bytes: usize::try_from(kv_bytes)
+                .context("--kv-bytes is more than this machine can address")?,
+            kv_dtype: kv_dtype(config),
+        };
+        Ok(ResidentModel::new(weights, &options)?)
+    }
+
+    fn kv_blocks(pass: &ResidentModel) -> usize {
+        pass.kv_blocks()
+    }
+
+    fn facts(&self) -> DeviceFacts {
+        facts()
+    }
+
+    /// Opens the door for workers, if there may be any.
+    fn with_workers(
+        pass: ResidentModel,
+        config: &Config,
+        _: &[usize],
+        library: Library,
+    ) -> anyhow::Result<(ResidentModel, Workers)> {
+        if config.max_workers == 0 {
+            return Ok((pass, Workers::default()));
+        }
+        let rows = config.chunk_tokens + config.max_running;
+        let (socket, most) = (config.worker_socket(), config.max_workers);
+        let (workers, assist) = Workers::start(&socket, most, rows, pass.config(), library)?;
+        Ok((pass.with_assist(assist), workers))
+    }
+
+    fn memory(self, _: &ResidentModel) -> (Arc<dyn DeviceMemory>, FreeBytes) {
+        (Arc::new(CpuMemory), FreeBytes::new(free_bytes))
+    }
 }
 
 /// What the system says of its processor and memory.

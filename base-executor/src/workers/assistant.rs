@@ -26,10 +26,10 @@ use kernels::{
     lora::{HeadSegment, sum_heads},
 };
 use model::{
-    assist::{Ask, Assist},
-    forward::Compute,
+    cpu::Compute,
+    deltas::assist::{Ask, Assist},
 };
-use shmproto::board::{Board, Generation, PostError, Poster, SUMS_ALIGN, Slice, SliceState, TakeBack};
+use shmproto::board::{Board, PostError, Poster, SUMS_ALIGN, Slice, SliceState, TakeBack, WorkerNumber};
 
 use self::{
     pace::Pace,
@@ -84,7 +84,7 @@ pub(super) struct Assistant {
     surplus: Vec<Share>,
     pace: Pace,
     /// Workers that were waited for in vain since they last finished something.
-    strikes: HashMap<Generation, Strikes>,
+    strikes: HashMap<WorkerNumber, Strikes>,
 }
 
 /// How often, and since when, a worker was waited for in vain.
@@ -278,7 +278,7 @@ impl Assistant {
 
     /// Looks at a slice until it is no longer being computed, or `patience` is over: less of it for a worker that has
     /// been waited for in vain.
-    fn wait(&mut self, index: usize, worker: Generation, patience: Duration) {
+    fn wait(&mut self, index: usize, worker: WorkerNumber, patience: Duration) {
         let vain = self.strikes.get(&worker).map_or(0, |strikes| strikes.count);
         let patience = patience / (1 << vain.min(16));
         let begin = Instant::now();
@@ -296,7 +296,7 @@ impl Assistant {
     }
 
     /// A worker was waited for in vain. One that finishes nothing for long is stopped, stuck, or means harm.
-    fn strike(&mut self, worker: Generation) {
+    fn strike(&mut self, worker: WorkerNumber) {
         let now = Instant::now();
         if self.strikes.len() >= self.poster.geometry().seats {
             // Those who left are never heard of again.

@@ -44,7 +44,7 @@ use std::{
 
 use anyhow::Context as _;
 use kernels::cuda::{CudaError, board::has_reached};
-use model::{assist::Job, forward::Compute};
+use model::{cpu::Compute, deltas::assist::Job};
 use shmproto::board::XSlab;
 
 use self::attendant::Attendant;
@@ -142,7 +142,7 @@ impl<W: Wire> Bridge<W> {
         self.order(Order::Begin(self.pass));
     }
 
-    /// Takes on a job, and says its number. See [`model::assist::DeviceAssist::post`].
+    /// Takes on a job, and says its number. See [`model::cuda::assist::DeviceAssist::post`].
     ///
     /// # Panics
     ///
@@ -161,14 +161,14 @@ impl<W: Wire> Bridge<W> {
         self.posted
     }
 
-    /// The pass is over; if it failed, so is what it posted. See [`model::assist::DeviceAssist::end_pass`].
+    /// The pass is over; if it failed, so is what it posted. See [`model::cuda::assist::DeviceAssist::end_pass`].
     ///
     /// # Errors
     ///
     /// [`CudaError::Unanswered`] if a job was not computed.
     pub fn end_pass(&mut self) -> Result<(), CudaError> {
         self.is_under_way = false;
-        // SYNC POINT answered: a failure that went before an answer is seen with it.
+        // SYNC POINT answered: acquires, with the answer, a failure that went before it.
         let is_answered = has_reached(self.wire.answered(), self.posted);
         let has_failed = self.traffic.failed.load(Ordering::Relaxed) == self.pass;
         self.give_up();

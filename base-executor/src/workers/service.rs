@@ -1,5 +1,7 @@
 //! The thread that seats workers, offers them images, and notices who is gone.
 
+mod rate;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, atomic::Ordering},
@@ -11,7 +13,7 @@ use rustix::{
     fd::AsFd as _,
 };
 use shmproto::{
-    board::{Board, Generation},
+    board::{Board, WorkerNumber},
     handover::{
         Accepted, AdapterOffered, ExecutorEnd, FromWorker, Listener, Seated as SeatedMessage, SendError,
         ToWorker, bounded_text,
@@ -19,7 +21,8 @@ use shmproto::{
     image::Image,
 };
 
-use super::{Seated, Staff};
+use self::rate::SeatRate;
+use super::{Seated, Shared};
 use crate::images::Library;
 
 /// How often workers are looked at, at least.
@@ -28,14 +31,14 @@ const LOOK: Duration = Duration::from_millis(100);
 /// A worker without a sign of life for so long is stopped, or stuck. One that lives gives several a second.
 const LIFELESS: Duration = Duration::from_secs(5);
 
-/// Messages of one guest that are heard before the others have their turn.
-const MOST_MESSAGES: usize = 64;
+/// Messages of one peer that are heard before the others have their turn.
+const MAX_MESSAGES: usize = 64;
 
 /// How long a caller may take to say hello, and a worker to take an image.
-const MANNERS: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Callers that have not said hello; more are hung up on.
-const MOST_CALLERS: usize = 32;
+const MAX_CALLERS: usize = 32;
 
 /// After this the process has no descriptors to spare; others may give some back.
 const NO_DESCRIPTORS: Duration = Duration::from_millis(50);
@@ -43,23 +46,33 @@ const NO_DESCRIPTORS: Duration = Duration::from_millis(50);
 /// Serves one socket.
 pub(super) struct Service {
     listener: Listener,
-    staff: Arc<Staff>,
+    shared: Arc<Shared>,
     board: Board,
     library: Library,
-    guests: Vec<Guest>,
+    peers: Vec<Peer>,
+    rate: SeatRate,
 }
 
 /// A connection.
-struct Guest {
+struct Peer {
     connection: ExecutorEnd,
     pid: u32,
-    seat: Option<Generation>,
+    seat: Option<WorkerNumber>,
+    /// The core of one that has said hello and waits for its seat.
+    asks: Option<u32>,
     /// Images it was offered, which it may or may not have mapped.
     offered: BTreeSet<u64>,
     /// Since when it does not do what it should.
     owes_since: Option<Instant>,
     /// Its last sign of life, and when that was new.
     heartbeat: (u32, Instant),
+}
+
+/// Where workers are seated.
+struct Seating<'a> {
+    board: &'a Board,
+    shared: &'a Arc<Shared>,
+    rate: &'a mut SeatRate,
 }
 
 /// Why a connection ends.
@@ -73,37 +86,37 @@ enum Leave {
     Fenced,
     #[error("it gave no sign of life for {} s", LIFELESS.as_secs())]
     Lifeless,
-    #[error("it took nothing for {} s", MANNERS.as_secs())]
+    #[error("it took nothing for {} s", PATIENCE.as_secs())]
     Slow,
 }
 
 impl Service {
-    pub(super) fn new(listener: Listener, staff: Arc<Staff>, board: Board, library: Library) -> Self {
-        Self { listener, staff, board, library, guests: Vec::new() }
+    pub(super) fn new(listener: Listener, shared: Arc<Shared>, board: Board, library: Library) -> Self {
+        Self { listener, shared, board, library, peers: Vec::new(), rate: SeatRate::new(Instant::now()) }
     }
 
     /// Runs until the executor is done with its workers.
     pub(super) fn run(mut self) {
-        while !self.staff.is_let_go.load(Ordering::Relaxed) {
+        while !self.shared.is_let_go.load(Ordering::Relaxed) {
             self.library.note_changes();
             self.accept();
             let images = self.library.images();
-            let (board, staff) = (&self.board, &self.staff);
-            let guests = std::mem::take(&mut self.guests);
-            self.guests = guests
+            let mut seating = Seating { board: &self.board, shared: &self.shared, rate: &mut self.rate };
+            let peers = std::mem::take(&mut self.peers);
+            self.peers = peers
                 .into_iter()
-                .filter_map(|mut guest| match guest.serve(board, staff, &images) {
-                    Ok(()) => Some(guest),
+                .filter_map(|mut peer| match peer.serve(&mut seating, &images) {
+                    Ok(()) => Some(peer),
                     Err(leave) => {
-                        guest.dismiss(board, staff, &leave);
+                        peer.dismiss(seating.board, seating.shared, &leave);
                         None
                     }
                 })
                 .collect();
             self.wait();
         }
-        for guest in &self.guests {
-            let _ = guest.connection.send(&ToWorker::Closing, &[]);
+        for peer in &self.peers {
+            let _ = peer.connection.send(&ToWorker::Closing, &[]);
         }
     }
 
@@ -111,9 +124,9 @@ impl Service {
         loop {
             match self.listener.accept() {
                 Ok(Some(Accepted { connection, pid })) => {
-                    let callers = self.guests.iter().filter(|guest| guest.seat.is_none()).count();
-                    if callers < MOST_CALLERS {
-                        self.guests.push(Guest::new(connection, pid));
+                    let callers = self.peers.iter().filter(|peer| peer.seat.is_none()).count();
+                    if callers < MAX_CALLERS {
+                        self.peers.push(Peer::new(connection, pid));
                     }
                 }
                 Ok(None) => return,
@@ -132,10 +145,10 @@ impl Service {
             PollFd::from_borrowed_fd(self.listener.as_fd(), PollFlags::IN),
             PollFd::from_borrowed_fd(self.library.changed(), PollFlags::IN),
         ];
-        fds.extend(self.guests.iter().map(|guest| {
-            let full = guest.owes_since.is_some() && guest.seat.is_some();
+        fds.extend(self.peers.iter().map(|peer| {
+            let full = peer.owes_since.is_some() && peer.seat.is_some();
             let flags = if full { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-            PollFd::from_borrowed_fd(guest.connection.as_fd(), flags)
+            PollFd::from_borrowed_fd(peer.connection.as_fd(), flags)
         }));
         let timeout = Timespec::try_from(LOOK).ok();
         // Interrupted or not: the next round looks at everything.
@@ -143,39 +156,44 @@ impl Service {
     }
 }
 
-impl Guest {
+impl Peer {
     fn new(connection: ExecutorEnd, pid: u32) -> Self {
         let now = Instant::now();
-        let offered = BTreeSet::new();
-        Self { connection, pid, seat: None, offered, owes_since: Some(now), heartbeat: (0, now) }
+        let (seat, asks, offered) = (None, None, BTreeSet::new());
+        Self { connection, pid, seat, asks, offered, owes_since: Some(now), heartbeat: (0, now) }
     }
 
     /// Takes in what it said and sends it what it does not know.
-    fn serve(
-        &mut self,
-        board: &Board,
-        staff: &Arc<Staff>,
-        images: &BTreeMap<u64, Image>,
-    ) -> Result<(), Leave> {
-        for _ in 0..MOST_MESSAGES {
+    fn serve(&mut self, seating: &mut Seating<'_>, images: &BTreeMap<u64, Image>) -> Result<(), Leave> {
+        for _ in 0..MAX_MESSAGES {
             let received = self.connection.receive().map_err(|error| Leave::Gone(error.to_string()))?;
             let Some((message, _)) = received else { break };
-            self.heard(message, board, staff)?;
+            self.heard(message)?;
         }
-        if let Some(generation) = self.seat {
-            self.feel_pulse(board, generation)?;
-            self.reconcile(images)?;
+        let now = Instant::now();
+        if let Some(core) = self.asks.filter(|_| seating.rate.permits(now)) {
+            self.take_seat(core, seating.board, seating.shared)?;
+            seating.rate.count(now);
         }
+        if let Some(worker) = self.seat {
+            self.feel_pulse(seating.board, worker)?;
+            self.reconcile(images, now)?;
+        }
+        self.check_patience(now)
+    }
+
+    /// It does not keep us waiting.
+    fn check_patience(&self, now: Instant) -> Result<(), Leave> {
         match self.owes_since {
-            Some(since) if since.elapsed() > MANNERS => Err(Leave::Slow),
+            Some(since) if now.saturating_duration_since(since) > PATIENCE => Err(Leave::Slow),
             _ => Ok(()),
         }
     }
 
     /// It is still admitted, and lives.
-    fn feel_pulse(&mut self, board: &Board, generation: Generation) -> Result<(), Leave> {
+    fn feel_pulse(&mut self, board: &Board, worker: WorkerNumber) -> Result<(), Leave> {
         let seats = board.figures().seats;
-        let seat = seats.iter().find(|seat| seat.generation == generation).ok_or(Leave::Fenced)?;
+        let seat = seats.iter().find(|seat| seat.worker == worker).ok_or(Leave::Fenced)?;
         let (known, since) = self.heartbeat;
         if known != seat.heartbeat {
             self.heartbeat = (seat.heartbeat, Instant::now());
@@ -185,15 +203,16 @@ impl Guest {
         Ok(())
     }
 
-    fn heard(&mut self, message: FromWorker, board: &Board, staff: &Arc<Staff>) -> Result<(), Leave> {
+    fn heard(&mut self, message: FromWorker) -> Result<(), Leave> {
         match message {
             FromWorker::Hello(hello) => {
                 failpoint::pass("executor.worker_hello");
-                if self.seat.is_some() {
+                if self.seat.is_some() || self.asks.is_some() {
                     return Err(Leave::Refused("it said hello twice".to_owned()));
                 }
                 hello.check().map_err(|error| Leave::Refused(error.to_string()))?;
-                self.take_seat(hello.core, board, staff)
+                (self.asks, self.owes_since) = (Some(hello.core), None);
+                Ok(())
             }
             FromWorker::AdapterMapped(image) => {
                 tracing::debug!(image, pid = self.pid, "a worker has mapped an image");
@@ -212,49 +231,46 @@ impl Guest {
         }
     }
 
-    fn take_seat(&mut self, core: u32, board: &Board, staff: &Arc<Staff>) -> Result<(), Leave> {
+    fn take_seat(&mut self, core: u32, board: &Board, shared: &Arc<Shared>) -> Result<(), Leave> {
         let offer = board.seat().map_err(|error| Leave::Refused(error.to_string()))?;
-        let generation = offer.generation;
-        self.seat = Some(generation);
-        staff.arrived(Seated { generation: generation.get(), core, pid: self.pid });
+        let worker = offer.worker;
+        (self.seat, self.asks) = (Some(worker), None);
+        shared.arrived(Seated { worker: worker.get(), core, pid: self.pid });
         let [control_bytes, x_bytes, sums_bytes] = offer.bytes().map(|bytes| bytes as u64);
-        let seated = SeatedMessage {
-            seat: offer.seat.0,
-            generation: generation.get(),
-            control_bytes,
-            x_bytes,
-            sums_bytes,
-        };
+        let seated =
+            SeatedMessage { seat: offer.seat.0, worker: worker.get(), control_bytes, x_bytes, sums_bytes };
         let fds =
             offer.fds().ok_or_else(|| Leave::Refused("the board is of this process alone".to_owned()))?;
         self.connection
             .send(&ToWorker::Seated(seated), &fds)
             .map_err(|error| Leave::Gone(error.to_string()))?;
         failpoint::pass("executor.worker_seated");
-        tracing::info!(core, pid = self.pid, %generation, "a worker is seated");
-        self.owes_since = None;
+        tracing::info!(core, pid = self.pid, %worker, "a worker is seated");
         self.heartbeat = (0, Instant::now());
         Ok(())
     }
 
     /// Offers what is new and withdraws what is gone, as far as it takes that.
-    fn reconcile(&mut self, images: &BTreeMap<u64, Image>) -> Result<(), Leave> {
-        match self.try_reconcile(images) {
+    fn reconcile(&mut self, images: &BTreeMap<u64, Image>, now: Instant) -> Result<(), Leave> {
+        let mut told = 0;
+        match self.try_reconcile(images, &mut told) {
             Ok(()) => self.owes_since = None,
-            Err(SendError::Full) => {
-                self.owes_since.get_or_insert_with(Instant::now);
-            }
+            // Who takes some, of many, is at work on them.
+            Err(SendError::Full) if told > 0 => self.owes_since = Some(now),
+            Err(SendError::Full) => _ = self.owes_since.get_or_insert(now),
             Err(error) => return Err(Leave::Gone(error.to_string())),
         }
         Ok(())
     }
 
-    fn try_reconcile(&mut self, images: &BTreeMap<u64, Image>) -> Result<(), SendError> {
+    /// Counts in `told` what it was told.
+    fn try_reconcile(&mut self, images: &BTreeMap<u64, Image>, told: &mut usize) -> Result<(), SendError> {
         let gone: Vec<u64> =
             self.offered.iter().filter(|number| !images.contains_key(number)).copied().collect();
         for number in gone {
             self.connection.send(&ToWorker::AdapterWithdrawn(number), &[])?;
             self.offered.remove(&number);
+            *told += 1;
         }
         for (&number, image) in images {
             if !self.offered.contains(&number) {
@@ -262,6 +278,7 @@ impl Guest {
                 let offered = ToWorker::AdapterOffered(AdapterOffered { image: number, bytes });
                 self.connection.send(&offered, &[image.fd()])?;
                 self.offered.insert(number);
+                *told += 1;
                 failpoint::pass("executor.image_offered");
             }
         }
@@ -269,18 +286,70 @@ impl Guest {
     }
 
     /// Nothing it writes is read any more.
-    fn dismiss(self, board: &Board, staff: &Arc<Staff>, leave: &Leave) {
+    fn dismiss(self, board: &Board, shared: &Arc<Shared>, leave: &Leave) {
         if let Leave::Refused(reason) = leave {
             let _ = self.connection.send(&ToWorker::Refused(bounded_text(reason).to_owned()), &[]);
         }
         match self.seat {
-            Some(generation) => {
-                board.fence(generation);
-                staff.left(generation.get());
+            Some(worker) => {
+                board.fence(worker);
+                shared.left(worker.get());
                 failpoint::pass("executor.worker_lost");
-                tracing::warn!(pid = self.pid, %generation, reason = %leave, "a worker is lost; its part is computed here");
+                tracing::warn!(pid = self.pid, %worker, reason = %leave, "a worker is lost; its part is computed here");
             }
             None => tracing::warn!(pid = self.pid, reason = %leave, "a caller at the workers' socket left"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
+    use shmproto::{handover::WorkerEnd, image::ImageEntry};
+
+    use super::*;
+
+    fn image() -> Image {
+        // Kind 0 is f32.
+        let entry = ImageEntry {
+            module: 0,
+            rank: 16,
+            columns: 16,
+            rows: 16,
+            scale: 1.0,
+            a_kind: 0,
+            b_kind: 0,
+            a_offset: 0,
+            b_offset: 1024,
+        };
+        Image::build(&[entry], &[0; 2048]).unwrap()
+    }
+
+    #[test]
+    fn a_worker_that_maps_many_images_one_after_the_other_keeps_its_seat() {
+        let (ours, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None).unwrap();
+        // It takes few at a time, as if there were many more.
+        sockopt::set_socket_send_buffer_size(&ours, 1).unwrap();
+        let (mut peer, worker) = (Peer::new(ExecutorEnd::over(ours), 1), WorkerEnd::over(theirs));
+        let image = image();
+        let images: BTreeMap<u64, Image> = (0..300).map(|number| (number, image.clone())).collect();
+        let mut now = Instant::now();
+        peer.owes_since = None;
+        let mut mapped = 0;
+        while mapped < 300 {
+            peer.reconcile(&images, now).unwrap();
+            peer.check_patience(now).unwrap();
+            now += Duration::from_millis(100);
+            assert!(matches!(worker.receive(), Ok(Some((ToWorker::AdapterOffered(_), _)))));
+            mapped += 1;
+        }
+        assert_eq!(peer.offered.len(), 300);
+        // One that takes nothing at all does not.
+        let more: BTreeMap<u64, Image> = (300..600).map(|number| (number, image.clone())).collect();
+        peer.reconcile(&more, now).unwrap();
+        now += PATIENCE + Duration::from_millis(100);
+        peer.reconcile(&more, now).unwrap();
+        assert!(matches!(peer.check_patience(now), Err(Leave::Slow)));
     }
 }

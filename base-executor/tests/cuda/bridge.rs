@@ -4,7 +4,7 @@
 use std::{fs::Permissions, os::unix::fs::PermissionsExt as _, sync::Arc, time::Duration};
 
 use base_executor::{
-    images::{Library, shelve},
+    images::{Library, publish},
     workers::{Bridging, Door, JobRows, Workers},
 };
 use kernels::{
@@ -16,11 +16,13 @@ use kernels::{
     lora::{LoraPrecision, NumberKind, sum_ranks},
 };
 use model::{
-    assist::{DeviceAssist, Invocation, Job, OwnedAsk},
-    config::ModelConfig,
-    open::open,
-    prepared_adapter::{EncodedAdapter, PreparedAdapter},
-    source::Target,
+    cuda::assist::{DeviceAssist, Invocation},
+    deltas::{
+        assist::{Job, OwnedAsk},
+        prepared::{EncodedAdapter, PreparedAdapter},
+    },
+    shape::{config::ModelConfig, source::Target},
+    sources::open::open,
 };
 use tempfile::TempDir;
 
@@ -59,7 +61,7 @@ impl Scene {
             Workers::start_on_device(Some(door), rows, &config, library.clone(), bridging).unwrap();
         let adapter = adapter_of_everything(&config, &[24]);
         let encoded = EncodedAdapter::new(&adapter, &config, LoraPrecision::Exact);
-        let adapter = shelve(encoded, &config, &library).unwrap();
+        let adapter = publish(encoded, &config, &library).unwrap();
         let mut staff = Staff::default();
         (0..workers).for_each(|_| staff.hire(&socket, honest));
         until(|| known.cores().len() == workers, || "workers are seated".to_owned());

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kernels::lora::LoraPrecision;
-use model::prepared_adapter::PreparedAdapter;
+use model::deltas::prepared::PreparedAdapter;
 use serde_json::Value;
 
 use crate::worker::{
@@ -43,7 +43,7 @@ fn one_to_four_workers_give_the_bits_of_the_host_tier_however_much_has_arrived()
             .map(|adapter| house.golden_adapter(name, adapter))
             .into();
         let everything = adapter_of_everything(house.model.config(), &[70, 3, 16]);
-        adapters.push(house.shelve(&everything, LoraPrecision::Exact));
+        adapters.push(house.publish(&everything, LoraPrecision::Exact));
         let requests = batch(&adapters);
         let expected = host_bits(name, &requests);
         let before = tallies(&adapters);
@@ -75,7 +75,7 @@ fn a_pass_that_waits_for_nobody_has_the_same_bits() {
     for (name, threads) in [("llama-rope3", 3), ("qwen2-f16", 2)] {
         let mut house = House::new(name, threads, Pace::Swift);
         let everything = adapter_of_everything(house.model.config(), &[40, 5, 33, 16]);
-        let adapter = house.shelve(&everything, LoraPrecision::Compact);
+        let adapter = house.publish(&everything, LoraPrecision::Compact);
         let requests = [request(1, 60, Some(&adapter)), request(2, 3, None), request(3, 2, Some(&adapter))];
         let expected = host_bits(name, &requests);
         let mut staff = Staff::default();
@@ -106,7 +106,7 @@ fn an_adapter_that_arrives_while_workers_compute_changes_no_bit() {
             scope.spawn(|| {
                 while copy.next_bytes().is_some() {
                     std::thread::sleep(std::time::Duration::from_micros(150));
-                    copy.copy_next(&adapter);
+                    copy.copy_next(adapter.host());
                 }
             });
             while !copy.is_complete() {

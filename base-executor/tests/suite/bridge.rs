@@ -13,7 +13,7 @@ use std::{
 };
 
 use base_executor::{
-    images::{Library, shelve},
+    images::{Library, publish},
     workers::{Door, Workers, bridge::Bridge},
 };
 use kernels::{
@@ -21,11 +21,12 @@ use kernels::{
     lora::LoraPrecision,
 };
 use model::{
-    assist::{Job, OwnedAsk},
-    config::ModelConfig,
-    open::open,
-    prepared_adapter::{EncodedAdapter, PreparedAdapter},
-    source::Target,
+    deltas::{
+        assist::{Job, OwnedAsk},
+        prepared::{EncodedAdapter, PreparedAdapter},
+    },
+    shape::{config::ModelConfig, source::Target},
+    sources::open::open,
 };
 use shmproto::message::Stats;
 use tempfile::TempDir;
@@ -73,7 +74,7 @@ impl Scene {
         let adapter = |ranks: &[usize]| {
             let encoded =
                 EncodedAdapter::new(&adapter_of_everything(&config, ranks), &config, LoraPrecision::Exact);
-            shelve(encoded, &config, &library).unwrap()
+            publish(encoded, &config, &library).unwrap()
         };
         let adapters = [&[16][..], &[70, 3, 16], &[1, 40]].map(adapter).into();
         let words = words.unwrap();

@@ -8,15 +8,16 @@ use std::{
 };
 
 use base_executor::{
-    adapters::{Budget, Prepared},
-    clock::{Clock, SystemClock},
+    adapters::{Budget, Loaded, Prepared},
     engine::{
         Engine, Limits,
-        event::{Caller, ConnectionId, Event, Loaded},
+        event::{Caller, ConnectionId, Event},
     },
     placement::{Arrival, Found, Placement, PlacementError},
 };
-use model::generation::{AdapterId, Generation};
+use ids::{AdapterId, Generation};
+use patience::WATCHDOG;
+use policy::clock::{Clock, SystemClock};
 use shmproto::message::{
     AdapterStats, ColdStart, DeviceFacts, ErrorCode, Finish, Generate, Output, Stats, ToGateway,
     UnloadAdapter, Welcome,
@@ -26,10 +27,14 @@ use tokio::sync::mpsc;
 use crate::common::{FakeAdapter, FakePass, PANICS, prompt, request};
 
 const GATEWAY: ConnectionId = ConnectionId(1);
-const ROOMY: Limits =
-    Limits { max_running: 64, max_waiting: 256, chunk_tokens: 512, kv_blocks: 4096, context_length: 2048 };
-/// What hangs is given up after this.
-const WATCHDOG: Duration = Duration::from_secs(60);
+const ROOMY: Limits = Limits {
+    max_running: 64,
+    max_waiting: 256,
+    max_waiting_tokens: 1 << 20,
+    chunk_tokens: 512,
+    kv_blocks: 4096,
+    context_length: 2048,
+};
 
 /// Where adapters are, as the test says, and what the engine did about it.
 #[derive(Debug, Default)]
@@ -110,7 +115,7 @@ impl Placement<FakeAdapter> for FakeTier {
     fn adapter_stats(&self, _: AdapterId, _: &FakeAdapter, _: &mut AdapterStats) {}
 }
 
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 struct TestClock(Arc<Mutex<Instant>>);
 
 impl Clock for TestClock {
@@ -239,6 +244,7 @@ fn engine(limits: Limits, clock: Box<dyn Clock>, tier: &FakeTier) -> Engine<Fake
         instance: 1,
         model_path: String::new(),
         base_hash: [0; 32],
+        text_hash: [0; 32],
         device: DeviceFacts::default(),
         context_length: 0,
         vocab_size: 0,

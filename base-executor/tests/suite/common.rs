@@ -6,8 +6,9 @@ use std::{
     time::Duration,
 };
 
+use ids::BlockId;
 use model::{
-    forward::{BLOCK_TOKENS, BlockId, ForwardPass, LogitRows, SequenceSlice},
+    forward::{BLOCK_TOKENS, ForwardPass, LogitRows, SequenceSlice},
     sites::Company,
 };
 use shmproto::message::{Generate, Sampling};

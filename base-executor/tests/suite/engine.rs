@@ -10,17 +10,15 @@ use std::{
 };
 
 use base_executor::{
-    adapters::{Budget, Prepared},
-    clock::Clock,
+    adapters::{Budget, Loaded, Prepared},
     engine::{
         Engine, Limits,
-        event::{Caller, ConnectionId, Event, Loaded},
+        event::{Caller, ConnectionId, Event},
     },
 };
-use model::{
-    forward::LogitRows,
-    generation::{AdapterId, Generation},
-};
+use ids::{AdapterId, Generation};
+use model::forward::LogitRows;
+use policy::clock::Clock;
 use proptest::prelude::*;
 use shmproto::message::{
     AdapterUnloaded, ColdStart, DeviceFacts, ErrorCode, Finish, Generate, Output, Stats, ToGateway,
@@ -33,10 +31,16 @@ use crate::common::{
 };
 
 const GATEWAY: ConnectionId = ConnectionId(1);
-const ROOMY: Limits =
-    Limits { max_running: 64, max_waiting: 256, chunk_tokens: 512, kv_blocks: 4096, context_length: 2048 };
+const ROOMY: Limits = Limits {
+    max_running: 64,
+    max_waiting: 256,
+    max_waiting_tokens: 1 << 20,
+    chunk_tokens: 512,
+    kv_blocks: 4096,
+    context_length: 2048,
+};
 
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 struct TestClock(Arc<Mutex<Instant>>);
 
 impl Clock for TestClock {
@@ -186,6 +190,7 @@ fn welcome() -> Welcome {
         instance: 1,
         model_path: String::new(),
         base_hash: [0; 32],
+        text_hash: [0; 32],
         device: DeviceFacts::default(),
         context_length: 0,
         vocab_size: 0,

@@ -1,6 +1,6 @@
 //! A gateway, as far as the executor can tell: a DEALER and what it has been sent.
 
-use std::{collections::HashMap, path::Path, time::Duration};
+use std::{collections::HashMap, path::Path};
 
 use shmproto::{
     codec::Wire as _,
@@ -11,8 +11,7 @@ use shmproto::{
 use tokio::time::timeout;
 use zeromq::{DealerSocket, Socket as _, SocketRecv as _, SocketSend as _};
 
-/// What hangs fails, instead of stopping the suite.
-pub(crate) const WATCHDOG: Duration = Duration::from_secs(60);
+pub(crate) use patience::WATCHDOG;
 
 /// The owner of what everybody may use.
 pub(crate) const EVERYBODY: [u8; 32] = [0; 32];

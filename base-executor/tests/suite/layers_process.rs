@@ -3,6 +3,7 @@
 use std::{
     fs,
     io::{BufRead as _, BufReader, Read as _},
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -180,6 +181,36 @@ fn a_client_that_dies_takes_its_session_along() {
             assert!(begin.elapsed() < WATCHDOG, "its place is never free");
         }
         std::thread::sleep(Duration::from_millis(300));
+    }
+}
+
+/// Bytes of memory behind a descriptor.
+fn held_bytes(fd: &OwnedFd) -> i64 {
+    rustix::fs::fstat(fd).unwrap().st_blocks * 512
+}
+
+#[test]
+fn slabs_that_were_replaced_cost_nothing_although_the_client_keeps_their_descriptors() {
+    let executor = Executor::start(&[]);
+    let client = executor.open();
+    // All asked for at once: each is made in a turn of its own, and given up when the next is there.
+    (0..10).for_each(|_| client.connection.send(&ToLayers::Channel(SLAB), &[]).unwrap());
+    let kept: Vec<OwnedFd> =
+        std::iter::repeat_with(|| client.connection.receive().unwrap().unwrap().1.remove(0))
+            .take(10)
+            .collect();
+    let (last, replaced) = kept.split_last().unwrap();
+    until("the replaced ones are empty", || replaced.iter().map(held_bytes).sum::<i64>() == 0);
+    assert!(held_bytes(last) >= SLAB.cast_signed(), "the newest is there");
+    drop(client);
+    until("that of the session is empty, too", || held_bytes(last) == 0);
+}
+
+fn until(what: &str, is_so: impl Fn() -> bool) {
+    let begin = Instant::now();
+    while !is_so() {
+        assert!(begin.elapsed() < WATCHDOG, "never: {what}");
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 

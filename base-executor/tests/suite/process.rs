@@ -122,11 +122,11 @@ impl Process {
         assert!(self.0.wait().unwrap().success());
     }
 
-    /// Its last line on standard error, once it has ended with a failure.
-    fn fails(mut self) -> String {
+    /// Its last line on standard error, once it has ended with `code`.
+    fn fails(mut self, code: i32) -> String {
         let mut text = String::new();
         self.0.stderr.as_mut().unwrap().read_to_string(&mut text).unwrap();
-        assert_eq!(self.0.wait().unwrap().code(), Some(1), "{text}");
+        assert_eq!(self.0.wait().unwrap().code(), Some(code), "{text}");
         text.lines().last().unwrap_or_default().to_owned()
     }
 }
@@ -162,7 +162,7 @@ async fn a_gateway_hears_how_far_the_loading_is_until_it_is_welcome() {
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!((welcome.max_running, welcome.max_waiting), (64, 8));
+    assert_eq!((welcome.max_running, welcome.max_waiting), (64, 512));
     assert!(heard.iter().any(|loading| loading.stage == "reading weights"), "{heard:?}");
     for pair in heard.windows(2) {
         assert!(pair[0].stage != pair[1].stage || pair[0].percent <= pair[1].percent, "{heard:?}");
@@ -178,8 +178,9 @@ fn a_model_that_cannot_be_loaded_ends_the_process_with_one_line() {
     let weights = place.path("model/model.safetensors");
     let bytes = fs::read(&weights).unwrap();
     fs::write(&weights, &bytes[..bytes.len() / 2]).unwrap();
-    let line = place.start().fails();
+    let line = place.start().fails(2);
     assert!(line.starts_with("error: "), "{line}");
+    assert_eq!(line.matches("model.safetensors").count(), 1, "{line}");
     assert!(!place.socket().exists(), "the socket file is removed");
 }
 
@@ -187,7 +188,7 @@ fn a_model_that_cannot_be_loaded_ends_the_process_with_one_line() {
 fn memory_that_is_not_to_be_had_is_an_error_that_says_what_to_lower() {
     let place = Place::new();
     let limited = |limits, arguments: &[&str]| {
-        Process(place.command(limits, arguments).env("MALLOC_ARENA_MAX", "1").spawn().unwrap()).fails()
+        Process(place.command(limits, arguments).env("MALLOC_ARENA_MAX", "1").spawn().unwrap()).fails(1)
     };
     let line = limited("ulimit -v 2000000;", &["--kv-bytes", "8GiB"]);
     assert!(line.contains("lower the KV budget"), "{line}");
@@ -218,7 +219,7 @@ async fn an_engine_that_hangs_is_not_said_to_live() {
     let place = Place::new();
     let _process = place.start();
     place.told_until("WATCHDOG=1");
-    place.arm("executor.before_step", "wait 1500");
+    place.arm("executor.before_step", "wait 4000");
     let mut gateway = Gateway::greet(&place.socket(), 1).await;
     gateway.send(ToExecutor::Generate(request(1, prompt(1, 10), 5))).await;
     eventually("the engine hangs", || place.has_fired("executor.before_step")).await;

@@ -15,10 +15,10 @@ use base_executor::{
     serve,
     service::NO_REQUEST,
 };
+use ids::{AdapterId, Generation, TenantId};
 use model::{
     adapter::{Adapter, LoraModule, Method},
-    generation::{AdapterId, Generation},
-    source::Target,
+    shape::source::Target,
 };
 use shmproto::{
     codec::Wire as _,
@@ -40,7 +40,7 @@ struct FakeLoader;
 
 /// What the adapter `number` is called under `owner`.
 fn id(owner: [u8; 32], number: u8) -> [u8; 32] {
-    AdapterId::new(&owner, Generation([number; 32])).0
+    AdapterId::new(TenantId(owner), Generation([number; 32])).0
 }
 
 impl Loader for FakeLoader {
@@ -93,6 +93,7 @@ impl Executor {
                 cold_start: ColdStart::Cached,
                 max_running: 8,
                 max_waiting: 8,
+                max_waiting_tokens: 1 << 20,
                 chunk_tokens: 64,
                 context_length: None,
                 adapter_bytes: 100,
@@ -100,6 +101,7 @@ impl Executor {
             let facts = Facts {
                 model_path: "model.gguf".to_owned(),
                 base_hash: [3; 32],
+                text_hash: [4; 32],
                 device: DeviceFacts::default(),
                 context_length: 512,
                 kv_blocks: 256,
@@ -108,7 +110,7 @@ impl Executor {
                 pass: FakePass::slow(256),
                 loader: FakeLoader,
                 placement: Box::new(OneTier),
-                tenancy: None,
+                layers: None,
                 facts,
             };
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

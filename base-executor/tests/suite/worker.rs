@@ -17,29 +17,34 @@ use std::{
 };
 
 use base_executor::{
-    images::{Library, shelve},
+    images::{Library, publish},
     workers::Workers,
 };
+use ids::{BlockId, Generation};
 use kernels::{
     Activations, Isa,
     lora::{FactorLayout, LoraMatrix, LoraPrecision, MatrixLayout, NumberKind, SharedBytes, sum_ranks},
 };
 use model::{
     adapter::{Adapter, LoraModule, Method},
-    assist::{Ask, Assist},
-    config::ModelConfig,
-    device_copy::DeviceCopy,
-    forward::{BlockId, Compute, ForwardPass as _, LogitRows, SequenceSlice},
-    generation::Generation,
-    layout::{BLOCK_TARGETS, linear_shape},
-    open::open,
-    prepared_adapter::{EncodedAdapter, PreparedAdapter},
+    cpu::Compute,
+    deltas::{
+        assist::{Ask, Assist},
+        device_copy::DeviceCopy,
+        prepared::{EncodedAdapter, PreparedAdapter},
+    },
+    forward::{ForwardPass as _, LogitRows, SequenceSlice},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
-    source::Target,
+    shape::{
+        config::ModelConfig,
+        layout::{BLOCK_TARGETS, linear_shape},
+        source::Target,
+    },
+    sources::open::open,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use shmproto::{
-    board::{Generation as SeatGeneration, Seat, SeatFds, SeatNumber, Wake},
+    board::{Seat, SeatFds, SeatNumber, Wake, WorkerNumber},
     handover::{FromWorker, ToWorker, WorkerEnd, WorkerHello, connect},
     image::Image,
     message::Stats,
@@ -47,8 +52,7 @@ use shmproto::{
 };
 use tempfile::TempDir;
 
-/// What hangs is given up after this.
-pub(crate) const WATCHDOG: Duration = Duration::from_secs(60);
+pub(crate) use patience::WATCHDOG;
 
 /// Rows of the largest job.
 const ROWS: usize = 256;
@@ -96,14 +100,14 @@ impl House {
     }
 
     /// Puts an adapter on offer.
-    pub(crate) fn shelve(&self, adapter: &Adapter, precision: LoraPrecision) -> Arc<PreparedAdapter> {
+    pub(crate) fn publish(&self, adapter: &Adapter, precision: LoraPrecision) -> Arc<PreparedAdapter> {
         let config = self.model.config();
-        shelve(EncodedAdapter::new(adapter, config, precision), config, &self.library).unwrap()
+        publish(EncodedAdapter::new(adapter, config, precision), config, &self.library).unwrap()
     }
 
     pub(crate) fn golden_adapter(&self, model: &str, name: &str) -> Arc<PreparedAdapter> {
         let path = golden("adapters").join(model).join(name);
-        self.shelve(&Adapter::read(&path, self.model.config()).unwrap(), LoraPrecision::Exact)
+        self.publish(&Adapter::read(&path, self.model.config()).unwrap(), LoraPrecision::Exact)
     }
 
     /// A thread that does as `behaviour` says until the staff goes home.
@@ -199,8 +203,8 @@ pub(crate) fn numbers(salt: usize, count: usize) -> Vec<f32> {
 /// Puts `part` of eight parts of the adapter's blocks on the device.
 pub(crate) fn stage(adapter: &PreparedAdapter, part: usize) -> Arc<DeviceCopy> {
     let blocks: usize = adapter.matrices().map(|(_, _, matrix)| matrix.rank().div_ceil(16)).sum();
-    let copy = Arc::new(DeviceCopy::new(adapter).unwrap());
-    (0..blocks * part / 8).for_each(|_| copy.copy_next(adapter));
+    let copy = Arc::new(DeviceCopy::on_cpu(adapter.host()).unwrap());
+    (0..blocks * part / 8).for_each(|_| copy.copy_next(adapter.host()));
     adapter.set_device(Some(Arc::clone(&copy)));
     copy
 }
@@ -292,9 +296,9 @@ impl Desk {
         let (ToWorker::Seated(seated), fds) = connection.receive().ok()?? else { return None };
         let [control, x, sums] = <[OwnedFd; 3]>::try_from(fds).unwrap();
         let again = control.try_clone().unwrap();
-        let generation = SeatGeneration::new(seated.generation).unwrap();
+        let number = WorkerNumber::new(seated.worker).unwrap();
         // A board that others have scribbled on is no board any more.
-        let seat = Seat::join(SeatFds { control, x, sums }, SeatNumber(seated.seat), generation).ok()?;
+        let seat = Seat::join(SeatFds { control, x, sums }, SeatNumber(seated.seat), number).ok()?;
         let geometry = seat.geometry();
         let (x, sums) = (vec![0.0; geometry.x_elements], vec![0.0; geometry.sums_elements]);
         Some(Self { seat, connection, images: BTreeMap::new(), control: again, x, sums })

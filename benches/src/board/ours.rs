@@ -87,8 +87,8 @@ fn pair() -> Result<(OwnedFd, OwnedFd)> {
 fn seat(board: &Board, worker: &ExecutorEnd) -> Result<()> {
     let offer = board.seat().context("no seat at the board")?;
     let [control_bytes, x_bytes, sums_bytes] = offer.bytes().map(|bytes| bytes as u64);
-    let (seat, generation) = (offer.seat.0, offer.generation.get());
-    let seated = Seated { seat, generation, control_bytes, x_bytes, sums_bytes };
+    let (seat, number) = (offer.seat.0, offer.worker.get());
+    let seated = Seated { seat, worker: number, control_bytes, x_bytes, sums_bytes };
     let fds = offer.fds().context("a board of regions has descriptors")?;
     worker.send(&ToWorker::Seated(seated), &fds).context("a worker takes no seat")
 }

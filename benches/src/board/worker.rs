@@ -19,7 +19,7 @@ use rustix::{
     net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size},
 };
 use shmproto::{
-    board::{Generation, Seat, SeatFds, SeatNumber, Wake},
+    board::{Seat, SeatFds, SeatNumber, Wake, WorkerNumber},
     handover::{ToWorker, WorkerEnd},
 };
 
@@ -149,9 +149,9 @@ fn sit_down(executor: &WorkerEnd) -> Result<Seat> {
     let Some((ToWorker::Seated(seated), fds)) = received else { bail!("a seat was expected") };
     let [control, x, sums] =
         <[OwnedFd; 3]>::try_from(fds).map_err(|_| anyhow!("a seat has three regions"))?;
-    let generation = Generation::new(seated.generation).context("a seat has a generation")?;
+    let worker = WorkerNumber::new(seated.worker).context("a worker has a number")?;
     let fds = SeatFds { control, x, sums };
-    Seat::join(fds, SeatNumber(seated.seat), generation).context("the board cannot be joined")
+    Seat::join(fds, SeatNumber(seated.seat), worker).context("the board cannot be joined")
 }
 
 fn is_closed(executor: &WorkerEnd) -> bool {

@@ -6,18 +6,19 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use ids::Generation;
 use kernels::{
     cuda::lora::CopyLane,
     lora::{FACTOR_ALIGNMENT, LoraPrecision, SharedBytes},
 };
 use model::{
     adapter::{Adapter, LoraModule, Method},
-    config::ModelConfig,
-    device_copy::DeviceCopy,
-    generation::Generation,
-    layout::linear_shape,
-    prepared_adapter::{EncodedAdapter, ImageNumber, ModuleLayout, PreparedAdapter},
-    source::Target,
+    deltas::{
+        device_copy::DeviceCopy,
+        matrices::{ImageNumber, ModuleLayout},
+        prepared::{EncodedAdapter, PreparedAdapter},
+    },
+    shape::{config::ModelConfig, layout::linear_shape, source::Target},
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use shmproto::region::SealedBytes;
@@ -58,7 +59,7 @@ pub(super) fn on_device(
     let bytes: SharedBytes = Arc::new(std::mem::take(&mut encoded.bytes));
     (0..count)
         .map(|_| {
-            let adapter = PreparedAdapter::over(&encoded, config, ImageNumber(0), &bytes)?;
+            let adapter = PreparedAdapter::over(&encoded, config, ImageNumber::NONE, &bytes)?;
             bring(&adapter, lane)?;
             Ok(Arc::new(adapter))
         })
@@ -70,7 +71,7 @@ pub(super) fn on_device(
 /// # Errors
 /// If the device has no room, or refuses.
 pub(super) fn bring(adapter: &PreparedAdapter, lane: &Arc<CopyLane>) -> Result<u64> {
-    let copy = DeviceCopy::on_cuda(adapter, lane)?;
+    let copy = DeviceCopy::on_cuda(adapter.host(), lane)?;
     travel(adapter, &copy)?;
     let bytes = copy.bytes();
     adapter.set_device(Some(Arc::new(copy)));
@@ -83,7 +84,7 @@ pub(super) fn bring(adapter: &PreparedAdapter, lane: &Arc<CopyLane>) -> Result<u
 /// If the device refuses one.
 pub(super) fn travel(adapter: &PreparedAdapter, copy: &DeviceCopy) -> Result<()> {
     while copy.next_bytes().is_some() {
-        copy.copy_next(adapter);
+        copy.copy_next(adapter.host());
     }
     anyhow::ensure!(copy.is_complete(), "the device refused an adapter");
     Ok(())

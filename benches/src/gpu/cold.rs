@@ -22,10 +22,10 @@ const PROMPT_SHARE: usize = 4;
 /// Of the capacity, when requests arrive as they please.
 const LOAD: f64 = 0.5;
 /// Rounds of arrivals; each takes seconds.
-const MOST_ROUNDS: usize = 3;
+const MAX_ROUNDS: usize = 3;
 /// First token of cpu-assist over that of cached: of a lone request, layer by layer, and under load (C-20).
-const MOST_LONE: f64 = 1.05;
-const MOST_LOADED: f64 = 1.22;
+const MAX_LONE_SHARE: f64 = 1.05;
+const MAX_LOADED_SHARE: f64 = 1.22;
 
 /// Every row of this benchmark.
 ///
@@ -84,7 +84,7 @@ async fn lone(lab: &Lab, executors: &mut [Executor; 3]) -> Result<()> {
         eprintln!("holobiont-bench: {mode}: {} of {} lone requests were cold", stats.cold_starts, rounds.end);
     }
     let case = format!("first token of a lone prompt of {tokens}");
-    tell(lab, &case, ms, MOST_LONE)
+    tell(lab, &case, ms, MAX_LONE_SHARE)
 }
 
 /// Requests that arrive as they please, on one adapter after the other.
@@ -104,7 +104,7 @@ async fn loaded(lab: &Lab, executors: &mut [Executor; 3]) -> Result<()> {
     let last = burst.iter().map(|served| served.last).max().context("nothing was served")?;
     let rate = LOAD * requests as f64 / last.as_secs_f64();
     let mut ms: [Vec<f64>; 3] = Default::default();
-    for round in 0..lab.runs.min(MOST_ROUNDS) {
+    for round in 0..lab.runs.min(MAX_ROUNDS) {
         let arrivals = arrivals(rate, 100 + round as u64);
         for turn in 0..executors.len() {
             let who = (turn + round) % executors.len();
@@ -114,7 +114,7 @@ async fn loaded(lab: &Lab, executors: &mut [Executor; 3]) -> Result<()> {
         }
     }
     let case = format!("mean first token, {rate:.1} requests/s on distinct adapters");
-    tell(lab, &case, ms, MOST_LOADED)
+    tell(lab, &case, ms, MAX_LOADED_SHARE)
 }
 
 fn mean_first_ms(served: &[Served]) -> Result<f64> {

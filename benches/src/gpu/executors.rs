@@ -17,7 +17,7 @@ use crate::{
 /// Tokens of keys and values an executor has room for.
 const KV_TOKENS: usize = 4096;
 /// Workers, where there are cores for so many.
-const MOST_WORKERS: usize = 8;
+const MAX_WORKERS: usize = 8;
 
 /// Where executors run: their cores, those of their workers, and the adapters they load.
 pub(super) struct Ground<'a> {
@@ -38,7 +38,7 @@ impl<'a> Ground<'a> {
         let cores = lab.cores.numbers();
         let base = (cores.len() / 4).max(1);
         let others = if cores.len() > base { &cores[base..] } else { cores };
-        let worker_cores = others[..others.len().min(MOST_WORKERS)].to_vec();
+        let worker_cores = others[..others.len().min(MAX_WORKERS)].to_vec();
         let folder = tempfile::tempdir().context("no folder for adapters")?;
         let adapters = adapters::write_for(
             &Shape::of_config(lab.config()),

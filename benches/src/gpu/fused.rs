@@ -22,7 +22,7 @@ const ADAPTERS: usize = 4;
 /// Even the smallest shape's blocks take seconds each.
 const STILL_GBPS: f64 = 0.000_005;
 /// Fused over native, from the first length on.
-const MOST_OF_NATIVE: f64 = 0.9;
+const MAX_SHARE_OF_NATIVE: f64 = 0.9;
 
 /// Every row of this benchmark.
 ///
@@ -74,7 +74,7 @@ fn tell(lab: &Lab, ground: &Ground<'_>, tokens: usize, ms: [Vec<f64>; 2], base: 
         better: Better::Lower,
         ours,
     };
-    let goal = Some(Target::ShareAtMost(MOST_OF_NATIVE));
+    let goal = Some(Target::ShareAtMost(MAX_SHARE_OF_NATIVE));
     lab.tell(figure(fused.clone()), own("holobiont, through the host", native?), goal)?;
     lab.tell(figure(fused), own("holobiont, the base model", Samples::new(base)?), None)
 }

@@ -8,7 +8,10 @@ use std::{
 
 use anyhow::{Context, Result};
 use kernels::cuda::{Cuda, Event, Stream};
-use model::{config::ModelConfig, random_source::RandomSource, source::WeightSource as _};
+use model::{
+    shape::{config::ModelConfig, source::WeightSource as _},
+    sources::random::RandomSource,
+};
 use serde::Serialize;
 use tempfile::TempDir;
 

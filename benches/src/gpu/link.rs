@@ -10,7 +10,7 @@ use kernels::{
     },
     lora::{LoraMatrix, LoraPrecision, MatrixLayout, RANK_BLOCK, SharedBytes},
 };
-use model::{device_copy::DeviceCopy, prepared_adapter::ImageNumber};
+use model::deltas::{device_copy::DeviceCopy, matrices::ImageNumber};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use super::{
@@ -40,7 +40,7 @@ pub(super) fn run(lab: &Lab) -> Result<()> {
     }
     let Some(best) = best else { return Ok(()) };
     for rank in RANKS {
-        for (way, number) in [("registered", ImageNumber(1)), ("staged", ImageNumber(0))] {
+        for (way, number) in [("registered", ImageNumber(1)), ("staged", ImageNumber::NONE)] {
             let (gbps, mb) = adapter(lab, &lane, rank, number)?;
             let case =
                 format!("an adapter of rank {rank}, {mb:.1} MB in blocks of {RANK_BLOCK} ranks, {way}");
@@ -99,7 +99,7 @@ fn adapter(lab: &Lab, lane: &Arc<CopyLane>, rank: usize, number: ImageNumber) ->
     let bytes = adapter.device_bytes() as f64;
     let gbps = lab.samples(|| {
         // Taking memory for it, and telling the device of the host's, are not part of the way.
-        let copy = DeviceCopy::on_cuda(&adapter, lane)?;
+        let copy = DeviceCopy::on_cuda(adapter.host(), lane)?;
         let began = Instant::now();
         adapters::travel(&adapter, &copy)?;
         Ok(bytes / began.elapsed().as_secs_f64() / 1e9)

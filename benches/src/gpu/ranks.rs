@@ -9,12 +9,12 @@ use std::sync::Arc;
 use anyhow::Result;
 use kernels::{
     cuda::{
-        Matrix, Stream,
-        lora::{AdapterMemory, CopyLane, LoraPlan, LoraSegment, Ranks, StagedMatrix, add_deltas},
+        Cuda, CudaError, Matrix, Stream,
+        lora::{AdapterMemory, CopyLane, LoraPlan, LoraSegment, StagedMatrix, add_deltas},
     },
     lora::{LoraMatrix, LoraPrecision, MatrixLayout, NumberKind, SharedBytes},
 };
-use model::{layout::linear_shape, source::Target as Layer};
+use model::shape::{layout::linear_shape, source::Target as Layer};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use super::{
@@ -53,7 +53,7 @@ fn bandwidth(lab: &Lab, rig: &mut Rig) -> Result<()> {
     for &rank in lab.sizes.ranks {
         let batch = vec![rank; slots];
         let (bytes, layers) = (rig.bytes(&batch), rig.layers.len());
-        let ms = rig.ms(lab, &batch, Ranks::True)?;
+        let ms = rig.ms(lab, &batch, LoraPlan::new)?;
         let figure = Figure {
             bench: BENCH,
             case: format!("deltas of {slots} adapters of rank {rank}, q k v of {layers} layers"),
@@ -76,10 +76,11 @@ fn fits(lab: &Lab, rig: &mut Rig) -> Result<()> {
             (0..count).map(|_| lab.sizes.ranks[random.random_range(0..lab.sizes.ranks.len())]).collect()
         })
         .collect();
-    for (ranks, form) in [(Ranks::True, "true ranks"), (Ranks::Padded, "padded ranks")] {
+    let forms = [("true ranks", LoraPlan::new as EmptyPlan, false), ("padded ranks", LoraPlan::padded, true)];
+    for (form, empty, is_padded) in forms {
         let mut times = Vec::new();
         for mix in &mixes {
-            times.push(rig.ms(lab, mix, ranks)?.median());
+            times.push(rig.ms(lab, mix, empty)?.median());
         }
         let line = |of: fn(&[usize]) -> usize| {
             let points: Vec<_> = mixes.iter().zip(&times).map(|(mix, &ms)| (of(mix) as f64, ms)).collect();
@@ -87,7 +88,7 @@ fn fits(lab: &Lab, rig: &mut Rig) -> Result<()> {
         };
         let sum = (line(|mix| mix.iter().sum())?, "the sum of ranks");
         let most = (line(|mix| mix.len() * mix.iter().max().unwrap_or(&0))?, "count times the largest rank");
-        let (ours, other) = if ranks == Ranks::True { (sum, most) } else { (most, sum) };
+        let (ours, other) = if is_padded { (most, sum) } else { (sum, most) };
         let figure = Figure {
             bench: BENCH,
             case: format!("{form}: time of {} random batches told by {}", mixes.len(), ours.1),
@@ -99,6 +100,9 @@ fn fits(lab: &Lab, rig: &mut Rig) -> Result<()> {
     }
     Ok(())
 }
+
+/// Makes a plan of one form, still without segments.
+type EmptyPlan = fn(&Arc<Cuda>) -> Result<LoraPlan, CudaError>;
 
 /// Adapters on the device, and what their deltas are added to.
 struct Rig {
@@ -158,10 +162,10 @@ impl Rig {
     }
 
     /// Milliseconds of the deltas of one row for each adapter of `batch`, given by their ranks, in all layers.
-    fn ms(&mut self, lab: &Lab, batch: &[usize], ranks: Ranks) -> Result<Samples> {
+    fn ms(&mut self, lab: &Lab, batch: &[usize], empty: EmptyPlan) -> Result<Samples> {
         let groups: Vec<Vec<LoraSegment<'_>>> =
             (0..self.layers.len()).map(|layer| self.segments(layer, batch)).collect();
-        let mut plan = LoraPlan::new(&lab.cuda, ranks)?;
+        let mut plan = empty(&lab.cuda)?;
         plan.upload(&self.stream, &groups)?;
         drop(groups);
         let (stream, x, out) = (&self.stream, &self.x, &mut self.out);

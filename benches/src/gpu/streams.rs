@@ -7,11 +7,12 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use ids::BlockId;
 use kernels::cuda::{attention::KvPool, lora::CopyLane};
 use model::{
     cuda::{CudaModel, CudaOptions, CudaWeights, Graphs},
-    forward::{BLOCK_TOKENS, BlockId, ForwardPass as _, LogitRows, SequenceSlice},
-    prepared_adapter::PreparedAdapter,
+    deltas::prepared::PreparedAdapter,
+    forward::{BLOCK_TOKENS, ForwardPass as _, LogitRows, SequenceSlice},
     resident::KvDtype,
     sampling::{Draw, Probability},
 };

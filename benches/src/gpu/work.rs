@@ -1,6 +1,6 @@
 //! What a shape takes: the bytes a decoded token reads, and the operations of a prompt.
 
-use model::{
+use model::shape::{
     config::ModelConfig,
     layout::{BLOCK_TARGETS, linear_shape},
     source::Target,
@@ -47,8 +47,8 @@ mod tests {
     fn the_seven_billion_shape_takes_what_the_documentation_says() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("config.json"), LLAMA_2_7B).unwrap();
-        let source = model::random_source::RandomSource::open(folder.path(), 1).unwrap();
-        let config = model::source::WeightSource::config(&source);
+        let source = model::sources::random::RandomSource::open(folder.path(), 1).unwrap();
+        let config = model::shape::source::WeightSource::config(&source);
         assert_eq!(block_weights(config), 6_476_005_376);
         assert_eq!(head_weights(config), 131_072_000);
         let step = step_bytes(config, 1, 164.0);

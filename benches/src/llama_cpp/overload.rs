@@ -3,9 +3,11 @@
 //!
 //! A closed loop finds the peak: as many clients as streams run together, each asking again at once. Then requests
 //! arrive at ten times the rate that was served, at exponentially distributed intervals, whatever happens to those
-//! before them. Clients are threads on the same cores as the server: what they cost, it cannot serve with.
+//! before them. The first seconds of that are a burst like any other, which a server may queue: what is measured is what
+//! comes after them. Clients are threads on the same cores as the server: what they cost, it cannot serve with.
 
 use std::{
+    ops::Range,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -15,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use super::{
@@ -28,39 +30,57 @@ use crate::{
     ours::Holobiont,
     peer::LlamaServer,
     report::{Better, Comparison, Rival, Target},
-    workload::{STREAMS, arrival},
+    workload::{Job, STREAMS, arrival},
 };
 
 /// Clients of the closed loop: `--max-running`, so that nobody waits and nothing idles.
 const PEAK_CLIENTS: usize = 64;
 /// Arrivals a second, over what was served a second at the peak.
 const OVERLOAD: f64 = 10.0;
-/// Requests that may be open at once on the client's side. A server that refuses in time never gets there.
-const MAX_OPEN: usize = 512;
+/// Requests that may be open at once on the client's side: more than run and wait at ours. A server that refuses in time
+/// never gets there.
+const MAX_OPEN: usize = 1024;
+/// The same for the peer, which refuses nobody: so many have to be worked off at the end.
+const PEER_MAX_OPEN: usize = 512;
 /// Arrivals that may be between the clock and a client's thread: threads take them one after the other.
 const HAND_OVER: usize = 32;
-/// How long each loop runs. What begins within it is followed to its end.
+/// How long each loop is measured. What begins within it is followed to its end.
 const LOOP: Duration = Duration::from_secs(15);
+/// How long a closed loop runs before its tokens are counted.
+const RAMP: Duration = Duration::from_secs(2);
+/// How long arrivals come before they are measured: a burst is let in and worked off.
+const SETTLE: Duration = Duration::from_secs(45);
 
-/// What one loop saw.
+/// A side: its server, how many clients it takes to keep it busy, and how many requests it may leave open.
+#[derive(Debug, Clone, Copy)]
+struct Side {
+    clients: usize,
+    max_open: usize,
+}
+
+/// What one loop saw of the requests that were sent while it was measured.
 #[derive(Debug, Clone, PartialEq, Default)]
 struct Load {
     served: Vec<Timeline>,
     /// How long each refusal took.
     refused: Vec<Duration>,
-    /// Arrivals the client had no thread for: the server left [`MAX_OPEN`] requests open.
+    /// Arrivals the client had no thread for: the server left too many requests open.
     unsent: usize,
+    /// Tokens that came while it was measured, and for how long that was.
+    tokens: f64,
     seconds: f64,
 }
 
 impl Load {
     /// Tokens a second of requests that were served.
     fn goodput(&self) -> f64 {
-        self.served.iter().map(|timeline| timeline.tokens).sum::<usize>() as f64 / self.seconds
+        self.tokens / self.seconds
     }
 
+    /// Requests a second, by what came of those that were served.
     fn served_per_s(&self) -> f64 {
-        self.served.len() as f64 / self.seconds
+        let tokens: usize = self.served.iter().map(|timeline| timeline.tokens).sum();
+        self.goodput() * self.served.len() as f64 / tokens as f64
     }
 
     /// 99th percentile of the time to the first token, in milliseconds.
@@ -78,6 +98,42 @@ fn percentile_ms(mut times: Vec<Duration>) -> f64 {
     times.sort_unstable();
     let at = (times.len() * 99).div_ceil(100).saturating_sub(1);
     times.get(at).map_or(0.0, |time| time.as_secs_f64() * 1000.0)
+}
+
+/// What became of every request of a loop.
+#[derive(Debug, Default)]
+struct Records {
+    served: Vec<Timeline>,
+    /// When each refused request was sent, and how long its refusal took.
+    refused: Vec<(Instant, Duration)>,
+}
+
+impl Records {
+    /// Requests that were sent from `from` to the end of `measured`, and tokens that came within it.
+    fn load(&self, from: Instant, measured: &Range<Instant>) -> Load {
+        let is_meant = |sent: Instant| (from..measured.end).contains(&sent);
+        let refused = self.refused.iter().filter(|(sent, _)| is_meant(*sent));
+        Load {
+            served: self.served.iter().filter(|timeline| is_meant(timeline.sent)).copied().collect(),
+            refused: refused.map(|(_, after)| *after).collect(),
+            unsent: 0,
+            tokens: self.served.iter().map(|timeline| tokens_within(timeline, measured)).sum(),
+            seconds: (measured.end - measured.start).as_secs_f64(),
+        }
+    }
+}
+
+/// How many of a request's tokens came within `measured`, if they came evenly.
+fn tokens_within(timeline: &Timeline, measured: &Range<Instant>) -> f64 {
+    let from = timeline.first.max(measured.start);
+    let until = timeline.last.min(measured.end);
+    let whole = (timeline.last - timeline.first).as_secs_f64();
+    let tokens = timeline.tokens as f64;
+    match until.checked_duration_since(from) {
+        None => 0.0,
+        Some(_) if whole == 0.0 => tokens,
+        Some(part) => tokens * part.as_secs_f64() / whole,
+    }
 }
 
 /// A peak and what became of it.
@@ -98,7 +154,10 @@ pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
         LlamaServer::start(&setup.peer, &setup.peer.q4_0, &adapters.peers, &folder).and_then(warmed_up)?;
     let [ours, peer] = alternate(
         setup.config.runs,
-        [Box::new(|round| trial(&ours, round, PEAK_CLIENTS)), Box::new(|round| trial(&peer, round, STREAMS))],
+        [
+            Box::new(|round| trial(&ours, round, Side { clients: PEAK_CLIENTS, max_open: MAX_OPEN })),
+            Box::new(|round| trial(&peer, round, Side { clients: STREAMS, max_open: PEER_MAX_OPEN })),
+        ],
     )?;
     compare(setup, &ours, &peer)
 }
@@ -158,34 +217,36 @@ fn compare(setup: &Setup, ours: &[Trial], peer: &[Trial]) -> Result<Vec<Comparis
     ])
 }
 
-fn trial<D: Dialect>(server: &Server<D>, round: usize, clients: usize) -> Result<Trial> {
-    let peak = closed_loop(server, round, clients)?;
+fn trial<D: Dialect>(server: &Server<D>, round: usize, side: Side) -> Result<Trial> {
+    let peak = closed_loop(server, round, side.clients)?;
     ensure!(!peak.served.is_empty(), "nothing was served at the peak");
     let rate = peak.served_per_s() * OVERLOAD;
-    let overload = open_loop(server, round, rate)?;
+    let overload = open_loop(server, round, rate, side.max_open)?;
     Ok(Trial { peak, overload })
 }
 
 /// `clients` clients, each of whom asks again at once.
 fn closed_loop<D: Dialect>(server: &Server<D>, round: usize, clients: usize) -> Result<Load> {
-    let (load, next, started) = (Mutex::new(Load::default()), AtomicUsize::new(0), Instant::now());
+    let (records, next, started) = (Mutex::new(Records::default()), AtomicUsize::new(0), Instant::now());
     thread::scope(|scope| {
         let client = || -> Result<()> {
             while started.elapsed() < LOOP {
                 let job = arrival(2 * round, next.fetch_add(1, Ordering::Relaxed));
-                note(&load, server.attempt(&job)?);
+                note(&records, server, &job)?;
             }
             Ok(())
         };
         let clients: Vec<_> = (0..clients).map(|_| scope.spawn(client)).collect();
         clients.into_iter().try_for_each(joined)
     })?;
-    finished(load, started)
+    let records = records.into_inner().unwrap_or_else(PoisonError::into_inner);
+    // All first tokens count, also those of the beginning; tokens, once everybody is being served.
+    Ok(records.load(started, &(started + RAMP..started + LOOP)))
 }
 
 /// Arrivals at `rate` a second, whatever happens to those before them.
-fn open_loop<D: Dialect>(server: &Server<D>, round: usize, rate: f64) -> Result<Load> {
-    let (load, started) = (Mutex::new(Load::default()), Instant::now());
+fn open_loop<D: Dialect>(server: &Server<D>, round: usize, rate: f64, max_open: usize) -> Result<Load> {
+    let (records, started) = (Mutex::new(Records::default()), Instant::now());
     let (arrivals, queue) = mpsc::sync_channel::<usize>(HAND_OVER);
     let (queue, over) = (Mutex::new(queue), AtomicBool::new(false));
     let unsent = thread::scope(|scope| {
@@ -193,48 +254,45 @@ fn open_loop<D: Dialect>(server: &Server<D>, round: usize, rate: f64) -> Result<
             while !over.load(Ordering::Relaxed) {
                 let received = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
                 let Ok(number) = received else { break };
-                note(&load, server.attempt(&arrival(2 * round + 1, number))?);
+                note(&records, server, &arrival(2 * round + 1, number))?;
             }
             Ok(())
         };
-        let clients: Vec<_> = (0..MAX_OPEN).map(|_| scope.spawn(client)).collect();
+        let clients: Vec<_> = (0..max_open).map(|_| scope.spawn(client)).collect();
         let unsent = send_arrivals(&arrivals, rate, round as u64, started);
         drop(arrivals);
         clients.into_iter().try_for_each(joined)?;
         anyhow::Ok(unsent)
     })?;
-    let mut load = finished(load, started)?;
-    load.unsent = unsent;
-    Ok(load)
+    let records = records.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let from = started + SETTLE;
+    Ok(Load { unsent, ..records.load(from, &(from..from + LOOP)) })
 }
 
-/// Hands out numbers at exponentially distributed intervals; returns how many found nobody to take them.
+/// Hands out numbers at exponentially distributed intervals; returns how many found nobody to take them once it is
+/// measured.
 fn send_arrivals(arrivals: &mpsc::SyncSender<usize>, rate: f64, seed: u64, started: Instant) -> usize {
     let (mut random, mut at, mut unsent) = (StdRng::seed_from_u64(seed), 0.0, 0);
     for number in 0.. {
         at += -(1.0 - random.random::<f64>()).ln() / rate;
-        if at > LOOP.as_secs_f64() {
+        if at > (SETTLE + LOOP).as_secs_f64() {
             break;
         }
         thread::sleep(Duration::from_secs_f64(at).saturating_sub(started.elapsed()));
-        unsent += usize::from(arrivals.try_send(number).is_err());
+        unsent += usize::from(arrivals.try_send(number).is_err() && at > SETTLE.as_secs_f64());
     }
     unsent
 }
 
-fn note(load: &Mutex<Load>, attempt: Attempt) {
-    let mut load = load.lock().unwrap_or_else(PoisonError::into_inner);
+fn note<D: Dialect>(records: &Mutex<Records>, server: &Server<D>, job: &Job) -> Result<()> {
+    let sent = Instant::now();
+    let attempt = server.attempt(job)?;
+    let mut records = records.lock().unwrap_or_else(PoisonError::into_inner);
     match attempt {
-        Attempt::Served(timeline) => load.served.push(timeline),
-        Attempt::Refused { after } => load.refused.push(after),
+        Attempt::Served(timeline) => records.served.push(timeline),
+        Attempt::Refused { after } => records.refused.push((sent, after)),
     }
-}
-
-fn finished(load: Mutex<Load>, started: Instant) -> Result<Load> {
-    let mut load = load.into_inner().unwrap_or_else(PoisonError::into_inner);
-    let last = load.served.iter().map(|timeline| timeline.last).max().context("no request was served")?;
-    load.seconds = (last - started).as_secs_f64();
-    Ok(load)
+    Ok(())
 }
 
 fn joined(client: thread::ScopedJoinHandle<'_, Result<()>>) -> Result<()> {
@@ -254,13 +312,27 @@ mod tests {
     }
 
     #[test]
+    fn tokens_count_by_when_they_came_and_requests_by_when_they_were_sent() {
+        let start = Instant::now();
+        let at = |second| start + Duration::from_secs(second);
+        let timeline =
+            |sent, first, last| Timeline { sent: at(sent), first: at(first), last: at(last), tokens: 10 };
+        let served =
+            vec![timeline(1, 8, 12), timeline(11, 12, 13), timeline(12, 19, 24), timeline(13, 30, 30)];
+        let refused = vec![(at(9), Duration::ZERO), (at(15), Duration::ZERO)];
+        let load = Records { served, refused }.load(at(10), &(at(10)..at(20)));
+        assert_eq!((load.served.len(), load.refused.len()), (3, 1));
+        assert_eq!(load.tokens, 5.0 + 10.0 + 2.0);
+    }
+
+    #[test]
     fn arrivals_come_at_their_rate() {
         let (sender, receiver) = mpsc::sync_channel(100_000);
         // As if all of the loop were in the past, so that nothing sleeps.
-        let started = Instant::now().checked_sub(LOOP).unwrap();
+        let started = Instant::now().checked_sub(SETTLE + LOOP).unwrap();
         assert_eq!(send_arrivals(&sender, 100.0, 1, started), 0);
         drop(sender);
         let count = receiver.iter().count() as f64;
-        assert!((count / (100.0 * LOOP.as_secs_f64()) - 1.0).abs() < 0.1, "{count}");
+        assert!((count / (100.0 * (SETTLE + LOOP).as_secs_f64()) - 1.0).abs() < 0.1, "{count}");
     }
 }

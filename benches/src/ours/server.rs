@@ -83,7 +83,7 @@ impl Holobiont {
         command.arg("--listen").arg(format!("127.0.0.1:{port}")).arg("--state").arg(folder.join("state"));
         command.arg("--cores").arg(&installation.cores);
         if let KvPool::Bytes(bytes) = pool {
-            command.env("HOLOBIONT_EXECUTOR_KV_BYTES", bytes.to_string());
+            command.env("HOLOBIONT_KV_BYTES", bytes.to_string());
         }
         for NamedAdapter { name, folder } in adapters {
             command.arg("--adapter").arg(format!("{name}={}", folder.display()));

@@ -10,8 +10,8 @@ use client::{
     split_model::{SplitModel, SplitOptions},
 };
 use model::{
-    client_base::ClientBase,
     sampling::{SamplingParams, SamplingRequest},
+    skeleton::client_base::ClientBase,
 };
 
 use crate::workload;

@@ -17,7 +17,7 @@ use shmproto::layer::{
 /// A call that was answered with rows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Seen {
-    /// Where.
+    /// The linear group it was for, by its number in the catalog.
     pub(super) site: u32,
     /// Rows it had.
     pub(super) rows: u32,

@@ -10,11 +10,13 @@ use std::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
+use policy::clock::Clock;
+
 use super::{
-    BytesPerSecond, Class, Clock, CopyStats, End, Load, SubmitError, Ticket,
+    BytesPerSecond, Class, CopyStats, End, Load, SubmitError, Ticket,
     link::Link,
     queue::{Done, JobId, Piece, Queue, Submission},
 };
@@ -33,6 +35,8 @@ pub(super) struct Shared {
     copied_bytes: AtomicU64,
     busy_ns: AtomicU64,
     clock: Box<dyn Clock>,
+    /// Times are counted from here.
+    began: Instant,
 }
 
 impl fmt::Debug for Shared {
@@ -50,8 +54,14 @@ impl Shared {
             closing: AtomicBool::new(false),
             copied_bytes: AtomicU64::new(0),
             busy_ns: AtomicU64::new(0),
+            began: clock.now(),
             clock,
         }
+    }
+
+    /// The time since it began.
+    fn now(&self) -> Duration {
+        self.clock.now().saturating_duration_since(self.began)
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Queue> {
@@ -71,7 +81,7 @@ impl Shared {
         // If there is no room the lock goes before the submission does: what its owner drops is foreign code.
         let mut queue = self.lock();
         queue.check_room()?;
-        let job = queue.push(submission, next_bytes, self.clock.now());
+        let job = queue.push(submission, next_bytes, self.now());
         drop(queue);
         self.work.notify_one();
         Ok(Ticket { shared: Arc::clone(self), job, ended })
@@ -196,7 +206,7 @@ impl Courier {
         if !self.shared.is_closing() {
             self.copy(piece.job, bytes);
         }
-        self.busy_until = self.shared.clock.now();
+        self.busy_until = self.shared.now();
         let busy = self.busy_until.saturating_sub(began);
         self.shared.busy_ns.fetch_add(u64::try_from(busy.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
     }
@@ -212,11 +222,11 @@ impl Courier {
 
     /// Waits until a piece arrives. The load is in nobody's hands meanwhile, so it can be cancelled.
     fn wait_on_link(&self, arrival: Duration) {
-        let Shared { clock, .. } = &*self.shared;
-        let mut now = clock.now();
+        let Shared { clock, began, .. } = &*self.shared;
+        let mut now = self.shared.now();
         while now < arrival && !self.shared.is_closing() {
-            clock.sleep_until(arrival.min(now + LONGEST_SLEEP));
-            now = clock.now();
+            clock.sleep_until(*began + arrival.min(now + LONGEST_SLEEP));
+            now = self.shared.now();
         }
     }
 

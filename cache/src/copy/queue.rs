@@ -38,11 +38,11 @@ pub(super) struct Piece {
     pub(super) ready: Duration,
 }
 
-/// The place of a job: by class, then by its arrival in the class.
-type Place = (Class, u64);
+/// When a job's turn comes: by class, then by its arrival in the class.
+type Turn = (Class, u64);
 
 struct Job {
-    place: Place,
+    place: Turn,
     /// `None` while it is in a thread's hands.
     load: Option<Box<dyn Load>>,
     /// Of the next piece; `None` when nothing is left.
@@ -65,7 +65,7 @@ pub(super) struct Ended {
 pub(super) struct Queue {
     jobs: HashMap<JobId, Job>,
     /// Jobs that still want pieces, first come first.
-    order: BTreeMap<Place, JobId>,
+    order: BTreeMap<Turn, JobId>,
     /// Jobs that have ended and whose owner has not been told.
     farewells: VecDeque<(Done, End)>,
     ended: Ended,

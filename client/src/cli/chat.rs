@@ -2,7 +2,7 @@
 
 use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
 
-use model::detokenize::TextStart;
+use text::detokenize::TextStart;
 
 use super::{
     exit::CliError,
@@ -85,7 +85,7 @@ fn turn(
     let task = Task {
         sampling: arguments.sampling.params(ready)?,
         max_tokens: arguments.sampling.max_tokens,
-        stop_tokens: ready.stop_tokens(),
+        stop_tokens: arguments.sampling.stop_tokens(ready),
         prompt,
     };
     let prompt_tokens = task.prompt.len();

@@ -73,18 +73,16 @@ pub(super) struct MaskingArguments {
     /// What the executor sees: off (activations), or paper (obfuscated activations)
     #[arg(long, value_name = "MODE", default_value = "off")]
     masking: MaskingMode,
-    /// Noises of a site
-    #[arg(long, value_name = "N", default_value_t = PaperSettings::default().noises)]
-    noises: usize,
-    /// Size of the noise, in sizes of the activations
-    #[arg(long, value_name = "X", default_value_t = PaperSettings::default().scale)]
-    noise_scale: f32,
-    /// Rows after which a site gets fresh noises
-    #[arg(long, value_name = "N", default_value_t = PaperSettings::default().rotate_rows)]
-    noise_rows: u64,
-    /// Arithmetic without masking: fast (as the executor's own requests) or linear (activations unrounded)
-    #[arg(long, value_name = "PATH", default_value = "fast", conflicts_with = "noises")]
-    path: SitePath,
+    // Defaults are written out: what was said is told from what was not.
+    #[arg(long, value_name = "N", help = format!("Noises of a site, of --masking paper [default: {}]", PaperSettings::default().noises))]
+    noises: Option<usize>,
+    #[arg(long, value_name = "X", help = format!("Size of the noise, in sizes of the activations [default: {}]", PaperSettings::default().scale))]
+    noise_scale: Option<f32>,
+    #[arg(long, value_name = "N", help = format!("Rows after which a site gets fresh noises [default: {}]", PaperSettings::default().rotate_rows))]
+    noise_rows: Option<u64>,
+    /// Arithmetic without masking: fast (as the executor's own requests) or linear (activations unrounded) [default: fast]
+    #[arg(long, value_name = "PATH")]
+    path: Option<SitePath>,
 }
 
 /// With which arithmetic.
@@ -96,12 +94,37 @@ enum SitePath {
 
 impl MaskingArguments {
     /// The masking that is asked for.
-    pub(super) fn masking(&self) -> Masking {
-        let Self { noises, noise_scale: scale, noise_rows: rotate_rows, .. } = *self;
-        match (self.masking, self.path) {
-            (MaskingMode::Off, SitePath::Fast) => Masking::Off { path: Path::Fast },
-            (MaskingMode::Off, SitePath::Linear) => Masking::Off { path: Path::Linear },
-            (MaskingMode::Paper, _) => Masking::Paper(PaperSettings { noises, scale, rotate_rows }),
+    ///
+    /// # Errors
+    /// What was said has no meaning in this mode: it is not ignored where it would have protected.
+    pub(super) fn masking(&self) -> Result<Masking, CliError> {
+        let of_noises = [
+            ("--noises", self.noises.is_some()),
+            ("--noise-scale", self.noise_scale.is_some()),
+            ("--noise-rows", self.noise_rows.is_some()),
+        ];
+        let said_of_noises = of_noises.iter().find(|(_, is_said)| *is_said);
+        match (self.masking, self.path, said_of_noises) {
+            (MaskingMode::Off, _, Some((flag, _))) => {
+                Err(CliError::Usage(format!("{flag} is nothing without --masking paper")))
+            }
+            (MaskingMode::Off, path, None) => Ok(Masking::Off {
+                path: match path.unwrap_or(SitePath::Fast) {
+                    SitePath::Fast => Path::Fast,
+                    SitePath::Linear => Path::Linear,
+                },
+            }),
+            (MaskingMode::Paper, Some(_), _) => Err(CliError::Usage(
+                "--path is for --masking off: with noises there is one arithmetic".to_owned(),
+            )),
+            (MaskingMode::Paper, None, _) => {
+                let usual = PaperSettings::default();
+                Ok(Masking::Paper(PaperSettings {
+                    noises: self.noises.unwrap_or(usual.noises),
+                    scale: self.noise_scale.unwrap_or(usual.scale),
+                    rotate_rows: self.noise_rows.unwrap_or(usual.rotate_rows),
+                }))
+            }
         }
     }
 }

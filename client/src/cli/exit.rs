@@ -2,7 +2,7 @@
 
 use std::{error::Error, io, path::PathBuf, process::ExitCode};
 
-use model::generation_defaults::GenerationDefaultsError;
+use files::generation_defaults::GenerationDefaultsError;
 use serde_json::{Value, json};
 
 use crate::{
@@ -112,7 +112,7 @@ pub(super) enum CliError {
     /// A file cannot be read.
     #[error("{} cannot be read", path.display())]
     Read {
-        /// Which.
+        /// The file, as it was written.
         path: PathBuf,
         /// Cause.
         source: io::Error,
@@ -132,6 +132,7 @@ impl CliError {
             Self::Generate(GenerateError::Call(error)) => of_call(error),
             Self::Base(BaseError::Open(_) | BaseError::NoFiles) => Exit::NotFound,
             Self::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => Exit::NotFound,
+            Self::Adapter(error) if is_missing(error) => Exit::NotFound,
             Self::Usage(_) | Self::Generate(_) | Self::Text(_) => Exit::Usage,
             _ => Exit::Failed,
         }
@@ -159,6 +160,14 @@ impl CliError {
         let (message, code) = (self.to_string(), self.exit().word());
         json!({ "error": { "message": message, "code": code, "why": self.causes() } })
     }
+}
+
+/// True if all of it comes of a file that is not there.
+fn is_missing(error: &(dyn Error + 'static)) -> bool {
+    let mut chain = std::iter::successors(Some(error), |&cause| cause.source());
+    chain.any(|cause| {
+        cause.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::NotFound)
+    })
 }
 
 fn of_call(error: &CallError) -> Exit {

@@ -5,8 +5,8 @@ use std::{
     ops::ControlFlow,
 };
 
-use model::detokenize::TextStart;
 use serde_json::{Value, json};
+use text::detokenize::TextStart;
 
 use super::{
     exit::CliError,
@@ -32,6 +32,9 @@ pub(super) struct Arguments {
     /// Goes on from the prompt as it is, without the model's chat template
     #[arg(long)]
     raw: bool,
+    /// Instructions that come before the prompt
+    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    system: Option<String>,
     /// The prompt; else stdin
     prompt: Option<String>,
 }
@@ -47,10 +50,13 @@ pub(super) fn run(arguments: &Arguments, terminal: Terminal) -> Result<(), CliEr
     let (prompt, start) = if arguments.raw {
         (ready.text.encode_raw(&prompt)?, TextStart::Continuation)
     } else {
-        (ready.text.encode_chat(&[Message { role: Role::User, content: prompt }])?, TextStart::Beginning)
+        let system =
+            arguments.system.iter().map(|text| Message { role: Role::System, content: text.clone() });
+        let messages: Vec<_> = system.chain([Message { role: Role::User, content: prompt }]).collect();
+        (ready.text.encode_chat(&messages)?, TextStart::Beginning)
     };
     let prompt_tokens = prompt.len();
-    let (max_tokens, stop_tokens) = (arguments.sampling.max_tokens, ready.stop_tokens());
+    let (max_tokens, stop_tokens) = (arguments.sampling.max_tokens, arguments.sampling.stop_tokens(&ready));
     let task = Task { prompt, sampling, max_tokens, stop_tokens };
     let before = ready.model.session().usage().clone();
     let Answer { text, generated } = answer(&mut ready, &task, start, terminal)?;

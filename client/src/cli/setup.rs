@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use files::generation_defaults::GenerationDefaults;
 use model::{
-    client_base::ClientBase,
-    generation_defaults::GenerationDefaults,
     resident::KvDtype,
     sampling::{SamplingParams, SamplingRequest},
+    skeleton::client_base::ClientBase,
+    sources::open::OpenError,
 };
 
 use super::{
@@ -49,7 +50,7 @@ pub(super) struct SetupArguments {
 /// How an answer is drawn.
 #[derive(Debug, clap::Args)]
 pub(super) struct SamplingArguments {
-    /// Most tokens of an answer
+    /// Most tokens of an answer; 0 for none
     #[arg(long, value_name = "N", default_value_t = 512)]
     pub(super) max_tokens: usize,
     /// 0 for the likeliest answer; else as the model's makers say
@@ -64,9 +65,20 @@ pub(super) struct SamplingArguments {
     /// Fixes what is drawn; else it is another each time
     #[arg(long, value_name = "SEED")]
     seed: Option<u64>,
+    /// Goes on after the model has ended its answer
+    #[arg(long)]
+    ignore_eos: bool,
 }
 
 impl SamplingArguments {
+    /// Tokens that end an answer: the tokenizer's, and those the model's makers add.
+    pub(super) fn stop_tokens(&self, ready: &Ready) -> Vec<u32> {
+        match self.ignore_eos {
+            true => Vec::new(),
+            false => [ready.text.stop_tokens(), &ready.defaults.eos_token_ids].concat(),
+        }
+    }
+
     /// The sampling that is asked for, over what the model's makers recommend.
     pub(super) fn params(&self, ready: &Ready) -> Result<SamplingParams, CliError> {
         let defaults = &ready.defaults;
@@ -95,22 +107,19 @@ pub(super) struct Ready {
     pub(super) mode: String,
 }
 
-impl Ready {
-    /// Tokens that end an answer: the tokenizer's, and those the model's makers add.
-    pub(super) fn stop_tokens(&self) -> Vec<u32> {
-        [self.text.stop_tokens(), &self.defaults.eos_token_ids].concat()
-    }
-}
-
 impl SetupArguments {
     /// Connects, fetches what is missing, and says the mode once.
     pub(super) fn ready(&self, terminal: Terminal) -> Result<Ready, CliError> {
-        let masking = self.masking.masking();
+        let masking = self.masking.masking()?;
+        // Before anything is fetched for it.
+        if let Some(path) = &self.adapter {
+            std::fs::metadata(path).map_err(|source| CliError::Read { path: path.clone(), source })?;
+        }
         let mut session = self.connect.session(&masking)?;
         let path = self.base(&mut session, terminal)?;
         let base = ClientBase::open(&path).map_err(BaseError::from)?;
         let text = Text::load(&base.files)?;
-        let defaults = base.files.generation_defaults().map_err(BaseError::from)?;
+        let defaults = base.files.generation_defaults().map_err(OpenError::from).map_err(BaseError::from)?;
         let mut progress = terminal.progress("preparing noises");
         let mask = masking.prepare(&mut session, &mut |done, total| progress(done as u64, total as u64))?;
         let kv_bytes = usize::try_from(self.kv_bytes.0).unwrap_or(usize::MAX);
@@ -129,10 +138,10 @@ impl SetupArguments {
 
     fn base(&self, session: &mut Session, terminal: Terminal) -> Result<PathBuf, CliError> {
         if let Some(path) = &self.model {
-            base::compare(session.catalog(), path)?;
+            base::compare(session.catalog(), path, cache_directory("identities").ok().as_deref())?;
             return Ok(path.clone());
         }
-        let directory = cache_directory()?.join(self.connect.address()?.cache_name());
+        let directory = cache_directory("skeletons")?.join(self.connect.address()?.cache_name());
         let cache = Cache { directory, limit_bytes: self.fetch_limit.0 };
         Ok(base::fetch(session, &cache, &mut terminal.progress("fetching what is needed of the base"))?)
     }
@@ -145,11 +154,11 @@ fn what_is_seen(model: &SplitModel) -> &'static str {
     }
 }
 
-/// `$XDG_CACHE_HOME/holobiont/skeletons`, or the same in `~/.cache`.
-fn cache_directory() -> Result<PathBuf, CliError> {
+/// `$XDG_CACHE_HOME/holobiont/<name>`, or the same in `~/.cache`.
+fn cache_directory(name: &str) -> Result<PathBuf, CliError> {
     let set = |name| std::env::var_os(name).filter(|value| Path::new(value).is_absolute()).map(PathBuf::from);
     let base = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
     let missing =
         || CliError::Usage("neither XDG_CACHE_HOME nor HOME is set: set one, or use --model".to_owned());
-    Ok(base.ok_or_else(missing)?.join("holobiont").join("skeletons"))
+    Ok(base.ok_or_else(missing)?.join("holobiont").join(name))
 }

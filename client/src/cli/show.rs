@@ -1,6 +1,6 @@
 //! `sites` and `stats`: what the executor has, and what it grants.
 
-use model::generation::Generation;
+use ids::Generation;
 use serde_json::{Value, json};
 use shmproto::layer::{Class, Path, control::Site};
 

@@ -19,15 +19,15 @@ const FAST_IS_LINEAR: u8 = 4;
 /// What is asked of a site, besides its rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ask {
-    /// Where.
+    /// A linear group of the catalog.
     pub site: SiteId,
     /// One of the site's linear layers, or all side by side.
     pub part: Option<u8>,
-    /// What.
+    /// Forward, with or without the bias, or backward.
     pub op: Op,
     /// With which arithmetic.
     pub path: Path,
-    /// What for.
+    /// What the rows are for, and so how urgent they are.
     pub class: Class,
 }
 

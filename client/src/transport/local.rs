@@ -156,6 +156,19 @@ impl LocalTransport {
         ClientChannel::join(region, region_bytes, Geometry { slab_bytes, depth }).map_err(broken)
     }
 
+    /// Why the channel holds what it should not: an executor that ends a session takes its memory back, and hangs up.
+    fn why(&self, fault: impl fmt::Display) -> LinkError {
+        // It may have said before that it will end.
+        for _ in 0..2 {
+            match self.receive(WATCH) {
+                Err(lost @ LinkError::Lost(_)) => return lost,
+                Ok(Some((FromLayers::Draining, _))) => {}
+                _ => break,
+            }
+        }
+        broken(fault)
+    }
+
     /// Whether the executor has ended, seen while an answer is waited for.
     fn watch(&self) -> Result<(), LinkError> {
         match self.receive(Duration::ZERO)? {
@@ -168,11 +181,6 @@ impl LocalTransport {
 
 fn silent(since: Instant) -> LinkError {
     LinkError::Silent { waited_ms: u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX) }
-}
-
-/// The reply, once it is there; `None` if it takes long.
-fn wait(channel: &mut ClientChannel, spin: Duration) -> Result<Option<ReplyHeader>, LinkError> {
-    channel.wait(spin, WATCH).map_err(broken)
 }
 
 impl Transport for LocalTransport {
@@ -191,15 +199,18 @@ impl Transport for LocalTransport {
         let spin = self.spin;
         let channel = self.channel(bytes)?;
         channel.write_rows(call.input, call.dtype, x).map_err(broken)?;
-        channel.submit(&call).map_err(broken)?;
+        if let Err(full) = channel.submit(&call) {
+            return Err(self.why(full));
+        }
         failpoint::pass("client.call_waits");
         let begun = Instant::now();
         let reply = loop {
             let channel = self.channel.as_mut().expect("the call went through it");
-            if let Some(reply) = wait(channel, spin)? {
-                break reply;
+            match channel.wait(spin, WATCH) {
+                Ok(Some(reply)) => break reply,
+                Ok(None) => self.watch()?,
+                Err(violation) => return Err(self.why(violation)),
             }
-            self.watch()?;
             if begun.elapsed() >= self.deadline {
                 return Err(silent(begun));
             }

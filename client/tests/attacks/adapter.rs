@@ -8,8 +8,7 @@
 
 use model::{
     adapter::{Adapter, LoraModule},
-    config::ModelConfig,
-    source::Target,
+    shape::{config::ModelConfig, source::Target},
 };
 
 use crate::{
@@ -39,7 +38,7 @@ pub(crate) struct Stolen {
 }
 
 /// Most ranks that are told apart.
-const MOST_RANKS: usize = 32;
+const MAX_RANKS: usize = 32;
 
 /// Solves for the change of the value projection; rows carry the noises `carried`, if they carry any.
 pub(crate) fn steal(crossed: &Crossed, config: &ModelConfig, carried: &[Carried]) -> Stolen {
@@ -63,7 +62,7 @@ pub(crate) fn steal(crossed: &Crossed, config: &ModelConfig, carried: &[Carried]
     let delta = least_squares(left, right).upper(width);
     // Changes of values lie in the few directions of B; what was solved for besides is noise.
     let changes = differences(&crossed.inputs, carried).map(|row| changes(&row, &delta));
-    let (rank, directions) = subspace(&Matrix::from_columns(values, changes), MOST_RANKS);
+    let (rank, directions) = subspace(&Matrix::from_columns(values, changes), MAX_RANKS);
     let rows = delta.transposed();
     let rows = Matrix::from_columns(values, rows.columns().map(|row| directions.projection(row)));
     Stolen { rank, delta: rows.transposed() }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use model::{client_base::ClientBase, forward::LinearGroup};
+use model::{forward::LinearGroup, skeleton::client_base::ClientBase};
 
 use crate::{
     algebra::{dot, norm, to_f64},
@@ -27,7 +27,7 @@ impl<'a> Dictionary<'a> {
         let mut row = vec![0.0; base.config().hidden_size];
         let length = |token| {
             base.embedding.embed(&mut std::iter::once(token), &mut row);
-            let scaled = row.iter().zip(&base.skeleton.norms.attention[0]).map(|(x, gain)| x * gain);
+            let scaled = row.iter().zip(&base.frame.norms.attention[0]).map(|(x, gain)| x * gain);
             scaled.map(|x| x * x).sum::<f32>().sqrt()
         };
         let lengths = (0..u32::try_from(base.config().vocab_size).unwrap()).map(length).collect();
@@ -36,7 +36,7 @@ impl<'a> Dictionary<'a> {
 
     /// For each of `rows`, the `count` tokens whose own rows point its way most, the best first.
     pub(crate) fn nearest(&self, rows: &Rows, count: usize) -> Vec<Vec<u32>> {
-        let (config, gains) = (self.base.config(), &self.base.skeleton.norms.attention[0]);
+        let (config, gains) = (self.base.config(), &self.base.frame.norms.attention[0]);
         let scaled = rows.iter().flat_map(|row| row.iter().zip(gains).map(|(x, gain)| x * gain));
         let scaled = Rows { width: rows.width, values: scaled.collect() };
         // The base's head is its embedding: to score all tokens is what an executor does all day.
@@ -77,10 +77,6 @@ impl<'a> Dictionary<'a> {
     fn row(&self, token: u32) -> Vec<f32> {
         let mut row = vec![0.0; self.base.config().hidden_size];
         self.base.embedding.embed(&mut std::iter::once(token), &mut row);
-        kernels::reference::rms_norm(
-            &row,
-            &self.base.skeleton.norms.attention[0],
-            self.base.config().norm_eps,
-        )
+        kernels::reference::rms_norm(&row, &self.base.frame.norms.attention[0], self.base.config().norm_eps)
     }
 }

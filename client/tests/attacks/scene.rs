@@ -5,11 +5,12 @@ use client::{
     session::{Session, Settings},
     split_model::{OwnAdapter, SplitModel, SplitOptions},
 };
+use ids::BlockId;
 use model::{
-    client_base::ClientBase,
-    forward::{BlockId, LinearGroup, LogitRows, SequenceSlice},
+    forward::{LinearGroup, LogitRows, SequenceSlice},
     resident::KvDtype,
     sites::SiteId,
+    skeleton::client_base::ClientBase,
 };
 
 use crate::{

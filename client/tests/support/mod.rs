@@ -8,7 +8,6 @@ use std::{
     ops::ControlFlow,
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
 };
 
 use client::{
@@ -21,16 +20,17 @@ use client::{
         loopback::{Loopback, catalog_sites},
     },
 };
+use ids::BlockId;
 use model::{
-    client_base::ClientBase,
-    forward::{BlockId, ForwardPass as _, LogitRows, SequenceSlice},
-    open::open,
-    prepared_adapter::PreparedAdapter,
+    deltas::prepared::PreparedAdapter,
+    forward::{ForwardPass as _, LogitRows, SequenceSlice},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     sampling::{SamplingParams, SamplingRequest, TokenCounts, sample},
     sites::EvaluateSites as _,
-    skeleton::SkeletonPlan,
+    skeleton::{SkeletonPlan, client_base::ClientBase},
+    sources::open::open,
 };
+use patience::WATCHDOG;
 use shmproto::layer::{
     Path as SitePath,
     control::{self, AdapterDtype, Catalog, Site, SkeletonFile},
@@ -82,7 +82,7 @@ pub fn giving_executor(path: &Path) -> Loopback {
         bytes: file.bytes,
         ranges: file.ranges.iter().map(|range| (range.start, range.end - range.start)).collect(),
     };
-    let base_hash = model::identity::of_base(&*open(path).unwrap());
+    let base_hash = model::sources::identity::of_model(path).unwrap();
     let files = plan.files().iter().map(listed).collect();
     let catalog = Catalog { base_hash, files, ..catalog(&base, is_exact) };
     Loopback::new(Box::new(base), &catalog, vec![std::fs::read(path).unwrap()])
@@ -109,7 +109,7 @@ pub fn widths(executor: &Loopback) -> Vec<(usize, usize)> {
 }
 
 pub fn settings() -> Settings {
-    Settings { patience: Duration::from_secs(5), ..Settings::default() }
+    Settings { patience: WATCHDOG, ..Settings::default() }
 }
 
 /// A split model over `connector` with its own copy of norms and embedding.

@@ -86,6 +86,7 @@ fn welcome() -> Welcome {
         instance: 1,
         model_path: "/model.gguf".to_owned(),
         base_hash: [0; 32],
+        text_hash: [0; 32],
         device: DeviceFacts::default(),
         context_length: 64,
         vocab_size: 32,

@@ -6,19 +6,22 @@ use std::{
     sync::{Arc, PoisonError, atomic::Ordering},
 };
 
-use model::generation::{AdapterId, Generation};
+use ids::{AdapterId, Generation, TenantId};
 use shmproto::message::AdapterLoaded;
 
 use super::{
     database::{DatabaseError, Record},
-    entry::{Entry, lock, owner},
+    entry::{Entry, lock},
     errors::{AdapterError, MAX_NAME_BYTES},
     jail::Place,
     registry::{MAX_LOADS, Registry},
     store::{ContentId, Incoming, Sweep},
     table::Table,
 };
-use crate::clock::{now_us, seconds_since_1970};
+use crate::{
+    clock::{now_us, seconds_since_1970},
+    thread,
+};
 
 /// A load as a caller asks for it.
 #[derive(Debug, Clone)]
@@ -38,13 +41,19 @@ pub struct LoadRequest {
 /// What to do with a name that is taken.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Replace {
-    /// Refuse.
+    /// A name that is taken is refused.
     Never,
     /// Replace whatever it is.
     Always,
-    /// Replace only this generation (in hexadecimal).
+    /// Replace only this generation: in hexadecimal, 12 digits at least, or `*` for any that is there.
     Only(String),
 }
+
+/// Stands for whatever generation is there, if there is one.
+const ANY_GENERATION: &str = "*";
+
+/// So many digits of a generation name it: as many as tables print.
+const MIN_DIGITS: usize = 12;
 
 /// What to do with an adapter that requests do not use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,11 +140,14 @@ impl Registry {
 
     /// Copies an adapter into the store, where it has no name yet.
     async fn copy(&self, place: Place, tenant: Option<&str>) -> Result<Incoming, AdapterError> {
-        // The semaphore is never closed. Copies must not keep the threads that text work needs.
-        let _turn = self.copies.acquire().await;
-        let (store, owner) = (self.store.clone(), owner(tenant));
-        let copied = tokio::task::spawn_blocking(move || store.copy(&place, &owner)).await;
-        Ok(copied.map_err(|panic| AdapterError::Stopped(panic.to_string()))??)
+        // The semaphore is never closed.
+        let turn = Arc::clone(&self.copies).acquire_owned().await;
+        let (store, owner) = (self.store.clone(), TenantId::of(tenant));
+        let copied = thread::run("adapter-copy", move || {
+            let _turn = turn;
+            store.copy(&place, owner)
+        });
+        Ok(copied.await??)
     }
 
     /// The entry there is, if the request asks for just that: it is brought in, and nothing is written.
@@ -152,7 +164,7 @@ impl Registry {
         let Some(old) = old.filter(same) else {
             return Ok(None);
         };
-        self.move_in(old).await?;
+        self.make_resident(old).await?;
         Ok(Some(Arc::clone(old)))
     }
 
@@ -165,8 +177,7 @@ impl Registry {
         old: Option<&Entry>,
     ) -> Result<Arc<Entry>, AdapterError> {
         let (store, content) = (self.store.clone(), incoming.content);
-        let installed = tokio::task::spawn_blocking(move || store.install(&incoming)).await;
-        installed.map_err(|panic| AdapterError::Stopped(panic.to_string()))??;
+        thread::run("adapter-install", move || store.install(&incoming)).await??;
         let loaded = self.load_content(content, tenant.as_deref()).await?;
         failpoint::pass("gateway.loaded_before_commit");
         let pinned = request.pinned.unwrap_or_else(|| old.is_some_and(Entry::is_pinned));
@@ -233,7 +244,7 @@ impl Registry {
         let (entry, pinned) = (self.entry(name)?, pin == Pin::Keep);
         if pinned {
             self.check_pins(name, entry.id(), entry.record.bytes)?;
-            self.move_in(&entry).await?;
+            self.make_resident(&entry).await?;
             entry.set_fault(None);
         }
         self.database.set_pinned(name, pinned).await?;
@@ -298,7 +309,7 @@ impl Registry {
         if self.sweep_due.swap(false, Ordering::Relaxed) {
             let keep = self.every_entry().iter().map(|entry| entry.record.content).collect();
             let store = self.store.clone();
-            let swept = tokio::task::spawn_blocking(move || store.sweep(&keep, Sweep::Contents)).await;
+            let swept = thread::run("adapter-sweep", move || store.sweep(&keep, Sweep::Contents)).await;
             if let Ok(Err(error)) = swept {
                 tracing::warn!(%error, "files of no adapter could not be removed");
             }
@@ -326,14 +337,8 @@ fn check_name(name: &str, base_name: &str) -> Result<(), AdapterError> {
 }
 
 fn check_tenant(tenant: Option<&str>) -> Result<(), AdapterError> {
-    let is_good = |tenant: &str| {
-        let allowed = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
-        (1..=64).contains(&tenant.len()) && tenant.chars().all(allowed)
-    };
-    match tenant {
-        Some(tenant) if !is_good(tenant) => Err(AdapterError::BadTenant(tenant.chars().take(64).collect())),
-        _ => Ok(()),
-    }
+    let bad = |tenant: &str| AdapterError::BadTenant(tenant.chars().take(64).collect());
+    tenant.map_or(Ok(()), |tenant| keys::tenant_name(tenant).map(drop).map_err(|_| bad(tenant)))
 }
 
 fn check_replace(request: &LoadRequest, old: Option<&Entry>) -> Result<(), AdapterError> {
@@ -344,14 +349,17 @@ fn check_replace(request: &LoadRequest, old: Option<&Entry>) -> Result<(), Adapt
     }
 }
 
+/// `expected` is a generation, its first digits as tables print them, or `*` for any.
 fn check_generation(name: &str, expected: Option<&str>, old: Option<&Entry>) -> Result<(), AdapterError> {
-    let found = old.map_or_else(|| "nothing".to_owned(), |old| old.record.generation.to_string());
-    match expected {
-        Some(expected) if *expected != found => Err(AdapterError::OtherGeneration {
-            name: name.to_owned(),
-            expected: expected.chars().take(64).collect(),
-            found,
-        }),
-        _ => Ok(()),
+    let Some(expected) = expected else { return Ok(()) };
+    let old = old.ok_or_else(|| AdapterError::NotFound(name.to_owned()))?;
+    let found = old.record.generation.to_string();
+    if expected == ANY_GENERATION || (expected.len() >= MIN_DIGITS && found.starts_with(expected)) {
+        return Ok(());
     }
+    Err(AdapterError::OtherGeneration {
+        name: name.to_owned(),
+        expected: expected.chars().take(64).collect(),
+        found,
+    })
 }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use failpoint::Outcome;
-use model::generation::Generation;
+use ids::Generation;
 use sqlx::{
     ConnectOptions as _, Connection as _, Row as _, SqliteConnection,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqliteRow, SqliteSynchronous},

@@ -5,8 +5,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
-use model::generation::{AdapterId, Generation};
-use shmproto::message::OwnerBytes;
+use ids::{AdapterId, Generation, TenantId};
 use tokio::sync::watch;
 
 use super::database::Record;
@@ -15,17 +14,8 @@ use crate::{
     clock::now_us,
 };
 
-/// The owner of what all tenants may use.
-pub const EVERYBODY: OwnerBytes = [0; 32];
 /// Seconds over which tokens per second are counted.
 const RATE_WINDOW_S: u64 = 10;
-
-/// What the executor is told about a tenant: enough to keep two apart, not enough to name them.
-#[must_use]
-pub fn owner(tenant: Option<&str>) -> OwnerBytes {
-    tenant
-        .map_or(EVERYBODY, |tenant| blake3::derive_key("holobiont 2026 adapter owner v1", tenant.as_bytes()))
-}
 
 /// An adapter under a name.
 #[derive(Debug)]
@@ -47,7 +37,7 @@ pub struct Entry {
 impl Entry {
     pub(super) fn new(record: Record) -> Self {
         Self {
-            id: AdapterId::new(&owner(record.tenant.as_deref()), record.generation),
+            id: AdapterId::new(TenantId::of(record.tenant.as_deref()), record.generation),
             pinned: AtomicBool::new(record.pinned),
             last_used_us: AtomicU64::new(record.last_used_us),
             used_since_saved: AtomicBool::new(false),
@@ -205,12 +195,5 @@ mod tests {
         assert!(rate.per_s(200).abs() < 1e-9);
         rate.count(20, 110);
         assert!((rate.per_s(110) - 7.0).abs() < 1e-9, "second 100 is overwritten, not added to");
-    }
-
-    #[test]
-    fn tenants_are_different_owners_and_nobody_is_everybody() {
-        assert_eq!(owner(None), EVERYBODY);
-        assert_ne!(owner(Some("a")), owner(Some("b")));
-        assert_ne!(owner(Some("")), EVERYBODY);
     }
 }

@@ -1,7 +1,7 @@
 //! What may go wrong with an adapter, for those who change the registry and for those who use it.
 
 use super::{database::DatabaseError, jail::JailError, store::StoreError};
-use crate::executor::CallError;
+use crate::{executor::CallError, thread::ThreadError};
 
 /// Longest name of an adapter, in bytes.
 pub(super) const MAX_NAME_BYTES: usize = 256;
@@ -86,13 +86,25 @@ pub enum AdapterError {
     Store(#[from] StoreError),
     /// The executor could not take it.
     #[error(transparent)]
-    Bring(#[from] BringError),
+    Residency(#[from] ResidencyError),
     /// The change could not be made durable and was undone.
     #[error(transparent)]
     Database(#[from] DatabaseError),
     /// The thread that worked on it is gone.
     #[error("copying the adapter stopped: {0}; the log says why")]
     Stopped(String),
+}
+
+impl From<ThreadError> for OpenError {
+    fn from(error: ThreadError) -> Self {
+        Self::Stopped(error.to_string())
+    }
+}
+
+impl From<ThreadError> for AdapterError {
+    fn from(error: ThreadError) -> Self {
+        Self::Stopped(error.to_string())
+    }
 }
 
 impl From<JailError> for AdapterError {
@@ -103,13 +115,13 @@ impl From<JailError> for AdapterError {
 
 impl From<CallError> for AdapterError {
     fn from(error: CallError) -> Self {
-        Self::Bring(error.into())
+        Self::Residency(error.into())
     }
 }
 
 /// Why a registered adapter is not in the executor now. Everybody who waits for it gets the same one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BringError {
+pub enum ResidencyError {
     /// All that is resident is in use, or too many requests wait already.
     #[error("{0}; try again shortly")]
     Busy(String),
@@ -128,8 +140,8 @@ pub enum BringError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the adapter '{name}' is registered but not usable: {reason}; load it again")]
 pub struct Unusable {
-    /// The name.
+    /// The name requests use.
     pub name: String,
-    /// Why.
+    /// What is wrong with its files or its weights, for a person.
     pub reason: String,
 }

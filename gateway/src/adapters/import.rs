@@ -9,12 +9,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use model::generation::Generation;
+use ids::{Generation, TenantId};
 use serde::Deserialize;
 
 use super::{
     database::{DatabaseError, Record, failed},
-    entry::EVERYBODY,
     jail::Place,
     store::{ContentId, Store, StoreError},
 };
@@ -112,7 +111,7 @@ fn record(
 }
 
 fn copy(path: &Path, store: &Store) -> Result<ContentId, StoreError> {
-    let incoming = store.copy(&Place::anywhere(path)?, &EVERYBODY)?;
+    let incoming = store.copy(&Place::anywhere(path)?, TenantId::EVERYBODY)?;
     store.install(&incoming)?;
     Ok(incoming.content)
 }

@@ -21,11 +21,12 @@ use super::{
 use crate::{
     caller::Caller,
     executor::{Executor, link::Link},
+    thread,
 };
 
 /// Loads that may be under way; more are refused.
 pub(super) const MAX_LOADS: usize = 8;
-/// Copies made at once: they must not take all threads that block.
+/// Copies made at once, each on a thread of its own.
 const MAX_COPIES: usize = 2;
 /// How often the times of last use are written down.
 const SAVE_INTERVAL: Duration = Duration::from_secs(30);
@@ -58,7 +59,7 @@ pub struct Registry {
     /// Held while the registry changes; readers never wait for it.
     pub(super) changing: tokio::sync::Mutex<()>,
     pub(super) loads: Semaphore,
-    pub(super) copies: Semaphore,
+    pub(super) copies: Arc<Semaphore>,
     /// True if the store may hold contents nothing refers to.
     pub(super) sweep_due: AtomicBool,
     pub(super) counters: Counters,
@@ -81,13 +82,13 @@ impl Registry {
         let store = Store::open(&state, options.max_adapter_file_bytes)?;
         if is_new {
             let (old, into) = (state.clone(), store.clone());
-            let records = blocking(move || import::read(&old, &into)).await??;
+            let records = thread::run("registry-import", move || import::read(&old, &into)).await??;
             database::create(&state, &records).await?;
         }
         import::finish(&state)?;
         let (database, records) = Database::open(&state).await?;
         let (keep, sweeper) = (records.iter().map(|record| record.content).collect(), store.clone());
-        let swept = blocking(move || sweeper.sweep(&keep, Sweep::Everything)).await??;
+        let swept = thread::run("registry-sweep", move || sweeper.sweep(&keep, Sweep::Everything)).await??;
         tracing::info!(adapters = records.len(), swept, "registry opened");
         let entries = records.into_iter().map(|record| Arc::new(Entry::new(record)));
         let registry = Arc::new(Self {
@@ -101,7 +102,7 @@ impl Registry {
             residency: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
             loads: Semaphore::new(MAX_LOADS),
-            copies: Semaphore::new(MAX_COPIES),
+            copies: Arc::new(Semaphore::new(MAX_COPIES)),
             sweep_due: AtomicBool::new(false),
             counters: Counters::default(),
             _lock: lock,
@@ -146,7 +147,7 @@ impl Registry {
         self.counters.read()
     }
 
-    /// Takes a lease on what `name` stands for now; it may have to be brought in ([`Registry::bring`]). Another
+    /// Takes a lease on what `name` stands for now; it may have to be brought in ([`Registry::ensure_resident`]). Another
     /// tenant's adapter is not there.
     ///
     /// # Errors
@@ -198,8 +199,4 @@ async fn save_uses(registry: Weak<Registry>) {
             None => return,
         }
     }
-}
-
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, OpenError> {
-    tokio::task::spawn_blocking(work).await.map_err(|panic| OpenError::Stopped(panic.to_string()))
 }

@@ -4,10 +4,10 @@
 
 use std::collections::HashMap;
 
-use model::generation::AdapterId;
+use ids::AdapterId;
 use tokio::sync::watch;
 
-use super::errors::BringError;
+use super::errors::ResidencyError;
 
 /// Where an adapter is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub enum Tier {
 }
 
 /// A load that is under way, and its outcome.
-pub(super) type Flight = watch::Receiver<Option<Result<(), BringError>>>;
+pub(super) type PendingLoad = watch::Receiver<Option<Result<(), ResidencyError>>>;
 
 /// What is known about the executor's memory.
 #[derive(Debug, Default)]
@@ -29,6 +29,6 @@ pub(super) struct Residency {
     /// Bytes of each resident adapter.
     pub(super) host: HashMap<AdapterId, u64>,
     /// Adapters that requests wait for.
-    pub(super) flights: HashMap<AdapterId, Flight>,
+    pub(super) pending_loads: HashMap<AdapterId, PendingLoad>,
     pub(super) waiters: usize,
 }

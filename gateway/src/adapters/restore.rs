@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, Weak};
 
-use model::generation::AdapterId;
+use ids::AdapterId;
 use shmproto::message::AdapterIdBytes;
 
-use super::{entry::Entry, errors::BringError, registry::Registry};
+use super::{entry::Entry, errors::ResidencyError, registry::Registry};
 use crate::executor::CallError;
 
 impl Registry {
@@ -44,12 +44,12 @@ impl Registry {
         if entry.fault().is_some() {
             return true;
         }
-        match self.move_in(entry).await {
+        match self.make_resident(entry).await {
             Ok(()) => true,
-            Err(BringError::Call(CallError::Unavailable(_))) => false,
+            Err(ResidencyError::Call(CallError::Unavailable(_))) => false,
             Err(error) => {
                 tracing::error!(name = %entry.record.name, %error, "an adapter could not be brought back");
-                if matches!(error, BringError::Unusable(_)) {
+                if matches!(error, ResidencyError::Unusable(_)) {
                     entry.set_fault(Some(error.to_string()));
                 }
                 true

@@ -21,8 +21,8 @@ use std::{
 };
 
 use failpoint::Outcome;
+use ids::TenantId;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
-use shmproto::message::OwnerBytes;
 
 use super::jail::{GGUF_FILE, JailError, Piece, Place};
 use crate::random::random_u64;
@@ -134,14 +134,14 @@ impl Store {
     ///
     /// # Errors
     /// If it cannot be read, is too large, or does not fit the disk; nothing is left behind.
-    pub fn copy(&self, place: &Place, owner: &OwnerBytes) -> Result<Incoming, StoreError> {
+    pub fn copy(&self, place: &Place, owner: TenantId) -> Result<Incoming, StoreError> {
         let pieces = place.pieces()?;
         let path = self.directory.join(format!("{INCOMING}{:016x}", random_u64()));
         DirBuilder::new().mode(0o700).create(&path).map_err(failed("creating", &path))?;
         let directory = Temporary(path);
         failpoint::pass("gateway.copy_begun");
         let mut hasher = blake3::Hasher::new_derive_key("holobiont 2026 adapter files v1");
-        hasher.update(owner).update(&(pieces.len() as u64).to_le_bytes());
+        hasher.update(&owner.0).update(&(pieces.len() as u64).to_le_bytes());
         let copies = pieces.into_iter().map(|piece| self.copy_piece(piece, &directory.0, &mut hasher));
         let copies = copies.collect::<Result<Vec<_>, _>>()?;
         failpoint::pass("gateway.copied_before_sync");

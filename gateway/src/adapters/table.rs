@@ -80,7 +80,7 @@ impl FromIterator<Arc<Entry>> for Table {
 
 #[cfg(test)]
 mod tests {
-    use model::generation::Generation;
+    use ids::Generation;
 
     use super::*;
     use crate::{

@@ -13,7 +13,7 @@ const OTHERS: u64 = 96;
 /// Connections kept free for probes when all others are taken.
 const MAX_RESERVE: usize = 64;
 /// How long accepting rests when there is no descriptor left.
-const REST: Duration = Duration::from_millis(100);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// How many connections there may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,9 +59,9 @@ impl Budget {
 
 /// A descriptor that is kept back, so that a newcomer can be turned away when there is no other.
 #[derive(Debug)]
-pub(super) struct Spare(Option<File>);
+pub(super) struct ReservedDescriptor(Option<File>);
 
-impl Spare {
+impl ReservedDescriptor {
     pub(super) fn new() -> Self {
         Self(File::open("/dev/null").ok())
     }
@@ -78,9 +78,9 @@ impl Spare {
         tracing::warn!(%error, "no more connections can be accepted; trying again shortly");
         self.0 = None;
         // Whoever waits at the door hears that nobody opens, instead of nothing.
-        drop(timeout(REST, listener.accept()).await);
+        drop(timeout(ACCEPT_PAUSE, listener.accept()).await);
         self.0 = File::open("/dev/null").ok();
-        tokio::time::sleep(REST).await;
+        tokio::time::sleep(ACCEPT_PAUSE).await;
     }
 }
 

@@ -36,46 +36,47 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Starts `sequences`, each in a slot of its own.
-    pub(super) fn start(queue: Queue, sequences: Vec<Generate>) -> Result<Self, CallError> {
+    /// Starts `sequences` over connection `epoch`, each in a slot of its own.
+    pub(super) fn start(queue: Queue, epoch: u64, sequences: Vec<Generate>) -> Result<Self, CallError> {
         let slots = queue.take_slots(sequences.len())?;
         // Room for all a sequence may produce and the loss of the connection: the link never waits for a reader.
         let messages: usize = sequences.iter().map(|sequence| outputs_of(sequence) + 1).sum();
         let (sink, events) = mpsc::channel(messages.min(Semaphore::MAX_PERMITS));
         let mut batch = Self { queue, sink, events, live: Vec::new(), kept: Vec::new() };
         for (sequence, slot) in sequences.into_iter().zip(slots) {
-            batch.add(sequence, slot);
+            batch.add(epoch, sequence, slot);
         }
         Ok(batch)
     }
 
-    fn add(&mut self, sequence: Generate, slot: Slot) {
+    fn add(&mut self, epoch: u64, sequence: Generate, slot: Slot) {
         let index = self.live.len();
         self.live.push(None);
         self.kept.push(None);
-        self.launch(index, sequence, slot);
+        self.launch(index, epoch, sequence, slot);
     }
 
-    /// Starts the lost sequence `index` again as `sequence`.
-    pub fn restart(&mut self, index: usize, sequence: Generate) -> Result<(), CallError> {
+    /// Starts the lost sequence `index` again as `sequence`, over connection `epoch`.
+    pub fn restart(&mut self, index: usize, epoch: u64, sequence: Generate) -> Result<(), CallError> {
         let slot = match self.kept[index].take() {
             Some(slot) => Some(slot),
             None => self.queue.take_slots(1)?.pop(),
         };
         if let Some(slot) = slot {
-            self.launch(index, sequence, slot);
+            self.launch(index, epoch, sequence, slot);
         }
         Ok(())
     }
 
-    fn launch(&mut self, index: usize, mut sequence: Generate, slot: Slot) {
+    fn launch(&mut self, index: usize, epoch: u64, mut sequence: Generate, mut slot: Slot) {
+        slot.launched();
         let id = self.queue.request_id();
         sequence.request = id;
         let budget = outputs_of(&sequence);
         let message = ToExecutor::Generate(sequence).to_bytes();
         let route = Route { sink: self.sink.clone(), index, budget, slot };
         self.live[index] = Some(id);
-        self.queue.send(Command::Start(Start { id, message, route }));
+        self.queue.send(Command::Start(Start { id, epoch, message, route }));
     }
 
     /// The next event of any sequence that is still running, with its index; `None` when none is.

@@ -70,6 +70,8 @@ pub(super) struct Route {
 #[derive(Debug)]
 pub(super) struct Start {
     pub(super) id: RequestId,
+    /// Number of the connection whose executor it was prepared for; another one might take it for something else.
+    pub(super) epoch: u64,
     pub(super) message: Vec<u8>,
     pub(super) route: Route,
 }

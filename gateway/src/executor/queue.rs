@@ -46,7 +46,7 @@ impl Queue {
 
     /// Fails if there is no room for a single sequence now.
     pub(super) fn check_room(&self) -> Result<(), CallError> {
-        if self.slots.is_full() { Err(self.busy()) } else { Ok(()) }
+        self.slots.check().map_err(CallError::from)
     }
 
     /// Room for `asked` sequences together.
@@ -55,10 +55,6 @@ impl Queue {
         if asked > limit {
             return Err(CallError::TooMany { asked, limit });
         }
-        self.slots.take(asked).ok_or_else(|| self.busy())
-    }
-
-    fn busy(&self) -> CallError {
-        CallError::Busy { limit: self.slots.limit(), what: "sequences" }
+        self.slots.take(asked).map_err(CallError::from)
     }
 }

@@ -106,7 +106,7 @@ impl LinkTask {
     fn bring_up(&mut self, welcome: Welcome) {
         self.epoch += 1;
         tracing::info!(epoch = self.epoch, model = %welcome.model_path, "connected to the base-executor");
-        self.slots.set_limit(welcome.max_running.saturating_add(welcome.max_waiting) as usize);
+        self.slots.set_limit(welcome.max_running, welcome.max_waiting);
         self.link.send_replace(Link::Up { epoch: self.epoch, welcome: Arc::new(welcome) });
     }
 
@@ -172,6 +172,11 @@ impl LinkTask {
     async fn forward(&mut self, command: Option<Command>, send: &mut DealerSendHalf) -> Result<(), End> {
         let message = match command {
             None | Some(Command::Close) => return Err(End::Closed),
+            // Prepared for an executor that is gone: whoever waits for it looks what this one serves, and starts it again.
+            Some(Command::Start(start)) if start.epoch != self.epoch => {
+                lose(start.route, start.epoch);
+                return Ok(());
+            }
             Some(Command::Start(start)) => {
                 self.routes.insert(start.id, start.route);
                 start.message
@@ -232,6 +237,10 @@ impl LinkTask {
             ));
         };
         route.budget = left;
+        if output.error.is_none() {
+            let queued_us = output.queued_us.saturating_sub(output.load_wait_us);
+            route.slot.begun(Duration::from_micros(queued_us));
+        }
         if last {
             self.end(id, output);
         } else {

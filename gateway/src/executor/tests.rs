@@ -6,6 +6,7 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
+use patience::WATCHDOG;
 use shmproto::message::{
     ColdStart, DeviceFacts, Finish, Hello, Loading, Output, PROTOCOL_VERSION, Sampling, ToGateway, Welcome,
 };
@@ -14,10 +15,8 @@ use zeromq::{RouterSendHalf, RouterSocket, Socket as _, SocketRecv as _, SocketS
 
 use super::{link::Event, *};
 
-/// What hangs fails, instead of stopping the suite.
-const WATCHDOG: Duration = Duration::from_secs(60);
 /// Long enough for a busy machine to answer in, short enough for a test to wait for.
-const SILENCE: Duration = Duration::from_secs(2);
+const SILENCE: Duration = Duration::from_secs(5);
 
 /// An executor that takes three sequences and generates nothing until it is told to.
 struct Router {
@@ -46,7 +45,8 @@ impl Router {
         socket.bind(&format!("ipc://{}", path.display())).await.unwrap();
         let state = Arc::new(state);
         let task = tokio::spawn(Arc::clone(&state).serve(socket));
-        (Self { state, task, _directory: directory }, Executor::connect(&path, 64, SILENCE))
+        let limits = ExecutorLimits { max_sequences: 64, delays: DelayLimits::default(), silence: SILENCE };
+        (Self { state, task, _directory: directory }, Executor::connect(&path, limits))
     }
 
     fn mute(&self, is_mute: bool) {
@@ -130,6 +130,7 @@ fn welcome() -> Welcome {
         instance: 7,
         model_path: String::new(),
         base_hash: [0; 32],
+        text_hash: [0; 32],
         device: DeviceFacts::default(),
         context_length: 64,
         vocab_size: 64,
@@ -205,16 +206,16 @@ async fn more_sequences_than_the_executor_takes_are_refused_without_asking_it() 
     up(&executor).await;
     assert_eq!(executor.max_sequences(), 3, "two run and one waits");
     assert_eq!(
-        executor.generate(vec![sequence(); 4]).unwrap_err(),
+        executor.generate(1, vec![sequence(); 4]).unwrap_err(),
         CallError::TooMany { asked: 4, limit: 3 },
         "would never fit"
     );
-    let three = executor.generate(vec![sequence(); 3]).unwrap();
+    let three = executor.generate(1, vec![sequence(); 3]).unwrap();
     router.eventually_generates(3).await;
     // From here on nobody would answer, and nobody has to.
     router.mute(true);
-    let refused = executor.generate(vec![sequence()]).unwrap_err();
-    assert_eq!(refused, CallError::Busy { limit: 3, what: "sequences" });
+    let refused = executor.generate(1, vec![sequence()]).unwrap_err();
+    assert_eq!(refused, CallError::Busy { limit: 3, what: "sequences", wait_s: 1 });
     assert_eq!(router.generates().len(), 3);
     drop(three);
 }
@@ -223,12 +224,12 @@ async fn more_sequences_than_the_executor_takes_are_refused_without_asking_it() 
 async fn a_sequence_that_ends_makes_room_for_another() {
     let (router, executor) = Router::start(State::default()).await;
     up(&executor).await;
-    let mut three = executor.generate(vec![sequence(); 3]).unwrap();
+    let mut three = executor.generate(1, vec![sequence(); 3]).unwrap();
     router.eventually_generates(3).await;
     router.end(router.generates()[0].request).await;
     assert!(matches!(next(&mut three).await, Event::Output(_)));
-    let _one = executor.generate(vec![sequence()]).unwrap();
-    assert!(executor.generate(vec![sequence()]).is_err());
+    let _one = executor.generate(1, vec![sequence()]).unwrap();
+    assert!(executor.generate(1, vec![sequence()]).is_err());
 }
 
 #[tokio::test]
@@ -246,7 +247,7 @@ async fn an_idle_executor_that_stops_is_noticed_and_one_that_goes_on_is_welcome_
 async fn a_silence_shorter_than_the_limit_disturbs_nothing() {
     let (router, executor) = Router::start(State::default()).await;
     up(&executor).await;
-    let mut batch = executor.generate(vec![sequence()]).unwrap();
+    let mut batch = executor.generate(1, vec![sequence()]).unwrap();
     router.eventually_generates(1).await;
     router.mute(true);
     tokio::time::sleep(SILENCE / 2).await;
@@ -258,10 +259,24 @@ async fn a_silence_shorter_than_the_limit_disturbs_nothing() {
 }
 
 #[tokio::test]
+async fn what_was_prepared_for_another_connection_is_lost_and_never_sent() {
+    let (router, executor) = Router::start(State::default()).await;
+    let epoch = up(&executor).await;
+    for other in [epoch - 1, epoch + 1] {
+        let mut batch = executor.generate(other, vec![sequence()]).unwrap();
+        assert!(matches!(next(&mut batch).await, Event::Lost { epoch } if epoch == other));
+        assert!(router.generates().is_empty());
+        batch.restart(0, epoch, sequence()).unwrap();
+        router.eventually_generates(1).await;
+        router.state.generates.lock().unwrap().clear();
+    }
+}
+
+#[tokio::test]
 async fn a_lost_sequence_keeps_its_place_is_redone_once_and_hears_nothing_late() {
     let (router, executor) = Router::start(State::default()).await;
     up(&executor).await;
-    let mut three = executor.generate(vec![sequence(); 3]).unwrap();
+    let mut three = executor.generate(1, vec![sequence(); 3]).unwrap();
     router.eventually_generates(3).await;
     let former = router.generates();
     router.mute(true);
@@ -270,8 +285,8 @@ async fn a_lost_sequence_keeps_its_place_is_redone_once_and_hears_nothing_late()
     }
     router.mute(false);
     up(&executor).await;
-    assert!(executor.generate(vec![sequence()]).is_err(), "the places are those of the lost ones");
-    three.restart(1, sequence()).unwrap();
+    assert!(executor.generate(2, vec![sequence()]).is_err(), "the places are those of the lost ones");
+    three.restart(1, 2, sequence()).unwrap();
     router.eventually_generates(4).await;
     // What the former connection still had to say.
     router.end(former[1].request).await;
@@ -281,5 +296,5 @@ async fn a_lost_sequence_keeps_its_place_is_redone_once_and_hears_nothing_late()
     assert!(timeout(WATCHDOG, three.next()).await.unwrap().is_none(), "and only once");
     assert_eq!(router.generates().len(), 4, "nothing else was sent again");
     drop(three);
-    assert!(executor.generate(vec![sequence(); 3]).is_ok(), "given up, they make room");
+    assert!(executor.generate(2, vec![sequence(); 3]).is_ok(), "given up, they make room");
 }

@@ -12,7 +12,7 @@ use super::{
 /// What the executor said last.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
-    /// Its figures.
+    /// The figures of its last answer.
     pub stats: Arc<Stats>,
     /// Prompt tokens computed, a second, since the report before.
     pub prompt_tokens_per_s: f64,

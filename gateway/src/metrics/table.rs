@@ -23,9 +23,9 @@ pub enum Kind {
 pub enum Unit {
     /// A number of things.
     Count,
-    /// Seconds.
+    /// A time in seconds, also where it is a fraction; names end in `_seconds`.
     Seconds,
-    /// Bytes.
+    /// An amount of memory or traffic in bytes; names end in `_bytes`.
     Bytes,
     /// From 0 to 1.
     Ratio,
@@ -38,7 +38,7 @@ pub enum Unit {
 pub struct Metric {
     /// As Prometheus sees it.
     pub name: &'static str,
-    /// What it is.
+    /// How its value may change, which Prometheus is told as its type.
     pub kind: Kind,
     /// What it is measured in.
     pub unit: Unit,

@@ -15,7 +15,7 @@ pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 pub struct Extra<'a> {
     /// The label's name.
     pub name: &'static str,
-    /// Its value.
+    /// Its value, not yet escaped.
     pub value: &'a str,
 }
 

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::fields::Fields;
 use crate::{
     adapters::{
-        AdapterError, BringError, Entry, LoadRequest, Pin, Registry, Replace, Tier, Unusable,
+        AdapterError, Entry, LoadRequest, Pin, Registry, Replace, ResidencyError, Tier, Unusable,
         database::DatabaseError, jail::JailError, store::StoreError,
     },
     app::App,
@@ -37,7 +37,7 @@ pub async fn list(State(app): State<Arc<App>>) -> Json<Value> {
 }
 
 /// Loads an adapter, or replaces one; answers when it is durable and serving.
-pub async fn load(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Json<Value>, ApiError> {
+pub async fn load(State(app): State<Arc<App>>, body: JsonBody) -> Result<Json<Value>, ApiError> {
     let base_name = app.serving()?.base_name.clone();
     let request = load_request(&body, &base_name)?;
     let registry = Arc::clone(&app.registry);
@@ -108,9 +108,10 @@ impl UnloadRequest {
 }
 
 /// Refuses new requests, waits for those that run, and answers when the adapter's bytes are free.
-pub async fn unload(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Json<Value>, ApiError> {
-    app.serving()?;
+pub async fn unload(State(app): State<Arc<App>>, body: JsonBody) -> Result<Json<Value>, ApiError> {
+    let serving = app.serving()?;
     let UnloadRequest { name, expected } = UnloadRequest::read(&body)?;
+    check_is_adapter(&name, &serving.base_name)?;
     let (registry, unloaded) = (Arc::clone(&app.registry), name.clone());
     let unload = async move { registry.unload(&unloaded, expected.as_deref()).await };
     let freed_bytes = finish(unload).await?;
@@ -139,12 +140,22 @@ impl PinRequest {
 }
 
 /// Keeps an adapter resident, or lets it make room for others.
-pub async fn pin(State(app): State<Arc<App>>, JsonBody(body): JsonBody) -> Result<Json<Value>, ApiError> {
-    app.serving()?;
+pub async fn pin(State(app): State<Arc<App>>, body: JsonBody) -> Result<Json<Value>, ApiError> {
+    let serving = app.serving()?;
     let PinRequest { name, pin } = PinRequest::read(&body)?;
+    check_is_adapter(&name, &serving.base_name)?;
     let registry = Arc::clone(&app.registry);
     let entry = finish(async move { registry.pin(&name, pin).await }).await?;
     Ok(Json(describe_one(&app, &entry)))
+}
+
+/// The base is there as long as the executor is, whatever is asked for.
+fn check_is_adapter(name: &str, base_name: &str) -> Result<(), ApiError> {
+    if name != base_name {
+        return Ok(());
+    }
+    let message = format!("'{name}' is the base model, which is always there; name an adapter");
+    Err(ApiError::invalid("lora_name", message))
 }
 
 /// Lets a change run to its end even if the caller goes away.
@@ -221,7 +232,7 @@ impl From<AdapterError> for ApiError {
                 Self::no_room("adapter_budget_exceeded", message).of("pinned")
             }
             AdapterError::Store(store) => of_store(&store, message),
-            AdapterError::Bring(bring) => bring.into(),
+            AdapterError::Residency(residency) => residency.into(),
             AdapterError::Database(DatabaseError::Full) => Self::no_room("insufficient_storage", message),
             AdapterError::Database(_) => Self::registry_unavailable(message),
             AdapterError::Stopped(_) => Self::internal(message),
@@ -242,14 +253,14 @@ fn of_store(error: &StoreError, message: String) -> ApiError {
     }
 }
 
-impl From<BringError> for ApiError {
-    fn from(error: BringError) -> Self {
+impl From<ResidencyError> for ApiError {
+    fn from(error: ResidencyError) -> Self {
         let message = error.to_string();
         match error {
-            BringError::Busy(_) => Self::busy("lora_load_busy", message),
-            BringError::NeverFits(_) => Self::no_room("adapter_budget_exceeded", message),
-            BringError::Unusable(unusable) => unusable.into(),
-            BringError::Call(call) => call.into(),
+            ResidencyError::Busy(_) => Self::busy("lora_load_busy", message),
+            ResidencyError::NeverFits(_) => Self::no_room("adapter_budget_exceeded", message),
+            ResidencyError::Unusable(unusable) => unusable.into(),
+            ResidencyError::Call(call) => call.into(),
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use model::{detokenize::TextStart, stop::StopScanner};
 use shmproto::message::Output;
+use text::{detokenize::TextStart, stop::StopScanner};
 
 use super::{
     choice::{Choice, Piece, Scores},
@@ -66,7 +66,7 @@ impl Answer {
     /// Starts `job`, once its adapter is in the executor.
     pub async fn start(app: &App, job: Job) -> Result<Self, ApiError> {
         if let Some(lease) = &job.target.lease {
-            app.registry.bring(lease).await?;
+            app.registry.ensure_resident(lease).await?;
         }
         let sequences = job.sequences();
         let slots: Vec<Slot> = sequences.iter().map(|_| Slot::new(&job)).collect();

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 
 use axum::{
-    body::Bytes,
     extract::{FromRequest, Request},
     http::HeaderMap,
 };
@@ -27,7 +26,7 @@ pub struct Ask {
     /// The seed if the body names none.
     pub default_seed: u64,
     /// As it came.
-    pub body: Bytes,
+    pub body: JsonBody,
 }
 
 impl FromRequest<Arc<App>> for Ask {
@@ -38,7 +37,7 @@ impl FromRequest<Arc<App>> for Ask {
         let caller = caller.ok_or_else(|| ApiError::internal("a route was served without its guard"))?;
         let default_seed = default_seed(request.headers(), &caller)?;
         let serving = app.serving()?;
-        let JsonBody(body) = JsonBody::from_request(request, app).await?;
+        let body = JsonBody::from_request(request, app).await?;
         app.executor.check_room()?;
         Ok(Self { caller, serving, default_seed, body })
     }

@@ -95,11 +95,15 @@ fn message(index: usize, item: Value) -> Result<ChatMessage, ApiError> {
             return Err(ApiError::bad_request("unsupported_parameter", message).of(&at("role")));
         }
     };
+    // A label, as are those of the request: the model is told roles alone.
+    fields.text("name").map_err(|error| error.of(&at("name")))?;
     let content = match fields.take("content") {
         Some(Value::String(text)) => text,
         Some(Value::Array(parts)) => {
             parts.into_iter().map(|part| text_part(&at("content"), part)).collect::<Result<_, _>>()?
         }
+        // A turn that only called tools, in a history from elsewhere.
+        None if role == "assistant" => String::new(),
         None => {
             return Err(ApiError::missing(&at("content"), "a message needs content: a string or text parts"));
         }

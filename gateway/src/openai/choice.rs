@@ -5,8 +5,8 @@
 
 use std::collections::VecDeque;
 
-use model::stop::{Scan, StopScanner};
 use shmproto::message::{Finish, Output, TokenOutput};
+use text::stop::{Scan, StopScanner};
 
 use crate::{text::Decoder, usage::FinishReason};
 
@@ -190,8 +190,8 @@ fn scan(scanner: Option<&mut StopScanner>, fresh: &str, out: &mut String) -> boo
 
 #[cfg(test)]
 mod tests {
-    use model::stop::StopStrings;
     use proptest::prelude::*;
+    use text::stop::StopStrings;
 
     use super::*;
 

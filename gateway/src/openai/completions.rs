@@ -1,7 +1,7 @@
 //! `POST /v1/completions`.
 
-use model::tokenizer::AddSpecial;
 use serde_json::Value;
+use text::tokenizer::AddSpecial;
 
 use super::{
     ask::Ask,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use model::generation_defaults::GenerationDefaults;
+use files::generation_defaults::GenerationDefaults;
 use serde_json::Value;
 
 use super::{chat, completions, fields::TAKEN, params::Limits, tokens};
@@ -10,7 +10,7 @@ use crate::{errors::ApiError, pages::OPENAPI};
 
 /// Names that parsers take inside of a field, not at the top of a body.
 const INSIDE: &[&str] =
-    &["role", "content", "type", "text", "generation", "include_usage", "continuous_usage_stats"];
+    &["role", "name", "content", "type", "text", "generation", "include_usage", "continuous_usage_stats"];
 
 fn documented(schema: &str) -> BTreeSet<String> {
     let document: Value = serde_json::from_str(OPENAPI).unwrap();

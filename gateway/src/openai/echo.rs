@@ -1,7 +1,7 @@
 //! The prompt repeated in front of a completion, with its log-probabilities.
 
-use model::detokenize::TextStart;
 use shmproto::message::TokenOutput;
+use text::detokenize::TextStart;
 
 use super::{
     choice::Scored,

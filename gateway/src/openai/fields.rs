@@ -10,12 +10,21 @@ use serde_json::{Map, Value};
 use super::json;
 use crate::errors::ApiError;
 
-/// Values that ask for nothing, of fields this server does not have. `null`, `[]`, `{}` and `""` never do.
+/// Labels for the caller's own books: they change nothing, and tenants come from keys alone.
+const LABELS: [&str; 3] = ["user", "safety_identifier", "prompt_cache_key"];
+
+/// Values that ask for nothing, of fields this server does not have. `null`, `[]`, `{}` and `""` never do, but for
+/// [`ASKS_WHEN_EMPTY`].
 const NEUTRAL: &[(&str, &str)] = &[
     ("best_of", "1"),
     ("response_format", r#"{"type":"text"}"#),
+    // Of no tools none is chosen, and none are called beside each other.
     ("tool_choice", r#""none""#),
+    ("tool_choice", r#""auto""#),
     ("function_call", r#""none""#),
+    ("function_call", r#""auto""#),
+    ("parallel_tool_calls", "true"),
+    ("parallel_tool_calls", "false"),
     ("modalities", r#"["text"]"#),
     ("store", "false"),
     ("service_tier", r#""auto""#),
@@ -24,9 +33,19 @@ const NEUTRAL: &[(&str, &str)] = &[
     ("skip_special_tokens", "true"),
     ("include_stop_str_in_output", "false"),
     ("add_generation_prompt", "true"),
-    ("parallel_tool_calls", "true"),
     ("continue_final_message", "false"),
+    ("reasoning_effort", r#""none""#),
+    ("verbosity", r#""medium""#),
+    ("echo", "false"),
+    ("length_penalty", "1"),
+    ("length_penalty", "1.0"),
+    ("early_stopping", "false"),
+    ("spaces_between_special_tokens", "true"),
+    ("return_token_ids", "false"),
 ];
+
+/// Fields that ask for something by being there.
+const ASKS_WHEN_EMPTY: &[&str] = &["web_search_options"];
 
 #[cfg(test)]
 std::thread_local! {
@@ -139,6 +158,17 @@ impl Fields {
         }
     }
 
+    /// Takes what callers add for their own books. Its type is checked, and nothing else becomes of it.
+    pub fn labels(&mut self) -> Result<(), ApiError> {
+        for name in LABELS {
+            self.text(name)?;
+        }
+        match self.take("metadata") {
+            None | Some(Value::Object(_)) => Ok(()),
+            Some(other) => Err(wrong("metadata", "an object", &other)),
+        }
+    }
+
     /// Succeeds if nothing is left that asks for something.
     pub fn finish(self) -> Result<(), ApiError> {
         match self.map.iter().find(|(name, value)| !is_neutral(name, value)) {
@@ -180,6 +210,9 @@ fn is_neutral(name: &str, value: &Value) -> bool {
         Value::Bool(_) | Value::Number(_) => false,
     };
     let is = |neutral: &str| neutral.parse::<Value>().is_ok_and(|neutral| neutral == *value);
+    if ASKS_WHEN_EMPTY.contains(&name) {
+        return value.is_null();
+    }
     empty || NEUTRAL.iter().any(|(field, neutral)| *field == name && is(neutral))
 }
 
@@ -202,6 +235,13 @@ mod tests {
         let body =
             r#"{"tools":[],"suffix":null,"best_of":1,"response_format":{"type":"text"},"logit_bias":{}}"#;
         fields(body).finish().unwrap();
+    }
+
+    #[test]
+    fn a_field_that_asks_by_being_there_is_refused_by_name() {
+        fields(r#"{"web_search_options":null}"#).finish().unwrap();
+        let error = fields(r#"{"web_search_options":{}}"#).finish().unwrap_err();
+        assert_eq!(error, ApiError::unsupported("web_search_options"));
     }
 
     #[test]

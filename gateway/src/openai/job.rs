@@ -77,8 +77,8 @@ pub fn namespace(caller: &Caller, target: &Target, serving: &Serving) -> [u8; 32
 impl Job {
     /// Checks what can only be checked with all of it in hand.
     pub fn check(self) -> Result<Self, ApiError> {
-        let wanted = self.params.max_tokens.unwrap_or(1) as usize;
         let limit = self.serving.context_tokens;
+        let wanted = self.params.max_tokens.unwrap_or(1) as usize;
         for prompt in &self.prompts {
             if prompt.tokens.is_empty() {
                 return Err(ApiError::invalid(
@@ -86,9 +86,11 @@ impl Job {
                     "the prompt has no tokens; send at least one",
                 ));
             }
-            if prompt.tokens.len().saturating_add(wanted) > limit {
-                let error = ApiError::context_length(prompt.tokens.len(), wanted, limit);
-                return Err(error.of(self.prompt_field()));
+            let count = prompt.tokens.len();
+            if count.saturating_add(wanted) > limit {
+                let is_prompt_too_long = count.saturating_add(wanted.min(1)) > limit;
+                let at = if is_prompt_too_long { self.prompt_field() } else { self.params.max_tokens_field };
+                return Err(ApiError::context_length(count, wanted, limit).of(at));
             }
         }
         Ok(self)

@@ -1,8 +1,9 @@
 //! The sampling and output options that chat and completions share.
 
-use model::{generation_defaults::GenerationDefaults, stop::StopStrings};
+use files::generation_defaults::GenerationDefaults;
 use serde_json::Value;
 use shmproto::message::Sampling;
+use text::stop::StopStrings;
 
 use super::fields::{Fields, wrong};
 use crate::{errors::ApiError, lifecycle::Serving};
@@ -43,7 +44,7 @@ impl<'a> Limits<'a> {
 /// When usage is reported in a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamUsage {
-    /// Never.
+    /// No chunk has usage.
     Never,
     /// In a last chunk of its own.
     Last,
@@ -67,6 +68,8 @@ pub struct Params {
     pub sampling: Sampling,
     /// As asked; `None` leaves it to the route.
     pub max_tokens: Option<u32>,
+    /// What the request calls them.
+    pub max_tokens_field: &'static str,
     /// No stop before this many tokens.
     pub min_tokens: u32,
     /// Strings that end the text and are not part of it, if there are any.
@@ -94,9 +97,8 @@ pub enum EndTokens {
 
 /// Reads the shared options.
 pub fn read(fields: &mut Fields, limits: &Limits<'_>) -> Result<Params, ApiError> {
-    // A label for the caller's own books: it changes nothing, and tenants come from keys alone.
-    fields.text("user")?;
-    let max_tokens = max_tokens(fields)?;
+    fields.labels()?;
+    let (max_tokens, max_tokens_field) = max_tokens(fields)?;
     let min_tokens = fields.count("min_tokens", 0..=u32::MAX)?.unwrap_or(0);
     if let Some(max_tokens) = max_tokens.filter(|max_tokens| *max_tokens < min_tokens) {
         let message = format!("'min_tokens' is {min_tokens}, which is more than max_tokens, {max_tokens}");
@@ -105,6 +107,7 @@ pub fn read(fields: &mut Fields, limits: &Limits<'_>) -> Result<Params, ApiError
     Ok(Params {
         sampling: sampling(fields, limits)?,
         max_tokens,
+        max_tokens_field,
         min_tokens,
         stop: stop_strings(fields)?,
         stop_tokens: stop_tokens(fields, limits)?,
@@ -115,15 +118,18 @@ pub fn read(fields: &mut Fields, limits: &Limits<'_>) -> Result<Params, ApiError
     })
 }
 
-fn max_tokens(fields: &mut Fields) -> Result<Option<u32>, ApiError> {
-    let old = fields.count("max_tokens", 0..=u32::MAX)?;
-    let new = fields.count("max_completion_tokens", 0..=u32::MAX)?;
+/// With the name under which they were asked for.
+fn max_tokens(fields: &mut Fields) -> Result<(Option<u32>, &'static str), ApiError> {
+    let (old_name, new_name) = ("max_tokens", "max_completion_tokens");
+    let old = fields.count(old_name, 0..=u32::MAX)?;
+    let new = fields.count(new_name, 0..=u32::MAX)?;
     match (old, new) {
         (Some(old), Some(new)) if old != new => Err(ApiError::invalid(
             "max_completion_tokens",
             format!("max_tokens is {old} and max_completion_tokens is {new}; send one of them"),
         )),
-        (old, new) => Ok(new.or(old)),
+        (None, Some(new)) => Ok((Some(new), new_name)),
+        (old, _) => Ok((old, old_name)),
     }
 }
 

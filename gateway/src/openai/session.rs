@@ -73,7 +73,7 @@ impl Session {
             epoch: serving.epoch,
         });
         let kept = kept.collect();
-        let batch = app.executor.generate(sequences)?;
+        let batch = app.executor.generate(serving.epoch, sequences)?;
         Ok(Self {
             batch,
             sequences: kept,
@@ -107,7 +107,7 @@ impl Session {
                 Some(event) => event,
                 None => self.batch.next().await?,
             };
-            match self.soften(event) {
+            match self.as_loss(event) {
                 (index, Event::Output(output)) => return Some(self.note(index, output)),
                 (index, Event::Lost { epoch }) => {
                     // Put back until it is done: the caller may stop waiting here and come again.
@@ -128,7 +128,7 @@ impl Session {
             return None;
         }
         let event = self.batch.ready()?;
-        match self.soften(event) {
+        match self.as_loss(event) {
             (index, Event::Output(output)) => Some(self.note(index, output)),
             lost => {
                 self.stashed = Some(lost);
@@ -144,7 +144,7 @@ impl Session {
 
     /// An executor that shuts down is one that is lost: another takes its place. So is one that does not know an adapter
     /// which is leased: it took the place of the one that did while the request was on its way.
-    fn soften(&self, (index, event): (usize, Event)) -> (usize, Event) {
+    fn as_loss(&self, (index, event): (usize, Event)) -> (usize, Event) {
         let sequence = &self.sequences[index];
         let is_another = |error: &WireError| match error.code {
             ErrorCode::ShuttingDown => true,
@@ -193,7 +193,7 @@ impl Session {
         self.redo_by = None;
         self.sequences[index].epoch = serving.epoch;
         self.sequences[index].redos += 1;
-        Ok(self.batch.restart(index, again)?)
+        Ok(self.batch.restart(index, serving.epoch, again)?)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Which model a request means: the base, or an adapter by name or by generation. Never the base for anything else.
 
-use model::generation::Generation;
+use ids::Generation;
 use serde_json::Value;
 
 use super::fields::{Fields, wrong};

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use axum::{Extension, Json, extract::State};
-use model::tokenizer::AddSpecial;
 use serde_json::{Value, json};
+use text::tokenizer::AddSpecial;
 
 use super::{
     chat::messages, completions::add_special, fields::Fields, logprobs::name, params::token_id,
@@ -85,7 +85,7 @@ impl DetokenizeBody {
 pub async fn tokenize(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    JsonBody(body): JsonBody,
+    body: JsonBody,
 ) -> Result<Json<Value>, ApiError> {
     let (serving, shared) = (app.serving()?, Arc::clone(&app));
     app.work(body.len(), move || {
@@ -100,7 +100,7 @@ pub async fn tokenize(
 pub async fn detokenize(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
-    JsonBody(body): JsonBody,
+    body: JsonBody,
 ) -> Result<Json<Value>, ApiError> {
     let (serving, shared) = (app.serving()?, Arc::clone(&app));
     app.work(body.len(), move || {

@@ -7,7 +7,7 @@ use crate::usage::{FinishReason, Usage};
 /// What every answer about a generation carries.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Envelope<'a> {
-    /// Unique.
+    /// Number of the answer, `chatcmpl-` or `cmpl-` and random digits; no other answer has it.
     pub id: &'a str,
     /// What kind of body this is.
     pub object: &'static str,
@@ -25,7 +25,7 @@ pub struct Body<'a, C> {
     /// What it is about.
     #[serde(flatten)]
     pub envelope: Envelope<'a>,
-    /// Its choices.
+    /// The choices, in the order of their index.
     pub choices: &'a [C],
     /// `None` leaves the field out, `Some(None)` sends null.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -35,7 +35,7 @@ pub struct Body<'a, C> {
 /// A whole choice of a chat.
 #[derive(Debug, Serialize)]
 pub struct ChatChoice<'a> {
-    /// Position.
+    /// Which of the choices asked for (`n` for each prompt), counted from 0.
     pub index: usize,
     /// What the assistant said.
     pub message: Message<'a>,
@@ -59,9 +59,9 @@ pub struct Message<'a> {
 /// A piece of a choice of a chat.
 #[derive(Debug, Serialize)]
 pub struct ChatDelta<'a> {
-    /// Position.
+    /// Which of the choices asked for (`n` for each prompt), counted from 0.
     pub index: usize,
-    /// What is new.
+    /// What the choice has produced since the chunk before.
     pub delta: Delta<'a>,
     /// Null unless asked for.
     pub logprobs: Option<ChatLogprobs<'a>>,
@@ -83,7 +83,7 @@ pub struct Delta<'a> {
 /// A choice, or a piece of one, of a completion.
 #[derive(Debug, Serialize)]
 pub struct TextChoice<'a> {
-    /// Position.
+    /// Which of the choices asked for (`n` for each prompt), counted from 0.
     pub index: usize,
     /// Text, or new text.
     pub text: &'a str,
@@ -117,7 +117,7 @@ pub struct Alternative<'a> {
     pub token: String,
     /// Natural logarithm of its probability.
     pub logprob: f32,
-    /// Its bytes.
+    /// The UTF-8 bytes it stands for, of which it may have part of a character.
     pub bytes: &'a [u8],
 }
 

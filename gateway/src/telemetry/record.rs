@@ -12,7 +12,7 @@ use crate::usage::Usage;
 pub struct Arrival {
     /// What the request is called.
     pub id: Arc<str>,
-    /// Its method.
+    /// Its HTTP method.
     pub method: String,
     /// The path of the table it matched, or `none`.
     pub route: String,
@@ -29,7 +29,7 @@ pub struct Generated {
     pub model: String,
     /// The generation that answered; `None` is the base model.
     pub generation: Option<String>,
-    /// Tokens.
+    /// Tokens of prompt and completion, as its caller was told.
     pub usage: Usage,
     /// From the request's start to its first token.
     pub first_token: Option<Duration>,

@@ -8,11 +8,15 @@ use gateway::{
     routes,
 };
 use serde_json::json;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    time::timeout,
+};
 
 use crate::{
     client::Client,
     fake_executor::say,
-    harness::{Harness, eventually_async, key_file},
+    harness::{Harness, WATCHDOG, eventually_async, key_file},
 };
 
 const USER: &str = "hb-user";
@@ -137,6 +141,21 @@ async fn without_keys_only_names_of_this_machine_are_answered_to() {
     assert_eq!(harness.client.with_host("localhost").get("/v1/models").await.status, 200);
     let any = Harness::start_with(say("x"), |config| config.hosts = Hosts::Any).await;
     assert_eq!(any.client.with_host("evil.example").get("/v1/models").await.status, 200);
+}
+
+#[tokio::test]
+async fn a_health_check_of_a_time_before_hosts_is_answered() {
+    let harness = Harness::start(say("x")).await;
+    let ask = async |head: &str| {
+        let mut connection = harness.client.connect().await;
+        connection.write_all(head.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        timeout(WATCHDOG, connection.read_to_string(&mut answer)).await.expect("it is answered").unwrap();
+        answer
+    };
+    assert!(ask("GET /health HTTP/1.0\r\n\r\n").await.contains(" 200 "));
+    let refused = ask("GET /health HTTP/1.0\r\norigin: http://evil.example\r\n\r\n").await;
+    assert!(refused.contains(" 403 "), "no page is let in by leaving its host out: {refused}");
 }
 
 #[tokio::test]

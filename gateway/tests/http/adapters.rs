@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use gateway::{adapters::EVERYBODY, config::StartAdapter, keys::Keys};
-use model::generation::{AdapterId, Generation};
+use gateway::{config::StartAdapter, keys::Keys};
+use ids::{AdapterId, Generation, TenantId};
 use serde_json::{Value, json};
 
 use crate::{
@@ -20,7 +20,7 @@ fn hex(weights: &str) -> String {
 
 /// What the executor calls weights that everybody may use.
 fn id(weights: &str) -> [u8; 32] {
-    AdapterId::new(&EVERYBODY, Generation(generation(weights.as_bytes()))).0
+    AdapterId::new(TenantId::EVERYBODY, Generation(generation(weights.as_bytes()))).0
 }
 
 async fn load(harness: &Harness, name: &str, weights: &str, extra: &Value) -> Response {
@@ -60,6 +60,21 @@ async fn a_loaded_adapter_is_a_model_with_its_generation_in_every_answer() {
 }
 
 #[tokio::test]
+async fn a_name_that_nobody_has_is_replaced_by_nothing_and_the_digits_of_a_table_name_a_generation() {
+    let harness = Harness::start(say("x")).await;
+    let expecting = |generation: &str| json!({ "load_inplace": true, "expected_generation": generation });
+    for expected in ["*", &hex("one"), "nothing"] {
+        let typo = load(&harness, "tpyo", "one", &expecting(expected)).await;
+        assert_eq!((typo.status, typo.code().as_str()), (404, "model_not_found"), "{}", typo.body);
+    }
+    assert_eq!(harness.client.get("/v1/lora_adapters").await.json()["data"], json!([]));
+    load(&harness, "a", "one", &json!({})).await;
+    assert_eq!(load(&harness, "a", "two", &expecting(&hex("one")[..11])).await.status, 409);
+    assert_eq!(load(&harness, "a", "two", &expecting(&hex("one")[..12])).await.status, 200);
+    assert_eq!(load(&harness, "a", "three", &expecting("*")).await.status, 200);
+}
+
+#[tokio::test]
 async fn a_name_that_is_taken_is_replaced_only_when_that_is_said() {
     let harness = Harness::start(say("x")).await;
     load(&harness, "a", "one", &json!({})).await;
@@ -93,6 +108,16 @@ async fn a_request_keeps_the_generation_it_started_with() {
         (&json!("abcdefgh"), &json!(hex("one")))
     );
     eventually("now it is freed", || harness.executor().unloads() == [id("one")]).await;
+}
+
+#[tokio::test]
+async fn the_base_cannot_be_unloaded_or_pinned_and_that_is_said() {
+    let harness = Harness::start(say("x")).await;
+    for route in ["/v1/unload_lora_adapter", "/v1/pin_lora_adapter"] {
+        let refused = harness.client.post(route, &json!({ "lora_name": "base" })).await;
+        assert_eq!((refused.status, refused.code().as_str()), (400, "invalid_value"));
+        assert!(refused.body.contains("is the base model"), "{}", refused.body);
+    }
 }
 
 #[tokio::test]

@@ -26,6 +26,19 @@ pub(crate) struct Response {
 }
 
 impl Response {
+    /// An answer as it came, to its end.
+    fn parse(raw: &[u8]) -> Self {
+        let end = raw.windows(4).position(|bytes| bytes == b"\r\n\r\n").expect("no answer");
+        let (head, body) = (std::str::from_utf8(&raw[..end]).unwrap(), &raw[end + 4..]);
+        let mut lines = head.split("\r\n");
+        let status = lines.next().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
+        let split = |line: &str| line.split_once(": ").map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let headers: Vec<(String, String)> = lines.filter_map(split).collect();
+        let chunked = headers.iter().any(|(key, value)| key == "transfer-encoding" && value == "chunked");
+        let body = if chunked { unchunked(body) } else { body.to_vec() };
+        Self { status, headers, body: String::from_utf8(body).unwrap() }
+    }
+
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
@@ -71,6 +84,11 @@ impl Client {
         Self { headers: format!("host: {host}\r\n"), ..self.clone() }
     }
 
+    /// Where the server is.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     /// A connection on which nothing has been said.
     pub(crate) async fn connect(&self) -> BufReader<TcpStream> {
         BufReader::new(TcpStream::connect(self.address).await.unwrap())
@@ -101,7 +119,7 @@ impl Client {
         stream.write_all(head.as_bytes()).await.unwrap();
         // A server that refuses a long body may stop reading it.
         let _ = stream.write_all(body.as_bytes()).await;
-        Exchange { stream: BufReader::new(stream) }
+        Exchange { stream: BufReader::new(stream), seen: Vec::new() }
     }
 
     pub(crate) async fn open_post(&self, path: &str, body: &Value) -> Exchange {
@@ -112,63 +130,49 @@ impl Client {
 /// A request that has been sent. Dropping it closes the connection.
 pub(crate) struct Exchange {
     stream: BufReader<TcpStream>,
+    /// What has come so far, as it came.
+    seen: Vec<u8>,
 }
 
 impl Exchange {
     /// Reads until `text` has come.
     pub(crate) async fn read_until(&mut self, text: &str) {
+        self.read_until_any(&[text]).await;
+    }
+
+    /// Reads until one of `texts` has come.
+    pub(crate) async fn read_until_any(&mut self, texts: &[&str]) {
         let mut seen = String::new();
         let read = async {
-            while !seen.contains(text) {
+            while !texts.iter().any(|text| seen.contains(text)) {
                 let mut line = String::new();
-                assert_ne!(
-                    self.stream.read_line(&mut line).await.unwrap(),
-                    0,
-                    "ended without {text}: {seen}"
-                );
+                let count = self.stream.read_line(&mut line).await.unwrap();
+                assert_ne!(count, 0, "ended without {texts:?}: {seen}");
+                self.seen.extend_from_slice(line.as_bytes());
                 seen.push_str(&line);
             }
         };
         timeout(WATCHDOG, read).await.expect("the text comes");
     }
 
-    async fn rest(mut self) -> Response {
-        let mut head = Vec::new();
-        loop {
-            let mut line = String::new();
-            assert_ne!(self.stream.read_line(&mut line).await.unwrap(), 0, "no answer");
-            match line.trim_end() {
-                "" => break,
-                line => head.push(line.to_owned()),
-            }
-        }
-        let status = head[0].split(' ').nth(1).unwrap().parse().unwrap();
-        let split =
-            |line: &String| line.split_once(": ").map(|(key, value)| (key.to_owned(), value.to_owned()));
-        let headers: Vec<(String, String)> = head[1..].iter().filter_map(split).collect();
-        let chunked = headers.iter().any(|(key, value)| key == "transfer-encoding" && value == "chunked");
-        let body = if chunked { self.chunked().await } else { self.plain().await };
-        Response { status, headers, body: String::from_utf8(body).unwrap() }
+    /// The whole answer, with what was read before.
+    pub(crate) async fn rest(mut self) -> Response {
+        let read = self.stream.read_to_end(&mut self.seen);
+        timeout(WATCHDOG, read).await.expect("it ends").unwrap();
+        Response::parse(&self.seen)
     }
+}
 
-    async fn plain(&mut self) -> Vec<u8> {
-        let mut body = Vec::new();
-        self.stream.read_to_end(&mut body).await.unwrap();
-        body
-    }
-
-    async fn chunked(&mut self) -> Vec<u8> {
-        let mut body = Vec::new();
-        loop {
-            let mut size = String::new();
-            self.stream.read_line(&mut size).await.unwrap();
-            let size = usize::from_str_radix(size.trim_end(), 16).expect("the body ends in a last chunk");
-            let mut chunk = vec![0; size + 2];
-            self.stream.read_exact(&mut chunk).await.unwrap();
-            if size == 0 {
-                return body;
-            }
-            body.extend_from_slice(&chunk[..size]);
+/// The bytes of a body that came in chunks.
+fn unchunked(mut raw: &[u8]) -> Vec<u8> {
+    let mut body = Vec::new();
+    loop {
+        let end = raw.windows(2).position(|bytes| bytes == b"\r\n").expect("the body ends in a last chunk");
+        let size = usize::from_str_radix(std::str::from_utf8(&raw[..end]).unwrap(), 16).unwrap();
+        if size == 0 {
+            return body;
         }
+        body.extend_from_slice(&raw[end + 2..end + 2 + size]);
+        raw = &raw[end + 4 + size..];
     }
 }

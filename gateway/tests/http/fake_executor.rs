@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use model::generation::{AdapterId, Generation};
+use ids::{AdapterId, Generation, TenantId};
 use shmproto::{
     codec::Wire as _,
     layer::control::SessionStats,
@@ -23,7 +23,7 @@ use shmproto::{
 use tokio::task::{AbortHandle, JoinHandle};
 use zeromq::{RouterSendHalf, RouterSocket, Socket as _, SocketRecv as _, SocketSend as _, ZmqMessage};
 
-use crate::text::{END, VOCAB_SIZE, tokens};
+use crate::text::{END, TEXT_HASH, VOCAB_SIZE, tokens};
 
 pub(crate) const CONTEXT_TOKENS: u32 = 512;
 /// Adapters after which its budget is used up.
@@ -39,6 +39,19 @@ pub(crate) struct Script {
 
 pub(crate) type Reply = Arc<dyn Fn(&Generate) -> Script + Send + Sync>;
 
+/// What tells the model it serves from others.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Model {
+    pub(crate) base_hash: [u8; 32],
+    pub(crate) text_hash: [u8; 32],
+}
+
+impl Default for Model {
+    fn default() -> Self {
+        Self { base_hash: [1; 32], text_hash: TEXT_HASH }
+    }
+}
+
 pub(crate) struct FakeExecutor {
     socket: PathBuf,
     pub(crate) log: Arc<Mutex<Vec<ToExecutor>>>,
@@ -50,12 +63,16 @@ type Running = Arc<Mutex<HashMap<u64, AbortHandle>>>;
 
 impl FakeExecutor {
     pub(crate) async fn start(path: &Path, reply: Reply) -> Self {
+        Self::start_with(path, reply, Model::default()).await
+    }
+
+    pub(crate) async fn start_with(path: &Path, reply: Reply, model: Model) -> Self {
         let _ = std::fs::remove_file(path);
         let mut socket = RouterSocket::new();
         socket.bind(&format!("ipc://{}", path.display())).await.unwrap();
         let log = Arc::new(Mutex::new(Vec::new()));
         let running = Running::default();
-        let task = tokio::spawn(serve(socket, reply, Arc::clone(&log), Arc::clone(&running)));
+        let task = tokio::spawn(serve(socket, reply, model, Arc::clone(&log), Arc::clone(&running)));
         Self { socket: path.to_owned(), log, task, running }
     }
 
@@ -100,9 +117,15 @@ impl FakeExecutor {
     }
 }
 
-async fn serve(socket: RouterSocket, reply: Reply, log: Arc<Mutex<Vec<ToExecutor>>>, running: Running) {
+async fn serve(
+    socket: RouterSocket,
+    reply: Reply,
+    model: Model,
+    log: Arc<Mutex<Vec<ToExecutor>>>,
+    running: Running,
+) {
     static INSTANCES: AtomicU64 = AtomicU64::new(1);
-    let mut memory = Memory { instance: INSTANCES.fetch_add(1, Relaxed), adapters: HashSet::new() };
+    let mut memory = Memory { instance: INSTANCES.fetch_add(1, Relaxed), model, adapters: HashSet::new() };
     let (send, mut receive) = socket.split();
     while let Ok(message) = receive.recv().await {
         let peer = message.get(0).unwrap().to_vec();
@@ -127,6 +150,7 @@ async fn serve(socket: RouterSocket, reply: Reply, log: Arc<Mutex<Vec<ToExecutor
 /// What an executor process is, and what it holds.
 struct Memory {
     instance: u64,
+    model: Model,
     adapters: HashSet<[u8; 32]>,
 }
 
@@ -149,7 +173,10 @@ impl Memory {
             ToGateway::AdapterLoaded(loaded) => {
                 self.adapters.insert(loaded.adapter);
             }
-            ToGateway::Welcome(welcome) => welcome.instance = self.instance,
+            ToGateway::Welcome(welcome) => {
+                welcome.instance = self.instance;
+                (welcome.base_hash, welcome.text_hash) = (self.model.base_hash, self.model.text_hash);
+            }
             _ => {}
         }
         answer
@@ -248,6 +275,7 @@ fn call(message: ToExecutor) -> ToGateway {
             instance: 7,
             model_path: "models/tiny.gguf".to_owned(),
             base_hash: [1; 32],
+            text_hash: TEXT_HASH,
             device: DeviceFacts { kind: DeviceKind::Cuda, name: "A GPU".to_owned(), memory_bytes: 1 << 30 },
             context_length: CONTEXT_TOKENS,
             vocab_size: VOCAB_SIZE,
@@ -265,7 +293,7 @@ fn call(message: ToExecutor) -> ToGateway {
                 Ok(weights) => ToGateway::AdapterLoaded(AdapterLoaded {
                     request: load.request,
                     generation: generation(&weights),
-                    adapter: AdapterId::new(&load.owner, Generation(generation(&weights))).0,
+                    adapter: AdapterId::new(TenantId(load.owner), Generation(generation(&weights))).0,
                     rank: 16,
                     bytes: 1000,
                     modules: u32::from(weights != b"empty"),

@@ -1,23 +1,24 @@
 //! A gateway over real HTTP, in front of an executor that answers canned tokens.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use gateway::{
-    config::{Config, ConnectionLimits, Figures, Hosts, Lifeline, LogFormat, Rates},
+    config::{Config, ConnectionLimits, Figures, Hosts, Lifeline, Rates},
+    executor::ExecutorLimits,
     keys::{Keys, line_of},
-    lifecycle::Status,
+    lifecycle::{LoadText, Status},
     server::Gateway,
 };
+use policy::admission::DelayLimits;
 use tempfile::TempDir;
 
 use crate::{
     client::Client,
-    fake_executor::{FakeExecutor, Reply},
-    text::ByteText,
+    fake_executor::{FakeExecutor, Model, Reply},
+    text::bytes,
 };
 
-/// What hangs longer than this has failed.
-pub(crate) const WATCHDOG: Duration = Duration::from_secs(30);
+pub(crate) use patience::WATCHDOG;
 
 /// Everything a test needs; removed when it ends.
 pub(crate) struct Harness {
@@ -35,12 +36,21 @@ impl Harness {
 
     /// Like [`Harness::start`], with settings changed first.
     pub(crate) async fn start_with(reply: Reply, change: impl FnOnce(&mut Config)) -> Self {
+        Self::start_with_text(reply, bytes(), change).await
+    }
+
+    /// Like [`Harness::start_with`], with another tokenizer.
+    pub(crate) async fn start_with_text(
+        reply: Reply,
+        text: LoadText,
+        change: impl FnOnce(&mut Config),
+    ) -> Self {
         let directory = tempfile::tempdir().unwrap();
         std::fs::create_dir(directory.path().join("adapters")).unwrap();
         let executor = FakeExecutor::start(&directory.path().join("socket"), reply).await;
         let mut config = config(&directory);
         change(&mut config);
-        let gateway = ready(config).await;
+        let gateway = ready_with_text(config, text).await;
         let client = Client::new(gateway.address);
         Self { directory, executor: Some(executor), gateway: Some(gateway), client }
     }
@@ -53,6 +63,17 @@ impl Harness {
     pub(crate) async fn restart_executor(&mut self, reply: Reply) {
         self.executor.take().unwrap().kill().await;
         self.executor = Some(FakeExecutor::start(&self.directory.path().join("socket"), reply).await);
+    }
+
+    /// Kills the executor, and returns when one of `model` is served.
+    pub(crate) async fn replace_executor(&mut self, reply: Reply, model: Model) {
+        self.executor.take().unwrap().kill().await;
+        let mut status = self.gateway.as_ref().unwrap().status.clone();
+        let lost = status.wait_for(|status| !matches!(status, Status::Ready(_)));
+        tokio::time::timeout(WATCHDOG, lost).await.expect("it is missed").unwrap();
+        let socket = self.directory.path().join("socket");
+        self.executor = Some(FakeExecutor::start_with(&socket, reply, model).await);
+        self.wait_ready().await;
     }
 
     /// Stops the gateway and starts another one on the same state.
@@ -101,18 +122,21 @@ pub(crate) fn config(directory: &TempDir) -> Config {
         cors_origins: Vec::new(),
         rates: Rates::default(),
         connections: ConnectionLimits { max_body_bytes: 1 << 20, ..ConnectionLimits::default() },
-        max_sequences: 64,
+        executor: ExecutorLimits { max_sequences: 64, delays: DelayLimits::default(), silence: WATCHDOG },
         grace: Duration::from_millis(200),
-        silence: WATCHDOG,
         threads: 1,
         figures: Figures::default(),
-        log_format: LogFormat::Human,
+        log_format: settings::LogFormat::Human,
         lifeline: Lifeline::Signals,
     }
 }
 
 pub(crate) async fn ready(config: Config) -> Gateway {
-    let gateway = Gateway::start(config, Arc::new(|_| Ok(Arc::new(ByteText::default())))).await.unwrap();
+    ready_with_text(config, bytes()).await
+}
+
+async fn ready_with_text(config: Config, text: LoadText) -> Gateway {
+    let gateway = Gateway::start(config, text).await.unwrap();
     wait_ready(&gateway).await;
     gateway
 }

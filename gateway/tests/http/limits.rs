@@ -3,6 +3,7 @@
 use std::{num::NonZeroU32, time::Duration};
 
 use gateway::{config::Rates, keys::Keys, server::RunError};
+use policy::admission::DelayLimits;
 use serde_json::json;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -97,9 +98,41 @@ async fn who_says_nothing_or_half_a_header_is_cut_off() {
 async fn a_header_that_is_too_long_is_refused() {
     let harness = Harness::start(say("x")).await;
     let long = harness.client.with_header("x-long", &"x".repeat(17 * 1024));
-    assert_eq!(long.get("/health").await.status, 431);
+    let refused = long.get("/health").await;
+    assert_eq!((refused.status, refused.code().as_str()), (431, "header_too_large"));
     let many = (0..65).fold(harness.client.clone(), |client, i| client.with_header(&format!("x-{i}"), "x"));
     assert_eq!(many.get("/health").await.status, 431);
+}
+
+#[tokio::test]
+async fn a_queue_that_stands_is_refused_with_a_forecast_and_one_that_has_gone_is_forgotten() {
+    let harness = Harness::start_with(hang_after(""), |config| {
+        config.executor.max_sequences = 1000;
+        config.executor.delays =
+            DelayLimits { target: Duration::from_millis(10), interval: Duration::from_millis(1200) };
+    })
+    .await;
+    // All places of the executor are taken, and more wait than it could ever compute at once.
+    let burst = json!({ "model": "base", "prompt": "a", "n": 120 });
+    let running = harness.client.open_post(TEXT, &burst).await;
+    eventually("the burst is let in", || harness.executor().generates().len() == 120).await;
+    // Whoever is let in hangs, and goes away.
+    let body = json!({ "model": "base", "prompt": "a" });
+    let ask = async || timeout(Duration::from_millis(50), harness.client.post(TEXT, &body)).await.ok();
+    let refused = timeout(WATCHDOG, async {
+        loop {
+            if let Some(refused) = ask().await {
+                return refused;
+            }
+        }
+    });
+    let refused = refused.await.expect("the queue stands at last");
+    assert_eq!((refused.status, refused.code().as_str()), (429, "queue_full"));
+    let wait_s: u32 = refused.header("retry-after").unwrap().parse().unwrap();
+    assert!(wait_s >= 2, "nobody had a turn for 1.2 s, which the next has to wait for too, not {wait_s} s");
+    assert!(refused.body.contains("--target-delay-ms"), "{}", refused.body);
+    drop(running);
+    eventually_async("it is let in", async || ask().await.is_none()).await;
 }
 
 #[tokio::test]

@@ -2,7 +2,15 @@
 
 use serde_json::{Value, json};
 
-use crate::{fake_executor::say, harness::Harness};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    time::timeout,
+};
+
+use crate::{
+    fake_executor::say,
+    harness::{Harness, WATCHDOG},
+};
 
 const CHAT: &str = "/v1/chat/completions";
 const TEXT: &str = "/v1/completions";
@@ -67,7 +75,7 @@ async fn a_message_that_cannot_be_honoured_is_refused_with_its_place() {
     let messages = [
         (json!({ "role": "tool", "content": "a" }), "messages[0].role"),
         (json!({ "role": "user", "content": [{ "type": "image_url" }] }), "messages[0].content"),
-        (json!({ "role": "user", "content": "a", "name": "b" }), "messages[0].name"),
+        (json!({ "role": "user", "content": "a", "name": 7 }), "messages[0].name"),
         (json!({ "role": "user" }), "messages[0].content"),
     ];
     for (message, param) in messages {
@@ -81,8 +89,36 @@ async fn an_assistant_message_as_a_client_library_repeats_it_is_accepted() {
     let harness = Harness::start(say("x")).await;
     let repeated = json!({ "role": "assistant", "content": "a", "refusal": null, "audio": null,
         "function_call": null, "tool_calls": null, "annotations": [] });
-    let messages = json!([{ "role": "user", "content": "a" }, repeated, { "role": "user", "content": "b" }]);
+    let silent = json!({ "role": "assistant", "content": null });
+    let messages = json!([{ "role": "user", "content": "a", "name": "ann" }, repeated, silent,
+        { "role": "user", "content": "b" }]);
     assert_eq!(harness.client.post(CHAT, &chat("messages", messages)).await.status, 200);
+}
+
+#[tokio::test]
+async fn a_field_that_asks_for_nothing_is_accepted_and_one_that_asks_by_being_there_is_not() {
+    let harness = Harness::start(say("x")).await;
+    for (field, value) in [
+        ("metadata", json!({ "order": "7" })),
+        ("user", json!("ann")),
+        ("safety_identifier", json!("ann")),
+        ("prompt_cache_key", json!("k")),
+        ("store", json!(false)),
+        ("tool_choice", json!("auto")),
+        ("parallel_tool_calls", json!(false)),
+        ("reasoning_effort", json!("none")),
+        ("verbosity", json!("medium")),
+    ] {
+        let answer = harness.client.post(CHAT, &chat(field, value)).await;
+        assert_eq!(answer.status, 200, "{field}: {}", answer.body);
+    }
+    for (field, value) in [("web_search_options", json!({})), ("store", json!(true))] {
+        let error = harness.client.post(CHAT, &chat(field, value)).await;
+        assert_eq!(
+            (error.code().as_str(), &error.json()["error"]["param"]),
+            ("unsupported_parameter", &json!(field))
+        );
+    }
 }
 
 #[tokio::test]
@@ -93,8 +129,14 @@ async fn what_does_not_fit_the_context_is_refused_with_the_numbers() {
     assert_eq!((error.status, error.code().as_str()), (400, "context_length_exceeded"));
     let message = error.json()["error"]["message"].as_str().unwrap().to_owned();
     assert!(message.contains("512") && message.contains("601"), "{message}");
-    let body = json!({ "model": "base", "prompt": "a", "max_tokens": 511 });
-    assert_eq!(harness.client.post(TEXT, &body).await.code(), "context_length_exceeded");
+    assert_eq!(error.json()["error"]["param"], "prompt");
+    for (max_tokens, field) in [(511, "max_tokens"), (1_000_000_000, "max_completion_tokens")] {
+        let mut body = json!({ "model": "base", "prompt": "a" });
+        body[field] = max_tokens.into();
+        let error = harness.client.post(TEXT, &body).await;
+        assert_eq!(error.code(), "context_length_exceeded");
+        assert_eq!(error.json()["error"]["param"], field, "the prompt is not what is too long");
+    }
     let body = json!({ "model": "base", "prompt": "a", "max_tokens": 510 });
     assert_eq!(harness.client.post(TEXT, &body).await.status, 200);
 }
@@ -121,6 +163,33 @@ async fn a_body_that_is_no_json_or_too_long_is_refused() {
     assert_eq!((plain.status, plain.code().as_str()), (415, "unsupported_media_type"));
     let long = client.send("POST", CHAT, "application/json", &" ".repeat((1 << 20) + 1)).await;
     assert_eq!((long.status, long.code().as_str()), (413, "body_too_large"));
+}
+
+#[tokio::test]
+async fn a_body_that_is_compressed_or_not_chunked_as_it_says_is_told_so() {
+    let harness = Harness::start(say("x")).await;
+    let zipped = harness.client.with_header("content-encoding", "gzip").post(CHAT, &json!({})).await;
+    assert_eq!((zipped.status, zipped.code().as_str()), (415, "unsupported_media_type"));
+    assert!(zipped.body.contains("gzip"), "{}", zipped.body);
+    let mut connection = harness.client.connect().await;
+    let head = format!("POST {CHAT} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n");
+    let chunks = "transfer-encoding: chunked\r\nconnection: close\r\n\r\nzz\r\n{}\r\n0\r\n\r\n";
+    connection.write_all(format!("{head}{chunks}").as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    timeout(WATCHDOG, connection.read_to_string(&mut answer)).await.expect("it is answered").unwrap();
+    assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains("\"invalid_body\""), "{answer}");
+}
+
+#[tokio::test]
+async fn what_was_sent_is_never_said_back_in_full() {
+    let harness = Harness::start(say("x")).await;
+    let long = "é".repeat(200_000);
+    for (field, value) in [("model", json!(long)), (&*long, json!(1))] {
+        let error = harness.client.post(CHAT, &chat(field, value)).await;
+        assert!((400..=404).contains(&error.status) && error.body.len() < 8192, "{}", error.body.len());
+    }
+    let error = harness.client.post(CHAT, &chat("model", json!(long))).await;
+    assert!(error.body.contains("does not exist"), "{}", error.body);
 }
 
 #[tokio::test]

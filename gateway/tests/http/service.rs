@@ -19,15 +19,14 @@ use crate::{
     client::Client,
     fake_executor::{FakeExecutor, say},
     harness::{Harness, WATCHDOG, config, eventually, eventually_async},
-    text::ByteText,
+    text::bytes,
 };
 
 #[tokio::test]
 async fn before_the_executor_is_there_health_says_loading_and_requests_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::create_dir(directory.path().join("adapters")).unwrap();
-    let gateway =
-        Gateway::start(config(&directory), Arc::new(|_| Ok(Arc::new(ByteText::default())))).await.unwrap();
+    let gateway = Gateway::start(config(&directory), bytes()).await.unwrap();
     let client = Client::new(gateway.address);
     let health = client.get("/health").await;
     assert_eq!((health.status, &health.json()["status"]), (503, &json!("loading")));
@@ -65,7 +64,7 @@ async fn an_adapter_that_cannot_be_loaded_at_start_ends_the_gateway_with_its_nam
     let _executor = FakeExecutor::start(&directory.path().join("socket"), say("x")).await;
     let mut config = config(&directory);
     config.adapters = vec![StartAdapter { name: "ghost".to_owned(), path: "nowhere".into() }];
-    let gateway = Gateway::start(config, Arc::new(|_| Ok(Arc::new(ByteText::default())))).await.unwrap();
+    let gateway = Gateway::start(config, bytes()).await.unwrap();
     let ended = timeout(WATCHDOG, gateway.until(std::future::pending(), std::future::pending()))
         .await
         .expect("it ends");
@@ -161,8 +160,7 @@ async fn ready_says_loading_then_ready_then_lost() {
     assert!(lost.status == 503 && lost.json()["detail"].is_string(), "{}", lost.body);
     let directory = tempfile::tempdir().unwrap();
     std::fs::create_dir(directory.path().join("adapters")).unwrap();
-    let gateway =
-        Gateway::start(config(&directory), Arc::new(|_| Ok(Arc::new(ByteText::default())))).await.unwrap();
+    let gateway = Gateway::start(config(&directory), bytes()).await.unwrap();
     let loading = Client::new(gateway.address).get("/ready").await;
     assert_eq!((loading.status, &loading.json()["status"]), (503, &json!("loading")));
     assert!(loading.json()["stage"].is_string() && loading.json()["percent"].is_null(), "{}", loading.body);
@@ -250,8 +248,7 @@ async fn ready_says_how_far_the_executor_is_with_its_weights() {
     let mut socket = RouterSocket::new();
     let path = directory.path().join("socket");
     socket.bind(&format!("ipc://{}", path.display())).await.unwrap();
-    let gateway =
-        Gateway::start(config(&directory), Arc::new(|_| Ok(Arc::new(ByteText::default())))).await.unwrap();
+    let gateway = Gateway::start(config(&directory), bytes()).await.unwrap();
     let client = Client::new(gateway.address);
     let hello = timeout(WATCHDOG, socket.recv()).await.expect("it says hello").unwrap();
     let loading = ToGateway::Loading(Loading { stage: "reading weights".to_owned(), percent: 43 });

@@ -151,14 +151,18 @@ async fn a_caller_who_goes_away_cancels_what_they_wait_for() {
     eventually("three cancels", || harness.executor().cancels().len() == 3).await;
 }
 
+/// A request of which the caller has read "ab". It goes on by itself.
+async fn under_way(harness: &Harness, body: &Value) -> tokio::task::JoinHandle<Response> {
+    let mut exchange = harness.client.open_post(TEXT, body).await;
+    exchange.read_until_any(&["\"text\":\"b\"", "\"text\":\"ab\""]).await;
+    tokio::spawn(exchange.rest())
+}
+
 #[tokio::test]
 async fn a_lost_executor_is_gone_on_with_from_prompt_and_emitted_tokens() {
     let mut harness = Harness::start(hang_after("ab")).await;
-    let client = harness.client.clone();
     let body = text(&json!({ "max_tokens": 10, "min_tokens": 3, "seed": 5 }));
-    let request = tokio::spawn(async move { client.post(TEXT, &body).await });
-    eventually("it began", || harness.executor().generates().len() == 1).await;
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    let request = under_way(&harness, &body).await;
     harness.restart_executor(say("cd")).await;
     let response = request.await.unwrap();
     assert_eq!(spoken(&response), "abcd");
@@ -170,10 +174,7 @@ async fn a_lost_executor_is_gone_on_with_from_prompt_and_emitted_tokens() {
 #[tokio::test]
 async fn an_executor_that_shuts_down_is_waited_for() {
     let mut harness = Harness::start(fail_after("ab", ErrorCode::ShuttingDown)).await;
-    let client = harness.client.clone();
-    let request = tokio::spawn(async move { client.post(TEXT, &text(&json!({}))).await });
-    eventually("it began", || harness.executor().generates().len() == 1).await;
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    let request = under_way(&harness, &text(&json!({}))).await;
     harness.restart_executor(say("cd")).await;
     assert_eq!(spoken(&request.await.unwrap()), "abcd");
 }
@@ -181,11 +182,8 @@ async fn an_executor_that_shuts_down_is_waited_for() {
 #[tokio::test]
 async fn what_was_generated_before_a_loss_still_counts_as_completion() {
     let mut harness = Harness::start(hang_after("ab")).await;
-    let client = harness.client.clone();
     let body = text(&json!({ "presence_penalty": 1.0 }));
-    let request = tokio::spawn(async move { client.post(TEXT, &body).await });
-    eventually("it began", || harness.executor().generates().len() == 1).await;
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    let request = under_way(&harness, &body).await;
     harness.restart_executor(say("cd")).await;
     assert_eq!(spoken(&request.await.unwrap()), "abcd");
     let again = &harness.executor().generates()[0];
@@ -215,10 +213,7 @@ async fn choices_stream_side_by_side_and_each_has_its_reason() {
 #[tokio::test]
 async fn after_the_grace_a_running_stream_ends_in_an_error() {
     let mut harness = Harness::start(hang_after("ab")).await;
-    let client = harness.client.clone();
-    let request = tokio::spawn(async move { client.post(TEXT, &text(&json!({}))).await });
-    eventually("it began", || harness.executor().generates().len() == 1).await;
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    let request = under_way(&harness, &text(&json!({}))).await;
     // What ran is cut off, as it should be.
     harness.gateway.take().unwrap().shut_down().await.unwrap_err();
     let last: Value = serde_json::from_str(request.await.unwrap().events().last().unwrap()).unwrap();

@@ -1,13 +1,31 @@
 //! A tokenizer whose tokens are bytes, so that tests can read them.
 
-use gateway::text::{ChatMessage, Decoder, Facts, Text, TextError};
-use model::{detokenize::TextStart, tokenizer::AddSpecial};
+use std::sync::Arc;
+
+use files::text_hash::TextHash;
+use gateway::{
+    lifecycle::LoadText,
+    text::{ChatMessage, Decoder, Facts, LoadedText, Text, TextError},
+};
+use text::{detokenize::TextStart, tokenizer::AddSpecial};
 
 /// Ends an answer.
 pub(crate) const END: u32 = 256;
 /// Put in front of a prompt when special tokens are asked for.
 pub(crate) const BEGIN: u32 = 257;
 pub(crate) const VOCAB_SIZE: u32 = 258;
+/// What it is made of.
+pub(crate) const TEXT_HASH: [u8; 32] = [2; 32];
+
+/// Finds this tokenizer at every path.
+pub(crate) fn bytes() -> LoadText {
+    always(Arc::new(ByteText::default()))
+}
+
+/// Finds `text` at every path.
+pub(crate) fn always(text: Arc<dyn Text>) -> LoadText {
+    Arc::new(move |_| Ok(LoadedText { text: Arc::clone(&text), hash: TextHash(TEXT_HASH) }))
+}
 
 #[derive(Debug)]
 pub(crate) struct ByteText {
@@ -17,9 +35,16 @@ pub(crate) struct ByteText {
 
 impl Default for ByteText {
     fn default() -> Self {
+        Self::ending_in("<end>")
+    }
+}
+
+impl ByteText {
+    /// One whose end token is called `end`.
+    pub(crate) fn ending_in(end: &str) -> Self {
         let mut bytes: Vec<Vec<u8>> = (0..=255u8).map(|byte| vec![byte]).collect();
-        bytes.extend([b"<end>".to_vec(), b"<begin>".to_vec()]);
-        let facts = Facts { end_tokens: vec![END], eos_token: Some("<end>".to_owned()), ..Facts::default() };
+        bytes.extend([end.as_bytes().to_vec(), b"<begin>".to_vec()]);
+        let facts = Facts { end_tokens: vec![END], eos_token: Some(end.to_owned()), ..Facts::default() };
         Self { bytes, facts }
     }
 }

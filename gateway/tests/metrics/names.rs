@@ -3,8 +3,8 @@
 use std::{collections::BTreeSet, fs, path::Path};
 
 use gateway::metrics::{
+    aliases::ALIASES,
     table::{IDS, Kind, Metric, TABLE, Unit},
-    twins::TWINS,
 };
 use serde_json::Value;
 
@@ -50,9 +50,9 @@ fn names_follow_the_rules_of_prometheus() {
 }
 
 #[test]
-fn twins_have_vllms_names_and_each_only_once() {
-    let names: BTreeSet<&str> = TWINS.iter().map(|twin| twin.name).collect();
-    assert_eq!(names.len(), TWINS.len());
+fn aliases_have_vllms_names_and_each_only_once() {
+    let names: BTreeSet<&str> = ALIASES.iter().map(|alias| alias.name).collect();
+    assert_eq!(names.len(), ALIASES.len());
     for wanted in [
         "vllm:num_requests_running",
         "vllm:num_requests_waiting",
@@ -79,12 +79,12 @@ fn row(metric: &Metric) -> String {
 }
 
 #[test]
-fn the_guide_has_a_row_for_every_metric_and_every_twin_and_no_other() {
+fn the_guide_has_a_row_for_every_metric_and_every_alias_and_no_other() {
     let guide = read("docs/guides/observability.md");
     let missing: Vec<String> = TABLE.iter().map(row).filter(|row| !guide.contains(row.as_str())).collect();
     assert!(missing.is_empty(), "put these rows into docs/guides/observability.md:\n{}", missing.join("\n"));
-    for twin in TWINS {
-        let row = format!("| `{}` | `{}` |", twin.name, twin.of.metric().name);
+    for alias in ALIASES {
+        let row = format!("| `{}` | `{}` |", alias.name, alias.of.metric().name);
         assert!(guide.contains(&row), "put this row into docs/guides/observability.md:\n{row}");
     }
     let rows =

@@ -8,8 +8,8 @@ use std::{
 use gateway::{
     config::MetricNames,
     metrics::{
+        aliases::ALIASES,
         table::{Kind, TABLE},
-        twins::TWINS,
     },
 };
 use serde_json::{Value, json};
@@ -233,12 +233,12 @@ async fn vllms_names_show_the_same_values_and_only_when_asked_for() {
     let harness = Harness::start_with(as_told(), |config| config.figures.names = MetricNames::WithVllm).await;
     harness.client.post(TEXT, &ask("base", 8)).await;
     let families = scrape(&harness.client).await;
-    for twin in TWINS {
-        let (own, other) = (&families[twin.of.metric().name], &families[twin.name]);
-        assert_eq!(own.kind, other.kind, "{}", twin.name);
+    for alias in ALIASES {
+        let (own, other) = (&families[alias.of.metric().name], &families[alias.name]);
+        assert_eq!(own.kind, other.kind, "{}", alias.name);
         let values = |family: &Family| family.samples.iter().map(|sample| sample.value).collect::<Vec<_>>();
-        assert_eq!(values(own), values(other), "{}", twin.name);
-        assert!(other.samples.iter().all(|sample| sample.labels["model_name"] == "base"), "{}", twin.name);
+        assert_eq!(values(own), values(other), "{}", alias.name);
+        assert!(other.samples.iter().all(|sample| sample.labels["model_name"] == "base"), "{}", alias.name);
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use model::generation::{AdapterId, Generation};
+use ids::{AdapterId, Generation, TenantId};
 use shmproto::{
     codec::Wire as _,
     message::{
@@ -81,8 +81,8 @@ impl FakeExecutor {
         self.memory.lock().unwrap().held.len()
     }
 
-    pub(crate) fn holds(&self, owner: [u8; 32], weights: &str) -> bool {
-        let id = AdapterId::new(&owner, Generation(generation(weights.as_bytes()))).0;
+    pub(crate) fn holds(&self, owner: TenantId, weights: &str) -> bool {
+        let id = AdapterId::new(owner, Generation(generation(weights.as_bytes()))).0;
         self.memory.lock().unwrap().held.contains_key(&id)
     }
 }
@@ -115,6 +115,7 @@ impl Memory {
                 instance: 7,
                 model_path: "models/tiny.gguf".to_owned(),
                 base_hash: [1; 32],
+                text_hash: [2; 32],
                 device: DeviceFacts::default(),
                 context_length: 512,
                 vocab_size: 256,
@@ -150,7 +151,7 @@ impl Memory {
         };
         self.told.push(Told::Load(String::from_utf8_lossy(&weights[..weights.len().min(32)]).into_owned()));
         let generation = generation(&weights);
-        let adapter = AdapterId::new(&load.owner, Generation(generation)).0;
+        let adapter = AdapterId::new(TenantId(load.owner), Generation(generation)).0;
         let others: u64 = self.held.iter().filter(|(id, _)| **id != adapter).map(|(_, bytes)| bytes).sum();
         if others + ADAPTER_BYTES > budget_bytes {
             return failed(load, ErrorCode::AdapterBudgetExceeded, "the budget is used up");

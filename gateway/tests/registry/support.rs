@@ -10,16 +10,17 @@ use std::{
 use gateway::{
     adapters::{AdapterError, Entry, LoadRequest, OpenError, Options, Registry, Replace},
     caller::{Caller, Role},
-    executor::{Executor, link::Link},
+    executor::{Executor, ExecutorLimits, link::Link},
     limits::KeyLimit,
 };
-use model::generation::Generation;
+use ids::Generation;
+use policy::admission::DelayLimits;
 use tempfile::TempDir;
 
 use crate::fake_executor::{FakeExecutor, generation};
 
-/// What hangs longer than this has failed.
-pub(crate) const WATCHDOG: Duration = Duration::from_secs(60);
+pub(crate) use patience::WATCHDOG;
+
 /// What the base model is called.
 pub(crate) const BASE: &str = "base";
 
@@ -119,7 +120,9 @@ pub(crate) fn options(directory: &Path) -> Options {
 
 /// Opens the registry of `directory` and restores it, as the gateway does at its start.
 pub(crate) async fn open(directory: &Path) -> Result<(Executor, Arc<Registry>), OpenError> {
-    let executor = Executor::connect(&directory.join("socket"), 16, Duration::from_secs(30));
+    let silence = Duration::from_secs(30);
+    let limits = ExecutorLimits { max_sequences: 16, delays: DelayLimits::default(), silence };
+    let executor = Executor::connect(&directory.join("socket"), limits);
     let registry = Registry::open(executor.clone(), options(directory)).await?;
     let mut link = executor.link();
     let up = link.wait_for(|link| matches!(link, Link::Up { .. }));

@@ -1,9 +1,7 @@
 //! Adapters that belong to one tenant.
 
-use gateway::{
-    adapters::{AdapterError, entry::owner},
-    caller::Role,
-};
+use gateway::{adapters::AdapterError, caller::Role};
+use ids::TenantId;
 
 use crate::support::{BASE, Bench, caller};
 
@@ -31,7 +29,7 @@ async fn the_same_bytes_of_two_tenants_share_nothing() {
     let bench = Bench::with_room_for(4).await;
     load_for(&bench, "a", "same", "alice").await.unwrap();
     load_for(&bench, "b", "same", "bob").await.unwrap();
-    let (alice, bob) = (owner(Some("alice")), owner(Some("bob")));
+    let (alice, bob) = (TenantId::of(Some("alice")), TenantId::of(Some("bob")));
     assert!(bench.fake.holds(alice, "same") && bench.fake.holds(bob, "same"));
     assert_eq!((bench.fake.held(), bench.stored().len()), (2, 2));
     bench.registry.unload("a", None).await.unwrap();

@@ -10,7 +10,7 @@ pub(crate) enum ClientError {
     /// Nobody answers.
     #[error("no gateway answers at {url}")]
     Unreachable {
-        /// Where.
+        /// Its address, as it was given.
         url: String,
         /// Why.
         source: Box<ureq::Error>,
@@ -43,7 +43,12 @@ impl Explain for ClientError {
     fn exit(&self) -> Exit {
         match self {
             Self::Unreachable { .. } | Self::Lost(_) => Exit::Unavailable,
-            Self::Refused { status, .. } => Exit::of_http(*status),
+            Self::Refused { status, code, .. } => match code.as_deref() {
+                // OpenAI's clients and vLLM's users expect 400 of these.
+                Some("adapter_already_loaded") => Exit::Conflict,
+                Some("adapter_path_forbidden" | "adapter_outside_root") => Exit::Refused,
+                _ => Exit::of_http(*status),
+            },
             Self::Broken { .. } | Self::Garbled(_) => Exit::Failed,
         }
     }

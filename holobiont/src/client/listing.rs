@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::errors::ClientError;
-use crate::table::percent;
+use crate::terminal::table::percent;
 
 /// A model as `/v1/models` lists it: the base, or an adapter with its parent.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
@@ -72,11 +72,11 @@ pub(crate) struct LoadedAdapter {
 }
 
 impl LoadedAdapter {
-    /// How much of it is on the device, for people.
+    /// How much of it is on the device, for people; nothing of one without matrices ever travels there.
     pub(crate) fn on_device(&self) -> Option<String> {
         #[expect(clippy::cast_precision_loss, reason = "for people to read")]
         let part = |bytes: u64| percent(bytes as f64 / self.bytes.max(1) as f64);
-        self.device_bytes.map(part)
+        self.device_bytes.filter(|_| self.rank > 0).map(part)
     }
 }
 

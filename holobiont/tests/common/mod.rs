@@ -1,19 +1,19 @@
 //! The `holobiont` command, run as a person would, with shell scripts in place of the processes it drives.
 #![allow(dead_code, reason = "each test file uses a part of this")]
 
+pub(crate) mod gateway;
+
 use std::{
     fs,
     io::Read as _,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
-    time::{Duration, Instant},
 };
 
 use tempfile::TempDir;
 
-/// What can hang is given this long.
-pub(crate) const WATCHDOG: Duration = Duration::from_secs(30);
+pub(crate) use patience::eventually_some;
 
 /// Writes its life to `$FAKE_LOG`. `$FAKE_<ROLE>` says how it behaves: `serve` (or nothing), `refuse` to start, `die` once
 /// ready, be `mute` about being ready, or be `stubborn` about stopping.
@@ -25,7 +25,7 @@ log "started $$ $*"
 listen=
 while (($#)); do [[ $1 != --listen ]] || listen=$2; shift; done
 case ${!behaviour-serve} in
-    refuse) echo "$role: the model is too large" >&2; exit 3 ;;
+    refuse) echo "error: the model is too large" >&2; exit 2 ;;
     stubborn) trap 'log asked' TERM ;;
     *) trap 'log stopped; exit 0' TERM ;;
 esac
@@ -83,7 +83,7 @@ impl Stage {
             .env("PATH", "/usr/bin:/bin")
             .env("HOLOBIONT_HOME", self.home.path())
             .env("FAKE_LOG", self.log_path())
-            .env("HOLOBIONT_WORKERS_COUNT", "0")
+            .env("HOLOBIONT_WORKERS", "0")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
@@ -108,7 +108,7 @@ impl Stage {
 
     /// Waits until `count` lines of the log start with `start`; the last of them.
     pub(crate) fn wait_for_log(&self, start: &str, count: usize) -> String {
-        wait_until(&format!("{count} x {start:?} in the log"), || {
+        eventually_some(&format!("{count} x {start:?} in the log"), || {
             let lines: Vec<_> = self.log().into_iter().filter(|line| line.starts_with(start)).collect();
             (lines.len() >= count).then(|| lines[count - 1].clone())
         })
@@ -158,7 +158,7 @@ impl Running {
     }
 
     pub(crate) fn end(mut self) -> Ended {
-        let status = wait_until("the end of the command", || self.child.try_wait().unwrap());
+        let status = eventually_some("the end of the command", || self.child.try_wait().unwrap());
         Ended { status, out: read(&self.out), err: read(&self.err) }
     }
 }
@@ -180,19 +180,8 @@ pub(crate) fn kill(pid: i32, signal: rustix::process::Signal) {
     rustix::process::kill_process(pid, signal).unwrap();
 }
 
-pub(crate) fn wait_until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
-    let start = Instant::now();
-    loop {
-        if let Some(value) = condition() {
-            return value;
-        }
-        assert!(start.elapsed() < WATCHDOG, "waited too long for {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
-
 fn wait_for_text(path: &Path, text: &str) {
-    wait_until(&format!("{text:?}"), || read(path).contains(text).then_some(()));
+    eventually_some(&format!("{text:?}"), || read(path).contains(text).then_some(()));
 }
 
 fn read(path: &Path) -> String {

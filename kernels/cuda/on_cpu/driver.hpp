@@ -140,6 +140,7 @@ CUresult refuse_in_capture(const std::shared_ptr<Stream> &stream);
 CUresult refuse_in_captures();
 void synchronize_device();
 
+size_t page_bytes();
 // Whether [at, at + bytes) lies in memory that the device can reach; host memory too where it is registered.
 ON_CPU_API bool reachable(CUdeviceptr at, size_t bytes);
 // How far into its allocation an address lies: a real one starts at a multiple of 256 bytes.

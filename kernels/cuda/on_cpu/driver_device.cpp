@@ -7,36 +7,6 @@
 
 namespace on_cpu {
 
-thread_local Device *current = nullptr;
-thread_local int own_captures = 0;
-
-Driver &driver() {
-    static Driver &only = *new Driver; // never destroyed: streams outlive `main`
-    return only;
-}
-
-CUresult usable() {
-    if (!driver().ready) return CUDA_ERROR_NOT_INITIALIZED;
-    if (int lost = driver().lost) return static_cast<CUresult>(lost);
-    return current ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
-}
-
-CUresult usable_outside_captures() {
-    if (CUresult error = usable()) return error;
-    return driver().captures > 0 || own_captures > 0 ? CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED : CUDA_SUCCESS;
-}
-
-void lose_device(CUresult why, const std::string &message) {
-    int none = 0;
-    if (driver().lost.compare_exchange_strong(none, why))
-        std::fprintf(stderr, "cuda-on-cpu: the device is lost: %s\n", message.c_str());
-}
-
-bool is_refused(const char *what) {
-    const char *word = std::getenv("CUDA_ON_CPU_REFUSE");
-    return word && std::strcmp(word, what) == 0;
-}
-
 static size_t number_from(const char *variable, size_t otherwise) {
     const char *word = std::getenv(variable);
     return word && *word ? std::strtoull(word, nullptr, 10) : otherwise;

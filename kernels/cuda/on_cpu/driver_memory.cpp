@@ -5,18 +5,10 @@
 // later: pageable sources are staged before the call returns, pinned ones are read when the stream gets there.
 #include "driver.hpp"
 
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <sys/mman.h>
-#include <unistd.h>
 
 namespace on_cpu {
-
-static size_t page_bytes() {
-    static const size_t bytes = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-    return bytes;
-}
 
 // A mapping whose last byte, rounded up to 16, lies right before a guard page. Locked by the caller.
 static void *map_guarded(size_t bytes, MemoryKind kind) {
@@ -31,74 +23,6 @@ static void *map_guarded(size_t bytes, MemoryKind kind) {
     unsigned char *start = first + usable_bytes - (bytes + 15) / 16 * 16;
     driver().memory[reinterpret_cast<uintptr_t>(start)] = {bytes, kind, mapping, usable_bytes + page};
     return start;
-}
-
-static const Allocation *holding(uintptr_t at, size_t bytes, uintptr_t &start) {
-    auto &memory = driver().memory;
-    auto after = memory.upper_bound(at);
-    if (after == memory.begin()) return nullptr;
-    auto &[base, allocation] = *std::prev(after);
-    if (at + bytes > base + allocation.bytes) return nullptr;
-    start = base;
-    return &allocation;
-}
-
-bool reachable(CUdeviceptr at, size_t bytes) {
-    std::lock_guard<std::mutex> hold(driver().lock);
-    uintptr_t start;
-    return holding(at, bytes, start) != nullptr;
-}
-
-size_t offset_in_allocation(const void *at) {
-    std::lock_guard<std::mutex> hold(driver().lock);
-    uintptr_t start = 0, address = reinterpret_cast<uintptr_t>(at);
-    return holding(address, 0, start) ? address - start : address;
-}
-
-std::string describe_address(uintptr_t address) {
-    std::lock_guard<std::mutex> hold(driver().lock);
-    char text[160];
-    auto after = driver().memory.upper_bound(address);
-    if (after != driver().memory.begin()) {
-        auto &[base, allocation] = *std::prev(after);
-        size_t at = address - base;
-        if (at < allocation.bytes + 2 * page_bytes()) {
-            std::snprintf(text, sizeof text, "illegal address: byte %zu of an allocation of %zu bytes", at, allocation.bytes);
-            return text;
-        }
-    }
-    std::snprintf(text, sizeof text, "illegal address 0x%zx, in no allocation (shared memory ends at a guard, too)", address);
-    return text;
-}
-
-bool is_pinned(const void *at, size_t bytes) {
-    std::lock_guard<std::mutex> hold(driver().lock);
-    uintptr_t start;
-    const Allocation *found = holding(reinterpret_cast<uintptr_t>(at), bytes, start);
-    return found && found->kind != MemoryKind::Device;
-}
-
-bool may_allocate(size_t bytes) {
-    static const char *const path = std::getenv("CUDA_ON_CPU_ALLOCATIONS");
-    if (!path) return true;
-    static std::mutex one_at_a_time;
-    std::lock_guard<std::mutex> hold(one_at_a_time);
-    char rule[8] = "";
-    unsigned long long number = 0;
-    std::FILE *file = std::fopen(path, "r");
-    if (!file) return true;
-    int words = std::fscanf(file, "%7s %llu", rule, &number);
-    std::fclose(file);
-    if (words != 2 || number == 0) return true;
-    if (std::strcmp(rule, "above") == 0) return bytes <= number;
-    bool is_once = std::strcmp(rule, "once") == 0;
-    if (number == 1 && !is_once) return false;
-    // What is left to count, for the next call, and for whoever wants to know how many there were.
-    if ((file = std::fopen(path, "w"))) {
-        std::fprintf(file, "%s %llu\n", rule, number - 1);
-        std::fclose(file);
-    }
-    return number > 1;
 }
 
 static void *pointer(CUdeviceptr at) { return reinterpret_cast<void *>(at); }

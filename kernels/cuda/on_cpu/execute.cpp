@@ -88,7 +88,7 @@ static void prepare(Context &context, unsigned char *stack, size_t bytes, void (
 
 // ---- A block ----------------------------------------------------------------------------------------------------------
 
-constexpr unsigned MOST_LANES = 1024;
+constexpr unsigned MAX_LANES = 1024;
 // Not a power of two: the tops of the stacks would fall into the same lines of the cache.
 constexpr size_t STACK_BYTES = 96 * 1024 + 320;
 constexpr size_t SHARED_BYTES = 256 * 1024;
@@ -137,8 +137,8 @@ struct Warp {
 // What a thread of the operating system needs to run blocks; made once for each.
 struct Worker {
     std::vector<Fiber> fibers;
-    std::vector<Lane> lanes{MOST_LANES};
-    std::unique_ptr<Warp[]> warps{new Warp[MOST_LANES / 32]};
+    std::vector<Lane> lanes{MAX_LANES};
+    std::unique_ptr<Warp[]> warps{new Warp[MAX_LANES / 32]};
     std::vector<Lane *> ready; // a ring
     std::vector<unsigned> order;
     unsigned char *shared = nullptr, *stacks = nullptr;
@@ -169,9 +169,9 @@ static Worker &this_worker() {
     return *worker;
 }
 
-Worker::Worker() : fibers(MOST_LANES), ready(MOST_LANES), order(MOST_LANES) {
+Worker::Worker() : fibers(MAX_LANES), ready(MAX_LANES), order(MAX_LANES) {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-    size_t bytes = STACK_BYTES * MOST_LANES;
+    size_t bytes = STACK_BYTES * MAX_LANES;
     void *memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
     void *room = mmap(nullptr, SHARED_BYTES + 4096, PROT_READ | PROT_WRITE, flags, -1, 0);
     if (memory == MAP_FAILED || room == MAP_FAILED) {
@@ -181,7 +181,7 @@ Worker::Worker() : fibers(MOST_LANES), ready(MOST_LANES), order(MOST_LANES) {
     stacks = static_cast<unsigned char *>(memory);
     shared = static_cast<unsigned char *>(room);
     mprotect(shared + SHARED_BYTES, 4096, PROT_NONE);
-    for (unsigned at = 0; at < MOST_LANES; ++at) {
+    for (unsigned at = 0; at < MAX_LANES; ++at) {
         fibers[at].stack = stacks + at * STACK_BYTES;
         std::memcpy(fibers[at].stack, &CANARY, sizeof CANARY);
     }
@@ -241,14 +241,14 @@ Lane *Worker::bear() {
 
 void Worker::wake(Lane *waiting) {
     waiting->state = State::Ready;
-    ready[(ready_first + ready_count++) % MOST_LANES] = waiting;
+    ready[(ready_first + ready_count++) % MAX_LANES] = waiting;
 }
 
 // The next fiber that can run, or nobody.
 Fiber *Worker::runnable() {
     if (ready_count > 0) {
         Lane *woken = ready[ready_first];
-        ready_first = (ready_first + 1) % MOST_LANES;
+        ready_first = (ready_first + 1) % MAX_LANES;
         --ready_count;
         return woken->fiber;
     }

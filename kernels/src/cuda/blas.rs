@@ -32,7 +32,7 @@ use plan::{Plan, Shape};
 const WORKSPACE_BYTES: usize = 32 << 20;
 
 /// Plans that are kept. Prompts have many lengths; a plan takes under a kilobyte and a fraction of a millisecond to make.
-const MOST_PLANS: usize = 4096;
+const MAX_PLANS: usize = 4096;
 
 /// Why there is no cuBLASLt. Products of many rows then take a slower way.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -48,7 +48,7 @@ pub enum BlasError {
         "the cuBLASLt found has no {symbol}; install that of CUDA 12 or 13, or name its folder in HOLOBIONT_CUDA_LIBRARIES"
     )]
     TooOld {
-        /// Which.
+        /// Name of the function in the library.
         symbol: String,
     },
     /// It does not start.
@@ -145,7 +145,7 @@ impl Blas {
         self.cuda.bind()?;
         let shape = Shape::of(product);
         if !self.plans.contains_key(&shape) {
-            if self.plans.len() >= MOST_PLANS {
+            if self.plans.len() >= MAX_PLANS {
                 self.plans.clear();
             }
             let plan = Plan::new(self.handle, &shape, self.workspace.len());

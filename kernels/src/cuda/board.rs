@@ -19,7 +19,7 @@ use super::{
 const THREADS: u32 = 256;
 
 /// Most blocks: as many keep the bus busy, and leave multiprocessors to others.
-const MOST_BLOCKS: usize = 64;
+const MAX_BLOCKS: usize = 64;
 
 /// The signal's own word, and the word that says that a wait was given up.
 const VALUE: usize = 0;
@@ -262,7 +262,7 @@ pub fn add_sums(
 /// As many blocks as `numbers` need, one at least.
 fn blocks(numbers: usize, wide: bool) -> Shape {
     let each = THREADS as usize * if wide { 4 } else { 1 };
-    Shape::line(numbers.div_ceil(each).clamp(1, MOST_BLOCKS), THREADS)
+    Shape::line(numbers.div_ceil(each).clamp(1, MAX_BLOCKS), THREADS)
 }
 
 /// What [`copy_native`] gathers rows in.

@@ -30,7 +30,7 @@ const LEAST_CAPABILITY: (u32, u32) = (8, 0);
 const LOG_BYTES: usize = 4096;
 
 /// Most threads that have the driver compile.
-const MOST_COMPILERS: usize = 8;
+const MAX_COMPILERS: usize = 8;
 
 /// What a device is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -243,7 +243,7 @@ impl Cuda {
         };
         let cores = thread::available_parallelism().map_or(1, usize::from);
         thread::scope(|scope| {
-            for _ in 1..cores.min(MOST_COMPILERS) {
+            for _ in 1..cores.min(MAX_COMPILERS) {
                 // Without another thread, this one does it all.
                 let _ = thread::Builder::new().name("cuda-compiler".to_owned()).spawn_scoped(scope, compile);
             }

@@ -55,7 +55,7 @@ pub enum CudaError {
         "the driver does not take the kernels of `{module}`: {reason}; driver 570 or newer is needed, or use --device cpu"
     )]
     Module {
-        /// Which.
+        /// Name of the source they are compiled from, without its ending.
         module: &'static str,
         /// What it says.
         reason: String,

@@ -14,7 +14,7 @@ use super::{
 const SHARED_BYTES: u32 = 48 << 10;
 
 /// Most arguments of a kernel.
-const MOST_ARGUMENTS: usize = 40;
+const MAX_ARGUMENTS: usize = 40;
 
 /// An argument of a kernel.
 #[derive(Debug, Clone, Copy)]
@@ -109,16 +109,16 @@ pub(super) unsafe fn launch(
     cuda.bind()?;
     let function = cuda.function(name);
     allow_shared(function, shape.shared_bytes)?;
-    assert!(arguments.len() <= MOST_ARGUMENTS, "{name} has too many arguments");
+    assert!(arguments.len() <= MAX_ARGUMENTS, "{name} has too many arguments");
     // The driver knows neither how many there are nor how long they are: it would copy whatever lies there.
     debug_assert!(
         arguments.iter().map(|argument| argument.bytes()).eq(function.parameters.iter().copied()),
         "{name} is not declared with such arguments"
     );
-    let mut values = [Arg::U32(0); MOST_ARGUMENTS];
+    let mut values = [Arg::U32(0); MAX_ARGUMENTS];
     let values = &mut values[..arguments.len()];
     values.copy_from_slice(arguments);
-    let mut addresses = [std::ptr::null_mut(); MOST_ARGUMENTS];
+    let mut addresses = [std::ptr::null_mut(); MAX_ARGUMENTS];
     for (address, value) in addresses.iter_mut().zip(values) {
         *address = value.address();
     }

@@ -120,7 +120,7 @@ pub fn linear(
         let kind = first.weight.kind();
         let few = few::takes(kind, x);
         let alike = rest.iter().take_while(|part| part.weight.kind() == kind).count();
-        let (group, after) = rest.split_at(if few { alike.min(few::MOST_PARTS) } else { 1 });
+        let (group, after) = rest.split_at(if few { alike.min(few::MAX_PARTS) } else { 1 });
         rest = after;
         if few {
             let group: Vec<Operand<'_>> = group.iter().map(Operand::of).collect();

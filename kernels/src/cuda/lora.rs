@@ -21,7 +21,7 @@ use super::{
 
 pub use lane::CopyLane;
 pub use memory::{AdapterMemory, StagedMatrix};
-pub use plan::{LoraPlan, LoraSegment, PlanShape, Ranks};
+pub use plan::{LoraPlan, LoraSegment, PlanShape};
 pub use registered::RegisteredBytes;
 
 /// Threads of a block: `THREADS` of `lora.cu`.

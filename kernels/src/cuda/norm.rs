@@ -9,7 +9,7 @@ use crate::lora::NumberKind;
 /// Threads of a block: `THREADS` of `norm.cu`.
 const THREADS: u32 = 256;
 /// The widest row that a block keeps in registers: `THREADS * KEPT` of `norm.cu`.
-const MOST_KEPT: usize = 8192;
+const MAX_KEPT: usize = 8192;
 
 /// The constants of an RMS norm.
 #[derive(Debug, Clone, Copy)]
@@ -46,7 +46,7 @@ pub fn add_norm(
     let fits =
         |update: &Matrix| update.rows() == rows && update.width() == width && update.kind() == out.kind();
     assert!(update.is_none_or(fits), "the update has out's rows and kind");
-    let in_registers = width <= MOST_KEPT && is_packs(width, out.kind());
+    let in_registers = width <= MAX_KEPT && is_packs(width, out.kind());
     let kernel =
         if in_registers { by_kind!("add_norm", out.kind()) } else { by_kind!("add_norm_plain", out.kind()) };
     let arguments = [

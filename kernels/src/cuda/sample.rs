@@ -10,8 +10,8 @@ use crate::lora::NumberKind;
 
 /// Threads of a block: `THREADS` of `sample.cu`.
 const THREADS: u32 = 1024;
-/// The largest vocabulary: `SPAN * MOST_SPANS` of `sample.cu`.
-const MOST_TOKENS: usize = 1 << 20;
+/// The largest vocabulary: `SPAN * THREADS` of `sample.cu`.
+const MAX_TOKENS: usize = 1 << 20;
 /// Words of `Choice` in `sample.cu`.
 const CHOICE_WORDS: usize = 8;
 /// What stands for no token: `NO_TOKEN` of `sample.cu`.
@@ -154,7 +154,7 @@ impl Chosen {
 pub fn choose(stream: &Stream, logits: &Matrix, chosen: &mut Chosen) -> Result<(), CudaError> {
     assert_eq!(logits.kind(), NumberKind::F32, "logits are of 32 bits");
     assert_eq!(logits.rows(), chosen.rows, "a choice for each row");
-    assert!(chosen.rows == 0 || (1..=MOST_TOKENS).contains(&logits.width()), "1 to {MOST_TOKENS} tokens");
+    assert!(chosen.rows == 0 || (1..=MAX_TOKENS).contains(&logits.width()), "1 to {MAX_TOKENS} tokens");
     let arguments = [
         Arg::Ptr(logits.address()),
         Arg::U32(count(logits.width())),

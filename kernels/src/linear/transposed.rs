@@ -4,12 +4,14 @@
 //! out[r, k] = sum over parts, over o: g[r, column + o] * w[o, k]       w: the values of the weights (`values`)
 //! ```
 //!
-//! Biases play no part. Each element of `out` is one chain of fused multiply-adds, parts in order, `o` ascending; its bits
-//! depend on the weights and its own row of `g` alone.
+//! Biases play no part. Each element of `out` is a sum of sums: [`TALL`] outputs at a time make a chain of fused
+//! multiply-adds from zero, `o` ascending, and these chains are added up, parts in order. A single chain over a vocabulary
+//! would lose its last digits to a sum that has long outgrown what is added. The bits depend on the weights and the
+//! element's own row of `g` alone.
 //!
 //! Panels hold sixteen *outputs* in a vector, and here a vector must hold sixteen *inputs*, each summing over the
 //! outputs. So a tile of [`TALL`] outputs by [`WIDE`] inputs is decoded and transposed into a buffer of the first-level cache,
-//! and all rows of `g` pass over it; the sums wait in `out`. Threads divide the inputs among themselves: none waits for
+//! and all rows of `g` pass over it; the sums so far wait in `out`. Threads divide the inputs among themselves: none waits for
 //! another's sums, and nothing is summed twice.
 
 use std::{marker::PhantomData, ops::Range};
@@ -229,7 +231,7 @@ impl Sums<'_> {
         V
     }
 
-    /// Where the sums of a vector of inputs are, and how many they are.
+    /// Where a vector of `out` is, and how many inputs it holds.
     #[inline(always)]
     fn place(&self, row: usize, vector: usize) -> (*mut f32, usize) {
         let Range { start, end } = self.tile.inputs;
@@ -237,19 +239,14 @@ impl Sums<'_> {
         (self.chunk.out.wrapping_add(row * self.chunk.columns + k), LANES.min(end - k))
     }
 
-    /// Adds the tile's outputs to the sums of `M` rows and `V` vectors of inputs.
+    /// Sums the tile's outputs for `M` rows and `V` vectors of inputs, and adds that to `out`.
     #[inline(always)]
     fn sums<S: Simd, const M: usize, const V: usize>(&self, row: usize, vector: usize) -> usize {
         let Chunk { g, stride, .. } = *self.chunk;
         let Tile { outputs, weights, .. } = self.tile;
         // SAFETY: rows, inputs and outputs exist; no other chunk uses these columns of `out`.
         unsafe {
-            let mut sums: [[S::F; V]; M] = std::array::from_fn(|m| {
-                std::array::from_fn(|v| {
-                    let (from, lanes) = self.place(row + m, vector + v);
-                    S::load_head(from, lanes)
-                })
-            });
+            let mut sums = [[S::splat(0.0); V]; M];
             let g = g.as_ptr().add(row * stride + self.column + outputs.start);
             let weights = weights.add(vector * LANES);
             for o in 0..outputs.len() {
@@ -264,7 +261,7 @@ impl Sums<'_> {
             for (m, sums) in sums.iter().enumerate() {
                 for (v, &sum) in sums.iter().enumerate() {
                     let (to, lanes) = self.place(row + m, vector + v);
-                    S::store_head(to, sum, lanes);
+                    S::store_head(to, S::add(S::load_head(to, lanes), sum), lanes);
                 }
             }
         }

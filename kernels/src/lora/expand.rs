@@ -39,7 +39,7 @@ pub(super) struct Expand<'a> {
 }
 
 /// Rows and panels of one tile.
-struct Place<X> {
+struct TilePlace<X> {
     row: usize,
     panel: usize,
     /// Groups of panels from there on.
@@ -50,12 +50,12 @@ struct Place<X> {
     sums_stride: usize,
 }
 
-impl<X> Clone for Place<X> {
+impl<X> Clone for TilePlace<X> {
     fn clone(&self) -> Self {
         *self
     }
 }
-impl<X> Copy for Place<X> {}
+impl<X> Copy for TilePlace<X> {}
 
 impl Expand<'_> {
     /// # Safety
@@ -74,7 +74,7 @@ impl Expand<'_> {
                 let ranks = self.ranks.start - first..self.ranks.end - first;
                 B::shrunk::<S>(self.sums, sums_stride, self.rows, ranks)
             };
-            let mut place = Place { row: 0, panel: 0, groups: 1, lanes: LANES, sums, sums_stride };
+            let mut place = TilePlace { row: 0, panel: 0, groups: 1, lanes: LANES, sums, sums_stride };
             let groups = if const { S::TILE == 8 } { full / 4 } else { 0 };
             if const { S::TILE == 8 } {
                 self.panels::<S, B, 4>(place, groups);
@@ -90,10 +90,10 @@ impl Expand<'_> {
     /// All rows of `groups` groups of `V` panels. Many rows meet a group while it is in the nearest cache; few rows take
     /// all groups in one call.
     #[inline(always)]
-    unsafe fn panels<S: Simd, B: Stored, const V: usize>(&self, first: Place<B::Input>, groups: usize) {
+    unsafe fn panels<S: Simd, B: Stored, const V: usize>(&self, first: TilePlace<B::Input>, groups: usize) {
         let at_once = if self.rows < 4 { groups.max(1) } else { 1 };
         for group in (0..groups).step_by(at_once) {
-            let mut place = Place { panel: first.panel + group * V, groups: at_once, ..first };
+            let mut place = TilePlace { panel: first.panel + group * V, groups: at_once, ..first };
             while place.row < self.rows {
                 let left = self.rows - place.row;
                 place.row += if const { tile_holds::<S>(6, V) && V > 1 } && left >= 6 {
@@ -111,7 +111,7 @@ impl Expand<'_> {
 }
 
 /// `M` rows of a place's groups of `V` panels. Returns `M`.
-struct Tile<'a, B: Stored, const M: usize, const V: usize>(&'a Expand<'a>, Place<B::Input>);
+struct Tile<'a, B: Stored, const M: usize, const V: usize>(&'a Expand<'a>, TilePlace<B::Input>);
 
 impl<B: Stored, const M: usize, const V: usize> Kernel for Tile<'_, B, M, V> {
     type Output = usize;
@@ -120,7 +120,7 @@ impl<B: Stored, const M: usize, const V: usize> Kernel for Tile<'_, B, M, V> {
     fn run<S: Simd>(self) -> usize {
         let Self(expand, first) = self;
         for group in 0..first.groups {
-            let place = Place { panel: first.panel + group * V, ..first };
+            let place = TilePlace { panel: first.panel + group * V, ..first };
             // SAFETY: who made the tile vouches for it.
             unsafe { Self(expand, place).group::<S>() };
         }

@@ -79,7 +79,7 @@ impl StagedMatrix {
             unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr().add(range.start), from.len()) };
             copied += from.len();
         }
-        // SYNC POINT (staged-ranks): the block's bytes are written before its ranks are seen.
+        // SYNC POINT staged-ranks: releases the block's bytes with its ranks.
         self.first_rank.store(first, Ordering::Release);
         copied
     }
@@ -87,7 +87,7 @@ impl StagedMatrix {
     /// Ranks from this one on are here.
     #[must_use]
     pub fn first_rank(&self) -> usize {
-        // SYNC POINT (staged-ranks): who sees the ranks sees their bytes.
+        // SYNC POINT staged-ranks: acquires the bytes of the ranks that are seen.
         self.first_rank.load(Ordering::Acquire)
     }
 

@@ -315,6 +315,31 @@ fn gradients_go_back_through_all_parts() {
     }
 }
 
+/// A single chain of additions over these outputs is 3e-6 off.
+#[test]
+fn gradients_over_a_large_vocabulary_keep_their_digits() {
+    let Some(stream) = stream() else { return };
+    let mut random = Random::new(9);
+    let (outputs, inputs) = (32_768, 32);
+    let layer = Layer::new(&stream, TensorType::F32, outputs, inputs, &mut random);
+    let g = random.normals(outputs);
+    let mut wanted = vec![0.0; inputs];
+    for (row, &g) in layer.values.chunks_exact(inputs).zip(&g) {
+        wanted.iter_mut().zip(row).for_each(|(sum, &w)| *sum += f64::from(g) * f64::from(w));
+    }
+    let length = |values: &[f64]| values.iter().map(|x| x * x).sum::<f64>().sqrt();
+    for multiplier in MULTIPLIERS {
+        let mut workspace = workspace(&stream, multiplier);
+        let mut out = unwritten(&stream, NumberKind::F32, 1, inputs);
+        let g = matrix(&stream, NumberKind::F32, outputs, &g);
+        linear_transposed(&stream, &mut workspace, &g, &[layer.part(0)], &mut out).unwrap();
+        let out = out.to_vec(&stream).unwrap();
+        let apart: Vec<f64> = out.iter().zip(&wanted).map(|(&got, wanted)| f64::from(got) - wanted).collect();
+        let off = length(&apart) / length(&wanted);
+        assert!(off <= 1.5e-6, "{multiplier:?}: {off:e} off");
+    }
+}
+
 /// What one layer adds to the gradient: g has rows of 64.
 fn gradient(g: &[f32], layer: &Layer, column: usize) -> impl Iterator<Item = f32> {
     let (outputs, inputs) = (layer.weight.rows(), layer.weight.columns());

@@ -6,9 +6,7 @@ use kernels::{
     Isa,
     cuda::{
         Graph, Matrix, Replay, Stream,
-        lora::{
-            AdapterMemory, CopyLane, LoraPlan, LoraSegment, Ranks, RegisteredBytes, StagedMatrix, add_deltas,
-        },
+        lora::{AdapterMemory, CopyLane, LoraPlan, LoraSegment, RegisteredBytes, StagedMatrix, add_deltas},
     },
     lora::{LoraMatrix, LoraPrecision, MatrixLayout, NumberKind, SharedBytes, sum_ranks},
 };
@@ -100,15 +98,15 @@ fn tolerance(kind: NumberKind) -> f32 {
     epsilon(kind) + if kind == NumberKind::F32 { 1e-5 } else { 5e-5 }
 }
 
-fn plan(stream: &Stream, ranks: Ranks, groups: &[Vec<LoraSegment<'_>>]) -> LoraPlan {
-    let mut plan = LoraPlan::new(stream.cuda(), ranks).unwrap();
+fn plan(stream: &Stream, groups: &[Vec<LoraSegment<'_>>]) -> LoraPlan {
+    let mut plan = LoraPlan::new(stream.cuda()).unwrap();
     plan.upload(stream, groups).unwrap();
     plan
 }
 
 /// Adds the deltas of one group to a copy of `out`.
 fn run(stream: &Stream, segments: &[LoraSegment<'_>], x: &Matrix, kind: NumberKind, out: &[f32]) -> Vec<f32> {
-    let plan = plan(stream, Ranks::True, &[segments.to_vec()]);
+    let plan = plan(stream, &[segments.to_vec()]);
     let mut out = matrix(stream, kind, out.len() / x.rows(), out);
     add_deltas(stream, &plan, 0, x, &mut out).unwrap();
     out.to_vec(stream).unwrap()
@@ -228,7 +226,7 @@ fn all_groups_of_a_pass_are_one_upload() {
     };
     let first: Vec<LoraSegment<'_>> = of(0, 0, 2).into_iter().chain(of(1, 3, 4)).collect();
     let last = vec![down.segment(3, 4, 0)];
-    let plan = plan(&stream, Ranks::True, &[first.clone(), vec![], last.clone()]);
+    let plan = plan(&stream, &[first.clone(), vec![], last.clone()]);
     assert_eq!(plan.groups(), 3);
     let layers: Vec<&Layer> = qkv.iter().flatten().collect();
     for (index, width, stride, segments, layers) in
@@ -284,8 +282,9 @@ fn padding_to_the_largest_rank_changes_work_but_no_bit() {
     segments[2].first_rank = 32;
     let x = matrix(&stream, kind, columns, &random.normals(40 * columns));
     let out = rounded(kind, &random.normals(40 * outputs));
-    let [exact, padded] = [Ranks::True, Ranks::Padded].map(|ranks| {
-        let plan = plan(&stream, ranks, &[segments.clone()]);
+    let [exact, padded] = [LoraPlan::new, LoraPlan::padded].map(|empty| {
+        let mut plan = empty(stream.cuda()).unwrap();
+        plan.upload(&stream, &[segments.clone()]).unwrap();
         let mut out = matrix(&stream, kind, outputs, &out);
         add_deltas(&stream, &plan, 0, &x, &mut out).unwrap();
         (out.to_vec(&stream).unwrap(), plan.shape().clone())
@@ -308,7 +307,7 @@ fn a_record_is_good_for_every_plan_of_its_shape() {
         let rows = choice.iter().enumerate();
         vec![rows.map(|(at, &which)| layers[which].segment(2 * at, 1, 0)).collect::<Vec<_>>()]
     };
-    let mut plan = plan(&stream, Ranks::True, &batch([0, 1, 2]));
+    let mut plan = plan(&stream, &batch([0, 1, 2]));
     let shape = plan.shape().clone();
     add_deltas(&stream, &plan, 0, &x_there, &mut out).unwrap();
     let mut graph = Graph::capture(&stream, || add_deltas(&stream, &plan, 0, &x_there, &mut out)).unwrap();

@@ -2,31 +2,14 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{
-        atomic::{AtomicU64, AtomicUsize, Ordering},
-        mpsc,
-    },
+    sync::atomic::{AtomicU64, AtomicUsize, Ordering},
     time::Duration,
 };
 
 use kernels::Pool;
+use patience::watched;
 
 use crate::support::pool;
-
-/// Runs `test` on a thread of its own and fails if it hangs.
-fn watched(test: impl FnOnce() + Send + 'static) {
-    let (done, finished) = mpsc::channel();
-    let thread = std::thread::spawn(move || {
-        test();
-        let _ = done.send(());
-    });
-    if finished.recv_timeout(Duration::from_secs(60)) == Err(mpsc::RecvTimeoutError::Timeout) {
-        panic!("the pool hangs");
-    }
-    if let Err(panic) = thread.join() {
-        std::panic::resume_unwind(panic);
-    }
-}
 
 #[test]
 fn what_a_region_writes_is_seen_by_the_next_and_by_the_caller() {

@@ -5,7 +5,7 @@ use kernels::{
     lora::{FactorLayout, LoraMatrix, LoraPrecision, MatrixLayout, NumberKind, SharedBytes, sum_ranks},
 };
 use shmproto::{
-    board::{Board, Generation, Geometry, Poster, SUMS_ALIGN, SeatOffer, Slice, SliceState, TakeBack},
+    board::{Board, Geometry, Poster, SUMS_ALIGN, SeatOffer, Slice, SliceState, TakeBack, WorkerNumber},
     handover::{
         Accepted, AdapterOffered, ExecutorEnd, FromWorker, Listener, ReceiveError, Seated, SendError,
         ToWorker,
@@ -57,9 +57,9 @@ impl Executor {
         let bytes = offer.bytes()[0];
         let control =
             Region::map(control.try_clone_to_owned().unwrap(), bytes..=bytes, Access::ReadWrite).unwrap();
-        let generation = offer.generation;
+        let worker = offer.worker;
         connection.send(&seated(&offer), &offer.fds().unwrap()).unwrap();
-        (Peer { connection, pid, generation }, control)
+        (Peer { connection, pid, worker }, control)
     }
 
     /// Gives a seat to whoever calls before `given_up`, and may be dying.
@@ -83,7 +83,7 @@ impl Executor {
     fn give_seat(&self, connection: ExecutorEnd, pid: u32) -> Result<Peer, SendError> {
         let offer = self.board.seat().unwrap();
         connection.send(&seated(&offer), &offer.fds().unwrap())?;
-        Ok(Peer { connection, pid, generation: offer.generation })
+        Ok(Peer { connection, pid, worker: offer.worker })
     }
 
     /// Posts slices over `x` and wants workers awake for them.
@@ -119,7 +119,7 @@ impl Executor {
 pub(crate) struct Peer {
     pub(crate) connection: ExecutorEnd,
     pub(crate) pid: u32,
-    pub(crate) generation: Generation,
+    pub(crate) worker: WorkerNumber,
 }
 
 impl Peer {
@@ -171,8 +171,8 @@ impl Peer {
 
 fn seated(offer: &SeatOffer) -> ToWorker {
     let [control_bytes, x_bytes, sums_bytes] = offer.bytes().map(|bytes| bytes as u64);
-    let (seat, generation) = (offer.seat.0, offer.generation.get());
-    ToWorker::Seated(Seated { seat, generation, control_bytes, x_bytes, sums_bytes })
+    let (seat, worker) = (offer.seat.0, offer.worker.get());
+    ToWorker::Seated(Seated { seat, worker, control_bytes, x_bytes, sums_bytes })
 }
 
 fn received(connection: &ExecutorEnd) -> FromWorker {

@@ -86,11 +86,11 @@ fn a_board_that_is_none_is_left_and_the_next_executor_asked() {
     let executor = Executor::new(&place);
     let worker = place.start_undisturbed(&[]);
     let region = |bytes| Region::create("none", bytes, PeerAccess::ReadWrite).unwrap();
-    let seated = |seat, generation, [control, x, sums]: &[Region; 3]| {
+    let seated = |seat, number, [control, x, sums]: &[Region; 3]| {
         let (connection, pid) = executor.hear();
         let bytes = |region: &Region| region.bytes() as u64;
         let [control_bytes, x_bytes, sums_bytes] = [bytes(control), bytes(x), bytes(sums)];
-        let seated = Seated { seat, generation, control_bytes, x_bytes, sums_bytes };
+        let seated = Seated { seat, worker: number, control_bytes, x_bytes, sums_bytes };
         connection.send(&ToWorker::Seated(seated), &[control.fd(), x.fd(), sums.fd()]).unwrap();
         pid
     };
@@ -99,10 +99,10 @@ fn a_board_that_is_none_is_left_and_the_next_executor_asked() {
     for (word, value) in garbage[0].words().iter().zip(numbers(9, 1024)) {
         word.store(value.to_bits(), Ordering::Relaxed);
     }
-    for (seat, generation, regions) in
+    for (seat, number, regions) in
         [(0, 1, &blank), (0, 1, &garbage), (u16::MAX, 1, &blank), (0, 0, &blank), (0, u32::MAX, &blank)]
     {
-        assert_eq!(seated(seat, generation, regions), worker.pid());
+        assert_eq!(seated(seat, number, regions), worker.pid());
     }
     drop(executor);
     until("nothing of them is left", || worker.shared_maps() == 0);

@@ -2,12 +2,16 @@
 
 use std::{process::Command, time::Duration};
 
-use rustix::process::Signal;
+use rustix::{
+    fs::{Mode, OFlags},
+    process::Signal,
+    pty::{OpenptFlags, openpt, ptsname, unlockpt},
+};
 use shmproto::{board::SliceState, handover::ToWorker, image::Image};
 
 use crate::{
     executor::{Executor, Shape, Work, adapter, bits},
-    worker::{Place, Worker, until},
+    worker::{Place, Worker, a_core, until},
 };
 
 const SHAPE: Shape =
@@ -67,7 +71,7 @@ fn a_worker_whose_executor_says_farewell_asks_anew() {
     let peer = executor.seat();
     peer.connection.send(&ToWorker::Closing, &[]).unwrap();
     peer.until_gone();
-    executor.board.fence(peer.generation);
+    executor.board.fence(peer.worker);
     let peer = executor.seat();
     works(&mut executor, &peer);
 }
@@ -79,10 +83,10 @@ fn a_fenced_worker_asks_for_a_new_seat() {
     let worker = place.start_undisturbed(&[]);
     let first = executor.seat();
     works(&mut executor, &first);
-    assert!(executor.board.fence(first.generation));
+    assert!(executor.board.fence(first.worker));
     first.until_gone();
     let second = executor.seat();
-    assert_ne!(second.generation, first.generation);
+    assert_ne!(second.worker, first.worker);
     assert_eq!(second.pid, worker.pid());
     works(&mut executor, &second);
 }
@@ -101,11 +105,9 @@ fn a_slice_of_a_worker_that_is_killed_is_computed_by_another() {
         assert_eq!(doomed.code(), None, "{moment}");
         assert!(place.has_fired(moment));
         peer.until_gone();
-        assert!(
-            matches!(executor.poster.state(0), SliceState::Claimed(generation) if generation == peer.generation)
-        );
+        assert!(matches!(executor.poster.state(0), SliceState::Claimed(worker) if worker == peer.worker));
         executor.take_back(0);
-        executor.board.fence(peer.generation);
+        executor.board.fence(peer.worker);
 
         let _other = place.start();
         let other = executor.seat();
@@ -166,7 +168,7 @@ fn a_stopped_worker_that_was_fenced_changes_nothing_when_it_goes_on() {
     executor.post(&work.x, &[work.slice(1, 0, 0)]);
     until("it stops in the middle", || place.has_fired("worker.before_done") && worker.is_in_state('T'));
     executor.take_back(0);
-    executor.board.fence(peer.generation);
+    executor.board.fence(peer.worker);
     // The next job has the same slice, which nobody can claim meanwhile.
     executor.post(&work.x, &[work.slice(1, 0, 0)]);
     worker.signal(Signal::CONT);
@@ -193,7 +195,7 @@ fn workers_that_are_killed_in_turn_while_there_is_work_lose_no_slice() {
         executor.post(&work.x, &slices);
         std::thread::sleep(Duration::from_micros(round * 50));
         doomed.kill();
-        executor.board.fence(peer.generation);
+        executor.board.fence(peer.worker);
         for index in 0..slices.len() {
             let mut sums = vec![f32::NAN; 512];
             match executor.poster.take_back(index) {
@@ -296,6 +298,27 @@ fn a_worker_ends_when_asked_in_the_middle_of_a_slice() {
 }
 
 #[test]
+fn a_worker_ends_when_either_end_of_the_terminal_on_its_standard_input_is_closed() {
+    let place = Place::new();
+    for is_given_the_master in [false, true] {
+        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let master = openpt(flags).unwrap();
+        unlockpt(&master).unwrap();
+        let name = ptsname(&master, Vec::new()).unwrap();
+        let slave = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let slave = rustix::fs::open(&*name, slave, Mode::empty()).unwrap();
+        let (given, kept) = if is_given_the_master { (master, slave) } else { (slave, master) };
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lora-worker"));
+        command.args(place.arguments(a_core())).arg("--exit-with-stdin");
+        let mut worker = Worker::spawn_with_stdin(command, given.into());
+        until("it watches and tries", || worker.threads().len() == 3);
+        rustix::io::write(&kept, b"not the end\n").unwrap();
+        drop(kept);
+        assert_eq!(worker.code(), Some(0), "given the master: {is_given_the_master}");
+    }
+}
+
+#[test]
 fn standard_input_does_not_matter_unless_it_is_said_to() {
     let place = Place::new();
     let mut executor = Executor::new(&place);
@@ -315,7 +338,7 @@ fn a_core_or_socket_that_cannot_be_is_named() {
     };
     let said = failed(&place.arguments(1023));
     assert!(said.contains("--core names core 1023, but this process may only run on ["), "{said}");
-    let mut arguments = place.arguments(crate::worker::a_core());
+    let mut arguments = place.arguments(a_core());
     arguments[1] = "x".repeat(200);
     let said = failed(&arguments);
     assert!(said.contains("error: ") && said.contains("--executor"), "{said}");

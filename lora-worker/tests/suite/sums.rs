@@ -115,7 +115,7 @@ fn what_a_matrix_does_not_have_is_given_back_and_the_worker_goes_on() {
         executor.post(&work.x, &[slice]);
         until("it is given back", || executor.poster.state(0) == SliceState::Lost);
         executor.take_back(0);
-        assert!(executor.board.is_admitted(peer.generation), "it is the executor that is wrong");
+        assert!(executor.board.is_admitted(peer.worker), "it is the executor that is wrong");
     }
     assert_eq!(bits(&executor.compute(1, &work)), bits(&work.expected(&image)));
     worker.signal(Signal::TERM);

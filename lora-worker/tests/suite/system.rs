@@ -93,7 +93,7 @@ fn a_worker_does_not_miss_the_system_calls_it_has_given_up() {
         peer.offer(number.into(), &image).unwrap_err();
         assert_eq!(bits(&executor.compute(number.into(), &work)), bits(&work.expected(&image)));
         peer.withdraw(number.into());
-        executor.board.fence(peer.generation);
+        executor.board.fence(peer.worker);
         peer.until_gone();
     }
     drop(executor);
@@ -111,21 +111,20 @@ fn a_worker_without_work_uses_no_cpu() {
     let place = Place::new();
     let lonely = place.start_undisturbed(&[]);
     until("it waits", || lonely.threads().contains("control") && lonely.is_in_state('S'));
-    let measure = |worker: &Worker| {
-        let before = worker.cpu_time();
+    // It may still be busy with its start, or spin for the moment it is allowed to. A fiftieth: the clock it is measured
+    // with ticks a hundred times a second.
+    let idles = || {
+        let before = lonely.cpu_time();
         thread::sleep(Duration::from_secs(2));
-        worker.cpu_time() - before
+        lonely.cpu_time() - before <= Duration::from_millis(40)
     };
-    let while_waiting = measure(&lonely);
+    until("waiting takes no time", idles);
     let mut executor = Executor::new(&place);
     let peer = executor.seat();
     let image = adapter(1, &[SHAPE]);
     peer.offer(1, &image).unwrap();
     executor.compute(1, &Work::of(&SHAPE, 1));
-    let while_parked = measure(&lonely);
-    // A fiftieth: the clock it is measured with ticks a hundred times a second.
-    assert!(while_waiting <= Duration::from_millis(40), "{while_waiting:?} of 2 s");
-    assert!(while_parked <= Duration::from_millis(40), "{while_parked:?} of 2 s");
+    until("being parked takes no time", idles);
 }
 
 #[test]

@@ -7,8 +7,7 @@ use std::{
     os::unix::{fs::DirBuilderExt as _, process::ExitStatusExt as _},
     path::PathBuf,
     process::{Child, ChildStdin, Command, Stdio},
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use lora_worker::FAILPOINTS;
@@ -17,25 +16,7 @@ use rustix::{
     thread::{CpuSet, sched_getaffinity},
 };
 
-/// What never takes this long hangs.
-pub(crate) const WATCHDOG: Duration = Duration::from_secs(60);
-
-/// Waits until `what` holds.
-pub(crate) fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    until_some(what, || holds().then_some(()));
-}
-
-/// Waits until there is something.
-pub(crate) fn until_some<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let begin = Instant::now();
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(begin.elapsed() < WATCHDOG, "never: {what}");
-        thread::sleep(Duration::from_micros(200));
-    }
-}
+pub(crate) use patience::{eventually as until, eventually_some as until_some};
 
 /// A core that this process may run on.
 pub(crate) fn a_core() -> usize {
@@ -110,13 +91,17 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    pub(crate) fn spawn(mut command: Command) -> Self {
+    pub(crate) fn spawn(command: Command) -> Self {
+        Self::spawn_with_stdin(command, Stdio::piped())
+    }
+
+    pub(crate) fn spawn_with_stdin(mut command: Command, stdin: Stdio) -> Self {
         for name in ["NOTIFY_SOCKET", "WATCHDOG_USEC", "RUST_LOG"] {
             if !command.get_envs().any(|(set, _)| set == name) {
                 command.env_remove(name);
             }
         }
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
         Self { child, output }

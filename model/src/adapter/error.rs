@@ -2,8 +2,10 @@
 
 use std::{io, path::PathBuf};
 
+use files::gguf::GgufError;
+
 use super::limits;
-use crate::{gguf::GgufError, safetensors_file::SafetensorsFormatError};
+use crate::sources::safetensors::file::SafetensorsFormatError;
 
 /// Why an adapter is refused.
 #[derive(Debug, thiserror::Error)]

@@ -2,6 +2,10 @@
 
 use std::{collections::HashSet, path::Path};
 
+use files::{
+    gguf::{GgufFile, TensorView},
+    whole_file,
+};
 use kernels::TensorType;
 
 use super::{
@@ -11,12 +15,12 @@ use super::{
     method::Adapter,
 };
 use crate::{
-    config::ModelConfig,
-    gguf::{GgufFile, TensorView},
-    gguf_source::{half_rotation_rows, linear_name},
-    layout::{self, BLOCK_TARGETS},
-    source::Target,
-    whole_file,
+    shape::{
+        config::ModelConfig,
+        layout::{self, BLOCK_TARGETS},
+        source::Target,
+    },
+    sources::gguf::{half_rotation_rows, linear_name},
 };
 
 /// Reads the adapter in the file at `path`.

@@ -1,9 +1,10 @@
 //! From what an adapter does to its [`Generation`].
 
+use ids::Generation;
 use kernels::TensorType;
 
 use super::method::Side;
-use crate::{generation::Generation, source::Target};
+use crate::shape::source::Target;
 
 /// The domains of the hash; another encoding takes another name.
 const LORA: &str = "holobiont 2025 adapter generation v1";

@@ -10,7 +10,10 @@ use super::{
     selection::Selection,
     weight_file::WeightFile,
 };
-use crate::{config::ModelConfig, hf_names::module_name, layout::linear_shape, source::Target};
+use crate::{
+    shape::{config::ModelConfig, layout::linear_shape, source::Target},
+    sources::hf_names::module_name,
+};
 
 const FEED_FORWARD: &str = "feedforward_modules";
 

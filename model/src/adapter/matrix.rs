@@ -3,6 +3,7 @@
 use std::{borrow::Cow, path::Path, sync::Arc};
 
 use half::{bf16, f16};
+use ids::Generation;
 use kernels::TensorType;
 
 use super::{
@@ -10,7 +11,7 @@ use super::{
     hasher::GenerationHasher,
     method::{Adapter, LoraModule, Method, Prefix, ScaleVector, Scales, Side},
 };
-use crate::{generation::Generation, source::Target};
+use crate::shape::source::Target;
 
 /// A matrix as a file stores it, its shape checked.
 pub(super) struct StoredMatrix<'a> {

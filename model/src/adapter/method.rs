@@ -2,7 +2,9 @@
 
 use std::{fmt, sync::Arc};
 
-use crate::{generation::Generation, source::Target};
+use ids::Generation;
+
+use crate::shape::source::Target;
 
 /// An adapter, read and checked against the base model's shape.
 #[derive(Debug, Clone, PartialEq)]

@@ -5,6 +5,7 @@
 
 use std::path::Path;
 
+use files::small_json;
 use serde_json::{Map, Value};
 
 use super::{
@@ -12,7 +13,6 @@ use super::{
     limits::{MAX_EXPRESSION_BYTES, MAX_PATTERNS},
     patterns::{ByPattern, Layers, Names, Pattern, is_plain},
 };
-use crate::small_json;
 
 /// Options of every method that say how an adapter was made, not what it computes.
 const HISTORY: [&str; 5] = ["auto_mapping", "inference_mode", "peft_version", "revision", "runtime_config"];

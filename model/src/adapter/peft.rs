@@ -5,6 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use files::whole_file;
+
 use super::{
     error::AdapterError,
     ia3::Ia3Config,
@@ -16,7 +18,7 @@ use super::{
     prefix::PrefixConfig,
     weight_file::WeightFile,
 };
-use crate::{config::ModelConfig, layout::BLOCK_TARGETS, source::Target, whole_file};
+use crate::shape::{config::ModelConfig, layout::BLOCK_TARGETS, source::Target};
 
 /// The configuration's name in an adapter directory.
 pub(super) const CONFIG_FILE: &str = "adapter_config.json";

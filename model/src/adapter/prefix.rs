@@ -7,7 +7,7 @@ use super::{
     error::AdapterError, limits::MAX_VIRTUAL_TOKENS, matrix::StoredPrefix, options::Options,
     weight_file::WeightFile,
 };
-use crate::config::ModelConfig;
+use crate::shape::config::ModelConfig;
 
 /// The one tensor of a prefix, `[virtual tokens, layers * 2 * key heads * head_dim]`.
 const EMBEDDINGS: &str = "prompt_embeddings";

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{error::AdapterError, limits::MAX_HEADER_BYTES, matrix::StoredMatrix, selection::Selected};
-use crate::safetensors_file::{StoredTensor, read_contents};
+use crate::sources::safetensors::file::{StoredTensor, read_contents};
 
 /// What PEFT puts before the names of the model it wraps.
 const PREFIX: &str = "base_model.model.";

@@ -8,25 +8,23 @@ use kernels::{
     cuda::{
         CudaError, Matrix, Stream,
         board::{Await, NativeCopy, Spans, SumsPlace, add_sums, await_value, copy_and_signal, copy_native},
-        lora::{CopyLane, LoraPlan, LoraSegment, PlanShape, Ranks, add_deltas},
+        lora::{CopyLane, LoraPlan, LoraSegment, PlanShape, add_deltas},
         rows::{place, scale_columns},
     },
 };
 
 use super::{
     CudaDevice,
+    assist::{DeviceAssist, Invocation},
     direct::DirectCopies,
     plan::{Help, Planned, parts},
 };
 use crate::{
     adapter::Side,
-    adapter_rows::AdapterRows,
-    assist::{DeviceAssist, Invocation},
-    config::ModelConfig,
+    deltas::{adapter_rows::AdapterRows, prepared::PreparedAdapter},
     forward::{Deltas, LinearGroup, SequenceSlice},
-    prepared_adapter::PreparedAdapter,
+    shape::{config::ModelConfig, source::Target},
     sites::SiteId,
-    source::Target,
     weights::group_targets,
 };
 
@@ -55,7 +53,7 @@ impl DeltaState {
     pub(super) fn new(stream: &Stream) -> Result<Self, CudaError> {
         let cuda = stream.cuda();
         Ok(Self {
-            plan: LoraPlan::new(cuda, Ranks::True)?,
+            plan: LoraPlan::new(cuda)?,
             planned: None,
             direct: DirectCopies::default(),
             lane: CopyLane::new(cuda)?,

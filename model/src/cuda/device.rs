@@ -15,7 +15,7 @@ use kernels::{
     lora::NumberKind,
 };
 
-use crate::forward::{Device, NormSite, Norms, Room, Scratch, Skeleton};
+use crate::forward::{Device, Frame, NormSite, Norms, Room, Scratch};
 
 /// Whether a pass writes the tables of its batch, or finds them written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,10 +80,10 @@ impl DeviceNorms {
 }
 
 impl CudaDevice {
-    /// Brings what a pass needs of the skeleton to the device.
+    /// Brings what a pass needs of the frame to the device.
     pub(super) fn new(
         cuda: &Arc<Cuda>,
-        model: &Skeleton,
+        model: &Frame,
         kind: NumberKind,
         kv_blocks: usize,
     ) -> Result<Self, CudaError> {
@@ -161,7 +161,7 @@ impl Device for CudaDevice {
 
     fn lay_out(
         &mut self,
-        _model: &Skeleton,
+        _model: &Frame,
         sequences: &[KvRows<'_>],
         batch: &mut RowTable,
     ) -> Result<(), CudaError> {
@@ -181,7 +181,7 @@ impl Device for CudaDevice {
 
     fn add_norm(
         &mut self,
-        model: &Skeleton,
+        model: &Frame,
         site: NormSite,
         residual: &mut Matrix,
         update: Option<&Matrix>,
@@ -193,7 +193,7 @@ impl Device for CudaDevice {
 
     fn rotate(
         &mut self,
-        model: &Skeleton,
+        model: &Frame,
         layer: usize,
         qkv: &mut Matrix,
         batch: &RowTable,

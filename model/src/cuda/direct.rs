@@ -9,8 +9,8 @@ use kernels::cuda::{CudaError, DeviceVec, Stream};
 
 use crate::{
     adapter::{Prefix, Scales, Side},
-    prepared_adapter::PreparedAdapter,
-    source::Target,
+    deltas::prepared::PreparedAdapter,
+    shape::source::Target,
 };
 
 /// The small parts of one adapter.

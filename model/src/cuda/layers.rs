@@ -300,6 +300,29 @@ impl LentCuda<'_> {
     }
 }
 
+impl LentCuda<'_> {
+    /// As [`EvaluateSites::evaluate`], with the device's own error.
+    pub(super) fn evaluate_here(
+        &mut self,
+        call: SiteCall,
+        x: &Activations,
+        out: &mut [f32],
+    ) -> Result<(), CudaError> {
+        let (inputs, outputs) = self.layers.sites[call.site.0 as usize]
+            .widths(call.part, call.op)
+            .expect("the site has the part");
+        assert_eq!(x.width(), inputs, "rows are as wide as what goes in");
+        let out = &mut out[..x.rows() * outputs];
+        self.evaluate_in_parts(call, x.values(), (inputs, outputs), out)
+    }
+}
+
+impl From<CudaError> for EvaluateError {
+    fn from(error: CudaError) -> Self {
+        if error.is_out_of_memory() { Self::NoMemory(error.into()) } else { Self::Failed(error.into()) }
+    }
+}
+
 impl EvaluateSites for LentCuda<'_> {
     fn sites(&self) -> &[Site] {
         &self.layers.sites
@@ -311,11 +334,6 @@ impl EvaluateSites for LentCuda<'_> {
         x: &mut Activations,
         out: &mut [f32],
     ) -> Result<(), EvaluateError> {
-        let (inputs, outputs) = self.layers.sites[call.site.0 as usize]
-            .widths(call.part, call.op)
-            .expect("the site has the part");
-        assert_eq!(x.width(), inputs, "rows are as wide as what goes in");
-        let out = &mut out[..x.rows() * outputs];
-        Ok(self.evaluate_in_parts(call, x.values(), (inputs, outputs), out)?)
+        Ok(self.evaluate_here(call, x, out)?)
     }
 }

@@ -17,6 +17,7 @@ use kernels::{
 
 use super::{
     CudaDevice, CudaWeights,
+    assist::DeviceAssist,
     deltas::{CudaDeltas, DeltaState},
     device::Tables,
     kv::CudaKv,
@@ -24,14 +25,13 @@ use super::{
     records::{Records, StepShape},
 };
 use crate::{
-    assist::DeviceAssist,
-    config::ModelConfig,
+    deltas::prepared::PreparedAdapter,
     forward::{
-        BatchRows, Device as _, ForwardPass, LogitRows, Scratch, SequenceSlice, Skeleton, make_room, run,
+        BatchRows, Device as _, ForwardPass, Frame, LogitRows, Scratch, SequenceSlice, make_room, run,
     },
-    prepared_adapter::PreparedAdapter,
     resident::KvDtype,
     sampling::{Draw, Drawn, Probability},
+    shape::config::ModelConfig,
     sites::{Company, EvaluateError, EvaluateSites, Site, SiteCall},
     weights::WeightsError,
 };
@@ -72,7 +72,7 @@ pub struct CudaOptions {
 #[derive(Debug)]
 pub struct CudaModel {
     cuda: Arc<Cuda>,
-    skeleton: Skeleton,
+    frame: Frame,
     layers: CudaLayers,
     kv: CudaKv,
     device: CudaDevice,
@@ -95,16 +95,16 @@ impl CudaModel {
     /// The device has no room.
     pub fn new(weights: CudaWeights, options: &CudaOptions) -> Result<Self, CudaModelError> {
         let shape = weights.kv_shape(options.kv_dtype);
-        let CudaWeights { cuda, skeleton, layers, kind, .. } = weights;
+        let CudaWeights { cuda, frame, layers, kind, .. } = weights;
         let blocks = options.kv_bytes / KvPool::block_bytes(shape);
-        let device = CudaDevice::new(&cuda, &skeleton, kind, blocks)?;
+        let device = CudaDevice::new(&cuda, &frame, kind, blocks)?;
         let blas = Blas::open(&cuda);
         if let Err(reason) = &blas {
             tracing::warn!(%reason, "prompts are computed without cuBLASLt, which is slower");
         }
         let stream = device.stream();
         let workspace = Workspace::new(&cuda, blas.ok());
-        let window = skeleton.config.sliding_window;
+        let window = frame.config.sliding_window;
         Ok(Self {
             kv: CudaKv::new(stream, shape, blocks, window)?,
             linear: LinearScratch::new(stream, workspace, kind)?,
@@ -116,7 +116,7 @@ impl CudaModel {
             records: (options.graphs == Graphs::Use).then(Records::default),
             is_lost: false,
             cuda,
-            skeleton,
+            frame,
             layers,
             device,
         })
@@ -144,7 +144,7 @@ impl CudaModel {
     /// The model's shape.
     #[must_use]
     pub fn config(&self) -> &ModelConfig {
-        &self.skeleton.config
+        &self.frame.config
     }
 
     /// On which adapters come to the device.
@@ -166,30 +166,30 @@ impl CudaModel {
         logits: &mut Vec<f32>,
         company: &mut dyn Company,
     ) -> Result<(), CudaError> {
-        let Self { skeleton, layers, kv, device, scratch, linear, records, .. } = self;
+        let Self { frame, layers, kv, device, scratch, linear, records, .. } = self;
         // A panic may have ended the last step while it was recorded.
         device.tables = Tables::Write;
-        let mut deltas = CudaDeltas::new(device.stream(), &skeleton.config, &mut self.deltas, batch)?;
+        let mut deltas = CudaDeltas::new(device.stream(), &frame.config, &mut self.deltas, batch)?;
         let is_replayable = is_decode_step(batch) && deltas.is_plain() && !company.is_waiting();
         let results = &mut self.logits;
         match records.as_mut().filter(|_| is_replayable) {
             None => {
                 let mut base = JoinedCuda { layers, scratch: linear, company: Guests::Some(company) };
-                run(skeleton, (&mut base, &mut deltas, kv), device, scratch, batch, results)?;
+                run(frame, (&mut base, &mut deltas, kv), device, scratch, batch, results)?;
             }
             Some(records) => {
-                device.lay_out(skeleton, &BatchRows::of(batch).sequences(), &mut scratch.batch)?;
+                device.lay_out(frame, &BatchRows::of(batch).sequences(), &mut scratch.batch)?;
                 device.write_tokens(&mut batch.iter().flat_map(|slice| slice.tokens.iter().copied()))?;
                 let shape =
                     StepShape { rows: batch.len(), table: scratch.batch.shape(), plan: deltas.shape() };
                 // A record must take no memory.
-                make_room(skeleton, device, scratch, batch.len())?;
-                results.reshape(batch.len(), skeleton.config.vocab_size)?;
+                make_room(frame, device, scratch, batch.len())?;
+                results.reshape(batch.len(), frame.config.vocab_size)?;
                 let stream = device.stream().clone();
                 device.tables = Tables::Written;
                 let stepped = records.step(&stream, shape, || {
                     let mut base = JoinedCuda { layers, scratch: linear, company: Guests::None };
-                    run(skeleton, (&mut base, &mut deltas, kv), device, scratch, batch, results)
+                    run(frame, (&mut base, &mut deltas, kv), device, scratch, batch, results)
                 });
                 device.tables = Tables::Write;
                 stepped?;
@@ -290,7 +290,7 @@ impl ForwardPass for CudaModel {
     type Error = CudaError;
 
     fn vocab_size(&self) -> usize {
-        self.skeleton.config.vocab_size
+        self.frame.config.vocab_size
     }
 
     fn draws(&self) -> bool {
@@ -332,8 +332,8 @@ impl EvaluateSites for CudaModel {
         x: &mut Activations,
         out: &mut [f32],
     ) -> Result<(), EvaluateError> {
-        let evaluated = self.lent().evaluate(call, x, out);
-        self.is_lost |= evaluated.as_ref().is_err_and(|error| error.0.is_device_lost());
-        evaluated
+        let evaluated = self.lent().evaluate_here(call, x, out);
+        self.is_lost |= evaluated.as_ref().is_err_and(CudaError::is_device_lost);
+        Ok(evaluated?)
     }
 }

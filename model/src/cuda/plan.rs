@@ -5,13 +5,13 @@ use std::sync::{Arc, Weak};
 use kernels::cuda::{board::SumsPlace, lora::LoraSegment};
 
 use crate::{
-    adapter_rows::{AdapterRows, Run},
-    assist::{Job, OwnedAsk},
-    config::ModelConfig,
-    device_copy::DeviceCopy,
+    deltas::{
+        adapter_rows::{AdapterRows, Run},
+        assist::{Job, OwnedAsk},
+        device_copy::DeviceCopy,
+    },
     forward::LinearGroup,
-    layout::linear_shape,
-    source::Target,
+    shape::{config::ModelConfig, layout::linear_shape, source::Target},
     weights::group_targets,
 };
 

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use kernels::cuda::{CudaError, Graph, Replay, Stream, attention::TableShape, lora::PlanShape};
 
 /// Most records that are kept; beyond them all are forgotten and made anew as they are needed.
-const MOST_RECORDS: usize = 128;
+const MAX_RECORDS: usize = 128;
 
 /// What two steps share that are the same launches.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -44,7 +44,7 @@ impl Records {
         shape: StepShape,
         mut enqueue: impl FnMut() -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
-        if self.shapes.len() >= MOST_RECORDS && !self.shapes.contains_key(&shape) {
+        if self.shapes.len() >= MAX_RECORDS && !self.shapes.contains_key(&shape) {
             self.shapes.clear();
         }
         match self.shapes.get_mut(&shape) {

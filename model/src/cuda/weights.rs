@@ -17,24 +17,28 @@ use super::{
     model::CudaModelError,
 };
 use crate::{
-    config::ModelConfig,
-    forward::Skeleton,
-    hf_names::module_name,
-    layout::BLOCK_TARGETS,
-    packing::{Told, pack_all},
+    forward::Frame,
     resident::{KvDtype, kv_precision, kv_shape},
-    rope::RopeTable,
+    shape::{
+        config::ModelConfig,
+        layout::BLOCK_TARGETS,
+        rope::RopeTable,
+        source::{Target, TensorId, WeightSource},
+    },
     sites::{Site, SitePart},
-    source::{Target, TensorId, WeightSource},
-    tensors::{read_matrix, read_vector},
-    weights::{Job, WeightsError, jobs, load_norms},
+    sources::hf_names::module_name,
+    weights::{
+        Job, WeightsError, jobs, load_norms,
+        packing::{Told, pack_all},
+        tensors::{read_matrix, read_vector},
+    },
 };
 
 /// Weights on the device, ready to be given KV blocks.
 #[derive(Debug)]
 pub struct CudaWeights {
     pub(super) cuda: Arc<Cuda>,
-    pub(super) skeleton: Skeleton,
+    pub(super) frame: Frame,
     pub(super) layers: CudaLayers,
     /// How activations are kept between linear layers.
     pub(super) kind: NumberKind,
@@ -65,15 +69,15 @@ impl CudaWeights {
         let kind = activation_kind(source);
         let bytes = loaded.iter().map(|linear| linear.weight.device_bytes()).sum();
         let layers = in_sites(config, kind, loaded);
-        let skeleton =
-            Skeleton { config: config.clone(), norms: load_norms(source)?, rope: RopeTable::new(config) };
-        Ok(Self { cuda: Arc::clone(cuda), skeleton, layers, kind, bytes })
+        let frame =
+            Frame { config: config.clone(), norms: load_norms(source)?, rope: RopeTable::new(config) };
+        Ok(Self { cuda: Arc::clone(cuda), frame, layers, kind, bytes })
     }
 
     /// The model's shape.
     #[must_use]
     pub fn config(&self) -> &ModelConfig {
-        &self.skeleton.config
+        &self.frame.config
     }
 
     /// Bytes on the device.

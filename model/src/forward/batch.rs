@@ -2,16 +2,13 @@
 
 use std::{ops::Range, sync::Arc};
 
+use ids::BlockId;
 use kernels::attention::KvRows;
 
 use crate::sampling::Draw;
 
 /// Tokens a KV block holds.
 pub const BLOCK_TOKENS: usize = kernels::attention::BLOCK_TOKENS;
-
-/// Index of a KV block in its pool.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct BlockId(pub u32);
 
 /// For which of a slice's tokens logits are wanted.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -4,7 +4,7 @@ use std::fmt;
 
 use kernels::attention::KvRows;
 
-use super::skeleton::{NormSite, Skeleton};
+use super::frame::{Frame, NormSite};
 
 /// Where the rows of a pass lie, and who computes with them.
 ///
@@ -34,7 +34,7 @@ pub trait Device {
     /// The device fails.
     fn lay_out(
         &mut self,
-        model: &Skeleton,
+        model: &Frame,
         sequences: &[KvRows<'_>],
         batch: &mut Self::Batch,
     ) -> Result<(), Self::Error>;
@@ -51,7 +51,7 @@ pub trait Device {
     /// The device fails.
     fn add_norm(
         &mut self,
-        model: &Skeleton,
+        model: &Frame,
         site: NormSite,
         residual: &mut Self::Residual,
         update: Option<&Self::Outputs>,
@@ -65,7 +65,7 @@ pub trait Device {
     /// The device fails.
     fn rotate(
         &mut self,
-        model: &Skeleton,
+        model: &Frame,
         layer: usize,
         qkv: &mut Self::Outputs,
         batch: &Self::Batch,
@@ -129,7 +129,7 @@ pub struct Scratch<D: Device + ?Sized> {
 
 /// Makes room for `rows` rows in all that a pass keeps.
 pub(crate) fn make_room<D: Device>(
-    model: &Skeleton,
+    model: &Frame,
     device: &mut D,
     s: &mut Scratch<D>,
     rows: usize,

@@ -3,7 +3,7 @@
 use kernels::attention::QkvLayout;
 
 use super::device::Device;
-use crate::layout::LinearGroup;
+use crate::shape::layout::LinearGroup;
 
 /// Who evaluates the frozen linear layers.
 pub trait BaseLayers<D: Device> {

@@ -1,6 +1,6 @@
 //! What a caller asks for, checked, and what becomes of it where the device draws.
 
-use super::random::uniform;
+use policy::random::Rng;
 
 /// The range OpenAI documents for presence and frequency penalties, both ends included.
 pub const PENALTY_RANGE: (f32, f32) = (-2.0, 2.0);
@@ -130,7 +130,7 @@ impl SamplingParams {
     pub fn draw(&self, position: u64, probability: Probability) -> Option<Draw> {
         let &SamplingRequest { temperature, top_k, top_p, min_p, seed, .. } = &self.0;
         let is_plain = !self.needs_history() && self.0.logit_bias.is_empty();
-        let uniform = uniform(seed, position);
+        let uniform = Rng::seeded(seed).uniform(position);
         is_plain.then_some(Draw { temperature, top_k, top_p, min_p, uniform, probability })
     }
 
@@ -168,7 +168,7 @@ pub struct Draw {
 /// A token that was drawn where its logits are.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Drawn {
-    /// Which.
+    /// Its id in the vocabulary.
     pub token: u32,
     /// As [`logprobs`](super::logprobs) has it; unspecified if it was not wanted.
     pub logprob: f32,

@@ -9,18 +9,22 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use kernels::mapped::{MappedFile, open_regular};
+use files::model_files::{CONFIG_FILE, INDEX_FILE, ModelFiles};
+use shmproto::file::{MappedFile, open_regular};
 
 use super::{MAX_RANGES, SkeletonFile};
 use crate::{
-    config::ModelConfig,
-    gguf_source::{self, GgufSource},
-    hf_names,
-    open::{ModelFiles, OpenError},
-    safetensors_shards::Shards,
-    safetensors_source::{CONFIG_FILE, INDEX_FILE, SafetensorsSource},
+    shape::{
+        config::ModelConfig,
+        source::{TensorId, WeightSource},
+    },
     site_model::{LinearFiles, SiteModelError},
-    source::{TensorId, WeightSource},
+    sources::{
+        gguf::{self, GgufSource},
+        hf_names,
+        open::OpenError,
+        safetensors::{SafetensorsSource, shards::Shards},
+    },
 };
 
 /// Files of a model directory that are given out whole, if they are there.
@@ -158,7 +162,7 @@ impl SkeletonPlan {
     /// If there is no model, or a file cannot be opened or is larger than its kind ever is.
     pub fn of(path: &Path) -> Result<Self, SkeletonError> {
         let mut plan = Self { files: Vec::new(), open: Vec::new() };
-        match ModelFiles::at(path)? {
+        match ModelFiles::at(path).map_err(OpenError::from)? {
             ModelFiles::Gguf(path) => plan.add_gguf(&path)?,
             ModelFiles::Directory(directory) => {
                 for name in WHOLE {
@@ -221,8 +225,8 @@ impl SkeletonPlan {
     fn add_gguf(&mut self, path: &Path) -> Result<(), SkeletonError> {
         let source = GgufSource::open(path).map_err(OpenError::from)?;
         let file = source.file();
-        let small = small_tensors(source.config()).map(gguf_source::tensor_name);
-        let names = small.chain([gguf_source::ROPE_FACTORS.to_owned()]);
+        let small = small_tensors(source.config()).map(gguf::tensor_name);
+        let names = small.chain([gguf::ROPE_FACTORS.to_owned()]);
         let ranges = names.filter_map(|name| file.range(&name)).collect();
         let map = file.map().ok_or_else(|| unmapped(path))?;
         self.add_parts(map, file.header_bytes(), ranges)

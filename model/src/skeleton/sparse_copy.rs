@@ -11,7 +11,9 @@ use std::{
     time::SystemTime,
 };
 
-use super::{MAX_FILES, MAX_RANGES, SPARSE_COPY, SkeletonFile};
+use files::model_files::SPARSE_COPY;
+
+use super::{MAX_FILES, MAX_RANGES, SkeletonFile};
 
 /// Longest file a copy may have, holes included.
 const MAX_FILE_BYTES: u64 = 1 << 44;

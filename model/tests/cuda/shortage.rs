@@ -14,12 +14,11 @@ use kernels::{
 use model::{
     adapter::Adapter,
     cuda::{CudaModel, CudaModelError, CudaOptions, CudaWeights, Graphs},
-    device_copy::{DeviceMemory, NoRoom},
+    deltas::{device_copy::DeviceCopy, prepared::PreparedAdapter},
     forward::{ForwardPass as _, LogitRows},
-    open::open,
-    prepared_adapter::PreparedAdapter,
     resident::KvDtype,
-    sites::{EvaluateSites as _, SiteCall, SiteId, SiteOp, SitePath},
+    sites::{EvaluateError, EvaluateSites as _, SiteCall, SiteId, SiteOp, SitePath},
+    sources::open::open,
 };
 
 use crate::support::{Sequence, device, error, golden, on_device};
@@ -195,10 +194,10 @@ fn prepared(pass: &CudaModel, name: &str) -> Arc<PreparedAdapter> {
 }
 
 /// Brings it there.
-fn bring(pass: &CudaModel, adapter: &Arc<PreparedAdapter>) -> Result<(), NoRoom> {
-    let copy = DeviceMemory::Cuda(Arc::clone(pass.copy_lane())).copy_of(adapter)?;
+fn bring(pass: &CudaModel, adapter: &Arc<PreparedAdapter>) -> Result<(), CudaError> {
+    let copy = DeviceCopy::on_cuda(adapter.host(), pass.copy_lane())?;
     while copy.next_bytes().is_some() {
-        copy.copy_next(adapter);
+        copy.copy_next(adapter.host());
     }
     assert!(copy.is_complete(), "what was begun arrives");
     adapter.set_device(Some(Arc::new(copy)));
@@ -218,8 +217,7 @@ fn an_adapter_without_memory_is_an_error_at_every_allocation_and_one_that_set_ou
                     let brought = if adapter.device_bytes() > 0 { bring(pass, &adapter) } else { Ok(()) };
                     let logits = match brought {
                         Ok(()) => logits(pass, Some(&adapter)),
-                        Err(NoRoom::Cuda(error)) => Err(error),
-                        Err(NoRoom::Host(error)) => panic!("{error}"),
+                        Err(error) => Err(error),
                     };
                     (adapter, logits)
                 };
@@ -268,7 +266,10 @@ fn calls_of_split_clients_need_half_the_room_where_there_is_none_for_all() {
             shortage.end();
             let mut pass = try_open(cuda).unwrap();
             shortage.set("from", 1);
-            assert_helpful(&evaluate(&mut pass, 96).unwrap_err().0);
+            let Err(EvaluateError::NoMemory(cause)) = evaluate(&mut pass, 96) else {
+                panic!("there is no memory")
+            };
+            assert_helpful(cause.downcast_ref().unwrap());
             shortage.end();
             assert_eq!(evaluate(&mut pass, 96).unwrap(), expected);
         }

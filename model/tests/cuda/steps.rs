@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use model::{
     cuda::{CudaModel, Graphs},
+    deltas::prepared::PreparedAdapter,
     forward::{ForwardPass as _, LogitRows},
-    prepared_adapter::PreparedAdapter,
     sampling::{self, Probability, SamplingParams, SamplingRequest, TokenCounts},
 };
 

@@ -5,15 +5,15 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
+use ids::BlockId;
 use kernels::cuda::{Cuda, CudaError};
 use model::{
     adapter::Adapter,
     cuda::{CudaModel, CudaOptions, CudaWeights, Graphs},
-    device_copy::DeviceMemory,
-    forward::{BlockId, LogitRows, SequenceSlice},
-    open::open,
-    prepared_adapter::PreparedAdapter,
+    deltas::{device_copy::DeviceCopy, prepared::PreparedAdapter},
+    forward::{LogitRows, SequenceSlice},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    sources::open::open,
 };
 
 pub(crate) use crate::golden_support::error;
@@ -66,9 +66,9 @@ pub(crate) fn adapter(pass: &CudaModel, path: &std::path::Path) -> Arc<PreparedA
     let adapter = Adapter::read(path, pass.config()).unwrap();
     let prepared = PreparedAdapter::new(&adapter, pass.config(), pass.adapter_precision()).unwrap();
     if prepared.device_bytes() > 0 {
-        let copy = DeviceMemory::Cuda(Arc::clone(pass.copy_lane())).copy_of(&prepared).unwrap();
+        let copy = DeviceCopy::on_cuda(prepared.host(), pass.copy_lane()).unwrap();
         while copy.next_bytes().is_some() {
-            copy.copy_next(&prepared);
+            copy.copy_next(prepared.host());
         }
         assert!(copy.is_complete());
         prepared.set_device(Some(Arc::new(copy)));

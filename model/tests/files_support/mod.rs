@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use model::{
+use model::shape::{
     config::ModelConfig,
     layout::{BLOCK_TARGETS, linear_shape},
     source::Target,
@@ -193,7 +193,10 @@ pub fn tiny() -> ModelConfig {
         kv_heads: 2,
         head_dim: 8,
         norm_eps: 1e-5,
-        rope: model::config::Rope { theta: 10_000.0, scaling: model::config::RopeScaling::None },
+        rope: model::shape::config::Rope {
+            theta: 10_000.0,
+            scaling: model::shape::config::RopeScaling::None,
+        },
         qk_norm: false,
         tied_head: false,
         context_length: 128,

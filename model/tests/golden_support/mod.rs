@@ -2,9 +2,10 @@
 
 use std::{path::Path, sync::Arc};
 
+use ids::BlockId;
 use model::{
-    forward::{BlockId, ForwardPass, LogitRows, SequenceSlice},
-    prepared_adapter::PreparedAdapter,
+    deltas::prepared::PreparedAdapter,
+    forward::{ForwardPass, LogitRows, SequenceSlice},
 };
 use serde::{Deserialize, de::DeserializeOwned};
 

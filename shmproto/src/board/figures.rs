@@ -1,8 +1,8 @@
 //! What a board tells about itself. Figures order nothing, so they are no part of what loom looks at.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use crate::atomic::plain::{AtomicU64, Ordering::Relaxed};
 
-use super::{Generation, SeatNumber};
+use super::{SeatNumber, WorkerNumber};
 
 /// A worker's figures, counted by the executor but for the heartbeat.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -10,7 +10,7 @@ pub struct SeatFigures {
     /// Where it sits.
     pub seat: SeatNumber,
     /// Which worker it is.
-    pub generation: Generation,
+    pub worker: WorkerNumber,
     /// What its heartbeat word says now. Nothing but a change of it means anything.
     pub heartbeat: u32,
     /// Slices whose sums were read.

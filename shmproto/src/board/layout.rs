@@ -54,7 +54,7 @@ line! {
 line! {
     /// Who sits on a seat. The executor writes, the seat's worker reads.
     Desk {
-        /// Generation of the worker that is admitted; 0 for nobody.
+        /// Number of the worker that is admitted; 0 for nobody.
         0 admitted: AtomicU32,
     }
 }
@@ -139,6 +139,7 @@ pub(super) const SEATS_OFFSET: usize = 192;
 
 /// Changes with the layout of the control region or the meaning of a state word; both sides must have the same.
 pub const LAYOUT_HASH: u64 = fnv1a(&[
+    // The word's `generation` is the worker's number; to say so here would change the hash, and no layout did.
     "board 1: header, seats, slices; word = state u8, generation u24, job u32; x and sums f32\n",
     Identity::TEXT,
     Signal::TEXT,

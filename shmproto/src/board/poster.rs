@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use super::Generation;
+use super::WorkerNumber;
 use super::shared::{Seated, Shared};
 use super::slice::{Slice, SliceError};
 use super::word::{Job, State, Word};
@@ -34,7 +34,7 @@ pub enum PostError {
     /// A slice does not fit the board, or asks for rows that were not posted.
     #[error("slice {index} cannot be posted")]
     Slice {
-        /// Which.
+        /// Its place in the job.
         index: usize,
         /// What is wrong with it.
         source: SliceError,
@@ -53,9 +53,9 @@ pub enum SliceState {
     /// Nobody has begun.
     Open,
     /// A worker that is admitted computes it.
-    Claimed(Generation),
+    Claimed(WorkerNumber),
     /// The sums can be read.
-    Done(Generation),
+    Done(WorkerNumber),
     /// Nobody will do it: the worker failed it, was fenced, or broke the protocol. To be taken back.
     Lost,
     /// It was taken back.
@@ -68,14 +68,14 @@ pub enum TakeBack {
     /// It is the caller's; whatever a worker still does to it counts for nothing.
     Taken,
     /// A worker was faster: the sums can be read.
-    AlreadyDone(Generation),
+    AlreadyDone(WorkerNumber),
 }
 
 /// The sums of a slice are not there: not done, taken back, or their worker was fenced. Compute them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("the sums of slice {index} are not there: compute them here")]
 pub struct Gone {
-    /// Which slice.
+    /// Its place in the list that was posted.
     pub index: usize,
 }
 
@@ -104,7 +104,7 @@ struct Posted {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Pending,
-    Done(Generation),
+    Done(WorkerNumber),
     Lost,
     Taken,
 }
@@ -244,11 +244,11 @@ impl Poster {
     /// If the job has no such slice.
     pub fn state(&mut self, index: usize) -> SliceState {
         match self.slices[index].end {
-            End::Done(generation) => SliceState::Done(generation),
+            End::Done(worker) => SliceState::Done(worker),
             End::Lost => SliceState::Lost,
             End::Taken => SliceState::Taken,
             End::Pending => {
-                // SYNC POINT done: with Done the sums are there.
+                // SYNC POINT done: acquires the sums.
                 let word = self.shared.control.slices()[index].progress.word.load(Acquire);
                 self.judge(index, word)
             }
@@ -264,14 +264,14 @@ impl Poster {
         if self.slices[index].end == End::Pending {
             let taken = Word { job: self.job, state: State::Taken }.encode();
             // One swap and no loop: a peer that keeps changing the word holds nobody up.
-            // SYNC POINT done: as in `state`. SYNC POINT claim: the descriptor's copy is over.
+            // SYNC POINT done: acquires the sums. SYNC POINT claim: acquires the end of the descriptor's copy.
             let word = self.shared.control.slices()[index].progress.word.swap(taken, AcqRel);
-            if let SliceState::Claimed(generation) = self.judge(index, word) {
-                self.tally_taken_back(generation);
+            if let SliceState::Claimed(worker) = self.judge(index, word) {
+                self.tally_taken_back(worker);
             }
         }
         match self.slices[index].end {
-            End::Done(generation) => TakeBack::AlreadyDone(generation),
+            End::Done(worker) => TakeBack::AlreadyDone(worker),
             End::Pending | End::Lost | End::Taken => {
                 self.slices[index].end = End::Taken;
                 TakeBack::Taken
@@ -292,9 +292,9 @@ impl Poster {
         let Posted { slice, .. } = self.slices[index];
         let range = slice.sums_range();
         assert_eq!(sums.len(), range.len(), "room for the sums of the slice, neither more nor less");
-        let SliceState::Done(generation) = self.state(index) else { return Err(Gone { index }) };
+        let SliceState::Done(worker) = self.state(index) else { return Err(Gone { index }) };
         self.refresh();
-        let seated = self.find(generation).ok_or(Gone { index })?;
+        let seated = self.find(worker).ok_or(Gone { index })?;
         seated.sums.read(range.start, sums);
         seated.tally.slices.add(1);
         seated.tally.rank_rows.add(slice.rank_rows());
@@ -314,29 +314,29 @@ impl Poster {
         let end = match Word::decode(word) {
             Some(Word { job, state }) if job == self.job => match state {
                 State::Open => return SliceState::Open,
-                State::Claimed(generation) if self.find(generation).is_some() => {
-                    return SliceState::Claimed(generation);
+                State::Claimed(worker) if self.find(worker).is_some() => {
+                    return SliceState::Claimed(worker);
                 }
-                State::Done(generation) if self.find(generation).is_some() => End::Done(generation),
-                State::Failed(generation) if self.find(generation).is_some() => {
-                    self.tally_taken_back(generation);
+                State::Done(worker) if self.find(worker).is_some() => End::Done(worker),
+                State::Failed(worker) if self.find(worker).is_some() => {
+                    self.tally_taken_back(worker);
                     End::Lost
                 }
-                State::Claimed(generation) | State::Done(generation) | State::Failed(generation)
-                    if generation.get() <= self.issued =>
+                State::Claimed(worker) | State::Done(worker) | State::Failed(worker)
+                    if worker.get() <= self.issued =>
                 {
                     // It was fenced in the meantime, and is not to blame.
                     self.shared.late_words.add(1);
                     End::Lost
                 }
-                // Nobody but the executor takes back, and nobody has a generation that was not given out.
+                // Nobody but the executor takes back, and no worker has a number that was not given out.
                 _ => self.violation(word),
             },
             _ => self.violation(word),
         };
         self.slices[index].end = end;
         match end {
-            End::Done(generation) => SliceState::Done(generation),
+            End::Done(worker) => SliceState::Done(worker),
             _ => SliceState::Lost,
         }
     }
@@ -344,25 +344,25 @@ impl Poster {
     /// A word that no honest worker writes: counted, and the worker that it names is fenced.
     fn violation(&mut self, word: u64) -> End {
         self.shared.violations.add(1);
-        if let Some(generation) = Word::claimant(word) {
-            self.shared.fence(generation);
+        if let Some(worker) = Word::claimant(word) {
+            self.shared.fence(worker);
         }
         End::Lost
     }
 
-    fn tally_taken_back(&self, generation: Generation) {
-        if let Some(seated) = self.find(generation) {
+    fn tally_taken_back(&self, worker: WorkerNumber) {
+        if let Some(seated) = self.find(worker) {
             seated.tally.taken_back.add(1);
         }
     }
 
-    fn find(&self, generation: Generation) -> Option<&Seated> {
-        self.seated.iter().flatten().find(|seated| seated.generation == generation)
+    fn find(&self, worker: WorkerNumber) -> Option<&Seated> {
+        self.seated.iter().flatten().find(|seated| seated.worker == worker)
     }
 
     /// Looks who is seated, if that has changed.
     fn refresh(&mut self) {
-        // SYNC POINT seating.
+        // SYNC POINT seating: acquires the changes before this count.
         let changes = self.shared.changes.load(Acquire);
         if changes != self.changes {
             let seating = self.shared.lock();
@@ -419,9 +419,9 @@ mod tests {
     fn a_board_that_has_used_every_generation_seats_nobody() {
         let geometry = Geometry { x_elements: 2, sums_elements: 16, slices: 1, seats: 1 };
         let (board, poster) = Board::in_process(geometry).unwrap();
-        poster.shared.lock().issued = Generation::LAST.get() - 1;
-        let last = board.seat().unwrap().generation;
-        assert_eq!(last, Generation::LAST);
+        poster.shared.lock().issued = WorkerNumber::LAST.get() - 1;
+        let last = board.seat().unwrap().worker;
+        assert_eq!(last, WorkerNumber::LAST);
         assert!(board.fence(last));
         assert!(matches!(board.seat(), Err(super::super::BoardError::Exhausted)));
     }

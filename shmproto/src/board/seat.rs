@@ -11,7 +11,7 @@ use thiserror::Error;
 use super::layout::{Identity, LAYOUT_HASH, MAGIC, SeatEntry, SliceEntry};
 use super::memory::{Control, Slab};
 use super::word::{Job, State, Word};
-use super::{Generation, Geometry, GeometryError, SeatNumber, Slice, SliceError};
+use super::{Geometry, GeometryError, SeatNumber, Slice, SliceError, WorkerNumber};
 use crate::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
 use crate::atomic::{fence, spin_loop};
 use crate::futex;
@@ -51,7 +51,7 @@ pub enum JoinError {
         "the region of {what} has not the {bytes} bytes that the board speaks of: say hello to the executor again"
     )]
     TooSmall {
-        /// Which.
+        /// What lies in it: `control`, `x` or `sums`.
         what: &'static str,
         /// Bytes it should have.
         bytes: usize,
@@ -127,7 +127,7 @@ pub struct Seat {
     sums: Arc<Slab>,
     geometry: Geometry,
     seat: usize,
-    generation: Generation,
+    worker: WorkerNumber,
     /// The job that was looked at last.
     seen: Job,
     /// Where in the table the next look begins.
@@ -143,7 +143,7 @@ impl Seat {
     ///
     /// See [`JoinError`]; nothing was written then.
     #[cfg(not(loom))]
-    pub fn join(fds: SeatFds, seat: SeatNumber, generation: Generation) -> Result<Self, JoinError> {
+    pub fn join(fds: SeatFds, seat: SeatNumber, worker: WorkerNumber) -> Result<Self, JoinError> {
         use super::{MAX_ELEMENTS, MAX_SEATS, MAX_SLICES};
         use crate::region::{Access, Region};
         let least = Geometry { x_elements: 1, sums_elements: 1, slices: 1, seats: 1 };
@@ -169,7 +169,7 @@ impl Seat {
         if usize::from(seat.0) >= geometry.seats {
             return Err(JoinError::Seat { seat, seats: geometry.seats });
         }
-        Ok(Self::over(Arc::new(control), Arc::new(x), Arc::new(sums), geometry, seat, generation))
+        Ok(Self::over(Arc::new(control), Arc::new(x), Arc::new(sums), geometry, seat, worker))
     }
 
     pub(super) fn over(
@@ -178,7 +178,7 @@ impl Seat {
         sums: Arc<Slab>,
         geometry: Geometry,
         seat: SeatNumber,
-        generation: Generation,
+        worker: WorkerNumber,
     ) -> Self {
         Self {
             control,
@@ -186,7 +186,7 @@ impl Seat {
             sums,
             geometry,
             seat: usize::from(seat.0),
-            generation,
+            worker,
             seen: Job::NONE,
             cursor: 0,
             heartbeat: 0,
@@ -202,8 +202,8 @@ impl Seat {
 
     /// Which worker this is.
     #[must_use]
-    pub fn generation(&self) -> Generation {
-        self.generation
+    pub fn worker(&self) -> WorkerNumber {
+        self.worker
     }
 
     /// Slices that were claimed and made no sense, if there were any: the board is not to be trusted then.
@@ -248,7 +248,7 @@ impl Seat {
             return None;
         }
         let signal = &self.control.header().signal;
-        // SYNC POINT job: what was posted before the number is there.
+        // SYNC POINT job: acquires what was posted before the number.
         let job = Job(signal.job.load(Acquire));
         let posted = (signal.posted.load(Relaxed) as usize).min(self.geometry.slices);
         if job != self.seen {
@@ -270,7 +270,7 @@ impl Seat {
     fn try_claim(&mut self, index: usize, job: Job, knows: impl Fn(u64, u32) -> bool) -> Option<Slice> {
         let entry = &self.control.slices()[index];
         let open = Word { job, state: State::Open }.encode();
-        // SYNC POINT post: with Open(job) the descriptor and x are there.
+        // SYNC POINT post: acquires, with Open(job), the descriptor and x.
         if entry.progress.word.load(Acquire) != open {
             return None;
         }
@@ -278,13 +278,13 @@ impl Seat {
         if !knows(slice.image, slice.module) {
             return None;
         }
-        let claimed = Word { job, state: State::Claimed(self.generation) }.encode();
+        let claimed = Word { job, state: State::Claimed(self.worker) }.encode();
         // SYNC POINT claim: releases the copy above. Who rewrites the descriptor acquires this word, or one after it,
         // first, so if this succeeds the copy was the job's own.
         entry.progress.word.compare_exchange(open, claimed, AcqRel, Relaxed).ok()?;
         if let Err(last) = slice.check(&self.geometry) {
             let slices = self.refused.map_or(0, |refused| refused.slices) + 1;
-            let failed = Word { job, state: State::Failed(self.generation) }.encode();
+            let failed = Word { job, state: State::Failed(self.worker) }.encode();
             let _ = entry.progress.word.compare_exchange(claimed, failed, Release, Relaxed);
             self.refused = Some(Refused { slices, last });
             return None;
@@ -297,7 +297,7 @@ impl Seat {
     }
 
     fn is_admitted(&self) -> bool {
-        self.entry().desk.admitted.load(Relaxed) == self.generation.get()
+        self.entry().desk.admitted.load(Relaxed) == self.worker.get()
     }
 
     /// What there is to know without waiting.
@@ -389,7 +389,7 @@ impl Claim<'_> {
     /// Whether anybody still waits for the sums. Reading a shared word costs little beside a slice.
     #[must_use]
     pub fn is_wanted(&self) -> bool {
-        self.entry().progress.word.load(Relaxed) == self.word(State::Claimed(self.seat.generation))
+        self.entry().progress.word.load(Relaxed) == self.word(State::Claimed(self.seat.worker))
     }
 
     /// Hands the sums over, `[rows, columns]`; says whether they came in time.
@@ -402,7 +402,7 @@ impl Claim<'_> {
         assert_eq!(sums.len(), range.len(), "the sums of the slice, neither more nor less");
         self.seat.sums.write(range.start, sums);
         // SYNC POINT done: releases the sums.
-        let in_time = self.end(State::Done(self.seat.generation));
+        let in_time = self.end(State::Done(self.seat.worker));
         // It holds nothing but a borrow, and the word needs no second look.
         mem::forget(self);
         in_time
@@ -412,7 +412,7 @@ impl Claim<'_> {
     pub fn fail(self) {}
 
     fn end(&self, state: State) -> bool {
-        let claimed = self.word(State::Claimed(self.seat.generation));
+        let claimed = self.word(State::Claimed(self.seat.worker));
         self.entry().progress.word.compare_exchange(claimed, self.word(state), Release, Relaxed).is_ok()
     }
 
@@ -427,6 +427,6 @@ impl Claim<'_> {
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
-        self.end(State::Failed(self.seat.generation));
+        self.end(State::Failed(self.seat.worker));
     }
 }

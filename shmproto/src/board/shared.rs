@@ -4,7 +4,7 @@ use std::sync::{Arc, PoisonError};
 
 use super::figures::{Counter, Tally};
 use super::memory::{Control, Slab};
-use super::{BoardError, Generation, Geometry, SeatNumber};
+use super::{BoardError, Geometry, SeatNumber, WorkerNumber};
 use crate::atomic::{AtomicU64, Mutex, MutexGuard, Ordering, fence};
 use crate::futex;
 use crate::region::RegionError;
@@ -34,7 +34,7 @@ pub(super) struct Shared {
 /// Who sits where.
 #[derive(Debug, Default)]
 pub(super) struct Seating {
-    /// Number of the last generation that was given out.
+    /// The last worker number that was given out.
     pub(super) issued: u32,
     pub(super) seats: Vec<Option<Seated>>,
 }
@@ -42,23 +42,23 @@ pub(super) struct Seating {
 /// An admitted worker, as the executor knows it.
 #[derive(Debug, Clone)]
 pub(super) struct Seated {
-    pub(super) generation: Generation,
+    pub(super) worker: WorkerNumber,
     pub(super) sums: Arc<Slab>,
     pub(super) tally: Arc<Tally>,
 }
 
 impl Seating {
-    /// A seat nobody has, and the generation its worker would be.
-    pub(super) fn free_seat(&self) -> Result<(SeatNumber, Generation), BoardError> {
+    /// A seat nobody has, and the number its worker would get.
+    pub(super) fn free_seat(&self) -> Result<(SeatNumber, WorkerNumber), BoardError> {
         let free = self.seats.iter().zip(0..).find(|(seated, _)| seated.is_none());
         let (_, seat) = free.ok_or(BoardError::Full { seats: self.seats.len() })?;
-        let generation = Generation::new(self.issued + 1).ok_or(BoardError::Exhausted)?;
-        Ok((SeatNumber(seat), generation))
+        let worker = WorkerNumber::new(self.issued + 1).ok_or(BoardError::Exhausted)?;
+        Ok((SeatNumber(seat), worker))
     }
 
     /// Where a worker sits.
-    pub(super) fn find(&self, generation: Generation) -> Option<usize> {
-        self.seats.iter().position(|seated| seated.as_ref().is_some_and(|it| it.generation == generation))
+    pub(super) fn find(&self, worker: WorkerNumber) -> Option<usize> {
+        self.seats.iter().position(|seated| seated.as_ref().is_some_and(|it| it.worker == worker))
     }
 }
 
@@ -91,7 +91,8 @@ impl Shared {
                     self.geometry.sums_bytes(),
                     PeerAccess::ReadWrite,
                 )?;
-                let sums = Slab::mapped(region.into_read_only()?, self.geometry.sums_elements);
+                let region = region.into_read_only()?.emptied_when_dropped();
+                let sums = Slab::mapped(region, self.geometry.sums_elements);
                 Ok(sums.expect("a region is as large as was asked for"))
             }
             Transport::InProcess => Ok(Slab::on_heap(self.geometry.sums_elements)),
@@ -99,19 +100,19 @@ impl Shared {
     }
 
     /// Writes a worker's admission down, with the seating locked.
-    pub(super) fn admit(&self, seat: SeatNumber, generation: Generation) {
+    pub(super) fn admit(&self, seat: SeatNumber, worker: WorkerNumber) {
         let entry = &self.control.seats()[usize::from(seat.0)];
         entry.pulse.heartbeat.store(0, Ordering::Relaxed);
         self.control.header().parked.seats.fetch_and(!(1 << seat.0), Ordering::Relaxed);
-        // SYNC POINT seating: the worker's words are looked up only after this count was read.
+        // SYNC POINT seating: releases the words above: they are looked up only after this count was read.
         self.changes.fetch_add(1, Ordering::Release);
-        entry.desk.admitted.store(generation.get(), Ordering::Release);
+        entry.desk.admitted.store(worker.get(), Ordering::Release);
     }
 
     /// See [`super::Board::fence`].
-    pub(super) fn fence(&self, generation: Generation) -> bool {
+    pub(super) fn fence(&self, worker: WorkerNumber) -> bool {
         let mut seating = self.lock();
-        let Some(seat) = seating.find(generation) else { return false };
+        let Some(seat) = seating.find(worker) else { return false };
         let gone = seating.seats[seat].take();
         self.changes.fetch_add(1, Ordering::Release);
         self.control.seats()[seat].desk.admitted.store(0, Ordering::Relaxed);

@@ -76,7 +76,7 @@ pub enum SliceError {
     Uneven {
         /// Numbers of the sums.
         elements: u32,
-        /// Rows.
+        /// Rows of the slice.
         rows: u32,
     },
     /// The sums reach past a seat's region.

@@ -1,6 +1,6 @@
 //! A slice's state word: who may touch the slice, for which job.
 
-use super::Generation;
+use super::WorkerNumber;
 
 /// Number of a job; 0 is none, and is skipped when the numbers come round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,9 +16,9 @@ impl Job {
     }
 }
 
-/// What a state word says: `job u32 << 32 | generation u24 << 8 | state u8`.
+/// What a state word says: `job u32 << 32 | worker u24 << 8 | state u8`.
 ///
-/// It names the claimant by generation and not by seat: a worker that was fenced, stopped, and goes on when its seat
+/// It names the claimant by its number and not by its seat: a worker that was fenced, stopped, and goes on when its seat
 /// has long been somebody else's, must not be taken for that somebody.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Word {
@@ -30,9 +30,9 @@ pub(super) struct Word {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     Open,
-    Claimed(Generation),
-    Done(Generation),
-    Failed(Generation),
+    Claimed(WorkerNumber),
+    Done(WorkerNumber),
+    Failed(WorkerNumber),
     Taken,
 }
 
@@ -45,35 +45,35 @@ const TAKEN: u8 = 5;
 impl Word {
     /// The number that stands in memory.
     pub(super) fn encode(self) -> u64 {
-        let (code, generation) = match self.state {
+        let (code, worker) = match self.state {
             State::Open => (OPEN, 0),
-            State::Claimed(generation) => (CLAIMED, generation.get()),
-            State::Done(generation) => (DONE, generation.get()),
-            State::Failed(generation) => (FAILED, generation.get()),
+            State::Claimed(worker) => (CLAIMED, worker.get()),
+            State::Done(worker) => (DONE, worker.get()),
+            State::Failed(worker) => (FAILED, worker.get()),
             State::Taken => (TAKEN, 0),
         };
-        u64::from(self.job.0) << 32 | u64::from(generation) << 8 | u64::from(code)
+        u64::from(self.job.0) << 32 | u64::from(worker) << 8 | u64::from(code)
     }
 
     /// What a number from memory says; nothing if no honest peer ever writes it.
     pub(super) fn decode(number: u64) -> Option<Self> {
         let [code, low, middle, high, job @ ..] = number.to_le_bytes();
         let claimant = u32::from_le_bytes([low, middle, high, 0]);
-        let state = match (code, Generation::new(claimant)) {
+        let state = match (code, WorkerNumber::new(claimant)) {
             (OPEN, None) => State::Open,
             (TAKEN, None) => State::Taken,
-            (CLAIMED, Some(generation)) => State::Claimed(generation),
-            (DONE, Some(generation)) => State::Done(generation),
-            (FAILED, Some(generation)) => State::Failed(generation),
+            (CLAIMED, Some(worker)) => State::Claimed(worker),
+            (DONE, Some(worker)) => State::Done(worker),
+            (FAILED, Some(worker)) => State::Failed(worker),
             _ => return None,
         };
         Some(Self { job: Job(u32::from_le_bytes(job)), state })
     }
 
-    /// The generation that stands in a word, whatever else does.
-    pub(super) fn claimant(number: u64) -> Option<Generation> {
+    /// The worker number that stands in a word, whatever else does.
+    pub(super) fn claimant(number: u64) -> Option<WorkerNumber> {
         let [_, low, middle, high, ..] = number.to_le_bytes();
-        Generation::new(u32::from_le_bytes([low, middle, high, 0]))
+        WorkerNumber::new(u32::from_le_bytes([low, middle, high, 0]))
     }
 }
 
@@ -99,14 +99,10 @@ mod tests {
 
     #[test]
     fn a_word_says_what_was_put_into_it_and_nothing_else_is_a_word() {
-        let generation = Generation::new(0x00ab_cdef).unwrap();
-        for state in [
-            State::Open,
-            State::Claimed(generation),
-            State::Done(generation),
-            State::Failed(generation),
-            State::Taken,
-        ] {
+        let worker = WorkerNumber::new(0x00ab_cdef).unwrap();
+        for state in
+            [State::Open, State::Claimed(worker), State::Done(worker), State::Failed(worker), State::Taken]
+        {
             let word = Word { job: Job(0xfeed_beef), state };
             assert_eq!(Word::decode(word.encode()), Some(word));
         }

@@ -39,8 +39,8 @@ impl XSlab {
 /// All numbers as words, to be registered with a device. On a board of regions they begin at a page, and are mapped for
 /// as long as this or a clone of it lives.
 #[cfg(not(loom))]
-impl AsRef<[std::sync::atomic::AtomicU32]> for XSlab {
-    fn as_ref(&self) -> &[std::sync::atomic::AtomicU32] {
+impl AsRef<[crate::atomic::plain::AtomicU32]> for XSlab {
+    fn as_ref(&self) -> &[crate::atomic::plain::AtomicU32] {
         self.0.words_to_write()
     }
 }

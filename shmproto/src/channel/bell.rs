@@ -40,7 +40,7 @@ impl Bell {
 
     /// Whether it rang since somebody came back from waiting; if so, that is now.
     fn hear(&self) -> bool {
-        // SYNC POINT bell: what ringers did before is seen.
+        // SYNC POINT bell: acquires what ringers have done before.
         let rung = self.rung.load(Acquire);
         let news = rung != self.heard.load(Relaxed);
         if news {

@@ -29,7 +29,8 @@ fn write_nameplate(nameplate: &Nameplate, geometry: &Geometry) {
 }
 
 impl ExecutorChannel {
-    /// A channel in memory that a client's process can be given.
+    /// A channel in memory that a client's process can be given. When this end is dropped the memory is given back, whatever
+    /// descriptor the client keeps.
     ///
     /// # Errors
     ///
@@ -41,7 +42,8 @@ impl ExecutorChannel {
         let bytes = usize::try_from(geometry.region_bytes());
         let bytes = bytes.map_err(|_| RegionError::Size { bytes: usize::MAX })?;
         let region = Region::create("holobiont-channel", bytes, PeerAccess::ReadWrite)?;
-        let shared = Shared::mapped(region, geometry).expect("a region is as large as was asked for");
+        let shared = Shared::mapped(region.emptied_when_dropped(), geometry)
+            .expect("a region is as large as was asked for");
         Ok(Self::over(Arc::new(shared)))
     }
 

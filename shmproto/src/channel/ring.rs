@@ -42,7 +42,7 @@ impl Writer {
         header: &[u8; HEADER_BYTES],
     ) -> Result<(), Violation> {
         let depth = u32::try_from(places.len()).unwrap_or(u32::MAX);
-        // SYNC POINT place: the reader has copied what was in the places it counts.
+        // SYNC POINT place: acquires the places whose content the reader has copied.
         let count = read.load(Acquire);
         if distance(self.written, count, depth, count)? == depth {
             return Err(Violation::Full);
@@ -78,14 +78,14 @@ impl Reader {
         read: &AtomicU32,
     ) -> Result<Option<[u8; HEADER_BYTES]>, Violation> {
         let depth = u32::try_from(places.len()).unwrap_or(u32::MAX);
-        // SYNC POINT header: what the writer wrote before this count is there.
+        // SYNC POINT header: acquires what the writer wrote before this count.
         let count = written.load(Acquire);
         if distance(count, self.read, depth, count)? == 0 {
             return Ok(None);
         }
         let header = places[self.read as usize & (places.len() - 1)].copy();
         self.read = self.read.wrapping_add(1);
-        // SYNC POINT place: the copy is made before the writer may use the place again.
+        // SYNC POINT place: releases the place, after the copy, to the writer.
         read.store(self.read, Release);
         Ok(Some(header))
     }

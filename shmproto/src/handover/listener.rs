@@ -42,7 +42,7 @@ pub enum ListenError {
         action: &'static str,
         /// On what.
         path: PathBuf,
-        /// The answer.
+        /// What the system says.
         source: io::Error,
     },
 }
@@ -92,7 +92,7 @@ pub enum ConnectError {
     System {
         /// The socket.
         path: PathBuf,
-        /// The answer.
+        /// What the system says.
         source: io::Error,
     },
 }

@@ -14,7 +14,7 @@ const MAX_CREDENTIAL_BYTES: usize = 255;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the {what} has {bytes} bytes, and at most 255 can be sent: use a shorter one")]
 pub struct CredentialsError {
-    /// Which.
+    /// `name` or `password`.
     pub what: &'static str,
     /// How long it is.
     pub bytes: usize,

@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use patience::WATCHDOG;
 use shmproto::{
     channel::{
         Bell, ChannelError, ClientChannel, ExecutorChannel, Full, Geometry, GeometryError, JoinError,
@@ -20,9 +21,6 @@ use shmproto::{
 
 mod child_process;
 mod handed_over;
-
-/// A test that takes longer hangs.
-const WATCHDOG: Duration = Duration::from_secs(30);
 
 const GEOMETRY: Geometry = Geometry { slab_bytes: 1 << 14, depth: 4 };
 

@@ -8,12 +8,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use patience::WATCHDOG;
 use rustix::process::{Signal, set_parent_process_death_signal};
-use shmproto::board::{Board, Generation, Seat, SeatFds, SeatNumber, SeatOffer, SliceState};
+use shmproto::board::{Board, Seat, SeatFds, SeatNumber, SeatOffer, SliceState, WorkerNumber};
 
-use super::{GEOMETRY, WATCHDOG, expected, slice, slices, sums, work_on, x};
+use super::{GEOMETRY, expected, slice, slices, sums, work_on, x};
 
-/// In the worker: where the executor's descriptors are, its seat, and its generation.
+/// In the worker: where the executor's descriptors are, its seat, and its number.
 const OFFER: &str = "SHMPROTO_TEST_OFFER";
 
 /// The test that is started again.
@@ -24,18 +25,18 @@ fn worker(offer: &str) {
     // Whatever becomes of the test, this process goes with it.
     set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
     let fields: Vec<&str> = offer.split(' ').collect();
-    let [control, x, sums, seat, generation] = fields[..] else { panic!("{offer:?}") };
+    let [control, x, sums, seat, worker] = fields[..] else { panic!("{offer:?}") };
     let open = |path: &str, write| -> OwnedFd {
         fs::OpenOptions::new().read(true).write(write).open(path).expect(path).into()
     };
     let fds = SeatFds { control: open(control, true), x: open(x, false), sums: open(sums, true) };
-    let generation = Generation::new(generation.parse().unwrap()).unwrap();
-    work_on(Seat::join(fds, SeatNumber(seat.parse().unwrap()), generation).unwrap());
+    let worker = WorkerNumber::new(worker.parse().unwrap()).unwrap();
+    work_on(Seat::join(fds, SeatNumber(seat.parse().unwrap()), worker).unwrap());
 }
 
 fn start(offer: &SeatOffer) -> Child {
     let paths = offer.fds().unwrap().map(|fd| format!("/proc/{}/fd/{}", std::process::id(), fd.as_raw_fd()));
-    let offer = format!("{} {} {}", paths.join(" "), offer.seat, offer.generation);
+    let offer = format!("{} {} {}", paths.join(" "), offer.seat, offer.worker);
     Command::new(env::current_exe().unwrap()).args(["--exact", TEST]).env(OFFER, offer).spawn().unwrap()
 }
 
@@ -58,13 +59,13 @@ fn a_worker_in_another_process_does_jobs_until_it_is_killed_and_the_next_one_goe
     let (board, mut poster) = Board::new(GEOMETRY).unwrap();
     for round in 0..3_u16 {
         let offer = board.seat().unwrap();
-        let generation = offer.generation;
+        let worker = offer.worker;
         let mut child = start(&offer);
         for job in 0..50_u16 {
             let job = f32::from(round * 100 + job);
             poster.post(&x(job), &slices(4)).unwrap();
             for index in 0..4 {
-                wait_for(|| poster.state(index) == SliceState::Done(generation)).unwrap();
+                wait_for(|| poster.state(index) == SliceState::Done(worker)).unwrap();
                 assert_eq!(sums(&mut poster, index), Some(expected(job, &slice(index as u32))));
             }
         }
@@ -72,12 +73,12 @@ fn a_worker_in_another_process_does_jobs_until_it_is_killed_and_the_next_one_goe
         child.wait().unwrap();
         poster.post(&x(0.0), &slices(4)).unwrap();
         assert_eq!(poster.state(0), SliceState::Open, "nobody is there");
-        assert!(board.fence(generation));
+        assert!(board.fence(worker));
     }
     // One that is fenced ends by itself.
     let offer = board.seat().unwrap();
     let mut child = start(&offer);
-    assert!(board.fence(offer.generation));
+    assert!(board.fence(offer.worker));
     wait_for(|| child.try_wait().unwrap().is_some()).unwrap();
     assert!(child.wait().unwrap().success());
 }

@@ -4,10 +4,7 @@
 
 use std::{
     os::fd::BorrowedFd,
-    sync::{
-        atomic::{AtomicU32, Ordering},
-        mpsc,
-    },
+    sync::atomic::{AtomicU32, Ordering},
     thread,
     time::{Duration, Instant},
 };
@@ -18,9 +15,6 @@ use shmproto::board::{
 };
 
 mod child_process;
-
-/// A test that takes longer hangs.
-const WATCHDOG: Duration = Duration::from_secs(30);
 
 const GEOMETRY: Geometry = Geometry { x_elements: 64, sums_elements: 256, slices: 8, seats: 3 };
 
@@ -50,9 +44,9 @@ impl Transport for Mapped {
     }
 
     fn join(offer: SeatOffer) -> Seat {
-        let (seat, generation) = (offer.seat, offer.generation);
+        let (seat, worker) = (offer.seat, offer.worker);
         let [control, x, sums] = offer.fds().unwrap().map(|fd: BorrowedFd| fd.try_clone_to_owned().unwrap());
-        Seat::join(SeatFds { control, x, sums }, seat, generation).unwrap()
+        Seat::join(SeatFds { control, x, sums }, seat, worker).unwrap()
     }
 }
 
@@ -124,19 +118,6 @@ fn sums(poster: &mut Poster, index: usize) -> Option<Vec<f32>> {
     poster.read(index, &mut sums).ok().map(|()| sums)
 }
 
-/// Fails if `test` is not over in time.
-fn watched(test: impl FnOnce() + Send + 'static) {
-    let (over, waits) = mpsc::channel();
-    let runs = thread::spawn(move || {
-        test();
-        let _ = over.send(());
-    });
-    if waits.recv_timeout(WATCHDOG) == Err(mpsc::RecvTimeoutError::Timeout) {
-        panic!("not over after {WATCHDOG:?}");
-    }
-    runs.join().unwrap();
-}
-
 fn a_workers_sums_reach_the_executor<T: Transport>() {
     let (board, mut poster) = T::board(GEOMETRY);
     let mut seat = seat::<T>(&board);
@@ -147,7 +128,7 @@ fn a_workers_sums_reach_the_executor<T: Transport>() {
         [Some(true), Some(true), Some(true), None]
     );
     for (index, slice) in slices(3).iter().enumerate() {
-        assert_eq!(poster.state(index), SliceState::Done(seat.generation()));
+        assert_eq!(poster.state(index), SliceState::Done(seat.worker()));
         assert_eq!(sums(&mut poster, index), Some(expected(0.0, slice)));
     }
     let figures = board.figures().seats[0];
@@ -174,7 +155,7 @@ fn what_is_done_cannot_be_taken_back<T: Transport>() {
     let mut seat = seat::<T>(&board);
     poster.post(&x(0.0), &slices(1)).unwrap();
     assert_eq!(work(&mut seat), Some(true));
-    assert_eq!(poster.take_back(0), TakeBack::AlreadyDone(seat.generation()));
+    assert_eq!(poster.take_back(0), TakeBack::AlreadyDone(seat.worker()));
     poster.finish();
     assert_eq!(sums(&mut poster, 0), Some(expected(0.0, &slice(0))));
 }
@@ -204,11 +185,11 @@ fn a_fenced_worker_leaves_and_its_seat_is_somebody_elses<T: Transport>() {
     assert_eq!(work(&mut former), Some(true));
     let claim = former.claim(|_, _| true).unwrap();
     assert!(matches!(board.seat(), Err(BoardError::Full { seats: 1 })));
-    let generation = poster_sees(&mut poster, 1);
-    assert!(board.fence(generation) && !board.fence(generation) && !board.is_admitted(generation));
+    let worker = poster_sees(&mut poster, 1);
+    assert!(board.fence(worker) && !board.fence(worker) && !board.is_admitted(worker));
 
     let mut next = seat::<T>(&board);
-    assert!(next.generation() > generation);
+    assert!(next.worker() > worker);
     claim.done(&[9.0; 8]);
     assert_eq!(poster.state(1), SliceState::Lost, "the late word is not the next worker's");
     assert_eq!((sums(&mut poster, 0), sums(&mut poster, 1)), (None, None), "its sums are gone");
@@ -221,9 +202,9 @@ fn a_fenced_worker_leaves_and_its_seat_is_somebody_elses<T: Transport>() {
 }
 
 /// Who claimed a slice.
-fn poster_sees(poster: &mut Poster, index: usize) -> shmproto::board::Generation {
+fn poster_sees(poster: &mut Poster, index: usize) -> shmproto::board::WorkerNumber {
     match poster.state(index) {
-        SliceState::Claimed(generation) | SliceState::Done(generation) => generation,
+        SliceState::Claimed(worker) | SliceState::Done(worker) => worker,
         state => panic!("{state:?}"),
     }
 }
@@ -264,7 +245,7 @@ fn several_workers_do_all_of_many_jobs<T: Transport>() {
         poster.rest();
     }
     let figures = board.figures();
-    figures.seats.iter().for_each(|seat| assert!(board.fence(seat.generation)));
+    figures.seats.iter().for_each(|seat| assert!(board.fence(seat.worker)));
     let in_time: u64 = workers.into_iter().map(|worker| worker.join().unwrap()).sum();
     assert_eq!((in_time, figures.violations, figures.late_words), (done, 0, 0));
     assert_eq!((done + here, figures.seats.iter().map(|seat| seat.slices).sum()), (3200, done));
@@ -313,7 +294,7 @@ fn rows_that_somebody_else_puts_into_the_slab_are_what_workers_sum<T: Transport>
         }
     });
     assert!(done > 0, "no worker was ever in time");
-    board.figures().seats.iter().for_each(|worker| assert!(board.fence(worker.generation)));
+    board.figures().seats.iter().for_each(|worker| assert!(board.fence(worker.worker)));
     for worker in workers {
         worker.join().unwrap();
     }
@@ -351,13 +332,13 @@ fn a_job_in_place_takes_back_what_is_left_of_the_one_before<T: Transport>() {
 fn a_sleeping_worker_is_woken_by_a_job_and_by_its_fence<T: Transport>() {
     let (board, mut poster) = T::board(GEOMETRY);
     let seat = seat::<T>(&board);
-    let generation = seat.generation();
+    let number = seat.worker();
     let worker = thread::spawn(|| work_on(seat));
     for job in 0..20_u16 {
         // Long enough to be asleep, most of the time.
         thread::sleep(Duration::from_millis(1));
         poster.post(&x(job.into()), &slices(1)).unwrap();
-        while poster.state(0) != SliceState::Done(generation) {
+        while poster.state(0) != SliceState::Done(number) {
             thread::yield_now();
         }
         assert_eq!(sums(&mut poster, 0), Some(expected(job.into(), &slice(0))));
@@ -366,7 +347,7 @@ fn a_sleeping_worker_is_woken_by_a_job_and_by_its_fence<T: Transport>() {
     while board.figures().seats[0].heartbeat == beats {
         thread::yield_now();
     }
-    board.fence(generation);
+    board.fence(number);
     assert_eq!(worker.join().unwrap(), 20);
 }
 
@@ -413,10 +394,10 @@ fn every_worker_has_a_seat_and_a_generation_of_its_own<T: Transport>() {
     let offers: Vec<_> = (0..3).map(|_| board.seat().unwrap()).collect();
     assert_eq!(poster.workers(), 3);
     assert_eq!([0, 1, 2].map(SeatNumber), [offers[0].seat, offers[1].seat, offers[2].seat]);
-    assert!(board.fence(offers[1].generation));
+    assert!(board.fence(offers[1].worker));
     let next = board.seat().unwrap();
     assert_eq!(next.seat, SeatNumber(1));
-    assert!(offers.iter().all(|offer| offer.generation < next.generation));
+    assert!(offers.iter().all(|offer| offer.worker < next.worker));
     assert_eq!(poster.workers(), 3);
 }
 
@@ -439,8 +420,8 @@ fn the_slab_as_words_is_the_slab_and_begins_at_a_page() {
 
 macro_rules! conformance {
     ($($test:ident,)*) => {
-        mod in_process { $(#[test] fn $test() { super::watched(super::$test::<super::InProcess>); })* }
-        mod mapped { $(#[test] fn $test() { super::watched(super::$test::<super::Mapped>); })* }
+        mod in_process { $(#[test] fn $test() { patience::watched(super::$test::<super::InProcess>); })* }
+        mod mapped { $(#[test] fn $test() { patience::watched(super::$test::<super::Mapped>); })* }
     };
 }
 

@@ -16,10 +16,8 @@ use std::{
 };
 
 use super::Random;
-use crate::{Answer, Ask, Client, Ending, client::Fault, fixtures};
+use crate::{Answer, Ask, Client, Ending, client::Fault, fixtures, watchdog::WATCHDOG};
 
-/// Longest time a request may go unanswered, retries included.
-const PATIENCE: Duration = Duration::from_secs(60);
 const RETRY_PAUSE: Duration = Duration::from_millis(30);
 
 /// Contents of adapters with their golden answers, and those of the base.
@@ -193,7 +191,7 @@ impl Asker {
                 Err(Fault::Refused { status: 429 | 503, .. } | Fault::Silence(_)) => add(&self.tally.retried),
                 Err(fault) => panic!("{ask:?}: {fault}"),
             }
-            assert!(started.elapsed() < PATIENCE, "{ask:?} was not answered in time");
+            assert!(started.elapsed() < WATCHDOG, "{ask:?} was not answered in time");
             thread::sleep(RETRY_PAUSE);
         }
     }

@@ -3,17 +3,17 @@
 use std::{
     path::Path,
     process::{Child, Command, Stdio},
-    thread,
-    time::{Duration, Instant},
 };
 
 use serde_json::Value;
 
 use super::{CERTIFIED, Doors, Route, clean};
-use crate::{chaos::Places, deployment::Deployment, fixtures, watchdog::running};
-
-/// Nobody takes longer, also with an executor that dies meanwhile.
-const LIMIT: Duration = Duration::from_secs(150);
+use crate::{
+    chaos::Places,
+    deployment::Deployment,
+    fixtures,
+    watchdog::{eventually, running},
+};
 
 /// How the program ended.
 #[derive(Debug, Clone, PartialEq)]
@@ -133,11 +133,7 @@ impl Running {
     /// Waits for its end.
     #[must_use]
     pub fn finish(mut self) -> Ended {
-        let started = Instant::now();
-        while !self.has_ended() {
-            assert!(started.elapsed() < LIMIT, "holobiont-client has not ended");
-            thread::sleep(Duration::from_millis(5));
-        }
+        eventually("the end of holobiont-client", || self.has_ended());
         let child = self.0.take().expect("it was not finished before");
         running().remove(&child.id());
         // Answers are far shorter than a pipe is long.

@@ -21,10 +21,8 @@ use shmproto::{
 };
 
 use super::{Doors, Route};
-use crate::Deployment;
+use crate::{Deployment, watchdog::WATCHDOG};
 
-/// How long an answer, or the end of a connection, is waited for. Longer than any bound of the executor.
-const LIMIT: Duration = Duration::from_secs(90);
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(200);
 /// Largest frame of an executor.
@@ -97,7 +95,7 @@ pub fn stream(doors: &Doors, deployment: &Deployment, route: Route, key: Option<
 
 fn tcp(doors: &Doors) -> TcpStream {
     let stream = TcpStream::connect(doors.address()).expect("the door is open");
-    limit(stream.set_read_timeout(Some(LIMIT)), stream.set_write_timeout(Some(LOOK)));
+    limit(stream.set_read_timeout(Some(WATCHDOG)), stream.set_write_timeout(Some(LOOK)));
     stream
 }
 
@@ -115,7 +113,7 @@ pub fn is_hung_up_on(stream: &mut dyn Bytes) {
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {}
             Err(_) => return,
         }
-        assert!(begun.elapsed() < LIMIT, "the executor does not hang up");
+        assert!(begun.elapsed() < WATCHDOG, "the executor does not hang up");
     }
 }
 
@@ -250,7 +248,7 @@ impl Zmtp {
                 }
                 Err(error) => return Err(error),
             }
-            if begun.elapsed() > LIMIT {
+            if begun.elapsed() > WATCHDOG {
                 return Err(io::ErrorKind::TimedOut.into());
             }
         }
@@ -330,7 +328,7 @@ impl Local {
     /// If the other side hangs up.
     pub fn receive(&self) -> io::Result<(FromLayers, Vec<std::os::fd::OwnedFd>)> {
         use std::os::fd::AsFd as _;
-        let limit = Timespec::try_from(LIMIT).expect("a short time");
+        let limit = Timespec::try_from(WATCHDOG).expect("a short time");
         let mut fds = [PollFd::from_borrowed_fd(self.control.as_fd(), PollFlags::IN)];
         if poll(&mut fds, Some(&limit))? == 0 {
             return Err(io::ErrorKind::TimedOut.into());
@@ -344,7 +342,7 @@ impl Local {
         let begun = Instant::now();
         let channel = self.channel.as_mut().expect("a channel");
         channel.submit(header).expect("the ring has room");
-        while begun.elapsed() < LIMIT {
+        while begun.elapsed() < WATCHDOG {
             let channel = self.channel.as_mut().expect("a channel");
             if let Some(reply) = channel.wait(Duration::ZERO, LOOK).expect("the executor keeps to the rules")
             {

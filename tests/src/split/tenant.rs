@@ -11,10 +11,11 @@ use client::{
     text::Text,
     transport::Connect,
 };
+use ids::BlockId;
 use model::{
-    client_base::ClientBase,
-    forward::{BLOCK_TOKENS, BlockId, LogitRows, SequenceSlice},
+    forward::{BLOCK_TOKENS, LogitRows, SequenceSlice},
     sampling::{SamplingParams, SamplingRequest, logprobs},
+    skeleton::client_base::ClientBase,
 };
 use shmproto::layer::Path as SitePath;
 

@@ -2,13 +2,14 @@
 
 use std::fmt;
 
-use model::{
+use model::shape::{
     config::ModelConfig,
     layout::{required_tensors, tensor_shape},
     source::{TensorId, WeightSource},
 };
+use settings::DeviceChoice;
 
-use crate::config::{Config, DeviceChoice};
+use crate::config::Config;
 
 /// Written-out tiles of quantized weights, cuBLASLt's workspace, tables, and what the driver rounds up.
 const FIXED_SCRATCH_BYTES: u64 = 192 << 20;
@@ -134,7 +135,7 @@ fn scratch_bytes(config: &Config, shape: &ModelConfig) -> u64 {
 #[cfg(test)]
 mod tests {
     use clap::Parser as _;
-    use model::random_source::RandomSource;
+    use model::sources::random::RandomSource;
 
     use super::*;
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use kernels::lora::HeadSegment;
-use model::assist::Ask;
+use model::deltas::assist::Ask;
 use shmproto::board::Slice;
 
 use crate::images::module;

@@ -3,16 +3,15 @@ use std::{
     thread::{self, JoinHandle},
 };
 
+use ids::Generation as Content;
 use kernels::{
     Isa, Pool,
     lora::{LoraPrecision, sum_ranks},
 };
 use model::{
     adapter::{Adapter, LoraModule, Method},
-    config::ModelConfig,
-    generation::Generation as Content,
-    prepared_adapter::PreparedAdapter,
-    source::Target,
+    deltas::prepared::PreparedAdapter,
+    shape::{config::ModelConfig, source::Target},
 };
 use shmproto::board::{Geometry, Wake};
 
@@ -212,7 +211,7 @@ fn one_that_only_ever_claims_is_fenced_after_a_while_and_is_waited_for_less_and_
     let mut bench = Bench::new(ROOMY);
     let question = Question::new(&[[0, 70, 20]]);
     let mut seat = bench.board.seat().unwrap().join_here();
-    let worker = seat.generation();
+    let worker = seat.worker();
     let end = Instant::now() + Duration::from_secs(60);
     let mut waits = Vec::new();
     while bench.board.is_admitted(worker) {
@@ -242,7 +241,7 @@ fn those_who_struck_and_left_are_forgotten() {
         bench.ask(&question, || {
             std::mem::forget(seat.claim(|_, _| true).unwrap());
         });
-        bench.board.fence(seat.generation());
+        bench.board.fence(seat.worker());
     }
     assert!((1..=ROOMY.seats).contains(&bench.assistant.strikes.len()), "{:?}", bench.assistant.strikes);
 }

@@ -16,8 +16,8 @@ use std::{
 use failpoint::Outcome;
 use kernels::{Activations, cuda::board::has_reached};
 use model::{
-    assist::{Ask, Assist as _, Job},
-    forward::Compute,
+    cpu::Compute,
+    deltas::assist::{Ask, Assist as _, Job},
 };
 use shmproto::board::XSlab;
 
@@ -112,7 +112,7 @@ impl<W: Wire> Attendant<W> {
                 }
             });
         }
-        // Relaxed is enough for a failure: SYNC POINT answered releases it.
+        // Relaxed is enough for a failure: the answer below releases it.
         if self.has_failed {
             self.traffic.failed.store(self.pass, Ordering::Relaxed);
         }
@@ -125,8 +125,8 @@ impl<W: Wire> Attendant<W> {
     fn is_asked(&self, number: u32) -> bool {
         let mut looks = 0u32;
         loop {
-            // SYNC POINT asked: acquires the rows, which the device fenced at system scope before it stored the number.
-            // Workers acquire them from here, by SYNC POINT post of the board.
+            // Acquires the rows, which the device fenced at system scope before it stored the number. Workers acquire
+            // them from here, by the point `post` of the board.
             if has_reached(self.wire.asked(), number) {
                 return true;
             }

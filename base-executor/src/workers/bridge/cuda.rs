@@ -4,7 +4,10 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use kernels::cuda::{Cuda, CudaError, HostMapping, HostWords, Pinned, board::Signal};
-use model::assist::{DeviceAssist, Invocation, Job};
+use model::{
+    cuda::assist::{DeviceAssist, Invocation},
+    deltas::assist::Job,
+};
 use shmproto::board::XSlab;
 
 use super::{Bridge, Wire};

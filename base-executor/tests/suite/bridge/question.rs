@@ -5,10 +5,11 @@ use std::sync::Arc;
 use base_executor::workers::JobRows;
 use kernels::{Isa, lora::sum_ranks};
 use model::{
-    assist::{Job, OwnedAsk},
-    config::ModelConfig,
-    prepared_adapter::PreparedAdapter,
-    source::Target,
+    deltas::{
+        assist::{Job, OwnedAsk},
+        prepared::PreparedAdapter,
+    },
+    shape::{config::ModelConfig, source::Target},
 };
 
 use crate::worker::numbers;
@@ -38,16 +39,16 @@ impl Question {
         config: &ModelConfig,
         adapters: &[Arc<PreparedAdapter>],
         salt: usize,
-        most_rows: usize,
+        max_rows: usize,
     ) -> Self {
         let targets = GROUPS[salt % GROUPS.len()];
         let is_head = targets == [Target::LmHead];
         let layer = if is_head { 0 } else { salt / GROUPS.len() % config.layers };
-        let most_rows = if is_head { most_rows.min(ROWS.head) } else { most_rows };
+        let max_rows = if is_head { max_rows.min(ROWS.head) } else { max_rows };
         let taking_part = 1 + salt % adapters.len();
         let (mut asks, mut first_row, mut offset, mut width) = (Vec::new(), 0, 0, 0);
         for (at, adapter) in adapters.iter().cycle().skip(salt).take(taking_part).enumerate() {
-            let rows = (1 + (salt * 37 + at * 11) % most_rows).min(most_rows / taking_part).max(1);
+            let rows = (1 + (salt * 37 + at * 11) % max_rows).min(max_rows / taking_part).max(1);
             for &target in targets {
                 let matrix = adapter.matrix(layer, target).unwrap();
                 let ranks = 1 + salt % matrix.rank();

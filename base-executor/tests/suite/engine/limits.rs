@@ -1,6 +1,6 @@
 //! What the engine refuses, gives up and survives: full queues, deadlines, panics, gateways that go, the end of the process.
 
-use base_executor::clock::Clock as _;
+use policy::clock::Clock as _;
 
 use super::{
     AdapterUnloaded, Bench, ConnectionId, Duration, ErrorCode, Event, FALLS_SHORT, Finish, Generate,
@@ -19,6 +19,19 @@ fn a_full_queue_is_an_answer() {
     bench.send(request(8, prompt(8, 10), 5));
     bench.finish();
     assert_eq!(bench.error(8), None);
+}
+
+#[test]
+fn prompts_that_wait_are_bounded_in_tokens_but_one_alone_is_never_too_long() {
+    let mut bench = Bench::new(Limits { max_running: 1, max_waiting_tokens: 100, ..ROOMY });
+    bench.send(request(1, prompt(1, 10), 5));
+    bench.step();
+    (2..=4).for_each(|id| bench.send(request(id, prompt(id, 40), 5)));
+    bench.finish();
+    assert_eq!((bench.error(3), bench.error(4)), (None, Some(ErrorCode::QueueFull)), "80 tokens wait");
+    bench.send(request(5, prompt(5, 200), 5));
+    bench.finish();
+    assert_eq!(bench.error(5), None);
 }
 
 #[test]

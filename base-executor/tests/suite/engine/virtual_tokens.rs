@@ -1,6 +1,6 @@
 //! Requests of prefix adapters: their virtual tokens are computed and kept, and are nobody's prompt.
 
-use base_executor::clock::Clock as _;
+use policy::clock::Clock as _;
 
 use super::{
     Bench, ConnectionId, ErrorCode, Event, Finish, Generate, Limits, LogitRows, PREFIX, ROOMY, ToGateway,

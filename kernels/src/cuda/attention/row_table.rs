@@ -26,7 +26,7 @@ const TILE_WORDS: usize = 4;
 
 /// Positions of the shortest span, and the most spans of a context: a lane of a warp joins each.
 const SHORTEST_SPAN: usize = 128;
-const MOST_SPANS: usize = 32;
+const MAX_SPANS: usize = 32;
 
 /// Entries that a table has room for at first.
 const FIRST_CAPACITY: usize = 16;
@@ -385,7 +385,7 @@ fn check(batch: &[KvRows<'_>], pool_blocks: usize) -> usize {
 /// Positions of a span of a context: it is the context's own affair, so that no company changes a result's bits.
 fn span(context: usize) -> usize {
     let mut span = SHORTEST_SPAN;
-    while context > span * MOST_SPANS {
+    while context > span * MAX_SPANS {
         span *= 2;
     }
     span
@@ -408,7 +408,7 @@ fn word(of: usize) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use super::{FIRST_CAPACITY, MOST_SPANS, span, step};
+    use super::{FIRST_CAPACITY, MAX_SPANS, span, step};
 
     #[test]
     fn sizes_of_launches_cover_what_there_is_and_fit_the_table() {
@@ -425,7 +425,7 @@ mod tests {
     #[test]
     fn a_context_has_at_most_as_many_spans_as_a_warp_can_join() {
         for context in [1_usize, 127, 128, 129, 4096, 4097, 131_072, 131_073, 10_000_000] {
-            assert!(context.div_ceil(span(context)) <= MOST_SPANS, "{context}");
+            assert!(context.div_ceil(span(context)) <= MAX_SPANS, "{context}");
         }
     }
 }

@@ -16,7 +16,7 @@ use super::{Product, Weights};
 use crate::{cuda::Stream, lora::NumberKind};
 
 /// The largest alignment that makes a difference to the library.
-const MOST_ALIGNMENT: u64 = 256;
+const MAX_ALIGNMENT: u64 = 256;
 
 /// The least alignment that it is asked with: below it has few algorithms and may refuse late.
 const LEAST_ALIGNMENT: u32 = 16;
@@ -46,7 +46,7 @@ pub(super) struct Shape {
 
 impl Shape {
     pub(super) fn of(product: &Product) -> Self {
-        let alignment = |address: u64| 1 << (address | MOST_ALIGNMENT).trailing_zeros();
+        let alignment = |address: u64| 1 << (address | MAX_ALIGNMENT).trailing_zeros();
         Self {
             weights_are: product.weights_are,
             rows: product.rows as u64,

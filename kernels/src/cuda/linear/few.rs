@@ -11,7 +11,7 @@ use crate::{
 };
 
 /// Matrices that one launch takes.
-pub(super) const MOST_PARTS: usize = 3;
+pub(super) const MAX_PARTS: usize = 3;
 
 /// Threads of a block.
 const THREADS: u32 = 256;
@@ -37,14 +37,14 @@ pub(super) fn takes(kind: TensorType, x: &Matrix) -> bool {
     }
 }
 
-/// Enqueues the products of up to [`MOST_PARTS`] matrices of one kind.
+/// Enqueues the products of up to [`MAX_PARTS`] matrices of one kind.
 pub(super) fn multiply(
     stream: &Stream,
     x: &Matrix,
     parts: &[Operand<'_>],
     out: &mut Matrix,
 ) -> Result<(), CudaError> {
-    assert!((1..=MOST_PARTS).contains(&parts.len()), "one to three parts");
+    assert!((1..=MAX_PARTS).contains(&parts.len()), "one to three parts");
     let kind = parts[0].kind;
     assert!(parts.iter().all(|part| part.kind == kind && part.columns == x.width()), "parts of one kind");
     let most = if kind == TensorType::F32 { F32_ROWS } else { HALF_ROWS };
@@ -63,7 +63,7 @@ pub(super) fn multiply(
 /// Three parts, the rows of x, and those of out.
 fn arguments(x: &Matrix, parts: &[Operand<'_>], out: &Matrix, first: usize, rows: usize) -> [Arg; 18] {
     let of_part = |read: fn(&Operand<'_>) -> Arg, none: Arg| {
-        std::array::from_fn::<_, MOST_PARTS, _>(|at| parts.get(at).map_or(none, read))
+        std::array::from_fn::<_, MAX_PARTS, _>(|at| parts.get(at).map_or(none, read))
     };
     let [w0, w1, w2] = of_part(|part| Arg::Ptr(part.address), Arg::Ptr(0));
     let [bias0, bias1, bias2] = of_part(|part| Arg::Ptr(part.bias_address()), Arg::Ptr(0));

@@ -18,7 +18,7 @@ use super::{AdapterMemory, RegisteredBytes};
 use crate::cuda::{Cuda, CudaError, Event, Pinned, Stream, error::check};
 
 /// Most copies under way.
-const MOST_FLIGHTS: usize = 8;
+const MAX_FLIGHTS: usize = 8;
 
 /// Bytes of a slot of locked memory, through which bytes travel that the device cannot read where they are.
 const SLOT_BYTES: usize = 1 << 20;
@@ -39,7 +39,7 @@ pub(super) struct Arrival {
 
 impl Arrival {
     fn announce(self) {
-        // SYNC POINT (cuda-staged-ranks): the bytes are on the device before their ranks are seen.
+        // SYNC POINT cuda-staged-ranks: releases the ranks whose bytes are on the device.
         self.first_rank.store(self.rank, Ordering::Release);
         drop(self.memory);
     }
@@ -66,7 +66,7 @@ struct Flights {
 /// A queue of copies to one device. Shared by all who copy, and by who looks whether something has arrived.
 pub struct CopyLane {
     stream: Stream,
-    /// [`MOST_FLIGHTS`] of [`SLOT_BYTES`]: flights take them in turn.
+    /// [`MAX_FLIGHTS`] of [`SLOT_BYTES`]: flights take them in turn.
     slots: Vec<Pinned<u8>>,
     flights: Mutex<Flights>,
 }
@@ -84,9 +84,9 @@ impl CopyLane {
     ///
     /// The device is lost, or the host has no memory that may be locked.
     pub fn new(cuda: &Arc<Cuda>) -> Result<Arc<Self>, CudaError> {
-        let slots = (0..MOST_FLIGHTS).map(|_| Pinned::new(cuda, SLOT_BYTES)).collect::<Result<_, _>>()?;
+        let slots = (0..MAX_FLIGHTS).map(|_| Pinned::new(cuda, SLOT_BYTES)).collect::<Result<_, _>>()?;
         // All marks at once: a copy takes no memory, so none fails for want of it.
-        let events = (0..MOST_FLIGHTS).map(|_| Event::new(cuda)).collect::<Result<_, _>>()?;
+        let events = (0..MAX_FLIGHTS).map(|_| Event::new(cuda)).collect::<Result<_, _>>()?;
         let flights = Mutex::new(Flights { events, ..Flights::default() });
         Ok(Arc::new(Self { stream: Stream::new(cuda)?, slots, flights }))
     }
@@ -139,9 +139,9 @@ impl CopyLane {
         let mut arrival = Some(arrival);
         let last = parts.len().saturating_sub(1);
         for (index, part) in parts.iter().enumerate() {
-            flights.wait_for_room(MOST_FLIGHTS - 1)?;
+            flights.wait_for_room(MAX_FLIGHTS - 1)?;
             // The flight that had it last has landed: fewer than all are under way.
-            let slot = &self.slots[flights.begun % MOST_FLIGHTS];
+            let slot = &self.slots[flights.begun % MAX_FLIGHTS];
             let event = flights.events.pop().map_or_else(|| Event::new(self.cuda()), Ok)?;
             match registered {
                 Some(_) => self.copy(part.to, part.from.as_ptr(), part.from.len())?,

@@ -141,7 +141,7 @@ impl StagedMatrix {
     /// Ranks from this one on are here: whoever enqueues a kernel after this has returned reads their bytes.
     #[must_use]
     pub fn first_rank(&self) -> usize {
-        // SYNC POINT (cuda-staged-ranks): who sees the ranks was told by who saw them arrive.
+        // SYNC POINT cuda-staged-ranks: acquires the bytes of the ranks that were seen to arrive.
         self.first_rank.load(Ordering::Acquire)
     }
 

@@ -17,7 +17,7 @@ const SEGMENT_WORDS: usize = 16;
 /// Columns of a unit of the shrink, at least, and into how many parts A's columns are cut at most. What a matrix's chunks
 /// are is decided by its columns alone: sums over them have one order, whatever else is in the batch.
 const LEAST_CHUNK: usize = 1024;
-const MOST_CHUNKS: usize = 8;
+const MAX_CHUNKS: usize = 8;
 
 /// Panels that a unit of the expand takes of one rank block.
 const PANELS: usize = 64;
@@ -38,14 +38,8 @@ pub struct LoraSegment<'a> {
     pub column: usize,
 }
 
-/// How many ranks are computed of each segment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ranks {
-    /// Its own: S-LoRA's MBGMV.
-    True,
-    /// As many as the largest of its group has: Punica's BGMV, for comparison. The same results for more work.
-    Padded,
-}
+/// Rank blocks that are computed of every segment of a group; `None`: of each its own.
+type Padding = fn(&[LoraSegment<'_>]) -> Option<usize>;
 
 /// What launches for a group depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -79,7 +73,7 @@ pub(super) struct Group {
 
 /// A group as the host keeps it.
 #[derive(Debug, Clone, Copy, Default)]
-struct Place {
+struct GroupEntry {
     columns: usize,
     rows: usize,
     outputs: usize,
@@ -90,9 +84,9 @@ struct Place {
 /// Who adds what in a pass. Keeps what it points to alive until the next upload.
 #[derive(Debug)]
 pub struct LoraPlan {
-    ranks: Ranks,
+    padding: Padding,
     shape: PlanShape,
-    places: Vec<Place>,
+    entries: Vec<GroupEntry>,
     words: Vec<u32>,
     table: DeviceVec<u32>,
     /// What is in `table`.
@@ -102,16 +96,20 @@ pub struct LoraPlan {
 }
 
 impl LoraPlan {
-    /// A plan without segments.
+    /// A plan without segments, each of which will be computed at its true rank.
     ///
     /// # Errors
     ///
     /// The device is lost.
-    pub fn new(cuda: &Arc<Cuda>, ranks: Ranks) -> Result<Self, CudaError> {
+    pub fn new(cuda: &Arc<Cuda>) -> Result<Self, CudaError> {
+        Self::with_padding(cuda, |_| None)
+    }
+
+    pub(in crate::cuda) fn with_padding(cuda: &Arc<Cuda>, padding: Padding) -> Result<Self, CudaError> {
         Ok(Self {
-            ranks,
+            padding,
             shape: PlanShape::default(),
-            places: Vec::new(),
+            entries: Vec::new(),
             words: Vec::new(),
             table: DeviceVec::new(cuda, 0)?,
             uploaded: Vec::new(),
@@ -133,19 +131,19 @@ impl LoraPlan {
     /// features, or a segment starts at a rank that is no block's first or has not arrived.
     pub fn upload(&mut self, stream: &Stream, groups: &[Vec<LoraSegment<'_>>]) -> Result<(), CudaError> {
         self.words.clear();
-        self.places.clear();
+        self.entries.clear();
         self.shape.0.clear();
         let mut held = HashMap::new();
         let mut most_sums = 0;
         for group in groups {
-            let mut table = Table::new(group, self.ranks);
+            let mut table = Table::new(group, (self.padding)(group));
             for segment in group {
                 let memory = segment.matrix.memory();
                 held.entry(Arc::as_ptr(memory).addr()).or_insert_with(|| Arc::clone(memory));
                 table.push(segment);
             }
             most_sums = most_sums.max(table.sums);
-            self.places.push(Place { at: self.words.len(), ..table.place });
+            self.entries.push(GroupEntry { at: self.words.len(), ..table.entry });
             self.shape.0.push(table.append(&mut self.words));
         }
         self.send(stream, most_sums)?;
@@ -162,7 +160,7 @@ impl LoraPlan {
     /// How many groups there are.
     #[must_use]
     pub fn groups(&self) -> usize {
-        self.places.len()
+        self.entries.len()
     }
 
     /// Makes room, and uploads what changed.
@@ -185,7 +183,7 @@ impl LoraPlan {
 
     /// Group `index`, if it has anything to add.
     pub(super) fn group(&self, index: usize) -> Option<Group> {
-        let (Place { columns, rows, outputs, at }, shape) = (self.places[index], self.shape.0[index]);
+        let (GroupEntry { columns, rows, outputs, at }, shape) = (self.entries[index], self.shape.0[index]);
         if shape.segments == 0 {
             return None;
         }
@@ -206,7 +204,7 @@ impl LoraPlan {
 
 /// A group's table while it is made.
 struct Table {
-    place: Place,
+    entry: GroupEntry,
     /// Rank blocks of every segment, if they are padded.
     padded_blocks: Option<usize>,
     segments: Vec<u32>,
@@ -218,16 +216,15 @@ struct Table {
 }
 
 impl Table {
-    fn new(group: &[LoraSegment<'_>], ranks: Ranks) -> Self {
+    fn new(group: &[LoraSegment<'_>], padded_blocks: Option<usize>) -> Self {
         assert!(
             group.windows(2).all(|pair| in_order(&pair[0], &pair[1])),
             "segments are disjoint and in order"
         );
-        let blocks = group.iter().map(|segment| segment.matrix.layout().rank.div_ceil(RANK_BLOCK));
         let columns = group.first().map_or(0, |segment| segment.matrix.layout().columns);
         Self {
-            place: Place { columns, ..Place::default() },
-            padded_blocks: if ranks == Ranks::Padded { blocks.max() } else { None },
+            entry: GroupEntry { columns, ..GroupEntry::default() },
+            padded_blocks,
             segments: Vec::with_capacity(group.len() * SEGMENT_WORDS),
             shrink_first: Vec::with_capacity(group.len() + 1),
             expand_first: Vec::with_capacity(group.len() + 1),
@@ -241,7 +238,7 @@ impl Table {
     fn push(&mut self, segment: &LoraSegment<'_>) {
         let LoraSegment { first_row, rows, matrix, first_rank, column } = *segment;
         let layout = matrix.layout();
-        assert_eq!(layout.columns, self.place.columns, "a group's matrices have one input");
+        assert_eq!(layout.columns, self.entry.columns, "a group's matrices have one input");
         assert!(
             first_rank.is_multiple_of(RANK_BLOCK) || first_rank >= layout.rank,
             "ranks are added by blocks"
@@ -250,12 +247,12 @@ impl Table {
         if rows == 0 || first_rank >= layout.rank {
             return;
         }
-        self.place.rows = self.place.rows.max(first_row + rows);
-        self.place.outputs = self.place.outputs.max(column + layout.rows);
+        self.entry.rows = self.entry.rows.max(first_row + rows);
+        self.entry.outputs = self.entry.outputs.max(column + layout.rows);
         let first_block = first_rank / RANK_BLOCK;
         let blocks = self.padded_blocks.unwrap_or_else(|| layout.rank.div_ceil(RANK_BLOCK));
         let (computed, tiles) = (blocks - first_block, rows.div_ceil(TILE_ROWS));
-        let chunk = layout.columns.div_ceil(MOST_CHUNKS).next_multiple_of(128).max(LEAST_CHUNK);
+        let chunk = layout.columns.div_ceil(MAX_CHUNKS).next_multiple_of(128).max(LEAST_CHUNK);
         let chunks = layout.columns.div_ceil(chunk);
         let panels = (PANELS / computed).next_multiple_of(8).max(8);
 

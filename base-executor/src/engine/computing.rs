@@ -1,0 +1,129 @@
+//! The pass, who shares it, and what its last step gave.
+
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+use failpoint::Outcome;
+use layer_service::{hub::Hub, start::Doors};
+use model::{
+    forward::{ForwardPass, SequenceSlice},
+    sampling::Drawn,
+    sites::EvaluateSites,
+};
+
+/// What a panic leaves behind.
+pub(super) type Panic = Box<dyn Any + Send>;
+
+/// A step that came to nothing.
+#[derive(Debug)]
+pub(super) enum StepFailed {
+    /// By a fault, which is in the log.
+    Fault,
+    /// The device had no memory for it, in these words.
+    NoMemory(String),
+}
+
+/// Who draws tokens that need nothing but their logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Drawing {
+    /// The pass, where its logits are.
+    ByThePass,
+    /// The engine, from the logits.
+    ByTheEngine,
+}
+
+impl Drawing {
+    /// Who draws for this pass.
+    fn of(pass: &impl ForwardPass) -> Self {
+        if pass.draws() { Self::ByThePass } else { Self::ByTheEngine }
+    }
+}
+
+/// What a step gave: rows of logits, of which each has so many, and drawn tokens.
+#[derive(Debug)]
+pub(super) struct Gave<'a> {
+    pub(super) logits: &'a mut [f32],
+    pub(super) vocab_size: usize,
+    pub(super) drawn: &'a [Option<Drawn>],
+}
+
+/// Split clients, and how the pass lends them its base.
+pub struct LayerService<P> {
+    /// Their calls.
+    pub hub: Hub,
+    /// The base in the pass.
+    pub base: fn(&mut P) -> &mut dyn EvaluateSites,
+    /// Where they come in; closed with the engine. `None` in tests.
+    pub doors: Option<Doors>,
+}
+
+impl<P> std::fmt::Debug for LayerService<P> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LayerService").field("hub", &self.hub).finish_non_exhaustive()
+    }
+}
+
+/// See the module's description.
+pub(super) struct Computing<P: ForwardPass> {
+    pub(super) pass: P,
+    /// Split clients that the base is lent to.
+    pub(super) layers: Option<LayerService<P>>,
+    /// The logits of a step, kept for the next.
+    logits: Vec<f32>,
+}
+
+impl<P: ForwardPass> Computing<P> {
+    pub(super) fn new(pass: P) -> Self {
+        Self { pass, layers: None, logits: Vec::new() }
+    }
+
+    /// Nothing can be computed any more.
+    pub(super) fn is_lost(&self) -> bool {
+        self.pass.is_lost()
+    }
+
+    pub(super) fn vocab_size(&self) -> usize {
+        self.pass.vocab_size()
+    }
+
+    /// Who draws tokens that need nothing but their logits.
+    pub(super) fn drawing(&self) -> Drawing {
+        Drawing::of(&self.pass)
+    }
+
+    /// Runs the pass over `batch`, in company where there is some.
+    pub(super) fn run(&mut self, batch: &[SequenceSlice<'_, P::Adapter>]) -> Result<(), StepFailed> {
+        let computed = catch_unwind(AssertUnwindSafe(|| {
+            assert_eq!(
+                failpoint::hit("executor.before_step"),
+                Outcome::Pass,
+                "a test wants the step to fail"
+            );
+            match &mut self.layers {
+                Some(layers) => self.pass.forward_in_company(batch, &mut self.logits, &mut layers.hub),
+                None => self.pass.forward(batch, &mut self.logits),
+            }
+        }));
+        match computed {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) if P::lacked_memory(&error) => Err(StepFailed::NoMemory(error.to_string())),
+            Ok(Err(error)) => {
+                let error: &dyn std::error::Error = &error;
+                tracing::error!(error, "a step failed");
+                Err(StepFailed::Fault)
+            }
+            Err(_) => {
+                tracing::error!("a panic was caught in a step");
+                Err(StepFailed::Fault)
+            }
+        }
+    }
+
+    /// What the last step gave.
+    pub(super) fn gave(&mut self) -> Gave<'_> {
+        let (vocab_size, drawn) = (self.pass.vocab_size(), self.pass.drawn());
+        Gave { logits: &mut self.logits, vocab_size, drawn }
+    }
+}

@@ -1,0 +1,183 @@
+//! The adapters: what is loaded, who uses it, and whether the device holds it.
+
+use std::{sync::Arc, time::Duration};
+
+use ids::AdapterId;
+use shmproto::message::{AdapterLoaded, AdapterStats, AdapterUnloaded, Failed, Stats, ToGateway, WireError};
+
+use super::event::Caller;
+use crate::{
+    adapters::{AdapterError, AdapterTable, Loaded, Unloaded},
+    placement::{Arrival, Found, OneTier, Placement},
+};
+
+/// An answer and whose it is.
+pub(super) type Answer = (Caller, ToGateway);
+
+/// See the module's description.
+pub(super) struct Tiers<A> {
+    host: AdapterTable<A>,
+    device: Box<dyn Placement<A>>,
+    /// Load calls that are answered once their adapter is on the device.
+    arriving: Vec<(AdapterId, Caller)>,
+}
+
+impl<A> Tiers<A> {
+    /// No adapter, and a device that is the host.
+    pub(super) fn new() -> Self {
+        Self { host: AdapterTable::default(), device: Box::new(OneTier), arriving: Vec::new() }
+    }
+
+    /// Asks `device` where adapters are from now on.
+    pub(super) fn set_device(&mut self, device: Box<dyn Placement<A>>) {
+        self.device = device;
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.host.len()
+    }
+
+    pub(super) fn ids(&self) -> impl Iterator<Item = AdapterId> {
+        self.host.ids()
+    }
+
+    /// Tokens that the adapter puts before a prompt.
+    pub(super) fn virtual_tokens(&self, id: AdapterId) -> usize {
+        self.host.virtual_tokens(id)
+    }
+
+    /// Another sequence uses it until it is released.
+    pub(super) fn acquire(&mut self, id: AdapterId) -> Result<Arc<A>, AdapterError> {
+        self.host.acquire(id)
+    }
+
+    /// A sequence has used it; it may have been the last that kept it from being freed.
+    pub(super) fn release(&mut self, id: AdapterId) -> Option<Unloaded> {
+        self.host.release(id)
+    }
+
+    /// Frees it, now or when nobody uses it any more.
+    pub(super) fn unload(&mut self, id: AdapterId, caller: Caller) -> Result<Option<Unloaded>, AdapterError> {
+        self.host.unload(id, caller)
+    }
+
+    /// A request of so many pending tokens wants to run.
+    pub(super) fn enter(&mut self, id: AdapterId, adapter: &Arc<A>, tokens: usize) -> Found {
+        self.device.enter(id, adapter, tokens)
+    }
+
+    /// A request that entered has ended.
+    pub(super) fn leave(&mut self, id: AdapterId) {
+        self.device.leave(id);
+    }
+
+    pub(super) fn note_cold_start(&mut self, id: AdapterId, load_wait_us: u64) {
+        self.host.note_cold_start(id, load_wait_us);
+    }
+
+    /// A pass over so many rows took so long.
+    pub(super) fn observe(&mut self, rows: usize, took: Duration) {
+        self.device.observe(rows, took);
+    }
+
+    /// The loader is done with a call; `None` if it is answered later.
+    pub(super) fn loaded(&mut self, caller: Caller, loaded: Loaded<A>) -> Option<Answer> {
+        let id = match loaded {
+            Loaded::New(prepared) => {
+                let id = prepared.claim.id();
+                self.host.insert(prepared);
+                failpoint::pass("executor.adapter_inserted");
+                id
+            }
+            Loaded::Known(id) => id,
+            Loaded::Failed(error) => return Some(failed(caller, error)),
+        };
+        match self.place(id) {
+            Ok(Arrival::Later) => {
+                self.arriving.push((id, caller));
+                None
+            }
+            Ok(Arrival::Now) => Some(self.answer_loaded(id, caller)),
+            Err(error) => Some(failed(caller, error)),
+        }
+    }
+
+    /// Brings a new adapter to the device if it must be there. One that must and cannot is given up.
+    fn place(&mut self, id: AdapterId) -> Result<Arrival, WireError> {
+        if self.arriving.iter().any(|(arriving, _)| *arriving == id) {
+            return Ok(Arrival::Later);
+        }
+        let adapter = Arc::clone(&self.host.get(id)?.adapter);
+        self.device.loaded(id, &adapter).map_err(|error| {
+            drop(adapter);
+            self.host.remove_unused(id);
+            error.into()
+        })
+    }
+
+    /// An adapter is on the device, or will not be: who waited for that is answered.
+    pub(super) fn arrived(&mut self, id: AdapterId) -> Vec<Answer> {
+        self.device.arrived(id);
+        failpoint::pass("executor.adapter_arrived");
+        self.answer_arriving(id)
+    }
+
+    /// An adapter is freed: who waited for that, or for its arrival, is answered.
+    pub(super) fn unloaded(&mut self, unloaded: &Unloaded) -> Vec<Answer> {
+        let Unloaded { id, freed_bytes, .. } = *unloaded;
+        self.device.unloaded(id);
+        // It will not arrive any more, and one that is loaded after it is another.
+        let mut answers = self.answer_arriving(id);
+        answers.extend(unloaded.calls.iter().map(|&caller| {
+            let answer = AdapterUnloaded { request: caller.request, adapter: id.0, freed_bytes };
+            (caller, ToGateway::AdapterUnloaded(answer))
+        }));
+        answers
+    }
+
+    /// The answers to those who wait for an adapter to be on the device.
+    fn answer_arriving(&mut self, id: AdapterId) -> Vec<Answer> {
+        let callers: Vec<_> = self.arriving.extract_if(.., |(arriving, _)| *arriving == id).collect();
+        callers.into_iter().map(|(_, caller)| self.answer_loaded(id, caller)).collect()
+    }
+
+    fn answer_loaded(&self, id: AdapterId, caller: Caller) -> Answer {
+        match self.host.get(id) {
+            Ok(prepared) => {
+                let answer = AdapterLoaded {
+                    request: caller.request,
+                    generation: prepared.generation.0,
+                    adapter: id.0,
+                    rank: prepared.rank,
+                    bytes: prepared.claim.bytes(),
+                    modules: prepared.modules,
+                };
+                (caller, ToGateway::AdapterLoaded(answer))
+            }
+            Err(error) => failed(caller, error.into()),
+        }
+    }
+
+    /// Fills in what there is to say of all adapters.
+    pub(super) fn stats(&self, stats: &mut Stats) {
+        stats.adapter_bytes = self.host.bytes();
+        self.device.stats(stats);
+    }
+
+    /// What there is to say of each.
+    pub(super) fn lines(&self) -> Vec<AdapterStats> {
+        let mut lines = self.host.stats();
+        for line in &mut lines {
+            let id = AdapterId(line.adapter);
+            if let Some(adapter) = self.host.peek(id) {
+                self.device.adapter_stats(id, adapter, line);
+            }
+        }
+        lines
+    }
+}
+
+/// The answer to a call that came to nothing.
+pub(super) fn failed(caller: Caller, error: WireError) -> Answer {
+    (caller, ToGateway::Failed(Failed { request: caller.request, error }))
+}

@@ -1,0 +1,135 @@
+//! How a base is opened, whatever it is computed on: one script, and what each device does in it.
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use cache::copy::BytesPerSecond;
+use kernels::lora::LoraPrecision;
+use model::{
+    deltas::{device_copy::DeviceMemory, prepared::PreparedAdapter},
+    forward::ForwardPass,
+    shape::config::ModelConfig,
+    sites::EvaluateSites,
+};
+use shmproto::message::{ColdStart, DeviceFacts};
+
+use super::{
+    AdapterLoader, Resident,
+    base::{Base, Loaded},
+};
+use crate::{
+    config::Config,
+    costs::Costs,
+    device::{Arrivals, Device, DeviceSettings, FreeBytes},
+    images::Library,
+    progress::Progress,
+    workers::Workers,
+};
+
+/// What a device does while a base is opened on it.
+pub(super) trait Opening {
+    /// The weights, as the device computes with them.
+    type Weights;
+    /// The forward pass over them.
+    type Pass: ForwardPass<Adapter = PreparedAdapter> + EvaluateSites + Send + 'static;
+
+    /// Loads the weights of `base`.
+    fn load(&self, base: &Base, progress: &Progress) -> anyhow::Result<Self::Weights>;
+
+    /// Their shape, and how adapters are best kept beside them.
+    fn shape(weights: &Self::Weights) -> (ModelConfig, LoraPrecision);
+
+    /// Tells the operator what was loaded.
+    fn tell(&self, base: &Loaded, weights: &Self::Weights);
+
+    /// The pass, with memory for keys and values.
+    fn pass(&self, weights: Self::Weights, config: &Config, cores: &[usize]) -> anyhow::Result<Self::Pass>;
+
+    /// Blocks of keys and values that the pass has memory for.
+    fn kv_blocks(pass: &Self::Pass) -> usize;
+
+    /// What gateways are told of the device.
+    fn facts(&self) -> DeviceFacts;
+
+    /// Sets up who sums what of an adapter is not on the device.
+    fn with_workers(
+        pass: Self::Pass,
+        config: &Config,
+        cores: &[usize],
+        library: Library,
+    ) -> anyhow::Result<(Self::Pass, Workers)>;
+
+    /// Where adapters are copied to, and how much of that nobody uses.
+    fn memory(self, pass: &Self::Pass) -> (Arc<dyn DeviceMemory>, FreeBytes);
+}
+
+/// Opens `base` on a device, and tells `progress` how far it is.
+///
+/// # Errors
+/// If it cannot be served.
+pub(super) fn open<O: Opening>(
+    device: O,
+    base: Base,
+    config: &Config,
+    progress: &Progress,
+    arrivals: Arrivals,
+) -> anyhow::Result<Resident<O::Pass, AdapterLoader>> {
+    progress.stage(base.stage);
+    failpoint::pass("executor.before_weights");
+    let weights = device.load(&base, progress)?;
+    failpoint::pass("executor.after_weights");
+    let mut base = base.close()?;
+    let (shape, suits) = O::shape(&weights);
+    let layer_plan = base.layer_plan(config, &shape, suits);
+    device.tell(&base, &weights);
+    let library = Library::new().context("no descriptor is left for the images of adapters")?;
+    let loader = AdapterLoader::new(config, &shape, suits, &library);
+    progress.stage("taking memory for keys and values");
+    let mut pass = device.pass(weights, config, &base.cores)?;
+    let kv_blocks = some_blocks(O::kv_blocks(&pass))?;
+    let facts = base.facts(device.facts(), &shape, kv_blocks);
+    let settings = device_settings(config);
+    let costs = costs(&settings, &mut pass, &shape, &base.cores, kv_blocks, progress)?;
+    let (pass, workers) = O::with_workers(pass, config, &base.cores, library)?;
+    let (memory, free) = device.memory(&pass);
+    let tier = Device::new(settings, arrivals, workers, costs);
+    let tier = tier.context("cannot start the thread that copies adapters")?;
+    let placement = Box::new(tier.with_memory(memory, free));
+    let layers = layer_plan.map(|plan| plan.open(&pass)).transpose()?;
+    Ok(Resident { pass, loader, placement, layers, facts })
+}
+
+fn device_settings(config: &Config) -> DeviceSettings {
+    let link = config.link_bytes_per_s().map(BytesPerSecond);
+    if let Some(link) = link {
+        tracing::warn!(
+            bytes_per_s = link.get(),
+            "the link to the device is emulated: an experiment, not a service"
+        );
+    }
+    DeviceSettings { bytes: config.device_adapter_bytes.0, cold_start: config.cold_start(), link }
+}
+
+/// Times the pass, if there are cold starts to be decided on.
+fn costs<P: ForwardPass>(
+    settings: &DeviceSettings,
+    pass: &mut P,
+    shape: &ModelConfig,
+    cores: &[usize],
+    kv_blocks: u32,
+    progress: &Progress,
+) -> anyhow::Result<Option<Costs>> {
+    match settings.cold_start {
+        ColdStart::CpuAssist => {
+            progress.stage("measuring what cold starts cost");
+            Ok(Some(Costs::measure(pass, shape, cores, kv_blocks, settings.link)?))
+        }
+        ColdStart::OnDemand | ColdStart::Cached => Ok(None),
+    }
+}
+
+/// Blocks of the pool, of which there must be one.
+fn some_blocks(kv_blocks: usize) -> anyhow::Result<u32> {
+    anyhow::ensure!(kv_blocks > 0, "--kv-bytes does not hold a single KV block; raise it");
+    Ok(u32::try_from(kv_blocks).unwrap_or(u32::MAX))
+}

@@ -1,0 +1,79 @@
+//! Five hundred requests at the same moment, and nothing after them: how many are served, and when.
+
+use std::{sync::Barrier, thread, time::Duration};
+
+use anyhow::{Result, anyhow};
+
+use super::{
+    servers::{Adapters, warmed_up},
+    setup::Setup,
+};
+use crate::{
+    http::{Attempt, Dialect, Server, Timeline},
+    measure::{Samples, alternate},
+    ours::Holobiont,
+    peer::LlamaServer,
+    report::{Better, Comparison, Rival, Target},
+    workload::{STREAMS, arrival},
+};
+
+/// Requests of a burst.
+const REQUESTS: usize = 500;
+
+/// Those that were served, in no order.
+type Served = Vec<Timeline>;
+
+/// Every comparison of this benchmark.
+pub(super) fn run(setup: &Setup) -> Result<Vec<Comparison>> {
+    let adapters = Adapters::generate(setup)?;
+    let folder = setup.temporary("holobiont-burst");
+    let ours = Holobiont::start(&setup.holobiont, &adapters.ours[..STREAMS], &folder).and_then(warmed_up)?;
+    let folder = setup.temporary("llama-server-burst");
+    let peer =
+        LlamaServer::start(&setup.peer, &setup.peer.q4_0, &adapters.peers, &folder).and_then(warmed_up)?;
+    let [ours, peer] = alternate(
+        setup.config.runs,
+        [Box::new(|round| burst(&ours, round)), Box::new(|round| burst(&peer, round))],
+    )?;
+    let row = |case: &str, unit, better, figure: &dyn Fn(&Served) -> f64, target| -> Result<Comparison> {
+        let rival = Rival {
+            name: "llama-server".to_owned(),
+            format: setup.peer.q4_0.format.clone(),
+            samples: Samples::of(&peer, figure)?,
+        };
+        let (case, ours) = (case.to_owned(), Samples::of(&ours, figure)?);
+        Ok(Comparison { bench: "burst", case, unit, better, ours, rival, target })
+    };
+    let all = Some(Target::OursAtLeast(REQUESTS as f64));
+    Ok(vec![
+        row("served of 500 at once", "requests", Better::Higher, &|served| served.len() as f64, all)?,
+        row("last first token", "ms", Better::Lower, &last_first_token_ms, None)?,
+    ])
+}
+
+fn last_first_token_ms(served: &Served) -> f64 {
+    let waits = served.iter().map(|timeline| timeline.first - timeline.sent);
+    waits.max().unwrap_or(Duration::ZERO).as_secs_f64() * 1000.0
+}
+
+/// Nobody sends anything twice.
+fn burst<D: Dialect>(server: &Server<D>, round: usize) -> Result<Served> {
+    let together = Barrier::new(REQUESTS);
+    let client = |number| {
+        let job = arrival(round, number);
+        together.wait();
+        server.attempt(&job)
+    };
+    thread::scope(|scope| {
+        let clients: Vec<_> = (0..REQUESTS).map(|number| scope.spawn(move || client(number))).collect();
+        let mut served = Served::new();
+        for client in clients {
+            let attempt = client.join().unwrap_or_else(|_| Err(anyhow!("a client thread panicked")))?;
+            served.extend(match attempt {
+                Attempt::Served(timeline) => Some(timeline),
+                Attempt::Refused { .. } => None,
+            });
+        }
+        Ok(served)
+    })
+}

@@ -1,0 +1,23 @@
+//! What lies on disk of a model: where it is, which files it has, and what is in them before anybody knows what it means.
+//!
+//! # Layout
+//!
+//! - [`location`]: a path, or a name on a hub. [`model_files`]: the files of the model there.
+//! - [`gguf`]: metadata and tensors in one file. [`generation_defaults`]: what either kind of files says about sampling.
+//! - [`text_hash`]: what tells the text of one model from that of another.
+//! - [`whole_file`], [`small_json`]: small files and documents, bounded before they are read.
+//!
+//! # Principles
+//!
+//! - A file is untrusted input: what it says about sizes is checked against the bytes there are before anything is
+//!   allocated for it.
+//! - Nothing here computes: the bytes of a tensor are handed on as they are stored.
+#![forbid(unsafe_code)]
+
+pub mod generation_defaults;
+pub mod gguf;
+pub mod location;
+pub mod model_files;
+pub mod small_json;
+pub mod text_hash;
+pub mod whole_file;

@@ -1,0 +1,49 @@
+//! JSON documents of the size of a configuration, from files nobody vouches for.
+//!
+//! A parsed value takes up to a hundred times the bytes it is written in (`[[0],[0],...]`), so a limit on the file's bytes
+//! alone is none on memory. What a document can grow to is bounded by the signs that make values: they are counted
+//! first.
+
+use serde::de::{DeserializeOwned, Error as _};
+
+/// Signs that begin or separate values. Each costs at most about 200 bytes.
+const MAX_SIGNS: usize = 1 << 16;
+
+/// Reads `json`.
+///
+/// # Errors
+/// If it is malformed, not a `T`, or has more than 65,536 values.
+pub fn parse<T: DeserializeOwned>(json: &[u8]) -> Result<T, serde_json::Error> {
+    check_size(json)?;
+    serde_json::from_slice(json)
+}
+
+/// Refuses a document that would grow beyond what a configuration may take. Signs within texts count too: the limit is
+/// far above what any configuration has.
+///
+/// # Errors
+/// If there are too many of them.
+pub fn check_size(json: &[u8]) -> Result<(), serde_json::Error> {
+    let signs = json.iter().filter(|byte| matches!(byte, b',' | b':' | b'[' | b'{')).count();
+    if signs <= MAX_SIGNS {
+        return Ok(());
+    }
+    Err(serde_json::Error::custom(format!(
+        "it has {signs} values and separators, and the limit is {MAX_SIGNS}"
+    )))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn a_document_of_too_many_values_is_refused_before_it_is_read() {
+        let list = |count: usize| format!("[{}0]", "0,".repeat(count));
+        assert!(parse::<Value>(list(MAX_SIGNS - 1).as_bytes()).is_ok());
+        let error = parse::<Value>(list(MAX_SIGNS).as_bytes()).unwrap_err().to_string();
+        assert!(error.contains("65537 values and separators"), "{error}");
+    }
+}

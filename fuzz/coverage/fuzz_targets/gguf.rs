@@ -1,6 +1,0 @@
-//! The target `gguf` of the crate `fuzz`.
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    let _ = (fuzz::named("gguf").run)(input);
-});

@@ -1,6 +1,0 @@
-//! The target `key_file` of the crate `fuzz`.
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    let _ = (fuzz::named("key_file").run)(input);
-});

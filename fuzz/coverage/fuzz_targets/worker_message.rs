@@ -1,6 +1,0 @@
-//! The target `worker_message` of the crate `fuzz`.
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|input: &[u8]| {
-    let _ = (fuzz::named("worker_message").run)(input);
-});

@@ -1,0 +1,96 @@
+//! The settings that other rooms are handed: each a value of its own, with what holds if nobody says otherwise.
+
+use std::{path::PathBuf, time::Duration};
+
+use crate::limits::PerMin;
+
+/// What ends the process, beside SIGTERM and SIGINT.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Lifeline {
+    /// The end of standard input.
+    Stdin,
+    /// Nothing else.
+    Signals,
+}
+
+/// An adapter to load at start.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StartAdapter {
+    /// What it is called.
+    pub name: String,
+    /// Where its files are.
+    pub path: PathBuf,
+}
+
+/// Under which host names a gateway without keys answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hosts {
+    /// Those of this machine: a web page elsewhere that points its own name at us is refused (DNS rebinding).
+    Local,
+    /// Any (`--insecure`).
+    Any,
+}
+
+/// How often callers may ask.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Rates {
+    /// For each key that has no limit of its own; `Config::keys` knows it already.
+    pub per_key: PerMin,
+    /// For each adapter.
+    pub per_adapter: PerMin,
+}
+
+/// What connections may cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ConnectionLimits {
+    /// Longest body of a request.
+    pub max_body_bytes: usize,
+    /// Most open connections.
+    pub max_connections: usize,
+    /// Within this a request's header must come; also how long a connection may be idle.
+    pub header_timeout: Duration,
+    /// Within this a request's body must come.
+    pub body_timeout: Duration,
+    /// How long a reader may take nothing.
+    pub stall_timeout: Duration,
+}
+
+/// Which figures and traces there are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Figures {
+    /// Whether vLLM's names stand beside our own.
+    pub names: MetricNames,
+    /// Most adapters with metrics of their own.
+    pub max_adapter_labels: usize,
+    /// Workers that there should be beside the executor.
+    pub expected_workers: u32,
+    /// Where traces go; `None` without the feature `otel`.
+    pub otlp_endpoint: Option<String>,
+}
+
+/// Whose metric names are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MetricNames {
+    /// Ours alone.
+    Own,
+    /// Ours, and vLLM's beside them.
+    WithVllm,
+}
+
+impl Default for ConnectionLimits {
+    fn default() -> Self {
+        Self {
+            max_body_bytes: 8 << 20,
+            max_connections: 1024,
+            header_timeout: Duration::from_secs(10),
+            body_timeout: Duration::from_secs(30),
+            stall_timeout: Duration::from_secs(60),
+        }
+    }
+}
+
+impl Default for Figures {
+    fn default() -> Self {
+        Self { names: MetricNames::Own, max_adapter_labels: 64, expected_workers: 0, otlp_endpoint: None }
+    }
+}

@@ -1,0 +1,194 @@
+//! Who asks for work and leaves, and who brings more than is worked on: neither costs more than a bounded amount.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, Condvar, Mutex,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
+
+use gateway::{
+    lifecycle::LoadText,
+    text::{ChatMessage, Decoder, Facts, Text, TextError},
+};
+use serde_json::json;
+use text::{detokenize::TextStart, tokenizer::AddSpecial};
+use tokio::{io::AsyncWriteExt as _, net::TcpSocket, task::JoinSet};
+
+use crate::{
+    fake_executor::say,
+    harness::{Harness, eventually, eventually_async},
+    text::{ByteText, always},
+};
+
+const TEXT: &str = "/v1/completions";
+/// Bodies that are worked on at once, as `docs/SPECIFICATION.md` has it.
+const WORKED_ON: usize = 2;
+/// Large bodies that are held at once.
+const HELD: usize = 32;
+/// Long enough for what must not happen to happen.
+const WHILE: Duration = Duration::from_millis(300);
+
+/// A tokenizer behind a gate.
+#[derive(Debug, Default)]
+struct GatedText {
+    text: ByteText,
+    /// How many have come to it.
+    entered: AtomicUsize,
+    open: Mutex<bool>,
+    opened: Condvar,
+}
+
+impl GatedText {
+    fn entered(&self) -> usize {
+        self.entered.load(SeqCst)
+    }
+
+    fn open(&self) {
+        *self.open.lock().unwrap() = true;
+        self.opened.notify_all();
+    }
+}
+
+/// Opens the gate when the test ends, however it ends: the threads behind it would outlive it.
+struct Gate(Arc<GatedText>);
+
+impl Gate {
+    fn closed() -> Self {
+        Self(Arc::default())
+    }
+
+    fn text(&self) -> LoadText {
+        always(Arc::clone(&self.0) as Arc<dyn Text>)
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.0.open();
+    }
+}
+
+impl Text for GatedText {
+    fn encode(&self, text: &str, add: AddSpecial) -> Result<Vec<u32>, TextError> {
+        self.entered.fetch_add(1, SeqCst);
+        let closed = self.opened.wait_while(self.open.lock().unwrap(), |open| !*open).unwrap();
+        drop(closed);
+        self.text.encode(text, add)
+    }
+
+    fn decode(&self, tokens: &[u32]) -> String {
+        self.text.decode(tokens)
+    }
+
+    fn token_bytes(&self, token: u32) -> &[u8] {
+        self.text.token_bytes(token)
+    }
+
+    fn decoder(&self, start: TextStart) -> Box<dyn Decoder> {
+        self.text.decoder(start)
+    }
+
+    fn encode_chat(&self, messages: &[ChatMessage]) -> Result<Vec<u32>, TextError> {
+        self.text.encode_chat(messages)
+    }
+
+    fn facts(&self) -> &Facts {
+        self.text.facts()
+    }
+}
+
+/// How many callers the gateway has seen leave before their answer began.
+async fn left(harness: &Harness) -> usize {
+    let metrics = harness.client.get("/metrics").await.body;
+    let row = format!("holobiont_http_requests_total{{route=\"{TEXT}\",status=\"499\"}} ");
+    metrics.lines().find_map(|line| line.strip_prefix(&row)?.parse().ok()).unwrap_or(0)
+}
+
+/// A body that is too long to be worked on where others would wait for it.
+fn body(bytes: usize) -> serde_json::Value {
+    json!({ "model": "base", "prompt": "a".repeat(bytes), "max_tokens": 1 })
+}
+
+#[tokio::test]
+async fn who_posts_and_leaves_takes_no_more_turns_than_those_who_stay() {
+    let gate = Gate::closed();
+    let text = &gate.0;
+    let harness = Harness::start_with_text(say("x"), gate.text(), |_| {}).await;
+    let mut exchanges = Vec::new();
+    for _ in 0..WORKED_ON {
+        exchanges.push(harness.client.open_post(TEXT, &body(5 << 10)).await);
+    }
+    eventually("as many are worked on as may be", || text.entered() == WORKED_ON).await;
+    exchanges.clear();
+    eventually_async("both are seen to have left", async || left(&harness).await == WORKED_ON).await;
+    for _ in WORKED_ON..50 {
+        exchanges.push(harness.client.open_post(TEXT, &body(5 << 10)).await);
+    }
+    tokio::time::sleep(WHILE).await;
+    exchanges.clear();
+    eventually_async("all are seen to have left", async || left(&harness).await == 50).await;
+    assert_eq!(text.entered(), WORKED_ON, "what nobody works on any more was begun");
+    text.open();
+    // Longer than the context, which is said by whoever encodes it.
+    let answer = harness.client.post(TEXT, &body(5 << 10)).await;
+    assert_eq!(answer.code(), "context_length_exceeded");
+    assert_eq!(text.entered(), WORKED_ON + 1, "no work was left behind by those who left");
+}
+
+#[test]
+fn adapters_are_copied_while_every_thread_for_text_is_taken() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .max_blocking_threads(WORKED_ON)
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let gate = Gate::closed();
+        let harness = Harness::start_with_text(say("x"), gate.text(), |_| {}).await;
+        let one = harness.client.open_post(TEXT, &body(5 << 10)).await;
+        let other = harness.client.open_post(TEXT, &body(5 << 10)).await;
+        eventually("both threads are taken", || gate.0.entered() == WORKED_ON).await;
+        let load = json!({ "lora_name": "a", "lora_path": harness.adapter("a", "weights") });
+        assert_eq!(harness.client.post("/v1/load_lora_adapter", &load).await.status, 200);
+        gate.0.open();
+        drop((one, other));
+    });
+}
+
+/// Sends a body through a socket that holds little of it, and counts it when all of it has been taken.
+async fn push(address: SocketAddr, body: Arc<str>, taken: Arc<AtomicUsize>) {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_send_buffer_size(4 << 10).unwrap();
+    let mut stream = socket.connect(address).await.unwrap();
+    let head = format!(
+        "POST {TEXT} HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    stream.write_all(body.as_bytes()).await.unwrap();
+    taken.fetch_add(1, SeqCst);
+    std::future::pending::<()>().await;
+}
+
+#[tokio::test]
+async fn of_many_large_bodies_no_more_are_held_than_may_be_while_none_is_worked_on() {
+    let gate = Gate::closed();
+    let text = &gate.0;
+    let harness = Harness::start_with_text(say("x"), gate.text(), |_| {}).await;
+    // More than the sockets of both sides hold.
+    let body: Arc<str> = body(512 << 10).to_string().into();
+    let taken = Arc::new(AtomicUsize::new(0));
+    let mut senders = JoinSet::new();
+    for _ in 0..100 {
+        senders.spawn(push(harness.client.address(), Arc::clone(&body), Arc::clone(&taken)));
+    }
+    eventually("as many are held as may be", || taken.load(SeqCst) >= HELD).await;
+    eventually("as many are worked on as may be", || text.entered() == WORKED_ON).await;
+    tokio::time::sleep(WHILE).await;
+    assert_eq!(taken.load(SeqCst), HELD, "bodies are parked without end");
+    text.open();
+    eventually("the others are read as soon as there is room", || taken.load(SeqCst) == 100).await;
+}

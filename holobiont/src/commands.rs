@@ -1,0 +1,19 @@
+//! One room for each command a person types. What two of them need lies below: in `client`, `deployment`, `models` or
+//! `terminal`.
+
+pub(crate) mod adapters;
+pub(crate) mod bench;
+pub(crate) mod cert;
+pub(crate) mod chat;
+pub(crate) mod check;
+pub(crate) mod doctor;
+pub(crate) mod down;
+pub(crate) mod key;
+pub(crate) mod logs;
+pub(crate) mod ls;
+pub(crate) mod manual;
+pub(crate) mod ps;
+pub(crate) mod pull;
+pub(crate) mod show;
+pub(crate) mod status;
+pub(crate) mod up;

@@ -1,0 +1,197 @@
+//! `holobiont bench`: a load generator that measures what a client of the gateway sees.
+//!
+//! Each `--adapters` is one run; a run's requests are spread over its adapters. Prompts differ from request to request,
+//! so that no run lives off another's prefix cache. With `--rate` requests come when they come, as they do from people:
+//! only so is a gateway seen that has more to do than it can.
+
+mod load;
+mod report;
+mod traffic;
+
+use serde_json::json;
+
+use crate::{
+    client::{Client, ClientError, ServedModel},
+    exit::{Exit, Explain},
+    terminal::{Format, Terminal},
+};
+use load::{Fate, Load, Outcome, Pace};
+use report::{Each, Report, markdown};
+use traffic::{Distribution, Selection, SelectionError};
+
+/// Arguments of `bench`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct BenchArguments {
+    /// Whom to ask: names separated by commas, or random:N, zipf:N, uniform:N, round-robin:N of the served adapters; each
+    /// one is a run [default: the base]
+    #[arg(long, value_name = "LIST|HOW:N")]
+    adapters: Vec<Selection>,
+    /// Requests of a run
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
+    requests: u32,
+    /// Requests under way at once; with --rate at most so many [default: 8; with --rate 4096]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    concurrency: Option<u32>,
+    /// Requests come at random times, on average R a second, whatever becomes of them; refusals are counted, not errors
+    #[arg(long, value_name = "R", value_parser = rate)]
+    rate: Option<f64>,
+    /// Prints a JSON line for each request before those of its run
+    #[arg(long)]
+    each: bool,
+    /// Tokens of a prompt, about
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    prompt_tokens: u32,
+    /// Tokens of an answer
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    max_tokens: u32,
+    /// How requests are spread over the adapters of a run
+    #[arg(long, value_enum, default_value_t = Distribution::RoundRobin)]
+    distribution: Distribution,
+    /// Same seed, same requests [default: another one each time, so that nothing is answered from a prefix cache]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// How results are written [default: md, or jsonl with --json]
+    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    output: Option<Output>,
+}
+
+/// How results are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Output {
+    /// A Markdown table.
+    Md,
+    /// One JSON array.
+    Json,
+    /// One JSON object a line, as each run ends.
+    Jsonl,
+}
+
+/// Why nothing was measured.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum BenchError {
+    /// The gateway does not say what it serves.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// The adapters asked for are not there.
+    #[error(transparent)]
+    Selection(#[from] SelectionError),
+    /// Some requests failed: the numbers above do not stand for the load that was asked for.
+    #[error("{failed} of {requests} requests failed; the first said")]
+    Requests {
+        /// How many.
+        failed: usize,
+        /// Of how many.
+        requests: usize,
+        /// The first one's reason.
+        source: Box<ClientError>,
+    },
+}
+
+impl Explain for BenchError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Client(error) => error.exit(),
+            Self::Selection(_) => Exit::NotFound,
+            Self::Requests { source, .. } => source.exit(),
+        }
+    }
+
+    fn next(&self) -> Option<String> {
+        match self {
+            Self::Client(error) => error.next(),
+            Self::Selection(_) => Some("holobiont ls".into()),
+            Self::Requests { source, .. } => source.next(),
+        }
+    }
+}
+
+/// Measures each selection in turn.
+pub(crate) fn run(arguments: &BenchArguments, url: &str, terminal: Terminal) -> Result<(), BenchError> {
+    let client = Client::new(url, terminal);
+    let seed = arguments.seed.unwrap_or_else(rand::random);
+    let selections = match arguments.adapters.as_slice() {
+        [] => &[Selection::Base],
+        selections => selections,
+    };
+    let targets = targets(selections, &client.models()?, seed)?;
+    let output = arguments.output.unwrap_or(match terminal.format {
+        Format::Human => Output::Md,
+        Format::Json => Output::Jsonl,
+    });
+    let mut reports = Vec::new();
+    let mut failure = None;
+    for (run, (selection, models)) in selections.iter().zip(targets).enumerate() {
+        let distribution = selection.distribution().unwrap_or(arguments.distribution);
+        let load = arguments.load(models, distribution, seed.wrapping_add(run as u64));
+        let outcome = measure(&load, &client, terminal);
+        if arguments.each {
+            Each::of(&load, &outcome).for_each(|each| terminal.print(json!(each)));
+        }
+        let report = Report::new(selection, &load, distribution, &outcome);
+        let error = arguments.failure(outcome);
+        if output == Output::Jsonl {
+            terminal.print(json!(report));
+        }
+        reports.push(report);
+        failure = failure.or(error);
+    }
+    match output {
+        Output::Md => terminal.print(markdown(&reports)),
+        Output::Json => terminal.print(json!(reports)),
+        Output::Jsonl => {}
+    }
+    failure.map_or(Ok(()), Err)
+}
+
+/// Whom each run asks. All names are checked before the first request is sent.
+fn targets(
+    selections: &[Selection],
+    served: &[ServedModel],
+    seed: u64,
+) -> Result<Vec<Vec<String>>, SelectionError> {
+    selections.iter().map(|selection| selection.resolve(served, seed)).collect()
+}
+
+impl BenchArguments {
+    /// The load of one run.
+    fn load(&self, models: Vec<String>, distribution: Distribution, seed: u64) -> Load {
+        let pace = match (self.rate, self.concurrency) {
+            (None, concurrency) => Pace::Closed { concurrency: concurrency.unwrap_or(8) as usize },
+            (Some(per_s), callers) => Pace::Open { per_s, callers: callers.unwrap_or(4096) as usize },
+        };
+        Load {
+            picks: distribution.picks(models.len(), self.requests as usize, seed),
+            models,
+            pace,
+            prompt_tokens: self.prompt_tokens as usize,
+            max_tokens: self.max_tokens,
+            seed,
+        }
+    }
+
+    /// What to say if requests failed. Refusals are what a full gateway owes those who come anyway: no error with `--rate`.
+    fn failure(&self, outcome: Outcome) -> Option<BenchError> {
+        let requests = outcome.fates.len();
+        let counts = |fate: &Fate| fate.result.is_err() && !(self.rate.is_some() && fate.is_refusal());
+        let failures: Vec<_> = outcome.fates.into_iter().filter(counts).collect();
+        let failed = failures.len();
+        let first = failures.into_iter().find_map(|fate| fate.result.err())?;
+        Some(BenchError::Requests { failed, requests, source: Box::new(first) })
+    }
+}
+
+/// One run.
+fn measure(load: &Load, client: &Client, terminal: Terminal) -> Outcome {
+    let (requests, models) = (load.picks.len(), load.models.len());
+    let progress = terminal.spinner(format!("{requests} requests over {models} models"));
+    let outcome = load.run(client);
+    progress.finish_and_clear();
+    outcome
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(rate) if (0.001..=1e6).contains(&rate) => Ok(rate),
+        _ => Err("write a number of requests a second from 0.001 to 1000000".into()),
+    }
+}

@@ -1,0 +1,248 @@
+//! `holobiont cert`: certificates for renting base layers over TLS, without an authority that others know.
+//!
+//! A directory holds an authority of its own, made at the first call, and what it has signed: one certificate for the
+//! executor, and one for each client that is to be known by a certificate instead of a key. Clients are given `ca.pem`.
+
+use std::{
+    fs::{self, DirBuilder, OpenOptions},
+    io::{self, Write as _},
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose, date_time_ymd,
+};
+use serde_json::json;
+
+use crate::{
+    deployment::config::{Config, ConfigError},
+    exit::{Exit, Explain},
+    home::Home,
+    terminal::{Format, Terminal},
+};
+
+/// What the authority is called in the certificates it signs.
+const AUTHORITY: &str = "Holobiont authority of one deployment";
+
+/// Seconds of a mean Gregorian year.
+const YEAR_S: u64 = 31_556_952;
+
+/// Arguments of `cert`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct CertArguments {
+    /// A name or address that clients reach the executor by; more than once for several
+    #[arg(long = "host", value_name = "HOST", required_unless_present = "clients")]
+    hosts: Vec<String>,
+    /// A client that is to be known by a certificate: the tenant's name
+    #[arg(long = "client", value_name = "NAME", value_parser = keys::tenant_name)]
+    clients: Vec<Arc<str>>,
+    /// Where certificates are kept [default: tls in the state directory]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+/// Why there is no certificate.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum CertError {
+    /// The configuration is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// A name cannot stand in a certificate.
+    #[error("{0:?} cannot stand in a certificate")]
+    Name(String),
+    /// The authority's key is not one.
+    #[error("{} is no private key", .0.display())]
+    Authority(PathBuf),
+    /// A key or certificate cannot be made.
+    #[error("no certificate can be made")]
+    Make(#[from] rcgen::Error),
+    /// A file is in the way.
+    #[error("{} exists", .0.display())]
+    Exists(PathBuf),
+    /// A file cannot be read or written.
+    #[error("{} cannot be used", path.display())]
+    File {
+        /// The file, as it was written.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl Explain for CertError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Config(error) => error.exit(),
+            Self::Name(_) => Exit::Usage,
+            Self::Exists(_) => Exit::Conflict,
+            Self::Authority(_) | Self::Make(_) | Self::File { .. } => Exit::Failed,
+        }
+    }
+
+    fn next(&self) -> Option<String> {
+        match self {
+            Self::Config(error) => error.next(),
+            Self::Name(_) => Some("holobiont cert --host layers.example.org --host 10.0.0.7".into()),
+            Self::Authority(_) => {
+                Some("move the directory away and make new certificates for everybody".into())
+            }
+            Self::Exists(path) => Some(format!("rm {} if a new one is to take its place", path.display())),
+            Self::Make(_) | Self::File { .. } => None,
+        }
+    }
+}
+
+/// Makes what is asked for, and says where it is.
+pub(crate) fn run(arguments: &CertArguments, terminal: Terminal) -> Result<(), CertError> {
+    let directory = match &arguments.dir {
+        Some(directory) => directory.clone(),
+        None => {
+            let config = Config::layered(Config::default(), None)?;
+            config.deployment.state.unwrap_or_else(|| Home::from_environment().state()).join("tls")
+        }
+    };
+    let made = make(&directory, &arguments.hosts, &arguments.clients)?;
+    terminal.print(match terminal.format {
+        Format::Json => json!({ "ca": directory.join("ca.pem"), "made": made }).to_string(),
+        Format::Human => text(&directory, &made, !arguments.hosts.is_empty()),
+    });
+    Ok(())
+}
+
+fn text(directory: &Path, made: &[PathBuf], has_server: bool) -> String {
+    let mut lines: Vec<String> = made.iter().map(|path| path.display().to_string()).collect();
+    if has_server {
+        let [ca, cert, key] = ["ca.pem", "server.pem", "server-key.pem"].map(|name| directory.join(name));
+        lines.push(format!(
+            "\nFor the deployment file:\n\n[layers]\nlisten = \"0.0.0.0:7443\"\ncert = {cert:?}\ncert_key = {key:?}\n\
+             client_ca = {ca:?}\n\nFor clients:\n\nholobiont-client generate --executor tls://HOST:7443 --ca {} \"...\"",
+            ca.display()
+        ));
+    }
+    lines.join("\n")
+}
+
+/// Makes the authority if there is none, then certificates; says which files are new.
+fn make(directory: &Path, hosts: &[String], clients: &[Arc<str>]) -> Result<Vec<PathBuf>, CertError> {
+    let failed = |source| CertError::File { path: directory.to_owned(), source };
+    DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
+    let mut made = Vec::new();
+    let authority = authority(directory, &mut made)?;
+    if !hosts.is_empty() {
+        let params = params(hosts, &hosts[0], ExtendedKeyUsagePurpose::ServerAuth)?;
+        sign(&authority, &params, directory, "server", &mut made)?;
+    }
+    for client in clients {
+        let name = client.to_string();
+        let params = params(std::slice::from_ref(&name), &name, ExtendedKeyUsagePurpose::ClientAuth)?;
+        sign(&authority, &params, directory, &format!("client-{name}"), &mut made)?;
+    }
+    Ok(made)
+}
+
+fn authority(directory: &Path, made: &mut Vec<PathBuf>) -> Result<Issuer<'static, KeyPair>, CertError> {
+    let (cert, key) = (directory.join("ca.pem"), directory.join("ca-key.pem"));
+    let mut params = CertificateParams::default();
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, AUTHORITY);
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    params.not_after = date_time_ymd(this_year() + 10, 1, 1);
+    match fs::read_to_string(&key) {
+        // Its name and its key make an authority: what it signs is as good as before.
+        Ok(pem) => {
+            let pair = KeyPair::from_pem(&pem).map_err(|_| CertError::Authority(key))?;
+            Ok(Issuer::new(params, pair))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let pair = KeyPair::generate()?;
+            write(&cert, &params.self_signed(&pair)?.pem(), made)?;
+            write(&key, &pair.serialize_pem(), made)?;
+            Ok(Issuer::new(params, pair))
+        }
+        Err(source) => Err(CertError::File { path: key, source }),
+    }
+}
+
+fn params(
+    names: &[String],
+    common: &str,
+    purpose: ExtendedKeyUsagePurpose,
+) -> Result<CertificateParams, CertError> {
+    let mut params = CertificateParams::new(names).map_err(|_| CertError::Name(names.join(", ")))?;
+    params.distinguished_name = rcgen::DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, common);
+    params.extended_key_usages = vec![purpose];
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.use_authority_key_identifier_extension = true;
+    params.not_after = date_time_ymd(this_year() + 2, 1, 1);
+    Ok(params)
+}
+
+fn sign(
+    authority: &Issuer<'_, KeyPair>,
+    params: &CertificateParams,
+    directory: &Path,
+    stem: &str,
+    made: &mut Vec<PathBuf>,
+) -> Result<(), CertError> {
+    let pair = KeyPair::generate()?;
+    let cert = params.signed_by(&pair, authority)?;
+    write(&directory.join(format!("{stem}.pem")), &cert.pem(), made)?;
+    write(&directory.join(format!("{stem}-key.pem")), &pair.serialize_pem(), made)
+}
+
+/// Writes a new file that this user alone may read; never over one that is there.
+fn write(path: &Path, pem: &str, made: &mut Vec<PathBuf>) -> Result<(), CertError> {
+    let failed = |source: io::Error| match source.kind() {
+        io::ErrorKind::AlreadyExists => CertError::Exists(path.to_owned()),
+        _ => CertError::File { path: path.to_owned(), source },
+    };
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
+    file.write_all(pem.as_bytes()).and_then(|()| file.sync_all()).map_err(failed)?;
+    made.push(path.to_owned());
+    Ok(())
+}
+
+fn this_year() -> i32 {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    1970 + i32::try_from(seconds / YEAR_S).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    #[test]
+    fn an_authority_is_made_once_and_signs_for_servers_and_clients() {
+        let home = tempfile::tempdir().unwrap();
+        let directory = home.path().join("tls");
+        let names = |made: Vec<PathBuf>| -> Vec<String> {
+            made.iter().map(|path| path.file_name().unwrap().to_string_lossy().into_owned()).collect()
+        };
+        let made = make(&directory, &["localhost".into(), "127.0.0.1".into()], &[]).unwrap();
+        assert_eq!(names(made), ["ca.pem", "ca-key.pem", "server.pem", "server-key.pem"]);
+        let made = make(&directory, &[], &["acme".into()]).unwrap();
+        assert_eq!(names(made), ["client-acme.pem", "client-acme-key.pem"]);
+        let mode = fs::metadata(directory.join("client-acme-key.pem")).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn nothing_is_overwritten_and_no_odd_name_is_signed() {
+        let home = tempfile::tempdir().unwrap();
+        let host = ["localhost".to_owned()];
+        make(home.path(), &host, &[]).unwrap();
+        assert_eq!(make(home.path(), &host, &[]).unwrap_err().exit(), Exit::Conflict);
+        let odd = ["k\u{f6}ln".to_owned()];
+        assert!(matches!(make(home.path(), &odd, &[]), Err(CertError::Name(_))));
+        fs::write(home.path().join("ca-key.pem"), "no key").unwrap();
+        assert!(matches!(make(home.path(), &host, &[]), Err(CertError::Authority(_))));
+    }
+}

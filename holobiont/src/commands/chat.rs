@@ -1,0 +1,135 @@
+//! `holobiont chat`: talks to the base or an adapter of a running gateway, word by word as it answers.
+//!
+//! # Layout
+//!
+//! - [`conversation`]: what is said, by whom, and what became of it
+//! - [`input`]: what a person types, as text or as a command; [`editor`]: how they type it
+//! - [`settings`]: what `/set` changes
+//! - [`interrupt`]: what Ctrl-C ends
+//! - [`target`]: which served model is meant
+//! - [`split`]: the same with a process of the user's own
+
+mod conversation;
+mod editor;
+mod input;
+mod interrupt;
+mod settings;
+mod split;
+mod target;
+
+use std::io::{self, IsTerminal as _, Read as _};
+
+use crate::{
+    client::{Client, ClientError},
+    deployment::selection::{GatewayArguments, SelectionError},
+    exit::{Exit, Explain},
+    home::Home,
+    terminal::Terminal,
+};
+use conversation::Conversation;
+use editor::LineEditor;
+use interrupt::{Interrupt, Otherwise};
+use settings::Settings;
+use target::{TargetError, choose};
+
+/// Arguments of `chat`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ChatArguments {
+    /// Whom to talk to: nothing for the base, :ADAPTER, BASE:ADAPTER, or a name that `holobiont ls` shows
+    #[arg(value_name = "[BASE][:ADAPTER]", default_value = "")]
+    target: String,
+    /// Asks this one question and exits; without it, and when stdin is no terminal, stdin is the question
+    prompt: Option<String>,
+    /// Most tokens of an answer
+    #[arg(long, value_name = "N")]
+    max_tokens: Option<u32>,
+    /// 0 for the likeliest answer
+    #[arg(long, value_name = "T")]
+    temperature: Option<f64>,
+    /// The same seed gives the same answer to the same question
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    seed: Option<i64>,
+    /// What every conversation begins with
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    #[command(flatten)]
+    split: split::SplitArguments,
+}
+
+/// Why a conversation ended badly.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ChatError {
+    /// The gateway did not answer as hoped.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// No deployment is meant.
+    #[error(transparent)]
+    Selection(#[from] SelectionError),
+    /// There is no such model or adapter.
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    /// A split conversation cannot be held.
+    #[error(transparent)]
+    Split(#[from] split::SplitError),
+    /// Stdin cannot be read.
+    #[error("cannot read the question from stdin")]
+    Read(#[source] io::Error),
+    /// Stdin is empty.
+    #[error("there is no question: stdin is empty")]
+    NoQuestion,
+    /// Ctrl-C while answering a one-shot question.
+    #[error("stopped")]
+    Interrupted,
+}
+
+impl Explain for ChatError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Client(error) => error.exit(),
+            Self::Selection(error) => error.exit(),
+            Self::Target(error) => error.exit(),
+            Self::Split(error) => error.exit(),
+            Self::Read(_) | Self::Interrupted => Exit::Failed,
+            Self::NoQuestion => Exit::Usage,
+        }
+    }
+
+    fn next(&self) -> Option<String> {
+        match self {
+            Self::Client(error) => error.next(),
+            Self::Selection(error) => error.next(),
+            Self::Target(error) => error.next(),
+            Self::Split(error) => error.next(),
+            Self::NoQuestion => Some("holobiont chat :ADAPTER \"a question\"".into()),
+            Self::Read(_) | Self::Interrupted => None,
+        }
+    }
+}
+
+/// Talks until the question is answered, or the user has had enough.
+pub(crate) fn run(
+    arguments: ChatArguments,
+    gateway: &GatewayArguments,
+    terminal: Terminal,
+) -> Result<(), ChatError> {
+    split::run(&arguments, gateway)?;
+    let client = Client::new(&gateway.url()?, terminal);
+    let model = choose(&arguments.target, &client.models()?)?;
+    let settings = Settings::new(arguments.max_tokens, arguments.temperature, arguments.seed);
+    let talk = |otherwise| {
+        let interrupt = Interrupt::new(otherwise);
+        Conversation::new(client, model, arguments.system, settings, interrupt, terminal)
+    };
+    match arguments.prompt {
+        Some(prompt) => talk(Otherwise::Ends).one_shot(&prompt),
+        None if io::stdin().is_terminal() => {
+            let editor = LineEditor::new(Home::from_environment().chat_history()).map_err(ChatError::Read)?;
+            talk(Otherwise::Nothing).converse(editor)
+        }
+        None => {
+            let mut prompt = String::new();
+            io::stdin().read_to_string(&mut prompt).map_err(ChatError::Read)?;
+            talk(Otherwise::Ends).one_shot(&prompt)
+        }
+    }
+}

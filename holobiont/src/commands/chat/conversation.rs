@@ -1,0 +1,293 @@
+//! A conversation: what was said so far, to whom, and how the last answer came.
+
+use std::{
+    io::{self, IsTerminal as _, Write as _},
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use super::{
+    ChatError,
+    editor::{Line, LineEditor},
+    input::{self, Input},
+    interrupt::{Answering, Interrupt},
+    settings::Settings,
+    target::choose,
+};
+use crate::{
+    client::{Client, ClientError, Usage},
+    terminal::{Format, Terminal, printable},
+};
+
+/// A conversation with one model at a time.
+pub(super) struct Conversation {
+    client: Client,
+    model: String,
+    system: Option<String>,
+    settings: Settings,
+    messages: Vec<Value>,
+    last: Option<Stats>,
+    interrupt: Interrupt,
+    terminal: Terminal,
+}
+
+/// Numbers of an answer.
+#[derive(Debug, Clone, Copy)]
+struct Stats {
+    first_token: Duration,
+    total: Duration,
+    usage: Option<Usage>,
+}
+
+/// An answer, as far as it came.
+struct Answer {
+    text: String,
+    stats: Stats,
+    ending: Ending,
+}
+
+/// How an answer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    Complete,
+    Interrupted,
+}
+
+/// Whether there is more to say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Flow {
+    Continue,
+    Done,
+}
+
+impl Conversation {
+    /// One in which nothing has been said.
+    pub(super) fn new(
+        client: Client,
+        model: String,
+        system: Option<String>,
+        settings: Settings,
+        interrupt: Interrupt,
+        terminal: Terminal,
+    ) -> Self {
+        Self { client, model, system, settings, messages: Vec::new(), last: None, interrupt, terminal }
+    }
+
+    /// One question, one answer.
+    pub(super) fn one_shot(&mut self, prompt: &str) -> Result<(), ChatError> {
+        if prompt.trim().is_empty() {
+            return Err(ChatError::NoQuestion);
+        }
+        match self.ask(prompt)? {
+            Ending::Complete => Ok(()),
+            Ending::Interrupted => Err(ChatError::Interrupted),
+        }
+    }
+
+    /// Until the person has had enough.
+    pub(super) fn converse(&mut self, mut editor: LineEditor) -> Result<(), ChatError> {
+        self.hint("Ctrl-D ends, Ctrl-C stops an answer, /help lists commands");
+        if let Ok(models) = self.client.models() {
+            editor.complete(models.into_iter().map(|model| model.id).collect());
+        }
+        loop {
+            let flow = match editor.read(&self.model).map_err(ChatError::Read)? {
+                Line::Text(text) => self.obey(input::parse(&text)),
+                Line::GivenUp => {
+                    self.hint("Ctrl-D or /bye ends");
+                    Flow::Continue
+                }
+                Line::End => Flow::Done,
+            };
+            if flow == Flow::Done {
+                return Ok(());
+            }
+        }
+    }
+
+    fn obey(&mut self, input: Input) -> Flow {
+        match input {
+            Input::End => return Flow::Done,
+            Input::Nothing => {}
+            Input::Say(text) => self.ask_and_go_on(&text),
+            Input::Adapter(name) => self.switch(&name),
+            Input::System(text) => self.begin_with(text),
+            Input::Set(name, value) => self.set(&name, &value),
+            Input::Stats => self.show_stats(),
+            Input::Clear => {
+                self.messages.clear();
+                self.terminal.note("a new conversation");
+            }
+            Input::Help => self.terminal.note(input::help()),
+            Input::Unknown(command) => {
+                self.terminal.note(format_args!("{command} is no command; /help lists them"));
+            }
+        }
+        Flow::Continue
+    }
+
+    fn hint(&self, text: &str) {
+        self.terminal.note(self.terminal.ink().dim(text));
+    }
+
+    /// One failed answer does not end a conversation; the question is taken back.
+    fn ask_and_go_on(&mut self, text: &str) {
+        match self.ask(text) {
+            Ok(Ending::Complete) => {}
+            Ok(Ending::Interrupted) => self.hint("stopped"),
+            Err(error) => self.terminal.error(&error),
+        }
+    }
+
+    fn switch(&mut self, name: &str) {
+        let models = match self.client.models() {
+            Ok(models) => models,
+            Err(error) => return self.terminal.error(&error),
+        };
+        if name.is_empty() {
+            let names = models.iter().map(|model| model.id.as_str()).collect::<Vec<_>>();
+            return self.terminal.note(names.join("  "));
+        }
+        match choose(name, &models) {
+            Ok(model) => self.model = model,
+            Err(error) => self.terminal.error(&error),
+        }
+    }
+
+    fn begin_with(&mut self, text: String) {
+        self.system = (!text.is_empty()).then_some(text);
+        self.terminal.note(match self.system {
+            Some(_) => "the conversation begins with that now",
+            None => "the conversation begins with what you say",
+        });
+    }
+
+    fn set(&mut self, name: &str, value: &str) {
+        if !name.is_empty()
+            && let Err(error) = self.settings.set(name, value)
+        {
+            return self.terminal.note(error);
+        }
+        if name.is_empty() {
+            self.terminal.note(self.settings.text());
+        }
+    }
+
+    fn show_stats(&self) {
+        match self.last {
+            Some(stats) => self.terminal.note(stats.text()),
+            None => self.terminal.note("no answer yet"),
+        }
+    }
+
+    /// Asks, prints the answer as it comes, and remembers both; neither, if nothing was answered.
+    fn ask(&mut self, question: &str) -> Result<Ending, ChatError> {
+        let message = json!({"role": "user", "content": question});
+        let body = self.body(&message);
+        let (client, line) = self.client.apart();
+        let answer = self.hear(&client, &body, &self.interrupt.answering(line))?;
+        Ok(self.finish(message, answer))
+    }
+
+    /// An answer, until it ends or is hung up on.
+    fn hear(&self, client: &Client, body: &Value, answering: &Answering<'_>) -> Result<Answer, ClientError> {
+        let start = Instant::now();
+        let mut stats = Stats { first_token: Duration::ZERO, total: Duration::ZERO, usage: None };
+        let mut text = String::new();
+        let mut listen = || {
+            for piece in client.stream("/v1/chat/completions", body)? {
+                let piece = piece?;
+                if text.is_empty() && !piece.text.is_empty() {
+                    stats.first_token = start.elapsed();
+                }
+                self.show(&piece.text);
+                text.push_str(&piece.text);
+                stats.usage = piece.usage.or(stats.usage);
+            }
+            Ok(())
+        };
+        let ending = match listen() {
+            Ok(()) => Ending::Complete,
+            // The connection is gone because it was closed here.
+            Err(_) if answering.was_pressed() => Ending::Interrupted,
+            Err(error) => return Err(error),
+        };
+        stats.total = start.elapsed();
+        Ok(Answer { text, stats, ending })
+    }
+
+    fn body(&self, message: &Value) -> Value {
+        let system = self.system.iter().map(|text| json!({"role": "system", "content": text}));
+        let messages: Vec<Value> =
+            system.chain(self.messages.iter().cloned()).chain([message.clone()]).collect();
+        let mut body = json!({
+            "model": self.model,
+            "messages": messages,
+            "stream": true,
+            "stream_options": {"include_usage": true},
+        });
+        self.settings.fill(&mut body);
+        body
+    }
+
+    fn show(&self, text: &str) {
+        if self.terminal.format == Format::Human {
+            let mut out = io::stdout().lock();
+            let shown = if io::stdout().is_terminal() { printable(text) } else { text.to_owned() };
+            let _ = out.write_all(shown.as_bytes()).and_then(|()| out.flush());
+        }
+    }
+
+    fn finish(&mut self, question: Value, answer: Answer) -> Ending {
+        let Answer { text, stats, ending } = answer;
+        match self.terminal.format {
+            Format::Human => self.terminal.print(""),
+            Format::Json => {
+                let usage = stats.usage.map(|usage| {
+                    json!({"prompt_tokens": usage.prompt_tokens, "completion_tokens": usage.completion_tokens})
+                });
+                self.terminal.print(json!({"model": self.model, "content": text, "usage": usage}));
+            }
+        }
+        if ending == Ending::Complete || !text.is_empty() {
+            self.messages.extend([question, json!({"role": "assistant", "content": text})]);
+        }
+        self.last = Some(stats);
+        ending
+    }
+}
+
+impl Stats {
+    fn text(self) -> String {
+        let first_ms = self.first_token.as_millis();
+        let Some(usage) = self.usage else {
+            return format!("first token after {first_ms} ms");
+        };
+        let decode_s = self.total.saturating_sub(self.first_token).as_secs_f64();
+        let later_tokens = usage.completion_tokens.saturating_sub(1) as f64;
+        let rate = if decode_s > 0.0 { later_tokens / decode_s } else { 0.0 };
+        format!(
+            "{} prompt tokens, {} answered; first token after {first_ms} ms, then {rate:.1} tokens/s",
+            usage.prompt_tokens, usage.completion_tokens
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stats_count_the_rate_after_the_first_token() {
+        let stats = Stats {
+            first_token: Duration::from_millis(100),
+            total: Duration::from_millis(1100),
+            usage: Some(Usage { prompt_tokens: 7, completion_tokens: 11 }),
+        };
+        assert_eq!(
+            stats.text(),
+            "7 prompt tokens, 11 answered; first token after 100 ms, then 10.0 tokens/s"
+        );
+    }
+}

@@ -1,0 +1,156 @@
+//! What a person types into a conversation: something to say, or a command.
+
+/// A command, what it takes, and what it does.
+pub(super) struct Command {
+    /// As it is typed.
+    pub(super) name: &'static str,
+    /// What may follow; empty for nothing.
+    pub(super) argument: &'static str,
+    meaning: &'static str,
+}
+
+const fn command(name: &'static str, argument: &'static str, meaning: &'static str) -> Command {
+    Command { name, argument, meaning }
+}
+
+/// The commands, in the order of `/help`.
+pub(super) const COMMANDS: [Command; 7] = [
+    command(
+        "/adapter",
+        "NAME",
+        "talks to that adapter (:NAME, BASE) from now on; without a name lists what there is",
+    ),
+    command("/system", "TEXT", "what the conversation begins with; without a text nothing does"),
+    command("/set", "NAME VALUE", "temperature, max_tokens, seed ...; without a value as the model has it"),
+    command("/stats", "", "numbers of the last answer"),
+    command("/clear", "", "forgets the conversation"),
+    command("/help", "", "this"),
+    command("/bye", "", "ends, as Ctrl-D does"),
+];
+
+/// What `/help` prints.
+pub(super) fn help() -> String {
+    let lines = COMMANDS.iter().map(|Command { name, argument, meaning }| {
+        let typed = format!("{name} {argument}");
+        format!("{typed:<16} {meaning}")
+    });
+    let keys = [
+        format!("{FENCE:<16} begins and ends a text of several lines"),
+        format!("{:<16} ends an answer, or clears the line", "Ctrl-C"),
+        format!("{:<16} completes a command or a name; Up brings back what was typed", "Tab"),
+    ];
+    lines.chain(keys).collect::<Vec<_>>().join("\n")
+}
+
+/// One thing said or asked for.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Input {
+    /// A message for the model.
+    Say(String),
+    /// `/adapter`, with a name or an empty text.
+    Adapter(String),
+    /// `/system`, with a text or an empty one.
+    System(String),
+    /// `/set`, with a name and a value, either of them perhaps empty.
+    Set(String, String),
+    /// `/stats`.
+    Stats,
+    /// `/clear`.
+    Clear,
+    /// `/help`.
+    Help,
+    /// A command that does not exist.
+    Unknown(String),
+    /// An empty line.
+    Nothing,
+    /// `/bye` or `/exit`.
+    End,
+}
+
+const FENCE: &str = "\"\"\"";
+
+/// True while a text of several lines has begun and not ended.
+pub(super) fn is_unfinished(typed: &str) -> bool {
+    typed.trim_start().strip_prefix(FENCE).is_some_and(|rest| !rest.contains(FENCE))
+}
+
+/// What was meant. A text of several lines is something to say, whatever it begins with.
+pub(super) fn parse(typed: &str) -> Input {
+    let typed = typed.trim();
+    if let Some(rest) = typed.strip_prefix(FENCE) {
+        let text = rest.split_once(FENCE).map_or(rest, |(text, _)| text);
+        return Input::Say(text.trim().to_owned());
+    }
+    if typed.contains('\n') {
+        return Input::Say(typed.to_owned());
+    }
+    let (command, argument) = split(typed);
+    match command {
+        "" => Input::Nothing,
+        "/adapter" => Input::Adapter(argument.to_owned()),
+        "/system" => Input::System(argument.to_owned()),
+        "/set" => {
+            let (name, value) = split(argument);
+            Input::Set(name.to_owned(), value.to_owned())
+        }
+        "/stats" => Input::Stats,
+        "/clear" => Input::Clear,
+        "/help" | "/?" => Input::Help,
+        "/bye" | "/exit" => Input::End,
+        // A path or a fraction is something to say; `/word` alone was meant as a command.
+        _ if command.starts_with('/') && command[1..].chars().all(char::is_alphabetic) => {
+            Input::Unknown(command.to_owned())
+        }
+        _ => Input::Say(typed.to_owned()),
+    }
+}
+
+/// The first word, and what follows it.
+fn split(text: &str) -> (&str, &str) {
+    let (word, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
+    (word, rest.trim())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_said_and_commands_are_obeyed() {
+        let cases = [
+            ("hello there", Input::Say("hello there".into())),
+            ("", Input::Nothing),
+            ("/adapter pirate", Input::Adapter("pirate".into())),
+            ("/adapter", Input::Adapter(String::new())),
+            ("/system Be brief.", Input::System("Be brief.".into())),
+            ("/set top_p 0.5", Input::Set("top_p".into(), "0.5".into())),
+            ("/set  stop  a b ", Input::Set("stop".into(), "a b".into())),
+            ("/set", Input::Set(String::new(), String::new())),
+            ("/stats", Input::Stats),
+            ("/clear", Input::Clear),
+            ("/bye", Input::End),
+            ("/frobnicate", Input::Unknown("/frobnicate".into())),
+            ("/usr/bin is a path", Input::Say("/usr/bin is a path".into())),
+            ("/set a\nand so on", Input::Say("/set a\nand so on".into())),
+        ];
+        for (typed, input) in cases {
+            assert_eq!(parse(typed), input, "{typed:?}");
+        }
+    }
+
+    #[test]
+    fn a_fenced_text_keeps_its_lines_and_its_slashes() {
+        let text = "\"\"\"one\n\n/stats\ntwo\"\"\"";
+        assert_eq!(parse(text), Input::Say("one\n\n/stats\ntwo".into()));
+        assert_eq!(parse("\"\"\"same line\"\"\""), Input::Say("same line".into()));
+        assert!(is_unfinished("\"\"\"one\n") && !is_unfinished(text) && !is_unfinished("one"));
+    }
+
+    #[test]
+    fn every_command_of_the_help_exists() {
+        for command in COMMANDS {
+            assert!(!matches!(parse(command.name), Input::Unknown(_) | Input::Say(_)), "{}", command.name);
+            assert!(help().contains(command.name));
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! What a person may set about answers: names and types; which values make sense the gateway says.
+
+use serde_json::{Map, Value};
+
+/// What a value is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Number,
+    Integer,
+    Text,
+}
+
+/// What requests take, in the order of their importance.
+const KNOWN: [(&str, Kind); 11] = [
+    ("temperature", Kind::Number),
+    ("max_tokens", Kind::Integer),
+    ("seed", Kind::Integer),
+    ("top_p", Kind::Number),
+    ("top_k", Kind::Integer),
+    ("min_p", Kind::Number),
+    ("min_tokens", Kind::Integer),
+    ("repetition_penalty", Kind::Number),
+    ("presence_penalty", Kind::Number),
+    ("frequency_penalty", Kind::Number),
+    ("stop", Kind::Text),
+];
+
+/// Why something was not set.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum SettingError {
+    /// Requests take no such thing.
+    #[error("there is no `{name}`; there is {}", names().collect::<Vec<_>>().join(", "))]
+    Unknown {
+        /// The name.
+        name: String,
+    },
+    /// Not a value of its kind.
+    #[error("`{name}` is a {kind}, and `{text}` is none")]
+    Value {
+        /// The name.
+        name: &'static str,
+        /// What it takes.
+        kind: &'static str,
+        /// What was given.
+        text: String,
+    },
+}
+
+/// Everything that can be set.
+pub(super) fn names() -> impl Iterator<Item = &'static str> {
+    KNOWN.iter().map(|(name, _)| *name)
+}
+
+/// What was set; the rest is the model's and the gateway's choice.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(super) struct Settings(Map<String, Value>);
+
+impl Settings {
+    /// What the command line said.
+    pub(super) fn new(max_tokens: Option<u32>, temperature: Option<f64>, seed: Option<i64>) -> Self {
+        let given = [
+            ("max_tokens", max_tokens.map(Value::from)),
+            ("temperature", temperature.map(Value::from)),
+            ("seed", seed.map(Value::from)),
+        ];
+        Self(given.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect())
+    }
+
+    /// Sets one; an empty text gives the choice back.
+    pub(super) fn set(&mut self, name: &str, text: &str) -> Result<(), SettingError> {
+        let known = KNOWN.iter().find(|(known, _)| *known == name);
+        let &(name, kind) = known.ok_or_else(|| SettingError::Unknown { name: name.to_owned() })?;
+        if text.is_empty() {
+            self.0.shift_remove(name);
+            return Ok(());
+        }
+        let value = kind.parse(text).ok_or_else(|| SettingError::Value {
+            name,
+            kind: kind.word(),
+            text: text.to_owned(),
+        })?;
+        self.0.insert(name.to_owned(), value);
+        Ok(())
+    }
+
+    /// Writes what was set into a request.
+    pub(super) fn fill(&self, body: &mut Value) {
+        for (name, value) in &self.0 {
+            body[name] = value.clone();
+        }
+    }
+
+    /// What is set, for a person.
+    pub(super) fn text(&self) -> String {
+        let set = |name: &str| self.0.get(name).map_or_else(|| "(default)".to_owned(), Value::to_string);
+        names().map(|name| format!("{name:<19} {}", set(name))).collect::<Vec<_>>().join("\n")
+    }
+}
+
+impl Kind {
+    fn parse(self, text: &str) -> Option<Value> {
+        match self {
+            Self::Number => text.parse::<f64>().ok().filter(|number| number.is_finite()).map(Value::from),
+            Self::Integer => text.parse::<i64>().ok().map(Value::from),
+            Self::Text => Some(text.into()),
+        }
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::Number => "number",
+            Self::Integer => "whole number",
+            Self::Text => "text",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn what_is_set_stands_in_requests_until_it_is_given_back() {
+        let mut settings = Settings::new(Some(9), None, Some(-1));
+        settings.set("temperature", "0.5").unwrap();
+        settings.set("stop", "END OF").unwrap();
+        settings.set("seed", "").unwrap();
+        let mut body = json!({"model": "m"});
+        settings.fill(&mut body);
+        assert_eq!(body, json!({"model": "m", "max_tokens": 9, "temperature": 0.5, "stop": "END OF"}));
+        assert!(settings.text().contains("seed                (default)"), "{}", settings.text());
+    }
+
+    #[test]
+    fn what_requests_do_not_take_is_refused_by_name() {
+        let mut settings = Settings::default();
+        let error = settings.set("temprature", "1").unwrap_err();
+        assert!(error.to_string().contains("temprature") && error.to_string().contains("temperature,"));
+        for (name, text) in [("temperature", "warm"), ("temperature", "NaN"), ("max_tokens", "1.5")] {
+            assert!(settings.set(name, text).unwrap_err().to_string().contains(text), "{name} {text}");
+        }
+        assert_eq!(settings, Settings::default());
+    }
+}

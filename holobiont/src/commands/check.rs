@@ -1,0 +1,323 @@
+//! `holobiont check`: whether a deployment file, and everything it names, would start. Nothing is started.
+
+mod doors;
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use model::{
+    shape::source::WeightSource as _,
+    sources::random::{RandomSource, RandomSourceError},
+};
+
+use settings::{CoreList, DeviceChoice};
+
+use crate::{
+    deployment::{
+        config::{Config, ConfigError},
+        cores::{self, Neighbour, Split},
+        sibling,
+    },
+    exit::{Exit, Explain},
+    home::Home,
+    models,
+    terminal::{
+        Terminal,
+        findings::{Finding, Unwell, report},
+        printable,
+        table::size,
+    },
+};
+
+/// Arguments of `check`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct CheckArguments {
+    /// Deployment file; without it, what the environment and the defaults describe
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+/// Checks a deployment and prints a line for everything it names.
+pub(crate) fn run(arguments: &CheckArguments, terminal: Terminal) -> Result<(), Unwell> {
+    let file = arguments.config.as_deref();
+    let name = file.map_or_else(|| "configuration".to_owned(), |file| file.display().to_string());
+    let (findings, exit) = match Config::layered(Config::default(), file) {
+        Ok(config) => {
+            let mut findings = vec![Finding::ok(name, "every key is known and every value possible")];
+            findings.extend(deployment(&config, &Home::from_environment()));
+            let lines = Lines::of(file);
+            findings.iter_mut().for_each(|finding| lines.point_at(finding));
+            (findings, Exit::Usage)
+        }
+        Err(error) => (vec![Finding::error(name, &error)], ConfigError::exit(&error)),
+    };
+    report(&findings, exit, terminal)
+}
+
+/// Everything a configuration names.
+pub(crate) fn deployment(config: &Config, home: &Home) -> Vec<Finding> {
+    let allowed = cores::allowed();
+    let mut findings = vec![model(config, home)];
+    findings.extend(config.executor.device.filter(|device| *device != DeviceChoice::Cpu).map(device));
+    findings.extend([cores(config, &allowed), workers(config, &allowed)]);
+    findings.extend(config.adapters.iter().map(|(name, path)| adapter(name, path)));
+    if let Some(path) = &config.gateway.api_key_file {
+        findings.push(doors::keys("[gateway] api_key_file", path));
+    }
+    findings.push(doors::listen(config));
+    if let Some(root) = &config.gateway.adapter_root {
+        findings.push(match root.is_dir() {
+            true => Finding::ok("[gateway] adapter_root", root.display().to_string()),
+            false => Finding::fail(
+                "[gateway] adapter_root",
+                format!("{} is no directory", root.display()),
+                "create it",
+            ),
+        });
+    }
+    findings.extend(doors::layers(&config.layers));
+    findings.extend(["base-executor", "gateway"].map(program));
+    if !Split::new(config, &allowed).workers.is_empty() {
+        findings.push(program("lora-worker"));
+    }
+    findings
+}
+
+/// What the executor says of a device, which it can reach and this program cannot.
+pub(crate) fn device(device: DeviceChoice) -> Finding {
+    const NAME: &str = "[executor] device";
+    let Some(program) = sibling::find("base-executor") else {
+        return Finding::warn(NAME, format!("{device}, which only base-executor can look at"), "install it");
+    };
+    match Command::new(program).args(["device", &device.to_string()]).output() {
+        Ok(output) => device_finding(NAME, output.status.success(), &[output.stdout, output.stderr].concat()),
+        Err(error) => {
+            Finding::fail(NAME, format!("base-executor cannot be asked: {error}"), "install it again")
+        }
+    }
+}
+
+/// The last line of what was said, whose cause and next step are one line.
+fn device_finding(name: &str, is_usable: bool, said: &[u8]) -> Finding {
+    let said = String::from_utf8_lossy(said);
+    let line = printable(said.lines().last().unwrap_or("base-executor says nothing").trim());
+    match is_usable {
+        true => Finding::ok(name, line),
+        false => {
+            let line = line.strip_prefix("error: ").unwrap_or(&line);
+            let (found, fix) = line.split_once("; ").unwrap_or((line, "use device = \"cpu\""));
+            Finding::fail(name, found, fix)
+        }
+    }
+}
+
+/// A model whose weights are made of a number: its shape, and a tokenizer for the gateway.
+fn random_model(path: &Path, seed: u64) -> Finding {
+    const NAME: &str = "[model] random_weights";
+    let shape = match RandomSource::open(path, seed) {
+        Ok(source) => source,
+        Err(error @ RandomSourceError::Read { .. }) => {
+            return Finding::fail(NAME, error.to_string(), "name the directory of a config.json");
+        }
+        Err(error) => return Finding::fail(NAME, error.to_string(), "take a model of a known architecture"),
+    };
+    if !path.join("tokenizer.json").is_file() {
+        let found = format!("there is no tokenizer.json in {}", path.display());
+        return Finding::fail(NAME, found, "add the tokenizer.json and tokenizer_config.json of the model");
+    }
+    let architecture = &shape.config().architecture;
+    Finding::warn(
+        NAME,
+        format!("{}: {architecture}", path.display()),
+        "answers mean nothing: for measurements alone",
+    )
+}
+
+fn model(config: &Config, home: &Home) -> Finding {
+    const NAME: &str = "[model] name";
+    let path = match models::find(config.model.name.as_deref(), home) {
+        Ok(path) => path,
+        Err(error) => return Finding::error(NAME, &error),
+    };
+    if let Some(seed) = config.model.random_weights {
+        return random_model(&path, seed);
+    }
+    let opened = model::sources::open::open(&path).map(|weights| (weights.config().clone(), path.clone()));
+    match opened {
+        Ok((shape, path)) => {
+            let bytes = models::model_at(&path).map_or(0, |model| model.bytes);
+            let found = format!("{}: {}, {}", path.display(), shape.architecture, size(bytes));
+            match config.model.context_length {
+                Some(asked) if asked as usize > shape.context_length => Finding::fail(
+                    "[model] context_length",
+                    format!("{asked} tokens are asked for, the model has {}", shape.context_length),
+                    "leave context_length out or lower it",
+                ),
+                _ => Finding::ok(NAME, found),
+            }
+        }
+        Err(error) => Finding::fail(
+            NAME,
+            format!("{}: {error}", path.display()),
+            "fetch the model again: holobiont pull NAME",
+        ),
+    }
+}
+
+/// The list is understood, and this machine has the cores.
+fn cores(config: &Config, allowed: &CoreList) -> Finding {
+    const NAME: &str = "[executor] cores";
+    let Some(wanted) = &config.executor.cores else {
+        let left = Split::new(config, allowed).executor;
+        return Finding::ok(
+            NAME,
+            left.map_or_else(|| format!("all {}", allowed.0.len()), |left| left.to_string()),
+        );
+    };
+    match wanted.0.difference(&allowed.0).next() {
+        None => Finding::ok(NAME, wanted.to_string()),
+        Some(core) => Finding::fail(
+            NAME,
+            format!("core {core} is not among the {} this process may use", allowed.0.len()),
+            "holobiont doctor shows the cores there are",
+        ),
+    }
+}
+
+/// Every worker has a core, and it is not computing where the executor does if it need not.
+fn workers(config: &Config, allowed: &CoreList) -> Finding {
+    const NAME: &str = "[workers] cores";
+    let split = Split::new(config, allowed);
+    let cores = CoreList(split.workers.iter().map(|worker| worker.core).collect());
+    let [first, ..] = split.workers.as_slice() else {
+        return Finding::ok(NAME, "no workers: the executor computes every adapter itself");
+    };
+    if let Some(core) = cores.0.difference(&allowed.0).next() {
+        let found = format!("core {core} is not among those this process may use: {allowed}");
+        return Finding::fail(NAME, found, "holobiont doctor shows the cores there are");
+    }
+    let count = split.workers.len();
+    let found = format!("{cores}, for {count} worker{}", if count == 1 { "" } else { "s" });
+    if split.workers.iter().all(|worker| worker.neighbour == Neighbour::None) {
+        return Finding::ok(NAME, format!("{found}, apart from the executor's"));
+    }
+    let found = format!("{found}, shared with the executor");
+    match allowed.0.len() > cores.0.len() && config.executor.cores.is_some() {
+        true => Finding::warn(NAME, found, format!("leave core {} out of [executor].cores", first.core)),
+        false => Finding::ok(NAME, found),
+    }
+}
+
+fn adapter(name: &str, path: &Path) -> Finding {
+    let label = format!("[adapters] {name}");
+    let holds = |file: &str| path.join(file).is_file();
+    let fix = format!("holobiont adapters check {}", path.display());
+    match (holds("adapter_config.json"), holds("adapter_model.safetensors")) {
+        (true, true) => Finding::ok(label, path.display().to_string()),
+        (false, _) => Finding::fail(
+            label,
+            format!("there is no adapter_config.json in {}", path.display()),
+            "name a PEFT adapter's directory",
+        ),
+        (true, false) => {
+            Finding::fail(label, format!("there is no adapter_model.safetensors in {}", path.display()), fix)
+        }
+    }
+}
+
+fn program(name: &str) -> Finding {
+    match sibling::find(name) {
+        Some(path) => Finding::ok(name, path.display().to_string()),
+        None => Finding::fail(
+            name,
+            "neither beside `holobiont` nor on PATH",
+            format!("cargo build --release --bin {name}"),
+        ),
+    }
+}
+
+/// Where the settings of a file stand in it.
+struct Lines(Vec<String>);
+
+impl Lines {
+    fn of(file: Option<&Path>) -> Self {
+        let text = file.and_then(|file| std::fs::read_to_string(file).ok()).unwrap_or_default();
+        Self(text.lines().map(str::to_owned).collect())
+    }
+
+    /// Adds the line of a finding's setting, where the file has one.
+    fn point_at(&self, finding: &mut Finding) {
+        let Some((section, field)) = finding.name.split_once("] ") else { return };
+        let header = format!("{section}]");
+        let sections = self.0.iter().enumerate().skip_while(|(_, line)| line.trim() != header).skip(1);
+        let mut fields = sections.take_while(|(_, line)| !line.trim_start().starts_with('['));
+        let is_field =
+            |line: &str| line.split_once('=').is_some_and(|(key, _)| key.trim().trim_matches('"') == field);
+        if let Some((index, _)) = fields.find(|(_, line)| is_field(line)) {
+            finding.name.push_str(&format!(" (line {})", index + 1));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::terminal::findings::Health;
+
+    #[test]
+    fn workers_are_held_against_the_cores_there_are_and_the_executors() {
+        let finding = |machine: &str, settings: &str| {
+            workers(&toml::from_str(settings).unwrap(), &machine.parse().unwrap())
+        };
+        let foreign = finding("0-3", "workers.cores = '3-4'");
+        assert_eq!(foreign.health, Health::Fail);
+        assert!(foreign.found.contains("core 4"), "{foreign:?}");
+        let apart = finding("0-7", "");
+        assert_eq!(
+            (apart.health, apart.found.as_str()),
+            (Health::Ok, "6-7, for 2 workers, apart from the executor's")
+        );
+        assert_eq!(finding("0-1", "").found, "1, for 1 worker, shared with the executor");
+        let clash = finding("0-7", "executor.cores = '0-7'");
+        assert_eq!(clash.health, Health::Warn, "{clash:?}");
+        assert!(finding("0-7", "workers.count = 0").found.starts_with("no workers"));
+    }
+
+    #[test]
+    fn what_the_executor_says_of_a_device_is_a_finding_with_its_next_step() {
+        let finding = device_finding("d", true, b"cuda:0: A GPU, 1.0 GiB free of 2.0 GiB\n");
+        assert_eq!(
+            (finding.health, finding.found.as_str()),
+            (Health::Ok, "cuda:0: A GPU, 1.0 GiB free of 2.0 GiB")
+        );
+        let finding = device_finding("d", false, b"error: there is no GPU; use --device cpu\n");
+        assert_eq!((finding.health, finding.found.as_str()), (Health::Fail, "there is no GPU"));
+        assert_eq!(finding.fix.as_deref(), Some("use --device cpu"));
+    }
+
+    #[test]
+    fn random_weights_need_a_shape_and_a_tokenizer() {
+        let directory = tempfile::tempdir().unwrap();
+        let health = || random_model(directory.path(), 1);
+        assert!(health().found.contains("config.json"));
+        let shape = concat!(env!("CARGO_MANIFEST_DIR"), "/../benches/shapes/llama-2-7b/config.json");
+        std::fs::copy(shape, directory.path().join("config.json")).unwrap();
+        assert!(health().fix.unwrap().contains("tokenizer_config.json"));
+        std::fs::write(directory.path().join("tokenizer.json"), "{}").unwrap();
+        assert_eq!(health().health, Health::Warn, "answers mean nothing");
+    }
+
+    #[test]
+    fn a_finding_points_at_its_line() {
+        let lines =
+            Lines("[model]\nname = 1\n[executor]\n# c\ncores = \"9\"".lines().map(str::to_owned).collect());
+        let mut finding = Finding::ok("[executor] cores", "");
+        lines.point_at(&mut finding);
+        assert_eq!(finding.name, "[executor] cores (line 5)");
+        let mut finding = Finding::ok("[executor] name", "");
+        lines.point_at(&mut finding);
+        assert_eq!(finding.name, "[executor] name");
+    }
+}

@@ -1,0 +1,279 @@
+//! `holobiont doctor`: what of this machine helps or hinders a deployment, each with what to do about it.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use rustix::process::{Resource, getrlimit};
+
+use settings::{ByteCount, DeviceChoice, ExecutorSection};
+
+use crate::{
+    commands::check,
+    deployment::{config::Config, cores},
+    exit::Exit,
+    home::Home,
+    models,
+    terminal::{
+        Terminal,
+        findings::{Finding, Health, Unwell, report},
+        table::size,
+    },
+};
+
+/// Less free disk than this is little for a registry and logs.
+const LITTLE_DISK_BYTES: u64 = 1 << 30;
+
+/// What memory is set aside for keys and values on a CPU unless told otherwise.
+const DEFAULT_KV_BYTES: ByteCount = ByteCount(512 << 20);
+
+/// Arguments of `doctor`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DoctorArguments {
+    /// Deployment file; without it, what the environment and the defaults describe
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+/// Looks at the machine.
+pub(crate) fn run(arguments: &DoctorArguments, terminal: Terminal) -> Result<(), Unwell> {
+    let home = Home::from_environment();
+    let mut findings = vec![cores(), cpu(&read("/proc/cpuinfo"))];
+    match Config::layered(Config::default(), arguments.config.as_deref()) {
+        Ok(config) => {
+            findings.push(memory(&config, &home, &read("/proc/meminfo")));
+            if matches!(config.executor.device, None | Some(DeviceChoice::Cpu)) {
+                findings.push(unused_gpu(&check::device(DeviceChoice::Cuda { ordinal: 0 })));
+            }
+            findings.push(huge_pages(&read("/sys/kernel/mm/transparent_hugepage/enabled")));
+            findings.push(locked_memory());
+            findings.push(open_files());
+            findings.push(disk(&config.deployment.state.clone().unwrap_or_else(|| home.state())));
+            findings.extend(check::deployment(&config, &home));
+        }
+        Err(error) => findings.push(Finding::error("configuration", &error)),
+    }
+    findings.extend(service());
+    report(&findings, Exit::Failed, terminal)
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+fn cores() -> Finding {
+    match cores::allowed().0.len() {
+        0 => Finding::warn("cores", "the system does not say", "name them with [executor].cores"),
+        1 => Finding::warn("cores", "1", "a second core keeps HTTP from waiting for arithmetic"),
+        cores => Finding::ok("cores", cores.to_string()),
+    }
+}
+
+/// The widest arithmetic there is.
+fn cpu(cpuinfo: &str) -> Finding {
+    let flags =
+        cpuinfo.lines().find_map(|line| line.strip_prefix("flags")?.split_once(':').map(|(_, flags)| flags));
+    let flags: Vec<&str> = flags.unwrap_or_default().split_whitespace().collect();
+    let has = |flag: &str| flags.contains(&flag);
+    let fix = "answers are the same, but slower; a CPU with AVX2 or AVX-512 is several times as fast";
+    if ["avx512f", "avx512bw", "avx512vl"].into_iter().all(has) {
+        let vnni = if has("avx512_vnni") { " with VNNI" } else { "" };
+        Finding::ok("arithmetic", format!("AVX-512{vnni}"))
+    } else if has("avx2") && has("fma") {
+        Finding::ok("arithmetic", "AVX2")
+    } else {
+        Finding::warn("arithmetic", "portable code", fix)
+    }
+}
+
+/// A GPU that nobody asked for is worth a word; that there is none is no fault.
+fn unused_gpu(first: &Finding) -> Finding {
+    match first.health {
+        Health::Ok => {
+            Finding::ok("GPU", format!("{}; device = \"cuda:0\" in [executor] uses it", first.found))
+        }
+        Health::Warn | Health::Fail => Finding::ok("GPU", format!("none in use: {}", first.found)),
+    }
+}
+
+/// Weights, keys and values, and adapters fit into what is free.
+fn memory(config: &Config, home: &Home, meminfo: &str) -> Finding {
+    let kib = |name: &str| {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+        line.trim_matches([':', ' ']).split(' ').next()?.parse::<u64>().ok()
+    };
+    let Some(available) = kib("MemAvailable").and_then(|kib| kib.checked_mul(1024)) else {
+        return Finding::warn("memory", "the system does not say what is free", "look with free -m");
+    };
+    let model = models::find(config.model.name.as_deref(), home).ok();
+    let model_bytes = model.and_then(|path| models::model_at(&path)).map_or(0, |model| model.bytes);
+    let executor = config.executor.clone().or(ExecutorSection::presets());
+    let kv_bytes = executor.kv_bytes.or(Some(DEFAULT_KV_BYTES));
+    let bytes = |pool: Option<ByteCount>| pool.map_or(0, |bytes| bytes.0);
+    let pools = [kv_bytes, executor.adapter_bytes, executor.device_adapter_bytes].map(bytes);
+    let (model_bytes, needed) = match executor.device {
+        // Of what a GPU holds nothing stays here; the executor compares it with the GPU's memory.
+        Some(DeviceChoice::Cuda { .. }) => (0, bytes(executor.adapter_bytes)),
+        _ => (model_bytes, pools.into_iter().fold(model_bytes, u64::saturating_add)),
+    };
+    let found = format!("{} free; the model and its pools take up to {}", size(available), size(needed));
+    if model_bytes > available {
+        Finding::fail("memory", found, "choose a smaller model, or one with fewer bits a weight")
+    } else if needed > available {
+        Finding::warn("memory", found, "lower [executor].kv_bytes, adapter_bytes or device_adapter_bytes")
+    } else {
+        Finding::ok("memory", found)
+    }
+}
+
+fn huge_pages(enabled: &str) -> Finding {
+    match enabled.split_once('[').and_then(|(_, rest)| rest.split_once(']')) {
+        Some((mode @ ("always" | "madvise"), _)) => Finding::ok("huge pages", format!("transparent, {mode}")),
+        Some((mode, _)) => Finding::warn(
+            "huge pages",
+            format!("transparent, {mode}"),
+            "echo madvise > /sys/kernel/mm/transparent_hugepage/enabled",
+        ),
+        None => Finding::warn("huge pages", "the kernel has none", "reading weights takes more page faults"),
+    }
+}
+
+fn locked_memory() -> Finding {
+    match getrlimit(Resource::Memlock).current {
+        None => Finding::ok("locked memory", "unlimited"),
+        Some(bytes) if bytes >= 64 << 20 => Finding::ok("locked memory", size(bytes)),
+        Some(bytes) => {
+            Finding::warn("locked memory", size(bytes), "ulimit -l unlimited, or LimitMEMLOCK= in the unit")
+        }
+    }
+}
+
+fn open_files() -> Finding {
+    match getrlimit(Resource::Nofile).current {
+        Some(files) if files < 4096 => Finding::warn(
+            "open files",
+            files.to_string(),
+            "ulimit -n 65536, or LimitNOFILE= in the unit: every connection takes one",
+        ),
+        Some(files) => Finding::ok("open files", files.to_string()),
+        None => Finding::ok("open files", "unlimited"),
+    }
+}
+
+/// Space where the state is, or would be.
+fn disk(state: &Path) -> Finding {
+    const NAME: &str = "disk space";
+    let Some(existing) = state.ancestors().find(|path| path.exists()) else {
+        return Finding::fail(
+            NAME,
+            format!("{} cannot be made", state.display()),
+            "name a state directory with [deployment].state",
+        );
+    };
+    match rustix::fs::statvfs(existing) {
+        Ok(space) => {
+            let free = space.f_bavail.saturating_mul(space.f_frsize);
+            let found = format!("{} free for {}", size(free), state.display());
+            match free {
+                0..LITTLE_DISK_BYTES => {
+                    Finding::warn(NAME, found, "free some, or put [deployment].state elsewhere")
+                }
+                _ => Finding::ok(NAME, found),
+            }
+        }
+        Err(errno) => Finding::warn(NAME, format!("{}: {errno}", existing.display()), "look with df"),
+    }
+}
+
+/// The systemd units, where there are any.
+fn service() -> Option<Finding> {
+    let output = Command::new("systemctl")
+        .args(["list-units", "--all", "--plain", "--no-legend", "--no-pager", "holobiont*"])
+        .output()
+        .ok()
+        .filter(|output| output.status.success())?;
+    service_finding(&String::from_utf8_lossy(&output.stdout))
+}
+
+fn service_finding(listed: &str) -> Option<Finding> {
+    // UNIT LOAD ACTIVE SUB DESCRIPTION
+    let units: Vec<[&str; 4]> = listed
+        .lines()
+        .filter_map(|line| line.split_whitespace().take(4).collect::<Vec<_>>().try_into().ok())
+        .collect();
+    let failed = units.iter().find(|[_, _, active, _]| *active == "failed");
+    match (units.as_slice(), failed) {
+        ([], _) => None,
+        (_, Some([unit, ..])) => Some(Finding::fail(
+            "service",
+            format!("{unit} has failed"),
+            format!("journalctl --unit={unit} says why; systemctl reset-failed {unit} allows another start"),
+        )),
+        (units, None) => {
+            let states = units.iter().map(|[unit, _, active, sub]| format!("{unit} {active} ({sub})"));
+            Some(Finding::ok("service", states.collect::<Vec<_>>().join(", ")))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_widest_arithmetic_is_named() {
+        let cpu = |flags: &str| cpu(&format!("processor: 0\nflags\t\t: {flags}\n"));
+        assert_eq!(cpu("fpu avx2 fma avx512f avx512bw avx512vl avx512_vnni").found, "AVX-512 with VNNI");
+        assert_eq!(cpu("avx2 fma").found, "AVX2");
+        assert_eq!(cpu("sse2").health, Health::Warn);
+    }
+
+    #[test]
+    fn memory_is_held_against_what_the_configuration_asks_for() {
+        let home = tempfile::tempdir().unwrap();
+        let health = |config: &Config, kib| {
+            memory(config, &Home::at(home.path()), &format!("MemTotal: 9 kB\nMemAvailable:   {kib} kB\n"))
+                .health
+        };
+        let mut config = Config::default();
+        assert_eq!(health(&config, 8 << 20), Health::Ok);
+        assert_eq!(health(&config, 1 << 20), Health::Warn, "1 GiB free, 2 GiB of pools");
+        config.executor.kv_bytes = Some("1MiB".parse().unwrap());
+        config.executor.adapter_bytes = Some("1MiB".parse().unwrap());
+        assert_eq!(health(&config, 1 << 20), Health::Ok);
+        let model = home.path().join("models/big.gguf");
+        fs::create_dir_all(model.parent().unwrap()).unwrap();
+        fs::File::create(model).unwrap().set_len(2 << 30).unwrap();
+        assert_eq!(health(&config, 1 << 20), Health::Fail);
+    }
+
+    #[test]
+    fn weights_on_a_gpu_need_no_memory_here_and_a_gpu_nobody_uses_is_told() {
+        let (home, meminfo) = (tempfile::tempdir().unwrap(), "MemAvailable:   1100000 kB\n");
+        let mut config = Config::default();
+        let health = |config: &Config| memory(config, &Home::at(home.path()), meminfo).health;
+        assert_eq!(health(&config), Health::Warn);
+        config.executor.device = Some(DeviceChoice::Cuda { ordinal: 0 });
+        assert_eq!(health(&config), Health::Ok, "adapters alone");
+        let found = |finding| unused_gpu(&finding).found;
+        assert!(found(Finding::ok("d", "A GPU")).contains("device = \"cuda:0\""));
+        assert_eq!(found(Finding::fail("d", "there is no driver", "x")), "none in use: there is no driver");
+    }
+
+    #[test]
+    fn a_failed_unit_is_found_and_no_units_are_no_finding() {
+        let listed = "holobiont-executor.service loaded failed failed Base\nholobiont-gateway.service loaded active running G\n";
+        let finding = service_finding(listed).unwrap();
+        assert_eq!(finding.health, Health::Fail);
+        assert!(finding.fix.unwrap().contains("reset-failed holobiont-executor.service"));
+        assert_eq!(service_finding(""), None);
+    }
+
+    #[test]
+    fn huge_pages_that_are_off_are_a_warning() {
+        assert_eq!(huge_pages("always [madvise] never\n").health, Health::Ok);
+        assert_eq!(huge_pages("always madvise [never]\n").health, Health::Warn);
+    }
+}

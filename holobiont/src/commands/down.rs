@@ -1,0 +1,117 @@
+//! `holobiont down`: stops the deployment of a state directory, in order and within its grace.
+
+use std::{
+    io,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use serde_json::json;
+
+use crate::{
+    deployment::{
+        running::{Holder, RunningProcess},
+        selection::{SelectionError, StateArguments},
+    },
+    exit::{Exit, Explain},
+    terminal::{Format, Terminal},
+};
+
+/// What `up` may need beyond the grace: last words, and killing what does not stop.
+const BEYOND_GRACE: Duration = Duration::from_secs(10);
+
+/// How often the progress is looked at.
+const STEP: Duration = Duration::from_millis(100);
+
+/// Why nothing was stopped.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DownError {
+    /// None is meant.
+    #[error(transparent)]
+    Selection(#[from] SelectionError),
+    /// Nothing runs there.
+    #[error("no deployment runs in {state}")]
+    NotRunning {
+        /// The state directory.
+        state: PathBuf,
+    },
+    /// The state directory cannot be read, or the process cannot be signalled.
+    #[error("cannot stop the deployment of {state}")]
+    Stop {
+        /// The state directory.
+        state: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// It was asked and has not ended.
+    #[error("process {pid} was asked to stop and still runs after {} s", waited.as_secs())]
+    StillRunning {
+        /// The process `up`.
+        pid: u32,
+        /// How long it had.
+        waited: Duration,
+    },
+}
+
+impl Explain for DownError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Selection(error) => error.exit(),
+            Self::NotRunning { .. } => Exit::NotFound,
+            Self::Stop { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => Exit::Refused,
+            Self::Stop { .. } => Exit::Failed,
+            Self::StillRunning { .. } => Exit::Unavailable,
+        }
+    }
+
+    fn next(&self) -> Option<String> {
+        match self {
+            Self::Selection(error) => error.next(),
+            Self::NotRunning { .. } => {
+                Some("name a running one with --deployment NAME, or its --state DIR".into())
+            }
+            Self::StillRunning { .. } => Some("holobiont logs".into()),
+            Self::Stop { .. } => None,
+        }
+    }
+}
+
+/// Stops a deployment and returns when its processes have ended.
+pub(crate) fn run(arguments: &StateArguments, terminal: Terminal) -> Result<(), DownError> {
+    let state = arguments.directory()?;
+    let failed = |source| DownError::Stop { state: state.clone(), source };
+    let not_running = || DownError::NotRunning { state: state.clone() };
+    let holder = Holder::of(&state).map_err(failed)?.ok_or_else(not_running)?;
+    let process = holder.open().map_err(failed)?.ok_or_else(not_running)?;
+
+    let start = Instant::now();
+    process.terminate().map_err(failed)?;
+    let limit = Duration::from_millis(holder.grace_ms).saturating_add(BEYOND_GRACE);
+    if !wait(&process, holder, limit, terminal).map_err(failed)? {
+        return Err(DownError::StillRunning { pid: holder.pid, waited: limit });
+    }
+    let stopped_ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
+    match terminal.format {
+        Format::Json => terminal.print(json!({"stopped": holder.pid, "took_ms": stopped_ms})),
+        Format::Human => terminal.print(format_args!("stopped after {:.1} s", stopped_ms as f64 / 1e3)),
+    }
+    Ok(())
+}
+
+/// True once the process has ended, false when `limit` is over.
+fn wait(process: &RunningProcess, holder: Holder, limit: Duration, terminal: Terminal) -> io::Result<bool> {
+    let grace_s = holder.grace_ms as f64 / 1e3;
+    let message = format!("stopping process {}; running answers get {grace_s:.1} s", holder.pid);
+    let progress = terminal.spinner(message);
+    let start = Instant::now();
+    let ended = loop {
+        if process.wait(STEP)? {
+            break true;
+        }
+        if start.elapsed() > limit {
+            break false;
+        }
+    };
+    progress.finish_and_clear();
+    Ok(ended)
+}

@@ -1,0 +1,208 @@
+//! `holobiont logs`: what a deployment said, all of it or about one request.
+
+use std::{
+    collections::VecDeque,
+    fs::{self, File},
+    io::{self, BufRead as _, BufReader, Read as _},
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use serde_json::json;
+
+use crate::{
+    deployment::{
+        paths::{LOG_FILE, OLD_LOG_FILE, log_directory},
+        selection::{SelectionError, StateArguments},
+    },
+    exit::{Exit, Explain},
+    terminal::{Format, Terminal, printable, quoted},
+};
+
+/// How often a followed log is looked at.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(200);
+
+/// Longest line read as one.
+const MAX_LINE_BYTES: u64 = 64 << 10;
+
+/// Where systemd's units lie.
+const UNIT_DIRECTORIES: [&str; 3] = ["/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"];
+
+/// The unit whose presence says that Holobiont is a service here.
+const UNIT: &str = "holobiont-gateway.service";
+
+/// Arguments of `logs`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct LogsArguments {
+    /// Only lines about this request, adapter or process
+    id: Option<String>,
+    /// Goes on as more is written
+    #[arg(long, short)]
+    follow: bool,
+    /// Last lines to show
+    #[arg(long, short = 'n', value_name = "N", default_value_t = 100)]
+    lines: usize,
+    #[command(flatten)]
+    state: StateArguments,
+}
+
+/// Why no log was shown.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LogsError {
+    /// No deployment is meant.
+    #[error(transparent)]
+    Selection(#[from] SelectionError),
+    /// Nothing was ever logged there.
+    #[error("there is no log in {directory}")]
+    NoLog {
+        /// Where it would be.
+        directory: PathBuf,
+    },
+    /// The log cannot be read.
+    #[error("cannot read {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl Explain for LogsError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Selection(error) => error.exit(),
+            Self::NoLog { .. } => Exit::NotFound,
+            Self::Read { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => Exit::Refused,
+            Self::Read { .. } => Exit::Failed,
+        }
+    }
+
+    fn next(&self) -> Option<String> {
+        match self {
+            Self::Selection(error) => error.next(),
+            Self::NoLog { .. } => {
+                Some("holobiont up writes one; name a running deployment with --deployment NAME, or its --state DIR".into())
+            }
+            Self::Read { .. } => None,
+        }
+    }
+}
+
+/// Shows a log.
+pub(crate) fn run(arguments: &LogsArguments, terminal: Terminal) -> Result<(), LogsError> {
+    let directory = log_directory(&arguments.state.directory()?);
+    let path = directory.join(LOG_FILE);
+    if !path.exists() {
+        if UNIT_DIRECTORIES.iter().any(|units| Path::new(units).join(UNIT).exists()) {
+            terminal.note("Holobiont runs as a service here; its log is the journal's:");
+            terminal.print(journal_command(arguments));
+            return Ok(());
+        }
+        return Err(LogsError::NoLog { directory });
+    }
+    let mut last = Last { lines: VecDeque::new(), limit: arguments.lines };
+    let id = arguments.id.as_deref().unwrap_or_default();
+    let mut file = None;
+    for path in [directory.join(OLD_LOG_FILE), path.clone()] {
+        let failed = |source| LogsError::Read { path: path.clone(), source };
+        let mut reader = match File::open(&path) {
+            Ok(file) => BufReader::new(file),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(failed(error)),
+        };
+        while let Some(line) = next_line(&mut reader).map_err(failed)? {
+            last.push(line, id);
+        }
+        file = Some(reader);
+    }
+    last.lines.iter().for_each(|line| show(line, terminal));
+    match (arguments.follow, file) {
+        (true, Some(reader)) => {
+            follow(&path, reader, id, terminal).map_err(|source| LogsError::Read { path, source })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The last lines that were asked for.
+struct Last {
+    lines: VecDeque<String>,
+    limit: usize,
+}
+
+impl Last {
+    fn push(&mut self, line: String, id: &str) {
+        if !line.contains(id) {
+            return;
+        }
+        self.lines.push_back(line);
+        if self.lines.len() > self.limit {
+            self.lines.pop_front();
+        }
+    }
+}
+
+/// The next whole or last line, without its end.
+fn next_line(reader: &mut impl io::BufRead) -> io::Result<Option<String>> {
+    let mut bytes = Vec::new();
+    let read = reader.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut bytes)?;
+    Ok((read > 0).then(|| String::from_utf8_lossy(&bytes).trim_end_matches('\n').to_owned()))
+}
+
+/// Lines of JSON stay what they are; anything else becomes a string.
+fn show(line: &str, terminal: Terminal) {
+    match terminal.format {
+        Format::Human => terminal.print(printable(line)),
+        Format::Json if serde_json::from_str::<serde_json::Value>(line).is_ok() => terminal.print(line),
+        Format::Json => terminal.print(json!({"line": line})),
+    }
+}
+
+/// Shows what is added, also after the file made way for a new one, until this process is stopped.
+fn follow(path: &Path, mut reader: BufReader<File>, id: &str, terminal: Terminal) -> io::Result<()> {
+    loop {
+        while let Some(line) = next_line(&mut reader)? {
+            if line.contains(id) {
+                show(&line, terminal);
+            }
+        }
+        std::thread::sleep(LOOK_AGAIN_AFTER);
+        let current = fs::metadata(path).map(|metadata| metadata.ino());
+        if current.is_ok_and(|inode| reader.get_ref().metadata().is_ok_and(|open| open.ino() != inode)) {
+            // What came last into the old file is read before the new one.
+            while let Some(line) = next_line(&mut reader)? {
+                show(&line, terminal);
+            }
+            reader = BufReader::new(File::open(path)?);
+        }
+    }
+}
+
+fn journal_command(arguments: &LogsArguments) -> String {
+    let follow = if arguments.follow { " --follow" } else { "" };
+    let grep = arguments.id.as_deref().map(|id| format!(" --grep={}", quoted(id))).unwrap_or_default();
+    format!("journalctl --unit='holobiont-*' --lines={}{follow}{grep}", arguments.lines)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_lines_about_an_id_are_kept_in_order() {
+        let mut last = Last { lines: VecDeque::new(), limit: 2 };
+        for line in ["a 1", "b 1", "a 2", "a 3", "b 2"] {
+            last.push(line.into(), "a");
+        }
+        assert_eq!(last.lines, ["a 2", "a 3"]);
+    }
+
+    #[test]
+    fn a_line_that_is_not_text_is_shown_as_far_as_it_is() {
+        let mut reader = b"ok\n\xff\xfe\nlast".as_slice();
+        let lines: Vec<_> = std::iter::from_fn(|| next_line(&mut reader).unwrap()).collect();
+        assert_eq!((lines.len(), lines[0].as_str(), lines[2].as_str()), (3, "ok", "last"));
+    }
+}

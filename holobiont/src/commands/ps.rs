@@ -1,0 +1,161 @@
+//! `holobiont ps`: the base and the adapters that are resident or in use, as the gateway sees them now.
+
+use std::{io::IsTerminal as _, time::Duration};
+
+use serde::Deserialize;
+
+use crate::{
+    client::{Client, ClientError, LoadedAdapter, list_in},
+    commands::status::Workers,
+    terminal::{
+        Format, Ink, Terminal,
+        table::{short_generation, table},
+    },
+};
+
+/// Clears a terminal and goes to its first line.
+const CLEAR: &str = "\u{1b}[2J\u{1b}[H";
+
+/// Arguments of `ps`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct PsArguments {
+    /// Also adapters that are on disk only
+    #[arg(long, short)]
+    all: bool,
+    /// Looks again every so many seconds, until Ctrl-C
+    #[arg(long, short, value_name = "S", num_args = 0..=1, default_missing_value = "1", value_parser = seconds)]
+    watch: Option<Duration>,
+}
+
+/// `/v1/status`, as far as it is shown.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Status {
+    model: String,
+    requests: Requests,
+    tokens_per_s: Rates,
+    workers: Workers,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Requests {
+    running: u64,
+    waiting: u64,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Rates {
+    generated: f64,
+}
+
+/// Shows who is resident and who is asked.
+pub(crate) fn run(arguments: &PsArguments, url: &str, terminal: Terminal) -> Result<(), ClientError> {
+    let client = Client::new(url, terminal);
+    loop {
+        let text = look(arguments, &client, terminal)?;
+        if arguments.watch.is_some() && std::io::stdout().is_terminal() && terminal.format == Format::Human {
+            terminal.print(format_args!("{CLEAR}{text}"));
+        } else {
+            terminal.print(text);
+        }
+        match arguments.watch {
+            Some(interval) => std::thread::sleep(interval),
+            None => return Ok(()),
+        }
+    }
+}
+
+fn look(arguments: &PsArguments, client: &Client, terminal: Terminal) -> Result<String, ClientError> {
+    let body = client.get_text("/v1/lora_adapters")?;
+    if terminal.format == Format::Json {
+        return Ok(body);
+    }
+    let adapters: Vec<LoadedAdapter> = list_in(serde_json::from_str(&body).map_err(ClientError::Garbled)?)?;
+    let status = client.get_text("/v1/status")?;
+    let status: Status = serde_json::from_str(&status).map_err(ClientError::Garbled)?;
+    Ok(text(terminal.ink(), &status, adapters.iter().filter(|adapter| arguments.all || is_shown(adapter))))
+}
+
+/// Resident, on its way, in use, or in trouble.
+fn is_shown(adapter: &LoadedAdapter) -> bool {
+    adapter.tier.as_deref() != Some("disk") || adapter.requests > Some(0) || adapter.state != "ready"
+}
+
+fn text<'a>(ink: Ink, status: &Status, adapters: impl Iterator<Item = &'a LoadedAdapter>) -> String {
+    let running = match status.requests.waiting {
+        0 => status.requests.running.to_string(),
+        waiting => format!("{} (+{waiting} waiting)", status.requests.running),
+    };
+    let dash = || "-".to_owned();
+    let rate = format!("{:.1}", status.tokens_per_s.generated);
+    let base = [status.model.clone(), dash(), dash(), "base".into(), dash(), running, rate, dash()];
+    let rows = adapters.map(|adapter| {
+        let tier = match adapter.state.as_str() {
+            "ready" => adapter.tier.clone().unwrap_or_else(dash),
+            state => state.to_owned(),
+        };
+        [
+            adapter.name.clone(),
+            short_generation(&adapter.generation),
+            adapter.rank.to_string(),
+            tier,
+            adapter.on_device().unwrap_or_else(dash),
+            adapter.requests.map_or_else(dash, |requests| requests.to_string()),
+            adapter.tokens_per_s.map_or_else(dash, |rate| format!("{rate:.1}")),
+            if adapter.pinned == Some(true) { "yes".into() } else { dash() },
+        ]
+    });
+    let rows: Vec<_> = std::iter::once(base).chain(rows).collect();
+    let table = table(ink, ["NAME", "GEN", "RANK", "TIER", "ON DEVICE", "REQS", "TOK/S", "PINNED"], &rows);
+    [Some(table), status.workers.missing()].into_iter().flatten().collect::<Vec<_>>().join("\n\n")
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "write a number of seconds".to_owned())?;
+    match seconds {
+        0.1..=3600.0 => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err("write a number of seconds from 0.1 to 3600".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn adapter(tier: &str, state: &str, requests: u64) -> LoadedAdapter {
+        serde_json::from_value(json!({
+            "name": "pirate", "generation": "0123456789abcdef", "rank": 16, "bytes": 1, "tier": tier,
+            "state": state, "requests": requests, "tokens_per_s": 12.345, "pinned": true, "device_bytes": 1,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn the_base_comes_first_and_every_column_is_filled() {
+        let status = json!({"model": "smol", "requests": {"running": 3, "waiting": 2}, "tokens_per_s": {"generated": 41.0}});
+        let status = serde_json::from_value(status).unwrap();
+        let text = text(Ink::None, &status, [adapter("host", "ready", 1)].iter());
+        let lines: Vec<_> = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).collect();
+        assert_eq!(lines[0], ["NAME", "GEN", "RANK", "TIER", "ON", "DEVICE", "REQS", "TOK/S", "PINNED"]);
+        assert_eq!(lines[1], ["smol", "-", "-", "base", "-", "3", "(+2", "waiting)", "41.0", "-"]);
+        assert_eq!(lines[2], ["pirate", "0123456789ab", "16", "host", "100", "%", "1", "12.3", "yes"]);
+        assert_eq!(lines.len(), 3, "no worker is missing");
+    }
+
+    #[test]
+    fn adapters_on_disk_are_shown_only_if_somebody_uses_them_or_something_is_wrong() {
+        assert!(is_shown(&adapter("host", "ready", 0)) && !is_shown(&adapter("disk", "ready", 0)));
+        assert!(is_shown(&adapter("disk", "ready", 1)) && is_shown(&adapter("disk", "failed", 0)));
+    }
+
+    #[test]
+    fn an_interval_that_would_be_no_pause_is_refused() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        for wrong in ["0", "-1", "nan", "inf", "x", "1e9"] {
+            assert!(seconds(wrong).is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! `holobiont show`: what a person wants to know about a model or an adapter, served or on disk; with `--json` all there is.
+
+mod rows;
+
+use std::path::Path;
+
+use files::{gguf::GgufFile, model_files::ModelFiles};
+use model::{
+    shape::{
+        config::ModelConfig,
+        source::{Target, TensorId},
+    },
+    sources::open::{self, OpenError},
+};
+use serde_json::{Map, Value, json};
+use text::tokenizer::Tokenizer;
+
+use crate::{
+    client::{Client, ClientError, list_in},
+    exit::{Exit, Explain},
+    home::Home,
+    models::{self, FindError},
+    terminal::{Format, Terminal, table::pairs},
+};
+
+/// Arguments of `show`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct ShowArguments {
+    /// A model or adapter that is served, or a model on disk [default: the base that is served]
+    #[arg(value_name = "MODEL|ADAPTER")]
+    name: Option<String>,
+}
+
+/// Why nothing is known.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ShowError {
+    /// A gateway answered, but not with what was asked.
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    /// Neither served nor on disk.
+    #[error(transparent)]
+    Model(#[from] FindError),
+    /// It is there and cannot be read.
+    #[error("the model's files cannot be read")]
+    Open(#[from] OpenError),
+}
+
+impl Explain for ShowError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Client(error) => error.exit(),
+            Self::Model(error) => error.exit(),
+            Self::Open(_) => Exit::Failed,
+        }
+    }
+
+    fn next(&self) -> Option<String> {
+        match self {
+            Self::Client(error) => error.next(),
+            Self::Model(_) => Some("holobiont ls".into()),
+            Self::Open(_) => None,
+        }
+    }
+}
+
+/// Shows all there is to know.
+pub(crate) fn run(arguments: &ShowArguments, url: &str, terminal: Terminal) -> Result<(), ShowError> {
+    let name = arguments.name.as_deref();
+    let facts = match served(name, &Client::new(url, terminal))? {
+        Some(facts) => facts,
+        None => on_disk(&models::find(name, &Home::from_environment())?)?,
+    };
+    match terminal.format {
+        Format::Json => terminal.print(facts),
+        Format::Human => terminal.print(pairs(terminal.ink(), &rows::of(&facts))),
+    }
+    Ok(())
+}
+
+/// What a gateway knows; `None` if there is none, or if it does not serve that.
+fn served(name: Option<&str>, client: &Client) -> Result<Option<Value>, ClientError> {
+    let cards: Vec<Map<String, Value>> = match client.get("/v1/models") {
+        Ok(body) => list_in(body)?,
+        Err(ClientError::Unreachable { .. }) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let wanted = name.map(|name| name.rsplit(':').next().unwrap_or(name));
+    let is_meant = |card: &&Map<String, Value>| match wanted {
+        Some(wanted) => card.get("id").is_some_and(|id| id == wanted),
+        None => card.get("parent").is_none_or(Value::is_null),
+    };
+    let Some(mut facts) = cards.iter().find(is_meant).cloned() else {
+        return Ok(None);
+    };
+    let is_adapter = facts.get("parent").is_some_and(|parent| !parent.is_null());
+    // What only administrators may know is left out for others.
+    let more = if is_adapter { adapter(client, &facts) } else { client.get("/v1/status") };
+    match more {
+        Ok(Value::Object(more)) => facts.extend(more),
+        Ok(_) | Err(ClientError::Refused { status: 401 | 403 | 404, .. }) => {}
+        Err(error) => return Err(error),
+    }
+    // A gateway of this machine has its model here; one elsewhere may have another at the same place.
+    let here = facts.get("model_path").and_then(Value::as_str).map(Path::new);
+    let files = here.filter(|path| path.exists()).and_then(|path| on_disk(path).ok());
+    facts.extend(files.map(|files| ("files".to_owned(), files)));
+    Ok(Some(Value::Object(facts)))
+}
+
+fn adapter(client: &Client, card: &Map<String, Value>) -> Result<Value, ClientError> {
+    let adapters: Vec<Value> = list_in(client.get("/v1/lora_adapters")?)?;
+    let is_meant = |adapter: &Value| Some(&adapter["name"]) == card.get("id");
+    Ok(adapters.into_iter().find(is_meant).unwrap_or_default())
+}
+
+/// What a model's files say.
+fn on_disk(path: &Path) -> Result<Value, OpenError> {
+    let files = ModelFiles::at(path)?;
+    let weights = open::weights(&files)?;
+    let (config, defaults) = (weights.config(), files.generation_defaults()?);
+    // A tokenizer that cannot be read is the executor's to refuse; here it means that nothing is known.
+    let has_template = tokenizer(&files).map(|tokenizer| tokenizer.chat_template().is_some());
+    Ok(json!({
+        "path": path,
+        "bytes": models::model_at(path).map(|model| model.bytes),
+        "format": match files {
+            ModelFiles::Gguf(_) => "gguf",
+            ModelFiles::Directory(_) => "safetensors",
+        },
+        "encoding": weights.kind(TensorId::Weight(0, Target::Down)).map(|kind| format!("{kind:?}").to_uppercase()),
+        "parameters": parameters(config),
+        "architecture": config.architecture,
+        "context_length": config.context_length,
+        "vocab_size": config.vocab_size,
+        "layers": config.layers,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "heads": config.heads,
+        "kv_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "sliding_window": config.sliding_window,
+        "tied_head": config.tied_head,
+        "chat_template": has_template,
+        "defaults": {
+            "temperature": defaults.temperature,
+            "top_k": defaults.top_k,
+            "top_p": defaults.top_p,
+            "repetition_penalty": defaults.repetition_penalty,
+            "eos_token_ids": defaults.eos_token_ids,
+        },
+    }))
+}
+
+fn tokenizer(files: &ModelFiles) -> Option<Tokenizer> {
+    match files {
+        ModelFiles::Gguf(path) => Tokenizer::from_gguf(&GgufFile::open(path).ok()?).ok(),
+        ModelFiles::Directory(path) => Tokenizer::from_directory(path).ok(),
+    }
+}
+
+/// Elements of all matrices; norms and biases are less than a thousandth of them.
+fn parameters(config: &ModelConfig) -> usize {
+    let (queries, keys) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
+    let attention = config.hidden_size * (2 * queries + 2 * keys);
+    let feed_forward = 3 * config.hidden_size * config.intermediate_size;
+    let tables = if config.tied_head { 1 } else { 2 };
+    tables * config.vocab_size * config.hidden_size + config.layers * (attention + feed_forward)
+}

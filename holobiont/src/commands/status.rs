@@ -1,0 +1,396 @@
+//! `holobiont status`: what a deployment does now, where it computes adapters, what each wait cost, and who rents base
+//! layers.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::{
+    client::{Client, ClientError, LoadedAdapter, list_in},
+    terminal::{
+        Format, Ink, Terminal, printable,
+        table::{pairs, percent, size, table},
+    },
+};
+
+/// `/v1/status`, as far as it is shown. What an older gateway does not say is nothing.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Status {
+    model: Option<String>,
+    version: String,
+    uptime_s: u64,
+    ready: bool,
+    requests: Requests,
+    adapters: Adapters,
+    device: Device,
+    cold_starts: ColdStarts,
+    workers: Workers,
+    layers: Layers,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Requests {
+    running: u64,
+    waiting: u64,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Adapters {
+    registered: u64,
+    resident: u64,
+    bytes: u64,
+    budget_bytes: Option<u64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Device {
+    kind: Option<String>,
+    name: Option<String>,
+    memory_bytes: Option<u64>,
+    memory_free_bytes: u64,
+    bytes: u64,
+    budget_bytes: Option<u64>,
+    cold_start: Option<String>,
+    emulated_link_bytes_per_s: Option<u64>,
+    copied_bytes: u64,
+    copy_ms: f64,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct ColdStarts {
+    count: u64,
+    load_wait_ms: f64,
+    mean_load_wait_ms: f64,
+}
+
+/// The workers there are and should be.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Workers {
+    expected: u64,
+    lost: u64,
+    wait_ms: f64,
+    seated: Vec<Worker>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Worker {
+    core: u32,
+    pid: u32,
+    slices: u64,
+    share: f64,
+    taken_back: u64,
+}
+
+/// What split clients use.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Layers {
+    open: u64,
+    refused: u64,
+    broken: u64,
+    joined_rows: u64,
+    used: Used,
+    sessions: Vec<Session>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Session {
+    tenant: String,
+    name: String,
+    masking: String,
+    route: String,
+    waiting_rows: u64,
+    used: Used,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Used {
+    calls: u64,
+    refused: u64,
+    rows: BTreeMap<String, u64>,
+    bytes_in: u64,
+    bytes_out: u64,
+    wait_ms: f64,
+    mean_batch_rows: f64,
+}
+
+/// Shows a deployment.
+pub(crate) fn run(url: &str, terminal: Terminal) -> Result<(), ClientError> {
+    let client = Client::new(url, terminal);
+    let body = client.get_text("/v1/status")?;
+    if terminal.format == Format::Json {
+        terminal.print(body);
+        return Ok(());
+    }
+    let status: Status = serde_json::from_str(&body).map_err(ClientError::Garbled)?;
+    let adapters: Value = client.get("/v1/lora_adapters")?;
+    let adapters: Vec<LoadedAdapter> = list_in(adapters)?;
+    terminal.print(text(terminal.ink(), &status, &adapters));
+    Ok(())
+}
+
+fn text(ink: Ink, status: &Status, adapters: &[LoadedAdapter]) -> String {
+    let workers: Vec<_> = status.workers.seated.iter().map(worker_row).collect();
+    let used: Vec<_> = adapters.iter().filter_map(adapter_row).collect();
+    let mut parts = vec![pairs(ink, &facts(status))];
+    if !workers.is_empty() {
+        parts.push(table(ink, ["CORE", "PID", "SLICES", "SHARE", "TAKEN BACK"], &workers));
+    }
+    if !used.is_empty() {
+        let head = ["ADAPTER", "ON DEVICE", "DEVICE", "WORKERS", "EXECUTOR", "COLD", "WAITED"];
+        parts.push(table(ink, head, &used));
+    }
+    let rented: Vec<_> = status.layers.sessions.iter().map(session_row).collect();
+    if !rented.is_empty() {
+        let head = [
+            "TENANT", "CLIENT", "ROUTE", "MASKING", "CALLS", "REFUSED", "ROWS", "BATCH", "IN", "OUT",
+            "WAITED", "WAITING",
+        ];
+        parts.push(table(ink, head, &rented));
+    }
+    parts.join("\n\n")
+}
+
+fn facts(status: &Status) -> Vec<(String, String)> {
+    let Status { requests, adapters, device, cold_starts, .. } = status;
+    let state = if status.ready { "serving" } else { "not ready" };
+    let model = status.model.as_deref().map_or_else(|| "no model yet".into(), printable);
+    let facts = [
+        (
+            "model",
+            format!("{model}, {state} for {} s, version {}", status.uptime_s, printable(&status.version)),
+        ),
+        ("requests", format!("{} running, {} waiting", requests.running, requests.waiting)),
+        ("device", device.text()),
+        ("host tier", tier(adapters.bytes, adapters.budget_bytes)),
+        ("adapters", format!("{} in memory of {}", adapters.resident, adapters.registered)),
+        ("device tier", tier(device.bytes, device.budget_bytes)),
+        ("cold start", device.cold_start.as_deref().map_or_else(|| "-".into(), printable)),
+        ("link", link(device)),
+        ("copied", format!("{} in {:.1} ms", size(device.copied_bytes), device.copy_ms)),
+        ("cold starts", cold_starts.count.to_string()),
+        (
+            "load waits",
+            format!(
+                "{:.1} ms in all, {:.1} ms each",
+                cold_starts.load_wait_ms, cold_starts.mean_load_wait_ms
+            ),
+        ),
+        ("workers", status.workers.text()),
+        ("split clients", status.layers.text()),
+    ];
+    facts.map(|(name, value)| (name.to_owned(), value)).into()
+}
+
+fn tier(bytes: u64, budget_bytes: Option<u64>) -> String {
+    format!("{} of {}", size(bytes), budget_bytes.map_or_else(|| "-".into(), size))
+}
+
+impl Device {
+    /// What it is, and how much of its memory nobody uses.
+    fn text(&self) -> String {
+        let Some(kind) = self.kind.as_deref().map(printable) else { return "-".into() };
+        let name = self.name.as_deref().filter(|name| !name.is_empty());
+        let name = name.map(|name| format!(", {}", printable(name))).unwrap_or_default();
+        match self.memory_bytes.filter(|&bytes| bytes > 0) {
+            Some(bytes) => {
+                format!("{kind}{name}, {} free of {}", size(self.memory_free_bytes), size(bytes))
+            }
+            None => format!("{kind}{name}"),
+        }
+    }
+}
+
+/// Whoever reads figures of an emulated link must know that it is one.
+fn link(device: &Device) -> String {
+    match device.emulated_link_bytes_per_s {
+        Some(bytes_per_s) => format!("emulated link of {}/s", size(bytes_per_s)),
+        None => "real".into(),
+    }
+}
+
+impl Workers {
+    /// How many there are; a word for those that are missing.
+    pub(crate) fn missing(&self) -> Option<String> {
+        let missing = self.expected.saturating_sub(self.seated.len() as u64);
+        (missing > 0).then(|| {
+            format!("{missing} of {} workers missing; holobiont logs lora-worker says why", self.expected)
+        })
+    }
+
+    fn text(&self) -> String {
+        let there = match self.seated.len() {
+            0 => "none".to_owned(),
+            there => format!("{there}, waited for {:.1} ms in all", self.wait_ms),
+        };
+        let lost = (self.lost > 0).then(|| format!("{} lost", self.lost));
+        [Some(there), lost, self.missing()].into_iter().flatten().collect::<Vec<_>>().join("; ")
+    }
+}
+
+impl Layers {
+    fn text(&self) -> String {
+        let rows: u64 = self.used.rows.values().sum();
+        let used =
+            (rows > 0).then(|| format!("{rows} rows, {} of them in resident passes", self.joined_rows));
+        let trouble = [(self.refused, "refused"), (self.broken, "ended for a breach")];
+        let trouble = trouble
+            .into_iter()
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, what)| format!("{count} {what}"));
+        let open = if self.open == 0 { "none".to_owned() } else { self.open.to_string() };
+        [Some(open), used].into_iter().flatten().chain(trouble).collect::<Vec<_>>().join("; ")
+    }
+}
+
+/// A split client, with what it has used since it came.
+fn session_row(session: &Session) -> [String; 12] {
+    let used = &session.used;
+    [
+        printable(&session.tenant),
+        printable(&session.name),
+        printable(&session.route),
+        printable(&session.masking),
+        used.calls.to_string(),
+        used.refused.to_string(),
+        used.rows.values().sum::<u64>().to_string(),
+        format!("{:.1}", used.mean_batch_rows),
+        size(used.bytes_in),
+        size(used.bytes_out),
+        format!("{:.1} ms", used.wait_ms),
+        session.waiting_rows.to_string(),
+    ]
+}
+
+fn worker_row(worker: &Worker) -> [String; 5] {
+    [
+        worker.core.to_string(),
+        worker.pid.to_string(),
+        worker.slices.to_string(),
+        percent(worker.share),
+        worker.taken_back.to_string(),
+    ]
+}
+
+/// An adapter in memory, with where it was computed since it came there.
+fn adapter_row(adapter: &LoadedAdapter) -> Option<[String; 7]> {
+    let rows = adapter.rank_rows?;
+    #[expect(clippy::cast_precision_loss, reason = "for people to read")]
+    let part = |rows_there: u64| match rows.all() {
+        0 => "-".to_owned(),
+        all => percent(rows_there as f64 / all as f64),
+    };
+    (adapter.tier.as_deref() != Some("disk")).then(|| {
+        [
+            printable(&adapter.name),
+            adapter.on_device().unwrap_or_else(|| "-".to_owned()),
+            part(rows.device),
+            part(rows.workers),
+            part(rows.executor),
+            adapter.cold_starts.unwrap_or_default().to_string(),
+            format!("{:.1} ms", adapter.load_wait_ms.unwrap_or_default()),
+        ]
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn status() -> Value {
+        json!({
+            "model": "smol", "version": "1", "uptime_s": 9, "ready": true, "requests": {"running": 2, "waiting": 1},
+            "adapters": {"registered": 3, "resident": 2, "bytes": 2048, "budget_bytes": 4096},
+            "device": {"kind": "cuda", "name": "A GPU", "memory_bytes": 4096, "memory_free_bytes": 3072,
+                "bytes": 1024, "budget_bytes": 2048, "cold_start": "cpu-assist",
+                "emulated_link_bytes_per_s": 1024, "copied_bytes": 1024, "copy_ms": 2.5},
+            "cold_starts": {"count": 4, "load_wait_ms": 6.0, "mean_load_wait_ms": 1.5},
+            "workers": {"expected": 3, "lost": 1, "wait_ms": 7.0, "seated": [
+                {"core": 2, "pid": 102, "slices": 6, "rank_rows": 30, "share": 0.75, "taken_back": 1},
+                {"core": 3, "pid": 103, "slices": 2, "rank_rows": 10, "share": 0.25, "taken_back": 0},
+            ]},
+            "layers": {"open": 1, "refused": 2, "broken": 0, "joined_rows": 3, "used": {"rows": {"decode": 9, "prefill": 1}},
+                "sessions": [{"session": 1, "tenant": "acme", "name": "trainer", "masking": "off", "route": "tls",
+                    "waiting_rows": 4, "used": {"calls": 5, "refused": 1, "rows": {"decode": 9, "prefill": 1},
+                    "bytes_in": 1024, "bytes_out": 2048, "wait_ms": 1.5, "mean_batch_rows": 2.0}}]},
+        })
+    }
+
+    fn adapter(name: &str, tier: &str) -> Value {
+        json!({
+            "name": name, "generation": "0123", "rank": 16, "bytes": 1000, "tier": tier, "state": "ready",
+            "device_bytes": 250, "cold_starts": 2, "load_wait_ms": 3.0,
+            "rank_rows": {"device": 500, "workers": 499, "executor": 1},
+        })
+    }
+
+    fn shown(status: Value, adapters: &[Value]) -> String {
+        let adapters: Vec<_> = adapters.iter().map(|a| serde_json::from_value(a.clone()).unwrap()).collect();
+        text(Ink::None, &serde_json::from_value(status).unwrap(), &adapters)
+    }
+
+    #[test]
+    fn everything_about_device_workers_and_waits_is_shown() {
+        let text = shown(status(), &[adapter("pirate", "host"), adapter("asleep", "disk")]);
+        for part in [
+            "smol, serving for 9 s",
+            "cuda, A GPU, 3.00 KiB free of 4.00 KiB",
+            "1.00 KiB of 2.00 KiB",
+            "cpu-assist",
+            "emulated link of 1.00 KiB/s",
+            "6.0 ms in all, 1.5 ms each",
+            "2, waited for 7.0 ms in all; 1 lost; 1 of 3 workers missing",
+        ] {
+            assert!(text.contains(part), "{part:?} is not in {text}");
+        }
+        let words = |start: &str| -> Vec<&str> {
+            text.lines().find(|line| line.starts_with(start)).unwrap().split_whitespace().collect()
+        };
+        assert_eq!(words("2 "), ["2", "102", "6", "75", "%", "1"]);
+        assert_eq!(words("pirate"), ["pirate", "25", "%", "50", "%", "50", "%", "<1", "%", "2", "3.0", "ms"]);
+        let acme = [
+            "acme", "trainer", "tls", "off", "5", "1", "10", "2.0", "1.00", "KiB", "2.00", "KiB", "1.5",
+            "ms", "4",
+        ];
+        assert_eq!(words("acme"), acme);
+        assert!(text.contains("1; 10 rows, 3 of them in resident passes; 2 refused"), "{text}");
+        assert!(!text.contains("asleep"), "it is nowhere near the device: {text}");
+    }
+
+    #[test]
+    fn an_adapter_without_matrices_is_never_on_its_way_to_the_device() {
+        let mut factors = adapter("factors", "host");
+        for (field, value) in [("rank", 0), ("device_bytes", 0), ("cold_starts", 0)] {
+            factors[field] = value.into();
+        }
+        let text = shown(status(), &[factors]);
+        let line = text.lines().find(|line| line.starts_with("factors")).unwrap();
+        assert_eq!(line.split_whitespace().nth(1), Some("-"), "{text}");
+    }
+
+    #[test]
+    fn a_gateway_that_says_less_and_a_deployment_without_workers_are_shown_too() {
+        let text = shown(json!({"model": null}), &[]);
+        for part in [
+            "no model yet, not ready",
+            "device         -",
+            "workers        none",
+            "link           real",
+            "split clients  none",
+        ] {
+            assert!(text.contains(part), "{part:?} is not in {text}");
+        }
+        assert!(!text.contains("missing") && !text.contains("CORE"), "{text}");
+    }
+}

@@ -1,0 +1,155 @@
+//! `holobiont up`: starts a deployment's processes, keeps them alive, stops them in order.
+//!
+//! # Layout
+//!
+//! - [`detach`]: the same in the background
+//! - [`errors`]: what may go wrong
+//! - [`log`]: what all processes say, kept in a file of bounded size
+//! - [`plan`]: a configuration turned into checked command lines
+//! - [`state_dir`]: the state directory's lock and this start's private run directory
+//! - [`process`]: one child process; [`managed`]: the same over its lives
+//! - [`restart`]: how often and how soon a dead process is started again
+//! - [`notices`]: how a child says that it lives; [`service`]: what systemd hears of us
+//! - [`stop`]: a stop under way; [`stop_signals`]: Ctrl-C, and what programs send
+//! - [`supervisor`]: the loop over everything that can happen
+//! - [`greeting`]: what is printed once requests are welcome
+
+mod detach;
+mod errors;
+mod greeting;
+mod log;
+mod managed;
+mod notices;
+mod plan;
+mod process;
+mod restart;
+mod service;
+mod state_dir;
+mod stop;
+mod stop_signals;
+mod supervisor;
+
+use std::{
+    io,
+    net::{SocketAddr, TcpListener},
+    path::PathBuf,
+};
+
+use settings::{LogFormat, SettingFlags};
+
+use crate::{
+    deployment::config::{Config, ConfigError},
+    home::Home,
+    terminal::{Format, Terminal},
+};
+use detach::Place;
+use errors::UpError;
+use log::LogSink;
+use plan::Plan;
+use state_dir::StateDir;
+use supervisor::Supervisor;
+
+/// Arguments of `up`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct UpArguments {
+    /// Starts in the background, and returns when requests are welcome; `holobiont down` stops it
+    #[arg(long, short)]
+    detach: bool,
+    /// Deployment file (TOML); flags and environment variables override it
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Serves the PEFT adapter in DIR as NAME; may be repeated
+    #[arg(long, value_name = "NAME=DIR", value_parser = parse_adapter)]
+    adapter: Vec<(String, PathBuf)>,
+    #[command(flatten)]
+    settings: SettingFlags,
+}
+
+impl UpArguments {
+    /// The highest layer of the configuration.
+    fn into_layer(self) -> Result<Config, ConfigError> {
+        let mut layer = Config::from_flags(&self.settings)?;
+        layer.adapters = self.adapter.into_iter().collect();
+        Ok(layer)
+    }
+}
+
+/// Starts a deployment and returns when it has stopped; a detached one when it serves.
+pub(crate) fn run(arguments: UpArguments, terminal: Terminal) -> Result<(), UpError> {
+    if arguments.detach && !detach::is_behind() {
+        return detach::start(terminal);
+    }
+    let place = if arguments.detach { Place::Behind } else { Place::Front };
+    if place == Place::Behind {
+        detach::leave_session();
+    }
+    let home = Home::from_environment();
+    let file = arguments.config.clone();
+    let config = Config::layered(arguments.into_layer()?, file.as_deref())?;
+    let state_path = config.deployment.state.clone().unwrap_or_else(|| home.state());
+    let state = StateDir::claim(&state_path, config.grace())?;
+    check_port(config.listen())?;
+    let plan = Plan::new(&config, &home, &state)?;
+    let log = LogSink::open(&state.logs()).map_err(|source| UpError::Log { path: state.logs(), source })?;
+    start_logs(plan.log_format, terminal, log.clone());
+
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(UpError::Runtime)?;
+    let result = runtime.block_on(Supervisor::new(plan, &config, place, log.clone(), terminal).run());
+    if let Err(error) = &result {
+        log.keep(&format!("holobiont up ends: {error}"));
+    }
+    result
+}
+
+/// Says in time, and in words, that a port is taken; the gateway binds it later.
+fn check_port(listen: SocketAddr) -> Result<(), UpError> {
+    match TcpListener::bind(listen) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => Err(UpError::PortTaken { listen }),
+        Err(source) => Err(UpError::Listen { listen, source }),
+    }
+}
+
+/// The supervisor's own log lines have the form of its children's.
+fn start_logs(format: LogFormat, terminal: Terminal, log: LogSink) {
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| "info".into());
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(log).with_target(false);
+    // A second subscriber cannot be set; a test that runs two deployments keeps the first.
+    let _ = match (format, terminal.format) {
+        (LogFormat::Json, _) | (_, Format::Json) => builder.json().try_init(),
+        (LogFormat::Human | LogFormat::Auto, Format::Human) => builder.with_ansi(false).try_init(),
+    };
+}
+
+fn parse_adapter(text: &str) -> Result<(String, PathBuf), String> {
+    match text.split_once('=') {
+        Some((name, directory)) if !name.is_empty() && !directory.is_empty() => {
+            Ok((name.to_owned(), PathBuf::from(directory)))
+        }
+        _ => Err("write NAME=DIR, as in pirate=examples/adapters/pirate".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::exit::{Exit, Explain as _};
+
+    #[test]
+    fn an_adapter_is_a_name_and_a_directory() {
+        assert_eq!(parse_adapter("a=/x=y"), Ok(("a".into(), PathBuf::from("/x=y"))));
+        for wrong in ["a", "=b", "a=", ""] {
+            assert!(parse_adapter(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_taken_port_is_a_conflict_that_names_the_port() {
+        let holder = TcpListener::bind("127.0.0.1:0").unwrap();
+        let listen = holder.local_addr().unwrap();
+        let error = check_port(listen).unwrap_err();
+        assert_eq!(error.exit(), Exit::Conflict);
+        assert!(error.to_string().contains(&listen.port().to_string()), "{error}");
+    }
+}

@@ -1,0 +1,216 @@
+//! What is printed once requests are welcome: the address, the models, and two ways to ask.
+
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::sync::mpsc::Sender;
+
+use super::{detach::Place, plan::Plan};
+use crate::{
+    client::{Client, Loading},
+    terminal::{Format, Terminal},
+};
+
+/// What the greeting says, as far as it is known before the start.
+#[derive(Debug, Clone)]
+pub(crate) struct Greeting {
+    /// Base first.
+    expected_models: Vec<String>,
+    /// The workers' cores.
+    worker_cores: Vec<u32>,
+    keys: Keys,
+    place: Place,
+    /// The command that stops it.
+    stop_command: String,
+    terminal: Terminal,
+}
+
+/// The processes of a deployment beside this one.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct ProcessIds {
+    pub(crate) executor: Option<u32>,
+    pub(crate) gateway: Option<u32>,
+    pub(crate) workers: Vec<u32>,
+}
+
+/// How often a loading gateway is asked how far it is.
+const ASK_AGAIN_AFTER: Duration = Duration::from_millis(200);
+
+/// What the gateway says before requests are welcome.
+#[derive(Debug)]
+pub(crate) enum News {
+    /// It is not ready yet.
+    Loading(Loading),
+    /// It takes requests.
+    Welcome {
+        /// Where it listens.
+        url: String,
+        /// What `model` may name, base first.
+        models: Vec<String>,
+    },
+}
+
+/// Whether callers must show a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Keys {
+    None,
+    Needed,
+}
+
+impl Greeting {
+    /// The greeting of a deployment.
+    pub(crate) fn new(plan: &Plan, place: Place, terminal: Terminal) -> Self {
+        let mut expected_models = vec![plan.served_name.clone()];
+        expected_models.extend(plan.adapters.iter().cloned());
+        let keys = if plan.has_keys { Keys::Needed } else { Keys::None };
+        let worker_cores = plan.workers.iter().map(|(worker, _)| worker.core).collect();
+        let stop_command = plan.stop_command.clone();
+        Self { expected_models, worker_cores, keys, place, stop_command, terminal }
+    }
+
+    /// Waits until the gateway takes requests and asks what it serves (it may have adapters from earlier starts). In
+    /// the background, because a gateway that does not answer must not keep the supervisor from its work.
+    pub(crate) fn ask_in_background(&self, url: String, news: Sender<News>) {
+        let (expected, terminal) = (self.expected_models.clone(), self.terminal);
+        std::thread::spawn(move || {
+            let client = Client::new(&url, terminal);
+            // The receiver goes with the supervisor; then nobody wants to know.
+            while let Some(loading) = client.still_loading() {
+                if news.blocking_send(News::Loading(loading)).is_err() {
+                    return;
+                }
+                std::thread::sleep(ASK_AGAIN_AFTER);
+            }
+            let served = client.models().map(|models| models.into_iter().map(|model| model.id).collect());
+            let models = served.unwrap_or(expected);
+            let _ = news.blocking_send(News::Welcome { url, models });
+        });
+    }
+
+    /// Prints the greeting.
+    pub(crate) fn print(&self, url: &str, models: &[String], elapsed: Duration, process_ids: &ProcessIds) {
+        self.terminal.print(match self.terminal.format {
+            Format::Json => self.json(url, models, process_ids),
+            Format::Human => self.text(url, models, elapsed),
+        });
+    }
+
+    fn json(&self, url: &str, models: &[String], ids: &ProcessIds) -> String {
+        let pids = json!({
+            "holobiont": std::process::id(), "base-executor": ids.executor, "gateway": ids.gateway,
+            "lora-worker": ids.workers,
+        });
+        json!({"url": url, "models": models, "pids": pids, "stop": self.stop_command}).to_string()
+    }
+
+    fn text(&self, url: &str, models: &[String], elapsed: Duration) -> String {
+        let ink = self.terminal.ink();
+        // An adapter makes the better example: it shows that `model` chooses it.
+        let model = models.get(1).or(models.first()).map_or("", String::as_str);
+        let title = ink.bold("Holobiont is up");
+        let stop = match self.place {
+            Place::Front => "Ctrl-C stops it".to_owned(),
+            Place::Behind => format!("stop it: {}", self.stop_command),
+        };
+        let time = ink.dim(&format!("after {:.1} s; {stop}", elapsed.as_secs_f64()));
+        let (key_header, key) = match self.keys {
+            Keys::None => ("", "api_key=\"none\""),
+            Keys::Needed => (
+                " \\\n    -H \"Authorization: Bearer $HOLOBIONT_API_KEY\"",
+                "api_key=os.environ[\"HOLOBIONT_API_KEY\"]",
+            ),
+        };
+        let import = if self.keys == Keys::Needed { "import os\n  from" } else { "from" };
+        format!(
+            "{title} {time}
+
+  address  {url}
+  models   {models}
+  workers  {workers}
+
+{ask}
+  curl -N {url}/v1/chat/completions{key_header} \\
+    -H 'Content-Type: application/json' \\
+    -d '{{\"model\": \"{model}\", \"stream\": true, \"messages\": [{{\"role\": \"user\", \"content\": \"What is the sea?\"}}]}}'
+
+{python}
+  {import} openai import OpenAI
+  client = OpenAI(base_url=\"{url}/v1\", {key})
+  messages = [{{\"role\": \"user\", \"content\": \"What is the sea?\"}}]
+  answer = client.chat.completions.create(model=\"{model}\", messages=messages)
+  print(answer.choices[0].message.content)
+",
+            models = models.join("  "),
+            workers = self.workers(),
+            ask = ink.dim("# ask it"),
+            python = ink.dim("# or from Python: pip install openai"),
+        )
+    }
+
+    fn workers(&self) -> String {
+        let cores: Vec<_> = self.worker_cores.iter().map(u32::to_string).collect();
+        match cores.len() {
+            0 => "none".into(),
+            1 => format!("1, on core {}", cores.join(" ")),
+            count => format!("{count}, on cores {}", cores.join(" ")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::terminal::Volume;
+
+    fn greeting(keys: Keys) -> Greeting {
+        let terminal = Terminal::new(Format::Human, Volume::Normal);
+        let expected_models = vec!["base".into()];
+        let (place, stop_command) = (Place::Front, "holobiont down --state /s".into());
+        Greeting { expected_models, worker_cores: vec![6, 7], keys, place, stop_command, terminal }
+    }
+
+    #[test]
+    fn the_greeting_shows_address_models_and_both_examples() {
+        let models = ["base".to_owned(), "pirate".to_owned()];
+        let text = greeting(Keys::None).text("http://127.0.0.1:9", &models, Duration::from_millis(1500));
+        for part in [
+            "http://127.0.0.1:9/v1/chat/completions",
+            "base  pirate",
+            "2, on cores 6 7",
+            "\"model\": \"pirate\"",
+            "OpenAI(",
+            "1.5 s",
+        ] {
+            assert!(text.contains(part), "{part:?} is not in {text}");
+        }
+        assert!(!text.contains("Authorization"));
+    }
+
+    #[test]
+    fn the_greeting_says_how_to_stop_it() {
+        let text = |place| Greeting { place, ..greeting(Keys::None) }.text("http://h", &[], Duration::ZERO);
+        assert!(text(Place::Front).contains("Ctrl-C stops it"));
+        assert!(text(Place::Behind).contains("stop it: holobiont down --state /s"));
+    }
+
+    #[test]
+    fn with_keys_the_examples_show_one() {
+        let text = greeting(Keys::Needed).text("http://h", &["base".to_owned()], Duration::ZERO);
+        assert!(
+            text.contains("Bearer $HOLOBIONT_API_KEY") && text.contains("import os\n  from openai"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn the_json_greeting_names_every_process() {
+        let ids = ProcessIds { executor: Some(7), gateway: None, workers: vec![8, 9] };
+        let text = greeting(Keys::None).json("http://h", &["base".to_owned()], &ids);
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(
+            (&value["pids"]["base-executor"], &value["pids"]["lora-worker"]),
+            (&json!(7), &json!([8, 9]))
+        );
+        assert_eq!(value["models"][0], "base");
+    }
+}

@@ -1,0 +1,227 @@
+//! One child process: started with a pipe that tells it when we are gone, heard on its stdout, stopped by signal.
+
+use std::{
+    ffi::{OsStr, OsString},
+    fmt, io,
+    path::PathBuf,
+    process::ExitStatus,
+    process::Stdio,
+    time::Duration,
+};
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use settings::variables::PREFIX;
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader, Lines},
+    process::{Child, ChildStdin, ChildStdout, Command},
+    sync::oneshot,
+};
+
+use super::{
+    log::LogSink,
+    notices::{Notice, Notices},
+};
+
+/// How long the rest of a dead process's stderr is waited for.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Which process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// Owns the weights.
+    Executor,
+    /// Speaks HTTP.
+    Gateway,
+    /// Computes adapters on one core.
+    Worker(Worker),
+}
+
+/// Which worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Worker {
+    /// Its place among the workers.
+    pub(crate) index: usize,
+    /// The core it is pinned to.
+    pub(crate) core: u32,
+}
+
+impl Role {
+    /// The program's name.
+    pub(crate) fn program(self) -> &'static str {
+        match self {
+            Self::Executor => "base-executor",
+            Self::Gateway => "gateway",
+            Self::Worker(_) => "lora-worker",
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    /// The program's name, and a worker's core as in the name of its systemd unit.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Executor | Self::Gateway => f.pad(self.program()),
+            Self::Worker(worker) => f.pad(&format!("{}@{}", self.program(), worker.core)),
+        }
+    }
+}
+
+/// How a process is started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Recipe {
+    /// The program.
+    pub(crate) program: PathBuf,
+    /// Its arguments.
+    pub(crate) arguments: Vec<OsString>,
+    /// Where it says how far it is, and that it lives.
+    pub(crate) notify_socket: PathBuf,
+    /// How long it may be silent once it has said so.
+    pub(crate) longest_silence: Duration,
+}
+
+impl Recipe {
+    /// Gives the option `flag`, if it is there, another value.
+    pub(crate) fn set(&mut self, flag: &str, value: &str) {
+        let place = self.arguments.iter().position(|argument| argument == flag);
+        if let Some(argument) = place.and_then(|place| self.arguments.get_mut(place + 1)) {
+            *argument = value.into();
+        }
+    }
+}
+
+/// What a process did.
+#[derive(Debug)]
+pub(crate) enum Happening {
+    /// It printed a line on stdout.
+    Line(String),
+    /// It said something of itself, or nothing for too long.
+    Notice(Notice),
+    /// It ended.
+    Exited(Ending),
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Ending {
+    /// As the system says.
+    pub(crate) status: ExitStatus,
+    /// As it said itself.
+    pub(crate) cause: Option<String>,
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.cause {
+            Some(cause) => f.write_str(cause),
+            None => write!(f, "it ended with {}", self.status),
+        }
+    }
+}
+
+/// A running child process.
+#[derive(Debug)]
+pub(crate) struct Process {
+    child: Child,
+    /// Nothing is ever written: the child reads end-of-file when this process is gone, however it went, and drains.
+    _lifeline: Option<ChildStdin>,
+    notices: Notices,
+    stdout: Option<Lines<BufReader<ChildStdout>>>,
+    /// Hears when everything on its stderr has been passed on.
+    said_all: Option<oneshot::Receiver<Option<String>>>,
+}
+
+impl Process {
+    /// Starts the program. Its stderr goes to `log`; it has its own process group, so that a Ctrl-C reaches us alone
+    /// and the order of stopping is ours to choose.
+    pub(crate) fn start(recipe: &Recipe, log: &LogSink) -> io::Result<Self> {
+        let (stderr, said_all) = log.pipe()?;
+        let notices = Notices::bind(&recipe.notify_socket, recipe.longest_silence)?;
+        let mut command = Command::new(&recipe.program);
+        // Settings come as arguments alone: a variable meant for `up` must not mean something else one level down.
+        for (name, _) in std::env::vars_os().filter(|(name, _)| is_a_setting(name)) {
+            command.env_remove(name);
+        }
+        let mut child = command
+            .args(&recipe.arguments)
+            .env("NOTIFY_SOCKET", &recipe.notify_socket)
+            // Its lines go into a file too.
+            .env("NO_COLOR", "1")
+            // The watchdog that systemd may hold over us is ours to feed; the child's is us.
+            .env("WATCHDOG_USEC", recipe.longest_silence.as_micros().to_string())
+            .env_remove("WATCHDOG_PID")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(stderr)
+            .process_group(0)
+            .kill_on_drop(true)
+            .spawn()?;
+        let stdout = child.stdout.take().map(|pipe| BufReader::new(pipe).lines());
+        Ok(Self { _lifeline: child.stdin.take(), child, notices, stdout, said_all: Some(said_all) })
+    }
+
+    /// Waits for the next thing it does. May be dropped and called again without losing anything.
+    pub(crate) async fn next(&mut self) -> Happening {
+        loop {
+            let line = async {
+                match &mut self.stdout {
+                    Some(lines) => lines.next_line().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                // What it said comes before how it ended.
+                biased;
+                line = line => match line {
+                    Ok(Some(line)) => return Happening::Line(line),
+                    // Closed, or not text: nothing more to hear.
+                    Ok(None) | Err(_) => self.stdout = None,
+                },
+                notice = self.notices.next() => return Happening::Notice(notice),
+                status = self.child.wait() => match status {
+                    Ok(status) => {
+                        let cause = self.hear_last_words().await;
+                        return Happening::Exited(Ending { status, cause });
+                    }
+                    // Only a child that is not ours cannot be waited for, and this one is.
+                    Err(error) => unreachable!("waiting for a child failed: {error}"),
+                },
+            }
+        }
+    }
+
+    /// Its last words come before ours about its end. Something it started may keep the pipe open: then not.
+    async fn hear_last_words(&mut self) -> Option<String> {
+        let cause = tokio::time::timeout(LAST_WORDS, self.said_all.as_mut()?).await.ok()?.ok()?;
+        self.said_all = None;
+        cause
+    }
+
+    /// Its process id, while it has one.
+    pub(crate) fn id(&self) -> Option<u32> {
+        self.child.id()
+    }
+
+    /// Asks it to drain and exit.
+    pub(crate) fn terminate(&self) {
+        if let Some(pid) = self.pid() {
+            // It may have exited just now; it is not reaped yet, so the id is still its own.
+            let _ = kill_process(pid, Signal::TERM);
+        }
+    }
+
+    /// Kills it and whatever it started.
+    pub(crate) fn kill(&self) {
+        if let Some(pid) = self.pid() {
+            let _ = kill_process_group(pid, Signal::KILL);
+        }
+    }
+
+    fn pid(&self) -> Option<Pid> {
+        self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw)
+    }
+}
+
+/// True for Holobiont's variables, except the one that arms failpoints in tests.
+fn is_a_setting(variable: &OsStr) -> bool {
+    variable.as_encoded_bytes().starts_with(PREFIX.as_bytes()) && variable != "HOLOBIONT_FAILPOINTS"
+}

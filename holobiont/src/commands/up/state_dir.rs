@@ -1,0 +1,207 @@
+//! The state directory: its lock, and the private run directory of this start.
+
+use std::{
+    fs::{self, DirBuilder, File},
+    io,
+    os::unix::{
+        ffi::OsStrExt as _,
+        fs::{DirBuilderExt as _, symlink},
+    },
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use rustix::fs::{FlockOperation, flock};
+
+use super::{errors::UpError, process::Role};
+use crate::deployment::{
+    paths::{LAYER_SOCKETS, lock_path, log_directory},
+    running::Holder,
+};
+
+/// Longest path of a Unix socket on Linux, without the final zero.
+const MAX_SOCKET_PATH_BYTES: usize = 107;
+
+/// A state directory that belongs to this process until it is dropped.
+#[derive(Debug)]
+pub(crate) struct StateDir {
+    path: PathBuf,
+    run: PathBuf,
+    /// The lock goes with the file: also when this process is killed.
+    _lock: File,
+}
+
+impl StateDir {
+    /// Creates the directory if need be, locks it, and makes a fresh run directory that only this user can enter.
+    pub(crate) fn claim(path: &Path, grace: Duration) -> Result<Self, UpError> {
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            |source| UpError::State { path, source }
+        };
+        private().recursive(true).create(path).map_err(failed(path))?;
+        let path = path.canonicalize().map_err(failed(path))?;
+        let lock = lock(&path, Holder::this(grace))?;
+        let parent = path.join("run");
+        // Whatever lies there belonged to starts that are over: this one holds the lock.
+        if let Err(error) = fs::remove_dir_all(&parent)
+            && error.kind() != io::ErrorKind::NotFound
+        {
+            return Err(failed(&parent)(error));
+        }
+        // A process of a killed predecessor may still be draining: it must not find our socket at its path.
+        let run = parent.join(std::process::id().to_string());
+        private().create(&parent).map_err(failed(&parent))?;
+        private().create(&run).map_err(failed(&run))?;
+        link_layer_sockets(&path, &run).map_err(failed(&path))?;
+        let state = Self { path, run, _lock: lock };
+        state.check_socket_path()?;
+        Ok(state)
+    }
+
+    /// The directory itself.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The socket between executor and gateway.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.run.join("executor.sock")
+    }
+
+    /// The socket between executor and workers.
+    pub(crate) fn worker_socket(&self) -> PathBuf {
+        self.run.join("workers.sock")
+    }
+
+    /// The socket between executor and split clients of this host.
+    pub(crate) fn layer_socket(&self) -> PathBuf {
+        self.run.join(LAYER_SOCKETS[0])
+    }
+
+    /// Where a process says how far it is, and that it lives.
+    pub(crate) fn notify_socket(&self, role: Role) -> PathBuf {
+        self.run.join(match role {
+            Role::Executor => "executor.life".to_owned(),
+            Role::Gateway => "gateway.life".to_owned(),
+            Role::Worker(worker) => format!("{}.life", worker.index),
+        })
+    }
+
+    /// Where the log is.
+    pub(crate) fn logs(&self) -> PathBuf {
+        log_directory(&self.path)
+    }
+
+    fn check_socket_path(&self) -> Result<(), UpError> {
+        let socket = self.socket();
+        let bytes = socket.as_os_str().as_bytes().len();
+        match bytes <= MAX_SOCKET_PATH_BYTES {
+            true => Ok(()),
+            false => Err(UpError::PathTooLong { socket, bytes }),
+        }
+    }
+}
+
+impl Drop for StateDir {
+    fn drop(&mut self) {
+        // Best effort: the next start removes what is left.
+        let _ = fs::remove_dir_all(&self.run);
+        for name in LAYER_SOCKETS {
+            let _ = fs::remove_file(self.path.join(name));
+        }
+    }
+}
+
+/// Links the sockets for split clients to a place that stays the same from start to start.
+fn link_layer_sockets(state: &Path, run: &Path) -> io::Result<()> {
+    for name in LAYER_SOCKETS {
+        let link = state.join(name);
+        match fs::remove_file(&link) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => symlink(run.join(name), link)?,
+        }
+    }
+    Ok(())
+}
+
+fn private() -> DirBuilder {
+    let mut builder = DirBuilder::new();
+    builder.mode(0o700);
+    builder
+}
+
+fn lock(state: &Path, holder: Holder) -> Result<File, UpError> {
+    let path = lock_path(state);
+    let failed = |source| UpError::State { path: path.clone(), source };
+    let open = File::options().read(true).write(true).create(true).truncate(false).open(&path);
+    let mut file = open.map_err(failed)?;
+    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => {}
+        Err(rustix::io::Errno::WOULDBLOCK) => {
+            let holder = Holder::of(state).ok().flatten();
+            return Err(UpError::StateTaken { path: state.to_owned(), pid: holder.map(|holder| holder.pid) });
+        }
+        Err(errno) => return Err(failed(errno.into())),
+    }
+    file.set_len(0).map_err(failed)?;
+    serde_json::to_writer(&mut file, &holder).map_err(|error| failed(error.into()))?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        deployment::paths::layer_socket,
+        exit::{Exit, Explain as _},
+    };
+    use std::os::unix::fs::PermissionsExt as _;
+
+    #[test]
+    fn a_second_claim_is_refused_and_names_the_first_process() {
+        let directory = tempfile::tempdir().unwrap();
+        let first = StateDir::claim(&directory.path().join("s"), Duration::ZERO).unwrap();
+        let error = StateDir::claim(&directory.path().join("s"), Duration::ZERO).unwrap_err();
+        assert_eq!(error.exit(), Exit::Conflict);
+        assert!(error.to_string().contains(&std::process::id().to_string()), "{error}");
+        drop(first);
+        StateDir::claim(&directory.path().join("s"), Duration::ZERO).unwrap();
+    }
+
+    #[test]
+    fn the_run_directory_is_private_and_goes_with_its_owner() {
+        let directory = tempfile::tempdir().unwrap();
+        let state = StateDir::claim(&directory.path().join("s"), Duration::ZERO).unwrap();
+        let run = state.socket().parent().unwrap().to_owned();
+        assert_eq!(fs::metadata(&run).unwrap().permissions().mode() & 0o777, 0o700);
+        drop(state);
+        assert!(!run.exists());
+    }
+
+    #[test]
+    fn split_clients_find_the_sockets_at_the_same_place_after_every_start() {
+        let home = tempfile::tempdir().unwrap();
+        for _ in 0..2 {
+            let state = StateDir::claim(home.path(), Duration::ZERO).unwrap();
+            assert_eq!(fs::read_link(layer_socket(home.path())).unwrap(), state.layer_socket());
+        }
+        assert!(fs::read_link(layer_socket(home.path())).is_err(), "the link goes with the deployment");
+    }
+
+    #[test]
+    fn what_a_killed_predecessor_left_is_removed() {
+        let directory = tempfile::tempdir().unwrap();
+        let stale = directory.path().join("run/1");
+        fs::create_dir_all(&stale).unwrap();
+        fs::write(stale.join("executor.sock"), "").unwrap();
+        let _state = StateDir::claim(directory.path(), Duration::ZERO).unwrap();
+        assert!(!stale.exists());
+    }
+
+    #[test]
+    fn a_path_too_long_for_a_socket_is_refused_by_name() {
+        let directory = tempfile::tempdir().unwrap();
+        let error = StateDir::claim(&directory.path().join("x".repeat(100)), Duration::ZERO).unwrap_err();
+        assert!(matches!(error, UpError::PathTooLong { .. }), "{error}");
+    }
+}

@@ -1,0 +1,400 @@
+//! The loop over everything that can happen to a running deployment.
+//!
+//! All processes start at once: the gateway says at `/ready` how far the executor is with its model. Each may die at
+//! any moment: it is started again, sooner the first time, later each further time, until it has died too often. An
+//! executor or gateway that has never been ready and ends by itself has said why on stderr and would say it again: that
+//! is the end. A worker is never the end: nobody waits for it, and what it would compute the executor computes.
+//! Stopping has an order: the gateway drains, then the executor, then the workers go.
+
+use std::{future::pending, time::Duration};
+
+use indicatif::ProgressBar;
+use tokio::{
+    sync::mpsc,
+    time::{Instant, sleep_until},
+};
+
+use super::{
+    detach::{self, Place},
+    errors::UpError,
+    greeting::{Greeting, News, ProcessIds},
+    log::LogSink,
+    managed::{Change, Experience, Managed, Readiness, State, next_of},
+    notices::Notice,
+    plan::Plan,
+    process::{Ending, Role},
+    restart::{Deaths, Verdict},
+    service,
+    stop::{Force, Stop},
+    stop_signals::{StopSignal, StopSignals},
+};
+use crate::{
+    deployment::{config::Config, registry::Registration},
+    terminal::{Terminal, printable},
+};
+
+/// Processes that have told their last callers why they stop need a moment more than those callers had.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
+/// How long workers get to end. They hold nothing that could be lost: one that is stopped is killed.
+const WORKER_GRACE: Duration = Duration::from_secs(1);
+
+/// How long a killed process is waited for: it cannot refuse, but the kernel may take its time.
+const KILL_WAIT: Duration = Duration::from_secs(5);
+
+/// Everything that can happen.
+#[derive(Debug)]
+enum Event {
+    /// To one of the processes.
+    Process(Role, Change),
+    /// The gateway says what it serves.
+    News(News),
+    /// Somebody asked to stop.
+    StopAsked(StopSignal),
+    /// The time for stopping is over.
+    GraceOver,
+    /// systemd wants to hear from us.
+    WatchdogDue,
+}
+
+/// Whether the loop goes on.
+enum Flow {
+    Continue,
+    Done(Result<(), UpError>),
+}
+
+/// Whether the greeting has been printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Welcome {
+    NotYet,
+    Said,
+}
+
+/// Keeps a deployment's processes alive, and stops them.
+#[derive(Debug)]
+pub(crate) struct Supervisor {
+    executor: Managed,
+    gateway: Managed,
+    /// In the order of [`super::process::Worker::index`].
+    workers: Vec<Managed>,
+    greeting: Greeting,
+    /// Where the gateway listens, once it said so.
+    url: String,
+    /// Tells other commands where.
+    registration: Option<Registration>,
+    news: (mpsc::Sender<News>, mpsc::Receiver<News>),
+    welcome: Welcome,
+    place: Place,
+    log: LogSink,
+    grace: Duration,
+    stop: Option<Stop>,
+    progress: ProgressBar,
+    terminal: Terminal,
+    started: Instant,
+}
+
+impl Supervisor {
+    /// A supervisor that has not started anything yet.
+    pub(crate) fn new(plan: Plan, config: &Config, place: Place, log: LogSink, terminal: Terminal) -> Self {
+        let greeting = Greeting::new(&plan, place, terminal);
+        let progress = terminal.spinner(format!("loading {}", plan.served_name));
+        log.draw_above(progress.clone());
+        let managed = |role, recipe| Managed::new(role, recipe, Deaths::new(config.restarts()));
+        let workers = plan.workers.into_iter().map(|(worker, recipe)| managed(Role::Worker(worker), recipe));
+        Self {
+            executor: managed(Role::Executor, plan.executor),
+            gateway: managed(Role::Gateway, plan.gateway),
+            workers: workers.collect(),
+            greeting,
+            url: String::new(),
+            registration: plan.registration,
+            news: mpsc::channel(1),
+            welcome: Welcome::NotYet,
+            place,
+            log,
+            grace: config.grace(),
+            stop: None,
+            progress,
+            terminal,
+            started: Instant::now(),
+        }
+    }
+
+    /// Starts the processes and returns when all have ended.
+    pub(crate) async fn run(mut self) -> Result<(), UpError> {
+        let mut signals = StopSignals::new().map_err(UpError::Runtime)?;
+        let mut watchdog = service::Watchdog::new();
+        self.executor.start(&self.log)?;
+        self.gateway.start(&self.log)?;
+        for index in 0..self.workers.len() {
+            self.start_worker(self.workers[index].role);
+        }
+        loop {
+            let event = tokio::select! {
+                event = self.next_event() => event,
+                signal = signals.next() => Event::StopAsked(signal),
+                () = watchdog.due() => Event::WatchdogDue,
+            };
+            if let Flow::Done(result) = self.handle(event) {
+                self.progress.finish_and_clear();
+                return result;
+            }
+        }
+    }
+
+    async fn next_event(&mut self) -> Event {
+        let deadline = self.stop.as_ref().map(|stop| stop.deadline);
+        tokio::select! {
+            change = self.executor.next() => Event::Process(Role::Executor, change),
+            change = self.gateway.next() => Event::Process(Role::Gateway, change),
+            (worker, change) = next_of(&mut self.workers) => Event::Process(worker, change),
+            Some(news) = self.news.1.recv() => Event::News(news),
+            () = at(deadline) => Event::GraceOver,
+        }
+    }
+
+    fn handle(&mut self, event: Event) -> Flow {
+        match event {
+            Event::Process(role, Change::Line(line)) => self.heard(role, &line),
+            Event::Process(role, Change::Exited(ending)) => self.exited(role, ending),
+            Event::Process(role @ Role::Worker(_), Change::Due) => self.start_worker(role),
+            Event::Process(role, Change::Due) => self.start(role),
+            Event::Process(Role::Executor, Change::Notice(Notice::Status(text))) => self.show_status(&text),
+            // `/v1/status` says more of the others.
+            Event::Process(_, Change::Notice(Notice::Status(_))) => Flow::Continue,
+            Event::Process(role, Change::Notice(Notice::Silence)) => self.silent(role),
+            Event::News(News::Loading(loading)) => {
+                self.progress.set_message(loading.text());
+                Flow::Continue
+            }
+            Event::News(News::Welcome { url, models }) => self.greet(&url, &models),
+            Event::WatchdogDue => {
+                service::still_alive();
+                Flow::Continue
+            }
+            Event::StopAsked(_) if self.stop.is_none() => self.begin_stop(Ok(())),
+            // A script that got the same Ctrl-C may pass it on as a SIGTERM: only a person insists.
+            Event::StopAsked(StopSignal::Terminate) => Flow::Continue,
+            Event::StopAsked(StopSignal::Interrupt) => self.kill(UpError::Interrupted),
+            Event::GraceOver => self.grace_over(),
+        }
+    }
+
+    /// A line on a process's stdout: `ready`, `ready http://ADDR`, or something for the log.
+    fn heard(&mut self, role: Role, line: &str) -> Flow {
+        let mut words = line.split_whitespace();
+        let readiness = match words.next() {
+            Some("ready") => self.managed(role).become_ready(),
+            _ => None,
+        };
+        match (role, readiness) {
+            (_, None) => tracing::info!(process = %role, "{line}"),
+            (_, Some(Readiness::Again)) => tracing::info!(process = %role, "serves again"),
+            (Role::Executor, Some(Readiness::First)) => self.progress.set_message("starting the gateway"),
+            (Role::Gateway, Some(Readiness::First)) => {}
+            (Role::Worker(_), Some(Readiness::First)) => tracing::info!(process = %role, "works"),
+        }
+        if let (Role::Gateway, Some(_), Some(url)) = (role, readiness, words.next()) {
+            self.keep_address(url);
+        }
+        let all_ready = self.executor.is_ready() && self.gateway.is_ready();
+        if readiness.is_some() && all_ready && self.welcome == Welcome::NotYet {
+            self.greeting.ask_in_background(self.url.clone(), self.news.0.clone());
+        }
+        Flow::Continue
+    }
+
+    /// What the executor says while it is loading; later `/v1/status` says more.
+    fn show_status(&mut self, text: &str) -> Flow {
+        if self.welcome == Welcome::NotYet && self.stop.is_none() && !self.executor.is_ready() {
+            service::status(text);
+            self.progress.set_message(printable(text));
+        }
+        Flow::Continue
+    }
+
+    fn greet(&mut self, url: &str, models: &[String]) -> Flow {
+        // A gateway that died in the meantime is asked again when it is back.
+        if self.welcome == Welcome::Said || self.stop.is_some() || !self.gateway.is_ready() {
+            return Flow::Continue;
+        }
+        self.welcome = Welcome::Said;
+        self.progress.finish_and_clear();
+        let ids = ProcessIds {
+            executor: self.executor.process_id(),
+            gateway: self.gateway.process_id(),
+            workers: self.workers.iter().filter_map(Managed::process_id).collect(),
+        };
+        self.greeting.print(url, models, self.started.elapsed(), &ids);
+        service::ready(url);
+        if self.place == Place::Behind {
+            self.log.leave_stderr();
+            if let Err(error) = detach::leave_streams() {
+                return self.begin_stop(Err(UpError::Background(error)));
+            }
+        }
+        Flow::Continue
+    }
+
+    /// A gateway that is started again must listen where the first one did, also if that was any free port.
+    fn keep_address(&mut self, url: &str) {
+        url.clone_into(&mut self.url);
+        self.registration.iter_mut().for_each(|registration| registration.serves_at(url));
+        if let Some(address) = url.strip_prefix("http://") {
+            self.gateway.recipe.set("--listen", address.trim_end_matches('/'));
+        }
+    }
+
+    /// A process that lives and does nothing is as good as dead, and worse: others wait for it.
+    fn silent(&mut self, role: Role) -> Flow {
+        // At a stop its grace decides.
+        if self.stop.is_none() {
+            let managed = self.managed(role);
+            let silence = managed.recipe.longest_silence;
+            managed.kill_for(format!("gave no sign of life for {:.0?}", silence));
+        }
+        Flow::Continue
+    }
+
+    fn exited(&mut self, role: Role, ending: Ending) -> Flow {
+        if self.stop.is_some() {
+            self.managed(role).state = State::Ended;
+            return self.advance_stop();
+        }
+        let how = self.managed(role).why_it_ended(&ending);
+        if let Role::Worker(_) = role {
+            return self.lost_worker(role, &how);
+        }
+        // An executor that could not load its model would say the same again.
+        let never_served = role == Role::Executor && self.welcome == Welcome::NotYet;
+        let managed = self.managed(role);
+        managed.state = State::Waiting;
+        if (managed.experience == Experience::None || never_served) && ending.status.code().is_some() {
+            return self.begin_stop(Err(UpError::NotReady { role, ending }));
+        }
+        match self.start_again_later(role, &how) {
+            Verdict::GiveUp { deaths } => {
+                tracing::error!(process = %role, how = %ending, deaths, "died too often; giving up");
+                self.begin_stop(Err(UpError::KeepsDying { role, deaths, ending }))
+            }
+            Verdict::Restart(_) => Flow::Continue,
+        }
+    }
+
+    /// A worker died or could not be started, as `how` says.
+    fn lost_worker(&mut self, role: Role, how: &str) -> Flow {
+        if let Verdict::GiveUp { deaths } = self.start_again_later(role, how) {
+            self.managed(role).state = State::Ended;
+            let left = self.workers.iter().filter(|worker| !matches!(worker.state, State::Ended)).count();
+            let what = "died too often and is given up; adapters are computed without it";
+            tracing::warn!(process = %role, how, deaths, left, "{what}");
+        }
+        Flow::Continue
+    }
+
+    /// Counts a death and plans the next start, unless there were too many.
+    fn start_again_later(&mut self, role: Role, how: &str) -> Verdict {
+        let managed = self.managed(role);
+        let verdict = managed.deaths.another(Instant::now().into_std());
+        if let Verdict::Restart(delay) = verdict {
+            managed.state = State::Backoff(Instant::now() + delay);
+            let delay_ms = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
+            tracing::warn!(process = %role, how, delay_ms, "died; starting it again");
+            service::status(&format!("{role} died ({how}); starting it again"));
+        }
+        verdict
+    }
+
+    fn start(&mut self, role: Role) -> Flow {
+        let log = self.log.clone();
+        match self.managed(role).start(&log) {
+            Ok(()) => Flow::Continue,
+            Err(error) => self.begin_stop(Err(error)),
+        }
+    }
+
+    fn start_worker(&mut self, role: Role) -> Flow {
+        let log = self.log.clone();
+        match self.managed(role).start(&log) {
+            Ok(()) => Flow::Continue,
+            Err(error) => self.lost_worker(role, &error.to_string()),
+        }
+    }
+
+    fn begin_stop(&mut self, result: Result<(), UpError>) -> Flow {
+        if result.is_ok() {
+            self.progress.finish_and_clear();
+            self.terminal.note("stopping; Ctrl-C again stops at once");
+        }
+        service::stopping();
+        self.stop =
+            Some(Stop { deadline: Instant::now() + self.grace + LAST_WORDS, result, force: Force::Drain });
+        [&mut self.executor, &mut self.gateway]
+            .into_iter()
+            .chain(&mut self.workers)
+            .for_each(Managed::forget_plans);
+        self.advance_stop()
+    }
+
+    /// Asks the next process to stop: the gateway, then the executor, then all workers.
+    fn advance_stop(&mut self) -> Flow {
+        if self.gateway.is_running() {
+            self.gateway.terminate();
+        } else if self.executor.is_running() {
+            self.executor.terminate();
+        } else if self.workers.iter().any(Managed::is_running) {
+            self.stop_workers();
+        } else {
+            return Flow::Done(self.stop.take().map_or(Ok(()), |stop| stop.result));
+        }
+        Flow::Continue
+    }
+
+    fn stop_workers(&mut self) {
+        self.workers.iter_mut().for_each(Managed::terminate);
+        if let Some(stop) = &mut self.stop {
+            stop.deadline = stop.deadline.min(Instant::now() + WORKER_GRACE);
+        }
+    }
+
+    fn grace_over(&mut self) -> Flow {
+        let only_workers = !self.gateway.is_running() && !self.executor.is_running();
+        match self.stop.as_mut() {
+            Some(stop) if stop.force == Force::Kill => {
+                Flow::Done(std::mem::replace(&mut stop.result, Ok(())))
+            }
+            Some(stop) if only_workers => {
+                stop.force = Force::Kill;
+                stop.deadline = Instant::now() + KILL_WAIT;
+                self.workers.iter().for_each(Managed::kill);
+                Flow::Continue
+            }
+            _ => self.kill(UpError::GraceOver { waited: self.grace + LAST_WORDS }),
+        }
+    }
+
+    /// Kills what still runs. An error that came first stays the answer.
+    fn kill(&mut self, reason: UpError) -> Flow {
+        let earlier = self.stop.take().map_or(Ok(()), |stop| stop.result);
+        let result = earlier.and(Err(reason));
+        self.stop = Some(Stop { deadline: Instant::now() + KILL_WAIT, result, force: Force::Kill });
+        [&self.executor, &self.gateway].into_iter().chain(&self.workers).for_each(Managed::kill);
+        Flow::Continue
+    }
+
+    fn managed(&mut self, role: Role) -> &mut Managed {
+        match role {
+            Role::Executor => &mut self.executor,
+            Role::Gateway => &mut self.gateway,
+            Role::Worker(worker) => &mut self.workers[worker.index],
+        }
+    }
+}
+
+/// Sleeps until `deadline`; for ever without one.
+async fn at(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline).await,
+        None => pending().await,
+    }
+}

@@ -1,0 +1,248 @@
+//! One TOML file describes a deployment.
+//!
+//! Every field may be left out; the crate `settings` declares them. Three layers say what a field is, the higher wins:
+//! flags, the environment, the file. A key or variable that nobody knows is refused by name, never skipped. What nobody
+//! set is not passed on: the process that it is for holds itself to the same declaration.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    fs::File,
+    io::{self, Read as _},
+    net::SocketAddr,
+    num::{NonZeroU32, NonZeroU64},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use serde::Deserialize;
+use settings::{
+    DeploymentSection, ExecutorSection, GatewaySection, LayersSection, ModelSection, Setting, SettingFlags,
+    WorkersSection,
+    variables::{UnknownVariable, Variable},
+};
+
+use crate::exit::{Exit, Explain};
+
+/// Longest deployment file read: a room for thousands of adapters.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// Why a deployment's configuration was refused.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConfigError {
+    /// The file could not be read.
+    #[error("cannot read the deployment file {path}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file is not a deployment; the source names key and line.
+    #[error("the deployment file {path} is not valid")]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Key, line and what was expected there.
+        source: Box<toml::de::Error>,
+    },
+    /// The value of a flag or of an environment variable is wrong.
+    #[error("{name} is not valid")]
+    Value {
+        /// The flag or the variable.
+        name: String,
+        /// What was expected.
+        source: Box<toml::de::Error>,
+    },
+    /// An environment variable that nobody reads.
+    #[error(transparent)]
+    Unknown(#[from] UnknownVariable),
+}
+
+impl Explain for ConfigError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => Exit::NotFound,
+            Self::Read { .. } => Exit::Failed,
+            Self::File { .. } | Self::Value { .. } | Self::Unknown(_) => Exit::Usage,
+        }
+    }
+
+    fn next(&self) -> Option<String> {
+        match self {
+            Self::Read { .. } | Self::Value { .. } => None,
+            Self::File { .. } => Some("correct or remove that line (the README lists every field)".into()),
+            Self::Unknown(variable) => Some(format!("unset {}", variable.name)),
+        }
+    }
+}
+
+/// A deployment, or one layer of its description.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct Config {
+    /// `[model]`.
+    pub(crate) model: ModelSection,
+    /// `[executor]`.
+    pub(crate) executor: ExecutorSection,
+    /// `[workers]`.
+    pub(crate) workers: WorkersSection,
+    /// `[layers]`.
+    pub(crate) layers: LayersSection,
+    /// `[gateway]`.
+    pub(crate) gateway: GatewaySection,
+    /// `[deployment]`.
+    pub(crate) deployment: DeploymentSection,
+    /// `[adapters]`: directories by name.
+    pub(crate) adapters: BTreeMap<String, PathBuf>,
+}
+
+impl Config {
+    /// Flags over environment over file.
+    pub(crate) fn layered(flags: Self, file: Option<&Path>) -> Result<Self, ConfigError> {
+        let file = file.map(Self::from_file).transpose()?.unwrap_or_default();
+        let variables = std::env::vars_os()
+            .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        Ok(flags.or(Self::from_environment(variables)?).or(file))
+    }
+
+    /// Reads a deployment file. Its relative paths are relative to its directory.
+    pub(crate) fn from_file(path: &Path) -> Result<Self, ConfigError> {
+        let text =
+            read_bounded(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+        let mut layer = Self::parse(&text)
+            .map_err(|source| ConfigError::File { path: path.to_owned(), source: Box::new(source) })?;
+        layer.resolve_paths(path.parent().unwrap_or(Path::new("")));
+        Ok(layer)
+    }
+
+    /// Reads the text of a deployment file, and leaves its paths as they are.
+    pub(crate) fn parse(text: &str) -> Result<Self, toml::de::Error> {
+        toml::from_str(text)
+    }
+
+    /// Reads the layer that flags make.
+    pub(crate) fn from_flags(flags: &SettingFlags) -> Result<Self, ConfigError> {
+        flags.given().try_fold(Self::default(), |layer, (setting, value)| {
+            Ok(layer.or(Self::one(setting, value, || format!("--{}", setting.flag))?))
+        })
+    }
+
+    /// Reads the layer that environment variables make.
+    pub(crate) fn from_environment(
+        variables: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<Self, ConfigError> {
+        let mut layer = Self::default();
+        for (name, value) in variables {
+            match Variable::named(&name)? {
+                Variable::Setting(setting) => layer = layer.or(Self::one(setting, &value, || name)?),
+                Variable::Adapter(adapter) => drop(layer.adapters.insert(adapter, value.into())),
+                Variable::Other => {}
+            }
+        }
+        Ok(layer)
+    }
+
+    /// The layer that sets one thing; `name` is what somebody wrote before the value.
+    fn one(setting: &Setting, value: &str, name: impl FnOnce() -> String) -> Result<Self, ConfigError> {
+        let entry = toml::Table::from_iter([(setting.field.to_owned(), toml::Value::from(value))]);
+        let document = toml::Table::from_iter([(setting.section.to_owned(), toml::Value::Table(entry))]);
+        Self::deserialize(document)
+            .map_err(|source| ConfigError::Value { name: name(), source: Box::new(source) })
+    }
+
+    /// Keeps what is set here and takes the rest from `lower`.
+    pub(crate) fn or(self, lower: Self) -> Self {
+        let mut adapters = lower.adapters;
+        adapters.extend(self.adapters);
+        Self {
+            model: self.model.or(lower.model),
+            executor: self.executor.or(lower.executor),
+            workers: self.workers.or(lower.workers),
+            layers: self.layers.or(lower.layers),
+            gateway: self.gateway.or(lower.gateway),
+            deployment: self.deployment.or(lower.deployment),
+            adapters,
+        }
+    }
+
+    /// What is set, each value with its declaration.
+    pub(crate) fn set(&self) -> impl Iterator<Item = (&'static Setting, OsString)> {
+        let (executor, workers) = (self.executor.set(), self.workers.set());
+        let ends = self.gateway.set().chain(self.deployment.set());
+        self.model.set().chain(executor).chain(workers).chain(self.layers.set()).chain(ends)
+    }
+
+    /// Where the gateway listens.
+    pub(crate) fn listen(&self) -> SocketAddr {
+        let listen = self.gateway.listen.or(GatewaySection::presets().listen);
+        listen.expect("the address has a preset")
+    }
+
+    /// How long running requests get at a stop.
+    pub(crate) fn grace(&self) -> Duration {
+        let grace_ms = self.deployment.grace_ms.or(DeploymentSection::presets().grace_ms);
+        Duration::from_millis(grace_ms.expect("the grace has a preset"))
+    }
+
+    /// How long a process may be silent.
+    pub(crate) fn watchdog(&self) -> Duration {
+        let watchdog_ms = self.deployment.watchdog_ms.or(DeploymentSection::presets().watchdog_ms);
+        Duration::from_millis(watchdog_ms.map(NonZeroU64::get).expect("the silence has a preset"))
+    }
+
+    /// When a dead process is started again, and when it is given up.
+    pub(crate) fn restarts(&self) -> RestartPolicy {
+        let deployment = self.deployment.clone().or(DeploymentSection::presets());
+        let delay_ms = deployment.restart_delay_ms.expect("the delay has a preset");
+        RestartPolicy {
+            max_deaths: deployment.max_deaths.map(NonZeroU32::get).expect("the deaths have a preset"),
+            first_delay: Duration::from_millis(delay_ms),
+        }
+    }
+
+    fn resolve_paths(&mut self, base: &Path) {
+        let layers = &mut self.layers;
+        let paths = [
+            &mut self.gateway.adapter_root,
+            &mut self.gateway.api_key_file,
+            &mut self.deployment.state,
+            &mut layers.cert,
+            &mut layers.cert_key,
+            &mut layers.client_ca,
+            &mut layers.key_file,
+        ];
+        let adapters = self.adapters.values_mut();
+        for path in paths.into_iter().flatten().chain(adapters) {
+            *path = base.join(&*path);
+        }
+        // A model's name may be a name and not a path: it is a path only if something is there.
+        if let Some(name) = &mut self.model.name
+            && base.join(&*name).exists()
+        {
+            *name = base.join(&*name).to_string_lossy().into_owned();
+        }
+    }
+}
+
+/// A file's text, if it is short enough to be a deployment's.
+fn read_bounded(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    File::open(path)?.take(MAX_FILE_BYTES + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_FILE_BYTES {
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "it is longer than 1 MiB"));
+    }
+    Ok(text)
+}
+
+/// How often a process may die, and how soon it is started again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RestartPolicy {
+    /// So many deaths within a minute are enough.
+    pub(crate) max_deaths: u32,
+    /// Wait after the first death; each further one within the minute doubles it.
+    pub(crate) first_delay: Duration,
+}
+
+#[cfg(test)]
+mod tests;

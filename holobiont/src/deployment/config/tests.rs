@@ -1,0 +1,168 @@
+//! What configurations are taken, refused, and laid over each other.
+
+use settings::{ByteCount, ColdStart, LogFormat, WorkerCount};
+
+use super::*;
+use crate::exit::why;
+
+fn file(text: &str) -> Result<Config, ConfigError> {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("deployment.toml");
+    std::fs::write(&path, text).unwrap();
+    Config::from_file(&path)
+}
+
+fn environment(variables: &[(&str, &str)]) -> Result<Config, ConfigError> {
+    Config::from_environment(variables.iter().map(|(name, value)| (name.to_string(), value.to_string())))
+}
+
+#[test]
+fn an_empty_file_is_a_deployment_of_defaults() {
+    let config = file("").unwrap();
+    assert_eq!(config, Config::default());
+    assert_eq!(config.listen().to_string(), "127.0.0.1:8080");
+}
+
+#[test]
+fn a_file_may_set_every_section() {
+    let text = r#"
+        [model]
+        name = "smollm2"
+        context_length = 2048
+        [executor]
+        cores = "0-1"
+        kv_bytes = "64 MiB"
+        max_running = 8
+        [gateway]
+        listen = "0.0.0.0:9000"
+        insecure = true
+        [deployment]
+        log_format = "json"
+        grace_ms = 500
+        [adapters]
+        pirate = "/adapters/pirate"
+    "#;
+    let config = file(text).unwrap();
+    assert_eq!(config.model.context_length, Some(2048));
+    assert_eq!(config.executor.kv_bytes, Some(ByteCount(64 << 20)));
+    assert_eq!(config.listen().port(), 9000);
+    assert_eq!(config.gateway.insecure, Some(true));
+    assert_eq!(config.deployment.log_format, Some(LogFormat::Json));
+    assert_eq!(config.adapters["pirate"], PathBuf::from("/adapters/pirate"));
+}
+
+#[test]
+fn a_process_may_die_five_times_unless_the_file_says_otherwise() {
+    let policy = |max_deaths, ms| RestartPolicy { max_deaths, first_delay: Duration::from_millis(ms) };
+    assert_eq!(Config::default().restarts(), policy(5, 100));
+    let config = file("[deployment]\nmax_deaths = 3\nrestart_delay_ms = 7").unwrap();
+    assert_eq!(config.restarts(), policy(3, 7));
+}
+
+#[test]
+fn an_unknown_key_is_refused_by_name_and_line() {
+    let error = file("[executor]\ncores = \"0\"\nkv_byte = 3\n").unwrap_err();
+    let why = why(&error).unwrap();
+    assert!(why.contains("line 3") && why.contains("kv_byte") && why.contains("kv_bytes"), "{why}");
+    assert_eq!(error.exit(), Exit::Usage);
+}
+
+#[test]
+fn an_unknown_section_is_refused_by_name_and_line() {
+    let why = why(&file("\n[executer]\n").unwrap_err()).unwrap();
+    assert!(why.contains("line 2") && why.contains("executer"), "{why}");
+}
+
+#[test]
+fn a_value_that_cannot_be_is_refused_by_line() {
+    for (text, word) in [
+        ("[executor]\nkv_bytes = \"3 parsecs\"", "parsecs"),
+        ("[executor]\nmax_running = -1", "-1"),
+        ("[gateway]\nlisten = \"nowhere\"", "nowhere"),
+        ("[deployment]\nlog_format = \"xml\"", "xml"),
+        ("[executor]\nmax_running = [1]", "sequence"),
+        ("[deployment]\nmax_deaths = 0", "zero"),
+        ("[executor]\ncold_start = \"warm\"", "on-demand"),
+        ("[executor]\nlink_gbps = 0", "gigabits"),
+        ("[executor]\nlink_gbps = nan", "gigabits"),
+        ("[workers]\ncores = \"3-1\"", "0-3,8"),
+        ("[workers]\ncount = 65", "64"),
+    ] {
+        let why = why(&file(text).unwrap_err()).unwrap();
+        assert!(why.contains("line 2") && why.contains(word), "{text}: {why}");
+    }
+}
+
+#[test]
+fn the_environment_overrides_the_file_and_flags_override_both() {
+    let below = file("[executor]\ncores = \"0\"\nmax_running = 4\nmax_waiting = 9").unwrap();
+    let environment = environment(&[("HOLOBIONT_CORES", "1"), ("HOLOBIONT_MAX_RUNNING", "5")]).unwrap();
+    let mut flags = Config::default();
+    flags.executor.cores = Some("2".parse().unwrap());
+    let config = flags.or(environment).or(below);
+    assert_eq!(config.executor.cores.unwrap().to_string(), "2");
+    assert_eq!(config.executor.max_running, Some(5));
+    assert_eq!(config.executor.max_waiting, Some(9));
+}
+
+#[test]
+fn workers_and_the_device_are_set_in_every_layer() {
+    let below = "[executor]\ncold_start = \"on-demand\"\nlink_gbps = 0.5\ndevice_adapter_bytes = \"1 MiB\"\n\
+        [workers]\ncores = \"2-3\"\ncount = 2\nspin_us = 7";
+    let below = file(below).unwrap();
+    assert_eq!(below.workers.cores.as_ref().unwrap().to_string(), "2-3");
+    assert_eq!(below.executor.link_gbps.unwrap().to_string(), "0.5");
+    let above = environment(&[("HOLOBIONT_WORKERS", "1"), ("HOLOBIONT_COLD_START", "cached")]);
+    let mut flags = Config::default();
+    flags.workers.count = Some(WorkerCount(0));
+    let config = flags.or(above.unwrap()).or(below);
+    assert_eq!((config.workers.count, config.workers.spin_us), (Some(WorkerCount(0)), Some(7)));
+    assert_eq!(config.executor.cold_start, Some(ColdStart::Cached));
+    assert_eq!(config.executor.device_adapter_bytes, Some(ByteCount(1 << 20)));
+}
+
+#[test]
+fn adapters_of_all_layers_are_joined_and_the_higher_layer_wins_a_name() {
+    let below = file("[adapters]\na = \"/low/a\"\nb = \"/low/b\"").unwrap();
+    let above = environment(&[("HOLOBIONT_ADAPTERS_b", "/high/b"), ("HOLOBIONT_ADAPTERS_c", "/high/c")]);
+    let adapters = above.unwrap().or(below).adapters;
+    let paths: Vec<_> = adapters.values().map(|path| path.to_str().unwrap()).collect();
+    assert_eq!(paths, ["/low/a", "/high/b", "/high/c"]);
+}
+
+#[test]
+fn a_variable_that_nobody_reads_is_refused_with_the_nearest_one() {
+    let error = environment(&[("HOLOBIONT_KV_BYTE", "3")]).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("HOLOBIONT_KV_BYTE;") && text.contains("HOLOBIONT_KV_BYTES?"), "{text}");
+    assert_eq!(error.exit(), Exit::Usage);
+    let error = environment(&[("HOLOBIONT_GRACE_MS", "soon")]).unwrap_err();
+    assert!(error.to_string().contains("HOLOBIONT_GRACE_MS") && why(&error).unwrap().contains("soon"));
+}
+
+#[test]
+fn a_variable_of_the_services_means_the_same_here() {
+    let config =
+        environment(&[("HOLOBIONT_API_KEY_FILE", "/k"), ("HOLOBIONT_URL", "u"), ("PATH", "")]).unwrap();
+    assert_eq!(config.gateway.api_key_file, Some(PathBuf::from("/k")));
+}
+
+#[test]
+fn paths_in_a_file_are_relative_to_the_file() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("deployment.toml");
+    let text = "[model]\nname = \"org/name\"\n[deployment]\nstate = \"s\"\n[adapters]\na = \"x/a\"";
+    std::fs::write(&path, text).unwrap();
+    let config = Config::from_file(&path).unwrap();
+    assert_eq!(config.deployment.state, Some(directory.path().join("s")));
+    assert_eq!(config.adapters["a"], directory.path().join("x/a"));
+    assert_eq!(config.model.name.as_deref(), Some("org/name"));
+}
+
+#[test]
+fn a_file_that_no_deployment_needs_is_not_read_to_its_end() {
+    let error = file(&"# and so on\n".repeat(1 << 17)).unwrap_err();
+    let why = why(&error).unwrap();
+    assert!(why.contains("longer than 1 MiB"), "{why}");
+    assert!(matches!(Config::from_file(Path::new("/dev/zero")), Err(ConfigError::Read { .. })));
+}

@@ -1,0 +1,151 @@
+//! Which cores the executor and the workers get.
+//!
+//! Workers take the last cores: a quarter of them where there are at least four, which the executor then leaves alone;
+//! one of two or three, which the executor shares, because it could not spare one; none of one. Whatever is set wins.
+
+use std::collections::BTreeSet;
+
+use settings::{CoreList, MAX_CORES, MAX_WORKERS};
+
+use crate::deployment::config::Config;
+
+/// From so many cores on, workers have theirs to themselves.
+const ENOUGH_CORES: usize = 4;
+
+/// How long a worker that shares its core spins before it parks: whoever computes there should not wait for it.
+const SHARED_SPIN_US: u32 = 20;
+
+/// Cores this process may run on; none if the system does not say.
+pub(crate) fn allowed() -> CoreList {
+    let set = rustix::thread::sched_getaffinity(None).ok();
+    let is_allowed = |core: &u32| set.is_some_and(|set| set.is_set(*core as usize));
+    CoreList((0..MAX_CORES).filter(is_allowed).collect())
+}
+
+/// Who else computes on a worker's core.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Neighbour {
+    /// Nobody.
+    None,
+    /// The executor.
+    Executor,
+}
+
+/// A worker to be started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct WorkerCore {
+    /// The core it is pinned to.
+    pub(crate) core: u32,
+    /// Who else computes there.
+    pub(crate) neighbour: Neighbour,
+}
+
+impl WorkerCore {
+    /// How long it spins before it parks, if that is not its own default.
+    pub(crate) fn spin_us(self) -> Option<u32> {
+        (self.neighbour == Neighbour::Executor).then_some(SHARED_SPIN_US)
+    }
+}
+
+/// Which cores compute what.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Split {
+    /// What the executor is told; `None` leaves all cores to it.
+    pub(crate) executor: Option<CoreList>,
+    /// The workers, one each.
+    pub(crate) workers: Vec<WorkerCore>,
+}
+
+impl Split {
+    /// What `config` asks for on a machine where `allowed` may be used.
+    pub(crate) fn new(config: &Config, allowed: &CoreList) -> Self {
+        let count = config.workers.count.map(|count| count.0);
+        let cores = match &config.workers.cores {
+            Some(cores) => cores.clone(),
+            None => last_cores(allowed, count),
+        };
+        let count = count.map_or(cores.0.len(), usize::from).min(MAX_WORKERS.into());
+        // More workers than cores take turns; that helps only in experiments.
+        let workers: Vec<u32> = cores.0.iter().copied().cycle().take(count).collect();
+        let executor = config.executor.cores.clone().or_else(|| leave(allowed, &workers));
+        let shared = |core: u32| executor.as_ref().is_none_or(|list| list.0.contains(&core));
+        let neighbour = |core| if shared(core) { Neighbour::Executor } else { Neighbour::None };
+        let workers = workers.into_iter().map(|core| WorkerCore { core, neighbour: neighbour(core) });
+        Self { workers: workers.collect(), executor }
+    }
+}
+
+/// The last of the cores there are: as many as are asked for, if the executor keeps one to itself where it can.
+fn last_cores(allowed: &CoreList, count: Option<u8>) -> CoreList {
+    let all = allowed.0.len();
+    let by_default = match all {
+        0 | 1 => 0,
+        2 | 3 => 1,
+        _ => (all / 4).min(MAX_WORKERS.into()),
+    };
+    let most = if all < ENOUGH_CORES { all } else { all - 1 };
+    let wanted = count.map_or(by_default, usize::from).min(most);
+    CoreList(allowed.0.iter().copied().skip(all - wanted).collect())
+}
+
+/// The cores without those of workers, where there are enough.
+fn leave(allowed: &CoreList, workers: &[u32]) -> Option<CoreList> {
+    let rest: BTreeSet<u32> = allowed.0.iter().copied().filter(|core| !workers.contains(core)).collect();
+    let is_split = allowed.0.len() >= ENOUGH_CORES && !workers.is_empty() && !rest.is_empty();
+    is_split.then_some(CoreList(rest))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn split(machine: u32, settings: &str) -> (Option<String>, Vec<u32>) {
+        let split = Split::new(&toml::from_str(settings).unwrap(), &CoreList((0..machine).collect()));
+        (
+            split.executor.map(|cores| cores.to_string()),
+            split.workers.iter().map(|worker| worker.core).collect(),
+        )
+    }
+
+    #[test]
+    fn workers_take_the_last_cores_and_the_executor_leaves_them_alone_where_there_are_four() {
+        assert_eq!(split(0, ""), (None, vec![]));
+        assert_eq!(split(1, ""), (None, vec![]));
+        assert_eq!(split(2, ""), (None, vec![1]));
+        assert_eq!(split(3, ""), (None, vec![2]));
+        assert_eq!(split(4, ""), (Some("0-2".into()), vec![3]));
+        assert_eq!(split(16, ""), (Some("0-11".into()), vec![12, 13, 14, 15]));
+        assert_eq!(split(1000, ""), (Some("0-935".into()), (936..1000).collect()));
+    }
+
+    #[test]
+    fn what_is_set_wins() {
+        assert_eq!(split(16, "workers.count = 0"), (None, vec![]));
+        assert_eq!(split(8, "workers.count = 3"), (Some("0-4".into()), vec![5, 6, 7]));
+        assert_eq!(split(8, "workers.cores = '1,3'"), (Some("0,2,4-7".into()), vec![1, 3]));
+        assert_eq!(split(8, "executor.cores = '0-7'"), (Some("0-7".into()), vec![6, 7]));
+        let both = "executor.cores = '0'\nworkers = { cores = '1-2', count = 1 }";
+        assert_eq!(split(8, both), (Some("0".into()), vec![1]));
+        assert_eq!(split(1, "workers.count = 1"), (None, vec![0]));
+    }
+
+    #[test]
+    fn the_executor_keeps_a_core_however_many_workers_are_asked_for() {
+        let all_but_one = (Some("0".into()), vec![1, 2, 3, 1, 2, 3, 1, 2]);
+        assert_eq!(split(4, "workers.count = 8"), all_but_one);
+        assert_eq!(split(2, "workers.count = 4"), (None, vec![0, 1, 0, 1]));
+        assert_eq!(split(4, "workers.cores = '0-3'"), (None, vec![0, 1, 2, 3]), "there is nothing to leave");
+    }
+
+    #[test]
+    fn a_worker_that_shares_its_core_spins_less() {
+        let spins = |machine, settings: &str| -> Vec<Option<u32>> {
+            let split = Split::new(&toml::from_str(settings).unwrap(), &CoreList((0..machine).collect()));
+            split.workers.iter().map(|worker| worker.spin_us()).collect()
+        };
+        assert_eq!(spins(2, ""), [Some(20)]);
+        assert_eq!(spins(8, ""), [None, None]);
+        assert_eq!(spins(8, "executor.cores = '0-6'"), [Some(20), None]);
+        assert_eq!(spins(2, "executor.cores = '0'"), [None]);
+    }
+}

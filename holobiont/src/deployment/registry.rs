@@ -1,0 +1,140 @@
+//! The deployments that run: a file for each, so that every command finds them wherever their state is.
+//!
+//! A file says no more than where the state is and where the gateway answers. Whether the deployment runs is told by
+//! the state directory's lock; a file that a killed process left is removed by whoever sees it first.
+
+use std::{
+    fs::{self, DirBuilder},
+    io::{self, Write as _},
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::running::Holder;
+use crate::home::Home;
+
+/// Most files looked at.
+const MAX_FILES: usize = 1024;
+
+/// A deployment that runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Entry {
+    /// Its state directory.
+    pub(crate) state: PathBuf,
+    /// Where its gateway answers, once it does.
+    pub(crate) url: Option<String>,
+}
+
+impl Entry {
+    /// What it is called: the last part of its state directory's path.
+    pub(crate) fn name(&self) -> String {
+        self.state.file_name().unwrap_or(self.state.as_os_str()).to_string_lossy().into_owned()
+    }
+
+    /// Whether the process `pid` holds its state directory.
+    fn is_of(&self, pid: &str) -> bool {
+        let holder = Holder::of(&self.state).ok().flatten();
+        holder
+            .is_some_and(|holder| holder.pid.to_string() == pid && holder.open().is_ok_and(|it| it.is_some()))
+    }
+}
+
+/// This process's file, which goes with it.
+#[derive(Debug)]
+pub(crate) struct Registration {
+    path: PathBuf,
+    entry: Entry,
+}
+
+impl Registration {
+    /// Says that the deployment of `state` runs.
+    pub(crate) fn new(home: &Home, state: &Path) -> io::Result<Self> {
+        let directory = home.running();
+        DirBuilder::new().recursive(true).mode(0o700).create(&directory)?;
+        let path = directory.join(std::process::id().to_string());
+        let registration = Self { path, entry: Entry { state: state.to_owned(), url: None } };
+        registration.write()?;
+        Ok(registration)
+    }
+
+    /// Says where the gateway answers. If that cannot be written, commands need `--url`.
+    pub(crate) fn serves_at(&mut self, url: &str) {
+        self.entry.url = Some(url.to_owned());
+        if let Err(error) = self.write() {
+            tracing::warn!(%error, "other commands find this deployment with --url alone");
+        }
+    }
+
+    fn write(&self) -> io::Result<()> {
+        let directory = self.path.parent().unwrap_or(Path::new("."));
+        let mut new = tempfile::Builder::new().prefix(".new-").tempfile_in(directory)?;
+        serde_json::to_writer(&mut new, &self.entry)?;
+        new.flush()?;
+        new.persist(&self.path).map_err(|error| error.error)?;
+        Ok(())
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Every deployment that runs, by state directory.
+pub(crate) fn running(home: &Home) -> Vec<Entry> {
+    let files = fs::read_dir(home.running()).into_iter().flatten().flatten().take(MAX_FILES);
+    let names = files.filter_map(|file| file.file_name().into_string().ok());
+    let processes = names.filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
+    let mut found: Vec<Entry> = processes.filter_map(|pid| entry(home, &pid)).collect();
+    found.sort_by(|one, other| one.state.cmp(&other.state));
+    found
+}
+
+fn entry(home: &Home, pid: &str) -> Option<Entry> {
+    let path = home.running().join(pid);
+    let entry: Entry = serde_json::from_str(&fs::read_to_string(&path).ok()?).ok()?;
+    if entry.is_of(pid) {
+        return Some(entry);
+    }
+    let _ = fs::remove_file(path);
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// As `up` does it: this process holds the lock.
+    fn hold(state: &Path) {
+        let lock = serde_json::to_string(&Holder::this(Duration::ZERO)).unwrap();
+        fs::write(crate::deployment::paths::lock_path(state), lock).unwrap();
+    }
+
+    #[test]
+    fn a_deployment_is_listed_while_it_runs() {
+        let (home, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let home = Home::at(home.path());
+        assert_eq!(running(&home), []);
+        hold(state.path());
+        let mut registration = Registration::new(&home, state.path()).unwrap();
+        registration.serves_at("http://here");
+        let entry = Entry { state: state.path().to_owned(), url: Some("http://here".into()) };
+        assert_eq!(running(&home), [entry]);
+        drop(registration);
+        assert_eq!(running(&home), []);
+    }
+
+    #[test]
+    fn what_a_killed_process_left_is_not_listed_and_goes() {
+        let (home, state) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let home = Home::at(home.path());
+        let registration = Registration::new(&home, state.path()).unwrap();
+        assert_eq!(running(&home), [], "nobody holds the state");
+        assert!(!registration.path.exists());
+    }
+}

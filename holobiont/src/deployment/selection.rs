@@ -1,0 +1,170 @@
+//! Which deployment a command means: the one it names, else the only one that runs.
+
+use std::path::{Path, PathBuf};
+
+use super::{
+    config::{Config, ConfigError},
+    registry::{Entry, running},
+};
+use crate::{
+    exit::{Exit, Explain},
+    home::Home,
+};
+
+/// Where a gateway is expected if no deployment runs.
+const DEFAULT_URL: &str = "http://127.0.0.1:8080";
+
+/// Why no deployment is meant.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SelectionError {
+    /// The configuration is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// None of this name runs.
+    #[error("no deployment called {name} runs; {}", listed(running))]
+    Unknown {
+        /// What was asked for.
+        name: String,
+        /// Those that run.
+        running: Vec<Entry>,
+    },
+    /// Several could be meant.
+    #[error("several deployments could be meant; {}", listed(.0))]
+    Several(Vec<Entry>),
+    /// It does not take requests yet.
+    #[error("the deployment {0} takes no requests yet")]
+    NotServing(String),
+}
+
+fn listed(running: &[Entry]) -> String {
+    let one = |entry: &Entry| format!("{} ({})", entry.name(), entry.state.display());
+    match running {
+        [] => "none runs".to_owned(),
+        _ => format!("there is {}", running.iter().map(one).collect::<Vec<_>>().join(", ")),
+    }
+}
+
+impl Explain for SelectionError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Config(error) => error.exit(),
+            Self::Unknown { .. } => Exit::NotFound,
+            Self::Several(_) => Exit::Usage,
+            Self::NotServing(_) => Exit::Unavailable,
+        }
+    }
+
+    fn next(&self) -> Option<String> {
+        match self {
+            Self::Config(error) => error.next(),
+            Self::Unknown { .. } | Self::Several(_) => {
+                Some("--deployment with a name or a path of these".into())
+            }
+            Self::NotServing(name) => Some(format!("holobiont logs --deployment {name}")),
+        }
+    }
+}
+
+/// Which of the deployments that run.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct DeploymentArgument {
+    /// A running deployment: the name of its state directory, or its path [default: the only one that runs]
+    #[arg(long, global = true, value_name = "NAME|PATH")]
+    deployment: Option<String>,
+}
+
+impl DeploymentArgument {
+    /// The one that is named, else the only one; of several the one in the default state directory. `None` if none runs.
+    fn entry(&self, home: &Home) -> Result<Option<Entry>, SelectionError> {
+        let mut running = running(home);
+        let Some(name) = &self.deployment else {
+            let default = running.iter().position(|entry| is_same(&entry.state, &home.state()));
+            return match (running.len(), default) {
+                (_, Some(default)) => Ok(Some(running.swap_remove(default))),
+                (0 | 1, None) => Ok(running.pop()),
+                (_, None) => Err(SelectionError::Several(running)),
+            };
+        };
+        let is_meant = |entry: &Entry| entry.name() == *name || is_same(&entry.state, Path::new(name));
+        let mut meant: Vec<Entry> = running.iter().filter(|entry| is_meant(entry)).cloned().collect();
+        match meant.len() {
+            0 => Err(SelectionError::Unknown { name: name.clone(), running }),
+            1 => Ok(meant.pop()),
+            _ => Err(SelectionError::Several(meant)),
+        }
+    }
+
+    /// Its state directory; the default one if none runs.
+    pub(crate) fn state(&self) -> Result<PathBuf, SelectionError> {
+        if self.deployment.is_none()
+            && let Some(state) = Config::layered(Config::default(), None)?.deployment.state
+        {
+            return Ok(state);
+        }
+        let home = Home::from_environment();
+        Ok(self.entry(&home)?.map_or_else(|| home.state(), |entry| entry.state))
+    }
+}
+
+fn is_same(one: &Path, other: &Path) -> bool {
+    matches!((one.canonicalize(), other.canonicalize()), (Ok(one), Ok(other)) if one == other)
+}
+
+/// Which deployment: by its state directory, or one that runs.
+#[derive(Debug, clap::Args)]
+pub(crate) struct StateArguments {
+    #[command(flatten)]
+    deployment: DeploymentArgument,
+    /// Deployment file, for its state directory
+    #[arg(long, value_name = "FILE", conflicts_with = "deployment")]
+    config: Option<PathBuf>,
+    /// State directory of the deployment [default: that of --deployment]
+    #[arg(long, value_name = "DIR", conflicts_with = "deployment")]
+    state: Option<PathBuf>,
+}
+
+impl StateArguments {
+    /// The state directory that these arguments, the environment and the file name, else that of what runs.
+    pub(crate) fn directory(&self) -> Result<PathBuf, SelectionError> {
+        if let Some(state) = &self.state {
+            return Ok(state.clone());
+        }
+        let Some(file) = &self.config else { return self.deployment.state() };
+        let config = Config::layered(Config::default(), Some(file))?;
+        Ok(config.deployment.state.unwrap_or_else(|| Home::from_environment().state()))
+    }
+}
+
+/// Which gateway.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct GatewayArguments {
+    /// The gateway [default: HOLOBIONT_URL, else the deployment's]
+    #[arg(long, global = true, value_name = "URL", conflicts_with = "deployment")]
+    url: Option<String>,
+    #[command(flatten)]
+    deployment: DeploymentArgument,
+}
+
+impl GatewayArguments {
+    /// Its address.
+    pub(crate) fn url(&self) -> Result<String, SelectionError> {
+        if let Some(url) = &self.url {
+            return Ok(url.clone());
+        }
+        let is_named = self.deployment.deployment.is_some();
+        let variable = std::env::var("HOLOBIONT_URL").ok().filter(|url| !is_named && !url.is_empty());
+        if let Some(url) = variable {
+            return Ok(url);
+        }
+        match self.deployment.entry(&Home::from_environment())? {
+            Some(Entry { url: Some(url), .. }) => Ok(url),
+            Some(entry) if is_named => Err(SelectionError::NotServing(entry.name())),
+            _ => Ok(DEFAULT_URL.to_owned()),
+        }
+    }
+
+    /// The state directory of the deployment, for what is on this host.
+    pub(crate) fn state(&self) -> Result<PathBuf, SelectionError> {
+        self.deployment.state()
+    }
+}

@@ -1,0 +1,135 @@
+//! What `check` and `doctor` found: a line each, well or not, with what to do about it.
+
+use serde::Serialize;
+use serde_json::json;
+
+use crate::{
+    exit::{Exit, Explain},
+    terminal::{Format, Ink, Terminal},
+};
+
+/// How a thing is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Health {
+    /// As it should be.
+    Ok,
+    /// It works, and could be better.
+    Warn,
+    /// It does not work.
+    Fail,
+}
+
+impl Health {
+    fn shown(self, ink: Ink) -> String {
+        match self {
+            Self::Ok => ink.green("ok  "),
+            Self::Warn => ink.yellow("warn"),
+            Self::Fail => ink.red("fail"),
+        }
+    }
+}
+
+/// A thing that was looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Finding {
+    /// What was looked at, as `check` and `doctor` call it.
+    pub(crate) name: String,
+    /// How it is.
+    pub(crate) health: Health,
+    /// What was found.
+    pub(crate) found: String,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) fix: Option<String>,
+}
+
+impl Finding {
+    /// As it should be.
+    pub(crate) fn ok(name: impl Into<String>, found: impl Into<String>) -> Self {
+        Self { name: name.into(), health: Health::Ok, found: found.into(), fix: None }
+    }
+
+    /// Could be better.
+    pub(crate) fn warn(name: impl Into<String>, found: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { health: Health::Warn, fix: Some(fix.into()), ..Self::ok(name, found) }
+    }
+
+    /// Does not work.
+    pub(crate) fn fail(name: impl Into<String>, found: impl Into<String>, fix: impl Into<String>) -> Self {
+        Self { health: Health::Fail, fix: Some(fix.into()), ..Self::ok(name, found) }
+    }
+
+    /// What an error means for a thing: cause and why in one line, the next step as the fix.
+    pub(crate) fn error(name: impl Into<String>, error: &dyn Explain) -> Self {
+        let why = crate::exit::why(error).map(|why| format!(": {why}")).unwrap_or_default();
+        Self { health: Health::Fail, fix: error.next(), ..Self::ok(name, format!("{error}{why}")) }
+    }
+}
+
+/// Something is wrong; the lines above say what.
+#[derive(Debug, thiserror::Error)]
+#[error("{failed} of {looked_at} do not work")]
+pub(crate) struct Unwell {
+    failed: usize,
+    looked_at: usize,
+    exit: Exit,
+}
+
+impl Explain for Unwell {
+    fn exit(&self) -> Exit {
+        self.exit
+    }
+
+    fn is_said(&self) -> bool {
+        true
+    }
+}
+
+/// Prints what was found; an error with the exit code `exit` if anything failed.
+pub(crate) fn report(findings: &[Finding], exit: Exit, terminal: Terminal) -> Result<(), Unwell> {
+    let failed = findings.iter().filter(|finding| finding.health == Health::Fail).count();
+    match terminal.format {
+        Format::Json => terminal.print(json!({"ok": failed == 0, "findings": findings})),
+        Format::Human => terminal.print(text(terminal.ink(), findings)),
+    }
+    match failed {
+        0 => Ok(()),
+        _ => Err(Unwell { failed, looked_at: findings.len(), exit }),
+    }
+}
+
+fn text(ink: Ink, findings: &[Finding]) -> String {
+    let width = findings.iter().map(|finding| finding.name.chars().count()).max().unwrap_or_default();
+    let mut lines = Vec::new();
+    for Finding { name, health, found, fix } in findings {
+        let indent = " ".repeat(width + 8);
+        let found = found.lines().collect::<Vec<_>>().join(&format!("\n{indent}"));
+        lines.push(format!("{}  {name:<width$}  {found}", health.shown(ink)));
+        if let Some(fix) = fix {
+            lines.push(format!("{indent}{} {fix}", ink.dim("fix:")));
+        }
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::terminal::Volume;
+
+    #[test]
+    fn each_finding_is_a_line_and_its_fix_stands_below() {
+        let findings = [Finding::ok("cores", "2"), Finding::warn("disk space", "1 GiB", "free some")];
+        let expected = "ok    cores       2\nwarn  disk space  1 GiB\n                  fix: free some";
+        assert_eq!(text(Ink::None, &findings), expected);
+    }
+
+    #[test]
+    fn a_warning_is_no_failure() {
+        let terminal = Terminal::new(Format::Json, Volume::Quiet);
+        report(&[Finding::warn("a", "b", "c")], Exit::Failed, terminal).unwrap();
+        let error = report(&[Finding::fail("a", "b", "c")], Exit::Usage, terminal).unwrap_err();
+        assert_eq!(error.exit(), Exit::Usage);
+    }
+}

@@ -1,0 +1,136 @@
+//! Progress that never goes backwards, whatever it is told.
+//!
+//! A bar that jumps back is a bar nobody believes. Downloads restart, totals turn out larger than announced, a resumed
+//! file counts from what is there: what is shown is the largest share that was ever true, and all of it only at the end.
+//! Beside the bar stand bytes, and how fast they have come since it was drawn.
+
+use std::time::{Duration, Instant};
+
+use indicatif::{BinaryBytes, ProgressBar, ProgressStyle};
+
+/// The bar counts thousandths: a total that changes must not change the scale.
+const WHOLE: u64 = 1000;
+
+/// How far something is.
+#[derive(Debug)]
+pub(crate) struct Progress {
+    bar: ProgressBar,
+    shown: u64,
+    begin: Option<Begin>,
+}
+
+/// Where the first word found it.
+#[derive(Debug, Clone, Copy)]
+struct Begin {
+    at: Instant,
+    done_bytes: u64,
+}
+
+impl Progress {
+    /// Progress that nobody sees.
+    pub(crate) fn hidden() -> Self {
+        Self { bar: ProgressBar::hidden(), shown: 0, begin: None }
+    }
+
+    /// A bar on stderr.
+    pub(crate) fn drawn(message: String) -> Self {
+        let bar = ProgressBar::new(WHOLE).with_message(message);
+        if let Ok(style) = ProgressStyle::with_template("{msg} [{bar:30}] {percent:>3}%  {prefix}") {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        Self { bar, shown: 0, begin: None }
+    }
+
+    /// `done` of `total` bytes are done. A bar that would go backwards stays.
+    pub(crate) fn at(&mut self, done_bytes: u64, total_bytes: u64) {
+        let begin = *self.begin.get_or_insert_with(|| Begin { at: Instant::now(), done_bytes });
+        let came = done_bytes.saturating_sub(begin.done_bytes);
+        self.bar.set_prefix(in_words(done_bytes, total_bytes, came, begin.at.elapsed()));
+        self.draw(thousandths(done_bytes, total_bytes));
+    }
+
+    fn draw(&mut self, thousandths: u64) {
+        self.shown = self.shown.max(thousandths);
+        self.bar.set_position(self.shown);
+    }
+
+    /// What is shown, in thousandths.
+    #[cfg(test)]
+    pub(crate) fn shown(&self) -> u64 {
+        self.shown
+    }
+
+    /// All is done; the line stays.
+    pub(crate) fn finish(&mut self) {
+        self.draw(WHOLE);
+        self.bar.finish();
+    }
+}
+
+/// Bytes that are here, of how many, and how fast `came` of them came.
+fn in_words(done_bytes: u64, total_bytes: u64, came: u64, within: Duration) -> String {
+    let amount = format!("{} of {}", BinaryBytes(done_bytes), BinaryBytes(total_bytes));
+    match u64::try_from(u128::from(came) * 1000 / within.as_millis().max(1)) {
+        // Too short a time to say anything.
+        _ if within < Duration::from_millis(100) => amount,
+        Ok(per_s) => format!("{amount}, {}/s", BinaryBytes(per_s)),
+        Err(_) => amount,
+    }
+}
+
+/// Rounded down, so that all of it is shown for all of it alone; an unknown total shows nothing.
+fn thousandths(done: u64, total: u64) -> u64 {
+    if total == 0 {
+        return 0;
+    }
+    let share = u128::from(done.min(total)) * u128::from(WHOLE) / u128::from(total);
+    u64::try_from(share).unwrap_or(WHOLE)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn progress_never_goes_backwards(
+            updates in prop::collection::vec((any::<u64>(), any::<u64>()), 1..100),
+            small in prop::collection::vec((0_u64..50, 0_u64..50), 1..100),
+        ) {
+            let mut progress = Progress::hidden();
+            for (done, total) in updates.into_iter().chain(small) {
+                let before = progress.shown();
+                progress.at(done, total);
+                prop_assert!(progress.shown() >= before && progress.shown() <= WHOLE);
+            }
+        }
+
+        #[test]
+        fn all_is_shown_only_when_all_is_done(done in any::<u64>(), total in 1_u64..) {
+            let mut progress = Progress::hidden();
+            progress.at(done, total);
+            prop_assert_eq!(progress.shown() == WHOLE, done >= total);
+        }
+    }
+
+    #[test]
+    fn bytes_and_speed_stand_beside_the_bar_and_what_was_here_before_is_not_speed() {
+        let text = in_words(3 << 20, 4 << 20, 2 << 20, Duration::from_secs(4));
+        assert_eq!(text, "3.00 MiB of 4.00 MiB, 512.00 KiB/s");
+        assert_eq!(in_words(1, 2, 1, Duration::ZERO), "1 B of 2 B");
+    }
+
+    #[test]
+    fn a_resumed_pull_starts_where_it_is_and_a_restarted_one_stays_there() {
+        let mut progress = Progress::hidden();
+        progress.at(600, 1000);
+        assert_eq!(progress.shown(), 600);
+        progress.at(0, 1000);
+        assert_eq!(progress.shown(), 600, "a server without ranges starts over; the bar waits");
+        progress.at(700, 1000);
+        assert_eq!(progress.shown(), 700);
+        progress.finish();
+        assert_eq!(progress.shown(), WHOLE);
+    }
+}

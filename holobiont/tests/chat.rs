@@ -1,0 +1,176 @@
+//! `chat` against a fake gateway: one question, and a conversation on a terminal.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+mod common;
+
+use std::{
+    io::Write as _,
+    net::TcpListener,
+    process::{Child, Command, Stdio},
+};
+
+use common::{Stage, eventually_some, gateway::FakeGateway, run};
+use serde_json::{Value, json};
+
+#[test]
+fn a_question_on_the_command_line_is_answered_on_stdout() {
+    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let ended = run(&mut gateway.command(&stage, &["chat", ":pirate", "Who are you?", "--max-tokens", "9"]));
+    assert_eq!((ended.status.code(), ended.out.as_str()), (Some(0), "I am pirate\n"), "{}", ended.err);
+    let body = &gateway.bodies()[0];
+    assert_eq!(body["messages"], json!([{"role": "user", "content": "Who are you?"}]));
+    assert_eq!((&body["max_tokens"], &body["stream"]), (&json!(9), &json!(true)));
+}
+
+#[test]
+fn a_question_may_come_from_stdin_and_the_answer_leave_as_json() {
+    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let mut command = gateway.command(&stage, &["chat", "--json"]);
+    let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"Who are you?").unwrap();
+    let output = child.wait_with_output().unwrap();
+    let value: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(value["content"], "I am smol");
+    assert_eq!(value["usage"]["completion_tokens"], 3);
+}
+
+#[test]
+fn chat_exits_with_the_documented_codes() {
+    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let cases =
+        [(":nobody", 3, "pirate"), (":full", 5, "the queue is full"), (":broken", 5, "connection was lost")];
+    for (target, code, text) in cases {
+        let ended = run(&mut gateway.command(&stage, &["chat", target, "hello"]));
+        assert_eq!(ended.status.code(), Some(code), "{target}: {}", ended.err);
+        assert!(ended.err.contains(text), "{target}: {}", ended.err);
+    }
+    let ended = run(&mut gateway.command(&stage, &["chat"]));
+    assert_eq!(ended.status.code(), Some(2), "an empty stdin is no question: {}", ended.err);
+}
+
+#[test]
+fn without_a_gateway_chat_is_unavailable_and_says_what_to_start() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let ended =
+        run(&mut Stage::new().command(&["chat", "--url", &format!("http://127.0.0.1:{port}"), "", "hello"]));
+    assert_eq!(ended.status.code(), Some(5), "{}", ended.err);
+    assert!(ended.err.contains("try: holobiont up"), "{}", ended.err);
+}
+
+#[test]
+fn a_seed_and_a_system_message_reach_the_gateway() {
+    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let line = ["chat", "--seed", "-7", "--system", "Be brief.", "--temperature", "0.5", "", "Who are you?"];
+    assert!(run(&mut gateway.command(&stage, &line)).status.success());
+    let body = &gateway.bodies()[0];
+    assert_eq!((&body["seed"], &body["temperature"]), (&json!(-7), &json!(0.5)));
+    assert_eq!(body["messages"][0], json!({"role": "system", "content": "Be brief."}));
+}
+
+/// `chat` at a terminal of its own, which `script` makes.
+struct AtTerminal {
+    child: Child,
+    shown: std::path::PathBuf,
+}
+
+impl AtTerminal {
+    fn start(gateway: &FakeGateway, stage: &Stage, arguments: &[&str]) -> Self {
+        let chat = gateway.command(stage, arguments);
+        let shown = stage.home.path().join("typescript");
+        // What an earlier conversation showed.
+        let _ = std::fs::remove_file(&shown);
+        let words = [chat.get_program()].into_iter().chain(chat.get_args());
+        let line: Vec<_> = words.map(|word| word.to_str().unwrap()).collect();
+        let mut script = Command::new("script");
+        script
+            .args(["--quiet", "--flush", "--return", "--command", &format!("exec {}", line.join(" "))])
+            .arg(&shown);
+        script.env_clear().envs(chat.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        script.env("TERM", "xterm").env("SHELL", "/bin/sh");
+        let child = script.stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let terminal = Self { child, shown };
+        terminal.wait_for("smol> ");
+        terminal
+    }
+
+    fn shown(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(&self.shown).unwrap_or_default()).into_owned()
+    }
+
+    fn wait_for(&self, text: &str) {
+        eventually_some(&format!("{text:?} in {:?}", self.shown()), || {
+            self.shown().contains(text).then_some(())
+        });
+    }
+
+    fn keys(&mut self, keys: &str) {
+        let stdin = self.child.stdin.as_mut().unwrap();
+        stdin.write_all(keys.as_bytes()).and_then(|()| stdin.flush()).unwrap();
+    }
+
+    /// Ctrl-D, and how it ends. One that comes while an answer is shown is nobody's: hence more than one.
+    fn end(mut self) -> Option<i32> {
+        let ended = eventually_some("the end of the conversation", || {
+            let stdin = self.child.stdin.as_mut().unwrap();
+            let _ = stdin.write_all(b"\x04").and_then(|()| stdin.flush());
+            self.child.try_wait().unwrap()
+        });
+        ended.code()
+    }
+}
+
+impl Drop for AtTerminal {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn wait_for_bodies(gateway: &FakeGateway, count: usize) -> Vec<Value> {
+    eventually_some(&format!("{count} requests"), || {
+        Some(gateway.bodies()).filter(|bodies| bodies.len() >= count)
+    })
+}
+
+#[test]
+fn ctrl_c_ends_a_silent_answer_and_not_the_conversation() {
+    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let mut terminal = AtTerminal::start(&gateway, &stage, &["chat"]);
+    terminal.keys("Take your time.\r");
+    terminal.wait_for("Well, ");
+    terminal.keys("\u{3}");
+    assert_eq!(wait_for_bodies(&gateway, 2)[1], json!("hung up"), "the gateway learns that nobody listens");
+    terminal.wait_for("stopped");
+    terminal.keys("\u{3}");
+    terminal.wait_for("/bye ends");
+    terminal.keys("/adapter :pirate\r/set seed 7\r/system Be brief.\rgo on\r");
+    terminal.wait_for("I am pirate");
+    let body = &wait_for_bodies(&gateway, 3)[2];
+    let said =
+        [("system", "Be brief."), ("user", "Take your time."), ("assistant", "Well, "), ("user", "go on")];
+    assert_eq!(
+        body["messages"],
+        json!(said.map(|(role, content)| json!({"role": role, "content": content})))
+    );
+    assert_eq!(body["seed"], json!(7));
+    assert_eq!(terminal.end(), Some(0));
+}
+
+#[test]
+fn lines_are_edited_completed_and_remembered_from_one_conversation_to_the_next() {
+    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let mut terminal = AtTerminal::start(&gateway, &stage, &["chat"]);
+    // Left, backspace, a letter, Ctrl-E; then a name completed, and a text of two lines.
+    terminal.keys("hullo\u{1b}[D\u{1b}[D\u{1b}[D\u{7f}e\u{5} you\r");
+    terminal.wait_for("I am smol");
+    terminal.keys("/ad\tpi\t\r\"\"\"one\rtwo\"\"\"\r");
+    terminal.wait_for("I am pirate");
+    assert_eq!(terminal.end(), Some(0));
+    let mut terminal = AtTerminal::start(&gateway, &stage, &["chat"]);
+    // Within the text of two lines, Up goes to its first line before it goes to what was typed before.
+    terminal.keys("\u{1b}[A\u{1b}[A\u{1b}[A\u{1b}[A\r");
+    let bodies = wait_for_bodies(&gateway, 3);
+    let asked = |body: &Value| body["messages"].as_array().unwrap().last().unwrap()["content"].clone();
+    assert_eq!(bodies.iter().map(asked).collect::<Vec<_>>(), ["hello you", "one\ntwo", "hello you"]);
+    assert_eq!(terminal.end(), Some(0));
+}

@@ -1,0 +1,182 @@
+//! A gateway that answers what tests expect.
+
+use std::{
+    io::{BufRead as _, BufReader, Read as _, Write as _},
+    net::{TcpListener, TcpStream},
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{Arc, Mutex},
+};
+
+use serde_json::{Value, json};
+
+use super::Stage;
+
+/// Answers `/v1/models`, and every completion with its own model's name, word by word.
+pub(crate) struct FakeGateway {
+    pub(crate) url: String,
+    seen: Arc<Seen>,
+}
+
+/// What it was asked, and which model it says it serves.
+#[derive(Default)]
+struct Seen {
+    bodies: Mutex<Vec<Value>>,
+    model_path: Mutex<Option<PathBuf>>,
+}
+
+impl FakeGateway {
+    pub(crate) fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let seen = Arc::new(Seen::default());
+        let shared = Arc::clone(&seen);
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let seen = Arc::clone(&shared);
+                std::thread::spawn(move || answer(stream, &seen));
+            }
+        });
+        Self { url, seen }
+    }
+
+    pub(crate) fn bodies(&self) -> Vec<Value> {
+        self.seen.bodies.lock().unwrap().clone()
+    }
+
+    /// From now on it says that it serves this file.
+    pub(crate) fn serve(&self, model: &Path) {
+        *self.seen.model_path.lock().unwrap() = Some(model.to_owned());
+    }
+
+    pub(crate) fn command(&self, stage: &Stage, arguments: &[&str]) -> Command {
+        let mut command = stage.command(arguments);
+        command.env("HOLOBIONT_URL", &self.url);
+        command
+    }
+}
+
+fn answer(mut stream: TcpStream, seen: &Seen) -> Option<()> {
+    let mut reader = BufReader::new(stream.try_clone().ok()?);
+    let mut head = Vec::new();
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).ok()?;
+        match line.trim() {
+            "" => break,
+            text => head.push(text.to_lowercase()),
+        }
+    }
+    let length = head.iter().find_map(|line| line.strip_prefix("content-length: "));
+    let mut body = vec![0; length.map_or(0, |length| length.parse().unwrap())];
+    reader.read_exact(&mut body).ok()?;
+    if let Some(body) = slow(&body) {
+        seen.bodies.lock().unwrap().push(body);
+        let head = "HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n";
+        let piece = json!({"choices": [{"index": 0, "delta": {"content": "Well, "}, "finish_reason": null}]});
+        stream.write_all(format!("{head}data: {piece}\n\n").as_bytes()).ok()?;
+        // Says nothing more for as long as anybody listens.
+        let _ = reader.read(&mut [0]);
+        seen.bodies.lock().unwrap().push(json!("hung up"));
+        return Some(());
+    }
+    let (status, kind, text) = match head.first()?.split(' ').nth(1)? {
+        "/v1/models" => ("200 OK", "application/json", models().to_string()),
+        "/v1/lora_adapters" => ("200 OK", "application/json", adapters().to_string()),
+        "/v1/status" => ("200 OK", "application/json", status(seen.model_path.lock().unwrap().as_deref())),
+        route @ ("/v1/load_lora_adapter" | "/v1/unload_lora_adapter" | "/v1/pin_lora_adapter") => {
+            let body: Value = serde_json::from_slice(&body).unwrap();
+            seen.bodies.lock().unwrap().push(body.clone());
+            administer(route, &body)
+        }
+        _ => {
+            let body: Value = serde_json::from_slice(&body).unwrap();
+            seen.bodies.lock().unwrap().push(body.clone());
+            completion(&body)
+        }
+    };
+    let length = text.len();
+    let head = format!(
+        "HTTP/1.1 {status}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(text.as_bytes())).ok()
+}
+
+/// A question whose answer is never finished.
+fn slow(body: &[u8]) -> Option<Value> {
+    let asks_slowly = |body: &Value| body["messages"].to_string().ends_with("Take your time.\"}]");
+    serde_json::from_slice(body).ok().filter(asks_slowly)
+}
+
+fn models() -> Value {
+    json!({"object": "list", "data": [
+        {"id": "smol", "object": "model", "parent": null},
+        {"id": "pirate", "object": "model", "parent": "smol"},
+        {"id": "full", "object": "model", "parent": "smol"},
+        {"id": "broken", "object": "model", "parent": "smol"},
+    ]})
+}
+
+pub(crate) fn adapters() -> Value {
+    json!({"object": "list", "data": [
+        {"name": "pirate", "generation": "abcdef0123456789", "rank": 16, "bytes": 1_048_576, "tier": "host", "state": "ready",
+         "pinned": true, "requests": 2, "tokens_per_s": 12.5, "device_bytes": 524_288, "cold_starts": 3,
+         "load_wait_ms": 4.5, "rank_rows": {"device": 1, "workers": 3, "executor": 0}},
+        {"name": "haiku", "generation": "123456789abcdef0", "rank": 4, "bytes": 1024, "tier": "disk", "state": "ready",
+         "pinned": false, "requests": 0, "tokens_per_s": 0.0},
+    ]})
+}
+
+pub(crate) const STATUS: &str = r#"{"model": "smol", "version": "1", "ready": true, "requests": {"running": 2, "waiting": 0},
+    "tokens_per_s": {"prompt": 1.0, "generated": 37.5}, "uptime_s": 9,
+    "device": {"bytes": 1024, "budget_bytes": 2048, "cold_start": "on-demand", "emulated_link_bytes_per_s": 125000000},
+    "workers": {"expected": 2, "seated": [{"core": 1, "pid": 7, "slices": 5, "share": 1.0, "taken_back": 0}]}}"#;
+
+fn status(model_path: Option<&Path>) -> String {
+    let Some(path) = model_path else { return STATUS.to_owned() };
+    let mut status: Value = serde_json::from_str(STATUS).unwrap();
+    status["model_path"] = json!(path);
+    status.to_string()
+}
+
+/// `taken` is loaded already, `outside` lies outside the root, `busy` is being loaded, `other` has changed.
+fn administer(route: &str, body: &Value) -> (&'static str, &'static str, String) {
+    let refuse = |status, code: &str| {
+        let error = json!({"error": {"message": "no: the root is /srv/adapters", "type": "x", "code": code}});
+        (status, "application/json", error.to_string())
+    };
+    match (body["lora_name"].as_str().unwrap(), route) {
+        ("taken", _) => refuse("409 Conflict", "adapter_already_loaded"),
+        ("outside", _) => refuse("400 Bad Request", "adapter_path_forbidden"),
+        ("busy", _) => refuse("429 Too Many Requests", "lora_load_busy"),
+        ("other", _) => refuse("409 Conflict", "generation_mismatch"),
+        ("secret", _) => refuse("403 Forbidden", "forbidden"),
+        (name, "/v1/load_lora_adapter") => {
+            let answer = json!({"name": name, "generation": "abcdef0123456789", "rank": 8, "bytes": 2048, "modules": 7});
+            ("200 OK", "application/json", answer.to_string())
+        }
+        (name, _) => ("200 OK", "application/json", json!({"name": name, "freed_bytes": 2048}).to_string()),
+    }
+}
+
+/// `full` is always full, `broken` stops in the middle.
+fn completion(body: &Value) -> (&'static str, &'static str, String) {
+    let model = body["model"].as_str().unwrap();
+    if model == "full" {
+        let error = json!({"error": {"message": "the queue is full", "type": "x", "code": "queue_full"}});
+        return ("429 Too Many Requests", "application/json", error.to_string());
+    }
+    let mut events = vec![
+        json!({"choices": [{"index": 0, "delta": {"content": "I am "}, "text": "I am ", "finish_reason": null}]}),
+        json!({"choices": [{"index": 0, "delta": {"content": model}, "text": model, "finish_reason": "stop"}]}),
+        json!({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}}),
+    ];
+    if model == "broken" {
+        events.truncate(1);
+    }
+    let mut text: String = events.iter().map(|event| format!("data: {event}\n\n")).collect();
+    if model != "broken" {
+        text.push_str("data: [DONE]\n\n");
+    }
+    ("200 OK", "text/event-stream", text)
+}

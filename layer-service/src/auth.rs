@@ -1,0 +1,169 @@
+//! Who a client is: from a key or a certificate, never from what it calls itself.
+//!
+//! Keys are the gateway's own, from a file of the same lines; roles `user` and `admin` may rent base layers, and the
+//! name beside the key is the tenant. Whoever gives no key and whoever gives a wrong one get the same answer after the
+//! same work. The file is looked at four times a second, and sessions whose key is gone are closed.
+
+use std::{
+    path::Path,
+    sync::{Arc, Mutex, PoisonError, RwLock},
+};
+
+use keys::{Key, KeyFile, KeyFileError, KeyHash, Role};
+
+use super::Tenant;
+
+/// What whoever is not let in is told; the same to all.
+pub const REFUSED: &str =
+    "no valid key or certificate; ask the executor's operator for one ('holobiont key add')";
+
+/// Somebody who may open sessions, and what they showed for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Principal {
+    /// Whose sessions they will be.
+    pub tenant: Tenant,
+    shown: Shown,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Shown {
+    /// Nothing: nothing was asked for.
+    Nothing,
+    /// A certificate that the client CA has signed.
+    Certificate,
+    /// A key of the file.
+    Key(KeyHash),
+}
+
+/// Knows the keys.
+#[derive(Debug)]
+pub struct Authenticator(Option<Followed>);
+
+#[derive(Debug)]
+struct Followed {
+    file: Mutex<KeyFile>,
+    keys: RwLock<Arc<[Key]>>,
+}
+
+impl Authenticator {
+    /// Asks nobody for a key: all are the tenant [`Tenant::PUBLIC`].
+    #[must_use]
+    pub fn without_keys() -> Self {
+        Self(None)
+    }
+
+    /// Asks for a key of this file.
+    ///
+    /// # Errors
+    /// If the file cannot be used.
+    pub fn open(path: &Path) -> Result<Self, KeyFileError> {
+        let (file, keys) = KeyFile::open(path)?;
+        Ok(Self(Some(Followed { file: Mutex::new(file), keys: RwLock::new(keys.into()) })))
+    }
+
+    /// Whether there is a key file.
+    #[must_use]
+    pub fn asks_for_keys(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Whoever holds the key; where none is asked for, anybody. No key is an empty one.
+    #[must_use]
+    pub fn by_key(&self, given: &[u8]) -> Option<Principal> {
+        let Some(followed) = &self.0 else {
+            return Some(Principal { tenant: Tenant::new(Tenant::PUBLIC), shown: Shown::Nothing });
+        };
+        let keys = followed.now();
+        let key = keys::find(&keys, given, |key| key.hash).filter(|key| may_rent(key.role))?;
+        Some(Principal { tenant: Tenant::new(&key.tenant), shown: Shown::Key(key.hash) })
+    }
+
+    /// Whoever has a certificate for this name; the handshake has verified it.
+    #[must_use]
+    pub fn by_certificate(&self, name: &str) -> Option<Principal> {
+        keys::tenant_name(name).ok()?;
+        Some(Principal { tenant: Tenant::new(name), shown: Shown::Certificate })
+    }
+
+    /// Whether they would be let in now: their key is still in the file, for the same tenant.
+    #[must_use]
+    pub fn still_admits(&self, principal: &Principal) -> bool {
+        let (Some(followed), Shown::Key(hash)) = (&self.0, &principal.shown) else { return true };
+        let same =
+            |key: &Key| key.hash == *hash && *key.tenant == *principal.tenant.as_str() && may_rent(key.role);
+        followed.now().iter().any(same)
+    }
+
+    /// Looks at the file, and says whether the keys have changed. A file that became bad changes nothing.
+    pub fn look(&self) -> bool {
+        let Some(followed) = &self.0 else { return false };
+        match followed.file.lock().unwrap_or_else(PoisonError::into_inner).look() {
+            Ok(None) => false,
+            Ok(Some(keys)) => {
+                tracing::info!(keys = keys.len(), "the layer clients' keys have changed");
+                *followed.keys.write().unwrap_or_else(PoisonError::into_inner) = keys.into();
+                true
+            }
+            Err(error) => {
+                tracing::error!(%error, "the layer clients' keys stay as they were");
+                false
+            }
+        }
+    }
+}
+
+impl Followed {
+    fn now(&self) -> Arc<[Key]> {
+        Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+fn may_rent(role: Role) -> bool {
+    matches!(role, Role::User | Role::Admin)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    fn file(lines: &str) -> (tempfile::TempDir, Authenticator) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("keys");
+        fs::write(&path, lines).unwrap();
+        let keeper = Authenticator::open(&path).unwrap();
+        (directory, keeper)
+    }
+
+    #[test]
+    fn users_and_administrators_may_rent_and_who_reads_figures_may_not() {
+        let line = |role: &str| keys::line_of(role, role, role);
+        let (_directory, keeper) = file(&["user", "admin", "metrics"].map(line).concat());
+        let tenant = |key: &str| keeper.by_key(key.as_bytes()).map(|principal| principal.tenant.to_string());
+        assert_eq!(tenant("user").as_deref(), Some("user"));
+        assert_eq!(tenant("admin").as_deref(), Some("admin"));
+        assert_eq!(tenant("metrics"), None);
+        assert_eq!((tenant("wrong"), tenant("")), (None, None));
+    }
+
+    #[test]
+    fn a_key_that_is_taken_out_or_given_to_another_tenant_admits_no_longer() {
+        let (directory, keeper) = file(&keys::line_of("user", "alice", "a"));
+        let alice = keeper.by_key(b"a").unwrap();
+        assert!(keeper.still_admits(&alice) && !keeper.look());
+        for lines in [keys::line_of("user", "bob", "a"), keys::line_of("user", "alice", "b")] {
+            fs::write(directory.path().join("keys"), lines).unwrap();
+            assert!(keeper.look());
+            assert!(!keeper.still_admits(&alice));
+        }
+    }
+
+    #[test]
+    fn a_certificate_names_a_tenant_that_a_key_file_could_name() {
+        let keeper = Authenticator::without_keys();
+        assert_eq!(keeper.by_certificate("alice").unwrap().tenant.as_str(), "alice");
+        assert!(keeper.by_certificate("alice\nbob").is_none() && keeper.by_certificate("").is_none());
+        assert_eq!(keeper.by_key(b"").unwrap().tenant.as_str(), Tenant::PUBLIC);
+    }
+}

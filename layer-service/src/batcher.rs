@@ -1,0 +1,221 @@
+//! Which calls are computed next, and together. It knows neither rows nor clients, and the time is what it is told.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use model::sites::{SiteCall, SiteId, SiteOp, SitePath};
+use shmproto::layer::Class;
+
+use super::{
+    ConnectionId,
+    lane::{CallId, Cut, Lane, Piece, Portion, Waiting},
+    policy::{self, BatchPolicy, Queue, is_urgent},
+    settings::Batching,
+};
+
+/// A session that has not called for so long is not waited for.
+const ACTIVE: Duration = Duration::from_secs(1);
+
+/// A call as the batcher needs to know it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NewCall {
+    /// What it asks for.
+    pub call: SiteCall,
+    /// The connection it came over.
+    pub session: ConnectionId,
+    /// How urgent it is.
+    pub class: Class,
+    /// Rows, at least one.
+    pub rows: usize,
+}
+
+/// A session as the batcher sees it.
+#[derive(Debug, Clone, Copy)]
+struct Presence {
+    called: Instant,
+    waiting: usize,
+}
+
+/// The calls that wait.
+#[derive(Debug)]
+struct Calls {
+    lanes: BTreeMap<SiteCall, Lane>,
+    sessions: BTreeMap<ConnectionId, Presence>,
+    /// The last call that came.
+    last: CallId,
+}
+
+impl Queue for Calls {
+    fn last(&self) -> CallId {
+        self.last
+    }
+
+    fn oldest(&self) -> Option<&Waiting> {
+        self.lanes.values().filter_map(Lane::oldest).min_by_key(|call| call.id)
+    }
+
+    fn everybody_waits(&self, now: Instant) -> bool {
+        let is_expected = |presence: &Presence| {
+            presence.waiting == 0 && now.saturating_duration_since(presence.called) < ACTIVE
+        };
+        !self.sessions.values().any(is_expected)
+    }
+}
+
+/// Which of the calls that wait are computed next.
+#[derive(Debug)]
+pub struct Batcher {
+    /// Rows of a batch at most.
+    chunk_rows: usize,
+    /// So long a call waits for others to be one class more urgent.
+    aging: Duration,
+    policy: Box<dyn BatchPolicy>,
+    calls: Calls,
+}
+
+impl Batcher {
+    /// Without calls, for a base of so many sites.
+    #[must_use]
+    pub fn new(batching: Batching, sites: usize) -> Self {
+        let Batching { chunk_rows, aging, .. } = batching;
+        let calls = Calls { lanes: BTreeMap::new(), sessions: BTreeMap::new(), last: CallId(0) };
+        Self { chunk_rows, aging, policy: policy::of(&batching, sites), calls }
+    }
+
+    /// Adds a call.
+    pub fn add(&mut self, new: NewCall, now: Instant) -> CallId {
+        let NewCall { call, session, class, rows } = new;
+        let calls = &mut self.calls;
+        calls.last.0 += 1;
+        let due = now + self.policy.wait(class, rows);
+        let waiting = Waiting { id: calls.last, session, class, first_row: 0, rows, arrived: now, due };
+        let presence = calls.sessions.entry(session).or_insert(Presence { called: now, waiting: 0 });
+        *presence = Presence { called: now, waiting: presence.waiting + 1 };
+        match calls.lanes.get_mut(&call) {
+            Some(lane) => lane.push(waiting),
+            None => drop(calls.lanes.insert(call, Lane::of(waiting))),
+        }
+        calls.last
+    }
+
+    /// Forgets a call that asks for `call`.
+    pub fn remove(&mut self, call: SiteCall, id: CallId) {
+        let Some(lane) = self.calls.lanes.get_mut(&call) else { return };
+        let sessions = &mut self.calls.sessions;
+        lane.remove(|waiting| waiting.id == id, |waiting| leave(sessions, waiting.session));
+        self.sweep(call);
+    }
+
+    /// Forgets a session and its calls.
+    pub fn close(&mut self, session: ConnectionId) {
+        self.calls.sessions.remove(&session);
+        for lane in self.calls.lanes.values_mut() {
+            lane.remove(|waiting| waiting.session == session, |_| {});
+        }
+        self.calls.lanes.retain(|_, lane| !lane.is_empty());
+    }
+
+    /// No call waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.calls.lanes.is_empty()
+    }
+
+    /// When something will be due, if nothing comes meanwhile; it may be past.
+    #[must_use]
+    pub fn next_deadline(&self, now: Instant) -> Option<Instant> {
+        let waited = self.calls.lanes.values().map(Lane::due).min()?;
+        Some(self.policy.deadline(now, waited, &self.calls))
+    }
+
+    /// Takes the batch whose turn it is into `pieces`, which is emptied before, and says what to compute. `None` if nothing
+    /// is due.
+    pub fn next(&mut self, now: Instant, pieces: &mut Vec<Piece>) -> Option<SiteCall> {
+        let portion = self.portion(now);
+        self.pick(now, |_, _| true, portion, pieces)
+    }
+
+    /// As [`Batcher::next`], for calls that somebody waits for most, of all sites but those that a pass is about to serve
+    /// anyway at `site`.
+    pub fn next_urgent(
+        &mut self,
+        now: Instant,
+        site: SiteId,
+        rows: usize,
+        pieces: &mut Vec<Piece>,
+    ) -> Option<SiteCall> {
+        let is_meant =
+            |call: &SiteCall, lane: &Lane| *call != joinable(site) && lane.class().is_some_and(is_urgent);
+        let portion = Portion { rows, class: Class::Verify, ..self.portion(now) };
+        self.pick(now, is_meant, portion, pieces)
+    }
+
+    /// Takes calls that ask for `call` and fit into so many rows, due or not: they join a pass.
+    pub fn join(&mut self, now: Instant, call: SiteCall, rows: usize, pieces: &mut Vec<Piece>) {
+        pieces.clear();
+        if self.policy.joins_passes() {
+            let portion = Portion { rows, cut: Cut::Nothing, ..self.portion(now) };
+            self.take(now, call, portion, pieces);
+        }
+    }
+
+    /// What may be computed now.
+    fn portion(&mut self, now: Instant) -> Portion {
+        let (until, cut) = (self.policy.until(now, &self.calls), self.policy.cut());
+        Portion { rows: self.chunk_rows, until, class: Class::Noise, cut }
+    }
+
+    fn pick(
+        &mut self,
+        now: Instant,
+        is_meant: impl Fn(&SiteCall, &Lane) -> bool,
+        portion: Portion,
+        pieces: &mut Vec<Piece>,
+    ) -> Option<SiteCall> {
+        pieces.clear();
+        let is_early = self.policy.is_early(now, &self.calls);
+        let is_due = |lane: &Lane| {
+            (is_early || lane.due() <= now) && lane.oldest().is_some_and(|call| call.id <= portion.until)
+        };
+        let due = self.calls.lanes.iter().filter(|(call, lane)| is_due(lane) && is_meant(call, lane));
+        let turn = |(_, lane): &(&SiteCall, &Lane)| lane.turn(now, self.aging);
+        let call = due.min_by_key(turn).map(|(&call, _)| call)?;
+        self.take(now, call, portion, pieces);
+        (!pieces.is_empty()).then_some(call)
+    }
+
+    fn take(&mut self, now: Instant, call: SiteCall, portion: Portion, pieces: &mut Vec<Piece>) {
+        let Some(lane) = self.calls.lanes.get_mut(&call) else { return };
+        let sessions = &mut self.calls.sessions;
+        lane.take(now, self.aging, portion, |waiting, piece| {
+            if piece.is_last {
+                leave(sessions, waiting.session);
+            }
+            pieces.push(piece);
+        });
+        self.sweep(call);
+    }
+
+    fn sweep(&mut self, call: SiteCall) {
+        if self.calls.lanes.get(&call).is_some_and(Lane::is_empty) {
+            self.calls.lanes.remove(&call);
+        }
+    }
+}
+
+/// What a resident pass evaluates at a site.
+#[must_use]
+pub fn joinable(site: SiteId) -> SiteCall {
+    SiteCall { site, part: None, op: SiteOp::Forward, path: SitePath::Fast }
+}
+
+fn leave(sessions: &mut BTreeMap<ConnectionId, Presence>, session: ConnectionId) {
+    if let Some(presence) = sessions.get_mut(&session) {
+        presence.waiting = presence.waiting.saturating_sub(1);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,183 @@
+//! What a call must be, and what is known of it while it waits.
+
+use std::time::{Duration, Instant};
+
+use model::sites::{Site, SiteCall, SiteId, SiteOp, SitePath};
+use shmproto::layer::{CallHeader, Dtype, Op, Path, Status};
+
+use crate::{ConnectionId, inbox::Payload, quota::OverQuota};
+
+/// Why a call is not taken in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Refusal {
+    pub(super) status: Status,
+    pub(super) retry_after_ms: u32,
+}
+
+impl From<Status> for Refusal {
+    fn from(status: Status) -> Self {
+        Self { status, retry_after_ms: 0 }
+    }
+}
+
+impl From<OverQuota> for Refusal {
+    fn from(over: OverQuota) -> Self {
+        Self { status: Status::Quota, retry_after_ms: over.retry_after_ms }
+    }
+}
+
+/// What a call asks for, compared with the site it names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Asked {
+    pub(super) call: SiteCall,
+    pub(super) rows: usize,
+    /// Elements of a row that comes in.
+    pub(super) input: usize,
+    /// Elements of a row that goes out.
+    pub(super) output: usize,
+    pub(super) dtype: Dtype,
+}
+
+impl Asked {
+    /// Compares a call with the site it names.
+    pub(super) fn by(header: &CallHeader, sites: &[Site], max_rows: u32) -> Result<Self, Status> {
+        let site = sites.get(header.site as usize).ok_or(Status::UnknownSite)?;
+        let op = match header.op {
+            Op::Forward => SiteOp::Forward,
+            Op::ForwardNoBias => SiteOp::ForwardNoBias,
+            Op::Backward => SiteOp::Backward,
+        };
+        let (input, output) = site.widths(header.part, op).ok_or(Status::UnknownSite)?;
+        let path = path(op, header.path, site)?;
+        if header.rows > max_rows {
+            return Err(Status::Shape);
+        }
+        let call = SiteCall { site: SiteId(header.site), part: header.part, op, path };
+        Ok(Self { call, rows: header.rows as usize, input, output, dtype: header.dtype })
+    }
+
+    /// Bytes of so many rows that come in.
+    pub(super) fn input_bytes(&self, rows: usize) -> u64 {
+        bytes(rows, self.input, self.dtype)
+    }
+
+    /// Bytes of so many rows that go out.
+    pub(super) fn output_bytes(&self, rows: usize) -> u64 {
+        bytes(rows, self.output, self.dtype)
+    }
+}
+
+/// At most 2^16 rows of what a site has as columns, which is in memory times as many rows: far from the end of u64.
+fn bytes(rows: usize, width: usize, dtype: Dtype) -> u64 {
+    rows as u64 * width as u64 * dtype.bytes() as u64
+}
+
+/// Where both are the same arithmetic, calls for either are computed together.
+fn path(op: SiteOp, path: Path, site: &Site) -> Result<SitePath, Status> {
+    match (op, path) {
+        (SiteOp::Backward, Path::Fast) if !site.fast_is_linear => Err(Status::Nonlinear),
+        (SiteOp::Backward, _) => Ok(SitePath::Linear),
+        (_, Path::Linear) if !site.fast_is_linear => Ok(SitePath::Linear),
+        (_, Path::Linear | Path::Fast) => Ok(SitePath::Fast),
+    }
+}
+
+/// A call that was taken in and not answered.
+#[derive(Debug)]
+pub(super) struct Call {
+    pub(super) session: ConnectionId,
+    pub(super) header: CallHeader,
+    pub(super) asked: Asked,
+    pub(super) arrived: Instant,
+    /// How long it waited until the first of its rows were computed.
+    pub(super) waited: Option<Duration>,
+    /// Its part of what its batches took.
+    pub(super) computed: Duration,
+    /// Rows of the largest of them.
+    pub(super) batch_rows: usize,
+    /// A remote call's rows, and room for its answer.
+    pub(super) payload: Option<Both>,
+}
+
+/// A remote call's rows and its answer.
+#[derive(Debug)]
+pub(super) struct Both {
+    pub(super) input: Payload,
+    pub(super) output: Payload,
+}
+
+impl Call {
+    pub(super) fn new(
+        session: ConnectionId,
+        header: CallHeader,
+        asked: Asked,
+        arrived: Instant,
+        payload: Option<Both>,
+    ) -> Self {
+        let (waited, computed, batch_rows) = (None, Duration::ZERO, 0);
+        Self { session, header, asked, arrived, waited, computed, batch_rows, payload }
+    }
+}
+
+impl Payload {
+    /// Holds what the answer will take, too.
+    pub(super) fn with_answer(self, asked: &Asked) -> Result<Both, Refusal> {
+        let over = OverQuota { retry_after_ms: super::RETRY_MS };
+        let held = self.held.another(asked.output_bytes(asked.rows)).ok_or(over)?;
+        Ok(Both { input: self, output: Payload { bytes: Vec::new(), held } })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use model::sites::SitePart;
+
+    use super::*;
+    use shmproto::layer::Class;
+
+    fn site(fast_is_linear: bool) -> Site {
+        let part = |rows| SitePart { name: "m".to_owned(), rows, has_bias: false };
+        Site { columns: 4, parts: vec![part(8), part(2)], fast_is_linear }
+    }
+
+    fn header(op: Op, path: Path, part: Option<u8>) -> CallHeader {
+        let (class, dtype) = (Class::Training, Dtype::F32);
+        CallHeader { op, path, class, dtype, site: 0, part, sequence: 1, rows: 3, input: 0, output: 0 }
+    }
+
+    #[test]
+    fn a_call_has_the_widths_of_its_site_and_part() {
+        let widths = |op, part| {
+            Asked::by(&header(op, Path::Linear, part), &[site(false)], 10).map(|a| (a.input, a.output))
+        };
+        assert_eq!(widths(Op::Forward, None), Ok((4, 10)));
+        assert_eq!(widths(Op::ForwardNoBias, Some(0)), Ok((4, 8)));
+        assert_eq!(widths(Op::Backward, Some(1)), Ok((2, 4)));
+        assert_eq!(widths(Op::Forward, Some(2)), Err(Status::UnknownSite));
+    }
+
+    #[test]
+    fn backward_is_linear_and_refused_where_the_fast_path_that_was_asked_for_is_not() {
+        let asked = |path, fast_is_linear| {
+            Asked::by(&header(Op::Backward, path, None), &[site(fast_is_linear)], 10)
+                .map(|asked| asked.call.path)
+        };
+        assert_eq!(asked(Path::Fast, false), Err(Status::Nonlinear));
+        assert_eq!(asked(Path::Fast, true), Ok(SitePath::Linear));
+        assert_eq!(asked(Path::Linear, false), Ok(SitePath::Linear));
+    }
+
+    #[test]
+    fn calls_for_paths_that_are_one_meet_in_one_lane() {
+        let asked =
+            |path| Asked::by(&header(Op::Forward, path, None), &[site(true)], 10).map(|asked| asked.call);
+        assert_eq!(asked(Path::Linear), asked(Path::Fast));
+    }
+
+    #[test]
+    fn more_rows_than_a_tenant_may_have_waiting_never_fit() {
+        assert_eq!(Asked::by(&header(Op::Forward, Path::Fast, None), &[site(false)], 2), Err(Status::Shape));
+        let beyond = CallHeader { site: 1, ..header(Op::Forward, Path::Fast, None) };
+        assert_eq!(Asked::by(&beyond, &[site(false)], 10), Err(Status::UnknownSite));
+    }
+}

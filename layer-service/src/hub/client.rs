@@ -1,0 +1,185 @@
+//! A session, and how its rows are read and answered.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use shmproto::{
+    channel::{ExecutorChannel, Violation},
+    layer::{CallHeader, ReplyHeader, Status},
+};
+
+use super::{
+    Fault,
+    call::{Asked, Call},
+};
+use crate::{
+    inbox::{LentChannel, Payload, Replies, Reply},
+    lane::{CallId, Piece},
+    numbers,
+    session::{Account, Facts},
+};
+
+/// A session as the compute thread knows it.
+pub(super) struct Client {
+    pub(super) facts: Arc<Facts>,
+    pub(super) account: Arc<Account>,
+    pub(super) peer: Peer,
+    /// The highest number that was answered with rows.
+    answered: Option<u64>,
+    /// Calls that are not answered, by number.
+    waiting: BTreeMap<u64, CallId>,
+    waiting_rows: u64,
+}
+
+/// The other side of a session.
+pub(super) enum Peer {
+    /// A client of this host; it has no channel at first.
+    Local(Option<Box<LentChannel>>),
+    /// A remote one's connection.
+    Remote(Replies),
+}
+
+impl Client {
+    pub(super) fn new(facts: Arc<Facts>, account: Arc<Account>, peer: Peer) -> Self {
+        Self { facts, account, peer, answered: None, waiting: BTreeMap::new(), waiting_rows: 0 }
+    }
+
+    /// Goes on with another channel; returns the one before.
+    pub(super) fn begin(&mut self, channel: LentChannel) -> Option<LentChannel> {
+        self.answered = None;
+        std::mem::replace(&mut self.peer, Peer::Local(Some(Box::new(channel)))).into_channel()
+    }
+
+    /// Whether rows and places fit what is asked.
+    pub(super) fn check_places(
+        &self,
+        header: &CallHeader,
+        asked: &Asked,
+        payload: Option<&Payload>,
+    ) -> Result<(), Status> {
+        let (input, output) = (asked.input_bytes(asked.rows), asked.output_bytes(asked.rows));
+        let fits = match (&self.peer, payload) {
+            (Peer::Remote(_), Some(payload)) => payload.bytes.len() as u64 == input,
+            (Peer::Local(Some(lent)), None) => {
+                let slab = lent.channel.geometry().slab_bytes;
+                let ends_within = |from: u64, bytes| from.checked_add(bytes).is_some_and(|end| end <= slab);
+                ends_within(header.input, input) && ends_within(header.output, output)
+            }
+            _ => false,
+        };
+        if fits { Ok(()) } else { Err(Status::Shape) }
+    }
+
+    /// Whether a call may have this number; also the call whose place it takes.
+    pub(super) fn check_sequence(&self, sequence: u64) -> Result<Option<CallId>, Status> {
+        match self.waiting.get(&sequence) {
+            Some(&older) => Ok(Some(older)),
+            None if self.answered.is_some_and(|answered| sequence <= answered) => Err(Status::Sequence),
+            None => Ok(None),
+        }
+    }
+
+    pub(super) fn await_answer(&mut self, header: &CallHeader, id: CallId) {
+        self.waiting.insert(header.sequence, id);
+        self.count_rows(self.waiting_rows + u64::from(header.rows));
+    }
+
+    /// A call is not awaited any more.
+    pub(super) fn forget(&mut self, header: &CallHeader) {
+        self.waiting.remove(&header.sequence);
+        self.count_rows(self.waiting_rows.saturating_sub(header.rows.into()));
+        self.account.end_call();
+    }
+
+    /// A call was answered with rows.
+    pub(super) fn answered(&mut self, header: &CallHeader) {
+        self.forget(header);
+        self.answered = self.answered.max(Some(header.sequence));
+    }
+
+    /// Forgets everything that waits, and says what that was.
+    pub(super) fn take_waiting(&mut self) -> impl Iterator<Item = CallId> + use<> {
+        let waiting = std::mem::take(&mut self.waiting);
+        waiting.iter().for_each(|_| self.account.end_call());
+        self.count_rows(0);
+        waiting.into_values()
+    }
+
+    fn count_rows(&mut self, rows: u64) {
+        self.waiting_rows = rows;
+        self.account.set_waiting_rows(rows);
+    }
+}
+
+impl Peer {
+    pub(super) fn channel(&self) -> Option<&ExecutorChannel> {
+        match self {
+            Self::Local(lent) => lent.as_deref().map(|lent| &lent.channel),
+            Self::Remote(_) => None,
+        }
+    }
+
+    /// The channel, for whoever gives its memory back.
+    pub(super) fn into_channel(self) -> Option<LentChannel> {
+        match self {
+            Self::Local(lent) => lent.map(|lent| *lent),
+            Self::Remote(_) => None,
+        }
+    }
+
+    /// The next call of a local client.
+    pub(super) fn take(&mut self) -> Result<Option<CallHeader>, Violation> {
+        match self {
+            Self::Local(Some(lent)) => lent.channel.take(),
+            Self::Local(None) | Self::Remote(_) => Ok(None),
+        }
+    }
+
+    /// Copies the rows of a piece.
+    pub(super) fn read(&self, call: &Call, piece: &Piece, rows: &mut [f32]) -> Result<(), Violation> {
+        let (from, dtype) = (call.asked.input_bytes(piece.first_row), call.header.dtype);
+        match (self, &call.payload) {
+            (Self::Local(Some(lent)), _) => lent.channel.read_rows(call.header.input + from, dtype, rows)?,
+            (_, Some(both)) => {
+                let from = usize::try_from(from).unwrap_or(usize::MAX);
+                numbers::read(dtype, both.input.bytes.get(from..).unwrap_or_default(), rows);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Keeps the answer to a piece; the pieces of a call come in order.
+    pub(super) fn write(&self, call: &mut Call, piece: &Piece, rows: &[f32]) -> Result<(), Violation> {
+        let (from, dtype) = (call.asked.output_bytes(piece.first_row), call.header.dtype);
+        match (self, &mut call.payload) {
+            (Self::Local(Some(lent)), _) => {
+                lent.channel.write_rows(call.header.output + from, dtype, rows)?;
+            }
+            (_, Some(both)) => {
+                let whole = usize::try_from(call.asked.output_bytes(call.asked.rows)).unwrap_or(0);
+                both.output.bytes.reserve_exact(whole - both.output.bytes.len().min(whole));
+                numbers::put(dtype, rows, &mut both.output.bytes);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    pub(super) fn reply(&mut self, reply: Reply) -> Result<(), Fault> {
+        let header: &ReplyHeader = &reply.header;
+        match self {
+            Self::Local(Some(lent)) => lent.channel.reply(header).map_err(|violation| match violation {
+                Violation::Full => Fault::Slow,
+                violation => Fault::Violation(violation),
+            }),
+            Self::Local(None) => Ok(()),
+            Self::Remote(replies) => {
+                if replies.put(reply) {
+                    Ok(())
+                } else {
+                    Err(Fault::Slow)
+                }
+            }
+        }
+    }
+}

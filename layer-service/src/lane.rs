@@ -1,0 +1,226 @@
+//! The calls that ask for the same, in order.
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+use shmproto::layer::Class;
+
+use super::ConnectionId;
+
+/// A cut falls on a multiple of so many rows, so that the place of what follows is a multiple of 64 bytes in any format.
+pub const CUT_ROWS: usize = 32;
+
+/// A call that waits. Ascending in order of arrival, and never used again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct CallId(pub u64);
+
+/// Consecutive rows of a call, computed in one batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Piece {
+    /// The call whose rows they are.
+    pub id: CallId,
+    /// Rows of the call before the piece.
+    pub first_row: usize,
+    /// Rows of the piece, at least one.
+    pub rows: usize,
+    /// No rows of the call are left to compute after these.
+    pub is_last: bool,
+}
+
+/// What of a call is left to compute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Waiting {
+    /// The call.
+    pub id: CallId,
+    /// The connection it came over.
+    pub session: ConnectionId,
+    /// How urgent it is.
+    pub class: Class,
+    /// Rows computed already.
+    pub first_row: usize,
+    /// Rows left.
+    pub rows: usize,
+    /// When it came.
+    pub arrived: Instant,
+    /// When it need not wait for company any more.
+    pub due: Instant,
+}
+
+/// Whose turn it is: the least goes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Turn {
+    class: u64,
+    arrived: Instant,
+}
+
+impl Turn {
+    /// The turn of a call of `class`: it rises by a class for every `aging` it has waited, so that in the end it is before
+    /// everybody who came later.
+    #[must_use]
+    pub fn of(class: Class, arrived: Instant, now: Instant, aging: Duration) -> Self {
+        let waited = now.saturating_duration_since(arrived).as_nanos();
+        let risen = waited.checked_div(aging.as_nanos()).unwrap_or(u128::MAX);
+        let class = (class as u64).saturating_sub(u64::try_from(risen).unwrap_or(u64::MAX));
+        Self { class, arrived }
+    }
+}
+
+/// What of a lane may be taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Portion {
+    /// Rows at most.
+    pub rows: usize,
+    /// Calls that came later stay.
+    pub until: CallId,
+    /// Classes after this one stay.
+    pub class: Class,
+    /// What becomes of a call that does not fit.
+    pub cut: Cut,
+}
+
+/// What becomes of a call that does not fit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cut {
+    /// Its first rows are taken.
+    Rows,
+    /// It stays, and what comes after it too.
+    Nothing,
+    /// As [`Cut::Rows`], and nothing else is taken with it.
+    Alone,
+}
+
+/// Calls that ask for the same, by class and within it in order of arrival. Never empty.
+#[derive(Debug)]
+pub struct Lane {
+    classes: [VecDeque<Waiting>; Class::ALL.len()],
+    due: Instant,
+}
+
+impl Lane {
+    /// A lane of one call.
+    #[must_use]
+    pub fn of(call: Waiting) -> Self {
+        let mut lane = Self { classes: Default::default(), due: call.due };
+        lane.push(call);
+        lane
+    }
+
+    /// Puts a call behind those of its class.
+    pub fn push(&mut self, call: Waiting) {
+        self.due = self.due.min(call.due);
+        self.classes[call.class as usize].push_back(call);
+    }
+
+    /// When the first of them is due.
+    #[must_use]
+    pub fn due(&self) -> Instant {
+        self.due
+    }
+
+    /// Those that are the first of their class.
+    fn heads(&self) -> impl Iterator<Item = &Waiting> {
+        self.classes.iter().filter_map(VecDeque::front)
+    }
+
+    /// The one that came first.
+    #[must_use]
+    pub fn oldest(&self) -> Option<&Waiting> {
+        self.heads().min_by_key(|call| call.id)
+    }
+
+    /// When it is its turn.
+    #[must_use]
+    pub fn turn(&self, now: Instant, aging: Duration) -> Option<Turn> {
+        self.heads().map(|call| Turn::of(call.class, call.arrived, now, aging)).min()
+    }
+
+    /// The most urgent class in it.
+    #[must_use]
+    pub fn class(&self) -> Option<Class> {
+        self.heads().map(|call| call.class).min()
+    }
+
+    /// Nobody is left.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.heads().next().is_none()
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl Iterator<Item = &Waiting> {
+        self.classes.iter().flatten()
+    }
+
+    /// Takes what `portion` allows, those whose turn it is first; `taken` is told of each call of which rows were taken.
+    pub fn take(
+        &mut self,
+        now: Instant,
+        aging: Duration,
+        portion: Portion,
+        mut taken: impl FnMut(Waiting, Piece),
+    ) {
+        let mut room = portion.rows;
+        while room > 0 {
+            let allowed = |call: &&Waiting| call.id <= portion.until && call.class <= portion.class;
+            let turn = |call: &&Waiting| Turn::of(call.class, call.arrived, now, aging);
+            let Some(class) = self.heads().filter(allowed).min_by_key(turn).map(|call| call.class) else {
+                break;
+            };
+            let queue = &mut self.classes[class as usize];
+            let Some(call) = queue.front_mut() else { break };
+            let fits = call.rows <= room;
+            let rows = if fits { call.rows } else { room - room % CUT_ROWS };
+            if rows == 0 || (!fits && portion.cut == Cut::Nothing) {
+                break;
+            }
+            let piece = Piece { id: call.id, first_row: call.first_row, rows, is_last: fits };
+            call.first_row += rows;
+            call.rows -= rows;
+            let call = *call;
+            if fits {
+                queue.pop_front();
+            }
+            room -= rows;
+            taken(call, piece);
+            if portion.cut == Cut::Alone {
+                break;
+            }
+        }
+        self.look_again();
+    }
+
+    /// Takes out those that `is_meant` names.
+    pub fn remove(&mut self, is_meant: impl Fn(&Waiting) -> bool, mut removed: impl FnMut(Waiting)) {
+        for queue in &mut self.classes {
+            queue.retain(|call| {
+                let goes = is_meant(call);
+                if goes {
+                    removed(*call);
+                }
+                !goes
+            });
+        }
+        self.look_again();
+    }
+
+    fn look_again(&mut self) {
+        if let Some(due) = self.iter().map(|call| call.due).min() {
+            self.due = due;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_old_call_of_any_class_goes_before_a_new_one() {
+        let aging = Duration::from_millis(10);
+        let (old, later) = (Instant::now(), Instant::now() + Duration::from_millis(100));
+        assert!(Turn::of(Class::Decode, later, later, aging) < Turn::of(Class::Noise, later, later, aging));
+        assert!(Turn::of(Class::Noise, old, later, aging) < Turn::of(Class::Decode, later, later, aging));
+    }
+}

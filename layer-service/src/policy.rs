@@ -1,0 +1,201 @@
+//! When calls that wait are computed, and how long each waits for company.
+
+use std::{
+    fmt,
+    time::{Duration, Instant},
+};
+
+use shmproto::layer::Class;
+
+use super::{
+    lane::{CallId, Cut, Waiting},
+    settings::{Batching, Policy},
+};
+
+/// The calls that wait, as a policy sees them.
+pub trait Queue {
+    /// The last call that came.
+    fn last(&self) -> CallId;
+
+    /// The first of those that wait.
+    fn oldest(&self) -> Option<&Waiting>;
+
+    /// Nobody would come before somebody is answered.
+    fn everybody_waits(&self, now: Instant) -> bool;
+}
+
+/// When calls are computed, and how many together.
+pub trait BatchPolicy: fmt::Debug + Send {
+    /// How long a call waits for company.
+    fn wait(&self, class: Class, rows: usize) -> Duration;
+
+    /// The last call whose turn it may be now.
+    fn until(&mut self, now: Instant, queue: &dyn Queue) -> CallId;
+
+    /// Whether calls are due before they have waited.
+    fn is_early(&self, now: Instant, queue: &dyn Queue) -> bool;
+
+    /// When something will be due, if nothing comes meanwhile; it may be past. The first call has waited at `waited`.
+    fn deadline(&self, now: Instant, waited: Instant, queue: &dyn Queue) -> Instant;
+
+    /// How the calls of a batch are put together.
+    fn cut(&self) -> Cut {
+        Cut::Rows
+    }
+
+    /// Whether calls join a pass that comes by.
+    fn joins_passes(&self) -> bool {
+        true
+    }
+}
+
+/// The policy that the settings name, for a base of so many sites.
+#[must_use]
+pub fn of(batching: &Batching, sites: usize) -> Box<dyn BatchPolicy> {
+    match batching.policy {
+        Policy::Opportunistic => Box::new(Opportunistic { batching: *batching, sites }),
+        Policy::None => Box::new(Alone),
+        Policy::Lockstep => Box::new(Lockstep { round: CallId(0) }),
+    }
+}
+
+/// After a wait in proportion to its rows, with whatever waits for the same by then (Symbiosis §3.6).
+#[derive(Debug)]
+struct Opportunistic {
+    batching: Batching,
+    sites: usize,
+}
+
+impl BatchPolicy for Opportunistic {
+    fn wait(&self, class: Class, rows: usize) -> Duration {
+        wait(&self.batching, class, rows, self.sites)
+    }
+
+    fn until(&mut self, _: Instant, queue: &dyn Queue) -> CallId {
+        queue.last()
+    }
+
+    fn is_early(&self, now: Instant, queue: &dyn Queue) -> bool {
+        queue.everybody_waits(now)
+    }
+
+    fn deadline(&self, now: Instant, waited: Instant, queue: &dyn Queue) -> Instant {
+        if queue.everybody_waits(now) { waited.min(now) } else { waited }
+    }
+}
+
+/// At once, each call alone.
+#[derive(Debug)]
+struct Alone;
+
+impl BatchPolicy for Alone {
+    fn wait(&self, _: Class, _: usize) -> Duration {
+        Duration::ZERO
+    }
+
+    fn until(&mut self, _: Instant, queue: &dyn Queue) -> CallId {
+        queue.last()
+    }
+
+    fn is_early(&self, _: Instant, _: &dyn Queue) -> bool {
+        false
+    }
+
+    fn deadline(&self, _: Instant, waited: Instant, _: &dyn Queue) -> Instant {
+        waited
+    }
+
+    fn cut(&self) -> Cut {
+        Cut::Alone
+    }
+
+    fn joins_passes(&self) -> bool {
+        false
+    }
+}
+
+/// Longest wait of [`Lockstep`].
+pub(crate) const LOCKSTEP: Duration = Duration::from_secs(1);
+
+/// When every active session waits, or somebody has waited for long: all that wait, in one round; for comparison.
+#[derive(Debug)]
+struct Lockstep {
+    /// The last call of the round that is computed.
+    round: CallId,
+}
+
+impl Lockstep {
+    /// Calls of the round are left.
+    fn has_round(&self, queue: &dyn Queue) -> bool {
+        queue.oldest().is_some_and(|call| call.id <= self.round)
+    }
+}
+
+impl BatchPolicy for Lockstep {
+    fn wait(&self, _: Class, _: usize) -> Duration {
+        Duration::ZERO
+    }
+
+    fn until(&mut self, now: Instant, queue: &dyn Queue) -> CallId {
+        let is_late = |call: &Waiting| now.saturating_duration_since(call.arrived) >= LOCKSTEP;
+        let begins = || queue.everybody_waits(now) || queue.oldest().is_some_and(is_late);
+        if !self.has_round(queue) && begins() {
+            self.round = queue.last();
+        }
+        self.round
+    }
+
+    fn is_early(&self, _: Instant, _: &dyn Queue) -> bool {
+        false
+    }
+
+    fn deadline(&self, now: Instant, waited: Instant, queue: &dyn Queue) -> Instant {
+        if queue.everybody_waits(now) || self.has_round(queue) {
+            return now;
+        }
+        queue.oldest().map_or(waited, |call| call.arrived) + LOCKSTEP
+    }
+}
+
+/// How long a call of so many rows waits at one of `sites` sites (Symbiosis §3.6, CHECKLIST S-06): in proportion to its
+/// rows, since who brings more gains more from company and loses less by waiting. A drafted tree has many rows and is as
+/// urgent as one.
+pub(crate) fn wait(batching: &Batching, class: Class, rows: usize, sites: usize) -> Duration {
+    let counted = match class {
+        Class::Verify => rows.min(1),
+        Class::Decode | Class::Prefill | Class::Training | Class::Noise => rows,
+    };
+    let factor = batching.class_factors[class as usize] * batching.wait_factor;
+    let wanted = batching.row_wait.as_secs_f64() * counted as f64 * factor;
+    // Factors are finite and not negative, and so is what is left under the bound.
+    Duration::from_secs_f64(wanted.min(batching.max_wait.as_secs_f64()) / sites.max(1) as f64)
+}
+
+/// Whether somebody waits for the next token.
+#[must_use]
+pub fn is_urgent(class: Class) -> bool {
+    matches!(class, Class::Decode | Class::Verify)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_grows_with_the_rows_up_to_the_bound_and_is_shared_by_the_sites() {
+        let batching = Batching::default();
+        let micros = |class, rows, sites| wait(&batching, class, rows, sites).as_micros();
+        assert_eq!(micros(Class::Decode, 1, 1), 195);
+        assert_eq!(micros(Class::Prefill, 100, 1), 19_500);
+        assert_eq!(micros(Class::Prefill, 10_000, 1), 50_000);
+        assert_eq!(micros(Class::Prefill, 10_000, 100), 500);
+        assert_eq!(micros(Class::Training, 10, 1), 3_900);
+        assert_eq!(micros(Class::Noise, 10, 1), 7_800);
+    }
+
+    #[test]
+    fn a_tree_waits_no_longer_than_a_token() {
+        let batching = Batching::default();
+        assert_eq!(wait(&batching, Class::Verify, 60, 4), wait(&batching, Class::Decode, 1, 4));
+    }
+}

@@ -1,0 +1,324 @@
+//! Sessions, and what tenants may hold: in front of the hub, asked from the doors' threads.
+//!
+//! # Layout
+//!
+//! - this file: who may open one, and what there is of them.
+//! - `session`: one of them, as its door holds it.
+
+mod session;
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use shmproto::{
+    layer::{
+        LAYER_VERSION, MAX_ROWS,
+        control::{Open, Opened, RefusalCode, Refused},
+    },
+    message::LayerStats,
+};
+
+pub use self::session::Session;
+use super::{
+    ConnectionId, SessionId, Tenant, Transport,
+    byte_quota::ByteQuota,
+    figures::{Counts, Past},
+    inbox::{HubEvent, HubSender, LentChannel, Replies},
+    session::{Account, Facts},
+    settings::Quotas,
+};
+
+/// Calls of a session under way; more are refused. Also the descriptors of each ring of a local one.
+pub const MAX_CALLS: u32 = 64;
+
+/// Most bytes of a client's name.
+const MAX_NAME_BYTES: usize = 64;
+
+/// When a call that was refused for bytes or places is worth repeating.
+const RETRY_MS: u32 = 10;
+
+/// When a session that was refused for lack of places is worth opening again.
+const REOPEN_MS: u32 = 1000;
+
+/// What sessions are told of the base.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Base {
+    /// Chosen at random when the executor starts.
+    pub instance: u64,
+    /// Bytes of the encoded catalog.
+    pub catalog_bytes: u32,
+    /// Whether masked rows may be sent to every site.
+    pub linearity: Linearity,
+}
+
+/// Which sites have the linear path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Linearity {
+    /// All: masks cancel out.
+    Everywhere,
+    /// Not all.
+    InPart,
+}
+
+#[derive(Debug)]
+struct Entry {
+    facts: Arc<Facts>,
+    account: Arc<Account>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    sessions: BTreeMap<ConnectionId, Entry>,
+    byte_quotas: BTreeMap<Tenant, Weak<ByteQuota>>,
+    /// Counts connections; the source of ids and numbers.
+    connections: u64,
+    /// What closed sessions have used.
+    past: Past,
+}
+
+#[derive(Debug)]
+struct Shared {
+    quotas: Quotas,
+    base: Base,
+    hub: HubSender,
+    table: Mutex<Table>,
+    is_draining: AtomicBool,
+    counts: Counts,
+    /// Channels that the hub is done with. To give their memory back takes a while, so the compute thread leaves it to a door.
+    discarded: Mutex<Vec<LentChannel>>,
+}
+
+/// The sessions of an executor. Clones are the same. It authenticates nobody: a door does, and names the tenant.
+#[derive(Debug, Clone)]
+pub struct Registry(Arc<Shared>);
+
+impl Registry {
+    /// Without sessions, in front of `hub`.
+    #[must_use]
+    pub fn new(quotas: Quotas, base: Base, hub: HubSender) -> Self {
+        let shared = Shared {
+            quotas,
+            base,
+            hub,
+            table: Mutex::new(Table { connections: before_first(base.instance), ..Table::default() }),
+            is_draining: AtomicBool::new(false),
+            counts: Counts::default(),
+            discarded: Mutex::default(),
+        };
+        Self(Arc::new(shared))
+    }
+
+    /// Opens a session for `tenant`, whose calls come over `transport` and whose answers go to `replies`; a local one is
+    /// given a channel later. With a number, it takes the place of the session of that number, whose connection was lost,
+    /// whether or not that was noticed: what the old connection waits for is forgotten and it is hung up on.
+    ///
+    /// # Errors
+    /// What the client is to be told.
+    pub fn open(
+        &self,
+        tenant: &Tenant,
+        open: &Open,
+        transport: Transport,
+        replies: Option<Replies>,
+    ) -> Result<Session, Refused> {
+        let opened = self.admit(tenant, open, transport, replies);
+        opened.inspect_err(|_| self.count_refusal())
+    }
+
+    fn admit(
+        &self,
+        tenant: &Tenant,
+        open: &Open,
+        transport: Transport,
+        replies: Option<Replies>,
+    ) -> Result<Session, Refused> {
+        self.check(open)?;
+        let mut table = self.table();
+        let predecessor = table.predecessor(tenant, SessionId(open.session))?;
+        if predecessor.is_none() {
+            table.check_room(tenant, &self.0.quotas)?;
+        }
+        table.connections += 1;
+        let session = ConnectionId(table.connections);
+        let number = SessionId(if open.session == 0 { session.0 } else { open.session });
+        let Open { name, masking, .. } = open.clone();
+        let facts = Arc::new(Facts { number, tenant: tenant.clone(), name, masking, transport });
+        let account = Arc::new(Account::default());
+        if let Some(entry) = predecessor.and_then(|old| table.sessions.remove(&old)) {
+            entry.account.close();
+            table.past.add(&entry.facts, &entry.account);
+        }
+        table.sessions.insert(session, Entry { facts: Arc::clone(&facts), account: Arc::clone(&account) });
+        let byte_quota = table.byte_quota(tenant, self.0.quotas.tenant_bytes);
+        drop(table);
+        let opened = self.opened(&facts);
+        let session =
+            Session { registry: self.clone(), id: session, facts, account, byte_quota, slab: None, opened };
+        session.begin(predecessor, replies)?;
+        failpoint::pass("layer.session_opened");
+        Ok(session)
+    }
+
+    /// The process is about to end: no sessions are opened any more.
+    pub fn drain(&self) {
+        self.0.is_draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether it is: clients are to be told once, with [`shmproto::layer::control::FromLayers::Draining`].
+    #[must_use]
+    pub fn is_draining(&self) -> bool {
+        self.0.is_draining.load(Ordering::Relaxed)
+    }
+
+    /// Sessions, and what all of them have used.
+    #[must_use]
+    pub fn figures(&self) -> LayerStats {
+        let table = self.table();
+        let open = table.sessions.values().map(|entry| (&*entry.facts, &*entry.account));
+        self.0.counts.tell(&table.past, open)
+    }
+
+    /// Counts a client that a door refused.
+    pub(super) fn count_refusal(&self) {
+        self.0.counts.refused.add(1);
+    }
+
+    pub(super) fn counts(&self) -> &Counts {
+        &self.0.counts
+    }
+
+    /// Leaves a channel for a door to give its memory back.
+    pub(super) fn discard(&self, channel: LentChannel) {
+        self.discarded().push(channel);
+    }
+
+    /// Gives back the memory of channels that nobody computes with any more.
+    pub(super) fn empty_discarded(&self) {
+        let discarded = std::mem::take(&mut *self.discarded());
+        drop(discarded);
+    }
+
+    fn discarded(&self) -> MutexGuard<'_, Vec<LentChannel>> {
+        // Every change is one call on a list, as in `table`.
+        self.0.discarded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // Every change is one call on a map, so the table is whole even if a holder of the lock panicked.
+        self.0.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What has nothing to do with who asks.
+    fn check(&self, open: &Open) -> Result<(), Refused> {
+        if open.version != LAYER_VERSION {
+            let message = format!(
+                "the client speaks version {} of the layer protocol and this executor {LAYER_VERSION}: run one release",
+                open.version
+            );
+            return Err(refused(RefusalCode::Version, message));
+        }
+        if self.is_draining() {
+            let message = "the executor is about to end: open the session with its successor".to_owned();
+            return Err(Refused { retry_after_ms: REOPEN_MS, ..refused(RefusalCode::Draining, message) });
+        }
+        if open.name.len() > MAX_NAME_BYTES || open.name.chars().any(char::is_control) {
+            let message = format!(
+                "a client's name has at most {MAX_NAME_BYTES} bytes and no control characters: shorten it"
+            );
+            return Err(refused(RefusalCode::Malformed, message));
+        }
+        check_masking(&open.masking, self.0.base.linearity)
+    }
+
+    fn opened(&self, facts: &Facts) -> Opened {
+        let Shared { quotas, base, .. } = &*self.0;
+        Opened {
+            session: facts.number.0,
+            instance: base.instance,
+            tenant: facts.tenant.to_string(),
+            catalog_bytes: base.catalog_bytes,
+            max_rows: MAX_ROWS.min(quotas.tenant_rows),
+            max_waiting_rows: quotas.tenant_rows,
+            max_bytes: quotas.tenant_bytes,
+        }
+    }
+
+    fn leave(&self, session: ConnectionId) {
+        let mut table = self.table();
+        // Gone already if it was taken over.
+        if let Some(entry) = table.sessions.remove(&session) {
+            table.past.add(&entry.facts, &entry.account);
+        }
+        table.byte_quotas.retain(|_, byte_quota| byte_quota.strong_count() > 0);
+        drop(table);
+        failpoint::pass("layer.session_left");
+        // Without a hub there is nobody to tell.
+        let _ = self.0.hub.send(HubEvent::Close { session });
+    }
+}
+
+impl Table {
+    /// The connection to take over, if there is to be one.
+    fn predecessor(&self, tenant: &Tenant, number: SessionId) -> Result<Option<ConnectionId>, Refused> {
+        if number == SessionId(0) {
+            return Ok(None);
+        }
+        let same = |entry: &Entry| entry.facts.number == number && entry.facts.tenant == *tenant;
+        let found = self.sessions.iter().find(|(_, entry)| same(entry)).map(|(&session, _)| session);
+        let message = "the session is over, or another tenant's: open a new one; what it has no answer to may be repeated";
+        found.map(Some).ok_or_else(|| refused(RefusalCode::NoSuchSession, message.to_owned()))
+    }
+
+    fn check_room(&self, tenant: &Tenant, quotas: &Quotas) -> Result<(), Refused> {
+        let of_tenant = self.sessions.values().filter(|entry| entry.facts.tenant == *tenant).count();
+        let (code, message) = if self.sessions.len() >= quotas.sessions {
+            let message =
+                format!("the executor has {} sessions, as many as it takes: try again", quotas.sessions);
+            (RefusalCode::Busy, message)
+        } else if of_tenant >= quotas.tenant_sessions {
+            let message =
+                format!("{tenant} has {of_tenant} sessions, as many as a tenant may have: close one");
+            (RefusalCode::Quota, message)
+        } else {
+            return Ok(());
+        };
+        Err(Refused { retry_after_ms: REOPEN_MS, ..refused(code, message) })
+    }
+
+    fn byte_quota(&mut self, tenant: &Tenant, max_bytes: u64) -> Arc<ByteQuota> {
+        if let Some(byte_quota) = self.byte_quotas.get(tenant).and_then(Weak::upgrade) {
+            return byte_quota;
+        }
+        let byte_quota = Arc::new(ByteQuota::new(tenant, max_bytes));
+        self.byte_quotas.insert(tenant.clone(), Arc::downgrade(&byte_quota));
+        byte_quota
+    }
+}
+
+/// Numbers of sessions begin elsewhere in every executor: a client that asks a successor for the session it had must not
+/// be given another client's. They stay below 2^53, so that every reader of JSON keeps them.
+fn before_first(instance: u64) -> u64 {
+    (instance >> 32) << 20
+}
+
+fn check_masking(mode: &str, linearity: Linearity) -> Result<(), Refused> {
+    let message = match (mode, linearity) {
+        ("off", _) | ("paper", Linearity::Everywhere) => return Ok(()),
+        ("paper", Linearity::InPart) => {
+            "some layers of this base have no linear path, so masks would not cancel out: use masking off"
+                .to_owned()
+        }
+        _ => "the masking mode is unknown here: use off or paper".to_owned(),
+    };
+    Err(refused(RefusalCode::Masking, message))
+}
+
+/// A refusal that stands.
+pub(super) fn refused(code: RefusalCode, message: String) -> Refused {
+    Refused { code, message, retry_after_ms: 0 }
+}

@@ -1,0 +1,171 @@
+//! A session as its door holds it.
+
+use std::sync::Arc;
+
+use shmproto::{
+    channel::{ExecutorChannel, Geometry},
+    layer::{
+        CallHeader, ReplyHeader, Status,
+        control::{Opened, RefusalCode, Refused, SessionStats},
+    },
+};
+
+use super::{MAX_CALLS, REOPEN_MS, RETRY_MS, Registry, refused};
+use crate::{
+    ConnectionId,
+    byte_quota::{ByteQuota, Reservation, SlabReservation},
+    inbox::{HubEvent, LentChannel, Opening, Payload, Replies, SendError},
+    session::{Account, Facts},
+};
+
+/// A session as its door knows it. Dropped, it is over: its place is free, and the hub forgets it.
+#[derive(Debug)]
+pub struct Session {
+    pub(super) registry: Registry,
+    pub(super) id: ConnectionId,
+    pub(super) facts: Arc<Facts>,
+    pub(super) account: Arc<Account>,
+    pub(super) byte_quota: Arc<ByteQuota>,
+    /// What the channel takes, until its memory is given back.
+    pub(super) slab: Option<SlabReservation>,
+    pub(super) opened: Opened,
+}
+
+impl Session {
+    pub(super) fn begin(
+        &self,
+        takes_over: Option<ConnectionId>,
+        replies: Option<Replies>,
+    ) -> Result<(), Refused> {
+        let (facts, account) = (Arc::clone(&self.facts), Arc::clone(&self.account));
+        let opening = Opening { session: self.id, facts, account, takes_over, replies };
+        self.send(HubEvent::Open(opening))
+    }
+
+    fn send(&self, event: HubEvent) -> Result<(), Refused> {
+        let refuse = |error: SendError| refused(RefusalCode::Draining, error.to_string());
+        self.registry.0.hub.send(event).map_err(refuse)
+    }
+
+    /// What the client is to be told.
+    #[must_use]
+    pub fn opened(&self) -> &Opened {
+        &self.opened
+    }
+
+    /// Who it is.
+    #[must_use]
+    pub fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    /// Its connection.
+    #[must_use]
+    pub fn id(&self) -> ConnectionId {
+        self.id
+    }
+
+    /// What it has used.
+    #[must_use]
+    pub fn stats(&self) -> SessionStats {
+        self.account.stats()
+    }
+
+    /// The hub has let it go, or another connection has taken it over: hang up.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.account.is_closed()
+    }
+
+    /// Takes `bytes` of the tenant's quota for a message, best before its payload is read.
+    ///
+    /// # Errors
+    /// What the client is to be answered if the quota is used up.
+    pub fn hold(&self, call: &CallHeader, bytes: u64) -> Result<Reservation, ReplyHeader> {
+        Reservation::of(&self.byte_quota, bytes).ok_or_else(|| self.refuse(call, Status::Quota))
+    }
+
+    /// Hands a remote call to the hub.
+    ///
+    /// # Errors
+    /// What the client is to be answered if it is not taken.
+    pub fn call(&self, header: CallHeader, payload: Payload) -> Result<(), ReplyHeader> {
+        if !self.account.begin_call(MAX_CALLS) {
+            return Err(self.refuse(&header, Status::Busy));
+        }
+        let sent = self.registry.0.hub.send(HubEvent::Call { session: self.id, header, payload });
+        sent.map_err(|error| {
+            self.account.end_call();
+            let status = if error == SendError::Full { Status::Busy } else { Status::Draining };
+            self.refuse(&header, status)
+        })
+    }
+
+    fn refuse(&self, call: &CallHeader, status: Status) -> ReplyHeader {
+        self.account.refused();
+        ReplyHeader::refusal(call, status, RETRY_MS)
+    }
+
+    /// Makes a channel whose slab has at least so many bytes, instead of the one there was, and hands one end to the hub
+    /// once `give` has given the other to the client.
+    ///
+    /// For a moment both slabs are there; the quota counts the new one. That of a session that is over counts until its
+    /// memory is given back.
+    ///
+    /// # Errors
+    /// What the client is to be told.
+    pub fn channel(
+        &mut self,
+        slab_bytes: u64,
+        give: impl FnOnce(&ExecutorChannel) -> Result<(), Refused>,
+    ) -> Result<(), Refused> {
+        let geometry = Geometry::rounded(slab_bytes, MAX_CALLS)
+            .map_err(|error| refused(RefusalCode::Malformed, error.to_string()))?;
+        let before = self.slab.as_ref().map_or(0, SlabReservation::bytes);
+        let bytes = geometry.region_bytes();
+        let held = self.hold_slab(bytes)?;
+        let made = ExecutorChannel::create(geometry)
+            .map_err(|error| Refused {
+                retry_after_ms: REOPEN_MS,
+                ..refused(RefusalCode::Busy, error.to_string())
+            })
+            .and_then(|channel| give(&channel).map(|()| channel));
+        let channel = made.inspect_err(|_| {
+            // Less than it holds, so it is given back.
+            let _ = held.resize(before);
+        })?;
+        self.account.set_slab_bytes(geometry.slab_bytes);
+        self.send(HubEvent::Channel { session: self.id, channel: LentChannel { channel, _held: held } })
+    }
+
+    fn hold_slab(&mut self, bytes: u64) -> Result<SlabReservation, Refused> {
+        let held = self.try_hold_slab(bytes).or_else(|| {
+            // What the hub is done with may be what is missing.
+            self.registry.empty_discarded();
+            self.try_hold_slab(bytes)
+        });
+        held.ok_or_else(|| {
+            let ByteQuota { tenant, max_bytes, .. } = &*self.byte_quota;
+            let message = format!(
+                "a channel of {bytes} bytes is more than is left of the {max_bytes} bytes of {tenant}: ask for less, or \
+                 close other sessions"
+            );
+            refused(RefusalCode::Quota, message)
+        })
+    }
+
+    fn try_hold_slab(&mut self, bytes: u64) -> Option<SlabReservation> {
+        match &self.slab {
+            Some(held) => held.resize(bytes).then(|| held.clone()),
+            None => Some(
+                self.slab.insert(SlabReservation::new(Reservation::of(&self.byte_quota, bytes)?)).clone(),
+            ),
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.registry.leave(self.id);
+    }
+}

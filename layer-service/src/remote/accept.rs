@@ -1,0 +1,128 @@
+//! Listening, and what becomes of a connection: handshake, session.
+
+use std::{io, sync::Arc, time::Duration};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::{TcpListener, TcpStream, UnixListener, UnixStream},
+    time::{sleep, timeout},
+};
+use tokio_rustls::TlsAcceptor;
+
+use super::{
+    Shared,
+    connection::Connection,
+    greet::{Arrival, GreetError, greet},
+    handshakes::Handshake,
+    socket,
+};
+use crate::{Transport, tls};
+
+/// After an error that is not one connection's, such as too many open files.
+const AFTER_ERROR: Duration = Duration::from_millis(100);
+
+/// Takes TLS connections for ever.
+pub(super) async fn tls(listener: TcpListener, acceptor: TlsAcceptor, shared: Arc<Shared>) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                let acceptor = acceptor.clone();
+                admit(&shared, move |handshake, shared| async move {
+                    over_tls(stream, &acceptor, handshake, shared).await;
+                });
+            }
+            Err(error) => wait_after(&error).await,
+        }
+    }
+}
+
+/// Takes connections of this user's own processes for ever.
+pub(super) async fn unix(listener: UnixListener, shared: Arc<Shared>) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) if is_own_process(&stream) => {
+                let arrival = Arrival { transport: Transport::Ipc, certified: None };
+                admit(&shared, move |handshake, shared| async move {
+                    let greeted = within(&shared, greet(stream, &arrival, &shared)).await;
+                    serve(greeted, handshake, shared).await;
+                });
+            }
+            Ok(_) => tracing::warn!("a process of another user came to the layers' private socket"),
+            Err(error) => wait_after(&error).await,
+        }
+    }
+}
+
+/// Gives a connection a place among the handshakes and a task.
+fn admit<F: Future<Output = ()> + Send + 'static>(
+    shared: &Arc<Shared>,
+    serve: impl FnOnce(Handshake, Arc<Shared>) -> F,
+) {
+    let handshake = shared.handshakes.begin();
+    let number = handshake.number();
+    let task = tokio::spawn(serve(handshake, Arc::clone(shared)));
+    shared.handshakes.register(number, task.abort_handle(), shared.settings.handshakes);
+}
+
+async fn over_tls(stream: TcpStream, acceptor: &TlsAcceptor, handshake: Handshake, shared: Arc<Shared>) {
+    let greeted = within(&shared, async {
+        socket::prepare(&stream)?;
+        let stream = acceptor.accept(stream).await?;
+        let arrival = arrival(&stream, &shared)?;
+        greet(stream, &arrival, &shared).await
+    });
+    let greeted = greeted.await;
+    serve(greeted, handshake, shared).await;
+}
+
+fn arrival(
+    stream: &tokio_rustls::server::TlsStream<TcpStream>,
+    shared: &Shared,
+) -> Result<Arrival, GreetError> {
+    let chain = stream.get_ref().1.peer_certificates();
+    let certified = chain.and_then(<[_]>::first).map(|certificate| {
+        let name = tls::common_name(certificate);
+        name.and_then(|name| shared.authenticator.by_certificate(name)).ok_or(GreetError::Certificate)
+    });
+    Ok(Arrival { transport: Transport::Tls, certified: certified.transpose()? })
+}
+
+/// Everything before the session has one deadline.
+async fn within<T>(
+    shared: &Shared,
+    greeting: impl Future<Output = Result<T, GreetError>>,
+) -> Result<T, GreetError> {
+    let limit = shared.settings.handshake;
+    timeout(limit, greeting).await.unwrap_or(Err(GreetError::Late(limit)))
+}
+
+async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
+    greeted: Result<(super::link::Link<S>, super::connection::Client), GreetError>,
+    handshake: Handshake,
+    shared: Arc<Shared>,
+) {
+    drop(handshake);
+    match greeted {
+        Err(error) => tracing::debug!(%error, "a layer client was not let in"),
+        Ok((link, client)) => {
+            let (session, tenant) = (client.session.id().0, client.principal.tenant.clone());
+            tracing::info!(session, %tenant, "a layer session begins");
+            let ending = Connection::new(link, client, shared).serve().await;
+            if ending.is_violation() {
+                tracing::warn!(session, %tenant, %ending, "a layer session is ended");
+            } else {
+                tracing::info!(session, %tenant, %ending, "a layer session ends");
+            }
+        }
+    }
+}
+
+fn is_own_process(stream: &UnixStream) -> bool {
+    let own = rustix::process::geteuid().as_raw();
+    stream.peer_cred().is_ok_and(|peer| peer.uid() == own)
+}
+
+async fn wait_after(error: &io::Error) {
+    tracing::warn!(%error, "a layer client could not be accepted");
+    sleep(AFTER_ERROR).await;
+}

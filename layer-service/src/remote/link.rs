@@ -1,0 +1,160 @@
+//! A connection that speaks ZMTP: bytes in, events out; messages in, bytes out. It never waits for one direction alone.
+
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use shmproto::{
+    layer::control::FromLayers,
+    zmtp::{Accepts, Event, Limits, Server, ZmtpError},
+};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf},
+    time::{Instant, timeout},
+};
+
+use super::outbox::Outbox;
+
+/// How long a last word may take.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// Which way bytes have gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Moved {
+    /// Some came.
+    In,
+    /// Some went.
+    Out,
+    /// The peer sends no more.
+    End,
+}
+
+/// Whether more is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reading {
+    /// Whatever comes is read.
+    On,
+    /// Not before what there is has been dealt with.
+    Paused,
+}
+
+#[derive(Debug)]
+pub(super) struct Link<S> {
+    stream: S,
+    zmtp: Server,
+    pub(super) outbox: Outbox,
+    /// Written, but perhaps still in a buffer of the stream.
+    is_unflushed: bool,
+    /// When bytes last came.
+    heard_at: Instant,
+    /// Since when the peer has taken nothing of what waits for it.
+    stuck_since: Option<Instant>,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
+    pub(super) fn new(stream: S, limits: Limits) -> Self {
+        Self {
+            stream,
+            zmtp: Server::new(limits, Accepts::Either),
+            outbox: Outbox::default(),
+            is_unflushed: false,
+            heard_at: Instant::now(),
+            stuck_since: None,
+        }
+    }
+
+    pub(super) fn zmtp(&mut self) -> &mut Server {
+        &mut self.zmtp
+    }
+
+    pub(super) fn heard_at(&self) -> Instant {
+        self.heard_at
+    }
+
+    pub(super) fn stuck_since(&self) -> Option<Instant> {
+        self.stuck_since
+    }
+
+    /// What the peer has sent, as far as it is there.
+    pub(super) fn next_event(&mut self) -> Result<Option<Event>, ZmtpError> {
+        self.zmtp.next_event()
+    }
+
+    /// Waits until bytes have moved, or the peer has closed. Nothing is lost if the wait is given up.
+    pub(super) async fn moved(&mut self, reading: Reading) -> io::Result<Moved> {
+        std::future::poll_fn(|context| self.poll_moved(context, reading)).await
+    }
+
+    fn poll_moved(&mut self, context: &mut Context<'_>, reading: Reading) -> Poll<io::Result<Moved>> {
+        let has_written = self.poll_out(context)?;
+        self.note_progress(has_written);
+        if reading == Reading::On
+            && let Poll::Ready(count) = self.poll_in(context)?
+        {
+            self.heard_at = Instant::now();
+            return Poll::Ready(Ok(if count == 0 { Moved::End } else { Moved::In }));
+        }
+        if has_written { Poll::Ready(Ok(Moved::Out)) } else { Poll::Pending }
+    }
+
+    fn poll_in(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let mut space = ReadBuf::new(self.zmtp.space());
+        ready!(Pin::new(&mut self.stream).poll_read(context, &mut space))?;
+        let count = space.filled().len();
+        self.zmtp.advance(count);
+        Poll::Ready(Ok(count))
+    }
+
+    /// Writes what can be written; whether that was anything.
+    fn poll_out(&mut self, context: &mut Context<'_>) -> io::Result<bool> {
+        // What the codec has to say of itself goes between whole messages.
+        if !self.zmtp.outgoing().is_empty() && self.outbox.has_room() {
+            let own = self.zmtp.outgoing().to_vec();
+            self.zmtp.sent(own.len());
+            self.outbox.put_bytes(own);
+        }
+        let mut has_written = false;
+        while let Some(rest) = self.outbox.first() {
+            match Pin::new(&mut self.stream).poll_write_vectored(context, &rest)? {
+                Poll::Ready(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Poll::Ready(count) => self.outbox.wrote(count),
+                Poll::Pending => break,
+            }
+            has_written = true;
+            self.is_unflushed = true;
+        }
+        if self.is_unflushed && Pin::new(&mut self.stream).poll_flush(context)?.is_ready() {
+            self.is_unflushed = false;
+            has_written = true;
+        }
+        Ok(has_written)
+    }
+
+    fn note_progress(&mut self, has_written: bool) {
+        let waits = !self.outbox.is_empty() || self.is_unflushed;
+        if has_written || !waits {
+            self.stuck_since = None;
+        }
+        if waits && self.stuck_since.is_none() {
+            self.stuck_since = Some(Instant::now());
+        }
+    }
+
+    /// Says a last word, if the peer takes it soon, and closes.
+    pub(super) async fn farewell(mut self, message: Option<&FromLayers>) {
+        if let Some(message) = message {
+            self.outbox.put_control(message);
+        }
+        let close = async {
+            while !self.outbox.is_empty() || self.is_unflushed || !self.zmtp.outgoing().is_empty() {
+                self.moved(Reading::Paused).await?;
+            }
+            self.stream.shutdown().await
+        };
+        // A peer that is gone hears nothing.
+        let _ = timeout(FAREWELL, close).await;
+    }
+}

@@ -1,0 +1,100 @@
+//! What the layer service holds itself to.
+
+use std::time::Duration;
+
+use shmproto::layer::Class;
+
+/// When calls that wait are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Policy {
+    /// After a wait in proportion to its rows, with whatever waits for the same by then (Symbiosis §3.6).
+    Opportunistic,
+    /// At once, each call alone.
+    None,
+    /// When every active session waits, all of them together; for comparison.
+    Lockstep,
+}
+
+/// How calls are put together.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Batching {
+    /// When they are computed.
+    pub policy: Policy,
+    /// All waits are multiplied by it.
+    pub wait_factor: f64,
+    /// Waits of a class are multiplied by it; by [`Class`].
+    pub class_factors: [f64; Class::ALL.len()],
+    /// What a row may wait at all sites of a pass together.
+    pub row_wait: Duration,
+    /// Longest wait at all sites of a pass together.
+    pub max_wait: Duration,
+    /// Rows of a batch at most; calls of more are cut, so that others have their turn in between.
+    pub chunk_rows: usize,
+    /// So long a call waits for others to be one class more urgent.
+    pub aging: Duration,
+    /// Rows that may join a pass that has fewer itself.
+    pub join_rows: usize,
+    /// Rows of urgent calls computed before a site of a resident pass.
+    pub urgent_rows: usize,
+}
+
+impl Default for Batching {
+    /// The paper's wait: 50 ms for 256 rows.
+    fn default() -> Self {
+        Self {
+            policy: Policy::Opportunistic,
+            wait_factor: 1.0,
+            class_factors: [1.0, 1.0, 1.0, 2.0, 4.0],
+            row_wait: Duration::from_micros(195),
+            max_wait: Duration::from_millis(50),
+            chunk_rows: 256,
+            aging: Duration::from_millis(250),
+            join_rows: 32,
+            urgent_rows: 64,
+        }
+    }
+}
+
+/// What a tenant, and all together, may hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Quotas {
+    /// Sessions of all tenants.
+    pub sessions: usize,
+    /// Sessions of a tenant.
+    pub tenant_sessions: usize,
+    /// Rows a tenant has waiting.
+    pub tenant_rows: u32,
+    /// Bytes of a tenant in slabs and in messages on their way.
+    pub tenant_bytes: u64,
+    /// Rows a second of a tenant; `None`: as many as are computed.
+    pub tenant_rows_per_s: Option<u32>,
+}
+
+impl Default for Quotas {
+    fn default() -> Self {
+        Self {
+            sessions: 64,
+            tenant_sessions: 16,
+            tenant_rows: 16_384,
+            tenant_bytes: 256 << 20,
+            tenant_rows_per_s: None,
+        }
+    }
+}
+
+/// What the service as a whole holds itself to.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LayerSettings {
+    /// How calls are put together.
+    pub batching: Batching,
+    /// What tenants may hold.
+    pub quotas: Quotas,
+    /// How long the compute thread looks for the next call before it sleeps, after it has computed one.
+    pub spin: Duration,
+}
+
+impl Default for LayerSettings {
+    fn default() -> Self {
+        Self { batching: Batching::default(), quotas: Quotas::default(), spin: Duration::from_micros(50) }
+    }
+}

@@ -1,0 +1,126 @@
+//! Which rows of a batch are whose adapter's.
+
+use std::sync::Arc;
+
+use kernels::lora::LoraMatrix;
+
+use crate::{
+    deltas::{assist::Ask, device_copy::DeviceCopy, prepared::PreparedAdapter},
+    forward::{LogitRows, SequenceSlice},
+    shape::{layout::LinearGroup, source::Target},
+};
+
+/// Consecutive rows of one adapter.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) first_row: usize,
+    pub(crate) rows: usize,
+    pub(crate) adapter: Arc<PreparedAdapter>,
+    /// What of it was on the device when the pass began.
+    pub(crate) device: Option<Arc<DeviceCopy>>,
+}
+
+impl Run {
+    /// The head's sums of its rows at a linear layer, of which `matrix` are the adapter's matrices.
+    pub(crate) fn ask<'a>(
+        &'a self,
+        layer: usize,
+        target: Target,
+        matrix: &'a LoraMatrix,
+        ranks: usize,
+        offset: usize,
+    ) -> Ask<'a> {
+        let (adapter, first_row, rows) = (&self.adapter, self.first_row, self.rows);
+        Ask { adapter, layer, target, matrix, first_row, rows, ranks, offset }
+    }
+}
+
+/// Rows of virtual tokens, one after the other.
+#[derive(Debug)]
+pub(crate) struct VirtualRows {
+    pub(crate) first_row: usize,
+    /// The first of them.
+    pub(crate) token: usize,
+    pub(crate) rows: usize,
+    pub(crate) adapter: Arc<PreparedAdapter>,
+}
+
+/// The adapters of a batch's rows. Rows of the base model are in no run.
+#[derive(Debug)]
+pub struct AdapterRows {
+    /// Runs of the batch's rows.
+    pub(crate) rows: Vec<Run>,
+    /// Runs of the rows whose logits are wanted.
+    pub(crate) head_rows: Vec<Run>,
+    /// Rows of virtual tokens.
+    pub(crate) virtual_rows: Vec<VirtualRows>,
+}
+
+impl AdapterRows {
+    /// Finds the runs of `batch`.
+    #[must_use]
+    pub fn of(batch: &[SequenceSlice<'_, PreparedAdapter>]) -> Self {
+        let wanted = |slice: &SequenceSlice<'_, PreparedAdapter>| match slice.logits {
+            LogitRows::None => 0,
+            LogitRows::Last | LogitRows::Draw(_) => 1,
+            LogitRows::All => slice.tokens.len(),
+        };
+        Self {
+            rows: runs(batch, |slice| slice.tokens.len()),
+            head_rows: runs(batch, wanted),
+            virtual_rows: virtual_rows(batch),
+        }
+    }
+
+    /// The runs of the rows that pass through a group.
+    pub(crate) fn of_group(&self, group: LinearGroup) -> &[Run] {
+        if group == LinearGroup::Head { &self.head_rows } else { &self.rows }
+    }
+
+    /// Whether any run has vectors that scale.
+    pub(crate) fn have_scales(&self) -> bool {
+        self.rows.iter().any(|run| run.adapter.scales().is_some())
+    }
+}
+
+/// Joins neighbouring slices of one adapter.
+fn runs(
+    batch: &[SequenceSlice<'_, PreparedAdapter>],
+    rows_of: impl Fn(&SequenceSlice<'_, PreparedAdapter>) -> usize,
+) -> Vec<Run> {
+    let mut runs: Vec<Run> = Vec::new();
+    let mut row = 0;
+    for slice in batch {
+        let rows = rows_of(slice);
+        if let Some(adapter) = slice.adapter {
+            match runs.last_mut() {
+                Some(run) if run.first_row + run.rows == row && Arc::ptr_eq(&run.adapter, adapter) => {
+                    run.rows += rows;
+                }
+                _ => {
+                    let (adapter, device) = (Arc::clone(adapter), adapter.device());
+                    runs.push(Run { first_row: row, rows, adapter, device });
+                }
+            }
+        }
+        row += rows;
+    }
+    runs
+}
+
+/// The rows of each slice that are virtual tokens of its adapter.
+fn virtual_rows(batch: &[SequenceSlice<'_, PreparedAdapter>]) -> Vec<VirtualRows> {
+    let mut found = Vec::new();
+    let mut first_row = 0;
+    for slice in batch {
+        let (token, count) = (slice.start, slice.tokens.len());
+        if let Some(adapter) = slice.adapter
+            && token < adapter.virtual_tokens()
+        {
+            let rows = count.min(adapter.virtual_tokens() - token);
+            found.push(VirtualRows { first_row, token, rows, adapter: Arc::clone(adapter) });
+        }
+        first_row += count;
+    }
+    found
+}

@@ -1,0 +1,243 @@
+//! What the adapters of a batch change: the low-rank deltas, of which the device computes what it holds and whoever
+//! assists the rest; inputs and outputs that are scaled (IA3); keys and values of virtual tokens (prefix tuning).
+
+use std::convert::Infallible;
+
+use kernels::{
+    Activations,
+    attention::QkvLayout,
+    lora::{Head, LoraSegment, add_deltas},
+};
+
+use crate::{
+    adapter::Side,
+    cpu::Compute,
+    deltas::{
+        adapter_rows::{AdapterRows, Run, VirtualRows},
+        assist::{Ask, Assist},
+    },
+    forward::Deltas,
+    shape::{
+        config::ModelConfig,
+        layout::{LinearGroup, linear_shape},
+        source::Target,
+    },
+    weights::group_targets,
+};
+
+/// What is computed of a run at one linear layer of a group. How much of the adapter was on the device is looked up
+/// once for each group, so that who assists and who goes on mean the same ranks.
+#[derive(Debug, Clone, Copy)]
+struct Part {
+    run: usize,
+    target: Target,
+    column: usize,
+    /// Ranks the device does not have, from the first.
+    missing: usize,
+    /// Element at which their sums begin.
+    offset: usize,
+}
+
+/// What a batch's deltas are computed with, kept between passes.
+#[derive(Debug, Default)]
+pub struct DeltaScratch {
+    parts: Vec<Part>,
+    sums: Vec<f32>,
+}
+
+/// The adapters of a batch's rows. Rows of the base model are in no run.
+#[derive(Debug)]
+pub struct BatchDeltas<'a> {
+    config: &'a ModelConfig,
+    /// Who sums what the device lacks in this pass; `None`: whoever runs it, from the host tier.
+    assist: Option<&'a mut (dyn Assist + 'static)>,
+    scratch: &'a mut DeltaScratch,
+    found: &'a AdapterRows,
+    /// What is asked of who assists, of the group that was begun last.
+    asks: Vec<Ask<'a>>,
+    /// Whether any run has vectors that scale.
+    has_scales: bool,
+}
+
+impl<'a> BatchDeltas<'a> {
+    /// The deltas of a batch in which `found` are the adapters' rows.
+    #[must_use]
+    pub fn new(
+        config: &'a ModelConfig,
+        assist: Option<&'a mut (dyn Assist + 'static)>,
+        scratch: &'a mut DeltaScratch,
+        found: &'a AdapterRows,
+    ) -> Self {
+        let is_cold = !found.rows.iter().all(|run| run.adapter.is_on_device());
+        let mut assist = assist.filter(|_| is_cold);
+        if assist.as_mut().is_some_and(|assist| assist.helpers() == 0) {
+            assist = None;
+        }
+        if let Some(assist) = &mut assist {
+            assist.begin_pass();
+        }
+        let has_scales = found.have_scales();
+        Self { config, assist, scratch, found, asks: Vec::new(), has_scales }
+    }
+
+    /// Looks up what the device has of the group's layers, and what is to be asked.
+    fn plan(&mut self, layer: usize, group: LinearGroup) {
+        let DeltaScratch { parts, sums } = &mut *self.scratch;
+        let runs = self.found.of_group(group);
+        parts.clear();
+        self.asks.clear();
+        let mut offset = 0;
+        if !runs.is_empty() {
+            let targets = group_targets(self.config, group);
+            for (index, run) in runs.iter().enumerate().filter(|(_, run)| run.rows > 0) {
+                for &(target, column) in &targets {
+                    let Some(host) = run.adapter.matrix(layer, target) else { continue };
+                    let device = run.device.as_ref();
+                    let missing = device.map_or(host.rank(), |copy| copy.missing_ranks(host, layer, target));
+                    parts.push(Part { run: index, target, column, missing, offset });
+                    if missing > 0 && self.assist.is_some() {
+                        let ask = run.ask(layer, target, host, missing, offset);
+                        offset += ask.elements();
+                        self.asks.push(ask);
+                    }
+                }
+            }
+        }
+        sums.resize(offset, 0.0);
+    }
+}
+
+impl BatchDeltas<'_> {
+    /// Multiplies what the adapters scale on this side of a group; `values` are rows of `stride`.
+    fn scale(&self, layer: usize, group: LinearGroup, side: Side, values: &mut [f32], stride: usize) {
+        if !self.has_scales {
+            return;
+        }
+        let runs = self.found.of_group(group);
+        let targets = group_targets(self.config, group);
+        for run in runs {
+            let Some(scales) = run.adapter.scales() else { continue };
+            let rows = &mut values[run.first_row * stride..][..run.rows * stride];
+            for &(target, column) in &targets {
+                let Some(factors) = scales.get(layer, target, side) else { continue };
+                // Inputs that are scaled are one layer's alone.
+                let column = if side == Side::Input { 0 } else { column };
+                for row in rows.chunks_exact_mut(stride) {
+                    let part = row[column..].iter_mut().zip(factors);
+                    part.for_each(|(value, factor)| *value *= factor);
+                }
+            }
+        }
+    }
+
+    /// Elements of a row of the group's outputs.
+    fn outputs(&self, group: LinearGroup) -> usize {
+        let targets = group_targets(self.config, group);
+        targets.iter().map(|&(target, _)| linear_shape(self.config, target)[0]).sum()
+    }
+}
+
+impl Drop for BatchDeltas<'_> {
+    fn drop(&mut self) {
+        if let Some(assist) = &mut self.assist {
+            assist.end_pass();
+        }
+    }
+}
+
+/// What the thread that runs the pass computes of a part: the ranks behind the `sums`, or, if nobody assists and not
+/// all ranks are on the device, all of them from the host tier.
+fn segment<'a>(run: &'a Run, part: &Part, layer: usize, sums: Option<&'a [f32]>) -> Option<LoraSegment<'a>> {
+    let matrix = run.adapter.matrix(layer, part.target)?;
+    let device = || run.device.as_ref().and_then(|copy| copy.matrix(layer, part.target));
+    let rank_rows = |ranks: usize| (run.rows * ranks) as u64;
+    let (staged, head) = match (part.missing, sums) {
+        (0, _) => (device(), Head::None),
+        (_, None) => (None, Head::None),
+        (ranks, Some(sums)) => {
+            let values = &sums[part.offset..part.offset + run.rows * matrix.rows()];
+            (device(), Head::Sums { ranks, values })
+        }
+    };
+    match (part.missing, sums) {
+        (missing, None) if missing > 0 => run.adapter.tally().executor(rank_rows(matrix.rank())),
+        (missing, _) => run.adapter.tally().device(rank_rows(matrix.rank() - missing)),
+    }
+    Some(LoraSegment { first_row: run.first_row, rows: run.rows, matrix, column: part.column, staged, head })
+}
+
+impl Deltas<Compute> for BatchDeltas<'_> {
+    fn scale_inputs(
+        &mut self,
+        _device: &mut Compute,
+        layer: usize,
+        group: LinearGroup,
+        x: &mut Activations,
+    ) -> Result<(), Infallible> {
+        let width = x.width();
+        self.scale(layer, group, Side::Input, x.values_mut(), width);
+        Ok(())
+    }
+
+    fn place_prefix(
+        &mut self,
+        _device: &mut Compute,
+        layer: usize,
+        qkv: &mut Vec<f32>,
+        layout: QkvLayout,
+    ) -> Result<(), Infallible> {
+        let stride = layout.stride();
+        for VirtualRows { first_row, token, rows, adapter } in &self.found.virtual_rows {
+            let Some(prefix) = adapter.prefix() else { continue };
+            let rows = qkv.chunks_exact_mut(stride).skip(*first_row).take(*rows);
+            for (row, token) in rows.zip(*token..) {
+                let from = prefix.keys_and_values(token, layer);
+                // Keys and values stand side by side at the end of a row.
+                row[stride - from.len()..].copy_from_slice(from);
+            }
+        }
+        Ok(())
+    }
+
+    fn begin(
+        &mut self,
+        _device: &mut Compute,
+        layer: usize,
+        group: LinearGroup,
+        x: &Activations,
+    ) -> Result<(), Infallible> {
+        self.plan(layer, group);
+        if let Some(assist) = self.assist.as_mut().filter(|_| !self.asks.is_empty()) {
+            assist.begin(x, &self.asks);
+        }
+        Ok(())
+    }
+
+    fn add(
+        &mut self,
+        compute: &mut Compute,
+        layer: usize,
+        group: LinearGroup,
+        x: &Activations,
+        out: &mut Vec<f32>,
+    ) -> Result<(), Infallible> {
+        if self.scratch.parts.is_empty() && !self.has_scales {
+            return Ok(());
+        }
+        let stride = self.outputs(group);
+        self.scale(layer, group, Side::Output, out, stride);
+        let DeltaScratch { parts, sums } = &mut *self.scratch;
+        if parts.is_empty() {
+            return Ok(());
+        }
+        let runs = self.found.of_group(group);
+        if let Some(assist) = self.assist.as_mut().filter(|_| !self.asks.is_empty()) {
+            assist.finish(compute, x, &self.asks, sums);
+        }
+        let sums = self.assist.is_some().then_some(&sums[..]);
+        let segment = |part: &Part| segment(&runs[part.run], part, layer, sums);
+        let segments: Vec<LoraSegment<'_>> = parts.iter().filter_map(segment).collect();
+        add_deltas(&mut compute.pool, compute.isa, x, &segments, out, stride);
+        Ok(())
+    }
+}

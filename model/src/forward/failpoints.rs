@@ -1,0 +1,63 @@
+//! The named places of a pass where a test may end, stop or fail the process: between one group and the next.
+
+use kernels::attention::QkvLayout;
+
+use super::{device::Device, parts::Deltas};
+use crate::shape::layout::LinearGroup;
+
+/// The deltas of a pass, which are asked before and after each group.
+pub(super) struct WithFailpoints<'a, T>(pub(super) &'a mut T);
+
+impl<D: Device, T: Deltas<D>> Deltas<D> for WithFailpoints<'_, T> {
+    fn scale_inputs(
+        &mut self,
+        device: &mut D,
+        layer: usize,
+        group: LinearGroup,
+        x: &mut D::Inputs,
+    ) -> Result<(), D::Error> {
+        if group == LinearGroup::O {
+            failpoint::pass("forward.after_attention");
+        }
+        self.0.scale_inputs(device, layer, group, x)
+    }
+
+    fn place_prefix(
+        &mut self,
+        device: &mut D,
+        layer: usize,
+        qkv: &mut D::Outputs,
+        layout: QkvLayout,
+    ) -> Result<(), D::Error> {
+        self.0.place_prefix(device, layer, qkv, layout)
+    }
+
+    fn begin(
+        &mut self,
+        device: &mut D,
+        layer: usize,
+        group: LinearGroup,
+        x: &D::Inputs,
+    ) -> Result<(), D::Error> {
+        self.0.begin(device, layer, group, x)
+    }
+
+    fn add(
+        &mut self,
+        device: &mut D,
+        layer: usize,
+        group: LinearGroup,
+        x: &D::Inputs,
+        out: &mut D::Outputs,
+    ) -> Result<(), D::Error> {
+        self.0.add(device, layer, group, x, out)?;
+        failpoint::pass(match group {
+            LinearGroup::Qkv => "forward.after_qkv",
+            LinearGroup::O => "forward.after_o",
+            LinearGroup::GateUp => "forward.after_gate_up",
+            LinearGroup::Down => "forward.after_down",
+            LinearGroup::Head => "forward.head",
+        });
+        Ok(())
+    }
+}

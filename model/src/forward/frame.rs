@@ -1,0 +1,67 @@
+//! What a pass knows of a model: its shape, its norms, its rotary frequencies.
+
+use kernels::attention::QkvLayout;
+
+use crate::shape::{config::ModelConfig, rope::RopeTable};
+
+/// A model without its large weights: what [`run`](super::run) needs to know.
+#[derive(Debug)]
+pub struct Frame {
+    /// The model's shape.
+    pub config: ModelConfig,
+    /// Its norms.
+    pub norms: Norms,
+    /// Its rotary frequencies.
+    pub rope: RopeTable,
+}
+
+impl Frame {
+    /// Where queries, keys and values lie in a row.
+    #[must_use]
+    pub fn qkv_layout(&self) -> QkvLayout {
+        let ModelConfig { heads, kv_heads, head_dim, .. } = self.config;
+        QkvLayout { heads, kv_heads, head_dim }
+    }
+
+    /// What scores are multiplied with; queries carry it.
+    #[must_use]
+    pub fn score_scale(&self) -> f32 {
+        1.0 / (self.config.head_dim as f32).sqrt()
+    }
+
+    /// The weights of a norm.
+    #[must_use]
+    pub fn norm(&self, site: NormSite) -> &[f32] {
+        match site {
+            NormSite::Attention(layer) => &self.norms.attention[layer],
+            NormSite::FeedForward(layer) => &self.norms.feed_forward[layer],
+            NormSite::Output => &self.norms.output,
+        }
+    }
+}
+
+/// The small tensors of a model, which whoever runs the pass holds itself.
+#[derive(Debug)]
+pub struct Norms {
+    /// `[hidden]` of each layer, before attention.
+    pub attention: Vec<Vec<f32>>,
+    /// `[hidden]` of each layer, before the feed-forward.
+    pub feed_forward: Vec<Vec<f32>>,
+    /// `[head_dim]` of each layer; empty without qk-norm.
+    pub query: Vec<Vec<f32>>,
+    /// `[head_dim]` of each layer; empty without qk-norm.
+    pub key: Vec<Vec<f32>>,
+    /// `[hidden]`, before the head.
+    pub output: Vec<f32>,
+}
+
+/// Which norm of the model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NormSite {
+    /// Before a layer's attention.
+    Attention(usize),
+    /// Before a layer's feed-forward.
+    FeedForward(usize),
+    /// Before the head.
+    Output,
+}

@@ -1,0 +1,212 @@
+//! Which tensors a model of a given shape has, and how large each of them is.
+//!
+//! A shape read from a file is untrusted: [`check_config`] bounds every number before anything multiplies them, and
+//! [`check_tensors`] compares what a file holds with what its shape calls for.
+
+use crate::shape::{
+    config::{ModelConfig, RopeScaling},
+    source::{Target, TensorId},
+};
+
+/// Most transformer blocks.
+pub const MAX_LAYERS: usize = 1 << 10;
+/// Largest width, count of heads or vocabulary; the product of any two fits 64 bits.
+pub const MAX_DIMENSION: usize = 1 << 24;
+/// Longest context in tokens.
+pub const MAX_CONTEXT: usize = 1 << 24;
+
+/// The linear layers of a transformer block, in the order of a forward pass.
+pub const BLOCK_TARGETS: [Target; 7] =
+    [Target::Q, Target::K, Target::V, Target::O, Target::Gate, Target::Up, Target::Down];
+
+/// Linear layers that share an input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum LinearGroup {
+    /// `[q | k | v]` of the normed residual.
+    Qkv,
+    /// Attention output.
+    O,
+    /// `[gate | up]` of the normed residual.
+    GateUp,
+    /// Feed-forward output.
+    Down,
+    /// Logits; has no layer, its layer index is 0.
+    Head,
+}
+
+/// What is wrong with a declared shape.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
+pub enum ConfigError {
+    #[error("{what} is {found}, which is not between 1 and {limit}")]
+    OutOfRange { what: &'static str, found: usize, limit: usize },
+    #[error("{kv_heads} key-value heads do not divide {heads} query heads")]
+    Heads { heads: usize, kv_heads: usize },
+    #[error("a head is {0} wide, and rotary embeddings need an even width")]
+    OddHead(usize),
+    #[error("{what} is {found}, which is not a positive finite number")]
+    Number { what: &'static str, found: f32 },
+    #[error("the rotary embedding has {found} frequency factors where a head needs {expected}")]
+    Factors { expected: usize, found: usize },
+}
+
+/// What is wrong with a file's tensors.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
+pub enum LayoutError {
+    #[error("tensor `{tensor}` is missing")]
+    Missing { tensor: String },
+    #[error("tensor `{tensor}` has the shape {found:?} where the configuration calls for {expected:?}")]
+    Shape { tensor: String, expected: [usize; 2], found: [usize; 2] },
+}
+
+/// Checks a declared shape: all of it is in range and fits together.
+///
+/// # Errors
+/// The first thing found wrong.
+pub fn check_config(config: &ModelConfig) -> Result<(), ConfigError> {
+    let counts = [
+        ("the number of layers", config.layers, MAX_LAYERS),
+        ("the vocabulary size", config.vocab_size, MAX_DIMENSION),
+        ("the hidden size", config.hidden_size, MAX_DIMENSION),
+        ("the feed-forward size", config.intermediate_size, MAX_DIMENSION),
+        ("the number of heads", config.heads, MAX_DIMENSION),
+        ("the number of key-value heads", config.kv_heads, MAX_DIMENSION),
+        ("the width of a head", config.head_dim, MAX_DIMENSION),
+        ("the context length", config.context_length, MAX_CONTEXT),
+        ("the sliding window", config.sliding_window.unwrap_or(1), usize::MAX),
+    ];
+    for (what, found, limit) in counts {
+        if found == 0 || found > limit {
+            return Err(ConfigError::OutOfRange { what, found, limit });
+        }
+    }
+    if !config.heads.is_multiple_of(config.kv_heads) {
+        return Err(ConfigError::Heads { heads: config.heads, kv_heads: config.kv_heads });
+    }
+    if !config.head_dim.is_multiple_of(2) {
+        return Err(ConfigError::OddHead(config.head_dim));
+    }
+    check_numbers(config)
+}
+
+fn check_numbers(config: &ModelConfig) -> Result<(), ConfigError> {
+    positive("the norms' epsilon", config.norm_eps)?;
+    positive("the rotary embedding's base", config.rope.theta)?;
+    match &config.rope.scaling {
+        RopeScaling::None => Ok(()),
+        RopeScaling::Linear { factor } => positive("the rotary embedding's factor", *factor),
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+            positive("the rotary embedding's factor", *factor)?;
+            positive("low_freq_factor", *low_freq_factor)?;
+            positive("high_freq_factor", *high_freq_factor)?;
+            // The ramp between the two divides by their difference.
+            positive("high_freq_factor - low_freq_factor", high_freq_factor - low_freq_factor)?;
+            positive("the original context length", *original_context)
+        }
+        RopeScaling::Factors(factors) => {
+            let expected = config.head_dim / 2;
+            if factors.len() != expected {
+                return Err(ConfigError::Factors { expected, found: factors.len() });
+            }
+            factors.iter().try_for_each(|&factor| positive("a frequency factor", factor))
+        }
+    }
+}
+
+fn positive(what: &'static str, found: f32) -> Result<(), ConfigError> {
+    if found.is_finite() && found > 0.0 { Ok(()) } else { Err(ConfigError::Number { what, found }) }
+}
+
+/// `[out, in]` of a linear layer. The configuration must have passed [`check_config`].
+#[must_use]
+pub fn linear_shape(config: &ModelConfig, target: Target) -> [usize; 2] {
+    let hidden = config.hidden_size;
+    let queries = config.heads * config.head_dim;
+    let keys = config.kv_heads * config.head_dim;
+    match target {
+        Target::Q => [queries, hidden],
+        Target::K | Target::V => [keys, hidden],
+        Target::O => [hidden, queries],
+        Target::Gate | Target::Up => [config.intermediate_size, hidden],
+        Target::Down => [hidden, config.intermediate_size],
+        Target::LmHead => [config.vocab_size, hidden],
+    }
+}
+
+/// `[rows, cols]` of a tensor (a vector is one row). The configuration must have passed [`check_config`].
+#[must_use]
+pub fn tensor_shape(config: &ModelConfig, id: TensorId) -> [usize; 2] {
+    match id {
+        TensorId::TokenEmbedding => [config.vocab_size, config.hidden_size],
+        TensorId::OutputNorm | TensorId::AttentionNorm(_) | TensorId::FeedForwardNorm(_) => {
+            [1, config.hidden_size]
+        }
+        TensorId::QueryNorm(_) | TensorId::KeyNorm(_) => [1, config.head_dim],
+        TensorId::Weight(_, target) => linear_shape(config, target),
+        TensorId::Bias(_, target) => [1, linear_shape(config, target)[0]],
+    }
+}
+
+/// The tensors a model cannot do without. `biased` names the linear layers of a block that have a bias.
+pub fn required_tensors<'a>(
+    config: &'a ModelConfig,
+    biased: &'a [Target],
+) -> impl Iterator<Item = TensorId> + 'a {
+    let head = (!config.tied_head).then_some(TensorId::Weight(0, Target::LmHead));
+    let blocks = (0..config.layers).flat_map(move |layer| block_tensors(config.qk_norm, layer, biased));
+    [TensorId::TokenEmbedding, TensorId::OutputNorm].into_iter().chain(head).chain(blocks)
+}
+
+fn block_tensors(qk_norm: bool, layer: usize, biased: &[Target]) -> impl Iterator<Item = TensorId> + '_ {
+    let norms = [TensorId::AttentionNorm(layer), TensorId::FeedForwardNorm(layer)];
+    let head_norms = [TensorId::QueryNorm(layer), TensorId::KeyNorm(layer)];
+    let weights = BLOCK_TARGETS.map(|target| TensorId::Weight(layer, target));
+    let biases = biased.iter().map(move |&target| TensorId::Bias(layer, target));
+    norms.into_iter().chain(head_norms.into_iter().filter(move |_| qk_norm)).chain(weights).chain(biases)
+}
+
+/// Checks that every tensor of `required` is there with the right shape.
+///
+/// `name` says what the file calls a tensor, `found` which `[rows, cols]` it has there.
+///
+/// # Errors
+/// The first tensor that is missing or has another shape.
+pub fn check_tensors(
+    config: &ModelConfig,
+    required: impl Iterator<Item = TensorId>,
+    name: impl Fn(TensorId) -> String,
+    found: impl Fn(&str) -> Option<[usize; 2]>,
+) -> Result<(), LayoutError> {
+    for id in required {
+        let tensor = name(id);
+        let expected = tensor_shape(config, id);
+        match found(&tensor) {
+            Some(found) if found == expected => {}
+            Some(found) => {
+                return Err(LayoutError::Shape { tensor, expected, found });
+            }
+            None => return Err(LayoutError::Missing { tensor }),
+        }
+    }
+    Ok(())
+}
+
+/// The targets of a group and the column of the group's output at which each begins.
+#[must_use]
+pub fn group_targets(config: &ModelConfig, group: LinearGroup) -> Vec<(Target, usize)> {
+    let targets: &[Target] = match group {
+        LinearGroup::Qkv => &[Target::Q, Target::K, Target::V],
+        LinearGroup::O => &[Target::O],
+        LinearGroup::GateUp => &[Target::Gate, Target::Up],
+        LinearGroup::Down => &[Target::Down],
+        LinearGroup::Head => &[Target::LmHead],
+    };
+    let mut column = 0;
+    let place = |&target| {
+        let at = column;
+        column += linear_shape(config, target)[0];
+        (target, at)
+    };
+    targets.iter().map(place).collect()
+}

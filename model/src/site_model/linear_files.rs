@@ -1,0 +1,323 @@
+//! The linear layers of a safetensors directory, whatever its architecture.
+//!
+//! Nothing but names and shapes says what is a linear layer: a matrix `X.weight` that is no embedding is one, with
+//! `X.bias` if there is one. Two things are known of some architectures: whose matrices lie the other way round
+//! ([`TRANSPOSED`]), and that a head may have the token embedding's weights.
+
+use std::{borrow::Cow, path::Path, sync::Arc};
+
+use files::{small_json, text_hash::TextHash};
+use kernels::{Arena, PackedMatrix, quant::dequantize_row};
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::SiteModelError;
+use crate::{
+    shape::{
+        identity::{Hashes, Identity},
+        layout::MAX_DIMENSION,
+    },
+    sources::safetensors::{
+        file::StoredTensor,
+        read_config,
+        shards::{OtherTypes, Shards},
+    },
+    weights::{
+        packing::{Told, pack_all},
+        sites::{Linear, SiteWeights},
+    },
+};
+
+/// Most linear layers of a model; mixtures of experts have tens of thousands.
+pub const MAX_SITES: usize = 1 << 16;
+/// Bytes of a linear layer's name.
+pub const MAX_NAME_BYTES: usize = 256;
+
+/// Types of models that store some matrices `[in, out]`, and the layers that are such.
+const TRANSPOSED: [&str; 4] = ["gpt2", "openai-gpt", "imagegpt", "decision_transformer"];
+const TRANSPOSED_LAYERS: [&str; 4] = ["c_attn", "c_proj", "c_fc", "q_attn"];
+
+/// What token embeddings are called; the first that is there is a tied head's.
+const TOKEN_EMBEDDINGS: [&str; 6] =
+    ["wte", "embed_tokens", "word_embeddings", "embed_in", "tok_embeddings", "shared"];
+/// What other tables are called, besides everything that ends in `embedding` or `embeddings`.
+const OTHER_TABLES: [&str; 4] =
+    ["wpe", "embed_positions", "embed_tokens_per_layer", "relative_attention_bias"];
+/// What heads are called.
+const HEADS: [&str; 4] = ["lm_head", "embed_out", "output", "head"];
+/// What the classes are called that have a head.
+const WITH_HEAD: [&str; 3] = ["ForCausalLM", "LMHeadModel", "ForConditionalGeneration"];
+
+/// The name of a head that the files do not have.
+const TIED_HEAD: &str = "lm_head";
+
+/// What matters of a `config.json`.
+#[derive(Debug, Deserialize)]
+struct Config {
+    model_type: String,
+    #[serde(default)]
+    architectures: Option<Vec<String>>,
+    tie_word_embeddings: Option<bool>,
+    quantization_config: Option<Value>,
+}
+
+impl Config {
+    fn read(directory: &Path) -> Result<Self, SiteModelError> {
+        let (path, json) = read_config(directory)?;
+        let refused = |reason| SiteModelError::Config { path: path.clone(), reason };
+        let config: Self = small_json::parse(&json).map_err(|error| refused(error.to_string()))?;
+        match &config.quantization_config {
+            Some(_) => {
+                Err(refused("its weights are quantized, and only F32, F16 and BF16 are read".to_owned()))
+            }
+            None => Ok(config),
+        }
+    }
+
+    /// Whether the model has a head, so that one that is not stored must be tied.
+    fn has_head(&self) -> bool {
+        let is_head = |name: &String| WITH_HEAD.iter().any(|end| name.ends_with(end));
+        self.tie_word_embeddings != Some(false)
+            && self.architectures.as_ref().is_none_or(|names| names.is_empty() || names.iter().any(is_head))
+    }
+}
+
+/// Which way round a matrix is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stored {
+    OutIn,
+    InOut,
+}
+
+/// A linear layer in the files.
+#[derive(Debug)]
+struct Layer {
+    name: String,
+    /// The tensor with its weights.
+    weight: String,
+    bias: Option<String>,
+    stored: Stored,
+}
+
+/// A directory's linear layers, checked and not read yet.
+#[derive(Debug)]
+pub(crate) struct LinearFiles {
+    shards: Shards,
+    architecture: String,
+    layers: Vec<Layer>,
+    hashes: Hashes<String>,
+}
+
+impl LinearFiles {
+    /// Maps the weight files in `directory` and looks for linear layers.
+    ///
+    /// # Errors
+    /// If a file is missing or broken, or a linear layer is of a type or shape that cannot be computed with.
+    pub(crate) fn open(directory: &Path) -> Result<Self, SiteModelError> {
+        let config = Config::read(directory)?;
+        let shards = Shards::open(directory, OtherTypes::Listed)?;
+        let (architecture, layers) = (config.model_type.clone(), Vec::new());
+        let mut files = Self { shards, architecture, layers, hashes: Hashes::default() };
+        files.refuse_other_types(directory)?;
+        let transposed = TRANSPOSED.contains(&config.model_type.as_str());
+        files.layers = files.found(transposed);
+        files.tie_head(&config);
+        // Those of a block together, blocks in their order, the head and its like behind them.
+        files.layers.sort_by(|left, right| order(&left.name).cmp(&order(&right.name)));
+        files.check(directory)?;
+        Ok(files)
+    }
+
+    /// What the configuration calls the type of model.
+    pub(crate) fn architecture(&self) -> &str {
+        &self.architecture
+    }
+
+    /// The weight files.
+    pub(crate) fn shards(&self) -> &Shards {
+        &self.shards
+    }
+
+    /// The tensors that are of no linear layer.
+    pub(crate) fn rest(&self) -> impl Iterator<Item = &str> {
+        let of_layer = |name: &str| {
+            let module = name.strip_suffix(".weight").or_else(|| name.strip_suffix(".bias")).unwrap_or(name);
+            let found = self.layers.binary_search_by(|layer| order(&layer.name).cmp(&order(module)));
+            // A tied head's weights are the embedding's, which is given out.
+            found.is_ok_and(|at| self.layers[at].name == module)
+        };
+        self.shards.names().filter(move |name| !of_layer(name))
+    }
+
+    fn refuse_other_types(&self, directory: &Path) -> Result<(), SiteModelError> {
+        let is_linear = |name: &str| linear_name(name).is_some();
+        match self.shards.others().iter().find(|other| other.shape.len() == 2 && is_linear(&other.name)) {
+            None => Ok(()),
+            Some(other) => {
+                let reason = format!("is of type {:?}; F32, F16 and BF16 are read", other.kind);
+                Err(refused(directory, &other.name, reason))
+            }
+        }
+    }
+
+    fn found(&self, transposed: bool) -> Vec<Layer> {
+        let layer = |weight: &str| {
+            let name = linear_name(weight)?;
+            let is_matrix = self.shards.tensor(weight).is_some_and(|stored| stored.shape.len() == 2);
+            let in_out = transposed && TRANSPOSED_LAYERS.contains(&last(name));
+            let stored = if in_out { Stored::InOut } else { Stored::OutIn };
+            is_matrix.then(|| self.layer(name, weight, stored))
+        };
+        self.shards.names().filter_map(layer).collect()
+    }
+
+    fn layer(&self, name: &str, weight: &str, stored: Stored) -> Layer {
+        let bias = Some(format!("{name}.bias")).filter(|bias| self.shards.tensor(bias).is_some());
+        Layer { name: name.to_owned(), weight: weight.to_owned(), bias, stored }
+    }
+
+    /// Adds a head with the token embedding's weights, if the model has such a head. One that is stored all the same
+    /// is ignored if the configuration says that it is tied, as transformers does.
+    fn tie_head(&mut self, config: &Config) {
+        let is_head = |layer: &Layer| HEADS.contains(&last(&layer.name));
+        let stored = self.layers.iter().any(is_head);
+        if !config.has_head() || (stored && config.tie_word_embeddings != Some(true)) {
+            return;
+        }
+        let is_embedding = |name: &&str, of: &str| name.strip_suffix(".weight").map(last) == Some(of);
+        let embedding = TOKEN_EMBEDDINGS
+            .iter()
+            .find_map(|of| self.shards.names().find(|name| is_embedding(name, of)))
+            .filter(|name| self.shards.tensor(name).is_some_and(|stored| stored.shape.len() == 2));
+        if let Some(embedding) = embedding {
+            let head = self.layer(TIED_HEAD, embedding, Stored::OutIn);
+            self.layers.retain(|layer| !is_head(layer));
+            self.layers.push(head);
+        }
+    }
+
+    fn check(&self, directory: &Path) -> Result<(), SiteModelError> {
+        if self.layers.is_empty() || self.layers.len() > MAX_SITES {
+            let (path, found) = (directory.to_path_buf(), self.layers.len());
+            return Err(SiteModelError::Count { path, found });
+        }
+        for layer in &self.layers {
+            let refused = |reason| Err(refused(directory, &layer.weight, reason));
+            let [rows, columns] = self.shape(layer);
+            if layer.name.len() > MAX_NAME_BYTES {
+                return refused(format!("has a name of more than {MAX_NAME_BYTES} bytes"));
+            }
+            if [rows, columns].iter().any(|&size| size == 0 || size > MAX_DIMENSION) {
+                return refused(format!(
+                    "is {rows} x {columns}, and sizes from 1 to {MAX_DIMENSION} are read"
+                ));
+            }
+            let bias = layer.bias.as_ref().and_then(|bias| self.shards.tensor(bias));
+            if let Some(bias) = bias.filter(|bias| *bias.shape != [rows]) {
+                return refused(format!("has {rows} outputs and a bias of shape {:?}", bias.shape));
+            }
+        }
+        Ok(())
+    }
+
+    fn stored(&self, tensor: &str) -> &StoredTensor {
+        self.shards.tensor(tensor).expect("layers are made of tensors that are there")
+    }
+
+    /// `[out, in]`.
+    fn shape(&self, layer: &Layer) -> [usize; 2] {
+        let shape = self.stored(&layer.weight).matrix_shape().expect("weights are matrices");
+        match layer.stored {
+            Stored::OutIn => shape,
+            Stored::InOut => [shape[1], shape[0]],
+        }
+    }
+
+    /// Reads and packs all layers, each a site.
+    pub(crate) fn pack(&self, threads: usize, told: Told<'_>) -> Result<SiteWeights, SiteModelError> {
+        let elements = |layer: &Layer| self.shape(layer).iter().map(|&size| size as u64).product();
+        let packed = pack_all(&self.layers, elements, threads, told, |arena, layer| {
+            self.pack_layer(arena, layer).map(|linear| vec![linear])
+        })?;
+        Ok(SiteWeights::new(packed))
+    }
+
+    fn pack_layer(&self, arena: &Arena, layer: &Layer) -> Result<Linear, SiteModelError> {
+        let ([rows, columns], kind) = (self.shape(layer), self.stored(&layer.weight).kind);
+        let mut data = Cow::Borrowed(self.bytes(&layer.weight));
+        self.hashes.of(&layer.weight, &data);
+        if layer.stored == Stored::InOut {
+            data = Cow::Owned(transposed(&data, columns, rows, kind.block_bytes()));
+        }
+        let matrix = PackedMatrix::pack_in(arena, kind, &data, rows, columns)
+            .map_err(|source| SiteModelError::Pack { tensor: layer.weight.clone(), source })?;
+        self.shards.release(&layer.weight);
+        let bias = layer.bias.as_ref().map(|bias| {
+            let mut values = vec![0.0; rows];
+            dequantize_row(self.stored(bias).kind, self.bytes(bias), &mut values);
+            values
+        });
+        Ok(Linear { name: layer.name.clone(), matrix: Arc::new(matrix), bias })
+    }
+
+    fn bytes(&self, tensor: &str) -> &[u8] {
+        self.shards.bytes(tensor).expect("layers are made of tensors that are there")
+    }
+
+    /// What tells this base from others: its linear layers, and all tensors, also those that clients are given.
+    pub(crate) fn identity(&self, text: TextHash) -> [u8; 32] {
+        let mut identity = Identity::new(text);
+        identity.add(&self.architecture);
+        for layer in &self.layers {
+            identity.add(&format!("{layer:?}"));
+        }
+        for name in self.shards.names() {
+            let (name, stored) = (name.to_owned(), self.stored(name));
+            let hash = self.hashes.known(&name).unwrap_or_else(|| {
+                let hash = self.hashes.of(&name, self.bytes(&name));
+                self.shards.release(&name);
+                hash
+            });
+            identity.add_tensor(&format!("{name} {:?} {:?}", stored.kind, stored.shape), hash);
+        }
+        identity.finish()
+    }
+}
+
+fn refused(directory: &Path, tensor: &str, reason: String) -> SiteModelError {
+    let tensor = tensor.escape_debug().to_string();
+    SiteModelError::Tensor { path: directory.to_path_buf(), tensor, reason }
+}
+
+/// The last part of a module's name.
+fn last(name: &str) -> &str {
+    name.rsplit('.').next().unwrap_or(name)
+}
+
+/// The module of a matrix that is no table.
+fn linear_name(tensor: &str) -> Option<&str> {
+    let name = tensor.strip_suffix(".weight")?;
+    let kind = last(name);
+    let is_table = TOKEN_EMBEDDINGS.contains(&kind)
+        || OTHER_TABLES.contains(&kind)
+        || kind.ends_with("embedding")
+        || kind.ends_with("embeddings");
+    (!is_table && !name.is_empty()).then_some(name)
+}
+
+/// Blocks by their numbers; what is in none behind them; then by name.
+fn order(name: &str) -> (u64, &str) {
+    (name.split('.').find_map(|part| part.parse().ok()).unwrap_or(u64::MAX), name)
+}
+
+/// `[columns, rows]` from `[rows, columns]` of elements of so many bytes.
+fn transposed(data: &[u8], rows: usize, columns: usize, element: usize) -> Vec<u8> {
+    let mut out = Vec::with_capacity(data.len());
+    for column in 0..columns {
+        for row in 0..rows {
+            let at = (row * columns + column) * element;
+            out.extend_from_slice(&data[at..at + element]);
+        }
+    }
+    out
+}

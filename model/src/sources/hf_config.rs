@@ -1,0 +1,238 @@
+//! `config.json` of a Hugging Face model: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM.
+
+use files::small_json;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::shape::{
+    config::{ModelConfig, Rope, RopeScaling},
+    layout::{self, ConfigError},
+    source::Target,
+};
+
+/// Why a `config.json` is refused.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
+pub enum HfConfigError {
+    #[error("it is not the JSON of a model: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error("`{0}` is missing")]
+    Missing(&'static str),
+    #[error("`{option}` is {value}, which is not supported")]
+    Unsupported { option: &'static str, value: String },
+    #[error("{0}")]
+    Shape(#[from] ConfigError),
+}
+
+/// What a `config.json` says.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct HfConfig {
+    /// The model's shape, checked.
+    pub(crate) model: ModelConfig,
+    /// The linear layers of a block that have a bias.
+    pub(crate) biased: Vec<Target>,
+}
+
+/// The architectures that are read, and what they do not write into their files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Architecture {
+    Llama,
+    Mistral,
+    Qwen2,
+    Qwen3,
+}
+
+impl Architecture {
+    fn named(name: &str) -> Option<Self> {
+        match name {
+            "LlamaForCausalLM" => Some(Self::Llama),
+            "MistralForCausalLM" => Some(Self::Mistral),
+            "Qwen2ForCausalLM" => Some(Self::Qwen2),
+            "Qwen3ForCausalLM" => Some(Self::Qwen3),
+            _ => None,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Llama => "llama",
+            Self::Mistral => "mistral",
+            Self::Qwen2 => "qwen2",
+            Self::Qwen3 => "qwen3",
+        }
+    }
+}
+
+/// The options that matter. Defaults are those of transformers' configuration classes.
+#[derive(Debug, Deserialize)]
+struct Raw {
+    #[serde(default)]
+    architectures: Vec<String>,
+    vocab_size: Option<usize>,
+    hidden_size: Option<usize>,
+    intermediate_size: Option<usize>,
+    num_hidden_layers: Option<usize>,
+    num_attention_heads: Option<usize>,
+    num_key_value_heads: Option<usize>,
+    head_dim: Option<usize>,
+    max_position_embeddings: Option<usize>,
+    rms_norm_eps: Option<f32>,
+    hidden_act: Option<String>,
+    rope_theta: Option<f32>,
+    rope_scaling: Option<RawRope>,
+    /// Where transformers 5 puts both of the above.
+    rope_parameters: Option<RawRope>,
+    partial_rotary_factor: Option<f32>,
+    tie_word_embeddings: Option<bool>,
+    attention_bias: Option<bool>,
+    mlp_bias: Option<bool>,
+    sliding_window: Option<usize>,
+    use_sliding_window: Option<bool>,
+    max_window_layers: Option<usize>,
+    layer_types: Option<Vec<String>>,
+    quantization_config: Option<Value>,
+}
+
+#[derive(Debug, Deserialize)]
+struct RawRope {
+    rope_type: Option<String>,
+    /// What old files call the above; some have both.
+    #[serde(rename = "type")]
+    legacy_type: Option<String>,
+    rope_theta: Option<f32>,
+    factor: Option<f32>,
+    low_freq_factor: Option<f32>,
+    high_freq_factor: Option<f32>,
+    original_max_position_embeddings: Option<f32>,
+    partial_rotary_factor: Option<f32>,
+}
+
+impl HfConfig {
+    /// Reads and checks a `config.json`.
+    pub(crate) fn parse(json: &[u8]) -> Result<Self, HfConfigError> {
+        let raw: Raw = small_json::parse(json)?;
+        let name = raw.architectures.first().ok_or(HfConfigError::Missing("architectures"))?;
+        let architecture = Architecture::named(name).ok_or_else(|| unsupported("architectures", name))?;
+        refuse_unsupported(&raw)?;
+        let model = raw.model(architecture)?;
+        layout::check_config(&model)?;
+        Ok(Self { model, biased: raw.biased(architecture) })
+    }
+}
+
+fn unsupported(option: &'static str, value: impl std::fmt::Debug) -> HfConfigError {
+    HfConfigError::Unsupported { option, value: format!("{value:?}") }
+}
+
+fn refuse_unsupported(raw: &Raw) -> Result<(), HfConfigError> {
+    if let Some(activation) = raw.hidden_act.as_ref().filter(|activation| *activation != "silu") {
+        return Err(unsupported("hidden_act", activation));
+    }
+    if let Some(quantization) = &raw.quantization_config {
+        let method = quantization.get("quant_method").unwrap_or(quantization);
+        return Err(unsupported("quantization_config", method.to_string()));
+    }
+    let ropes = [&raw.rope_scaling, &raw.rope_parameters].into_iter().flatten();
+    let partial = ropes.map(|rope| rope.partial_rotary_factor).chain([raw.partial_rotary_factor]).flatten();
+    match partial.into_iter().find(|&factor| factor != 1.0) {
+        Some(factor) => Err(unsupported("partial_rotary_factor", factor)),
+        None => Ok(()),
+    }
+}
+
+impl Raw {
+    fn model(&self, architecture: Architecture) -> Result<ModelConfig, HfConfigError> {
+        let hidden_size = self.hidden_size.ok_or(HfConfigError::Missing("hidden_size"))?;
+        let heads = self.num_attention_heads.ok_or(HfConfigError::Missing("num_attention_heads"))?;
+        let layers = self.num_hidden_layers.ok_or(HfConfigError::Missing("num_hidden_layers"))?;
+        Ok(ModelConfig {
+            architecture: architecture.name().to_owned(),
+            vocab_size: self.vocab_size.ok_or(HfConfigError::Missing("vocab_size"))?,
+            hidden_size,
+            intermediate_size: self.intermediate_size.ok_or(HfConfigError::Missing("intermediate_size"))?,
+            layers,
+            heads,
+            kv_heads: self.num_key_value_heads.unwrap_or(heads),
+            head_dim: self.head_dim.unwrap_or_else(|| hidden_size.checked_div(heads).unwrap_or(0)),
+            norm_eps: self.rms_norm_eps.unwrap_or(1e-6),
+            rope: self.rope()?,
+            qk_norm: architecture == Architecture::Qwen3,
+            tied_head: self.tie_word_embeddings.unwrap_or(false),
+            context_length: self
+                .max_position_embeddings
+                .ok_or(HfConfigError::Missing("max_position_embeddings"))?,
+            sliding_window: self.window(architecture, layers)?,
+        })
+    }
+
+    fn biased(&self, architecture: Architecture) -> Vec<Target> {
+        let attention: &[Target] = match architecture {
+            Architecture::Qwen2 => &[Target::Q, Target::K, Target::V],
+            Architecture::Llama | Architecture::Qwen3 if self.attention_bias == Some(true) => {
+                &[Target::Q, Target::K, Target::V, Target::O]
+            }
+            _ => &[],
+        };
+        let feed_forward: &[Target] = match architecture {
+            Architecture::Llama if self.mlp_bias == Some(true) => &[Target::Gate, Target::Up, Target::Down],
+            _ => &[],
+        };
+        [attention, feed_forward].concat()
+    }
+
+    fn rope(&self) -> Result<Rope, HfConfigError> {
+        let rope = self.rope_parameters.as_ref().or(self.rope_scaling.as_ref());
+        let theta = rope.and_then(|rope| rope.rope_theta).or(self.rope_theta).unwrap_or(10_000.0);
+        let scaling = rope.map_or(Ok(RopeScaling::None), RawRope::scaling)?;
+        Ok(Rope { theta, scaling })
+    }
+
+    /// How far attention looks back, which must be the same in every layer.
+    fn window(&self, architecture: Architecture, layers: usize) -> Result<Option<usize>, HfConfigError> {
+        let window = match architecture {
+            Architecture::Llama => return Ok(None),
+            Architecture::Mistral => self.sliding_window,
+            Architecture::Qwen2 | Architecture::Qwen3 => {
+                self.sliding_window.filter(|_| self.use_sliding_window == Some(true))
+            }
+        };
+        let Some(window) = window else { return Ok(None) };
+        if let Some(types) = &self.layer_types {
+            let sliding = types.iter().filter(|kind| *kind == "sliding_attention").count();
+            return match sliding {
+                0 => Ok(None),
+                _ if sliding == types.len() => Ok(Some(window)),
+                _ => Err(unsupported("layer_types", "full and sliding attention mixed")),
+            };
+        }
+        // Qwen slides from this layer on.
+        match (architecture, self.max_window_layers) {
+            (Architecture::Mistral, _) | (_, Some(0)) => Ok(Some(window)),
+            (_, Some(first)) if first >= layers => Ok(None),
+            (_, first) => Err(unsupported("max_window_layers", first)),
+        }
+    }
+}
+
+impl RawRope {
+    fn scaling(&self) -> Result<RopeScaling, HfConfigError> {
+        let factor = || self.factor.ok_or(HfConfigError::Missing("rope_scaling.factor"));
+        match self.rope_type.as_deref().or(self.legacy_type.as_deref()) {
+            None | Some("default") => Ok(RopeScaling::None),
+            Some("linear") => Ok(RopeScaling::Linear { factor: factor()? }),
+            Some("llama3") => Ok(RopeScaling::Llama3 {
+                factor: factor()?,
+                low_freq_factor: self
+                    .low_freq_factor
+                    .ok_or(HfConfigError::Missing("rope_scaling.low_freq_factor"))?,
+                high_freq_factor: self
+                    .high_freq_factor
+                    .ok_or(HfConfigError::Missing("rope_scaling.high_freq_factor"))?,
+                original_context: self
+                    .original_max_position_embeddings
+                    .ok_or(HfConfigError::Missing("rope_scaling.original_max_position_embeddings"))?,
+            }),
+            Some(other) => Err(unsupported("rope_scaling.rope_type", other)),
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Opens a model's weights, whatever its files are.
+
+use std::path::{Path, PathBuf};
+
+use files::{
+    generation_defaults::GenerationDefaultsError,
+    gguf::GgufError,
+    model_files::{FindError, ModelFiles},
+    text_hash::TextHashError,
+};
+
+use crate::{
+    shape::source::WeightSource,
+    sources::{
+        gguf::{GgufSource, GgufSourceError},
+        safetensors::{SafetensorsSource, SafetensorsSourceError},
+    },
+};
+
+/// Why a model could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// There is none, or more than one.
+    #[error(transparent)]
+    Find(#[from] FindError),
+    /// A client's copy of another model, without its linear layers.
+    #[error("{} is a client's sparse copy, without linear layers; give the path of the whole model", path.display())]
+    Sparse {
+        /// The file or directory.
+        path: PathBuf,
+    },
+    /// The GGUF file is refused.
+    #[error(transparent)]
+    Gguf(#[from] GgufSourceError),
+    /// The directory is refused.
+    #[error(transparent)]
+    Safetensors(#[from] SafetensorsSourceError),
+    /// What the files say about text cannot be read.
+    #[error(transparent)]
+    Text(#[from] TextHashError),
+    /// What the files say about sampling is refused.
+    #[error(transparent)]
+    Defaults(#[from] GenerationDefaultsError),
+}
+
+impl OpenError {
+    /// True if the files are whole as far as is known, and only the architecture, or an option of it, is not
+    /// supported.
+    #[must_use]
+    pub fn is_of_configuration(&self) -> bool {
+        matches!(self, Self::Safetensors(SafetensorsSourceError::Config { .. }))
+    }
+}
+
+/// Opens the model at `path`: a GGUF file, a directory with a single one, or a Hugging Face directory.
+///
+/// # Errors
+/// If there is no model, more than one, or one that cannot be run.
+pub fn open(path: &Path) -> Result<Box<dyn WeightSource + Send + Sync>, OpenError> {
+    weights(&ModelFiles::at(path)?)
+}
+
+/// Opens the weights of a model that was found.
+///
+/// # Errors
+/// Whatever opening the one or the other kind reports, and a sparse copy, which has none of linear layers.
+pub fn weights(files: &ModelFiles) -> Result<Box<dyn WeightSource + Send + Sync>, OpenError> {
+    if files.is_sparse_copy() {
+        return Err(OpenError::Sparse { path: files.path().to_path_buf() });
+    }
+    sparse_weights(files)
+}
+
+/// Opens the weights, also those of a sparse copy, for who needs none of linear layers.
+pub(crate) fn sparse_weights(files: &ModelFiles) -> Result<Box<dyn WeightSource + Send + Sync>, OpenError> {
+    Ok(match files {
+        ModelFiles::Gguf(path) => Box::new(GgufSource::open(path)?),
+        ModelFiles::Directory(path) => Box::new(SafetensorsSource::open(path)?),
+    })
+}
+
+impl From<GgufError> for OpenError {
+    fn from(error: GgufError) -> Self {
+        Self::Gguf(error.into())
+    }
+}

@@ -1,0 +1,126 @@
+//! A model in a Hugging Face directory: `config.json` beside one safetensors file or a sharded set of them.
+//!
+//! # Layout
+//!
+//! - this file: the model. `shards`: its weight files. [`file`](mod@file): the table of contents of one. `error`: why they
+//!   are refused.
+
+mod error;
+pub mod file;
+pub(crate) mod shards;
+
+use std::{
+    collections::HashSet,
+    path::{Path, PathBuf},
+};
+
+use files::{model_files::CONFIG_FILE, whole_file};
+use kernels::TensorType;
+
+use crate::{
+    shape::{
+        config::ModelConfig,
+        layout,
+        source::{Target, Tensor, TensorId, WeightSource},
+    },
+    sources::{
+        hf_config::HfConfig,
+        hf_names::tensor_name,
+        safetensors::shards::{OtherTypes, Shards},
+    },
+};
+
+pub use self::error::SafetensorsSourceError;
+
+/// Bytes of `config.json`.
+const MAX_CONFIG_BYTES: u64 = 1 << 20;
+
+/// A model in a Hugging Face directory, opened and checked.
+#[derive(Debug)]
+pub struct SafetensorsSource {
+    directory: PathBuf,
+    config: ModelConfig,
+    shards: Shards,
+}
+
+impl SafetensorsSource {
+    /// Maps the weight files in `directory` and checks that they hold a whole model of a known architecture.
+    ///
+    /// # Errors
+    /// If a file is missing or broken, the architecture is another one, or a tensor is missing or too many.
+    pub fn open(directory: &Path) -> Result<Self, SafetensorsSourceError> {
+        let (path, json) = read_config(directory)?;
+        let HfConfig { model: config, biased } =
+            HfConfig::parse(&json).map_err(|source| SafetensorsSourceError::Config { path, source })?;
+        let shards = Shards::open(directory, OtherTypes::Refused)?;
+        let source = Self { directory: directory.to_path_buf(), config, shards };
+        source.check_tensors(&biased)?;
+        Ok(source)
+    }
+
+    /// The weight files.
+    pub(crate) fn shards(&self) -> &Shards {
+        &self.shards
+    }
+
+    fn check_tensors(&self, biased: &[Target]) -> Result<(), SafetensorsSourceError> {
+        let shape = |name: &str| self.shards.tensor(name)?.matrix_shape();
+        layout::check_tensors(
+            &self.config,
+            layout::required_tensors(&self.config, biased),
+            tensor_name,
+            shape,
+        )
+        .map_err(|source| SafetensorsSourceError::Layout { path: self.directory.clone(), source })?;
+        let mut known: HashSet<String> =
+            layout::required_tensors(&self.config, biased).map(tensor_name).collect();
+        // Some models store a tied head once more; transformers ignores it too.
+        known.insert(tensor_name(TensorId::Weight(0, Target::LmHead)));
+        // Old files keep the rotary frequencies, which the configuration gives as well.
+        let unknown = |name: &&str| !known.contains(*name) && !name.ends_with(".rotary_emb.inv_freq");
+        match self.shards.names().find(unknown) {
+            None => Ok(()),
+            Some(tensor) => Err(SafetensorsSourceError::UnknownTensor {
+                path: self.directory.clone(),
+                tensor: tensor.escape_debug().to_string(),
+            }),
+        }
+    }
+}
+
+impl WeightSource for SafetensorsSource {
+    fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    fn tensor(&self, id: TensorId) -> Option<Tensor<'_>> {
+        if self.config.tied_head && id == TensorId::Weight(0, Target::LmHead) {
+            return None;
+        }
+        let name = tensor_name(id);
+        let stored = self.shards.tensor(&name)?;
+        let [rows, cols] = stored.matrix_shape()?;
+        Some(Tensor { kind: stored.kind, rows, cols, data: self.shards.bytes(&name)?.into() })
+    }
+
+    fn kind(&self, id: TensorId) -> Option<TensorType> {
+        self.tensor(id).map(|tensor| tensor.kind)
+    }
+
+    fn release(&self, id: TensorId) {
+        self.shards.release(&tensor_name(id));
+    }
+
+    fn unchanged(&self) -> bool {
+        self.shards.unchanged()
+    }
+}
+
+/// `config.json` of a directory, not parsed yet, and where it is.
+pub(crate) fn read_config(directory: &Path) -> Result<(PathBuf, Vec<u8>), SafetensorsSourceError> {
+    let path = directory.join(CONFIG_FILE);
+    match whole_file::read(&path, MAX_CONFIG_BYTES) {
+        Ok(json) => Ok((path, json)),
+        Err(source) => Err(SafetensorsSourceError::Read { path, source }),
+    }
+}

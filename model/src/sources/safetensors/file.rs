@@ -1,0 +1,169 @@
+//! The table of contents of one safetensors file, for models and adapters alike.
+
+use std::{collections::HashSet, fmt, ops::Range};
+
+use kernels::TensorType;
+use safetensors::{Dtype, SafeTensorError, SafeTensors};
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error as _, IgnoredAny, MapAccess, Visitor},
+};
+
+use files::small_json;
+
+/// Bytes of the length that a file begins with.
+const LENGTH_BYTES: usize = 8;
+
+/// Why the header of a safetensors file is refused.
+#[derive(Debug, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages say what the fields are")]
+pub enum SafetensorsFormatError {
+    #[error("its header takes {found} bytes, and the limit is {limit}")]
+    HeaderTooLarge { found: u64, limit: u64 },
+    #[error("its header is malformed: {0}")]
+    Malformed(#[from] SafeTensorError),
+    #[error("its header is malformed: {0}")]
+    Header(#[from] serde_json::Error),
+    #[error("tensor `{tensor}` has type {kind:?}; F32, F16 and BF16 are supported")]
+    UnsupportedType { tensor: String, kind: Dtype },
+}
+
+/// A stored tensor: `range` lies inside the file and has the size that `kind` and `shape` call for.
+#[derive(Debug, Clone)]
+pub(crate) struct StoredTensor {
+    pub(crate) kind: TensorType,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) range: Range<usize>,
+}
+
+impl StoredTensor {
+    /// `[rows, cols]`, a vector being one row; `None` for other numbers of dimensions.
+    pub(crate) fn matrix_shape(&self) -> Option<[usize; 2]> {
+        match *self.shape {
+            [cols] => Some([1, cols]),
+            [rows, cols] => Some([rows, cols]),
+            _ => None,
+        }
+    }
+}
+
+/// A stored tensor of a type that is not computed with.
+#[derive(Debug, Clone)]
+pub(crate) struct OtherTensor {
+    pub(crate) name: String,
+    pub(crate) kind: Dtype,
+    pub(crate) shape: Vec<usize>,
+}
+
+impl From<OtherTensor> for SafetensorsFormatError {
+    fn from(other: OtherTensor) -> Self {
+        Self::UnsupportedType { tensor: other.name, kind: other.kind }
+    }
+}
+
+/// The tensors of a file, by name in ascending order.
+#[derive(Debug)]
+pub(crate) struct Contents {
+    pub(crate) tensors: Vec<(String, StoredTensor)>,
+    pub(crate) others: Vec<OtherTensor>,
+    /// Where the tensors' data begin.
+    pub(crate) header_bytes: usize,
+}
+
+/// The tensors of a file, sorted by name.
+///
+/// # Errors
+/// If the header is beyond `header_limit_bytes`, malformed, does not cover the file exactly, or names a tensor of
+/// a type that is not supported.
+pub(crate) fn read_contents(
+    file: &[u8],
+    header_limit_bytes: u64,
+) -> Result<Vec<(String, StoredTensor)>, SafetensorsFormatError> {
+    let Contents { tensors, others, .. } = read_all_contents(file, header_limit_bytes)?;
+    match others.into_iter().next() {
+        None => Ok(tensors),
+        Some(other) => Err(other.into()),
+    }
+}
+
+/// As [`read_contents`], and tensors of other types are listed.
+///
+/// # Errors
+/// If the header is beyond `header_limit_bytes`, malformed, or does not cover the file exactly.
+pub(crate) fn read_all_contents(
+    file: &[u8],
+    header_limit_bytes: u64,
+) -> Result<Contents, SafetensorsFormatError> {
+    let (length, _) = file.split_first_chunk::<LENGTH_BYTES>().ok_or(SafeTensorError::HeaderTooSmall)?;
+    let found = u64::from_le_bytes(*length);
+    if found > header_limit_bytes {
+        return Err(SafetensorsFormatError::HeaderTooLarge { found, limit: header_limit_bytes });
+    }
+    check_names(file, found)?;
+    // Checks that the tensors lie one behind the other from the header to the end of the file.
+    let (header_bytes, metadata) = SafeTensors::read_metadata(file)?;
+    let start = header_bytes + LENGTH_BYTES;
+    let (mut tensors, mut others) = (Vec::new(), Vec::new());
+    for (name, info) in metadata.tensors() {
+        let (begin, end) = info.data_offsets;
+        let shape = info.shape.clone();
+        match tensor_type(info.dtype) {
+            Some(kind) => {
+                tensors.push((name, StoredTensor { kind, shape, range: start + begin..start + end }));
+            }
+            None => others.push(OtherTensor { name, kind: info.dtype, shape }),
+        }
+    }
+    tensors.sort_by(|(left, _), (right, _)| left.cmp(right));
+    others.sort_by(|left, right| left.name.cmp(&right.name));
+    Ok(Contents { tensors, others, header_bytes: start })
+}
+
+/// Refuses a header that would grow in memory, and one that says two things of one name: readers that take the first
+/// and readers that take the last would load two models from one file.
+fn check_names(file: &[u8], header_bytes: u64) -> Result<(), SafetensorsFormatError> {
+    let end = usize::try_from(header_bytes).ok().and_then(|bytes| bytes.checked_add(LENGTH_BYTES));
+    let Some(header) = end.and_then(|end| file.get(LENGTH_BYTES..end)) else {
+        return Err(SafeTensorError::InvalidHeaderLength.into());
+    };
+    small_json::check_size(header)?;
+    serde_json::from_slice::<UniqueNames>(header)?;
+    Ok(())
+}
+
+/// A map whose values do not matter and whose keys all differ.
+struct UniqueNames;
+
+impl<'de> Deserialize<'de> for UniqueNames {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_map(Self)
+    }
+}
+
+impl<'de> Visitor<'de> for UniqueNames {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map of tensors")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self, A::Error> {
+        let mut names = HashSet::new();
+        while let Some((name, IgnoredAny)) = map.next_entry::<String, _>()? {
+            if names.contains(&name) {
+                return Err(A::Error::custom(format_args!("tensor `{}` appears twice", name.escape_debug())));
+            }
+            names.insert(name);
+        }
+        Ok(self)
+    }
+}
+
+fn tensor_type(dtype: Dtype) -> Option<TensorType> {
+    match dtype {
+        Dtype::F32 => Some(TensorType::F32),
+        Dtype::F16 => Some(TensorType::F16),
+        Dtype::BF16 => Some(TensorType::Bf16),
+        _ => None,
+    }
+}

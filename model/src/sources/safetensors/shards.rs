@@ -1,0 +1,162 @@
+//! The weight files of a Hugging Face directory, mapped and checked: a single one, or a sharded set of them.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    path::{Path, PathBuf},
+};
+
+use files::{
+    model_files::{INDEX_FILE, SINGLE_FILE},
+    small_json, whole_file,
+};
+use serde::Deserialize;
+use shmproto::file::MappedFile;
+
+use crate::sources::safetensors::{
+    error::SafetensorsSourceError,
+    file::{Contents, OtherTensor, StoredTensor, read_all_contents},
+};
+
+/// Bytes of the list of weight files.
+const MAX_INDEX_BYTES: u64 = 1 << 24;
+/// Bytes of a weight file's header.
+const MAX_HEADER_BYTES: u64 = 1 << 24;
+/// Weight files of a model.
+const MAX_SHARDS: usize = 1 << 10;
+
+/// What is done about tensors of types that are not computed with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OtherTypes {
+    /// They make the directory unusable.
+    Refused,
+    /// They are listed, for those who do not need them: masks and position numbers.
+    Listed,
+}
+
+/// A weight file.
+#[derive(Debug)]
+pub(crate) struct Shard {
+    pub(crate) map: MappedFile,
+    /// Where the tensors' data begin.
+    pub(crate) header_bytes: usize,
+}
+
+/// All weight files of a directory and what is in them.
+#[derive(Debug)]
+pub(crate) struct Shards {
+    directory: PathBuf,
+    files: Vec<Shard>,
+    /// Which shard a tensor is in, and where.
+    tensors: BTreeMap<String, (usize, StoredTensor)>,
+    others: Vec<OtherTensor>,
+}
+
+impl Shards {
+    /// Maps the weight files in `directory`.
+    ///
+    /// # Errors
+    /// If one is missing or broken, or a tensor is in two of them.
+    pub(crate) fn open(directory: &Path, types: OtherTypes) -> Result<Self, SafetensorsSourceError> {
+        let mut shards = Self {
+            directory: directory.to_path_buf(),
+            files: Vec::new(),
+            tensors: BTreeMap::new(),
+            others: Vec::new(),
+        };
+        for file in weight_files(directory)? {
+            shards.add(&directory.join(file), types)?;
+        }
+        Ok(shards)
+    }
+
+    fn add(&mut self, path: &Path, types: OtherTypes) -> Result<(), SafetensorsSourceError> {
+        let map = MappedFile::open(path)
+            .map_err(|source| SafetensorsSourceError::Read { path: path.to_path_buf(), source })?;
+        let Contents { tensors, others, header_bytes } = read_all_contents(&map, MAX_HEADER_BYTES)
+            .map_err(|source| SafetensorsSourceError::Weights { path: path.to_path_buf(), source })?;
+        if let Some(other) = others.first().filter(|_| types == OtherTypes::Refused) {
+            let (path, source) = (path.to_path_buf(), other.clone().into());
+            return Err(SafetensorsSourceError::Weights { path, source });
+        }
+        let shard = self.files.len();
+        self.files.push(Shard { map, header_bytes });
+        self.others.extend(others);
+        for (name, stored) in tensors {
+            if self.tensors.insert(name.clone(), (shard, stored)).is_some() {
+                return Err(SafetensorsSourceError::Duplicate { path: self.directory.clone(), tensor: name });
+            }
+        }
+        Ok(())
+    }
+
+    /// The files, in the order of their names.
+    pub(crate) fn files(&self) -> &[Shard] {
+        &self.files
+    }
+
+    /// The tensors' names in ascending order.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// The tensors of other types, if they were not refused.
+    pub(crate) fn others(&self) -> &[OtherTensor] {
+        &self.others
+    }
+
+    /// What is known of a tensor without reading it.
+    pub(crate) fn tensor(&self, name: &str) -> Option<&StoredTensor> {
+        self.tensors.get(name).map(|(_, stored)| stored)
+    }
+
+    /// Which of [`files`](Self::files) a tensor is in.
+    pub(crate) fn file_of(&self, name: &str) -> Option<usize> {
+        self.tensors.get(name).map(|(shard, _)| *shard)
+    }
+
+    /// A tensor's data.
+    pub(crate) fn bytes(&self, name: &str) -> Option<&[u8]> {
+        let (shard, stored) = self.tensors.get(name)?;
+        self.files.get(*shard)?.map.get(stored.range.clone())
+    }
+
+    /// Gives back the memory that caches a tensor; see [`MappedFile::release`].
+    pub(crate) fn release(&self, name: &str) {
+        if let Some((shard, stored)) = self.tensors.get(name) {
+            self.files[*shard].map.release(stored.range.clone());
+        }
+    }
+
+    /// False if a file was written to since it was opened.
+    pub(crate) fn unchanged(&self) -> bool {
+        self.files.iter().all(|file| file.map.unchanged())
+    }
+}
+
+/// The names of a directory's weight files.
+fn weight_files(directory: &Path) -> Result<BTreeSet<String>, SafetensorsSourceError> {
+    let path = directory.join(INDEX_FILE);
+    let json = whole_file::read_if_there(&path, MAX_INDEX_BYTES)
+        .map_err(|source| SafetensorsSourceError::Read { path: path.clone(), source })?;
+    match json {
+        None => Ok(BTreeSet::from([SINGLE_FILE.to_owned()])),
+        Some(json) => shard_names(&json).map_err(|reason| SafetensorsSourceError::Index { path, reason }),
+    }
+}
+
+fn shard_names(json: &[u8]) -> Result<BTreeSet<String>, String> {
+    #[derive(Deserialize)]
+    struct Index {
+        weight_map: HashMap<String, String>,
+    }
+    let index: Index = small_json::parse(json).map_err(|error| error.to_string())?;
+    let names: BTreeSet<String> = index.weight_map.into_values().collect();
+    if names.is_empty() || names.len() > MAX_SHARDS {
+        return Err(format!("it names {} files, and 1 to {MAX_SHARDS} are read", names.len()));
+    }
+    // A name that leads out of the directory would read what nobody asked for.
+    match names.iter().find(|name| Path::new(name).file_name() != Some(name.as_ref())) {
+        Some(name) => Err(format!("\"{}\" is not a plain file name", name.escape_debug())),
+        None => Ok(names),
+    }
+}

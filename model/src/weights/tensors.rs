@@ -1,0 +1,102 @@
+//! Single tensors of a model, read from its files and compared with what its configuration implies.
+
+use kernels::{Arena, PackError, PackedMatrix, quant::dequantize_row};
+
+use crate::{
+    forward::Norms,
+    shape::{
+        layout::tensor_shape,
+        source::{Tensor, TensorId, WeightSource},
+    },
+};
+
+/// Why weights could not be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum WeightsError {
+    /// The files lack a tensor the architecture has.
+    #[error(
+        "the model's files have no {0:?}; the file is incomplete or of another architecture than it says"
+    )]
+    Missing(TensorId),
+    /// A tensor is not of the shape the configuration implies.
+    #[error("{id:?} is {found:?} but the configuration implies {expected:?} (rows, columns)")]
+    Shape {
+        /// The tensor.
+        id: TensorId,
+        /// What the configuration implies.
+        expected: (usize, usize),
+        /// What the file holds.
+        found: (usize, usize),
+    },
+    /// A tensor cannot be packed.
+    #[error("cannot pack {id:?}")]
+    Pack {
+        /// The tensor.
+        id: TensorId,
+        /// Cause.
+        source: PackError,
+    },
+}
+
+/// Reads and packs one matrix.
+pub(crate) fn pack_tensor(
+    source: &dyn WeightSource,
+    arena: &Arena,
+    id: TensorId,
+) -> Result<PackedMatrix, WeightsError> {
+    let tensor = read_matrix(source, id)?;
+    let matrix = PackedMatrix::pack_in(arena, tensor.kind, &tensor.data, tensor.rows, tensor.cols)
+        .map_err(|source| WeightsError::Pack { id, source })?;
+    drop(tensor);
+    source.release(id);
+    Ok(matrix)
+}
+
+/// Reads one matrix as it is stored.
+pub(crate) fn read_matrix(source: &dyn WeightSource, id: TensorId) -> Result<Tensor<'_>, WeightsError> {
+    let tensor = source.tensor(id).ok_or(WeightsError::Missing(id))?;
+    expect_shape(id, tensor_shape(source.config(), id).into(), (tensor.rows, tensor.cols))?;
+    Ok(tensor)
+}
+
+fn expect_shape(id: TensorId, expected: (usize, usize), found: (usize, usize)) -> Result<(), WeightsError> {
+    if expected == found { Ok(()) } else { Err(WeightsError::Shape { id, expected, found }) }
+}
+
+/// A vector as floats, or `None` if the files have none.
+pub(crate) fn read_vector(
+    source: &dyn WeightSource,
+    id: TensorId,
+    length: usize,
+) -> Result<Option<Vec<f32>>, WeightsError> {
+    let Some(tensor) = source.tensor(id) else {
+        return Ok(None);
+    };
+    expect_shape(id, (1, length), (tensor.rows, tensor.cols))?;
+    let mut values = vec![0.0; length];
+    dequantize_row(tensor.kind, &tensor.data, &mut values);
+    Ok(Some(values))
+}
+
+/// Reads the norms of a model.
+///
+/// # Errors
+///
+/// One is missing or has another length than the configuration implies.
+pub fn load_norms(source: &dyn WeightSource) -> Result<Norms, WeightsError> {
+    let config = source.config();
+    let vector = |id, length| read_vector(source, id, length)?.ok_or(WeightsError::Missing(id));
+    let of_layers = |id: fn(usize) -> TensorId, length| {
+        (0..config.layers).map(|layer| vector(id(layer), length)).collect()
+    };
+    let of_heads = |id| {
+        if config.qk_norm { of_layers(id, config.head_dim) } else { Ok(Vec::new()) }
+    };
+    Ok(Norms {
+        attention: of_layers(TensorId::AttentionNorm, config.hidden_size)?,
+        feed_forward: of_layers(TensorId::FeedForwardNorm, config.hidden_size)?,
+        query: of_heads(TensorId::QueryNorm)?,
+        key: of_heads(TensorId::KeyNorm)?,
+        output: vector(TensorId::OutputNorm, config.hidden_size)?,
+    })
+}

@@ -1,0 +1,20 @@
+//! Decisions without side effects.
+//!
+//! Nothing here reads a clock, draws a number or touches a socket by itself: what a decision depends on is handed in, and
+//! the same things handed in give the same decision, in a process, in a test and in a simulation.
+//!
+//! # Layout
+//!
+//! - [`admission`]: who is let in when more ask than can be served.
+//! - [`batch`]: who takes part in a step, with how many tokens.
+//! - [`clock`]: where the time comes from.
+//! - [`perf`]: what things will take: lines fitted to timings, and what follows from them.
+//! - [`random`]: numbers drawn by key and counter.
+
+#![forbid(unsafe_code)]
+
+pub mod admission;
+pub mod batch;
+pub mod clock;
+pub mod perf;
+pub mod random;

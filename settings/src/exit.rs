@@ -1,0 +1,170 @@
+//! How a program ends: exit codes, and why in one line.
+
+use std::{error::Error, io, process::ExitCode};
+
+/// How a program ended. The numbers are part of the command line's contract.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exit {
+    /// It did what was asked.
+    Ok,
+    /// It failed.
+    Failed,
+    /// The command line or the configuration is wrong.
+    Usage,
+    /// A model, an adapter, a file or a program is not there.
+    NotFound,
+    /// Something else holds what is needed: a port, a state directory, a name.
+    Conflict,
+    /// Nobody answers, or the answer is "not now".
+    Unavailable,
+    /// The caller may not do this.
+    Refused,
+}
+
+impl Exit {
+    /// All of them, by number.
+    pub const ALL: [Self; 7] = [
+        Self::Ok,
+        Self::Failed,
+        Self::Usage,
+        Self::NotFound,
+        Self::Conflict,
+        Self::Unavailable,
+        Self::Refused,
+    ];
+
+    /// The number the process exits with.
+    #[must_use]
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Ok => 0,
+            Self::Failed => 1,
+            Self::Usage => 2,
+            Self::NotFound => 3,
+            Self::Conflict => 4,
+            Self::Unavailable => 5,
+            Self::Refused => 6,
+        }
+    }
+
+    /// What a process that ended with `code` meant; one that a signal ended has failed.
+    #[must_use]
+    pub fn of_code(code: Option<i32>) -> Self {
+        let known = Self::ALL.into_iter().find(|exit| Some(i32::from(exit.number())) == code);
+        known.unwrap_or(Self::Failed)
+    }
+
+    /// A stable word for the number, for JSON.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Ok => "ok",
+            Self::Failed => "failed",
+            Self::Usage => "usage",
+            Self::NotFound => "not_found",
+            Self::Conflict => "conflict",
+            Self::Unavailable => "unavailable",
+            Self::Refused => "refused",
+        }
+    }
+
+    /// What an HTTP status means for the person at the command line.
+    #[must_use]
+    pub fn of_http(status: u16) -> Self {
+        match status {
+            400 | 413 | 415 | 422 => Self::Usage,
+            401 | 403 => Self::Refused,
+            404 => Self::NotFound,
+            409 => Self::Conflict,
+            408 | 429 | 503 | 504 | 507 => Self::Unavailable,
+            _ => Self::Failed,
+        }
+    }
+
+    /// What the system's refusal means: the first below `error`, itself included, that means more than "failed".
+    #[must_use]
+    pub fn of_system(error: &(dyn Error + 'static)) -> Self {
+        let mut causes = causes(error).filter_map(|cause| cause.downcast_ref::<io::Error>());
+        let meaning = causes.find_map(|error| match error.kind() {
+            io::ErrorKind::NotFound => Some(Self::NotFound),
+            io::ErrorKind::PermissionDenied => Some(Self::Refused),
+            io::ErrorKind::AddrInUse => Some(Self::Conflict),
+            _ => None,
+        });
+        meaning.unwrap_or(Self::Failed)
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit.number())
+    }
+}
+
+/// `error` and what lies below it, outermost first.
+fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |above| {
+        let above: &'a (dyn Error + 'static) = *above;
+        above.source()
+    })
+}
+
+/// `error` and its causes in one line, each said once: many say their cause themselves.
+#[must_use]
+pub fn in_one_line(error: &(dyn Error + 'static)) -> String {
+    causes(error).fold(String::new(), |said, cause| {
+        let cause = cause.to_string().lines().map(str::trim).collect::<Vec<_>>().join(" ");
+        match said.as_str() {
+            "" => cause,
+            said if said.contains(&cause) => said.to_owned(),
+            said => format!("{said}: {cause}"),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("cannot open the door: {source}; knock")]
+    struct Door {
+        source: io::Error,
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("nobody goes out")]
+    struct House(#[source] Door);
+
+    fn house() -> House {
+        House(Door { source: io::Error::new(io::ErrorKind::PermissionDenied, "it is\nlocked") })
+    }
+
+    #[test]
+    fn a_cause_is_said_once_and_in_one_line() {
+        let expected = "nobody goes out: cannot open the door: it is locked; knock";
+        assert_eq!(in_one_line(&house()), expected);
+    }
+
+    #[test]
+    fn what_the_system_refused_is_known_however_deep_it_lies() {
+        assert_eq!(Exit::of_system(&house()), Exit::Refused);
+        assert_eq!(Exit::of_system(&io::Error::other("x")), Exit::Failed);
+    }
+
+    #[test]
+    fn the_exit_code_of_another_process_is_understood() {
+        for exit in Exit::ALL {
+            assert_eq!(Exit::of_code(Some(i32::from(exit.number()))), exit);
+        }
+        assert_eq!((Exit::of_code(None), Exit::of_code(Some(101))), (Exit::Failed, Exit::Failed));
+    }
+
+    #[test]
+    fn http_statuses_map_to_the_documented_exit_codes() {
+        let cases = [(400, 2), (401, 6), (403, 6), (404, 3), (409, 4), (429, 5), (503, 5), (500, 1)];
+        for (status, number) in cases {
+            assert_eq!(Exit::of_http(status).number(), number, "HTTP {status}");
+        }
+    }
+}

@@ -1,0 +1,41 @@
+//! How a field of a deployment file is read.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserializer, de};
+
+/// Reads a field through its `FromStr`, whether TOML or the environment wrote it: `8`, `"8"` and `true` all work.
+///
+/// # Errors
+/// If it is no scalar, or not of its type.
+pub fn setting<'de, D, T>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    D: Deserializer<'de>,
+    T: FromStr,
+    T::Err: fmt::Display,
+{
+    struct Scalar;
+
+    impl de::Visitor<'_> for Scalar {
+        type Value = String;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a string, a number or a boolean")
+        }
+        fn visit_str<E>(self, text: &str) -> Result<String, E> {
+            Ok(text.to_owned())
+        }
+        fn visit_i64<E>(self, number: i64) -> Result<String, E> {
+            Ok(number.to_string())
+        }
+        fn visit_f64<E>(self, number: f64) -> Result<String, E> {
+            Ok(number.to_string())
+        }
+        fn visit_bool<E>(self, flag: bool) -> Result<String, E> {
+            Ok(flag.to_string())
+        }
+    }
+
+    let text = deserializer.deserialize_any(Scalar)?;
+    text.parse().map(Some).map_err(|cause: T::Err| de::Error::custom(format!("`{text}`: {cause}")))
+}

@@ -1,0 +1,72 @@
+//! Declarations as flags: of a process, and of `holobiont up`.
+
+use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
+
+use crate::{Preset, Process, Setting, all};
+
+/// Gives a flag of a process what its declaration says: variable, default and help. Others stay as they are.
+///
+/// To be used as `#[command(mut_args(settings::described))]`.
+#[must_use]
+pub fn described(arg: Arg) -> Arg {
+    let Some(setting) = all().find(|setting| Some(setting.flag) == arg.get_long()) else { return arg };
+    let arg = arg.env(setting.variable()).help(setting.help).long_help(None::<&str>);
+    match setting.preset {
+        Preset::Is(_) if setting.is_switch() => arg,
+        Preset::Is(value) => arg.required(false).default_value(value),
+        Preset::Depends(words) if setting.process != Process::Up => {
+            arg.help(format!("{} [default: {words}]", setting.help))
+        }
+        Preset::Depends(_) | Preset::None => arg,
+    }
+}
+
+/// Every setting as a flag of `holobiont up`; the values are checked where the file's are.
+#[derive(Debug, Clone, Default)]
+pub struct SettingFlags(Vec<(&'static Setting, String)>);
+
+impl SettingFlags {
+    /// What was given.
+    pub fn given(&self) -> impl Iterator<Item = (&'static Setting, &str)> {
+        self.0.iter().map(|(setting, value)| (*setting, value.as_str()))
+    }
+}
+
+impl FromArgMatches for SettingFlags {
+    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let value = |setting: &Setting| matches.get_one::<String>(setting.flag).cloned();
+        Ok(Self(all().filter_map(|setting| Some((setting, value(setting)?))).collect()))
+    }
+
+    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), clap::Error> {
+        *self = Self::from_arg_matches(matches)?;
+        Ok(())
+    }
+}
+
+impl Args for SettingFlags {
+    fn augment_args(command: Command) -> Command {
+        command.args(all().map(flag))
+    }
+
+    fn augment_args_for_update(command: Command) -> Command {
+        Self::augment_args(command)
+    }
+}
+
+fn flag(setting: &'static Setting) -> Arg {
+    let help = match setting.preset {
+        Preset::Is(value) => format!("{} [default: {value}]", setting.help),
+        Preset::Depends(words) => format!("{} [default: {words}]", setting.help),
+        Preset::None => setting.help.to_owned(),
+    };
+    let arg = Arg::new(setting.flag)
+        .long(setting.flag)
+        .value_name(setting.value)
+        .help(help)
+        .help_heading(format!("Settings of [{}]", setting.section));
+    match setting.is_switch() {
+        true => arg.num_args(0..=1).require_equals(true).default_missing_value("true"),
+        false => arg,
+    }
+}

@@ -1,0 +1,45 @@
+//! What all programs have in common towards whoever runs them: every setting of a deployment, declared once, every
+//! environment variable, and the exit codes.
+//!
+//! A declaration says in which section of a deployment file a setting stands, what it is called as a flag, of what type
+//! it is, what holds if nobody sets it, what it is for, and to which process `holobiont up` hands it on. Its environment
+//! variable is `HOLOBIONT_` and the flag in capitals, for `up` and for every process alike. From the same declaration
+//! follow the sections' types, flags and help of `up` and of the processes, and the table in the README.
+//!
+//! # Layout
+//!
+//! - [`Setting`], [`Preset`], [`Process`]: a declaration
+//! - [`ModelSection`] and its siblings, [`all`]: the declarations
+//! - [`ByteCount`], [`CoreList`], [`DeviceChoice`] ...: what values may be
+//! - `words`: those that are one of a few words
+//! - [`variables`]: every other variable there is, and the refusal of all that are none
+//! - [`described`], [`SettingFlags`]: declarations as flags
+//! - [`exit`]: exit codes, and why a program ended, in one line
+//! - [`file`](mod@file): how a field of a deployment file is read
+//!
+//! # Principles
+//!
+//! - A leaf: it depends on no other crate of the workspace.
+//! - One name: a setting is called alike in every program; a variable that nobody knows is refused, never skipped.
+
+#![forbid(unsafe_code)]
+
+mod declaration;
+pub mod exit;
+pub mod file;
+mod flags;
+mod sections;
+mod values;
+pub mod variables;
+mod words;
+
+pub use self::{
+    declaration::{Preset, Process, Setting, Value},
+    flags::{SettingFlags, described},
+    sections::{
+        DeploymentSection, ExecutorSection, GatewaySection, LayersSection, ModelSection, SECTIONS,
+        WorkersSection, all,
+    },
+    values::{ByteCount, CoreList, DeviceChoice, Gbps, MAX_CORES, MAX_WORKERS, WaitFactor, WorkerCount},
+    words::{AdapterDtype, Batching, ColdStart, KvDtype, LogFormat},
+};

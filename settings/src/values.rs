@@ -1,0 +1,257 @@
+//! What values may be: each is read from text, whoever wrote it.
+
+use std::{collections::BTreeSet, fmt, str::FromStr};
+
+/// Cores from this number on are on no machine: as many as the kernel's affinity mask holds.
+pub const MAX_CORES: u32 = 1024;
+
+/// Most workers of a deployment: as many seats the executor's board has.
+pub const MAX_WORKERS: u8 = 64;
+
+/// A number of bytes: `1048576`, `1 MiB` or `1 MB`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ByteCount(pub u64);
+
+impl FromStr for ByteCount {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let text = text.trim();
+        let unit_at = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let (number, unit) = text.split_at(unit_at);
+        let factor: u64 = match unit.trim() {
+            "" | "B" => 1,
+            "KiB" => 1 << 10,
+            "MiB" => 1 << 20,
+            "GiB" => 1 << 30,
+            "kB" => 1_000,
+            "MB" => 1_000_000,
+            "GB" => 1_000_000_000,
+            other => {
+                return Err(format!("`{other}` is no unit of bytes; write B, KiB, MiB, GiB, kB, MB or GB"));
+            }
+        };
+        let number: u64 = number
+            .parse()
+            .map_err(|_| format!("`{text}` is no number of bytes; write one such as 512MiB"))?;
+        number
+            .checked_mul(factor)
+            .map(Self)
+            .ok_or_else(|| format!("`{text}` is more bytes than can be counted"))
+    }
+}
+
+impl fmt::Display for ByteCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// What computes: the host's cores, or a GPU by its number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceChoice {
+    /// The host's own cores.
+    Cpu,
+    /// An NVIDIA GPU.
+    Cuda {
+        /// Its number, as the driver counts.
+        ordinal: u32,
+    },
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let wrong =
+            || format!("`{text}` is no device; write cpu, cuda, or cuda:1 for another GPU than the first");
+        match text.split_once(':') {
+            None if text == "cpu" => Ok(Self::Cpu),
+            None if text == "cuda" => Ok(Self::Cuda { ordinal: 0 }),
+            Some(("cuda", digits)) if digits.bytes().all(|byte| byte.is_ascii_digit()) => {
+                digits.parse().map(|ordinal| Self::Cuda { ordinal }).map_err(|_| wrong())
+            }
+            _ => Err(wrong()),
+        }
+    }
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda { ordinal } => write!(f, "cuda:{ordinal}"),
+        }
+    }
+}
+
+/// Gigabits a second, fractions allowed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Gbps(f64);
+
+impl Gbps {
+    const BYTES_PER_GIGABIT: f64 = 125e6;
+
+    /// Bytes a second: 1 at least.
+    #[must_use]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "at least 1; a float beyond the integers becomes the largest of them"
+    )]
+    pub fn bytes_per_s(self) -> u64 {
+        (self.0 * Self::BYTES_PER_GIGABIT) as u64
+    }
+}
+
+impl FromStr for Gbps {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.trim().parse() {
+            Ok(speed) if f64::is_finite(speed) && speed * Self::BYTES_PER_GIGABIT >= 1.0 => Ok(Self(speed)),
+            _ => Err(format!("`{text}` is no speed; write gigabits a second, as 12.5")),
+        }
+    }
+}
+
+impl fmt::Display for Gbps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A factor on how long calls wait for company; 0 for not at all.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct WaitFactor(pub f64);
+
+impl FromStr for WaitFactor {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.trim().parse() {
+            Ok(factor) if (0.0..=1000.0).contains(&factor) => Ok(Self(factor)),
+            _ => Err(format!("`{text}` is no factor; write a number from 0 to 1000, as 1.5")),
+        }
+    }
+}
+
+impl fmt::Display for WaitFactor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Cores as `0-3,8`, ascending, each once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CoreList(pub BTreeSet<u32>);
+
+impl FromStr for CoreList {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let wrong = || format!("`{text}` is no list of cores; write it as 0-3,8");
+        let mut cores = BTreeSet::new();
+        for part in text.split(',') {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            let number = |text: &str| text.trim().parse::<u32>().map_err(|_| wrong());
+            let (first, last) = (number(first)?, number(last)?);
+            if first > last {
+                return Err(wrong());
+            }
+            if last >= MAX_CORES {
+                let end = MAX_CORES - 1;
+                return Err(format!("core {last} of `{text}` is on no machine; they end at {end}"));
+            }
+            cores.extend(first..=last);
+        }
+        Ok(Self(cores))
+    }
+}
+
+impl fmt::Display for CoreList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut runs: Vec<(u32, u32)> = Vec::new();
+        for core in &self.0 {
+            match runs.last_mut() {
+                Some((_, last)) if *last + 1 == *core => *last = *core,
+                _ => runs.push((*core, *core)),
+            }
+        }
+        let runs = runs.iter().map(|(first, last)| match first == last {
+            true => first.to_string(),
+            false => format!("{first}-{last}"),
+        });
+        f.write_str(&runs.collect::<Vec<_>>().join(","))
+    }
+}
+
+/// How many workers: each takes a process and a seat at the executor's board.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct WorkerCount(pub u8);
+
+impl FromStr for WorkerCount {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.trim().parse() {
+            Ok(count @ 0..=MAX_WORKERS) => Ok(Self(count)),
+            _ => Err(format!("`{text}` is no number of workers from 0 to {MAX_WORKERS}")),
+        }
+    }
+}
+
+impl fmt::Display for WorkerCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+crate::declaration::shown_as_read!(ByteCount, CoreList, DeviceChoice, Gbps, WaitFactor, WorkerCount);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn byte_counts_are_read_with_and_without_units_and_never_wrap() {
+        for (text, bytes) in
+            [("12", 12), ("2GiB", 2 << 30), (" 3 kB ", 3000), ("4096", 4096), ("3MB", 3_000_000)]
+        {
+            assert_eq!(text.parse(), Ok(ByteCount(bytes)));
+        }
+        for wrong in ["", "MiB", "1.5 GiB", "-3", "1TiB", "99999999999 GiB"] {
+            assert!(wrong.parse::<ByteCount>().is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn lists_of_cores_are_read_and_written_back() {
+        for (text, written) in [("0-2,5", "0-2,5"), ("3, 1 ,2", "1-3"), ("7", "7"), ("0-2,2,5", "0-2,5")] {
+            assert_eq!(text.parse::<CoreList>().unwrap().to_string(), written);
+        }
+        for wrong in ["", "x", "3-1", "0-", "0-99999999999", "0-4000000000", "1,,2"] {
+            assert!(wrong.parse::<CoreList>().is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_device_is_named_by_its_kind_and_number() {
+        let cuda = |ordinal| DeviceChoice::Cuda { ordinal };
+        for (text, device) in [("cpu", DeviceChoice::Cpu), ("cuda:0", cuda(0)), ("cuda:3", cuda(3))] {
+            assert_eq!((text.parse(), device.to_string().as_str()), (Ok(device), text));
+        }
+        assert_eq!("cuda".parse(), Ok(cuda(0)));
+        for wrong in ["", "gpu", "cpu:0", "cuda:", "cuda:x", "cuda:-1", "cuda:+1", "cuda:99999999999"] {
+            assert!(wrong.parse::<DeviceChoice>().is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn an_emulated_link_has_a_speed_in_bits() {
+        assert_eq!("0.8".parse::<Gbps>().unwrap().bytes_per_s(), 100_000_000);
+        for wrong in ["0", "nan", "inf", "1e-9", "-1"] {
+            assert!(wrong.parse::<Gbps>().is_err(), "{wrong}");
+        }
+    }
+}

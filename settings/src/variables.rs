@@ -1,0 +1,173 @@
+//! Every environment variable of Holobiont, and the refusal of all that are none.
+//!
+//! A setting's variable follows from its declaration; the others stand here, each with who reads it.
+
+use std::collections::BTreeSet;
+
+use crate::{Setting, all};
+
+/// What all of them begin with.
+pub const PREFIX: &str = "HOLOBIONT_";
+
+/// `HOLOBIONT_ADAPTERS_<NAME>` is the directory of an adapter, under the name as written.
+pub const ADAPTERS: &str = "HOLOBIONT_ADAPTERS_";
+
+/// Variables that are no setting of a deployment, without their prefix, and who reads them.
+const OTHERS: &[(&str, &[&str])] = &[
+    (
+        "`holobiont`: where models and state live, the gateway to talk to, and the key to show it",
+        &["HOME", "URL", "API_KEY"],
+    ),
+    ("`holobiont-client` and the Python package: the executor to rent layers of", &["EXECUTOR"]),
+    (
+        "base-executor, lora-worker and gateway: where they find each other, and what `up` decides for them",
+        &[
+            "SOCKET",
+            "WORKER_SOCKET",
+            "WORKER_INVOCATION",
+            "MAX_WORKERS",
+            "EXPECTED_WORKERS",
+            "ENGINE",
+            "LAYERS",
+        ],
+    ),
+    ("`holobiont up --detach`: the process behind", &["DETACHED"]),
+    (
+        "packaging/launch and the scripts: the folder of the programs, and tools to use",
+        &[
+            "PROGRAMS",
+            "BASE_EXECUTOR",
+            "LLAMA_CPP",
+            "TORCH_PYTHON",
+            "PEER_SDIST",
+            "PEER_JOBS",
+            "LOAD_VENV",
+            "EVAL_VENV",
+            "CUDA_LIBRARIES",
+            "CHECK_INSIDE",
+            "FUZZ_SEED",
+            "FUZZ_SECONDS",
+            "FUZZ_TARGET",
+        ],
+    ),
+    (
+        "tests and benchmarks",
+        &[
+            "TEST_MODEL",
+            "TEST_ROOT",
+            "REQUIRE_CUDA",
+            "FAILPOINTS",
+            "SEED",
+            "LEDGER",
+            "PROMPTS",
+            "KILLS",
+            "PLACES",
+            "WRITE_GUIDE",
+            "WORKER_FAULTS",
+            "SPLIT_FAULTS",
+            "SCREENSHOTS",
+            "CHURN",
+            "STOPS_MS",
+            "STORM_S",
+            "SOAK_S",
+            "ANSWER",
+            "CONTEXT",
+        ],
+    ),
+];
+
+/// A variable that nobody reads.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("nothing reads the environment variable {name}; did you mean {nearest}?")]
+pub struct UnknownVariable {
+    /// As it was found.
+    pub name: String,
+    /// The one that is most like it.
+    pub nearest: String,
+}
+
+/// What a variable is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Variable {
+    /// A setting of the deployment.
+    Setting(&'static Setting),
+    /// The directory of the adapter of this name.
+    Adapter(String),
+    /// Somebody else's: of another program, or of none of ours.
+    Other,
+}
+
+impl Variable {
+    /// What the variable `name` is.
+    ///
+    /// # Errors
+    /// If it begins like one of ours and is none.
+    pub fn named(name: &str) -> Result<Self, UnknownVariable> {
+        let Some(own) = name.strip_prefix(PREFIX) else { return Ok(Self::Other) };
+        if let Some(setting) = all().find(|setting| setting.variable() == name) {
+            return Ok(Self::Setting(setting));
+        }
+        if OTHERS.iter().any(|(_, names)| names.contains(&own)) {
+            return Ok(Self::Other);
+        }
+        match name.strip_prefix(ADAPTERS).filter(|adapter| !adapter.is_empty()) {
+            Some(adapter) => Ok(Self::Adapter(adapter.to_owned())),
+            None => Err(UnknownVariable { name: name.to_owned(), nearest: nearest(name) }),
+        }
+    }
+}
+
+/// Refuses an environment with a variable that nobody reads.
+///
+/// # Errors
+/// The first such variable, in alphabetical order.
+pub fn check_environment() -> Result<(), UnknownVariable> {
+    let names: BTreeSet<String> =
+        std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).collect();
+    names.iter().try_for_each(|name| Variable::named(name).map(|_| ()))
+}
+
+/// The known variable that is most like `name`, which may also be a section and a field.
+fn nearest(name: &str) -> String {
+    let in_file = |setting: &Setting| {
+        format!("{PREFIX}{}_{}", setting.section.to_ascii_uppercase(), setting.field.to_ascii_uppercase())
+    };
+    let settings = all().flat_map(|setting| {
+        [(setting.variable(), setting.variable()), (in_file(setting), setting.variable())]
+    });
+    let others = OTHERS.iter().flat_map(|(_, names)| names.iter()).map(|own| format!("{PREFIX}{own}"));
+    let known = settings.chain(others.map(|name| (name.clone(), name)));
+    let nearest = known.min_by_key(|(like, _)| strsim::damerau_levenshtein(like, name));
+    nearest.map(|(_, variable)| variable).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_variable_that_nobody_reads_is_answered_with_the_nearest_one() {
+        for (name, nearest) in [
+            ("HOLOBIONT_API_KEYFILE", "HOLOBIONT_API_KEY_FILE"),
+            ("HOLOBIONT_GATEWAY_API_KEY_FILE", "HOLOBIONT_API_KEY_FILE"),
+            ("HOLOBIONT_EXECUTOR_CORES", "HOLOBIONT_CORES"),
+            ("HOLOBIONT_EXECUTOR_KV_BYTE", "HOLOBIONT_KV_BYTES"),
+            ("HOLOBIONT_WORKERS_COUNT", "HOLOBIONT_WORKERS"),
+            ("HOLOBIONT_MODEL_SERVED_NAME", "HOLOBIONT_SERVED_MODEL_NAME"),
+            ("HOLOBIONT_URLL", "HOLOBIONT_URL"),
+        ] {
+            assert_eq!(Variable::named(name).unwrap_err().nearest, nearest, "{name}");
+        }
+    }
+
+    #[test]
+    fn every_setting_has_a_variable_of_its_own() {
+        let variables: BTreeSet<String> = all().map(Setting::variable).collect();
+        assert_eq!(variables.len(), all().count());
+        for setting in all() {
+            assert_eq!(Variable::named(&setting.variable()), Ok(Variable::Setting(setting)));
+        }
+        assert_eq!(Variable::named("HOLOBIONT_ADAPTERS_a-b"), Ok(Variable::Adapter("a-b".into())));
+        assert_eq!(Variable::named("PATH"), Ok(Variable::Other));
+    }
+}

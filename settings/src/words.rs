@@ -1,0 +1,131 @@
+//! Settings that are one of a few words.
+
+use std::{ffi::OsString, fmt, str::FromStr};
+
+use clap::{ValueEnum, builder::PossibleValue};
+
+use crate::Value;
+
+/// Declares an enum whose values are words.
+macro_rules! words {
+    ($( $(#[doc = $doc:literal])+ $name:ident ($what:literal) { $(
+        $(#[doc = $help:literal])+ $value:ident = $word:literal,
+    )* } )*) => { $(
+        $(#[doc = $doc])+
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum $name { $( $(#[doc = $help])+ $value, )* }
+
+        impl $name {
+            const ALL: &[Self] = &[$( Self::$value ),*];
+
+            /// The word for it.
+            #[must_use]
+            pub const fn word(self) -> &'static str {
+                match self { $( Self::$value => $word, )* }
+            }
+        }
+
+        impl ValueEnum for $name {
+            fn value_variants<'a>() -> &'a [Self] {
+                Self::ALL
+            }
+
+            fn to_possible_value(&self) -> Option<PossibleValue> {
+                Some(PossibleValue::new(self.word()))
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = String;
+
+            fn from_str(text: &str) -> Result<Self, String> {
+                let known = Self::ALL.iter().find(|value| value.word() == text);
+                known.copied().ok_or_else(|| no_such($what, text, Self::ALL.iter().map(|value| value.word())))
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(self.word())
+            }
+        }
+
+        impl Value for $name {
+            fn text(&self) -> OsString {
+                self.word().into()
+            }
+        }
+    )* };
+}
+
+fn no_such(what: &str, text: &str, words: impl Iterator<Item = &'static str>) -> String {
+    format!("`{text}` is no {what}; write {}", words.collect::<Vec<_>>().join(" or "))
+}
+
+words! {
+    /// How keys and values are stored.
+    KvDtype ("number format") {
+        /// What suits the weights.
+        Auto = "auto",
+        /// 32 bits.
+        F32 = "f32",
+        /// 16 bits.
+        F16 = "f16",
+    }
+
+    /// How adapters are stored and multiplied.
+    AdapterDtype ("number format") {
+        /// What suits the weights: `exact` for weights of 32 or 16 bits that are not rounded, else `f16`.
+        Auto = "auto",
+        /// As many bits as hold the adapter's own numbers.
+        Exact = "exact",
+        /// 16 bits with 11 of precision; multiplied in 32.
+        F16 = "f16",
+        /// 16 bits with 8 of precision, and so are the activations they meet: twice as fast with long prompts.
+        Bf16 = "bf16",
+    }
+
+    /// What a request does whose adapter is not on the device.
+    ColdStart ("cold start") {
+        /// It starts at once; CPU workers compute what has not arrived.
+        CpuAssist = "cpu-assist",
+        /// It waits until the adapter has arrived.
+        OnDemand = "on-demand",
+        /// There are none: a load is answered once the adapter is on the device.
+        Cached = "cached",
+    }
+
+    /// When calls of split clients that wait are computed.
+    Batching ("way of batching") {
+        /// After a wait in proportion to their rows, with what waits for the same by then.
+        Opportunistic = "opportunistic",
+        /// At once, each alone.
+        Alone = "none",
+        /// When every active session waits, all together; for comparison.
+        Lockstep = "lockstep",
+    }
+
+    /// How the log is written.
+    LogFormat ("log format") {
+        /// Lines for people.
+        Human = "human",
+        /// One JSON object a line.
+        Json = "json",
+        /// `human` on a terminal, else `json`.
+        Auto = "auto",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_is_read_as_it_is_written_and_another_is_answered_with_all_there_are() {
+        for dtype in AdapterDtype::ALL {
+            assert_eq!(dtype.to_string().parse(), Ok(*dtype));
+        }
+        let error = "warm".parse::<ColdStart>().unwrap_err();
+        assert_eq!(error, "`warm` is no cold start; write cpu-assist or on-demand or cached");
+    }
+}

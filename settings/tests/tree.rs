@@ -1,0 +1,108 @@
+//! What the repository says about settings, held against their declarations.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use settings::{Preset, SECTIONS, Setting, variables::Variable};
+
+/// Ends of what is searched for variables.
+const TEXTS: [&str; 9] = ["rs", "md", "py", "sh", "toml", "env", "service", "yml", "html"];
+
+/// Places whose text is not the tree's own, or names variables that shall be none.
+const ELSEWHERE: [&str; 6] = ["target", ".git", ".venv", "CHANGELOG.md", "settings", "node_modules"];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// Every text below `directory`, with its path.
+fn texts(directory: &Path, found: &mut Vec<(PathBuf, String)>) {
+    for entry in fs::read_dir(directory).unwrap().map(Result::unwrap) {
+        let (path, name) = (entry.path(), entry.file_name().into_string().unwrap());
+        let kind = entry.file_type().unwrap();
+        if ELSEWHERE.contains(&name.as_str()) || (kind.is_dir() && name.starts_with('.')) {
+            continue;
+        }
+        if kind.is_dir() {
+            texts(&path, found);
+        } else if is_text(&path)
+            && let Ok(text) = fs::read_to_string(&path)
+        {
+            found.push((path, text));
+        }
+    }
+}
+
+fn is_text(path: &Path) -> bool {
+    let ending = path.extension().and_then(|ending| ending.to_str());
+    ending.map_or_else(
+        || path.parent().is_some_and(|parent| parent.ends_with("scripts")),
+        |e| TEXTS.contains(&e),
+    )
+}
+
+/// The names in `text` that begin like a variable of ours, as far as one can be read.
+fn variables(text: &str) -> impl Iterator<Item = &str> {
+    text.match_indices("HOLOBIONT_").map(|(at, _)| {
+        let rest = &text[at..];
+        let end = rest.find(|c: char| !c.is_ascii_uppercase() && !c.is_ascii_digit() && c != '_');
+        &rest[..end.unwrap_or(rest.len())]
+    })
+}
+
+/// Names that tests give, because nothing reads them.
+const WRONG: [&str; 3] = ["HOLOBIONT_APIKEY_FILE", "HOLOBIONT_KV_BYTE", "HOLOBIONT_LISTENS"];
+
+#[test]
+fn every_variable_that_the_tree_names_is_known() {
+    let mut found = Vec::new();
+    texts(&root(), &mut found);
+    assert!(found.len() > 500, "{} files", found.len());
+    let mut unknown = BTreeSet::new();
+    for (path, text) in &found {
+        let named = variables(text).filter(|name| !name.ends_with('_') && !WRONG.contains(name));
+        unknown.extend(named.filter(|name| Variable::named(name).is_err()).map(|name| (name, path)));
+    }
+    assert!(unknown.is_empty(), "{unknown:#?}");
+}
+
+/// The README's table of settings.
+fn table() -> String {
+    let mut text = String::from("| Section | Field | Option | Default | |\n|---|---|---|---|---|\n");
+    for section in SECTIONS {
+        let mut name = format!("`[{}]`", section[0].section);
+        for setting in *section {
+            let (field, option, preset) = (setting.field, setting.flag, preset(setting));
+            text.push_str(&format!("| {name} | `{field}` | `--{option}` | {preset} | {} |\n", setting.help));
+            name.clear();
+        }
+    }
+    text.replace("|  |", "| |")
+}
+
+fn preset(setting: &Setting) -> String {
+    match setting.preset {
+        Preset::Is(value) if value.parse::<u64>().is_ok() || setting.is_switch() => value.to_owned(),
+        Preset::Is(value) => format!("`\"{value}\"`"),
+        Preset::Depends(words) => words.to_owned(),
+        Preset::None => "none".to_owned(),
+    }
+}
+
+/// `UPDATE_REFERENCE=1` writes the table instead of comparing it.
+#[test]
+fn the_readme_has_the_table_of_all_settings() {
+    let path = root().join("README.md");
+    let readme = fs::read_to_string(&path).unwrap();
+    let (begin, end) = ("| Section | Field |", "| `[adapters]` |");
+    let (begin, end) = (readme.find(begin).unwrap(), readme.find(end).unwrap());
+    if std::env::var_os("UPDATE_REFERENCE").is_some() {
+        fs::write(&path, format!("{}{}{}", &readme[..begin], table(), &readme[end..])).unwrap();
+    } else {
+        assert_eq!(&readme[begin..end], table(), "UPDATE_REFERENCE=1 writes it again");
+    }
+}

@@ -1,0 +1,170 @@
+//! Files that others may write, in memory: read-only maps of regular files.
+//!
+//! This is the one place where a file is mapped, so that the crates above need no `unsafe`.
+
+use std::{
+    fs::{File, Metadata, OpenOptions},
+    io,
+    ops::{Deref, Range},
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use rustix::fs::OFlags;
+
+/// Opens a regular file for reading.
+///
+/// # Errors
+/// Whatever opening reports, and `InvalidInput` for anything but a regular file. A pipe does not block the call.
+pub fn open_regular(path: &Path) -> io::Result<File> {
+    let nonblocking = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0);
+    let file = OpenOptions::new().read(true).custom_flags(nonblocking).open(path)?;
+    // Asked of the opened file, not of the path, which may name something else by now.
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    Ok(file)
+}
+
+/// A regular file mapped read-only, whole.
+///
+/// Whoever may write the file can still change or shorten it. Changed bytes are read as they are (users of the map
+/// check what they take from it); touching a page behind the new end kills the process with SIGBUS. Model files are
+/// therefore replaced by renaming a new file over them, never rewritten, and [`MappedFile::unchanged`] tells
+/// whether that rule was kept.
+#[derive(Debug)]
+pub struct MappedFile {
+    path: PathBuf,
+    file: File,
+    stamp: Stamp,
+    map: memmap2::Mmap,
+}
+
+/// What tells one state of a file from another.
+#[derive(Debug, PartialEq, Eq)]
+struct Stamp {
+    bytes: u64,
+    modified: Option<SystemTime>,
+}
+
+impl Stamp {
+    fn of(metadata: &Metadata) -> Self {
+        Self { bytes: metadata.len(), modified: metadata.modified().ok() }
+    }
+}
+
+impl MappedFile {
+    /// Maps the file at `path`.
+    ///
+    /// # Errors
+    /// Whatever opening or mapping reports, and `InvalidInput` for anything but a regular file.
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let file = open_regular(path)?;
+        let stamp = Stamp::of(&file.metadata()?);
+        // SAFETY: the map is private to this value, read-only, and unmapped before nothing that borrows from it,
+        // because `Deref` ties every slice to `self`. What cannot be promised is that no other process writes the
+        // file: JUSTIFICATION: the bytes are only ever read as plain integers, whose every bit pattern is valid,
+        // and counts taken from them are checked after they are copied; a shortened file ends the process (SIGBUS),
+        // it does not give it wrong memory.
+        let map = unsafe { memmap2::Mmap::map(&file)? };
+        Ok(Self { path: path.to_path_buf(), file, stamp, map })
+    }
+
+    /// Where the file was opened.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The mapped file, whatever is at its path by now.
+    #[must_use]
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Gives back the memory that caches `range`: for bytes that have been copied and will not be read again soon.
+    /// They can still be read, from the file again. This is advice; a system that does not take it does no harm.
+    pub fn release(&self, range: Range<usize>) {
+        if range.end > self.map.len() || range.is_empty() {
+            return;
+        }
+        // SAFETY: the map is read-only and backed by the file, so a page that is dropped is read from the file again
+        // when it is next touched: no value behind a live `&[u8]` changes, unless the file was rewritten, which
+        // is no different from rewriting it under `open`. The range lies inside the map (checked above).
+        let advised = unsafe {
+            self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, range.start, range.len())
+        };
+        drop(advised);
+    }
+
+    /// True while the mapped file has the length and the modification time it had when it was opened.
+    #[must_use]
+    pub fn unchanged(&self) -> bool {
+        self.file.metadata().is_ok_and(|metadata| Stamp::of(&metadata) == self.stamp)
+    }
+}
+
+impl Deref for MappedFile {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.map
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn temporary(name: &str, bytes: &[u8]) -> PathBuf {
+        let path = std::env::temp_dir().join(format!("mapped-{}-{name}", std::process::id()));
+        std::fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    #[test]
+    fn a_mapped_file_reads_as_its_bytes() {
+        let path = temporary("bytes", b"weights");
+        let map = MappedFile::open(&path).unwrap();
+        assert_eq!(&*map, b"weights");
+        assert_eq!(map.path(), path);
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_rewritten_file_is_noticed_and_a_replaced_one_is_not_torn() {
+        let path = temporary("rewritten", b"weights");
+        let map = MappedFile::open(&path).unwrap();
+        assert!(map.unchanged());
+        let other = temporary("other", b"other weights");
+        std::fs::rename(&other, &path).unwrap();
+        assert!(map.unchanged(), "the mapped file still is the one that was opened");
+        assert_eq!(&*map, b"weights");
+
+        let map = MappedFile::open(&path).unwrap();
+        std::fs::write(&path, b"other weights and more").unwrap();
+        assert!(!map.unchanged());
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn released_bytes_can_be_read_again() {
+        let bytes: Vec<u8> = (0..100_000u32).map(|i| (i % 251) as u8).collect();
+        let path = temporary("released", &bytes);
+        let map = MappedFile::open(&path).unwrap();
+        map.release(5_000..90_001);
+        map.release(0..map.len());
+        map.release(map.len() + 1..map.len() + 2);
+        map.release(7..7);
+        assert_eq!(&*map, bytes);
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn a_directory_and_a_device_are_refused() {
+        for path in ["/", "/dev/zero"] {
+            assert!(MappedFile::open(Path::new(path)).is_err(), "{path} was mapped");
+        }
+    }
+}

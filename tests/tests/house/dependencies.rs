@@ -1,0 +1,92 @@
+//! Which way crates depend on each other, and where unsafe code lives.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+};
+
+use super::{members, root, sources};
+
+/// Member crates and the members they depend on, read from their manifests.
+fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
+    let folders = members();
+    let of = |folder: &str| {
+        let manifest = fs::read_to_string(root().join(folder).join("Cargo.toml")).unwrap();
+        let normal = manifest.split("[dependencies]").nth(1).unwrap_or_default();
+        let normal = normal.split("\n[").next().unwrap();
+        let names = normal.lines().filter_map(|line| Some(line.split(['.', ' ', '=']).next()?.to_owned()));
+        names.filter(|name| folders.contains(name)).collect()
+    };
+    folders.iter().map(|folder| (folder.clone(), of(folder))).collect()
+}
+
+#[test]
+fn dependencies_point_down() {
+    let members = dependencies();
+    let allowed = |folder: &str| -> &[&str] {
+        match folder {
+            "failpoint" | "ids" | "patience" | "keys" | "policy" | "settings" | "shmproto" => &[],
+            "kernels" => &["ids"],
+            "files" => &["ids", "shmproto"],
+            "text" => &["files"],
+            "model" => &["failpoint", "files", "ids", "kernels", "policy", "shmproto"],
+            "cache" => &["failpoint", "ids", "policy"],
+            "layer-service" => &["failpoint", "kernels", "keys", "model", "policy", "shmproto"],
+            "base-executor" => &[
+                "cache",
+                "failpoint",
+                "files",
+                "ids",
+                "kernels",
+                "layer-service",
+                "model",
+                "policy",
+                "settings",
+                "shmproto",
+            ],
+            // No model: what it computes is in its memory.
+            "lora-worker" => &["failpoint", "kernels", "settings", "shmproto"],
+            // No executor: what it rents comes over a channel.
+            "client" => &["cache", "failpoint", "files", "ids", "kernels", "model", "shmproto", "text"],
+            // No model: it turns text into ids and back.
+            "gateway" => &["failpoint", "files", "ids", "keys", "policy", "settings", "shmproto", "text"],
+            // Hostile input goes through the parsers of every process.
+            "fuzz" => &["files", "gateway", "holobiont", "model", "shmproto", "text"],
+            // Parts are measured alone, beside their peers.
+            "benches" => &["client", "files", "ids", "kernels", "model", "shmproto"],
+            // The processes are programs to them; the tests read their tables of failpoints.
+            "tests" => &[
+                "base-executor",
+                "client",
+                "gateway",
+                "holobiont",
+                "ids",
+                "lora-worker",
+                "model",
+                "patience",
+                "settings",
+                "shmproto",
+                "text",
+            ],
+            _ => &["files", "keys", "model", "settings", "text"],
+        }
+    };
+    for (folder, dependencies) in &members {
+        for dependency in dependencies {
+            assert!(
+                allowed(folder).contains(&dependency.as_str()),
+                "{folder} must not depend on {dependency}"
+            );
+        }
+    }
+    assert!(members["model"].contains("kernels"), "the manifests were read");
+}
+
+#[test]
+fn unsafe_code_lives_in_kernels_and_shared_memory_alone() {
+    for member in members().iter().filter(|member| !["kernels", "shmproto"].contains(&member.as_str())) {
+        let root = |name: &str| sources().iter().find(|source| source.path == format!("{member}/src/{name}"));
+        let root = root("lib.rs").or_else(|| root("main.rs")).expect("a library or a program");
+        assert!(root.text.contains("#![forbid(unsafe_code)]"), "{} forbids unsafe code", root.path);
+    }
+}

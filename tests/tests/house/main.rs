@@ -1,0 +1,94 @@
+//! The rules of the house that no compiler checks.
+//!
+//! - `dependencies`: which way crates depend on each other, and where unsafe code lives
+//! - `modules`: maps name every module, modules of a crate do not import each other in circles
+//! - `sizes`: files and functions stay short
+//! - `sync`: releases and acquires come in pairs, atomics of shared memory by one door
+//! - `words`: names and docs that say something
+//! - `promises`: those of the specification name real tests
+//!
+//! What is older than a rule is an exception by name. Exceptions only become fewer: one that is not needed any more fails.
+
+#![forbid(unsafe_code)]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod dependencies;
+mod modules;
+mod promises;
+mod sizes;
+mod sync;
+mod words;
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    sync::LazyLock,
+};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// The folders of the workspace's crates.
+fn members() -> Vec<String> {
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    let list = manifest.split("members = [").nth(1).unwrap().split(']').next().unwrap();
+    list.split('"').skip(1).step_by(2).map(str::to_owned).collect()
+}
+
+/// A Rust file.
+struct Source {
+    /// Where it is, from the root: `cache/src/kv.rs`.
+    path: String,
+    text: String,
+}
+
+impl Source {
+    /// The crate's folder.
+    fn member(&self) -> &str {
+        self.path.split('/').next().unwrap()
+    }
+
+    fn parsed(&self) -> syn::File {
+        syn::parse_file(&self.text).unwrap_or_else(|error| panic!("{}: {error}", self.path))
+    }
+
+    /// True for what a crate is made of, tests apart.
+    fn is_shipped(&self) -> bool {
+        let mut folders = self.path.split('/').skip(1);
+        folders.next() == Some("src") && !folders.any(|part| matches!(part, "tests" | "tests.rs"))
+    }
+}
+
+/// Every Rust file of the workspace's crates, in the order of their paths.
+fn sources() -> &'static [Source] {
+    static SOURCES: LazyLock<Vec<Source>> = LazyLock::new(|| {
+        let mut found = Vec::new();
+        for member in members() {
+            collect(&member, &mut found);
+        }
+        found.sort_by(|one, other| one.path.cmp(&other.path));
+        found
+    });
+    &SOURCES
+}
+
+fn collect(folder: &str, found: &mut Vec<Source>) {
+    for entry in fs::read_dir(root().join(folder)).unwrap().map(Result::unwrap) {
+        let path = format!("{folder}/{}", entry.file_name().to_str().unwrap());
+        if entry.path().is_dir() {
+            collect(&path, found);
+        } else if path.ends_with(".rs") {
+            found.push(Source { text: fs::read_to_string(entry.path()).unwrap(), path });
+        }
+    }
+}
+
+/// Compares what breaks a rule with the exceptions to it: no new ones, and none that is not needed.
+fn assert_only(rule: &str, exceptions: &[&str], found: &[String]) {
+    let new: Vec<&String> = found.iter().filter(|what| !exceptions.contains(&what.as_str())).collect();
+    assert!(new.is_empty(), "{rule}: {new:#?}");
+    let old: Vec<&&str> =
+        exceptions.iter().filter(|exception| !found.iter().any(|what| what == *exception)).collect();
+    assert!(old.is_empty(), "{rule}: take these off the list of exceptions: {old:#?}");
+}

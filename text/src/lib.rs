@@ -1,0 +1,19 @@
+//! Text on one side, token ids on the other.
+//!
+//! # Layout
+//!
+//! - [`tokenizer`]: text to ids and back; [`detokenize`]: back, one token at a time; `utf8_buffer`: what of it is text already.
+//! - [`chat_template`]: a conversation as the model was trained to see it.
+//! - [`stop`]: stop strings in streamed text.
+//!
+//! # Principles
+//!
+//! - No kernel, no weights: who turns text into ids needs no arithmetic, and whoever computes needs no text.
+//! - What comes from a model's files or a request is bounded in memory and in time: expressions, templates, lists.
+#![forbid(unsafe_code)]
+
+pub mod chat_template;
+pub mod detokenize;
+pub mod stop;
+pub mod tokenizer;
+mod utf8_buffer;
