@@ -13,7 +13,7 @@ use crate::{
 const ROWS_A_CHUNK: usize = 8;
 
 /// Splits `rows` over the pool; `each` gets ranges of rows.
-fn for_row_ranges(pool: &mut Pool, rows: usize, each: impl Fn(usize, usize) + Sync) {
+pub(crate) fn for_row_ranges(pool: &mut Pool, rows: usize, each: impl Fn(usize, usize) + Sync) {
     pool.run(rows.div_ceil(ROWS_A_CHUNK), |i| {
         each(i * ROWS_A_CHUNK, rows.min((i + 1) * ROWS_A_CHUNK));
     });

@@ -8,6 +8,7 @@
 //! - [`lora`]: low-rank deltas of many adapters and ranks in one call.
 //! - [`attention`]: paged keys and values, grouped heads.
 //! - [`elementwise`]: norms, rotary embedding, gating.
+//! - [`backward`]: gradients of all of these.
 //! - [`quant`]: the block formats of weight files.
 //! - `buffer`, `element`: the memory they lie in, and numbers of 16 and 32 bits.
 //! - [`cuda`]: the same on a GPU.
@@ -22,6 +23,7 @@
 
 pub mod activations;
 pub mod attention;
+pub mod backward;
 mod buffer;
 pub mod cuda;
 mod element;

@@ -86,11 +86,11 @@ impl QkvLayout {
         (self.heads + 2 * self.kv_heads) * self.head_dim
     }
 
-    pub(super) fn key_column(self) -> usize {
+    pub(crate) fn key_column(self) -> usize {
         self.heads * self.head_dim
     }
 
-    pub(super) fn value_column(self) -> usize {
+    pub(crate) fn value_column(self) -> usize {
         (self.heads + self.kv_heads) * self.head_dim
     }
 }

@@ -2,6 +2,7 @@
 //! code, and, where the crate promises batch invariance, against themselves bit for bit.
 
 mod attention;
+mod backward;
 mod elementwise;
 mod linear;
 mod linear_transposed;

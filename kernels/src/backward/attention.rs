@@ -1,0 +1,314 @@
+//! Gradients of attention over whole sequences, whose rows are all in the batch.
+//!
+//! The weights of a query are computed once more from queries and keys: nothing of the size of rows x rows is kept. One thread
+//! does a key head of a sequence, its queries in tiles of [`SUM_ROWS`](super::SUM_ROWS) tokens, heads of the group one after
+//! the other, so that gradients of keys and values are summed in an order of the sequence's own.
+
+use half::f16;
+
+use super::{
+    SUM_ROWS,
+    product::{Into, Product, Strided},
+};
+use crate::{
+    attention::{KvPrecision, QkvLayout},
+    isa::Isa,
+    pool::Pool,
+    simd::{Kernel, LANES, Simd},
+};
+
+/// Consecutive rows that are a whole sequence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SequenceRows {
+    /// First row in the batch.
+    pub first: usize,
+    /// Rows; the first has the position 0.
+    pub count: usize,
+}
+
+/// What attention was computed from.
+#[derive(Debug, Clone, Copy)]
+pub struct Attended<'a> {
+    /// Rows `[q | k | v]` as they went in: queries scaled, both rotated.
+    pub qkv: &'a [f32],
+    /// Where these lie in a row.
+    pub layout: QkvLayout,
+    /// How keys and values were kept; queries met them rounded so.
+    pub precision: KvPrecision,
+    /// As far back as a query saw.
+    pub window: Option<usize>,
+    /// What came out, `[rows, heads * head_dim]`.
+    pub out: &'a [f32],
+}
+
+/// The gradient at `[q | k | v]`, of the same shape, from `g`, that at what came out. The rounding of keys and values is
+/// taken for no change.
+///
+/// # Panics
+///
+/// If the shapes do not fit together, or sequences are not in ascending order.
+pub fn attention_gradient(
+    pool: &mut Pool,
+    isa: Isa,
+    attended: Attended<'_>,
+    sequences: &[SequenceRows],
+    g: &[f32],
+    gradient: &mut [f32],
+) {
+    let Attended { qkv, layout, out, .. } = attended;
+    let (rows, width) = (qkv.len() / layout.stride(), layout.heads * layout.head_dim);
+    assert!(layout.heads.is_multiple_of(layout.kv_heads), "whole groups of heads");
+    assert_eq!(gradient.len(), qkv.len(), "a gradient for each element");
+    assert!(out.len() >= rows * width && g.len() >= rows * width, "a row for each row of qkv");
+    let in_order = |pair: &[SequenceRows]| pair[0].first + pair[0].count <= pair[1].first;
+    assert!(sequences.windows(2).all(in_order), "sequences have rows of their own, in ascending order");
+    assert!(sequences.last().is_none_or(|last| last.first + last.count <= rows), "the rows exist");
+    gradient.fill(0.0);
+    let to = OutPtr(gradient.as_mut_ptr());
+    pool.run(sequences.len() * layout.kv_heads, |i| {
+        let (sequence, kv_head) = (sequences[i / layout.kv_heads], i % layout.kv_heads);
+        isa.dispatch(HeadGradient { attended, sequence, kv_head, g, to: &to });
+    });
+}
+
+struct OutPtr(*mut f32);
+// SAFETY: each thread writes the rows of its sequence and the columns of its heads, in a buffer that outlives the region.
+unsafe impl Sync for OutPtr {}
+
+/// One key head of a sequence.
+struct HeadGradient<'a> {
+    attended: Attended<'a>,
+    sequence: SequenceRows,
+    kv_head: usize,
+    g: &'a [f32],
+    to: &'a OutPtr,
+}
+
+/// Some queries of a head, and the keys they see.
+#[derive(Debug, Clone, Copy)]
+struct Tile {
+    head: usize,
+    /// First token and tokens, in the sequence.
+    first: usize,
+    count: usize,
+    /// First key that any of them sees, and one past the last.
+    from: usize,
+    to: usize,
+}
+
+/// Keys and values of a head, and what a tile needs.
+struct Room {
+    /// `[tokens, head_dim]`, as attention met them.
+    keys: Vec<f32>,
+    /// `[head_dim, tokens]`.
+    keys_transposed: Vec<f32>,
+    values_transposed: Vec<f32>,
+    /// `[SUM_ROWS, tokens]`: weights of a tile.
+    weights: Vec<f32>,
+    /// The same for their gradients, and then those of the scores.
+    scores: Vec<f32>,
+}
+
+impl Kernel for HeadGradient<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let layout = self.attended.layout;
+        let group = layout.heads / layout.kv_heads;
+        let tokens = self.sequence.count;
+        let mut room = self.room();
+        for head in self.kv_head * group..(self.kv_head + 1) * group {
+            for first in (0..tokens).step_by(SUM_ROWS) {
+                let count = SUM_ROWS.min(tokens - first);
+                let window = self.attended.window.unwrap_or(usize::MAX);
+                let from = (first + 1).saturating_sub(window);
+                let tile = Tile { head, first, count, from, to: first + count };
+                // SAFETY: `attention_gradient` has checked that rows and columns exist, and gave them to this thread alone.
+                unsafe { self.tile::<S>(tile, &mut room) };
+            }
+        }
+    }
+}
+
+impl HeadGradient<'_> {
+    /// Gathers keys and values, rounded as they were kept.
+    fn room(&self) -> Room {
+        let Attended { qkv, layout, precision, .. } = self.attended;
+        let (tokens, width) = (self.sequence.count, layout.head_dim);
+        let kept = |value: f32| match precision {
+            KvPrecision::F32 => value,
+            KvPrecision::F16 => f16::from_f32(value).to_f32(),
+        };
+        let head = |column: usize, token: usize| {
+            let at = (self.sequence.first + token) * layout.stride() + column + self.kv_head * width;
+            &qkv[at..at + width]
+        };
+        let mut keys = Vec::with_capacity(tokens * width);
+        let mut transposed = [layout.key_column(), layout.value_column()].map(|_| vec![0.0; tokens * width]);
+        for token in 0..tokens {
+            keys.extend(head(layout.key_column(), token).iter().map(|&key| kept(key)));
+            for (to, column) in transposed.iter_mut().zip([layout.key_column(), layout.value_column()]) {
+                for (d, &value) in head(column, token).iter().enumerate() {
+                    to[d * tokens + token] = kept(value);
+                }
+            }
+        }
+        let [keys_transposed, values_transposed] = transposed;
+        let tile = vec![0.0; SUM_ROWS * tokens];
+        Room { keys, keys_transposed, values_transposed, weights: tile.clone(), scores: tile }
+    }
+
+    /// A row's element of `[q | k | v]`, counted from the sequence's first token.
+    fn column(&self, token: usize, column: usize) -> usize {
+        (self.sequence.first + token) * self.attended.layout.stride() + column
+    }
+
+    /// A row's element of what came out.
+    fn out(&self, token: usize, head: usize) -> usize {
+        let layout = self.attended.layout;
+        ((self.sequence.first + token) * layout.heads + head) * layout.head_dim
+    }
+
+    /// # Safety
+    ///
+    /// Rows and columns exist and are this thread's alone.
+    #[inline(always)]
+    unsafe fn tile<S: Simd>(&self, tile: Tile, room: &mut Room) {
+        let Attended { qkv, layout, .. } = self.attended;
+        let (tokens, width, stride) = (self.sequence.count, layout.head_dim, layout.stride());
+        let Tile { head, first, count, from, to } = tile;
+        let seen = to - from;
+        let queries = qkv[self.column(first, head * width)..].as_ptr();
+        let g = self.g[self.out(first, head)..].as_ptr();
+        let g_stride = layout.heads * width;
+        let room_stride = tokens;
+        let products = |a: *const f32, a_stride: usize, transposed: &[f32], c: *mut f32| Product {
+            a: Strided::rows(a, a_stride),
+            b: transposed[from..].as_ptr(),
+            b_stride: tokens,
+            c,
+            c_stride: room_stride,
+            m: count,
+            n: seen,
+            k: width,
+            into: Into::Place,
+        };
+        let (weights, scores) = (room.weights.as_mut_ptr(), room.scores.as_mut_ptr());
+        // SAFETY: keys `from..to` exist, the room holds a tile, and the rows of the sequence are this thread's.
+        unsafe {
+            products(queries, stride, &room.keys_transposed, weights).run::<S>();
+            products(g, g_stride, &room.values_transposed, scores).run::<S>();
+            for row in 0..count {
+                let at = self.out(first + row, head);
+                let along = dot::<S>(&self.attended.out[at..at + width], &self.g[at..at + width]);
+                let visible = self.visible(tile, row);
+                let (weights, scores) = (weights.add(row * room_stride), scores.add(row * room_stride));
+                soften::<S>(weights, scores, along, visible, seen);
+            }
+            let to_queries = self.to.0.add(self.column(first, head * width));
+            let to_keys = self.to.0.add(self.column(from, layout.key_column() + self.kv_head * width));
+            let to_values = self.to.0.add(self.column(from, layout.value_column() + self.kv_head * width));
+            let keys = room.keys[from * width..].as_ptr();
+            let of_queries = Product {
+                a: Strided::rows(scores, room_stride),
+                b: keys,
+                b_stride: width,
+                c: to_queries,
+                c_stride: stride,
+                m: count,
+                n: width,
+                k: seen,
+                into: Into::Place,
+            };
+            of_queries.run::<S>();
+            let of_keys = |a: *const f32, b: *const f32, b_stride: usize, c: *mut f32| Product {
+                a: Strided::transposed(a, room_stride),
+                b,
+                b_stride,
+                c,
+                c_stride: stride,
+                m: seen,
+                n: width,
+                k: count,
+                into: Into::Sum,
+            };
+            of_keys(scores, queries, stride, to_keys).run::<S>();
+            of_keys(weights, g, g_stride, to_values).run::<S>();
+        }
+    }
+
+    /// What a row of a tile sees, counted from the tile's first key.
+    #[inline(always)]
+    fn visible(&self, tile: Tile, row: usize) -> (usize, usize) {
+        let end = tile.first + row + 1;
+        let from = end.saturating_sub(self.attended.window.unwrap_or(usize::MAX));
+        (from - tile.from, end - tile.from)
+    }
+}
+
+#[inline(always)]
+fn dot<S: Simd>(a: &[f32], b: &[f32]) -> f32 {
+    let mut sum = S::splat(0.0);
+    for c in (0..a.len()).step_by(LANES) {
+        let n = LANES.min(a.len() - c);
+        // SAFETY: both have as many elements.
+        unsafe { sum = S::fma(S::load_head(a.as_ptr().add(c), n), S::load_head(b.as_ptr().add(c), n), sum) };
+    }
+    S::sum(sum)
+}
+
+/// Turns the scores of a row in `weights` into weights, 0 where it does not see, and the gradients of the weights in
+/// `scores` into those of the scores: `w (g - sum of w g)`, of which `along` is the sum.
+///
+/// # Safety
+///
+/// Both have `count` elements.
+#[inline(always)]
+unsafe fn soften<S: Simd>(
+    weights: *mut f32,
+    scores: *mut f32,
+    along: f32,
+    (from, to): (usize, usize),
+    count: usize,
+) {
+    // SAFETY: the caller's.
+    let weights = unsafe { std::slice::from_raw_parts_mut(weights, count) };
+    // SAFETY: the caller's.
+    let scores = unsafe { std::slice::from_raw_parts_mut(scores, count) };
+    for outside in [0..from, to..count] {
+        weights[outside.clone()].fill(0.0);
+        scores[outside].fill(0.0);
+    }
+    let (weights, scores) = (&mut weights[from..to], &mut scores[from..to]);
+    let mut largest = S::splat(f32::NEG_INFINITY);
+    for c in (0..weights.len()).step_by(LANES) {
+        let n = LANES.min(weights.len() - c);
+        // SAFETY: as many lanes exist.
+        let v = unsafe { S::load_head(weights.as_ptr().add(c), n) };
+        largest = S::max(largest, S::select_head(n, v, S::splat(f32::NEG_INFINITY)));
+    }
+    let largest = S::splat(S::max_lane(largest));
+    let mut total = S::splat(0.0);
+    for c in (0..weights.len()).step_by(LANES) {
+        let n = LANES.min(weights.len() - c);
+        // SAFETY: as above.
+        unsafe {
+            let at = weights.as_mut_ptr().add(c);
+            let weight = S::exp(S::sub(S::load_head(at, n), largest));
+            total = S::add(total, S::select_head(n, weight, S::splat(0.0)));
+            S::store_head(at, weight, n);
+        }
+    }
+    let (inverse, along) = (S::splat(1.0 / S::sum(total)), S::splat(along));
+    for c in (0..weights.len()).step_by(LANES) {
+        let n = LANES.min(weights.len() - c);
+        // SAFETY: as above.
+        unsafe {
+            let (weight, score) = (weights.as_mut_ptr().add(c), scores.as_mut_ptr().add(c));
+            let w = S::mul(S::load_head(weight, n), inverse);
+            S::store_head(weight, w, n);
+            S::store_head(score, S::mul(w, S::sub(S::load_head(score, n), along)), n);
+        }
+    }
+}

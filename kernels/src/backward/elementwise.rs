@@ -1,0 +1,286 @@
+//! Gradients of norms, rotary embedding and gating.
+
+use crate::{
+    elementwise::{Heads, Norm, for_row_ranges},
+    isa::Isa,
+    pool::Pool,
+    simd::{Kernel, LANES, Simd},
+};
+
+/// Adds to `gradient` what `g`, the gradient at `norm(x)`, comes to at `x`. All are `[rows, norm.weight.len()]`.
+///
+/// # Panics
+///
+/// If the shapes do not fit together.
+pub fn norm_gradient(pool: &mut Pool, isa: Isa, x: &[f32], g: &[f32], norm: Norm<'_>, gradient: &mut [f32]) {
+    let width = norm.weight.len();
+    assert!(x.len().is_multiple_of(width), "whole rows");
+    assert_eq!(x.len(), g.len(), "x and g have the same rows");
+    assert_eq!(x.len(), gradient.len(), "x and its gradient have the same rows");
+    let job = NormGradient { x: x.as_ptr(), g: g.as_ptr(), norm, gradient: gradient.as_mut_ptr(), rows: (0, 0) };
+    for_row_ranges(pool, x.len() / width, |from, to| isa.dispatch(job.over(from, to)));
+}
+
+#[derive(Clone, Copy)]
+struct NormGradient<'a> {
+    x: *const f32,
+    g: *const f32,
+    norm: Norm<'a>,
+    gradient: *mut f32,
+    rows: (usize, usize),
+}
+// SAFETY: threads are given disjoint ranges of rows of buffers that outlive the parallel region.
+unsafe impl Sync for NormGradient<'_> {}
+
+impl NormGradient<'_> {
+    fn over(&self, from: usize, to: usize) -> Self {
+        Self { rows: (from, to), ..*self }
+    }
+}
+
+impl Kernel for NormGradient<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let width = self.norm.weight.len();
+        for row in self.rows.0..self.rows.1 {
+            // SAFETY: `norm_gradient` has checked the sizes; the row is this thread's alone.
+            unsafe {
+                let at = |values: *const f32| values.add(row * width);
+                let to = self.gradient.add(row * width);
+                NormRow::of::<S>(at(self.x), at(self.g), self.norm, width).each::<S>(|c, n, v| {
+                    S::store_head(to.add(c), S::add(S::load_head(to.add(c), n), v), n);
+                });
+            }
+        }
+    }
+}
+
+/// The gradient of one row's norm: `s w g - x s^3 mean(w g x)` with `s = 1 / rms(x)`.
+struct NormRow {
+    x: *const f32,
+    g: *const f32,
+    weight: *const f32,
+    width: usize,
+    scale: f32,
+    /// `s^3 mean(w g x)`.
+    shrink: f32,
+}
+
+impl NormRow {
+    /// # Safety
+    ///
+    /// `x`, `g` and the weight have `width` elements.
+    #[inline(always)]
+    unsafe fn of<S: Simd>(x: *const f32, g: *const f32, norm: Norm<'_>, width: usize) -> Self {
+        let weight = norm.weight.as_ptr();
+        let (mut squares, mut along) = (S::splat(0.0), S::splat(0.0));
+        for c in (0..width).step_by(LANES) {
+            let n = LANES.min(width - c);
+            // SAFETY: the caller's.
+            unsafe {
+                let x = S::load_head(x.add(c), n);
+                squares = S::fma(x, x, squares);
+                let g = S::mul(S::load_head(g.add(c), n), S::load_head(weight.add(c), n));
+                along = S::fma(g, x, along);
+            }
+        }
+        let scale = 1.0 / (S::sum(squares) / width as f32 + norm.eps).sqrt();
+        let shrink = scale * scale * scale * (S::sum(along) / width as f32);
+        Self { x, g, weight, width, scale, shrink }
+    }
+
+    /// Calls `put` with a column, how many lanes there are, and these.
+    ///
+    /// # Safety
+    ///
+    /// As [`Self::of`].
+    #[inline(always)]
+    unsafe fn each<S: Simd>(&self, mut put: impl FnMut(usize, usize, S::F)) {
+        let (scale, shrink) = (S::splat(self.scale), S::splat(-self.shrink));
+        for c in (0..self.width).step_by(LANES) {
+            let n = LANES.min(self.width - c);
+            // SAFETY: the caller's.
+            unsafe {
+                let g = S::mul(S::load_head(self.g.add(c), n), S::load_head(self.weight.add(c), n));
+                let x = S::load_head(self.x.add(c), n);
+                put(c, n, S::fma(x, shrink, S::mul(g, scale)));
+            }
+        }
+    }
+}
+
+/// The gradient at `[gate | up]` of `g`, that at `silu(gate) * up`; `gradient` is `[rows, 2 * width]`.
+///
+/// # Panics
+///
+/// If the shapes do not fit together.
+pub fn silu_mul_gradient(
+    pool: &mut Pool,
+    isa: Isa,
+    gate_up: &[f32],
+    g: &[f32],
+    width: usize,
+    gradient: &mut [f32],
+) {
+    assert!(g.len().is_multiple_of(width), "whole rows");
+    assert_eq!(gate_up.len(), 2 * g.len(), "two inputs an output");
+    assert_eq!(gradient.len(), gate_up.len(), "a gradient for each input");
+    let job = SiluMulGradient {
+        gate_up: gate_up.as_ptr(),
+        g: g.as_ptr(),
+        width,
+        gradient: gradient.as_mut_ptr(),
+        rows: (0, 0),
+    };
+    for_row_ranges(pool, g.len() / width, |from, to| isa.dispatch(job.over(from, to)));
+}
+
+#[derive(Clone, Copy)]
+struct SiluMulGradient {
+    gate_up: *const f32,
+    g: *const f32,
+    width: usize,
+    gradient: *mut f32,
+    rows: (usize, usize),
+}
+// SAFETY: threads are given disjoint ranges of rows of buffers that outlive the parallel region.
+unsafe impl Sync for SiluMulGradient {}
+
+impl SiluMulGradient {
+    fn over(&self, from: usize, to: usize) -> Self {
+        Self { rows: (from, to), ..*self }
+    }
+}
+
+impl Kernel for SiluMulGradient {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let (one, zero) = (S::splat(1.0), S::splat(0.0));
+        for row in self.rows.0..self.rows.1 {
+            for c in (0..self.width).step_by(LANES) {
+                let n = LANES.min(self.width - c);
+                let (gate_at, up_at) = (2 * row * self.width + c, (2 * row + 1) * self.width + c);
+                // SAFETY: `silu_mul_gradient` has checked the sizes; the row is this thread's alone.
+                unsafe {
+                    let gate = S::load_head(self.gate_up.add(gate_at), n);
+                    let up = S::load_head(self.gate_up.add(up_at), n);
+                    let g = S::load_head(self.g.add(row * self.width + c), n);
+                    let sigmoid = S::div(one, S::add(one, S::exp(S::sub(zero, gate))));
+                    let silu = S::mul(gate, sigmoid);
+                    // silu' = sigmoid + silu (1 - sigmoid)
+                    let slope = S::fma(silu, S::sub(one, sigmoid), sigmoid);
+                    S::store_head(self.gradient.add(gate_at), S::mul(S::mul(g, up), slope), n);
+                    S::store_head(self.gradient.add(up_at), S::mul(g, silu), n);
+                }
+            }
+        }
+    }
+}
+
+/// Turns the gradient at heads that [`rotate`](crate::elementwise::rotate) has normed, rotated and scaled into that at
+/// the heads before, in place. `x` are the rows before; it is read only where heads are normed.
+///
+/// `g` and `x` have rows of `stride`; `cos` and `sin` have rows of `head_dim / 2`, one a row of `g`.
+///
+/// # Panics
+///
+/// If the shapes do not fit together.
+#[allow(clippy::too_many_arguments, reason = "one operation on one buffer; a struct would only rename them")]
+pub fn rotate_gradient(
+    pool: &mut Pool,
+    isa: Isa,
+    g: &mut [f32],
+    x: &[f32],
+    stride: usize,
+    head_dim: usize,
+    cos: &[f32],
+    sin: &[f32],
+    heads: &[Heads<'_>],
+) {
+    let (rows, half) = (g.len() / stride, head_dim / 2);
+    assert!(cos.len() >= rows * half && sin.len() >= rows * half, "an angle for each row and frequency");
+    for group in heads {
+        assert!(group.column + group.count * head_dim <= stride, "heads lie within a row");
+        assert!(group.norm.is_none_or(|norm| norm.weight.len() == head_dim), "a weight a feature of a head");
+        assert!(group.norm.is_none() || x.len() >= g.len(), "normed heads have their inputs");
+    }
+    let job = RotateGradient {
+        g: g.as_mut_ptr(),
+        x: x.as_ptr(),
+        stride,
+        half,
+        cos: cos.as_ptr(),
+        sin: sin.as_ptr(),
+        heads,
+        rows: (0, 0),
+    };
+    for_row_ranges(pool, rows, |from, to| isa.dispatch(job.over(from, to)));
+}
+
+#[derive(Clone, Copy)]
+struct RotateGradient<'a> {
+    g: *mut f32,
+    x: *const f32,
+    stride: usize,
+    half: usize,
+    cos: *const f32,
+    sin: *const f32,
+    heads: &'a [Heads<'a>],
+    rows: (usize, usize),
+}
+// SAFETY: threads are given disjoint ranges of rows of buffers that outlive the parallel region.
+unsafe impl Sync for RotateGradient<'_> {}
+
+impl RotateGradient<'_> {
+    fn over(&self, from: usize, to: usize) -> Self {
+        Self { rows: (from, to), ..*self }
+    }
+}
+
+impl Kernel for RotateGradient<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self) {
+        let head_dim = 2 * self.half;
+        for row in self.rows.0..self.rows.1 {
+            for group in self.heads {
+                for head in 0..group.count {
+                    let at = row * self.stride + group.column + head * head_dim;
+                    // SAFETY: `rotate_gradient` has checked that heads and angles exist; the row is this thread's alone.
+                    unsafe {
+                        let g = self.g.add(at);
+                        let (cos, sin) = (self.cos.add(row * self.half), self.sin.add(row * self.half));
+                        rotate_back::<S>(g, cos, sin, self.half, group.scale);
+                        if let Some(norm) = group.norm {
+                            NormRow::of::<S>(self.x.add(at), g, norm, head_dim)
+                                .each::<S>(|c, n, v| S::store_head(g.add(c), v, n));
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `(a, b) -> (a cos + b sin, b cos - a sin)`, scaled: a rotation's transposed.
+#[inline(always)]
+unsafe fn rotate_back<S: Simd>(g: *mut f32, cos: *const f32, sin: *const f32, half: usize, scale: f32) {
+    let scale = S::splat(scale);
+    for c in (0..half).step_by(LANES) {
+        let n = LANES.min(half - c);
+        // SAFETY: the caller's: the head has `2 * half` elements, the angles `half`.
+        unsafe {
+            let (a, b) = (S::load_head(g.add(c), n), S::load_head(g.add(half + c), n));
+            let (cos, sin) = (S::load_head(cos.add(c), n), S::load_head(sin.add(c), n));
+            let first = S::fma(a, cos, S::mul(b, sin));
+            let second = S::sub(S::mul(b, cos), S::mul(a, sin));
+            S::store_head(g.add(c), S::mul(first, scale), n);
+            S::store_head(g.add(half + c), S::mul(second, scale), n);
+        }
+    }
+}

@@ -1,0 +1,337 @@
+//! Gradients against what the plain forward forms, in 64 bits, change by when an input does; and bit for bit against
+//! themselves, in other batches and on more threads.
+
+use kernels::{
+    Isa,
+    attention::{KvPrecision, QkvLayout},
+    backward::{
+        attention::{Attended, SequenceRows, attention_gradient},
+        elementwise::{norm_gradient, rotate_gradient, silu_mul_gradient},
+        lora::{FactorGradients, Factors, LoraRoom, Reached, lora_gradients},
+        softmax::{LogProbability, log_probability_gradients},
+    },
+    elementwise::{Heads, Norm},
+};
+
+use crate::support::{assert_close, bits, floats, pool, random};
+
+const EPS: f32 = 1e-5;
+
+/// The gradient at `x` of `g · forward(x)`, by central differences.
+fn differences(x: &[f32], g: &[f32], forward: impl Fn(&[f64]) -> Vec<f64>) -> Vec<f32> {
+    const STEP: f64 = 1e-5;
+    let mut x: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
+    let along = |x: &[f64]| -> f64 { forward(x).iter().zip(g).map(|(y, &g)| y * f64::from(g)).sum() };
+    (0..x.len())
+        .map(|i| {
+            let at = x[i];
+            x[i] = at + STEP;
+            let above = along(&x);
+            x[i] = at - STEP;
+            let below = along(&x);
+            x[i] = at;
+            ((above - below) / (2.0 * STEP)) as f32
+        })
+        .collect()
+}
+
+fn norm(x: &[f64], weight: &[f32]) -> Vec<f64> {
+    let mean = x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64;
+    let scale = 1.0 / (mean + f64::from(EPS)).sqrt();
+    x.iter().zip(weight).map(|(v, &w)| v * scale * f64::from(w)).collect()
+}
+
+#[test]
+fn a_norms_gradient_is_what_the_norm_changes_by_and_is_added() {
+    for width in [1, 7, 16, 33] {
+        let random = &mut random(width as u64);
+        let (x, g, weight) = (floats(random, 3 * width), floats(random, 3 * width), floats(random, width));
+        let wanted = differences(&x, &g, |x| x.chunks(width).flat_map(|x| norm(x, &weight)).collect());
+        for isa in Isa::available() {
+            let mut gradient = vec![1.0; x.len()];
+            norm_gradient(&mut pool(2), isa, &x, &g, Norm { weight: &weight, eps: EPS }, &mut gradient);
+            let gradient: Vec<f32> = gradient.iter().map(|v| v - 1.0).collect();
+            assert_close(&gradient, &wanted, 1e-4, &format!("{isa:?}, width {width}"));
+        }
+    }
+}
+
+#[test]
+fn a_gates_gradient_is_what_the_gate_changes_by() {
+    for width in [1, 16, 21] {
+        let random = &mut random(width as u64);
+        let (x, g) = (floats(random, 4 * width), floats(random, 2 * width));
+        let silu_mul = |x: &[f64]| -> Vec<f64> {
+            let row = |x: &[f64]| {
+                let (gate, up) = x.split_at(width);
+                gate.iter().zip(up).map(|(gate, up)| gate / (1.0 + (-gate).exp()) * up).collect::<Vec<_>>()
+            };
+            x.chunks(2 * width).flat_map(row).collect()
+        };
+        let wanted = differences(&x, &g, silu_mul);
+        for isa in Isa::available() {
+            let mut gradient = vec![f32::NAN; x.len()];
+            silu_mul_gradient(&mut pool(2), isa, &x, &g, width, &mut gradient);
+            assert_close(&gradient, &wanted, 1e-5, &format!("{isa:?}, width {width}"));
+        }
+    }
+}
+
+#[test]
+fn a_rotations_gradient_is_what_norm_rotation_and_scale_change_by() {
+    let (head_dim, stride, rows) = (10, 33, 3);
+    let half = head_dim / 2;
+    let random = &mut random(3);
+    let (x, g, weight) = (floats(random, rows * stride), floats(random, rows * stride), floats(random, head_dim));
+    let angles = floats(random, rows * half);
+    let (cos, sin): (Vec<f32>, Vec<f32>) = angles.iter().map(|a| (a.cos(), a.sin())).unzip();
+    let normed = Some(Norm { weight: &weight, eps: EPS });
+    let heads = [
+        Heads { column: 0, count: 2, norm: normed, scale: 0.25 },
+        Heads { column: 2 * head_dim, count: 1, norm: None, scale: 1.0 },
+    ];
+    let rotate = |x: &[f64]| -> Vec<f64> {
+        let mut out = x.to_vec();
+        for (row, out) in out.chunks_mut(stride).enumerate() {
+            for (head, out) in out[..3 * head_dim].chunks_mut(head_dim).enumerate() {
+                let of = &heads[head / 2];
+                let x = if of.norm.is_some() { norm(out, &weight) } else { out.to_vec() };
+                for i in 0..half {
+                    let (cos, sin) = (f64::from(cos[row * half + i]), f64::from(sin[row * half + i]));
+                    out[i] = (x[i] * cos - x[half + i] * sin) * f64::from(of.scale);
+                    out[half + i] = (x[half + i] * cos + x[i] * sin) * f64::from(of.scale);
+                }
+            }
+        }
+        out
+    };
+    let wanted = differences(&x, &g, rotate);
+    for isa in Isa::available() {
+        let mut gradient = g.clone();
+        rotate_gradient(&mut pool(2), isa, &mut gradient, &x, stride, head_dim, &cos, &sin, &heads);
+        assert_close(&gradient, &wanted, 1e-4, &format!("{isa:?}"));
+    }
+}
+
+/// Attention of one sequence, rows `[q | k | v]`.
+fn attend(x: &[f64], layout: QkvLayout, window: usize) -> Vec<f64> {
+    let QkvLayout { heads, kv_heads, head_dim } = layout;
+    let rows: Vec<&[f64]> = x.chunks(layout.stride()).collect();
+    let mut out = Vec::new();
+    for (row, q) in rows.iter().enumerate() {
+        for head in 0..heads {
+            let q = &q[head * head_dim..][..head_dim];
+            let of = head / (heads / kv_heads);
+            let seen = &rows[(row + 1).saturating_sub(window)..=row];
+            let part = |row: &[f64], first: usize| row[(first + of) * head_dim..][..head_dim].to_vec();
+            let score = |row: &&[f64]| -> f64 { part(row, heads).iter().zip(q).map(|(k, q)| k * q).sum() };
+            let weights: Vec<f64> = seen.iter().map(|row| score(row).exp()).collect();
+            let total: f64 = weights.iter().sum();
+            out.extend((0..head_dim).map(|d| {
+                let values = seen.iter().map(|row| part(row, heads + kv_heads)[d]);
+                values.zip(&weights).map(|(v, w)| v * w / total).sum::<f64>()
+            }));
+        }
+    }
+    out
+}
+
+/// The outputs of `sequences`, in 32 bits.
+fn attended(qkv: &[f32], layout: QkvLayout, window: usize, sequences: &[SequenceRows]) -> Vec<f32> {
+    let wide: Vec<f64> = qkv.iter().map(|&v| f64::from(v)).collect();
+    let rows = |of: &SequenceRows| &wide[of.first * layout.stride()..(of.first + of.count) * layout.stride()];
+    sequences.iter().flat_map(|of| attend(rows(of), layout, window)).map(|v| v as f32).collect()
+}
+
+#[test]
+fn the_gradient_of_attention_is_what_attention_changes_by() {
+    for (heads, kv_heads, head_dim) in [(1, 1, 4), (4, 2, 6), (3, 1, 18)] {
+        let layout = QkvLayout { heads, kv_heads, head_dim };
+        for (window, tokens) in [(usize::MAX, 1), (usize::MAX, 9), (3, 9)] {
+            let random = &mut random((heads * tokens) as u64);
+            let qkv = floats(random, tokens * layout.stride());
+            let g = floats(random, tokens * heads * head_dim);
+            let sequences = [SequenceRows { first: 0, count: tokens }];
+            let wanted = differences(&qkv, &g, |x| attend(x, layout, window));
+            let out = attended(&qkv, layout, window, &sequences);
+            let window = (window < tokens).then_some(window);
+            let from = Attended { qkv: &qkv, layout, precision: KvPrecision::F32, window, out: &out };
+            for isa in Isa::available() {
+                let mut gradient = vec![f32::NAN; qkv.len()];
+                attention_gradient(&mut pool(2), isa, from, &sequences, &g, &mut gradient);
+                assert_close(&gradient, &wanted, 2e-5, &format!("{isa:?}, {layout:?}, {window:?}, {tokens}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_sequences_gradient_does_not_depend_on_its_company_nor_on_threads() {
+    let layout = QkvLayout { heads: 4, kv_heads: 2, head_dim: 8 };
+    let random = &mut random(9);
+    let (counts, window) = ([130, 1, 70], Some(50));
+    let rows: usize = counts.iter().sum();
+    let (qkv, g) = (floats(random, rows * layout.stride()), floats(random, rows * 32));
+    let mut first = 0;
+    let sequences = counts.map(|count| {
+        first += count;
+        SequenceRows { first: first - count, count }
+    });
+    let out = attended(&qkv, layout, 50, &sequences);
+    let gradient = |threads: usize, rows: std::ops::Range<usize>, sequences: &[SequenceRows]| {
+        let part = |values: &[f32], width: usize| values[rows.start * width..rows.end * width].to_vec();
+        let (qkv, g, out) = (part(&qkv, layout.stride()), part(&g, 32), part(&out, 32));
+        let from = Attended { qkv: &qkv, layout, precision: KvPrecision::F16, window, out: &out };
+        let mut gradient = vec![0.0; qkv.len()];
+        attention_gradient(&mut pool(threads), Isa::best(), from, sequences, &g, &mut gradient);
+        gradient
+    };
+    let all = gradient(1, 0..rows, &sequences);
+    assert_eq!(bits(&all), bits(&gradient(2, 0..rows, &sequences)));
+    for of in sequences {
+        let alone = gradient(2, of.first..of.first + of.count, &[SequenceRows { first: 0, count: of.count }]);
+        let stride = layout.stride();
+        assert_eq!(bits(&alone), bits(&all[of.first * stride..(of.first + of.count) * stride]));
+    }
+}
+
+/// Shapes of a low-rank delta, and rows of its sequences.
+struct Case {
+    rank: usize,
+    inputs: usize,
+    outputs: usize,
+    counts: Vec<usize>,
+}
+
+struct Numbers {
+    x: Vec<f32>,
+    g: Vec<f32>,
+    a: Vec<f32>,
+    b: Vec<f32>,
+    stride: usize,
+    column: usize,
+}
+
+const SCALE: f32 = 0.5;
+
+impl Case {
+    fn rows(&self) -> usize {
+        self.counts.iter().sum()
+    }
+
+    fn numbers(&self) -> Numbers {
+        let random = &mut random((self.rank * self.inputs) as u64);
+        let (rows, column) = (self.rows(), 5);
+        let stride = self.outputs + 9;
+        Numbers {
+            x: floats(random, rows * self.inputs),
+            g: floats(random, rows * stride),
+            a: floats(random, self.rank * self.inputs),
+            b: floats(random, self.outputs * self.rank),
+            stride,
+            column,
+        }
+    }
+
+    /// Gradients at A, B and x, of sequences given in batches of so many.
+    fn gradients(&self, isa: Isa, threads: usize, together: usize, of: &Numbers) -> [Vec<f32>; 3] {
+        let (mut a, mut b) = (vec![0.0; of.a.len()], vec![0.0; of.b.len()]);
+        let mut gx = vec![0.0; of.x.len()];
+        let (mut first, mut room) = (0, LoraRoom::default());
+        for counts in self.counts.chunks(together) {
+            let rows: usize = counts.iter().sum();
+            let mut row = 0;
+            let place = |&count: &usize| {
+                row += count;
+                SequenceRows { first: row - count, count }
+            };
+            let sequences: Vec<SequenceRows> = counts.iter().map(place).collect();
+            let (from, to) = (first * self.inputs, (first + rows) * self.inputs);
+            lora_gradients(
+                &mut pool(threads),
+                isa,
+                Factors { rank: self.rank, scale: SCALE, a: &of.a, b: &of.b },
+                Reached { x: &of.x[from..to], g: &of.g[first * of.stride..], stride: of.stride, column: of.column },
+                &sequences,
+                &mut room,
+                FactorGradients { a: &mut a, b: &mut b },
+                Some(&mut gx[from..to]),
+            );
+            first += rows;
+        }
+        [a, b, gx]
+    }
+}
+
+/// `scale * B (A x)` of all rows.
+fn delta(case: &Case, x: &[f64], a: &[f64], b: &[f64]) -> Vec<f64> {
+    let dot = |u: &[f64], v: &[f64]| u.iter().zip(v).map(|(u, v)| u * v).sum::<f64>();
+    let row = |x: &[f64]| {
+        let shrunk: Vec<f64> = a.chunks(case.inputs).map(|a| dot(a, x)).collect();
+        b.chunks(case.rank).map(|b| f64::from(SCALE) * dot(b, &shrunk)).collect::<Vec<_>>()
+    };
+    x.chunks(case.inputs).flat_map(row).collect()
+}
+
+#[test]
+fn gradients_of_a_low_rank_delta_are_what_it_changes_by() {
+    for (rank, inputs, outputs) in [(1, 3, 2), (3, 17, 5), (8, 20, 33)] {
+        let case = Case { rank, inputs, outputs, counts: vec![3, 1, 2] };
+        let of = case.numbers();
+        let g: Vec<f32> =
+            of.g.chunks(of.stride).flat_map(|row| row[of.column..of.column + outputs].to_vec()).collect();
+        let wide = |values: &[f32]| values.iter().map(|&v| f64::from(v)).collect::<Vec<_>>();
+        let (x, a, b) = (wide(&of.x), wide(&of.a), wide(&of.b));
+        let wanted = [
+            differences(&of.a, &g, |a| delta(&case, &x, a, &b)),
+            differences(&of.b, &g, |b| delta(&case, &x, &a, b)),
+            differences(&of.x, &g, |x| delta(&case, x, &a, &b)),
+        ];
+        for isa in Isa::available() {
+            let got = case.gradients(isa, 2, 3, &of);
+            for (got, wanted) in got.iter().zip(&wanted) {
+                assert_close(got, wanted, 1e-5, &format!("{isa:?}, rank {rank}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn gradients_of_a_low_rank_delta_do_not_depend_on_batches_nor_on_threads() {
+    let case = Case { rank: 5, inputs: 200, outputs: 400, counts: vec![130, 1, 1, 64, 70] };
+    let of = case.numbers();
+    for isa in Isa::available() {
+        let all = case.gradients(isa, 1, 5, &of);
+        for (threads, together) in [(2, 5), (1, 1), (2, 2)] {
+            let others = case.gradients(isa, threads, together, &of);
+            assert!(all.iter().zip(&others).all(|(a, b)| bits(a) == bits(b)), "{isa:?}, {threads}, {together}");
+        }
+    }
+}
+
+#[test]
+fn the_gradient_of_a_log_probability_is_the_token_less_its_probability() {
+    let (vocabulary, tokens) = (37, [0u32, 36, 5]);
+    let random = &mut random(1);
+    let logits = floats(random, tokens.len() * vocabulary);
+    let g = [1.0, -0.25, 0.0];
+    let log_sum = |row: &[f64]| row.iter().map(|v| v.exp()).sum::<f64>().ln();
+    let log_probabilities = |x: &[f64]| -> Vec<f64> {
+        x.chunks(vocabulary).zip(tokens).map(|(row, token)| row[token as usize] - log_sum(row)).collect()
+    };
+    let wanted = differences(&logits, &g, log_probabilities);
+    let of: Vec<LogProbability> = logits
+        .chunks(vocabulary)
+        .zip(tokens)
+        .zip(g)
+        .map(|((row, token), gradient)| {
+            let row: Vec<f64> = row.iter().map(|&v| f64::from(v)).collect();
+            LogProbability { token, log_sum: log_sum(&row) as f32, gradient }
+        })
+        .collect();
+    for isa in Isa::available() {
+        let mut got = logits.clone();
+        log_probability_gradients(&mut pool(2), isa, &mut got, vocabulary, &of);
+        assert_close(&got, &wanted, 1e-6, &format!("{isa:?}"));
+    }
+}
