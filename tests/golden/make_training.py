@@ -11,6 +11,7 @@ the distance between the two stored beside the values: what a good f32 implement
 
 import argparse
 import hashlib
+import re
 import shutil
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -20,18 +21,13 @@ import torch
 from make_golden import ALL_LINEAR, HERE, ia3, lora, prefix, read_model, short, write_adapter, write_json
 from peft import PeftConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    get_constant_schedule_with_warmup,
-    get_cosine_schedule_with_warmup,
-    get_linear_schedule_with_warmup,
-)
+from training_formulas import SCHEDULERS, losses_golden, optimizer_golden, schedules_golden
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 TRAINING = HERE / "training"
 STEPS = 8
 
-# --- A model's loss and its gradients -----------------------------------------------------------------------------
+# --- A model's loss and its gradients ----------------------------------------------------------------------------
 
 
 @contextmanager
@@ -60,8 +56,8 @@ def loss_of(model, batch):
     with precision:
         logprobs = [logprobs_of(model, sequence["tokens"]) for sequence in batch]
     weights = [torch.tensor(sequence["weights"], dtype=torch.float64) for sequence in batch]
-    loss = sum(w @ -l for w, l in zip(weights, logprobs)) / sum(w.sum() for w in weights)
-    return loss, [l.detach() for l in logprobs]
+    loss = sum(w @ -p for w, p in zip(weights, logprobs)) / sum(w.sum() for w in weights)
+    return loss, [p.detach() for p in logprobs]
 
 
 def trainable(model, folder, dtype):
@@ -100,17 +96,22 @@ def write_tensors(path, tensors):
     save_file({n: t.float().contiguous() for n, t in tensors.items()}, path, metadata={"format": "pt"})
 
 
-def distance(these, those):
-    """The largest difference of two maps of tensors, relative to the largest value of the tensor it is in."""
+def logprobs_distance(these, those):
+    """The largest difference of two lists of log-probabilities."""
+    return max(float((a - b).abs().max()) for a, b in zip(these, those))
+
+
+def tensors_distance(these, those):
+    """The largest difference of two maps of tensors, in parts of the largest value of the tensor it is in."""
     return max(float((these[n] - those[n]).abs().max() / those[n].abs().max()) for n in those)
 
 
-# --- Tiny models ------------------------------------------------------------------------------------------------------
+# --- Tiny models -------------------------------------------------------------------------------------------------
 
 MODELS = ["llama-tied", "llama-rope3", "mistral-window", "qwen2-bias", "qwen3-qknorm"]
 ADAMW = {"lr": 0.01, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01, "max_grad_norm": 1.0}
-# How far an f32 run may end from the f64 run, in parts of a tensor's largest value: AdamW's first steps go by the sign of
-# a gradient, and where that is lost in rounding, no implementation can be right.
+# How far an f32 run may end from the f64 run, in parts of a tensor's largest value: the first steps of AdamW go by the
+# sign of a gradient, and where that is lost in rounding, no implementation can be right.
 MAX_END_DISTANCE = 1e-4
 
 
@@ -129,17 +130,13 @@ def methods():
         "lora": (lora(4, ["q_proj", "v_proj"]), {**schedule("cosine", 2), "max_grad_norm": 8.0}),
         "lora-all": (lora(3, ALL_LINEAR, **patterns), schedule("linear", 2, total_steps=12)),
         "rslora": (lora(8, ALL_LINEAR, use_rslora=True, layers_to_transform=[1]), schedule("cosine", 2)),
-        "ia3": (ia3(["k_proj", "v_proj", "down_proj"], ["down_proj"]), {**schedule("constant", 0), "max_grad_norm": 2.0}),
+        "ia3": (
+            ia3(["k_proj", "v_proj", "down_proj"], ["down_proj"]),
+            {**schedule("constant", 0), "max_grad_norm": 2.0},
+        ),
         "prefix": (prefix(5), schedule("constant", 2)),
         "lm-head": (lora(4, ["q_proj", "lm_head"]), {**schedule("linear", 0), "weight_decay": 0.0}),
     }
-
-
-SCHEDULERS = {
-    "constant": lambda optimizer, warmup, _: get_constant_schedule_with_warmup(optimizer, warmup),
-    "linear": get_linear_schedule_with_warmup,
-    "cosine": get_cosine_schedule_with_warmup,
-}
 
 
 def random_batches(vocab, seed):
@@ -184,9 +181,7 @@ def train(model, batches, hyperparameters):
     """A step of AdamW for each batch; log-probabilities and gradients are those of the first, before clipping."""
     h = hyperparameters
     learning = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(
-        learning, lr=h["lr"], betas=h["betas"], eps=h["eps"], weight_decay=h["weight_decay"]
-    )
+    optimizer = torch.optim.AdamW(learning, lr=h["lr"], betas=h["betas"], eps=h["eps"], weight_decay=h["weight_decay"])
     scheduler = SCHEDULERS[h["schedule"]](optimizer, h["warmup_steps"], h["total_steps"])
     run = Run([], {}, {}, [])
     for batch in batches:
@@ -203,16 +198,6 @@ def train(model, batches, hyperparameters):
     return run
 
 
-def distances(single, double):
-    """How far the f32 run is from the f64 run."""
-    logprobs = max(float((s - d).abs().max()) for s, d in zip(single.logprobs, double.logprobs))
-    return {
-        "logprobs": logprobs,
-        "gradients": distance(single.gradients, double.gradients),
-        "end": distance(single.end, double.end),
-    }
-
-
 def tiny_case(name, method, seed):
     """One method on one model."""
     config, changes = methods()[method]
@@ -226,7 +211,11 @@ def tiny_case(name, method, seed):
         train(trainable(read_model(HERE / "models" / name), folder / "start", dtype), batches, hyperparameters)
         for dtype in (torch.float32, torch.float64)
     )
-    f32_distance = distances(single, double)
+    f32_distance = {
+        "logprobs": logprobs_distance(single.logprobs, double.logprobs),
+        "gradients": tensors_distance(single.gradients, double.gradients),
+        "end": tensors_distance(single.end, double.end),
+    }
     assert f32_distance["end"] < MAX_END_DISTANCE, "another seed is needed"
     assert all(bool((g != 0).any()) for g in double.gradients.values())
     write_tensors(folder / "gradients.safetensors", double.gradients)
@@ -236,15 +225,15 @@ def tiny_case(name, method, seed):
         "method": method,
         "hyperparameters": hyperparameters,
         "loss": double.steps[0]["loss"],
-        "logprobs": [short(l) for l in double.logprobs],
+        "logprobs": [short(p) for p in double.logprobs],
         "steps": double.steps,
         "f32_distance": f32_distance,
         "batches": batches,
     }
     write_json(folder / "expected.json", expected)
     norms = [step["grad_norm"] for step in double.steps]
-    distance_text = " ".join(f"{k} {v:.0e}" for k, v in f32_distance.items())
-    print(f"{name:15} {method:9} loss {expected['loss']:.3f} norm {min(norms):.2f}..{max(norms):.2f} f32: {distance_text}")
+    about = f"loss {expected['loss']:.3f} norm {min(norms):.2f}..{max(norms):.2f}"
+    print(f"{name:15} {method:9} {about} f32 off by", " ".join(f"{k} {v:.0e}" for k, v in f32_distance.items()))
 
 
 def tiny():
@@ -254,15 +243,94 @@ def tiny():
             tiny_case(name, method, 1 + 10 * nth + mth)
 
 
+# --- The other commands ------------------------------------------------------------------------------------------
+
+
+def formulas():
+    """What needs no model."""
+    write_json(TRAINING / "optimizer.json", optimizer_golden())
+    write_json(TRAINING / "schedules.json", schedules_golden())
+    write_json(TRAINING / "losses.json", losses_golden())
+
+
+ADAPTER = "pirate"
+QUESTION = {"role": "user", "content": "Why do rivers freeze from above?"}
+ANSWER = {
+    "role": "assistant",
+    "content": "Arr! Ice be lighter than water, so she floats, and the fish stay warm below.",
+}
+PROSE = (
+    "The ferry left before dawn, with eleven passengers, a crate of oranges and a dog that belonged to nobody. "
+    "By noon the fog had lifted, the oranges were gone, and everyone had given the dog a different name."
+)
+KEPT_GRADIENTS = re.compile(r"\.layers\.(0|14|29)\.self_attn\.(q|v)_proj\.")
+
+
+def real_batch(tokenizer):
+    """A chat of which the answer counts, and prose of which everything does."""
+
+    def ids(text):
+        return tokenizer(text, add_special_tokens=False).input_ids
+
+    question = tokenizer.apply_chat_template([QUESTION], tokenize=False, add_generation_prompt=True)
+    chat = tokenizer.apply_chat_template([QUESTION, ANSWER], tokenize=False)
+    assert chat.startswith(question)
+    asked = len(ids(question))
+    weights = [[float(i + 1 >= asked) for i in range(len(ids(chat)) - 1)], [1.0] * (len(ids(PROSE)) - 1)]
+    return [{"text": t, "tokens": ids(t), "weights": w} for t, w in zip((chat, PROSE), weights)]
+
+
+def real_run(gguf, batch, dtype):
+    """Loss, log-probabilities and gradients of the example adapter."""
+    base = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    model = trainable(base, HERE.parent.parent / "examples/adapters" / ADAPTER, dtype)
+    loss, logprobs = loss_of(model, batch)
+    loss.backward()
+    return loss.item(), logprobs, adapter_gradients(model)
+
+
+def real(gguf):
+    """The real model with a trained adapter: the gradients of some of its tensors."""
+    batch = real_batch(AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name))
+    _, f32_logprobs, f32_gradients = real_run(gguf, batch, torch.float32)
+    loss, logprobs, gradients = real_run(gguf, batch, torch.float64)
+    folder = TRAINING / "smollm2"
+    kept = {name: g for name, g in gradients.items() if KEPT_GRADIENTS.search(name)}
+    write_tensors(folder / "gradients.safetensors", kept)
+    expected = {
+        "model": gguf.name,
+        "sha256": hashlib.sha256(gguf.read_bytes()).hexdigest(),
+        "adapter": ADAPTER,
+        "loss": loss,
+        "logprobs": [short(p) for p in logprobs],
+        "grad_norm": torch.nn.utils.get_total_norm(gradients.values()).item(),
+        "f32_distance": {
+            "logprobs": logprobs_distance(f32_logprobs, logprobs),
+            "gradients": tensors_distance(f32_gradients, gradients),
+        },
+        "batches": [batch],
+    }
+    write_json(folder / "expected.json", expected)
+    print(f"{gguf.name} {ADAPTER} loss {loss:.3f} norm {expected['grad_norm']:.3f} f32: {expected['f32_distance']}")
+
+
 def main():
     """Parses the command line and runs one command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("tiny")
+    commands.add_parser("formulas")
+    commands.add_parser("real").add_argument("--gguf", type=Path, required=True)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.command == "tiny":
         tiny()
+    elif arguments.command == "formulas":
+        formulas()
+    else:
+        real(arguments.gguf)
 
 
 if __name__ == "__main__":
