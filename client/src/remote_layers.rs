@@ -3,17 +3,17 @@
 use kernels::Activations;
 use model::{
     cpu::Compute,
-    forward::{BaseLayers, LinearGroup},
+    forward::{BaseLayers, LinearGroup, ReverseLayers},
     shape::{config::ModelConfig, layout::linear_shape},
     sites::SiteId,
     weights::{embedding::Embedding, group_targets},
 };
-use shmproto::layer::{Class, control::Site};
+use shmproto::layer::{Class, Op, Path, control::Site};
 
 use crate::{
     error::CallError,
     masking::{Mask, Place},
-    session::Session,
+    session::{Session, calls::Ask},
 };
 
 /// The sites of an executor as the layers of a known architecture. Embeddings are looked up here.
@@ -106,5 +106,20 @@ impl BaseLayers<Compute> for RemoteLayers {
     ) -> Result<(), CallError> {
         self.embedding.embed(tokens, out);
         Ok(())
+    }
+}
+
+impl ReverseLayers<Compute> for RemoteLayers {
+    fn linear_transposed(
+        &mut self,
+        _compute: &mut Compute,
+        layer: usize,
+        group: LinearGroup,
+        g: &mut Activations,
+        out: &mut Vec<f32>,
+    ) -> Result<(), CallError> {
+        let site = SiteId::of(self.layers, layer, group);
+        let ask = Ask { site, part: None, op: Op::Backward, path: Path::Linear, class: self.class };
+        self.session.call(ask, g.values(), out)
     }
 }

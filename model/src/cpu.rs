@@ -24,6 +24,27 @@ pub struct Compute {
     pub isa: Isa,
 }
 
+impl Compute {
+    /// The heads of a layer that are normed and rotated: queries, which take on the scale of the scores, and keys.
+    pub(crate) fn heads(model: &Frame, layer: usize) -> [Heads<'_>; 2] {
+        let (layout, norms, eps) = (model.qkv_layout(), &model.norms, model.config.norm_eps);
+        let norm = |weight| Norm { weight, eps };
+        let queries = Heads {
+            column: 0,
+            count: layout.heads,
+            norm: norms.query.get(layer).map(|weight| norm(weight)),
+            scale: model.score_scale(),
+        };
+        let keys = Heads {
+            column: layout.heads * layout.head_dim,
+            count: layout.kv_heads,
+            norm: norms.key.get(layer).map(|weight| norm(weight)),
+            scale: 1.0,
+        };
+        [queries, keys]
+    }
+}
+
 /// Where a batch's rows stand.
 #[derive(Debug, Default)]
 pub struct RowTable {
@@ -43,6 +64,11 @@ struct Span {
 }
 
 impl RowTable {
+    /// Cosines and sines of the rows' positions.
+    pub(crate) fn angles(&self) -> (&[f32], &[f32]) {
+        self.angles.tables()
+    }
+
     /// The sequences, as kernels take them.
     #[must_use]
     pub fn sequences(&self) -> Vec<KvRows<'_>> {
@@ -131,23 +157,9 @@ impl Device for Compute {
         qkv: &mut Vec<f32>,
         batch: &RowTable,
     ) -> Result<(), Infallible> {
-        let (layout, norms, eps) = (model.qkv_layout(), &model.norms, model.config.norm_eps);
-        let norm = |weight| Norm { weight, eps };
-        let queries = Heads {
-            column: 0,
-            count: layout.heads,
-            norm: norms.query.get(layer).map(|weight| norm(weight)),
-            scale: model.score_scale(),
-        };
-        let keys = Heads {
-            column: layout.heads * layout.head_dim,
-            count: layout.kv_heads,
-            norm: norms.key.get(layer).map(|weight| norm(weight)),
-            scale: 1.0,
-        };
-        let (cos, sin) = batch.angles.tables();
-        let (stride, head_dim) = (layout.stride(), layout.head_dim);
-        rotate(&mut self.pool, self.isa, qkv, stride, head_dim, cos, sin, &[queries, keys]);
+        let (layout, (cos, sin)) = (model.qkv_layout(), batch.angles());
+        let (stride, head_dim, heads) = (layout.stride(), layout.head_dim, Self::heads(model, layer));
+        rotate(&mut self.pool, self.isa, qkv, stride, head_dim, cos, sin, &heads);
         Ok(())
     }
 

@@ -28,7 +28,7 @@ pub use self::{
     device::{Device, Room, Scratch},
     frame::{Frame, NormSite, Norms},
     interface::ForwardPass,
-    parts::{BaseLayers, Deltas, KvStore},
+    parts::{BaseLayers, Deltas, KvStore, ReverseLayers},
 };
 pub use crate::shape::layout::LinearGroup;
 
@@ -50,12 +50,55 @@ pub fn run<A, D: Device, B: BaseLayers<D>>(
     let (base, deltas, kv) = parts;
     let deltas = &mut WithFailpoints(deltas);
     let mut pass = Pass { model, base, deltas, kv, device, s: scratch };
-    pass.start(batch)?;
+    let mut tokens = batch.iter().flat_map(|slice| slice.tokens.iter().copied());
+    lay_out(model, pass.device, pass.s, batch)?;
+    pass.base.embed(pass.device, &mut tokens, &mut pass.s.residual)?;
     for layer in 0..model.config.layers {
         pass.attention(layer)?;
         pass.feed_forward(layer)?;
     }
     pass.head(batch, logits)
+}
+
+/// Makes room for the rows of `batch`, and takes in where they stand.
+pub(crate) fn lay_out<A, D: Device>(
+    model: &Frame,
+    device: &mut D,
+    scratch: &mut Scratch<D>,
+    batch: &[SequenceSlice<'_, A>],
+) -> Result<(), D::Error> {
+    let rows = BatchRows::of(batch);
+    make_room(model, device, scratch, rows.count)?;
+    device.lay_out(model, &rows.sequences(), &mut scratch.batch)
+}
+
+/// Runs a block of rows that were [laid out](lay_out) once more, as far as the middle of its feed-forward, from the residual
+/// stream and the update of `scratch`.
+pub(crate) fn run_block<D: Device, B: BaseLayers<D>>(
+    model: &Frame,
+    parts: (&mut B, &mut impl Deltas<D>, &mut impl KvStore<D>),
+    device: &mut D,
+    scratch: &mut Scratch<D>,
+    layer: usize,
+) -> Result<(), B::Error> {
+    let (base, deltas, kv) = parts;
+    let mut pass = Pass { model, base, deltas, kv, device, s: scratch };
+    pass.attention(layer)?;
+    pass.gate_up(layer)
+}
+
+/// Logits of `rows` rows, from the residual stream and the update of `scratch`.
+pub(crate) fn run_head<D: Device, B: BaseLayers<D>>(
+    model: &Frame,
+    parts: (&mut B, &mut impl Deltas<D>),
+    device: &mut D,
+    scratch: &mut Scratch<D>,
+    rows: usize,
+    logits: &mut D::Outputs,
+) -> Result<(), B::Error> {
+    let (base, deltas) = parts;
+    device.reshape(Room::Outputs(logits), rows, model.config.vocab_size)?;
+    Pass { model, base, deltas, kv: &mut (), device, s: scratch }.logits(rows, logits)
 }
 
 struct Pass<'a, D: Device, B, T, K> {
@@ -68,22 +111,6 @@ struct Pass<'a, D: Device, B, T, K> {
 }
 
 impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K: KvStore<D>> Pass<'_, D, B, T, K> {
-    /// Lays out the rows and embeds their tokens.
-    fn start<A>(&mut self, batch: &[SequenceSlice<'_, A>]) -> Result<(), B::Error> {
-        let rows = BatchRows::of(batch);
-        make_room(self.model, self.device, self.s, rows.count)?;
-        self.device.lay_out(self.model, &rows.sequences(), &mut self.s.batch)?;
-        let mut tokens = batch.iter().flat_map(|slice| slice.tokens.iter().copied());
-        self.base.embed(self.device, &mut tokens, &mut self.s.residual)
-    }
-
-    /// `normed = norm(residual += update)`; before the first layer there is no update yet.
-    fn norm(&mut self, site: NormSite) -> Result<(), D::Error> {
-        let s = &mut *self.s;
-        let update = (site != NormSite::Attention(0)).then_some(&s.update);
-        self.device.add_norm(self.model, site, &mut s.residual, update, &mut s.normed)
-    }
-
     fn attention(&mut self, layer: usize) -> Result<(), B::Error> {
         self.norm(NormSite::Attention(layer))?;
         self.linear(layer, LinearGroup::Qkv)?;
@@ -95,9 +122,13 @@ impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K: KvStore<D>> Pass<'_, D, B, T,
         self.linear(layer, LinearGroup::O)
     }
 
-    fn feed_forward(&mut self, layer: usize) -> Result<(), B::Error> {
+    fn gate_up(&mut self, layer: usize) -> Result<(), B::Error> {
         self.norm(NormSite::FeedForward(layer))?;
-        self.linear(layer, LinearGroup::GateUp)?;
+        self.linear(layer, LinearGroup::GateUp)
+    }
+
+    fn feed_forward(&mut self, layer: usize) -> Result<(), B::Error> {
+        self.gate_up(layer)?;
         let width = self.model.config.intermediate_size;
         self.device.gate(&self.s.gate_up, width, &mut self.s.gated)?;
         self.linear(layer, LinearGroup::Down)
@@ -127,9 +158,23 @@ impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K: KvStore<D>> Pass<'_, D, B, T,
         if kept.is_empty() {
             return Ok(());
         }
-        let (s, device) = (&mut *self.s, &mut *self.device);
-        device.keep(&mut s.residual, &mut s.update, config.hidden_size, &kept)?;
-        device.reshape(Room::Inputs(&mut s.normed), kept.len(), config.hidden_size)?;
+        self.device.keep(&mut self.s.residual, &mut self.s.update, config.hidden_size, &kept)?;
+        self.logits(kept.len(), logits)
+    }
+}
+
+impl<D: Device, B: BaseLayers<D>, T: Deltas<D>, K> Pass<'_, D, B, T, K> {
+    /// `normed = norm(residual += update)`; before the first layer there is no update yet.
+    fn norm(&mut self, site: NormSite) -> Result<(), D::Error> {
+        let s = &mut *self.s;
+        let update = (site != NormSite::Attention(0)).then_some(&s.update);
+        self.device.add_norm(self.model, site, &mut s.residual, update, &mut s.normed)
+    }
+
+    /// Logits of all `rows` rows that there are.
+    fn logits(&mut self, rows: usize, logits: &mut D::Outputs) -> Result<(), B::Error> {
+        let hidden = self.model.config.hidden_size;
+        self.device.reshape(Room::Inputs(&mut self.s.normed), rows, hidden)?;
         self.norm(NormSite::Output)?;
         let (x, device) = (&mut self.s.normed, &mut *self.device);
         self.deltas.scale_inputs(device, 0, LinearGroup::Head, x)?;

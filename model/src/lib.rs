@@ -8,10 +8,12 @@
 //! - [`weights`]: packed for the CPU. [`sites`]: single linear layers, lent to others; [`site_model`]: a base of nothing else.
 //! - [`deltas`]: what adapters change, in the forms the kernels take, on the host and on the device.
 //! - [`skeleton`]: all but the linear layers, for those who rent them.
+//! - [`backward`]: the reverse pass, for adapters that learn.
 //! - [`resident`]: all of a model in one process; [`cuda`]: the same on a GPU.
 #![forbid(unsafe_code)]
 
 pub mod adapter;
+pub mod backward;
 pub mod cpu;
 pub mod cuda;
 pub mod deltas;

@@ -131,3 +131,11 @@ pub fn logprobs(logits: &[f32], chosen: u32, top: usize) -> (f32, Vec<(u32, f32)
     let best = candidates::largest(logits, top);
     (of(chosen), best.into_iter().map(|token| (token, of(token))).collect())
 }
+
+/// The log-probability of `token` as [`logprobs`] gives it, and the logarithm of the sum of the exponentials of all logits.
+#[must_use]
+pub fn log_probability(logits: &[f32], token: u32) -> (f32, f32) {
+    let softmax = LogSoftmax::new(logits);
+    let value = logits.get(token as usize).map_or(LOGPROB_FLOOR, |&logit| softmax.of(logit));
+    (value, softmax.log_sum())
+}

@@ -18,7 +18,7 @@ use kernels::{Activations, Arena};
 
 use crate::{
     cpu::Compute,
-    forward::BaseLayers,
+    forward::{BaseLayers, ReverseLayers},
     shape::{
         config::ModelConfig,
         layout::{BLOCK_TARGETS, LinearGroup, tensor_shape},
@@ -140,6 +140,21 @@ impl BaseLayers<Compute> for ResidentLayers {
         out: &mut Vec<f32>,
     ) -> Result<(), Infallible> {
         self.embedding.embed(tokens, out);
+        Ok(())
+    }
+}
+
+impl ReverseLayers<Compute> for ResidentLayers {
+    fn linear_transposed(
+        &mut self,
+        device: &mut Compute,
+        layer: usize,
+        group: LinearGroup,
+        g: &mut Activations,
+        out: &mut Vec<f32>,
+    ) -> Result<(), Infallible> {
+        let call = SiteCall { op: SiteOp::Backward, ..self.call(layer, group) };
+        self.sites.evaluate(device, call, g, out);
         Ok(())
     }
 }

@@ -17,7 +17,8 @@ pub fn norm_gradient(pool: &mut Pool, isa: Isa, x: &[f32], g: &[f32], norm: Norm
     assert!(x.len().is_multiple_of(width), "whole rows");
     assert_eq!(x.len(), g.len(), "x and g have the same rows");
     assert_eq!(x.len(), gradient.len(), "x and its gradient have the same rows");
-    let job = NormGradient { x: x.as_ptr(), g: g.as_ptr(), norm, gradient: gradient.as_mut_ptr(), rows: (0, 0) };
+    let job =
+        NormGradient { x: x.as_ptr(), g: g.as_ptr(), norm, gradient: gradient.as_mut_ptr(), rows: (0, 0) };
     for_row_ranges(pool, x.len() / width, |from, to| isa.dispatch(job.over(from, to)));
 }
 

@@ -82,7 +82,8 @@ fn a_rotations_gradient_is_what_norm_rotation_and_scale_change_by() {
     let (head_dim, stride, rows) = (10, 33, 3);
     let half = head_dim / 2;
     let random = &mut random(3);
-    let (x, g, weight) = (floats(random, rows * stride), floats(random, rows * stride), floats(random, head_dim));
+    let (x, g, weight) =
+        (floats(random, rows * stride), floats(random, rows * stride), floats(random, head_dim));
     let angles = floats(random, rows * half);
     let (cos, sin): (Vec<f32>, Vec<f32>) = angles.iter().map(|a| (a.cos(), a.sin())).unzip();
     let normed = Some(Norm { weight: &weight, eps: EPS });
@@ -251,7 +252,12 @@ impl Case {
                 &mut pool(threads),
                 isa,
                 Factors { rank: self.rank, scale: SCALE, a: &of.a, b: &of.b },
-                Reached { x: &of.x[from..to], g: &of.g[first * of.stride..], stride: of.stride, column: of.column },
+                Reached {
+                    x: &of.x[from..to],
+                    g: &of.g[first * of.stride..],
+                    stride: of.stride,
+                    column: of.column,
+                },
                 &sequences,
                 &mut room,
                 FactorGradients { a: &mut a, b: &mut b },
@@ -304,7 +310,10 @@ fn gradients_of_a_low_rank_delta_do_not_depend_on_batches_nor_on_threads() {
         let all = case.gradients(isa, 1, 5, &of);
         for (threads, together) in [(2, 5), (1, 1), (2, 2)] {
             let others = case.gradients(isa, threads, together, &of);
-            assert!(all.iter().zip(&others).all(|(a, b)| bits(a) == bits(b)), "{isa:?}, {threads}, {together}");
+            assert!(
+                all.iter().zip(&others).all(|(a, b)| bits(a) == bits(b)),
+                "{isa:?}, {threads}, {together}"
+            );
         }
     }
 }

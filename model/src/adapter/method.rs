@@ -183,6 +183,18 @@ impl Scales {
         (vector.side == side).then_some(&vector.values)
     }
 
+    /// The same, to be changed.
+    pub(crate) fn get_mut(&mut self, layer: usize, target: Target, side: Side) -> Option<&mut [f32]> {
+        let at = self.vectors.binary_search_by_key(&(layer, target), |vector| (vector.layer, vector.target));
+        let vector = self.vectors.get_mut(at.ok()?)?;
+        (vector.side == side).then_some(&mut vector.values)
+    }
+
+    /// The numbers of all vectors, in their order.
+    pub(crate) fn values_mut(&mut self) -> impl Iterator<Item = &mut [f32]> {
+        self.vectors.iter_mut().map(|vector| &mut vector.values[..])
+    }
+
     /// Bytes of all vectors.
     #[must_use]
     pub fn bytes(&self) -> usize {
@@ -214,6 +226,12 @@ impl Prefix {
     pub fn keys_and_values(&self, token: usize, layer: usize) -> &[f32] {
         let width = 2 * self.width;
         &self.values[(token * self.layers + layer) * width..][..width]
+    }
+
+    /// The same, to be changed.
+    pub(crate) fn keys_and_values_mut(&mut self, token: usize, layer: usize) -> &mut [f32] {
+        let width = 2 * self.width;
+        &mut self.values[(token * self.layers + layer) * width..][..width]
     }
 
     /// Bytes of all keys and values.

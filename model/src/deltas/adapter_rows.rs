@@ -72,6 +72,12 @@ impl AdapterRows {
         }
     }
 
+    /// Rows of one adapter at the head, and no others.
+    pub(crate) fn of_head(adapter: &Arc<PreparedAdapter>, rows: usize) -> Self {
+        let run = || Run { first_row: 0, rows, adapter: Arc::clone(adapter), device: adapter.device() };
+        Self { rows: vec![run()], head_rows: vec![run()], virtual_rows: Vec::new() }
+    }
+
     /// The runs of the rows that pass through a group.
     pub(crate) fn of_group(&self, group: LinearGroup) -> &[Run] {
         if group == LinearGroup::Head { &self.head_rows } else { &self.rows }

@@ -35,6 +35,23 @@ pub trait BaseLayers<D: Device> {
     ) -> Result<(), Self::Error>;
 }
 
+/// Who takes gradients back through the frozen linear layers, too.
+pub trait ReverseLayers<D: Device>: BaseLayers<D> {
+    /// `out = g W` for all matrices of the group side by side: the gradient at the group's inputs, `[rows of g, inputs]`, from
+    /// that at its outputs.
+    ///
+    /// # Errors
+    /// As [`linear`](BaseLayers::linear).
+    fn linear_transposed(
+        &mut self,
+        device: &mut D,
+        layer: usize,
+        group: LinearGroup,
+        g: &mut D::Inputs,
+        out: &mut D::Outputs,
+    ) -> Result<(), Self::Error>;
+}
+
 /// Who adds the adapters' deltas to the outputs of a group.
 pub trait Deltas<D: Device> {
     /// Changes the inputs of a group where an adapter scales them (IA3), before anybody else sees them.

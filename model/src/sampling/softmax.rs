@@ -174,6 +174,12 @@ impl LogSoftmax {
         Self { max, log_sum: sum.ln() }
     }
 
+    /// The logarithm of the sum of the logits' exponentials.
+    #[expect(clippy::cast_possible_truncation, reason = "it is taken from logits of single precision")]
+    pub(super) fn log_sum(&self) -> f32 {
+        (f64::from(self.max) + self.log_sum) as f32
+    }
+
     /// The natural logarithm of the probability, not below [`LOGPROB_FLOOR`].
     #[expect(clippy::cast_possible_truncation, reason = "rounding to single precision is what is asked")]
     pub(super) fn of(&self, logit: f32) -> f32 {

@@ -1,0 +1,31 @@
+//! The reverse pass: gradients of an adapter, from frozen linear layers that keep nothing between two calls.
+//!
+//! A [`Trainer`] runs sequences forward by the one forward pass, on the path that serves, and a [`Tape`] notes what goes by.
+//! On the way back it computes everything but the frozen linear layers itself; these it asks for `g W`
+//! ([`ReverseLayers`](crate::forward::ReverseLayers)).
+//!
+//! # Layout
+//!
+//! - [`trainer`]: both passes, over whole batches. [`tape`]: what is kept between them, and how it is noted.
+//! - `reverse`: back through the blocks. `head`: logits, log-probabilities, and back from them.
+//! - [`gradients`]: sums for the numbers of an adapter. `deltas`: a group's part in them.
+//!
+//! # Principles
+//!
+//! - **Same bits as serving**: log-probabilities are those that an engine with the same adapter reports.
+//! - **Sums in the order of sequences**: how they are cut into batches, and by how many threads they are computed, changes no
+//!   bit of a gradient ([`kernels::backward`]).
+//! - What is not kept is computed once more, to the same bits: [`Keep`] trades memory for time and nothing else.
+
+mod deltas;
+pub mod gradients;
+mod head;
+mod reverse;
+pub mod tape;
+pub mod trainer;
+
+pub use self::{
+    gradients::Gradients,
+    tape::{Keep, Tape},
+    trainer::{Example, Learner, Loss, TrainError, Trainer},
+};

@@ -1,0 +1,146 @@
+//! Back through a linear group: the frozen layers, and what an adapter adds to them or scales.
+
+use kernels::backward::{
+    SUM_ROWS,
+    attention::SequenceRows,
+    lora::{FactorGradients, Factors, Reached, lora_gradients},
+};
+
+use super::{
+    gradients::scale_sum,
+    reverse::{Place, Reverse},
+};
+use crate::{
+    adapter::{ScaleVector, Side},
+    cpu::Compute,
+    forward::{LinearGroup, ReverseLayers},
+    shape::layout::{group_targets, linear_shape},
+};
+
+/// A linear group of a block, on the way back.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct GroupNotes<'a> {
+    pub(super) layer: usize,
+    pub(super) group: LinearGroup,
+    /// What went in, before a vector scaled it.
+    pub(super) x: &'a [f32],
+    /// What came out before vectors scaled it; read only where they do.
+    pub(super) out: &'a [f32],
+    /// The sequences, or of the head their targets, that rows are of.
+    pub(super) sequences: &'a [SequenceRows],
+}
+
+impl<B: ReverseLayers<Compute>> Reverse<'_, B> {
+    /// Turns the gradient at a group's outputs, `room.outputs`, into that at its inputs, `room.inputs`, and adds up what the
+    /// adapter's numbers get of it. Returns false, with the inputs' gradient left out, if nothing below learns.
+    pub(super) fn group(&mut self, notes: GroupNotes<'_>) -> Result<bool, B::Error> {
+        let GroupNotes { layer, group, x, .. } = notes;
+        self.scaled_outputs(notes);
+        let goes_on = self.goes_below(Place::of(layer, group)) || self.scales_inputs(layer, group);
+        if goes_on {
+            self.room.inputs.resize(x.len(), 0.0);
+            let (g, out) = (&mut self.room.outputs, &mut self.room.inputs);
+            self.base.linear_transposed(self.device, layer, group, g, out)?;
+        }
+        self.low_rank(notes, goes_on);
+        self.scaled_inputs(notes);
+        Ok(goes_on)
+    }
+
+    fn low_rank(&mut self, notes: GroupNotes<'_>, goes_on: bool) {
+        let GroupNotes { layer, group, x, sequences, .. } = notes;
+        let stride = self.room.outputs.width();
+        for (target, column) in group_targets(&self.model.config, group) {
+            let modules = self.adapter.as_lora();
+            let Ok(at) =
+                modules.binary_search_by_key(&(layer, target), |module| (module.layer, module.target))
+            else {
+                continue;
+            };
+            let (module, sums) = (&modules[at], &mut self.sums.as_lora_mut()[at]);
+            lora_gradients(
+                &mut self.device.pool,
+                self.device.isa,
+                Factors { rank: module.rank, scale: module.scale, a: &module.a, b: &module.b },
+                Reached { x, g: self.room.outputs.values(), stride, column },
+                sequences,
+                &mut self.room.lora,
+                FactorGradients { a: &mut sums.a, b: &mut sums.b },
+                goes_on.then_some(&mut self.room.inputs[..]),
+            );
+        }
+    }
+
+    fn scales_inputs(&self, layer: usize, group: LinearGroup) -> bool {
+        self.vectors(layer, group, Side::Input).next().is_some()
+    }
+
+    /// The vectors that scale this side of a group, and the columns at which they begin.
+    fn vectors(
+        &self,
+        layer: usize,
+        group: LinearGroup,
+        side: Side,
+    ) -> impl Iterator<Item = (&ScaleVector, usize)> {
+        let targets = self.adapter.as_scales().map(|_| group_targets(&self.model.config, group));
+        targets.into_iter().flatten().filter_map(move |(target, column)| {
+            let vectors = self.adapter.as_scales()?.vectors();
+            let at = vectors.binary_search_by_key(&(layer, target), |vector| (vector.layer, vector.target));
+            let vector = vectors.get(at.ok()?).filter(|vector| vector.side == side)?;
+            Some((vector, if side == Side::Input { 0 } else { column }))
+        })
+    }
+
+    /// `y = l * out`: `l` gets `g * out`, and `out` gets `g * l`.
+    fn scaled_outputs(&mut self, notes: GroupNotes<'_>) {
+        let of = self.vectors(notes.layer, notes.group, Side::Output);
+        let of: Vec<_> = of.map(|(vector, column)| (vector.clone(), column)).collect();
+        let stride = self.room.outputs.width();
+        for (vector, column) in of {
+            let rows = Rows { x: notes.out, g: self.room.outputs.values_mut(), stride, column };
+            rows.scaled(&vector.values, notes.sequences, scale_sum(self.sums, &vector));
+        }
+    }
+
+    /// The same for `y = W (l * x)`.
+    fn scaled_inputs(&mut self, notes: GroupNotes<'_>) {
+        let of = self.vectors(notes.layer, notes.group, Side::Input);
+        let of: Vec<_> = of.map(|(vector, column)| (vector.clone(), column)).collect();
+        for (vector, column) in of {
+            let stride = linear_shape(&self.model.config, vector.target)[1];
+            let rows = Rows { x: notes.x, g: &mut self.room.inputs, stride, column };
+            rows.scaled(&vector.values, notes.sequences, scale_sum(self.sums, &vector));
+        }
+    }
+}
+
+/// Columns, from one on, of rows before they were scaled, and the gradient behind.
+struct Rows<'a> {
+    x: &'a [f32],
+    g: &'a mut [f32],
+    stride: usize,
+    column: usize,
+}
+
+impl Rows<'_> {
+    /// Adds `g * x` to `sums`, as many rows of a sequence at a time as make one sum, and scales `g`.
+    fn scaled(self, factors: &[f32], sequences: &[SequenceRows], sums: &mut [f32]) {
+        let Self { x, g, stride, column } = self;
+        let columns = column..column + factors.len();
+        for sequence in sequences {
+            for first in (0..sequence.count).step_by(SUM_ROWS) {
+                let mut sum = vec![0.0f32; factors.len()];
+                let end = sequence.count.min(first + SUM_ROWS);
+                for row in sequence.first + first..sequence.first + end {
+                    let x = &x[row * stride..][columns.clone()];
+                    let g = &mut g[row * stride..][columns.clone()];
+                    for (((sum, x), g), factor) in sum.iter_mut().zip(x).zip(g).zip(factors) {
+                        *sum = x.mul_add(*g, *sum);
+                        *g *= factor;
+                    }
+                }
+                sums.iter_mut().zip(&sum).for_each(|(all, sum)| *all += sum);
+            }
+        }
+    }
+}

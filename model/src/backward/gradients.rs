@@ -1,0 +1,84 @@
+//! Gradients of an adapter: as many numbers as it has, in the same places.
+
+use std::sync::Arc;
+
+use crate::adapter::{LoraModule, Method, Prefix, ScaleVector, Scales};
+
+/// Sums for each number of an adapter.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Gradients(pub(super) Method);
+
+impl Gradients {
+    /// Zero for each number of `method`.
+    #[must_use]
+    pub fn zero(method: &Method) -> Self {
+        let mut gradients = Self(method.clone());
+        gradients.clear();
+        gradients
+    }
+
+    /// Sets all sums to zero.
+    pub fn clear(&mut self) {
+        self.0.tensors_mut().into_iter().for_each(|tensor| tensor.fill(0.0));
+    }
+
+    /// The sums, tensor by tensor, in the order of [`Method::tensors`].
+    #[must_use]
+    pub fn tensors(&self) -> Vec<&[f32]> {
+        self.0.tensors()
+    }
+
+    /// The same, to be scaled.
+    pub fn tensors_mut(&mut self) -> Vec<&mut [f32]> {
+        self.0.tensors_mut()
+    }
+}
+
+impl Method {
+    /// All numbers, tensor by tensor: A and B of each low-rank layer, each vector that scales, or the keys and values of a prefix.
+    #[must_use]
+    pub fn tensors(&self) -> Vec<&[f32]> {
+        match self {
+            Self::Lora(modules) => modules.iter().flat_map(|module| [&module.a[..], &module.b[..]]).collect(),
+            Self::Ia3(scales) => scales.vectors().iter().map(|vector| &vector.values[..]).collect(),
+            Self::Prefix(prefix) => vec![&prefix.values[..]],
+        }
+    }
+
+    /// The same, to be changed.
+    pub fn tensors_mut(&mut self) -> Vec<&mut [f32]> {
+        match self {
+            Self::Lora(modules) => {
+                modules.iter_mut().flat_map(|module| [&mut module.a[..], &mut module.b[..]]).collect()
+            }
+            Self::Ia3(scales) => Arc::make_mut(scales).values_mut().collect(),
+            Self::Prefix(prefix) => vec![&mut Arc::make_mut(prefix).values[..]],
+        }
+    }
+
+    pub(super) fn as_lora(&self) -> &[LoraModule] {
+        if let Self::Lora(modules) = self { modules } else { &[] }
+    }
+
+    pub(super) fn as_lora_mut(&mut self) -> &mut [LoraModule] {
+        if let Self::Lora(modules) = self { modules } else { &mut [] }
+    }
+
+    pub(super) fn as_scales(&self) -> Option<&Scales> {
+        if let Self::Ia3(scales) = self { Some(scales) } else { None }
+    }
+
+    pub(super) fn as_scales_mut(&mut self) -> Option<&mut Scales> {
+        if let Self::Ia3(scales) = self { Some(Arc::make_mut(scales)) } else { None }
+    }
+
+    pub(super) fn as_prefix_mut(&mut self) -> Option<&mut Prefix> {
+        if let Self::Prefix(prefix) = self { Some(Arc::make_mut(prefix)) } else { None }
+    }
+}
+
+/// A vector's place among the sums.
+pub(super) fn scale_sum<'a>(sums: &'a mut Method, of: &ScaleVector) -> &'a mut [f32] {
+    let scales = sums.as_scales_mut().expect("gradients are of the adapter's kind");
+    scales.get_mut(of.layer, of.target, of.side).expect("a sum for each vector")
+}

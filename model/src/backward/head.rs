@@ -1,0 +1,153 @@
+//! Logits a tile of rows at a time, their log-probabilities, and back from these.
+//!
+//! Logits of a whole batch would be larger than everything else: a vocabulary of 50,000 for 1,000 rows is 200 MB. A tile
+//! holds whole [`SUM_ROWS`] rows of a sequence, so that how batches are cut changes no sum.
+
+use std::{ops::Range, sync::Arc};
+
+use kernels::backward::{
+    SUM_ROWS,
+    attention::SequenceRows,
+    softmax::{LogProbability, log_probability_gradients},
+};
+
+use super::{
+    deltas::GroupNotes,
+    reverse::{Place, Reverse},
+    tape::TargetRow,
+    trainer::{Loss, stand},
+};
+use crate::{
+    cpu::Compute,
+    deltas::{
+        adapter_rows::AdapterRows,
+        batch::{BatchDeltas, DeltaScratch},
+        prepared::PreparedAdapter,
+    },
+    forward::{Frame, LinearGroup, NormSite, ReverseLayers, Scratch, run_head},
+    sampling::log_probability,
+};
+
+/// Rows of logits at a time.
+const TILE_ROWS: usize = 2 * SUM_ROWS;
+
+/// Rows whose logits are computed together.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct HeadTile {
+    /// Among all targets.
+    pub(super) targets: Range<usize>,
+    /// Which of its rows are of which sequence, [`SUM_ROWS`] at most.
+    sums: Vec<SequenceRows>,
+}
+
+/// Cuts targets, which ascend by sequence, into tiles.
+pub(super) fn tiles(targets: &[TargetRow]) -> Vec<HeadTile> {
+    let mut tiles: Vec<HeadTile> = Vec::new();
+    let mut first = 0;
+    for sequence in targets.chunk_by(|a, b| a.sequence == b.sequence) {
+        for rows in sequence.chunks(SUM_ROWS) {
+            let count = rows.len();
+            match tiles.last_mut() {
+                Some(tile) if tile.targets.len() + count <= TILE_ROWS => {
+                    tile.sums.push(SequenceRows { first: tile.targets.len(), count });
+                    tile.targets.end += count;
+                }
+                _ => tiles.push(HeadTile {
+                    targets: first..first + count,
+                    sums: vec![SequenceRows { first: 0, count }],
+                }),
+            }
+            first += count;
+        }
+    }
+    tiles
+}
+
+/// What logits are computed with.
+pub(super) struct Head<'a, B> {
+    pub(super) model: &'a Frame,
+    pub(super) base: &'a mut B,
+    pub(super) device: &'a mut Compute,
+    pub(super) scratch: &'a mut Scratch<Compute>,
+    pub(super) deltas: &'a mut DeltaScratch,
+    pub(super) adapter: &'a Arc<PreparedAdapter>,
+}
+
+/// A tile's numbers.
+#[derive(Debug, Default)]
+pub(super) struct HeadRoom {
+    /// The residual stream of the tile's rows.
+    residual: Vec<f32>,
+    logits: Vec<f32>,
+    pub(super) log_probabilities: Vec<f32>,
+    coefficients: Vec<f32>,
+    of: Vec<LogProbability>,
+}
+
+impl<B: ReverseLayers<Compute>> Head<'_, B> {
+    /// Logits and log-probabilities of some targets, whose rows are in `residual`, `[rows, hidden]`.
+    pub(super) fn forward(
+        &mut self,
+        residual: &[f32],
+        targets: &[TargetRow],
+        room: &mut HeadRoom,
+    ) -> Result<(), B::Error> {
+        let hidden = self.model.config.hidden_size;
+        room.residual.clear();
+        for target in targets {
+            room.residual.extend_from_slice(&residual[target.row * hidden..][..hidden]);
+        }
+        stand(self.scratch, &room.residual);
+        let found = AdapterRows::of_head(self.adapter, targets.len());
+        let mut deltas = BatchDeltas::new(&self.model.config, None, self.deltas, &found);
+        let parts = (&mut *self.base, &mut deltas);
+        run_head(self.model, parts, self.device, self.scratch, targets.len(), &mut room.logits)?;
+        room.log_probabilities.clear();
+        room.of.clear();
+        for (logits, target) in room.logits.chunks_exact(self.model.config.vocab_size).zip(targets) {
+            let (log_probability, log_sum) = log_probability(logits, target.token);
+            room.log_probabilities.push(log_probability);
+            room.of.push(LogProbability { token: target.token, log_sum, gradient: 0.0 });
+        }
+        Ok(())
+    }
+}
+
+impl<B: ReverseLayers<Compute>> Reverse<'_, B> {
+    /// Back from the log-probabilities of a tile, which [`Head::forward`] has just computed, to the residual stream of its rows.
+    pub(super) fn head(
+        &mut self,
+        targets: &[TargetRow],
+        tile: &HeadTile,
+        loss: &mut dyn Loss,
+        room: &mut HeadRoom,
+    ) -> Result<(), B::Error> {
+        let (hidden, vocabulary) = (self.model.config.hidden_size, self.model.config.vocab_size);
+        room.coefficients.clear();
+        room.coefficients.resize(targets.len(), 0.0);
+        loss.gradients(tile.targets.clone(), &room.log_probabilities, &mut room.coefficients);
+        if room.coefficients.iter().all(|&coefficient| coefficient == 0.0) {
+            return Ok(());
+        }
+        room.of.iter_mut().zip(&room.coefficients).for_each(|(of, &gradient)| of.gradient = gradient);
+        let Compute { pool, isa } = &mut *self.device;
+        log_probability_gradients(pool, *isa, &mut room.logits, vocabulary, &room.of);
+        self.room.outputs.reshape(targets.len(), vocabulary);
+        self.room.outputs.values_mut().copy_from_slice(&room.logits);
+        let mut x = std::mem::take(&mut self.room.x);
+        self.normed(NormSite::Output, &room.residual, &mut x);
+        let notes = GroupNotes { layer: 0, group: LinearGroup::Head, x: &x, out: &[], sequences: &tile.sums };
+        if self.group(notes)? && self.goes_below(Place::of(0, LinearGroup::Head)) {
+            let mut g = std::mem::take(&mut self.room.residual);
+            self.room.residual.resize(room.residual.len(), 0.0);
+            self.room.residual.fill(0.0);
+            self.through_norm(NormSite::Output, &room.residual);
+            for (from, target) in self.room.residual.chunks_exact(hidden).zip(targets) {
+                g[target.row * hidden..][..hidden].copy_from_slice(from);
+            }
+            self.room.residual = g;
+        }
+        self.room.x = x;
+        Ok(())
+    }
+}

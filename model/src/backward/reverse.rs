@@ -1,0 +1,260 @@
+//! Back through the transformer blocks.
+
+use kernels::{
+    Activations,
+    attention::KvPrecision,
+    backward::{
+        attention::{Attended, SequenceRows, attention_gradient},
+        elementwise::{norm_gradient, rotate_gradient, silu_mul_gradient},
+        lora::LoraRoom,
+    },
+    elementwise::{Norm, add_norm},
+};
+
+use super::{deltas::GroupNotes, tape::LayerNotes};
+use crate::{
+    adapter::{Method, Side},
+    cpu::{Compute, RowTable},
+    forward::{Frame, LinearGroup, NormSite, ReverseLayers},
+    shape::{layout::group_targets, source::Target},
+};
+
+/// Where in a pass something learns, in the order of the way forward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place(usize);
+
+impl Place {
+    const STEPS: usize = 5;
+
+    /// Keys and values, between their linear layers and attention.
+    fn keys_and_values(layer: usize) -> Self {
+        Self(layer * Self::STEPS + 1)
+    }
+
+    pub(super) fn of(layer: usize, group: LinearGroup) -> Self {
+        let step = match group {
+            LinearGroup::Qkv => 0,
+            LinearGroup::O => 2,
+            LinearGroup::GateUp => 3,
+            LinearGroup::Down => 4,
+            LinearGroup::Head => return Self(usize::MAX),
+        };
+        Self(layer * Self::STEPS + step)
+    }
+
+    fn of_target(layer: usize, target: Target) -> Self {
+        Self::of(
+            layer,
+            match target {
+                Target::Q | Target::K | Target::V => LinearGroup::Qkv,
+                Target::O => LinearGroup::O,
+                Target::Gate | Target::Up => LinearGroup::GateUp,
+                Target::Down => LinearGroup::Down,
+                Target::LmHead => LinearGroup::Head,
+            },
+        )
+    }
+
+    /// The first place at which `adapter` learns; below it, there is nothing to be done.
+    pub(super) fn first(adapter: &Method) -> Self {
+        let of = |(layer, target)| Self::of_target(layer, target);
+        let first = match adapter {
+            Method::Lora(modules) => modules.iter().map(|module| of((module.layer, module.target))).min(),
+            Method::Ia3(scales) => {
+                scales.vectors().iter().map(|vector| of((vector.layer, vector.target))).min()
+            }
+            Method::Prefix(_) => Some(Self::keys_and_values(0)),
+        };
+        first.unwrap_or(Self(usize::MAX))
+    }
+
+    /// The layer it is in; `None` for the head.
+    pub(super) fn layer(self) -> Option<usize> {
+        (self.0 != usize::MAX).then_some(self.0 / Self::STEPS)
+    }
+}
+
+/// What the way back computes with, kept from one batch to the next.
+#[derive(Debug, Default)]
+pub(super) struct Room {
+    /// The gradient at the residual stream, `[rows, hidden]`.
+    pub(super) residual: Vec<f32>,
+    /// The gradient at a group's outputs.
+    pub(super) outputs: Activations,
+    /// The gradient at a group's inputs.
+    pub(super) inputs: Vec<f32>,
+    /// A group's inputs.
+    pub(super) x: Vec<f32>,
+    pub(super) lora: LoraRoom,
+}
+
+impl Room {
+    /// Makes the gradient at a group's outputs that at the residual stream.
+    fn outputs_of_residual(&mut self, width: usize) {
+        self.outputs.reshape(self.residual.len() / width, width);
+        self.outputs.values_mut().copy_from_slice(&self.residual);
+    }
+}
+
+/// A way back.
+pub(super) struct Reverse<'a, B> {
+    pub(super) model: &'a Frame,
+    pub(super) base: &'a mut B,
+    pub(super) device: &'a mut Compute,
+    pub(super) precision: KvPrecision,
+    pub(super) adapter: &'a Method,
+    pub(super) sums: &'a mut Method,
+    pub(super) room: &'a mut Room,
+    pub(super) rows: &'a RowTable,
+    pub(super) sequences: &'a [SequenceRows],
+    /// Below it, nothing learns.
+    pub(super) first: Place,
+}
+
+impl<B: ReverseLayers<Compute>> Reverse<'_, B> {
+    /// Whether something learns before `place`.
+    pub(super) fn goes_below(&self, place: Place) -> bool {
+        self.first < place
+    }
+
+    /// Back through a block: `room.residual` is the gradient behind it, and then the one before it. Returns false if nothing
+    /// below learns, and the gradient before it is not known.
+    pub(super) fn block(&mut self, layer: usize, notes: &LayerNotes) -> Result<bool, B::Error> {
+        Ok(self.feed_forward(layer, notes)? && self.attention(layer, notes)?)
+    }
+
+    fn feed_forward(&mut self, layer: usize, notes: &LayerNotes) -> Result<bool, B::Error> {
+        let (hidden, width) = (self.model.config.hidden_size, self.model.config.intermediate_size);
+        let scaled = self.scaled(layer, LinearGroup::GateUp, &notes.gate_up);
+        let gate_up = scaled.as_deref().unwrap_or(&notes.gate_up);
+        let mut x = std::mem::take(&mut self.room.x);
+        x.resize(gate_up.len() / 2, 0.0);
+        kernels::elementwise::silu_mul(&mut self.device.pool, self.device.isa, gate_up, width, &mut x);
+        self.room.outputs_of_residual(hidden);
+        let down = self.notes(layer, LinearGroup::Down, &x, &[]);
+        let goes_on = self.group(down)?;
+        if goes_on {
+            let Compute { pool, isa } = &mut *self.device;
+            let (outputs, g) = (&mut self.room.outputs, &self.room.inputs);
+            outputs.reshape(g.len() / width, 2 * width);
+            silu_mul_gradient(pool, *isa, gate_up, g, width, outputs.values_mut());
+        }
+        let goes_on = goes_on && {
+            self.normed(NormSite::FeedForward(layer), &notes.middle, &mut x);
+            let gate_up = self.notes(layer, LinearGroup::GateUp, &x, &notes.gate_up);
+            self.group(gate_up)?
+        };
+        if goes_on {
+            self.through_norm(NormSite::FeedForward(layer), &notes.middle);
+        }
+        self.room.x = x;
+        Ok(goes_on)
+    }
+
+    fn attention(&mut self, layer: usize, notes: &LayerNotes) -> Result<bool, B::Error> {
+        self.room.outputs_of_residual(self.model.config.hidden_size);
+        let o = self.notes(layer, LinearGroup::O, &notes.attended, &[]);
+        if !self.group(o)? {
+            return Ok(false);
+        }
+        self.attended(notes);
+        self.prefix(layer);
+        if !self.goes_below(Place::keys_and_values(layer)) {
+            return Ok(false);
+        }
+        self.rotated(layer, notes);
+        let mut x = std::mem::take(&mut self.room.x);
+        self.normed(NormSite::Attention(layer), &notes.residual, &mut x);
+        let qkv = self.notes(layer, LinearGroup::Qkv, &x, &notes.projected);
+        let goes_on = self.group(qkv)?;
+        if goes_on {
+            self.through_norm(NormSite::Attention(layer), &notes.residual);
+        }
+        self.room.x = x;
+        Ok(goes_on)
+    }
+
+    fn notes<'n>(&self, layer: usize, group: LinearGroup, x: &'n [f32], out: &'n [f32]) -> GroupNotes<'n>
+    where
+        Self: 'n,
+    {
+        GroupNotes { layer, group, x, out, sequences: self.sequences }
+    }
+
+    /// Outputs of a group as vectors scaled them; `None` if none did.
+    fn scaled(&self, layer: usize, group: LinearGroup, out: &[f32]) -> Option<Vec<f32>> {
+        let scales = self.adapter.as_scales()?;
+        let targets = group_targets(&self.model.config, group);
+        let mut scaled = out.to_vec();
+        let stride = scaled.len() / self.rows();
+        for row in scaled.chunks_exact_mut(stride) {
+            for &(target, column) in &targets {
+                let Some(factors) = scales.get(layer, target, Side::Output) else { continue };
+                row[column..].iter_mut().zip(factors).for_each(|(value, factor)| *value *= factor);
+            }
+        }
+        Some(scaled)
+    }
+
+    fn rows(&self) -> usize {
+        self.sequences.last().map_or(0, |last| last.first + last.count)
+    }
+
+    /// `x = norm(residual)`, as the way forward had it.
+    pub(super) fn normed(&mut self, site: NormSite, residual: &[f32], x: &mut Vec<f32>) {
+        x.resize(residual.len(), 0.0);
+        let norm = Norm { weight: self.model.norm(site), eps: self.model.config.norm_eps };
+        // Without an update the residual stays as it is; a copy, as the kernel may write to it.
+        add_norm(&mut self.device.pool, self.device.isa, &mut residual.to_vec(), None, norm, x);
+    }
+
+    /// Adds the gradient at a norm's output, `room.inputs`, to that at the residual stream.
+    pub(super) fn through_norm(&mut self, site: NormSite, residual: &[f32]) {
+        let norm = Norm { weight: self.model.norm(site), eps: self.model.config.norm_eps };
+        let Compute { pool, isa } = &mut *self.device;
+        norm_gradient(pool, *isa, residual, &self.room.inputs, norm, &mut self.room.residual);
+    }
+
+    /// From the gradient at what attention found, `room.inputs`, to that at `[q | k | v]`, `room.outputs`.
+    fn attended(&mut self, notes: &LayerNotes) {
+        let layout = self.model.qkv_layout();
+        let from = Attended {
+            qkv: &notes.qkv,
+            layout,
+            precision: self.precision,
+            window: self.model.config.sliding_window,
+            out: &notes.attended,
+        };
+        let Compute { pool, isa } = &mut *self.device;
+        let (g, outputs) = (&self.room.inputs, &mut self.room.outputs);
+        outputs.reshape(notes.qkv.len() / layout.stride(), layout.stride());
+        attention_gradient(pool, *isa, from, self.sequences, g, outputs.values_mut());
+    }
+
+    /// Takes the gradients at the keys and values of virtual tokens, which do not come from the layers below.
+    fn prefix(&mut self, layer: usize) {
+        let Some(sums) = self.sums.as_prefix_mut() else { return };
+        let layout = self.model.qkv_layout();
+        let (stride, keys) = (layout.stride(), layout.heads * layout.head_dim);
+        let g = self.room.outputs.values_mut();
+        for sequence in self.sequences {
+            for token in 0..sums.tokens {
+                let row = &mut g[(sequence.first + token) * stride..][..stride];
+                let sum = sums.keys_and_values_mut(token, layer);
+                sum.iter_mut().zip(&row[keys..]).for_each(|(sum, g)| *sum += g);
+                row.fill(0.0);
+            }
+        }
+    }
+
+    /// From the gradient at queries and keys as attention met them to that at what the linear layers gave.
+    fn rotated(&mut self, layer: usize, notes: &LayerNotes) {
+        let scaled = self.scaled(layer, LinearGroup::Qkv, &notes.projected);
+        let before = scaled.as_deref().unwrap_or(&notes.projected);
+        let (layout, heads) = (self.model.qkv_layout(), Compute::heads(self.model, layer));
+        let (cos, sin) = self.rows.angles();
+        let Compute { pool, isa } = &mut *self.device;
+        let g = self.room.outputs.values_mut();
+        rotate_gradient(pool, *isa, g, before, layout.stride(), layout.head_dim, cos, sin, &heads);
+    }
+}

@@ -1,0 +1,222 @@
+//! What a forward pass leaves behind for the way back.
+//!
+//! The pass is the one that serves, and knows nothing of this: whoever adds its deltas and keeps its keys and values notes what
+//! they are given. Everything else follows from it, to the same bits.
+
+use std::{cell::RefCell, convert::Infallible};
+
+use kernels::{Activations, attention::QkvLayout, backward::attention::SequenceRows};
+
+use crate::{
+    cpu::{Compute, RowTable},
+    forward::{Deltas, KvStore, LinearGroup},
+};
+
+/// What is kept of each block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Keep {
+    /// Everything that the way back reads.
+    #[default]
+    All,
+    /// What goes in; the way back runs the block once more.
+    Inputs,
+}
+
+/// What went through a transformer block.
+#[derive(Debug, Default)]
+pub(super) struct LayerNotes {
+    /// What goes in: the residual stream before the block, `[rows, hidden]`.
+    pub(super) residual: Vec<f32>,
+    /// `[q | k | v]` as attention met them: scaled, rotated, a prefix in its place. Empty if only inputs are kept.
+    pub(super) qkv: Vec<f32>,
+    /// The same before the rotation, and before vectors scaled them; only where somebody asks for it ([`Notes::projected`]).
+    pub(super) projected: Vec<f32>,
+    /// What attention found, before a vector scaled it.
+    pub(super) attended: Vec<f32>,
+    /// The residual stream before the feed-forward.
+    pub(super) middle: Vec<f32>,
+    /// `[gate | up]`, before vectors scaled them.
+    pub(super) gate_up: Vec<f32>,
+}
+
+impl LayerNotes {
+    /// True if the way back need not run the block once more.
+    pub(super) fn is_whole(&self) -> bool {
+        !self.qkv.is_empty()
+    }
+}
+
+/// What is noted, and what was.
+#[derive(Debug, Default)]
+pub(super) struct Notes {
+    pub(super) layers: Vec<LayerNotes>,
+    /// The residual stream where the pass is now: behind the last block, in the end.
+    pub(super) residual: Vec<f32>,
+    /// Whether more than inputs is kept.
+    pub(super) is_whole: bool,
+    /// Whether `[q | k | v]` are kept as they leave the linear layers.
+    pub(super) projected: bool,
+    /// Whether the adapter scales outputs, which are noted before it does.
+    pub(super) before_scales: bool,
+}
+
+impl Notes {
+    fn note_outputs(&mut self, layer: usize, group: LinearGroup, out: &[f32]) {
+        let Some(notes) = self.layers.get_mut(layer).filter(|_| self.is_whole) else { return };
+        match group {
+            LinearGroup::Qkv if self.projected => notes.projected = out.to_vec(),
+            LinearGroup::GateUp => notes.gate_up = out.to_vec(),
+            _ => {}
+        }
+    }
+
+    /// The residual stream goes on as the next norm will have it.
+    fn go_on(&mut self, layer: usize, group: LinearGroup, update: &[f32]) {
+        if !matches!(group, LinearGroup::O | LinearGroup::Down) {
+            return;
+        }
+        let notes = &mut self.layers[layer];
+        if group == LinearGroup::O {
+            notes.residual.clone_from(&self.residual);
+        }
+        self.residual.iter_mut().zip(update).for_each(|(residual, update)| *residual += update);
+        if group == LinearGroup::O && self.is_whole {
+            notes.middle.clone_from(&self.residual);
+        }
+    }
+}
+
+/// Deltas, noting what they are given.
+pub(super) struct NotingDeltas<'a, T> {
+    pub(super) deltas: T,
+    pub(super) notes: &'a RefCell<Notes>,
+}
+
+impl<T: Deltas<Compute>> Deltas<Compute> for NotingDeltas<'_, T> {
+    fn scale_inputs(
+        &mut self,
+        device: &mut Compute,
+        layer: usize,
+        group: LinearGroup,
+        x: &mut Activations,
+    ) -> Result<(), Infallible> {
+        let notes = &mut *self.notes.borrow_mut();
+        if group == LinearGroup::O && notes.is_whole {
+            notes.layers[layer].attended = x.values().to_vec();
+        }
+        self.deltas.scale_inputs(device, layer, group, x)
+    }
+
+    fn place_prefix(
+        &mut self,
+        device: &mut Compute,
+        layer: usize,
+        qkv: &mut Vec<f32>,
+        layout: QkvLayout,
+    ) -> Result<(), Infallible> {
+        self.deltas.place_prefix(device, layer, qkv, layout)
+    }
+
+    fn begin(
+        &mut self,
+        device: &mut Compute,
+        layer: usize,
+        group: LinearGroup,
+        x: &Activations,
+    ) -> Result<(), Infallible> {
+        self.deltas.begin(device, layer, group, x)
+    }
+
+    fn add(
+        &mut self,
+        device: &mut Compute,
+        layer: usize,
+        group: LinearGroup,
+        x: &Activations,
+        out: &mut Vec<f32>,
+    ) -> Result<(), Infallible> {
+        let notes = &mut *self.notes.borrow_mut();
+        if notes.before_scales {
+            notes.note_outputs(layer, group, out);
+        }
+        self.deltas.add(device, layer, group, x, out)?;
+        if !notes.before_scales {
+            notes.note_outputs(layer, group, out);
+        }
+        notes.go_on(layer, group, out);
+        Ok(())
+    }
+}
+
+/// Keys and values, noting what they are.
+pub(super) struct NotingKv<'a, K> {
+    pub(super) kv: &'a mut K,
+    pub(super) notes: &'a RefCell<Notes>,
+}
+
+impl<K: KvStore<Compute>> KvStore<Compute> for NotingKv<'_, K> {
+    fn append(
+        &mut self,
+        device: &mut Compute,
+        layer: usize,
+        qkv: &Vec<f32>,
+        layout: QkvLayout,
+        batch: &RowTable,
+    ) -> Result<(), Infallible> {
+        let notes = &mut *self.notes.borrow_mut();
+        if notes.is_whole {
+            notes.layers[layer].qkv = qkv.clone();
+        }
+        self.kv.append(device, layer, qkv, layout, batch)
+    }
+
+    fn attend(
+        &self,
+        device: &mut Compute,
+        layer: usize,
+        qkv: &Vec<f32>,
+        layout: QkvLayout,
+        batch: &RowTable,
+        out: &mut Activations,
+    ) -> Result<(), Infallible> {
+        self.kv.attend(device, layer, qkv, layout, batch, out)
+    }
+}
+
+/// A row of which the log-probability of a token is asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct TargetRow {
+    /// In the batch.
+    pub(super) row: usize,
+    pub(super) token: u32,
+    /// The sequence that it is of.
+    pub(super) sequence: usize,
+}
+
+/// What a batch left behind on its way forward.
+#[derive(Debug)]
+pub struct Tape {
+    pub(super) layers: Vec<LayerNotes>,
+    /// Behind the last block.
+    pub(super) residual: Vec<f32>,
+    /// Tokens of each sequence, virtual ones first.
+    pub(super) tokens: Vec<Vec<u32>>,
+    /// Where their rows are.
+    pub(super) sequences: Vec<SequenceRows>,
+    /// Ascending by row.
+    pub(super) targets: Vec<TargetRow>,
+}
+
+impl Tape {
+    /// Rows of the batch.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.sequences.last().map_or(0, |last| last.first + last.count)
+    }
+
+    /// Rows whose log-probabilities were asked for.
+    #[must_use]
+    pub fn targets(&self) -> usize {
+        self.targets.len()
+    }
+}

@@ -1,0 +1,393 @@
+//! Batches of sequences forward, and gradients of what they lose.
+
+use std::{cell::RefCell, io, ops::Range, sync::Arc};
+
+use ids::{BlockId, Generation};
+use kernels::{
+    Isa, Pool,
+    attention::KvShape,
+    backward::attention::SequenceRows,
+    lora::{LayoutError, LoraPrecision},
+};
+
+use super::{
+    Gradients,
+    head::{Head, HeadRoom, tiles},
+    reverse::{Place, Reverse, Room},
+    tape::{Keep, LayerNotes, Notes, NotingDeltas, NotingKv, Tape, TargetRow},
+};
+use crate::{
+    adapter::{Adapter, Method, Side},
+    cpu::{Compute, kv::PagedKv},
+    deltas::{
+        adapter_rows::AdapterRows,
+        batch::{BatchDeltas, DeltaScratch},
+        prepared::PreparedAdapter,
+    },
+    forward::{
+        BLOCK_TOKENS, Frame, LogitRows, ReverseLayers, Scratch, SequenceSlice, lay_out, run, run_block,
+    },
+    shape::config::ModelConfig,
+};
+
+/// A sequence to learn from.
+#[derive(Debug, Clone, Copy)]
+pub struct Example<'a> {
+    /// Its tokens, at least one.
+    pub tokens: &'a [u32],
+    /// For each of them the token whose log-probability behind it counts, if one does.
+    pub targets: &'a [Option<u32>],
+}
+
+/// What is to become smaller, by the log-probabilities of the targets.
+pub trait Loss {
+    /// Writes the loss' gradients at some targets' log-probabilities to `gradients`. `targets` are counted through the batch,
+    /// example after example; each is asked for once, in ascending order.
+    fn gradients(&mut self, targets: Range<usize>, log_probabilities: &[f32], gradients: &mut [f32]);
+}
+
+/// An adapter as it is while it learns.
+#[derive(Debug)]
+pub struct Learner {
+    /// Its numbers, as the pass computes with them.
+    pub method: Method,
+    /// The same, in the form that the kernels take.
+    pub prepared: Arc<PreparedAdapter>,
+}
+
+impl Learner {
+    /// The adapter of these numbers, kept as an engine keeps it that is to serve it.
+    ///
+    /// # Errors
+    /// A matrix is of a shape that the kernels do not take.
+    pub fn new(method: &Method, config: &ModelConfig, precision: LoraPrecision) -> Result<Self, LayoutError> {
+        let method = method.clone();
+        let adapter =
+            Adapter { generation: Generation([0; 32]), method, base_model: None, stored_in_16_bits: false };
+        let prepared = Arc::new(PreparedAdapter::new(&adapter, config, precision)?);
+        Ok(Self { method: adapter.method, prepared })
+    }
+}
+
+/// Why a batch was not learned from.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainError<E> {
+    /// The linear layers were not evaluated.
+    #[error(transparent)]
+    Base(E),
+    /// There is no memory for the keys and values of a batch.
+    #[error("no memory for the keys and values of a batch: make batches smaller")]
+    NoMemory(#[source] io::Error),
+}
+
+/// A model of which an adapter learns. Linear layers are somebody else's; keys and values are kept for one batch.
+#[derive(Debug)]
+pub struct Trainer<B> {
+    model: Frame,
+    base: B,
+    shape: KvShape,
+    kv: PagedKv,
+    compute: Compute,
+    keep: Keep,
+    scratch: Scratch<Compute>,
+    deltas: DeltaScratch,
+    room: Room,
+    head: HeadRoom,
+}
+
+impl<B: ReverseLayers<Compute>> Trainer<B> {
+    /// A trainer that computes with `pool`. Keys and values are kept as `shape` says, as the engine that will serve the adapter
+    /// keeps them.
+    ///
+    /// # Errors
+    /// There is no memory.
+    pub fn new(model: Frame, base: B, shape: KvShape, pool: Pool, keep: Keep) -> io::Result<Self> {
+        let kv = PagedKv::new(shape, 0, model.config.sliding_window)?;
+        let compute = Compute { pool, isa: Isa::best() };
+        Ok(Self {
+            model,
+            base,
+            shape,
+            kv,
+            compute,
+            keep,
+            scratch: Scratch::empty(),
+            deltas: DeltaScratch::default(),
+            room: Room::default(),
+            head: HeadRoom::default(),
+        })
+    }
+
+    /// The model without its linear layers.
+    #[must_use]
+    pub fn model(&self) -> &Frame {
+        &self.model
+    }
+
+    /// The linear layers.
+    #[must_use]
+    pub fn base(&self) -> &B {
+        &self.base
+    }
+
+    /// The linear layers, to be told something.
+    pub fn base_mut(&mut self) -> &mut B {
+        &mut self.base
+    }
+
+    /// Takes `examples` through all blocks.
+    ///
+    /// # Errors
+    /// The base layers' own, or there is no memory for keys and values.
+    pub fn forward(
+        &mut self,
+        learner: &Learner,
+        examples: &[Example<'_>],
+    ) -> Result<Tape, TrainError<B::Error>> {
+        let mut tape = tape(learner, examples);
+        self.make_room(&tape)?;
+        let notes = self.notes(learner, self.keep == Keep::All);
+        let noted = self.noting(&tape, learner, notes, |pass, base, parts, batch| {
+            let (deltas, kv) = parts;
+            let mut tokens = tape.tokens.iter().flatten().copied();
+            let mut residual = vec![0.0; tape.rows() * pass.model.config.hidden_size];
+            base.embed(pass.compute, &mut tokens, &mut residual)?;
+            deltas.notes.borrow_mut().residual = residual;
+            run(pass.model, (base, deltas, kv), pass.compute, pass.scratch, batch, &mut Vec::new())
+        })?;
+        (tape.layers, tape.residual) = (noted.layers, noted.residual);
+        Ok(tape)
+    }
+
+    /// The log-probabilities of all targets, example after example.
+    ///
+    /// # Errors
+    /// The base layers' own.
+    pub fn log_probabilities(
+        &mut self,
+        learner: &Learner,
+        tape: &Tape,
+    ) -> Result<Vec<f32>, TrainError<B::Error>> {
+        let mut all = Vec::with_capacity(tape.targets.len());
+        let mut room = std::mem::take(&mut self.head);
+        for tile in tiles(&tape.targets) {
+            let targets = &tape.targets[tile.targets];
+            self.head(learner).forward(&tape.residual, targets, &mut room).map_err(TrainError::Base)?;
+            all.extend_from_slice(&room.log_probabilities);
+        }
+        self.head = room;
+        Ok(all)
+    }
+
+    /// Goes back: adds to `gradients` what makes `loss` larger.
+    ///
+    /// # Errors
+    /// The base layers' own. `gradients` are undefined then.
+    pub fn reverse(
+        &mut self,
+        learner: &Learner,
+        tape: Tape,
+        loss: &mut dyn Loss,
+        gradients: &mut Gradients,
+    ) -> Result<(), TrainError<B::Error>> {
+        self.make_room(&tape)?;
+        self.room.residual.clear();
+        self.room.residual.resize(tape.rows() * self.model.config.hidden_size, 0.0);
+        self.from_head(learner, &tape, loss, gradients)?;
+        let first = Place::first(&learner.method);
+        let Some(last_block) = first.layer() else { return Ok(()) };
+        let Tape { layers, tokens, sequences, .. } = tape;
+        let frame = Tape { layers: Vec::new(), residual: Vec::new(), tokens, sequences, targets: Vec::new() };
+        for (layer, mut notes) in layers.into_iter().enumerate().skip(last_block).rev() {
+            if !notes.is_whole() {
+                notes = self.again(learner, &frame, layer, notes)?;
+            }
+            let goes_on = self.back(learner, &frame.sequences, gradients).block(layer, &notes);
+            if !goes_on.map_err(TrainError::Base)? {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Back from the targets to the residual stream behind the last block.
+    fn from_head(
+        &mut self,
+        learner: &Learner,
+        tape: &Tape,
+        loss: &mut dyn Loss,
+        gradients: &mut Gradients,
+    ) -> Result<(), TrainError<B::Error>> {
+        let mut room = std::mem::take(&mut self.head);
+        for tile in tiles(&tape.targets) {
+            let targets = &tape.targets[tile.targets.clone()];
+            self.head(learner).forward(&tape.residual, targets, &mut room).map_err(TrainError::Base)?;
+            let mut back = self.back(learner, &tape.sequences, gradients);
+            back.head(targets, &tile, loss, &mut room).map_err(TrainError::Base)?;
+        }
+        self.head = room;
+        // The head has left other rows in the scratch.
+        let blocks = blocks(&tape.sequences);
+        let batch = batch(tape, &blocks, learner);
+        lay_out(&self.model, &mut self.compute, &mut self.scratch, &batch)
+            .unwrap_or_else(|never| match never {});
+        Ok(())
+    }
+
+    /// Runs a block once more, for what was not kept of it.
+    fn again(
+        &mut self,
+        learner: &Learner,
+        tape: &Tape,
+        layer: usize,
+        kept: LayerNotes,
+    ) -> Result<LayerNotes, TrainError<B::Error>> {
+        let notes = Notes { residual: kept.residual, ..self.notes(learner, true) };
+        let mut noted = self.noting(tape, learner, notes, |pass, base, (deltas, kv), batch| {
+            lay_out(pass.model, pass.compute, pass.scratch, batch).unwrap_or_else(|never| match never {});
+            stand(pass.scratch, &deltas.notes.borrow().residual);
+            run_block(pass.model, (base, deltas, kv), pass.compute, pass.scratch, layer)
+        })?;
+        Ok(noted.layers.swap_remove(layer))
+    }
+
+    /// Calls `run` with parts that note what goes by.
+    fn noting(
+        &mut self,
+        tape: &Tape,
+        learner: &Learner,
+        notes: Notes,
+        run: impl FnOnce(
+            PassParts<'_>,
+            &mut B,
+            (&mut NotingDeltas<'_, BatchDeltas<'_>>, &mut NotingKv<'_, PagedKv>),
+            &[SequenceSlice<'_, PreparedAdapter>],
+        ) -> Result<(), B::Error>,
+    ) -> Result<Notes, TrainError<B::Error>> {
+        let blocks = blocks(&tape.sequences);
+        let batch = batch(tape, &blocks, learner);
+        let (notes, found) = (RefCell::new(notes), AdapterRows::of(&batch));
+        let deltas = BatchDeltas::new(&self.model.config, None, &mut self.deltas, &found);
+        let mut deltas = NotingDeltas { deltas, notes: &notes };
+        let mut kv = NotingKv { kv: &mut self.kv, notes: &notes };
+        let pass = PassParts { model: &self.model, compute: &mut self.compute, scratch: &mut self.scratch };
+        run(pass, &mut self.base, (&mut deltas, &mut kv), &batch).map_err(TrainError::Base)?;
+        drop(deltas);
+        Ok(notes.into_inner())
+    }
+
+    /// Notes of nothing yet.
+    fn notes(&self, learner: &Learner, is_whole: bool) -> Notes {
+        let scales_outputs = match &learner.method {
+            Method::Ia3(scales) => scales.vectors().iter().any(|vector| vector.side == Side::Output),
+            Method::Lora(_) | Method::Prefix(_) => false,
+        };
+        Notes {
+            layers: (0..self.model.config.layers).map(|_| LayerNotes::default()).collect(),
+            residual: Vec::new(),
+            is_whole,
+            projected: scales_outputs || self.model.config.qk_norm,
+            before_scales: scales_outputs,
+        }
+    }
+
+    /// Takes memory for the keys and values of a batch.
+    fn make_room(&mut self, tape: &Tape) -> Result<(), TrainError<B::Error>> {
+        let wanted: usize = tape.sequences.iter().map(|rows| rows.count.div_ceil(BLOCK_TOKENS)).sum();
+        if self.kv.blocks() < wanted {
+            let window = self.model.config.sliding_window;
+            self.kv = PagedKv::new(self.shape, wanted, window).map_err(TrainError::NoMemory)?;
+        }
+        Ok(())
+    }
+
+    fn head<'a>(&'a mut self, learner: &'a Learner) -> Head<'a, B> {
+        Head {
+            model: &self.model,
+            base: &mut self.base,
+            device: &mut self.compute,
+            scratch: &mut self.scratch,
+            deltas: &mut self.deltas,
+            adapter: &learner.prepared,
+        }
+    }
+
+    fn back<'a>(
+        &'a mut self,
+        learner: &'a Learner,
+        sequences: &'a [SequenceRows],
+        gradients: &'a mut Gradients,
+    ) -> Reverse<'a, B> {
+        Reverse {
+            model: &self.model,
+            base: &mut self.base,
+            device: &mut self.compute,
+            precision: self.shape.precision,
+            adapter: &learner.method,
+            sums: &mut gradients.0,
+            room: &mut self.room,
+            rows: &self.scratch.batch,
+            sequences,
+            first: Place::first(&learner.method),
+        }
+    }
+}
+
+/// What a pass runs with, besides base, deltas, keys and values.
+struct PassParts<'a> {
+    model: &'a Frame,
+    compute: &'a mut Compute,
+    scratch: &'a mut Scratch<Compute>,
+}
+
+/// Puts rows of the residual stream where a pass takes them up. To them it adds an update first: minus zero, which changes
+/// no number, not even a zero.
+pub(super) fn stand(scratch: &mut Scratch<Compute>, residual: &[f32]) {
+    scratch.residual.clear();
+    scratch.residual.extend_from_slice(residual);
+    scratch.update.clear();
+    scratch.update.resize(residual.len(), -0.0);
+}
+
+/// Lays out the rows of `examples`.
+fn tape(learner: &Learner, examples: &[Example<'_>]) -> Tape {
+    let virtual_tokens = learner.prepared.virtual_tokens();
+    let mut tape =
+        Tape { layers: vec![], residual: vec![], tokens: vec![], sequences: vec![], targets: vec![] };
+    let mut first = 0;
+    for (sequence, example) in examples.iter().enumerate() {
+        let rows = first + virtual_tokens..;
+        let targets = rows.zip(example.targets).filter_map(|(row, target)| Some((row, (*target)?)));
+        tape.targets.extend(targets.map(|(row, token)| TargetRow { row, token, sequence }));
+        let count = virtual_tokens + example.tokens.len();
+        // Virtual tokens may be any.
+        let tokens = std::iter::repeat_n(0, virtual_tokens).chain(example.tokens.iter().copied());
+        tape.tokens.push(tokens.collect());
+        tape.sequences.push(SequenceRows { first, count });
+        first += count;
+    }
+    tape
+}
+
+/// Blocks for the keys and values of each sequence.
+fn blocks(sequences: &[SequenceRows]) -> Vec<Vec<BlockId>> {
+    let mut next = 0..;
+    let of =
+        |rows: &SequenceRows| next.by_ref().take(rows.count.div_ceil(BLOCK_TOKENS)).map(BlockId).collect();
+    sequences.iter().map(of).collect()
+}
+
+fn batch<'a>(
+    tape: &'a Tape,
+    blocks: &'a [Vec<BlockId>],
+    learner: &'a Learner,
+) -> Vec<SequenceSlice<'a, PreparedAdapter>> {
+    let slice = |(tokens, blocks): (&'a Vec<u32>, &'a Vec<BlockId>)| SequenceSlice {
+        tokens,
+        start: 0,
+        blocks,
+        adapter: Some(&learner.prepared),
+        logits: LogitRows::None,
+    };
+    tape.tokens.iter().zip(blocks).map(slice).collect()
+}

@@ -1,0 +1,211 @@
+//! The reverse pass judged by torch, transformers and PEFT (see `tests/golden/README.md`, "Training").
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{
+    fs,
+    ops::Range,
+    path::{Path, PathBuf},
+};
+
+use kernels::{Pool, lora::LoraPrecision};
+use model::{
+    adapter::{Adapter, Method},
+    backward::{Example, Gradients, Keep, Learner, Loss, Trainer},
+    resident::{KvDtype, kv_precision, kv_shape},
+    skeleton::client_base::ClientBase,
+    sources::open::open,
+    weights::ResidentLayers,
+};
+use serde::Deserialize;
+
+#[derive(Debug, Deserialize)]
+struct Expected {
+    loss: f64,
+    logprobs: Vec<Vec<f32>>,
+    batches: Vec<Vec<Sequence>>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Sequence {
+    tokens: Vec<u32>,
+    weights: Vec<f32>,
+}
+
+fn golden_dir() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden")
+}
+
+fn trainer(model: &Path, threads: usize, keep: Keep) -> Trainer<ResidentLayers> {
+    let layers = ResidentLayers::load(&*open(model).unwrap(), 1, &|_| {}).unwrap();
+    let frame = ClientBase::open(model).unwrap().frame;
+    let shape = kv_shape(&frame.config, kv_precision(layers.sites().is_exact(), KvDtype::Auto));
+    let cores: Vec<usize> =
+        if threads == 1 { Vec::new() } else { (0..threads).map(|core| core % 2).collect() };
+    Trainer::new(frame, layers, shape, Pool::new(&cores).unwrap(), keep).unwrap()
+}
+
+fn read_adapter(trainer: &Trainer<ResidentLayers>, config: &Path, tensors: &Path) -> Method {
+    let dir = tempfile::tempdir().unwrap();
+    fs::copy(config, dir.path().join("adapter_config.json")).unwrap();
+    fs::copy(tensors, dir.path().join("adapter_model.safetensors")).unwrap();
+    Adapter::read(dir.path(), &trainer.model().config).unwrap().method
+}
+
+/// The mean loss of weighted tokens.
+struct Mean<'a> {
+    weights: &'a [f32],
+    total: f32,
+    sum: f64,
+}
+
+impl<'a> Mean<'a> {
+    fn of(weights: &'a [f32]) -> Self {
+        Self { weights, total: weights.iter().sum(), sum: 0.0 }
+    }
+
+    fn loss(&self) -> f64 {
+        self.sum / f64::from(self.total)
+    }
+}
+
+impl Loss for Mean<'_> {
+    fn gradients(&mut self, targets: Range<usize>, log_probabilities: &[f32], gradients: &mut [f32]) {
+        for ((&weight, &value), gradient) in
+            self.weights[targets].iter().zip(log_probabilities).zip(gradients)
+        {
+            *gradient = -weight / self.total;
+            self.sum -= f64::from(weight) * f64::from(value);
+        }
+    }
+}
+
+struct Batch {
+    tokens: Vec<Vec<u32>>,
+    targets: Vec<Vec<Option<u32>>>,
+    weights: Vec<f32>,
+}
+
+impl Batch {
+    fn of(sequences: &[Sequence]) -> Self {
+        let inputs = |of: &Sequence| of.tokens[..of.tokens.len() - 1].to_vec();
+        let targets = |of: &Sequence| of.tokens[1..].iter().map(|&token| Some(token)).collect();
+        Self {
+            tokens: sequences.iter().map(inputs).collect(),
+            targets: sequences.iter().map(targets).collect(),
+            weights: sequences.iter().flat_map(|of| of.weights.clone()).collect(),
+        }
+    }
+
+    fn examples(&self) -> Vec<Example<'_>> {
+        let pairs = self.tokens.iter().zip(&self.targets);
+        pairs.map(|(tokens, targets)| Example { tokens, targets }).collect()
+    }
+}
+
+fn learn(
+    trainer: &mut Trainer<ResidentLayers>,
+    method: &Method,
+    batch: &Batch,
+    together: usize,
+) -> (f64, Vec<f32>, Gradients) {
+    let learner = Learner::new(method, &trainer.model().config, LoraPrecision::Exact).unwrap();
+    let (mut gradients, mut all, mut loss) = (Gradients::zero(method), Vec::new(), Mean::of(&batch.weights));
+    for examples in batch.examples().chunks(together) {
+        let tape = trainer.forward(&learner, examples).unwrap();
+        let first = all.len();
+        all.extend(trainer.log_probabilities(&learner, &tape).unwrap());
+        let mut part = Part { loss: &mut loss, first };
+        trainer.reverse(&learner, tape, &mut part, &mut gradients).unwrap();
+    }
+    (loss.loss(), all, gradients)
+}
+
+/// A batch's loss, of examples that begin behind others.
+struct Part<'a, 'b> {
+    loss: &'a mut Mean<'b>,
+    first: usize,
+}
+
+impl Loss for Part<'_, '_> {
+    fn gradients(&mut self, targets: Range<usize>, log_probabilities: &[f32], gradients: &mut [f32]) {
+        let targets = self.first + targets.start..self.first + targets.end;
+        self.loss.gradients(targets, log_probabilities, gradients);
+    }
+}
+
+/// The largest difference, in parts of the largest value that there should be.
+fn off(got: &[f32], wanted: &[f32]) -> f32 {
+    assert_eq!(got.len(), wanted.len());
+    let largest = wanted.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+    let off = got.iter().zip(wanted).fold(0.0f32, |most, (got, wanted)| most.max((got - wanted).abs()));
+    assert!(off.is_finite());
+    if largest == 0.0 { off } else { off / largest }
+}
+
+fn cases() -> Vec<(String, PathBuf)> {
+    let training = golden_dir().join("training");
+    let mut cases = Vec::new();
+    for model in ["llama-tied", "llama-rope3", "mistral-window", "qwen2-bias", "qwen3-qknorm"] {
+        for method in ["lora", "lora-all", "rslora", "ia3", "prefix", "lm-head"] {
+            cases.push((model.to_owned(), training.join(model).join(method)));
+        }
+    }
+    cases
+}
+
+#[test]
+fn loss_log_probabilities_and_gradients_are_those_of_torch() {
+    for (model, case) in cases() {
+        let mut trainer = trainer(&golden_dir().join("models").join(&model), 1, Keep::All);
+        let expected: Expected =
+            serde_json::from_slice(&fs::read(case.join("expected.json")).unwrap()).unwrap();
+        let config = case.join("start/adapter_config.json");
+        let method = read_adapter(&trainer, &config, &case.join("start/adapter_model.safetensors"));
+        let wanted = read_adapter(&trainer, &config, &case.join("gradients.safetensors"));
+        let batch = Batch::of(&expected.batches[0]);
+        let (loss, log_probabilities, gradients) = learn(&mut trainer, &method, &batch, usize::MAX);
+        let name = case.display();
+        assert!((loss - expected.loss).abs() < 1e-5, "{name}: loss {loss}, not {}", expected.loss);
+        let logprobs = expected.logprobs.concat();
+        let far = log_probabilities.iter().zip(&logprobs).fold(0.0f32, |far, (a, b)| far.max((a - b).abs()));
+        assert!(far < 1e-4, "{name}: log-probabilities are {far} away");
+        for (number, (got, wanted)) in gradients.tensors().iter().zip(wanted.tensors()).enumerate() {
+            let off = off(got, wanted);
+            assert!(off < 1e-4, "{name}: gradient {number} is {off} away");
+        }
+    }
+}
+
+#[test]
+fn gradients_are_the_same_bits_in_any_batches_on_any_threads_and_whatever_is_kept() {
+    for (model, case) in cases() {
+        let path = golden_dir().join("models").join(&model);
+        let expected: Expected =
+            serde_json::from_slice(&fs::read(case.join("expected.json")).unwrap()).unwrap();
+        let mut sequences: Vec<Sequence> = expected.batches.into_iter().take(2).flatten().collect();
+        // Longer than one sum of rows.
+        let long = sequences.iter().flat_map(|of| of.tokens.clone()).collect::<Vec<_>>();
+        sequences.push(Sequence { weights: vec![1.0; long.len() - 1], tokens: long });
+        let batch = Batch::of(&sequences);
+        let bits = |threads, keep, together| {
+            let mut trainer = trainer(&path, threads, keep);
+            let start = case.join("start");
+            let files = ["adapter_config.json", "adapter_model.safetensors"].map(|name| start.join(name));
+            let method = read_adapter(&trainer, &files[0], &files[1]);
+            let (_, log_probabilities, gradients) = learn(&mut trainer, &method, &batch, together);
+            let tensors = gradients.tensors().concat();
+            let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
+            (bits(log_probabilities), bits(tensors))
+        };
+        let all = bits(1, Keep::All, usize::MAX);
+        for (threads, keep, together) in [
+            (2, Keep::All, usize::MAX),
+            (1, Keep::Inputs, usize::MAX),
+            (1, Keep::All, 1),
+            (2, Keep::Inputs, 2),
+        ] {
+            let others = bits(threads, keep, together);
+            assert!(all == others, "{}: {threads} threads, {keep:?}, {together}", case.display());
+        }
+    }
+}
