@@ -260,6 +260,7 @@ impl Gateway {
         if !self.lifecycle.is_finished() {
             let _ = self.lifecycle.await;
         }
+        self.app.sinks.close().await;
         result
     }
 }

@@ -1,66 +1,65 @@
-//! Spans for a collector of traces: OTLP over HTTP, in its JSON form.
+//! Spans for a collector of traces: OTLP over HTTP, in its JSON form, by OpenTelemetry's own crates.
 //!
-//! Written by hand on the HTTP library that is here anyway: the messages are one page, where the OpenTelemetry SDK
-//! with its exporter is some fifty crates. One span for each request, with the attribute names of OpenTelemetry's
-//! conventions for HTTP and for generative models. Collectors stand beside the gateway, so there is no TLS.
+//! One span for each request, with the attribute names of OpenTelemetry's conventions for HTTP and for generative
+//! models. Their tracer would draw ids of its own, where [`trace`](super::trace) has told them to the caller already:
+//! a span is made whole when its request has ended, and handed to their processor, which batches and sends on a thread
+//! of its own. Collectors stand beside the gateway, so there is no TLS.
 //!
-//! Nothing waits for a collector: spans queue up to [`QUEUE_SPANS`], and what does not fit or cannot be delivered is
-//! lost, counted and said in the log.
+//! Nothing waits for a collector: at most [`QUEUE_SPANS`] are on their way, and what does not fit or cannot be
+//! delivered is lost, counted and said in the log. The counting is ours ([`Tally`]): the processor tells what it had no
+//! room for once, and how much at its end, and does not count what it could not deliver.
 
 use std::{
+    fmt,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime},
 };
 
-use http_body_util::{BodyExt as _, Full};
-use hyper::{
-    Request, StatusCode, Uri,
-    body::Bytes,
-    client::conn::http1,
-    header::{CONTENT_TYPE, HOST},
+use async_trait::async_trait;
+use hyper::Uri;
+use opentelemetry::{
+    Array, InstrumentationScope, KeyValue, Value,
+    trace::{SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceState},
 };
-use hyper_util::rt::TokioIo;
-use serde_json::{Value, json};
-use tokio::{
-    net::TcpStream,
-    sync::mpsc,
-    time::{MissedTickBehavior, timeout},
+use opentelemetry_http::{Bytes, HttpClient, HttpError, Request, Response};
+use opentelemetry_otlp::{
+    ExporterBuildError, Protocol, SpanExporter as OtlpExporter, WithExportConfig as _, WithHttpConfig as _,
 };
+use opentelemetry_sdk::{
+    Resource,
+    error::OTelSdkResult,
+    trace::{
+        BatchConfigBuilder, BatchSpanProcessor, SpanData, SpanEvents, SpanExporter, SpanLinks,
+        SpanProcessor as _,
+    },
+};
+use tokio::{task::spawn_blocking, time::timeout};
+use ureq::Agent;
 
 use super::{
     record::{Arrival, Generated, SpanRecord},
     trace::Sampled,
 };
 
-/// Spans that wait to be sent.
+/// Spans that wait to be sent or are being sent.
 const QUEUE_SPANS: usize = 2048;
 /// Most spans in one message.
 const BATCH_SPANS: usize = 256;
 /// How long a span waits for company.
 const BATCH_TIME: Duration = Duration::from_secs(1);
-/// How long one message may take.
+/// How long one message may take, and until when it is tried again.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
-/// OpenTelemetry's number for a span of a server.
-const KIND_SERVER: u8 = 2;
-/// OpenTelemetry's number for a span that ended in an error.
-const STATUS_ERROR: u8 = 2;
+/// How long the end of the gateway waits for what is still to be sent.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A handle to the task that sends.
+/// A handle to the thread that sends.
 #[derive(Debug, Clone)]
 pub struct Exporter {
-    queue: mpsc::Sender<Value>,
-    lost: Arc<AtomicU64>,
-}
-
-/// Where a collector listens.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Collector {
-    /// `host:port`.
-    authority: String,
-    path: String,
+    processor: Arc<BatchSpanProcessor>,
+    tally: Arc<Tally>,
 }
 
 impl Exporter {
@@ -68,141 +67,194 @@ impl Exporter {
     /// it is no such address.
     #[must_use]
     pub fn start(endpoint: &str) -> Option<Self> {
-        let collector = Collector::parse(endpoint)?;
-        let (queue, spans) = mpsc::channel(QUEUE_SPANS);
-        let lost = Arc::new(AtomicU64::new(0));
-        tokio::spawn(send_all(collector, spans, Arc::clone(&lost)));
-        Some(Self { queue, lost })
+        let collector = traces_url(endpoint)?;
+        let refused = |error: &ExporterBuildError| tracing::error!(%error, "traces cannot be sent");
+        let exporter = otlp_exporter(&collector).inspect_err(refused).ok()?;
+        let tally = Arc::new(Tally { collector, waiting: AtomicUsize::new(0), lost: AtomicUsize::new(0) });
+        let batches = BatchConfigBuilder::default()
+            .with_max_queue_size(QUEUE_SPANS)
+            .with_max_export_batch_size(BATCH_SPANS)
+            .with_scheduled_delay(BATCH_TIME)
+            .build();
+        let counted = Counted { exporter, tally: Arc::clone(&tally) };
+        Some(Self { processor: Arc::new(BatchSpanProcessor::new(counted, batches)), tally })
     }
 
     /// Queues a span, if its trace is kept.
     pub fn send(&self, record: &SpanRecord) {
-        if record.arrival.trace.sampled == Sampled::Yes && self.queue.try_send(span(record)).is_err() {
+        if record.arrival.trace.sampled == Sampled::Yes && self.tally.admit() {
+            self.processor.on_end(span(record));
+        }
+    }
+
+    /// Sends what waits, as far as [`FLUSH_TIMEOUT`] allows, and nothing after it.
+    pub async fn close(&self) {
+        let processor = Arc::clone(&self.processor);
+        let flushed = spawn_blocking(move || processor.shutdown_with_timeout(FLUSH_TIMEOUT));
+        // Its own limit does not hold while it waits for a thread.
+        let _ = timeout(FLUSH_TIMEOUT, flushed).await;
+        self.tally.abandon();
+    }
+}
+
+/// What becomes of spans.
+#[derive(Debug)]
+struct Tally {
+    /// The collector's address.
+    collector: String,
+    /// Spans that are queued or being sent.
+    waiting: AtomicUsize,
+    /// Spans that will not arrive, and of which the log has not told yet.
+    lost: AtomicUsize,
+}
+
+impl Tally {
+    /// Whether there is room for one more span, which has it then.
+    fn admit(&self) -> bool {
+        let has_room = self.waiting.fetch_add(1, Ordering::Relaxed) < QUEUE_SPANS;
+        if !has_room {
+            self.waiting.fetch_sub(1, Ordering::Relaxed);
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
-    }
-}
-
-impl Collector {
-    fn parse(endpoint: &str) -> Option<Self> {
-        let uri: Uri = endpoint.parse().ok()?;
-        let authority = uri.authority().filter(|_| uri.scheme_str() == Some("http"))?;
-        let port = authority.port_u16().unwrap_or(80);
-        Some(Self {
-            authority: format!("{}:{port}", authority.host()),
-            path: format!("{}/v1/traces", uri.path().trim_end_matches('/')),
-        })
+        has_room
     }
 
-    /// Sends one message over a connection of its own.
-    async fn post(&self, body: Vec<u8>) -> Result<(), String> {
-        let stream = TcpStream::connect(&self.authority).await.map_err(|error| error.to_string())?;
-        let (mut sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(|error| error.to_string())?;
-        // It ends with the sender.
-        tokio::spawn(connection);
-        let request = Request::post(&self.path)
-            .header(HOST, &self.authority)
-            .header(CONTENT_TYPE, "application/json")
-            .body(Full::new(Bytes::from(body)))
-            .map_err(|error| error.to_string())?;
-        let response = sender.send_request(request).await.map_err(|error| error.to_string())?;
-        let status = response.status();
-        // The answer says nothing that is needed; it is read so that the collector is not cut off.
-        let _ = response.into_body().collect().await;
-        if status == StatusCode::OK { Ok(()) } else { Err(format!("it answered {status}")) }
-    }
-}
-
-async fn send_all(collector: Collector, mut spans: mpsc::Receiver<Value>, lost: Arc<AtomicU64>) {
-    let mut ticks = tokio::time::interval(BATCH_TIME);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut batch = Vec::new();
-    loop {
-        if spans.recv_many(&mut batch, BATCH_SPANS).await == 0 {
-            return;
+    /// A message of `spans` was delivered, or was not.
+    fn sent(&self, spans: usize, result: &OTelSdkResult) {
+        self.waiting.fetch_sub(spans, Ordering::Relaxed);
+        if result.is_err() {
+            self.lost.fetch_add(spans, Ordering::Relaxed);
         }
-        let count = batch.len() as u64;
-        let message = message(&batch).to_string();
-        batch.clear();
-        let sent = timeout(SEND_TIMEOUT, collector.post(message.into_bytes())).await;
-        let failed = sent.unwrap_or_else(|_| Err("it did not answer in time".to_owned())).err();
-        if failed.is_some() {
-            lost.fetch_add(count, Ordering::Relaxed);
-        }
-        let lost = lost.swap(0, Ordering::Relaxed);
+        self.tell(result.as_ref().err());
+    }
+
+    /// Nothing more will be sent.
+    fn abandon(&self) {
+        self.lost.fetch_add(self.waiting.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.tell(Some("the gateway has ended"));
+    }
+
+    fn tell(&self, reason: Option<impl fmt::Display>) {
+        let lost = self.lost.swap(0, Ordering::Relaxed);
         if lost > 0 {
-            tracing::warn!(lost, reason = failed, collector = collector.authority, "spans were lost");
+            let reason = reason.map(tracing::field::display);
+            tracing::warn!(lost, reason, collector = self.collector, "spans were lost");
         }
-        ticks.tick().await;
     }
 }
 
-fn message(spans: &[Value]) -> Value {
-    let service =
-        [text("service.name", "holobiont-gateway"), text("service.version", env!("CARGO_PKG_VERSION"))];
-    json!({ "resourceSpans": [{
-        "resource": { "attributes": service },
-        "scopeSpans": [{ "scope": { "name": "gateway" }, "spans": spans }],
-    }] })
+/// The library's exporter, whose deliveries are counted.
+#[derive(Debug)]
+struct Counted {
+    exporter: OtlpExporter,
+    tally: Arc<Tally>,
 }
 
-fn span(record: &SpanRecord) -> Value {
-    let Arrival { id, method, route, trace, .. } = &record.arrival;
-    let end = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let start = end.saturating_sub(record.duration);
-    let mut attributes = vec![
-        text("http.request.method", method),
-        text("http.route", route),
-        number("http.response.status_code", record.status.into()),
-        text("holobiont.request_id", id),
+impl SpanExporter for Counted {
+    async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+        let spans = batch.len();
+        let result = self.exporter.export(batch).await;
+        self.tally.sent(spans, &result);
+        result
+    }
+}
+
+/// How the library reaches the collector: from the processor's thread, which may wait.
+#[derive(Debug)]
+struct Client(Agent);
+
+#[async_trait]
+impl HttpClient for Client {
+    async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        // The library tells only that there was an error.
+        let told = |error: &ureq::Error| tracing::debug!(%error, "the collector was not reached");
+        let response = self.0.run(request.map(Vec::from)).inspect_err(told)?;
+        // The body says nothing that is needed; it is read so that the connection serves again.
+        Ok(response.map(|mut body| body.read_to_vec().unwrap_or_default().into()))
+    }
+}
+
+/// Where the collector at `endpoint` takes traces.
+fn traces_url(endpoint: &str) -> Option<String> {
+    let uri: Uri = endpoint.parse().ok()?;
+    let authority = uri.authority().filter(|_| uri.scheme_str() == Some("http"))?;
+    let port = authority.port_u16().unwrap_or(80);
+    Some(format!("http://{}:{port}{}/v1/traces", authority.host(), uri.path().trim_end_matches('/')))
+}
+
+fn otlp_exporter(url: &str) -> Result<OtlpExporter, ExporterBuildError> {
+    let agent = Agent::config_builder()
+        .http_status_as_error(false)
+        .max_redirects(0)
+        .proxy(None)
+        .timeout_global(Some(SEND_TIMEOUT))
+        .build();
+    let mut exporter = OtlpExporter::builder()
+        .with_http()
+        .with_http_client(Client(agent.into()))
+        .with_protocol(Protocol::HttpJson)
+        .with_endpoint(url)
+        .with_timeout(SEND_TIMEOUT)
+        .build()?;
+    let service = [
+        KeyValue::new("service.name", "holobiont-gateway"),
+        KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
     ];
-    attributes.extend(record.error.map(|code| text("error.type", code)));
+    exporter.set_resource(&Resource::builder_empty().with_attributes(service).build());
+    Ok(exporter)
+}
+
+fn span(record: &SpanRecord) -> SpanData {
+    let Arrival { id, method, route, trace, .. } = &record.arrival;
+    let (trace_id, span_id) = (trace.trace.into(), trace.span.into());
+    let end = SystemTime::now();
+    let mut attributes = vec![
+        KeyValue::new("http.request.method", method.clone()),
+        KeyValue::new("http.route", route.clone()),
+        KeyValue::new("http.response.status_code", i64::from(record.status)),
+        KeyValue::new("holobiont.request_id", Arc::clone(id)),
+    ];
+    attributes.extend(record.error.map(|code| KeyValue::new("error.type", code)));
     attributes.extend(record.generated.iter().flat_map(generation_attributes));
-    let mut span = json!({
-        "traceId": format!("{:032x}", trace.trace),
-        "spanId": format!("{:016x}", trace.span),
-        "name": format!("{method} {route}"),
-        "kind": KIND_SERVER,
-        "startTimeUnixNano": start.as_nanos().to_string(),
-        "endTimeUnixNano": end.as_nanos().to_string(),
-        "attributes": attributes,
-        "status": if record.error.is_some() { json!({ "code": STATUS_ERROR }) } else { json!({}) },
-    });
-    if let Some(parent) = trace.parent {
-        span["parentSpanId"] = json!(format!("{parent:016x}"));
+    SpanData {
+        span_context: SpanContext::new(trace_id, span_id, TraceFlags::SAMPLED, false, TraceState::NONE),
+        parent_span_id: trace.parent.map_or(SpanId::INVALID, SpanId::from),
+        parent_span_is_remote: trace.parent.is_some(),
+        span_kind: SpanKind::Server,
+        name: format!("{method} {route}").into(),
+        start_time: end.checked_sub(record.duration).unwrap_or(end),
+        end_time: end,
+        attributes,
+        dropped_attributes_count: 0,
+        events: SpanEvents::default(),
+        links: SpanLinks::default(),
+        status: if record.error.is_some() { Status::error("") } else { Status::Unset },
+        instrumentation_scope: InstrumentationScope::builder("gateway").build(),
     }
-    span
 }
 
 /// The names are those of OpenTelemetry's conventions for generative models; `holobiont.` where they have none.
-fn generation_attributes(generated: &Generated) -> Vec<Value> {
+fn generation_attributes(generated: &Generated) -> Vec<KeyValue> {
+    let Generated { model, generation, usage, first_token, finish, redone } = generated;
+    let reasons = finish.split(',').map(|reason| reason.to_owned().into()).collect();
     let mut attributes = vec![
-        text("gen_ai.provider.name", "holobiont"),
-        text("gen_ai.request.model", &generated.model),
-        number("gen_ai.usage.input_tokens", generated.usage.prompt_tokens as u64),
-        number("gen_ai.usage.output_tokens", generated.usage.completion_tokens as u64),
-        number("holobiont.cached_tokens", generated.usage.prompt_tokens_details.cached_tokens as u64),
-        number("holobiont.redone", generated.redone.into()),
-        json!({ "key": "gen_ai.response.finish_reasons", "value": { "arrayValue": {
-            "values": generated.finish.split(',').map(|reason| json!({ "stringValue": reason })).collect::<Vec<_>>(),
-        } } }),
+        KeyValue::new("gen_ai.provider.name", "holobiont"),
+        KeyValue::new("gen_ai.request.model", model.clone()),
+        tokens("gen_ai.usage.input_tokens", usage.prompt_tokens),
+        tokens("gen_ai.usage.output_tokens", usage.completion_tokens),
+        tokens("holobiont.cached_tokens", usage.prompt_tokens_details.cached_tokens),
+        KeyValue::new("holobiont.redone", i64::from(*redone)),
+        KeyValue::new("gen_ai.response.finish_reasons", Value::Array(Array::String(reasons))),
     ];
-    attributes
-        .extend(generated.generation.as_ref().map(|generation| text("holobiont.generation", generation)));
-    attributes.extend(generated.first_token.map(|time| {
-        json!({ "key": "gen_ai.server.time_to_first_token", "value": { "doubleValue": time.as_secs_f64() } })
-    }));
+    let generation = generation.iter().map(|id| KeyValue::new("holobiont.generation", id.clone()));
+    attributes.extend(generation);
+    let seconds = first_token.map(|time| time.as_secs_f64());
+    attributes.extend(seconds.map(|seconds| KeyValue::new("gen_ai.server.time_to_first_token", seconds)));
     attributes
 }
 
-fn text(key: &str, value: &str) -> Value {
-    json!({ "key": key, "value": { "stringValue": value } })
-}
-
-/// A whole number; JSON writes 64 bits as a string.
-fn number(key: &str, value: u64) -> Value {
-    json!({ "key": key, "value": { "intValue": value.to_string() } })
+fn tokens(key: &'static str, count: usize) -> KeyValue {
+    KeyValue::new(key, i64::try_from(count).unwrap_or(i64::MAX))
 }
 
 #[cfg(test)]
@@ -211,11 +263,23 @@ mod tests {
 
     #[test]
     fn a_collector_is_reached_over_http_alone() {
-        let collector = Collector::parse("http://localhost:4318/").unwrap();
-        assert_eq!((collector.authority.as_str(), collector.path.as_str()), ("localhost:4318", "/v1/traces"));
-        assert_eq!(Collector::parse("http://c/base").unwrap().path, "/base/v1/traces");
+        let url = |endpoint| traces_url(endpoint).unwrap();
+        assert_eq!(url("http://localhost:4318/"), "http://localhost:4318/v1/traces");
+        assert_eq!(url("http://c/base"), "http://c:80/base/v1/traces");
         for bad in ["https://localhost:4318", "localhost:4318", "", "http://"] {
-            assert!(Collector::parse(bad).is_none(), "{bad}");
+            assert_eq!(traces_url(bad), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn spans_without_room_and_spans_not_delivered_are_counted_as_lost() {
+        let tally =
+            Tally { collector: String::new(), waiting: AtomicUsize::new(0), lost: AtomicUsize::new(0) };
+        let admitted = (0..QUEUE_SPANS + 10).filter(|_| tally.admit()).count();
+        assert_eq!((admitted, tally.lost.load(Ordering::Relaxed)), (QUEUE_SPANS, 10));
+        tally.sent(BATCH_SPANS, &Ok(()));
+        assert_eq!(tally.waiting.load(Ordering::Relaxed), QUEUE_SPANS - BATCH_SPANS);
+        assert_eq!(tally.lost.load(Ordering::Relaxed), 0, "it was told");
+        assert!(tally.admit(), "there is room again");
     }
 }

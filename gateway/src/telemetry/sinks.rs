@@ -44,4 +44,12 @@ impl Sinks {
             Some(endpoint) => Err(EndpointError(endpoint.to_owned())),
         }
     }
+
+    /// Nobody will be told anything more: spans that wait are sent, in bounded time.
+    pub async fn close(&self) {
+        #[cfg(feature = "otel")]
+        if let Some(exporter) = &self.exporter {
+            exporter.close().await;
+        }
+    }
 }
