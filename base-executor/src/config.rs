@@ -130,6 +130,9 @@ impl From<WorkerInvocation> for Invocation {
 /// Why the settings make no sense.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
+    /// The process may not run on a core.
+    #[error("--cores names core {0}, which this process may not run on; leave it out")]
+    Core(usize),
     /// A number is too small to work with.
     #[error("{flag} is {value}, but must be at least {least}; raise it or leave it out")]
     TooSmall {

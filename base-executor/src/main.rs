@@ -8,7 +8,8 @@ use base_executor::{
     probe,
 };
 use clap::Parser as _;
-use model::sources::open::OpenError;
+use files::location::LocationError;
+use model::{skeleton::SkeletonError, sources::open::OpenError};
 use settings::{
     exit::{Exit, in_one_line},
     variables::{UnknownVariable, check_environment},
@@ -22,12 +23,15 @@ fn main() -> ExitCode {
     })
 }
 
-/// What cannot be meant is wrong usage, also a model that is none; else it is what the system refused.
+/// What cannot be meant is wrong usage, also a model that is none; one that is nowhere is not found; else it is what the
+/// system refused.
 fn exit_of(error: &anyhow::Error) -> Exit {
     let is_usage = |cause: &(dyn Error + 'static)| {
-        cause.is::<ConfigError>() || cause.is::<UnknownVariable>() || cause.is::<OpenError>()
+        let is_no_model = cause.is::<OpenError>() || cause.is::<SkeletonError>();
+        is_no_model || cause.is::<ConfigError>() || cause.is::<UnknownVariable>()
     };
     match Exit::of_system(&**error) {
+        Exit::Failed if error.is::<LocationError>() => Exit::NotFound,
         Exit::Failed if error.chain().any(is_usage) => Exit::Usage,
         exit => exit,
     }

@@ -14,6 +14,8 @@ use tokio::{
 };
 use tracing_subscriber::EnvFilter;
 
+use crate::config::ConfigError;
+
 /// The cores this process may run on, ascending.
 ///
 /// # Errors
@@ -31,10 +33,7 @@ pub(crate) fn stay_on(cores: &CoreList) -> anyhow::Result<()> {
     let allowed = sched_getaffinity(None).context("cannot read the cores this process may run on")?;
     let mut wanted = CpuSet::new();
     for core in cores.0.iter().map(|&core| core as usize) {
-        anyhow::ensure!(
-            allowed.is_set(core),
-            "--cores names core {core}, which this process may not run on; leave it out"
-        );
+        anyhow::ensure!(allowed.is_set(core), ConfigError::Core(core));
         wanted.set(core);
     }
     sched_setaffinity(None, &wanted).with_context(|| format!("cannot run on cores {cores}"))

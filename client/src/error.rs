@@ -5,11 +5,17 @@
 
 use std::{io, path::PathBuf};
 
-use shmproto::layer::control::{RefusalCode, Refused};
+use shmproto::{
+    handover::ConnectError,
+    layer::control::{RefusalCode, Refused},
+};
 
 /// Why a connection could not be made, or is of no use any more.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
+    /// Nobody is there, on this host.
+    #[error(transparent)]
+    Local(#[from] ConnectError),
     /// Nobody is there.
     #[error("{address} cannot be reached ({source}): is the executor running, with its layer service on?")]
     Unreachable {
@@ -70,6 +76,7 @@ impl LinkError {
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Unreachable { .. } | Self::Lost(_) | Self::Silent { .. } | Self::Draining => true,
+            Self::Local(error) => !matches!(error, ConnectError::Path(_) | ConnectError::Stranger { .. }),
             Self::Refused(refused) => match refused.code {
                 RefusalCode::Draining => true,
                 RefusalCode::Quota | RefusalCode::Busy => refused.retry_after_ms > 0,

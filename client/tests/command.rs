@@ -134,7 +134,7 @@ fn sites_are_listed_and_figures_shown_and_failures_have_exit_codes() {
     assert_eq!(stats["tenant"], "loopback");
     for (arguments, code, words) in [
         (&["sites", "--executor", "tcp://h:1"][..], 2, "is not spoken"),
-        (&["sites", "--executor", "/nowhere/at/all"], 5, "cannot be reached"),
+        (&["sites", "--executor", "/nowhere/at/all"], 5, "error: no executor listens on /nowhere/at/all:"),
         (&["sites", "--executor", place, "--api-key-file", "/nowhere/key"], 3, "cannot be read"),
         (&["generate", "--executor", place, "hello"], 3, "gives out no files"),
         (&["generate", "--executor", place, "--masking", "paper", "--dtype", "bf16", "hello"], 3, "no files"),

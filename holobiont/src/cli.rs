@@ -1,5 +1,8 @@
 //! The command line.
 
+#[cfg(test)]
+mod reference;
+
 use std::ffi::OsString;
 
 use clap::{CommandFactory as _, Parser as _};

@@ -111,7 +111,8 @@ impl Explain for FindError {
     }
 }
 
-/// The model that `name` means, or the only one there is if `name` is `None`.
+/// The model that `name` means, or the only one there is if `name` is `None`. A path stays as it was written, so that
+/// whoever is told of it later knows it again.
 pub(crate) fn find(name: Option<&str>, home: &Home) -> Result<PathBuf, FindError> {
     let directory = home.models();
     let models = list(&directory)?;
@@ -120,7 +121,7 @@ pub(crate) fn find(name: Option<&str>, home: &Home) -> Result<PathBuf, FindError
     };
     let path = Path::new(name);
     if path.exists() {
-        return path.canonicalize().map_err(|source| FindError::Read { path: path.to_owned(), source });
+        return Ok(path.to_owned());
     }
     if let Some(model) = models.iter().find(|model| model.name.eq_ignore_ascii_case(name)) {
         return Ok(model.path.clone());

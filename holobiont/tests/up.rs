@@ -213,6 +213,27 @@ fn flags_environment_and_file_reach_the_processes() {
 }
 
 #[test]
+fn paths_reach_the_processes_as_they_were_written() {
+    let stage = Stage::new();
+    fs::create_dir(stage.home.path().join("pirate")).unwrap();
+    fs::write(stage.home.path().join("pirate/adapter_config.json"), "{}").unwrap();
+    let mut command = stage.command(&ANY_PORT);
+    command.args(["--model", "./models/tiny.gguf", "--adapter", "pirate=./pirate", "--state", "./s"]);
+    let running = Running::start(command.current_dir(stage.home.path()));
+    running.wait_for_out("OpenAI(");
+    let mut second = stage.command(&ANY_PORT);
+    let second = run(second.args(["--state", "./s"]).current_dir(stage.home.path()));
+    assert!(second.err.contains("the state directory ./s\n"), "{}", second.err);
+    running.signal(Signal::INT);
+    running.end();
+    let (executor, gateway) =
+        (stage.wait_for_log("executor started", 1), stage.wait_for_log("gateway started", 1));
+    assert!(executor.contains("--model ./models/tiny.gguf "), "{executor}");
+    assert!(gateway.contains("--adapter pirate=./pirate"), "{gateway}");
+    assert!(gateway.contains("--served-model-name tiny "), "{gateway}");
+}
+
+#[test]
 fn the_json_greeting_is_one_line_of_json() {
     let stage = Stage::new();
     let running = Running::start(stage.command(&ANY_PORT).arg("--json"));

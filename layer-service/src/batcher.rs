@@ -15,7 +15,7 @@ use super::{
     settings::Batching,
 };
 
-/// A session that has not called for so long is not waited for.
+/// A connection that has not called for so long is not waited for.
 const ACTIVE: Duration = Duration::from_secs(1);
 
 /// A call as the batcher needs to know it.
@@ -24,14 +24,14 @@ pub struct NewCall {
     /// What it asks for.
     pub call: SiteCall,
     /// The connection it came over.
-    pub session: ConnectionId,
+    pub connection: ConnectionId,
     /// How urgent it is.
     pub class: Class,
     /// Rows, at least one.
     pub rows: usize,
 }
 
-/// A session as the batcher sees it.
+/// A connection as the batcher sees it.
 #[derive(Debug, Clone, Copy)]
 struct Presence {
     called: Instant,
@@ -42,7 +42,7 @@ struct Presence {
 #[derive(Debug)]
 struct Calls {
     lanes: BTreeMap<SiteCall, Lane>,
-    sessions: BTreeMap<ConnectionId, Presence>,
+    connections: BTreeMap<ConnectionId, Presence>,
     /// The last call that came.
     last: CallId,
 }
@@ -60,7 +60,7 @@ impl Queue for Calls {
         let is_expected = |presence: &Presence| {
             presence.waiting == 0 && now.saturating_duration_since(presence.called) < ACTIVE
         };
-        !self.sessions.values().any(is_expected)
+        !self.connections.values().any(is_expected)
     }
 }
 
@@ -80,18 +80,18 @@ impl Batcher {
     #[must_use]
     pub fn new(batching: Batching, sites: usize) -> Self {
         let Batching { chunk_rows, aging, .. } = batching;
-        let calls = Calls { lanes: BTreeMap::new(), sessions: BTreeMap::new(), last: CallId(0) };
+        let calls = Calls { lanes: BTreeMap::new(), connections: BTreeMap::new(), last: CallId(0) };
         Self { chunk_rows, aging, policy: policy::of(&batching, sites), calls }
     }
 
     /// Adds a call.
     pub fn add(&mut self, new: NewCall, now: Instant) -> CallId {
-        let NewCall { call, session, class, rows } = new;
+        let NewCall { call, connection, class, rows } = new;
         let calls = &mut self.calls;
         calls.last.0 += 1;
         let due = now + self.policy.wait(class, rows);
-        let waiting = Waiting { id: calls.last, session, class, first_row: 0, rows, arrived: now, due };
-        let presence = calls.sessions.entry(session).or_insert(Presence { called: now, waiting: 0 });
+        let waiting = Waiting { id: calls.last, connection, class, first_row: 0, rows, arrived: now, due };
+        let presence = calls.connections.entry(connection).or_insert(Presence { called: now, waiting: 0 });
         *presence = Presence { called: now, waiting: presence.waiting + 1 };
         match calls.lanes.get_mut(&call) {
             Some(lane) => lane.push(waiting),
@@ -103,16 +103,16 @@ impl Batcher {
     /// Forgets a call that asks for `call`.
     pub fn remove(&mut self, call: SiteCall, id: CallId) {
         let Some(lane) = self.calls.lanes.get_mut(&call) else { return };
-        let sessions = &mut self.calls.sessions;
-        lane.remove(|waiting| waiting.id == id, |waiting| leave(sessions, waiting.session));
+        let connections = &mut self.calls.connections;
+        lane.remove(|waiting| waiting.id == id, |waiting| leave(connections, waiting.connection));
         self.sweep(call);
     }
 
-    /// Forgets a session and its calls.
-    pub fn close(&mut self, session: ConnectionId) {
-        self.calls.sessions.remove(&session);
+    /// Forgets a connection and its calls.
+    pub fn close(&mut self, connection: ConnectionId) {
+        self.calls.connections.remove(&connection);
         for lane in self.calls.lanes.values_mut() {
-            lane.remove(|waiting| waiting.session == session, |_| {});
+            lane.remove(|waiting| waiting.connection == connection, |_| {});
         }
         self.calls.lanes.retain(|_, lane| !lane.is_empty());
     }
@@ -188,10 +188,10 @@ impl Batcher {
 
     fn take(&mut self, now: Instant, call: SiteCall, portion: Portion, pieces: &mut Vec<Piece>) {
         let Some(lane) = self.calls.lanes.get_mut(&call) else { return };
-        let sessions = &mut self.calls.sessions;
+        let connections = &mut self.calls.connections;
         lane.take(now, self.aging, portion, |waiting, piece| {
             if piece.is_last {
-                leave(sessions, waiting.session);
+                leave(connections, waiting.connection);
             }
             pieces.push(piece);
         });
@@ -211,8 +211,8 @@ pub fn joinable(site: SiteId) -> SiteCall {
     SiteCall { site, part: None, op: SiteOp::Forward, path: SitePath::Fast }
 }
 
-fn leave(sessions: &mut BTreeMap<ConnectionId, Presence>, session: ConnectionId) {
-    if let Some(presence) = sessions.get_mut(&session) {
+fn leave(connections: &mut BTreeMap<ConnectionId, Presence>, connection: ConnectionId) {
+    if let Some(presence) = connections.get_mut(&connection) {
         presence.waiting = presence.waiting.saturating_sub(1);
     }
 }

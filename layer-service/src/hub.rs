@@ -63,7 +63,7 @@ pub struct Hub {
     clock: Box<dyn Clock>,
     registry: Registry,
     inbox: Inbox,
-    sessions: BTreeMap<ConnectionId, Client>,
+    clients: BTreeMap<ConnectionId, Client>,
     batcher: Batcher,
     rows: RowQuotas,
     calls: BTreeMap<CallId, Call>,
@@ -108,8 +108,8 @@ enum Fault {
 
 impl std::fmt::Debug for Hub {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (sessions, calls) = (self.sessions.len(), self.calls.len());
-        f.debug_struct("Hub").field("sessions", &sessions).field("calls", &calls).finish_non_exhaustive()
+        let (clients, calls) = (self.clients.len(), self.calls.len());
+        f.debug_struct("Hub").field("clients", &clients).field("calls", &calls).finish_non_exhaustive()
     }
 }
 
@@ -129,7 +129,7 @@ impl Hub {
             clock,
             registry,
             inbox,
-            sessions: BTreeMap::new(),
+            clients: BTreeMap::new(),
             batcher: Batcher::new(settings.batching, sites.len()),
             rows: RowQuotas::new(&settings.quotas),
             calls: BTreeMap::new(),
@@ -196,21 +196,21 @@ impl Hub {
 
     fn look_into_rings(&mut self) {
         let mut taken = std::mem::take(&mut self.scratch.taken);
-        for (&session, client) in &mut self.sessions {
+        for (&connection, client) in &mut self.clients {
             // As many as the ring has places: a client that refills it meanwhile has its next turn with the others.
             for _ in 0..MAX_CALLS {
                 match client.peer.take() {
-                    Ok(Some(header)) => taken.push((session, header)),
+                    Ok(Some(header)) => taken.push((connection, header)),
                     Ok(None) => break,
                     Err(violation) => {
-                        self.gone.push((session, Fault::Violation(violation)));
+                        self.gone.push((connection, Fault::Violation(violation)));
                         break;
                     }
                 }
             }
         }
-        for (session, header) in taken.drain(..) {
-            self.take_in(session, header, None);
+        for (connection, header) in taken.drain(..) {
+            self.take_in(connection, header, None);
         }
         self.scratch.taken = taken;
     }
@@ -221,34 +221,34 @@ impl Hub {
         let due = self.batcher.next_deadline(self.clock.now());
         let until = [due, until].into_iter().flatten().min();
         let spin = if std::mem::take(&mut self.is_warm) { self.settings.spin } else { Duration::ZERO };
-        let channels = self.sessions.values().filter_map(|client| client.peer.channel());
+        let channels = self.clients.values().filter_map(|client| client.peer.channel());
         wait_any(self.inbox.bell(), channels, spin, until);
     }
 
     fn handle(&mut self, event: HubEvent) {
         match event {
             HubEvent::Open(opening) => self.open(opening),
-            HubEvent::Call { session, header, payload } => self.take_in(session, header, Some(payload)),
-            HubEvent::Channel { session, channel } => self.connect(session, channel),
-            HubEvent::Close { session } => self.forget(session),
+            HubEvent::Call { connection, header, payload } => self.take_in(connection, header, Some(payload)),
+            HubEvent::Channel { connection, channel } => self.connect(connection, channel),
+            HubEvent::Close { connection } => self.forget(connection),
             HubEvent::Drain => self.drain(),
         }
     }
 
     fn open(&mut self, opening: Opening) {
-        let Opening { session, facts, account, takes_over, replies } = opening;
+        let Opening { connection, facts, account, takes_over, replies } = opening;
         if let Some(old) = takes_over {
             self.forget(old);
         }
         self.rows.sweep(self.clock.now());
         let peer = replies.map_or(Peer::Local(None), Peer::Remote);
-        self.sessions.insert(session, Client::new(facts, account, peer));
+        self.clients.insert(connection, Client::new(facts, account, peer));
     }
 
     /// A session has a new channel; what came through the old one is forgotten.
-    fn connect(&mut self, session: ConnectionId, channel: LentChannel) {
-        self.forget_calls(session);
-        let replaced = match self.sessions.get_mut(&session) {
+    fn connect(&mut self, connection: ConnectionId, channel: LentChannel) {
+        self.forget_calls(connection);
+        let replaced = match self.clients.get_mut(&connection) {
             Some(client) => client.begin(channel),
             // It was let go in the meantime.
             None => Some(channel),
@@ -257,15 +257,15 @@ impl Hub {
     }
 
     /// A session is over.
-    fn forget(&mut self, session: ConnectionId) {
-        self.forget_calls(session);
-        let channel = self.sessions.remove(&session).and_then(|client| client.peer.into_channel());
+    fn forget(&mut self, connection: ConnectionId) {
+        self.forget_calls(connection);
+        let channel = self.clients.remove(&connection).and_then(|client| client.peer.into_channel());
         channel.into_iter().for_each(|channel| self.registry.discard(channel));
     }
 
-    fn forget_calls(&mut self, session: ConnectionId) {
-        self.batcher.close(session);
-        let Some(client) = self.sessions.get_mut(&session) else { return };
+    fn forget_calls(&mut self, connection: ConnectionId) {
+        self.batcher.close(connection);
+        let Some(client) = self.clients.get_mut(&connection) else { return };
         for id in client.take_waiting() {
             if let Some(call) = self.calls.remove(&id) {
                 self.rows.release(&client.facts.tenant, call.header.rows);
@@ -275,8 +275,8 @@ impl Hub {
 
     /// Closes those that broke the protocol or take nothing.
     fn let_go(&mut self) {
-        while let Some((session, fault)) = self.gone.pop() {
-            let Some(client) = self.sessions.get(&session) else { continue };
+        while let Some((connection, fault)) = self.gone.pop() {
+            let Some(client) = self.clients.get(&connection) else { continue };
             let (number, tenant) = (client.facts.number.0, client.facts.tenant.clone());
             client.account.close();
             self.registry.counts().broken.add(1);
@@ -288,36 +288,36 @@ impl Hub {
                     tracing::warn!(session = number, %tenant, "a client does not take its answers and is let go");
                 }
             }
-            self.forget(session);
+            self.forget(connection);
         }
     }
 
     /// Takes a call in, or refuses it.
-    fn take_in(&mut self, session: ConnectionId, header: CallHeader, payload: Option<Payload>) {
-        let Some(client) = self.sessions.get(&session) else { return };
+    fn take_in(&mut self, connection: ConnectionId, header: CallHeader, payload: Option<Payload>) {
+        let Some(client) = self.clients.get(&connection) else { return };
         self.is_warm = true;
         // A remote one was counted when its message came.
         let has_place = payload.is_some() || client.account.begin_call(MAX_CALLS);
         let admitted = if has_place {
-            self.admit(session, &header, payload)
+            self.admit(connection, &header, payload)
         } else {
             Err(Refusal { status: Status::Busy, retry_after_ms: RETRY_MS })
         };
         let Err(Refusal { status, retry_after_ms }) = admitted else { return };
-        let Some(client) = self.sessions.get_mut(&session) else { return };
+        let Some(client) = self.clients.get_mut(&connection) else { return };
         client.account.refused();
         if has_place {
             client.account.end_call();
         }
         let reply = Reply { header: ReplyHeader::refusal(&header, status, retry_after_ms), payload: None };
         if let Err(fault) = client.peer.reply(reply) {
-            self.gone.push((session, fault));
+            self.gone.push((connection, fault));
         }
     }
 
     fn admit(
         &mut self,
-        session: ConnectionId,
+        connection: ConnectionId,
         header: &CallHeader,
         payload: Option<Payload>,
     ) -> Result<(), Refusal> {
@@ -326,26 +326,26 @@ impl Hub {
             return Err(Status::Draining.into());
         }
         let asked = Asked::by(header, &self.sites, self.settings.quotas.tenant_rows)?;
-        let Some(client) = self.sessions.get_mut(&session) else { return Err(Status::Failed.into()) };
+        let Some(client) = self.clients.get_mut(&connection) else { return Err(Status::Failed.into()) };
         client.check_places(header, &asked, payload.as_ref())?;
         if let Some(older) = client.check_sequence(header.sequence)? {
-            self.forget_call(session, older);
+            self.forget_call(connection, older);
         }
-        let Some(client) = self.sessions.get_mut(&session) else { return Err(Status::Failed.into()) };
+        let Some(client) = self.clients.get_mut(&connection) else { return Err(Status::Failed.into()) };
         let payload = payload.map(|payload| payload.with_answer(&asked)).transpose()?;
         self.rows.admit(&client.facts.tenant, header.rows, now)?;
         let rows = header.rows as usize;
-        let new = NewCall { call: asked.call, session, class: header.class, rows };
+        let new = NewCall { call: asked.call, connection, class: header.class, rows };
         let id = self.batcher.add(new, now);
         client.await_answer(header, id);
-        self.calls.insert(id, Call::new(session, *header, asked, now, payload));
+        self.calls.insert(id, Call::new(connection, *header, asked, now, payload));
         failpoint::pass("layer.call_taken");
         Ok(())
     }
 
     /// Another call takes its place.
-    fn forget_call(&mut self, session: ConnectionId, id: CallId) {
-        let (Some(call), Some(client)) = (self.calls.remove(&id), self.sessions.get_mut(&session)) else {
+    fn forget_call(&mut self, connection: ConnectionId, id: CallId) {
+        let (Some(call), Some(client)) = (self.calls.remove(&id), self.clients.get_mut(&connection)) else {
             return;
         };
         self.batcher.remove(call.asked.call, id);

@@ -68,7 +68,7 @@ impl Replies {
 #[derive(Debug)]
 pub struct Opening {
     /// Its connection.
-    pub session: ConnectionId,
+    pub connection: ConnectionId,
     /// Who it is.
     pub facts: Arc<Facts>,
     /// What it uses.
@@ -87,7 +87,7 @@ pub enum HubEvent {
     /// A remote session calls.
     Call {
         /// The connection it came over.
-        session: ConnectionId,
+        connection: ConnectionId,
         /// What it asks for.
         header: CallHeader,
         /// The rows.
@@ -96,14 +96,14 @@ pub enum HubEvent {
     /// A local session has a channel, instead of the one it had before.
     Channel {
         /// The connection of the client.
-        session: ConnectionId,
+        connection: ConnectionId,
         /// Its end of this process.
         channel: LentChannel,
     },
     /// A session is over; what it waits for is forgotten.
     Close {
         /// The connection that is closed.
-        session: ConnectionId,
+        connection: ConnectionId,
     },
     /// The process is to end: new calls are refused, those that wait are answered.
     Drain,
@@ -192,9 +192,8 @@ impl Waiting {
                 self.calls += 1;
                 Ok(None)
             }
-            HubEvent::Channel { session: of, .. } => {
-                let same =
-                    |event: &HubEvent| matches!(event, HubEvent::Channel { session, .. } if session == of);
+            HubEvent::Channel { connection: of, .. } => {
+                let same = |event: &HubEvent| matches!(event, HubEvent::Channel { connection, .. } if connection == of);
                 Ok(self.events.iter().position(same).and_then(|at| self.events.remove(at)))
             }
             _ => Ok(None),

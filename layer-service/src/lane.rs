@@ -35,7 +35,7 @@ pub struct Waiting {
     /// The call.
     pub id: CallId,
     /// The connection it came over.
-    pub session: ConnectionId,
+    pub connection: ConnectionId,
     /// How urgent it is.
     pub class: Class,
     /// Rows computed already.

@@ -144,8 +144,8 @@ impl Registry {
             table.check_room(tenant, &self.0.quotas)?;
         }
         table.connections += 1;
-        let session = ConnectionId(table.connections);
-        let number = SessionId(if open.session == 0 { session.0 } else { open.session });
+        let connection = ConnectionId(table.connections);
+        let number = SessionId(if open.session == 0 { connection.0 } else { open.session });
         let Open { name, masking, .. } = open.clone();
         let facts = Arc::new(Facts { number, tenant: tenant.clone(), name, masking, transport });
         let account = Arc::new(Account::default());
@@ -153,12 +153,12 @@ impl Registry {
             entry.account.close();
             table.past.add(&entry.facts, &entry.account);
         }
-        table.sessions.insert(session, Entry { facts: Arc::clone(&facts), account: Arc::clone(&account) });
+        table.sessions.insert(connection, Entry { facts: Arc::clone(&facts), account: Arc::clone(&account) });
         let byte_quota = table.byte_quota(tenant, self.0.quotas.tenant_bytes);
         drop(table);
         let opened = self.opened(&facts);
         let session =
-            Session { registry: self.clone(), id: session, facts, account, byte_quota, slab: None, opened };
+            Session { registry: self.clone(), connection, facts, account, byte_quota, slab: None, opened };
         session.begin(predecessor, replies)?;
         failpoint::pass("layer.session_opened");
         Ok(session)
@@ -248,17 +248,17 @@ impl Registry {
         }
     }
 
-    fn leave(&self, session: ConnectionId) {
+    fn leave(&self, connection: ConnectionId) {
         let mut table = self.table();
         // Gone already if it was taken over.
-        if let Some(entry) = table.sessions.remove(&session) {
+        if let Some(entry) = table.sessions.remove(&connection) {
             table.past.add(&entry.facts, &entry.account);
         }
         table.byte_quotas.retain(|_, byte_quota| byte_quota.strong_count() > 0);
         drop(table);
         failpoint::pass("layer.session_left");
         // Without a hub there is nobody to tell.
-        let _ = self.0.hub.send(HubEvent::Close { session });
+        let _ = self.0.hub.send(HubEvent::Close { connection });
     }
 }
 
@@ -269,7 +269,7 @@ impl Table {
             return Ok(None);
         }
         let same = |entry: &Entry| entry.facts.number == number && entry.facts.tenant == *tenant;
-        let found = self.sessions.iter().find(|(_, entry)| same(entry)).map(|(&session, _)| session);
+        let found = self.sessions.iter().find(|(_, entry)| same(entry)).map(|(&connection, _)| connection);
         let message = "the session is over, or another tenant's: open a new one; what it has no answer to may be repeated";
         found.map(Some).ok_or_else(|| refused(RefusalCode::NoSuchSession, message.to_owned()))
     }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use ::settings::LayersSection;
 use shmproto::layer::Class;
 
 /// When calls that wait are computed.
@@ -71,13 +72,16 @@ pub struct Quotas {
 }
 
 impl Default for Quotas {
+    /// As a deployment has them that sets none.
     fn default() -> Self {
+        let presets = LayersSection::presets();
+        let count = |preset: Option<u32>| preset.expect("every quota but that of rows a second has a preset");
         Self {
-            sessions: 64,
-            tenant_sessions: 16,
-            tenant_rows: 16_384,
-            tenant_bytes: 256 << 20,
-            tenant_rows_per_s: None,
+            sessions: count(presets.max_sessions) as usize,
+            tenant_sessions: count(presets.tenant_sessions) as usize,
+            tenant_rows: count(presets.tenant_rows),
+            tenant_bytes: presets.tenant_bytes.expect("so has that of bytes").0,
+            tenant_rows_per_s: presets.rows_per_s,
         }
     }
 }

@@ -45,6 +45,14 @@ pub enum ConfigError {
         /// What it may be.
         most: u64,
     },
+    /// The process may not run on the core.
+    #[error("--core names core {core}, but this process may only run on {allowed:?}; name one of those")]
+    Core {
+        /// The core.
+        core: usize,
+        /// Where it may run.
+        allowed: Vec<usize>,
+    },
 }
 
 impl Config {

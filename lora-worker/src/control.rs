@@ -19,6 +19,7 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
 };
+use settings::exit::in_one_line;
 use shmproto::{
     board::{JoinError, Seat, SeatFds, SeatNumber, WorkerNumber},
     handover::{
@@ -49,7 +50,7 @@ const CLEAR: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum VisitError {
     /// There is nobody to talk to.
-    #[error(transparent)]
+    #[error("{0}")]
     Connect(#[from] ConnectError),
     /// The executor does not want this worker.
     #[error("the executor refuses this worker: {0}")]
@@ -143,7 +144,7 @@ impl Control {
             if error.is_final() {
                 return error;
             }
-            let why = chain(&error);
+            let why = in_one_line(&error);
             if pause == FIRST_PAUSE {
                 said.clear();
             }
@@ -241,7 +242,7 @@ impl Attendance<'_> {
                 FromWorker::AdapterMapped(image)
             }
             Err(error) => {
-                let reason = chain(&error);
+                let reason = in_one_line(&error);
                 tracing::warn!(image, reason, "an adapter is not mapped");
                 FromWorker::AdapterRejected(AdapterRejected {
                     image,
@@ -297,10 +298,4 @@ fn name(message: &ToWorker) -> &'static str {
         ToWorker::AdapterWithdrawn(_) => "a withdrawal",
         ToWorker::Closing => "a farewell",
     }
-}
-
-/// An error and its causes on one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let causes = std::iter::successors(error.source(), |cause| cause.source());
-    causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"))
 }

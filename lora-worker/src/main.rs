@@ -1,22 +1,39 @@
 //! Parses, validates, runs.
 
-use std::process::ExitCode;
+use std::{error::Error, process::ExitCode};
 
 use clap::Parser as _;
-use lora_worker::config::Config;
-use settings::exit::{Exit, in_one_line};
+use lora_worker::config::{Config, ConfigError};
+use settings::{
+    exit::{Exit, in_one_line},
+    variables::{UnknownVariable, check_environment},
+};
+use shmproto::handover::ConnectError;
 
 fn main() -> ExitCode {
-    let run = || {
-        settings::variables::check_environment()?;
-        lora_worker::run(&Config::parse().validated()?)
-    };
     run().map_or_else(
         |error| {
             // Cause and next step on one line; a backtrace would bury them.
             eprintln!("error: {}", in_one_line(&*error));
-            Exit::of_system(&*error).into()
+            exit_of(&error).into()
         },
         |()| ExitCode::SUCCESS,
     )
+}
+
+/// What cannot be meant is wrong usage, also a path that no socket can have; else it is what the system refused.
+fn exit_of(error: &anyhow::Error) -> Exit {
+    let is_usage = |cause: &(dyn Error + 'static)| {
+        let is_no_socket = matches!(cause.downcast_ref(), Some(ConnectError::Path(_)));
+        is_no_socket || cause.is::<ConfigError>() || cause.is::<UnknownVariable>()
+    };
+    match error.chain().any(is_usage) {
+        true => Exit::Usage,
+        false => Exit::of_system(&**error),
+    }
+}
+
+fn run() -> anyhow::Result<()> {
+    check_environment()?;
+    lora_worker::run(&Config::parse().validated()?)
 }

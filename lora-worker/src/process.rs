@@ -10,6 +10,8 @@ use rustix::{
 use settings::LogFormat;
 use tracing_subscriber::EnvFilter;
 
+use crate::config::ConfigError;
+
 /// Keeps this thread, and all that it starts, on `core`.
 ///
 /// Also the thread that maps adapters stays there: it works seldom, and anywhere else it would be in the way of others.
@@ -19,13 +21,12 @@ use tracing_subscriber::EnvFilter;
 pub(crate) fn stay_on(core: u16) -> anyhow::Result<()> {
     let allowed = sched_getaffinity(None).context("cannot read the cores this process may run on")?;
     let core = usize::from(core);
-    let cores: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect();
-    anyhow::ensure!(
-        cores.contains(&core),
-        "--core names core {core}, but this process may only run on {cores:?}; name one of those"
-    );
+    let allowed: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&core| allowed.is_set(core)).collect();
+    if !allowed.contains(&core) {
+        return Err(ConfigError::Core { core, allowed }.into());
+    }
     // Whoever started it may have seen to it, and may have forbidden to change it (the systemd unit does both).
-    if cores.len() == 1 {
+    if allowed.len() == 1 {
         return Ok(());
     }
     let mut only = CpuSet::new();

@@ -22,7 +22,7 @@ use model::{
     },
     sites::EvaluateSites,
     skeleton::SkeletonPlan,
-    sources::random::RandomSource,
+    sources::{open::OpenError, random::RandomSource},
 };
 
 use shmproto::message::DeviceFacts;
@@ -108,7 +108,7 @@ impl Base {
 }
 
 /// What the text of the model at `path` is made of; weights may be elsewhere, or made.
-fn text_of(path: &Path) -> anyhow::Result<TextHash> {
+fn text_of(path: &Path) -> Result<TextHash, OpenError> {
     Ok(TextHash::of(&ModelFiles::text_at(path)?)?)
 }
 
@@ -116,7 +116,9 @@ impl Loaded {
     /// What gateways are told of it, on `device`, with so many KV blocks.
     pub(super) fn facts(&self, device: DeviceFacts, shape: &ModelConfig, kv_blocks: u32) -> Facts {
         let context_length = shape.context_length;
-        let (model_path, base_hash) = (self.path.display().to_string(), self.base_hash);
+        // Gateways may run somewhere else.
+        let path = std::path::absolute(&self.path).unwrap_or_else(|_| self.path.clone());
+        let (model_path, base_hash) = (path.display().to_string(), self.base_hash);
         Facts { model_path, base_hash, text_hash: self.text.0, device, context_length, kv_blocks }
     }
 

@@ -4,7 +4,7 @@ use std::{
     fs,
     io::{BufRead as _, BufReader, Read as _},
     os::unix::net::UnixDatagram,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
@@ -60,9 +60,13 @@ impl Place {
 
     /// The program behind `limits`, a command of the shell.
     fn command(&self, limits: &str, arguments: &[&str]) -> Command {
+        self.command_for(&self.path("model"), limits, arguments)
+    }
+
+    fn command_for(&self, model: &Path, limits: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new("sh");
         let run = format!("{limits} exec \"$0\" \"$@\"");
-        command.args(["-c", &run, env!("CARGO_BIN_EXE_base-executor"), "--model"]).arg(self.path("model"));
+        command.args(["-c", &run, env!("CARGO_BIN_EXE_base-executor"), "--model"]).arg(model);
         command.arg("--socket").arg(self.socket()).args(["--log-format", "human"]);
         command
             .args(arguments)
@@ -182,6 +186,27 @@ fn a_model_that_cannot_be_loaded_ends_the_process_with_one_line() {
     assert!(line.starts_with("error: "), "{line}");
     assert_eq!(line.matches("model.safetensors").count(), 1, "{line}");
     assert!(!place.socket().exists(), "the socket file is removed");
+}
+
+#[tokio::test]
+async fn a_model_is_named_as_it_was_written_and_gateways_hear_where_it_is() {
+    let place = Place::new();
+    let start = |model: &str, engine: &str| {
+        let mut command = place.command_for(model.as_ref(), "", &["--engine", engine]);
+        Process(command.current_dir(place.directory.path()).spawn().unwrap())
+    };
+    fs::write(place.path("bad.gguf"), "bad").unwrap();
+    fs::create_dir(place.path("empty")).unwrap();
+    for engine in ["resident", "none"] {
+        for (model, code) in [("./nosuch.gguf", 3), ("./bad.gguf", 2), ("./empty", 2)] {
+            let line = start(model, engine).fails(code);
+            assert_eq!(line.matches(model).count(), 1, "{line}");
+        }
+    }
+    let mut process = start("./model", "resident");
+    process.ready();
+    let welcome = Gateway::connect(&place.socket()).await.hello(1).await;
+    assert_eq!(PathBuf::from(welcome.model_path), place.path("model"));
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::{error::Error, io, path::PathBuf, process::ExitCode};
 
 use files::generation_defaults::GenerationDefaultsError;
 use serde_json::{Value, json};
+use shmproto::{handover::ConnectError, layer::control::RefusalCode};
 
 use crate::{
     base::BaseError,
@@ -177,12 +178,14 @@ fn of_call(error: &CallError) -> Exit {
         CallError::Link(error) => match error {
             LinkError::Unauthenticated(_) => Exit::Refused,
             LinkError::Refused(refused) => match refused.code {
-                shmproto::layer::control::RefusalCode::Unauthenticated => Exit::Refused,
+                RefusalCode::Unauthenticated => Exit::Refused,
                 _ => Exit::Unavailable,
             },
-            LinkError::Credentials { .. } => Exit::Usage,
+            LinkError::Credentials { .. } | LinkError::Local(ConnectError::Path(_)) => Exit::Usage,
+            LinkError::Local(ConnectError::Stranger { .. }) => Exit::Refused,
             LinkError::Protocol(_) => Exit::Failed,
-            LinkError::Unreachable { .. }
+            LinkError::Local(_)
+            | LinkError::Unreachable { .. }
             | LinkError::Lost(_)
             | LinkError::Silent { .. }
             | LinkError::Tls { .. }
@@ -212,6 +215,13 @@ mod tests {
         let error = CliError::from(CallError::from(LinkError::Unreachable { address, source }));
         assert_eq!(error.text().matches("nobody listens").count(), 1, "{}", error.text());
         assert_eq!(error.json()["error"]["why"], Value::Null);
+    }
+
+    #[test]
+    fn a_socket_where_nobody_listens_is_said_once() {
+        let error = CliError::from(CallError::from(LinkError::from(ConnectError::Absent("x.sock".into()))));
+        let expected = "error: no executor listens on x.sock: start it, or name its socket with --executor";
+        assert_eq!((error.text().as_str(), error.exit()), (expected, Exit::Unavailable));
     }
 
     #[test]

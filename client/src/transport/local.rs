@@ -52,10 +52,7 @@ impl LocalConnector {
 impl Connect for LocalConnector {
     fn connect(&self) -> Result<Box<dyn Transport>, LinkError> {
         let path = Address::Local(self.socket.clone()).socket().unwrap_or_default();
-        let control = Connection::to(&path).map_err(|error| LinkError::Unreachable {
-            address: path.display().to_string(),
-            source: std::io::Error::other(error),
-        })?;
+        let control = Connection::to(&path)?;
         let Self { spin, deadline, .. } = *self;
         Ok(Box::new(LocalTransport { control, channel: None, spin, deadline }))
     }

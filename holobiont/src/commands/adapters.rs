@@ -264,12 +264,12 @@ fn print(answer: &str, terminal: Terminal, line: impl FnOnce(&Value) -> String) 
 fn located(source: &str) -> Result<PathBuf, AdaptersError> {
     let Some(name) = source.strip_prefix("hf:") else {
         let path = Path::new(source);
-        let Ok(path) = path.canonicalize() else {
+        let Ok(whole) = path.canonicalize() else {
             return Ok(path.to_owned());
         };
-        return match path.join("adapter_config.json").is_file() {
-            true => Ok(path),
-            false => Err(AdaptersError::NoAdapter(path)),
+        return match whole.join("adapter_config.json").is_file() {
+            true => Ok(whole),
+            false => Err(AdaptersError::NoAdapter(path.to_owned())),
         };
     };
     if !name.contains('@') {

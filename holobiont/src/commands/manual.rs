@@ -1,9 +1,7 @@
-//! What is generated from the command line itself: shell completions, man pages, and `docs/guides/command.md`.
+//! What is generated from the command line itself: shell completions and man pages; and `docs/guides/command.md`, in a test
+//! of [`cli`](crate::cli).
 //!
 //! One source, three forms: none of them can say what the parser does not do.
-
-#[cfg(test)]
-mod reference;
 
 use std::{
     fs, io,
@@ -83,7 +81,7 @@ pub(crate) fn man(arguments: &ManArguments, root: clap::Command, terminal: Termi
 }
 
 /// Every command with its full name, outer ones first; what is hidden or only prints help is left out.
-fn visible_commands(mut root: clap::Command) -> Vec<(Vec<String>, clap::Command)> {
+pub(crate) fn visible_commands(mut root: clap::Command) -> Vec<(Vec<String>, clap::Command)> {
     root.build();
     let mut found = Vec::new();
     collect(&mut found, Vec::new(), &root);

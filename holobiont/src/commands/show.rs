@@ -121,7 +121,7 @@ fn on_disk(path: &Path) -> Result<Value, OpenError> {
     // A tokenizer that cannot be read is the executor's to refuse; here it means that nothing is known.
     let has_template = tokenizer(&files).map(|tokenizer| tokenizer.chat_template().is_some());
     Ok(json!({
-        "path": path,
+        "path": std::path::absolute(path).unwrap_or_else(|_| path.to_owned()),
         "bytes": models::model_at(path).map(|model| model.bytes),
         "format": match files {
             ModelFiles::Gguf(_) => "gguf",

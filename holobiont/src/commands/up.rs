@@ -38,7 +38,10 @@ use std::{
 use settings::{LogFormat, SettingFlags};
 
 use crate::{
-    deployment::config::{Config, ConfigError},
+    deployment::{
+        config::{Config, ConfigError},
+        paths::log_directory,
+    },
     home::Home,
     terminal::{Format, Terminal},
 };
@@ -90,7 +93,8 @@ pub(crate) fn run(arguments: UpArguments, terminal: Terminal) -> Result<(), UpEr
     let state = StateDir::claim(&state_path, config.grace())?;
     check_port(config.listen())?;
     let plan = Plan::new(&config, &home, &state)?;
-    let log = LogSink::open(&state.logs()).map_err(|source| UpError::Log { path: state.logs(), source })?;
+    let log = LogSink::open(&state.logs())
+        .map_err(|source| UpError::Log { path: log_directory(&state_path), source })?;
     start_logs(plan.log_format, terminal, log.clone());
 
     let runtime =

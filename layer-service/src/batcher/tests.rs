@@ -21,8 +21,8 @@ fn call(site: u32) -> SiteCall {
     joinable(SiteId(site))
 }
 
-fn new(site: u32, session: u64, class: Class, rows: usize) -> NewCall {
-    NewCall { call: call(site), session: ConnectionId(session), class, rows }
+fn new(site: u32, connection: u64, class: Class, rows: usize) -> NewCall {
+    NewCall { call: call(site), connection: ConnectionId(connection), class, rows }
 }
 
 fn take(batcher: &mut Batcher, now: Instant) -> Option<(SiteCall, Vec<Piece>)> {
@@ -59,9 +59,9 @@ fn play(policy: Policy, plan: &[Planned]) -> (HashMap<CallId, Fate>, Vec<Batch>)
     let (mut fates, mut batches) = (HashMap::new(), Vec::new());
     let mut arrivals: Vec<(Instant, NewCall)> = Vec::new();
     let mut at = begin;
-    for &(after_us, site, session, class, rows) in plan {
+    for &(after_us, site, connection, class, rows) in plan {
         at += Duration::from_micros(after_us);
-        arrivals.push((at, new(site, session, Class::ALL[class], rows)));
+        arrivals.push((at, new(site, connection, Class::ALL[class], rows)));
     }
     let (mut now, mut next) = (begin, 0);
     while next < arrivals.len() || !batcher.is_empty() {
@@ -127,7 +127,7 @@ proptest! {
     fn a_call_alone_waits_no_longer_than_its_bound_and_one_batch(rows in 1..500_usize, class in 0..5_usize, gap in 0..3000_u64) {
         let plan = [(0, 0, 0, 4, 64), (0, 0, 1, 4, 1), (gap, 1, 2, class, rows)];
         let (fates, _) = play(Policy::Opportunistic, &plan);
-        for fate in fates.values().filter(|fate| fate.new.session == ConnectionId(2)) {
+        for fate in fates.values().filter(|fate| fate.new.connection == ConnectionId(2)) {
             let latest = fate.due.max(fate.arrived) + Duration::from_millis(2);
             prop_assert!(fate.begun.is_some_and(|begun| begun <= latest));
         }

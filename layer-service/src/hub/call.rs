@@ -85,7 +85,7 @@ fn path(op: SiteOp, path: Path, site: &Site) -> Result<SitePath, Status> {
 /// A call that was taken in and not answered.
 #[derive(Debug)]
 pub(super) struct Call {
-    pub(super) session: ConnectionId,
+    pub(super) connection: ConnectionId,
     pub(super) header: CallHeader,
     pub(super) asked: Asked,
     pub(super) arrived: Instant,
@@ -108,14 +108,14 @@ pub(super) struct Both {
 
 impl Call {
     pub(super) fn new(
-        session: ConnectionId,
+        connection: ConnectionId,
         header: CallHeader,
         asked: Asked,
         arrived: Instant,
         payload: Option<Both>,
     ) -> Self {
         let (waited, computed, batch_rows) = (None, Duration::ZERO, 0);
-        Self { session, header, asked, arrived, waited, computed, batch_rows, payload }
+        Self { connection, header, asked, arrived, waited, computed, batch_rows, payload }
     }
 }
 

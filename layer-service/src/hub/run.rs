@@ -111,10 +111,10 @@ impl Hub {
     fn gather(&mut self, piece: &Piece, begun: Instant, rows: &mut [f32]) {
         let Some(call) = self.calls.get_mut(&piece.id) else { return rows.fill(0.0) };
         call.waited.get_or_insert(begun.saturating_duration_since(call.arrived));
-        let Some(client) = self.sessions.get(&call.session) else { return rows.fill(0.0) };
+        let Some(client) = self.clients.get(&call.connection) else { return rows.fill(0.0) };
         if let Err(violation) = client.peer.read(call, piece, rows) {
             rows.fill(0.0);
-            self.gone.push((call.session, Fault::Violation(violation)));
+            self.gone.push((call.connection, Fault::Violation(violation)));
         }
     }
 
@@ -130,11 +130,11 @@ impl Hub {
 
     fn keep(&mut self, piece: &Piece, rows: &[f32], done: Done) {
         let Some(call) = self.calls.get_mut(&piece.id) else { return };
-        let Some(client) = self.sessions.get_mut(&call.session) else { return };
+        let Some(client) = self.clients.get_mut(&call.connection) else { return };
         call.computed += done.part(piece.rows);
         call.batch_rows = call.batch_rows.max(done.rows);
         if let Err(violation) = client.peer.write(call, piece, rows) {
-            self.gone.push((call.session, Fault::Violation(violation)));
+            self.gone.push((call.connection, Fault::Violation(violation)));
         } else if piece.is_last {
             self.answer(piece);
         }
@@ -142,7 +142,7 @@ impl Hub {
 
     fn answer(&mut self, piece: &Piece) {
         let Some(call) = self.calls.remove(&piece.id) else { return };
-        let Some(client) = self.sessions.get_mut(&call.session) else { return };
+        let Some(client) = self.clients.get_mut(&call.connection) else { return };
         let (header, asked) = (&call.header, &call.asked);
         let waited = call.waited.unwrap_or_default();
         client.account.answered(&Answered {
@@ -167,7 +167,7 @@ impl Hub {
         let payload = call.payload.map(|both| both.output);
         failpoint::pass("layer.before_answer");
         if let Err(fault) = client.peer.reply(Reply { header: reply, payload }) {
-            self.gone.push((call.session, fault));
+            self.gone.push((call.connection, fault));
         }
     }
 
@@ -176,13 +176,13 @@ impl Hub {
         for piece in pieces {
             let Some(call) = self.calls.remove(&piece.id) else { continue };
             self.batcher.remove(call.asked.call, piece.id);
-            let Some(client) = self.sessions.get_mut(&call.session) else { continue };
+            let Some(client) = self.clients.get_mut(&call.connection) else { continue };
             client.account.refused();
             client.forget(&call.header);
             self.rows.release(&client.facts.tenant, call.header.rows);
             let header = ReplyHeader::refusal(&call.header, why.status, why.retry_after_ms);
             if let Err(fault) = client.peer.reply(Reply { header, payload: None }) {
-                self.gone.push((call.session, fault));
+                self.gone.push((call.connection, fault));
             }
         }
     }

@@ -22,7 +22,7 @@ use crate::{
 #[derive(Debug)]
 pub struct Session {
     pub(super) registry: Registry,
-    pub(super) id: ConnectionId,
+    pub(super) connection: ConnectionId,
     pub(super) facts: Arc<Facts>,
     pub(super) account: Arc<Account>,
     pub(super) byte_quota: Arc<ByteQuota>,
@@ -38,7 +38,7 @@ impl Session {
         replies: Option<Replies>,
     ) -> Result<(), Refused> {
         let (facts, account) = (Arc::clone(&self.facts), Arc::clone(&self.account));
-        let opening = Opening { session: self.id, facts, account, takes_over, replies };
+        let opening = Opening { connection: self.connection, facts, account, takes_over, replies };
         self.send(HubEvent::Open(opening))
     }
 
@@ -57,12 +57,6 @@ impl Session {
     #[must_use]
     pub fn facts(&self) -> &Facts {
         &self.facts
-    }
-
-    /// Its connection.
-    #[must_use]
-    pub fn id(&self) -> ConnectionId {
-        self.id
     }
 
     /// What it has used.
@@ -93,7 +87,7 @@ impl Session {
         if !self.account.begin_call(MAX_CALLS) {
             return Err(self.refuse(&header, Status::Busy));
         }
-        let sent = self.registry.0.hub.send(HubEvent::Call { session: self.id, header, payload });
+        let sent = self.registry.0.hub.send(HubEvent::Call { connection: self.connection, header, payload });
         sent.map_err(|error| {
             self.account.end_call();
             let status = if error == SendError::Full { Status::Busy } else { Status::Draining };
@@ -135,7 +129,10 @@ impl Session {
             let _ = held.resize(before);
         })?;
         self.account.set_slab_bytes(geometry.slab_bytes);
-        self.send(HubEvent::Channel { session: self.id, channel: LentChannel { channel, _held: held } })
+        self.send(HubEvent::Channel {
+            connection: self.connection,
+            channel: LentChannel { channel, _held: held },
+        })
     }
 
     fn hold_slab(&mut self, bytes: u64) -> Result<SlabReservation, Refused> {
@@ -166,6 +163,6 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.registry.leave(self.id);
+        self.registry.leave(self.connection);
     }
 }

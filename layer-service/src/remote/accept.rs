@@ -105,7 +105,7 @@ async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
     match greeted {
         Err(error) => tracing::debug!(%error, "a layer client was not let in"),
         Ok((link, client)) => {
-            let (session, tenant) = (client.session.id().0, client.principal.tenant.clone());
+            let (session, tenant) = (client.session.opened().session, client.principal.tenant.clone());
             tracing::info!(session, %tenant, "a layer session begins");
             let ending = Connection::new(link, client, shared).serve().await;
             if ending.is_violation() {

@@ -329,15 +329,17 @@ fn standard_input_does_not_matter_unless_it_is_said_to() {
 }
 
 #[test]
-fn a_core_or_socket_that_cannot_be_is_named() {
+fn a_setting_that_cannot_be_meant_is_named_and_exits_with_usage() {
     let place = Place::new();
     let failed = |arguments: &[String]| {
         let output = Command::new(env!("CARGO_BIN_EXE_lora-worker")).args(arguments).output().unwrap();
-        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(output.status.code(), Some(2));
         String::from_utf8(output.stderr).unwrap()
     };
     let said = failed(&place.arguments(1023));
     assert!(said.contains("--core names core 1023, but this process may only run on ["), "{said}");
+    let said = failed(&[place.arguments(a_core()), vec!["--spin-us=1000001".to_owned()]].concat());
+    assert!(said.contains("--spin-us is 1000001"), "{said}");
     let mut arguments = place.arguments(a_core());
     arguments[1] = "x".repeat(200);
     let said = failed(&arguments);

@@ -65,7 +65,7 @@ pub enum AcceptError {
     System(#[source] io::Error),
 }
 
-/// Why a worker has no connection.
+/// Why a worker or client has no connection.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// The kernel takes no path of this length.

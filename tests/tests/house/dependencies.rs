@@ -31,7 +31,7 @@ fn dependencies_point_down() {
             "text" => &["files"],
             "model" => &["failpoint", "files", "ids", "kernels", "policy", "shmproto"],
             "cache" => &["failpoint", "ids", "policy"],
-            "layer-service" => &["failpoint", "kernels", "keys", "model", "policy", "shmproto"],
+            "layer-service" => &["failpoint", "kernels", "keys", "model", "policy", "settings", "shmproto"],
             "base-executor" => &[
                 "cache",
                 "failpoint",

@@ -56,13 +56,13 @@ impl Plan {
         let model = models::find(config.model.name.as_deref(), home)?;
         let served_name =
             config.model.served_name.clone().unwrap_or_else(|| default_served_name(config, &model));
-        let adapters = checked_adapters(&config.adapters)?;
+        check_adapters(&config.adapters)?;
         let is_for_people = io::stderr().is_terminal() || detach::is_for_people();
         let default_format = if is_for_people { LogFormat::Human } else { LogFormat::Json };
         let chosen = config.deployment.log_format.filter(|format| *format != LogFormat::Auto);
         let log_format = chosen.unwrap_or(default_format);
         let split = Split::new(config, &cores::allowed());
-        let gateway = gateway_arguments(config, &served_name, &adapters, state, log_format);
+        let gateway = gateway_arguments(config, &served_name, state, log_format);
         Ok(Self {
             executor: Recipe {
                 program: program(Role::Executor)?,
@@ -77,7 +77,7 @@ impl Plan {
                 longest_silence: config.watchdog(),
             },
             workers: workers(config, &split, state, log_format)?,
-            adapters: adapters.into_keys().collect(),
+            adapters: config.adapters.keys().cloned().collect(),
             registration: Registration::new(home, state.path()).ok(),
             stop_command: stop_command(state.path(), &home.state()),
             has_keys: config.gateway.api_key_file.is_some(),
@@ -101,22 +101,18 @@ fn default_served_name(config: &Config, model: &Path) -> String {
         Some(name) if models::hub::is_hub_name(name) && !Path::new(name).exists() => {
             name.split('@').next().unwrap_or(name).to_owned()
         }
-        _ if model.is_dir() => model.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-        _ => model.file_stem().unwrap_or_default().to_string_lossy().into_owned(),
+        _ => {
+            // `.` has no name, the directory that it means has one.
+            let whole = model.canonicalize().unwrap_or_else(|_| model.to_owned());
+            let name = if whole.is_dir() { whole.file_name() } else { whole.file_stem() };
+            name.unwrap_or_default().to_string_lossy().into_owned()
+        }
     }
 }
 
-/// The adapters' directories as absolute paths.
-fn checked_adapters(adapters: &BTreeMap<String, PathBuf>) -> Result<BTreeMap<String, PathBuf>, UpError> {
-    let checked = adapters.iter().map(|(name, path)| {
-        let missing = || UpError::NoAdapter { name: name.clone(), path: path.clone() };
-        let path = path.canonicalize().map_err(|_| missing())?;
-        match path.join("adapter_config.json").is_file() {
-            true => Ok((name.clone(), path)),
-            false => Err(missing()),
-        }
-    });
-    checked.collect()
+fn check_adapters(adapters: &BTreeMap<String, PathBuf>) -> Result<(), UpError> {
+    let missing = adapters.iter().find(|(_, path)| !path.join("adapter_config.json").is_file());
+    missing.map_or(Ok(()), |(name, path)| Err(UpError::NoAdapter { name: name.clone(), path: path.clone() }))
 }
 
 /// Arguments under construction.
@@ -178,7 +174,6 @@ fn executor_arguments(
 fn gateway_arguments(
     config: &Config,
     served_name: &str,
-    adapters: &BTreeMap<String, PathBuf>,
     state: &StateDir,
     log_format: LogFormat,
 ) -> Vec<OsString> {
@@ -189,7 +184,7 @@ fn gateway_arguments(
         .with("--served-model-name", served_name)
         .with("--grace-ms", config.grace().as_millis().to_string())
         .with("--log-format", log_format.to_string());
-    for (name, path) in adapters {
+    for (name, path) in &config.adapters {
         let mut pair = OsString::from(format!("{name}="));
         pair.push(path);
         arguments = arguments.with("--adapter", pair);
@@ -298,6 +293,7 @@ mod tests {
             workers = { cores = "2", count = 1, spin_us = 20 }
             layers = { local = false, listen = "127.0.0.1:20", cert = "/c", cert_key = "/ck", client_ca = "/ca", key_file = "/lk", batching = "lockstep", wait_factor = 1.5, max_sessions = 21, tenant_sessions = 22, tenant_rows = 23, tenant_bytes = "1 KiB", rows_per_s = 24 }
             deployment = { grace_ms = 9 }
+            adapters = { a = "/x", b = "y" }
         "#;
         let config: Config = toml::from_str(file).unwrap();
         let ((_directory, state, _), split) = (state(), split(&config, "0-3"));
@@ -312,9 +308,8 @@ mod tests {
 
         let worker = text(&worker_arguments(&config, split.workers[0], &state, LogFormat::Human));
         assert!(worker.ends_with("--core 2 --log-format human --spin-us 20"), "{worker}");
-        let adapters = BTreeMap::from([("a".into(), "/x".into()), ("b".into(), "/y".into())]);
-        let gateway = text(&gateway_arguments(&config, "base", &adapters, &state, LogFormat::Json));
-        let expected = "--served-model-name base --grace-ms 9 --log-format json --adapter a=/x --adapter b=/y --adapter-root /r \
+        let gateway = text(&gateway_arguments(&config, "base", &state, LogFormat::Json));
+        let expected = "--served-model-name base --grace-ms 9 --log-format json --adapter a=/x --adapter b=y --adapter-root /r \
             --api-key-file /k --max-body-bytes 2048 --max-sequences 10 --target-delay-ms 26 --delay-interval-ms 27 --threads 8 --insecure --requests-per-min-per-key 11 \
             --requests-per-min-per-adapter 12 --max-connections 13 --header-timeout-ms 14 --body-timeout-ms 15 --stall-timeout-ms 16 \
             --cors-origins http://a,http://b --vllm-metrics --max-adapter-labels 17 --max-adapters 18 --max-adapter-file-bytes 1024 \
@@ -326,10 +321,10 @@ mod tests {
     fn a_directory_without_an_adapter_is_not_found_by_name() {
         let directory = tempfile::tempdir().unwrap();
         let adapters = BTreeMap::from([("pirate".to_owned(), directory.path().to_owned())]);
-        let error = checked_adapters(&adapters).unwrap_err();
+        let error = check_adapters(&adapters).unwrap_err();
         assert!(error.to_string().contains("pirate"), "{error}");
         std::fs::write(directory.path().join("adapter_config.json"), "{}").unwrap();
-        assert_eq!(checked_adapters(&adapters).unwrap().len(), 1);
+        check_adapters(&adapters).unwrap();
     }
 
     #[test]

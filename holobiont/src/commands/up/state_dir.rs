@@ -33,15 +33,17 @@ pub(crate) struct StateDir {
 
 impl StateDir {
     /// Creates the directory if need be, locks it, and makes a fresh run directory that only this user can enter.
-    pub(crate) fn claim(path: &Path, grace: Duration) -> Result<Self, UpError> {
+    ///
+    /// Errors name the directory as it was `asked` for.
+    pub(crate) fn claim(asked: &Path, grace: Duration) -> Result<Self, UpError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
             |source| UpError::State { path, source }
         };
-        private().recursive(true).create(path).map_err(failed(path))?;
-        let path = path.canonicalize().map_err(failed(path))?;
-        let lock = lock(&path, Holder::this(grace))?;
-        let parent = path.join("run");
+        private().recursive(true).create(asked).map_err(failed(asked))?;
+        let path = asked.canonicalize().map_err(failed(asked))?;
+        let lock = lock(asked, Holder::this(grace))?;
+        let parent = asked.join("run");
         // Whatever lies there belonged to starts that are over: this one holds the lock.
         if let Err(error) = fs::remove_dir_all(&parent)
             && error.kind() != io::ErrorKind::NotFound
@@ -49,10 +51,10 @@ impl StateDir {
             return Err(failed(&parent)(error));
         }
         // A process of a killed predecessor may still be draining: it must not find our socket at its path.
-        let run = parent.join(std::process::id().to_string());
+        let run = path.join("run").join(std::process::id().to_string());
         private().create(&parent).map_err(failed(&parent))?;
-        private().create(&run).map_err(failed(&run))?;
-        link_layer_sockets(&path, &run).map_err(failed(&path))?;
+        private().create(&run).map_err(failed(&parent))?;
+        link_layer_sockets(&path, &run).map_err(failed(asked))?;
         let state = Self { path, run, _lock: lock };
         state.check_socket_path()?;
         Ok(state)

@@ -4,8 +4,8 @@ use std::{fs, path::Path};
 
 use clap::CommandFactory as _;
 
-use super::visible_commands;
-use crate::{cli::Cli, exit};
+use super::Cli;
+use crate::{commands::manual::visible_commands, exit};
 
 /// Options that every command takes; the reference names them once.
 const EVERYWHERE: [&str; 7] = ["json", "quiet", "verbose", "color", "yes", "help", "version"];
