@@ -4,21 +4,22 @@
 //!
 //! - this file: arguments in, exit code out
 //! - [`exit`]: exit codes, and the shape of errors
-//! - `connect`: from arguments to a session
+//! - `connect`: from arguments to a session; [`rent`]: and what is needed of its base
 //! - `setup`: from a session to a model
 //! - `generate`, `chat`, `show`, `bench`: the commands
 //! - `size`: numbers of bytes
-//! - `terminal`: data on stdout, the rest on stderr
+//! - [`terminal`]: data on stdout, the rest on stderr
 
 mod bench;
 mod chat;
 mod connect;
 pub mod exit;
 mod generate;
+pub mod rent;
 mod setup;
 mod show;
 mod size;
-mod terminal;
+pub mod terminal;
 
 use clap::{Parser, Subcommand};
 

@@ -96,14 +96,17 @@ pub enum LoadError {
 }
 
 /// What keys and values are: as chosen here, else as the executor's engine keeps them.
-fn kv_precision(catalog: &Catalog, chosen: KvDtype) -> KvPrecision {
+#[must_use]
+pub fn kv_precision(catalog: &Catalog, chosen: KvDtype) -> KvPrecision {
     match (chosen, catalog.kv_dtype) {
         (KvDtype::F32, _) | (KvDtype::Auto, control::KvDtype::F32) => KvPrecision::F32,
         (KvDtype::F16, _) | (KvDtype::Auto, control::KvDtype::F16) => KvPrecision::F16,
     }
 }
 
-fn adapter_precision(catalog: &Catalog) -> LoraPrecision {
+/// How an adapter is kept: as the executor's engine keeps it.
+#[must_use]
+pub fn adapter_precision(catalog: &Catalog) -> LoraPrecision {
     match catalog.adapter_dtype {
         AdapterDtype::Exact => LoraPrecision::Exact,
         AdapterDtype::F16 => LoraPrecision::Compact,

@@ -91,6 +91,18 @@ impl Text {
         Ok(Self { tokenizer: Arc::new(tokenizer), template })
     }
 
+    /// The tokenizer.
+    #[must_use]
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// The chat template, if there is one.
+    #[must_use]
+    pub fn template(&self) -> Option<&ChatTemplate> {
+        self.template.as_ref()
+    }
+
     /// A prompt as it is written; the names of special tokens in it mean those tokens.
     ///
     /// # Errors

@@ -2,13 +2,13 @@
 //!
 //! # Layout
 //!
-//! - [`open`]: whatever the files are; [`identity`]: which base they are. [`gguf`]; [`safetensors`], with `config.json` ([`hf_config`]) and names (`hf_names`).
+//! - [`open`]: whatever the files are; [`identity`]: which base they are. [`gguf`]; [`safetensors`], with `config.json` ([`hf_config`]) and names ([`hf_names`]).
 //! - [`random`]: weights that nobody trained. [`dequantized`]: those of another source, exact.
 
 pub mod dequantized;
 pub mod gguf;
 pub mod hf_config;
-pub(crate) mod hf_names;
+pub mod hf_names;
 pub mod identity;
 pub mod open;
 pub mod random;

@@ -84,6 +84,47 @@ pub enum Items {
     Pairs(Vec<Pair>),
 }
 
+impl Items {
+    /// Examples, or pairs.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Examples(examples) => examples.len(),
+            Self::Pairs(pairs) => pairs.len(),
+        }
+    }
+
+    /// True if there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Tokens of all of them.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        let of = |example: &Example| example.tokens.len();
+        match self {
+            Self::Examples(examples) => examples.iter().map(of).sum(),
+            Self::Pairs(pairs) => pairs.iter().map(|pair| of(&pair.chosen) + of(&pair.rejected)).sum(),
+        }
+    }
+
+    /// Those with these numbers.
+    ///
+    /// # Panics
+    /// If there is no such number.
+    #[must_use]
+    pub fn pick(&self, numbers: &[usize]) -> Self {
+        match self {
+            Self::Examples(all) => {
+                Self::Examples(numbers.iter().map(|&number| all[number].clone()).collect())
+            }
+            Self::Pairs(all) => Self::Pairs(numbers.iter().map(|&number| all[number].clone()).collect()),
+        }
+    }
+}
+
 /// A file of training data.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Dataset {

@@ -1,4 +1,5 @@
-//! Training of adapters: the parts that need no model.
+//! A client that learns: adapters, activations, optimizer and data are its own, base layers are rented, forward and
+//! backward, and whoever lends them keeps nothing between two calls.
 //!
 //! # Layout
 //!
@@ -7,6 +8,10 @@
 //! - [`order`]: which examples a step sees, and which are held out.
 //! - [`loss`]: what is wrong with the log-probabilities of tokens, and how much each matters.
 //! - [`optimizer`], [`schedule`]: what is done about it.
+//! - [`adapter`]: what an adapter begins as. [`plan`]: every choice of a job.
+//! - [`learn`]: one step over a rented base. [`job`]: all of them. [`checkpoint`]: where a job was.
+//! - [`peft`]: the adapter, as others read it.
+//! - [`cli`]: the program `holobiont-trainer`.
 //!
 //! # Principles
 //!
@@ -16,8 +21,15 @@
 //!   losses, TRL's and OpenAI's files.
 #![forbid(unsafe_code)]
 
+pub mod adapter;
+pub mod checkpoint;
+pub mod cli;
 pub mod data;
+pub mod job;
+pub mod learn;
 pub mod loss;
 pub mod optimizer;
 pub mod order;
+pub mod peft;
+pub mod plan;
 pub mod schedule;

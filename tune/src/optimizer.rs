@@ -56,13 +56,18 @@ impl State {
     ///
     /// # Panics
     /// If these are not the tensors of the state, in their order.
-    pub fn step(&mut self, hyper: &Hyperparameters, tensors: &mut [Vec<f32>], gradients: &[Vec<f32>]) {
+    pub fn step(
+        &mut self,
+        hyper: &Hyperparameters,
+        tensors: &mut [impl AsMut<[f32]>],
+        gradients: &[impl AsRef<[f32]>],
+    ) {
         assert_eq!(tensors.len(), self.moments.len(), "as many tensors as before");
         assert_eq!(gradients.len(), self.moments.len(), "a gradient for each tensor");
         self.step += 1;
         let scalars = Scalars::of(hyper, self.step);
         for ((moments, tensor), gradient) in self.moments.iter_mut().zip(tensors).zip(gradients) {
-            moments.step(&scalars, tensor, gradient);
+            moments.step(&scalars, tensor.as_mut(), gradient.as_ref());
         }
     }
 }
@@ -117,20 +122,20 @@ fn lerp(start: f32, end: f32, share: f32) -> f32 {
 
 /// The length of all gradients as one vector. The squares are summed in f64, in the order of tensors and elements.
 #[must_use]
-pub fn global_norm(gradients: &[Vec<f32>]) -> f64 {
-    let elements = gradients.iter().flatten();
+pub fn global_norm(gradients: &[impl AsRef<[f32]>]) -> f64 {
+    let elements = gradients.iter().flat_map(AsRef::as_ref);
     elements.map(|&element| f64::from(element) * f64::from(element)).sum::<f64>().sqrt()
 }
 
 /// Shortens `gradients` together to `max_norm` if they are longer, as `torch.nn.utils.clip_grad_norm_`. Gives their norm
 /// before, which is not finite if one of them is not: then they are left alone, and no step must be taken with them.
 #[expect(clippy::cast_possible_truncation, reason = "torch rounds a scalar to the tensor's type")]
-pub fn clip_global_norm(gradients: &mut [Vec<f32>], max_norm: f64) -> f64 {
+pub fn clip_global_norm(gradients: &mut [impl AsMut<[f32]> + AsRef<[f32]>], max_norm: f64) -> f64 {
     let norm = global_norm(gradients);
     // Torch's: a norm of zero divides by it too.
     let factor = max_norm / (norm + 1e-6);
     if norm.is_finite() && factor < 1.0 {
-        gradients.iter_mut().flatten().for_each(|element| *element *= factor as f32);
+        gradients.iter_mut().flat_map(AsMut::as_mut).for_each(|element| *element *= factor as f32);
     }
     norm
 }

@@ -2,14 +2,18 @@
 
 use std::f64::consts::PI;
 
+use serde::{Deserialize, Serialize};
+
 /// How the learning rate goes down, once it has gone up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
 pub enum Decay {
-    /// It stays.
+    /// It stays
     Constant,
-    /// In a line to zero.
+    /// In a line to zero
     Linear,
-    /// In half a wave to zero.
+    /// In half a wave to zero
+    #[default]
     Cosine,
 }
 

@@ -82,7 +82,7 @@ impl From<Exit> for ExitCode {
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum CliError {
+pub enum CliError {
     /// A call failed.
     #[error(transparent)]
     Call(#[from] CallError),
@@ -125,7 +125,7 @@ pub(super) enum CliError {
 
 impl CliError {
     /// The exit code.
-    pub(super) fn exit(&self) -> Exit {
+    pub fn exit(&self) -> Exit {
         match self {
             Self::Call(error) | Self::Base(BaseError::Call(error)) | Self::Split(SplitError::Call(error)) => {
                 of_call(error)
@@ -149,7 +149,7 @@ impl CliError {
     }
 
     /// For people: the cause first, then why.
-    pub(super) fn text(&self) -> String {
+    pub fn text(&self) -> String {
         match self.causes() {
             Some(why) => format!("error: {self}\n  why: {why}"),
             None => format!("error: {self}"),
@@ -157,7 +157,7 @@ impl CliError {
     }
 
     /// For programs.
-    pub(super) fn json(&self) -> Value {
+    pub fn json(&self) -> Value {
         let (message, code) = (self.to_string(), self.exit().word());
         json!({ "error": { "message": message, "code": code, "why": self.causes() } })
     }

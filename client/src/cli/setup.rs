@@ -1,24 +1,23 @@
 //! From a session to a model that answers.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use files::generation_defaults::GenerationDefaults;
 use model::{
     resident::KvDtype,
     sampling::{SamplingParams, SamplingRequest},
-    skeleton::client_base::ClientBase,
     sources::open::OpenError,
 };
 
 use super::{
-    connect::{ConnectArguments, MaskingArguments},
+    connect::MaskingArguments,
     exit::CliError,
+    rent::{RentArguments, Rented},
     size::ByteSize,
     terminal::Terminal,
 };
 use crate::{
-    base::{self, BaseError, Cache},
-    session::Session,
+    base::BaseError,
     split_model::{OwnAdapter, SplitModel, SplitOptions},
     text::Text,
 };
@@ -27,18 +26,12 @@ use crate::{
 #[derive(Debug, clap::Args)]
 pub(super) struct SetupArguments {
     #[command(flatten)]
-    pub(super) connect: ConnectArguments,
+    pub(super) rent: RentArguments,
     #[command(flatten)]
     masking: MaskingArguments,
     /// Directory of your adapter
     #[arg(long, value_name = "DIR")]
     adapter: Option<PathBuf>,
-    /// Your own copy of the executor's model; without it what is needed of it is fetched
-    #[arg(long, value_name = "PATH")]
-    model: Option<PathBuf>,
-    /// Most bytes that are fetched of the model
-    #[arg(long, value_name = "SIZE", default_value = "8GiB")]
-    fetch_limit: ByteSize,
     /// Memory for keys and values
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     kv_bytes: ByteSize,
@@ -115,10 +108,7 @@ impl SetupArguments {
         if let Some(path) = &self.adapter {
             std::fs::metadata(path).map_err(|source| CliError::Read { path: path.clone(), source })?;
         }
-        let mut session = self.connect.session(&masking)?;
-        let path = self.base(&mut session, terminal)?;
-        let base = ClientBase::open(&path).map_err(BaseError::from)?;
-        let text = Text::load(&base.files)?;
+        let Rented { mut session, base, text } = self.rent.rent(&masking, terminal)?;
         let defaults = base.files.generation_defaults().map_err(OpenError::from).map_err(BaseError::from)?;
         let mut progress = terminal.progress("preparing noises");
         let mask = masking.prepare(&mut session, &mut |done, total| progress(done as u64, total as u64))?;
@@ -131,19 +121,9 @@ impl SetupArguments {
         };
         let model = SplitModel::new(base, session, mask, &options)?;
         let adapter = self.adapter.as_ref().map(|path| model.load_adapter(path)).transpose()?;
-        let mode = format!("split over {}, masking {}", self.connect.transport()?, model.mode());
+        let mode = format!("split over {}, masking {}", self.rent.connect.transport()?, model.mode());
         terminal.note(format_args!("{mode}: {}", what_is_seen(&model)));
         Ok(Ready { model, adapter, text, defaults, mode })
-    }
-
-    fn base(&self, session: &mut Session, terminal: Terminal) -> Result<PathBuf, CliError> {
-        if let Some(path) = &self.model {
-            base::compare(session.catalog(), path, cache_directory("identities").ok().as_deref())?;
-            return Ok(path.clone());
-        }
-        let directory = cache_directory("skeletons")?.join(self.connect.address()?.cache_name());
-        let cache = Cache { directory, limit_bytes: self.fetch_limit.0 };
-        Ok(base::fetch(session, &cache, &mut terminal.progress("fetching what is needed of the base"))?)
     }
 }
 
@@ -152,13 +132,4 @@ fn what_is_seen(model: &SplitModel) -> &'static str {
         "off" => "the executor sees activations; see docs/guides/split.md",
         _ => "the executor sees obfuscated activations, which is no secrecy; see docs/guides/split.md",
     }
-}
-
-/// `$XDG_CACHE_HOME/holobiont/<name>`, or the same in `~/.cache`.
-fn cache_directory(name: &str) -> Result<PathBuf, CliError> {
-    let set = |name| std::env::var_os(name).filter(|value| Path::new(value).is_absolute()).map(PathBuf::from);
-    let base = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
-    let missing =
-        || CliError::Usage("neither XDG_CACHE_HOME nor HOME is set: set one, or use --model".to_owned());
-    Ok(base.ok_or_else(missing)?.join("holobiont").join(name))
 }

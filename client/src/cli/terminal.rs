@@ -6,7 +6,7 @@ use super::exit::CliError;
 
 /// In which form data is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Format {
+pub enum Format {
     /// For people.
     Human,
     /// For programs.
@@ -15,16 +15,16 @@ pub(super) enum Format {
 
 /// The terminal a command talks to.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Terminal {
+pub struct Terminal {
     /// Form of the data on stdout and of errors on stderr.
-    pub(super) format: Format,
+    pub format: Format,
     /// Nothing but data and errors is said.
-    pub(super) quiet: bool,
+    pub quiet: bool,
 }
 
 impl Terminal {
     /// Prints a line of data.
-    pub(super) fn print(self, line: impl std::fmt::Display) -> io::Result<()> {
+    pub fn print(self, line: impl std::fmt::Display) -> io::Result<()> {
         let mut out = io::stdout().lock();
         writeln!(out, "{line}").and_then(|()| out.flush())
     }
@@ -36,7 +36,7 @@ impl Terminal {
     }
 
     /// Prints a line beside the data.
-    pub(super) fn note(self, line: impl std::fmt::Display) {
+    pub fn note(self, line: impl std::fmt::Display) {
         if !self.quiet {
             let _ = writeln!(io::stderr().lock(), "{line}");
         }
@@ -52,7 +52,7 @@ impl Terminal {
     }
 
     /// Tells how far something is, in place, on a terminal only.
-    pub(super) fn progress(self, what: &'static str) -> impl FnMut(u64, u64) {
+    pub fn progress(self, what: &'static str) -> impl FnMut(u64, u64) {
         let is_shown = !self.quiet && self.format == Format::Human && io::stderr().is_terminal();
         let mut shown = u64::MAX;
         move |done: u64, total: u64| {

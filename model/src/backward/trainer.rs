@@ -124,6 +124,11 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         &self.model
     }
 
+    /// What is kept of batches from now on.
+    pub fn set_keep(&mut self, keep: Keep) {
+        self.keep = keep;
+    }
+
     /// The linear layers.
     #[must_use]
     pub fn base(&self) -> &B {

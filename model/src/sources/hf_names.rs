@@ -17,7 +17,8 @@ pub(crate) fn tensor_name(id: TensorId) -> String {
 }
 
 /// What transformers calls a linear layer.
-pub(crate) fn module_name(layer: usize, target: Target) -> String {
+#[must_use]
+pub fn module_name(layer: usize, target: Target) -> String {
     let name = match target {
         Target::Q => "self_attn.q_proj",
         Target::K => "self_attn.k_proj",

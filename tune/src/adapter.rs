@@ -1,0 +1,200 @@
+//! Adapters before they have learned anything: as PEFT begins them, with random numbers that a seed decides.
+
+use std::{collections::BTreeSet, f64::consts::TAU, fmt, str::FromStr, sync::Arc};
+
+use model::{
+    adapter::{LoraModule, Method, Prefix, ScaleVector, Scales, Side},
+    shape::{config::ModelConfig, layout::linear_shape, source::Target},
+};
+use policy::random::Rng;
+use serde::{Deserialize, Serialize};
+
+/// A linear layer by the name that PEFT's `target_modules` has for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Module(pub Target);
+
+/// All modules by name, in the order of a pass.
+const MODULES: [(&str, Target); 8] = [
+    ("q_proj", Target::Q),
+    ("k_proj", Target::K),
+    ("v_proj", Target::V),
+    ("o_proj", Target::O),
+    ("gate_proj", Target::Gate),
+    ("up_proj", Target::Up),
+    ("down_proj", Target::Down),
+    ("lm_head", Target::LmHead),
+];
+
+impl fmt::Display for Module {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(MODULES.iter().find(|(_, target)| *target == self.0).map_or("", |(name, _)| name))
+    }
+}
+
+/// There is no module of this name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "'{0}' is no linear layer; use q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj or lm_head"
+)]
+pub struct NoModule(String);
+
+impl FromStr for Module {
+    type Err = NoModule;
+
+    fn from_str(name: &str) -> Result<Self, NoModule> {
+        let found = MODULES.iter().find(|(known, _)| *known == name);
+        found.map(|&(_, target)| Self(target)).ok_or_else(|| NoModule(name.to_owned()))
+    }
+}
+
+impl Serialize for Module {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Module {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// What kind of adapter learns, and how large it is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "method", rename_all = "snake_case")]
+pub enum Shape {
+    /// Low-rank deltas.
+    Lora {
+        /// Of every delta.
+        rank: usize,
+        /// `lora_alpha`.
+        alpha: f64,
+        /// Whether alpha is divided by the root of the rank.
+        rslora: bool,
+        /// The layers that get one, in every block.
+        targets: BTreeSet<Module>,
+    },
+    /// Vectors that scale: outputs, or where inputs are one layer's alone, these.
+    Ia3 {
+        /// The layers that get one, in every block.
+        targets: BTreeSet<Module>,
+    },
+    /// Keys and values before the first token.
+    Prefix {
+        /// As many tokens of them.
+        virtual_tokens: usize,
+    },
+}
+
+/// The deviation of a prefix' first numbers.
+const PREFIX_DEVIATION: f64 = 0.02;
+
+impl Shape {
+    /// An adapter of this shape that changes nothing yet (a prefix cannot but change something): A as torch's
+    /// `kaiming_uniform_(a=√5)` draws it, B zero; vectors of ones; a prefix of small normal numbers.
+    #[must_use]
+    pub fn start(&self, config: &ModelConfig, seed: u64) -> Method {
+        match self {
+            &Self::Lora { rank, ref targets, .. } => {
+                let places = places(config, targets).enumerate();
+                Method::Lora(
+                    places
+                        .map(|(number, place)| self.module(config, place, rank, draw(seed, number)))
+                        .collect(),
+                )
+            }
+            Self::Ia3 { targets } => {
+                let vector = |(layer, target)| {
+                    let ([outputs, inputs], side) = (linear_shape(config, target), scaled_side(target));
+                    let width = if side == Side::Input { inputs } else { outputs };
+                    ScaleVector { layer, target, side, values: vec![1.0; width] }
+                };
+                Method::Ia3(Arc::new(Scales::new(places(config, targets).map(vector).collect())))
+            }
+            &Self::Prefix { virtual_tokens: tokens } => {
+                let (layers, width) = (config.layers, config.kv_heads * config.head_dim);
+                let draw = draw(seed, 0);
+                let values = (0..tokens * layers * 2 * width).map(|at| normal(draw, at as u64)).collect();
+                Method::Prefix(Arc::new(Prefix { tokens, layers, width, values }))
+            }
+        }
+    }
+
+    fn module(
+        &self,
+        config: &ModelConfig,
+        (layer, target): (usize, Target),
+        rank: usize,
+        draw: Rng,
+    ) -> LoraModule {
+        let [outputs, inputs] = linear_shape(config, target);
+        let bound = 1.0 / (inputs as f64).sqrt();
+        let a = (0..rank * inputs).map(|at| uniform(draw, at as u64, bound)).collect();
+        LoraModule { layer, target, rank, scale: self.scale(), a, b: vec![0.0; outputs * rank] }
+    }
+
+    /// The shape of an adapter that was trained, as far as one can be said: one with several ranks has the largest.
+    #[must_use]
+    pub fn like(method: &Method) -> Self {
+        let targets = |of: &mut dyn Iterator<Item = Target>| of.map(Module).collect();
+        match method {
+            Method::Lora(modules) => {
+                let rank = method.rank();
+                let alpha = f64::from(modules.first().map_or(1.0, |module| module.scale)) * rank as f64;
+                let targets = targets(&mut modules.iter().map(|module| module.target));
+                Self::Lora { rank, alpha, rslora: false, targets }
+            }
+            Method::Ia3(scales) => {
+                Self::Ia3 { targets: targets(&mut scales.vectors().iter().map(|vector| vector.target)) }
+            }
+            Method::Prefix(prefix) => Self::Prefix { virtual_tokens: prefix.tokens },
+        }
+    }
+
+    /// What a delta is multiplied with; 1 for what has none.
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "PEFT rounds the scale to single precision too")]
+    pub fn scale(&self) -> f32 {
+        match *self {
+            Self::Lora { rank, alpha, rslora: true, .. } => (alpha / (rank as f64).sqrt()) as f32,
+            Self::Lora { rank, alpha, .. } => (alpha / rank as f64) as f32,
+            Self::Ia3 { .. } | Self::Prefix { .. } => 1.0,
+        }
+    }
+}
+
+/// Which side of a layer IA3 scales: PEFT's `feedforward_modules` are those whose inputs it does.
+#[must_use]
+pub fn scaled_side(target: Target) -> Side {
+    if target == Target::Down { Side::Input } else { Side::Output }
+}
+
+/// The linear layers of all blocks, then the head.
+fn places(config: &ModelConfig, targets: &BTreeSet<Module>) -> impl Iterator<Item = (usize, Target)> {
+    let in_blocks = targets.iter().filter(|module| module.0 != Target::LmHead).map(|module| module.0);
+    let in_blocks: Vec<Target> = in_blocks.collect();
+    let head = targets.contains(&Module(Target::LmHead)).then_some((0, Target::LmHead));
+    let mut places: Vec<_> = (0..config.layers)
+        .flat_map(|layer| in_blocks.iter().map(move |&target| (layer, target)))
+        .chain(head)
+        .collect();
+    places.sort_unstable();
+    places.into_iter()
+}
+
+/// The random numbers of one tensor.
+fn draw(seed: u64, tensor: usize) -> Rng {
+    Rng::keyed(Rng::seeded(seed).bits(tensor as u64))
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "parameters are numbers of 32 bits")]
+fn uniform(draw: Rng, at: u64, bound: f64) -> f32 {
+    ((2.0 * draw.uniform(at) - 1.0) * bound) as f32
+}
+
+/// A normal number of two uniform ones (Box, Muller 1958).
+#[expect(clippy::cast_possible_truncation, reason = "parameters are numbers of 32 bits")]
+fn normal(draw: Rng, at: u64) -> f32 {
+    let radius = (-2.0 * (1.0 - draw.uniform(2 * at)).ln()).sqrt();
+    (PREFIX_DEVIATION * radius * (TAU * draw.uniform(2 * at + 1)).cos()) as f32
+}

@@ -1,0 +1,185 @@
+//! Where a job was: the adapter, the optimizer, and which step comes next, in one file that is there whole or not at all.
+//!
+//! Random numbers and the order of examples depend on seed and step alone, so they need no place in it. A job that goes on
+//! ends with the same bits as one that never stopped.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use model::adapter::Method;
+use safetensors::SafeTensors;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    optimizer::State,
+    peft::{METADATA, Named, serialize, sync, write_file},
+};
+
+/// The file's name.
+pub const FILE: &str = "checkpoint.safetensors";
+
+/// Largest file that is read: three numbers for each of the adapter.
+const MAX_BYTES: u64 = 16 << 30;
+
+/// What must be the same for a job to go on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// What the job does, as [`Plan`](crate::plan::Plan) has it in JSON.
+    pub plan: String,
+    /// Hash of the data.
+    pub data: String,
+    /// Identity of the base.
+    pub base: String,
+}
+
+/// A job's place.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Checkpoint {
+    /// What the job is.
+    pub origin: Origin,
+    /// The adapter's numbers.
+    pub method: Method,
+    /// The optimizer's.
+    pub state: State,
+}
+
+/// Why a job does not go on, or leaves nothing to go on from.
+#[derive(Debug, thiserror::Error)]
+pub enum CheckpointError {
+    /// The file cannot be written or read.
+    #[error("{} cannot be {done}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// Written or read.
+        done: &'static str,
+        /// Cause.
+        source: io::Error,
+    },
+    /// It is of another job.
+    #[error("{} is of another job: its {what} is another; go on with what it began with, or leave out --resume", path.display())]
+    Other {
+        /// The file.
+        path: PathBuf,
+        /// What differs.
+        what: &'static str,
+    },
+    /// It is none.
+    #[error("{} is no checkpoint: {why}; leave out --resume to begin anew", path.display())]
+    Broken {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Words {
+    version: u32,
+    step: u64,
+    origin: Origin,
+}
+
+const VERSION: u32 = 1;
+
+impl Checkpoint {
+    /// Writes it to the directory `path`, in the place of the last one, and sees that it is on the disk.
+    ///
+    /// # Errors
+    /// It cannot be written; the last one stands.
+    pub fn write(&self, path: &Path) -> Result<(), CheckpointError> {
+        let to = path.join(FILE);
+        let failed = |source| CheckpointError::Io { path: to.clone(), done: "written", source };
+        let mut tensors = Vec::new();
+        let mut push = |name: &str, number: usize, values| {
+            let shape = vec![<[f32]>::len(values)];
+            tensors.push(Named { name: format!("{name}.{number}"), shape, values });
+        };
+        for (number, values) in self.method.tensors().into_iter().enumerate() {
+            push("parameter", number, values);
+        }
+        for (number, moments) in self.state.moments.iter().enumerate() {
+            push("exp_avg", number, &moments.exp_avg);
+            push("exp_avg_sq", number, &moments.exp_avg_sq);
+        }
+        let words = Words { version: VERSION, step: self.state.step, origin: self.origin.clone() };
+        let words = serde_json::to_string(&words).map_err(|error| failed(error.into()))?;
+        let bytes = serialize(&tensors, Some(words)).map_err(|error| failed(io::Error::other(error)))?;
+        let beside = path.join(format!("{FILE}.partial"));
+        fs::create_dir_all(path)
+            .and_then(|()| write_file(&beside, &bytes))
+            .and_then(|()| fs::rename(&beside, &to))
+            .and_then(|()| sync(path))
+            .map_err(failed)
+    }
+
+    /// Reads that of the directory `path` into an adapter of the shape of `start`; `None` if there is none.
+    ///
+    /// # Errors
+    /// It is of another job, or broken.
+    pub fn read(path: &Path, origin: &Origin, start: &Method) -> Result<Option<Self>, CheckpointError> {
+        let from = path.join(FILE);
+        let failed = |source| CheckpointError::Io { path: from.clone(), done: "read", source };
+        let broken = |why: String| CheckpointError::Broken { path: from.clone(), why };
+        match fs::metadata(&from) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(failed(error)),
+            Ok(found) if found.len() > MAX_BYTES => return Err(broken("it is too large".to_owned())),
+            Ok(_) => {}
+        }
+        let bytes = fs::read(&from).map_err(failed)?;
+        let words = words(&bytes).map_err(&broken)?;
+        if let Some(what) = words.origin.differs(origin) {
+            return Err(CheckpointError::Other { path: from, what });
+        }
+        let file = SafeTensors::deserialize(&bytes).map_err(|error| broken(error.to_string()))?;
+        let mut method = start.clone();
+        let lengths: Vec<usize> = method.tensors().into_iter().map(<[f32]>::len).collect();
+        let mut state = State::new(&lengths);
+        state.step = words.step;
+        let read = |name: &str, number: usize, to: &mut [f32]| fill(&file, &format!("{name}.{number}"), to);
+        for (number, (values, moments)) in
+            method.tensors_mut().into_iter().zip(&mut state.moments).enumerate()
+        {
+            read("parameter", number, values).map_err(&broken)?;
+            read("exp_avg", number, &mut moments.exp_avg).map_err(&broken)?;
+            read("exp_avg_sq", number, &mut moments.exp_avg_sq).map_err(&broken)?;
+        }
+        Ok(Some(Self { origin: words.origin, method, state }))
+    }
+}
+
+impl Origin {
+    fn differs(&self, other: &Self) -> Option<&'static str> {
+        let parts = [
+            ("base model", &self.base, &other.base),
+            ("data", &self.data, &other.data),
+            ("plan", &self.plan, &other.plan),
+        ];
+        parts.into_iter().find(|(_, a, b)| a != b).map(|(what, _, _)| what)
+    }
+}
+
+fn words(bytes: &[u8]) -> Result<Words, String> {
+    let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(|error| error.to_string())?;
+    let words = metadata
+        .metadata()
+        .as_ref()
+        .and_then(|words| words.get(METADATA))
+        .ok_or("it says nothing of a job")?;
+    let words: Words = serde_json::from_str(words).map_err(|error| error.to_string())?;
+    if words.version == VERSION { Ok(words) } else { Err(format!("its version is {}", words.version)) }
+}
+
+fn fill(file: &SafeTensors<'_>, name: &str, to: &mut [f32]) -> Result<(), String> {
+    let tensor = file.tensor(name).map_err(|error| format!("{name}: {error}"))?;
+    let values = tensor.data().as_chunks::<4>().0;
+    if tensor.dtype() != safetensors::Dtype::F32 || values.len() != to.len() {
+        return Err(format!("{name} has another shape"));
+    }
+    to.iter_mut().zip(values).for_each(|(to, bytes)| *to = f32::from_le_bytes(*bytes));
+    Ok(())
+}

@@ -1,0 +1,91 @@
+//! Why a job did not run, or did not run to its end.
+
+use client::{
+    cli::exit::{CliError, Exit},
+    error::CallError,
+};
+use model::{adapter::AdapterError, backward::TrainError};
+
+use crate::{
+    checkpoint::CheckpointError, data::DataError, job::JobError, learn::LearnError, peft::WriteError,
+};
+
+/// Why there is no adapter.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum TunerError {
+    /// The base cannot be rented.
+    #[error("{}", first_line(.0))]
+    Rent(#[from] CliError),
+    /// The data are none, or faulty.
+    #[error("{0}")]
+    Data(#[from] DataError),
+    /// The adapter to go on from cannot be read.
+    #[error(transparent)]
+    Adapter(#[from] AdapterError),
+    /// There is no going on from the checkpoint, or nowhere to put one.
+    #[error("{}", with_causes(.0))]
+    Checkpoint(#[from] CheckpointError),
+    /// A step was not made.
+    #[error("{}", with_causes(.0))]
+    Learn(#[from] LearnError),
+    /// The job ended.
+    #[error("{}", with_causes(.0))]
+    Job(#[from] JobError),
+    /// The adapter cannot be written.
+    #[error("{}", with_causes(.0))]
+    Write(#[from] WriteError),
+    /// The command line says what cannot be.
+    #[error("{0}")]
+    Usage(String),
+    /// The system refuses something.
+    #[error("{what}: {source}")]
+    System {
+        /// What.
+        what: &'static str,
+        /// Cause.
+        source: std::io::Error,
+    },
+}
+
+impl TunerError {
+    /// The exit code.
+    pub(super) fn exit(&self) -> Exit {
+        match self {
+            Self::Rent(error) => error.exit(),
+            Self::Data(DataError::Read { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
+                Exit::NotFound
+            }
+            Self::Data(_) | Self::Usage(_) | Self::Adapter(_) => Exit::Usage,
+            Self::Checkpoint(CheckpointError::Other { .. } | CheckpointError::Broken { .. }) => Exit::Usage,
+            Self::Learn(error) | Self::Job(JobError::Learn(error)) => of_learning(error),
+            Self::Checkpoint(_) | Self::Job(_) | Self::Write(_) | Self::System { .. } => Exit::Failed,
+        }
+    }
+}
+
+fn of_learning(error: &LearnError) -> Exit {
+    match error {
+        LearnError::Train(TrainError::Base(
+            CallError::PeerGone { .. } | CallError::Quota { .. } | CallError::Busy { .. },
+        )) => Exit::Unavailable,
+        _ => Exit::Failed,
+    }
+}
+
+fn first_line(error: &CliError) -> String {
+    error.text().trim_start_matches("error: ").replace("\n  why: ", ": ")
+}
+
+/// A message, and what led to it as far as it has not said so.
+fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let said = error.to_string();
+        if !text.contains(&said) {
+            text = format!("{text}: {said}");
+        }
+        cause = error.source();
+    }
+    text
+}

@@ -1,0 +1,254 @@
+//! `run`: from arguments to an adapter on the disk.
+
+use std::{
+    fs,
+    io::{self, Write as _},
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Instant, SystemTime},
+};
+
+use client::{
+    cli::{
+        exit::Exit,
+        rent::Rented,
+        terminal::{Format, Terminal},
+    },
+    masking::Masking,
+    remote_layers::RemoteLayers,
+    split_model::{adapter_precision, kv_precision},
+};
+use kernels::{Pool, attention::KvPrecision, lora::LoraPrecision};
+use model::{
+    adapter::{Adapter, Method},
+    backward::{Keep, Trainer},
+    resident::{KvDtype, kv_shape},
+    shape::config::ModelConfig,
+};
+use serde_json::{Value, json};
+use shmproto::layer::{Class, Path as SitePath};
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use super::{End, arguments::RunArguments, error::TunerError};
+use crate::{
+    adapter::Shape,
+    checkpoint::{Checkpoint, CheckpointError, Origin},
+    data::{self, DataError, Dataset, Encoder, Limits},
+    job::{Course, Ended, Event, Job, Listener},
+    learn::{LearnError, Learning},
+    peft,
+    plan::{Plan, Precision, Start},
+};
+
+/// What the adapter begins as.
+struct Beginning {
+    start: Start,
+    /// Its shape; of one that goes on, one like it.
+    shape: Shape,
+    method: Method,
+    /// `adapter_config.json`.
+    options: Vec<u8>,
+}
+
+/// Runs the job.
+pub(super) fn run(arguments: &RunArguments) -> Result<End, TunerError> {
+    if arguments.output.exists() {
+        let path = arguments.output.display();
+        return Err(TunerError::Usage(format!("{path} is there already: name another --output")));
+    }
+    let mut console = Console::new()?;
+    let begun = Instant::now();
+    let path = match arguments.precision {
+        Precision::Serving => SitePath::Fast,
+        Precision::Exact => SitePath::Linear,
+    };
+    let masking = Masking::Off { path };
+    let terminal = Terminal { format: Format::Json, quiet: true };
+    let rented = arguments.rent.rent(&masking, terminal)?;
+    let config = rented.base.config().clone();
+    let beginning = beginning(arguments, &config)?;
+    let mut plan = arguments.plan(beginning.start.clone(), &beginning.shape, &config)?;
+    let data = read(&arguments.data, &rented, &plan, &mut console)?;
+    let validation = arguments.validation.as_deref();
+    let validation = validation.map(|path| read(path, &rented, &plan, &mut console)).transpose()?;
+    let (kind, origin_data) = (data.kind, hashes(&data, validation.as_ref()));
+    let course = Course::new(data.items, validation.map(|data| data.items), &plan);
+    if course.learned().is_empty() {
+        return Err(TunerError::Usage("nothing is left to learn from: hold out less".to_owned()));
+    }
+    let (_, steps) = course.batches(&plan);
+    plan.warmup_steps = arguments.warmup(steps);
+    let origin = Origin {
+        plan: serde_json::to_string(&plan).unwrap_or_default(),
+        data: origin_data,
+        base: ids::Generation(rented.session.catalog().base_hash).to_string(),
+    };
+    let resumed = resumed(arguments, &origin, &beginning.method)?;
+    let mut learning = learning(arguments, rented, masking, &beginning.method)?;
+    let resumed_step = resumed.as_ref().map(|checkpoint| checkpoint.state.step);
+    if let Some(Checkpoint { method, state, .. }) = resumed {
+        (learning.method, learning.state) = (method, state);
+    }
+    let sizes = Sizes { kind: kind.to_string(), steps, parameters: learning.parameters(), resumed_step };
+    console.print(&told(&plan, &beginning.shape, &course, sizes))?;
+    if arguments.dry_run {
+        return Ok(End::Exit(Exit::Ok));
+    }
+    let checkpoints = arguments.checkpoints.clone();
+    let job = Job { plan, course, origin, checkpoints, checkpoint_steps: arguments.checkpoint_steps };
+    match job.run(&mut learning, &mut console)? {
+        Ended::Stopped { .. } => Ok(End::Signal(console.signal())),
+        Ended::Done { loss, held_out_loss } => {
+            peft::write(&arguments.output, &beginning.options, &learning.method, &config)?;
+            let written = Adapter::read(&arguments.output, &config)?;
+            console.print(&json!({
+                "event": "done", "steps": steps, "loss": loss, "held_out_loss": held_out_loss,
+                "generation": written.generation.to_string(), "output": arguments.output,
+                "seconds": begun.elapsed().as_secs_f64(),
+            }))?;
+            Ok(End::Exit(Exit::Ok))
+        }
+    }
+}
+
+fn beginning(arguments: &RunArguments, config: &ModelConfig) -> Result<Beginning, TunerError> {
+    let Some(from) = &arguments.from else {
+        let shape = arguments.shape()?;
+        let method = shape.start(config, arguments.seed());
+        let options = peft::options(&shape, config);
+        return Ok(Beginning { start: Start::New(shape.clone()), shape, method, options });
+    };
+    let options = fs::read(from.join(peft::CONFIG_FILE)).map_err(|source| TunerError::System {
+        what: "only an adapter in PEFT's format can be trained further; its adapter_config.json cannot be read",
+        source,
+    })?;
+    let adapter = Adapter::read(from, config)?;
+    let shape = Shape::like(&adapter.method);
+    let start = Start::From(adapter.generation.to_string());
+    Ok(Beginning { start, shape, method: adapter.method, options })
+}
+
+/// Reads data; faults are told by line.
+fn read(path: &Path, rented: &Rented, plan: &Plan, console: &mut Console) -> Result<Dataset, TunerError> {
+    // A template that shows a date shows the same one each time.
+    let encoder = Encoder::new(rented.text.tokenizer(), rented.text.template(), SystemTime::UNIX_EPOCH);
+    let limits = Limits { max_tokens: plan.max_tokens, ..Limits::default() };
+    let read = data::read_file(path, &encoder, &limits);
+    if let Err(DataError::Problems { problems, .. }) = &read {
+        for problem in problems {
+            let message = problem.fault.to_string();
+            console.print(&json!({ "event": "problem", "line": problem.line, "message": message }))?;
+        }
+    }
+    Ok(read?)
+}
+
+fn hashes(data: &Dataset, validation: Option<&Dataset>) -> String {
+    let of = |data: &Dataset| data.hash.to_hex().to_string();
+    validation.map_or_else(|| of(data), |validation| format!("{} {}", of(data), of(validation)))
+}
+
+fn resumed(
+    arguments: &RunArguments,
+    origin: &Origin,
+    start: &Method,
+) -> Result<Option<Checkpoint>, CheckpointError> {
+    match &arguments.checkpoints {
+        Some(directory) if arguments.resume => Checkpoint::read(directory, origin, start),
+        _ => Ok(None),
+    }
+}
+
+fn learning(
+    arguments: &RunArguments,
+    rented: Rented,
+    masking: Masking,
+    start: &Method,
+) -> Result<Learning, TunerError> {
+    let Rented { mut session, base, .. } = rented;
+    let (kv, precision) = match arguments.precision {
+        Precision::Serving => {
+            (kv_precision(session.catalog(), KvDtype::Auto), adapter_precision(session.catalog()))
+        }
+        Precision::Exact => (KvPrecision::F32, LoraPrecision::Exact),
+    };
+    let call = |error| LearnError::Train(model::backward::TrainError::Base(error));
+    let mask = masking.prepare(&mut session, &mut |_, _| {}).map_err(call)?;
+    let shape = kv_shape(base.config(), kv);
+    let (frame, embedding) = (base.frame, base.embedding);
+    let mut layers = RemoteLayers::new(session, mask, &frame.config, embedding).map_err(call)?;
+    layers.set_class(Class::Training);
+    let system = |what| move |source| TunerError::System { what, source };
+    let pool = Pool::new(&arguments.cores).map_err(system("threads cannot be started on these --cores"))?;
+    let trainer = Trainer::new(frame, layers, shape, pool, Keep::All)
+        .map_err(system("there is no memory for keys and values"))?;
+    Ok(Learning::new(trainer, precision, start.clone())?)
+}
+
+/// Numbers of a plan that only data and checkpoint tell.
+struct Sizes {
+    kind: String,
+    steps: u64,
+    parameters: usize,
+    resumed_step: Option<u64>,
+}
+
+/// The plan, for whoever watches.
+fn told(plan: &Plan, shape: &Shape, course: &Course, sizes: Sizes) -> Value {
+    let mut told = json!({
+        "event": "plan", "examples": course.learned().len(), "held_out": course.held_out().len(),
+        "tokens": course.learned().tokens(), "kind": sizes.kind, "steps": sizes.steps, "epochs": plan.epochs,
+        "learning_rate": plan.learning_rate, "schedule": plan.decay, "warmup_steps": plan.warmup_steps,
+        "batch_size": plan.batch_size, "seed": plan.seed, "parameters": sizes.parameters,
+        "resumed_step": sizes.resumed_step,
+    });
+    if let (Value::Object(told), Ok(Value::Object(shape))) = (&mut told, serde_json::to_value(shape)) {
+        told.extend(shape);
+    }
+    told
+}
+
+/// Lines of JSON on stdout, and the signals that want an end.
+struct Console {
+    signal: Arc<AtomicUsize>,
+}
+
+impl Console {
+    fn new() -> Result<Self, TunerError> {
+        let signal = Arc::new(AtomicUsize::new(0));
+        for number in [SIGINT, SIGTERM] {
+            let value = usize::try_from(number).unwrap_or_default();
+            signal_hook::flag::register_usize(number, Arc::clone(&signal), value)
+                .map_err(|source| TunerError::System { what: "signals cannot be received", source })?;
+        }
+        Ok(Self { signal })
+    }
+
+    /// The signal that wants an end; 0 if none does.
+    fn signal(&self) -> u8 {
+        u8::try_from(self.signal.load(Ordering::Relaxed)).unwrap_or_default()
+    }
+
+    fn print(&mut self, line: &Value) -> Result<(), TunerError> {
+        let mut out = io::stdout().lock();
+        writeln!(out, "{line}")
+            .and_then(|()| out.flush())
+            .map_err(|source| TunerError::System { what: "nobody reads what is told of the job", source })
+    }
+}
+
+impl Listener for Console {
+    fn hear(&mut self, event: &Event) -> io::Result<()> {
+        let mut out = io::stdout().lock();
+        serde_json::to_writer(&mut out, event)?;
+        writeln!(out)?;
+        out.flush()
+    }
+
+    fn wants_stop(&self) -> bool {
+        self.signal() != 0
+    }
+}

@@ -1,0 +1,226 @@
+//! A job from its first step to its last, told step by step.
+
+use std::time::Instant;
+
+use serde::Serialize;
+
+use crate::{
+    checkpoint::{Checkpoint, CheckpointError, Origin},
+    data::{Example, Items, Pair},
+    learn::{LearnError, Learning, Outcome},
+    order::{Batches, split},
+    plan::Plan,
+    schedule::Schedule,
+};
+
+/// What is told of a job, a line of JSON each.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// A step was made.
+    Step {
+        /// Counted from 1.
+        step: u64,
+        /// How many there will be.
+        steps: u64,
+        /// Of the batch, before the step.
+        loss: f64,
+        /// Length of its gradient, before it was shortened.
+        grad_norm: f64,
+        /// Length of the step.
+        learning_rate: f64,
+        /// Tokens of the batch.
+        tokens: usize,
+        /// Since the job began, or went on.
+        tokens_per_second: f64,
+        /// Until the last step.
+        seconds_left: f64,
+    },
+    /// What is held out was judged.
+    Evaluation {
+        /// After this step.
+        step: u64,
+        /// Its mean loss.
+        loss: f64,
+    },
+    /// The job can go on from here.
+    Checkpoint {
+        /// After this step.
+        step: u64,
+    },
+}
+
+/// How a job ended.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Ended {
+    /// All steps were made.
+    Done {
+        /// Of the last step's batch.
+        loss: Option<f64>,
+        /// Of what is held out.
+        held_out_loss: Option<f64>,
+    },
+    /// Somebody wanted it to stop; a checkpoint was kept if there is a place for it.
+    Stopped {
+        /// Steps that were made.
+        step: u64,
+    },
+}
+
+/// Why a job ended before its end.
+#[derive(Debug, thiserror::Error)]
+pub enum JobError {
+    /// A step was not made.
+    #[error(transparent)]
+    Learn(#[from] LearnError),
+    /// Its place cannot be kept.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// Nobody hears of it any more.
+    #[error("what is told of the job cannot be written")]
+    Tell(#[from] std::io::Error),
+}
+
+/// Who hears of a job, and may end it.
+pub trait Listener {
+    /// Hears of what has happened.
+    ///
+    /// # Errors
+    /// It cannot; the job ends.
+    fn hear(&mut self, event: &Event) -> std::io::Result<()>;
+
+    /// True once the job is to stop.
+    fn wants_stop(&self) -> bool;
+}
+
+/// Examples or pairs, those to learn from and those to judge by.
+#[derive(Debug)]
+pub struct Course {
+    learned: Items,
+    held_out: Items,
+}
+
+impl Course {
+    /// Holds out as much of `items` as the plan says, or judges by `validation`.
+    #[must_use]
+    pub fn new(items: Items, validation: Option<Items>, plan: &Plan) -> Self {
+        if let Some(held_out) = validation {
+            return Self { learned: items, held_out };
+        }
+        let (learned, held_out) = split(items.len(), plan.held_out, plan.seed);
+        Self { learned: items.pick(&learned), held_out: items.pick(&held_out) }
+    }
+
+    /// Examples or pairs to learn from.
+    #[must_use]
+    pub fn learned(&self) -> &Items {
+        &self.learned
+    }
+
+    /// Those to judge by.
+    #[must_use]
+    pub fn held_out(&self) -> &Items {
+        &self.held_out
+    }
+
+    /// The batches, and how many steps there are.
+    #[must_use]
+    pub fn batches(&self, plan: &Plan) -> (Batches, u64) {
+        let batches = Batches::new(self.learned.len(), plan.batch_size, plan.epochs, plan.seed);
+        let steps = batches.steps().min(plan.max_steps.unwrap_or(u64::MAX));
+        (batches, steps)
+    }
+}
+
+/// A job that is ready to run.
+#[derive(Debug)]
+pub struct Job {
+    /// What it does.
+    pub plan: Plan,
+    /// What it learns from.
+    pub course: Course,
+    /// What must be the same to go on.
+    pub origin: Origin,
+    /// Where its checkpoint is kept.
+    pub checkpoints: Option<std::path::PathBuf>,
+    /// Steps between two of them.
+    pub checkpoint_steps: u64,
+}
+
+impl Job {
+    /// Learns from where `learning` is to the last step.
+    ///
+    /// # Errors
+    /// The executor is gone, a loss is no number, or a checkpoint cannot be kept. The last checkpoint stands.
+    pub fn run(&self, learning: &mut Learning, listener: &mut dyn Listener) -> Result<Ended, JobError> {
+        let (batches, steps) = self.course.batches(&self.plan);
+        let Plan { decay, warmup_steps, .. } = self.plan;
+        let schedule = Schedule { decay, warmup_steps, total_steps: steps };
+        let begun = Instant::now();
+        let (first, mut tokens, mut last) = (learning.state.step, 0, None);
+        for batch in batches.starting_at(first) {
+            let step = learning.state.step;
+            if step >= steps {
+                break;
+            }
+            if listener.wants_stop() {
+                self.keep(learning, listener)?;
+                return Ok(Ended::Stopped { step });
+            }
+            let learning_rate = self.plan.learning_rate * schedule.multiplier(step);
+            let outcome = self.step(learning, &batch, learning_rate)?;
+            tokens += outcome.rows;
+            last = Some(outcome.loss);
+            let (step, seconds) = (step + 1, begun.elapsed().as_secs_f64());
+            listener.hear(&Event::Step {
+                step,
+                steps,
+                loss: outcome.loss,
+                grad_norm: outcome.grad_norm,
+                learning_rate,
+                tokens: outcome.rows,
+                tokens_per_second: tokens as f64 / seconds,
+                seconds_left: seconds / (step - first) as f64 * (steps - step) as f64,
+            })?;
+            if step < steps && step.is_multiple_of(self.checkpoint_steps) {
+                self.keep(learning, listener)?;
+                self.judge(learning, listener)?;
+            }
+        }
+        self.keep(learning, listener)?;
+        let held_out_loss = self.judge(learning, listener)?;
+        Ok(Ended::Done { loss: last, held_out_loss })
+    }
+
+    fn step(&self, learning: &mut Learning, batch: &[usize], rate: f64) -> Result<Outcome, LearnError> {
+        let (hyper, norm) = (self.plan.hyperparameters(rate), self.plan.max_grad_norm);
+        match &self.course.learned {
+            Items::Examples(all) => {
+                let examples: Vec<&Example> = batch.iter().map(|&number| &all[number]).collect();
+                learning.learn(&examples, &hyper, norm)
+            }
+            Items::Pairs(all) => {
+                let pairs: Vec<&Pair> = batch.iter().map(|&number| &all[number]).collect();
+                learning.prefer(&pairs, self.plan.beta, &hyper, norm)
+            }
+        }
+    }
+
+    fn keep(&self, learning: &Learning, listener: &mut dyn Listener) -> Result<(), JobError> {
+        let Some(directory) = &self.checkpoints else { return Ok(()) };
+        let (origin, method, state) = (self.origin.clone(), learning.method.clone(), learning.state.clone());
+        Checkpoint { origin, method, state }.write(directory)?;
+        Ok(listener.hear(&Event::Checkpoint { step: learning.state.step })?)
+    }
+
+    fn judge(&self, learning: &mut Learning, listener: &mut dyn Listener) -> Result<Option<f64>, JobError> {
+        let loss = match &self.course.held_out {
+            Items::Examples(all) => learning.evaluate(&all.iter().collect::<Vec<_>>())?,
+            Items::Pairs(all) => learning.evaluate_pairs(&all.iter().collect::<Vec<_>>(), self.plan.beta)?,
+        };
+        if let Some(loss) = loss {
+            listener.hear(&Event::Evaluation { step: learning.state.step, loss })?;
+        }
+        Ok(loss)
+    }
+}

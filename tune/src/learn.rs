@@ -1,0 +1,329 @@
+//! One step: the gradient of a batch, and what AdamW makes of it.
+
+use std::ops::Range;
+
+use client::{error::CallError, remote_layers::RemoteLayers};
+use kernels::lora::{LayoutError, LoraPrecision};
+use model::{
+    adapter::Method,
+    backward::{self, Gradients, Keep, Learner, Tape, TrainError, Trainer},
+};
+
+use crate::{
+    data::{Example, Pair},
+    loss::{self, Answer},
+    optimizer::{Hyperparameters, State, clip_global_norm},
+};
+
+/// Rows that go through the model together. More would only take memory: every row's bits are its own.
+pub const BATCH_ROWS: usize = 512;
+
+/// Rows of which everything is kept on the way forward; of longer sequences the way back computes it once more.
+const KEPT_ROWS: usize = 1024;
+
+/// Why a step was not made.
+#[derive(Debug, thiserror::Error)]
+pub enum LearnError {
+    /// The base layers were not evaluated.
+    #[error(transparent)]
+    Train(#[from] TrainError<CallError>),
+    /// The adapter's matrices have shapes that the kernels do not take.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// The loss or its gradient is no number.
+    #[error(
+        "the {what} of step {step} is not a number: lower the learning rate, or look at the data of this step"
+    )]
+    NotANumber {
+        /// Loss or gradient.
+        what: &'static str,
+        /// Counted from 1.
+        step: u64,
+    },
+}
+
+/// What a step came to.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Outcome {
+    /// The mean over weights, or over pairs, before the step.
+    pub loss: f64,
+    /// Length of the gradient, before it was shortened.
+    pub grad_norm: f64,
+    /// Rows that went through the model.
+    pub rows: usize,
+}
+
+/// An adapter that learns over rented base layers.
+#[derive(Debug)]
+pub struct Learning {
+    trainer: Trainer<RemoteLayers>,
+    /// How the adapter is kept where it will be served.
+    precision: LoraPrecision,
+    /// What it is now.
+    pub method: Method,
+    /// What it began as, which DPO compares with.
+    start: Learner,
+    /// The optimizer.
+    pub state: State,
+    gradients: Gradients,
+}
+
+impl Learning {
+    /// An adapter that begins as `start`.
+    ///
+    /// # Errors
+    /// Its matrices have shapes that the kernels do not take.
+    pub fn new(
+        trainer: Trainer<RemoteLayers>,
+        precision: LoraPrecision,
+        start: Method,
+    ) -> Result<Self, LearnError> {
+        let lengths: Vec<usize> = start.tensors().into_iter().map(<[f32]>::len).collect();
+        let learner = Learner::new(&start, &trainer.model().config, precision)?;
+        let (state, gradients) = (State::new(&lengths), Gradients::zero(&start));
+        Ok(Self { trainer, precision, method: start, start: learner, state, gradients })
+    }
+
+    /// Numbers that are learned.
+    #[must_use]
+    pub fn parameters(&self) -> usize {
+        self.method.tensors().into_iter().map(<[f32]>::len).sum()
+    }
+
+    /// The model that it learns on.
+    #[must_use]
+    pub fn trainer(&self) -> &Trainer<RemoteLayers> {
+        &self.trainer
+    }
+
+    /// Learns from `examples`: the mean of their weighted tokens becomes likelier.
+    ///
+    /// # Errors
+    /// The executor is gone, or the gradient is no number; the adapter is as it was.
+    pub fn learn(
+        &mut self,
+        examples: &[&Example],
+        hyper: &Hyperparameters,
+        max_norm: f64,
+    ) -> Result<Outcome, LearnError> {
+        let learner = self.learner()?;
+        let total = weight(examples);
+        let (mut sum, mut rows) = (0.0, 0);
+        self.gradients.clear();
+        for part in parts(examples) {
+            let inputs = Inputs::of(part);
+            let tape = self.forward(&learner, &inputs)?;
+            rows += tape.rows();
+            let mut loss = Weighted { weights: &inputs.weights, total, sum: 0.0 };
+            self.trainer.reverse(&learner, tape, &mut loss, &mut self.gradients)?;
+            sum += loss.sum;
+        }
+        self.step(sum / total, rows, hyper, max_norm)
+    }
+
+    /// Learns to prefer the better answers of `pairs` (DPO).
+    ///
+    /// # Errors
+    /// As [`learn`](Self::learn).
+    pub fn prefer(
+        &mut self,
+        pairs: &[&Pair],
+        beta: f64,
+        hyper: &Hyperparameters,
+        max_norm: f64,
+    ) -> Result<Outcome, LearnError> {
+        let learner = self.learner()?;
+        let (mut sum, mut rows) = (0.0, 0);
+        self.gradients.clear();
+        for pair in pairs {
+            let inputs = Inputs::of(&[&pair.chosen, &pair.rejected]);
+            let reference = self.log_probabilities(true, &learner, &inputs)?;
+            let tape = self.forward(&learner, &inputs)?;
+            rows += 2 * tape.rows();
+            let values = self.trainer.log_probabilities(&learner, &tape)?;
+            let compared = compared(&inputs, &values, &reference, beta);
+            sum += compared.loss;
+            let gradients = [compared.chosen_gradients, compared.rejected_gradients].concat();
+            let mut given = Given { gradients, scale: 1.0 / pairs.len() as f64 };
+            self.trainer.reverse(&learner, tape, &mut given, &mut self.gradients)?;
+        }
+        self.step(sum / pairs.len() as f64, rows, hyper, max_norm)
+    }
+
+    /// The mean loss of examples that nothing is learned from; nothing of none.
+    ///
+    /// # Errors
+    /// The executor is gone.
+    pub fn evaluate(&mut self, examples: &[&Example]) -> Result<Option<f64>, LearnError> {
+        let learner = self.learner()?;
+        let mut sum = 0.0;
+        for part in parts(examples) {
+            let inputs = Inputs::of(part);
+            let values = self.log_probabilities(false, &learner, &inputs)?;
+            sum += loss::cross_entropy(&values, &inputs.weights).loss;
+        }
+        let total = weight(examples);
+        Ok((total > 0.0).then(|| sum / total))
+    }
+
+    /// The mean loss of pairs that nothing is learned from; nothing of none.
+    ///
+    /// # Errors
+    /// The executor is gone.
+    pub fn evaluate_pairs(&mut self, pairs: &[&Pair], beta: f64) -> Result<Option<f64>, LearnError> {
+        let learner = self.learner()?;
+        let mut sum = 0.0;
+        for pair in pairs {
+            let inputs = Inputs::of(&[&pair.chosen, &pair.rejected]);
+            let reference = self.log_probabilities(true, &learner, &inputs)?;
+            let values = self.log_probabilities(false, &learner, &inputs)?;
+            sum += compared(&inputs, &values, &reference, beta).loss;
+        }
+        Ok((!pairs.is_empty()).then(|| sum / pairs.len() as f64))
+    }
+
+    fn learner(&self) -> Result<Learner, LearnError> {
+        Ok(Learner::new(&self.method, &self.trainer.model().config, self.precision)?)
+    }
+
+    fn forward(&mut self, learner: &Learner, inputs: &Inputs) -> Result<Tape, LearnError> {
+        self.trainer.set_keep(if inputs.rows() > KEPT_ROWS { Keep::Inputs } else { Keep::All });
+        Ok(self.trainer.forward(learner, &inputs.examples())?)
+    }
+
+    /// Of `inputs`, by the adapter as it began or as it is.
+    fn log_probabilities(
+        &mut self,
+        as_it_began: bool,
+        learner: &Learner,
+        inputs: &Inputs,
+    ) -> Result<Vec<f32>, LearnError> {
+        let learner = if as_it_began { &self.start } else { learner };
+        self.trainer.set_keep(Keep::Inputs);
+        let tape = self.trainer.forward(learner, &inputs.examples())?;
+        Ok(self.trainer.log_probabilities(learner, &tape)?)
+    }
+
+    fn step(
+        &mut self,
+        loss: f64,
+        rows: usize,
+        hyper: &Hyperparameters,
+        max_norm: f64,
+    ) -> Result<Outcome, LearnError> {
+        let not_a_number = |what| LearnError::NotANumber { what, step: self.state.step + 1 };
+        if !loss.is_finite() {
+            return Err(not_a_number("loss"));
+        }
+        let grad_norm = clip_global_norm(&mut self.gradients.tensors_mut(), max_norm);
+        if !grad_norm.is_finite() {
+            return Err(not_a_number("gradient"));
+        }
+        self.state.step(hyper, &mut self.method.tensors_mut(), &self.gradients.tensors());
+        Ok(Outcome { loss, grad_norm, rows })
+    }
+}
+
+fn weight(examples: &[&Example]) -> f64 {
+    examples.iter().flat_map(|example| &example.weights).copied().map(f64::from).sum()
+}
+
+/// As many examples together as go through the model at once.
+fn parts<'a, 'e>(examples: &'a [&'e Example]) -> impl Iterator<Item = &'a [&'e Example]> {
+    let mut rest = examples;
+    std::iter::from_fn(move || {
+        let mut rows = 0;
+        let fits = |example: &&&Example| {
+            rows += example.tokens.len() - 1;
+            rows <= BATCH_ROWS
+        };
+        let count = rest.iter().take_while(fits).count().max(1).min(rest.len());
+        let (part, behind) = rest.split_at(count);
+        rest = behind;
+        (!part.is_empty()).then_some(part)
+    })
+}
+
+/// Examples as the model takes them.
+struct Inputs {
+    tokens: Vec<Vec<u32>>,
+    targets: Vec<Vec<Option<u32>>>,
+    /// Of the targets, example after example.
+    weights: Vec<f32>,
+    /// How many targets each example has.
+    counts: Vec<usize>,
+}
+
+impl Inputs {
+    fn of(examples: &[&Example]) -> Self {
+        let targets = |example: &&Example| -> Vec<Option<u32>> {
+            let pairs = example.tokens[1..].iter().zip(&example.weights);
+            pairs.map(|(&token, &weight)| (weight != 0.0).then_some(token)).collect()
+        };
+        let counted = |weight: &f32| *weight != 0.0;
+        Self {
+            tokens: examples
+                .iter()
+                .map(|example| example.tokens[..example.tokens.len() - 1].to_vec())
+                .collect(),
+            targets: examples.iter().map(targets).collect(),
+            weights: examples.iter().flat_map(|of| of.weights.iter().copied().filter(counted)).collect(),
+            counts: examples
+                .iter()
+                .map(|of| of.weights.iter().filter(|weight| counted(weight)).count())
+                .collect(),
+        }
+    }
+
+    fn rows(&self) -> usize {
+        self.tokens.iter().map(Vec::len).sum()
+    }
+
+    fn examples(&self) -> Vec<backward::Example<'_>> {
+        let pairs = self.tokens.iter().zip(&self.targets);
+        pairs.map(|(tokens, targets)| backward::Example { tokens, targets }).collect()
+    }
+}
+
+fn compared(inputs: &Inputs, values: &[f32], reference: &[f32], beta: f64) -> loss::Compared {
+    let (first, second) = (0..inputs.counts[0], inputs.counts[0]..values.len());
+    let answer = |range: Range<usize>| Answer {
+        logprobs: &values[range.clone()],
+        reference_logprobs: &reference[range.clone()],
+        weights: &inputs.weights[range],
+    };
+    loss::dpo(beta, answer(first), answer(second))
+}
+
+/// The mean of weighted tokens, of which this is a part.
+struct Weighted<'a> {
+    weights: &'a [f32],
+    total: f64,
+    sum: f64,
+}
+
+impl backward::Loss for Weighted<'_> {
+    #[expect(clippy::cast_possible_truncation, reason = "gradients are numbers of 32 bits")]
+    fn gradients(&mut self, targets: Range<usize>, log_probabilities: &[f32], gradients: &mut [f32]) {
+        let evaluated = loss::cross_entropy(log_probabilities, &self.weights[targets]);
+        self.sum += evaluated.loss;
+        for (to, gradient) in gradients.iter_mut().zip(evaluated.gradients) {
+            *to = (f64::from(gradient) / self.total) as f32;
+        }
+    }
+}
+
+/// Gradients that are known, and how much of them counts.
+struct Given {
+    gradients: Vec<f32>,
+    scale: f64,
+}
+
+impl backward::Loss for Given {
+    #[expect(clippy::cast_possible_truncation, reason = "gradients are numbers of 32 bits")]
+    fn gradients(&mut self, targets: Range<usize>, _log_probabilities: &[f32], gradients: &mut [f32]) {
+        for (to, &gradient) in gradients.iter_mut().zip(&self.gradients[targets]) {
+            *to = (f64::from(gradient) * self.scale) as f32;
+        }
+    }
+}

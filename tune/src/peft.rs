@@ -1,0 +1,164 @@
+//! Adapters as PEFT writes them: a directory that transformers loads, and every other server.
+
+use std::{
+    fs::{self, File},
+    io,
+    path::Path,
+};
+
+use model::{
+    adapter::{Method, Side},
+    shape::{config::ModelConfig, layout::linear_shape, source::Target},
+    sources::hf_names::module_name,
+};
+use safetensors::{Dtype, SafeTensorError, tensor::TensorView};
+use serde_json::{Value, json};
+
+use crate::adapter::{Module, Shape, scaled_side};
+
+/// What PEFT calls an adapter's configuration.
+pub const CONFIG_FILE: &str = "adapter_config.json";
+
+/// The name of our words in a file of tensors.
+pub(crate) const METADATA: &str = "holobiont";
+
+/// Why an adapter was not written.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    /// The file system did not take it.
+    #[error("{path} cannot be written")]
+    Io {
+        /// The file or directory.
+        path: String,
+        /// Cause.
+        source: io::Error,
+    },
+    /// It cannot be encoded.
+    #[error("the tensors of the adapter cannot be written")]
+    Encode(#[from] SafeTensorError),
+}
+
+/// Writes an adapter with the configuration `options` to the directory `path`, which must not exist: beside it first, so that
+/// it is there whole or not at all, and on the disk before this returns. The same numbers give the same bytes.
+///
+/// # Errors
+/// It cannot be written.
+pub fn write(path: &Path, options: &[u8], method: &Method, config: &ModelConfig) -> Result<(), WriteError> {
+    let failed = |source| WriteError::Io { path: path.display().to_string(), source };
+    let beside = path.with_extension("partial");
+    let _ = fs::remove_dir_all(&beside);
+    fs::create_dir_all(&beside).map_err(failed)?;
+    write_file(&beside.join(CONFIG_FILE), options).map_err(failed)?;
+    let tensors = tensors(method, config);
+    write_file(&beside.join("adapter_model.safetensors"), &serialize(&tensors, None)?).map_err(failed)?;
+    sync(&beside).and_then(|()| fs::rename(&beside, path)).map_err(failed)?;
+    path.parent().map_or(Ok(()), sync).map_err(failed)
+}
+
+/// Writes a file and sees that it is on the disk.
+pub(crate) fn write_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    fs::write(path, bytes)?;
+    File::open(path)?.sync_all()
+}
+
+/// Sees that a directory's entries are on the disk.
+pub(crate) fn sync(directory: &Path) -> io::Result<()> {
+    let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
+    File::open(directory)?.sync_all()
+}
+
+/// A tensor by its name.
+pub(crate) struct Named<'a> {
+    pub(crate) name: String,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) values: &'a [f32],
+}
+
+/// The tensors in one file, with words about them.
+pub(crate) fn serialize(tensors: &[Named<'_>], words: Option<String>) -> Result<Vec<u8>, SafeTensorError> {
+    let bytes = |tensor: &Named<'_>| tensor.values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let bytes: Vec<Vec<u8>> = tensors.iter().map(bytes).collect();
+    let mut views = Vec::with_capacity(tensors.len());
+    for (Named { name, shape, .. }, bytes) in tensors.iter().zip(&bytes) {
+        views.push((name, TensorView::new(Dtype::F32, shape.clone(), bytes)?));
+    }
+    safetensors::serialize(views, words.map(|words| [(METADATA.to_owned(), words)].into()))
+}
+
+fn tensors<'a>(method: &'a Method, config: &ModelConfig) -> Vec<Named<'a>> {
+    match method {
+        Method::Lora(modules) => modules
+            .iter()
+            .flat_map(|module| {
+                let ([outputs, inputs], rank) = (linear_shape(config, module.target), module.rank);
+                let name = peft_name(module.layer, module.target);
+                let of = |part: &str, shape: [usize; 2], values| Named {
+                    name: format!("{name}.lora_{part}.weight"),
+                    shape: shape.to_vec(),
+                    values,
+                };
+                [of("A", [rank, inputs], &module.a[..]), of("B", [outputs, rank], &module.b[..])]
+            })
+            .collect(),
+        Method::Ia3(scales) => scales
+            .vectors()
+            .iter()
+            .map(|vector| {
+                let name = format!("{}.ia3_l", peft_name(vector.layer, vector.target));
+                let count = vector.values.len();
+                let shape = match vector.side {
+                    Side::Input => vec![1, count],
+                    Side::Output => vec![count, 1],
+                };
+                Named { name, shape, values: &vector.values }
+            })
+            .collect(),
+        Method::Prefix(prefix) => vec![Named {
+            name: "prompt_embeddings".to_owned(),
+            shape: vec![prefix.tokens, prefix.layers * 2 * prefix.width],
+            values: &prefix.values,
+        }],
+    }
+}
+
+fn peft_name(layer: usize, target: Target) -> String {
+    format!("base_model.model.{}", module_name(layer, target))
+}
+
+/// `adapter_config.json` of a new adapter.
+#[must_use]
+pub fn options(shape: &Shape, config: &ModelConfig) -> Vec<u8> {
+    let names = |targets: Vec<&Module>| targets.into_iter().map(ToString::to_string).collect::<Vec<_>>();
+    let mut options = json!({ "task_type": "CAUSAL_LM", "inference_mode": true });
+    let own = match shape {
+        Shape::Lora { rank, alpha, rslora, targets } => json!({
+            "peft_type": "LORA",
+            "r": rank,
+            "lora_alpha": alpha,
+            "lora_dropout": 0.0,
+            "use_rslora": rslora,
+            "bias": "none",
+            "target_modules": names(targets.iter().collect()),
+        }),
+        Shape::Ia3 { targets } => json!({
+            "peft_type": "IA3",
+            "target_modules": names(targets.iter().collect()),
+            "feedforward_modules":
+                names(targets.iter().filter(|module| scaled_side(module.0) == Side::Input).collect()),
+        }),
+        Shape::Prefix { virtual_tokens } => json!({
+            "peft_type": "PREFIX_TUNING",
+            "num_virtual_tokens": virtual_tokens,
+            "num_layers": config.layers,
+            "num_attention_heads": config.kv_heads,
+            "token_dim": config.kv_heads * config.head_dim,
+            "encoder_hidden_size": config.kv_heads * config.head_dim,
+            "num_transformer_submodules": 1,
+            "prefix_projection": false,
+        }),
+    };
+    if let (Value::Object(options), Value::Object(own)) = (&mut options, own) {
+        options.extend(own);
+    }
+    serde_json::to_vec_pretty(&options).expect("JSON can be written to memory")
+}
