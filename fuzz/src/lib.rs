@@ -6,7 +6,7 @@
 //! code that can be read, together with the answer it must get.
 //!
 //! # Layout
-//! - `targets`, `http`, `command`, `layers`: one function for each parser
+//! - `targets`, `http`, `command`, `layers`, `training`: one function for each parser
 //! - [`seeds`]: the published shapes, by target
 //! - [`mutate`]: deterministic mutations, so that CI explores too
 //! - [`parts`]: several files in one input
@@ -24,6 +24,7 @@ pub mod mutate;
 pub mod parts;
 pub mod seeds;
 mod targets;
+mod training;
 
 /// `Err` is the message of the typed error with which the input was refused.
 pub type Outcome = Result<(), String>;
@@ -55,6 +56,10 @@ const TABLES: usize = 64;
 /// A request's body becomes a tree of JSON values before its fields are looked at; `[0,0,...]` grows the most. The
 /// gateway bounds their number.
 const BODY: usize = 64;
+
+/// A line of training data is tokenized before it is known to be too long, and the `tokenizers` crate holds each token as a
+/// text with its places.
+const SPLIT: usize = 256;
 
 impl Target {
     /// The most bytes this may hold at any moment for `input`, the input itself not counted.
@@ -98,6 +103,7 @@ macro_rules! for_each_target {
             from_layers: "a control message to a split client, or a catalog", layers::from_layers, PLAIN;
             zmtp: "ZeroMQ's wire protocol, as a client sends it", layers::zmtp, PLAIN;
             channel: "the region that a split client may write", layers::channel, PLAIN;
+            training_data: "a file of training data", training::data, SPLIT;
         }
     };
 }

@@ -8,6 +8,7 @@ mod layers;
 mod model;
 mod template;
 mod tokenizer;
+mod training;
 mod wire;
 mod worker;
 
@@ -79,6 +80,12 @@ pub fn byte_level(tokens: &[String], merges: &[String], pre: &str) -> Vec<u8> {
     gguf::byte_level(tokens, merges, pre)
 }
 
+/// A GGUF file with a vocabulary of bytes and the special tokens of ChatML.
+#[must_use]
+pub(crate) fn chat_vocabulary() -> Vec<u8> {
+    gguf::chat_vocabulary()
+}
+
 /// The seeds of `target`. Some are megabytes long, which is why they are made and not stored.
 #[must_use]
 pub fn of(target: &str) -> Vec<Seed> {
@@ -110,6 +117,7 @@ pub fn of(target: &str) -> Vec<Seed> {
         "from_layers" => layers::from_layers(),
         "zmtp" => layers::zmtp(),
         "channel" => layers::channels(),
+        "training_data" => training::files(),
         _ => Vec::new(),
     }
 }

@@ -10,7 +10,6 @@ use axum::{
     http::{HeaderValue, Response, StatusCode, header},
     response::IntoResponse,
 };
-use files::strict_json::StrictJsonError;
 use serde::Serialize;
 use shmproto::message::{ErrorCode, WireError};
 use text::{chat::ChatError, chat_template::TemplateError};
@@ -322,16 +321,6 @@ impl From<WireError> for ApiError {
                 let status = StatusCode::UNPROCESSABLE_ENTITY;
                 Self::new(status, "invalid_request_error", "logits_not_finite", message).of("model")
             }
-        }
-    }
-}
-
-impl From<StrictJsonError> for ApiError {
-    fn from(error: StrictJsonError) -> Self {
-        let refusal = Self::bad_request("invalid_json", format!("the body is not valid JSON: {error}"));
-        match error.repeated {
-            Some(name) => refusal.of(&name),
-            None => refusal,
         }
     }
 }

@@ -51,7 +51,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { line_bytes: 8 << 20, lines: 1 << 20, max_tokens: 4096, total_tokens: 1 << 28 }
+        Self { line_bytes: 1 << 20, lines: 1 << 20, max_tokens: 4096, total_tokens: 1 << 28 }
     }
 }
 

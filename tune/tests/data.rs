@@ -111,6 +111,22 @@ fn the_tokens_before_an_answer_are_those_a_request_sends() {
     }
 }
 
+#[test]
+fn the_real_model_learns_turns_as_it_would_give_them() {
+    let model = Model::smollm2();
+    let line = json!({"messages": [
+        {"role": "system", "content": "Be."}, {"role": "user", "content": "Hi"}, {"role": "assistant", "content": "\n\nYes, 42 日本."},
+        {"role": "user", "content": "So?"}, {"role": "assistant", "content": "No"}]});
+    let before = "<|im_start|>system\nBe.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n";
+    let behind = "<|im_start|>user\nSo?<|im_end|>\n<|im_start|>assistant\n[No<|im_end|>]";
+    let answer = "\n\nYes, 42 日本.<|im_end|>";
+    // Rendered whole, the answer's line ends are one token with the header's: what follows a prompt is another row.
+    let expected = [format!("{before}[{answer}]"), format!("{before}{answer}\n{behind}")];
+    assert_eq!(model.examples(&[line]), expected);
+    let line = json!({"prompt": "2 + 2 =", "completion": " 4"});
+    assert_eq!(model.examples(&[line]), ["2 + 2 =[ 4<|im_end|>]"]);
+}
+
 /// As Qwen3: the last answer is shown with its thoughts, earlier ones are not.
 const FORGETFUL: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n\
     {% if m.role == 'assistant' and not loop.last %}{{ m.content.split('</think>')[-1] }}{% else %}{{ m.content }}{% endif %}\

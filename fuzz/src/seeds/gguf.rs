@@ -256,6 +256,17 @@ pub(super) fn byte_level(texts: &[String], merges: &[String], pre: &str) -> Vec<
     split_as(texts, merges, pre).bytes()
 }
 
+/// One token for each byte, one for two line ends, and those that begin and end a turn.
+pub(super) fn chat_vocabulary() -> Vec<u8> {
+    let mut tokens: Vec<String> = (0..0x144).filter_map(char::from_u32).map(String::from).collect();
+    let start = tokens.len() as u32;
+    tokens.extend(words(&["<|im_start|>", "<|im_end|>", "ĊĊ"]));
+    split_as(&tokens, &words(&["Ċ Ċ"]), "gpt-2")
+        .number("tokenizer.ggml.bos_token_id", start)
+        .number("tokenizer.ggml.eos_token_id", start + 1)
+        .bytes()
+}
+
 fn split_as(texts: &[String], merges: &[String], pre: &str) -> File {
     File::default()
         .text("general.architecture", "llama")

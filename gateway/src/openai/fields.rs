@@ -5,7 +5,7 @@
 
 use std::ops::RangeInclusive;
 
-use files::strict_json;
+use files::strict_json::{self, StrictJsonError};
 use serde_json::{Map, Value};
 
 use crate::errors::ApiError;
@@ -64,7 +64,7 @@ pub struct Fields {
 impl Fields {
     /// Reads `body` as a JSON object.
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        Self::of(strict_json::parse(body)?, "the body")
+        Self::of(strict_json::parse(body).map_err(no_json)?, "the body")
     }
 
     /// Takes `value` as an object; `what` names it in the error.
@@ -175,6 +175,14 @@ impl Fields {
             None => Ok(()),
             Some((name, _)) => Err(ApiError::unsupported(name)),
         }
+    }
+}
+
+fn no_json(error: StrictJsonError) -> ApiError {
+    let refusal = ApiError::bad_request("invalid_json", format!("the body is not valid JSON: {error}"));
+    match error.repeated {
+        Some(name) => refusal.of(&name),
+        None => refusal,
     }
 }
 

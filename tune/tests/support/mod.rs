@@ -2,10 +2,12 @@
 #![allow(dead_code, reason = "every test binary uses a part of it")]
 
 use std::{
-    fs,
+    env, fs,
+    path::{Path, PathBuf},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
+use files::gguf::GgufFile;
 use serde_json::{Map, Value, json};
 use text::{
     chat_template::{ChatTemplate, Limits},
@@ -64,6 +66,19 @@ impl Model {
     pub(crate) fn new(template: &str) -> Self {
         let tokenizer = tokenizer();
         let template = ChatTemplate::new(template, tokenizer.template_tokens(), Limits::default()).unwrap();
+        Self { tokenizer, template: Some(template) }
+    }
+
+    /// The model that is served in tests.
+    pub(crate) fn smollm2() -> Self {
+        let default =
+            || Path::new(env!("CARGO_MANIFEST_DIR")).join("../.models/SmolLM2-135M-Instruct.Q4_1.gguf");
+        let path = env::var_os("HOLOBIONT_TEST_MODEL").map_or_else(default, PathBuf::from);
+        let file =
+            GgufFile::open(&path).unwrap_or_else(|error| panic!("{error}\nrun ./scripts/fetch-model first"));
+        let tokenizer = Tokenizer::from_gguf(&file).unwrap();
+        let source = tokenizer.chat_template().unwrap();
+        let template = ChatTemplate::new(source, tokenizer.template_tokens(), Limits::default()).unwrap();
         Self { tokenizer, template: Some(template) }
     }
 

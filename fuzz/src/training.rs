@@ -1,0 +1,40 @@
+//! Training data: files from whoever wants an adapter of their own.
+
+use std::{path::Path, sync::LazyLock, time::UNIX_EPOCH};
+
+use files::gguf::GgufFile;
+use text::{
+    chat_template::{ChatTemplate, Limits, TemplateTokens},
+    tokenizer::Tokenizer,
+};
+use tune::data::{self, Encoder, Items};
+
+use crate::{Outcome, seeds, targets::refused};
+
+const TEMPLATE: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\
+                        {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+static MODEL: LazyLock<(Tokenizer, ChatTemplate)> = LazyLock::new(|| {
+    let file = GgufFile::from_bytes(Path::new("chat.gguf"), seeds::chat_vocabulary());
+    let tokenizer = Tokenizer::from_gguf(&file.expect("a file of our own")).expect("its vocabulary");
+    let template = ChatTemplate::new(TEMPLATE, TemplateTokens::default(), Limits::default());
+    (tokenizer, template.expect("a template of our own"))
+});
+
+/// What is learned has a token before it, and is no more than the limit.
+pub(crate) fn data(input: &[u8]) -> Outcome {
+    let (tokenizer, template) = &*MODEL;
+    let encoder = Encoder::new(tokenizer, Some(template), UNIX_EPOCH);
+    let limits = data::Limits::default();
+    let dataset = data::read(input, &encoder, &limits).map_err(refused)?;
+    let examples = match dataset.items {
+        Items::Examples(examples) => examples,
+        Items::Pairs(pairs) => pairs.into_iter().flat_map(|pair| [pair.chosen, pair.rejected]).collect(),
+    };
+    for example in examples {
+        assert!(example.tokens.len() <= limits.max_tokens);
+        assert_eq!(example.weights.len() + 1, example.tokens.len());
+        assert!(example.weights.contains(&1.0), "something is learned");
+    }
+    Ok(())
+}
