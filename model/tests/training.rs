@@ -5,17 +5,23 @@ use std::{
     fs,
     ops::Range,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
+use ids::BlockId;
 use kernels::{Pool, lora::LoraPrecision};
 use model::{
     adapter::{Adapter, Method},
     backward::{Example, Gradients, Keep, Learner, Loss, Trainer},
-    resident::{KvDtype, kv_precision, kv_shape},
+    deltas::prepared::PreparedAdapter,
+    forward::{BLOCK_TOKENS, ForwardPass as _, LogitRows, SequenceSlice},
+    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions, kv_precision, kv_shape},
+    sampling::logprobs,
     skeleton::client_base::ClientBase,
-    sources::open::open,
+    sources::{dequantized::Dequantized, hf_names::module_name, open::open},
     weights::ResidentLayers,
 };
+use safetensors::SafeTensors;
 use serde::Deserialize;
 
 #[derive(Debug, Deserialize)]
@@ -208,4 +214,100 @@ fn gradients_are_the_same_bits_in_any_batches_on_any_threads_and_whatever_is_kep
             assert!(all == others, "{}: {threads} threads, {keep:?}, {together}", case.display());
         }
     }
+}
+
+/// The real model: `HOLOBIONT_TEST_MODEL`, or where `scripts/fetch-model` puts it.
+fn real_model() -> PathBuf {
+    let path = std::env::var_os("HOLOBIONT_TEST_MODEL").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../.models/SmolLM2-135M-Instruct.Q4_1.gguf"),
+        PathBuf::from,
+    );
+    assert!(path.exists(), "{} is missing; run ./scripts/fetch-model", path.display());
+    path
+}
+
+/// The bits of the log-probabilities that an engine reports for the tokens that follow.
+fn served(model: &Path, adapter: &Path, batch: &Batch) -> Vec<u32> {
+    let weights = LoadedWeights::load(&*open(model).unwrap(), 2).unwrap();
+    let read = Adapter::read(adapter, weights.config()).unwrap();
+    let prepared =
+        PreparedAdapter::new(&read, weights.config(), weights.adapter_precision()).map(Arc::new).unwrap();
+    let options = ResidentOptions { cores: vec![0], kv_bytes: 64 << 20, kv_dtype: KvDtype::Auto };
+    let mut engine = ResidentModel::new(weights, &options).unwrap();
+    let (vocabulary, mut all, mut logits) = (engine.vocab_size(), Vec::new(), Vec::new());
+    for (tokens, targets) in batch.tokens.iter().zip(&batch.targets) {
+        let virtual_tokens = prepared.virtual_tokens();
+        let tokens: Vec<u32> = [vec![0; virtual_tokens], tokens.clone()].concat();
+        let blocks: Vec<BlockId> = (0..).take(tokens.len().div_ceil(BLOCK_TOKENS)).map(BlockId).collect();
+        // In chunks, as prompts come.
+        for (number, chunk) in tokens.chunks(13).enumerate() {
+            let (start, adapter) = (13 * number, Some(&prepared));
+            let slice =
+                SequenceSlice { tokens: chunk, start, blocks: &blocks, adapter, logits: LogitRows::All };
+            engine.forward(&[slice], &mut logits).unwrap();
+            for (row, logits) in logits.chunks(vocabulary).enumerate() {
+                let Some(at) = (start + row).checked_sub(virtual_tokens) else { continue };
+                all.push(logprobs(logits, targets[at].unwrap(), 0).0.to_bits());
+            }
+        }
+    }
+    all
+}
+
+#[test]
+fn log_probabilities_are_bit_for_bit_those_that_serving_reports() {
+    let real = real_model();
+    let example = golden_dir().join("../../examples/adapters/pirate");
+    let tiny = cases().into_iter().map(|(model, case)| {
+        let path = golden_dir().join("models").join(model);
+        (path, case.join("start"), case.join("expected.json"))
+    });
+    let real = [(real, example, golden_dir().join("training/smollm2/expected.json"))];
+    for (model, adapter, expected) in tiny.chain(real) {
+        let expected: Expected = serde_json::from_slice(&fs::read(expected).unwrap()).unwrap();
+        let batch = Batch::of(&expected.batches[0]);
+        let mut trainer = trainer(&model, 2, Keep::Inputs);
+        let method = Adapter::read(&adapter, &trainer.model().config).unwrap().method;
+        let precision = LoadedWeights::load(&*open(&model).unwrap(), 2).unwrap().adapter_precision();
+        let learner = Learner::new(&method, &trainer.model().config, precision).unwrap();
+        let tape = trainer.forward(&learner, &batch.examples()).unwrap();
+        let learned = trainer.log_probabilities(&learner, &tape).unwrap();
+        let learned: Vec<u32> = learned.into_iter().map(f32::to_bits).collect();
+        assert!(learned == served(&model, &adapter, &batch), "{}", adapter.display());
+    }
+}
+
+#[test]
+fn gradients_of_the_real_model_are_those_of_torch_on_its_dequantized_weights() {
+    let (model, golden) = (real_model(), golden_dir().join("training/smollm2"));
+    let source = Dequantized(open(&model).unwrap());
+    let layers = ResidentLayers::load(&source, 2, &|_| {}).unwrap();
+    let frame = ClientBase::open(&model).unwrap().frame;
+    let shape = kv_shape(&frame.config, kv_precision(true, KvDtype::F32));
+    let mut trainer = Trainer::new(frame, layers, shape, Pool::new(&[0, 1]).unwrap(), Keep::All).unwrap();
+    let expected: Expected =
+        serde_json::from_slice(&fs::read(golden.join("expected.json")).unwrap()).unwrap();
+    let method = Adapter::read(&golden_dir().join("../../examples/adapters/pirate"), &trainer.model().config);
+    let (method, batch) = (method.unwrap().method, Batch::of(&expected.batches[0]));
+    let (loss, log_probabilities, gradients) = learn(&mut trainer, &method, &batch, usize::MAX);
+    assert!((loss - expected.loss).abs() < 1e-4, "loss {loss}, not {}", expected.loss);
+    let far = log_probabilities.iter().zip(expected.logprobs.concat()).map(|(a, b)| (a - b).abs());
+    assert!(far.fold(0.0, f32::max) < 1e-3);
+    let file = fs::read(golden.join("gradients.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&file).unwrap();
+    let (tensors, mut compared) = (gradients.tensors(), 0);
+    let Method::Lora(modules) = &method else { panic!("a low-rank adapter") };
+    for (number, module) in modules.iter().enumerate() {
+        for (part, values) in ["A", "B"].into_iter().zip(&tensors[2 * number..]) {
+            let name = module_name(module.layer, module.target);
+            let Ok(wanted) = file.tensor(&format!("base_model.model.{name}.lora_{part}.weight")) else {
+                continue;
+            };
+            let wanted = wanted.data().as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+            let off = off(values, &wanted.collect::<Vec<f32>>());
+            assert!(off < 1e-3, "{name}, {part}: {off} away");
+            compared += 1;
+        }
+    }
+    assert_eq!(compared, 12);
 }

@@ -1,7 +1,8 @@
 //! A job from its first step to its last, told step by step.
 
-use std::time::Instant;
+use std::{error::Error, time::Instant};
 
+use model::{cpu::Compute, forward::ReverseLayers};
 use serde::Serialize;
 
 use crate::{
@@ -69,10 +70,10 @@ pub enum Ended {
 
 /// Why a job ended before its end.
 #[derive(Debug, thiserror::Error)]
-pub enum JobError {
+pub enum JobError<E: Error + 'static> {
     /// A step was not made.
     #[error(transparent)]
-    Learn(#[from] LearnError),
+    Learn(#[from] LearnError<E>),
     /// Its place cannot be kept.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
@@ -152,7 +153,11 @@ impl Job {
     ///
     /// # Errors
     /// The executor is gone, a loss is no number, or a checkpoint cannot be kept. The last checkpoint stands.
-    pub fn run(&self, learning: &mut Learning, listener: &mut dyn Listener) -> Result<Ended, JobError> {
+    pub fn run<B: ReverseLayers<Compute, Error: Error + 'static>>(
+        &self,
+        learning: &mut Learning<B>,
+        listener: &mut dyn Listener,
+    ) -> Result<Ended, JobError<B::Error>> {
         let (batches, steps) = self.course.batches(&self.plan);
         let Plan { decay, warmup_steps, .. } = self.plan;
         let schedule = Schedule { decay, warmup_steps, total_steps: steps };
@@ -192,7 +197,12 @@ impl Job {
         Ok(Ended::Done { loss: last, held_out_loss })
     }
 
-    fn step(&self, learning: &mut Learning, batch: &[usize], rate: f64) -> Result<Outcome, LearnError> {
+    fn step<B: ReverseLayers<Compute, Error: Error + 'static>>(
+        &self,
+        learning: &mut Learning<B>,
+        batch: &[usize],
+        rate: f64,
+    ) -> Result<Outcome, LearnError<B::Error>> {
         let (hyper, norm) = (self.plan.hyperparameters(rate), self.plan.max_grad_norm);
         match &self.course.learned {
             Items::Examples(all) => {
@@ -206,14 +216,22 @@ impl Job {
         }
     }
 
-    fn keep(&self, learning: &Learning, listener: &mut dyn Listener) -> Result<(), JobError> {
+    fn keep<B: ReverseLayers<Compute, Error: Error + 'static>>(
+        &self,
+        learning: &Learning<B>,
+        listener: &mut dyn Listener,
+    ) -> Result<(), JobError<B::Error>> {
         let Some(directory) = &self.checkpoints else { return Ok(()) };
         let (origin, method, state) = (self.origin.clone(), learning.method.clone(), learning.state.clone());
         Checkpoint { origin, method, state }.write(directory)?;
         Ok(listener.hear(&Event::Checkpoint { step: learning.state.step })?)
     }
 
-    fn judge(&self, learning: &mut Learning, listener: &mut dyn Listener) -> Result<Option<f64>, JobError> {
+    fn judge<B: ReverseLayers<Compute, Error: Error + 'static>>(
+        &self,
+        learning: &mut Learning<B>,
+        listener: &mut dyn Listener,
+    ) -> Result<Option<f64>, JobError<B::Error>> {
         let loss = match &self.course.held_out {
             Items::Examples(all) => learning.evaluate(&all.iter().collect::<Vec<_>>())?,
             Items::Pairs(all) => learning.evaluate_pairs(&all.iter().collect::<Vec<_>>(), self.plan.beta)?,

@@ -1,12 +1,13 @@
 //! One step: the gradient of a batch, and what AdamW makes of it.
 
-use std::ops::Range;
+use std::{error::Error, ops::Range};
 
-use client::{error::CallError, remote_layers::RemoteLayers};
 use kernels::lora::{LayoutError, LoraPrecision};
 use model::{
     adapter::Method,
     backward::{self, Gradients, Keep, Learner, Tape, TrainError, Trainer},
+    cpu::Compute,
+    forward::ReverseLayers,
 };
 
 use crate::{
@@ -23,10 +24,10 @@ const KEPT_ROWS: usize = 1024;
 
 /// Why a step was not made.
 #[derive(Debug, thiserror::Error)]
-pub enum LearnError {
+pub enum LearnError<E: Error + 'static> {
     /// The base layers were not evaluated.
     #[error(transparent)]
-    Train(#[from] TrainError<CallError>),
+    Train(#[from] TrainError<E>),
     /// The adapter's matrices have shapes that the kernels do not take.
     #[error(transparent)]
     Layout(#[from] LayoutError),
@@ -53,10 +54,10 @@ pub struct Outcome {
     pub rows: usize,
 }
 
-/// An adapter that learns over rented base layers.
+/// An adapter that learns over base layers of somebody else.
 #[derive(Debug)]
-pub struct Learning {
-    trainer: Trainer<RemoteLayers>,
+pub struct Learning<B> {
+    trainer: Trainer<B>,
     /// How the adapter is kept where it will be served.
     precision: LoraPrecision,
     /// What it is now.
@@ -68,16 +69,16 @@ pub struct Learning {
     gradients: Gradients,
 }
 
-impl Learning {
+impl<B: ReverseLayers<Compute, Error: Error + 'static>> Learning<B> {
     /// An adapter that begins as `start`.
     ///
     /// # Errors
     /// Its matrices have shapes that the kernels do not take.
     pub fn new(
-        trainer: Trainer<RemoteLayers>,
+        trainer: Trainer<B>,
         precision: LoraPrecision,
         start: Method,
-    ) -> Result<Self, LearnError> {
+    ) -> Result<Self, LearnError<B::Error>> {
         let lengths: Vec<usize> = start.tensors().into_iter().map(<[f32]>::len).collect();
         let learner = Learner::new(&start, &trainer.model().config, precision)?;
         let (state, gradients) = (State::new(&lengths), Gradients::zero(&start));
@@ -92,7 +93,7 @@ impl Learning {
 
     /// The model that it learns on.
     #[must_use]
-    pub fn trainer(&self) -> &Trainer<RemoteLayers> {
+    pub fn trainer(&self) -> &Trainer<B> {
         &self.trainer
     }
 
@@ -105,7 +106,7 @@ impl Learning {
         examples: &[&Example],
         hyper: &Hyperparameters,
         max_norm: f64,
-    ) -> Result<Outcome, LearnError> {
+    ) -> Result<Outcome, LearnError<B::Error>> {
         let learner = self.learner()?;
         let total = weight(examples);
         let (mut sum, mut rows) = (0.0, 0);
@@ -131,7 +132,7 @@ impl Learning {
         beta: f64,
         hyper: &Hyperparameters,
         max_norm: f64,
-    ) -> Result<Outcome, LearnError> {
+    ) -> Result<Outcome, LearnError<B::Error>> {
         let learner = self.learner()?;
         let (mut sum, mut rows) = (0.0, 0);
         self.gradients.clear();
@@ -154,7 +155,7 @@ impl Learning {
     ///
     /// # Errors
     /// The executor is gone.
-    pub fn evaluate(&mut self, examples: &[&Example]) -> Result<Option<f64>, LearnError> {
+    pub fn evaluate(&mut self, examples: &[&Example]) -> Result<Option<f64>, LearnError<B::Error>> {
         let learner = self.learner()?;
         let mut sum = 0.0;
         for part in parts(examples) {
@@ -170,7 +171,11 @@ impl Learning {
     ///
     /// # Errors
     /// The executor is gone.
-    pub fn evaluate_pairs(&mut self, pairs: &[&Pair], beta: f64) -> Result<Option<f64>, LearnError> {
+    pub fn evaluate_pairs(
+        &mut self,
+        pairs: &[&Pair],
+        beta: f64,
+    ) -> Result<Option<f64>, LearnError<B::Error>> {
         let learner = self.learner()?;
         let mut sum = 0.0;
         for pair in pairs {
@@ -182,11 +187,11 @@ impl Learning {
         Ok((!pairs.is_empty()).then(|| sum / pairs.len() as f64))
     }
 
-    fn learner(&self) -> Result<Learner, LearnError> {
+    fn learner(&self) -> Result<Learner, LearnError<B::Error>> {
         Ok(Learner::new(&self.method, &self.trainer.model().config, self.precision)?)
     }
 
-    fn forward(&mut self, learner: &Learner, inputs: &Inputs) -> Result<Tape, LearnError> {
+    fn forward(&mut self, learner: &Learner, inputs: &Inputs) -> Result<Tape, LearnError<B::Error>> {
         self.trainer.set_keep(if inputs.rows() > KEPT_ROWS { Keep::Inputs } else { Keep::All });
         Ok(self.trainer.forward(learner, &inputs.examples())?)
     }
@@ -197,7 +202,7 @@ impl Learning {
         as_it_began: bool,
         learner: &Learner,
         inputs: &Inputs,
-    ) -> Result<Vec<f32>, LearnError> {
+    ) -> Result<Vec<f32>, LearnError<B::Error>> {
         let learner = if as_it_began { &self.start } else { learner };
         self.trainer.set_keep(Keep::Inputs);
         let tape = self.trainer.forward(learner, &inputs.examples())?;
@@ -210,7 +215,7 @@ impl Learning {
         rows: usize,
         hyper: &Hyperparameters,
         max_norm: f64,
-    ) -> Result<Outcome, LearnError> {
+    ) -> Result<Outcome, LearnError<B::Error>> {
         let not_a_number = |what| LearnError::NotANumber { what, step: self.state.step + 1 };
         if !loss.is_finite() {
             return Err(not_a_number("loss"));

@@ -27,10 +27,10 @@ pub(super) enum TunerError {
     Checkpoint(#[from] CheckpointError),
     /// A step was not made.
     #[error("{}", with_causes(.0))]
-    Learn(#[from] LearnError),
+    Learn(#[from] LearnError<CallError>),
     /// The job ended.
     #[error("{}", with_causes(.0))]
-    Job(#[from] JobError),
+    Job(#[from] JobError<CallError>),
     /// The adapter cannot be written.
     #[error("{}", with_causes(.0))]
     Write(#[from] WriteError),
@@ -63,7 +63,7 @@ impl TunerError {
     }
 }
 
-fn of_learning(error: &LearnError) -> Exit {
+fn of_learning(error: &LearnError<CallError>) -> Exit {
     match error {
         LearnError::Train(TrainError::Base(
             CallError::PeerGone { .. } | CallError::Quota { .. } | CallError::Busy { .. },

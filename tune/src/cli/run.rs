@@ -92,7 +92,8 @@ pub(super) fn run(arguments: &RunArguments) -> Result<End, TunerError> {
     if let Some(Checkpoint { method, state, .. }) = resumed {
         (learning.method, learning.state) = (method, state);
     }
-    let sizes = Sizes { kind: kind.to_string(), steps, parameters: learning.parameters(), resumed_step };
+    let sizes =
+        Sizes { kind: kind.word().to_owned(), steps, parameters: learning.parameters(), resumed_step };
     console.print(&told(&plan, &beginning.shape, &course, sizes))?;
     if arguments.dry_run {
         return Ok(End::Exit(Exit::Ok));
@@ -167,7 +168,7 @@ fn learning(
     rented: Rented,
     masking: Masking,
     start: &Method,
-) -> Result<Learning, TunerError> {
+) -> Result<Learning<RemoteLayers>, TunerError> {
     let Rented { mut session, base, .. } = rented;
     let (kv, precision) = match arguments.precision {
         Precision::Serving => {

@@ -46,6 +46,18 @@ impl Kind {
         self.fields().iter().all(|field| line.contains_key(*field))
     }
 
+    /// What its lines are, in a word or two.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Preference | Self::OpenAiPreference => "preferences",
+            Self::Messages | Self::ShareGpt => "conversations",
+            Self::PromptCompletion => "prompts and completions",
+            Self::Alpaca => "instructions",
+            Self::Text => "text",
+        }
+    }
+
     fn fields(self) -> &'static [&'static str] {
         KINDS.iter().find(|(kind, _)| *kind == self).map_or(&[], |(_, fields)| fields)
     }
