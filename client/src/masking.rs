@@ -1,10 +1,11 @@
-//! What an executor sees of a client's activations.
+//! What an executor sees of a client's activations and gradients.
 //!
 //! [`Masking::Off`] shows them as they are. [`Masking::Paper`] is the paper's scheme (Symbiosis §3.8): *obfuscation*, not
 //! secrecy. A client adds one of a few noises to each row and takes the noise's effect, computed ahead by the executor
-//! itself, out of the answer. Whoever keeps a log of the noises finds them again in the rows; the documentation says
-//! how. Sound modes take the same place: a [`Mask`] is handed the session and the rows, and decides what is sent, and
-//! to whom (a pad for every row; shares for two executors).
+//! itself, out of the answer. `g W` is as linear as `x Wᵀ`, so gradients are covered in the same way, by noises of their
+//! own. Whoever keeps a log of the noises finds them again in the rows; the documentation says how. Sound modes take the
+//! same place: a [`Mask`] is handed the session and the rows, and decides what is sent, and to whom (a pad for every row;
+//! shares for two executors).
 //!
 //! No mask ever falls back to sending rows as they are.
 //!
@@ -31,15 +32,15 @@ pub trait Mask: Send + fmt::Debug {
     /// The mode, as answers and logs say it.
     fn mode(&self) -> &'static str;
 
-    /// `out = x Wᵀ + bias` of a site, while the executor sees of `x` only what the mode lets it see.
+    /// Takes `rows` through a site into `out`, while the executor sees of them only what the mode lets it see.
     ///
     /// # Errors
     /// The executor is gone, or refuses.
-    fn forward(
+    fn call(
         &mut self,
         session: &mut Session,
         place: Place,
-        x: &[f32],
+        rows: &[f32],
         out: &mut [f32],
     ) -> Result<(), CallError>;
 }
@@ -49,16 +50,39 @@ pub trait Mask: Send + fmt::Debug {
 pub struct Place {
     /// Which site.
     pub site: SiteId,
+    /// Which way they go through it.
+    pub direction: Direction,
     /// What the rows are for.
     pub class: Class,
 }
 
-/// How activations are protected.
+impl Place {
+    /// The call that takes rows there.
+    #[must_use]
+    pub fn ask(self, path: Path) -> Ask {
+        let op = match self.direction {
+            Direction::Forward => Op::Forward,
+            Direction::Backward => Op::Backward,
+        };
+        Ask { site: self.site, part: None, op, path, class: self.class }
+    }
+}
+
+/// Which way rows go through a site.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Direction {
+    /// Activations: `x Wᵀ + bias`.
+    Forward,
+    /// Gradients: `g W`.
+    Backward,
+}
+
+/// How activations and gradients are protected.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Masking {
     /// Not at all.
     Off {
-        /// With which arithmetic.
+        /// With which arithmetic; gradients always take the linear path.
         path: Path,
     },
     /// Obfuscation by rotating noises.
@@ -68,11 +92,12 @@ pub enum Masking {
 /// Settings of [`Masking::Paper`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PaperSettings {
-    /// Noises of a site; rows take them in turn.
+    /// Noises of a site in each direction; rows take them in turn.
     pub noises: usize,
-    /// Size of the noise, in root mean squares of the first rows that pass the site.
+    /// Size of the noise: of activations in root mean squares of the first rows that pass the site, of gradients in the
+    /// largest number of a call.
     pub scale: f32,
-    /// Rows after which a site gets fresh noises.
+    /// Rows of a direction after which a site gets fresh noises.
     pub rotate_rows: u64,
 }
 
@@ -120,13 +145,17 @@ impl Mask for Unmasked {
         "off"
     }
 
-    fn forward(
+    fn call(
         &mut self,
         session: &mut Session,
-        Place { site, class }: Place,
-        x: &[f32],
+        place: Place,
+        rows: &[f32],
         out: &mut [f32],
     ) -> Result<(), CallError> {
-        session.call(Ask { site, part: None, op: Op::Forward, path: self.path, class }, x, out)
+        let path = match place.direction {
+            Direction::Forward => self.path,
+            Direction::Backward => Path::Linear,
+        };
+        session.call(place.ask(path), rows, out)
     }
 }

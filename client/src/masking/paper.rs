@@ -6,7 +6,7 @@ use model::sites::SiteId;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
 use shmproto::layer::{Class, Dtype, Op, Path, control::Site};
 
-use super::{Mask, PaperSettings, Place};
+use super::{Direction, Mask, PaperSettings, Place};
 use crate::{
     error::CallError,
     session::{
@@ -15,41 +15,108 @@ use crate::{
     },
 };
 
-/// The noises of a site, of unit variance, and their effects.
+/// The noises of a site in one direction, of unit variance, and their effects.
 #[derive(Debug)]
 struct Noises {
-    columns: usize,
-    /// `[noises, columns]`.
+    /// Elements of a row, and of the answer to it.
+    widths: (usize, usize),
+    /// `[noises, width of a row]`; none until rows come.
     noise: Vec<f32>,
-    /// `[noises, outputs]`: the noise through the site, without bias.
+    /// `[noises, width of an answer]`: the noise through the site, without bias.
     effect: Vec<f32>,
-    /// How much of them a row gets; set by the first rows.
-    scale: Option<f32>,
-    /// Rows covered so far.
-    used_rows: u64,
+    /// Which of them the next row takes.
+    next: usize,
+    /// Rows that they may still cover.
+    left_rows: u64,
+    /// Of the first rows; activations keep it.
+    size: Option<f32>,
 }
 
 impl Noises {
+    fn none(widths: (usize, usize)) -> Self {
+        Self { widths, noise: Vec::new(), effect: Vec::new(), next: 0, left_rows: 0, size: None }
+    }
+
     /// Fresh noises, whose effects the executor computes.
-    fn refresh(&mut self, session: &mut Session, site: SiteId, random: &mut StdRng) -> Result<(), CallError> {
+    fn refresh(
+        &mut self,
+        session: &mut Session,
+        place: Place,
+        settings: PaperSettings,
+        random: &mut StdRng,
+    ) -> Result<(), CallError> {
+        let op = match place.direction {
+            Direction::Forward => Op::ForwardNoBias,
+            Direction::Backward => Op::Backward,
+        };
+        self.noise.resize(settings.noises * self.widths.0, 0.0);
+        self.effect.resize(settings.noises * self.widths.1, 0.0);
         fill_normal(random, &mut self.noise);
-        let ask = Ask { site, part: None, op: Op::ForwardNoBias, path: Path::Linear, class: Class::Noise };
+        let ask = Ask { op, class: Class::Noise, ..place.ask(Path::Linear) };
         session.call(ask, &self.noise, &mut self.effect)?;
-        self.used_rows = 0;
+        // Only now: noises whose effects are not known cover nothing.
+        (self.next, self.left_rows) = (0, settings.rotate_rows);
         Ok(())
     }
 
     /// Which noise the row after `row` others of this call takes.
     fn turn(&self, row: usize) -> usize {
-        let noises = self.noise.len() / self.columns;
-        usize::try_from(self.used_rows % noises as u64).unwrap_or_default().wrapping_add(row) % noises
+        (self.next + row) % (self.noise.len() / self.widths.0)
+    }
+
+    /// The size of `rows`, in which that of the noise is counted.
+    fn size(&mut self, direction: Direction, rows: &[f32]) -> f32 {
+        match direction {
+            Direction::Forward => *self.size.get_or_insert_with(|| typical_size(rows, self.widths.0)),
+            // Taken anew for each call: gradients lose orders of magnitude while an adapter learns.
+            Direction::Backward => largest(rows),
+        }
+    }
+
+    /// Writes `rows`, with `scale` times their noises, to `covered`.
+    fn cover(&self, rows: &[f32], scale: f32, covered: &mut Vec<f32>) {
+        covered.clear();
+        for (row, x) in rows.chunks(self.widths.0).enumerate() {
+            let noise = &self.noise[self.turn(row) * self.widths.0..];
+            covered.extend(x.iter().zip(noise).map(|(x, n)| x + scale * n));
+        }
+    }
+
+    /// Takes out of the answers what the noises have become.
+    fn uncover(&self, answers: &mut [f32], scale: f32) {
+        for (row, answer) in answers.chunks_mut(self.widths.1).enumerate() {
+            let effect = &self.effect[self.turn(row) * self.widths.1..];
+            answer.iter_mut().zip(effect).for_each(|(answer, n)| *answer -= scale * n);
+        }
+    }
+
+    /// Goes on behind `rows` that were covered.
+    fn pass(&mut self, rows: usize) {
+        self.next = self.turn(rows);
+        self.left_rows = self.left_rows.saturating_sub(rows as u64);
+    }
+}
+
+/// The noises of a site.
+#[derive(Debug)]
+struct SiteNoises {
+    activations: Noises,
+    gradients: Noises,
+}
+
+impl SiteNoises {
+    fn of(&mut self, direction: Direction) -> &mut Noises {
+        match direction {
+            Direction::Forward => &mut self.activations,
+            Direction::Backward => &mut self.gradients,
+        }
     }
 }
 
 /// Obfuscation by rotating noises.
 pub(super) struct Paper {
     settings: PaperSettings,
-    sites: Vec<Noises>,
+    sites: Vec<SiteNoises>,
     random: StdRng,
     covered: Vec<f32>,
 }
@@ -87,10 +154,11 @@ impl Paper {
         let mut random = seeded()?;
         let mut sites = Vec::with_capacity(shapes.len());
         for (number, &(columns, outputs)) in (0_u32..).zip(&shapes) {
-            let (noise, effect) = (vec![0.0; noises * columns], vec![0.0; noises * outputs]);
-            let mut site = Noises { columns, noise, effect, scale: None, used_rows: 0 };
-            site.refresh(session, SiteId(number), &mut random)?;
-            sites.push(site);
+            let place = Place { site: SiteId(number), direction: Direction::Forward, class: Class::Noise };
+            let mut activations = Noises::none((columns, outputs));
+            activations.refresh(session, place, settings, &mut random)?;
+            // Those of gradients wait for the first of them: few clients learn.
+            sites.push(SiteNoises { activations, gradients: Noises::none((outputs, columns)) });
             told(sites.len(), shapes.len());
         }
         Ok(Self { settings, sites, random, covered: Vec::new() })
@@ -102,33 +170,24 @@ impl Mask for Paper {
         "paper (obfuscation)"
     }
 
-    fn forward(
+    fn call(
         &mut self,
         session: &mut Session,
-        Place { site, class }: Place,
-        x: &[f32],
+        place: Place,
+        rows: &[f32],
         out: &mut [f32],
     ) -> Result<(), CallError> {
-        let unknown = CallError::UnknownSite { site: site.0 };
-        let noises = self.sites.get_mut(site.0 as usize).ok_or(unknown)?;
-        if noises.used_rows >= self.settings.rotate_rows {
-            noises.refresh(session, site, &mut self.random)?;
+        let unknown = CallError::UnknownSite { site: place.site.0 };
+        let site = self.sites.get_mut(place.site.0 as usize).ok_or(unknown)?;
+        let noises = site.of(place.direction);
+        if noises.left_rows == 0 {
+            noises.refresh(session, place, self.settings, &mut self.random)?;
         }
-        let columns = noises.columns;
-        let scale = *noises.scale.get_or_insert_with(|| self.settings.scale * typical_size(x, columns));
-        self.covered.clear();
-        for (row, x) in x.chunks(columns).enumerate() {
-            let noise = &noises.noise[noises.turn(row) * columns..];
-            self.covered.extend(x.iter().zip(noise).map(|(x, n)| x + scale * n));
-        }
-        let ask = Ask { site, part: None, op: Op::Forward, path: Path::Linear, class };
-        session.call(ask, &self.covered, out)?;
-        let outputs = noises.effect.len() / (noises.noise.len() / columns);
-        for (row, out) in out.chunks_mut(outputs).enumerate() {
-            let effect = &noises.effect[noises.turn(row) * outputs..];
-            out.iter_mut().zip(effect).for_each(|(out, n)| *out -= scale * n);
-        }
-        noises.used_rows += (x.len() / columns) as u64;
+        let scale = self.settings.scale * noises.size(place.direction, rows);
+        noises.cover(rows, scale, &mut self.covered);
+        session.call(place.ask(Path::Linear), &self.covered, out)?;
+        noises.uncover(out, scale);
+        noises.pass(rows.len() / noises.widths.0);
         Ok(())
     }
 }
@@ -139,9 +198,18 @@ fn typical_size(x: &[f32], columns: usize) -> f32 {
     let size = |row: &[f32]| (row.iter().map(|x| x * x).sum::<f32>() / row.len() as f32).sqrt();
     let mut sizes: Vec<f32> = x.chunks(columns).map(size).collect();
     sizes.sort_by(f32::total_cmp);
-    let median = sizes.get(sizes.len() / 2).copied().unwrap_or_default();
-    // Rows of zeros, or of overflown numbers, are covered all the same.
-    if median.is_finite() && median > 0.0 { median } else { 1.0 }
+    usable(sizes.get(sizes.len() / 2).copied().unwrap_or_default())
+}
+
+/// The largest number of the rows: a gradient at the head is one peak, the token that should have come, which noise of its
+/// root mean square would leave standing for everybody to see.
+fn largest(rows: &[f32]) -> f32 {
+    usable(rows.iter().fold(0.0, |most, x| most.max(x.abs())))
+}
+
+/// Rows of zeros, or of overflown numbers, are covered all the same.
+fn usable(size: f32) -> f32 {
+    if size.is_finite() && size > 0.0 { size } else { 1.0 }
 }
 
 /// A generator that nobody can foresee.
