@@ -9,8 +9,8 @@
 //! - [`address`]: where an executor is.
 //! - [`transport`]: one connection: shared memory, TLS, a Unix socket.
 //! - [`session`]: what outlives connections: calls, retries, the catalog.
-//! - [`masking`]: what the executor sees of activations.
-//! - [`remote_layers`]: the base layers of a forward pass, by calls.
+//! - [`masking`]: what the executor sees of activations and gradients.
+//! - [`remote_layers`]: the base layers of a pass and of its reverse, by calls.
 //! - [`split_model`], [`generate`]: the rest of the model, here.
 //! - [`base`]: what a client needs of the base besides linear layers, fetched once.
 //! - [`text`]: tokenizer and chat template.
@@ -20,7 +20,7 @@
 //!
 //! # Principles
 //!
-//! - Adapters, keys, values and noises never leave the process; activations do, as the masking mode says.
+//! - Adapters, keys and values never leave the process; activations and gradients do, as the masking mode says.
 //! - A call is pure: repeating it is always safe, and it is repeated until it is answered or patience ends.
 //! - Nothing the executor sends is believed before it is checked, and nothing it does ends in a panic.
 //! - There is no fallback: another base, a missing path, a lost executor are errors with names.

@@ -1,4 +1,4 @@
-//! The base layers of a forward pass, evaluated by an executor.
+//! The base layers of a pass and of its reverse, evaluated by an executor.
 
 use kernels::Activations;
 use model::{
@@ -8,12 +8,12 @@ use model::{
     sites::SiteId,
     weights::{embedding::Embedding, group_targets},
 };
-use shmproto::layer::{Class, Op, Path, control::Site};
+use shmproto::layer::{Class, control::Site};
 
 use crate::{
     error::CallError,
-    masking::{Mask, Place},
-    session::{Session, calls::Ask},
+    masking::{Direction, Mask, Place},
+    session::Session,
 };
 
 /// The sites of an executor as the layers of a known architecture. Embeddings are looked up here.
@@ -50,6 +50,10 @@ impl RemoteLayers {
     /// What the rows of the next calls are for.
     pub fn set_class(&mut self, class: Class) {
         self.class = class;
+    }
+
+    fn place(&self, layer: usize, group: LinearGroup, direction: Direction) -> Place {
+        Place { site: SiteId::of(self.layers, layer, group), direction, class: self.class }
     }
 
     /// The masking mode.
@@ -94,8 +98,8 @@ impl BaseLayers<Compute> for RemoteLayers {
         x: &mut Activations,
         out: &mut Vec<f32>,
     ) -> Result<(), CallError> {
-        let place = Place { site: SiteId::of(self.layers, layer, group), class: self.class };
-        self.mask.forward(&mut self.session, place, x.values(), out)
+        let place = self.place(layer, group, Direction::Forward);
+        self.mask.call(&mut self.session, place, x.values(), out)
     }
 
     fn embed(
@@ -118,8 +122,7 @@ impl ReverseLayers<Compute> for RemoteLayers {
         g: &mut Activations,
         out: &mut Vec<f32>,
     ) -> Result<(), CallError> {
-        let site = SiteId::of(self.layers, layer, group);
-        let ask = Ask { site, part: None, op: Op::Backward, path: Path::Linear, class: self.class };
-        self.session.call(ask, g.values(), out)
+        let place = self.place(layer, group, Direction::Backward);
+        self.mask.call(&mut self.session, place, g.values(), out)
     }
 }

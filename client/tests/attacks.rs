@@ -27,7 +27,7 @@ use client::{
 };
 use model::{
     adapter::Adapter,
-    forward::LinearGroup::{GateUp, O, Qkv},
+    forward::LinearGroup::{GateUp, Head, O, Qkv},
     resident::KvDtype,
     sites::SiteId,
     skeleton::client_base::ClientBase,
@@ -38,7 +38,7 @@ use self::{
     adapter::{Crossed, Stolen, changes, own_delta, steal},
     algebra::{Matrix, least_squares, relative_error, to_f64},
     executor::{Curious, End, Rows},
-    noises::{Carried, amount, denoised, recognise},
+    noises::{Carried, amount, denoised, projected, recognise},
     pad::Pad,
     prompt::Dictionary,
     reuse::shared_noise,
@@ -46,7 +46,10 @@ use self::{
         base, block_sites, client, client_with, curious, distinct_tokens, first_tokens, pass, site, truth,
     },
     subspace::{Combining, Uncovered},
-    support::{OFF, example_adapter},
+    support::{
+        OFF, example_adapter, real_model,
+        training::{learn, remote_trainer},
+    },
 };
 
 const LINEAR: Masking = Masking::Off { path: SitePath::Linear };
@@ -330,5 +333,35 @@ fn values_kept_in_16_bits_make_the_stolen_projection_rougher_but_hardly_its_effe
             assert_eq!(rank, own_rank, "layer {layer}");
             assert!(error <= 1e-2, "layer {layer}: {error}");
         }
+    }
+}
+
+/// The token that should have come, by a gradient at the head: the largest number of all, by its size.
+fn answers(gradients: &Rows) -> Vec<u32> {
+    let peak = |row: &[f32]| (0..row.len()).max_by(|&a, &b| row[a].abs().total_cmp(&row[b].abs())).unwrap();
+    gradients.iter().map(|row| u32::try_from(peak(row)).unwrap()).collect()
+}
+
+#[test]
+fn an_executor_reads_what_a_client_learns_to_say_from_gradients_at_the_head_t0_and_t1() {
+    let base = base();
+    let (text, head) = (secret(&base), site(&base, 0, Head));
+    for masking in [LINEAR, paper(2)] {
+        let curious = curious([head]);
+        let mut trainer = remote_trainer(Box::new(curious.clone()), &real_model(), masking);
+        learn(&mut trainer, &example_adapter(ADAPTER), &text);
+        let sent = curious.gradients(head, End::Sent);
+        let hits = agreement(&answers(&sent), &text[1..]);
+        println!("T0, gradients, {}: {:.1} % of {} tokens", name(masking), 100.0 * hits, sent.count());
+        if masking == LINEAR {
+            assert!(hits >= 0.99, "{hits}");
+            continue;
+        }
+        assert!(hits <= 0.1, "{hits}: a gradient alone must not tell");
+        let bought = curious.gradient_noises(head, End::Sent);
+        let bare = projected(&sent, &bought, &recognise(&sent, &bought));
+        let hits = agreement(&answers(&bare), &text[1..]);
+        println!("T0 after T1, gradients: {:.1} %", 100.0 * hits);
+        assert!(hits >= 0.99, "{hits}");
     }
 }

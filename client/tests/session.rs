@@ -11,7 +11,7 @@ use std::{
 
 use client::{
     error::{CallError, LinkError},
-    masking::{Masking, PaperSettings},
+    masking::{Direction, Masking, PaperSettings, Place},
     session::{Session, Settings, calls::Ask},
     transport::{Connect, Transport},
 };
@@ -162,6 +162,7 @@ impl Transport for Scripted {
     }
 }
 
+const BACKWARD: Place = Place { site: SiteId(0), direction: Direction::Backward, class: Class::Training };
 const ASK: Ask = Ask { site: SiteId(0), part: None, op: Op::Forward, path: Path::Fast, class: Class::Decode };
 
 fn call(session: &mut Session, rows: usize) -> Result<(), CallError> {
@@ -311,4 +312,31 @@ fn masking_is_refused_where_a_site_rounds_and_where_the_wire_would() {
     let none = Masking::Paper(PaperSettings { noises: 0, ..PaperSettings::default() });
     assert!(matches!(none.prepare(&mut session, &mut |_, _| {}), Err(CallError::Masking(_))));
     assert!(executor.0.lock().unwrap().numbers.is_empty(), "no row was sent");
+}
+
+#[test]
+fn gradients_are_refused_where_a_site_rounds() {
+    let executor = Scripted::new(&[], &[]);
+    executor.0.lock().unwrap().paths = 0b001;
+    let mut session = executor.session().unwrap();
+    let mut mask = Masking::Off { path: Path::Fast }.prepare(&mut session, &mut |_, _| {}).unwrap();
+    let error = mask.call(&mut session, BACKWARD, &[1.0; 4], &mut [0.0; 4]).unwrap_err();
+    assert!(matches!(error, CallError::Nonlinear { site: 0 }), "{error}");
+    assert!(executor.0.lock().unwrap().numbers.is_empty(), "no row was sent");
+}
+
+#[test]
+fn a_gradient_whose_noise_is_refused_is_not_sent() {
+    let executor = Scripted::new(&[], &[]);
+    let mut session = executor.session().unwrap();
+    let mut mask = Masking::Paper(PaperSettings::default()).prepare(&mut session, &mut |_, _| {}).unwrap();
+    let (g, mut out) = ([1.0, -2.0, 3.0, 0.5], [0.0; 4]);
+    executor.0.lock().unwrap().fates.push_back(Fate::Refused(Status::Nonlinear));
+    let error = mask.call(&mut session, BACKWARD, &g, &mut out).unwrap_err();
+    assert!(matches!(error, CallError::Nonlinear { site: 0 }), "{error}");
+    assert_eq!(executor.0.lock().unwrap().numbers, [1, 2], "noises of activations, noises of gradients");
+    // Noises without effects are not kept either.
+    mask.call(&mut session, BACKWARD, &g, &mut out).unwrap();
+    assert_eq!(executor.0.lock().unwrap().rows, [2, 2, 1]);
+    assert!(out.iter().zip(g).all(|(out, g)| (out - 2.0 * g).abs() < 1e-4), "{out:?}");
 }

@@ -40,6 +40,7 @@ impl Rows {
 struct Seen {
     site: SiteId,
     op: Op,
+    class: Class,
     rows: usize,
     sent: Vec<f32>,
     answered: Vec<f32>,
@@ -69,18 +70,30 @@ impl Curious {
 
     /// Clients' rows at `site`, or the answers to them, in the order in which they came.
     pub(crate) fn forward(&self, site: SiteId, end: End) -> Rows {
-        self.kept_rows(site, Op::Forward, end)
+        self.kept_rows(end, |seen| (seen.site, seen.op) == (site, Op::Forward))
     }
 
     /// Noises of `site`, or their effects: what came through the endpoint without bias.
     pub(crate) fn noises(&self, site: SiteId, end: End) -> Rows {
-        self.kept_rows(site, Op::ForwardNoBias, end)
+        self.kept_rows(end, |seen| (seen.site, seen.op) == (site, Op::ForwardNoBias))
     }
 
-    fn kept_rows(&self, site: SiteId, op: Op, end: End) -> Rows {
+    /// Clients' gradients at `site`, or the answers to them.
+    pub(crate) fn gradients(&self, site: SiteId, end: End) -> Rows {
+        let is_noise = |seen: &Seen| seen.class == Class::Noise;
+        self.kept_rows(end, |seen| (seen.site, seen.op) == (site, Op::Backward) && !is_noise(seen))
+    }
+
+    /// Noises of gradients at `site`, or their effects: the client says itself what they are for.
+    pub(crate) fn gradient_noises(&self, site: SiteId, end: End) -> Rows {
+        let is_noise = |seen: &Seen| seen.class == Class::Noise;
+        self.kept_rows(end, |seen| (seen.site, seen.op) == (site, Op::Backward) && is_noise(seen))
+    }
+
+    fn kept_rows(&self, end: End, is_wanted: impl Fn(&Seen) -> bool) -> Rows {
         let log = self.log.lock().unwrap_or_else(PoisonError::into_inner);
         let mut rows = Rows::default();
-        for seen in log.iter().filter(|seen| (seen.site, seen.op) == (site, op)) {
+        for seen in log.iter().filter(|seen| is_wanted(seen)) {
             let values = match end {
                 End::Sent => &seen.sent,
                 End::Answered => &seen.answered,
@@ -88,7 +101,7 @@ impl Curious {
             rows.width = values.len() / seen.rows;
             rows.values.extend_from_slice(values);
         }
-        assert!(rows.width > 0, "{op:?} calls of {site:?} were kept");
+        assert!(rows.width > 0, "such calls were kept");
         rows
     }
 
@@ -141,7 +154,8 @@ impl Transport for Tap {
         let site = SiteId(call.site);
         if self.curious.kept.contains(&site) {
             let (sent, answered) = (x.to_vec(), out.to_vec());
-            let seen = Seen { site, op: call.op, rows: call.rows as usize, sent, answered };
+            let seen =
+                Seen { site, op: call.op, class: call.class, rows: call.rows as usize, sent, answered };
             self.curious.log.lock().unwrap_or_else(PoisonError::into_inner).push(seen);
         }
         Ok(reply)

@@ -60,3 +60,13 @@ pub(crate) fn denoised(rows: &Rows, noises: &Rows, carried: &[Carried], amount: 
     };
     Rows { width: rows.width, values: rows.iter().zip(carried).flat_map(bare).collect() }
 }
+
+/// What is left of each row without as much of its noise as lies in it.
+pub(crate) fn projected(rows: &Rows, noises: &Rows, carried: &[Carried]) -> Rows {
+    let bare = |(row, carried): (&[f32], &Carried)| {
+        let (row, noise) = (to_f64(row), to_f64(noises.row(carried.noise)));
+        let amount = dot(&row, &noise) / dot(&noise, &noise);
+        row.iter().zip(&noise).map(|(x, n)| (x - amount * n) as f32).collect::<Vec<f32>>()
+    };
+    Rows { width: rows.width, values: rows.iter().zip(carried).flat_map(bare).collect() }
+}

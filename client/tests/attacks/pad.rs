@@ -2,19 +2,19 @@
 
 use client::{
     error::CallError,
-    masking::{Mask, Place},
-    session::{Session, calls::Ask},
+    masking::{Direction, Mask, Place},
+    session::Session,
 };
 use model::sites::SiteId;
 use rand::{Rng as _, SeedableRng as _, rngs::StdRng};
-use shmproto::layer::{Op, Path as SitePath};
+use shmproto::layer::Path as SitePath;
 
 use crate::executor::{Curious, Rows};
 
 /// Size of the noise, beside rows of size 1.
 const SIZE: f32 = 100.0;
 
-/// Covers `site`; other rows go as they are.
+/// Covers activations at `site`; other rows go as they are.
 #[derive(Debug)]
 pub(crate) struct Pad {
     site: SiteId,
@@ -34,15 +34,15 @@ impl Mask for Pad {
         "pads"
     }
 
-    fn forward(
+    fn call(
         &mut self,
         session: &mut Session,
-        Place { site, class }: Place,
+        place: Place,
         x: &[f32],
         out: &mut [f32],
     ) -> Result<(), CallError> {
-        let ask = Ask { site, part: None, op: Op::Forward, path: SitePath::Linear, class };
-        if site != self.site {
+        let (ask, site) = (place.ask(SitePath::Linear), place.site);
+        if (site, place.direction) != (self.site, Direction::Forward) {
             return session.call(ask, x, out);
         }
         let width = session.catalog().sites[site.0 as usize].columns as usize;

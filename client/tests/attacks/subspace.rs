@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use client::{
     error::CallError,
-    masking::{Mask, Place},
+    masking::{Direction, Mask, Place},
     session::{Session, calls::Ask},
 };
 use model::sites::SiteId;
@@ -17,7 +17,8 @@ use crate::{
 };
 
 /// A mask that [`client::masking::Masking::Paper`] is not, and that somebody might think of: every row gets a combination of its own of
-/// `noises` known noises, with secret weights. It covers `sites`; other rows go as they are.
+/// `noises` known noises, with secret weights. It covers activations at `sites`; other rows
+/// go as they are.
 #[derive(Debug)]
 pub(crate) struct Combining {
     noises: usize,
@@ -65,15 +66,15 @@ impl Mask for Combining {
         "secret combinations"
     }
 
-    fn forward(
+    fn call(
         &mut self,
         session: &mut Session,
-        Place { site, class }: Place,
+        place: Place,
         x: &[f32],
         out: &mut [f32],
     ) -> Result<(), CallError> {
-        let ask = Ask { site, part: None, op: Op::Forward, path: SitePath::Linear, class };
-        if !self.sites.contains(&site) {
+        let (ask, site) = (place.ask(SitePath::Linear), place.site);
+        if place.direction == Direction::Backward || !self.sites.contains(&site) {
             return session.call(ask, x, out);
         }
         let shape = &session.catalog().sites[site.0 as usize];

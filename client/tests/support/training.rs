@@ -1,0 +1,74 @@
+//! Adapters that learn, over an executor in this process or over weights of their own.
+#![allow(dead_code, unreachable_pub, reason = "each test program uses a part")]
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::{fmt::Debug, ops::Range, path::Path};
+
+use client::{
+    masking::Masking,
+    remote_layers::RemoteLayers,
+    session::{Session, Settings},
+    transport::Connect,
+};
+use kernels::{Pool, lora::LoraPrecision};
+use model::{
+    adapter::Adapter,
+    backward::{Example, Gradients, Keep, Learner, Loss, Trainer},
+    cpu::Compute,
+    forward::ReverseLayers,
+    resident::{KvDtype, kv_precision, kv_shape},
+    skeleton::client_base::ClientBase,
+    sources::open::open,
+    weights::ResidentLayers,
+};
+use shmproto::layer::{Class, control};
+
+use super::settings;
+
+/// Over the weights at `path`.
+pub fn resident_trainer(path: &Path) -> Trainer<ResidentLayers> {
+    let layers = ResidentLayers::load(&*open(path).unwrap(), 1, &|_| {}).unwrap();
+    let frame = ClientBase::open(path).unwrap().frame;
+    let shape = kv_shape(&frame.config, kv_precision(layers.sites().is_exact(), KvDtype::Auto));
+    Trainer::new(frame, layers, shape, Pool::new(&[]).unwrap(), Keep::All).unwrap()
+}
+
+/// Over an executor that serves the model at `path`.
+pub fn remote_trainer(connector: Box<dyn Connect>, path: &Path, masking: Masking) -> Trainer<RemoteLayers> {
+    let settings = Settings { masking: masking.word().to_owned(), ..settings() };
+    let mut session = Session::open(connector, settings).unwrap();
+    let is_exact = session.catalog().kv_dtype == control::KvDtype::F32;
+    let mask = masking.prepare(&mut session, &mut |_, _| {}).unwrap();
+    let ClientBase { frame, embedding, .. } = ClientBase::open(path).unwrap();
+    let mut layers = RemoteLayers::new(session, mask, &frame.config, embedding).unwrap();
+    layers.set_class(Class::Training);
+    let shape = kv_shape(&frame.config, kv_precision(is_exact, KvDtype::Auto));
+    Trainer::new(frame, layers, shape, Pool::new(&[]).unwrap(), Keep::All).unwrap()
+}
+
+/// The sum of what every target lacks in log-probability.
+struct Sum;
+
+impl Loss for Sum {
+    fn gradients(&mut self, _: Range<usize>, _: &[f32], gradients: &mut [f32]) {
+        gradients.fill(-1.0);
+    }
+}
+
+/// What the adapter at `adapter` learns from `text`: log-probabilities of its tokens, and gradients, tensor by tensor.
+pub fn learn<B>(trainer: &mut Trainer<B>, adapter: &Path, text: &[u32]) -> (Vec<f32>, Vec<Vec<f32>>)
+where
+    B: ReverseLayers<Compute>,
+    B::Error: Debug,
+{
+    let config = &trainer.model().config;
+    let method = Adapter::read(adapter, config).unwrap().method;
+    let learner = Learner::new(&method, config, LoraPrecision::Exact).unwrap();
+    let (tokens, answers) = (&text[..text.len() - 1], &text[1..]);
+    let targets: Vec<_> = answers.iter().map(|&answer| Some(answer)).collect();
+    let tape = trainer.forward(&learner, &[Example { tokens, targets: &targets }]).unwrap();
+    let log_probabilities = trainer.log_probabilities(&learner, &tape).unwrap();
+    let mut gradients = Gradients::zero(&method);
+    trainer.reverse(&learner, tape, &mut Sum, &mut gradients).unwrap();
+    (log_probabilities, gradients.tensors().iter().map(|tensor| tensor.to_vec()).collect())
+}
