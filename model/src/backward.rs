@@ -7,8 +7,9 @@
 //! # Layout
 //!
 //! - [`trainer`]: both passes, over whole batches. [`tape`]: what is kept between them, and how it is noted.
-//! - `reverse`: back through the blocks. `head`: logits, log-probabilities, and back from them.
-//! - [`gradients`]: sums for the numbers of an adapter. `deltas`: a group's part in them.
+//! - `reverse`: back through the blocks. `head`: logits, log-probabilities, and back from them. `deltas`: back through a linear
+//!   group. `pass`: what all three have in hand; `place`: where something learns.
+//! - [`gradients`]: sums for the numbers of an adapter.
 //!
 //! # Principles
 //!
@@ -20,12 +21,15 @@
 mod deltas;
 pub mod gradients;
 mod head;
+mod pass;
+mod place;
 mod reverse;
 pub mod tape;
 pub mod trainer;
 
 pub use self::{
     gradients::Gradients,
+    head::Loss,
     tape::{Keep, Tape},
-    trainer::{Example, Learner, Loss, TrainError, Trainer},
+    trainer::{Example, Learner, TrainError, Trainer},
 };

@@ -105,7 +105,7 @@ pub fn lora_gradients(
     reached: Reached<'_>,
     sequences: &[SequenceRows],
     room: &mut LoraRoom,
-    gradients: FactorGradients<'_>,
+    gradients: &mut FactorGradients<'_>,
     gx: Option<&mut [f32]>,
 ) {
     let (rank, inputs, outputs) = (factors.rank, factors.inputs(), factors.outputs());

@@ -260,7 +260,7 @@ impl Case {
                 },
                 &sequences,
                 &mut room,
-                FactorGradients { a: &mut a, b: &mut b },
+                &mut FactorGradients { a: &mut a, b: &mut b },
                 Some(&mut gx[from..to]),
             );
             first += rows;

@@ -8,7 +8,8 @@ use kernels::backward::{
 
 use super::{
     gradients::scale_sum,
-    reverse::{Place, Reverse},
+    pass::{GroupNotes, Reverse},
+    place::Place,
 };
 use crate::{
     adapter::{ScaleVector, Side},
@@ -16,19 +17,6 @@ use crate::{
     forward::{LinearGroup, ReverseLayers},
     shape::layout::{group_targets, linear_shape},
 };
-
-/// A linear group of a block, on the way back.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct GroupNotes<'a> {
-    pub(super) layer: usize,
-    pub(super) group: LinearGroup,
-    /// What went in, before a vector scaled it.
-    pub(super) x: &'a [f32],
-    /// What came out before vectors scaled it; read only where they do.
-    pub(super) out: &'a [f32],
-    /// The sequences, or of the head their targets, that rows are of.
-    pub(super) sequences: &'a [SequenceRows],
-}
 
 impl<B: ReverseLayers<Compute>> Reverse<'_, B> {
     /// Turns the gradient at a group's outputs, `room.outputs`, into that at its inputs, `room.inputs`, and adds up what the
@@ -65,7 +53,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, B> {
                 Reached { x, g: self.room.outputs.values(), stride, column },
                 sequences,
                 &mut self.room.lora,
-                FactorGradients { a: &mut sums.a, b: &mut sums.b },
+                &mut FactorGradients { a: &mut sums.a, b: &mut sums.b },
                 goes_on.then_some(&mut self.room.inputs[..]),
             );
         }

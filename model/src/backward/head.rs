@@ -12,10 +12,9 @@ use kernels::backward::{
 };
 
 use super::{
-    deltas::GroupNotes,
-    reverse::{Place, Reverse},
-    tape::TargetRow,
-    trainer::{Loss, stand},
+    pass::{GroupNotes, Reverse},
+    place::Place,
+    tape::{TargetRow, stand},
 };
 use crate::{
     cpu::Compute,
@@ -27,6 +26,13 @@ use crate::{
     forward::{Frame, LinearGroup, NormSite, ReverseLayers, Scratch, run_head},
     sampling::log_probability,
 };
+
+/// What is to become smaller, by the log-probabilities of the targets.
+pub trait Loss {
+    /// Writes the loss' gradients at some targets' log-probabilities to `gradients`. `targets` are counted through the batch,
+    /// example after example; each is asked for once, in ascending order.
+    fn gradients(&mut self, targets: Range<usize>, log_probabilities: &[f32], gradients: &mut [f32]);
+}
 
 /// Rows of logits at a time.
 const TILE_ROWS: usize = 2 * SUM_ROWS;

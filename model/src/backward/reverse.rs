@@ -1,122 +1,26 @@
 //! Back through the transformer blocks.
 
 use kernels::{
-    Activations,
-    attention::KvPrecision,
     backward::{
-        attention::{Attended, SequenceRows, attention_gradient},
+        attention::{Attended, attention_gradient},
         elementwise::{norm_gradient, rotate_gradient, silu_mul_gradient},
-        lora::LoraRoom,
     },
-    elementwise::{Norm, add_norm},
+    elementwise::{Norm, add_norm, silu_mul},
 };
 
-use super::{deltas::GroupNotes, tape::LayerNotes};
+use super::{
+    pass::{GroupNotes, Reverse},
+    place::Place,
+    tape::LayerNotes,
+};
 use crate::{
-    adapter::{Method, Side},
-    cpu::{Compute, RowTable},
-    forward::{Frame, LinearGroup, NormSite, ReverseLayers},
-    shape::{layout::group_targets, source::Target},
+    adapter::Side,
+    cpu::Compute,
+    forward::{LinearGroup, NormSite, ReverseLayers},
+    shape::layout::group_targets,
 };
-
-/// Where in a pass something learns, in the order of the way forward.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place(usize);
-
-impl Place {
-    const STEPS: usize = 5;
-
-    /// Keys and values, between their linear layers and attention.
-    fn keys_and_values(layer: usize) -> Self {
-        Self(layer * Self::STEPS + 1)
-    }
-
-    pub(super) fn of(layer: usize, group: LinearGroup) -> Self {
-        let step = match group {
-            LinearGroup::Qkv => 0,
-            LinearGroup::O => 2,
-            LinearGroup::GateUp => 3,
-            LinearGroup::Down => 4,
-            LinearGroup::Head => return Self(usize::MAX),
-        };
-        Self(layer * Self::STEPS + step)
-    }
-
-    fn of_target(layer: usize, target: Target) -> Self {
-        Self::of(
-            layer,
-            match target {
-                Target::Q | Target::K | Target::V => LinearGroup::Qkv,
-                Target::O => LinearGroup::O,
-                Target::Gate | Target::Up => LinearGroup::GateUp,
-                Target::Down => LinearGroup::Down,
-                Target::LmHead => LinearGroup::Head,
-            },
-        )
-    }
-
-    /// The first place at which `adapter` learns; below it, there is nothing to be done.
-    pub(super) fn first(adapter: &Method) -> Self {
-        let of = |(layer, target)| Self::of_target(layer, target);
-        let first = match adapter {
-            Method::Lora(modules) => modules.iter().map(|module| of((module.layer, module.target))).min(),
-            Method::Ia3(scales) => {
-                scales.vectors().iter().map(|vector| of((vector.layer, vector.target))).min()
-            }
-            Method::Prefix(_) => Some(Self::keys_and_values(0)),
-        };
-        first.unwrap_or(Self(usize::MAX))
-    }
-
-    /// The layer it is in; `None` for the head.
-    pub(super) fn layer(self) -> Option<usize> {
-        (self.0 != usize::MAX).then_some(self.0 / Self::STEPS)
-    }
-}
-
-/// What the way back computes with, kept from one batch to the next.
-#[derive(Debug, Default)]
-pub(super) struct Room {
-    /// The gradient at the residual stream, `[rows, hidden]`.
-    pub(super) residual: Vec<f32>,
-    /// The gradient at a group's outputs.
-    pub(super) outputs: Activations,
-    /// The gradient at a group's inputs.
-    pub(super) inputs: Vec<f32>,
-    /// A group's inputs.
-    pub(super) x: Vec<f32>,
-    pub(super) lora: LoraRoom,
-}
-
-impl Room {
-    /// Makes the gradient at a group's outputs that at the residual stream.
-    fn outputs_of_residual(&mut self, width: usize) {
-        self.outputs.reshape(self.residual.len() / width, width);
-        self.outputs.values_mut().copy_from_slice(&self.residual);
-    }
-}
-
-/// A way back.
-pub(super) struct Reverse<'a, B> {
-    pub(super) model: &'a Frame,
-    pub(super) base: &'a mut B,
-    pub(super) device: &'a mut Compute,
-    pub(super) precision: KvPrecision,
-    pub(super) adapter: &'a Method,
-    pub(super) sums: &'a mut Method,
-    pub(super) room: &'a mut Room,
-    pub(super) rows: &'a RowTable,
-    pub(super) sequences: &'a [SequenceRows],
-    /// Below it, nothing learns.
-    pub(super) first: Place,
-}
 
 impl<B: ReverseLayers<Compute>> Reverse<'_, B> {
-    /// Whether something learns before `place`.
-    pub(super) fn goes_below(&self, place: Place) -> bool {
-        self.first < place
-    }
-
     /// Back through a block: `room.residual` is the gradient behind it, and then the one before it. Returns false if nothing
     /// below learns, and the gradient before it is not known.
     pub(super) fn block(&mut self, layer: usize, notes: &LayerNotes) -> Result<bool, B::Error> {
@@ -129,7 +33,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, B> {
         let gate_up = scaled.as_deref().unwrap_or(&notes.gate_up);
         let mut x = std::mem::take(&mut self.room.x);
         x.resize(gate_up.len() / 2, 0.0);
-        kernels::elementwise::silu_mul(&mut self.device.pool, self.device.isa, gate_up, width, &mut x);
+        silu_mul(&mut self.device.pool, self.device.isa, gate_up, width, &mut x);
         self.room.outputs_of_residual(hidden);
         let down = self.notes(layer, LinearGroup::Down, &x, &[]);
         let goes_on = self.group(down)?;

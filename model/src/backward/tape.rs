@@ -9,7 +9,7 @@ use kernels::{Activations, attention::QkvLayout, backward::attention::SequenceRo
 
 use crate::{
     cpu::{Compute, RowTable},
-    forward::{Deltas, KvStore, LinearGroup},
+    forward::{Deltas, KvStore, LinearGroup, Scratch},
 };
 
 /// What is kept of each block.
@@ -219,4 +219,13 @@ impl Tape {
     pub fn targets(&self) -> usize {
         self.targets.len()
     }
+}
+
+/// Puts rows of the residual stream where a pass takes them up. To them it adds an update first: minus zero, which changes
+/// no number, not even a zero.
+pub(super) fn stand(scratch: &mut Scratch<Compute>, residual: &[f32]) {
+    scratch.residual.clear();
+    scratch.residual.extend_from_slice(residual);
+    scratch.update.clear();
+    scratch.update.resize(residual.len(), -0.0);
 }

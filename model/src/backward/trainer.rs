@@ -1,6 +1,6 @@
 //! Batches of sequences forward, and gradients of what they lose.
 
-use std::{cell::RefCell, io, ops::Range, sync::Arc};
+use std::{cell::RefCell, io, sync::Arc};
 
 use ids::{BlockId, Generation};
 use kernels::{
@@ -11,10 +11,11 @@ use kernels::{
 };
 
 use super::{
-    Gradients,
-    head::{Head, HeadRoom, tiles},
-    reverse::{Place, Reverse, Room},
-    tape::{Keep, LayerNotes, Notes, NotingDeltas, NotingKv, Tape, TargetRow},
+    gradients::Gradients,
+    head::{Head, HeadRoom, Loss, tiles},
+    pass::{Reverse, Room},
+    place::Place,
+    tape::{Keep, LayerNotes, Notes, NotingDeltas, NotingKv, Tape, TargetRow, stand},
 };
 use crate::{
     adapter::{Adapter, Method, Side},
@@ -37,13 +38,6 @@ pub struct Example<'a> {
     pub tokens: &'a [u32],
     /// For each of them the token whose log-probability behind it counts, if one does.
     pub targets: &'a [Option<u32>],
-}
-
-/// What is to become smaller, by the log-probabilities of the targets.
-pub trait Loss {
-    /// Writes the loss' gradients at some targets' log-probabilities to `gradients`. `targets` are counted through the batch,
-    /// example after example; each is asked for once, in ascending order.
-    fn gradients(&mut self, targets: Range<usize>, log_probabilities: &[f32], gradients: &mut [f32]);
 }
 
 /// An adapter as it is while it learns.
@@ -198,7 +192,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         self.make_room(&tape)?;
         self.room.residual.clear();
         self.room.residual.resize(tape.rows() * self.model.config.hidden_size, 0.0);
-        self.from_head(learner, &tape, loss, gradients)?;
+        self.reverse_head(learner, &tape, loss, gradients)?;
         let first = Place::first(&learner.method);
         let Some(last_block) = first.layer() else { return Ok(()) };
         let Tape { layers, tokens, sequences, .. } = tape;
@@ -216,7 +210,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
     }
 
     /// Back from the targets to the residual stream behind the last block.
-    fn from_head(
+    fn reverse_head(
         &mut self,
         learner: &Learner,
         tape: &Tape,
@@ -343,15 +337,6 @@ struct PassParts<'a> {
     model: &'a Frame,
     compute: &'a mut Compute,
     scratch: &'a mut Scratch<Compute>,
-}
-
-/// Puts rows of the residual stream where a pass takes them up. To them it adds an update first: minus zero, which changes
-/// no number, not even a zero.
-pub(super) fn stand(scratch: &mut Scratch<Compute>, residual: &[f32]) {
-    scratch.residual.clear();
-    scratch.residual.extend_from_slice(residual);
-    scratch.update.clear();
-    scratch.update.resize(residual.len(), -0.0);
 }
 
 /// Lays out the rows of `examples`.

@@ -94,7 +94,7 @@ pub(super) fn run(arguments: &RunArguments) -> Result<End, TunerError> {
     }
     let sizes =
         Sizes { kind: kind.word().to_owned(), steps, parameters: learning.parameters(), resumed_step };
-    console.print(&told(&plan, &beginning.shape, &course, sizes))?;
+    console.print(&told(&plan, &beginning.shape, &course, &sizes))?;
     if arguments.dry_run {
         return Ok(End::Exit(Exit::Ok));
     }
@@ -198,10 +198,10 @@ struct Sizes {
 }
 
 /// The plan, for whoever watches.
-fn told(plan: &Plan, shape: &Shape, course: &Course, sizes: Sizes) -> Value {
+fn told(plan: &Plan, shape: &Shape, course: &Course, sizes: &Sizes) -> Value {
     let mut told = json!({
         "event": "plan", "examples": course.learned().len(), "held_out": course.held_out().len(),
-        "tokens": course.learned().tokens(), "kind": sizes.kind, "steps": sizes.steps, "epochs": plan.epochs,
+        "tokens": course.learned().tokens(), "kind": &sizes.kind, "steps": sizes.steps, "epochs": plan.epochs,
         "learning_rate": plan.learning_rate, "schedule": plan.decay, "warmup_steps": plan.warmup_steps,
         "batch_size": plan.batch_size, "seed": plan.seed, "parameters": sizes.parameters,
         "resumed_step": sizes.resumed_step,

@@ -1,0 +1,71 @@
+//! What a reverse pass has: the model, what goes through it now, and sums so far.
+
+use kernels::{
+    Activations,
+    attention::KvPrecision,
+    backward::{attention::SequenceRows, lora::LoraRoom},
+};
+
+use super::place::Place;
+use crate::{
+    adapter::Method,
+    cpu::{Compute, RowTable},
+    forward::{Frame, LinearGroup},
+};
+
+/// A linear group of a block, on the way back.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct GroupNotes<'a> {
+    pub(super) layer: usize,
+    pub(super) group: LinearGroup,
+    /// What went in, before a vector scaled it.
+    pub(super) x: &'a [f32],
+    /// What came out before vectors scaled it; read only where they do.
+    pub(super) out: &'a [f32],
+    /// The sequences, or of the head their targets, that rows are of.
+    pub(super) sequences: &'a [SequenceRows],
+}
+
+/// What the way back computes with, kept from one batch to the next.
+#[derive(Debug, Default)]
+pub(super) struct Room {
+    /// The gradient at the residual stream, `[rows, hidden]`.
+    pub(super) residual: Vec<f32>,
+    /// The gradient at a group's outputs.
+    pub(super) outputs: Activations,
+    /// The gradient at a group's inputs.
+    pub(super) inputs: Vec<f32>,
+    /// A group's inputs.
+    pub(super) x: Vec<f32>,
+    pub(super) lora: LoraRoom,
+}
+
+impl Room {
+    /// Makes the gradient at a group's outputs that at the residual stream.
+    pub(super) fn outputs_of_residual(&mut self, width: usize) {
+        self.outputs.reshape(self.residual.len() / width, width);
+        self.outputs.values_mut().copy_from_slice(&self.residual);
+    }
+}
+
+/// A reverse pass on its way.
+pub(super) struct Reverse<'a, B> {
+    pub(super) model: &'a Frame,
+    pub(super) base: &'a mut B,
+    pub(super) device: &'a mut Compute,
+    pub(super) precision: KvPrecision,
+    pub(super) adapter: &'a Method,
+    pub(super) sums: &'a mut Method,
+    pub(super) room: &'a mut Room,
+    pub(super) rows: &'a RowTable,
+    pub(super) sequences: &'a [SequenceRows],
+    /// Below it, nothing learns.
+    pub(super) first: Place,
+}
+
+impl<B> Reverse<'_, B> {
+    /// Whether something learns before `place`.
+    pub(super) fn goes_below(&self, place: Place) -> bool {
+        self.first < place
+    }
+}

@@ -1,0 +1,58 @@
+//! Where in a pass something learns.
+
+use crate::{adapter::Method, forward::LinearGroup, shape::source::Target};
+
+/// Where in a pass something learns, in the order of the way forward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place(usize);
+
+impl Place {
+    const STEPS: usize = 5;
+
+    /// Keys and values, between their linear layers and attention.
+    pub(super) fn keys_and_values(layer: usize) -> Self {
+        Self(layer * Self::STEPS + 1)
+    }
+
+    pub(super) fn of(layer: usize, group: LinearGroup) -> Self {
+        let step = match group {
+            LinearGroup::Qkv => 0,
+            LinearGroup::O => 2,
+            LinearGroup::GateUp => 3,
+            LinearGroup::Down => 4,
+            LinearGroup::Head => return Self(usize::MAX),
+        };
+        Self(layer * Self::STEPS + step)
+    }
+
+    fn of_target(layer: usize, target: Target) -> Self {
+        Self::of(
+            layer,
+            match target {
+                Target::Q | Target::K | Target::V => LinearGroup::Qkv,
+                Target::O => LinearGroup::O,
+                Target::Gate | Target::Up => LinearGroup::GateUp,
+                Target::Down => LinearGroup::Down,
+                Target::LmHead => LinearGroup::Head,
+            },
+        )
+    }
+
+    /// The first place at which `adapter` learns; below it, there is nothing to be done.
+    pub(super) fn first(adapter: &Method) -> Self {
+        let of = |(layer, target)| Self::of_target(layer, target);
+        let first = match adapter {
+            Method::Lora(modules) => modules.iter().map(|module| of((module.layer, module.target))).min(),
+            Method::Ia3(scales) => {
+                scales.vectors().iter().map(|vector| of((vector.layer, vector.target))).min()
+            }
+            Method::Prefix(_) => Some(Self::keys_and_values(0)),
+        };
+        first.unwrap_or(Self(usize::MAX))
+    }
+
+    /// The layer it is in; `None` for the head.
+    pub(super) fn layer(self) -> Option<usize> {
+        (self.0 != usize::MAX).then_some(self.0 / Self::STEPS)
+    }
+}
