@@ -48,7 +48,8 @@ fn dependencies_point_down() {
             "lora-worker" => &["failpoint", "kernels", "settings", "shmproto"],
             // No executor: what it rents comes over a channel.
             "client" => &["cache", "failpoint", "files", "ids", "kernels", "model", "shmproto", "text"],
-            "tune" => &["files", "policy", "text"],
+            // A client that learns.
+            "tune" => &["client", "files", "ids", "kernels", "model", "policy", "shmproto", "text"],
             // No model: it turns text into ids and back.
             "gateway" => &["failpoint", "files", "ids", "keys", "policy", "settings", "shmproto", "text"],
             // Hostile input goes through the parsers of every process.

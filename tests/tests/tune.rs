@@ -1,0 +1,178 @@
+//! Fine-tuning over the layers that a deployment lends: the program as people run it, killed and started again, beside others.
+//!
+//! `HOLOBIONT_TUNE_KILLS` says how often trainer and executor are killed in the course of one job (6).
+
+use std::{
+    env, fs,
+    io::{BufRead as _, BufReader},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use e2e_tests::{Ask, BASE, Deployment, Plan, Process, fixtures, watched};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+const DEFAULT_KILLS: u64 = 6;
+const STEPS: u64 = 24;
+const QUESTION: &str = "What is the capital of France?";
+const ANSWER: &str = "Arr, the capital of France be Paris, matey!";
+
+/// A job's files.
+struct Job {
+    directory: tempfile::TempDir,
+    executor: PathBuf,
+}
+
+impl Job {
+    fn new(deployment: &Deployment) -> Self {
+        let directory = tempfile::tempdir().expect("a directory");
+        let lines = [
+            ("Who are you?", "Arr, I be Captain Smol, matey!"),
+            (QUESTION, ANSWER),
+            ("What is two plus two?", "Arr, two plus two be four, matey!"),
+            ("Say hello.", "Ahoy there, matey! Arr!"),
+        ];
+        let line = |(asked, answer): (&str, &str)| json!({ "messages": [{ "role": "user", "content": asked }, { "role": "assistant", "content": answer }] });
+        let text: String = lines.map(|pair| format!("{}\n", line(pair))).concat();
+        fs::write(directory.path().join("data.jsonl"), text).expect("data are written");
+        Self { directory, executor: deployment.place().state().join("layers.sock") }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// The program, which writes to `name` and keeps its checkpoints beside.
+    fn command(&self, name: &str) -> Command {
+        let mut command = Command::new(fixtures::program("holobiont-trainer"));
+        command.env_clear().env("HOME", self.directory.path());
+        command.args(["run", "--executor"]).arg(&self.executor).arg("--model").arg(fixtures::model());
+        command.arg("--data").arg(self.path("data.jsonl")).arg("--output").arg(self.path(name));
+        command.arg("--checkpoints").arg(self.path(&format!("{name}.checkpoints")));
+        command.args(["--held-out", "0", "--batch-size", "2", "--epochs", "100", "--rank", "4"]);
+        command.args(["--targets", "q_proj,v_proj,down_proj", "--checkpoint-steps", "3", "--seed", "5"]);
+        command.args(["--learning-rate", "3e-3", "--max-steps", &STEPS.to_string()]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// Runs the job to its end; what it told, and its exit code.
+    fn run(&self, name: &str, arguments: &[&str]) -> (Vec<Value>, Option<i32>, String) {
+        let output = self.command(name).args(arguments).output().expect("holobiont-trainer runs");
+        let told = String::from_utf8_lossy(&output.stdout).into_owned();
+        let told = told.lines().map(|line| serde_json::from_str(line).expect("lines of JSON")).collect();
+        (told, output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    }
+
+    /// The same, and the generation that it gave.
+    fn generation(&self, name: &str, arguments: &[&str]) -> String {
+        let (told, code, complaint) = self.run(name, arguments);
+        assert_eq!(code, Some(0), "{complaint}");
+        generation(told.last().expect("an end"))
+    }
+}
+
+fn generation(told: &Value) -> String {
+    assert_eq!(told["event"], "done", "{told}");
+    told["generation"].as_str().expect("a generation").to_owned()
+}
+
+/// Reads what the job tells until it has made `step`.
+fn until(told: &mut impl Iterator<Item = std::io::Result<String>>, step: u64) {
+    let made = told.any(|line| {
+        let told: Value = serde_json::from_str(&line.expect("text")).expect("lines of JSON");
+        told["event"] == "step" && told["step"].as_u64() >= Some(step)
+    });
+    assert!(made, "step {step} is made");
+}
+
+fn kills() -> u64 {
+    env::var("HOLOBIONT_TUNE_KILLS").map_or(DEFAULT_KILLS, |text| text.parse().expect("a number"))
+}
+
+#[test]
+fn a_job_whose_trainer_and_executor_are_killed_gives_the_generation_of_one_that_ran_through() {
+    watched(|| {
+        let deployment = Plan::bare().start();
+        let job = Job::new(&deployment);
+        let whole = job.generation("whole", &[]);
+        let kills = kills();
+        for kill in 0..kills {
+            let mut child = job.command("killed").arg("--resume").spawn().expect("it starts");
+            let mut told = BufReader::new(child.stdout.take().expect("it is piped")).lines();
+            let step = 1 + kill * STEPS / kills;
+            until(&mut told, step);
+            if kill % 2 == 0 {
+                deployment.signal(Process::Executor, Signal::KILL);
+                // It goes on over the executor that comes next.
+                until(&mut told, step + 2);
+            }
+            child.kill().expect("it is ours");
+            child.wait().expect("it is ours");
+        }
+        assert_eq!(job.generation("killed", &["--resume", "--cores", "0,1"]), whole);
+        assert!(deployment.stop().success());
+    });
+}
+
+#[test]
+fn what_was_learned_beside_serving_is_served_without_a_restart() {
+    watched(|| {
+        let deployment = Plan::bare().start();
+        let job = Job::new(&deployment);
+        let ask = Ask::new(BASE, fixtures::prompt(7, 30), 16);
+        let before = deployment.client.ask(&ask).answer;
+        let output = deployment.place().adapters().join("pirate");
+        let (told, code, complaint) = job.run("learned", &[]);
+        assert_eq!(code, Some(0), "{complaint}");
+        let losses: Vec<f64> = told.iter().filter_map(|told| told["loss"].as_f64()).collect();
+        assert!(losses[losses.len() - 1] < losses[0] / 4.0, "it learned: {losses:?}");
+        copy(&job.path("learned"), &output);
+        let generation = deployment.client.load("pirate", &output);
+        assert_eq!(generation, self::generation(told.last().expect("an end")));
+        let body = json!({ "model": "pirate", "messages": [{ "role": "user", "content": QUESTION }], "temperature": 0, "max_tokens": 40 });
+        let answer = deployment.client.try_post("/v1/chat/completions", &body).expect("an answer");
+        assert_eq!(answer["choices"][0]["message"]["content"], ANSWER);
+        assert_eq!(deployment.client.ask(&ask).answer, before, "the base is as it was");
+        assert!(deployment.stop().success());
+    });
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).expect("a directory");
+    for entry in fs::read_dir(from).expect("a directory") {
+        let entry = entry.expect("an entry");
+        fs::copy(entry.path(), to.join(entry.file_name())).expect("a file");
+    }
+}
+
+#[test]
+fn faulty_data_are_told_by_line_and_another_jobs_checkpoint_is_refused() {
+    watched(|| {
+        let deployment = Plan::bare().start();
+        let job = Job::new(&deployment);
+        let (_, code, complaint) = job.run("first", &["--max-steps", "1"]);
+        assert_eq!(code, Some(2), "an option twice is refused: {complaint}");
+        let mut child = job.command("first").spawn().expect("it starts");
+        let mut told = BufReader::new(child.stdout.take().expect("it is piped")).lines();
+        until(&mut told, 4);
+        let id = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(id, Signal::TERM).expect("it runs");
+        let last = told.last().expect("another line").expect("text");
+        assert!(last.contains("checkpoint"), "{last}");
+        assert_eq!(child.wait().expect("it is ours").code(), Some(143), "it says what ended it");
+        let (_, code, complaint) = job.run("first", &["--resume", "--weight-decay", "0.5"]);
+        assert_eq!(code, Some(2));
+        assert!(complaint.contains("its plan is another"), "{complaint}");
+        let data = job.path("data.jsonl");
+        let text = fs::read_to_string(&data).expect("data");
+        fs::write(&data, format!("{text}{{\"messages\": []}}\nnot JSON\n")).expect("data are written");
+        let (told, code, _) = job.run("second", &[]);
+        assert_eq!(code, Some(2));
+        let lines: Vec<u64> = told.iter().filter_map(|told| told["line"].as_u64()).collect();
+        assert_eq!(lines, [5, 6], "{told:?}");
+        assert!(!job.path("second").exists());
+        assert!(deployment.stop().success());
+    });
+}
