@@ -40,7 +40,7 @@ pub(super) enum TunerError {
     /// The system refuses something.
     #[error("{what}: {source}")]
     System {
-        /// What.
+        /// What was asked of the system.
         what: &'static str,
         /// Cause.
         source: std::io::Error,
