@@ -1,14 +1,14 @@
 //! Text on one side, token ids on the other: the base's tokenizer and chat template, at the client.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::SystemTime};
 
 use files::{
     gguf::{GgufError, GgufFile},
     model_files::ModelFiles,
 };
-use serde_json::{Map, Value, json};
 use text::{
-    chat_template::{ChatTemplate, GenerationPrompt, Limits, TemplateError},
+    chat::{self, Chat, ChatError},
+    chat_template::{ChatTemplate, GenerationPrompt, Limits},
     detokenize::{Detokenizer, TextStart},
     tokenizer::{AddSpecial, EncodeError, ParseSpecial, SkipSpecial, Tokenizer, TokenizerError},
 };
@@ -33,12 +33,9 @@ pub enum TextError {
     /// The model has no chat template.
     #[error("this model has no chat template: use --raw with a prompt of your own")]
     NoTemplate,
-    /// Nothing is left to tell quoted names of special tokens by.
-    #[error("the messages use every private character and names of special tokens: leave out either")]
-    NoMark,
-    /// The template refused the conversation.
+    /// The conversation is none that the model can be shown.
     #[error(transparent)]
-    Template(#[from] TemplateError),
+    Chat(#[from] ChatError),
 }
 
 /// Who said something.
@@ -108,23 +105,13 @@ impl Text {
     /// # Errors
     /// The model has no template, or the template or the tokenizer refuses.
     pub fn encode_chat(&self, messages: &[Message]) -> Result<Vec<u32>, TextError> {
-        let contents: Vec<&str> = messages.iter().map(|message| message.content.as_str()).collect();
-        if !contents.iter().any(|content| self.tokenizer.names_control_token(content)) {
-            let rendered = self.render(messages, &str::to_owned)?;
-            // The template has put the model's special tokens where they belong.
-            return Ok(self.tokenizer.encode(&rendered, AddSpecial::No, ParseSpecial::Yes)?);
-        }
-        let mark = self.tokenizer.mark_absent_from(&contents).ok_or(TextError::NoMark)?;
-        let rendered = self.render(messages, &|content| self.tokenizer.quote(content, mark))?;
-        Ok(self.tokenizer.encode_quoted(&rendered, mark)?)
-    }
-
-    fn render(&self, messages: &[Message], quote: &dyn Fn(&str) -> String) -> Result<String, TextError> {
         let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
-        let value =
-            |message: &Message| json!({ "role": message.role.word(), "content": quote(&message.content) });
-        let messages: Vec<Value> = messages.iter().map(value).collect();
-        Ok(template.render(&messages, GenerationPrompt::Add, &Map::new())?)
+        let messages: Vec<chat::Message<'_>> = messages
+            .iter()
+            .map(|message| chat::Message { role: message.role.word(), content: &message.content })
+            .collect();
+        Ok(Chat::new(&self.tokenizer, template, SystemTime::now())
+            .encode(&messages, GenerationPrompt::Add)?)
     }
 
     /// Tokens that end an answer.

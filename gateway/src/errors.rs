@@ -10,9 +10,10 @@ use axum::{
     http::{HeaderValue, Response, StatusCode, header},
     response::IntoResponse,
 };
+use files::strict_json::StrictJsonError;
 use serde::Serialize;
 use shmproto::message::{ErrorCode, WireError};
-use text::chat_template::TemplateError;
+use text::{chat::ChatError, chat_template::TemplateError};
 
 use crate::{executor::CallError, lifecycle::NotServing, limits::UsedUp, telemetry, text::TextError};
 
@@ -325,16 +326,28 @@ impl From<WireError> for ApiError {
     }
 }
 
+impl From<StrictJsonError> for ApiError {
+    fn from(error: StrictJsonError) -> Self {
+        let refusal = Self::bad_request("invalid_json", format!("the body is not valid JSON: {error}"));
+        match error.repeated {
+            Some(name) => refusal.of(&name),
+            None => refusal,
+        }
+    }
+}
+
 impl From<TextError> for ApiError {
     fn from(error: TextError) -> Self {
         let code = match error {
-            TextError::Encode(_) | TextError::NoMark => "invalid_text",
+            TextError::Encode(_) | TextError::Chat(ChatError::Encode(_) | ChatError::NoMark) => {
+                "invalid_text"
+            }
             TextError::NoTemplate => "no_chat_template",
             // What takes so much to render has more tokens than any context.
-            TextError::Template(TemplateError::Limit { .. }) => {
+            TextError::Chat(ChatError::Template(TemplateError::Limit { .. })) => {
                 return Self::bad_request("context_length_exceeded", error.to_string()).of("messages");
             }
-            TextError::Template(_) => "invalid_messages",
+            TextError::Chat(ChatError::Template(_)) => "invalid_messages",
         };
         Self::bad_request(code, error.to_string())
     }

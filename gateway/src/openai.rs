@@ -2,7 +2,7 @@
 //!
 //! # Where things are
 //!
-//! - [`json`], [`fields`]: a JSON body within bounds, read field by field; what is left over is refused by name.
+//! - [`fields`]: a JSON body, read field by field; what is left over is refused by name.
 //! - [`ask`], [`target`]: who asks, with which seed, and which model is meant.
 //! - [`params`]: the sampling and output options that chat and completions share.
 //! - [`chat`], [`completions`]: the two ways to ask, each turned into a [`job::Job`].
@@ -28,7 +28,6 @@ mod documented;
 pub mod echo;
 pub mod fields;
 pub mod job;
-pub mod json;
 pub mod logprobs;
 pub mod models;
 pub mod params;

@@ -7,6 +7,7 @@ use std::{
     fmt,
     path::{Path, PathBuf},
     sync::Arc,
+    time::SystemTime,
 };
 
 use files::{
@@ -15,9 +16,9 @@ use files::{
     model_files::{FindError, ModelFiles},
     text_hash::{TextHash, TextHashError},
 };
-use serde_json::json;
 use text::{
-    chat_template::{ChatTemplate, GenerationPrompt, Limits, TemplateError},
+    chat::{Chat, ChatError, Message},
+    chat_template::{ChatTemplate, GenerationPrompt, Limits},
     detokenize::{Detokenizer, TextStart},
     tokenizer::{AddSpecial, EncodeError, ParseSpecial, SkipSpecial, Tokenizer, TokenizerError},
 };
@@ -62,14 +63,9 @@ pub enum TextError {
     /// The model has no chat template.
     #[error("this model has no chat template; use /v1/completions with a prompt of your own")]
     NoTemplate,
-    /// Nothing is left to tell quoted names of special tokens by.
-    #[error(
-        "the messages use every character U+F0000 to U+F00FF and names of special tokens; leave out either"
-    )]
-    NoMark,
-    /// The template refused the conversation.
+    /// The conversation is none that the model can be shown.
     #[error(transparent)]
-    Template(#[from] TemplateError),
+    Chat(#[from] ChatError),
 }
 
 /// Why the text side of a model's files cannot be used.
@@ -223,22 +219,12 @@ impl Text for ModelText {
 
     fn encode_chat(&self, messages: &[ChatMessage]) -> Result<Vec<u32>, TextError> {
         let template = self.template.as_ref().ok_or(TextError::NoTemplate)?;
-        let render = |quote: &dyn Fn(&str) -> String| {
-            let messages: Vec<_> = messages
-                .iter()
-                .map(|message| json!({ "role": message.role, "content": quote(&message.content) }))
-                .collect();
-            template.render(&messages, GenerationPrompt::Add, &serde_json::Map::new())
-        };
-        let contents: Vec<&str> = messages.iter().map(|message| message.content.as_str()).collect();
-        if !contents.iter().any(|content| self.tokenizer.names_control_token(content)) {
-            // The template has put the model's special tokens where they belong.
-            return self.encode(&render(&str::to_owned)?, AddSpecial::No);
-        }
-        // What somebody wrote that looks like one of them must not become one: it could end their turn and begin another's.
-        let mark = self.tokenizer.mark_absent_from(&contents).ok_or(TextError::NoMark)?;
-        let rendered = render(&|content| self.tokenizer.quote(content, mark))?;
-        Ok(self.tokenizer.encode_quoted(&rendered, mark)?)
+        let chat = Chat::new(&self.tokenizer, template, SystemTime::now());
+        let messages: Vec<Message<'_>> = messages
+            .iter()
+            .map(|message| Message { role: message.role, content: &message.content })
+            .collect();
+        Ok(chat.encode(&messages, GenerationPrompt::Add)?)
     }
 
     fn facts(&self) -> &Facts {

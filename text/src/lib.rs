@@ -3,7 +3,8 @@
 //! # Layout
 //!
 //! - [`tokenizer`]: text to ids and back; [`detokenize`]: back, one token at a time; `utf8_buffer`: what of it is text already.
-//! - [`chat_template`]: a conversation as the model was trained to see it.
+//! - [`chat_template`]: a conversation as the model was trained to see it. [`chat`]: the same in tokens, with what people wrote
+//!   quoted, and where an answer begins in it.
 //! - [`stop`]: stop strings in streamed text.
 //!
 //! # Principles
@@ -12,6 +13,7 @@
 //! - What comes from a model's files or a request is bounded in memory and in time: expressions, templates, lists.
 #![forbid(unsafe_code)]
 
+pub mod chat;
 pub mod chat_template;
 pub mod detokenize;
 pub mod stop;

@@ -5,9 +5,9 @@
 
 use std::ops::RangeInclusive;
 
+use files::strict_json;
 use serde_json::{Map, Value};
 
-use super::json;
 use crate::errors::ApiError;
 
 /// Labels for the caller's own books: they change nothing, and tenants come from keys alone.
@@ -64,7 +64,7 @@ pub struct Fields {
 impl Fields {
     /// Reads `body` as a JSON object.
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
-        Self::of(json::parse(body)?, "the body")
+        Self::of(strict_json::parse(body)?, "the body")
     }
 
     /// Takes `value` as an object; `what` names it in the error.

@@ -48,10 +48,11 @@ fn dependencies_point_down() {
             "lora-worker" => &["failpoint", "kernels", "settings", "shmproto"],
             // No executor: what it rents comes over a channel.
             "client" => &["cache", "failpoint", "files", "ids", "kernels", "model", "shmproto", "text"],
+            "tune" => &["files", "policy", "text"],
             // No model: it turns text into ids and back.
             "gateway" => &["failpoint", "files", "ids", "keys", "policy", "settings", "shmproto", "text"],
             // Hostile input goes through the parsers of every process.
-            "fuzz" => &["files", "gateway", "holobiont", "model", "shmproto", "text"],
+            "fuzz" => &["files", "gateway", "holobiont", "model", "shmproto", "text", "tune"],
             // Parts are measured alone, beside their peers.
             "benches" => &["client", "files", "ids", "kernels", "model", "shmproto"],
             // The processes are programs to them; the tests read their tables of failpoints.

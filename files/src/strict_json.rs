@@ -1,36 +1,41 @@
 //! JSON from anybody: parsed once, within bounds, and with nothing said twice.
 //!
-//! Of two fields of one name most parsers keep one and drop the other, not all the same one: whoever checks a request
+//! Of two fields of one name most parsers keep one and drop the other, not all the same one: whoever checked a document
 //! before us may have seen another than we do. So a name that comes twice is refused. Depth, names and values are
-//! counted while reading: the refusal of a hostile body costs no more than reading it up to there.
+//! counted while reading: the refusal of a hostile document costs no more than reading it up to there.
 
 use std::{cell::Cell, fmt};
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Number, Value};
 
-use crate::errors::ApiError;
-
-/// Deepest nesting of a body.
+/// Deepest nesting of a document.
 const MAX_DEPTH: usize = 32;
-/// Most names of a body, in all its objects together.
+/// Most names of a document, in all its objects together.
 const MAX_NAMES: usize = 64 * 1024;
-/// Most values of a body. A prompt of token ids has one for each.
+/// Most values of a document. A prompt of token ids has one for each.
 const MAX_VALUES: usize = 1 << 20;
 
-/// Parses `body`.
-pub fn parse(body: &[u8]) -> Result<Value, ApiError> {
-    let limits = Counts::default();
-    let mut reader = serde_json::Deserializer::from_slice(body);
-    let value = Bounded { counts: &limits, depth: 0 }.deserialize(&mut reader);
+/// Why a document was refused.
+#[derive(Debug, thiserror::Error)]
+#[error("{source}")]
+pub struct StrictJsonError {
+    /// What is wrong, and where.
+    source: serde_json::Error,
+    /// The name that came twice, if that is what is wrong.
+    pub repeated: Option<String>,
+}
+
+/// Parses `json`.
+///
+/// # Errors
+/// If it is no JSON, says a name twice in one object, or is deeper or larger than a document may be.
+pub fn parse(json: &[u8]) -> Result<Value, StrictJsonError> {
+    let counts = Counts::default();
+    let mut reader = serde_json::Deserializer::from_slice(json);
+    let value = Bounded { counts: &counts, depth: 0 }.deserialize(&mut reader);
     let value = value.and_then(|value| reader.end().map(|()| value));
-    value.map_err(|error| {
-        let refusal = ApiError::bad_request("invalid_json", format!("the body is not valid JSON: {error}"));
-        match limits.repeated.take() {
-            Some(name) => refusal.of(&name),
-            None => refusal,
-        }
-    })
+    value.map_err(|source| StrictJsonError { source, repeated: counts.repeated.take() })
 }
 
 /// What has been read so far.
@@ -137,7 +142,7 @@ impl<'de> Visitor<'de> for Bounded<'_> {
         while let Some(name) = entries.next_key::<String>()? {
             self.counts.name()?;
             if map.contains_key(&name) {
-                let error = A::Error::custom(format_args!("the field '{name}' is there twice; send it once"));
+                let error = A::Error::custom(format_args!("the field '{name}' is there twice; say it once"));
                 self.counts.repeated.set(Some(name));
                 return Err(error);
             }
@@ -155,14 +160,14 @@ mod tests {
     use super::*;
 
     fn refusal(body: &str) -> String {
-        let error = parse(body.as_bytes()).unwrap_err();
-        assert_eq!(error.code(), "invalid_json");
-        error.to_string()
+        parse(body.as_bytes()).unwrap_err().to_string()
     }
 
     #[test]
     fn a_field_that_comes_twice_is_refused_by_name() {
-        assert!(refusal(r#"{"a":1,"b":{"n":1,"n":2}}"#).contains("'n' is there twice"));
+        let error = parse(br#"{"a":1,"b":{"n":1,"n":2}}"#).unwrap_err();
+        assert!(error.to_string().contains("'n' is there twice"), "{error}");
+        assert_eq!(error.repeated.as_deref(), Some("n"));
         parse(br#"{"a":{"n":1},"b":{"n":2}}"#).unwrap();
     }
 

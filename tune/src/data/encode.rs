@@ -1,0 +1,166 @@
+//! Samples in tokens, each with the weight of its prediction.
+
+use std::{ops::Range, time::SystemTime};
+
+use text::{
+    chat::{self, Answered, AnsweredError, Chat},
+    chat_template::ChatTemplate,
+    tokenizer::{AddSpecial, ParseSpecial, Tokenizer},
+};
+
+use super::{
+    Example, Pair,
+    fault::Fault,
+    sample::{Message, Sample},
+};
+
+/// Turns samples into tokens, as the gateway turns requests into them.
+#[derive(Debug, Clone, Copy)]
+pub struct Encoder<'a> {
+    tokenizer: &'a Tokenizer,
+    template: Option<&'a ChatTemplate>,
+    now: SystemTime,
+}
+
+/// A line's items.
+pub(super) enum Encoded {
+    Examples(Vec<Example>),
+    Pair(Pair),
+}
+
+impl Encoded {
+    /// How many tokens they have.
+    pub(super) fn tokens(&self) -> usize {
+        match self {
+            Self::Examples(examples) => examples.iter().map(|example| example.tokens.len()).sum(),
+            Self::Pair(Pair { chosen, rejected }) => chosen.tokens.len() + rejected.tokens.len(),
+        }
+    }
+}
+
+impl<'a> Encoder<'a> {
+    /// With a model's tokenizer and chat template. Templates may show a date: `now`, so that a job that goes on tomorrow sees
+    /// what it saw today.
+    #[must_use]
+    pub fn new(tokenizer: &'a Tokenizer, template: Option<&'a ChatTemplate>, now: SystemTime) -> Self {
+        Self { tokenizer, template, now }
+    }
+
+    /// The tokens of `sample`, which is from `line`.
+    pub(super) fn encode(&self, line: usize, sample: &Sample, max_tokens: usize) -> Result<Encoded, Fault> {
+        let encoding = Encoding { encoder: *self, line, max_tokens };
+        Ok(match sample {
+            Sample::Conversation(messages) => Encoded::Examples(encoding.conversation(messages)?),
+            Sample::Continuation { prompt, completion } => {
+                let answered = encoding.continued(prompt, completion)?;
+                Encoded::Examples(vec![encoding.example(answered)?])
+            }
+            Sample::Text(text) => {
+                let answered = encoding.continued("", text)?;
+                Encoded::Examples(vec![encoding.example(Answered { prompt_len: 0, ..answered })?])
+            }
+            Sample::Comparison { asked, chosen, rejected } => {
+                encoding.pair([chosen, rejected].map(|answer| encoding.answered(asked, answer)))?
+            }
+            Sample::TextComparison { prompt, chosen, rejected } => {
+                encoding.pair([chosen, rejected].map(|text| encoding.continued(prompt, text)))?
+            }
+        })
+    }
+}
+
+/// One line's.
+struct Encoding<'a> {
+    encoder: Encoder<'a>,
+    line: usize,
+    max_tokens: usize,
+}
+
+impl Encoding<'_> {
+    /// As few examples as show every answer as the model would have to give it. From the last answer to the first: one whose
+    /// tokens are the beginning of a later one's is learned there.
+    fn conversation(&self, messages: &[Message]) -> Result<Vec<Example>, Fault> {
+        let mut examples: Vec<Example> = Vec::new();
+        let learned = messages.iter().enumerate().filter(|(_, message)| message.is_learned);
+        for (at, message) in learned.rev() {
+            let answered = self.answered(&messages[..at], &message.content)?;
+            match examples.last_mut() {
+                Some(later) if later.tokens.starts_with(&answered.tokens) => {
+                    learn(later, answered.prompt_len..answered.tokens.len());
+                }
+                _ => examples.push(self.example(answered)?),
+            }
+        }
+        examples.reverse();
+        Ok(examples)
+    }
+
+    /// What the assistant says to a conversation.
+    fn answered(&self, asked: &[Message], answer: &str) -> Result<Answered, Fault> {
+        let Encoder { tokenizer, template, now } = self.encoder;
+        let template = template.ok_or(Fault::NoTemplate)?;
+        let borrowed =
+            asked.iter().map(|Message { role, content, .. }| chat::Message { role: role.word(), content });
+        let answer = chat::Message { role: "assistant", content: answer };
+        let messages: Vec<chat::Message<'_>> = borrowed.chain([answer]).collect();
+        let answered = Chat::new(tokenizer, template, now).answered(&messages)?;
+        self.check_length(&answered.tokens)?;
+        Ok(answered)
+    }
+
+    /// What follows a prompt, as for a completion, and the end.
+    fn continued(&self, prompt: &str, completion: &str) -> Result<Answered, Fault> {
+        let tokenizer = self.encoder.tokenizer;
+        let whole = tokenizer.encode(&[prompt, completion].concat(), AddSpecial::Yes, ParseSpecial::Yes)?;
+        let mut tokens = tokenizer.encode(prompt, AddSpecial::Yes, ParseSpecial::Yes)?;
+        let prompt_len = tokens.len();
+        if whole.starts_with(&tokens) {
+            tokens = whole;
+        } else if tokenizer.adds_leading_space() {
+            return Err(AnsweredError::Merged.into());
+        } else {
+            tokens.extend(tokenizer.encode(completion, AddSpecial::No, ParseSpecial::Yes)?);
+        }
+        let ends = |token: &u32| tokenizer.stop_tokens().binary_search(token).is_ok();
+        if !tokens[prompt_len..].last().is_some_and(ends) {
+            tokens.extend(tokenizer.eos_token());
+        }
+        self.check_length(&tokens)?;
+        Ok(Answered { tokens, prompt_len })
+    }
+
+    /// The answer learned, the prompt not.
+    fn example(&self, Answered { tokens, prompt_len }: Answered) -> Result<Example, Fault> {
+        let answer = prompt_len..tokens.len();
+        let weights = vec![0.0; tokens.len().saturating_sub(1)];
+        let mut example = Example { line: self.line, tokens, weights };
+        learn(&mut example, answer);
+        if example.weights.contains(&1.0) { Ok(example) } else { Err(Fault::TooShort) }
+    }
+
+    /// The chosen answer and the rejected one.
+    fn pair(&self, [chosen, rejected]: [Result<Answered, Fault>; 2]) -> Result<Encoded, Fault> {
+        let (chosen, rejected) = (chosen?, rejected?);
+        // A template may trim what they differ in.
+        if chosen == rejected {
+            return Err(Fault::SameAnswers);
+        }
+        Ok(Encoded::Pair(Pair { chosen: self.example(chosen)?, rejected: self.example(rejected)? }))
+    }
+
+    fn check_length(&self, tokens: &[u32]) -> Result<(), Fault> {
+        if tokens.len() <= self.max_tokens {
+            return Ok(());
+        }
+        Err(Fault::TooManyTokens { tokens: tokens.len(), limit: self.max_tokens })
+    }
+}
+
+/// Gives the prediction of these tokens weight; nothing predicts the first.
+fn learn(example: &mut Example, tokens: Range<usize>) {
+    let weights = &mut example.weights;
+    let end = tokens.end.min(weights.len() + 1);
+    for token in tokens.start.max(1)..end {
+        weights[token - 1] = 1.0;
+    }
+}

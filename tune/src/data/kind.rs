@@ -1,0 +1,66 @@
+//! What a line is, told by the names of its fields.
+
+use std::fmt;
+
+use serde_json::{Map, Value};
+
+/// A form that training data come in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// `chosen` and `rejected`, perhaps with `prompt`: TRL's preferences.
+    Preference,
+    /// `input`, `preferred_output` and `non_preferred_output`: OpenAI's preferences.
+    OpenAiPreference,
+    /// `messages`: OpenAI's and TRL's conversations.
+    Messages,
+    /// `conversations` of `from` and `value`: ShareGPT's.
+    ShareGpt,
+    /// `prompt` and `completion`.
+    PromptCompletion,
+    /// `instruction` and `output`, perhaps with `input`: Alpaca's.
+    Alpaca,
+    /// `text`.
+    Text,
+}
+
+/// Each kind with the fields that make it. Files often carry a second form of the same (`messages` beside `chosen`, `prompt`
+/// beside `messages`), so the first that fits counts, the more telling before the less.
+const KINDS: [(Kind, &[&str]); 7] = [
+    (Kind::Preference, &["chosen", "rejected"]),
+    (Kind::OpenAiPreference, &["input", "preferred_output", "non_preferred_output"]),
+    (Kind::Messages, &["messages"]),
+    (Kind::ShareGpt, &["conversations"]),
+    (Kind::PromptCompletion, &["prompt", "completion"]),
+    (Kind::Alpaca, &["instruction", "output"]),
+    (Kind::Text, &["text"]),
+];
+
+impl Kind {
+    /// The kind of a line; `None` if its fields make none.
+    pub(super) fn of(line: &Map<String, Value>) -> Option<Self> {
+        KINDS.into_iter().map(|(kind, _)| kind).find(|kind| kind.fits(line))
+    }
+
+    /// True if the line has the fields of this kind.
+    pub(super) fn fits(self, line: &Map<String, Value>) -> bool {
+        self.fields().iter().all(|field| line.contains_key(*field))
+    }
+
+    fn fields(self) -> &'static [&'static str] {
+        KINDS.iter().find(|(kind, _)| *kind == self).map_or(&[], |(_, fields)| fields)
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, field) in self.fields().iter().enumerate() {
+            write!(f, "{}'{field}'", if index > 0 { " and " } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+/// Every kind by its fields, for messages.
+pub(super) fn all() -> String {
+    KINDS.map(|(kind, _)| kind.to_string()).join(", or ")
+}

@@ -1,0 +1,325 @@
+//! Losses over log-probabilities of tokens, by the names and formulas that Tinker documents, and DPO.
+//!
+//! All are sums over tokens, not means: whoever wants a mean divides weights or advantages. With p the policy that learns, q
+//! the one that sampled, r = p / q, A the advantage and w the weight of a token:
+//!
+//! | Loss | Summed over tokens | Its derivative by log p |
+//! |---|---|---|
+//! | `cross_entropy` | -w log p | -w |
+//! | `importance_sampling` | -r A | -r A |
+//! | `ppo` (Schulman et al. 2017) | -min(r A, clip(r) A) | -r A, or 0 where the clipped term is the smaller |
+//! | `cispo` (MiniMax 2025) | -clip(r) A log p, with clip(r) held constant | -clip(r) A |
+//! | `dro` (Richemond et al. 2024) | -(A log p - β/2 (log p - log q)²) | -(A - β (log p - log q)) |
+//!
+//! DPO (Rafailov et al. 2023, equation 7) is -log σ(β (c - d)) of a pair, where c and d are the sums of w (log p - log q) of the
+//! chosen and of the rejected answer, and q is the reference.
+//!
+//! Everything is computed in f64 and summed in the order of the tokens.
+
+use std::collections::BTreeMap;
+
+/// Sums of a batch by their names, as Tinker has them: a name and how values of parts become one. Here all are sums, which
+/// [`add`] joins.
+pub type Metrics = BTreeMap<&'static str, f64>;
+
+/// Adds the metrics of a part to those of the whole.
+pub fn add(whole: &mut Metrics, part: &Metrics) {
+    for (&name, value) in part {
+        *whole.entry(name).or_default() += value;
+    }
+}
+
+/// Why there is no such loss.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum LossError {
+    /// Of this name.
+    #[error("the loss '{0}' is not supported; use cross_entropy, importance_sampling, ppo, cispo or dro")]
+    UnknownLoss(String),
+    /// With this option.
+    #[error("the loss '{loss}' has no option '{option}'; leave it out")]
+    UnknownOption {
+        /// Its name.
+        loss: String,
+        /// The option's.
+        option: String,
+    },
+    /// Without this option.
+    #[error("the loss '{loss}' needs the option '{option}'")]
+    MissingOption {
+        /// Its name.
+        loss: String,
+        /// The option's.
+        option: &'static str,
+    },
+    /// With these values.
+    #[error("the options of '{loss}' must be {rule}")]
+    Invalid {
+        /// Its name.
+        loss: String,
+        /// What is allowed.
+        rule: &'static str,
+    },
+}
+
+/// Bounds of the ratio itself: 0.8 and 1.2, where others write 0.2.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Clip {
+    /// The least.
+    pub low: f64,
+    /// The most.
+    pub high: f64,
+}
+
+impl Default for Clip {
+    /// Tinker's.
+    fn default() -> Self {
+        Self { low: 0.8, high: 1.2 }
+    }
+}
+
+impl Clip {
+    fn of(self, ratio: f64) -> f64 {
+        // Unlike `clamp`, which panics where a bound is no number.
+        ratio.max(self.low).min(self.high)
+    }
+}
+
+/// A loss of what was sampled.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum PolicyLoss {
+    /// REINFORCE, corrected for having been sampled by another.
+    ImportanceSampling,
+    /// Without a reward for going further than the bounds.
+    Ppo(Clip),
+    /// With the correction bounded.
+    Cispo(Clip),
+    /// With a price on the distance from who sampled.
+    Dro {
+        /// The price.
+        beta: f64,
+    },
+}
+
+/// A loss by its name.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Loss {
+    /// Of given answers.
+    CrossEntropy,
+    /// Of sampled ones.
+    Policy(PolicyLoss),
+}
+
+impl Loss {
+    /// The loss that `loss_fn` and `loss_fn_config` of Tinker's `forward_backward` mean.
+    ///
+    /// # Errors
+    /// If there is none, or none with these options.
+    pub fn named(name: &str, config: &BTreeMap<String, f64>) -> Result<Self, LossError> {
+        let mut options = Options { loss: name, config: config.clone() };
+        let loss = match name {
+            "cross_entropy" => Self::CrossEntropy,
+            "importance_sampling" => Self::Policy(PolicyLoss::ImportanceSampling),
+            "ppo" => Self::Policy(PolicyLoss::Ppo(options.clip()?)),
+            "cispo" => Self::Policy(PolicyLoss::Cispo(options.clip()?)),
+            "dro" => Self::Policy(PolicyLoss::Dro { beta: options.beta()? }),
+            _ => return Err(LossError::UnknownLoss(name.to_owned())),
+        };
+        options.finish()?;
+        Ok(loss)
+    }
+}
+
+/// Options that have not been read yet.
+struct Options<'a> {
+    loss: &'a str,
+    config: BTreeMap<String, f64>,
+}
+
+impl Options<'_> {
+    fn clip(&mut self) -> Result<Clip, LossError> {
+        let defaults = Clip::default();
+        let low = self.config.remove("clip_low_threshold").unwrap_or(defaults.low);
+        let high = self.config.remove("clip_high_threshold").unwrap_or(defaults.high);
+        if low >= 0.0 && high.is_finite() && low <= high {
+            return Ok(Clip { low, high });
+        }
+        Err(self.invalid("0 <= clip_low_threshold <= clip_high_threshold; they bound the ratio, around 1"))
+    }
+
+    /// No default is documented, and guessing one would decide what is learned.
+    fn beta(&mut self) -> Result<f64, LossError> {
+        let missing = || LossError::MissingOption { loss: self.loss.to_owned(), option: "beta" };
+        let beta = self.config.remove("beta").ok_or_else(missing)?;
+        if beta >= 0.0 && beta.is_finite() { Ok(beta) } else { Err(self.invalid("a finite beta >= 0")) }
+    }
+
+    fn finish(mut self) -> Result<(), LossError> {
+        match self.config.pop_first() {
+            Some((option, _)) => Err(LossError::UnknownOption { loss: self.loss.to_owned(), option }),
+            None => Ok(()),
+        }
+    }
+
+    fn invalid(&self, rule: &'static str) -> LossError {
+        LossError::Invalid { loss: self.loss.to_owned(), rule }
+    }
+}
+
+/// What a loss says of one row of tokens.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Evaluated {
+    /// Its value.
+    pub loss: f64,
+    /// Its derivative by the log-probability of each token.
+    pub gradients: Vec<f32>,
+    /// The value and others, to be summed over rows.
+    pub metrics: Metrics,
+}
+
+/// `cross_entropy` of one row.
+///
+/// # Panics
+/// If there is not one weight for each token.
+#[must_use]
+pub fn cross_entropy(logprobs: &[f32], weights: &[f32]) -> Evaluated {
+    assert_eq!(logprobs.len(), weights.len(), "a weight for each token");
+    let loss = -weighted(logprobs, weights);
+    let weight: f64 = weights.iter().copied().map(f64::from).sum();
+    Evaluated {
+        loss,
+        gradients: weights.iter().map(|weight| -weight).collect(),
+        metrics: Metrics::from([("loss:sum", loss), ("weight:sum", weight)]),
+    }
+}
+
+/// The sum of `values`, each times its weight. What has no weight counts nothing, whatever it is.
+fn weighted(values: &[f32], weights: &[f32]) -> f64 {
+    let counted = values.iter().zip(weights).filter(|(_, weight)| **weight != 0.0);
+    counted.map(|(value, weight)| f64::from(*value) * f64::from(*weight)).sum()
+}
+
+impl PolicyLoss {
+    /// This loss of one row: what the tokens' log-probabilities are, what they were when they were sampled, and what each was
+    /// worth.
+    ///
+    /// # Panics
+    /// If there is not one of each for every token.
+    #[must_use]
+    #[expect(clippy::cast_possible_truncation, reason = "gradients are numbers of 32 bits")]
+    pub fn of(self, logprobs: &[f32], sampling_logprobs: &[f32], advantages: &[f32]) -> Evaluated {
+        assert_eq!(logprobs.len(), sampling_logprobs.len(), "where each token came from");
+        assert_eq!(logprobs.len(), advantages.len(), "an advantage for each token");
+        let names = ["loss:sum", "sampled:sum", "clipped:sum", "sampling_minus_learned:sum"];
+        let mut sums = [0.0; 4];
+        let mut gradients = Vec::with_capacity(logprobs.len());
+        for ((&logprob, &sampling), &advantage) in logprobs.iter().zip(sampling_logprobs).zip(advantages) {
+            let token = self.of_token(f64::from(logprob), f64::from(sampling), f64::from(advantage));
+            gradients.push(token.gradient as f32);
+            sums[0] += token.loss;
+            // Prompts have no advantage.
+            if advantage != 0.0 {
+                sums[1] += 1.0;
+                sums[2] += f64::from(u8::from(token.is_clipped));
+                sums[3] += f64::from(sampling) - f64::from(logprob);
+            }
+        }
+        Evaluated { loss: sums[0], gradients, metrics: names.into_iter().zip(sums).collect() }
+    }
+
+    fn of_token(self, logprob: f64, sampling: f64, advantage: f64) -> Token {
+        let distance = logprob - sampling;
+        let ratio = distance.exp();
+        let reward = ratio * advantage;
+        match self {
+            Self::Dro { beta } => {
+                let loss = 0.5 * beta * distance * distance - advantage * logprob;
+                Token { loss, gradient: beta * distance - advantage, is_clipped: false }
+            }
+            // An infinite ratio times nothing would be no number.
+            _ if advantage == 0.0 => Token { loss: 0.0, gradient: 0.0, is_clipped: false },
+            Self::ImportanceSampling => Token { loss: -reward, gradient: -reward, is_clipped: false },
+            Self::Ppo(clip) => {
+                let clipped = clip.of(ratio) * advantage;
+                let is_clipped = clipped < reward;
+                let gradient = if is_clipped { 0.0 } else { -reward };
+                Token { loss: -reward.min(clipped), gradient, is_clipped }
+            }
+            Self::Cispo(clip) => {
+                let bounded = clip.of(ratio);
+                let gradient = -bounded * advantage;
+                Token { loss: gradient * logprob, gradient, is_clipped: bounded != ratio }
+            }
+        }
+    }
+}
+
+/// What a loss says of one token.
+struct Token {
+    loss: f64,
+    gradient: f64,
+    is_clipped: bool,
+}
+
+/// An answer of a pair: one number for each token.
+#[derive(Debug, Clone, Copy)]
+pub struct Answer<'a> {
+    /// By the policy that learns.
+    pub logprobs: &'a [f32],
+    /// By the reference.
+    pub reference_logprobs: &'a [f32],
+    /// 1 for the answer, 0 for the prompt.
+    pub weights: &'a [f32],
+}
+
+impl Answer<'_> {
+    /// By how much the policy is likelier than the reference to say this, as a logarithm.
+    fn gain(&self) -> f64 {
+        assert_eq!(self.logprobs.len(), self.weights.len(), "a weight for each token");
+        assert_eq!(self.reference_logprobs.len(), self.weights.len(), "a reference for each token");
+        weighted(self.logprobs, self.weights) - weighted(self.reference_logprobs, self.weights)
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "gradients are numbers of 32 bits")]
+    fn gradients(&self, by_gain: f64) -> Vec<f32> {
+        self.weights.iter().map(|weight| (by_gain * f64::from(*weight)) as f32).collect()
+    }
+}
+
+/// What DPO says of one pair.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Compared {
+    /// Its value.
+    pub loss: f64,
+    /// Its derivative by the log-probability of each token of the chosen answer.
+    pub chosen_gradients: Vec<f32>,
+    /// And of the rejected one.
+    pub rejected_gradients: Vec<f32>,
+    /// The value and others, to be summed over pairs.
+    pub metrics: Metrics,
+}
+
+/// DPO of one pair. Larger `beta` keeps the policy nearer to the reference.
+///
+/// # Panics
+/// If an answer has not one number of each kind for every token.
+#[must_use]
+pub fn dpo(beta: f64, chosen: Answer<'_>, rejected: Answer<'_>) -> Compared {
+    let rewards = [chosen, rejected].map(|answer| beta * answer.gain());
+    let margin = rewards[0] - rewards[1];
+    // -log σ(x) = log(1 + e^-x), and its derivative -σ(-x), without an overflow on either side.
+    let loss = (-margin).max(0.0) + (-margin.abs()).exp().ln_1p();
+    let by_margin = -1.0 / (1.0 + margin.exp());
+    let metrics = [
+        ("loss:sum", loss),
+        ("accuracy:sum", f64::from(u8::from(margin > 0.0))),
+        ("chosen_reward:sum", rewards[0]),
+        ("margin:sum", margin),
+        ("rejected_reward:sum", rewards[1]),
+    ];
+    Compared {
+        loss,
+        chosen_gradients: chosen.gradients(beta * by_margin),
+        rejected_gradients: rejected.gradients(-beta * by_margin),
+        metrics: metrics.into(),
+    }
+}
