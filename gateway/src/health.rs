@@ -68,6 +68,7 @@ pub(crate) async fn status(State(app): State<Arc<App>>) -> Result<Json<Value>, A
     Ok(Json(json!({
         "model": serving.as_ref().map(|serving| serving.base_name.as_str()),
         "model_path": welcome.map(|welcome| welcome.model_path.as_str()),
+        "adapter_root": app.registry.root().to_string_lossy(),
         "version": env!("CARGO_PKG_VERSION"),
         "uptime_s": app.started.elapsed().as_secs(),
         "ready": serving.is_some() && !app.is_draining(),

@@ -24,6 +24,7 @@ use crate::{
         pull::{self, PullArguments},
         show::{self, ShowArguments},
         status,
+        tune::{self, TuneArguments},
         up::{self, UpArguments},
     },
     deployment::selection::{GatewayArguments, StateArguments},
@@ -83,6 +84,9 @@ enum Command {
     /// Adds, replaces, removes, pins and checks adapters
     #[command(after_help = exit::HELP)]
     Adapters(ToGateway<AdaptersArguments>),
+    /// Trains an adapter on the base of a running deployment and serves it
+    #[command(after_help = exit::HELP)]
+    Tune(ToGateway<TuneArguments>),
     /// Checks a deployment file and everything it names, without starting it
     #[command(after_help = exit::HELP)]
     Check(CheckArguments),
@@ -210,6 +214,7 @@ fn dispatch(command: Command, terminal: Terminal) -> Result<(), Box<dyn Explain>
         Command::Status(to) => status::run(&to.url()?, terminal).map_err(boxed),
         Command::Show(to) => show::run(&to.arguments, &to.url()?, terminal).map_err(boxed),
         Command::Adapters(to) => adapters::run(&to.arguments.command, &to.url()?, terminal).map_err(boxed),
+        Command::Tune(to) => tune::run(to.arguments, &to.gateway, terminal).map_err(boxed),
         Command::Check(arguments) => check::run(&arguments, terminal).map_err(boxed),
         Command::Doctor(arguments) => doctor::run(&arguments, terminal).map_err(boxed),
         Command::Bench(to) => bench::run(&to.arguments, &to.url()?, terminal).map_err(boxed),

@@ -16,4 +16,5 @@ pub(crate) mod ps;
 pub(crate) mod pull;
 pub(crate) mod show;
 pub(crate) mod status;
+pub(crate) mod tune;
 pub(crate) mod up;

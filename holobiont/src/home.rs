@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, path::PathBuf};
 
-/// The directory that holds `models/` and `state/`.
+/// The directory that holds `models/`, `state/` and `runs/`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Home(PathBuf);
 
@@ -31,6 +31,11 @@ impl Home {
     /// Where `pull` puts models and `up` looks for them.
     pub(crate) fn models(&self) -> PathBuf {
         self.0.join("models")
+    }
+
+    /// Where `tune` keeps its runs, each in a directory of its own.
+    pub(crate) fn runs(&self) -> PathBuf {
+        self.0.join("runs")
     }
 
     /// Where `chat` keeps what was typed.

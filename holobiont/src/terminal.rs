@@ -2,6 +2,7 @@
 
 pub(crate) mod findings;
 pub(crate) mod progress;
+pub(crate) mod stop_signals;
 pub(crate) mod table;
 
 use std::io::{self, IsTerminal, Write};
@@ -149,7 +150,7 @@ impl Terminal {
     }
 
     /// True if progress may be drawn.
-    fn animates(self) -> bool {
+    pub(crate) fn animates(self) -> bool {
         self.volume != Volume::Quiet && self.format == Format::Human && io::stderr().is_terminal()
     }
 }

@@ -1,7 +1,7 @@
 //! The registry: the table of names, the files and the database behind it, and the locks that keep them in step.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError, RwLock, Weak, atomic::AtomicBool},
     time::Duration,
 };
@@ -133,6 +133,12 @@ impl Registry {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.entries().is_empty()
+    }
+
+    /// Directory below which adapters are loaded over HTTP; absolute.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.root
     }
 
     /// Most names there may be.

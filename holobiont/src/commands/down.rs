@@ -82,17 +82,17 @@ pub(crate) fn run(arguments: &StateArguments, terminal: Terminal) -> Result<(), 
     let failed = |source| DownError::Stop { state: state.clone(), source };
     let not_running = || DownError::NotRunning { state: state.clone() };
     let holder = Holder::of(&state).map_err(failed)?.ok_or_else(not_running)?;
-    let process = holder.open().map_err(failed)?.ok_or_else(not_running)?;
+    let process = holder.process.open().map_err(failed)?.ok_or_else(not_running)?;
 
     let start = Instant::now();
     process.terminate().map_err(failed)?;
     let limit = Duration::from_millis(holder.grace_ms).saturating_add(BEYOND_GRACE);
     if !wait(&process, holder, limit, terminal).map_err(failed)? {
-        return Err(DownError::StillRunning { pid: holder.pid, waited: limit });
+        return Err(DownError::StillRunning { pid: holder.process.pid, waited: limit });
     }
     let stopped_ms = u64::try_from(start.elapsed().as_millis()).unwrap_or(u64::MAX);
     match terminal.format {
-        Format::Json => terminal.print(json!({"stopped": holder.pid, "took_ms": stopped_ms})),
+        Format::Json => terminal.print(json!({"stopped": holder.process.pid, "took_ms": stopped_ms})),
         Format::Human => terminal.print(format_args!("stopped after {:.1} s", stopped_ms as f64 / 1e3)),
     }
     Ok(())
@@ -101,7 +101,7 @@ pub(crate) fn run(arguments: &StateArguments, terminal: Terminal) -> Result<(), 
 /// True once the process has ended, false when `limit` is over.
 fn wait(process: &RunningProcess, holder: Holder, limit: Duration, terminal: Terminal) -> io::Result<bool> {
     let grace_s = holder.grace_ms as f64 / 1e3;
-    let message = format!("stopping process {}; running answers get {grace_s:.1} s", holder.pid);
+    let message = format!("stopping process {}; running answers get {grace_s:.1} s", holder.process.pid);
     let progress = terminal.spinner(message);
     let start = Instant::now();
     let ended = loop {

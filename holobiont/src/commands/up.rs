@@ -10,7 +10,7 @@
 //! - [`process`]: one child process; [`managed`]: the same over its lives
 //! - [`restart`]: how often and how soon a dead process is started again
 //! - [`notices`]: how a child says that it lives; [`service`]: what systemd hears of us
-//! - [`stop`]: a stop under way; [`stop_signals`]: Ctrl-C, and what programs send
+//! - [`stop`]: a stop under way
 //! - [`supervisor`]: the loop over everything that can happen
 //! - [`greeting`]: what is printed once requests are welcome
 
@@ -26,7 +26,6 @@ mod restart;
 mod service;
 mod state_dir;
 mod stop;
-mod stop_signals;
 mod supervisor;
 
 use std::{

@@ -36,8 +36,8 @@ impl Entry {
     /// Whether the process `pid` holds its state directory.
     fn is_of(&self, pid: &str) -> bool {
         let holder = Holder::of(&self.state).ok().flatten();
-        holder
-            .is_some_and(|holder| holder.pid.to_string() == pid && holder.open().is_ok_and(|it| it.is_some()))
+        let process = holder.map(|holder| holder.process).filter(|process| process.pid.to_string() == pid);
+        process.is_some_and(|process| process.open().is_ok_and(|it| it.is_some()))
     }
 }
 

@@ -1,4 +1,4 @@
-//! A running deployment as other commands find it: the process that holds a state directory.
+//! A running process as other commands find it: above all the one that holds a state directory.
 //!
 //! A process id alone may belong to somebody else by the time it is used. Beside it stands when the process started,
 //! which the kernel tells for every process: both together are never used twice, and a signal goes through a pidfd that
@@ -15,13 +15,21 @@ use serde::{Deserialize, Serialize};
 
 use super::paths::lock_path;
 
+/// A process that is meant wherever this is read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct ProcessId {
+    /// Its number, which may be somebody else's later.
+    pub(crate) pid: u32,
+    /// When it started, in the kernel's ticks since boot.
+    started_ticks: u64,
+}
+
 /// What `up` writes into the lock file of its state directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Holder {
     /// The process `up`.
-    pub(crate) pid: u32,
-    /// When it started, in the kernel's ticks since boot.
-    pub(crate) started_ticks: u64,
+    #[serde(flatten)]
+    pub(crate) process: ProcessId,
     /// How long running requests get at its stop.
     pub(crate) grace_ms: u64,
 }
@@ -29,12 +37,8 @@ pub(crate) struct Holder {
 impl Holder {
     /// This process.
     pub(crate) fn this(grace: Duration) -> Self {
-        let pid = std::process::id();
-        Self {
-            pid,
-            started_ticks: started_ticks(pid).unwrap_or_default(),
-            grace_ms: u64::try_from(grace.as_millis()).unwrap_or(u64::MAX),
-        }
+        let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+        Self { process: ProcessId::this(), grace_ms }
     }
 
     /// Who holds, or held last, the state directory; `None` if nobody ever did or the file is not ours.
@@ -44,6 +48,18 @@ impl Holder {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
+    }
+}
+
+impl ProcessId {
+    /// This process.
+    pub(crate) fn this() -> Self {
+        Self::of(std::process::id())
+    }
+
+    /// The process that has the number `pid` now.
+    pub(crate) fn of(pid: u32) -> Self {
+        Self { pid, started_ticks: started_ticks(pid).unwrap_or_default() }
     }
 
     /// A handle on the process, if it still runs.
@@ -106,21 +122,19 @@ mod tests {
 
     #[test]
     fn a_running_process_is_found_and_the_same_id_with_another_start_is_not() {
-        let holder = Holder::this(Duration::ZERO);
-        assert!(holder.started_ticks > 0);
-        assert!(holder.open().unwrap().is_some());
-        let recycled = Holder { started_ticks: holder.started_ticks - 1, ..holder };
+        let process = ProcessId::this();
+        assert!(process.started_ticks > 0);
+        assert!(process.open().unwrap().is_some());
+        let recycled = ProcessId { started_ticks: process.started_ticks - 1, ..process };
         assert!(recycled.open().unwrap().is_none(), "a recycled id is somebody else");
     }
 
     #[test]
     fn a_process_that_ended_is_not_found() {
         let mut child = std::process::Command::new("true").spawn().unwrap();
-        let pid = child.id();
-        let ticks = started_ticks(pid).unwrap_or_default();
+        let process = ProcessId::of(child.id());
         child.wait().unwrap();
-        let holder = Holder { pid, started_ticks: ticks, grace_ms: 0 };
-        assert!(holder.open().unwrap().is_none());
+        assert!(process.open().unwrap().is_none());
     }
 
     #[test]

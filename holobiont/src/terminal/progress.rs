@@ -49,6 +49,17 @@ impl Progress {
         self.draw(thousandths(done_bytes, total_bytes));
     }
 
+    /// `done` of `total` steps are done, and what is to be said of them beside the bar.
+    pub(crate) fn at_step(&mut self, done: u64, total: u64, words: String) {
+        self.bar.set_prefix(words);
+        self.draw(thousandths(done, total));
+    }
+
+    /// No more will be done; the line stays as it is.
+    pub(crate) fn abandon(&self) {
+        self.bar.abandon();
+    }
+
     fn draw(&mut self, thousandths: u64) {
         self.shown = self.shown.max(thousandths);
         self.bar.set_position(self.shown);

@@ -18,11 +18,12 @@ pub(crate) struct FakeGateway {
     seen: Arc<Seen>,
 }
 
-/// What it was asked, and which model it says it serves.
+/// What it was asked, and where it says its model and adapters lie.
 #[derive(Default)]
 struct Seen {
     bodies: Mutex<Vec<Value>>,
     model_path: Mutex<Option<PathBuf>>,
+    adapter_root: Mutex<Option<PathBuf>>,
 }
 
 impl FakeGateway {
@@ -47,6 +48,11 @@ impl FakeGateway {
     /// From now on it says that it serves this file.
     pub(crate) fn serve(&self, model: &Path) {
         *self.seen.model_path.lock().unwrap() = Some(model.to_owned());
+    }
+
+    /// From now on it says that it reads adapters from here.
+    pub(crate) fn read_below(&self, root: &Path) {
+        *self.seen.adapter_root.lock().unwrap() = Some(root.to_owned());
     }
 
     pub(crate) fn command(&self, stage: &Stage, arguments: &[&str]) -> Command {
@@ -83,7 +89,7 @@ fn answer(mut stream: TcpStream, seen: &Seen) -> Option<()> {
     let (status, kind, text) = match head.first()?.split(' ').nth(1)? {
         "/v1/models" => ("200 OK", "application/json", models().to_string()),
         "/v1/lora_adapters" => ("200 OK", "application/json", adapters().to_string()),
-        "/v1/status" => ("200 OK", "application/json", status(seen.model_path.lock().unwrap().as_deref())),
+        "/v1/status" => ("200 OK", "application/json", status(seen)),
         route @ ("/v1/load_lora_adapter" | "/v1/unload_lora_adapter" | "/v1/pin_lora_adapter") => {
             let body: Value = serde_json::from_slice(&body).unwrap();
             seen.bodies.lock().unwrap().push(body.clone());
@@ -132,11 +138,17 @@ pub(crate) const STATUS: &str = r#"{"model": "smol", "version": "1", "ready": tr
     "device": {"bytes": 1024, "budget_bytes": 2048, "cold_start": "on-demand", "emulated_link_bytes_per_s": 125000000},
     "workers": {"expected": 2, "seated": [{"core": 1, "pid": 7, "slices": 5, "share": 1.0, "taken_back": 0}]}}"#;
 
-fn status(model_path: Option<&Path>) -> String {
-    let Some(path) = model_path else { return STATUS.to_owned() };
-    let mut status: Value = serde_json::from_str(STATUS).unwrap();
-    status["model_path"] = json!(path);
-    status.to_string()
+fn status(seen: &Seen) -> String {
+    let places = [("model_path", &seen.model_path), ("adapter_root", &seen.adapter_root)];
+    let mut status = STATUS.to_owned();
+    for (field, place) in places {
+        if let Some(path) = &*place.lock().unwrap() {
+            let mut value: Value = serde_json::from_str(&status).unwrap();
+            value[field] = json!(path);
+            status = value.to_string();
+        }
+    }
+    status
 }
 
 /// `taken` is loaded already, `outside` lies outside the root, `busy` is being loaded, `other` has changed.

@@ -58,14 +58,18 @@ impl Stage {
             let text = FAKE_PROCESS
                 .replace("role=ROLE", &format!("role={}", role.to_lowercase()))
                 .replace("FAKE_ROLE", &format!("FAKE_{role}"));
-            let path = programs.path().join(program);
-            fs::write(&path, text).unwrap();
-            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+            add_program(programs.path(), program, &text);
         }
         let home = TempDir::new().unwrap();
         fs::create_dir(home.path().join("models")).unwrap();
         fs::write(home.path().join("models/tiny.gguf"), "weights").unwrap();
         Self { programs, home }
+    }
+
+    /// Adds a companion, as a script.
+    pub(crate) fn with(self, program: &str, script: &str) -> Self {
+        add_program(self.programs.path(), program, script);
+        self
     }
 
     /// Removes a companion.
@@ -119,6 +123,12 @@ impl Stage {
         let line = self.wait_for_log(&format!("{role} started"), count);
         line.split(' ').nth(2).unwrap().parse().unwrap()
     }
+}
+
+fn add_program(directory: &Path, program: &str, script: &str) {
+    let path = directory.join(program);
+    fs::write(&path, script).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
 }
 
 /// A command under way, with its output collected in files so that no pipe can fill up.

@@ -141,7 +141,8 @@ fn lock(state: &Path, holder: Holder) -> Result<File, UpError> {
         Ok(()) => {}
         Err(rustix::io::Errno::WOULDBLOCK) => {
             let holder = Holder::of(state).ok().flatten();
-            return Err(UpError::StateTaken { path: state.to_owned(), pid: holder.map(|holder| holder.pid) });
+            let pid = holder.map(|holder| holder.process.pid);
+            return Err(UpError::StateTaken { path: state.to_owned(), pid });
         }
         Err(errno) => return Err(failed(errno.into())),
     }

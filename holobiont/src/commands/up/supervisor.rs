@@ -26,11 +26,13 @@ use super::{
     restart::{Deaths, Verdict},
     service,
     stop::{Force, Stop},
-    stop_signals::{StopSignal, StopSignals},
 };
 use crate::{
     deployment::{config::Config, registry::Registration},
-    terminal::{Terminal, printable},
+    terminal::{
+        Terminal, printable,
+        stop_signals::{StopSignal, StopSignals},
+    },
 };
 
 /// Processes that have told their last callers why they stop need a moment more than those callers had.

@@ -1,4 +1,4 @@
-//! The signals that ask a deployment to stop.
+//! The signals that ask this process to stop.
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 

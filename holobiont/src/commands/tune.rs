@@ -1,0 +1,61 @@
+//! `holobiont tune`: trains an adapter on the base of a running deployment, and serves it.
+//!
+//! The training is done by `holobiont-trainer`, a child that rents the base's layers as split clients do, so that
+//! requests are served meanwhile. This command finds it a deployment and a place, shows how far it is, keeps what it
+//! says, and puts the adapter under its name.
+//!
+//! # Layout
+//!
+//! - [`name`]: what a run and its adapter are called
+//! - [`options`]: how is trained
+//! - [`events`]: what the trainer says
+//! - [`record`]: what is kept of a run, and where
+//! - [`gateway`]: what has the name before, and the adapter put under it
+//! - [`trainer`]: the child
+//! - [`watch`]: what is shown of a run under way; [`words`]: its figures for people
+//! - [`plot`]: losses drawn
+//! - [`run`]: a run from its plan to its end
+//! - [`past`]: runs that are kept: listed, shown, stopped
+//! - [`errors`]: what may go wrong
+
+mod errors;
+mod events;
+mod gateway;
+mod name;
+mod options;
+mod past;
+mod plot;
+mod record;
+mod run;
+mod trainer;
+mod watch;
+mod words;
+
+use crate::{deployment::selection::GatewayArguments, home::Home, terminal::Terminal};
+use errors::TuneError;
+use past::PastCommand;
+use run::RunArguments;
+
+/// Arguments of `tune`.
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub(crate) struct TuneArguments {
+    #[command(subcommand)]
+    past: Option<PastCommand>,
+    #[command(flatten)]
+    run: Option<RunArguments>,
+}
+
+/// Trains an adapter, or tells of what was trained.
+pub(crate) fn run(
+    arguments: TuneArguments,
+    gateway: &GatewayArguments,
+    terminal: Terminal,
+) -> Result<(), TuneError> {
+    let home = Home::from_environment();
+    match (arguments.past, arguments.run) {
+        (Some(command), _) => past::run(&command, &home, terminal),
+        (None, Some(arguments)) => run::run(arguments, gateway, &home, terminal),
+        (None, None) => unreachable!("clap requires a name where there is no subcommand"),
+    }
+}

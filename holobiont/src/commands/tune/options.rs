@@ -1,0 +1,215 @@
+//! How is trained: options that the trainer knows by the same names.
+
+use std::{ffi::OsString, io, path::PathBuf};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+/// What an adapter changes of the base.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Method {
+    /// Linear layers, by low-rank deltas
+    Lora,
+    /// Outputs of linear layers, by a factor each
+    Ia3,
+    /// Keys and values before the first token
+    Prefix,
+}
+
+/// How the learning rate goes on after its warmup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Schedule {
+    /// As it is
+    Constant,
+    /// Down to nothing, by the same amount each step
+    Linear,
+    /// Down to nothing, along a half wave
+    Cosine,
+}
+
+/// With what numbers the base's layers are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Precision {
+    /// As requests get them
+    Serving,
+    /// As exactly as the weights allow
+    Exact,
+}
+
+/// Options of the trainer; one that is not given is the trainer's to choose.
+#[derive(Debug, Clone, Default, clap::Args, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) struct TrainingArguments {
+    /// Examples to measure the loss on, which are not trained on
+    #[arg(long, value_name = "FILE", conflicts_with = "held_out")]
+    validation: Option<PathBuf>,
+    /// Share of the examples to hold out for the same, in percent
+    #[arg(long, value_name = "PERCENT", value_parser = finite)]
+    held_out: Option<f64>,
+    /// Goes on from this PEFT adapter
+    #[arg(long, value_name = "DIR")]
+    from: Option<PathBuf>,
+    /// What the adapter changes of the base
+    #[arg(long, value_enum, value_name = "METHOD")]
+    method: Option<Method>,
+    /// Rank of the deltas
+    #[arg(long, value_name = "N")]
+    rank: Option<u32>,
+    /// Deltas are scaled by this over the rank
+    #[arg(long, value_name = "X", value_parser = finite)]
+    alpha: Option<f64>,
+    /// Deltas are scaled by alpha over the root of the rank
+    #[arg(long)]
+    rslora: bool,
+    /// Linear layers to change, as q_proj,v_proj
+    #[arg(long, value_name = "LIST")]
+    targets: Option<String>,
+    /// Tokens of a prefix
+    #[arg(long, value_name = "N")]
+    virtual_tokens: Option<u32>,
+    /// Largest learning rate
+    #[arg(long, value_name = "X", value_parser = finite)]
+    learning_rate: Option<f64>,
+    /// How the learning rate goes on after its warmup
+    #[arg(long, value_enum, value_name = "SCHEDULE")]
+    schedule: Option<Schedule>,
+    /// Steps in which the learning rate rises
+    #[arg(long, value_name = "N")]
+    warmup_steps: Option<u64>,
+    /// How often every example is seen
+    #[arg(long, value_name = "N")]
+    epochs: Option<u64>,
+    /// Ends after so many steps
+    #[arg(long, value_name = "N")]
+    max_steps: Option<u64>,
+    /// Examples of a step
+    #[arg(long, value_name = "N")]
+    batch_size: Option<u32>,
+    /// Longest example, in tokens
+    #[arg(long, value_name = "N")]
+    max_tokens: Option<u32>,
+    /// Weight decay of AdamW
+    #[arg(long, value_name = "X", value_parser = finite)]
+    weight_decay: Option<f64>,
+    /// Gradients longer than this are shortened to it
+    #[arg(long, value_name = "X", value_parser = finite)]
+    max_grad_norm: Option<f64>,
+    /// How closely preferences (DPO) keep to the base
+    #[arg(long, value_name = "X", value_parser = finite)]
+    beta: Option<f64>,
+    /// The same seed and data give the same adapter
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Steps from one checkpoint to the next
+    #[arg(long, value_name = "N")]
+    checkpoint_steps: Option<u64>,
+    /// With what numbers the base's layers are computed
+    #[arg(long, value_enum, value_name = "PRECISION")]
+    precision: Option<Precision>,
+    /// Cores the trainer computes on, as 0-3,8
+    #[arg(long, value_name = "LIST")]
+    cores: Option<String>,
+}
+
+/// Options by name, as a run keeps them.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub(super) struct Options(Map<String, Value>);
+
+impl TrainingArguments {
+    /// Those that were given, with paths that mean the same from everywhere; else the path that is not there.
+    pub(super) fn given(mut self) -> Result<Options, (PathBuf, io::Error)> {
+        for path in [&mut self.validation, &mut self.from].into_iter().flatten() {
+            *path = path.canonicalize().map_err(|source| (path.clone(), source))?;
+        }
+        let options = serde_json::to_value(self).unwrap_or_default();
+        let given = |value: &Value| !matches!(value, Value::Null | Value::Bool(false));
+        let Value::Object(options) = options else { return Ok(Options::default()) };
+        Ok(Options(options.into_iter().filter(|(_, value)| given(value)).collect()))
+    }
+}
+
+impl Options {
+    /// These, and of `earlier` ones what these do not say.
+    pub(super) fn over(self, earlier: Self) -> Self {
+        let mut options = earlier.0;
+        options.extend(self.0);
+        Self(options)
+    }
+
+    /// As the trainer takes them.
+    pub(super) fn arguments(&self) -> impl Iterator<Item = OsString> {
+        self.0.iter().flat_map(|(name, value)| {
+            let value = match value {
+                Value::Bool(_) => None,
+                Value::String(text) => Some(text.clone()),
+                number => Some(number.to_string()),
+            };
+            std::iter::once(format!("--{name}")).chain(value).map(OsString::from)
+        })
+    }
+}
+
+/// A number that JSON can hold.
+fn finite(text: &str) -> Result<f64, String> {
+    let number: f64 = text.parse().map_err(|error| format!("{error}"))?;
+    if number.is_finite() { Ok(number) } else { Err("it must be finite".into()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory as _, Parser};
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        training: TrainingArguments,
+    }
+
+    fn options(line: &[&str]) -> Options {
+        Line::try_parse_from([&["tune"], line].concat()).unwrap().training.given().unwrap()
+    }
+
+    fn text(options: &Options) -> String {
+        options.arguments().map(|word| word.into_string().unwrap()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn what_is_given_is_handed_on_and_nothing_else() {
+        assert_eq!(text(&options(&[])), "");
+        let line =
+            ["--rank=4", "--rslora", "--learning-rate", "2e-4", "--method", "lora", "--targets", "q_proj"];
+        let expected = "--method lora --rank 4 --rslora --targets q_proj --learning-rate 0.0002";
+        assert_eq!(text(&options(&line)), expected);
+    }
+
+    #[test]
+    fn every_option_is_kept_under_the_name_it_is_given_by() {
+        let command = Line::command();
+        let known: Vec<_> = command.get_arguments().filter_map(clap::Arg::get_long).collect();
+        let Value::Object(kept) = serde_json::to_value(TrainingArguments::default()).unwrap() else {
+            panic!()
+        };
+        assert_eq!(kept.keys().map(String::as_str).collect::<Vec<_>>(), known);
+    }
+
+    #[test]
+    fn what_is_given_anew_wins_over_what_was_given_before() {
+        let all = options(&["--epochs", "5"]).over(options(&["--rank", "4", "--epochs", "1"]));
+        assert_eq!(text(&all), "--rank 4 --epochs 5");
+    }
+
+    #[test]
+    fn what_is_no_number_and_what_is_not_there_is_refused() {
+        for wrong in [["--alpha", "nan"], ["--rank", "-1"], ["--schedule", "square"]] {
+            assert!(Line::try_parse_from(["tune"].iter().chain(&wrong)).is_err(), "{wrong:?}");
+        }
+        let training = Line::parse_from(["tune", "--from", "/nowhere"]).training;
+        assert_eq!(training.given().unwrap_err().0, PathBuf::from("/nowhere"));
+    }
+}

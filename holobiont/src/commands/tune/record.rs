@@ -1,0 +1,349 @@
+//! What is kept of a run, in a directory of its own below `runs/`.
+//!
+//! ```text
+//! run.json      what was asked for, how it stands, what came of it; replaced as a whole
+//! events.jsonl  what the trainer said, a line at a time
+//! trainer.log   what it said on stderr
+//! checkpoints/  the trainer's, until the run is done
+//! lock          held while the run is under way
+//! ```
+//!
+//! A kill at any moment leaves all of it readable: at worst the last line of the events is not whole.
+
+use std::{
+    fs::{self, DirBuilder, File},
+    io::{self, Write as _},
+    os::unix::fs::DirBuilderExt as _,
+    path::{Path, PathBuf},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    events::{self, Event, Outcome},
+    name::RunName,
+    options::Options,
+};
+use crate::{
+    deployment::running::{ProcessId, RunningProcess},
+    home::Home,
+};
+
+/// How a run stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum State {
+    /// It is under way.
+    Running,
+    /// Its adapter is served.
+    Done,
+    /// It ended by a fault.
+    Failed,
+    /// Somebody stopped it.
+    Stopped,
+}
+
+impl State {
+    /// As tables show it.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Done => "done",
+            Self::Failed => "failed",
+            Self::Stopped => "stopped",
+        }
+    }
+}
+
+/// What `run.json` holds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(super) struct Record {
+    /// Of the run and its adapter.
+    pub(super) name: RunName,
+    /// How it stands, as far as this was written; see [`Record::settled`].
+    pub(super) state: State,
+    /// The training data.
+    pub(super) data: PathBuf,
+    /// How is trained.
+    pub(super) options: Options,
+    /// Where the adapter is written.
+    pub(super) output: PathBuf,
+    /// What the name stood for when the run began: nothing else is replaced.
+    pub(super) replaces: Option<String>,
+    /// The command.
+    pub(super) process: ProcessId,
+    /// Its child.
+    pub(super) trainer: Option<ProcessId>,
+    /// Seconds since 1970.
+    pub(super) started_at: u64,
+    /// The same of its end.
+    pub(super) ended_at: Option<u64>,
+    /// What came of it.
+    pub(super) result: Option<Outcome>,
+    /// Why it is not done.
+    pub(super) error: Option<String>,
+}
+
+impl Record {
+    /// As it stands now: a run whose processes were killed could not write that it has failed.
+    pub(super) fn settled(mut self) -> Self {
+        if self.state == State::Running && self.under_way().is_none() {
+            self.state = State::Failed;
+            self.error = Some("its processes ended without a word".into());
+        }
+        self
+    }
+
+    /// The process to ask for an end: the command, or a trainer that has outlived it.
+    pub(super) fn under_way(&self) -> Option<RunningProcess> {
+        let mut processes = [Some(self.process), self.trainer].into_iter().flatten();
+        processes.find_map(|process| process.open().ok().flatten()).filter(|_| self.state == State::Running)
+    }
+}
+
+/// Where a run is kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct RunDirectory(PathBuf);
+
+impl RunDirectory {
+    /// That of the run called `name`, which need not be there.
+    pub(super) fn of(home: &Home, name: &RunName) -> Self {
+        Self(home.runs().join(name.file_name()))
+    }
+
+    /// What is kept of every run, the last one first. What cannot be read is left out.
+    pub(super) fn records(home: &Home) -> Vec<Record> {
+        let directories = fs::read_dir(home.runs()).into_iter().flatten().flatten();
+        let records = directories.filter_map(|entry| Self(entry.path()).record().ok().flatten());
+        let mut records: Vec<Record> = records.collect();
+        records.sort_by_key(|record| std::cmp::Reverse(record.started_at));
+        records
+    }
+
+    /// Its path.
+    pub(super) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Where the trainer keeps what it needs to go on.
+    pub(super) fn checkpoints(&self) -> PathBuf {
+        self.0.join("checkpoints")
+    }
+
+    /// What the trainer said on stderr.
+    pub(super) fn trainer_log(&self) -> PathBuf {
+        self.0.join("trainer.log")
+    }
+
+    fn events_path(&self) -> PathBuf {
+        self.0.join("events.jsonl")
+    }
+
+    /// What is kept, as it stands now; `None` if there never was such a run.
+    pub(super) fn record(&self) -> io::Result<Option<Record>> {
+        let record: Record = match fs::read(self.0.join("run.json")) {
+            Ok(bytes) => serde_json::from_slice(&bytes)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        Ok(Some(record.settled()))
+    }
+
+    /// What was said, line by line.
+    pub(super) fn lines(&self) -> io::Result<Vec<String>> {
+        match fs::read(self.events_path()) {
+            Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).lines().map(str::to_owned).collect()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What was said, as far as it is understood.
+    pub(super) fn events(&self) -> io::Result<Vec<Event>> {
+        Ok(self.lines()?.iter().map(|line| events::parse(line)).collect())
+    }
+
+    /// The step of the last checkpoint, if it is still there.
+    pub(super) fn checkpoint(&self) -> io::Result<Option<u64>> {
+        let step = |event: &Event| if let Event::Checkpoint { step } = event { Some(*step) } else { None };
+        let last = self.events()?.iter().rev().find_map(step);
+        Ok(last.filter(|_| self.checkpoints().is_dir()))
+    }
+
+    /// Takes the run for this process; `None` if another has it.
+    pub(super) fn claim(&self) -> io::Result<Option<Claim>> {
+        DirBuilder::new().recursive(true).mode(0o700).create(&self.0)?;
+        let lock = File::options().read(true).append(true).create(true).open(self.0.join("lock"))?;
+        match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Claim { directory: self.clone(), lock })),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
+
+/// A run that this process may write to, until this and every copy of its lock is dropped.
+#[derive(Debug)]
+pub(super) struct Claim {
+    directory: RunDirectory,
+    lock: File,
+}
+
+impl Claim {
+    /// Where the run is kept.
+    pub(super) fn directory(&self) -> &RunDirectory {
+        &self.directory
+    }
+
+    /// The lock for a child: the run is its own too, also when this process is killed.
+    pub(super) fn shared(&self) -> io::Result<File> {
+        self.lock.try_clone()
+    }
+
+    /// Replaces `run.json`.
+    pub(super) fn write(&self, record: &Record) -> io::Result<()> {
+        let mut new = tempfile::Builder::new().prefix(".new-").tempfile_in(&self.directory.0)?;
+        serde_json::to_writer_pretty(&mut new, record)?;
+        new.write_all(b"\n")?;
+        new.as_file().sync_all()?;
+        new.persist(self.directory.0.join("run.json")).map_err(|error| error.error)?;
+        Ok(())
+    }
+
+    /// Opens the events for what is added.
+    pub(super) fn events(&self) -> io::Result<EventLog> {
+        let path = self.directory.events_path();
+        let mut file = File::options().append(true).create(true).open(&path)?;
+        // What a kill left of a line must not spoil the next one.
+        if fs::read(&path)?.last().is_some_and(|last| *last != b'\n') {
+            file.write_all(b"\n")?;
+        }
+        Ok(EventLog(file))
+    }
+
+    /// Forgets what an earlier run of this name left.
+    pub(super) fn clear(&self) -> io::Result<()> {
+        self.forget_checkpoints()?;
+        for path in [self.directory.events_path(), self.directory.trainer_log()] {
+            gone(fs::remove_file(path))?;
+        }
+        Ok(())
+    }
+
+    /// Forgets what only a resumed run needs.
+    pub(super) fn forget_checkpoints(&self) -> io::Result<()> {
+        gone(fs::remove_dir_all(self.directory.checkpoints()))
+    }
+}
+
+/// Events that are added to a file, each in one write.
+#[derive(Debug)]
+pub(super) struct EventLog(File);
+
+impl EventLog {
+    /// Adds a line.
+    pub(super) fn add(&mut self, line: &str) -> io::Result<()> {
+        self.0.write_all(format!("{line}\n").as_bytes())
+    }
+}
+
+/// What was not there is gone.
+fn gone(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Seconds since 1970.
+pub(super) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> Record {
+        Record {
+            name: "pirate".parse().unwrap(),
+            state: State::Running,
+            data: "/d.jsonl".into(),
+            options: Options::default(),
+            output: "/o".into(),
+            replaces: None,
+            process: ProcessId::this(),
+            trainer: None,
+            started_at: 1,
+            ended_at: None,
+            result: None,
+            error: None,
+        }
+    }
+
+    /// A process that has ended.
+    fn ended() -> ProcessId {
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let process = ProcessId::of(child.id());
+        child.wait().unwrap();
+        process
+    }
+
+    fn directory() -> (tempfile::TempDir, RunDirectory) {
+        let home = tempfile::tempdir().unwrap();
+        let directory = RunDirectory::of(&Home::at(home.path()), &"org/pirate".parse().unwrap());
+        (home, directory)
+    }
+
+    #[test]
+    fn a_run_is_running_as_long_as_one_of_its_processes_is() {
+        assert_eq!(record().settled().state, State::Running);
+        let orphaned = Record { process: ended(), trainer: Some(ProcessId::this()), ..record() };
+        assert_eq!(orphaned.settled().state, State::Running);
+        let killed = Record { process: ended(), trainer: Some(ended()), ..record() }.settled();
+        assert_eq!(killed.state, State::Failed);
+        assert!(killed.error.unwrap().contains("without a word"));
+    }
+
+    #[test]
+    fn a_run_that_is_over_is_not_under_way_whoever_has_its_process_id() {
+        for state in [State::Done, State::Failed, State::Stopped] {
+            let record = Record { state, ..record() };
+            assert!(record.under_way().is_none());
+            assert_eq!(record.settled().state, state);
+        }
+    }
+
+    #[test]
+    fn a_run_is_one_processs_until_the_last_copy_of_its_lock_is_gone() {
+        let (_home, directory) = directory();
+        let claim = directory.claim().unwrap().unwrap();
+        assert!(directory.claim().unwrap().is_none());
+        let childs = claim.shared().unwrap();
+        drop(claim);
+        assert!(directory.claim().unwrap().is_none(), "the child has it still");
+        drop(childs);
+        assert!(directory.claim().unwrap().is_some());
+    }
+
+    #[test]
+    fn what_was_written_is_read_and_half_a_line_spoils_nothing() {
+        let (home, directory) = directory();
+        assert_eq!(directory.record().unwrap(), None);
+        let claim = directory.claim().unwrap().unwrap();
+        claim.write(&record()).unwrap();
+        assert_eq!(directory.record().unwrap(), Some(record()));
+        assert_eq!(RunDirectory::records(&Home::at(home.path())), [record()]);
+        fs::write(directory.events_path(), "{\"event\":\"checkpoint\",\"step\":5}\n{\"event\":\"st").unwrap();
+        claim.events().unwrap().add("{\"event\":\"checkpoint\",\"step\":10}").unwrap();
+        let expected = [Event::Checkpoint { step: 5 }, Event::Other, Event::Checkpoint { step: 10 }];
+        assert_eq!(directory.events().unwrap(), expected);
+        assert_eq!(directory.checkpoint().unwrap(), None, "its files are not there");
+        fs::create_dir(directory.checkpoints()).unwrap();
+        assert_eq!(directory.checkpoint().unwrap(), Some(10));
+        claim.clear().unwrap();
+        assert_eq!((directory.lines().unwrap().len(), directory.checkpoint().unwrap()), (0, None));
+    }
+}

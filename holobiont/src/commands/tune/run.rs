@@ -1,0 +1,448 @@
+//! A run from its plan to its end. What can be refused is refused before anything runs.
+
+use std::{
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+    process::Stdio,
+};
+
+use serde_json::json;
+use settings::exit::in_one_line;
+
+use super::{
+    errors::TuneError,
+    events::{self, Event, Outcome},
+    gateway::{self, Place},
+    name::RunName,
+    options::TrainingArguments,
+    plot,
+    record::{Claim, EventLog, Record, RunDirectory, State, now},
+    trainer::{self, Ending, Listener, Recipe, TRAINER},
+    watch::Watch,
+    words,
+};
+use crate::{
+    client::Client,
+    deployment::{paths::layer_socket, running::ProcessId, selection::GatewayArguments, sibling},
+    exit::Exit,
+    home::Home,
+    terminal::{Format, Terminal, quoted, table::short_generation},
+};
+
+/// Below the adapter root, where trained adapters lie.
+const TUNED: &str = "tuned";
+
+/// Exit codes of a program that a signal asked to end, as shells number them: SIGINT's and SIGTERM's.
+const STOPPED: [i32; 2] = [130, 143];
+
+/// Arguments of a run.
+#[derive(Debug, clap::Args)]
+pub(super) struct RunArguments {
+    /// Training data, an example a line, in JSON
+    #[arg(value_name = "DATA", required_unless_present = "resume")]
+    data: Option<PathBuf>,
+    /// What requests will call the adapter, and `tune show` the run
+    #[arg(long, value_name = "NAME")]
+    name: RunName,
+    /// Puts it in the place of the adapter that has the name when the run begins
+    #[arg(long)]
+    replace: bool,
+    /// Goes on from the last checkpoint of the run, with the data and options it had; what is given anew wins
+    #[arg(long)]
+    resume: bool,
+    /// Checks the data, prints the plan, and trains nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Draws the losses into FILE when the run ends
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
+    #[command(flatten)]
+    training: TrainingArguments,
+}
+
+/// Trains an adapter and serves it.
+pub(super) fn run(
+    arguments: RunArguments,
+    gateway: &GatewayArguments,
+    home: &Home,
+    terminal: Terminal,
+) -> Result<(), TuneError> {
+    let program = sibling::find(TRAINER).ok_or(TuneError::NoTrainer)?;
+    let executor = layer_socket(&gateway.state()?);
+    let client = Client::new(&gateway.url()?, terminal);
+    let directory = RunDirectory::of(home, &arguments.name);
+    let (is_resumed, is_dry, plot) = (arguments.resume, arguments.dry_run, arguments.plot.clone());
+    let earlier = directory.record().map_err(keep(directory.path()))?;
+    let place = gateway::look(&client, &arguments.name)?;
+    let record = drafted(arguments, earlier, place)?;
+    let mut command = command(&record, &directory, &executor);
+    command.extend(is_resumed.then(|| "--resume".into()));
+    if is_dry {
+        command.push("--dry-run".into());
+        return rehearse(program, command, &record, terminal);
+    }
+    let claim = claimed(&directory, &record, is_resumed, terminal)?;
+    let mut run = Run::new(record, claim, terminal).map_err(keep(directory.path()))?;
+    let log = File::options().append(true).read(true).create(true).open(directory.trainer_log());
+    let log = log.map_err(keep(&directory.trainer_log()))?;
+    let result = run.train(program, command, log).and_then(|outcome| run.serve(&client, &outcome));
+    let closed = run.close(&result).map_err(keep(directory.path()));
+    let drawn = plot.map_or(Ok(()), |path| {
+        let events = directory.events().map_err(keep(directory.path()))?;
+        plot::draw(&path, run.record.name.as_str(), &events)
+    });
+    result.and(closed).and(drawn)
+}
+
+/// What the run will be, as it will be kept.
+fn drafted(arguments: RunArguments, earlier: Option<Record>, place: Place) -> Result<Record, TuneError> {
+    let name = arguments.name;
+    let input = |(path, source)| TuneError::Input { path, source };
+    let options = arguments.training.given().map_err(input)?;
+    let data =
+        arguments.data.map(|path| path.canonicalize().map_err(|source| input((path, source)))).transpose()?;
+    let earlier = match (arguments.resume, earlier) {
+        (false, _) => None,
+        (true, None) => return Err(TuneError::NoRun(name)),
+        (true, Some(Record { state: State::Done, output, .. })) => {
+            return Err(TuneError::AlreadyDone { name, output });
+        }
+        (true, earlier) => earlier,
+    };
+    let replaces = match arguments.replace {
+        true => place.taken_by,
+        false => unchanged(&name, earlier.as_ref().and_then(|it| it.replaces.clone()), place.taken_by)?,
+    };
+    let tuned = place.adapter_root.join(TUNED);
+    let fresh = || tuned.join(format!("{}-{:08x}", name.file_name(), rand::random::<u32>()));
+    let output = earlier.as_ref().map(|it| it.output.clone()).filter(|it| it.starts_with(&tuned));
+    let (old_data, old_options) = earlier.map(|it| (it.data, it.options)).unzip();
+    Ok(Record {
+        state: State::Running,
+        data: data.or(old_data).expect("clap requires data unless a run is resumed"),
+        options: options.over(old_options.unwrap_or_default()),
+        output: output.unwrap_or_else(fresh),
+        replaces,
+        process: ProcessId::this(),
+        trainer: None,
+        started_at: now(),
+        ended_at: None,
+        result: None,
+        error: None,
+        name,
+    })
+}
+
+/// What the name stands for, if it is what it stood for when the run began.
+fn unchanged(
+    name: &RunName,
+    before: Option<String>,
+    now: Option<String>,
+) -> Result<Option<String>, TuneError> {
+    match (before, now) {
+        (before, now) if before == now => Ok(now),
+        (_, Some(generation)) => Err(TuneError::NameTaken { name: name.clone(), generation }),
+        (_, None) => Err(TuneError::NameGone(name.clone())),
+    }
+}
+
+/// The arguments of the trainer, for a run that begins.
+fn command(record: &Record, directory: &RunDirectory, executor: &Path) -> Vec<std::ffi::OsString> {
+    let checkpoints = directory.checkpoints();
+    let paths = [
+        ("--executor", executor),
+        ("--data", &record.data),
+        ("--output", &record.output),
+        ("--checkpoints", &checkpoints),
+    ];
+    let mut arguments = vec!["run".into()];
+    arguments.extend(paths.into_iter().flat_map(|(flag, path)| [flag.into(), path.as_os_str().to_owned()]));
+    arguments.extend(record.options.arguments());
+    arguments
+}
+
+/// Takes the run's directory, and forgets what an earlier run left there, unless it is to go on.
+fn claimed(
+    directory: &RunDirectory,
+    record: &Record,
+    is_resumed: bool,
+    terminal: Terminal,
+) -> Result<Claim, TuneError> {
+    let keep = || keep(directory.path());
+    let claim = directory.claim().map_err(keep())?;
+    let claim = claim.ok_or_else(|| TuneError::UnderWay(record.name.clone()))?;
+    if !is_resumed {
+        if let Some(step) = directory.checkpoint().map_err(keep())?
+            && !terminal.confirm(&format!(
+                "forget the checkpoint after step {step} (--resume goes on) and start over?"
+            ))
+        {
+            return Err(TuneError::Declined);
+        }
+        claim.clear().map_err(keep())?;
+    }
+    let tuned = record.output.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(tuned).map_err(self::keep(tuned))?;
+    Ok(claim)
+}
+
+fn keep(path: &Path) -> impl Fn(io::Error) -> TuneError + use<> {
+    let path = path.to_owned();
+    move |source| TuneError::Keep { path: path.clone(), source }
+}
+
+/// Lets the trainer look at everything and say what it would do.
+fn rehearse(
+    program: PathBuf,
+    arguments: Vec<std::ffi::OsString>,
+    record: &Record,
+    terminal: Terminal,
+) -> Result<(), TuneError> {
+    let log = tempfile::tempfile().map_err(TuneError::Run)?;
+    let mut ears = Ears { watch: Watch::new(terminal), heard: Heard::default() };
+    let recipe = Recipe { program, arguments, stdin: Stdio::null(), log };
+    let ending = trainer::run(recipe, &mut ears).map_err(TuneError::Run)?;
+    conclude(&ending, &ears.heard, record)
+}
+
+/// What a trainer has said that decides how its run ends.
+#[derive(Debug, Default)]
+struct Heard {
+    faults: usize,
+    checkpoint: Option<u64>,
+    outcome: Option<Outcome>,
+}
+
+/// Hears a trainer and shows what it says.
+#[derive(Debug)]
+struct Ears {
+    watch: Watch,
+    heard: Heard,
+}
+
+impl Listener for Ears {
+    fn started(&mut self, _: ProcessId) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn line(&mut self, line: &str) -> io::Result<()> {
+        let event = events::parse(line);
+        self.watch.show(&event, line);
+        match event {
+            Event::Problem { .. } => self.heard.faults += 1,
+            Event::Checkpoint { step } => self.heard.checkpoint = Some(step),
+            Event::Done(outcome) => self.heard.outcome = Some(outcome),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// How it ended: well, or why not.
+fn conclude(ending: &Ending, heard: &Heard, record: &Record) -> Result<(), TuneError> {
+    let code = ending.status.code();
+    let resume = format!("holobiont tune --name {} --resume", quoted(record.name.as_str()));
+    if ending.asked || code.is_some_and(|code| STOPPED.contains(&code)) {
+        return Err(TuneError::Stopped { checkpoint: heard.checkpoint, resume });
+    }
+    if ending.status.success() {
+        return Ok(());
+    }
+    if heard.faults > 0 {
+        return Err(TuneError::Data { data: record.data.clone(), faults: heard.faults });
+    }
+    // One that a signal ended has not said why.
+    let said = ending.last_words.clone().filter(|_| code.is_some());
+    Err(TuneError::Trainer {
+        said: said.unwrap_or_else(|| format!("{TRAINER} ended: {}", ending.status)),
+        exit: Exit::of_code(code),
+        resume: heard.checkpoint.map(|_| resume),
+    })
+}
+
+/// A run under way, which is kept as it goes.
+#[derive(Debug)]
+struct Run {
+    record: Record,
+    claim: Claim,
+    log: EventLog,
+    ears: Ears,
+    terminal: Terminal,
+}
+
+impl Run {
+    fn new(record: Record, claim: Claim, terminal: Terminal) -> io::Result<Self> {
+        claim.write(&record)?;
+        let heard = Heard { checkpoint: claim.directory().checkpoint()?, ..Heard::default() };
+        Ok(Self {
+            log: claim.events()?,
+            ears: Ears { watch: Watch::new(terminal), heard },
+            record,
+            claim,
+            terminal,
+        })
+    }
+
+    fn train(
+        &mut self,
+        program: PathBuf,
+        arguments: Vec<std::ffi::OsString>,
+        log: File,
+    ) -> Result<Outcome, TuneError> {
+        let lock = self.claim.shared().map_err(TuneError::Run)?;
+        let recipe = Recipe { program, arguments, stdin: lock.into(), log };
+        let ending = trainer::run(recipe, self).map_err(TuneError::Run);
+        self.ears.watch.end();
+        conclude(&ending?, &self.ears.heard, &self.record)?;
+        let outcome = self.ears.heard.outcome.clone();
+        outcome.ok_or_else(|| TuneError::Trainer {
+            said: format!("{TRAINER} ended without an adapter"),
+            exit: Exit::Failed,
+            resume: None,
+        })
+    }
+
+    /// Puts the adapter under its name.
+    fn serve(&mut self, client: &Client, outcome: &Outcome) -> Result<(), TuneError> {
+        self.record.result = Some(outcome.clone());
+        let Record { name, output, replaces, .. } = &self.record;
+        let answer = gateway::publish(client, name, output, replaces.as_deref())?;
+        let generation = answer["generation"].as_str().unwrap_or_default();
+        let line = json!({"event": "published", "name": name, "generation": generation, "output": output});
+        let spoken = format!(
+            "{name} is served: generation {}, {}",
+            short_generation(generation),
+            words::outcome(outcome)
+        );
+        self.line(&line.to_string()).map_err(TuneError::Run)?;
+        if self.terminal.format == Format::Human {
+            self.terminal.print(spoken);
+            self.terminal
+                .note(format_args!("try: holobiont chat {}", quoted(&format!(":{}", self.record.name))));
+        }
+        Ok(())
+    }
+
+    /// Keeps how it ended.
+    fn close(&mut self, result: &Result<(), TuneError>) -> io::Result<()> {
+        self.record.state = match result {
+            Ok(()) => State::Done,
+            Err(TuneError::Stopped { .. }) => State::Stopped,
+            Err(_) => State::Failed,
+        };
+        self.record.error = result.as_ref().err().map(|error| in_one_line(error));
+        self.record.ended_at = Some(now());
+        self.claim.write(&self.record)?;
+        match result {
+            Ok(()) => self.claim.forget_checkpoints(),
+            Err(_) => Ok(()),
+        }
+    }
+}
+
+impl Listener for Run {
+    fn started(&mut self, process: ProcessId) -> io::Result<()> {
+        self.record.trainer = Some(process);
+        self.claim.write(&self.record)
+    }
+
+    fn line(&mut self, line: &str) -> io::Result<()> {
+        self.log.add(line)?;
+        self.ears.line(line)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{os::unix::process::ExitStatusExt as _, process::ExitStatus};
+
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        run: RunArguments,
+    }
+
+    fn draft(line: &[&str], earlier: Option<&Record>, taken_by: Option<&str>) -> Result<Record, TuneError> {
+        let arguments = Line::parse_from([&["tune", "--name", "a/b"], line].concat()).run;
+        let place = Place { adapter_root: "/root".into(), taken_by: taken_by.map(str::to_owned) };
+        drafted(arguments, earlier.cloned(), place)
+    }
+
+    const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+
+    #[test]
+    fn a_new_run_lies_below_the_adapter_root_and_each_elsewhere() {
+        let (one, other) = (draft(&[DATA], None, None).unwrap(), draft(&[DATA], None, None).unwrap());
+        assert!(one.output.to_str().unwrap().starts_with("/root/tuned/a%2Fb-"), "{}", one.output.display());
+        assert_ne!(one.output, other.output);
+        let error = draft(&["/nowhere.jsonl"], None, None).unwrap_err();
+        assert!(matches!(error, TuneError::Input { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_name_that_is_taken_is_replaced_only_if_that_is_said() {
+        let error = draft(&[DATA], None, Some("abc")).unwrap_err();
+        assert!(matches!(&error, TuneError::NameTaken { generation, .. } if generation == "abc"), "{error}");
+        let record = draft(&[DATA, "--replace"], None, Some("abc")).unwrap();
+        assert_eq!(record.replaces.as_deref(), Some("abc"));
+        assert_eq!(draft(&[DATA, "--replace"], None, None).unwrap().replaces, None);
+    }
+
+    #[test]
+    fn a_resumed_run_goes_on_where_it_was_and_replaces_what_it_was_to_replace() {
+        let first = draft(&[DATA, "--replace", "--rank", "4", "--epochs", "1"], None, Some("abc")).unwrap();
+        let stopped = Record { state: State::Stopped, error: Some("stopped".into()), ..first.clone() };
+        let again = draft(&["--resume", "--epochs", "2"], Some(&stopped), Some("abc")).unwrap();
+        assert_eq!(
+            (&again.output, &again.data, &again.replaces),
+            (&first.output, &first.data, &first.replaces)
+        );
+        let options: Vec<_> = again.options.arguments().collect();
+        assert_eq!(options, ["--rank", "4", "--epochs", "2"]);
+        assert_eq!((again.state, again.error), (State::Running, None));
+
+        let changed = draft(&["--resume"], Some(&stopped), Some("def")).unwrap_err();
+        assert!(matches!(changed, TuneError::NameTaken { .. }), "{changed}");
+        let gone = draft(&["--resume"], Some(&stopped), None).unwrap_err();
+        assert!(matches!(gone, TuneError::NameGone(_)), "{gone}");
+        let meant = draft(&["--resume", "--replace"], Some(&stopped), Some("def")).unwrap();
+        assert_eq!(meant.replaces.as_deref(), Some("def"));
+    }
+
+    #[test]
+    fn there_must_be_something_to_resume() {
+        assert!(matches!(draft(&["--resume"], None, None), Err(TuneError::NoRun(_))));
+        let done = Record { state: State::Done, ..draft(&[DATA], None, None).unwrap() };
+        assert!(matches!(draft(&["--resume"], Some(&done), None), Err(TuneError::AlreadyDone { .. })));
+    }
+
+    #[test]
+    fn how_a_trainer_ended_says_how_its_run_did() {
+        let record = draft(&[DATA], None, None).unwrap();
+        let end = |status, asked, heard: &Heard| {
+            let status = ExitStatus::from_raw(status);
+            conclude(&Ending { status, asked, last_words: Some("no memory".into()) }, heard, &record)
+        };
+        let (silent, faulty) = (Heard::default(), Heard { faults: 2, ..Heard::default() });
+        let kept = Heard { checkpoint: Some(5), ..Heard::default() };
+        end(0, false, &kept).unwrap();
+        for (status, asked) in [(130 << 8, false), (143 << 8, false), (9, true), (0, true)] {
+            let error = end(status, asked, &kept).unwrap_err();
+            assert!(matches!(error, TuneError::Stopped { checkpoint: Some(5), .. }), "{status}: {error}");
+        }
+        assert!(matches!(end(2 << 8, false, &faulty), Err(TuneError::Data { faults: 2, .. })));
+        let failed = end(5 << 8, false, &silent).unwrap_err();
+        assert!(
+            matches!(failed, TuneError::Trainer { exit: Exit::Unavailable, resume: None, .. }),
+            "{failed}"
+        );
+        assert_eq!(failed.to_string(), "no memory");
+        let killed = end(9, false, &kept).unwrap_err();
+        assert!(killed.to_string().contains("SIGKILL"), "{killed}");
+    }
+}

@@ -1,0 +1,75 @@
+//! What is shown of a run under way: every line as JSON, else a bar on a terminal and a line now and then elsewhere.
+
+use std::time::{Duration, Instant};
+
+use super::{
+    events::{Event, Step},
+    words,
+};
+use crate::terminal::{Format, Terminal, progress::Progress, table::pairs};
+
+/// Between two lines about steps.
+const BETWEEN_LINES: Duration = Duration::from_secs(10);
+
+/// Shows a run.
+#[derive(Debug)]
+pub(super) struct Watch {
+    terminal: Terminal,
+    bar: Option<Progress>,
+    held_out_loss: Option<f64>,
+    last_line: Option<Instant>,
+}
+
+impl Watch {
+    /// Shows a run at `terminal`.
+    pub(super) fn new(terminal: Terminal) -> Self {
+        Self { terminal, bar: None, held_out_loss: None, last_line: None }
+    }
+
+    /// Shows what was said; `line` is the event as it came.
+    pub(super) fn show(&mut self, event: &Event, line: &str) {
+        if self.terminal.format == Format::Json {
+            return self.terminal.print(line);
+        }
+        match event {
+            Event::Plan(plan) => self.terminal.print(pairs(self.terminal.ink(), &words::plan(plan))),
+            Event::Problem { .. } => {
+                words::event(event).into_iter().for_each(|line| self.terminal.print(line))
+            }
+            Event::Step(step) => self.step(step),
+            Event::Evaluation { loss, .. } => {
+                self.held_out_loss = Some(*loss);
+                self.line(event);
+            }
+            Event::Checkpoint { .. } => self.line(event),
+            // Said once it is served.
+            Event::Done(_) | Event::Published { .. } | Event::Other => {}
+        }
+    }
+
+    /// Nothing more comes.
+    pub(super) fn end(&mut self) {
+        if let Some(bar) = &self.bar {
+            bar.abandon();
+        }
+    }
+
+    fn step(&mut self, step: &Step) {
+        if self.terminal.animates() {
+            let bar = self.bar.get_or_insert_with(|| self.terminal.progress("training".into()));
+            return bar.at_step(step.step, step.steps, words::step(step, self.held_out_loss));
+        }
+        let is_due = self.last_line.is_none_or(|last| last.elapsed() >= BETWEEN_LINES);
+        if is_due || step.step == step.steps {
+            self.last_line = Some(Instant::now());
+            self.line(&Event::Step(*step));
+        }
+    }
+
+    /// A line, where no bar is.
+    fn line(&self, event: &Event) {
+        if !self.terminal.animates() {
+            words::event(event).into_iter().for_each(|line| self.terminal.note(line));
+        }
+    }
+}

@@ -1,0 +1,145 @@
+//! Figures of a run for people.
+
+use super::events::{Event, Outcome, Step, TrainingPlan};
+use crate::terminal::{
+    printable,
+    table::{percent, short_generation},
+};
+
+/// A plan as names and values.
+pub(super) fn plan(plan: &TrainingPlan) -> Vec<(String, String)> {
+    let mut rows = vec![
+        (
+            "data",
+            format!(
+                "{}, {}, {} tokens",
+                counted(plan.examples, "example"),
+                printable(&plan.kind),
+                plan.tokens
+            ),
+        ),
+        ("held out", if plan.held_out == 0 { "none".to_owned() } else { counted(plan.held_out, "example") }),
+        (
+            "steps",
+            format!(
+                "{} of {} each, {}",
+                plan.steps,
+                counted(plan.batch_size, "example"),
+                counted(plan.epochs, "epoch")
+            ),
+        ),
+        ("adapter", adapter(plan)),
+        (
+            "learning rate",
+            format!(
+                "{}, {}, {} steps of warmup",
+                plan.learning_rate,
+                printable(&plan.schedule),
+                plan.warmup_steps
+            ),
+        ),
+        ("seed", plan.seed.to_string()),
+    ];
+    if let Some(step) = plan.resumed_step {
+        rows.push(("goes on", format!("after step {step}")));
+    }
+    rows.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+fn adapter(plan: &TrainingPlan) -> String {
+    let mut parts = vec![printable(&plan.method)];
+    parts.extend(plan.rank.map(|rank| format!("rank {rank}")));
+    parts.extend(plan.alpha.map(|alpha| format!("alpha {alpha}")));
+    parts.push(counted(plan.parameters, "parameter"));
+    let targets = plan.targets.iter().map(|target| printable(target)).collect::<Vec<_>>().join(", ");
+    match targets.as_str() {
+        "" => parts.join(", "),
+        targets => format!("{} in {targets}", parts.join(", ")),
+    }
+}
+
+/// What stands beside the bar.
+pub(super) fn step(step: &Step, held_out_loss: Option<f64>) -> String {
+    let mut parts = vec![format!("loss {:.3}", step.loss)];
+    parts.extend(held_out_loss.map(|loss| format!("held out {loss:.3}")));
+    parts.extend(step.tokens_per_second.map(|speed| format!("{speed:.0} tokens/s")));
+    parts.extend(
+        step.seconds_left.filter(|_| step.step < step.steps).map(|left| format!("{} left", time(left))),
+    );
+    parts.join(", ")
+}
+
+/// An event as one line; `None` of what is nobody's.
+pub(super) fn event(event: &Event) -> Option<String> {
+    Some(match event {
+        Event::Plan(plan) => format!("plan: {} steps, {}", plan.steps, adapter(plan)),
+        Event::Problem { line, message } => format!("line {line}: {}", printable(message)),
+        Event::Step(it) => format!("step {} of {}: {}", it.step, it.steps, step(it, None)),
+        Event::Evaluation { step, loss } => format!("after step {step}: held out {loss:.3}"),
+        Event::Checkpoint { step } => format!("after step {step}: checkpoint"),
+        Event::Done(it) => format!("trained: {}", outcome(it)),
+        Event::Published { generation } => {
+            format!("served: generation {}", short_generation(&printable(generation)))
+        }
+        Event::Other => return None,
+    })
+}
+
+/// What came of a run, in one line.
+pub(super) fn outcome(it: &Outcome) -> String {
+    let mut parts = vec![format!("{} in {}", counted(it.steps, "step"), time(it.seconds))];
+    parts.push(format!("loss {:.3}", it.loss));
+    parts.extend(it.held_out_loss.map(|loss| format!("held out {loss:.3}")));
+    parts.join(", ")
+}
+
+/// How far a run is, of its last step.
+pub(super) fn share(step: &Step) -> String {
+    #[expect(clippy::cast_precision_loss, reason = "for people to read")]
+    let ratio = step.step as f64 / step.steps.max(1) as f64;
+    format!("{} of {} ({})", step.step, step.steps, percent(ratio))
+}
+
+/// A length of time; of a long one two figures are enough.
+pub(super) fn time(seconds: f64) -> String {
+    match seconds {
+        s if s < 99.5 => format!("{s:.0} s"),
+        s if s < 99.5 * 60.0 => format!("{:.0} min", s / 60.0),
+        s => format!("{:.1} h", s / 3600.0),
+    }
+}
+
+fn counted(count: u64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_says_what_is_known_of_it() {
+        let mut it = Step {
+            step: 1,
+            steps: 2,
+            loss: 2.3456,
+            tokens_per_second: Some(480.4),
+            seconds_left: Some(300.0),
+        };
+        assert_eq!(step(&it, Some(2.0)), "loss 2.346, held out 2.000, 480 tokens/s, 5 min left");
+        it.step = 2;
+        it.tokens_per_second = None;
+        assert_eq!(step(&it, None), "loss 2.346");
+    }
+
+    #[test]
+    fn times_are_short() {
+        assert_eq!([0.4, 99.0, 100.0, 36_000.0].map(time), ["0 s", "99 s", "2 min", "10.0 h"]);
+    }
+
+    #[test]
+    fn what_a_plan_does_not_say_is_not_shown() {
+        let plan = TrainingPlan { method: "ia3".into(), parameters: 1, ..TrainingPlan::default() };
+        assert_eq!(adapter(&plan), "ia3, 1 parameter");
+    }
+}
