@@ -1,13 +1,16 @@
-//! The program `holobiont-trainer`: one job, over rented base layers, told in lines of JSON.
+//! The program `holobiont-trainer`: one job, over rented base layers, told in lines of JSON; or a job for everybody who
+//! connects.
 
 mod arguments;
 mod error;
 mod run;
+mod serve;
 
 use std::io::{self, Write as _};
 
 use clap::{Parser, Subcommand};
 use client::cli::exit::Exit;
+use serde_json::{Value, json};
 
 use self::error::TunerError;
 
@@ -23,6 +26,8 @@ pub struct Cli {
 enum Command {
     /// Runs one job to its end, or until SIGINT or SIGTERM; what happens is printed as lines of JSON
     Run(Box<arguments::RunArguments>),
+    /// Starts a trainer for everybody who connects and says what it is to do
+    Serve(serve::ServeArguments),
 }
 
 /// How the program ends: as others do, or as a shell says that a signal ended it.
@@ -46,11 +51,22 @@ impl From<End> for std::process::ExitCode {
 /// Does what the command line says.
 #[must_use]
 pub fn run(cli: Cli) -> End {
-    let Command::Run(arguments) = cli.command;
-    run::run(&arguments).unwrap_or_else(|error: TunerError| {
+    let done = match cli.command {
+        Command::Run(arguments) => run::run(&arguments).inspect_err(|error| {
+            // Whoever reads the lines need not also listen to stderr.
+            let _ = writeln!(io::stdout().lock(), "{}", failure(&error.to_string(), error.exit()));
+        }),
+        Command::Serve(arguments) => serve::serve(arguments),
+    };
+    done.unwrap_or_else(|error: TunerError| {
         let _ = writeln!(io::stderr().lock(), "error: {error}");
         End::Exit(error.exit())
     })
+}
+
+/// The line of a trainer that failed.
+fn failure(why: &str, exit: Exit) -> Value {
+    json!({ "event": "failed", "message": why, "exit": exit.word() })
 }
 
 #[cfg(test)]

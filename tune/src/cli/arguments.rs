@@ -113,6 +113,9 @@ pub(super) struct RunArguments {
     /// Cores to compute on, as 0,2,3; else one thread that is not pinned
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub(super) cores: Vec<usize>,
+    /// Treat the end of standard input like SIGTERM: whoever wants the adapter is gone
+    #[arg(long)]
+    pub(super) exit_with_stdin: bool,
 }
 
 impl RunArguments {

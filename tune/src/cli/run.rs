@@ -8,6 +8,7 @@ use std::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    thread,
     time::{Instant, SystemTime},
 };
 
@@ -59,7 +60,7 @@ pub(super) fn run(arguments: &RunArguments) -> Result<End, TunerError> {
         let path = arguments.output.display();
         return Err(TunerError::Usage(format!("{path} is there already: name another --output")));
     }
-    let mut console = Console::new()?;
+    let mut console = Console::new(arguments.exit_with_stdin)?;
     let begun = Instant::now();
     let path = match arguments.precision {
         Precision::Serving => SitePath::Fast,
@@ -218,8 +219,16 @@ struct Console {
 }
 
 impl Console {
-    fn new() -> Result<Self, TunerError> {
+    fn new(is_stdin_watched: bool) -> Result<Self, TunerError> {
         let signal = Arc::new(AtomicUsize::new(0));
+        if is_stdin_watched {
+            let signal = Arc::clone(&signal);
+            thread::spawn(move || {
+                // Whatever comes means nothing; an error is an end too.
+                let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
+                signal.store(usize::try_from(SIGTERM).unwrap_or_default(), Ordering::Relaxed);
+            });
+        }
         for number in [SIGINT, SIGTERM] {
             let value = usize::try_from(number).unwrap_or_default();
             signal_hook::flag::register_usize(number, Arc::clone(&signal), value)

@@ -1,0 +1,366 @@
+//! `serve`: a trainer for everybody who connects, each a process of its own.
+//!
+//! Whoever connects says in one line what the trainer is to do, and then has it at the other end: its stdin and its stdout are
+//! the connection. So tenants share no trainer, one that is killed takes nobody along, and this process holds nothing that
+//! could be lost.
+
+use std::{
+    ffi::OsString,
+    io::{self, Read as _, Write as _},
+    os::{
+        fd::OwnedFd,
+        unix::{
+            net::{UnixListener, UnixStream},
+            process::CommandExt as _,
+        },
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        mpsc::{RecvTimeoutError, Sender, channel},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use client::cli::exit::Exit;
+use rustix::process::{Pid, Signal, kill_process};
+use sd_notify::NotifyState;
+use serde::Deserialize;
+use shmproto::{notify::tell, private_socket::PrivateSocket};
+use signal_hook::{
+    consts::{SIGINT, SIGTERM},
+    iterator::Signals,
+};
+
+use super::{End, TunerError, failure};
+
+/// Longest line of what a trainer is to do, in bytes.
+const MAX_REQUEST_BYTES: usize = 64 << 10;
+/// How long it may take to come.
+const REQUEST_WAIT: Duration = Duration::from_secs(5);
+/// How long trainers get to keep a checkpoint when all is to end.
+const GRACE: Duration = Duration::from_secs(10);
+/// Longest time between two signs of life.
+const PULSE: Duration = Duration::from_secs(1);
+/// Added to the niceness of trainers: what they do can wait, an answer cannot.
+const NICENESS: i32 = 10;
+
+/// What a trainer can be asked to do: what takes its orders from stdin, or none.
+const COMMANDS: [&str; 1] = ["run"];
+
+/// Whom trainers work for, and on what.
+#[derive(Debug, clap::Args)]
+pub(super) struct ServeArguments {
+    /// The socket at which trainers are asked for; its directory must be private
+    #[arg(long, value_name = "PATH")]
+    socket: PathBuf,
+    /// Trainers at once; more are refused
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..))]
+    max_trainers: u16,
+    /// Treat the end of standard input like SIGTERM: the supervisor that holds its other end is gone
+    #[arg(long)]
+    exit_with_stdin: bool,
+    /// What every trainer is told besides, as `-- --executor PATH`
+    #[arg(last = true, value_name = "ARGUMENTS")]
+    common: Vec<OsString>,
+}
+
+/// What a trainer is to do.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Request {
+    /// Its command line.
+    arguments: Vec<String>,
+}
+
+/// What can happen.
+enum Event {
+    Asked(UnixStream),
+    StopWanted,
+}
+
+/// Serves until a signal, or the end of stdin, wants an end.
+pub(super) fn serve(arguments: ServeArguments) -> Result<End, TunerError> {
+    let system = |what| move |source| TunerError::System { what, source };
+    let (_socket, listener) = PrivateSocket::bind(&arguments.socket)
+        .map_err(|error| TunerError::Usage(format!("--socket: {error}")))?;
+    rustix::process::nice(NICENESS).map_err(|error| system("trainers cannot be made nicer")(error.into()))?;
+    let (sender, events) = channel();
+    listen(listener, sender.clone()).map_err(system("no thread can be started"))?;
+    watch(arguments.exit_with_stdin, sender).map_err(system("signals cannot be received"))?;
+    let program = std::env::current_exe().map_err(system("the own program is not found"))?;
+    let trainers = Trainers {
+        program,
+        common: arguments.common,
+        limit: arguments.max_trainers.into(),
+        running: Arc::default(),
+    };
+    tell(&[NotifyState::Ready]);
+    loop {
+        match events.recv_timeout(PULSE) {
+            Ok(Event::Asked(connection)) => trainers.answer(connection),
+            Ok(Event::StopWanted) | Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        tell(&[NotifyState::Watchdog]);
+    }
+    tell(&[NotifyState::Stopping]);
+    trainers.stop();
+    Ok(End::Exit(Exit::Ok))
+}
+
+fn listen(listener: UnixListener, events: Sender<Event>) -> io::Result<()> {
+    let listen = move || {
+        for connection in listener.incoming() {
+            match connection.map(|connection| events.send(Event::Asked(connection))) {
+                Ok(Ok(())) => {}
+                Ok(Err(_)) => return,
+                // No descriptor is left, as a rule: some come back when a trainer ends.
+                Err(_) => thread::sleep(PULSE),
+            }
+        }
+    };
+    thread::Builder::new().name("listen".to_owned()).spawn(listen).map(drop)
+}
+
+/// Tells of whoever wants an end.
+fn watch(is_stdin_watched: bool, events: Sender<Event>) -> io::Result<()> {
+    let (mut signals, asked) = (Signals::new([SIGINT, SIGTERM])?, events.clone());
+    let wait = move || {
+        if signals.forever().next().is_some() {
+            let _ = asked.send(Event::StopWanted);
+        }
+    };
+    thread::Builder::new().name("signals".to_owned()).spawn(wait)?;
+    if is_stdin_watched {
+        let read = move || {
+            // Whatever comes means nothing; a terminal that is gone is an error, and an end too.
+            let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
+            let _ = events.send(Event::StopWanted);
+        };
+        thread::Builder::new().name("stdin".to_owned()).spawn(read)?;
+    }
+    Ok(())
+}
+
+/// The trainers that run.
+struct Trainers {
+    program: PathBuf,
+    common: Vec<OsString>,
+    limit: usize,
+    running: Arc<Mutex<Running>>,
+}
+
+/// Places that are taken, and by which processes: whoever has not yet said what to do has none.
+#[derive(Default)]
+struct Running {
+    places: usize,
+    processes: Vec<Pid>,
+    is_stopping: bool,
+}
+
+impl Trainers {
+    /// Gives `connection` the trainer it asks for, or says why not. Never waits for it.
+    fn answer(&self, connection: UnixStream) {
+        let place = match Place::take(&self.running, self.limit) {
+            Ok(place) => place,
+            Err(refused) => return refused.tell(connection),
+        };
+        let (program, common) = (self.program.clone(), self.common.clone());
+        let attend = move || place.attend(connection, &program, &common);
+        if let Err(error) = thread::Builder::new().name("trainer".to_owned()).spawn(attend) {
+            eprintln!("error: a trainer was not started: {error}");
+        }
+    }
+
+    /// Asks all to end, and ends those that do not.
+    fn stop(&self) {
+        lock(&self.running).is_stopping = true;
+        for (signal, patience) in [(Signal::TERM, GRACE), (Signal::KILL, PULSE)] {
+            for &process in &lock(&self.running).processes {
+                let _ = kill_process(process, signal);
+            }
+            let until = Instant::now() + patience;
+            while !lock(&self.running).processes.is_empty() && Instant::now() < until {
+                thread::sleep(Duration::from_millis(20));
+            }
+        }
+    }
+}
+
+fn lock(running: &Mutex<Running>) -> MutexGuard<'_, Running> {
+    running.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Why there is no trainer.
+#[derive(Debug)]
+struct Refused {
+    why: String,
+    exit: Exit,
+}
+
+impl Refused {
+    /// Tells whoever asked, in the words of a trainer that failed.
+    fn tell(self, mut connection: UnixStream) {
+        // Nobody may be there any more.
+        let _ = connection.set_write_timeout(Some(PULSE));
+        let _ = writeln!(connection, "{}", failure(&self.why, self.exit));
+    }
+}
+
+/// A place among the trainers, until this is dropped.
+struct Place(Arc<Mutex<Running>>);
+
+impl Place {
+    fn take(running: &Arc<Mutex<Running>>, limit: usize) -> Result<Self, Refused> {
+        let mut now = lock(running);
+        if now.places >= limit {
+            let why = format!("all {limit} trainers are busy: try again when one has ended");
+            return Err(Refused { why, exit: Exit::Unavailable });
+        }
+        now.places += 1;
+        Ok(Self(Arc::clone(running)))
+    }
+
+    /// Runs the trainer that `connection` asks for, to its end.
+    fn attend(self, connection: UnixStream, program: &Path, common: &[OsString]) {
+        let usage = |why: String| Refused { why, exit: Exit::Usage };
+        let request = request(&connection).map_err(usage);
+        match request.and_then(|request| self.start(&connection, program, common, &request)) {
+            Err(refused) => refused.tell(connection),
+            Ok(mut child) => {
+                drop(connection);
+                let _ = child.wait();
+                lock(&self.0).processes.retain(|&process| process != Pid::from_child(&child));
+            }
+        }
+    }
+
+    fn start(
+        &self,
+        connection: &UnixStream,
+        program: &Path,
+        common: &[OsString],
+        request: &Request,
+    ) -> Result<Child, Refused> {
+        let failed = |error: io::Error| Refused {
+            why: format!("no trainer can be started: {error}"),
+            exit: Exit::Failed,
+        };
+        let end = || connection.try_clone().map(|end| Stdio::from(OwnedFd::from(end))).map_err(failed);
+        let (command, rest) = request.command()?;
+        let (stdin, stdout) = (end()?, end()?);
+        let mut running = lock(&self.0);
+        if running.is_stopping {
+            return Err(Refused {
+                why: "the trainers are being stopped".to_owned(),
+                exit: Exit::Unavailable,
+            });
+        }
+        let child = Command::new(program)
+            .arg(command)
+            .args(common)
+            .args(rest)
+            .stdin(stdin)
+            .stdout(stdout)
+            // A signal for this process from a terminal is handed on in order.
+            .process_group(0)
+            .spawn()
+            .map_err(failed)?;
+        running.processes.push(Pid::from_child(&child));
+        Ok(child)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        lock(&self.0).places -= 1;
+    }
+}
+
+impl Request {
+    /// The command, which must be one that is told what to do by its connection, and its arguments.
+    fn command(&self) -> Result<(&str, &[String]), Refused> {
+        match self.arguments.split_first() {
+            Some((command, rest)) if COMMANDS.contains(&command.as_str()) => Ok((command, rest)),
+            _ => Err(Refused {
+                why: format!("a trainer can be asked to {}", COMMANDS.join(" or ")),
+                exit: Exit::Usage,
+            }),
+        }
+    }
+}
+
+/// Reads the first line, and nothing behind it: that is the trainer's.
+fn request(mut connection: &UnixStream) -> Result<Request, String> {
+    let until = Instant::now() + REQUEST_WAIT;
+    let mut line = Vec::new();
+    loop {
+        let mut byte = [0];
+        let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let read = connection.set_read_timeout(Some(left)).and_then(|()| connection.read(&mut byte));
+        match (read, byte) {
+            (Ok(1), [b'\n']) => break,
+            (Ok(1), _) if line.len() < MAX_REQUEST_BYTES => line.extend(byte),
+            (Ok(1), _) => return Err(format!("the request is longer than {MAX_REQUEST_BYTES} bytes")),
+            (Ok(_), _) => return Err("the request ends before its line does".to_owned()),
+            (Err(error), _) => return Err(format!("no request came: {error}")),
+        }
+    }
+    connection.set_read_timeout(None).map_err(|error| error.to_string())?;
+    serde_json::from_slice(&line).map_err(|error| format!("the request is none: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn asked(line: &[u8]) -> Result<Request, String> {
+        let (mut user, service) = UnixStream::pair().unwrap();
+        let line = line.to_vec();
+        let writer = thread::spawn(move || {
+            // A request that is too long is not read to its end.
+            let _ = user.write_all(&line);
+            user
+        });
+        let read = request(&service);
+        drop(service);
+        writer.join().unwrap();
+        read
+    }
+
+    #[test]
+    fn a_request_is_a_line_and_what_follows_is_the_trainers() {
+        let (mut user, mut service) = UnixStream::pair().unwrap();
+        user.write_all(b"{\"arguments\":[\"run\",\"--seed\",\"1\"]}\nrest").unwrap();
+        drop(user);
+        let request = request(&service).unwrap();
+        assert_eq!(request.command().unwrap(), ("run", &["--seed".to_owned(), "1".to_owned()][..]));
+        let mut rest = String::new();
+        service.read_to_string(&mut rest).unwrap();
+        assert_eq!(rest, "rest");
+    }
+
+    #[test]
+    fn what_is_no_request_is_refused() {
+        for line in [&b"{}\n"[..], b"run\n", b"{\"arguments\":[],\"more\":1}\n", b"{\"arguments\":[]}", b""] {
+            assert!(asked(line).is_err(), "{}", String::from_utf8_lossy(line));
+        }
+        let long = vec![b' '; MAX_REQUEST_BYTES + 2];
+        assert!(asked(&long).unwrap_err().contains("longer"));
+        for arguments in [vec![], vec!["serve".to_owned()], vec!["--help".to_owned()]] {
+            assert!(Request { arguments }.command().is_err());
+        }
+    }
+
+    #[test]
+    fn there_are_so_many_places_and_each_comes_back() {
+        let running = Arc::default();
+        let first = Place::take(&running, 1).unwrap();
+        assert!(matches!(Place::take(&running, 1), Err(Refused { exit: Exit::Unavailable, .. })));
+        drop(first);
+        Place::take(&running, 1).unwrap();
+    }
+}
