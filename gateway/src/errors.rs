@@ -224,6 +224,18 @@ impl ApiError {
         Self { retry: Retry::Never, ..error }.of("model")
     }
 
+    /// What this server is not set up for.
+    pub fn not_implemented(code: &'static str, message: impl Into<String>) -> Self {
+        let error = Self::new(StatusCode::NOT_IMPLEMENTED, "server_error", code, message);
+        Self { retry: Retry::Never, ..error }
+    }
+
+    /// Something that is needed is not there now.
+    pub fn unavailable(code: &'static str, message: impl Into<String>) -> Self {
+        let error = Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", code, message);
+        Self { retry: Retry::After(1), ..error }
+    }
+
     /// The process that computes is not there.
     pub fn executor_unavailable(message: impl Into<String>) -> Self {
         let error =
