@@ -212,9 +212,7 @@ impl ApiError {
 
     /// What is on disk cannot be changed now.
     pub fn registry_unavailable(message: impl Into<String>) -> Self {
-        let error =
-            Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "registry_unavailable", message);
-        Self { retry: Retry::After(1), ..error }
+        Self::unavailable("registry_unavailable", message)
     }
 
     /// The name is there, the adapter behind it is not.
@@ -238,9 +236,7 @@ impl ApiError {
 
     /// The process that computes is not there.
     pub fn executor_unavailable(message: impl Into<String>) -> Self {
-        let error =
-            Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", "executor_unavailable", message);
-        Self { retry: Retry::After(1), ..error }
+        Self::unavailable("executor_unavailable", message)
     }
 
     /// A fault of this server.
@@ -324,11 +320,7 @@ impl From<WireError> for ApiError {
             ErrorCode::AdapterBudgetExceeded => Self::no_room("adapter_budget_exceeded", message),
             ErrorCode::ShuttingDown => Self::executor_unavailable(message),
             ErrorCode::Internal => Self::internal(message),
-            ErrorCode::NoMemory => {
-                let status = StatusCode::SERVICE_UNAVAILABLE;
-                let error = Self::new(status, "server_error", "no_memory", message);
-                Self { retry: Retry::After(1), ..error }
-            }
+            ErrorCode::NoMemory => Self::unavailable("no_memory", message),
             ErrorCode::NotFinite => {
                 let status = StatusCode::UNPROCESSABLE_ENTITY;
                 Self::new(status, "invalid_request_error", "logits_not_finite", message).of("model")

@@ -14,7 +14,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Debug, thiserror::Error)]
 pub enum NoTrainer {
     /// This gateway was not told where to ask.
-    #[error("this deployment does not train: start it with trainers (max_trainers above 0 in [training], or --trainer-socket)")]
+    #[error(
+        "this deployment does not train: start it with trainers (max_trainers above 0 in [training], or --trainer-socket)"
+    )]
     Nowhere,
     /// Nobody answers.
     #[error("the trainer service cannot be reached: {0}; is it running?")]
@@ -62,6 +64,9 @@ impl Trainers {
             connection.write_all(request.as_bytes()).await?;
             Ok(connection)
         };
-        timeout(PATIENCE, ask).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(NoTrainer::Unreachable)
+        timeout(PATIENCE, ask)
+            .await
+            .unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
+            .map_err(NoTrainer::Unreachable)
     }
 }
