@@ -12,6 +12,7 @@
 //! - [`jail`]: adapter files opened by paths that came over HTTP, never outside of the adapter root.
 //! - [`store`]: copies of those files by content; what the executor loads and a restart brings back.
 //! - [`database`]: what is registered, on disk before a change is answered; [`import`] reads what was there before it.
+//!   `layout` has its tables.
 //! - [`entry`]: an adapter under a name, its leases and its owner; [`table`] says who sees which names.
 //! - [`residency`]: which adapters are in the executor, and which are on their way.
 //! - [`errors`] says what may go wrong, [`figures`] counts.
@@ -38,6 +39,7 @@ pub mod errors;
 pub mod figures;
 mod import;
 pub mod jail;
+mod layout;
 mod on_demand;
 pub mod registry;
 pub mod residency;

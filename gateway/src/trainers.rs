@@ -2,8 +2,8 @@
 
 use std::{io, path::PathBuf, time::Duration};
 
-use serde_json::json;
 use tokio::{io::AsyncWriteExt as _, net::UnixStream, time::timeout};
+use training_protocol::Request;
 
 use crate::errors::ApiError;
 
@@ -58,7 +58,8 @@ impl Trainers {
     /// Nobody answers. One that is refused a place says so itself, as its last line.
     pub async fn start(&self, arguments: &[String]) -> Result<UnixStream, NoTrainer> {
         let socket = self.socket.as_ref().ok_or(NoTrainer::Nowhere)?;
-        let request = format!("{}\n", json!({ "arguments": arguments }));
+        let request = Request { arguments: arguments.to_vec() };
+        let request = serde_json::to_string(&request).unwrap_or_default() + "\n";
         let ask = async {
             let mut connection = UnixStream::connect(socket).await?;
             connection.write_all(request.as_bytes()).await?;

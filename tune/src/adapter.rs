@@ -90,6 +90,16 @@ pub enum Shape {
 const PREFIX_DEVIATION: f64 = 0.02;
 
 impl Shape {
+    /// The kind of adapter, in a word.
+    #[must_use]
+    pub fn method(&self) -> &'static str {
+        match self {
+            Self::Lora { .. } => "lora",
+            Self::Ia3 { .. } => "ia3",
+            Self::Prefix { .. } => "prefix",
+        }
+    }
+
     /// An adapter of this shape that changes nothing yet (a prefix cannot but change something): A as torch's
     /// `kaiming_uniform_(a=√5)` draws it, B zero; vectors of ones; a prefix of small normal numbers.
     #[must_use]

@@ -10,7 +10,7 @@ use std::io::{self, Write as _};
 
 use clap::{Parser, Subcommand};
 use client::cli::exit::Exit;
-use serde_json::{Value, json};
+use training_protocol::Event;
 
 use self::error::TunerError;
 
@@ -54,7 +54,7 @@ pub fn run(cli: Cli) -> End {
     let done = match cli.command {
         Command::Run(arguments) => run::run(&arguments).inspect_err(|error| {
             // Whoever reads the lines need not also listen to stderr.
-            let _ = writeln!(io::stdout().lock(), "{}", failure(&error.to_string(), error.exit()));
+            let _ = writeln!(io::stdout().lock(), "{}", failure(error.to_string(), error.exit()));
         }),
         Command::Serve(arguments) => serve::serve(arguments),
     };
@@ -65,8 +65,8 @@ pub fn run(cli: Cli) -> End {
 }
 
 /// The line of a trainer that failed.
-fn failure(why: &str, exit: Exit) -> Value {
-    json!({ "event": "failed", "message": why, "exit": exit.word() })
+fn failure(message: String, exit: Exit) -> String {
+    serde_json::to_string(&Event::Failed { message, exit: exit.word().to_owned() }).unwrap_or_default()
 }
 
 #[cfg(test)]

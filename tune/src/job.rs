@@ -3,7 +3,7 @@
 use std::{error::Error, time::Instant};
 
 use model::{cpu::Compute, forward::ReverseLayers};
-use serde::Serialize;
+use training_protocol::{Event, Step};
 
 use crate::{
     checkpoint::{Checkpoint, CheckpointError, Origin},
@@ -13,43 +13,6 @@ use crate::{
     plan::Plan,
     schedule::Schedule,
 };
-
-/// What is told of a job, a line of JSON each.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(tag = "event", rename_all = "snake_case")]
-pub enum Event {
-    /// A step was made.
-    Step {
-        /// Counted from 1.
-        step: u64,
-        /// How many there will be.
-        steps: u64,
-        /// Of the batch, before the step.
-        loss: f64,
-        /// Length of its gradient, before it was shortened.
-        grad_norm: f64,
-        /// Length of the step.
-        learning_rate: f64,
-        /// Tokens of the batch.
-        tokens: usize,
-        /// Since the job began, or went on.
-        tokens_per_second: f64,
-        /// Until the last step.
-        seconds_left: f64,
-    },
-    /// What is held out was judged.
-    Evaluation {
-        /// After this step.
-        step: u64,
-        /// Its mean loss.
-        loss: f64,
-    },
-    /// The job can go on from here.
-    Checkpoint {
-        /// After this step.
-        step: u64,
-    },
-}
 
 /// How a job ended.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -177,16 +140,16 @@ impl Job {
             tokens += outcome.rows;
             last = Some(outcome.loss);
             let (step, seconds) = (step + 1, begun.elapsed().as_secs_f64());
-            listener.hear(&Event::Step {
+            listener.hear(&Event::Step(Step {
                 step,
                 steps,
                 loss: outcome.loss,
                 grad_norm: outcome.grad_norm,
                 learning_rate,
-                tokens: outcome.rows,
-                tokens_per_second: tokens as f64 / seconds,
-                seconds_left: seconds / (step - first) as f64 * (steps - step) as f64,
-            })?;
+                tokens: outcome.rows as u64,
+                tokens_per_second: Some(tokens as f64 / seconds),
+                seconds_left: Some(seconds / (step - first) as f64 * (steps - step) as f64),
+            }))?;
             if step < steps && step.is_multiple_of(self.checkpoint_steps) {
                 self.keep(learning, listener)?;
                 self.judge(learning, listener)?;

@@ -17,6 +17,16 @@ pub enum Decay {
     Cosine,
 }
 
+impl std::fmt::Display for Decay {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Constant => "constant",
+            Self::Linear => "linear",
+            Self::Cosine => "cosine",
+        })
+    }
+}
+
 /// The learning rate of each step, as a part of the one that was set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Schedule {

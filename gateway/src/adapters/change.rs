@@ -100,6 +100,19 @@ impl Registry {
         self.load_from(place, request).await
     }
 
+    /// Loads an adapter that was made for a tenant here, from anywhere.
+    ///
+    /// # Errors
+    /// See [`AdapterError`]; nothing has changed then.
+    pub async fn load_made(
+        self: &Arc<Self>,
+        request: LoadRequest,
+        base_name: &str,
+    ) -> Result<Arc<Entry>, AdapterError> {
+        check_name(&request.name, base_name)?;
+        self.load_from(Place::anywhere(&request.path)?, request).await
+    }
+
     async fn load_from(
         self: &Arc<Self>,
         place: Place,

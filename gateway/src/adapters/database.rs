@@ -19,7 +19,10 @@ use sqlx::{
 };
 use tokio::sync::{Mutex, MutexGuard};
 
-use super::store::{self, ContentId};
+use super::{
+    layout::MIGRATIONS,
+    store::{self, ContentId},
+};
 
 /// Name of the registry within the state directory.
 const FILE: &str = "registry.sqlite3";
@@ -29,20 +32,6 @@ const LOCK: &str = "gateway.lock";
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 /// How long SQLite waits for somebody who looks at the file with a tool.
 const BUSY_WAIT: Duration = Duration::from_secs(5);
-/// Steps from an empty file to the layout of today; the layout's number is how many were taken. Never edit one.
-const MIGRATIONS: &[&str] = &["CREATE TABLE adapters (
-        name TEXT PRIMARY KEY NOT NULL,
-        tenant TEXT,
-        content BLOB NOT NULL CHECK (length(content) = 32),
-        generation BLOB NOT NULL CHECK (length(generation) = 32),
-        rank INTEGER NOT NULL,
-        bytes INTEGER NOT NULL,
-        modules INTEGER NOT NULL,
-        source TEXT NOT NULL,
-        loaded_at INTEGER NOT NULL,
-        last_used_us INTEGER NOT NULL,
-        pinned INTEGER NOT NULL CHECK (pinned IN (0, 1))
-    ) STRICT;"];
 
 /// Why the registry could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -171,14 +160,15 @@ pub(super) async fn create(state: &Path, records: &[Record]) -> Result<(), Datab
             _ => {}
         }
     }
-    let mut connection = options(&fresh).create_if_missing(true).connect().await.map_err(refused)?;
+    let mut connection =
+        options(&fresh).create_if_missing(true).connect().await.map_err(DatabaseError::of)?;
     migrate(&mut connection, &fresh).await?;
-    let mut transaction = connection.begin().await.map_err(refused)?;
+    let mut transaction = connection.begin().await.map_err(DatabaseError::of)?;
     for record in records {
-        insert(&mut transaction, record).await.map_err(refused)?;
+        insert(&mut transaction, record).await.map_err(DatabaseError::of)?;
     }
-    transaction.commit().await.map_err(refused)?;
-    connection.close().await.map_err(refused)?;
+    transaction.commit().await.map_err(DatabaseError::of)?;
+    connection.close().await.map_err(DatabaseError::of)?;
     File::open(&fresh).and_then(|file| file.sync_all()).map_err(failed("syncing", &fresh))?;
     fs::rename(&fresh, &path).map_err(failed("renaming", &path))?;
     File::open(state).and_then(|directory| directory.sync_all()).map_err(failed("syncing", state))
@@ -221,9 +211,9 @@ impl Database {
     /// [`DatabaseError::Full`] or [`DatabaseError::Failed`]; nothing has changed then.
     pub async fn put(&self, record: &Record) -> Result<(), DatabaseError> {
         let mut connection = self.writer().await?;
-        let mut transaction = connection.begin().await.map_err(refused)?;
-        insert(&mut transaction, record).await.map_err(refused)?;
-        transaction.commit().await.map_err(refused)
+        let mut transaction = connection.begin().await.map_err(DatabaseError::of)?;
+        insert(&mut transaction, record).await.map_err(DatabaseError::of)?;
+        transaction.commit().await.map_err(DatabaseError::of)
     }
 
     /// Forgets an adapter. On disk when this returns.
@@ -233,7 +223,7 @@ impl Database {
     pub async fn remove(&self, name: &str) -> Result<(), DatabaseError> {
         let mut connection = self.writer().await?;
         let removed = sqlx::query("DELETE FROM adapters WHERE name = ?1").bind(name);
-        removed.execute(&mut *connection).await.map(drop).map_err(refused)
+        removed.execute(&mut *connection).await.map(drop).map_err(DatabaseError::of)
     }
 
     /// Remembers whether an adapter is pinned. On disk when this returns.
@@ -243,7 +233,7 @@ impl Database {
     pub async fn set_pinned(&self, name: &str, pinned: bool) -> Result<(), DatabaseError> {
         let mut connection = self.writer().await?;
         let changed = sqlx::query("UPDATE adapters SET pinned = ?2 WHERE name = ?1").bind(name).bind(pinned);
-        changed.execute(&mut *connection).await.map(drop).map_err(refused)
+        changed.execute(&mut *connection).await.map(drop).map_err(DatabaseError::of)
     }
 
     /// Remembers when adapters were last used, in microseconds since 1970.
@@ -252,16 +242,17 @@ impl Database {
     /// As [`Database::put`].
     pub async fn set_used(&self, used: &[(String, u64)]) -> Result<(), DatabaseError> {
         let mut connection = self.connection.lock().await;
-        let mut transaction = connection.begin().await.map_err(refused)?;
+        let mut transaction = connection.begin().await.map_err(DatabaseError::of)?;
         for (name, at_us) in used {
             let changed = sqlx::query("UPDATE adapters SET last_used_us = ?2 WHERE name = ?1");
             let changed = changed.bind(name).bind(signed(*at_us)).execute(&mut *transaction).await;
-            changed.map_err(refused)?;
+            changed.map_err(DatabaseError::of)?;
         }
-        transaction.commit().await.map_err(refused)
+        transaction.commit().await.map_err(DatabaseError::of)
     }
 
-    async fn writer(&self) -> Result<MutexGuard<'_, SqliteConnection>, DatabaseError> {
+    /// The connection, for one statement or transaction.
+    pub(crate) async fn writer(&self) -> Result<MutexGuard<'_, SqliteConnection>, DatabaseError> {
         let connection = self.connection.lock().await;
         if failpoint::hit("gateway.commit_fails") == Outcome::Fail {
             return Err(DatabaseError::Failed(sqlx::Error::Io(io::Error::other("as a test wants it"))));
@@ -292,12 +283,12 @@ async fn migrate(connection: &mut SqliteConnection, path: &Path) -> Result<(), D
     }
     for (index, step) in MIGRATIONS.iter().enumerate().skip(usize::try_from(found).unwrap_or(0)) {
         let number = format!("PRAGMA user_version = {}", index + 1);
-        let mut transaction = connection.begin().await.map_err(refused)?;
+        let mut transaction = connection.begin().await.map_err(DatabaseError::of)?;
         sqlx::raw_sql(*step).execute(&mut *transaction).await.map_err(damaged)?;
         // A number of ours: pragmas take no parameters.
         let numbered = sqlx::raw_sql(sqlx::AssertSqlSafe(number)).execute(&mut *transaction).await;
-        numbered.map_err(refused)?;
-        transaction.commit().await.map_err(refused)?;
+        numbered.map_err(DatabaseError::of)?;
+        transaction.commit().await.map_err(DatabaseError::of)?;
     }
     Ok(())
 }
@@ -355,9 +346,12 @@ fn signed(number: u64) -> i64 {
 /// SQLite's code for a full disk.
 const SQLITE_FULL: &str = "13";
 
-fn refused(error: sqlx::Error) -> DatabaseError {
-    let code = error.as_database_error().and_then(|error| error.code());
-    if code.as_deref() == Some(SQLITE_FULL) { DatabaseError::Full } else { DatabaseError::Failed(error) }
+impl DatabaseError {
+    /// What it means that a statement failed.
+    pub(crate) fn of(error: sqlx::Error) -> Self {
+        let code = error.as_database_error().and_then(|error| error.code());
+        if code.as_deref() == Some(SQLITE_FULL) { Self::Full } else { Self::Failed(error) }
+    }
 }
 
 pub(super) fn failed(attempt: &'static str, path: &Path) -> impl FnOnce(io::Error) -> DatabaseError + use<> {

@@ -134,6 +134,12 @@ pub struct Lease {
 }
 
 impl Lease {
+    /// What it is taken on.
+    #[must_use]
+    pub(crate) fn entry(&self) -> &Entry {
+        &self.entry
+    }
+
     /// The name it was taken under.
     #[must_use]
     pub fn name(&self) -> &str {

@@ -135,6 +135,16 @@ impl Registry {
         self.entries().is_empty()
     }
 
+    /// What else must outlive the process is kept there too.
+    pub(crate) fn database(&self) -> &Database {
+        &self.database
+    }
+
+    /// The files of an adapter, as they were copied.
+    pub(crate) fn files_of(&self, entry: &Entry) -> PathBuf {
+        self.store.path(entry.record.content)
+    }
+
     /// Directory below which adapters are loaded over HTTP; absolute.
     #[must_use]
     pub fn root(&self) -> &Path {

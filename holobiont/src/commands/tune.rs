@@ -8,7 +8,6 @@
 //!
 //! - [`name`]: what a run and its adapter are called
 //! - [`options`]: how is trained
-//! - [`events`]: what the trainer says
 //! - [`record`]: what is kept of a run, and where
 //! - [`gateway`]: what has the name before, and the adapter put under it
 //! - [`trainer`]: the child
@@ -19,7 +18,6 @@
 //! - [`errors`]: what may go wrong
 
 mod errors;
-mod events;
 mod gateway;
 mod name;
 mod options;

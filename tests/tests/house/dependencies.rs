@@ -25,7 +25,8 @@ fn dependencies_point_down() {
     let members = dependencies();
     let allowed = |folder: &str| -> &[&str] {
         match folder {
-            "failpoint" | "ids" | "patience" | "keys" | "policy" | "settings" | "shmproto" => &[],
+            "failpoint" | "ids" | "patience" | "keys" | "policy" | "settings" | "shmproto"
+            | "training-protocol" => &[],
             "kernels" => &["ids"],
             "files" => &["ids", "shmproto"],
             "text" => &["files"],
@@ -49,9 +50,29 @@ fn dependencies_point_down() {
             // No executor: what it rents comes over a channel.
             "client" => &["cache", "failpoint", "files", "ids", "kernels", "model", "shmproto", "text"],
             // A client that learns.
-            "tune" => &["client", "files", "ids", "kernels", "model", "policy", "shmproto", "text"],
+            "tune" => &[
+                "client",
+                "files",
+                "ids",
+                "kernels",
+                "model",
+                "policy",
+                "shmproto",
+                "text",
+                "training-protocol",
+            ],
             // No model: it turns text into ids and back.
-            "gateway" => &["failpoint", "files", "ids", "keys", "policy", "settings", "shmproto", "text"],
+            "gateway" => &[
+                "failpoint",
+                "files",
+                "ids",
+                "keys",
+                "policy",
+                "settings",
+                "shmproto",
+                "text",
+                "training-protocol",
+            ],
             // Hostile input goes through the parsers of every process.
             "fuzz" => &["files", "gateway", "holobiont", "model", "shmproto", "text", "tune"],
             // Parts are measured alone, beside their peers.
@@ -70,7 +91,7 @@ fn dependencies_point_down() {
                 "shmproto",
                 "text",
             ],
-            _ => &["files", "keys", "model", "settings", "text"],
+            _ => &["files", "keys", "model", "settings", "text", "training-protocol"],
         }
     };
     for (folder, dependencies) in &members {

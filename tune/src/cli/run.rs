@@ -29,16 +29,16 @@ use model::{
     resident::{KvDtype, kv_shape},
     shape::config::ModelConfig,
 };
-use serde_json::{Value, json};
 use shmproto::layer::{Class, Path as SitePath};
 use signal_hook::consts::{SIGINT, SIGTERM};
+use training_protocol::{Event, Outcome};
 
 use super::{End, arguments::RunArguments, error::TunerError};
 use crate::{
     adapter::Shape,
     checkpoint::{Checkpoint, CheckpointError, Origin},
     data::{self, DataError, Dataset, Encoder, Limits},
-    job::{Course, Ended, Event, Job, Listener},
+    job::{Course, Ended, Job, Listener},
     learn::{LearnError, Learning},
     peft,
     plan::{Plan, Precision, Start},
@@ -106,11 +106,8 @@ pub(super) fn run(arguments: &RunArguments) -> Result<End, TunerError> {
         Ended::Done { loss, held_out_loss } => {
             peft::write(&arguments.output, &beginning.options, &learning.method, &config)?;
             let written = Adapter::read(&arguments.output, &config)?;
-            console.print(&json!({
-                "event": "done", "steps": steps, "loss": loss, "held_out_loss": held_out_loss,
-                "generation": written.generation.to_string(), "output": arguments.output,
-                "seconds": begun.elapsed().as_secs_f64(),
-            }))?;
+            let (generation, seconds) = (written.generation.to_string(), begun.elapsed().as_secs_f64());
+            console.print(&Event::Done(Outcome { steps, loss, held_out_loss, generation, seconds }))?;
             Ok(End::Exit(Exit::Ok))
         }
     }
@@ -141,8 +138,8 @@ fn read(path: &Path, rented: &Rented, plan: &Plan, console: &mut Console) -> Res
     let read = data::read_file(path, &encoder, &limits);
     if let Err(DataError::Problems { problems, .. }) = &read {
         for problem in problems {
-            let message = problem.fault.to_string();
-            console.print(&json!({ "event": "problem", "line": problem.line, "message": message }))?;
+            let (line, message) = (problem.line as u64, problem.fault.to_string());
+            console.print(&Event::Problem { line, message })?;
         }
     }
     Ok(read?)
@@ -199,18 +196,31 @@ struct Sizes {
 }
 
 /// The plan, for whoever watches.
-fn told(plan: &Plan, shape: &Shape, course: &Course, sizes: &Sizes) -> Value {
-    let mut told = json!({
-        "event": "plan", "examples": course.learned().len(), "held_out": course.held_out().len(),
-        "tokens": course.learned().tokens(), "kind": &sizes.kind, "steps": sizes.steps, "epochs": plan.epochs,
-        "learning_rate": plan.learning_rate, "schedule": plan.decay, "warmup_steps": plan.warmup_steps,
-        "batch_size": plan.batch_size, "seed": plan.seed, "parameters": sizes.parameters,
-        "resumed_step": sizes.resumed_step,
-    });
-    if let (Value::Object(told), Ok(Value::Object(shape))) = (&mut told, serde_json::to_value(shape)) {
-        told.extend(shape);
+fn told(plan: &Plan, shape: &Shape, course: &Course, sizes: &Sizes) -> Event {
+    let mut told = training_protocol::Plan {
+        examples: course.learned().len() as u64,
+        held_out: course.held_out().len() as u64,
+        tokens: course.learned().tokens() as u64,
+        kind: sizes.kind.clone(),
+        steps: sizes.steps,
+        epochs: plan.epochs,
+        learning_rate: plan.learning_rate,
+        schedule: plan.decay.to_string(),
+        warmup_steps: plan.warmup_steps,
+        batch_size: plan.batch_size as u64,
+        seed: plan.seed,
+        parameters: sizes.parameters as u64,
+        resumed_step: sizes.resumed_step,
+        method: shape.method().to_owned(),
+        ..training_protocol::Plan::default()
+    };
+    if let Shape::Lora { rank, alpha, .. } = shape {
+        (told.rank, told.alpha) = (Some(*rank as u64), Some(*alpha));
     }
-    told
+    if let Shape::Lora { targets, .. } | Shape::Ia3 { targets } = shape {
+        told.targets = targets.iter().map(ToString::to_string).collect();
+    }
+    Event::Plan(told)
 }
 
 /// Lines of JSON on stdout, and the signals that want an end.
@@ -242,11 +252,9 @@ impl Console {
         u8::try_from(self.signal.load(Ordering::Relaxed)).unwrap_or_default()
     }
 
-    fn print(&mut self, line: &Value) -> Result<(), TunerError> {
-        let mut out = io::stdout().lock();
-        writeln!(out, "{line}")
-            .and_then(|()| out.flush())
-            .map_err(|source| TunerError::System { what: "nobody reads what is told of the job", source })
+    fn print(&mut self, event: &Event) -> Result<(), TunerError> {
+        let failed = |source| TunerError::System { what: "nobody reads what is told of the job", source };
+        self.hear(event).map_err(failed)
     }
 }
 

@@ -27,17 +27,15 @@ use std::{
 use client::cli::exit::Exit;
 use rustix::process::{Pid, Signal, kill_process};
 use sd_notify::NotifyState;
-use serde::Deserialize;
 use shmproto::{notify::tell, private_socket::PrivateSocket};
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
     iterator::Signals,
 };
+use training_protocol::{MAX_REQUEST_BYTES, Request};
 
 use super::{End, TunerError, failure};
 
-/// Longest line of what a trainer is to do, in bytes.
-const MAX_REQUEST_BYTES: usize = 64 << 10;
 /// How long it may take to come.
 const REQUEST_WAIT: Duration = Duration::from_secs(5);
 /// How long trainers get to keep a checkpoint when all is to end.
@@ -65,14 +63,6 @@ pub(super) struct ServeArguments {
     /// What every trainer is told besides, as `-- --executor PATH`
     #[arg(last = true, value_name = "ARGUMENTS")]
     common: Vec<OsString>,
-}
-
-/// What a trainer is to do.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Request {
-    /// Its command line.
-    arguments: Vec<String>,
 }
 
 /// What can happen.
@@ -206,7 +196,7 @@ impl Refused {
     fn tell(self, mut connection: UnixStream) {
         // Nobody may be there any more.
         let _ = connection.set_write_timeout(Some(PULSE));
-        let _ = writeln!(connection, "{}", failure(&self.why, self.exit));
+        let _ = writeln!(connection, "{}", failure(self.why, self.exit));
     }
 }
 
@@ -250,7 +240,7 @@ impl Place {
             exit: Exit::Failed,
         };
         let end = || connection.try_clone().map(|end| Stdio::from(OwnedFd::from(end))).map_err(failed);
-        let (command, rest) = request.command()?;
+        let (command, rest) = command(request)?;
         let (stdin, stdout) = (end()?, end()?);
         let mut running = lock(&self.0);
         if running.is_stopping {
@@ -280,15 +270,13 @@ impl Drop for Place {
     }
 }
 
-impl Request {
-    /// The command, which must be one that is told what to do by its connection, and its arguments.
-    fn command(&self) -> Result<(&str, &[String]), Refused> {
-        match self.arguments.split_first() {
-            Some((command, rest)) if COMMANDS.contains(&command.as_str()) => Ok((command, rest)),
-            _ => Err(Refused {
-                why: format!("a trainer can be asked to {}", COMMANDS.join(" or ")),
-                exit: Exit::Usage,
-            }),
+/// The command, which must be one that is told what to do by its connection, and its arguments.
+fn command(request: &Request) -> Result<(&str, &[String]), Refused> {
+    match request.arguments.split_first() {
+        Some((command, rest)) if COMMANDS.contains(&command.as_str()) => Ok((command, rest)),
+        _ => {
+            let why = format!("a trainer can be asked to {}", COMMANDS.join(" or "));
+            Err(Refused { why, exit: Exit::Usage })
         }
     }
 }
@@ -337,7 +325,7 @@ mod tests {
         user.write_all(b"{\"arguments\":[\"run\",\"--seed\",\"1\"]}\nrest").unwrap();
         drop(user);
         let request = request(&service).unwrap();
-        assert_eq!(request.command().unwrap(), ("run", &["--seed".to_owned(), "1".to_owned()][..]));
+        assert_eq!(command(&request).unwrap(), ("run", &["--seed".to_owned(), "1".to_owned()][..]));
         let mut rest = String::new();
         service.read_to_string(&mut rest).unwrap();
         assert_eq!(rest, "rest");
@@ -351,7 +339,7 @@ mod tests {
         let long = vec![b' '; MAX_REQUEST_BYTES + 2];
         assert!(asked(&long).unwrap_err().contains("longer"));
         for arguments in [vec![], vec!["serve".to_owned()], vec!["--help".to_owned()]] {
-            assert!(Request { arguments }.command().is_err());
+            assert!(command(&Request { arguments }).is_err());
         }
     }
 

@@ -3,10 +3,10 @@
 use std::{fs, path::PathBuf, time::Duration};
 
 use serde_json::json;
+use training_protocol::{Event, Step};
 
 use super::{
     errors::TuneError,
-    events::{self, Event, Step},
     name::RunName,
     plot,
     record::{Record, RunDirectory, now},
@@ -167,7 +167,7 @@ fn ago(then: u64) -> String {
 fn logs(name: &RunName, home: &Home, terminal: Terminal) -> Result<(), TuneError> {
     let (directory, _) = kept(name, home)?;
     for line in directory.lines().map_err(keep(&directory))? {
-        match (terminal.format, events::parse(&line)) {
+        match (terminal.format, training_protocol::parse(&line)) {
             (Format::Json, _) if serde_json::from_str::<serde_json::Value>(&line).is_err() => {}
             (Format::Json, _) => terminal.print(line),
             (Format::Human, event) => {
@@ -221,7 +221,7 @@ mod tests {
             r#"{"event":"evaluation","step":1,"loss":2.5}"#,
             r#"{"event":"step","step":2,"steps":4,"loss":2.0}"#,
         ];
-        let progress = Progress::of(&lines.map(events::parse));
+        let progress = Progress::of(&lines.map(training_protocol::parse));
         assert_eq!(progress.held_out_loss, Some(2.5));
         assert_eq!(words::share(&progress.step.unwrap()), "2 of 4 (50 %)");
     }

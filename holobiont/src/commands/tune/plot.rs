@@ -10,7 +10,9 @@ use plotters::{
     style::Color,
 };
 
-use super::{errors::TuneError, events::Event};
+use training_protocol::Event;
+
+use super::errors::TuneError;
 
 const SIZE: (u32, u32) = (960, 540);
 const TEXT: (&str, i32) = ("sans-serif", 15);
@@ -84,7 +86,9 @@ fn chart(path: &Path, title: &str, curves: &[(&str, &Curve, RGBColor)]) -> Resul
 
 #[cfg(test)]
 mod tests {
-    use super::{super::events::parse, *};
+    use training_protocol::parse;
+
+    use super::*;
 
     fn events() -> Vec<Event> {
         let step =

@@ -20,12 +20,9 @@ use std::{
 
 use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
+use training_protocol::{Event, Outcome};
 
-use super::{
-    events::{self, Event, Outcome},
-    name::RunName,
-    options::Options,
-};
+use super::{name::RunName, options::Options};
 use crate::{
     deployment::running::{ProcessId, RunningProcess},
     home::Home,
@@ -162,7 +159,7 @@ impl RunDirectory {
 
     /// What was said, as far as it is understood.
     pub(super) fn events(&self) -> io::Result<Vec<Event>> {
-        Ok(self.lines()?.iter().map(|line| events::parse(line)).collect())
+        Ok(self.lines()?.iter().map(|line| training_protocol::parse(line)).collect())
     }
 
     /// The step of the last checkpoint, if it is still there.

@@ -9,10 +9,10 @@ use std::{
 
 use serde_json::json;
 use settings::exit::in_one_line;
+use training_protocol::{Event, Outcome};
 
 use super::{
     errors::TuneError,
-    events::{self, Event, Outcome},
     gateway::{self, Place},
     name::RunName,
     options::TrainingArguments,
@@ -227,7 +227,7 @@ impl Listener for Ears {
     }
 
     fn line(&mut self, line: &str) -> io::Result<()> {
-        let event = events::parse(line);
+        let event = training_protocol::parse(line);
         self.watch.show(&event, line);
         match event {
             Event::Problem { .. } => self.heard.faults += 1,

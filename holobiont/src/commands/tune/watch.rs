@@ -2,10 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::{
-    events::{Event, Step},
-    words,
-};
+use training_protocol::{Event, Step};
+
+use super::words;
 use crate::terminal::{Format, Terminal, progress::Progress, table::pairs};
 
 /// Between two lines about steps.
@@ -42,8 +41,8 @@ impl Watch {
                 self.line(event);
             }
             Event::Checkpoint { .. } => self.line(event),
-            // Said once it is served.
-            Event::Done(_) | Event::Published { .. } | Event::Other => {}
+            // Said once it is served, or with the error that ends it all.
+            Event::Done(_) | Event::Failed { .. } | Event::Published { .. } | Event::Other => {}
         }
     }
 

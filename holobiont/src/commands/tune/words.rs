@@ -1,13 +1,14 @@
 //! Figures of a run for people.
 
-use super::events::{Event, Outcome, Step, TrainingPlan};
+use training_protocol::{Event, Outcome, Plan, Step};
+
 use crate::terminal::{
     printable,
     table::{percent, short_generation},
 };
 
 /// A plan as names and values.
-pub(super) fn plan(plan: &TrainingPlan) -> Vec<(String, String)> {
+pub(super) fn plan(plan: &Plan) -> Vec<(String, String)> {
     let mut rows = vec![
         (
             "data",
@@ -46,7 +47,7 @@ pub(super) fn plan(plan: &TrainingPlan) -> Vec<(String, String)> {
     rows.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-fn adapter(plan: &TrainingPlan) -> String {
+fn adapter(plan: &Plan) -> String {
     let mut parts = vec![printable(&plan.method)];
     parts.extend(plan.rank.map(|rank| format!("rank {rank}")));
     parts.extend(plan.alpha.map(|alpha| format!("alpha {alpha}")));
@@ -81,6 +82,7 @@ pub(super) fn event(event: &Event) -> Option<String> {
         Event::Published { generation } => {
             format!("served: generation {}", short_generation(&printable(generation)))
         }
+        Event::Failed { message, .. } => format!("failed: {}", printable(message)),
         Event::Other => return None,
     })
 }
@@ -88,7 +90,7 @@ pub(super) fn event(event: &Event) -> Option<String> {
 /// What came of a run, in one line.
 pub(super) fn outcome(it: &Outcome) -> String {
     let mut parts = vec![format!("{} in {}", counted(it.steps, "step"), time(it.seconds))];
-    parts.push(format!("loss {:.3}", it.loss));
+    parts.extend(it.loss.map(|loss| format!("loss {loss:.3}")));
     parts.extend(it.held_out_loss.map(|loss| format!("held out {loss:.3}")));
     parts.join(", ")
 }
@@ -125,6 +127,7 @@ mod tests {
             loss: 2.3456,
             tokens_per_second: Some(480.4),
             seconds_left: Some(300.0),
+            ..Step::default()
         };
         assert_eq!(step(&it, Some(2.0)), "loss 2.346, held out 2.000, 480 tokens/s, 5 min left");
         it.step = 2;
@@ -139,7 +142,7 @@ mod tests {
 
     #[test]
     fn what_a_plan_does_not_say_is_not_shown() {
-        let plan = TrainingPlan { method: "ia3".into(), parameters: 1, ..TrainingPlan::default() };
+        let plan = Plan { method: "ia3".into(), parameters: 1, ..Plan::default() };
         assert_eq!(adapter(&plan), "ia3, 1 parameter");
     }
 }

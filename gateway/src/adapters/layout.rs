@@ -1,0 +1,41 @@
+//! The tables of the database.
+
+/// Steps from an empty file to the layout of today; the layout's number is how many were taken. Never edit one.
+pub(super) const MIGRATIONS: &[&str] = &[
+    "CREATE TABLE adapters (
+        name TEXT PRIMARY KEY NOT NULL,
+        tenant TEXT,
+        content BLOB NOT NULL CHECK (length(content) = 32),
+        generation BLOB NOT NULL CHECK (length(generation) = 32),
+        rank INTEGER NOT NULL,
+        bytes INTEGER NOT NULL,
+        modules INTEGER NOT NULL,
+        source TEXT NOT NULL,
+        loaded_at INTEGER NOT NULL,
+        last_used_us INTEGER NOT NULL,
+        pinned INTEGER NOT NULL CHECK (pinned IN (0, 1))
+    ) STRICT;",
+    "CREATE TABLE files (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT UNIQUE NOT NULL,
+        tenant TEXT NOT NULL,
+        bytes INTEGER NOT NULL,
+        record TEXT NOT NULL
+    ) STRICT;
+    CREATE INDEX files_of_tenant ON files (tenant, number);
+    CREATE TABLE jobs (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT UNIQUE NOT NULL,
+        tenant TEXT NOT NULL,
+        due INTEGER NOT NULL CHECK (due IN (0, 1)),
+        record TEXT NOT NULL
+    ) STRICT;
+    CREATE INDEX jobs_of_tenant ON jobs (tenant, number);
+    CREATE INDEX jobs_due ON jobs (number) WHERE due;
+    CREATE TABLE job_events (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        job TEXT NOT NULL REFERENCES jobs (id) ON DELETE CASCADE,
+        record TEXT NOT NULL
+    ) STRICT;
+    CREATE INDEX events_of_job ON job_events (job, number);",
+];

@@ -1,0 +1,188 @@
+//! `/v1/fine_tuning/jobs`: adapters trained here, and served when they are done.
+
+use std::sync::Arc;
+
+use axum::{
+    Extension, Json,
+    extract::{Path, Query, State},
+};
+use serde_json::{Value, json};
+
+use super::paging::{self, PageQuery};
+use crate::{
+    app::App,
+    body::JsonBody,
+    caller::Caller,
+    errors::ApiError,
+    training::records::{Choices, EventRecord, JobRecord, Level, Method, Order, Status},
+};
+
+/// Most things of a list.
+const MAX_PAGE: u32 = 100;
+
+/// Creates a job; answers when it is durable.
+pub async fn create(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: JsonBody,
+) -> Result<Json<Value>, ApiError> {
+    let serving = app.serving()?;
+    let order = Order::read(&body)?;
+    let training = Arc::clone(&app.training);
+    // Runs to its end even if the caller goes away.
+    let created = tokio::spawn(async move { training.create(order, &caller, &serving).await }).await;
+    let job = created.map_err(|panic| ApiError::internal(format!("creating the job failed: {panic}")))??;
+    Ok(Json(describe(&job)))
+}
+
+/// The caller's jobs, the newest first.
+pub async fn list(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Query(page): Query<PageQuery>,
+) -> Result<Json<Value>, ApiError> {
+    let listed = app.training.jobs(&caller.tenant, &page.checked(MAX_PAGE)?).await?;
+    Ok(Json(paging::list(listed.items.iter().map(describe).collect(), listed.has_more)))
+}
+
+/// One of the caller's jobs.
+pub async fn one(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    Ok(Json(describe(&app.training.job(&id, &caller.tenant).await?)))
+}
+
+/// What happened to a job, the newest first.
+pub async fn events(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+    Query(page): Query<PageQuery>,
+) -> Result<Json<Value>, ApiError> {
+    let mut page = page.checked(MAX_PAGE)?;
+    page.after = page.after.map(|id| id.trim_start_matches(EVENT).to_owned());
+    let listed = app.training.events(&id, &caller.tenant, &page).await?;
+    let data = listed.items.iter().map(|(number, event)| of_event(*number, event)).collect();
+    Ok(Json(paging::list(data, listed.has_more)))
+}
+
+/// The checkpoint that a job would go on from.
+pub async fn checkpoints(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    let job = app.training.job(&id, &caller.tenant).await?;
+    let mark = job.mark.map(|mark| {
+        json!({
+            "id": format!("ftckpt-{}-{}", job.id.trim_start_matches("ftjob-"), mark.step),
+            "object": "fine_tuning.job.checkpoint",
+            "created_at": mark.at,
+            "fine_tuned_model_checkpoint": job.name,
+            "fine_tuning_job_id": job.id,
+            "step_number": mark.step,
+            "metrics": { "step": mark.step, "train_loss": mark.loss, "full_valid_loss": mark.held_out_loss },
+        })
+    });
+    Ok(Json(paging::list(mark.into_iter().collect(), false)))
+}
+
+/// Ends a job.
+pub async fn cancel(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    Ok(Json(describe(&app.training.cancel(&id, &caller.tenant).await?)))
+}
+
+/// Lets a job wait.
+pub async fn pause(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    Ok(Json(describe(&app.training.pause(&id, &caller.tenant).await?)))
+}
+
+/// Lets a job go on.
+pub async fn resume(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    Ok(Json(describe(&app.training.resume(&id, &caller.tenant).await?)))
+}
+
+/// What ids of events begin with.
+const EVENT: &str = "ftevent-";
+
+fn of_event(number: i64, event: &EventRecord) -> Value {
+    let level = match event.level {
+        Level::Info => "info",
+        Level::Warn => "warn",
+        Level::Error => "error",
+    };
+    json!({
+        "id": format!("{EVENT}{number}"),
+        "object": "fine_tuning.job.event",
+        "created_at": event.created_at,
+        "level": level,
+        "message": event.message,
+        "type": if event.metrics.is_some() { "metrics" } else { "message" },
+        "data": event.metrics,
+    })
+}
+
+fn describe(job: &JobRecord) -> Value {
+    let is_done = job.status == Status::Succeeded;
+    let hyper = hyperparameters(job);
+    let method = match job.order.method {
+        Method::Supervised => json!({ "type": "supervised", "supervised": { "hyperparameters": hyper } }),
+        Method::Dpo => json!({ "type": "dpo", "dpo": { "hyperparameters": hyper } }),
+    };
+    json!({
+        "id": job.id,
+        "object": "fine_tuning.job",
+        "status": job.status,
+        "model": job.order.model,
+        "fine_tuned_model": is_done.then_some(&job.name),
+        "organization_id": job.tenant,
+        "created_at": job.created_at,
+        "finished_at": job.finished_at,
+        "estimated_finish": job.estimated_finish,
+        "trained_tokens": is_done.then_some(job.trained_tokens),
+        "training_file": job.order.training_file,
+        "validation_file": job.order.validation_file,
+        "result_files": job.result_file.iter().collect::<Vec<_>>(),
+        "hyperparameters": hyper,
+        "method": method,
+        "seed": job.plan.as_ref().map_or(job.order.choices.seed.unwrap_or(0), |plan| plan.seed),
+        "error": job.error,
+        "metadata": job.order.metadata,
+        "integrations": [],
+        "user_provided_suffix": job.order.suffix,
+        // What OpenAI does not say.
+        "generation": job.generation,
+        "step": job.step,
+        "plan": job.plan,
+    })
+}
+
+/// As they were chosen, or as the trainer chose them.
+fn hyperparameters(job: &JobRecord) -> Value {
+    let Choices { n_epochs, batch_size, learning_rate_multiplier, beta, .. } = job.order.choices;
+    let auto = |value: Option<Value>| value.unwrap_or_else(|| "auto".into());
+    let plan = job.plan.as_ref();
+    let mut hyper = json!({
+        "n_epochs": auto(n_epochs.or(plan.map(|plan| plan.epochs)).map(Value::from)),
+        "batch_size": auto(batch_size.or(plan.map(|plan| plan.batch_size)).map(Value::from)),
+        "learning_rate_multiplier": auto(learning_rate_multiplier.or(plan.map(|_| 1.0)).map(Value::from)),
+    });
+    if job.order.method == Method::Dpo {
+        hyper["beta"] = auto(beta.map(Value::from));
+    }
+    hyper
+}

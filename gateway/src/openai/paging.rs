@@ -1,0 +1,39 @@
+//! Lists in pieces, the newest first, as OpenAI has them.
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::{errors::ApiError, training::table::Page};
+
+/// Which piece is asked for.
+#[derive(Debug, Deserialize)]
+pub struct PageQuery {
+    after: Option<String>,
+    limit: Option<String>,
+    order: Option<String>,
+}
+
+impl PageQuery {
+    /// The piece, of at most `most` things.
+    ///
+    /// # Errors
+    /// There is no such piece, by the name of the field.
+    pub fn checked(&self, most: u32) -> Result<Page, ApiError> {
+        let limit = match self.limit.as_deref().map(str::parse::<u32>) {
+            None => most.min(20),
+            Some(Ok(limit)) if (1..=most).contains(&limit) => limit,
+            Some(_) => return Err(ApiError::invalid("limit", format!("'limit' is a number from 1 to {most}"))),
+        };
+        match self.order.as_deref() {
+            None | Some("desc") => Ok(Page { after: self.after.clone(), limit }),
+            Some(_) => Err(ApiError::invalid("order", "lists are in the order 'desc' alone: the newest first")),
+        }
+    }
+}
+
+/// A piece of a list.
+pub fn list(data: Vec<Value>, has_more: bool) -> Value {
+    let id = |item: Option<&Value>| item.and_then(|item| item.get("id")).cloned();
+    let (first, last) = (id(data.first()), id(data.last()));
+    json!({ "object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more })
+}

@@ -1,0 +1,214 @@
+//! Fine-tuning: files to learn from, jobs, and the trainers that do them.
+//!
+//! A job is durable before it is acknowledged, and everything that changes it is. Its trainer is a process of its own, which
+//! may die at any moment, as this one may: the job goes on from its checkpoint, to the same bits. An adapter that is done is
+//! put under its name by the registry's compare-and-swap.
+//!
+//! # Where things are
+//!
+//! - [`records`]: what is kept, [`table`]: in the registry's database.
+//! - [`files`]: what people send.
+//! - [`order`]: a job as it is asked for, checked; what its trainer is told.
+//! - [`job`]: what may happen to a job, and what is written of it.
+//! - [`runner`]: who gets a trainer when, and what comes of it.
+//!
+//! Within the state directory, `training/files` has the files by id, and `training/jobs` a directory for each job that has
+//! not ended: links to its data, its checkpoint, its adapter.
+
+pub mod files;
+pub mod job;
+pub mod order;
+pub mod records;
+pub mod runner;
+pub mod table;
+
+use std::{
+    collections::HashMap,
+    io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use tokio::sync::{Notify, Semaphore, watch};
+
+use self::{
+    job::Live,
+    records::{FileRecord, JobRecord},
+};
+use crate::{
+    adapters::{Registry, database::DatabaseError},
+    config::TrainingLimits,
+    errors::ApiError,
+    lifecycle::Status,
+    thread::{self, ThreadError},
+    trainers::{NoTrainer, Trainers},
+};
+
+/// Files that are taken in at once.
+const MAX_UPLOADS: usize = 4;
+
+/// Why something was not done.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainingError {
+    /// The database.
+    #[error(transparent)]
+    Database(#[from] DatabaseError),
+    /// There is nobody who trains.
+    #[error(transparent)]
+    NoTrainer(#[from] NoTrainer),
+    /// A file could not be kept.
+    #[error("{attempt} '{}' failed: {source}; check that the state directory is writable and has room", path.display())]
+    Io {
+        /// What was tried.
+        attempt: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// No such file, or another tenant's.
+    #[error("no file is called '{0}'; GET /v1/files lists yours")]
+    NoFile(String),
+    /// No such job, or another tenant's.
+    #[error("no fine-tuning job is called '{0}'; GET /v1/fine_tuning/jobs lists yours")]
+    NoJob(String),
+    /// It is not in a state for that.
+    #[error("the job is {status}, so it cannot be {wanted}")]
+    WrongState {
+        /// How far it is.
+        status: &'static str,
+        /// What was asked.
+        wanted: &'static str,
+    },
+    /// The file is needed for something else than that.
+    #[error("'{0}' was not uploaded with purpose 'fine-tune'")]
+    WrongPurpose(String),
+    /// The tenant's files take too much.
+    #[error("your files would take {bytes} bytes together, and may take {limit} (--tenant-training-bytes); delete some")]
+    TooManyBytes {
+        /// All of them.
+        bytes: u64,
+        /// What they may take.
+        limit: u64,
+    },
+    /// The tenant has enough to do.
+    #[error("you have {0} fine-tuning jobs that wait or run, which is the limit (--tenant-jobs); cancel one or wait for one")]
+    TooManyJobs(usize),
+    /// The name that the adapter would get is another's.
+    #[error("an adapter that is not yours is called '{0}'; choose another suffix")]
+    NameTaken(String),
+    /// The thread that worked on it is gone.
+    #[error("working on files stopped: {0}; the log says why")]
+    Stopped(#[from] ThreadError),
+}
+
+impl From<TrainingError> for ApiError {
+    fn from(error: TrainingError) -> Self {
+        let message = error.to_string();
+        match error {
+            TrainingError::NoTrainer(none) => none.into(),
+            TrainingError::Database(DatabaseError::Full) => Self::no_room("insufficient_storage", message),
+            TrainingError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
+                Self::no_room("insufficient_storage", message)
+            }
+            TrainingError::Database(_) | TrainingError::Io { .. } => Self::registry_unavailable(message),
+            TrainingError::NoFile(_) | TrainingError::NoJob(_) => Self::not_found(message),
+            TrainingError::WrongState { .. } => Self::bad_request("invalid_job_state", message),
+            TrainingError::WrongPurpose(_) => Self::invalid("training_file", message),
+            TrainingError::TooManyBytes { .. } => Self::no_room("file_quota_exceeded", message),
+            TrainingError::TooManyJobs(_) => Self::busy("job_quota_exceeded", message),
+            TrainingError::NameTaken(_) => Self::conflict("name_taken", message).of("suffix"),
+            TrainingError::Stopped(_) => Self::internal(message),
+        }
+    }
+}
+
+/// Files, jobs and trainers.
+#[derive(Debug)]
+pub struct Training {
+    registry: Arc<Registry>,
+    status: watch::Receiver<Status>,
+    trainers: Trainers,
+    limits: TrainingLimits,
+    directory: PathBuf,
+    /// Every job that has not ended, by id.
+    live: Mutex<HashMap<String, Live>>,
+    /// Held while a job changes, so that what is on disk and in memory stay in step.
+    changing: tokio::sync::Mutex<()>,
+    uploads: Semaphore,
+    /// A job may have become due.
+    due: Notify,
+}
+
+impl Training {
+    /// Opens what there is in the state directory. Jobs that had a trainer wait for one again.
+    ///
+    /// # Errors
+    /// The directory cannot be used, or the database.
+    pub async fn open(
+        registry: Arc<Registry>,
+        status: watch::Receiver<Status>,
+        limits: TrainingLimits,
+        state: &Path,
+    ) -> Result<Arc<Self>, TrainingError> {
+        let directory = state.join("training");
+        let jobs = registry.database().unfinished_jobs().await?;
+        let files = registry.database().file_ids().await?;
+        let (swept, ids) = (directory.clone(), jobs.iter().map(|job| job.id.clone()).collect());
+        thread::run("training-sweep", move || files::sweep(&swept, &files, ids)).await??;
+        let live = jobs.into_iter().map(|job| (job.id.clone(), Live::new(job))).collect();
+        Ok(Arc::new(Self {
+            trainers: Trainers::at(limits.trainer_socket.clone()),
+            registry,
+            status,
+            limits,
+            directory,
+            live: Mutex::new(live),
+            changing: tokio::sync::Mutex::default(),
+            uploads: Semaphore::new(MAX_UPLOADS),
+            due: Notify::new(),
+        }))
+    }
+
+    /// The file `id` of `tenant`.
+    ///
+    /// # Errors
+    /// There is none.
+    pub async fn file(&self, id: &str, tenant: &str) -> Result<FileRecord, TrainingError> {
+        let file = self.registry.database().file(id, tenant).await?;
+        file.ok_or_else(|| TrainingError::NoFile(shown(id)))
+    }
+
+    /// The job `id` of `tenant`, as it is now.
+    ///
+    /// # Errors
+    /// There is none.
+    pub async fn job(&self, id: &str, tenant: &str) -> Result<JobRecord, TrainingError> {
+        let job = self.registry.database().job(id, tenant).await?;
+        job.ok_or_else(|| TrainingError::NoJob(shown(id)))
+    }
+
+    fn live(&self) -> MutexGuard<'_, HashMap<String, Live>> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn job_directory(&self, id: &str) -> PathBuf {
+        self.directory.join("jobs").join(id)
+    }
+}
+
+/// An id as it is said back: what somebody sent may be anything.
+fn shown(id: &str) -> String {
+    id.chars().take(64).collect()
+}
+
+/// A new id: nobody can foresee it, and there is no other like it.
+fn fresh_id(kind: &str) -> String {
+    let [a, b] = [crate::random::random_u64(), crate::random::random_u64()];
+    format!("{kind}-{a:016x}{:08x}", b & 0xffff_ffff)
+}
+
+fn failed(attempt: &'static str, path: &Path) -> impl FnOnce(io::Error) -> TrainingError + use<> {
+    let path = path.to_owned();
+    move |source| TrainingError::Io { attempt, path, source }
+}

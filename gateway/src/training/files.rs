@@ -1,0 +1,224 @@
+//! Files that people send: on disk, synced, before they are acknowledged.
+
+use std::{
+    collections::HashSet,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use tokio::{fs::File, io::AsyncWriteExt as _};
+
+use super::{
+    Training, TrainingError, failed, fresh_id,
+    records::{FileRecord, Purpose},
+    table::{Listed, Page},
+};
+use crate::{clock::seconds_since_1970, thread};
+
+/// What a file is called until all of it has come.
+const PARTIAL: &str = "partial";
+
+/// A file that is being taken in; what has come of it goes away with it, unless it is kept.
+#[derive(Debug)]
+pub struct Upload<'a> {
+    training: &'a Training,
+    id: String,
+    file: File,
+    bytes: u64,
+    is_kept: bool,
+}
+
+impl Training {
+    /// Begins to take a file in, when it is its turn.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub async fn upload(&self) -> Result<Upload<'_>, TrainingError> {
+        let id = fresh_id("file");
+        let path = self.partial(&id);
+        let file = File::create(&path).await.map_err(failed("creating", &path))?;
+        Ok(Upload { training: self, id, file, bytes: 0, is_kept: false })
+    }
+
+    /// Waits for a turn to take a file in.
+    pub async fn turn(&self) -> Option<tokio::sync::SemaphorePermit<'_>> {
+        // The semaphore is never closed.
+        self.uploads.acquire().await.ok()
+    }
+
+    /// Longest file, in bytes.
+    #[must_use]
+    pub fn max_file_bytes(&self) -> u64 {
+        self.limits.max_file_bytes
+    }
+
+    /// Where a file's bytes are.
+    #[must_use]
+    pub fn file_path(&self, id: &str) -> PathBuf {
+        self.directory.join("files").join(id)
+    }
+
+    fn partial(&self, id: &str) -> PathBuf {
+        self.file_path(id).with_extension(PARTIAL)
+    }
+
+    /// Files of `tenant`.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn files(&self, tenant: &str, page: &Page) -> Result<Listed<FileRecord>, TrainingError> {
+        Ok(self.registry.database().files(tenant, page).await?)
+    }
+
+    /// Removes a file. Jobs that were created with it have their own link to it.
+    ///
+    /// # Errors
+    /// There is none, or it cannot be removed.
+    pub async fn remove_file(&self, id: &str, tenant: &str) -> Result<FileRecord, TrainingError> {
+        let file = self.file(id, tenant).await?;
+        self.registry.database().remove_file(&file.id).await?;
+        // If this fails, the next start does it.
+        let _ = fs::remove_file(self.file_path(&file.id));
+        Ok(file)
+    }
+
+    /// Keeps `text`, which a job of `tenant` has measured.
+    pub(super) async fn keep_results(
+        &self,
+        tenant: &str,
+        name: String,
+        text: &str,
+    ) -> Result<String, TrainingError> {
+        let mut upload = self.upload().await?;
+        upload.write(text.as_bytes()).await?;
+        Ok(upload.keep(tenant, name, Purpose::FineTuneResults).await?.id)
+    }
+}
+
+impl Upload<'_> {
+    /// Takes in some more.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub async fn write(&mut self, bytes: &[u8]) -> Result<(), TrainingError> {
+        self.bytes += bytes.len() as u64;
+        let written = self.file.write_all(bytes).await;
+        written.map_err(failed("writing", &self.training.partial(&self.id)))
+    }
+
+    /// Bytes that have come.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Keeps what has come as a file of `tenant`. On disk when this returns.
+    ///
+    /// # Errors
+    /// The tenant has too much already, or the system refuses; then there is no file.
+    pub async fn keep(
+        mut self,
+        tenant: &str,
+        name: String,
+        purpose: Purpose,
+    ) -> Result<FileRecord, TrainingError> {
+        let (training, path) = (self.training, self.training.file_path(&self.id));
+        self.file.flush().await.map_err(failed("writing", &path))?;
+        self.file.sync_all().await.map_err(failed("syncing", &path))?;
+        let _changing = training.changing.lock().await;
+        let database = training.registry.database();
+        let (bytes, limit) = (database.file_bytes(tenant).await? + self.bytes, training.limits.tenant_bytes);
+        if bytes > limit && purpose == Purpose::FineTune {
+            return Err(TrainingError::TooManyBytes { bytes, limit });
+        }
+        fs::rename(training.partial(&self.id), &path).map_err(failed("renaming", &path))?;
+        sync(&training.directory.join("files"))?;
+        let record = FileRecord {
+            id: self.id.clone(),
+            tenant: tenant.to_owned(),
+            name,
+            purpose,
+            bytes: self.bytes,
+            created_at: seconds_since_1970(),
+        };
+        database.put_file(&record).await?;
+        self.is_kept = true;
+        Ok(record)
+    }
+}
+
+impl Drop for Upload<'_> {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            for path in [self.training.partial(&self.id), self.training.file_path(&self.id)] {
+                let _ = fs::remove_file(path);
+            }
+        }
+    }
+}
+
+/// Makes a directory with links to the files of a job, and its own copy of the adapter it goes on from.
+pub(super) async fn prepare(
+    directory: PathBuf,
+    links: Vec<(PathBuf, &'static str)>,
+    from: Option<PathBuf>,
+) -> Result<(), TrainingError> {
+    let work = move || {
+        fs::create_dir_all(&directory).map_err(failed("creating", &directory))?;
+        for (file, name) in links {
+            let to = directory.join(name);
+            fs::hard_link(&file, &to).map_err(failed("linking", &to))?;
+        }
+        if let Some(from) = from {
+            copy(&from, &directory.join(super::order::FROM))?;
+        }
+        sync(&directory)?;
+        directory.parent().map_or(Ok(()), sync)
+    };
+    thread::run("training-files", work).await?
+}
+
+/// Copies the files of a directory.
+fn copy(from: &Path, to: &Path) -> Result<(), TrainingError> {
+    fs::create_dir(to).map_err(failed("creating", to))?;
+    for entry in fs::read_dir(from).map_err(failed("reading", from))? {
+        let entry = entry.map_err(failed("reading", from))?;
+        let copy = to.join(entry.file_name());
+        fs::copy(entry.path(), &copy).map_err(failed("copying", &copy))?;
+        fs::File::open(&copy).and_then(|file| file.sync_all()).map_err(failed("syncing", &copy))?;
+    }
+    sync(to)
+}
+
+/// Removes a job's directory.
+pub(super) async fn remove(directory: PathBuf) {
+    let removed = thread::run("training-files", move || (fs::remove_dir_all(&directory), directory)).await;
+    if let Ok((Err(error), directory)) = removed
+        && error.kind() != io::ErrorKind::NotFound
+    {
+        tracing::warn!(%error, directory = %directory.display(), "a job's directory could not be removed");
+    }
+}
+
+/// Makes the directories, and removes what belongs to no file and no job.
+pub(super) fn sweep(directory: &Path, files: &[String], jobs: HashSet<String>) -> Result<(), TrainingError> {
+    let files: HashSet<String> = files.iter().cloned().collect();
+    for (name, keep) in [("files", files), ("jobs", jobs)] {
+        let place = directory.join(name);
+        fs::create_dir_all(&place).map_err(failed("creating", &place))?;
+        for entry in fs::read_dir(&place).map_err(failed("reading", &place))? {
+            let entry = entry.map_err(failed("reading", &place))?;
+            if entry.file_name().to_str().is_some_and(|name| keep.contains(name)) {
+                continue;
+            }
+            let (path, is_directory) = (entry.path(), entry.file_type().is_ok_and(|kind| kind.is_dir()));
+            let removed = if is_directory { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+            removed.map_err(failed("removing", &path))?;
+        }
+    }
+    Ok(())
+}
+
+fn sync(directory: &Path) -> Result<(), TrainingError> {
+    fs::File::open(directory).and_then(|file| file.sync_all()).map_err(failed("syncing", directory))
+}

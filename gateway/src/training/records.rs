@@ -1,0 +1,252 @@
+//! What is kept of files and jobs, as it stands in the database.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use training_protocol::Plan;
+
+/// A file that somebody sent, or that came of a job.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileRecord {
+    /// `file-` and digits.
+    pub id: String,
+    /// Whose it is.
+    pub tenant: String,
+    /// What its sender calls it.
+    pub name: String,
+    /// What it is for.
+    pub purpose: Purpose,
+    /// Its length.
+    pub bytes: u64,
+    /// Seconds since 1970.
+    pub created_at: u64,
+}
+
+/// What a file is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Purpose {
+    /// To learn from.
+    FineTune,
+    /// What a job has measured, as CSV.
+    FineTuneResults,
+}
+
+impl Purpose {
+    /// As the API calls it.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::FineTune => "fine-tune",
+            Self::FineTuneResults => "fine-tune-results",
+        }
+    }
+}
+
+/// How far a job is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Status {
+    /// It waits for a trainer.
+    Queued,
+    /// Its trainer reads the data.
+    ValidatingFiles,
+    /// Its trainer learns.
+    Running,
+    /// Its owner wants it to wait; it goes on from its checkpoint.
+    Paused,
+    /// The adapter is served.
+    Succeeded,
+    /// There will be no adapter.
+    Failed,
+    /// Its owner wants none.
+    Cancelled,
+}
+
+impl Status {
+    /// True if nothing will happen any more.
+    #[must_use]
+    pub fn is_final(self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed | Self::Cancelled)
+    }
+
+    /// True if it has a trainer, or waits for one.
+    #[must_use]
+    pub fn is_due(self) -> bool {
+        matches!(self, Self::Queued | Self::ValidatingFiles | Self::Running)
+    }
+}
+
+/// What the losses of a job are made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Method {
+    /// The log-probabilities of what should be said.
+    Supervised,
+    /// Which of two answers is the better one.
+    Dpo,
+}
+
+/// What a caller chose of a job; the rest is left to the trainer.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Choices {
+    /// How often every example is seen.
+    pub n_epochs: Option<u64>,
+    /// Examples of a step.
+    pub batch_size: Option<u64>,
+    /// The usual learning rate is multiplied by it.
+    pub learning_rate_multiplier: Option<f64>,
+    /// Of preferences.
+    pub beta: Option<f64>,
+    /// Of LoRA.
+    pub rank: Option<u64>,
+    /// `lora_alpha`.
+    pub alpha: Option<f64>,
+    /// Whether alpha is divided by the root of the rank.
+    pub use_rslora: bool,
+    /// Linear layers that get a part; the usual ones if it is empty.
+    pub target_modules: Vec<String>,
+    /// Decides order and first numbers.
+    pub seed: Option<u64>,
+}
+
+/// A job as its caller described it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Order {
+    /// The base, or the adapter that is trained further.
+    pub model: String,
+    /// The file to learn from.
+    pub training_file: String,
+    /// The file to judge by.
+    pub validation_file: Option<String>,
+    /// What the adapter will be called, behind the tenant's name.
+    pub suffix: Option<String>,
+    /// What losses are made of.
+    pub method: Method,
+    /// What is chosen of it.
+    pub choices: Choices,
+    /// The caller's own words.
+    pub metadata: BTreeMap<String, String>,
+}
+
+/// Where a job has got to, that it can go on from.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Mark {
+    /// After this step.
+    pub step: u64,
+    /// Of this step's batch.
+    pub loss: Option<f64>,
+    /// Of what is held out, if it was judged there.
+    pub held_out_loss: Option<f64>,
+    /// Tokens that were learned from until then.
+    pub trained_tokens: u64,
+    /// Seconds since 1970.
+    pub at: u64,
+}
+
+/// Why there is no adapter.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// A stable word.
+    pub code: String,
+    /// For a person.
+    pub message: String,
+    /// The field of the order that is to blame, if one is.
+    pub param: Option<String>,
+}
+
+/// A job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct JobRecord {
+    /// `ftjob-` and digits.
+    pub id: String,
+    /// Whose it is.
+    pub tenant: String,
+    /// As it was asked for.
+    pub order: Order,
+    /// What the adapter will be called.
+    pub name: String,
+    /// The generation that the name stood for when the job was created; nothing else is replaced.
+    pub replaces: Option<String>,
+    /// How far it is.
+    pub status: Status,
+    /// Seconds since 1970.
+    pub created_at: u64,
+    /// When its first trainer began to learn.
+    pub started_at: Option<u64>,
+    /// When it ended.
+    pub finished_at: Option<u64>,
+    /// When its trainer thinks it will.
+    pub estimated_finish: Option<u64>,
+    /// Every choice, once its trainer has made them.
+    pub plan: Option<Plan>,
+    /// Steps that were made.
+    pub step: u64,
+    /// Tokens that were learned from, over all steps.
+    pub trained_tokens: u64,
+    /// Of the last step's batch.
+    pub loss: Option<f64>,
+    /// Where it can go on.
+    pub mark: Option<Mark>,
+    /// What came of it: the content hash of the adapter.
+    pub generation: Option<String>,
+    /// The file of its losses.
+    pub result_file: Option<String>,
+    /// Why nothing came of it.
+    pub error: Option<Failure>,
+}
+
+/// What happened to a job.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EventRecord {
+    /// Seconds since 1970.
+    pub created_at: u64,
+    /// `info`, `warn` or `error`.
+    pub level: Level,
+    /// For a person.
+    pub message: String,
+    /// Of a step: its figures.
+    pub metrics: Option<Metrics>,
+}
+
+/// How much an event matters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Level {
+    /// It goes as it should.
+    Info,
+    /// It goes on, but not as it should.
+    Warn,
+    /// It is the end.
+    Error,
+}
+
+/// Figures of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Metrics {
+    /// From 1.
+    pub step: u64,
+    /// Of how many.
+    pub total_steps: u64,
+    /// Of the step's batch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub train_loss: Option<f64>,
+    /// Length of its gradient.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grad_norm: Option<f64>,
+    /// Length of the step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub learning_rate: Option<f64>,
+    /// Of what is held out, after the step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub valid_loss: Option<f64>,
+}
+
+impl EventRecord {
+    /// An event without figures, now.
+    #[must_use]
+    pub fn now(level: Level, message: impl Into<String>) -> Self {
+        Self { created_at: crate::clock::seconds_since_1970(), level, message: message.into(), metrics: None }
+    }
+}
