@@ -13,8 +13,8 @@ use std::{
 use settings::LogFormat;
 
 pub use self::{
-    args::{AdapterArgs, AdmissionArgs, Args, CallerArgs, ConnectionArgs, FigureArgs},
-    values::{ConnectionLimits, Figures, Hosts, Lifeline, MetricNames, Rates, StartAdapter},
+    args::{AdapterArgs, AdmissionArgs, Args, CallerArgs, ConnectionArgs, FigureArgs, TrainingArgs},
+    values::{ConnectionLimits, Figures, Hosts, Lifeline, MetricNames, Rates, StartAdapter, TrainingLimits},
 };
 use policy::admission::DelayLimits;
 
@@ -39,8 +39,13 @@ pub enum ConfigError {
     )]
     OpenPort(SocketAddr),
     /// Longer than the system takes.
-    #[error("--socket '{}' is longer than {MAX_SOCKET_BYTES} bytes, which is all the system takes; use a shorter path", .0.display())]
-    SocketPath(PathBuf),
+    #[error("--{name} '{}' is longer than {MAX_SOCKET_BYTES} bytes, which is all the system takes; use a shorter path", path.display())]
+    SocketPath {
+        /// The option.
+        name: &'static str,
+        /// As given.
+        path: PathBuf,
+    },
     /// The adapter root is not there.
     #[error("--adapter-root '{}' cannot be opened: {reason}; create it or give another", path.display())]
     AdapterRoot {
@@ -104,6 +109,8 @@ pub struct Config {
     pub connections: ConnectionLimits,
     /// What the executor, and what is asked of it, is held to.
     pub executor: ExecutorLimits,
+    /// What fine-tuning may cost, and who does it.
+    pub training: TrainingLimits,
     /// How long running requests get to end.
     pub grace: Duration,
     /// Threads that move messages.
@@ -121,6 +128,7 @@ impl TryFrom<Args> for Config {
 
     fn try_from(args: Args) -> Result<Self, ConfigError> {
         check_sizes(&args)?;
+        check_sockets(&args)?;
         check_names(&args)?;
         let figures = figures(&args.figures);
         let key_file =
@@ -151,6 +159,7 @@ impl TryFrom<Args> for Config {
             rates,
             connections: connections(&args.connections),
             executor: executor(&args.admission, args.silence_ms),
+            training: training(args.training),
             grace: Duration::from_millis(args.grace_ms),
             threads: args.threads,
             figures,
@@ -175,6 +184,9 @@ fn check_sizes(args: &Args) -> Result<(), ConfigError> {
         ("silence-ms", args.silence_ms, 1),
         ("max-adapters", adapters.max_adapters as u64, 1),
         ("max-adapter-file-bytes", adapters.max_adapter_file_bytes.0, 1),
+        ("tenant-jobs", args.training.tenant_jobs as u64, 1),
+        ("max-training-file-bytes", args.training.max_training_file_bytes.0, 1),
+        ("tenant-training-bytes", args.training.tenant_training_bytes.0, 1),
     ];
     match sizes.into_iter().find(|(_, value, least)| value < least) {
         None => Ok(()),
@@ -182,10 +194,16 @@ fn check_sizes(args: &Args) -> Result<(), ConfigError> {
     }
 }
 
-fn check_names(args: &Args) -> Result<(), ConfigError> {
-    if args.socket.as_os_str().len() > MAX_SOCKET_BYTES {
-        return Err(ConfigError::SocketPath(args.socket.clone()));
+fn check_sockets(args: &Args) -> Result<(), ConfigError> {
+    let sockets = [("socket", Some(&args.socket)), ("trainer-socket", args.training.trainer_socket.as_ref())];
+    let is_longer = |path: &&PathBuf| path.as_os_str().len() > MAX_SOCKET_BYTES;
+    match sockets.into_iter().find_map(|(name, path)| Some((name, path.filter(is_longer)?))) {
+        None => Ok(()),
+        Some((name, path)) => Err(ConfigError::SocketPath { name, path: path.clone() }),
     }
+}
+
+fn check_names(args: &Args) -> Result<(), ConfigError> {
     match &args.served_model_name {
         Some(name)
             if name.is_empty() || name.len() > 256 || name.chars().any(|c| c == ':' || c.is_control()) =>
@@ -223,6 +241,15 @@ fn figures(args: &FigureArgs) -> Figures {
         otlp_endpoint: args.otlp_endpoint.clone(),
         #[cfg(not(feature = "otel"))]
         otlp_endpoint: None,
+    }
+}
+
+fn training(args: TrainingArgs) -> TrainingLimits {
+    TrainingLimits {
+        trainer_socket: args.trainer_socket,
+        tenant_jobs: args.tenant_jobs,
+        max_file_bytes: args.max_training_file_bytes.0,
+        tenant_bytes: args.tenant_training_bytes.0,
     }
 }
 
@@ -293,13 +320,12 @@ mod tests {
         );
         assert_eq!(config.executor.delays, DelayLimits::default());
         assert_eq!((config.max_adapters, config.max_adapter_file_bytes), (10_000, 2 << 30));
+        assert_eq!(config.training, TrainingLimits::default());
     }
 
     #[test]
     fn a_limit_of_nothing_is_refused_by_name() {
-        for name in
-            ["max-connections", "body-timeout-ms", "max-adapters", "target-delay-ms", "delay-interval-ms"]
-        {
+        for name in ["max-connections", "body-timeout-ms", "max-adapters", "target-delay-ms", "tenant-jobs"] {
             let error = config(&[&format!("--{name}"), "0"]).unwrap_err();
             assert!(error.to_string().contains(name), "{error}");
         }

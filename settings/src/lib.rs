@@ -38,7 +38,7 @@ pub use self::{
     flags::{SettingFlags, described},
     sections::{
         DeploymentSection, ExecutorSection, GatewaySection, LayersSection, ModelSection, SECTIONS,
-        WorkersSection, all,
+        TrainingSection, WorkersSection, all,
     },
     values::{ByteCount, CoreList, DeviceChoice, Gbps, MAX_CORES, MAX_WORKERS, WaitFactor, WorkerCount},
     words::{AdapterDtype, Batching, ColdStart, KvDtype, LogFormat},

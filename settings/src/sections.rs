@@ -157,6 +157,20 @@ sections! {
         otlp_endpoint: String, --"otlp-endpoint" "URL", Preset::None, Gateway;
     }
 
+    /// `[training]`: the processes that train adapters.
+    TrainingSection = "training" {
+        /// Trainers at once, each a process of its own; 0 for none
+        trainers: u32, --"max-trainers" "N", Is("4"), Up;
+        /// Cores that trainers compute on, as 6-7
+        cores: CoreList, --"trainer-cores" "LIST", Depends("wherever there is room"), Up;
+        /// Fine-tuning jobs that a tenant may have waiting or under way
+        tenant_jobs: u32, --"tenant-jobs" "N", Is("16"), Gateway;
+        /// Longest file of training data
+        max_training_file_bytes: ByteCount, --"max-training-file-bytes" "BYTES", Is("512MiB"), Gateway;
+        /// Files of training data of a tenant, together
+        tenant_training_bytes: ByteCount, --"tenant-training-bytes" "BYTES", Is("4GiB"), Gateway;
+    }
+
     /// `[deployment]`: the processes together.
     DeploymentSection = "deployment" {
         /// Directory for what outlives the processes, one deployment each
@@ -187,6 +201,7 @@ mod tests {
             WorkersSection::presets().set().count(),
             LayersSection::presets().set().count(),
             GatewaySection::presets().set().count(),
+            TrainingSection::presets().set().count(),
             DeploymentSection::presets().set().count(),
         ];
         let declared =

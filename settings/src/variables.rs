@@ -20,10 +20,11 @@ const OTHERS: &[(&str, &[&str])] = &[
     ),
     ("`holobiont-client` and the Python package: the executor to rent layers of", &["EXECUTOR"]),
     (
-        "base-executor, lora-worker and gateway: where they find each other, and what `up` decides for them",
+        "base-executor, lora-worker, gateway and holobiont-trainer: where they find each other, and what `up` decides for them",
         &[
             "SOCKET",
             "WORKER_SOCKET",
+            "TRAINER_SOCKET",
             "WORKER_INVOCATION",
             "MAX_WORKERS",
             "EXPECTED_WORKERS",

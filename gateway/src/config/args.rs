@@ -39,6 +39,9 @@ pub struct Args {
     /// Settings about the queue.
     #[command(flatten)]
     pub admission: AdmissionArgs,
+    /// Settings about fine-tuning.
+    #[command(flatten)]
+    pub training: TrainingArgs,
     /// Milliseconds that running requests get to end after SIGTERM
     #[arg(long, value_name = "N")]
     pub grace_ms: u64,
@@ -144,6 +147,23 @@ pub struct FigureArgs {
     #[cfg(feature = "otel")]
     #[arg(long, value_name = "URL")]
     pub otlp_endpoint: Option<String>,
+}
+
+/// Settings about fine-tuning.
+#[derive(Debug, Clone, clap::Args)]
+pub struct TrainingArgs {
+    /// The socket at which trainers are asked for; without it nothing is trained
+    #[arg(long, env = "HOLOBIONT_TRAINER_SOCKET", value_name = "PATH")]
+    pub trainer_socket: Option<PathBuf>,
+    /// Most fine-tuning jobs of a tenant that wait or are under way; more are answered with 429
+    #[arg(long, value_name = "N")]
+    pub tenant_jobs: usize,
+    /// Longest file of training data
+    #[arg(long, value_name = "N")]
+    pub max_training_file_bytes: ByteCount,
+    /// Most bytes of a tenant's files of training data
+    #[arg(long, value_name = "N")]
+    pub tenant_training_bytes: ByteCount,
 }
 
 fn start_adapter(text: &str) -> Result<StartAdapter, String> {

@@ -68,6 +68,19 @@ pub struct Figures {
     pub otlp_endpoint: Option<String>,
 }
 
+/// What fine-tuning may cost, and who does it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TrainingLimits {
+    /// Where trainers are asked for; without it nothing is trained.
+    pub trainer_socket: Option<PathBuf>,
+    /// Most jobs of a tenant that wait or are under way.
+    pub tenant_jobs: usize,
+    /// Longest file of training data.
+    pub max_file_bytes: u64,
+    /// Most bytes of a tenant's files of training data.
+    pub tenant_bytes: u64,
+}
+
 /// Whose metric names are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MetricNames {
@@ -86,6 +99,12 @@ impl Default for ConnectionLimits {
             body_timeout: Duration::from_secs(30),
             stall_timeout: Duration::from_secs(60),
         }
+    }
+}
+
+impl Default for TrainingLimits {
+    fn default() -> Self {
+        Self { trainer_socket: None, tenant_jobs: 16, max_file_bytes: 512 << 20, tenant_bytes: 4 << 30 }
     }
 }
 

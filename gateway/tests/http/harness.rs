@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use gateway::{
-    config::{Config, ConnectionLimits, Figures, Hosts, Lifeline, Rates},
+    config::{Config, ConnectionLimits, Figures, Hosts, Lifeline, Rates, TrainingLimits},
     executor::ExecutorLimits,
     keys::{Keys, line_of},
     lifecycle::{LoadText, Status},
@@ -123,6 +123,7 @@ pub(crate) fn config(directory: &TempDir) -> Config {
         rates: Rates::default(),
         connections: ConnectionLimits { max_body_bytes: 1 << 20, ..ConnectionLimits::default() },
         executor: ExecutorLimits { max_sequences: 64, delays: DelayLimits::default(), silence: WATCHDOG },
+        training: TrainingLimits::default(),
         grace: Duration::from_millis(200),
         threads: 1,
         figures: Figures::default(),

@@ -18,7 +18,7 @@ use std::{
 use serde::Deserialize;
 use settings::{
     DeploymentSection, ExecutorSection, GatewaySection, LayersSection, ModelSection, Setting, SettingFlags,
-    WorkersSection,
+    TrainingSection, WorkersSection,
     variables::{UnknownVariable, Variable},
 };
 
@@ -91,6 +91,8 @@ pub(crate) struct Config {
     pub(crate) layers: LayersSection,
     /// `[gateway]`.
     pub(crate) gateway: GatewaySection,
+    /// `[training]`.
+    pub(crate) training: TrainingSection,
     /// `[deployment]`.
     pub(crate) deployment: DeploymentSection,
     /// `[adapters]`: directories by name.
@@ -161,6 +163,7 @@ impl Config {
             workers: self.workers.or(lower.workers),
             layers: self.layers.or(lower.layers),
             gateway: self.gateway.or(lower.gateway),
+            training: self.training.or(lower.training),
             deployment: self.deployment.or(lower.deployment),
             adapters,
         }
@@ -168,9 +171,9 @@ impl Config {
 
     /// What is set, each value with its declaration.
     pub(crate) fn set(&self) -> impl Iterator<Item = (&'static Setting, OsString)> {
-        let (executor, workers) = (self.executor.set(), self.workers.set());
-        let ends = self.gateway.set().chain(self.deployment.set());
-        self.model.set().chain(executor).chain(workers).chain(self.layers.set()).chain(ends)
+        let computing = self.model.set().chain(self.executor.set()).chain(self.workers.set());
+        let serving = self.layers.set().chain(self.gateway.set()).chain(self.training.set());
+        computing.chain(serving).chain(self.deployment.set())
     }
 
     /// Where the gateway listens.

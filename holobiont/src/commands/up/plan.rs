@@ -290,6 +290,7 @@ mod tests {
             model = { context_length = 7, random_weights = 25 }
             executor = { device = "cuda:1", cores = "0-1", kv_bytes = "1 KiB", kv_dtype = "f16", adapter_bytes = 2, adapter_dtype = "bf16", device_adapter_bytes = "3 KiB", cold_start = "on-demand", link_gbps = 2.5, max_running = 3, max_waiting = 4, max_waiting_tokens = 25, chunk_tokens = 5 }
             gateway = { listen = "127.0.0.1:6", adapter_root = "/r", api_key_file = "/k", max_body_bytes = "2 KiB", max_sequences = 10, target_delay_ms = 26, delay_interval_ms = 27, threads = 8, insecure = true, requests_per_min_per_key = 11, requests_per_min_per_adapter = 12, max_connections = 13, header_timeout_ms = 14, body_timeout_ms = 15, stall_timeout_ms = 16, cors_origins = "http://a,http://b", vllm_metrics = true, max_adapter_labels = 17, max_adapters = 18, max_adapter_file_bytes = "1 KiB", silence_ms = 19, otlp_endpoint = "http://o" }
+            training = { tenant_jobs = 28, max_training_file_bytes = "3 KiB", tenant_training_bytes = "4 KiB" }
             workers = { cores = "2", count = 1, spin_us = 20 }
             layers = { local = false, listen = "127.0.0.1:20", cert = "/c", cert_key = "/ck", client_ca = "/ca", key_file = "/lk", batching = "lockstep", wait_factor = 1.5, max_sessions = 21, tenant_sessions = 22, tenant_rows = 23, tenant_bytes = "1 KiB", rows_per_s = 24 }
             deployment = { grace_ms = 9 }
@@ -313,7 +314,7 @@ mod tests {
             --api-key-file /k --max-body-bytes 2048 --max-sequences 10 --target-delay-ms 26 --delay-interval-ms 27 --threads 8 --insecure --requests-per-min-per-key 11 \
             --requests-per-min-per-adapter 12 --max-connections 13 --header-timeout-ms 14 --body-timeout-ms 15 --stall-timeout-ms 16 \
             --cors-origins http://a,http://b --vllm-metrics --max-adapter-labels 17 --max-adapters 18 --max-adapter-file-bytes 1024 \
-            --silence-ms 19 --otlp-endpoint http://o";
+            --silence-ms 19 --otlp-endpoint http://o --tenant-jobs 28 --max-training-file-bytes 3072 --tenant-training-bytes 4096";
         assert!(gateway.ends_with(expected), "{gateway}");
     }
 
