@@ -20,6 +20,7 @@ use crate::{
     limits::AdapterLimits,
     metrics::Metrics,
     telemetry::Sinks,
+    training::Training,
 };
 
 /// Bodies above this are worked on where blocking does no harm.
@@ -38,6 +39,8 @@ pub struct App {
     pub status: watch::Receiver<Status>,
     /// Adapters by name, and where they are.
     pub registry: Arc<Registry>,
+    /// Files to learn from, and jobs.
+    pub training: Arc<Training>,
     /// What Prometheus reads.
     pub metrics: Arc<Metrics>,
     /// Who is told about requests.
@@ -77,6 +80,8 @@ pub struct Parts {
     pub status: watch::Receiver<Status>,
     /// Opened, and restored by the lifecycle each time the executor is reached.
     pub registry: Arc<Registry>,
+    /// Opened.
+    pub training: Arc<Training>,
     /// All at zero.
     pub metrics: Arc<Metrics>,
     /// Figures, and a collector of traces if there is one.
@@ -99,6 +104,7 @@ impl App {
             executor: parts.executor,
             status: parts.status,
             registry: parts.registry,
+            training: parts.training,
             metrics: parts.metrics,
             sinks: parts.sinks,
             keys: parts.keys,

@@ -3,6 +3,8 @@
 //! Codes are stable; messages say the cause and the next step. Retrying clients are told when it helps
 //! (`Retry-After`) and when it does not (`x-should-retry: false`).
 
+mod from;
+
 use std::{borrow::Cow, time::Duration};
 
 use axum::{
@@ -11,10 +13,8 @@ use axum::{
     response::IntoResponse,
 };
 use serde::Serialize;
-use shmproto::message::{ErrorCode, WireError};
-use text::{chat::ChatError, chat_template::TemplateError};
 
-use crate::{executor::CallError, lifecycle::NotServing, limits::UsedUp, telemetry, text::TextError};
+use crate::telemetry;
 
 /// Longest message: some quote what was sent.
 const MAX_MESSAGE_BYTES: usize = 2048;
@@ -171,6 +171,12 @@ impl ApiError {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", "body_too_large", message)
     }
 
+    /// The file is longer than `limit` bytes.
+    pub fn file_too_large(limit: u64) -> Self {
+        let message = format!("the file is longer than {limit} bytes (--max-training-file-bytes)");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "invalid_request_error", "file_too_large", message)
+    }
+
     /// The body broke off, or its chunks are not as HTTP has them.
     pub fn body_broken(why: &str) -> Self {
         let message = format!("the request body cannot be read: {why}; send it again");
@@ -300,75 +306,6 @@ fn shortened(text: &str, limit: usize) -> Cow<'_, str> {
         return Cow::Borrowed(text);
     }
     Cow::Owned(format!("{}… ({} bytes)", &text[..text.floor_char_boundary(limit)], text.len()))
-}
-
-impl From<WireError> for ApiError {
-    fn from(error: WireError) -> Self {
-        let message = error.message;
-        match error.code {
-            ErrorCode::AdapterNotFound => {
-                Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "model_not_found", message)
-                    .of("model")
-            }
-            ErrorCode::ContextLengthExceeded => Self::bad_request("context_length_exceeded", message),
-            ErrorCode::QueueFull => Self::queue_full(1, message),
-            ErrorCode::DeadlineExceeded => {
-                Self::new(StatusCode::GATEWAY_TIMEOUT, "server_error", "deadline_exceeded", message)
-            }
-            ErrorCode::InvalidRequest => Self::bad_request("invalid_request", message),
-            ErrorCode::InvalidAdapter => Self::bad_request("invalid_adapter", message).of("lora_path"),
-            ErrorCode::AdapterBudgetExceeded => Self::no_room("adapter_budget_exceeded", message),
-            ErrorCode::ShuttingDown => Self::executor_unavailable(message),
-            ErrorCode::Internal => Self::internal(message),
-            ErrorCode::NoMemory => Self::unavailable("no_memory", message),
-            ErrorCode::NotFinite => {
-                let status = StatusCode::UNPROCESSABLE_ENTITY;
-                Self::new(status, "invalid_request_error", "logits_not_finite", message).of("model")
-            }
-        }
-    }
-}
-
-impl From<TextError> for ApiError {
-    fn from(error: TextError) -> Self {
-        let code = match error {
-            TextError::Encode(_) | TextError::Chat(ChatError::Encode(_) | ChatError::NoMark) => {
-                "invalid_text"
-            }
-            TextError::NoTemplate => "no_chat_template",
-            // What takes so much to render has more tokens than any context.
-            TextError::Chat(ChatError::Template(TemplateError::Limit { .. })) => {
-                return Self::bad_request("context_length_exceeded", error.to_string()).of("messages");
-            }
-            TextError::Chat(ChatError::Template(_)) => "invalid_messages",
-        };
-        Self::bad_request(code, error.to_string())
-    }
-}
-
-impl From<CallError> for ApiError {
-    fn from(error: CallError) -> Self {
-        match error {
-            CallError::Unavailable(_) => Self::executor_unavailable(error.to_string()),
-            CallError::Busy { wait_s, .. } | CallError::Overload { wait_s, .. } => {
-                Self::queue_full(wait_s, error.to_string())
-            }
-            CallError::TooMany { .. } => Self::bad_request("too_many_sequences", error.to_string()),
-            CallError::Refused(wire) => wire.into(),
-        }
-    }
-}
-
-impl From<NotServing> for ApiError {
-    fn from(error: NotServing) -> Self {
-        Self::executor_unavailable(error.to_string())
-    }
-}
-
-impl From<UsedUp> for ApiError {
-    fn from(error: UsedUp) -> Self {
-        Self::rate_limited(error.wait_s, error.to_string())
-    }
 }
 
 impl IntoResponse for ApiError {

@@ -11,7 +11,7 @@
 //! - [`text`]: tokenizer and chat template.
 //! - [`executor`]: the connection over which token ids travel; [`lifecycle`] says when it can be used.
 //! - [`adapters`]: names, generations, and what is on disk about them; [`placement`]: where they are computed.
-//! - [`trainers`]: where processes that learn are asked for.
+//! - [`training`]: files to learn from and fine-tuning jobs; [`trainers`]: where processes that learn are asked for.
 //! - [`layers`]: what split clients have used of the base layers they rent.
 //! - [`metrics`]: figures for Prometheus; [`telemetry`]: the log, the record of each request, traces.
 //! - On the ground: [`caller`] is who asks, [`usage`] what a request came to, [`random`] and `clock` what they say, `thread`
@@ -56,6 +56,7 @@ pub mod telemetry;
 pub mod text;
 mod thread;
 pub mod trainers;
+pub mod training;
 pub mod usage;
 
 pub use self::clock::seconds_since_1970;
@@ -73,7 +74,7 @@ const FRONT_DOOR_FAILPOINTS: &[&str] = &[
 /// Every failpoint of this process.
 #[must_use]
 pub fn failpoints() -> Vec<&'static str> {
-    [FRONT_DOOR_FAILPOINTS, adapters::FAILPOINTS, openai::stream::FAILPOINTS].concat()
+    [FRONT_DOOR_FAILPOINTS, adapters::FAILPOINTS, training::FAILPOINTS, openai::stream::FAILPOINTS].concat()
 }
 
 #[cfg(test)]

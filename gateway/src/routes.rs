@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use axum::{
     Router,
-    extract::State,
+    extract::{DefaultBodyLimit, State},
     http::{HeaderValue, Method, Uri, header},
     middleware,
     response::{IntoResponse, Response},
-    routing::{MethodRouter, get, post},
+    routing::{MethodRouter, delete, get, post},
 };
 use tower_http::catch_panic::CatchPanicLayer;
 
@@ -20,8 +20,8 @@ use crate::{
     health,
     metrics::text::CONTENT_TYPE,
     openai::{
-        adapters, answer::Answer, ask::Ask, chat, collect, completions, job::Job, models, params::Delivery,
-        stream, tokens,
+        adapters, answer::Answer, ask::Ask, chat, collect, completions, files, fine_tuning, job::Job, models,
+        params::Delivery, stream, tokens,
     },
     origin, pages, request,
 };
@@ -68,6 +68,25 @@ pub fn table() -> Vec<Route> {
         post("/v1/load_lora_adapter", Access::Admin, self::post(adapters::load)),
         post("/v1/unload_lora_adapter", Access::Admin, self::post(adapters::unload)),
         post("/v1/pin_lora_adapter", Access::Admin, self::post(adapters::pin)),
+        // Files go to the disk as they come, and are counted there.
+        post("/v1/files", Access::User, self::post(files::upload).layer(DefaultBodyLimit::disable())),
+        get("/v1/files", Access::User, self::get(files::list)),
+        get("/v1/files/{id}", Access::User, self::get(files::one)),
+        Route {
+            method: Method::DELETE,
+            path: "/v1/files/{id}",
+            access: Access::User,
+            handler: delete(files::delete),
+        },
+        get("/v1/files/{id}/content", Access::User, self::get(files::content)),
+        post("/v1/fine_tuning/jobs", Access::User, self::post(fine_tuning::create)),
+        get("/v1/fine_tuning/jobs", Access::User, self::get(fine_tuning::list)),
+        get("/v1/fine_tuning/jobs/{id}", Access::User, self::get(fine_tuning::one)),
+        get("/v1/fine_tuning/jobs/{id}/events", Access::User, self::get(fine_tuning::events)),
+        get("/v1/fine_tuning/jobs/{id}/checkpoints", Access::User, self::get(fine_tuning::checkpoints)),
+        post("/v1/fine_tuning/jobs/{id}/cancel", Access::User, self::post(fine_tuning::cancel)),
+        post("/v1/fine_tuning/jobs/{id}/pause", Access::User, self::post(fine_tuning::pause)),
+        post("/v1/fine_tuning/jobs/{id}/resume", Access::User, self::post(fine_tuning::resume)),
     ]
 }
 

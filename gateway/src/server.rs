@@ -23,6 +23,7 @@ use crate::{
     notify,
     telemetry::{self, Sinks},
     text,
+    training::{Training, TrainingError},
 };
 
 /// How long streams get to send their error once the grace is over.
@@ -42,6 +43,9 @@ pub enum RunError {
     /// The registry cannot be had.
     #[error(transparent)]
     Registry(#[from] OpenError),
+    /// Files and jobs cannot be had.
+    #[error(transparent)]
+    Training(#[from] TrainingError),
     /// What is to be served cannot be.
     #[error(transparent)]
     Start(#[from] StartError),
@@ -165,12 +169,15 @@ impl Gateway {
         let executor = Executor::connect(&config.socket, config.executor);
         let registry = Registry::open(executor.clone(), options(&config)).await?;
         let (lifecycle, status) = Lifecycle::new(&config, executor.clone(), Arc::clone(&registry), load_text);
+        let training =
+            Training::open(Arc::clone(&registry), status.clone(), config.training, &config.state).await?;
         let listener = TcpListener::bind(config.listen).await.map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
         let app = Arc::new(App::new(Parts {
             executor: executor.clone(),
             status: status.clone(),
             registry: Arc::clone(&registry),
+            training: Arc::clone(&training),
             metrics: Arc::clone(&metrics),
             sinks,
             keys: config.keys,
@@ -185,6 +192,7 @@ impl Gateway {
             tokio::spawn(async move { followed.keys.follow().await }),
             tokio::spawn(notify::follow(status.clone(), move || registry.len(), tell)),
             tokio::spawn(notify::feed(executor)),
+            tokio::spawn(training.run()),
         ];
         Ok(Self {
             address,

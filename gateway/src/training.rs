@@ -44,6 +44,9 @@ use crate::{
     trainers::{NoTrainer, Trainers},
 };
 
+/// Places where a test may make the gateway die, in the order of a job's life.
+pub const FAILPOINTS: &[&str] = &["gateway.job_committed", "gateway.job_published"];
+
 /// Files that are taken in at once.
 const MAX_UPLOADS: usize = 4;
 
@@ -84,7 +87,9 @@ pub enum TrainingError {
     #[error("'{0}' was not uploaded with purpose 'fine-tune'")]
     WrongPurpose(String),
     /// The tenant's files take too much.
-    #[error("your files would take {bytes} bytes together, and may take {limit} (--tenant-training-bytes); delete some")]
+    #[error(
+        "your files would take {bytes} bytes together, and may take {limit} (--tenant-training-bytes); delete some"
+    )]
     TooManyBytes {
         /// All of them.
         bytes: u64,
@@ -92,14 +97,22 @@ pub enum TrainingError {
         limit: u64,
     },
     /// The tenant has enough to do.
-    #[error("you have {0} fine-tuning jobs that wait or run, which is the limit (--tenant-jobs); cancel one or wait for one")]
+    #[error(
+        "you have {0} fine-tuning jobs that wait or run, which is the limit (--tenant-jobs); cancel one or wait for one"
+    )]
     TooManyJobs(usize),
     /// The name that the adapter would get is another's.
     #[error("an adapter that is not yours is called '{0}'; choose another suffix")]
     NameTaken(String),
     /// The thread that worked on it is gone.
     #[error("working on files stopped: {0}; the log says why")]
-    Stopped(#[from] ThreadError),
+    Stopped(String),
+}
+
+impl From<ThreadError> for TrainingError {
+    fn from(error: ThreadError) -> Self {
+        Self::Stopped(error.to_string())
+    }
 }
 
 impl From<TrainingError> for ApiError {

@@ -57,7 +57,10 @@ async fn take(
             "file" => {
                 let name = field.file_name().unwrap_or("file").to_owned();
                 if name.len() > MAX_NAME_BYTES || name.chars().any(char::is_control) {
-                    return Err(ApiError::invalid("file", format!("a file's name has at most {MAX_NAME_BYTES} bytes")));
+                    return Err(ApiError::invalid(
+                        "file",
+                        format!("a file's name has at most {MAX_NAME_BYTES} bytes"),
+                    ));
                 }
                 let mut upload = training.upload().await?;
                 while let Some(bytes) = chunk(app, &mut field).await? {

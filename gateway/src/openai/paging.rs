@@ -22,11 +22,15 @@ impl PageQuery {
         let limit = match self.limit.as_deref().map(str::parse::<u32>) {
             None => most.min(20),
             Some(Ok(limit)) if (1..=most).contains(&limit) => limit,
-            Some(_) => return Err(ApiError::invalid("limit", format!("'limit' is a number from 1 to {most}"))),
+            Some(_) => {
+                return Err(ApiError::invalid("limit", format!("'limit' is a number from 1 to {most}")));
+            }
         };
         match self.order.as_deref() {
             None | Some("desc") => Ok(Page { after: self.after.clone(), limit }),
-            Some(_) => Err(ApiError::invalid("order", "lists are in the order 'desc' alone: the newest first")),
+            Some(_) => {
+                Err(ApiError::invalid("order", "lists are in the order 'desc' alone: the newest first"))
+            }
         }
     }
 }

@@ -214,7 +214,8 @@ mod tests {
         assert_eq!(old, read(json!({ "method": method })).unwrap());
         assert_eq!((old.choices.n_epochs, old.choices.batch_size), (Some(2), Some(8)));
         let dpo = json!({ "type": "dpo", "dpo": { "hyperparameters": { "beta": 0.2 } } });
-        let dpo = read(json!({ "method": dpo, "seed": 7, "suffix": "v1.2", "metadata": { "a": "b" } })).unwrap();
+        let dpo =
+            read(json!({ "method": dpo, "seed": 7, "suffix": "v1.2", "metadata": { "a": "b" } })).unwrap();
         assert_eq!((dpo.method, dpo.choices.beta, dpo.choices.seed), (Method::Dpo, Some(0.2), Some(7)));
         assert_eq!((dpo.suffix.as_deref(), dpo.metadata.len()), (Some("v1.2"), 1));
     }
@@ -235,7 +236,10 @@ mod tests {
             (json!({ "training_file": 1 }), "training_file"),
         ] {
             let error = serde_json::to_value(format!("{:?}", read(more.clone()).unwrap_err())).unwrap();
-            assert!(error.to_string().contains(&format!("{param:?}").replace('"', "\\\"")), "{more}: {error}");
+            assert!(
+                error.to_string().contains(&format!("{param:?}").replace('"', "\\\"")),
+                "{more}: {error}"
+            );
         }
     }
 }

@@ -134,8 +134,7 @@ impl Training {
 
     /// Has a trainer work on a job, if there is one to be had and something left to do.
     async fn work(&self, id: &str, begun: oneshot::Sender<bool>) -> Result<Ending, TrainingError> {
-        let Some((job, stop)) =
-            self.live().get(id).map(|live| (live.job.clone(), live.stop.subscribe()))
+        let Some((job, stop)) = self.live().get(id).map(|live| (live.job.clone(), live.stop.subscribe()))
         else {
             return Ok(Ending::Stopped);
         };
@@ -171,7 +170,7 @@ impl Training {
         loop {
             let next = tokio::select! {
                 line = line(&mut lines) => line,
-                _ = stop.wait_for(|stop| *stop) => {
+                () = told(&mut stop) => {
                     // The end of its stdin tells the trainer to keep a checkpoint and end.
                     let _ = write.shutdown().await;
                     let rest = async { while matches!(line(&mut lines).await, Ok(Some(_))) {} };
@@ -244,7 +243,8 @@ impl Training {
                 if self.put_off(id) < MAX_FAILURES {
                     self.requeue(id, Some(why)).await?;
                 } else {
-                    let message = format!("{MAX_FAILURES} trainers in a row ended without a step; the last: {why}");
+                    let message =
+                        format!("{MAX_FAILURES} trainers in a row ended without a step; the last: {why}");
                     self.change(id, fail("trainer_lost", message, None)).await?;
                 }
             }
@@ -257,7 +257,8 @@ impl Training {
         let mut live = self.live();
         let Some(found) = live.get_mut(id) else { return 0 };
         found.failures += 1;
-        found.not_before = Some(Instant::now() + Duration::from_secs(1) * 2u32.pow(found.failures.min(5) - 1));
+        found.not_before =
+            Some(Instant::now() + Duration::from_secs(1) * 2u32.pow(found.failures.min(5) - 1));
         found.failures
     }
 
@@ -267,7 +268,8 @@ impl Training {
             if job.status.is_due() {
                 job.status = Status::Queued;
             }
-            let event = why.map(|why| EventRecord::now(Level::Warn, format!("{why}; another trainer goes on")));
+            let event =
+                why.map(|why| EventRecord::now(Level::Warn, format!("{why}; another trainer goes on")));
             Ok(event.into_iter().collect())
         };
         self.change(id, requeued).await.map(drop)
@@ -313,7 +315,8 @@ impl Training {
         let results = self.results(&job).await?;
         let generation = entry.record.generation.to_string();
         let succeeded = |job: &mut JobRecord| {
-            (job.status, job.generation, job.result_file) = (Status::Succeeded, Some(generation), Some(results));
+            (job.status, job.generation, job.result_file) =
+                (Status::Succeeded, Some(generation), Some(results));
             Ok(vec![
                 EventRecord::now(Level::Info, format!("new fine-tuned model created: {}", job.name)),
                 EventRecord::now(Level::Info, "the job has successfully completed"),
@@ -344,6 +347,12 @@ impl Training {
         }
         self.keep_results(&job.tenant, format!("{}.csv", job.id), &text).await
     }
+}
+
+/// Waits until the trainer is to stop.
+async fn told(stop: &mut watch::Receiver<bool>) {
+    // What `wait_for` returns locks the value.
+    let _ = stop.wait_for(|stop| *stop).await;
 }
 
 /// A line of a trainer; `None` at the end.

@@ -13,10 +13,11 @@
 //! - [`trainer`]: the child
 //! - [`watch`]: what is shown of a run under way; [`words`]: its figures for people
 //! - [`plot`]: losses drawn
-//! - [`run`]: a run from its plan to its end
+//! - [`draft`]: a run as it is asked for; [`run`]: from its plan to its end
 //! - [`past`]: runs that are kept: listed, shown, stopped
 //! - [`errors`]: what may go wrong
 
+mod draft;
 mod errors;
 mod gateway;
 mod name;
@@ -30,9 +31,9 @@ mod watch;
 mod words;
 
 use crate::{deployment::selection::GatewayArguments, home::Home, terminal::Terminal};
+use draft::RunArguments;
 use errors::TuneError;
 use past::PastCommand;
-use run::RunArguments;
 
 /// Arguments of `tune`.
 #[derive(Debug, clap::Args)]
@@ -41,7 +42,7 @@ pub(crate) struct TuneArguments {
     #[command(subcommand)]
     past: Option<PastCommand>,
     #[command(flatten)]
-    run: Option<RunArguments>,
+    run: RunArguments,
 }
 
 /// Trains an adapter, or tells of what was trained.
@@ -51,9 +52,8 @@ pub(crate) fn run(
     terminal: Terminal,
 ) -> Result<(), TuneError> {
     let home = Home::from_environment();
-    match (arguments.past, arguments.run) {
-        (Some(command), _) => past::run(&command, &home, terminal),
-        (None, Some(arguments)) => run::run(arguments, gateway, &home, terminal),
-        (None, None) => unreachable!("clap requires a name where there is no subcommand"),
+    match arguments.past {
+        Some(command) => past::run(&command, &home, terminal),
+        None => run::run(arguments.run, gateway, &home, terminal),
     }
 }

@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, path::PathBuf};
 use clap::ValueEnum;
 use client::cli::rent::RentArguments;
 use model::shape::{config::ModelConfig, source::Target};
+use settings::CoreList;
 
 use super::error::TunerError;
 use crate::{
@@ -71,6 +72,9 @@ pub(super) struct RunArguments {
     /// Length of the longest step [default: by the width of the model and the rank]
     #[arg(long, value_name = "X")]
     learning_rate: Option<f64>,
+    /// Times the usual one
+    #[arg(long, value_name = "X", default_value_t = 1.0, conflicts_with = "learning_rate")]
+    learning_rate_multiplier: f64,
     /// How steps become shorter
     #[arg(long, value_enum, default_value = "cosine")]
     schedule: Decay,
@@ -110,9 +114,9 @@ pub(super) struct RunArguments {
     /// How the way forward computes
     #[arg(long, value_enum, default_value = "serving")]
     pub(super) precision: Precision,
-    /// Cores to compute on, as 0,2,3; else one thread that is not pinned
-    #[arg(long, value_name = "LIST", value_delimiter = ',')]
-    pub(super) cores: Vec<usize>,
+    /// Cores to compute on, as 0-3,8; else one thread that is not pinned
+    #[arg(long, value_name = "LIST")]
+    pub(super) cores: Option<CoreList>,
     /// Treat the end of standard input like SIGTERM: whoever wants the adapter is gone
     #[arg(long)]
     pub(super) exit_with_stdin: bool,
@@ -162,6 +166,7 @@ impl RunArguments {
     pub(super) fn plan(&self, start: Start, shape: &Shape, config: &ModelConfig) -> Result<Plan, TunerError> {
         let positive = [
             ("--learning-rate", self.learning_rate.unwrap_or(1.0)),
+            ("--learning-rate-multiplier", self.learning_rate_multiplier),
             ("--alpha", self.alpha.unwrap_or(1.0)),
             ("--max-grad-norm", self.max_grad_norm),
             ("--beta", self.beta),
@@ -177,9 +182,9 @@ impl RunArguments {
         }
         Ok(Plan {
             start,
-            learning_rate: self
-                .learning_rate
-                .unwrap_or_else(|| usual_learning_rate(config.hidden_size, shape)),
+            learning_rate: self.learning_rate.unwrap_or_else(|| {
+                self.learning_rate_multiplier * usual_learning_rate(config.hidden_size, shape)
+            }),
             decay: self.schedule,
             warmup_steps: self.warmup_steps.unwrap_or(0),
             batch_size: self.batch_size as usize,

@@ -181,7 +181,9 @@ fn learning(
     let mut layers = RemoteLayers::new(session, mask, &frame.config, embedding).map_err(call)?;
     layers.set_class(Class::Training);
     let system = |what| move |source| TunerError::System { what, source };
-    let pool = Pool::new(&arguments.cores).map_err(system("threads cannot be started on these --cores"))?;
+    let cores: Vec<usize> =
+        arguments.cores.iter().flat_map(|list| &list.0).map(|&core| core as usize).collect();
+    let pool = Pool::new(&cores).map_err(system("threads cannot be started on these --cores"))?;
     let trainer = Trainer::new(frame, layers, shape, pool, Keep::All)
         .map_err(system("there is no memory for keys and values"))?;
     Ok(Learning::new(trainer, precision, start.clone())?)

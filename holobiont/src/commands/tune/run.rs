@@ -12,11 +12,9 @@ use settings::exit::in_one_line;
 use training_protocol::{Event, Outcome};
 
 use super::{
+    draft::{RunArguments, drafted},
     errors::TuneError,
-    gateway::{self, Place},
-    name::RunName,
-    options::TrainingArguments,
-    plot,
+    gateway, plot,
     record::{Claim, EventLog, Record, RunDirectory, State, now},
     trainer::{self, Ending, Listener, Recipe, TRAINER},
     watch::Watch,
@@ -30,36 +28,8 @@ use crate::{
     terminal::{Format, Terminal, quoted, table::short_generation},
 };
 
-/// Below the adapter root, where trained adapters lie.
-const TUNED: &str = "tuned";
-
 /// Exit codes of a program that a signal asked to end, as shells number them: SIGINT's and SIGTERM's.
 const STOPPED: [i32; 2] = [130, 143];
-
-/// Arguments of a run.
-#[derive(Debug, clap::Args)]
-pub(super) struct RunArguments {
-    /// Training data, an example a line, in JSON
-    #[arg(value_name = "DATA", required_unless_present = "resume")]
-    data: Option<PathBuf>,
-    /// What requests will call the adapter, and `tune show` the run
-    #[arg(long, value_name = "NAME")]
-    name: RunName,
-    /// Puts it in the place of the adapter that has the name when the run begins
-    #[arg(long)]
-    replace: bool,
-    /// Goes on from the last checkpoint of the run, with the data and options it had; what is given anew wins
-    #[arg(long)]
-    resume: bool,
-    /// Checks the data, prints the plan, and trains nothing
-    #[arg(long)]
-    dry_run: bool,
-    /// Draws the losses into FILE when the run ends
-    #[arg(long, value_name = "FILE.svg")]
-    plot: Option<PathBuf>,
-    #[command(flatten)]
-    training: TrainingArguments,
-}
 
 /// Trains an adapter and serves it.
 pub(super) fn run(
@@ -71,10 +41,10 @@ pub(super) fn run(
     let program = sibling::find(TRAINER).ok_or(TuneError::NoTrainer)?;
     let executor = layer_socket(&gateway.state()?);
     let client = Client::new(&gateway.url()?, terminal);
-    let directory = RunDirectory::of(home, &arguments.name);
+    let directory = RunDirectory::of(home, &arguments.name());
     let (is_resumed, is_dry, plot) = (arguments.resume, arguments.dry_run, arguments.plot.clone());
     let earlier = directory.record().map_err(keep(directory.path()))?;
-    let place = gateway::look(&client, &arguments.name)?;
+    let place = gateway::look(&client, &arguments.name())?;
     let record = drafted(arguments, earlier, place)?;
     let mut command = command(&record, &directory, &executor);
     command.extend(is_resumed.then(|| "--resume".into()));
@@ -93,58 +63,6 @@ pub(super) fn run(
         plot::draw(&path, run.record.name.as_str(), &events)
     });
     result.and(closed).and(drawn)
-}
-
-/// What the run will be, as it will be kept.
-fn drafted(arguments: RunArguments, earlier: Option<Record>, place: Place) -> Result<Record, TuneError> {
-    let name = arguments.name;
-    let input = |(path, source)| TuneError::Input { path, source };
-    let options = arguments.training.given().map_err(input)?;
-    let data =
-        arguments.data.map(|path| path.canonicalize().map_err(|source| input((path, source)))).transpose()?;
-    let earlier = match (arguments.resume, earlier) {
-        (false, _) => None,
-        (true, None) => return Err(TuneError::NoRun(name)),
-        (true, Some(Record { state: State::Done, output, .. })) => {
-            return Err(TuneError::AlreadyDone { name, output });
-        }
-        (true, earlier) => earlier,
-    };
-    let replaces = match arguments.replace {
-        true => place.taken_by,
-        false => unchanged(&name, earlier.as_ref().and_then(|it| it.replaces.clone()), place.taken_by)?,
-    };
-    let tuned = place.adapter_root.join(TUNED);
-    let fresh = || tuned.join(format!("{}-{:08x}", name.file_name(), rand::random::<u32>()));
-    let output = earlier.as_ref().map(|it| it.output.clone()).filter(|it| it.starts_with(&tuned));
-    let (old_data, old_options) = earlier.map(|it| (it.data, it.options)).unzip();
-    Ok(Record {
-        state: State::Running,
-        data: data.or(old_data).expect("clap requires data unless a run is resumed"),
-        options: options.over(old_options.unwrap_or_default()),
-        output: output.unwrap_or_else(fresh),
-        replaces,
-        process: ProcessId::this(),
-        trainer: None,
-        started_at: now(),
-        ended_at: None,
-        result: None,
-        error: None,
-        name,
-    })
-}
-
-/// What the name stands for, if it is what it stood for when the run began.
-fn unchanged(
-    name: &RunName,
-    before: Option<String>,
-    now: Option<String>,
-) -> Result<Option<String>, TuneError> {
-    match (before, now) {
-        (before, now) if before == now => Ok(now),
-        (_, Some(generation)) => Err(TuneError::NameTaken { name: name.clone(), generation }),
-        (_, None) => Err(TuneError::NameGone(name.clone())),
-    }
 }
 
 /// The arguments of the trainer, for a run that begins.
@@ -357,73 +275,24 @@ impl Listener for Run {
 mod tests {
     use std::{os::unix::process::ExitStatusExt as _, process::ExitStatus};
 
-    use clap::Parser;
-
-    use super::*;
-
-    #[derive(Parser)]
-    struct Line {
-        #[command(flatten)]
-        run: RunArguments,
-    }
-
-    fn draft(line: &[&str], earlier: Option<&Record>, taken_by: Option<&str>) -> Result<Record, TuneError> {
-        let arguments = Line::parse_from([&["tune", "--name", "a/b"], line].concat()).run;
-        let place = Place { adapter_root: "/root".into(), taken_by: taken_by.map(str::to_owned) };
-        drafted(arguments, earlier.cloned(), place)
-    }
-
-    const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
-
-    #[test]
-    fn a_new_run_lies_below_the_adapter_root_and_each_elsewhere() {
-        let (one, other) = (draft(&[DATA], None, None).unwrap(), draft(&[DATA], None, None).unwrap());
-        assert!(one.output.to_str().unwrap().starts_with("/root/tuned/a%2Fb-"), "{}", one.output.display());
-        assert_ne!(one.output, other.output);
-        let error = draft(&["/nowhere.jsonl"], None, None).unwrap_err();
-        assert!(matches!(error, TuneError::Input { .. }), "{error}");
-    }
-
-    #[test]
-    fn a_name_that_is_taken_is_replaced_only_if_that_is_said() {
-        let error = draft(&[DATA], None, Some("abc")).unwrap_err();
-        assert!(matches!(&error, TuneError::NameTaken { generation, .. } if generation == "abc"), "{error}");
-        let record = draft(&[DATA, "--replace"], None, Some("abc")).unwrap();
-        assert_eq!(record.replaces.as_deref(), Some("abc"));
-        assert_eq!(draft(&[DATA, "--replace"], None, None).unwrap().replaces, None);
-    }
-
-    #[test]
-    fn a_resumed_run_goes_on_where_it_was_and_replaces_what_it_was_to_replace() {
-        let first = draft(&[DATA, "--replace", "--rank", "4", "--epochs", "1"], None, Some("abc")).unwrap();
-        let stopped = Record { state: State::Stopped, error: Some("stopped".into()), ..first.clone() };
-        let again = draft(&["--resume", "--epochs", "2"], Some(&stopped), Some("abc")).unwrap();
-        assert_eq!(
-            (&again.output, &again.data, &again.replaces),
-            (&first.output, &first.data, &first.replaces)
-        );
-        let options: Vec<_> = again.options.arguments().collect();
-        assert_eq!(options, ["--rank", "4", "--epochs", "2"]);
-        assert_eq!((again.state, again.error), (State::Running, None));
-
-        let changed = draft(&["--resume"], Some(&stopped), Some("def")).unwrap_err();
-        assert!(matches!(changed, TuneError::NameTaken { .. }), "{changed}");
-        let gone = draft(&["--resume"], Some(&stopped), None).unwrap_err();
-        assert!(matches!(gone, TuneError::NameGone(_)), "{gone}");
-        let meant = draft(&["--resume", "--replace"], Some(&stopped), Some("def")).unwrap();
-        assert_eq!(meant.replaces.as_deref(), Some("def"));
-    }
-
-    #[test]
-    fn there_must_be_something_to_resume() {
-        assert!(matches!(draft(&["--resume"], None, None), Err(TuneError::NoRun(_))));
-        let done = Record { state: State::Done, ..draft(&[DATA], None, None).unwrap() };
-        assert!(matches!(draft(&["--resume"], Some(&done), None), Err(TuneError::AlreadyDone { .. })));
-    }
+    use super::{super::options::Options, *};
 
     #[test]
     fn how_a_trainer_ended_says_how_its_run_did() {
-        let record = draft(&[DATA], None, None).unwrap();
+        let record = Record {
+            name: "a/b".parse().unwrap(),
+            state: State::Running,
+            data: "data.jsonl".into(),
+            options: Options::default(),
+            output: "out".into(),
+            replaces: None,
+            process: ProcessId::this(),
+            trainer: None,
+            started_at: now(),
+            ended_at: None,
+            result: None,
+            error: None,
+        };
         let end = |status, asked, heard: &Heard| {
             let status = ExitStatus::from_raw(status);
             conclude(&Ending { status, asked, last_words: Some("no memory".into()) }, heard, &record)

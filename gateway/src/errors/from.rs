@@ -1,0 +1,77 @@
+//! Failures of other rooms, as callers see them.
+
+use axum::http::StatusCode;
+use shmproto::message::{ErrorCode, WireError};
+use text::{chat::ChatError, chat_template::TemplateError};
+
+use super::ApiError;
+use crate::{executor::CallError, lifecycle::NotServing, limits::UsedUp, text::TextError};
+
+impl From<WireError> for ApiError {
+    fn from(error: WireError) -> Self {
+        let message = error.message;
+        match error.code {
+            ErrorCode::AdapterNotFound => {
+                Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "model_not_found", message)
+                    .of("model")
+            }
+            ErrorCode::ContextLengthExceeded => Self::bad_request("context_length_exceeded", message),
+            ErrorCode::QueueFull => Self::queue_full(1, message),
+            ErrorCode::DeadlineExceeded => {
+                Self::new(StatusCode::GATEWAY_TIMEOUT, "server_error", "deadline_exceeded", message)
+            }
+            ErrorCode::InvalidRequest => Self::bad_request("invalid_request", message),
+            ErrorCode::InvalidAdapter => Self::bad_request("invalid_adapter", message).of("lora_path"),
+            ErrorCode::AdapterBudgetExceeded => Self::no_room("adapter_budget_exceeded", message),
+            ErrorCode::ShuttingDown => Self::executor_unavailable(message),
+            ErrorCode::Internal => Self::internal(message),
+            ErrorCode::NoMemory => Self::unavailable("no_memory", message),
+            ErrorCode::NotFinite => {
+                let status = StatusCode::UNPROCESSABLE_ENTITY;
+                Self::new(status, "invalid_request_error", "logits_not_finite", message).of("model")
+            }
+        }
+    }
+}
+
+impl From<TextError> for ApiError {
+    fn from(error: TextError) -> Self {
+        let code = match error {
+            TextError::Encode(_) | TextError::Chat(ChatError::Encode(_) | ChatError::NoMark) => {
+                "invalid_text"
+            }
+            TextError::NoTemplate => "no_chat_template",
+            // What takes so much to render has more tokens than any context.
+            TextError::Chat(ChatError::Template(TemplateError::Limit { .. })) => {
+                return Self::bad_request("context_length_exceeded", error.to_string()).of("messages");
+            }
+            TextError::Chat(ChatError::Template(_)) => "invalid_messages",
+        };
+        Self::bad_request(code, error.to_string())
+    }
+}
+
+impl From<CallError> for ApiError {
+    fn from(error: CallError) -> Self {
+        match error {
+            CallError::Unavailable(_) => Self::executor_unavailable(error.to_string()),
+            CallError::Busy { wait_s, .. } | CallError::Overload { wait_s, .. } => {
+                Self::queue_full(wait_s, error.to_string())
+            }
+            CallError::TooMany { .. } => Self::bad_request("too_many_sequences", error.to_string()),
+            CallError::Refused(wire) => wire.into(),
+        }
+    }
+}
+
+impl From<NotServing> for ApiError {
+    fn from(error: NotServing) -> Self {
+        Self::executor_unavailable(error.to_string())
+    }
+}
+
+impl From<UsedUp> for ApiError {
+    fn from(error: UsedUp) -> Self {
+        Self::rate_limited(error.wait_s, error.to_string())
+    }
+}

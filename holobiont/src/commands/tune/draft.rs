@@ -1,0 +1,170 @@
+//! A run as it is asked for, and what it will be.
+
+use std::path::PathBuf;
+
+use super::{
+    errors::TuneError,
+    gateway::Place,
+    name::RunName,
+    options::TrainingArguments,
+    record::{Record, State, now},
+};
+use crate::deployment::running::ProcessId;
+
+/// Below the adapter root, where trained adapters lie.
+const TUNED: &str = "tuned";
+
+/// Arguments of a run.
+#[derive(Debug, clap::Args)]
+pub(super) struct RunArguments {
+    /// Training data, an example a line, in JSON
+    #[arg(value_name = "DATA", required_unless_present = "resume")]
+    pub(super) data: Option<PathBuf>,
+    /// What requests will call the adapter, and `tune show` the run
+    #[arg(long, value_name = "NAME", required = true)]
+    name: Option<RunName>,
+    /// Puts it in the place of the adapter that has the name when the run begins
+    #[arg(long)]
+    pub(super) replace: bool,
+    /// Goes on from the last checkpoint of the run, with the data and options it had; what is given anew wins
+    #[arg(long)]
+    pub(super) resume: bool,
+    /// Checks the data, prints the plan, and trains nothing
+    #[arg(long)]
+    pub(super) dry_run: bool,
+    /// Draws the losses into FILE when the run ends
+    #[arg(long, value_name = "FILE.svg")]
+    pub(super) plot: Option<PathBuf>,
+    #[command(flatten)]
+    pub(super) training: TrainingArguments,
+}
+
+impl RunArguments {
+    /// What requests will call the adapter.
+    pub(super) fn name(&self) -> RunName {
+        self.name.clone().expect("clap requires a name where there is no subcommand")
+    }
+}
+
+/// What the run will be, as it will be kept.
+pub(super) fn drafted(
+    arguments: RunArguments,
+    earlier: Option<Record>,
+    place: Place,
+) -> Result<Record, TuneError> {
+    let name = arguments.name();
+    let input = |(path, source)| TuneError::Input { path, source };
+    let options = arguments.training.given().map_err(input)?;
+    let data =
+        arguments.data.map(|path| path.canonicalize().map_err(|source| input((path, source)))).transpose()?;
+    let earlier = match (arguments.resume, earlier) {
+        (false, _) => None,
+        (true, None) => return Err(TuneError::NoRun(name)),
+        (true, Some(Record { state: State::Done, output, .. })) => {
+            return Err(TuneError::AlreadyDone { name, output });
+        }
+        (true, earlier) => earlier,
+    };
+    let replaces = match arguments.replace {
+        true => place.taken_by,
+        false => unchanged(&name, earlier.as_ref().and_then(|it| it.replaces.clone()), place.taken_by)?,
+    };
+    let tuned = place.adapter_root.join(TUNED);
+    let fresh = || tuned.join(format!("{}-{:08x}", name.file_name(), rand::random::<u32>()));
+    let output = earlier.as_ref().map(|it| it.output.clone()).filter(|it| it.starts_with(&tuned));
+    let (old_data, old_options) = earlier.map(|it| (it.data, it.options)).unzip();
+    Ok(Record {
+        state: State::Running,
+        data: data.or(old_data).expect("clap requires data unless a run is resumed"),
+        options: options.over(old_options.unwrap_or_default()),
+        output: output.unwrap_or_else(fresh),
+        replaces,
+        process: ProcessId::this(),
+        trainer: None,
+        started_at: now(),
+        ended_at: None,
+        result: None,
+        error: None,
+        name,
+    })
+}
+
+/// What the name stands for, if it is what it stood for when the run began.
+fn unchanged(
+    name: &RunName,
+    before: Option<String>,
+    now: Option<String>,
+) -> Result<Option<String>, TuneError> {
+    match (before, now) {
+        (before, now) if before == now => Ok(now),
+        (_, Some(generation)) => Err(TuneError::NameTaken { name: name.clone(), generation }),
+        (_, None) => Err(TuneError::NameGone(name.clone())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        run: RunArguments,
+    }
+
+    fn draft(line: &[&str], earlier: Option<&Record>, taken_by: Option<&str>) -> Result<Record, TuneError> {
+        let arguments = Line::parse_from([&["tune", "--name", "a/b"], line].concat()).run;
+        let place = Place { adapter_root: "/root".into(), taken_by: taken_by.map(str::to_owned) };
+        drafted(arguments, earlier.cloned(), place)
+    }
+
+    const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+
+    #[test]
+    fn a_new_run_lies_below_the_adapter_root_and_each_elsewhere() {
+        let (one, other) = (draft(&[DATA], None, None).unwrap(), draft(&[DATA], None, None).unwrap());
+        assert!(one.output.to_str().unwrap().starts_with("/root/tuned/a%2Fb-"), "{}", one.output.display());
+        assert_ne!(one.output, other.output);
+        let error = draft(&["/nowhere.jsonl"], None, None).unwrap_err();
+        assert!(matches!(error, TuneError::Input { .. }), "{error}");
+    }
+
+    #[test]
+    fn a_name_that_is_taken_is_replaced_only_if_that_is_said() {
+        let error = draft(&[DATA], None, Some("abc")).unwrap_err();
+        assert!(matches!(&error, TuneError::NameTaken { generation, .. } if generation == "abc"), "{error}");
+        let record = draft(&[DATA, "--replace"], None, Some("abc")).unwrap();
+        assert_eq!(record.replaces.as_deref(), Some("abc"));
+        assert_eq!(draft(&[DATA, "--replace"], None, None).unwrap().replaces, None);
+    }
+
+    #[test]
+    fn a_resumed_run_goes_on_where_it_was_and_replaces_what_it_was_to_replace() {
+        let first = draft(&[DATA, "--replace", "--rank", "4", "--epochs", "1"], None, Some("abc")).unwrap();
+        let stopped = Record { state: State::Stopped, error: Some("stopped".into()), ..first.clone() };
+        let again = draft(&["--resume", "--epochs", "2"], Some(&stopped), Some("abc")).unwrap();
+        assert_eq!(
+            (&again.output, &again.data, &again.replaces),
+            (&first.output, &first.data, &first.replaces)
+        );
+        let options: Vec<_> = again.options.arguments().collect();
+        assert_eq!(options, ["--rank", "4", "--epochs", "2"]);
+        assert_eq!((again.state, again.error), (State::Running, None));
+
+        let changed = draft(&["--resume"], Some(&stopped), Some("def")).unwrap_err();
+        assert!(matches!(changed, TuneError::NameTaken { .. }), "{changed}");
+        let gone = draft(&["--resume"], Some(&stopped), None).unwrap_err();
+        assert!(matches!(gone, TuneError::NameGone(_)), "{gone}");
+        let meant = draft(&["--resume", "--replace"], Some(&stopped), Some("def")).unwrap();
+        assert_eq!(meant.replaces.as_deref(), Some("def"));
+    }
+
+    #[test]
+    fn there_must_be_something_to_resume() {
+        assert!(matches!(draft(&["--resume"], None, None), Err(TuneError::NoRun(_))));
+        let done = Record { state: State::Done, ..draft(&[DATA], None, None).unwrap() };
+        assert!(matches!(draft(&["--resume"], Some(&done), None), Err(TuneError::AlreadyDone { .. })));
+    }
+}
