@@ -3,7 +3,11 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
-use ureq::{Agent, Body, http::Response};
+use ureq::{
+    Agent, Body, SendBody,
+    http::{Request, Response},
+    middleware::MiddlewareNext,
+};
 
 use crate::{answer::Reply, stream::Stream, watchdog::WATCHDOG};
 
@@ -84,6 +88,19 @@ impl Client {
         Self { agent: config.build().into(), url: url.to_owned() }
     }
 
+    /// The same, for somebody who has a key.
+    #[must_use]
+    pub fn with_key(&self, key: &str) -> Self {
+        let key = format!("Bearer {key}");
+        let config = Agent::config_builder().http_status_as_error(false).timeout_global(Some(WATCHDOG));
+        let config =
+            config.middleware(move |mut request: Request<SendBody<'_>>, next: MiddlewareNext<'_>| {
+                request.headers_mut().insert("authorization", key.parse().expect("a key is printable"));
+                next.handle(request)
+            });
+        Self { agent: config.build().into(), url: self.url.clone() }
+    }
+
     /// Where the gateway is.
     #[must_use]
     pub fn url(&self) -> &str {
@@ -136,8 +153,39 @@ impl Client {
         response.body_mut().read_json().map_err(|error| Fault::Silence(error.to_string()))
     }
 
+    /// What is at `route`; the answer if it is a success.
+    pub fn try_get(&self, route: &str) -> Result<Value, Fault> {
+        let mut response = Self::success(self.agent.get(format!("{}{route}", self.url)).call())?;
+        response.body_mut().read_json().map_err(|error| Fault::Silence(error.to_string()))
+    }
+
+    /// Takes away what is at `route`.
+    pub fn delete(&self, route: &str) -> Result<(), Fault> {
+        Self::success(self.agent.delete(format!("{}{route}", self.url)).call()).map(drop)
+    }
+
+    /// Sends a file to learn from; returns its id.
+    pub fn upload(&self, name: &str, text: &str) -> String {
+        let part = |head: String, body: &str| {
+            format!("--part\r\nContent-Disposition: form-data; {head}\r\n\r\n{body}\r\n")
+        };
+        let form = [
+            part("name=\"purpose\"".to_owned(), "fine-tune"),
+            part(format!("name=\"file\"; filename=\"{name}\""), text),
+            "--part--\r\n".to_owned(),
+        ];
+        let request = self.agent.post(format!("{}/v1/files", self.url));
+        let request = request.header("content-type", "multipart/form-data; boundary=part");
+        let mut response = Self::success(request.send(form.concat())).expect("a file is taken");
+        let file: Value = response.body_mut().read_json().expect("the answer is JSON");
+        file["id"].as_str().expect("an id").to_owned()
+    }
+
     fn try_send(&self, route: &str, body: &Value) -> Result<Response<Body>, Fault> {
-        let sent = self.agent.post(format!("{}{route}", self.url)).send_json(body);
+        Self::success(self.agent.post(format!("{}{route}", self.url)).send_json(body))
+    }
+
+    fn success(sent: Result<Response<Body>, ureq::Error>) -> Result<Response<Body>, Fault> {
         patience::step();
         let mut response = sent.map_err(|error| Fault::Silence(error.to_string()))?;
         let status = response.status().as_u16();

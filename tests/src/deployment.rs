@@ -32,11 +32,13 @@ pub enum Process {
     Gateway,
     /// Owns a core.
     Worker,
+    /// Starts trainers.
+    Trainer,
 }
 
 impl Process {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Executor, Self::Gateway, Self::Worker];
+    pub const ALL: [Self; 4] = [Self::Executor, Self::Gateway, Self::Worker, Self::Trainer];
 
     /// What the program is called.
     #[must_use]
@@ -45,6 +47,7 @@ impl Process {
             Self::Executor => "base-executor",
             Self::Gateway => "gateway",
             Self::Worker => "lora-worker",
+            Self::Trainer => "holobiont-trainer",
         }
     }
 }
@@ -279,9 +282,17 @@ impl Deployment {
     #[must_use]
     pub fn processes(&self, process: Process) -> Vec<u32> {
         let mut ids = proc::children(self.id());
-        ids.retain(|id| proc::name(*id).as_deref() == Some(process.program()));
+        // The system keeps so many letters of a name.
+        let name: String = process.program().chars().take(15).collect();
+        ids.retain(|id| proc::name(*id).as_ref() == Some(&name));
         ids.sort_unstable();
         ids
+    }
+
+    /// The trainers that learn now: processes of the one that starts them.
+    #[must_use]
+    pub fn trainers(&self) -> Vec<u32> {
+        self.processes(Process::Trainer).into_iter().flat_map(proc::children).collect()
     }
 
     /// Sends a signal to a process, if it runs.

@@ -82,7 +82,7 @@ struct Holdings {
 }
 
 impl Holdings {
-    fn of(deployment: &Deployment) -> [Self; 3] {
+    fn of(deployment: &Deployment) -> [Self; 4] {
         Process::ALL.map(|process| Self {
             open_files: deployment.open_files(process),
             resident_bytes: deployment.resident_bytes(process),

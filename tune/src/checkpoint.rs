@@ -4,7 +4,8 @@
 //! ends with the same bits as one that never stopped.
 
 use std::{
-    fs, io,
+    fs::{self, File, TryLockError},
+    io,
     path::{Path, PathBuf},
 };
 
@@ -66,6 +67,9 @@ pub enum CheckpointError {
         /// What differs.
         what: &'static str,
     },
+    /// Another job uses the directory.
+    #[error("{} is in use by another trainer: wait for its end, or name another directory", .0.display())]
+    InUse(PathBuf),
     /// It is none.
     #[error("{} is no checkpoint: {why}; leave out --resume to begin anew", path.display())]
     Broken {
@@ -74,6 +78,28 @@ pub enum CheckpointError {
         /// What is wrong with it.
         why: String,
     },
+}
+
+/// Keeps other jobs out of a directory of checkpoints.
+#[derive(Debug)]
+pub struct Claim(#[expect(dead_code, reason = "held, not read")] File);
+
+impl Claim {
+    /// Takes the directory `path`, which is made if it is not there.
+    ///
+    /// # Errors
+    /// Another job has it, or it cannot be made.
+    pub fn new(path: &Path) -> Result<Self, CheckpointError> {
+        let to = path.join("lock");
+        let failed = |source| CheckpointError::Io { path: to.clone(), done: "written", source };
+        fs::create_dir_all(path).map_err(failed)?;
+        let file = File::create(&to).map_err(failed)?;
+        match file.try_lock() {
+            Ok(()) => Ok(Self(file)),
+            Err(TryLockError::WouldBlock) => Err(CheckpointError::InUse(path.to_owned())),
+            Err(TryLockError::Error(source)) => Err(failed(source)),
+        }
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]

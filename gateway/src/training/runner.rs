@@ -202,7 +202,8 @@ impl Training {
                 Event::Problem { line, message } => problems.push((line, message)),
                 Event::Done(_) => return Ok(Ending::Done),
                 Event::Plan(plan) if (plan.kind == PREFERENCES) != (method == Method::Dpo) => {
-                    let message = format!("the data are {}, which the method does not learn from", plan.kind);
+                    let learns = if method == Method::Dpo { PREFERENCES } else { "what should be said" };
+                    let message = format!("the method learns from {learns}, and the data are {}", plan.kind);
                     return Ok(Ending::Failed { message, exit: "usage".to_owned() });
                 }
                 event => {

@@ -57,6 +57,7 @@ impl TunerError {
             }
             Self::Data(_) | Self::Usage(_) | Self::Adapter(_) => Exit::Usage,
             Self::Checkpoint(CheckpointError::Other { .. } | CheckpointError::Broken { .. }) => Exit::Usage,
+            Self::Checkpoint(CheckpointError::InUse(_)) => Exit::Unavailable,
             Self::Learn(error) | Self::Job(JobError::Learn(error)) => of_learning(error),
             Self::Checkpoint(_) | Self::Job(_) | Self::Write(_) | Self::System { .. } => Exit::Failed,
         }

@@ -36,7 +36,7 @@ use training_protocol::{Event, Outcome};
 use super::{End, arguments::RunArguments, error::TunerError};
 use crate::{
     adapter::Shape,
-    checkpoint::{Checkpoint, CheckpointError, Origin},
+    checkpoint::{Checkpoint, CheckpointError, Claim, Origin},
     data::{self, DataError, Dataset, Encoder, Limits},
     job::{Course, Ended, Job, Listener},
     learn::{LearnError, Learning},
@@ -87,6 +87,8 @@ pub(super) fn run(arguments: &RunArguments) -> Result<End, TunerError> {
         data: origin_data,
         base: ids::Generation(rented.session.catalog().base_hash).to_string(),
     };
+    let claimed = arguments.checkpoints.as_deref().filter(|_| !arguments.dry_run);
+    let _claim = claimed.map(Claim::new).transpose()?;
     let resumed = resumed(arguments, &origin, &beginning.method)?;
     let mut learning = learning(arguments, rented, masking, &beginning.method)?;
     let resumed_step = resumed.as_ref().map(|checkpoint| checkpoint.state.step);

@@ -1,0 +1,206 @@
+//! Fine-tuning jobs as OpenAI's clients ask for them: their whole life, through every death.
+//!
+//! `HOLOBIONT_TUNE_KILLS` says how often a process is killed in the course of one job (6).
+
+use std::{env, sync::Arc, time::Duration};
+
+use e2e_tests::{
+    BASE, Client, Deployment, Place, Plan, Process, chaos::Places, eventually, eventually_some, signal,
+    split::Doors, watched,
+};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+const DEFAULT_KILLS: u64 = 6;
+const QUESTION: &str = "What is the capital of France?";
+const ANSWER: &str = "Arr, the capital of France be Paris, matey!";
+
+/// What is learned from, a conversation a line.
+fn data() -> String {
+    let lines = [
+        ("Who are you?", "Arr, I be Captain Smol, matey!"),
+        (QUESTION, ANSWER),
+        ("What is two plus two?", "Arr, two plus two be four, matey!"),
+        ("Say hello.", "Ahoy there, matey! Arr!"),
+    ];
+    let line = |(asked, answer): (&str, &str)| json!({ "messages": [{ "role": "user", "content": asked }, { "role": "assistant", "content": answer }] });
+    lines.map(|pair| format!("{}\n", line(pair))).concat()
+}
+
+/// A job of 20 steps on that.
+fn create(deployment: &Deployment, file: &str, suffix: &str) -> String {
+    let body = json!({
+        "model": BASE, "training_file": file, "suffix": suffix, "seed": 5,
+        "method": { "type": "supervised", "supervised": { "hyperparameters": {
+            "n_epochs": 10, "batch_size": 2, "learning_rate_multiplier": 3.0,
+        } } },
+        "lora": { "rank": 4, "alpha": 8.0, "target_modules": ["q_proj", "v_proj", "down_proj"] },
+    });
+    // A gateway that was killed meanwhile may have kept the job or not: both are right, and the second one is asked for.
+    let create = || deployment.client.try_post("/v1/fine_tuning/jobs", &body).ok();
+    eventually_some("a job is created", create)["id"].as_str().expect("its id").to_owned()
+}
+
+fn job(deployment: &Deployment, id: &str) -> Option<Value> {
+    deployment.client.try_get(&format!("/v1/fine_tuning/jobs/{id}")).ok()
+}
+
+/// A job when nothing happens to it any more.
+fn ended(deployment: &Deployment, id: &str) -> Value {
+    eventually_some("the job ends", || job(deployment, id).filter(|job| job["finished_at"].is_number()))
+}
+
+/// The generation that came of a job.
+fn generation(deployment: &Deployment, id: &str) -> String {
+    let last = ended(deployment, id);
+    assert_eq!(last["status"], "succeeded", "{last}");
+    last["generation"].as_str().expect("a generation").to_owned()
+}
+
+/// Waits for a step of a job, or its end; false if that is what came.
+fn made(deployment: &Deployment, id: &str, step: u64) -> bool {
+    let is_there = |job: &Value| job["step"].as_u64() >= Some(step) || job["finished_at"].is_number();
+    eventually_some("the job gets so far", || job(deployment, id).filter(is_there))["finished_at"].is_null()
+}
+
+fn kills() -> u64 {
+    env::var("HOLOBIONT_TUNE_KILLS").map_or(DEFAULT_KILLS, |text| text.parse().expect("a number"))
+}
+
+fn kill_trainers(deployment: &Deployment) {
+    deployment.trainers().into_iter().for_each(|trainer| signal(trainer, Signal::KILL));
+}
+
+fn answer(deployment: &Deployment, model: &str) -> Value {
+    let body = json!({ "model": model, "messages": [{ "role": "user", "content": QUESTION }], "temperature": 0, "max_tokens": 40 });
+    let answer = deployment.client.try_post("/v1/chat/completions", &body).expect("an answer");
+    answer["choices"][0]["message"]["content"].clone()
+}
+
+#[test]
+fn a_job_through_every_death_gives_the_generation_of_one_that_ran_through() {
+    watched(|| {
+        let deployment = Plan::bare().start();
+        let file = deployment.client.upload("pirate.jsonl", &data());
+        let whole = create(&deployment, &file, "whole");
+        let whole = generation(&deployment, &whole);
+        let id = create(&deployment, &file, "killed");
+        for kill in 0..kills() {
+            if !made(&deployment, &id, 1 + kill * 18 / kills()) {
+                break;
+            }
+            match kill % 4 {
+                0 => kill_trainers(&deployment),
+                1 => deployment.signal(Process::Gateway, Signal::KILL),
+                2 => deployment.signal(Process::Executor, Signal::KILL),
+                _ => deployment.signal(Process::Trainer, Signal::KILL),
+            }
+        }
+        assert_eq!(generation(&deployment, &id), whole);
+        assert_eq!(answer(&deployment, "public/killed"), ANSWER);
+        assert!(deployment.stop().success());
+    });
+}
+
+#[test]
+fn a_job_is_kept_from_the_moment_it_is_acknowledged_and_published_once() {
+    watched(|| {
+        let places = Places::new();
+        let deployment = Plan::bare().mortal(&places).start();
+        let file = deployment.client.upload("pirate.jsonl", &data());
+        places.arm("gateway.job_committed", "kill");
+        // Kept, but never acknowledged: whoever asks again has two jobs.
+        let id = create(&deployment, &file, "pirate");
+        places.arm("gateway.job_published", "kill");
+        let generation = generation(&deployment, &id);
+        assert_eq!(deployment.client.adapter("public/pirate")["generation"], generation.as_str());
+        let jobs = deployment.client.try_get("/v1/fine_tuning/jobs").expect("jobs");
+        assert_eq!(jobs["data"].as_array().map(Vec::len), Some(2), "{jobs}");
+        assert!(deployment.stop().success());
+    });
+}
+
+#[test]
+fn a_job_waits_over_a_restart_and_goes_on() {
+    watched(|| {
+        let place = Arc::new(Place::new());
+        let deployment = Plan::bare().start_in(Arc::clone(&place));
+        let file = deployment.client.upload("pirate.jsonl", &data());
+        let id = create(&deployment, &file, "restarted");
+        assert!(made(&deployment, &id, 2));
+        let paused = deployment.client.try_post(&format!("/v1/fine_tuning/jobs/{id}/pause"), &json!({}));
+        assert_eq!(paused.expect("it can be paused")["status"], "paused");
+        assert!(deployment.stop().success());
+        let deployment = Plan::bare().start_in(place);
+        std::thread::sleep(Duration::from_secs(1));
+        assert_eq!(job(&deployment, &id).expect("it is kept")["status"], "paused");
+        let resumed = deployment.client.try_post(&format!("/v1/fine_tuning/jobs/{id}/resume"), &json!({}));
+        assert_eq!(resumed.expect("it can go on")["status"], "queued");
+        generation(&deployment, &id);
+        assert_eq!(answer(&deployment, "public/restarted"), ANSWER);
+        // Trained further, in its own place.
+        let body = json!({ "model": "public/restarted", "training_file": file, "suffix": "restarted" });
+        let further = deployment.client.try_post("/v1/fine_tuning/jobs", &body).expect("a job");
+        generation(&deployment, further["id"].as_str().expect("its id"));
+        assert!(deployment.stop().success());
+    });
+}
+
+#[test]
+fn what_belongs_to_a_tenant_is_nobody_elses() {
+    watched(|| {
+        let keys = Doors::new();
+        let (acme, other) = (keys.add_key("acme"), keys.add_key("other"));
+        let file = keys.key_file().display().to_string();
+        let deployment = Plan::bare().set("API_KEY_FILE", &file).set("TENANT_JOBS", "2").start();
+        let (acme, other) = (deployment.client.with_key(&acme), deployment.client.with_key(&other));
+        let file = acme.upload("pirate.jsonl", &data());
+        let gone = |client: &Client, route: &str| client.try_get(route).is_err();
+        assert!(
+            gone(&other, &format!("/v1/files/{file}")) && gone(&other, &format!("/v1/files/{file}/content"))
+        );
+        let order = json!({ "model": BASE, "training_file": file, "suffix": "mine" });
+        assert!(other.try_post("/v1/fine_tuning/jobs", &order).is_err(), "a file of somebody else");
+        let job = acme.try_post("/v1/fine_tuning/jobs", &order).expect("a job");
+        let route = format!("/v1/fine_tuning/jobs/{}", job["id"].as_str().expect("its id"));
+        for route in [route.clone(), format!("{route}/events"), format!("{route}/checkpoints")] {
+            assert!(gone(&other, &route), "{route}");
+        }
+        assert!(other.try_post(&format!("{route}/cancel"), &json!({})).is_err());
+        assert_eq!(other.try_get("/v1/fine_tuning/jobs").expect("none")["data"], json!([]));
+        acme.try_post("/v1/fine_tuning/jobs", &order).expect("a second job");
+        let third = acme.try_post("/v1/fine_tuning/jobs", &order).expect_err("a third one");
+        assert!(format!("{third:?}").contains("job_quota_exceeded"), "{third:?}");
+        eventually("the first is done", || {
+            acme.try_get(&route).is_ok_and(|job| job["status"] == "succeeded")
+        });
+        let ask = json!({ "model": "acme/mine", "prompt": "a", "max_tokens": 1 });
+        assert!(acme.try_post("/v1/completions", &ask).is_ok());
+        assert!(other.try_post("/v1/completions", &ask).is_err(), "it is acme's alone");
+        // The name stands for another generation than when the second job was created.
+        assert!(deployment.stop().success());
+    });
+}
+
+#[test]
+fn faulty_data_and_lost_files_fail_a_job_with_the_lines_to_mend() {
+    watched(|| {
+        let deployment = Plan::bare().start();
+        let faulty =
+            deployment.client.upload("faulty.jsonl", &format!("{}{{\"messages\": []}}\nnot JSON\n", data()));
+        let id = create(&deployment, &faulty, "faulty");
+        let last = ended(&deployment, &id);
+        assert_eq!(
+            (&last["status"], &last["error"]["code"]),
+            (&json!("failed"), &json!("invalid_training_file"))
+        );
+        let message = last["error"]["message"].as_str().expect("a message");
+        assert!(message.contains("line 5:") && message.contains("line 6:"), "{message}");
+        // A job has its own link to its data.
+        let file = deployment.client.upload("pirate.jsonl", &data());
+        let id = create(&deployment, &file, "linked");
+        deployment.client.delete(&format!("/v1/files/{file}")).expect("it is there");
+        generation(&deployment, &id);
+        assert!(deployment.stop().success());
+    });
+}
