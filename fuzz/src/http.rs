@@ -13,6 +13,7 @@ use gateway::{
         params::Limits,
         tokens::{DetokenizeBody, TokenizeBody},
     },
+    training::records::Order,
 };
 
 use crate::Outcome;
@@ -48,6 +49,10 @@ pub(crate) fn unload_adapter(input: &[u8]) -> Outcome {
 
 pub(crate) fn pin_adapter(input: &[u8]) -> Outcome {
     outcome(PinRequest::read(input))
+}
+
+pub(crate) fn fine_tuning_job(input: &[u8]) -> Outcome {
+    outcome(Order::read(input))
 }
 
 pub(crate) fn tokenize(input: &[u8]) -> Outcome {

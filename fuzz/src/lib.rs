@@ -92,6 +92,7 @@ macro_rules! for_each_target {
             load_adapter: "the body of /v1/load_lora_adapter", http::load_adapter, BODY;
             unload_adapter: "the body of /v1/unload_lora_adapter", http::unload_adapter, BODY;
             pin_adapter: "the body of /v1/pin_lora_adapter", http::pin_adapter, BODY;
+            fine_tuning_job: "the body of /v1/fine_tuning/jobs", http::fine_tuning_job, BODY;
             tokenize: "the body of /tokenize", http::tokenize, BODY;
             detokenize: "the body of /detokenize", http::detokenize, BODY;
             deployment_file: "the deployment file", command::deployment_file, BODY;

@@ -106,6 +106,7 @@ pub fn of(target: &str) -> Vec<Seed> {
         "load_adapter" => http::loads(),
         "unload_adapter" => http::unloads(),
         "pin_adapter" => http::pins(),
+        "fine_tuning_job" => http::jobs(),
         "tokenize" => http::tokenizations(),
         "detokenize" => http::detokenizations(),
         "deployment_file" => command::deployment_files(),

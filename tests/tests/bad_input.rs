@@ -25,7 +25,7 @@ struct Witness {
     deployment: Deployment,
     golden: Answer,
     probe: Answer,
-    processes: [Option<u32>; 3],
+    processes: [Option<u32>; 4],
 }
 
 fn long() -> Ask {

@@ -177,13 +177,12 @@ fn what_belongs_to_a_tenant_is_nobody_elses() {
         let ask = json!({ "model": "acme/mine", "prompt": "a", "max_tokens": 1 });
         assert!(acme.try_post("/v1/completions", &ask).is_ok());
         assert!(other.try_post("/v1/completions", &ask).is_err(), "it is acme's alone");
-        // The name stands for another generation than when the second job was created.
         assert!(deployment.stop().success());
     });
 }
 
 #[test]
-fn faulty_data_and_lost_files_fail_a_job_with_the_lines_to_mend() {
+fn faulty_data_fail_a_job_with_the_lines_to_mend_and_a_job_keeps_its_data() {
     watched(|| {
         let deployment = Plan::bare().start();
         let faulty =

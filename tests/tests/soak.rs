@@ -134,7 +134,7 @@ fn sixty_four_clients_with_disconnects_get_golden_tokens_and_leave_nothing_behin
     });
 }
 
-fn nothing_has_grown(middle: [Holdings; 3], end: [Holdings; 3], soak_s: u64) {
+fn nothing_has_grown(middle: [Holdings; 4], end: [Holdings; 4], soak_s: u64) {
     for ((process, middle), end) in Process::ALL.into_iter().zip(middle).zip(end) {
         eprintln!("{process:?}: {middle:?} in the middle, {end:?} at the end");
         assert!(end.open_files <= middle.open_files + OPEN_FILES_SLACK, "{process:?}: files");
