@@ -62,6 +62,7 @@ const OTHERS: &[(&str, &[&str])] = &[
             "LEDGER",
             "PROMPTS",
             "KILLS",
+            "TUNE_KILLS",
             "PLACES",
             "WRITE_GUIDE",
             "WORKER_FAULTS",

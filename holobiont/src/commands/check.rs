@@ -82,6 +82,7 @@ pub(crate) fn deployment(config: &Config, home: &Home) -> Vec<Finding> {
     if !Split::new(config, &allowed).workers.is_empty() {
         findings.push(program("lora-worker"));
     }
+    findings.extend(trainer(config, &allowed));
     findings
 }
 
@@ -210,6 +211,27 @@ fn workers(config: &Config, allowed: &CoreList) -> Finding {
     }
 }
 
+/// The trainer has its program and its cores. A deployment serves without.
+fn trainer(config: &Config, allowed: &CoreList) -> Option<Finding> {
+    const NAME: &str = "[training] trainers";
+    const GO_WITHOUT: &str = "install it, or go without: [training] trainers = 0";
+    let count = match config.max_trainers() {
+        0 => return None,
+        count => count,
+    };
+    let cores = config.training.cores.as_ref();
+    if let Some(core) = cores.and_then(|cores| cores.0.difference(&allowed.0).next()) {
+        let found = format!("core {core} is not among those this process may use: {allowed}");
+        return Some(Finding::fail("[training] cores", found, "holobiont doctor shows the cores there are"));
+    }
+    Some(match sibling::find("holobiont-trainer") {
+        Some(program) => Finding::ok(NAME, format!("{count} at most, of {}", program.display())),
+        None => {
+            Finding::warn(NAME, "holobiont-trainer is neither beside `holobiont` nor on PATH", GO_WITHOUT)
+        }
+    })
+}
+
 fn adapter(name: &str, path: &Path) -> Finding {
     let label = format!("[adapters] {name}");
     let holds = |file: &str| path.join(file).is_file();
@@ -283,6 +305,15 @@ mod tests {
         let clash = finding("0-7", "executor.cores = '0-7'");
         assert_eq!(clash.health, Health::Warn, "{clash:?}");
         assert!(finding("0-7", "workers.count = 0").found.starts_with("no workers"));
+    }
+
+    #[test]
+    fn trainers_are_looked_at_where_there_are_any() {
+        let finding = |settings: &str| trainer(&toml::from_str(settings).unwrap(), &"0-3".parse().unwrap());
+        assert!(finding("training.trainers = 0").is_none() && finding("layers.local = false").is_none());
+        let foreign = finding("training.cores = '3-4'").unwrap();
+        assert!(foreign.health == Health::Fail && foreign.found.contains("core 4"), "{foreign:?}");
+        assert_ne!(finding("").unwrap().health, Health::Fail, "a deployment serves without its program");
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! - [`log`]: what all processes say, kept in a file of bounded size
 //! - [`plan`]: a configuration turned into checked command lines
 //! - [`state_dir`]: the state directory's lock and this start's private run directory
-//! - [`process`]: one child process; [`managed`]: the same over its lives
+//! - [`process`]: one child process; [`managed`]: the same over its lives; [`processes`]: all of them
 //! - [`restart`]: how often and how soon a dead process is started again
 //! - [`notices`]: how a child says that it lives; [`service`]: what systemd hears of us
 //! - [`stop`]: a stop under way
@@ -22,6 +22,7 @@ mod managed;
 mod notices;
 mod plan;
 mod process;
+mod processes;
 mod restart;
 mod service;
 mod state_dir;
@@ -95,6 +96,7 @@ pub(crate) fn run(arguments: UpArguments, terminal: Terminal) -> Result<(), UpEr
     let log = LogSink::open(&state.logs())
         .map_err(|source| UpError::Log { path: log_directory(&state_path), source })?;
     start_logs(plan.log_format, terminal, log.clone());
+    plan.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
 
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(UpError::Runtime)?;

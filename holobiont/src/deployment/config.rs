@@ -182,6 +182,15 @@ impl Config {
         listen.expect("the address has a preset")
     }
 
+    /// Trainers at once. They rent base layers: where nobody can, there are none.
+    pub(crate) fn max_trainers(&self) -> u32 {
+        let trainers = self.training.trainers.or(TrainingSection::presets().trainers);
+        match self.layers.local {
+            Some(false) => 0,
+            _ => trainers.expect("the number has a preset"),
+        }
+    }
+
     /// How long running requests get at a stop.
     pub(crate) fn grace(&self) -> Duration {
         let grace_ms = self.deployment.grace_ms.or(DeploymentSection::presets().grace_ms);

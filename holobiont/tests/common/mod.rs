@@ -52,9 +52,12 @@ impl Stage {
         let programs = TempDir::new_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
         // A link, not a copy: a program just written could still be open for writing in another thread's fork.
         fs::hard_link(env!("CARGO_BIN_EXE_holobiont"), programs.path().join("holobiont")).unwrap();
-        for (role, program) in
-            [("EXECUTOR", "base-executor"), ("GATEWAY", "gateway"), ("WORKER", "lora-worker")]
-        {
+        for (role, program) in [
+            ("EXECUTOR", "base-executor"),
+            ("GATEWAY", "gateway"),
+            ("TRAINER", "holobiont-trainer"),
+            ("WORKER", "lora-worker"),
+        ] {
             let text = FAKE_PROCESS
                 .replace("role=ROLE", &format!("role={}", role.to_lowercase()))
                 .replace("FAKE_ROLE", &format!("FAKE_{role}"));
@@ -78,7 +81,7 @@ impl Stage {
         self
     }
 
-    /// The command in an environment of its own, without workers unless a test asks for some.
+    /// The command in an environment of its own, without workers and trainers unless a test asks for some.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.programs.path().join("holobiont"));
         command
@@ -88,6 +91,7 @@ impl Stage {
             .env("HOLOBIONT_HOME", self.home.path())
             .env("FAKE_LOG", self.log_path())
             .env("HOLOBIONT_WORKERS", "0")
+            .env("HOLOBIONT_MAX_TRAINERS", "0")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());

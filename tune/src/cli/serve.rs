@@ -52,11 +52,11 @@ const COMMANDS: [&str; 1] = ["run"];
 #[derive(Debug, clap::Args)]
 pub(super) struct ServeArguments {
     /// The socket at which trainers are asked for; its directory must be private
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", env = "HOLOBIONT_TRAINER_SOCKET")]
     socket: PathBuf,
     /// Trainers at once; more are refused
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..))]
-    max_trainers: u16,
+    #[arg(long, value_name = "N", env = "HOLOBIONT_MAX_TRAINERS", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+    max_trainers: u32,
     /// Treat the end of standard input like SIGTERM: the supervisor that holds its other end is gone
     #[arg(long)]
     exit_with_stdin: bool,
@@ -84,10 +84,12 @@ pub(super) fn serve(arguments: ServeArguments) -> Result<End, TunerError> {
     let trainers = Trainers {
         program,
         common: arguments.common,
-        limit: arguments.max_trainers.into(),
+        limit: arguments.max_trainers as usize,
         running: Arc::default(),
     };
     tell(&[NotifyState::Ready]);
+    // Nobody may read it.
+    let _ = writeln!(io::stdout(), "ready");
     loop {
         match events.recv_timeout(PULSE) {
             Ok(Event::Asked(connection)) => trainers.answer(connection),

@@ -18,6 +18,8 @@ pub(crate) struct Greeting {
     expected_models: Vec<String>,
     /// The workers' cores.
     worker_cores: Vec<u32>,
+    /// Trainers at once.
+    max_trainers: u32,
     keys: Keys,
     place: Place,
     /// The command that stops it.
@@ -30,6 +32,7 @@ pub(crate) struct Greeting {
 pub(crate) struct ProcessIds {
     pub(crate) executor: Option<u32>,
     pub(crate) gateway: Option<u32>,
+    pub(crate) trainer: Option<u32>,
     pub(crate) workers: Vec<u32>,
 }
 
@@ -63,9 +66,9 @@ impl Greeting {
         let mut expected_models = vec![plan.served_name.clone()];
         expected_models.extend(plan.adapters.iter().cloned());
         let keys = if plan.has_keys { Keys::Needed } else { Keys::None };
-        let worker_cores = plan.workers.iter().map(|(worker, _)| worker.core).collect();
-        let stop_command = plan.stop_command.clone();
-        Self { expected_models, worker_cores, keys, place, stop_command, terminal }
+        let worker_cores = plan.recipes.workers.iter().map(|(worker, _)| worker.core).collect();
+        let (max_trainers, stop_command) = (plan.max_trainers, plan.stop_command.clone());
+        Self { expected_models, worker_cores, max_trainers, keys, place, stop_command, terminal }
     }
 
     /// Waits until the gateway takes requests and asks what it serves (it may have adapters from earlier starts). In
@@ -98,7 +101,7 @@ impl Greeting {
     fn json(&self, url: &str, models: &[String], ids: &ProcessIds) -> String {
         let pids = json!({
             "holobiont": std::process::id(), "base-executor": ids.executor, "gateway": ids.gateway,
-            "lora-worker": ids.workers,
+            "holobiont-trainer": ids.trainer, "lora-worker": ids.workers,
         });
         json!({"url": url, "models": models, "pids": pids, "stop": self.stop_command}).to_string()
     }
@@ -127,6 +130,7 @@ impl Greeting {
   address  {url}
   models   {models}
   workers  {workers}
+  trainers {trainers}
 
 {ask}
   curl -N {url}/v1/chat/completions{key_header} \\
@@ -142,6 +146,7 @@ impl Greeting {
 ",
             models = models.join("  "),
             workers = self.workers(),
+            trainers = self.trainers(),
             ask = ink.dim("# ask it"),
             python = ink.dim("# or from Python: pip install openai"),
         )
@@ -155,6 +160,13 @@ impl Greeting {
             count => format!("{count}, on cores {}", cores.join(" ")),
         }
     }
+
+    fn trainers(&self) -> String {
+        match self.max_trainers {
+            0 => "none".into(),
+            count => format!("{count} at most"),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -166,7 +178,15 @@ mod tests {
         let terminal = Terminal::new(Format::Human, Volume::Normal);
         let expected_models = vec!["base".into()];
         let (place, stop_command) = (Place::Front, "holobiont down --state /s".into());
-        Greeting { expected_models, worker_cores: vec![6, 7], keys, place, stop_command, terminal }
+        Greeting {
+            expected_models,
+            worker_cores: vec![6, 7],
+            max_trainers: 4,
+            keys,
+            place,
+            stop_command,
+            terminal,
+        }
     }
 
     #[test]
@@ -177,6 +197,7 @@ mod tests {
             "http://127.0.0.1:9/v1/chat/completions",
             "base  pirate",
             "2, on cores 6 7",
+            "trainers 4 at most",
             "\"model\": \"pirate\"",
             "OpenAI(",
             "1.5 s",
@@ -204,12 +225,12 @@ mod tests {
 
     #[test]
     fn the_json_greeting_names_every_process() {
-        let ids = ProcessIds { executor: Some(7), gateway: None, workers: vec![8, 9] };
+        let ids = ProcessIds { executor: Some(7), gateway: None, trainer: Some(5), workers: vec![8, 9] };
         let text = greeting(Keys::None).json("http://h", &["base".to_owned()], &ids);
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(
-            (&value["pids"]["base-executor"], &value["pids"]["lora-worker"]),
-            (&json!(7), &json!([8, 9]))
+            ["base-executor", "gateway", "holobiont-trainer", "lora-worker"].map(|name| &value["pids"][name]),
+            [&json!(7), &json!(null), &json!(5), &json!([8, 9])]
         );
         assert_eq!(value["models"][0], "base");
     }

@@ -119,6 +119,11 @@ impl Managed {
         matches!(self.state, State::Running(..))
     }
 
+    /// It runs and has been asked to stop.
+    pub(crate) fn is_stopping(&self) -> bool {
+        matches!(self.state, State::Running(_, Phase::Stopping))
+    }
+
     pub(crate) fn process_id(&self) -> Option<u32> {
         match &self.state {
             State::Running(process, _) => process.id(),
@@ -165,9 +170,9 @@ impl Managed {
 }
 
 /// Waits for the next change of any of them; for ever, if there are none.
-pub(crate) async fn next_of(all: &mut [Managed]) -> (Role, Change) {
+pub(crate) async fn next_of(all: impl Iterator<Item = &mut Managed>) -> (Role, Change) {
     let mut waits: Vec<_> =
-        all.iter_mut().map(|managed| Box::pin(async { (managed.role, managed.next().await) })).collect();
+        all.map(|managed| Box::pin(async { (managed.role, managed.next().await) })).collect();
     poll_fn(|context| {
         let mut polls = waits.iter_mut().map(|wait| wait.as_mut().poll(context));
         polls.find(Poll::is_ready).unwrap_or(Poll::Pending)

@@ -32,6 +32,8 @@ pub(crate) enum Role {
     Executor,
     /// Speaks HTTP.
     Gateway,
+    /// Trains adapters for whoever asks.
+    Trainer,
     /// Computes adapters on one core.
     Worker(Worker),
 }
@@ -51,8 +53,14 @@ impl Role {
         match self {
             Self::Executor => "base-executor",
             Self::Gateway => "gateway",
+            Self::Trainer => "holobiont-trainer",
             Self::Worker(_) => "lora-worker",
         }
+    }
+
+    /// True if the deployment ends when this one cannot be kept alive.
+    pub(crate) fn is_needed(self) -> bool {
+        matches!(self, Self::Executor | Self::Gateway)
     }
 }
 
@@ -60,7 +68,7 @@ impl fmt::Display for Role {
     /// The program's name, and a worker's core as in the name of its systemd unit.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Executor | Self::Gateway => f.pad(self.program()),
+            Self::Executor | Self::Gateway | Self::Trainer => f.pad(self.program()),
             Self::Worker(worker) => f.pad(&format!("{}@{}", self.program(), worker.core)),
         }
     }

@@ -75,6 +75,11 @@ impl StateDir {
         self.run.join("workers.sock")
     }
 
+    /// The socket at which the gateway asks for trainers.
+    pub(crate) fn trainer_socket(&self) -> PathBuf {
+        self.run.join("trainers.sock")
+    }
+
     /// The socket between executor and split clients of this host.
     pub(crate) fn layer_socket(&self) -> PathBuf {
         self.run.join(LAYER_SOCKETS[0])
@@ -85,6 +90,7 @@ impl StateDir {
         self.run.join(match role {
             Role::Executor => "executor.life".to_owned(),
             Role::Gateway => "gateway.life".to_owned(),
+            Role::Trainer => "trainer.life".to_owned(),
             Role::Worker(worker) => format!("{}.life", worker.index),
         })
     }

@@ -3,8 +3,8 @@
 //! All processes start at once: the gateway says at `/ready` how far the executor is with its model. Each may die at
 //! any moment: it is started again, sooner the first time, later each further time, until it has died too often. An
 //! executor or gateway that has never been ready and ends by itself has said why on stderr and would say it again: that
-//! is the end. A worker is never the end: nobody waits for it, and what it would compute the executor computes.
-//! Stopping has an order: the gateway drains, then the executor, then the workers go.
+//! is the end. A helper is never the end: what a worker would compute the executor computes, and who trains asks again.
+//! Stopping has an order: the gateway drains, the trainer keeps what it has, the executor drains, then the workers go.
 
 use std::{future::pending, time::Duration};
 
@@ -17,13 +17,14 @@ use tokio::{
 use super::{
     detach::{self, Place},
     errors::UpError,
-    greeting::{Greeting, News, ProcessIds},
+    greeting::{Greeting, News},
     log::LogSink,
-    managed::{Change, Experience, Managed, Readiness, State, next_of},
+    managed::{Change, Experience, Readiness, State},
     notices::Notice,
     plan::Plan,
     process::{Ending, Role},
-    restart::{Deaths, Verdict},
+    processes::{Processes, Turn},
+    restart::Verdict,
     service,
     stop::{Force, Stop},
 };
@@ -75,10 +76,7 @@ enum Welcome {
 /// Keeps a deployment's processes alive, and stops them.
 #[derive(Debug)]
 pub(crate) struct Supervisor {
-    executor: Managed,
-    gateway: Managed,
-    /// In the order of [`super::process::Worker::index`].
-    workers: Vec<Managed>,
+    processes: Processes,
     greeting: Greeting,
     /// Where the gateway listens, once it said so.
     url: String,
@@ -101,12 +99,8 @@ impl Supervisor {
         let greeting = Greeting::new(&plan, place, terminal);
         let progress = terminal.spinner(format!("loading {}", plan.served_name));
         log.draw_above(progress.clone());
-        let managed = |role, recipe| Managed::new(role, recipe, Deaths::new(config.restarts()));
-        let workers = plan.workers.into_iter().map(|(worker, recipe)| managed(Role::Worker(worker), recipe));
         Self {
-            executor: managed(Role::Executor, plan.executor),
-            gateway: managed(Role::Gateway, plan.gateway),
-            workers: workers.collect(),
+            processes: Processes::new(plan.recipes, config.restarts()),
             greeting,
             url: String::new(),
             registration: plan.registration,
@@ -126,10 +120,9 @@ impl Supervisor {
     pub(crate) async fn run(mut self) -> Result<(), UpError> {
         let mut signals = StopSignals::new().map_err(UpError::Runtime)?;
         let mut watchdog = service::Watchdog::new();
-        self.executor.start(&self.log)?;
-        self.gateway.start(&self.log)?;
-        for index in 0..self.workers.len() {
-            self.start_worker(self.workers[index].role);
+        self.processes.start_needed(&self.log)?;
+        for helper in self.processes.helpers() {
+            self.start(helper);
         }
         loop {
             let event = tokio::select! {
@@ -147,9 +140,7 @@ impl Supervisor {
     async fn next_event(&mut self) -> Event {
         let deadline = self.stop.as_ref().map(|stop| stop.deadline);
         tokio::select! {
-            change = self.executor.next() => Event::Process(Role::Executor, change),
-            change = self.gateway.next() => Event::Process(Role::Gateway, change),
-            (worker, change) = next_of(&mut self.workers) => Event::Process(worker, change),
+            (role, change) = self.processes.next() => Event::Process(role, change),
             Some(news) = self.news.1.recv() => Event::News(news),
             () = at(deadline) => Event::GraceOver,
         }
@@ -159,7 +150,6 @@ impl Supervisor {
         match event {
             Event::Process(role, Change::Line(line)) => self.heard(role, &line),
             Event::Process(role, Change::Exited(ending)) => self.exited(role, ending),
-            Event::Process(role @ Role::Worker(_), Change::Due) => self.start_worker(role),
             Event::Process(role, Change::Due) => self.start(role),
             Event::Process(Role::Executor, Change::Notice(Notice::Status(text))) => self.show_status(&text),
             // `/v1/status` says more of the others.
@@ -186,7 +176,7 @@ impl Supervisor {
     fn heard(&mut self, role: Role, line: &str) -> Flow {
         let mut words = line.split_whitespace();
         let readiness = match words.next() {
-            Some("ready") => self.managed(role).become_ready(),
+            Some("ready") => self.processes.of(role).become_ready(),
             _ => None,
         };
         match (role, readiness) {
@@ -194,13 +184,14 @@ impl Supervisor {
             (_, Some(Readiness::Again)) => tracing::info!(process = %role, "serves again"),
             (Role::Executor, Some(Readiness::First)) => self.progress.set_message("starting the gateway"),
             (Role::Gateway, Some(Readiness::First)) => {}
-            (Role::Worker(_), Some(Readiness::First)) => tracing::info!(process = %role, "works"),
+            (Role::Trainer | Role::Worker(_), Some(Readiness::First)) => {
+                tracing::info!(process = %role, "works")
+            }
         }
         if let (Role::Gateway, Some(_), Some(url)) = (role, readiness, words.next()) {
             self.keep_address(url);
         }
-        let all_ready = self.executor.is_ready() && self.gateway.is_ready();
-        if readiness.is_some() && all_ready && self.welcome == Welcome::NotYet {
+        if readiness.is_some() && self.processes.serve() && self.welcome == Welcome::NotYet {
             self.greeting.ask_in_background(self.url.clone(), self.news.0.clone());
         }
         Flow::Continue
@@ -208,7 +199,7 @@ impl Supervisor {
 
     /// What the executor says while it is loading; later `/v1/status` says more.
     fn show_status(&mut self, text: &str) -> Flow {
-        if self.welcome == Welcome::NotYet && self.stop.is_none() && !self.executor.is_ready() {
+        if self.welcome == Welcome::NotYet && self.stop.is_none() && !self.processes.executor.is_ready() {
             service::status(text);
             self.progress.set_message(printable(text));
         }
@@ -217,17 +208,12 @@ impl Supervisor {
 
     fn greet(&mut self, url: &str, models: &[String]) -> Flow {
         // A gateway that died in the meantime is asked again when it is back.
-        if self.welcome == Welcome::Said || self.stop.is_some() || !self.gateway.is_ready() {
+        if self.welcome == Welcome::Said || self.stop.is_some() || !self.processes.gateway.is_ready() {
             return Flow::Continue;
         }
         self.welcome = Welcome::Said;
         self.progress.finish_and_clear();
-        let ids = ProcessIds {
-            executor: self.executor.process_id(),
-            gateway: self.gateway.process_id(),
-            workers: self.workers.iter().filter_map(Managed::process_id).collect(),
-        };
-        self.greeting.print(url, models, self.started.elapsed(), &ids);
+        self.greeting.print(url, models, self.started.elapsed(), &self.processes.ids());
         service::ready(url);
         if self.place == Place::Behind {
             self.log.leave_stderr();
@@ -243,7 +229,7 @@ impl Supervisor {
         url.clone_into(&mut self.url);
         self.registration.iter_mut().for_each(|registration| registration.serves_at(url));
         if let Some(address) = url.strip_prefix("http://") {
-            self.gateway.recipe.set("--listen", address.trim_end_matches('/'));
+            self.processes.gateway.recipe.set("--listen", address.trim_end_matches('/'));
         }
     }
 
@@ -251,7 +237,7 @@ impl Supervisor {
     fn silent(&mut self, role: Role) -> Flow {
         // At a stop its grace decides.
         if self.stop.is_none() {
-            let managed = self.managed(role);
+            let managed = self.processes.of(role);
             let silence = managed.recipe.longest_silence;
             managed.kill_for(format!("gave no sign of life for {:.0?}", silence));
         }
@@ -260,16 +246,16 @@ impl Supervisor {
 
     fn exited(&mut self, role: Role, ending: Ending) -> Flow {
         if self.stop.is_some() {
-            self.managed(role).state = State::Ended;
+            self.processes.of(role).state = State::Ended;
             return self.advance_stop();
         }
-        let how = self.managed(role).why_it_ended(&ending);
-        if let Role::Worker(_) = role {
-            return self.lost_worker(role, &how);
+        let how = self.processes.of(role).why_it_ended(&ending);
+        if !role.is_needed() {
+            return self.lost_helper(role, &how);
         }
         // An executor that could not load its model would say the same again.
         let never_served = role == Role::Executor && self.welcome == Welcome::NotYet;
-        let managed = self.managed(role);
+        let managed = self.processes.of(role);
         managed.state = State::Waiting;
         if (managed.experience == Experience::None || never_served) && ending.status.code().is_some() {
             return self.begin_stop(Err(UpError::NotReady { role, ending }));
@@ -283,20 +269,22 @@ impl Supervisor {
         }
     }
 
-    /// A worker died or could not be started, as `how` says.
-    fn lost_worker(&mut self, role: Role, how: &str) -> Flow {
+    /// A worker or the trainer died or could not be started, as `how` says.
+    fn lost_helper(&mut self, role: Role, how: &str) -> Flow {
         if let Verdict::GiveUp { deaths } = self.start_again_later(role, how) {
-            self.managed(role).state = State::Ended;
-            let left = self.workers.iter().filter(|worker| !matches!(worker.state, State::Ended)).count();
-            let what = "died too often and is given up; adapters are computed without it";
-            tracing::warn!(process = %role, how, deaths, left, "{what}");
+            self.processes.of(role).state = State::Ended;
+            let (left, without) = match role {
+                Role::Worker(_) => (self.processes.workers_left(), "adapters are computed without it"),
+                _ => (0, "nothing is trained any more"),
+            };
+            tracing::warn!(process = %role, how, deaths, left, "died too often and is given up; {without}");
         }
         Flow::Continue
     }
 
     /// Counts a death and plans the next start, unless there were too many.
     fn start_again_later(&mut self, role: Role, how: &str) -> Verdict {
-        let managed = self.managed(role);
+        let managed = self.processes.of(role);
         let verdict = managed.deaths.another(Instant::now().into_std());
         if let Verdict::Restart(delay) = verdict {
             managed.state = State::Backoff(Instant::now() + delay);
@@ -309,17 +297,10 @@ impl Supervisor {
 
     fn start(&mut self, role: Role) -> Flow {
         let log = self.log.clone();
-        match self.managed(role).start(&log) {
+        match self.processes.of(role).start(&log) {
             Ok(()) => Flow::Continue,
-            Err(error) => self.begin_stop(Err(error)),
-        }
-    }
-
-    fn start_worker(&mut self, role: Role) -> Flow {
-        let log = self.log.clone();
-        match self.managed(role).start(&log) {
-            Ok(()) => Flow::Continue,
-            Err(error) => self.lost_worker(role, &error.to_string()),
+            Err(error) if role.is_needed() => self.begin_stop(Err(error)),
+            Err(error) => self.lost_helper(role, &error.to_string()),
         }
     }
 
@@ -331,48 +312,44 @@ impl Supervisor {
         service::stopping();
         self.stop =
             Some(Stop { deadline: Instant::now() + self.grace + LAST_WORDS, result, force: Force::Drain });
-        [&mut self.executor, &mut self.gateway]
-            .into_iter()
-            .chain(&mut self.workers)
-            .for_each(Managed::forget_plans);
+        self.processes.forget_plans();
         self.advance_stop()
     }
 
-    /// Asks the next process to stop: the gateway, then the executor, then all workers.
+    /// Asks those whose turn it is to stop.
     fn advance_stop(&mut self) -> Flow {
-        if self.gateway.is_running() {
-            self.gateway.terminate();
-        } else if self.executor.is_running() {
-            self.executor.terminate();
-        } else if self.workers.iter().any(Managed::is_running) {
-            self.stop_workers();
-        } else {
-            return Flow::Done(self.stop.take().map_or(Ok(()), |stop| stop.result));
+        let turn = self.processes.turn();
+        self.processes.terminate(turn);
+        match (turn, &mut self.stop) {
+            (Turn::Nobody, stop) => return Flow::Done(stop.take().map_or(Ok(()), |stop| stop.result)),
+            (Turn::Workers, Some(stop)) => {
+                stop.deadline = stop.deadline.min(Instant::now() + WORKER_GRACE);
+            }
+            _ => {}
         }
         Flow::Continue
     }
 
-    fn stop_workers(&mut self) {
-        self.workers.iter_mut().for_each(Managed::terminate);
-        if let Some(stop) = &mut self.stop {
-            stop.deadline = stop.deadline.min(Instant::now() + WORKER_GRACE);
-        }
-    }
-
     fn grace_over(&mut self) -> Flow {
-        let only_workers = !self.gateway.is_running() && !self.executor.is_running();
+        let turn = self.processes.turn();
         match self.stop.as_mut() {
             Some(stop) if stop.force == Force::Kill => {
-                Flow::Done(std::mem::replace(&mut stop.result, Ok(())))
+                return Flow::Done(std::mem::replace(&mut stop.result, Ok(())));
             }
-            Some(stop) if only_workers => {
+            Some(stop) if turn == Turn::Workers => {
                 stop.force = Force::Kill;
                 stop.deadline = Instant::now() + KILL_WAIT;
-                self.workers.iter().for_each(Managed::kill);
-                Flow::Continue
+                self.processes.kill_all();
             }
-            _ => self.kill(UpError::GraceOver { waited: self.grace + LAST_WORDS }),
+            // What is trained has its checkpoints, and nobody asks the executor for anything else.
+            Some(stop) if turn == Turn::Trainer && !self.processes.executor.is_stopping() => {
+                stop.deadline = Instant::now() + KILL_WAIT;
+                self.processes.kill_trainer();
+                self.processes.terminate(Turn::Executor);
+            }
+            _ => return self.kill(UpError::GraceOver { waited: self.grace + LAST_WORDS }),
         }
+        Flow::Continue
     }
 
     /// Kills what still runs. An error that came first stays the answer.
@@ -380,16 +357,8 @@ impl Supervisor {
         let earlier = self.stop.take().map_or(Ok(()), |stop| stop.result);
         let result = earlier.and(Err(reason));
         self.stop = Some(Stop { deadline: Instant::now() + KILL_WAIT, result, force: Force::Kill });
-        [&self.executor, &self.gateway].into_iter().chain(&self.workers).for_each(Managed::kill);
+        self.processes.kill_all();
         Flow::Continue
-    }
-
-    fn managed(&mut self, role: Role) -> &mut Managed {
-        match role {
-            Role::Executor => &mut self.executor,
-            Role::Gateway => &mut self.gateway,
-            Role::Worker(worker) => &mut self.workers[worker.index],
-        }
     }
 }
 

@@ -1,0 +1,116 @@
+//! What every process is told.
+
+use super::*;
+
+fn text(arguments: &[OsString]) -> String {
+    arguments.iter().map(|argument| argument.to_string_lossy()).collect::<Vec<_>>().join(" ")
+}
+
+/// A state directory, and what its paths begin with.
+fn state() -> (tempfile::TempDir, StateDir, String) {
+    let directory = tempfile::tempdir().unwrap();
+    let state = StateDir::claim(directory.path(), std::time::Duration::ZERO).unwrap();
+    let run = state.socket().parent().unwrap().display().to_string();
+    (directory, state, run)
+}
+
+fn split(config: &Config, cores: &str) -> Split {
+    Split::new(config, &cores.parse().unwrap())
+}
+
+#[test]
+fn limits_nobody_set_are_left_to_the_process_that_owns_them() {
+    let ((_directory, state, run), config) = (state(), Config::default());
+    let split = split(&config, "0");
+    let arguments = executor_arguments(&config, &split, Path::new("/m"), &state, LogFormat::Human);
+    let expected = format!(
+        "--exit-with-stdin --model /m --socket {run}/executor.sock --worker-socket {run}/workers.sock \
+         --max-workers 0 --log-format human --grace-ms 10000 --layers {run}/layers.sock"
+    );
+    assert_eq!(text(&arguments), expected);
+    assert!(workers(&config, &split, &state, LogFormat::Human).unwrap().is_empty());
+}
+
+#[test]
+fn a_worker_is_told_its_core_and_the_executor_and_the_gateway_how_many_there_are() {
+    let ((_directory, state, run), config) = (state(), Config::default());
+    let split = split(&config, "0-7");
+    let executor = text(&executor_arguments(&config, &split, Path::new("/m"), &state, LogFormat::Json));
+    assert!(executor.contains("--max-workers 2 ") && executor.ends_with(" --cores 0-5"), "{executor}");
+    let worker = text(&worker_arguments(&config, split.workers[1], &state, LogFormat::Json));
+    let expected = format!("--exit-with-stdin --executor {run}/workers.sock --core 7 --log-format json");
+    assert_eq!(worker, expected);
+    assert_eq!(text(&with_helpers(Vec::new(), 2, None)), "--expected-workers 2");
+}
+
+#[test]
+fn a_trainer_rents_from_the_executor_and_the_gateway_is_told_where_it_is() {
+    let (_directory, state, run) = state();
+    let arguments = |file: &str| text(&trainer_arguments(&toml::from_str(file).unwrap(), &state));
+    let start = format!("serve --exit-with-stdin --socket {run}/trainers.sock --max-trainers");
+    assert_eq!(arguments(""), format!("{start} 4 -- --executor {run}/layers.sock"));
+    let cores = format!("{start} 2 -- --executor {run}/layers.sock --cores 2,3,5");
+    assert_eq!(arguments("training = { trainers = 2, cores = '2-3,5' }"), cores);
+    let told = text(&with_helpers(Vec::new(), 0, Some(state.trainer_socket())));
+    assert_eq!(told, format!("--trainer-socket {run}/trainers.sock"));
+}
+
+#[test]
+fn nobody_trains_who_was_not_asked_for_or_could_not_rent() {
+    for file in ["training.trainers = 0", "layers.local = false"] {
+        assert_eq!(trainer_program(&toml::from_str(file).unwrap()), (None, Vec::new()), "{file}");
+    }
+    assert_eq!(text(&with_helpers(Vec::new(), 0, None)), "");
+}
+
+#[test]
+fn every_setting_reaches_its_process() {
+    let file = r#"
+        model = { context_length = 7, random_weights = 25 }
+        executor = { device = "cuda:1", cores = "0-1", kv_bytes = "1 KiB", kv_dtype = "f16", adapter_bytes = 2, adapter_dtype = "bf16", device_adapter_bytes = "3 KiB", cold_start = "on-demand", link_gbps = 2.5, max_running = 3, max_waiting = 4, max_waiting_tokens = 25, chunk_tokens = 5 }
+        gateway = { listen = "127.0.0.1:6", adapter_root = "/r", api_key_file = "/k", max_body_bytes = "2 KiB", max_sequences = 10, target_delay_ms = 26, delay_interval_ms = 27, threads = 8, insecure = true, requests_per_min_per_key = 11, requests_per_min_per_adapter = 12, max_connections = 13, header_timeout_ms = 14, body_timeout_ms = 15, stall_timeout_ms = 16, cors_origins = "http://a,http://b", vllm_metrics = true, max_adapter_labels = 17, max_adapters = 18, max_adapter_file_bytes = "1 KiB", silence_ms = 19, otlp_endpoint = "http://o" }
+        training = { tenant_jobs = 28, max_training_file_bytes = "3 KiB", tenant_training_bytes = "4 KiB" }
+        workers = { cores = "2", count = 1, spin_us = 20 }
+        layers = { local = false, listen = "127.0.0.1:20", cert = "/c", cert_key = "/ck", client_ca = "/ca", key_file = "/lk", batching = "lockstep", wait_factor = 1.5, max_sessions = 21, tenant_sessions = 22, tenant_rows = 23, tenant_bytes = "1 KiB", rows_per_s = 24 }
+        deployment = { grace_ms = 9 }
+        adapters = { a = "/x", b = "y" }
+    "#;
+    let config: Config = toml::from_str(file).unwrap();
+    let ((_directory, state, _), split) = (state(), split(&config, "0-3"));
+    let executor = text(&executor_arguments(&config, &split, Path::new("/m"), &state, LogFormat::Json));
+    let expected = "--max-workers 1 --log-format json --grace-ms 9 --layers off --cores 0-1 --context-length 7 --random-weights 25 \
+        --device cuda:1 --kv-bytes 1024 --kv-dtype f16 --adapter-bytes 2 --adapter-dtype bf16 --device-adapter-bytes 3072 \
+        --cold-start on-demand --link-gbps 2.5 --max-running 3 --max-waiting 4 --max-waiting-tokens 25 --chunk-tokens 5 \
+        --layer-listen 127.0.0.1:20 --layer-cert /c --layer-cert-key /ck --layer-client-ca /ca --layer-key-file /lk \
+        --layer-batching lockstep --layer-wait-factor 1.5 --layer-max-sessions 21 --layer-tenant-sessions 22 --layer-tenant-rows 23 \
+        --layer-tenant-bytes 1024 --layer-rows-per-s 24";
+    assert!(executor.ends_with(expected), "{executor}");
+
+    let worker = text(&worker_arguments(&config, split.workers[0], &state, LogFormat::Human));
+    assert!(worker.ends_with("--core 2 --log-format human --spin-us 20"), "{worker}");
+    let gateway = text(&gateway_arguments(&config, "base", &state, LogFormat::Json));
+    let expected = "--served-model-name base --grace-ms 9 --log-format json --adapter a=/x --adapter b=y --adapter-root /r \
+        --api-key-file /k --max-body-bytes 2048 --max-sequences 10 --target-delay-ms 26 --delay-interval-ms 27 --threads 8 --insecure --requests-per-min-per-key 11 \
+        --requests-per-min-per-adapter 12 --max-connections 13 --header-timeout-ms 14 --body-timeout-ms 15 --stall-timeout-ms 16 \
+        --cors-origins http://a,http://b --vllm-metrics --max-adapter-labels 17 --max-adapters 18 --max-adapter-file-bytes 1024 \
+        --silence-ms 19 --otlp-endpoint http://o --tenant-jobs 28 --max-training-file-bytes 3072 --tenant-training-bytes 4096";
+    assert!(gateway.ends_with(expected), "{gateway}");
+}
+
+#[test]
+fn a_directory_without_an_adapter_is_not_found_by_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let adapters = BTreeMap::from([("pirate".to_owned(), directory.path().to_owned())]);
+    let error = check_adapters(&adapters).unwrap_err();
+    assert!(error.to_string().contains("pirate"), "{error}");
+    std::fs::write(directory.path().join("adapter_config.json"), "{}").unwrap();
+    check_adapters(&adapters).unwrap();
+}
+
+#[test]
+fn a_model_is_served_under_its_files_name_or_its_hub_name() {
+    let mut config = Config::default();
+    assert_eq!(default_served_name(&config, Path::new("/m/SmolLM2.Q4_1.gguf")), "SmolLM2.Q4_1");
+    config.model.name = Some("org/name@main".into());
+    assert_eq!(default_served_name(&config, Path::new("/cache/snapshots/abc")), "org/name");
+}

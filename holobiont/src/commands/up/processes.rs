@@ -1,0 +1,145 @@
+//! All processes of a deployment, together.
+
+use super::{
+    errors::UpError,
+    greeting::ProcessIds,
+    log::LogSink,
+    managed::{Change, Managed, State, next_of},
+    plan::Recipes,
+    process::Role,
+    restart::Deaths,
+};
+use crate::deployment::config::RestartPolicy;
+
+/// The processes, dead or alive.
+#[derive(Debug)]
+pub(crate) struct Processes {
+    pub(crate) executor: Managed,
+    pub(crate) gateway: Managed,
+    trainer: Option<Managed>,
+    /// In the order of [`super::process::Worker::index`].
+    workers: Vec<Managed>,
+}
+
+/// Whose turn it is to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// It drains.
+    Gateway,
+    /// Nobody asks it any more; what it computes with still runs.
+    Trainer,
+    /// It drains.
+    Executor,
+    /// All at once.
+    Workers,
+    /// All have ended.
+    Nobody,
+}
+
+impl Processes {
+    /// Processes of which none has been started.
+    pub(crate) fn new(recipes: Recipes, restarts: RestartPolicy) -> Self {
+        let managed = |role, recipe| Managed::new(role, recipe, Deaths::new(restarts));
+        let workers = recipes.workers.into_iter();
+        Self {
+            executor: managed(Role::Executor, recipes.executor),
+            gateway: managed(Role::Gateway, recipes.gateway),
+            trainer: recipes.trainer.map(|recipe| managed(Role::Trainer, recipe)),
+            workers: workers.map(|(worker, recipe)| managed(Role::Worker(worker), recipe)).collect(),
+        }
+    }
+
+    /// Starts those without which there is no deployment.
+    pub(crate) fn start_needed(&mut self, log: &LogSink) -> Result<(), UpError> {
+        self.executor.start(log)?;
+        self.gateway.start(log)
+    }
+
+    /// The others.
+    pub(crate) fn helpers(&self) -> Vec<Role> {
+        self.trainer.iter().chain(&self.workers).map(|managed| managed.role).collect()
+    }
+
+    /// Waits for the next change of any of them. May be dropped and called again without losing anything.
+    pub(crate) async fn next(&mut self) -> (Role, Change) {
+        tokio::select! {
+            change = self.executor.next() => (Role::Executor, change),
+            change = self.gateway.next() => (Role::Gateway, change),
+            change = next_of(self.trainer.iter_mut().chain(&mut self.workers)) => change,
+        }
+    }
+
+    /// The one of this role, which is one of them.
+    pub(crate) fn of(&mut self, role: Role) -> &mut Managed {
+        match role {
+            Role::Executor => &mut self.executor,
+            Role::Gateway => &mut self.gateway,
+            Role::Trainer => self.trainer.as_mut().expect("only a trainer that there is does anything"),
+            Role::Worker(worker) => &mut self.workers[worker.index],
+        }
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Managed> {
+        [&self.executor, &self.gateway].into_iter().chain(&self.trainer).chain(&self.workers)
+    }
+
+    /// Requests can be answered.
+    pub(crate) fn serve(&self) -> bool {
+        self.executor.is_ready() && self.gateway.is_ready()
+    }
+
+    pub(crate) fn ids(&self) -> ProcessIds {
+        ProcessIds {
+            executor: self.executor.process_id(),
+            gateway: self.gateway.process_id(),
+            trainer: self.trainer.as_ref().and_then(Managed::process_id),
+            workers: self.workers.iter().filter_map(Managed::process_id).collect(),
+        }
+    }
+
+    /// Workers that have not been given up.
+    pub(crate) fn workers_left(&self) -> usize {
+        self.workers.iter().filter(|worker| !matches!(worker.state, State::Ended)).count()
+    }
+
+    /// A stop has begun: what does not run yet will not.
+    pub(crate) fn forget_plans(&mut self) {
+        let Self { executor, gateway, trainer, workers } = self;
+        [executor, gateway].into_iter().chain(trainer).chain(workers).for_each(Managed::forget_plans);
+    }
+
+    /// Who is to stop next: the gateway, then the trainer, then the executor, then all workers.
+    pub(crate) fn turn(&self) -> Turn {
+        let is_running = |managed: &Managed| managed.is_running();
+        if self.gateway.is_running() {
+            Turn::Gateway
+        } else if self.trainer.as_ref().is_some_and(is_running) {
+            Turn::Trainer
+        } else if self.executor.is_running() {
+            Turn::Executor
+        } else if self.workers.iter().any(is_running) {
+            Turn::Workers
+        } else {
+            Turn::Nobody
+        }
+    }
+
+    /// Asks those whose turn it is to stop.
+    pub(crate) fn terminate(&mut self, turn: Turn) {
+        match turn {
+            Turn::Gateway => self.gateway.terminate(),
+            Turn::Trainer => self.trainer.iter_mut().for_each(Managed::terminate),
+            Turn::Executor => self.executor.terminate(),
+            Turn::Workers => self.workers.iter_mut().for_each(Managed::terminate),
+            Turn::Nobody => {}
+        }
+    }
+
+    pub(crate) fn kill_trainer(&self) {
+        self.trainer.iter().for_each(Managed::kill);
+    }
+
+    pub(crate) fn kill_all(&self) {
+        self.all().for_each(Managed::kill);
+    }
+}
