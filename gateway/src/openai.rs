@@ -14,7 +14,7 @@
 //! - [`stream`], [`collect`]: the answer as server-sent events, or as one body.
 //! - [`types`]: the bodies that are sent.
 //! - [`models`], [`tokens`], [`adapters`]: the routes that are not about generation.
-//! - [`files`], [`fine_tuning`]: those about training; [`paging`]: their lists in pieces.
+//! - [`files`], [`fine_tuning`], [`order`]: those about training; [`paging`]: their lists in pieces.
 //! - [`errors`]: the one shape every failure has.
 
 pub mod adapters;
@@ -33,6 +33,7 @@ pub mod fine_tuning;
 pub mod job;
 pub mod logprobs;
 pub mod models;
+pub mod order;
 pub mod paging;
 pub mod params;
 pub mod session;

@@ -8,7 +8,7 @@
 //!
 //! - [`records`]: what is kept, [`table`]: in the registry's database.
 //! - [`files`]: what people send.
-//! - [`order`]: a job as it is asked for, checked; what its trainer is told.
+//! - [`order`]: what the trainer of a job is told; `notes`: what is written of what it says.
 //! - [`job`]: what may happen to a job, and what is written of it.
 //! - [`runner`]: who gets a trainer when, and what comes of it.
 //!
@@ -17,6 +17,7 @@
 
 pub mod files;
 pub mod job;
+mod notes;
 pub mod order;
 pub mod records;
 pub mod runner;

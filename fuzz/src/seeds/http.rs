@@ -180,13 +180,23 @@ pub(super) fn jobs() -> Vec<Seed> {
         &mut make,
         &json!({"model": "base", "training_file": "file-1", "suffix": "a", "seed": 5, "method": method, "lora": lora}),
     );
-    let with = |name: &str, value: serde_json::Value| {
+    let with = |name: &str, value: Value| {
         let mut order = json!({"model": "base", "training_file": "file-1"});
         order[name] = value;
         order.to_string().into_bytes()
     };
-    make.refused("a suffix that leads out", "CVE-2024-37032 (paths)", with("suffix", json!("../x")), "suffix");
-    make.refused("an option as a module", SILENCE, with("lora", json!({"target_modules": ["--from"]})), "target_modules");
+    make.refused(
+        "a suffix that leads out",
+        "CVE-2024-37032 (paths)",
+        with("suffix", json!("../x")),
+        "suffix",
+    );
+    make.refused(
+        "an option as a module",
+        SILENCE,
+        with("lora", json!({"target_modules": ["--from"]})),
+        "target_modules",
+    );
     make.refused("a rank of 2^40", NUMBERS, with("lora", json!({"rank": 1_u64 << 40})), "rank");
     make.refused("many words", NUMBERS, with("metadata", json!({"a": "b".repeat(1 << 16)})), "metadata");
     make.seeds

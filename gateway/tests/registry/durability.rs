@@ -80,16 +80,21 @@ async fn a_registry_that_cannot_be_read_is_an_error_and_never_an_empty_one() {
     set_layout(&database, 99).await;
     assert!(matches!(refused().await, OpenError::Database(DatabaseError::Newer { found: 99, .. })));
     assert_eq!(stored(path).len(), 1, "nothing was swept");
+    // The layout of the first version is brought up to date.
+    change(&database, "DROP TABLE job_events; DROP TABLE jobs; DROP TABLE files".to_owned()).await;
     set_layout(&database, 1).await;
     assert_eq!(open(path).await.unwrap().1.len(), 1);
 }
 
 async fn set_layout(database: &Path, number: i64) {
+    change(database, format!("PRAGMA user_version = {number}")).await;
+}
+
+async fn change(database: &Path, statements: String) {
     use sqlx::{ConnectOptions as _, Connection as _};
     let mut connection =
         sqlx::sqlite::SqliteConnectOptions::new().filename(database).connect().await.unwrap();
-    let pragma = sqlx::AssertSqlSafe(format!("PRAGMA user_version = {number}"));
-    sqlx::raw_sql(pragma).execute(&mut connection).await.unwrap();
+    sqlx::raw_sql(sqlx::AssertSqlSafe(statements)).execute(&mut connection).await.unwrap();
     connection.close().await.unwrap();
 }
 

@@ -1,0 +1,106 @@
+//! What is written of what a trainer says.
+
+use std::{collections::BTreeMap, fmt::Write as _};
+
+use training_protocol::{Event, Step};
+
+use super::records::{EventRecord, JobRecord, Level, Mark, Metrics, Status};
+use crate::clock::seconds_since_1970;
+
+/// Most steps of a job that are kept as events; of longer jobs every second is, or every third ...
+const MAX_STEP_EVENTS: u64 = 1000;
+/// Most faults of data that a message names.
+const MAX_PROBLEMS: usize = 20;
+
+/// Figures of a job, the oldest first, as CSV.
+pub(super) fn table(metrics: impl Iterator<Item = Metrics>) -> String {
+    let mut steps: BTreeMap<u64, Metrics> = BTreeMap::new();
+    for metrics in metrics {
+        // A step that was made again has the same figures.
+        let of_step = steps.entry(metrics.step).or_insert(metrics);
+        of_step.valid_loss = of_step.valid_loss.or(metrics.valid_loss);
+        if metrics.train_loss.is_some() {
+            *of_step = Metrics { valid_loss: of_step.valid_loss, ..metrics };
+        }
+    }
+    let mut text = "step,train_loss,valid_loss,grad_norm,learning_rate\n".to_owned();
+    let number = |value: Option<f64>| value.map_or_else(String::new, |value| value.to_string());
+    for (step, Metrics { train_loss, valid_loss, grad_norm, learning_rate, .. }) in steps {
+        let [train, valid, norm, rate] = [train_loss, valid_loss, grad_norm, learning_rate].map(number);
+        // Into memory: it cannot fail.
+        let _ = writeln!(text, "{step},{train},{valid},{norm},{rate}");
+    }
+    text
+}
+
+/// What is wrong with the data, line by line.
+pub(super) fn with_problems(message: String, problems: &[(u64, String)]) -> String {
+    let named = problems.iter().take(MAX_PROBLEMS).map(|(line, what)| format!("line {line}: {what}"));
+    let more = problems.len().saturating_sub(MAX_PROBLEMS);
+    let more = (more > 0).then(|| format!("and {more} more"));
+    let all: Vec<String> = named.chain(more).collect();
+    if all.is_empty() { message } else { all.join("; ") }
+}
+
+/// A job to which this happened, and what is said of it.
+pub(super) fn noted(job: &mut JobRecord, event: Event) -> Vec<EventRecord> {
+    if !job.status.is_due() {
+        return Vec::new();
+    }
+    match event {
+        Event::Plan(plan) => {
+            let message = match job.plan.is_some() {
+                true => format!("going on after step {}", plan.resumed_step.unwrap_or(0)),
+                false => format!("fine-tuning started: {} examples, {} steps", plan.examples, plan.steps),
+            };
+            job.step = plan.resumed_step.unwrap_or(0);
+            // What was made behind the checkpoint is made again.
+            let mark = job.mark.filter(|mark| mark.step == job.step);
+            job.trained_tokens = mark.map_or(0, |mark| mark.trained_tokens);
+            job.started_at.get_or_insert_with(seconds_since_1970);
+            (job.status, job.plan) = (Status::Running, Some(plan));
+            vec![EventRecord::now(Level::Info, message)]
+        }
+        Event::Step(step) => of_step(job, &step),
+        Event::Evaluation { step, loss } => {
+            if let Some(mark) = job.mark.as_mut().filter(|mark| mark.step == step) {
+                mark.held_out_loss = Some(loss);
+            }
+            let total_steps = job.plan.as_ref().map_or(0, |plan| plan.steps);
+            let metrics = Metrics { step, total_steps, valid_loss: Some(loss), ..Metrics::default() };
+            let message = format!("step {step}/{total_steps}: validation loss={loss:.4}");
+            vec![EventRecord { metrics: Some(metrics), ..EventRecord::now(Level::Info, message) }]
+        }
+        Event::Checkpoint { step } => {
+            let JobRecord { loss, trained_tokens, .. } = *job;
+            job.mark =
+                Some(Mark { step, loss, held_out_loss: None, trained_tokens, at: seconds_since_1970() });
+            vec![EventRecord::now(Level::Info, format!("checkpoint after step {step}"))]
+        }
+        _ => Vec::new(),
+    }
+}
+
+fn of_step(job: &mut JobRecord, step: &Step) -> Vec<EventRecord> {
+    let now = seconds_since_1970();
+    job.step = step.step;
+    job.trained_tokens += step.tokens;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a whole number of seconds")]
+    let left = step.seconds_left.map(|left| left.clamp(0.0, 1e9) as u64);
+    job.estimated_finish = left.map(|left| now + left);
+    job.loss = Some(step.loss);
+    let stride = step.steps.div_ceil(MAX_STEP_EVENTS).max(1);
+    if !step.step.is_multiple_of(stride) && step.step != step.steps {
+        return Vec::new();
+    }
+    let message = format!("step {}/{}: training loss={:.4}", step.step, step.steps, step.loss);
+    let metrics = Metrics {
+        step: step.step,
+        total_steps: step.steps,
+        train_loss: Some(step.loss),
+        grad_norm: Some(step.grad_norm),
+        learning_rate: Some(step.learning_rate),
+        valid_loss: None,
+    };
+    vec![EventRecord { metrics: Some(metrics), ..EventRecord::now(Level::Info, message) }]
+}
