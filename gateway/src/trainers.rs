@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub enum NoTrainer {
     /// This gateway was not told where to ask.
     #[error(
-        "this deployment does not train: start it with trainers (max_trainers above 0 in [training], or --trainer-socket)"
+        "this deployment does not train: start it with trainers ('trainers' above 0 in [training], or --trainer-socket)"
     )]
     Nowhere,
     /// Nobody answers.

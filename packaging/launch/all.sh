@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Starts all processes, without systemd and without `holobiont up`, and stays with them.
 #
-#   HOLOBIONT_MODEL=MODEL.gguf [HOLOBIONT_WORKERS_CORES=2-3] all.sh [OPTION OF GATEWAY...]
+#   HOLOBIONT_MODEL=MODEL.gguf [HOLOBIONT_WORKERS_CORES=2-3] [HOLOBIONT_MAX_TRAINERS=0] all.sh [OPTION OF GATEWAY...]
 #
 # A worker is started for each core of HOLOBIONT_WORKERS_CORES, such as 3, 2,3 or 2-3; by default there is none.
+# HOLOBIONT_MAX_TRAINERS=0 leaves out the trainer.
 # Prints `ready http://ADDRESS` when they serve. SIGTERM and SIGINT stop the gateway first, so that its requests end
-# while the executor and its workers still compute. Nothing is restarted: if gateway or executor end unasked, the rest is
-# stopped too; without a worker the rest goes on.
+# while the executor and its workers still compute, then the trainer. Nothing is restarted: if gateway or executor end
+# unasked, the rest is stopped too; without a worker or the trainer the rest goes on.
 # Exit code: 0 if all ended in order, else that of the first that did not.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -30,10 +31,15 @@ exec {lifeline}<>"$pipes/lifeline" {greeting}<>"$pipes/greeting"
 # In sessions of their own: a terminal's Ctrl-C is for this script, which knows the order.
 setsid "$here/base-executor.sh" --exit-with-stdin <"$pipes/lifeline" >/dev/null {lifeline}>&- {greeting}>&- &
 executor=$!
-declare -A core_of=()
+trainer=''
+declare -A helpers=() workers=()
+if [[ ${HOLOBIONT_MAX_TRAINERS:-} != 0 ]]; then
+    setsid "$here/trainer.sh" --exit-with-stdin <"$pipes/lifeline" >/dev/null {lifeline}>&- {greeting}>&- &
+    trainer=$! helpers[$!]=holobiont-trainer
+fi
 for core in $worker_cores; do
     setsid "$here/lora-worker.sh" --core "$core" --exit-with-stdin <"$pipes/lifeline" >/dev/null {lifeline}>&- {greeting}>&- &
-    core_of[$!]=$core
+    workers[$!]=$core helpers[$!]="the lora-worker on core $core"
 done
 setsid "$here/gateway.sh" --exit-with-stdin "$@" <"$pipes/lifeline" >"$pipes/greeting" {lifeline}>&- {greeting}>&- &
 gateway=$!
@@ -50,7 +56,7 @@ end() {
 
 stop() {
     trap '' TERM INT
-    end "$gateway" "$executor" "${!core_of[@]}"
+    end "$gateway" ${trainer:+"$trainer"} "$executor" "${!workers[@]}"
     exit
 }
 trap stop TERM INT
@@ -62,15 +68,16 @@ done
 [[ -z ${line:-} ]] || echo "$line"
 
 while
-    wait -n -p ended "$executor" "$gateway" "${!core_of[@]}"
+    wait -n -p ended "$executor" "$gateway" "${!helpers[@]}"
     code=$?
-    [[ -n ${core_of[$ended]:-} ]]
+    [[ -n ${helpers[$ended]:-} ]]
 do
-    echo "warning: the lora-worker on core ${core_of[$ended]} ended unasked with exit code $code; the executor goes on without it" >&2
-    unset "core_of[$ended]"
+    echo "warning: ${helpers[$ended]} ended unasked with exit code $code; the rest goes on without it" >&2
+    [[ $ended != "$trainer" ]] || trainer=''
+    unset "helpers[$ended]" "workers[$ended]"
 done
 trap '' TERM INT
 if [[ $ended == "$executor" ]]; then name=base-executor other=$gateway; else name=gateway other=$executor; fi
 echo "error: $name ended unasked with exit code $code; its last lines above say why" >&2
-end "$other" "${!core_of[@]}"
+end "$other" "${!helpers[@]}"
 exit $((code ? code : 1))

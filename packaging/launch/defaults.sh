@@ -19,3 +19,9 @@ export HOLOBIONT_STATE="${HOLOBIONT_STATE:-$home/state}"
 export HOLOBIONT_SOCKET="${HOLOBIONT_SOCKET:-${XDG_RUNTIME_DIR:-$HOLOBIONT_STATE/run}/holobiont/executor.sock}"
 # Workers find the executor beside that.
 export HOLOBIONT_WORKER_SOCKET="${HOLOBIONT_WORKER_SOCKET:-$(dirname "$HOLOBIONT_SOCKET")/workers.sock}"
+# So do trainers and split clients.
+export HOLOBIONT_LAYERS="${HOLOBIONT_LAYERS:-$(dirname "$HOLOBIONT_SOCKET")/layers.sock}"
+# And there the gateway asks for trainers, if there are to be any.
+if [ "${HOLOBIONT_MAX_TRAINERS:-}" != 0 ]; then
+    export HOLOBIONT_TRAINER_SOCKET="${HOLOBIONT_TRAINER_SOCKET:-$(dirname "$HOLOBIONT_SOCKET")/trainers.sock}"
+fi
