@@ -48,6 +48,7 @@ use self::{
 use crate::{
     adapters::Registry,
     config::{Figures, MetricNames},
+    training::Training,
 };
 
 /// Every figure, ready to be changed.
@@ -171,11 +172,12 @@ impl Metrics {
 
     /// The text that Prometheus reads.
     #[must_use]
-    pub fn render(&self, registry: &Registry) -> String {
+    pub fn render(&self, registry: &Registry, training: &Training) -> String {
         let stats = self.reported().stats;
         self.process.refresh();
         let names = self.refresh_residents(registry);
         self.refresh_loads(registry);
+        self.refresh_training(training);
         let mut text = String::with_capacity(32 * 1024);
         for id in IDS {
             write_family(&mut text, id.metric().name, id.metric(), None, &self.store.family(*id));

@@ -148,7 +148,7 @@ async fn generate(app: &App, job: Job) -> Result<Response, ApiError> {
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let figures = app.metrics.render(&app.registry);
+    let figures = app.metrics.render(&app.registry, &app.training);
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], figures).into_response()
 }
 

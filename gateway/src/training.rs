@@ -10,11 +10,13 @@
 //! - [`files`]: what people send.
 //! - [`order`]: what the trainer of a job is told; `notes`: what is written of what it says.
 //! - [`job`]: what may happen to a job, and what is written of it.
+//! - [`figures`]: what is counted.
 //! - [`runner`]: who gets a trainer when, and what comes of it.
 //!
 //! Within the state directory, `training/files` has the files by id, and `training/jobs` a directory for each job that has
 //! not ended: links to its data, its checkpoint, its adapter.
 
+pub mod figures;
 pub mod files;
 pub mod job;
 mod notes;
@@ -33,6 +35,7 @@ use std::{
 use tokio::sync::{Notify, Semaphore, watch};
 
 use self::{
+    figures::Counters,
     job::Live,
     records::{FileRecord, JobRecord},
 };
@@ -150,6 +153,7 @@ pub struct Training {
     /// Held while a job changes, so that what is on disk and in memory stay in step.
     changing: tokio::sync::Mutex<()>,
     uploads: Semaphore,
+    counters: Counters,
     /// A job may have become due.
     due: Notify,
 }
@@ -180,6 +184,7 @@ impl Training {
             live: Mutex::new(live),
             changing: tokio::sync::Mutex::default(),
             uploads: Semaphore::new(MAX_UPLOADS),
+            counters: Counters::default(),
             due: Notify::new(),
         }))
     }

@@ -168,7 +168,8 @@ fn what_belongs_to_a_tenant_is_nobody_elses() {
         }
         assert!(other.try_post(&format!("{route}/cancel"), &json!({})).is_err());
         assert_eq!(other.try_get("/v1/fine_tuning/jobs").expect("none")["data"], json!([]));
-        acme.try_post("/v1/fine_tuning/jobs", &order).expect("a second job");
+        let second = json!({ "model": BASE, "training_file": file });
+        acme.try_post("/v1/fine_tuning/jobs", &second).expect("a second job");
         let third = acme.try_post("/v1/fine_tuning/jobs", &order).expect_err("a third one");
         assert!(format!("{third:?}").contains("job_quota_exceeded"), "{third:?}");
         eventually("the first is done", || {

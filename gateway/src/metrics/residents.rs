@@ -5,7 +5,10 @@ use std::collections::{BTreeMap, HashMap};
 use shmproto::message::AdapterIdBytes;
 
 use super::{Metrics, table::Id};
-use crate::adapters::{Registry, Tier};
+use crate::{
+    adapters::{Registry, Tier},
+    training::Training,
+};
 
 /// Characters of a generation that tell it from others.
 const GENERATION_CHARS: usize = 12;
@@ -72,6 +75,22 @@ impl Metrics {
         set(Id::AdapterLookups, &["hit"], figures.hits);
         set(Id::AdapterLookups, &["miss"], figures.misses);
         self.store.histogram(Id::AdapterLoadTime, &[]).replace(&figures.load_buckets, figures.load_s);
+    }
+
+    /// Takes over what is known of fine-tuning jobs.
+    pub(super) fn refresh_training(&self, training: &Training) {
+        let figures = training.figures();
+        #[expect(clippy::cast_precision_loss, reason = "counts stay below 2^53")]
+        let set = |id, labels: &[&str], count: u64| self.store.number(id, labels).set(count as f64);
+        for (state, count) in figures.unfinished {
+            set(Id::Jobs, &[state], count);
+        }
+        for (outcome, count) in figures.ended {
+            set(Id::JobsEnded, &[outcome], count);
+        }
+        set(Id::TrainersLost, &[], figures.trainers_lost);
+        set(Id::TrainingSteps, &[], figures.steps);
+        set(Id::TrainedTokens, &[], figures.tokens);
     }
 
     /// One series for each adapter that may have one, and none that is out of date.

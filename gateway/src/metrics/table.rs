@@ -144,6 +144,17 @@ metrics! {
         "Adapters taken out of the executor's memory to make room for others";
     AdapterLookups = Counter, Count, "holobiont_adapter_lookups_total", ["outcome"],
         "Requests for an adapter, by outcome: hit if it was in the executor's memory, miss if it had to be brought there";
+    // Fine-tuning.
+    Jobs = Gauge, Count, "holobiont_training_jobs", ["state"],
+        "Fine-tuning jobs that have not ended, by state: queued, training, paused";
+    JobsEnded = Counter, Count, "holobiont_training_jobs_ended_total", ["outcome"],
+        "Fine-tuning jobs that ended, by outcome: succeeded, failed, cancelled";
+    TrainersLost = Counter, Count, "holobiont_trainers_lost_total", [],
+        "Trainers that ended without having said why; another goes on";
+    TrainingSteps = Counter, Count, "holobiont_training_steps_total", [],
+        "Steps of the optimizers of all jobs";
+    TrainedTokens = Counter, Count, "holobiont_trained_tokens_total", [],
+        "Tokens that jobs have learned from, each as often as it was seen";
     // The device, adapters on it, and before they are there.
     Device = Gauge, Info, "holobiont_device_info", ["kind", "name"],
         "What the base is computed on: kind is cpu or cuda, name what its maker calls it";

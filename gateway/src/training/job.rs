@@ -230,6 +230,7 @@ impl Training {
             job.estimated_finish = None;
         }
         self.registry.database().put_job(&job, &events).await?;
+        self.counters.changed(&job);
         let mut live = self.live();
         if let Some(found) = live.get_mut(id) {
             found.job = job.clone();

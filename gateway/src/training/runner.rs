@@ -7,7 +7,7 @@
 use std::{
     collections::HashMap,
     io,
-    sync::Arc,
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
@@ -209,6 +209,7 @@ impl Training {
 
     /// Writes down what a trainer says.
     async fn note(&self, id: &str, event: Event) -> Result<(), TrainingError> {
+        self.counters.said(&event);
         if let Event::Step(_) = event
             && let Some(live) = self.live().get_mut(id)
         {
@@ -234,6 +235,7 @@ impl Training {
                 self.change(id, fail(code, message, param)).await?;
             }
             Ending::Lost(why) => {
+                self.counters.trainers_lost.fetch_add(1, Relaxed);
                 if self.put_off(id) < MAX_FAILURES {
                     self.requeue(id, Some(why)).await?;
                 } else {

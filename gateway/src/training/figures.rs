@@ -1,0 +1,82 @@
+//! What is counted of jobs, for whoever renders figures.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use training_protocol::Event;
+
+use super::{
+    Training,
+    records::{JobRecord, Status},
+};
+
+/// Counts since the process began.
+#[derive(Debug, Default)]
+pub(super) struct Counters {
+    succeeded: AtomicU64,
+    failed: AtomicU64,
+    cancelled: AtomicU64,
+    pub(super) trainers_lost: AtomicU64,
+    steps: AtomicU64,
+    tokens: AtomicU64,
+}
+
+/// The counters at one moment, and what there is now.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Figures {
+    /// Jobs that have not ended, by what they do.
+    pub unfinished: [(&'static str, u64); 3],
+    /// Jobs that ended, by how.
+    pub ended: [(&'static str, u64); 3],
+    /// Trainers that died.
+    pub trainers_lost: u64,
+    /// Steps that were made.
+    pub steps: u64,
+    /// Tokens that were learned from.
+    pub tokens: u64,
+}
+
+impl Counters {
+    /// Counts a job that has just ended, if it has.
+    pub(super) fn changed(&self, job: &JobRecord) {
+        let counter = match job.status {
+            Status::Succeeded => &self.succeeded,
+            Status::Failed => &self.failed,
+            Status::Cancelled => &self.cancelled,
+            _ => return,
+        };
+        counter.fetch_add(1, Relaxed);
+    }
+
+    /// Counts what a trainer says.
+    pub(super) fn said(&self, event: &Event) {
+        if let Event::Step(step) = event {
+            self.steps.fetch_add(1, Relaxed);
+            self.tokens.fetch_add(step.tokens, Relaxed);
+        }
+    }
+}
+
+impl Training {
+    /// What has been counted since the process began, and what there is now.
+    #[must_use]
+    pub fn figures(&self) -> Figures {
+        let live = self.live();
+        let count = |is: fn(Status) -> bool| live.values().filter(|live| is(live.job.status)).count() as u64;
+        let counters = &self.counters;
+        Figures {
+            unfinished: [
+                ("queued", count(|status| status == Status::Queued)),
+                ("training", count(|status| matches!(status, Status::ValidatingFiles | Status::Running))),
+                ("paused", count(|status| status == Status::Paused)),
+            ],
+            ended: [
+                ("succeeded", counters.succeeded.load(Relaxed)),
+                ("failed", counters.failed.load(Relaxed)),
+                ("cancelled", counters.cancelled.load(Relaxed)),
+            ],
+            trainers_lost: counters.trainers_lost.load(Relaxed),
+            steps: counters.steps.load(Relaxed),
+            tokens: counters.tokens.load(Relaxed),
+        }
+    }
+}
