@@ -19,6 +19,7 @@ use crate::{
     lifecycle::{NotServing, Serving, Status},
     limits::AdapterLimits,
     metrics::Metrics,
+    runs::Runs,
     telemetry::Sinks,
     training::Training,
 };
@@ -53,6 +54,8 @@ pub struct App {
     pub origins: Origins,
     /// What connections may cost.
     pub connections: ConnectionLimits,
+    /// Adapters that are trained order by order.
+    pub runs: Arc<Runs>,
     /// When the process began to listen, for its uptime.
     pub started: Instant,
     /// Permits for large bodies.
@@ -94,6 +97,8 @@ pub struct Parts {
     pub origins: Origins,
     /// Bounds on bodies, headers and times.
     pub connections: ConnectionLimits,
+    /// Adapters that are trained order by order.
+    pub runs: Arc<Runs>,
 }
 
 impl App {
@@ -111,6 +116,7 @@ impl App {
             adapter_limits: parts.adapter_limits,
             origins: parts.origins,
             connections: parts.connections,
+            runs: parts.runs,
             started: Instant::now(),
             large_bodies: Arc::new(Semaphore::new(LARGE_BODIES)),
             draining: AtomicBool::new(false),

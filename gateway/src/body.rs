@@ -42,27 +42,56 @@ impl FromRequest<Arc<App>> for JsonBody {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
-        let kind = request.headers().get(header::CONTENT_TYPE);
-        let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or("nothing");
-        let essence = kind.split(';').next().unwrap_or_default().trim();
-        if !essence.eq_ignore_ascii_case("application/json") {
-            return Err(ApiError::not_json(kind));
+        let kind = kind(&request);
+        if !essence(&kind).eq_ignore_ascii_case("application/json") {
+            return Err(ApiError::not_json(&kind));
         }
-        let encoding = request.headers().get(header::CONTENT_ENCODING);
-        let encoding = encoding.map_or("identity", |encoding| encoding.to_str().unwrap_or("nothing known"));
-        if !encoding.eq_ignore_ascii_case("identity") {
-            return Err(ApiError::encoded(encoding));
-        }
-        let (body, limits) = (request.into_body(), &app.connections);
-        if body.size_hint().lower() > limits.max_body_bytes as u64 {
-            return Err(ApiError::too_large(limits.max_body_bytes));
-        }
-        let _permit = permit(body.size_hint().upper(), app).await?;
-        let read = timeout(limits.body_timeout, axum::body::to_bytes(body, limits.max_body_bytes)).await;
-        let read = read.map_err(|_| ApiError::body_timeout(limits.body_timeout))?;
-        let bytes = read.map_err(|error| unreadable(&error, limits.max_body_bytes))?;
-        Ok(Self { bytes, _permit })
+        read(request, app).await
     }
+}
+
+/// A body that says it is protobuf, not longer than allowed.
+#[derive(Debug)]
+pub struct ProtobufBody(pub JsonBody);
+
+impl FromRequest<Arc<App>> for ProtobufBody {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, app: &Arc<App>) -> Result<Self, ApiError> {
+        let kind = kind(&request);
+        if !essence(&kind).eq_ignore_ascii_case("application/x-protobuf") {
+            return Err(ApiError::not_protobuf(&kind));
+        }
+        read(request, app).await.map(Self)
+    }
+}
+
+/// What a request says its body is.
+fn kind(request: &Request) -> String {
+    let kind = request.headers().get(header::CONTENT_TYPE);
+    kind.and_then(|kind| kind.to_str().ok()).unwrap_or("nothing").to_owned()
+}
+
+/// The same without parameters.
+fn essence(kind: &str) -> &str {
+    kind.split(';').next().unwrap_or_default().trim()
+}
+
+async fn read(request: Request, app: &Arc<App>) -> Result<JsonBody, ApiError> {
+    let encoding = request.headers().get(header::CONTENT_ENCODING);
+    let encoding = encoding.map_or("identity", |encoding| encoding.to_str().unwrap_or("nothing known"));
+    if !encoding.eq_ignore_ascii_case("identity") {
+        return Err(ApiError::encoded(encoding));
+    }
+    let (body, limits) = (request.into_body(), &app.connections);
+    if body.size_hint().lower() > limits.max_body_bytes as u64 {
+        return Err(ApiError::too_large(limits.max_body_bytes));
+    }
+    let _permit = permit(body.size_hint().upper(), app).await?;
+    let read = timeout(limits.body_timeout, axum::body::to_bytes(body, limits.max_body_bytes)).await;
+    let read = read.map_err(|_| ApiError::body_timeout(limits.body_timeout))?;
+    let bytes = read.map_err(|error| unreadable(&error, limits.max_body_bytes))?;
+    Ok(JsonBody { bytes, _permit })
 }
 
 /// The permit of a body of at most `bytes`, if that is known, once there is one. Nothing is read of those that wait, and

@@ -107,6 +107,11 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "invalid_request_error", "not_found", message)
     }
 
+    /// Something that was there and will not come back.
+    pub fn gone(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::GONE, "invalid_request_error", "gone", message)
+    }
+
     /// The route exists, the method does not.
     pub fn method_not_allowed(message: impl Into<String>) -> Self {
         Self::new(StatusCode::METHOD_NOT_ALLOWED, "invalid_request_error", "method_not_allowed", message)
@@ -191,6 +196,13 @@ impl ApiError {
     /// The body is not JSON by its content type.
     pub fn not_json(found: &str) -> Self {
         Self::unsupported_media(format!("send the body as 'content-type: application/json', not '{found}'"))
+    }
+
+    /// The body is not protobuf by its content type: Tinker's package sent JSON before 0.25.
+    pub fn not_protobuf(found: &str) -> Self {
+        Self::unsupported_media(format!(
+            "send the body as 'content-type: application/x-protobuf', not '{found}': upgrade tinker to >= 0.25"
+        ))
     }
 
     fn unsupported_media(message: String) -> Self {

@@ -11,6 +11,7 @@
 //! - [`text`]: tokenizer and chat template.
 //! - [`executor`]: the connection over which token ids travel; [`lifecycle`] says when it can be used.
 //! - [`adapters`]: names, generations, and what is on disk about them; [`placement`]: where they are computed.
+//! - [`tinker`]: Tinker's HTTP API; [`runs`] is what it is about: adapters that are trained order by order.
 //! - [`training`]: files to learn from and fine-tuning jobs; [`trainers`]: where processes that learn are asked for.
 //! - [`layers`]: what split clients have used of the base layers they rent.
 //! - [`metrics`]: figures for Prometheus; [`telemetry`]: the log, the record of each request, traces.
@@ -51,10 +52,12 @@ pub mod placement;
 pub mod random;
 pub mod request;
 pub mod routes;
+pub mod runs;
 pub mod server;
 pub mod telemetry;
 pub mod text;
 mod thread;
+pub mod tinker;
 pub mod trainers;
 pub mod training;
 pub mod usage;

@@ -21,8 +21,10 @@ use crate::{
     limits::AdapterLimits,
     metrics::{Metrics, poll::poll},
     notify,
+    runs::Runs,
     telemetry::{self, Sinks},
     text,
+    trainers::Trainers,
     training::{Training, TrainingError},
 };
 
@@ -169,6 +171,8 @@ impl Gateway {
         let executor = Executor::connect(&config.socket, config.executor);
         let registry = Registry::open(executor.clone(), options(&config)).await?;
         let (lifecycle, status) = Lifecycle::new(&config, executor.clone(), Arc::clone(&registry), load_text);
+        let trainers = Trainers::at(config.training.trainer_socket.clone());
+        let runs = Runs::new(trainers, Arc::clone(&registry), status.clone(), &config.state);
         let training =
             Training::open(Arc::clone(&registry), status.clone(), config.training, &config.state).await?;
         let listener = TcpListener::bind(config.listen).await.map_err(refused)?;
@@ -184,6 +188,7 @@ impl Gateway {
             adapter_limits: AdapterLimits::new(config.rates.per_adapter),
             origins: Origins { hosts: config.hosts, allowed: config.cors_origins },
             connections: config.connections,
+            runs: Arc::clone(&runs),
         }));
         let (phase, phases) = watch::channel(Phase::Serving);
         let followed = Arc::clone(&app);
@@ -192,6 +197,7 @@ impl Gateway {
             tokio::spawn(async move { followed.keys.follow().await }),
             tokio::spawn(notify::follow(status.clone(), move || registry.len(), tell)),
             tokio::spawn(notify::feed(executor)),
+            tokio::spawn(Runs::sweep(Arc::downgrade(&runs))),
             tokio::spawn(training.run()),
         ];
         Ok(Self {

@@ -1,9 +1,11 @@
 //! What trainers are asked to do, and what they say: lines of JSON, on a pipe or a Unix socket.
 //!
 //! The first line of a connection to the trainer service is a [`Request`]; what follows belongs to the trainer that it starts.
-//! A trainer says an [`Event`] a line. Readers leave out what they do not know, so that a later trainer may say more.
+//! A trainer that runs a job says an [`Event`] a line; one that is given orders answers them ([`session`]). Readers leave out what they do not know, so that a later trainer may say more.
 
 #![forbid(unsafe_code)]
+
+pub mod session;
 
 use serde::{Deserialize, Serialize};
 

@@ -142,21 +142,24 @@ impl Checkpoint {
             .map_err(failed)
     }
 
+    /// What the checkpoint of the directory `path` is of; `None` if there is none.
+    ///
+    /// # Errors
+    /// It is broken.
+    pub fn origin(path: &Path) -> Result<Option<Origin>, CheckpointError> {
+        let from = path.join(FILE);
+        let broken = |why: String| CheckpointError::Broken { path: from.clone(), why };
+        bytes(&from)?.map(|bytes| words(&bytes).map(|words| words.origin).map_err(broken)).transpose()
+    }
+
     /// Reads that of the directory `path` into an adapter of the shape of `start`; `None` if there is none.
     ///
     /// # Errors
     /// It is of another job, or broken.
     pub fn read(path: &Path, origin: &Origin, start: &Method) -> Result<Option<Self>, CheckpointError> {
         let from = path.join(FILE);
-        let failed = |source| CheckpointError::Io { path: from.clone(), done: "read", source };
         let broken = |why: String| CheckpointError::Broken { path: from.clone(), why };
-        match fs::metadata(&from) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(failed(error)),
-            Ok(found) if found.len() > MAX_BYTES => return Err(broken("it is too large".to_owned())),
-            Ok(_) => {}
-        }
-        let bytes = fs::read(&from).map_err(failed)?;
+        let Some(bytes) = bytes(&from)? else { return Ok(None) };
         let words = words(&bytes).map_err(&broken)?;
         if let Some(what) = words.origin.differs(origin) {
             return Err(CheckpointError::Other { path: from, what });
@@ -186,6 +189,19 @@ impl Origin {
             ("plan", &self.plan, &other.plan),
         ];
         parts.into_iter().find(|(_, a, b)| a != b).map(|(what, _, _)| what)
+    }
+}
+
+/// The file, if there is one.
+fn bytes(from: &Path) -> Result<Option<Vec<u8>>, CheckpointError> {
+    let failed = |source| CheckpointError::Io { path: from.to_owned(), done: "read", source };
+    match fs::metadata(from) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failed(error)),
+        Ok(found) if found.len() > MAX_BYTES => {
+            Err(CheckpointError::Broken { path: from.to_owned(), why: "it is too large".to_owned() })
+        }
+        Ok(_) => fs::read(from).map(Some).map_err(failed),
     }
 }
 

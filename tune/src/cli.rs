@@ -1,10 +1,12 @@
-//! The program `holobiont-trainer`: one job, over rented base layers, told in lines of JSON; or a job for everybody who
-//! connects.
+//! The program `holobiont-trainer`: one job, over rented base layers, told in lines of JSON; one adapter as somebody orders it
+//! step by step; or either for everybody who connects.
 
 mod arguments;
 mod error;
+mod layers;
 mod run;
 mod serve;
+mod session;
 
 use std::io::{self, Write as _};
 
@@ -26,6 +28,8 @@ pub struct Cli {
 enum Command {
     /// Runs one job to its end, or until SIGINT or SIGTERM; what happens is printed as lines of JSON
     Run(Box<arguments::RunArguments>),
+    /// Trains one adapter as the orders on stdin say, and answers each on stdout
+    Session(session::SessionArguments),
     /// Starts a trainer for everybody who connects and says what it is to do
     Serve(serve::ServeArguments),
 }
@@ -51,11 +55,13 @@ impl From<End> for std::process::ExitCode {
 /// Does what the command line says.
 #[must_use]
 pub fn run(cli: Cli) -> End {
+    // Whoever reads the lines need not also listen to stderr.
+    let tell = |error: &TunerError| {
+        let _ = writeln!(io::stdout().lock(), "{}", failure(error.to_string(), error.exit()));
+    };
     let done = match cli.command {
-        Command::Run(arguments) => run::run(&arguments).inspect_err(|error| {
-            // Whoever reads the lines need not also listen to stderr.
-            let _ = writeln!(io::stdout().lock(), "{}", failure(error.to_string(), error.exit()));
-        }),
+        Command::Run(arguments) => run::run(&arguments).inspect_err(tell),
+        Command::Session(arguments) => session::session(&arguments).inspect_err(tell),
         Command::Serve(arguments) => serve::serve(arguments),
     };
     done.unwrap_or_else(|error: TunerError| {

@@ -1,5 +1,7 @@
 //! One step: the gradient of a batch, and what AdamW makes of it.
 
+mod gather;
+
 use std::{error::Error, ops::Range};
 
 use kernels::lora::{LayoutError, LoraPrecision};
@@ -15,6 +17,8 @@ use crate::{
     loss::{self, Answer},
     optimizer::{Hyperparameters, State, clip_global_norm},
 };
+
+pub use self::gather::{Datum, Direction, Gathered};
 
 /// Rows that go through the model together. More would only take memory: every row's bits are its own.
 pub const BATCH_ROWS: usize = 512;
@@ -185,6 +189,11 @@ impl<B: ReverseLayers<Compute, Error: Error + 'static>> Learning<B> {
             sum += compared(&inputs, &values, &reference, beta).loss;
         }
         Ok((!pairs.is_empty()).then(|| sum / pairs.len() as f64))
+    }
+
+    /// Forgets the gradients that were gathered.
+    pub fn forget(&mut self) {
+        self.gradients.clear();
     }
 
     fn learner(&self) -> Result<Learner, LearnError<B::Error>> {

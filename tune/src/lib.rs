@@ -10,6 +10,7 @@
 //! - [`optimizer`], [`schedule`]: what is done about it.
 //! - [`adapter`]: what an adapter begins as. [`plan`]: every choice of a job.
 //! - [`learn`]: one step over a rented base. [`job`]: all of them. [`checkpoint`]: where a job was.
+//! - [`session`]: one adapter, trained order by order, as Tinker has it.
 //! - [`peft`]: the adapter, as others read it.
 //! - [`cli`]: the program `holobiont-trainer`.
 //!
@@ -33,3 +34,4 @@ pub mod order;
 pub mod peft;
 pub mod plan;
 pub mod schedule;
+pub mod session;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use shmproto::message::Output;
+use shmproto::message::{Output, TokenOutput};
 use text::{detokenize::TextStart, stop::StopScanner};
 
 use super::{
@@ -32,6 +32,8 @@ pub struct Step {
     pub piece: Piece,
     /// The prompt, in the first step of a choice that repeats it.
     pub echoed: Option<Echoed>,
+    /// The same as tokens, in the first step of a choice whose answer is tokens.
+    pub prompt: Vec<TokenOutput>,
 }
 
 struct Slot {
@@ -73,7 +75,7 @@ impl Answer {
         let session = Session::start(app, &job.serving, sequences)?;
         let prefix = match job.kind {
             Kind::Chat => "chatcmpl",
-            Kind::Text => "cmpl",
+            Kind::Text | Kind::Tokens => "cmpl",
         };
         Ok(Self {
             id: format!("{prefix}-{:016x}{:016x}", random_u64(), random_u64()),
@@ -145,13 +147,15 @@ impl Answer {
         telemetry::began();
         self.meter.tokens(index, output.tokens.len());
         let slot = &mut self.slots[index];
-        let mut echoed = None;
+        let (mut echoed, mut prompt) = (None, Vec::new());
         if !slot.begun {
             slot.begun = true;
             slot.cached_tokens = output.cached_tokens as usize;
             let [queued, load_wait] = [output.queued_us, output.load_wait_us].map(Duration::from_micros);
             self.meter.admitted(queued, load_wait);
-            if self.job.echo == Echo::Prompt {
+            if self.job.kind == Kind::Tokens {
+                prompt = std::mem::take(&mut output.prompt);
+            } else if self.job.echo == Echo::Prompt {
                 let scores = self.job.logprobs.map(|_| std::mem::take(&mut output.prompt));
                 echoed = Some(echo(self.job.text(), self.job.prompt_of(index), scores));
             }
@@ -175,7 +179,7 @@ impl Answer {
         // What is counted is what usage says, at every moment.
         let usage = self.usage();
         self.meter.usage(&usage);
-        Ok(Step { index, piece, echoed })
+        Ok(Step { index, piece, echoed, prompt })
     }
 
     fn fail(&mut self) {
@@ -216,10 +220,14 @@ impl Drop for Answer {
 
 impl Slot {
     fn new(job: &Job) -> Self {
-        let scores = if job.logprobs.is_some() { Scores::Keep } else { Scores::Drop };
+        let scores = match job.kind {
+            Kind::Tokens => Scores::KeepAll,
+            Kind::Chat | Kind::Text if job.logprobs.is_some() => Scores::Keep,
+            Kind::Chat | Kind::Text => Scores::Drop,
+        };
         let start = match job.kind {
             Kind::Chat => TextStart::Beginning,
-            Kind::Text => TextStart::Continuation,
+            Kind::Text | Kind::Tokens => TextStart::Continuation,
         };
         let stop = job.params.stop.clone().map(StopScanner::new);
         let choice = Choice::new(job.text().decoder(start), stop, job.params.min_tokens, scores);

@@ -35,6 +35,8 @@ pub struct Piece {
 pub enum Scores {
     /// Log-probabilities were asked for.
     Keep,
+    /// They were, and those of a stop string too.
+    KeepAll,
     /// They were not.
     Drop,
 }
@@ -124,7 +126,7 @@ impl Choice {
         let (start, offset) = (self.decoded_bytes, self.decoded_chars);
         self.decoded_bytes += fresh.len();
         self.decoded_chars += fresh.chars().count();
-        if self.scores == Scores::Keep {
+        if self.scores != Scores::Drop {
             self.held.push_back(Held { scored: Scored { offset, token }, start, end: self.decoded_bytes });
         }
         let before = out.len();
@@ -156,7 +158,7 @@ impl Choice {
 
     /// Ends the choice where a stop string began.
     fn cut(&mut self, piece: &mut Piece) {
-        let end = self.emitted_bytes;
+        let end = if self.scores == Scores::KeepAll { usize::MAX } else { self.emitted_bytes };
         let kept = self.held.drain(..).filter(|held| held.start < end);
         piece.scored.extend(kept.map(|held| held.scored));
         piece.finish = Some(FinishReason::Stop);

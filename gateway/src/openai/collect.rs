@@ -37,7 +37,7 @@ pub async fn respond(mut answer: Answer, first: Step) -> Result<Response<HttpBod
     }
     match answer.job.kind {
         Kind::Chat => chat(&answer, &wholes),
-        Kind::Text => text(&answer, &mut wholes),
+        Kind::Text | Kind::Tokens => text(&answer, &mut wholes),
     }
 }
 

@@ -13,13 +13,15 @@ use crate::{caller::Caller, errors::ApiError, lifecycle::Serving, text::Text};
 /// Most prompts of a request.
 pub const MAX_PROMPTS: usize = 64;
 
-/// Which of the two generation routes asks.
+/// Which of the generation routes asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// `/v1/chat/completions`.
     Chat,
     /// `/v1/completions`.
     Text,
+    /// One whose answer is tokens, as Tinker's samples: each is told with its log-probability, and those of a stop string too.
+    Tokens,
 }
 
 /// Whether the answer repeats the prompt.
@@ -99,7 +101,7 @@ impl Job {
     fn prompt_field(&self) -> &'static str {
         match self.kind {
             Kind::Chat => "messages",
-            Kind::Text => "prompt",
+            Kind::Text | Kind::Tokens => "prompt",
         }
     }
 

@@ -106,7 +106,7 @@ impl Writer {
     fn step(&mut self, step: Step, out: &mut Vec<u8>) {
         match self.answer.job.kind {
             Kind::Chat => self.chat(&step, out),
-            Kind::Text => self.text(step, out),
+            Kind::Text | Kind::Tokens => self.text(step, out),
         }
         if self.answer.is_over() {
             self.finish(out);
@@ -133,7 +133,7 @@ impl Writer {
     }
 
     fn text(&mut self, step: Step, out: &mut Vec<u8>) {
-        let Step { index, piece, echoed } = step;
+        let Step { index, piece, echoed, .. } = step;
         if let Some(echoed) = echoed {
             self.opened[index] = Some(echoed.chars);
             let choice =
@@ -183,7 +183,7 @@ impl Writer {
     fn object(&self) -> &'static str {
         match self.answer.job.kind {
             Kind::Chat => "chat.completion.chunk",
-            Kind::Text => "text_completion",
+            Kind::Text | Kind::Tokens => "text_completion",
         }
     }
 }

@@ -36,7 +36,7 @@ impl Response {
         let headers: Vec<(String, String)> = lines.filter_map(split).collect();
         let chunked = headers.iter().any(|(key, value)| key == "transfer-encoding" && value == "chunked");
         let body = if chunked { unchunked(body) } else { body.to_vec() };
-        Self { status, headers, body: String::from_utf8(body).unwrap() }
+        Self { status, headers, body: String::from_utf8_lossy(&body).into_owned() }
     }
 
     pub(crate) fn header(&self, name: &str) -> Option<&str> {

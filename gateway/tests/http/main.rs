@@ -19,3 +19,4 @@ mod refusals;
 mod service;
 mod streaming;
 mod targets;
+mod tinker;

@@ -92,6 +92,10 @@ async fn no_field_that_is_documented_is_refused_as_unsupported() {
             continue;
         };
         let schema = resolve(&document, body);
+        if schema["additionalProperties"] == true {
+            // What comes is noted by nobody.
+            continue;
+        }
         let fields = schema["properties"].as_object().unwrap();
         for (name, field) in fields {
             let needed = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);

@@ -19,27 +19,22 @@ use client::{
         terminal::{Format, Terminal},
     },
     masking::Masking,
-    remote_layers::RemoteLayers,
-    split_model::{adapter_precision, kv_precision},
 };
-use kernels::{Pool, attention::KvPrecision, lora::LoraPrecision};
 use model::{
     adapter::{Adapter, Method},
-    backward::{Keep, Trainer},
-    resident::{KvDtype, kv_shape},
     shape::config::ModelConfig,
 };
-use shmproto::layer::{Class, Path as SitePath};
+use shmproto::layer::Path as SitePath;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use training_protocol::{Event, Outcome};
 
-use super::{End, arguments::RunArguments, error::TunerError};
+use super::{End, arguments::RunArguments, error::TunerError, layers};
 use crate::{
     adapter::Shape,
     checkpoint::{Checkpoint, CheckpointError, Claim, Origin},
     data::{self, DataError, Dataset, Encoder, Limits},
     job::{Course, Ended, Job, Listener},
-    learn::{LearnError, Learning},
+    learn::Learning,
     peft,
     plan::{Plan, Precision, Start},
 };
@@ -90,7 +85,9 @@ pub(super) fn run(arguments: &RunArguments) -> Result<End, TunerError> {
     let claimed = arguments.checkpoints.as_deref().filter(|_| !arguments.dry_run);
     let _claim = claimed.map(Claim::new).transpose()?;
     let resumed = resumed(arguments, &origin, &beginning.method)?;
-    let mut learning = learning(arguments, rented, masking, &beginning.method)?;
+    let (trainer, precision) =
+        layers::trainer(arguments.precision, arguments.cores.as_ref(), rented, masking)?;
+    let mut learning = Learning::new(trainer, precision, beginning.method.clone())?;
     let resumed_step = resumed.as_ref().map(|checkpoint| checkpoint.state.step);
     if let Some(Checkpoint { method, state, .. }) = resumed {
         (learning.method, learning.state) = (method, state);
@@ -161,34 +158,6 @@ fn resumed(
         Some(directory) if arguments.resume => Checkpoint::read(directory, origin, start),
         _ => Ok(None),
     }
-}
-
-fn learning(
-    arguments: &RunArguments,
-    rented: Rented,
-    masking: Masking,
-    start: &Method,
-) -> Result<Learning<RemoteLayers>, TunerError> {
-    let Rented { mut session, base, .. } = rented;
-    let (kv, precision) = match arguments.precision {
-        Precision::Serving => {
-            (kv_precision(session.catalog(), KvDtype::Auto), adapter_precision(session.catalog()))
-        }
-        Precision::Exact => (KvPrecision::F32, LoraPrecision::Exact),
-    };
-    let call = |error| LearnError::Train(model::backward::TrainError::Base(error));
-    let mask = masking.prepare(&mut session, &mut |_, _| {}).map_err(call)?;
-    let shape = kv_shape(base.config(), kv);
-    let (frame, embedding) = (base.frame, base.embedding);
-    let mut layers = RemoteLayers::new(session, mask, &frame.config, embedding).map_err(call)?;
-    layers.set_class(Class::Training);
-    let system = |what| move |source| TunerError::System { what, source };
-    let cores: Vec<usize> =
-        arguments.cores.iter().flat_map(|list| &list.0).map(|&core| core as usize).collect();
-    let pool = Pool::new(&cores).map_err(system("threads cannot be started on these --cores"))?;
-    let trainer = Trainer::new(frame, layers, shape, pool, Keep::All)
-        .map_err(system("there is no memory for keys and values"))?;
-    Ok(Learning::new(trainer, precision, start.clone())?)
 }
 
 /// Numbers of a plan that only data and checkpoint tell.

@@ -46,7 +46,7 @@ const PULSE: Duration = Duration::from_secs(1);
 const NICENESS: i32 = 10;
 
 /// What a trainer can be asked to do: what takes its orders from stdin, or none.
-const COMMANDS: [&str; 1] = ["run"];
+const COMMANDS: [&str; 2] = ["run", "session"];
 
 /// Whom trainers work for, and on what.
 #[derive(Debug, clap::Args)]

@@ -1,0 +1,187 @@
+//! What one model is to do: pieces of work, each with its number and its promise, which may come in any order.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, OnceLock},
+};
+
+use serde_json::Value;
+use tokio::sync::Notify;
+use training_protocol::session::{Adam, Lora, Refusal};
+
+use super::{
+    batch::Batch,
+    promises::{Promise, lock},
+};
+use crate::errors::ApiError;
+
+/// Pieces that a model may have waiting.
+const MAX_WAITING: usize = 4096;
+/// Bytes of them.
+const MAX_WAITING_BYTES: usize = 256 << 20;
+
+/// A piece of work.
+#[derive(Debug)]
+pub enum Work {
+    /// Begin with a new adapter.
+    Create {
+        /// How large it is.
+        lora: Lora,
+        /// Decides its first numbers.
+        seed: u64,
+    },
+    /// Begin, or go on, with what was kept.
+    Load {
+        /// As the client names it.
+        path: String,
+        /// The optimizer's numbers too.
+        optimizer: bool,
+    },
+    /// Evaluate.
+    ForwardBackward(Box<Batch>),
+    /// Make a step.
+    Step(Adam),
+    /// Keep a state.
+    SaveState {
+        /// Under this name.
+        name: String,
+        /// In the place of one that has it.
+        overwrite: bool,
+    },
+    /// Serve the adapter.
+    Publish {
+        /// What it is called in the registry.
+        adapter: String,
+        /// What the client is told.
+        answer: Value,
+    },
+    /// Nothing: it was refused, but has its number.
+    Refused(Refusal),
+}
+
+impl Work {
+    /// Whether it can be done by a trainer that has no adapter yet.
+    pub(super) fn begins(&self) -> bool {
+        matches!(self, Self::Create { .. } | Self::Load { .. })
+    }
+
+    fn bytes(&self) -> usize {
+        if let Self::ForwardBackward(batch) = self { batch.numbers.len() } else { 0 }
+    }
+}
+
+/// What a model is to do, and what is known of it.
+#[derive(Debug, Default)]
+pub struct Desk {
+    queue: Mutex<Queue>,
+    arrived: Notify,
+    /// Of its adapter, once it has one.
+    pub lora: OnceLock<Lora>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    /// The number whose turn it is.
+    next: u64,
+    waiting: BTreeMap<u64, (Work, Arc<Promise>)>,
+    bytes: usize,
+}
+
+impl Desk {
+    /// Checks that a piece of this number can be taken.
+    ///
+    /// # Errors
+    /// Too much is waiting, or the number has had its turn.
+    pub fn check(&self, seq: u64) -> Result<(), ApiError> {
+        let queue = lock(&self.queue);
+        if seq < queue.next {
+            let message = format!("seq_id {seq} was done before, and its result is not kept any more");
+            return Err(ApiError::invalid("seq_id", message));
+        }
+        // Whatever else waits, the one whose turn it is must get in.
+        let is_full = queue.waiting.len() >= MAX_WAITING || queue.bytes >= MAX_WAITING_BYTES;
+        if is_full && seq != queue.next {
+            let message = "too many requests of this model wait for their turn; fetch some results first";
+            return Err(ApiError::busy("model_queue_full", message));
+        }
+        Ok(())
+    }
+
+    /// Takes a piece in.
+    pub fn put(&self, seq: u64, work: Work, promise: Arc<Promise>) {
+        let mut queue = lock(&self.queue);
+        queue.bytes += work.bytes();
+        queue.waiting.insert(seq, (work, promise));
+        self.arrived.notify_one();
+    }
+
+    /// The next piece, once it is there.
+    pub(super) async fn next(&self) -> (Work, Arc<Promise>) {
+        loop {
+            if let Some(piece) = self.take() {
+                return piece;
+            }
+            self.arrived.notified().await;
+        }
+    }
+
+    /// Puts all that waits away, and gives its promises.
+    pub(super) fn clear(&self) -> Vec<Arc<Promise>> {
+        let mut queue = lock(&self.queue);
+        queue.bytes = 0;
+        std::mem::take(&mut queue.waiting).into_values().map(|(_, promise)| promise).collect()
+    }
+
+    fn take(&self) -> Option<(Work, Arc<Promise>)> {
+        let mut queue = lock(&self.queue);
+        let next = queue.next;
+        let piece = queue.waiting.remove(&next)?;
+        queue.next += 1;
+        queue.bytes -= piece.0.bytes();
+        Some(piece)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runs::promises::{Made, Promises};
+
+    fn promise(id: &str) -> Arc<Promise> {
+        match Promises::default().make(id, &"alice".into()).unwrap() {
+            Made::Now(promise) => promise,
+            Made::Before => panic!("it is new"),
+        }
+    }
+
+    fn refused(word: &str) -> Work {
+        Work::Refused(Refusal::user(word))
+    }
+
+    #[tokio::test]
+    async fn a_piece_of_work_is_done_in_its_turn_and_once() {
+        let desk = Desk::default();
+        for seq in [2, 1] {
+            desk.check(seq).unwrap();
+            desk.put(seq, refused(&seq.to_string()), promise("p"));
+        }
+        assert!(desk.take().is_none(), "the first has not come");
+        desk.put(0, refused("0"), promise("p"));
+        for seq in ["0", "1", "2"] {
+            let (Work::Refused(refusal), _) = desk.next().await else { panic!("another piece") };
+            assert_eq!(refusal.message, seq);
+        }
+        desk.check(2).unwrap_err();
+        desk.check(3).unwrap();
+    }
+
+    #[test]
+    fn a_desk_that_is_full_takes_the_one_whose_turn_it_is() {
+        let desk = Desk::default();
+        for seq in 1..=MAX_WAITING as u64 {
+            desk.put(seq, refused("later"), promise("p"));
+        }
+        assert_eq!(desk.check(MAX_WAITING as u64 + 1).unwrap_err().status().as_u16(), 429);
+        desk.check(0).unwrap();
+    }
+}

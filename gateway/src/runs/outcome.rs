@@ -1,0 +1,67 @@
+//! What comes of a request whose answer is fetched later.
+
+use axum::{
+    Json,
+    body::Body,
+    http::{HeaderValue, Response, header},
+    response::IntoResponse as _,
+};
+use serde_json::{Value, json};
+use training_protocol::session::{Category, Refusal};
+
+use crate::errors::ApiError;
+
+/// What protobuf is called in HTTP.
+pub const PROTOBUF: &str = "application/x-protobuf";
+
+/// A failure in the client's words: the same again would fail again, or not.
+impl From<ApiError> for Refusal {
+    fn from(error: ApiError) -> Self {
+        let category = if error.status().is_client_error() { Category::User } else { Category::Server };
+        Self { message: error.to_string(), category }
+    }
+}
+
+/// What came of a request.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Outcome {
+    /// A result in JSON.
+    Json(Value),
+    /// A result in protobuf.
+    Protobuf(Vec<u8>),
+    /// None.
+    Failed(Refusal),
+}
+
+impl Outcome {
+    /// About how many bytes it takes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        match self {
+            Self::Json(_) | Self::Failed(_) => 256,
+            Self::Protobuf(bytes) => bytes.len(),
+        }
+    }
+
+    /// As the client wants it.
+    #[must_use]
+    pub fn respond(&self) -> Response<Body> {
+        match self {
+            Self::Json(value) => Json(value).into_response(),
+            Self::Failed(Refusal { message, category }) => {
+                Json(json!({ "error": message, "category": category })).into_response()
+            }
+            Self::Protobuf(bytes) => {
+                let mut response = Response::new(Body::from(bytes.clone()));
+                response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(PROTOBUF));
+                response
+            }
+        }
+    }
+}
+
+impl From<Result<Self, Refusal>> for Outcome {
+    fn from(result: Result<Self, Refusal>) -> Self {
+        result.unwrap_or_else(Self::Failed)
+    }
+}

@@ -1,0 +1,172 @@
+//! Names of what is kept of models, and where it is: `tinker://RUN/weights/NAME` is a directory of its tenant's, and
+//! `tinker://RUN/sampler_weights/NAME` an adapter like any other.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use training_protocol::session::Refusal;
+
+/// Longest name, in bytes.
+const MAX_NAME_BYTES: usize = 128;
+/// Most states that a tenant keeps.
+const MAX_STATES: usize = 1024;
+/// What stands between the name of a run and the number of a snapshot; no name holds it.
+const SNAPSHOT: char = '~';
+
+/// What a path names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Kept {
+    /// A state to go on from.
+    State {
+        /// Of which model.
+        run: String,
+        /// By its name.
+        name: String,
+    },
+    /// An adapter of this name.
+    Sampler {
+        /// In the registry.
+        adapter: String,
+    },
+}
+
+impl Kept {
+    /// What `path` names.
+    ///
+    /// # Errors
+    /// It is no path.
+    pub fn parse(path: &str) -> Result<Self, Refusal> {
+        let wrong = || {
+            Refusal::user(format!(
+                "'{}' is no path; use tinker://RUN/weights/NAME, as save_state gives it, or \
+                 tinker://RUN/sampler_weights/NAME, as save_weights_for_sampler does",
+                path.chars().take(MAX_NAME_BYTES).collect::<String>()
+            ))
+        };
+        let parts: Vec<&str> = path.strip_prefix("tinker://").ok_or_else(wrong)?.split('/').collect();
+        let [run, kind, name] = parts[..] else { return Err(wrong()) };
+        let (run, name) = (checked(run)?, checked(name)?);
+        match kind {
+            "weights" => Ok(Self::State { run: run.to_owned(), name: name.to_owned() }),
+            "sampler_weights" => Ok(Self::Sampler { adapter: adapter(run, name) }),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+/// The name if it can be one: it becomes part of a path and of an adapter's name.
+///
+/// # Errors
+/// It cannot.
+pub fn checked(name: &str) -> Result<&str, Refusal> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._-".contains(c);
+    if !name.is_empty() && name.len() <= MAX_NAME_BYTES && !name.starts_with('.') && name.chars().all(plain) {
+        return Ok(name);
+    }
+    Err(Refusal::user(format!(
+        "'{}' cannot be a name: use 1 to {MAX_NAME_BYTES} letters, digits, '.', '_' and '-', and no '.' at the beginning",
+        name.chars().take(MAX_NAME_BYTES).collect::<String>()
+    )))
+}
+
+/// What the adapter of a run's sampler is called.
+#[must_use]
+pub fn adapter(run: &str, name: &str) -> String {
+    format!("tinker-{run}-{name}")
+}
+
+/// What the adapter of a sampler without a name is called.
+#[must_use]
+pub fn snapshot(run: &str, number: u64) -> String {
+    format!("tinker-{run}{SNAPSHOT}{number}")
+}
+
+/// Which run a snapshot is of, if that is what the adapter is.
+#[must_use]
+pub fn run_of_snapshot(adapter: &str) -> Option<&str> {
+    adapter.strip_prefix("tinker-")?.split_once(SNAPSHOT).map(|(run, _)| run)
+}
+
+/// Where states are.
+#[derive(Debug, Clone)]
+pub struct States {
+    root: PathBuf,
+}
+
+impl States {
+    /// Below `state`, the gateway's directory.
+    #[must_use]
+    pub fn below(state: &Path) -> Self {
+        Self { root: state.join("tinker") }
+    }
+
+    /// Where the state of this name is, or is to be. What one tenant names never leads to another's.
+    #[must_use]
+    pub fn directory(&self, tenant: &str, run: &str, name: &str) -> PathBuf {
+        self.of(tenant).join(run).join(name)
+    }
+
+    /// A place for something that is only handed over.
+    #[must_use]
+    pub fn passage(&self, run: &str) -> PathBuf {
+        self.root.join("passing").join(run)
+    }
+
+    /// Checks that there is room for another state, and makes room for its directory.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn make_room(&self, tenant: &str, run: &str) -> Result<(), Refusal> {
+        let failed = |error: io::Error| Refusal::server(format!("the state cannot be kept: {error}"));
+        let directory = self.of(tenant).join(run);
+        fs::create_dir_all(&directory).map_err(failed)?;
+        let runs = fs::read_dir(self.of(tenant)).map_err(failed)?.flatten();
+        let count: usize = runs.map(|run| fs::read_dir(run.path()).map_or(0, Iterator::count)).sum();
+        if count < MAX_STATES {
+            return Ok(());
+        }
+        Err(Refusal::user(format!("{count} states are kept, which is the limit: delete some")))
+    }
+
+    fn of(&self, tenant: &str) -> PathBuf {
+        // A tenant's name may be anything; a directory's may not.
+        self.root.join("states").join(&blake3::hash(tenant.as_bytes()).to_hex()[..32])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_name_states_and_samplers_and_nothing_else() {
+        let state = Kept::State { run: "r-0".to_owned(), name: "last".to_owned() };
+        assert_eq!(Kept::parse("tinker://r-0/weights/last").unwrap(), state);
+        let sampler = Kept::Sampler { adapter: "tinker-r-0-last".to_owned() };
+        assert_eq!(Kept::parse("tinker://r-0/sampler_weights/last").unwrap(), sampler);
+        for path in ["", "r/weights/a", "tinker://r/weights", "tinker://r/weights/a/b", "tinker://r/other/a"]
+        {
+            Kept::parse(path).unwrap_err();
+        }
+        for name in ["..", ".a", "", "a/b", "a~1", "a:b", "ä", &"a".repeat(129)] {
+            Kept::parse(&format!("tinker://r/weights/{name}")).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn no_name_is_that_of_a_snapshot() {
+        assert_eq!(run_of_snapshot(&snapshot("r-0", 7)), Some("r-0"));
+        assert_eq!(run_of_snapshot(&adapter("r-0", checked("a-7").unwrap())), None);
+        assert_eq!(run_of_snapshot("pirate~1"), None);
+    }
+
+    #[test]
+    fn tenants_share_no_directory() {
+        let states = States::below(Path::new("state"));
+        let of = |tenant| states.directory(tenant, "r-0", "last");
+        assert_ne!(of("alice"), of("bob"));
+        assert!(of("../../etc").starts_with("state/tinker/states"));
+    }
+}

@@ -1,0 +1,253 @@
+//! The work of one model, piece by piece, in the order of its numbers.
+
+use std::{
+    collections::VecDeque,
+    io,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use training_protocol::session::{Done, Order, Refusal};
+
+use super::{
+    desk::{Desk, Work},
+    outcome::Outcome,
+    promises::Promise,
+    saved::{self, Kept, States},
+    trainer::Trainer,
+};
+use crate::{
+    adapters::{LoadRequest, Registry, Replace},
+    errors::ApiError,
+    lifecycle::Status,
+    trainers::Trainers,
+};
+
+/// Snapshots that are served of a model; the oldest goes.
+const MAX_SNAPSHOTS: usize = 4;
+
+/// How long a model waits for a trainer.
+const PLACE_WAIT: Duration = Duration::from_secs(30 * 60);
+/// How often it asks.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// What work is done with.
+#[derive(Debug, Clone)]
+pub struct Means {
+    /// Where trainers are asked for.
+    pub trainers: Trainers,
+    /// Where adapters are served.
+    pub registry: Arc<Registry>,
+    /// On which base.
+    pub status: watch::Receiver<Status>,
+    /// Where states are.
+    pub states: States,
+}
+
+/// What works at a desk.
+#[derive(Debug)]
+pub struct Worker {
+    /// Where work comes from.
+    pub desk: Arc<Desk>,
+    /// Whose it is.
+    pub tenant: Arc<str>,
+    /// What the model is called by clients.
+    pub model_id: String,
+    /// And in names of what is kept of it.
+    pub run: String,
+    /// What with.
+    pub means: Means,
+    /// What is under way.
+    pub running: Option<Arc<Promise>>,
+    /// Snapshots that are served, the oldest first.
+    pub snapshots: VecDeque<String>,
+}
+
+impl Worker {
+    /// Works until nobody wants it any more, which is when it is dropped.
+    pub async fn work(mut self) {
+        let mut trainer = Err(Refusal::server("this model has not begun"));
+        loop {
+            let (work, promise) = self.desk.next().await;
+            self.running = Some(promise);
+            if work.begins() && trainer.is_err() {
+                trainer = self.trainer().await;
+            }
+            let outcome = match &mut trainer {
+                Err(failure) => Outcome::Failed(failure.clone()),
+                Ok(open) => match self.carry_out(open, work).await {
+                    Ok(done) => done.into(),
+                    Err(error) => {
+                        let failure = ended(&error);
+                        trainer = Err(failure.clone());
+                        Outcome::Failed(failure)
+                    }
+                },
+            };
+            self.keep(outcome);
+        }
+    }
+
+    fn keep(&mut self, outcome: Outcome) {
+        if let Some(promise) = self.running.take() {
+            promise.keep(outcome);
+        }
+    }
+
+    /// A trainer, once there is a place for one.
+    async fn trainer(&self) -> Result<Trainer, Refusal> {
+        let until = Instant::now() + PLACE_WAIT;
+        loop {
+            let stream = self.means.trainers.start(&["session".to_owned()]).await;
+            let stream = stream.map_err(|error| Refusal::server(error.to_string()))?;
+            match Trainer::ready(stream).await {
+                Ok(trainer) => return Ok(trainer),
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy && Instant::now() < until => {
+                    if let Some(promise) = &self.running {
+                        promise.say(error.to_string());
+                    }
+                    tokio::time::sleep(LOOK).await;
+                }
+                Err(error) => return Err(Refusal::server(format!("there is no trainer for it: {error}"))),
+            }
+        }
+    }
+
+    /// The outer error is the end of the trainer.
+    async fn carry_out(&mut self, trainer: &mut Trainer, work: Work) -> io::Result<Result<Outcome, Refusal>> {
+        Ok(match work {
+            Work::Refused(failure) => Err(failure),
+            Work::Create { lora, seed } => {
+                let done = trainer.order(&Order::Create { lora, seed }, &[]).await?;
+                let answer = json!({ "type": "create_model", "model_id": self.model_id });
+                self.begun(done).map(|()| Outcome::Json(answer))
+            }
+            Work::Load { path, optimizer } => self.load(trainer, path, optimizer).await?,
+            Work::ForwardBackward(batch) => {
+                let done = trainer.order(&batch.order, &batch.numbers).await?;
+                done.map(|(done, logprobs)| batch.answer(done, logprobs))
+            }
+            Work::Step(adam) => {
+                let done = trainer.order(&Order::OptimStep(adam), &[]).await?;
+                done.map(|(done, _)| Outcome::Json(json!({ "type": "optim_step", "metrics": done.metrics })))
+            }
+            Work::SaveState { name, overwrite } => self.save(trainer, &name, overwrite).await?,
+            Work::Publish { adapter, answer } => self.publish(trainer, adapter, answer).await?,
+        })
+    }
+
+    fn begun(&self, done: Result<(Done, Vec<u8>), Refusal>) -> Result<(), Refusal> {
+        if let Some(lora) = done?.0.lora {
+            // A model that loads later has the size it had.
+            let _ = self.desk.lora.set(lora);
+        }
+        Ok(())
+    }
+
+    async fn load(
+        &self,
+        trainer: &mut Trainer,
+        path: String,
+        optimizer: bool,
+    ) -> io::Result<Result<Outcome, Refusal>> {
+        let (run, name) = match Kept::parse(&path) {
+            Ok(Kept::State { run, name }) => (run, name),
+            Ok(Kept::Sampler { .. }) => {
+                return Ok(Err(Refusal::user(
+                    "weights for samplers cannot be trained on: load what save_state kept",
+                )));
+            }
+            Err(failure) => return Ok(Err(failure)),
+        };
+        let directory = self.means.states.directory(&self.tenant, &run, &name);
+        if !directory.exists() {
+            return Ok(Err(Refusal::user(format!("there is no state {path}; save_state gives its path"))));
+        }
+        let order = Order::Load { directory, optimizer };
+        let begun = self.begun(trainer.order(&order, &[]).await?);
+        Ok(begun.map(|()| {
+            Outcome::Json(json!({ "type": "load_weights", "path": path, "model_id": self.model_id }))
+        }))
+    }
+
+    async fn save(
+        &self,
+        trainer: &mut Trainer,
+        name: &str,
+        overwrite: bool,
+    ) -> io::Result<Result<Outcome, Refusal>> {
+        let directory = self.means.states.directory(&self.tenant, &self.run, name);
+        if directory.exists() && !overwrite {
+            let message =
+                format!("there is a state '{name}' already: choose another name, or say overwrite=True");
+            return Ok(Err(Refusal::user(message)));
+        }
+        if let Err(failure) = self.means.states.make_room(&self.tenant, &self.run) {
+            return Ok(Err(failure));
+        }
+        let order = Order::SaveState { directory };
+        let path = format!("tinker://{}/weights/{name}", self.run);
+        let done = trainer.order(&order, &[]).await?;
+        Ok(done.map(|_| Outcome::Json(json!({ "type": "save_weights", "path": path }))))
+    }
+
+    async fn publish(
+        &mut self,
+        trainer: &mut Trainer,
+        adapter: String,
+        answer: Value,
+    ) -> io::Result<Result<Outcome, Refusal>> {
+        let passage = self.means.states.passage(&self.run);
+        let _ = std::fs::remove_dir_all(&passage);
+        let order = Order::SaveWeights { directory: passage.clone() };
+        let published = match trainer.order(&order, &[]).await? {
+            Ok(_) => self.register(adapter, passage.clone()).await,
+            Err(failure) => Err(failure),
+        };
+        let _ = std::fs::remove_dir_all(&passage);
+        Ok(published.map(|()| Outcome::Json(answer)))
+    }
+
+    async fn register(&mut self, name: String, path: PathBuf) -> Result<(), Refusal> {
+        let serving = self.means.status.borrow().serving().map_err(ApiError::from)?;
+        let request = LoadRequest {
+            name: name.clone(),
+            path,
+            replace: Replace::Always,
+            tenant: Some(self.tenant.to_string()),
+            pinned: None,
+        };
+        self.means.registry.load_made(request, &serving.base_name).await.map_err(ApiError::from)?;
+        if saved::run_of_snapshot(&name).is_some() {
+            self.snapshots.push_back(name);
+        }
+        if self.snapshots.len() > MAX_SNAPSHOTS
+            && let Some(oldest) = self.snapshots.pop_front()
+        {
+            // Whoever samples from it may finish; that must not hold the model up.
+            let registry = Arc::clone(&self.means.registry);
+            tokio::spawn(async move { registry.unload(&oldest, None).await });
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let failure = || Outcome::Failed(Refusal::server("the session of this model has ended"));
+        self.keep(failure());
+        for promise in self.desk.clear() {
+            promise.keep(failure());
+        }
+    }
+}
+
+fn ended(error: &io::Error) -> Refusal {
+    Refusal::server(format!(
+        "the trainer of this model has ended ({error}); go on from the last state that was saved, with \
+         create_training_client_from_state_with_optimizer"
+    ))
+}

@@ -1,0 +1,131 @@
+//! Routes about who is there and what they wait for: `client/config`, `create_session`, `session_heartbeat`,
+//! `sessions/{id}/finish`, `get_server_capabilities`, `retrieve_future`.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Extension, Json,
+    body::Body,
+    extract::{Path, State},
+    http::Response,
+    response::IntoResponse as _,
+};
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+
+use crate::{app::App, body::JsonBody, caller::Caller, errors::ApiError};
+
+/// How long a client waits for an answer before it asks again. Its own patience is 45 s.
+const LONG_POLL: Duration = Duration::from_secs(25);
+/// How often is looked whether the gateway ends meanwhile.
+const LOOK: Duration = Duration::from_millis(500);
+/// Tokens of a body that the client counts are about as many bytes when they come.
+const CHUNK_SHARE: usize = 4;
+
+/// Reads a body of these fields and no others.
+///
+/// # Errors
+/// One is missing, wrong, or not known; it is named.
+pub(super) fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    serde_json::from_slice(body).map_err(|error| ApiError::bad_request("invalid_value", error.to_string()))
+}
+
+/// What the client is to do differently from its defaults.
+pub async fn config(State(app): State<Arc<App>>) -> Json<Value> {
+    let largest = app.connections.max_body_bytes / CHUNK_SHARE * 3;
+    Json(json!({
+        "parallel_fwdbwd_chunks": true,
+        "proto_compress_fwdbwd": false,
+        "fwdbwd_max_chunk_len": 1024,
+        "fwdbwd_max_chunk_bytes_count": largest.min(5_000_000),
+    }))
+}
+
+/// What can be trained and sampled.
+pub async fn capabilities(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    let serving = app.serving()?;
+    Ok(Json(json!({
+        "supported_models": [{
+            "model_name": serving.base_name,
+            "max_context_length": serving.context_tokens,
+            "trainable": app.runs.means.trainers.check().is_ok(),
+            "sampleable": true,
+        }],
+    })))
+}
+
+/// Begins a session.
+pub async fn create(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    _body: JsonBody,
+) -> Result<Json<Value>, ApiError> {
+    let session = app.runs.book.begin(&caller.tenant)?;
+    let warning = app.runs.means.trainers.check().err().map(|error| error.to_string());
+    Ok(Json(json!({ "type": "create_session", "session_id": session, "warning_message": warning })))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Heartbeat {
+    session_id: String,
+    #[serde(rename = "type")]
+    _type: Option<String>,
+}
+
+/// A sign of life.
+pub async fn heartbeat(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: JsonBody,
+) -> Result<Json<Value>, ApiError> {
+    let Heartbeat { session_id, .. } = read(&body)?;
+    app.runs.book.touch(&session_id, &caller.tenant)?;
+    Ok(Json(json!({ "type": "session_heartbeat" })))
+}
+
+/// Ends a session.
+pub async fn finish(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(session): Path<String>,
+) -> Json<Value> {
+    app.runs.book.end(&session, &caller.tenant);
+    Json(json!({}))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Retrieve {
+    request_id: String,
+    #[serde(default, rename = "allow_metadata_only")]
+    _allow_metadata_only: bool,
+}
+
+/// The answer to a request, or word that it is not there yet.
+pub async fn retrieve(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: JsonBody,
+) -> Result<Response<Body>, ApiError> {
+    let Retrieve { request_id, .. } = read(&body)?;
+    let promise = app.runs.promises.find(&request_id, &caller.tenant);
+    let promise = promise.ok_or_else(|| {
+        ApiError::gone(
+            "there is no such request: its answer is not kept any more, or the gateway was started anew",
+        )
+    })?;
+    let mut waited = Duration::ZERO;
+    while waited < LONG_POLL && !app.is_draining() {
+        if let Some(outcome) = promise.wait(LOOK).await {
+            return Ok(outcome.respond());
+        }
+        waited += LOOK;
+    }
+    let reason = promise.reason();
+    let state = if reason.is_some() { "paused_capacity" } else { "active" };
+    let pending = json!({
+        "type": "try_again", "request_id": request_id, "queue_state": state, "queue_state_reason": reason,
+    });
+    Ok(Json(pending).into_response())
+}

@@ -1,0 +1,336 @@
+//! Routes of models that are trained. Each request is a piece of work with a number, done when its turn comes; whoever sends
+//! one gets a promise.
+
+use std::sync::Arc;
+
+use axum::{Extension, Json, extract::State};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use training_protocol::session::{Adam, Lora, Refusal};
+
+use super::sessions::read;
+use crate::{
+    app::App,
+    body::{JsonBody, ProtobufBody},
+    caller::Caller,
+    errors::ApiError,
+    random::random_u64,
+    runs::{
+        batch::Batch,
+        book::{Model, Sampler},
+        desk::Work,
+        promises::Made,
+        saved,
+        wire::ForwardBackwardRequest,
+    },
+};
+
+/// `lora_alpha` of every adapter: whatever the rank, the same learning rate suits ("LoRA Without Regret", 2025).
+const ALPHA: f64 = 32.0;
+
+type Promised = Result<Json<Value>, ApiError>;
+
+/// Takes a piece of work in, unless it is there already.
+fn promise(app: &App, caller: &Caller, model: &Model, seq: u64, work: impl FnOnce() -> Work) -> Promised {
+    let id = format!("{}:{seq}", model.run);
+    if app.runs.promises.find(&id, &caller.tenant).is_none() {
+        model.desk.check(seq)?;
+        if let Made::Now(promise) = app.runs.promises.make(&id, &caller.tenant)? {
+            model.desk.put(seq, work(), promise);
+        }
+    }
+    Ok(Json(json!({ "request_id": id, "model_id": model.id })))
+}
+
+/// Work, or that it was refused: either way its number has had its turn.
+fn or_refused(work: Result<Work, Refusal>) -> Work {
+    work.unwrap_or_else(Work::Refused)
+}
+
+fn check_seq(seq: Option<u64>) -> Result<u64, ApiError> {
+    seq.filter(|seq| *seq > 0).ok_or_else(|| {
+        ApiError::missing("seq_id", "'seq_id' is required: requests of a model are counted from 1")
+    })
+}
+
+fn check_base(app: &App, asked: &str) -> Result<(), ApiError> {
+    let serving = app.serving()?;
+    if asked == serving.base_name {
+        return Ok(());
+    }
+    let message = format!("'base_model' must be '{}', the one that is served", serving.base_name);
+    Err(ApiError::invalid("base_model", message))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct CreateModel {
+    session_id: String,
+    model_seq_id: u64,
+    base_model: String,
+    lora_config: Option<LoraConfig>,
+    optimizer_config: Option<OptimizerConfig>,
+    #[serde(rename = "user_metadata")]
+    _user_metadata: Option<Value>,
+    #[serde(rename = "type")]
+    _type: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LoraConfig {
+    rank: usize,
+    #[serde(default)]
+    seed: Option<i64>,
+    #[serde(default = "yes")]
+    train_unembed: bool,
+    #[serde(default = "yes")]
+    train_mlp: bool,
+    #[serde(default = "yes")]
+    train_attn: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+#[derive(Deserialize)]
+struct OptimizerConfig {
+    r#type: String,
+}
+
+fn check_optimizer(config: Option<&OptimizerConfig>) -> Result<(), ApiError> {
+    match config {
+        Some(OptimizerConfig { r#type }) if r#type != "adamw" => Err(ApiError::invalid(
+            "optimizer_config",
+            format!("the optimizer '{type}' is not supported; use adamw"),
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Begins a model with a new adapter.
+pub async fn create(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: JsonBody,
+) -> Promised {
+    let request: CreateModel = read(&body)?;
+    check_base(&app, &request.base_model)?;
+    check_optimizer(request.optimizer_config.as_ref())?;
+    let lora = request.lora_config.ok_or_else(|| {
+        ApiError::missing("lora_config", "'lora_config' is required: only adapters are trained here")
+    })?;
+    let model = model(&app, &caller, &request.session_id, request.model_seq_id)?;
+    promise(&app, &caller, &model, 0, || begin(&lora))
+}
+
+fn model(app: &Arc<App>, caller: &Caller, session: &str, number: u64) -> Result<Arc<Model>, ApiError> {
+    app.runs.book.model(session, number, &caller.tenant, &app.runs.means)
+}
+
+/// Names of layers that a part of a model is made of.
+const ATTENTION: [&str; 4] = ["q_proj", "k_proj", "v_proj", "o_proj"];
+const MLP: [&str; 3] = ["gate_proj", "up_proj", "down_proj"];
+const UNEMBED: [&str; 1] = ["lm_head"];
+
+fn begin(lora: &LoraConfig) -> Work {
+    let parts = [(lora.train_attn, &ATTENTION[..]), (lora.train_mlp, &MLP), (lora.train_unembed, &UNEMBED)];
+    let targets = parts.iter().filter(|(is_wanted, _)| *is_wanted).flat_map(|(_, names)| *names);
+    let size =
+        Lora { rank: lora.rank, alpha: ALPHA, targets: targets.map(|name| (*name).to_owned()).collect() };
+    Work::Create { lora: size, seed: lora.seed.map_or_else(random_u64, i64::cast_unsigned) }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OfModel {
+    model_id: String,
+    #[serde(rename = "type")]
+    _type: Option<String>,
+}
+
+/// What a model is.
+pub async fn info(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: JsonBody,
+) -> Promised {
+    let OfModel { model_id, .. } = read(&body)?;
+    let model = app.runs.book.find_model(&model_id, &caller.tenant)?;
+    let base = app.serving()?.base_name.clone();
+    Ok(Json(json!({
+        "type": "get_info",
+        "model_id": model.id,
+        "model_name": base,
+        "model_data": { "arch": "transformer", "model_name": base, "tokenizer_id": base },
+        "optimizer_config": { "type": "adamw" },
+        "is_lora": true,
+        "lora_rank": model.desk.lora.get().map(|lora| lora.rank),
+    })))
+}
+
+/// Evaluates a batch, and gathers its gradients.
+pub async fn forward_backward(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    ProtobufBody(body): ProtobufBody,
+) -> Promised {
+    let bytes = body.len();
+    let read = move || {
+        let request: ForwardBackwardRequest = prost::Message::decode(&*body).map_err(|error| {
+            ApiError::bad_request("invalid_value", format!("the body is no request: {error}"))
+        })?;
+        let batch = Batch::read(&request).map(|batch| Work::ForwardBackward(Box::new(batch)));
+        Ok((request.model_id, request.seq_id, or_refused(batch)))
+    };
+    let (model_id, seq, work) = app.work(bytes, read).await?;
+    let model = app.runs.book.find_model(&model_id, &caller.tenant)?;
+    promise(&app, &caller, &model, check_seq(u64::try_from(seq).ok())?, || work)
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OptimStep {
+    model_id: String,
+    seq_id: Option<u64>,
+    adam_params: Option<Value>,
+    optimizer_params: Option<OptimizerConfig>,
+    #[serde(rename = "type")]
+    _type: Option<String>,
+}
+
+/// Tinker's defaults.
+const ADAM: Adam =
+    Adam { learning_rate: 1e-4, beta1: 0.9, beta2: 0.95, eps: 1e-12, weight_decay: 0.0, grad_clip_norm: 0.0 };
+
+fn step(request: OptimStep) -> Result<Work, Refusal> {
+    if let Some(OptimizerConfig { r#type }) = request.optimizer_params {
+        return Err(Refusal::user(format!("the optimizer '{type}' is not supported; use AdamParams")));
+    }
+    let mut all = json!(ADAM);
+    if let (Value::Object(all), Some(Value::Object(given))) = (&mut all, request.adam_params) {
+        all.extend(given);
+    }
+    let adam = serde_json::from_value(all);
+    adam.map(Work::Step).map_err(|error| Refusal::user(format!("adam_params: {error}")))
+}
+
+/// Makes a step of what was gathered.
+pub async fn optim_step(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: JsonBody,
+) -> Promised {
+    let request: OptimStep = read(&body)?;
+    let model = app.runs.book.find_model(&request.model_id, &caller.tenant)?;
+    let seq = check_seq(request.seq_id)?;
+    promise(&app, &caller, &model, seq, || or_refused(step(request)))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Save {
+    model_id: String,
+    seq_id: Option<u64>,
+    path: Option<String>,
+    #[serde(default)]
+    overwrite: bool,
+    #[serde(rename = "ttl_seconds")]
+    _ttl_seconds: Option<u64>,
+    #[serde(rename = "user_metadata")]
+    _user_metadata: Option<Value>,
+    sampling_session_seq_id: Option<u64>,
+    #[serde(rename = "kind")]
+    _kind: Option<String>,
+    #[serde(rename = "type")]
+    _type: Option<String>,
+}
+
+/// Keeps adapter and optimizer.
+pub async fn save(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: JsonBody,
+) -> Promised {
+    let request: Save = read(&body)?;
+    let model = app.runs.book.find_model(&request.model_id, &caller.tenant)?;
+    let seq = check_seq(request.seq_id)?;
+    promise(&app, &caller, &model, seq, || {
+        let name = request.path.unwrap_or_else(|| format!("step-{seq}"));
+        let name = saved::checked(&name).map(str::to_owned);
+        or_refused(name.map(|name| Work::SaveState { name, overwrite: request.overwrite }))
+    })
+}
+
+/// Serves the adapter as it is: under a name, or to a sampler of its own.
+pub async fn save_for_sampler(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: JsonBody,
+) -> Promised {
+    let request: Save = read(&body)?;
+    let model = app.runs.book.find_model(&request.model_id, &caller.tenant)?;
+    let (seq, run) = (check_seq(request.seq_id)?, model.run.clone());
+    let work = match (&request.path, request.sampling_session_seq_id) {
+        (Some(name), _) => saved::checked(name).map(|name| Work::Publish {
+            adapter: saved::adapter(&run, name),
+            answer: json!({
+                "type": "save_weights_for_sampler",
+                "path": format!("tinker://{run}/sampler_weights/{name}"),
+            }),
+        }),
+        (None, Some(number)) => {
+            let adapter = saved::snapshot(&run, seq);
+            let session = run.rsplit_once('-').map_or("", |(session, _)| session);
+            let sampler = Sampler { model_path: None, adapter: Some(adapter.clone()) };
+            let id = app.runs.book.sampler(session, number, &caller.tenant, sampler)?;
+            let answer = json!({ "type": "save_weights_for_sampler", "sampling_session_id": id });
+            Ok(Work::Publish { adapter, answer })
+        }
+        (None, None) => Err(Refusal::user("either 'path' or 'sampling_session_seq_id' is needed")),
+    };
+    promise(&app, &caller, &model, seq, || or_refused(work))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Load {
+    model_id: Option<String>,
+    seq_id: Option<u64>,
+    session_id: Option<String>,
+    model_seq_id: Option<u64>,
+    base_model: Option<String>,
+    path: String,
+    optimizer: bool,
+    optimizer_config: Option<OptimizerConfig>,
+    #[serde(rename = "user_metadata")]
+    _user_metadata: Option<Value>,
+    #[serde(rename = "type")]
+    _type: Option<String>,
+}
+
+/// Begins a model with what was kept, or takes a model there.
+pub async fn load(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    body: JsonBody,
+) -> Promised {
+    let request: Load = read(&body)?;
+    check_optimizer(request.optimizer_config.as_ref())?;
+    if let Some(base) = &request.base_model {
+        check_base(&app, base)?;
+    }
+    let (model, seq) = match (&request.model_id, &request.session_id, request.model_seq_id) {
+        (Some(run), None, None) => {
+            (app.runs.book.find_model(run, &caller.tenant)?, check_seq(request.seq_id)?)
+        }
+        (None, Some(session), Some(number)) => (model(&app, &caller, session, number)?, 0),
+        _ => {
+            let message = "send either 'model_id' and 'seq_id' or 'session_id' and 'model_seq_id'";
+            return Err(ApiError::missing("model_id", message));
+        }
+    };
+    let Load { path, optimizer, .. } = request;
+    promise(&app, &caller, &model, seq, || Work::Load { path, optimizer })
+}

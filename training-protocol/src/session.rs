@@ -1,0 +1,223 @@
+//! Training order by order: what a trainer that was started as `session` is told, and what it answers.
+//!
+//! It says [`Answer::Ready`] first. Then each order is a line, with the numbers that belong to it right behind, 32 bits each and
+//! little-endian; so is each answer.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+/// Longest line, in bytes.
+pub const MAX_LINE_BYTES: usize = 1 << 20;
+/// The kind of failure that it helps to wait for.
+pub const BUSY: &str = "unavailable";
+/// Most numbers behind a line.
+pub const MAX_NUMBERS: usize = 16 << 20;
+
+/// What is to be done.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "order", rename_all = "snake_case")]
+pub enum Order {
+    /// Begin with a new adapter.
+    Create {
+        /// How large it is.
+        lora: Lora,
+        /// Decides its first numbers.
+        seed: u64,
+    },
+    /// Begin, or go on, with one that [`Order::SaveState`] kept.
+    Load {
+        /// Where it is.
+        directory: PathBuf,
+        /// The optimizer's numbers too; else it begins anew.
+        optimizer: bool,
+    },
+    /// Evaluate sequences, and gather gradients. The numbers of each are its tokens, its targets, and each of `inputs`.
+    ForwardBackward {
+        /// The loss' name.
+        loss: String,
+        /// Its options.
+        options: BTreeMap<String, f64>,
+        /// Gathers none.
+        forward_only: bool,
+        /// Tokens of each sequence.
+        lengths: Vec<usize>,
+        /// What there is of each token besides itself and its target.
+        inputs: Vec<String>,
+    },
+    /// Make a step of what was gathered.
+    OptimStep(Adam),
+    /// Keep adapter and optimizer.
+    SaveState {
+        /// Where; what is there is replaced.
+        directory: PathBuf,
+    },
+    /// Write the adapter in PEFT's format.
+    SaveWeights {
+        /// Where; it must not exist.
+        directory: PathBuf,
+    },
+}
+
+impl Order {
+    /// How many numbers follow the line; `None` if more than are taken.
+    #[must_use]
+    pub fn numbers(&self) -> Option<usize> {
+        let Self::ForwardBackward { lengths, inputs, .. } = self else { return Some(0) };
+        let tokens = lengths.iter().try_fold(0usize, |sum, &length| sum.checked_add(length))?;
+        tokens.checked_mul(2 + inputs.len()).filter(|&numbers| numbers <= MAX_NUMBERS)
+    }
+}
+
+/// The size of a LoRA.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Lora {
+    /// Of every delta.
+    pub rank: usize,
+    /// `lora_alpha`.
+    pub alpha: f64,
+    /// Names of the linear layers that get one.
+    pub targets: Vec<String>,
+}
+
+/// What a step of AdamW depends on, by torch's names.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Adam {
+    /// Length of the step.
+    pub learning_rate: f64,
+    /// How much of the mean of gradients stays.
+    pub beta1: f64,
+    /// How much of the mean of their squares stays.
+    pub beta2: f64,
+    /// Added to the root of that mean.
+    pub eps: f64,
+    /// How much of the parameters a step of length 1 takes away.
+    pub weight_decay: f64,
+    /// Longer gradients are shortened to this; 0 is no limit.
+    pub grad_clip_norm: f64,
+}
+
+/// What came of an order, or how things are before the first.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Answer {
+    /// Orders can come.
+    Ready {},
+    /// It is done.
+    Done(Done),
+    /// It is not, and nothing has changed.
+    Refused(Refusal),
+    /// There will be no more answers.
+    Failed {
+        /// Why, for a person.
+        message: String,
+        /// What kind of failure, as exit codes are called; [`BUSY`] may pass.
+        #[serde(default)]
+        exit: String,
+    },
+}
+
+/// What came of an order that was carried out.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Done {
+    /// How many numbers follow: the log-probabilities of all targets, one sequence after the other.
+    pub numbers: usize,
+    /// By name.
+    pub metrics: BTreeMap<String, f64>,
+    /// What the adapter is, if the order began with one.
+    pub lora: Option<Lora>,
+}
+
+/// Why an order was not carried out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    /// Why, and what to do, for a person.
+    pub message: String,
+    /// Whose fault it is.
+    pub category: Category,
+}
+
+/// Whose fault it is, in Tinker's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Category {
+    /// Of whoever gave the order: the same again would fail again.
+    User,
+    /// Of this side.
+    Server,
+}
+
+impl Refusal {
+    /// By a fault of whoever gave the order.
+    pub fn user(message: impl Into<String>) -> Self {
+        Self { message: message.into(), category: Category::User }
+    }
+
+    /// By a fault of this side.
+    pub fn server(message: impl Into<String>) -> Self {
+        Self { message: message.into(), category: Category::Server }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn through<T: Serialize + for<'de> Deserialize<'de>>(said: &T) -> T {
+        serde_json::from_str(&serde_json::to_string(said).unwrap()).unwrap()
+    }
+
+    #[test]
+    fn orders_and_answers_are_understood() {
+        let adam = Adam {
+            learning_rate: 1e-4,
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-12,
+            weight_decay: 0.0,
+            grad_clip_norm: 1.0,
+        };
+        let lora = Lora { rank: 8, alpha: 32.0, targets: vec!["q_proj".to_owned()] };
+        let orders = [
+            Order::Create { lora: lora.clone(), seed: u64::MAX },
+            Order::OptimStep(adam),
+            Order::Load { directory: "d".into(), optimizer: true },
+        ];
+        for order in orders {
+            assert_eq!(through(&order), order);
+        }
+        let answers = [
+            Answer::Ready {},
+            Answer::Done(Done {
+                numbers: 3,
+                metrics: [("loss:sum".to_owned(), 1.5)].into(),
+                lora: Some(lora),
+            }),
+            Answer::Refused(Refusal::user("no")),
+        ];
+        for answer in answers {
+            assert_eq!(through(&answer), answer);
+        }
+        // The trainer service, and a trainer that ends, say more than is of interest here.
+        let failed: Answer =
+            serde_json::from_str(r#"{"event":"failed","message":"busy","exit":"unavailable"}"#).unwrap();
+        assert_eq!(failed, Answer::Failed { message: "busy".to_owned(), exit: BUSY.to_owned() });
+    }
+
+    #[test]
+    fn an_orders_numbers_are_bounded() {
+        let order = |lengths: Vec<usize>| Order::ForwardBackward {
+            loss: String::new(),
+            options: BTreeMap::new(),
+            forward_only: false,
+            lengths,
+            inputs: vec!["weights".to_owned()],
+        };
+        assert_eq!(order(vec![3, 4]).numbers(), Some(21));
+        assert_eq!(order(vec![]).numbers(), Some(0));
+        for lengths in [vec![usize::MAX, 1], vec![usize::MAX / 2], vec![MAX_NUMBERS / 3 + 1]] {
+            assert_eq!(order(lengths).numbers(), None);
+        }
+    }
+}

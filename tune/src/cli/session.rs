@@ -1,0 +1,58 @@
+//! `session`: orders from stdin, answers to stdout.
+
+use std::io::{self, BufReader, BufWriter};
+
+use client::{
+    cli::{
+        exit::Exit,
+        rent::RentArguments,
+        terminal::{Format, Terminal},
+    },
+    masking::Masking,
+};
+use settings::CoreList;
+use shmproto::layer::Path as SitePath;
+use training_protocol::session::Answer;
+
+use super::{End, error::TunerError, layers};
+use crate::{
+    plan::Precision,
+    session::{Session, order},
+};
+
+/// Whose layers are used, and what to compute with.
+#[derive(Debug, clap::Args)]
+pub(super) struct SessionArguments {
+    #[command(flatten)]
+    rent: RentArguments,
+    /// Cores to compute on, as 0-3,8; else one thread that is not pinned
+    #[arg(long, value_name = "LIST")]
+    cores: Option<CoreList>,
+}
+
+/// Carries orders out until there are no more.
+pub(super) fn session(arguments: &SessionArguments) -> Result<End, TunerError> {
+    let masking = Masking::Off { path: SitePath::Fast };
+    let rented = arguments.rent.rent(&masking, Terminal { format: Format::Json, quiet: true })?;
+    let base = ids::Generation(rented.session.catalog().base_hash).to_string();
+    let (trainer, precision) =
+        layers::trainer(Precision::Serving, arguments.cores.as_ref(), rented, masking)?;
+    let mut session = Session::new(trainer, precision, base);
+    let broken = |source| TunerError::System { what: "orders cannot be read or answered", source };
+    let (mut orders, mut answers) = (BufReader::new(io::stdin().lock()), BufWriter::new(io::stdout().lock()));
+    tell(&mut answers, &Answer::Ready {}, &[]).map_err(broken)?;
+    while let Some((order, numbers)) = order::read(&mut orders).map_err(broken)? {
+        let (answer, values) = session.carry_out(&order, &numbers);
+        tell(&mut answers, &answer, &values).map_err(broken)?;
+    }
+    Ok(End::Exit(Exit::Ok))
+}
+
+fn tell(to: &mut impl io::Write, answer: &Answer, values: &[f32]) -> io::Result<()> {
+    serde_json::to_writer(&mut *to, answer)?;
+    to.write_all(b"\n")?;
+    for value in values {
+        to.write_all(&value.to_le_bytes())?;
+    }
+    to.flush()
+}

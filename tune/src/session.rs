@@ -1,0 +1,330 @@
+//! One adapter, trained order by order: gradients are gathered, a step is made of them, and what has been learned is kept or
+//! written out whenever somebody says so. These are the verbs of Tinker's API; who speaks HTTP is somebody else.
+
+pub mod order;
+
+use std::{error::Error, path::Path};
+
+use kernels::lora::LoraPrecision;
+use model::{
+    adapter::Method,
+    backward::{TrainError, Trainer},
+    cpu::Compute,
+    forward::ReverseLayers,
+    shape::config::ModelConfig,
+};
+
+use training_protocol::session::{Adam, Answer, Done, Lora, Order, Refusal};
+
+use crate::{
+    adapter::{NoModule, Shape},
+    checkpoint::{Checkpoint, Origin},
+    learn::{Datum, Direction, LearnError, Learning},
+    loss::{Loss, Metrics},
+    optimizer::{Hyperparameters, State},
+    peft,
+};
+
+/// Largest rank.
+const MAX_RANK: usize = 256;
+
+/// What an order comes to: names with numbers, what the adapter is if it has just begun, log-probabilities.
+type Carried = Result<(Metrics, Option<Shape>, Vec<f32>), Refusal>;
+
+/// Whose fault a step is that was not made.
+fn refusal<E: Error + 'static>(error: &LearnError<E>) -> Refusal {
+    match error {
+        LearnError::Train(TrainError::Base(_)) => Refusal::server(error.to_string()),
+        _ => Refusal::user(error.to_string()),
+    }
+}
+
+/// What there is to train.
+#[derive(Debug)]
+enum Stage<B> {
+    /// Nothing yet.
+    Waiting(Box<Trainer<B>>),
+    /// An adapter.
+    Learning(Box<Learning<B>>, Shape),
+    /// Nothing any more: what was to begin could not.
+    Broken,
+}
+
+/// See the module's description.
+#[derive(Debug)]
+pub struct Session<B> {
+    stage: Stage<B>,
+    precision: LoraPrecision,
+    base: String,
+}
+
+impl<B: ReverseLayers<Compute, Error: Error + 'static>> Session<B> {
+    /// A session on the base of this identity.
+    pub fn new(trainer: Trainer<B>, precision: LoraPrecision, base: String) -> Self {
+        Self { stage: Stage::Waiting(Box::new(trainer)), precision, base }
+    }
+
+    /// Carries an order out. `numbers` are those behind its line; those behind the answer's come with it.
+    pub fn carry_out(&mut self, order: &Order, numbers: &[[u8; 4]]) -> (Answer, Vec<f32>) {
+        match self.try_to(order, numbers) {
+            Ok((metrics, shape, logprobs)) => {
+                let metrics = metrics.into_iter().map(|(name, value)| (name.to_owned(), value)).collect();
+                let lora = shape.as_ref().and_then(lora);
+                (Answer::Done(Done { numbers: logprobs.len(), metrics, lora }), logprobs)
+            }
+            Err(refusal) => (Answer::Refused(refusal), Vec::new()),
+        }
+    }
+
+    fn try_to(&mut self, order: &Order, numbers: &[[u8; 4]]) -> Carried {
+        let nothing = |()| (Metrics::new(), None, Vec::new());
+        match order {
+            Order::Create { lora, seed } => {
+                let shape = shape(lora)?;
+                self.create(&shape, *seed)?;
+                Ok((Metrics::new(), Some(shape), Vec::new()))
+            }
+            Order::Load { directory, optimizer } => {
+                let shape = self.load(directory, *optimizer)?;
+                Ok((Metrics::new(), Some(shape), Vec::new()))
+            }
+            Order::ForwardBackward { loss, options, forward_only, lengths, inputs } => {
+                let loss = Loss::named(loss, options).map_err(|error| Refusal::user(error.to_string()))?;
+                let direction = if *forward_only { Direction::Forward } else { Direction::Backward };
+                let learning = self.learning()?;
+                let data = data(loss, lengths, inputs, numbers)?;
+                check(&data, &learning.trainer().model().config)?;
+                let gathered = learning.gather(&data, loss, direction).map_err(|error| refusal(&error))?;
+                Ok((gathered.metrics, None, gathered.logprobs))
+            }
+            Order::OptimStep(adam) => {
+                check_step(adam)?;
+                let &Adam { learning_rate, beta1, beta2, eps, weight_decay, grad_clip_norm } = adam;
+                let hyper = Hyperparameters { learning_rate, beta1, beta2, eps, weight_decay };
+                let max_norm = (grad_clip_norm > 0.0).then_some(grad_clip_norm);
+                let norm =
+                    self.learning()?.step_gathered(&hyper, max_norm).map_err(|error| refusal(&error))?;
+                Ok((Metrics::from([("grad_norm:mean", norm)]), None, Vec::new()))
+            }
+            Order::SaveState { directory } => self.save_state(directory).map(nothing),
+            Order::SaveWeights { directory } => self.save_weights(directory).map(nothing),
+        }
+    }
+
+    fn learning(&mut self) -> Result<&mut Learning<B>, Refusal> {
+        match &mut self.stage {
+            Stage::Learning(learning, _) => Ok(learning),
+            Stage::Waiting(_) | Stage::Broken => {
+                Err(Refusal::user("there is no adapter yet: create one, or load one"))
+            }
+        }
+    }
+
+    fn create(&mut self, shape: &Shape, seed: u64) -> Result<(), Refusal> {
+        check_shape(shape)?;
+        let Stage::Waiting(trainer) = &self.stage else {
+            return Err(Refusal::user("there is an adapter already: a session has one"));
+        };
+        let method = shape.start(&trainer.model().config, seed);
+        self.begin(method, shape.clone())
+    }
+
+    fn begin(&mut self, method: Method, shape: Shape) -> Result<(), Refusal> {
+        match std::mem::replace(&mut self.stage, Stage::Broken) {
+            Stage::Waiting(trainer) => {
+                let learning =
+                    Learning::new(*trainer, self.precision, method).map_err(|error| refusal(&error))?;
+                self.stage = Stage::Learning(Box::new(learning), shape);
+                Ok(())
+            }
+            other => {
+                self.stage = other;
+                Err(Refusal::user("there is an adapter already: a session has one"))
+            }
+        }
+    }
+
+    fn load(&mut self, directory: &Path, optimizer: bool) -> Result<Shape, Refusal> {
+        let refused = |why: String| Refusal::user(format!("this state cannot be loaded: {why}"));
+        let (found, checkpoint) = self.read(directory).map_err(refused)?;
+        let Checkpoint { method, state, .. } = checkpoint;
+        match &self.stage {
+            Stage::Learning(_, shape) if *shape != found => {
+                return Err(refused("it is of another rank, or of other layers".to_owned()));
+            }
+            Stage::Learning(..) => {}
+            Stage::Waiting(_) | Stage::Broken => self.begin(method.clone(), found.clone())?,
+        }
+        let learning = self.learning()?;
+        learning.restore(method, if optimizer { Some(state) } else { None });
+        Ok(found)
+    }
+
+    fn read(&self, directory: &Path) -> Result<(Shape, Checkpoint), String> {
+        let config = match &self.stage {
+            Stage::Waiting(trainer) => &trainer.model().config,
+            Stage::Learning(learning, _) => &learning.trainer().model().config,
+            Stage::Broken => return Err("this session has ended".to_owned()),
+        };
+        let gone = || "it is not there any more".to_owned();
+        let origin = Checkpoint::origin(directory).map_err(|error| error.to_string())?.ok_or_else(gone)?;
+        if origin.base != self.base {
+            return Err("it was learned on another base model".to_owned());
+        }
+        let shape: Shape = serde_json::from_str(&origin.plan).map_err(|error| error.to_string())?;
+        check_shape(&shape).map_err(|refusal| refusal.message)?;
+        let start = shape.start(config, 0);
+        let read = Checkpoint::read(directory, &origin, &start).map_err(|error| error.to_string())?;
+        Ok((shape, read.ok_or_else(gone)?))
+    }
+
+    fn save_state(&mut self, directory: &Path) -> Result<(), Refusal> {
+        let Stage::Learning(learning, shape) = &self.stage else {
+            return Err(Refusal::user("there is no adapter yet: create one, or load one"));
+        };
+        let plan = serde_json::to_string(shape).map_err(|error| Refusal::server(error.to_string()))?;
+        let origin = Origin { plan, data: String::new(), base: self.base.clone() };
+        let (method, state) = (learning.method.clone(), learning.state.clone());
+        Checkpoint { origin, method, state }
+            .write(directory)
+            .map_err(|error| Refusal::server(format!("the state cannot be kept: {error}")))
+    }
+
+    fn save_weights(&mut self, directory: &Path) -> Result<(), Refusal> {
+        let Stage::Learning(learning, shape) = &self.stage else {
+            return Err(Refusal::user("there is no adapter yet: create one, or load one"));
+        };
+        let config = &learning.trainer().model().config;
+        peft::write(directory, &peft::options(shape, config), &learning.method, config)
+            .map_err(|error| Refusal::server(error.to_string()))
+    }
+}
+
+impl<B: ReverseLayers<Compute, Error: Error + 'static>> Learning<B> {
+    /// Goes on from what was kept; without the optimizer's numbers, from its beginning. What was gathered is gone.
+    fn restore(&mut self, method: Method, state: Option<State>) {
+        let lengths: Vec<usize> = method.tensors().into_iter().map(<[f32]>::len).collect();
+        self.method = method;
+        self.state = state.unwrap_or_else(|| State::new(&lengths));
+        self.forget();
+    }
+}
+
+fn check_shape(shape: &Shape) -> Result<(), Refusal> {
+    match shape {
+        Shape::Lora { rank, .. } if !(1..=MAX_RANK).contains(rank) => {
+            Err(Refusal::user(format!("the rank is {rank}; it must be 1 to {MAX_RANK}")))
+        }
+        Shape::Lora { targets, .. } if targets.is_empty() => {
+            Err(Refusal::user("nothing is to learn: train at least one of attention, MLP and unembedding"))
+        }
+        Shape::Lora { .. } => Ok(()),
+        Shape::Ia3 { .. } | Shape::Prefix { .. } => Err(Refusal::user("only LoRA is trained here")),
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "the optimizer rounds these too")]
+fn check_step(adam: &Adam) -> Result<(), Refusal> {
+    let &Adam { learning_rate, beta1, beta2, eps, weight_decay, grad_clip_norm } = adam;
+    let rules = [
+        ("learning_rate", learning_rate.is_finite() && learning_rate >= 0.0, "a number >= 0"),
+        ("beta1", (0.0..1.0).contains(&beta1), "at least 0 and below 1"),
+        ("beta2", (0.0..1.0).contains(&beta2), "at least 0 and below 1"),
+        ("eps", eps.is_finite() && eps as f32 > 0.0, "a number above 0"),
+        ("weight_decay", weight_decay.is_finite() && weight_decay >= 0.0, "a number >= 0"),
+        (
+            "grad_clip_norm",
+            grad_clip_norm.is_finite() && grad_clip_norm >= 0.0,
+            "a number >= 0; 0 is no limit",
+        ),
+    ];
+    match rules.into_iter().find(|(_, holds, _)| !holds) {
+        Some((name, _, rule)) => Err(Refusal::user(format!("{name} must be {rule}"))),
+        None => Ok(()),
+    }
+}
+
+/// What a loss needs of every token.
+fn needed(loss: Loss) -> &'static [&'static str] {
+    match loss {
+        Loss::CrossEntropy => &["weights"],
+        Loss::Policy(_) => &["logprobs", "advantages"],
+    }
+}
+
+/// Takes the numbers apart: of each datum its tokens, its targets, and its inputs.
+fn data(
+    loss: Loss,
+    lengths: &[usize],
+    inputs: &[String],
+    numbers: &[[u8; 4]],
+) -> Result<Vec<Datum>, Refusal> {
+    let needed = needed(loss);
+    if let Some(unknown) = inputs.iter().find(|name| !needed.contains(&name.as_str())) {
+        return Err(Refusal::user(format!(
+            "this loss has no use for '{unknown}' in loss_fn_inputs: leave it out; it takes target_tokens, {}",
+            needed.join(", ")
+        )));
+    }
+    if let Some(missing) = needed.iter().find(|name| !inputs.iter().any(|input| input == *name)) {
+        return Err(Refusal::user(format!("this loss needs '{missing}' in loss_fn_inputs")));
+    }
+    let mut rest = numbers;
+    let mut take = |count: usize| {
+        let (taken, behind) = rest.split_at(count);
+        rest = behind;
+        taken
+    };
+    let integers = |bytes: &[[u8; 4]]| bytes.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+    let floats = |bytes: &[[u8; 4]]| bytes.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    let mut data = Vec::with_capacity(lengths.len());
+    for &length in lengths {
+        let mut datum =
+            Datum { tokens: integers(take(length)), targets: integers(take(length)), ..Datum::default() };
+        for input in inputs {
+            let values = floats(take(length));
+            match input.as_str() {
+                "logprobs" => datum.sampling_logprobs = values,
+                _ => datum.weights = values,
+            }
+        }
+        data.push(datum);
+    }
+    Ok(data)
+}
+
+fn check(data: &[Datum], config: &ModelConfig) -> Result<(), Refusal> {
+    for (number, datum) in data.iter().enumerate() {
+        let (length, limit) = (datum.tokens.len(), config.context_length);
+        if length == 0 || length > limit {
+            return Err(Refusal::user(format!(
+                "datum {number} has {length} tokens; the model takes 1 to {limit}"
+            )));
+        }
+        let mut tokens = datum.tokens.iter().chain(&datum.targets);
+        if let Some(token) = tokens.find(|&&token| token as usize >= config.vocab_size) {
+            let size = config.vocab_size;
+            return Err(Refusal::user(format!(
+                "datum {number} has the token {token}; the vocabulary has {size}"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// A LoRA of this size.
+fn shape(lora: &Lora) -> Result<Shape, Refusal> {
+    let targets = lora.targets.iter().map(|name| name.parse());
+    let targets =
+        targets.collect::<Result<_, NoModule>>().map_err(|error| Refusal::user(error.to_string()))?;
+    Ok(Shape::Lora { rank: lora.rank, alpha: lora.alpha, rslora: false, targets })
+}
+
+fn lora(shape: &Shape) -> Option<Lora> {
+    match shape {
+        &Shape::Lora { rank, alpha, ref targets, .. } => {
+            Some(Lora { rank, alpha, targets: targets.iter().map(ToString::to_string).collect() })
+        }
+        Shape::Ia3 { .. } | Shape::Prefix { .. } => None,
+    }
+}
