@@ -5,8 +5,6 @@ use std::{io, path::PathBuf, time::Duration};
 use tokio::{io::AsyncWriteExt as _, net::UnixStream, time::timeout};
 use training_protocol::Request;
 
-use crate::errors::ApiError;
-
 /// How long the trainer service may take to answer the phone.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -21,16 +19,6 @@ pub enum NoTrainer {
     /// Nobody answers.
     #[error("the trainer service cannot be reached: {0}; is it running?")]
     Unreachable(#[from] io::Error),
-}
-
-impl From<NoTrainer> for ApiError {
-    fn from(error: NoTrainer) -> Self {
-        let message = error.to_string();
-        match error {
-            NoTrainer::Nowhere => Self::not_implemented("training_disabled", message),
-            NoTrainer::Unreachable(_) => Self::unavailable("trainers_unavailable", message),
-        }
-    }
 }
 
 /// Where trainers are asked for.

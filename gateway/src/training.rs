@@ -40,9 +40,8 @@ use self::{
     records::{FileRecord, JobRecord},
 };
 use crate::{
-    adapters::{Registry, database::DatabaseError},
+    adapters::{Registry, Unusable, database::DatabaseError},
     config::TrainingLimits,
-    errors::ApiError,
     lifecycle::Status,
     thread::{self, ThreadError},
     trainers::{NoTrainer, Trainers},
@@ -105,6 +104,12 @@ pub enum TrainingError {
         "you have {0} fine-tuning jobs that wait or run, which is the limit (--tenant-jobs); cancel one or wait for one"
     )]
     TooManyJobs(usize),
+    /// No base and no adapter of that name.
+    #[error("the model '{0}' does not exist; GET /v1/models lists what is served")]
+    NoModel(String),
+    /// The adapter to go on from cannot be used.
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
     /// The name that the adapter would get is another's.
     #[error("an adapter that is not yours is called '{0}'; choose another suffix")]
     NameTaken(String),
@@ -116,27 +121,6 @@ pub enum TrainingError {
 impl From<ThreadError> for TrainingError {
     fn from(error: ThreadError) -> Self {
         Self::Stopped(error.to_string())
-    }
-}
-
-impl From<TrainingError> for ApiError {
-    fn from(error: TrainingError) -> Self {
-        let message = error.to_string();
-        match error {
-            TrainingError::NoTrainer(none) => none.into(),
-            TrainingError::Database(DatabaseError::Full) => Self::no_room("insufficient_storage", message),
-            TrainingError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
-                Self::no_room("insufficient_storage", message)
-            }
-            TrainingError::Database(_) | TrainingError::Io { .. } => Self::registry_unavailable(message),
-            TrainingError::NoFile(_) | TrainingError::NoJob(_) => Self::not_found(message),
-            TrainingError::WrongState { .. } => Self::bad_request("invalid_job_state", message),
-            TrainingError::WrongPurpose(_) => Self::invalid("training_file", message),
-            TrainingError::TooManyBytes { .. } => Self::no_room("file_quota_exceeded", message),
-            TrainingError::TooManyJobs(_) => Self::busy("job_quota_exceeded", message),
-            TrainingError::NameTaken(_) => Self::conflict("name_taken", message).of("suffix"),
-            TrainingError::Stopped(_) => Self::internal(message),
-        }
     }
 }
 

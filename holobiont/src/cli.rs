@@ -86,7 +86,7 @@ enum Command {
     Adapters(ToGateway<AdaptersArguments>),
     /// Trains an adapter on the base of a running deployment and serves it
     #[command(after_help = exit::HELP)]
-    Tune(ToGateway<TuneArguments>),
+    Tune(Box<ToGateway<TuneArguments>>),
     /// Checks a deployment file and everything it names, without starting it
     #[command(after_help = exit::HELP)]
     Check(CheckArguments),

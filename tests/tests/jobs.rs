@@ -109,7 +109,9 @@ fn a_job_is_kept_from_the_moment_it_is_acknowledged_and_published_once() {
         let deployment = Plan::bare().mortal(&places).start();
         let file = deployment.client.upload("pirate.jsonl", &data());
         places.arm("gateway.job_committed", "kill");
-        // Kept, but never acknowledged: whoever asks again has two jobs.
+        // Kept, but never acknowledged.
+        let order = json!({ "model": BASE, "training_file": file, "suffix": "unheard" });
+        assert!(deployment.client.try_post("/v1/fine_tuning/jobs", &order).is_err());
         let id = create(&deployment, &file, "pirate");
         places.arm("gateway.job_published", "kill");
         let generation = generation(&deployment, &id);

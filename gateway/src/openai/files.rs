@@ -130,7 +130,7 @@ pub async fn list(
     let listed = app.training.files(&caller.tenant, &query.page.checked(10_000)?).await?;
     let wanted = |file: &&FileRecord| query.purpose.as_deref().is_none_or(|it| it == file.purpose.word());
     let data: Vec<Value> = listed.items.iter().filter(wanted).map(describe).collect();
-    Ok(Json(paging::list(data, listed.has_more)))
+    Ok(Json(paging::list(&data, listed.has_more)))
 }
 
 /// One of the caller's files.

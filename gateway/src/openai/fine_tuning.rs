@@ -1,6 +1,6 @@
 //! `/v1/fine_tuning/jobs`: adapters trained here, and served when they are done.
 
-use std::sync::Arc;
+use std::{io, sync::Arc};
 
 use axum::{
     Extension, Json,
@@ -10,11 +10,16 @@ use serde_json::{Value, json};
 
 use super::paging::{self, PageQuery};
 use crate::{
+    adapters::database::DatabaseError,
     app::App,
     body::JsonBody,
     caller::Caller,
     errors::ApiError,
-    training::records::{Choices, EventRecord, JobRecord, Level, Method, Order, Status},
+    trainers::NoTrainer,
+    training::{
+        TrainingError,
+        records::{Choices, EventRecord, JobRecord, Level, Method, Order, Status},
+    },
 };
 
 /// Most things of a list.
@@ -42,7 +47,7 @@ pub async fn list(
     Query(page): Query<PageQuery>,
 ) -> Result<Json<Value>, ApiError> {
     let listed = app.training.jobs(&caller.tenant, &page.checked(MAX_PAGE)?).await?;
-    Ok(Json(paging::list(listed.items.iter().map(describe).collect(), listed.has_more)))
+    Ok(Json(paging::list(&listed.items.iter().map(describe).collect::<Vec<_>>(), listed.has_more)))
 }
 
 /// One of the caller's jobs.
@@ -64,8 +69,8 @@ pub async fn events(
     let mut page = page.checked(MAX_PAGE)?;
     page.after = page.after.map(|id| id.trim_start_matches(EVENT).to_owned());
     let listed = app.training.events(&id, &caller.tenant, &page).await?;
-    let data = listed.items.iter().map(|(number, event)| of_event(*number, event)).collect();
-    Ok(Json(paging::list(data, listed.has_more)))
+    let data: Vec<Value> = listed.items.iter().map(|(number, event)| of_event(*number, event)).collect();
+    Ok(Json(paging::list(&data, listed.has_more)))
 }
 
 /// The checkpoint that a job would go on from.
@@ -86,7 +91,7 @@ pub async fn checkpoints(
             "metrics": { "step": mark.step, "train_loss": mark.loss, "full_valid_loss": mark.held_out_loss },
         })
     });
-    Ok(Json(paging::list(mark.into_iter().collect(), false)))
+    Ok(Json(paging::list(mark.as_slice(), false)))
 }
 
 /// Ends a job.
@@ -185,4 +190,37 @@ fn hyperparameters(job: &JobRecord) -> Value {
         hyper["beta"] = auto(beta.map(Value::from));
     }
     hyper
+}
+
+impl From<TrainingError> for ApiError {
+    fn from(error: TrainingError) -> Self {
+        let message = error.to_string();
+        match error {
+            TrainingError::NoTrainer(none) => none.into(),
+            TrainingError::NoModel(name) => Self::model_not_found(&name),
+            TrainingError::Unusable(unusable) => unusable.into(),
+            TrainingError::Database(DatabaseError::Full) => Self::no_room("insufficient_storage", message),
+            TrainingError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
+                Self::no_room("insufficient_storage", message)
+            }
+            TrainingError::Database(_) | TrainingError::Io { .. } => Self::registry_unavailable(message),
+            TrainingError::NoFile(_) | TrainingError::NoJob(_) => Self::not_found(message),
+            TrainingError::WrongState { .. } => Self::bad_request("invalid_job_state", message),
+            TrainingError::WrongPurpose(_) => Self::invalid("training_file", message),
+            TrainingError::TooManyBytes { .. } => Self::no_room("file_quota_exceeded", message),
+            TrainingError::TooManyJobs(_) => Self::busy("job_quota_exceeded", message),
+            TrainingError::NameTaken(_) => Self::conflict("name_taken", message).of("suffix"),
+            TrainingError::Stopped(_) => Self::internal(message),
+        }
+    }
+}
+
+impl From<NoTrainer> for ApiError {
+    fn from(error: NoTrainer) -> Self {
+        let message = error.to_string();
+        match error {
+            NoTrainer::Nowhere => Self::not_implemented("training_disabled", message),
+            NoTrainer::Unreachable(_) => Self::unavailable("trainers_unavailable", message),
+        }
+    }
 }

@@ -150,7 +150,7 @@ mod tests {
 
     use super::*;
 
-    fn read(more: Value) -> Result<Order, ApiError> {
+    fn read(more: &Value) -> Result<Order, ApiError> {
         let mut body = json!({ "model": "base", "training_file": "file-1" });
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         Order::read(body.to_string().as_bytes())
@@ -158,18 +158,18 @@ mod tests {
 
     #[test]
     fn an_order_is_read_in_all_its_forms() {
-        let plain = read(json!({})).unwrap();
+        let plain = read(&json!({})).unwrap();
         assert_eq!((plain.method, plain.choices), (Method::Supervised, Choices::default()));
         let auto = json!({ "n_epochs": "auto", "batch_size": "auto", "learning_rate_multiplier": "auto" });
-        assert_eq!(read(json!({ "hyperparameters": auto })).unwrap().choices, Choices::default());
+        assert_eq!(read(&json!({ "hyperparameters": auto })).unwrap().choices, Choices::default());
         let hyper = json!({ "n_epochs": 2, "batch_size": 8, "learning_rate_multiplier": 0.5 });
-        let old = read(json!({ "hyperparameters": hyper })).unwrap();
+        let old = read(&json!({ "hyperparameters": hyper })).unwrap();
         let method = json!({ "type": "supervised", "supervised": { "hyperparameters": hyper } });
-        assert_eq!(old, read(json!({ "method": method })).unwrap());
+        assert_eq!(old, read(&json!({ "method": method })).unwrap());
         assert_eq!((old.choices.n_epochs, old.choices.batch_size), (Some(2), Some(8)));
         let dpo = json!({ "type": "dpo", "dpo": { "hyperparameters": { "beta": 0.2 } } });
         let dpo =
-            read(json!({ "method": dpo, "seed": 7, "suffix": "v1.2", "metadata": { "a": "b" } })).unwrap();
+            read(&json!({ "method": dpo, "seed": 7, "suffix": "v1.2", "metadata": { "a": "b" } })).unwrap();
         assert_eq!((dpo.method, dpo.choices.beta, dpo.choices.seed), (Method::Dpo, Some(0.2), Some(7)));
         assert_eq!((dpo.suffix.as_deref(), dpo.metadata.len()), (Some("v1.2"), 1));
     }
@@ -189,7 +189,7 @@ mod tests {
             (json!({ "integrations": [{ "type": "wandb" }] }), "integrations"),
             (json!({ "training_file": 1 }), "training_file"),
         ] {
-            let error = serde_json::to_value(format!("{:?}", read(more.clone()).unwrap_err())).unwrap();
+            let error = serde_json::to_value(format!("{:?}", read(&more).unwrap_err())).unwrap();
             assert!(
                 error.to_string().contains(&format!("{param:?}").replace('"', "\\\"")),
                 "{more}: {error}"

@@ -36,7 +36,7 @@ impl PageQuery {
 }
 
 /// A piece of a list.
-pub fn list(data: Vec<Value>, has_more: bool) -> Value {
+pub fn list(data: &[Value], has_more: bool) -> Value {
     let id = |item: Option<&Value>| item.and_then(|item| item.get("id")).cloned();
     let (first, last) = (id(data.first()), id(data.last()));
     json!({ "object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more })

@@ -10,7 +10,7 @@ use super::{
     records::{EventRecord, Failure, JobRecord, Level, Order, Purpose, Status},
     table::{Listed, Page},
 };
-use crate::{caller::Caller, clock::seconds_since_1970, errors::ApiError, lifecycle::Serving};
+use crate::{caller::Caller, clock::seconds_since_1970, lifecycle::Serving};
 
 /// A job that has not ended.
 #[derive(Debug)]
@@ -61,8 +61,8 @@ impl Training {
         order: Order,
         caller: &Caller,
         serving: &Serving,
-    ) -> Result<JobRecord, ApiError> {
-        self.trainers.check().map_err(TrainingError::from)?;
+    ) -> Result<JobRecord, TrainingError> {
+        self.trainers.check()?;
         let tenant = &*caller.tenant;
         let mut links = vec![(self.data(&order.training_file, tenant).await?, order::DATA)];
         if let Some(file) = &order.validation_file {
@@ -76,7 +76,7 @@ impl Training {
             true => None,
             false => {
                 let lease = self.registry.lease(&order.model, caller)?;
-                Some(lease.ok_or_else(|| ApiError::model_not_found(&order.model))?)
+                Some(lease.ok_or_else(|| TrainingError::NoModel(order.model.clone()))?)
             }
         };
         let from = lease.as_ref().map(|lease| self.registry.files_of(lease.entry()));
@@ -105,7 +105,7 @@ impl Training {
             error: None,
         };
         let created = EventRecord::now(Level::Info, format!("created fine-tuning job {}", job.id));
-        self.registry.database().put_job(&job, &[created]).await.map_err(TrainingError::from)?;
+        self.registry.database().put_job(&job, &[created]).await?;
         failpoint::pass("gateway.job_committed");
         self.live().insert(job.id.clone(), Live::new(job.clone()));
         self.due.notify_one();

@@ -154,7 +154,10 @@ fn the_dashboard_can_be_imported() {
         .filter(|panel| panel["type"] == "row")
         .filter_map(|panel| panel["title"].as_str())
         .collect();
-    assert_eq!(rows, ["Traffic", "Latency", "Adapters", "Split clients", "Executor", "Resources"]);
+    assert_eq!(
+        rows,
+        ["Traffic", "Latency", "Adapters", "Split clients", "Fine-tuning", "Executor", "Resources"]
+    );
     let ids: BTreeSet<u64> = panels.iter().map(|panel| panel["id"].as_u64().unwrap()).collect();
     assert_eq!(ids.len(), panels.len(), "panels share an id");
     for panel in panels.iter().filter(|panel| panel["type"] != "row") {

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    path::Path,
     sync::Arc,
 };
 
@@ -14,6 +15,11 @@ use gateway::{
 };
 use serde_json::{Value, json};
 use shmproto::message::ErrorCode;
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
+    net::UnixListener,
+    sync::Notify,
+};
 
 use crate::{
     client::Client,
@@ -77,10 +83,65 @@ fn note(families: &BTreeMap<String, Family>, seen: &mut BTreeSet<&'static str>) 
     }
 }
 
+/// A service whose first trainer makes a step and dies when it is told to, and whose second one fails.
+fn start_trainers(socket: &Path) -> Arc<Notify> {
+    let (listener, death) = (UnixListener::bind(socket).unwrap(), Arc::new(Notify::new()));
+    let told = Arc::clone(&death);
+    tokio::spawn(async move {
+        for is_first in [true, false] {
+            let (connection, _) = listener.accept().await.unwrap();
+            let mut connection = BufReader::new(connection);
+            connection.read_line(&mut String::new()).await.unwrap();
+            let lines: &[Value] = match is_first {
+                true => &[
+                    json!({ "event": "plan", "examples": 1, "steps": 2, "kind": "text" }),
+                    json!({ "event": "step", "step": 1, "steps": 2, "loss": 0.5, "tokens": 9 }),
+                ],
+                false => &[json!({ "event": "failed", "message": "as a test wants it", "exit": "failed" })],
+            };
+            for line in lines {
+                connection.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+            }
+            if is_first {
+                told.notified().await;
+            }
+        }
+    });
+    death
+}
+
+/// Has a job trained by them.
+async fn train(harness: &Harness, death: &Notify, seen: &mut BTreeSet<&'static str>) {
+    let form = "--x\r\nContent-Disposition: form-data; name=\"purpose\"\r\n\r\nfine-tune\r\n--x\r\n\
+                Content-Disposition: form-data; name=\"file\"; filename=\"a\"\r\n\r\n{}\r\n--x--\r\n";
+    let answer = harness.client.send("POST", "/v1/files", "multipart/form-data; boundary=x", form).await;
+    let file: Value = serde_json::from_str(&answer.body).unwrap();
+    let order = json!({ "model": "base", "training_file": file["id"] });
+    assert_eq!(harness.client.post("/v1/fine_tuning/jobs", &order).await.status, 200);
+    let at = async |name: &str, labels: &[(&str, &str)]| value(&scrape(&harness.client).await, name, labels);
+    eventually_async("it makes a step", async || {
+        at("holobiont_trained_tokens_total", &[]).await == Some(9.0)
+    })
+    .await;
+    note(&scrape(&harness.client).await, seen);
+    death.notify_one();
+    eventually_async("it fails", async || {
+        at("holobiont_training_jobs_ended_total", &[("outcome", "failed")]).await == Some(1.0)
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn every_metric_is_written_when_what_it_counts_happens() {
-    let mut harness = Harness::start_with(as_told(), |config| config.figures.expected_workers = 2).await;
+    let place = tempfile::tempdir().unwrap();
+    let death = start_trainers(&place.path().join("trainers"));
+    let mut harness = Harness::start_with(as_told(), |config| {
+        config.figures.expected_workers = 2;
+        config.training.trainer_socket = Some(place.path().join("trainers"));
+    })
+    .await;
     let mut seen = BTreeSet::new();
+    train(&harness, &death, &mut seen).await;
     for number in 0..=MAX_RESIDENT {
         load(&harness, &format!("a{number}")).await;
     }
