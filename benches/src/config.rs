@@ -46,6 +46,8 @@ pub(crate) enum Name {
     SplitMixed,
     /// Masking `paper` beside `off`.
     SplitMasking,
+    /// Jobs that learn over one base, beside PEFT.
+    Tune,
     /// A GPU's decode steps, beside its memory's bandwidth and PyTorch.
     CudaDecode,
     /// A GPU's long prompts, beside the rate of its matrix unit.
@@ -63,7 +65,7 @@ pub(crate) enum Name {
 }
 
 impl Name {
-    const EACH: [Self; 16] = [
+    const EACH: [Self; 17] = [
         Self::Decode,
         Self::Prefill,
         Self::Batch,
@@ -80,6 +82,7 @@ impl Name {
         Self::SplitBatching,
         Self::SplitMixed,
         Self::SplitMasking,
+        Self::Tune,
     ];
 
     /// Whether it is measured on a GPU, with weights of its own.
@@ -158,7 +161,7 @@ pub(crate) struct Args {
     /// Folder of holobiont, gateway, base-executor and lora-worker (default: the folder of this program).
     #[arg(long, value_name = "DIR")]
     ours: Option<PathBuf>,
-    /// Python of an environment with torch, which only `xab` needs.
+    /// Python of an environment with torch, which `xab` needs; for `tune` also transformers, peft and gguf.
     #[arg(long, env = "HOLOBIONT_TORCH_PYTHON", value_name = "FILE")]
     torch_python: Option<PathBuf>,
     /// Where the peer's requantized models are kept between runs (default: the system's temporary folder).

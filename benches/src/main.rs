@@ -30,6 +30,7 @@ mod process;
 mod report;
 mod split;
 mod suite;
+mod tune;
 mod workload;
 mod xab;
 

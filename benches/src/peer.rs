@@ -1,17 +1,17 @@
-//! The peers: llama.cpp's own measuring tools and its server; PyTorch for one product.
+//! The peers: llama.cpp's own measuring tools and its server; Python with PyTorch.
 
 mod bench;
+mod python;
 mod quantize;
 mod server;
-mod torch;
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use files::gguf::GgufFile;
 
+pub(crate) use python::Python;
 pub(crate) use server::LlamaServer;
-pub(crate) use torch::Torch;
 
 use crate::config::Config;
 

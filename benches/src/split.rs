@@ -11,7 +11,7 @@
 //! - [`masking`]: what obfuscation costs (`split-masking`).
 
 pub(crate) mod batching;
-mod executor;
+pub(crate) mod executor;
 mod load;
 pub(crate) mod masking;
 pub(crate) mod mixed;

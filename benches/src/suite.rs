@@ -8,7 +8,7 @@ use crate::{
     gpu, llama_cpp,
     machine::Cores,
     report::{Comparison, Outcome},
-    split, xab,
+    split, tune, xab,
 };
 
 /// Measures what `config` asks for and prints the lines. A benchmark that fails does not keep the others from running.
@@ -66,6 +66,7 @@ fn measure_alone(name: Name, config: &Config, cores: &Cores) -> Result<Vec<Compa
         Name::SplitBatching => split::batching::run(config, cores),
         Name::SplitMixed => split::mixed::run(config, cores),
         Name::SplitMasking => split::masking::run(config, cores),
+        Name::Tune => tune::run(config, cores),
         _ => Ok(Vec::new()),
     }
 }

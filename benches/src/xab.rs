@@ -21,10 +21,11 @@ use crate::{
     config::Config,
     machine::{Cores, pin},
     measure::{Samples, alternate},
-    peer::Torch,
+    peer::Python,
     report::{Better, Comparison, Rival, Target},
 };
 
+const SCRIPT: &str = include_str!("xab.py");
 const ROWS: usize = 128;
 const HIDDEN: usize = 4096;
 const RANK: usize = 64;
@@ -55,7 +56,8 @@ const FORMS: [Form; 3] = [
 /// Every form, each by one thread, by a pool of two, and by two workers.
 pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
     let python = config.torch_python.as_ref().context("xab needs a Python with torch: --torch-python")?;
-    let mut torch = Torch::start(python, &[ROWS, HIDDEN, RANK, WARM_UP_CALLS, CALLS])?;
+    let numbers = [ROWS, HIDDEN, RANK, WARM_UP_CALLS, CALLS].map(|number| number.to_string().into());
+    let mut torch = Python::start(python, SCRIPT, &numbers)?;
     let mut comparisons = Vec::new();
     for form in FORMS {
         let product = Product::random(form.precision)?;
@@ -84,7 +86,7 @@ fn contest(
     config: &Config,
     form: &Form,
     who: &str,
-    torch: &mut Torch,
+    torch: &mut Python,
     threads: usize,
     mut ours: impl FnMut() -> Result<f64>,
 ) -> Result<Comparison> {
@@ -96,7 +98,7 @@ fn contest(
                 thread::sleep(PEER_SETTLES);
                 ours()
             }),
-            Box::new(|_| torch.ms(form.peer, threads)),
+            Box::new(|_| ms(torch, form.peer, threads)),
         ],
     )?;
     Ok(Comparison {
@@ -112,6 +114,12 @@ fn contest(
         },
         target: (threads > 1).then_some(Target::RatioAtLeast(form.target)),
     })
+}
+
+/// Milliseconds of one product of PyTorch's: the median of a few calls.
+fn ms(torch: &mut Python, kind: &str, threads: usize) -> Result<f64> {
+    let answer = torch.ask(&format!("{kind} {threads}"))?;
+    answer.trim().parse().with_context(|| format!("Python answered {answer:?}, which is no number"))
 }
 
 /// One layer and the rows it is applied to.

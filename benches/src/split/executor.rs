@@ -56,7 +56,7 @@ impl Way {
 
 /// When calls that wait are computed, as the executor's flag says it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Policy {
+pub(crate) enum Policy {
     /// After a short wait, with what has come by then.
     Opportunistic,
     /// At once, each alone.
@@ -78,7 +78,7 @@ impl Policy {
 
 /// A running executor. Nobody but split clients asks it for anything.
 #[derive(Debug)]
-pub(super) struct Executor {
+pub(crate) struct Executor {
     // Ends when dropped, before its folder.
     process: Process,
     folder: TempDir,
@@ -90,7 +90,7 @@ impl Executor {
     ///
     /// # Errors
     /// If it does not start.
-    pub(super) fn start(config: &Config, cores: &[usize], policy: Policy) -> Result<Self> {
+    pub(crate) fn start(config: &Config, cores: &[usize], policy: Policy) -> Result<Self> {
         let folder = tempfile::tempdir().context("no folder for an executor's sockets")?;
         let port = free_port()?;
         let (certificate, key) = write_certificate(folder.path())?;
@@ -112,6 +112,16 @@ impl Executor {
         let mut started = Self { process, folder, port };
         started.wait_until_ready()?;
         Ok(started)
+    }
+
+    /// Where clients of this host find it.
+    pub(crate) fn layer_socket(&self) -> PathBuf {
+        self.folder.path().join("run/layers.sock")
+    }
+
+    /// Its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.process.id()
     }
 
     fn wait_until_ready(&mut self) -> Result<()> {

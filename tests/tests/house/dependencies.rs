@@ -43,7 +43,7 @@ fn allowed(folder: &str) -> &'static str {
         // Hostile input goes through the parsers of every process.
         "fuzz" => "files gateway holobiont model shmproto text tune",
         // Parts are measured alone, beside their peers.
-        "benches" => "client files ids kernels model shmproto",
+        "benches" => "client files ids kernels model shmproto training-protocol tune",
         // The processes are programs to them; the tests read their tables of failpoints.
         "tests" => {
             "base-executor client gateway holobiont ids lora-worker model patience settings shmproto text"

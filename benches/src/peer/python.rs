@@ -1,6 +1,7 @@
-//! PyTorch, kept running between measurements: importing it takes longer than what is measured.
+//! Python with PyTorch, kept running between measurements: importing it takes longer than what is measured.
 
 use std::{
+    ffi::OsString,
     io::{BufRead, BufReader, Write},
     path::Path,
     process::{Child, ChildStdin, Command, Stdio},
@@ -11,28 +12,26 @@ use std::{
 
 use anyhow::{Context, Result};
 
-const SCRIPT: &str = include_str!("torch_xab.py");
-
 /// How long an answer may take, the import included.
-const LIMIT: Duration = Duration::from_secs(120);
+const LIMIT: Duration = Duration::from_secs(300);
 
-/// A Python process that multiplies on demand. Dropping it stops it.
+/// A Python process that answers a line by a line. Dropping it stops it.
 #[derive(Debug)]
-pub(crate) struct Torch {
+pub(crate) struct Python {
     child: Child,
     questions: ChildStdin,
     answers: Receiver<String>,
 }
 
-impl Torch {
-    /// Starts `python`, which must have torch, with the script's `arguments`.
+impl Python {
+    /// Starts `python`, which must have torch, with the `arguments` of `script`.
     ///
     /// # Errors
     /// If it cannot be started.
-    pub(crate) fn start(python: &Path, arguments: &[usize]) -> Result<Self> {
+    pub(crate) fn start(python: &Path, script: &str, arguments: &[OsString]) -> Result<Self> {
         let mut child = Command::new(python)
-            .args(["-c", SCRIPT])
-            .args(arguments.iter().map(usize::to_string))
+            .args(["-c", script])
+            .args(arguments)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -51,18 +50,17 @@ impl Torch {
         Ok(Self { child, questions, answers })
     }
 
-    /// Milliseconds of one product in `kind` on `threads` threads: the median of a few calls.
+    /// The answer to `question`.
     ///
     /// # Errors
-    /// If it ends, is silent for too long, or says something else.
-    pub(crate) fn ms(&mut self, kind: &str, threads: usize) -> Result<f64> {
-        writeln!(self.questions, "{kind} {threads}").context("Python has ended; has it torch?")?;
-        let answer = self.answers.recv_timeout(LIMIT).context("Python does not answer; has it torch?")?;
-        answer.trim().parse().with_context(|| format!("Python answered {answer:?}, which is no number"))
+    /// If it ends, or is silent for too long.
+    pub(crate) fn ask(&mut self, question: &str) -> Result<String> {
+        writeln!(self.questions, "{question}").context("Python has ended; has it torch?")?;
+        self.answers.recv_timeout(LIMIT).context("Python does not answer; has it torch?")
     }
 }
 
-impl Drop for Torch {
+impl Drop for Python {
     fn drop(&mut self) {
         // Fails only if it has ended already.
         let _ = self.child.kill();

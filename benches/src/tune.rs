@@ -1,0 +1,166 @@
+//! `tune`: jobs that learn over one base, beside PEFT, where each job holds a base of its own.
+//!
+//! Rank 8 on q and v, two sequences of 512 tokens a step, AdamW on both sides. Our jobs are `holobiont-trainer` as a
+//! deployment runs it: a process each, nicer than the executor that both rent from, on the same cores. Figures are those
+//! of the steps after the first ones.
+//!
+//! - [`trainer`]: jobs of ours. [`peft`]: theirs, kept running between measurements. [`inside`]: one in the process that
+//!   has the weights.
+//! - [`company`]: jobs beside requests.
+
+mod company;
+mod inside;
+mod peft;
+mod trainer;
+
+use anyhow::{Context, Result};
+
+use self::{
+    inside::Inside,
+    peft::Peft,
+    trainer::{Bench, Trained},
+};
+use crate::{
+    config::Config,
+    machine::Cores,
+    measure::{Contestant, Samples, alternate},
+    report::{Better, Comparison, Rival, Target},
+};
+
+const BENCH: &str = "tune";
+/// Sequences of a step.
+const BATCH: usize = 2;
+/// Tokens of a sequence.
+const TOKENS: usize = 512;
+const RANK: usize = 8;
+/// Steps that are not counted, and those that are.
+const WARM_UP_STEPS: usize = 1;
+const STEPS: usize = 4;
+/// Jobs at once.
+const JOBS: usize = 4;
+
+/// The goals.
+const OVER_PEFT: f64 = 2.1;
+const JOBS_SHARE: f64 = 0.95;
+const JOBS_BYTES: f64 = 2e9;
+const SPLIT_TIMES: f64 = 1.7;
+/// What memory may grow by that nobody keeps: what an allocator holds on to.
+const FLAT: f64 = 1.05;
+
+/// Every comparison of this benchmark.
+pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+    let bench = Bench::start(config, cores)?;
+    let mut comparisons = Vec::new();
+    if let Some(python) = &config.torch_python {
+        let mut peft = Peft::start(python, &config.model, config.threads)?;
+        comparisons.push(beside_peft(config, &bench, &mut peft)?);
+    } else {
+        eprintln!(
+            "holobiont-bench: tune: PEFT is left out; give a Python with torch, transformers, peft and gguf by --torch-python"
+        );
+    }
+    comparisons.extend(jobs_at_once(config, &bench)?);
+    comparisons.push(split(config, &bench, cores)?);
+    drop(bench);
+    comparisons.extend(company::run(config, cores)?);
+    Ok(comparisons)
+}
+
+/// One job of ours beside one of PEFT's.
+fn beside_peft(config: &Config, bench: &Bench, peft: &mut Peft) -> Result<Comparison> {
+    let [ours, theirs] = alternate(
+        config.runs,
+        [
+            Box::new(|_| Ok(bench.train(1)?.tokens_per_s)) as Contestant<'_, f64>,
+            Box::new(|_| peft.tokens_per_s()),
+        ],
+    )?;
+    Ok(Comparison {
+        bench: BENCH,
+        case: format!("one job, rank {RANK} on q and v, {BATCH} x {TOKENS} tokens"),
+        unit: "tokens/s",
+        better: Better::Higher,
+        ours: Samples::new(ours)?,
+        rival: Rival {
+            name: format!("PEFT, threads: {}", config.threads),
+            format: "bf16".to_owned(),
+            samples: Samples::new(theirs)?,
+        },
+        target: Some(Target::RatioAtLeast(OVER_PEFT)),
+    })
+}
+
+/// Several jobs beside one: what they learn together, and what they take.
+fn jobs_at_once(config: &Config, bench: &Bench) -> Result<Vec<Comparison>> {
+    let mut many: Vec<Trained> = Vec::new();
+    let mut one: Vec<Trained> = Vec::new();
+    for _ in 0..config.runs {
+        one.push(bench.train(1)?);
+        many.push(bench.train(JOBS)?);
+    }
+    let row = |case: String, unit, better, target, figure: fn(&Trained) -> f64| -> Result<Comparison> {
+        let samples = Samples::of(&one, figure)?;
+        let rival = Rival { name: "one job".to_owned(), format: "Q4_1".to_owned(), samples };
+        Ok(Comparison {
+            bench: BENCH,
+            case,
+            unit,
+            better,
+            ours: Samples::of(&many, figure)?,
+            rival,
+            target: Some(target),
+        })
+    };
+    Ok(vec![
+        row(
+            format!("{JOBS} jobs at once, in total"),
+            "tokens/s",
+            Better::Higher,
+            Target::ShareAtLeast(JOBS_SHARE),
+            |trained| trained.tokens_per_s,
+        )?,
+        row(
+            format!("memory of all processes of {JOBS} jobs at once"),
+            "bytes",
+            Better::Lower,
+            Target::OursAtMost(JOBS_BYTES),
+            |trained| trained.bytes as f64,
+        )?,
+        row(
+            format!("memory of the executor under {JOBS} jobs at once"),
+            "bytes",
+            Better::Lower,
+            Target::ShareAtMost(FLAT),
+            |trained| trained.executor_bytes as f64,
+        )?,
+    ])
+}
+
+/// One job over rented layers beside one in the process that has the weights, on the same cores.
+fn split(config: &Config, bench: &Bench, cores: &Cores) -> Result<Comparison> {
+    let mut inside = Inside::new(&config.model, cores).context("no job inside")?;
+    let [ours, theirs] = alternate(
+        config.runs,
+        [
+            Box::new(|_| Ok(step_ms(bench.train(1)?.tokens_per_s))) as Contestant<'_, f64>,
+            Box::new(|_| Ok(step_ms(inside.tokens_per_s()?))),
+        ],
+    )?;
+    Ok(Comparison {
+        bench: BENCH,
+        case: "a step over rented layers".to_owned(),
+        unit: "ms",
+        better: Better::Lower,
+        ours: Samples::new(ours)?,
+        rival: Rival {
+            name: "in the process that has the weights".to_owned(),
+            format: "Q4_1".to_owned(),
+            samples: Samples::new(theirs)?,
+        },
+        target: Some(Target::ShareAtMost(SPLIT_TIMES)),
+    })
+}
+
+fn step_ms(tokens_per_s: f64) -> f64 {
+    (BATCH * TOKENS) as f64 / tokens_per_s * 1e3
+}

@@ -1,0 +1,135 @@
+//! Two jobs beside six requests that decode: what the requests lose, and what the machine gains (CHECKLIST S-18).
+
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use tempfile::TempDir;
+use tokio::runtime::{Builder, Runtime};
+
+use super::{BENCH, trainer};
+use crate::{
+    cold::{Arrival, Executor, Helper, Mode, Place},
+    config::Config,
+    machine::Cores,
+    measure::Samples,
+    report::{Better, Comparison, Rival, Target},
+};
+
+const JOBS: usize = 2;
+const STREAMS: usize = 6;
+const PROMPT: usize = 16;
+const ANSWER: usize = 192;
+/// The goals: time per token, and tokens of both kinds.
+const TIMES: f64 = 1.1;
+const TOTAL: f64 = 1.2;
+/// More than any measurement takes.
+const ENDLESS_STEPS: usize = 1 << 20;
+
+/// Both comparisons.
+pub(super) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+    let mut requests = Requests::new(config, cores)?;
+    requests.serve(0)?;
+    let (mut alone, mut beside) = (Vec::new(), Vec::new());
+    for round in 1..=config.runs as u64 {
+        alone.push(requests.serve(2 * round)?);
+        beside.push(requests.beside_jobs(2 * round + 1)?);
+    }
+    let row = |case: &str, unit, better, target, figure: fn(&Served) -> f64| -> Result<Comparison> {
+        let rival = Rival {
+            name: "the requests alone".to_owned(),
+            format: "Q4_1".to_owned(),
+            samples: Samples::of(&alone, figure)?,
+        };
+        let ours = Samples::of(&beside, figure)?;
+        Ok(Comparison {
+            bench: BENCH,
+            case: case.to_owned(),
+            unit,
+            better,
+            ours,
+            rival,
+            target: Some(target),
+        })
+    };
+    let (times, total) = (Target::ShareAtMost(TIMES), Target::RatioAtLeast(TOTAL));
+    Ok(vec![
+        row("a token of 6 requests beside 2 jobs", "ms", Better::Lower, times, |served| served.token_ms)?,
+        row("tokens of 6 requests and 2 jobs", "tokens/s", Better::Higher, total, |served| {
+            served.tokens_per_s
+        })?,
+    ])
+}
+
+/// What requests saw.
+struct Served {
+    /// Between two tokens of a stream, over all of it.
+    token_ms: f64,
+    /// Generated, and learned from meanwhile.
+    tokens_per_s: f64,
+}
+
+/// An executor that is asked for answers.
+struct Requests {
+    runtime: Runtime,
+    executor: Executor,
+    trainer: PathBuf,
+    model: PathBuf,
+    folder: TempDir,
+}
+
+impl Requests {
+    fn new(config: &Config, cores: &Cores) -> Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build().context("no runtime")?;
+        let place =
+            Place { base_cores: cores.numbers(), helper: Helper::Nobody, ..Place::on(config, cores)? };
+        let executor = runtime.block_on(Executor::start(place, Mode::Cached))?;
+        let folder = tempfile::tempdir().context("no folder for jobs")?;
+        trainer::write_data(folder.path())?;
+        let trainer = config.ours.join("holobiont-trainer");
+        Ok(Self { runtime, executor, trainer, model: config.model.clone(), folder })
+    }
+
+    /// Six answers at once.
+    fn serve(&mut self, round: u64) -> Result<Served> {
+        let arrival = |stream: usize| {
+            let seed = round * STREAMS as u64 + stream as u64;
+            Arrival { at: Duration::ZERO, adapter: None, prompt: PROMPT, answer: ANSWER, seed }
+        };
+        let arrivals: Vec<Arrival> = (0..STREAMS).map(arrival).collect();
+        let begun = Instant::now();
+        self.runtime.block_on(self.executor.serve(&arrivals))?;
+        let seconds = begun.elapsed().as_secs_f64();
+        Ok(Served {
+            token_ms: seconds * 1e3 / ANSWER as f64,
+            tokens_per_s: (STREAMS * ANSWER) as f64 / seconds,
+        })
+    }
+
+    /// The same while two jobs learn.
+    fn beside_jobs(&mut self, round: u64) -> Result<Served> {
+        let layers = self.executor.run_folder().join("layers.sock");
+        let start = |number: usize| {
+            let output = self.folder.path().join(format!("adapter-{round}-{number}"));
+            trainer::Job::start(
+                &self.trainer,
+                &self.model,
+                &layers,
+                self.folder.path(),
+                &output,
+                ENDLESS_STEPS,
+            )
+        };
+        let jobs: Vec<trainer::Running> =
+            (0..JOBS).map(|number| start(number)?.run()).collect::<Result<_>>()?;
+        jobs.iter().try_for_each(trainer::Running::wait_for_a_step)?;
+        let begun = Instant::now();
+        let served = self.serve(round)?;
+        let ended = Instant::now();
+        let learned: f64 = jobs.iter().map(|job| job.tokens_between(begun, ended)).sum::<Result<f64>>()?;
+        let tokens_per_s = served.tokens_per_s + learned / ended.duration_since(begun).as_secs_f64();
+        Ok(Served { tokens_per_s, ..served })
+    }
+}

@@ -1,0 +1,248 @@
+//! Jobs of ours: `holobiont-trainer` over the layers of an executor.
+
+use std::{
+    cell::RefCell,
+    fmt::Write as _,
+    fs,
+    io::{BufRead as _, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::mpsc::{Receiver, channel},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+use training_protocol::Event;
+
+use super::{BATCH, RANK, STEPS, TOKENS, WARM_UP_STEPS};
+use crate::{
+    config::Config,
+    machine::Cores,
+    process::memory_of,
+    split::executor::{Executor, Policy},
+};
+
+/// What takes longer never comes.
+const LIMIT: Duration = Duration::from_secs(180);
+
+/// Words that are one token each to most tokenizers, so that a line has about as many tokens as words.
+const WORDS: [&str; 8] = ["water", "house", "time", "people", "world", "day", "work", "night"];
+
+/// An executor, and what jobs learn from.
+#[derive(Debug)]
+pub(super) struct Bench {
+    executor: Executor,
+    trainer: PathBuf,
+    model: PathBuf,
+    folder: TempDir,
+}
+
+/// What jobs that ran at once came to.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Trained {
+    /// Of all of them, over the steps that count.
+    pub(super) tokens_per_s: f64,
+    /// Resident in all processes after the last step, each page counted once for every process that has it.
+    pub(super) bytes: u64,
+    /// Resident in the executor then.
+    pub(super) executor_bytes: u64,
+}
+
+impl Bench {
+    /// Starts an executor on `cores`.
+    pub(super) fn start(config: &Config, cores: &Cores) -> Result<Self> {
+        let folder = tempfile::tempdir().context("no folder for jobs")?;
+        write_data(folder.path())?;
+        Ok(Self {
+            executor: Executor::start(config, cores.numbers(), Policy::Opportunistic)?,
+            trainer: config.ours.join("holobiont-trainer"),
+            model: config.model.clone(),
+            folder,
+        })
+    }
+
+    /// Runs `jobs` at once, for as many steps as are measured.
+    pub(super) fn train(&self, jobs: usize) -> Result<Trained> {
+        let layers = self.executor.layer_socket();
+        let place = tempfile::tempdir_in(self.folder.path()).context("no folder for a job")?;
+        let start = |number| {
+            let output = place.path().join(format!("adapter-{number}"));
+            Job::start(
+                &self.trainer,
+                &self.model,
+                &layers,
+                self.folder.path(),
+                &output,
+                WARM_UP_STEPS + STEPS,
+            )
+        };
+        let jobs: Vec<Running> = (0..jobs).map(|number| start(number)?.run()).collect::<Result<_>>()?;
+        let steps: Vec<Steps> = jobs.into_iter().map(Running::steps).collect::<Result<_>>()?;
+        let trainers: u64 = steps.iter().map(|steps| steps.bytes).sum();
+        let executor_bytes = memory_of(self.executor.id())?.resident_bytes;
+        Ok(Trained { tokens_per_s: together(&steps), bytes: trainers + executor_bytes, executor_bytes })
+    }
+}
+
+/// Tokens a second while every job was beyond its first steps and none had ended.
+fn together(jobs: &[Steps]) -> f64 {
+    let begun = jobs.iter().map(|job| job.ends[WARM_UP_STEPS - 1].0).max();
+    let ended = jobs.iter().filter_map(|job| job.ends.last()).map(|(at, _)| *at).min();
+    let (Some(begun), Some(ended)) = (begun, ended) else { return 0.0 };
+    // What a step was under way at the ends counts by the share of it that fell in between.
+    let tokens: f64 = jobs.iter().map(|job| job.tokens_between(begun, ended)).sum();
+    tokens / ended.saturating_duration_since(begun).as_secs_f64()
+}
+
+/// When the steps of a job ended.
+#[derive(Debug, Default)]
+pub(super) struct Steps {
+    ends: Vec<(Instant, u64)>,
+    /// Resident in the trainer at its last step.
+    bytes: u64,
+}
+
+impl Steps {
+    fn tokens_between(&self, begun: Instant, ended: Instant) -> f64 {
+        let pairs = self.ends.windows(2).map(|pair| (pair[0].0, pair[1]));
+        pairs
+            .map(|(from, (to, tokens))| {
+                let inside = to.min(ended).saturating_duration_since(from.max(begun)).as_secs_f64();
+                tokens as f64 * inside / to.duration_since(from).as_secs_f64()
+            })
+            .sum()
+    }
+}
+
+/// A running job; dropping it ends it.
+#[derive(Debug)]
+pub(super) struct Job(Child);
+
+impl Job {
+    /// Starts a job of `steps` steps.
+    pub(super) fn start(
+        trainer: &Path,
+        model: &Path,
+        layers: &Path,
+        data: &Path,
+        output: &Path,
+        steps: usize,
+    ) -> Result<Self> {
+        // As nice as the trainers of a deployment.
+        let mut command = Command::new("nice");
+        command.args(["-n", "10"]).arg(trainer).arg("run").arg("--executor").arg(layers);
+        command.arg("--model").arg(model).arg("--data").arg(data.join(DATA)).arg("--output").arg(output);
+        let numbers = [
+            ("--rank", RANK),
+            ("--batch-size", BATCH),
+            ("--max-steps", steps),
+            ("--epochs", 1000),
+            ("--held-out", 0),
+        ];
+        for (option, number) in numbers {
+            command.arg(option).arg(number.to_string());
+        }
+        command.args(["--targets", "q_proj,v_proj"]);
+        let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn();
+        Ok(Self(child.with_context(|| format!("cannot start {}; is it built?", trainer.display()))?))
+    }
+
+    fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// Lets it run, and hears it.
+    pub(super) fn run(mut self) -> Result<Running> {
+        let (id, output) = (self.id(), self.0.stdout.take().context("no output")?);
+        let (heard, steps) = channel();
+        // Ends with the trainer's output.
+        thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                let event = training_protocol::parse(&line);
+                let bytes = memory_of(id).map_or(0, |memory| memory.resident_bytes);
+                if heard.send((Instant::now(), bytes, event)).is_err() {
+                    return;
+                }
+            }
+        });
+        Ok(Running { _job: self, heard: steps, steps: RefCell::default() })
+    }
+}
+
+/// A job that is heard.
+#[derive(Debug)]
+pub(super) struct Running {
+    _job: Job,
+    heard: Receiver<(Instant, u64, Event)>,
+    steps: RefCell<Steps>,
+}
+
+impl Running {
+    /// Waits for a step.
+    pub(super) fn wait_for_a_step(&self) -> Result<()> {
+        while self.steps.borrow().ends.is_empty() {
+            self.hear(LIMIT)?;
+        }
+        Ok(())
+    }
+
+    /// Tokens that were learned from between two moments, the second of which has just passed.
+    pub(super) fn tokens_between(&self, begun: Instant, ended: Instant) -> Result<f64> {
+        // The step that was under way then ends later.
+        while self.steps.borrow().ends.last().is_none_or(|(at, _)| *at < ended) {
+            self.hear(LIMIT)?;
+        }
+        Ok(self.steps.borrow().tokens_between(begun, ended))
+    }
+
+    /// Its steps, to its end.
+    fn steps(self) -> Result<Steps> {
+        while self.steps.borrow().ends.len() < WARM_UP_STEPS + STEPS {
+            self.hear(LIMIT)?;
+        }
+        Ok(self.steps.into_inner())
+    }
+
+    /// Waits for what it says next.
+    fn hear(&self, limit: Duration) -> Result<()> {
+        let (at, bytes, event) = self.heard.recv_timeout(limit).context("a job ended, or says nothing")?;
+        match event {
+            Event::Step(step) => {
+                let mut steps = self.steps.borrow_mut();
+                steps.ends.push((at, step.tokens));
+                steps.bytes = steps.bytes.max(bytes);
+            }
+            Event::Failed { message, .. } => bail!("a job failed: {message}"),
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        if let Some(pid) = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw)
+            && !matches!(self.0.try_wait(), Ok(Some(_)))
+        {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        let _ = self.0.wait();
+    }
+}
+
+const DATA: &str = "data.jsonl";
+
+/// Writes as many texts as a step has, each of about [`TOKENS`] tokens.
+pub(super) fn write_data(folder: &Path) -> Result<()> {
+    let mut lines = String::new();
+    for line in 0..BATCH {
+        let words: Vec<&str> =
+            (0..TOKENS - 2).map(|word| WORDS[(word * 5 + line + word / 7) % WORDS.len()]).collect();
+        // Into memory: it cannot fail.
+        let _ = writeln!(lines, "{{\"text\":\"{}\"}}", words.join(" "));
+    }
+    fs::write(folder.join(DATA), lines).context("no data for jobs")
+}
