@@ -49,6 +49,7 @@ impl std::fmt::Debug for Route {
 pub fn table() -> Vec<Route> {
     let get = |path, access, handler| Route { method: Method::GET, path, access, handler };
     let post = |path, access, handler| Route { method: Method::POST, path, access, handler };
+    let delete = |path, access, handler| Route { method: Method::DELETE, path, access, handler };
     vec![
         get("/", Access::Open, self::get(pages::index)),
         get("/docs", Access::Open, self::get(pages::docs)),
@@ -59,6 +60,7 @@ pub fn table() -> Vec<Route> {
         get("/version", Access::User, self::get(health::version)),
         get("/v1/models", Access::User, self::get(models::list)),
         get("/v1/models/{*id}", Access::User, self::get(models::one)),
+        delete("/v1/models/{*id}", Access::User, self::delete(models::delete)),
         post("/v1/chat/completions", Access::User, self::post(chat_completions)),
         post("/v1/completions", Access::User, self::post(text_completions)),
         post("/tokenize", Access::User, self::post(tokens::tokenize)),
@@ -89,12 +91,7 @@ pub fn table() -> Vec<Route> {
         post("/v1/files", Access::User, self::post(files::upload).layer(DefaultBodyLimit::disable())),
         get("/v1/files", Access::User, self::get(files::list)),
         get("/v1/files/{id}", Access::User, self::get(files::one)),
-        Route {
-            method: Method::DELETE,
-            path: "/v1/files/{id}",
-            access: Access::User,
-            handler: delete(files::delete),
-        },
+        delete("/v1/files/{id}", Access::User, self::delete(files::delete)),
         get("/v1/files/{id}/content", Access::User, self::get(files::content)),
         post("/v1/fine_tuning/jobs", Access::User, self::post(fine_tuning::create)),
         get("/v1/fine_tuning/jobs", Access::User, self::get(fine_tuning::list)),

@@ -94,9 +94,12 @@ class Page:
         return [(node["role"]["value"], node.get("name", {}).get("value")) for node in nodes if not node["ignored"]]
 
     def answer(self, path, status, body, headers=None):
-        """From now on, requests whose path is `path` get this answer instead of the server's."""
+        """From now on, requests whose path ends in `path` get this answer instead of the server's, whatever the query."""
         told = {"json": body} if isinstance(body, (dict, list)) else {"body": body}
-        self.tab.route(lambda url: url.endswith(path), lambda route: route.fulfill(status=status, headers=headers, **told))
+        self.tab.route(
+            lambda url: url.split("?")[0].endswith(path),
+            lambda route: route.fulfill(status=status, headers=headers, **told),
+        )
 
     def answer_by_server(self):
         """Takes back what `answer` did."""

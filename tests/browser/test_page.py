@@ -320,6 +320,52 @@ def test_without_an_admin_key_the_table_is_a_note(open_page):
     assert page.eval("document.getElementById('adapters').checkVisibility()") is False
 
 
+# --- Training ---------------------------------------------------------------------------------------------------
+
+
+def job(**fields):
+    plan = {"steps": 20, "epochs": 2}
+    return {"id": "ftjob-1", "status": "running", "step": 4, "plan": plan, "user_provided_suffix": "sailor", **fields}
+
+
+def events(*losses):
+    return [
+        {"id": f"ftevent-{step}", "data": {"step": step, "train_loss": loss}}
+        for step, loss in reversed(list(enumerate(losses, 1)))
+    ]
+
+
+def training(*jobs, losses=(4.0, 3.0, 2.0, 1.0)):
+    listed = ("/v1/fine_tuning/jobs", 200, {"object": "list", "data": list(jobs), "has_more": False})
+    said = [
+        (f"/v1/fine_tuning/jobs/{job['id']}/events", 200, {"data": events(*losses), "has_more": False}) for job in jobs
+    ]
+    return [listed, *said]
+
+
+def test_jobs_are_shown_with_their_losses_and_can_be_paused(open_page):
+    paused = ("/v1/fine_tuning/jobs/ftjob-1/pause", 200, job(status="paused"))
+    page = open_page("training", answers=[paused, *training(job())], until="document.querySelector('.job .train[d*=L]')")
+    assert page.text(".job h3 bdi") == "sailor" and page.text(".job .state") == "running"
+    assert "step 4 of 20" in page.text(".job p") and "loss 1.00" in page.text(".job p")
+    assert page.eval("document.querySelector('.job .train').getAttribute('d').split('L').length") == 4
+    assert page.texts(".job button:not([hidden])") == ["Pause", "Cancel"]
+    look(page, "training")
+    for answer in training(job(status="paused")):
+        page.answer(*answer)
+    page.click(".job button")
+    page.until("document.querySelector('.job .state').innerText === 'paused'")
+    assert page.texts(".job button:not([hidden])") == ["Resume", "Cancel"]
+    assert [request.method for request in page.requests if request.url.endswith("/pause")] == ["POST"]
+    assert page.complaints == []
+
+
+def test_jobs_of_a_real_server_are_shown(open_page):
+    page = open_page("training", until="document.querySelector('.job') || document.getElementById('jobs-rest').innerText")
+    assert page.eval("document.querySelectorAll('#training-note .notice').length") == 0
+    assert page.complaints == []
+
+
 # --- Text stays text --------------------------------------------------------------------------------------------
 
 
@@ -340,6 +386,11 @@ def test_hostile_names_answers_and_errors_stay_text(open_page):
     page.eval("location.hash = '#/residency'")
     page.until("document.querySelector('tbody tr')")
     assert HOSTILE in page.text("tbody th")
+    for answer in training(job(user_provided_suffix=HOSTILE, status=HOSTILE, error={"message": HOSTILE})):
+        page.answer(*answer)
+    page.eval("location.hash = '#/training'")
+    page.until("document.querySelector('.job')")
+    assert HOSTILE in page.text(".job h3 bdi")
     assert page.eval("window.hacked") is None
     assert page.eval("document.querySelectorAll('img, body script:not([type=module])').length") == 0
 
@@ -428,14 +479,14 @@ def test_loading_and_loss_are_told_and_pass_by_themselves(open_page):
 # --- For everybody ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("view", ["chat", "compare", "residency"])
+@pytest.mark.parametrize("view", ["chat", "compare", "residency", "training"])
 def test_everything_that_can_be_used_has_a_name(open_page, view):
     page = open_page(view, until=MODELS_SHOWN)
     page.eval("document.getElementById('settings').open = true")
     usable = {"button", "textbox", "searchbox", "combobox", "spinbutton", "link", "table", "meter"}
     roles = page.names()
     assert [role for role, name in roles if role in usable - {"table"} and not name] == []
-    assert sum(role in usable for role, _ in roles) > 8
+    assert sum(role in usable for role, _ in roles) > (4 if view == "training" else 8)
 
 
 def test_the_keyboard_alone_is_enough(page):
@@ -493,3 +544,8 @@ def test_nothing_is_wider_than_the_screen(open_page, scheme, device, width, heig
     page.eval("location.hash = '#/residency'")
     page.until("document.querySelectorAll('.figure path[d*=L]').length >= 4")
     check("residency")
+    for answer in training(job(), job(id="ftjob-2", status="failed", error={"message": "abcdefghij" * 30})):
+        page.answer(*answer)
+    page.eval("location.hash = '#/training'")
+    page.until("document.querySelectorAll('.job .train[d*=L]').length === 2")
+    check("training")

@@ -31,6 +31,16 @@ HYPERPARAMETERS = {"n_epochs": 8, "batch_size": 2, "learning_rate_multiplier": 3
 SMALL = {"lora": {"rank": 4, "target_modules": ["q_proj", "v_proj", "down_proj"]}}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def clean(client):
+    """Takes away what was trained here: other tests look at all there is."""
+    before = {card.id for card in client.models.list()}
+    yield
+    for card in client.models.list():
+        if card.id not in before:
+            assert client.models.delete(card.id).deleted
+
+
 def upload(client, lines):
     text = "".join(json.dumps(line) + "\n" for line in lines)
     return client.files.create(file=("data.jsonl", text.encode()), purpose="fine-tune")
@@ -88,6 +98,11 @@ def test_a_job_is_created_followed_and_its_adapter_served(client, base):
         model=job.fine_tuned_model, messages=CONVERSATIONS[1]["messages"][:1], temperature=0, max_tokens=24
     )
     assert answer.choices[0].message.content == PIRATE[1][1]
+    assert client.models.delete(job.fine_tuned_model).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve(job.fine_tuned_model)
+    with pytest.raises(openai.BadRequestError):
+        client.models.delete(base)
     again = ended(client, supervised(client, base, file))
     assert again.generation == job.generation, "the same data, seed and base give the same adapter"
 

@@ -20,6 +20,17 @@ TEXTS = [[1, 504, 3575, 282, 4649, 314, 7042, 30, 216, 33], [57, 4093, 28, 905, 
 ADAM = types.AdamParams(learning_rate=1e-3, grad_clip_norm=1.0)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def clean():
+    """Takes away what was trained here: other tests look at all there is."""
+    client = openai.OpenAI(base_url=f"{URL}/v1", api_key=KEY, max_retries=0)
+    before = {card.id for card in client.models.list()}
+    yield
+    for card in client.models.list():
+        if card.id not in before:
+            client.models.delete(card.id)
+
+
 @pytest.fixture
 def service():
     """A session of each test: its end frees the trainers."""

@@ -150,7 +150,7 @@ pub async fn pin(State(app): State<Arc<App>>, body: JsonBody) -> Result<Json<Val
 }
 
 /// The base is there as long as the executor is, whatever is asked for.
-fn check_is_adapter(name: &str, base_name: &str) -> Result<(), ApiError> {
+pub(super) fn check_is_adapter(name: &str, base_name: &str) -> Result<(), ApiError> {
     if name != base_name {
         return Ok(());
     }
@@ -159,7 +159,7 @@ fn check_is_adapter(name: &str, base_name: &str) -> Result<(), ApiError> {
 }
 
 /// Lets a change run to its end even if the caller goes away.
-async fn finish<T: Send + 'static>(
+pub(super) async fn finish<T: Send + 'static>(
     change: impl Future<Output = Result<T, AdapterError>> + Send + 'static,
 ) -> Result<T, ApiError> {
     let done = tokio::spawn(change).await;

@@ -1,4 +1,4 @@
-//! `GET /v1/models`: the base model and every adapter that the caller may use.
+//! `/v1/models`: the base model and every adapter that the caller may use.
 
 use std::sync::Arc;
 
@@ -7,8 +7,16 @@ use axum::{
     extract::{Path, State},
 };
 use serde::Serialize;
+use serde_json::{Value, json};
 
-use crate::{adapters::Entry, app::App, caller::Caller, errors::ApiError, lifecycle::Serving};
+use super::adapters::{check_is_adapter, finish};
+use crate::{
+    adapters::Entry,
+    app::App,
+    caller::{Caller, Role},
+    errors::ApiError,
+    lifecycle::Serving,
+};
 
 /// A model a request may name.
 #[derive(Debug, Serialize)]
@@ -57,6 +65,25 @@ pub async fn one(
     let entries = app.registry.entries();
     let entry = entries.find(&id, &caller).filter(|entry| entry.fault().is_none());
     entry.map(|entry| Json(adapter(entry, &serving))).ok_or_else(|| ApiError::model_not_found(&id))
+}
+
+/// `DELETE /v1/models/{id}`: takes an adapter of the caller's away.
+pub async fn delete(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    let serving = app.serving()?;
+    check_is_adapter(&id, &serving.base_name)?;
+    let entries = app.registry.entries();
+    let entry = entries.find(&id, &caller).ok_or_else(|| ApiError::model_not_found(&id))?;
+    if entry.record.tenant.as_deref() != Some(&*caller.tenant) && caller.role != Role::Admin {
+        return Err(ApiError::forbidden(format!("'{id}' is everybody's: an administrator may take it away")));
+    }
+    let (registry, name, generation) =
+        (Arc::clone(&app.registry), id.clone(), entry.record.generation.to_string());
+    finish(async move { registry.unload(&name, Some(&generation)).await }).await?;
+    Ok(Json(json!({ "id": id, "object": "model", "deleted": true })))
 }
 
 fn base(serving: &Serving) -> Card {

@@ -79,6 +79,26 @@ async fn what_is_not_in_the_table_is_not_there_for_anybody() {
 }
 
 #[tokio::test]
+async fn a_tenant_takes_their_own_adapter_away_and_nobody_elses() {
+    let harness = guarded().await;
+    let admin = harness.client.with_key(ADMIN);
+    for (name, tenant) in [("all", None), ("mine", Some("alice")), ("theirs", Some("bob"))] {
+        let load = json!({ "lora_name": name, "lora_path": harness.adapter(name, name), "tenant": tenant });
+        assert_eq!(admin.post("/v1/load_lora_adapter", &load).await.status, 200);
+    }
+    let delete = async |key: &str, name: &str| {
+        let client = harness.client.with_key(key);
+        client.send("DELETE", &format!("/v1/models/{name}"), "application/json", "").await.status
+    };
+    assert_eq!(delete(USER, "theirs").await, 404);
+    assert_eq!(delete(USER, "all").await, 403);
+    assert_eq!(delete(USER, "base").await, 400);
+    assert_eq!(delete(USER, "mine").await, 200);
+    assert_eq!(delete(USER, "mine").await, 404);
+    assert_eq!(delete(ADMIN, "theirs").await, 200);
+}
+
+#[tokio::test]
 async fn only_probes_and_pages_are_open() {
     let open: Vec<&str> =
         routes::table().iter().filter(|route| route.access == Access::Open).map(|route| route.path).collect();
