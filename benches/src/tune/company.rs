@@ -1,12 +1,8 @@
 //! Two jobs beside six requests that decode: what the requests lose, and what the machine gains (CHECKLIST S-18).
 
-use std::{
-    path::PathBuf,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use tempfile::TempDir;
 use tokio::runtime::{Builder, Runtime};
 
 use super::{BENCH, trainer};
@@ -75,9 +71,7 @@ struct Served {
 struct Requests {
     runtime: Runtime,
     executor: Executor,
-    trainer: PathBuf,
-    model: PathBuf,
-    folder: TempDir,
+    place: trainer::Workplace,
 }
 
 impl Requests {
@@ -86,10 +80,8 @@ impl Requests {
         let place =
             Place { base_cores: cores.numbers(), helper: Helper::Nobody, ..Place::on(config, cores)? };
         let executor = runtime.block_on(Executor::start(place, Mode::Cached))?;
-        let folder = tempfile::tempdir().context("no folder for jobs")?;
-        trainer::write_data(folder.path())?;
-        let trainer = config.ours.join("holobiont-trainer");
-        Ok(Self { runtime, executor, trainer, model: config.model.clone(), folder })
+        let place = trainer::Workplace::new(config, executor.run_folder().join("layers.sock"))?;
+        Ok(Self { runtime, executor, place })
     }
 
     /// Six answers at once.
@@ -110,18 +102,8 @@ impl Requests {
 
     /// The same while two jobs learn.
     fn beside_jobs(&mut self, round: u64) -> Result<Served> {
-        let layers = self.executor.run_folder().join("layers.sock");
-        let start = |number: usize| {
-            let output = self.folder.path().join(format!("adapter-{round}-{number}"));
-            trainer::Job::start(
-                &self.trainer,
-                &self.model,
-                &layers,
-                self.folder.path(),
-                &output,
-                ENDLESS_STEPS,
-            )
-        };
+        let start =
+            |number: usize| self.place.start(&format!("adapter-{round}-{number}"), ENDLESS_STEPS, None);
         let jobs: Vec<trainer::Running> =
             (0..JOBS).map(|number| start(number)?.run()).collect::<Result<_>>()?;
         jobs.iter().try_for_each(trainer::Running::wait_for_a_step)?;

@@ -1,7 +1,7 @@
 //! Jobs of ours: `holobiont-trainer` over the layers of an executor.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     fmt::Write as _,
     fs,
     io::{BufRead as _, BufReader},
@@ -35,9 +35,11 @@ const WORDS: [&str; 8] = ["water", "house", "time", "people", "world", "day", "w
 #[derive(Debug)]
 pub(super) struct Bench {
     executor: Executor,
-    trainer: PathBuf,
-    model: PathBuf,
-    folder: TempDir,
+    place: Workplace,
+    /// Of a job that is alone.
+    cores: String,
+    /// Jobs so far.
+    count: Cell<usize>,
 }
 
 /// What jobs that ran at once came to.
@@ -54,30 +56,17 @@ pub(super) struct Trained {
 impl Bench {
     /// Starts an executor on `cores`.
     pub(super) fn start(config: &Config, cores: &Cores) -> Result<Self> {
-        let folder = tempfile::tempdir().context("no folder for jobs")?;
-        write_data(folder.path())?;
-        Ok(Self {
-            executor: Executor::start(config, cores.numbers(), Policy::Opportunistic)?,
-            trainer: config.ours.join("holobiont-trainer"),
-            model: config.model.clone(),
-            folder,
-        })
+        let executor = Executor::start(config, cores.numbers(), Policy::Opportunistic)?;
+        let place = Workplace::new(config, executor.layer_socket())?;
+        Ok(Self { executor, place, cores: cores.list(), count: Cell::new(0) })
     }
 
-    /// Runs `jobs` at once, for as many steps as are measured.
+    /// Runs `jobs` at once, for as many steps as are measured: one on all cores, several on a thread each.
     pub(super) fn train(&self, jobs: usize) -> Result<Trained> {
-        let layers = self.executor.layer_socket();
-        let place = tempfile::tempdir_in(self.folder.path()).context("no folder for a job")?;
-        let start = |number| {
-            let output = place.path().join(format!("adapter-{number}"));
-            Job::start(
-                &self.trainer,
-                &self.model,
-                &layers,
-                self.folder.path(),
-                &output,
-                WARM_UP_STEPS + STEPS,
-            )
+        let cores = (jobs == 1).then_some(self.cores.as_str());
+        let start = |_| {
+            let number = self.count.replace(self.count.get() + 1);
+            self.place.start(&format!("adapter-{number}"), WARM_UP_STEPS + STEPS, cores)
         };
         let jobs: Vec<Running> = (0..jobs).map(|number| start(number)?.run()).collect::<Result<_>>()?;
         let steps: Vec<Steps> = jobs.into_iter().map(Running::steps).collect::<Result<_>>()?;
@@ -121,20 +110,39 @@ impl Steps {
 #[derive(Debug)]
 pub(super) struct Job(Child);
 
-impl Job {
-    /// Starts a job of `steps` steps.
-    pub(super) fn start(
-        trainer: &Path,
-        model: &Path,
-        layers: &Path,
-        data: &Path,
-        output: &Path,
-        steps: usize,
-    ) -> Result<Self> {
+/// What jobs have in common.
+#[derive(Debug)]
+pub(super) struct Workplace {
+    /// The program.
+    pub(super) trainer: PathBuf,
+    /// Our copy of the executor's model.
+    pub(super) model: PathBuf,
+    /// Where layers are rented.
+    pub(super) layers: PathBuf,
+    /// Where data are, and adapters go.
+    pub(super) folder: TempDir,
+}
+
+impl Workplace {
+    /// For jobs over `layers`.
+    pub(super) fn new(config: &Config, layers: PathBuf) -> Result<Self> {
+        let folder = tempfile::tempdir().context("no folder for jobs")?;
+        write_data(folder.path())?;
+        Ok(Self {
+            trainer: config.ours.join("holobiont-trainer"),
+            model: config.model.clone(),
+            layers,
+            folder,
+        })
+    }
+
+    /// Starts a job of `steps` steps that writes to `output`, on `cores`, or on one thread wherever there is room.
+    pub(super) fn start(&self, output: &str, steps: usize, cores: Option<&str>) -> Result<Job> {
         // As nice as the trainers of a deployment.
         let mut command = Command::new("nice");
-        command.args(["-n", "10"]).arg(trainer).arg("run").arg("--executor").arg(layers);
-        command.arg("--model").arg(model).arg("--data").arg(data.join(DATA)).arg("--output").arg(output);
+        command.args(["-n", "10"]).arg(&self.trainer).arg("run").arg("--executor").arg(&self.layers);
+        command.arg("--model").arg(&self.model).arg("--data").arg(self.folder.path().join(DATA));
+        command.arg("--output").arg(self.folder.path().join(output));
         let numbers = [
             ("--rank", RANK),
             ("--batch-size", BATCH),
@@ -146,10 +154,16 @@ impl Job {
             command.arg(option).arg(number.to_string());
         }
         command.args(["--targets", "q_proj,v_proj"]);
+        if let Some(cores) = cores {
+            command.arg("--cores").arg(cores);
+        }
         let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::inherit()).spawn();
-        Ok(Self(child.with_context(|| format!("cannot start {}; is it built?", trainer.display()))?))
+        let child = child.with_context(|| format!("cannot start {}; is it built?", self.trainer.display()));
+        Ok(Job(child?))
     }
+}
 
+impl Job {
     fn id(&self) -> u32 {
         self.0.id()
     }
@@ -236,7 +250,7 @@ impl Drop for Job {
 const DATA: &str = "data.jsonl";
 
 /// Writes as many texts as a step has, each of about [`TOKENS`] tokens.
-pub(super) fn write_data(folder: &Path) -> Result<()> {
+fn write_data(folder: &Path) -> Result<()> {
     let mut lines = String::new();
     for line in 0..BATCH {
         let words: Vec<&str> =

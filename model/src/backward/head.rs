@@ -3,7 +3,10 @@
 //! Logits of a whole batch would be larger than everything else: a vocabulary of 50,000 for 1,000 rows is 200 MB. A tile
 //! holds whole [`SUM_ROWS`] rows of a sequence, so that how batches are cut changes no sum.
 
-use std::{ops::Range, sync::Arc};
+use std::{
+    ops::Range,
+    sync::{Arc, OnceLock},
+};
 
 use kernels::backward::{
     SUM_ROWS,
@@ -108,10 +111,17 @@ impl<B: ReverseLayers<Compute>> Head<'_, B> {
         let mut deltas = BatchDeltas::new(&self.model.config, None, self.deltas, &found);
         let parts = (&mut *self.base, &mut deltas);
         run_head(self.model, parts, self.device, self.scratch, targets.len(), &mut room.logits)?;
+        let (logits, vocabulary) = (&room.logits, self.model.config.vocab_size);
+        let found: Vec<_> = targets.iter().map(|_| OnceLock::new()).collect();
+        self.device.pool.run(targets.len(), |row| {
+            let logits = &logits[row * vocabulary..][..vocabulary];
+            found[row].get_or_init(|| log_probability(logits, targets[row].token));
+        });
         room.log_probabilities.clear();
         room.of.clear();
-        for (logits, target) in room.logits.chunks_exact(self.model.config.vocab_size).zip(targets) {
-            let (log_probability, log_sum) = log_probability(logits, target.token);
+        for (found, target) in found.into_iter().zip(targets) {
+            // The pool has done each row.
+            let (log_probability, log_sum) = found.into_inner().unwrap_or_default();
             room.log_probabilities.push(log_probability);
             room.of.push(LogProbability { token: target.token, log_sum, gradient: 0.0 });
         }
