@@ -94,7 +94,7 @@ fn places() -> Vec<Target> {
     let all = gateway::failpoints().into_iter().chain(executor).chain(worker);
     let meant = env::var("HOLOBIONT_PLACES").unwrap_or_default();
     // The tests of jobs have deaths of their own.
-    let elsewhere = [ON_DEMAND, gateway::training::FAILPOINTS].concat();
+    let elsewhere = [&ON_DEMAND[..], gateway::training::FAILPOINTS].concat();
     let here =
         |place: &&str| !place.ends_with("_fails") && !elsewhere.contains(place) && place.contains(&meant);
     all.filter(here).map(target).collect()
