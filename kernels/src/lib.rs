@@ -40,5 +40,8 @@ pub use activations::{Activations, Forms};
 pub use buffer::Arena;
 pub use ids::TensorType;
 pub use isa::Isa;
-pub use linear::{LinearPart, PackError, PackedMatrix, linear, linear_transposed, linear_unrounded};
+pub use linear::{
+    LinearPart, PackError, PackedMatrix, linear, linear_transposed, linear_transposed_rounded,
+    linear_unrounded,
+};
 pub use pool::Pool;

@@ -33,5 +33,5 @@ mod values;
 pub use pack::{PackError, PackedMatrix};
 pub use part::LinearPart;
 pub use rounded::linear;
-pub use transposed::linear_transposed;
+pub use transposed::{linear_transposed, linear_transposed_rounded};
 pub use unrounded::linear_unrounded;
