@@ -152,10 +152,6 @@ impl Mask for Unmasked {
         rows: &[f32],
         out: &mut [f32],
     ) -> Result<(), CallError> {
-        let path = match place.direction {
-            Direction::Forward => self.path,
-            Direction::Backward => Path::Linear,
-        };
-        session.call(place.ask(path), rows, out)
+        session.call(place.ask(self.path), rows, out)
     }
 }

@@ -70,7 +70,7 @@ pub struct SiteCall {
     pub part: Option<u8>,
     /// Forward with or without bias, or backward.
     pub op: SiteOp,
-    /// With which arithmetic. Backward is always linear.
+    /// With which arithmetic.
     pub path: SitePath,
 }
 

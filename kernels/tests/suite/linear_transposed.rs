@@ -1,7 +1,11 @@
 //! The gradient at the inputs of linear layers: against the plain product with the transposed values, against the forward
 //! product it belongs to, and against itself in other batches, on other threads.
 
-use kernels::{Forms, Isa, Pool, TensorType, linear_transposed, linear_unrounded, reference};
+use half::bf16;
+use kernels::{
+    Forms, Isa, LinearPart, Pool, TensorType, linear_transposed, linear_transposed_rounded, linear_unrounded,
+    reference,
+};
 use proptest::{collection, prelude::*, sample};
 
 use crate::{
@@ -13,17 +17,30 @@ use crate::{
 /// Sums of a few thousand products in 32 bits, relative to the lengths of gradient and weights.
 const TOLERANCE: f64 = 1e-6;
 
+/// Products of two numbers of 8 bits each.
+const ROUNDED_TOLERANCE: f64 = 4e-3;
+
 /// Sums over a vocabulary, relative to the whole gradient. A single chain of additions is 4e-6 off.
 const HEAD_TOLERANCE: f64 = 1.5e-6;
 
+type Product = fn(&mut Pool, Isa, &[f32], usize, usize, &[LinearPart<'_>], &mut [f32]);
+
+/// Both products, and how far they may be off.
+const BOTH: [(Product, f64); 2] =
+    [(linear_transposed, TOLERANCE), (linear_transposed_rounded, ROUNDED_TOLERANCE)];
+
 fn run(layers: &Layers, pool: &mut Pool, isa: Isa, g: &[f32]) -> Vec<f32> {
+    run_by(linear_transposed, layers, pool, isa, g)
+}
+
+fn run_by(product: Product, layers: &Layers, pool: &mut Pool, isa: Isa, g: &[f32]) -> Vec<f32> {
     let rows = g.len() / layers.stride;
     let mut out = vec![UNTOUCHED; rows * layers.width];
-    linear_transposed(pool, isa, g, rows, layers.stride, &layers.parts(), &mut out);
+    product(pool, isa, g, rows, layers.stride, &layers.parts(), &mut out);
     out
 }
 
-fn judge(layers: &Layers, g: &[f32], out: &[f32], what: &str) {
+fn judge(layers: &Layers, g: &[f32], out: &[f32], tolerance: f64, what: &str) {
     let (width, stride) = (layers.width, layers.stride);
     let rows = g.len() / stride;
     let (mut wanted, mut lengths) = (vec![0.0; rows * width], vec![0.0; rows * width]);
@@ -43,7 +60,7 @@ fn judge(layers: &Layers, g: &[f32], out: &[f32], what: &str) {
         // Not a quotient: a column of few weights can be all zeros, and then nothing but zero is right.
         let (off, length) = ((f64::from(got) - wanted).abs(), lengths[i]);
         assert!(
-            off <= TOLERANCE * length,
+            off <= tolerance * length,
             "{what}, row {}, input {}: {got}, not {wanted}: {off:e} off, of {length:e}",
             i / width,
             i % width
@@ -64,7 +81,10 @@ proptest! {
         let layers = Layers::random(&shapes, width_for(&shapes, step), seed);
         let g = floats(&mut random(!seed), rows * layers.stride);
         for isa in Isa::available() {
-            judge(&layers, &g, &run(&layers, &mut pool(1), isa, &g), &format!("{isa:?}"));
+            for (product, tolerance) in BOTH {
+                let out = run_by(product, &layers, &mut pool(1), isa, &g);
+                judge(&layers, &g, &out, tolerance, &format!("{isa:?}, within {tolerance}"));
+            }
         }
     }
 }
@@ -80,12 +100,10 @@ fn each_type_gives_gradients_of_any_width_its_blocks_allow_for_hundreds_of_rows(
             for isa in Isa::available() {
                 for rows in [1, 2, 300] {
                     let g = &g[..rows * layers.stride];
-                    judge(
-                        &layers,
-                        g,
-                        &run(&layers, &mut pool(2), isa, g),
-                        &format!("{isa:?}, width {width}"),
-                    );
+                    for (product, tolerance) in BOTH {
+                        let out = run_by(product, &layers, &mut pool(2), isa, g);
+                        judge(&layers, g, &out, tolerance, &format!("{isa:?}, width {width}"));
+                    }
                 }
             }
         }
@@ -97,17 +115,30 @@ fn a_row_of_a_batch_has_the_bits_it_has_alone_on_any_number_of_threads() {
     let layers = one_of_each();
     let g = floats(&mut random(12), 300 * layers.stride);
     let pools = &mut [pool(1), pool(2), pool(3)];
-    for isa in Isa::available() {
-        let alone: Vec<Vec<u32>> =
-            g.chunks(layers.stride).map(|row| bits(&run(&layers, &mut pools[0], isa, row))).collect();
+    for (isa, (product, _)) in Isa::available().into_iter().flat_map(|isa| BOTH.map(|both| (isa, both))) {
+        let alone: Vec<Vec<u32>> = g
+            .chunks(layers.stride)
+            .map(|row| bits(&run_by(product, &layers, &mut pools[0], isa, row)))
+            .collect();
         for rows in [2, 3, 4, 7, 8, 9, 15, 64, 257, 300] {
             for pool in &mut *pools {
-                let batch = bits(&run(&layers, pool, isa, &g[..rows * layers.stride]));
+                let batch = bits(&run_by(product, &layers, pool, isa, &g[..rows * layers.stride]));
                 for (row, (got, alone)) in batch.chunks(layers.width).zip(&alone).enumerate() {
                     assert_eq!(got, alone, "{isa:?}, row {row} of {rows} on {} threads", pool.threads());
                 }
             }
         }
+    }
+}
+
+#[test]
+fn numbers_that_are_bf16_already_are_not_rounded() {
+    let layers = Layers::random(&[(TensorType::Bf16, 37), (TensorType::Bf16, 130)], 300, 5);
+    let rounded = |x: &f32| bf16::from_f32(*x).to_f32();
+    let g: Vec<f32> = floats(&mut random(8), 40 * layers.stride).iter().map(rounded).collect();
+    for isa in Isa::available() {
+        let out = run_by(linear_transposed_rounded, &layers, &mut pool(2), isa, &g);
+        judge(&layers, &g, &out, TOLERANCE, &format!("{isa:?}"));
     }
 }
 
@@ -172,7 +203,7 @@ fn the_gradient_is_that_of_the_unrounded_product() {
         let prepared = activations(pool, isa, &x, 1, Forms::default());
         let mut y = vec![0.0; layers.stride];
         let parts: Vec<_> =
-            layers.parts().into_iter().map(|part| kernels::LinearPart { bias: None, ..part }).collect();
+            layers.parts().into_iter().map(|part| LinearPart { bias: None, ..part }).collect();
         linear_unrounded(pool, isa, &prepared, &parts, &mut y, layers.stride);
         let back = run(&layers, pool, isa, &g);
         let dot = |a: &[f32], b: &[f32]| -> f64 {
@@ -189,8 +220,11 @@ fn sets_that_fuse_multiply_and_add_give_the_same_bits() {
     let layers = one_of_each();
     let g = floats(&mut random(18), 11 * layers.stride);
     let fused: Vec<Isa> = Isa::available().into_iter().filter(|&isa| isa != Isa::Portable).collect();
-    let results: Vec<_> = fused.iter().map(|&isa| bits(&run(&layers, &mut pool(1), isa, &g))).collect();
-    assert!(results.windows(2).all(|pair| pair[0] == pair[1]), "{fused:?}");
+    for (product, _) in BOTH {
+        let results: Vec<_> =
+            fused.iter().map(|&isa| bits(&run_by(product, &layers, &mut pool(1), isa, &g))).collect();
+        assert!(results.windows(2).all(|pair| pair[0] == pair[1]), "{fused:?}");
+    }
 }
 
 #[test]
@@ -207,9 +241,9 @@ fn what_lies_between_the_parts_and_in_spoilt_rows_enters_no_other_gradient() {
     for (i, g) in spoilt.iter_mut().enumerate().filter(|(i, _)| !is_gradient[i % stride]) {
         *g = if i % 2 == 0 { f32::NAN } else { f32::INFINITY };
     }
-    for isa in Isa::available() {
+    for (isa, (product, _)) in Isa::available().into_iter().flat_map(|isa| BOTH.map(|both| (isa, both))) {
         let pool = &mut pool(2);
-        let (clean, spoilt) = (run(&layers, pool, isa, &clean), run(&layers, pool, isa, &spoilt));
+        let [clean, spoilt] = [&clean, &spoilt].map(|g| run_by(product, &layers, pool, isa, g));
         for (row, (clean, spoilt)) in clean.chunks(layers.width).zip(spoilt.chunks(layers.width)).enumerate()
         {
             if row == 2 {

@@ -221,7 +221,7 @@ fn calls_through_shared_memory_give_the_bits_of_the_base() {
     for site in 0..9 {
         for (op, site_op) in ops {
             for part in [None, Some(0)] {
-                let path = if op == Op::Backward { SitePath::Linear } else { SitePath::Fast };
+                let path = SitePath::Fast;
                 let call = SiteCall { site: SiteId(site), part, op: site_op, path };
                 let (input, output) = rig.base.sites()[site as usize].widths(part, site_op).unwrap();
                 let x = rows(site, 3 * input);
@@ -450,16 +450,6 @@ fn a_batch_that_fails_ends_its_own_calls_and_no_others() {
     bad.call(0, Class::Decode, &[3.0; 64], 64);
     rig.run();
     assert_eq!(bad.answer(64).1, [6.0; 64]);
-}
-
-#[test]
-fn a_path_that_would_round_what_must_not_be_is_refused() {
-    let mut rig = Rig::over(Box::new(Doubling::new()), LayerSettings::default());
-    let mut local = rig.local("a");
-    let header = CallHeader { op: Op::Backward, ..local.header(0, Class::Training, 1) };
-    local.client.submit(&header).unwrap();
-    rig.hub.poll();
-    assert_eq!(local.refusal(), Status::Nonlinear);
 }
 
 fn payload(session: &Session, header: &CallHeader, rows: &[f32]) -> Payload {

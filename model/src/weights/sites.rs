@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use kernels::{Activations, Forms, LinearPart, PackedMatrix, linear, linear_transposed, linear_unrounded};
+use kernels::{
+    Activations, Forms, LinearPart, PackedMatrix, linear, linear_transposed, linear_transposed_rounded,
+    linear_unrounded,
+};
 
 use crate::{
     cpu::Compute,
@@ -70,6 +73,9 @@ impl SiteWeights {
         let out = &mut out[..rows * outputs];
         let Compute { pool, isa } = compute;
         match call {
+            SiteCall { op: SiteOp::Backward, path: SitePath::Fast, .. } if !site.fast_is_linear => {
+                linear_transposed_rounded(pool, *isa, x.values(), rows, inputs, &parts, out);
+            }
             SiteCall { op: SiteOp::Backward, .. } => {
                 linear_transposed(pool, *isa, x.values(), rows, inputs, &parts, out);
             }
