@@ -9,7 +9,7 @@ use std::{
 };
 
 use ids::BlockId;
-use kernels::{Pool, lora::LoraPrecision};
+use kernels::{Pool, attention::KvPrecision, lora::LoraPrecision};
 use model::{
     adapter::{Adapter, Method},
     backward::{Example, Gradients, Keep, Learner, Loss, Trainer},
@@ -17,6 +17,7 @@ use model::{
     forward::{BLOCK_TOKENS, ForwardPass as _, LogitRows, SequenceSlice},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions, kv_precision, kv_shape},
     sampling::logprobs,
+    shape::source::WeightSource,
     skeleton::client_base::ClientBase,
     sources::{dequantized::Dequantized, hf_names::module_name, open::open},
     weights::ResidentLayers,
@@ -277,25 +278,24 @@ fn log_probabilities_are_bit_for_bit_those_that_serving_reports() {
     }
 }
 
-#[test]
-fn gradients_of_the_real_model_are_those_of_torch_on_its_dequantized_weights() {
+/// The largest difference of any tensor's gradients from torch's on the dequantized weights, relative to its largest.
+fn off_on_the_real_model(source: &(dyn WeightSource + Sync), kv: KvPrecision, near: f32) -> f32 {
     let (model, golden) = (real_model(), golden_dir().join("training/smollm2"));
-    let source = Dequantized(open(&model).unwrap());
-    let layers = ResidentLayers::load(&source, 2, &|_| {}).unwrap();
+    let layers = ResidentLayers::load(source, 2, &|_| {}).unwrap();
     let frame = ClientBase::open(&model).unwrap().frame;
-    let shape = kv_shape(&frame.config, kv_precision(true, KvDtype::F32));
+    let shape = kv_shape(&frame.config, kv);
     let mut trainer = Trainer::new(frame, layers, shape, Pool::new(&[0, 1]).unwrap(), Keep::All).unwrap();
     let expected: Expected =
         serde_json::from_slice(&fs::read(golden.join("expected.json")).unwrap()).unwrap();
     let method = Adapter::read(&golden_dir().join("../../examples/adapters/pirate"), &trainer.model().config);
     let (method, batch) = (method.unwrap().method, Batch::of(&expected.batches[0]));
     let (loss, log_probabilities, gradients) = learn(&mut trainer, &method, &batch, usize::MAX);
-    assert!((loss - expected.loss).abs() < 1e-4, "loss {loss}, not {}", expected.loss);
+    assert!((loss - expected.loss).abs() < f64::from(near) / 10.0, "loss {loss}, not {}", expected.loss);
     let far = log_probabilities.iter().zip(expected.logprobs.concat()).map(|(a, b)| (a - b).abs());
-    assert!(far.fold(0.0, f32::max) < 1e-3);
+    assert!(far.fold(0.0, f32::max) < near);
     let file = fs::read(golden.join("gradients.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&file).unwrap();
-    let (tensors, mut compared) = (gradients.tensors(), 0);
+    let (tensors, mut compared, mut largest) = (gradients.tensors(), 0, 0.0_f32);
     let Method::Lora(modules) = &method else { panic!("a low-rank adapter") };
     for (number, module) in modules.iter().enumerate() {
         for (part, values) in ["A", "B"].into_iter().zip(&tensors[2 * number..]) {
@@ -304,10 +304,25 @@ fn gradients_of_the_real_model_are_those_of_torch_on_its_dequantized_weights() {
                 continue;
             };
             let wanted = wanted.data().as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
-            let off = off(values, &wanted.collect::<Vec<f32>>());
-            assert!(off < 1e-3, "{name}, {part}: {off} away");
+            largest = largest.max(off(values, &wanted.collect::<Vec<f32>>()));
             compared += 1;
         }
     }
     assert_eq!(compared, 12);
+    largest
+}
+
+#[test]
+fn gradients_of_the_real_model_are_those_of_torch_on_its_dequantized_weights() {
+    let source = Dequantized(open(&real_model()).unwrap());
+    let off = off_on_the_real_model(&source, kv_precision(true, KvDtype::F32), 1e-3);
+    assert!(off < 1e-3, "{off} away");
+}
+
+/// What serving rounds, and the way back rounds to 8 bits, shows, and stays small.
+#[test]
+fn gradients_of_the_weights_as_they_are_served_are_near_those_of_torch() {
+    let source = open(&real_model()).unwrap();
+    let off = off_on_the_real_model(&*source, kv_precision(false, KvDtype::Auto), 0.4);
+    assert!(off < 0.1, "{off} away");
 }
