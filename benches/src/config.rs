@@ -48,6 +48,8 @@ pub(crate) enum Name {
     SplitMasking,
     /// Jobs that learn over one base, beside PEFT.
     Tune,
+    /// Jobs beside requests that decode.
+    TuneMixed,
     /// A GPU's decode steps, beside its memory's bandwidth and PyTorch.
     CudaDecode,
     /// A GPU's long prompts, beside the rate of its matrix unit.
@@ -65,7 +67,7 @@ pub(crate) enum Name {
 }
 
 impl Name {
-    const EACH: [Self; 17] = [
+    const EACH: [Self; 18] = [
         Self::Decode,
         Self::Prefill,
         Self::Batch,
@@ -83,6 +85,7 @@ impl Name {
         Self::SplitMixed,
         Self::SplitMasking,
         Self::Tune,
+        Self::TuneMixed,
     ];
 
     /// Whether it is measured on a GPU, with weights of its own.

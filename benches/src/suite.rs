@@ -67,6 +67,7 @@ fn measure_alone(name: Name, config: &Config, cores: &Cores) -> Result<Vec<Compa
         Name::SplitMixed => split::mixed::run(config, cores),
         Name::SplitMasking => split::masking::run(config, cores),
         Name::Tune => tune::run(config, cores),
+        Name::TuneMixed => tune::company::run(config, cores),
         _ => Ok(Vec::new()),
     }
 }

@@ -1,4 +1,4 @@
-//! `tune`: jobs that learn over one base, beside PEFT, where each job holds a base of its own.
+//! `tune`, `tune-mixed`: jobs that learn over one base, beside PEFT, where each job holds a base of its own.
 //!
 //! Rank 8 on q and v, two sequences of 512 tokens a step, AdamW on both sides. Our jobs are `holobiont-trainer` as a
 //! deployment runs it: a process each, nicer than the executor that both rent from, on the same cores. Figures are those
@@ -6,9 +6,9 @@
 //!
 //! - [`trainer`]: jobs of ours. [`peft`]: theirs, kept running between measurements. [`inside`]: one in the process that
 //!   has the weights.
-//! - [`company`]: jobs beside requests.
+//! - [`company`]: jobs beside requests (`tune-mixed`).
 
-mod company;
+pub(crate) mod company;
 mod inside;
 mod peft;
 mod trainer;
@@ -61,8 +61,6 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
     }
     comparisons.extend(jobs_at_once(config, &bench)?);
     comparisons.push(split(config, &bench, cores)?);
-    drop(bench);
-    comparisons.extend(company::run(config, cores)?);
     Ok(comparisons)
 }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use tokio::runtime::{Builder, Runtime};
 
-use super::{BENCH, trainer};
+use super::trainer;
 use crate::{
     cold::{Arrival, Executor, Helper, Mode, Place},
     config::Config,
@@ -25,7 +25,7 @@ const TOTAL: f64 = 1.2;
 const ENDLESS_STEPS: usize = 1 << 20;
 
 /// Both comparisons.
-pub(super) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
     let mut requests = Requests::new(config, cores)?;
     requests.serve(0)?;
     let (mut alone, mut beside) = (Vec::new(), Vec::new());
@@ -41,7 +41,7 @@ pub(super) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
         };
         let ours = Samples::of(&beside, figure)?;
         Ok(Comparison {
-            bench: BENCH,
+            bench: "tune-mixed",
             case: case.to_owned(),
             unit,
             better,
