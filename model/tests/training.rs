@@ -324,5 +324,5 @@ fn gradients_of_the_real_model_are_those_of_torch_on_its_dequantized_weights() {
 fn gradients_of_the_weights_as_they_are_served_are_near_those_of_torch() {
     let source = open(&real_model()).unwrap();
     let off = off_on_the_real_model(&*source, kv_precision(false, KvDtype::Auto), 0.4);
-    assert!(off < 0.1, "{off} away");
+    assert!(off < 0.15, "{off} away");
 }
