@@ -51,7 +51,7 @@ pub(crate) trait Simd: Copy {
     type F: Copy;
     /// 16 x i32.
     type I: Copy;
-    /// 64 x u8, or 32 x bf16.
+    /// 64 x u8, or 32 x i16 or bf16.
     type B: Copy;
 
     /// Rows a tile may have before its sums no longer fit the registers.
@@ -103,6 +103,11 @@ pub(crate) trait Simd: Copy {
     /// The lanes as i8; they must be in -127..=127.
     unsafe fn store_i8(to: *mut i8, v: Self::I);
 
+    /// The lanes as i16; of others, their low bits or the nearest.
+    unsafe fn store_words(to: *mut i16, v: Self::I);
+    /// Lane `i`: the low halves of `low` and `high`, in this order.
+    unsafe fn store_word_pairs(to: *mut i16, low: Self::I, high: Self::I);
+
     unsafe fn load_bytes(from: *const u8) -> Self::B;
     fn low_nibbles(v: Self::B) -> Self::B;
     fn high_nibbles(v: Self::B) -> Self::B;
@@ -114,6 +119,8 @@ pub(crate) trait Simd: Copy {
     fn transpose(v: [Self::F; LANES]) -> [Self::F; LANES];
     /// Lane `i`: `acc[i] + sum over j of codes[4i + j] * x[j]`, codes unsigned, `x` four signed bytes; exact.
     fn dot_bytes(acc: Self::I, codes: Self::B, x: i32) -> Self::I;
+    /// Lane `i`: `acc[i] + w[2i] * x[0] + w[2i + 1] * x[1]` of pairs of i16; exact where it fits.
+    fn dot_words(acc: Self::I, w: Self::B, x: i32) -> Self::I;
     /// Lane `i`: `acc[i] + w[2i + 1] * x[1] + w[2i] * x[0]` of bf16 pairs.
     fn dot_bf16(acc: Self::F, w: Self::B, x: u32) -> Self::F;
 

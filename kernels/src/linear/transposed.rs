@@ -9,9 +9,9 @@
 //! would lose its last digits to a sum that has long outgrown what is added. The bits depend on the weights and the
 //! element's own row of `g` alone.
 //!
-//! [`linear_transposed_rounded`] rounds gradients and values to bf16, and sums their products in 32 bits, two outputs at a step
-//! (the second one's product first): twice as fast where the processor has an instruction for it, with 8 bits of precision
-//! in what is multiplied. Its bits, too, are each row's own and the same on every processor.
+//! [`linear_transposed_rounded`] rounds to whole numbers of 16 bits, gradients by a scale for each row of a tile, values by one
+//! for each of its inputs, and multiplies two outputs at a step: twice the rate of 32 bits, on every maker's processors. The
+//! sum of a tile is exact, so its bits, too, are each row's own, and the same on every processor.
 //!
 //! Panels hold sixteen *outputs* in a vector, and here a vector must hold sixteen *inputs*, each summing over the
 //! outputs. So a tile of [`TALL`] outputs by [`WIDE`] inputs is decoded and transposed into a buffer of the first-level cache,
@@ -19,10 +19,12 @@
 //! another's sums, and nothing is summed twice.
 
 mod arithmetic;
+mod words;
 
 use std::{marker::PhantomData, ops::Range};
 
-use arithmetic::{Arithmetic, Pairs, Whole, rounded};
+use arithmetic::{Arithmetic, Floats, Gradients};
+use words::{Words, rounded};
 
 use super::{
     pack::PackedMatrix,
@@ -39,6 +41,8 @@ use crate::{
 /// Outputs and inputs of a decoded tile: 16 KB.
 const TALL: usize = 64;
 const WIDE: usize = 64;
+/// A tile, and a number for each of its inputs.
+const TILE: usize = (TALL + 1) * WIDE;
 
 /// Computes the gradient at the inputs of `parts` for `rows` rows of `g`, which have `stride` elements; `out` is
 /// `[rows, columns]`. Without parts it is zero.
@@ -57,10 +61,11 @@ pub fn linear_transposed(
     out: &mut [f32],
 ) {
     assert!(g.len() >= rows * stride, "g holds {rows} rows of {stride}");
-    over_chunks::<Whole>(pool, isa, Rows { g, count: rows, stride }, parts, out);
+    over_chunks::<Floats>(pool, isa, Rows { g, scales: &[], count: rows, stride }, parts, out);
 }
 
-/// The same of gradients and values that are rounded to bf16.
+/// The same of gradients and values that are rounded: to 14 bits of the largest gradient that a row has in [`TALL`] outputs,
+/// to 13 bits of the largest value that an input has in them.
 ///
 /// # Panics
 ///
@@ -76,16 +81,23 @@ pub fn linear_transposed_rounded(
     out: &mut [f32],
 ) {
     assert!(g.len() >= rows * stride, "g holds {rows} rows of {stride}");
-    let rounded = rounded(pool, isa, &g[..rows * stride], stride);
-    over_chunks::<Pairs>(pool, isa, Rows { g: &rounded, count: rows, stride }, parts, out);
+    let (g, scales) = rounded(pool, isa, &g[..rows * stride], stride, parts);
+    over_chunks::<Words>(pool, isa, Rows { g: &g, scales: &scales, count: rows, stride }, parts, out);
 }
 
 /// Rows of gradients.
 #[derive(Clone, Copy)]
 struct Rows<'a, G> {
     g: &'a [G],
+    /// `[tiles of all parts, count]`: what rounded gradients are multiples of.
+    scales: &'a [f32],
     count: usize,
     stride: usize,
+}
+
+/// Tiles of outputs that a part has.
+fn tiles(part: &LinearPart<'_>) -> usize {
+    part.matrix.rows().div_ceil(TALL)
 }
 
 fn over_chunks<A: Arithmetic>(
@@ -124,15 +136,17 @@ impl<A: Arithmetic> Kernel for Chunk<'_, A> {
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        let mut room = Room::<{ TALL * WIDE }>::new();
+        let mut room = Room::<TILE>::new();
         let weights = room.as_mut_ptr();
         for inputs in blocks(self.inputs.clone(), WIDE) {
             self.clear(&inputs);
+            let mut number = 0;
             for part in self.parts {
                 for outputs in blocks(0..part.matrix.rows(), TALL) {
                     let tile = Tile { w: part.matrix, outputs, inputs: inputs.clone(), weights };
                     with_values!(part.matrix.packing, V => S::call(Decode::<V, A>(&tile, PhantomData)));
-                    S::call(Sums { chunk: &self, tile: &tile, column: part.column });
+                    S::call(Sums { chunk: &self, tile: &tile, number, column: part.column });
+                    number += 1;
                 }
             }
         }
@@ -154,8 +168,16 @@ struct Tile<'a> {
     w: &'a PackedMatrix,
     outputs: Range<usize>,
     inputs: Range<usize>,
-    /// `[TALL, WIDE]`: the decoded values, as their arithmetic has them.
+    /// `[TALL, WIDE]`: the decoded values, as their arithmetic has them; and room for `[WIDE]` numbers more.
     weights: *mut f32,
+}
+
+impl Tile<'_> {
+    /// Vectors of inputs.
+    #[inline(always)]
+    fn vectors(&self) -> usize {
+        self.inputs.len().div_ceil(LANES)
+    }
 }
 
 /// Decodes and transposes a tile.
@@ -181,10 +203,12 @@ impl<V: Values, A: Arithmetic> Kernel for Decode<'_, V, A> {
                 unsafe { self.rest::<S>(panel, inputs) };
             }
         }
+        // SAFETY: the tile holds the values of these outputs and vectors.
+        unsafe { A::pack::<S>(self.0.weights, outputs.len(), self.0.vectors()) };
     }
 }
 
-impl<V: Values, A: Arithmetic> Decode<'_, V, A> {
+impl<V: Values, A> Decode<'_, V, A> {
     /// # Safety
     ///
     /// Panel and group exist and lie in the tile.
@@ -227,8 +251,10 @@ impl<V: Values, A: Arithmetic> Decode<'_, V, A> {
     unsafe fn put<S: Simd>(&self, panel: usize, k: usize, values: [S::F; LANES]) {
         let Tile { outputs, inputs, weights, .. } = self.0;
         let (o, k) = (panel * LANES - outputs.start, k - inputs.start);
-        // SAFETY: the caller's.
-        unsafe { A::put::<S>(*weights, o, k, S::transpose(values)) };
+        for (i, inputs) in S::transpose(values).into_iter().enumerate() {
+            // SAFETY: the caller's.
+            unsafe { S::store(weights.add((o + i) * WIDE + k), inputs) };
+        }
     }
 }
 
@@ -236,6 +262,8 @@ impl<V: Values, A: Arithmetic> Decode<'_, V, A> {
 struct Sums<'a, A: Arithmetic> {
     chunk: &'a Chunk<'a, A>,
     tile: &'a Tile<'a>,
+    /// Of the tile, among those of all parts.
+    number: usize,
     column: usize,
 }
 
@@ -244,7 +272,7 @@ impl<A: Arithmetic> Kernel for Sums<'_, A> {
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        let vectors = self.tile.inputs.len().div_ceil(LANES);
+        let vectors = self.tile.vectors();
         let mut vector = 0;
         while vector < vectors {
             // A single row's sums wait for one another, so more of them go side by side. Of several rows, two vectors
@@ -284,12 +312,13 @@ impl<A: Arithmetic> Sums<'_, A> {
     /// Sums the tile's outputs for `M` rows and `V` vectors of inputs, and adds that to `out`.
     #[inline(always)]
     fn sums<S: Simd, const M: usize, const V: usize>(&self, row: usize, vector: usize) -> usize {
-        let Rows { g, stride, .. } = self.chunk.rows;
+        let Rows { g, scales, count, stride } = self.chunk.rows;
         let Tile { outputs, weights, .. } = self.tile;
         // SAFETY: rows, inputs and outputs exist; no other chunk uses these columns of `out`.
         unsafe {
             let g = g.as_ptr().add(row * stride + self.column + outputs.start);
-            let sums = A::sums::<S, M, V>(weights.add(vector * LANES), g, stride, outputs.len());
+            let g = Gradients { g, stride, scales: scales.as_ptr().wrapping_add(self.number * count + row) };
+            let sums = A::sums::<S, M, V>(weights.add(vector * LANES), g, outputs.len());
             for (m, sums) in sums.iter().enumerate() {
                 for (v, &sum) in sums.iter().enumerate() {
                     let (to, lanes) = self.place(row + m, vector + v);

@@ -267,6 +267,26 @@ impl Simd for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn store_words(to: *mut i16, v: I) {
+        cpu!({
+            // As above: the pack works within 128-bit halves.
+            let words = _mm256_packs_epi32(v[0], v[1]);
+            _mm256_storeu_si256(to.cast(), _mm256_permute4x64_epi64::<0b11_01_10_00>(words));
+        });
+    }
+    #[inline(always)]
+    unsafe fn store_word_pairs(to: *mut i16, low: I, high: I) {
+        cpu!({
+            let pairs = |low, high| {
+                let low = _mm256_and_si256(low, _mm256_set1_epi32(0xffff));
+                _mm256_or_si256(low, _mm256_slli_epi32::<16>(high))
+            };
+            _mm256_storeu_si256(to.cast(), pairs(low[0], high[0]));
+            _mm256_storeu_si256(to.add(16).cast(), pairs(low[1], high[1]));
+        });
+    }
+
+    #[inline(always)]
     unsafe fn load_bytes(from: *const u8) -> I {
         cpu!([_mm256_loadu_si256(from.cast()), _mm256_loadu_si256(from.add(32).cast())])
     }
@@ -349,6 +369,13 @@ impl Simd for Avx2 {
                 _mm256_add_epi32(acc, _mm256_add_epi32(low, high))
             };
             [add(acc[0], codes[0]), add(acc[1], codes[1])]
+        })
+    }
+    #[inline(always)]
+    fn dot_words(acc: I, w: I, x: i32) -> I {
+        cpu!({
+            let x = _mm256_set1_epi32(x);
+            [0, 1].map(|half| _mm256_add_epi32(acc[half], _mm256_madd_epi16(w[half], x)))
         })
     }
     #[inline(always)]

@@ -172,6 +172,18 @@ impl Simd for Avx512 {
     }
 
     #[inline(always)]
+    unsafe fn store_words(to: *mut i16, v: __m512i) {
+        cpu!(_mm256_storeu_si256(to.cast(), _mm512_cvtepi32_epi16(v)));
+    }
+    #[inline(always)]
+    unsafe fn store_word_pairs(to: *mut i16, low: __m512i, high: __m512i) {
+        cpu!({
+            let low = _mm512_and_si512(low, _mm512_set1_epi32(0xffff));
+            _mm512_storeu_si512(to.cast(), _mm512_or_si512(low, _mm512_slli_epi32::<16>(high)));
+        });
+    }
+
+    #[inline(always)]
     unsafe fn load_bytes(from: *const u8) -> __m512i {
         cpu!(_mm512_loadu_si512(from.cast()))
     }
@@ -245,6 +257,10 @@ impl Simd for Avx512 {
     #[inline(always)]
     fn dot_bytes(acc: __m512i, codes: __m512i, x: i32) -> __m512i {
         cpu!(_mm512_dpbusd_epi32(acc, codes, _mm512_set1_epi32(x)))
+    }
+    #[inline(always)]
+    fn dot_words(acc: __m512i, w: __m512i, x: i32) -> __m512i {
+        cpu!(_mm512_dpwssd_epi32(acc, w, _mm512_set1_epi32(x)))
     }
     #[inline(always)]
     fn dot_bf16(acc: __m512, w: __m512i, x: u32) -> __m512 {

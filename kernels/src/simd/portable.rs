@@ -180,6 +180,19 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
+    unsafe fn store_words(to: *mut i16, v: I) {
+        let words: [i16; 16] = lanes!(i => v[i] as i16);
+        // SAFETY: the caller vouches for 16 elements.
+        unsafe { to.cast::<[i16; 16]>().write_unaligned(words) }
+    }
+    #[inline(always)]
+    unsafe fn store_word_pairs(to: *mut i16, low: I, high: I) {
+        let pairs: I = lanes!(i => (low[i] & 0xffff) | (high[i] << 16));
+        // SAFETY: the caller vouches for 32 elements.
+        unsafe { to.cast::<I>().write_unaligned(pairs) }
+    }
+
+    #[inline(always)]
     unsafe fn load_bytes(from: *const u8) -> B {
         // SAFETY: the caller vouches for 64 bytes.
         unsafe { from.cast::<B>().read_unaligned() }
@@ -213,6 +226,12 @@ impl Simd for Portable {
             (i32::from(codes[4 * i]) * x[0] + i32::from(codes[4 * i + 1]) * x[1])
                 + (i32::from(codes[4 * i + 2]) * x[2] + i32::from(codes[4 * i + 3]) * x[3])
         ))
+    }
+    #[inline(always)]
+    fn dot_words(acc: I, w: B, x: i32) -> I {
+        let word = |at: usize| i32::from(i16::from_le_bytes([w[at], w[at + 1]]));
+        let (low, high) = (x as i16 as i32, x >> 16);
+        lanes!(i => acc[i].wrapping_add((word(4 * i) * low).wrapping_add(word(4 * i + 2) * high)))
     }
     #[inline(always)]
     fn dot_bf16(acc: F, w: B, x: u32) -> F {

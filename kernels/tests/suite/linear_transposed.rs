@@ -1,10 +1,9 @@
 //! The gradient at the inputs of linear layers: against the plain product with the transposed values, against the forward
 //! product it belongs to, and against itself in other batches, on other threads.
 
-use half::bf16;
 use kernels::{
-    Forms, Isa, LinearPart, Pool, TensorType, linear_transposed, linear_transposed_rounded, linear_unrounded,
-    reference,
+    Forms, Isa, LinearPart, PackedMatrix, Pool, TensorType, linear_transposed, linear_transposed_rounded,
+    linear_unrounded, reference,
 };
 use proptest::{collection, prelude::*, sample};
 
@@ -17,8 +16,8 @@ use crate::{
 /// Sums of a few thousand products in 32 bits, relative to the lengths of gradient and weights.
 const TOLERANCE: f64 = 1e-6;
 
-/// Products of two numbers of 8 bits each.
-const ROUNDED_TOLERANCE: f64 = 4e-3;
+/// Products of numbers of 14 and 13 bits, each beside the largest of its tile.
+const ROUNDED_TOLERANCE: f64 = 4e-4;
 
 /// Sums over a vocabulary, relative to the whole gradient. A single chain of additions is 4e-6 off.
 const HEAD_TOLERANCE: f64 = 1.5e-6;
@@ -132,13 +131,38 @@ fn a_row_of_a_batch_has_the_bits_it_has_alone_on_any_number_of_threads() {
 }
 
 #[test]
-fn numbers_that_are_bf16_already_are_not_rounded() {
-    let layers = Layers::random(&[(TensorType::Bf16, 37), (TensorType::Bf16, 130)], 300, 5);
-    let rounded = |x: &f32| bf16::from_f32(*x).to_f32();
-    let g: Vec<f32> = floats(&mut random(8), 40 * layers.stride).iter().map(rounded).collect();
+fn rounding_has_the_same_bits_on_every_set() {
+    let layers = one_of_each();
+    let g = floats(&mut random(8), 40 * layers.stride);
+    let sets = Isa::available();
+    let run = |&isa: &Isa| bits(&run_by(linear_transposed_rounded, &layers, &mut pool(2), isa, &g));
+    let results: Vec<_> = sets.iter().map(run).collect();
+    assert!(results.windows(2).all(|pair| pair[0] == pair[1]), "{sets:?}");
+}
+
+#[test]
+fn whole_numbers_up_to_the_largest_are_not_rounded() {
+    // A tile's largest gradient is 8191, and an input's largest value 4095: both scales are one, and the sum as large as any.
+    let (outputs, width, rows) = (64, 33, 3);
+    let weights: Vec<u8> = [4095.0f32; 64 * 33].iter().flat_map(|w| w.to_le_bytes()).collect();
+    let matrix = PackedMatrix::pack(TensorType::F32, &weights, outputs, width).expect("whole rows");
+    let parts = [LinearPart { matrix: &matrix, bias: None, column: 0 }];
     for isa in Isa::available() {
-        let out = run_by(linear_transposed_rounded, &layers, &mut pool(2), isa, &g);
-        judge(&layers, &g, &out, TOLERANCE, &format!("{isa:?}"));
+        let (g, mut out) = (vec![-8191.0; rows * outputs], vec![UNTOUCHED; rows * width]);
+        linear_transposed_rounded(&mut pool(2), isa, &g, rows, outputs, &parts, &mut out);
+        assert_eq!(out, vec![-8191.0 * 4095.0 * 64.0; rows * width], "{isa:?}");
+    }
+}
+
+#[test]
+fn a_gradient_of_nothing_or_as_good_as_nothing_gives_nothing() {
+    let layers = one_of_each();
+    for isa in Isa::available() {
+        for tiny in [0.0, 1e-42, f32::MIN_POSITIVE] {
+            let g = vec![tiny; 2 * layers.stride];
+            let out = run_by(linear_transposed_rounded, &layers, &mut pool(1), isa, &g);
+            assert!(out.iter().all(|x| x.abs() < 1e-25), "{isa:?}, {tiny}: {out:?}");
+        }
     }
 }
 
