@@ -35,6 +35,7 @@ impl Forms {
 pub struct Activations {
     rows: usize,
     width: usize,
+    /// At least as many as there are; what is behind them is left over.
     floats: Vec<f32>,
     pub(crate) bytes: Vec<i8>,
     /// One a group.
@@ -56,7 +57,9 @@ impl Activations {
     pub fn reshape(&mut self, rows: usize, width: usize) {
         self.rows = rows;
         self.width = width;
-        self.floats.resize(rows * width, 0.0);
+        if self.floats.len() < rows * width {
+            self.floats.resize(rows * width, 0.0);
+        }
     }
 
     /// Adds `rows` whole rows behind those there are. Forms are stale until the next [`Activations::prepare`].
@@ -65,6 +68,7 @@ impl Activations {
     /// If these are not whole rows.
     pub fn append(&mut self, rows: &[f32]) {
         assert!(rows.len().is_multiple_of(self.width.max(1)), "whole rows of {}", self.width);
+        self.floats.truncate(self.rows * self.width);
         self.floats.extend_from_slice(rows);
         self.rows += rows.len() / self.width.max(1);
     }
@@ -73,7 +77,6 @@ impl Activations {
     pub fn truncate(&mut self, rows: usize) {
         self.rows = self.rows.min(rows);
         let groups = self.rows * self.groups();
-        self.floats.truncate(self.rows * self.width);
         self.bytes.truncate(self.rows * self.width);
         self.scales.truncate(groups);
         self.sums.truncate(groups);
@@ -98,12 +101,12 @@ impl Activations {
     /// All elements, row after row.
     #[must_use]
     pub fn values(&self) -> &[f32] {
-        &self.floats
+        &self.floats[..self.rows * self.width]
     }
 
     /// All elements, row after row. Forms are stale until the next [`Activations::prepare`].
     pub fn values_mut(&mut self) -> &mut [f32] {
-        &mut self.floats
+        &mut self.floats[..self.rows * self.width]
     }
 
     pub(crate) fn groups(&self) -> usize {

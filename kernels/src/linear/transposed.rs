@@ -23,8 +23,8 @@ mod words;
 
 use std::{marker::PhantomData, ops::Range};
 
-use arithmetic::{Arithmetic, Floats, Gradients};
-use words::{Words, rounded};
+use arithmetic::{Floats, Gradients, Place};
+use words::Rounded;
 
 use super::{
     pack::PackedMatrix,
@@ -61,7 +61,7 @@ pub fn linear_transposed(
     out: &mut [f32],
 ) {
     assert!(g.len() >= rows * stride, "g holds {rows} rows of {stride}");
-    over_chunks::<Floats>(pool, isa, Rows { g, scales: &[], count: rows, stride }, parts, out);
+    over_chunks(pool, isa, Floats { g, rows, stride }, stride, parts, out);
 }
 
 /// The same of gradients and values that are rounded: to 14 bits of the largest gradient that a row has in [`TALL`] outputs,
@@ -81,18 +81,8 @@ pub fn linear_transposed_rounded(
     out: &mut [f32],
 ) {
     assert!(g.len() >= rows * stride, "g holds {rows} rows of {stride}");
-    let (g, scales) = rounded(pool, isa, &g[..rows * stride], stride, parts);
-    over_chunks::<Words>(pool, isa, Rows { g: &g, scales: &scales, count: rows, stride }, parts, out);
-}
-
-/// Rows of gradients.
-#[derive(Clone, Copy)]
-struct Rows<'a, G> {
-    g: &'a [G],
-    /// `[tiles of all parts, count]`: what rounded gradients are multiples of.
-    scales: &'a [f32],
-    count: usize,
-    stride: usize,
+    let rounded = Rounded::new(pool, isa, &g[..rows * stride], stride, parts);
+    over_chunks(pool, isa, rounded.words(), stride, parts, out);
 }
 
 /// Tiles of outputs that a part has.
@@ -100,38 +90,39 @@ fn tiles(part: &LinearPart<'_>) -> usize {
     part.matrix.rows().div_ceil(TALL)
 }
 
-fn over_chunks<A: Arithmetic>(
+fn over_chunks<G: Gradients>(
     pool: &mut Pool,
     isa: Isa,
-    rows: Rows<'_, A::Gradient>,
+    g: G,
+    stride: usize,
     parts: &[LinearPart<'_>],
     out: &mut [f32],
 ) {
     let Some(columns) = parts.first().map(|part| part.matrix.columns()) else {
         return out.fill(0.0);
     };
-    check_parts(parts, columns, rows.stride);
-    assert_eq!(out.len(), rows.count * columns, "out is {} rows of {columns}", rows.count);
+    check_parts(parts, columns, stride);
+    assert_eq!(out.len(), g.rows() * columns, "out is {} rows of {columns}", g.rows());
     let out = OutPtr(out.as_mut_ptr());
     let tiles = columns.div_ceil(WIDE);
     let chunk = tiles.div_ceil(4 * pool.threads());
     pool.run(tiles.div_ceil(chunk), |i| {
         let out = &out;
         let inputs = i * chunk * WIDE..columns.min((i + 1) * chunk * WIDE);
-        isa.dispatch(Chunk::<A> { rows, parts, inputs, out: out.0, columns });
+        isa.dispatch(Chunk { g, parts, inputs, out: out.0, columns });
     });
 }
 
 /// The gradients at `inputs`, for all rows.
-struct Chunk<'a, A: Arithmetic> {
-    rows: Rows<'a, A::Gradient>,
+struct Chunk<'a, G> {
+    g: G,
     parts: &'a [LinearPart<'a>],
     inputs: Range<usize>,
     out: *mut f32,
     columns: usize,
 }
 
-impl<A: Arithmetic> Kernel for Chunk<'_, A> {
+impl<G: Gradients> Kernel for Chunk<'_, G> {
     type Output = ();
 
     #[inline(always)]
@@ -144,7 +135,7 @@ impl<A: Arithmetic> Kernel for Chunk<'_, A> {
             for part in self.parts {
                 for outputs in blocks(0..part.matrix.rows(), TALL) {
                     let tile = Tile { w: part.matrix, outputs, inputs: inputs.clone(), weights };
-                    with_values!(part.matrix.packing, V => S::call(Decode::<V, A>(&tile, PhantomData)));
+                    with_values!(part.matrix.packing, V => S::call(Decode::<V, G>(&tile, PhantomData)));
                     S::call(Sums { chunk: &self, tile: &tile, number, column: part.column });
                     number += 1;
                 }
@@ -153,10 +144,10 @@ impl<A: Arithmetic> Kernel for Chunk<'_, A> {
     }
 }
 
-impl<A: Arithmetic> Chunk<'_, A> {
+impl<G: Gradients> Chunk<'_, G> {
     #[inline(always)]
     fn clear(&self, inputs: &Range<usize>) {
-        for row in 0..self.rows.count {
+        for row in 0..self.g.rows() {
             // SAFETY: the inputs lie within a row of `out`, and no other chunk uses them; zero bytes are 0.0.
             unsafe { self.out.add(row * self.columns + inputs.start).write_bytes(0, inputs.len()) };
         }
@@ -168,7 +159,7 @@ struct Tile<'a> {
     w: &'a PackedMatrix,
     outputs: Range<usize>,
     inputs: Range<usize>,
-    /// `[TALL, WIDE]`: the decoded values, as their arithmetic has them; and room for `[WIDE]` numbers more.
+    /// `[TALL, WIDE]`: the decoded values, as they meet gradients; and room for `[WIDE]` numbers more.
     weights: *mut f32,
 }
 
@@ -181,9 +172,9 @@ impl Tile<'_> {
 }
 
 /// Decodes and transposes a tile.
-struct Decode<'a, V, A>(&'a Tile<'a>, PhantomData<(V, A)>);
+struct Decode<'a, V, G>(&'a Tile<'a>, PhantomData<(V, G)>);
 
-impl<V: Values, A: Arithmetic> Kernel for Decode<'_, V, A> {
+impl<V: Values, G: Gradients> Kernel for Decode<'_, V, G> {
     type Output = ();
 
     #[inline(always)]
@@ -204,11 +195,11 @@ impl<V: Values, A: Arithmetic> Kernel for Decode<'_, V, A> {
             }
         }
         // SAFETY: the tile holds the values of these outputs and vectors.
-        unsafe { A::pack::<S>(self.0.weights, outputs.len(), self.0.vectors()) };
+        unsafe { G::pack::<S>(self.0.weights, outputs.len(), self.0.vectors()) };
     }
 }
 
-impl<V: Values, A> Decode<'_, V, A> {
+impl<V: Values, G> Decode<'_, V, G> {
     /// # Safety
     ///
     /// Panel and group exist and lie in the tile.
@@ -259,15 +250,15 @@ impl<V: Values, A> Decode<'_, V, A> {
 }
 
 /// Passes all rows over a decoded tile.
-struct Sums<'a, A: Arithmetic> {
-    chunk: &'a Chunk<'a, A>,
+struct Sums<'a, G> {
+    chunk: &'a Chunk<'a, G>,
     tile: &'a Tile<'a>,
     /// Of the tile, among those of all parts.
     number: usize,
     column: usize,
 }
 
-impl<A: Arithmetic> Kernel for Sums<'_, A> {
+impl<G: Gradients> Kernel for Sums<'_, G> {
     type Output = ();
 
     #[inline(always)]
@@ -275,54 +266,59 @@ impl<A: Arithmetic> Kernel for Sums<'_, A> {
         let vectors = self.tile.vectors();
         let mut vector = 0;
         while vector < vectors {
-            // A single row's sums wait for one another, so more of them go side by side. Of several rows, two vectors
-            // share the gradients' loads where the registers hold the sums of both.
-            vector += match (self.chunk.rows.count, vectors - vector) {
-                (1, 4..) => self.rows::<S, 4>(vector),
-                (_, 2..) if S::TILE == 8 => self.rows::<S, 2>(vector),
-                _ => self.rows::<S, 1>(vector),
+            // Vectors side by side share the loads of gradients, as many as leave registers for the sums of some rows. A
+            // single row's sums would wait for one another.
+            vector += match (self.chunk.g.rows(), vectors - vector) {
+                (1, 4..) => self.rows::<S, 1, 4>(vector),
+                (_, 4..) if S::TILE == 8 => self.rows::<S, 6, 4>(vector),
+                (_, 2..) if S::TILE == 8 => self.rows::<S, 8, 2>(vector),
+                _ if S::TILE == 8 => self.rows::<S, 8, 1>(vector),
+                _ => self.rows::<S, 4, 1>(vector),
             };
         }
     }
 }
 
-impl<A: Arithmetic> Sums<'_, A> {
+impl<G: Gradients> Sums<'_, G> {
+    /// All rows, up to `M` at a time, for `V` vectors.
     #[inline(always)]
-    fn rows<S: Simd, const V: usize>(&self, vector: usize) -> usize {
-        let (mut row, end) = (0, self.chunk.rows.count);
-        while row < end {
-            row += match S::TILE.min(end - row) {
-                8.. => self.sums::<S, 8, V>(row, vector),
-                4.. => self.sums::<S, 4, V>(row, vector),
-                2.. => self.sums::<S, 2, V>(row, vector),
-                _ => self.sums::<S, 1, V>(row, vector),
-            };
+    fn rows<S: Simd, const M: usize, const V: usize>(&self, vector: usize) -> usize {
+        let (mut row, end) = (0, self.chunk.g.rows());
+        while row + M <= end {
+            row += self.sums::<S, M, V>(row, vector);
+        }
+        while row + 2 <= end {
+            row += self.sums::<S, 2, V>(row, vector);
+        }
+        if row < end {
+            self.sums::<S, 1, V>(row, vector);
         }
         V
-    }
-
-    /// Where a vector of `out` is, and how many inputs it holds.
-    #[inline(always)]
-    fn place(&self, row: usize, vector: usize) -> (*mut f32, usize) {
-        let Range { start, end } = self.tile.inputs;
-        let k = start + vector * LANES;
-        (self.chunk.out.wrapping_add(row * self.chunk.columns + k), LANES.min(end - k))
     }
 
     /// Sums the tile's outputs for `M` rows and `V` vectors of inputs, and adds that to `out`.
     #[inline(always)]
     fn sums<S: Simd, const M: usize, const V: usize>(&self, row: usize, vector: usize) -> usize {
-        let Rows { g, scales, count, stride } = self.chunk.rows;
-        let Tile { outputs, weights, .. } = self.tile;
+        let Tile { outputs, inputs, weights, .. } = self.tile;
+        let from = Place { row, tile: self.number, column: self.column + outputs.start };
+        let (first, columns) = (inputs.start + vector * LANES, self.chunk.columns);
+        let out = self.chunk.out.wrapping_add(row * columns + first);
+        let lanes = inputs.end - first;
         // SAFETY: rows, inputs and outputs exist; no other chunk uses these columns of `out`.
         unsafe {
-            let g = g.as_ptr().add(row * stride + self.column + outputs.start);
-            let g = Gradients { g, stride, scales: scales.as_ptr().wrapping_add(self.number * count + row) };
-            let sums = A::sums::<S, M, V>(weights.add(vector * LANES), g, outputs.len());
-            for (m, sums) in sums.iter().enumerate() {
-                for (v, &sum) in sums.iter().enumerate() {
-                    let (to, lanes) = self.place(row + m, vector + v);
-                    S::store_head(to, S::add(S::load_head(to, lanes), sum), lanes);
+            let sums = self.chunk.g.sums::<S, M, V>(from, weights.add(vector * LANES), outputs.len());
+            for (m, sums) in sums.into_iter().enumerate() {
+                let out = out.add(m * columns);
+                // Only an input's last vector is ever cut off.
+                for (v, &sum) in sums.iter().enumerate().take(V - 1) {
+                    let to = out.add(v * LANES);
+                    S::store(to, S::add(S::load(to), sum));
+                }
+                let (to, lanes) = (out.add((V - 1) * LANES), lanes - (V - 1) * LANES);
+                if lanes >= LANES {
+                    S::store(to, S::add(S::load(to), sums[V - 1]));
+                } else {
+                    S::store_head(to, S::add(S::load_head(to, lanes), sums[V - 1]), lanes);
                 }
             }
         }

@@ -73,13 +73,17 @@ impl Hub {
             self.gather(piece, begun, own);
             rest = others;
         }
-        out.resize(rows * output, 0.0);
+        // Never made smaller: every element of a batch is written.
+        if out.len() < rows * output {
+            out.resize(rows * output, 0.0);
+        }
+        let answers = &mut out[..rows * output];
         failpoint::pass("layer.before_batch");
-        let computed = catch_unwind(AssertUnwindSafe(|| base.evaluate(call, &mut x, &mut out)));
+        let computed = catch_unwind(AssertUnwindSafe(|| base.evaluate(call, &mut x, answers)));
         let took = self.clock.now().saturating_duration_since(begun);
         failpoint::pass("layer.after_batch");
         match computed {
-            Ok(Ok(())) => self.hand_out(pieces, &out, output, Done { rows, took }),
+            Ok(Ok(())) => self.hand_out(pieces, answers, output, Done { rows, took }),
             Ok(Err(EvaluateError::NoMemory(error))) => {
                 tracing::warn!(%error, calls = pieces.len(), "no memory for a batch; its calls are to come again");
                 self.fail(pieces, NO_MEMORY);

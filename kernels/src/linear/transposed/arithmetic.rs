@@ -3,23 +3,21 @@
 use super::WIDE;
 use crate::simd::{LANES, Simd};
 
-/// Rows of gradients for the outputs of a tile.
+/// Where a tile's outputs begin.
 #[derive(Clone, Copy)]
-pub(super) struct Gradients<G> {
-    /// The first row's first.
-    pub(super) g: *const G,
-    /// From a row to the next.
-    pub(super) stride: usize,
-    /// What each row's are multiples of, where they are rounded.
-    pub(super) scales: *const f32,
+pub(super) struct Place {
+    pub(super) row: usize,
+    /// The tile's number, among those of all parts.
+    pub(super) tile: usize,
+    /// Of a row of gradients as they were given.
+    pub(super) column: usize,
 }
 
-/// How gradients meet values.
-pub(super) trait Arithmetic {
-    /// A gradient as it is multiplied.
-    type Gradient: Copy + Sync;
+/// Rows of gradients, and how they meet values.
+pub(super) trait Gradients: Copy + Sync {
+    fn rows(self) -> usize;
 
-    /// Makes of decoded values, `[outputs, WIDE]`, what they are multiplied as.
+    /// Makes of decoded values, `[outputs, WIDE]`, what gradients meet.
     ///
     /// # Safety
     ///
@@ -30,36 +28,48 @@ pub(super) trait Arithmetic {
     ///
     /// # Safety
     ///
-    /// Rows and inputs exist.
+    /// Rows and inputs exist; `weights` are those of the outputs.
     unsafe fn sums<S: Simd, const M: usize, const V: usize>(
+        self,
+        from: Place,
         weights: *const f32,
-        g: Gradients<Self::Gradient>,
         outputs: usize,
     ) -> [[S::F; V]; M];
 }
 
 /// Numbers of 32 bits, as they are.
-pub(super) struct Floats;
+#[derive(Clone, Copy)]
+pub(super) struct Floats<'a> {
+    /// `[rows, stride]`.
+    pub(super) g: &'a [f32],
+    pub(super) rows: usize,
+    pub(super) stride: usize,
+}
 
-impl Arithmetic for Floats {
-    type Gradient = f32;
+impl Gradients for Floats<'_> {
+    #[inline(always)]
+    fn rows(self) -> usize {
+        self.rows
+    }
 
     #[inline(always)]
     unsafe fn pack<S: Simd>(_: *mut f32, _: usize, _: usize) {}
 
     #[inline(always)]
     unsafe fn sums<S: Simd, const M: usize, const V: usize>(
+        self,
+        from: Place,
         weights: *const f32,
-        Gradients { g, stride, .. }: Gradients<f32>,
         outputs: usize,
     ) -> [[S::F; V]; M] {
+        let g = self.g.as_ptr().wrapping_add(from.row * self.stride + from.column);
         let mut sums = [[S::splat(0.0); V]; M];
         for o in 0..outputs {
             // SAFETY: the caller's.
             unsafe {
                 let w: [S::F; V] = std::array::from_fn(|v| S::load(weights.add(o * WIDE + v * LANES)));
                 for (m, sums) in sums.iter_mut().enumerate() {
-                    let g = S::splat(*g.add(m * stride + o));
+                    let g = S::splat(*g.add(m * self.stride + o));
                     for (&w, sum) in w.iter().zip(sums) {
                         *sum = S::fma(w, g, *sum);
                     }
