@@ -131,10 +131,10 @@ impl Batcher {
     }
 
     /// Takes the batch whose turn it is into `pieces`, which is emptied before, and says what to compute. `None` if nothing
-    /// is due.
-    pub fn next(&mut self, now: Instant, pieces: &mut Vec<Piece>) -> Option<SiteCall> {
-        let portion = self.portion(now);
-        self.pick(now, |_, _| true, portion, pieces)
+    /// is due of `class` or of what is more urgent.
+    pub fn next(&mut self, now: Instant, class: Class, pieces: &mut Vec<Piece>) -> Option<SiteCall> {
+        let portion = Portion { class, ..self.portion(now) };
+        self.pick(now, |_, lane| lane.class().is_some_and(|most| most <= class), portion, pieces)
     }
 
     /// As [`Batcher::next`], for calls that somebody waits for most, of all sites but those that a pass is about to serve

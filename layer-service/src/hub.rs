@@ -47,6 +47,7 @@ use super::{
     batcher::{Batcher, NewCall},
     inbox::{HubEvent, HubSender, Inbox, LentChannel, Opening, Payload, Reply},
     lane::{CallId, Piece},
+    policy::Allowance,
     quota::RowQuotas,
     registry::{MAX_CALLS, Registry},
     settings::LayerSettings,
@@ -65,6 +66,8 @@ pub struct Hub {
     inbox: Inbox,
     clients: BTreeMap<ConnectionId, Client>,
     batcher: Batcher,
+    /// Of background calls, beside requests.
+    allowance: Allowance,
     rows: RowQuotas,
     calls: BTreeMap<CallId, Call>,
     /// What joined the pass that is under way.
@@ -131,6 +134,7 @@ impl Hub {
             inbox,
             clients: BTreeMap::new(),
             batcher: Batcher::new(settings.batching, sites.len()),
+            allowance: Allowance::new(settings.training_share),
             rows: RowQuotas::new(&settings.quotas),
             calls: BTreeMap::new(),
             joined: None,

@@ -177,6 +177,47 @@ pub fn is_urgent(class: Class) -> bool {
     matches!(class, Class::Decode | Class::Verify)
 }
 
+/// Whether nobody waits for it: it may take long.
+#[must_use]
+pub fn is_background(class: Class) -> bool {
+    matches!(class, Class::Training | Class::Noise)
+}
+
+/// What background calls may take beside requests that are answered: a share of the time of these. A batch that takes more
+/// than there is goes on credit, and the next one waits until that is paid back.
+#[derive(Debug)]
+pub struct Allowance {
+    share: f64,
+    seconds: f64,
+}
+
+/// More is not saved up.
+const MOST_SAVED: f64 = 0.01;
+
+impl Allowance {
+    /// Of nothing so far.
+    #[must_use]
+    pub fn new(share: f64) -> Self {
+        Self { share, seconds: 0.0 }
+    }
+
+    /// Requests were computed for so long.
+    pub fn earn(&mut self, requests: Duration) {
+        self.seconds = (self.seconds + self.share * requests.as_secs_f64()).min(MOST_SAVED);
+    }
+
+    /// Background calls were.
+    pub fn spend(&mut self, background: Duration) {
+        self.seconds -= background.as_secs_f64();
+    }
+
+    /// The least urgent class whose turn it may be.
+    #[must_use]
+    pub fn class(&self) -> Class {
+        if self.seconds > 0.0 { Class::Noise } else { Class::Prefill }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,6 +232,34 @@ mod tests {
         assert_eq!(micros(Class::Prefill, 10_000, 100), 500);
         assert_eq!(micros(Class::Training, 10, 1), 3_900);
         assert_eq!(micros(Class::Noise, 10, 1), 7_800);
+    }
+
+    #[test]
+    fn background_calls_get_their_share_however_long_each_takes() {
+        let mut allowance = Allowance::new(0.1);
+        assert_eq!(allowance.class(), Class::Prefill, "nothing is earned yet");
+        let (mut requests, mut background) = (Duration::ZERO, Duration::ZERO);
+        for _ in 0..1000 {
+            allowance.earn(Duration::from_millis(8));
+            requests += Duration::from_millis(8);
+            while is_background(allowance.class()) {
+                allowance.spend(Duration::from_millis(15));
+                background += Duration::from_millis(15);
+            }
+        }
+        let share = background.as_secs_f64() / requests.as_secs_f64();
+        assert!((share - 0.1).abs() < 0.005, "{share}");
+    }
+
+    #[test]
+    fn nothing_is_saved_up_and_a_share_of_nothing_is_nothing() {
+        let mut allowance = Allowance::new(1.0);
+        allowance.earn(Duration::from_secs(3600));
+        allowance.spend(Duration::from_millis(20));
+        assert_eq!(allowance.class(), Class::Prefill);
+        let mut none = Allowance::new(0.0);
+        none.earn(Duration::from_secs(3600));
+        assert_eq!(none.class(), Class::Prefill);
     }
 
     #[test]

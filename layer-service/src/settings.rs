@@ -93,12 +93,20 @@ pub struct LayerSettings {
     pub batching: Batching,
     /// What tenants may hold.
     pub quotas: Quotas,
+    /// Beside requests that are answered, training and what is computed ahead get this share of the time that they take.
+    pub training_share: f64,
     /// How long the compute thread looks for the next call before it sleeps, after it has computed one.
     pub spin: Duration,
 }
 
 impl Default for LayerSettings {
     fn default() -> Self {
-        Self { batching: Batching::default(), quotas: Quotas::default(), spin: Duration::from_micros(50) }
+        let share = LayersSection::presets().training_share.expect("it has a preset");
+        Self {
+            batching: Batching::default(),
+            quotas: Quotas::default(),
+            training_share: share.0,
+            spin: Duration::from_micros(50),
+        }
     }
 }

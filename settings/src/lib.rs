@@ -40,6 +40,8 @@ pub use self::{
         DeploymentSection, ExecutorSection, GatewaySection, LayersSection, ModelSection, SECTIONS,
         TrainingSection, WorkersSection, all,
     },
-    values::{ByteCount, CoreList, DeviceChoice, Gbps, MAX_CORES, MAX_WORKERS, WaitFactor, WorkerCount},
+    values::{
+        ByteCount, CoreList, DeviceChoice, Gbps, MAX_CORES, MAX_WORKERS, Share, WaitFactor, WorkerCount,
+    },
     words::{AdapterDtype, Batching, ColdStart, KvDtype, LogFormat},
 };

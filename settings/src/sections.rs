@@ -14,7 +14,7 @@ use serde::Deserialize;
 use crate::{
     AdapterDtype, Batching, ByteCount, ColdStart, CoreList, DeviceChoice, Gbps, KvDtype, LogFormat, Preset,
     Preset::{Depends, Is},
-    Process, Setting, Value, WaitFactor, WorkerCount,
+    Process, Setting, Share, Value, WaitFactor, WorkerCount,
     declaration::sections,
 };
 
@@ -97,6 +97,8 @@ sections! {
         batching: Batching, --"layer-batching" "POLICY", Is("opportunistic"), Executor;
         /// Calls wait for company so many times as long as by default
         wait_factor: WaitFactor, --"layer-wait-factor" "FACTOR", Is("1"), Executor;
+        /// Beside requests that are answered, training gets this share of the time that they take
+        training_share: Share, --"layer-training-share" "SHARE", Is("0.05"), Executor;
         /// Sessions of split clients at once
         max_sessions: u32, --"layer-max-sessions" "N", Is("64"), Executor;
         /// Sessions of a tenant

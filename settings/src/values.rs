@@ -142,6 +142,27 @@ impl fmt::Display for WaitFactor {
     }
 }
 
+/// A share of something, up to all of it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Share(pub f64);
+
+impl FromStr for Share {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.trim().parse() {
+            Ok(share) if (0.0..=1.0).contains(&share) => Ok(Self(share)),
+            _ => Err(format!("`{text}` is no share; write a number from 0 to 1, as 0.05")),
+        }
+    }
+}
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// Cores as `0-3,8`, ascending, each once.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CoreList(pub BTreeSet<u32>);
@@ -207,7 +228,7 @@ impl fmt::Display for WorkerCount {
     }
 }
 
-crate::declaration::shown_as_read!(ByteCount, CoreList, DeviceChoice, Gbps, WaitFactor, WorkerCount);
+crate::declaration::shown_as_read!(ByteCount, CoreList, DeviceChoice, Gbps, Share, WaitFactor, WorkerCount);
 
 #[cfg(test)]
 mod tests {

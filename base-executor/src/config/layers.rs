@@ -8,7 +8,7 @@ use layer_service::{
     start::Places,
     tls::TlsFiles,
 };
-use settings::{ByteCount, WaitFactor};
+use settings::{ByteCount, Share, WaitFactor};
 
 use super::ConfigError;
 
@@ -41,6 +41,9 @@ pub struct LayerFlags {
     /// Calls wait for company so many times as long as by default.
     #[arg(long = "layer-wait-factor", value_name = "FACTOR")]
     pub wait_factor: WaitFactor,
+    /// Beside requests that are answered, training gets this share of the time that they take.
+    #[arg(long = "layer-training-share", value_name = "SHARE")]
+    pub training_share: Share,
     /// Sessions of split clients.
     #[arg(long = "layer-max-sessions", value_name = "COUNT")]
     pub max_sessions: usize,
@@ -130,6 +133,6 @@ impl LayerFlags {
             tenant_bytes: self.tenant_bytes.0,
             tenant_rows_per_s: self.rows_per_s,
         };
-        LayerSettings { batching, quotas, ..LayerSettings::default() }
+        LayerSettings { batching, quotas, training_share: self.training_share.0, ..LayerSettings::default() }
     }
 }

@@ -13,11 +13,11 @@ pub use super::computing::LayerService;
 use super::{computing::Computing, event::Event};
 
 impl<P: ForwardPass> Computing<P> {
-    /// Computes calls that are due, for as long as the step took: neither starves the other.
+    /// Computes calls that are due, for as long as the step took at most: neither starves the other.
     pub(super) fn serve_layers(&mut self, step: Duration) {
         if let Some(layers) = &mut self.layers {
             layers.hub.poll();
-            layers.hub.run_for(step, (layers.base)(&mut self.pass));
+            layers.hub.run_beside(step, (layers.base)(&mut self.pass));
         }
     }
 

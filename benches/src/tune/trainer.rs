@@ -140,7 +140,7 @@ impl Workplace {
     pub(super) fn start(&self, output: &str, steps: usize, cores: Option<&str>) -> Result<Job> {
         // As nice as the trainers of a deployment.
         let mut command = Command::new("nice");
-        command.args(["-n", "10"]).arg(&self.trainer).arg("run").arg("--executor").arg(&self.layers);
+        command.args(["-n", "19"]).arg(&self.trainer).arg("run").arg("--executor").arg(&self.layers);
         command.arg("--model").arg(&self.model).arg("--data").arg(self.folder.path().join(DATA));
         command.arg("--output").arg(self.folder.path().join(output));
         let numbers = [

@@ -27,7 +27,7 @@ fn new(site: u32, connection: u64, class: Class, rows: usize) -> NewCall {
 
 fn take(batcher: &mut Batcher, now: Instant) -> Option<(SiteCall, Vec<Piece>)> {
     let mut pieces = Vec::new();
-    batcher.next(now, &mut pieces).map(|call| (call, pieces))
+    batcher.next(now, Class::Noise, &mut pieces).map(|call| (call, pieces))
 }
 
 /// A call as a test makes it up: after how many microseconds, where, whose, what for, how many rows.

@@ -7,10 +7,10 @@ use std::{
 
 use kernels::Activations;
 use model::sites::{Company, EvaluateError, EvaluateSites, SiteCall, SiteId};
-use shmproto::layer::{ReplyHeader, Status};
+use shmproto::layer::{Class, ReplyHeader, Status};
 
 use super::{Fault, Hub, Joined, call::Refusal};
-use crate::{inbox::Reply, lane::Piece, session::Answered};
+use crate::{inbox::Reply, lane::Piece, policy::is_background, session::Answered};
 
 /// What callers of a batch hear that has failed.
 const FAULT: Refusal = Refusal { status: Status::Failed, retry_after_ms: 0 };
@@ -23,6 +23,8 @@ const NO_MEMORY: Refusal = Refusal { status: Status::Busy, retry_after_ms: 100 }
 pub struct Ran {
     /// Rows of it; 0 if nothing was due.
     pub rows: usize,
+    /// What those took that nobody waits for.
+    pub background: Duration,
 }
 
 /// A batch that was computed.
@@ -43,18 +45,27 @@ impl Done {
 impl Hub {
     /// Computes the batch whose turn it is, if one is due.
     pub fn run_due(&mut self, base: &mut dyn EvaluateSites) -> Ran {
+        self.run_due_of(Class::Noise, base)
+    }
+
+    /// The same of calls of `class` and more urgent ones.
+    fn run_due_of(&mut self, class: Class, base: &mut dyn EvaluateSites) -> Ran {
         let mut pieces = std::mem::take(&mut self.scratch.pieces);
-        let call = self.batcher.next(self.clock.now(), &mut pieces);
+        let call = self.batcher.next(self.clock.now(), class, &mut pieces);
         let ran = call.map_or(Ran::default(), |call| self.compute(call, &pieces, base));
         self.scratch.pieces = pieces;
         ran
     }
 
-    /// Computes what is due, and what comes meanwhile, until nothing is or `budget` is spent.
-    pub fn run_for(&mut self, budget: Duration, base: &mut dyn EvaluateSites) {
+    /// Computes what is due, and what comes meanwhile, after requests were computed for `step`: until nothing is due or as
+    /// much time has passed, and background calls within their share of it.
+    pub fn run_beside(&mut self, step: Duration, base: &mut dyn EvaluateSites) {
         let begin = self.clock.now();
-        while self.run_due(base).rows > 0 {
-            if self.clock.now().saturating_duration_since(begin) >= budget {
+        self.allowance.earn(step);
+        loop {
+            let ran = self.run_due_of(self.allowance.class(), base);
+            self.allowance.spend(ran.background);
+            if ran.rows == 0 || self.clock.now().saturating_duration_since(begin) >= step {
                 return;
             }
             self.poll();
@@ -64,6 +75,7 @@ impl Hub {
     fn compute(&mut self, call: SiteCall, pieces: &[Piece], base: &mut dyn EvaluateSites) -> Ran {
         let begun = self.clock.now();
         let rows = pieces.iter().map(|piece| piece.rows).sum();
+        let background = self.background_rows(pieces);
         let Some((input, output)) = self.widths(call) else { return Ran::default() };
         let (mut x, mut out) = (std::mem::take(&mut self.scratch.x), std::mem::take(&mut self.scratch.out));
         x.reshape(rows, input);
@@ -104,7 +116,13 @@ impl Hub {
         (self.scratch.x, self.scratch.out) = (x, out);
         self.registry.counts().batches.add(1);
         self.let_go();
-        Ran { rows }
+        Ran { rows, background: Done { rows, took }.part(background) }
+    }
+
+    fn background_rows(&self, pieces: &[Piece]) -> usize {
+        let is_background =
+            |piece: &&Piece| self.calls.get(&piece.id).is_some_and(|call| is_background(call.header.class));
+        pieces.iter().filter(is_background).map(|piece| piece.rows).sum()
     }
 
     fn widths(&self, call: SiteCall) -> Option<(usize, usize)> {

@@ -43,7 +43,7 @@ const GRACE: Duration = Duration::from_secs(10);
 /// Longest time between two signs of life.
 const PULSE: Duration = Duration::from_secs(1);
 /// Added to the niceness of trainers: what they do can wait, an answer cannot.
-const NICENESS: i32 = 10;
+const NICENESS: i32 = 19;
 
 /// What a trainer can be asked to do: what takes its orders from stdin, or none.
 const COMMANDS: [&str; 2] = ["run", "session"];
