@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use tokio::runtime::{Builder, Runtime};
 
-use super::trainer;
+use super::trainer::{self, Work};
 use crate::{
     cold::{Arrival, Executor, Helper, Mode, Place},
     config::Config,
@@ -23,6 +23,9 @@ const TIMES: f64 = 1.1;
 const TOTAL: f64 = 1.2;
 /// More than any measurement takes.
 const ENDLESS_STEPS: usize = 1 << 20;
+/// Steps of each job while requests come, so short that a measurement has a few: a sequence of so many tokens each.
+const STEPS: usize = 3;
+const TOKENS: usize = 128;
 
 /// Both comparisons.
 pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
@@ -80,7 +83,8 @@ impl Requests {
         let place =
             Place { base_cores: cores.numbers(), helper: Helper::Nobody, ..Place::on(config, cores)? };
         let executor = runtime.block_on(Executor::start(place, Mode::Cached))?;
-        let place = trainer::Workplace::new(config, executor.run_folder().join("layers.sock"))?;
+        let socket = executor.run_folder().join("layers.sock");
+        let place = trainer::Workplace::new(config, socket, Work { batch: 1, tokens: TOKENS })?;
         Ok(Self { runtime, executor, place })
     }
 
@@ -100,18 +104,26 @@ impl Requests {
         })
     }
 
-    /// The same while two jobs learn.
+    /// The same again and again, while two jobs learn, until both have made some steps beside it.
     fn beside_jobs(&mut self, round: u64) -> Result<Served> {
         let start =
             |number: usize| self.place.start(&format!("adapter-{round}-{number}"), ENDLESS_STEPS, None);
         let jobs: Vec<trainer::Running> =
             (0..JOBS).map(|number| start(number)?.run()).collect::<Result<_>>()?;
         jobs.iter().try_for_each(trainer::Running::wait_for_a_step)?;
-        let begun = Instant::now();
-        let served = self.serve(round)?;
-        let ended = Instant::now();
-        let learned: f64 = jobs.iter().map(|job| job.tokens_between(begun, ended)).sum::<Result<f64>>()?;
-        let tokens_per_s = served.tokens_per_s + learned / ended.duration_since(begun).as_secs_f64();
-        Ok(Served { tokens_per_s, ..served })
+        let (begun, mut served) = (Instant::now(), Vec::new());
+        let rates = loop {
+            served.push(self.serve(round)?);
+            let rates: Option<Vec<f64>> =
+                jobs.iter().map(|job| job.rate_since(begun, STEPS)).collect::<Result<_>>()?;
+            if let Some(rates) = rates {
+                break rates;
+            }
+        };
+        let mean = |figure: fn(&Served) -> f64| served.iter().map(figure).sum::<f64>() / served.len() as f64;
+        Ok(Served {
+            token_ms: mean(|served| served.token_ms),
+            tokens_per_s: mean(|served| served.tokens_per_s) + rates.iter().sum::<f64>(),
+        })
     }
 }

@@ -57,7 +57,8 @@ impl Bench {
     /// Starts an executor on `cores`.
     pub(super) fn start(config: &Config, cores: &Cores) -> Result<Self> {
         let executor = Executor::start(config, cores.numbers(), Policy::Opportunistic)?;
-        let place = Workplace::new(config, executor.layer_socket())?;
+        let work = Work { batch: BATCH, tokens: TOKENS };
+        let place = Workplace::new(config, executor.layer_socket(), work)?;
         Ok(Self { executor, place, cores: cores.list(), count: Cell::new(0) })
     }
 
@@ -110,9 +111,19 @@ impl Steps {
 #[derive(Debug)]
 pub(super) struct Job(Child);
 
+/// What a step learns from.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Work {
+    /// Sequences.
+    pub(super) batch: usize,
+    /// Tokens of each.
+    pub(super) tokens: usize,
+}
+
 /// What jobs have in common.
 #[derive(Debug)]
 pub(super) struct Workplace {
+    work: Work,
     /// The program.
     pub(super) trainer: PathBuf,
     /// Our copy of the executor's model.
@@ -125,10 +136,11 @@ pub(super) struct Workplace {
 
 impl Workplace {
     /// For jobs over `layers`.
-    pub(super) fn new(config: &Config, layers: PathBuf) -> Result<Self> {
+    pub(super) fn new(config: &Config, layers: PathBuf, work: Work) -> Result<Self> {
         let folder = tempfile::tempdir().context("no folder for jobs")?;
-        write_data(folder.path())?;
+        write_data(folder.path(), work)?;
         Ok(Self {
+            work,
             trainer: config.ours.join("holobiont-trainer"),
             model: config.model.clone(),
             layers,
@@ -145,7 +157,7 @@ impl Workplace {
         command.arg("--output").arg(self.folder.path().join(output));
         let numbers = [
             ("--rank", RANK),
-            ("--batch-size", BATCH),
+            ("--batch-size", self.work.batch),
             ("--max-steps", steps),
             ("--epochs", 1000),
             ("--held-out", 0),
@@ -186,11 +198,14 @@ impl Job {
     }
 }
 
+/// When a job said what, and what it held in memory then.
+type Heard = (Instant, u64, Event);
+
 /// A job that is heard.
 #[derive(Debug)]
 pub(super) struct Running {
     _job: Job,
-    heard: Receiver<(Instant, u64, Event)>,
+    heard: Receiver<Heard>,
     steps: RefCell<Steps>,
 }
 
@@ -203,13 +218,18 @@ impl Running {
         Ok(())
     }
 
-    /// Tokens that were learned from between two moments, the second of which has just passed.
-    pub(super) fn tokens_between(&self, begun: Instant, ended: Instant) -> Result<f64> {
-        // The step that was under way then ends later.
-        while self.steps.borrow().ends.last().is_none_or(|(at, _)| *at < ended) {
-            self.hear(LIMIT)?;
+    /// Tokens a second over `steps` whole steps or more since `begun`, once there were so many.
+    pub(super) fn rate_since(&self, begun: Instant, steps: usize) -> Result<Option<f64>> {
+        while let Ok(heard) = self.heard.try_recv() {
+            self.take(heard)?;
         }
-        Ok(self.steps.borrow().tokens_between(begun, ended))
+        let heard = self.steps.borrow();
+        let since: Vec<_> = heard.ends.iter().filter(|(at, _)| *at >= begun).collect();
+        // The one that was under way had begun without the requests.
+        let [(from, _), whole @ ..] = since.as_slice() else { return Ok(None) };
+        let Some((to, _)) = whole.get(steps - 1..).and_then(|enough| enough.last()) else { return Ok(None) };
+        let tokens: u64 = whole.iter().map(|(_, tokens)| tokens).sum();
+        Ok(Some(tokens as f64 / to.duration_since(*from).as_secs_f64()))
     }
 
     /// Its steps, to its end.
@@ -222,7 +242,10 @@ impl Running {
 
     /// Waits for what it says next.
     fn hear(&self, limit: Duration) -> Result<()> {
-        let (at, bytes, event) = self.heard.recv_timeout(limit).context("a job ended, or says nothing")?;
+        self.take(self.heard.recv_timeout(limit).context("a job ended, or says nothing")?)
+    }
+
+    fn take(&self, (at, bytes, event): Heard) -> Result<()> {
         match event {
             Event::Step(step) => {
                 let mut steps = self.steps.borrow_mut();
@@ -249,12 +272,12 @@ impl Drop for Job {
 
 const DATA: &str = "data.jsonl";
 
-/// Writes as many texts as a step has, each of about [`TOKENS`] tokens.
-fn write_data(folder: &Path) -> Result<()> {
+/// Writes as many texts as a step has, each of about as many tokens.
+fn write_data(folder: &Path, work: Work) -> Result<()> {
     let mut lines = String::new();
-    for line in 0..BATCH {
+    for line in 0..work.batch {
         let words: Vec<&str> =
-            (0..TOKENS - 2).map(|word| WORDS[(word * 5 + line + word / 7) % WORDS.len()]).collect();
+            (0..work.tokens - 2).map(|word| WORDS[(word * 5 + line + word / 7) % WORDS.len()]).collect();
         // Into memory: it cannot fail.
         let _ = writeln!(lines, "{{\"text\":\"{}\"}}", words.join(" "));
     }
