@@ -138,6 +138,8 @@ pub(crate) struct Memory {
     pub(crate) peak_bytes: u64,
     /// Resident now, of all kinds.
     pub(crate) resident_bytes: u64,
+    /// Of it, what lies in memory that is given to other processes.
+    pub(crate) shared_bytes: u64,
 }
 
 /// Memory of process `id`.
@@ -154,7 +156,11 @@ pub(crate) fn memory_of(id: u32) -> Result<Memory> {
             .map(|kib| kib * 1024)
             .with_context(|| format!("{path} has no usable {field}"))
     };
-    Ok(Memory { peak_bytes: bytes("VmHWM")?, resident_bytes: bytes("VmRSS")? })
+    Ok(Memory {
+        peak_bytes: bytes("VmHWM")?,
+        resident_bytes: bytes("VmRSS")?,
+        shared_bytes: bytes("RssShmem")?,
+    })
 }
 
 /// The process called `name` among the children of process `parent`.

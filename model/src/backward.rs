@@ -8,7 +8,7 @@
 //!
 //! - [`trainer`]: both passes, over whole batches. [`tape`]: what is kept between them, and how it is noted.
 //! - `reverse`: back through the blocks. `head`: logits, log-probabilities, and back from them. `deltas`: back through a linear
-//!   group. `pass`: what all three have in hand; `place`: where something learns.
+//!   group. `pass`: what all three have in hand; `place`: where something learns. [`dropout`]: what matrices are not given.
 //! - [`gradients`]: sums for the numbers of an adapter.
 //!
 //! # Principles
@@ -19,6 +19,7 @@
 //! - What is not kept is computed once more, to the same bits: [`Keep`] trades memory for time and nothing else.
 
 mod deltas;
+pub mod dropout;
 pub mod gradients;
 mod head;
 mod pass;
@@ -28,6 +29,7 @@ pub mod tape;
 pub mod trainer;
 
 pub use self::{
+    dropout::Dropout,
     gradients::Gradients,
     head::Loss,
     tape::{Keep, Tape},

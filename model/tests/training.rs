@@ -12,7 +12,7 @@ use ids::BlockId;
 use kernels::{Pool, attention::KvPrecision, lora::LoraPrecision};
 use model::{
     adapter::{Adapter, Method},
-    backward::{Example, Gradients, Keep, Learner, Loss, Trainer},
+    backward::{Dropout, Example, Gradients, Keep, Learner, Loss, Trainer},
     deltas::prepared::PreparedAdapter,
     forward::{BLOCK_TOKENS, ForwardPass as _, LogitRows, SequenceSlice},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions, kv_precision, kv_shape},
@@ -90,6 +90,8 @@ struct Batch {
     tokens: Vec<Vec<u32>>,
     targets: Vec<Vec<Option<u32>>>,
     weights: Vec<f32>,
+    /// The share that is dropped of what matrices are given.
+    dropped: Option<f64>,
 }
 
 impl Batch {
@@ -100,12 +102,18 @@ impl Batch {
             tokens: sequences.iter().map(inputs).collect(),
             targets: sequences.iter().map(targets).collect(),
             weights: sequences.iter().flat_map(|of| of.weights.clone()).collect(),
+            dropped: None,
         }
     }
 
+    fn dropping(self, share: f64) -> Self {
+        Self { dropped: Some(share), ..self }
+    }
+
     fn examples(&self) -> Vec<Example<'_>> {
-        let pairs = self.tokens.iter().zip(&self.targets);
-        pairs.map(|(tokens, targets)| Example { tokens, targets }).collect()
+        let dropout = |key| self.dropped.map(|rate| Dropout { rate, key });
+        let all = (7..).zip(self.tokens.iter().zip(&self.targets));
+        all.map(|(key, (tokens, targets))| Example { tokens, targets, dropout: dropout(key) }).collect()
     }
 }
 
@@ -193,27 +201,61 @@ fn gradients_are_the_same_bits_in_any_batches_on_any_threads_and_whatever_is_kep
         // Longer than one sum of rows.
         let long = sequences.iter().flat_map(|of| of.tokens.clone()).collect::<Vec<_>>();
         sequences.push(Sequence { weights: vec![1.0; long.len() - 1], tokens: long });
-        let batch = Batch::of(&sequences);
-        let bits = |threads, keep, together| {
+        let whole = Batch::of(&sequences);
+        let bits = |batch: &Batch, threads, keep, together| {
             let mut trainer = trainer(&path, threads, keep);
             let start = case.join("start");
             let files = ["adapter_config.json", "adapter_model.safetensors"].map(|name| start.join(name));
             let method = read_adapter(&trainer, &files[0], &files[1]);
-            let (_, log_probabilities, gradients) = learn(&mut trainer, &method, &batch, together);
+            let (_, log_probabilities, gradients) = learn(&mut trainer, &method, batch, together);
             let tensors = gradients.tensors().concat();
             let bits = |values: Vec<f32>| values.into_iter().map(f32::to_bits).collect::<Vec<_>>();
             (bits(log_probabilities), bits(tensors))
         };
-        let all = bits(1, Keep::All, usize::MAX);
+        let all = bits(&whole, 1, Keep::All, usize::MAX);
+        let less = Batch::of(&sequences).dropping(0.25);
+        let dropped = bits(&less, 1, Keep::All, usize::MAX);
+        let is_lora = !["ia3", "prefix"].contains(&case.file_name().unwrap().to_str().unwrap());
+        assert_eq!(all != dropped, is_lora, "{}: only matrices are given less", case.display());
         for (threads, keep, together) in [
             (2, Keep::All, usize::MAX),
             (1, Keep::Inputs, usize::MAX),
             (1, Keep::All, 1),
             (2, Keep::Inputs, 2),
         ] {
-            let others = bits(threads, keep, together);
-            assert!(all == others, "{}: {threads} threads, {keep:?}, {together}", case.display());
+            let what = || format!("{}: {threads} threads, {keep:?}, {together}", case.display());
+            assert!(all == bits(&whole, threads, keep, together), "{}", what());
+            assert!(dropped == bits(&less, threads, keep, together), "{}, dropping", what());
         }
+    }
+}
+
+#[test]
+fn gradients_are_what_the_loss_changes_by_where_something_is_dropped() {
+    for method in ["lora-all", "lm-head"] {
+        let mut trainer = trainer(&golden_dir().join("models/llama-rope3"), 1, Keep::All);
+        let case = golden_dir().join("training/llama-rope3").join(method);
+        let expected: Expected =
+            serde_json::from_slice(&fs::read(case.join("expected.json")).unwrap()).unwrap();
+        let start = case.join("start");
+        let mut method = read_adapter(
+            &trainer,
+            &start.join("adapter_config.json"),
+            &start.join("adapter_model.safetensors"),
+        );
+        let batch = Batch::of(&expected.batches[0]).dropping(0.3);
+        let (_, _, gradients) = learn(&mut trainer, &method, &batch, usize::MAX);
+        let length: f64 = gradients.tensors().concat().iter().map(|&g| f64::from(g) * f64::from(g)).sum();
+        let step = (0.01 / length) as f32;
+        let mut moved = |by: f32| {
+            for (numbers, gradients) in method.tensors_mut().into_iter().zip(gradients.tensors()) {
+                numbers.iter_mut().zip(gradients).for_each(|(number, g)| *number += by * g);
+            }
+            learn(&mut trainer, &method, &batch, usize::MAX).0
+        };
+        let change = moved(step) - moved(-2.0 * step);
+        let expected = 2.0 * f64::from(step) * length;
+        assert!((change / expected - 1.0).abs() < 0.02, "{change}, not {expected}");
     }
 }
 
@@ -319,7 +361,7 @@ fn gradients_of_the_real_model_are_those_of_torch_on_its_dequantized_weights() {
     assert!(off < 1e-3, "{off} away");
 }
 
-/// What serving rounds, and the way back rounds to 8 bits, shows, and stays small.
+/// What serving rounds shows, and stays small.
 #[test]
 fn gradients_of_the_weights_as_they_are_served_are_near_those_of_torch() {
     let source = open(&real_model()).unwrap();

@@ -86,7 +86,7 @@ fn table() -> String {
 
 fn preset(setting: &Setting) -> String {
     match setting.preset {
-        Preset::Is(value) if value.parse::<u64>().is_ok() || setting.is_switch() => value.to_owned(),
+        Preset::Is(value) if value.parse::<f64>().is_ok() || setting.is_switch() => value.to_owned(),
         Preset::Is(value) => format!("`\"{value}\"`"),
         Preset::Depends(words) => words.to_owned(),
         Preset::None => "none".to_owned(),

@@ -88,6 +88,8 @@ pub struct Plan {
     pub rank: Option<u64>,
     /// Of a LoRA alone.
     pub alpha: Option<f64>,
+    /// Of a LoRA alone: the share that is dropped of what it is given, if any is.
+    pub dropout: Option<f64>,
     /// Linear layers that get a part.
     pub targets: Vec<String>,
     /// Length of the longest step.

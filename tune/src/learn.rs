@@ -7,10 +7,12 @@ use std::{error::Error, ops::Range};
 use kernels::lora::{LayoutError, LoraPrecision};
 use model::{
     adapter::Method,
-    backward::{self, Gradients, Keep, Learner, Tape, TrainError, Trainer},
+    backward::{self, Dropout, Gradients, Keep, Learner, Tape, TrainError, Trainer},
     cpu::Compute,
     forward::ReverseLayers,
 };
+
+use policy::random::Rng;
 
 use crate::{
     data::{Example, Pair},
@@ -25,6 +27,9 @@ pub const BATCH_ROWS: usize = 512;
 
 /// Rows of which everything is kept on the way forward; of longer sequences the way back computes it once more.
 const KEPT_ROWS: usize = 1024;
+
+/// Tells the numbers that decide what is dropped from others of the same seed.
+const DROPOUT: u64 = 0x6472_6f70_6f75_7421;
 
 /// Why a step was not made.
 #[derive(Debug, thiserror::Error)]
@@ -70,6 +75,8 @@ pub struct Learning<B> {
     start: Learner,
     /// The optimizer.
     pub state: State,
+    /// What the adapter's matrices are not given while it learns from examples, if anything.
+    dropout: Option<Dropout>,
     gradients: Gradients,
 }
 
@@ -86,7 +93,15 @@ impl<B: ReverseLayers<Compute, Error: Error + 'static>> Learning<B> {
         let lengths: Vec<usize> = start.tensors().into_iter().map(<[f32]>::len).collect();
         let learner = Learner::new(&start, &trainer.model().config, precision)?;
         let (state, gradients) = (State::new(&lengths), Gradients::zero(&start));
-        Ok(Self { trainer, precision, method: start, start: learner, state, gradients })
+        Ok(Self { trainer, precision, method: start, start: learner, state, dropout: None, gradients })
+    }
+
+    /// The same, with a share of what the adapter's matrices are given dropped while it learns from examples; which, `seed`
+    /// decides. Preferences, and what is only judged, are computed with all of it.
+    #[must_use]
+    pub fn with_dropout(self, rate: f64, seed: u64) -> Self {
+        let key = Rng::seeded(seed ^ DROPOUT).bits(0);
+        Self { dropout: (rate > 0.0).then_some(Dropout { rate, key }), ..self }
     }
 
     /// Numbers that are learned.
@@ -115,8 +130,11 @@ impl<B: ReverseLayers<Compute, Error: Error + 'static>> Learning<B> {
         let total = weight(examples);
         let (mut sum, mut rows) = (0.0, 0);
         self.gradients.clear();
+        let mut numbers = 0..;
         for part in parts(examples) {
             let inputs = Inputs::of(part);
+            let dropouts = part.iter().zip(&mut numbers).filter_map(|(_, number)| self.dropped(number));
+            let inputs = Inputs { dropouts: dropouts.collect(), ..inputs };
             let tape = self.forward(&learner, &inputs)?;
             rows += tape.rows();
             let mut loss = Weighted { weights: &inputs.weights, total, sum: 0.0 };
@@ -200,6 +218,13 @@ impl<B: ReverseLayers<Compute, Error: Error + 'static>> Learning<B> {
         Ok(Learner::new(&self.method, &self.trainer.model().config, self.precision)?)
     }
 
+    /// What is dropped of an example of this step.
+    fn dropped(&self, number: u64) -> Option<Dropout> {
+        let Dropout { rate, key } = self.dropout?;
+        let of_step = Rng::keyed(key).bits(self.state.step);
+        Some(Dropout { rate, key: Rng::keyed(of_step).bits(number) })
+    }
+
     fn forward(&mut self, learner: &Learner, inputs: &Inputs) -> Result<Tape, LearnError<B::Error>> {
         self.trainer.set_keep(if inputs.rows() > KEPT_ROWS { Keep::Inputs } else { Keep::All });
         Ok(self.trainer.forward(learner, &inputs.examples())?)
@@ -266,6 +291,8 @@ struct Inputs {
     weights: Vec<f32>,
     /// How many targets each example has.
     counts: Vec<usize>,
+    /// What is dropped of each, if anything is.
+    dropouts: Vec<Dropout>,
 }
 
 impl Inputs {
@@ -286,6 +313,7 @@ impl Inputs {
                 .iter()
                 .map(|of| of.weights.iter().filter(|weight| counted(weight)).count())
                 .collect(),
+            dropouts: Vec::new(),
         }
     }
 
@@ -294,8 +322,9 @@ impl Inputs {
     }
 
     fn examples(&self) -> Vec<backward::Example<'_>> {
-        let pairs = self.tokens.iter().zip(&self.targets);
-        pairs.map(|(tokens, targets)| backward::Example { tokens, targets }).collect()
+        let dropouts = self.dropouts.iter().copied().map(Some).chain(std::iter::repeat(None));
+        let all = self.tokens.iter().zip(&self.targets).zip(dropouts);
+        all.map(|((tokens, targets), dropout)| backward::Example { tokens, targets, dropout }).collect()
     }
 }
 

@@ -127,7 +127,7 @@ fn peft_name(layer: usize, target: Target) -> String {
 
 /// `adapter_config.json` of a new adapter.
 #[must_use]
-pub fn options(shape: &Shape, config: &ModelConfig) -> Vec<u8> {
+pub fn options(shape: &Shape, dropout: f64, config: &ModelConfig) -> Vec<u8> {
     let names = |targets: Vec<&Module>| targets.into_iter().map(ToString::to_string).collect::<Vec<_>>();
     let mut options = json!({ "task_type": "CAUSAL_LM", "inference_mode": true });
     let own = match shape {
@@ -135,7 +135,7 @@ pub fn options(shape: &Shape, config: &ModelConfig) -> Vec<u8> {
             "peft_type": "LORA",
             "r": rank,
             "lora_alpha": alpha,
-            "lora_dropout": 0.0,
+            "lora_dropout": dropout,
             "use_rslora": rslora,
             "bias": "none",
             "target_modules": names(targets.iter().collect()),

@@ -44,6 +44,9 @@ pub struct Plan {
     pub max_steps: Option<u64>,
     /// Of AdamW.
     pub weight_decay: f64,
+    /// The share of what LoRA's matrices are given that is dropped.
+    #[serde(default)]
+    pub dropout: f64,
     /// Longer gradients are shortened to this length.
     pub max_grad_norm: f64,
     /// Of DPO: how much a preference weighs against staying where the adapter began.

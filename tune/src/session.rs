@@ -195,7 +195,7 @@ impl<B: ReverseLayers<Compute, Error: Error + 'static>> Session<B> {
             return Err(Refusal::user("there is no adapter yet: create one, or load one"));
         };
         let config = &learning.trainer().model().config;
-        peft::write(directory, &peft::options(shape, config), &learning.method, config)
+        peft::write(directory, &peft::options(shape, 0.0, config), &learning.method, config)
             .map_err(|error| Refusal::server(error.to_string()))
     }
 }

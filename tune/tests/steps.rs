@@ -157,7 +157,7 @@ fn a_new_adapter_is_written_as_it_is_read_and_the_same_bytes_each_time() {
         assert_eq!(method, shape.start(config, 7));
         let generations = ["one", "two"].map(|name| {
             let path = directory.path().join(name);
-            peft::write(&path, &peft::options(&shape, config), &method, config).unwrap();
+            peft::write(&path, &peft::options(&shape, 0.0, config), &method, config).unwrap();
             let read = Adapter::read(&path, config).unwrap();
             assert_eq!(read.method, method, "{shape:?}");
             read.generation
@@ -176,4 +176,33 @@ fn what_is_not_a_number_ends_the_job_at_its_step_and_leaves_the_adapter_alone() 
         learning.learn(&[&example], &Hyperparameters::default(), 1.0).unwrap_err();
     assert!(error.to_string().contains("step 1 is not a number"), "{error}");
     assert_eq!(learning.method, start);
+}
+
+#[test]
+fn what_is_dropped_is_decided_by_the_seed_and_nothing_is_where_nothing_is_learned() {
+    let shape = shapes()[0].clone();
+    let start = shape.start(&trainer("llama-tied").model().config, 0);
+    let examples: Vec<Example> = (0..5)
+        .map(|line| Example {
+            line,
+            tokens: (1..30).map(|at| (at * 7 + line as u32) % 60).collect(),
+            weights: vec![1.0; 28],
+        })
+        .collect();
+    let examples: Vec<&Example> = examples.iter().collect();
+    let learned = |rate: f64, seed: u64| {
+        let mut learning = learning("llama-tied", start.clone()).with_dropout(rate, seed);
+        let before = learning.evaluate(&examples).unwrap().unwrap();
+        let hyper = Hyperparameters { learning_rate: 1e-2, ..Hyperparameters::default() };
+        for _ in 0..3 {
+            learning.learn(&examples, &hyper, 1.0).unwrap();
+        }
+        (before.to_bits(), learning.method)
+    };
+    let (whole, dropped) = (learned(0.0, 1), learned(0.2, 1));
+    assert_eq!(dropped, learned(0.2, 1));
+    assert_eq!(whole, learned(0.0, 2), "a seed decides nothing where nothing is dropped");
+    assert_eq!(whole.0, dropped.0, "what is judged is computed with all of it");
+    assert_ne!(whole.1, dropped.1);
+    assert_ne!(dropped.1, learned(0.2, 2).1);
 }

@@ -49,7 +49,7 @@ pub(super) struct Trained {
     pub(super) tokens_per_s: f64,
     /// Resident in all processes after the last step, each page counted once for every process that has it.
     pub(super) bytes: u64,
-    /// Resident in the executor then.
+    /// Resident in the executor then, but for what it shares with the jobs.
     pub(super) executor_bytes: u64,
 }
 
@@ -72,8 +72,12 @@ impl Bench {
         let jobs: Vec<Running> = (0..jobs).map(|number| start(number)?.run()).collect::<Result<_>>()?;
         let steps: Vec<Steps> = jobs.into_iter().map(Running::steps).collect::<Result<_>>()?;
         let trainers: u64 = steps.iter().map(|steps| steps.bytes).sum();
-        let executor_bytes = memory_of(self.executor.id())?.resident_bytes;
-        Ok(Trained { tokens_per_s: together(&steps), bytes: trainers + executor_bytes, executor_bytes })
+        let executor = memory_of(self.executor.id())?;
+        Ok(Trained {
+            tokens_per_s: together(&steps),
+            bytes: trainers + executor.resident_bytes,
+            executor_bytes: executor.resident_bytes - executor.shared_bytes,
+        })
     }
 }
 

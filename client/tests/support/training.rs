@@ -66,7 +66,7 @@ where
     let learner = Learner::new(&method, config, LoraPrecision::Exact).unwrap();
     let (tokens, answers) = (&text[..text.len() - 1], &text[1..]);
     let targets: Vec<_> = answers.iter().map(|&answer| Some(answer)).collect();
-    let tape = trainer.forward(&learner, &[Example { tokens, targets: &targets }]).unwrap();
+    let tape = trainer.forward(&learner, &[Example { tokens, targets: &targets, dropout: None }]).unwrap();
     let log_probabilities = trainer.log_probabilities(&learner, &tape).unwrap();
     let mut gradients = Gradients::zero(&method);
     trainer.reverse(&learner, tape, &mut Sum, &mut gradients).unwrap();

@@ -64,6 +64,14 @@ fn positive(fields: &mut Fields, name: &str) -> Result<Option<f64>, ApiError> {
     }
 }
 
+fn share(fields: &mut Fields, name: &str) -> Result<Option<f64>, ApiError> {
+    let Some(value) = fields.take(name) else { return Ok(None) };
+    match value.as_f64() {
+        Some(share) if (0.0..=0.9).contains(&share) => Ok(Some(share)),
+        _ => Err(wrong(name, "a number from 0 to 0.9", &value)),
+    }
+}
+
 /// The method, with its hyperparameters; OpenAI's older field for these alone is the supervised method's.
 fn method(fields: &mut Fields, choices: &mut Choices) -> Result<Method, ApiError> {
     if let Some(old) = fields.take("hyperparameters") {
@@ -108,6 +116,7 @@ fn read_lora(value: Value, choices: &mut Choices) -> Result<(), ApiError> {
     choices.rank = count(&mut fields, "rank", 1..=256)?;
     choices.alpha = positive(&mut fields, "alpha")?;
     choices.use_rslora = fields.flag("use_rslora", false)?;
+    choices.dropout = share(&mut fields, "dropout")?;
     let targets = fields.array("target_modules")?.unwrap_or_default();
     let name = |target: Value| match target {
         Value::String(name) if name.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_') => Ok(name),

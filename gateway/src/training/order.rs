@@ -24,8 +24,9 @@ impl JobRecord {
         let mut say = |option: &str, value: Option<String>| {
             arguments.extend(value.into_iter().flat_map(|value| [format!("--{option}"), value]));
         };
-        let Choices { n_epochs, batch_size, learning_rate_multiplier, beta, rank, alpha, seed, .. } =
-            self.order.choices;
+        let Choices {
+            n_epochs, batch_size, learning_rate_multiplier, beta, rank, alpha, dropout, seed, ..
+        } = self.order.choices;
         say("data", Some(path(DATA)));
         say("validation", self.order.validation_file.as_ref().map(|_| path(VALIDATION)));
         say("from", directory.join(FROM).exists().then(|| path(FROM)));
@@ -37,6 +38,7 @@ impl JobRecord {
         say("beta", beta.map(|number| number.to_string()));
         say("rank", rank.map(|number| number.to_string()));
         say("alpha", alpha.map(|number| number.to_string()));
+        say("dropout", dropout.map(|share| share.to_string()));
         say("seed", seed.map(|number| number.to_string()));
         let targets = &self.order.choices.target_modules;
         say("targets", (!targets.is_empty()).then(|| targets.join(",")));

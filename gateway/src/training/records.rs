@@ -104,6 +104,9 @@ pub struct Choices {
     pub alpha: Option<f64>,
     /// Whether alpha is divided by the root of the rank.
     pub use_rslora: bool,
+    /// The share of what LoRA is given that is dropped.
+    #[serde(default)]
+    pub dropout: Option<f64>,
     /// Linear layers that get a part; the usual ones if it is empty.
     pub target_modules: Vec<String>,
     /// Decides order and first numbers.

@@ -7,6 +7,7 @@ use kernels::backward::{
 };
 
 use super::{
+    dropout::has_low_rank,
     gradients::scale_sum,
     pass::{GroupNotes, Reverse},
     place::Place,
@@ -36,6 +37,30 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, B> {
     }
 
     fn low_rank(&mut self, notes: GroupNotes<'_>, goes_on: bool) {
+        let GroupNotes { layer, group, x, .. } = notes;
+        if self.dropouts.is_none() || !has_low_rank(self.adapter, &self.model.config, layer, group) {
+            let mut inputs = std::mem::take(&mut self.room.inputs);
+            self.modules(notes, goes_on.then_some(&mut inputs[..]));
+            self.room.inputs = inputs;
+            return;
+        }
+        let mut dropped = std::mem::take(&mut self.room.dropped);
+        let mut g = std::mem::take(&mut self.room.of_dropped);
+        dropped.clear();
+        dropped.extend_from_slice(x);
+        self.dropouts.apply(self.device, layer, group, &mut dropped);
+        g.clear();
+        g.resize(x.len(), 0.0);
+        self.modules(GroupNotes { x: &dropped, ..notes }, goes_on.then_some(&mut g[..]));
+        if goes_on {
+            self.dropouts.apply(self.device, layer, group, &mut g);
+            self.room.inputs.iter_mut().zip(&g).for_each(|(sum, g)| *sum += g);
+        }
+        (self.room.dropped, self.room.of_dropped) = (dropped, g);
+    }
+
+    /// Adds up what the group's matrices get, and to `inputs` what their inputs do.
+    fn modules(&mut self, notes: GroupNotes<'_>, mut inputs: Option<&mut [f32]>) {
         let GroupNotes { layer, group, x, sequences, .. } = notes;
         let stride = self.room.outputs.width();
         for (target, column) in group_targets(&self.model.config, group) {
@@ -54,7 +79,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, B> {
                 sequences,
                 &mut self.room.lora,
                 &mut FactorGradients { a: &mut sums.a, b: &mut sums.b },
-                goes_on.then_some(&mut self.room.inputs[..]),
+                inputs.as_deref_mut(),
             );
         }
     }

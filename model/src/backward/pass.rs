@@ -6,7 +6,7 @@ use kernels::{
     backward::{attention::SequenceRows, lora::LoraRoom},
 };
 
-use super::place::Place;
+use super::{dropout::RowDropouts, place::Place};
 use crate::{
     adapter::Method,
     cpu::{Compute, RowTable},
@@ -37,6 +37,9 @@ pub(super) struct Room {
     pub(super) inputs: Vec<f32>,
     /// A group's inputs.
     pub(super) x: Vec<f32>,
+    /// The same without what is dropped of it, and the gradient at that.
+    pub(super) dropped: Vec<f32>,
+    pub(super) of_dropped: Vec<f32>,
     pub(super) lora: LoraRoom,
 }
 
@@ -59,6 +62,8 @@ pub(super) struct Reverse<'a, B> {
     pub(super) room: &'a mut Room,
     pub(super) rows: &'a RowTable,
     pub(super) sequences: &'a [SequenceRows],
+    /// What the way forward dropped of each row.
+    pub(super) dropouts: &'a RowDropouts,
     /// Below it, nothing learns.
     pub(super) first: Place,
 }

@@ -7,6 +7,7 @@ use std::{cell::RefCell, convert::Infallible};
 
 use kernels::{Activations, attention::QkvLayout, backward::attention::SequenceRows};
 
+use super::dropout::Dropout;
 use crate::{
     cpu::{Compute, RowTable},
     forward::{Deltas, KvStore, LinearGroup, Scratch},
@@ -194,7 +195,7 @@ pub(super) struct TargetRow {
 }
 
 /// What a batch left behind on its way forward.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Tape {
     pub(super) layers: Vec<LayerNotes>,
     /// Behind the last block.
@@ -205,6 +206,8 @@ pub struct Tape {
     pub(super) sequences: Vec<SequenceRows>,
     /// Ascending by row.
     pub(super) targets: Vec<TargetRow>,
+    /// What is dropped of each sequence; none if nothing is.
+    pub(super) dropouts: Vec<Dropout>,
 }
 
 impl Tape {

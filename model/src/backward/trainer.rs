@@ -11,6 +11,7 @@ use kernels::{
 };
 
 use super::{
+    dropout::{Dropout, DroppingDeltas, RowDropouts},
     gradients::Gradients,
     head::{Head, HeadRoom, Loss, tiles},
     pass::{Reverse, Room},
@@ -38,6 +39,8 @@ pub struct Example<'a> {
     pub tokens: &'a [u32],
     /// For each of them the token whose log-probability behind it counts, if one does.
     pub targets: &'a [Option<u32>],
+    /// What of its rows the adapter's low-rank matrices are not given: of all of a batch, or of none.
+    pub dropout: Option<Dropout>,
 }
 
 /// An adapter as it is while it learns.
@@ -169,9 +172,12 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
     ) -> Result<Vec<f32>, TrainError<B::Error>> {
         let mut all = Vec::with_capacity(tape.targets.len());
         let mut room = std::mem::take(&mut self.head);
+        let dropouts = RowDropouts::of(tape);
         for tile in tiles(&tape.targets) {
             let targets = &tape.targets[tile.targets];
-            self.head(learner).forward(&tape.residual, targets, &mut room).map_err(TrainError::Base)?;
+            let dropouts = dropouts.of_targets(targets);
+            let mut head = self.head(learner, &dropouts);
+            head.forward(&tape.residual, targets, &mut room).map_err(TrainError::Base)?;
             all.extend_from_slice(&room.log_probabilities);
         }
         self.head = room;
@@ -195,13 +201,14 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         self.reverse_head(learner, &tape, loss, gradients)?;
         let first = Place::first(&learner.method);
         let Some(last_block) = first.layer() else { return Ok(()) };
-        let Tape { layers, tokens, sequences, .. } = tape;
-        let frame = Tape { layers: Vec::new(), residual: Vec::new(), tokens, sequences, targets: Vec::new() };
+        let Tape { layers, tokens, sequences, dropouts, .. } = tape;
+        let frame = Tape { tokens, sequences, dropouts, ..Tape::default() };
+        let dropouts = RowDropouts::of(&frame);
         for (layer, mut notes) in layers.into_iter().enumerate().skip(last_block).rev() {
             if !notes.is_whole() {
                 notes = self.again(learner, &frame, layer, notes)?;
             }
-            let goes_on = self.back(learner, &frame.sequences, gradients).block(layer, &notes);
+            let goes_on = self.back(learner, &frame.sequences, &dropouts, gradients).block(layer, &notes);
             if !goes_on.map_err(TrainError::Base)? {
                 break;
             }
@@ -218,10 +225,13 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         gradients: &mut Gradients,
     ) -> Result<(), TrainError<B::Error>> {
         let mut room = std::mem::take(&mut self.head);
+        let dropouts = RowDropouts::of(tape);
         for tile in tiles(&tape.targets) {
             let targets = &tape.targets[tile.targets.clone()];
-            self.head(learner).forward(&tape.residual, targets, &mut room).map_err(TrainError::Base)?;
-            let mut back = self.back(learner, &tape.sequences, gradients);
+            let dropouts = dropouts.of_targets(targets);
+            let mut head = self.head(learner, &dropouts);
+            head.forward(&tape.residual, targets, &mut room).map_err(TrainError::Base)?;
+            let mut back = self.back(learner, &tape.sequences, &dropouts, gradients);
             back.head(targets, &tile, loss, &mut room).map_err(TrainError::Base)?;
         }
         self.head = room;
@@ -259,14 +269,17 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         run: impl FnOnce(
             PassParts<'_>,
             &mut B,
-            (&mut NotingDeltas<'_, BatchDeltas<'_>>, &mut NotingKv<'_, PagedKv>),
+            (&mut NotingDeltas<'_, DroppingDeltas<'_, BatchDeltas<'_>>>, &mut NotingKv<'_, PagedKv>),
             &[SequenceSlice<'_, PreparedAdapter>],
         ) -> Result<(), B::Error>,
     ) -> Result<Notes, TrainError<B::Error>> {
         let blocks = blocks(&tape.sequences);
         let batch = batch(tape, &blocks, learner);
         let (notes, found) = (RefCell::new(notes), AdapterRows::of(&batch));
-        let deltas = BatchDeltas::new(&self.model.config, None, &mut self.deltas, &found);
+        let config = &self.model.config;
+        let (deltas, dropouts) =
+            (BatchDeltas::new(config, None, &mut self.deltas, &found), &RowDropouts::of(tape));
+        let deltas = DroppingDeltas { deltas, dropouts, method: &learner.method, config };
         let mut deltas = NotingDeltas { deltas, notes: &notes };
         let mut kv = NotingKv { kv: &mut self.kv, notes: &notes };
         let pass = PassParts { model: &self.model, compute: &mut self.compute, scratch: &mut self.scratch };
@@ -300,14 +313,15 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         Ok(())
     }
 
-    fn head<'a>(&'a mut self, learner: &'a Learner) -> Head<'a, B> {
+    fn head<'a>(&'a mut self, learner: &'a Learner, dropouts: &'a RowDropouts) -> Head<'a, B> {
         Head {
             model: &self.model,
             base: &mut self.base,
             device: &mut self.compute,
             scratch: &mut self.scratch,
             deltas: &mut self.deltas,
-            adapter: &learner.prepared,
+            learner,
+            dropouts,
         }
     }
 
@@ -315,6 +329,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         &'a mut self,
         learner: &'a Learner,
         sequences: &'a [SequenceRows],
+        dropouts: &'a RowDropouts,
         gradients: &'a mut Gradients,
     ) -> Reverse<'a, B> {
         Reverse {
@@ -327,6 +342,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
             room: &mut self.room,
             rows: &self.scratch.batch,
             sequences,
+            dropouts,
             first: Place::first(&learner.method),
         }
     }
@@ -342,8 +358,7 @@ struct PassParts<'a> {
 /// Lays out the rows of `examples`.
 fn tape(learner: &Learner, examples: &[Example<'_>]) -> Tape {
     let virtual_tokens = learner.prepared.virtual_tokens();
-    let mut tape =
-        Tape { layers: vec![], residual: vec![], tokens: vec![], sequences: vec![], targets: vec![] };
+    let mut tape = Tape::default();
     let mut first = 0;
     for (sequence, example) in examples.iter().enumerate() {
         let rows = first + virtual_tokens..;
@@ -354,6 +369,7 @@ fn tape(learner: &Learner, examples: &[Example<'_>]) -> Tape {
         let tokens = std::iter::repeat_n(0, virtual_tokens).chain(example.tokens.iter().copied());
         tape.tokens.push(tokens.collect());
         tape.sequences.push(SequenceRows { first, count });
+        tape.dropouts.extend(example.dropout);
         first += count;
     }
     tape

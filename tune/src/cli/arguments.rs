@@ -63,6 +63,9 @@ pub(super) struct RunArguments {
     /// Divides alpha by the root of the rank (rsLoRA)
     #[arg(long)]
     rslora: bool,
+    /// Share of what LoRA's matrices are given that is dropped while it learns; not of preferences
+    #[arg(long, value_name = "X", default_value_t = 0.0)]
+    dropout: f64,
     /// Linear layers that get a part, as q_proj,v_proj [default: all in a block; for ia3 k_proj,v_proj,down_proj]
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     targets: Vec<Module>,
@@ -122,6 +125,9 @@ pub(super) struct RunArguments {
     pub(super) exit_with_stdin: bool,
 }
 
+/// Of more than this, too little would be left to learn from.
+const MAX_DROPOUT: f64 = 0.9;
+
 impl RunArguments {
     /// The shape of a new adapter.
     pub(super) fn shape(&self) -> Result<Shape, TunerError> {
@@ -180,6 +186,13 @@ impl RunArguments {
                 self.weight_decay
             )));
         }
+        if !(0.0..=MAX_DROPOUT).contains(&self.dropout) {
+            let problem = format!("--dropout is {}; it is a share from 0 to {MAX_DROPOUT}", self.dropout);
+            return Err(TunerError::Usage(problem));
+        }
+        if self.dropout > 0.0 && !matches!(shape, Shape::Lora { .. }) {
+            return Err(TunerError::Usage("--dropout is for LoRA alone: leave it out".to_owned()));
+        }
         Ok(Plan {
             start,
             learning_rate: self.learning_rate.unwrap_or_else(|| {
@@ -191,6 +204,7 @@ impl RunArguments {
             epochs: self.epochs,
             max_steps: self.max_steps,
             weight_decay: self.weight_decay,
+            dropout: self.dropout,
             max_grad_norm: self.max_grad_norm,
             beta: self.beta,
             held_out: usize::from(self.held_out),
@@ -198,6 +212,10 @@ impl RunArguments {
             precision: self.precision,
             max_tokens: (self.max_tokens as usize).min(config.context_length),
         })
+    }
+
+    pub(super) fn dropout(&self) -> f64 {
+        self.dropout
     }
 
     pub(super) fn seed(&self) -> u64 {

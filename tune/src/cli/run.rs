@@ -87,7 +87,8 @@ pub(super) fn run(arguments: &RunArguments) -> Result<End, TunerError> {
     let resumed = resumed(arguments, &origin, &beginning.method)?;
     let (trainer, precision) =
         layers::trainer(arguments.precision, arguments.cores.as_ref(), rented, masking)?;
-    let mut learning = Learning::new(trainer, precision, beginning.method.clone())?;
+    let learning = Learning::new(trainer, precision, beginning.method.clone())?;
+    let mut learning = learning.with_dropout(plan.dropout, plan.seed);
     let resumed_step = resumed.as_ref().map(|checkpoint| checkpoint.state.step);
     if let Some(Checkpoint { method, state, .. }) = resumed {
         (learning.method, learning.state) = (method, state);
@@ -116,7 +117,7 @@ fn beginning(arguments: &RunArguments, config: &ModelConfig) -> Result<Beginning
     let Some(from) = &arguments.from else {
         let shape = arguments.shape()?;
         let method = shape.start(config, arguments.seed());
-        let options = peft::options(&shape, config);
+        let options = peft::options(&shape, arguments.dropout(), config);
         return Ok(Beginning { start: Start::New(shape.clone()), shape, method, options });
     };
     let options = fs::read(from.join(peft::CONFIG_FILE)).map_err(|source| TunerError::System {
@@ -189,6 +190,7 @@ fn told(plan: &Plan, shape: &Shape, course: &Course, sizes: &Sizes) -> Event {
     };
     if let Shape::Lora { rank, alpha, .. } = shape {
         (told.rank, told.alpha) = (Some(*rank as u64), Some(*alpha));
+        told.dropout = (plan.dropout > 0.0).then_some(plan.dropout);
     }
     if let Shape::Lora { targets, .. } | Shape::Ia3 { targets } = shape {
         told.targets = targets.iter().map(ToString::to_string).collect();

@@ -104,7 +104,7 @@ impl<B: ReverseLayers<Compute, Error: Error + 'static>> Learning<B> {
         let examples: Vec<_> = part
             .iter()
             .zip(&targets)
-            .map(|(datum, targets)| backward::Example { tokens: &datum.tokens, targets })
+            .map(|(datum, targets)| backward::Example { tokens: &datum.tokens, targets, dropout: None })
             .collect();
         let is_kept = direction == Direction::Backward && rows(part) <= KEPT_ROWS;
         self.trainer.set_keep(if is_kept { Keep::All } else { Keep::Inputs });

@@ -64,6 +64,9 @@ pub(super) struct TrainingArguments {
     /// Deltas are scaled by alpha over the root of the rank
     #[arg(long)]
     rslora: bool,
+    /// Share of what the adapter is given that is dropped while it learns
+    #[arg(long, value_name = "SHARE", value_parser = finite)]
+    dropout: Option<f64>,
     /// Linear layers to change, as q_proj,v_proj
     #[arg(long, value_name = "LIST")]
     targets: Option<String>,

@@ -51,6 +51,7 @@ fn adapter(plan: &Plan) -> String {
     let mut parts = vec![printable(&plan.method)];
     parts.extend(plan.rank.map(|rank| format!("rank {rank}")));
     parts.extend(plan.alpha.map(|alpha| format!("alpha {alpha}")));
+    parts.extend(plan.dropout.map(|share| format!("dropout {share}")));
     parts.push(counted(plan.parameters, "parameter"));
     let targets = plan.targets.iter().map(|target| printable(target)).collect::<Vec<_>>().join(", ");
     match targets.as_str() {

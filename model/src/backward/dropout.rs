@@ -1,0 +1,190 @@
+//! Dropout of what low-rank matrices are given (PEFT's `lora_dropout`). Modules that read the same rows have one mask.
+//!
+//! A mask is drawn from keys and kept nowhere: whoever computes a row once more, in whatever batch, drops the same of it.
+
+use std::{convert::Infallible, sync::Mutex};
+
+use kernels::{Activations, attention::QkvLayout};
+use policy::random::Rng;
+
+use super::tape::{Tape, TargetRow};
+use crate::{
+    adapter::Method,
+    cpu::Compute,
+    forward::{Deltas, LinearGroup},
+    shape::{config::ModelConfig, layout::group_targets},
+};
+
+/// What is dropped of an example.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Dropout {
+    /// The share of elements, below 1; the others become larger by as much.
+    pub rate: f64,
+    /// Decides which elements.
+    pub key: u64,
+}
+
+/// Values of 16 random bits.
+const VALUES: f64 = 65536.0;
+/// Rows that a thread takes at a time.
+const ROWS_A_CHUNK: usize = 32;
+
+impl Dropout {
+    /// One of many that it decides.
+    fn of(self, number: usize) -> Self {
+        Self { key: Rng::keyed(self.key).bits(number as u64), ..self }
+    }
+
+    fn apply(self, row: &mut [f32]) {
+        let dropped = (self.rate * VALUES).round();
+        let kept = (VALUES / (VALUES - dropped)) as f32;
+        let random = Rng::keyed(self.key);
+        for (number, four) in row.chunks_mut(4).enumerate() {
+            let mut bits = random.bits(number as u64);
+            for value in four {
+                *value = if f64::from(bits as u16) < dropped { 0.0 } else { *value * kept };
+                bits >>= 16;
+            }
+        }
+    }
+}
+
+/// What is dropped of each row; empty if nothing is of any.
+#[derive(Debug, Default)]
+pub(super) struct RowDropouts(Vec<Dropout>);
+
+impl RowDropouts {
+    /// Of a batch's rows.
+    pub(super) fn of(tape: &Tape) -> Self {
+        let rows = tape.sequences.iter().zip(&tape.dropouts);
+        Self(rows.flat_map(|(rows, dropout)| (0..rows.count).map(|row| dropout.of(row))).collect())
+    }
+
+    /// Of rows whose logits are computed.
+    pub(super) fn of_targets(&self, targets: &[TargetRow]) -> Self {
+        let of = |target: &TargetRow| self.0.get(target.row).copied();
+        Self(targets.iter().filter_map(of).collect())
+    }
+
+    pub(super) fn is_none(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Drops what a group's low-rank matrices are not to see of `x`, a row for each.
+    pub(super) fn apply(&self, device: &mut Compute, layer: usize, group: LinearGroup, x: &mut [f32]) {
+        let place = layer * (LinearGroup::Head as usize + 1) + group as usize;
+        let width = x.len() / self.0.len().max(1);
+        let chunks = self.0.chunks(ROWS_A_CHUNK).zip(x.chunks_mut(ROWS_A_CHUNK * width));
+        let chunks: Vec<_> = chunks.map(Mutex::new).collect();
+        device.pool.run(chunks.len(), |chunk| {
+            // Each is one thread's alone, so nobody can have left it in disorder.
+            let Ok(mut chunk) = chunks[chunk].lock() else { return };
+            let (dropouts, x) = &mut *chunk;
+            dropouts.iter().zip(x.chunks_mut(width)).for_each(|(dropout, row)| dropout.of(place).apply(row));
+        });
+    }
+}
+
+/// Deltas of inputs of which something is dropped.
+pub(super) struct DroppingDeltas<'a, T> {
+    pub(super) deltas: T,
+    pub(super) dropouts: &'a RowDropouts,
+    pub(super) method: &'a Method,
+    pub(super) config: &'a ModelConfig,
+}
+
+impl<T> DroppingDeltas<'_, T> {
+    /// The group's inputs without what is dropped; `None` if that is nothing.
+    fn dropped(
+        &self,
+        device: &mut Compute,
+        layer: usize,
+        group: LinearGroup,
+        x: &Activations,
+    ) -> Option<Activations> {
+        if self.dropouts.is_none() || !has_low_rank(self.method, self.config, layer, group) {
+            return None;
+        }
+        let mut dropped = Activations::default();
+        dropped.reshape(x.rows(), x.width());
+        dropped.values_mut().copy_from_slice(x.values());
+        self.dropouts.apply(device, layer, group, dropped.values_mut());
+        Some(dropped)
+    }
+}
+
+/// Whether an adapter has low-rank matrices in a group.
+pub(super) fn has_low_rank(method: &Method, config: &ModelConfig, layer: usize, group: LinearGroup) -> bool {
+    let modules = method.as_lora();
+    let has = |target| modules.binary_search_by_key(&(layer, target), |of| (of.layer, of.target)).is_ok();
+    group_targets(config, group).into_iter().any(|(target, _)| has(target))
+}
+
+impl<T: Deltas<Compute>> Deltas<Compute> for DroppingDeltas<'_, T> {
+    fn scale_inputs(
+        &mut self,
+        device: &mut Compute,
+        layer: usize,
+        group: LinearGroup,
+        x: &mut Activations,
+    ) -> Result<(), Infallible> {
+        self.deltas.scale_inputs(device, layer, group, x)
+    }
+
+    fn place_prefix(
+        &mut self,
+        device: &mut Compute,
+        layer: usize,
+        qkv: &mut Vec<f32>,
+        layout: QkvLayout,
+    ) -> Result<(), Infallible> {
+        self.deltas.place_prefix(device, layer, qkv, layout)
+    }
+
+    fn begin(
+        &mut self,
+        device: &mut Compute,
+        layer: usize,
+        group: LinearGroup,
+        x: &Activations,
+    ) -> Result<(), Infallible> {
+        self.deltas.begin(device, layer, group, x)
+    }
+
+    fn add(
+        &mut self,
+        device: &mut Compute,
+        layer: usize,
+        group: LinearGroup,
+        x: &Activations,
+        out: &mut Vec<f32>,
+    ) -> Result<(), Infallible> {
+        let dropped = self.dropped(device, layer, group, x);
+        self.deltas.add(device, layer, group, dropped.as_ref().unwrap_or(x), out)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_share_is_dropped_and_the_mean_stays() {
+        for rate in [0.05, 0.5, 0.9] {
+            let mut row = vec![1.0; 100_000];
+            Dropout { rate, key: 3 }.apply(&mut row);
+            let dropped = row.iter().filter(|value| **value == 0.0).count() as f64 / row.len() as f64;
+            let mean = row.iter().copied().map(f64::from).sum::<f64>() / row.len() as f64;
+            assert!((dropped - rate).abs() < 0.01, "{rate}: {dropped}");
+            assert!((mean - 1.0).abs() < 0.05, "{rate}: {mean}");
+        }
+    }
+
+    #[test]
+    fn nothing_is_dropped_at_a_rate_of_nothing() {
+        let mut row: Vec<f32> = (0..9).map(|value| value as f32).collect();
+        let whole = row.clone();
+        Dropout { rate: 0.0, key: 1 }.apply(&mut row);
+        assert_eq!(row, whole);
+    }
+}
