@@ -174,7 +174,7 @@ impl Plan {
             .arg(place.state())
             .args(["--workers", &self.workers.to_string()])
             .args(&self.arguments)
-            .env("HOLOBIONT_HOME", place.path())
+            .env("HOLOBIONT_HOME", place.home())
             .env("HOLOBIONT_SERVED_MODEL_NAME", BASE)
             .env("HOLOBIONT_ADAPTER_ROOT", place.adapters())
             .envs(self.settings.iter().map(|(name, value)| (name, value)))
@@ -210,21 +210,23 @@ impl Place {
     /// The state directory.
     #[must_use]
     pub fn state(&self) -> PathBuf {
-        self.path().join("state")
+        self.home().join("state")
     }
 
     /// Adapters may be loaded from below this.
     #[must_use]
     pub fn adapters(&self) -> PathBuf {
-        self.path().join("adapters")
+        self.home().join("adapters")
     }
 
-    fn path(&self) -> &Path {
+    /// What `HOLOBIONT_HOME` is to its commands.
+    #[must_use]
+    pub fn home(&self) -> &Path {
         self.0.path()
     }
 
     fn log(&self) -> PathBuf {
-        self.path().join("log")
+        self.home().join("log")
     }
 }
 

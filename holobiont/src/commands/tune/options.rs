@@ -47,8 +47,8 @@ pub(super) struct TrainingArguments {
     #[arg(long, value_name = "FILE", conflicts_with = "held_out")]
     validation: Option<PathBuf>,
     /// Share of the examples to hold out for the same, in percent
-    #[arg(long, value_name = "PERCENT", value_parser = finite)]
-    held_out: Option<f64>,
+    #[arg(long, value_name = "PERCENT")]
+    held_out: Option<u8>,
     /// Goes on from this PEFT adapter
     #[arg(long, value_name = "DIR")]
     from: Option<PathBuf>,

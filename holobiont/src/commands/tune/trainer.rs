@@ -48,7 +48,7 @@ pub(super) struct Ending {
     pub(super) status: ExitStatus,
     /// Whether somebody asked for it.
     pub(super) asked: bool,
-    /// The last line of its stderr.
+    /// What it complained about on stderr.
     pub(super) last_words: Option<String>,
 }
 
@@ -134,7 +134,24 @@ fn last_words(log: &mut File) -> io::Result<Option<String>> {
     log.seek(SeekFrom::Start(end.saturating_sub(LAST_WORDS_BYTES)))?;
     let mut bytes = Vec::new();
     log.read_to_end(&mut bytes)?;
-    let text = String::from_utf8_lossy(&bytes);
-    let last = text.lines().map(str::trim).rfind(|line| !line.is_empty());
-    Ok(last.map(|line| printable(line.strip_prefix("error: ").unwrap_or(line))))
+    Ok(complaint(&String::from_utf8_lossy(&bytes)).map(printable))
+}
+
+/// What a program complained about last; whatever it said last, if it named nothing an error.
+fn complaint(text: &str) -> Option<&str> {
+    let lines = || text.lines().map(str::trim);
+    lines().rev().find_map(|line| line.strip_prefix("error: ")).or(lines().rfind(|line| !line.is_empty()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::complaint;
+
+    #[test]
+    fn an_error_is_told_though_advice_comes_behind_it() {
+        let usage = "error: unexpected argument '--x' found\n\nFor more information, try '--help'.\n";
+        assert_eq!(complaint(usage), Some("unexpected argument '--x' found"));
+        assert_eq!(complaint("starting\n  killed\n\n"), Some("killed"));
+        assert_eq!(complaint("\n"), None);
+    }
 }
