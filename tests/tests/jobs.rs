@@ -80,7 +80,7 @@ fn answer(deployment: &Deployment, model: &str) -> Value {
 #[test]
 fn a_job_through_every_death_gives_the_generation_of_one_that_ran_through() {
     watched(|| {
-        let deployment = Plan::bare().start();
+        let deployment = Plan::bare().restless().start();
         let file = deployment.client.upload("pirate.jsonl", &data());
         let whole = create(&deployment, &file, "whole");
         let whole = generation(&deployment, &whole);

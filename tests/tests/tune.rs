@@ -45,7 +45,18 @@ impl Job {
 
     /// The program, which writes to `name` and keeps its checkpoints beside.
     fn command(&self, name: &str) -> Command {
-        let mut command = Command::new(fixtures::program("holobiont-trainer"));
+        self.command_under(Command::new(fixtures::program("holobiont-trainer")), name)
+    }
+
+    /// The same, which no file system lets write as much as a checkpoint.
+    fn command_on_a_full_disk(&self, name: &str) -> Command {
+        let mut shell = Command::new("/bin/sh");
+        shell.args(["-c", "trap '' XFSZ; ulimit -f 1000; exec \"$@\"", "sh"]);
+        shell.arg(fixtures::program("holobiont-trainer"));
+        self.command_under(shell, name)
+    }
+
+    fn command_under(&self, mut command: Command, name: &str) -> Command {
         command.env_clear().env("HOME", self.directory.path());
         command.args(["run", "--executor"]).arg(&self.executor).arg("--model").arg(fixtures::model());
         command.arg("--data").arg(self.path("data.jsonl")).arg("--output").arg(self.path(name));
@@ -94,14 +105,14 @@ fn kills() -> u64 {
 #[test]
 fn a_job_whose_trainer_and_executor_are_killed_gives_the_generation_of_one_that_ran_through() {
     watched(|| {
-        let deployment = Plan::bare().start();
+        let deployment = Plan::bare().restless().start();
         let job = Job::new(&deployment);
         let whole = job.generation("whole", &[]);
         let kills = kills();
         for kill in 0..kills {
             let mut child = job.command("killed").arg("--resume").spawn().expect("it starts");
             let mut told = BufReader::new(child.stdout.take().expect("it is piped")).lines();
-            let step = 1 + kill * STEPS / kills;
+            let step = 1 + kill * (STEPS - 3) / kills;
             until(&mut told, step);
             if kill % 2 == 0 {
                 deployment.signal(Process::Executor, Signal::KILL);
@@ -112,6 +123,34 @@ fn a_job_whose_trainer_and_executor_are_killed_gives_the_generation_of_one_that_
             child.wait().expect("it is ours");
         }
         assert_eq!(job.generation("killed", &["--resume", "--cores", "0,1"]), whole);
+        assert!(deployment.stop().success());
+    });
+}
+
+#[test]
+fn a_full_disk_ends_a_job_by_name_and_it_goes_on_from_the_last_checkpoint() {
+    watched(|| {
+        let deployment = Plan::bare().start();
+        let job = Job::new(&deployment);
+        let whole = job.generation("whole", &[]);
+        let mut child = job.command("filled").spawn().expect("it starts");
+        let mut told = BufReader::new(child.stdout.take().expect("it is piped")).lines();
+        until(&mut told, 4);
+        child.kill().expect("it is ours");
+        child.wait().expect("it is ours");
+        let full = job.command_on_a_full_disk("filled").arg("--resume").output().expect("it runs");
+        assert_eq!(full.status.code(), Some(1));
+        let complaint = String::from_utf8_lossy(&full.stderr);
+        assert!(
+            complaint.contains("checkpoint.safetensors cannot be written: File too large"),
+            "{complaint}"
+        );
+        let left: Vec<_> = fs::read_dir(job.path("filled.checkpoints"))
+            .expect("a directory")
+            .map(|entry| entry.expect("an entry").file_name())
+            .collect();
+        assert!(!left.iter().any(|name| name.to_string_lossy().ends_with(".partial")), "{left:?}");
+        assert_eq!(job.generation("filled", &["--resume"]), whole);
         assert!(deployment.stop().success());
     });
 }

@@ -139,7 +139,11 @@ impl Checkpoint {
             .and_then(|()| write_file(&beside, &bytes))
             .and_then(|()| fs::rename(&beside, &to))
             .and_then(|()| sync(path))
-            .map_err(failed)
+            .map_err(|error| {
+                // Of a full disk it would hold what the next one needs.
+                let _ = fs::remove_file(&beside);
+                failed(error)
+            })
     }
 
     /// What the checkpoint of the directory `path` is of; `None` if there is none.
