@@ -71,7 +71,7 @@ class _Files(Protocol):
 
     def config(self) -> Any: ...
 
-    def tensor(self, name: str) -> Tensor | None: ...
+    def tensor(self, name: str, dtype: torch.dtype) -> Tensor | None: ...
 
 
 def _built(session: Session, path: str, dtype: torch.dtype | None) -> Any:
@@ -118,15 +118,14 @@ def _empty(session: Session, files: _Files, dtype: torch.dtype | None) -> Any:
 
 def _fill(built: Any, session: Session, files: _Files) -> None:
     """Reads what is neither remote nor here."""
-    found = {}
+    found: dict[str, Tensor | None] = {}
     prefix = f"{built.base_model_prefix}."  # which files of a bare model leave out
     for name, parameter in built.named_parameters():
         if parameter.is_meta:
-            tensor = files.tensor(name)
-            tensor = files.tensor(name.removeprefix(prefix)) if tensor is None else tensor
-            if tensor is None:
+            tensors = (files.tensor(known, parameter.dtype) for known in (name, name.removeprefix(prefix)))
+            found[name] = next((tensor for tensor in tensors if tensor is not None), None)
+            if found[name] is None:
                 raise _unsupported(session, f"the executor does not give out {name}")
-            found[name] = tensor.to(parameter.dtype)
     built.load_state_dict(found, strict=False, assign=True)
     built.tie_weights()
 

@@ -6,16 +6,18 @@ Written out for the architectures of whose GGUF files the executor rents layers:
 
 from __future__ import annotations
 
+import math
 from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGUFReader, dequantize
+from gguf import GGMLQuantizationType, dequantize, quant_shape_to_byte_shape
 from torch import Tensor
 from transformers import AutoConfig
 
 from .errors import UnsupportedModel
+from .gguf_header import read_header
 from .protocol import SkeletonFile
 from .skeleton import is_given
 
@@ -30,15 +32,17 @@ _NAMES_IN_BLOCKS = {
     "self_attn.k_norm": "attn_k_norm",
 }
 _ROPE_FACTORS = "rope_freqs.weight"
+# Dequantized at once: an embedding is large, and need not be here twice.
+_ROWS = 4096
 
 
 class GgufFile:
     """The file at `path`, of which `file` says what was given out."""
 
     def __init__(self, path: FilePath, file: SkeletonFile) -> None:
-        self._reader = GGUFReader(path)
-        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        self._path = path
         self._file = file
+        self._header = read_header(path, file)
         self._architecture = str(self._said("general.architecture"))
         if self._architecture not in _ARCHITECTURES:
             known = ", ".join(_ARCHITECTURES)
@@ -47,12 +51,12 @@ class GgufFile:
 
     def config(self) -> Any:
         """The configuration that its metadata call for."""
-        of = self._of
+        of, tensors = self._of, self._header.tensors
         hidden, heads = of("embedding_length"), of("attention.head_count")
         window = of("attention.sliding_window")
         return AutoConfig.for_model(
             "mistral" if window and self._architecture == "llama" else self._architecture,
-            vocab_size=len(self._tensors["token_embd.weight"].data),
+            vocab_size=tensors["token_embd.weight"].shape[0],
             hidden_size=hidden,
             intermediate_size=of("feed_forward_length"),
             num_hidden_layers=of("block_count"),
@@ -63,28 +67,35 @@ class GgufFile:
             max_position_embeddings=of("context_length"),
             rope_theta=of("rope.freq_base", 10_000.0),
             rope_scaling=self._rope_scaling(),
-            attention_bias="blk.0.attn_q.bias" in self._tensors,
-            tie_word_embeddings="output.weight" not in self._tensors,
+            attention_bias="blk.0.attn_q.bias" in tensors,
+            tie_word_embeddings="output.weight" not in tensors,
             bos_token_id=self._said("tokenizer.ggml.bos_token_id"),
             eos_token_id=self._said("tokenizer.ggml.eos_token_id"),
             pad_token_id=self._said("tokenizer.ggml.padding_token_id"),
             **({"sliding_window": window, "use_sliding_window": True, "max_window_layers": 0} if window else {}),
         )
 
-    def tensor(self, name: str) -> Tensor | None:
-        """What transformers calls `name`, in 32 bits; none if it was not given out."""
+    def tensor(self, name: str, dtype: torch.dtype) -> Tensor | None:
+        """What transformers calls `name`; none if it was not given out."""
         module, _, kind = name.rpartition(".")
-        return self._dequantized(f"{_name_of(module)}.{kind}")
+        return self._dequantized(f"{_name_of(module)}.{kind}", dtype)
 
-    def _dequantized(self, name: str) -> Tensor | None:
-        found = self._tensors.get(name)
-        if found is None or not is_given(self._file, found.data_offset, found.n_bytes):
+    def _dequantized(self, name: str, dtype: torch.dtype) -> Tensor | None:
+        stored = self._header.tensors.get(name)
+        if stored is None:
             return None
-        return torch.from_numpy(np.array(dequantize(found.data, found.tensor_type), dtype=np.float32))
+        kind = GGMLQuantizationType(stored.kind)
+        shape = quant_shape_to_byte_shape(stored.shape, kind)
+        if not is_given(self._file, stored.offset, math.prod(shape)):
+            return None
+        data = np.memmap(self._path, np.uint8, "r", stored.offset, shape)
+        tensor = torch.empty(stored.shape, dtype=dtype)
+        for rows, given in zip(tensor.split(_ROWS), np.split(data, range(_ROWS, len(data), _ROWS))):
+            rows.copy_(torch.from_numpy(np.array(dequantize(given, kind))))
+        return tensor
 
     def _said(self, key: str, otherwise: Any = None) -> Any:
-        field = self._reader.get_field(key)
-        return otherwise if field is None else field.contents()
+        return self._header.metadata.get(key, otherwise)
 
     def _of(self, key: str, otherwise: Any = None) -> Any:
         """What the architecture's own metadata say."""
@@ -92,7 +103,7 @@ class GgufFile:
 
     def _rope_scaling(self) -> dict[str, Any] | None:
         """Divisors of the rotary frequencies: one for all, or one each, which transformers knows as LongRoPE."""
-        factors = self._dequantized(_ROPE_FACTORS)
+        factors = self._dequantized(_ROPE_FACTORS, torch.float32)
         if factors is not None:
             each, context = factors.tolist(), self._of("context_length")
             lengths = {"original_max_position_embeddings": context, "factor": 1.0, "attention_factor": 1.0}

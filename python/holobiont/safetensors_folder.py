@@ -6,6 +6,7 @@ import json
 from pathlib import Path as FilePath
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoConfig
@@ -28,13 +29,13 @@ class SafetensorsFolder:
         """The configuration in `config.json`."""
         return AutoConfig.from_pretrained(self._path)
 
-    def tensor(self, name: str) -> Tensor | None:
+    def tensor(self, name: str, dtype: torch.dtype) -> Tensor | None:
         """The tensor of that name; none if it was not given out."""
         file = self._file_of.get(name)
         if file is None:
             return None
         with safe_open(file, "pt") as tensors:
-            tensor: Tensor = tensors.get_tensor(name)
+            tensor: Tensor = tensors.get_tensor(name).to(dtype)
         return tensor
 
 
