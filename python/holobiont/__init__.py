@@ -4,27 +4,31 @@
 
     import holobiont
 
-    holobiont.attach(model, "tls://gpu-host:7443", api_key="...", ca="ca.pem")
+    model = holobiont.model("tls://gpu-host:7443", api_key="...", ca="ca.pem")    # never held here
+    holobiont.attach(loaded, "tls://gpu-host:7443", api_key="...", ca="ca.pem")   # loaded by you
 
 # Layout
 
 - `attaching`: `attach` and `detach`, for any Hugging Face model
+- `building`: `model` and `tokenizer`, from an endpoint alone; `gguf_file` and `safetensors_folder` read what it gives out
+- `training`: what a trainer's steps cost on the wire
 - `layers`: the modules that take the place of frozen layers, and what autograd makes of them; `placeholder`: what stands
   where their weights were
 - `matching`: which module is which layer of the executor's catalog
 - `masking`: what is done to activations before they leave
 - `skeleton`: everything of a model but its linear weights
-- `session`: calls, retries and reconnection; `link`: one ZeroMQ connection; `relay`: TLS for it; `forks`: what child
+- `session`: calls and reconnection; `retries`, `counters`; `link`: one ZeroMQ connection; `relay`: TLS for it; `forks`: what child
   processes begin anew
 - `protocol`, `wire`, `numbers`: the bytes
 
-Only `attaching`, `layers` and `placeholder` need torch, and they are imported when first used: protocol clients do without.
+What needs torch (the first three lines and `layers`) is imported when first used: protocol clients do without.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .counters import Counters
 from .errors import (
     AlreadyAttached,
     AuthenticationFailed,
@@ -41,16 +45,20 @@ from .errors import (
     RemoteWeights,
     SessionRefused,
     TimedOut,
+    UnsupportedModel,
     UntrustedExecutor,
     WeightsGone,
 )
 from .protocol import Class, Dtype, Op, Path
-from .session import Limits, Session
+from .retries import Limits
+from .session import Session
 from .skeleton import skeleton
 
 if TYPE_CHECKING:
     from .attaching import Attached, attach, detach
+    from .building import model, tokenizer
     from .layers import VirtConv1D, VirtLayer, VirtLinear, traffic
+    from .training import TrafficCallback
 
 __version__ = "0.1.0"
 
@@ -62,6 +70,7 @@ __all__ = [
     "CallRefused",
     "Class",
     "ConnectionLost",
+    "Counters",
     "Dtype",
     "EndpointError",
     "HolobiontError",
@@ -77,6 +86,8 @@ __all__ = [
     "Session",
     "SessionRefused",
     "TimedOut",
+    "TrafficCallback",
+    "UnsupportedModel",
     "UntrustedExecutor",
     "VirtConv1D",
     "VirtLayer",
@@ -84,7 +95,9 @@ __all__ = [
     "WeightsGone",
     "attach",
     "detach",
+    "model",
     "skeleton",
+    "tokenizer",
     "traffic",
 ]
 
@@ -92,10 +105,13 @@ _NEED_TORCH = {
     "Attached": "attaching",
     "attach": "attaching",
     "detach": "attaching",
+    "model": "building",
+    "tokenizer": "building",
     "VirtConv1D": "layers",
     "VirtLayer": "layers",
     "VirtLinear": "layers",
     "traffic": "layers",
+    "TrafficCallback": "training",
 }
 
 

@@ -55,7 +55,8 @@ class Attached:
 
     session: Session
     path: Path
-    dtype: Dtype
+    dtype: Dtype | None
+    """Of numbers on the wire; none if each call takes what holds its rows."""
     remote: tuple[RemoteLayer, ...]
     local: tuple[LocalLayer, ...]
 
@@ -66,9 +67,10 @@ class Attached:
 
     def __str__(self) -> str:
         catalog = self.session.catalog
+        wire = self.dtype.name.lower() if self.dtype is not None else "bf16 where activations are, else f32"
         lines = [
             f"{len(self.remote)} linear layers of {catalog.model} ({catalog.architecture}) at {self.session.endpoint}",
-            f"path {self.path.name.lower()}, {self.dtype.name.lower()} on the wire, masking {self.masking}",
+            f"path {self.path.name.lower()}, {wire} on the wire, masking {self.masking}",
         ]
         lines += [f"local: {layer.name}: {layer.reason}" for layer in self.local]
         return "\n".join(lines)
@@ -92,7 +94,7 @@ def attach(
     certificate: str | os.PathLike[str] | None = None,
     certificate_key: str | os.PathLike[str] | None = None,
     path: str = "linear",
-    dtype: str = "f32",
+    dtype: str | None = None,
     masking: str = "off",
     keep: Sequence[str] | None = None,
     free: bool = False,
@@ -109,7 +111,9 @@ def attach(
       `Session`, which stays open after `detach` and brings its own masking mode.
     - `path`: ``"linear"`` for training and comparison, ``"fast"`` for the arithmetic of the resident engine (forward
       only; gradients always take the linear path).
-    - `dtype`: numbers on the wire, ``"f32"`` or ``"bf16"``.
+    - `dtype`: numbers on the wire. Without it bf16 activations, and their gradients, travel as bf16, which loses nothing
+      (the answer would be rounded to it here), all others and whatever is masked as f32. ``"bf16"`` rounds those too,
+      ``"f32"`` none.
     - `masking`: ``"off"``, or ``"paper"``, which is obfuscation (see `holobiont.masking`).
     - `keep`: layers that stay here, by the end of their names (``["lm_head"]``). Without it, those whose weights are the
       embedding's (a tied head), which is here anyway; ``keep=[]`` rents these too. Trainers with a fused head (TRL's
@@ -126,7 +130,7 @@ def attach(
         raise AlreadyAttached("the model has remote layers already; call holobiont.detach(model) first")
     options = _Options(
         _choose(Path, path, "path"),
-        _choose(Dtype, dtype, "dtype"),
+        None if dtype is None else _choose(Dtype, dtype, "dtype"),
         [keep] if isinstance(keep, str) else keep,
         free=free,
         strict=strict,
@@ -174,7 +178,7 @@ class _Options:
     """What `attach` was told, checked."""
 
     path: Path
-    dtype: Dtype
+    dtype: Dtype | None
     keep: Sequence[str] | None
     free: bool
     strict: bool
@@ -296,7 +300,7 @@ def _report_local(local: list[LocalLayer], strict: bool) -> None:
     more = f"; and {len(unexpected) - _NAMED_IN_WARNING} more" if len(unexpected) > _NAMED_IN_WARNING else ""
     message = f"{len(unexpected)} frozen linear layers stay local ({named}{more})"
     if strict:
-        raise LayersStayLocal(f"{message}; attach with strict=False to compute them here")
+        raise LayersStayLocal(f"{message}; with strict=False they are computed here, if their weights are here")
     warnings.warn(message, LocalLayerWarning, stacklevel=4)
 
 

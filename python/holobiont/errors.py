@@ -18,6 +18,7 @@ __all__ = [
     "RemoteWeights",
     "SessionRefused",
     "TimedOut",
+    "UnsupportedModel",
     "UntrustedExecutor",
     "WeightsGone",
 ]
@@ -85,6 +86,10 @@ class WeightsGone(HolobiontError):
 
 class RemoteWeights(HolobiontError):
     """Something asked for the weights of a layer that is evaluated elsewhere."""
+
+
+class UnsupportedModel(HolobiontError):
+    """The base cannot be built from what the executor gives out of it."""
 
 
 class LocalLayerWarning(UserWarning):

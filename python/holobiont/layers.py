@@ -22,7 +22,7 @@ from .errors import CallRefused, RemoteWeights
 from .masking import Evaluator
 from .numbers import Rows
 from .placeholder import placeholder, unpicklable
-from .protocol import Class, Op
+from .protocol import Class, Dtype, Op
 from .session import Session
 
 Conv1D: Any
@@ -109,7 +109,8 @@ class _Ask:
 
     def __call__(self, x: Tensor, op: Op, urgency: Class) -> Tensor:
         rows: Rows = x.detach().reshape(-1, x.shape[-1]).to("cpu", torch.float32).contiguous().numpy()
-        answer = self._evaluator.evaluate(self._site, self._part, op, urgency, rows)
+        exact = Dtype.BF16 if x.dtype is torch.bfloat16 else Dtype.F32
+        answer = self._evaluator.evaluate(self._site, self._part, op, urgency, rows, exact)
         return torch.from_numpy(answer).reshape(*x.shape[:-1], answer.shape[1]).to(x.device, x.dtype)
 
 

@@ -25,22 +25,28 @@ __all__ = ["Evaluator", "Paper", "Plain", "evaluator"]
 class Evaluator(Protocol):
     """Whoever takes rows through a site and hides them, or not, on the way."""
 
-    def evaluate(self, site: int, part: int | None, op: Op, urgency: Class, rows: Rows) -> Rows:
-        """``[rows, inputs]`` to ``[rows, outputs]``."""
+    @property
+    def session(self) -> Session:
+        """Through which they go."""
+        ...
+
+    def evaluate(self, site: int, part: int | None, op: Op, urgency: Class, rows: Rows, exact: Dtype = Dtype.F32) -> Rows:
+        """``[rows, inputs]`` to ``[rows, outputs]``; `exact` is what holds the rows, and whatever the answer is cast to."""
         ...
 
 
 @dataclass(frozen=True)
 class Plain:
-    """The executor sees what is computed."""
+    """The executor sees what is computed. Without a `dtype`, rows travel as what holds them exactly."""
 
     session: Session
     path: Path
-    dtype: Dtype
+    dtype: Dtype | None
 
-    def evaluate(self, site: int, part: int | None, op: Op, urgency: Class, rows: Rows) -> Rows:
+    def evaluate(self, site: int, part: int | None, op: Op, urgency: Class, rows: Rows, exact: Dtype = Dtype.F32) -> Rows:
         path = Path.LINEAR if op is Op.BACKWARD else self.path
-        return self.session.call(site, rows, part=part, op=op, path=path, urgency=urgency, dtype=self.dtype)
+        dtype = exact if self.dtype is None else self.dtype
+        return self.session.call(site, rows, part=part, op=op, path=path, urgency=urgency, dtype=dtype)
 
 
 @dataclass
@@ -69,7 +75,7 @@ class Paper:
             raise MaskingRefused("masking needs at least one noise, and a scale above 0")
         if not all(site.has_linear for site in session.catalog.sites):
             raise MaskingRefused("the base has sites without the linear path; masking through them would change answers")
-        self._session = session
+        self.session = session
         self._count = noises
         self._scale = scale
         self.after_fork()
@@ -81,13 +87,14 @@ class Paper:
         self._noises: dict[tuple[int, int | None, bool], _Noises] = {}
         self._random = np.random.default_rng()  # seeded by the operating system
 
-    def evaluate(self, site: int, part: int | None, op: Op, urgency: Class, rows: Rows) -> Rows:
+    def evaluate(self, site: int, part: int | None, op: Op, urgency: Class, rows: Rows, exact: Dtype = Dtype.F32) -> Rows:
+        """Masked rows have digits of their own, whatever held the rows: they travel with all of them."""
         with self._lock:
             noises = self._fitting(site, part, op, float(np.sqrt(np.mean(np.square(rows, dtype=np.float64)))))
             turns = np.arange(noises.next, noises.next + len(rows)) % self._count
             noises.next = int(turns[-1] + 1) % self._count
         masked = rows + noises.noise[turns]
-        answer = self._session.call(site, masked, part=part, op=op, path=Path.LINEAR, urgency=urgency)
+        answer = self.session.call(site, masked, part=part, op=op, path=Path.LINEAR, urgency=urgency)
         answer -= noises.effect[turns]
         return answer
 
@@ -97,22 +104,22 @@ class Paper:
         found = self._noises.get(key)
         if found is not None and (size == 0 or size / _MISFIT <= found.size <= size * _MISFIT):
             return found
-        width, _ = self._session.catalog.site(site, part).widths(part, op)
+        width, _ = self.session.catalog.site(site, part).widths(part, op)
         size = size or 1.0
         noise = self._random.standard_normal((self._count, width), dtype=np.float32) * np.float32(self._scale * size)
         effect_op = Op.BACKWARD if op is Op.BACKWARD else Op.FORWARD_NO_BIAS
-        effect = self._session.call(site, noise, part=part, op=effect_op, path=Path.LINEAR, urgency=Class.NOISE)
+        effect = self.session.call(site, noise, part=part, op=effect_op, path=Path.LINEAR, urgency=Class.NOISE)
         made = _Noises(size, noise, effect)
         self._noises[key] = made
         return made
 
 
-def evaluator(session: Session, path: Path, dtype: Dtype) -> Evaluator:
+def evaluator(session: Session, path: Path, dtype: Dtype | None) -> Evaluator:
     """What the session's masking mode calls for. Refuses what would weaken it."""
     if session.masking == "off":
         return Plain(session, path, dtype)
     if path is not Path.LINEAR:
         raise MaskingRefused("masking needs path='linear': the fast path rounds activations, and noise with them")
-    if dtype is not Dtype.F32:
+    if dtype is Dtype.BF16:
         raise MaskingRefused("masking needs dtype='f32': bf16 would round the masked rows")
     return Paper(session)

@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import logging
 import os
-import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
 
+from .counters import Counters
 from .endpoint import Credentials, LocalEndpoint, parse_endpoint
 from .errors import (
-    AuthenticationFailed,
     BaseChanged,
     CallRefused,
     ConnectionLost,
     HolobiontError,
-    MaskingRefused,
     ProtocolError,
     QuotaExceeded,
     SessionRefused,
@@ -63,8 +61,9 @@ from .protocol import (
     decode_from_layers,
     encode_to_layers,
 )
+from .retries import Backoff, Limits, TryLater, refusal
 
-__all__ = ["Limits", "Session"]
+__all__ = ["Session"]
 
 T = TypeVar("T")
 
@@ -74,40 +73,11 @@ log = logging.getLogger("holobiont")
 _MESSAGE_BYTES = 16 << 20
 # How long the message that ends a session may take to leave.
 _FAREWELL_S = 0.2
-_RETRIED = {RefusalCode.QUOTA, RefusalCode.BUSY, RefusalCode.DRAINING}
 _REFUSED_CALLS = {
     Status.SHAPE: "the rows do not fit the site; was the model built from another configuration?",
     Status.NONLINEAR: "the site cannot serve this path without rounding; use path='linear', or masking='off'",
     Status.UNKNOWN_SITE: "there is no such site; attach again, the executor's base may have changed",
 }
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How long things may take, in seconds."""
-
-    connect_s: float = 10.0
-    """For one connection to be made."""
-    answer_s: float = 120.0
-    """For one call or request to be answered while the connection stands."""
-    retry_s: float = 60.0
-    """For retries of one call altogether: lost connections, quotas, a busy or restarting executor."""
-
-
-class _Backoff:
-    """Waits between tries: doubling from 50 ms to 2 s, jittered, never past `until`."""
-
-    def __init__(self, retry_s: float) -> None:
-        self._until = time.monotonic() + retry_s
-        self._next_s = 0.05
-
-    def wait(self, at_least_s: float, error: HolobiontError) -> None:
-        """Sleeps; raises `error` instead if time is up."""
-        pause_s = max(at_least_s, self._next_s * random.uniform(0.75, 1.25))
-        if time.monotonic() + pause_s > self._until:
-            raise error
-        time.sleep(pause_s)
-        self._next_s = min(2 * self._next_s, 2.0)
 
 
 class Session:
@@ -145,6 +115,7 @@ class Session:
         self._sequence = 0
         self._closed = False
         self._catalog: Catalog | None = None
+        self._counters = Counters()
         with self._lock:
             self._persist(self._connected)
         renewed_in_forks(self)
@@ -162,6 +133,11 @@ class Session:
         """Number, tenant and limits of the session."""
         assert self._opened is not None, "a session is open once it is constructed"
         return self._opened
+
+    @property
+    def counters(self) -> Counters:
+        """What this session has sent and received so far; `stats` is the executor's word on it."""
+        return self._counters
 
     def __enter__(self) -> Session:
         return self
@@ -225,7 +201,7 @@ class Session:
 
     def _call(self, header: CallHeader, payload: bytes | memoryview, outputs: int) -> Rows:
         """Sends a call until it is answered with rows."""
-        backoff = _Backoff(self._limits.retry_s)
+        backoff = Backoff(self._limits.retry_s)
         while True:
             frames = (header.to_bytes(), payload)
             reply, data = self._persist(lambda: self._exchange(frames, header.sequence), backoff)
@@ -243,11 +219,13 @@ class Session:
         link = self._connected()
         deadline = time.monotonic() + self._limits.answer_s
         link.send(frames, deadline)
+        self._counters += Counters(calls=1, bytes_out=sum(map(len, frames)))
         while True:
             first, second = _two(link.receive(deadline))
             if first == CONTROL:
                 self._unasked(decode_from_layers(bytes(second)))
                 continue
+            self._counters += Counters(bytes_in=len(first) + len(second))
             reply = ReplyHeader.from_bytes(bytes(first))
             if reply.sequence == sequence:
                 return reply, second
@@ -292,7 +270,7 @@ class Session:
     def _fetched(self, link: Link, request: Fetch) -> bytes:
         answer = self._ask(link, request)
         if isinstance(answer, Refused):
-            raise _refused(answer)
+            raise refusal(answer)
         if not isinstance(answer, Fetched) or (answer.blob, answer.offset) != (request.blob, request.offset):
             raise _unexpected(answer)
         if not 0 < len(answer.bytes) <= request.bytes:
@@ -315,13 +293,13 @@ class Session:
         if isinstance(message, Draining):
             log.info("%s is about to end; calls go to its successor", self.endpoint)
         elif isinstance(message, Refused):
-            raise _refused(message)
+            raise refusal(message)
 
     # --- Connections --------------------------------------------------------------------------------------------------
 
-    def _persist(self, attempt: Callable[[], T], backoff: _Backoff | None = None) -> T:
+    def _persist(self, attempt: Callable[[], T], backoff: Backoff | None = None) -> T:
         """Runs `attempt` again while what goes wrong may pass. A first connection is made or fails."""
-        backoff = backoff or _Backoff(self._limits.retry_s)
+        backoff = backoff or Backoff(self._limits.retry_s)
         level = logging.WARNING
         while True:
             try:
@@ -333,7 +311,7 @@ class Session:
                 log.log(level, "%s; connecting again", lost)
                 level = logging.DEBUG
                 backoff.wait(0, lost)
-            except _TryLater as later:
+            except TryLater as later:
                 self._drop()
                 backoff.wait(later.after_s, later.error)
             except (CallRefused, SessionRefused):
@@ -377,11 +355,13 @@ class Session:
             if self._resume and answer.code is RefusalCode.NO_SUCH_SESSION:
                 self._resume = 0  # a successor, or one that has let the session go: a new one, on a new connection
                 raise ConnectionLost(f"{self.endpoint} has ended session {before.session if before else 0}")
-            raise _refused(answer)
+            raise refusal(answer)
         if not isinstance(answer, Opened):
             raise _unexpected(answer)
         if before is None or before.instance != answer.instance:
             self._learn(link, answer)
+        if before is not None:
+            self._counters += Counters(reconnects=1)
         self._opened, self._resume = answer, answer.session
         level = logging.INFO if before is None else logging.WARNING
         log.log(level, "%s: session %d, tenant %r, masking %s", self.endpoint, answer.session, answer.tenant, self.masking)
@@ -403,25 +383,6 @@ class Session:
         if self._catalog is not None and self._catalog != catalog:
             raise BaseChanged(f"{self.endpoint} now serves {catalog.model}, another base; build and attach the model anew")
         self._catalog = catalog
-
-
-class _TryLater(Exception):
-    """A refusal that may pass."""
-
-    def __init__(self, after_s: float, error: HolobiontError) -> None:
-        super().__init__(str(error))
-        self.after_s = after_s
-        self.error = error
-
-
-def _refused(refused: Refused) -> Exception:
-    """The exception for a control message that was refused."""
-    message = f"the executor refuses ({refused.code.name.lower()}): {refused.message}"
-    if refused.code in _RETRIED and refused.retry_after_ms:
-        return _TryLater(refused.retry_after_ms / 1000, SessionRefused(message))
-    if refused.code is RefusalCode.UNAUTHENTICATED:
-        return AuthenticationFailed(message)
-    return MaskingRefused(message) if refused.code is RefusalCode.MASKING else SessionRefused(message)
 
 
 def _unexpected(answer: FromLayers) -> ProtocolError:

@@ -6,14 +6,16 @@ with holes in between, which take no space on disk and open with the ordinary re
 
 from __future__ import annotations
 
+import hashlib
 import os
+import tempfile
 from pathlib import Path as FilePath
 
-from .errors import ProtocolError
+from .errors import ProtocolError, UnsupportedModel
 from .protocol import SkeletonFile
 from .session import Session
 
-__all__ = ["skeleton"]
+__all__ = ["cached_skeleton", "is_given", "skeleton"]
 
 _MAX_FILE_BYTES = 1 << 44
 
@@ -21,12 +23,40 @@ _MAX_FILE_BYTES = 1 << 44
 def skeleton(session: Session, folder: str | os.PathLike[str]) -> list[FilePath]:
     """Fetches the skeleton files of the session's base into `folder`; their paths, in the catalog's order.
 
-    Open them as usual (``from_pretrained(folder)``, or ``from_pretrained(folder, gguf_file=...)``): linear weights read as
+    `holobiont.model` builds a model of them. To do so by hand, open them as usual (``from_pretrained(folder)``, or ``from_pretrained(folder, gguf_file=...)``): linear weights read as
     zeros. Then ``attach(model, session, free=True, check_weights=False)`` drops these.
     """
     target = FilePath(folder)
     target.mkdir(parents=True, exist_ok=True)
     return [_fetch(session, number, file, target) for number, file in enumerate(session.catalog.files)]
+
+
+def cached_skeleton(session: Session) -> FilePath:
+    """The folder of the skeleton in ``$XDG_CACHE_HOME/holobiont``, fetched if it is not there.
+
+    Kept by endpoint as well as by base: an executor that lies about what it serves spoils nobody else's.
+    """
+    catalog = session.catalog
+    if not catalog.files:
+        raise UnsupportedModel(f"{session.endpoint} gives out no skeleton of {catalog.model}; load its files and attach")
+    cache = FilePath(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "holobiont" / "python-skeletons"
+    place = cache / hashlib.sha256(f"{session.endpoint} {catalog.base_hash.hex()}".encode()).hexdigest()
+    if not place.is_dir():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".fetched-", dir=cache) as unfinished:
+            whole = FilePath(unfinished) / "whole"
+            skeleton(session, whole)
+            try:
+                whole.rename(place)
+            except OSError:
+                if not place.is_dir():  # another process was faster
+                    raise
+    return place
+
+
+def is_given(file: SkeletonFile, offset: int, length: int) -> bool:
+    """Whether the executor gives out all of these bytes. Others are holes, which read as zeros."""
+    return any(start <= offset and offset + length <= start + bytes for start, bytes in file.ranges)
 
 
 def _fetch(session: Session, number: int, file: SkeletonFile, folder: FilePath) -> FilePath:

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 VOCABULARY = 96
-_LLAMA_LIKE = {
+LLAMA_LIKE = {
     "vocab_size": VOCABULARY,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -43,10 +43,10 @@ _GPT_LIKE = {
     "attn_pdrop": 0.0,
 }
 MAKERS = {
-    "llama": lambda: LlamaForCausalLM(LlamaConfig(**_LLAMA_LIKE, tie_word_embeddings=False)),
+    "llama": lambda: LlamaForCausalLM(LlamaConfig(**LLAMA_LIKE, tie_word_embeddings=False)),
     "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**_GPT_LIKE)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**_LLAMA_LIKE, tie_word_embeddings=False)),
-    "gemma": lambda: GemmaForCausalLM(GemmaConfig(**_LLAMA_LIKE, head_dim=16)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**LLAMA_LIKE, tie_word_embeddings=False)),
+    "gemma": lambda: GemmaForCausalLM(GemmaConfig(**LLAMA_LIKE, head_dim=16)),
     "gpt_bigcode": lambda: GPTBigCodeForCausalLM(GPTBigCodeConfig(**_GPT_LIKE)),
 }
 TARGETS = {

@@ -25,7 +25,7 @@ def words():
     return PreTrainedTokenizerFast(tokenizer_object=known, pad_token="w0", bos_token="w1", eos_token="w2")
 
 
-def fine_tune(model, tokenizer, sentences, folder):
+def fine_tune(model, tokenizer, sentences, folder, callbacks=()):
     """As in TRL's quick start; losses and lengths of the gradient at each step, and what was trained."""
     from datasets import Dataset
     from trl import SFTConfig, SFTTrainer
@@ -48,6 +48,7 @@ def fine_tune(model, tokenizer, sentences, folder):
         args=settings,
         train_dataset=Dataset.from_list([{"text": sentence} for sentence in sentences]),
         processing_class=tokenizer,
+        callbacks=list(callbacks),
         peft_config=LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"),
     )
     trainer.train()
@@ -56,9 +57,9 @@ def fine_tune(model, tokenizer, sentences, folder):
     return [step["loss"] for step in steps], [step["grad_norm"] for step in steps], trained
 
 
-def same_fine_tuning(model, local, tokenizer, sentences, folder):
+def same_fine_tuning(model, local, tokenizer, sentences, folder, callbacks=()):
     """Asserts losses that are numbers and fall, and the same losses, gradients and adapter as of the local model."""
-    losses, lengths, trained = fine_tune(model, tokenizer, sentences, folder / "remote")
+    losses, lengths, trained = fine_tune(model, tokenizer, sentences, folder / "remote", callbacks)
     losses_l, lengths_l, trained_l = fine_tune(local, tokenizer, sentences, folder / "local")
     assert all(math.isfinite(loss) and loss > 0 for loss in losses) and losses[-1] < losses[0] - 0.1, losses
     np.testing.assert_allclose(losses, losses_l, rtol=1e-3)

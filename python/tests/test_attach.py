@@ -15,7 +15,7 @@ from compare import TOKENS, same_step, step, targets_of, tokens_of, with_lora  #
 from models import MAKERS, make, serve  # noqa: E402
 
 import holobiont  # noqa: E402
-from holobiont import Class, Op, Path  # noqa: E402
+from holobiont import Class, Dtype, Op, Path  # noqa: E402
 
 ARCHITECTURES = list(MAKERS)
 
@@ -329,3 +329,41 @@ def test_a_training_loop_lowers_its_loss_over_a_line_that_breaks(llama):
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0] - 0.3
+
+
+# --- What travels -----------------------------------------------------------------------------------------------------
+
+
+def test_bf16_travels_as_bf16_and_loses_nothing_by_it(place):
+    with serve(make("llama"), place) as executor:
+        found = {}
+        for wire in ("f32", None):
+            model = make("llama").bfloat16()
+            attached = holobiont.attach(model, executor.address, dtype=wire, check_weights=False)
+            executor.calls.clear()
+            before = attached.session.counters
+            found[wire] = step(with_lora(model, ["q_proj", "v_proj"])), attached.session.counters - before
+            assert {call.dtype for call in executor.calls} == {Dtype.F32 if wire else Dtype.BF16}
+    (logits, loss, gradients), wide = found["f32"]
+    (logits_b, loss_b, gradients_b), narrow = found[None]
+    assert torch.equal(logits, logits_b) and loss == loss_b
+    assert all(torch.equal(gradient, gradients_b[name]) for name, gradient in gradients.items())
+    assert narrow.calls == wide.calls and 0.5 < narrow.bytes_out / wide.bytes_out < 0.6
+
+
+@pytest.mark.parametrize("masking", ["off", "paper"])
+def test_what_is_wider_or_masked_travels_with_all_its_digits(llama, masking):
+    model, executor = llama
+    if masking == "paper":
+        model = model.bfloat16()
+    attached = holobiont.attach(model, executor.address, masking=masking, check_weights=False)
+    step(with_lora(model, ["q_proj"]))
+    assert {call.dtype for call in executor.calls} == {Dtype.F32} and "else f32" in str(attached)
+
+
+def test_autocast_halves_what_travels(llama):
+    model, executor = llama
+    holobiont.attach(model, executor.address, check_weights=False)
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        model(input_ids=TOKENS)
+    assert {call.dtype for call in executor.calls} == {Dtype.BF16}

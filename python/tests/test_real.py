@@ -1,17 +1,6 @@
-"""The package against the real executor. Needs torch, transformers, peft, gguf, and a built `base-executor`.
-
-HOLOBIONT_BASE_EXECUTOR is the program (`target/debug/base-executor`), HOLOBIONT_TEST_MODEL the model
-(SmolLM2-135M-Instruct). What is not there is skipped by name.
-"""
+"""The package against the real executor. Needs torch, transformers, peft, gguf, and what `real` names."""
 
 from __future__ import annotations
-
-import contextlib
-import os
-import pathlib
-import socket
-import subprocess
-import time
 
 import pytest
 
@@ -21,47 +10,18 @@ pytest.importorskip("peft")
 
 from compare import same_step, step, targets_of, tokens_of, with_lora  # noqa: E402
 from models import MAKERS, make  # noqa: E402
+from real import MODEL, PROMPT, executor, free_port, needs_executor  # noqa: E402
 from sft import SENTENCES, same_fine_tuning, words  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
 import holobiont  # noqa: E402
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-TARGET = pathlib.Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
-EXECUTOR = pathlib.Path(os.environ.get("HOLOBIONT_BASE_EXECUTOR") or TARGET / "debug" / "base-executor")
-MODEL = pathlib.Path(os.environ.get("HOLOBIONT_TEST_MODEL") or ROOT / ".models" / "SmolLM2-135M-Instruct.Q4_1.gguf")
 KEY = "hb-python-test"
 # BLAKE3 in its key derivation mode, context "holobiont 2026 API key lookup v1", of the key.
 KEY_HASH = "30b0e6889911063373c4d5d570caa9bbf73d32b3e4d17239a136e18cc464901d"
 FIRST = ("q_proj", "k_proj", "v_proj", "c_attn")
-PROMPT = "The capital of France is"
-# A debug build on a busy machine packs the real model in minutes.
-START_S = 300
 
-pytestmark = pytest.mark.skipif(not EXECUTOR.is_file(), reason=f"there is no executor at {EXECUTOR}; cargo build")
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return listener.getsockname()[1]
-
-
-@contextlib.contextmanager
-def executor(model, place, *arguments):
-    """A running executor of `model`; gives the address of its private socket."""
-    folder = place / "run"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    log = place / "executor.log"
-    command = [EXECUTOR, "--model", model, "--layers", folder / "layers.sock", "--exit-with-stdin", *arguments]
-    with open(log, "wb") as err, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=err, stderr=err) as process:
-        try:
-            deadline = time.monotonic() + START_S
-            while not (folder / "layers.zmq").exists():
-                assert process.poll() is None and time.monotonic() < deadline, log.read_text()
-                time.sleep(0.05)
-            yield f"ipc://{folder}/layers.zmq"
-        finally:
-            process.kill()
+pytestmark = needs_executor
 
 
 @pytest.fixture(scope="module", params=list(MAKERS))
