@@ -6,12 +6,13 @@ use std::{
     path::Path,
 };
 
+use half::{bf16, f16};
 use model::{
     adapter::{Method, Side},
     shape::{config::ModelConfig, layout::linear_shape, source::Target},
     sources::hf_names::module_name,
 };
-use safetensors::{Dtype, SafeTensorError, tensor::TensorView};
+use safetensors::{SafeTensorError, tensor::TensorView};
 use serde_json::{Value, json};
 
 use crate::adapter::{Module, Shape, scaled_side};
@@ -38,19 +39,58 @@ pub enum WriteError {
     Encode(#[from] SafeTensorError),
 }
 
+/// With what numbers an adapter is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
+pub enum Dtype {
+    /// 32 bits: as it was trained
+    #[default]
+    F32,
+    /// 16 bits, of which most are digits
+    F16,
+    /// 16 bits that reach as far as 32
+    Bf16,
+}
+
+impl Dtype {
+    fn of_file(self) -> safetensors::Dtype {
+        match self {
+            Self::F32 => safetensors::Dtype::F32,
+            Self::F16 => safetensors::Dtype::F16,
+            Self::Bf16 => safetensors::Dtype::BF16,
+        }
+    }
+
+    /// Rounds to nearest, ties to even.
+    fn encode(self, values: &[f32]) -> Vec<u8> {
+        let values = values.iter();
+        match self {
+            Self::F32 => values.flat_map(|value| value.to_le_bytes()).collect(),
+            Self::F16 => values.flat_map(|&value| f16::from_f32(value).to_le_bytes()).collect(),
+            Self::Bf16 => values.flat_map(|&value| bf16::from_f32(value).to_le_bytes()).collect(),
+        }
+    }
+}
+
 /// Writes an adapter with the configuration `options` to the directory `path`, which must not exist: beside it first, so that
 /// it is there whole or not at all, and on the disk before this returns. The same numbers give the same bytes.
 ///
 /// # Errors
 /// It cannot be written.
-pub fn write(path: &Path, options: &[u8], method: &Method, config: &ModelConfig) -> Result<(), WriteError> {
+pub fn write(
+    path: &Path,
+    options: &[u8],
+    method: &Method,
+    config: &ModelConfig,
+    dtype: Dtype,
+) -> Result<(), WriteError> {
     let failed = |source| WriteError::Io { path: path.display().to_string(), source };
     let beside = path.with_extension("partial");
     let _ = fs::remove_dir_all(&beside);
     fs::create_dir_all(&beside).map_err(failed)?;
     write_file(&beside.join(CONFIG_FILE), options).map_err(failed)?;
     let tensors = tensors(method, config);
-    write_file(&beside.join("adapter_model.safetensors"), &serialize(&tensors, None)?).map_err(failed)?;
+    write_file(&beside.join("adapter_model.safetensors"), &serialize(&tensors, dtype, None)?)
+        .map_err(failed)?;
     sync(&beside).and_then(|()| fs::rename(&beside, path)).map_err(failed)?;
     path.parent().map_or(Ok(()), sync).map_err(failed)
 }
@@ -75,12 +115,15 @@ pub(crate) struct Named<'a> {
 }
 
 /// The tensors in one file, with words about them.
-pub(crate) fn serialize(tensors: &[Named<'_>], words: Option<String>) -> Result<Vec<u8>, SafeTensorError> {
-    let bytes = |tensor: &Named<'_>| tensor.values.iter().flat_map(|value| value.to_le_bytes()).collect();
-    let bytes: Vec<Vec<u8>> = tensors.iter().map(bytes).collect();
+pub(crate) fn serialize(
+    tensors: &[Named<'_>],
+    dtype: Dtype,
+    words: Option<String>,
+) -> Result<Vec<u8>, SafeTensorError> {
+    let bytes: Vec<Vec<u8>> = tensors.iter().map(|tensor| dtype.encode(tensor.values)).collect();
     let mut views = Vec::with_capacity(tensors.len());
     for (Named { name, shape, .. }, bytes) in tensors.iter().zip(&bytes) {
-        views.push((name, TensorView::new(Dtype::F32, shape.clone(), bytes)?));
+        views.push((name, TensorView::new(dtype.of_file(), shape.clone(), bytes)?));
     }
     safetensors::serialize(views, words.map(|words| [(METADATA.to_owned(), words)].into()))
 }

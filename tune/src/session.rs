@@ -22,7 +22,7 @@ use crate::{
     learn::{Datum, Direction, LearnError, Learning},
     loss::{Loss, Metrics},
     optimizer::{Hyperparameters, State},
-    peft,
+    peft::{self, Dtype},
 };
 
 /// Largest rank.
@@ -195,7 +195,7 @@ impl<B: ReverseLayers<Compute, Error: Error + 'static>> Session<B> {
             return Err(Refusal::user("there is no adapter yet: create one, or load one"));
         };
         let config = &learning.trainer().model().config;
-        peft::write(directory, &peft::options(shape, 0.0, config), &learning.method, config)
+        peft::write(directory, &peft::options(shape, 0.0, config), &learning.method, config, Dtype::F32)
             .map_err(|error| Refusal::server(error.to_string()))
     }
 }

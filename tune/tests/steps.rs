@@ -17,13 +17,14 @@ use model::{
     sources::open::open,
     weights::ResidentLayers,
 };
+use safetensors::SafeTensors;
 use serde::Deserialize;
 use tune::{
     adapter::{Module, Shape},
     data::Example,
     learn::{LearnError, Learning},
     optimizer::Hyperparameters,
-    peft,
+    peft::{self, Dtype},
     schedule::{Decay, Schedule},
 };
 
@@ -157,12 +158,41 @@ fn a_new_adapter_is_written_as_it_is_read_and_the_same_bytes_each_time() {
         assert_eq!(method, shape.start(config, 7));
         let generations = ["one", "two"].map(|name| {
             let path = directory.path().join(name);
-            peft::write(&path, &peft::options(&shape, 0.0, config), &method, config).unwrap();
+            peft::write(&path, &peft::options(&shape, 0.0, config), &method, config, Dtype::F32).unwrap();
             let read = Adapter::read(&path, config).unwrap();
             assert_eq!(read.method, method, "{shape:?}");
             read.generation
         });
         assert_eq!(generations[0], generations[1]);
+    }
+}
+
+#[test]
+fn an_adapter_is_stored_in_the_numbers_that_are_asked_for_rounded_to_the_nearest() {
+    let trainer = trainer("llama-rope3");
+    let (config, shape) = (&trainer.model().config, &shapes()[0]);
+    let method = shape.start(config, 7);
+    let directory = tempfile::tempdir().unwrap();
+    let stored = [
+        (Dtype::F32, safetensors::Dtype::F32, 0.0),
+        (Dtype::F16, safetensors::Dtype::F16, 2.0_f32.powi(-11)),
+        (Dtype::Bf16, safetensors::Dtype::BF16, 2.0_f32.powi(-8)),
+    ];
+    for (dtype, wanted, near) in stored {
+        let path = directory.path().join(format!("{dtype:?}"));
+        peft::write(&path, &peft::options(shape, 0.0, config), &method, config, dtype).unwrap();
+        let file = fs::read(path.join("adapter_model.safetensors")).unwrap();
+        let tensors = SafeTensors::deserialize(&file).unwrap();
+        assert!(tensors.iter().all(|(_, tensor)| tensor.dtype() == wanted), "{dtype:?}");
+        let read = Adapter::read(&path, config).unwrap().method;
+        for (before, after) in method.tensors().concat().into_iter().zip(read.tensors().concat()) {
+            // What is too small to be normal in 16 bits is off by half a step there.
+            let off = (before - after).abs();
+            assert!(
+                off <= near * before.abs() + near * 2.0_f32.powi(-14),
+                "{dtype:?}: {before} became {after}"
+            );
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use settings::CoreList;
 use super::error::TunerError;
 use crate::{
     adapter::{Module, Shape},
+    peft::Dtype,
     plan::{Plan, Precision, Start, usual_learning_rate},
     schedule::Decay,
 };
@@ -117,6 +118,9 @@ pub(super) struct RunArguments {
     /// How the way forward computes
     #[arg(long, value_enum, default_value = "serving")]
     pub(super) precision: Precision,
+    /// With what numbers the adapter is stored
+    #[arg(long, value_enum, default_value = "f32")]
+    pub(super) save_dtype: Dtype,
     /// Cores to compute on, as 0-3,8; else one thread that is not pinned
     #[arg(long, value_name = "LIST")]
     pub(super) cores: Option<CoreList>,

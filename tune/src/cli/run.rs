@@ -104,7 +104,13 @@ pub(super) fn run(arguments: &RunArguments) -> Result<End, TunerError> {
     match job.run(&mut learning, &mut console)? {
         Ended::Stopped { .. } => Ok(End::Signal(console.signal())),
         Ended::Done { loss, held_out_loss } => {
-            peft::write(&arguments.output, &beginning.options, &learning.method, &config)?;
+            peft::write(
+                &arguments.output,
+                &beginning.options,
+                &learning.method,
+                &config,
+                arguments.save_dtype,
+            )?;
             let written = Adapter::read(&arguments.output, &config)?;
             let (generation, seconds) = (written.generation.to_string(), begun.elapsed().as_secs_f64());
             console.print(&Event::Done(Outcome { steps, loss, held_out_loss, generation, seconds }))?;

@@ -39,6 +39,18 @@ enum Precision {
     Exact,
 }
 
+/// With what numbers an adapter is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Dtype {
+    /// 32 bits: as it was trained
+    F32,
+    /// 16 bits, of which most are digits
+    F16,
+    /// 16 bits that reach as far as 32
+    Bf16,
+}
+
 /// Options of the trainer; one that is not given is the trainer's to choose.
 #[derive(Debug, Clone, Default, clap::Args, Serialize)]
 #[serde(rename_all = "kebab-case")]
@@ -112,6 +124,9 @@ pub(super) struct TrainingArguments {
     /// With what numbers the base's layers are computed
     #[arg(long, value_enum, value_name = "PRECISION")]
     precision: Option<Precision>,
+    /// With what numbers the adapter is stored
+    #[arg(long, value_enum, value_name = "DTYPE")]
+    save_dtype: Option<Dtype>,
     /// Cores the trainer computes on, as 0-3,8
     #[arg(long, value_name = "LIST")]
     cores: Option<String>,
@@ -189,6 +204,8 @@ mod tests {
             ["--rank=4", "--rslora", "--learning-rate", "2e-4", "--method", "lora", "--targets", "q_proj"];
         let expected = "--method lora --rank 4 --rslora --targets q_proj --learning-rate 0.0002";
         assert_eq!(text(&options(&line)), expected);
+        // The trainer takes a whole number.
+        assert_eq!(text(&options(&["--held-out", "5"])), "--held-out 5");
     }
 
     #[test]
