@@ -1,18 +1,17 @@
 #!/usr/bin/env python3
 """Fine-tunes a LoRA adapter over rented base layers, and shows what that did.
 
-    finetune.py ENDPOINT MODEL [--gguf-file FILE] [--api-key KEY] [--ca PEM] [--save DIR]
+    finetune.py ENDPOINT [--api-key KEY] [--ca PEM] [--save DIR]
 
-MODEL is a folder or hub name that transformers opens; its linear layers are evaluated by the executor at ENDPOINT
-(``tls://host:port``, or ``ipc:///run/.../layers.zmq`` on the same host). Embedding, norms, attention, adapter, gradients of
-the adapter and optimizer stay here. Needs ``pip install 'holobiont[peft]'``.
+The linear layers are evaluated by the executor at ENDPOINT (``tls://host:port``, or the path of its state directory on the
+same host). Embedding, norms, attention, adapter, gradients of the adapter and optimizer are here. Needs
+``pip install 'holobiont[peft,gguf]'``.
 """
 
 import argparse
 
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import holobiont
 
@@ -67,8 +66,6 @@ def answer(model, tokenizer, question):
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("endpoint")
-    parser.add_argument("model")
-    parser.add_argument("--gguf-file")
     parser.add_argument("--api-key")
     parser.add_argument("--ca")
     parser.add_argument("--masking", default="off", choices=["off", "paper"])
@@ -79,13 +76,9 @@ def arguments():
 
 def main():
     given = arguments()
-    files = {"gguf_file": given.gguf_file} if given.gguf_file else {}
-    tokenizer = AutoTokenizer.from_pretrained(given.model, **files)
-    model = AutoModelForCausalLM.from_pretrained(given.model, dtype=torch.float32, **files)
-    attached = holobiont.attach(
-        model, given.endpoint, api_key=given.api_key, ca=given.ca, masking=given.masking, free=True
-    )
-    print(attached)
+    session = holobiont.Session(given.endpoint, api_key=given.api_key, ca=given.ca, masking=given.masking)
+    tokenizer, model = holobiont.tokenizer(session), holobiont.model(session)
+    print(session)
     torch.manual_seed(0)
     targets = "all-linear"
     model = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules=targets, task_type="CAUSAL_LM"))

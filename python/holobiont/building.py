@@ -47,10 +47,16 @@ def model(
 
     Raises a `HolobiontError`; `UnsupportedModel` if the base cannot be built from its skeleton.
     """
-    options = {"api_key": api_key, "ca": ca, "certificate": certificate, "certificate_key": certificate_key}
     if isinstance(endpoint, Session):
         return _built(endpoint, path, dtype)
-    session = Session(endpoint, masking=masking, **options)
+    session = Session(
+        endpoint,
+        api_key=api_key,
+        ca=ca,
+        certificate=certificate,
+        certificate_key=certificate_key,
+        masking=masking,
+    )
     try:
         return _built(session, path, dtype)
     except BaseException:

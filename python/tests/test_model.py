@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 
@@ -17,7 +18,7 @@ from compare import TOKENS, same_step, targets_of, tokens_of, with_lora  # noqa:
 from fake_executor import FakeExecutor  # noqa: E402
 from gguf_models import GGUF_MAKERS, make_gguf, write_gguf  # noqa: E402
 from models import MAKERS, make, sites  # noqa: E402
-from real import MODEL, PROMPT, executor, needs_executor, needs_model  # noqa: E402
+from real import MODEL, PROMPT, ROOT, executor, needs_executor, needs_model  # noqa: E402
 from sft import SENTENCES, same_fine_tuning, words  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
 
@@ -239,3 +240,23 @@ def test_a_layer_that_is_nowhere_is_named(place, tmp_path):
     with FakeExecutor(place / "layers.zmq", sites(local, ["lm_head"]), files=given(*whole)) as fake:
         with pytest.raises(holobiont.LayersStayLocal, match="lm_head"):
             holobiont.model(fake.address)
+
+
+# --- The guide --------------------------------------------------------------------------------------------------------
+
+
+@needs_executor
+def test_the_guide_runs_as_it_stands(tmp_path, monkeypatch):
+    pytest.importorskip("trl")
+    guide = (ROOT / "docs/guides/python-training.md").read_text()
+    blocks = re.findall(r"^```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
+    make("gemma").save_pretrained(tmp_path / "model")
+    words().save_pretrained(tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    with executor(tmp_path / "model", tmp_path, "--engine", "none") as address:
+        names = {}
+        for block in blocks:
+            exec(block.replace("~/.local/share/holobiont/state", address), names)
+        names["session"].close()
+    assert len(blocks) >= 4 and len(names["traffic"].steps) == 2
+    assert (tmp_path / "pirate" / "adapter_model.safetensors").is_file()

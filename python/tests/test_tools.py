@@ -51,6 +51,45 @@ def test_sft_trainer_says_that_it_needs_a_head_that_was_rented_and_trains_with_o
     same_fine_tuning(kept, make("llama"), words(), SENTENCES, tmp_path)
 
 
+# --- What a trainer's steps cost --------------------------------------------------------------------------------------
+
+
+def test_a_trainer_logs_what_each_step_sent_and_what_connected_again(llama, tmp_path):
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    model, executor = llama
+    holobiont.attach(model, executor.address, check_weights=False)
+
+    class BreaksTheSecondStep(TrainerCallback):
+        def on_step_begin(self, args, state, control, **_):
+            if state.global_step == 1:
+                executor.restart()
+
+    traffic = holobiont.TrafficCallback()
+    trainer = Trainer(
+        model=with_lora(model, ["q_proj", "v_proj"]),
+        args=TrainingArguments(
+            output_dir=str(tmp_path),
+            max_steps=3,
+            per_device_train_batch_size=2,
+            logging_steps=1,
+            save_strategy="no",
+            report_to="none",
+            use_cpu=True,
+        ),
+        train_dataset=[{"input_ids": row, "labels": row} for row in TOKENS] * 3,
+        callbacks=[traffic, BreaksTheSecondStep()],
+    )
+    trainer.train()
+    assert [step.reconnects for step in traffic.steps] == [0, 1, 0]
+    first, _, last = traffic.steps
+    # Nine sites forward, and back all but the first block's, whose input nobody learns from.
+    assert first == last and first.calls == 9 + 8 and first.bytes_out > 2 * 8 * 64 * 4 * 9
+    shown = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [entry["reconnects"] for entry in shown] == [0, 1, 0]
+    assert shown[0]["bytes_out"] == first.bytes_out and shown[0]["bytes_in"] == first.bytes_in
+
+
 # --- Autocast ---------------------------------------------------------------------------------------------------------
 
 
