@@ -361,10 +361,10 @@ fn gradients_of_the_real_model_are_those_of_torch_on_its_dequantized_weights() {
     assert!(off < 1e-3, "{off} away");
 }
 
-/// What serving rounds shows, and stays small.
+/// What serving rounds shows, and stays small: 0.6 in the logarithm of a probability of 4e-10, 0.2 in those above 1e-5.
 #[test]
 fn gradients_of_the_weights_as_they_are_served_are_near_those_of_torch() {
     let source = open(&real_model()).unwrap();
-    let off = off_on_the_real_model(&*source, kv_precision(false, KvDtype::Auto), 0.4);
-    assert!(off < 0.15, "{off} away");
+    let off = off_on_the_real_model(&*source, kv_precision(false, KvDtype::Auto), 0.8);
+    assert!(off < 0.25, "{off} away");
 }
