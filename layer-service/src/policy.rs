@@ -191,8 +191,8 @@ pub struct Allowance {
     seconds: f64,
 }
 
-/// More is not saved up.
-const MOST_SAVED: f64 = 0.01;
+/// Seconds that are saved up at most.
+const MAX_SAVED: f64 = 0.01;
 
 impl Allowance {
     /// Of nothing so far.
@@ -203,7 +203,7 @@ impl Allowance {
 
     /// Requests were computed for so long.
     pub fn earn(&mut self, requests: Duration) {
-        self.seconds = (self.seconds + self.share * requests.as_secs_f64()).min(MOST_SAVED);
+        self.seconds = (self.seconds + self.share * requests.as_secs_f64()).min(MAX_SAVED);
     }
 
     /// Background calls were.

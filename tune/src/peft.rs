@@ -83,16 +83,20 @@ pub fn write(
     config: &ModelConfig,
     dtype: Dtype,
 ) -> Result<(), WriteError> {
-    let failed = |source| WriteError::Io { path: path.display().to_string(), source };
+    let bytes = serialize(&tensors(method, config), dtype, None)?;
     let beside = path.with_extension("partial");
     let _ = fs::remove_dir_all(&beside);
-    fs::create_dir_all(&beside).map_err(failed)?;
-    write_file(&beside.join(CONFIG_FILE), options).map_err(failed)?;
-    let tensors = tensors(method, config);
-    write_file(&beside.join("adapter_model.safetensors"), &serialize(&tensors, dtype, None)?)
-        .map_err(failed)?;
-    sync(&beside).and_then(|()| fs::rename(&beside, path)).map_err(failed)?;
-    path.parent().map_or(Ok(()), sync).map_err(failed)
+    let written = fs::create_dir_all(&beside)
+        .and_then(|()| write_file(&beside.join(CONFIG_FILE), options))
+        .and_then(|()| write_file(&beside.join("adapter_model.safetensors"), &bytes))
+        .and_then(|()| sync(&beside))
+        .and_then(|()| fs::rename(&beside, path))
+        .and_then(|()| path.parent().map_or(Ok(()), sync));
+    written.map_err(|source| {
+        // A disk that is full needs the room.
+        let _ = fs::remove_dir_all(&beside);
+        WriteError::Io { path: path.display().to_string(), source }
+    })
 }
 
 /// Writes a file and sees that it is on the disk.

@@ -4,10 +4,9 @@
 
 use std::{convert::Infallible, sync::Mutex};
 
-use kernels::{Activations, attention::QkvLayout};
+use kernels::{Activations, attention::QkvLayout, backward::attention::SequenceRows};
 use policy::random::Rng;
 
-use super::tape::{Tape, TargetRow};
 use crate::{
     adapter::Method,
     cpu::Compute,
@@ -54,16 +53,15 @@ impl Dropout {
 pub(super) struct RowDropouts(Vec<Dropout>);
 
 impl RowDropouts {
-    /// Of a batch's rows.
-    pub(super) fn of(tape: &Tape) -> Self {
-        let rows = tape.sequences.iter().zip(&tape.dropouts);
+    /// Of a batch's rows, `dropouts` being those of its sequences.
+    pub(super) fn of(sequences: &[SequenceRows], dropouts: &[Dropout]) -> Self {
+        let rows = sequences.iter().zip(dropouts);
         Self(rows.flat_map(|(rows, dropout)| (0..rows.count).map(|row| dropout.of(row))).collect())
     }
 
-    /// Of rows whose logits are computed.
-    pub(super) fn of_targets(&self, targets: &[TargetRow]) -> Self {
-        let of = |target: &TargetRow| self.0.get(target.row).copied();
-        Self(targets.iter().filter_map(of).collect())
+    /// Of some of these rows.
+    pub(super) fn of_rows(&self, rows: impl Iterator<Item = usize>) -> Self {
+        Self(rows.filter_map(|row| self.0.get(row).copied()).collect())
     }
 
     pub(super) fn is_none(&self) -> bool {

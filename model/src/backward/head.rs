@@ -3,7 +3,10 @@
 //! Logits of a whole batch would be larger than everything else: a vocabulary of 50,000 for 1,000 rows is 200 MB. A tile
 //! holds whole [`SUM_ROWS`] rows of a sequence, so that how batches are cut changes no sum.
 
-use std::{ops::Range, sync::OnceLock};
+use std::{
+    ops::Range,
+    sync::{Arc, OnceLock},
+};
 
 use kernels::backward::{
     SUM_ROWS,
@@ -16,13 +19,14 @@ use super::{
     pass::{GroupNotes, Reverse},
     place::Place,
     tape::{TargetRow, stand},
-    trainer::Learner,
 };
 use crate::{
+    adapter::Method,
     cpu::Compute,
     deltas::{
         adapter_rows::AdapterRows,
         batch::{BatchDeltas, DeltaScratch},
+        prepared::PreparedAdapter,
     },
     forward::{Frame, LinearGroup, NormSite, ReverseLayers, Scratch, run_head},
     sampling::log_probability,
@@ -77,7 +81,8 @@ pub(super) struct Head<'a, B> {
     pub(super) device: &'a mut Compute,
     pub(super) scratch: &'a mut Scratch<Compute>,
     pub(super) deltas: &'a mut DeltaScratch,
-    pub(super) learner: &'a Learner,
+    pub(super) adapter: &'a Arc<PreparedAdapter>,
+    pub(super) method: &'a Method,
     /// Of the rows whose logits are computed.
     pub(super) dropouts: &'a RowDropouts,
 }
@@ -107,10 +112,10 @@ impl<B: ReverseLayers<Compute>> Head<'_, B> {
             room.residual.extend_from_slice(&residual[target.row * hidden..][..hidden]);
         }
         stand(self.scratch, &room.residual);
-        let found = AdapterRows::of_head(&self.learner.prepared, targets.len());
+        let found = AdapterRows::of_head(self.adapter, targets.len());
         let deltas = BatchDeltas::new(&self.model.config, None, self.deltas, &found);
-        let (config, method) = (&self.model.config, &self.learner.method);
-        let mut deltas = DroppingDeltas { deltas, dropouts: self.dropouts, method, config };
+        let (dropouts, method, config) = (self.dropouts, self.method, &self.model.config);
+        let mut deltas = DroppingDeltas { deltas, dropouts, method, config };
         let parts = (&mut *self.base, &mut deltas);
         run_head(self.model, parts, self.device, self.scratch, targets.len(), &mut room.logits)?;
         let (logits, vocabulary) = (&room.logits, self.model.config.vocab_size);

@@ -7,7 +7,7 @@ use std::{cell::RefCell, convert::Infallible};
 
 use kernels::{Activations, attention::QkvLayout, backward::attention::SequenceRows};
 
-use super::dropout::Dropout;
+use super::dropout::{Dropout, RowDropouts};
 use crate::{
     cpu::{Compute, RowTable},
     forward::{Deltas, KvStore, LinearGroup, Scratch},
@@ -215,6 +215,11 @@ impl Tape {
     #[must_use]
     pub fn rows(&self) -> usize {
         self.sequences.last().map_or(0, |last| last.first + last.count)
+    }
+
+    /// What is dropped of each row.
+    pub(super) fn row_dropouts(&self) -> RowDropouts {
+        RowDropouts::of(&self.sequences, &self.dropouts)
     }
 
     /// Rows whose log-probabilities were asked for.

@@ -172,10 +172,10 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
     ) -> Result<Vec<f32>, TrainError<B::Error>> {
         let mut all = Vec::with_capacity(tape.targets.len());
         let mut room = std::mem::take(&mut self.head);
-        let dropouts = RowDropouts::of(tape);
+        let dropouts = tape.row_dropouts();
         for tile in tiles(&tape.targets) {
             let targets = &tape.targets[tile.targets];
-            let dropouts = dropouts.of_targets(targets);
+            let dropouts = dropouts.of_rows(targets.iter().map(|target| target.row));
             let mut head = self.head(learner, &dropouts);
             head.forward(&tape.residual, targets, &mut room).map_err(TrainError::Base)?;
             all.extend_from_slice(&room.log_probabilities);
@@ -203,7 +203,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         let Some(last_block) = first.layer() else { return Ok(()) };
         let Tape { layers, tokens, sequences, dropouts, .. } = tape;
         let frame = Tape { tokens, sequences, dropouts, ..Tape::default() };
-        let dropouts = RowDropouts::of(&frame);
+        let dropouts = frame.row_dropouts();
         for (layer, mut notes) in layers.into_iter().enumerate().skip(last_block).rev() {
             if !notes.is_whole() {
                 notes = self.again(learner, &frame, layer, notes)?;
@@ -225,10 +225,10 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         gradients: &mut Gradients,
     ) -> Result<(), TrainError<B::Error>> {
         let mut room = std::mem::take(&mut self.head);
-        let dropouts = RowDropouts::of(tape);
+        let dropouts = tape.row_dropouts();
         for tile in tiles(&tape.targets) {
             let targets = &tape.targets[tile.targets.clone()];
-            let dropouts = dropouts.of_targets(targets);
+            let dropouts = dropouts.of_rows(targets.iter().map(|target| target.row));
             let mut head = self.head(learner, &dropouts);
             head.forward(&tape.residual, targets, &mut room).map_err(TrainError::Base)?;
             let mut back = self.back(learner, &tape.sequences, &dropouts, gradients);
@@ -278,7 +278,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         let (notes, found) = (RefCell::new(notes), AdapterRows::of(&batch));
         let config = &self.model.config;
         let (deltas, dropouts) =
-            (BatchDeltas::new(config, None, &mut self.deltas, &found), &RowDropouts::of(tape));
+            (BatchDeltas::new(config, None, &mut self.deltas, &found), &tape.row_dropouts());
         let deltas = DroppingDeltas { deltas, dropouts, method: &learner.method, config };
         let mut deltas = NotingDeltas { deltas, notes: &notes };
         let mut kv = NotingKv { kv: &mut self.kv, notes: &notes };
@@ -320,7 +320,8 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
             device: &mut self.compute,
             scratch: &mut self.scratch,
             deltas: &mut self.deltas,
-            learner,
+            adapter: &learner.prepared,
+            method: &learner.method,
             dropouts,
         }
     }
