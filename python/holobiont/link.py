@@ -86,11 +86,23 @@ class Link:
     def receive(self, deadline: float) -> list[memoryview]:
         """The next message. What has come is delivered before a loss is reported."""
         while True:
+            if (message := self._waiting()) is not None:
+                return message
             try:
-                return [frame.buffer for frame in self._socket.recv_multipart(zmq.NOBLOCK, copy=False)]
-            except zmq.Again:
                 self._check_events()
-                self._wait(zmq.POLLIN, deadline, "did not answer in time")
+            except ConnectionLost:
+                # It may have come, and the connection ended, since the look above.
+                if (message := self._waiting()) is not None:
+                    return message
+                raise
+            self._wait(zmq.POLLIN, deadline, "did not answer in time")
+
+    def _waiting(self) -> list[memoryview] | None:
+        """A message that has come, if one has."""
+        try:
+            return [frame.buffer for frame in self._socket.recv_multipart(zmq.NOBLOCK, copy=False)]
+        except zmq.Again:
+            return None
 
     def _wait(self, event: int, deadline: float, otherwise: str) -> None:
         """Until the socket is ready or something happened to the connection."""

@@ -23,6 +23,7 @@ __all__ = ["Relay"]
 _BUFFER_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 18
 _ACCEPT_S = 10.0
+_FAREWELL_S = 0.25
 # ZMTP: a greeting, then one short command whose reason has at most 255 bytes.
 _GREETING_BYTES = 64
 _OPENING_BYTES = _GREETING_BYTES + 2 + 6 + 1 + 255
@@ -75,11 +76,21 @@ class Relay:
                     try:
                         _Pump(local, remote, self.opening).run()
                     finally:
+                        _await_end(local)
                         _end(local, remote)
         except OSError as error:
             self.failure = str(error)
         finally:
             self._folder.cleanup()
+
+
+def _await_end(local: socket.socket) -> None:
+    """Gives the ZeroMQ socket's owner a moment to take what came last, and to end: libzmq throws away what nobody has taken
+    of a connection that ends by itself."""
+    local.settimeout(_FAREWELL_S)
+    with contextlib.suppress(OSError):
+        while local.recv(_CHUNK_BYTES):
+            pass
 
 
 def _end(*sides: socket.socket) -> None:
@@ -119,8 +130,11 @@ class _Pump:
         self._to_remote, self._to_local = bytearray(), bytearray()
         # What TLS said it waits for when it could not go on, if that is not what it was asked to do.
         self._remote_wants_write = False
+        # What ended a side that did not end in order.
+        self._failure: OSError | None = None
 
     def run(self) -> None:
+        """Until a side has ended; raises `OSError` if that was not in order."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._local, selectors.EVENT_READ)
             selector.register(self._remote, selectors.EVENT_READ)
@@ -135,6 +149,8 @@ class _Pump:
                         _set(selector, side, events)
                 interests = wanted
                 selector.select()
+        if self._failure is not None:
+            raise self._failure
 
     def _step(self) -> bool:
         """Moves what can be moved without waiting; false when a side has ended and all it said was passed on."""
@@ -157,6 +173,9 @@ class _Pump:
             except ssl.SSLWantWriteError:
                 self._remote_wants_write = True
                 return True
+            except OSError as error:  # what came before it is passed on first
+                self._failure = error
+                return False
             if not data:
                 return False
             if side is self._remote and len(self._opening) < _OPENING_BYTES:
