@@ -2,15 +2,15 @@
 //!
 //! A mask is drawn from keys and kept nowhere: whoever computes a row once more, in whatever batch, drops the same of it.
 
-use std::{convert::Infallible, sync::Mutex};
+use std::sync::Mutex;
 
-use kernels::{Activations, attention::QkvLayout, backward::attention::SequenceRows};
+use kernels::{Activations, backward::attention::SequenceRows};
 use policy::random::Rng;
 
 use crate::{
     adapter::Method,
     cpu::Compute,
-    forward::{Deltas, LinearGroup},
+    forward::LinearGroup,
     shape::{config::ModelConfig, layout::group_targets},
 };
 
@@ -83,17 +83,17 @@ impl RowDropouts {
     }
 }
 
-/// Deltas of inputs of which something is dropped.
-pub(super) struct DroppingDeltas<'a, T> {
-    pub(super) deltas: T,
+/// What is dropped on the way forward.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Dropping<'a> {
     pub(super) dropouts: &'a RowDropouts,
     pub(super) method: &'a Method,
     pub(super) config: &'a ModelConfig,
 }
 
-impl<T> DroppingDeltas<'_, T> {
-    /// The group's inputs without what is dropped; `None` if that is nothing.
-    fn dropped(
+impl Dropping<'_> {
+    /// A group's inputs without what is dropped; `None` if that is nothing.
+    pub(super) fn dropped(
         &self,
         device: &mut Compute,
         layer: usize,
@@ -116,50 +116,6 @@ pub(super) fn has_low_rank(method: &Method, config: &ModelConfig, layer: usize, 
     let modules = method.as_lora();
     let has = |target| modules.binary_search_by_key(&(layer, target), |of| (of.layer, of.target)).is_ok();
     group_targets(config, group).into_iter().any(|(target, _)| has(target))
-}
-
-impl<T: Deltas<Compute>> Deltas<Compute> for DroppingDeltas<'_, T> {
-    fn scale_inputs(
-        &mut self,
-        device: &mut Compute,
-        layer: usize,
-        group: LinearGroup,
-        x: &mut Activations,
-    ) -> Result<(), Infallible> {
-        self.deltas.scale_inputs(device, layer, group, x)
-    }
-
-    fn place_prefix(
-        &mut self,
-        device: &mut Compute,
-        layer: usize,
-        qkv: &mut Vec<f32>,
-        layout: QkvLayout,
-    ) -> Result<(), Infallible> {
-        self.deltas.place_prefix(device, layer, qkv, layout)
-    }
-
-    fn begin(
-        &mut self,
-        device: &mut Compute,
-        layer: usize,
-        group: LinearGroup,
-        x: &Activations,
-    ) -> Result<(), Infallible> {
-        self.deltas.begin(device, layer, group, x)
-    }
-
-    fn add(
-        &mut self,
-        device: &mut Compute,
-        layer: usize,
-        group: LinearGroup,
-        x: &Activations,
-        out: &mut Vec<f32>,
-    ) -> Result<(), Infallible> {
-        let dropped = self.dropped(device, layer, group, x);
-        self.deltas.add(device, layer, group, dropped.as_ref().unwrap_or(x), out)
-    }
 }
 
 #[cfg(test)]

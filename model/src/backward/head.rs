@@ -4,6 +4,7 @@
 //! holds whole [`SUM_ROWS`] rows of a sequence, so that how batches are cut changes no sum.
 
 use std::{
+    cell::RefCell,
     ops::Range,
     sync::{Arc, OnceLock},
 };
@@ -15,10 +16,10 @@ use kernels::backward::{
 };
 
 use super::{
-    dropout::{DroppingDeltas, RowDropouts},
+    dropout::{Dropping, RowDropouts},
     pass::{GroupNotes, Reverse},
     place::Place,
-    tape::{TargetRow, stand},
+    tape::{NotingDeltas, TargetRow, stand},
 };
 use crate::{
     adapter::Method,
@@ -114,8 +115,9 @@ impl<B: ReverseLayers<Compute>> Head<'_, B> {
         stand(self.scratch, &room.residual);
         let found = AdapterRows::of_head(self.adapter, targets.len());
         let deltas = BatchDeltas::new(&self.model.config, None, self.deltas, &found);
-        let (dropouts, method, config) = (self.dropouts, self.method, &self.model.config);
-        let mut deltas = DroppingDeltas { deltas, dropouts, method, config };
+        let dropping = Dropping { dropouts: self.dropouts, method: self.method, config: &self.model.config };
+        // Of the head nothing needs to be noted.
+        let mut deltas = NotingDeltas { deltas, dropping, notes: &RefCell::default() };
         let parts = (&mut *self.base, &mut deltas);
         run_head(self.model, parts, self.device, self.scratch, targets.len(), &mut room.logits)?;
         let (logits, vocabulary) = (&room.logits, self.model.config.vocab_size);

@@ -7,7 +7,7 @@ use std::{cell::RefCell, convert::Infallible};
 
 use kernels::{Activations, attention::QkvLayout, backward::attention::SequenceRows};
 
-use super::dropout::{Dropout, RowDropouts};
+use super::dropout::{Dropout, Dropping, RowDropouts};
 use crate::{
     cpu::{Compute, RowTable},
     forward::{Deltas, KvStore, LinearGroup, Scratch},
@@ -87,9 +87,10 @@ impl Notes {
     }
 }
 
-/// Deltas, noting what they are given.
+/// Deltas of inputs of which something may be dropped, noting what they are given.
 pub(super) struct NotingDeltas<'a, T> {
     pub(super) deltas: T,
+    pub(super) dropping: Dropping<'a>,
     pub(super) notes: &'a RefCell<Notes>,
 }
 
@@ -140,7 +141,8 @@ impl<T: Deltas<Compute>> Deltas<Compute> for NotingDeltas<'_, T> {
         if notes.before_scales {
             notes.note_outputs(layer, group, out);
         }
-        self.deltas.add(device, layer, group, x, out)?;
+        let dropped = self.dropping.dropped(device, layer, group, x);
+        self.deltas.add(device, layer, group, dropped.as_ref().unwrap_or(x), out)?;
         if !notes.before_scales {
             notes.note_outputs(layer, group, out);
         }

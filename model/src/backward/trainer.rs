@@ -11,7 +11,7 @@ use kernels::{
 };
 
 use super::{
-    dropout::{Dropout, DroppingDeltas, RowDropouts},
+    dropout::{Dropout, Dropping, RowDropouts},
     gradients::Gradients,
     head::{Head, HeadRoom, Loss, tiles},
     pass::{Reverse, Room},
@@ -269,7 +269,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         run: impl FnOnce(
             PassParts<'_>,
             &mut B,
-            (&mut NotingDeltas<'_, DroppingDeltas<'_, BatchDeltas<'_>>>, &mut NotingKv<'_, PagedKv>),
+            (&mut NotingDeltas<'_, BatchDeltas<'_>>, &mut NotingKv<'_, PagedKv>),
             &[SequenceSlice<'_, PreparedAdapter>],
         ) -> Result<(), B::Error>,
     ) -> Result<Notes, TrainError<B::Error>> {
@@ -279,8 +279,8 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         let config = &self.model.config;
         let (deltas, dropouts) =
             (BatchDeltas::new(config, None, &mut self.deltas, &found), &tape.row_dropouts());
-        let deltas = DroppingDeltas { deltas, dropouts, method: &learner.method, config };
-        let mut deltas = NotingDeltas { deltas, notes: &notes };
+        let dropping = Dropping { dropouts, method: &learner.method, config };
+        let mut deltas = NotingDeltas { deltas, dropping, notes: &notes };
         let mut kv = NotingKv { kv: &mut self.kv, notes: &notes };
         let pass = PassParts { model: &self.model, compute: &mut self.compute, scratch: &mut self.scratch };
         run(pass, &mut self.base, (&mut deltas, &mut kv), &batch).map_err(TrainError::Base)?;
