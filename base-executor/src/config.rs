@@ -7,7 +7,8 @@ use std::{num::NonZeroU64, path::PathBuf};
 use clap::{Parser, ValueEnum};
 use model::{cuda::assist::Invocation, forward::BLOCK_TOKENS};
 use settings::{
-    AdapterDtype, ByteCount, ColdStart, CoreList, DeviceChoice, Gbps, KvDtype, LogFormat, MAX_WORKERS,
+    AdapterDtype, ByteCount, CachePolicy, ColdStart, CoreList, DeviceChoice, Gbps, KvDtype, LogFormat,
+    MAX_WORKERS,
 };
 use shmproto::{board::MAX_SEATS, message};
 
@@ -39,7 +40,7 @@ pub struct Config {
     /// Cores to run on, such as 0,1 or 0-3 [default: all that are allowed].
     #[arg(long, value_name = "LIST")]
     pub cores: Option<CoreList>,
-    /// Memory for keys and values [default: 512MiB; on a GPU nine tenths of what everything else leaves].
+    /// Of the device's memory, keys and values take no more than this [default: all of it].
     #[arg(long, value_name = "BYTES")]
     pub kv_bytes: Option<ByteCount>,
     /// How keys and values are stored.
@@ -51,9 +52,28 @@ pub struct Config {
     /// How adapters are stored and multiplied.
     #[arg(long, value_name = "DTYPE")]
     pub adapter_dtype: AdapterDtype,
-    /// Memory for adapters on the device; on a CPU, huge pages beside the host tier.
+    /// Of the device's memory, adapters take no more than this [default: what one longest sequence leaves].
     #[arg(long, value_name = "BYTES")]
-    pub device_adapter_bytes: ByteCount,
+    pub device_adapter_bytes: Option<ByteCount>,
+    /// Memory of the device for keys, values and adapters, which share it as the load wants it [default: 1GiB, or what their
+    /// bounds add up to; nine tenths of what a GPU has left].
+    #[arg(long, value_name = "BYTES")]
+    pub device_bytes: Option<ByteCount>,
+    /// Memory of the host for keys and values that leave the device.
+    #[arg(long, value_name = "BYTES")]
+    pub host_bytes: ByteCount,
+    /// Room on the disk for keys and values of the past.
+    #[arg(long, value_name = "BYTES")]
+    pub disk_bytes: ByteCount,
+    /// Private directory of the file that holds them [default: history beside the gateways' socket].
+    #[arg(long, value_name = "DIR")]
+    pub disk_directory: Option<PathBuf>,
+    /// Who leaves a full tier first.
+    #[arg(long, value_name = "POLICY")]
+    pub cache_policy: CachePolicy,
+    /// The cost model's unit of time, in milliseconds.
+    #[arg(long, value_name = "MS")]
+    pub cache_tau_ms: u64,
     /// What a request does whose adapter is not on the device.
     #[arg(long, value_name = "MODE")]
     pub cold_start: ColdStart,
@@ -191,6 +211,7 @@ impl Config {
         at_least("--max-waiting-tokens", self.max_waiting_tokens, 1)?;
         at_least("--chunk-tokens", self.chunk_tokens, BLOCK_TOKENS)?;
         at_least("--context-length", self.context_length.unwrap_or(2), 2)?;
+        at_least("--cache-tau-ms", usize::try_from(self.cache_tau_ms).unwrap_or(usize::MAX), 1)?;
         if self.max_workers > MAX_SEATS {
             let (flag, value) = ("--max-workers", self.max_workers);
             return Err(ConfigError::TooLarge { flag, value, most: MAX_SEATS });
@@ -221,6 +242,12 @@ impl Config {
             ColdStart::OnDemand => message::ColdStart::OnDemand,
             ColdStart::Cached => message::ColdStart::Cached,
         }
+    }
+
+    /// The private directory of the disk tier's file.
+    #[must_use]
+    pub fn disk_directory(&self) -> PathBuf {
+        self.disk_directory.clone().unwrap_or_else(|| self.beside("history"))
     }
 
     /// Where workers connect.
@@ -263,7 +290,7 @@ mod tests {
         assert_eq!(config.random_weights, None);
         assert_eq!(config.adapter_bytes, ByteCount(1 << 30));
         assert_eq!((config.max_running, config.max_waiting, config.chunk_tokens), (64, 512, 512));
-        assert_eq!((config.device_adapter_bytes, config.max_workers), (ByteCount(512 << 20), 16));
+        assert_eq!((config.device_adapter_bytes, config.max_workers), (None, 16));
         assert_eq!((config.cold_start, config.link_bytes_per_s()), (ColdStart::CpuAssist, None));
         assert_eq!(config.worker_socket(), PathBuf::from("workers.sock"));
         assert_eq!(config.layer_socket(), Some(PathBuf::from("layers.sock")));

@@ -1,22 +1,22 @@
 //! The device tier: which adapters are on the device or on their way there, and when a request waits for one.
 //!
-//! On a CPU the device tier is memory on huge pages beside the host tier's shared pages. A load is asked for when a
-//! request wants the adapter (demand), or when an adapter joins the host tier and there is room (preload). Adapters of
-//! requests under way stay; of the others the least recently used gives way.
+//! The device tier is the pool of keys and values; on a CPU that is memory on huge pages beside the host tier's shared
+//! pages. A load is asked for when a request wants the adapter (demand), or when an adapter joins the host tier and there is
+//! room (preload). Adapters of requests under way stay; the others give way to what is worth more.
 
 mod blocks;
 mod settings;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use cache::{
+    Cache,
     copy::{BytesPerSecond, Class, CopyEngine, End, SubmitError, Ticket},
-    residency::{Residency, Transit, Unsent, Way},
+    residency::{Residency, Size, Transit, Way},
 };
-use ids::AdapterId;
+use ids::{AdapterId, BlockId};
 use model::deltas::{
-    cpu_copy::CpuMemory,
-    device_copy::{DeviceCopy, DeviceMemory, NoRoom},
+    device_copy::{DeviceCopy, DeviceMemory},
     prepared::PreparedAdapter,
 };
 use shmproto::message::{AdapterStats, ColdStart, Stats};
@@ -57,6 +57,7 @@ impl Transit for Resident {
     fn discard(self) {
         self.way.cancel();
         self.adapter.set_device(None);
+        self.copy.revoke();
         failpoint::pass("executor.adapter_evicted");
     }
 }
@@ -66,7 +67,11 @@ impl Transit for Resident {
 pub struct Device {
     cold_start: ColdStart,
     link: Option<BytesPerSecond>,
-    residency: Residency<AdapterId, Arc<PreparedAdapter>, Resident>,
+    /// Bytes of a block of the pool.
+    block_bytes: u64,
+    residency: Residency<Arc<PreparedAdapter>, Resident>,
+    /// Those that stay until they are unloaded, whoever uses them.
+    kept: HashSet<AdapterId>,
     carrier: Carrier,
     workers: Workers,
     free: FreeBytes,
@@ -82,33 +87,16 @@ struct Carrier {
     memory: Arc<dyn DeviceMemory>,
 }
 
-/// Why an adapter has not set out.
-#[derive(Debug, thiserror::Error)]
-enum SendError {
-    #[error(transparent)]
-    NoMemory(#[from] NoRoom),
-    #[error(transparent)]
-    Queue(#[from] SubmitError),
-}
-
-impl SendError {
-    fn unsent(&self) -> Unsent {
-        match self {
-            Self::NoMemory(_) => Unsent::NoMemory,
-            Self::Queue(SubmitError::Full { .. }) => Unsent::QueueFull,
-        }
-    }
-}
-
 impl Carrier {
-    /// Starts an adapter's way.
+    /// Starts an adapter's way to `blocks`, unless too much is on its way.
     fn send(
         &self,
         id: AdapterId,
         adapter: &Arc<PreparedAdapter>,
+        blocks: &[BlockId],
         class: Class,
-    ) -> Result<Resident, SendError> {
-        let copy = Arc::new(self.memory.copy_of(adapter.host())?);
+    ) -> Result<Resident, SubmitError> {
+        let copy = Arc::new(self.memory.copy_of(adapter.host(), blocks));
         let memory = Arc::clone(&self.memory);
         let load = Blocks { adapter: Arc::clone(adapter), copy: Arc::clone(&copy), memory };
         let arrivals = self.arrivals.clone();
@@ -125,21 +113,23 @@ impl Carrier {
 }
 
 impl Device {
-    /// An empty device tier.
+    /// An empty device tier, whose adapters are copied to `memory`.
     ///
     /// # Errors
     /// If the thread that copies cannot be started.
     pub fn new(
         settings: DeviceSettings,
+        memory: Arc<dyn DeviceMemory>,
         arrivals: Arrivals,
         workers: Workers,
         costs: Option<Costs>,
     ) -> std::io::Result<Self> {
-        let memory = Arc::new(CpuMemory);
         Ok(Self {
             cold_start: settings.cold_start,
             link: settings.link,
-            residency: Residency::new(settings.bytes),
+            block_bytes: settings.block_bytes,
+            residency: Residency::default(),
+            kept: HashSet::new(),
             carrier: Carrier { copies: CopyEngine::start(settings.link)?, arrivals, memory },
             workers,
             free: FreeBytes::new(|| 0),
@@ -147,31 +137,32 @@ impl Device {
         })
     }
 
-    /// Copies adapters to `memory`, of which `free` says how much nobody uses; without it the device is the CPU.
+    /// Tells how much of the device's memory nobody uses.
     #[must_use]
-    pub fn with_memory(mut self, memory: Arc<dyn DeviceMemory>, free: FreeBytes) -> Self {
-        (self.carrier.memory, self.free) = (memory, free);
-        self
+    pub fn with_free_bytes(self, free: FreeBytes) -> Self {
+        Self { free, ..self }
     }
 
     /// Sees to it that the adapter is there or comes, if there is room.
-    fn bring(&mut self, id: AdapterId, adapter: &Arc<PreparedAdapter>, class: Class) -> Way {
-        let bytes = adapter.device_bytes() as u64;
+    fn bring(
+        &mut self,
+        pool: &mut Cache,
+        id: AdapterId,
+        adapter: &Arc<PreparedAdapter>,
+        class: Class,
+    ) -> Way {
+        let size = self.size_of(adapter);
         // What has no matrices is where it is computed.
-        if bytes == 0 {
+        if size.blocks == 0 {
             return Way::There;
         }
-        let was_short = self.residency.is_short(id);
-        let send = || {
-            self.carrier.send(id, adapter, class).map_err(|error| {
-                // Once: it is tried again with every request.
-                if !was_short && matches!(error, SendError::NoMemory(_)) {
-                    tracing::warn!(adapter = %id, %error, "no memory for an adapter on the device; it stays in the host tier");
-                }
-                error.unsent()
-            })
-        };
-        self.residency.bring(id, bytes, class, send)
+        self.residency.bring(pool, id, adapter, size, class)
+    }
+
+    /// What it takes of the pool.
+    fn size_of(&self, adapter: &PreparedAdapter) -> Size {
+        let blocks = adapter.device_blocks(&*self.carrier.memory);
+        Size { blocks, bytes: adapter.device_bytes() as u64 }
     }
 
     /// Whether a request does better to wait for what is missing of its adapter.
@@ -197,73 +188,99 @@ impl Device {
 
     /// Whether a request waits until others leave room for its adapter.
     fn waits_for_room(&self, id: AdapterId) -> bool {
-        self.cold_start == ColdStart::OnDemand && self.residency.can_wait_for_room(id)
+        self.cold_start == ColdStart::OnDemand && !self.residency.has_failed(id)
     }
 
     /// Gives adapters that are computed from the host tier alone the room that others have left.
-    fn bring_those_left_out(&mut self) {
+    fn bring_those_left_out(&mut self, pool: &mut Cache) {
         for (id, adapter) in self.residency.left_out() {
-            self.bring(id, &adapter, Class::Demand);
+            self.bring(pool, id, &adapter, Class::Demand);
         }
     }
 
-    fn no_room(&self, asked_bytes: u64) -> PlacementError {
-        let tier = self.residency.tier();
-        let (held_bytes, limit_bytes) = (tier.held_bytes(), tier.limit_bytes());
+    fn no_room(&self, pool: &Cache, asked_bytes: u64) -> PlacementError {
+        let [held_bytes, limit_bytes] = [pool.counts().adapters, pool.max_adapter_blocks() as usize]
+            .map(|blocks| blocks as u64 * self.block_bytes);
         PlacementError::TierFull { asked_bytes, held_bytes, limit_bytes }
-    }
-
-    fn device_full(&self, asked_bytes: u64) -> PlacementError {
-        PlacementError::DeviceFull { asked_bytes, free_bytes: (self.free.0)() }
     }
 }
 
 impl Placement<PreparedAdapter> for Device {
-    fn loaded(&mut self, id: AdapterId, adapter: &Arc<PreparedAdapter>) -> Result<Arrival, PlacementError> {
-        let bytes = adapter.device_bytes() as u64;
+    fn settle(&mut self, pool: &mut Cache) {
+        self.residency.settle(pool);
+        // What keys and values have left is room, too.
+        for (id, adapter) in self.residency.left_out() {
+            self.bring(pool, id, &adapter, Class::Demand);
+        }
+    }
+
+    fn depart(&mut self, pool: &Cache) {
+        let Self { residency, carrier, .. } = self;
+        residency.depart(pool, |id, adapter, blocks, class| carrier.send(id, adapter, blocks, class).ok());
+    }
+
+    fn loaded(
+        &mut self,
+        pool: &mut Cache,
+        id: AdapterId,
+        adapter: &Arc<PreparedAdapter>,
+    ) -> Result<Arrival, PlacementError> {
+        let Size { bytes, blocks } = self.size_of(adapter);
         let (class, must_fit) = match self.cold_start {
             ColdStart::Cached => (Class::Demand, true),
             ColdStart::OnDemand | ColdStart::CpuAssist => (Class::Preload, false),
         };
         // On demand it has to fit some day; otherwise it can be computed from the host tier for ever.
-        let limit_bytes = self.residency.tier().limit_bytes();
-        if self.cold_start == ColdStart::OnDemand && bytes > limit_bytes {
+        if self.cold_start == ColdStart::OnDemand && blocks > pool.max_adapter_blocks() {
+            let limit_bytes = u64::from(pool.max_adapter_blocks()) * self.block_bytes;
             return Err(PlacementError::TierFull { asked_bytes: bytes, held_bytes: 0, limit_bytes });
         }
         if self.residency.has_failed(id) {
             return Ok(Arrival::Now);
         }
-        if !self.residency.has_room(id, bytes) {
-            return if must_fit { Err(self.no_room(bytes)) } else { Ok(Arrival::Now) };
+        // What must be there takes the room of history, what may come only what is free.
+        let [free, idle] = pool.room_for_adapter();
+        let room = if must_fit { idle } else { free };
+        if !pool.has_adapter_place(id) && blocks as usize > room {
+            return if must_fit { Err(self.no_room(pool, bytes)) } else { Ok(Arrival::Now) };
         }
-        match self.bring(id, adapter, class) {
+        let way = self.bring(pool, id, adapter, class);
+        if must_fit && way != Way::NoRoom && self.kept.insert(id) {
+            self.residency.hold(pool, id);
+        }
+        match way {
             Way::Missing { .. } if must_fit => Ok(Arrival::Later),
-            Way::NoRoom if must_fit => {
-                // It is refused, and may be loaded again.
-                let is_short = self.residency.forget_shortage(id);
-                Err(if is_short { self.device_full(bytes) } else { self.no_room(bytes) })
-            }
+            Way::NoRoom if must_fit => Err(self.no_room(pool, bytes)),
             _ => Ok(Arrival::Now),
         }
     }
 
-    fn unloaded(&mut self, id: AdapterId) {
-        self.residency.remove(id);
-        self.bring_those_left_out();
+    fn unloaded(&mut self, pool: &mut Cache, id: AdapterId) {
+        if self.kept.remove(&id) {
+            self.residency.release(pool, id);
+        }
+        self.residency.remove(pool, id);
+        self.bring_those_left_out(pool);
     }
 
-    fn arrived(&mut self, id: AdapterId) {
+    fn arrived(&mut self, pool: &mut Cache, id: AdapterId) {
         if let Some(costs) = &mut self.costs {
             costs.link(self.carrier.copies.stats());
         }
-        self.residency.arrived(id);
+        self.residency.arrived(pool, id);
     }
 
-    fn enter(&mut self, id: AdapterId, adapter: &Arc<PreparedAdapter>, tokens: usize) -> Found {
-        let found = match self.bring(id, adapter, Class::Demand) {
+    fn enter(
+        &mut self,
+        pool: &mut Cache,
+        id: AdapterId,
+        adapter: &Arc<PreparedAdapter>,
+        tokens: usize,
+    ) -> Found {
+        let found = match self.bring(pool, id, adapter, Class::Demand) {
             Way::There => Found::OnDevice,
             Way::Missing { bytes } if self.should_wait(adapter, tokens, bytes) => {
-                self.residency.await_arrival(id);
+                self.residency.await_arrival(pool, id);
                 Found::MustWait
             }
             Way::NoRoom if self.waits_for_room(id) => Found::MustWait,
@@ -274,14 +291,14 @@ impl Placement<PreparedAdapter> for Device {
             }
         };
         if found != Found::MustWait {
-            self.residency.hold(id);
+            self.residency.hold(pool, id);
         }
         found
     }
 
-    fn leave(&mut self, id: AdapterId) {
-        if self.residency.release(id) {
-            self.bring_those_left_out();
+    fn leave(&mut self, pool: &mut Cache, id: AdapterId) {
+        if self.residency.release(pool, id) {
+            self.bring_those_left_out(pool);
         }
     }
 
@@ -292,10 +309,10 @@ impl Placement<PreparedAdapter> for Device {
         }
     }
 
-    fn stats(&self, stats: &mut Stats) {
+    fn stats(&self, pool: &Cache, stats: &mut Stats) {
         let copies = self.carrier.copies.stats();
         stats.device_free_bytes = (self.free.0)();
-        stats.device_bytes = self.residency.tier().held_bytes();
+        stats.device_bytes = pool.counts().adapters as u64 * self.block_bytes;
         stats.copied_bytes = copies.copied_bytes;
         stats.copy_us = copies.copy_us;
         stats.link_bytes_per_s = self.link.map_or(0, BytesPerSecond::get);

@@ -9,8 +9,9 @@
 //! - [`event`]: what the loop reacts to.
 //! - `queues`: every sequence, by how far it is; `tiers`: the adapters; `computing`: the pass and who shares it.
 //! - `calls`: answers about adapters and figures.
-//! - [`admission`]: which requests are refused, and with what words.
-//! - `cold`: requests that wait for their adapter to reach the device.
+//! - `requests`: a request becomes a sequence. [`admission`]: which are refused, and with what words.
+//! - `cold`: requests that wait for their adapter to reach the device, or for keys and values to come back to it.
+//! - `memory`: blocks that go to the tiers below the device, and come back.
 //! - `sequence`: one request: its tokens, its blocks, its sampling.
 //! - `schedule`: carries out what `policy::batch` decides: who is let in, takes part in a step, or gives way.
 //! - `postprocess`: from logits to outputs.
@@ -31,9 +32,11 @@ mod cold;
 mod computing;
 pub mod event;
 pub mod layers;
+mod memory;
 mod outboxes;
 mod postprocess;
 mod queues;
+mod requests;
 mod schedule;
 mod sequence;
 mod shortage;
@@ -41,25 +44,25 @@ mod tiers;
 
 use std::time::Instant;
 
-use cache::KvCache;
-use ids::AdapterId;
+use cache::Cache;
 use model::forward::{BLOCK_TOKENS, ForwardPass};
 use policy::{batch::BatchLimits, clock::Clock};
-use shmproto::message::{ErrorCode, Generate, Stats, ToGateway, Welcome, WireError};
+use shmproto::message::{ErrorCode, Stats, ToGateway, Welcome, WireError};
 use tokio::sync::mpsc;
 
 pub(crate) use self::sequence::failure;
 use self::{
     admission::Refusal,
     computing::Computing,
-    event::{Caller, ConnectionId, Event},
+    event::{ConnectionId, Event},
     layers::LayerService,
     outboxes::Outboxes,
     queues::Queues,
-    sequence::{Adapted, Hold, Origin, Sequence},
+    sequence::Sequence,
     tiers::Tiers,
 };
 use crate::{
+    below::Below,
     placement::Placement,
     pulse::{DeviceLost, Figures, Pulse},
 };
@@ -100,10 +103,12 @@ pub struct Engine<P: ForwardPass> {
     computing: Computing<P>,
     queues: Queues<P::Adapter>,
     tiers: Tiers<P::Adapter>,
-    kv: KvCache,
+    kv: Cache,
+    below: Below,
     outboxes: Outboxes,
     limits: Limits,
     clock: Box<dyn Clock>,
+    began_at: Instant,
     welcome: Welcome,
     stats: Stats,
     pulse: Pulse,
@@ -128,9 +133,14 @@ impl<P: ForwardPass> Engine<P> {
             computing: Computing::new(pass),
             queues: Queues::default(),
             tiers: Tiers::new(),
-            kv: KvCache::new(limits.kv_blocks, BLOCK_TOKENS),
+            kv: Cache::new(cache::Settings {
+                max_adapter_blocks: 0,
+                ..cache::Settings::device_alone(limits.kv_blocks, BLOCK_TOKENS)
+            }),
+            below: Below::default(),
             outboxes: Outboxes::default(),
             limits,
+            began_at: clock.now(),
             clock,
             welcome,
             stats: Stats::default(),
@@ -151,6 +161,16 @@ impl<P: ForwardPass> Engine<P> {
     pub fn with_placement(mut self, placement: Box<dyn Placement<P::Adapter>>) -> Self {
         self.tiers.set_device(placement);
         self
+    }
+
+    /// Keeps keys and values in `below` when they leave the device, as `cache` decides.
+    #[must_use]
+    pub fn with_memory(mut self, cache: Cache, below: Below) -> Self {
+        // What a sequence may take at most, however many adapters are in use, decides which are refused.
+        self.limits.kv_blocks = self.limits.kv_blocks.min(cache.sure_kv_blocks());
+        self.welcome.kv_blocks = self.limits.kv_blocks;
+        self.welcome.device_budget_bytes = u64::from(cache.max_adapter_blocks()) * below.block_bytes() as u64;
+        Self { kv: cache, below, ..self }
     }
 
     /// Lends the base to split clients, too.
@@ -180,7 +200,9 @@ impl<P: ForwardPass> Engine<P> {
     /// engine is done.
     fn take_events(&mut self, events: &mut mpsc::Receiver<Event<P::Adapter>>) -> bool {
         if !self.queues.has_work() {
-            if self.is_idle() && self.draining_until.is_some() {
+            if self.is_idle()
+                && self.draining_until.is_some_and(|until| self.is_kept() || until <= self.clock.now())
+            {
                 self.computing.finish_layers();
                 failpoint::pass("executor.drain_done");
                 return false;
@@ -212,10 +234,12 @@ impl<P: ForwardPass> Engine<P> {
 
     /// One turn of the loop: computes the next tokens of those whose turn it is, and sends what there is to send.
     pub fn step(&mut self) {
+        self.tell_cache_the_time();
         self.expire();
         self.warm_up();
         self.admit();
         let plan = self.schedule();
+        self.carry(plan.iter().map(|portion| portion.count).sum());
         if !plan.is_empty() {
             self.stats.steps += 1;
             self.run_plan(&plan);
@@ -227,6 +251,9 @@ impl<P: ForwardPass> Engine<P> {
         self.flush();
         // Those who have left made room for others. If nobody runs any more, nothing else would wake the loop.
         self.warm_up();
+        if !self.queues.has_work() {
+            self.carry(0);
+        }
         if !plan.is_empty() {
             failpoint::pass("executor.after_outputs");
         }
@@ -247,6 +274,7 @@ impl<P: ForwardPass> Engine<P> {
             Event::Cancel(caller) => self.cancel(caller),
             Event::AdapterLoaded { caller, loaded } => self.adapter_loaded(caller, loaded),
             Event::AdapterArrived(id) => self.adapter_arrived(id),
+            Event::FileCopied(copy) => self.file_copied(&copy),
             Event::UnloadAdapter { connection, call } => self.unload_adapter(connection, &call),
             Event::GetStats(caller) => self.answer_stats(caller),
             Event::Pulse => {}
@@ -265,55 +293,6 @@ impl<P: ForwardPass> Engine<P> {
         let adapters = self.tiers.ids().map(|id| id.0).collect();
         let welcome = Welcome { adapters, ..self.welcome.clone() };
         self.outboxes.answer(connection, ToGateway::Welcome(welcome));
-    }
-
-    fn generate(&mut self, connection: ConnectionId, request: Generate, received_at: Instant) {
-        if !self.outboxes.is_open(connection) {
-            return;
-        }
-        failpoint::pass("executor.admission");
-        let caller = Caller { connection, request: request.request };
-        match self.accept(caller, request, received_at) {
-            Ok(sequence) => self.queues.push(sequence),
-            Err(refusal) => self.outboxes.output(caller, failure(caller.request, refusal.into())),
-        }
-    }
-
-    fn accept(
-        &mut self,
-        caller: Caller,
-        request: Generate,
-        received_at: Instant,
-    ) -> Result<Sequence<P::Adapter>, Refusal> {
-        if self.draining_until.is_some() {
-            return Err(Refusal::ShuttingDown);
-        }
-        if self.queues.iter().any(|sequence| sequence.caller == caller) {
-            return Err(Refusal::DuplicateRequest(caller.request));
-        }
-        let virtual_tokens = request.adapter.map_or(0, |id| self.tiers.virtual_tokens(AdapterId(id)));
-        let vocab_size = self.computing.vocab_size();
-        let task = admission::check(&request, received_at, vocab_size, &self.limits, virtual_tokens)?;
-        let under_way = self.queues.iter().count();
-        if under_way >= self.limits.max_running + self.limits.max_waiting {
-            return Err(Refusal::QueueFull { under_way });
-        }
-        let waiting_tokens: usize = self.queues.idle().map(Sequence::pending).sum();
-        if waiting_tokens > 0 && waiting_tokens + request.prompt.len() > self.limits.max_waiting_tokens {
-            return Err(Refusal::QueueLong { waiting_tokens });
-        }
-        let adapted = request.adapter.map(|id| self.adapt(AdapterId(id))).transpose()?;
-        Ok(Sequence::new(Origin { caller, received_at }, adapted, request.namespace, request.prompt, task))
-    }
-
-    fn adapt(&mut self, id: AdapterId) -> Result<Adapted<P::Adapter>, Refusal> {
-        let adapter = self.tiers.acquire(id)?;
-        Ok(Adapted { id, adapter, hold: Hold::None })
-    }
-
-    fn cancel(&mut self, caller: Caller) {
-        failpoint::pass("executor.cancel");
-        self.stats.cancelled += self.drop_where(|sequence| sequence.caller == caller);
     }
 
     /// A gateway is gone: nobody waits for its requests.
@@ -344,7 +323,7 @@ impl<P: ForwardPass> Engine<P> {
         self.kv.release(&sequence.blocks);
         let adapter = sequence.adapter_id();
         if let Some(id) = sequence.held_adapter() {
-            self.tiers.leave(id);
+            self.tiers.leave(&mut self.kv, id);
         }
         failpoint::pass("executor.retire");
         // The sequence's hold on the adapter ends before its unloading is reported.

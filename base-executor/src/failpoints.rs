@@ -28,6 +28,7 @@ pub const FAILPOINTS: &[&str] = &[
     "executor.prefix_evicted",
     "executor.cancel",
     "executor.retire",
+    "executor.fetch_waits",
     "executor.gateway_gone",
     // An adapter.
     "executor.adapter_read",
@@ -35,6 +36,10 @@ pub const FAILPOINTS: &[&str] = &[
     "executor.adapter_prepared",
     "executor.adapter_inserted",
     "executor.block_arrived",
+    "executor.block_back",
+    "executor.block_read",
+    "executor.block_taken",
+    "executor.block_written",
     "executor.adapter_arrived",
     "executor.adapter_evicted",
     "executor.unload_begun",

@@ -8,6 +8,8 @@
 //! - [`probe`]: `base-executor device`, which says whether a device can be used, and why not.
 //! - [`resident`]: the model: forward pass, adapter loader, facts.
 //! - [`engine`]: the compute thread: schedule, run, postprocess.
+//! - [`device_bytes`]: how keys and values and adapters divide the device.
+//! - [`memory`], [`below`]: the tiers of keys and values as they are set; the bytes that are not on the device.
 //! - `caller`: whose request or call something is.
 //! - [`adapters`], [`loader`]: adapters of the host tier and their budget; the thread that brings them in.
 //! - [`placement`], [`device`]: which adapters the device holds, as the engine sees it; the device tier.
@@ -28,24 +30,27 @@
 //! ```
 //!
 //! The engine waits for nobody. The service waits for the engine to take in events, which it does before every
-//! step; the loader waits for a disk, and nobody for the loader.
+//! step; the loader waits for a disk, and nobody for the loader. So does the thread that keeps keys and values in a file.
 
 #![forbid(unsafe_code)]
 
 pub mod adapters;
 mod alone;
+pub mod below;
 pub mod bench;
 mod caller;
 pub mod check;
 pub mod config;
 pub mod costs;
 pub mod device;
+pub mod device_bytes;
 pub mod engine;
 mod failpoints;
 #[cfg(test)]
 mod fixtures;
 pub mod images;
 pub mod loader;
+pub mod memory;
 pub mod placement;
 pub mod probe;
 mod process;
@@ -75,10 +80,12 @@ use tokio::sync::{mpsc, oneshot};
 
 use self::{
     adapters::Budget,
+    below::FileCopies,
     config::{Config, EngineKind},
     device::Arrivals,
     engine::{Engine, Limits, event::Event},
     loader::Loader,
+    memory::MemorySettings,
     progress::Progress,
     pulse::Pulse,
     resident::{Facts, Resident, cpu, cuda},
@@ -131,7 +138,7 @@ fn say_ready() {
 }
 
 /// What [`serve`] holds itself to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// Requests computed together.
     pub max_running: usize,
@@ -145,10 +152,10 @@ pub struct Settings {
     pub context_length: Option<usize>,
     /// Bytes of adapters of the host tier.
     pub adapter_bytes: u64,
-    /// Bytes of adapters on the device.
-    pub device_bytes: u64,
     /// What a request does whose adapter is not on the device.
     pub cold_start: ColdStart,
+    /// The tiers of keys and values.
+    pub memory: MemorySettings,
 }
 
 impl Settings {
@@ -161,8 +168,8 @@ impl Settings {
             chunk_tokens,
             context_length: config.context_length,
             adapter_bytes: config.adapter_bytes.0,
-            device_bytes: config.device_adapter_bytes.0,
             cold_start: config.cold_start(),
+            memory: MemorySettings::of(config),
         }
     }
 
@@ -195,17 +202,15 @@ where
     let (ended, engine_ended) = oneshot::channel();
     let pulse = Pulse::default();
     let signs = pulse.clone();
-    let bell = engine_sender.downgrade();
-    let arrivals = Arrivals::new(move |id| {
-        if let Some(engine) = bell.upgrade() {
-            // Waits while the engine's queue is full; if the engine has ended, nobody waits for the adapter.
-            let _ = engine.blocking_send(Event::AdapterArrived(id));
-        }
-    });
+    let tell = teller(&engine_sender);
+    let arrivals = Arrivals::new(move |id| tell(Event::AdapterArrived(id)));
+    let tell = teller(&engine_sender);
+    let copied = FileCopies::new(move |copy| tell(Event::FileCopied(copy)));
+    let wanted = settings.clone();
     // The thread that opens the model is the one that computes: it owns what it opens from the beginning.
     let engine = spawn("engine", move || {
         let _ended = ended;
-        let opened = open(&progress, arrivals).map(|resident| prepare(resident, &settings, signs));
+        let opened = open(&progress, arrivals).and_then(|resident| prepare(resident, &wanted, signs, copied));
         hand_over(opened, opened_sender).map_or(Ok(()), |engine| engine.run(events))
     })?;
     let opened = bound.wait_for(watched, systemd::loading, async {
@@ -247,17 +252,34 @@ where
         .map_err(Into::into)
 }
 
+/// Tells the engine something, from a thread that may wait while the engine's queue is full. If the engine has ended, nobody
+/// needs to know.
+fn teller<A>(engine: &mpsc::Sender<Event<A>>) -> impl Fn(Event<A>) + use<A> {
+    let engine = engine.downgrade();
+    move |event| {
+        if let Some(engine) = engine.upgrade() {
+            let _ = engine.blocking_send(event);
+        }
+    }
+}
+
 /// An engine over an opened model, and the loader beside it.
-fn prepare<P, L>(resident: Resident<P, L>, settings: &Settings, pulse: Pulse) -> (Engine<P>, L)
+fn prepare<P, L>(
+    resident: Resident<P, L>,
+    settings: &Settings,
+    pulse: Pulse,
+    copied: FileCopies,
+) -> anyhow::Result<(Engine<P>, L)>
 where
     P: ForwardPass,
 {
     let Resident { pass, loader, placement, layers, facts } = resident;
     let limits = limits(settings, &facts);
+    let (cache, below) = memory::open(&settings.memory, &pass, &facts, limits.context_length, copied)?;
     let welcome = welcome(facts, settings, pass.vocab_size());
     let engine = Engine::new(pass, limits, welcome, Box::new(SystemClock));
-    let engine = engine.with_pulse(pulse).with_placement(placement);
-    (layers.into_iter().fold(engine, Engine::with_layers), loader)
+    let engine = engine.with_pulse(pulse).with_placement(placement).with_memory(cache, below);
+    Ok((layers.into_iter().fold(engine, Engine::with_layers), loader))
 }
 
 /// Keeps the engine and sends the rest on. `None` if there is no engine, or nobody waits for it any more.
@@ -299,7 +321,8 @@ fn welcome(facts: Facts, settings: &Settings, vocab_size: usize) -> Welcome {
         device: facts.device,
         vocab_size: word(vocab_size),
         adapter_budget_bytes: settings.adapter_bytes,
-        device_budget_bytes: settings.device_bytes,
+        // Said by whoever has the pool.
+        device_budget_bytes: 0,
         cold_start: settings.cold_start,
         kv_blocks: facts.kv_blocks,
         block_tokens: word(BLOCK_TOKENS),

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use cache::Cache;
 use ids::AdapterId;
 use shmproto::message::{AdapterStats, ErrorCode, Stats, WireError};
 
@@ -32,7 +33,7 @@ pub enum PlacementError {
     /// The tier has no room.
     #[error(
         "the adapter takes {asked_bytes} bytes on the device, of whose {limit_bytes} bytes others hold {held_bytes}; unload an \
-         adapter or start the executor with a larger --device-adapter-bytes"
+         adapter or start the executor with a larger --device-bytes (or --device-adapter-bytes, where that is set)"
     )]
     TierFull {
         /// Bytes it takes.
@@ -42,17 +43,6 @@ pub enum PlacementError {
         /// Bytes of the device tier.
         limit_bytes: u64,
     },
-    /// The tier has room, the device itself has not.
-    #[error(
-        "the adapter takes {asked_bytes} bytes on the device, which has no memory for it ({free_bytes} bytes are free); unload \
-         an adapter, end what else uses the device, or start the executor with a smaller --kv-bytes"
-    )]
-    DeviceFull {
-        /// Bytes it takes.
-        asked_bytes: u64,
-        /// Bytes that nobody uses.
-        free_bytes: u64,
-    },
 }
 
 impl From<PlacementError> for WireError {
@@ -61,31 +51,43 @@ impl From<PlacementError> for WireError {
     }
 }
 
-/// Decides which adapters the device holds. Called by the compute thread alone; nothing in it waits.
+/// Decides which adapters the device holds, in the pool that they share with keys and values. Called by the compute thread alone;
+/// nothing in it waits.
 pub trait Placement<A>: Send {
-    /// An adapter has joined the host tier.
+    /// Takes in who has given up its place, before anything is written to blocks that were given to others.
+    fn settle(&mut self, pool: &mut Cache);
+
+    /// Starts the ways of adapters to their places, when what was there before has been copied away.
+    fn depart(&mut self, pool: &Cache);
+
+    /// An adapter has joined the host tier, or is likely to be asked for while there is time.
     ///
     /// # Errors
     /// If it must be on the device and cannot be.
-    fn loaded(&mut self, id: AdapterId, adapter: &Arc<A>) -> Result<Arrival, PlacementError>;
+    fn loaded(
+        &mut self,
+        pool: &mut Cache,
+        id: AdapterId,
+        adapter: &Arc<A>,
+    ) -> Result<Arrival, PlacementError>;
 
     /// It has left the host tier; nobody uses it.
-    fn unloaded(&mut self, id: AdapterId);
+    fn unloaded(&mut self, pool: &mut Cache, id: AdapterId);
 
     /// Everything of it is on the device, or never will be.
-    fn arrived(&mut self, id: AdapterId);
+    fn arrived(&mut self, pool: &mut Cache, id: AdapterId);
 
     /// A request of so many pending tokens wants to run.
-    fn enter(&mut self, id: AdapterId, adapter: &Arc<A>, tokens: usize) -> Found;
+    fn enter(&mut self, pool: &mut Cache, id: AdapterId, adapter: &Arc<A>, tokens: usize) -> Found;
 
     /// A request that entered has ended.
-    fn leave(&mut self, id: AdapterId);
+    fn leave(&mut self, pool: &mut Cache, id: AdapterId);
 
     /// A pass over so many rows took so long.
     fn observe(&mut self, rows: usize, took: Duration);
 
     /// Fills in what the device and its workers have done.
-    fn stats(&self, stats: &mut Stats);
+    fn stats(&self, pool: &Cache, stats: &mut Stats);
 
     /// Fills in what was done for one adapter.
     fn adapter_stats(&self, id: AdapterId, adapter: &A, line: &mut AdapterStats);
@@ -96,23 +98,27 @@ pub trait Placement<A>: Send {
 pub struct OneTier;
 
 impl<A> Placement<A> for OneTier {
-    fn loaded(&mut self, _: AdapterId, _: &Arc<A>) -> Result<Arrival, PlacementError> {
+    fn settle(&mut self, _: &mut Cache) {}
+
+    fn depart(&mut self, _: &Cache) {}
+
+    fn loaded(&mut self, _: &mut Cache, _: AdapterId, _: &Arc<A>) -> Result<Arrival, PlacementError> {
         Ok(Arrival::Now)
     }
 
-    fn unloaded(&mut self, _: AdapterId) {}
+    fn unloaded(&mut self, _: &mut Cache, _: AdapterId) {}
 
-    fn arrived(&mut self, _: AdapterId) {}
+    fn arrived(&mut self, _: &mut Cache, _: AdapterId) {}
 
-    fn enter(&mut self, _: AdapterId, _: &Arc<A>, _: usize) -> Found {
+    fn enter(&mut self, _: &mut Cache, _: AdapterId, _: &Arc<A>, _: usize) -> Found {
         Found::OnDevice
     }
 
-    fn leave(&mut self, _: AdapterId) {}
+    fn leave(&mut self, _: &mut Cache, _: AdapterId) {}
 
     fn observe(&mut self, _: usize, _: Duration) {}
 
-    fn stats(&self, _: &mut Stats) {}
+    fn stats(&self, _: &Cache, _: &mut Stats) {}
 
     fn adapter_stats(&self, _: AdapterId, _: &A, _: &mut AdapterStats) {}
 }

@@ -23,10 +23,12 @@ use base_executor::{
     placement::{Found, Placement},
     workers::Workers,
 };
+use cache::{Cache, Settings};
 use ids::{AdapterId, Generation};
-use kernels::lora::LoraPrecision;
+use kernels::{blocks::BlockMemory, lora::LoraPrecision};
 use model::{
     adapter::{Adapter, LoraModule, Method},
+    deltas::cpu_copy::CpuMemory,
     deltas::prepared::{EncodedAdapter, PreparedAdapter},
     shape::{
         config::{ModelConfig, Rope, RopeScaling},
@@ -126,10 +128,14 @@ fn until<T: PartialEq + std::fmt::Debug>(wanted: &T, mut now: impl FnMut() -> T)
     }
 }
 
+/// Bytes of a block of the pool.
+const BLOCK_BYTES: usize = 4096;
+
 /// The executor's side: a library, a device tier, and the door for workers.
 struct House {
     library: Library,
     device: Device,
+    pool: Cache,
     _directory: tempfile::TempDir,
 }
 
@@ -139,16 +145,22 @@ impl House {
         let directory = tempfile::Builder::new().permissions(private).tempdir().unwrap();
         let (socket, library) = (directory.path().join("workers.sock"), Library::new().unwrap());
         let (workers, _) = Workers::start(&socket, 2, 16, &config(), library.clone()).unwrap();
-        let settings = DeviceSettings { bytes: 20_000, cold_start: ColdStart::CpuAssist, link: None };
-        let device = Device::new(settings, Arrivals::new(|_| {}), workers, None).unwrap();
-        (Self { library, device, _directory: directory }, socket)
+        let settings =
+            DeviceSettings { block_bytes: BLOCK_BYTES as u64, cold_start: ColdStart::CpuAssist, link: None };
+        let memory = CpuMemory(BlockMemory::new(BLOCK_BYTES, 20).unwrap());
+        let device = Device::new(settings, Arc::new(memory), Arrivals::new(|_| {}), workers, None).unwrap();
+        (
+            Self { library, device, pool: Cache::new(Settings::device_alone(20, 16)), _directory: directory },
+            socket,
+        )
     }
 
     fn load(&mut self, name: u64) -> (AdapterId, Arc<PreparedAdapter>) {
         let mut id = [0; 32];
         id[..8].copy_from_slice(&name.to_le_bytes());
         let adapter = publish(encoded(), &config(), &self.library).unwrap();
-        self.device.loaded(AdapterId(id), &adapter).unwrap();
+        self.device.loaded(&mut self.pool, AdapterId(id), &adapter).unwrap();
+        self.device.depart(&self.pool);
         (AdapterId(id), adapter)
     }
 }
@@ -171,10 +183,10 @@ fn a_thousand_adapters_come_and_go_and_nothing_of_them_stays() {
             until(&true, || numbers(&first).contains(&image));
         }
         if name % 3 == 0 {
-            assert_ne!(house.device.enter(id, &adapter, 10), Found::MustWait);
-            house.device.leave(id);
+            assert_ne!(house.device.enter(&mut house.pool, id, &adapter, 10), Found::MustWait);
+            house.device.leave(&mut house.pool, id);
         }
-        house.device.unloaded(id);
+        house.device.unloaded(&mut house.pool, id);
         if name % 5 == 0 {
             let (bytes, users) = (adapter.bytes(), Arc::strong_count(&adapter));
             assert_eq!(users, 1, "nobody keeps one of {bytes} bytes that was unloaded");
@@ -187,7 +199,7 @@ fn a_thousand_adapters_come_and_go_and_nothing_of_them_stays() {
     // Who comes late is offered what is on offer now, and nothing that was.
     let (second, second_thread) = reader(&socket, &over);
     until(&only_kept, || numbers(&second));
-    house.device.unloaded(kept_id);
+    house.device.unloaded(&mut house.pool, kept_id);
     drop(kept);
     until(&(vec![], vec![]), || (numbers(&first), numbers(&second)));
     over.store(true, Ordering::Relaxed);

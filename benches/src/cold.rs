@@ -8,13 +8,15 @@
 //! - [`executor`]: an executor in one mode with its worker, and requests to it.
 //! - [`arrivals`]: who asks when for which adapter, and how much.
 //! - [`adapters`]: many adapters from one file of weights.
-//! - [`starts`], [`decode`], [`crossover`]: the benchmarks.
+//! - [`starts`], [`decode`], [`crossover`]: the benchmarks. [`history`], [`conversations`]: of keys and values that left the device.
 
 pub(crate) mod adapters;
 mod arrivals;
+mod conversations;
 pub(crate) mod crossover;
 pub(crate) mod decode;
 mod executor;
+pub(crate) mod history;
 pub(crate) mod starts;
 mod tables;
 

@@ -38,6 +38,8 @@ pub(crate) enum Name {
     DecodeModes,
     /// A single cold prompt by its length: starting at once beside waiting.
     Crossover,
+    /// Conversations whose keys and values left the device, from the disk beside computed anew.
+    Cache,
     /// A split client beside the resident engine, and what a layer call costs.
     Split,
     /// Eight split clients under each batching policy, and a fast one beside a slow one.
@@ -62,12 +64,16 @@ pub(crate) enum Name {
     CudaFused,
     /// Requests on cold adapters over the real link to a GPU.
     CudaCold,
-    /// Every one of them but `xab`, which needs PyTorch, and those of a GPU.
+    /// What steps and copies take, and the simulator's cost model that fits it.
+    Costs,
+    /// Five workloads, for real and by the simulator with those costs.
+    Reality,
+    /// Every one of them but `xab`, which needs PyTorch, `costs` and `reality`, and those of a GPU.
     All,
 }
 
 impl Name {
-    const EACH: [Self; 18] = [
+    const EACH: [Self; 19] = [
         Self::Decode,
         Self::Prefill,
         Self::Batch,
@@ -80,6 +86,7 @@ impl Name {
         Self::DecodeModes,
         Self::ColdStart,
         Self::Crossover,
+        Self::Cache,
         Self::Split,
         Self::SplitBatching,
         Self::SplitMixed,
@@ -191,6 +198,9 @@ pub(crate) struct Args {
     /// Folder of a config.json: the shape that is measured on a GPU (default: that of Llama-2-7B).
     #[arg(long, value_name = "DIR")]
     shape: Option<PathBuf>,
+    /// The cost model that `costs` writes and `reality` reads.
+    #[arg(long, value_name = "FILE", default_value = "costs.json")]
+    costs: PathBuf,
     /// What scripts/gpu-peer.py measured on the same GPU.
     #[arg(long, value_name = "FILE")]
     gpu_peer: Option<PathBuf>,
@@ -238,6 +248,8 @@ pub(crate) struct Config {
     pub(crate) link: LinkSpeed,
     /// Where plots go.
     pub(crate) plot: Option<PathBuf>,
+    /// The simulator's cost model: written, or read.
+    pub(crate) costs: PathBuf,
     /// For benchmarks on a GPU.
     pub(crate) gpu: GpuConfig,
 }
@@ -281,6 +293,7 @@ impl Args {
             cores: self.cores.unwrap_or(self.threads).get(),
             link: self.link,
             plot: self.plot,
+            costs: self.costs,
             gpu: GpuConfig { ordinal: self.device, shape: self.shape, peer: self.gpu_peer },
         })
     }

@@ -30,6 +30,8 @@ pub(crate) struct Event {
     pub(crate) has_text: bool,
     /// It tells how many tokens were generated in all.
     pub(crate) generated: Option<usize>,
+    /// It tells how many tokens of the prompt were not computed.
+    pub(crate) cached: Option<usize>,
 }
 
 /// How a kind of server is asked, and how it answers.
@@ -56,6 +58,8 @@ pub(crate) struct Timeline {
     pub(crate) last: Instant,
     /// Tokens generated.
     pub(crate) tokens: usize,
+    /// Tokens of the prompt that were not computed, where the server tells.
+    pub(crate) cached: usize,
 }
 
 /// What became of one request.
@@ -72,7 +76,7 @@ pub(crate) enum Attempt {
 
 /// Requests sent at the same moment, all answered.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Burst(Vec<Timeline>);
+pub(crate) struct Burst(pub(crate) Vec<Timeline>);
 
 impl Burst {
     /// Tokens a second over all requests, from the first token of any to the last of all.
@@ -145,6 +149,11 @@ impl<D: Dialect> Server<D> {
     /// Those of `change`.
     pub(crate) fn with_dialect(self, change: impl FnOnce(D) -> Result<D>) -> Result<Self> {
         Ok(Self { dialect: change(self.dialect)?, ..self })
+    }
+
+    /// Where it listens.
+    pub(crate) fn port(&self) -> u16 {
+        self.port
     }
 
     /// Process id of the server's first process.
@@ -249,7 +258,7 @@ fn attempt(port: u16, dialect: &impl Dialect, job: &Job) -> Result<Attempt> {
 
 /// Reads server-sent events to their end and notes when text came.
 fn follow(body: impl Read, dialect: &impl Dialect, job: &Job, sent: Instant) -> Result<Timeline> {
-    let (mut first, mut last, mut generated) = (None, sent, None);
+    let (mut first, mut last, mut generated, mut cached) = (None, sent, None, 0);
     for line in BufReader::new(body).lines() {
         let line = line.context("a stream broke off")?;
         let Some(data) = line.strip_prefix("data:").map(str::trim) else {
@@ -265,6 +274,7 @@ fn follow(body: impl Read, dialect: &impl Dialect, job: &Job, sent: Instant) -> 
             first.get_or_insert(last);
         }
         generated = event.generated.or(generated);
+        cached = event.cached.unwrap_or(cached);
     }
     let first = first.context("a stream ended without text")?;
     let tokens = generated.context("a stream ended without telling how many tokens it has")?;
@@ -273,7 +283,7 @@ fn follow(body: impl Read, dialect: &impl Dialect, job: &Job, sent: Instant) -> 
         "a stream has {tokens} tokens where {} were asked for; is ignore_eos honoured?",
         job.generate
     );
-    Ok(Timeline { sent, first, last, tokens })
+    Ok(Timeline { sent, first, last, tokens, cached })
 }
 
 /// A request body's share that both dialects have in common: nothing is sampled, nothing ends a text early.
@@ -309,7 +319,8 @@ mod tests {
         }
         fn read(&self, event: &Value) -> Result<Event> {
             ensure!(event["e"].is_null(), "refused: {}", event["e"]);
-            Ok(Event { has_text: event["t"].is_string(), generated: event["n"].as_u64().map(|n| n as usize) })
+            let generated = event["n"].as_u64().map(|n| n as usize);
+            Ok(Event { has_text: event["t"].is_string(), generated, cached: None })
         }
     }
 
@@ -346,7 +357,8 @@ mod tests {
     fn rates_are_taken_over_the_window_of_all_requests() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
-        let timeline = |first, last| Timeline { sent: start, first: at(first), last: at(last), tokens: 50 };
+        let timeline =
+            |first, last| Timeline { sent: start, first: at(first), last: at(last), tokens: 50, cached: 0 };
         let burst = Burst(vec![timeline(100, 600), timeline(500, 1090)]);
         assert!((burst.decode_tokens_per_s() - 99.0 / 0.99).abs() < 1e-6);
         assert!((burst.aggregate_tokens_per_s() - 100.0 / 1.09).abs() < 1e-6);

@@ -5,7 +5,7 @@
 //! - [`suite`]: a run, from what was asked for to the lines that are printed;
 //! - [`llama_cpp`] (beside its tools and its server), [`xab`], [`board`], [`cold`] (cold starts, decode in their modes,
 //!   and the crossover), [`split`] (split clients: rate and calls, batching, beside resident requests, masking), [`gpu`]:
-//!   the benchmarks;
+//!   [`reality`] (the simulator beside what it simulates): the benchmarks;
 //! - [`ours`] and [`peer`]: how each side is driven, by its measuring command and as a server;
 //! - [`measure`], [`report`], [`plot`]: alternation, medians and spreads, and the rows and pictures they become;
 //! - [`http`], [`lora`], [`workload`]: streamed requests, generated adapters and prompts for the servers;
@@ -27,6 +27,7 @@ mod ours;
 mod peer;
 mod plot;
 mod process;
+mod reality;
 mod report;
 mod split;
 mod suite;

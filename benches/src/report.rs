@@ -29,6 +29,10 @@ pub(crate) enum Target {
     ShareAtMost(f64),
     /// Our own figure is at least this share of the peer's: a baseline that has something to lose.
     ShareAtLeast(f64),
+    /// Our own figure differs from the peer's by at most this share of it: a forecast.
+    Near(f64),
+    /// Our own figure differs from the peer's by at most this: a forecast of a share.
+    NearPoints(f64),
 }
 
 /// What is set beside our figure.
@@ -145,6 +149,8 @@ impl Target {
             Self::OursAtMost(most) => format!("ours <= {most}"),
             Self::ShareAtMost(most) => format!("ours <= {most} of the peer's"),
             Self::ShareAtLeast(least) => format!("ours >= {least} of the peer's"),
+            Self::Near(share) => format!("ours within {share} of the peer's"),
+            Self::NearPoints(points) => format!("ours within {points} of the peer, absolutely"),
         }
     }
 
@@ -155,6 +161,8 @@ impl Target {
             Self::OursAtMost(most) => ours <= most,
             Self::ShareAtMost(most) => ours <= most * peer,
             Self::ShareAtLeast(least) => ours >= least * peer,
+            Self::Near(share) => (ours - peer).abs() <= share * peer.abs(),
+            Self::NearPoints(points) => (ours - peer).abs() <= points,
         }
     }
 }

@@ -7,6 +7,7 @@ use crate::{
     config::{Config, Name},
     gpu, llama_cpp,
     machine::Cores,
+    reality,
     report::{Comparison, Outcome},
     split, tune, xab,
 };
@@ -62,6 +63,9 @@ fn measure_alone(name: Name, config: &Config, cores: &Cores) -> Result<Vec<Compa
         Name::ColdStart => cold::starts::run(config, cores),
         Name::DecodeModes => cold::decode::run(config, cores),
         Name::Crossover => cold::crossover::run(config, cores),
+        Name::Cache => cold::history::run(config, cores),
+        Name::Costs => reality::fit(config, cores),
+        Name::Reality => reality::run(config, cores),
         Name::Split => split::rate::run(config, cores),
         Name::SplitBatching => split::batching::run(config, cores),
         Name::SplitMixed => split::mixed::run(config, cores),

@@ -17,9 +17,9 @@ pub(crate) const STREAMS: usize = 8;
 pub(crate) const WARM_UP_ROUND: usize = 1_000_000;
 
 /// Ids from here on are words in every tokenizer; control tokens come first.
-const FIRST_WORD: u32 = 1000;
+pub(crate) const FIRST_WORD: u32 = 1000;
 /// One past the last id used: below every vocabulary in use.
-const LAST_WORD: u32 = 30_000;
+pub(crate) const LAST_WORD: u32 = 30_000;
 
 /// Which of a server's adapters a request asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +39,8 @@ pub(crate) struct Job {
     pub(crate) who: Use,
     /// Exactly how many tokens to generate.
     pub(crate) generate: usize,
+    /// What each of them is to be, so that a later prompt can go on from the answer; else whatever the model says.
+    pub(crate) says: Option<u32>,
 }
 
 /// Requests of one burst: [`STREAMS`] on the base, or on an adapter each.
@@ -60,13 +62,15 @@ pub(crate) fn burst(mix: Mix, round: usize) -> Vec<Job> {
                 Mix::Adapters => Use::Adapter(stream),
             },
             generate: GENERATED_TOKENS,
+            says: None,
         })
         .collect()
 }
 
 /// A single request for one token of the base model.
 pub(crate) fn first_token(round: usize) -> Job {
-    Job { prompt: prompt(seed(Mix::Base, round, STREAMS), SHORT_PROMPT_TOKENS), who: Use::Base, generate: 1 }
+    let prompt = prompt(seed(Mix::Base, round, STREAMS), SHORT_PROMPT_TOKENS);
+    Job { prompt, who: Use::Base, generate: 1, says: None }
 }
 
 /// Arrival `number` of loop `round` of an open or a closed loop: short, on one of the adapters. Answers differ in length,
@@ -75,7 +79,7 @@ pub(crate) fn arrival(round: usize, number: usize) -> Job {
     let who = Use::Adapter(number % STREAMS);
     let seed = (1 << 40) + ((round << 24) + number) as u64;
     let generate = StdRng::seed_from_u64(!seed).random_range(1..2 * ARRIVAL_TOKENS);
-    Job { prompt: prompt(seed, ARRIVAL_TOKENS), who, generate }
+    Job { prompt: prompt(seed, ARRIVAL_TOKENS), who, generate, says: None }
 }
 
 fn seed(mix: Mix, round: usize, stream: usize) -> u64 {

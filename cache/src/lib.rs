@@ -2,29 +2,35 @@
 //!
 //! # Layout
 //!
-//! - [`pool`]: the KV blocks there are, and how many sequences hold each.
-//! - [`tree`]: which blocks hold which prefix, and which of them to give up first.
-//! - [`kv`]: [`KvCache`], the two as one; what an engine talks to.
-//! - [`device`]: the places of the device tier, and which adapters give theirs up.
+//! - [`manager`]: [`Cache`], one pool for adapters and for keys and values; what an engine talks to.
+//! - [`pool`]: the blocks of the device, and how many sequences hold each.
+//! - [`tree`]: what every block depends on, and in which tiers it is.
+//! - [`replacement`]: what everything is worth, so who leaves first. `frontier`: those that may, in this order.
+//! - [`tier`]: the tiers, and their slots. [`namespace`]: who may share prefixes, and their names on disk.
 //! - [`residency`]: which adapters are on the device or on their way there, one state for each.
 //! - [`copy`]: the thread that moves everything between tiers, the urgent first.
+//! - [`store`]: blocks in a file, for the next process too.
 //!
 //! # Principles
 //!
-//! - Only ids live here. The floats of a block belong to whoever runs the forward pass.
-//! - At any time every block is exactly one of free, used (a sequence holds it) or cached (only the tree
-//!   knows it), so `free + used + cached = total`.
-//! - A prefix is compared token by token, never by a hash of it: two prompts cannot be taken for each other.
+//! - Only ids live here, and bytes that are kept as they are. The floats of a block belong to whoever runs the forward pass.
+//! - A prefix is compared token by token, never by a hash of it: two prompts cannot be taken for each other. In the file, where
+//!   the tokens before a block may be gone, a hash of 256 bits stands for them.
 
 #![forbid(unsafe_code)]
 
 pub mod copy;
-pub mod device;
-pub mod kv;
+mod frontier;
+pub mod manager;
+pub mod namespace;
 pub mod pool;
+pub mod replacement;
 pub mod residency;
+pub mod store;
+pub mod tier;
 pub mod tree;
 
-pub use kv::{KvCache, Prefix, Statistics};
-pub use pool::Counts;
-pub use tree::{Cursor, Namespace};
+pub use manager::{Cache, Counts, Prefix, Settings, Statistics};
+pub use namespace::{Chain, Namespace};
+pub use tier::Tier;
+pub use tree::{Cursor, NodeId};

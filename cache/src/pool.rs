@@ -1,10 +1,10 @@
-//! The KV blocks there are: a free list and a count of holders for each.
+//! The blocks of the device: a free list and a count of holders for each.
 
 use ids::BlockId;
 
 /// How the blocks of a pool are divided; `free + used + cached = total`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Counts {
+pub struct PoolCounts {
     /// Blocks of the pool.
     pub total: usize,
     /// Blocks that hold nothing.
@@ -54,9 +54,9 @@ impl BlockPool {
 
     /// How the blocks are divided now.
     #[must_use]
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self) -> PoolCounts {
         let (total, free, cached) = (self.slots.len(), self.free.len(), self.cached);
-        Counts { total, free, used: total - free - cached, cached }
+        PoolCounts { total, free, used: total - free - cached, cached }
     }
 
     /// Takes a free block; the caller is its one holder.
@@ -137,15 +137,15 @@ mod tests {
     fn a_block_is_free_used_or_cached_and_the_counts_say_which() {
         let mut pool = BlockPool::new(2);
         let block = pool.take().unwrap();
-        assert_eq!(pool.counts(), Counts { total: 2, free: 1, used: 1, cached: 0 });
+        assert_eq!(pool.counts(), PoolCounts { total: 2, free: 1, used: 1, cached: 0 });
         pool.cache(block);
         assert_eq!(pool.release(block), Released::Cached);
-        assert_eq!(pool.counts(), Counts { total: 2, free: 1, used: 0, cached: 1 });
+        assert_eq!(pool.counts(), PoolCounts { total: 2, free: 1, used: 0, cached: 1 });
         pool.retain(block);
         pool.uncache(block);
-        assert_eq!(pool.counts(), Counts { total: 2, free: 1, used: 1, cached: 0 });
+        assert_eq!(pool.counts(), PoolCounts { total: 2, free: 1, used: 1, cached: 0 });
         assert_eq!(pool.release(block), Released::Freed);
-        assert_eq!(pool.counts(), Counts { total: 2, free: 2, used: 0, cached: 0 });
+        assert_eq!(pool.counts(), PoolCounts { total: 2, free: 2, used: 0, cached: 0 });
     }
 
     #[test]

@@ -1,13 +1,17 @@
 //! Which adapters are on the device, which are on their way there, and which are computed from the host tier meanwhile.
 //!
 //! One state for each adapter. What a copy is, and how it travels, is its owner's: here it is asked how far it is, and
-//! told to hurry or to go.
+//! told to hurry or to go. Places are those of a [`Cache`], which may take them back whenever it needs the room for others: who
+//! has lost its place is found out by [`Residency::settle`]. Who has got one sets out by [`Residency::depart`], when what was in
+//! its blocks before has been copied away.
 
-use std::{collections::HashMap, hash::Hash};
+use std::collections::{HashMap, VecDeque};
+
+use ids::{AdapterId, BlockId};
 
 use crate::{
     copy::Class,
-    device::{DeviceTier, Placement, Removal},
+    manager::{AdapterPlace, Cache, Removal},
 };
 
 /// A copy on its way to the device, or there.
@@ -28,13 +32,13 @@ pub trait Transit {
     fn discard(self);
 }
 
-/// Why an adapter has not set out.
+/// What an adapter takes on the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unsent {
-    /// The tier has room and the device no memory; nobody knows when it will.
-    NoMemory,
-    /// Too much is on its way, and there will be less.
-    QueueFull,
+pub struct Size {
+    /// Blocks of the pool.
+    pub blocks: u32,
+    /// Bytes that travel.
+    pub bytes: u64,
 }
 
 /// How far an adapter is on its way to the device.
@@ -56,10 +60,16 @@ pub enum Way {
 enum State<A, C> {
     /// In the host tier alone.
     Host {
-        /// The tier had room for it and the device had not. Each request tries again, and starts from the host tier.
-        is_short: bool,
         /// Its users found no room: it gets what others leave.
         left_out: Option<A>,
+    },
+    /// It has a place on the device, and has not set out.
+    Boarding {
+        adapter: A,
+        bytes: u64,
+        class: Class,
+        /// As below.
+        is_awaited: bool,
     },
     /// It has a place on the device, and its copy is on its way or there.
     Placed {
@@ -82,209 +92,208 @@ struct Entry<A, C> {
 
 impl<A, C> Default for Entry<A, C> {
     fn default() -> Self {
-        Self { users: 0, state: State::Host { is_short: false, left_out: None } }
+        Self { users: 0, state: State::Host { left_out: None } }
     }
 }
 
-impl<A, C> Entry<A, C> {
+impl<A, C: Transit> Entry<A, C> {
     fn copy(&self) -> Option<&C> {
         match &self.state {
             State::Placed { copy, .. } | State::Failed { copy: Some(copy) } => Some(copy),
-            State::Host { .. } | State::Failed { copy: None } => None,
+            State::Host { .. } | State::Boarding { .. } | State::Failed { copy: None } => None,
+        }
+    }
+
+    /// How far it is, now asked for with this urgency.
+    fn way(&mut self, wanted: Class) -> Way {
+        match &mut self.state {
+            State::Placed { copy, .. } if copy.is_complete() => Way::There,
+            State::Placed { copy, .. } => {
+                copy.raise(wanted);
+                Way::Missing { bytes: copy.missing_bytes() }
+            }
+            State::Boarding { bytes, class, .. } => {
+                *class = wanted.min(*class);
+                Way::Missing { bytes: *bytes }
+            }
+            State::Host { .. } | State::Failed { .. } => Way::NoRoom,
         }
     }
 
     /// There is nothing to remember of it.
     fn is_idle(&self) -> bool {
-        self.users == 0 && matches!(self.state, State::Host { is_short: false, left_out: None })
+        self.users == 0 && matches!(self.state, State::Host { left_out: None })
     }
 }
 
 /// The adapters `A` of a device, and their copies `C`.
 #[derive(Debug)]
-pub struct Residency<K, A, C> {
-    tier: DeviceTier<K>,
-    adapters: HashMap<K, Entry<A, C>>,
+pub struct Residency<A, C> {
+    adapters: HashMap<AdapterId, Entry<A, C>>,
+    /// Those that are to set out, in this order; some may have lost their place.
+    boarding: VecDeque<AdapterId>,
 }
 
-impl<K: Copy + Eq + Hash, A: Clone, C: Transit> Residency<K, A, C> {
-    /// A device with room for `limit_bytes`, and nothing on it.
-    #[must_use]
-    pub fn new(limit_bytes: u64) -> Self {
-        Self { tier: DeviceTier::new(limit_bytes), adapters: HashMap::new() }
+impl<A, C> Default for Residency<A, C> {
+    fn default() -> Self {
+        Self { adapters: HashMap::new(), boarding: VecDeque::new() }
+    }
+}
+
+impl<A: Clone, C: Transit> Residency<A, C> {
+    /// Takes in who has given up its place to others since this was last called. Nothing may be written where an adapter was
+    /// before.
+    pub fn settle(&mut self, pool: &mut Cache) {
+        pool.take_evicted_adapters().into_iter().for_each(|key| self.evict(key));
     }
 
-    /// Sees to it that an adapter of `bytes` is there or comes, if there is room; `send` starts its way.
-    pub fn bring(
-        &mut self,
-        key: K,
-        bytes: u64,
-        class: Class,
-        send: impl FnOnce() -> Result<C, Unsent>,
-    ) -> Way {
+    /// Sees to it that an adapter is there or comes, if there is room. It sets out with the next [`depart`](Self::depart).
+    pub fn bring(&mut self, pool: &mut Cache, key: AdapterId, adapter: &A, size: Size, class: Class) -> Way {
+        self.settle(pool);
         if self.has_failed(key) {
             return Way::NoRoom;
         }
-        match self.tier.place(key, bytes) {
-            Placement::AlreadyThere => {}
-            Placement::NoRoom | Placement::TooLarge => return Way::NoRoom,
-            Placement::Placed { evicted } => {
-                evicted.into_iter().for_each(|key| self.evict(key));
-                match send() {
-                    Ok(copy) => self.set_out(key, copy),
-                    Err(unsent) => {
-                        self.tier.remove(key);
-                        self.stay(key, unsent);
-                        return Way::NoRoom;
-                    }
+        match pool.place_adapter(key, size.blocks) {
+            AdapterPlace::AlreadyThere => {}
+            AdapterPlace::NoRoom | AdapterPlace::TooLarge => return Way::NoRoom,
+            AdapterPlace::Placed => {
+                self.settle(pool);
+                let adapter = adapter.clone();
+                let entry = self.adapters.entry(key).or_default();
+                entry.state = State::Boarding { adapter, bytes: size.bytes, class, is_awaited: false };
+                self.boarding.push_back(key);
+                if entry.users > 0 {
+                    let _ = pool.pin_adapter(key);
                 }
             }
         }
-        self.tier.touch(key);
-        let Some(copy) = self.copy(key) else { return Way::NoRoom };
-        if copy.is_complete() {
-            return Way::There;
-        }
-        copy.raise(class);
-        Way::Missing { bytes: copy.missing_bytes() }
+        self.adapters.get_mut(&key).map_or(Way::NoRoom, |entry| entry.way(class))
     }
 
-    /// Its copy has begun its way.
-    fn set_out(&mut self, key: K, copy: C) {
-        let entry = self.adapters.entry(key).or_default();
-        entry.state = State::Placed { copy, is_awaited: false };
-        if entry.users > 0 {
-            let _ = self.tier.pin(key);
-        }
-    }
-
-    /// It could not set out.
-    fn stay(&mut self, key: K, unsent: Unsent) {
-        // Who found the queue full tries again like anybody who found no room.
-        if unsent == Unsent::NoMemory
-            && let State::Host { is_short, .. } = &mut self.adapters.entry(key).or_default().state
-        {
-            *is_short = true;
+    /// Starts the ways of those that have a place. Nobody needs what was in their blocks any more. `send` starts one, or says that
+    /// too much is on its way: then it sets out another time.
+    pub fn depart(
+        &mut self,
+        pool: &Cache,
+        mut send: impl FnMut(AdapterId, &A, &[BlockId], Class) -> Option<C>,
+    ) {
+        while let Some(&key) = self.boarding.front() {
+            if let Some(entry) = self.adapters.get_mut(&key)
+                && let State::Boarding { adapter, class, is_awaited, .. } = &entry.state
+            {
+                let Some(copy) = send(key, adapter, pool.adapter_blocks(key), *class) else { return };
+                entry.state = State::Placed { copy, is_awaited: *is_awaited };
+            }
+            self.boarding.pop_front();
         }
     }
 
     /// It gives up its place. Evictions happen between two passes, and nobody uses it.
-    fn evict(&mut self, key: K) {
+    fn evict(&mut self, key: AdapterId) {
         let Some(entry) = self.adapters.get_mut(&key) else { return };
-        let host = State::Host { is_short: false, left_out: None };
-        match std::mem::replace(&mut entry.state, host) {
+        match std::mem::replace(&mut entry.state, State::Host { left_out: None }) {
             State::Placed { copy, .. } => copy.discard(),
             State::Failed { copy } => {
                 copy.into_iter().for_each(C::discard);
                 entry.state = State::Failed { copy: None };
             }
+            State::Boarding { .. } => {}
             stays @ State::Host { .. } => entry.state = stays,
         }
         self.sweep(key);
     }
 
     /// Another request computes with it, wherever it is. It keeps its place until all have left.
-    pub fn hold(&mut self, key: K) {
+    pub fn hold(&mut self, pool: &mut Cache, key: AdapterId) {
         let entry = self.adapters.entry(key).or_default();
         entry.users += 1;
         if entry.users == 1 {
             // One that is not there runs from the host tier; it is pinned if it comes.
-            let _ = self.tier.pin(key);
+            let _ = pool.pin_adapter(key);
         }
     }
 
     /// A request that held it has ended. Says whether others may now have room that they had not.
-    pub fn release(&mut self, key: K) -> bool {
+    pub fn release(&mut self, pool: &mut Cache, key: AdapterId) -> bool {
         let Some(entry) = self.adapters.get_mut(&key).filter(|entry| entry.users > 0) else { return false };
         entry.users -= 1;
         if entry.users > 0 {
             return false;
         }
-        if let State::Host { left_out, .. } = &mut entry.state {
+        if let State::Host { left_out } = &mut entry.state {
             *left_out = None;
         }
         self.sweep(key);
-        let has_place = self.tier.contains(key);
+        let has_place = pool.has_adapter_place(key);
         if has_place {
-            self.tier.unpin(key);
+            pool.unpin_adapter(key);
         }
         has_place
     }
 
     /// A request waits until it has arrived; until then it keeps its place.
-    pub fn await_arrival(&mut self, key: K) {
+    pub fn await_arrival(&mut self, pool: &mut Cache, key: AdapterId) {
         let Some(entry) = self.adapters.get_mut(&key) else { return };
-        if let State::Placed { is_awaited, .. } = &mut entry.state
+        if let State::Placed { is_awaited, .. } | State::Boarding { is_awaited, .. } = &mut entry.state
             && !*is_awaited
         {
-            *is_awaited = self.tier.pin(key);
+            *is_awaited = pool.pin_adapter(key);
         }
     }
 
     /// Its users found no room: it gets what others leave.
-    pub fn leave_out(&mut self, key: K, adapter: &A) {
-        if let State::Host { left_out, .. } = &mut self.adapters.entry(key).or_default().state {
+    pub fn leave_out(&mut self, key: AdapterId, adapter: &A) {
+        if let State::Host { left_out } = &mut self.adapters.entry(key).or_default().state {
             *left_out = Some(adapter.clone());
         }
     }
 
     /// Those that get what others leave.
     #[must_use]
-    pub fn left_out(&self) -> Vec<(K, A)> {
-        let wanting = |(key, entry): (&K, &Entry<A, C>)| match &entry.state {
-            State::Host { left_out: Some(adapter), .. } => Some((*key, adapter.clone())),
+    pub fn left_out(&self) -> Vec<(AdapterId, A)> {
+        let wanting = |(key, entry): (&AdapterId, &Entry<A, C>)| match &entry.state {
+            State::Host { left_out: Some(adapter) } => Some((*key, adapter.clone())),
             _ => None,
         };
         self.adapters.iter().filter_map(wanting).collect()
     }
 
     /// The way of its copy may be over: news that may be of a copy that was given up before it set out again.
-    pub fn arrived(&mut self, key: K) {
+    pub fn arrived(&mut self, pool: &mut Cache, key: AdapterId) {
         let Some(entry) = self.adapters.get_mut(&key) else { return };
         let State::Placed { copy, is_awaited } = &mut entry.state else { return };
         if !copy.is_over() {
             return;
         }
         if std::mem::take(is_awaited) {
-            self.tier.unpin(key);
+            pool.unpin_adapter(key);
         }
         if !copy.is_complete() {
-            let host = State::Host { is_short: false, left_out: None };
-            if let State::Placed { copy, .. } = std::mem::replace(&mut entry.state, host) {
+            let state = std::mem::replace(&mut entry.state, State::Host { left_out: None });
+            if let State::Placed { copy, .. } = state {
                 entry.state = State::Failed { copy: Some(copy) };
             }
         }
     }
 
     /// It has left the host tier; nobody uses it.
-    pub fn remove(&mut self, key: K) {
+    pub fn remove(&mut self, pool: &mut Cache, key: AdapterId) {
         let Some(entry) = self.adapters.remove(&key) else { return };
-        match entry.state {
-            State::Placed { copy, is_awaited } => {
-                if is_awaited {
-                    self.tier.unpin(key);
-                }
-                copy.discard();
-            }
-            State::Failed { copy } => copy.into_iter().for_each(C::discard),
-            State::Host { .. } => {}
+        if let State::Placed { is_awaited: true, .. } | State::Boarding { is_awaited: true, .. } = entry.state
+        {
+            pool.unpin_adapter(key);
         }
-        let removal = self.tier.remove(key);
+        match entry.state {
+            State::Placed { copy, .. } => copy.discard(),
+            State::Failed { copy } => copy.into_iter().for_each(C::discard),
+            State::Host { .. } | State::Boarding { .. } => {}
+        }
+        let removal = pool.remove_adapter_place(key);
         debug_assert_ne!(removal, Removal::Pinned, "an adapter that is used was unloaded");
     }
 
-    /// Forgets that the device had no memory for it; says whether that was so.
-    pub fn forget_shortage(&mut self, key: K) -> bool {
-        let was_short = self.is_short(key);
-        if was_short && let Some(entry) = self.adapters.get_mut(&key) {
-            entry.state = State::Host { is_short: false, left_out: None };
-            self.sweep(key);
-        }
-        was_short
-    }
-
     /// Forgets an adapter of which there is nothing to remember.
-    fn sweep(&mut self, key: K) {
+    fn sweep(&mut self, key: AdapterId) {
         if self.adapters.get(&key).is_some_and(Entry::is_idle) {
             self.adapters.remove(&key);
         }
@@ -292,46 +301,25 @@ impl<K: Copy + Eq + Hash, A: Clone, C: Transit> Residency<K, A, C> {
 
     /// Its way ended by a fault.
     #[must_use]
-    pub fn has_failed(&self, key: K) -> bool {
+    pub fn has_failed(&self, key: AdapterId) -> bool {
         self.adapters.get(&key).is_some_and(|entry| matches!(entry.state, State::Failed { .. }))
-    }
-
-    /// The tier had room for it and the device had not.
-    #[must_use]
-    pub fn is_short(&self, key: K) -> bool {
-        let state = self.adapters.get(&key).map(|entry| &entry.state);
-        matches!(state, Some(State::Host { is_short: true, .. }))
-    }
-
-    /// Whether room for it comes when others leave: nobody knows when a device without memory will have some.
-    #[must_use]
-    pub fn can_wait_for_room(&self, key: K) -> bool {
-        !self.has_failed(key) && !self.is_short(key)
     }
 
     /// Its copy, on its way or there.
     #[must_use]
-    pub fn copy(&self, key: K) -> Option<&C> {
+    pub fn copy(&self, key: AdapterId) -> Option<&C> {
         self.adapters.get(&key)?.copy()
     }
 
     /// Bytes that have not arrived of all that is on its way.
     #[must_use]
     pub fn on_the_way_bytes(&self) -> u64 {
-        let copies = self.adapters.values().filter_map(Entry::copy);
-        copies.filter(|copy| !copy.is_over()).map(C::missing_bytes).sum()
-    }
-
-    /// Whether it has a place, or there is one without anybody giving way.
-    #[must_use]
-    pub fn has_room(&self, key: K, bytes: u64) -> bool {
-        self.tier.contains(key) || self.tier.held_bytes().saturating_add(bytes) <= self.tier.limit_bytes()
-    }
-
-    /// The places.
-    #[must_use]
-    pub fn tier(&self) -> &DeviceTier<K> {
-        &self.tier
+        let missing = |entry: &Entry<A, C>| match &entry.state {
+            State::Placed { copy, .. } if !copy.is_over() => copy.missing_bytes(),
+            State::Boarding { bytes, .. } => *bytes,
+            _ => 0,
+        };
+        self.adapters.values().map(missing).sum()
     }
 }
 

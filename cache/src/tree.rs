@@ -1,23 +1,39 @@
-//! Which blocks hold which prefix.
+//! The dependency tree: which adapter and which prefix every block depends on, and in which tiers it is (E-02 to E-05).
 //!
-//! A node is a full block: its tokens, and through its parents the whole prefix before them. Equal prefixes of
-//! one namespace are therefore one path. Since a block backs at most one node, a node is named by its block.
+//! ```text
+//! root -> adapter (none is the base model) -> blocks of its prefixes, namespace by namespace
+//! ```
 //!
-//! Nodes are given up leaves first (a prefix without its beginning is worth nothing), the least recently used
-//! of them before the others, and never while a sequence holds them.
+//! A node below an adapter is a full block: its tokens, and through its parents the whole prefix before them. Equal
+//! prefixes of one namespace are therefore one path. A node exists as long as some tier holds it; it may be in several,
+//! and what is in a slower one too can be given up without being written.
+//!
+//! Tokens are compared on a hit, never a hash of them alone.
 
-use std::collections::{BTreeSet, HashMap};
+mod index;
+mod namespaces;
+mod node;
 
-use ids::{AdapterId, BlockId};
+use std::collections::HashMap;
 
-/// Who may share prefixes. The adapter is part of it whatever the gateway hashed into `sharing`: keys and values
-/// computed with one adapter can never answer for another.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Namespace {
-    /// The adapter that computes the blocks; `None` is the base model.
-    pub adapter: Option<AdapterId>,
-    /// H(tenant, generation), made by the gateway.
-    pub sharing: [u8; 32],
+use ids::{AdapterId, TenantId};
+
+pub(crate) use self::node::{Kind, Node, RETURNING};
+use self::{
+    index::ChildIndex,
+    namespaces::Namespaces,
+    node::{Links, NONE},
+};
+use crate::{
+    namespace::Namespace,
+    tier::{Place, Tier},
+};
+
+/// Names a node; one that has been removed is never named again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NodeId {
+    pub(crate) index: u32,
+    stamp: u32,
 }
 
 /// A place in the tree: the end of a prefix. It may outlive its node; then nothing can be added there.
@@ -44,245 +60,214 @@ impl Cursor {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Position {
     Root,
-    /// The block of the node, and the stamp that tells it from later nodes of the same block.
-    Node(BlockId, u64),
+    Node(NodeId),
     Nowhere,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Holders {
-    Some,
-    None,
+/// The nodes and how they hang together. Who is evicted, and where places come from, is for its owner to know.
+#[derive(Debug, Default)]
+pub(crate) struct DependencyTree {
+    nodes: Vec<Node>,
+    /// Indices of removed nodes.
+    free: Vec<u32>,
+    index: ChildIndex,
+    adapters: HashMap<Option<AdapterId>, u32>,
+    namespaces: Namespaces,
 }
 
-type Children = HashMap<Box<[u32]>, BlockId>;
-
-#[derive(Debug)]
-struct Node {
-    namespace: Namespace,
-    parent: Option<BlockId>,
-    tokens: Box<[u32]>,
-    children: Children,
-    stamp: u64,
-    used_at: u64,
-    holders: Holders,
-}
-
-/// Prefixes of all namespaces.
-#[derive(Debug)]
-pub struct PrefixTree {
-    /// Indexed by block.
-    nodes: Vec<Option<Node>>,
-    roots: HashMap<Namespace, Children>,
-    /// Leaves that nobody holds, least recently used first.
-    idle_leaves: BTreeSet<(u64, BlockId)>,
-    /// Counts operations; the time of `used_at` and the source of stamps.
-    now: u64,
-}
-
-impl PrefixTree {
-    /// An empty tree over blocks `0..blocks`.
-    #[must_use]
-    pub fn new(blocks: u32) -> Self {
-        Self {
-            nodes: (0..blocks).map(|_| None).collect(),
-            roots: HashMap::new(),
-            idle_leaves: BTreeSet::new(),
-            now: 0,
-        }
-    }
-
-    /// The block that holds `tokens` after the prefix that ends at `cursor`.
-    #[must_use]
-    pub fn child(&self, cursor: &Cursor, tokens: &[u32]) -> Option<BlockId> {
-        let children = match cursor.at {
-            Position::Root => self.roots.get(&cursor.namespace)?,
-            Position::Node(block, stamp) => &self.live(block, stamp)?.children,
-            Position::Nowhere => return None,
-        };
-        children.get(tokens).copied()
-    }
-
-    /// The cursor at the end of a block's prefix.
-    ///
-    /// # Panics
-    /// If the block backs no node.
-    #[must_use]
-    pub fn cursor_of(&self, block: BlockId) -> Cursor {
-        let node = self.node(block);
-        Cursor { namespace: node.namespace, at: Position::Node(block, node.stamp) }
-    }
-
-    /// Adds `block`, which somebody holds, as the node for `tokens` after `cursor`. Returns its cursor, or
-    /// `None` if the node at `cursor` is gone.
-    ///
-    /// # Panics
-    /// If `cursor` has a child for these tokens, or `block` backs another node.
-    pub fn add(&mut self, cursor: &Cursor, tokens: &[u32], block: BlockId) -> Option<Cursor> {
-        assert!(self.child(cursor, tokens).is_none(), "the prefix is in the tree already");
-        assert!(self.nodes[block.0 as usize].is_none(), "block {} backs another prefix", block.0);
+impl DependencyTree {
+    /// The node that holds `tokens` after the prefix that ends at `cursor`.
+    pub(crate) fn child(&self, cursor: &Cursor, tokens: &[u32]) -> Option<NodeId> {
+        let namespace = self.namespaces.find(&cursor.namespace)?;
         let parent = match cursor.at {
-            Position::Root => None,
-            Position::Node(parent, stamp) => {
-                let used_at = self.live(parent, stamp)?.used_at;
-                self.idle_leaves.remove(&(used_at, parent));
-                Some(parent)
-            }
+            Position::Root => *self.adapters.get(&cursor.namespace.adapter)?,
+            Position::Node(id) => self.get(id).map(|_| id.index)?,
             Position::Nowhere => return None,
         };
-        self.now += 1;
-        self.children_mut(cursor.namespace, parent).insert(tokens.into(), block);
-        self.nodes[block.0 as usize] = Some(Node {
-            namespace: cursor.namespace,
-            parent,
-            tokens: tokens.into(),
-            children: Children::new(),
-            stamp: self.now,
-            used_at: self.now,
-            holders: Holders::Some,
-        });
-        Some(self.cursor_of(block))
+        self.index.find(&self.nodes, (parent, namespace), tokens).map(|index| self.id(index))
     }
 
-    /// Notes that somebody holds the block of a node.
-    pub fn hold(&mut self, block: BlockId) {
-        let node = self.node_mut(block);
-        node.holders = Holders::Some;
-        let entry = (node.used_at, block);
-        self.idle_leaves.remove(&entry);
+    /// The cursor at the end of a node's prefix.
+    pub(crate) fn cursor_of(&self, id: NodeId) -> Cursor {
+        let namespace = *self.namespaces.get(self.node(id.index).namespace);
+        Cursor { namespace, at: Position::Node(id) }
     }
 
-    /// Notes that the last holder of a node's block let go of it.
-    pub fn let_go(&mut self, block: BlockId) {
-        self.now += 1;
-        let now = self.now;
-        let node = self.node_mut(block);
-        node.holders = Holders::None;
-        node.used_at = now;
-        self.list_if_idle_leaf(block);
-    }
-
-    /// Removes the least recently used leaf that nobody holds.
-    pub fn evict(&mut self) -> Option<BlockId> {
-        let (_, block) = self.idle_leaves.pop_first()?;
-        let node = self.nodes[block.0 as usize].take()?;
-        self.children_mut(node.namespace, node.parent).remove(&node.tokens);
-        match node.parent {
-            Some(parent) => self.list_if_idle_leaf(parent),
-            None => self.drop_root_if_empty(node.namespace),
+    /// What ends at `cursor` is on the device, or there is nothing before it.
+    pub(crate) fn is_on_device(&self, cursor: &Cursor) -> bool {
+        match cursor.at {
+            Position::Root => true,
+            Position::Node(id) => self.get(id).is_some_and(|node| node.place(Tier::Device).is_here()),
+            Position::Nowhere => false,
         }
-        Some(block)
     }
 
-    /// Removes every node of an adapter, held or not, in all its namespaces, and returns their blocks.
-    pub fn remove_adapter(&mut self, adapter: AdapterId) -> Vec<BlockId> {
-        let mut removed: Vec<BlockId> = self
-            .roots
-            .extract_if(|namespace, _| namespace.adapter == Some(adapter))
-            .flat_map(|(_, children)| children.into_values())
-            .collect();
-        let mut visited = 0;
-        while let Some(&block) = removed.get(visited) {
-            visited += 1;
-            if let Some(node) = self.nodes[block.0 as usize].take() {
-                self.idle_leaves.remove(&(node.used_at, block));
-                removed.extend(node.children.into_values());
+    /// Adds a node without a place for `tokens` after `cursor`; `None` if the node at `cursor` is gone.
+    ///
+    /// # Panics
+    /// If there is one already.
+    pub(crate) fn add(&mut self, cursor: &Cursor, tokens: &[u32]) -> Option<NodeId> {
+        assert!(self.child(cursor, tokens).is_none(), "the prefix is in the tree already");
+        let parent = match cursor.at {
+            Position::Root => self.adapter_or_new(cursor.namespace.adapter),
+            Position::Node(id) => self.get(id).map(|_| id.index)?,
+            Position::Nowhere => return None,
+        };
+        let namespace = self.namespaces.enter(cursor.namespace);
+        let index = self.push(Node::new(Kind::Block(tokens.into()), parent, namespace));
+        self.link(index);
+        self.index.insert(&self.nodes, index);
+        Some(self.id(index))
+    }
+
+    /// The node of an adapter, made if there is none.
+    pub(crate) fn adapter_or_new(&mut self, adapter: Option<AdapterId>) -> u32 {
+        if let Some(&index) = self.adapters.get(&adapter) {
+            return index;
+        }
+        let index = self.push(Node::new(Kind::Adapter(adapter.map(Box::new)), NONE, NONE));
+        self.adapters.insert(adapter, index);
+        index
+    }
+
+    /// The node of an adapter.
+    pub(crate) fn adapter(&self, adapter: Option<AdapterId>) -> Option<u32> {
+        self.adapters.get(&adapter).copied()
+    }
+
+    /// Says where a node is in a tier; its parent counts along.
+    pub(crate) fn set_place(&mut self, index: u32, tier: Tier, place: Place) {
+        let node = &mut self.nodes[index as usize];
+        let (parent, had) = (node.links.parent, node.place(tier).index().is_some());
+        node.set_place(tier, place);
+        let has = place.index().is_some();
+        if parent != NONE && had != has {
+            let children = &mut self.nodes[parent as usize].children_in[tier as usize];
+            *children = if has { *children + 1 } else { *children - 1 };
+        }
+    }
+
+    /// Removes a node that has neither a place nor children.
+    pub(crate) fn remove(&mut self, index: u32) {
+        let node = self.node(index);
+        assert!(node.links.first_child == NONE, "a node with children is not removed");
+        debug_assert!(!node.is_somewhere(), "its places were given back");
+        let (namespace, adapter) = (node.namespace, node.adapter());
+        match adapter {
+            Some(adapter) => _ = self.adapters.remove(&adapter),
+            None => {
+                self.index.remove(&self.nodes, index);
+                self.unlink(index);
+                self.namespaces.leave(namespace);
             }
         }
-        removed
+        let node = &mut self.nodes[index as usize];
+        // Who still names it finds that it is gone.
+        let stamp = node.stamp.wrapping_add(1);
+        *node = Node::default();
+        node.stamp = stamp;
+        self.free.push(index);
     }
 
-    fn list_if_idle_leaf(&mut self, block: BlockId) {
-        let node = self.node(block);
-        if node.holders == Holders::None && node.children.is_empty() {
-            let entry = (node.used_at, block);
-            self.idle_leaves.insert(entry);
+    /// A node and all below it, those above before those below.
+    pub(crate) fn subtree(&self, index: u32) -> Vec<u32> {
+        let mut found = vec![index];
+        let mut visited = 0;
+        while let Some(&index) = found.get(visited) {
+            visited += 1;
+            found.extend(self.children(index));
+        }
+        found
+    }
+
+    /// Those that hang on a node.
+    pub(crate) fn children(&self, index: u32) -> impl Iterator<Item = u32> + '_ {
+        let some = |index: u32| (index != NONE).then_some(index);
+        let first = some(self.node(index).links.first_child);
+        std::iter::successors(first, move |&index| some(self.node(index).links.next))
+    }
+
+    /// What a node depends on; `None` for an adapter.
+    pub(crate) fn parent(&self, index: u32) -> Option<u32> {
+        let parent = self.node(index).links.parent;
+        (parent != NONE).then_some(parent)
+    }
+
+    /// The adapter that a node is of, which may be itself.
+    pub(crate) fn adapter_of(&self, index: u32) -> Option<AdapterId> {
+        match self.node(index).adapter() {
+            Some(adapter) => adapter,
+            None => self.namespaces.get(self.node(index).namespace).adapter,
         }
     }
 
-    fn drop_root_if_empty(&mut self, namespace: Namespace) {
-        if self.roots.get(&namespace).is_some_and(HashMap::is_empty) {
-            self.roots.remove(&namespace);
+    /// What a block may be shared by.
+    pub(crate) fn namespace(&self, index: u32) -> Namespace {
+        *self.namespaces.get(self.node(index).namespace)
+    }
+
+    /// Whose share a node is counted against.
+    pub(crate) fn owner(&self, index: u32) -> TenantId {
+        match self.node(index).kind {
+            Kind::Block(_) => self.namespaces.get(self.node(index).namespace).owner,
+            Kind::Adapter(_) => TenantId::EVERYBODY,
         }
     }
 
-    fn children_mut(&mut self, namespace: Namespace, parent: Option<BlockId>) -> &mut Children {
-        match parent {
-            Some(parent) => &mut self.node_mut(parent).children,
-            None => self.roots.entry(namespace).or_default(),
+    /// The node that an id names, if it is still there.
+    pub(crate) fn get(&self, id: NodeId) -> Option<&Node> {
+        self.nodes.get(id.index as usize).filter(|node| node.stamp == id.stamp)
+    }
+
+    pub(crate) fn id(&self, index: u32) -> NodeId {
+        NodeId { index, stamp: self.node(index).stamp }
+    }
+
+    pub(crate) fn node(&self, index: u32) -> &Node {
+        &self.nodes[index as usize]
+    }
+
+    pub(crate) fn node_mut(&mut self, index: u32) -> &mut Node {
+        &mut self.nodes[index as usize]
+    }
+
+    /// All nodes.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+        self.adapters.values().flat_map(|&root| self.subtree(root))
+    }
+
+    /// Nodes there are, and room for those that were.
+    pub(crate) fn capacity(&self) -> u32 {
+        u32::try_from(self.nodes.len()).unwrap_or(u32::MAX)
+    }
+
+    fn push(&mut self, mut node: Node) -> u32 {
+        if let Some(index) = self.free.pop() {
+            node.stamp = self.nodes[index as usize].stamp;
+            self.nodes[index as usize] = node;
+            return index;
         }
+        self.nodes.push(node);
+        self.capacity() - 1
     }
 
-    fn live(&self, block: BlockId, stamp: u64) -> Option<&Node> {
-        self.nodes[block.0 as usize].as_ref().filter(|node| node.stamp == stamp)
-    }
-
-    fn node(&self, block: BlockId) -> &Node {
-        self.nodes[block.0 as usize].as_ref().expect("the block backs a node")
-    }
-
-    fn node_mut(&mut self, block: BlockId) -> &mut Node {
-        self.nodes[block.0 as usize].as_mut().expect("the block backs a node")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const ADAPTER: AdapterId = AdapterId([7; 32]);
-    const NAMESPACE: Namespace = Namespace { adapter: Some(ADAPTER), sharing: [1; 32] };
-
-    fn chain(tree: &mut PrefixTree, blocks: &[u32]) -> Cursor {
-        let mut cursor = Cursor::root(NAMESPACE);
-        for &block in blocks {
-            cursor = tree.add(&cursor, &[block], BlockId(block)).unwrap();
+    fn link(&mut self, index: u32) {
+        let parent = self.node(index).links.parent;
+        let first = std::mem::replace(&mut self.node_mut(parent).links.first_child, index);
+        if first != NONE {
+            self.node_mut(first).links.previous = index;
         }
-        cursor
+        self.node_mut(index).links.next = first;
     }
 
-    #[test]
-    fn leaves_go_before_their_parents_and_the_least_recently_used_first() {
-        let mut tree = PrefixTree::new(8);
-        chain(&mut tree, &[0, 1]);
-        chain(&mut tree, &[2, 3]);
-        assert_eq!(tree.evict(), None, "everything is held");
-        for block in [2, 3, 0, 1] {
-            tree.let_go(BlockId(block));
+    fn unlink(&mut self, index: u32) {
+        let Links { parent, previous, next, .. } = self.node(index).links;
+        match previous {
+            NONE => self.node_mut(parent).links.first_child = next,
+            _ => self.node_mut(previous).links.next = next,
         }
-        let order: Vec<_> = std::iter::from_fn(|| tree.evict()).collect();
-        assert_eq!(order, [3, 2, 1, 0].map(BlockId));
-        assert!(tree.roots.is_empty(), "an empty namespace leaves nothing behind");
-    }
-
-    #[test]
-    fn a_parent_is_kept_as_long_as_a_child_is_held() {
-        let mut tree = PrefixTree::new(4);
-        chain(&mut tree, &[0, 1]);
-        tree.let_go(BlockId(0));
-        assert_eq!(tree.evict(), None);
-        tree.let_go(BlockId(1));
-        assert_eq!(tree.evict(), Some(BlockId(1)));
-    }
-
-    #[test]
-    fn nothing_can_be_added_after_a_node_that_is_gone_even_if_its_block_is_used_again() {
-        let mut tree = PrefixTree::new(4);
-        let stale = chain(&mut tree, &[0]);
-        assert_eq!(tree.remove_adapter(ADAPTER), [BlockId(0)]);
-        chain(&mut tree, &[0]);
-        assert_eq!(tree.add(&stale, &[9], BlockId(1)), None);
-        assert_eq!(tree.child(&stale, &[9]), None);
-    }
-
-    #[test]
-    fn removing_an_adapter_spares_the_others() {
-        let mut tree = PrefixTree::new(4);
-        chain(&mut tree, &[0, 1]);
-        let other = Cursor::root(Namespace { adapter: None, ..NAMESPACE });
-        tree.add(&other, &[0], BlockId(2)).unwrap();
-        assert_eq!(tree.remove_adapter(ADAPTER).len(), 2);
-        assert_eq!(tree.child(&Cursor::root(NAMESPACE), &[0]), None);
-        assert_eq!(tree.child(&other, &[0]), Some(BlockId(2)));
+        if next != NONE {
+            self.node_mut(next).links.previous = previous;
+        }
     }
 }

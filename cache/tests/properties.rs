@@ -2,8 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use cache::{Cursor, KvCache, Namespace};
-use ids::{AdapterId, BlockId};
+use cache::{Cache, Cursor, Namespace, Settings};
+use ids::{AdapterId, BlockId, TenantId};
 use proptest::prelude::*;
 
 const BLOCKS: u32 = 12;
@@ -35,7 +35,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 fn namespace(adapter: u8) -> Namespace {
-    Namespace { adapter: Some(AdapterId([adapter; 32])), sharing: [9; 32] }
+    Namespace { adapter: Some(AdapterId([adapter; 32])), sharing: [9; 32], owner: TenantId([adapter; 32]) }
 }
 
 struct Sequence {
@@ -47,14 +47,18 @@ struct Sequence {
 }
 
 struct World {
-    cache: KvCache,
+    cache: Cache,
     content: HashMap<BlockId, Content>,
     sequences: Vec<Sequence>,
 }
 
 impl World {
     fn new() -> Self {
-        Self { cache: KvCache::new(BLOCKS, BLOCK_TOKENS), content: HashMap::new(), sequences: Vec::new() }
+        Self {
+            cache: Cache::new(Settings::device_alone(BLOCKS, BLOCK_TOKENS)),
+            content: HashMap::new(),
+            sequences: Vec::new(),
+        }
     }
 
     fn apply(&mut self, step: Step) {
@@ -144,7 +148,7 @@ proptest! {
 }
 
 /// Computes `tokens` as a lone sequence that inserts all it can; returns how many blocks it found cached.
-fn serve(cache: &mut KvCache, adapter: u8, tokens: &[u32]) -> usize {
+fn serve(cache: &mut Cache, adapter: u8, tokens: &[u32]) -> usize {
     let mut prefix = cache.lookup(namespace(adapter), tokens);
     let found = prefix.blocks.len();
     let missing = cache.blocks_for(tokens.len()) - found;
@@ -158,7 +162,7 @@ fn serve(cache: &mut KvCache, adapter: u8, tokens: &[u32]) -> usize {
 
 #[test]
 fn a_prefix_is_found_again_up_to_its_last_full_block() {
-    let mut cache = KvCache::new(BLOCKS, BLOCK_TOKENS);
+    let mut cache = Cache::new(Settings::device_alone(BLOCKS, BLOCK_TOKENS));
     assert_eq!(serve(&mut cache, 0, &[1, 2, 3, 4, 5]), 0);
     assert_eq!(serve(&mut cache, 0, &[1, 2, 3, 4, 9, 9]), 2);
     assert_eq!(serve(&mut cache, 0, &[1, 2, 9, 9, 3, 4]), 1);
@@ -167,7 +171,7 @@ fn a_prefix_is_found_again_up_to_its_last_full_block() {
 
 #[test]
 fn the_prefix_used_least_recently_makes_room() {
-    let mut cache = KvCache::new(4, BLOCK_TOKENS);
+    let mut cache = Cache::new(Settings::device_alone(4, BLOCK_TOKENS));
     serve(&mut cache, 0, &[1, 1]);
     serve(&mut cache, 0, &[2, 2]);
     serve(&mut cache, 0, &[3, 3]);
@@ -180,7 +184,7 @@ fn the_prefix_used_least_recently_makes_room() {
 
 #[test]
 fn forgetting_an_adapter_frees_what_nobody_holds_at_once() {
-    let mut cache = KvCache::new(4, BLOCK_TOKENS);
+    let mut cache = Cache::new(Settings::device_alone(4, BLOCK_TOKENS));
     serve(&mut cache, 0, &[1, 1, 2, 2]);
     serve(&mut cache, 1, &[1, 1]);
     let held = cache.lookup(namespace(0), &[1, 1]);

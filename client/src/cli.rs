@@ -4,7 +4,7 @@
 //!
 //! - this file: arguments in, exit code out
 //! - [`exit`]: exit codes, and the shape of errors
-//! - `connect`: from arguments to a session; [`rent`]: and what is needed of its base
+//! - `connect`: from arguments to a session; [`rent`]: and what is needed of its base; [`masking`]: what the executor sees
 //! - `setup`: from a session to a model
 //! - `generate`, `chat`, `show`, `bench`: the commands
 //! - `size`: numbers of bytes
@@ -15,6 +15,7 @@ mod chat;
 mod connect;
 pub mod exit;
 mod generate;
+pub mod masking;
 pub mod rent;
 mod setup;
 mod show;

@@ -9,7 +9,7 @@ use std::{
 };
 
 use cache::{Cursor, Namespace};
-use ids::BlockId;
+use ids::{BlockId, TenantId};
 use model::{
     forward::{BLOCK_TOKENS, LogitRows, SequenceSlice},
     sampling::{SamplingParams, TokenCounts, sample},
@@ -181,7 +181,11 @@ impl SplitModel {
         let before = adapter.map_or(0, |adapter| adapter.prepared.virtual_tokens());
         let mut tokens = vec![VIRTUAL_TOKEN; before];
         tokens.extend_from_slice(&task.prompt);
-        let namespace = Namespace { adapter: adapter.map(|adapter| adapter.id), sharing: [0; 32] };
+        let namespace = Namespace {
+            adapter: adapter.map(|adapter| adapter.id),
+            sharing: [0; 32],
+            owner: TenantId::EVERYBODY,
+        };
         // The last token is computed in any case: its logits are needed.
         let found = self.cache.lookup(namespace, &tokens[..tokens.len() - 1]);
         let computed = found.blocks.len() * BLOCK_TOKENS;

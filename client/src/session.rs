@@ -18,7 +18,11 @@ mod patience;
 mod settings;
 pub mod usage;
 
-use shmproto::layer::control::{Catalog, Fetch, FromLayers, MAX_FETCH_BYTES, Opened, SessionStats, ToLayers};
+use std::sync::Arc;
+
+use shmproto::layer::control::{
+    Catalog, Fetch, FromLayers, MAX_FETCH_BYTES, Opened, RefusalCode, Refused, SessionStats, ToLayers,
+};
 
 pub use self::settings::Settings;
 
@@ -31,7 +35,7 @@ use crate::{
 /// A session. One thread uses it; several sessions in a process are independent.
 #[derive(Debug)]
 pub struct Session {
-    connector: Box<dyn Connect>,
+    connector: Arc<dyn Connect>,
     settings: Settings,
     /// `None` after a failure that was not mended.
     transport: Option<Box<dyn Transport>>,
@@ -63,7 +67,35 @@ impl Session {
         let Fresh { transport, opened, catalog } = fresh;
         let transport = Some(transport);
         let usage = Usage::default();
-        Ok(Self { connector, settings, transport, opened, catalog, sequence: 0, usage })
+        Ok(Self { connector: connector.into(), settings, transport, opened, catalog, sequence: 0, usage })
+    }
+
+    /// Another session with the same executor, over a connection of its own; `None` if it grants no more of them.
+    ///
+    /// # Errors
+    /// The executor is gone and does not come back, or refuses for another reason.
+    pub fn another(&self) -> Result<Option<Self>, CallError> {
+        let mut session = Self {
+            connector: Arc::clone(&self.connector),
+            settings: self.settings.clone(),
+            transport: None,
+            opened: self.opened.clone(),
+            catalog: self.catalog.clone(),
+            sequence: 0,
+            usage: Usage::default(),
+        };
+        let mut patience = Patience::new(self.settings.patience);
+        while session.transport.is_none() {
+            match opening::open(&*session.connector, &session.settings, None) {
+                Ok(fresh) => session.adopt(fresh)?,
+                Err(LinkError::Refused(Refused { code: RefusalCode::Quota | RefusalCode::Busy, .. })) => {
+                    return Ok(None);
+                }
+                Err(error) => session.lose(error, &mut patience)?,
+            }
+        }
+        session.usage = Usage::default();
+        Ok(Some(session))
     }
 
     /// What the executor granted.

@@ -6,7 +6,7 @@
 
 use std::{io, path::Path, sync::Arc};
 
-use cache::KvCache;
+use cache::{Cache, Settings};
 use ids::{AdapterId, TenantId};
 use kernels::{
     Isa, Pool,
@@ -141,7 +141,7 @@ pub struct SplitModel {
     compute: Compute,
     scratch: Scratch<Compute>,
     deltas: DeltaScratch,
-    pub(crate) cache: KvCache,
+    pub(crate) cache: Cache,
     pub(crate) chunk_tokens: usize,
     pub(crate) logits: Vec<f32>,
 }
@@ -183,7 +183,7 @@ impl SplitModel {
             compute: Compute { pool, isa: Isa::best() },
             scratch: Scratch::empty(),
             deltas: DeltaScratch::default(),
-            cache: KvCache::new(count, BLOCK_TOKENS),
+            cache: Cache::new(Settings::device_alone(count, BLOCK_TOKENS)),
             chunk_tokens: options.chunk_tokens.max(1),
             logits: Vec::new(),
         })

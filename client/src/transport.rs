@@ -45,7 +45,7 @@ pub trait Transport: Send + fmt::Debug {
 }
 
 /// Whoever can make connections to one executor, or to its successor at the same address.
-pub trait Connect: Send + fmt::Debug {
+pub trait Connect: Send + Sync + fmt::Debug {
     /// Makes a connection.
     ///
     /// # Errors

@@ -270,6 +270,24 @@ fn a_session_without_room_is_waited_for_and_a_refused_one_is_not() {
 }
 
 #[test]
+fn a_session_has_another_beside_it_where_the_executor_grants_one() {
+    let openings = [Opening::Instance(1, [1; 32]), Opening::Unreachable, Opening::Instance(2, [1; 32])];
+    let executor = Scripted::new(&openings, &[]);
+    let mut session = executor.session().unwrap();
+    let mut another = session.another().unwrap().unwrap();
+    call(&mut session, 1).unwrap();
+    call(&mut another, 1).unwrap();
+    assert_eq!(executor.0.lock().unwrap().asked, [0, 0], "each is a new one");
+    assert_eq!((another.usage().calls, another.usage().reconnections), (1, 0));
+    for code in [RefusalCode::Quota, RefusalCode::Busy] {
+        executor.0.lock().unwrap().openings.push_back(Opening::Refused(code, 10));
+        assert!(session.another().unwrap().is_none(), "it is asked once, and goes on with what there is");
+    }
+    executor.0.lock().unwrap().openings.push_back(Opening::Instance(3, [9; 32]));
+    assert!(matches!(session.another(), Err(CallError::OtherBase { .. })));
+}
+
+#[test]
 fn large_calls_are_cut_to_what_the_executor_takes() {
     let executor = Scripted::new(&[], &[]);
     call(&mut executor.session().unwrap(), 8).unwrap();

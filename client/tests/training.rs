@@ -48,8 +48,9 @@ fn off(found: &[f32], expected: &[f32]) -> f32 {
 fn obfuscated_gradients_are_those_of_the_linear_path_up_to_rounding() {
     let settings = PaperSettings { noises: 3, rotate_rows: 60, ..PaperSettings::default() };
     let tiny = CASES.map(|(model, method)| (tiny(model), start(model, method), 1e-4));
-    // Keys and values of 16 bits make more of a last digit.
-    let real = (real_model(), example_adapter("pirate"), 1e-2);
+    // Keys and values of 16 bits make more of a last digit, and random tokens that this adapter finds next to impossible still
+    // more: noises of some runs come to 1.3e-2.
+    let real = (real_model(), example_adapter("pirate"), 5e-2);
     for (path, adapter, most) in tiny.into_iter().chain([real]) {
         let trainer = |masking| remote_trainer(Box::new(executor(&path)), &path, masking);
         let mut plain = trainer(Masking::Off { path: SitePath::Linear });

@@ -6,7 +6,7 @@
 //! code that can be read, together with the answer it must get.
 //!
 //! # Layout
-//! - `targets`, `http`, `command`, `layers`, `training`: one function for each parser
+//! - `targets`, `http`, `command`, `layers`, `training`, `store`: one function for each parser
 //! - [`seeds`]: the published shapes, by target
 //! - [`mutate`]: deterministic mutations, so that CI explores too
 //! - [`parts`]: several files in one input
@@ -23,6 +23,7 @@ mod layers;
 pub mod mutate;
 pub mod parts;
 pub mod seeds;
+mod store;
 mod targets;
 mod training;
 
@@ -105,6 +106,7 @@ macro_rules! for_each_target {
             zmtp: "ZeroMQ's wire protocol, as a client sends it", layers::zmtp, PLAIN;
             channel: "the region that a split client may write", layers::channel, PLAIN;
             training_data: "a file of training data", training::data, SPLIT;
+            kv_store: "a file of KV blocks", store::file, PLAIN;
         }
     };
 }

@@ -6,6 +6,7 @@ mod gguf;
 mod http;
 mod layers;
 mod model;
+mod store;
 mod template;
 mod tokenizer;
 mod training;
@@ -119,6 +120,7 @@ pub fn of(target: &str) -> Vec<Seed> {
         "zmtp" => layers::zmtp(),
         "channel" => layers::channels(),
         "training_data" => training::files(),
+        "kv_store" => store::files(),
         _ => Vec::new(),
     }
 }

@@ -1,6 +1,11 @@
 //! One function for each parser. Everything goes through public doors, as the processes do it.
 
-use std::{fs, io, path::Path};
+use std::{
+    fs::{self, Permissions},
+    io,
+    os::unix::fs::PermissionsExt as _,
+    path::Path,
+};
 
 use files::{generation_defaults::GenerationDefaults, gguf::GgufFile, model_files::ModelFiles};
 use model::{
@@ -162,11 +167,13 @@ pub(crate) fn base() -> ModelConfig {
     }
 }
 
-/// A directory with these files, in memory where the system has such a place.
+/// A directory with these files that nobody else may enter, in memory where the system has such a place.
 pub(crate) fn folder(files: &[(&str, &[u8])]) -> TempDir {
     let create = || -> io::Result<TempDir> {
         let memory = Path::new("/dev/shm");
-        let folder = if memory.is_dir() { tempfile::tempdir_in(memory)? } else { tempfile::tempdir()? };
+        let mut private = tempfile::Builder::new();
+        private.permissions(Permissions::from_mode(0o700));
+        let folder = if memory.is_dir() { private.tempdir_in(memory)? } else { private.tempdir()? };
         for (name, bytes) in files {
             fs::write(folder.path().join(name), bytes)?;
         }

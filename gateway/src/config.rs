@@ -187,6 +187,7 @@ fn check_sizes(args: &Args) -> Result<(), ConfigError> {
         ("tenant-jobs", args.training.tenant_jobs as u64, 1),
         ("max-training-file-bytes", args.training.max_training_file_bytes.0, 1),
         ("tenant-training-bytes", args.training.tenant_training_bytes.0, 1),
+        ("tenant-state-bytes", args.training.tenant_state_bytes.0, 1),
     ];
     match sizes.into_iter().find(|(_, value, least)| value < least) {
         None => Ok(()),
@@ -246,10 +247,11 @@ fn figures(args: &FigureArgs) -> Figures {
 
 fn training(args: TrainingArgs) -> TrainingLimits {
     TrainingLimits {
-        trainer_socket: args.trainer_socket,
+        trainer_socket: args.trainer_socket.filter(|_| args.max_trainers != Some(0)),
         tenant_jobs: args.tenant_jobs,
         max_file_bytes: args.max_training_file_bytes.0,
         tenant_bytes: args.tenant_training_bytes.0,
+        tenant_state_bytes: args.tenant_state_bytes.0,
     }
 }
 
@@ -302,6 +304,16 @@ mod tests {
         let config = config(&["--adapter", "a=dir/a", "--adapter", "b=dir=b"]).unwrap();
         let b = StartAdapter { name: "b".to_owned(), path: PathBuf::from("dir=b") };
         assert_eq!((config.adapters.len(), &config.adapters[1]), (2, &b));
+    }
+
+    #[test]
+    fn where_there_are_to_be_no_trainers_nobody_asks_for_any() {
+        let socket = |extra: &[&str]| {
+            config(&[&["--trainer-socket", "t"], extra].concat()).unwrap().training.trainer_socket
+        };
+        assert_eq!(socket(&[]), Some(PathBuf::from("t")));
+        assert_eq!(socket(&["--max-trainers", "2"]), Some(PathBuf::from("t")));
+        assert_eq!(socket(&["--max-trainers", "0"]), None);
     }
 
     #[test]

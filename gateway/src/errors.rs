@@ -133,6 +133,11 @@ impl ApiError {
         Self { retry: Retry::Never, ..error }
     }
 
+    /// A request that could be done, but not with what was said before.
+    pub fn unprocessable(code: &'static str, message: impl Into<String>) -> Self {
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_request_error", code, message)
+    }
+
     /// A request that may come from somebody else's web page.
     pub fn foreign(message: impl Into<String>) -> Self {
         Self::new(StatusCode::FORBIDDEN, "permission_error", "origin_not_allowed", message)

@@ -16,6 +16,7 @@ use crate::{
     layers,
     lifecycle::{Serving, Status},
     placement,
+    training::figures::UnderWay,
 };
 
 /// `GET /health`: 200 when requests are served, 503 with the reason when they are not.
@@ -79,6 +80,7 @@ pub(crate) async fn status(State(app): State<Arc<App>>) -> Result<Json<Value>, A
         "kv_blocks": {
             "total": stats.kv_blocks_total, "used": stats.kv_blocks_used, "cached": stats.kv_blocks_cached,
         },
+        "memory": placement::memory(stats),
         "adapters": {
             "registered": app.registry.len(),
             "resident": stats.adapters.len(),
@@ -89,5 +91,28 @@ pub(crate) async fn status(State(app): State<Arc<App>>) -> Result<Json<Value>, A
         "cold_starts": placement::cold_starts(stats),
         "workers": placement::workers(stats, app.metrics.expected_workers()),
         "layers": layers::status(&stats.layers),
+        "training": training(&app),
     })))
+}
+
+/// What is trained now, for the operator: jobs, and models of sessions step by step.
+fn training(app: &App) -> Value {
+    let jobs = app.training.under_way().into_iter().map(|UnderWay { job, tokens_per_s }| {
+        json!({
+            "id": job.id, "name": job.name, "tenant": job.tenant, "status": job.status,
+            "step": job.step, "steps": job.plan.map(|plan| plan.steps), "loss": job.loss,
+            "tokens_per_s": tokens_per_s, "estimated_finish": job.estimated_finish,
+        })
+    });
+    let runs = app.runs.book.live().into_iter().map(|live| {
+        let status = if live.progress.has_trainer { "running" } else { "queued" };
+        json!({
+            "name": live.run, "tenant": &*live.tenant, "status": status,
+            "step": live.progress.steps, "loss_sum": live.progress.loss,
+        })
+    });
+    json!({
+        "trains": app.runs.means.trainers.check().is_ok(),
+        "jobs": jobs.collect::<Vec<_>>(), "runs": runs.collect::<Vec<_>>(),
+    })
 }

@@ -7,6 +7,7 @@
 //! - [`meter`]: one generation request; [`labels`]: figures by adapter, for a bounded number of adapters.
 //! - [`poll`]: asks the executor each second. [`executor`]: what it reports of itself; [`placement`]: of adapters on
 //!   the device and before; [`layers`]: of split clients.
+//! - `memory`: of its tiers of keys and values.
 //! - [`residents`]: what the registry holds; [`process`]: what this costs.
 //! - [`aliases`], [`lora_info`]: vLLM's names.
 //!
@@ -19,6 +20,7 @@ pub mod executor;
 pub mod labels;
 mod layers;
 mod lora_info;
+mod memory;
 pub mod meter;
 mod placement;
 pub mod poll;
@@ -39,6 +41,7 @@ use self::{
     executor::ExecutorFigures,
     labels::AdapterLabels,
     layers::LayerFigures,
+    memory::MemoryFigures,
     placement::PlacementFigures,
     process::ProcessFigures,
     store::{Histogram, Number, Store},
@@ -58,6 +61,7 @@ pub struct Metrics {
     names: MetricNames,
     adapters: AdapterLabels,
     executor: ExecutorFigures,
+    memory: MemoryFigures,
     placement: PlacementFigures,
     layers: LayerFigures,
     process: ProcessFigures,
@@ -71,6 +75,7 @@ pub struct Metrics {
     inter_token: Arc<Histogram>,
     queue: Arc<Histogram>,
     load_wait: Arc<Histogram>,
+    kv_wait: Arc<Histogram>,
     duration: Arc<Histogram>,
     latest: Mutex<Report>,
     base_model: Mutex<String>,
@@ -87,6 +92,7 @@ impl Metrics {
             names: figures.names,
             adapters: AdapterLabels::new(&store, figures.max_adapter_labels),
             executor: ExecutorFigures::new(&store),
+            memory: MemoryFigures::new(&store),
             placement: PlacementFigures::new(&store, figures.expected_workers),
             layers: LayerFigures::new(&store, figures.max_adapter_labels),
             process: ProcessFigures::new(&store),
@@ -100,6 +106,7 @@ impl Metrics {
             inter_token: store.histogram(Id::InterToken, &[]),
             queue: store.histogram(Id::QueueTime, &[]),
             load_wait: store.histogram(Id::AdapterLoadWait, &[]),
+            kv_wait: store.histogram(Id::KvWait, &[]),
             duration: store.histogram(Id::RequestDuration, &[]),
             latest: Mutex::default(),
             base_model: Mutex::default(),

@@ -30,6 +30,7 @@ pub mod echo;
 pub mod fields;
 pub mod files;
 pub mod fine_tuning;
+mod idempotency;
 pub mod job;
 pub mod logprobs;
 pub mod models;

@@ -3,9 +3,9 @@
 
 use std::collections::HashMap;
 
-use ids::AdapterId;
+use ids::{AdapterId, TenantId};
 use serde_json::{Value, json};
-use shmproto::message::{AdapterIdBytes, AdapterStats, ColdStart, DeviceKind, Stats, Welcome};
+use shmproto::message::{AdapterIdBytes, AdapterStats, ColdStart, DeviceKind, ShareStats, Stats, Welcome};
 
 /// What a mode is called, here and on the executor's command line.
 #[must_use]
@@ -41,6 +41,30 @@ pub fn device(stats: &Stats, welcome: Option<&Welcome>) -> Value {
         "emulated_link_bytes_per_s": (stats.link_bytes_per_s > 0).then_some(stats.link_bytes_per_s),
         "copied_bytes": stats.copied_bytes,
         "copy_ms": millis(stats.copy_us),
+    })
+}
+
+/// The tiers of keys, values and adapters: blocks by tier, what went between them, and who has most of the device.
+#[must_use]
+pub fn memory(stats: &Stats) -> Value {
+    let memory = &stats.memory;
+    let taken = stats.kv_blocks_used + stats.kv_blocks_cached + memory.adapter_blocks;
+    let share = |share: &ShareStats| json!({ "tenant": format!("{:.12}", TenantId(share.owner)), "blocks": share.blocks });
+    json!({
+        "block_bytes": memory.block_bytes,
+        "device": {
+            "total": stats.kv_blocks_total, "running": stats.kv_blocks_used, "history": stats.kv_blocks_cached,
+            "adapters": memory.adapter_blocks, "free": stats.kv_blocks_total.saturating_sub(taken),
+        },
+        "host": { "total": memory.host_blocks_total, "used": memory.host_blocks_used },
+        "disk": { "total": memory.disk_blocks_total, "used": memory.disk_blocks_used },
+        "blocks": {
+            "fetched_host": memory.fetched_host_blocks, "fetched_disk": memory.fetched_disk_blocks,
+            "prefetched": memory.prefetched_blocks, "spilled": memory.spilled_blocks,
+            "evicted": memory.evicted_blocks, "lost": memory.lost_blocks, "failed": memory.failed_copies,
+        },
+        "kv_wait_ms": millis(memory.kv_wait_us),
+        "shares": memory.shares.iter().map(share).collect::<Vec<_>>(),
     })
 }
 

@@ -24,7 +24,7 @@ use crate::{
         params::Delivery, stream, tokens,
     },
     origin, pages, request,
-    tinker::{sampling, sessions, training},
+    tinker::{checkpoints, sampling, sessions, training},
 };
 
 /// A route, who may use it, and what answers.
@@ -81,6 +81,16 @@ pub fn table() -> Vec<Route> {
         post("/api/v1/save_weights_for_sampler", Access::User, self::post(training::save_for_sampler)),
         post("/api/v1/create_sampling_session", Access::User, self::post(sampling::create)),
         get("/api/v1/samplers/{id}", Access::User, self::get(sampling::one)),
+        get("/api/v1/training_runs", Access::User, self::get(checkpoints::runs)),
+        get("/api/v1/training_runs/{run}", Access::User, self::get(checkpoints::run)),
+        get("/api/v1/training_runs/{run}/checkpoints", Access::User, self::get(checkpoints::of_run)),
+        delete(
+            "/api/v1/training_runs/{run}/checkpoints/{*id}",
+            Access::User,
+            self::delete(checkpoints::delete),
+        ),
+        get("/api/v1/checkpoints", Access::User, self::get(checkpoints::list)),
+        post("/api/v1/weights_info", Access::User, self::post(checkpoints::weights_info)),
         post("/api/v1/asample", Access::User, self::post(sampling::sample)),
         get("/v1/status", Access::Admin, self::get(health::status)),
         get("/v1/lora_adapters", Access::Admin, self::get(adapters::list)),

@@ -6,7 +6,7 @@
 //!   numbers.
 //! - [`trainer`]: orders to the process that learns. [`batch`]: sequences on their way there and back.
 //! - [`promises`], [`outcome`]: requests whose answers are fetched later, and what comes of them.
-//! - [`saved`]: names of what is kept, and where. [`wire`]: Tinker's messages in protobuf.
+//! - [`saved`]: names of what is kept, and where; [`kept`]: what there is. [`wire`]: Tinker's messages in protobuf.
 //!
 //! # Principles
 //!
@@ -17,6 +17,7 @@
 pub mod batch;
 pub mod book;
 pub mod desk;
+pub mod kept;
 pub mod outcome;
 pub mod promises;
 pub mod saved;
@@ -32,7 +33,7 @@ use std::{
 
 use tokio::sync::watch;
 
-use self::{book::Book, promises::Promises, saved::States, worker::Means};
+use self::{book::Book, kept::States, promises::Promises, worker::Means};
 use crate::{adapters::Registry, lifecycle::Status, trainers::Trainers};
 
 /// How often is looked for what nobody wants any more.
@@ -50,15 +51,16 @@ pub struct Runs {
 }
 
 impl Runs {
-    /// Nobody trains yet. States are kept below `state`.
+    /// Nobody trains yet. States are kept below `state`, `tenant_bytes` of a tenant.
     #[must_use]
     pub fn new(
         trainers: Trainers,
         registry: Arc<Registry>,
         status: watch::Receiver<Status>,
         state: &Path,
+        tenant_bytes: u64,
     ) -> Arc<Self> {
-        let means = Means { trainers, registry, status, states: States::below(state) };
+        let means = Means { trainers, registry, status, states: States::below(state, tenant_bytes) };
         Arc::new(Self { means, book: Book::default(), promises: Promises::default() })
     }
 

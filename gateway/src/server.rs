@@ -3,7 +3,7 @@
 use std::{io::Write as _, net::SocketAddr, sync::Arc, time::Duration};
 
 use sd_notify::NotifyState;
-use shmproto::notify::tell;
+use shmproto::notify::{flush, tell};
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -172,7 +172,13 @@ impl Gateway {
         let registry = Registry::open(executor.clone(), options(&config)).await?;
         let (lifecycle, status) = Lifecycle::new(&config, executor.clone(), Arc::clone(&registry), load_text);
         let trainers = Trainers::at(config.training.trainer_socket.clone());
-        let runs = Runs::new(trainers, Arc::clone(&registry), status.clone(), &config.state);
+        let runs = Runs::new(
+            trainers,
+            Arc::clone(&registry),
+            status.clone(),
+            &config.state,
+            config.training.tenant_state_bytes,
+        );
         let training =
             Training::open(Arc::clone(&registry), status.clone(), config.training, &config.state).await?;
         let listener = TcpListener::bind(config.listen).await.map_err(refused)?;
@@ -275,6 +281,8 @@ impl Gateway {
             let _ = self.lifecycle.await;
         }
         self.app.sinks.close().await;
+        // Nothing is left to be held up by this.
+        flush();
         result
     }
 }

@@ -3,7 +3,9 @@
 //! - [`sessions`]: who is there, and what they wait for.
 //! - [`training`]: models, and what is done with them.
 //! - [`sampling`]: what is sampled from them.
+//! - [`checkpoints`]: what is kept of them.
 
+pub mod checkpoints;
 pub mod sampling;
 pub mod sessions;
 pub mod training;

@@ -13,7 +13,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub enum NoTrainer {
     /// This gateway was not told where to ask.
     #[error(
-        "this deployment does not train: start it with trainers ('trainers' above 0 in [training], or --trainer-socket)"
+        "this deployment does not train: start it with trainers ('trainers' above 0 in [training]; of services, HOLOBIONT_MAX_TRAINERS above 0 and --trainer-socket)"
     )]
     Nowhere,
     /// Nobody answers.

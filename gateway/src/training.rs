@@ -104,6 +104,11 @@ pub enum TrainingError {
         "you have {0} fine-tuning jobs that wait or run, which is the limit (--tenant-jobs); cancel one or wait for one"
     )]
     TooManyJobs(usize),
+    /// The key came with another request before.
+    #[error(
+        "the header 'Idempotency-Key' came before with another request, which created the job '{0}'; choose another key"
+    )]
+    KeyReused(String),
     /// No base and no adapter of that name.
     #[error("the model '{0}' does not exist; GET /v1/models lists what is served")]
     NoModel(String),

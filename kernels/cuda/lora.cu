@@ -22,6 +22,12 @@
 // along depth, the lower first in A, the upper first in B; they are read as they are, B's pairs turned in the
 // register.
 //
+// Pieces. An adapter lies in blocks of the pool that holds keys and values, in any that were free. A rank
+// block's part of a factor is a *piece*, or, where that does not fit a block, as many of its columns or outputs
+// as do (kernels/src/lora/pieces.rs). A table that lies there too has their addresses: [rank blocks][pieces of
+// each]. Mostly each is in one piece, and all that this costs is that a unit reads an address. The shrink goes on
+// from piece to piece; units of the expand are made so that each lies within one.
+//
 // Arithmetic. Everything runs on the tensor cores in bf16, whatever the kinds: a number is split into bf16
 // pieces that add up to it, 1 for bf16, 2 for f16 (8 + 3 bits: exactly), 3 for f32, and the products of
 // pieces are summed in f32. So bf16 activations meet f16 adapters without a loss, and neither range nor
@@ -33,7 +39,7 @@
 // One row costs as much as 16: few rows are bound by the bytes of A and B anyway, each read once from memory,
 //   bytes = sum over segments of rank * (columns + outputs) * bytes of a number   (+ x, out, sums)
 // and so a row's delta has the same bits whatever stands beside it: sums run over the columns of a chunk in
-// an order that only A's shape decides, then over chunks, then over rank blocks, ascending.
+// an order that only A's shape decides, however it is cut, then over chunks, then over rank blocks, ascending.
 //
 // Few rows and small ranks make launches as short as their latency. So the shrink's kernel for bf16 keeps to
 // 80 registers: three blocks fit a multiprocessor of an H100, and 384 units, which 32 adapters on q, k and v
@@ -52,20 +58,24 @@ static constexpr int AHEAD = 4;            // steps whose bytes are asked for be
 
 // As the host writes it (kernels/src/cuda/lora/plan.rs): 64 bytes.
 struct __align__(16) Segment {
-    unsigned long long a, b;      // addresses of the factors
+    unsigned long long a, b;      // addresses of the tables of the factors' pieces
     unsigned first_row, rows;     // of x and out
     unsigned columns, outputs;    // of A, of B
     unsigned rank;                // the true one
     unsigned first_block, blocks; // rank blocks to compute
     unsigned chunk;               // columns of a unit of the shrink
     unsigned column;              // of out, for the first output
-    unsigned kinds_and_panels;    // kind of A | kind of B << 8 | panels of a unit of the expand << 16
+    unsigned packed;              // kind of A | of B << 4 | shift of A << 8 | of B << 16 | panels << 24
     unsigned sums;                // first number of its sums
     float scale;
 
-    __device__ unsigned kind_of_a() const { return kinds_and_panels & 0xFF; }
-    __device__ unsigned kind_of_b() const { return kinds_and_panels >> 8 & 0xFF; }
-    __device__ unsigned panels() const { return kinds_and_panels >> 16; }
+    __device__ unsigned kind_of_a() const { return packed & 0xF; }
+    __device__ unsigned kind_of_b() const { return packed >> 4 & 0xF; }
+    // A piece has 1 << shift columns or outputs, the last one perhaps fewer; 31: all of them.
+    __device__ unsigned shift_of_a() const { return packed >> 8 & 0xFF; }
+    __device__ unsigned shift_of_b() const { return packed >> 16 & 0xFF; }
+    // Of a unit of the expand.
+    __device__ unsigned panels() const { return packed >> 24; }
     __device__ unsigned chunks() const { return (columns + chunk - 1) / chunk; }
     __device__ unsigned own_blocks() const { return (rank + BLOCK - 1) / BLOCK; }
     __device__ unsigned rows_of(unsigned tile) const { return min(TILE_ROWS, rows - tile * TILE_ROWS); }
@@ -84,6 +94,14 @@ struct __align__(16) Segment {
         return sums + of_tile * tile * TILE_ROWS + before * rows_of(tile) * BLOCK;
     }
 };
+
+// Where the piece of rank block `own_block` lies that has the column or output `feature`, of `features`.
+__device__ __forceinline__ const char *piece_at(unsigned long long table, unsigned own_block,
+                                                unsigned features, unsigned shift, unsigned feature) {
+    unsigned of_each = ((features - 1) >> shift) + 1;
+    const unsigned long long *pieces = reinterpret_cast<const unsigned long long *>(table);
+    return reinterpret_cast<const char *>(__ldg(pieces + (own_block * of_each + (feature >> shift))));
+}
 
 // Brings the segment that this block's unit is of, and the unit's number within it. False if there is no such
 // unit.
@@ -333,8 +351,14 @@ __device__ __forceinline__ void to_left(const Four<T> (&fours)[2], unsigned (&le
     }
 }
 
-// This warp's steps of a chunk: sums[half of the tile] += x A. x's width is a multiple of 4. A's part of
-// AHEAD steps is asked for together, and x's of two, for the first sixteen rows: mostly all there are.
+// The first of this warp's columns from `begin` on: it has every eighth sixteen, wherever pieces end.
+__device__ __forceinline__ unsigned first_column(unsigned begin) {
+    return begin + (BLOCK * warp_index() - begin) % (BLOCK * WARPS);
+}
+
+// This warp's steps of a chunk, or of a piece's part of it: sums[half of the tile] += x A. x's width is a
+// multiple of 4. A's part of AHEAD steps is asked for together, and x's of two, for the first sixteen rows:
+// mostly all there are.
 template <typename Panel, typename T>
 __device__ __forceinline__ void shrink_steps(const char *a, unsigned ranks, unsigned begin, unsigned end,
                                              const T *x, unsigned rows, unsigned width,
@@ -342,7 +366,7 @@ __device__ __forceinline__ void shrink_steps(const char *a, unsigned ranks, unsi
     constexpr unsigned OF_X = 2, STEP = BLOCK * WARPS;
     unsigned four = 4 * (lane_index() % 4);
 #pragma unroll 1
-    for (unsigned at = begin + BLOCK * warp_index(); at < end; at += AHEAD * STEP) {
+    for (unsigned at = first_column(begin); at < end; at += AHEAD * STEP) {
         Panel ahead[AHEAD];
 #pragma unroll
         for (unsigned step = 0; step < AHEAD; ++step)
@@ -376,7 +400,7 @@ __device__ __forceinline__ void shrink_slowly(unsigned kind, const char *a, unsi
                                               float (&sums)[2][2][4]) {
     unsigned four = 4 * (lane_index() % 4);
 #pragma unroll 1
-    for (unsigned at = begin + BLOCK * warp_index(); at < end; at += BLOCK * WARPS) {
+    for (unsigned at = first_column(begin); at < end; at += BLOCK * WARPS) {
         AnyPanel<false> panel;
         panel.load(kind, a, at + four, end, ranks);
         PanelPieces<3> right;
@@ -403,30 +427,50 @@ __device__ __forceinline__ void shrink_slowly(unsigned kind, const char *a, unsi
     }
 }
 
+// Where a unit's part of the segment is.
+struct ShrinkUnit {
+    unsigned block, chunk, tile; // of all
+    unsigned begin, end;         // columns
+};
+
+__device__ ShrinkUnit shrink_unit(const Segment &segment, unsigned number) {
+    unsigned computed = segment.blocks - segment.first_block, chunks = segment.chunks();
+    unsigned chunk = number / computed % chunks, begin = chunk * segment.chunk;
+    return {segment.first_block + number % computed, chunk, number / computed / chunks, begin,
+            min(segment.columns, begin + segment.chunk)};
+}
+
 template <typename T>
 __device__ void shrink(const unsigned *first, const Segment *table, unsigned segments, const T *x,
                        unsigned width, float *sums) {
     __shared__ __align__(16) float of_warp[WARPS][TILE_ROWS][BLOCK];
     __shared__ Segment segment;
-    unsigned unit;
-    if (!find_segment(first, table, segments, segment, unit)) return;
-    unsigned computed = segment.blocks - segment.first_block;
-    unsigned block = segment.first_block + unit % computed;
-    unsigned chunk = unit / computed % segment.chunks(), tile = unit / computed / segment.chunks();
-    unsigned rows = segment.rows_of(tile), begin = chunk * segment.chunk;
-    unsigned end = min(segment.columns, begin + segment.chunk);
-    x += size_t(segment.first_row + tile * TILE_ROWS) * width;
+    __shared__ ShrinkUnit unit;
+    unsigned number;
+    if (!find_segment(first, table, segments, segment, number)) return;
+    if (threadIdx.x == 0) unit = shrink_unit(segment, number);
+    __syncthreads();
 
-    unsigned own = segment.read_block(block), ranks = segment.ranks_of(own), kind = segment.kind_of_a();
-    const char *a = reinterpret_cast<const char *>(segment.a);
-    a += own * panel_bytes(kind, segment.columns, BLOCK);
     float mine[2][2][4] = {};
-    if (kind == 0 || ranks % 2 != 0 || width % 4 != 0) {
-        shrink_slowly(kind, a, ranks, begin, end, x, rows, width, mine);
-    } else if (kind == 1) {
-        shrink_steps<HalfPanel>(a, ranks, begin, end, x, rows, width, mine);
-    } else {
-        shrink_steps<PairPanel<false>>(a, ranks, begin, end, x, rows, width, mine);
+#pragma unroll 1
+    for (unsigned begin = unit.begin, end; begin < unit.end; begin = end) {
+        // What the table says is read again for each piece: it would take registers from what is under way.
+        __syncwarp();
+        unsigned own = segment.read_block(unit.block), ranks = segment.ranks_of(own);
+        unsigned kind = segment.kind_of_a(), rows = segment.rows_of(unit.tile);
+        const T *of_tile = x + size_t(segment.first_row + unit.tile * TILE_ROWS) * width;
+        unsigned shift = segment.shift_of_a(), piece = begin >> shift << shift;
+        end = min(unit.end, piece + (1u << shift));
+        const char *a = piece_at(segment.a, own, segment.columns, shift, begin);
+        // Columns are counted from A's first, which would lie here.
+        a -= panel_bytes(kind, piece, ranks);
+        if (kind == 0 || ranks % 2 != 0 || width % 4 != 0) {
+            shrink_slowly(kind, a, ranks, begin, end, of_tile, rows, width, mine);
+        } else if (kind == 1) {
+            shrink_steps<HalfPanel>(a, ranks, begin, end, of_tile, rows, width, mine);
+        } else {
+            shrink_steps<PairPanel<false>>(a, ranks, begin, end, of_tile, rows, width, mine);
+        }
     }
 
 #pragma unroll
@@ -438,11 +482,12 @@ __device__ void shrink(const unsigned *first, const Segment *table, unsigned seg
             *reinterpret_cast<float4 *>(to) = row_of(mine[half], lower);
         }
     __syncthreads();
-    sums += segment.sums_at(tile, block, chunk);
+    unsigned rows = segment.rows_of(unit.tile);
+    sums += segment.sums_at(unit.tile, unit.block, unit.chunk);
     for (unsigned at = threadIdx.x; at < rows * BLOCK; at += THREADS) {
         float sum = 0.0f;
         for (int warp = 0; warp < WARPS; ++warp) sum += of_warp[warp][at / BLOCK][at % BLOCK];
-        sums[at] = block < segment.own_blocks() ? sum : 0.0f;
+        sums[at] = unit.block < segment.own_blocks() ? sum : 0.0f;
     }
 }
 
@@ -492,8 +537,9 @@ template <typename T> struct __align__(4 * sizeof(T)) Outputs {
     T at[4];
 };
 
-// HALVES of a tile times this warp's PANELS: every eighth from `panel` on, before `end`. Panels that are WIDE
-// come with outputs that lie at a multiple of four. All warps come, those without a panel too.
+// HALVES of a tile times this warp's PANELS: every eighth from `panel` on, before `end`, all in one piece.
+// Panels that are WIDE come with outputs that lie at a multiple of four. All warps come, those without a panel
+// too.
 template <typename Panel, int HALVES, unsigned PANELS, typename T>
 __device__ __forceinline__ void expand_panels(const Segment &segment, unsigned tile, unsigned panel,
                                               unsigned end, const float *sums,
@@ -508,19 +554,27 @@ __device__ __forceinline__ void expand_panels(const Segment &segment, unsigned t
     auto has = [&](unsigned row, unsigned at) {
         return row < rows && panel + WARPS * at < end && output_at(at) < segment.outputs;
     };
+    // An output of the piece that surely exists, as `panel` may not, and the piece's first panel.
+    unsigned output = (end - 1) * BLOCK, shift = segment.shift_of_b();
+    unsigned first = (output >> shift << shift) / BLOCK;
+    auto piece_of = [&](unsigned block) {
+        return piece_at(segment.b, segment.read_block(block), segment.outputs, shift, output);
+    };
+    const char *next = piece_of(segment.first_block);
     float mine[HALVES][PANELS][2][4] = {};
 #pragma unroll 1
     for (unsigned block = segment.first_block; block < segment.blocks; ++block) {
-        unsigned own = segment.read_block(block), ranks = segment.ranks_of(own);
-        const char *b =
-            reinterpret_cast<const char *>(segment.b) + own * panel_bytes(kind, BLOCK, segment.outputs);
+        unsigned ranks = segment.ranks_of(segment.read_block(block));
+        const char *b = next;
         Panel ahead[PANELS];
 #pragma unroll
         for (unsigned at = 0; at < PANELS; ++at) {
             unsigned which = panel + WARPS * at;
             unsigned lanes = which < end ? min(BLOCK, segment.outputs - which * BLOCK) : 0;
-            ahead[at].load(kind, b + which * panel_bytes(kind, ranks, BLOCK), four, ranks, lanes);
+            ahead[at].load(kind, b + (which - first) * panel_bytes(kind, ranks, BLOCK), four, ranks, lanes);
         }
+        // Asked for before all meet, so that the next block's panels need not wait for it.
+        if (block + 1 < segment.blocks) next = piece_of(block + 1);
         __syncthreads();
         gather_sums(segment, tile, block, sums, gathered);
         __syncthreads();

@@ -17,27 +17,20 @@ mod append;
 mod attend;
 mod layout;
 
-use std::io;
+use std::{io, sync::Arc};
 
 pub use self::layout::{BLOCK_TOKENS, KvPrecision, KvRows, KvShape, MAX_HEAD_DIM, QkvLayout};
 use self::{
     append::Append,
     attend::{Attend, AttendIn, tiles},
 };
-use crate::{buffer::Buffer, isa::Isa, pool::Pool};
+use crate::{blocks::BlockMemory, isa::Isa, pool::Pool};
 
 /// A pool of KV blocks.
 #[derive(Debug)]
 pub struct KvPool {
     shape: KvShape,
-    blocks: usize,
-    data: Elements,
-}
-
-#[derive(Debug)]
-enum Elements {
-    F32(Buffer<f32>),
-    F16(Buffer<u16>),
+    memory: Arc<BlockMemory>,
 }
 
 impl KvPool {
@@ -52,18 +45,47 @@ impl KvPool {
     /// If the heads are wider than [`MAX_HEAD_DIM`].
     pub fn new(shape: KvShape, blocks: usize) -> io::Result<Self> {
         assert!(shape.head_dim <= MAX_HEAD_DIM, "heads of at most {MAX_HEAD_DIM}");
-        let elements = shape.block_elements().checked_mul(blocks).ok_or(io::ErrorKind::OutOfMemory)?;
-        let data = match shape.precision {
-            KvPrecision::F32 => Elements::F32(Buffer::zeroed(elements)?),
-            KvPrecision::F16 => Elements::F16(Buffer::zeroed(elements)?),
-        };
-        Ok(Self { shape, blocks, data })
+        Ok(Self { shape, memory: BlockMemory::new(shape.block_bytes(), blocks)? })
     }
 
     /// Its shape.
     #[must_use]
     pub fn shape(&self) -> KvShape {
         self.shape
+    }
+
+    /// What its blocks lie in, and may be lent from.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<BlockMemory> {
+        &self.memory
+    }
+
+    /// Copies what a block holds, [`KvShape::block_bytes`] bytes.
+    ///
+    /// # Panics
+    ///
+    /// If the block does not exist or is lent, or `bytes` is not one block's worth.
+    pub fn read_block(&self, block: u32, bytes: &mut [u8]) {
+        let from = self.block(block, bytes.len());
+        // SAFETY: the block exists and is this pool's alone, whose writers need it exclusively.
+        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+    }
+
+    /// Replaces what a block holds by what [`KvPool::read_block`] gave, of whatever pool of this shape.
+    ///
+    /// # Panics
+    ///
+    /// As [`KvPool::read_block`].
+    pub fn write_block(&mut self, block: u32, bytes: &[u8]) {
+        let to = self.block(block, bytes.len());
+        // SAFETY: as above, and the pool is borrowed exclusively; whatever is written is a value.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+    }
+
+    fn block(&self, block: u32, bytes: usize) -> *mut u8 {
+        assert!(self.memory.is_own(block), "block {block} of {} that are not lent", self.memory.blocks());
+        assert_eq!(bytes, self.memory.block_bytes(), "bytes of one block");
+        self.memory.as_ptr().wrapping_add(block as usize * bytes)
     }
 
     /// Writes the keys and values of `qkv` to their sequences' blocks.
@@ -75,12 +97,13 @@ impl KvPool {
         self.check(layer, qkv, layout, batch);
         let shape = self.shape;
         for &rows in batch {
-            match &mut self.data {
-                Elements::F32(data) => {
-                    isa.dispatch(Append { data: data.as_ptr(), shape, layer, qkv, layout, rows })
+            let data = self.memory.as_ptr();
+            match shape.precision {
+                KvPrecision::F32 => {
+                    isa.dispatch(Append::<f32> { data: data.cast(), shape, layer, qkv, layout, rows })
                 }
-                Elements::F16(data) => {
-                    isa.dispatch(Append { data: data.as_ptr(), shape, layer, qkv, layout, rows })
+                KvPrecision::F16 => {
+                    isa.dispatch(Append::<u16> { data: data.cast(), shape, layer, qkv, layout, rows })
                 }
             }
         }
@@ -112,9 +135,10 @@ impl KvPool {
         pool.run(tiles.len() * layout.kv_heads, |i| {
             let (tile, kv_head, out) = (tiles[i / layout.kv_heads], i % layout.kv_heads, &out);
             let attend = Attend { shape: self.shape, layer, qkv, layout, tile, kv_head, window, out: out.0 };
-            match &self.data {
-                Elements::F32(data) => isa.dispatch(AttendIn { data: data.as_ptr(), attend }),
-                Elements::F16(data) => isa.dispatch(AttendIn { data: data.as_ptr(), attend }),
+            let data = self.memory.as_ptr();
+            match self.shape.precision {
+                KvPrecision::F32 => isa.dispatch(AttendIn::<f32> { data: data.cast(), attend }),
+                KvPrecision::F16 => isa.dispatch(AttendIn::<u16> { data: data.cast(), attend }),
             }
         });
     }
@@ -134,7 +158,10 @@ impl KvPool {
         for slice in batch {
             assert!(slice.first_row + slice.rows <= rows, "the slice's rows exist");
             assert!(slice.position + slice.rows <= slice.blocks.len() * BLOCK_TOKENS, "enough blocks");
-            assert!(slice.blocks.iter().all(|&block| (block as usize) < self.blocks), "blocks of this pool");
+            assert!(
+                slice.blocks.iter().all(|&block| self.memory.is_own(block)),
+                "blocks of this pool, not lent"
+            );
         }
         rows
     }

@@ -12,7 +12,7 @@ use std::{
 
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 
-/// Plain data: any bit pattern is a value, and zero bytes are one.
+/// Plain data: any bit pattern is a value, zero bytes are one, and no byte is padding.
 pub(crate) trait Pod: Copy + Send + Sync + 'static {}
 impl Pod for u8 {}
 impl Pod for u16 {}

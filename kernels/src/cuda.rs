@@ -8,6 +8,7 @@
 //!
 //! - [`context`]: a device opened for this process. [`stream`], `event`, [`graph`]: the order of work on it.
 //! - [`memory`], [`matrix`]: memory of the device, and of the host where the device reaches it. `transfer`: copies.
+//! - [`blocks`]: blocks of keys and values or of adapters, whichever needs them.
 //! - [`norm`], [`rope`], [`gate`]: what happens to a row between two linear layers. [`rows`]: moving rows about.
 //! - [`embed`](mod@embed): rows of the token table. [`sample`]: the next token of each row of logits.
 //! - [`attention`]: the table of a batch's rows, blocks of keys and values, and what is computed over them.
@@ -25,6 +26,7 @@
 
 pub mod attention;
 pub mod blas;
+pub mod blocks;
 pub mod board;
 pub mod context;
 pub mod embed;
@@ -48,6 +50,7 @@ mod transfer;
 pub mod weight;
 
 pub use blas::{Blas, BlasError};
+pub use blocks::{BlockMemory, Loan};
 pub use context::{Cuda, DeviceInfo};
 pub use error::CudaError;
 pub use event::Event;

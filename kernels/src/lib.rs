@@ -7,6 +7,7 @@
 //! - [`activations`], [`linear`](mod@linear): packed weights of 4, 8, 16 and 32 bits and the rows they are multiplied with.
 //! - [`lora`]: low-rank deltas of many adapters and ranks in one call.
 //! - [`attention`]: paged keys and values, grouped heads.
+//! - [`blocks`]: the memory that keys and values share with adapters.
 //! - [`elementwise`]: norms, rotary embedding, gating.
 //! - [`backward`]: gradients of all of these.
 //! - [`quant`]: the block formats of weight files.
@@ -24,6 +25,7 @@
 pub mod activations;
 pub mod attention;
 pub mod backward;
+pub mod blocks;
 mod buffer;
 pub mod cuda;
 mod element;

@@ -15,6 +15,7 @@
 mod expand;
 mod layout;
 mod matrix;
+mod pieces;
 mod shrink;
 mod staged;
 mod stored;
@@ -29,8 +30,9 @@ pub use layout::{
     FACTOR_ALIGNMENT, FactorLayout, LayoutError, LoraPrecision, MAX_RANK, MatrixLayout, NumberKind,
     RANK_BLOCK,
 };
-use matrix::Factors;
+use matrix::FactorView;
 pub use matrix::{LoraMatrix, SharedBytes};
+pub use pieces::{Cut, Factor, PIECE_ALIGNMENT, Packing, Place, Places};
 pub use staged::StagedMatrix;
 use unit::Unit;
 
@@ -106,6 +108,8 @@ pub fn add_deltas(
     );
     let out = out.as_mut_ptr();
     let mut units = Vec::with_capacity(segments.len());
+    // What is read stays where it is until all is computed.
+    let _held: Vec<_> = segments.iter().filter_map(|segment| Some(segment.staged?.hold())).collect();
     for segment in segments {
         let matrix = segment.matrix;
         assert_rows(x, matrix, segment.first_row, segment.rows);
@@ -120,7 +124,7 @@ pub fn add_deltas(
         };
         let unit = Unit {
             layout: matrix.layout(),
-            factors: Factors::of(matrix, segment.staged, ranks),
+            factors: segment.staged.map_or_else(|| whole(matrix), |staged| staged.factors(matrix, ranks)),
             ranks: ranks..matrix.rank(),
             rows: segment.rows,
             x: x.values()[segment.first_row * x.width()..].as_ptr(),
@@ -149,7 +153,7 @@ pub fn sum_ranks(isa: Isa, x: &[f32], matrix: &LoraMatrix, ranks: Range<usize>, 
     assert!(ranks.start <= ranks.end && ranks.end <= matrix.rank(), "the ranks exist");
     isa.dispatch(Unit {
         layout: matrix.layout(),
-        factors: Factors::of(matrix, None, ranks.start),
+        factors: whole(matrix),
         ranks,
         rows,
         x: x.as_ptr(),
@@ -178,7 +182,7 @@ pub fn sum_heads(pool: &mut Pool, isa: Isa, x: &Activations, segments: &[HeadSeg
         assert!(taken <= available, "a head's sums lie within the output");
         let unit = Unit {
             layout: matrix.layout(),
-            factors: Factors::of(matrix, None, 0),
+            factors: whole(matrix),
             ranks: 0..segment.ranks,
             rows: segment.rows,
             x: x.values()[segment.first_row * x.width()..].as_ptr(),
@@ -190,6 +194,11 @@ pub fn sum_heads(pool: &mut Pool, isa: Isa, x: &Activations, segments: &[HeadSeg
         push_parts(&mut units, &unit);
     }
     run(pool, isa, &units);
+}
+
+/// The factors of a matrix where it is.
+fn whole(matrix: &LoraMatrix) -> [FactorView<'_>; 2] {
+    matrix.factors().map(FactorView::Whole)
 }
 
 fn assert_rows(x: &Activations, matrix: &LoraMatrix, first_row: usize, rows: usize) {

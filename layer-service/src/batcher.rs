@@ -10,7 +10,7 @@ use shmproto::layer::Class;
 
 use super::{
     ConnectionId,
-    lane::{CallId, Cut, Lane, Piece, Portion, Waiting},
+    lane::{Allowed, CallId, Cut, Lane, Piece, Portion, Waiting, any_class},
     policy::{self, BatchPolicy, Queue, is_urgent},
     settings::Batching,
 };
@@ -29,6 +29,8 @@ pub struct NewCall {
     pub class: Class,
     /// Rows, at least one.
     pub rows: usize,
+    /// Elements of a row, those that come out of it among them.
+    pub row_elements: usize,
 }
 
 /// A connection as the batcher sees it.
@@ -67,10 +69,7 @@ impl Queue for Calls {
 /// Which of the calls that wait are computed next.
 #[derive(Debug)]
 pub struct Batcher {
-    /// Rows of a batch at most.
-    chunk_rows: usize,
-    /// So long a call waits for others to be one class more urgent.
-    aging: Duration,
+    batching: Batching,
     policy: Box<dyn BatchPolicy>,
     calls: Calls,
 }
@@ -79,14 +78,13 @@ impl Batcher {
     /// Without calls, for a base of so many sites.
     #[must_use]
     pub fn new(batching: Batching, sites: usize) -> Self {
-        let Batching { chunk_rows, aging, .. } = batching;
         let calls = Calls { lanes: BTreeMap::new(), connections: BTreeMap::new(), last: CallId(0) };
-        Self { chunk_rows, aging, policy: policy::of(&batching, sites), calls }
+        Self { batching, policy: policy::of(&batching, sites), calls }
     }
 
     /// Adds a call.
     pub fn add(&mut self, new: NewCall, now: Instant) -> CallId {
-        let NewCall { call, connection, class, rows } = new;
+        let NewCall { call, connection, class, rows, row_elements } = new;
         let calls = &mut self.calls;
         calls.last.0 += 1;
         let due = now + self.policy.wait(class, rows);
@@ -95,7 +93,7 @@ impl Batcher {
         *presence = Presence { called: now, waiting: presence.waiting + 1 };
         match calls.lanes.get_mut(&call) {
             Some(lane) => lane.push(waiting),
-            None => drop(calls.lanes.insert(call, Lane::of(waiting))),
+            None => drop(calls.lanes.insert(call, Lane::of(waiting, self.batching.rows(row_elements)))),
         }
         calls.last
     }
@@ -131,10 +129,16 @@ impl Batcher {
     }
 
     /// Takes the batch whose turn it is into `pieces`, which is emptied before, and says what to compute. `None` if nothing
-    /// is due of `class` or of what is more urgent.
-    pub fn next(&mut self, now: Instant, class: Class, pieces: &mut Vec<Piece>) -> Option<SiteCall> {
-        let portion = Portion { class, ..self.portion(now) };
-        self.pick(now, |_, lane| lane.class().is_some_and(|most| most <= class), portion, pieces)
+    /// is due of the classes that are allowed.
+    pub fn next(&mut self, now: Instant, allowed: Allowed, pieces: &mut Vec<Piece>) -> Option<SiteCall> {
+        let portion = Portion { allowed, ..self.portion(now) };
+        self.pick(now, |_, lane| lane.has(allowed), portion, pieces)
+    }
+
+    /// When the call of `class` came that has waited longest.
+    #[must_use]
+    pub fn first_of(&self, class: Class) -> Option<Instant> {
+        self.calls.lanes.values().filter_map(|lane| lane.first_of(class)).min()
     }
 
     /// As [`Batcher::next`], for calls that somebody waits for most, of all sites but those that a pass is about to serve
@@ -146,9 +150,8 @@ impl Batcher {
         rows: usize,
         pieces: &mut Vec<Piece>,
     ) -> Option<SiteCall> {
-        let is_meant =
-            |call: &SiteCall, lane: &Lane| *call != joinable(site) && lane.class().is_some_and(is_urgent);
-        let portion = Portion { rows, class: Class::Verify, ..self.portion(now) };
+        let is_meant = |call: &SiteCall, lane: &Lane| *call != joinable(site) && lane.has(is_urgent);
+        let portion = Portion { rows, allowed: is_urgent, ..self.portion(now) };
         self.pick(now, is_meant, portion, pieces)
     }
 
@@ -164,7 +167,7 @@ impl Batcher {
     /// What may be computed now.
     fn portion(&mut self, now: Instant) -> Portion {
         let (until, cut) = (self.policy.until(now, &self.calls), self.policy.cut());
-        Portion { rows: self.chunk_rows, until, class: Class::Noise, cut }
+        Portion { rows: self.batching.chunk_rows, until, allowed: any_class, cut }
     }
 
     fn pick(
@@ -180,7 +183,7 @@ impl Batcher {
             (is_early || lane.due() <= now) && lane.oldest().is_some_and(|call| call.id <= portion.until)
         };
         let due = self.calls.lanes.iter().filter(|(call, lane)| is_due(lane) && is_meant(call, lane));
-        let turn = |(_, lane): &(&SiteCall, &Lane)| lane.turn(now, self.aging);
+        let turn = |(_, lane): &(&SiteCall, &Lane)| lane.turn(now, self.batching.aging);
         let call = due.min_by_key(turn).map(|(&call, _)| call)?;
         self.take(now, call, portion, pieces);
         (!pieces.is_empty()).then_some(call)
@@ -189,7 +192,7 @@ impl Batcher {
     fn take(&mut self, now: Instant, call: SiteCall, portion: Portion, pieces: &mut Vec<Piece>) {
         let Some(lane) = self.calls.lanes.get_mut(&call) else { return };
         let connections = &mut self.calls.connections;
-        lane.take(now, self.aging, portion, |waiting, piece| {
+        lane.take(now, self.batching.aging, portion, |waiting, piece| {
             if piece.is_last {
                 leave(connections, waiting.connection);
             }

@@ -339,7 +339,8 @@ impl Hub {
         let payload = payload.map(|payload| payload.with_answer(&asked)).transpose()?;
         self.rows.admit(&client.facts.tenant, header.rows, now)?;
         let rows = header.rows as usize;
-        let new = NewCall { call: asked.call, connection, class: header.class, rows };
+        let row_elements = asked.input + asked.output;
+        let new = NewCall { call: asked.call, connection, class: header.class, rows, row_elements };
         let id = self.batcher.add(new, now);
         client.await_answer(header, id);
         self.calls.insert(id, Call::new(connection, *header, asked, now, payload));

@@ -67,15 +67,24 @@ impl Turn {
     }
 }
 
+/// Which classes may have their turn.
+pub type Allowed = fn(Class) -> bool;
+
+/// Any may.
+#[must_use]
+pub fn any_class(_: Class) -> bool {
+    true
+}
+
 /// What of a lane may be taken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy)]
 pub struct Portion {
     /// Rows at most.
     pub rows: usize,
     /// Calls that came later stay.
     pub until: CallId,
-    /// Classes after this one stay.
-    pub class: Class,
+    /// Other classes stay.
+    pub allowed: Allowed,
     /// What becomes of a call that does not fit.
     pub cut: Cut,
 }
@@ -95,14 +104,16 @@ pub enum Cut {
 #[derive(Debug)]
 pub struct Lane {
     classes: [VecDeque<Waiting>; Class::ALL.len()],
+    /// Rows of a batch at most.
+    batch_rows: usize,
     due: Instant,
 }
 
 impl Lane {
-    /// A lane of one call.
+    /// A lane of one call, of which no batch has more than `batch_rows`.
     #[must_use]
-    pub fn of(call: Waiting) -> Self {
-        let mut lane = Self { classes: Default::default(), due: call.due };
+    pub fn of(call: Waiting, batch_rows: usize) -> Self {
+        let mut lane = Self { classes: Default::default(), batch_rows, due: call.due };
         lane.push(call);
         lane
     }
@@ -136,10 +147,16 @@ impl Lane {
         self.heads().map(|call| Turn::of(call.class, call.arrived, now, aging)).min()
     }
 
-    /// The most urgent class in it.
+    /// Some are of these classes.
     #[must_use]
-    pub fn class(&self) -> Option<Class> {
-        self.heads().map(|call| call.class).min()
+    pub fn has(&self, allowed: Allowed) -> bool {
+        self.heads().any(|call| allowed(call.class))
+    }
+
+    /// When the one came that came first of a class.
+    #[must_use]
+    pub fn first_of(&self, class: Class) -> Option<Instant> {
+        self.classes[class as usize].front().map(|call| call.arrived)
     }
 
     /// Nobody is left.
@@ -161,9 +178,9 @@ impl Lane {
         portion: Portion,
         mut taken: impl FnMut(Waiting, Piece),
     ) {
-        let mut room = portion.rows;
+        let mut room = portion.rows.min(self.batch_rows);
         while room > 0 {
-            let allowed = |call: &&Waiting| call.id <= portion.until && call.class <= portion.class;
+            let allowed = |call: &&Waiting| call.id <= portion.until && (portion.allowed)(call.class);
             let turn = |call: &&Waiting| Turn::of(call.class, call.arrived, now, aging);
             let Some(class) = self.heads().filter(allowed).min_by_key(turn).map(|call| call.class) else {
                 break;

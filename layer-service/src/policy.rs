@@ -8,7 +8,7 @@ use std::{
 use shmproto::layer::Class;
 
 use super::{
-    lane::{CallId, Cut, Waiting},
+    lane::{Allowed, CallId, Cut, Waiting, any_class},
     settings::{Batching, Policy},
 };
 
@@ -177,14 +177,19 @@ pub fn is_urgent(class: Class) -> bool {
     matches!(class, Class::Decode | Class::Verify)
 }
 
-/// Whether nobody waits for it: it may take long.
+/// Whether it is kept to a share beside requests: nobody waits for the next token. Noises are not: a split client that masks
+/// its rows asks for one when it has none left, and its next token waits for it.
 #[must_use]
 pub fn is_background(class: Class) -> bool {
-    matches!(class, Class::Training | Class::Noise)
+    class == Class::Training
 }
 
+/// A call that has waited for so long has its turn whatever the share: its client must not give the executor up. With a share
+/// of nothing, and nothing but requests to do, this is all that training gets.
+pub const LONGEST_WAIT: Duration = Duration::from_secs(5);
+
 /// What background calls may take beside requests that are answered: a share of the time of these. A batch that takes more
-/// than there is goes on credit, and the next one waits until that is paid back.
+/// than there is goes on credit, and the next one waits until that is paid back, or for [`LONGEST_WAIT`].
 #[derive(Debug)]
 pub struct Allowance {
     share: f64,
@@ -211,10 +216,10 @@ impl Allowance {
         self.seconds -= background.as_secs_f64();
     }
 
-    /// The least urgent class whose turn it may be.
+    /// Whose turn it may be, where a background call has waited for so long.
     #[must_use]
-    pub fn class(&self) -> Class {
-        if self.seconds > 0.0 { Class::Noise } else { Class::Prefill }
+    pub fn allowed(&self, waited: Duration) -> Allowed {
+        if self.seconds > 0.0 || waited >= LONGEST_WAIT { any_class } else { |class| !is_background(class) }
     }
 }
 
@@ -237,12 +242,13 @@ mod tests {
     #[test]
     fn background_calls_get_their_share_however_long_each_takes() {
         let mut allowance = Allowance::new(0.1);
-        assert_eq!(allowance.class(), Class::Prefill, "nothing is earned yet");
+        let trains = |allowance: &Allowance| allowance.allowed(Duration::ZERO)(Class::Training);
+        assert!(!trains(&allowance), "nothing is earned yet");
         let (mut requests, mut background) = (Duration::ZERO, Duration::ZERO);
         for _ in 0..1000 {
             allowance.earn(Duration::from_millis(8));
             requests += Duration::from_millis(8);
-            while is_background(allowance.class()) {
+            while trains(&allowance) {
                 allowance.spend(Duration::from_millis(15));
                 background += Duration::from_millis(15);
             }
@@ -252,14 +258,16 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_saved_up_and_a_share_of_nothing_is_nothing() {
+    fn nothing_is_saved_up_and_a_share_of_nothing_is_a_turn_now_and_then() {
         let mut allowance = Allowance::new(1.0);
         allowance.earn(Duration::from_secs(3600));
         allowance.spend(Duration::from_millis(20));
-        assert_eq!(allowance.class(), Class::Prefill);
+        assert!(!allowance.allowed(Duration::ZERO)(Class::Training));
         let mut none = Allowance::new(0.0);
         none.earn(Duration::from_secs(3600));
-        assert_eq!(none.class(), Class::Prefill);
+        assert!(!none.allowed(LONGEST_WAIT - Duration::from_millis(1))(Class::Training));
+        assert!(none.allowed(LONGEST_WAIT)(Class::Training));
+        assert!(none.allowed(Duration::ZERO)(Class::Noise), "somebody's next token waits for it");
     }
 
     #[test]

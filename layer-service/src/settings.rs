@@ -5,6 +5,8 @@ use std::time::Duration;
 use ::settings::LayersSection;
 use shmproto::layer::Class;
 
+use crate::lane::CUT_ROWS;
+
 /// When calls that wait are computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Policy {
@@ -31,12 +33,23 @@ pub struct Batching {
     pub max_wait: Duration,
     /// Rows of a batch at most; calls of more are cut, so that others have their turn in between.
     pub chunk_rows: usize,
+    /// Bytes of a batch's rows at most, of what goes in and what comes out together: a batch of a vocabulary's width has
+    /// fewer rows, whoever asks beside others.
+    pub chunk_bytes: usize,
     /// So long a call waits for others to be one class more urgent.
     pub aging: Duration,
     /// Rows that may join a pass that has fewer itself.
     pub join_rows: usize,
     /// Rows of urgent calls computed before a site of a resident pass.
     pub urgent_rows: usize,
+}
+
+impl Batching {
+    /// Rows of a batch at most where a row has so many elements, those that come out among them.
+    pub(crate) fn rows(&self, row_elements: usize) -> usize {
+        let rows = self.chunk_bytes / (row_elements * size_of::<f32>()).max(1);
+        self.chunk_rows.min(rows.max(CUT_ROWS))
+    }
 }
 
 impl Default for Batching {
@@ -49,6 +62,7 @@ impl Default for Batching {
             row_wait: Duration::from_micros(195),
             max_wait: Duration::from_millis(50),
             chunk_rows: 256,
+            chunk_bytes: 16 << 20,
             aging: Duration::from_millis(250),
             join_rows: 32,
             urgent_rows: 64,
@@ -93,7 +107,7 @@ pub struct LayerSettings {
     pub batching: Batching,
     /// What tenants may hold.
     pub quotas: Quotas,
-    /// Beside requests that are answered, training and what is computed ahead get this share of the time that they take.
+    /// Beside requests that are answered, training gets this share of the time that they take; with none, a turn now and then.
     pub training_share: f64,
     /// How long the compute thread looks for the next call before it sleeps, after it has computed one.
     pub spin: Duration,

@@ -9,17 +9,19 @@
 //! - [`trainer`]: both passes, over whole batches. [`tape`]: what is kept between them, and how it is noted.
 //! - `reverse`: back through the blocks. `head`: logits, log-probabilities, and back from them. `deltas`: back through a linear
 //!   group. `pass`: what all three have in hand; `place`: where something learns. [`dropout`]: what matrices are not given.
-//! - [`gradients`]: sums for the numbers of an adapter.
+//! - [`gradients`]: sums for the numbers of an adapter. [`turns`]: how batches add to them that are under way at the same time.
+//! - [`error`]: why a batch was not learned from.
 //!
 //! # Principles
 //!
 //! - **Same bits as serving**: log-probabilities are those that an engine with the same adapter reports.
-//! - **Sums in the order of sequences**: how they are cut into batches, and by how many threads they are computed, changes no
-//!   bit of a gradient ([`kernels::backward`]).
+//! - **Sums in the order of sequences**: how they are cut into batches, how many of these are under way at once, and by how many
+//!   threads they are computed, changes no bit of a gradient ([`kernels::backward`]).
 //! - What is not kept is computed once more, to the same bits: [`Keep`] trades memory for time and nothing else.
 
 mod deltas;
 pub mod dropout;
+pub mod error;
 pub mod gradients;
 mod head;
 mod pass;
@@ -27,11 +29,14 @@ mod place;
 mod reverse;
 pub mod tape;
 pub mod trainer;
+pub mod turns;
 
 pub use self::{
     dropout::Dropout,
+    error::TrainError,
     gradients::Gradients,
     head::Loss,
     tape::{Keep, Tape},
-    trainer::{Example, Learner, TrainError, Trainer},
+    trainer::{Example, Learner, Trainer},
+    turns::{Turn, Turns},
 };

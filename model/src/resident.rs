@@ -1,7 +1,8 @@
 //! A whole model in this process: the client of base layers that happens to live beside them.
 
-use std::{convert::Infallible, io};
+use std::{convert::Infallible, io, sync::Arc};
 
+use ids::BlockId;
 use kernels::{
     Activations, Isa, Pool,
     attention::{KvPrecision, KvShape},
@@ -14,6 +15,7 @@ use crate::{
         adapter_rows::AdapterRows,
         assist::Assist,
         batch::{BatchDeltas, DeltaScratch},
+        cpu_copy::CpuMemory,
         prepared::PreparedAdapter,
     },
     forward::{ForwardPass, Frame, Scratch, SequenceSlice, run},
@@ -221,6 +223,12 @@ impl ResidentModel {
         self.kv.blocks()
     }
 
+    /// Where copies of adapters are made: in the pool's blocks.
+    #[must_use]
+    pub fn adapter_memory(&self) -> CpuMemory {
+        CpuMemory(Arc::clone(self.kv.memory()))
+    }
+
     /// The model's shape.
     #[must_use]
     pub fn config(&self) -> &ModelConfig {
@@ -248,6 +256,20 @@ impl ForwardPass for ResidentModel {
         let mut layers = JoinedLayers { layers: &mut self.layers, company, together: &mut self.together };
         let parts = (&mut layers, &mut deltas, &mut self.kv);
         run(&self.frame, parts, &mut self.compute, &mut self.scratch, batch, logits)
+    }
+
+    fn block_bytes(&self) -> usize {
+        self.kv.block_bytes()
+    }
+
+    fn read_block(&mut self, block: BlockId, bytes: &mut [u8]) -> Result<(), Infallible> {
+        self.kv.read_block(block, bytes);
+        Ok(())
+    }
+
+    fn write_block(&mut self, block: BlockId, bytes: &[u8]) -> Result<(), Infallible> {
+        self.kv.write_block(block, bytes);
+        Ok(())
     }
 }
 

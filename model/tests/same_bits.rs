@@ -190,6 +190,28 @@ fn a_prefix_from_another_requests_blocks_has_the_bits_of_one_computed_anew() {
 }
 
 #[test]
+fn a_prefix_that_came_as_bytes_from_another_model_has_the_bits_of_one_computed_here() {
+    for name in MODELS {
+        let (mut first, mut second) = (resident(name, 1), resident(name, 2));
+        for adapter in one_of_each(&adapters(name)) {
+            let here = Request::new(0, 80, adapter);
+            let expected = alone(&mut first, &here);
+            let mut there = Request::new(0, 80, adapter);
+            there.blocks.iter_mut().for_each(|block| block.0 = 100 - 7 * block.0);
+            let mut bytes = vec![0; first.block_bytes()];
+            for (from, to) in here.blocks.iter().zip(&there.blocks).take(3) {
+                first.read_block(*from, &mut bytes);
+                second.write_block(*to, &bytes);
+            }
+            let mut logits = Vec::new();
+            second.forward(&[there.slice(48..79, LogitRows::None)], &mut logits);
+            second.forward(&[there.slice(79..80, LogitRows::Last)], &mut logits);
+            assert_eq!(bits(&logits), expected, "{name}");
+        }
+    }
+}
+
+#[test]
 fn the_logits_of_all_rows_are_those_of_each_row_as_the_last() {
     for name in MODELS {
         let adapters = adapters(name);

@@ -12,6 +12,7 @@ use std::{
 use ids::{BlockId, Generation};
 use kernels::{
     Activations,
+    blocks::BlockMemory,
     lora::{LoraPrecision, sum_ranks},
 };
 use model::{
@@ -19,7 +20,8 @@ use model::{
     cpu::Compute,
     deltas::{
         assist::{Ask, Assist},
-        device_copy::DeviceCopy,
+        cpu_copy::CpuMemory,
+        device_copy::{DeviceCopy, DeviceMemory as _},
         prepared::PreparedAdapter,
     },
     forward::{ForwardPass, LogitRows, SequenceSlice},
@@ -89,9 +91,17 @@ fn numbers(salt: usize, count: usize) -> Vec<f32> {
     (0..count).map(number).collect()
 }
 
+/// A copy of the adapter with nothing in it, in a pool of small blocks that nobody else uses, where it is all but in one piece.
+fn copy_of(adapter: &PreparedAdapter) -> DeviceCopy {
+    const BLOCK_BYTES: usize = 1 << 14;
+    let blocks = CpuMemory(BlockMemory::new(BLOCK_BYTES, 0).unwrap()).blocks_for(adapter.host()).unwrap();
+    let memory = CpuMemory(BlockMemory::new(BLOCK_BYTES, blocks as usize).unwrap());
+    memory.copy_of(adapter.host(), &(0..blocks).rev().map(BlockId).collect::<Vec<_>>())
+}
+
 /// Puts the first `blocks` blocks of the adapter, in the order they travel, on the device.
 fn stage(adapter: &PreparedAdapter, blocks: usize) -> Arc<DeviceCopy> {
-    let copy = Arc::new(DeviceCopy::on_cpu(adapter.host()).unwrap());
+    let copy = Arc::new(copy_of(adapter));
     (0..blocks).for_each(|_| copy.copy_next(adapter.host()));
     adapter.set_device(Some(Arc::clone(&copy)));
     copy

@@ -48,7 +48,7 @@ fn trainer(model: &Path, threads: usize, keep: Keep) -> Trainer<ResidentLayers> 
     let shape = kv_shape(&frame.config, kv_precision(layers.sites().is_exact(), KvDtype::Auto));
     let cores: Vec<usize> =
         if threads == 1 { Vec::new() } else { (0..threads).map(|core| core % 2).collect() };
-    Trainer::new(frame, layers, shape, Pool::new(&cores).unwrap(), keep).unwrap()
+    Trainer::new(frame.into(), layers, shape, Pool::new(&cores).unwrap(), keep).unwrap()
 }
 
 fn read_adapter(trainer: &Trainer<ResidentLayers>, config: &Path, tensors: &Path) -> Method {
@@ -110,6 +110,15 @@ impl Batch {
         Self { dropped: Some(share), ..self }
     }
 
+    /// The same, asking only for what counts.
+    fn of_weight(&self) -> Self {
+        let mut weights = self.weights.iter();
+        let mut asked = |target: &Option<u32>| target.filter(|_| *weights.next().unwrap() != 0.0);
+        let targets = self.targets.iter().map(|of| of.iter().map(&mut asked).collect()).collect();
+        let weights = self.weights.iter().copied().filter(|&weight| weight != 0.0).collect();
+        Self { tokens: self.tokens.clone(), targets, weights, dropped: self.dropped }
+    }
+
     fn examples(&self) -> Vec<Example<'_>> {
         let dropout = |key| self.dropped.map(|rate| Dropout { rate, key });
         let all = (7..).zip(self.tokens.iter().zip(&self.targets));
@@ -125,12 +134,12 @@ fn learn(
 ) -> (f64, Vec<f32>, Gradients) {
     let learner = Learner::new(method, &trainer.model().config, LoraPrecision::Exact).unwrap();
     let (mut gradients, mut all, mut loss) = (Gradients::zero(method), Vec::new(), Mean::of(&batch.weights));
-    for examples in batch.examples().chunks(together) {
+    for (examples, turn) in batch.examples().chunks(together).zip(gradients.turns()) {
         let tape = trainer.forward(&learner, examples).unwrap();
         let first = all.len();
         all.extend(trainer.log_probabilities(&learner, &tape).unwrap());
         let mut part = Part { loss: &mut loss, first };
-        trainer.reverse(&learner, tape, &mut part, &mut gradients).unwrap();
+        trainer.reverse(&learner, tape, &mut part, turn).unwrap();
     }
     (loss.loss(), all, gradients)
 }
@@ -231,6 +240,27 @@ fn gradients_are_the_same_bits_in_any_batches_on_any_threads_and_whatever_is_kep
 }
 
 #[test]
+fn a_target_that_counts_nothing_changes_no_bit_of_a_gradient() {
+    for (model, case) in cases() {
+        let mut trainer = trainer(&golden_dir().join("models").join(&model), 1, Keep::All);
+        let start = case.join("start");
+        let files = ["adapter_config.json", "adapter_model.safetensors"].map(|name| start.join(name));
+        let method = read_adapter(&trainer, &files[0], &files[1]);
+        // Prompts of which one ends within the first sum of rows, and one in the second.
+        let sequence = |prompt: usize| Sequence {
+            tokens: (0..150).map(|at| (at * 7 + 3) % 60).collect(),
+            weights: (0..149).map(|at| if at < prompt { 0.0 } else { 1.0 }).collect(),
+        };
+        let all = Batch::of(&[sequence(10), sequence(70)]);
+        let bits =
+            |gradients: Gradients| gradients.tensors().concat().into_iter().map(f32::to_bits).collect();
+        let [all, asked]: [Vec<u32>; 2] =
+            [&all, &all.of_weight()].map(|batch| bits(learn(&mut trainer, &method, batch, usize::MAX).2));
+        assert!(all == asked, "{}", case.display());
+    }
+}
+
+#[test]
 fn gradients_are_what_the_loss_changes_by_where_something_is_dropped() {
     for method in ["lora-all", "lm-head"] {
         let mut trainer = trainer(&golden_dir().join("models/llama-rope3"), 1, Keep::All);
@@ -326,7 +356,8 @@ fn off_on_the_real_model(source: &(dyn WeightSource + Sync), kv: KvPrecision, ne
     let layers = ResidentLayers::load(source, 2, &|_| {}).unwrap();
     let frame = ClientBase::open(&model).unwrap().frame;
     let shape = kv_shape(&frame.config, kv);
-    let mut trainer = Trainer::new(frame, layers, shape, Pool::new(&[0, 1]).unwrap(), Keep::All).unwrap();
+    let mut trainer =
+        Trainer::new(frame.into(), layers, shape, Pool::new(&[0, 1]).unwrap(), Keep::All).unwrap();
     let expected: Expected =
         serde_json::from_slice(&fs::read(golden.join("expected.json")).unwrap()).unwrap();
     let method = Adapter::read(&golden_dir().join("../../examples/adapters/pirate"), &trainer.model().config);

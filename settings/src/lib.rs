@@ -37,11 +37,11 @@ pub use self::{
     declaration::{Preset, Process, Setting, Value},
     flags::{SettingFlags, described},
     sections::{
-        DeploymentSection, ExecutorSection, GatewaySection, LayersSection, ModelSection, SECTIONS,
-        TrainingSection, WorkersSection, all,
+        DeploymentSection, ExecutorSection, GatewaySection, LayersSection, MemorySection, ModelSection,
+        SECTIONS, TrainingSection, WorkersSection, all,
     },
     values::{
         ByteCount, CoreList, DeviceChoice, Gbps, MAX_CORES, MAX_WORKERS, Share, WaitFactor, WorkerCount,
     },
-    words::{AdapterDtype, Batching, ColdStart, KvDtype, LogFormat},
+    words::{AdapterDtype, Batching, CachePolicy, ColdStart, KvDtype, LogFormat},
 };

@@ -12,7 +12,8 @@ use std::{
 use serde::Deserialize;
 
 use crate::{
-    AdapterDtype, Batching, ByteCount, ColdStart, CoreList, DeviceChoice, Gbps, KvDtype, LogFormat, Preset,
+    AdapterDtype, Batching, ByteCount, CachePolicy, ColdStart, CoreList, DeviceChoice, Gbps, KvDtype,
+    LogFormat, Preset,
     Preset::{Depends, Is},
     Process, Setting, Share, Value, WaitFactor, WorkerCount,
     declaration::sections,
@@ -42,8 +43,8 @@ sections! {
         device: DeviceChoice, --"device" "DEVICE", Is("cpu"), Executor;
         /// Cores to compute on, as 0-3,8
         cores: CoreList, --"cores" "LIST", Depends("all; of four or more, those without workers"), Up;
-        /// Memory for keys and values
-        kv_bytes: ByteCount, --"kv-bytes" "BYTES", Depends("512MiB; nine tenths of what a GPU has left"), Executor;
+        /// Of the device's memory, keys and values take no more than this
+        kv_bytes: ByteCount, --"kv-bytes" "BYTES", Depends("all of it"), Executor;
         /// How keys and values are stored: auto, which suits the weights, f32 or f16
         kv_dtype: KvDtype, --"kv-dtype" "DTYPE", Is("auto"), Executor;
         /// Memory for adapters in the host tier, where workers read them too
@@ -51,8 +52,8 @@ sections! {
         /// How adapters are stored and multiplied: auto, which suits the weights, exact, f16, or bf16 (twice as fast
         /// with long prompts, 8 bits of precision)
         adapter_dtype: AdapterDtype, --"adapter-dtype" "DTYPE", Is("auto"), Executor;
-        /// Memory for adapters on the device; on a CPU, huge pages beside the host tier
-        device_adapter_bytes: ByteCount, --"device-adapter-bytes" "BYTES", Is("512MiB"), Executor;
+        /// Of the device's memory, adapters take no more than this
+        device_adapter_bytes: ByteCount, --"device-adapter-bytes" "BYTES", Depends("what one longest sequence leaves"), Executor;
         /// What a request does whose adapter the device does not hold: cpu-assist, it starts at once; on-demand, it
         /// waits; cached, there are none
         cold_start: ColdStart, --"cold-start" "MODE", Is("cpu-assist"), Executor;
@@ -66,6 +67,22 @@ sections! {
         max_waiting_tokens: u32, --"max-waiting-tokens" "TOKENS", Is("4194304"), Executor;
         /// Prompt tokens of one step; longer prompts take several
         chunk_tokens: u32, --"chunk-tokens" "TOKENS", Is("512"), Executor;
+    }
+
+    /// `[memory]`: the device, and the tiers of keys and values below it.
+    MemorySection = "memory" {
+        /// Memory of the device for keys, values and adapters, which share it as the load wants it
+        device: ByteCount, --"device-bytes" "BYTES", Depends("1GiB, or what kv_bytes and device_adapter_bytes add up to; nine tenths of what a GPU has left"), Executor;
+        /// Memory of the host for keys and values that leave a GPU; on a CPU, where all is one memory, raise device instead
+        host: ByteCount, --"host-bytes" "BYTES", Is("0B"), Executor;
+        /// Room on the disk for keys and values of the past, which are there after a restart, too; 0B keeps none
+        disk: ByteCount, --"disk-bytes" "BYTES", Is("0B"), Executor;
+        /// Private directory of the file that holds them
+        directory: PathBuf, --"disk-directory" "DIR", Depends("history below the state directory"), Executor;
+        /// Who leaves a full tier first: elora, ELORA's cost model, lru, rrip, or a variant of the paper's ablation
+        policy: CachePolicy, --"cache-policy" "POLICY", Is("elora"), Executor;
+        /// The cost model's unit of time: what nobody asked for that much longer is worth e times less
+        tau_ms: u64, --"cache-tau-ms" "MS", Is("10000"), Executor;
     }
 
     /// `[workers]`: the processes that compute adapters while they travel to the device.
@@ -97,12 +114,12 @@ sections! {
         batching: Batching, --"layer-batching" "POLICY", Is("opportunistic"), Executor;
         /// Calls wait for company so many times as long as by default
         wait_factor: WaitFactor, --"layer-wait-factor" "FACTOR", Is("1"), Executor;
-        /// Beside requests that are answered, training gets this share of the time that they take
+        /// Beside requests that are answered, training gets this share of the time that they take; with 0 a call every 5 s
         training_share: Share, --"layer-training-share" "SHARE", Is("0.05"), Executor;
         /// Sessions of split clients at once
         max_sessions: u32, --"layer-max-sessions" "N", Is("64"), Executor;
         /// Sessions of a tenant
-        tenant_sessions: u32, --"layer-tenant-sessions" "N", Is("16"), Executor;
+        tenant_sessions: u32, --"layer-tenant-sessions" "N", Is("32"), Executor;
         /// Rows of a tenant that wait
         tenant_rows: u32, --"layer-tenant-rows" "ROWS", Is("16384"), Executor;
         /// Bytes of a tenant in shared memory and in messages on their way
@@ -171,6 +188,8 @@ sections! {
         max_training_file_bytes: ByteCount, --"max-training-file-bytes" "BYTES", Is("512MiB"), Gateway;
         /// Files of training data of a tenant, together
         tenant_training_bytes: ByteCount, --"tenant-training-bytes" "BYTES", Is("4GiB"), Gateway;
+        /// States of a tenant's training step by step, together
+        tenant_state_bytes: ByteCount, --"tenant-state-bytes" "BYTES", Is("16GiB"), Gateway;
     }
 
     /// `[deployment]`: the processes together.
@@ -200,6 +219,7 @@ mod tests {
         let presets = [
             ModelSection::presets().set().count(),
             ExecutorSection::presets().set().count(),
+            MemorySection::presets().set().count(),
             WorkersSection::presets().set().count(),
             LayersSection::presets().set().count(),
             GatewaySection::presets().set().count(),

@@ -95,6 +95,36 @@ words! {
         Cached = "cached",
     }
 
+    /// Who leaves a full tier first.
+    CachePolicy ("cache policy") {
+        /// ELORA's cost model: what it takes to have it back, visits, recency, adapters needed.
+        Elora = "elora",
+        /// With the factor of adapters as the paper prints it.
+        Eq4Printed = "eq4-printed",
+        /// With the cost as the paper prints it: what is larger stays longer.
+        Eq5Printed = "eq5-printed",
+        /// What was used least recently.
+        Lru = "lru",
+        /// What was asked for once before what was asked for again.
+        Rrip = "rrip",
+        /// A fixed share for adapters, and no dependencies between blocks.
+        Static = "static",
+        /// No block outlives its request.
+        NoHistory = "no-history",
+        /// The cost model without dependencies between blocks.
+        NoDependencies = "wom",
+        /// Without the number of adapters needed.
+        NoAdapterFactor = "wol",
+        /// Without what it takes to have it back.
+        NoCost = "woc",
+        /// Without visits.
+        NoVisits = "wov",
+        /// Without recency.
+        NoRecency = "wou",
+        /// Whole branches at once.
+        Branches = "bfs",
+    }
+
     /// When calls of split clients that wait are computed.
     Batching ("way of batching") {
         /// After a wait in proportion to their rows, with what waits for the same by then.

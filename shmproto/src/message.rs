@@ -2,11 +2,19 @@
 //!
 //! The gateway connects a DEALER to the executor's ROUTER on an `ipc://` socket in a private directory.
 //! One ZeroMQ message holds one [`ToExecutor`] or one [`ToGateway`]. Token ids travel, text never does.
+//!
+//! Figures are in `stats`.
 
-use crate::{layer::control::SessionStats, wire_enum, wire_struct};
+mod stats;
+
+pub use self::stats::{
+    AdapterStats, LayerRoute, LayerSession, LayerStats, MemoryStats, ShareStats, Stats, TenantUse,
+    WorkerStats,
+};
+use crate::{wire_enum, wire_struct};
 
 /// Changes whenever a message changes; both sides refuse a peer that has another one.
-pub const PROTOCOL_VERSION: u32 = 6;
+pub const PROTOCOL_VERSION: u32 = 7;
 
 /// Most sessions of split clients that [`Stats`] tells one by one.
 pub const MAX_LAYER_SESSIONS: usize = 64;
@@ -104,11 +112,11 @@ wire_struct! {
         pub vocab_size: u32,
         /// Most bytes of adapters the executor will hold in the host tier.
         pub adapter_budget_bytes: u64,
-        /// Most bytes of adapters the device will hold beside them.
+        /// Most bytes of adapters the device will hold, in one memory with keys and values.
         pub device_budget_bytes: u64,
         /// What a request does whose adapter the device does not hold.
         pub cold_start: ColdStart,
-        /// KV blocks in the pool.
+        /// KV blocks that one sequence can have, whatever else the device holds.
         pub kv_blocks: u32,
         /// Tokens a KV block holds.
         pub block_tokens: u32,
@@ -206,6 +214,8 @@ wire_struct! {
         pub adapter: Option<AdapterIdBytes>,
         /// H(tenant, generation): what may share cached prefixes with this request.
         pub namespace: [u8; 32],
+        /// Whose share of the memory its keys and values are counted against.
+        pub owner: OwnerBytes,
         /// The prompt as token ids, at least one.
         pub prompt: Vec<u32>,
         /// So many tokens at the prompt's end were generated before, by a request that was lost: penalties count them as
@@ -308,6 +318,8 @@ wire_struct! {
         pub queued_us: u64,
         /// Of them, microseconds it waited for its adapter to reach the device; sent with the first output.
         pub load_wait_us: u64,
+        /// And microseconds it waited for keys and values to be brought back; sent with the first output.
+        pub kv_wait_us: u64,
         /// Set on the last output of a request that ended well.
         pub finish: Option<Finish>,
         /// Set on the last output of a request that did not.
@@ -379,180 +391,5 @@ wire_struct! {
         pub request: RequestId,
         /// What went wrong, for a program and for a person.
         pub error: WireError,
-    }
-}
-
-wire_struct! {
-    /// The executor's figures at one moment; counters count from its start.
-    #[derive(Debug, Clone, PartialEq, Default)]
-    pub struct Stats {
-        /// The call.
-        pub request: RequestId,
-        /// Requests waiting for admission.
-        pub waiting: u32,
-        /// Requests being computed.
-        pub running: u32,
-        /// KV blocks in the pool.
-        pub kv_blocks_total: u32,
-        /// KV blocks a running request holds.
-        pub kv_blocks_used: u32,
-        /// KV blocks that only the prefix cache holds.
-        pub kv_blocks_cached: u32,
-        /// Bytes of adapters of the host tier.
-        pub adapter_bytes: u64,
-        /// Adapters of the host tier.
-        pub adapters: Vec<AdapterStats>,
-        /// Prompt tokens computed.
-        pub prompt_tokens: u64,
-        /// Prompt tokens served from the prefix cache.
-        pub cached_tokens: u64,
-        /// Tokens generated.
-        pub generated_tokens: u64,
-        /// Requests put back into the queue because KV blocks ran out.
-        pub preemptions: u64,
-        /// Requests cancelled by their callers.
-        pub cancelled: u64,
-        /// Engine steps.
-        pub steps: u64,
-        /// Bytes of the device's memory that nobody uses; 0 if it does not say.
-        pub device_free_bytes: u64,
-        /// Bytes of adapters that are on the device, or on their way there.
-        pub device_bytes: u64,
-        /// Requests that found their adapter not, or not wholly, on the device.
-        pub cold_starts: u64,
-        /// Microseconds that requests waited for adapters to reach the device.
-        pub load_wait_us: u64,
-        /// Microseconds that the engine waited for workers after its own part was done.
-        pub worker_wait_us: u64,
-        /// Bytes moved from the host tier to the device.
-        pub copied_bytes: u64,
-        /// Microseconds that took, an emulated link's delays included.
-        pub copy_us: u64,
-        /// Bytes a second that an emulated link lets through; 0 for a real one.
-        pub link_bytes_per_s: u64,
-        /// Workers that were lost: dead, stopped or in breach of the protocol.
-        pub workers_lost: u64,
-        /// The workers there are.
-        pub workers: Vec<WorkerStats>,
-        /// Base layers rented to split clients.
-        pub layers: LayerStats,
-    }
-}
-
-wire_struct! {
-    /// What split clients have used, all together and each.
-    #[derive(Debug, Clone, Default, PartialEq, Eq)]
-    pub struct LayerStats {
-        /// Sessions that are open.
-        pub open: u32,
-        /// Sessions that were refused.
-        pub refused: u64,
-        /// Sessions that were ended for a breach of the protocol, or because the client did not take its answers.
-        pub broken: u64,
-        /// Batches computed for split clients alone.
-        pub batches: u64,
-        /// Rows that were computed in the course of a resident pass.
-        pub joined_rows: u64,
-        /// What all sessions have used, those that have ended among them.
-        pub used: SessionStats,
-        /// The same by tenant, at most [`MAX_LAYER_TENANTS`] of them, the busiest first.
-        pub tenants: Vec<TenantUse>,
-        /// The sessions that are open, at most [`MAX_LAYER_SESSIONS`] of them, the busiest first.
-        pub sessions: Vec<LayerSession>,
-    }
-}
-
-wire_struct! {
-    /// What the sessions of one tenant have used, those that have ended among them.
-    #[derive(Debug, Clone, PartialEq, Eq)]
-    pub struct TenantUse {
-        /// The name of the tenant.
-        pub tenant: String,
-        /// What they have used.
-        pub used: SessionStats,
-        /// Rows that wait for their turn.
-        pub waiting_rows: u32,
-    }
-}
-
-wire_struct! {
-    /// One split client's session.
-    #[derive(Debug, Clone, PartialEq, Eq)]
-    pub struct LayerSession {
-        /// Its number.
-        pub session: u64,
-        /// Whose it is.
-        pub tenant: String,
-        /// What the client calls itself.
-        pub name: String,
-        /// How it says that it protects its activations.
-        pub masking: String,
-        /// Which way its calls come.
-        pub route: LayerRoute,
-        /// What it has used.
-        pub used: SessionStats,
-        /// Rows that wait for their turn.
-        pub waiting_rows: u32,
-        /// Bytes of its slab; 0 without one.
-        pub slab_bytes: u64,
-    }
-}
-
-wire_enum! {
-    /// Which way a split client's calls come.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    pub enum LayerRoute {
-        /// Through shared memory.
-        SharedMemory = 0,
-        /// ZeroMQ over a socket of this host.
-        Ipc = 1,
-        /// ZeroMQ over TLS.
-        Tls = 2,
-    }
-}
-
-wire_struct! {
-    /// One CPU worker that computes adapters.
-    #[derive(Debug, Clone, PartialEq, Eq)]
-    pub struct WorkerStats {
-        /// The core it is pinned to.
-        pub core: u32,
-        /// Its process.
-        pub pid: u32,
-        /// Slices it has computed.
-        pub slices: u64,
-        /// Rows times ranks it has computed.
-        pub rank_rows: u64,
-        /// Slices it had begun and the executor computed, because they took too long.
-        pub taken_back: u64,
-    }
-}
-
-wire_struct! {
-    /// One resident adapter.
-    #[derive(Debug, Clone, PartialEq, Eq)]
-    pub struct AdapterStats {
-        /// The adapter.
-        pub adapter: AdapterIdBytes,
-        /// Largest rank.
-        pub rank: u32,
-        /// Bytes it takes.
-        pub bytes: u64,
-        /// Requests of it that are computed now.
-        pub running: u32,
-        /// Requests of it that wait.
-        pub waiting: u32,
-        /// Bytes of it that are on the device.
-        pub device_bytes: u64,
-        /// Requests that found it not, or not wholly, on the device.
-        pub cold_starts: u64,
-        /// Microseconds that requests waited for it to reach the device.
-        pub load_wait_us: u64,
-        /// Rows times ranks computed on the device.
-        pub rank_rows_device: u64,
-        /// Rows times ranks computed by workers.
-        pub rank_rows_workers: u64,
-        /// Rows times ranks that the executor computed from the host tier, because no worker did.
-        pub rank_rows_executor: u64,
     }
 }

@@ -30,6 +30,7 @@ fn generate(prompt: Vec<u32>) -> ToExecutor {
         request: 7,
         adapter: Some([3; 32]),
         namespace: [9; 32],
+        owner: [0; 32],
         prompt,
         generated: 0,
         max_tokens: 16,
@@ -52,6 +53,7 @@ fn outputs() -> ToGateway {
         cached_tokens: 32,
         queued_us: 1_000,
         load_wait_us: 400,
+        kv_wait_us: 0,
         finish: Some(Finish::Length),
         error: Some(error),
     }])
@@ -154,11 +156,11 @@ fn a_message_that_ends_early_or_late_is_an_error() {
 
 #[test]
 fn a_count_larger_than_the_message_takes_no_memory() {
-    // Tag, request, no adapter, namespace, then a prompt that claims four billion tokens.
+    // Tag, request, no adapter, namespace, owner, then a prompt that claims four billion tokens.
     let mut bytes = vec![1];
     bytes.extend(7u64.to_le_bytes());
     bytes.push(0);
-    bytes.extend([0; 32]);
+    bytes.extend([0; 64]);
     bytes.extend(u32::MAX.to_le_bytes());
     assert_eq!(
         ToExecutor::from_bytes(&bytes),
@@ -221,7 +223,7 @@ fn the_document_lists_every_message_under_its_number() {
 
 #[test]
 fn the_figures_of_the_document_are_those_of_the_messages() {
-    let source = include_str!("../src/message.rs");
+    let source = include_str!("../src/message/stats.rs");
     let named: Vec<&str> = table("| Figure |").split('`').skip(1).step_by(2).collect();
     assert!(named.len() >= 20, "{named:?}");
     for name in named {

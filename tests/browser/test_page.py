@@ -138,6 +138,7 @@ def test_html_cannot_be_made_of_a_string_and_no_other_host_be_asked(page):
 
 def test_the_base_is_listed_first_and_then_the_adapters(page):
     page.click("#chat [data-picker=Model]")
+    page.until("document.querySelector('#chat .panel li')")
     names = page.texts("#chat .panel li bdi")
     assert names[1:] == ADAPTERS
     assert page.texts("#chat .panel li .soft") == ["base"]
@@ -147,6 +148,7 @@ def test_the_base_is_listed_first_and_then_the_adapters(page):
 def test_hundreds_of_adapters_are_searched(open_page):
     page = open_page(answers=[cards(*(f"tenant-{number}" for number in range(400)))])
     page.click("#chat [data-picker=Model]")
+    page.until("document.querySelector('#chat .panel li')")
     assert len(page.texts("#chat .panel li")) == 100
     assert "301 more" in page.text("#chat .panel")
     page.type("ANT-39")
@@ -286,6 +288,8 @@ def test_figures_are_live(open_page):
     page = open_page("residency", until="document.querySelectorAll('.figure path[d*=L]').length >= 4")
     assert all(text.replace(",", "").replace(".", "").isdigit() for text in page.texts(".figure dd:nth-of-type(1)"))
     assert "of" in page.text("#meters")
+    assert [word.split()[0] for word in page.texts("#division div span")] == ["running", "history", "adapters", "free"]
+    assert page.eval("document.querySelectorAll('#division path[d*=L]').length") == 3
 
 
 @pytest.mark.parametrize("look_away", ["location.hash = '#/chat'", "setHidden(true)"], ids=["view", "tab"])

@@ -123,6 +123,7 @@ def test_what_is_sampled_scored_and_trained_on_has_the_same_bits(train):
         ("importance_sampling", None),
         ("ppo", {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}),
         ("cispo", {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}),
+        ("dro", {"beta": 0.01}),
     ],
 )
 def test_a_reward_rises(train, loss, config):
@@ -166,6 +167,32 @@ def test_training_that_goes_on_from_a_saved_state_ends_where_it_would_have_ended
     anew = service.create_training_client_from_state(path).result()
     step(anew)
     assert any((one != other).any() for one, other in zip(logprobs(anew.forward(DATA, "cross_entropy").result()), through))
+
+
+def test_what_is_kept_is_listed_and_taken_away(train):
+    client, rest = train(), tinker.RestClient(base_url=URL, api_key=KEY)
+    state = client.save_state("first").result().path
+    sampler = client.save_weights_for_sampler("pirate").result().path
+    run = state.split("/")[2]
+    by_name = [rest.get_training_run(run), rest.get_training_run(client.model_id)]
+    for found in [*by_name, rest.get_training_run_by_tinker_path(state)]:
+        found = found.result()
+        assert (found.training_run_id, found.lora_rank, found.is_lora) == (run, 8, True)
+        assert (found.last_checkpoint.tinker_path, found.last_sampler_checkpoint.tinker_path) == (state, sampler)
+        assert found.last_request_time.year > 2024
+    assert run in [found.training_run_id for found in rest.list_training_runs(limit=1000).result().training_runs]
+    kept = rest.list_checkpoints(run).result().checkpoints
+    assert {(one.tinker_path, one.checkpoint_type) for one in kept} == {(state, "training"), (sampler, "sampler")}
+    assert all(one.size_bytes > 0 and one.time.year > 2024 for one in kept)
+    mine = rest.list_user_checkpoints(limit=1, offset=0).result()
+    assert len(mine.checkpoints) == 1 and mine.cursor.total_count >= 2
+    info = rest.get_weights_info_by_tinker_path(state).result()
+    assert (info.lora_rank, info.train_attn, info.train_mlp, info.train_unembed) == (8, True, True, True)
+    rest.delete_checkpoint(run, "weights/first").result()
+    rest.delete_checkpoint_from_tinker_path(sampler).result()
+    assert rest.list_checkpoints(run).result().checkpoints == []
+    with pytest.raises(tinker.NotFoundError):
+        rest.delete_checkpoint_from_tinker_path(state).result()
 
 
 def test_data_in_chunks_give_the_gradients_of_one_request(train, service):

@@ -181,6 +181,20 @@ impl Client {
         file["id"].as_str().expect("an id").to_owned()
     }
 
+    /// Posts `body` with an `Idempotency-Key`; the answer if it is a success.
+    pub fn try_post_keyed(&self, route: &str, key: &str, body: &Value) -> Result<Value, Fault> {
+        let request = self.agent.post(format!("{}{route}", self.url)).header("idempotency-key", key);
+        let mut response = Self::success(request.send_json(body))?;
+        response.body_mut().read_json().map_err(|error| Fault::Silence(error.to_string()))
+    }
+
+    /// Posts bytes of another kind; the answer if it is a success.
+    pub fn try_post_bytes(&self, route: &str, kind: &str, bytes: &[u8]) -> Result<Value, Fault> {
+        let request = self.agent.post(format!("{}{route}", self.url)).header("content-type", kind);
+        let mut response = Self::success(request.send(bytes))?;
+        response.body_mut().read_json().map_err(|error| Fault::Silence(error.to_string()))
+    }
+
     fn try_send(&self, route: &str, body: &Value) -> Result<Response<Body>, Fault> {
         Self::success(self.agent.post(format!("{}{route}", self.url)).send_json(body))
     }

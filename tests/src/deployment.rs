@@ -18,6 +18,7 @@ use tempfile::TempDir;
 use crate::{
     chaos::Places,
     client::Client,
+    cores,
     fixtures::{BASE, EXAMPLES, example, model, program},
     proc::{self, SharedMemory},
     watchdog::{WATCHDOG, running, signal},
@@ -59,13 +60,15 @@ pub struct Plan {
     model: Option<PathBuf>,
     /// One unless told otherwise, whatever machine this is.
     workers: usize,
+    /// One unless told otherwise, which one differs between deployments that run at once.
+    cores: Option<usize>,
     arguments: Vec<String>,
     settings: Vec<(String, String)>,
 }
 
 impl Default for Plan {
     fn default() -> Self {
-        Self { model: None, workers: 1, arguments: Vec::new(), settings: Vec::new() }
+        Self { model: None, workers: 1, cores: None, arguments: Vec::new(), settings: Vec::new() }
     }
 }
 
@@ -91,10 +94,10 @@ impl Plan {
         self
     }
 
-    /// Computes on `count` cores.
+    /// Computes on the first `count` cores.
     #[must_use]
     pub fn cores(mut self, count: usize) -> Self {
-        self.arguments.extend(["--cores".to_owned(), allowed_cores(count)]);
+        self.cores = Some(count);
         self
     }
 
@@ -173,6 +176,7 @@ impl Plan {
             .arg("--state")
             .arg(place.state())
             .args(["--workers", &self.workers.to_string()])
+            .args(cores::options(self.cores, self.workers))
             .args(&self.arguments)
             .env("HOLOBIONT_HOME", place.home())
             .env("HOLOBIONT_SERVED_MODEL_NAME", BASE)
@@ -181,17 +185,6 @@ impl Plan {
             .stdin(Stdio::null());
         up
     }
-}
-
-/// The first `count` cores this process may use, or all of them.
-fn allowed_cores(count: usize) -> String {
-    let status = fs::read_to_string("/proc/self/status").expect("the status of this process");
-    let list = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"));
-    let ranges = list.expect("a list of cores").trim().split(',').map(|range| {
-        let (first, last) = range.split_once('-').unwrap_or((range, range));
-        first.parse::<u32>().expect("a core")..=last.parse::<u32>().expect("a core")
-    });
-    ranges.flatten().take(count).map(|core| core.to_string()).collect::<Vec<_>>().join(",")
 }
 
 /// Where deployments keep their state, one after the other.

@@ -3,6 +3,7 @@
 //! # Layout
 //!
 //! - [`deployment`]: `holobiont up` as a value: started by a [`Plan`], stopped when it is dropped
+//! - `cores`: which cores it computes on
 //! - [`client`]: the requests the tests make, each with a time limit
 //! - [`answer`]: what came back, exact to the last bit of every log-probability
 //! - [`stream`]: server-sent events, and the ways in which a stream may end
@@ -10,7 +11,9 @@
 //! - [`direct_adapters`]: IA3 adapters and prefixes for that model
 //! - [`gpu`]: a small model for tests of a GPU, and whether there is one
 //! - [`proc`]: what the operating system says of a process
+//! - [`repeats`]: how often what chance decides is repeated
 //! - [`watchdog`]: nothing waits for ever
+//! - [`tinker`]: training step by step, as the `tinker` package asks for it
 //! - [`split`]: split clients of a deployment: honest ones, the program, and those that mean harm
 //! - [`chaos`]: processes that die at named places while golden requests run
 //!
@@ -21,13 +24,16 @@
 pub mod answer;
 pub mod chaos;
 pub mod client;
+mod cores;
 pub mod deployment;
 pub mod direct_adapters;
 pub mod fixtures;
 pub mod gpu;
 pub mod proc;
+pub mod repeats;
 pub mod split;
 pub mod stream;
+pub mod tinker;
 pub mod watchdog;
 
 pub use answer::Answer;

@@ -1,9 +1,8 @@
 //! Adapters come and go under load: every answer is golden for the generation it names (RELIABILITY T4).
 //!
-//! `HOLOBIONT_CHURN` says how many operations (1000), `HOLOBIONT_SEED` which (1).
+//! `HOLOBIONT_CHURN` says how many operations, `HOLOBIONT_SEED` which.
 
 use std::{
-    env,
     sync::{Arc, atomic::Ordering},
     thread,
 };
@@ -11,17 +10,12 @@ use std::{
 use e2e_tests::{
     BASE, Client, Fault, Plan,
     chaos::{Ledger, Names, Random, Traffic, Variants},
-    eventually, watched,
+    eventually, repeats, watched,
 };
 use serde_json::json;
 
-const DEFAULT_OPERATIONS: u64 = 1000;
 const VARIANTS: u32 = 5;
 const CLIENTS: u64 = 6;
-
-fn number(variable: &str, default: u64) -> u64 {
-    env::var(variable).map_or(default, |text| text.parse().expect("a number"))
-}
 
 /// Loads, replaces, compares-and-swaps and unloads `name`; knows at each moment what it stands for.
 struct Churner {
@@ -82,7 +76,7 @@ impl Churner {
 
 #[test]
 fn adapters_come_and_go_under_load_and_every_answer_is_golden_for_its_generation() {
-    let (operations, seed) = (number("HOLOBIONT_CHURN", DEFAULT_OPERATIONS), number("HOLOBIONT_SEED", 1));
+    let (operations, seed) = (repeats::CHURN.number(), repeats::SEED.number());
     watched(move || {
         let deployment = Plan::bare().start();
         let client = &deployment.client;

@@ -215,7 +215,7 @@ fn what_does_not_fit_into_a_gpus_memory_is_told_with_all_figures_before_anything
     let model = small_model();
     let text = refusal(&plan(model.path(), "cuda:0").set("KV_BYTES", "999999GiB"));
     for part in
-        ["cuda:0 has", "for weights", "for adapters (--device-adapter-bytes)", "(--kv-bytes)", "--device cpu"]
+        ["cuda:0 has", "for weights", "for keys, values and adapters (--device-bytes)", "--device cpu"]
     {
         assert!(text.contains(part), "{part} is not in: {text}");
     }

@@ -257,7 +257,7 @@ fn is_computed(client: &Client, name: &str, place: &str) -> bool {
 }
 
 #[test]
-fn an_adapter_for_which_a_gpu_has_no_memory_is_computed_on_the_host_and_comes_later() {
+fn an_adapter_comes_to_a_gpu_that_has_no_memory_left_since_its_place_is_in_the_pool() {
     if !can_run_out() {
         return;
     }
@@ -268,46 +268,21 @@ fn an_adapter_for_which_a_gpu_has_no_memory_is_computed_on_the_host_and_comes_la
         let asked = question("late", 4, 20, 4);
         let golden = ask(&cpu.client, &asked);
         assert!(cpu.stop().success());
-        for mode in ["cpu-assist", "on-demand"] {
+        for mode in ["cpu-assist", "on-demand", "cached"] {
             let deployment = scene.plan().set("COLD_START", mode).start();
             let client = &deployment.client;
-            // What a pass needs has its size; only the adapter's own memory is lacking.
+            // What a pass needs has its size.
             ask(client, &asked.of(BASE));
             scene.shortage.set("above", 4096);
             scene.load(&deployment, "late").unwrap_or_else(|fault| panic!("{mode}: {fault}"));
-            assert_alike(&golden, &ask(client, &asked));
-            eventually("it was computed on the host", || {
-                ["workers", "executor"].iter().any(|place| is_computed(client, "late", place))
-            });
-            assert!(!is_computed(client, "late", "device"), "{mode}");
-            scene.shortage.end();
             eventually("it is computed on the GPU", || {
                 assert_alike(&golden, &ask(client, &asked));
                 is_computed(client, "late", "device")
             });
+            scene.shortage.end();
             assert!(client.unload("late") > 0);
             assert!(deployment.stop().success());
         }
-    });
-}
-
-#[test]
-fn an_adapter_that_must_be_on_a_gpu_without_memory_is_refused_and_may_be_loaded_again() {
-    if !can_run_out() {
-        return;
-    }
-    watched(|| {
-        let scene = Scene::new();
-        let deployment = scene.plan().set("COLD_START", "cached").start();
-        scene.shortage.set("above", 4096);
-        let refused = scene.load(&deployment, "late");
-        let Err(Fault::Refused { status: 507, code }) = &refused else { panic!("{refused:?}") };
-        assert_eq!(code, "adapter_budget_exceeded");
-        scene.shortage.end();
-        scene.load(&deployment, "late").expect("it is loaded");
-        ask(&deployment.client, &question("late", 4, 20, 4));
-        eventually("it is computed on the GPU", || is_computed(&deployment.client, "late", "device"));
-        assert!(deployment.stop().success());
     });
 }
 
@@ -323,7 +298,7 @@ fn host_memory_that_may_not_be_locked_slows_an_adapter_and_stops_nobody() {
             let client = &deployment.client;
             let base = question(BASE, 4, 20, 4);
             let golden = ask(client, &base);
-            // Among these are the adapter's memory and the locking of its bytes.
+            // Among these is the locking of its bytes.
             scene.shortage.set("once", number);
             scene.load(&deployment, "late").expect("it is loaded");
             let asked = base.of("late");

@@ -1,17 +1,16 @@
 //! Fine-tuning jobs as OpenAI's clients ask for them: their whole life, through every death.
 //!
-//! `HOLOBIONT_TUNE_KILLS` says how often a process is killed in the course of one job (6).
+//! `HOLOBIONT_TUNE_KILLS` says how often a process is killed in the course of one job.
 
-use std::{env, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use e2e_tests::{
-    BASE, Client, Deployment, Place, Plan, Process, chaos::Places, eventually, eventually_some, signal,
-    split::Doors, watched,
+    BASE, Client, Deployment, Fault, Place, Plan, Process, chaos::Places, eventually, eventually_some,
+    repeats, signal, split::Doors, watched,
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-const DEFAULT_KILLS: u64 = 6;
 const QUESTION: &str = "What is the capital of France?";
 const ANSWER: &str = "Arr, the capital of France be Paris, matey!";
 
@@ -63,10 +62,6 @@ fn made(deployment: &Deployment, id: &str, step: u64) -> bool {
     eventually_some("the job gets so far", || job(deployment, id).filter(is_there))["finished_at"].is_null()
 }
 
-fn kills() -> u64 {
-    env::var("HOLOBIONT_TUNE_KILLS").map_or(DEFAULT_KILLS, |text| text.parse().expect("a number"))
-}
-
 fn kill_trainers(deployment: &Deployment) {
     deployment.trainers().into_iter().for_each(|trainer| signal(trainer, Signal::KILL));
 }
@@ -85,8 +80,9 @@ fn a_job_through_every_death_gives_the_generation_of_one_that_ran_through() {
         let whole = create(&deployment, &file, "whole");
         let whole = generation(&deployment, &whole);
         let id = create(&deployment, &file, "killed");
-        for kill in 0..kills() {
-            if !made(&deployment, &id, 1 + kill * 18 / kills()) {
+        let kills = repeats::TUNE_KILLS.number();
+        for kill in 0..kills {
+            if !made(&deployment, &id, 1 + kill * 18 / kills) {
                 break;
             }
             match kill % 4 {
@@ -144,6 +140,34 @@ fn a_job_waits_over_a_restart_and_goes_on() {
         let body = json!({ "model": "public/restarted", "training_file": file, "suffix": "restarted" });
         let further = deployment.client.try_post("/v1/fine_tuning/jobs", &body).expect("a job");
         generation(&deployment, further["id"].as_str().expect("its id"));
+        assert!(deployment.stop().success());
+    });
+}
+
+#[test]
+fn a_request_that_is_sent_again_with_its_key_is_answered_with_the_job_it_created() {
+    watched(|| {
+        let places = Places::new();
+        let deployment = Plan::bare().mortal(&places).start();
+        let client = &deployment.client;
+        let file = client.upload("pirate.jsonl", &data());
+        let order = json!({ "model": BASE, "training_file": file, "suffix": "once" });
+        let ask = |key: &str, order: &Value| client.try_post_keyed("/v1/fine_tuning/jobs", key, order);
+        places.arm("gateway.job_committed", "kill");
+        ask("retry-1", &order).expect_err("it is kept, and never acknowledged");
+        let job = eventually_some("the gateway is back", || ask("retry-1", &order).ok());
+        client.delete(&format!("/v1/files/{file}")).expect("the job has a link of its own");
+        let again = ask("retry-1", &order).expect("the same job, though its file is gone");
+        assert_eq!(again["id"], job["id"]);
+        let other = json!({ "model": BASE, "training_file": file, "suffix": "twice" });
+        let reused = Fault::Refused { status: 422, code: "idempotency_key_reused".to_owned() };
+        assert_eq!(ask("retry-1", &other), Err(reused));
+        let jobs = client.try_get("/v1/fine_tuning/jobs").expect("jobs");
+        assert_eq!(jobs["data"].as_array().map(Vec::len), Some(1), "{jobs}");
+        let file = client.upload("pirate.jsonl", &data());
+        let order = json!({ "model": BASE, "training_file": file, "suffix": "twice" });
+        let second = ask("retry-2", &order).expect("another key, another job");
+        assert_ne!(second["id"], job["id"]);
         assert!(deployment.stop().success());
     });
 }

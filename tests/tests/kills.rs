@@ -3,8 +3,8 @@
 //! Adapters come over a slow emulated link to a device that has room for one of them, and two workers compute meanwhile:
 //! so every way in which an adapter can be computed is taken when somebody dies.
 //!
-//! `HOLOBIONT_KILLS` says how many deaths (300), `HOLOBIONT_PLACES` a part of the names of their places (all),
-//! `HOLOBIONT_SEED` which (1), `HOLOBIONT_LEDGER` where the figures go.
+//! `HOLOBIONT_KILLS` says how many deaths, `HOLOBIONT_PLACES` a part of the names of their places (all), `HOLOBIONT_SEED`
+//! which, `HOLOBIONT_LEDGER` where the figures go.
 
 use std::{
     env,
@@ -16,13 +16,11 @@ use std::{
 use e2e_tests::{
     Ask, Client, Deployment, Fault, Place, Plan, Process,
     chaos::{Ledger, Names, Places, Random, Traffic, Variants},
-    eventually, fixtures, watched,
+    eventually, fixtures, repeats, watched,
 };
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-/// Enough for every place. `HOLOBIONT_KILLS` asks for more.
-const DEFAULT_KILLS: u64 = 100;
 /// Contents of adapters; more than the executor has room for.
 const VARIANTS: u32 = 6;
 const CLIENTS: u64 = 4;
@@ -43,10 +41,6 @@ const ON_THE_WAY: [&str; 5] = [
     "executor.adapter_evicted",
     "forward.after_qkv",
 ];
-
-fn number(variable: &str, default: u64) -> u64 {
-    env::var(variable).map_or(default, |text| text.parse().expect("a number"))
-}
 
 fn set_pin(client: &Client, name: &str, pinned: bool) -> Result<Value, Fault> {
     client.try_post("/v1/pin_lora_adapter", &json!({ "lora_name": name, "pinned": pinned }))
@@ -154,9 +148,9 @@ impl Arena {
         let variants = Arc::new(Variants::learn(&calm.client, &place.adapters(), VARIANTS));
         assert!(calm.stop().success());
         // Room for two or three adapters of six, and for the keys and values of hardly two long requests: everything moves.
-        let plan = Plan::bare().mortal(&places).set("KV_BYTES", "4800KiB");
+        let plan = Plan::bare().mortal(&places).set("KV_BYTES", "4800KiB").set("DISK_BYTES", "16MiB");
         let plan = plan.set("ADAPTER_BYTES", "4MiB").set("GRACE_MS", "300");
-        let plan = plan.workers(2).cold(DEVICE, LINK_GBPS).set("COLD_START", cold_start);
+        let plan = plan.cores(2).workers(2).cold(DEVICE, LINK_GBPS).set("COLD_START", cold_start);
         Self {
             deployment: plan.start_in(place),
             variants,
@@ -220,7 +214,7 @@ impl Arena {
                 // All of them in turn are more than fit; a change makes sure that they are there.
                 self.change();
                 for name in NAMES {
-                    let _ = self.client().try_ask(&self.variants.ask(name, 0));
+                    let _ = self.client().try_ask(&Ask { max_tokens: 1, ..self.variants.ask(name, 0) });
                 }
             }
             Provocation::Leave => drop(self.client().try_stream(&self.variants.ask(e2e_tests::BASE, 2))),
@@ -406,7 +400,7 @@ fn survive(mut arena: Arena, targets: &[Target], kills: u64) {
 
 #[test]
 fn processes_may_die_anywhere_and_no_token_adapter_or_request_is_lost() {
-    let (kills, seed) = (number("HOLOBIONT_KILLS", DEFAULT_KILLS), number("HOLOBIONT_SEED", 1));
+    let (kills, seed) = (repeats::KILLS.number(), repeats::SEED.number());
     watched(move || {
         survive(Arena::open("kills", seed, "cpu-assist"), &places(), kills);
     });
@@ -414,7 +408,7 @@ fn processes_may_die_anywhere_and_no_token_adapter_or_request_is_lost() {
 
 #[test]
 fn processes_may_die_while_requests_wait_for_their_adapters_and_none_is_lost() {
-    let (kills, seed) = (number("HOLOBIONT_KILLS", DEFAULT_KILLS) / 15, number("HOLOBIONT_SEED", 1));
+    let (kills, seed) = (repeats::KILLS.number() / 15, repeats::SEED.number());
     watched(move || {
         let targets: Vec<Target> = ON_DEMAND.into_iter().chain(ON_THE_WAY).map(target).collect();
         survive(Arena::open("kills on demand", seed, "on-demand"), &targets, kills);

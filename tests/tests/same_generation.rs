@@ -1,10 +1,11 @@
-//! An adapter has one generation, by whatever route, door and number of threads it is trained, and whatever else runs.
+//! An adapter has one generation, by whatever route, door, threads and lanes it is trained, and whatever else runs.
 
 use std::{fs, path::PathBuf, process::Command, thread};
 
 use e2e_tests::{
     Ask, BASE, Client, Deployment, Ending, Plan, eventually_some, fixtures,
     split::{Doors, Route},
+    tinker::{Example, Model},
     watched,
 };
 use serde_json::{Value, json};
@@ -20,6 +21,10 @@ const OPTIONS: [(&str, &str); 8] = [
     ("--held-out", "0"),
     ("--seed", "5"),
 ];
+/// Examples, of which a step takes two at once through the model.
+const EXAMPLES: &str = "data.jsonl";
+/// Preferences, of which it takes each by itself.
+const PAIRS: &str = "pairs.jsonl";
 const STREAMS: u32 = 8;
 const JOBS: usize = 3;
 
@@ -45,7 +50,10 @@ impl Workplace {
         ];
         let line = |(asked, answer): (&str, &str)| json!({ "messages": [{ "role": "user", "content": asked }, { "role": "assistant", "content": answer }] });
         let data = lines.map(|pair| format!("{}\n", line(pair))).concat();
-        fs::write(directory.path().join("data.jsonl"), &data).expect("data are written");
+        fs::write(directory.path().join(EXAMPLES), &data).expect("data are written");
+        let pair = |(asked, answer): (&str, &str)| json!({ "prompt": asked, "chosen": answer, "rejected": "I do not know." });
+        let pairs = lines.map(|line| format!("{}\n", pair(line))).concat();
+        fs::write(directory.path().join(PAIRS), pairs).expect("data are written");
         Self { deployment, doors, directory, data }
     }
 
@@ -54,10 +62,15 @@ impl Workplace {
     }
 
     /// Trained by the trainer itself.
-    fn trained(&self, name: &str, route: Route, cores: &str) -> String {
+    fn trained(&self, name: &str, data: &str, route: Route, arguments: &[&str]) -> String {
+        generation(&mut self.trainer(name, data, route, arguments))
+    }
+
+    /// The trainer, told what to do.
+    fn trainer(&self, name: &str, data: &str, route: Route, arguments: &[&str]) -> Command {
         let mut command = Command::new(fixtures::program("holobiont-trainer"));
         command.env_clear().env("HOME", self.directory.path());
-        command.args(["run", "--executor", &self.doors.executor(&self.deployment, route), "--cores", cores]);
+        command.args(["run", "--executor", &self.doors.executor(&self.deployment, route)]).args(arguments);
         if route == Route::Tls {
             let (certificate, key) = self.doors.identity();
             command
@@ -69,8 +82,9 @@ impl Workplace {
                 .arg(key);
         }
         command.arg("--model").arg(fixtures::model()).arg("--output").arg(self.path(name));
-        command.arg("--data").arg(self.path("data.jsonl"));
-        generation(command.args(OPTIONS.iter().flat_map(|&(name, value)| [name, value])))
+        command.arg("--data").arg(self.path(data));
+        command.args(OPTIONS.iter().flat_map(|&(name, value)| [name, value]));
+        command
     }
 
     /// Trained by `holobiont tune`.
@@ -80,7 +94,7 @@ impl Workplace {
             .env_clear()
             .env("HOME", self.directory.path())
             .env("HOLOBIONT_HOME", self.deployment.place().home());
-        command.args(["--json", "tune"]).arg(self.path("data.jsonl")).args(["--name", "tuned"]);
+        command.args(["--json", "tune"]).arg(self.path(EXAMPLES)).args(["--name", "tuned"]);
         let told = generation(command.args(OPTIONS.iter().flat_map(|&(name, value)| [name, value])));
         assert_eq!(self.deployment.client.adapter("tuned")["generation"], told.as_str());
         told
@@ -88,7 +102,7 @@ impl Workplace {
 
     /// Asks for a job of the same.
     fn ask_for_job(&self, suffix: &str, seed: u64) -> String {
-        let file = self.deployment.client.upload("data.jsonl", &self.data);
+        let file = self.deployment.client.upload(EXAMPLES, &self.data);
         let body = json!({
             "model": BASE, "training_file": file, "suffix": suffix, "seed": seed,
             "method": { "type": "supervised", "supervised": { "hyperparameters": {
@@ -112,11 +126,16 @@ impl Workplace {
 
 /// Runs `command`, whose last words name a generation.
 fn generation(command: &mut Command) -> String {
+    let told = events(command).pop().expect("a word");
+    told["generation"].as_str().unwrap_or_else(|| panic!("no generation: {told}")).to_owned()
+}
+
+/// Runs `command`; what it has said.
+fn events(command: &mut Command) -> Vec<Value> {
     let output = command.output().expect("it runs");
     let told = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{told}{}", String::from_utf8_lossy(&output.stderr));
-    let told: Value = serde_json::from_str(told.lines().last().expect("a word")).expect("lines of JSON");
-    told["generation"].as_str().unwrap_or_else(|| panic!("no generation: {told}")).to_owned()
+    told.lines().map(|line| serde_json::from_str(line).expect("lines of JSON")).collect()
 }
 
 /// Answers that are being read for as long as `body` takes.
@@ -137,14 +156,15 @@ fn beside_streams<T>(client: &Client, body: impl FnOnce() -> T) -> T {
 fn an_adapter_has_one_generation_by_every_route_and_door_on_any_threads_and_in_any_company() {
     watched(|| {
         let place = Workplace::new();
-        let alone = place.trained("alone", Route::SharedMemory, "0");
-        assert_eq!(place.trained("tls", Route::Tls, "0,1"), alone, "TLS, two threads");
+        let alone = place.trained("alone", EXAMPLES, Route::SharedMemory, &["--cores", "0"]);
+        let two_threads = ["--cores", "0,1", "--lanes", "1"];
+        assert_eq!(place.trained("tls", EXAMPLES, Route::Tls, &two_threads), alone, "TLS, two threads");
         assert_eq!(place.tuned(), alone, "holobiont tune");
         let crowded = beside_streams(&place.deployment.client, || {
             let others: Vec<String> =
                 (0..JOBS).map(|seed| place.ask_for_job(&format!("other-{seed}"), 70 + seed as u64)).collect();
             let job = place.ask_for_job("job", 5);
-            let trained = place.trained("crowded", Route::Ipc, "0,1");
+            let trained = place.trained("crowded", EXAMPLES, Route::Ipc, &["--cores", "0,1"]);
             let of_job = place.of_job(&job);
             let others: Vec<String> = others.iter().map(|id| place.of_job(id)).collect();
             assert!(!others.contains(&of_job), "another seed gives another adapter");
@@ -152,5 +172,136 @@ fn an_adapter_has_one_generation_by_every_route_and_door_on_any_threads_and_in_a
         });
         assert_eq!(crowded, [alone.clone(), alone], "beside streams and jobs: a trainer, and a job");
         assert!(place.deployment.stop().success());
+    });
+}
+
+#[test]
+fn what_is_masked_learns_as_it_would_without_up_to_rounding() {
+    watched(|| {
+        let place = Workplace::new();
+        let losses = |name, masking: &[&str]| -> Vec<f64> {
+            let arguments = [&["--precision", "exact", "--max-steps", "3", "--lanes", "2"], masking].concat();
+            let told = events(&mut place.trainer(name, EXAMPLES, Route::Tls, &arguments));
+            told.iter()
+                .filter(|event| event["event"] == "step")
+                .filter_map(|step| step["loss"].as_f64())
+                .collect()
+        };
+        let (plain, masked) = (losses("plain", &[]), losses("masked", &["--masking", "paper"]));
+        assert_eq!((plain.len(), masked.len()), (3, 3));
+        assert!(
+            plain.iter().zip(&masked).all(|(plain, masked)| (plain - masked).abs() < 1e-2),
+            "{plain:?} {masked:?}"
+        );
+        assert_ne!(plain, masked, "something was added and taken away");
+        let refused = place
+            .trainer("rounded", EXAMPLES, Route::Tls, &["--masking", "paper"])
+            .output()
+            .expect("it runs");
+        assert_eq!(refused.status.code(), Some(2));
+        assert!(String::from_utf8_lossy(&refused.stderr).contains("--precision exact"), "{refused:?}");
+        assert!(place.deployment.stop().success());
+    });
+}
+
+#[test]
+fn an_adapter_has_one_generation_on_any_number_of_lanes() {
+    watched(|| {
+        let place = Workplace::new();
+        let lanes = |count| ["--lanes", count, "--max-steps", "3"];
+        let alone = place.trained("one", PAIRS, Route::SharedMemory, &lanes("1"));
+        for (count, route) in [("2", Route::SharedMemory), ("3", Route::SharedMemory), ("2", Route::Tls)] {
+            let name = format!("{count}-{route:?}");
+            assert_eq!(place.trained(&name, PAIRS, route, &lanes(count)), alone, "{name}");
+        }
+        assert!(place.deployment.stop().success());
+    });
+}
+
+/// What `holobiont tune` is told, so that Tinker's requests can ask for the same: of its adapters `lora_alpha` is 32, and the
+/// head learns too.
+const AS_TINKER: [(&str, &str); 10] = [
+    ("--rank", "4"),
+    ("--alpha", "32"),
+    ("--targets", "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj,lm_head"),
+    ("--epochs", "3"),
+    ("--batch-size", "2"),
+    ("--held-out", "0"),
+    ("--seed", "5"),
+    ("--weight-decay", "0.01"),
+    ("--schedule", "linear"),
+    ("--max-grad-norm", "0.5"),
+];
+
+/// Prompts with what follows them, of which two are longer than what is summed in one go.
+fn stories() -> [(String, String); 4] {
+    let sea = " the wind was in the sails and the sea was wide and green,".repeat(8);
+    [
+        ("Once upon a time".to_owned(), format!("{sea} and nobody came home.")),
+        (format!("It is said that{sea}"), " but who would believe it?".to_owned()),
+        (format!("They sang:{sea}"), sea),
+        ("The end,".to_owned(), " said the captain.".to_owned()),
+    ]
+}
+
+/// What a line of the data becomes: the model's tokens and its end, of which the completion counts.
+fn example(client: &Client, (prompt, completion): &(String, String)) -> Example {
+    let tokens = |text: &str| -> Vec<u32> {
+        let answer = client.try_post("/tokenize", &json!({ "model": BASE, "prompt": text })).expect("tokens");
+        serde_json::from_value(answer["tokens"].clone()).expect("token ids")
+    };
+    const END: u32 = 2;
+    let (asked, mut tokens) = (tokens(prompt), tokens(&format!("{prompt}{completion}")));
+    assert!(tokens.starts_with(&asked), "these stories are cut between two tokens");
+    tokens.push(END);
+    let weights = (1..tokens.len()).map(|at| if at < asked.len() { 0.0 } else { 1.0 }).collect();
+    Example { tokens, weights }
+}
+
+/// Examples of a step whose losses, summed, are the mean of their tokens.
+#[expect(clippy::cast_possible_truncation, reason = "weights are numbers of 32 bits")]
+fn as_a_mean(examples: &[&Example]) -> Vec<Example> {
+    let total: f64 = examples.iter().flat_map(|example| &example.weights).copied().map(f64::from).sum();
+    let share = |weight: &f32| (f64::from(*weight) / total) as f32;
+    let example = |example: &&Example| Example {
+        tokens: example.tokens.clone(),
+        weights: example.weights.iter().map(share).collect(),
+    };
+    examples.iter().map(example).collect()
+}
+
+#[test]
+fn who_asks_tinker_for_the_same_training_gets_the_same_generation() {
+    watched(|| {
+        let deployment = Plan::bare().start();
+        let directory = tempfile::tempdir().expect("a directory");
+        let (data, stories) = (directory.path().join("data.jsonl"), stories());
+        let line = |(prompt, completion): &(String, String)| {
+            format!("{}\n", json!({ "prompt": prompt, "completion": completion }))
+        };
+        fs::write(&data, stories.iter().map(line).collect::<String>()).expect("data are written");
+        let mut command = Command::new(fixtures::program("holobiont"));
+        command.env_clear().env("HOME", directory.path()).env("HOLOBIONT_HOME", deployment.place().home());
+        command.args(["--json", "tune"]).arg(&data).args(["--name", "tuned"]);
+        let told = events(command.args(AS_TINKER.iter().flat_map(|&(name, value)| [name, value])));
+        let steps: Vec<&Value> = told.iter().filter(|event| event["event"] == "step").collect();
+        assert_eq!(steps.len(), 6);
+
+        let client = &deployment.client;
+        let examples = stories.each_ref().map(|story| example(client, story));
+        let mut model = Model::begin(client, &json!({ "rank": 4, "seed": 5 }));
+        for step in steps {
+            let lines = step["lines"].as_array().expect("lines").iter().filter_map(Value::as_u64);
+            let batch: Vec<&Example> = lines.map(|line| &examples[line as usize - 1]).collect();
+            let adam = json!({
+                "learning_rate": step["learning_rate"], "beta1": 0.9, "beta2": 0.999, "eps": 1e-8,
+                "weight_decay": 0.01, "grad_clip_norm": 0.5,
+            });
+            model.step(&as_a_mean(&batch), &adam);
+        }
+        let stepwise = model.publish("same");
+        assert_eq!(client.adapter(&stepwise)["generation"], client.adapter("tuned")["generation"]);
+        model.end();
+        assert!(deployment.stop().success());
     });
 }

@@ -3,18 +3,17 @@
 //! `HOLOBIONT_SOAK_S` says for how many seconds; from five minutes on, memory must be flat too.
 
 use std::{
-    env,
     sync::atomic::{AtomicUsize, Ordering},
     thread,
     time::{Duration, Instant},
 };
 
 use e2e_tests::{
-    Answer, Ask, Client, Deployment, EXAMPLES, Ending, MODELS, Plan, Process, eventually, fixtures, watched,
+    Answer, Ask, Client, Deployment, EXAMPLES, Ending, MODELS, Plan, Process, eventually, fixtures, repeats,
+    watched,
 };
 
 const CLIENTS: u32 = 64;
-const DEFAULT_SOAK_S: u64 = 15;
 /// Shorter runs are still filling their caches at the end.
 const FLAT_FROM_S: u64 = 300;
 /// Files a process may have open more at the end than in the middle: connections come and go.
@@ -110,9 +109,9 @@ fn churn(client: &Client, directory: &std::path::Path, deadline: Instant) -> usi
 
 #[test]
 fn sixty_four_clients_with_disconnects_get_golden_tokens_and_leave_nothing_behind() {
-    let soak_s = env::var("HOLOBIONT_SOAK_S").map_or(DEFAULT_SOAK_S, |text| text.parse().expect("seconds"));
+    let soak_s = repeats::SOAK_S.number();
     watched(move || {
-        let deployment = Plan::with_examples().start();
+        let deployment = Plan::with_examples().cores(2).start();
         let client = &deployment.client;
         let (table, tally) = (golden_table(client), Tally::default());
         let deadline = Instant::now() + Duration::from_secs(soak_s);

@@ -1,10 +1,10 @@
 //! Split clients against the real processes: the same bits by every route, and what an operator sees of them.
 //!
-//! `HOLOBIONT_PROMPTS` says how many prompts of each model are compared (2), `HOLOBIONT_ANSWER` how many tokens of each answer
-//! (8), `HOLOBIONT_CONTEXT` how many tokens the long context has (1200).
+//! `HOLOBIONT_PROMPTS` says how many prompts of each model are compared, `HOLOBIONT_ANSWER` how many tokens of each answer,
+//! `HOLOBIONT_CONTEXT` how many tokens the long context has.
 
 use std::{
-    env, fs,
+    fs,
     path::{Path, PathBuf},
     process::Command,
     sync::Arc,
@@ -15,7 +15,7 @@ use std::{
 use client::masking::{Masking, PaperSettings};
 use e2e_tests::{
     Answer, Ask, BASE, Client, Deployment, EXAMPLES, MODELS, Place, Plan, Process, direct_adapters,
-    eventually, eventually_some, fixtures,
+    eventually, eventually_some, fixtures, repeats,
     split::{
         CERTIFIED, Doors, Holdings, Program, Route, Score, Tenant,
         tenant::{LINEAR, OPEN, text},
@@ -24,9 +24,6 @@ use e2e_tests::{
 };
 use serde_json::{Value, json};
 
-const DEFAULT_ANSWER: u64 = 8;
-const DEFAULT_PROMPTS: u64 = 2;
-const DEFAULT_CONTEXT: u64 = 1200;
 /// Tokens of a text whose every position is compared.
 const PASSAGE: usize = 256;
 /// Calls of a token: four for each of thirty blocks, and the head.
@@ -35,23 +32,14 @@ const QUESTION: &str = "What is the capital of Japan?";
 /// Does not end for a while.
 const STORY: &str = "Once upon a time there was a little ship that";
 
-fn number(variable: &str, default: u64) -> u64 {
-    env::var(variable).map_or(default, |text| text.parse().expect("a number"))
-}
-
-/// Tokens of an answer.
-fn answer_tokens() -> usize {
-    usize::try_from(number("HOLOBIONT_ANSWER", DEFAULT_ANSWER)).expect("a small number")
-}
-
 /// A question to the resident engine.
 fn ask(model: &str, prompt: &[u32]) -> Ask {
-    Ask::new(model, prompt.to_vec(), u32::try_from(answer_tokens()).expect("a small number"))
+    Ask::new(model, prompt.to_vec(), u32::try_from(repeats::ANSWER.number()).expect("a small number"))
 }
 
 /// Prompts of many lengths; some end in the middle of a block of keys and values, some at its end.
 fn prompts() -> Vec<Vec<u32>> {
-    let count = u32::try_from(number("HOLOBIONT_PROMPTS", DEFAULT_PROMPTS)).expect("a small number");
+    let count = u32::try_from(repeats::PROMPTS.number()).expect("a small number");
     (0..count).map(|seed| fixtures::prompt(5000 + seed, 3 + (seed as usize * 29 + 61) % 120)).collect()
 }
 
@@ -105,11 +93,15 @@ impl Golden {
         }
         for (index, (prompt, resident)) in self.answers.iter().enumerate() {
             let what = format!("{} over {}, a prompt of {} tokens", self.model, route.name(), prompt.len());
-            let (tokens, scores) = scoring.scored(prompt, answer_tokens());
+            let (tokens, scores) = scoring.scored(prompt, repeats::ANSWER.count());
             assert_same(&bits(resident), &scores, &what);
             assert_eq!(continuation(&text, &tokens), resident.text, "{what}");
             if index == 0 {
-                assert_eq!(generating.generate(prompt, answer_tokens()).expect(&what), tokens, "{what}");
+                assert_eq!(
+                    generating.generate(prompt, repeats::ANSWER.count()).expect(&what),
+                    tokens,
+                    "{what}"
+                );
             }
         }
     }
@@ -149,7 +141,7 @@ fn compare_everywhere(doors: &Doors, deployment: &Deployment, golden: &[Golden])
 fn resident_and_split_answers_over_every_route_have_the_same_bits() {
     watched(|| {
         let doors = Doors::new();
-        let deployment = doors.of(Plan::with_examples()).start();
+        let deployment = doors.of(Plan::with_examples().cores(2)).start();
         let prompts = prompts();
         let golden = MODELS.map(|model| {
             let adapter = EXAMPLES.contains(&model).then(|| fixtures::example(model));
@@ -257,8 +249,7 @@ fn obfuscated_rows_lead_to_the_same_likeliest_tokens() {
         let [mut masked, mut plain, mut fast] = [paper, LINEAR, OPEN]
             .map(|masking| doors.tenant(&deployment, Route::SharedMemory, masking, None));
         let (mut to_linear, mut to_fast) = (Agreement::default(), Agreement::default());
-        let passages =
-            passages(2 * usize::try_from(number("HOLOBIONT_PROMPTS", DEFAULT_PROMPTS)).expect("few"));
+        let passages = passages(2 * repeats::PROMPTS.count());
         for (passage, model) in passages.iter().zip(MODELS.iter().cycle()) {
             let adapter = EXAMPLES.contains(model).then(|| fixtures::example(model));
             let [masked, plain, fast] = [&mut masked, &mut plain, &mut fast].map(|tenant| {
@@ -285,7 +276,7 @@ fn obfuscated_rows_lead_to_the_same_likeliest_tokens() {
 
 #[test]
 fn a_client_with_a_long_context_leaves_the_executors_memory_flat() {
-    let context = usize::try_from(number("HOLOBIONT_CONTEXT", DEFAULT_CONTEXT)).expect("a length");
+    let context = repeats::CONTEXT.count();
     watched(move || {
         let doors = Doors::new();
         let deployment = doors.of(Plan::bare().workers(0)).start();
@@ -409,7 +400,7 @@ fn a_key_lets_its_tenant_in_by_every_route_and_revoked_ends_its_sessions() {
         let bobs = Route::ALL.map(|route| {
             let mut tenant = doors.tenant(&deployment, route, OPEN, Some(&key));
             assert_eq!(tenant.session().opened().tenant, "bob");
-            let tokens = tenant.generate(&prompt, answer_tokens()).expect("an answer");
+            let tokens = tenant.generate(&prompt, repeats::ANSWER.count()).expect("an answer");
             assert_eq!(continuation(&text(), &tokens), golden, "over {}", route.name());
             tenant
         });

@@ -3,11 +3,10 @@
 //! A resident client and a split one ask for golden answers all the time. Meanwhile other split clients, processes of their
 //! own, are killed or stopped at named places; or the executor is, and they must go on with its successor.
 //!
-//! `HOLOBIONT_SPLIT_FAULTS` says how many clients are harmed (16), and half as many executors; `HOLOBIONT_SEED` how (1),
+//! `HOLOBIONT_SPLIT_FAULTS` says how many clients are harmed, and how many executors; `HOLOBIONT_SEED` how,
 //! `HOLOBIONT_LEDGER` where the figures go.
 
 use std::{
-    env,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -19,28 +18,25 @@ use std::{
 use e2e_tests::{
     Ask, BASE, Client, Deployment, Place, Plan, Process,
     chaos::{Ledger, Places, Random, Traffic, Variants},
-    eventually, fixtures, signal,
+    eventually, fixtures, repeats, signal,
     split::{Doors, Holdings, Program, Route, Tenant, program::Running, tenant::OPEN, tenant::text},
     watched,
 };
 use rustix::process::Signal;
 
-const DEFAULT_FAULTS: u64 = 16;
 /// Tokens of a client's answer.
 const ANSWER: u32 = 6;
 /// A few hundred tokens are two passes over the layers before the first is drawn.
 const PROMPT: &str = "A client of an executor keeps its adapter, its keys and values, and its sampling to itself, and rents \
     only the base layers. ";
 const REPEATS: usize = 12;
+/// What the companion rests after an answer: without it most of what is computed would be its own.
+const REST: Duration = Duration::from_millis(150);
 /// Calls of an answer: four for each of thirty blocks, and the head.
 const CALLS: usize = 121;
 
 /// The exit code of a command that nobody answers.
 const UNAVAILABLE: i32 = 5;
-
-fn number(variable: &str, default: u64) -> u64 {
-    env::var(variable).map_or(default, |text| text.parse().expect("a number"))
-}
 
 /// A split client that asks for one golden answer all the time, and outlives executors.
 struct Companion {
@@ -65,6 +61,7 @@ impl Companion {
                 said.push_str(decoder.finish());
                 assert_eq!(said, golden, "the companion's answer");
                 count.fetch_add(1, Ordering::Relaxed);
+                thread::sleep(REST);
             }
         });
         Self { stop, answered, thread }
@@ -241,11 +238,11 @@ impl Arena {
 
 #[test]
 fn split_clients_may_die_or_stop_anywhere_and_leave_nothing_behind() {
-    let (faults, seed) = (number("HOLOBIONT_SPLIT_FAULTS", DEFAULT_FAULTS), number("HOLOBIONT_SEED", 1));
+    let (faults, seed) = (repeats::SPLIT_FAULTS.number(), repeats::SEED.number());
     watched(move || {
         let mut arena = Arena::open("split clients", seed);
         for (number, place) in (0..faults).zip(client::FAILPOINTS.iter().cycle()) {
-            let actions = ["kill", "kill", "stop"];
+            let actions = ["kill", "stop"];
             let round = usize::try_from(number).expect("few") / client::FAILPOINTS.len();
             arena.harm_client(place, actions[round % actions.len()]);
         }
@@ -255,7 +252,7 @@ fn split_clients_may_die_or_stop_anywhere_and_leave_nothing_behind() {
 
 #[test]
 fn executors_may_die_or_stop_anywhere_and_split_clients_go_on_with_the_same_tokens() {
-    let (faults, seed) = (number("HOLOBIONT_SPLIT_FAULTS", DEFAULT_FAULTS) / 2, number("HOLOBIONT_SEED", 1));
+    let (faults, seed) = (repeats::SPLIT_FAULTS.number(), repeats::SEED.number());
     watched(move || {
         let mut arena = Arena::open("executors of split clients", seed);
         for (number, place) in (0..faults).zip(base_executor::LAYER_FAILPOINTS.iter().cycle()) {

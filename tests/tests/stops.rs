@@ -14,7 +14,7 @@ use std::{
 use e2e_tests::{
     BASE, Client, Fault, Plan, Process,
     chaos::{Places, Random, Traffic, Variants},
-    eventually, watched,
+    eventually, repeats, watched,
 };
 use rustix::process::Signal;
 
@@ -125,8 +125,7 @@ fn a_supervisor_that_was_stopped_itself_replaces_nobody() {
 
 #[test]
 fn a_storm_of_deaths_ends_in_service_as_before() {
-    let storm =
-        Duration::from_secs(env::var("HOLOBIONT_STORM_S").map_or(10, |text| text.parse().expect("seconds")));
+    let storm = Duration::from_secs(repeats::STORM_S.number());
     watched(move || {
         let deployment = Plan::bare().mortal(&Places::new()).start();
         let (variants, models) = variants(&deployment.client, &deployment.place().adapters());

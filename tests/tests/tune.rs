@@ -1,19 +1,18 @@
 //! Fine-tuning over the layers that a deployment lends: the program as people run it, killed and started again, beside others.
 //!
-//! `HOLOBIONT_TUNE_KILLS` says how often trainer and executor are killed in the course of one job (6).
+//! `HOLOBIONT_TUNE_KILLS` says how often trainer and executor are killed in the course of one job.
 
 use std::{
-    env, fs,
+    fs,
     io::{BufRead as _, BufReader},
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
-use e2e_tests::{Ask, BASE, Deployment, Plan, Process, fixtures, watched};
+use e2e_tests::{Ask, BASE, Deployment, Plan, Process, fixtures, repeats, watched};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-const DEFAULT_KILLS: u64 = 6;
 const STEPS: u64 = 24;
 const QUESTION: &str = "What is the capital of France?";
 const ANSWER: &str = "Arr, the capital of France be Paris, matey!";
@@ -98,17 +97,13 @@ fn until(told: &mut impl Iterator<Item = std::io::Result<String>>, step: u64) {
     assert!(made, "step {step} is made");
 }
 
-fn kills() -> u64 {
-    env::var("HOLOBIONT_TUNE_KILLS").map_or(DEFAULT_KILLS, |text| text.parse().expect("a number"))
-}
-
 #[test]
 fn a_job_whose_trainer_and_executor_are_killed_gives_the_generation_of_one_that_ran_through() {
     watched(|| {
         let deployment = Plan::bare().restless().start();
         let job = Job::new(&deployment);
         let whole = job.generation("whole", &[]);
-        let kills = kills();
+        let kills = repeats::TUNE_KILLS.number();
         for kill in 0..kills {
             let mut child = job.command("killed").arg("--resume").spawn().expect("it starts");
             let mut told = BufReader::new(child.stdout.take().expect("it is piped")).lines();

@@ -1,9 +1,8 @@
 //! Workers die, stop, go on and are started again under load: no token is wrong, no request is lost, nothing leaks.
 //!
-//! `HOLOBIONT_WORKER_FAULTS` says how often (60), `HOLOBIONT_SEED` when (1), `HOLOBIONT_LEDGER` where the figures go.
+//! `HOLOBIONT_WORKER_FAULTS` says how often, `HOLOBIONT_SEED` when, `HOLOBIONT_LEDGER` where the figures go.
 
 use std::{
-    env,
     sync::{Arc, atomic::Ordering},
     thread,
     time::Duration,
@@ -12,12 +11,11 @@ use std::{
 use e2e_tests::{
     BASE, Client, Deployment, Place, Plan, Process, SharedMemory,
     chaos::{Ledger, Random, Traffic, Variants},
-    eventually, fixtures, watched,
+    eventually, fixtures, repeats, watched,
 };
 use rustix::process::Signal;
 use serde_json::Value;
 
-const DEFAULT_FAULTS: u64 = 60;
 const WORKERS: usize = 2;
 /// Adapters of up to 48 ranks, which travel in up to three blocks a layer.
 const ADAPTERS: u32 = 4;
@@ -26,10 +24,6 @@ const TIMES: usize = 6;
 const DEVICE: &str = "16MiB";
 const LINK_GBPS: &str = "0.2";
 const CLIENTS: u64 = 4;
-
-fn number(variable: &str, default: u64) -> u64 {
-    env::var(variable).map_or(default, |text| text.parse().expect("a number"))
-}
 
 fn count(figure: &Value) -> u64 {
     figure.as_u64().unwrap_or_else(|| panic!("{figure} is no count"))
@@ -210,7 +204,7 @@ fn learn(place: &Arc<Place>) -> Variants {
 
 #[test]
 fn workers_may_die_or_stop_at_any_moment_and_no_token_request_or_memory_is_lost() {
-    let (faults, seed) = (number("HOLOBIONT_WORKER_FAULTS", DEFAULT_FAULTS), number("HOLOBIONT_SEED", 1));
+    let (faults, seed) = (repeats::WORKER_FAULTS.number(), repeats::SEED.number());
     watched(move || {
         let mut arena = Arena::open(seed);
         let held = arena.shared_memory();

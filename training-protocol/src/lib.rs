@@ -109,7 +109,7 @@ pub struct Plan {
 }
 
 /// A step that is done.
-#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Step {
     /// From 1.
     pub step: u64,
@@ -126,6 +126,9 @@ pub struct Step {
     /// Tokens of its batch.
     #[serde(default)]
     pub tokens: u64,
+    /// Lines of the data that its batch is from, in the order in which they are learned.
+    #[serde(default)]
+    pub lines: Vec<u64>,
     /// Since the job began, or went on.
     pub tokens_per_second: Option<f64>,
     /// Until the last step.

@@ -23,7 +23,7 @@ mod kind;
 mod lines;
 mod sample;
 
-use std::{fs::File, io, path::Path};
+use std::{fs::File, io, ops::Range, path::Path};
 
 use files::strict_json;
 use serde_json::Value;
@@ -108,6 +108,33 @@ impl Items {
             Self::Examples(examples) => examples.iter().map(of).sum(),
             Self::Pairs(pairs) => pairs.iter().map(|pair| of(&pair.chosen) + of(&pair.rejected)).sum(),
         }
+    }
+
+    /// Of each line that there is, in order, the numbers of what it became.
+    #[must_use]
+    pub fn of_lines(&self) -> Vec<Range<usize>> {
+        let Self::Examples(all) = self else {
+            return (0..self.len()).map(|number| number..number + 1).collect();
+        };
+        let mut end = 0;
+        let of_line = |line: &[Example]| {
+            end += line.len();
+            end - line.len()..end
+        };
+        all.chunk_by(|a, b| a.line == b.line).map(of_line).collect()
+    }
+
+    /// The line of each of those with these numbers.
+    ///
+    /// # Panics
+    /// If there is no such number.
+    #[must_use]
+    pub fn lines(&self, numbers: &[usize]) -> Vec<u64> {
+        let line = |&number: &usize| match self {
+            Self::Examples(all) => all[number].line as u64,
+            Self::Pairs(all) => all[number].chosen.line as u64,
+        };
+        numbers.iter().map(line).collect()
     }
 
     /// Those with these numbers.

@@ -2,13 +2,12 @@
 
 use std::{error::Error, time::Instant};
 
-use model::{cpu::Compute, forward::ReverseLayers};
 use training_protocol::{Event, Step};
 
 use crate::{
     checkpoint::{Checkpoint, CheckpointError, Origin},
     data::{Example, Items, Pair},
-    learn::{LearnError, Learning, Outcome},
+    learn::{LearnError, Learning, Outcome, lanes::Base},
     order::{Batches, split},
     plan::Plan,
     schedule::Schedule,
@@ -65,14 +64,19 @@ pub struct Course {
 }
 
 impl Course {
-    /// Holds out as much of `items` as the plan says, or judges by `validation`.
+    /// Holds out as many lines of `items` as the plan says, or judges by `validation`. Of a conversation that became several
+    /// examples all are learned from or none: each shows what the earlier ones teach.
     #[must_use]
     pub fn new(items: Items, validation: Option<Items>, plan: &Plan) -> Self {
         if let Some(held_out) = validation {
             return Self { learned: items, held_out };
         }
-        let (learned, held_out) = split(items.len(), plan.held_out, plan.seed);
-        Self { learned: items.pick(&learned), held_out: items.pick(&held_out) }
+        let lines = items.of_lines();
+        let (learned, held_out) = split(lines.len(), plan.held_out, plan.seed);
+        let pick = |chosen: Vec<usize>| {
+            items.pick(&chosen.into_iter().flat_map(|line| lines[line].clone()).collect::<Vec<_>>())
+        };
+        Self { learned: pick(learned), held_out: pick(held_out) }
     }
 
     /// Examples or pairs to learn from.
@@ -116,7 +120,7 @@ impl Job {
     ///
     /// # Errors
     /// The executor is gone, a loss is no number, or a checkpoint cannot be kept. The last checkpoint stands.
-    pub fn run<B: ReverseLayers<Compute, Error: Error + 'static>>(
+    pub fn run<B: Base>(
         &self,
         learning: &mut Learning<B>,
         listener: &mut dyn Listener,
@@ -147,6 +151,7 @@ impl Job {
                 grad_norm: outcome.grad_norm,
                 learning_rate,
                 tokens: outcome.rows as u64,
+                lines: self.course.learned.lines(&batch),
                 tokens_per_second: Some(tokens as f64 / seconds),
                 seconds_left: Some(seconds / (step - first) as f64 * (steps - step) as f64),
             }))?;
@@ -160,7 +165,7 @@ impl Job {
         Ok(Ended::Done { loss: last, held_out_loss })
     }
 
-    fn step<B: ReverseLayers<Compute, Error: Error + 'static>>(
+    fn step<B: Base>(
         &self,
         learning: &mut Learning<B>,
         batch: &[usize],
@@ -179,7 +184,7 @@ impl Job {
         }
     }
 
-    fn keep<B: ReverseLayers<Compute, Error: Error + 'static>>(
+    fn keep<B: Base>(
         &self,
         learning: &Learning<B>,
         listener: &mut dyn Listener,
@@ -190,7 +195,7 @@ impl Job {
         Ok(listener.hear(&Event::Checkpoint { step: learning.state.step })?)
     }
 
-    fn judge<B: ReverseLayers<Compute, Error: Error + 'static>>(
+    fn judge<B: Base>(
         &self,
         learning: &mut Learning<B>,
         listener: &mut dyn Listener,

@@ -1,6 +1,14 @@
 //! One step: the gradient of a batch, and what AdamW makes of it.
+//!
+//! # Layout
+//!
+//! - this file: steps from examples and from pairs
+//! - `gather`: gradients gathered over several batches
+//! - `part`: batches cut into parts; [`lanes`]: parts that go through the model at the same time
 
 mod gather;
+pub mod lanes;
+mod part;
 
 use std::{error::Error, ops::Range};
 
@@ -8,8 +16,7 @@ use kernels::lora::{LayoutError, LoraPrecision};
 use model::{
     adapter::Method,
     backward::{self, Dropout, Gradients, Keep, Learner, Tape, TrainError, Trainer},
-    cpu::Compute,
-    forward::ReverseLayers,
+    forward::Frame,
 };
 
 use policy::random::Rng;
@@ -22,10 +29,16 @@ use crate::{
 
 pub use self::gather::{Datum, Direction, Gathered};
 
+use self::{
+    lanes::{Base, Lanes, Rows as _},
+    part::{Inputs, parts, rows},
+};
+
 /// Rows that go through the model together. More would only take memory: every row's bits are its own.
 pub const BATCH_ROWS: usize = 512;
 
-/// Rows of which everything is kept on the way forward; of longer sequences the way back computes it once more.
+/// Rows under way at once, of which everything is kept on the way forward. Longer sequences are under way alone, and the way back
+/// computes them once more.
 const KEPT_ROWS: usize = 1024;
 
 /// Tells the numbers that decide what is dropped from others of the same seed.
@@ -66,7 +79,7 @@ pub struct Outcome {
 /// An adapter that learns over base layers of somebody else.
 #[derive(Debug)]
 pub struct Learning<B> {
-    trainer: Trainer<B>,
+    lanes: Lanes<B>,
     /// How the adapter is kept where it will be served.
     precision: LoraPrecision,
     /// What it is now.
@@ -80,20 +93,20 @@ pub struct Learning<B> {
     gradients: Gradients,
 }
 
-impl<B: ReverseLayers<Compute, Error: Error + 'static>> Learning<B> {
+impl<B: Base> Learning<B> {
     /// An adapter that begins as `start`.
     ///
     /// # Errors
     /// Its matrices have shapes that the kernels do not take.
     pub fn new(
-        trainer: Trainer<B>,
+        lanes: Lanes<B>,
         precision: LoraPrecision,
         start: Method,
     ) -> Result<Self, LearnError<B::Error>> {
         let lengths: Vec<usize> = start.tensors().into_iter().map(<[f32]>::len).collect();
-        let learner = Learner::new(&start, &trainer.model().config, precision)?;
+        let learner = Learner::new(&start, &lanes.model().config, precision)?;
         let (state, gradients) = (State::new(&lengths), Gradients::zero(&start));
-        Ok(Self { trainer, precision, method: start, start: learner, state, dropout: None, gradients })
+        Ok(Self { lanes, precision, method: start, start: learner, state, dropout: None, gradients })
     }
 
     /// The same, with a share of what the adapter's matrices are given dropped while it learns from examples; which, `seed`
@@ -112,8 +125,8 @@ impl<B: ReverseLayers<Compute, Error: Error + 'static>> Learning<B> {
 
     /// The model that it learns on.
     #[must_use]
-    pub fn trainer(&self) -> &Trainer<B> {
-        &self.trainer
+    pub fn model(&self) -> &Frame {
+        self.lanes.model()
     }
 
     /// Learns from `examples`: the mean of their weighted tokens becomes likelier.
@@ -128,19 +141,22 @@ impl<B: ReverseLayers<Compute, Error: Error + 'static>> Learning<B> {
     ) -> Result<Outcome, LearnError<B::Error>> {
         let learner = self.learner()?;
         let total = weight(examples);
-        let (mut sum, mut rows) = (0.0, 0);
-        self.gradients.clear();
         let mut numbers = 0..;
-        for part in parts(examples) {
-            let inputs = Inputs::of(part);
+        let inputs = |part: &[&Example]| {
             let dropouts = part.iter().zip(&mut numbers).filter_map(|(_, number)| self.dropped(number));
-            let inputs = Inputs { dropouts: dropouts.collect(), ..inputs };
-            let tape = self.forward(&learner, &inputs)?;
-            rows += tape.rows();
+            Inputs::of(part).dropping(dropouts)
+        };
+        let inputs: Vec<_> = parts(examples, rows).map(inputs).collect();
+        self.gradients.clear();
+        let parts = inputs.into_iter().zip(self.gradients.turns());
+        let learned = self.lanes.each(parts, |trainer, (inputs, turn)| {
+            let tape = forward(trainer, &learner, &inputs)?;
+            let rows = tape.rows();
             let mut loss = Weighted { weights: &inputs.weights, total, sum: 0.0 };
-            self.trainer.reverse(&learner, tape, &mut loss, &mut self.gradients)?;
-            sum += loss.sum;
-        }
+            trainer.reverse(&learner, tape, &mut loss, turn)?;
+            Ok((loss.sum, rows))
+        })?;
+        let (sum, rows) = summed(learned);
         self.step(sum / total, rows, hyper, max_norm)
     }
 
@@ -156,20 +172,20 @@ impl<B: ReverseLayers<Compute, Error: Error + 'static>> Learning<B> {
         max_norm: f64,
     ) -> Result<Outcome, LearnError<B::Error>> {
         let learner = self.learner()?;
-        let (mut sum, mut rows) = (0.0, 0);
+        let (start, scale) = (&self.start, 1.0 / pairs.len() as f64);
         self.gradients.clear();
-        for pair in pairs {
-            let inputs = Inputs::of(&[&pair.chosen, &pair.rejected]);
-            let reference = self.log_probabilities(true, &learner, &inputs)?;
-            let tape = self.forward(&learner, &inputs)?;
-            rows += 2 * tape.rows();
-            let values = self.trainer.log_probabilities(&learner, &tape)?;
+        let parts = pairs.iter().map(|pair| of_pair(pair)).zip(self.gradients.turns());
+        let learned = self.lanes.each(parts, |trainer, (inputs, turn)| {
+            let reference = log_probabilities(trainer, start, &inputs)?;
+            let tape = forward(trainer, &learner, &inputs)?;
+            let rows = 2 * tape.rows();
+            let values = trainer.log_probabilities(&learner, &tape)?;
             let compared = compared(&inputs, &values, &reference, beta);
-            sum += compared.loss;
             let gradients = [compared.chosen_gradients, compared.rejected_gradients].concat();
-            let mut given = Given { gradients, scale: 1.0 / pairs.len() as f64 };
-            self.trainer.reverse(&learner, tape, &mut given, &mut self.gradients)?;
-        }
+            trainer.reverse(&learner, tape, &mut Given { gradients, scale }, turn)?;
+            Ok((compared.loss, rows))
+        })?;
+        let (sum, rows) = summed(learned);
         self.step(sum / pairs.len() as f64, rows, hyper, max_norm)
     }
 
@@ -179,13 +195,11 @@ impl<B: ReverseLayers<Compute, Error: Error + 'static>> Learning<B> {
     /// The executor is gone.
     pub fn evaluate(&mut self, examples: &[&Example]) -> Result<Option<f64>, LearnError<B::Error>> {
         let learner = self.learner()?;
-        let mut sum = 0.0;
-        for part in parts(examples) {
-            let inputs = Inputs::of(part);
-            let values = self.log_probabilities(false, &learner, &inputs)?;
-            sum += loss::cross_entropy(&values, &inputs.weights).loss;
-        }
-        let total = weight(examples);
+        let losses = self.lanes.each(parts(examples, rows).map(Inputs::of), |trainer, inputs| {
+            let values = log_probabilities(trainer, &learner, &inputs)?;
+            Ok(loss::cross_entropy(&values, &inputs.weights).loss)
+        });
+        let (sum, total) = (losses?.into_iter().fold(0.0, |sum, loss| sum + loss), weight(examples));
         Ok((total > 0.0).then(|| sum / total))
     }
 
@@ -199,13 +213,13 @@ impl<B: ReverseLayers<Compute, Error: Error + 'static>> Learning<B> {
         beta: f64,
     ) -> Result<Option<f64>, LearnError<B::Error>> {
         let learner = self.learner()?;
-        let mut sum = 0.0;
-        for pair in pairs {
-            let inputs = Inputs::of(&[&pair.chosen, &pair.rejected]);
-            let reference = self.log_probabilities(true, &learner, &inputs)?;
-            let values = self.log_probabilities(false, &learner, &inputs)?;
-            sum += compared(&inputs, &values, &reference, beta).loss;
-        }
+        let start = &self.start;
+        let losses = self.lanes.each(pairs.iter().map(|pair| of_pair(pair)), |trainer, inputs| {
+            let reference = log_probabilities(trainer, start, &inputs)?;
+            let values = log_probabilities(trainer, &learner, &inputs)?;
+            Ok(compared(&inputs, &values, &reference, beta).loss)
+        });
+        let sum = losses?.into_iter().fold(0.0, |sum, loss| sum + loss);
         Ok((!pairs.is_empty()).then(|| sum / pairs.len() as f64))
     }
 
@@ -215,7 +229,7 @@ impl<B: ReverseLayers<Compute, Error: Error + 'static>> Learning<B> {
     }
 
     fn learner(&self) -> Result<Learner, LearnError<B::Error>> {
-        Ok(Learner::new(&self.method, &self.trainer.model().config, self.precision)?)
+        Ok(Learner::new(&self.method, &self.model().config, self.precision)?)
     }
 
     /// What is dropped of an example of this step.
@@ -223,24 +237,6 @@ impl<B: ReverseLayers<Compute, Error: Error + 'static>> Learning<B> {
         let Dropout { rate, key } = self.dropout?;
         let of_step = Rng::keyed(key).bits(self.state.step);
         Some(Dropout { rate, key: Rng::keyed(of_step).bits(number) })
-    }
-
-    fn forward(&mut self, learner: &Learner, inputs: &Inputs) -> Result<Tape, LearnError<B::Error>> {
-        self.trainer.set_keep(if inputs.rows() > KEPT_ROWS { Keep::Inputs } else { Keep::All });
-        Ok(self.trainer.forward(learner, &inputs.examples())?)
-    }
-
-    /// Of `inputs`, by the adapter as it began or as it is.
-    fn log_probabilities(
-        &mut self,
-        as_it_began: bool,
-        learner: &Learner,
-        inputs: &Inputs,
-    ) -> Result<Vec<f32>, LearnError<B::Error>> {
-        let learner = if as_it_began { &self.start } else { learner };
-        self.trainer.set_keep(Keep::Inputs);
-        let tape = self.trainer.forward(learner, &inputs.examples())?;
-        Ok(self.trainer.log_probabilities(learner, &tape)?)
     }
 
     fn step(
@@ -263,69 +259,36 @@ impl<B: ReverseLayers<Compute, Error: Error + 'static>> Learning<B> {
     }
 }
 
+fn forward<B: Base>(
+    trainer: &mut Trainer<B>,
+    learner: &Learner,
+    inputs: &Inputs,
+) -> Result<Tape, TrainError<B::Error>> {
+    trainer.set_keep(if inputs.rows() > KEPT_ROWS { Keep::Inputs } else { Keep::All });
+    trainer.forward(learner, &inputs.examples())
+}
+
+fn log_probabilities<B: Base>(
+    trainer: &mut Trainer<B>,
+    learner: &Learner,
+    inputs: &Inputs,
+) -> Result<Vec<f32>, TrainError<B::Error>> {
+    trainer.set_keep(Keep::Inputs);
+    let tape = trainer.forward(learner, &inputs.examples())?;
+    trainer.log_probabilities(learner, &tape)
+}
+
+/// Losses and rows of all parts, in their order.
+fn summed(parts: Vec<(f64, usize)>) -> (f64, usize) {
+    parts.into_iter().fold((0.0, 0), |(sum, rows), (loss, own)| (sum + loss, rows + own))
+}
+
+fn of_pair(pair: &Pair) -> Inputs {
+    Inputs::of(&[&pair.chosen, &pair.rejected])
+}
+
 fn weight(examples: &[&Example]) -> f64 {
     examples.iter().flat_map(|example| &example.weights).copied().map(f64::from).sum()
-}
-
-/// As many examples together as go through the model at once.
-fn parts<'a, 'e>(examples: &'a [&'e Example]) -> impl Iterator<Item = &'a [&'e Example]> {
-    let mut rest = examples;
-    std::iter::from_fn(move || {
-        let mut rows = 0;
-        let fits = |example: &&&Example| {
-            rows += example.tokens.len() - 1;
-            rows <= BATCH_ROWS
-        };
-        let count = rest.iter().take_while(fits).count().max(1).min(rest.len());
-        let (part, behind) = rest.split_at(count);
-        rest = behind;
-        (!part.is_empty()).then_some(part)
-    })
-}
-
-/// Examples as the model takes them.
-struct Inputs {
-    tokens: Vec<Vec<u32>>,
-    targets: Vec<Vec<Option<u32>>>,
-    /// Of the targets, example after example.
-    weights: Vec<f32>,
-    /// How many targets each example has.
-    counts: Vec<usize>,
-    /// What is dropped of each, if anything is.
-    dropouts: Vec<Dropout>,
-}
-
-impl Inputs {
-    fn of(examples: &[&Example]) -> Self {
-        let targets = |example: &&Example| -> Vec<Option<u32>> {
-            let pairs = example.tokens[1..].iter().zip(&example.weights);
-            pairs.map(|(&token, &weight)| (weight != 0.0).then_some(token)).collect()
-        };
-        let counted = |weight: &f32| *weight != 0.0;
-        Self {
-            tokens: examples
-                .iter()
-                .map(|example| example.tokens[..example.tokens.len() - 1].to_vec())
-                .collect(),
-            targets: examples.iter().map(targets).collect(),
-            weights: examples.iter().flat_map(|of| of.weights.iter().copied().filter(counted)).collect(),
-            counts: examples
-                .iter()
-                .map(|of| of.weights.iter().filter(|weight| counted(weight)).count())
-                .collect(),
-            dropouts: Vec::new(),
-        }
-    }
-
-    fn rows(&self) -> usize {
-        self.tokens.iter().map(Vec::len).sum()
-    }
-
-    fn examples(&self) -> Vec<backward::Example<'_>> {
-        let dropouts = self.dropouts.iter().copied().map(Some).chain(std::iter::repeat(None));
-        let all = self.tokens.iter().zip(&self.targets).zip(dropouts);
-        all.map(|((tokens, targets), dropout)| backward::Example { tokens, targets, dropout }).collect()
-    }
 }
 
 fn compared(inputs: &Inputs, values: &[f32], reference: &[f32], beta: f64) -> loss::Compared {

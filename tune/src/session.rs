@@ -6,20 +6,17 @@ pub mod order;
 use std::{error::Error, path::Path};
 
 use kernels::lora::LoraPrecision;
-use model::{
-    adapter::Method,
-    backward::{TrainError, Trainer},
-    cpu::Compute,
-    forward::ReverseLayers,
-    shape::config::ModelConfig,
-};
+use model::{adapter::Method, backward::TrainError, shape::config::ModelConfig};
 
 use training_protocol::session::{Adam, Answer, Done, Lora, Order, Refusal};
 
 use crate::{
     adapter::{NoModule, Shape},
     checkpoint::{Checkpoint, Origin},
-    learn::{Datum, Direction, LearnError, Learning},
+    learn::{
+        Datum, Direction, LearnError, Learning,
+        lanes::{Base, Lanes},
+    },
     loss::{Loss, Metrics},
     optimizer::{Hyperparameters, State},
     peft::{self, Dtype},
@@ -43,7 +40,7 @@ fn refusal<E: Error + 'static>(error: &LearnError<E>) -> Refusal {
 #[derive(Debug)]
 enum Stage<B> {
     /// Nothing yet.
-    Waiting(Box<Trainer<B>>),
+    Waiting(Box<Lanes<B>>),
     /// An adapter.
     Learning(Box<Learning<B>>, Shape),
     /// Nothing any more: what was to begin could not.
@@ -58,10 +55,10 @@ pub struct Session<B> {
     base: String,
 }
 
-impl<B: ReverseLayers<Compute, Error: Error + 'static>> Session<B> {
+impl<B: Base> Session<B> {
     /// A session on the base of this identity.
-    pub fn new(trainer: Trainer<B>, precision: LoraPrecision, base: String) -> Self {
-        Self { stage: Stage::Waiting(Box::new(trainer)), precision, base }
+    pub fn new(lanes: Lanes<B>, precision: LoraPrecision, base: String) -> Self {
+        Self { stage: Stage::Waiting(Box::new(lanes)), precision, base }
     }
 
     /// Carries an order out. `numbers` are those behind its line; those behind the answer's come with it.
@@ -93,7 +90,7 @@ impl<B: ReverseLayers<Compute, Error: Error + 'static>> Session<B> {
                 let direction = if *forward_only { Direction::Forward } else { Direction::Backward };
                 let learning = self.learning()?;
                 let data = data(loss, lengths, inputs, numbers)?;
-                check(&data, &learning.trainer().model().config)?;
+                check(&data, &learning.model().config)?;
                 let gathered = learning.gather(&data, loss, direction).map_err(|error| refusal(&error))?;
                 Ok((gathered.metrics, None, gathered.logprobs))
             }
@@ -122,18 +119,18 @@ impl<B: ReverseLayers<Compute, Error: Error + 'static>> Session<B> {
 
     fn create(&mut self, shape: &Shape, seed: u64) -> Result<(), Refusal> {
         check_shape(shape)?;
-        let Stage::Waiting(trainer) = &self.stage else {
+        let Stage::Waiting(lanes) = &self.stage else {
             return Err(Refusal::user("there is an adapter already: a session has one"));
         };
-        let method = shape.start(&trainer.model().config, seed);
+        let method = shape.start(&lanes.model().config, seed);
         self.begin(method, shape.clone())
     }
 
     fn begin(&mut self, method: Method, shape: Shape) -> Result<(), Refusal> {
         match std::mem::replace(&mut self.stage, Stage::Broken) {
-            Stage::Waiting(trainer) => {
+            Stage::Waiting(lanes) => {
                 let learning =
-                    Learning::new(*trainer, self.precision, method).map_err(|error| refusal(&error))?;
+                    Learning::new(*lanes, self.precision, method).map_err(|error| refusal(&error))?;
                 self.stage = Stage::Learning(Box::new(learning), shape);
                 Ok(())
             }
@@ -162,8 +159,8 @@ impl<B: ReverseLayers<Compute, Error: Error + 'static>> Session<B> {
 
     fn read(&self, directory: &Path) -> Result<(Shape, Checkpoint), String> {
         let config = match &self.stage {
-            Stage::Waiting(trainer) => &trainer.model().config,
-            Stage::Learning(learning, _) => &learning.trainer().model().config,
+            Stage::Waiting(lanes) => &lanes.model().config,
+            Stage::Learning(learning, _) => &learning.model().config,
             Stage::Broken => return Err("this session has ended".to_owned()),
         };
         let gone = || "it is not there any more".to_owned();
@@ -194,13 +191,13 @@ impl<B: ReverseLayers<Compute, Error: Error + 'static>> Session<B> {
         let Stage::Learning(learning, shape) = &self.stage else {
             return Err(Refusal::user("there is no adapter yet: create one, or load one"));
         };
-        let config = &learning.trainer().model().config;
+        let config = &learning.model().config;
         peft::write(directory, &peft::options(shape, 0.0, config), &learning.method, config, Dtype::F32)
             .map_err(|error| Refusal::server(error.to_string()))
     }
 }
 
-impl<B: ReverseLayers<Compute, Error: Error + 'static>> Learning<B> {
+impl<B: Base> Learning<B> {
     /// Goes on from what was kept; without the optimizer's numbers, from its beginning. What was gathered is gone.
     fn restore(&mut self, method: Method, state: Option<State>) {
         let lengths: Vec<usize> = method.tensors().into_iter().map(<[f32]>::len).collect();

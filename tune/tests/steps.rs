@@ -12,6 +12,7 @@ use kernels::{Pool, lora::LoraPrecision};
 use model::{
     adapter::{Adapter, Method},
     backward::{Keep, Trainer},
+    forward::Frame,
     resident::{KvDtype, kv_precision, kv_shape},
     skeleton::client_base::ClientBase,
     sources::open::open,
@@ -68,15 +69,15 @@ fn trainer(model: &str) -> Trainer<ResidentLayers> {
     let layers = ResidentLayers::load(&*open(&path).unwrap(), 1, &|_| {}).unwrap();
     let frame = ClientBase::open(&path).unwrap().frame;
     let shape = kv_shape(&frame.config, kv_precision(layers.sites().is_exact(), KvDtype::Auto));
-    Trainer::new(frame, layers, shape, Pool::new(&[]).unwrap(), Keep::All).unwrap()
+    Trainer::new(frame.into(), layers, shape, Pool::new(&[]).unwrap(), Keep::All).unwrap()
 }
 
 fn learning(model: &str, start: Method) -> Learning<ResidentLayers> {
-    Learning::new(trainer(model), LoraPrecision::Exact, start).unwrap()
+    Learning::new(trainer(model).into(), LoraPrecision::Exact, start).unwrap()
 }
 
-fn read(trainer: &Trainer<ResidentLayers>, directory: &Path) -> Method {
-    Adapter::read(directory, &trainer.model().config).unwrap().method
+fn read(model: &Frame, directory: &Path) -> Method {
+    Adapter::read(directory, &model.config).unwrap().method
 }
 
 fn examples(batch: &[Sequence]) -> Vec<Example> {
@@ -91,8 +92,8 @@ fn close(got: f64, wanted: f64, what: &str) {
 fn eight_steps(model: &str, case: &Path) -> Learning<ResidentLayers> {
     let expected: Expected = serde_json::from_slice(&fs::read(case.join("expected.json")).unwrap()).unwrap();
     let trainer = trainer(model);
-    let start = read(&trainer, &case.join("start"));
-    let mut learning = Learning::new(trainer, LoraPrecision::Exact, start).unwrap();
+    let start = read(trainer.model(), &case.join("start"));
+    let mut learning = Learning::new(trainer.into(), LoraPrecision::Exact, start).unwrap();
     let Expectations { lr, eps, weight_decay, max_grad_norm, schedule: decay, warmup_steps, total_steps } =
         expected.hyperparameters;
     let schedule = Schedule { decay, warmup_steps, total_steps };
@@ -118,7 +119,7 @@ fn eight_steps_end_where_those_of_torch_end() {
             let end = tempfile::tempdir().unwrap();
             fs::copy(case.join("start/adapter_config.json"), end.path().join("adapter_config.json")).unwrap();
             fs::copy(case.join("end.safetensors"), end.path().join("adapter_model.safetensors")).unwrap();
-            let wanted = read(learning.trainer(), end.path());
+            let wanted = read(learning.model(), end.path());
             for (number, (got, wanted)) in
                 learning.method.tensors().into_iter().zip(wanted.tensors()).enumerate()
             {

@@ -41,7 +41,7 @@ pub struct LayerFlags {
     /// Calls wait for company so many times as long as by default.
     #[arg(long = "layer-wait-factor", value_name = "FACTOR")]
     pub wait_factor: WaitFactor,
-    /// Beside requests that are answered, training gets this share of the time that they take.
+    /// Beside requests that are answered, training gets this share of the time that they take; with 0 a call every 5 s.
     #[arg(long = "layer-training-share", value_name = "SHARE")]
     pub training_share: Share,
     /// Sessions of split clients.

@@ -42,8 +42,8 @@ impl std::fmt::Debug for FreeBytes {
 /// What the device tier holds itself to.
 #[derive(Debug, Clone, Copy)]
 pub struct DeviceSettings {
-    /// Bytes of adapters on the device.
-    pub bytes: u64,
+    /// Bytes of a block of the pool that adapters have their places in.
+    pub block_bytes: u64,
     /// What a request does whose adapter is not there.
     pub cold_start: ColdStart,
     /// An emulated link.

@@ -5,9 +5,10 @@ use std::{
 
 use cache::copy::Load;
 use ids::Generation;
-use kernels::lora::LoraPrecision;
+use kernels::{blocks::BlockMemory, lora::LoraPrecision};
 use model::{
     adapter::{Adapter, LoraModule, Method, ScaleVector, Scales, Side},
+    deltas::cpu_copy::CpuMemory,
     shape::{config::ModelConfig, source::Target},
 };
 use patience::WATCHDOG;
@@ -54,26 +55,31 @@ fn scaling_adapter(size: usize) -> Arc<PreparedAdapter> {
     Arc::new(prepared)
 }
 
-/// A device tier with room for so many adapters, and what it tells the engine.
+/// A device with room for so many adapters, each as large as a block, and what it tells the engine.
 struct Bench {
     device: Device,
+    pool: Cache,
     told: Receiver<AdapterId>,
+    clock: Duration,
 }
 
 impl Bench {
-    fn new(room: u64, cold_start: ColdStart, link: Option<u64>) -> Self {
+    fn new(room: u32, cold_start: ColdStart, link: Option<u64>) -> Self {
         let (tell, told) = channel();
         let link = link.map(|bytes| BytesPerSecond(bytes.try_into().unwrap()));
-        let settings = DeviceSettings { bytes: room * BYTES, cold_start, link };
+        let settings = DeviceSettings { block_bytes: BYTES, cold_start, link };
         let arrivals = Arrivals::new(move |id| tell.send(id).unwrap_or_default());
-        let device = Device::new(settings, arrivals, Workers::default(), None).unwrap();
-        Self { device, told }
+        let memory = CpuMemory(BlockMemory::new(BYTES as usize, room as usize).unwrap());
+        let device = Device::new(settings, Arc::new(memory), arrivals, Workers::default(), None).unwrap();
+        let pool = Cache::new(cache::Settings::device_alone(room, 16));
+        Self { device, pool, told, clock: Duration::ZERO }
     }
 
     /// Takes in the next arrival, as the engine does.
     fn next_arrival(&mut self) -> AdapterId {
         let id = self.told.recv_timeout(WATCHDOG).expect("an adapter arrives or is given up");
-        self.device.arrived(id);
+        self.device.arrived(&mut self.pool, id);
+        self.device.depart(&self.pool);
         id
     }
 
@@ -91,13 +97,43 @@ impl Bench {
     }
 
     fn enter(&mut self, tag: u8, adapter: &Arc<PreparedAdapter>) -> Found {
-        self.device.enter(id(tag), adapter, 10)
+        self.clock += Duration::from_secs(1);
+        self.pool.advance(self.clock, 1);
+        let found = self.device.enter(&mut self.pool, id(tag), adapter, 10);
+        self.device.depart(&self.pool);
+        found
+    }
+
+    fn loaded(&mut self, tag: u8, adapter: &Arc<PreparedAdapter>) -> Result<Arrival, PlacementError> {
+        let loaded = self.device.loaded(&mut self.pool, id(tag), adapter);
+        self.device.depart(&self.pool);
+        loaded
+    }
+
+    fn leave(&mut self, tag: u8) {
+        self.device.leave(&mut self.pool, id(tag));
+        self.device.depart(&self.pool);
+    }
+
+    fn unloaded(&mut self, tag: u8) {
+        self.device.unloaded(&mut self.pool, id(tag));
+        self.device.depart(&self.pool);
+    }
+
+    /// Blocks that adapters have, and those of them that nobody may take.
+    fn blocks(&self) -> [usize; 2] {
+        let held = self.pool.counts().adapters;
+        [held, held - (self.pool.available() - self.pool.counts().free)]
+    }
+
+    fn stats(&self) -> Stats {
+        let mut stats = Stats::default();
+        self.device.stats(&self.pool, &mut stats);
+        stats
     }
 
     fn residents(&self) -> Vec<u8> {
-        let places = self.device.residency.tier().iter();
-        let mut tags: Vec<u8> = places.map(|place| place.key.0[0]).collect();
-        tags.sort_unstable();
+        let tags: Vec<u8> = (0..10).filter(|tag| self.pool.has_adapter_place(id(*tag))).collect();
         assert!(tags.iter().all(|tag| self.device.residency.copy(id(*tag)).is_some()), "each has a copy");
         tags
     }
@@ -108,15 +144,14 @@ fn an_adapter_joins_the_device_while_there_is_room_and_pushes_nobody_out_unasked
     let mut bench = Bench::new(2, ColdStart::CpuAssist, None);
     let adapters: Vec<_> = (0..3).map(|_| adapter(1)).collect();
     for (tag, adapter) in (1..).zip(&adapters) {
-        assert_eq!(bench.device.loaded(id(tag), adapter), Ok(Arrival::Now));
+        assert_eq!(bench.loaded(tag, adapter), Ok(Arrival::Now));
     }
     assert_eq!(bench.residents(), [1, 2]);
     bench.until_arrived(1);
     bench.until_arrived(2);
     assert!(adapters[0].device().is_some_and(|copy| copy.is_complete()));
     assert!(adapters[2].device().is_none());
-    let mut stats = Stats::default();
-    bench.device.stats(&mut stats);
+    let stats = bench.stats();
     assert_eq!((stats.device_bytes, stats.copied_bytes), (2 * BYTES, 2 * BYTES));
 }
 
@@ -128,14 +163,14 @@ fn the_least_recently_used_of_those_nobody_uses_gives_way() {
         assert_ne!(bench.enter(tag, &adapters[usize::from(tag)]), Found::MustWait);
         bench.until_arrived(tag);
     }
-    [1, 2, 3].into_iter().for_each(|tag| bench.device.leave(id(tag)));
+    [1, 2, 3].into_iter().for_each(|tag| bench.leave(tag));
     assert_eq!(bench.enter(1, &adapters[1]), Found::OnDevice, "of those two the second is older now");
     assert_ne!(bench.enter(4, &adapters[4]), Found::MustWait);
     assert_eq!(bench.residents(), [1, 3, 4]);
     assert!(adapters[2].device().is_none(), "who gave way is computed from the host tier");
     // Twice used and once left is still used.
     assert_eq!(bench.enter(1, &adapters[1]), Found::OnDevice);
-    bench.device.leave(id(1));
+    bench.leave(1);
     assert_ne!(bench.enter(2, &adapters[2]), Found::MustWait);
     assert_eq!(bench.residents(), [1, 2, 4], "the third alone had no user");
     assert_eq!(bench.enter(3, &adapters[3]), Found::Missing, "it starts from the host tier");
@@ -150,21 +185,21 @@ fn an_adapter_that_found_no_room_gets_it_when_others_leave() {
     bench.until_arrived(1);
     assert_eq!(bench.enter(2, &large), Found::Missing);
     assert_eq!((bench.residents(), bench.device.residency.left_out().len()), (vec![1], 1));
-    bench.device.leave(id(1));
+    bench.leave(1);
     assert_eq!((bench.residents(), bench.device.residency.left_out().len()), (vec![2], 0));
     bench.until_arrived(2);
     assert_eq!(bench.enter(2, &large), Found::OnDevice);
     // It is used: what came to the device late was pinned there.
     assert_eq!(bench.enter(3, &late), Found::Missing);
     assert_eq!(bench.residents(), [2]);
-    bench.device.leave(id(2));
+    bench.leave(2);
     assert_eq!(bench.residents(), [2], "one of its two users is left");
     // Who has left wants no room any more.
-    bench.device.leave(id(3));
-    bench.device.leave(id(2));
+    bench.leave(3);
+    bench.leave(2);
     assert_eq!((bench.residents(), bench.device.residency.left_out().len()), (vec![2], 0));
-    bench.device.unloaded(id(2));
-    assert_eq!((bench.residents(), bench.device.residency.tier().held_bytes()), (vec![], 0));
+    bench.unloaded(2);
+    assert_eq!((bench.residents(), bench.blocks()[0]), (vec![], 0));
 }
 
 #[test]
@@ -185,7 +220,7 @@ fn what_does_not_fit_is_refused_or_computed_from_the_host_tier_as_the_mode_says(
     ];
     for (mode, expected) in cases {
         let mut bench = Bench::new(1, mode, None);
-        assert_eq!(bench.device.loaded(id(1), &large), expected, "{mode:?}");
+        assert_eq!(bench.loaded(1, &large), expected, "{mode:?}");
         assert!(bench.residents().is_empty());
     }
     // Too large beside another that nobody uses.
@@ -195,34 +230,34 @@ fn what_does_not_fit_is_refused_or_computed_from_the_host_tier_as_the_mode_says(
         (ColdStart::CpuAssist, Ok(Arrival::Now)),
     ] {
         let mut bench = Bench::new(2, mode, None);
-        bench.device.loaded(id(1), &small).unwrap();
-        assert_eq!(bench.device.loaded(id(2), &large), expected, "{mode:?}");
+        bench.loaded(1, &small).unwrap();
+        assert_eq!(bench.loaded(2, &large), expected, "{mode:?}");
         assert_eq!(bench.residents(), [1], "{mode:?}");
     }
     // Beside one that is used, in the moment of need.
     for (mode, expected) in [(ColdStart::OnDemand, Found::MustWait), (ColdStart::CpuAssist, Found::Missing)] {
         let mut bench = Bench::new(2, mode, None);
-        bench.device.loaded(id(1), &small).unwrap();
+        bench.loaded(1, &small).unwrap();
         bench.until_arrived(1);
         assert_eq!(bench.enter(1, &small), Found::OnDevice);
         assert_eq!(bench.enter(2, &large), expected, "{mode:?}");
-        bench.device.leave(id(1));
+        bench.leave(1);
         bench.enter(2, &large);
         assert_eq!(bench.residents(), [2], "{mode:?}: now there is room");
     }
     let text = refusal(1, 2).unwrap_err().to_string();
-    assert!(text.contains(&(2 * BYTES).to_string()) && text.contains("--device-adapter-bytes"), "{text}");
+    assert!(text.contains(&(2 * BYTES).to_string()) && text.contains("--device-bytes"), "{text}");
 }
 
 #[test]
 fn where_all_must_be_there_a_load_is_answered_after_the_arrival() {
     let mut bench = Bench::new(2, ColdStart::Cached, Some(BYTES * 20));
     let adapter = adapter(1);
-    assert_eq!(bench.device.loaded(id(1), &adapter), Ok(Arrival::Later));
+    assert_eq!(bench.loaded(1, &adapter), Ok(Arrival::Later));
     assert!(!bench.is_there(1));
     assert_eq!(bench.next_arrival(), id(1));
     assert!(bench.is_there(1));
-    assert_eq!(bench.device.loaded(id(1), &adapter), Ok(Arrival::Now), "it is there already");
+    assert_eq!(bench.loaded(1, &adapter), Ok(Arrival::Now), "it is there already");
     assert_eq!(bench.enter(1, &adapter), Found::OnDevice);
 }
 
@@ -230,11 +265,11 @@ fn where_all_must_be_there_a_load_is_answered_after_the_arrival() {
 fn a_refused_load_can_be_tried_again_when_there_is_room() {
     let mut bench = Bench::new(1, ColdStart::Cached, Some(BYTES * 20));
     let (first, second) = (adapter(1), adapter(1));
-    assert_eq!(bench.device.loaded(id(1), &first), Ok(Arrival::Later));
+    assert_eq!(bench.loaded(1, &first), Ok(Arrival::Later));
     bench.until_arrived(1);
-    assert!(bench.device.loaded(id(2), &second).is_err());
-    bench.device.unloaded(id(1));
-    assert_eq!(bench.device.loaded(id(2), &second), Ok(Arrival::Later));
+    assert!(bench.loaded(2, &second).is_err());
+    bench.unloaded(1);
+    assert_eq!(bench.loaded(2, &second), Ok(Arrival::Later));
     bench.until_arrived(2);
 }
 
@@ -252,12 +287,12 @@ fn two_that_wait_for_the_same_room_get_it_one_after_the_other() {
     assert_eq!(bench.next_arrival(), id(1));
     assert_eq!(bench.enter(1, &first), Found::OnDevice);
     assert_eq!(bench.enter(2, &second), Found::MustWait);
-    bench.device.leave(id(1));
+    bench.leave(1);
     assert_eq!(bench.enter(2, &second), Found::MustWait);
     assert_eq!(bench.next_arrival(), id(2));
     assert_eq!(bench.enter(2, &second), Found::OnDevice);
-    bench.device.leave(id(2));
-    assert_eq!(bench.device.residency.tier().pinned_bytes(), 0);
+    bench.leave(2);
+    assert_eq!(bench.blocks()[1], 0);
 }
 
 #[test]
@@ -271,8 +306,8 @@ fn who_waited_and_went_away_keeps_no_room() {
     assert_eq!(bench.enter(2, &second), Found::MustWait);
     assert_eq!(bench.residents(), [2]);
     // Neither does anybody for the second, which leaves before it has arrived.
-    bench.device.unloaded(id(2));
-    assert_eq!((bench.residents(), bench.device.residency.tier().pinned_bytes()), (vec![], 0));
+    bench.unloaded(2);
+    assert_eq!((bench.residents(), bench.blocks()[1]), (vec![], 0));
     assert_eq!(bench.enter(1, &first), Found::MustWait);
     bench.until_arrived(1);
 }
@@ -282,12 +317,12 @@ fn news_of_a_copy_that_was_given_up_is_not_taken_for_the_next_ones() {
     let mut bench = Bench::new(1, ColdStart::OnDemand, Some(BYTES * 4));
     let adapter = adapter(1);
     assert_eq!(bench.enter(1, &adapter), Found::MustWait);
-    bench.device.unloaded(id(1));
+    bench.unloaded(1);
     assert_eq!(bench.enter(1, &adapter), Found::MustWait);
     // Of the first copy, which was cancelled.
     assert_eq!(bench.next_arrival(), id(1));
     assert!(!bench.is_there(1) && !bench.device.residency.has_failed(id(1)));
-    assert_eq!(bench.device.residency.tier().pinned_bytes(), BYTES, "the second is still waited for");
+    assert_eq!(bench.blocks()[1], 1, "the second is still waited for");
     bench.until_arrived(1);
 }
 
@@ -304,33 +339,16 @@ impl Load for Endless {
 }
 
 #[test]
-fn a_load_that_was_refused_since_too_much_was_on_its_way_can_be_tried_again() {
-    let mut bench = Bench::new(1, ColdStart::Cached, Some(1 << 20));
-    let adapter = adapter(1);
-    let copies = &bench.device.carrier.copies;
-    let submit = || copies.submit(Class::Demand, Box::new(Endless), Box::new(|_| {})).ok();
-    let jobs: Vec<Ticket> = std::iter::from_fn(submit).collect();
-    assert!(bench.device.loaded(id(1), &adapter).is_err());
-    assert_eq!((bench.residents(), bench.device.residency.tier().held_bytes()), (vec![], 0));
-    jobs.iter().for_each(Ticket::cancel);
-    let end = Instant::now() + WATCHDOG;
-    while bench.device.loaded(id(1), &adapter).is_err() {
-        assert!(Instant::now() < end, "it is refused for ever");
-    }
-    bench.until_arrived(1);
-}
-
-#[test]
-fn an_adapter_that_found_too_much_on_its_way_sets_out_when_there_is_less() {
-    for mode in [ColdStart::OnDemand, ColdStart::CpuAssist] {
+fn an_adapter_that_found_too_much_on_its_way_keeps_its_place_and_sets_out_when_there_is_less() {
+    for mode in [ColdStart::Cached, ColdStart::OnDemand, ColdStart::CpuAssist] {
         let mut bench = Bench::new(1, mode, Some(1 << 20));
         let adapter = adapter(1);
         let copies = &bench.device.carrier.copies;
         let submit = || copies.submit(Class::Demand, Box::new(Endless), Box::new(|_| {})).ok();
         let jobs: Vec<Ticket> = std::iter::from_fn(submit).collect();
         let found = bench.enter(1, &adapter);
-        assert_eq!(found == Found::MustWait, mode == ColdStart::OnDemand, "{mode:?}");
-        assert_eq!((bench.residents(), bench.device.residency.tier().held_bytes()), (vec![], 0), "{mode:?}");
+        assert_eq!(found == Found::MustWait, mode != ColdStart::CpuAssist, "{mode:?}");
+        assert_eq!((bench.blocks()[0], bench.device.residency.copy(id(1)).is_none()), (1, true), "{mode:?}");
         jobs.iter().for_each(Ticket::cancel);
         let end = Instant::now() + WATCHDOG;
         while bench.enter(1, &adapter) != Found::OnDevice {
@@ -356,18 +374,14 @@ fn an_adapter_whose_load_fails_is_computed_from_the_host_tier_in_every_mode() {
             bench.next_arrival();
         }
         assert_eq!(bench.enter(1, &adapter), Found::Missing, "{mode:?}: it starts");
-        assert_eq!(
-            bench.device.loaded(id(1), &adapter),
-            Ok(Arrival::Now),
-            "{mode:?}: a call for it is answered"
-        );
+        assert_eq!(bench.loaded(1, &adapter), Ok(Arrival::Now), "{mode:?}: a call for it is answered");
         assert_eq!(bench.device.residency.on_the_way_bytes(), 0, "nothing more comes");
-        bench.device.leave(id(1));
+        bench.leave(1);
         if found != Found::MustWait {
-            bench.device.leave(id(1));
+            bench.leave(1);
         }
-        bench.device.unloaded(id(1));
-        assert_eq!((bench.residents(), bench.device.residency.tier().held_bytes()), (vec![], 0));
+        bench.unloaded(1);
+        assert_eq!((bench.residents(), bench.blocks()[0]), (vec![], 0));
         assert!(!bench.device.residency.has_failed(id(1)) && bench.device.residency.left_out().is_empty());
     }
 }
@@ -377,13 +391,11 @@ fn an_adapter_without_matrices_is_always_on_the_device_and_takes_no_room_there()
     for cold_start in [ColdStart::CpuAssist, ColdStart::OnDemand, ColdStart::Cached] {
         let mut bench = Bench::new(0, cold_start, None);
         let adapter = scaling_adapter(1000);
-        assert_eq!(bench.device.loaded(id(1), &adapter), Ok(Arrival::Now));
+        assert_eq!(bench.loaded(1, &adapter), Ok(Arrival::Now));
         assert_eq!(bench.enter(1, &adapter), Found::OnDevice);
-        bench.device.leave(id(1));
-        bench.device.unloaded(id(1));
-        let mut stats = Stats::default();
-        bench.device.stats(&mut stats);
-        assert_eq!((bench.residents(), stats.device_bytes), (Vec::new(), 0));
+        bench.leave(1);
+        bench.unloaded(1);
+        assert_eq!((bench.residents(), bench.stats().device_bytes), (Vec::new(), 0));
         assert!(adapter.is_on_device());
     }
 }

@@ -16,13 +16,13 @@ use crate::adapters::{Loaded, Unloaded};
 
 impl<P: ForwardPass> Engine<P> {
     pub(super) fn adapter_loaded(&mut self, caller: Caller, loaded: Loaded<P::Adapter>) {
-        let answer = self.tiers.loaded(caller, loaded);
+        let answer = self.tiers.loaded(&mut self.kv, caller, loaded);
         self.answer(answer);
     }
 
     /// An adapter is on the device, or will not be: who waited for that goes on.
     pub(super) fn adapter_arrived(&mut self, id: AdapterId) {
-        let answers = self.tiers.arrived(id);
+        let answers = self.tiers.arrived(&mut self.kv, id);
         self.answer(answers);
     }
 
@@ -38,7 +38,7 @@ impl<P: ForwardPass> Engine<P> {
 
     pub(super) fn report_unloaded(&mut self, unloaded: &Unloaded) {
         let blocks = self.kv.remove_adapter(unloaded.id);
-        let answers = self.tiers.unloaded(unloaded);
+        let answers = self.tiers.unloaded(&mut self.kv, unloaded);
         failpoint::pass("executor.unload_done");
         tracing::info!(adapter = %unloaded.id, blocks, bytes = unloaded.freed_bytes, "adapter unloaded");
         self.answer(answers);
@@ -66,10 +66,11 @@ impl<P: ForwardPass> Engine<P> {
             kv_blocks_total: count(kv.total),
             kv_blocks_used: count(kv.used),
             kv_blocks_cached: count(kv.cached),
+            memory: self.memory_stats(),
             adapters: self.adapter_stats(),
             ..self.stats.clone()
         };
-        self.tiers.stats(&mut stats);
+        self.tiers.stats(&self.kv, &mut stats);
         if let Some(layers) = &self.computing.layers {
             stats.layers = layers.hub.figures();
         }

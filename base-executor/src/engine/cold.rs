@@ -1,4 +1,5 @@
-//! Requests whose adapter is not on the device: they start with what there is, or step aside until it has arrived.
+//! Requests whose adapter is not on the device: they start with what there is, or step aside until it has arrived. So do
+//! those whose keys and values come back from a lower tier (E-06): they wait alone.
 
 use std::time::Instant;
 
@@ -16,12 +17,14 @@ impl<P: ForwardPass> Engine<P> {
         let now = self.clock.now();
         let mut warm = Vec::new();
         for mut sequence in self.queues.take_cold() {
-            if self.hold_adapter(&mut sequence, now) {
+            if self.hold_adapter(&mut sequence, now) && self.has_fetched(&mut sequence, now) {
                 warm.push(sequence);
             } else {
                 self.queues.set_aside(sequence);
             }
         }
+        let (ready, warm): (Vec<_>, Vec<_>) = warm.into_iter().partition(Sequence::holds_its_blocks);
+        ready.into_iter().for_each(|sequence| self.queues.push_ready(sequence));
         warm.into_iter().rev().for_each(|sequence| self.queues.put_back(sequence));
     }
 
@@ -32,7 +35,7 @@ impl<P: ForwardPass> Engine<P> {
             return true;
         };
         let (id, has_waited) = (adapted.id, adapted.hold != Hold::None);
-        let found = self.tiers.enter(id, &adapted.adapter, tokens);
+        let found = self.tiers.enter(&mut self.kv, id, &adapted.adapter, tokens);
         if found == Found::MustWait {
             sequence.wait_for_adapter(now);
             return false;

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 
 pub use crate::caller::{Caller, ConnectionId};
 
-use crate::adapters::Loaded;
+use crate::{adapters::Loaded, below::FileCopy};
 
 /// Something the engine reacts to.
 #[derive(Debug)]
@@ -44,6 +44,8 @@ pub enum Event<A> {
     },
     /// All of an adapter is on the device, or its way there has ended early.
     AdapterArrived(AdapterId),
+    /// A block of keys and values was read from the file of the disk tier, or written there.
+    FileCopied(FileCopy),
     /// An adapter is to be freed.
     UnloadAdapter {
         /// Who asks.

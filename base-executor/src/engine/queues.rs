@@ -1,7 +1,8 @@
 //! Every sequence of the engine, by how far it is.
 //!
-//! A sequence is cold, waits or runs. Those that wait and run are in order of arrival (for one that was cold: of its
-//! adapter's), and everything running is older than everything waiting.
+//! A sequence is cold, waits or runs. Those that wait and run are in order of arrival (for one that was cold: of what it
+//! waited for), and everything running is older than everything waiting. Ahead of those that wait are those that hold their
+//! blocks already: nobody who needs blocks may keep them from running, and so from giving theirs back.
 
 use std::collections::VecDeque;
 
@@ -11,21 +12,23 @@ use super::sequence::Sequence;
 #[derive(Debug)]
 pub(super) struct Queues<A> {
     waiting: VecDeque<Sequence<A>>,
+    /// Those that hold all blocks that they need, and wait for nothing but their turn.
+    ready: VecDeque<Sequence<A>>,
     running: Vec<Sequence<A>>,
-    /// Those that wait for their adapter to reach the device, in order of arrival.
+    /// Those that wait for their adapter, or for keys and values, to reach the device, in order of arrival.
     cold: Vec<Sequence<A>>,
 }
 
 impl<A> Default for Queues<A> {
     fn default() -> Self {
-        Self { waiting: VecDeque::new(), running: Vec::new(), cold: Vec::new() }
+        Self { waiting: VecDeque::new(), ready: VecDeque::new(), running: Vec::new(), cold: Vec::new() }
     }
 }
 
 impl<A> Queues<A> {
     /// All of them.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Sequence<A>> {
-        self.running.iter().chain(&self.cold).chain(&self.waiting)
+        self.running.iter().chain(self.idle())
     }
 
     /// Those that run, oldest first.
@@ -39,12 +42,12 @@ impl<A> Queues<A> {
 
     /// Those that do not run, whatever they wait for.
     pub(super) fn idle(&self) -> impl Iterator<Item = &Sequence<A>> {
-        self.waiting.iter().chain(&self.cold)
+        self.ready.iter().chain(&self.waiting).chain(&self.cold)
     }
 
     /// There is something to compute, or to let in.
     pub(super) fn has_work(&self) -> bool {
-        !(self.waiting.is_empty() && self.running.is_empty())
+        !(self.ready.is_empty() && self.waiting.is_empty() && self.running.is_empty())
     }
 
     /// A new one comes last.
@@ -54,7 +57,12 @@ impl<A> Queues<A> {
 
     /// The next to run.
     pub(super) fn take_next(&mut self) -> Option<Sequence<A>> {
-        self.waiting.pop_front()
+        self.ready.pop_front().or_else(|| self.waiting.pop_front())
+    }
+
+    /// It holds all blocks that it needs.
+    pub(super) fn push_ready(&mut self, sequence: Sequence<A>) {
+        self.ready.push_back(sequence);
     }
 
     /// It is the next to run, ahead of all that wait.
@@ -62,12 +70,12 @@ impl<A> Queues<A> {
         self.waiting.push_front(sequence);
     }
 
-    /// It waits for its adapter and keeps nobody waiting meanwhile.
+    /// It waits for something to reach the device and keeps nobody waiting meanwhile.
     pub(super) fn set_aside(&mut self, sequence: Sequence<A>) {
         self.cold.push(sequence);
     }
 
-    /// All that wait for their adapters, oldest first; who still does is to be set aside again.
+    /// All that wait so, oldest first; who still does is to be set aside again.
     pub(super) fn take_cold(&mut self) -> Vec<Sequence<A>> {
         std::mem::take(&mut self.cold)
     }
@@ -94,11 +102,13 @@ impl<A> Queues<A> {
         }
         let mut taken: Vec<_> = self.running.extract_if(.., |sequence| is_meant(sequence)).collect();
         taken.extend(self.cold.extract_if(.., |sequence| is_meant(sequence)));
-        for sequence in std::mem::take(&mut self.waiting) {
-            if is_meant(&sequence) {
-                taken.push(sequence);
-            } else {
-                self.waiting.push_back(sequence);
+        for queue in [&mut self.ready, &mut self.waiting] {
+            for sequence in std::mem::take(queue) {
+                if is_meant(&sequence) {
+                    taken.push(sequence);
+                } else {
+                    queue.push_back(sequence);
+                }
             }
         }
         taken

@@ -3,7 +3,10 @@
 use model::forward::{ForwardPass, LogitRows};
 use policy::batch::{Share, Snapshot, Step};
 
-use super::{Engine, sequence::Sequence};
+use super::{
+    Engine,
+    sequence::{Entry, Sequence},
+};
 
 /// The next `count` tokens of a running sequence.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -38,8 +41,14 @@ impl<P: ForwardPass> Engine<P> {
                 failpoint::pass("executor.cold_waits");
                 continue;
             }
-            let Some(found) = sequence.enter(&mut self.kv, &limits, self.queues.running().len()) else {
-                return self.queues.put_back(sequence);
+            let found = match sequence.enter(&mut self.kv, &limits, self.queues.running().len(), now) {
+                Entry::NoRoom => return self.queues.put_back(sequence),
+                Entry::Waits => {
+                    self.queues.set_aside(sequence);
+                    failpoint::pass("executor.fetch_waits");
+                    continue;
+                }
+                Entry::Runs { found } => found,
             };
             if sequence.note_admission(found, now) {
                 self.stats.cached_tokens += found as u64;

@@ -6,20 +6,23 @@
 //! Virtual tokens (prefix tuning) have positions, and are computed, kept and found again like any others; but they are
 //! nobody's prompt: no report and no penalty counts them.
 
+mod entry;
+
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use cache::{Cursor, KvCache, Namespace};
+use cache::{Cache, Cursor, Namespace};
 use ids::{AdapterId, BlockId};
 use model::{
     forward::{BLOCK_TOKENS, LogitRows},
     sampling::{self, Draw, Drawn, Probability, SamplingParams, TokenCounts},
 };
-use policy::batch::{BatchLimits, Report, Stage, may_enter};
+use policy::batch::{Report, Stage};
 use shmproto::message::{ErrorCode, Finish, Output, RequestId, TokenOutput, WireError};
 
+pub(super) use self::entry::{Entry, Fetched};
 use super::{computing::Drawing, event::Caller};
 
 /// What stands for a virtual token: the pass takes the adapter's keys and values in the place of its own.
@@ -99,6 +102,8 @@ struct Admission {
     queued_us: u64,
     /// Of them, microseconds it waited for its adapter.
     load_wait_us: u64,
+    /// And for keys and values to come back.
+    kv_wait_us: u64,
 }
 
 #[derive(Debug)]
@@ -119,6 +124,9 @@ pub(super) struct Sequence<A> {
     is_admitted: bool,
     /// Microseconds it waited for its adapter to reach the device.
     load_wait_us: u64,
+    fetched: Fetched,
+    /// Microseconds it waited for keys and values to come back.
+    kv_wait_us: u64,
     opening: Opening,
 }
 
@@ -126,11 +134,10 @@ impl<A> Sequence<A> {
     pub(super) fn new(
         Origin { caller, received_at }: Origin,
         adapted: Option<Adapted<A>>,
-        sharing: [u8; 32],
+        namespace: Namespace,
         mut prompt: Vec<u32>,
         task: Task,
     ) -> Self {
-        let namespace = Namespace { adapter: adapted.as_ref().map(|adapted| adapted.id), sharing };
         let counts = match task.sampling.needs_history() {
             true => counts(&prompt, task.generated_before),
             false => TokenCounts::default(),
@@ -150,6 +157,8 @@ impl<A> Sequence<A> {
             cursor: Cursor::root(namespace),
             is_admitted: false,
             load_wait_us: 0,
+            fetched: Fetched::Nothing,
+            kv_wait_us: 0,
             opening: Opening::Due { prompt: Vec::new(), admission: Admission::default() },
         }
     }
@@ -239,27 +248,6 @@ impl<A> Sequence<A> {
         self.task.prompt_logprobs.is_some() && matches!(self.opening, Opening::Due { .. })
     }
 
-    /// Takes blocks for all its tokens, sharing those that are cached, if it may enter beside `running` others.
-    /// Returns how many of them, without virtual ones, were found in the cache, or `None`, with nothing taken, if there are too
-    /// few blocks.
-    pub(super) fn enter(&mut self, kv: &mut KvCache, limits: &BatchLimits, running: usize) -> Option<usize> {
-        // The last token is computed in any case: its logits are needed.
-        let reusable = if self.scores_prompt() { 0 } else { self.tokens.len() - 1 };
-        let found = kv.lookup(self.namespace, &self.tokens[..reusable]);
-        let missing = kv.blocks_for(self.tokens.len()) - found.blocks.len();
-        let may_enter = may_enter(limits, running, missing, kv.available());
-        let fresh = if may_enter { kv.allocate(missing) } else { None };
-        let Some(fresh) = fresh else {
-            kv.release(&found.blocks);
-            return None;
-        };
-        self.computed = found.blocks.len() * BLOCK_TOKENS;
-        self.cursor = found.cursor;
-        self.blocks = found.blocks;
-        self.blocks.extend(fresh);
-        Some(self.computed.saturating_sub(self.task.virtual_tokens))
-    }
-
     /// Notes when the first admission was and what it found in the cache; later ones would count its own blocks.
     /// Returns false if this was a later one.
     pub(super) fn note_admission(&mut self, found: usize, now: Instant) -> bool {
@@ -268,20 +256,15 @@ impl<A> Sequence<A> {
             let cached_tokens = u32::try_from(found).unwrap_or(u32::MAX);
             let queued = now.saturating_duration_since(self.received_at);
             let queued_us = microseconds(queued);
-            let admission = Admission { cached_tokens, queued_us, load_wait_us: self.load_wait_us };
+            let admission = Admission {
+                cached_tokens,
+                queued_us,
+                load_wait_us: self.load_wait_us,
+                kv_wait_us: self.kv_wait_us,
+            };
             self.opening = Opening::Due { prompt: Vec::new(), admission };
         }
         first
-    }
-
-    /// Gives all blocks back and starts over, keeping its tokens. Sampling is keyed by position and the forward
-    /// pass by tokens alone, so what follows is bit for bit what would have followed.
-    pub(super) fn leave(&mut self, kv: &mut KvCache) {
-        kv.release(&std::mem::take(&mut self.blocks));
-        self.computed = 0;
-        if let Opening::Due { prompt, .. } = &mut self.opening {
-            prompt.clear();
-        }
     }
 
     /// How the pass is to draw the next token, if it can: nobody wants to see or change the logits.
@@ -305,7 +288,7 @@ impl<A> Sequence<A> {
         count: usize,
         mut given: Given<'_>,
         vocab_size: usize,
-        kv: &mut KvCache,
+        kv: &mut Cache,
     ) -> Option<Output> {
         if self.scores_prompt()
             && let Given::Rows(rows) = &given
@@ -402,9 +385,19 @@ impl<A> Sequence<A> {
             Opening::Due { prompt, admission } => (prompt, admission),
             Opening::Sent => (Vec::new(), Admission::default()),
         };
-        let Admission { cached_tokens, queued_us, load_wait_us } = admission;
+        let Admission { cached_tokens, queued_us, load_wait_us, kv_wait_us } = admission;
         let request = self.caller.request;
-        Output { request, tokens, prompt, cached_tokens, queued_us, load_wait_us, finish, error: None }
+        Output {
+            request,
+            tokens,
+            prompt,
+            cached_tokens,
+            queued_us,
+            load_wait_us,
+            kv_wait_us,
+            finish,
+            error: None,
+        }
     }
 }
 
@@ -429,6 +422,7 @@ pub(crate) fn failure(request: RequestId, error: WireError) -> Output {
         cached_tokens: 0,
         queued_us: 0,
         load_wait_us: 0,
+        kv_wait_us: 0,
         finish: None,
         error: Some(error),
     }

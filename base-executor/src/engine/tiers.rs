@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use cache::Cache;
 use ids::AdapterId;
 use shmproto::message::{AdapterLoaded, AdapterStats, AdapterUnloaded, Failed, Stats, ToGateway, WireError};
 
@@ -62,13 +63,29 @@ impl<A> Tiers<A> {
     }
 
     /// A request of so many pending tokens wants to run.
-    pub(super) fn enter(&mut self, id: AdapterId, adapter: &Arc<A>, tokens: usize) -> Found {
-        self.device.enter(id, adapter, tokens)
+    pub(super) fn enter(
+        &mut self,
+        pool: &mut Cache,
+        id: AdapterId,
+        adapter: &Arc<A>,
+        tokens: usize,
+    ) -> Found {
+        self.device.enter(pool, id, adapter, tokens)
     }
 
     /// A request that entered has ended.
-    pub(super) fn leave(&mut self, id: AdapterId) {
-        self.device.leave(id);
+    pub(super) fn leave(&mut self, pool: &mut Cache, id: AdapterId) {
+        self.device.leave(pool, id);
+    }
+
+    /// Takes in who has given up its place on the device.
+    pub(super) fn settle(&mut self, pool: &mut Cache) {
+        self.device.settle(pool);
+    }
+
+    /// Starts the ways of adapters to their places, where nothing is needed any more.
+    pub(super) fn depart(&mut self, pool: &Cache) {
+        self.device.depart(pool);
     }
 
     pub(super) fn note_cold_start(&mut self, id: AdapterId, load_wait_us: u64) {
@@ -81,7 +98,7 @@ impl<A> Tiers<A> {
     }
 
     /// The loader is done with a call; `None` if it is answered later.
-    pub(super) fn loaded(&mut self, caller: Caller, loaded: Loaded<A>) -> Option<Answer> {
+    pub(super) fn loaded(&mut self, pool: &mut Cache, caller: Caller, loaded: Loaded<A>) -> Option<Answer> {
         let id = match loaded {
             Loaded::New(prepared) => {
                 let id = prepared.claim.id();
@@ -92,7 +109,7 @@ impl<A> Tiers<A> {
             Loaded::Known(id) => id,
             Loaded::Failed(error) => return Some(failed(caller, error)),
         };
-        match self.place(id) {
+        match self.place(pool, id) {
             Ok(Arrival::Later) => {
                 self.arriving.push((id, caller));
                 None
@@ -103,29 +120,39 @@ impl<A> Tiers<A> {
     }
 
     /// Brings a new adapter to the device if it must be there. One that must and cannot is given up.
-    fn place(&mut self, id: AdapterId) -> Result<Arrival, WireError> {
+    fn place(&mut self, pool: &mut Cache, id: AdapterId) -> Result<Arrival, WireError> {
         if self.arriving.iter().any(|(arriving, _)| *arriving == id) {
             return Ok(Arrival::Later);
         }
         let adapter = Arc::clone(&self.host.get(id)?.adapter);
-        self.device.loaded(id, &adapter).map_err(|error| {
+        self.device.loaded(pool, id, &adapter).map_err(|error| {
             drop(adapter);
             self.host.remove_unused(id);
             error.into()
         })
     }
 
+    /// Brings an adapter to the device that is likely to be asked for.
+    pub(super) fn prefetch(&mut self, pool: &mut Cache) {
+        let wanted = pool.wanted_adapter(|id| self.host.get(id).is_ok());
+        let adapter = wanted.and_then(|id| Some((id, Arc::clone(&self.host.get(id).ok()?.adapter))));
+        if let Some((id, adapter)) = adapter {
+            // Where it must be, it is already.
+            let _ = self.device.loaded(pool, id, &adapter);
+        }
+    }
+
     /// An adapter is on the device, or will not be: who waited for that is answered.
-    pub(super) fn arrived(&mut self, id: AdapterId) -> Vec<Answer> {
-        self.device.arrived(id);
+    pub(super) fn arrived(&mut self, pool: &mut Cache, id: AdapterId) -> Vec<Answer> {
+        self.device.arrived(pool, id);
         failpoint::pass("executor.adapter_arrived");
         self.answer_arriving(id)
     }
 
     /// An adapter is freed: who waited for that, or for its arrival, is answered.
-    pub(super) fn unloaded(&mut self, unloaded: &Unloaded) -> Vec<Answer> {
+    pub(super) fn unloaded(&mut self, pool: &mut Cache, unloaded: &Unloaded) -> Vec<Answer> {
         let Unloaded { id, freed_bytes, .. } = *unloaded;
-        self.device.unloaded(id);
+        self.device.unloaded(pool, id);
         // It will not arrive any more, and one that is loaded after it is another.
         let mut answers = self.answer_arriving(id);
         answers.extend(unloaded.calls.iter().map(|&caller| {
@@ -159,9 +186,9 @@ impl<A> Tiers<A> {
     }
 
     /// Fills in what there is to say of all adapters.
-    pub(super) fn stats(&self, stats: &mut Stats) {
+    pub(super) fn stats(&self, pool: &Cache, stats: &mut Stats) {
         stats.adapter_bytes = self.host.bytes();
-        self.device.stats(stats);
+        self.device.stats(pool, stats);
     }
 
     /// What there is to say of each.

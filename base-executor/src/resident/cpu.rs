@@ -5,7 +5,7 @@ use std::{fs, sync::Arc};
 use anyhow::Context as _;
 use kernels::lora::LoraPrecision;
 use model::{
-    deltas::{cpu_copy::CpuMemory, device_copy::DeviceMemory},
+    deltas::device_copy::DeviceMemory,
     resident::{LoadedWeights, ResidentModel, ResidentOptions},
     shape::config::ModelConfig,
     weights::LoadProgress,
@@ -21,13 +21,11 @@ use super::{
 use crate::{
     config::Config,
     device::{Arrivals, FreeBytes},
+    device_bytes::DeviceBytes,
     images::Library,
     progress::Progress,
     workers::Workers,
 };
-
-/// Memory for keys and values unless told otherwise.
-const DEFAULT_KV_BYTES: u64 = 512 << 20;
 
 /// Opens the model of `config`, and tells `progress` how far it is.
 ///
@@ -74,11 +72,10 @@ impl Opening for Host {
         config: &Config,
         cores: &[usize],
     ) -> anyhow::Result<ResidentModel> {
-        let kv_bytes = config.kv_bytes.map_or(DEFAULT_KV_BYTES, |bytes| bytes.0);
         let options = ResidentOptions {
             cores: cores.to_vec(),
-            kv_bytes: usize::try_from(kv_bytes)
-                .context("--kv-bytes is more than this machine can address")?,
+            kv_bytes: usize::try_from(DeviceBytes::of(config).on_a_cpu())
+                .context("--device-bytes is more than this machine can address")?,
             kv_dtype: kv_dtype(config),
         };
         Ok(ResidentModel::new(weights, &options)?)
@@ -108,8 +105,8 @@ impl Opening for Host {
         Ok((pass.with_assist(assist), workers))
     }
 
-    fn memory(self, _: &ResidentModel) -> (Arc<dyn DeviceMemory>, FreeBytes) {
-        (Arc::new(CpuMemory), FreeBytes::new(free_bytes))
+    fn memory(self, pass: &ResidentModel) -> (Arc<dyn DeviceMemory>, FreeBytes) {
+        (Arc::new(pass.adapter_memory()), FreeBytes::new(free_bytes))
     }
 }
 

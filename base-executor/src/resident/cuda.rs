@@ -11,7 +11,7 @@ use kernels::{
     lora::LoraPrecision,
 };
 use model::{
-    cuda::{CudaModel, CudaOptions, CudaWeights, Graphs, copies::CudaMemory},
+    cuda::{CudaModel, CudaOptions, CudaWeights, Graphs},
     deltas::device_copy::DeviceMemory,
     resident::{KvDtype, kv_precision, kv_shape},
     shape::{
@@ -93,8 +93,8 @@ impl Opening for Gpu {
     }
 
     fn pass(&self, weights: CudaWeights, config: &Config, _: &[usize]) -> anyhow::Result<CudaModel> {
-        let kv_bytes = self.plan.kv_bytes(self.cuda.free_bytes()? as u64);
-        let kv_bytes = usize::try_from(kv_bytes).context("--kv-bytes is more than can be addressed")?;
+        let kv_bytes = self.plan.pool_bytes(self.cuda.free_bytes()? as u64);
+        let kv_bytes = usize::try_from(kv_bytes).context("--device-bytes is more than can be addressed")?;
         let options = CudaOptions { kv_bytes, kv_dtype: kv_dtype(config), graphs: Graphs::Use };
         Ok(CudaModel::new(weights, &options)?)
     }
@@ -130,7 +130,7 @@ impl Opening for Gpu {
     }
 
     fn memory(self, pass: &CudaModel) -> (Arc<dyn DeviceMemory>, FreeBytes) {
-        let memory = Arc::new(CudaMemory(Arc::clone(pass.copy_lane())));
+        let memory = Arc::new(pass.adapter_memory());
         // A GPU that is lost says nothing; the engine notices by itself.
         let free = FreeBytes::new(move || self.cuda.free_bytes().map_or(0, |bytes| bytes as u64));
         (memory, free)

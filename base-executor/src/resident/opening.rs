@@ -88,18 +88,18 @@ pub(super) fn open<O: Opening>(
     let mut pass = device.pass(weights, config, &base.cores)?;
     let kv_blocks = some_blocks(O::kv_blocks(&pass))?;
     let facts = base.facts(device.facts(), &shape, kv_blocks);
-    let settings = device_settings(config);
+    let settings = device_settings(config, pass.block_bytes());
     let costs = costs(&settings, &mut pass, &shape, &base.cores, kv_blocks, progress)?;
     let (pass, workers) = O::with_workers(pass, config, &base.cores, library)?;
     let (memory, free) = device.memory(&pass);
-    let tier = Device::new(settings, arrivals, workers, costs);
+    let tier = Device::new(settings, memory, arrivals, workers, costs);
     let tier = tier.context("cannot start the thread that copies adapters")?;
-    let placement = Box::new(tier.with_memory(memory, free));
+    let placement = Box::new(tier.with_free_bytes(free));
     let layers = layer_plan.map(|plan| plan.open(&pass)).transpose()?;
     Ok(Resident { pass, loader, placement, layers, facts })
 }
 
-fn device_settings(config: &Config) -> DeviceSettings {
+fn device_settings(config: &Config, block_bytes: usize) -> DeviceSettings {
     let link = config.link_bytes_per_s().map(BytesPerSecond);
     if let Some(link) = link {
         tracing::warn!(
@@ -107,7 +107,7 @@ fn device_settings(config: &Config) -> DeviceSettings {
             "the link to the device is emulated: an experiment, not a service"
         );
     }
-    DeviceSettings { bytes: config.device_adapter_bytes.0, cold_start: config.cold_start(), link }
+    DeviceSettings { block_bytes: block_bytes as u64, cold_start: config.cold_start(), link }
 }
 
 /// Times the pass, if there are cold starts to be decided on.
@@ -130,6 +130,9 @@ fn costs<P: ForwardPass>(
 
 /// Blocks of the pool, of which there must be one.
 fn some_blocks(kv_blocks: usize) -> anyhow::Result<u32> {
-    anyhow::ensure!(kv_blocks > 0, "--kv-bytes does not hold a single KV block; raise it");
+    anyhow::ensure!(
+        kv_blocks > 0,
+        "--device-bytes (or --kv-bytes, where that is set) does not hold a single KV block; raise it"
+    );
     Ok(u32::try_from(kv_blocks).unwrap_or(u32::MAX))
 }

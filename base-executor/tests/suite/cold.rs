@@ -9,13 +9,16 @@ use std::{
 
 use base_executor::{
     adapters::{Budget, Loaded, Prepared},
+    below::Below,
     engine::{
         Engine, Limits,
         event::{Caller, ConnectionId, Event},
     },
     placement::{Arrival, Found, Placement, PlacementError},
 };
+use cache::{Cache, Settings};
 use ids::{AdapterId, Generation};
+use model::forward::BLOCK_TOKENS;
 use patience::WATCHDOG;
 use policy::clock::{Clock, SystemClock};
 use shmproto::message::{
@@ -67,23 +70,32 @@ impl FakeTier {
 }
 
 impl Placement<FakeAdapter> for FakeTier {
-    fn loaded(&mut self, id: AdapterId, _: &Arc<FakeAdapter>) -> Result<Arrival, PlacementError> {
+    fn settle(&mut self, _: &mut Cache) {}
+
+    fn depart(&mut self, _: &Cache) {}
+
+    fn loaded(
+        &mut self,
+        _: &mut Cache,
+        id: AdapterId,
+        _: &Arc<FakeAdapter>,
+    ) -> Result<Arrival, PlacementError> {
         let mut world = self.world();
         world.loaded.push(id.0[0]);
         world.loads.unwrap_or(Ok(Arrival::Now))
     }
 
-    fn unloaded(&mut self, id: AdapterId) {
+    fn unloaded(&mut self, _: &mut Cache, id: AdapterId) {
         let mut world = self.world();
         assert_eq!(world.held.get(&id.0[0]), None, "what is unloaded has no users");
         world.unloaded.push(id.0[0]);
     }
 
-    fn arrived(&mut self, id: AdapterId) {
+    fn arrived(&mut self, _: &mut Cache, id: AdapterId) {
         self.world().there.insert(id.0[0]);
     }
 
-    fn enter(&mut self, id: AdapterId, adapter: &Arc<FakeAdapter>, tokens: usize) -> Found {
+    fn enter(&mut self, _: &mut Cache, id: AdapterId, adapter: &Arc<FakeAdapter>, tokens: usize) -> Found {
         assert_eq!(u64::from(id.0[0]), adapter.0);
         let (mut world, id) = (self.world(), id.0[0]);
         world.asked.push(tokens);
@@ -99,7 +111,7 @@ impl Placement<FakeAdapter> for FakeTier {
         found
     }
 
-    fn leave(&mut self, id: AdapterId) {
+    fn leave(&mut self, _: &mut Cache, id: AdapterId) {
         let mut world = self.world();
         let users = world.held.get_mut(&id.0[0]).expect("who leaves has entered");
         *users -= 1;
@@ -110,7 +122,7 @@ impl Placement<FakeAdapter> for FakeTier {
 
     fn observe(&mut self, _: usize, _: Duration) {}
 
-    fn stats(&self, _: &mut Stats) {}
+    fn stats(&self, _: &Cache, _: &mut Stats) {}
 
     fn adapter_stats(&self, _: AdapterId, _: &FakeAdapter, _: &mut AdapterStats) {}
 }
@@ -316,6 +328,22 @@ fn a_request_that_starts_while_its_adapter_travels_does_not_wait() {
     bench.finish();
     assert_eq!(bench.tokens(1), warm_tokens(&on(1, 1)));
     assert_eq!((bench.stats().cold_starts, bench.stats().load_wait_us), (1, 0));
+}
+
+#[test]
+fn an_adapter_that_was_asked_for_is_brought_back_while_there_is_nothing_to_do() {
+    let mut bench = Bench::new(ROOMY);
+    // A pool that adapters share; none of these has a place in it.
+    let blocks = Settings::device_alone(ROOMY.kv_blocks, BLOCK_TOKENS);
+    let pool = Cache::new(Settings { max_adapter_blocks: 100, ..blocks });
+    bench.engine = bench.engine.with_memory(pool, Below::default());
+    (1..=2).for_each(|tag| bench.arrive(tag));
+    bench.send(on(2, 1));
+    bench.finish();
+    bench.step();
+    let offered = |bench: &Bench| bench.tier.world().loaded.clone();
+    assert_eq!(offered(&bench).iter().filter(|tag| **tag == 1).count(), 1, "nobody asked for it");
+    assert!(offered(&bench).iter().filter(|tag| **tag == 2).count() > 1);
 }
 
 #[test]

@@ -75,6 +75,10 @@ impl FakePass {
         }
     }
 
+    fn block(&mut self, block: BlockId) -> &mut [u64] {
+        &mut self.memory[block.0 as usize * BLOCK_TOKENS..][..BLOCK_TOKENS]
+    }
+
     /// The logits after the token at `position`, from everything up to there.
     fn row(&self, slice: &SequenceSlice<'_, FakeAdapter>, position: usize) -> impl Iterator<Item = f32> {
         let hash = (0..=position).fold(1, |hash, at| mix(hash, self.memory[slot(slice, at)]));
@@ -144,6 +148,24 @@ impl ForwardPass for FakePass {
         }
         Ok(())
     }
+
+    fn block_bytes(&self) -> usize {
+        BLOCK_TOKENS * size_of::<u64>()
+    }
+
+    fn read_block(&mut self, block: BlockId, bytes: &mut [u8]) -> Result<(), NoMemory> {
+        assert_eq!(bytes.len(), self.block_bytes());
+        let held: Vec<u8> = self.block(block).iter().flat_map(|slot| slot.to_le_bytes()).collect();
+        bytes.copy_from_slice(&held);
+        Ok(())
+    }
+
+    fn write_block(&mut self, block: BlockId, bytes: &[u8]) -> Result<(), NoMemory> {
+        assert_eq!(bytes.len(), self.block_bytes());
+        let slots = bytes.as_chunks().0.iter().map(|slot| u64::from_le_bytes(*slot));
+        self.block(block).iter_mut().zip(slots).for_each(|(held, slot)| *held = slot);
+        Ok(())
+    }
 }
 
 /// A real pass computes its slices in any order: none may read what another writes.
@@ -179,6 +201,7 @@ pub(crate) fn request(request: u64, prompt: Vec<u32>, max_tokens: u32) -> Genera
         request,
         adapter: None,
         namespace: [0; 32],
+        owner: [0; 32],
         prompt,
         generated: 0,
         max_tokens,

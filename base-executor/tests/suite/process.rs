@@ -14,7 +14,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use shmproto::{
     handover::{FromWorker, ToWorker, WorkerHello},
     message::{
-        ErrorCode, Generate, Hello, LoadAdapter, PROTOCOL_VERSION, ToExecutor, ToGateway, UnloadAdapter,
+        ErrorCode, Generate, Hello, LoadAdapter, PROTOCOL_VERSION, Stats, ToExecutor, ToGateway,
+        UnloadAdapter,
     },
 };
 
@@ -346,6 +347,117 @@ async fn live(place: &Place) {
     assert!(matches!(gateway.answer().await, ToGateway::AdapterUnloaded(_)));
 }
 
+/// Asks so many things that the first has left the device, and that again.
+async fn live_again(place: &Place) {
+    let mut gateway = Gateway::greet(&place.socket(), 1).await;
+    gateway.send(ToExecutor::Generate(request_of(1))).await;
+    let first = gateway.tokens(1).await;
+    for id in 2..10 {
+        gateway.send(ToExecutor::Generate(request_of(id))).await;
+        assert_eq!(gateway.tokens(id).await.len(), 20);
+    }
+    gateway.stats_when(|stats| stats.memory.disk_blocks_used > 20).await;
+    gateway.send(ToExecutor::Generate(Generate { request: 10, ..request_of(1) })).await;
+    assert_eq!(gateway.tokens(10).await, first, "the same bits");
+    let stats = gateway.stats().await;
+    assert!(stats.memory.fetched_disk_blocks > 0 && stats.memory.kv_wait_us > 0, "{stats:?}");
+}
+
+/// Asks, kills the process once what was computed is on the disk, and asks another.
+async fn live_twice(place: &Place, process: &mut Process) {
+    let mut gateway = Gateway::greet(&place.socket(), 1).await;
+    gateway.send(ToExecutor::Generate(request_of(1))).await;
+    let first = gateway.tokens(1).await;
+    let is_kept = |stats: &Stats| {
+        stats.kv_blocks_cached > 0 && u64::from(stats.kv_blocks_cached) == stats.memory.spilled_blocks
+    };
+    let kept = gateway.stats_when(is_kept).await.memory.disk_blocks_used;
+    process.signal(Signal::KILL);
+    process.0.wait().unwrap();
+    *process = place.start_with(&["--disk-bytes", "1MiB"]);
+    process.ready();
+    let mut gateway = Gateway::greet(&place.socket(), 1).await;
+    assert_eq!(
+        gateway.stats().await.memory.disk_blocks_used,
+        kept,
+        "the next process finds what this one kept"
+    );
+    gateway.send(ToExecutor::Generate(request_of(1))).await;
+    assert_eq!(gateway.tokens(1).await, first, "the same bits");
+    let stats = gateway.stats().await;
+    assert!(stats.cached_tokens > 0 && stats.memory.failed_copies == 0, "{stats:?}");
+}
+
+#[tokio::test]
+async fn what_was_computed_is_there_after_a_kill() {
+    let place = Place::new();
+    let mut process = place.start_with(&["--disk-bytes", "1MiB"]);
+    process.ready();
+    live_twice(&place, &mut process).await;
+}
+
+/// Loads an adapter for a new owner each time: so many adapters of the same bytes.
+async fn load_adapters(place: &Place, gateway: &mut Gateway, owners: std::ops::Range<u8>) -> Vec<[u8; 32]> {
+    tiny::write_adapter(&place.path("adapter"), &[]);
+    let mut adapters = Vec::new();
+    for owner in owners {
+        let (request, path) = (u64::from(owner) + 1000, place.path("adapter").display().to_string());
+        let load = LoadAdapter { request, path, owner: [owner; 32] };
+        gateway.send(ToExecutor::LoadAdapter(load)).await;
+        let answer = gateway.answer().await;
+        let ToGateway::AdapterLoaded(loaded) = answer else { panic!("{answer:?}") };
+        adapters.push(loaded.adapter);
+    }
+    adapters
+}
+
+#[tokio::test]
+async fn history_gives_way_to_an_adapter_and_an_idle_adapter_to_keys_and_values() {
+    let place = Place::new();
+    // Blocks of 8 KiB: 40 of them, 10 of which adapters may have.
+    let mut process = place.start_with(&["--device-bytes", "320KiB"]);
+    process.ready();
+    let mut gateway = Gateway::greet(&place.socket(), 1).await;
+    for id in 1..=9 {
+        gateway.send(ToExecutor::Generate(request(id, prompt(id, 60), 20))).await;
+        gateway.tokens(id).await;
+    }
+    let stats = gateway.stats().await;
+    assert_eq!((stats.kv_blocks_total, stats.memory.adapter_blocks), (40, 0));
+    assert!(stats.kv_blocks_cached > 35, "history has the rest: {stats:?}");
+
+    let adapters = load_adapters(&place, &mut gateway, 1..9).await;
+    let stats = gateway.stats().await;
+    assert!(stats.memory.adapter_blocks <= 4, "nobody asked for them, and history stays: {stats:?}");
+    let ask = |id: u64| {
+        let adapter = Some(adapters[id as usize % 8]);
+        Generate { adapter, ..request(id, prompt(1, 60), 20) }
+    };
+    gateway.send(ToExecutor::Generate(ask(10))).await;
+    let first = gateway.tokens(10).await;
+    for id in 11..=17 {
+        gateway.send(ToExecutor::Generate(ask(id))).await;
+        assert_eq!(gateway.tokens(id).await, first, "the same adapter and the same bits, wherever they are");
+    }
+    let stats = gateway.stats().await;
+    assert!(stats.kv_blocks_cached <= 32 && stats.device_bytes == 8 * 8192, "{stats:?}");
+
+    // Seven of 80 tokens together take 35 blocks.
+    for id in 21..=27 {
+        gateway.send(ToExecutor::Generate(request(id, prompt(id, 70), 10))).await;
+    }
+    for id in 21..=27 {
+        assert_eq!(gateway.tokens(id).await.len(), 10);
+    }
+    let stats = gateway.stats().await;
+    assert!(stats.memory.adapter_blocks <= 5, "nobody used them: {stats:?}");
+    for id in 30..=37 {
+        gateway.send(ToExecutor::Generate(ask(id))).await;
+        assert_eq!(gateway.tokens(id).await, first, "the same adapter and the same bits, wherever they are");
+    }
+    assert!(gateway.stats().await.memory.adapter_blocks <= 10);
+}
+
 /// Two adapters on a device with room for one, over a slow link.
 async fn live_cold(place: &Place) {
     let mut gateway = Gateway::greet(&place.socket(), 1).await;
@@ -398,6 +510,11 @@ async fn every_failpoint_is_reached() {
         process.signal(Signal::TERM);
         process.ends_well();
     }
+    let mut process = place.start_with(&["--kv-bytes", "64KiB", "--disk-bytes", "1MiB"]);
+    process.ready();
+    live_again(&place).await;
+    process.signal(Signal::TERM);
+    process.ends_well();
     let missed: Vec<_> = FAILPOINTS.iter().filter(|name| !place.has_fired(name)).collect();
     assert!(missed.is_empty(), "{missed:?}");
 }

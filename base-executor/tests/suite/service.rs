@@ -10,6 +10,7 @@ use std::{
 use base_executor::{
     Settings,
     loader::Loader,
+    memory::MemorySettings,
     placement::OneTier,
     resident::{Facts, Resident},
     serve,
@@ -89,7 +90,6 @@ impl Executor {
         let place = socket.clone();
         let thread = std::thread::spawn(move || {
             let settings = Settings {
-                device_bytes: 0,
                 cold_start: ColdStart::Cached,
                 max_running: 8,
                 max_waiting: 8,
@@ -97,6 +97,7 @@ impl Executor {
                 chunk_tokens: 64,
                 context_length: None,
                 adapter_bytes: 100,
+                memory: MemorySettings::default(),
             };
             let facts = Facts {
                 model_path: "model.gguf".to_owned(),
@@ -150,7 +151,7 @@ async fn a_gateway_says_hello_and_gets_tokens() {
     let executor = Executor::start().await;
     let mut gateway = Gateway::connect(&executor.socket).await;
     let welcome = gateway.hello(1).await;
-    assert_eq!((welcome.context_length, welcome.vocab_size, welcome.kv_blocks), (512, VOCAB as u32, 256));
+    assert_eq!((welcome.context_length, welcome.vocab_size, welcome.kv_blocks), (512, VOCAB as u32, 32));
     assert_eq!((welcome.base_hash, welcome.model_path.as_str()), ([3; 32], "model.gguf"));
     gateway.send(ToExecutor::Generate(request(1, prompt(1, 100), 10))).await;
     gateway.send(ToExecutor::Generate(request(2, prompt(2, 10), 10))).await;

@@ -23,6 +23,7 @@ use base_executor::{
 use ids::{BlockId, Generation};
 use kernels::{
     Activations, Isa,
+    blocks::BlockMemory,
     lora::{FactorLayout, LoraMatrix, LoraPrecision, MatrixLayout, NumberKind, SharedBytes, sum_ranks},
 };
 use model::{
@@ -30,7 +31,8 @@ use model::{
     cpu::Compute,
     deltas::{
         assist::{Ask, Assist},
-        device_copy::DeviceCopy,
+        cpu_copy::CpuMemory,
+        device_copy::{DeviceCopy, DeviceMemory as _},
         prepared::{EncodedAdapter, PreparedAdapter},
     },
     forward::{ForwardPass as _, LogitRows, SequenceSlice},
@@ -200,10 +202,18 @@ pub(crate) fn numbers(salt: usize, count: usize) -> Vec<f32> {
     (0..count).map(number).collect()
 }
 
+/// A copy of the adapter with nothing in it, in a pool of small blocks that nobody else uses, where it is all but in one piece.
+fn copy_of(adapter: &PreparedAdapter) -> DeviceCopy {
+    const BLOCK_BYTES: usize = 1 << 14;
+    let blocks = CpuMemory(BlockMemory::new(BLOCK_BYTES, 0).unwrap()).blocks_for(adapter.host()).unwrap();
+    let memory = CpuMemory(BlockMemory::new(BLOCK_BYTES, blocks as usize).unwrap());
+    memory.copy_of(adapter.host(), &(0..blocks).rev().map(BlockId).collect::<Vec<_>>())
+}
+
 /// Puts `part` of eight parts of the adapter's blocks on the device.
 pub(crate) fn stage(adapter: &PreparedAdapter, part: usize) -> Arc<DeviceCopy> {
     let blocks: usize = adapter.matrices().map(|(_, _, matrix)| matrix.rank().div_ceil(16)).sum();
-    let copy = Arc::new(DeviceCopy::on_cpu(adapter.host()).unwrap());
+    let copy = Arc::new(copy_of(adapter));
     (0..blocks * part / 8).for_each(|_| copy.copy_next(adapter.host()));
     adapter.set_device(Some(Arc::clone(&copy)));
     copy

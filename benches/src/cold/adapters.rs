@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use crate::lora::{Adapter, Projection, Shape, write_peft, write_peft_config};
 
 /// What the paper adapts.
-pub(super) const ADAPTED: [Projection; 3] = [Projection::Q, Projection::K, Projection::V];
+pub(crate) const ADAPTED: [Projection; 3] = [Projection::Q, Projection::K, Projection::V];
 
 /// Folders of `count` adapters of rank `rank` on q, k and v of `model`, below `folder`.
 ///

@@ -72,7 +72,6 @@ pub(crate) enum Helper {
 pub(crate) struct Place<'a> {
     /// Folder of our programs.
     pub(crate) programs: &'a Path,
-    /// The model.
     pub(crate) model: &'a Path,
     /// The base model's cores.
     pub(crate) base_cores: &'a [usize],
@@ -248,6 +247,7 @@ impl Executor {
             request,
             adapter,
             namespace: adapter.unwrap_or_default(),
+            owner: [0; 32],
             prompt: workload::prompt(arrival.seed, arrival.prompt),
             generated: 0,
             max_tokens: u32::try_from(arrival.answer)?,

@@ -1,20 +1,24 @@
 //! Random adapters on the device, without files.
 //!
-//! On the host the layers of an adapter, and all adapters of a rank, are the same numbers; on the device each has memory
+//! On the host the layers of an adapter, and all adapters of a rank, are the same numbers; on the device each has blocks
 //! of its own, as adapters that differ would have.
 
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use ids::Generation;
+use ids::{BlockId, Generation};
 use kernels::{
-    cuda::lora::CopyLane,
-    lora::{FACTOR_ALIGNMENT, LoraPrecision, SharedBytes},
+    cuda::{
+        BlockMemory,
+        lora::{CopyLane, StagedAdapter},
+    },
+    lora::{FACTOR_ALIGNMENT, LoraMatrix, LoraPrecision, SharedBytes},
 };
 use model::{
     adapter::{Adapter, LoraModule, Method},
+    cuda::copies::CudaMemory,
     deltas::{
-        device_copy::DeviceCopy,
+        device_copy::{DeviceCopy, DeviceMemory as _},
         matrices::{ImageNumber, ModuleLayout},
         prepared::{EncodedAdapter, PreparedAdapter},
     },
@@ -22,6 +26,9 @@ use model::{
 };
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use shmproto::region::SealedBytes;
+
+/// Bytes of a block: of keys and values of a model of 8e9 weights in 16 bits.
+pub(super) const BLOCK_BYTES: usize = 2 << 20;
 
 /// What is adapted of attention.
 pub(super) const ATTENTION: [Target; 4] = [Target::Q, Target::K, Target::V, Target::O];
@@ -71,11 +78,35 @@ pub(super) fn on_device(
 /// # Errors
 /// If the device has no room, or refuses.
 pub(super) fn bring(adapter: &PreparedAdapter, lane: &Arc<CopyLane>) -> Result<u64> {
-    let copy = DeviceCopy::on_cuda(adapter.host(), lane)?;
+    let copy = room(adapter, lane)?;
     travel(adapter, &copy)?;
     let bytes = copy.bytes();
     adapter.set_device(Some(Arc::new(copy)));
     Ok(bytes)
+}
+
+/// Room for `adapter` on the device.
+///
+/// # Errors
+/// If the device has none.
+pub(super) fn room(adapter: &PreparedAdapter, lane: &Arc<CopyLane>) -> Result<DeviceCopy> {
+    let matrices = adapter.host().iter().map(|(_, _, matrix)| matrix);
+    let (pool, blocks) = pool_of(lane, matrices, BLOCK_BYTES)?;
+    let blocks: Vec<BlockId> = blocks.into_iter().map(BlockId).collect();
+    Ok(CudaMemory { pool, lane: Arc::clone(lane) }.copy_of(adapter.host(), &blocks))
+}
+
+/// A pool of just the blocks that `matrices` take, and their numbers.
+///
+/// # Errors
+/// If the device has no room.
+pub(super) fn pool_of<'a>(
+    lane: &CopyLane,
+    matrices: impl IntoIterator<Item = &'a LoraMatrix>,
+    block_bytes: usize,
+) -> Result<(Arc<BlockMemory>, Vec<u32>)> {
+    let blocks = StagedAdapter::blocks_for(matrices, block_bytes).context("blocks hold no piece")?;
+    Ok((BlockMemory::new(lane.cuda(), block_bytes, blocks as usize)?, (0..blocks).collect()))
 }
 
 /// Copies all blocks of `adapter`.

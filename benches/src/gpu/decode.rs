@@ -36,7 +36,7 @@ pub(super) fn run(lab: &Lab, streams: &mut Streams) -> Result<()> {
     let base = rate(lab, streams, &[const { None }; STREAMS])?;
     beside_peer(lab, "8 base streams", &base, "decode-8", None)?;
 
-    let adapters = adapters::on_device(lab.config(), streams.copy_lane(), RANK, STREAMS)?;
+    let adapters = adapters::on_device(lab.config(), &streams.copy_lane(), RANK, STREAMS)?;
     let who: Vec<_> = adapters.into_iter().map(Some).collect();
     let case = format!("8 streams on 8 adapters of rank {RANK}");
     let adapted = rate(lab, streams, &who)?;

@@ -6,11 +6,11 @@ use anyhow::Result;
 use kernels::{
     cuda::{
         DeviceVec, Pinned, Stream,
-        lora::{AdapterMemory, CopyLane, RegisteredBytes, StagedMatrix},
+        lora::{CopyLane, RegisteredBytes, StagedAdapter},
     },
-    lora::{LoraMatrix, LoraPrecision, MatrixLayout, RANK_BLOCK, SharedBytes},
+    lora::{LoraMatrix, LoraPrecision, MatrixLayout, PIECE_ALIGNMENT, RANK_BLOCK, SharedBytes},
 };
-use model::deltas::{device_copy::DeviceCopy, matrices::ImageNumber};
+use model::deltas::matrices::ImageNumber;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use super::{
@@ -84,10 +84,10 @@ fn registered(lab: &Lab, lane: &Arc<CopyLane>, bytes: usize) -> Result<Samples> 
     let matrix = LoraMatrix::over(&data, layout)?;
     let registered = Arc::new(RegisteredBytes::new(&lab.cuda, &data)?);
     lab.samples(|| {
-        let memory = AdapterMemory::new(&lab.cuda, AdapterMemory::bytes_for([&matrix]))?;
-        let staged = StagedMatrix::new(&memory, &matrix);
+        let (pool, blocks) = adapters::pool_of(lane, [&matrix], bytes.next_multiple_of(PIECE_ALIGNMENT))?;
+        let staged = StagedAdapter::new(lane, pool.lend(&blocks), [&matrix]);
         let began = Instant::now();
-        let copied = staged.copy_next(lane, &matrix, Some(&registered))?;
+        let copied = staged.copy_next(0, &matrix, Some(&registered))?;
         lane.finish()?;
         Ok(copied as f64 / began.elapsed().as_secs_f64() / 1e9)
     })
@@ -99,7 +99,7 @@ fn adapter(lab: &Lab, lane: &Arc<CopyLane>, rank: usize, number: ImageNumber) ->
     let bytes = adapter.device_bytes() as f64;
     let gbps = lab.samples(|| {
         // Taking memory for it, and telling the device of the host's, are not part of the way.
-        let copy = DeviceCopy::on_cuda(adapter.host(), lane)?;
+        let copy = adapters::room(&adapter, lane)?;
         let began = Instant::now();
         adapters::travel(&adapter, &copy)?;
         Ok(bytes / began.elapsed().as_secs_f64() / 1e9)

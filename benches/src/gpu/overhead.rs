@@ -24,7 +24,7 @@ pub(super) fn run(lab: &Lab, streams: &mut Streams) -> Result<()> {
     let base = lab.samples(|| streams.step_s(lab, &vec![None; count]))?;
     let base = map(&base, |step_s| step_s * 1e3)?;
     for &rank in lab.sizes.ranks {
-        let adapters = adapters::on_device(lab.config(), streams.copy_lane(), rank, count)?;
+        let adapters = adapters::on_device(lab.config(), &streams.copy_lane(), rank, count)?;
         let who: Vec<_> = adapters.into_iter().map(Some).collect();
         let step_s = lab.samples(|| streams.step_s(lab, &who))?;
         let figure = Figure {

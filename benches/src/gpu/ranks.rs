@@ -1,6 +1,6 @@
 //! C-11 and C-12: the deltas of a decode step by themselves, at true ranks and padded to the largest of the batch.
 //!
-//! A rig of adapters, q, k and v of several layers, each with memory of its own: what a step reads next is in no cache.
+//! A rig of adapters, q, k and v of several layers, each with blocks of its own: what a step reads next is in no cache.
 //! The time of random batches is set beside two lines: the sum of their ranks (S-LoRA's MBGMV, our true ranks), and how
 //! many they are times the largest (Punica's BGMV, our padded ranks).
 
@@ -10,7 +10,7 @@ use anyhow::Result;
 use kernels::{
     cuda::{
         Cuda, CudaError, Matrix, Stream,
-        lora::{AdapterMemory, CopyLane, LoraPlan, LoraSegment, StagedMatrix, add_deltas},
+        lora::{CopyLane, LoraPlan, LoraSegment, StagedAdapter, add_deltas},
     },
     lora::{LoraMatrix, LoraPrecision, MatrixLayout, NumberKind, SharedBytes},
 };
@@ -18,7 +18,7 @@ use model::shape::{layout::linear_shape, source::Target as Layer};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 
 use super::{
-    ceilings, fit,
+    adapters, ceilings, fit,
     lab::{Figure, Lab, map, own},
     overhead::BENCH,
 };
@@ -107,8 +107,8 @@ type EmptyPlan = fn(&Arc<Cuda>) -> Result<LoraPlan, CudaError>;
 /// Adapters on the device, and what their deltas are added to.
 struct Rig {
     stream: Stream,
-    /// `[layer][rank][slot][target]`.
-    layers: Vec<Vec<Vec<[StagedMatrix; 3]>>>,
+    /// `[layer][rank][slot]`, each of all targets.
+    layers: Vec<Vec<Vec<StagedAdapter>>>,
     ranks: &'static [usize],
     /// Bytes of all targets of one adapter in one layer, for each rank.
     bytes: Vec<usize>,
@@ -133,7 +133,7 @@ impl Rig {
         for _ in 0..sizes.rig_layers {
             let staged = hosts
                 .iter()
-                .map(|host| (0..sizes.adapters).map(|_| stage(lab, &lane, host)).collect::<Result<Vec<_>>>());
+                .map(|host| (0..sizes.adapters).map(|_| stage(&lane, host)).collect::<Result<Vec<_>>>());
             layers.push(staged.collect::<Result<Vec<_>>>()?);
         }
         lane.finish()?;
@@ -178,7 +178,7 @@ impl Rig {
 
     fn segments(&self, layer: usize, batch: &[usize]) -> Vec<LoraSegment<'_>> {
         let segments = |(row, &rank): (usize, &usize)| {
-            let matrices = &self.layers[layer][self.index(rank)][row];
+            let matrices = self.layers[layer][self.index(rank)][row].matrices();
             let segment = move |(matrix, column)| LoraSegment {
                 first_row: row,
                 rows: 1,
@@ -202,12 +202,12 @@ fn host([rows, columns]: [usize; 2], rank: usize, random: &mut StdRng) -> Result
     Ok(LoraMatrix::over(&bytes, layout)?)
 }
 
-/// Their copies on the device, in memory of their own.
-fn stage(lab: &Lab, lane: &CopyLane, host: &[LoraMatrix; 3]) -> Result<[StagedMatrix; 3]> {
-    let memory = AdapterMemory::new(&lab.cuda, AdapterMemory::bytes_for(host))?;
-    let staged = host.each_ref().map(|matrix| StagedMatrix::new(&memory, matrix));
-    for (staged, matrix) in staged.iter().zip(host) {
-        while staged.copy_next(lane, matrix, None)? > 0 {}
+/// Their copies on the device, in blocks of their own.
+fn stage(lane: &Arc<CopyLane>, host: &[LoraMatrix; 3]) -> Result<StagedAdapter> {
+    let (pool, blocks) = adapters::pool_of(lane, host, adapters::BLOCK_BYTES)?;
+    let staged = StagedAdapter::new(lane, pool.lend(&blocks), host);
+    for (index, matrix) in host.iter().enumerate() {
+        while staged.copy_next(index, matrix, None)? > 0 {}
     }
     Ok(staged)
 }

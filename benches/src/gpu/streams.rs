@@ -65,8 +65,8 @@ impl Streams {
     }
 
     /// On which adapters come to its device.
-    pub(super) fn copy_lane(&self) -> &Arc<CopyLane> {
-        self.model.copy_lane()
+    pub(super) fn copy_lane(&self) -> Arc<CopyLane> {
+        self.model.adapter_memory().lane
     }
 
     /// Computes a prompt of `tokens` in passes of `chunk`; how long that took.

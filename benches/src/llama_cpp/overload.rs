@@ -315,8 +315,13 @@ mod tests {
     fn tokens_count_by_when_they_came_and_requests_by_when_they_were_sent() {
         let start = Instant::now();
         let at = |second| start + Duration::from_secs(second);
-        let timeline =
-            |sent, first, last| Timeline { sent: at(sent), first: at(first), last: at(last), tokens: 10 };
+        let timeline = |sent, first, last| Timeline {
+            sent: at(sent),
+            first: at(first),
+            last: at(last),
+            tokens: 10,
+            cached: 0,
+        };
         let served =
             vec![timeline(1, 8, 12), timeline(11, 12, 13), timeline(12, 19, 24), timeline(13, 30, 30)];
         let refused = vec![(at(9), Duration::ZERO), (at(15), Duration::ZERO)];

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     http::{Dialect, Server},
     measure::Samples,
-    ours::{Holobiont, KvPool},
+    ours::Holobiont,
     peer::{LlamaServer, Weights},
     process::{Memory, child_called, memory_of},
     report::{Better, Comparison, Rival, Target},
@@ -68,8 +68,8 @@ fn ms_to_first_token<D: Dialect>(round: usize, start: impl FnOnce() -> Result<Se
 fn memory(setup: &Setup) -> Result<Vec<Comparison>> {
     let adapters = Adapters::generate(setup)?;
     let folder = setup.temporary("memory-ours");
-    let pool = KvPool::Bytes(KV_POOL_BYTES);
-    let ours = Holobiont::start_with(&setup.holobiont, &adapters.ours[..STREAMS], &folder, pool)
+    let pool = [("HOLOBIONT_KV_BYTES", KV_POOL_BYTES.to_string())];
+    let ours = Holobiont::start_with(&setup.holobiont, &adapters.ours[..STREAMS], &folder, &pool)
         .and_then(warmed_up)?;
     let executor = memory_of(child_called(ours.process_id(), "base-executor")?)?;
     let most = allowed_mib(setup, &adapters)?;

@@ -34,14 +34,8 @@ pub(crate) struct NamedAdapter {
     pub(crate) folder: PathBuf,
 }
 
-/// How much memory the executor may use for keys and values.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum KvPool {
-    /// What `holobiont up` takes unless told otherwise.
-    Default,
-    /// So many bytes.
-    Bytes(u64),
-}
+/// What `holobiont up` is told in its environment: a variable and its value.
+pub(crate) type Setting = (&'static str, String);
 
 /// The names requests carry in `model`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,10 +57,10 @@ impl Holobiont {
         adapters: &[NamedAdapter],
         folder: &Path,
     ) -> Result<Self> {
-        Self::start_with(installation, adapters, folder, KvPool::Default)
+        Self::start_with(installation, adapters, folder, &[])
     }
 
-    /// As [`Holobiont::start`], with a KV pool of a given size.
+    /// As [`Holobiont::start`], told more.
     ///
     /// # Errors
     /// If it does not start.
@@ -74,7 +68,7 @@ impl Holobiont {
         installation: &Installation,
         adapters: &[NamedAdapter],
         folder: &Path,
-        pool: KvPool,
+        settings: &[Setting],
     ) -> Result<Self> {
         std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let port = free_port()?;
@@ -82,9 +76,7 @@ impl Holobiont {
         command.arg("up").arg("--model").arg(&installation.model);
         command.arg("--listen").arg(format!("127.0.0.1:{port}")).arg("--state").arg(folder.join("state"));
         command.arg("--cores").arg(&installation.cores);
-        if let KvPool::Bytes(bytes) = pool {
-            command.env("HOLOBIONT_KV_BYTES", bytes.to_string());
-        }
+        command.envs(settings.iter().map(|(variable, value)| (variable, value)));
         for NamedAdapter { name, folder } in adapters {
             command.arg("--adapter").arg(format!("{name}={}", folder.display()));
         }
@@ -130,20 +122,26 @@ impl Dialect for Models {
     }
 
     fn body(&self, job: &Job) -> Value {
-        let body = json!({
+        let mut body = json!({
             "model": self.of(job.who),
             "max_tokens": job.generate,
             "stream_options": { "include_usage": true },
         });
+        if let Some(token) = job.says {
+            body["logit_bias"] = json!({ token.to_string(): 100 });
+        }
         with_prompt(body, job)
     }
 
     fn read(&self, event: &Value) -> Result<Event> {
         ensure!(event["error"].is_null(), "the stream ended with an error: {}", event["error"]);
         let text = event["choices"][0]["text"].as_str();
+        let count = |value: &Value| value.as_u64().and_then(|n| usize::try_from(n).ok());
+        let usage = &event["usage"];
         Ok(Event {
             has_text: text.is_some_and(|text| !text.is_empty()),
-            generated: event["usage"]["completion_tokens"].as_u64().and_then(|n| usize::try_from(n).ok()),
+            generated: count(&usage["completion_tokens"]),
+            cached: count(&usage["prompt_tokens_details"]["cached_tokens"]),
         })
     }
 }
@@ -171,7 +169,7 @@ mod tests {
         assert!(read(json!({"choices": [{"text": "a"}], "usage": null})).unwrap().has_text);
         assert_eq!(read(json!({"choices": [{"text": ""}]})).unwrap(), Event::default());
         let usage = read(json!({"choices": [], "usage": {"completion_tokens": 64}})).unwrap();
-        assert_eq!(usage, Event { has_text: false, generated: Some(64) });
+        assert_eq!(usage, Event { generated: Some(64), ..Event::default() });
         assert!(read(json!({"error": {"message": "full"}})).unwrap_err().to_string().contains("full"));
     }
 }

@@ -87,6 +87,7 @@ impl Dialect for Native {
         Ok(Event {
             has_text: tokens > 0,
             generated: event["tokens_predicted"].as_u64().and_then(|n| usize::try_from(n).ok()),
+            cached: None,
         })
     }
 }
@@ -110,8 +111,8 @@ mod tests {
     #[test]
     fn tokens_and_the_final_count_are_told_apart() {
         let token = LOADED.read(&json!({"content": "a", "tokens": [5], "stop": false})).unwrap();
-        assert_eq!(token, Event { has_text: true, generated: None });
+        assert_eq!(token, Event { has_text: true, ..Event::default() });
         let end = LOADED.read(&json!({"tokens": [], "stop": true, "tokens_predicted": 64})).unwrap();
-        assert_eq!(end, Event { has_text: false, generated: Some(64) });
+        assert_eq!(end, Event { generated: Some(64), ..Event::default() });
     }
 }

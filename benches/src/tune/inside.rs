@@ -40,7 +40,7 @@ impl Inside {
         let lora = Shape::Lora { rank: RANK, alpha: 2.0 * RANK as f64, rslora: false, targets };
         let (start, vocabulary) = (lora.start(&frame.config, 0), frame.config.vocab_size);
         let pool = Pool::new(cores.numbers()).context("no threads on the cores")?;
-        let trainer = Trainer::new(frame, layers, shape, pool, Keep::All).context("no trainer")?;
+        let trainer = Trainer::new(frame.into(), layers, shape, pool, Keep::All).context("no trainer")?;
         let example = |number: usize| {
             let token =
                 |place: usize| u32::try_from((number * 7 + place * 31) % vocabulary).unwrap_or_default();
@@ -51,7 +51,7 @@ impl Inside {
             }
         };
         Ok(Self {
-            learning: Learning::new(trainer, precision, start).map_err(|error| anyhow!("{error}"))?,
+            learning: Learning::new(trainer.into(), precision, start).map_err(|error| anyhow!("{error}"))?,
             examples: (0..BATCH).map(example).collect(),
         })
     }

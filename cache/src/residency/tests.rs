@@ -4,9 +4,10 @@ use std::{
 };
 
 use super::*;
+use crate::manager::Settings;
 
-/// Bytes of the tier.
-const LIMIT: u64 = 100;
+/// Blocks of the device.
+const LIMIT: u32 = 100;
 
 /// How far a copy of these tests is.
 #[derive(Debug, Default)]
@@ -39,33 +40,68 @@ impl Transit for Copy {
     }
 }
 
-/// Adapters by number, and the copies that were sent.
-#[derive(Default)]
+/// Adapters by number, their places, and the copies that were sent.
 struct Bench {
-    residency: Option<Residency<usize, usize, Copy>>,
+    all: Residency<usize, Copy>,
+    pool: Cache,
     sent: RefCell<Vec<Rc<Progress>>>,
-    refuses: Option<Unsent>,
+    /// Too much is on its way.
+    is_full: bool,
+}
+
+fn id(key: usize) -> AdapterId {
+    AdapterId([u8::try_from(key).unwrap(); 32])
 }
 
 impl Bench {
     fn new() -> Self {
-        Self { residency: Some(Residency::new(LIMIT)), ..Self::default() }
+        let pool = Cache::new(Settings::device_alone(LIMIT, 1));
+        Self { all: Residency::default(), pool, sent: RefCell::default(), is_full: false }
     }
 
-    fn all(&mut self) -> &mut Residency<usize, usize, Copy> {
-        self.residency.as_mut().unwrap()
+    fn bring(&mut self, key: usize, blocks: u32) -> Way {
+        let way = self.board(key, blocks);
+        self.depart();
+        way
     }
 
-    fn bring(&mut self, key: usize, bytes: u64) -> Way {
-        let Self { residency, sent, refuses } = self;
-        residency.as_mut().unwrap().bring(key, bytes, Class::Demand, || match refuses {
-            Some(unsent) => Err(*unsent),
-            None => {
+    fn board(&mut self, key: usize, blocks: u32) -> Way {
+        self.all.bring(&mut self.pool, id(key), &key, Size { blocks, bytes: 1 }, Class::Demand)
+    }
+
+    fn depart(&mut self) {
+        let Self { all, pool, sent, is_full } = self;
+        all.depart(pool, |key, &adapter, blocks, _| {
+            assert_eq!(key, id(adapter));
+            assert!(!blocks.is_empty(), "it has a place");
+            (!*is_full).then(|| {
                 let progress = Rc::new(Progress::default());
                 sent.borrow_mut().push(Rc::clone(&progress));
-                Ok(Copy(progress))
-            }
-        })
+                Copy(progress)
+            })
+        });
+    }
+
+    fn hold(&mut self, key: usize) {
+        self.all.hold(&mut self.pool, id(key));
+    }
+
+    fn arrived(&mut self, key: usize) {
+        self.all.arrived(&mut self.pool, id(key));
+    }
+
+    fn await_arrival(&mut self, key: usize) {
+        self.all.await_arrival(&mut self.pool, id(key));
+    }
+
+    fn remove(&mut self, key: usize) {
+        self.all.remove(&mut self.pool, id(key));
+    }
+
+    /// Blocks that adapters have, and those of them that nobody may take.
+    fn blocks(&self) -> [usize; 2] {
+        let held = self.pool.counts().adapters;
+        [held, held - (self.pool.available() - self.pool.counts().free)]
     }
 
     /// The copy that was sent last comes to this end.
@@ -78,102 +114,119 @@ impl Bench {
 }
 
 #[test]
-fn who_found_the_queue_full_sets_out_when_it_is_asked_again() {
-    let mut bench = Bench { refuses: Some(Unsent::QueueFull), ..Bench::new() };
-    assert_eq!(bench.bring(1, 10), Way::NoRoom);
-    assert!(bench.all().can_wait_for_room(1), "there will be room");
-    assert_eq!(bench.all().tier().held_bytes(), 0);
-    bench.refuses = None;
+fn who_found_too_much_on_its_way_keeps_its_place_and_sets_out_later() {
+    let mut bench = Bench { is_full: true, ..Bench::new() };
     assert_eq!(bench.bring(1, 10), Way::Missing { bytes: 1 });
+    assert_eq!(bench.bring(2, 10), Way::Missing { bytes: 1 });
+    assert_eq!((bench.blocks()[0], bench.sent.borrow().len()), (20, 0));
+    assert_eq!(bench.all.on_the_way_bytes(), 2);
+    // One of them goes again before it has set out, and comes back.
+    bench.remove(1);
+    assert_eq!(bench.board(1, 10), Way::Missing { bytes: 1 });
+    bench.is_full = false;
+    bench.depart();
+    assert_eq!(bench.sent.borrow().len(), 2, "each sets out once");
+    bench.depart();
+    assert_eq!(bench.sent.borrow().len(), 2);
 }
 
 #[test]
-fn who_found_no_memory_does_not_wait_for_it_and_tries_again() {
-    let mut bench = Bench { refuses: Some(Unsent::NoMemory), ..Bench::new() };
-    assert_eq!(bench.bring(1, 10), Way::NoRoom);
-    assert!(!bench.all().can_wait_for_room(1) && bench.all().is_short(1));
-    bench.all().leave_out(1, &1);
-    bench.all().hold(1);
-    assert_eq!(bench.all().left_out(), [(1, 1)]);
-    bench.refuses = None;
-    assert_eq!(bench.bring(1, 10), Way::Missing { bytes: 1 });
-    assert!(bench.all().left_out().is_empty() && !bench.all().is_short(1));
-    assert_eq!(bench.all().tier().pinned_bytes(), 10, "its user keeps it there");
+fn who_waits_for_one_that_has_not_set_out_keeps_its_place() {
+    let mut bench = Bench::new();
+    assert_eq!(bench.board(1, 60), Way::Missing { bytes: 1 });
+    bench.await_arrival(1);
+    assert_eq!((bench.blocks()[1], bench.board(2, 60)), (60, Way::NoRoom));
+    bench.depart();
+    bench.ends(true);
+    bench.arrived(1);
+    assert_eq!((bench.blocks()[1], bench.board(2, 60)), (0, Way::Missing { bytes: 1 }));
+    // Who is pushed out before it has set out never does.
+    assert_eq!(bench.board(3, 60), Way::Missing { bytes: 1 });
+    bench.depart();
+    assert_eq!(bench.sent.borrow().len(), 2);
 }
 
 #[test]
 fn who_failed_is_not_sent_again_until_it_was_unloaded() {
     let mut bench = Bench::new();
     assert_eq!(bench.bring(1, 10), Way::Missing { bytes: 1 });
-    bench.all().await_arrival(1);
-    bench.all().arrived(1);
-    assert_eq!(bench.all().tier().pinned_bytes(), 10, "that was news of another copy");
+    bench.await_arrival(1);
+    bench.arrived(1);
+    assert_eq!(bench.blocks()[1], 10, "that was news of another copy");
     bench.ends(false);
-    bench.all().arrived(1);
-    assert!(bench.all().has_failed(1));
-    assert_eq!((bench.all().tier().pinned_bytes(), bench.bring(1, 10)), (0, Way::NoRoom));
+    bench.arrived(1);
+    assert!(bench.all.has_failed(id(1)));
+    assert_eq!((bench.blocks()[1], bench.bring(1, 10)), (0, Way::NoRoom));
     // What had arrived gives way to another.
     assert_eq!(bench.bring(2, 95), Way::Missing { bytes: 1 });
-    assert!(bench.sent.borrow()[0].is_discarded.get() && bench.all().has_failed(1));
-    bench.all().remove(1);
-    bench.all().remove(2);
+    assert!(bench.sent.borrow()[0].is_discarded.get() && bench.all.has_failed(id(1)));
+    bench.remove(1);
+    bench.remove(2);
     assert_eq!(bench.bring(1, 10), Way::Missing { bytes: 1 });
 }
 
 #[test]
 fn any_order_of_asking_holding_and_unloading_keeps_the_books() {
-    const SIZES: [u64; 6] = [30, 60, 30, 90, 110, 10];
+    const SIZES: [u32; 6] = [30, 60, 30, 90, 110, 10];
     let (mut bench, mut users, mut state) = (Bench::new(), [0u32; 6], 1u64);
     for _ in 0..20_000 {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let (key, action) = ((state >> 33) as usize % 6, (state >> 40) % 10);
-        bench.refuses =
-            [None, None, Some(Unsent::NoMemory), Some(Unsent::QueueFull)][(state >> 50) as usize % 4];
+        bench.is_full = (state >> 50).is_multiple_of(2);
         match action {
             0..3 => match bench.bring(key, SIZES[key]) {
-                Way::Missing { .. } if state >> 60 == 0 => bench.all().await_arrival(key),
+                Way::Missing { .. } if state >> 60 == 0 => bench.await_arrival(key),
                 way => {
                     if way == Way::NoRoom {
-                        bench.all().leave_out(key, &key);
+                        bench.all.leave_out(id(key), &key);
                     }
-                    bench.all().hold(key);
+                    bench.hold(key);
                     users[key] += 1;
                 }
             },
             3..6 if users[key] > 0 => {
-                bench.all().release(key);
+                bench.all.release(&mut bench.pool, id(key));
                 users[key] -= 1;
             }
-            6 if users[key] == 0 => bench.all().remove(key),
+            6 if users[key] == 0 => bench.remove(key),
             7..9 if !bench.sent.borrow().is_empty() => {
                 bench.ends(state >> 61 != 0);
-                bench.all().arrived(key);
+                bench.arrived(key);
             }
             _ => {
-                for (key, _) in bench.all().left_out() {
+                for (_, key) in bench.all.left_out() {
                     bench.bring(key, SIZES[key]);
                 }
             }
         }
-        check(bench.all(), &users);
+        bench.all.settle(&mut bench.pool);
+        check(&bench, &users, &SIZES);
     }
-    (0..6).for_each(|key| (0..users[key]).for_each(|_| _ = bench.all().release(key)));
-    (0..6).for_each(|key| bench.all().remove(key));
-    assert_eq!((bench.all().tier().held_bytes(), bench.all().adapters.len()), (0, 0));
+    for (key, &users) in users.iter().enumerate() {
+        (0..users).for_each(|_| _ = bench.all.release(&mut bench.pool, id(key)));
+    }
+    (0..6).for_each(|key| bench.remove(key));
+    assert_eq!((bench.blocks()[0], bench.all.adapters.len()), (0, 0));
     assert!(bench.sent.borrow().iter().all(|copy| copy.is_discarded.get()), "no copy is forgotten");
 }
 
-/// Who has a place has a copy; users, and those who wait, keep it and nobody else.
-fn check(residency: &Residency<usize, usize, Copy>, users: &[u32]) {
-    let mut held = 0;
-    for place in residency.tier.iter() {
-        held += place.bytes;
-        let entry = &residency.adapters[&place.key];
-        assert!(entry.copy().is_some());
-        let is_awaited = matches!(entry.state, State::Placed { is_awaited: true, .. });
-        assert_eq!(place.pins, u32::from(users[place.key] > 0) + u32::from(is_awaited));
+/// Who has a place has a copy, or will; users, and those who wait, keep it and nobody else.
+fn check(bench: &Bench, users: &[u32], sizes: &[u32]) {
+    bench.pool.audit().unwrap();
+    let (mut held, mut pinned) = (0, 0);
+    for (key, &size) in sizes.iter().enumerate() {
+        let entry = bench.all.adapters.get(&id(key));
+        let is_placed = entry
+            .is_some_and(|entry| entry.copy().is_some() || matches!(entry.state, State::Boarding { .. }));
+        assert_eq!(bench.pool.has_adapter_place(id(key)), is_placed, "{key}");
+        if let Some(entry) = entry.filter(|_| is_placed) {
+            let is_awaited = matches!(
+                entry.state,
+                State::Placed { is_awaited: true, .. } | State::Boarding { is_awaited: true, .. }
+            );
+            held += size as usize;
+            pinned += if users[key] > 0 || is_awaited { size as usize } else { 0 };
+        }
     }
-    assert_eq!(held, residency.tier.held_bytes());
-    let copies = residency.adapters.values().filter(|entry| entry.copy().is_some()).count();
-    assert_eq!(copies, residency.tier.iter().count());
+    assert_eq!(bench.blocks(), [held, pinned]);
 }

@@ -2,12 +2,12 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use shmproto::layer::{Dtype, Path};
+use shmproto::layer::Dtype;
 
 use super::exit::CliError;
 use crate::{
     address::{Address, AddressError},
-    masking::{Masking, PaperSettings},
+    masking::Masking,
     session::{Session, Settings},
     transport::{Connect, local::LocalConnector, remote::RemoteConnector, tls::TlsFiles},
 };
@@ -55,78 +55,6 @@ pub(super) struct ConnectArguments {
 enum WireDtype {
     F32,
     Bf16,
-}
-
-/// What the executor sees.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum)]
-pub(super) enum MaskingMode {
-    /// Activations as they are
-    #[default]
-    Off,
-    /// Obfuscated by rotating noises; no secrecy
-    Paper,
-}
-
-/// How activations are protected.
-#[derive(Debug, clap::Args)]
-pub(super) struct MaskingArguments {
-    /// What the executor sees: off (activations), or paper (obfuscated activations)
-    #[arg(long, value_name = "MODE", default_value = "off")]
-    masking: MaskingMode,
-    // Defaults are written out: what was said is told from what was not.
-    #[arg(long, value_name = "N", help = format!("Noises of a site, of --masking paper [default: {}]", PaperSettings::default().noises))]
-    noises: Option<usize>,
-    #[arg(long, value_name = "X", help = format!("Size of the noise, in sizes of the activations [default: {}]", PaperSettings::default().scale))]
-    noise_scale: Option<f32>,
-    #[arg(long, value_name = "N", help = format!("Rows after which a site gets fresh noises [default: {}]", PaperSettings::default().rotate_rows))]
-    noise_rows: Option<u64>,
-    /// Arithmetic without masking: fast (as the executor's own requests) or linear (activations unrounded) [default: fast]
-    #[arg(long, value_name = "PATH")]
-    path: Option<SitePath>,
-}
-
-/// With which arithmetic.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum SitePath {
-    Fast,
-    Linear,
-}
-
-impl MaskingArguments {
-    /// The masking that is asked for.
-    ///
-    /// # Errors
-    /// What was said has no meaning in this mode: it is not ignored where it would have protected.
-    pub(super) fn masking(&self) -> Result<Masking, CliError> {
-        let of_noises = [
-            ("--noises", self.noises.is_some()),
-            ("--noise-scale", self.noise_scale.is_some()),
-            ("--noise-rows", self.noise_rows.is_some()),
-        ];
-        let said_of_noises = of_noises.iter().find(|(_, is_said)| *is_said);
-        match (self.masking, self.path, said_of_noises) {
-            (MaskingMode::Off, _, Some((flag, _))) => {
-                Err(CliError::Usage(format!("{flag} is nothing without --masking paper")))
-            }
-            (MaskingMode::Off, path, None) => Ok(Masking::Off {
-                path: match path.unwrap_or(SitePath::Fast) {
-                    SitePath::Fast => Path::Fast,
-                    SitePath::Linear => Path::Linear,
-                },
-            }),
-            (MaskingMode::Paper, Some(_), _) => Err(CliError::Usage(
-                "--path is for --masking off: with noises there is one arithmetic".to_owned(),
-            )),
-            (MaskingMode::Paper, None, _) => {
-                let usual = PaperSettings::default();
-                Ok(Masking::Paper(PaperSettings {
-                    noises: self.noises.unwrap_or(usual.noises),
-                    scale: self.noise_scale.unwrap_or(usual.scale),
-                    rotate_rows: self.noise_rows.unwrap_or(usual.rotate_rows),
-                }))
-            }
-        }
-    }
 }
 
 impl ConnectArguments {

@@ -10,8 +10,8 @@ use model::{
 };
 
 use super::{
-    connect::MaskingArguments,
     exit::CliError,
+    masking::MaskingArguments,
     rent::{RentArguments, Rented},
     size::ByteSize,
     terminal::Terminal,

@@ -30,7 +30,7 @@ pub fn resident_trainer(path: &Path) -> Trainer<ResidentLayers> {
     let layers = ResidentLayers::load(&*open(path).unwrap(), 1, &|_| {}).unwrap();
     let frame = ClientBase::open(path).unwrap().frame;
     let shape = kv_shape(&frame.config, kv_precision(layers.sites().is_exact(), KvDtype::Auto));
-    Trainer::new(frame, layers, shape, Pool::new(&[]).unwrap(), Keep::All).unwrap()
+    Trainer::new(frame.into(), layers, shape, Pool::new(&[]).unwrap(), Keep::All).unwrap()
 }
 
 /// Over an executor that serves the model at `path`.
@@ -43,7 +43,7 @@ pub fn remote_trainer(connector: Box<dyn Connect>, path: &Path, masking: Masking
     let mut layers = RemoteLayers::new(session, mask, &frame.config, embedding).unwrap();
     layers.set_class(Class::Training);
     let shape = kv_shape(&frame.config, kv_precision(is_exact, KvDtype::Auto));
-    Trainer::new(frame, layers, shape, Pool::new(&[]).unwrap(), Keep::All).unwrap()
+    Trainer::new(frame.into(), layers, shape, Pool::new(&[]).unwrap(), Keep::All).unwrap()
 }
 
 /// The sum of what every target lacks in log-probability.
@@ -69,6 +69,6 @@ where
     let tape = trainer.forward(&learner, &[Example { tokens, targets: &targets, dropout: None }]).unwrap();
     let log_probabilities = trainer.log_probabilities(&learner, &tape).unwrap();
     let mut gradients = Gradients::zero(&method);
-    trainer.reverse(&learner, tape, &mut Sum, &mut gradients).unwrap();
+    trainer.reverse(&learner, tape, &mut Sum, gradients.turn()).unwrap();
     (log_probabilities, gradients.tensors().iter().map(|tensor| tensor.to_vec()).collect())
 }

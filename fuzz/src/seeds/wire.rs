@@ -20,6 +20,7 @@ fn generate() -> Generate {
         request: 1,
         adapter: Some([3; 32]),
         namespace: [4; 32],
+        owner: [0; 32],
         prompt: vec![1, 2, 3],
         generated: 0,
         max_tokens: 16,
@@ -50,9 +51,9 @@ pub(super) fn to_executor() -> Vec<Seed> {
     make.valid("a load", ToExecutor::LoadAdapter(load).to_bytes());
     let unload = UnloadAdapter { request: 1, adapter: [1; 32] };
     make.valid("an unload", ToExecutor::UnloadAdapter(unload).to_bytes());
-    // The count of the prompt follows tag, request, adapter and namespace.
+    // The count of the prompt follows tag, request, adapter, namespace and owner.
     let mut bytes = ToExecutor::Generate(generate()).to_bytes();
-    let at = 1 + 8 + 33 + 32;
+    let at = 1 + 8 + 33 + 32 + 32;
     bytes[at..at + 4].copy_from_slice(&u32::MAX.to_le_bytes());
     make.refused("a prompt of 2^32 - 1 tokens", COUNTS, bytes, "ends early");
     make.refused("a path of 2^32 - 1 bytes", COUNTS, [&[3][..], &[0; 8], &[255; 4]].concat(), "ends early");
@@ -75,6 +76,7 @@ fn output() -> Output {
         cached_tokens: 16,
         queued_us: 10,
         load_wait_us: 5,
+        kv_wait_us: 0,
         finish: Some(Finish::Length),
         error: None,
     }
@@ -153,7 +155,7 @@ pub(super) fn to_gateway() -> Vec<Seed> {
     make.refused(
         "a tag of 2 for an option",
         FORMAT,
-        [&[2][..], &[1, 0, 0, 0], &[0; 36], &[2, 0]].concat(),
+        [&[2][..], &[1, 0, 0, 0], &[0; 44], &[2, 0]].concat(),
         "Option",
     );
     let empty = Output { tokens: vec![], prompt: vec![], finish: None, ..output() };

@@ -38,4 +38,6 @@ pub(super) const MIGRATIONS: &[&str] = &[
         record TEXT NOT NULL
     ) STRICT;
     CREATE INDEX events_of_job ON job_events (job, number);",
+    "ALTER TABLE jobs ADD COLUMN key BLOB;
+    CREATE UNIQUE INDEX jobs_of_key ON jobs (tenant, key) WHERE key IS NOT NULL;",
 ];

@@ -155,6 +155,9 @@ pub struct TrainingArgs {
     /// The socket at which trainers are asked for; without it nothing is trained
     #[arg(long, env = "HOLOBIONT_TRAINER_SOCKET", value_name = "PATH")]
     pub trainer_socket: Option<PathBuf>,
+    /// Trainers that the service at that socket starts at once; with 0 nothing is trained
+    #[arg(long, env = "HOLOBIONT_MAX_TRAINERS", value_name = "N")]
+    pub max_trainers: Option<u32>,
     /// Most fine-tuning jobs of a tenant that wait or are under way; more are answered with 429
     #[arg(long, value_name = "N")]
     pub tenant_jobs: usize,
@@ -164,6 +167,9 @@ pub struct TrainingArgs {
     /// Most bytes of a tenant's files of training data
     #[arg(long, value_name = "N")]
     pub tenant_training_bytes: ByteCount,
+    /// Most bytes of a tenant's states of training order by order; more are refused
+    #[arg(long, value_name = "N")]
+    pub tenant_state_bytes: ByteCount,
 }
 
 fn start_adapter(text: &str) -> Result<StartAdapter, String> {

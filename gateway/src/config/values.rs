@@ -79,6 +79,8 @@ pub struct TrainingLimits {
     pub max_file_bytes: u64,
     /// Most bytes of a tenant's files of training data.
     pub tenant_bytes: u64,
+    /// No more states are kept for a tenant whose states take so many bytes.
+    pub tenant_state_bytes: u64,
 }
 
 /// Whose metric names are written.
@@ -104,7 +106,13 @@ impl Default for ConnectionLimits {
 
 impl Default for TrainingLimits {
     fn default() -> Self {
-        Self { trainer_socket: None, tenant_jobs: 16, max_file_bytes: 512 << 20, tenant_bytes: 4 << 30 }
+        Self {
+            trainer_socket: None,
+            tenant_jobs: 16,
+            max_file_bytes: 512 << 20,
+            tenant_bytes: 4 << 30,
+            tenant_state_bytes: 16 << 30,
+        }
     }
 }
 

@@ -238,7 +238,7 @@ impl LinkTask {
         };
         route.budget = left;
         if output.error.is_none() {
-            let queued_us = output.queued_us.saturating_sub(output.load_wait_us);
+            let queued_us = output.queued_us.saturating_sub(output.load_wait_us + output.kv_wait_us);
             route.slot.begun(Duration::from_micros(queued_us));
         }
         if last {

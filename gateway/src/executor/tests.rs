@@ -74,6 +74,7 @@ impl Router {
             cached_tokens: 0,
             queued_us: 0,
             load_wait_us: 0,
+            kv_wait_us: 0,
             finish: Some(Finish::Length),
             error: None,
         };
@@ -161,6 +162,7 @@ fn sequence() -> Generate {
         request: 0,
         adapter: None,
         namespace: [0; 32],
+        owner: [0; 32],
         prompt: vec![1],
         generated: 0,
         max_tokens: 4,

@@ -5,6 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use shmproto::message::Output;
+
 use super::{Metrics, labels::AdapterFigures, store::Histogram, table::Id};
 use crate::usage::{FinishReason, Usage};
 
@@ -15,6 +17,33 @@ struct Clock {
     last: Option<Instant>,
     tokens: u32,
     ended: bool,
+}
+
+/// What a sequence waited for before it was admitted.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Waits {
+    /// All of it.
+    pub queued: Duration,
+    /// Until its adapter was on the device.
+    pub adapter: Duration,
+    /// Until keys and values had come back from a lower tier.
+    pub kv: Duration,
+}
+
+impl Waits {
+    /// As the first output of a sequence says.
+    #[must_use]
+    pub fn of(output: &Output) -> Self {
+        let [queued, adapter, kv] =
+            [output.queued_us, output.load_wait_us, output.kv_wait_us].map(Duration::from_micros);
+        Self { queued, adapter, kv }
+    }
+
+    /// The part that was a wait for its turn.
+    #[must_use]
+    pub fn alone(&self) -> Duration {
+        self.queued.saturating_sub(self.adapter + self.kv)
+    }
 }
 
 /// What is counted so far.
@@ -34,6 +63,8 @@ pub struct Meter {
     load_wait: Option<Arc<Histogram>>,
     started: Instant,
     first_token: Option<Duration>,
+    /// Of the sequence that was admitted first.
+    waits: Option<Waits>,
     clocks: Vec<Clock>,
     counted: Counted,
     failed: bool,
@@ -50,18 +81,21 @@ impl Meter {
             metrics: Arc::clone(metrics),
             started,
             first_token: None,
+            waits: None,
             clocks: vec![Clock::default(); choices],
             counted: Counted::default(),
             failed: false,
         }
     }
 
-    /// A sequence was admitted after `queued`, of which it waited `load_wait` for its adapter to reach the device.
-    pub fn admitted(&self, queued: Duration, load_wait: Duration) {
-        self.metrics.queue.record(queued);
-        self.adapter.queue.record(queued);
-        if let Some(waits) = &self.load_wait {
-            waits.record(load_wait);
+    /// A sequence was admitted after it had waited.
+    pub fn admitted(&mut self, waits: Waits) {
+        self.waits.get_or_insert(waits);
+        self.metrics.queue.record(waits.queued);
+        self.adapter.queue.record(waits.queued);
+        self.metrics.kv_wait.record(waits.kv);
+        if let Some(load_wait) = &self.load_wait {
+            load_wait.record(waits.adapter);
         }
     }
 
@@ -126,6 +160,12 @@ impl Meter {
     /// The request ended in an error.
     pub fn failed(&mut self) {
         self.failed = true;
+    }
+
+    /// What the sequence waited for that was admitted first.
+    #[must_use]
+    pub fn waits(&self) -> Option<Waits> {
+        self.waits
     }
 
     /// From the start to the first token, if one has come.

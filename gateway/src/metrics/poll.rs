@@ -24,6 +24,7 @@ impl Metrics {
         let mut latest = self.latest();
         let before = latest.before();
         self.executor.report(&stats, before);
+        self.memory.report(&stats, before);
         self.placement.report(&self.store, &stats, before);
         placement::count_rank_rows(&self.store, &self.adapters, &stats, before, registry);
         self.layers.report(&self.store, &stats.layers, before.map(|before| &before.layers));

@@ -233,7 +233,15 @@ metrics! {
     Cancelled = Counter, Count, "holobiont_cancelled_total", [],
         "Sequences the executor gave up because their callers went away";
     KvBlocks = Gauge, Count, "holobiont_kv_blocks", ["state"],
-        "KV blocks of the executor's pool: total, used by running sequences, cached (held by the prefix cache alone)";
+        "Blocks of the executor's pool: total, used by running sequences, cached (held by the prefix cache alone), adapters";
+    TierBlocks = Gauge, Count, "holobiont_tier_blocks", ["tier", "state"],
+        "Blocks of keys and values below the device, by tier (host, disk) and state: total, used";
+    MovedBlocks = Counter, Count, "holobiont_kv_moved_blocks_total", ["way"],
+        "KV blocks by way: fetched_host and fetched_disk for those who asked, prefetched before anybody did, spilled to lower tiers, evicted from the device, of these lost because no tier had room, failed copies";
+    AdaptersRequired = Gauge, Count, "holobiont_adapters_required", [],
+        "How many different adapters a batch uses, by expectation from what was asked for of late";
+    KvWait = Histogram(LONG_S), Seconds, "holobiont_kv_wait_seconds", [],
+        "How long a sequence waited for keys and values to come back from a lower tier before it was admitted";
     KvUsage = Gauge, Ratio, "holobiont_kv_usage_ratio", [],
         "KV blocks used by running sequences, as a part of all";
     // The gateway process.

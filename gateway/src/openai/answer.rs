@@ -1,7 +1,5 @@
 //! A running job: which choice each step adds to, when it is over, and what it used.
 
-use std::time::Duration;
-
 use shmproto::message::{Output, TokenOutput};
 use text::{detokenize::TextStart, stop::StopScanner};
 
@@ -17,7 +15,7 @@ use crate::{
     app::App,
     clock::seconds_since_1970,
     errors::ApiError,
-    metrics::meter::Meter,
+    metrics::meter::{Meter, Waits},
     random::random_u64,
     telemetry::{self, Generated},
     usage::{FinishReason, PromptTokensDetails, Usage},
@@ -151,8 +149,7 @@ impl Answer {
         if !slot.begun {
             slot.begun = true;
             slot.cached_tokens = output.cached_tokens as usize;
-            let [queued, load_wait] = [output.queued_us, output.load_wait_us].map(Duration::from_micros);
-            self.meter.admitted(queued, load_wait);
+            self.meter.admitted(Waits::of(&output));
             if self.job.kind == Kind::Tokens {
                 prompt = std::mem::take(&mut output.prompt);
             } else if self.job.echo == Echo::Prompt {
@@ -212,6 +209,7 @@ impl Drop for Answer {
             generation: self.generation.take(),
             usage: self.usage(),
             first_token: self.meter.first_token(),
+            waits: self.meter.waits(),
             finish: self.endings(),
             redone: self.session.redone(),
         });

@@ -8,13 +8,10 @@ use axum::{
     http::HeaderMap,
 };
 
+use super::idempotency;
 use crate::{
     app::App, body::JsonBody, caller::Caller, errors::ApiError, lifecycle::Serving, random::random_u64,
 };
-
-/// Longest `Idempotency-Key`.
-const MAX_KEY_BYTES: usize = 255;
-const KEY_HEADER: &str = "idempotency-key";
 
 /// A request whose body has come.
 #[derive(Debug)]
@@ -46,15 +43,7 @@ impl FromRequest<Arc<App>> for Ask {
 /// With an `Idempotency-Key` a number that depends on it and on the tenant alone: whoever sends the request again, even
 /// after a crash of every process, gets the same tokens. Without one, any number.
 fn default_seed(headers: &HeaderMap, caller: &Caller) -> Result<u64, ApiError> {
-    let Some(key) = headers.get(KEY_HEADER) else {
-        return Ok(random_u64());
-    };
-    let key = key.as_bytes();
-    if key.is_empty() || key.len() > MAX_KEY_BYTES {
-        let message =
-            format!("the header 'Idempotency-Key' must have 1 to {MAX_KEY_BYTES} bytes, not {}", key.len());
-        return Err(ApiError::invalid(KEY_HEADER, message));
-    }
+    let Some(key) = idempotency::key(headers)? else { return Ok(random_u64()) };
     let mut hasher = blake3::Hasher::new_derive_key("holobiont 2026 idempotent seed v1");
     let tenant = caller.tenant.as_bytes();
     hasher.update(&(tenant.len() as u64).to_le_bytes()).update(tenant).update(key);
@@ -70,7 +59,8 @@ mod tests {
 
     fn seed(tenant: &str, key: &str) -> Result<u64, ApiError> {
         let caller = Caller { tenant: tenant.into(), role: Role::User, limit: KeyLimit::new(None) };
-        default_seed(&HeaderMap::from_iter([(KEY_HEADER.parse().unwrap(), key.parse().unwrap())]), &caller)
+        let header = ("idempotency-key".parse().unwrap(), key.parse().unwrap());
+        default_seed(&HeaderMap::from_iter([header]), &caller)
     }
 
     #[test]

@@ -224,6 +224,7 @@ mod tests {
             cached_tokens: 0,
             queued_us: 0,
             load_wait_us: 0,
+            kv_wait_us: 0,
             finish,
             error: None,
         }

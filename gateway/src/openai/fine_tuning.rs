@@ -5,10 +5,14 @@ use std::{io, sync::Arc};
 use axum::{
     Extension, Json,
     extract::{Path, Query, State},
+    http::HeaderMap,
 };
 use serde_json::{Value, json};
 
-use super::paging::{self, PageQuery};
+use super::{
+    idempotency,
+    paging::{self, PageQuery},
+};
 use crate::{
     adapters::database::DatabaseError,
     app::App,
@@ -25,17 +29,20 @@ use crate::{
 /// Most things of a list.
 const MAX_PAGE: u32 = 100;
 
-/// Creates a job; answers when it is durable.
+/// Creates a job; answers when it is durable. With an `Idempotency-Key` there is one job however often it is sent.
 pub async fn create(
     State(app): State<Arc<App>>,
     Extension(caller): Extension<Caller>,
+    headers: HeaderMap,
     body: JsonBody,
 ) -> Result<Json<Value>, ApiError> {
     let serving = app.serving()?;
     let order = Order::read(&body)?;
+    let key = idempotency::key(&headers)?.map(<[u8]>::to_vec);
     let training = Arc::clone(&app.training);
     // Runs to its end even if the caller goes away.
-    let created = tokio::spawn(async move { training.create(order, &caller, &serving).await }).await;
+    let created =
+        tokio::spawn(async move { training.create(order, key.as_deref(), &caller, &serving).await }).await;
     let job = created.map_err(|panic| ApiError::internal(format!("creating the job failed: {panic}")))??;
     Ok(Json(describe(&job)))
 }
@@ -210,6 +217,9 @@ impl From<TrainingError> for ApiError {
             TrainingError::TooManyBytes { .. } => Self::no_room("file_quota_exceeded", message),
             TrainingError::TooManyJobs(_) => Self::busy("job_quota_exceeded", message),
             TrainingError::NameTaken(_) => Self::conflict("name_taken", message).of("suffix"),
+            TrainingError::KeyReused(_) => {
+                Self::unprocessable("idempotency_key_reused", message).of("idempotency-key")
+            }
             TrainingError::Stopped(_) => Self::internal(message),
         }
     }

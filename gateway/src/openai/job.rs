@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use ids::TenantId;
 use shmproto::message::Generate;
 
 use super::{
@@ -52,7 +53,7 @@ pub struct Job {
     /// The model.
     pub target: Target,
     /// H(tenant, generation).
-    pub namespace: [u8; 32],
+    pub namespace: Namespace,
     /// At least one.
     pub prompts: Vec<Prompt>,
     /// The shared options.
@@ -63,9 +64,18 @@ pub struct Job {
     pub echo: Echo,
 }
 
+/// Under what an executor keeps prefixes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Namespace {
+    /// Who may share them.
+    pub hash: [u8; 32],
+    /// Whose share of the executor's memory they take.
+    pub owner: TenantId,
+}
+
 /// What may share cached prefixes: the same tenant asking the same weights.
 #[must_use]
-pub fn namespace(caller: &Caller, target: &Target, serving: &Serving) -> [u8; 32] {
+pub fn namespace(caller: &Caller, target: &Target, serving: &Serving) -> Namespace {
     let mut hasher = blake3::Hasher::new_derive_key("holobiont 2026 prefix cache namespace v1");
     let tenant = caller.tenant.as_bytes();
     hasher.update(&(tenant.len() as u64).to_le_bytes()).update(tenant);
@@ -73,7 +83,7 @@ pub fn namespace(caller: &Caller, target: &Target, serving: &Serving) -> [u8; 32
         None => hasher.update(b"base").update(&serving.welcome.base_hash),
         Some(lease) => hasher.update(b"adapter").update(&lease.generation.0),
     };
-    *hasher.finalize().as_bytes()
+    Namespace { hash: *hasher.finalize().as_bytes(), owner: TenantId::of(Some(&caller.tenant)) }
 }
 
 impl Job {
@@ -138,7 +148,8 @@ impl Job {
         Generate {
             request: 0,
             adapter: self.target.lease.as_ref().map(|lease| lease.id.0),
-            namespace: self.namespace,
+            namespace: self.namespace.hash,
+            owner: self.namespace.owner.0,
             prompt: prompt.clone(),
             generated: 0,
             max_tokens: self.params.max_tokens.unwrap_or(room),

@@ -9,11 +9,11 @@ use std::{
 use tokio::task::AbortHandle;
 
 use super::{
-    desk::Desk,
+    desk::{Desk, Progress},
     promises::lock,
     worker::{Means, Worker},
 };
-use crate::{errors::ApiError, random::random_u64};
+use crate::{clock::seconds_since_1970, errors::ApiError, random::random_u64};
 
 /// How long a session lives without a sign of it.
 const PATIENCE: Duration = Duration::from_secs(5 * 60);
@@ -43,6 +43,21 @@ impl Drop for Model {
     fn drop(&mut self) {
         self.worker.abort();
     }
+}
+
+/// A model that is trained, for whoever watches.
+#[derive(Debug, Clone)]
+pub struct Live {
+    /// Its name in what is kept of it.
+    pub run: String,
+    /// Whose it is.
+    pub tenant: Arc<str>,
+    /// When its session gave the last sign of life, in seconds since 1970.
+    pub at: u64,
+    /// Of its adapter, once it has one.
+    pub rank: Option<usize>,
+    /// How far it is.
+    pub progress: Progress,
 }
 
 /// What is sampled from.
@@ -190,6 +205,26 @@ impl Book {
         let session = id.split_once('.').map_or("", |(session, _)| session);
         let gone = || ApiError::not_found("there is no such sampler; its session has ended: create another");
         self.with(session, tenant, |open| open.samplers.get(id).cloned().ok_or_else(gone)).map_err(|_| gone())
+    }
+
+    /// All models that are trained, in the order of their names.
+    #[must_use]
+    pub fn live(&self) -> Vec<Live> {
+        let now = Instant::now();
+        let of_session = |session: &Session| -> Vec<Live> {
+            let at = seconds_since_1970().saturating_sub((now - session.touched).as_secs());
+            let live = |model: &Arc<Model>| Live {
+                run: model.run.clone(),
+                tenant: Arc::clone(&session.tenant),
+                at,
+                rank: model.desk.lora.get().map(|lora| lora.rank),
+                progress: model.desk.progress(),
+            };
+            session.models.values().map(live).collect()
+        };
+        let mut all: Vec<Live> = lock(&self.0).values().flat_map(of_session).collect();
+        all.sort_by(|a, b| a.run.cmp(&b.run));
+        all
     }
 
     /// Whether a model of this name is there.

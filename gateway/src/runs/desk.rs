@@ -77,6 +77,18 @@ pub struct Desk {
     arrived: Notify,
     /// Of its adapter, once it has one.
     pub lora: OnceLock<Lora>,
+    progress: Mutex<Progress>,
+}
+
+/// How far a model is.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Progress {
+    /// Whether somebody trains it.
+    pub has_trainer: bool,
+    /// Steps that were made.
+    pub steps: u64,
+    /// Of the last batch that was evaluated, summed.
+    pub loss: Option<f64>,
 }
 
 #[derive(Debug, Default)]
@@ -113,6 +125,16 @@ impl Desk {
         queue.bytes += work.bytes();
         queue.waiting.insert(seq, (work, promise));
         self.arrived.notify_one();
+    }
+
+    /// How far the model is.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        *lock(&self.progress)
+    }
+
+    pub(super) fn note(&self, change: impl FnOnce(&mut Progress)) {
+        change(&mut lock(&self.progress));
     }
 
     /// The next piece, once it is there.

@@ -1,17 +1,10 @@
-//! Names of what is kept of models, and where it is: `tinker://RUN/weights/NAME` is a directory of its tenant's, and
-//! `tinker://RUN/sampler_weights/NAME` an adapter like any other.
-
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-};
+//! Names of what is kept of models: `tinker://RUN/weights/NAME` is a state, and `tinker://RUN/sampler_weights/NAME` an adapter
+//! like any other.
 
 use training_protocol::session::Refusal;
 
 /// Longest name, in bytes.
 const MAX_NAME_BYTES: usize = 128;
-/// Most states that a tenant keeps.
-const MAX_STATES: usize = 1024;
 /// What stands between the name of a run and the number of a snapshot; no name holds it.
 const SNAPSHOT: char = '~';
 
@@ -89,51 +82,15 @@ pub fn run_of_snapshot(adapter: &str) -> Option<&str> {
     adapter.strip_prefix("tinker-")?.split_once(SNAPSHOT).map(|(run, _)| run)
 }
 
-/// Where states are.
-#[derive(Debug, Clone)]
-pub struct States {
-    root: PathBuf,
-}
-
-impl States {
-    /// Below `state`, the gateway's directory.
-    #[must_use]
-    pub fn below(state: &Path) -> Self {
-        Self { root: state.join("tinker") }
-    }
-
-    /// Where the state of this name is, or is to be. What one tenant names never leads to another's.
-    #[must_use]
-    pub fn directory(&self, tenant: &str, run: &str, name: &str) -> PathBuf {
-        self.of(tenant).join(run).join(name)
-    }
-
-    /// A place for something that is only handed over.
-    #[must_use]
-    pub fn passage(&self, run: &str) -> PathBuf {
-        self.root.join("passing").join(run)
-    }
-
-    /// Checks that there is room for another state, and makes room for its directory.
-    ///
-    /// # Errors
-    /// There is none.
-    pub fn make_room(&self, tenant: &str, run: &str) -> Result<(), Refusal> {
-        let failed = |error: io::Error| Refusal::server(format!("the state cannot be kept: {error}"));
-        let directory = self.of(tenant).join(run);
-        fs::create_dir_all(&directory).map_err(failed)?;
-        let runs = fs::read_dir(self.of(tenant)).map_err(failed)?.flatten();
-        let count: usize = runs.map(|run| fs::read_dir(run.path()).map_or(0, Iterator::count)).sum();
-        if count < MAX_STATES {
-            return Ok(());
-        }
-        Err(Refusal::user(format!("{count} states are kept, which is the limit: delete some")))
-    }
-
-    fn of(&self, tenant: &str) -> PathBuf {
-        // A tenant's name may be anything; a directory's may not.
-        self.root.join("states").join(&blake3::hash(tenant.as_bytes()).to_hex()[..32])
-    }
+/// Which run an adapter is served of, and under which name, if one of a tenant's choice.
+#[must_use]
+pub fn sampler_of(adapter: &str) -> Option<(&str, &str)> {
+    const SESSION_DIGITS: usize = 32;
+    let of_run = adapter.strip_prefix("tinker-")?;
+    let (session, rest) = of_run.split_at_checked(SESSION_DIGITS)?;
+    let (number, name) = rest.strip_prefix('-')?.split_once('-')?;
+    let is_run = session.bytes().all(|byte| byte.is_ascii_hexdigit()) && number.parse::<u64>().is_ok();
+    is_run.then(|| (&of_run[..SESSION_DIGITS + 1 + number.len()], name))
 }
 
 #[cfg(test)]
@@ -163,10 +120,12 @@ mod tests {
     }
 
     #[test]
-    fn tenants_share_no_directory() {
-        let states = States::below(Path::new("state"));
-        let of = |tenant| states.directory(tenant, "r-0", "last");
-        assert_ne!(of("alice"), of("bob"));
-        assert!(of("../../etc").starts_with("state/tinker/states"));
+    fn adapters_of_runs_are_known_by_their_names() {
+        let session = "0123456789abcdef0123456789abcdef";
+        let run = format!("{session}-7");
+        assert_eq!(sampler_of(&adapter(&run, "a-1")), Some((run.as_str(), "a-1")));
+        let others =
+            [snapshot(&run, 3), format!("tinker-{session}-a"), "tinker-7-a".to_owned(), "pirate".to_owned()];
+        assert!(others.iter().all(|name| sampler_of(name).is_none()), "{others:?}");
     }
 }

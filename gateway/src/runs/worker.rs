@@ -14,9 +14,10 @@ use training_protocol::session::{Done, Order, Refusal};
 
 use super::{
     desk::{Desk, Work},
+    kept::{About, States},
     outcome::Outcome,
     promises::Promise,
-    saved::{self, Kept, States},
+    saved::{self, Kept},
     trainer::Trainer,
 };
 use crate::{
@@ -75,6 +76,7 @@ impl Worker {
             self.running = Some(promise);
             if work.begins() && trainer.is_err() {
                 trainer = self.trainer().await;
+                self.desk.note(|progress| progress.has_trainer = trainer.is_ok());
             }
             let outcome = match &mut trainer {
                 Err(failure) => Outcome::Failed(failure.clone()),
@@ -83,6 +85,7 @@ impl Worker {
                     Err(error) => {
                         let failure = ended(&error);
                         trainer = Err(failure.clone());
+                        self.desk.note(|progress| progress.has_trainer = false);
                         Outcome::Failed(failure)
                     }
                 },
@@ -128,10 +131,14 @@ impl Worker {
             Work::Load { path, optimizer } => self.load(trainer, path, optimizer).await?,
             Work::ForwardBackward(batch) => {
                 let done = trainer.order(&batch.order, &batch.numbers).await?;
+                if let Ok((done, _)) = &done {
+                    self.desk.note(|progress| progress.loss = done.metrics.get("loss:sum").copied());
+                }
                 done.map(|(done, logprobs)| batch.answer(done, logprobs))
             }
             Work::Step(adam) => {
                 let done = trainer.order(&Order::OptimStep(adam), &[]).await?;
+                self.desk.note(|progress| progress.steps += u64::from(done.is_ok()));
                 done.map(|(done, _)| Outcome::Json(json!({ "type": "optim_step", "metrics": done.metrics })))
             }
             Work::SaveState { name, overwrite } => self.save(trainer, &name, overwrite).await?,
@@ -185,13 +192,20 @@ impl Worker {
                 format!("there is a state '{name}' already: choose another name, or say overwrite=True");
             return Ok(Err(Refusal::user(message)));
         }
-        if let Err(failure) = self.means.states.make_room(&self.tenant, &self.run) {
+        if let Err(failure) = self.means.states.make_room(&self.tenant, &self.run, name) {
             return Ok(Err(failure));
         }
-        let order = Order::SaveState { directory };
+        let order = Order::SaveState { directory: directory.clone() };
+        if let Err(failure) = trainer.order(&order, &[]).await? {
+            return Ok(Err(failure));
+        }
+        let base = self.means.status.borrow().serving().map(|serving| serving.base_name.clone());
+        let about = About { base: base.unwrap_or_default(), lora: self.desk.lora.get().cloned() };
         let path = format!("tinker://{}/weights/{name}", self.run);
-        let done = trainer.order(&order, &[]).await?;
-        Ok(done.map(|_| Outcome::Json(json!({ "type": "save_weights", "path": path }))))
+        Ok(match States::describe(&directory, &about) {
+            Ok(()) => Ok(Outcome::Json(json!({ "type": "save_weights", "path": path }))),
+            Err(error) => Err(Refusal::server(format!("the state cannot be kept: {error}"))),
+        })
     }
 
     async fn publish(

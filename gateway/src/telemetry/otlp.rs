@@ -235,7 +235,7 @@ fn span(record: &SpanRecord) -> SpanData {
 
 /// The names are those of OpenTelemetry's conventions for generative models; `holobiont.` where they have none.
 fn generation_attributes(generated: &Generated) -> Vec<KeyValue> {
-    let Generated { model, generation, usage, first_token, finish, redone } = generated;
+    let Generated { model, generation, usage, first_token, finish, redone, waits: _ } = generated;
     let reasons = finish.split(',').map(|reason| reason.to_owned().into()).collect();
     let mut attributes = vec![
         KeyValue::new("gen_ai.provider.name", "holobiont"),

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tracing::Span;
 
 use super::trace::Trace;
-use crate::usage::Usage;
+use crate::{metrics::meter::Waits, usage::Usage};
 
 /// Who asks for what.
 #[derive(Debug, Clone)]
@@ -33,6 +33,8 @@ pub struct Generated {
     pub usage: Usage,
     /// From the request's start to its first token.
     pub first_token: Option<Duration>,
+    /// What it waited for of that time.
+    pub waits: Option<Waits>,
     /// How its choices ended, each way once.
     pub finish: String,
     /// How often a sequence was redone.

@@ -138,6 +138,7 @@ impl Request {
         let failure = facts.failure.as_ref();
         let generated = facts.generated.as_ref();
         let usage = generated.map(|generated| &generated.usage);
+        let waits = generated.and_then(|generated| generated.waits);
         // The level must be known when this is compiled.
         macro_rules! line {
             ($level:ident) => {
@@ -153,6 +154,9 @@ impl Request {
                     completion_tokens = usage.map(|usage| usage.completion_tokens),
                     cached_tokens = usage.map(|usage| usage.prompt_tokens_details.cached_tokens),
                     ttft_ms = generated.and_then(|generated| generated.first_token).map(milliseconds),
+                    queue_ms = waits.map(|waits| milliseconds(waits.alone())),
+                    adapter_wait_ms = waits.map(|waits| milliseconds(waits.adapter)),
+                    kv_wait_ms = waits.map(|waits| milliseconds(waits.kv)),
                     total_ms = milliseconds(self.started.elapsed()),
                     finish = generated.map(|generated| generated.finish.as_str()),
                     redone = generated.map(|generated| generated.redone).filter(|redone| *redone > 0),

@@ -6,6 +6,7 @@ use training_protocol::Event;
 
 use super::{
     Training,
+    job::Live,
     records::{JobRecord, Status},
 };
 
@@ -35,6 +36,15 @@ pub struct Figures {
     pub tokens: u64,
 }
 
+/// A job that has not ended, for whoever watches all of them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct UnderWay {
+    /// As it is now.
+    pub job: JobRecord,
+    /// What its trainer learns from in a second, if it has one that has made a step.
+    pub tokens_per_s: Option<f64>,
+}
+
 impl Counters {
     /// Counts a job that has just ended, if it has.
     pub(super) fn changed(&self, job: &JobRecord) {
@@ -57,6 +67,16 @@ impl Counters {
 }
 
 impl Training {
+    /// Every job that has not ended, the oldest first.
+    #[must_use]
+    pub fn under_way(&self) -> Vec<UnderWay> {
+        let live = self.live();
+        let under_way = |live: &Live| UnderWay { job: live.job.clone(), tokens_per_s: live.tokens_per_s };
+        let mut all: Vec<UnderWay> = live.values().map(under_way).collect();
+        all.sort_by(|a, b| (a.job.created_at, &a.job.id).cmp(&(b.job.created_at, &b.job.id)));
+        all
+    }
+
     /// What has been counted since the process began, and what there is now.
     #[must_use]
     pub fn figures(&self) -> Figures {

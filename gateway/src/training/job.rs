@@ -24,6 +24,8 @@ pub(super) struct Live {
     pub(super) failures: u32,
     /// When the next trainer may be asked for.
     pub(super) not_before: Option<Instant>,
+    /// What its trainer learns from in a second, as it said last.
+    pub(super) tokens_per_s: Option<f64>,
 }
 
 impl Live {
@@ -32,7 +34,8 @@ impl Live {
         if job.status.is_due() {
             job.status = Status::Queued;
         }
-        Self { job, stop: watch::Sender::new(false), is_attended: false, failures: 0, not_before: None }
+        let stop = watch::Sender::new(false);
+        Self { job, stop, is_attended: false, failures: 0, not_before: None, tokens_per_s: None }
     }
 }
 
@@ -52,18 +55,22 @@ impl Status {
 }
 
 impl Training {
-    /// Creates a job for `caller`. It is durable when this returns, and waits for a trainer.
+    /// Creates a job for `caller`, unless a request with this key has. It is durable when this returns, and waits for a trainer.
     ///
     /// # Errors
-    /// What it names is not there, or the caller has enough to do.
+    /// What it names is not there, the caller has enough to do, or the key was another request's.
     pub async fn create(
         &self,
         order: Order,
+        key: Option<&[u8]>,
         caller: &Caller,
         serving: &Serving,
     ) -> Result<JobRecord, TrainingError> {
         self.trainers.check()?;
         let tenant = &*caller.tenant;
+        if let Some(job) = self.created_before(&order, key, tenant).await? {
+            return Ok(job);
+        }
         let mut links = vec![(self.data(&order.training_file, tenant).await?, order::DATA)];
         if let Some(file) = &order.validation_file {
             links.push((self.data(file, tenant).await?, order::VALIDATION));
@@ -82,6 +89,10 @@ impl Training {
         let from = lease.as_ref().map(|lease| self.registry.files_of(lease.entry()));
         let replaces = self.stands_for(&name, tenant)?;
         let _changing = self.changing.lock().await;
+        // The same request may have come twice at once.
+        if let Some(job) = self.created_before(&order, key, tenant).await? {
+            return Ok(job);
+        }
         self.check_quota(tenant)?;
         files::prepare(self.job_directory(&id), links, from).await?;
         let job = JobRecord {
@@ -105,11 +116,25 @@ impl Training {
             error: None,
         };
         let created = EventRecord::now(Level::Info, format!("created fine-tuning job {}", job.id));
-        self.registry.database().put_job(&job, &[created]).await?;
+        self.registry.database().add_job(&job, key, created).await?;
         failpoint::pass("gateway.job_committed");
         self.live().insert(job.id.clone(), Live::new(job.clone()));
         self.due.notify_one();
         Ok(job)
+    }
+
+    /// The job that the same request with this key has created.
+    async fn created_before(
+        &self,
+        order: &Order,
+        key: Option<&[u8]>,
+        tenant: &str,
+    ) -> Result<Option<JobRecord>, TrainingError> {
+        let Some(key) = key else { return Ok(None) };
+        match self.registry.database().job_of_key(key, tenant).await? {
+            Some(job) if job.order != *order => Err(TrainingError::KeyReused(job.id)),
+            job => Ok(job),
+        }
     }
 
     /// Where the bytes of a file to learn from are.

@@ -112,7 +112,7 @@ impl Training {
         let directory = {
             let mut live = self.live();
             let Some(found) = live.get_mut(id) else { return };
-            found.is_attended = false;
+            (found.is_attended, found.tokens_per_s) = (false, None);
             let is_over = found.job.status.is_final();
             if is_over {
                 live.remove(id);
@@ -210,10 +210,10 @@ impl Training {
     /// Writes down what a trainer says.
     async fn note(&self, id: &str, event: Event) -> Result<(), TrainingError> {
         self.counters.said(&event);
-        if let Event::Step(_) = event
+        if let Event::Step(step) = &event
             && let Some(live) = self.live().get_mut(id)
         {
-            live.failures = 0;
+            (live.failures, live.tokens_per_s) = (0, step.tokens_per_second);
         }
         self.change(id, |job| Ok(notes::noted(job, event))).await.map(drop)
     }

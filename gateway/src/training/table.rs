@@ -87,6 +87,25 @@ impl Database {
         ids.map_err(DatabaseError::of)
     }
 
+    /// Keeps a new job, with the key by which its request is known if it is sent again.
+    ///
+    /// # Errors
+    /// The database's; nothing has changed then.
+    pub async fn add_job(
+        &self,
+        job: &JobRecord,
+        key: Option<&[u8]>,
+        event: EventRecord,
+    ) -> Result<(), DatabaseError> {
+        let mut connection = self.writer().await?;
+        let mut transaction = connection.begin().await.map_err(DatabaseError::of)?;
+        let add = sqlx::query("INSERT INTO jobs (id, tenant, due, record, key) VALUES (?1, ?2, ?3, ?4, ?5)");
+        let add = add.bind(&job.id).bind(&job.tenant).bind(!job.status.is_final()).bind(text(job)).bind(key);
+        add.execute(&mut *transaction).await.map_err(DatabaseError::of)?;
+        add_event(&mut transaction, &job.id, &event).await.map_err(DatabaseError::of)?;
+        transaction.commit().await.map_err(DatabaseError::of)
+    }
+
     /// Keeps a job as it is now, with what happened to it.
     ///
     /// # Errors
@@ -94,11 +113,8 @@ impl Database {
     pub async fn put_job(&self, job: &JobRecord, events: &[EventRecord]) -> Result<(), DatabaseError> {
         let mut connection = self.writer().await?;
         let mut transaction = connection.begin().await.map_err(DatabaseError::of)?;
-        let put = sqlx::query(
-            "INSERT INTO jobs (id, tenant, due, record) VALUES (?1, ?2, ?3, ?4) \
-             ON CONFLICT (id) DO UPDATE SET due = excluded.due, record = excluded.record",
-        );
-        let put = put.bind(&job.id).bind(&job.tenant).bind(!job.status.is_final()).bind(text(job));
+        let put = sqlx::query("UPDATE jobs SET due = ?2, record = ?3 WHERE id = ?1");
+        let put = put.bind(&job.id).bind(!job.status.is_final()).bind(text(job));
         put.execute(&mut *transaction).await.map_err(DatabaseError::of)?;
         for event in events {
             add_event(&mut transaction, &job.id, event).await.map_err(DatabaseError::of)?;
@@ -112,6 +128,18 @@ impl Database {
     /// The database's.
     pub async fn job(&self, id: &str, tenant: &str) -> Result<Option<JobRecord>, DatabaseError> {
         self.one("SELECT record FROM jobs WHERE id = ?1 AND tenant = ?2", id, tenant).await
+    }
+
+    /// The job that a request of `tenant` with this key has created, if there is one.
+    ///
+    /// # Errors
+    /// The database's.
+    pub async fn job_of_key(&self, key: &[u8], tenant: &str) -> Result<Option<JobRecord>, DatabaseError> {
+        let row = sqlx::query_scalar("SELECT record FROM jobs WHERE tenant = ?1 AND key = ?2");
+        let mut connection = self.writer().await?;
+        let row = row.bind(tenant).bind(key).fetch_optional(&mut *connection).await;
+        let row: Option<String> = row.map_err(DatabaseError::of)?;
+        row.map(|row| read(&row)).transpose()
     }
 
     /// Jobs of `tenant`.

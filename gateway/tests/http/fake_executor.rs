@@ -16,8 +16,8 @@ use shmproto::{
     layer::control::SessionStats,
     message::{
         AdapterLoaded, AdapterStats, AdapterUnloaded, ColdStart, DeviceFacts, DeviceKind, ErrorCode, Failed,
-        Finish, Generate, LayerRoute, LayerSession, LayerStats, Output, PROTOCOL_VERSION, Stats, TenantUse,
-        ToExecutor, ToGateway, TokenOutput, Welcome, WireError, WorkerStats,
+        Finish, Generate, LayerRoute, LayerSession, LayerStats, MemoryStats, Output, PROTOCOL_VERSION, Stats,
+        TenantUse, ToExecutor, ToGateway, TokenOutput, Welcome, WireError, WorkerStats,
     },
 };
 use tokio::task::{AbortHandle, JoinHandle};
@@ -204,6 +204,16 @@ impl Memory {
             kv_blocks_total: 64,
             kv_blocks_used: 16,
             kv_blocks_cached: 8,
+            memory: MemoryStats {
+                block_bytes: 1000,
+                adapter_blocks: 4,
+                disk_blocks_total: 64,
+                disk_blocks_used: 32,
+                fetched_disk_blocks: 3,
+                spilled_blocks: 30,
+                adapters_required: 2.5,
+                ..MemoryStats::default()
+            },
             adapter_bytes: 1000 * self.adapters.len() as u64,
             adapters: self.adapters.iter().map(stats).collect(),
             prompt_tokens: 21,
@@ -344,6 +354,7 @@ pub(crate) fn empty() -> Output {
         cached_tokens: 0,
         queued_us: 0,
         load_wait_us: 0,
+        kv_wait_us: 0,
         finish: None,
         error: None,
     }

@@ -98,6 +98,8 @@ async fn a_finished_request_is_one_line_with_its_figures() {
         fields["ttft_ms"].as_f64() <= fields["total_ms"].as_f64() && fields["ttft_ms"].is_f64(),
         "{line}"
     );
+    let waits = ["queue_ms", "adapter_wait_ms", "kv_wait_ms"].map(|part| fields[part].as_f64());
+    assert!(waits.iter().all(Option::is_some), "{line}");
     assert_eq!(
         (line["level"].as_str(), line["span"]["request_id"].as_str()),
         (Some("INFO"), Some("my-request"))

@@ -80,7 +80,10 @@ async fn a_registry_that_cannot_be_read_is_an_error_and_never_an_empty_one() {
     set_layout(&database, 99).await;
     assert!(matches!(refused().await, OpenError::Database(DatabaseError::Newer { found: 99, .. })));
     assert_eq!(stored(path).len(), 1, "nothing was swept");
-    // The layout of the first version is brought up to date.
+    // The layouts of former versions are brought up to date.
+    change(&database, "DROP INDEX jobs_of_key; ALTER TABLE jobs DROP COLUMN key".to_owned()).await;
+    set_layout(&database, 2).await;
+    assert_eq!(open(path).await.unwrap().1.len(), 1);
     change(&database, "DROP TABLE job_events; DROP TABLE jobs; DROP TABLE files".to_owned()).await;
     set_layout(&database, 1).await;
     assert_eq!(open(path).await.unwrap().1.len(), 1);

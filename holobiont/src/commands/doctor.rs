@@ -27,7 +27,7 @@ use crate::{
 const LITTLE_DISK_BYTES: u64 = 1 << 30;
 
 /// What memory is set aside for keys and values on a CPU unless told otherwise.
-const DEFAULT_KV_BYTES: ByteCount = ByteCount(512 << 20);
+const DEFAULT_DEVICE_BYTES: u64 = 512 << 20;
 
 /// Arguments of `doctor`.
 #[derive(Debug, clap::Args)]
@@ -110,9 +110,12 @@ fn memory(config: &Config, home: &Home, meminfo: &str) -> Finding {
     let model = models::find(config.model.name.as_deref(), home).ok();
     let model_bytes = model.and_then(|path| models::model_at(&path)).map_or(0, |model| model.bytes);
     let executor = config.executor.clone().or(ExecutorSection::presets());
-    let kv_bytes = executor.kv_bytes.or(Some(DEFAULT_KV_BYTES));
     let bytes = |pool: Option<ByteCount>| pool.map_or(0, |bytes| bytes.0);
-    let pools = [kv_bytes, executor.adapter_bytes, executor.device_adapter_bytes].map(bytes);
+    let bounds = [executor.kv_bytes, executor.device_adapter_bytes]
+        .map(|bound| bound.map_or(DEFAULT_DEVICE_BYTES, |bytes| bytes.0));
+    let device =
+        config.memory.device.map_or_else(|| bounds.into_iter().fold(0, u64::saturating_add), |all| all.0);
+    let pools = [device, bytes(executor.adapter_bytes)];
     let (model_bytes, needed) = match executor.device {
         // Of what a GPU holds nothing stays here; the executor compares it with the GPU's memory.
         Some(DeviceChoice::Cuda { .. }) => (0, bytes(executor.adapter_bytes)),
@@ -122,7 +125,7 @@ fn memory(config: &Config, home: &Home, meminfo: &str) -> Finding {
     if model_bytes > available {
         Finding::fail("memory", found, "choose a smaller model, or one with fewer bits a weight")
     } else if needed > available {
-        Finding::warn("memory", found, "lower [executor].kv_bytes, adapter_bytes or device_adapter_bytes")
+        Finding::warn("memory", found, "lower [memory].device or [executor].adapter_bytes")
     } else {
         Finding::ok("memory", found)
     }
@@ -240,7 +243,7 @@ mod tests {
         let mut config = Config::default();
         assert_eq!(health(&config, 8 << 20), Health::Ok);
         assert_eq!(health(&config, 1 << 20), Health::Warn, "1 GiB free, 2 GiB of pools");
-        config.executor.kv_bytes = Some("1MiB".parse().unwrap());
+        config.memory.device = Some("1MiB".parse().unwrap());
         config.executor.adapter_bytes = Some("1MiB".parse().unwrap());
         assert_eq!(health(&config, 1 << 20), Health::Ok);
         let model = home.path().join("models/big.gguf");

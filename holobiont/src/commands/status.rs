@@ -1,11 +1,14 @@
-//! `holobiont status`: what a deployment does now, where it computes adapters, what each wait cost, and who rents base
-//! layers.
+//! `holobiont status`: what a deployment does now, where it computes adapters, what each wait cost, who rents base
+//! layers, and what is trained.
 
-use std::collections::BTreeMap;
+mod layers;
+mod memory;
+mod training;
 
 use serde::Deserialize;
 use serde_json::Value;
 
+use self::{layers::Layers, memory::Memory, training::Training};
 use crate::{
     client::{Client, ClientError, LoadedAdapter, list_in},
     terminal::{
@@ -28,6 +31,8 @@ struct Status {
     cold_starts: ColdStarts,
     workers: Workers,
     layers: Layers,
+    memory: Memory,
+    training: Training,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -89,41 +94,6 @@ struct Worker {
     taken_back: u64,
 }
 
-/// What split clients use.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Layers {
-    open: u64,
-    refused: u64,
-    broken: u64,
-    joined_rows: u64,
-    used: Used,
-    sessions: Vec<Session>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Session {
-    tenant: String,
-    name: String,
-    masking: String,
-    route: String,
-    waiting_rows: u64,
-    used: Used,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Used {
-    calls: u64,
-    refused: u64,
-    rows: BTreeMap<String, u64>,
-    bytes_in: u64,
-    bytes_out: u64,
-    wait_ms: f64,
-    mean_batch_rows: f64,
-}
-
 /// Shows a deployment.
 pub(crate) fn run(url: &str, terminal: Terminal) -> Result<(), ClientError> {
     let client = Client::new(url, terminal);
@@ -150,14 +120,8 @@ fn text(ink: Ink, status: &Status, adapters: &[LoadedAdapter]) -> String {
         let head = ["ADAPTER", "ON DEVICE", "DEVICE", "WORKERS", "EXECUTOR", "COLD", "WAITED"];
         parts.push(table(ink, head, &used));
     }
-    let rented: Vec<_> = status.layers.sessions.iter().map(session_row).collect();
-    if !rented.is_empty() {
-        let head = [
-            "TENANT", "CLIENT", "ROUTE", "MASKING", "CALLS", "REFUSED", "ROWS", "BATCH", "IN", "OUT",
-            "WAITED", "WAITING",
-        ];
-        parts.push(table(ink, head, &rented));
-    }
+    parts.extend(layers::sessions(ink, &status.layers));
+    parts.extend(training::under_way(ink, &status.training));
     parts.join("\n\n")
 }
 
@@ -172,6 +136,8 @@ fn facts(status: &Status) -> Vec<(String, String)> {
         ),
         ("requests", format!("{} running, {} waiting", requests.running, requests.waiting)),
         ("device", device.text()),
+        ("blocks", status.memory.device()),
+        ("kept below", status.memory.below()),
         ("host tier", tier(adapters.bytes, adapters.budget_bytes)),
         ("adapters", format!("{} in memory of {}", adapters.resident, adapters.registered)),
         ("device tier", tier(device.bytes, device.budget_bytes)),
@@ -188,6 +154,7 @@ fn facts(status: &Status) -> Vec<(String, String)> {
         ),
         ("workers", status.workers.text()),
         ("split clients", status.layers.text()),
+        ("training", status.training.text()),
     ];
     facts.map(|(name, value)| (name.to_owned(), value)).into()
 }
@@ -236,40 +203,6 @@ impl Workers {
         let lost = (self.lost > 0).then(|| format!("{} lost", self.lost));
         [Some(there), lost, self.missing()].into_iter().flatten().collect::<Vec<_>>().join("; ")
     }
-}
-
-impl Layers {
-    fn text(&self) -> String {
-        let rows: u64 = self.used.rows.values().sum();
-        let used =
-            (rows > 0).then(|| format!("{rows} rows, {} of them in resident passes", self.joined_rows));
-        let trouble = [(self.refused, "refused"), (self.broken, "ended for a breach")];
-        let trouble = trouble
-            .into_iter()
-            .filter(|(count, _)| *count > 0)
-            .map(|(count, what)| format!("{count} {what}"));
-        let open = if self.open == 0 { "none".to_owned() } else { self.open.to_string() };
-        [Some(open), used].into_iter().flatten().chain(trouble).collect::<Vec<_>>().join("; ")
-    }
-}
-
-/// A split client, with what it has used since it came.
-fn session_row(session: &Session) -> [String; 12] {
-    let used = &session.used;
-    [
-        printable(&session.tenant),
-        printable(&session.name),
-        printable(&session.route),
-        printable(&session.masking),
-        used.calls.to_string(),
-        used.refused.to_string(),
-        used.rows.values().sum::<u64>().to_string(),
-        format!("{:.1}", used.mean_batch_rows),
-        size(used.bytes_in),
-        size(used.bytes_out),
-        format!("{:.1} ms", used.wait_ms),
-        session.waiting_rows.to_string(),
-    ]
 }
 
 fn worker_row(worker: &Worker) -> [String; 5] {
@@ -324,6 +257,11 @@ mod tests {
                 "sessions": [{"session": 1, "tenant": "acme", "name": "trainer", "masking": "off", "route": "tls",
                     "waiting_rows": 4, "used": {"calls": 5, "refused": 1, "rows": {"decode": 9, "prefill": 1},
                     "bytes_in": 1024, "bytes_out": 2048, "wait_ms": 1.5, "mean_batch_rows": 2.0}}]},
+            "training": {"trains": true,
+                "jobs": [{"id": "ftjob-1", "name": "acme/support", "tenant": "acme", "status": "running", "step": 3,
+                    "steps": 20, "loss": 2.25, "tokens_per_s": 480.4}, {"id": "ftjob-2", "name": "acme/next",
+                    "tenant": "acme", "status": "queued", "step": 0, "steps": null, "loss": null, "tokens_per_s": null}],
+                "runs": [{"name": "0123-0", "tenant": "other", "status": "running", "step": 7, "loss_sum": 31.5}]},
         })
     }
 
@@ -365,6 +303,13 @@ mod tests {
         ];
         assert_eq!(words("acme"), acme);
         assert!(text.contains("1; 10 rows, 3 of them in resident passes; 2 refused"), "{text}");
+        assert!(text.contains("2 jobs, 1 model step by step"), "{text}");
+        assert_eq!(
+            words("acme/support"),
+            ["acme/support", "acme", "running", "3", "of", "20", "480", "2.250"]
+        );
+        assert_eq!(words("acme/next"), ["acme/next", "acme", "queued", "-", "-", "-"]);
+        assert_eq!(words("0123-0"), ["0123-0", "other", "running", "7", "-", "31.500", "in", "all"]);
         assert!(!text.contains("asleep"), "it is nowhere near the device: {text}");
     }
 
@@ -388,6 +333,7 @@ mod tests {
             "workers        none",
             "link           real",
             "split clients  none",
+            "training       not here",
         ] {
             assert!(text.contains(part), "{part:?} is not in {text}");
         }

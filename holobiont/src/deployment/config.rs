@@ -17,8 +17,8 @@ use std::{
 
 use serde::Deserialize;
 use settings::{
-    DeploymentSection, ExecutorSection, GatewaySection, LayersSection, ModelSection, Setting, SettingFlags,
-    TrainingSection, WorkersSection,
+    DeploymentSection, ExecutorSection, GatewaySection, LayersSection, MemorySection, ModelSection, Setting,
+    SettingFlags, TrainingSection, WorkersSection,
     variables::{UnknownVariable, Variable},
 };
 
@@ -85,6 +85,8 @@ pub(crate) struct Config {
     pub(crate) model: ModelSection,
     /// `[executor]`.
     pub(crate) executor: ExecutorSection,
+    /// `[memory]`.
+    pub(crate) memory: MemorySection,
     /// `[workers]`.
     pub(crate) workers: WorkersSection,
     /// `[layers]`.
@@ -160,6 +162,7 @@ impl Config {
         Self {
             model: self.model.or(lower.model),
             executor: self.executor.or(lower.executor),
+            memory: self.memory.or(lower.memory),
             workers: self.workers.or(lower.workers),
             layers: self.layers.or(lower.layers),
             gateway: self.gateway.or(lower.gateway),
@@ -171,7 +174,8 @@ impl Config {
 
     /// What is set, each value with its declaration.
     pub(crate) fn set(&self) -> impl Iterator<Item = (&'static Setting, OsString)> {
-        let computing = self.model.set().chain(self.executor.set()).chain(self.workers.set());
+        let computing =
+            self.model.set().chain(self.executor.set()).chain(self.memory.set()).chain(self.workers.set());
         let serving = self.layers.set().chain(self.gateway.set()).chain(self.training.set());
         computing.chain(serving).chain(self.deployment.set())
     }
@@ -219,6 +223,7 @@ impl Config {
             &mut self.gateway.adapter_root,
             &mut self.gateway.api_key_file,
             &mut self.deployment.state,
+            &mut self.memory.directory,
             &mut layers.cert,
             &mut layers.cert_key,
             &mut layers.client_ca,

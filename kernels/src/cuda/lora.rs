@@ -2,27 +2,29 @@
 //!
 //! # Layout
 //!
-//! - [`AdapterMemory`], [`StagedMatrix`]: an adapter's copy on the device, and how much of it has arrived.
+//! - [`StagedAdapter`], [`StagedMatrix`]: an adapter's copy in blocks of the device, and how much of it has arrived.
 //! - [`CopyLane`], [`RegisteredBytes`]: how it gets there.
 //! - [`LoraPlan`]: who adds what in a pass, made once at its beginning; [`add_deltas`] works off one group of it.
 //!
 //! As on the CPU, rank blocks arrive from the last to the first, so that what is missing is always a head: ranks
 //! `0..first_rank` come from elsewhere, the kernels compute the others.
 
+mod adapter;
 mod lane;
-mod memory;
 mod plan;
 mod registered;
+mod staged;
 
 use super::{
     CudaError, Matrix, Stream,
     launch::{Arg, Shape, by_kind, count, launch},
 };
 
+pub use adapter::StagedAdapter;
 pub use lane::CopyLane;
-pub use memory::{AdapterMemory, StagedMatrix};
 pub use plan::{LoraPlan, LoraSegment, PlanShape};
 pub use registered::RegisteredBytes;
+pub use staged::StagedMatrix;
 
 /// Threads of a block: `THREADS` of `lora.cu`.
 const THREADS: u32 = 256;
@@ -60,8 +62,8 @@ pub fn add_deltas(
         Arg::Ptr(group.sums),
     ];
     let shape = Shape::line(group.shape.shrink_units as usize, THREADS);
-    // SAFETY: 1. The kernel is declared with these arguments. 2. The table was made by the plan for factors that it keeps
-    // alive and whose ranks had arrived; rows and columns were checked above. 3. The plan's sums have room for each group.
+    // SAFETY: 1. The kernel is declared with these arguments. 2. The table was made by the plan for factors whose blocks
+    // it keeps lent and whose ranks had arrived; rows and columns were checked above. 3. The plan's sums have room for each group.
     unsafe { launch(stream, by_kind!("lora_shrink", x.kind()), shape, &shrink)? };
     let expand = [
         Arg::Ptr(group.expand_first),

@@ -3,10 +3,11 @@
 //! An output element is one chain of multiply-adds over the ranks, in ascending order, that starts at the head's sum
 //! or at 0. So the chain may be cut at any rank and be continued by somebody else.
 
-use std::ops::Range;
+use std::{ops::Range, ptr};
 
 use super::{
-    layout::{MatrixLayout, RANK_BLOCK},
+    layout::{MAX_RANK, MatrixLayout, RANK_BLOCK},
+    matrix::FactorView,
     shrink::tile_holds,
     stored::Stored,
 };
@@ -24,7 +25,7 @@ pub(super) enum Finish {
 /// Some rows times B's ranks.
 pub(super) struct Expand<'a> {
     pub(super) layout: &'a MatrixLayout,
-    pub(super) b: *const u8,
+    pub(super) b: FactorView<'a>,
     pub(super) ranks: Range<usize>,
     /// Of the ranks.
     pub(super) blocks: Range<usize>,
@@ -38,10 +39,15 @@ pub(super) struct Expand<'a> {
     pub(super) finish: Finish,
 }
 
+/// Rank blocks there are at most.
+const MAX_BLOCKS: usize = MAX_RANK / RANK_BLOCK;
+
 /// Rows and panels of one tile.
 struct TilePlace<X> {
     row: usize,
     panel: usize,
+    /// Of each rank block, where panel 0 is, or would be if the piece had it.
+    blocks: *const *const u8,
     /// Groups of panels from there on.
     groups: usize,
     /// Output features of each panel.
@@ -64,7 +70,6 @@ impl Expand<'_> {
     #[inline(always)]
     pub(super) unsafe fn run<S: Simd, B: Stored>(&self) {
         let sums_stride = self.blocks.len() * RANK_BLOCK;
-        let full = self.layout.rows / LANES;
         // SAFETY: the caller's.
         unsafe {
             let sums = if self.blocks.is_empty() {
@@ -74,17 +79,45 @@ impl Expand<'_> {
                 let ranks = self.ranks.start - first..self.ranks.end - first;
                 B::shrunk::<S>(self.sums, sums_stride, self.rows, ranks)
             };
-            let mut place = TilePlace { row: 0, panel: 0, groups: 1, lanes: LANES, sums, sums_stride };
-            let groups = if const { S::TILE == 8 } { full / 4 } else { 0 };
+            let mut blocks = [ptr::null(); MAX_BLOCKS];
+            for number in 0..self.b.cut().count {
+                let outputs = self.b.cut().features(number, self.layout.rows);
+                let panel = outputs.start / LANES;
+                for (block, begin) in self.blocks.clone().zip(&mut blocks) {
+                    let before = self.layout.b_bytes_before(block * RANK_BLOCK);
+                    let piece = self.b.piece(block, number, before);
+                    *begin = piece.wrapping_sub(panel * self.panel_bytes::<B>(block));
+                }
+                let blocks = blocks.as_ptr();
+                let place = TilePlace { row: 0, panel, blocks, groups: 1, lanes: LANES, sums, sums_stride };
+                self.piece::<S, B>(place, outputs.len());
+            }
+        }
+    }
+
+    /// All rows of a piece of so many outputs.
+    #[inline(always)]
+    unsafe fn piece<S: Simd, B: Stored>(&self, mut place: TilePlace<B::Input>, outputs: usize) {
+        let full = outputs / LANES;
+        let groups = if const { S::TILE == 8 } { full / 4 } else { 0 };
+        // SAFETY: the caller's.
+        unsafe {
             if const { S::TILE == 8 } {
                 self.panels::<S, B, 4>(place, groups);
             }
-            place.panel = 4 * groups;
-            self.panels::<S, B, 1>(place, full - place.panel);
-            place.panel = full;
-            place.lanes = self.layout.rows % LANES;
+            place.panel += 4 * groups;
+            self.panels::<S, B, 1>(place, full - 4 * groups);
+            place.panel += full - 4 * groups;
+            place.lanes = outputs % LANES;
             self.panels::<S, B, 1>(place, usize::from(place.lanes > 0));
         }
+    }
+
+    /// From one panel of a rank block to the next.
+    #[inline(always)]
+    fn panel_bytes<B: Stored>(&self, block: usize) -> usize {
+        let width = RANK_BLOCK.min(self.layout.rank - block * RANK_BLOCK);
+        width.div_ceil(B::STEP) * LANES * B::LANE_BYTES
     }
 
     /// All rows of `groups` groups of `V` panels. Many rows meet a group while it is in the nearest cache; few rows take
@@ -196,10 +229,11 @@ impl<B: Stored, const M: usize, const V: usize> Tile<'_, B, M, V> {
         let width = RANK_BLOCK.min(expand.layout.rank - first);
         let start = expand.ranks.start.saturating_sub(first);
         let end = width.min(expand.ranks.end - first);
-        let panel_bytes = width.div_ceil(B::STEP) * LANES * B::LANE_BYTES;
+        let panel_bytes = expand.panel_bytes::<B>(block);
         // SAFETY: the caller's: the block, the panels and the rows exist.
         unsafe {
-            let b = expand.b.add(expand.layout.b_bytes_before(first) + place.panel * panel_bytes);
+            let begin = *place.blocks.add(block - expand.blocks.start);
+            let b = begin.wrapping_add(place.panel * panel_bytes);
             let sums = place
                 .sums
                 .add(place.row * place.sums_stride + (block - expand.blocks.start) * RANK_BLOCK / B::STEP);

@@ -1,8 +1,11 @@
 //! One adapted layer over memory that is shared: an adapter's sealed image, or a vector in a test.
 
-use std::{fmt, marker::PhantomData, sync::Arc};
+use std::{fmt, sync::Arc};
 
-use super::layout::{LayoutError, MatrixLayout};
+use super::{
+    layout::{LayoutError, MatrixLayout},
+    pieces::Cut,
+};
 
 /// Memory that nobody writes while it is shared, kept for as long as anything uses it.
 pub type SharedBytes = Arc<dyn AsRef<[u8]> + Send + Sync>;
@@ -79,17 +82,41 @@ impl fmt::Debug for LoraMatrix {
     }
 }
 
-/// Where a layer's factors are: in shared memory or on the device, where the first ranks may be missing.
+/// Memory that kernels read.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Address(pub(super) *mut u8);
+
+// SAFETY: an address is no access; who reads or writes there says why it may.
+unsafe impl Send for Address {}
+// SAFETY: as above.
+unsafe impl Sync for Address {}
+
+/// A factor as kernels read it: in one, in shared memory, or in pieces on the device, of which those of the first ranks may be
+/// missing.
 #[derive(Clone, Copy)]
-pub(super) struct Factors<'a> {
-    pub(super) a: *const u8,
-    pub(super) b: *const u8,
-    memory: PhantomData<&'a [u8]>,
+pub(super) enum FactorView<'a> {
+    /// Rank blocks one behind the other.
+    Whole(&'a [u8]),
+    /// Where each piece is, by rank block and then by number.
+    Pieces(Cut, &'a [Address]),
 }
 
-impl Factors<'_> {
-    /// A and B.
-    pub(super) fn new([a, b]: [*const u8; 2]) -> Self {
-        Self { a, b, memory: PhantomData }
+impl FactorView<'_> {
+    /// How it is cut.
+    #[inline(always)]
+    pub(super) fn cut(&self) -> Cut {
+        match *self {
+            Self::Whole(_) => Cut::WHOLE,
+            Self::Pieces(cut, _) => cut,
+        }
+    }
+
+    /// Where a rank block's piece begins, before which the factor has so many bytes if it is whole.
+    #[inline(always)]
+    pub(super) fn piece(&self, rank_block: usize, number: usize, before: usize) -> *const u8 {
+        match *self {
+            Self::Whole(bytes) => bytes.as_ptr().wrapping_add(before),
+            Self::Pieces(cut, pieces) => pieces[rank_block * cut.count + number].0,
+        }
     }
 }

@@ -12,6 +12,7 @@ use std::ops::Range;
 
 use super::{
     layout::{MatrixLayout, RANK_BLOCK},
+    matrix::FactorView,
     stored::{SPAN, Stored},
 };
 use crate::simd::{Kernel, LANES, Simd};
@@ -25,7 +26,7 @@ const _: () =
 /// Some rows times the ranks of some blocks.
 pub(super) struct Shrink<'a> {
     pub(super) layout: &'a MatrixLayout,
-    pub(super) a: *const u8,
+    pub(super) a: FactorView<'a>,
     /// `[rows, columns]`.
     pub(super) x: *const f32,
     pub(super) rows: usize,
@@ -36,11 +37,10 @@ pub(super) struct Shrink<'a> {
     pub(super) blocks: Range<usize>,
 }
 
-/// Consecutive columns of neighbouring blocks of ranks, which have the same width.
-struct Strip<X> {
-    a: *const u8,
-    /// From one block of ranks to the next.
-    block_bytes: usize,
+/// Consecutive columns of `V` neighbouring blocks of ranks, which have the same width.
+struct Strip<X, const V: usize> {
+    /// Of each block.
+    a: [*const u8; V],
     /// Ranks of a block.
     width: usize,
     /// Lanes from one step to the next.
@@ -58,12 +58,12 @@ struct Strip<X> {
     sums_stride: usize,
 }
 
-impl<X> Clone for Strip<X> {
+impl<X, const V: usize> Clone for Strip<X, V> {
     fn clone(&self) -> Self {
         *self
     }
 }
-impl<X> Copy for Strip<X> {}
+impl<X, const V: usize> Copy for Strip<X, V> {}
 
 impl Shrink<'_> {
     /// # Safety
@@ -79,8 +79,10 @@ impl Shrink<'_> {
         // SAFETY: the caller's.
         unsafe {
             std::ptr::write_bytes(self.sums, 0, self.rows * stride);
-            for column in (0..columns).step_by(SPAN) {
-                let count = SPAN.min(columns - column);
+            // Pieces have powers of two of columns, as spans have: no span is of two.
+            let each = SPAN.min(1 << self.a.cut().shift);
+            for column in (0..columns).step_by(each) {
+                let count = each.min(columns - column);
                 let (x, x_stride) = A::inputs::<S>(self.x.add(column), columns, self.rows, count, self.room);
                 self.span::<S, A>(column, count, x, x_stride);
             }
@@ -112,33 +114,35 @@ impl Shrink<'_> {
             // SAFETY: the caller's.
             unsafe {
                 block += if const { S::TILE == 8 } && full >= 4 {
-                    columns_of::<S, A, 4, 1>(self.strip::<A>(block, column, count, x, x_stride), self.rows)
+                    columns_of::<S, A, 4, 1>(self.strip::<A, 4>(block, column, count, x, x_stride), self.rows)
                 } else if full == 0 && A::is_narrow(self.layout.rank % RANK_BLOCK) {
-                    let strip = self.strip::<A::Narrow>(block, column, count, x, x_stride);
+                    let strip = self.strip::<A::Narrow, 1>(block, column, count, x, x_stride);
                     columns_of::<S, A::Narrow, 1, 4>(strip, self.rows)
                 } else {
-                    columns_of::<S, A, 1, 4>(self.strip::<A>(block, column, count, x, x_stride), self.rows)
+                    columns_of::<S, A, 1, 4>(self.strip::<A, 1>(block, column, count, x, x_stride), self.rows)
                 };
             }
         }
     }
 
     #[inline(always)]
-    unsafe fn strip<A: Stored>(
+    unsafe fn strip<A: Stored, const V: usize>(
         &self,
         block: usize,
         column: usize,
         count: usize,
         x: *const A::Input,
         x_stride: usize,
-    ) -> Strip<A::Input> {
+    ) -> Strip<A::Input, V> {
         let width = RANK_BLOCK.min(self.layout.rank - block * RANK_BLOCK);
-        let block_bytes = self.layout.a_bytes_before(RANK_BLOCK);
+        let cut = self.a.cut();
+        let number = column >> cut.shift;
+        let piece = cut.features(number, self.layout.columns);
         let each = A::columns_a_step(width);
-        let (first, all) = (column / each, self.layout.columns.div_ceil(each));
+        let (first, all) = ((column - piece.start) / each, piece.len().div_ceil(each));
         let is_narrow = each > A::STEP;
         let (step_lanes, whole, tail_lanes) = if is_narrow {
-            (LANES, self.layout.columns / each, self.layout.columns % each * width)
+            (LANES, piece.len() / each, piece.len() % each * width)
         } else {
             // A vector of a short block reaches into the next steps, whose lanes nobody looks at; the last have none.
             (width, (all + 1).saturating_sub(LANES.div_ceil(width)), width)
@@ -146,8 +150,10 @@ impl Shrink<'_> {
         // SAFETY: the caller's: the block and the column exist.
         unsafe {
             Strip {
-                a: self.a.add(block * block_bytes + first * step_lanes * A::LANE_BYTES),
-                block_bytes,
+                a: std::array::from_fn(|v| {
+                    let before = self.layout.a_bytes_before((block + v) * RANK_BLOCK);
+                    self.a.piece(block + v, number, before).add(first * step_lanes * A::LANE_BYTES)
+                }),
                 width,
                 step_lanes,
                 steps: count.div_ceil(each),
@@ -183,7 +189,7 @@ unsafe fn gather(sums: *mut f32, width: usize) {
 /// Adds the products of a strip of `V` blocks of ranks; few rows sum `C` blocks of columns at once. Returns `V`.
 #[inline(always)]
 unsafe fn columns_of<S: Simd, A: Stored, const V: usize, const C: usize>(
-    strip: Strip<A::Input>,
+    strip: Strip<A::Input, V>,
     rows: usize,
 ) -> usize {
     let block = BLOCK / A::columns_a_step(strip.width);
@@ -205,14 +211,14 @@ unsafe fn columns_of<S: Simd, A: Stored, const V: usize, const C: usize>(
     V
 }
 
-impl<X> Strip<X> {
+impl<X, const V: usize> Strip<X, V> {
     /// At most `count` steps from `first` on.
     #[inline(always)]
     unsafe fn from<A: Stored<Input = X>>(self, first: usize, count: usize) -> Self {
         // SAFETY: the caller's: the steps exist.
         unsafe {
             Self {
-                a: self.a.add(first * self.step_lanes * A::LANE_BYTES),
+                a: self.a.map(|a| a.add(first * self.step_lanes * A::LANE_BYTES)),
                 steps: count.min(self.steps - first),
                 whole_steps: self.whole_steps.saturating_sub(first),
                 x: self.x.add(first * self.step_inputs),
@@ -232,7 +238,7 @@ impl<X> Strip<X> {
 
 /// One block of columns of all rows.
 #[inline(always)]
-unsafe fn rows_of<S: Simd, A: Stored, const V: usize>(strip: Strip<A::Input>, rows: usize) {
+unsafe fn rows_of<S: Simd, A: Stored, const V: usize>(strip: Strip<A::Input, V>, rows: usize) {
     let mut row = 0;
     while row < rows {
         // SAFETY: the caller's.
@@ -254,7 +260,7 @@ unsafe fn rows_of<S: Simd, A: Stored, const V: usize>(strip: Strip<A::Input>, ro
 /// `C` blocks of columns of all rows.
 #[inline(always)]
 unsafe fn few_rows_of<S: Simd, A: Stored, const V: usize, const C: usize>(
-    strip: Strip<A::Input>,
+    strip: Strip<A::Input, V>,
     rows: usize,
 ) {
     let mut row = 0;
@@ -278,7 +284,7 @@ pub(super) const fn tile_holds<S: Simd>(rows: usize, vectors: usize) -> bool {
 }
 
 /// `M` rows, `V` blocks of ranks, `C` blocks of columns, each of as many steps as the strip says. Returns `M`.
-struct Tile<A: Stored, const M: usize, const V: usize, const C: usize>(Strip<A::Input>);
+struct Tile<A: Stored, const M: usize, const V: usize, const C: usize>(Strip<A::Input, V>);
 
 impl<A: Stored, const M: usize, const V: usize, const C: usize> Kernel for Tile<A, M, V, C> {
     type Output = usize;
@@ -314,7 +320,7 @@ impl<A: Stored, const M: usize, const V: usize, const C: usize> Kernel for Tile<
 
 #[inline(always)]
 unsafe fn add_step<S: Simd, A: Stored, const M: usize, const V: usize, const C: usize>(
-    strip: &Strip<A::Input>,
+    strip: &Strip<A::Input, V>,
     step: usize,
     lanes: usize,
     load: impl Fn(*const u8) -> A::Weights<S>,
@@ -327,8 +333,8 @@ unsafe fn add_step<S: Simd, A: Stored, const M: usize, const V: usize, const C: 
         let step = c * strip.steps + step;
         // SAFETY: the caller's: the strip has the step.
         unsafe {
-            let a = strip.a.add(step * step_lanes * A::LANE_BYTES);
-            let weights: [A::Weights<S>; V] = std::array::from_fn(|v| load(a.add(v * strip.block_bytes)));
+            let at = step * step_lanes * A::LANE_BYTES;
+            let weights: [A::Weights<S>; V] = std::array::from_fn(|v| load(strip.a[v].add(at)));
             for (m, sums) in sums.iter_mut().enumerate() {
                 let x = strip.x.add(m * strip.x_stride + step * step_inputs);
                 let factor = A::factor::<S>(x, strip.width, lanes);

@@ -1,62 +1,76 @@
 //! A copy of a layer on the device, which is computed with while it is filled.
 //!
-//! Rank blocks arrive from the last to the first, so what is here is always `first_rank..rank`.
+//! It lies in pieces, in blocks that a pool lends. Rank blocks arrive from the last to the first, so what is here is always
+//! `first_rank..rank`.
 
 use std::{
-    io,
     ops::Range,
     sync::{
-        Mutex, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
 };
 
 use super::{
     layout::{MatrixLayout, RANK_BLOCK},
-    matrix::{Factors, LoraMatrix},
+    matrix::{Address, FactorView, LoraMatrix},
+    pieces::{Cut, Factor, Place, Places},
 };
-use crate::buffer::{Arena, Buffer};
+use crate::blocks::{Held, Loan};
 
 /// The device's copy of a [`LoraMatrix`].
 #[derive(Debug)]
 pub struct StagedMatrix {
     layout: MatrixLayout,
-    a: Buffer<u8>,
-    b: Buffer<u8>,
-    /// Ranks from here on are in `a` and `b` and are never written again. Written by [`Self::copy_next`] alone.
+    loan: Arc<Loan>,
+    cuts: [Cut; 2],
+    /// Of each factor, by rank block and then by number.
+    pieces: [Box<[Address]>; 2],
+    /// Ranks from here on are in their pieces and are never written again. Written by [`Self::copy_next`] alone.
     first_rank: AtomicUsize,
     /// Held by who copies.
     copying: Mutex<()>,
 }
 
 impl StagedMatrix {
-    /// Room in `arena` for `host`, with no rank in it yet.
+    /// A copy of `host` at `places` of `loan`, with no rank in it yet.
     ///
-    /// # Errors
+    /// # Panics
     ///
-    /// There is no memory.
-    pub fn new(arena: &Arena, host: &LoraMatrix) -> io::Result<Self> {
+    /// If the places are not those of `host` in blocks of this size.
+    #[must_use]
+    pub fn new(loan: &Arc<Loan>, host: &LoraMatrix, places: &Places) -> Self {
         let layout = *host.layout();
-        Ok(Self {
+        let pieces = [Factor::A, Factor::B].map(|factor| {
+            let cut = places.cut(factor);
+            let address = |(index, place): (usize, &Place)| {
+                let bytes = layout.piece(factor, cut, index / cut.count, index % cut.count).len();
+                Address(loan.address(place.block as usize, place.offset as usize, bytes))
+            };
+            let places = places.of(factor);
+            assert_eq!(places.len(), layout.rank.div_ceil(RANK_BLOCK) * cut.count, "a place for each piece");
+            places.iter().enumerate().map(address).collect()
+        });
+        Self {
             layout,
-            a: arena.zeroed(layout.a_bytes())?,
-            b: arena.zeroed(layout.b_bytes())?,
+            loan: Arc::clone(loan),
+            cuts: [Factor::A, Factor::B].map(|factor| places.cut(factor)),
+            pieces,
             first_rank: AtomicUsize::new(layout.rank),
             copying: Mutex::new(()),
-        })
+        }
     }
 
     /// Bytes that the next [`Self::copy_next`] copies; `None` once all ranks are here.
     #[must_use]
     pub fn next_bytes(&self) -> Option<usize> {
-        let end = self.first_rank();
-        let first = end.checked_sub(1)? / RANK_BLOCK * RANK_BLOCK;
-        let [a, b] = self.ranges(first, end);
-        Some(a.len() + b.len())
+        let last = self.first_rank().checked_sub(1)?;
+        Some(self.pieces_of(last / RANK_BLOCK).map(|(factor, index)| self.source(factor, index).len()).sum())
     }
 
     /// Copies the last rank block that is not here yet, A's and B's part of it, and returns their bytes: 0 if all
-    /// ranks are here. A rank that is not a multiple of [`RANK_BLOCK`] makes the first block to arrive a short one.
+    /// ranks are here, or the blocks were given back. A rank that is not a multiple of [`RANK_BLOCK`] makes the first block to
+    /// arrive a short one.
     ///
     /// # Panics
     ///
@@ -65,22 +79,21 @@ impl StagedMatrix {
         assert!(self.is_of(host), "the staged copy is of this matrix");
         let _alone = self.copying.lock().unwrap_or_else(PoisonError::into_inner);
         let end = self.first_rank.load(Ordering::Relaxed);
-        let Some(last) = end.checked_sub(1) else {
+        let (Some(last), Some(_held)) = (end.checked_sub(1), self.loan.hold()) else {
             return 0;
         };
-        let first = last / RANK_BLOCK * RANK_BLOCK;
-        let ranges = self.ranges(first, end);
-        let [a, b] = host.factors();
         let mut copied = 0;
-        for ((from, to), range) in [(a, &self.a), (b, &self.b)].into_iter().zip(ranges) {
-            let from = &from[range.clone()];
-            // SAFETY: 1. The range lies within the buffer: it was made for this layout. 2. Nobody reads it: readers keep
-            // to ranks from `first_rank` on, which are other bytes. 3. Nobody else writes: we hold `copying`.
-            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr().add(range.start), from.len()) };
+        for (factor, index) in self.pieces_of(last / RANK_BLOCK) {
+            let from = &host.factors()[factor as usize][self.source(factor, index)];
+            let Address(to) = self.pieces[factor as usize][index];
+            // SAFETY: 1. The piece was seen to lie within a block, and no other piece lies there. 2. The block is lent as long as
+            // we hold the loan. 3. Nobody reads it: readers keep to ranks from `first_rank` on, which are other pieces.
+            // 4. Nobody else writes: we hold `copying`.
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
             copied += from.len();
         }
         // SYNC POINT staged-ranks: releases the block's bytes with its ranks.
-        self.first_rank.store(first, Ordering::Release);
+        self.first_rank.store(last / RANK_BLOCK * RANK_BLOCK, Ordering::Release);
         copied
     }
 
@@ -91,45 +104,44 @@ impl StagedMatrix {
         self.first_rank.load(Ordering::Acquire)
     }
 
-    /// Bytes of memory, whether or not they are filled.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        self.a.bytes() + self.b.bytes()
-    }
-
     /// True if `host` has this copy's shape, scale and kinds.
     pub(super) fn is_of(&self, host: &LoraMatrix) -> bool {
         self.layout == *host.layout()
     }
 
-    /// The factors as kernels read them, from [`Self::first_rank`] on.
-    pub(super) fn factors(&self) -> Factors<'_> {
-        Factors::new([self.a.as_ptr(), self.b.as_ptr()].map(<*mut u8>::cast_const))
+    /// The pieces of a rank block, in the order in which they travel.
+    fn pieces_of(&self, rank_block: usize) -> impl Iterator<Item = (Factor, usize)> {
+        let of = move |factor: Factor| {
+            let Cut { count, .. } = self.cuts[factor as usize];
+            (rank_block * count..(rank_block + 1) * count).map(move |index| (factor, index))
+        };
+        of(Factor::A).chain(of(Factor::B))
     }
 
-    /// The bytes of ranks `first..end`, where a block starts and ends.
-    fn ranges(&self, first: usize, end: usize) -> [Range<usize>; 2] {
-        [
-            self.layout.a_bytes_before(first)..self.layout.a_bytes_before(end),
-            self.layout.b_bytes_before(first)..self.layout.b_bytes_before(end),
-        ]
+    /// The bytes of the factor that a piece is of.
+    fn source(&self, factor: Factor, index: usize) -> Range<usize> {
+        let cut = self.cuts[factor as usize];
+        self.layout.piece(factor, cut, index / cut.count, index % cut.count)
     }
-}
 
-impl<'a> Factors<'a> {
-    /// The factors of ranks `from..` of `host` as kernels read them: from `staged` if it is given.
+    /// Keeps the blocks from being given back.
     ///
     /// # Panics
     ///
-    /// If `staged` is another matrix's, or lacks one of these ranks.
-    pub(super) fn of(host: &'a LoraMatrix, staged: Option<&'a StagedMatrix>, from: usize) -> Self {
-        match staged {
-            None => Self::new(host.factors().map(<[u8]>::as_ptr)),
-            Some(staged) => {
-                assert!(staged.is_of(host), "the staged copy is of this matrix");
-                assert!(staged.first_rank() <= from, "the staged copy has the ranks that no head covers");
-                staged.factors()
-            }
-        }
+    /// If they were.
+    pub(super) fn hold(&self) -> Held<'_> {
+        self.loan.hold().expect("nothing is computed with a copy that was given up")
+    }
+
+    /// The factors of ranks `from..` as kernels read them.
+    ///
+    /// # Panics
+    ///
+    /// If this is another matrix's copy than `host`'s, or lacks one of these ranks.
+    pub(super) fn factors(&self, host: &LoraMatrix, from: usize) -> [FactorView<'_>; 2] {
+        assert!(self.is_of(host), "the staged copy is of this matrix");
+        assert!(self.first_rank() <= from, "the staged copy has the ranks that no head covers");
+        [Factor::A, Factor::B]
+            .map(|factor| FactorView::Pieces(self.cuts[factor as usize], &self.pieces[factor as usize]))
     }
 }

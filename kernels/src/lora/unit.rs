@@ -7,7 +7,7 @@ use std::{mem::MaybeUninit, ops::Range};
 use super::{
     expand::{Expand, Finish},
     layout::{MAX_RANK, MatrixLayout, NumberKind, RANK_BLOCK},
-    matrix::Factors,
+    matrix::FactorView,
     shrink::Shrink,
     stored::{Bf16Pairs, SPAN},
 };
@@ -23,7 +23,8 @@ const ROWS: usize = 64;
 #[derive(Clone)]
 pub(super) struct Unit<'a> {
     pub(super) layout: &'a MatrixLayout,
-    pub(super) factors: Factors<'a>,
+    /// A and B.
+    pub(super) factors: [FactorView<'a>; 2],
     pub(super) ranks: Range<usize>,
     pub(super) rows: usize,
     /// `[rows, columns]`.
@@ -78,7 +79,7 @@ impl Unit<'_> {
         let sums: *mut f32 = scratch.sums.as_mut_ptr().cast();
         let shrink = Shrink {
             layout: self.layout,
-            a: self.factors.a,
+            a: self.factors[0],
             x: self.x,
             rows: self.rows,
             room: scratch.inputs.as_mut_ptr().cast(),
@@ -87,7 +88,7 @@ impl Unit<'_> {
         };
         let expand = Expand {
             layout: self.layout,
-            b: self.factors.b,
+            b: self.factors[1],
             ranks: self.ranks.clone(),
             blocks: blocks.clone(),
             rows: self.rows,

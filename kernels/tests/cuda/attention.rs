@@ -110,22 +110,18 @@ impl World {
         self.tables[sequence][..blocks].copy_from_slice(&shared);
     }
 
-    /// A pool in which every slot of every layer and block holds NaN.
-    fn pool(&self, stream: &Stream) -> KvPool {
+    /// A pool in which every slot of every layer and block holds NaN, and a table for it.
+    fn empty(&self, stream: &Stream) -> (KvPool, RowTable) {
         let (layout, rows) = (self.case.layout(), self.blocks * BLOCK_TOKENS);
-        let mut pool = KvPool::new(stream, self.case.shape(), self.blocks).unwrap();
+        let mut pool = KvPool::new(stream.cuda(), self.case.shape(), self.blocks).unwrap();
         let garbage = unwritten(stream, self.case.kind, rows, layout.stride());
         let blocks: Vec<u32> = (0..self.blocks as u32).collect();
-        let mut table = self.table(stream);
+        let mut table = RowTable::new(pool.memory(), layout).unwrap();
         table.upload(stream, &[KvRows { first_row: 0, rows, position: 0, blocks: &blocks }]).unwrap();
         for layer in 0..LAYERS {
             pool.append(stream, layer, &garbage, layout, &table).unwrap();
         }
-        pool
-    }
-
-    fn table(&self, stream: &Stream) -> RowTable {
-        RowTable::new(stream.cuda(), self.case.layout(), self.blocks).unwrap()
+        (pool, table)
     }
 
     /// Rows of `slices`, one after another, and where they belong.
@@ -163,7 +159,7 @@ impl World {
 
     /// As [`World::attend`], from a fresh pool in which everything before the slices lies already.
     fn attend_after_all_before(&self, stream: &Stream, slices: &[Slice]) -> Vec<f32> {
-        let (mut pool, mut table) = (self.pool(stream), self.table(stream));
+        let (mut pool, mut table) = self.empty(stream);
         let before: Vec<Slice> = slices.iter().map(|it| slice(it.sequence, 0, it.from)).collect();
         self.append(stream, &mut pool, &mut table, &before);
         self.attend(stream, &mut pool, &mut table, slices)
@@ -272,6 +268,27 @@ fn a_window_hides_what_lies_before_it() {
 }
 
 #[test]
+fn blocks_that_went_as_bytes_to_other_places_of_another_pool_have_the_same_bits() {
+    let Some(stream) = stream() else { return };
+    for (precision, head_dim) in [(KvPrecision::F16, 64), (KvPrecision::F16, 80), (KvPrecision::F32, 40)] {
+        let mut world = World::new(Case { precision, head_dim, group: 2, ..PLAIN }, &[70, 33], 450);
+        let slices = [slice(0, 40, 70), slice(1, 32, 33)];
+        let expected = world.attend_after_all_before(&stream, &slices);
+        let ((mut pool, mut table), (mut other, mut table_of_other)) =
+            (world.empty(&stream), world.empty(&stream));
+        world.append(&stream, &mut pool, &mut table, &[slice(0, 0, 40), slice(1, 0, 32)]);
+        let (mut bytes, last) = (vec![0; KvPool::block_bytes(pool.shape())], world.blocks as u32 - 1);
+        for block in world.tables.iter_mut().flatten() {
+            pool.read_block(&stream, *block, &mut bytes).unwrap();
+            *block = last - *block;
+            other.write_block(&stream, *block, &bytes).unwrap();
+        }
+        let moved = world.attend(&stream, &mut other, &mut table_of_other, &slices);
+        assert_eq!(bits(&moved), bits(&expected), "{precision:?} {head_dim}");
+    }
+}
+
+#[test]
 fn long_contexts_are_joined_from_their_spans() {
     let Some(stream) = stream() else { return };
     for (at, context) in [1, 16, 17, 127, 128, 129, 1000, 4096, 5000].into_iter().enumerate() {
@@ -297,7 +314,7 @@ fn a_prompt_in_chunks_gives_what_it_gives_whole() {
     let Some(stream) = stream() else { return };
     for (at, precision) in [KvPrecision::F16, KvPrecision::F32].into_iter().enumerate() {
         let world = World::new(Case { group: 3, precision, ..PLAIN }, &[150], 700 + at as u64);
-        let (mut pool, mut table) = (world.pool(&stream), world.table(&stream));
+        let (mut pool, mut table) = world.empty(&stream);
         let mut got = Vec::new();
         for (from, to) in [(0, 13), (13, 14), (14, 80), (80, 84), (84, 150)] {
             got.extend(world.attend(&stream, &mut pool, &mut table, &[slice(0, from, to)]));
@@ -312,7 +329,7 @@ fn sequences_may_share_the_blocks_of_a_prefix() {
     let mut world = World::new(Case { group: 3, ..PLAIN }, &[100, 90, 120], 800);
     world.share(1, 0, 64);
     world.share(2, 0, 80);
-    let (mut pool, mut table) = (world.pool(&stream), world.table(&stream));
+    let (mut pool, mut table) = world.empty(&stream);
     world.append(&stream, &mut pool, &mut table, &[slice(0, 0, 99), slice(1, 64, 80), slice(2, 80, 118)]);
     let batch = [slice(0, 99, 100), slice(1, 80, 90), slice(2, 118, 120)];
     let got = world.attend(&stream, &mut pool, &mut table, &batch);
@@ -357,7 +374,7 @@ fn rows_of_no_sequence_are_left_alone() {
     for precision in [KvPrecision::F16, KvPrecision::F32] {
         let world = World::new(Case { precision, ..PLAIN }, &[5, 20], 1100);
         let (layout, stride) = (world.case.layout(), world.case.layout().stride());
-        let (mut pool, mut table) = (world.pool(&stream), world.table(&stream));
+        let (mut pool, mut table) = world.empty(&stream);
         // Rows 0, 4, and those from 25 on are nobody's.
         let mut rows = vec![f32::NAN; 30 * stride];
         let mut batch = world.batch(&[slice(0, 2, 5), slice(1, 0, 20)]).1;
@@ -384,7 +401,7 @@ fn rows_of_no_sequence_are_left_alone() {
 fn a_table_tells_positions_and_what_is_longest() {
     let Some(stream) = stream() else { return };
     let world = World::new(PLAIN, &[5, 20], 1200);
-    let mut table = world.table(&stream);
+    let (_pool, mut table) = world.empty(&stream);
     let batch = world.batch(&[slice(0, 2, 5), slice(1, 19, 20)]).1;
     table.upload(&stream, &batch).unwrap();
     assert_eq!((table.rows(), table.sequences(), table.longest()), (4, 2, 20));
@@ -399,7 +416,7 @@ fn a_recorded_step_serves_every_table_of_its_shape() {
     for precision in [KvPrecision::F16, KvPrecision::F32] {
         let world = World::new(Case { group: 3, precision, ..PLAIN }, &[150, 300], 1300);
         let layout = world.case.layout();
-        let (mut pool, mut table) = (world.pool(&stream), world.table(&stream));
+        let (mut pool, mut table) = world.empty(&stream);
         world.append(&stream, &mut pool, &mut table, &[slice(0, 0, 140), slice(1, 0, 290)]);
         let step = |at: usize| [slice(0, 140 + at, 141 + at), slice(1, 290 + at, 291 + at)];
         // The first step is not recorded: the table takes the memory it needs.

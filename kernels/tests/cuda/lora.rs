@@ -1,81 +1,19 @@
 //! Low-rank deltas on the device, against sums in 64 bits.
 
-use std::{sync::Arc, thread};
+mod blocks;
+mod layer;
 
 use kernels::{
     Isa,
     cuda::{
         Graph, Matrix, Replay, Stream,
-        lora::{AdapterMemory, CopyLane, LoraPlan, LoraSegment, RegisteredBytes, StagedMatrix, add_deltas},
+        lora::{LoraPlan, LoraSegment, add_deltas},
     },
-    lora::{LoraMatrix, LoraPrecision, MatrixLayout, NumberKind, SharedBytes, sum_ranks},
+    lora::{NumberKind, sum_ranks},
 };
 
 use crate::support::{KINDS, Random, assert_close, epsilon, matrix, rounded, stream};
-
-/// An adapted layer on the host and on the device.
-struct Layer {
-    host: LoraMatrix,
-    staged: StagedMatrix,
-    /// `[rank, columns]` and `[outputs, rank]`, as they are stored.
-    a: Vec<f32>,
-    b: Vec<f32>,
-    scale: f32,
-}
-
-/// A layer's numbers, encoded.
-fn encode(
-    random: &mut Random,
-    kind: NumberKind,
-    [rank, columns, outputs]: [usize; 3],
-) -> (Vec<u8>, MatrixLayout, [Vec<f32>; 2]) {
-    let a = rounded(kind, &random.normals(rank * columns));
-    let b = rounded(kind, &random.normals(outputs * rank));
-    let precision = if kind == NumberKind::Bf16 { LoraPrecision::Bf16 } else { LoraPrecision::Exact };
-    let mut bytes = Vec::new();
-    let scale = 0.7 / ((rank * columns) as f32).sqrt();
-    let layout = MatrixLayout::append(&mut bytes, rank, columns, outputs, scale, &a, &b, precision);
-    // A single random number may fit a half by chance.
-    assert!([layout.a.kind, layout.b.kind].into_iter().all(|stored| stored == kind || rank * outputs < 16));
-    (bytes, layout, [a, b])
-}
-
-impl Layer {
-    /// Random numbers of `kind`, of which nothing is on the device yet.
-    fn absent(stream: &Stream, random: &mut Random, kind: NumberKind, shape: [usize; 3]) -> Self {
-        let (bytes, layout, [a, b]) = encode(random, kind, shape);
-        let bytes: SharedBytes = Arc::new(bytes);
-        let host = LoraMatrix::over(&bytes, layout).unwrap();
-        let memory = AdapterMemory::new(stream.cuda(), AdapterMemory::bytes_for([&host])).unwrap();
-        let staged = StagedMatrix::new(&memory, &host);
-        Self { host, staged, a, b, scale: 0.7 / ((shape[0] * shape[1]) as f32).sqrt() }
-    }
-
-    /// As `absent`, and all of it on the device.
-    fn new(stream: &Stream, random: &mut Random, kind: NumberKind, shape: [usize; 3]) -> Self {
-        let layer = Self::absent(stream, random, kind, shape);
-        let lane = CopyLane::new(stream.cuda()).unwrap();
-        while layer.staged.copy_next(&lane, &layer.host, None).unwrap() > 0 {}
-        lane.finish().unwrap();
-        layer
-    }
-
-    fn segment(&self, first_row: usize, rows: usize, column: usize) -> LoraSegment<'_> {
-        LoraSegment { first_row, rows, matrix: &self.staged, first_rank: 0, column }
-    }
-
-    /// The delta of one row by ranks `first..`.
-    fn delta(&self, x: &[f32], first: usize) -> Vec<f64> {
-        let (rank, columns) = (self.host.rank(), self.host.columns());
-        let product = |(x, a): (&f32, &f32)| f64::from(*x) * f64::from(*a);
-        let inner = |r: usize| -> f64 { x.iter().zip(&self.a[r * columns..][..columns]).map(product).sum() };
-        let sums: Vec<f64> = (first..rank).map(inner).collect();
-        let outer = |row: &[f32]| -> f64 {
-            row[first..].iter().zip(&sums).map(|(b, sum)| f64::from(*b) * sum).sum::<f64>()
-        };
-        self.b.chunks(rank).map(|row| f64::from(self.scale) * outer(row)).collect()
-    }
-}
+use layer::Layer;
 
 /// `out`, rows of `stride`, with the deltas of `segments`; each with its layer.
 fn expected(x: &[f32], out: &[f32], stride: usize, segments: &[(&Layer, LoraSegment<'_>)]) -> Vec<f32> {
@@ -325,86 +263,4 @@ fn a_record_is_good_for_every_plan_of_its_shape() {
         let want = expected(&x, &zeroes, outputs, &pairs);
         assert_close(&format!("{choice:?}"), &out.to_vec(&stream).unwrap(), &want, 1e-5);
     }
-}
-
-/// Where an adapter's bytes lie on the host.
-#[derive(Debug, Clone, Copy)]
-enum Source {
-    Registered,
-    Staged,
-}
-
-#[test]
-fn a_layer_is_computed_with_while_it_arrives() {
-    let Some(stream) = stream() else { return };
-    let mut random = Random::new(19);
-    let (columns, outputs, rows, kind) = (256, 64, 2, NumberKind::F32);
-    for source in [Source::Registered, Source::Staged] {
-        let (bytes, layout, [a, b]) = encode(&mut random, NumberKind::F16, [250, columns, outputs]);
-        let mut map = memmap2::MmapMut::map_anon(bytes.len()).unwrap();
-        map.copy_from_slice(&bytes);
-        let bytes: SharedBytes = Arc::new(map.make_read_only().unwrap());
-        let host = LoraMatrix::over(&bytes, layout).unwrap();
-        let registered = match source {
-            Source::Registered => Some(Arc::new(RegisteredBytes::new(stream.cuda(), &bytes).unwrap())),
-            Source::Staged => None,
-        };
-        let memory = AdapterMemory::new(stream.cuda(), AdapterMemory::bytes_for([&host])).unwrap();
-        let staged = StagedMatrix::new(&memory, &host);
-        let layer = Layer { host, staged, a, b, scale: 0.7 / ((250 * columns) as f32).sqrt() };
-        let lane = CopyLane::new(stream.cuda()).unwrap();
-        let x = random.normals(rows * columns);
-        let out = random.normals(rows * outputs);
-        let x_there = matrix(&stream, kind, columns, &x);
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                while let Some(bytes) = layer.staged.next_bytes() {
-                    let copied = layer.staged.copy_next(&lane, &layer.host, registered.as_ref()).unwrap();
-                    assert_eq!(copied, bytes);
-                    thread::yield_now();
-                }
-            });
-            let mut last = usize::MAX;
-            while last > 0 {
-                lane.settle().unwrap();
-                let first_rank = layer.staged.first_rank();
-                assert!(first_rank <= last, "what has arrived stays");
-                last = first_rank;
-                let segment = LoraSegment { first_rank, ..layer.segment(0, rows, 0) };
-                let got = run(&stream, &[segment], &x_there, kind, &out);
-                let want = expected(&x, &out, outputs, &[(&layer, segment)]);
-                assert_close(&format!("{source:?} from {first_rank}"), &got, &want, tolerance(kind));
-            }
-        });
-        assert_eq!(layer.staged.next_bytes(), None);
-        assert_eq!(layer.staged.copy_next(&lane, &layer.host, registered.as_ref()).unwrap(), 0);
-    }
-}
-
-#[test]
-fn blocks_larger_than_the_locked_memory_arrive_whole() {
-    let Some(stream) = stream() else { return };
-    let mut random = Random::new(20);
-    let columns = 40_000;
-    let layer = Layer::new(&stream, &mut random, NumberKind::F32, [17, columns, 4]);
-    assert_eq!(layer.staged.first_rank(), 0);
-    let x = random.normals(columns);
-    let segment = layer.segment(0, 1, 0);
-    let x_there = matrix(&stream, NumberKind::F32, columns, &x);
-    let got = run(&stream, &[segment], &x_there, NumberKind::F32, &[0.0; 4]);
-    assert_close("all of it", &got, &expected(&x, &[0.0; 4], 4, &[(&layer, segment)]), 5e-5);
-}
-
-#[test]
-fn nothing_is_announced_before_it_is_asked_for() {
-    let Some(stream) = stream() else { return };
-    let layer = Layer::absent(&stream, &mut Random::new(21), NumberKind::F16, [40, 64, 64]);
-    let lane = CopyLane::new(stream.cuda()).unwrap();
-    assert_eq!(layer.staged.first_rank(), 40);
-    assert_eq!(layer.staged.next_bytes(), Some(8 * (64 + 64) * 2));
-    layer.staged.copy_next(&lane, &layer.host, None).unwrap();
-    assert_eq!(layer.staged.next_bytes(), Some(16 * (64 + 64) * 2));
-    assert_eq!(layer.staged.first_rank(), 40, "nobody has looked yet");
-    lane.finish().unwrap();
-    assert_eq!(layer.staged.first_rank(), 32);
 }

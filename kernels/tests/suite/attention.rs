@@ -169,6 +169,44 @@ fn cut(sequence: usize, from: usize, to: usize, step: usize) -> Vec<Vec<Slice>> 
 }
 
 #[test]
+fn blocks_that_went_as_bytes_to_other_places_of_another_pool_have_the_same_bits() {
+    let pool = &mut pool(1);
+    for (isa, precision) in Isa::available().into_iter().flat_map(|isa| PRECISIONS.map(|kind| (isa, kind))) {
+        for head_dim in [8, 40, 64] {
+            let mut world = World::new(&[40, 7], 2, head_dim, precision, None);
+            let (mut kv, mut other) = (world.empty(isa, Unused::Zero), world.empty(isa, Unused::NotANumber));
+            let all = [(0, 0, 40), (1, 0, 7)];
+            world.append(&mut kv, isa, &all);
+            let expected = world.attend(&kv, pool, isa, &all);
+            let (mut bytes, last) = (vec![0; world.shape.block_bytes()], world.blocks as u32 - 1);
+            for block in world.tables.iter_mut().flatten() {
+                kv.read_block(*block, &mut bytes);
+                *block = last - *block;
+                other.write_block(*block, &bytes);
+            }
+            let moved = world.attend(&other, pool, isa, &all);
+            assert_eq!(bits(&moved), bits(&expected), "{isa:?} {precision:?} {head_dim}");
+        }
+    }
+}
+
+#[test]
+#[should_panic(expected = "block 12 of 12")]
+fn a_block_that_does_not_exist_is_not_read() {
+    let shape = KvShape { layers: 1, kv_heads: 1, head_dim: 8, precision: KvPrecision::F32 };
+    let kv = KvPool::new(shape, 12).expect("memory for the blocks");
+    kv.read_block(12, &mut vec![0; shape.block_bytes()]);
+}
+
+#[test]
+#[should_panic(expected = "bytes of one block")]
+fn half_a_block_is_not_written() {
+    let shape = KvShape { layers: 1, kv_heads: 1, head_dim: 8, precision: KvPrecision::F32 };
+    let mut kv = KvPool::new(shape, 12).expect("memory for the blocks");
+    kv.write_block(0, &vec![0; shape.block_bytes() / 2]);
+}
+
+#[test]
 fn attention_is_the_plain_softmax_for_every_shape() {
     for isa in Isa::available() {
         for precision in PRECISIONS {

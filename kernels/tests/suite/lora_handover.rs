@@ -3,10 +3,11 @@
 use std::{sync::Arc, thread};
 
 use kernels::{
-    Activations, Arena, Forms, Isa,
+    Activations, Forms, Isa,
+    blocks::{BlockMemory, Loan},
     lora::{
-        Head, HeadSegment, LoraMatrix, LoraPrecision, LoraSegment, MatrixLayout, RANK_BLOCK, SharedBytes,
-        StagedMatrix, add_deltas, sum_heads, sum_ranks,
+        Factor, Head, HeadSegment, LoraMatrix, LoraPrecision, LoraSegment, MatrixLayout, PIECE_ALIGNMENT,
+        Packing, Places, RANK_BLOCK, SharedBytes, StagedMatrix, add_deltas, sum_heads, sum_ranks,
     },
     reference,
 };
@@ -49,6 +50,20 @@ struct Case {
     before: Vec<f32>,
     wanted: Vec<u32>,
     what: String,
+}
+
+/// Blocks that hold a whole rank block of every matrix here, and the smallest that hold pieces of any.
+const BLOCK_BYTES: [usize; 2] = [1 << 16, 4096];
+
+/// A copy of `matrix` with nothing in it yet, at both ends of a pool by turns.
+fn staged(matrix: &LoraMatrix, block_bytes: usize) -> (StagedMatrix, Arc<Loan>) {
+    let mut packing = Packing::new(block_bytes);
+    let places = Places::pack(matrix.layout(), &mut packing).expect("the least piece fits");
+    let blocks = packing.blocks();
+    let memory = BlockMemory::new(block_bytes, 3 * blocks as usize).expect("memory for a copy");
+    let scattered = |block: u32| if block.is_multiple_of(2) { block } else { 3 * blocks - block };
+    let loan = memory.lend(&(0..blocks).map(scattered).collect::<Vec<_>>());
+    (StagedMatrix::new(&loan, matrix, &places), loan)
 }
 
 impl Case {
@@ -98,7 +113,11 @@ impl Case {
 
     /// Heads of every length, with the rest in host memory and, as soon as they arrived, on the device.
     fn check_every_split(&self) {
-        let staged = StagedMatrix::new(&Arena::new(0), &self.matrix).expect("memory for a copy");
+        self.check_every_split_in(BLOCK_BYTES[0]);
+    }
+
+    fn check_every_split_in(&self, block_bytes: usize) {
+        let (staged, _loan) = staged(&self.matrix, block_bytes);
         for ranks in (0..=self.matrix.rank()).rev() {
             while staged.first_rank() > ranks {
                 staged.copy_next(&self.matrix);
@@ -199,11 +218,68 @@ fn sums_of_ranks_are_the_plain_product_of_those_ranks() {
 }
 
 #[test]
+fn how_a_factor_is_cut_changes_no_bit() {
+    for isa in Isa::available() {
+        for kinds in KINDS {
+            for (rank, rows) in [(5, 3), (16, 1), (70, 9), (100, 40)] {
+                let case = Case::new(isa, rank, 345, 300, rows, kinds);
+                let mut packing = Packing::new(BLOCK_BYTES[1]);
+                let places = Places::pack(case.matrix.layout(), &mut packing).unwrap();
+                let pieces = [Factor::A, Factor::B].map(|factor| places.cut(factor).count);
+                assert!(rank < 16 || pieces.iter().all(|&count| count > 1), "{pieces:?}");
+                case.check_every_split_in(BLOCK_BYTES[1]);
+            }
+        }
+    }
+}
+
+#[test]
+fn pieces_lie_apart_and_within_blocks_that_are_well_filled() {
+    for block_bytes in [4096, 8192, 1 << 16, 368_640] {
+        // Of as many sizes as an adapter's pieces have.
+        let sizes = [2048, 1000, 4096, 1536, 72];
+        let (mut packing, mut taken, mut bytes) = (Packing::new(block_bytes), Vec::new(), 0);
+        for index in 0..2000_usize {
+            let size = sizes[index * index % 7 % sizes.len()];
+            let place = packing.place(size).expect("it fits");
+            taken.push((place.block, place.offset as usize, size));
+            bytes += size;
+        }
+        taken.sort_unstable();
+        let within = |&(block, offset, size): &(u32, usize, usize)| {
+            block < packing.blocks() && offset.is_multiple_of(PIECE_ALIGNMENT) && offset + size <= block_bytes
+        };
+        assert!(taken.iter().all(within));
+        let apart =
+            |pair: &[(u32, usize, usize)]| pair[0].0 < pair[1].0 || pair[0].1 + pair[0].2 <= pair[1].1;
+        assert!(taken.windows(2).all(apart));
+        let blocks = packing.blocks() as usize;
+        assert!(
+            blocks * block_bytes < bytes + bytes / 3 + 2 * block_bytes,
+            "{blocks} of {block_bytes} for {bytes}"
+        );
+    }
+    assert_eq!(Packing::new(4096).place(4097), None);
+    assert_eq!(Packing::new(100).place(1), None, "pieces would not be aligned");
+}
+
+#[test]
+fn what_was_given_up_is_not_written_to_any_more() {
+    let case = Case::new(Isa::best(), 40, 20, 10, 1, [LoraPrecision::Exact; 2]);
+    let (staged, loan) = staged(&case.matrix, BLOCK_BYTES[0]);
+    assert!(staged.copy_next(&case.matrix) > 0);
+    loan.end();
+    assert_eq!(staged.copy_next(&case.matrix), 0);
+    let panic = thread::scope(|scope| scope.spawn(|| case.add(Some(&staged), Head::None)).join());
+    assert!(panic.is_err(), "nothing is computed with it");
+}
+
+#[test]
 fn rank_blocks_arrive_from_the_last_to_the_first_and_each_once() {
     for kinds in KINDS {
         let matrix = mixed(37, 45, 21, kinds);
-        let staged = StagedMatrix::new(&Arena::new(1 << 20), &matrix).unwrap();
-        assert_eq!((staged.first_rank(), staged.bytes()), (37, matrix.bytes()));
+        let (staged, _loan) = staged(&matrix, BLOCK_BYTES[0]);
+        assert_eq!(staged.first_rank(), 37);
         let mut copied = 0;
         for first in [2 * RANK_BLOCK, RANK_BLOCK, 0] {
             let announced = staged.next_bytes().unwrap();
@@ -221,7 +297,7 @@ fn deltas_keep_their_bits_while_the_matrix_arrives() {
     let case = Case::new(Isa::best(), 200, 345, 150, 5, [LoraPrecision::Exact; 2]);
     let sums: Vec<_> = (0..=200).map(|ranks| case.sum_ranks(ranks)).collect();
     for _ in 0..20 {
-        let staged = StagedMatrix::new(&Arena::new(0), &case.matrix).unwrap();
+        let (staged, _loan) = staged(&case.matrix, BLOCK_BYTES[0]);
         thread::scope(|scope| {
             scope.spawn(|| while staged.copy_next(&case.matrix) > 0 {});
             loop {
@@ -240,7 +316,7 @@ fn deltas_keep_their_bits_while_the_matrix_arrives() {
 #[should_panic(expected = "the staged copy has the ranks that no head covers")]
 fn a_rank_that_neither_the_head_nor_the_device_has_is_refused() {
     let case = Case::new(Isa::best(), 40, 20, 10, 1, [LoraPrecision::Exact; 2]);
-    let staged = StagedMatrix::new(&Arena::new(0), &case.matrix).unwrap();
+    let (staged, _loan) = staged(&case.matrix, BLOCK_BYTES[0]);
     staged.copy_next(&case.matrix);
     let sums = case.sum_ranks(31);
     case.add(Some(&staged), Head::Sums { ranks: 31, values: &sums });
@@ -251,7 +327,7 @@ fn a_rank_that_neither_the_head_nor_the_device_has_is_refused() {
 fn another_matrixs_copy_is_refused() {
     let case = Case::new(Isa::best(), 8, 20, 10, 1, [LoraPrecision::Exact; 2]);
     let other = mixed(8, 20, 11, [LoraPrecision::Exact; 2]);
-    case.add(Some(&StagedMatrix::new(&Arena::new(0), &other).unwrap()), Head::None);
+    case.add(Some(&staged(&other, BLOCK_BYTES[0]).0), Head::None);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     lane::CUT_ROWS,
-    policy::{LOCKSTEP, wait},
+    policy::{LOCKSTEP, is_background, wait},
     settings::Policy,
 };
 
@@ -22,12 +22,12 @@ fn call(site: u32) -> SiteCall {
 }
 
 fn new(site: u32, connection: u64, class: Class, rows: usize) -> NewCall {
-    NewCall { call: call(site), connection: ConnectionId(connection), class, rows }
+    NewCall { call: call(site), connection: ConnectionId(connection), class, rows, row_elements: 64 }
 }
 
 fn take(batcher: &mut Batcher, now: Instant) -> Option<(SiteCall, Vec<Piece>)> {
     let mut pieces = Vec::new();
-    batcher.next(now, Class::Noise, &mut pieces).map(|call| (call, pieces))
+    batcher.next(now, any_class, &mut pieces).map(|call| (call, pieces))
 }
 
 /// A call as a test makes it up: after how many microseconds, where, whose, what for, how many rows.
@@ -156,6 +156,25 @@ fn everything_that_waits_for_the_same_goes_together() {
 }
 
 #[test]
+fn batches_of_wide_rows_have_fewer_of_them() {
+    let now = Instant::now();
+    // Of a vocabulary's width, of a block's, and so wide that less could not be cut off.
+    for (row_elements, most) in [(49_152 + 576, 64), (1_536 + 576, 256), (10_000_000, CUT_ROWS)] {
+        let mut batcher = Batcher::new(Batching::default(), 1);
+        for connection in 1..=8 {
+            batcher.add(NewCall { row_elements, ..new(0, connection, Class::Training, 64) }, now);
+        }
+        let mut left = 8 * 64;
+        while let Some((_, pieces)) = take(&mut batcher, now + Duration::from_mins(1)) {
+            let rows: usize = pieces.iter().map(|piece| piece.rows).sum();
+            assert_eq!(rows, most, "rows of {row_elements} elements");
+            left -= rows;
+        }
+        assert_eq!(left, 0);
+    }
+}
+
+#[test]
 fn nobody_waits_for_company_that_cannot_come() {
     let (mut batcher, now) = (Batcher::new(batching(Policy::Opportunistic), 1), Instant::now());
     batcher.add(new(0, 1, Class::Prefill, 64), now);
@@ -203,6 +222,23 @@ fn a_call_of_any_class_has_its_turn_under_a_flood_of_tokens() {
         assert!(now.duration_since(begin) < Duration::from_secs(10), "it is never its turn");
     }
     assert!(now.duration_since(begin) >= Batching::default().aging);
+}
+
+#[test]
+fn a_noise_has_its_turn_where_training_has_none() {
+    let (mut batcher, now) = (Batcher::new(batching(Policy::None), 4), Instant::now());
+    let training = batcher.add(new(0, 0, Class::Training, 8), now);
+    let noise = batcher.add(new(0, 1, Class::Noise, 8), now + Duration::from_secs(1));
+    let mut pieces = Vec::new();
+    let ids = |pieces: &[Piece]| pieces.iter().map(|piece| piece.id).collect::<Vec<_>>();
+    let later = now + Duration::from_secs(2);
+    batcher.next(later, |class| !is_background(class), &mut pieces).unwrap();
+    assert_eq!(ids(&pieces), [noise]);
+    assert_eq!(batcher.next(later, |class| !is_background(class), &mut pieces), None);
+    assert_eq!(batcher.first_of(Class::Training), Some(now));
+    batcher.next(later, any_class, &mut pieces).unwrap();
+    assert_eq!(ids(&pieces), [training]);
+    assert_eq!(batcher.first_of(Class::Training), None);
 }
 
 #[test]

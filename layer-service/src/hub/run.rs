@@ -10,7 +10,12 @@ use model::sites::{Company, EvaluateError, EvaluateSites, SiteCall, SiteId};
 use shmproto::layer::{Class, ReplyHeader, Status};
 
 use super::{Fault, Hub, Joined, call::Refusal};
-use crate::{inbox::Reply, lane::Piece, policy::is_background, session::Answered};
+use crate::{
+    inbox::Reply,
+    lane::{Allowed, Piece, any_class},
+    policy::is_background,
+    session::Answered,
+};
 
 /// What callers of a batch hear that has failed.
 const FAULT: Refusal = Refusal { status: Status::Failed, retry_after_ms: 0 };
@@ -45,13 +50,13 @@ impl Done {
 impl Hub {
     /// Computes the batch whose turn it is, if one is due.
     pub fn run_due(&mut self, base: &mut dyn EvaluateSites) -> Ran {
-        self.run_due_of(Class::Noise, base)
+        self.run_due_of(any_class, base)
     }
 
-    /// The same of calls of `class` and more urgent ones.
-    fn run_due_of(&mut self, class: Class, base: &mut dyn EvaluateSites) -> Ran {
+    /// The same of calls of some classes.
+    fn run_due_of(&mut self, allowed: Allowed, base: &mut dyn EvaluateSites) -> Ran {
         let mut pieces = std::mem::take(&mut self.scratch.pieces);
-        let call = self.batcher.next(self.clock.now(), class, &mut pieces);
+        let call = self.batcher.next(self.clock.now(), allowed, &mut pieces);
         let ran = call.map_or(Ran::default(), |call| self.compute(call, &pieces, base));
         self.scratch.pieces = pieces;
         ran
@@ -63,13 +68,19 @@ impl Hub {
         let begin = self.clock.now();
         self.allowance.earn(step);
         loop {
-            let ran = self.run_due_of(self.allowance.class(), base);
+            let ran = self.run_due_of(self.allowance.allowed(self.training_waits()), base);
             self.allowance.spend(ran.background);
             if ran.rows == 0 || self.clock.now().saturating_duration_since(begin) >= step {
                 return;
             }
             self.poll();
         }
+    }
+
+    /// How long a call of a trainer has waited.
+    fn training_waits(&self) -> Duration {
+        let first = self.batcher.first_of(Class::Training);
+        first.map_or(Duration::ZERO, |came| self.clock.now().saturating_duration_since(came))
     }
 
     fn compute(&mut self, call: SiteCall, pieces: &[Piece], base: &mut dyn EvaluateSites) -> Ran {

@@ -1,7 +1,7 @@
 //! The layer service without doors: sessions, calls through shared memory and queues, batches, company.
 
 use std::{
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
@@ -11,6 +11,7 @@ use layer_service::{
     Tenant, Transport,
     hub::Hub,
     inbox::{Payload, Replies, Reply, inbox},
+    policy::LONGEST_WAIT,
     registry::{Base, Linearity, MAX_CALLS, Registry, Session},
     settings::{LayerSettings, Policy, Quotas},
 };
@@ -20,7 +21,7 @@ use model::{
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     sites::{EvaluateError, EvaluateSites, Site, SiteCall, SiteId, SiteOp, SitePart, SitePath},
 };
-use policy::clock::SystemClock;
+use policy::clock::{Clock, SystemClock};
 use shmproto::{
     channel::{ClientChannel, Geometry},
     layer::{
@@ -49,10 +50,14 @@ impl Rig {
     }
 
     fn over(base: Box<dyn EvaluateSites>, settings: LayerSettings) -> Self {
+        Self::at(Box::new(SystemClock), base, settings)
+    }
+
+    fn at(clock: Box<dyn Clock>, base: Box<dyn EvaluateSites>, settings: LayerSettings) -> Self {
         let (sender, inbox) = inbox();
         let facts = Base { instance: 7, catalog_bytes: 9, linearity: Linearity::Everywhere };
         let registry = Registry::new(settings.quotas, facts, sender);
-        let hub = Hub::new(base.sites(), settings, registry.clone(), inbox, Box::new(SystemClock));
+        let hub = Hub::new(base.sites(), settings, registry.clone(), inbox, clock);
         Self { base, hub, registry }
     }
 
@@ -84,6 +89,22 @@ impl Rig {
 
     fn alone(&mut self, call: SiteCall, x: &[f32]) -> Vec<f32> {
         evaluate(&mut *self.base, call, x)
+    }
+}
+
+/// A clock that stands until a test moves it.
+#[derive(Debug, Clone)]
+struct Standing(Arc<Mutex<Instant>>);
+
+impl Standing {
+    fn go_on(&self, time: Duration) {
+        *self.0.lock().unwrap() += time;
+    }
+}
+
+impl Clock for Standing {
+    fn now(&self) -> Instant {
+        *self.0.lock().unwrap()
     }
 }
 
@@ -237,6 +258,25 @@ fn calls_through_shared_memory_give_the_bits_of_the_base() {
     }
     let stats = local.session.stats();
     assert_eq!((stats.calls, stats.refused, stats.rows[Class::Training as usize]), (54, 0, 162));
+}
+
+#[test]
+fn beside_requests_a_noise_has_its_turn_and_training_one_before_its_client_gives_up() {
+    let clock = Standing(Arc::new(Mutex::new(Instant::now())));
+    let settings = LayerSettings { training_share: 0.0, ..LayerSettings::default() };
+    let mut rig = Rig::at(Box::new(clock.clone()), Box::new(resident()), settings);
+    let [mut trainer, mut masked] = ["trainer", "masked"].map(|name| rig.local(name));
+    trainer.call(0, Class::Training, &rows(1, 64), 64);
+    masked.call(4, Class::Noise, &rows(2, 64), 64);
+    let mut after = |time| {
+        clock.go_on(time);
+        rig.hub.poll();
+        rig.hub.run_beside(Duration::from_millis(8), &mut *rig.base);
+        let answered = |local: &mut Local| local.client.try_take().unwrap().map(|reply| reply.status);
+        [answered(&mut masked), answered(&mut trainer)]
+    };
+    assert_eq!(after(Duration::from_secs(1)), [Some(Status::Done), None]);
+    assert_eq!(after(LONGEST_WAIT), [None, Some(Status::Done)]);
 }
 
 #[test]

@@ -183,16 +183,9 @@ impl Scales {
         (vector.side == side).then_some(&vector.values)
     }
 
-    /// The same, to be changed.
-    pub(crate) fn get_mut(&mut self, layer: usize, target: Target, side: Side) -> Option<&mut [f32]> {
-        let at = self.vectors.binary_search_by_key(&(layer, target), |vector| (vector.layer, vector.target));
-        let vector = self.vectors.get_mut(at.ok()?)?;
-        (vector.side == side).then_some(&mut vector.values)
-    }
-
-    /// The numbers of all vectors, in their order.
-    pub(crate) fn values_mut(&mut self) -> impl Iterator<Item = &mut [f32]> {
-        self.vectors.iter_mut().map(|vector| &mut vector.values[..])
+    /// The same as [`vectors`](Self::vectors); only their numbers are to be changed.
+    pub(crate) fn vectors_mut(&mut self) -> &mut [ScaleVector] {
+        &mut self.vectors
     }
 
     /// Bytes of all vectors.
@@ -228,10 +221,15 @@ impl Prefix {
         &self.values[(token * self.layers + layer) * width..][..width]
     }
 
-    /// The same, to be changed.
-    pub(crate) fn keys_and_values_mut(&mut self, token: usize, layer: usize) -> &mut [f32] {
-        let width = 2 * self.width;
-        &mut self.values[(token * self.layers + layer) * width..][..width]
+    /// The same of each virtual token, layer by layer, to be changed.
+    pub(crate) fn by_layer_mut(&mut self) -> Vec<Vec<&mut [f32]>> {
+        let mut layers: Vec<Vec<_>> = (0..self.layers).map(|_| Vec::with_capacity(self.tokens)).collect();
+        for token in self.values.chunks_exact_mut(self.layers * 2 * self.width) {
+            for (layer, values) in layers.iter_mut().zip(token.chunks_exact_mut(2 * self.width)) {
+                layer.push(values);
+            }
+        }
+        layers
     }
 
     /// Bytes of all keys and values.

@@ -8,9 +8,10 @@ use kernels::backward::{
 
 use super::{
     dropout::has_low_rank,
-    gradients::scale_sum,
+    error::TrainError,
     pass::{GroupNotes, Reverse},
     place::Place,
+    turns::Halted,
 };
 use crate::{
     adapter::{ScaleVector, Side},
@@ -19,30 +20,30 @@ use crate::{
     shape::layout::{group_targets, linear_shape},
 };
 
-impl<B: ReverseLayers<Compute>> Reverse<'_, B> {
+impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
     /// Turns the gradient at a group's outputs, `room.outputs`, into that at its inputs, `room.inputs`, and adds up what the
     /// adapter's numbers get of it. Returns false, with the inputs' gradient left out, if nothing below learns.
-    pub(super) fn group(&mut self, notes: GroupNotes<'_>) -> Result<bool, B::Error> {
+    pub(super) fn group(&mut self, notes: GroupNotes<'_>) -> Result<bool, TrainError<B::Error>> {
         let GroupNotes { layer, group, x, .. } = notes;
-        self.scaled_outputs(notes);
+        self.scaled_outputs(notes)?;
         let goes_on = self.goes_below(Place::of(layer, group)) || self.scales_inputs(layer, group);
         if goes_on {
             self.room.inputs.resize(x.len(), 0.0);
             let (g, out) = (&mut self.room.outputs, &mut self.room.inputs);
-            self.base.linear_transposed(self.device, layer, group, g, out)?;
+            self.base.linear_transposed(self.device, layer, group, g, out).map_err(TrainError::Base)?;
         }
-        self.low_rank(notes, goes_on);
-        self.scaled_inputs(notes);
+        self.low_rank(notes, goes_on)?;
+        self.scaled_inputs(notes)?;
         Ok(goes_on)
     }
 
-    fn low_rank(&mut self, notes: GroupNotes<'_>, goes_on: bool) {
+    fn low_rank(&mut self, notes: GroupNotes<'_>, goes_on: bool) -> Result<(), Halted> {
         let GroupNotes { layer, group, x, .. } = notes;
         if self.dropouts.is_none() || !has_low_rank(self.adapter, &self.model.config, layer, group) {
             let mut inputs = std::mem::take(&mut self.room.inputs);
-            self.modules(notes, goes_on.then_some(&mut inputs[..]));
+            let added = self.modules(notes, goes_on.then_some(&mut inputs[..]));
             self.room.inputs = inputs;
-            return;
+            return added;
         }
         let mut dropped = std::mem::take(&mut self.room.dropped);
         let mut g = std::mem::take(&mut self.room.of_dropped);
@@ -51,16 +52,17 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, B> {
         self.dropouts.apply(self.device, layer, group, &mut dropped);
         g.clear();
         g.resize(x.len(), 0.0);
-        self.modules(GroupNotes { x: &dropped, ..notes }, goes_on.then_some(&mut g[..]));
+        self.modules(GroupNotes { x: &dropped, ..notes }, goes_on.then_some(&mut g[..]))?;
         if goes_on {
             self.dropouts.apply(self.device, layer, group, &mut g);
             self.room.inputs.iter_mut().zip(&g).for_each(|(sum, g)| *sum += g);
         }
         (self.room.dropped, self.room.of_dropped) = (dropped, g);
+        Ok(())
     }
 
     /// Adds up what the group's matrices get, and to `inputs` what their inputs do.
-    fn modules(&mut self, notes: GroupNotes<'_>, mut inputs: Option<&mut [f32]>) {
+    fn modules(&mut self, notes: GroupNotes<'_>, mut inputs: Option<&mut [f32]>) -> Result<(), Halted> {
         let GroupNotes { layer, group, x, sequences, .. } = notes;
         let stride = self.room.outputs.width();
         for (target, column) in group_targets(&self.model.config, group) {
@@ -70,7 +72,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, B> {
             else {
                 continue;
             };
-            let (module, sums) = (&modules[at], &mut self.sums.as_lora_mut()[at]);
+            let (module, sums) = (&modules[at], self.turn.at(Place::of(layer, group))?.module(target));
             lora_gradients(
                 &mut self.device.pool,
                 self.device.isa,
@@ -82,6 +84,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, B> {
                 inputs.as_deref_mut(),
             );
         }
+        Ok(())
     }
 
     fn scales_inputs(&self, layer: usize, group: LinearGroup) -> bool {
@@ -105,25 +108,29 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, B> {
     }
 
     /// `y = l * out`: `l` gets `g * out`, and `out` gets `g * l`.
-    fn scaled_outputs(&mut self, notes: GroupNotes<'_>) {
+    fn scaled_outputs(&mut self, notes: GroupNotes<'_>) -> Result<(), Halted> {
         let of = self.vectors(notes.layer, notes.group, Side::Output);
         let of: Vec<_> = of.map(|(vector, column)| (vector.clone(), column)).collect();
         let stride = self.room.outputs.width();
         for (vector, column) in of {
             let rows = Rows { x: notes.out, g: self.room.outputs.values_mut(), stride, column };
-            rows.scaled(&vector.values, notes.sequences, scale_sum(self.sums, &vector));
+            let sums = self.turn.at(Place::of(notes.layer, notes.group))?.vector(vector.target);
+            rows.scaled(&vector.values, notes.sequences, sums);
         }
+        Ok(())
     }
 
     /// The same for `y = W (l * x)`.
-    fn scaled_inputs(&mut self, notes: GroupNotes<'_>) {
+    fn scaled_inputs(&mut self, notes: GroupNotes<'_>) -> Result<(), Halted> {
         let of = self.vectors(notes.layer, notes.group, Side::Input);
         let of: Vec<_> = of.map(|(vector, column)| (vector.clone(), column)).collect();
         for (vector, column) in of {
             let stride = linear_shape(&self.model.config, vector.target)[1];
             let rows = Rows { x: notes.x, g: &mut self.room.inputs, stride, column };
-            rows.scaled(&vector.values, notes.sequences, scale_sum(self.sums, &vector));
+            let sums = self.turn.at(Place::of(notes.layer, notes.group))?.vector(vector.target);
+            rows.scaled(&vector.values, notes.sequences, sums);
         }
+        Ok(())
     }
 }
 

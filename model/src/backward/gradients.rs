@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::adapter::{LoraModule, Method, Prefix, ScaleVector, Scales};
+use crate::adapter::{LoraModule, Method, Scales};
 
 /// Sums for each number of an adapter.
 #[derive(Debug, Clone, PartialEq)]
@@ -51,7 +51,10 @@ impl Method {
             Self::Lora(modules) => {
                 modules.iter_mut().flat_map(|module| [&mut module.a[..], &mut module.b[..]]).collect()
             }
-            Self::Ia3(scales) => Arc::make_mut(scales).values_mut().collect(),
+            Self::Ia3(scales) => {
+                let vectors = Arc::make_mut(scales).vectors_mut();
+                vectors.iter_mut().map(|vector| &mut vector.values[..]).collect()
+            }
             Self::Prefix(prefix) => vec![&mut Arc::make_mut(prefix).values[..]],
         }
     }
@@ -60,25 +63,7 @@ impl Method {
         if let Self::Lora(modules) = self { modules } else { &[] }
     }
 
-    pub(super) fn as_lora_mut(&mut self) -> &mut [LoraModule] {
-        if let Self::Lora(modules) = self { modules } else { &mut [] }
-    }
-
     pub(super) fn as_scales(&self) -> Option<&Scales> {
         if let Self::Ia3(scales) = self { Some(scales) } else { None }
     }
-
-    pub(super) fn as_scales_mut(&mut self) -> Option<&mut Scales> {
-        if let Self::Ia3(scales) = self { Some(Arc::make_mut(scales)) } else { None }
-    }
-
-    pub(super) fn as_prefix_mut(&mut self) -> Option<&mut Prefix> {
-        if let Self::Prefix(prefix) = self { Some(Arc::make_mut(prefix)) } else { None }
-    }
-}
-
-/// A vector's place among the sums.
-pub(super) fn scale_sum<'a>(sums: &'a mut Method, of: &ScaleVector) -> &'a mut [f32] {
-    let scales = sums.as_scales_mut().expect("gradients are of the adapter's kind");
-    scales.get_mut(of.layer, of.target, of.side).expect("a sum for each vector")
 }

@@ -1,7 +1,8 @@
 //! Logits a tile of rows at a time, their log-probabilities, and back from these.
 //!
 //! Logits of a whole batch would be larger than everything else: a vocabulary of 50,000 for 1,000 rows is 200 MB. A tile
-//! holds whole [`SUM_ROWS`] rows of a sequence, so that how batches are cut changes no sum.
+//! holds whole sums, each of the targets among [`SUM_ROWS`] rows of a sequence: neither how batches are cut nor which other
+//! rows have targets that count nothing changes a sum.
 
 use std::{
     cell::RefCell,
@@ -17,6 +18,7 @@ use kernels::backward::{
 
 use super::{
     dropout::{Dropping, RowDropouts},
+    error::TrainError,
     pass::{GroupNotes, Reverse},
     place::Place,
     tape::{NotingDeltas, TargetRow, stand},
@@ -48,29 +50,29 @@ const TILE_ROWS: usize = 2 * SUM_ROWS;
 pub(super) struct HeadTile {
     /// Among all targets.
     pub(super) targets: Range<usize>,
-    /// Which of its rows are of which sequence, [`SUM_ROWS`] at most.
+    /// Which of its rows make one sum.
     sums: Vec<SequenceRows>,
 }
 
-/// Cuts targets, which ascend by sequence, into tiles.
-pub(super) fn tiles(targets: &[TargetRow]) -> Vec<HeadTile> {
+/// Cuts targets, which ascend by row, into tiles.
+pub(super) fn tiles(targets: &[TargetRow], sequences: &[SequenceRows]) -> Vec<HeadTile> {
+    let sum_of =
+        |target: &TargetRow| (target.sequence, (target.row - sequences[target.sequence].first) / SUM_ROWS);
     let mut tiles: Vec<HeadTile> = Vec::new();
     let mut first = 0;
-    for sequence in targets.chunk_by(|a, b| a.sequence == b.sequence) {
-        for rows in sequence.chunks(SUM_ROWS) {
-            let count = rows.len();
-            match tiles.last_mut() {
-                Some(tile) if tile.targets.len() + count <= TILE_ROWS => {
-                    tile.sums.push(SequenceRows { first: tile.targets.len(), count });
-                    tile.targets.end += count;
-                }
-                _ => tiles.push(HeadTile {
-                    targets: first..first + count,
-                    sums: vec![SequenceRows { first: 0, count }],
-                }),
+    for rows in targets.chunk_by(|a, b| sum_of(a) == sum_of(b)) {
+        let count = rows.len();
+        match tiles.last_mut() {
+            Some(tile) if tile.targets.len() + count <= TILE_ROWS => {
+                tile.sums.push(SequenceRows { first: tile.targets.len(), count });
+                tile.targets.end += count;
             }
-            first += count;
+            _ => tiles.push(HeadTile {
+                targets: first..first + count,
+                sums: vec![SequenceRows { first: 0, count }],
+            }),
         }
+        first += count;
     }
     tiles
 }
@@ -138,7 +140,7 @@ impl<B: ReverseLayers<Compute>> Head<'_, B> {
     }
 }
 
-impl<B: ReverseLayers<Compute>> Reverse<'_, B> {
+impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
     /// Back from the log-probabilities of a tile, which [`Head::forward`] has just computed, to the residual stream of its rows.
     pub(super) fn head(
         &mut self,
@@ -146,7 +148,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, B> {
         tile: &HeadTile,
         loss: &mut dyn Loss,
         room: &mut HeadRoom,
-    ) -> Result<(), B::Error> {
+    ) -> Result<(), TrainError<B::Error>> {
         let (hidden, vocabulary) = (self.model.config.hidden_size, self.model.config.vocab_size);
         room.coefficients.clear();
         room.coefficients.resize(targets.len(), 0.0);

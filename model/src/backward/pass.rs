@@ -1,4 +1,4 @@
-//! What a reverse pass has: the model, what goes through it now, and sums so far.
+//! What a reverse pass has: the model, what goes through it now, and its turn at the sums.
 
 use kernels::{
     Activations,
@@ -6,7 +6,7 @@ use kernels::{
     backward::{attention::SequenceRows, lora::LoraRoom},
 };
 
-use super::{dropout::RowDropouts, place::Place};
+use super::{dropout::RowDropouts, place::Place, turns::Turn};
 use crate::{
     adapter::Method,
     cpu::{Compute, RowTable},
@@ -52,13 +52,13 @@ impl Room {
 }
 
 /// A reverse pass on its way.
-pub(super) struct Reverse<'a, B> {
+pub(super) struct Reverse<'a, 'g, B> {
     pub(super) model: &'a Frame,
     pub(super) base: &'a mut B,
     pub(super) device: &'a mut Compute,
     pub(super) precision: KvPrecision,
     pub(super) adapter: &'a Method,
-    pub(super) sums: &'a mut Method,
+    pub(super) turn: &'a mut Turn<'g>,
     pub(super) room: &'a mut Room,
     pub(super) rows: &'a RowTable,
     pub(super) sequences: &'a [SequenceRows],
@@ -68,7 +68,7 @@ pub(super) struct Reverse<'a, B> {
     pub(super) first: Place,
 }
 
-impl<B> Reverse<'_, B> {
+impl<B> Reverse<'_, '_, B> {
     /// Whether something learns before `place`.
     pub(super) fn goes_below(&self, place: Place) -> bool {
         self.first < place

@@ -25,7 +25,7 @@ impl Place {
         Self(layer * Self::STEPS + step)
     }
 
-    fn of_target(layer: usize, target: Target) -> Self {
+    pub(super) fn of_target(layer: usize, target: Target) -> Self {
         Self::of(
             layer,
             match target {

@@ -9,25 +9,27 @@ use kernels::{
 };
 
 use super::{
+    error::TrainError,
     pass::{GroupNotes, Reverse},
     place::Place,
     tape::LayerNotes,
+    turns::Halted,
 };
 use crate::{
-    adapter::Side,
+    adapter::{Method, Side},
     cpu::Compute,
     forward::{LinearGroup, NormSite, ReverseLayers},
     shape::layout::group_targets,
 };
 
-impl<B: ReverseLayers<Compute>> Reverse<'_, B> {
+impl<B: ReverseLayers<Compute>> Reverse<'_, '_, B> {
     /// Back through a block: `room.residual` is the gradient behind it, and then the one before it. Returns false if nothing
     /// below learns, and the gradient before it is not known.
-    pub(super) fn block(&mut self, layer: usize, notes: &LayerNotes) -> Result<bool, B::Error> {
+    pub(super) fn block(&mut self, layer: usize, notes: &LayerNotes) -> Result<bool, TrainError<B::Error>> {
         Ok(self.feed_forward(layer, notes)? && self.attention(layer, notes)?)
     }
 
-    fn feed_forward(&mut self, layer: usize, notes: &LayerNotes) -> Result<bool, B::Error> {
+    fn feed_forward(&mut self, layer: usize, notes: &LayerNotes) -> Result<bool, TrainError<B::Error>> {
         let (hidden, width) = (self.model.config.hidden_size, self.model.config.intermediate_size);
         let scaled = self.scaled(layer, LinearGroup::GateUp, &notes.gate_up);
         let gate_up = scaled.as_deref().unwrap_or(&notes.gate_up);
@@ -36,7 +38,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, B> {
         silu_mul(&mut self.device.pool, self.device.isa, gate_up, width, &mut x);
         self.room.outputs_of_residual(hidden);
         let down = self.notes(layer, LinearGroup::Down, &x, &[]);
-        let goes_on = self.group(down)?;
+        let goes_on = self.whole_group(down)?;
         if goes_on {
             let Compute { pool, isa } = &mut *self.device;
             let (outputs, g) = (&mut self.room.outputs, &self.room.inputs);
@@ -46,7 +48,7 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, B> {
         let goes_on = goes_on && {
             self.normed(NormSite::FeedForward(layer), &notes.middle, &mut x);
             let gate_up = self.notes(layer, LinearGroup::GateUp, &x, &notes.gate_up);
-            self.group(gate_up)?
+            self.whole_group(gate_up)?
         };
         if goes_on {
             self.through_norm(NormSite::FeedForward(layer), &notes.middle);
@@ -55,14 +57,14 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, B> {
         Ok(goes_on)
     }
 
-    fn attention(&mut self, layer: usize, notes: &LayerNotes) -> Result<bool, B::Error> {
+    fn attention(&mut self, layer: usize, notes: &LayerNotes) -> Result<bool, TrainError<B::Error>> {
         self.room.outputs_of_residual(self.model.config.hidden_size);
         let o = self.notes(layer, LinearGroup::O, &notes.attended, &[]);
-        if !self.group(o)? {
+        if !self.whole_group(o)? {
             return Ok(false);
         }
         self.attended(notes);
-        self.prefix(layer);
+        self.prefix(layer)?;
         if !self.goes_below(Place::keys_and_values(layer)) {
             return Ok(false);
         }
@@ -70,11 +72,18 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, B> {
         let mut x = std::mem::take(&mut self.room.x);
         self.normed(NormSite::Attention(layer), &notes.residual, &mut x);
         let qkv = self.notes(layer, LinearGroup::Qkv, &x, &notes.projected);
-        let goes_on = self.group(qkv)?;
+        let goes_on = self.whole_group(qkv)?;
         if goes_on {
             self.through_norm(NormSite::Attention(layer), &notes.residual);
         }
         self.room.x = x;
+        Ok(goes_on)
+    }
+
+    /// Back through a group with all rows of the batch: those behind it have their turn at the group's sums then.
+    fn whole_group(&mut self, notes: GroupNotes<'_>) -> Result<bool, TrainError<B::Error>> {
+        let goes_on = self.group(notes)?;
+        self.turn.go_on();
         Ok(goes_on)
     }
 
@@ -136,19 +145,21 @@ impl<B: ReverseLayers<Compute>> Reverse<'_, B> {
     }
 
     /// Takes the gradients at the keys and values of virtual tokens, which do not come from the layers below.
-    fn prefix(&mut self, layer: usize) {
-        let Some(sums) = self.sums.as_prefix_mut() else { return };
+    fn prefix(&mut self, layer: usize) -> Result<(), Halted> {
+        let Method::Prefix(_) = self.adapter else { return Ok(()) };
+        let sums = self.turn.at(Place::keys_and_values(layer))?.tokens();
         let layout = self.model.qkv_layout();
         let (stride, keys) = (layout.stride(), layout.heads * layout.head_dim);
         let g = self.room.outputs.values_mut();
         for sequence in self.sequences {
-            for token in 0..sums.tokens {
+            for (token, sum) in sums.iter_mut().enumerate() {
                 let row = &mut g[(sequence.first + token) * stride..][..stride];
-                let sum = sums.keys_and_values_mut(token, layer);
                 sum.iter_mut().zip(&row[keys..]).for_each(|(sum, g)| *sum += g);
                 row.fill(0.0);
             }
         }
+        self.turn.go_on();
+        Ok(())
     }
 
     /// From the gradient at queries and keys as attention met them to that at what the linear layers gave.

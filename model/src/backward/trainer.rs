@@ -12,11 +12,12 @@ use kernels::{
 
 use super::{
     dropout::{Dropout, Dropping, RowDropouts},
-    gradients::Gradients,
+    error::TrainError,
     head::{Head, HeadRoom, Loss, tiles},
     pass::{Reverse, Room},
     place::Place,
     tape::{Keep, LayerNotes, Notes, NotingDeltas, NotingKv, Tape, TargetRow, stand},
+    turns::Turn,
 };
 use crate::{
     adapter::{Adapter, Method, Side},
@@ -66,21 +67,10 @@ impl Learner {
     }
 }
 
-/// Why a batch was not learned from.
-#[derive(Debug, thiserror::Error)]
-pub enum TrainError<E> {
-    /// The linear layers were not evaluated.
-    #[error(transparent)]
-    Base(E),
-    /// There is no memory for the keys and values of a batch.
-    #[error("no memory for the keys and values of a batch: make batches smaller")]
-    NoMemory(#[source] io::Error),
-}
-
 /// A model of which an adapter learns. Linear layers are somebody else's; keys and values are kept for one batch.
 #[derive(Debug)]
 pub struct Trainer<B> {
-    model: Frame,
+    model: Arc<Frame>,
     base: B,
     shape: KvShape,
     kv: PagedKv,
@@ -98,7 +88,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
     ///
     /// # Errors
     /// There is no memory.
-    pub fn new(model: Frame, base: B, shape: KvShape, pool: Pool, keep: Keep) -> io::Result<Self> {
+    pub fn new(model: Arc<Frame>, base: B, shape: KvShape, pool: Pool, keep: Keep) -> io::Result<Self> {
         let kv = PagedKv::new(shape, 0, model.config.sliding_window)?;
         let compute = Compute { pool, isa: Isa::best() };
         Ok(Self {
@@ -173,7 +163,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         let mut all = Vec::with_capacity(tape.targets.len());
         let mut room = std::mem::take(&mut self.head);
         let dropouts = tape.row_dropouts();
-        for tile in tiles(&tape.targets) {
+        for tile in tiles(&tape.targets, &tape.sequences) {
             let targets = &tape.targets[tile.targets];
             let dropouts = dropouts.of_rows(targets.iter().map(|target| target.row));
             let mut head = self.head(learner, &dropouts);
@@ -184,23 +174,34 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         Ok(all)
     }
 
-    /// Goes back: adds to `gradients` what makes `loss` larger.
+    /// Goes back: adds what makes `loss` larger to the gradients whose `turn` this is.
     ///
     /// # Errors
-    /// The base layers' own. `gradients` are undefined then.
+    /// The base layers' own, or a batch before this one failed. The gradients are undefined then.
     pub fn reverse(
         &mut self,
         learner: &Learner,
         tape: Tape,
         loss: &mut dyn Loss,
-        gradients: &mut Gradients,
+        mut turn: Turn<'_>,
     ) -> Result<(), TrainError<B::Error>> {
         self.make_room(&tape)?;
         self.room.residual.clear();
         self.room.residual.resize(tape.rows() * self.model.config.hidden_size, 0.0);
-        self.reverse_head(learner, &tape, loss, gradients)?;
-        let first = Place::first(&learner.method);
-        let Some(last_block) = first.layer() else { return Ok(()) };
+        self.reverse_head(learner, &tape, loss, &mut turn)?;
+        self.reverse_blocks(learner, tape, &mut turn)?;
+        turn.end();
+        Ok(())
+    }
+
+    /// Back from there to the last place at which something learns.
+    fn reverse_blocks(
+        &mut self,
+        learner: &Learner,
+        tape: Tape,
+        turn: &mut Turn<'_>,
+    ) -> Result<(), TrainError<B::Error>> {
+        let Some(last_block) = Place::first(&learner.method).layer() else { return Ok(()) };
         let Tape { layers, tokens, sequences, dropouts, .. } = tape;
         let frame = Tape { tokens, sequences, dropouts, ..Tape::default() };
         let dropouts = frame.row_dropouts();
@@ -208,8 +209,7 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
             if !notes.is_whole() {
                 notes = self.again(learner, &frame, layer, notes)?;
             }
-            let goes_on = self.back(learner, &frame.sequences, &dropouts, gradients).block(layer, &notes);
-            if !goes_on.map_err(TrainError::Base)? {
+            if !self.back(learner, &frame.sequences, &dropouts, turn).block(layer, &notes)? {
                 break;
             }
         }
@@ -222,18 +222,18 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         learner: &Learner,
         tape: &Tape,
         loss: &mut dyn Loss,
-        gradients: &mut Gradients,
+        turn: &mut Turn<'_>,
     ) -> Result<(), TrainError<B::Error>> {
         let mut room = std::mem::take(&mut self.head);
         let dropouts = tape.row_dropouts();
-        for tile in tiles(&tape.targets) {
+        for tile in tiles(&tape.targets, &tape.sequences) {
             let targets = &tape.targets[tile.targets.clone()];
             let dropouts = dropouts.of_rows(targets.iter().map(|target| target.row));
             let mut head = self.head(learner, &dropouts);
             head.forward(&tape.residual, targets, &mut room).map_err(TrainError::Base)?;
-            let mut back = self.back(learner, &tape.sequences, &dropouts, gradients);
-            back.head(targets, &tile, loss, &mut room).map_err(TrainError::Base)?;
+            self.back(learner, &tape.sequences, &dropouts, turn).head(targets, &tile, loss, &mut room)?;
         }
+        turn.go_on();
         self.head = room;
         // The head has left other rows in the scratch.
         let blocks = blocks(&tape.sequences);
@@ -326,20 +326,20 @@ impl<B: ReverseLayers<Compute>> Trainer<B> {
         }
     }
 
-    fn back<'a>(
+    fn back<'a, 'g>(
         &'a mut self,
         learner: &'a Learner,
         sequences: &'a [SequenceRows],
         dropouts: &'a RowDropouts,
-        gradients: &'a mut Gradients,
-    ) -> Reverse<'a, B> {
+        turn: &'a mut Turn<'g>,
+    ) -> Reverse<'a, 'g, B> {
         Reverse {
             model: &self.model,
             base: &mut self.base,
             device: &mut self.compute,
             precision: self.shape.precision,
             adapter: &learner.method,
-            sums: &mut gradients.0,
+            turn,
             room: &mut self.room,
             rows: &self.scratch.batch,
             sequences,

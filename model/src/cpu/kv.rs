@@ -1,10 +1,12 @@
 //! Keys and values in blocks of memory of this process.
 
-use std::{convert::Infallible, io};
+use std::{convert::Infallible, io, sync::Arc};
 
+use ids::BlockId;
 use kernels::{
     Activations,
     attention::{KvPool, KvShape, QkvLayout},
+    blocks::BlockMemory,
 };
 
 use crate::{
@@ -16,7 +18,6 @@ use crate::{
 #[derive(Debug)]
 pub struct PagedKv {
     pool: KvPool,
-    blocks: usize,
     window: Option<usize>,
 }
 
@@ -26,13 +27,41 @@ impl PagedKv {
     /// # Errors
     /// There is no memory for them.
     pub fn new(shape: KvShape, blocks: usize, window: Option<usize>) -> io::Result<Self> {
-        Ok(Self { pool: KvPool::new(shape, blocks)?, blocks, window })
+        Ok(Self { pool: KvPool::new(shape, blocks)?, window })
     }
 
     /// Blocks there are.
     #[must_use]
     pub fn blocks(&self) -> usize {
-        self.blocks
+        self.pool.memory().blocks()
+    }
+
+    /// Bytes of a block.
+    #[must_use]
+    pub fn block_bytes(&self) -> usize {
+        self.pool.shape().block_bytes()
+    }
+
+    /// Copies what a block holds.
+    ///
+    /// # Panics
+    /// If the block does not exist, or `bytes` is not one block's worth.
+    pub fn read_block(&self, block: BlockId, bytes: &mut [u8]) {
+        self.pool.read_block(block.0, bytes);
+    }
+
+    /// Replaces what a block holds.
+    ///
+    /// # Panics
+    /// As [`read_block`](Self::read_block).
+    pub fn write_block(&mut self, block: BlockId, bytes: &[u8]) {
+        self.pool.write_block(block.0, bytes);
+    }
+
+    /// What the blocks lie in, and may be lent from to adapters.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<BlockMemory> {
+        self.pool.memory()
     }
 }
 

@@ -1,41 +1,57 @@
-//! Copies of adapters on a GPU: blocks travel on a lane of their own, several at a time, beside what is computed.
+//! Copies of adapters on a GPU, in blocks of its pool: ranks travel on a lane of their own, several blocks of them at a time, beside
+//! what is computed.
 
 use std::sync::{Arc, OnceLock};
 
+use ids::BlockId;
 use kernels::{
     cuda::{
-        CudaError,
-        lora::{AdapterMemory, CopyLane, RegisteredBytes, StagedMatrix},
+        BlockMemory,
+        lora::{CopyLane, RegisteredBytes, StagedAdapter, StagedMatrix},
     },
     lora::LoraMatrix,
 };
 
 use crate::{
     deltas::{
-        device_copy::{CopyError, DeviceCopy, DeviceMemory, NoRoom, StagedMatrices},
+        device_copy::{CopyError, DeviceCopy, DeviceMemory, StagedMatrices},
         matrices::HostMatrices,
     },
     shape::source::Target,
 };
 
-/// Memory of a GPU, through a lane of its own.
+/// The pool of a GPU, and the lane on which adapters come to its blocks.
 #[derive(Debug, Clone)]
-pub struct CudaMemory(pub Arc<CopyLane>);
+pub struct CudaMemory {
+    /// Keys and values lie in those that are not lent.
+    pub pool: Arc<BlockMemory>,
+    /// Who computes has it settle.
+    pub lane: Arc<CopyLane>,
+}
 
 impl DeviceMemory for CudaMemory {
-    fn copy_of(&self, host: &HostMatrices) -> Result<DeviceCopy, NoRoom> {
-        DeviceCopy::on_cuda(host, &self.0).map_err(|error| NoRoom(error.into()))
+    fn blocks_for(&self, host: &HostMatrices) -> Option<u32> {
+        StagedAdapter::blocks_for(matrices(host), self.pool.block_bytes())
+    }
+
+    fn copy_of(&self, host: &HostMatrices, blocks: &[BlockId]) -> DeviceCopy {
+        let blocks: Vec<u32> = blocks.iter().map(|block| block.0).collect();
+        let adapter = StagedAdapter::new(&self.lane, self.pool.lend(&blocks), matrices(host));
+        DeviceCopy::new(host, Box::new(OnCuda { adapter, registered: OnceLock::new() }))
     }
 
     fn settle(&self) {
-        let _ = self.0.settle();
+        let _ = self.lane.settle();
     }
+}
+
+fn matrices(host: &HostMatrices) -> impl Iterator<Item = &LoraMatrix> {
+    host.iter().map(|(_, _, matrix)| matrix)
 }
 
 #[derive(Debug)]
 struct OnCuda {
-    matrices: Vec<StagedMatrix>,
-    lane: Arc<CopyLane>,
+    adapter: StagedAdapter,
     /// The adapter's bytes, known to the GPU; `None` if it refuses: then the lane stages them. Found out by whoever
     /// copies, since locking memory takes its time.
     registered: OnceLock<Option<Arc<RegisteredBytes>>>,
@@ -44,7 +60,7 @@ struct OnCuda {
 impl OnCuda {
     /// Has the GPU know the adapter's bytes, if it can.
     fn register(&self, host: &HostMatrices) -> Option<Arc<RegisteredBytes>> {
-        let registered = RegisteredBytes::new(self.lane.cuda(), host.image_bytes()?);
+        let registered = RegisteredBytes::new(self.adapter.cuda(), host.image_bytes()?);
         registered
             .inspect_err(|error| tracing::debug!(%error, "an adapter's bytes are staged"))
             .ok()
@@ -54,45 +70,36 @@ impl OnCuda {
 
 impl StagedMatrices for OnCuda {
     fn next_bytes(&self, index: usize) -> Option<usize> {
-        self.matrices[index].next_bytes()
+        self.adapter.next_bytes(index)
     }
 
     fn first_rank(&self, index: usize) -> usize {
-        self.matrices[index].first_rank()
+        self.adapter.matrices()[index].first_rank()
     }
 
     fn copy_next(&self, index: usize, host: &HostMatrices, matrix: &LoraMatrix) -> Result<usize, CopyError> {
         let registered = self.registered.get_or_init(|| self.register(host));
-        let copied = self.matrices[index].copy_next(&self.lane, matrix, registered.as_ref());
+        let copied = self.adapter.copy_next(index, matrix, registered.as_ref());
         copied.map_err(|error| CopyError(error.into()))
     }
 
     fn finish(&self) -> Result<(), CopyError> {
-        self.lane.finish().map_err(|error| CopyError(error.into()))
+        self.adapter.finish().map_err(|error| CopyError(error.into()))
     }
 
     fn has_arrived(&self) -> bool {
-        self.matrices.iter().all(|matrix| matrix.first_rank() == 0)
+        self.adapter.has_arrived()
+    }
+
+    fn revoke(&self) {
+        self.adapter.revoke();
     }
 }
 
 impl DeviceCopy {
-    /// Memory of a GPU for `host`, of which nothing is there yet.
-    ///
-    /// # Errors
-    ///
-    /// There is no memory.
-    pub fn on_cuda(host: &HostMatrices, lane: &Arc<CopyLane>) -> Result<Self, CudaError> {
-        let matrices = || host.iter().map(|(_, _, matrix)| matrix);
-        let memory = AdapterMemory::new(lane.cuda(), AdapterMemory::bytes_for(matrices()))?;
-        let matrices = matrices().map(|matrix| StagedMatrix::new(&memory, matrix)).collect();
-        let staged = OnCuda { matrices, lane: Arc::clone(lane), registered: OnceLock::new() };
-        Ok(Self::new(host, Box::new(staged)))
-    }
-
     /// The GPU's part of a linear layer.
     pub(super) fn cuda(&self, layer: usize, target: Target) -> Option<&StagedMatrix> {
         let (staged, number) = self.staged::<OnCuda>(layer, target)?;
-        staged.matrices.get(number)
+        staged.adapter.matrices().get(number)
     }
 }

@@ -5,7 +5,7 @@ use std::{mem, sync::Arc};
 use kernels::{
     attention::{KvRows, QkvLayout},
     cuda::{
-        Cuda, CudaError, DeviceVec, Matrix, Stream,
+        BlockMemory, CudaError, DeviceVec, Matrix, Stream,
         attention::RowTable,
         gate::silu_mul,
         norm::{Norm, add_norm},
@@ -33,8 +33,8 @@ pub struct CudaDevice {
     /// How activations are kept between linear layers.
     kind: NumberKind,
     layout: QkvLayout,
-    /// Blocks of the pool that the batches' tables point into.
-    kv_blocks: usize,
+    /// Blocks that the batches' tables point into.
+    pool: Arc<BlockMemory>,
     norms: DeviceNorms,
     frequencies: DeviceVec<f32>,
     pub(super) tables: Tables,
@@ -81,17 +81,13 @@ impl DeviceNorms {
 
 impl CudaDevice {
     /// Brings what a pass needs of the frame to the device.
-    pub(super) fn new(
-        cuda: &Arc<Cuda>,
-        model: &Frame,
-        kind: NumberKind,
-        kv_blocks: usize,
-    ) -> Result<Self, CudaError> {
+    pub(super) fn new(pool: &Arc<BlockMemory>, model: &Frame, kind: NumberKind) -> Result<Self, CudaError> {
+        let cuda = pool.cuda();
         let stream = Stream::new(cuda)?;
         Ok(Self {
             kind,
             layout: model.qkv_layout(),
-            kv_blocks,
+            pool: Arc::clone(pool),
             norms: DeviceNorms::upload(&stream, &model.norms)?,
             frequencies: DeviceVec::from_slice(&stream, model.rope.frequencies())?,
             tables: Tables::Write,
@@ -155,7 +151,7 @@ impl Device for CudaDevice {
             attended: self.new_matrix(self.kind)?,
             gate_up: self.new_matrix(self.kind)?,
             gated: self.new_matrix(self.kind)?,
-            batch: RowTable::new(self.stream.cuda(), self.layout, self.kv_blocks)?,
+            batch: RowTable::new(&self.pool, self.layout)?,
         })
     }
 

@@ -1,9 +1,12 @@
 //! Keys and values in blocks of the device's memory.
 
+use std::sync::Arc;
+
+use ids::BlockId;
 use kernels::{
     attention::{KvShape, QkvLayout},
     cuda::{
-        CudaError, Matrix, Stream,
+        BlockMemory, Cuda, CudaError, Matrix, Stream,
         attention::{KvPool, RowTable},
     },
 };
@@ -11,28 +14,57 @@ use kernels::{
 use super::CudaDevice;
 use crate::forward::KvStore;
 
-/// A pool of KV blocks; who owns which block is the caller's business.
+/// A pool of KV blocks; who owns which block is the caller's business. Adapters borrow some.
 #[derive(Debug)]
 pub(super) struct CudaKv {
     pool: KvPool,
-    blocks: usize,
     window: Option<usize>,
 }
 
 impl CudaKv {
     /// Takes memory for `blocks` blocks. With a `window`, a token sees that many positions at most.
     pub(super) fn new(
-        stream: &Stream,
+        cuda: &Arc<Cuda>,
         shape: KvShape,
         blocks: usize,
         window: Option<usize>,
     ) -> Result<Self, CudaError> {
-        Ok(Self { pool: KvPool::new(stream, shape, blocks)?, blocks, window })
+        Ok(Self { pool: KvPool::new(cuda, shape, blocks)?, window })
     }
 
     /// Blocks there are.
     pub(super) fn blocks(&self) -> usize {
-        self.blocks
+        self.pool.blocks()
+    }
+
+    /// The blocks themselves.
+    pub(super) fn memory(&self) -> &Arc<BlockMemory> {
+        self.pool.memory()
+    }
+
+    /// Bytes of a block.
+    pub(super) fn block_bytes(&self) -> usize {
+        self.pool.memory().block_bytes()
+    }
+
+    /// Copies what a block holds.
+    pub(super) fn read_block(
+        &self,
+        stream: &Stream,
+        block: BlockId,
+        bytes: &mut [u8],
+    ) -> Result<(), CudaError> {
+        self.pool.read_block(stream, block.0, bytes)
+    }
+
+    /// Replaces what a block holds.
+    pub(super) fn write_block(
+        &mut self,
+        stream: &Stream,
+        block: BlockId,
+        bytes: &[u8],
+    ) -> Result<(), CudaError> {
+        self.pool.write_block(stream, block.0, bytes)
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use ids::BlockId;
 use kernels::{
     Activations,
     cuda::{
@@ -9,7 +10,6 @@ use kernels::{
         attention::KvPool,
         blas::Blas,
         linear::Workspace,
-        lora::CopyLane,
         sample::{Choice, Chosen, ChosenToken, Report, choose},
     },
     lora::{LoraPrecision, NumberKind},
@@ -18,6 +18,7 @@ use kernels::{
 use super::{
     CudaDevice, CudaWeights,
     assist::DeviceAssist,
+    copies::CudaMemory,
     deltas::{CudaDeltas, DeltaState},
     device::Tables,
     kv::CudaKv,
@@ -97,16 +98,16 @@ impl CudaModel {
         let shape = weights.kv_shape(options.kv_dtype);
         let CudaWeights { cuda, frame, layers, kind, .. } = weights;
         let blocks = options.kv_bytes / KvPool::block_bytes(shape);
-        let device = CudaDevice::new(&cuda, &frame, kind, blocks)?;
+        let window = frame.config.sliding_window;
+        let kv = CudaKv::new(&cuda, shape, blocks, window)?;
+        let device = CudaDevice::new(kv.memory(), &frame, kind)?;
         let blas = Blas::open(&cuda);
         if let Err(reason) = &blas {
             tracing::warn!(%reason, "prompts are computed without cuBLASLt, which is slower");
         }
         let stream = device.stream();
         let workspace = Workspace::new(&cuda, blas.ok());
-        let window = frame.config.sliding_window;
         Ok(Self {
-            kv: CudaKv::new(stream, shape, blocks, window)?,
             linear: LinearScratch::new(stream, workspace, kind)?,
             deltas: DeltaState::new(stream)?,
             scratch: device.scratch()?,
@@ -118,6 +119,7 @@ impl CudaModel {
             cuda,
             frame,
             layers,
+            kv,
             device,
         })
     }
@@ -147,10 +149,10 @@ impl CudaModel {
         &self.frame.config
     }
 
-    /// On which adapters come to the device.
+    /// Where adapters lie on the device, and how they come there.
     #[must_use]
-    pub fn copy_lane(&self) -> &Arc<CopyLane> {
-        &self.deltas.lane
+    pub fn adapter_memory(&self) -> CudaMemory {
+        CudaMemory { pool: Arc::clone(self.kv.memory()), lane: Arc::clone(&self.deltas.lane) }
     }
 
     /// The device.
@@ -209,6 +211,12 @@ impl CudaModel {
             self.drawn.extend(chosen.into_iter().zip(&wanted.draws).filter_map(drawn));
         }
         wanted.read(device.stream(), results, logits)
+    }
+
+    /// Notes whether the device is lost.
+    fn note<T>(&mut self, result: Result<T, CudaError>) -> Result<T, CudaError> {
+        self.is_lost |= result.as_ref().is_err_and(CudaError::is_device_lost);
+        result
     }
 
     fn lent(&mut self) -> LentCuda<'_> {
@@ -316,8 +324,21 @@ impl ForwardPass for CudaModel {
         company: &mut dyn Company,
     ) -> Result<(), CudaError> {
         let computed = self.compute(batch, logits, company);
-        self.is_lost |= computed.as_ref().is_err_and(CudaError::is_device_lost);
-        computed
+        self.note(computed)
+    }
+
+    fn block_bytes(&self) -> usize {
+        self.kv.block_bytes()
+    }
+
+    fn read_block(&mut self, block: BlockId, bytes: &mut [u8]) -> Result<(), CudaError> {
+        let read = self.kv.read_block(self.device.stream(), block, bytes);
+        self.note(read)
+    }
+
+    fn write_block(&mut self, block: BlockId, bytes: &[u8]) -> Result<(), CudaError> {
+        let written = self.kv.write_block(self.device.stream(), block, bytes);
+        self.note(written)
     }
 }
 
@@ -333,7 +354,6 @@ impl EvaluateSites for CudaModel {
         out: &mut [f32],
     ) -> Result<(), EvaluateError> {
         let evaluated = self.lent().evaluate_here(call, x, out);
-        self.is_lost |= evaluated.as_ref().is_err_and(CudaError::is_device_lost);
-        Ok(evaluated?)
+        Ok(self.note(evaluated)?)
     }
 }

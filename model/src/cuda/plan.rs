@@ -42,9 +42,10 @@ impl Planned {
         Some(Self { rows: runs(&found.rows)?, head_rows: runs(&found.head_rows)? })
     }
 
+    /// Whether it is the plan of these rows. One that was made for a copy that has been revoked since is nobody's.
     pub(super) fn is_of(&self, found: &AdapterRows) -> bool {
         let same = |(planned, run): (&PlannedRun, &Run)| {
-            let copy = run.device.as_ref().map(Arc::as_ptr);
+            let copy = run.device.as_ref().filter(|copy| copy.is_complete()).map(Arc::as_ptr);
             (planned.first_row, planned.rows, Some(planned.copy.as_ptr())) == (run.first_row, run.rows, copy)
         };
         let all = |planned: &[PlannedRun], runs: &[Run]| {

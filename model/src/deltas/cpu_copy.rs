@@ -1,42 +1,64 @@
-//! Copies where the device is the CPU: huge pages beside the host tier. A block is there when its copying returns.
+//! Copies where the device is the CPU: huge pages beside the host tier, in the pool of keys and values. A block is there when its
+//! copying returns.
 
-use std::io;
+use std::sync::Arc;
 
+use ids::BlockId;
 use kernels::{
-    Arena,
-    lora::{LoraMatrix, StagedMatrix},
+    blocks::{BlockMemory, Loan},
+    lora::{LoraMatrix, Packing, Places, StagedMatrix},
 };
 
 use super::{
-    device_copy::{CopyError, DeviceCopy, DeviceMemory, NoRoom, StagedMatrices},
+    device_copy::{CopyError, DeviceCopy, DeviceMemory, StagedMatrices},
     matrices::HostMatrices,
 };
 use crate::shape::source::Target;
 
-/// Memory of this process.
-#[derive(Debug, Clone, Copy)]
-pub struct CpuMemory;
+/// Blocks of this process's memory.
+#[derive(Debug, Clone)]
+pub struct CpuMemory(pub Arc<BlockMemory>);
+
+impl CpuMemory {
+    /// Where the pieces of each matrix lie, and in how many blocks.
+    fn pack(&self, host: &HostMatrices) -> Option<(Vec<Places>, u32)> {
+        let mut packing = Packing::new(self.0.block_bytes());
+        let places = host.iter().map(|(_, _, matrix)| Places::pack(matrix.layout(), &mut packing));
+        Some((places.collect::<Option<_>>()?, packing.blocks()))
+    }
+}
 
 impl DeviceMemory for CpuMemory {
-    fn copy_of(&self, host: &HostMatrices) -> Result<DeviceCopy, NoRoom> {
-        DeviceCopy::on_cpu(host).map_err(|error| NoRoom(error.into()))
+    fn blocks_for(&self, host: &HostMatrices) -> Option<u32> {
+        self.pack(host).map(|(_, blocks)| blocks)
+    }
+
+    fn copy_of(&self, host: &HostMatrices, blocks: &[BlockId]) -> DeviceCopy {
+        let (places, _) = self.pack(host).expect("what fits no block was given none");
+        let loan = self.0.lend(&blocks.iter().map(|block| block.0).collect::<Vec<_>>());
+        let staged = host.iter().zip(&places);
+        let matrices = staged.map(|((_, _, matrix), places)| StagedMatrix::new(&loan, matrix, places));
+        DeviceCopy::new(host, Box::new(OnCpu { matrices: matrices.collect(), loan }))
     }
 }
 
 #[derive(Debug)]
-struct OnCpu(Vec<StagedMatrix>);
+struct OnCpu {
+    matrices: Vec<StagedMatrix>,
+    loan: Arc<Loan>,
+}
 
 impl StagedMatrices for OnCpu {
     fn next_bytes(&self, index: usize) -> Option<usize> {
-        self.0[index].next_bytes()
+        self.matrices[index].next_bytes()
     }
 
     fn first_rank(&self, index: usize) -> usize {
-        self.0[index].first_rank()
+        self.matrices[index].first_rank()
     }
 
     fn copy_next(&self, index: usize, _host: &HostMatrices, matrix: &LoraMatrix) -> Result<usize, CopyError> {
-        Ok(self.0[index].copy_next(matrix))
+        Ok(self.matrices[index].copy_next(matrix))
     }
 
     fn finish(&self) -> Result<(), CopyError> {
@@ -46,24 +68,16 @@ impl StagedMatrices for OnCpu {
     fn has_arrived(&self) -> bool {
         true
     }
+
+    fn revoke(&self) {
+        self.loan.end();
+    }
 }
 
 impl DeviceCopy {
-    /// Memory of this process for `host`, of which nothing is there yet.
-    ///
-    /// # Errors
-    ///
-    /// There is no memory.
-    pub fn on_cpu(host: &HostMatrices) -> io::Result<Self> {
-        let arena = Arena::new(host.bytes());
-        let staged = host.iter().map(|(_, _, matrix)| StagedMatrix::new(&arena, matrix));
-        let staged = staged.collect::<Result<_, _>>()?;
-        Ok(Self::new(host, Box::new(OnCpu(staged))))
-    }
-
     /// The CPU's part of a linear layer.
     pub(crate) fn matrix(&self, layer: usize, target: Target) -> Option<&StagedMatrix> {
-        let (OnCpu(matrices), number) = self.staged(layer, target)?;
+        let (OnCpu { matrices, .. }, number) = self.staged(layer, target)?;
         matrices.get(number)
     }
 }

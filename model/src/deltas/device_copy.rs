@@ -11,6 +11,7 @@ use std::{
     sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
 };
 
+use ids::BlockId;
 use kernels::lora::LoraMatrix;
 
 use crate::{
@@ -18,23 +19,22 @@ use crate::{
     shape::source::Target,
 };
 
-/// Where a device's copies are made.
+/// Where a device's copies are made: the blocks of a pool, which they share with keys and values.
 pub trait DeviceMemory: Debug + Send + Sync {
-    /// Memory for `host`, of which nothing is there yet.
+    /// Blocks that a copy of `host` takes; `None` if no block holds the least of its pieces.
+    fn blocks_for(&self, host: &HostMatrices) -> Option<u32>;
+
+    /// A copy of `host` in so many blocks, of which nothing is there yet. They are its own until it is
+    /// [revoked](DeviceCopy::revoke).
     ///
-    /// # Errors
+    /// # Panics
     ///
-    /// There is no memory.
-    fn copy_of(&self, host: &HostMatrices) -> Result<DeviceCopy, NoRoom>;
+    /// If these are fewer blocks than [`blocks_for`](Self::blocks_for) says, or another copy's.
+    fn copy_of(&self, host: &HostMatrices, blocks: &[BlockId]) -> DeviceCopy;
 
     /// Lets the next pass see what has arrived. A device that is lost is noticed by the pass.
     fn settle(&self) {}
 }
-
-/// Why there is no memory for an adapter on the device.
-#[derive(Debug, thiserror::Error)]
-#[error(transparent)]
-pub struct NoRoom(pub Box<dyn Error + Send + Sync>);
 
 /// Why a block did not get to the device.
 #[derive(Debug, thiserror::Error)]
@@ -65,6 +65,9 @@ pub trait StagedMatrices: Any + Debug + Send + Sync {
 
     /// True if nothing that was copied is still on its way.
     fn has_arrived(&self) -> bool;
+
+    /// Gives the blocks back, once nothing travels to them any more. No more is copied, and nobody computes with what is there.
+    fn revoke(&self);
 }
 
 /// The device's copy of an adapter.
@@ -156,6 +159,11 @@ impl DeviceCopy {
             self.staged.finish()?;
         }
         Ok(bytes)
+    }
+
+    /// Gives its blocks back, between two passes: others may have them when this returns.
+    pub fn revoke(&self) {
+        self.staged.revoke();
     }
 
     /// The memory as the device that made it knows it, and a linear layer's number in it. `None` if the linear layer is

@@ -1,7 +1,7 @@
 //! An adapter in the form the kernels take, in the host tier.
 
 use std::sync::{
-    Arc, Mutex, PoisonError,
+    Arc, Mutex, OnceLock, PoisonError,
     atomic::{AtomicU64, Ordering},
 };
 
@@ -11,7 +11,7 @@ use kernels::lora::{LayoutError, LoraMatrix, LoraPrecision, MatrixLayout, Shared
 use crate::{
     adapter::{Adapter, LoraModule, Method, Prefix, Scales},
     deltas::{
-        device_copy::DeviceCopy,
+        device_copy::{DeviceCopy, DeviceMemory},
         matrices::{HostMatrices, ImageNumber, ModuleLayout},
     },
     shape::{config::ModelConfig, layout::linear_shape, source::Target},
@@ -78,6 +78,8 @@ pub struct PreparedAdapter {
     direct: Direct,
     /// What of it is on the device, or on its way there.
     device: Mutex<Option<Arc<DeviceCopy>>>,
+    /// Blocks that it takes on the device of this process.
+    device_blocks: OnceLock<u32>,
     tally: Tally,
 }
 
@@ -113,6 +115,7 @@ impl PreparedAdapter {
             host: HostMatrices::over(&encoded.modules, config.layers, image, bytes)?,
             direct: encoded.direct.clone(),
             device: Mutex::new(None),
+            device_blocks: OnceLock::new(),
             tally: Tally::default(),
         })
     }
@@ -151,6 +154,12 @@ impl PreparedAdapter {
     #[must_use]
     pub fn device_bytes(&self) -> usize {
         self.host.bytes()
+    }
+
+    /// Blocks that it takes in `memory`, that of this process's device: more than there can be, if it cannot be there.
+    #[must_use]
+    pub fn device_blocks(&self, memory: &dyn DeviceMemory) -> u32 {
+        *self.device_blocks.get_or_init(|| memory.blocks_for(&self.host).unwrap_or(u32::MAX))
     }
 
     /// True if all of it is where a pass computes.

@@ -1,5 +1,7 @@
 //! The whole pass, as an engine runs it.
 
+use ids::BlockId;
+
 use super::batch::SequenceSlice;
 use crate::{
     sampling::Drawn,
@@ -63,4 +65,27 @@ pub trait ForwardPass {
         logits: &mut Vec<f32>,
         company: &mut dyn Company,
     ) -> Result<(), Self::Error>;
+
+    /// Bytes of a block of keys and values, as [`read_block`](Self::read_block) gives them.
+    fn block_bytes(&self) -> usize;
+
+    /// Copies what a block holds: the elements of all layers as they lie in the memory of this kind of device,
+    /// little-endian. They mean the same to passes over the same weights with the same arithmetic, and to no others.
+    ///
+    /// # Errors
+    /// The device fails.
+    ///
+    /// # Panics
+    /// If the block does not exist, or `bytes` is not [`block_bytes`](Self::block_bytes) long.
+    fn read_block(&mut self, block: BlockId, bytes: &mut [u8]) -> Result<(), Self::Error>;
+
+    /// Replaces what a block holds by what [`read_block`](Self::read_block) gave, here or in an earlier process.
+    /// Sequences then go on from it as if they had computed it.
+    ///
+    /// # Errors
+    /// The device fails; what the block holds is undefined then.
+    ///
+    /// # Panics
+    /// As [`read_block`](Self::read_block).
+    fn write_block(&mut self, block: BlockId, bytes: &[u8]) -> Result<(), Self::Error>;
 }

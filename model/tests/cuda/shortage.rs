@@ -14,14 +14,14 @@ use kernels::{
 use model::{
     adapter::Adapter,
     cuda::{CudaModel, CudaModelError, CudaOptions, CudaWeights, Graphs},
-    deltas::{device_copy::DeviceCopy, prepared::PreparedAdapter},
+    deltas::prepared::PreparedAdapter,
     forward::{ForwardPass as _, LogitRows},
     resident::KvDtype,
     sites::{EvaluateError, EvaluateSites as _, SiteCall, SiteId, SiteOp, SitePath},
     sources::open::open,
 };
 
-use crate::support::{Sequence, device, error, golden, on_device};
+use crate::support::{Sequence, bring, device, error, golden, on_device};
 
 const RULE: &str = "CUDA_ON_CPU_ALLOCATIONS";
 const MODEL: &str = "llama-bf16";
@@ -193,32 +193,20 @@ fn prepared(pass: &CudaModel, name: &str) -> Arc<PreparedAdapter> {
     Arc::new(PreparedAdapter::new(&adapter, pass.config(), pass.adapter_precision()).unwrap())
 }
 
-/// Brings it there.
-fn bring(pass: &CudaModel, adapter: &Arc<PreparedAdapter>) -> Result<(), CudaError> {
-    let copy = DeviceCopy::on_cuda(adapter.host(), pass.copy_lane())?;
-    while copy.next_bytes().is_some() {
-        copy.copy_next(adapter.host());
-    }
-    assert!(copy.is_complete(), "what was begun arrives");
-    adapter.set_device(Some(Arc::new(copy)));
-    Ok(())
-}
-
 #[test]
-fn an_adapter_without_memory_is_an_error_at_every_allocation_and_one_that_set_out_arrives() {
+fn an_adapter_needs_no_memory_to_arrive_and_a_pass_with_it_is_an_error_at_every_allocation() {
     in_shortage(
-        "an_adapter_without_memory_is_an_error_at_every_allocation_and_one_that_set_out_arrives",
+        "an_adapter_needs_no_memory_to_arrive_and_a_pass_with_it_is_an_error_at_every_allocation",
         |cuda, shortage| {
             let names = ["ia3", "patterns", "rank64-all-linear", "some-layers"];
             let mut pass = on_device(cuda, "llama-tied", Graphs::Use);
             let fresh =
                 |pass: &mut CudaModel, name: &str| -> (Arc<PreparedAdapter>, Result<Vec<f32>, CudaError>) {
                     let adapter = prepared(pass, name);
-                    let brought = if adapter.device_bytes() > 0 { bring(pass, &adapter) } else { Ok(()) };
-                    let logits = match brought {
-                        Ok(()) => logits(pass, Some(&adapter)),
-                        Err(error) => Err(error),
-                    };
+                    if adapter.device_bytes() > 0 {
+                        bring(pass, &adapter);
+                    }
+                    let logits = logits(pass, Some(&adapter));
                     (adapter, logits)
                 };
             for name in names {

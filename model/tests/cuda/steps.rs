@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
+use ids::BlockId;
 use model::{
     cuda::{CudaModel, Graphs},
     deltas::prepared::PreparedAdapter,
     forward::{ForwardPass as _, LogitRows},
+    resident::KvDtype,
     sampling::{self, Probability, SamplingParams, SamplingRequest, TokenCounts},
 };
 
-use crate::support::{Sequence, adapter, device, error, golden, on_cpu, on_device};
+use crate::support::{Sequence, adapter, at, bring, device, error, golden, on_cpu, on_device};
 
 /// A model of 32 bits: both devices agree but for the order of sums.
 const MODEL: &str = "llama-tied";
@@ -68,6 +70,30 @@ fn a_prompt_in_chunks_gives_what_it_gives_in_one_piece() {
         assert_eq!(chunked.is_empty(), end < 64);
     }
     assert!(error(&whole, &chunked) <= TOLERANCE);
+}
+
+#[test]
+fn a_prefix_that_came_as_bytes_from_another_model_has_the_bits_of_one_computed_here() {
+    let Some(cuda) = device() else { return };
+    for kv_dtype in [KvDtype::F32, KvDtype::F16] {
+        let [mut first, mut second] = [Graphs::Avoid, Graphs::Use]
+            .map(|graphs| at(&cuda, &golden("models").join(MODEL), kv_dtype, graphs));
+        let (here, mut there) = (Sequence::new(0, 64, None), Sequence::new(0, 64, None));
+        there.blocks.iter_mut().for_each(|block| block.0 = 70 - 7 * block.0);
+        let mut logits = Vec::new();
+        first.forward(&[here.slice(0..48, LogitRows::None)], &mut logits).unwrap();
+        let mut bytes = vec![0; first.block_bytes()];
+        for (from, to) in here.blocks.iter().zip(&there.blocks).take(3) {
+            first.read_block(*from, &mut bytes).unwrap();
+            second.write_block(*to, &bytes).unwrap();
+        }
+        for (start, end) in [(48, 62), (62, 63), (63, 64)] {
+            let [mut expected, mut moved] = [const { Vec::new() }; 2];
+            first.forward(&[here.slice(start..end, LogitRows::Last)], &mut expected).unwrap();
+            second.forward(&[there.slice(start..end, LogitRows::Last)], &mut moved).unwrap();
+            assert!(error(&moved, &expected) == 0.0, "{kv_dtype:?}, from token {start}");
+        }
+    }
 }
 
 #[test]
@@ -146,4 +172,37 @@ fn tokens_drawn_on_the_device_are_those_drawn_from_its_logits() {
         let expected = sampling::sample(&mut row.to_vec(), params, &TokenCounts::default(), 20, &[]);
         assert_eq!(drawn.token, expected);
     }
+}
+
+#[test]
+fn what_was_planned_with_a_revoked_copy_is_not_launched_again() {
+    let Some(cuda) = device() else { return };
+    let mut pass = on_device(&cuda, MODEL, Graphs::Use);
+    let path = golden("adapters").join(MODEL).join("rank64-all-linear");
+    let prepared = adapter(&pass, &path);
+    let sequence = Sequence::new(0, 20, Some(&prepared));
+    pass.forward(&[sequence.slice(0..19, LogitRows::Last)], &mut Vec::new()).unwrap();
+    let step = |pass: &mut CudaModel| {
+        let mut logits = Vec::new();
+        pass.forward(&[sequence.slice(19..20, LogitRows::Last)], &mut logits).map(|()| logits)
+    };
+    let expected = step(&mut pass).unwrap();
+    let copy = prepared.device().unwrap();
+    let lent = lent(&pass);
+    assert!(!lent.is_empty());
+    copy.revoke();
+    let garbage = vec![0xFF; pass.block_bytes()];
+    lent.iter().for_each(|&block| pass.write_block(block, &garbage).unwrap());
+    assert!(!copy.is_complete() && copy.next_bytes().is_none());
+    // The device has nothing of it any more, and nobody helps.
+    assert!(step(&mut pass).is_err() && !pass.is_lost());
+    bring(&pass, &prepared);
+    let again = step(&mut pass).unwrap();
+    assert!(again.iter().zip(&expected).all(|(again, expected)| again.to_bits() == expected.to_bits()));
+}
+
+/// Blocks that adapters have.
+fn lent(pass: &CudaModel) -> Vec<BlockId> {
+    let memory = pass.adapter_memory();
+    (0..pass.kv_blocks() as u32).filter(|&block| !memory.pool.is_own(block)).map(BlockId).collect()
 }

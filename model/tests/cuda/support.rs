@@ -10,7 +10,10 @@ use kernels::cuda::{Cuda, CudaError};
 use model::{
     adapter::Adapter,
     cuda::{CudaModel, CudaOptions, CudaWeights, Graphs},
-    deltas::{device_copy::DeviceCopy, prepared::PreparedAdapter},
+    deltas::{
+        device_copy::{DeviceCopy, DeviceMemory as _},
+        prepared::PreparedAdapter,
+    },
     forward::{LogitRows, SequenceSlice},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     sources::open::open,
@@ -66,14 +69,24 @@ pub(crate) fn adapter(pass: &CudaModel, path: &std::path::Path) -> Arc<PreparedA
     let adapter = Adapter::read(path, pass.config()).unwrap();
     let prepared = PreparedAdapter::new(&adapter, pass.config(), pass.adapter_precision()).unwrap();
     if prepared.device_bytes() > 0 {
-        let copy = DeviceCopy::on_cuda(prepared.host(), pass.copy_lane()).unwrap();
-        while copy.next_bytes().is_some() {
-            copy.copy_next(prepared.host());
-        }
-        assert!(copy.is_complete());
-        prepared.set_device(Some(Arc::new(copy)));
+        bring(pass, &prepared);
     }
     Arc::new(prepared)
+}
+
+/// Brings an adapter to the pool's last blocks that are free: the sequences here have the first.
+pub(crate) fn bring(pass: &CudaModel, adapter: &PreparedAdapter) -> Arc<DeviceCopy> {
+    let memory = pass.adapter_memory();
+    let count = memory.blocks_for(adapter.host()).unwrap() as usize;
+    let free = (0..pass.kv_blocks() as u32).rev().filter(|&block| memory.pool.is_own(block));
+    let blocks: Vec<BlockId> = free.take(count).map(BlockId).collect();
+    let copy = Arc::new(memory.copy_of(adapter.host(), &blocks));
+    while copy.next_bytes().is_some() {
+        copy.copy_next(adapter.host());
+    }
+    assert!(copy.is_complete());
+    adapter.set_device(Some(Arc::clone(&copy)));
+    copy
 }
 
 /// A sequence with blocks of its own.

@@ -30,6 +30,8 @@ fn allowed(folder: &str) -> &'static str {
         "text" => "files",
         "model" => "failpoint files ids kernels policy shmproto",
         "cache" => "failpoint ids policy",
+        // Decisions alone: what it runs computes nothing.
+        "simulator" => "cache ids policy",
         "layer-service" => "failpoint kernels keys model policy settings shmproto",
         "base-executor" => "cache failpoint files ids kernels layer-service model policy settings shmproto",
         // No model: what it computes is in its memory.
@@ -41,9 +43,9 @@ fn allowed(folder: &str) -> &'static str {
         // No model: it turns text into ids and back.
         "gateway" => "failpoint files ids keys policy settings shmproto text training-protocol",
         // Hostile input goes through the parsers of every process.
-        "fuzz" => "files gateway holobiont model shmproto text tune",
+        "fuzz" => "cache files gateway holobiont ids model shmproto text tune",
         // Parts are measured alone, beside their peers.
-        "benches" => "client files ids kernels model shmproto training-protocol tune",
+        "benches" => "cache client files ids kernels model policy shmproto simulator training-protocol tune",
         // The processes are programs to them; the tests read their tables of failpoints.
         "tests" => {
             "base-executor client gateway holobiont ids lora-worker model patience settings shmproto text"

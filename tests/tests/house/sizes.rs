@@ -9,14 +9,13 @@ const MAX_FUNCTION_LINES: usize = 70;
 
 /// Files that are older than the rule, and how long they are: they only become shorter.
 const LONG_FILES: &[(&str, usize)] = &[
-    ("base-executor/src/engine/sequence.rs", 435),
+    ("base-executor/src/engine/sequence.rs", 429),
     ("benches/src/cold/executor.rs", 406),
     ("holobiont/src/commands/pull.rs", 410),
     ("kernels/src/cuda/attention/row_table.rs", 431),
     ("kernels/src/pool.rs", 408),
     ("shmproto/src/board/poster.rs", 428),
     ("shmproto/src/board/seat.rs", 432),
-    ("shmproto/src/message.rs", 558),
 ];
 
 /// Fails where something is longer than `max_lines`, or longer than the list says of it; and where the list need not

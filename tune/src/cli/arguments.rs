@@ -3,11 +3,14 @@
 use std::{collections::BTreeSet, path::PathBuf};
 
 use clap::ValueEnum;
-use client::cli::rent::RentArguments;
+use client::{
+    cli::{masking::NoiseArguments, rent::RentArguments},
+    masking::Masking,
+};
 use model::shape::{config::ModelConfig, source::Target};
-use settings::CoreList;
+use shmproto::layer::Path as SitePath;
 
-use super::error::TunerError;
+use super::{error::TunerError, layers::ComputeArguments};
 use crate::{
     adapter::{Module, Shape},
     peft::Dtype,
@@ -118,12 +121,13 @@ pub(super) struct RunArguments {
     /// How the way forward computes
     #[arg(long, value_enum, default_value = "serving")]
     pub(super) precision: Precision,
+    #[command(flatten)]
+    noise: NoiseArguments,
     /// With what numbers the adapter is stored
     #[arg(long, value_enum, default_value = "f32")]
     pub(super) save_dtype: Dtype,
-    /// Cores to compute on, as 0-3,8; else one thread that is not pinned
-    #[arg(long, value_name = "LIST")]
-    pub(super) cores: Option<CoreList>,
+    #[command(flatten)]
+    pub(super) compute: ComputeArguments,
     /// Treat the end of standard input like SIGTERM: whoever wants the adapter is gone
     #[arg(long)]
     pub(super) exit_with_stdin: bool,
@@ -133,6 +137,22 @@ pub(super) struct RunArguments {
 const MAX_DROPOUT: f64 = 0.9;
 
 impl RunArguments {
+    /// What the executor sees.
+    ///
+    /// # Errors
+    /// What was said does not go together.
+    pub(super) fn masking(&self) -> Result<Masking, TunerError> {
+        match (self.noise.noises()?, self.precision) {
+            (None, Precision::Serving) => Ok(Masking::Off { path: SitePath::Fast }),
+            (None, Precision::Exact) => Ok(Masking::Off { path: SitePath::Linear }),
+            (Some(noises), Precision::Exact) => Ok(Masking::Paper(noises)),
+            (Some(_), Precision::Serving) => Err(TunerError::Usage(
+                "--masking paper needs --precision exact: noises go away only where rows are not rounded"
+                    .to_owned(),
+            )),
+        }
+    }
+
     /// The shape of a new adapter.
     pub(super) fn shape(&self) -> Result<Shape, TunerError> {
         let without = |flags: &[(&str, bool)]| match flags.iter().find(|(_, is_said)| *is_said) {

@@ -1,46 +1,144 @@
-//! A trainer over the layers that an executor lends.
+//! Lanes over the layers that an executor lends.
+
+use std::sync::Arc;
 
 use client::{
     cli::rent::Rented,
+    error::CallError,
     masking::Masking,
     remote_layers::RemoteLayers,
+    session::Session,
     split_model::{adapter_precision, kv_precision},
 };
-use kernels::{Pool, attention::KvPrecision, lora::LoraPrecision};
+use kernels::{
+    Pool,
+    attention::{KvPrecision, KvShape},
+    lora::LoraPrecision,
+};
 use model::{
-    backward::{Keep, Trainer},
+    backward::{Keep, TrainError, Trainer},
+    forward::Frame,
     resident::{KvDtype, kv_shape},
+    weights::embedding::Embedding,
 };
 use settings::CoreList;
 use shmproto::layer::Class;
 
 use super::error::TunerError;
-use crate::{learn::LearnError, plan::Precision};
+use crate::{
+    learn::{
+        LearnError,
+        lanes::{Lane, Lanes},
+    },
+    plan::Precision,
+};
 
-/// A trainer that computes on `cores`, and how precise its adapter is.
-pub(super) fn trainer(
+/// What to compute with.
+#[derive(Debug, clap::Args)]
+pub(super) struct ComputeArguments {
+    /// Cores to compute on, as 0-3,8, which the lanes share; else one thread of each that is not pinned
+    #[arg(long, value_name = "LIST")]
+    cores: Option<CoreList>,
+    /// Parts of a step under way at once: one computes while another waits for the executor (two on two cores or more, else one)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=16))]
+    lanes: Option<u8>,
+}
+
+impl ComputeArguments {
+    fn cores(&self) -> Vec<usize> {
+        self.cores.iter().flat_map(|list| &list.0).map(|&core| core as usize).collect()
+    }
+
+    /// A job that was not given several cores is one of several jobs, which compute while others wait: a second lane would only
+    /// take memory.
+    fn lanes(&self) -> usize {
+        self.lanes.map_or(self.cores().len().clamp(1, 2), usize::from)
+    }
+}
+
+/// What all lanes have in common.
+struct Common {
+    frame: Arc<Frame>,
+    embedding: Embedding,
+    shape: KvShape,
+    masking: Masking,
+}
+
+/// As many lanes as are asked for, or as the executor grants sessions, and how precise their adapter is.
+pub(super) fn lanes(
     precision: Precision,
-    cores: Option<&CoreList>,
+    arguments: &ComputeArguments,
     rented: Rented,
     masking: Masking,
-) -> Result<(Trainer<RemoteLayers>, LoraPrecision), TunerError> {
-    let Rented { mut session, base, .. } = rented;
+) -> Result<(Lanes<RemoteLayers>, LoraPrecision), TunerError> {
+    let Rented { session, base, .. } = rented;
     let (kv, precision) = match precision {
         Precision::Serving => {
             (kv_precision(session.catalog(), KvDtype::Auto), adapter_precision(session.catalog()))
         }
         Precision::Exact => (KvPrecision::F32, LoraPrecision::Exact),
     };
-    let call = |error| LearnError::Train(model::backward::TrainError::Base(error));
-    let mask = masking.prepare(&mut session, &mut |_, _| {}).map_err(call)?;
+    let mut others = Vec::new();
+    while others.len() + 1 < arguments.lanes() {
+        let Some(another) = session.another().map_err(call)? else { break };
+        others.push(another);
+    }
+    let cores = arguments.cores();
+    let count = 1 + others.len();
     let shape = kv_shape(base.config(), kv);
-    let (frame, embedding) = (base.frame, base.embedding);
-    let mut layers = RemoteLayers::new(session, mask, &frame.config, embedding).map_err(call)?;
-    layers.set_class(Class::Training);
-    let system = |what| move |source| TunerError::System { what, source };
-    let cores: Vec<usize> = cores.iter().flat_map(|list| &list.0).map(|&core| core as usize).collect();
-    let pool = Pool::new(&cores).map_err(system("threads cannot be started on these --cores"))?;
-    let trainer = Trainer::new(frame, layers, shape, pool, Keep::All)
-        .map_err(system("there is no memory for keys and values"))?;
-    Ok((trainer, precision))
+    let common = Common { frame: Arc::new(base.frame), embedding: base.embedding, shape, masking };
+    let first = common.lane(session, &divided(&cores, count, 0))?;
+    let others = others.into_iter().zip(1..);
+    let others = others.map(|(session, number)| common.lane(session, &divided(&cores, count, number)));
+    Ok((Lanes::new(first, others.collect::<Result<_, _>>()?), precision))
+}
+
+fn call(error: CallError) -> TunerError {
+    LearnError::Train(TrainError::Base(error)).into()
+}
+
+impl Common {
+    fn lane(&self, mut session: Session, cores: &[usize]) -> Result<Lane<RemoteLayers>, TunerError> {
+        let mask = self.masking.prepare(&mut session, &mut |_, _| {}).map_err(call)?;
+        let layers = RemoteLayers::new(session, mask, &self.frame.config, self.embedding.clone());
+        let mut layers = layers.map_err(call)?;
+        layers.set_class(Class::Training);
+        let system = |what| move |source| TunerError::System { what, source };
+        let pool = Pool::new(cores).map_err(system("threads cannot be started on these --cores"))?;
+        let trainer = Trainer::new(Arc::clone(&self.frame), layers, self.shape, pool, Keep::All)
+            .map_err(system("there is no memory for keys and values"))?;
+        Ok(Lane { trainer, core: cores.first().copied() })
+    }
+}
+
+/// The cores of lane `number` of `count`: its share, or where there are too few one that others have too.
+fn divided(cores: &[usize], count: usize, number: usize) -> Vec<usize> {
+    let cores: Vec<_> = cores.iter().cycle().take(cores.len().max(count)).collect();
+    cores.into_iter().skip(number).step_by(count).copied().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::ComputeArguments;
+
+    #[test]
+    fn a_job_has_two_lanes_on_two_cores_or_more_and_else_one() {
+        let lanes = |cores: Option<&str>, lanes| {
+            let cores = cores.map(|list| list.parse().expect("a list"));
+            ComputeArguments { cores, lanes }.lanes()
+        };
+        assert_eq!((lanes(None, None), lanes(Some("3"), None), lanes(Some("0-3"), None)), (1, 1, 2));
+        assert_eq!((lanes(None, Some(2)), lanes(Some("0-3"), Some(1))), (2, 1));
+    }
+
+    #[test]
+    fn cores_are_divided_and_no_lane_is_left_without_one() {
+        let divided = |cores: &[usize], count| -> Vec<_> {
+            (0..count).map(|number| super::divided(cores, count, number)).collect()
+        };
+        assert_eq!(divided(&[0, 1, 2, 3], 2), [[0, 2], [1, 3]]);
+        assert_eq!(divided(&[4], 2), [[4], [4]]);
+        assert_eq!(divided(&[4, 5, 6], 2), [vec![4, 6], vec![5]]);
+        assert_eq!(divided(&[], 2), [[0; 0]; 2]);
+    }
 }

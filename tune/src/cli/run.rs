@@ -12,19 +12,15 @@ use std::{
     time::{Instant, SystemTime},
 };
 
-use client::{
-    cli::{
-        exit::Exit,
-        rent::Rented,
-        terminal::{Format, Terminal},
-    },
-    masking::Masking,
+use client::cli::{
+    exit::Exit,
+    rent::Rented,
+    terminal::{Format, Terminal},
 };
 use model::{
     adapter::{Adapter, Method},
     shape::config::ModelConfig,
 };
-use shmproto::layer::Path as SitePath;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use training_protocol::{Event, Outcome};
 
@@ -36,7 +32,7 @@ use crate::{
     job::{Course, Ended, Job, Listener},
     learn::Learning,
     peft,
-    plan::{Plan, Precision, Start},
+    plan::{Plan, Start},
 };
 
 /// What the adapter begins as.
@@ -57,11 +53,7 @@ pub(super) fn run(arguments: &RunArguments) -> Result<End, TunerError> {
     }
     let mut console = Console::new(arguments.exit_with_stdin)?;
     let begun = Instant::now();
-    let path = match arguments.precision {
-        Precision::Serving => SitePath::Fast,
-        Precision::Exact => SitePath::Linear,
-    };
-    let masking = Masking::Off { path };
+    let masking = arguments.masking()?;
     let terminal = Terminal { format: Format::Json, quiet: true };
     let rented = arguments.rent.rent(&masking, terminal)?;
     let config = rented.base.config().clone();
@@ -85,9 +77,8 @@ pub(super) fn run(arguments: &RunArguments) -> Result<End, TunerError> {
     let claimed = arguments.checkpoints.as_deref().filter(|_| !arguments.dry_run);
     let _claim = claimed.map(Claim::new).transpose()?;
     let resumed = resumed(arguments, &origin, &beginning.method)?;
-    let (trainer, precision) =
-        layers::trainer(arguments.precision, arguments.cores.as_ref(), rented, masking)?;
-    let learning = Learning::new(trainer, precision, beginning.method.clone())?;
+    let (lanes, precision) = layers::lanes(arguments.precision, &arguments.compute, rented, masking)?;
+    let learning = Learning::new(lanes, precision, beginning.method.clone())?;
     let mut learning = learning.with_dropout(plan.dropout, plan.seed);
     let resumed_step = resumed.as_ref().map(|checkpoint| checkpoint.state.step);
     if let Some(Checkpoint { method, state, .. }) = resumed {

@@ -27,7 +27,10 @@ use std::{
 use client::cli::exit::Exit;
 use rustix::process::{Pid, Signal, kill_process};
 use sd_notify::NotifyState;
-use shmproto::{notify::tell, private_socket::PrivateSocket};
+use shmproto::{
+    notify::{self, tell},
+    private_socket::PrivateSocket,
+};
 use signal_hook::{
     consts::{SIGINT, SIGTERM},
     iterator::Signals,
@@ -54,8 +57,8 @@ pub(super) struct ServeArguments {
     /// The socket at which trainers are asked for; its directory must be private
     #[arg(long, value_name = "PATH", env = "HOLOBIONT_TRAINER_SOCKET")]
     socket: PathBuf,
-    /// Trainers at once; more are refused
-    #[arg(long, value_name = "N", env = "HOLOBIONT_MAX_TRAINERS", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+    /// Trainers at once; more are refused. With 0 nothing is trained, and the service ends at once
+    #[arg(long, value_name = "N", env = "HOLOBIONT_MAX_TRAINERS", default_value_t = 4)]
     max_trainers: u32,
     /// Treat the end of standard input like SIGTERM: the supervisor that holds its other end is gone
     #[arg(long)]
@@ -73,6 +76,9 @@ enum Event {
 
 /// Serves until a signal, or the end of stdin, wants an end.
 pub(super) fn serve(arguments: ServeArguments) -> Result<End, TunerError> {
+    if arguments.max_trainers == 0 {
+        return Ok(nothing_to_do());
+    }
     let system = |what| move |source| TunerError::System { what, source };
     let (_socket, listener) = PrivateSocket::bind(&arguments.socket)
         .map_err(|error| TunerError::Usage(format!("--socket: {error}")))?;
@@ -100,7 +106,17 @@ pub(super) fn serve(arguments: ServeArguments) -> Result<End, TunerError> {
     }
     tell(&[NotifyState::Stopping]);
     trainers.stop();
+    notify::flush();
     Ok(End::Exit(Exit::Ok))
+}
+
+/// Nothing is trained here, which is no failure: a service manager hears that all is well, and that it is over.
+fn nothing_to_do() -> End {
+    const WHY: &str = "nothing is trained here: --max-trainers (HOLOBIONT_MAX_TRAINERS) is 0";
+    tell(&[NotifyState::Ready, NotifyState::Status(WHY), NotifyState::Stopping]);
+    notify::flush();
+    eprintln!("{WHY}");
+    End::Exit(Exit::Ok)
 }
 
 fn listen(listener: UnixListener, events: Sender<Event>) -> io::Result<()> {

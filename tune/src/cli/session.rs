@@ -10,11 +10,14 @@ use client::{
     },
     masking::Masking,
 };
-use settings::CoreList;
 use shmproto::layer::Path as SitePath;
 use training_protocol::session::Answer;
 
-use super::{End, error::TunerError, layers};
+use super::{
+    End,
+    error::TunerError,
+    layers::{self, ComputeArguments},
+};
 use crate::{
     plan::Precision,
     session::{Session, order},
@@ -25,9 +28,8 @@ use crate::{
 pub(super) struct SessionArguments {
     #[command(flatten)]
     rent: RentArguments,
-    /// Cores to compute on, as 0-3,8; else one thread that is not pinned
-    #[arg(long, value_name = "LIST")]
-    cores: Option<CoreList>,
+    #[command(flatten)]
+    compute: ComputeArguments,
 }
 
 /// Carries orders out until there are no more.
@@ -35,9 +37,8 @@ pub(super) fn session(arguments: &SessionArguments) -> Result<End, TunerError> {
     let masking = Masking::Off { path: SitePath::Fast };
     let rented = arguments.rent.rent(&masking, Terminal { format: Format::Json, quiet: true })?;
     let base = ids::Generation(rented.session.catalog().base_hash).to_string();
-    let (trainer, precision) =
-        layers::trainer(Precision::Serving, arguments.cores.as_ref(), rented, masking)?;
-    let mut session = Session::new(trainer, precision, base);
+    let (lanes, precision) = layers::lanes(Precision::Serving, &arguments.compute, rented, masking)?;
+    let mut session = Session::new(lanes, precision, base);
     let broken = |source| TunerError::System { what: "orders cannot be read or answered", source };
     let (mut orders, mut answers) = (BufReader::new(io::stdin().lock()), BufWriter::new(io::stdout().lock()));
     tell(&mut answers, &Answer::Ready {}, &[]).map_err(broken)?;

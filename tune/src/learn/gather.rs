@@ -1,14 +1,14 @@
 //! Gradients gathered over several batches, whose loss is a sum over tokens, and the one step that is made of them.
 
-use std::{error::Error, ops::Range};
+use std::ops::Range;
 
-use model::{
-    backward::{self, Keep, Learner},
-    cpu::Compute,
-    forward::ReverseLayers,
+use model::backward::{self, Keep, Learner, TrainError, Trainer, Turn};
+
+use super::{
+    KEPT_ROWS, LearnError, Learning,
+    lanes::{Base, Rows},
+    part::parts,
 };
-
-use super::{BATCH_ROWS, KEPT_ROWS, LearnError, Learning};
 use crate::{
     loss::{self, Evaluated, Loss, Metrics},
     optimizer::Hyperparameters,
@@ -45,7 +45,7 @@ pub struct Gathered {
     pub metrics: Metrics,
 }
 
-impl<B: ReverseLayers<Compute, Error: Error + 'static>> Learning<B> {
+impl<B: Base> Learning<B> {
     /// Evaluates `loss` of `data`; going backward, its gradients are added to those that are there. However data are cut into
     /// calls, the gradients are the same.
     ///
@@ -72,9 +72,14 @@ impl<B: ReverseLayers<Compute, Error: Error + 'static>> Learning<B> {
         direction: Direction,
     ) -> Result<Gathered, LearnError<B::Error>> {
         let learner = self.learner()?;
+        let mut turns = (direction == Direction::Backward).then(|| self.gradients.turns());
+        let turns = std::iter::from_fn(|| Some(turns.as_mut().and_then(Iterator::next)));
+        let cut: Vec<_> = parts(data, |datum: &Datum| datum.tokens.len()).collect();
+        let of_parts = self.lanes.each(cut.iter().copied().zip(turns), |trainer, (part, turn)| {
+            gather_part(trainer, &learner, part, loss, turn)
+        })?;
         let mut gathered = Gathered::default();
-        for part in parts(data) {
-            let logprobs = self.gather_part(&learner, part, loss, direction)?;
+        for (part, logprobs) in cut.into_iter().zip(of_parts) {
             let mut rest = &logprobs[..];
             for datum in part {
                 let (own, behind) = rest.split_at(datum.targets.len());
@@ -90,37 +95,6 @@ impl<B: ReverseLayers<Compute, Error: Error + 'static>> Learning<B> {
             return Ok(gathered);
         }
         Err(LearnError::NotANumber { what: "loss", step: self.state.step + 1 })
-    }
-
-    fn gather_part(
-        &mut self,
-        learner: &Learner,
-        part: &[Datum],
-        loss: Loss,
-        direction: Direction,
-    ) -> Result<Vec<f32>, LearnError<B::Error>> {
-        let targets: Vec<Vec<Option<u32>>> =
-            part.iter().map(|datum| datum.targets.iter().copied().map(Some).collect()).collect();
-        let examples: Vec<_> = part
-            .iter()
-            .zip(&targets)
-            .map(|(datum, targets)| backward::Example { tokens: &datum.tokens, targets, dropout: None })
-            .collect();
-        let is_kept = direction == Direction::Backward && rows(part) <= KEPT_ROWS;
-        self.trainer.set_keep(if is_kept { Keep::All } else { Keep::Inputs });
-        let tape = self.trainer.forward(learner, &examples)?;
-        if direction == Direction::Forward {
-            return Ok(self.trainer.log_probabilities(learner, &tape)?);
-        }
-        let all = |of: fn(&Datum) -> &Vec<f32>| part.iter().flat_map(of).copied().collect();
-        let mut summed = Summed {
-            loss,
-            weights: all(|datum| &datum.weights),
-            sampling_logprobs: all(|datum| &datum.sampling_logprobs),
-            logprobs: Vec::new(),
-        };
-        self.trainer.reverse(learner, tape, &mut summed, &mut self.gradients)?;
-        Ok(summed.logprobs)
     }
 
     /// Makes a step of all gradients that were gathered, which are gone then; gives their length, before it was shortened to
@@ -145,24 +119,40 @@ impl<B: ReverseLayers<Compute, Error: Error + 'static>> Learning<B> {
     }
 }
 
-fn rows(data: &[Datum]) -> usize {
-    data.iter().map(|datum| datum.tokens.len()).sum()
+/// The log-probabilities of a part's targets; its gradients are added where it has a `turn`.
+fn gather_part<B: Base>(
+    trainer: &mut Trainer<B>,
+    learner: &Learner,
+    part: &[Datum],
+    loss: Loss,
+    turn: Option<Turn<'_>>,
+) -> Result<Vec<f32>, TrainError<B::Error>> {
+    let targets: Vec<Vec<Option<u32>>> =
+        part.iter().map(|datum| datum.targets.iter().copied().map(Some).collect()).collect();
+    let examples: Vec<_> = part
+        .iter()
+        .zip(&targets)
+        .map(|(datum, targets)| backward::Example { tokens: &datum.tokens, targets, dropout: None })
+        .collect();
+    let is_kept = turn.is_some() && part.rows() <= KEPT_ROWS;
+    trainer.set_keep(if is_kept { Keep::All } else { Keep::Inputs });
+    let tape = trainer.forward(learner, &examples)?;
+    let Some(turn) = turn else { return trainer.log_probabilities(learner, &tape) };
+    let all = |of: fn(&Datum) -> &Vec<f32>| part.iter().flat_map(of).copied().collect();
+    let mut summed = Summed {
+        loss,
+        weights: all(|datum| &datum.weights),
+        sampling_logprobs: all(|datum| &datum.sampling_logprobs),
+        logprobs: Vec::new(),
+    };
+    trainer.reverse(learner, tape, &mut summed, turn)?;
+    Ok(summed.logprobs)
 }
 
-/// As many data together as go through the model at once.
-fn parts(data: &[Datum]) -> impl Iterator<Item = &[Datum]> {
-    let mut rest = data;
-    std::iter::from_fn(move || {
-        let mut rows = 0;
-        let fits = |datum: &&Datum| {
-            rows += datum.tokens.len();
-            rows <= BATCH_ROWS
-        };
-        let count = rest.iter().take_while(fits).count().max(1).min(rest.len());
-        let (part, behind) = rest.split_at(count);
-        rest = behind;
-        (!part.is_empty()).then_some(part)
-    })
+impl Rows for &[Datum] {
+    fn rows(&self) -> usize {
+        self.iter().map(|datum| datum.tokens.len()).sum()
+    }
 }
 
 fn of(loss: Loss, logprobs: &[f32], weights: &[f32], sampling_logprobs: &[f32]) -> Evaluated {

@@ -9,7 +9,7 @@ use model::shape::{
 };
 use settings::DeviceChoice;
 
-use crate::config::Config;
+use crate::{config::Config, device_bytes::DeviceBytes};
 
 /// Written-out tiles of quantized weights, cuBLASLt's workspace, tables, and what the driver rounds up.
 const FIXED_SCRATCH_BYTES: u64 = 192 << 20;
@@ -17,19 +17,18 @@ const FIXED_SCRATCH_BYTES: u64 = 192 << 20;
 /// Bytes of a number of the passes' scratch, at most.
 const NUMBER_BYTES: u64 = 4;
 
-/// Of what is left, keys and values get so many tenths unless told otherwise.
-const KV_TENTHS: u64 = 9;
+/// Of what is left, the pool gets so many tenths unless told otherwise.
+const POOL_TENTHS: u64 = 9;
 
 /// What a base takes of a GPU's memory, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct MemoryPlan {
     weights: u64,
-    adapters: u64,
     scratch: u64,
-    /// `None`: what is left.
-    kv: Option<u64>,
-    /// What keys and values need at least: one block.
-    least_kv: u64,
+    /// Of keys, values and adapters; `None`: what is left.
+    pool: Option<u64>,
+    /// What they need at least: one block.
+    least_pool: u64,
 }
 
 /// The GPU is too small, or too full.
@@ -44,13 +43,12 @@ pub(super) struct TooSmall {
 impl MemoryPlan {
     /// What `source` takes with these settings; its KV blocks are of `block_bytes`.
     pub(super) fn of(config: &Config, source: &dyn WeightSource, block_bytes: u64) -> Self {
-        let shape = source.config();
+        let (shape, device) = (source.config(), DeviceBytes::of(config));
         Self {
             weights: weight_bytes(source, shape),
-            adapters: config.device_adapter_bytes.0,
             scratch: scratch_bytes(config, shape),
-            kv: config.kv_bytes.map(|bytes| bytes.0),
-            least_kv: block_bytes,
+            pool: device.said(),
+            least_pool: block_bytes,
         }
     }
 
@@ -65,35 +63,34 @@ impl MemoryPlan {
         }
     }
 
-    /// Bytes of keys and values, once the weights are there and `free` bytes are left.
-    pub(super) fn kv_bytes(&self, free: u64) -> u64 {
-        let left = free.saturating_sub(self.adapters).saturating_sub(self.scratch);
-        self.kv.unwrap_or_else(|| (left / 10 * KV_TENTHS).max(self.least_kv))
+    /// Bytes of the pool, once the weights are there and `free` bytes are left.
+    pub(super) fn pool_bytes(&self, free: u64) -> u64 {
+        let left = free.saturating_sub(self.scratch);
+        self.pool.unwrap_or_else(|| (left / 10 * POOL_TENTHS).max(self.least_pool))
     }
 
     fn all(&self) -> u64 {
-        let kv = self.kv.unwrap_or(self.least_kv);
-        [self.weights, self.adapters, self.scratch, kv].into_iter().fold(0, u64::saturating_add)
+        let pool = self.pool.unwrap_or(self.least_pool);
+        [self.weights, self.scratch, pool].into_iter().fold(0, u64::saturating_add)
     }
 }
 
 impl fmt::Display for TooSmall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { device, free, total, plan } = self;
-        let MemoryPlan { weights, adapters, scratch, kv, least_kv } = plan;
-        let (kv, least) = (kv.unwrap_or(*least_kv), if kv.is_none() { "at least " } else { "" });
+        let MemoryPlan { weights, scratch, pool, least_pool } = plan;
+        let (pool, least) = (pool.unwrap_or(*least_pool), if pool.is_none() { "at least " } else { "" });
         write!(
             f,
-            "{device} has {} of {} free, but {} are needed: {} for weights, {} for adapters (--device-adapter-bytes), \
-             {} for passes (less with a lower --chunk-tokens or --max-running), {least}{} for keys and values \
-             (--kv-bytes); lower one of them, take a smaller model, end what else uses the GPU, or use --device cpu",
+            "{device} has {} of {} free, but {} are needed: {} for weights, {} for passes (less with a lower \
+             --chunk-tokens or --max-running), {least}{} for keys, values and adapters (--device-bytes); lower one of them, \
+             take a smaller model, end what else uses the GPU, or use --device cpu",
             Size(*free),
             Size(*total),
             Size(plan.all()),
             Size(*weights),
-            Size(*adapters),
             Size(*scratch),
-            Size(kv),
+            Size(pool),
         )
     }
 }
@@ -158,28 +155,31 @@ mod tests {
     }
 
     #[test]
-    fn keys_and_values_get_nine_tenths_of_what_is_left_or_what_they_were_promised() {
-        let free = |plan: &MemoryPlan| plan.adapters + plan.scratch + 1_000_000_000;
+    fn the_pool_gets_nine_tenths_of_what_is_left_or_what_it_was_promised() {
+        let free = |plan: &MemoryPlan| plan.scratch + 1_000_000_000;
         let default = plan(&[]);
-        assert_eq!(default.kv_bytes(free(&default)), 900_000_000);
-        assert_eq!(default.kv_bytes(0), 8 << 20);
-        let told = plan(&["--kv-bytes", "1GiB"]);
-        assert_eq!(told.kv_bytes(free(&told)), 1 << 30);
+        assert_eq!(default.pool_bytes(free(&default)), 900_000_000);
+        assert_eq!(default.pool_bytes(0), 8 << 20);
+        let told = plan(&["--device-bytes", "1GiB"]);
+        assert_eq!(told.pool_bytes(free(&told)), 1 << 30);
+        let told = plan(&["--kv-bytes", "1GiB", "--device-adapter-bytes", "256MiB"]);
+        assert_eq!(told.pool_bytes(free(&told)), (1 << 30) + (256 << 20));
     }
 
     #[test]
     fn what_does_not_fit_is_told_with_all_figures_and_what_to_lower() {
-        let error = plan(&["--kv-bytes", "16GiB"]).check(DEVICE, 10 << 30, 24 << 30).unwrap_err().to_string();
+        let error =
+            plan(&["--device-bytes", "16GiB"]).check(DEVICE, 10 << 30, 24 << 30).unwrap_err().to_string();
         for part in [
             "cuda:0 has 10.00 GiB of 24.00 GiB free",
             "12.55 GiB for weights",
-            "16.00 GiB for keys",
+            "16.00 GiB for keys, values and adapters",
             "--device cpu",
         ] {
             assert!(error.contains(part), "{part} is not in: {error}");
         }
         assert!(!error.contains('\n'));
         let least = plan(&[]).check(DEVICE, 1 << 30, 24 << 30).unwrap_err().to_string();
-        assert!(least.contains("at least 8.0 MiB for keys and values"), "{least}");
+        assert!(least.contains("at least 8.0 MiB for keys, values and adapters"), "{least}");
     }
 }

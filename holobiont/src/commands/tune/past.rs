@@ -100,14 +100,14 @@ fn row(record: &Record, home: &Home) -> [String; 6] {
         record.name.to_string(),
         record.state.word().to_owned(),
         progress.step.as_ref().map_or_else(|| "-".to_owned(), words::share),
-        loss(progress.step.map(|step| step.loss)),
+        loss(progress.step.as_ref().map(|step| step.loss)),
         loss(progress.held_out_loss),
         ago(record.started_at),
     ]
 }
 
 /// How far a run is.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 struct Progress {
     step: Option<Step>,
     held_out_loss: Option<f64>,
@@ -118,7 +118,7 @@ impl Progress {
         let mut progress = Self::default();
         for event in events {
             match event {
-                Event::Step(step) => progress.step = Some(*step),
+                Event::Step(step) => progress.step = Some(step.clone()),
                 Event::Evaluation { loss, .. } => progress.held_out_loss = Some(*loss),
                 _ => {}
             }
@@ -150,8 +150,8 @@ fn rows(record: &Record, events: &[Event], directory: &RunDirectory) -> Vec<(Str
     rows.push(("data", record.data.display().to_string()));
     let options: Vec<_> = record.options.arguments().map(|it| quoted(&it.to_string_lossy())).collect();
     rows.push(("options", if options.is_empty() { "none".to_owned() } else { options.join(" ") }));
-    rows.extend(progress.step.map(|step| ("steps", words::share(&step))));
-    rows.extend(progress.step.map(|step| ("loss", words::step(&step, progress.held_out_loss))));
+    rows.extend(progress.step.iter().map(|step| ("steps", words::share(step))));
+    rows.extend(progress.step.iter().map(|step| ("loss", words::step(step, progress.held_out_loss))));
     rows.push(("adapter", record.output.display().to_string()));
     rows.extend(record.result.as_ref().map(|it| ("generation", short_generation(&it.generation))));
     rows.push(("kept in", directory.path().display().to_string()));

@@ -61,7 +61,7 @@ impl Watch {
         let is_due = self.last_line.is_none_or(|last| last.elapsed() >= BETWEEN_LINES);
         if is_due || step.step == step.steps {
             self.last_line = Some(Instant::now());
-            self.line(&Event::Step(*step));
+            self.line(&Event::Step(step.clone()));
         }
     }
 

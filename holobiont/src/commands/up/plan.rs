@@ -186,6 +186,9 @@ fn executor_arguments(
         .with("--grace-ms", config.grace().as_millis().to_string())
         .with("--layers", layers)
         .with_setting("--cores", split.executor.as_ref());
+    if config.memory.disk.is_some() && config.memory.directory.is_none() {
+        arguments = arguments.with("--disk-directory", state.history());
+    }
     arguments.0.extend(handed_on(config, settings::Process::Executor));
     arguments.0
 }

@@ -65,6 +65,11 @@ impl StateDir {
         &self.path
     }
 
+    /// Where the executor keeps keys and values of the past.
+    pub(crate) fn history(&self) -> PathBuf {
+        self.path.join("history")
+    }
+
     /// The socket between executor and gateway.
     pub(crate) fn socket(&self) -> PathBuf {
         self.run.join("executor.sock")

@@ -1,10 +1,12 @@
 //! Blocks of keys and values on the device, and the launches that write and read them.
 
+use std::sync::Arc;
+
 use super::RowTable;
 use crate::{
     attention::{BLOCK_TOKENS, KvPrecision, KvShape, MAX_HEAD_DIM, QkvLayout},
     cuda::{
-        CudaError, DeviceVec, Matrix, Stream,
+        BlockMemory, Cuda, CudaError, Matrix, Stream,
         launch::{Arg, Shape, count, launch},
     },
     lora::NumberKind,
@@ -22,13 +24,12 @@ const ATTEND_THREADS: u32 = 128;
 const APPEND_THREADS: u32 = 256;
 const APPEND_FEATURES: usize = 8;
 
-/// A pool of KV blocks on the device.
+/// A pool of KV blocks on the device. Adapters may borrow some of its [memory](KvPool::memory), which it then does not touch.
 #[derive(Debug)]
 pub struct KvPool {
     shape: KvShape,
-    blocks: usize,
-    /// As `kernels/cuda/attention.cuh` draws it.
-    data: DeviceVec<u8>,
+    /// Blocks as `kernels/cuda/attention.cuh` draws them.
+    memory: Arc<BlockMemory>,
 }
 
 /// The width that heads are padded to.
@@ -54,11 +55,10 @@ impl KvPool {
     /// # Panics
     ///
     /// If the heads are wider than [`MAX_HEAD_DIM`], or of an odd width.
-    pub fn new(stream: &Stream, shape: KvShape, blocks: usize) -> Result<Self, CudaError> {
+    pub fn new(cuda: &Arc<Cuda>, shape: KvShape, blocks: usize) -> Result<Self, CudaError> {
         assert!(shape.head_dim <= MAX_HEAD_DIM, "heads of at most {MAX_HEAD_DIM}");
         assert!(shape.head_dim.is_multiple_of(2), "heads of an even width");
-        let data = DeviceVec::new(stream.cuda(), Self::block_bytes(shape).saturating_mul(blocks))?;
-        Ok(Self { shape, blocks, data })
+        Ok(Self { shape, memory: BlockMemory::new(cuda, Self::block_bytes(shape), blocks)? })
     }
 
     /// Bytes of a block on the device: heads are padded further than on the CPU.
@@ -76,7 +76,40 @@ impl KvPool {
     /// How many blocks it has.
     #[must_use]
     pub fn blocks(&self) -> usize {
-        self.blocks
+        self.memory.blocks()
+    }
+
+    /// The blocks themselves.
+    #[must_use]
+    pub fn memory(&self) -> &Arc<BlockMemory> {
+        &self.memory
+    }
+
+    /// Copies what a block holds, [`KvPool::block_bytes`] bytes, once `stream` has come so far, and waits for that.
+    ///
+    /// # Errors
+    ///
+    /// The device is lost.
+    ///
+    /// # Panics
+    ///
+    /// If the block does not exist or is lent to an adapter, or `bytes` is not one block's worth.
+    pub fn read_block(&self, stream: &Stream, block: u32, bytes: &mut [u8]) -> Result<(), CudaError> {
+        self.memory.read(stream, block, bytes)
+    }
+
+    /// Replaces what a block holds by what [`KvPool::read_block`] gave, of whatever pool of this shape on a device; in the
+    /// order of `stream`, and waits for that.
+    ///
+    /// # Errors
+    ///
+    /// The device is lost.
+    ///
+    /// # Panics
+    ///
+    /// As [`KvPool::read_block`].
+    pub fn write_block(&mut self, stream: &Stream, block: u32, bytes: &[u8]) -> Result<(), CudaError> {
+        self.memory.write(stream, block, bytes)
     }
 
     /// Writes the keys and values of `qkv` to their sequences' blocks.
@@ -116,7 +149,7 @@ impl KvPool {
             Arg::Ptr(rows.positions().address()),
             Arg::Ptr(rows.row_blocks()),
             Arg::Ptr(rows.blocks()),
-            Arg::Ptr(self.data.address()),
+            Arg::Ptr(self.memory.address()),
             Arg::U64(self.block_elements()),
             Arg::U64(self.layer_offset(layer)),
         ];
@@ -176,7 +209,7 @@ impl KvPool {
             (table.heads, (table.kv_heads, table.head_dim)),
             "the table's heads"
         );
-        assert!(rows.pool_blocks() <= self.blocks, "the table's blocks exist");
+        assert!(Arc::ptr_eq(rows.pool(), &self.memory), "the table's blocks are of this pool");
         assert_eq!(qkv.width(), layout.stride(), "rows of [q | k | v]");
         let fits = (rows.rows()..=rows.capacity()).contains(&qkv.rows());
         assert!(fits, "{} rows, but the table has {} to {}", qkv.rows(), rows.rows(), rows.capacity());
@@ -241,7 +274,7 @@ impl Attend<'_> {
     fn keys(&self) -> [Arg; 5] {
         [
             Arg::Ptr(self.rows.blocks()),
-            Arg::Ptr(self.pool.data.address()),
+            Arg::Ptr(self.pool.memory.address()),
             Arg::U64(self.pool.block_elements()),
             Arg::U64(self.pool.layer_offset(self.layer)),
             Arg::U32(self.window),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::{
     attention::{BLOCK_TOKENS, KvRows, QkvLayout},
-    cuda::{Cuda, CudaError, DeviceVec, Stream},
+    cuda::{BlockMemory, CudaError, DeviceVec, Stream},
 };
 
 use super::pool::padded_head;
@@ -51,8 +51,8 @@ pub struct TableShape {
 #[derive(Debug)]
 pub struct RowTable {
     layout: QkvLayout,
-    /// Blocks of the pools that it serves.
-    pool_blocks: usize,
+    /// The blocks of the pool that it serves.
+    pool: Arc<BlockMemory>,
     capacity: Sections,
     used: Sections,
     /// `[row_blocks | items | units | tiles | blocks]`, each as long as its capacity.
@@ -128,24 +128,24 @@ struct Staged {
 }
 
 impl RowTable {
-    /// A table without rows, for models of this layout and pools of `pool_blocks` blocks.
+    /// A table without rows, for models of this layout and the pool with these blocks.
     ///
     /// # Errors
     ///
     /// The device has no room.
-    pub fn new(cuda: &Arc<Cuda>, layout: QkvLayout, pool_blocks: usize) -> Result<Self, CudaError> {
+    pub fn new(pool: &Arc<BlockMemory>, layout: QkvLayout) -> Result<Self, CudaError> {
         let first = FIRST_CAPACITY;
         let capacity =
             Sections { rows: first, items: first, units: first, tiles: first, blocks: first, slots: 0 };
         Ok(Self {
             layout,
-            pool_blocks,
+            pool: Arc::clone(pool),
             capacity,
             used: Sections::default(),
-            words: DeviceVec::new(cuda, capacity.words())?,
-            positions: DeviceVec::new(cuda, capacity.rows)?,
-            stats: DeviceVec::new(cuda, 0)?,
-            partials: DeviceVec::new(cuda, 0)?,
+            words: DeviceVec::new(pool.cuda(), capacity.words())?,
+            positions: DeviceVec::new(pool.cuda(), capacity.rows)?,
+            stats: DeviceVec::new(pool.cuda(), 0)?,
+            partials: DeviceVec::new(pool.cuda(), 0)?,
             shape: TableShape::default(),
             sequences: 0,
             longest: 0,
@@ -161,9 +161,9 @@ impl RowTable {
     ///
     /// # Panics
     ///
-    /// If a sequence has too few blocks, a block does not exist, or rows overlap or do not ascend.
+    /// If a sequence has too few blocks, a block does not exist or is lent to an adapter, or rows overlap or do not ascend.
     pub fn upload(&mut self, stream: &Stream, batch: &[KvRows<'_>]) -> Result<(), CudaError> {
-        let rows = check(batch, self.pool_blocks);
+        let rows = check(batch, &self.pool);
         self.staged.fill(batch, rows, self.layout);
         let used = self.staged.used();
         self.grow(stream, used)?;
@@ -236,9 +236,9 @@ impl RowTable {
         self.layout
     }
 
-    /// Blocks of the pools that it was made for.
-    pub(super) fn pool_blocks(&self) -> usize {
-        self.pool_blocks
+    /// The blocks that its entries number.
+    pub(super) fn pool(&self) -> &Arc<BlockMemory> {
+        &self.pool
     }
 
     /// Where each row's block ids begin.
@@ -372,12 +372,12 @@ fn replace<T>(old: &mut T, new: Option<T>) {
 }
 
 /// Checks what the kernels rely on; returns the number of rows.
-fn check(batch: &[KvRows<'_>], pool_blocks: usize) -> usize {
+fn check(batch: &[KvRows<'_>], pool: &BlockMemory) -> usize {
     let in_order = |pair: &[KvRows<'_>]| pair[0].first_row + pair[0].rows <= pair[1].first_row;
     assert!(batch.windows(2).all(in_order), "slices have rows of their own, in ascending order");
     for slice in batch {
         assert!(slice.position + slice.rows <= slice.blocks.len() * BLOCK_TOKENS, "enough blocks");
-        assert!(slice.blocks.iter().all(|&block| (block as usize) < pool_blocks), "blocks of this pool");
+        assert!(slice.blocks.iter().all(|&block| pool.is_own(block)), "blocks of this pool, not lent");
     }
     batch.last().map_or(0, |slice| slice.first_row + slice.rows)
 }

@@ -14,8 +14,8 @@ use std::{
 
 use cudarc::driver::sys;
 
-use super::{AdapterMemory, RegisteredBytes};
-use crate::cuda::{Cuda, CudaError, Event, Pinned, Stream, error::check};
+use super::RegisteredBytes;
+use crate::cuda::{Cuda, CudaError, Event, Loan, Pinned, Stream, error::check};
 
 /// Most copies under way.
 const MAX_FLIGHTS: usize = 8;
@@ -31,17 +31,19 @@ pub(super) struct Piece<'a> {
 
 /// What is true once the bytes are there.
 pub(super) struct Arrival {
-    /// Where they go, kept until they are there.
-    pub(super) memory: Arc<AdapterMemory>,
     pub(super) first_rank: Arc<AtomicUsize>,
     pub(super) rank: usize,
 }
 
+/// What a matrix's first rank is once nothing is to be read any more: no rank is as large.
+pub(super) const REVOKED: usize = usize::MAX;
+
 impl Arrival {
+    /// Tells it, unless the matrix was revoked.
     fn announce(self) {
+        let arrived = |now| (now != REVOKED).then_some(self.rank);
         // SYNC POINT cuda-staged-ranks: releases the ranks whose bytes are on the device.
-        self.first_rank.store(self.rank, Ordering::Release);
-        drop(self.memory);
+        let _ = self.first_rank.fetch_update(Ordering::Release, Ordering::Relaxed, arrived);
     }
 }
 
@@ -49,7 +51,9 @@ impl Arrival {
 struct Flight {
     event: Event,
     /// Kept while the device reads it.
-    source: Option<Arc<RegisteredBytes>>,
+    _source: Option<Arc<RegisteredBytes>>,
+    /// Kept lent while the device writes it.
+    _target: Arc<Loan>,
     /// `None` while more of the same block follows.
     arrival: Option<Arrival>,
 }
@@ -120,12 +124,13 @@ impl CopyLane {
         self.lock().wait_for_room(0)
     }
 
-    /// Copies `pieces`, then announces `arrival`. Waits while too many copies are under way.
+    /// Copies `pieces` to `target`, then announces `arrival`. Waits while too many copies are under way.
     pub(super) fn enqueue(
         &self,
         pieces: &[Piece<'_>],
         registered: Option<&Arc<RegisteredBytes>>,
-        arrival: Arrival,
+        target: &Arc<Loan>,
+        mut arrival: Option<Arrival>,
     ) -> Result<(), CudaError> {
         let mut flights = self.lock();
         let parts: Vec<Piece<'_>> = match registered {
@@ -136,7 +141,6 @@ impl CopyLane {
             }
             None => pieces.iter().flat_map(Piece::slots).collect(),
         };
-        let mut arrival = Some(arrival);
         let last = parts.len().saturating_sub(1);
         for (index, part) in parts.iter().enumerate() {
             flights.wait_for_room(MAX_FLIGHTS - 1)?;
@@ -150,10 +154,10 @@ impl CopyLane {
                     self.copy(part.to, slot.host_address().cast(), part.from.len())?;
                 }
             }
-            // The memory a copy goes to and comes from is kept by the flights behind it too: they land in order.
             let flight = Flight {
                 event,
-                source: registered.map(Arc::clone),
+                _source: registered.map(Arc::clone),
+                _target: Arc::clone(target),
                 arrival: if index == last { arrival.take() } else { None },
             };
             let marked = flight.event.record(&self.stream);
@@ -166,8 +170,8 @@ impl CopyLane {
 
     fn copy(&self, to: u64, from: *const u8, bytes: usize) -> Result<(), CudaError> {
         self.cuda().bind()?;
-        // SAFETY: 1. `to` is a range of an adapter's memory that nobody reads before it is announced, and that the flight
-        // keeps. 2. `from` is registered memory that the flight keeps and nobody writes, or a slot that is written next
+        // SAFETY: 1. `to` is a range of an adapter's blocks that nobody reads before it is announced, and that the flight
+        // keeps lent. 2. `from` is registered memory that the flight keeps and nobody writes, or a slot that is written next
         // when the flight has landed.
         let result = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.stream.raw()) };
         check("copy an adapter", result)
@@ -188,8 +192,7 @@ impl Drop for CopyLane {
 impl Flights {
     /// The first flight is over.
     fn land(&mut self) {
-        let Some(Flight { event, source, arrival }) = self.under_way.pop_front() else { return };
-        drop(source);
+        let Some(Flight { event, arrival, .. }) = self.under_way.pop_front() else { return };
         if let Some(arrival) = arrival {
             arrival.announce();
         }

@@ -2,10 +2,10 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use super::{AdapterMemory, StagedMatrix};
+use super::StagedMatrix;
 use crate::{
-    cuda::{Cuda, CudaError, DeviceVec, Stream, launch::count},
-    lora::RANK_BLOCK,
+    cuda::{Cuda, CudaError, DeviceVec, Loan, Stream, launch::count},
+    lora::{Cut, Factor, RANK_BLOCK},
 };
 
 /// Rows of a unit: `TILE_ROWS` of `lora.cu`.
@@ -21,6 +21,9 @@ const MAX_CHUNKS: usize = 8;
 
 /// Panels that a unit of the expand takes of one rank block.
 const PANELS: usize = 64;
+
+/// The shift of a factor that is not cut, as `lora.cu` knows it.
+const UNCUT: u32 = 31;
 
 /// A delta to add: consecutive rows of one adapter, one linear layer.
 #[derive(Debug, Clone, Copy)]
@@ -81,7 +84,8 @@ struct GroupEntry {
     at: usize,
 }
 
-/// Who adds what in a pass. Keeps what it points to alive until the next upload.
+/// Who adds what in a pass. Keeps what it points to lent until the next upload, unless it is revoked: then it is not launched
+/// again.
 #[derive(Debug)]
 pub struct LoraPlan {
     padding: Padding,
@@ -92,7 +96,7 @@ pub struct LoraPlan {
     /// What is in `table`.
     uploaded: Vec<u32>,
     sums: DeviceVec<f32>,
-    held: HashMap<usize, Arc<AdapterMemory>>,
+    held: HashMap<usize, Arc<Loan>>,
 }
 
 impl LoraPlan {
@@ -138,8 +142,8 @@ impl LoraPlan {
         for group in groups {
             let mut table = Table::new(group, (self.padding)(group));
             for segment in group {
-                let memory = segment.matrix.memory();
-                held.entry(Arc::as_ptr(memory).addr()).or_insert_with(|| Arc::clone(memory));
+                let lent = segment.matrix.lent();
+                held.entry(Arc::as_ptr(lent).addr()).or_insert_with(|| Arc::clone(lent));
                 table.push(segment);
             }
             most_sums = most_sums.max(table.sums);
@@ -254,17 +258,20 @@ impl Table {
         let (computed, tiles) = (blocks - first_block, rows.div_ceil(TILE_ROWS));
         let chunk = layout.columns.div_ceil(MAX_CHUNKS).next_multiple_of(128).max(LEAST_CHUNK);
         let chunks = layout.columns.div_ceil(chunk);
-        let panels = (PANELS / computed).next_multiple_of(8).max(8);
+        let cuts = [Factor::A, Factor::B].map(|factor| matrix.cut(factor));
+        let panels = unit_panels(computed, cuts[1]);
 
-        let [a, b] = matrix.factors().map(halves);
-        let kinds = layout.a.kind as usize | (layout.b.kind as usize) << 8 | panels << 16;
+        let [a, b] = matrix.tables().map(halves);
+        let [a_shift, b_shift] = cuts.map(shift);
+        let kinds = layout.a.kind as u32 | (layout.b.kind as u32) << 4;
+        let packed = kinds | a_shift << 8 | b_shift << 16 | count(panels) << 24;
         let [first_row, all_rows, columns, outputs, rank] =
             [first_row, rows, layout.columns, layout.rows, layout.rank].map(count);
-        let [first_block, blocks, chunk, column, kinds, sums] =
-            [first_block, blocks, chunk, column, kinds, self.sums].map(count);
+        let [first_block, blocks, chunk, column, sums] =
+            [first_block, blocks, chunk, column, self.sums].map(count);
         let shape = [first_row, all_rows, columns, outputs, rank, first_block, blocks, chunk];
         self.segments.extend(a.into_iter().chain(b).chain(shape));
-        self.segments.extend([column, kinds, sums, layout.scale.to_bits()]);
+        self.segments.extend([column, packed, sums, layout.scale.to_bits()]);
 
         self.shrink_first.push(count(self.shrink_units));
         self.expand_first.push(count(self.expand_units));
@@ -300,6 +307,17 @@ impl Table {
 fn in_order(a: &LoraSegment<'_>, b: &LoraSegment<'_>) -> bool {
     let same_rows = (a.first_row, a.rows) == (b.first_row, b.rows);
     a.first_row + a.rows <= b.first_row || same_rows && a.column + a.matrix.layout().rows <= b.column
+}
+
+/// Panels that a unit of the expand takes: they lie within one piece.
+fn unit_panels(computed_blocks: usize, cut: Cut) -> usize {
+    let panels = (PANELS / computed_blocks).next_multiple_of(8).max(8);
+    if cut.count == 1 { panels } else { (1 << panels.ilog2()).min((1 << cut.shift) / RANK_BLOCK) }
+}
+
+/// How many features a piece has, as a power of two, for the kernels.
+fn shift(cut: Cut) -> u32 {
+    if cut.count == 1 { UNCUT } else { cut.shift }
 }
 
 /// A little more than `units`, so that plans that differ a little have one shape: a quarter too much at most.

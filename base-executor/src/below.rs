@@ -1,0 +1,315 @@
+//! Keys and values below the device: the bytes of the host tier, and the file of the disk tier.
+//!
+//! The compute thread takes a block's bytes off the device and puts them back, between two steps; a thread of its own reads
+//! and writes the file. Which block goes where is for `cache` to decide.
+//!
+//! What is on its way to the file is in memory until it is there, so whoever asks for it meanwhile has it at once.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    io,
+    ops::RangeInclusive,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use cache::{
+    NodeId, Tier,
+    copy::{Class, CopyEngine, Load},
+    manager::Outcome,
+    store::{Record, Slot, Store, StoreError},
+};
+use ids::BlockId;
+
+/// Bytes on their way to the file at most: they are in memory, and what finds no room among them is lost if it must leave.
+const MAX_WRITE_BYTES: usize = 64 << 20;
+/// Blocks on their way to the file: so many may be whatever their size, and no more however small they are.
+const WRITES: RangeInclusive<usize> = 16..=1024;
+/// Blocks on their way from the file at most.
+const MAX_READS: usize = 32;
+
+/// How long nothing is written after the disk said no: a full one is not asked for every block.
+const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(10);
+
+/// A copy from or to the file has ended.
+#[derive(Debug)]
+pub enum FileCopy {
+    /// A block was written, or was not.
+    Written {
+        /// Whose bytes they are.
+        node: NodeId,
+        /// Where they were to go.
+        slot: u32,
+        /// Whether they are there.
+        outcome: Outcome,
+    },
+    /// A block was read.
+    Read {
+        /// Whose bytes they are.
+        node: NodeId,
+        /// Where they go.
+        block: BlockId,
+        /// The bytes; `None` if they could not be had.
+        bytes: Option<Box<[u8]>>,
+    },
+}
+
+/// Tells the engine that a copy from or to the file has ended.
+#[derive(Clone)]
+pub struct FileCopies(Arc<dyn Fn(FileCopy) + Send + Sync>);
+
+impl FileCopies {
+    /// Tells it by calling `told`, on a thread that may wait.
+    pub fn new(told: impl Fn(FileCopy) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(told))
+    }
+}
+
+impl std::fmt::Debug for FileCopies {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("FileCopies")
+    }
+}
+
+/// What has been asked of the file, and whom to tell; told once, also if it is dropped undone.
+struct Asked {
+    told: FileCopies,
+    copy: Option<FileCopy>,
+}
+
+impl Asked {
+    fn end(&mut self, ended: FileCopy) {
+        if self.copy.take().is_some() {
+            (self.told.0)(ended);
+        }
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        if let Some(copy) = self.copy.take() {
+            (self.told.0)(copy);
+        }
+    }
+}
+
+/// A block that is written.
+struct Writing {
+    store: Arc<Store>,
+    node: NodeId,
+    slot: u32,
+    record: Record,
+    bytes: Arc<[u8]>,
+    asked: Asked,
+}
+
+impl Load for Writing {
+    fn next_bytes(&self) -> Option<usize> {
+        self.asked.copy.is_some().then_some(self.bytes.len())
+    }
+
+    fn copy_next(&mut self) {
+        failpoint::pass("executor.block_written");
+        let written = self.store.write(Slot(self.slot), &self.record, &self.bytes);
+        let is_written = written.map_err(|error| tell(&error)).is_ok();
+        let outcome = if is_written { Outcome::Done } else { Outcome::Failed };
+        self.asked.end(FileCopy::Written { node: self.node, slot: self.slot, outcome });
+    }
+}
+
+/// A block that is read.
+struct Reading {
+    store: Arc<Store>,
+    node: NodeId,
+    block: BlockId,
+    slot: u32,
+    record: Record,
+    block_bytes: usize,
+    asked: Asked,
+}
+
+impl Load for Reading {
+    fn next_bytes(&self) -> Option<usize> {
+        self.asked.copy.is_some().then_some(self.block_bytes)
+    }
+
+    fn copy_next(&mut self) {
+        failpoint::pass("executor.block_read");
+        let mut bytes = vec![0; self.block_bytes].into_boxed_slice();
+        let read = self.store.read(Slot(self.slot), &self.record, &mut bytes);
+        let bytes = read.map_err(|error| tell(&error)).is_ok().then_some(bytes);
+        self.asked.end(FileCopy::Read { node: self.node, block: self.block, bytes });
+    }
+}
+
+fn tell(error: &StoreError) {
+    tracing::warn!(%error, "keys and values are computed again instead of being kept");
+}
+
+/// Bytes in memory, and whose they are: a slot may have been another's.
+type Held = (NodeId, Arc<[u8]>);
+
+/// A block that is to be read from the file.
+#[derive(Debug)]
+pub struct Wanted {
+    /// Whose bytes they are.
+    pub node: NodeId,
+    /// Where they go.
+    pub block: BlockId,
+    /// Where they are.
+    pub slot: u32,
+    /// What they must be of.
+    pub record: Record,
+    /// How urgent it is.
+    pub class: Class,
+}
+
+/// The file, and the thread that reads and writes it.
+#[derive(Debug)]
+struct Disk {
+    store: Arc<Store>,
+    copies: CopyEngine,
+    told: FileCopies,
+    writing: HashMap<u32, Held>,
+    /// Reads that have not begun: those that somebody waits for, and the others.
+    unread: [VecDeque<Wanted>; 2],
+    reading: usize,
+    paused_until: Option<Instant>,
+}
+
+/// The bytes below the device.
+#[derive(Debug, Default)]
+pub struct Below {
+    host: HashMap<u32, Held>,
+    disk: Option<Disk>,
+    block_bytes: usize,
+}
+
+impl Below {
+    /// Nothing below a device with blocks of `block_bytes`; the host tier grows as it is used.
+    #[must_use]
+    pub fn new(block_bytes: usize) -> Self {
+        Self { block_bytes, ..Self::default() }
+    }
+
+    /// Keeps blocks in a file, too.
+    ///
+    /// # Errors
+    /// If the thread that reads and writes it cannot be started.
+    pub fn with_store(mut self, store: Store, told: FileCopies) -> io::Result<Self> {
+        self.disk = Some(Disk {
+            store: Arc::new(store),
+            copies: CopyEngine::start(None)?,
+            told,
+            writing: HashMap::new(),
+            unread: Default::default(),
+            reading: 0,
+            paused_until: None,
+        });
+        Ok(self)
+    }
+
+    /// Bytes of a block.
+    #[must_use]
+    pub fn block_bytes(&self) -> usize {
+        self.block_bytes
+    }
+
+    /// Blocks that may be taken off the device now.
+    #[must_use]
+    pub fn room(&self, now: Instant) -> usize {
+        match &self.disk {
+            None => *WRITES.end(),
+            Some(disk) if disk.is_paused(now) => 0,
+            Some(disk) => self.max_writes().saturating_sub(disk.writing.len()),
+        }
+    }
+
+    fn max_writes(&self) -> usize {
+        (MAX_WRITE_BYTES / self.block_bytes.max(1)).clamp(*WRITES.start(), *WRITES.end())
+    }
+
+    /// Nothing that an end could lose: the file has all that it can be given, of which `waiting` blocks have not set out.
+    #[must_use]
+    pub fn is_kept(&self, waiting: usize, now: Instant) -> bool {
+        // Without a file all of it ends with the process.
+        let Some(disk) = &self.disk else { return true };
+        disk.writing.is_empty() && (waiting == 0 || disk.is_paused(now))
+    }
+
+    /// Keeps a block in a slot of the host tier.
+    pub fn keep(&mut self, node: NodeId, slot: u32, bytes: Arc<[u8]>) {
+        self.host.insert(slot, (node, bytes));
+    }
+
+    /// Has a block written to a slot of the file.
+    pub fn write(&mut self, node: NodeId, slot: u32, record: Record, bytes: Arc<[u8]>) {
+        let Some(disk) = &mut self.disk else { return };
+        disk.writing.insert(slot, (node, Arc::clone(&bytes)));
+        let failed = FileCopy::Written { node, slot, outcome: Outcome::Failed };
+        let asked = Asked { told: disk.told.clone(), copy: Some(failed) };
+        let write = Writing { store: Arc::clone(&disk.store), node, slot, record, bytes, asked };
+        // Always taken: fewer are under way than the queue has room for.
+        let _ = disk.copies.submit(Class::Preload, Box::new(write), Box::new(|_| {}));
+    }
+
+    /// A block's bytes, if they are in memory.
+    #[must_use]
+    pub fn at_hand(&self, node: NodeId, tier: Tier, slot: u32) -> Option<Arc<[u8]>> {
+        let held = match tier {
+            Tier::Device => None,
+            Tier::Host => self.host.get(&slot),
+            Tier::Disk => self.disk.as_ref()?.writing.get(&slot),
+        };
+        held.filter(|(whose, _)| *whose == node).map(|(_, bytes)| Arc::clone(bytes))
+    }
+
+    /// Has a block read from the file.
+    pub fn read(&mut self, wanted: Wanted) {
+        if let Some(disk) = &mut self.disk {
+            disk.unread[usize::from(wanted.class != Class::Demand)].push_back(wanted);
+            disk.read_on(self.block_bytes);
+        }
+    }
+
+    /// A copy has ended.
+    pub fn ended(&mut self, copy: &FileCopy, now: Instant) {
+        let Some(disk) = &mut self.disk else { return };
+        match copy {
+            FileCopy::Written { node, slot, outcome } => {
+                // The slot may be another's by now.
+                if disk.writing.get(slot).is_some_and(|(writing, _)| writing == node) {
+                    disk.writing.remove(slot);
+                }
+                if *outcome == Outcome::Failed {
+                    disk.paused_until = Some(now + PAUSE_AFTER_FAILURE);
+                }
+            }
+            FileCopy::Read { .. } => {
+                disk.reading -= 1;
+                disk.read_on(self.block_bytes);
+            }
+        }
+    }
+}
+
+impl Disk {
+    /// It said no a moment ago.
+    fn is_paused(&self, now: Instant) -> bool {
+        self.paused_until.is_some_and(|until| now < until)
+    }
+
+    /// Begins as many reads as may be under way, the urgent first.
+    fn read_on(&mut self, block_bytes: usize) {
+        while self.reading < MAX_READS {
+            let next = self.unread.iter_mut().find_map(VecDeque::pop_front);
+            let Some(Wanted { node, block, slot, record, class }) = next else { return };
+            self.reading += 1;
+            let failed = FileCopy::Read { node, block, bytes: None };
+            let asked = Asked { told: self.told.clone(), copy: Some(failed) };
+            let read =
+                Reading { store: Arc::clone(&self.store), node, block, slot, record, block_bytes, asked };
+            let _ = self.copies.submit(class, Box::new(read), Box::new(|_| {}));
+        }
+    }
+}

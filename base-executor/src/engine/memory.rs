@@ -1,0 +1,152 @@
+//! Carrying out what the cache decides: blocks go to the tiers below the device, and come back.
+
+use std::{
+    sync::Arc,
+    time::{Instant, SystemTime, UNIX_EPOCH},
+};
+
+use cache::{
+    NodeId, Tier,
+    manager::{Copy, Outcome},
+};
+use ids::BlockId;
+use model::forward::{BLOCK_TOKENS, ForwardPass};
+use shmproto::message::{MemoryStats, ShareStats};
+
+use super::{
+    Engine, count,
+    sequence::{Fetched, Sequence},
+};
+use crate::below::{FileCopy, Wanted};
+
+/// Blocks copied out ahead of need where nobody computes.
+const IDLE_SPILLS_PER_STEP: usize = 8;
+/// Blocks brought back ahead of need while nobody computes.
+const PREFETCHES_PER_STEP: usize = 8;
+/// Tenants whose shares are told.
+const MAX_SHARES: usize = 16;
+
+impl<P: ForwardPass> Engine<P> {
+    /// The time, as the cache counts it.
+    pub(super) fn tell_cache_the_time(&mut self) {
+        let now = self.clock.now().saturating_duration_since(self.began_at);
+        self.kv.advance(now, self.queues.running().len());
+    }
+
+    /// Copies what is to be copied; to be called before blocks that were given out are computed into, with the number of tokens
+    /// that are to be computed. As many blocks are copied out as the step fills, and one more: so history never falls behind.
+    pub(super) fn carry(&mut self, tokens: usize) {
+        self.tiers.settle(&mut self.kv);
+        self.kv.set_spill_room(self.below.room(self.clock.now()));
+        if tokens > 0 {
+            self.kv.spill(tokens / BLOCK_TOKENS + 1);
+        } else {
+            self.kv.spill(IDLE_SPILLS_PER_STEP);
+            self.tiers.prefetch(&mut self.kv);
+            self.kv.prefetch(PREFETCHES_PER_STEP);
+        }
+        for copy in self.kv.take_copies() {
+            match copy {
+                Copy::Out { node, block, slots } => self.carry_out(node, block, slots),
+                Copy::In { node, block, tier, slot, class } => {
+                    let at_hand = self.below.at_hand(node, tier, slot);
+                    match self.kv.record(node, now_s()) {
+                        Some(record) if at_hand.is_none() && tier == Tier::Disk => {
+                            self.below.read(Wanted { node, block, slot, record, class });
+                        }
+                        _ => self.carry_in(node, block, at_hand.as_deref()),
+                    }
+                }
+            }
+        }
+        // What was in their blocks has been copied out.
+        self.tiers.depart(&self.kv);
+    }
+
+    fn carry_out(&mut self, node: NodeId, block: BlockId, slots: [Option<u32>; Tier::LOWER.len()]) {
+        let mut bytes = vec![0; self.below.block_bytes()];
+        let read = self.computing.pass.read_block(block, &mut bytes);
+        let (Some(record), Ok(())) = (self.kv.record(node, now_s()), read) else {
+            Tier::LOWER.into_iter().for_each(|tier| self.kv.copied_out(node, tier, Outcome::Failed));
+            return;
+        };
+        failpoint::pass("executor.block_taken");
+        let bytes: Arc<[u8]> = bytes.into();
+        let [host, disk] = slots;
+        if let Some(slot) = host {
+            self.below.keep(node, slot, Arc::clone(&bytes));
+            self.kv.copied_out(node, Tier::Host, Outcome::Done);
+        }
+        if let Some(slot) = disk {
+            self.below.write(node, slot, record, bytes);
+        }
+    }
+
+    /// A block's bytes are here, or will never be.
+    fn carry_in(&mut self, node: NodeId, block: BlockId, bytes: Option<&[u8]>) {
+        // Others may have been given the block since.
+        if !self.kv.awaits(node, block) {
+            return;
+        }
+        let is_there = bytes.is_some_and(|bytes| self.computing.pass.write_block(block, bytes).is_ok());
+        self.kv.copied_in(node, block, if is_there { Outcome::Done } else { Outcome::Failed });
+        failpoint::pass("executor.block_back");
+    }
+
+    /// A copy from or to the file has ended.
+    pub(super) fn file_copied(&mut self, copy: &FileCopy) {
+        self.below.ended(copy, self.clock.now());
+        match copy {
+            FileCopy::Written { node, outcome, .. } => self.kv.copied_out(*node, Tier::Disk, *outcome),
+            FileCopy::Read { node, block, bytes } => self.carry_in(*node, *block, bytes.as_deref()),
+        }
+    }
+
+    /// Whether what a sequence waits for has come. What came only in part is asked for anew: the rest is gone.
+    pub(super) fn has_fetched(&mut self, sequence: &mut Sequence<P::Adapter>, now: Instant) -> bool {
+        let Fetched::Waits { nodes, .. } = sequence.fetched() else { return true };
+        let Some(arrived) = self.kv.arrived(nodes) else { return false };
+        let is_whole = arrived == nodes.len();
+        self.stats.memory.kv_wait_us += sequence.end_fetch(now);
+        if !is_whole {
+            sequence.leave(&mut self.kv);
+        }
+        true
+    }
+
+    /// Everything that may be asked for after a restart is on the disk, as far as that takes it.
+    pub(super) fn is_kept(&self) -> bool {
+        self.below.is_kept(self.kv.unspilled(), self.clock.now())
+    }
+
+    pub(super) fn memory_stats(&self) -> MemoryStats {
+        let (counts, statistics) = (self.kv.counts(), self.kv.statistics());
+        let [(host_used, host_total), (disk_used, disk_total)] = Tier::LOWER.map(|tier| self.kv.slots(tier));
+        let mut shares: Vec<ShareStats> =
+            self.kv.shares().map(|(owner, blocks)| ShareStats { owner: owner.0, blocks }).collect();
+        shares.sort_unstable_by_key(|share| (std::cmp::Reverse(share.blocks), share.owner));
+        shares.truncate(MAX_SHARES);
+        MemoryStats {
+            block_bytes: self.below.block_bytes() as u64,
+            adapter_blocks: count(counts.adapters),
+            host_blocks_total: count(host_total),
+            host_blocks_used: count(host_used),
+            disk_blocks_total: count(disk_total),
+            disk_blocks_used: count(disk_used),
+            fetched_host_blocks: statistics.fetched_blocks[Tier::Host as usize],
+            fetched_disk_blocks: statistics.fetched_blocks[Tier::Disk as usize],
+            prefetched_blocks: statistics.prefetched_blocks,
+            spilled_blocks: statistics.spilled_blocks,
+            evicted_blocks: statistics.evicted_blocks,
+            lost_blocks: statistics.lost_blocks,
+            failed_copies: statistics.failed_copies,
+            adapters_required: self.kv.adapter_demand().required as f32,
+            shares,
+            ..self.stats.memory.clone()
+        }
+    }
+}
+
+fn now_s() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

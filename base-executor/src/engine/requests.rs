@@ -1,0 +1,72 @@
+//! A request becomes a sequence, or is refused.
+
+use std::time::Instant;
+
+use cache::Namespace;
+use ids::{AdapterId, TenantId};
+use model::forward::ForwardPass;
+use shmproto::message::Generate;
+
+use super::{
+    Engine,
+    admission::{self, Refusal},
+    event::{Caller, ConnectionId},
+    sequence::{Adapted, Hold, Origin, Sequence, failure},
+};
+
+impl<P: ForwardPass> Engine<P> {
+    pub(super) fn generate(&mut self, connection: ConnectionId, request: Generate, received_at: Instant) {
+        if !self.outboxes.is_open(connection) {
+            return;
+        }
+        failpoint::pass("executor.admission");
+        let caller = Caller { connection, request: request.request };
+        match self.accept(caller, request, received_at) {
+            Ok(sequence) => self.queues.push(sequence),
+            Err(refusal) => self.outboxes.output(caller, failure(caller.request, refusal.into())),
+        }
+    }
+
+    fn accept(
+        &mut self,
+        caller: Caller,
+        request: Generate,
+        received_at: Instant,
+    ) -> Result<Sequence<P::Adapter>, Refusal> {
+        if self.draining_until.is_some() {
+            return Err(Refusal::ShuttingDown);
+        }
+        if self.queues.iter().any(|sequence| sequence.caller == caller) {
+            return Err(Refusal::DuplicateRequest(caller.request));
+        }
+        let virtual_tokens = request.adapter.map_or(0, |id| self.tiers.virtual_tokens(AdapterId(id)));
+        let vocab_size = self.computing.vocab_size();
+        let task = admission::check(&request, received_at, vocab_size, &self.limits, virtual_tokens)?;
+        let under_way = self.queues.iter().count();
+        if under_way >= self.limits.max_running + self.limits.max_waiting {
+            return Err(Refusal::QueueFull { under_way });
+        }
+        let waiting_tokens: usize = self.queues.idle().map(Sequence::pending).sum();
+        if waiting_tokens > 0 && waiting_tokens + request.prompt.len() > self.limits.max_waiting_tokens {
+            return Err(Refusal::QueueLong { waiting_tokens });
+        }
+        let adapted = request.adapter.map(|id| self.adapt(AdapterId(id))).transpose()?;
+        self.kv.note_request(request.adapter.map(AdapterId));
+        let namespace = Namespace {
+            adapter: request.adapter.map(AdapterId),
+            sharing: request.namespace,
+            owner: TenantId(request.owner),
+        };
+        Ok(Sequence::new(Origin { caller, received_at }, adapted, namespace, request.prompt, task))
+    }
+
+    fn adapt(&mut self, id: AdapterId) -> Result<Adapted<P::Adapter>, Refusal> {
+        let adapter = self.tiers.acquire(id)?;
+        Ok(Adapted { id, adapter, hold: Hold::None })
+    }
+
+    pub(super) fn cancel(&mut self, caller: Caller) {
+        failpoint::pass("executor.cancel");
+        self.stats.cancelled += self.drop_where(|sequence| sequence.caller == caller);
+    }
+}

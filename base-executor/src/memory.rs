@@ -1,0 +1,182 @@
+//! The tiers of keys and values, as an operator set them.
+
+use std::{
+    fs::File,
+    io,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use cache::{
+    Cache, Settings,
+    replacement::Variant,
+    store::{Found, Layout, OpenError, Opened, Store},
+};
+use model::forward::{BLOCK_TOKENS, ForwardPass};
+use settings::CachePolicy;
+
+use crate::{
+    below::{Below, FileCopies},
+    config::Config,
+    device_bytes::DeviceBytes,
+    resident::Facts,
+};
+
+/// The file of the disk tier, in its directory.
+const FILE: &str = "history.kv";
+
+/// How long an executor that is ending may keep the file from the next.
+const LOCK_WAIT: Duration = Duration::from_secs(5);
+/// How often it is tried again.
+const LOCK_RETRY: Duration = Duration::from_millis(50);
+
+/// What the tiers hold themselves to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MemorySettings {
+    /// Bytes of the device.
+    pub device: DeviceBytes,
+    /// Bytes of the host tier.
+    pub host_bytes: u64,
+    /// Bytes of the disk tier.
+    pub disk_bytes: u64,
+    /// The private directory of its file.
+    pub directory: PathBuf,
+    /// Who leaves a tier first.
+    pub policy: Variant,
+    /// The cost model's unit of time.
+    pub tau: Duration,
+    /// How numbers are kept that a base does not decide: where they differ, so do bits.
+    pub numbers: String,
+}
+
+impl MemorySettings {
+    /// Those of `config`.
+    pub(crate) fn of(config: &Config) -> Self {
+        Self {
+            device: DeviceBytes::of(config),
+            host_bytes: config.host_bytes.0,
+            disk_bytes: config.disk_bytes.0,
+            directory: config.disk_directory(),
+            policy: variant(config.cache_policy),
+            tau: Duration::from_millis(config.cache_tau_ms),
+            numbers: format!("{} {}", config.kv_dtype, config.adapter_dtype),
+        }
+    }
+}
+
+impl Default for MemorySettings {
+    /// A device, and nothing below it.
+    fn default() -> Self {
+        Self {
+            device: DeviceBytes::default(),
+            host_bytes: 0,
+            disk_bytes: 0,
+            directory: PathBuf::new(),
+            policy: Variant::default(),
+            tau: Duration::from_secs(10),
+            numbers: String::new(),
+        }
+    }
+}
+
+/// Opens the tiers around `pass`; what an earlier process of the same base left on the disk is there again.
+///
+/// # Errors
+/// If there is to be a disk tier, and its file cannot be had.
+pub(crate) fn open<P: ForwardPass>(
+    settings: &MemorySettings,
+    pass: &P,
+    facts: &Facts,
+    context_length: usize,
+    told: FileCopies,
+) -> anyhow::Result<(Cache, Below)> {
+    let block_bytes = pass.block_bytes();
+    let blocks = |bytes: u64| u32::try_from(bytes / (block_bytes as u64).max(1)).unwrap_or(u32::MAX);
+    let (host, disk) = (blocks(settings.host_bytes), blocks(settings.disk_bytes));
+    let context = u32::try_from(context_length.div_ceil(BLOCK_TOKENS)).unwrap_or(u32::MAX);
+    let mut cache = Cache::new(Settings {
+        host,
+        disk,
+        variant: settings.policy,
+        tau: settings.tau,
+        ..settings.device.divide(facts.kv_blocks, context, block_bytes)
+    });
+    let below = Below::new(block_bytes);
+    if disk == 0 {
+        anyhow::ensure!(
+            settings.disk_bytes == 0,
+            "--disk-bytes does not hold a KV block of {block_bytes} bytes; raise it"
+        );
+        return Ok((cache, below));
+    }
+    let fingerprint = fingerprint(settings, facts).context("the own program cannot be read")?;
+    let layout = Layout { fingerprint, block_bytes, block_tokens: BLOCK_TOKENS, slots: disk };
+    let path = settings.directory.join(FILE);
+    let Opened { store, found, blocks, damaged } =
+        when_free(&path, &layout).context("--disk-bytes: the file of keys and values cannot be had")?;
+    let restored = cache.restore(blocks);
+    tell(&path, found, restored.blocks, damaged + restored.dropped);
+    let below = below.with_store(store, told).context("cannot start the thread of the disk tier")?;
+    Ok((cache, below))
+}
+
+/// Opens the file as soon as the process before this one has let go of it.
+fn when_free(path: &Path, layout: &Layout) -> Result<Opened, OpenError> {
+    let begin = Instant::now();
+    loop {
+        match Store::open(path, layout) {
+            Err(OpenError::InUse(_)) if begin.elapsed() < LOCK_WAIT => thread::sleep(LOCK_RETRY),
+            opened => return opened,
+        }
+    }
+}
+
+fn tell(path: &Path, found: Found, blocks: usize, dropped: usize) {
+    match found {
+        Found::Same => {
+            tracing::info!(file = %path.display(), blocks, dropped, "keys and values of the past are there")
+        }
+        Found::Nothing => tracing::info!(file = %path.display(), "keys and values will be kept"),
+        other => tracing::warn!(
+            file = %path.display(), found = ?other,
+            "what was kept there is of another model or program, and is given up"
+        ),
+    }
+}
+
+/// A hash of all that decides a block's bits: the base, what computes it, how numbers are kept, and this very program.
+fn fingerprint(settings: &MemorySettings, facts: &Facts) -> io::Result<[u8; 32]> {
+    let mut program = blake3::Hasher::new();
+    program.update_reader(File::open("/proc/self/exe")?)?;
+    let mut hasher = blake3::Hasher::new_derive_key("holobiont 2026 kv fingerprint v1");
+    hasher.update(&facts.base_hash).update(program.finalize().as_bytes());
+    let words = format!(
+        "{:?} {:?} {} {}",
+        facts.device.kind,
+        kernels::Isa::best(),
+        facts.device.name,
+        settings.numbers
+    );
+    hasher.update(words.as_bytes());
+    Ok(*hasher.finalize().as_bytes())
+}
+
+fn variant(policy: CachePolicy) -> Variant {
+    match policy {
+        CachePolicy::Elora => Variant::Elora,
+        CachePolicy::Eq4Printed => Variant::Eq4Printed,
+        CachePolicy::Eq5Printed => Variant::Eq5Printed,
+        CachePolicy::Lru => Variant::Lru,
+        CachePolicy::Rrip => Variant::Rrip,
+        CachePolicy::Static => Variant::Static,
+        CachePolicy::NoHistory => Variant::NoHistory,
+        CachePolicy::NoDependencies => Variant::NoDependencies,
+        CachePolicy::NoAdapterFactor => Variant::NoAdapterFactor,
+        CachePolicy::NoCost => Variant::NoCost,
+        CachePolicy::NoVisits => Variant::NoVisits,
+        CachePolicy::NoRecency => Variant::NoRecency,
+        CachePolicy::Branches => Variant::Branches,
+    }
+}

@@ -1,0 +1,136 @@
+//! What the disk tier brings (E-28): a long conversation that left the device, and many that take turns in a device that holds
+//! a quarter of them, beside the same executor without the tier.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tokio::{runtime::Builder, time::sleep};
+
+use super::{Executor, Helper, Mode, Place, arrivals::Arrival, conversations};
+use crate::{
+    config::Config,
+    machine::Cores,
+    measure::Samples,
+    report::{Better, Comparison, Rival, Target},
+};
+
+/// Room for one long conversation, and hardly another.
+const ONE_BYTES: u64 = 64 << 20;
+const LONG_TOKENS: usize = 2000;
+/// The goal of a resumption: so many times as fast as computing.
+const RESUMED: f64 = 5.0;
+
+/// Conversations that take turns, what each turn adds, and how often it is each one's.
+const CONVERSATIONS: usize = 24;
+const TURN_TOKENS: usize = 96;
+const TURNS: usize = 8;
+/// Room for a quarter of their last turns: 24 x 768 tokens take 432 MiB.
+const QUARTER_BYTES: u64 = 108 << 20;
+const TTFT_SHARE: f64 = 0.6;
+const PREFILL_SHARE: f64 = 0.7;
+
+/// The tier of these measurements.
+const DISK: [&str; 2] = ["--disk-bytes", "2GiB"];
+
+/// Every comparison of this benchmark.
+pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+    let runtime = Builder::new_current_thread().enable_all().build().context("no runtime")?;
+    runtime.block_on(measure(config, cores))
+}
+
+async fn measure(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+    let (disk, none) = (DISK.map(str::to_owned), []);
+    let base = Place { base_cores: cores.numbers(), helper: Helper::Nobody, ..Place::on(config, cores)? };
+    let place = |options, kv_bytes| Place { options, kv_bytes, ..base };
+    let mut comparisons = vec![resumed(place(&disk, ONE_BYTES), config.runs).await?];
+    let mut sides = Vec::new();
+    for options in [&disk[..], &none[..]] {
+        sides.push(turns(place(options, QUARTER_BYTES)).await?);
+    }
+    let (Some(without), Some(with)) = (sides.pop(), sides.pop()) else { return Ok(comparisons) };
+    comparisons.push(comparison(
+        format!("{CONVERSATIONS} conversations of {TURNS} turns, room for a quarter: first token"),
+        ("ms", Samples::new(with.first_ms)?, Samples::new(without.first_ms)?),
+        Target::ShareAtMost(TTFT_SHARE),
+    ));
+    comparisons.push(comparison(
+        "the same: prompt tokens computed".to_owned(),
+        ("tokens", Samples::new(vec![with.computed])?, Samples::new(vec![without.computed])?),
+        Target::ShareAtMost(PREFILL_SHARE),
+    ));
+    comparisons.extend(conversations::measure(config, base).await?);
+    Ok(comparisons)
+}
+
+fn comparison(
+    case: String,
+    (unit, ours, rival): (&'static str, Samples, Samples),
+    target: Target,
+) -> Comparison {
+    let rival =
+        Rival { name: "holobiont, no disk tier".to_owned(), format: "Q4_1".to_owned(), samples: rival };
+    Comparison { bench: "cache", case, unit, better: Better::Lower, ours, rival, target: Some(target) }
+}
+
+/// The first token of a conversation that has left the device, beside the first time it was computed.
+async fn resumed(place: Place<'_>, runs: usize) -> Result<Comparison> {
+    let mut executor = Executor::start(place, Mode::CpuAssist).await?;
+    // Whatever is slow once.
+    first_ms(&mut executor, LONG_TOKENS, 0).await?;
+    let [mut computed, mut resumed] = [Vec::new(), Vec::new()];
+    for run in 1..=runs as u64 + 1 {
+        computed.push(first_ms(&mut executor, LONG_TOKENS, run).await?);
+        keep_all(&mut executor).await?;
+        if run > 1 {
+            // The one before has made room for this one.
+            resumed.push(first_ms(&mut executor, LONG_TOKENS, run - 1).await?);
+        }
+    }
+    Ok(comparison(
+        format!("first token of a conversation of {LONG_TOKENS} tokens, from the disk beside computed"),
+        ("ms", Samples::new(resumed)?, Samples::new(computed)?),
+        Target::RatioAtLeast(RESUMED),
+    ))
+}
+
+/// Waits until nothing more comes to the disk.
+async fn keep_all(executor: &mut Executor) -> Result<()> {
+    let mut before = None;
+    loop {
+        let spilled = executor.stats().await?.memory.spilled_blocks;
+        if before == Some(spilled) {
+            return Ok(());
+        }
+        before = Some(spilled);
+        sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// What taking turns came to.
+struct Taken {
+    /// Of each turn but the first.
+    first_ms: Vec<f64>,
+    computed: f64,
+}
+
+async fn turns(place: Place<'_>) -> Result<Taken> {
+    let mut executor = Executor::start(place, Mode::CpuAssist).await?;
+    let mut first = Vec::new();
+    for turn in 1..=TURNS {
+        for conversation in 0..CONVERSATIONS {
+            let took = first_ms(&mut executor, turn * TURN_TOKENS, conversation as u64).await?;
+            if turn > 1 {
+                first.push(took);
+            }
+        }
+    }
+    Ok(Taken { first_ms: first, computed: executor.stats().await?.prompt_tokens as f64 })
+}
+
+/// A prompt's first token. Prompts of one seed begin alike.
+async fn first_ms(executor: &mut Executor, prompt: usize, seed: u64) -> Result<f64> {
+    let arrival = Arrival { at: Duration::ZERO, adapter: None, prompt, answer: 1, seed };
+    let served = executor.serve(&[arrival]).await?;
+    let first = served.first().context("a request was lost")?.first;
+    Ok(first.as_secs_f64() * 1e3)
+}

@@ -1,0 +1,135 @@
+//! Those that may leave a tier, the least valuable first, and whose share it is.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    time::Duration,
+};
+
+use ids::TenantId;
+
+/// How long a tenant's share is kept for it after its last visit.
+const SHARE_MEMORY: Duration = Duration::from_secs(600);
+
+/// Sorted as the number is.
+pub(crate) fn key_of(worth: f64) -> i64 {
+    let bits = worth.to_bits().cast_signed();
+    bits ^ (((bits >> 63).cast_unsigned()) >> 1).cast_signed()
+}
+
+/// The number of a key.
+pub(crate) fn worth_of(key: i64) -> f64 {
+    f64::from_bits((key ^ (((key >> 63).cast_unsigned()) >> 1).cast_signed()).cast_unsigned())
+}
+
+/// What a tenant has in a tier.
+#[derive(Debug, Default)]
+struct Share {
+    /// Its blocks that may leave.
+    candidates: BTreeSet<(i64, u32)>,
+    /// All of its blocks.
+    blocks: u32,
+    visited_at: Duration,
+}
+
+/// The candidates of one tier.
+#[derive(Debug, Default)]
+pub(crate) struct Frontier {
+    shares: HashMap<TenantId, Share>,
+    adapters: BTreeSet<(i64, u32)>,
+}
+
+impl Frontier {
+    /// A tenant has one block more in the tier.
+    pub(crate) fn enter(&mut self, owner: TenantId, now: Duration) {
+        let share = self.shares.entry(owner).or_default();
+        share.blocks += 1;
+        share.visited_at = now;
+    }
+
+    /// A tenant has one block less.
+    pub(crate) fn leave(&mut self, owner: TenantId) {
+        let Some(share) = self.shares.get_mut(&owner) else { return };
+        share.blocks -= 1;
+        if share.blocks == 0 {
+            self.shares.remove(&owner);
+        }
+    }
+
+    /// A tenant was there.
+    pub(crate) fn visit(&mut self, owner: TenantId, now: Duration) {
+        if let Some(share) = self.shares.get_mut(&owner) {
+            share.visited_at = now;
+        }
+    }
+
+    pub(crate) fn list(&mut self, owner: TenantId, key: i64, index: u32) {
+        self.shares.entry(owner).or_default().candidates.insert((key, index));
+    }
+
+    pub(crate) fn unlist(&mut self, owner: TenantId, key: i64, index: u32) {
+        if let Some(share) = self.shares.get_mut(&owner) {
+            share.candidates.remove(&(key, index));
+        }
+    }
+
+    pub(crate) fn list_adapter(&mut self, key: i64, index: u32) {
+        self.adapters.insert((key, index));
+    }
+
+    pub(crate) fn unlist_adapter(&mut self, key: i64, index: u32) {
+        self.adapters.remove(&(key, index));
+    }
+
+    /// The least valuable adapter.
+    pub(crate) fn first_adapter(&self) -> Option<(i64, u32)> {
+        self.adapters.first().copied()
+    }
+
+    /// The least valuable block of those who have more than their share of `total` blocks, or have not been here for long; of
+    /// all, if these have none.
+    pub(crate) fn first_block(&self, total: u32, now: Duration) -> Option<(i64, u32)> {
+        let is_active = |share: &Share| share.visited_at + SHARE_MEMORY > now;
+        let active = self.shares.values().filter(|share| is_active(share)).count().max(1);
+        let fair = total as usize / active;
+        let first = |share: &Share| share.candidates.first().copied();
+        let owes = |share: &&Share| share.blocks as usize > fair || !is_active(share);
+        let owed = self.shares.values().filter(owes).filter_map(first).min();
+        owed.or_else(|| self.shares.values().filter_map(first).min())
+    }
+
+    /// Blocks of each tenant.
+    pub(crate) fn by_owner(&self) -> impl Iterator<Item = (TenantId, u32)> + '_ {
+        self.shares.iter().map(|(owner, share)| (*owner, share.blocks))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FLOODER: TenantId = TenantId([1; 32]);
+    const GUEST: TenantId = TenantId([2; 32]);
+
+    #[test]
+    fn keys_sort_as_their_numbers_and_give_them_back() {
+        let numbers = [f64::NEG_INFINITY, -1e300, -2.5, -0.0, 0.0, 1e-300, 7.0, f64::INFINITY];
+        assert!(numbers.map(key_of).is_sorted());
+        assert!(numbers.iter().all(|&number| worth_of(key_of(number)).to_bits() == number.to_bits()));
+    }
+
+    #[test]
+    fn who_has_more_than_a_share_gives_first_and_who_has_not_is_spared() {
+        let (mut frontier, now) = (Frontier::default(), Duration::from_secs(1));
+        for index in 0..10 {
+            frontier.enter(FLOODER, now);
+            frontier.list(FLOODER, key_of(1000.0), index);
+        }
+        frontier.enter(GUEST, now);
+        frontier.list(GUEST, key_of(1.0), 10);
+        assert_eq!(frontier.first_block(11, now), Some((key_of(1000.0), 0)));
+        let all_fit = frontier.first_block(100, now);
+        assert_eq!(all_fit, Some((key_of(1.0), 10)), "within the shares the least valuable goes first");
+        let later = now + SHARE_MEMORY;
+        assert_eq!(frontier.first_block(11, later), Some((key_of(1.0), 10)), "nobody keeps a share for ever");
+    }
+}

@@ -1,0 +1,258 @@
+//! Places of adapters in the pool.
+
+use std::collections::HashMap;
+
+use ids::{AdapterId, BlockId};
+
+use super::{Cache, Settings};
+use crate::{
+    frontier::key_of,
+    tier::{Place, Tier},
+};
+
+/// Whether there is a place for an adapter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AdapterPlace {
+    /// It had one already.
+    AlreadyThere,
+    /// It has one now; others may have given up theirs ([`Cache::take_evicted_adapters`]).
+    Placed,
+    /// What is in use leaves too little room; nothing was evicted.
+    NoRoom,
+    /// It is larger than what adapters may have.
+    TooLarge,
+}
+
+/// What became of a wish to remove an adapter's place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Removal {
+    /// Its place is free.
+    Removed,
+    /// It is pinned and stays.
+    Pinned,
+    /// It had no place.
+    Absent,
+}
+
+/// The place of one adapter.
+#[derive(Debug)]
+struct Home {
+    blocks: Vec<BlockId>,
+    pins: u32,
+}
+
+/// All places of adapters.
+#[derive(Debug, Default)]
+pub(super) struct Adapters {
+    homes: HashMap<AdapterId, Home>,
+    blocks: usize,
+    pinned_blocks: usize,
+    /// Those that gave way and have not been told of.
+    evicted: Vec<AdapterId>,
+}
+
+impl Adapters {
+    /// Blocks of all places.
+    pub(super) fn blocks(&self) -> usize {
+        self.blocks
+    }
+
+    /// Blocks that nobody pins.
+    pub(super) fn idle_blocks(&self) -> usize {
+        self.blocks - self.pinned_blocks
+    }
+
+    /// Adapters that have a place.
+    pub(super) fn placed(&self) -> usize {
+        self.homes.len()
+    }
+
+    pub(super) fn knows(&self, adapter: Option<AdapterId>) -> bool {
+        adapter.is_some_and(|adapter| self.homes.contains_key(&adapter))
+    }
+
+    pub(super) fn blocks_of(&self, adapter: Option<AdapterId>) -> u32 {
+        let home = adapter.and_then(|adapter| self.homes.get(&adapter));
+        home.map_or(0, |home| u32::try_from(home.blocks.len()).unwrap_or(u32::MAX))
+    }
+}
+
+impl Settings {
+    /// With the device divided as the policy wants it, unless its owner has divided it already.
+    #[must_use]
+    pub fn divided(self) -> Self {
+        let is_divided = self.max_kv_blocks.saturating_add(self.max_adapter_blocks) <= self.device;
+        match self.variant.policy(self.tau).rules().adapter_share {
+            Some(share) if !is_divided => {
+                let adapters = (f64::from(self.device) * share) as u32;
+                Self { max_adapter_blocks: adapters, max_kv_blocks: self.device - adapters, ..self }
+            }
+            _ => self,
+        }
+    }
+}
+
+impl Cache {
+    /// Gives an adapter a place of `blocks` blocks, unpinned, if it has none.
+    pub fn place_adapter(&mut self, id: AdapterId, blocks: u32) -> AdapterPlace {
+        if self.adapters.homes.contains_key(&id) {
+            return AdapterPlace::AlreadyThere;
+        }
+        let limit = self.settings.max_adapter_blocks as usize;
+        let wanted = blocks as usize;
+        if wanted > limit {
+            return AdapterPlace::TooLarge;
+        }
+        let counts = self.counts();
+        let idle = counts.free + counts.cached + self.adapters.idle_blocks();
+        if wanted > idle || wanted > limit - self.adapters.pinned_blocks {
+            return AdapterPlace::NoRoom;
+        }
+        while self.adapters.blocks + wanted > limit {
+            if self.evict_idle_adapter().is_none() {
+                return AdapterPlace::NoRoom;
+            }
+        }
+        while self.pool.counts().free < wanted {
+            if self.evict_any().is_none() {
+                return AdapterPlace::NoRoom;
+            }
+        }
+        self.settle_adapter(id, wanted);
+        AdapterPlace::Placed
+    }
+
+    fn settle_adapter(&mut self, id: AdapterId, wanted: usize) {
+        let blocks: Vec<BlockId> = (0..wanted).map_while(|_| self.pool.take()).collect();
+        self.adapters.blocks += blocks.len();
+        self.adapters.homes.insert(id, Home { blocks, pins: 0 });
+        let index = self.tree.adapter_or_new(Some(id));
+        self.set_place(index, Tier::Device, Place::Here(0));
+        self.visit(index);
+    }
+
+    /// The least valuable adapter that nobody pins gives up its place, and before it what depends on it: keys and values of others
+    /// would make no room for adapters.
+    fn evict_idle_adapter(&mut self) -> Option<()> {
+        let idle = self.adapters.homes.iter().filter(|(_, home)| home.pins == 0);
+        let roots = idle.filter_map(|(id, _)| self.tree.adapter(Some(*id)));
+        let least = roots.map(|index| (key_of(self.worth(index, Tier::Device)), index)).min()?.1;
+        for index in self.tree.subtree(least).into_iter().skip(1).collect::<Vec<_>>().into_iter().rev() {
+            if self.may_leave(index, Tier::Device) {
+                self.evict(index, Tier::Device);
+            }
+        }
+        self.evict_adapter(least);
+        Some(())
+    }
+
+    /// Blocks that an adapter may be given without another giving up its place: those that are free, and those of history.
+    #[must_use]
+    pub fn room_for_adapter(&self) -> [usize; 2] {
+        let left = (self.settings.max_adapter_blocks as usize).saturating_sub(self.adapters.blocks);
+        let counts = self.counts();
+        [counts.free, counts.free + counts.cached].map(|blocks| blocks.min(left))
+    }
+
+    /// Blocks that adapters may have.
+    #[must_use]
+    pub fn max_adapter_blocks(&self) -> u32 {
+        self.settings.max_adapter_blocks
+    }
+
+    /// Keeps an adapter in its place until [`unpin_adapter`](Self::unpin_adapter) was called as often; says whether it has one.
+    /// Every sequence of an adapter that has a place pins it, also one that began before it had.
+    #[must_use]
+    pub fn pin_adapter(&mut self, id: AdapterId) -> bool {
+        let Some(home) = self.adapters.homes.get_mut(&id) else { return false };
+        if home.pins == 0 {
+            self.adapters.pinned_blocks += home.blocks.len();
+        }
+        home.pins += 1;
+        self.set_adapter_held(id, true);
+        true
+    }
+
+    /// Takes one pin back.
+    ///
+    /// # Panics
+    /// If the adapter is not pinned.
+    pub fn unpin_adapter(&mut self, id: AdapterId) {
+        let home = self.adapters.homes.get_mut(&id).filter(|home| home.pins > 0);
+        let Some(home) = home else { panic!("an adapter is unpinned more often than it was pinned") };
+        home.pins -= 1;
+        if home.pins == 0 {
+            self.adapters.pinned_blocks -= home.blocks.len();
+            self.set_adapter_held(id, false);
+        }
+    }
+
+    /// Takes an adapter's place away, and what depends on it, unless it is pinned.
+    pub fn remove_adapter_place(&mut self, id: AdapterId) -> Removal {
+        match self.adapters.homes.get(&id) {
+            None => return Removal::Absent,
+            Some(home) if home.pins > 0 => return Removal::Pinned,
+            Some(_) => {}
+        }
+        self.remove_adapter(id);
+        self.vacate(id);
+        Removal::Removed
+    }
+
+    /// Whether an adapter has a place.
+    #[must_use]
+    pub fn has_adapter_place(&self, id: AdapterId) -> bool {
+        self.adapters.homes.contains_key(&id)
+    }
+
+    /// The adapter that is asked for most of those without a place that `can_come`, as long as the device is idle: its owner may
+    /// place it before somebody waits for it (E-07).
+    #[must_use]
+    pub fn wanted_adapter(&self, can_come: impl Fn(AdapterId) -> bool) -> Option<AdapterId> {
+        if self.settings.max_adapter_blocks == 0 || !self.is_idle() {
+            return None;
+        }
+        self.usage.favourite(|id| !self.has_adapter_place(id) && can_come(id))
+    }
+
+    /// Adapters that gave up their places since this was last asked.
+    pub fn take_evicted_adapters(&mut self) -> Vec<AdapterId> {
+        std::mem::take(&mut self.adapters.evicted)
+    }
+
+    /// The blocks of an adapter's place; none without one.
+    #[must_use]
+    pub fn adapter_blocks(&self, id: AdapterId) -> &[BlockId] {
+        self.adapters.homes.get(&id).map_or(&[], |home| &home.blocks)
+    }
+
+    /// An adapter on which nothing depends gives up its place.
+    pub(super) fn evict_adapter(&mut self, index: u32) {
+        let Some(id) = self.tree.adapter_of(index) else { return };
+        self.statistics.evicted_adapters += 1;
+        self.adapters.evicted.push(id);
+        self.vacate(id);
+    }
+
+    fn vacate(&mut self, id: AdapterId) {
+        let Some(home) = self.adapters.homes.remove(&id) else { return };
+        self.adapters.blocks -= home.blocks.len();
+        for block in home.blocks {
+            self.pool.release(block);
+        }
+        if let Some(index) = self.tree.adapter(Some(id)) {
+            self.set_place(index, Tier::Device, Place::None);
+            self.drop_if_nowhere(index);
+        }
+    }
+
+    fn set_adapter_held(&mut self, id: AdapterId, is_held: bool) {
+        if let Some(index) = self.tree.adapter(Some(id)) {
+            let now = self.now;
+            let node = self.tree.node_mut(index);
+            node.is_held = is_held;
+            node.set_last_use(now);
+            self.relist(index);
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! The place of the file: a directory that nobody else may enter, and one process at a time.
+
+use std::{
+    fs::{self, DirBuilder, File, TryLockError},
+    io,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _},
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{Mode, OFlags},
+    io::Errno,
+};
+use thiserror::Error;
+
+/// Why a store was not opened.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// Others may enter the directory.
+    #[error(
+        "others may enter {} (mode {mode:o}), where KV blocks are to be kept; run `chmod 700 {}`",
+        directory.display(), directory.display()
+    )]
+    DirectoryOpen {
+        /// The directory.
+        directory: PathBuf,
+        /// Its permissions.
+        mode: u32,
+    },
+    /// The directory is somebody else's.
+    #[error(
+        "{}, where KV blocks are to be kept, belongs to user {owner}, not to this user; use another directory",
+        directory.display()
+    )]
+    ForeignDirectory {
+        /// The directory.
+        directory: PathBuf,
+        /// Its owner.
+        owner: u32,
+    },
+    /// The path leads to a link, a directory, a device; or it names nothing in a directory.
+    #[error("{} is not a plain file; remove it or give another path", .0.display())]
+    NotAFile(PathBuf),
+    /// The file was not made by a store, and is left as it is.
+    #[error("{} does not hold KV blocks; remove it or give another path", .0.display())]
+    NotAStore(PathBuf),
+    /// Another process has it open.
+    #[error("another process keeps its KV blocks in {}; stop it or give another path", .0.display())]
+    InUse(PathBuf),
+    /// The operating system said no.
+    #[error("cannot {action} {}: {source}; check the disk, and that the path is writable", path.display())]
+    Io {
+        /// What was attempted.
+        action: &'static str,
+        /// On what.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+pub(super) fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenError {
+    let path = path.to_owned();
+    move |source| OpenError::Io { action, path, source }
+}
+
+/// Opens the file at `path` for this process alone, and creates what is not there.
+pub(super) fn claim(path: &Path) -> Result<File, OpenError> {
+    let directory = match (path.parent(), path.file_name()) {
+        (Some(parent), Some(_)) if parent.as_os_str().is_empty() => Path::new("."),
+        (Some(parent), Some(_)) => parent,
+        _ => return Err(OpenError::NotAFile(path.to_owned())),
+    };
+    prepare_directory(directory)?;
+    let file = open(path)?;
+    if !file.metadata().map_err(failed("inspect", path))?.is_file() {
+        return Err(OpenError::NotAFile(path.to_owned()));
+    }
+    match file.try_lock() {
+        // It is held as long as the file is open, also if this process is killed.
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(OpenError::InUse(path.to_owned())),
+        Err(TryLockError::Error(source)) => Err(failed("lock", path)(source)),
+    }
+}
+
+fn prepare_directory(directory: &Path) -> Result<(), OpenError> {
+    let builder = &mut DirBuilder::new();
+    builder.recursive(true).mode(0o700).create(directory).map_err(failed("create", directory))?;
+    let metadata = fs::metadata(directory).map_err(failed("inspect", directory))?;
+    let owner = metadata.uid();
+    if owner != rustix::process::geteuid().as_raw() {
+        return Err(OpenError::ForeignDirectory { directory: directory.to_owned(), owner });
+    }
+    let mode = metadata.mode() & 0o777;
+    if mode & 0o077 != 0 {
+        return Err(OpenError::DirectoryOpen { directory: directory.to_owned(), mode });
+    }
+    Ok(())
+}
+
+/// Does not follow a link, nor wait for whoever is at the other end of a pipe.
+fn open(path: &Path) -> Result<File, OpenError> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    match rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR) {
+        Ok(file) => Ok(file.into()),
+        Err(Errno::LOOP | Errno::ISDIR | Errno::NXIO) => Err(OpenError::NotAFile(path.to_owned())),
+        Err(errno) => Err(failed("open", path)(errno.into())),
+    }
+}

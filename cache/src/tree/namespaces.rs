@@ -1,0 +1,62 @@
+//! The namespaces that have nodes, each under a small number.
+
+use std::collections::HashMap;
+
+use crate::namespace::Namespace;
+
+#[derive(Debug)]
+struct Entry {
+    namespace: Namespace,
+    nodes: u32,
+}
+
+/// Numbers of namespaces; one that has lost its last node gives its number back.
+#[derive(Debug, Default)]
+pub(super) struct Namespaces {
+    numbers: HashMap<Namespace, u32>,
+    entries: Vec<Entry>,
+    free: Vec<u32>,
+}
+
+impl Namespaces {
+    pub(super) fn find(&self, namespace: &Namespace) -> Option<u32> {
+        self.numbers.get(namespace).copied()
+    }
+
+    pub(super) fn get(&self, number: u32) -> &Namespace {
+        &self.entries[number as usize].namespace
+    }
+
+    /// The number of a namespace, for one more node of it.
+    pub(super) fn enter(&mut self, namespace: Namespace) -> u32 {
+        let number = self.find(&namespace).unwrap_or_else(|| self.number(namespace));
+        self.entries[number as usize].nodes += 1;
+        number
+    }
+
+    /// A node of it is gone.
+    pub(super) fn leave(&mut self, number: u32) {
+        let entry = &mut self.entries[number as usize];
+        entry.nodes -= 1;
+        if entry.nodes == 0 {
+            self.numbers.remove(&entry.namespace);
+            self.free.push(number);
+        }
+    }
+
+    fn number(&mut self, namespace: Namespace) -> u32 {
+        let entry = Entry { namespace, nodes: 0 };
+        let number = match self.free.pop() {
+            Some(number) => {
+                self.entries[number as usize] = entry;
+                number
+            }
+            None => {
+                self.entries.push(entry);
+                u32::try_from(self.entries.len() - 1).expect("fewer namespaces than nodes")
+            }
+        };
+        self.numbers.insert(namespace, number);
+        number
+    }
+}

@@ -1,0 +1,199 @@
+//! One node of the dependency tree.
+
+use std::time::Duration;
+
+use ids::AdapterId;
+
+use crate::{
+    namespace::Chain,
+    tier::{Place, Tier},
+};
+
+/// No node.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// How a node hangs in the tree.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Links {
+    pub(super) parent: u32,
+    pub(super) first_child: u32,
+    pub(super) previous: u32,
+    pub(super) next: u32,
+}
+
+/// What a node is of.
+#[derive(Debug)]
+pub(crate) enum Kind {
+    /// An adapter; `None` is the base model.
+    Adapter(Option<Box<AdapterId>>),
+    /// A full block of these tokens.
+    Block(Box<[u32]>),
+}
+
+/// A [`Place`] in four bytes: two bits of kind, and an index of thirty.
+#[derive(Debug, Clone, Copy, Default)]
+struct Packed(u32);
+
+const PLACE_BITS: u32 = 30;
+
+impl Packed {
+    fn of(place: Place) -> Self {
+        let (kind, index) = match place {
+            Place::None => (0, 0),
+            Place::Coming(index) => (1, index),
+            Place::Here(index) => (2, index),
+        };
+        assert!(index < 1 << PLACE_BITS, "a tier has fewer than 2^{PLACE_BITS} blocks");
+        Self(kind << PLACE_BITS | index)
+    }
+
+    fn place(self) -> Place {
+        let index = self.0 & ((1 << PLACE_BITS) - 1);
+        match self.0 >> PLACE_BITS {
+            0 => Place::None,
+            1 => Place::Coming(index),
+            _ => Place::Here(index),
+        }
+    }
+}
+
+/// A key, if there is one.
+#[derive(Debug, Clone, Copy)]
+struct PackedKey(i64);
+
+impl PackedKey {
+    const NONE: Self = Self(i64::MIN);
+
+    fn get(self) -> Option<i64> {
+        (self.0 != i64::MIN).then_some(self.0)
+    }
+}
+
+/// What is known of a node (E-03).
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(super) stamp: u32,
+    pub(super) links: Links,
+    pub(super) namespace: u32,
+    pub(crate) kind: Kind,
+    /// Where it is, by tier.
+    places: [Packed; Tier::ALL.len()],
+    /// Children with a place, by tier.
+    pub(crate) children_in: [u32; Tier::ALL.len()],
+    /// Its keys among those that may leave, by tier; then among those that may come back to the device.
+    keys: [PackedKey; Tier::ALL.len() + 1],
+    /// What names its prefix on disk; kept here and there.
+    pub(crate) chain: Option<Box<Chain>>,
+    /// When it was last asked for or let go of.
+    last_use_us: u64,
+    /// How often it was asked for, recent visits counting more.
+    pub(crate) visits: f32,
+    /// Somebody computes with it.
+    pub(crate) is_held: bool,
+}
+
+/// The key among those that may come back.
+pub(crate) const RETURNING: usize = Tier::ALL.len();
+
+impl Default for Node {
+    fn default() -> Self {
+        Self::new(Kind::Adapter(None), NONE, NONE)
+    }
+}
+
+impl Node {
+    pub(super) fn new(kind: Kind, parent: u32, namespace: u32) -> Self {
+        Self {
+            stamp: 0,
+            links: Links { parent, first_child: NONE, previous: NONE, next: NONE },
+            namespace,
+            kind,
+            places: Default::default(),
+            children_in: Default::default(),
+            keys: [PackedKey::NONE; Tier::ALL.len() + 1],
+            chain: None,
+            last_use_us: 0,
+            visits: 0.0,
+            is_held: false,
+        }
+    }
+
+    /// The adapter that it is; `None` if it is a block.
+    pub(crate) fn adapter(&self) -> Option<Option<AdapterId>> {
+        match &self.kind {
+            Kind::Adapter(adapter) => Some(adapter.as_deref().copied()),
+            Kind::Block(_) => None,
+        }
+    }
+
+    /// Its tokens; none if it is an adapter.
+    pub(crate) fn tokens(&self) -> &[u32] {
+        match &self.kind {
+            Kind::Block(tokens) => tokens,
+            Kind::Adapter(_) => &[],
+        }
+    }
+
+    pub(crate) fn place(&self, tier: Tier) -> Place {
+        self.places[tier as usize].place()
+    }
+
+    pub(super) fn set_place(&mut self, tier: Tier, place: Place) {
+        self.places[tier as usize] = Packed::of(place);
+    }
+
+    /// Its key among those that may leave a tier, or [`RETURNING`].
+    pub(crate) fn key(&self, list: usize) -> Option<i64> {
+        self.keys[list].get()
+    }
+
+    pub(crate) fn set_key(&mut self, list: usize, key: i64) {
+        // One number means none; what would have it sorts beside its neighbour.
+        self.keys[list] = PackedKey(key.max(i64::MIN + 1));
+    }
+
+    pub(crate) fn take_key(&mut self, list: usize) -> Option<i64> {
+        std::mem::replace(&mut self.keys[list], PackedKey::NONE).get()
+    }
+
+    pub(crate) fn last_use(&self) -> Duration {
+        Duration::from_micros(self.last_use_us)
+    }
+
+    pub(crate) fn set_last_use(&mut self, at: Duration) {
+        self.last_use_us = u64::try_from(at.as_micros()).unwrap_or(u64::MAX);
+    }
+
+    /// Some tier has a place for it.
+    pub(crate) fn is_somewhere(&self) -> bool {
+        Tier::ALL.into_iter().any(|tier| self.place(tier) != Place::None)
+    }
+
+    /// The fastest tier below the device that has its bytes.
+    pub(crate) fn lower(&self) -> Option<(Tier, u32)> {
+        Tier::LOWER.into_iter().find_map(|tier| self.place(tier).index().map(|slot| (tier, slot)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_its_tokens_and_its_entries_take_a_quarter_of_a_kilobyte_at_most() {
+        let tokens = 16 * size_of::<u32>();
+        // In the index of children, and in two lists: a key, an index, and what the containers add.
+        let (index, lists, chain) = (8, 2 * 24, size_of::<Chain>() / 8);
+        let bytes = size_of::<Node>() + tokens + index + lists + chain;
+        assert!(bytes <= 256, "{bytes}, of which {} are the node", size_of::<Node>());
+    }
+
+    #[test]
+    fn a_place_is_the_same_when_it_was_packed() {
+        for place in
+            [Place::None, Place::Coming(0), Place::Here(0), Place::Coming(7), Place::Here((1 << 30) - 1)]
+        {
+            assert_eq!(Packed::of(place).place(), place);
+        }
+    }
+}

@@ -1,0 +1,86 @@
+//! Who leaves a full tier: what is cheap to have back, before what is not.
+
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::time::Duration;
+
+use cache::{
+    Cache, Cursor, Namespace, Prefix, Settings, Tier,
+    manager::{Copy, Outcome},
+};
+use ids::TenantId;
+
+const BLOCK_TOKENS: usize = 2;
+const OLD: [u32; 2] = [1, 1];
+const RECENT: [u32; 2] = [2, 2];
+const NEW: [u32; 2] = [3, 3];
+
+fn namespace() -> Namespace {
+    Namespace { adapter: None, sharing: [0; 32], owner: TenantId([0; 32]) }
+}
+
+fn cache(device: u32, host: u32) -> Cache {
+    let mut cache = Cache::new(Settings { host, ..Settings::device_alone(device, BLOCK_TOKENS) });
+    cache.set_spill_room(8);
+    cache
+}
+
+/// Somebody computes a block and leaves.
+fn compute(cache: &mut Cache, tokens: [u32; 2], at_s: u64) {
+    cache.advance(Duration::from_secs(at_s), 1);
+    let block = cache.allocate(1).unwrap()[0];
+    let block = cache.insert(&mut Cursor::root(namespace()), &tokens, block);
+    cache.release(&[block]);
+}
+
+/// It is copied to the host.
+fn spill(cache: &mut Cache) {
+    cache.spill(1);
+    for copy in cache.take_copies() {
+        let Copy::Out { node, slots, .. } = copy else { continue };
+        assert!(slots[0].is_some(), "the host had room");
+        cache.copied_out(node, Tier::Host, Outcome::Done);
+    }
+}
+
+fn is_on_device(cache: &mut Cache, tokens: [u32; 2]) -> bool {
+    let found = cache.lookup(namespace(), &tokens);
+    cache.release(&found.blocks);
+    !found.blocks.is_empty()
+}
+
+fn is_known(cache: &Cache, tokens: [u32; 2]) -> bool {
+    let nothing = Prefix { blocks: Vec::new(), cursor: Cursor::root(namespace()) };
+    cache.below(&nothing, &tokens) == 1
+}
+
+#[test]
+fn what_the_host_has_leaves_the_device_before_what_nobody_else_has() {
+    let mut cache = cache(2, 2);
+    compute(&mut cache, RECENT, 1);
+    spill(&mut cache);
+    compute(&mut cache, OLD, 2);
+    cache.advance(Duration::from_secs(3), 1);
+    assert!(is_on_device(&mut cache, RECENT), "it is used again");
+    let held = cache.allocate(1).unwrap();
+    assert!(is_on_device(&mut cache, OLD) && !is_on_device(&mut cache, RECENT));
+    cache.release(&held);
+}
+
+#[test]
+fn what_the_device_has_leaves_the_host_before_what_nobody_else_has() {
+    let mut cache = cache(2, 2);
+    compute(&mut cache, OLD, 1);
+    spill(&mut cache);
+    compute(&mut cache, RECENT, 2);
+    spill(&mut cache);
+    // The old one gives up its place on the device, and the host has it.
+    compute(&mut cache, NEW, 3);
+    assert!(!is_on_device(&mut cache, OLD) && is_known(&cache, OLD));
+    // The host is full: what was used less recently stays there, for it is nowhere else.
+    spill(&mut cache);
+    assert!(is_known(&cache, OLD) && is_on_device(&mut cache, RECENT));
+    let held = cache.allocate(1).unwrap();
+    assert!(is_known(&cache, NEW) && !is_on_device(&mut cache, NEW), "it was copied, so it can go");
+    cache.release(&held);
+}

@@ -1,0 +1,370 @@
+//! The cache manager against written-down contents: every block and every slot, whatever was copied, lost, or left by an
+//! earlier process.
+
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
+
+use cache::{
+    Cache, Chain, Cursor, Namespace, NodeId, Settings, Tier,
+    manager::{AdapterPlace, Copy, Outcome, Removal},
+    replacement::Variant,
+    store::{Record, Slot},
+};
+use ids::{AdapterId, BlockId, TenantId};
+use proptest::prelude::*;
+
+const BLOCK_TOKENS: usize = 2;
+const ADAPTERS: u8 = 3;
+
+#[derive(Debug, Clone)]
+enum Step {
+    /// A sequence begins: what the device and the tiers below it have of its tokens is its.
+    Begin { adapter: u8, tokens: Vec<u32> },
+    /// It looks whether what it waits for has come.
+    Look { sequence: usize },
+    /// It offers its next full block.
+    Insert { sequence: usize },
+    /// It ends.
+    End { sequence: usize },
+    /// Copies are begun.
+    Copy { room: usize, spills: usize, prefetches: usize },
+    /// One of them ends.
+    EndCopy { which: usize, is_good: bool },
+    /// An adapter is unloaded, if nobody uses it.
+    Unload { adapter: u8 },
+    /// Time passes.
+    Wait { ms: u64 },
+    /// The process is killed, and another begins with what is on the disk.
+    Restart,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let tokens = prop::collection::vec(0..2u32, 1..14);
+    prop_oneof![
+        6 => (0..ADAPTERS, tokens).prop_map(|(adapter, tokens)| Step::Begin { adapter, tokens }),
+        6 => (0..8usize).prop_map(|sequence| Step::Look { sequence }),
+        12 => (0..8usize).prop_map(|sequence| Step::Insert { sequence }),
+        5 => (0..8usize).prop_map(|sequence| Step::End { sequence }),
+        5 => (0..6usize, 0..4usize, 0..3usize)
+            .prop_map(|(room, spills, prefetches)| Step::Copy { room, spills, prefetches }),
+        12 => (0..8usize, prop::bool::weighted(0.9)).prop_map(|(which, is_good)| Step::EndCopy { which, is_good }),
+        1 => (0..ADAPTERS).prop_map(|adapter| Step::Unload { adapter }),
+        2 => (0..20_000u64).prop_map(|ms| Step::Wait { ms }),
+        1 => Just(Step::Restart),
+    ]
+}
+
+/// Adapter 0 is the base model.
+fn adapter(number: u8) -> Option<AdapterId> {
+    (number > 0).then_some(AdapterId([number; 32]))
+}
+
+fn namespace(number: u8) -> Namespace {
+    Namespace { adapter: adapter(number), sharing: [number; 32], owner: TenantId([number % 2; 32]) }
+}
+
+fn chain(number: u8, tokens: &[u32]) -> Chain {
+    tokens
+        .chunks_exact(BLOCK_TOKENS)
+        .fold(Chain::root(&namespace(number)), |chain, tokens| chain.then(tokens))
+}
+
+struct Sequence {
+    adapter: u8,
+    tokens: Vec<u32>,
+    blocks: Vec<BlockId>,
+    /// Blocks that it found at once; the others of `awaited` follow.
+    found: usize,
+    awaited: Vec<NodeId>,
+    cursor: Cursor,
+    inserted: usize,
+    is_pinned: bool,
+}
+
+/// A copy under way; what goes out has been taken from its block.
+enum Under {
+    Out { node: NodeId, tier: Tier, slot: u32, record: Record },
+    In { node: NodeId, block: BlockId, tier: Tier, slot: u32 },
+}
+
+struct World {
+    settings: Settings,
+    cache: Cache,
+    on_device: HashMap<BlockId, Chain>,
+    below: HashMap<(Tier, u32), Record>,
+    copies: Vec<Under>,
+    sequences: Vec<Sequence>,
+    now: Duration,
+}
+
+impl World {
+    fn new(settings: Settings) -> Self {
+        Self {
+            settings,
+            cache: Cache::new(settings),
+            on_device: HashMap::new(),
+            below: HashMap::new(),
+            copies: Vec::new(),
+            sequences: Vec::new(),
+            now: Duration::ZERO,
+        }
+    }
+
+    fn apply(&mut self, step: Step) {
+        let sequences = self.sequences.len();
+        match step {
+            Step::Begin { adapter, tokens } => self.begin(adapter, tokens),
+            Step::Look { sequence } if sequence < sequences => self.look(sequence),
+            Step::Insert { sequence } if sequence < sequences => self.insert(sequence),
+            Step::End { sequence } if sequence < sequences => self.end(sequence),
+            Step::Look { .. } | Step::Insert { .. } | Step::End { .. } => {}
+            Step::Copy { room, spills, prefetches } => {
+                self.cache.set_spill_room(room);
+                self.cache.spill(spills);
+                self.cache.prefetch(prefetches);
+            }
+            Step::EndCopy { which, is_good } if which < self.copies.len() => self.end_copy(which, is_good),
+            Step::EndCopy { .. } => {}
+            Step::Unload { adapter: number } => {
+                if let Some(id) = adapter(number)
+                    && self.sequences.iter().all(|sequence| sequence.adapter != number)
+                {
+                    assert_ne!(self.cache.remove_adapter_place(id), Removal::Pinned);
+                    self.cache.remove_adapter(id);
+                    let found = self.cache.lookup(namespace(number), &[0; BLOCK_TOKENS]);
+                    assert!(found.blocks.is_empty(), "an adapter that is unloaded has nothing on the device");
+                }
+            }
+            Step::Wait { ms } => {
+                self.now += Duration::from_millis(ms);
+                self.cache.advance(self.now, self.sequences.len());
+            }
+            Step::Restart => self.restart(),
+        }
+        self.take_copies();
+        self.check();
+    }
+
+    fn begin(&mut self, number: u8, tokens: Vec<u32>) {
+        self.cache.note_request(adapter(number));
+        let is_pinned = adapter(number).is_some_and(|id| {
+            let place = self.cache.place_adapter(id, 2);
+            assert_eq!(
+                matches!(place, AdapterPlace::NoRoom | AdapterPlace::TooLarge),
+                !self.cache.has_adapter_place(id)
+            );
+            // Who began before it had a place keeps it there too.
+            for other in self.sequences.iter_mut().filter(|other| other.adapter == number && !other.is_pinned)
+            {
+                other.is_pinned = self.cache.pin_adapter(id);
+            }
+            self.cache.pin_adapter(id)
+        });
+        self.take_copies();
+        let mut found = self.cache.lookup(namespace(number), &tokens);
+        let (at_once, below) = (found.blocks.len(), self.cache.below(&found, &tokens));
+        let awaited = self.cache.fetch(&mut found, &tokens);
+        assert!(awaited.len() <= below);
+        self.sequences.push(Sequence {
+            adapter: number,
+            tokens,
+            blocks: found.blocks,
+            found: at_once,
+            awaited,
+            cursor: found.cursor,
+            inserted: 0,
+            is_pinned,
+        });
+        self.take_copies();
+        self.look(self.sequences.len() - 1);
+    }
+
+    /// Goes on once everything it waits for has come, or will not.
+    fn look(&mut self, sequence: usize) {
+        let Self { cache, sequences, on_device, .. } = self;
+        let Sequence { adapter, tokens, blocks, found, awaited, cursor, inserted, .. } =
+            &mut sequences[sequence];
+        if *inserted > 0 || blocks.len() > *found + awaited.len() {
+            return;
+        }
+        let Some(arrived) = cache.arrived(awaited) else { return };
+        cache.release(&blocks.split_off(*found + arrived));
+        if let Some(last) = awaited[..arrived].last() {
+            *cursor = cache.cursor_at(*last).expect("it is held");
+        }
+        awaited.truncate(arrived);
+        for (index, block) in blocks.iter().enumerate() {
+            let expected = chain(*adapter, &tokens[..(index + 1) * BLOCK_TOKENS]);
+            assert_eq!(on_device.get(block), Some(&expected), "a hit holds exactly the asked prefix");
+        }
+        *inserted = blocks.len();
+        let missing = tokens.len().div_ceil(BLOCK_TOKENS) - blocks.len();
+        let available = cache.available();
+        let fresh = cache.allocate(missing);
+        assert_eq!(fresh.is_some(), available >= missing, "available() says what allocate() can give");
+        match fresh {
+            Some(fresh) => {
+                self.take_copies();
+                let Sequence { adapter, tokens, blocks, inserted, .. } = &mut self.sequences[sequence];
+                for (index, block) in fresh.iter().enumerate() {
+                    let end = ((*inserted + index + 1) * BLOCK_TOKENS).min(tokens.len());
+                    self.on_device.insert(*block, chain(*adapter, &tokens[..end]));
+                }
+                blocks.extend(fresh);
+            }
+            None => self.end(sequence),
+        }
+    }
+
+    fn insert(&mut self, sequence: usize) {
+        let sequence = &mut self.sequences[sequence];
+        let start = sequence.inserted * BLOCK_TOKENS;
+        if sequence.inserted >= sequence.blocks.len()
+            || sequence.inserted < sequence.found + sequence.awaited.len()
+        {
+            return;
+        }
+        let Some(tokens) = sequence.tokens.get(start..start + BLOCK_TOKENS) else { return };
+        let mine = &mut sequence.blocks[sequence.inserted];
+        *mine = self.cache.insert(&mut sequence.cursor, tokens, *mine);
+        sequence.inserted += 1;
+        let expected = chain(sequence.adapter, &sequence.tokens[..start + BLOCK_TOKENS]);
+        assert_eq!(self.on_device.get(mine), Some(&expected), "an exchanged block holds the same prefix");
+    }
+
+    fn end(&mut self, sequence: usize) {
+        let ended = self.sequences.swap_remove(sequence);
+        self.cache.release(&ended.blocks);
+        if ended.is_pinned
+            && let Some(id) = adapter(ended.adapter)
+        {
+            self.cache.unpin_adapter(id);
+        }
+    }
+
+    /// What goes out is taken from its block at once.
+    fn take_copies(&mut self) {
+        for id in self.cache.take_evicted_adapters() {
+            let users = self
+                .sequences
+                .iter()
+                .filter(|sequence| sequence.is_pinned && adapter(sequence.adapter) == Some(id));
+            assert_eq!(users.count(), 0, "an adapter that is used has left");
+        }
+        for copy in self.cache.take_copies() {
+            match copy {
+                Copy::Out { node, block, slots } => {
+                    let Some(record) = self.cache.record(node, 7) else { continue };
+                    assert_eq!(
+                        self.on_device.get(&block),
+                        Some(&record.chain()),
+                        "what is copied is what it is said to be"
+                    );
+                    for (tier, slot) in Tier::LOWER.into_iter().zip(slots) {
+                        if let Some(slot) = slot {
+                            self.copies.push(Under::Out { node, tier, slot, record: record.clone() });
+                        }
+                    }
+                }
+                Copy::In { node, block, tier, slot, .. } => {
+                    self.copies.push(Under::In { node, block, tier, slot })
+                }
+            }
+        }
+    }
+
+    fn end_copy(&mut self, which: usize, is_good: bool) {
+        let outcome = |is_good| if is_good { Outcome::Done } else { Outcome::Failed };
+        match self.copies.remove(which) {
+            Under::Out { node, tier, slot, record } => {
+                if is_good {
+                    self.below.insert((tier, slot), record);
+                }
+                self.cache.copied_out(node, tier, outcome(is_good));
+            }
+            Under::In { node, block, tier, slot } => {
+                if !self.cache.awaits(node, block) {
+                    return;
+                }
+                let wanted = self.cache.record(node, 7).expect("it awaits it");
+                // What is on its way down is still at hand.
+                let on_its_way = self.copies.iter().rev().find_map(|copy| match copy {
+                    Under::Out { tier: to, slot: at, record, .. } if (*to, *at) == (tier, slot) => {
+                        Some(record)
+                    }
+                    _ => None,
+                });
+                let read = on_its_way.or_else(|| self.below.get(&(tier, slot)));
+                let is_it = is_good && read.is_some_and(|record| record.chain() == wanted.chain());
+                if is_it {
+                    self.on_device.insert(block, wanted.chain());
+                }
+                self.cache.copied_in(node, block, outcome(is_it));
+            }
+        }
+    }
+
+    fn restart(&mut self) {
+        self.cache = Cache::new(self.settings);
+        self.copies.clear();
+        self.sequences.clear();
+        self.on_device.clear();
+        self.below.retain(|(tier, _), _| *tier == Tier::Disk);
+        let records = self.below.iter().map(|((_, slot), record)| (Slot(*slot), record.clone())).collect();
+        self.cache.advance(self.now, 0);
+        self.cache.restore(records);
+    }
+
+    fn check(&self) {
+        self.cache.audit().unwrap_or_else(|violation| panic!("{violation}"));
+        let held: HashSet<BlockId> =
+            self.sequences.iter().flat_map(|sequence| sequence.blocks.iter().copied()).collect();
+        assert_eq!(self.cache.counts().used, held.len());
+    }
+
+    /// Everything can be had back.
+    fn finish(mut self) {
+        while !self.sequences.is_empty() {
+            self.end(0);
+        }
+        self.take_copies();
+        while !self.copies.is_empty() {
+            self.end_copy(0, true);
+        }
+        self.check();
+        let all = self.settings.max_kv_blocks as usize;
+        assert_eq!(self.cache.allocate(all).map(|blocks| blocks.len()), Some(all), "nothing has leaked");
+    }
+}
+
+fn settings() -> impl Strategy<Value = Settings> {
+    let variant = prop::sample::select(Variant::ALL);
+    (8..16u32, 0..8u32, 0..24u32, variant).prop_map(|(device, host, disk, variant)| Settings {
+        host,
+        disk,
+        max_kv_blocks: device - 2,
+        max_adapter_blocks: device / 2,
+        variant,
+        ..Settings::device_alone(device, BLOCK_TOKENS)
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_happens_every_block_holds_what_it_is_said_to(
+        settings in settings(),
+        steps in prop::collection::vec(step(), 1..200),
+    ) {
+        let mut world = World::new(settings);
+        // A policy may have shares of its own.
+        world.settings.max_kv_blocks = world.cache.available() as u32;
+        for step in steps {
+            world.apply(step);
+        }
+        world.finish();
+    }
+}

@@ -1,0 +1,27 @@
+//! KV blocks that an earlier process left in a file.
+
+use cache::store::{Found, Layout, Store, StoreError};
+
+use crate::{
+    Outcome,
+    targets::{folder, refused},
+};
+
+/// What the file is opened as.
+pub(crate) const LAYOUT: Layout = Layout { fingerprint: [7; 32], block_bytes: 64, block_tokens: 2, slots: 4 };
+
+/// What is told of can be read, or is found to be damaged.
+pub(crate) fn file(input: &[u8]) -> Outcome {
+    let folder = folder(&[("blocks", input)]);
+    let opened = Store::open(&folder.path().join("blocks"), &LAYOUT).map_err(refused)?;
+    for (slot, record) in &opened.blocks {
+        match opened.store.read(*slot, record, &mut [0; LAYOUT.block_bytes]) {
+            Ok(()) | Err(StoreError::Damaged(_)) => {}
+            Err(error) => panic!("{slot:?}: {error}"),
+        }
+    }
+    match opened.found {
+        Found::Same => Ok(()),
+        found => Err(format!("begun anew: {found:?}")),
+    }
+}

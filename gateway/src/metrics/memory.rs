@@ -1,0 +1,72 @@
+//! What the executor reports of its tiers.
+
+use std::sync::Arc;
+
+use shmproto::message::{MemoryStats, Stats};
+
+use super::{
+    executor::{float, grown},
+    store::{Number, Store},
+    table::Id,
+};
+
+/// A label, and the figure that it counts.
+type Move = (&'static str, fn(&MemoryStats) -> u64);
+
+/// What the counters of copies count.
+const MOVES: [Move; 7] = [
+    ("fetched_host", |memory| memory.fetched_host_blocks),
+    ("fetched_disk", |memory| memory.fetched_disk_blocks),
+    ("prefetched", |memory| memory.prefetched_blocks),
+    ("spilled", |memory| memory.spilled_blocks),
+    ("evicted", |memory| memory.evicted_blocks),
+    ("lost", |memory| memory.lost_blocks),
+    ("failed", |memory| memory.failed_copies),
+];
+
+/// Slots of a tier.
+#[derive(Debug)]
+struct Slots {
+    total: Arc<Number>,
+    used: Arc<Number>,
+}
+
+/// The figures, ready to be changed.
+#[derive(Debug)]
+pub(super) struct MemoryFigures {
+    host: Slots,
+    disk: Slots,
+    adapters: Arc<Number>,
+    required: Arc<Number>,
+    moves: Vec<Arc<Number>>,
+}
+
+impl MemoryFigures {
+    pub(super) fn new(store: &Store) -> Self {
+        let slots = |tier| Slots {
+            total: store.number(Id::TierBlocks, &[tier, "total"]),
+            used: store.number(Id::TierBlocks, &[tier, "used"]),
+        };
+        Self {
+            host: slots("host"),
+            disk: slots("disk"),
+            adapters: store.number(Id::KvBlocks, &["adapters"]),
+            required: store.number(Id::AdaptersRequired, &[]),
+            moves: MOVES.iter().map(|(way, _)| store.number(Id::MovedBlocks, &[way])).collect(),
+        }
+    }
+
+    /// Takes over what was reported since `before`.
+    pub(super) fn report(&self, now: &Stats, before: Option<&Stats>) {
+        let now = &now.memory;
+        self.host.total.set(f64::from(now.host_blocks_total));
+        self.host.used.set(f64::from(now.host_blocks_used));
+        self.disk.total.set(f64::from(now.disk_blocks_total));
+        self.disk.used.set(f64::from(now.disk_blocks_used));
+        self.adapters.set(f64::from(now.adapter_blocks));
+        self.required.set(f64::from(now.adapters_required));
+        for (counter, (_, figure)) in self.moves.iter().zip(MOVES) {
+            counter.add(float(grown(figure(now), before.map(|before| figure(&before.memory)))));
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! What is kept of a tenant's runs: states in directories, and adapters in the registry that are called after their run.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use serde::{Deserialize, Serialize};
+use training_protocol::session::{Lora, Refusal};
+
+use super::saved;
+use crate::adapters::{Entry, table::Table};
+
+/// Most states that a tenant keeps.
+const MAX_STATES: usize = 1024;
+/// What a state is of, beside what the trainer wrote.
+const ABOUT: &str = "about.json";
+
+/// What a state is of.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct About {
+    /// The model that was trained.
+    pub base: String,
+    /// The size of its adapter.
+    pub lora: Option<Lora>,
+}
+
+/// What can be gone on from, or sampled from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Adapter and optimizer.
+    State,
+    /// An adapter that is served.
+    Sampler,
+}
+
+impl Kind {
+    /// As paths have it.
+    #[must_use]
+    pub fn segment(self) -> &'static str {
+        match self {
+            Self::State => "weights",
+            Self::Sampler => "sampler_weights",
+        }
+    }
+}
+
+/// Something that is kept of a run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Checkpoint {
+    /// Of which run.
+    pub run: String,
+    /// Its name.
+    pub name: String,
+    /// What can be done with it.
+    pub kind: Kind,
+    /// What it takes.
+    pub bytes: u64,
+    /// When it was kept, in seconds since 1970.
+    pub at: u64,
+    /// Rank of the adapter, if that is known.
+    pub rank: Option<usize>,
+}
+
+impl Checkpoint {
+    /// Where clients find it.
+    #[must_use]
+    pub fn path(&self) -> String {
+        format!("tinker://{}/{}", self.run, self.id())
+    }
+
+    /// The same within its run.
+    #[must_use]
+    pub fn id(&self) -> String {
+        format!("{}/{}", self.kind.segment(), self.name)
+    }
+}
+
+/// Adapters of `tenant` that are served of runs.
+pub fn samplers<'a>(table: &'a Table, tenant: &'a str) -> impl Iterator<Item = Checkpoint> + 'a {
+    let of_tenant = |entry: &&Entry| entry.record.tenant.as_deref() == Some(tenant);
+    table.values().map(|entry| &**entry).filter(of_tenant).filter_map(|entry| {
+        let (run, name) = saved::sampler_of(&entry.record.name)?;
+        Some(Checkpoint {
+            run: run.to_owned(),
+            name: name.to_owned(),
+            kind: Kind::Sampler,
+            bytes: entry.record.bytes,
+            at: entry.record.loaded_at,
+            rank: Some(entry.record.rank as usize),
+        })
+    })
+}
+
+/// Where states are.
+#[derive(Debug, Clone)]
+pub struct States {
+    root: PathBuf,
+    /// What those of a tenant may take.
+    tenant_bytes: u64,
+}
+
+impl States {
+    /// Below `state`, the gateway's directory; no more is kept for a tenant whose states take `tenant_bytes`.
+    #[must_use]
+    pub fn below(state: &Path, tenant_bytes: u64) -> Self {
+        Self { root: state.join("tinker"), tenant_bytes }
+    }
+
+    /// Where the state of this name is, or is to be. What one tenant names never leads to another's.
+    #[must_use]
+    pub fn directory(&self, tenant: &str, run: &str, name: &str) -> PathBuf {
+        self.of(tenant).join(run).join(name)
+    }
+
+    /// A place for something that is only handed over.
+    #[must_use]
+    pub fn passage(&self, run: &str) -> PathBuf {
+        self.root.join("passing").join(run)
+    }
+
+    /// Checks that there is room for a state, in the place of one of its name, and makes room for its directory. What it will
+    /// take nobody knows yet: the last one may go beyond the limit.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn make_room(&self, tenant: &str, run: &str, name: &str) -> Result<(), Refusal> {
+        let failed = |error: io::Error| Refusal::server(format!("the state cannot be kept: {error}"));
+        fs::create_dir_all(self.of(tenant).join(run)).map_err(failed)?;
+        let mut others = self.list(tenant).map_err(failed)?;
+        others.retain(|state| (state.run.as_str(), state.name.as_str()) != (run, name));
+        let (count, bytes) = (others.len(), others.iter().map(|state| state.bytes).sum::<u64>());
+        let limit = self.tenant_bytes;
+        if count < MAX_STATES && bytes < limit {
+            return Ok(());
+        }
+        Err(Refusal::user(format!(
+            "you keep {count} states of {bytes} bytes, and may keep {MAX_STATES} of {limit} (--tenant-state-bytes): \
+             take some away with RestClient.delete_checkpoint"
+        )))
+    }
+
+    fn of(&self, tenant: &str) -> PathBuf {
+        // A tenant's name may be anything; a directory's may not.
+        self.root.join("states").join(&blake3::hash(tenant.as_bytes()).to_hex()[..32])
+    }
+
+    /// Every state of `tenant`.
+    ///
+    /// # Errors
+    /// They cannot be looked at.
+    pub fn list(&self, tenant: &str) -> io::Result<Vec<Checkpoint>> {
+        let mut all = Vec::new();
+        for run in entries(&self.of(tenant))? {
+            for state in entries(&run)? {
+                // One that is being removed, or was never finished, is none.
+                all.extend(state_at(&state).ok());
+            }
+        }
+        Ok(all)
+    }
+
+    /// Writes down what a state is of.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn describe(directory: &Path, about: &About) -> io::Result<()> {
+        fs::write(directory.join(ABOUT), serde_json::to_vec(about)?)
+    }
+
+    /// What a state is of, if that was written down.
+    #[must_use]
+    pub fn about(directory: &Path) -> Option<About> {
+        serde_json::from_slice(&fs::read(directory.join(ABOUT)).ok()?).ok()
+    }
+
+    /// Takes a state away; false if there is none.
+    ///
+    /// # Errors
+    /// It cannot be taken away.
+    pub fn remove(&self, tenant: &str, run: &str, name: &str) -> io::Result<bool> {
+        let directory = self.directory(tenant, run, name);
+        match fs::remove_dir_all(&directory) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            removed => removed?,
+        }
+        // The last one takes its run along.
+        let _ = directory.parent().map(fs::remove_dir);
+        Ok(true)
+    }
+}
+
+/// Paths in a directory; none if it is not there.
+fn entries(directory: &Path) -> io::Result<Vec<PathBuf>> {
+    match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        found => found?.map(|entry| Ok(entry?.path())).collect(),
+    }
+}
+
+fn state_at(directory: &Path) -> io::Result<Checkpoint> {
+    let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let (mut bytes, mut at) = (0, None);
+    for file in fs::read_dir(directory)? {
+        let found = file?.metadata()?;
+        bytes += found.len();
+        at = at.max(Some(found.modified()?));
+    }
+    let since_1970 = |at: SystemTime| at.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+    Ok(Checkpoint {
+        run: directory.parent().map(name).unwrap_or_default(),
+        name: name(directory),
+        kind: Kind::State,
+        bytes,
+        at: at.map(since_1970).ok_or(io::ErrorKind::NotFound)?,
+        rank: States::about(directory).and_then(|about| about.lora).map(|lora| lora.rank),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_are_listed_with_what_they_take_and_taken_away() {
+        let place = tempfile::tempdir().unwrap();
+        let states = States::below(place.path(), 1 << 20);
+        assert_eq!(states.list("alice").unwrap(), []);
+        let directory = states.directory("alice", "r-0", "first");
+        fs::create_dir_all(&directory).unwrap();
+        assert_eq!(states.list("alice").unwrap(), [], "nothing is in it yet");
+        fs::write(directory.join("checkpoint"), [0; 100]).unwrap();
+        let lora = Lora { rank: 8, alpha: 32.0, targets: Vec::new() };
+        States::describe(&directory, &About { base: "base".to_owned(), lora: Some(lora) }).unwrap();
+        let listed = states.list("alice").unwrap();
+        assert_eq!((listed.len(), listed[0].rank), (1, Some(8)));
+        assert_eq!(listed[0].path(), "tinker://r-0/weights/first");
+        assert!(listed[0].bytes > 100 && listed[0].at > 0);
+        assert_eq!(states.list("bob").unwrap(), []);
+        assert!(!states.remove("bob", "r-0", "first").unwrap());
+        assert!(states.remove("alice", "r-0", "first").unwrap());
+        assert!(!states.remove("alice", "r-0", "first").unwrap());
+        assert_eq!(states.list("alice").unwrap(), []);
+    }
+
+    #[test]
+    fn what_a_tenant_keeps_is_bounded_and_a_state_may_be_replaced() {
+        let place = tempfile::tempdir().unwrap();
+        let states = States::below(place.path(), 100);
+        states.make_room("alice", "r-0", "first").unwrap();
+        let directory = states.directory("alice", "r-0", "first");
+        fs::create_dir_all(&directory).unwrap();
+        fs::write(directory.join("checkpoint"), [0; 100]).unwrap();
+        let refused = states.make_room("alice", "r-0", "second").unwrap_err();
+        assert!(refused.message.contains("--tenant-state-bytes") && refused.message.contains("100 bytes"));
+        states.make_room("alice", "r-0", "first").unwrap();
+        states.make_room("bob", "r-0", "second").unwrap();
+    }
+
+    #[test]
+    fn tenants_share_no_directory() {
+        let states = States::below(Path::new("state"), 1);
+        let of = |tenant| states.directory(tenant, "r-0", "last");
+        assert_ne!(of("alice"), of("bob"));
+        assert!(of("../../etc").starts_with("state/tinker/states"));
+    }
+}

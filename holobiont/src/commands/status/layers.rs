@@ -1,0 +1,90 @@
+//! Who rents base layers.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use crate::terminal::{
+    Ink, printable,
+    table::{size, table},
+};
+
+/// What split clients use.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Layers {
+    open: u64,
+    refused: u64,
+    broken: u64,
+    joined_rows: u64,
+    used: Used,
+    sessions: Vec<Session>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Session {
+    tenant: String,
+    name: String,
+    masking: String,
+    route: String,
+    waiting_rows: u64,
+    used: Used,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Used {
+    calls: u64,
+    refused: u64,
+    rows: BTreeMap<String, u64>,
+    bytes_in: u64,
+    bytes_out: u64,
+    wait_ms: f64,
+    mean_batch_rows: f64,
+}
+
+impl Layers {
+    /// How many there are, and what they have used.
+    pub(super) fn text(&self) -> String {
+        let rows: u64 = self.used.rows.values().sum();
+        let used =
+            (rows > 0).then(|| format!("{rows} rows, {} of them in resident passes", self.joined_rows));
+        let trouble = [(self.refused, "refused"), (self.broken, "ended for a breach")];
+        let trouble = trouble
+            .into_iter()
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, what)| format!("{count} {what}"));
+        let open = if self.open == 0 { "none".to_owned() } else { self.open.to_string() };
+        [Some(open), used].into_iter().flatten().chain(trouble).collect::<Vec<_>>().join("; ")
+    }
+}
+
+/// Every split client that is here.
+pub(super) fn sessions(ink: Ink, layers: &Layers) -> Option<String> {
+    let rows: Vec<_> = layers.sessions.iter().map(session_row).collect();
+    let head = [
+        "TENANT", "CLIENT", "ROUTE", "MASKING", "CALLS", "REFUSED", "ROWS", "BATCH", "IN", "OUT", "WAITED",
+        "WAITING",
+    ];
+    (!rows.is_empty()).then(|| table(ink, head, &rows))
+}
+
+/// A split client, with what it has used since it came.
+fn session_row(session: &Session) -> [String; 12] {
+    let used = &session.used;
+    [
+        printable(&session.tenant),
+        printable(&session.name),
+        printable(&session.route),
+        printable(&session.masking),
+        used.calls.to_string(),
+        used.refused.to_string(),
+        used.rows.values().sum::<u64>().to_string(),
+        format!("{:.1}", used.mean_batch_rows),
+        size(used.bytes_in),
+        size(used.bytes_out),
+        format!("{:.1} ms", used.wait_ms),
+        session.waiting_rows.to_string(),
+    ]
+}

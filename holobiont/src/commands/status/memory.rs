@@ -1,0 +1,121 @@
+//! The tiers of keys, values and adapters.
+
+use serde::Deserialize;
+
+use crate::terminal::table::size;
+
+/// Characters of the bar.
+const BAR: u64 = 24;
+
+/// `memory` of `/v1/status`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Memory {
+    block_bytes: u64,
+    device: Pool,
+    host: Slots,
+    disk: Slots,
+    blocks: Moves,
+    kv_wait_ms: f64,
+}
+
+/// Blocks of the device.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Pool {
+    total: u64,
+    running: u64,
+    history: u64,
+    adapters: u64,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Slots {
+    total: u64,
+    used: u64,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Moves {
+    fetched_host: u64,
+    fetched_disk: u64,
+    lost: u64,
+    failed: u64,
+}
+
+impl Memory {
+    /// How the device is divided: `#` runs, `=` is history, `a` are adapters, `.` is free.
+    pub(super) fn device(&self) -> String {
+        let Pool { total, running, history, adapters } = self.device;
+        if total == 0 {
+            return "-".into();
+        }
+        let parts = [('#', running, "running"), ('=', history, "history"), ('a', adapters, "adapters")];
+        let mut bar = String::new();
+        let mut so_far = 0;
+        for (sign, blocks, _) in parts {
+            so_far += blocks;
+            // Ends are rounded, so the parts add up to what is taken; what there is is seen.
+            let end = (so_far * BAR).div_ceil(total).min(BAR);
+            bar.extend(std::iter::repeat_n(
+                sign,
+                usize::try_from(end).unwrap_or(0).saturating_sub(bar.len()),
+            ));
+        }
+        let free = usize::try_from(BAR).unwrap_or(0).saturating_sub(bar.len());
+        bar.extend(std::iter::repeat_n('.', free));
+        let bytes = |blocks: u64| size(blocks.saturating_mul(self.block_bytes));
+        let named = parts.iter().filter(|(_, blocks, _)| *blocks > 0);
+        let mut words: Vec<String> =
+            named.map(|(_, blocks, name)| format!("{} {name}", bytes(*blocks))).collect();
+        words.push(format!("of {}", bytes(total)));
+        format!("[{bar}] {}", words.join(", "))
+    }
+
+    /// What lies below the device, and what came back from there.
+    pub(super) fn below(&self) -> String {
+        let bytes = |blocks: u64| size(blocks.saturating_mul(self.block_bytes));
+        let tier = |name: &str, slots: &Slots| {
+            (slots.total > 0).then(|| format!("{name} {} of {}", bytes(slots.used), bytes(slots.total)))
+        };
+        let tiers: Vec<String> =
+            [tier("host", &self.host), tier("disk", &self.disk)].into_iter().flatten().collect();
+        if tiers.is_empty() {
+            return "nothing is kept below the device; [memory].disk keeps it, also for the next start"
+                .into();
+        }
+        let back = self.blocks.fetched_host + self.blocks.fetched_disk;
+        let came = (back > 0).then(|| format!("{} came back in {:.1} ms", bytes(back), self.kv_wait_ms));
+        let lost = (self.blocks.lost > 0).then(|| format!("{} found no room", bytes(self.blocks.lost)));
+        let failed = (self.blocks.failed > 0)
+            .then(|| format!("{} copies failed; holobiont logs executor says why", self.blocks.failed));
+        tiers.into_iter().chain([came, lost, failed].into_iter().flatten()).collect::<Vec<_>>().join("; ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_bar_shows_every_part_and_adds_up() {
+        let memory: Memory = serde_json::from_value(json!({
+            "block_bytes": 1024, "device": {"total": 24, "running": 6, "history": 12, "adapters": 0},
+            "disk": {"total": 100, "used": 10}, "blocks": {"fetched_disk": 3, "lost": 1}, "kv_wait_ms": 2.5,
+        }))
+        .unwrap();
+        assert_eq!(
+            memory.device(),
+            "[######============......] 6.00 KiB running, 12.00 KiB history, of 24.00 KiB"
+        );
+        assert_eq!(
+            memory.below(),
+            "disk 10.00 KiB of 100.00 KiB; 3.00 KiB came back in 2.5 ms; 1.00 KiB found no room"
+        );
+        assert_eq!(Memory::default().device(), "-");
+    }
+}

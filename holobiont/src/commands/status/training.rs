@@ -1,0 +1,84 @@
+//! What is trained.
+
+use serde::Deserialize;
+
+use crate::terminal::{Ink, printable, table::table};
+
+/// Jobs, and models that are trained step by step.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Training {
+    trains: bool,
+    jobs: Vec<Job>,
+    runs: Vec<Run>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Job {
+    name: String,
+    tenant: String,
+    status: String,
+    step: u64,
+    steps: Option<u64>,
+    loss: Option<f64>,
+    tokens_per_s: Option<f64>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Run {
+    name: String,
+    tenant: String,
+    status: String,
+    step: u64,
+    loss_sum: Option<f64>,
+}
+
+impl Training {
+    /// How much there is.
+    pub(super) fn text(&self) -> String {
+        let count = |count: usize, what: &str| match count {
+            0 => None,
+            1 => Some(format!("1 {what}")),
+            _ => Some(format!("{count} {what}s")),
+        };
+        let runs = count(self.runs.len(), "model").map(|models| format!("{models} step by step"));
+        let counts: Vec<String> = [count(self.jobs.len(), "job"), runs].into_iter().flatten().collect();
+        match (self.trains, counts.is_empty()) {
+            (false, true) => "not here".to_owned(),
+            (true, true) => "none".to_owned(),
+            (_, false) => counts.join(", "),
+        }
+    }
+}
+
+/// Everything that is trained now.
+pub(super) fn under_way(ink: Ink, training: &Training) -> Option<String> {
+    let rows: Vec<_> = training.jobs.iter().map(job_row).chain(training.runs.iter().map(run_row)).collect();
+    (!rows.is_empty()).then(|| table(ink, ["TRAINED", "TENANT", "STATE", "STEP", "TOKENS/S", "LOSS"], &rows))
+}
+
+fn job_row(job: &Job) -> [String; 6] {
+    let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".to_owned());
+    [
+        printable(&job.name),
+        printable(&job.tenant),
+        printable(&job.status),
+        or_none(job.steps.map(|steps| format!("{} of {steps}", job.step))),
+        or_none(job.tokens_per_s.map(|rate| format!("{rate:.0}"))),
+        or_none(job.loss.map(|loss| format!("{loss:.3}"))),
+    ]
+}
+
+/// Nobody but its client knows how many steps there will be; its losses are sums.
+fn run_row(run: &Run) -> [String; 6] {
+    [
+        printable(&run.name),
+        printable(&run.tenant),
+        printable(&run.status),
+        run.step.to_string(),
+        "-".to_owned(),
+        run.loss_sum.map_or_else(|| "-".to_owned(), |loss| format!("{loss:.3} in all")),
+    ]
+}

@@ -1,0 +1,101 @@
+//! What the program can do. Everything is printed as one JSON object a line, the first with all parameters.
+//!
+//! # Layout
+//!
+//! - `options`: what is simulated.
+//! - `fleet`: many runs at once.
+//! - `run`: one run. `compare`: all variants. `peak`: the highest rate.
+//! - `phases`, `knee`, `correlation`: the paper's stories.
+//! - `drawing`: charts of a run. `bench`: what the cache's own work takes.
+
+mod bench;
+mod compare;
+mod correlation;
+mod drawing;
+mod fleet;
+mod knee;
+mod options;
+mod peak;
+mod phases;
+mod run;
+
+use std::io::{self, Write};
+
+use clap::{Parser, Subcommand};
+use serde::Serialize;
+
+pub use self::options::{Options, Preset};
+use crate::{cost::CostError, engine::SimulationError, workload::replay::TraceError};
+
+/// The cache and the scheduler of an executor on a virtual clock.
+#[derive(Debug, Parser)]
+#[command(name = "holobiont-simulator", version)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// One run.
+    Run(run::Run),
+    /// All variants on the same workloads, seed by seed.
+    Compare(compare::Compare),
+    /// The highest rate at which the mean time to the first token is below a limit.
+    Peak(peak::Peak),
+    /// What the device holds as the load rises (E-24).
+    Phases(phases::Phases),
+    /// Times to the first token over the share that adapters have to themselves (E-26).
+    Knee(knee::Knee),
+    /// Whether last use, frequency and cost agree (E-27).
+    Correlation(correlation::Correlation),
+    /// Times of the cache's own work on this machine (E-17).
+    Bench(bench::Bench),
+    /// The cost model in JSON, to be changed and given back by --cost-model.
+    Costs(Options),
+}
+
+/// Why a command came to nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandError {
+    /// A number that an option cannot have.
+    #[error("{0} has a value that it cannot have; see --help")]
+    Option(&'static str),
+    /// The file of costs.
+    #[error(transparent)]
+    Cost(#[from] CostError),
+    /// The trace.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// The run.
+    #[error(transparent)]
+    Simulation(#[from] SimulationError),
+    /// A result cannot be written.
+    #[error("cannot write the results")]
+    Write(#[from] io::Error),
+}
+
+impl Cli {
+    /// Does what it says.
+    ///
+    /// # Errors
+    /// What is asked for makes no sense, or results cannot be written.
+    pub fn run(self, out: &mut impl Write) -> Result<(), CommandError> {
+        match self.command {
+            Command::Run(run) => run.run(out),
+            Command::Compare(compare) => compare.run(out),
+            Command::Peak(peak) => peak.run(out),
+            Command::Phases(phases) => phases.run(out),
+            Command::Knee(knee) => knee.run(out),
+            Command::Correlation(correlation) => correlation.run(out),
+            Command::Bench(bench) => bench.run(out),
+            Command::Costs(options) => print(out, &options.setup()?.cost),
+        }
+    }
+}
+
+/// One line of JSON.
+fn print(out: &mut impl Write, what: &impl Serialize) -> Result<(), CommandError> {
+    let line = serde_json::to_string(what).map_err(io::Error::from)?;
+    Ok(writeln!(out, "{line}")?)
+}

@@ -1,0 +1,140 @@
+//! What the cache's decisions take on this machine, with a tree as large as it gets (E-17).
+
+use std::{
+    io::Write,
+    time::{Duration, Instant},
+};
+
+use cache::{Cache, Cursor, Settings, replacement::Variant};
+use clap::Args;
+use serde_json::json;
+
+use super::{CommandError, print};
+use crate::{
+    random::Stream,
+    workload::{Adapter, Shares, Workload},
+};
+
+/// Times of the cache's own work.
+#[derive(Debug, Args)]
+pub(super) struct Bench {
+    /// Blocks of the device, all of which the tree knows.
+    #[arg(long, default_value_t = 100_000)]
+    nodes: u32,
+    /// Who leaves first.
+    #[arg(long, default_value = "elora")]
+    variant: Variant,
+}
+
+const BLOCK_TOKENS: usize = 16;
+const ADAPTERS: usize = 100;
+/// Blocks of a prompt that are known, and that are new.
+const KNOWN_BLOCKS: usize = 64;
+const NEW_BLOCKS: usize = 8;
+const ROUNDS: u64 = 2000;
+
+impl Bench {
+    pub(super) fn run(&self, out: &mut impl Write) -> Result<(), CommandError> {
+        let settings = Settings { variant: self.variant, ..Settings::device_alone(self.nodes, BLOCK_TOKENS) };
+        let mut stage = Stage::new(settings);
+        stage.fill(self.nodes as usize);
+        let [matched, inserted, evicted, advanced, reviewed] = stage.measure();
+        print(
+            out,
+            &json!({
+                "nodes": self.nodes,
+                "variant": self.variant.name(),
+                "match_us": microseconds(matched),
+                "match_blocks": KNOWN_BLOCKS,
+                "insert_us": microseconds(inserted),
+                "insert_blocks": NEW_BLOCKS,
+                "evict_us_per_block": microseconds(evicted) / NEW_BLOCKS as f64,
+                "advance_us": microseconds(advanced),
+                "evaluate_us_per_node": microseconds(reviewed),
+            }),
+        )
+    }
+}
+
+struct Stage {
+    cache: Cache,
+    adapters: Workload,
+    stream: Stream,
+    now: Duration,
+    prompts: Vec<(usize, Vec<u32>)>,
+}
+
+impl Stage {
+    fn new(settings: Settings) -> Self {
+        let adapters = vec![Adapter { rank: 1, tenant: 0 }; ADAPTERS];
+        Self {
+            cache: Cache::new(settings),
+            adapters: Workload { adapters, conversations: Vec::new(), shares: Shares::ByTenant },
+            stream: Stream::new(1, "bench", 0),
+            now: Duration::ZERO,
+            prompts: Vec::new(),
+        }
+    }
+
+    /// Prompts until the tree has so many nodes.
+    fn fill(&mut self, nodes: usize) {
+        while self.prompts.len() * (KNOWN_BLOCKS + NEW_BLOCKS) < nodes {
+            let adapter = self.stream.below(ADAPTERS);
+            let tokens =
+                (0..(KNOWN_BLOCKS + NEW_BLOCKS) * BLOCK_TOKENS).map(|_| self.stream.bits() as u32).collect();
+            self.prompts.push((adapter, tokens));
+            self.ask(self.prompts.len() - 1, |tokens, _| tokens);
+        }
+    }
+
+    /// A prompt is asked for; what is not known of it is computed. Returns how long matching, making room and inserting took.
+    fn ask(&mut self, prompt: usize, change: impl Fn(Vec<u32>, &mut Stream) -> Vec<u32>) -> [Duration; 3] {
+        let (adapter, tokens) = self.prompts[prompt].clone();
+        let tokens = change(tokens, &mut self.stream);
+        self.now += Duration::from_millis(20);
+        let namespace = self.adapters.namespace(adapter);
+        self.cache.note_request(namespace.adapter);
+        let began = Instant::now();
+        let found = self.cache.lookup(namespace, &tokens);
+        let matched = began.elapsed();
+        let began = Instant::now();
+        let known = found.blocks.len();
+        let fresh = self.cache.allocate(tokens.len() / BLOCK_TOKENS - known).unwrap_or_default();
+        let evicted = began.elapsed();
+        let (mut held, mut cursor): (_, Cursor) = (found.blocks, found.cursor);
+        let began = Instant::now();
+        for (block, tokens) in fresh.into_iter().zip(tokens.chunks_exact(BLOCK_TOKENS).skip(known)) {
+            held.push(self.cache.insert(&mut cursor, tokens, block));
+        }
+        let inserted = began.elapsed();
+        self.cache.release(&held);
+        [matched, evicted, inserted]
+    }
+
+    /// Means: of a match, of inserting, of making room, of a step's turn, and of looking at one node again.
+    fn measure(&mut self) -> [Duration; 5] {
+        let mut sums = [Duration::ZERO; 4];
+        for _ in 0..ROUNDS {
+            let prompt = self.stream.below(self.prompts.len());
+            let [matched, evicted, inserted] = self.ask(prompt, |mut tokens, stream| {
+                let known = KNOWN_BLOCKS * BLOCK_TOKENS;
+                tokens[known..].iter_mut().for_each(|token| *token = stream.bits() as u32);
+                tokens
+            });
+            // Long enough for as many nodes as are looked at in one turn.
+            self.now += Duration::from_secs(1);
+            let began = Instant::now();
+            self.cache.advance(self.now, 16);
+            let advanced = began.elapsed();
+            for (sum, took) in sums.iter_mut().zip([matched, inserted, evicted, advanced]) {
+                *sum += took;
+            }
+        }
+        let [matched, inserted, evicted, advanced] = sums.map(|sum| sum / ROUNDS as u32);
+        [matched, inserted, evicted, advanced, advanced / cache::replacement::REVIEWED_AT_ONCE]
+    }
+}
+
+fn microseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e6
+}

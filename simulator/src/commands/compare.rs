@@ -1,0 +1,134 @@
+//! All variants on the same workloads, seed by seed.
+
+use std::{fs, io::Write, path::PathBuf};
+
+use cache::replacement::Variant;
+use clap::Args;
+use serde::Serialize;
+use serde_json::json;
+
+use super::{CommandError, Options, fleet, print};
+use crate::{
+    chart::{self, Bar},
+    report::Report,
+    statistics::{half_interval, mean},
+};
+
+/// All variants on the same workloads.
+#[derive(Debug, Args)]
+pub(super) struct Compare {
+    #[command(flatten)]
+    options: Options,
+    /// Seeds, from --seed on.
+    #[arg(long, default_value_t = 20)]
+    seeds: u64,
+    /// Those to compare; all by default. What is compared with is among them.
+    #[arg(long, value_delimiter = ',')]
+    variants: Vec<Variant>,
+    /// Also prints a line for each run.
+    #[arg(long)]
+    each: bool,
+    /// Draws the mean time to the first token of each.
+    #[arg(long, value_name = "PATH")]
+    chart: Option<PathBuf>,
+}
+
+/// A figure of all seeds: its mean, and half the width of the 95 % interval.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(super) struct Estimate {
+    pub(super) mean: f64,
+    pub(super) half_interval: f64,
+}
+
+impl Estimate {
+    pub(super) fn of(values: &[f64]) -> Self {
+        Self { mean: mean(values), half_interval: half_interval(values) }
+    }
+}
+
+/// How many times a figure is another's, seed by seed (the geometric mean, and the ends of its 95 % interval).
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(super) struct Ratio {
+    pub(super) mean: f64,
+    pub(super) low: f64,
+    pub(super) high: f64,
+}
+
+impl Ratio {
+    pub(super) fn of(values: &[f64], to: &[f64]) -> Self {
+        let logs: Vec<f64> = values.iter().zip(to).map(|(value, to)| (value / to).ln()).collect();
+        let (mean, half) = (mean(&logs), half_interval(&logs));
+        Self { mean: mean.exp(), low: (mean - half).exp(), high: (mean + half).exp() }
+    }
+}
+
+type Figure = (&'static str, fn(&Report) -> f64);
+
+const FIGURES: [Figure; 15] = [
+    ("ttft_ms", |report| report.ttft_ms.mean),
+    ("ttft_p95_ms", |report| report.ttft_ms.p95),
+    ("ttft_p99_ms", |report| report.ttft_ms.p99),
+    ("ttft_queue_ms", |report| report.split_ms.queue),
+    ("ttft_adapter_ms", |report| report.split_ms.adapter),
+    ("ttft_kv_ms", |report| report.split_ms.kv),
+    ("tpot_ms", |report| report.tpot_ms.mean),
+    ("tpot_p99_ms", |report| report.tpot_ms.p99),
+    ("device_hits", |report| report.device_hits),
+    ("lower_hits", |report| report.lower_hits),
+    ("adapter_hits", |report| report.adapter_hits),
+    ("prefill_tokens", |report| report.prefill_tokens as f64),
+    ("invalid_share", |report| report.invalid_share),
+    ("adapter_share", |report| report.adapter_share),
+    ("link_share", |report| report.link_share),
+];
+
+/// Of them, those whose ratios are printed.
+const COMPARED: [&str; 4] = ["ttft_ms", "ttft_p99_ms", "tpot_ms", "prefill_tokens"];
+
+impl Compare {
+    pub(super) fn run(&self, out: &mut impl Write) -> Result<(), CommandError> {
+        let variants = if self.variants.is_empty() { Variant::ALL.to_vec() } else { self.variants.clone() };
+        print(out, &json!({ "settings": self.options.header()?, "seeds": self.seeds }))?;
+        let of = |variant: &Variant| {
+            fleet::seeds(&Options { variant: *variant, ..self.options.clone() }, self.seeds)
+        };
+        let jobs: Vec<Options> = variants.iter().flat_map(of).collect();
+        let reports = fleet::reports(&jobs)?;
+        if self.each {
+            for (job, report) in jobs.iter().zip(&reports) {
+                print(out, &json!({ "variant": job.variant.name(), "seed": job.seed, "report": report }))?;
+            }
+        }
+        let by_variant: Vec<&[Report]> = reports.chunks(self.seeds as usize).collect();
+        let base = variants.iter().position(|variant| *variant == Variant::Elora).unwrap_or(0);
+        let mut bars = Vec::new();
+        for (variant, reports) in variants.iter().zip(&by_variant) {
+            let values =
+                |of: &[Report], figure: fn(&Report) -> f64| -> Vec<f64> { of.iter().map(figure).collect() };
+            let mut line = serde_json::Map::new();
+            line.insert("variant".to_owned(), json!(variant.name()));
+            for (name, figure) in FIGURES {
+                line.insert(name.to_owned(), json!(Estimate::of(&values(reports, figure))));
+            }
+            let compared = FIGURES.iter().filter(|(name, _)| COMPARED.contains(name));
+            let ratios = compared.map(|(name, figure)| {
+                let ratio = Ratio::of(&values(reports, *figure), &values(by_variant[base], *figure));
+                ((*name).to_owned(), json!(ratio))
+            });
+            line.insert("ratios".to_owned(), ratios.collect::<serde_json::Map<_, _>>().into());
+            print(out, &line)?;
+            let ttft = Estimate::of(&values(reports, FIGURES[0].1));
+            bars.push(Bar {
+                name: variant.name().to_owned(),
+                value: ttft.mean,
+                half_interval: ttft.half_interval,
+            });
+        }
+        if let Some(path) = &self.chart {
+            let title =
+                format!("{} at {} requests/s, {} seeds", self.options.title(), self.options.rate, self.seeds);
+            fs::write(path, chart::bars(&title, "mean time to first token, ms", &bars))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,75 @@
+//! Times to the first token over the share of the device that adapters have to themselves (E-26).
+
+use std::{fs, io::Write, path::PathBuf};
+
+use cache::replacement::Variant;
+use clap::Args;
+use serde_json::json;
+
+use super::{CommandError, Options, compare::Estimate, fleet, print};
+use crate::chart::{self, Line};
+
+/// A fixed share for adapters, from a twentieth to a half of the device.
+#[derive(Debug, Args)]
+pub(super) struct Knee {
+    #[command(flatten)]
+    options: Options,
+    /// Seeds, from --seed on.
+    #[arg(long, default_value_t = 10)]
+    seeds: u64,
+    /// Numbers of adapters.
+    #[arg(long, value_delimiter = ',', default_values_t = [20, 50])]
+    counts: Vec<usize>,
+    /// Draws it.
+    #[arg(long, value_name = "PATH")]
+    chart: Option<PathBuf>,
+}
+
+/// What takes so many times as long as with the best share is not drawn.
+const DRAWN_TIMES: f64 = 5.0;
+
+/// Shares in hundredths.
+const SHARES: [u32; 10] = [5, 10, 15, 20, 25, 30, 35, 40, 45, 50];
+
+impl Knee {
+    pub(super) fn run(&self, out: &mut impl Write) -> Result<(), CommandError> {
+        print(out, &json!({ "settings": self.options.header()?, "seeds": self.seeds }))?;
+        let mut lines = Vec::new();
+        for &adapters in &self.counts {
+            let points = self.curve(adapters, out)?;
+            let best = points.iter().min_by(|one, other| one.1.total_cmp(&other.1));
+            print(out, &json!({ "adapters": adapters, "knee_share": best.map(|point| point.0) }))?;
+            let unified = Options { adapters, ..self.options.clone() };
+            let ttft = self.estimate(&unified)?;
+            print(out, &json!({ "adapters": adapters, "variant": unified.variant.name(), "ttft_ms": ttft }))?;
+            // Where adapters starve nothing else could be seen.
+            let is_drawn = |point: &(f64, f64)| best.is_some_and(|best| point.1 < DRAWN_TIMES * best.1);
+            let drawn = points.iter().copied().filter(is_drawn).collect();
+            lines.push(Line { name: format!("{adapters} adapters, static"), points: drawn });
+            let flat = SHARES.map(|share| (f64::from(share) / 100.0, ttft.mean)).to_vec();
+            lines.push(Line { name: format!("{adapters}, {}", unified.variant), points: flat });
+        }
+        if let Some(path) = &self.chart {
+            let axes = ("share of the device that adapters have", "mean time to first token, ms");
+            fs::write(path, chart::lines(&self.options.title(), axes, &lines, &[]))?;
+        }
+        Ok(())
+    }
+
+    fn curve(&self, adapters: usize, out: &mut impl Write) -> Result<Vec<(f64, f64)>, CommandError> {
+        let mut points = Vec::new();
+        for share in SHARES.map(|share| f64::from(share) / 100.0) {
+            let options = self.options.clone();
+            let fixed = Options { adapters, variant: Variant::Static, adapter_share: Some(share), ..options };
+            let ttft = self.estimate(&fixed)?;
+            print(out, &json!({ "adapters": adapters, "share": share, "ttft_ms": ttft }))?;
+            points.push((share, ttft.mean));
+        }
+        Ok(points)
+    }
+
+    fn estimate(&self, options: &Options) -> Result<Estimate, CommandError> {
+        let reports = fleet::reports(&fleet::seeds(options, self.seeds))?;
+        Ok(Estimate::of(&reports.iter().map(|report| report.ttft_ms.mean).collect::<Vec<_>>()))
+    }
+}

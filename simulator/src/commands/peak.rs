@@ -1,0 +1,74 @@
+//! The highest rate at which the mean time to the first token is below a limit (E-21).
+
+use std::io::Write;
+
+use cache::replacement::Variant;
+use clap::Args;
+use serde_json::json;
+
+use super::{CommandError, Options, fleet, print};
+use crate::statistics::mean;
+
+/// The highest rate at which the mean time to the first token is below a limit.
+#[derive(Debug, Args)]
+pub(super) struct Peak {
+    #[command(flatten)]
+    options: Options,
+    /// Seeds, from --seed on, whose mean is taken.
+    #[arg(long, default_value_t = 5)]
+    seeds: u64,
+    /// Those to look at; all by default.
+    #[arg(long, value_delimiter = ',')]
+    variants: Vec<Variant>,
+    /// The limit, in milliseconds.
+    #[arg(long, default_value_t = 500.0, value_name = "MS")]
+    limit: f64,
+    /// The highest rate that is tried.
+    #[arg(long, default_value_t = 50.0, value_name = "PER_S")]
+    max_rate: f64,
+}
+
+/// Rates are found to this part of themselves.
+const RESOLUTION: f64 = 0.02;
+
+impl Peak {
+    pub(super) fn run(&self, out: &mut impl Write) -> Result<(), CommandError> {
+        let variants = if self.variants.is_empty() { Variant::ALL.to_vec() } else { self.variants.clone() };
+        print(
+            out,
+            &json!({ "settings": self.options.header()?, "seeds": self.seeds, "limit_ms": self.limit }),
+        )?;
+        let mut of_elora = None;
+        for variant in variants {
+            let peak = self.peak(variant)?;
+            if variant == Variant::Elora {
+                of_elora = Some(peak);
+            }
+            let ratio = of_elora.map(|elora| peak / elora);
+            print(out, &json!({ "variant": variant.name(), "peak_per_s": peak, "ratio": ratio }))?;
+        }
+        Ok(())
+    }
+
+    fn peak(&self, variant: Variant) -> Result<f64, CommandError> {
+        let options = Options { variant, ..self.options.clone() };
+        let (mut low, mut high) = (0.05, 0.1);
+        while high < self.max_rate && self.holds(&options, high)? {
+            (low, high) = (high, high * 2.0);
+        }
+        while high - low > RESOLUTION * high {
+            let middle = (low + high) / 2.0;
+            match self.holds(&options, middle)? {
+                true => low = middle,
+                false => high = middle,
+            }
+        }
+        Ok(low)
+    }
+
+    fn holds(&self, options: &Options, rate: f64) -> Result<bool, CommandError> {
+        let jobs = fleet::seeds(&Options { rate, ..options.clone() }, self.seeds);
+        let ttft: Vec<f64> = fleet::reports(&jobs)?.iter().map(|report| report.ttft_ms.mean).collect();
+        Ok(mean(&ttft) < self.limit)
+    }
+}

@@ -1,0 +1,194 @@
+//! Fits the times of a cost model to what was measured: least squares of relative errors, and no time below 0.
+
+use super::{CostModel, TERMS, Work};
+
+/// Something that was timed, and what it did.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Observed {
+    /// How long it took.
+    pub seconds: f64,
+    /// Requests that came in and were answered.
+    pub requests: f64,
+    /// Steps, and how many of each kind: half a one is one that was waited for from its middle on.
+    pub steps: Vec<(f64, Work)>,
+}
+
+/// Measurements that say too little.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the measurements do not tell the parts of a step apart; measure prompts and batches of more sizes")]
+pub struct FitError;
+
+/// Requests, and the terms of steps.
+const ALL: usize = TERMS + 1;
+
+/// No fit looks for more tokens that take nothing.
+const MAX_FREE: usize = 32;
+
+impl Observed {
+    fn terms(&self, free_tokens: usize) -> [f64; ALL] {
+        let mut terms = [0.0; ALL];
+        terms[0] = self.requests;
+        for (count, work) in &self.steps {
+            terms[1..].iter_mut().zip(work.terms(free_tokens)).for_each(|(sum, term)| *sum += count * term);
+        }
+        terms
+    }
+
+    /// How long it should take.
+    #[must_use]
+    pub fn predicted(&self, model: &CostModel) -> f64 {
+        let steps: f64 = self.steps.iter().map(|(count, work)| count * model.step_seconds(*work)).sum();
+        self.requests * model.request_s + steps
+    }
+
+    /// The square of the error, as a share.
+    fn error(&self, model: &CostModel) -> f64 {
+        (self.predicted(model) / self.seconds - 1.0).powi(2)
+    }
+}
+
+impl CostModel {
+    /// This model with the times that fit `observed` best; sizes and rates of copies stay.
+    ///
+    /// # Errors
+    /// What was observed does not tell the terms apart.
+    pub fn fitted(self, observed: &[Observed]) -> Result<Self, FitError> {
+        let models =
+            (0..=MAX_FREE).filter_map(|free| Self { free_tokens: free, ..self }.fitted_linear(observed));
+        let error = |model: &Self| observed.iter().map(|one| one.error(model)).sum::<f64>();
+        models.min_by(|one, other| error(one).total_cmp(&error(other))).ok_or(FitError)
+    }
+
+    /// The same with as many free tokens as it has: all else is linear.
+    fn fitted_linear(self, observed: &[Observed]) -> Option<Self> {
+        let equations: Vec<Equation> =
+            observed.iter().map(|one| one.terms(self.free_tokens).map(|term| term / one.seconds)).collect();
+        let mut active: Vec<usize> = (0..ALL).collect();
+        loop {
+            let found = least_squares(&equations, &active)?;
+            let least = (0..active.len()).min_by(|&a, &b| found[a].total_cmp(&found[b]))?;
+            if found[least] < 0.0 {
+                // A term that takes time away is noise: the others do without it.
+                active.remove(least);
+                continue;
+            }
+            let mut times = [0.0; ALL];
+            active.iter().zip(found).for_each(|(&term, time)| times[term] = time);
+            let [
+                request_s,
+                step_s,
+                batch_s,
+                prefill_token_s,
+                prefill_pair_s,
+                decode_sequence_s,
+                context_token_s,
+            ] = times;
+            return Some(Self {
+                request_s,
+                step_s,
+                batch_s,
+                prefill_token_s,
+                prefill_pair_s,
+                decode_sequence_s,
+                context_token_s,
+                ..self
+            });
+        }
+    }
+}
+
+/// Terms as shares of the time that was seen: with the right costs they sum to 1.
+type Equation = [f64; ALL];
+
+/// The costs of the `active` terms whose sums differ least from 1.
+fn least_squares(equations: &[Equation], active: &[usize]) -> Option<Vec<f64>> {
+    let n = active.len();
+    let largest = |&term: &usize| equations.iter().map(|equation| equation[term]).fold(0.0, f64::max);
+    let scales: Vec<f64> = active.iter().map(largest).collect();
+    if scales.contains(&0.0) {
+        return None;
+    }
+    // The normal equations, the right side last.
+    let mut rows = vec![vec![0.0; n + 1]; n];
+    for equation in equations {
+        let scaled: Vec<f64> =
+            active.iter().zip(&scales).map(|(&term, scale)| equation[term] / scale).collect();
+        for (row, left) in rows.iter_mut().zip(&scaled) {
+            row.iter_mut().zip(scaled.iter().chain([&1.0])).for_each(|(cell, right)| *cell += left * right);
+        }
+    }
+    let solved = solve(rows)?;
+    Some(solved.iter().zip(&scales).map(|(cost, scale)| cost / scale).collect())
+}
+
+/// Gauss and Jordan, with the largest pivot of each column.
+fn solve(mut rows: Vec<Vec<f64>>) -> Option<Vec<f64>> {
+    let n = rows.len();
+    for column in 0..n {
+        let pivot = (column..n).max_by(|&a, &b| rows[a][column].abs().total_cmp(&rows[b][column].abs()))?;
+        rows.swap(column, pivot);
+        let pivot = rows[column].clone();
+        if pivot[column].abs() < 1e-9 {
+            return None;
+        }
+        for (_, row) in rows.iter_mut().enumerate().filter(|(index, _)| *index != column) {
+            let factor = row[column] / pivot[column];
+            row.iter_mut().zip(&pivot).for_each(|(cell, pivot)| *cell -= factor * pivot);
+        }
+    }
+    Some((0..n).map(|index| rows[index][n] / rows[index][index]).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TRUE: CostModel = CostModel {
+        request_s: 2e-3,
+        batch_s: 1e-3,
+        free_tokens: 5,
+        prefill_pair_s: 3e-7,
+        context_token_s: 2e-6,
+        ..CostModel::CPU
+    };
+
+    fn prompt(prefill_tokens: usize, context_tokens: usize) -> Observed {
+        let prefill_pairs = prefill_tokens * (context_tokens + prefill_tokens / 2);
+        let work = Work { prefill_tokens, prefill_pairs, context_tokens, ..Work::default() };
+        Observed { seconds: 0.0, requests: 1.0, steps: vec![(1.0, work)] }
+    }
+
+    fn batch(decode_sequences: usize, context: usize) -> Observed {
+        let work = Work { decode_sequences, context_tokens: decode_sequences * context, ..Work::default() };
+        Observed { seconds: 0.0, requests: 0.0, steps: vec![(1.0, work)] }
+    }
+
+    fn timed(what: &[Observed], model: &CostModel) -> Vec<Observed> {
+        what.iter().map(|one| Observed { seconds: one.predicted(model), ..one.clone() }).collect()
+    }
+
+    fn various() -> Vec<Observed> {
+        let prompts = [(1, 0), (2, 0), (4, 0), (8, 0), (16, 0), (100, 0), (500, 0), (500, 1000), (9, 400)];
+        let batches = [(1, 50), (2, 50), (4, 50), (8, 50), (16, 50), (4, 1000)];
+        let prompts = prompts.map(|(tokens, context)| prompt(tokens, context));
+        prompts.into_iter().chain(batches.map(|(sequences, context)| batch(sequences, context))).collect()
+    }
+
+    #[test]
+    fn what_a_model_takes_leads_back_to_it() {
+        let found = CostModel::CPU.fitted(&timed(&various(), &TRUE)).unwrap();
+        assert_eq!(found.free_tokens, TRUE.free_tokens);
+        assert!((found.request_s / TRUE.request_s - 1.0).abs() < 1e-6, "{found:?}");
+        for (found, wanted) in found.times().into_iter().zip(TRUE.times()) {
+            assert!((found / wanted - 1.0).abs() < 1e-6, "{found} {wanted}");
+        }
+    }
+
+    #[test]
+    fn a_term_that_would_take_time_away_is_none_and_too_little_is_refused() {
+        let odd = CostModel { context_token_s: -1e-6, ..TRUE };
+        let found = CostModel::CPU.fitted(&timed(&various(), &odd)).unwrap();
+        assert_eq!(found.context_token_s, 0.0);
+        assert_eq!(CostModel::CPU.fitted(&timed(&various()[..3], &TRUE)), Err(FitError));
+    }
+}

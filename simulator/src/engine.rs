@@ -1,0 +1,322 @@
+//! An executor on a virtual clock. It goes through a step as the real one does (`base-executor/src/engine`), with the same
+//! scheduler and the same cache; only what computes and what copies is replaced by how long that takes.
+//!
+//! # A turn
+//!
+//! 1. Requests that have arrived join the queue; copies that have ended are told to the cache.
+//! 2. Those whose adapter or blocks have come go on; the oldest that wait enter as long as there is room.
+//! 3. Every 100 ms the swapper has its turn: blocks go out ahead of need, and what is worth most comes back. In [`Design::Executor`]
+//!    they go out beside each step instead, and come back while there is nothing to do.
+//! 4. `policy::batch` decides on a step; the clock goes on by what it costs. Who waits for a copy is not part of it.
+
+mod links;
+mod observer;
+mod sequence;
+mod setup;
+mod tiers;
+
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, VecDeque},
+    time::Duration,
+};
+
+use cache::Cache;
+use policy::batch::{Share, Snapshot, Stage, Step};
+
+use self::{
+    observer::Observer,
+    sequence::{Entry, Origin, Sequence},
+    setup::settings,
+    tiers::Tiers,
+};
+pub use self::{
+    observer::{Observation, Record, Sample},
+    setup::{Design, Setup, SimulationError},
+};
+use crate::{cost::Work, workload::Workload};
+
+/// How often the swapper has its turn (E-07).
+const SWAP_PERIOD: Duration = Duration::from_millis(100);
+
+/// When nothing was computed for so long though somebody waits, nothing ever will be.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
+/// See the module.
+#[derive(Debug)]
+pub struct Engine<'a> {
+    setup: Setup,
+    workload: &'a Workload,
+    cache: Cache,
+    tiers: Tiers,
+    now: Duration,
+    next_swap: Duration,
+    computed_at: Duration,
+    arrivals: BinaryHeap<Reverse<(Duration, Origin)>>,
+    waiting: VecDeque<Sequence>,
+    /// Those that wait for their adapter.
+    cold: Vec<Sequence>,
+    /// Those that hold all their blocks, some of which are on their way.
+    fetching: Vec<Sequence>,
+    running: Vec<Sequence>,
+    observer: Observer,
+}
+
+impl<'a> Engine<'a> {
+    /// Ready to run.
+    ///
+    /// # Errors
+    /// A request or an adapter can never fit.
+    pub fn new(setup: Setup, workload: &'a Workload) -> Result<Self, SimulationError> {
+        let settings = settings(&setup, workload)?;
+        let arrivals = workload
+            .conversations
+            .iter()
+            .enumerate()
+            .filter(|(_, talk)| talk.start < setup.end)
+            .map(|(conversation, talk)| Reverse((talk.start, Origin { conversation, turn: 0 })))
+            .collect();
+        Ok(Self {
+            setup,
+            workload,
+            cache: Cache::new(settings),
+            tiers: Tiers::new(setup.cost, workload),
+            now: Duration::ZERO,
+            next_swap: Duration::ZERO,
+            computed_at: Duration::ZERO,
+            arrivals,
+            waiting: VecDeque::new(),
+            cold: Vec::new(),
+            fetching: Vec::new(),
+            running: Vec::new(),
+            observer: Observer::new(setup.keeps_series),
+        })
+    }
+
+    /// Runs until every request has ended.
+    ///
+    /// # Errors
+    /// Nobody goes on, or the cache is found broken.
+    pub fn run(mut self) -> Result<Observation, SimulationError> {
+        let mut turns = 0;
+        loop {
+            self.turn();
+            turns += 1;
+            if self.setup.audit_every > 0 && turns % self.setup.audit_every == 0 {
+                self.cache.audit()?;
+            }
+            let shares = self.schedule();
+            if !shares.is_empty() {
+                self.compute(&shares);
+                continue;
+            }
+            let is_over = self.arrivals.is_empty()
+                && self.waiting.is_empty()
+                && self.cold.is_empty()
+                && self.fetching.is_empty();
+            if is_over {
+                return Ok(self.observer.finish(&self.cache, &self.tiers, self.now));
+            }
+            self.wait()?;
+        }
+    }
+
+    fn turn(&mut self) {
+        while let Some(&Reverse((at, origin))) = self.arrivals.peek()
+            && at + self.setup.cost.request() <= self.now
+        {
+            self.arrivals.pop();
+            let sequence = Sequence::new(self.workload, origin, (at, self.setup.cost.block_tokens));
+            self.cache.note_request(Some(crate::workload::adapter_id(sequence.adapter)));
+            self.waiting.push_back(sequence);
+        }
+        self.tiers.end_copies(&mut self.cache, self.now);
+        self.warm_up();
+        self.look_at_fetched();
+        self.admit();
+        if self.now >= self.next_swap {
+            self.next_swap = self.now + SWAP_PERIOD;
+            if self.setup.design == Design::Paper {
+                self.tiers.swap(&mut self.cache, self.now);
+            }
+            let queued = self.waiting.len() + self.cold.len();
+            self.observer.sample(&self.cache, self.now, (self.running.len(), queued));
+        }
+        self.tiers.begin_copies(&mut self.cache, self.now);
+    }
+
+    /// Lets those go on whose adapter has arrived: ahead of all that came while they waited.
+    fn warm_up(&mut self) {
+        let mut warm = Vec::new();
+        for mut sequence in std::mem::take(&mut self.cold) {
+            if self.hold_adapter(&mut sequence) {
+                sequence.times.adapter_wait += self.now - sequence.waits_since;
+                warm.push(sequence);
+            } else {
+                self.cold.push(sequence);
+            }
+        }
+        warm.into_iter().rev().for_each(|sequence| self.waiting.push_front(sequence));
+    }
+
+    /// Holds the sequence's adapter on the device until it ends; false if it must wait for that.
+    fn hold_adapter(&mut self, sequence: &mut Sequence) -> bool {
+        let is_there = self.tiers.hold(&mut self.cache, self.now, sequence.adapter, &mut sequence.is_pinned);
+        is_there || (self.setup.cpu_assist.is_some() && sequence.is_pinned)
+    }
+
+    fn look_at_fetched(&mut self) {
+        for mut sequence in std::mem::take(&mut self.fetching) {
+            match sequence.look(&mut self.cache) {
+                Entry::Awaits => self.fetching.push(sequence),
+                Entry::Ready => {
+                    // Whoever gave way before its first token has been computed for, and its time counts as that.
+                    if sequence.times.entered.is_none() {
+                        sequence.times.kv_wait += self.now - sequence.waits_since;
+                    }
+                    self.begin(sequence);
+                }
+                Entry::NoRoom => self.waiting.push_front(sequence),
+            }
+        }
+    }
+
+    /// Lets waiting sequences run in order of arrival, as long as there is room. One that does not fit yet keeps the others
+    /// behind it waiting: it would never fit otherwise.
+    fn admit(&mut self) {
+        while self.running.len() + self.fetching.len() < self.setup.limits.max_running {
+            let Some(mut sequence) = self.waiting.pop_front() else { return };
+            if !self.hold_adapter(&mut sequence) {
+                sequence.was_cold = true;
+                sequence.waits_since = self.now;
+                self.cold.push(sequence);
+                continue;
+            }
+            let beside = self.running.len() + self.fetching.len();
+            match sequence.enter(&mut self.cache, self.workload, (&self.setup.limits, beside)) {
+                Entry::NoRoom => return self.waiting.push_front(sequence),
+                Entry::Ready => self.begin(sequence),
+                Entry::Awaits => {
+                    sequence.waits_since = self.now;
+                    self.fetching.push(sequence);
+                }
+            }
+            self.tiers.begin_copies(&mut self.cache, self.now);
+        }
+    }
+
+    fn begin(&mut self, mut sequence: Sequence) {
+        sequence.times.entered.get_or_insert(self.now);
+        self.running.push(sequence);
+    }
+
+    /// The next step; whoever has to give way for it has done so.
+    fn schedule(&mut self) -> Vec<Share> {
+        loop {
+            let running: Vec<Stage> =
+                self.running.iter().map(|sequence| sequence.stage(&self.cache)).collect();
+            let snapshot = Snapshot { running: &running, free_blocks: self.cache.available() };
+            match snapshot.step(&self.setup.limits) {
+                Step::GiveWay => {
+                    let Some(mut youngest) = self.running.pop() else { return Vec::new() };
+                    youngest.leave(&mut self.cache);
+                    self.observer.preemptions += 1;
+                    self.waiting.push_front(youngest);
+                }
+                Step::Compute(shares) => {
+                    for share in &shares {
+                        let sequence = &mut self.running[share.sequence];
+                        let missing = sequence.missing_blocks(&self.cache);
+                        sequence.blocks.extend(self.cache.allocate(missing).unwrap_or_default());
+                    }
+                    self.tiers.begin_copies(&mut self.cache, self.now);
+                    return shares;
+                }
+            }
+        }
+    }
+
+    fn compute(&mut self, shares: &[Share]) {
+        if self.setup.design == Design::Executor {
+            // As many as the step fills, and one more.
+            let tokens: usize = shares.iter().map(|share| share.count).sum();
+            self.cache.spill(tokens / self.setup.cost.block_tokens + 1);
+            self.tiers.begin_copies(&mut self.cache, self.now);
+        }
+        let mut work = Work::default();
+        let mut prefill = 0.0;
+        for share in shares {
+            let sequence = &self.running[share.sequence];
+            work.context_tokens += sequence.computed;
+            if sequence.generated() > 0 && sequence.pending() == 1 {
+                work.decode_sequences += 1;
+                continue;
+            }
+            work.prefill_pairs += share.count * (sequence.computed + share.count / 2);
+            self.observer.prefill_tokens += share.count as u64;
+            let is_assisted = !self.tiers.is_here(sequence.adapter);
+            prefill += share.count as f64 * self.setup.cpu_assist.filter(|_| is_assisted).unwrap_or(1.0);
+        }
+        work.prefill_tokens = prefill.round() as usize;
+        self.now += self.setup.cost.step(work);
+        self.computed_at = self.now;
+        self.observer.steps += 1;
+        self.postprocess(shares);
+        self.cache.advance(self.now, self.running.len());
+    }
+
+    fn postprocess(&mut self, shares: &[Share]) {
+        let mut ended = Vec::new();
+        for share in shares {
+            let sequence = &mut self.running[share.sequence];
+            if !sequence.advance(share.count, &mut self.cache) {
+                continue;
+            }
+            let talk = &self.workload.conversations[sequence.origin.conversation];
+            sequence.tokens.push(talk.token(sequence.tokens.len()));
+            sequence.times.first_token.get_or_insert(self.now);
+            if sequence.tokens.len() >= sequence.end {
+                ended.push(share.sequence);
+            }
+        }
+        ended.sort_unstable();
+        for index in ended.into_iter().rev() {
+            let sequence = self.running.remove(index);
+            self.retire(sequence);
+        }
+    }
+
+    fn retire(&mut self, mut sequence: Sequence) {
+        sequence.leave(&mut self.cache);
+        if sequence.is_pinned {
+            self.cache.unpin_adapter(crate::workload::adapter_id(sequence.adapter));
+        }
+        let Origin { conversation, turn } = sequence.origin;
+        if let Some(next) = self.workload.conversations[conversation].turns.get(turn + 1)
+            && self.now + next.think < self.setup.end
+        {
+            let origin = Origin { conversation, turn: turn + 1 };
+            self.arrivals.push(Reverse((self.now + next.think, origin)));
+        }
+        let tenant = self.workload.adapters[sequence.adapter].tenant;
+        self.observer.note_end(&sequence, tenant, self.now);
+    }
+
+    /// Nothing is to be computed: the clock goes on to what happens next.
+    fn wait(&mut self) -> Result<(), SimulationError> {
+        if self.setup.design == Design::Executor {
+            self.tiers.idle(&mut self.cache, self.now);
+        }
+        let arrival = self.arrivals.peek().map(|Reverse((at, _))| *at + self.setup.cost.request());
+        let somebody_waits = !(self.waiting.is_empty() && self.cold.is_empty() && self.fetching.is_empty());
+        if !somebody_waits {
+            self.computed_at = self.now;
+        } else if self.now > self.computed_at + PATIENCE {
+            return Err(SimulationError::Stuck(self.now));
+        }
+        let next = [arrival, self.tiers.next_end()].into_iter().flatten().min();
+        self.now = next.map_or(self.next_swap, |next| next.min(self.next_swap)).max(self.now);
+        self.cache.advance(self.now, self.running.len());
+        Ok(())
+    }
+}

@@ -1,0 +1,124 @@
+//! Copies between the tiers: each way carries one thing after another, the urgent first.
+
+use std::{collections::VecDeque, time::Duration};
+
+use cache::copy::Class;
+
+/// How urgent a job is; copies to lower tiers come last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Urgency {
+    /// As the cache says.
+    Of(Class),
+    /// Nobody waits for it.
+    Spill,
+}
+
+impl Urgency {
+    fn index(self) -> usize {
+        match self {
+            Self::Of(class) => class as usize,
+            Self::Spill => Class::ALL.len(),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Job<T> {
+    what: T,
+    takes: Duration,
+}
+
+/// One way. What is on it goes to its end; what waits may be overtaken.
+#[derive(Debug)]
+pub(crate) struct Link<T> {
+    waiting: [VecDeque<Job<T>>; Class::ALL.len() + 1],
+    carried: Option<(Duration, T)>,
+    busy: Duration,
+}
+
+impl<T> Default for Link<T> {
+    fn default() -> Self {
+        Self { waiting: Default::default(), carried: None, busy: Duration::ZERO }
+    }
+}
+
+impl<T> Link<T> {
+    /// Takes a job at `now`; what has ended by then was taken off before.
+    pub(crate) fn submit(&mut self, now: Duration, urgency: Urgency, what: T, takes: Duration) {
+        self.waiting[urgency.index()].push_back(Job { what, takes });
+        if self.carried.is_none() {
+            self.carry(now);
+        }
+    }
+
+    /// What ends next, if that is by `now`.
+    pub(crate) fn end_next(&mut self, now: Duration) -> Option<T> {
+        let (end, what) = self.carried.take_if(|(end, _)| *end <= now)?;
+        self.carry(end);
+        Some(what)
+    }
+
+    /// When that will be.
+    pub(crate) fn next_end(&self) -> Option<Duration> {
+        self.carried.as_ref().map(|(end, _)| *end)
+    }
+
+    /// Jobs that have not ended.
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.iter().map(VecDeque::len).sum::<usize>() + usize::from(self.carried.is_some())
+    }
+
+    /// How long it has carried something, also what it still carries.
+    pub(crate) fn busy(&self) -> Duration {
+        self.busy
+    }
+
+    /// What waits and `is_meant` goes ahead of all that is less urgent.
+    pub(crate) fn raise(&mut self, class: Class, is_meant: impl Fn(&T) -> bool) {
+        let to = Urgency::Of(class).index();
+        for from in to + 1..self.waiting.len() {
+            if let Some(at) = self.waiting[from].iter().position(|job| is_meant(&job.what))
+                && let Some(job) = self.waiting[from].remove(at)
+            {
+                self.waiting[to].push_back(job);
+            }
+        }
+    }
+
+    fn carry(&mut self, start: Duration) {
+        if let Some(Job { what, takes }) = self.waiting.iter_mut().find_map(VecDeque::pop_front) {
+            self.busy += takes;
+            self.carried = Some((start + takes, what));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    #[test]
+    fn the_urgent_overtake_what_waits_and_not_what_is_under_way() {
+        let mut link = Link::default();
+        link.submit(Duration::ZERO, Urgency::Spill, "spilled", MS);
+        link.submit(Duration::ZERO, Urgency::Of(Class::Preload), "preloaded", MS);
+        link.submit(Duration::ZERO, Urgency::Of(Class::SwapIn), "swapped", MS);
+        link.submit(Duration::ZERO, Urgency::Of(Class::Demand), "demanded", MS);
+        link.raise(Class::Demand, |what| *what == "preloaded");
+        assert_eq!(link.end_next(Duration::ZERO), None);
+        let ends: Vec<_> = std::iter::from_fn(|| link.end_next(4 * MS)).collect();
+        assert_eq!(ends, ["spilled", "demanded", "preloaded", "swapped"]);
+        assert_eq!((link.len(), link.next_end(), link.busy()), (0, None, 4 * MS));
+    }
+
+    #[test]
+    fn one_follows_the_other_without_a_gap_whenever_anybody_looks() {
+        let mut link = Link::default();
+        (0..3).for_each(|number| link.submit(Duration::ZERO, Urgency::Spill, number, 2 * MS));
+        assert_eq!(link.end_next(5 * MS), Some(0));
+        assert_eq!(link.end_next(5 * MS), Some(1));
+        assert_eq!((link.end_next(5 * MS), link.next_end()), (None, Some(6 * MS)));
+    }
+}

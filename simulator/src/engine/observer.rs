@@ -1,0 +1,198 @@
+//! What is written down of a run.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use cache::{Cache, Counts, Statistics};
+
+use super::{sequence::Sequence, tiers::Tiers};
+
+/// Samples between two looks at all nodes.
+const LOOK_EVERY: u64 = 10;
+
+/// A request that has ended.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Record {
+    /// Its adapter's index.
+    pub adapter: usize,
+    /// Its tenant.
+    pub tenant: u16,
+    /// Its conversation's index.
+    pub conversation: usize,
+    /// Its turn in its conversation.
+    pub turn: usize,
+    /// When it arrived.
+    pub arrived: Duration,
+    /// From then to its first token: the sum of the next four.
+    pub ttft: Duration,
+    /// Waiting for its turn.
+    pub queue: Duration,
+    /// Waiting for its adapter.
+    pub adapter_wait: Duration,
+    /// Waiting for blocks of lower tiers.
+    pub kv_wait: Duration,
+    /// From when it first ran to its first token.
+    pub compute: Duration,
+    /// From its first token to its last.
+    pub decode: Duration,
+    /// Tokens of its prompt.
+    pub prompt: usize,
+    /// Tokens generated.
+    pub reply: usize,
+    /// Blocks of its prompt found on the device.
+    pub device_blocks: usize,
+    /// Blocks of its prompt that came from lower tiers.
+    pub lower_blocks: usize,
+    /// It waited for its adapter.
+    pub was_cold: bool,
+}
+
+/// What the cache looked like.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sample {
+    /// The time of it.
+    pub at: Duration,
+    /// Blocks of the device by what they hold.
+    pub counts: Counts,
+    /// Sequences that run, and that wait.
+    pub sequences: (usize, usize),
+    /// Adapters on the device: `Now`.
+    pub adapters: f64,
+    /// Adapters that batches use, by expectation: `Low`.
+    pub required: f64,
+}
+
+/// Everything of a run.
+#[derive(Debug, Clone)]
+pub struct Observation {
+    /// Every request, in the order in which they ended.
+    pub records: Vec<Record>,
+    /// Every 100 ms, if kept.
+    pub series: Vec<Sample>,
+    /// The cache's counters.
+    pub statistics: Statistics,
+    /// Prompt tokens computed, also those that were computed again.
+    pub prefill_tokens: u64,
+    /// Steps.
+    pub steps: u64,
+    /// Sequences that gave way.
+    pub preemptions: u64,
+    /// Adapters copied to the device.
+    pub loaded_adapters: u64,
+    /// Part of the device's history whose adapter or beginning is not there, on average.
+    pub invalid_share: f64,
+    /// Part of the device that each tenant has, on average.
+    pub tenant_shares: BTreeMap<u16, f64>,
+    /// Part of the device that adapters have, on average.
+    pub adapter_share: f64,
+    /// Part of the device that is not free, on average.
+    pub used_share: f64,
+    /// Share of samples in which as many adapters were there as are required, or nearly (5 %).
+    pub covered_share: f64,
+    /// Part of the time that the link to the device was busy.
+    pub link_share: f64,
+    /// When the last request ended.
+    pub end: Duration,
+}
+
+#[derive(Debug)]
+pub(super) struct Observer {
+    keeps_series: bool,
+    records: Vec<Record>,
+    series: Vec<Sample>,
+    pub(super) prefill_tokens: u64,
+    pub(super) steps: u64,
+    pub(super) preemptions: u64,
+    samples: u64,
+    looks: u64,
+    invalid: f64,
+    shares: BTreeMap<u16, f64>,
+    adapter_blocks: f64,
+    used_blocks: f64,
+    covered: u64,
+}
+
+impl Observer {
+    pub(super) fn new(keeps_series: bool) -> Self {
+        Self {
+            keeps_series,
+            records: Vec::new(),
+            series: Vec::new(),
+            prefill_tokens: 0,
+            steps: 0,
+            preemptions: 0,
+            samples: 0,
+            looks: 0,
+            invalid: 0.0,
+            shares: BTreeMap::new(),
+            adapter_blocks: 0.0,
+            used_blocks: 0.0,
+            covered: 0,
+        }
+    }
+
+    pub(super) fn note_end(&mut self, sequence: &Sequence, tenant: u16, now: Duration) {
+        let times = sequence.times;
+        let (first, entered) = (times.first_token.unwrap_or(now), times.entered.unwrap_or(now));
+        let (ttft, compute) = (first - times.arrived, first - entered);
+        let found = sequence.hits.unwrap_or_default();
+        self.records.push(Record {
+            adapter: sequence.adapter,
+            tenant,
+            conversation: sequence.origin.conversation,
+            turn: sequence.origin.turn,
+            arrived: times.arrived,
+            ttft,
+            queue: ttft.saturating_sub(compute + times.adapter_wait + times.kv_wait),
+            adapter_wait: times.adapter_wait,
+            kv_wait: times.kv_wait,
+            compute,
+            decode: now - first,
+            prompt: sequence.prompt,
+            reply: sequence.generated(),
+            device_blocks: found.on_device,
+            lower_blocks: found.below,
+            was_cold: sequence.was_cold,
+        });
+    }
+
+    pub(super) fn sample(&mut self, cache: &Cache, at: Duration, sequences: (usize, usize)) {
+        let (counts, demand) = (cache.counts(), cache.adapter_demand());
+        self.samples += 1;
+        self.adapter_blocks += counts.adapters as f64;
+        self.used_blocks += (counts.total - counts.free) as f64;
+        self.covered += u64::from(demand.now >= demand.required * 0.95);
+        if self.samples % LOOK_EVERY == 1 {
+            self.looks += 1;
+            self.invalid += cache.invalid_blocks() as f64 / (counts.cached + counts.used).max(1) as f64;
+            for (tenant, blocks) in cache.shares() {
+                let tenant = u16::from_le_bytes([tenant.0[0], tenant.0[1]]) - 1;
+                *self.shares.entry(tenant).or_default() += f64::from(blocks) / counts.total as f64;
+            }
+        }
+        if self.keeps_series {
+            let (adapters, required) = (demand.now, demand.required);
+            self.series.push(Sample { at, counts, sequences, adapters, required });
+        }
+    }
+
+    pub(super) fn finish(self, cache: &Cache, tiers: &Tiers, end: Duration) -> Observation {
+        let (samples, looks) = (self.samples.max(1) as f64, self.looks.max(1) as f64);
+        let device = samples * cache.counts().total as f64;
+        Observation {
+            records: self.records,
+            series: self.series,
+            statistics: cache.statistics(),
+            prefill_tokens: self.prefill_tokens,
+            steps: self.steps,
+            preemptions: self.preemptions,
+            loaded_adapters: tiers.loaded_adapters,
+            invalid_share: self.invalid / looks,
+            tenant_shares: self.shares.into_iter().map(|(tenant, sum)| (tenant, sum / looks)).collect(),
+            adapter_share: self.adapter_blocks / device,
+            used_share: self.used_blocks / device,
+            covered_share: self.covered as f64 / samples,
+            link_share: tiers.busy().as_secs_f64() / end.as_secs_f64().max(1e-9),
+            end,
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! One request on its way through the engine.
+
+use std::time::Duration;
+
+use cache::{Cache, Cursor, NodeId};
+use ids::BlockId;
+use policy::batch::{BatchLimits, Report, Stage, may_enter};
+
+use crate::workload::Workload;
+
+/// Where a request was asked: a conversation and its turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Origin {
+    pub(crate) conversation: usize,
+    pub(crate) turn: usize,
+}
+
+/// When what happened to a request.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Times {
+    pub(crate) arrived: Duration,
+    /// Waiting for its adapter, all in all.
+    pub(crate) adapter_wait: Duration,
+    /// Waiting for blocks of lower tiers, all in all.
+    pub(crate) kv_wait: Duration,
+    /// It ran for the first time.
+    pub(crate) entered: Option<Duration>,
+    pub(crate) first_token: Option<Duration>,
+}
+
+/// Where its prompt came from, at its first admission.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Found {
+    pub(crate) on_device: usize,
+    pub(crate) below: usize,
+}
+
+#[derive(Debug)]
+pub(crate) struct Sequence {
+    pub(crate) origin: Origin,
+    pub(crate) adapter: usize,
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) prompt: usize,
+    pub(crate) end: usize,
+    block_tokens: usize,
+    pub(crate) computed: usize,
+    pub(crate) blocks: Vec<BlockId>,
+    cursor: Cursor,
+    /// Blocks it found on the device, and those that come from below after them.
+    found: usize,
+    awaited: Vec<NodeId>,
+    pub(crate) is_pinned: bool,
+    /// It waited for its adapter.
+    pub(crate) was_cold: bool,
+    /// Since when it waits for whatever it waits for.
+    pub(crate) waits_since: Duration,
+    pub(crate) times: Times,
+    pub(crate) hits: Option<Found>,
+}
+
+/// What became of a wish to enter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Entry {
+    /// There are too few blocks, and nothing was taken.
+    NoRoom,
+    /// Its blocks are there.
+    Ready,
+    /// Some are on their way.
+    Awaits,
+}
+
+impl Sequence {
+    pub(crate) fn new(
+        workload: &Workload,
+        origin: Origin,
+        (arrived, block_tokens): (Duration, usize),
+    ) -> Self {
+        let conversation = &workload.conversations[origin.conversation];
+        let (prompt, end) = conversation.span(origin.turn);
+        let tokens = (0..prompt).map(|position| conversation.token(position)).collect();
+        Self {
+            origin,
+            adapter: conversation.adapter,
+            tokens,
+            prompt,
+            end,
+            block_tokens,
+            computed: 0,
+            blocks: Vec::new(),
+            cursor: Cursor::root(workload.namespace(conversation.adapter)),
+            found: 0,
+            awaited: Vec::new(),
+            is_pinned: false,
+            was_cold: false,
+            waits_since: arrived,
+            times: Times { arrived, ..Times::default() },
+            hits: None,
+        }
+    }
+
+    /// Takes blocks for all its tokens, those that are known on the device or below it and new ones, if it may enter beside
+    /// `running` others.
+    pub(crate) fn enter(
+        &mut self,
+        cache: &mut Cache,
+        workload: &Workload,
+        limits: (&BatchLimits, usize),
+    ) -> Entry {
+        // The last token is computed in any case: its logits are needed.
+        let reusable = &self.tokens[..self.tokens.len() - 1];
+        let mut prefix = cache.lookup(workload.namespace(self.adapter), reusable);
+        let (found, total) = (prefix.blocks.len(), cache.blocks_for(self.tokens.len()));
+        if !may_enter(limits.0, limits.1, total - found, cache.available()) {
+            cache.release(&prefix.blocks);
+            return Entry::NoRoom;
+        }
+        self.awaited = cache.fetch(&mut prefix, reusable);
+        self.found = found;
+        self.cursor = prefix.cursor;
+        let Some(fresh) = cache.allocate(total - prefix.blocks.len()) else {
+            cache.release(&prefix.blocks);
+            return Entry::NoRoom;
+        };
+        self.blocks = prefix.blocks;
+        self.blocks.extend(fresh);
+        if self.awaited.is_empty() { self.settle(cache, 0) } else { Entry::Awaits }
+    }
+
+    /// Whether what it waits for is there; it may now run with what has come.
+    pub(crate) fn look(&mut self, cache: &mut Cache) -> Entry {
+        match cache.arrived(&self.awaited) {
+            None => Entry::Awaits,
+            Some(arrived) => self.settle(cache, arrived),
+        }
+    }
+
+    fn settle(&mut self, cache: &mut Cache, arrived: usize) -> Entry {
+        let missing = self.awaited.len() - arrived;
+        let last = arrived.checked_sub(1).map(|last| self.awaited[last]);
+        self.awaited.clear();
+        if let Some(cursor) = last.and_then(|last| cache.cursor_at(last)) {
+            self.cursor = cursor;
+        }
+        let known = self.found + arrived;
+        if missing > 0 {
+            // They will never come: they are computed into blocks of its own.
+            cache.release(&self.blocks.drain(known..known + missing).collect::<Vec<_>>());
+            let Some(fresh) = cache.allocate(missing) else {
+                self.leave(cache);
+                return Entry::NoRoom;
+            };
+            self.blocks.extend(fresh);
+        }
+        self.computed = known * self.block_tokens;
+        self.hits.get_or_insert(Found { on_device: self.found, below: arrived });
+        Entry::Ready
+    }
+
+    pub(crate) fn pending(&self) -> usize {
+        self.tokens.len() - self.computed
+    }
+
+    pub(crate) fn generated(&self) -> usize {
+        self.tokens.len() - self.prompt
+    }
+
+    pub(crate) fn missing_blocks(&self, cache: &Cache) -> usize {
+        cache.blocks_for(self.tokens.len()).saturating_sub(self.blocks.len())
+    }
+
+    /// As the scheduler sees it.
+    pub(crate) fn stage(&self, cache: &Cache) -> Stage {
+        if self.generated() > 0 && self.pending() == 1 {
+            return Stage::Decoding { missing_blocks: self.missing_blocks(cache) };
+        }
+        Stage::Prompt { pending: self.pending(), report: Report::Last }
+    }
+
+    /// Its next `count` tokens have been computed: full blocks are offered to others. Says whether a token follows.
+    pub(crate) fn advance(&mut self, count: usize, cache: &mut Cache) -> bool {
+        let block_tokens = self.block_tokens;
+        let full_before = self.computed / block_tokens;
+        self.computed += count;
+        for index in full_before..self.computed / block_tokens {
+            let tokens = &self.tokens[index * block_tokens..][..block_tokens];
+            self.blocks[index] = cache.insert(&mut self.cursor, tokens, self.blocks[index]);
+        }
+        self.pending() == 0
+    }
+
+    /// Gives all blocks back and starts over, keeping its tokens.
+    pub(crate) fn leave(&mut self, cache: &mut Cache) {
+        cache.release(&std::mem::take(&mut self.blocks));
+        self.awaited.clear();
+        self.computed = 0;
+    }
+}

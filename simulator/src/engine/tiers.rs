@@ -1,0 +1,228 @@
+//! What an owner of the cache does for it: copies, places of adapters, and the swapper's turn.
+
+use std::time::Duration;
+
+use cache::{
+    Cache, NodeId, Tier,
+    copy::Class,
+    manager::{AdapterPlace, Copy, Outcome},
+};
+use ids::BlockId;
+
+use super::links::{Link, Urgency};
+use crate::{
+    cost::CostModel,
+    workload::{Workload, adapter_id, adapter_index},
+};
+
+/// Blocks whose bytes may wait in memory for a slower tier.
+const STAGED_BLOCKS: usize = 64;
+
+/// Blocks of history that one turn of the swapper copies out ahead of need, and that it brings back.
+const SPILLED_AT_ONCE: usize = 16;
+const FETCHED_AT_ONCE: usize = 8;
+
+/// Adapters that one turn of the swapper brings.
+const PRELOADED_AT_ONCE: usize = 2;
+
+/// Blocks copied out, and brought back, at a time where nobody computes, in an executor as it is.
+const COPIED_WHILE_IDLE: usize = 8;
+
+/// Part of the device that preloads leave free.
+const PRELOADS_LEAVE: f64 = 0.3;
+
+#[derive(Debug)]
+enum Job {
+    In { node: NodeId, block: BlockId },
+    Out { node: NodeId, tier: Tier },
+    Adapter { index: usize, placed: u32 },
+}
+
+/// Where an adapter is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Whereabouts {
+    Away,
+    Coming,
+    Here,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct AdapterState {
+    rank: u32,
+    blocks: u32,
+    at: Whereabouts,
+    /// How often it was given a place: a copy to an earlier one is nothing to it.
+    placed: u32,
+}
+
+#[derive(Debug)]
+pub(super) struct Tiers {
+    cost: CostModel,
+    adapters: Vec<AdapterState>,
+    to_device: Link<Job>,
+    to_host: Link<Job>,
+    disk: Link<Job>,
+    /// Adapters that were asked for, and copied, one by one.
+    pub(super) loaded_adapters: u64,
+}
+
+impl Tiers {
+    pub(super) fn new(cost: CostModel, workload: &Workload) -> Self {
+        let state = |adapter: &crate::workload::Adapter| AdapterState {
+            rank: adapter.rank,
+            blocks: cost.adapter_blocks(adapter.rank),
+            at: Whereabouts::Away,
+            placed: 0,
+        };
+        Self {
+            cost,
+            adapters: workload.adapters.iter().map(state).collect(),
+            to_device: Link::default(),
+            to_host: Link::default(),
+            disk: Link::default(),
+            loaded_adapters: 0,
+        }
+    }
+
+    pub(super) fn is_here(&self, adapter: usize) -> bool {
+        self.adapters[adapter].at == Whereabouts::Here
+    }
+
+    /// How long the link to the device has been busy.
+    pub(super) fn busy(&self) -> Duration {
+        self.to_device.busy()
+    }
+
+    /// When the next copy ends.
+    pub(super) fn next_end(&self) -> Option<Duration> {
+        [&self.to_device, &self.to_host, &self.disk].into_iter().filter_map(Link::next_end).min()
+    }
+
+    /// Gives an adapter a place if there is one, pins it there, and says whether it has arrived.
+    pub(super) fn hold(
+        &mut self,
+        cache: &mut Cache,
+        now: Duration,
+        adapter: usize,
+        is_pinned: &mut bool,
+    ) -> bool {
+        let id = adapter_id(adapter);
+        if !*is_pinned {
+            if self.adapters[adapter].at == Whereabouts::Away {
+                self.place(cache, now, adapter, Class::Demand);
+            }
+            *is_pinned = cache.pin_adapter(id);
+        }
+        if self.adapters[adapter].at == Whereabouts::Coming {
+            let is_it = |job: &Job| matches!(job, Job::Adapter { index, .. } if *index == adapter);
+            self.to_device.raise(Class::Demand, is_it);
+        }
+        *is_pinned && self.is_here(adapter)
+    }
+
+    fn place(&mut self, cache: &mut Cache, now: Duration, adapter: usize, class: Class) {
+        let state = self.adapters[adapter];
+        if cache.place_adapter(adapter_id(adapter), state.blocks) != AdapterPlace::Placed {
+            return;
+        }
+        self.note_evicted(cache);
+        let state = &mut self.adapters[adapter];
+        state.at = Whereabouts::Coming;
+        state.placed += 1;
+        self.loaded_adapters += 1;
+        let takes = self.cost.over_link(self.cost.adapter_bytes(state.rank));
+        let job = Job::Adapter { index: adapter, placed: state.placed };
+        self.to_device.submit(now, Urgency::Of(class), job, takes);
+    }
+
+    fn note_evicted(&mut self, cache: &mut Cache) {
+        for id in cache.take_evicted_adapters() {
+            self.adapters[adapter_index(id)].at = Whereabouts::Away;
+        }
+    }
+
+    /// Begins what the cache asks for.
+    pub(super) fn begin_copies(&mut self, cache: &mut Cache, now: Duration) {
+        self.note_evicted(cache);
+        let copies: Vec<Copy> = cache.take_copies();
+        let bytes = self.cost.block_bytes;
+        for copy in copies {
+            match copy {
+                Copy::In { node, block, tier, class, .. } => {
+                    let (link, takes) = match tier {
+                        Tier::Disk => (&mut self.disk, self.cost.over_disk(bytes)),
+                        Tier::Device | Tier::Host => (&mut self.to_device, self.cost.over_link(bytes)),
+                    };
+                    link.submit(now, Urgency::Of(class), Job::In { node, block }, takes);
+                }
+                Copy::Out { node, slots, .. } => {
+                    let [host, disk] = slots.map(|slot| slot.is_some());
+                    if host {
+                        let job = Job::Out { node, tier: Tier::Host };
+                        self.to_host.submit(now, Urgency::Spill, job, self.cost.over_link(bytes));
+                    }
+                    if disk {
+                        let job = Job::Out { node, tier: Tier::Disk };
+                        self.disk.submit(now, Urgency::Spill, job, self.cost.over_disk(bytes));
+                    }
+                }
+            }
+        }
+        cache.set_spill_room(STAGED_BLOCKS.saturating_sub(self.to_host.len() + self.disk.len()));
+    }
+
+    /// Tells the cache of what has ended.
+    pub(super) fn end_copies(&mut self, cache: &mut Cache, now: Duration) {
+        for link in [&mut self.to_device, &mut self.to_host, &mut self.disk] {
+            while let Some(job) = link.end_next(now) {
+                match job {
+                    Job::In { node, block } => cache.copied_in(node, block, Outcome::Done),
+                    Job::Out { node, tier } => cache.copied_out(node, tier, Outcome::Done),
+                    Job::Adapter { index, placed } => {
+                        let state = &mut self.adapters[index];
+                        if state.placed == placed && state.at == Whereabouts::Coming {
+                            state.at = Whereabouts::Here;
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// The swapper's turn (E-07).
+    pub(super) fn swap(&mut self, cache: &mut Cache, now: Duration) {
+        cache.spill(SPILLED_AT_ONCE);
+        cache.prefetch(FETCHED_AT_ONCE);
+        for _ in 0..PRELOADED_AT_ONCE {
+            let Some(adapter) = cache.wanted_adapter(|_| true).map(adapter_index) else { break };
+            if self.adapters[adapter].blocks as usize > cache.counts().free {
+                return;
+            }
+            self.place(cache, now, adapter, Class::SwapIn);
+        }
+        self.preload(cache, now);
+    }
+
+    /// What an executor does that has nothing else to do.
+    pub(super) fn idle(&mut self, cache: &mut Cache, now: Duration) {
+        cache.spill(COPIED_WHILE_IDLE);
+        cache.prefetch(COPIED_WHILE_IDLE);
+        // As the executor's: nobody gives way to what nobody waits for.
+        let [room, _] = cache.room_for_adapter();
+        let wanted = cache.wanted_adapter(|_| true).map(adapter_index);
+        if let Some(adapter) = wanted.filter(|&adapter| self.adapters[adapter].blocks as usize <= room) {
+            self.place(cache, now, adapter, Class::Preload);
+        }
+        self.begin_copies(cache, now);
+    }
+
+    /// Adapters that nobody has asked for come too, as long as much of the device is free.
+    fn preload(&mut self, cache: &mut Cache, now: Duration) {
+        let away = self.adapters.iter().position(|adapter| adapter.at == Whereabouts::Away);
+        let (Some(adapter), counts) = (away, cache.counts()) else { return };
+        let left = counts.free.saturating_sub(self.adapters[adapter].blocks as usize);
+        if left as f64 >= counts.total as f64 * PRELOADS_LEAVE {
+            self.place(cache, now, adapter, Class::Preload);
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! `holobiont-simulator`: see the library.
+
+#![forbid(unsafe_code)]
+
+use std::{error::Error, process::ExitCode};
+
+use clap::Parser as _;
+use simulator::commands::Cli;
+
+fn main() -> ExitCode {
+    match Cli::parse().run(&mut std::io::stdout().lock()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let causes = std::iter::successors(Some(&error as &dyn Error), |&error| error.source());
+            let text: Vec<String> = causes.map(ToString::to_string).collect();
+            eprintln!("error: {}", text.join(": "));
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! What a run comes to: one line of JSON.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use serde::Serialize;
+
+use crate::{
+    engine::{Observation, Record},
+    statistics::{mean, quantile},
+};
+
+/// A law of times, in milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Times {
+    /// The mean.
+    pub mean: f64,
+    /// The median.
+    pub p50: f64,
+    /// 95 of 100 are no longer.
+    pub p95: f64,
+    /// 99 of 100 are no longer.
+    pub p99: f64,
+}
+
+impl Times {
+    fn of(values: &[f64]) -> Self {
+        let [p50, p95, p99] = [0.5, 0.95, 0.99].map(|q| quantile(values, q));
+        Self { mean: mean(values), p50, p95, p99 }
+    }
+}
+
+/// Where the mean time to the first token goes, in milliseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Split {
+    /// Waiting for its turn.
+    pub queue: f64,
+    /// Waiting for the adapter.
+    pub adapter: f64,
+    /// Waiting for blocks of lower tiers.
+    pub kv: f64,
+    /// Computing the prompt, beside others.
+    pub compute: f64,
+}
+
+/// The figures of a run. Times are of requests that arrived after the warm-up; counters are of the whole run.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Report {
+    /// Requests that ended.
+    pub requests: usize,
+    /// Of them, those that are measured.
+    pub measured: usize,
+    /// To the first token.
+    pub ttft_ms: Times,
+    /// Parts of the mean time to the first token.
+    pub split_ms: Split,
+    /// Between two tokens of a request.
+    pub tpot_ms: Times,
+    /// Part of prompt tokens found on the device.
+    pub device_hits: f64,
+    /// Part of prompt tokens fetched from lower tiers.
+    pub lower_hits: f64,
+    /// Part of requests that found their adapter on the device.
+    pub adapter_hits: f64,
+    /// Prompt tokens that were computed.
+    pub prefill_tokens: u64,
+    /// Of what all prompts together have.
+    pub prefill_share: f64,
+    /// Part of the device's history whose adapter or beginning is not there.
+    pub invalid_share: f64,
+    /// Blocks that left the device to make room.
+    pub evicted_blocks: u64,
+    /// Of them, those that no tier had.
+    pub lost_blocks: u64,
+    /// Adapters that left the device to make room.
+    pub evicted_adapters: u64,
+    /// Adapters copied to the device.
+    pub loaded_adapters: u64,
+    /// Blocks that requests fetched from lower tiers.
+    pub fetched_blocks: u64,
+    /// Blocks brought back before anybody asked.
+    pub prefetched_blocks: u64,
+    /// Blocks copied to lower tiers.
+    pub spilled_blocks: u64,
+    /// Part of the time that the link to the device was busy.
+    pub link_share: f64,
+    /// Part of the device that adapters have.
+    pub adapter_share: f64,
+    /// Part of the device that is not free.
+    pub used_share: f64,
+    /// Part of the time in which at least 95 % of the required adapters were there.
+    pub covered_share: f64,
+    /// Part of the device that each tenant has.
+    pub tenant_shares: BTreeMap<u16, f64>,
+    /// Mean time to the first token of each tenant, in milliseconds.
+    pub tenant_ttft_ms: BTreeMap<u16, f64>,
+    /// Part of the prompt tokens of each tenant that was found in any tier.
+    pub tenant_hits: BTreeMap<u16, f64>,
+    /// Sequences that gave way.
+    pub preemptions: u64,
+    /// Steps.
+    pub steps: u64,
+    /// Simulated seconds.
+    pub end_s: f64,
+}
+
+impl Report {
+    /// Of what was written down; requests that arrived before `warmup` are not measured.
+    #[must_use]
+    pub fn of(observation: &Observation, warmup: Duration, block_tokens: usize) -> Self {
+        let all = &observation.records;
+        let measured: Vec<&Record> = all.iter().filter(|record| record.arrived >= warmup).collect();
+        let of = |time: fn(&Record) -> Duration| -> Vec<f64> {
+            measured.iter().map(|record| milliseconds(time(record))).collect()
+        };
+        let ttft = of(|record| record.ttft);
+        let tpot: Vec<f64> = measured
+            .iter()
+            .filter(|record| record.reply > 1)
+            .map(|record| milliseconds(record.decode) / (record.reply - 1) as f64)
+            .collect();
+        let sum =
+            |value: fn(&Record) -> usize| measured.iter().map(|record| value(record)).sum::<usize>() as f64;
+        let prompts = sum(|record| record.prompt).max(1.0);
+        let statistics = &observation.statistics;
+        let mut by_tenant: BTreeMap<u16, Vec<&Record>> = BTreeMap::new();
+        measured.iter().for_each(|record| by_tenant.entry(record.tenant).or_default().push(record));
+        let each_tenant = |of: &dyn Fn(&[&Record]) -> f64| -> BTreeMap<u16, f64> {
+            by_tenant.iter().map(|(tenant, records)| (*tenant, of(records))).collect()
+        };
+        let known = |records: &[&Record]| -> f64 {
+            let blocks: usize = records.iter().map(|record| record.device_blocks + record.lower_blocks).sum();
+            let prompts: usize = records.iter().map(|record| record.prompt).sum();
+            (blocks * block_tokens) as f64 / prompts.max(1) as f64
+        };
+        Self {
+            requests: all.len(),
+            measured: measured.len(),
+            split_ms: Split {
+                queue: mean(&of(|record| record.queue)),
+                adapter: mean(&of(|record| record.adapter_wait)),
+                kv: mean(&of(|record| record.kv_wait)),
+                compute: mean(&of(|record| record.compute)),
+            },
+            ttft_ms: Times::of(&ttft),
+            tpot_ms: Times::of(&tpot),
+            device_hits: sum(|record| record.device_blocks) * block_tokens as f64 / prompts,
+            lower_hits: sum(|record| record.lower_blocks) * block_tokens as f64 / prompts,
+            adapter_hits: 1.0 - sum(|record| usize::from(record.was_cold)) / measured.len().max(1) as f64,
+            prefill_tokens: observation.prefill_tokens,
+            prefill_share: observation.prefill_tokens as f64
+                / all.iter().map(|record| record.prompt).sum::<usize>().max(1) as f64,
+            invalid_share: observation.invalid_share,
+            evicted_blocks: statistics.evicted_blocks,
+            lost_blocks: statistics.lost_blocks,
+            evicted_adapters: statistics.evicted_adapters,
+            loaded_adapters: observation.loaded_adapters,
+            fetched_blocks: statistics.fetched_blocks.iter().sum(),
+            prefetched_blocks: statistics.prefetched_blocks,
+            spilled_blocks: statistics.spilled_blocks,
+            link_share: observation.link_share,
+            adapter_share: observation.adapter_share,
+            used_share: observation.used_share,
+            covered_share: observation.covered_share,
+            tenant_shares: observation.tenant_shares.clone(),
+            tenant_ttft_ms: each_tenant(&|records| {
+                mean(&records.iter().map(|record| milliseconds(record.ttft)).collect::<Vec<_>>())
+            }),
+            tenant_hits: each_tenant(&known),
+            preemptions: observation.preemptions,
+            steps: observation.steps,
+            end_s: observation.end.as_secs_f64(),
+        }
+    }
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}

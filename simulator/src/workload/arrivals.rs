@@ -1,0 +1,170 @@
+//! When requests come: Poisson, or for each adapter by itself in bursts as the functions of MAF 2019.
+
+use std::time::Duration;
+
+use super::popularity::{self, Popularity};
+use crate::random::Stream;
+
+/// Coefficients of variation of gaps between calls of an application, and the share of those that have no more (MAF 2019, read
+/// off its plots).
+const CV_QUANTILES: [(f64, f64); 7] =
+    [(0.25, 0.0), (0.5, 0.22), (1.0, 0.58), (2.0, 0.73), (4.0, 0.87), (8.0, 0.94), (10.0, 1.0)];
+
+/// Shares move this often, and rates.
+const EPOCH_S: f64 = 60.0;
+
+/// How much of a minute's rate carries over to the next, and how much rates differ (in logarithms) for all and for each adapter.
+const MINUTES: (f64, f64, f64) = (0.9, 0.2, 0.5);
+
+/// How adapters are asked for over time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Demand {
+    /// Adapters there are.
+    pub adapters: usize,
+    /// How their shares differ.
+    pub popularity: Popularity,
+    /// Share of the mass that moves every minute.
+    pub drift: f64,
+    /// Arrivals a second, of all together.
+    pub per_s: f64,
+    /// When arrivals end.
+    pub end: Duration,
+}
+
+/// Something begins with an adapter.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Arrival {
+    /// Its time.
+    pub at: Duration,
+    /// An index among the adapters.
+    pub adapter: usize,
+}
+
+impl Demand {
+    /// Shares, minute by minute.
+    fn epochs(&self, seed: u64) -> Vec<Vec<f64>> {
+        let mut stream = Stream::new(seed, "popularity", 0);
+        let mut shares = self.popularity.shares(self.adapters, &mut stream);
+        let epochs = (self.end.as_secs_f64() / EPOCH_S).ceil() as usize;
+        let mut next = || {
+            let now = shares.clone();
+            popularity::drift(&mut shares, self.drift, &mut stream);
+            now
+        };
+        (0..epochs.max(1)).map(|_| next()).collect()
+    }
+
+    /// Independent of each other; each picks its adapter by the shares of its minute.
+    #[must_use]
+    pub fn poisson(&self, seed: u64) -> Vec<Arrival> {
+        let (epochs, mut stream) = (self.epochs(seed), Stream::new(seed, "arrivals", 0));
+        let (mut arrivals, mut at) = (Vec::new(), 0.0);
+        loop {
+            at += stream.exponential() / self.per_s;
+            if at >= self.end.as_secs_f64() {
+                return arrivals;
+            }
+            let shares = &epochs[(at / EPOCH_S) as usize];
+            let adapter = popularity::pick(shares, stream.uniform());
+            arrivals.push(Arrival { at: Duration::from_secs_f64(at), adapter });
+        }
+    }
+
+    /// Each adapter by itself: gaps of a gamma law whose variation is drawn for it, at a rate that moves every minute.
+    #[must_use]
+    pub fn bursts(&self, seed: u64) -> Vec<Arrival> {
+        let epochs = self.epochs(seed);
+        let (carried, of_all, of_each) = MINUTES;
+        let common = modulation(&mut Stream::new(seed, "minutes", 0), epochs.len(), carried, of_all);
+        let mut arrivals = Vec::new();
+        for adapter in 0..self.adapters {
+            let mut stream = Stream::new(seed, "bursts", adapter as u64);
+            let own = modulation(&mut stream, epochs.len(), carried, of_each);
+            let rates: Vec<f64> = epochs
+                .iter()
+                .zip(common.iter().zip(&own))
+                .map(|(shares, (common, own))| self.per_s * shares[adapter] * common * own)
+                .collect();
+            let cv = coefficient_of_variation(stream.uniform());
+            // The first gap is cut at a random place, or all would begin at once.
+            let mut due = stream.gamma(cv) * stream.uniform();
+            let mut start = 0.0;
+            for rate in rates {
+                while due < rate * EPOCH_S {
+                    let at = start + due / rate;
+                    if at < self.end.as_secs_f64() {
+                        arrivals.push(Arrival { at: Duration::from_secs_f64(at), adapter });
+                    }
+                    due += stream.gamma(cv);
+                }
+                due -= rate * EPOCH_S;
+                start += EPOCH_S;
+            }
+        }
+        arrivals.sort_by_key(|arrival| (arrival.at, arrival.adapter));
+        arrivals
+    }
+}
+
+/// Factors of mean 1, minute by minute: the logarithm is an autoregression.
+fn modulation(stream: &mut Stream, minutes: usize, carried: f64, sigma: f64) -> Vec<f64> {
+    let mut log = stream.normal() * sigma;
+    let mut next = || {
+        let factor = (log - sigma * sigma / 2.0).exp();
+        log = carried * log + sigma * (1.0 - carried * carried).sqrt() * stream.normal();
+        factor
+    };
+    (0..minutes).map(|_| next()).collect()
+}
+
+fn coefficient_of_variation(quantile: f64) -> f64 {
+    let above = CV_QUANTILES.iter().position(|(_, share)| quantile <= *share).unwrap_or(6).max(1);
+    let ((low, from), (high, to)) = (CV_QUANTILES[above - 1], CV_QUANTILES[above]);
+    low + (high - low) * (quantile - from) / (to - from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DEMAND: Demand = Demand {
+        adapters: 50,
+        popularity: Popularity::Zipf(0.9),
+        drift: 0.1,
+        per_s: 20.0,
+        end: Duration::from_secs(3000),
+    };
+
+    #[test]
+    fn poisson_arrivals_come_at_their_rate_with_gaps_as_long_as_they_vary() {
+        let arrivals = DEMAND.poisson(3);
+        let rate = arrivals.len() as f64 / 3000.0;
+        assert!((rate / 20.0 - 1.0).abs() < 0.02, "{rate}");
+        let gaps: Vec<f64> =
+            arrivals.windows(2).map(|pair| (pair[1].at - pair[0].at).as_secs_f64()).collect();
+        let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;
+        let deviation = (gaps.iter().map(|gap| (gap - mean).powi(2)).sum::<f64>() / gaps.len() as f64).sqrt();
+        assert!((deviation / mean - 1.0).abs() < 0.03);
+    }
+
+    #[test]
+    fn bursts_come_at_the_same_rate_but_vary_more_from_minute_to_minute() {
+        let per_minute = |arrivals: &[Arrival]| {
+            let mut counts = vec![0.0_f64; 50];
+            arrivals.iter().for_each(|arrival| counts[(arrival.at.as_secs() / 60) as usize] += 1.0);
+            let mean = counts.iter().sum::<f64>() / 50.0;
+            (mean, counts.iter().map(|count| (count - mean).powi(2)).sum::<f64>() / 50.0 / mean)
+        };
+        let (mean, dispersion) = per_minute(&DEMAND.bursts(3));
+        assert!((mean / 1200.0 - 1.0).abs() < 0.25, "{mean}");
+        let (_, of_poisson) = per_minute(&DEMAND.poisson(3));
+        assert!(dispersion > 5.0 && of_poisson < 2.0, "{dispersion} {of_poisson}");
+    }
+
+    #[test]
+    fn variation_follows_the_measured_quantiles() {
+        assert_eq!(coefficient_of_variation(0.58), 1.0);
+        assert_eq!(coefficient_of_variation(0.94), 8.0);
+        assert_eq!(coefficient_of_variation(0.0), 0.25);
+    }
+}

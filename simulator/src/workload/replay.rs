@@ -1,0 +1,119 @@
+//! The Azure LLM Inference Trace 2023: arrival, prompt tokens, generated tokens. It names no adapter, so adapters are drawn.
+
+use std::{fs, io, path::Path, time::Duration};
+
+use super::{Adapter, Conversation, Turn, Workload, popularity};
+use crate::{random::Stream, workload::scenario::Recipe};
+
+/// A trace that cannot be replayed.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    /// It cannot be read.
+    #[error("cannot read the trace {0}")]
+    Read(String, #[source] io::Error),
+    /// A line is not of the form of the Azure trace.
+    #[error("line {line} of {path} is not `2023-11-16 18:17:03.9799600,4808,10`")]
+    Line {
+        /// The file.
+        path: String,
+        /// From 1.
+        line: usize,
+    },
+}
+
+/// Longest prompt and answer that are replayed; what is longer is cut.
+const MAX_TOKENS: (usize, usize) = (2048, 512);
+
+/// A line of the trace: seconds since midnight, and tokens.
+type Row = (f64, usize, usize);
+
+/// Makes a workload of a trace, with arrivals in proportion to those of the file at the rate that the recipe asks for; its
+/// scenario plays no part.
+///
+/// # Errors
+/// The file is not there, or no trace.
+pub fn replay(path: &Path, recipe: &Recipe, seed: u64) -> Result<Workload, TraceError> {
+    let name = path.display().to_string();
+    let text = fs::read_to_string(path).map_err(|error| TraceError::Read(name.clone(), error))?;
+    let lines = text.lines().enumerate().skip(1).filter(|(_, line)| !line.is_empty());
+    let rows: Vec<Row> = lines
+        .map(|(index, line)| {
+            parse(line).ok_or_else(|| TraceError::Line { path: name.clone(), line: index + 1 })
+        })
+        .collect::<Result<_, _>>()?;
+    let (Some(first), Some(last)) = (rows.first(), rows.last()) else {
+        return Err(TraceError::Line { path: name, line: 2 });
+    };
+    let scale = rows.len() as f64 / (last.0 - first.0).max(1.0) / recipe.per_s;
+    let mut stream = Stream::new(seed, "replay", 0);
+    let shares = recipe.popularity.shares(recipe.adapters, &mut stream);
+    let divided = |tokens: usize| ((tokens as f64 / recipe.length_divisor).round() as usize).max(1);
+    let conversations = rows.iter().enumerate().map(|(number, &(at, prompt, reply))| Conversation {
+        start: Duration::from_secs_f64((at - first.0).max(0.0) * scale),
+        adapter: popularity::pick(&shares, stream.uniform()),
+        system: 0,
+        content: number as u64,
+        turns: vec![Turn {
+            think: Duration::ZERO,
+            prompt: divided(prompt.min(MAX_TOKENS.0)),
+            reply: divided(reply.min(MAX_TOKENS.1)),
+        }],
+    });
+    let conversations = conversations.take_while(|conversation| conversation.start < recipe.end).collect();
+    let tenants = usize::from(recipe.tenants.max(1));
+    let adapters = (0..recipe.adapters)
+        .map(|index| Adapter { rank: recipe.rank, tenant: (index % tenants) as u16 })
+        .collect();
+    Ok(Workload { adapters, conversations, shares: recipe.shares })
+}
+
+fn parse(line: &str) -> Option<Row> {
+    let mut fields = line.split(',');
+    let (_, time) = fields.next()?.split_once(' ')?;
+    let mut parts = time.splitn(3, ':').map(str::parse::<f64>);
+    let (hours, minutes, seconds) = (parts.next()?.ok()?, parts.next()?.ok()?, parts.next()?.ok()?);
+    let prompt = fields.next()?.parse().ok()?;
+    let reply = fields.next()?.trim().parse().ok()?;
+    Some((hours * 3600.0 + minutes * 60.0 + seconds, prompt, reply))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::{Shares, popularity::Popularity, scenario::Scenario};
+
+    const RECIPE: Recipe = Recipe {
+        scenario: Scenario::Chat,
+        adapters: 4,
+        popularity: Popularity::Uniform,
+        drift: 0.0,
+        rank: 16,
+        tenants: 1,
+        shares: Shares::ByTenant,
+        hostile_per_s: 0.0,
+        per_s: 2.0,
+        length_divisor: 2.0,
+        end: Duration::from_secs(100),
+    };
+
+    #[test]
+    fn rows_come_in_proportion_and_at_the_asked_rate() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let rows = "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:00:00.0000000,100,10\n\
+                    2023-11-16 18:00:01.5000000,9999,20\n2023-11-16 18:00:03.0000000,50,1\n";
+        fs::write(&file, rows).unwrap();
+        let workload = replay(file.path(), &RECIPE, 1).unwrap();
+        let starts: Vec<f64> = workload.conversations.iter().map(|talk| talk.start.as_secs_f64()).collect();
+        assert_eq!(starts, [0.0, 0.75, 1.5]);
+        let turn = workload.conversations[1].turns[0];
+        assert_eq!((turn.prompt, turn.reply), (1024, 10));
+    }
+
+    #[test]
+    fn another_file_is_refused_with_the_line() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(&file, "header\n2023-11-16 18:00:00.0,1,1\nnonsense\n").unwrap();
+        let error = replay(file.path(), &RECIPE, 1).unwrap_err();
+        assert!(matches!(error, TraceError::Line { line: 3, .. }), "{error}");
+    }
+}

@@ -1,0 +1,282 @@
+//! Chat, translation and agents (E-20), with the lengths that were measured of public data (CHECKLIST C2).
+
+use std::time::Duration;
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+use super::{
+    Adapter, Conversation, Shares, Turn, Workload,
+    arrivals::{Arrival, Demand},
+    popularity::Popularity,
+};
+use crate::random::Stream;
+
+/// Tokens of an English word.
+const TOKENS_PER_WORD: f64 = 1.3;
+
+/// Adapters are of these ranks, half of them each.
+const RANKS_OF_BASE: [u32; 2] = [1, 2];
+
+/// What people do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Scenario {
+    /// Conversations of several turns with time to think between them.
+    Chat,
+    /// One turn, an adapter for each pair of languages, in bursts.
+    Translation,
+    /// Many short turns behind a long description of tools, in bursts.
+    Agents,
+}
+
+/// A lognormal law of lengths: mean and deviation of the logarithm, and the largest.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+struct Length {
+    mu: f64,
+    sigma: f64,
+    max: f64,
+}
+
+/// What makes a scenario.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Shape {
+    /// Tokens that conversations of an adapter share, at least and at most, and the share of conversations that have them.
+    system: (f64, f64),
+    system_share: f64,
+    /// Words.
+    first: Length,
+    user: Length,
+    reply: Length,
+    turns: Length,
+    /// Seconds.
+    think: Length,
+}
+
+impl Scenario {
+    /// Its numbers.
+    #[must_use]
+    pub fn shape(self) -> Shape {
+        let length = |mu, sigma, max| Length { mu, sigma, max };
+        let chat = Shape {
+            system: (64.0, 400.0),
+            system_share: 0.8,
+            first: length(4.23, 1.65, 800.0),
+            user: length(2.82, 1.33, 400.0),
+            reply: length(4.99, 1.05, 400.0),
+            turns: length(1.1, 0.63, 12.0),
+            think: length(3.0, 1.0, 120.0),
+        };
+        match self {
+            Self::Chat => chat,
+            Self::Translation => Shape {
+                system: (40.0, 120.0),
+                system_share: 1.0,
+                first: length(3.2, 0.8, 300.0),
+                reply: length(3.2, 0.8, 300.0),
+                turns: length(0.0, 0.0, 1.0),
+                ..chat
+            },
+            Self::Agents => Shape {
+                system: (300.0, 800.0),
+                system_share: 1.0,
+                first: length(1.65, 0.8, 100.0),
+                user: length(1.65, 0.8, 100.0),
+                reply: length(2.42, 0.46, 100.0),
+                turns: length(2.3, 0.4, 20.0),
+                think: length(1.0, 0.5, 20.0),
+            },
+        }
+    }
+}
+
+/// A workload to be made.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Recipe {
+    /// What people do.
+    pub scenario: Scenario,
+    /// Adapters.
+    pub adapters: usize,
+    /// How their shares differ.
+    pub popularity: Popularity,
+    /// Share of the mass that moves every minute.
+    pub drift: f64,
+    /// The smaller of the two ranks.
+    pub rank: u32,
+    /// Who shares the adapters among them.
+    pub tenants: u16,
+    /// What blocks are counted against.
+    pub shares: Shares,
+    /// Requests a second that one more tenant makes, each of other tokens; 0 is none.
+    pub hostile_per_s: f64,
+    /// Requests a second, of the others.
+    pub per_s: f64,
+    /// All lengths are divided by it.
+    pub length_divisor: f64,
+    /// When nothing begins any more.
+    pub end: Duration,
+}
+
+/// Prompt tokens of a request of the hostile tenant, before they are divided.
+const HOSTILE_TOKENS: f64 = 800.0;
+
+impl Recipe {
+    /// Makes it.
+    #[must_use]
+    pub fn make(&self, seed: u64) -> Workload {
+        let mut adapters: Vec<Adapter> = (0..self.adapters)
+            .map(|index| Adapter {
+                rank: self.rank * RANKS_OF_BASE[index % 2],
+                tenant: (index % usize::from(self.tenants.max(1))) as u16,
+            })
+            .collect();
+        let mut conversations: Vec<Conversation> = self
+            .arrivals(seed)
+            .into_iter()
+            .enumerate()
+            .map(|(number, arrival)| self.conversation(seed, number as u64, arrival))
+            .collect();
+        if self.hostile_per_s > 0.0 {
+            conversations.extend(self.hostile(seed, adapters.len()));
+            adapters.push(Adapter { rank: self.rank, tenant: self.tenants.max(1) });
+        }
+        conversations.sort_by_key(|conversation| (conversation.start, conversation.content));
+        Workload { adapters, conversations, shares: self.shares }
+    }
+
+    fn arrivals(&self, seed: u64) -> Vec<Arrival> {
+        let demand = Demand {
+            adapters: self.adapters,
+            popularity: self.popularity,
+            drift: self.drift,
+            per_s: self.per_s / self.mean_turns(),
+            end: self.end,
+        };
+        match self.scenario {
+            Scenario::Chat => demand.poisson(seed),
+            Scenario::Translation | Scenario::Agents => demand.bursts(seed),
+        }
+    }
+
+    /// Requests are asked for by the second, conversations begin.
+    fn mean_turns(&self) -> f64 {
+        let (law, mut stream) = (self.scenario.shape().turns, Stream::new(0, "turns", 0));
+        let drawn = 10_000;
+        (0..drawn).map(|_| whole(law.draw(&mut stream), 1.0) as f64).sum::<f64>() / f64::from(drawn)
+    }
+
+    fn conversation(&self, seed: u64, number: u64, Arrival { at, adapter }: Arrival) -> Conversation {
+        let shape = self.scenario.shape();
+        let mut stream = Stream::new(seed, "conversations", number);
+        let mut words = |law: Length| whole(law.draw(&mut stream) * TOKENS_PER_WORD, self.length_divisor);
+        let mut turn = |prompt: Length| (words(prompt), words(shape.reply));
+        let first = turn(shape.first);
+        let count = whole(shape.turns.draw(&mut Stream::new(seed, "turns", number)), 1.0);
+        let mut thinks = Stream::new(seed, "thinks", number);
+        let rest = (1..count).map(|_| {
+            let (prompt, reply) = turn(shape.user);
+            Turn { think: Duration::from_secs_f64(shape.think.draw(&mut thinks)), prompt, reply }
+        });
+        let first = Turn { think: Duration::ZERO, prompt: first.0, reply: first.1 };
+        let turns = std::iter::once(first).chain(rest).collect();
+        let shares_system = Stream::new(seed, "systems", number).uniform() < shape.system_share;
+        let system = if shares_system { self.system(&shape, adapter) } else { 0 };
+        Conversation { start: at, adapter, system, content: number, turns }
+    }
+
+    /// Tokens that conversations of an adapter share.
+    fn system(&self, shape: &Shape, adapter: usize) -> usize {
+        let (low, high) = shape.system;
+        let at = Stream::new(0, "system lengths", adapter as u64).uniform();
+        whole(low + (high - low) * at, self.length_divisor)
+    }
+
+    /// One who reads what nobody has read before, as fast as it can.
+    fn hostile(&self, seed: u64, adapter: usize) -> Vec<Conversation> {
+        let mut stream = Stream::new(seed, "hostile", 0);
+        let (mut found, mut at) = (Vec::new(), 0.0);
+        loop {
+            at += stream.exponential() / self.hostile_per_s;
+            if at >= self.end.as_secs_f64() {
+                return found;
+            }
+            let prompt = whole(HOSTILE_TOKENS, self.length_divisor);
+            found.push(Conversation {
+                start: Duration::from_secs_f64(at),
+                adapter,
+                system: 0,
+                content: 1 << 40 | found.len() as u64,
+                turns: vec![Turn { think: Duration::ZERO, prompt, reply: 1 }],
+            });
+        }
+    }
+}
+
+impl Length {
+    fn draw(self, stream: &mut Stream) -> f64 {
+        stream.lognormal(self.mu, self.sigma).min(self.max)
+    }
+}
+
+/// At least one.
+fn whole(length: f64, divisor: f64) -> usize {
+    ((length / divisor).round() as usize).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn recipe(scenario: Scenario) -> Recipe {
+        Recipe {
+            scenario,
+            adapters: 20,
+            popularity: Popularity::Zipf(0.9),
+            drift: 0.1,
+            rank: 32,
+            tenants: 4,
+            shares: Shares::ByTenant,
+            hostile_per_s: 0.0,
+            per_s: 20.0,
+            length_divisor: 1.0,
+            end: Duration::from_secs(2000),
+        }
+    }
+
+    #[test]
+    fn a_chat_is_as_long_as_the_conversations_that_were_measured() {
+        let workload = recipe(Scenario::Chat).make(1);
+        let turns: Vec<&Turn> = workload.conversations.iter().flat_map(|talk| &talk.turns).collect();
+        let mean = turns.len() as f64 / workload.conversations.len() as f64;
+        assert!((mean - 3.65).abs() < 0.3, "{mean} turns, half of 7.3 messages");
+        let rate = turns.len() as f64 / 2000.0;
+        assert!((rate / 20.0 - 1.0).abs() < 0.05, "{rate}");
+        let mut replies: Vec<usize> = turns.iter().map(|turn| turn.reply).collect();
+        replies.sort_unstable();
+        let median = replies[replies.len() / 2] as f64;
+        assert!((median / (4.99_f64.exp() * 1.3) - 1.0).abs() < 0.05, "{median}");
+        let with_system = workload.conversations.iter().filter(|talk| talk.system > 0).count() as f64;
+        assert!((with_system / workload.conversations.len() as f64 - 0.8).abs() < 0.02);
+    }
+
+    #[test]
+    fn translations_have_one_turn_and_agents_many_short_ones() {
+        let translation = recipe(Scenario::Translation).make(1);
+        assert!(translation.conversations.iter().all(|talk| talk.turns.len() == 1));
+        let agents = recipe(Scenario::Agents).make(1);
+        let turns = agents.requests() as f64 / agents.conversations.len() as f64;
+        assert!((9.0..13.0).contains(&turns), "{turns}");
+    }
+
+    #[test]
+    fn the_hostile_one_comes_on_top_and_never_repeats_itself() {
+        let plain = recipe(Scenario::Chat).make(1);
+        let disturbed = Recipe { hostile_per_s: 2.0, ..recipe(Scenario::Chat) }.make(1);
+        let others: Vec<_> = disturbed.conversations.iter().filter(|talk| talk.adapter < 20).collect();
+        assert!(others.into_iter().eq(&plain.conversations));
+        let mut contents: Vec<u64> = disturbed.conversations.iter().map(|talk| talk.content).collect();
+        contents.sort_unstable();
+        contents.dedup();
+        assert_eq!(contents.len(), disturbed.conversations.len());
+    }
+}

@@ -1,0 +1,61 @@
+//! How often tests repeat what chance decides.
+//!
+//! Once through everything that a test is for is the default, and more of the same finds what is rare: each number can be
+//! set by an environment variable of its name, and `scripts/test --long` sets those that a release is tested with.
+
+use std::env;
+
+/// A number that an environment variable may set.
+#[derive(Debug, Clone, Copy)]
+pub struct Repeats {
+    variable: &'static str,
+    default: u64,
+}
+
+impl Repeats {
+    const fn new(variable: &'static str, default: u64) -> Self {
+        Self { variable, default }
+    }
+
+    /// The number.
+    ///
+    /// # Panics
+    /// If the variable holds none.
+    #[must_use]
+    pub fn number(self) -> u64 {
+        let number = |text: String| text.parse().unwrap_or_else(|_| panic!("{} is no number", self.variable));
+        env::var(self.variable).map_or(self.default, number)
+    }
+
+    /// The number, of things in memory.
+    ///
+    /// # Panics
+    /// As [`Self::number`].
+    #[must_use]
+    pub fn count(self) -> usize {
+        usize::try_from(self.number()).expect("few enough for memory")
+    }
+}
+
+/// Which random numbers.
+pub const SEED: Repeats = Repeats::new("HOLOBIONT_SEED", 1);
+/// Deaths of processes under load: at every named place, and at some of no name.
+pub const KILLS: Repeats = Repeats::new("HOLOBIONT_KILLS", 100);
+/// Loads, replacements and unloads under load.
+pub const CHURN: Repeats = Repeats::new("HOLOBIONT_CHURN", 300);
+/// Workers that are killed or stopped.
+pub const WORKER_FAULTS: Repeats = Repeats::new("HOLOBIONT_WORKER_FAULTS", 60);
+/// Split clients that are killed or stopped, and as many of their executors: each at every named place.
+pub const SPLIT_FAULTS: Repeats = Repeats::new("HOLOBIONT_SPLIT_FAULTS", 8);
+/// Deaths in the course of one fine-tuning job: of each of its processes once.
+pub const TUNE_KILLS: Repeats = Repeats::new("HOLOBIONT_TUNE_KILLS", 4);
+/// Seconds in which a process dies every 200 ms.
+pub const STORM_S: Repeats = Repeats::new("HOLOBIONT_STORM_S", 10);
+/// Seconds in which many clients come and go. From five minutes on, memory must be flat too.
+pub const SOAK_S: Repeats = Repeats::new("HOLOBIONT_SOAK_S", 15);
+/// Prompts to each model of which every route's answers are compared.
+pub const PROMPTS: Repeats = Repeats::new("HOLOBIONT_PROMPTS", 2);
+/// Tokens of each of those answers.
+pub const ANSWER: Repeats = Repeats::new("HOLOBIONT_ANSWER", 8);
+/// Tokens of a split client's long context.
+pub const CONTEXT: Repeats = Repeats::new("HOLOBIONT_CONTEXT", 1200);
