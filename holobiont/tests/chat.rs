@@ -98,9 +98,14 @@ impl AtTerminal {
     }
 
     fn wait_for(&self, text: &str) {
-        eventually_some(&format!("{text:?} in {:?}", self.shown()), || {
-            self.shown().contains(text).then_some(())
-        });
+        self.wait_for_all(&[text]);
+    }
+
+    /// Waits until these have been shown, each behind the one before it.
+    fn wait_for_all(&self, texts: &[&str]) {
+        let all =
+            |shown: &str| texts.iter().try_fold(shown, |rest, text| Some(rest.split_once(text)?.1)).is_some();
+        eventually_some(&format!("{texts:?} in {:?}", self.shown()), || all(&self.shown()).then_some(()));
     }
 
     fn keys(&mut self, keys: &str) {
@@ -140,7 +145,8 @@ fn ctrl_c_ends_a_silent_answer_and_not_the_conversation() {
     terminal.wait_for("Well, ");
     terminal.keys("\u{3}");
     assert_eq!(wait_for_bodies(&gateway, 2)[1], json!("hung up"), "the gateway learns that nobody listens");
-    terminal.wait_for("stopped");
+    // A key before the prompt is there again is a signal still, which has nothing left to stop.
+    terminal.wait_for_all(&["stopped", "smol> "]);
     terminal.keys("\u{3}");
     terminal.wait_for("/bye ends");
     terminal.keys("/adapter :pirate\r/set seed 7\r/system Be brief.\rgo on\r");
