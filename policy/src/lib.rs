@@ -10,6 +10,7 @@
 //! - [`clock`]: where the time comes from.
 //! - [`perf`]: what things will take: lines fitted to timings, and what follows from them.
 //! - [`random`]: numbers drawn by key and counter.
+//! - [`routing`]: which executor a request goes to.
 
 #![forbid(unsafe_code)]
 
@@ -18,3 +19,4 @@ pub mod batch;
 pub mod clock;
 pub mod perf;
 pub mod random;
+pub mod routing;
