@@ -243,3 +243,6 @@ impl<const N: usize> Judged<N> {
         self.fit.curve().filter(|_| !held_out.is_empty()).map(|curve| r_squared(curve, &held_out))
     }
 }
+
+#[cfg(test)]
+mod tests;
