@@ -180,9 +180,9 @@ pub struct Choice {
 #[must_use]
 pub fn choose(policy: Policy, asked: &Asked, candidates: &[Candidate], draw: u64) -> Option<Choice> {
     let open = candidates.iter().filter(|candidate| candidate.availability == Availability::Open);
-    let best = open.min_by(|one, other| {
-        let key = |candidate| rank(policy, asked, candidate, draw);
-        key(one).cmp(&key(other)).then(one.executor.cmp(&other.executor))
+    let ranked = open.map(|candidate| (rank(policy, asked, candidate, draw), candidate));
+    let (_, best) = ranked.min_by(|(rank, one), (other_rank, other)| {
+        rank.cmp(other_rank).then(one.executor.cmp(&other.executor))
     })?;
     Some(Choice { executor: best.executor, forecast: score::forecast(asked, best) })
 }

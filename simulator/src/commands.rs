@@ -3,9 +3,10 @@
 //! # Layout
 //!
 //! - `options`: what is simulated.
-//! - `fleet`: many runs at once.
+//! - `side_by_side`: many runs at once.
 //! - `run`: one run. `compare`: all variants. `peak`: the highest rate.
 //! - `phases`, `knee`, `correlation`: the paper's stories.
+//! - `fleet`: several executors behind one gateway.
 //! - `drawing`: charts of a run. `bench`: what the cache's own work takes.
 
 mod bench;
@@ -18,6 +19,7 @@ mod options;
 mod peak;
 mod phases;
 mod run;
+mod side_by_side;
 
 use std::io::{self, Write};
 
@@ -49,6 +51,8 @@ enum Command {
     Knee(knee::Knee),
     /// Whether last use, frequency and cost agree (E-27).
     Correlation(correlation::Correlation),
+    /// Several executors behind one gateway, with every policy on the same requests (C-23).
+    Fleet(fleet::Fleet),
     /// Times of the cache's own work on this machine (E-17).
     Bench(bench::Bench),
     /// The cost model in JSON, to be changed and given back by --cost-model.
@@ -88,6 +92,7 @@ impl Cli {
             Command::Phases(phases) => phases.run(out),
             Command::Knee(knee) => knee.run(out),
             Command::Correlation(correlation) => correlation.run(out),
+            Command::Fleet(fleet) => fleet.run(out),
             Command::Bench(bench) => bench.run(out),
             Command::Costs(options) => print(out, &options.setup()?.cost),
         }

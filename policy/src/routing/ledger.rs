@@ -47,14 +47,16 @@ pub struct Ledger {
     by_rank: BTreeMap<u64, u64>,
     /// Of each promise of a time for a token, in microseconds.
     by_promise: BTreeMap<u64, u64>,
-    tokens: u64,
-    token_ranks: u64,
+    /// Sums of all of them.
+    sums: Load,
 }
 
 impl Ledger {
     /// A request comes, with so many tokens.
     pub fn enter(&mut self, rank: u64, promised_tpot_us: Option<u64>, tokens: u64) {
         *self.by_rank.entry(rank).or_default() += 1;
+        self.sums.requests += 1;
+        self.sums.ranks += rank;
         if let Some(promised_us) = promised_tpot_us {
             *self.by_promise.entry(promised_us).or_default() += 1;
         }
@@ -63,30 +65,27 @@ impl Ledger {
 
     /// One of this rank has so many tokens more.
     pub fn grow(&mut self, rank: u64, tokens: u64) {
-        self.tokens += tokens;
-        self.token_ranks += rank * tokens;
+        self.sums.tokens += tokens;
+        self.sums.token_ranks += rank * tokens;
     }
 
     /// A request goes, with as many tokens as it has by now.
     pub fn leave(&mut self, rank: u64, promised_tpot_us: Option<u64>, tokens: u64) {
         take_one(&mut self.by_rank, rank);
+        // Whoever counts badly is off by that much, and no more.
+        self.sums.requests = self.sums.requests.saturating_sub(1);
+        self.sums.ranks = self.sums.ranks.saturating_sub(rank);
         if let Some(promised_us) = promised_tpot_us {
             take_one(&mut self.by_promise, promised_us);
         }
-        self.tokens = self.tokens.saturating_sub(tokens);
-        self.token_ranks = self.token_ranks.saturating_sub(rank * tokens);
+        self.sums.tokens = self.sums.tokens.saturating_sub(tokens);
+        self.sums.token_ranks = self.sums.token_ranks.saturating_sub(rank * tokens);
     }
 
     /// What they come to.
     #[must_use]
     pub fn load(&self) -> Load {
-        Load {
-            requests: self.by_rank.values().sum(),
-            ranks: self.by_rank.iter().map(|(rank, count)| rank * count).sum(),
-            max_rank: self.by_rank.last_key_value().map_or(0, |(rank, _)| *rank),
-            tokens: self.tokens,
-            token_ranks: self.token_ranks,
-        }
+        Load { max_rank: self.by_rank.last_key_value().map_or(0, |(rank, _)| *rank), ..self.sums }
     }
 
     /// The shortest time for a token that was promised to one of them.

@@ -1,0 +1,1 @@
+//! What may happen to a fleet, and what must hold whatever happens.
