@@ -7,6 +7,7 @@
 //! - `run`: one run. `compare`: all variants. `peak`: the highest rate.
 //! - `phases`, `knee`, `correlation`: the paper's stories.
 //! - `fleet`: several executors behind one gateway.
+//! - `worlds`: small fleets in which everything goes wrong.
 //! - `drawing`: charts of a run. `bench`: what the cache's own work takes.
 
 mod bench;
@@ -20,6 +21,7 @@ mod peak;
 mod phases;
 mod run;
 mod side_by_side;
+mod worlds;
 
 use std::io::{self, Write};
 
@@ -27,7 +29,7 @@ use clap::{Parser, Subcommand};
 use serde::Serialize;
 
 pub use self::options::{Options, Preset};
-use crate::{cost::CostError, engine::SimulationError, workload::replay::TraceError};
+use crate::{cost::CostError, engine::SimulationError, fleet::world::Broken, workload::replay::TraceError};
 
 /// The cache and the scheduler of an executor on a virtual clock.
 #[derive(Debug, Parser)]
@@ -53,6 +55,8 @@ enum Command {
     Correlation(correlation::Correlation),
     /// Several executors behind one gateway, with every policy on the same requests (C-23).
     Fleet(fleet::Fleet),
+    /// Lives through worlds in which executors die, messages are lost and clocks jump, and checks what must hold.
+    Worlds(worlds::Worlds),
     /// Times of the cache's own work on this machine (E-17).
     Bench(bench::Bench),
     /// The cost model in JSON, to be changed and given back by --cost-model.
@@ -74,6 +78,9 @@ pub enum CommandError {
     /// The run.
     #[error(transparent)]
     Simulation(#[from] SimulationError),
+    /// Something that must hold does not.
+    #[error(transparent)]
+    World(#[from] Broken),
     /// A result cannot be written.
     #[error("cannot write the results")]
     Write(#[from] io::Error),
@@ -93,6 +100,7 @@ impl Cli {
             Command::Knee(knee) => knee.run(out),
             Command::Correlation(correlation) => correlation.run(out),
             Command::Fleet(fleet) => fleet.run(out),
+            Command::Worlds(worlds) => worlds.run(out),
             Command::Bench(bench) => bench.run(out),
             Command::Costs(options) => print(out, &options.setup()?.cost),
         }

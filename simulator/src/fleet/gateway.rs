@@ -60,6 +60,8 @@ pub(super) struct Sent {
     pub(super) id: usize,
     pub(super) asked: Asked,
     pub(super) choice: Choice,
+    /// What its tenant is charged.
+    pub(super) cost_tokens: u64,
 }
 
 /// See the module.
@@ -69,6 +71,8 @@ pub(super) struct Gateway {
     queue: FairQueue<u16, usize>,
     views: Vec<View>,
     pub(super) states: Vec<State>,
+    /// From when on each is too late.
+    deadlines_us: Vec<Option<u64>>,
     /// Tokens that each was charged when it was sent.
     charged: Vec<u64>,
     /// Those that the last request could choose among.
@@ -94,6 +98,7 @@ impl Gateway {
             setup,
             queue: FairQueue::new(FairLimits { max_waiting: 1 << 20, ..FairLimits::default() }),
             states: vec![State::Unknown; requests],
+            deadlines_us: vec![None; requests],
             charged: vec![0; requests],
             candidates: Vec::new(),
             answers: MeanAnswer::default(),
@@ -130,6 +135,7 @@ impl Gateway {
         let (tenant, weight) = (request.tenant, self.weight(request.tenant));
         let entry = Entry { item: id, cost_tokens: self.cost_tokens(request), class: 0, deadline_us };
         self.states[id] = State::Waiting;
+        self.deadlines_us[id] = deadline_us;
         let out = match self.queue.push(&tenant, weight, entry) {
             Ok(displaced) => displaced.map(|turn| turn.entry.item),
             Err(full) => Some(full.entry.item),
@@ -153,9 +159,16 @@ impl Gateway {
         gone
     }
 
-    /// Whether somebody could be sent.
-    pub(super) fn has_place(&self) -> bool {
-        self.views.iter().any(|view| view.is_open())
+    fn has_place(&self) -> bool {
+        self.views.iter().any(View::is_open)
+    }
+
+    /// Whether somebody waits who could be sent: one by one, not by the queue's own books.
+    pub(super) fn keeps_somebody_waiting(&self) -> bool {
+        let in_time =
+            |id: usize| self.deadlines_us[id].is_none_or(|deadline_us| deadline_us >= self.clock_us);
+        let waits = |id: usize| self.states[id] == State::Waiting && in_time(id);
+        self.has_place() && (0..self.states.len()).any(waits)
     }
 
     /// Sends the next, if an executor has a place.
@@ -183,7 +196,7 @@ impl Gateway {
         touch(&mut view.resident, &mut view.asked, view.setup.adapter_slots, request);
         self.states[id] = State::Sent { server: choice.executor, stage: Stage::Waits };
         self.charged[id] = turn.entry.cost_tokens;
-        Some(Sent { id, asked, choice })
+        Some(Sent { id, asked, choice, cost_tokens: turn.entry.cost_tokens })
     }
 
     /// An executor says something; whether it is the first that is heard of it, and not of a request that went elsewhere.

@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-use policy::routing::Availability;
+use policy::routing::{Availability, Candidate};
 
 use super::{
     End, FleetSetup, Nanos, Outcome, Request, SECOND,
@@ -89,8 +89,10 @@ pub(super) struct Simulation<'a> {
     sent: Vec<u32>,
     /// Whether somebody will look for those that are too late.
     is_looked_for: bool,
-    /// Who was sent in this turn.
-    pub(super) dispatched: Vec<Sent>,
+    /// Who was sent in this turn, and among whom was chosen; where somebody watches.
+    pub(super) sent_now: Option<Vec<(Sent, Vec<Candidate>)>>,
+    /// Those that have ended more than once.
+    pub(super) ended_twice: Vec<usize>,
 }
 
 /// Runs a fleet on requests, which are in order of their arrival, until all have ended.
@@ -121,7 +123,8 @@ impl<'a> Simulation<'a> {
             first_tokens: vec![None; requests.len()],
             sent: vec![0; requests.len()],
             is_looked_for: false,
-            dispatched: Vec::new(),
+            sent_now: None,
+            ended_twice: Vec::new(),
         }
     }
 
@@ -133,6 +136,7 @@ impl<'a> Simulation<'a> {
         happenings: &[(Nanos, Happening)],
     ) -> Self {
         self.network = Some((network, stream));
+        self.sent_now = Some(Vec::new());
         for &(at, happening) in happenings {
             self.happenings.push(happening);
             self.at(at, Event::Happens(self.happenings.len() - 1));
@@ -147,7 +151,9 @@ impl<'a> Simulation<'a> {
 
     /// Goes on to whatever happens next; false if nothing does.
     pub(super) fn turn(&mut self) -> bool {
-        self.dispatched.clear();
+        if let Some(sent) = &mut self.sent_now {
+            sent.clear();
+        }
         let arrival = self.requests.get(self.next).map(|request| request.at);
         let event = self.events.peek().map(|Reverse((at, ..))| *at);
         match (arrival, event) {
@@ -216,7 +222,9 @@ impl<'a> Simulation<'a> {
     fn dispatch(&mut self) {
         while let Some(sent) = self.gateway.dispatch(self.requests) {
             self.sent[sent.id] += 1;
-            self.dispatched.push(sent);
+            if let Some(all) = &mut self.sent_now {
+                all.push((sent, self.gateway.candidates.clone()));
+            }
             self.ask(sent.choice.executor, sent.id);
         }
     }
@@ -303,8 +311,9 @@ impl<'a> Simulation<'a> {
     fn ends(&mut self, id: usize, end: End, server: Option<usize>) {
         let (first_token, sent) = (self.first_tokens[id], self.sent[id]);
         let outcome = Outcome { end, ended: self.now, first_token, server, sent };
-        let before = self.outcomes[id].replace(outcome);
-        assert!(before.is_none(), "request {id} has ended twice");
+        if self.outcomes[id].replace(outcome).is_some() {
+            self.ended_twice.push(id);
+        }
     }
 
     fn befalls(&mut self, happening: Happening) {

@@ -208,7 +208,8 @@ mod tests {
         assert!((rate / 20.0 - 1.0).abs() < 0.15, "{rate}");
         let counts = |seconds: u64, from: u64, to: u64| {
             let mut counts = vec![0.0_f64; ((to - from) / seconds) as usize];
-            let within = arrivals.iter().map(|arrival| arrival.at.as_secs()).filter(|at| (from..to).contains(at));
+            let within =
+                arrivals.iter().map(|arrival| arrival.at.as_secs()).filter(|at| (from..to).contains(at));
             within.for_each(|at| counts[((at - from) / seconds) as usize] += 1.0);
             let mean = counts.iter().sum::<f64>() / counts.len() as f64;
             counts.iter().map(|count| (count - mean).powi(2)).sum::<f64>() / counts.len() as f64 / mean
