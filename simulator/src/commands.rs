@@ -7,6 +7,7 @@
 //! - `run`: one run. `compare`: all variants. `peak`: the highest rate.
 //! - `phases`, `knee`, `correlation`: the paper's stories.
 //! - `fleet`: several executors behind one gateway.
+//! - `forecast`: what a load would see on a number of executors.
 //! - `worlds`: small fleets in which everything goes wrong.
 //! - `drawing`: charts of a run. `bench`: what the cache's own work takes.
 
@@ -15,6 +16,7 @@ mod compare;
 mod correlation;
 mod drawing;
 mod fleet;
+mod forecast;
 mod knee;
 mod options;
 mod peak;
@@ -55,6 +57,8 @@ enum Command {
     Correlation(correlation::Correlation),
     /// Several executors behind one gateway, with every policy on the same requests (C-23).
     Fleet(fleet::Fleet),
+    /// What a load would see on a number of executors, and how many it needs.
+    Forecast(Box<forecast::Forecast>),
     /// Lives through worlds in which executors die, messages are lost and clocks jump, and checks what must hold.
     Worlds(worlds::Worlds),
     /// Times of the cache's own work on this machine (E-17).
@@ -100,6 +104,7 @@ impl Cli {
             Command::Knee(knee) => knee.run(out),
             Command::Correlation(correlation) => correlation.run(out),
             Command::Fleet(fleet) => fleet.run(out),
+            Command::Forecast(forecast) => forecast.run(out),
             Command::Worlds(worlds) => worlds.run(out),
             Command::Bench(bench) => bench.run(out),
             Command::Costs(options) => print(out, &options.setup()?.cost),

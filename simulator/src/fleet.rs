@@ -25,6 +25,7 @@ use policy::{
 };
 
 pub use self::run::run;
+use crate::cost::CostModel;
 
 /// Virtual time in nanoseconds.
 pub type Nanos = u64;
@@ -52,7 +53,8 @@ pub struct Request {
 }
 
 /// How an executor treats prompts beside sequences that decode.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Prompts {
     /// A pass of their own, for which everybody waits (C-02).
     Preempt,
@@ -63,8 +65,10 @@ pub enum Prompts {
 /// An executor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ServerSetup {
-    /// What it takes for batches.
+    /// What it takes for batches, as the gateway knows it.
     pub model: ServingModel,
+    /// What it really takes, where that is known better.
+    pub costs: Option<CostModel>,
     /// How it treats prompts.
     pub prompts: Prompts,
     /// Bounds of its steps.

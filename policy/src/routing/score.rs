@@ -84,8 +84,8 @@ pub(super) fn forecast(asked: &Asked, candidate: &Candidate) -> Forecast {
     // A step is under way, of which half is left in the mean.
     let under_way_s = if running.requests > 0 { model.step_s(*running) / 2.0 } else { 0.0 };
     let prefill_s = model.prefill_s(waiting.plus(to_compute(asked, candidate)));
-    // A pass that costs nothing to be asked for is part of a step.
-    let beside_s = if model.prefill.seconds_each[0] > 0.0 { 0.0 } else { model.step_s(*running) };
+    // Prompts that are computed beside a step have no pass of their own, and wait for that one.
+    let beside_s = (model.decode.seconds_each[0] - model.prefill.seconds_each[0]).max(0.0);
     let ttft_s =
         under_way_s + beside_s + prefill_s + cold_s(asked, candidate) + place_s(asked, candidate, step_s);
     Forecast { ttft_us: microseconds(ttft_s), tpot_us: microseconds(step_s) }

@@ -42,17 +42,18 @@ pub(super) enum Kernel {
 impl Kernel {
     /// Llama2-7B on an A10: decode through the two points of CaraServe's Fig. 5, 24 requests of rank 32 and 16 of rank 64. A
     /// pass over a short prompt reads the same weights as a step; 0.22 ms for a token are 14 GFLOP at half of 125 TFLOP/s.
-    fn model(self) -> ServingModel {
+    fn model(self, prompts: Prompts) -> ServingModel {
         const FREE: Line = Line { alpha: 0.0, beta: 0.0 };
         let (form, step_s, rank_s) = match self {
             Self::Padded => (LoraForm::Padded, 31.8e-3, 1.0e-3 / 256.0),
             Self::TrueRank => (LoraForm::TrueRank, 33.5e-3, 0.6e-3 / 256.0),
         };
+        let pass_s = if prompts == Prompts::Preempt { step_s } else { 0.0 };
         ServingModel {
             form,
             decode: Plane { seconds_each: [step_s, 0.0, 0.0, rank_s] },
             // What a rank costs a row it costs a token of a prompt at a third: its factors are read once.
-            prefill: Plane { seconds_each: [step_s, 0.22e-3, rank_s / 3.0] },
+            prefill: Plane { seconds_each: [pass_s, 0.22e-3, rank_s / 3.0] },
             link: FREE,
             store: FREE,
             cold: ColdStart::Assisted,
@@ -99,6 +100,9 @@ pub(super) struct Fleet {
     /// Requests that an executor runs together.
     #[arg(long, default_value_t = 32)]
     places: usize,
+    /// Whether prompts have passes of their own or are computed beside those that decode.
+    #[arg(long, value_enum, default_value = "preempt")]
+    prompts: Prompts,
     /// How deltas of different ranks are computed.
     #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Kernel::TrueRank, Kernel::Padded])]
     kernels: Vec<Kernel>,
@@ -119,8 +123,9 @@ pub(super) struct Fleet {
 /// A figure's name, and the figure.
 type Figure = (&'static str, fn(&Summary) -> f64);
 
-const FIGURES: [Figure; 9] = [
+const FIGURES: [Figure; 10] = [
     ("attainment", |summary| summary.attainment),
+    ("attainment_8", |summary| summary.attainment_8),
     ("tpot_ms", |summary| summary.tpot_ms),
     ("tpot_p50_ms", |summary| summary.tpot_p50_ms),
     ("tpot_p99_ms", |summary| summary.tpot_p99_ms),
@@ -193,8 +198,9 @@ impl Fleet {
         };
         let requests = load.make(job.seed);
         let server = ServerSetup {
-            model: job.kernel.model(),
-            prompts: Prompts::Preempt,
+            model: job.kernel.model(self.prompts),
+            costs: None,
+            prompts: self.prompts,
             limits: BatchLimits { max_running: self.places, chunk_tokens: 2048, scored_tokens: 1 },
             adapter_slots: usize::MAX,
             rank_bytes: 0,
@@ -208,7 +214,7 @@ impl Fleet {
             seed: job.seed,
         };
         let outcomes = fleet::run(&setup, &requests);
-        Summary::of(&requests, &outcomes, (self.warmup * SECOND as f64) as u64, &self.slo())
+        Summary::of(&requests, &outcomes, (self.warmup * SECOND as f64) as u64, &self.slo(), 0.0)
     }
 
     fn header(&self) -> Value {
@@ -223,6 +229,7 @@ impl Fleet {
             "ranks": self.ranks,
             "slo_ms": self.peft_ms * self.slo,
             "places": self.places,
+            "prompts": self.prompts,
             "seed": self.seed,
         })
     }

@@ -9,6 +9,7 @@ use policy::{
 };
 
 use super::{Nanos, Prompts, Request, ServerSetup};
+use crate::cost::Work;
 
 /// A request in an executor.
 #[derive(Debug, Clone, Copy)]
@@ -145,6 +146,9 @@ impl Server {
     }
 
     fn seconds(&self, shares: &[Share]) -> f64 {
+        if let Some(costs) = self.setup.costs {
+            return costs.step(self.work(shares)).as_secs_f64();
+        }
         let (mut decoding, mut prompts) = (Load::default(), Load::default());
         for share in shares {
             let sequence = &self.running[share.sequence];
@@ -159,6 +163,22 @@ impl Server {
             // One pass over the weights: what being asked costs is in the step.
             _ => model.step_s(decoding) + model.prefill_s(prompts),
         }
+    }
+
+    fn work(&self, shares: &[Share]) -> Work {
+        let mut work = Work::default();
+        for share in shares {
+            let sequence = &self.running[share.sequence];
+            let context = sequence.context as usize;
+            work.context_tokens += context;
+            if sequence.pending == 0 {
+                work.decode_sequences += 1;
+            } else {
+                work.prefill_tokens += share.count;
+                work.prefill_pairs += share.count * (context + share.count / 2);
+            }
+        }
+        work
     }
 
     /// Ends the step: what came of it.

@@ -156,6 +156,7 @@ fn server(stream: &mut Stream) -> ServerSetup {
     };
     ServerSetup {
         model,
+        costs: None,
         prompts: if stream.uniform() < 0.5 { Prompts::Preempt } else { Prompts::Beside },
         limits: BatchLimits {
             max_running: 1 + stream.below(6),
