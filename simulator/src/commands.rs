@@ -9,7 +9,7 @@
 //! - `fleet`: several executors behind one gateway.
 //! - `forecast`: what a load would see on a number of executors.
 //! - `worlds`: small fleets in which everything goes wrong.
-//! - `drawing`: charts of a run. `bench`: what the cache's own work takes.
+//! - `drawing`: charts of a run. `bench`: what decisions take.
 
 mod bench;
 mod compare;
@@ -61,7 +61,7 @@ enum Command {
     Forecast(Box<forecast::Forecast>),
     /// Lives through worlds in which executors die, messages are lost and clocks jump, and checks what must hold.
     Worlds(worlds::Worlds),
-    /// Times of the cache's own work on this machine (E-17).
+    /// Times of the cache's own work on this machine (E-17), and of a choice among executors.
     Bench(bench::Bench),
     /// The cost model in JSON, to be changed and given back by --cost-model.
     Costs(Options),
