@@ -112,7 +112,7 @@ pub enum End {
 pub struct Outcome {
     /// How it ended.
     pub end: End,
-    /// When.
+    /// When it did.
     pub ended: Nanos,
     /// When its first token came.
     pub first_token: Option<Nanos>,

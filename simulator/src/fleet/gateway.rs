@@ -34,7 +34,7 @@ pub(super) enum State {
     Waiting,
     /// An executor has it, or should.
     Sent {
-        /// Which.
+        /// The executor.
         server: usize,
         /// How far it is.
         stage: Stage,

@@ -31,7 +31,7 @@ pub enum Arrivals {
 /// What is asked of a fleet.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FleetLoad {
-    /// When.
+    /// When requests come.
     pub arrivals: Arrivals,
     /// How many adapters there are.
     pub adapters: usize,
