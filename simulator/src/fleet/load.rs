@@ -22,8 +22,6 @@ const ANSWER: (f64, f64, f64) = (3.62, 0.95, 1024.0);
 pub enum Arrivals {
     /// Rates that move by the minute, and Poisson within it: what is in MAF 2019.
     Minutes,
-    /// Each adapter in bursts of its own.
-    Bursts,
     /// Independent of each other.
     Poisson,
 }
@@ -62,7 +60,6 @@ impl FleetLoad {
         };
         let arrivals = match self.arrivals {
             Arrivals::Minutes => demand.minutes(seed),
-            Arrivals::Bursts => demand.bursts(seed),
             Arrivals::Poisson => demand.poisson(seed),
         };
         let rank_of =
