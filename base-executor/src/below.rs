@@ -29,7 +29,7 @@ const WRITES: RangeInclusive<usize> = 16..=1024;
 /// Blocks on their way from the file at most.
 const MAX_READS: usize = 32;
 
-/// How long nothing is written after the disk said no: a full one is not asked for every block.
+/// How long nothing is written after a failure: a full disk is not asked for every block.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(10);
 
 /// A copy from or to the file has ended.
@@ -278,6 +278,13 @@ impl Below {
         }
     }
 
+    /// Nothing is written for a while: there was no memory for it, or the disk said no.
+    pub fn pause(&mut self, now: Instant) {
+        if let Some(disk) = &mut self.disk {
+            disk.paused_until = Some(now + PAUSE_AFTER_FAILURE);
+        }
+    }
+
     /// Nothing that an end could lose: the file has all that it can be given, of which `waiting` blocks have not set out.
     #[must_use]
     pub fn is_kept(&self, waiting: usize, now: Instant) -> bool {
@@ -331,7 +338,7 @@ impl Below {
                     disk.writing.remove(slot);
                 }
                 if *outcome == Outcome::Failed {
-                    disk.paused_until = Some(now + PAUSE_AFTER_FAILURE);
+                    self.pause(now);
                 }
             }
             FileCopy::Read { .. } => {
@@ -348,7 +355,7 @@ fn max_writes(block_bytes: usize) -> usize {
 }
 
 impl Disk {
-    /// It said no a moment ago.
+    /// A copy failed a moment ago.
     fn is_paused(&self, now: Instant) -> bool {
         self.paused_until.is_some_and(|until| now < until)
     }

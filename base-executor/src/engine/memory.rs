@@ -70,6 +70,7 @@ impl<P: ForwardPass> Engine<P> {
         });
         let (Some(record), Some(bytes)) = (self.kv.record(node, now_s()), taken) else {
             Tier::LOWER.into_iter().for_each(|tier| self.kv.copied_out(node, tier, Outcome::Failed));
+            self.below.pause(self.clock.now());
             return;
         };
         failpoint::pass("executor.block_taken");
