@@ -1,63 +1,48 @@
 //! Which adapters are resident, who uses them, and the budget of bytes they share.
 
 use std::{
-    collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, PoisonError},
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use cache::ledger::{Account, Charge, Full};
 use ids::{AdapterId, Generation};
 use shmproto::message::{AdapterStats, ErrorCode, WireError};
 
 use crate::caller::Caller;
 
 /// Why bytes were not granted to an adapter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClaimError {
     /// The adapter is resident, or is about to be.
     #[error("adapter {0:.12} is resident already")]
     Known(AdapterId),
-    /// The budget has too few bytes left.
+    /// There are too few bytes left.
     #[error(
-        "the adapter takes {asked_bytes} bytes, but of the budget of {limit_bytes} bytes other adapters hold \
-         {held_bytes}; unload an adapter or start the executor with a larger --adapter-bytes"
+        "the adapter does not fit: {0}; unload an adapter, or start the executor with a larger --adapter-bytes or more \
+         memory"
     )]
-    Exceeded {
-        /// Bytes that were asked for.
-        asked_bytes: u64,
-        /// Bytes other adapters hold.
-        held_bytes: u64,
-        /// Bytes of the budget.
-        limit_bytes: u64,
-    },
+    Exceeded(#[from] Full),
 }
 
-#[derive(Debug)]
-struct Ledger {
-    limit_bytes: u64,
-    claims: Mutex<HashMap<AdapterId, u64>>,
-}
-
-/// The bytes all adapters together may take. Clones share one ledger.
+/// The bytes all adapters together may take, and who takes them. Clones are the same.
 #[derive(Debug, Clone)]
-pub struct Budget(Arc<Ledger>);
+pub struct Budget {
+    account: Account,
+    ids: Arc<Mutex<BTreeSet<AdapterId>>>,
+}
 
 impl Budget {
-    /// A budget of `limit_bytes` of which nothing is claimed.
+    /// Of this account; nothing is claimed.
     #[must_use]
-    pub fn new(limit_bytes: u64) -> Self {
-        Self(Arc::new(Ledger { limit_bytes, claims: Mutex::default() }))
-    }
-
-    /// Bytes of the budget.
-    #[must_use]
-    pub fn limit_bytes(&self) -> u64 {
-        self.0.limit_bytes
+    pub fn new(account: Account) -> Self {
+        Self { account, ids: Arc::default() }
     }
 
     /// Bytes that are claimed now.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
-        self.0.lock().values().sum()
+        self.account.held_bytes()
     }
 
     /// Says whether `bytes` could be claimed if nothing else were.
@@ -65,7 +50,7 @@ impl Budget {
     /// # Errors
     /// If they are more than the whole budget.
     pub fn could_hold(&self, bytes: u64) -> Result<(), ClaimError> {
-        self.0.check(0, bytes)
+        Ok(self.account.could_hold(bytes)?)
     }
 
     /// Claims `bytes` for an adapter until the claim is dropped.
@@ -73,36 +58,27 @@ impl Budget {
     /// # Errors
     /// If the adapter has a claim, or the budget has too few bytes left.
     pub fn claim(&self, id: AdapterId, bytes: u64) -> Result<Claim, ClaimError> {
-        let mut claims = self.0.lock();
-        if claims.contains_key(&id) {
+        let mut ids = lock(&self.ids);
+        if ids.contains(&id) {
             return Err(ClaimError::Known(id));
         }
-        self.0.check(claims.values().sum(), bytes)?;
-        claims.insert(id, bytes);
-        Ok(Claim { ledger: Arc::clone(&self.0), id, bytes })
+        let held = self.account.charge(bytes)?;
+        ids.insert(id);
+        Ok(Claim { id, held, ids: Arc::clone(&self.ids) })
     }
 }
 
-impl Ledger {
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<AdapterId, u64>> {
-        // Every change of the map is one call, so it is whole even if a holder of the lock panicked.
-        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn check(&self, held_bytes: u64, asked_bytes: u64) -> Result<(), ClaimError> {
-        match held_bytes.checked_add(asked_bytes) {
-            Some(sum) if sum <= self.limit_bytes => Ok(()),
-            _ => Err(ClaimError::Exceeded { asked_bytes, held_bytes, limit_bytes: self.limit_bytes }),
-        }
-    }
+fn lock(ids: &Mutex<BTreeSet<AdapterId>>) -> MutexGuard<'_, BTreeSet<AdapterId>> {
+    // Every change of the set is one call, so it is whole even if a holder of the lock panicked.
+    ids.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Bytes of the budget that one adapter holds; dropping it gives them back.
 #[derive(Debug)]
 pub struct Claim {
-    ledger: Arc<Ledger>,
     id: AdapterId,
-    bytes: u64,
+    held: Charge,
+    ids: Arc<Mutex<BTreeSet<AdapterId>>>,
 }
 
 impl Claim {
@@ -115,7 +91,7 @@ impl Claim {
     /// Bytes of the budget that it holds.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.bytes
+        self.held.bytes()
     }
 
     /// Changes the claim to `bytes`, once the exact size is known.
@@ -123,18 +99,13 @@ impl Claim {
     /// # Errors
     /// If the budget has too few bytes left; the claim stays as it was.
     pub fn resize(&mut self, bytes: u64) -> Result<(), ClaimError> {
-        let mut claims = self.ledger.lock();
-        let others: u64 = claims.values().sum::<u64>() - self.bytes;
-        self.ledger.check(others, bytes)?;
-        claims.insert(self.id, bytes);
-        self.bytes = bytes;
-        Ok(())
+        Ok(self.held.resize(bytes)?)
     }
 }
 
 impl Drop for Claim {
     fn drop(&mut self) {
-        self.ledger.lock().remove(&self.id);
+        lock(&self.ids).remove(&self.id);
     }
 }
 
@@ -352,6 +323,10 @@ mod tests {
     const B: AdapterId = AdapterId([2; 32]);
     const CALL: Caller = Caller { connection: ConnectionId(1), request: 9 };
 
+    fn budget() -> Budget {
+        Budget::new(Account::new("adapters", 100))
+    }
+
     fn prepared(budget: &Budget, id: AdapterId, bytes: u64) -> Prepared<()> {
         Prepared {
             adapter: Arc::new(()),
@@ -365,10 +340,11 @@ mod tests {
 
     #[test]
     fn claims_never_exceed_the_budget_and_are_given_back_when_dropped() {
-        let budget = Budget::new(100);
+        let budget = budget();
         let mut claim = budget.claim(A, 60).unwrap();
-        let refused = ClaimError::Exceeded { asked_bytes: 41, held_bytes: 60, limit_bytes: 100 };
-        assert_eq!(budget.claim(B, 41).unwrap_err(), refused);
+        let refused =
+            Full { account: "adapters".to_owned(), asked_bytes: 41, held_bytes: 60, limit_bytes: 100 };
+        assert_eq!(budget.claim(B, 41).unwrap_err(), ClaimError::Exceeded(refused));
         assert!(budget.claim(B, u64::MAX).is_err());
         assert_eq!(budget.claim(A, 1).unwrap_err(), ClaimError::Known(A));
         assert!(claim.resize(101).is_err());
@@ -380,7 +356,7 @@ mod tests {
 
     #[test]
     fn an_unload_waits_for_the_last_user_and_frees_the_bytes() {
-        let budget = Budget::new(100);
+        let budget = budget();
         let mut table = AdapterTable::default();
         table.insert(prepared(&budget, A, 10));
         table.acquire(A).unwrap();

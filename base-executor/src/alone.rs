@@ -24,6 +24,7 @@ use settings::DeviceChoice;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::{
+    budget::{self, MemoryBudget},
     config::Config,
     process,
     progress::Progress,
@@ -206,7 +207,11 @@ fn open(config: &Config, progress: &Progress) -> anyhow::Result<(Base, Hub, Door
         "linear layers loaded"
     );
     let (settings, places) = (config.layers.settings(), config.layers.places(socket));
-    let (hub, doors) = start(settings, places, base.sites(), facts)?;
+    let budget = MemoryBudget::of_this_machine(0);
+    if matches!(base, Base::Cpu(_)) {
+        budget::take(&budget.weights, told.bytes as u64, "serve a smaller base, or one of fewer bits")?;
+    }
+    let (hub, doors) = start(settings, places, base.sites(), facts, budget.clients)?;
     Ok((base, hub, doors))
 }
 

@@ -8,7 +8,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     io,
-    ops::RangeInclusive,
+    ops::{Deref, DerefMut, RangeInclusive},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -16,6 +16,7 @@ use std::{
 use cache::{
     NodeId, Tier,
     copy::{Class, CopyEngine, Load},
+    ledger::{Account, Charge},
     manager::Outcome,
     store::{Record, Slot, Store, StoreError},
 };
@@ -28,7 +29,7 @@ const WRITES: RangeInclusive<usize> = 16..=1024;
 /// Blocks on their way from the file at most.
 const MAX_READS: usize = 32;
 
-/// How long nothing is written after the disk said no: a full one is not asked for every block.
+/// How long nothing is written after a failure: a full disk is not asked for every block.
 const PAUSE_AFTER_FAILURE: Duration = Duration::from_secs(10);
 
 /// A copy from or to the file has ended.
@@ -50,8 +51,37 @@ pub enum FileCopy {
         /// Where they go.
         block: BlockId,
         /// The bytes; `None` if they could not be had.
-        bytes: Option<Box<[u8]>>,
+        bytes: Option<BlockBytes>,
     },
+}
+
+/// The bytes of a block that is not on the device, and what they take of the process's memory.
+#[derive(Debug)]
+pub struct BlockBytes {
+    bytes: Box<[u8]>,
+    _held: Charge,
+}
+
+impl BlockBytes {
+    /// Zeros; `None` if there is no memory for them.
+    fn new(bytes: usize, account: &Account) -> Option<Self> {
+        let held = account.charge(bytes as u64).ok()?;
+        Some(Self { bytes: vec![0; bytes].into(), _held: held })
+    }
+}
+
+impl Deref for BlockBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl DerefMut for BlockBytes {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
 }
 
 /// Tells the engine that a copy from or to the file has ended.
@@ -99,7 +129,7 @@ struct Writing {
     node: NodeId,
     slot: u32,
     record: Record,
-    bytes: Arc<[u8]>,
+    bytes: Arc<BlockBytes>,
     asked: Asked,
 }
 
@@ -124,20 +154,21 @@ struct Reading {
     block: BlockId,
     slot: u32,
     record: Record,
-    block_bytes: usize,
+    room: Room,
     asked: Asked,
 }
 
 impl Load for Reading {
     fn next_bytes(&self) -> Option<usize> {
-        self.asked.copy.is_some().then_some(self.block_bytes)
+        self.asked.copy.is_some().then_some(self.room.block_bytes)
     }
 
     fn copy_next(&mut self) {
         failpoint::pass("executor.block_read");
-        let mut bytes = vec![0; self.block_bytes].into_boxed_slice();
-        let read = self.store.read(Slot(self.slot), &self.record, &mut bytes);
-        let bytes = read.map_err(|error| tell(&error)).is_ok().then_some(bytes);
+        let bytes = self.room.block().and_then(|mut bytes| {
+            let read = self.store.read(Slot(self.slot), &self.record, &mut bytes);
+            read.map_err(|error| tell(&error)).ok().map(|_| bytes)
+        });
         self.asked.end(FileCopy::Read { node: self.node, block: self.block, bytes });
     }
 }
@@ -147,7 +178,7 @@ fn tell(error: &StoreError) {
 }
 
 /// Bytes in memory, and whose they are: a slot may have been another's.
-type Held = (NodeId, Arc<[u8]>);
+type Held = (NodeId, Arc<BlockBytes>);
 
 /// A block that is to be read from the file.
 #[derive(Debug)]
@@ -177,19 +208,35 @@ struct Disk {
     paused_until: Option<Instant>,
 }
 
+/// Room for blocks.
+#[derive(Debug, Clone, Default)]
+struct Room {
+    block_bytes: usize,
+    account: Account,
+}
+
+impl Room {
+    fn block(&self) -> Option<BlockBytes> {
+        BlockBytes::new(self.block_bytes, &self.account)
+    }
+}
+
 /// The bytes below the device.
 #[derive(Debug, Default)]
 pub struct Below {
     host: HashMap<u32, Held>,
     disk: Option<Disk>,
-    block_bytes: usize,
+    room: Room,
 }
 
 impl Below {
-    /// Nothing below a device with blocks of `block_bytes`; the host tier grows as it is used.
+    /// Nothing below a device with blocks of `block_bytes`; a host tier of `host_blocks` grows as it is used. All of it is
+    /// charged to `account`.
     #[must_use]
-    pub fn new(block_bytes: usize) -> Self {
-        Self { block_bytes, ..Self::default() }
+    pub fn new(block_bytes: usize, host_blocks: u32, account: &Account) -> Self {
+        let blocks = host_blocks as usize + max_writes(block_bytes) + MAX_READS;
+        let account = account.part("keys and values below the device", (blocks * block_bytes) as u64);
+        Self { room: Room { block_bytes, account }, ..Self::default() }
     }
 
     /// Keeps blocks in a file, too.
@@ -212,7 +259,13 @@ impl Below {
     /// Bytes of a block.
     #[must_use]
     pub fn block_bytes(&self) -> usize {
-        self.block_bytes
+        self.room.block_bytes
+    }
+
+    /// Memory for one more block; `None` if there is none.
+    #[must_use]
+    pub fn block(&self) -> Option<BlockBytes> {
+        self.room.block()
     }
 
     /// Blocks that may be taken off the device now.
@@ -221,12 +274,15 @@ impl Below {
         match &self.disk {
             None => *WRITES.end(),
             Some(disk) if disk.is_paused(now) => 0,
-            Some(disk) => self.max_writes().saturating_sub(disk.writing.len()),
+            Some(disk) => max_writes(self.block_bytes()).saturating_sub(disk.writing.len()),
         }
     }
 
-    fn max_writes(&self) -> usize {
-        (MAX_WRITE_BYTES / self.block_bytes.max(1)).clamp(*WRITES.start(), *WRITES.end())
+    /// Nothing is written for a while: there was no memory for it, or the disk said no.
+    pub fn pause(&mut self, now: Instant) {
+        if let Some(disk) = &mut self.disk {
+            disk.paused_until = Some(now + PAUSE_AFTER_FAILURE);
+        }
     }
 
     /// Nothing that an end could lose: the file has all that it can be given, of which `waiting` blocks have not set out.
@@ -238,12 +294,12 @@ impl Below {
     }
 
     /// Keeps a block in a slot of the host tier.
-    pub fn keep(&mut self, node: NodeId, slot: u32, bytes: Arc<[u8]>) {
+    pub fn keep(&mut self, node: NodeId, slot: u32, bytes: Arc<BlockBytes>) {
         self.host.insert(slot, (node, bytes));
     }
 
     /// Has a block written to a slot of the file.
-    pub fn write(&mut self, node: NodeId, slot: u32, record: Record, bytes: Arc<[u8]>) {
+    pub fn write(&mut self, node: NodeId, slot: u32, record: Record, bytes: Arc<BlockBytes>) {
         let Some(disk) = &mut self.disk else { return };
         disk.writing.insert(slot, (node, Arc::clone(&bytes)));
         let failed = FileCopy::Written { node, slot, outcome: Outcome::Failed };
@@ -255,7 +311,7 @@ impl Below {
 
     /// A block's bytes, if they are in memory.
     #[must_use]
-    pub fn at_hand(&self, node: NodeId, tier: Tier, slot: u32) -> Option<Arc<[u8]>> {
+    pub fn at_hand(&self, node: NodeId, tier: Tier, slot: u32) -> Option<Arc<BlockBytes>> {
         let held = match tier {
             Tier::Device => None,
             Tier::Host => self.host.get(&slot),
@@ -268,7 +324,7 @@ impl Below {
     pub fn read(&mut self, wanted: Wanted) {
         if let Some(disk) = &mut self.disk {
             disk.unread[usize::from(wanted.class != Class::Demand)].push_back(wanted);
-            disk.read_on(self.block_bytes);
+            disk.read_on(&self.room);
         }
     }
 
@@ -282,33 +338,38 @@ impl Below {
                     disk.writing.remove(slot);
                 }
                 if *outcome == Outcome::Failed {
-                    disk.paused_until = Some(now + PAUSE_AFTER_FAILURE);
+                    self.pause(now);
                 }
             }
             FileCopy::Read { .. } => {
                 disk.reading -= 1;
-                disk.read_on(self.block_bytes);
+                disk.read_on(&self.room);
             }
         }
     }
 }
 
+/// Blocks on their way to the file at most.
+fn max_writes(block_bytes: usize) -> usize {
+    (MAX_WRITE_BYTES / block_bytes.max(1)).clamp(*WRITES.start(), *WRITES.end())
+}
+
 impl Disk {
-    /// It said no a moment ago.
+    /// A copy failed a moment ago.
     fn is_paused(&self, now: Instant) -> bool {
         self.paused_until.is_some_and(|until| now < until)
     }
 
     /// Begins as many reads as may be under way, the urgent first.
-    fn read_on(&mut self, block_bytes: usize) {
+    fn read_on(&mut self, room: &Room) {
         while self.reading < MAX_READS {
             let next = self.unread.iter_mut().find_map(VecDeque::pop_front);
             let Some(Wanted { node, block, slot, record, class }) = next else { return };
             self.reading += 1;
             let failed = FileCopy::Read { node, block, bytes: None };
             let asked = Asked { told: self.told.clone(), copy: Some(failed) };
-            let read =
-                Reading { store: Arc::clone(&self.store), node, block, slot, record, block_bytes, asked };
+            let (store, room) = (Arc::clone(&self.store), room.clone());
+            let read = Reading { store, node, block, slot, record, room, asked };
             let _ = self.copies.submit(class, Box::new(read), Box::new(|_| {}));
         }
     }

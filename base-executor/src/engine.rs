@@ -63,6 +63,7 @@ use self::{
 };
 use crate::{
     below::Below,
+    budget::MemoryBudget,
     placement::Placement,
     pulse::{DeviceLost, Figures, Pulse},
 };
@@ -116,6 +117,7 @@ pub struct Engine<P: ForwardPass> {
     draining_until: Option<Instant>,
     /// The last step found no memory.
     is_short: bool,
+    budget: MemoryBudget,
 }
 
 impl<P: ForwardPass> std::fmt::Debug for Engine<P> {
@@ -147,6 +149,7 @@ impl<P: ForwardPass> Engine<P> {
             pulse: Pulse::default(),
             draining_until: None,
             is_short: false,
+            budget: MemoryBudget::default(),
         }
     }
 
@@ -171,6 +174,12 @@ impl<P: ForwardPass> Engine<P> {
         self.welcome.kv_blocks = self.limits.kv_blocks;
         self.welcome.device_budget_bytes = u64::from(cache.max_adapter_blocks()) * below.block_bytes() as u64;
         Self { kv: cache, below, ..self }
+    }
+
+    /// Tells what `budget` says is held.
+    #[must_use]
+    pub fn with_budget(self, budget: MemoryBudget) -> Self {
+        Self { budget, ..self }
     }
 
     /// Lends the base to split clients, too.

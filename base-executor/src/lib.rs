@@ -8,6 +8,7 @@
 //! - [`probe`]: `base-executor device`, which says whether a device can be used, and why not.
 //! - [`resident`]: the model: forward pass, adapter loader, facts.
 //! - [`engine`]: the compute thread: schedule, run, postprocess.
+//! - [`budget`]: what of the host's memory may be held, and by what.
 //! - [`device_bytes`]: how keys and values and adapters divide the device.
 //! - [`memory`], [`below`]: the tiers of keys and values as they are set; the bytes that are not on the device.
 //! - `caller`: whose request or call something is.
@@ -38,6 +39,7 @@ pub mod adapters;
 mod alone;
 pub mod below;
 pub mod bench;
+pub mod budget;
 mod caller;
 pub mod check;
 pub mod config;
@@ -111,6 +113,7 @@ pub fn run(config: &Config) -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.context("cannot start the network runtime")?.block_on(async {
         let lifeline = config.exit_with_stdin.then(process::end_of_stdin);
+        process::survive_limits_of_files()?;
         let shutdown = process::shutdown_on_signals(Duration::from_millis(config.grace_ms), lifeline)?;
         let Some(socket) = config.socket.as_deref().filter(|_| config.engine == EngineKind::Resident) else {
             return alone::run(config, shutdown, say_ready).await;
@@ -150,8 +153,6 @@ pub struct Settings {
     pub chunk_tokens: usize,
     /// Longest sequence in tokens, if shorter than the model's own.
     pub context_length: Option<usize>,
-    /// Bytes of adapters of the host tier.
-    pub adapter_bytes: u64,
     /// What a request does whose adapter is not on the device.
     pub cold_start: ColdStart,
     /// The tiers of keys and values.
@@ -167,7 +168,6 @@ impl Settings {
             max_waiting_tokens,
             chunk_tokens,
             context_length: config.context_length,
-            adapter_bytes: config.adapter_bytes.0,
             cold_start: config.cold_start(),
             memory: MemorySettings::of(config),
         }
@@ -220,7 +220,7 @@ where
             _ = shutdown.recv() => Ok(None),
         }
     });
-    let loader = match opened.await {
+    let (loader, budget) = match opened.await {
         Ok(Some(opened)) => opened?,
         Ok(None) => {
             systemd::stopping();
@@ -230,7 +230,7 @@ where
     };
 
     let (loader_sender, calls) = mpsc::channel(LOAD_QUEUE);
-    let (budget, loaded) = (Budget::new(settings.adapter_bytes), engine_sender.clone());
+    let loaded = engine_sender.clone();
     // Not joined at the end: it may be in the middle of a file that nobody wants any more.
     spawn("loader", move || loader::run(&loader, &budget, calls, &loaded))?;
     systemd::ready();
@@ -269,17 +269,20 @@ fn prepare<P, L>(
     settings: &Settings,
     pulse: Pulse,
     copied: FileCopies,
-) -> anyhow::Result<(Engine<P>, L)>
+) -> anyhow::Result<(Engine<P>, (L, Budget))>
 where
     P: ForwardPass,
 {
-    let Resident { pass, loader, placement, layers, facts } = resident;
+    let Resident { pass, loader, placement, layers, budget, facts } = resident;
     let limits = limits(settings, &facts);
-    let (cache, below) = memory::open(&settings.memory, &pass, &facts, limits.context_length, copied)?;
-    let welcome = welcome(facts, settings, pass.vocab_size());
+    let (cache, below) =
+        memory::open(&settings.memory, &pass, &facts, limits.context_length, &budget.history, copied)?;
+    let welcome = welcome(facts, settings, pass.vocab_size(), budget.adapters.limit_bytes());
     let engine = Engine::new(pass, limits, welcome, Box::new(SystemClock));
     let engine = engine.with_pulse(pulse).with_placement(placement).with_memory(cache, below);
-    Ok((layers.into_iter().fold(engine, Engine::with_layers), loader))
+    let adapters = Budget::new(budget.adapters.clone());
+    let engine = engine.with_budget(budget);
+    Ok((layers.into_iter().fold(engine, Engine::with_layers), (loader, adapters)))
 }
 
 /// Keeps the engine and sends the rest on. `None` if there is no engine, or nobody waits for it any more.
@@ -308,7 +311,7 @@ fn limits(settings: &Settings, facts: &Facts) -> Limits {
     Limits { max_running, max_waiting, max_waiting_tokens, chunk_tokens, context_length, kv_blocks }
 }
 
-fn welcome(facts: Facts, settings: &Settings, vocab_size: usize) -> Welcome {
+fn welcome(facts: Facts, settings: &Settings, vocab_size: usize, adapter_budget_bytes: u64) -> Welcome {
     let word = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
     Welcome {
         version: PROTOCOL_VERSION,
@@ -320,7 +323,7 @@ fn welcome(facts: Facts, settings: &Settings, vocab_size: usize) -> Welcome {
         text_hash: facts.text_hash,
         device: facts.device,
         vocab_size: word(vocab_size),
-        adapter_budget_bytes: settings.adapter_bytes,
+        adapter_budget_bytes,
         // Said by whoever has the pool.
         device_budget_bytes: 0,
         cold_start: settings.cold_start,

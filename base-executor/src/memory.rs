@@ -11,6 +11,7 @@ use std::{
 use anyhow::Context as _;
 use cache::{
     Cache, Settings,
+    ledger::Account,
     replacement::Variant,
     store::{Found, Layout, OpenError, Opened, Store},
 };
@@ -81,7 +82,7 @@ impl Default for MemorySettings {
     }
 }
 
-/// Opens the tiers around `pass`; what an earlier process of the same base left on the disk is there again.
+/// Opens the tiers around `pass`, their bytes charged to `account`; what an earlier process of the same base left on the disk is there again.
 ///
 /// # Errors
 /// If there is to be a disk tier, and its file cannot be had.
@@ -90,6 +91,7 @@ pub(crate) fn open<P: ForwardPass>(
     pass: &P,
     facts: &Facts,
     context_length: usize,
+    account: &Account,
     told: FileCopies,
 ) -> anyhow::Result<(Cache, Below)> {
     let block_bytes = pass.block_bytes();
@@ -103,7 +105,7 @@ pub(crate) fn open<P: ForwardPass>(
         tau: settings.tau,
         ..settings.device.divide(facts.kv_blocks, context, block_bytes)
     });
-    let below = Below::new(block_bytes);
+    let below = Below::new(block_bytes, host, account);
     if disk == 0 {
         anyhow::ensure!(
             settings.disk_bytes == 0,

@@ -7,7 +7,7 @@ use kernels::cuda::{Cuda, CudaError};
 use serde_json::{Value, json};
 use settings::DeviceChoice;
 
-use crate::resident::cpu;
+use crate::{budget, resident::cpu};
 
 /// Bytes of a GiB.
 const GIB: f64 = (1u64 << 30) as f64;
@@ -54,7 +54,7 @@ fn host() -> Found {
         device: DeviceChoice::Cpu,
         name: facts.name,
         memory_bytes: facts.memory_bytes,
-        free_bytes: cpu::free_bytes(),
+        free_bytes: budget::free_bytes(),
         versions: None,
     }
 }

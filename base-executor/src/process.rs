@@ -4,7 +4,7 @@ use std::{io::IsTerminal as _, time::Duration};
 
 use anyhow::Context as _;
 use rustix::{
-    process::{Resource, Rlimit, getrlimit, setrlimit},
+    process::{Resource, Rlimit, Signal, getrlimit, setrlimit},
     thread::{CpuSet, sched_getaffinity, sched_setaffinity},
 };
 use settings::{CoreList, LogFormat};
@@ -97,6 +97,15 @@ async fn ended(lifeline: &mut Option<mpsc::Receiver<()>>) {
         }
         None => std::future::pending().await,
     }
+}
+
+/// A file that may not grow is an error of its writer, as a full disk is, and not the end of the process.
+///
+/// # Errors
+/// If the signal cannot be received.
+pub(crate) fn survive_limits_of_files() -> anyhow::Result<()> {
+    // Received once, it never again does what it would by default.
+    signal(SignalKind::from_raw(Signal::XFSZ.as_raw())).map(drop).context("cannot receive SIGXFSZ")
 }
 
 /// Brings a message when standard input has ended.

@@ -26,6 +26,7 @@ use settings::AdapterDtype;
 use shmproto::message::DeviceFacts;
 
 use crate::{
+    budget::MemoryBudget,
     config::Config,
     engine::layers::LayerService,
     images::{Library, publish},
@@ -43,6 +44,8 @@ pub struct Resident<P: ForwardPass, L> {
     pub placement: Box<dyn Placement<P::Adapter>>,
     /// Split clients that the base is lent to.
     pub layers: Option<LayerService<P>>,
+    /// What it holds, and may hold, in the host's memory.
+    pub budget: MemoryBudget,
     /// What gateways are told.
     pub facts: Facts,
 }

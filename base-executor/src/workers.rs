@@ -26,6 +26,7 @@ use std::{
 };
 
 use anyhow::Context as _;
+use cache::ledger::Account;
 use kernels::{Isa, Pool, cuda::Cuda};
 use model::{
     cpu::Compute,
@@ -106,6 +107,8 @@ pub struct Door<'a> {
     pub socket: &'a Path,
     /// How many there may be at once; 1 to 64.
     pub most: usize,
+    /// What their board takes, and each of them, is charged to this.
+    pub memory: &'a Account,
 }
 
 /// Rows of the largest jobs.
@@ -142,23 +145,22 @@ impl Waits {
 }
 
 impl Workers {
-    /// Takes workers in at `socket`, at most so many, for jobs of at most so many rows of a model. Also returns who asks
-    /// them for the compute thread.
+    /// Takes workers in at `door`, for jobs of at most so many rows of a model. Also returns who asks them for the compute
+    /// thread.
     ///
     /// # Errors
     /// If there is no memory for the board, or the socket cannot be bound.
     pub fn start(
-        socket: &Path,
-        most: usize,
+        door: Door<'_>,
         rows: usize,
         config: &ModelConfig,
         library: Library,
     ) -> anyhow::Result<(Self, Box<dyn Assist>)> {
-        let (board, poster) =
-            Board::new(geometry(config, rows, most)).context("no memory for the workers' board")?;
+        let geometry = geometry(config, rows, door.most);
+        let (board, poster) = Board::new(geometry).context("no memory for the workers' board")?;
         let shared = Shared::new(&board);
         let assistant = shared.assistant(poster);
-        Ok((Self::open(socket, shared, library)?, Box::new(assistant)))
+        Ok((Self::open(door, &geometry, shared, library)?, Box::new(assistant)))
     }
 
     /// The same where a GPU computes: the rows go from there to the workers, and the sums back, without the thread that
@@ -206,15 +208,25 @@ impl Workers {
         let compute = Compute { pool, isa: Isa::best() };
         let slab = board.x_slab();
         let bridge = Bridge::new(shared.assistant(poster), compute, slab, geometry.x_elements, wire)?;
-        let workers = door.map(|door| Self::open(door.socket, shared, library)).transpose()?;
+        let workers = door.map(|door| Self::open(door, &geometry, shared, library)).transpose()?;
         Ok((workers.unwrap_or_default(), bridge))
     }
 
-    /// Takes workers in at `socket`.
-    fn open(socket: &Path, shared: Arc<Shared>, library: Library) -> anyhow::Result<Self> {
+    /// Takes workers in at `door`, to a board of this geometry.
+    fn open(
+        door: Door<'_>,
+        geometry: &Geometry,
+        shared: Arc<Shared>,
+        library: Library,
+    ) -> anyhow::Result<Self> {
+        let Door { socket, memory, .. } = door;
+        let board_bytes = geometry.control_bytes() + geometry.x_bytes();
+        let board = memory.charge(board_bytes as u64);
+        let board =
+            board.context("no memory for the workers' board; lower --chunk-tokens or --max-running")?;
         let listener = Listener::bind(socket)
             .with_context(|| format!("workers cannot be taken in at {}", socket.display()))?;
-        let service = Service::new(listener, Arc::clone(&shared), shared.board.clone(), library.clone());
+        let service = Service::new(listener, Arc::clone(&shared), board, library.clone());
         let spawned = std::thread::Builder::new().name("workers".to_owned()).spawn(move || service.run());
         let thread = Some(spawned.context("cannot start the workers' thread")?);
         Ok(Self(Some(Arc::new(ServiceThread { shared, library, thread }))))

@@ -21,9 +21,9 @@ use base_executor::{
     device::{Arrivals, Device, DeviceSettings},
     images::{Library, publish},
     placement::{Found, Placement},
-    workers::Workers,
+    workers::{Door, Workers},
 };
-use cache::{Cache, Settings};
+use cache::{Cache, Settings, ledger::Account};
 use ids::{AdapterId, Generation};
 use kernels::{blocks::BlockMemory, lora::LoraPrecision};
 use model::{
@@ -144,7 +144,13 @@ impl House {
         let private = Permissions::from_mode(0o700);
         let directory = tempfile::Builder::new().permissions(private).tempdir().unwrap();
         let (socket, library) = (directory.path().join("workers.sock"), Library::new().unwrap());
-        let (workers, _) = Workers::start(&socket, 2, 16, &config(), library.clone()).unwrap();
+        let (workers, _) = Workers::start(
+            Door { socket: &socket, most: 2, memory: &Account::default() },
+            16,
+            &config(),
+            library.clone(),
+        )
+        .unwrap();
         let settings =
             DeviceSettings { block_bytes: BLOCK_BYTES as u64, cold_start: ColdStart::CpuAssist, link: None };
         let memory = CpuMemory(BlockMemory::new(BLOCK_BYTES, 20).unwrap());

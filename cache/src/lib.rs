@@ -10,6 +10,7 @@
 //! - [`residency`]: which adapters are on the device or on their way there, one state for each.
 //! - [`copy`]: the thread that moves everything between tiers, the urgent first.
 //! - [`store`]: blocks in a file, for the next process too.
+//! - [`ledger`]: how many bytes there may be of everything, and who has them.
 //!
 //! # Principles
 //!
@@ -21,6 +22,7 @@
 
 pub mod copy;
 mod frontier;
+pub mod ledger;
 pub mod manager;
 pub mod namespace;
 pub mod pool;

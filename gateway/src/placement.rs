@@ -5,7 +5,9 @@ use std::collections::HashMap;
 
 use ids::{AdapterId, TenantId};
 use serde_json::{Value, json};
-use shmproto::message::{AdapterIdBytes, AdapterStats, ColdStart, DeviceKind, ShareStats, Stats, Welcome};
+use shmproto::message::{
+    AdapterIdBytes, AdapterStats, ColdStart, DeviceKind, HeldStats, ShareStats, Stats, Welcome,
+};
 
 /// What a mode is called, here and on the executor's command line.
 #[must_use]
@@ -64,7 +66,17 @@ pub fn memory(stats: &Stats) -> Value {
             "evicted": memory.evicted_blocks, "lost": memory.lost_blocks, "failed": memory.failed_copies,
         },
         "kv_wait_ms": millis(memory.kv_wait_us),
+        "held": held(&memory.held),
         "shares": memory.shares.iter().map(share).collect::<Vec<_>>(),
+    })
+}
+
+/// Bytes of the executor's host's memory.
+fn held(held: &HeldStats) -> Value {
+    json!({
+        "limit_bytes": held.limit_bytes, "weights_bytes": held.weights_bytes, "blocks_bytes": held.blocks_bytes,
+        "adapters_bytes": held.adapters_bytes, "history_bytes": held.history_bytes,
+        "workers_bytes": held.workers_bytes, "clients_bytes": held.clients_bytes,
     })
 }
 

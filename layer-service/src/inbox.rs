@@ -5,6 +5,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use cache::ledger::Charge;
 use shmproto::{
     channel::{Bell, ExecutorChannel},
     layer::{CallHeader, ReplyHeader},
@@ -13,8 +14,8 @@ use tokio::sync::mpsc;
 
 use super::{
     ConnectionId,
-    byte_quota::{Reservation, SlabReservation},
     session::{Account, Facts},
+    slab_charge::SlabCharge,
 };
 
 /// Calls of all remote sessions that wait to be taken in; more are refused.
@@ -26,14 +27,14 @@ pub struct Payload {
     /// Numbers as they travel.
     pub bytes: Vec<u8>,
     /// Given back with the payload.
-    pub held: Reservation,
+    pub held: Charge,
 }
 
 /// This process's end of a channel, and what its memory takes of the tenant's quota. The memory is given back first.
 #[derive(Debug)]
 pub struct LentChannel {
     pub(super) channel: ExecutorChannel,
-    pub(super) _held: SlabReservation,
+    pub(super) _held: SlabCharge,
 }
 
 /// An answer to a remote call.

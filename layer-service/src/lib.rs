@@ -11,7 +11,7 @@
 //! - [`inbox`]: what the doors tell the hub, and how it answers a remote door.
 //! - [`hub`]: the compute thread's side: takes calls in, checks them, computes what is due, answers.
 //! - [`batcher`], [`lane`], [`policy`]: which calls are computed next; pure, with the time as an argument.
-//! - [`byte_quota`]: bytes that a tenant holds.
+//! - `slab_charge`: what a channel takes of a tenant's memory.
 //! - [`quota`]: rows that a tenant has waiting, and rows a second.
 //! - [`session`]: one session as the hub knows it; what it has used.
 //! - `figures`: what the operator is told.
@@ -33,7 +33,6 @@
 pub mod auth;
 pub mod batcher;
 pub mod blobs;
-pub mod byte_quota;
 mod figures;
 pub mod hub;
 pub mod inbox;
@@ -46,6 +45,7 @@ pub mod registry;
 pub mod remote;
 pub mod session;
 pub mod settings;
+mod slab_charge;
 pub mod start;
 pub mod tls;
 

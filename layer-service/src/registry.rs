@@ -10,11 +10,12 @@ mod session;
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
 };
 
+use cache::ledger;
 use shmproto::{
     layer::{
         LAYER_VERSION, MAX_ROWS,
@@ -26,7 +27,6 @@ use shmproto::{
 pub use self::session::Session;
 use super::{
     ConnectionId, SessionId, Tenant, Transport,
-    byte_quota::ByteQuota,
     figures::{Counts, Past},
     inbox::{HubEvent, HubSender, LentChannel, Replies},
     session::{Account, Facts},
@@ -74,7 +74,7 @@ struct Entry {
 #[derive(Debug, Default)]
 struct Table {
     sessions: BTreeMap<ConnectionId, Entry>,
-    byte_quotas: BTreeMap<Tenant, Weak<ByteQuota>>,
+    memory: BTreeMap<Tenant, ledger::Account>,
     /// Counts connections; the source of ids and numbers.
     connections: u64,
     /// What closed sessions have used.
@@ -84,6 +84,8 @@ struct Table {
 #[derive(Debug)]
 struct Shared {
     quotas: Quotas,
+    /// Of all tenants' channels and messages.
+    memory: ledger::Account,
     base: Base,
     hub: HubSender,
     table: Mutex<Table>,
@@ -98,11 +100,12 @@ struct Shared {
 pub struct Registry(Arc<Shared>);
 
 impl Registry {
-    /// Without sessions, in front of `hub`.
+    /// Without sessions, in front of `hub`; what their channels and messages take is charged to `memory`.
     #[must_use]
-    pub fn new(quotas: Quotas, base: Base, hub: HubSender) -> Self {
+    pub fn new(quotas: Quotas, base: Base, hub: HubSender, memory: ledger::Account) -> Self {
         let shared = Shared {
             quotas,
+            memory,
             base,
             hub,
             table: Mutex::new(Table { connections: before_first(base.instance), ..Table::default() }),
@@ -154,11 +157,11 @@ impl Registry {
             table.past.add(&entry.facts, &entry.account);
         }
         table.sessions.insert(connection, Entry { facts: Arc::clone(&facts), account: Arc::clone(&account) });
-        let byte_quota = table.byte_quota(tenant, self.0.quotas.tenant_bytes);
+        let memory = table.memory(tenant, &self.0);
         drop(table);
         let opened = self.opened(&facts);
         let session =
-            Session { registry: self.clone(), connection, facts, account, byte_quota, slab: None, opened };
+            Session { registry: self.clone(), connection, facts, account, memory, slab: None, opened };
         session.begin(predecessor, replies)?;
         failpoint::pass("layer.session_opened");
         Ok(session)
@@ -254,7 +257,7 @@ impl Registry {
         if let Some(entry) = table.sessions.remove(&connection) {
             table.past.add(&entry.facts, &entry.account);
         }
-        table.byte_quotas.retain(|_, byte_quota| byte_quota.strong_count() > 0);
+        table.memory.retain(|_, account| account.is_in_use());
         drop(table);
         failpoint::pass("layer.session_left");
         // Without a hub there is nobody to tell.
@@ -290,13 +293,10 @@ impl Table {
         Err(Refused { retry_after_ms: REOPEN_MS, ..refused(code, message) })
     }
 
-    fn byte_quota(&mut self, tenant: &Tenant, max_bytes: u64) -> Arc<ByteQuota> {
-        if let Some(byte_quota) = self.byte_quotas.get(tenant).and_then(Weak::upgrade) {
-            return byte_quota;
-        }
-        let byte_quota = Arc::new(ByteQuota::new(tenant, max_bytes));
-        self.byte_quotas.insert(tenant.clone(), Arc::downgrade(&byte_quota));
-        byte_quota
+    /// What the tenant may hold over all its sessions, in slabs and messages.
+    fn memory(&mut self, tenant: &Tenant, shared: &Shared) -> ledger::Account {
+        let new = || shared.memory.part(&tenant.to_string(), shared.quotas.tenant_bytes);
+        self.memory.entry(tenant.clone()).or_insert_with(new).clone()
     }
 }
 

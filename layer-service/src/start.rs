@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::Context as _;
+use cache::ledger::Account;
 use kernels::{attention::KvPrecision, lora::LoraPrecision};
 use model::{sites::Site, skeleton::SkeletonPlan};
 use shmproto::layer::{
@@ -77,7 +78,7 @@ pub struct Doors {
     _local: LocalDoor,
 }
 
-/// Opens the layer service over a base.
+/// Opens the layer service over a base; what clients make it hold is charged to `memory`.
 ///
 /// # Errors
 /// If a door cannot be opened.
@@ -86,6 +87,7 @@ pub fn start(
     places: Places,
     sites: &[Site],
     facts: BaseFacts,
+    memory: Account,
 ) -> anyhow::Result<(Hub, Doors)> {
     let catalog = catalog(sites, &facts);
     let (sender, inbox) = inbox();
@@ -94,7 +96,7 @@ pub fn start(
     // The standard library keys its hashers at random: a number no other start of the process has.
     let instance = RandomState::new().hash_one(std::process::id());
     let base = Base { instance, catalog_bytes: blobs.catalog_bytes(), linearity };
-    let registry = Registry::new(settings.quotas, base, sender);
+    let registry = Registry::new(settings.quotas, base, sender, memory);
     let authenticator = Arc::new(match &places.key_file {
         Some(path) => Authenticator::open(path)
             .context("--layer-key-file cannot be used, so split clients cannot be told apart")?,

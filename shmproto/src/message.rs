@@ -8,7 +8,7 @@
 mod stats;
 
 pub use self::stats::{
-    AdapterStats, LayerRoute, LayerSession, LayerStats, MemoryStats, ShareStats, Stats, TenantUse,
+    AdapterStats, HeldStats, LayerRoute, LayerSession, LayerStats, MemoryStats, ShareStats, Stats, TenantUse,
     WorkerStats,
 };
 use crate::{wire_enum, wire_struct};

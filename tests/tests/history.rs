@@ -9,7 +9,8 @@ use std::{
     sync::Arc,
 };
 
-use e2e_tests::{Answer, Ask, BASE, Client, Deployment, Place, Plan, eventually, fixtures, watched};
+use e2e_tests::{Answer, Ask, BASE, Client, Deployment, Place, Plan, Process, eventually, fixtures, watched};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::Value;
 
 /// Twelve whole blocks, and some.
@@ -93,5 +94,32 @@ fn bits_that_flipped_on_the_disk_cost_time_and_nothing_else() {
         assert_resumed(&deployment, &asks, &before, 0);
         let failed = blocks(&deployment.client).unwrap()["blocks"]["failed"].as_u64();
         assert!(failed >= Some(asks.len() as u64), "the first block of each was found damaged: {failed:?}");
+    });
+}
+
+#[test]
+fn a_disk_that_takes_no_more_costs_no_answer_and_is_written_again_once_it_does() {
+    watched(|| {
+        let (place, asks) = (Arc::new(Place::new()), asks());
+        let (deployment, before) = asked(&place, &asks);
+        let failed = |memory: &Value| memory["blocks"]["failed"].as_u64();
+        // To the executor it is as a disk that has become full.
+        let bounded = |bytes| {
+            let executor =
+                deployment.process(Process::Executor).and_then(|id| Pid::from_raw(id.cast_signed()));
+            let limit = Rlimit { current: bytes, maximum: None };
+            prlimit(Some(executor.unwrap()), Resource::Fsize, limit).unwrap();
+        };
+        bounded(Some(1 << 20));
+        let other = Ask::new(BASE, fixtures::prompt(4, PROMPT), 40);
+        let first = deployment.client.ask(&other).answer;
+        eventually("a write fails", || {
+            blocks(&deployment.client).is_some_and(|memory| failed(&memory) >= Some(1))
+        });
+        assert_resumed(&deployment, &asks, &before, WHOLE);
+        bounded(None);
+        kept(&deployment.client, (asks.len() as u64 + 1) * WHOLE / 16);
+        deployment.kill_executor();
+        assert_resumed(&deployment, &[other], &[first], WHOLE);
     });
 }

@@ -54,7 +54,7 @@ impl<P: ForwardPass> Engine<P> {
                         Some(record) if at_hand.is_none() && tier == Tier::Disk => {
                             self.below.read(Wanted { node, block, slot, record, class });
                         }
-                        _ => self.carry_in(node, block, at_hand.as_deref()),
+                        _ => self.carry_in(node, block, at_hand.as_ref().map(|bytes| &***bytes)),
                     }
                 }
             }
@@ -64,14 +64,16 @@ impl<P: ForwardPass> Engine<P> {
     }
 
     fn carry_out(&mut self, node: NodeId, block: BlockId, slots: [Option<u32>; Tier::LOWER.len()]) {
-        let mut bytes = vec![0; self.below.block_bytes()];
-        let read = self.computing.pass.read_block(block, &mut bytes);
-        let (Some(record), Ok(())) = (self.kv.record(node, now_s()), read) else {
+        let taken = self.below.block().and_then(|mut bytes| {
+            let read = self.computing.pass.read_block(block, &mut bytes);
+            read.is_ok().then(|| Arc::new(bytes))
+        });
+        let (Some(record), Some(bytes)) = (self.kv.record(node, now_s()), taken) else {
             Tier::LOWER.into_iter().for_each(|tier| self.kv.copied_out(node, tier, Outcome::Failed));
+            self.below.pause(self.clock.now());
             return;
         };
         failpoint::pass("executor.block_taken");
-        let bytes: Arc<[u8]> = bytes.into();
         let [host, disk] = slots;
         if let Some(slot) = host {
             self.below.keep(node, slot, Arc::clone(&bytes));
@@ -140,6 +142,7 @@ impl<P: ForwardPass> Engine<P> {
             evicted_blocks: statistics.evicted_blocks,
             lost_blocks: statistics.lost_blocks,
             failed_copies: statistics.failed_copies,
+            held: self.budget.figures(),
             adapters_required: self.kv.adapter_demand().required as f32,
             shares,
             ..self.stats.memory.clone()

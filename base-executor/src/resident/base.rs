@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use cache::ledger::Account;
 use files::{
     location::{HubSettings, resolve},
     model_files::ModelFiles,
@@ -151,9 +152,13 @@ pub(super) struct LayerPlan {
 }
 
 impl LayerPlan {
-    /// Opens the doors.
-    pub(super) fn open<P: ForwardPass + EvaluateSites>(self, pass: &P) -> anyhow::Result<LayerService<P>> {
-        let (hub, doors) = start(self.settings, self.places, pass.sites(), self.base)?;
+    /// Opens the doors; what clients make the process hold is charged to `memory`.
+    pub(super) fn open<P: ForwardPass + EvaluateSites>(
+        self,
+        pass: &P,
+        memory: Account,
+    ) -> anyhow::Result<LayerService<P>> {
+        let (hub, doors) = start(self.settings, self.places, pass.sites(), self.base, memory)?;
         Ok(LayerService { hub, base: |pass| pass, doors: Some(doors) })
     }
 }

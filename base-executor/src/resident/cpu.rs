@@ -3,6 +3,7 @@
 use std::{fs, sync::Arc};
 
 use anyhow::Context as _;
+use cache::ledger::Account;
 use kernels::lora::LoraPrecision;
 use model::{
     deltas::device_copy::DeviceMemory,
@@ -19,12 +20,13 @@ use super::{
     opening::{self, Opening},
 };
 use crate::{
+    budget::{bound_bytes, free_bytes},
     config::Config,
     device::{Arrivals, FreeBytes},
     device_bytes::DeviceBytes,
     images::Library,
     progress::Progress,
-    workers::Workers,
+    workers::{Door, Workers},
 };
 
 /// Opens the model of `config`, and tells `progress` how far it is.
@@ -66,6 +68,10 @@ impl Opening for Host {
         );
     }
 
+    fn host_bytes(weights: &LoadedWeights, config: &Config) -> [u64; 2] {
+        [weights.bytes() as u64, DeviceBytes::of(config).on_a_cpu()]
+    }
+
     fn pass(
         &self,
         weights: LoadedWeights,
@@ -95,13 +101,15 @@ impl Opening for Host {
         config: &Config,
         _: &[usize],
         library: Library,
+        memory: &Account,
     ) -> anyhow::Result<(ResidentModel, Workers)> {
         if config.max_workers == 0 {
             return Ok((pass, Workers::default()));
         }
         let rows = config.chunk_tokens + config.max_running;
-        let (socket, most) = (config.worker_socket(), config.max_workers);
-        let (workers, assist) = Workers::start(&socket, most, rows, pass.config(), library)?;
+        let socket = config.worker_socket();
+        let door = Door { socket: &socket, most: config.max_workers, memory };
+        let (workers, assist) = Workers::start(door, rows, pass.config(), library)?;
         Ok((pass.with_assist(assist), workers))
     }
 
@@ -117,32 +125,6 @@ pub(crate) fn facts() -> DeviceFacts {
     DeviceFacts {
         kind: DeviceKind::Cpu,
         name: name.map_or("", |(_, name)| name.trim()).to_owned(),
-        memory_bytes: memory("MemTotal:"),
-    }
-}
-
-/// Memory that nobody uses.
-pub(crate) fn free_bytes() -> u64 {
-    memory("MemAvailable:")
-}
-
-/// A line of the system's account of its memory, in bytes; 0 without one.
-fn memory(name: &str) -> u64 {
-    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = text.lines().find_map(|line| line.strip_prefix(name));
-    let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
-    kib.unwrap_or(0).saturating_mul(1024)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_system_says_what_memory_it_has_and_what_of_it_is_free() {
-        let facts = facts();
-        assert_eq!(facts.kind, DeviceKind::Cpu);
-        assert!(facts.memory_bytes > 0 && free_bytes() > 0 && free_bytes() <= facts.memory_bytes);
-        assert_eq!(memory("MemImaginary:"), 0);
+        memory_bytes: bound_bytes(),
     }
 }

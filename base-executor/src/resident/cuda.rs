@@ -5,6 +5,7 @@ mod plan;
 use std::{path::Path, sync::Arc};
 
 use anyhow::Context as _;
+use cache::ledger::Account;
 use files::{model_files::ModelFiles, text_hash::TextHash};
 use kernels::{
     cuda::{Cuda, attention::KvPool},
@@ -92,6 +93,11 @@ impl Opening for Gpu {
         );
     }
 
+    /// What is on the GPU is not in the host's memory; `plan` has added it up.
+    fn host_bytes(_: &CudaWeights, _: &Config) -> [u64; 2] {
+        [0, 0]
+    }
+
     fn pass(&self, weights: CudaWeights, config: &Config, _: &[usize]) -> anyhow::Result<CudaModel> {
         let kv_bytes = self.plan.pool_bytes(self.cuda.free_bytes()? as u64);
         let kv_bytes = usize::try_from(kv_bytes).context("--device-bytes is more than can be addressed")?;
@@ -115,9 +121,10 @@ impl Opening for Gpu {
         config: &Config,
         cores: &[usize],
         library: Library,
+        memory: &Account,
     ) -> anyhow::Result<(CudaModel, Workers)> {
         let socket = config.worker_socket();
-        let door = Door { socket: &socket, most: config.max_workers };
+        let door = Door { socket: &socket, most: config.max_workers, memory };
         let door = (config.max_workers > 0).then_some(door);
         let rows = JobRows {
             pass: config.chunk_tokens + config.max_running,

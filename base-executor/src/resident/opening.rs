@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use cache::copy::BytesPerSecond;
+use cache::{copy::BytesPerSecond, ledger::Account};
 use kernels::lora::LoraPrecision;
 use model::{
     deltas::{device_copy::DeviceMemory, prepared::PreparedAdapter},
@@ -18,6 +18,7 @@ use super::{
     base::{Base, Loaded},
 };
 use crate::{
+    budget::{self, MemoryBudget},
     config::Config,
     costs::Costs,
     device::{Arrivals, Device, DeviceSettings, FreeBytes},
@@ -42,6 +43,9 @@ pub(super) trait Opening {
     /// Tells the operator what was loaded.
     fn tell(&self, base: &Loaded, weights: &Self::Weights);
 
+    /// Bytes of the host's memory that they take, and that the pool will take.
+    fn host_bytes(weights: &Self::Weights, config: &Config) -> [u64; 2];
+
     /// The pass, with memory for keys and values.
     fn pass(&self, weights: Self::Weights, config: &Config, cores: &[usize]) -> anyhow::Result<Self::Pass>;
 
@@ -51,12 +55,13 @@ pub(super) trait Opening {
     /// What gateways are told of the device.
     fn facts(&self) -> DeviceFacts;
 
-    /// Sets up who sums what of an adapter is not on the device.
+    /// Sets up who sums what of an adapter is not on the device; what that takes is charged to `memory`.
     fn with_workers(
         pass: Self::Pass,
         config: &Config,
         cores: &[usize],
         library: Library,
+        memory: &Account,
     ) -> anyhow::Result<(Self::Pass, Workers)>;
 
     /// Where adapters are copied to, and how much of that nobody uses.
@@ -82,6 +87,14 @@ pub(super) fn open<O: Opening>(
     let (shape, suits) = O::shape(&weights);
     let layer_plan = base.layer_plan(config, &shape, suits);
     device.tell(&base, &weights);
+    let budget = MemoryBudget::of_this_machine(config.adapter_bytes.0);
+    let [weight_bytes, pool_bytes] = O::host_bytes(&weights, config);
+    budget::take(&budget.weights, weight_bytes, "serve a smaller base, or one of fewer bits")?;
+    budget::take(
+        &budget.blocks,
+        pool_bytes,
+        "lower --device-bytes (or --kv-bytes and --device-adapter-bytes)",
+    )?;
     let library = Library::new().context("no descriptor is left for the images of adapters")?;
     let loader = AdapterLoader::new(config, &shape, suits, &library);
     progress.stage("taking memory for keys and values");
@@ -90,13 +103,13 @@ pub(super) fn open<O: Opening>(
     let facts = base.facts(device.facts(), &shape, kv_blocks);
     let settings = device_settings(config, pass.block_bytes());
     let costs = costs(&settings, &mut pass, &shape, &base.cores, kv_blocks, progress)?;
-    let (pass, workers) = O::with_workers(pass, config, &base.cores, library)?;
+    let (pass, workers) = O::with_workers(pass, config, &base.cores, library, &budget.workers)?;
     let (memory, free) = device.memory(&pass);
     let tier = Device::new(settings, memory, arrivals, workers, costs);
     let tier = tier.context("cannot start the thread that copies adapters")?;
     let placement = Box::new(tier.with_free_bytes(free));
-    let layers = layer_plan.map(|plan| plan.open(&pass)).transpose()?;
-    Ok(Resident { pass, loader, placement, layers, facts })
+    let layers = layer_plan.map(|plan| plan.open(&pass, budget.clients.clone())).transpose()?;
+    Ok(Resident { pass, loader, placement, layers, budget, facts })
 }
 
 fn device_settings(config: &Config, block_bytes: usize) -> DeviceSettings {

@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use cache::ledger::Charge;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fd::AsFd as _,
@@ -48,6 +49,8 @@ pub(super) struct Service {
     listener: Listener,
     shared: Arc<Shared>,
     board: Board,
+    /// What the board takes.
+    held: Charge,
     library: Library,
     peers: Vec<Peer>,
     rate: SeatRate,
@@ -58,6 +61,8 @@ struct Peer {
     connection: ExecutorEnd,
     pid: u32,
     seat: Option<WorkerNumber>,
+    /// What its sums take.
+    held: Option<Charge>,
     /// The core of one that has said hello and waits for its seat.
     asks: Option<u32>,
     /// Images it was offered, which it may or may not have mapped.
@@ -73,6 +78,7 @@ struct Seating<'a> {
     board: &'a Board,
     shared: &'a Arc<Shared>,
     rate: &'a mut SeatRate,
+    held: &'a Charge,
 }
 
 /// Why a connection ends.
@@ -91,8 +97,16 @@ enum Leave {
 }
 
 impl Service {
-    pub(super) fn new(listener: Listener, shared: Arc<Shared>, board: Board, library: Library) -> Self {
-        Self { listener, shared, board, library, peers: Vec::new(), rate: SeatRate::new(Instant::now()) }
+    pub(super) fn new(listener: Listener, shared: Arc<Shared>, held: Charge, library: Library) -> Self {
+        Self {
+            listener,
+            board: shared.board.clone(),
+            shared,
+            held,
+            library,
+            peers: Vec::new(),
+            rate: SeatRate::new(Instant::now()),
+        }
     }
 
     /// Runs until the executor is done with its workers.
@@ -101,7 +115,8 @@ impl Service {
             self.library.note_changes();
             self.accept();
             let images = self.library.images();
-            let mut seating = Seating { board: &self.board, shared: &self.shared, rate: &mut self.rate };
+            let mut seating =
+                Seating { board: &self.board, shared: &self.shared, rate: &mut self.rate, held: &self.held };
             let peers = std::mem::take(&mut self.peers);
             self.peers = peers
                 .into_iter()
@@ -160,7 +175,7 @@ impl Peer {
     fn new(connection: ExecutorEnd, pid: u32) -> Self {
         let now = Instant::now();
         let (seat, asks, offered) = (None, None, BTreeSet::new());
-        Self { connection, pid, seat, asks, offered, owes_since: Some(now), heartbeat: (0, now) }
+        Self { connection, pid, seat, held: None, asks, offered, owes_since: Some(now), heartbeat: (0, now) }
     }
 
     /// Takes in what it said and sends it what it does not know.
@@ -172,7 +187,7 @@ impl Peer {
         }
         let now = Instant::now();
         if let Some(core) = self.asks.filter(|_| seating.rate.permits(now)) {
-            self.take_seat(core, seating.board, seating.shared)?;
+            self.take_seat(core, seating)?;
             seating.rate.count(now);
         }
         if let Some(worker) = self.seat {
@@ -231,12 +246,14 @@ impl Peer {
         }
     }
 
-    fn take_seat(&mut self, core: u32, board: &Board, shared: &Arc<Shared>) -> Result<(), Leave> {
-        let offer = board.seat().map_err(|error| Leave::Refused(error.to_string()))?;
+    fn take_seat(&mut self, core: u32, seating: &Seating<'_>) -> Result<(), Leave> {
+        let offer = seating.board.seat().map_err(|error| Leave::Refused(error.to_string()))?;
         let worker = offer.worker;
         (self.seat, self.asks) = (Some(worker), None);
-        shared.arrived(Seated { worker: worker.get(), core, pid: self.pid });
+        seating.shared.arrived(Seated { worker: worker.get(), core, pid: self.pid });
         let [control_bytes, x_bytes, sums_bytes] = offer.bytes().map(|bytes| bytes as u64);
+        let held = seating.held.another(sums_bytes);
+        self.held = Some(held.map_err(|full| Leave::Refused(full.to_string()))?);
         let seated =
             SeatedMessage { seat: offer.seat.0, worker: worker.get(), control_bytes, x_bytes, sums_bytes };
         let fds =

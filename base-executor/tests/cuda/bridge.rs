@@ -7,6 +7,7 @@ use base_executor::{
     images::{Library, publish},
     workers::{Bridging, Door, JobRows, Workers},
 };
+use cache::ledger::Account;
 use kernels::{
     Isa,
     cuda::{
@@ -55,7 +56,8 @@ impl Scene {
         let directory = tempfile::Builder::new().permissions(private).tempdir().unwrap();
         let (socket, library) = (directory.path().join("workers.sock"), Library::new().unwrap());
         let config = open(&golden("models").join("llama-tied")).unwrap().config().clone();
-        let (door, rows) = (Door { socket: &socket, most: workers }, JobRows { pass: ROWS, head: 1 });
+        let (memory, rows) = (Account::default(), JobRows { pass: ROWS, head: 1 });
+        let door = Door { socket: &socket, most: workers, memory: &memory };
         let bridging = Bridging { cuda, cores: vec![0], invocation };
         let (known, assist) =
             Workers::start_on_device(Some(door), rows, &config, library.clone(), bridging).unwrap();

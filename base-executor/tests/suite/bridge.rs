@@ -16,6 +16,7 @@ use base_executor::{
     images::{Library, publish},
     workers::{Door, Workers, bridge::Bridge},
 };
+use cache::ledger::Account;
 use kernels::{
     cuda::{CudaError, board::has_reached},
     lora::LoraPrecision,
@@ -68,7 +69,8 @@ impl Scene {
         let config = open(&golden("models").join("llama-tied")).unwrap().config().clone();
         let mut words = None;
         let wire = |slab, sums_elements| Ok(words.insert(Words::new(slab, sums_elements, number)).clone());
-        let door = Some(Door { socket: &socket, most });
+        let memory = Account::default();
+        let door = Some(Door { socket: &socket, most, memory: &memory });
         let (workers, bridge) =
             Workers::start_bridged(door, ROWS, &config, library.clone(), &[0, 0], wire).unwrap();
         let adapter = |ranks: &[usize]| {

@@ -16,6 +16,7 @@ use base_executor::{
     },
     placement::{Arrival, Found, Placement, PlacementError},
 };
+use cache::ledger::Account;
 use cache::{Cache, Settings};
 use ids::{AdapterId, Generation};
 use model::forward::BLOCK_TOKENS;
@@ -154,7 +155,7 @@ impl Bench {
         let tier = FakeTier::default();
         let engine = engine(limits, Box::new(clock.clone()), &tier);
         let (queue, budget, outputs, others) =
-            (mpsc::channel(1).1, Budget::new(1000), Vec::new(), Vec::new());
+            (mpsc::channel(1).1, Budget::new(Account::new("adapters", 1000)), Vec::new(), Vec::new());
         let mut bench = Self { engine, queue, clock, tier, budget, outputs, others };
         bench.queue = bench.connect(GATEWAY);
         (1..=4).for_each(|tag| bench.load(tag));
@@ -597,7 +598,7 @@ fn room_that_the_last_request_leaves_wakes_the_one_that_waits_for_it() {
     let (events_sender, events) = mpsc::channel(64);
     let (outbox, mut queue) = mpsc::channel(1024);
     events_sender.blocking_send(Event::Connected { connection: GATEWAY, outbox }).unwrap();
-    let budget = Budget::new(1000);
+    let budget = Budget::new(Account::new("adapters", 1000));
     for tag in [1, 2] {
         events_sender.blocking_send(load(&budget, tag)).unwrap();
         let request = on(tag, tag.into());

@@ -17,6 +17,7 @@ use base_executor::{
         event::{Caller, ConnectionId, Event},
     },
 };
+use cache::ledger::Account;
 use ids::{AdapterId, Generation};
 use model::forward::LogitRows;
 use policy::clock::Clock;
@@ -98,8 +99,16 @@ impl Bench {
         let (outbox, queue) = mpsc::channel(1024);
         engine.handle(Event::Connected { connection: GATEWAY, outbox });
         let (answers, others) = (HashMap::new(), Vec::new());
-        let mut bench =
-            Self { engine, queue, clock, log, budget: Budget::new(1000), answers, others, steps: 0 };
+        let mut bench = Self {
+            engine,
+            queue,
+            clock,
+            log,
+            budget: Budget::new(Account::new("adapters", 1000)),
+            answers,
+            others,
+            steps: 0,
+        };
         bench.step();
         bench
     }

@@ -9,6 +9,7 @@ use std::{
 
 use base_executor::{
     Settings,
+    budget::MemoryBudget,
     loader::Loader,
     memory::MemorySettings,
     placement::OneTier,
@@ -96,7 +97,6 @@ impl Executor {
                 max_waiting_tokens: 1 << 20,
                 chunk_tokens: 64,
                 context_length: None,
-                adapter_bytes: 100,
                 memory: MemorySettings::default(),
             };
             let facts = Facts {
@@ -112,6 +112,7 @@ impl Executor {
                 loader: FakeLoader,
                 placement: Box::new(OneTier),
                 layers: None,
+                budget: MemoryBudget::new(u64::MAX, 100),
                 facts,
             };
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -18,8 +18,9 @@ use std::{
 
 use base_executor::{
     images::{Library, publish},
-    workers::Workers,
+    workers::{Door, Workers},
 };
+use cache::ledger::Account;
 use ids::{BlockId, Generation};
 use kernels::{
     Activations, Isa,
@@ -90,8 +91,13 @@ impl House {
         let directory = tempfile::Builder::new().permissions(private).tempdir().unwrap();
         let (socket, library) = (directory.path().join("workers.sock"), Library::new().unwrap());
         let model = resident(model, 2);
-        let (workers, assist) =
-            Workers::start(&socket, seats, ROWS, model.config(), library.clone()).unwrap();
+        let (workers, assist) = Workers::start(
+            Door { socket: &socket, most: seats, memory: &Account::default() },
+            ROWS,
+            model.config(),
+            library.clone(),
+        )
+        .unwrap();
         let assist = if pace == Pace::Slow { Box::new(Late(assist)) } else { assist };
         Self { model: model.with_assist(assist), workers, library, socket, _directory: directory }
     }

@@ -176,6 +176,10 @@ impl Cache {
                 self.statistics.failed_copies += 1;
                 self.leave_lower(id.index, tier);
                 self.drop_if_nowhere(id.index);
+                // To be tried again, once there is room for it.
+                if self.tree.get(id).is_some_and(|node| node.lower().is_none()) {
+                    self.dirty.push_back(id);
+                }
             }
         }
     }

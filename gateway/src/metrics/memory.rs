@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use shmproto::message::{MemoryStats, Stats};
+use shmproto::message::{HeldStats, MemoryStats, Stats};
 
 use super::{
     executor::{float, grown},
@@ -11,10 +11,10 @@ use super::{
 };
 
 /// A label, and the figure that it counts.
-type Move = (&'static str, fn(&MemoryStats) -> u64);
+type Figure<S> = (&'static str, fn(&S) -> u64);
 
 /// What the counters of copies count.
-const MOVES: [Move; 7] = [
+const MOVES: [Figure<MemoryStats>; 7] = [
     ("fetched_host", |memory| memory.fetched_host_blocks),
     ("fetched_disk", |memory| memory.fetched_disk_blocks),
     ("prefetched", |memory| memory.prefetched_blocks),
@@ -22,6 +22,16 @@ const MOVES: [Move; 7] = [
     ("evicted", |memory| memory.evicted_blocks),
     ("lost", |memory| memory.lost_blocks),
     ("failed", |memory| memory.failed_copies),
+];
+
+/// What the executor holds of its host's memory.
+const HELD: [Figure<HeldStats>; 6] = [
+    ("weights", |held| held.weights_bytes),
+    ("blocks", |held| held.blocks_bytes),
+    ("adapters", |held| held.adapters_bytes),
+    ("history", |held| held.history_bytes),
+    ("workers", |held| held.workers_bytes),
+    ("clients", |held| held.clients_bytes),
 ];
 
 /// Slots of a tier.
@@ -39,6 +49,8 @@ pub(super) struct MemoryFigures {
     adapters: Arc<Number>,
     required: Arc<Number>,
     moves: Vec<Arc<Number>>,
+    held: Vec<Arc<Number>>,
+    limit: Arc<Number>,
 }
 
 impl MemoryFigures {
@@ -53,6 +65,8 @@ impl MemoryFigures {
             adapters: store.number(Id::KvBlocks, &["adapters"]),
             required: store.number(Id::AdaptersRequired, &[]),
             moves: MOVES.iter().map(|(way, _)| store.number(Id::MovedBlocks, &[way])).collect(),
+            held: HELD.iter().map(|(what, _)| store.number(Id::HeldBytes, &[what])).collect(),
+            limit: store.number(Id::MemoryLimit, &[]),
         }
     }
 
@@ -65,6 +79,10 @@ impl MemoryFigures {
         self.disk.used.set(f64::from(now.disk_blocks_used));
         self.adapters.set(f64::from(now.adapter_blocks));
         self.required.set(f64::from(now.adapters_required));
+        self.limit.set(float(now.held.limit_bytes));
+        for (gauge, (_, figure)) in self.held.iter().zip(HELD) {
+            gauge.set(float(figure(&now.held)));
+        }
         for (counter, (_, figure)) in self.moves.iter().zip(MOVES) {
             counter.add(float(grown(figure(now), before.map(|before| figure(&before.memory)))));
         }

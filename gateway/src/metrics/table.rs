@@ -238,6 +238,10 @@ metrics! {
         "Blocks of keys and values below the device, by tier (host, disk) and state: total, used";
     MovedBlocks = Counter, Count, "holobiont_kv_moved_blocks_total", ["way"],
         "KV blocks by way: fetched_host and fetched_disk for those who asked, prefetched before anybody did, spilled to lower tiers, evicted from the device, of these lost because no tier had room, failed copies";
+    HeldBytes = Gauge, Bytes, "holobiont_executor_held_bytes", ["what"],
+        "Bytes of its host's memory that the executor holds: weights and blocks (none where a GPU has them), adapters, history (keys and values below the device), workers, clients (split ones)";
+    MemoryLimit = Gauge, Bytes, "holobiont_executor_held_limit_bytes", [],
+        "Most that all of it may be together: the machine's memory, or that of its control group";
     AdaptersRequired = Gauge, Count, "holobiont_adapters_required", [],
         "How many different adapters a batch uses, by expectation from what was asked for of late";
     KvWait = Histogram(LONG_S), Seconds, "holobiont_kv_wait_seconds", [],

@@ -16,8 +16,9 @@ use shmproto::{
     layer::control::SessionStats,
     message::{
         AdapterLoaded, AdapterStats, AdapterUnloaded, ColdStart, DeviceFacts, DeviceKind, ErrorCode, Failed,
-        Finish, Generate, LayerRoute, LayerSession, LayerStats, MemoryStats, Output, PROTOCOL_VERSION, Stats,
-        TenantUse, ToExecutor, ToGateway, TokenOutput, Welcome, WireError, WorkerStats,
+        Finish, Generate, HeldStats, LayerRoute, LayerSession, LayerStats, MemoryStats, Output,
+        PROTOCOL_VERSION, Stats, TenantUse, ToExecutor, ToGateway, TokenOutput, Welcome, WireError,
+        WorkerStats,
     },
 };
 use tokio::task::{AbortHandle, JoinHandle};
@@ -212,6 +213,7 @@ impl Memory {
                 fetched_disk_blocks: 3,
                 spilled_blocks: 30,
                 adapters_required: 2.5,
+                held: HeldStats { limit_bytes: 1 << 20, weights_bytes: 1 << 19, ..HeldStats::default() },
                 ..MemoryStats::default()
             },
             adapter_bytes: 1000 * self.adapters.len() as u64,

@@ -122,7 +122,7 @@ impl Payload {
     /// Holds what the answer will take, too.
     pub(super) fn with_answer(self, asked: &Asked) -> Result<Both, Refusal> {
         let over = OverQuota { retry_after_ms: super::RETRY_MS };
-        let held = self.held.another(asked.output_bytes(asked.rows)).ok_or(over)?;
+        let held = self.held.another(asked.output_bytes(asked.rows)).map_err(|_| over)?;
         Ok(Both { input: self, output: Payload { bytes: Vec::new(), held } })
     }
 }

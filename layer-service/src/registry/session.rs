@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use cache::ledger::{self, Charge, Full};
 use shmproto::{
     channel::{ExecutorChannel, Geometry},
     layer::{
@@ -13,9 +14,9 @@ use shmproto::{
 use super::{MAX_CALLS, REOPEN_MS, RETRY_MS, Registry, refused};
 use crate::{
     ConnectionId,
-    byte_quota::{ByteQuota, Reservation, SlabReservation},
     inbox::{HubEvent, LentChannel, Opening, Payload, Replies, SendError},
     session::{Account, Facts},
+    slab_charge::SlabCharge,
 };
 
 /// A session as its door knows it. Dropped, it is over: its place is free, and the hub forgets it.
@@ -25,9 +26,10 @@ pub struct Session {
     pub(super) connection: ConnectionId,
     pub(super) facts: Arc<Facts>,
     pub(super) account: Arc<Account>,
-    pub(super) byte_quota: Arc<ByteQuota>,
+    /// What its tenant may hold.
+    pub(super) memory: ledger::Account,
     /// What the channel takes, until its memory is given back.
-    pub(super) slab: Option<SlabReservation>,
+    pub(super) slab: Option<SlabCharge>,
     pub(super) opened: Opened,
 }
 
@@ -75,8 +77,8 @@ impl Session {
     ///
     /// # Errors
     /// What the client is to be answered if the quota is used up.
-    pub fn hold(&self, call: &CallHeader, bytes: u64) -> Result<Reservation, ReplyHeader> {
-        Reservation::of(&self.byte_quota, bytes).ok_or_else(|| self.refuse(call, Status::Quota))
+    pub fn hold(&self, call: &CallHeader, bytes: u64) -> Result<Charge, ReplyHeader> {
+        self.memory.charge(bytes).map_err(|_| self.refuse(call, Status::Quota))
     }
 
     /// Hands a remote call to the hub.
@@ -115,7 +117,7 @@ impl Session {
     ) -> Result<(), Refused> {
         let geometry = Geometry::rounded(slab_bytes, MAX_CALLS)
             .map_err(|error| refused(RefusalCode::Malformed, error.to_string()))?;
-        let before = self.slab.as_ref().map_or(0, SlabReservation::bytes);
+        let before = self.slab.as_ref().map_or(0, SlabCharge::bytes);
         let bytes = geometry.region_bytes();
         let held = self.hold_slab(bytes)?;
         let made = ExecutorChannel::create(geometry)
@@ -135,28 +137,26 @@ impl Session {
         })
     }
 
-    fn hold_slab(&mut self, bytes: u64) -> Result<SlabReservation, Refused> {
-        let held = self.try_hold_slab(bytes).or_else(|| {
+    fn hold_slab(&mut self, bytes: u64) -> Result<SlabCharge, Refused> {
+        let held = self.try_hold_slab(bytes).or_else(|_| {
             // What the hub is done with may be what is missing.
             self.registry.empty_discarded();
             self.try_hold_slab(bytes)
         });
-        held.ok_or_else(|| {
-            let ByteQuota { tenant, max_bytes, .. } = &*self.byte_quota;
+        held.map_err(|full| {
             let message = format!(
-                "a channel of {bytes} bytes is more than is left of the {max_bytes} bytes of {tenant}: ask for less, or \
-                 close other sessions"
+                "a channel of {bytes} bytes is more than is left of the {} bytes of {}: ask for less, or close other \
+                 sessions",
+                full.limit_bytes, full.account
             );
             refused(RefusalCode::Quota, message)
         })
     }
 
-    fn try_hold_slab(&mut self, bytes: u64) -> Option<SlabReservation> {
+    fn try_hold_slab(&mut self, bytes: u64) -> Result<SlabCharge, Full> {
         match &self.slab {
-            Some(held) => held.resize(bytes).then(|| held.clone()),
-            None => Some(
-                self.slab.insert(SlabReservation::new(Reservation::of(&self.byte_quota, bytes)?)).clone(),
-            ),
+            Some(held) => held.resize(bytes).map(|()| held.clone()),
+            None => Ok(self.slab.insert(SlabCharge::new(self.memory.charge(bytes)?)).clone()),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{io, sync::Arc, time::Duration};
 
+use cache::ledger::Charge;
 use shmproto::{
     codec::Wire as _,
     layer::{
@@ -23,7 +24,6 @@ use super::{
 };
 use crate::{
     auth::{Principal, REFUSED},
-    byte_quota::Reservation,
     inbox::{Payload, Reply},
     registry::{Session, refused},
 };
@@ -100,7 +100,7 @@ enum Coming {
     /// None whose call is known.
     Nothing,
     /// There is room for them in the tenant's quota.
-    Reservation(Reservation),
+    Charge(Charge),
     /// There is none: the call was answered, and they are not kept.
     Refused,
 }
@@ -214,7 +214,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
             _ => return Err(Ending::Nonsense),
         };
         self.coming = match self.client.session.hold(&header, bytes as u64) {
-            Ok(held) => Coming::Reservation(held),
+            Ok(held) => Coming::Charge(held),
             Err(refusal) => {
                 self.link.outbox.put_refusal(&refusal);
                 self.link.zmtp().skip();
@@ -228,7 +228,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Connection<S> {
         let session = &self.client.session;
         let held = match std::mem::replace(&mut self.coming, Coming::Nothing) {
             Coming::Refused => return,
-            Coming::Reservation(held) => Ok(held),
+            Coming::Charge(held) => Ok(held),
             // It came at once.
             Coming::Nothing => session.hold(&header, bytes.len() as u64),
         };

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use cache::ledger::Account;
 use ids::BlockId;
 use kernels::Activations;
 use layer_service::{
@@ -56,7 +57,7 @@ impl Rig {
     fn at(clock: Box<dyn Clock>, base: Box<dyn EvaluateSites>, settings: LayerSettings) -> Self {
         let (sender, inbox) = inbox();
         let facts = Base { instance: 7, catalog_bytes: 9, linearity: Linearity::Everywhere };
-        let registry = Registry::new(settings.quotas, facts, sender);
+        let registry = Registry::new(settings.quotas, facts, sender, Account::default());
         let hub = Hub::new(base.sites(), settings, registry.clone(), inbox, clock);
         Self { base, hub, registry }
     }
@@ -220,7 +221,7 @@ fn a_session_of_one_executor_is_no_session_of_its_successor() {
     let [had, other] = [3 << 40, 5 << 40].map(|instance| {
         let facts = Base { instance, catalog_bytes: 9, linearity: Linearity::Everywhere };
         let (sender, inbox) = inbox();
-        let registry = Registry::new(LayerSettings::default().quotas, facts, sender);
+        let registry = Registry::new(LayerSettings::default().quotas, facts, sender, Account::default());
         let session = registry.open(&Tenant::new("a"), &open(0), Transport::Channel, None).unwrap();
         (registry, session, inbox)
     });

@@ -192,6 +192,27 @@ wire_struct! {
 }
 
 wire_struct! {
+    /// Bytes of its host's memory that the process holds, by what they are for.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub struct HeldStats {
+        /// The most that all of them may be together.
+        pub limit_bytes: u64,
+        /// Weights; none where a GPU has them.
+        pub weights_bytes: u64,
+        /// Blocks of the device's pool; none where a GPU has them.
+        pub blocks_bytes: u64,
+        /// Adapters of the host tier.
+        pub adapters_bytes: u64,
+        /// Keys and values below the device, and those on their way to or from the disk.
+        pub history_bytes: u64,
+        /// The workers' board, and what each of them sums in.
+        pub workers_bytes: u64,
+        /// Channels and messages of split clients.
+        pub clients_bytes: u64,
+    }
+}
+
+wire_struct! {
     /// Where keys, values and adapters are, tier by tier; counters count from the executor's start.
     #[derive(Debug, Clone, PartialEq, Default)]
     pub struct MemoryStats {
@@ -227,5 +248,7 @@ wire_struct! {
         pub adapters_required: f32,
         /// Who has most of the device, the greatest first.
         pub shares: Vec<ShareStats>,
+        /// What all of it, and the rest of the process, holds in the host's memory.
+        pub held: HeldStats,
     }
 }

@@ -32,7 +32,7 @@ fn allowed(folder: &str) -> &'static str {
         "cache" => "failpoint ids policy",
         // Decisions alone: what it runs computes nothing.
         "simulator" => "cache ids policy",
-        "layer-service" => "failpoint kernels keys model policy settings shmproto",
+        "layer-service" => "cache failpoint kernels keys model policy settings shmproto",
         "base-executor" => "cache failpoint files ids kernels layer-service model policy settings shmproto",
         // No model: what it computes is in its memory.
         "lora-worker" => "failpoint kernels settings shmproto",

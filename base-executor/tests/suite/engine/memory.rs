@@ -10,6 +10,7 @@ use std::{
 use base_executor::below::{Below, FileCopies, FileCopy};
 use cache::{
     Cache, Settings,
+    ledger::Account,
     replacement::Variant,
     store::{Layout, Store},
 };
@@ -40,6 +41,11 @@ struct Tiered {
 
 impl Tiered {
     fn open(path: &Path, tiers: Tiers, variant: Variant) -> Self {
+        Self::within(&Account::default(), path, tiers, variant)
+    }
+
+    /// The same, with all that is below the device charged to `account`.
+    fn within(account: &Account, path: &Path, tiers: Tiers, variant: Variant) -> Self {
         let Tiers { device, host, disk } = tiers;
         let mut bench = Bench::new(Limits { kv_blocks: device, ..ROOMY });
         let mut cache = Cache::new(Settings {
@@ -50,7 +56,7 @@ impl Tiered {
             ..Settings::device_alone(device, BLOCK_TOKENS)
         });
         let (told, copies) = channel();
-        let mut below = Below::new(BLOCK_BYTES);
+        let mut below = Below::new(BLOCK_BYTES, host, account);
         if disk > 0 {
             let (fingerprint, block_tokens) = ([1; 32], BLOCK_TOKENS);
             let layout = Layout { fingerprint, block_bytes: BLOCK_BYTES, block_tokens, slots: disk };
@@ -312,4 +318,36 @@ fn check(bench: &Bench, asked: &mut Vec<Generate>) {
             assert_eq!(answer.content(), expected.content(), "{request:?}");
         }
     }
+}
+
+#[test]
+fn the_ledger_holds_what_the_tiers_hold_and_nothing_when_they_are_gone() {
+    let (place, account) = (tempfile::tempdir().unwrap(), Account::new("history", 1 << 20));
+    let tiers = Tiers { device: 12, host: 16, disk: 64 };
+    let mut tiered = Tiered::within(&account, place.path(), tiers, Variant::default());
+    for id in 1..6 {
+        tiered.ask(long(id));
+        tiered.settle();
+        let used = tiered.bench.stats().memory.host_blocks_used;
+        assert!(used > 0 && used <= 16);
+        assert_eq!(account.held_bytes(), u64::from(used) * BLOCK_BYTES as u64);
+    }
+    drop(tiered);
+    assert_eq!(account.held_bytes(), 0);
+}
+
+#[test]
+fn where_there_is_no_memory_for_what_leaves_the_device_it_is_computed_again() {
+    let (place, account) = (tempfile::tempdir().unwrap(), Account::new("history", BLOCK_BYTES as u64 - 1));
+    let tiers = Tiers { device: 12, host: 16, disk: 64 };
+    let mut tiered = Tiered::within(&account, place.path(), tiers, Variant::default());
+    let first = tiered.ask(long(1));
+    tiered.settle();
+    tiered.ask(long(2));
+    tiered.settle();
+    let again = tiered.ask(Generate { request: 3, ..long(1) });
+    assert_eq!(again.content(), first.content());
+    let memory = tiered.bench.stats().memory;
+    assert_eq!((memory.host_blocks_used, memory.disk_blocks_used, account.held_bytes()), (0, 0, 0));
+    assert!(memory.failed_copies > 0, "{memory:?}");
 }

@@ -17,6 +17,20 @@ pub(super) struct Memory {
     disk: Slots,
     blocks: Moves,
     kv_wait_ms: f64,
+    held: Held,
+}
+
+/// Bytes of the executor's host's memory.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Held {
+    limit_bytes: u64,
+    weights_bytes: u64,
+    blocks_bytes: u64,
+    adapters_bytes: u64,
+    history_bytes: u64,
+    workers_bytes: u64,
+    clients_bytes: u64,
 }
 
 /// Blocks of the device.
@@ -74,6 +88,22 @@ impl Memory {
         format!("[{bar}] {}", words.join(", "))
     }
 
+    /// What the executor holds of its host's memory.
+    pub(super) fn held(&self) -> String {
+        let held = &self.held;
+        let parts = [
+            ("weights", held.weights_bytes),
+            ("blocks", held.blocks_bytes),
+            ("adapters", held.adapters_bytes),
+            ("history", held.history_bytes),
+            ("workers", held.workers_bytes),
+            ("clients", held.clients_bytes),
+        ];
+        let named = parts.iter().filter(|(_, bytes)| *bytes > 0);
+        let words = named.map(|(name, bytes)| format!("{} {name}", size(*bytes)));
+        words.chain([format!("of {}", size(held.limit_bytes))]).collect::<Vec<_>>().join(", ")
+    }
+
     /// What lies below the device, and what came back from there.
     pub(super) fn below(&self) -> String {
         let bytes = |blocks: u64| size(blocks.saturating_mul(self.block_bytes));
@@ -117,5 +147,8 @@ mod tests {
             "disk 10.00 KiB of 100.00 KiB; 3.00 KiB came back in 2.5 ms; 1.00 KiB found no room"
         );
         assert_eq!(Memory::default().device(), "-");
+        let held = json!({"held": {"limit_bytes": 4096, "weights_bytes": 1024, "clients_bytes": 2048}});
+        let memory: Memory = serde_json::from_value(held).unwrap();
+        assert_eq!(memory.held(), "1.00 KiB weights, 2.00 KiB clients, of 4.00 KiB");
     }
 }

@@ -13,6 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use cache::ledger::Account;
 use kernels::Activations;
 use layer_service::{
     auth::Authenticator,
@@ -217,7 +218,7 @@ impl House {
         let (sender, incoming) = inbox();
         let base =
             Base { instance: 1, catalog_bytes: blobs.catalog_bytes(), linearity: Linearity::Everywhere };
-        let registry = Registry::new(quotas, base, sender);
+        let registry = Registry::new(quotas, base, sender, Account::default());
         let parts = Parts {
             registry: registry.clone(),
             blobs: Arc::new(blobs),

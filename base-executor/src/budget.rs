@@ -1,0 +1,155 @@
+//! What this process may hold in its host's memory, and what does: one ledger of all that grows (D4.10).
+//!
+//! The bound is the machine's, or the smallest of the control groups the process is in, as `MemoryMax=` of a unit or the limit
+//! of a container sets it. So what would have the system kill the process is refused by name instead: a base at the start, an
+//! adapter or a channel where it is asked for, and what would have been kept is computed again.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use cache::ledger::{Account, Charge};
+use shmproto::message::HeldStats;
+
+/// Of the bound, one part in so many is for what is not accounted for: programs, rows on their way through a pass, files.
+const SPARE: u64 = 16;
+
+/// The process's account of its host's memory, by what it is for.
+#[derive(Debug, Clone)]
+pub struct MemoryBudget {
+    all: Account,
+    /// Weights, as they are computed with.
+    pub weights: Account,
+    /// Blocks of the pool: keys, values and adapters, where the host's cores compute.
+    pub blocks: Account,
+    /// Adapters of the host tier.
+    pub adapters: Account,
+    /// Keys and values below the device, and those on their way to or from the disk.
+    pub history: Account,
+    /// The workers' board, and what each of them sums in.
+    pub workers: Account,
+    /// What split clients make the process hold: channels and messages.
+    pub clients: Account,
+}
+
+impl MemoryBudget {
+    /// Of this machine; adapters may take so much of it.
+    #[must_use]
+    pub fn of_this_machine(adapter_bytes: u64) -> Self {
+        let bound = bound_bytes();
+        Self::new(bound - bound / SPARE, adapter_bytes)
+    }
+
+    /// Of `limit_bytes`, of which adapters may take so many.
+    #[must_use]
+    pub fn new(limit_bytes: u64, adapter_bytes: u64) -> Self {
+        let all = Account::new("the memory of this machine or of its control group", limit_bytes);
+        let [weights, blocks, history, workers, clients] =
+            ["weights", "blocks", "history", "workers", "clients"].map(|name| all.part(name, limit_bytes));
+        let adapters = all.part("adapters", adapter_bytes);
+        Self { all, weights, blocks, adapters, history, workers, clients }
+    }
+
+    /// What is held now.
+    #[must_use]
+    pub fn figures(&self) -> HeldStats {
+        HeldStats {
+            limit_bytes: self.all.limit_bytes(),
+            weights_bytes: self.weights.held_bytes(),
+            blocks_bytes: self.blocks.held_bytes(),
+            adapters_bytes: self.adapters.held_bytes(),
+            history_bytes: self.history.held_bytes(),
+            workers_bytes: self.workers.held_bytes(),
+            clients_bytes: self.clients.held_bytes(),
+        }
+    }
+}
+
+impl Default for MemoryBudget {
+    /// One without a bound.
+    fn default() -> Self {
+        Self::new(u64::MAX, u64::MAX)
+    }
+}
+
+/// Takes bytes that are held until the process ends.
+///
+/// # Errors
+/// If there are not so many; `remedy` says what to do.
+pub(crate) fn take(account: &Account, bytes: u64, remedy: &str) -> anyhow::Result<()> {
+    let taken = account.charge(bytes).map(Charge::for_good);
+    taken.map_err(|full| anyhow::anyhow!("no memory for {}: {full}; {remedy}", account.name()))
+}
+
+/// Memory that nobody uses.
+pub(crate) fn free_bytes() -> u64 {
+    of_the_machine("MemAvailable:")
+}
+
+/// The most that this process can have: what the machine has, or a control group that it is in.
+pub(crate) fn bound_bytes() -> u64 {
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    match of_the_machine("MemTotal:") {
+        0 => u64::MAX,
+        machine => of_groups(Path::new("/sys/fs/cgroup"), &groups).fold(machine, u64::min),
+    }
+}
+
+/// Limits of the group that `told` names in the system's words, and of those around it.
+fn of_groups<'a>(root: &'a Path, told: &str) -> impl Iterator<Item = u64> + 'a {
+    let own = told.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
+    let own = PathBuf::from(own);
+    let paths: Vec<PathBuf> = own.ancestors().map(|group| root.join(group).join("memory.max")).collect();
+    // A group without a limit says "max".
+    paths.into_iter().filter_map(|path| fs::read_to_string(path).ok()?.trim().parse().ok())
+}
+
+/// A line of the system's account of its memory, in bytes; 0 without one.
+fn of_the_machine(name: &str) -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0).saturating_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+    use super::*;
+
+    #[test]
+    fn the_system_says_what_memory_there_is_and_what_of_it_is_free() {
+        let machine = of_the_machine("MemTotal:");
+        assert!(free_bytes() > 0 && free_bytes() <= machine && bound_bytes() <= machine);
+        assert_eq!(of_the_machine("MemImaginary:"), 0);
+    }
+
+    #[test]
+    fn the_smallest_group_around_the_process_bounds_it() {
+        let root = tempfile::tempdir().unwrap();
+        let unit = root.path().join("system.slice/holobiont.service");
+        fs::create_dir_all(&unit).unwrap();
+        fs::write(unit.join("memory.max"), "max\n").unwrap();
+        fs::write(root.path().join("system.slice/memory.max"), "4096\n").unwrap();
+        let limits = |told| of_groups(root.path(), told).collect::<Vec<_>>();
+        assert_eq!(limits("0::/system.slice/holobiont.service\n"), [4096]);
+        assert!(limits("1:name=systemd:/init.scope\n").is_empty());
+        fs::write(root.path().join("memory.max"), "8192\n").unwrap();
+        assert_eq!(limits("0::/system.slice/holobiont.service\n"), [4096, 8192]);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_what_to_do() {
+        let budget = MemoryBudget::new(100, 50);
+        take(&budget.weights, 80, "choose a smaller one").unwrap();
+        let refused = take(&budget.blocks, 30, "lower --device-bytes").unwrap_err().to_string();
+        assert!(refused.starts_with("no memory for blocks: 30 bytes are more than is left"), "{refused}");
+        assert!(refused.contains("memory of this machine") && refused.ends_with("lower --device-bytes"));
+        assert_eq!(
+            budget.figures(),
+            HeldStats { limit_bytes: 100, weights_bytes: 80, ..HeldStats::default() }
+        );
+    }
+}

@@ -1,0 +1,30 @@
+//! What a session's channel takes of the memory that its tenant may have.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cache::ledger::{Charge, Full};
+
+/// What a session holds for its channel, and each of its channels until its memory is given back.
+#[derive(Debug, Clone)]
+pub(super) struct SlabCharge(Arc<Mutex<Charge>>);
+
+impl SlabCharge {
+    pub(super) fn new(held: Charge) -> Self {
+        Self(Arc::new(Mutex::new(held)))
+    }
+
+    /// How many bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        self.lock().bytes()
+    }
+
+    /// See [`Charge::resize`].
+    pub(super) fn resize(&self, bytes: u64) -> Result<(), Full> {
+        self.lock().resize(bytes)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Charge> {
+        // A number, whole at any time.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
