@@ -75,9 +75,9 @@ impl Server {
         !self.running.is_empty() || !self.waiting.is_empty()
     }
 
-    /// Whether somebody waits for nothing but a step.
+    /// Whether somebody waits for nothing but a step. Whose adapter comes at this moment may still be about to be woken.
     pub(super) fn could_go_on(&self, now: Nanos) -> bool {
-        !self.running.is_empty() || self.waiting.iter().any(|one| one.warm_at <= now)
+        !self.running.is_empty() || self.waiting.iter().any(|one| one.warm_at < now)
     }
 
     /// A request comes. Whoever is known already is told what was said of it last.
