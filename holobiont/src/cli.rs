@@ -23,6 +23,7 @@ use crate::{
         ps::{self, PsArguments},
         pull::{self, PullArguments},
         show::{self, ShowArguments},
+        simulate::{self, SimulateArguments},
         status,
         tune::{self, TuneArguments},
         up::{self, UpArguments},
@@ -93,6 +94,9 @@ enum Command {
     /// Says what of this machine helps or hinders
     #[command(after_help = exit::HELP)]
     Doctor(DoctorArguments),
+    /// Tells what a load would see on a number of executors, and how many it needs
+    #[command(after_help = exit::HELP)]
+    Simulate(SimulateArguments),
     /// Measures a running gateway under load
     #[command(after_help = exit::HELP)]
     Bench(ToGateway<BenchArguments>),
@@ -217,6 +221,7 @@ fn dispatch(command: Command, terminal: Terminal) -> Result<(), Box<dyn Explain>
         Command::Tune(to) => tune::run(to.arguments, &to.gateway, terminal).map_err(boxed),
         Command::Check(arguments) => check::run(&arguments, terminal).map_err(boxed),
         Command::Doctor(arguments) => doctor::run(&arguments, terminal).map_err(boxed),
+        Command::Simulate(arguments) => simulate::run(&arguments).map_err(boxed),
         Command::Bench(to) => bench::run(&to.arguments, &to.url()?, terminal).map_err(boxed),
         Command::Logs(arguments) => logs::run(&arguments, terminal).map_err(boxed),
         Command::Key(command) => key::run(&command, terminal).map_err(boxed),

@@ -8,13 +8,17 @@
 //! - [`admission`]: who is let in when more ask than can be served.
 //! - [`batch`]: who takes part in a step, with how many tokens.
 //! - [`clock`]: where the time comes from.
+//! - [`fairness`]: whose turn it is, of tenants who share what there is.
 //! - [`perf`]: what things will take: lines fitted to timings, and what follows from them.
 //! - [`random`]: numbers drawn by key and counter.
+//! - [`routing`]: which executor a request goes to.
 
 #![forbid(unsafe_code)]
 
 pub mod admission;
 pub mod batch;
 pub mod clock;
+pub mod fairness;
 pub mod perf;
 pub mod random;
+pub mod routing;

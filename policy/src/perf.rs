@@ -8,10 +8,14 @@
 //! # Layout
 //!
 //! - [`line`]: a line by least squares.
-//! - [`fit`]: a line that follows its timings, and is not led astray by a few.
+//! - [`plane`]: the same for several kinds of work at once.
+//! - [`fit`]: a line or plane that follows its timings, and is not led astray by a few.
+//! - [`serving`]: what a whole executor takes for prompts and steps, for those who choose among several.
 
 pub mod fit;
 pub mod line;
+pub mod plane;
+pub mod serving;
 #[cfg(test)]
 mod tests;
 

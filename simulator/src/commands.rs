@@ -3,21 +3,27 @@
 //! # Layout
 //!
 //! - `options`: what is simulated.
-//! - `fleet`: many runs at once.
+//! - `side_by_side`: many runs at once.
 //! - `run`: one run. `compare`: all variants. `peak`: the highest rate.
 //! - `phases`, `knee`, `correlation`: the paper's stories.
-//! - `drawing`: charts of a run. `bench`: what the cache's own work takes.
+//! - `fleet`: several executors behind one gateway.
+//! - `forecast`: what a load would see on a number of executors.
+//! - `worlds`: small fleets in which everything goes wrong.
+//! - `drawing`: charts of a run. `bench`: what decisions take.
 
 mod bench;
 mod compare;
 mod correlation;
 mod drawing;
 mod fleet;
+mod forecast;
 mod knee;
 mod options;
 mod peak;
 mod phases;
 mod run;
+mod side_by_side;
+mod worlds;
 
 use std::io::{self, Write};
 
@@ -25,7 +31,7 @@ use clap::{Parser, Subcommand};
 use serde::Serialize;
 
 pub use self::options::{Options, Preset};
-use crate::{cost::CostError, engine::SimulationError, workload::replay::TraceError};
+use crate::{cost::CostError, engine::SimulationError, fleet::world::Broken, workload::replay::TraceError};
 
 /// The cache and the scheduler of an executor on a virtual clock.
 #[derive(Debug, Parser)]
@@ -49,7 +55,13 @@ enum Command {
     Knee(knee::Knee),
     /// Whether last use, frequency and cost agree (E-27).
     Correlation(correlation::Correlation),
-    /// Times of the cache's own work on this machine (E-17).
+    /// Several executors behind one gateway, with every policy on the same requests (C-23).
+    Fleet(fleet::Fleet),
+    /// What a load would see on a number of executors, and how many it needs.
+    Forecast(Box<forecast::Forecast>),
+    /// Lives through worlds in which executors die, messages are lost and clocks jump, and checks what must hold.
+    Worlds(worlds::Worlds),
+    /// Times of the cache's own work on this machine (E-17), and of a choice among executors.
     Bench(bench::Bench),
     /// The cost model in JSON, to be changed and given back by --cost-model.
     Costs(Options),
@@ -70,6 +82,9 @@ pub enum CommandError {
     /// The run.
     #[error(transparent)]
     Simulation(#[from] SimulationError),
+    /// Something that must hold does not.
+    #[error(transparent)]
+    World(#[from] Broken),
     /// A result cannot be written.
     #[error("cannot write the results")]
     Write(#[from] io::Error),
@@ -88,6 +103,9 @@ impl Cli {
             Command::Phases(phases) => phases.run(out),
             Command::Knee(knee) => knee.run(out),
             Command::Correlation(correlation) => correlation.run(out),
+            Command::Fleet(fleet) => fleet.run(out),
+            Command::Forecast(forecast) => forecast.run(out),
+            Command::Worlds(worlds) => worlds.run(out),
             Command::Bench(bench) => bench.run(out),
             Command::Costs(options) => print(out, &options.setup()?.cost),
         }

@@ -8,6 +8,7 @@
 //! - `random`: streams of numbers by purpose. [`workload`]: conversations made from a seed, or from a trace.
 //! - [`cost`]: what steps and copies take.
 //! - [`engine`]: the executor. What it wrote down becomes a [`report`], with the help of [`statistics`]; `chart` draws.
+//! - [`fleet`]: several executors behind one gateway.
 //! - [`commands`]: what the program can do.
 //!
 //! # Principles
@@ -21,6 +22,7 @@ mod chart;
 pub mod commands;
 pub mod cost;
 pub mod engine;
+pub mod fleet;
 mod random;
 pub mod report;
 pub mod statistics;

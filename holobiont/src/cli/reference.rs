@@ -76,6 +76,7 @@ fn every_command_of_the_list_exists() {
         "tune cancel",
         "check",
         "doctor",
+        "simulate",
         "bench",
         "logs",
         "key add",

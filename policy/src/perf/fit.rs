@@ -1,19 +1,22 @@
-//! A line that follows its timings as they come in.
+//! A line, or a plane, that follows its timings as they come in.
 //!
 //! Timings are kept by the octave of their work, a few of the newest for each. So a thousand decode steps do not
 //! drive out what is known about prompts, and old timings of a size go when new ones of that size come. Two things
 //! happen at a refit:
 //!
-//! 1. A first line goes through the octaves' medians, which a core that was taken away now and then does not move.
-//! 2. Timings far off that line, measured by what is usual, are left out; the rest give the line by least squares of
+//! 1. A first curve goes through the octaves' medians, which a core that was taken away now and then does not move.
+//! 2. Timings far off that curve, measured by what is usual, are left out; the rest give the curve by least squares of
 //!    the *relative* errors: a timer's noise grows with the time, and short and long passes matter alike.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::line::{Line, Sample};
+use super::line::{Curve, Line, Sample, r_squared};
 
 /// Timings kept for each octave of work.
 const KEPT_PER_OCTAVE: usize = 9;
+
+/// Octaves that are kept: of those of a plane, the ones with the oldest timings go.
+const MAX_OCTAVES: usize = 128;
 
 /// Timings after which a timing counts half.
 const HALF_LIFE: f64 = 1_024.0;
@@ -34,27 +37,49 @@ const OUTLIER_MEDIANS: f64 = 3.0 * 1.4826;
 const LEAST_TOLERANCE: f64 = 1e-6;
 
 #[derive(Debug, Clone, Copy)]
-struct Seen {
-    sample: Sample,
+struct Seen<W> {
+    sample: Sample<W>,
     /// How many timings came before it.
     number: u64,
 }
 
 /// See the module.
-#[derive(Debug, Clone, Default)]
-pub struct Fit {
-    octaves: BTreeMap<u32, VecDeque<Seen>>,
+#[derive(Debug, Clone)]
+pub struct Fit<C: Curve = Line> {
+    octaves: BTreeMap<C::Bucket, VecDeque<Seen<C::Work>>>,
     seen: u64,
-    line: Option<Line>,
+    curve: Option<C>,
     r_squared: f64,
     outliers: usize,
 }
 
-impl Fit {
+impl<C: Curve> Default for Fit<C> {
+    fn default() -> Self {
+        Self { octaves: BTreeMap::new(), seen: 0, curve: None, r_squared: 0.0, outliers: 0 }
+    }
+}
+
+impl Fit<Line> {
     /// Takes a timing in.
     pub fn observe(&mut self, work: f64, seconds: f64) {
-        let sample = Sample::new(work, seconds);
-        let octave = self.octaves.entry(octave(sample.work)).or_default();
+        self.take(Sample::new(work, seconds));
+    }
+
+    /// The line; `None` before the first timing.
+    #[must_use]
+    pub fn line(&self) -> Option<Line> {
+        self.curve
+    }
+}
+
+impl<C: Curve> Fit<C> {
+    /// Takes a timing in.
+    pub fn take(&mut self, sample: Sample<C::Work>) {
+        let key = C::bucket(sample.work);
+        if self.octaves.len() == MAX_OCTAVES && !self.octaves.contains_key(&key) {
+            self.forget_an_octave();
+        }
+        let octave = self.octaves.entry(key).or_default();
         if octave.len() == KEPT_PER_OCTAVE {
             octave.pop_front();
         }
@@ -65,10 +90,10 @@ impl Fit {
         }
     }
 
-    /// The line; `None` before the first timing.
+    /// The curve; `None` before the first timing.
     #[must_use]
-    pub fn line(&self) -> Option<Line> {
-        self.line
+    pub fn curve(&self) -> Option<C> {
+        self.curve
     }
 
     /// How much of the timings' variance the line explains, outliers left out: 0 to 1.
@@ -89,54 +114,51 @@ impl Fit {
         self.outliers
     }
 
+    fn forget_an_octave(&mut self) {
+        let newest = |octave: &VecDeque<Seen<C::Work>>| octave.back().map(|one| one.number);
+        let oldest = self.octaves.iter().min_by_key(|(_, octave)| newest(octave)).map(|(&key, _)| key);
+        oldest.map(|key| self.octaves.remove(&key));
+    }
+
     fn refit(&mut self) {
-        let seen: Vec<Seen> = self.octaves.values().flatten().copied().collect();
+        let seen: Vec<Seen<C::Work>> = self.octaves.values().flatten().copied().collect();
         let Some(first) = self.through_medians() else { return };
         let errors: Vec<f64> = seen.iter().map(|one| relative_error(first, one.sample)).collect();
         let tolerance = (median(&errors) * OUTLIER_MEDIANS).max(LEAST_TOLERANCE);
-        let kept: Vec<Seen> =
+        let kept: Vec<Seen<C::Work>> =
             seen.iter().zip(&errors).filter(|&(_, &error)| error <= tolerance).map(|(&one, _)| one).collect();
         let weighted =
             kept.iter().map(|one| (one.sample, self.weight(one) / square(first.at(one.sample.work))));
-        let line = Line::weighted(weighted).unwrap_or(first);
-        let samples: Vec<Sample> = kept.iter().map(|one| one.sample).collect();
-        self.r_squared = line.r_squared(&samples);
+        let curve = C::weighted(weighted).unwrap_or(first);
+        let samples: Vec<Sample<C::Work>> = kept.iter().map(|one| one.sample).collect();
+        self.r_squared = r_squared(curve, &samples);
         self.outliers = seen.len() - kept.len();
-        self.line = Some(line);
+        self.curve = Some(curve);
     }
 
-    /// A line through one timing of each octave: the one in the middle by its time for the work.
-    fn through_medians(&self) -> Option<Line> {
-        let medians: Vec<(Sample, f64)> =
+    /// A curve through one timing of each octave: the one in the middle by its time for the work.
+    fn through_medians(&self) -> Option<C> {
+        let medians: Vec<(Sample<C::Work>, f64)> =
             self.octaves.values().filter_map(|octave| self.middle(octave)).collect();
-        Line::weighted(medians.iter().copied())
+        C::weighted(medians.iter().copied())
     }
 
-    fn middle(&self, octave: &VecDeque<Seen>) -> Option<(Sample, f64)> {
-        let mut by_pace: Vec<&Seen> = octave.iter().collect();
-        by_pace.sort_unstable_by(|a, b| pace(a.sample).total_cmp(&pace(b.sample)));
+    fn middle(&self, octave: &VecDeque<Seen<C::Work>>) -> Option<(Sample<C::Work>, f64)> {
+        let mut by_pace: Vec<&Seen<C::Work>> = octave.iter().collect();
+        by_pace.sort_unstable_by(|a, b| C::pace(a.sample).total_cmp(&C::pace(b.sample)));
         let middle = by_pace.get(by_pace.len() / 2)?;
         let weights: f64 = octave.iter().map(|one| self.weight(one)).sum();
         Some((middle.sample, weights / square(middle.sample.seconds)))
     }
 
-    fn weight(&self, one: &Seen) -> f64 {
+    fn weight(&self, one: &Seen<C::Work>) -> f64 {
         let age = self.seen.saturating_sub(one.number) as f64;
         (-age / HALF_LIFE).exp2().max(LEAST_WEIGHT)
     }
 }
 
-/// Work of the same octave differs by less than a factor of two.
-fn octave(work: f64) -> u32 {
-    work.max(1.0).log2() as u32
-}
-
-fn pace(sample: Sample) -> f64 {
-    sample.seconds / sample.work.max(1.0)
-}
-
-fn relative_error(line: Line, sample: Sample) -> f64 {
-    let predicted = Sample::new(0.0, line.at(sample.work)).seconds;
+fn relative_error<C: Curve>(curve: C, sample: Sample<C::Work>) -> f64 {
+    let predicted = Sample::new(0.0, curve.at(sample.work)).seconds;
     (sample.seconds - predicted).abs() / predicted
 }
 

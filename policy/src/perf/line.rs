@@ -1,19 +1,38 @@
 //! Straight lines through timings: `seconds = alpha · work + beta`, neither of them negative (CaraServe §5, C-12).
 
+use std::fmt;
+
 /// Longest time that is taken in or predicted; keeps all arithmetic far from the ends of `f64`.
-const MAX_SECONDS: f64 = 1e9;
+pub(super) const MAX_SECONDS: f64 = 1e9;
 
 /// Shortest time a clock tells from nothing.
 const MIN_SECONDS: f64 = 1e-9;
 
 /// Most work that is taken in.
-const MAX_WORK: f64 = 1e19;
+pub(super) const MAX_WORK: f64 = 1e19;
+
+/// What times follow from work.
+pub trait Curve: Copy + fmt::Debug {
+    /// How much there is to do.
+    type Work: Copy + fmt::Debug;
+    /// Work of about the same size.
+    type Bucket: Copy + Ord + fmt::Debug;
+
+    /// Which of them it is.
+    fn bucket(work: Self::Work) -> Self::Bucket;
+    /// What timings of one bucket are compared by.
+    fn pace(sample: Sample<Self::Work>) -> f64;
+    /// The curve of least squares, each sample with a positive weight; `None` without samples.
+    fn weighted(samples: impl Iterator<Item = (Sample<Self::Work>, f64)> + Clone) -> Option<Self>;
+    /// Seconds that `work` takes: finite and not negative.
+    fn at(self, work: Self::Work) -> f64;
+}
 
 /// One timing.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Sample {
+pub struct Sample<W = f64> {
     /// How much there was to do.
-    pub work: f64,
+    pub work: W,
     /// How long it took.
     pub seconds: f64,
 }
@@ -40,11 +59,11 @@ impl Line {
     /// say nothing about `beta`: the line then goes through zero.
     #[must_use]
     pub fn least_squares(samples: &[Sample]) -> Option<Self> {
-        Self::weighted(samples.iter().map(|&sample| (sample, 1.0)))
+        Self::of_weighted(samples.iter().map(|&sample| (sample, 1.0)))
     }
 
     /// As [`least_squares`](Self::least_squares), each sample with a positive weight.
-    pub(super) fn weighted(samples: impl Iterator<Item = (Sample, f64)> + Clone) -> Option<Self> {
+    pub(super) fn of_weighted(samples: impl Iterator<Item = (Sample, f64)> + Clone) -> Option<Self> {
         let (mut weights, mut works, mut times) = (0.0, 0.0, 0.0);
         for (Sample { work, seconds }, weight) in samples.clone() {
             weights += weight;
@@ -86,18 +105,55 @@ impl Line {
     /// The part of the samples' variance that the line explains, from 0 (no better than their mean) to 1.
     #[must_use]
     pub fn r_squared(self, samples: &[Sample]) -> f64 {
-        let mean = samples.iter().map(|sample| sample.seconds).sum::<f64>() / samples.len().max(1) as f64;
-        let sum_of = |error: &dyn Fn(&Sample) -> f64| samples.iter().map(|s| error(s).powi(2)).sum::<f64>();
-        let unexplained = sum_of(&|sample| sample.seconds - self.at(sample.work));
-        let variance = sum_of(&|sample| sample.seconds - mean);
-        if unexplained <= f64::MIN_POSITIVE {
-            return 1.0;
-        }
-        if variance <= 0.0 {
-            return 0.0;
-        }
-        (1.0 - unexplained / variance).clamp(0.0, 1.0)
+        r_squared(self, samples)
     }
+}
+
+impl<const N: usize> Sample<[f64; N]> {
+    /// A timing of several kinds of work at once, each brought to what can be.
+    #[must_use]
+    pub fn of_terms(terms: [f64; N], seconds: f64) -> Self {
+        let seconds = within(seconds, MIN_SECONDS, MAX_SECONDS);
+        Self { work: terms.map(|term| within(term, 0.0, MAX_WORK)), seconds }
+    }
+}
+
+impl Curve for Line {
+    type Work = f64;
+    type Bucket = u32;
+
+    /// Work of the same octave differs by less than a factor of two.
+    fn bucket(work: f64) -> u32 {
+        work.max(1.0).log2() as u32
+    }
+
+    fn pace(sample: Sample) -> f64 {
+        sample.seconds / sample.work.max(1.0)
+    }
+
+    fn weighted(samples: impl Iterator<Item = (Sample, f64)> + Clone) -> Option<Self> {
+        Self::of_weighted(samples)
+    }
+
+    fn at(self, work: f64) -> f64 {
+        Self::at(self, work)
+    }
+}
+
+/// The part of the samples' variance that a curve explains, from 0 (no better than their mean) to 1. Of samples that the
+/// curve was not drawn through, it says how well the curve foretells.
+#[must_use]
+pub fn r_squared<C: Curve>(curve: C, samples: &[Sample<C::Work>]) -> f64 {
+    let mean = samples.iter().map(|sample| sample.seconds).sum::<f64>() / samples.len().max(1) as f64;
+    let unexplained: f64 = samples.iter().map(|s| (s.seconds - curve.at(s.work)).powi(2)).sum();
+    let variance: f64 = samples.iter().map(|s| (s.seconds - mean).powi(2)).sum();
+    if unexplained <= f64::MIN_POSITIVE {
+        return 1.0;
+    }
+    if variance <= 0.0 {
+        return 0.0;
+    }
+    (1.0 - unexplained / variance).clamp(0.0, 1.0)
 }
 
 /// `number`, or the end of `low..=high` that is nearer; `low` for what is no number.

@@ -1,4 +1,7 @@
-//! What the cache's decisions take on this machine, with a tree as large as it gets (E-17).
+//! What decisions take on this machine: the cache's, with a tree as large as it gets (E-17), and the choice among executors
+//! (`decision`).
+
+mod decision;
 
 use std::{
     io::Write,
@@ -15,7 +18,7 @@ use crate::{
     workload::{Adapter, Shares, Workload},
 };
 
-/// Times of the cache's own work.
+/// Times of the cache's own work, and of a choice among executors.
 #[derive(Debug, Args)]
 pub(super) struct Bench {
     /// Blocks of the device, all of which the tree knows.
@@ -24,6 +27,12 @@ pub(super) struct Bench {
     /// Who leaves first.
     #[arg(long, default_value = "elora")]
     variant: Variant,
+    /// Executors that are chosen among.
+    #[arg(long, default_value_t = 60)]
+    executors: usize,
+    /// Adapters that each of them knows.
+    #[arg(long, default_value_t = 1000)]
+    adapters: usize,
 }
 
 const BLOCK_TOKENS: usize = 16;
@@ -32,6 +41,8 @@ const ADAPTERS: usize = 100;
 const KNOWN_BLOCKS: usize = 64;
 const NEW_BLOCKS: usize = 8;
 const ROUNDS: u64 = 2000;
+/// Choices among executors that are timed.
+const DECISIONS: usize = 20_000;
 
 impl Bench {
     pub(super) fn run(&self, out: &mut impl Write) -> Result<(), CommandError> {
@@ -51,6 +62,19 @@ impl Bench {
                 "evict_us_per_block": microseconds(evicted) / NEW_BLOCKS as f64,
                 "advance_us": microseconds(advanced),
                 "evaluate_us_per_node": microseconds(reviewed),
+            }),
+        )?;
+        if self.adapters == 0 {
+            return Err(CommandError::Option("--adapters"));
+        }
+        let [median, p99] = decision::measure(self.executors, self.adapters, DECISIONS);
+        print(
+            out,
+            &json!({
+                "executors": self.executors,
+                "adapters": self.adapters,
+                "choice_us": microseconds(median),
+                "choice_p99_us": microseconds(p99),
             }),
         )
     }

@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::json;
 
-use super::{CommandError, Options, fleet, print};
+use super::{CommandError, Options, print, side_by_side};
 use crate::{
     chart::{self, Bar},
     report::Report,
@@ -90,10 +90,10 @@ impl Compare {
         let variants = if self.variants.is_empty() { Variant::ALL.to_vec() } else { self.variants.clone() };
         print(out, &json!({ "settings": self.options.header()?, "seeds": self.seeds }))?;
         let of = |variant: &Variant| {
-            fleet::seeds(&Options { variant: *variant, ..self.options.clone() }, self.seeds)
+            side_by_side::seeds(&Options { variant: *variant, ..self.options.clone() }, self.seeds)
         };
         let jobs: Vec<Options> = variants.iter().flat_map(of).collect();
-        let reports = fleet::reports(&jobs)?;
+        let reports = side_by_side::reports(&jobs)?;
         if self.each {
             for (job, report) in jobs.iter().zip(&reports) {
                 print(out, &json!({ "variant": job.variant.name(), "seed": job.seed, "report": report }))?;

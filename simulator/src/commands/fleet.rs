@@ -1,36 +1,268 @@
-//! Many runs at once, in an order that does not depend on which ends first.
+//! Several executors behind one gateway, with every policy on the same requests (C-23).
 
-use std::{
-    sync::{Mutex, PoisonError, atomic::AtomicUsize, atomic::Ordering::Relaxed},
-    thread,
+use std::{fs, io::Write, path::PathBuf, time::Duration};
+
+use clap::{Args, ValueEnum};
+use policy::{
+    batch::BatchLimits,
+    perf::{
+        line::Line,
+        plane::Plane,
+        serving::{ColdStart, LoraForm, ServingModel},
+    },
+    routing::{Policy, Slo},
+};
+use serde_json::{Map, Value, json};
+
+use super::{
+    CommandError,
+    compare::{Estimate, Ratio},
+    print, side_by_side,
+};
+use crate::{
+    chart::{self, Bar},
+    fleet::{
+        self, FleetSetup, Prompts, SECOND, ServerSetup,
+        load::{Arrivals, FleetLoad},
+        summary::Summary,
+    },
+    workload::popularity::Popularity,
 };
 
-use super::{CommandError, Options};
-use crate::report::Report;
-
-/// Runs all of them, on as many threads as there are cores.
-pub(super) fn reports(jobs: &[Options]) -> Result<Vec<Report>, CommandError> {
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(jobs.len());
-    let next = AtomicUsize::new(0);
-    let done = Mutex::new(Vec::new());
-    thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                while let Some((index, job)) =
-                    Some(next.fetch_add(1, Relaxed)).and_then(|at| Some((at, jobs.get(at)?)))
-                {
-                    let report = job.report();
-                    done.lock().unwrap_or_else(PoisonError::into_inner).push((index, report));
-                }
-            });
-        }
-    });
-    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    done.sort_by_key(|(index, _)| *index);
-    done.into_iter().map(|(_, report)| report).collect()
+/// How deltas of different ranks are computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, serde::Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Kernel {
+    /// Punica's BGMV: every row at the largest rank.
+    Padded,
+    /// S-LoRA's MBGMV, and ours: each at its own.
+    TrueRank,
 }
 
-/// The same with each of so many seeds, from its own on.
-pub(super) fn seeds(options: &Options, count: u64) -> Vec<Options> {
-    (options.seed..options.seed + count).map(|seed| Options { seed, ..options.clone() }).collect()
+impl Kernel {
+    /// Llama2-7B on an A10: decode through the two points of CaraServe's Fig. 5, 24 requests of rank 32 and 16 of rank 64. A
+    /// pass over a short prompt reads the same weights as a step; 0.22 ms for a token are 14 GFLOP at half of 125 TFLOP/s.
+    fn model(self, prompts: Prompts) -> ServingModel {
+        const FREE: Line = Line { alpha: 0.0, beta: 0.0 };
+        let (form, step_s, rank_s) = match self {
+            Self::Padded => (LoraForm::Padded, 31.8e-3, 1.0e-3 / 256.0),
+            Self::TrueRank => (LoraForm::TrueRank, 33.5e-3, 0.6e-3 / 256.0),
+        };
+        let pass_s = if prompts == Prompts::Preempt { step_s } else { 0.0 };
+        ServingModel {
+            form,
+            decode: Plane { seconds_each: [step_s, 0.0, 0.0, rank_s] },
+            // What a rank costs a row it costs a token of a prompt at a third: its factors are read once.
+            prefill: Plane { seconds_each: [pass_s, 0.22e-3, rank_s / 3.0] },
+            link: FREE,
+            store: FREE,
+            cold: ColdStart::Assisted,
+        }
+    }
+}
+
+/// Several executors behind one gateway, with every policy on the same requests (C-23).
+#[derive(Debug, Args)]
+pub(super) struct Fleet {
+    /// Executors.
+    #[arg(long, default_value_t = 60)]
+    executors: usize,
+    /// Requests a second.
+    #[arg(long, default_value_t = 340.0, value_name = "PER_S")]
+    rate: f64,
+    /// Seconds in which requests arrive.
+    #[arg(long, default_value_t = 300.0, value_name = "S")]
+    duration: f64,
+    /// Seconds whose requests are not measured.
+    #[arg(long, default_value_t = 30.0, value_name = "S")]
+    warmup: f64,
+    /// No more requests than these.
+    #[arg(long, default_value_t = usize::MAX, hide_default_value = true)]
+    max_requests: usize,
+    /// Adapters.
+    #[arg(long, default_value_t = 40_000)]
+    adapters: usize,
+    /// How often each adapter is asked for: uniform, zipf:S or maf.
+    #[arg(long, default_value = "maf")]
+    popularity: Popularity,
+    /// When requests come.
+    #[arg(long, value_enum, default_value = "minutes")]
+    arrivals: Arrivals,
+    /// Ranks of adapters, all alike often.
+    #[arg(long, value_delimiter = ',', default_values_t = [8, 16, 32, 64, 128])]
+    ranks: Vec<u32>,
+    /// The time for a token that one request alone takes in HF-PEFT, in milliseconds.
+    #[arg(long, default_value_t = 35.0, value_name = "MS")]
+    peft_ms: f64,
+    /// The promise, in times of that.
+    #[arg(long, default_value_t = 1.5)]
+    slo: f64,
+    /// Requests that an executor runs together.
+    #[arg(long, default_value_t = 32)]
+    places: usize,
+    /// Whether prompts have passes of their own or are computed beside those that decode.
+    #[arg(long, value_enum, default_value = "preempt")]
+    prompts: Prompts,
+    /// How deltas of different ranks are computed.
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = [Kernel::TrueRank, Kernel::Padded])]
+    kernels: Vec<Kernel>,
+    /// Those to compare; all by default. The first is what the others are compared with.
+    #[arg(long, value_delimiter = ',', default_values_t = Policy::ALL)]
+    policies: Vec<Policy>,
+    /// Where all random numbers come from.
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Seeds, from --seed on.
+    #[arg(long, default_value_t = 20)]
+    seeds: u64,
+    /// Draws the mean time for a token of each policy with the first kernel.
+    #[arg(long, value_name = "PATH")]
+    chart: Option<PathBuf>,
+}
+
+/// A figure's name, and the figure.
+type Figure = (&'static str, fn(&Summary) -> f64);
+
+const FIGURES: [Figure; 10] = [
+    ("attainment", |summary| summary.attainment),
+    ("attainment_8", |summary| summary.attainment_8),
+    ("tpot_ms", |summary| summary.tpot_ms),
+    ("tpot_p50_ms", |summary| summary.tpot_p50_ms),
+    ("tpot_p99_ms", |summary| summary.tpot_p99_ms),
+    ("ttft_ms", |summary| summary.ttft_ms),
+    ("ttft_p99_ms", |summary| summary.ttft_p99_ms),
+    ("latency_ms", |summary| summary.latency_ms),
+    ("unanswered", |summary| summary.unanswered as f64),
+    ("requests", |summary| summary.requests as f64),
+];
+
+/// One run.
+#[derive(Debug, Clone, Copy)]
+struct Job {
+    kernel: Kernel,
+    policy: Policy,
+    seed: u64,
+}
+
+impl Fleet {
+    pub(super) fn run(&self, out: &mut impl Write) -> Result<(), CommandError> {
+        self.validate()?;
+        print(out, &json!({ "settings": self.header(), "seeds": self.seeds }))?;
+        for (index, &kernel) in self.kernels.iter().enumerate() {
+            let seeds = self.seed..self.seed + self.seeds;
+            let of = |&policy: &Policy| seeds.clone().map(move |seed| Job { kernel, policy, seed });
+            let jobs: Vec<Job> = self.policies.iter().flat_map(of).collect();
+            let summaries = side_by_side::all(&jobs, |job| Ok(self.summary(*job)))?;
+            let by_policy: Vec<&[Summary]> = summaries.chunks(self.seeds as usize).collect();
+            for (policy, of_policy) in self.policies.iter().zip(&by_policy) {
+                print(out, &line(kernel, *policy, of_policy, by_policy[0]))?;
+            }
+            if let Some(path) = self.chart.as_ref().filter(|_| index == 0) {
+                fs::write(path, self.draw(kernel, &by_policy))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn validate(&self) -> Result<(), CommandError> {
+        let positive = [
+            ("--executors", self.executors as f64),
+            ("--rate", self.rate),
+            ("--duration", self.duration),
+            ("--adapters", self.adapters as f64),
+            ("--peft-ms", self.peft_ms),
+            ("--slo", self.slo),
+            ("--places", self.places as f64),
+            ("--seeds", self.seeds as f64),
+            ("--ranks", self.ranks.len() as f64),
+            ("--policies", self.policies.len() as f64),
+        ];
+        let bad = positive.into_iter().find(|(_, value)| !value.is_finite() || *value <= 0.0);
+        bad.map_or(Ok(()), |(name, _)| Err(CommandError::Option(name)))
+    }
+
+    fn slo(&self) -> Slo {
+        Slo { ttft_us: None, tpot_us: Some((self.peft_ms * self.slo * 1e3) as u64) }
+    }
+
+    fn summary(&self, job: Job) -> Summary {
+        let load = FleetLoad {
+            arrivals: self.arrivals,
+            adapters: self.adapters,
+            popularity: self.popularity,
+            ranks: self.ranks.clone(),
+            per_s: self.rate,
+            length: Duration::from_secs_f64(self.duration),
+            max_requests: self.max_requests,
+            tenants: 1,
+        };
+        let requests = load.make(job.seed);
+        let server = ServerSetup {
+            model: job.kernel.model(self.prompts),
+            costs: None,
+            prompts: self.prompts,
+            limits: BatchLimits { max_running: self.places, chunk_tokens: 2048, scored_tokens: 1 },
+            adapter_slots: usize::MAX,
+            rank_bytes: 0,
+            kv_tokens: u64::MAX,
+        };
+        let setup = FleetSetup {
+            servers: vec![server; self.executors],
+            policy: job.policy,
+            slo: self.slo(),
+            weights: Vec::new(),
+            seed: job.seed,
+        };
+        let outcomes = fleet::run(&setup, &requests);
+        Summary::of(&requests, &outcomes, (self.warmup * SECOND as f64) as u64, &self.slo(), 0.0)
+    }
+
+    fn header(&self) -> Value {
+        json!({
+            "executors": self.executors,
+            "rate_per_s": self.rate,
+            "duration_s": self.duration,
+            "warmup_s": self.warmup,
+            "adapters": self.adapters,
+            "popularity": self.popularity.to_string(),
+            "arrivals": self.arrivals,
+            "ranks": self.ranks,
+            "slo_ms": self.peft_ms * self.slo,
+            "places": self.places,
+            "prompts": self.prompts,
+            "seed": self.seed,
+        })
+    }
+
+    fn draw(&self, kernel: Kernel, by_policy: &[&[Summary]]) -> String {
+        let bar = |(policy, summaries): (&Policy, &&[Summary])| {
+            let values: Vec<f64> = summaries.iter().map(|summary| summary.tpot_ms).collect();
+            let Estimate { mean, half_interval } = Estimate::of(&values);
+            Bar { name: policy.name().to_owned(), value: mean, half_interval }
+        };
+        let bars: Vec<Bar> = self.policies.iter().zip(by_policy).map(bar).collect();
+        let title = format!(
+            "{} executors, {} requests/s, {} kernel, {} seeds",
+            self.executors,
+            self.rate,
+            if kernel == Kernel::Padded { "padded" } else { "true-rank" },
+            self.seeds
+        );
+        chart::bars(&title, "mean time for a token, ms", &bars)
+    }
+}
+
+/// The figures of a policy, and how many times the first policy's they are.
+fn line(kernel: Kernel, policy: Policy, summaries: &[Summary], first: &[Summary]) -> Value {
+    let values =
+        |of: &[Summary], figure: fn(&Summary) -> f64| -> Vec<f64> { of.iter().map(figure).collect() };
+    let mut line = Map::new();
+    line.insert("kernel".to_owned(), json!(kernel));
+    line.insert("policy".to_owned(), json!(policy.name()));
+    for (name, figure) in FIGURES {
+        line.insert(name.to_owned(), json!(Estimate::of(&values(summaries, figure))));
+    }
+    let tpot = |of| values(of, |summary| summary.tpot_ms);
+    line.insert("tpot_ratio".to_owned(), json!(Ratio::of(&tpot(summaries), &tpot(first))));
+    line.into()
 }

@@ -6,7 +6,7 @@ use cache::replacement::Variant;
 use clap::Args;
 use serde_json::json;
 
-use super::{CommandError, Options, compare::Estimate, fleet, print};
+use super::{CommandError, Options, compare::Estimate, print, side_by_side};
 use crate::chart::{self, Line};
 
 /// A fixed share for adapters, from a twentieth to a half of the device.
@@ -69,7 +69,7 @@ impl Knee {
     }
 
     fn estimate(&self, options: &Options) -> Result<Estimate, CommandError> {
-        let reports = fleet::reports(&fleet::seeds(options, self.seeds))?;
+        let reports = side_by_side::reports(&side_by_side::seeds(options, self.seeds))?;
         Ok(Estimate::of(&reports.iter().map(|report| report.ttft_ms.mean).collect::<Vec<_>>()))
     }
 }

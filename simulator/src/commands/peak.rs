@@ -6,7 +6,7 @@ use cache::replacement::Variant;
 use clap::Args;
 use serde_json::json;
 
-use super::{CommandError, Options, fleet, print};
+use super::{CommandError, Options, print, side_by_side};
 use crate::statistics::mean;
 
 /// The highest rate at which the mean time to the first token is below a limit.
@@ -67,8 +67,8 @@ impl Peak {
     }
 
     fn holds(&self, options: &Options, rate: f64) -> Result<bool, CommandError> {
-        let jobs = fleet::seeds(&Options { rate, ..options.clone() }, self.seeds);
-        let ttft: Vec<f64> = fleet::reports(&jobs)?.iter().map(|report| report.ttft_ms.mean).collect();
+        let jobs = side_by_side::seeds(&Options { rate, ..options.clone() }, self.seeds);
+        let ttft: Vec<f64> = side_by_side::reports(&jobs)?.iter().map(|report| report.ttft_ms.mean).collect();
         Ok(mean(&ttft) < self.limit)
     }
 }

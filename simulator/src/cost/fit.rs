@@ -1,5 +1,7 @@
 //! Fits the times of a cost model to what was measured: least squares of relative errors, and no time below 0.
 
+use policy::perf::plane::nonnegative;
+
 use super::{CostModel, TERMS, Work};
 
 /// Something that was timed, and what it did.
@@ -61,82 +63,25 @@ impl CostModel {
 
     /// The same with as many free tokens as it has: all else is linear.
     fn fitted_linear(self, observed: &[Observed]) -> Option<Self> {
-        let equations: Vec<Equation> =
-            observed.iter().map(|one| one.terms(self.free_tokens).map(|term| term / one.seconds)).collect();
-        let mut active: Vec<usize> = (0..ALL).collect();
-        loop {
-            let found = least_squares(&equations, &active)?;
-            let least = (0..active.len()).min_by(|&a, &b| found[a].total_cmp(&found[b]))?;
-            if found[least] < 0.0 {
-                // A term that takes time away is noise: the others do without it.
-                active.remove(least);
-                continue;
-            }
-            let mut times = [0.0; ALL];
-            active.iter().zip(found).for_each(|(&term, time)| times[term] = time);
-            let [
-                request_s,
-                step_s,
-                batch_s,
-                prefill_token_s,
-                prefill_pair_s,
-                decode_sequence_s,
-                context_token_s,
-            ] = times;
-            return Some(Self {
-                request_s,
-                step_s,
-                batch_s,
-                prefill_token_s,
-                prefill_pair_s,
-                decode_sequence_s,
-                context_token_s,
-                ..self
-            });
-        }
+        // Terms as shares of the time that was seen: with the right costs they sum to 1.
+        let row = |one: &Observed| {
+            one.terms(self.free_tokens).map(|term| term / one.seconds).into_iter().chain([1.0]).collect()
+        };
+        let rows: Vec<Vec<f64>> = observed.iter().map(row).collect();
+        let times: [f64; ALL] = nonnegative(&rows, 0.0)?.try_into().ok()?;
+        let [request_s, step_s, batch_s, prefill_token_s, prefill_pair_s, decode_sequence_s, context_token_s] =
+            times;
+        Some(Self {
+            request_s,
+            step_s,
+            batch_s,
+            prefill_token_s,
+            prefill_pair_s,
+            decode_sequence_s,
+            context_token_s,
+            ..self
+        })
     }
-}
-
-/// Terms as shares of the time that was seen: with the right costs they sum to 1.
-type Equation = [f64; ALL];
-
-/// The costs of the `active` terms whose sums differ least from 1.
-fn least_squares(equations: &[Equation], active: &[usize]) -> Option<Vec<f64>> {
-    let n = active.len();
-    let largest = |&term: &usize| equations.iter().map(|equation| equation[term]).fold(0.0, f64::max);
-    let scales: Vec<f64> = active.iter().map(largest).collect();
-    if scales.contains(&0.0) {
-        return None;
-    }
-    // The normal equations, the right side last.
-    let mut rows = vec![vec![0.0; n + 1]; n];
-    for equation in equations {
-        let scaled: Vec<f64> =
-            active.iter().zip(&scales).map(|(&term, scale)| equation[term] / scale).collect();
-        for (row, left) in rows.iter_mut().zip(&scaled) {
-            row.iter_mut().zip(scaled.iter().chain([&1.0])).for_each(|(cell, right)| *cell += left * right);
-        }
-    }
-    let solved = solve(rows)?;
-    Some(solved.iter().zip(&scales).map(|(cost, scale)| cost / scale).collect())
-}
-
-/// Gauss and Jordan, with the largest pivot of each column.
-fn solve(mut rows: Vec<Vec<f64>>) -> Option<Vec<f64>> {
-    let n = rows.len();
-    for column in 0..n {
-        let pivot = (column..n).max_by(|&a, &b| rows[a][column].abs().total_cmp(&rows[b][column].abs()))?;
-        rows.swap(column, pivot);
-        let pivot = rows[column].clone();
-        if pivot[column].abs() < 1e-9 {
-            return None;
-        }
-        for (_, row) in rows.iter_mut().enumerate().filter(|(index, _)| *index != column) {
-            let factor = row[column] / pivot[column];
-            row.iter_mut().zip(&pivot).for_each(|(cell, pivot)| *cell -= factor * pivot);
-        }
-    }
-    Some((0..n).map(|index| rows[index][n] / rows[index][index]).collect())
 }
 
 #[cfg(test)]

@@ -70,6 +70,46 @@ impl Demand {
         }
     }
 
+    /// As counts by the minute tell of them, which is all that MAF 2019 has: the rates of all and of each adapter move every
+    /// minute, and within it arrivals are independent of each other.
+    #[must_use]
+    pub fn minutes(&self, seed: u64) -> Vec<Arrival> {
+        let epochs = self.epochs(seed);
+        let (carried, of_all, of_each) = MINUTES;
+        let common = modulation(&mut Stream::new(seed, "minutes", 0), epochs.len(), carried, of_all);
+        let own: Vec<Vec<f64>> = (0..self.adapters)
+            .map(|adapter| {
+                let mut stream = Stream::new(seed, "own minutes", adapter as u64);
+                modulation(&mut stream, epochs.len(), carried, of_each)
+            })
+            .collect();
+        let (mut stream, mut arrivals) = (Stream::new(seed, "arrivals", 0), Vec::new());
+        for (minute, (shares, common)) in epochs.iter().zip(common).enumerate() {
+            let mut sum = 0.0;
+            let sums: Vec<f64> = shares
+                .iter()
+                .zip(&own)
+                .map(|(share, own)| {
+                    sum += share * own[minute];
+                    sum
+                })
+                .collect();
+            let start = minute as f64 * EPOCH_S;
+            let end = (start + EPOCH_S).min(self.end.as_secs_f64());
+            let mut at = start;
+            loop {
+                at += stream.exponential() / (self.per_s * common);
+                if at >= end {
+                    break;
+                }
+                let place = stream.uniform() * sum;
+                let adapter = sums.partition_point(|sum| *sum <= place).min(self.adapters - 1);
+                arrivals.push(Arrival { at: Duration::from_secs_f64(at), adapter });
+            }
+        }
+        arrivals
+    }
+
     /// Each adapter by itself: gaps of a gamma law whose variation is drawn for it, at a rate that moves every minute.
     #[must_use]
     pub fn bursts(&self, seed: u64) -> Vec<Arrival> {
@@ -159,6 +199,24 @@ mod tests {
         assert!((mean / 1200.0 - 1.0).abs() < 0.25, "{mean}");
         let (_, of_poisson) = per_minute(&DEMAND.poisson(3));
         assert!(dispersion > 5.0 && of_poisson < 2.0, "{dispersion} {of_poisson}");
+    }
+
+    #[test]
+    fn by_the_minute_rates_move_and_within_a_minute_nothing_is_bunched() {
+        let arrivals = DEMAND.minutes(3);
+        let rate = arrivals.len() as f64 / 3000.0;
+        assert!((rate / 20.0 - 1.0).abs() < 0.15, "{rate}");
+        let counts = |seconds: u64, from: u64, to: u64| {
+            let mut counts = vec![0.0_f64; ((to - from) / seconds) as usize];
+            let within =
+                arrivals.iter().map(|arrival| arrival.at.as_secs()).filter(|at| (from..to).contains(at));
+            within.for_each(|at| counts[((at - from) / seconds) as usize] += 1.0);
+            let mean = counts.iter().sum::<f64>() / counts.len() as f64;
+            counts.iter().map(|count| (count - mean).powi(2)).sum::<f64>() / counts.len() as f64 / mean
+        };
+        assert!(counts(60, 0, 3000) > 5.0, "minutes differ");
+        let within: f64 = (0..50).map(|minute| counts(1, minute * 60, minute * 60 + 60)).sum::<f64>() / 50.0;
+        assert!((0.8..1.2).contains(&within), "{within}");
     }
 
     #[test]

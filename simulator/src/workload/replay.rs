@@ -27,12 +27,21 @@ const MAX_TOKENS: (usize, usize) = (2048, 512);
 /// A line of the trace: seconds since midnight, and tokens.
 type Row = (f64, usize, usize);
 
-/// Makes a workload of a trace, with arrivals in proportion to those of the file at the rate that the recipe asks for; its
-/// scenario plays no part.
+/// Requests a second of a trace.
 ///
 /// # Errors
-/// The file is not there, or no trace.
-pub fn replay(path: &Path, recipe: &Recipe, seed: u64) -> Result<Workload, TraceError> {
+/// As of [`replay`].
+pub fn rate(path: &Path) -> Result<f64, TraceError> {
+    Ok(rate_of(&read(path)?))
+}
+
+fn rate_of(rows: &[Row]) -> f64 {
+    let seconds = rows.last().map_or(0.0, |last| last.0) - rows.first().map_or(0.0, |first| first.0);
+    rows.len() as f64 / seconds.max(1.0)
+}
+
+/// At least one row.
+fn read(path: &Path) -> Result<Vec<Row>, TraceError> {
     let name = path.display().to_string();
     let text = fs::read_to_string(path).map_err(|error| TraceError::Read(name.clone(), error))?;
     let lines = text.lines().enumerate().skip(1).filter(|(_, line)| !line.is_empty());
@@ -41,15 +50,25 @@ pub fn replay(path: &Path, recipe: &Recipe, seed: u64) -> Result<Workload, Trace
             parse(line).ok_or_else(|| TraceError::Line { path: name.clone(), line: index + 1 })
         })
         .collect::<Result<_, _>>()?;
-    let (Some(first), Some(last)) = (rows.first(), rows.last()) else {
-        return Err(TraceError::Line { path: name, line: 2 });
-    };
-    let scale = rows.len() as f64 / (last.0 - first.0).max(1.0) / recipe.per_s;
+    match rows.is_empty() {
+        true => Err(TraceError::Line { path: name, line: 2 }),
+        false => Ok(rows),
+    }
+}
+
+/// Makes a workload of a trace, with arrivals in proportion to those of the file at the rate that the recipe asks for; its
+/// scenario plays no part.
+///
+/// # Errors
+/// The file is not there, or no trace.
+pub fn replay(path: &Path, recipe: &Recipe, seed: u64) -> Result<Workload, TraceError> {
+    let rows = read(path)?;
+    let (begin, scale) = (rows[0].0, rate_of(&rows) / recipe.per_s);
     let mut stream = Stream::new(seed, "replay", 0);
     let shares = recipe.popularity.shares(recipe.adapters, &mut stream);
     let divided = |tokens: usize| ((tokens as f64 / recipe.length_divisor).round() as usize).max(1);
     let conversations = rows.iter().enumerate().map(|(number, &(at, prompt, reply))| Conversation {
-        start: Duration::from_secs_f64((at - first.0).max(0.0) * scale),
+        start: Duration::from_secs_f64((at - begin).max(0.0) * scale),
         adapter: popularity::pick(&shares, stream.uniform()),
         system: 0,
         content: number as u64,

@@ -1,0 +1,133 @@
+//! `holobiont simulate`: what a load would see on a number of executors, and how many it needs. `holobiont-simulator` computes
+//! it; what the deployment says of an executor is told to it from here.
+
+use std::{ffi::OsString, io, os::unix::process::CommandExt as _, path::PathBuf, process::Command};
+
+use crate::{
+    deployment::{
+        config::{Config, ConfigError},
+        sibling,
+    },
+    exit::{Exit, Explain},
+};
+
+/// The program that simulates.
+const SIMULATOR: &str = "holobiont-simulator";
+
+/// Arguments of `simulate`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct SimulateArguments {
+    /// Deployment file; without it, what the environment and the defaults describe
+    #[arg(value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The load: a trace (CSV) as Azure's of 2023
+    #[arg(long, value_name = "FILE")]
+    trace: PathBuf,
+    /// What steps take on one executor, as `scripts/bench costs` finds it
+    #[arg(long, value_name = "FILE")]
+    costs: PathBuf,
+    /// Executors
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    executors: usize,
+    /// Requests a second; as in the trace without it
+    #[arg(long, value_name = "PER_S")]
+    rate: Option<f64>,
+    /// How soon first tokens are to come
+    #[arg(long, value_name = "MS", default_value_t = 1000.0)]
+    ttft_ms: f64,
+    /// How long each token after it may take
+    #[arg(long, value_name = "MS", default_value_t = 100.0)]
+    tpot_ms: f64,
+    /// Other options of `holobiont-simulator forecast`
+    #[arg(last = true, value_name = "OPTION")]
+    more: Vec<OsString>,
+}
+
+/// Why nothing was simulated.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SimulateError {
+    /// The deployment file is wrong.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// The program is not there.
+    #[error("there is no {SIMULATOR} beside this program or on PATH")]
+    NoSimulator,
+    /// It does not start.
+    #[error("cannot start {}", program.display())]
+    Run {
+        /// The program.
+        program: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl Explain for SimulateError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Config(error) => error.exit(),
+            Self::NoSimulator => Exit::NotFound,
+            Self::Run { .. } => Exit::Failed,
+        }
+    }
+
+    fn next(&self) -> Option<String> {
+        match self {
+            Self::Config(error) => error.next(),
+            Self::NoSimulator => Some("cargo build --release -p simulator".into()),
+            Self::Run { .. } => None,
+        }
+    }
+}
+
+/// Becomes the simulator: returns only if that cannot be.
+pub(crate) fn run(arguments: &SimulateArguments) -> Result<(), SimulateError> {
+    let config = Config::layered(Config::default(), arguments.config.as_deref())?;
+    let program = sibling::find(SIMULATOR).ok_or(SimulateError::NoSimulator)?;
+    let source = Command::new(&program).args(command(arguments, &config)).exec();
+    Err(SimulateError::Run { program, source })
+}
+
+fn command(arguments: &SimulateArguments, config: &Config) -> Vec<OsString> {
+    let number = |number: f64| Some(number.to_string().into());
+    let options: [(&str, Option<OsString>); 8] = [
+        ("--trace", Some(arguments.trace.clone().into())),
+        ("--costs", Some(arguments.costs.clone().into())),
+        ("--executors", Some(arguments.executors.to_string().into())),
+        ("--rate", arguments.rate.and_then(number)),
+        ("--ttft-ms", number(arguments.ttft_ms)),
+        ("--tpot-ms", number(arguments.tpot_ms)),
+        ("--max-running", config.executor.max_running.map(|count| count.to_string().into())),
+        ("--chunk-tokens", config.executor.chunk_tokens.map(|count| count.to_string().into())),
+    ];
+    let mut words = vec![OsString::from("forecast")];
+    for (flag, value) in options {
+        words.extend(value.into_iter().flat_map(|value| [flag.into(), value]));
+    }
+    words.extend(arguments.more.iter().cloned());
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: SimulateArguments,
+    }
+
+    #[test]
+    fn the_simulator_is_told_what_the_deployment_says_of_an_executor() {
+        let line =
+            ["simulate", "--trace", "t.csv", "--costs", "c.json", "--executors", "3", "--", "--seed", "7"];
+        let config = Config::parse("[executor]\nmax_running = 8").unwrap();
+        let words = command(&Line::parse_from(line).arguments, &config);
+        let expected = "forecast --trace t.csv --costs c.json --executors 3 --ttft-ms 1000 --tpot-ms 100 \
+                        --max-running 8 --seed 7";
+        assert_eq!(words.join(&OsString::from(" ")), OsString::from(expected));
+    }
+}

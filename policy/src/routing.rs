@@ -1,0 +1,216 @@
+//! Which executor a request goes to (CaraServe §5, Algorithm 1; C-13 to C-16).
+//!
+//! A request and a snapshot of all executors go in, a choice with its forecast comes out. The same snapshot gives the same
+//! choice, in whatever order the candidates stand.
+//!
+//! # Layout
+//!
+//! - here: what is asked, who could take it, and the policies.
+//! - `score`: what Algorithm 1 makes of a candidate, as printed and mended; forecasts.
+//! - [`ledger`]: how the load of an executor is kept, request by request.
+//! - [`promise`]: whether a forecast keeps what was promised, and if not, when to come back.
+
+pub mod ledger;
+pub mod promise;
+mod score;
+#[cfg(test)]
+mod tests;
+
+use std::{fmt, str::FromStr};
+
+use self::score::Rank;
+use crate::{
+    perf::serving::{Load, ServingModel},
+    random::Rng,
+};
+
+/// How long an answer may take; what is `None` is not promised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Slo {
+    /// To the first token.
+    pub ttft_us: Option<u64>,
+    /// For each token after it, in the mean.
+    pub tpot_us: Option<u64>,
+}
+
+/// A request that is to be placed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Asked {
+    /// Tokens of its prompt.
+    pub prompt_tokens: u64,
+    /// The rank of its adapter; 0 for the base.
+    pub rank: u64,
+    /// What it was promised.
+    pub slo: Slo,
+    /// Tokens that answers have in the mean: [`ledger::MeanAnswer`].
+    pub answer_tokens: f64,
+}
+
+/// Where the adapter of a request is, as seen from one executor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Residency {
+    /// On its device, or there is none.
+    Device,
+    /// In its memory; so many bytes would travel to the device.
+    Host {
+        /// Bytes that are not on the device.
+        bytes: u64,
+    },
+    /// In the store alone.
+    Absent {
+        /// Bytes of it.
+        bytes: u64,
+    },
+}
+
+/// Whether an executor can take a request at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Availability {
+    /// It has the base, memory for the request, and goes on.
+    Open,
+    /// It has another base or no memory, it drains, or it is gone.
+    Closed,
+}
+
+/// An executor as a request sees it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Candidate {
+    /// Its number, which ties are broken by.
+    pub executor: usize,
+    /// What it takes for batches.
+    pub model: ServingModel,
+    /// What it is generating for.
+    pub running: Load,
+    /// What it has not begun to.
+    pub waiting: Load,
+    /// Requests that it runs together, at most.
+    pub places: u64,
+    /// Where it has the adapter.
+    pub adapter: Residency,
+    /// Tokens at the prompt's beginning that it has keys and values of.
+    pub cached_tokens: u64,
+    /// The shortest time for a token that was promised to one of those it has.
+    pub promised_tpot_us: Option<u64>,
+    /// Whether it can take the request.
+    pub availability: Availability,
+}
+
+impl Candidate {
+    /// Requests that it has, running and waiting.
+    #[must_use]
+    pub fn requests(&self) -> u64 {
+        self.running.requests.saturating_add(self.waiting.requests)
+    }
+}
+
+/// How a choice is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Policy {
+    /// Algorithm 1, mended (C-15), with terms for cold adapters and known beginnings (D4.5).
+    #[default]
+    RankAware,
+    /// Algorithm 1 as the paper prints it, for comparison.
+    Algo1Printed,
+    /// Who has the fewest requests.
+    MostIdle,
+    /// The first that has a place (Punica).
+    FirstFit,
+    /// Anybody.
+    Random,
+}
+
+/// A policy that nobody knows.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0} is no routing policy; there are rank-aware, algo1-printed, most-idle, first-fit and random")]
+pub struct UnknownPolicy(String);
+
+impl Policy {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::RankAware, Self::Algo1Printed, Self::MostIdle, Self::FirstFit, Self::Random];
+
+    /// What settings call it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::RankAware => "rank-aware",
+            Self::Algo1Printed => "algo1-printed",
+            Self::MostIdle => "most-idle",
+            Self::FirstFit => "first-fit",
+            Self::Random => "random",
+        }
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Policy {
+    type Err = UnknownPolicy;
+
+    fn from_str(name: &str) -> Result<Self, UnknownPolicy> {
+        let found = Self::ALL.into_iter().find(|policy| policy.name() == name);
+        found.ok_or_else(|| UnknownPolicy(name.to_owned()))
+    }
+}
+
+/// What a request should see on an executor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Forecast {
+    /// To its first token.
+    pub ttft_us: u64,
+    /// For each after it.
+    pub tpot_us: u64,
+}
+
+/// Where a request goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Choice {
+    /// The candidate's number.
+    pub executor: usize,
+    /// What it should see there.
+    pub forecast: Forecast,
+}
+
+/// Chooses among those that can take the request; `None` if nobody can. `draw` are 64 random bits, which `random` alone
+/// looks at. The order of `candidates` says nothing; their numbers must differ.
+#[must_use]
+pub fn choose(policy: Policy, asked: &Asked, candidates: &[Candidate], draw: u64) -> Option<Choice> {
+    let open = candidates.iter().filter(|candidate| candidate.availability == Availability::Open);
+    let ranked = open.map(|candidate| (rank(policy, asked, candidate, draw), candidate));
+    let (_, best) = ranked.min_by(|(rank, one), (other_rank, other)| {
+        rank.cmp(other_rank).then(one.executor.cmp(&other.executor))
+    })?;
+    Some(Choice { executor: best.executor, forecast: score::forecast(asked, best) })
+}
+
+/// What a request should see on a candidate.
+#[must_use]
+pub fn forecast(asked: &Asked, candidate: &Candidate) -> Forecast {
+    score::forecast(asked, candidate)
+}
+
+/// How many promises would be broken if a candidate took the request: those to it, and the strictest to those it has.
+#[must_use]
+pub fn violations(asked: &Asked, candidate: &Candidate) -> u32 {
+    score::violations(asked, candidate, score::forecast(asked, candidate))
+}
+
+/// The least is chosen.
+fn rank(policy: Policy, asked: &Asked, candidate: &Candidate, draw: u64) -> Rank {
+    let requests = candidate.requests();
+    match policy {
+        Policy::RankAware => score::mended(asked, candidate),
+        Policy::Algo1Printed => Rank { class: 0, cost: score::printed(asked, candidate), requests: 0 },
+        Policy::MostIdle => Rank { class: 0, cost: 0.0, requests },
+        Policy::FirstFit if requests < candidate.places => Rank { class: 0, cost: 0.0, requests: 0 },
+        Policy::FirstFit => Rank { class: 1, cost: 0.0, requests },
+        // Each candidate draws for itself, so that neither their order nor who else is there matters.
+        Policy::Random => {
+            Rank { class: 0, cost: 0.0, requests: Rng::keyed(draw).bits(candidate.executor as u64) }
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! The load of an executor, request by request, and how long answers are.
+
+use std::collections::BTreeMap;
+
+use crate::perf::serving::Load;
+
+/// What [`MeanAnswer`] begins with: the answers of Alpaca (C-15).
+pub const FIRST_MEAN: f64 = 58.0;
+
+/// Answers that the first mean counts as much as.
+const FIRST_COUNT: f64 = 16.0;
+
+/// An answer counts in the mean as if there had been no more than so many before it.
+const MAX_COUNT: f64 = 1_024.0;
+
+/// The running mean of how many tokens answers have.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MeanAnswer {
+    mean: f64,
+    count: f64,
+}
+
+impl Default for MeanAnswer {
+    fn default() -> Self {
+        Self { mean: FIRST_MEAN, count: FIRST_COUNT }
+    }
+}
+
+impl MeanAnswer {
+    /// An answer has ended with so many tokens.
+    pub fn observe(&mut self, tokens: u64) {
+        self.count = (self.count + 1.0).min(MAX_COUNT);
+        self.mean += (tokens as f64 - self.mean) / self.count;
+    }
+
+    /// The mean.
+    #[must_use]
+    pub fn tokens(&self) -> f64 {
+        self.mean
+    }
+}
+
+/// Requests of one stage of an executor. Whoever enters says who it is, and leaves as the same.
+#[derive(Debug, Clone, Default)]
+pub struct Ledger {
+    /// How many there are of each rank.
+    by_rank: BTreeMap<u64, u64>,
+    /// Of each promise of a time for a token, in microseconds.
+    by_promise: BTreeMap<u64, u64>,
+    /// Sums of all of them.
+    sums: Load,
+}
+
+impl Ledger {
+    /// A request comes, with so many tokens.
+    pub fn enter(&mut self, rank: u64, promised_tpot_us: Option<u64>, tokens: u64) {
+        *self.by_rank.entry(rank).or_default() += 1;
+        self.sums.requests += 1;
+        self.sums.ranks += rank;
+        if let Some(promised_us) = promised_tpot_us {
+            *self.by_promise.entry(promised_us).or_default() += 1;
+        }
+        self.grow(rank, tokens);
+    }
+
+    /// One of this rank has so many tokens more.
+    pub fn grow(&mut self, rank: u64, tokens: u64) {
+        self.sums.tokens += tokens;
+        self.sums.token_ranks += rank * tokens;
+    }
+
+    /// A request goes, with as many tokens as it has by now.
+    pub fn leave(&mut self, rank: u64, promised_tpot_us: Option<u64>, tokens: u64) {
+        take_one(&mut self.by_rank, rank);
+        // Whoever counts badly is off by that much, and no more.
+        self.sums.requests = self.sums.requests.saturating_sub(1);
+        self.sums.ranks = self.sums.ranks.saturating_sub(rank);
+        if let Some(promised_us) = promised_tpot_us {
+            take_one(&mut self.by_promise, promised_us);
+        }
+        self.sums.tokens = self.sums.tokens.saturating_sub(tokens);
+        self.sums.token_ranks = self.sums.token_ranks.saturating_sub(rank * tokens);
+    }
+
+    /// What they come to.
+    #[must_use]
+    pub fn load(&self) -> Load {
+        Load { max_rank: self.by_rank.last_key_value().map_or(0, |(rank, _)| *rank), ..self.sums }
+    }
+
+    /// The shortest time for a token that was promised to one of them.
+    #[must_use]
+    pub fn promised_tpot_us(&self) -> Option<u64> {
+        self.by_promise.first_key_value().map(|(promised_us, _)| *promised_us)
+    }
+}
+
+fn take_one(counts: &mut BTreeMap<u64, u64>, key: u64) {
+    if let Some(count) = counts.get_mut(&key) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(&key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ledger_says_what_those_who_are_in_it_come_to() {
+        let mut ledger = Ledger::default();
+        ledger.enter(32, Some(500), 10);
+        ledger.enter(64, None, 20);
+        ledger.enter(32, Some(400), 5);
+        ledger.grow(32, 2);
+        ledger.grow(64, 1);
+        let load = Load { requests: 3, ranks: 128, max_rank: 64, tokens: 38, token_ranks: 17 * 32 + 21 * 64 };
+        assert_eq!(ledger.load(), load);
+        assert_eq!(ledger.promised_tpot_us(), Some(400));
+        ledger.leave(64, None, 21);
+        ledger.leave(32, Some(400), 5);
+        assert_eq!(ledger.load(), Load::of(32, 12));
+        assert_eq!(ledger.promised_tpot_us(), Some(500));
+        ledger.leave(32, Some(500), 12);
+        assert_eq!((ledger.load(), ledger.promised_tpot_us()), (Load::default(), None));
+    }
+
+    #[test]
+    fn the_mean_begins_where_alpaca_is_and_follows_what_comes() {
+        let mut mean = MeanAnswer::default();
+        assert_eq!(mean.tokens(), 58.0);
+        (0..10_000).for_each(|_| mean.observe(200));
+        assert!((mean.tokens() - 200.0).abs() < 0.1, "{mean:?}");
+        // It forgets: a thousand others move it by more than half.
+        (0..1_000).for_each(|_| mean.observe(20));
+        assert!(mean.tokens() < 110.0, "{mean:?}");
+    }
+}

@@ -1,0 +1,136 @@
+//! What Algorithm 1 makes of a candidate.
+//!
+//! As printed (C-14), with `exists` = those that run and wait, `n` of them:
+//!
+//! ```text
+//! cost  = (PrePerf(queue + req) - PrePerf(queue)) / avg_resp_len + DecPerf(exists + req) - DecPerf(exists)
+//! cost += penalty, if DecPerf(exists + req) > SLO
+//! total = cost · n
+//! ```
+//!
+//! So an idle executor scores 0, also when it would break the promise. Mended (C-15): `n` is at least 1, and whoever breaks no
+//! promise goes before everybody who breaks one. That is the penalty without end, which a long queue cannot outweigh; among
+//! equals the costs still tell who is the least bad. To the costs comes what the request itself waits for its adapter, spread
+//! over its answer (D4.5), and tokens whose keys and values are known are not computed.
+
+use std::cmp::Ordering;
+
+use super::{Asked, Candidate, Forecast, Residency};
+use crate::perf::serving::{ColdStart, Load};
+
+/// What the printed form adds for a broken promise, in promises (C-15).
+const PENALTY_SLOS: f64 = 1e3;
+
+/// Shortest mean of answers.
+const SHORTEST_ANSWER: f64 = 1.0;
+
+/// How good a candidate is: the least is the best.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Rank {
+    /// Broken promises.
+    pub(super) class: u32,
+    /// Seconds for each token.
+    pub(super) cost: f64,
+    /// What ties are broken by before numbers are.
+    pub(super) requests: u64,
+}
+
+impl Rank {
+    pub(super) fn cmp(&self, other: &Self) -> Ordering {
+        let class = self.class.cmp(&other.class);
+        class.then(self.cost.total_cmp(&other.cost)).then(self.requests.cmp(&other.requests))
+    }
+}
+
+/// The total of the printed form, in seconds.
+pub(super) fn printed(asked: &Asked, candidate: &Candidate) -> f64 {
+    let Candidate { model, running, waiting, .. } = candidate;
+    let (exists, req) = (running.plus(*waiting), whole(asked));
+    let mut cost = model.added_prefill_s(*waiting, req) / answer(asked) + model.added_step_s(exists, req);
+    if let Some(slo_us) = asked.slo.tpot_us
+        && microseconds(model.step_s(exists.plus(req))) > slo_us
+    {
+        cost += PENALTY_SLOS * slo_us as f64 * 1e-6;
+    }
+    cost * exists.requests as f64
+}
+
+/// The mended form.
+pub(super) fn mended(asked: &Asked, candidate: &Candidate) -> Rank {
+    let Candidate { model, running, waiting, .. } = candidate;
+    let exists = running.plus(*waiting);
+    let prefill = model.added_prefill_s(*waiting, to_compute(asked, candidate));
+    let others = prefill / answer(asked) + model.added_step_s(exists, whole(asked));
+    let own = cold_s(asked, candidate) / answer(asked);
+    Rank {
+        class: violations(asked, candidate, forecast(asked, candidate)),
+        cost: others * exists.requests.max(1) as f64 + own,
+        requests: exists.requests,
+    }
+}
+
+/// Promises that would be broken.
+pub(super) fn violations(asked: &Asked, candidate: &Candidate, forecast: Forecast) -> u32 {
+    let breaks = |us: u64, promised: Option<u64>| u32::from(promised.is_some_and(|promised| us > promised));
+    breaks(forecast.ttft_us, asked.slo.ttft_us)
+        + breaks(forecast.tpot_us, asked.slo.tpot_us)
+        + breaks(forecast.tpot_us, candidate.promised_tpot_us)
+}
+
+/// What the request should see.
+pub(super) fn forecast(asked: &Asked, candidate: &Candidate) -> Forecast {
+    let Candidate { model, running, waiting, .. } = candidate;
+    let step_s = model.step_s(running.plus(*waiting).plus(whole(asked)));
+    // A step is under way, of which half is left in the mean.
+    let under_way_s = if running.requests > 0 { model.step_s(*running) / 2.0 } else { 0.0 };
+    let prefill_s = model.prefill_s(waiting.plus(to_compute(asked, candidate)));
+    // Prompts that are computed beside a step have no pass of their own, and wait for that one.
+    let beside_s = (model.decode.seconds_each[0] - model.prefill.seconds_each[0]).max(0.0);
+    let ttft_s =
+        under_way_s + beside_s + prefill_s + cold_s(asked, candidate) + place_s(asked, candidate, step_s);
+    Forecast { ttft_us: microseconds(ttft_s), tpot_us: microseconds(step_s) }
+}
+
+/// How long it waits for a place: of those that run, one ends each `answer / places` steps.
+fn place_s(asked: &Asked, candidate: &Candidate, step_s: f64) -> f64 {
+    let missing = (candidate.requests() + 1).saturating_sub(candidate.places) as f64;
+    missing * answer(asked) * step_s / candidate.places.max(1) as f64
+}
+
+/// How long the request waits for its adapter beyond what it waits for anyway (D4.5).
+fn cold_s(asked: &Asked, candidate: &Candidate) -> f64 {
+    let model = &candidate.model;
+    let (store_s, bytes) = match candidate.adapter {
+        Residency::Device => return 0.0,
+        Residency::Host { bytes } => (0.0, bytes),
+        // Workers read the host's copy: nobody starts before it is there.
+        Residency::Absent { bytes } => (model.store.at(bytes as f64), bytes),
+    };
+    match model.cold {
+        ColdStart::Assisted => store_s,
+        ColdStart::Waits => {
+            let queue_s = model.prefill_s(candidate.waiting);
+            let load_s = if bytes == 0 { 0.0 } else { model.link.at(bytes as f64) };
+            // A request of the queue is computed while this one's adapter travels.
+            store_s + (load_s - queue_s.min(load_s)) * f64::from(u8::from(asked.rank > 0))
+        }
+    }
+}
+
+fn whole(asked: &Asked) -> Load {
+    Load::of(asked.rank, asked.prompt_tokens)
+}
+
+/// At least the last token is computed, whatever is known.
+fn to_compute(asked: &Asked, candidate: &Candidate) -> Load {
+    Load::of(asked.rank, asked.prompt_tokens.saturating_sub(candidate.cached_tokens).max(1))
+}
+
+fn answer(asked: &Asked) -> f64 {
+    asked.answer_tokens.max(SHORTEST_ANSWER)
+}
+
+/// Saturates; what is no number is 0.
+fn microseconds(seconds: f64) -> u64 {
+    (seconds * 1e6).round() as u64
+}

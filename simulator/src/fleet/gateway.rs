@@ -1,0 +1,294 @@
+//! What is before the executors: the queue of all tenants, and what is known of each executor from what it says.
+
+use std::collections::BTreeMap;
+
+use policy::{
+    fairness::{Entry, FairLimits, FairQueue},
+    random::Rng,
+    routing::{
+        Asked, Availability, Candidate, Choice, choose,
+        ledger::{Ledger, MeanAnswer},
+    },
+};
+
+use super::{
+    FleetSetup, Nanos, Request, ServerSetup,
+    server::{Said, residency, touch},
+};
+
+/// How far a request is in its executor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// It has no token.
+    Waits,
+    /// It has one.
+    Runs,
+}
+
+/// A request, as the gateway knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum State {
+    /// It has not come.
+    Unknown,
+    /// It is in the queue.
+    Waiting,
+    /// An executor has it, or should.
+    Sent {
+        /// The executor.
+        server: usize,
+        /// How far it is.
+        stage: Stage,
+    },
+    /// It is over.
+    Ended,
+}
+
+/// An executor, as the gateway knows it.
+#[derive(Debug)]
+struct View {
+    setup: ServerSetup,
+    availability: Availability,
+    running: Ledger,
+    waiting: Ledger,
+    resident: BTreeMap<u32, u64>,
+    asked: u64,
+}
+
+/// A request goes to an executor.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Sent {
+    pub(super) id: usize,
+    pub(super) asked: Asked,
+    pub(super) choice: Choice,
+    /// What its tenant is charged.
+    pub(super) cost_tokens: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Gateway {
+    setup: FleetSetup,
+    queue: FairQueue<u16, usize>,
+    views: Vec<View>,
+    pub(super) states: Vec<State>,
+    /// From when on each is too late.
+    deadlines_us: Vec<Option<u64>>,
+    /// Tokens that each was charged when it was sent.
+    charged: Vec<u64>,
+    /// Those that the last request could choose among.
+    pub(super) candidates: Vec<Candidate>,
+    answers: MeanAnswer,
+    draws: u64,
+    /// It never goes back, whatever the machine's clock does.
+    clock_us: u64,
+}
+
+impl Gateway {
+    pub(super) fn new(setup: FleetSetup, requests: usize) -> Self {
+        let views = setup.servers.iter().map(|&setup| View {
+            setup,
+            availability: Availability::Open,
+            running: Ledger::default(),
+            waiting: Ledger::default(),
+            resident: BTreeMap::new(),
+            asked: 0,
+        });
+        Self {
+            views: views.collect(),
+            setup,
+            queue: FairQueue::new(FairLimits { max_waiting: 1 << 20, ..FairLimits::default() }),
+            states: vec![State::Unknown; requests],
+            deadlines_us: vec![None; requests],
+            charged: vec![0; requests],
+            candidates: Vec::new(),
+            answers: MeanAnswer::default(),
+            draws: 0,
+            clock_us: 0,
+        }
+    }
+
+    pub(super) fn queued(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// The machine's clock says so; it may jump.
+    pub(super) fn tick(&mut self, wall: Nanos) {
+        self.clock_us = self.clock_us.max(wall / 1000);
+    }
+
+    fn weight(&self, tenant: u16) -> u64 {
+        self.setup.weights.get(usize::from(tenant)).copied().unwrap_or(1)
+    }
+
+    /// What a request costs in the queue: what is known of it, and what is usual.
+    pub(super) fn cost_tokens(&self, request: &Request) -> u64 {
+        u64::from(request.prompt) + self.answers.tokens() as u64
+    }
+
+    /// A request comes, or comes back from an executor that is gone. Returns who lost a place by it.
+    pub(super) fn enqueue(
+        &mut self,
+        id: usize,
+        request: &Request,
+        deadline_us: Option<u64>,
+    ) -> Option<usize> {
+        let (tenant, weight) = (request.tenant, self.weight(request.tenant));
+        let entry = Entry { item: id, cost_tokens: self.cost_tokens(request), class: 0, deadline_us };
+        self.states[id] = State::Waiting;
+        self.deadlines_us[id] = deadline_us;
+        let out = match self.queue.push(&tenant, weight, entry) {
+            Ok(displaced) => displaced.map(|turn| turn.entry.item),
+            Err(full) => Some(full.entry.item),
+        };
+        if let Some(id) = out {
+            self.states[id] = State::Ended;
+        }
+        out
+    }
+
+    /// When a request that comes now is too late.
+    pub(super) fn deadline_us(&self, request: &Request) -> Option<u64> {
+        request.patience.map(|patience| self.clock_us + patience / 1000)
+    }
+
+    /// Those that are too late.
+    pub(super) fn expire(&mut self) -> Vec<usize> {
+        let gone: Vec<usize> =
+            self.queue.expire(self.clock_us).into_iter().map(|turn| turn.entry.item).collect();
+        gone.iter().for_each(|id| self.states[*id] = State::Ended);
+        gone
+    }
+
+    fn has_place(&self) -> bool {
+        self.views.iter().any(View::is_open)
+    }
+
+    /// Whether somebody waits who could be sent: one by one, not by the queue's own books.
+    pub(super) fn keeps_somebody_waiting(&self) -> bool {
+        let in_time =
+            |id: usize| self.deadlines_us[id].is_none_or(|deadline_us| deadline_us >= self.clock_us);
+        let waits = |id: usize| self.states[id] == State::Waiting && in_time(id);
+        self.has_place() && (0..self.states.len()).any(waits)
+    }
+
+    /// Sends the next, if an executor has a place.
+    pub(super) fn dispatch(&mut self, requests: &[Request]) -> Option<Sent> {
+        if self.queue.is_empty() || !self.has_place() {
+            return None;
+        }
+        let turn = self.queue.pop(self.clock_us, |_| true)?;
+        let (id, request) = (turn.entry.item, &requests[turn.entry.item]);
+        let asked = Asked {
+            prompt_tokens: u64::from(request.prompt),
+            rank: u64::from(request.rank),
+            slo: self.setup.slo,
+            answer_tokens: self.answers.tokens(),
+        };
+        self.candidates.clear();
+        let candidates =
+            self.views.iter().enumerate().map(|(executor, view)| view.candidate(executor, request));
+        self.candidates.extend(candidates);
+        self.draws += 1;
+        let draw = Rng::seeded(self.setup.seed).bits(self.draws);
+        let choice = choose(self.setup.policy, &asked, &self.candidates, draw)?;
+        let view = &mut self.views[choice.executor];
+        view.waiting.enter(asked.rank, asked.slo.tpot_us, asked.prompt_tokens);
+        touch(&mut view.resident, &mut view.asked, view.setup.adapter_slots, request);
+        self.states[id] = State::Sent { server: choice.executor, stage: Stage::Waits };
+        self.charged[id] = turn.entry.cost_tokens;
+        Some(Sent { id, asked, choice, cost_tokens: turn.entry.cost_tokens })
+    }
+
+    /// An executor says something; whether it is the first that is heard of it, and not of a request that went elsewhere.
+    pub(super) fn hear(&mut self, from: usize, said: Said, request: &Request) -> bool {
+        let (Said::Began(id) | Said::Done(id)) = said;
+        let State::Sent { server, stage } = self.states[id] else { return false };
+        if server != from {
+            return false;
+        }
+        match said {
+            Said::Began(_) if stage == Stage::Runs => return false,
+            Said::Began(_) => {
+                self.take_out(server, request, Stage::Waits);
+                let (rank, context) = self.running_as(request);
+                self.views[server].running.enter(rank, self.setup.slo.tpot_us, context);
+                self.states[id] = State::Sent { server, stage: Stage::Runs };
+            }
+            Said::Done(_) => {
+                self.take_out(server, request, stage);
+                self.states[id] = State::Ended;
+                self.settle(id, request.tenant, u64::from(request.prompt) + u64::from(request.answer));
+                self.answers.observe(u64::from(request.answer));
+            }
+        }
+        true
+    }
+
+    /// A request has cost so many tokens instead of what it was charged.
+    fn settle(&mut self, id: usize, tenant: u16, cost_tokens: u64) {
+        let charged = std::mem::take(&mut self.charged[id]);
+        self.queue.settle(&tenant, self.weight(tenant), charged, cost_tokens);
+    }
+
+    /// As which a request runs in the ledger. How far it is matters little, and the same goes out as came in.
+    fn running_as(&self, request: &Request) -> (u64, u64) {
+        (u64::from(request.rank), u64::from(request.prompt) + u64::from(request.answer) / 2)
+    }
+
+    fn take_out(&mut self, server: usize, request: &Request, stage: Stage) {
+        let (rank, context) = self.running_as(request);
+        let (view, promised) = (&mut self.views[server], self.setup.slo.tpot_us);
+        match stage {
+            Stage::Runs => view.running.leave(rank, promised, context),
+            Stage::Waits => view.waiting.leave(rank, promised, u64::from(request.prompt)),
+        }
+    }
+
+    /// An executor is gone: those it had go back to the queue, and who lost a place by that is returned.
+    pub(super) fn gone(&mut self, server: usize, requests: &[Request]) -> Vec<usize> {
+        let setup = self.views[server].setup;
+        self.views[server] = View {
+            setup,
+            availability: Availability::Closed,
+            running: Ledger::default(),
+            waiting: Ledger::default(),
+            resident: BTreeMap::new(),
+            asked: 0,
+        };
+        let has = |state: &State| matches!(state, State::Sent { server: at, .. } if *at == server);
+        let lost: Vec<usize> = (0..self.states.len()).filter(|&id| has(&self.states[id])).collect();
+        lost.iter().for_each(|&id| self.settle(id, requests[id].tenant, 0));
+        // They were let in once: no deadline takes that back.
+        lost.into_iter().filter_map(|id| self.enqueue(id, &requests[id], None)).collect()
+    }
+
+    /// An executor goes on, or takes nobody new.
+    pub(super) fn set_open(&mut self, server: usize, availability: Availability) {
+        self.views[server].availability = availability;
+    }
+}
+
+impl View {
+    /// It has a place, and memory for what it has; what it is to take is small beside that.
+    fn is_open(&self) -> bool {
+        let (running, waiting) = (self.running.load(), self.waiting.load());
+        let places = self.setup.limits.max_running as u64;
+        self.availability == Availability::Open
+            && running.requests + waiting.requests < places
+            && running.tokens + waiting.tokens < self.setup.kv_tokens
+    }
+
+    fn candidate(&self, executor: usize, request: &Request) -> Candidate {
+        Candidate {
+            executor,
+            model: self.setup.model,
+            running: self.running.load(),
+            waiting: self.waiting.load(),
+            places: self.setup.limits.max_running as u64,
+            adapter: residency(&self.resident, &self.setup, request),
+            cached_tokens: 0,
+            promised_tpot_us: self.running.promised_tpot_us(),
+            availability: if self.is_open() { Availability::Open } else { Availability::Closed },
+        }
+    }
+}

@@ -1,0 +1,370 @@
+//! The clock of a fleet, and the messages between gateway and executors.
+
+use std::{cmp::Reverse, collections::BinaryHeap};
+
+use policy::routing::{Availability, Candidate};
+
+use super::{
+    End, FleetSetup, Nanos, Outcome, Request, SECOND,
+    gateway::{Gateway, Sent, State},
+    server::{Said, Server},
+};
+use crate::random::Stream;
+
+/// How often the gateway looks for those that are too late.
+const LATE_EVERY: Nanos = SECOND / 20;
+
+/// What happens at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    /// An executor's step is over.
+    StepEnds { server: usize, life: u32 },
+    /// Somebody's adapter is there.
+    Wake { server: usize, life: u32 },
+    /// A message reaches an executor.
+    Asks { server: usize, id: usize },
+    /// And the gateway.
+    Tells { server: usize, began: bool, id: usize },
+    /// The gateway asks again what became of a request.
+    AskAgain { id: usize, sent: u32 },
+    /// It looks for those that are too late.
+    Expires,
+    /// Something goes wrong, or right.
+    Happens(usize),
+    /// The gateway notices that an executor is gone, or there again.
+    Notices { server: usize, life: u32 },
+}
+
+/// What may happen to a fleet.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Happening {
+    /// An executor dies with all it has.
+    Dies(usize),
+    /// It comes (back), so many times as slow as its model says.
+    Joins(usize, f64),
+    /// It takes nobody new.
+    Drains(usize),
+    /// It takes newcomers again.
+    Reopens(usize),
+    /// The machine's clock is so much later, or earlier, from now on.
+    Jumps(i64),
+}
+
+/// How messages fare.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Network {
+    /// Part of them that is lost.
+    pub(super) loss: f64,
+    /// The longest that one takes.
+    pub(super) delay: Nanos,
+    /// After so long without a word the gateway asks again.
+    pub(super) silence: Nanos,
+    /// Until the gateway notices a death.
+    pub(super) notice: Nanos,
+}
+
+#[derive(Debug)]
+struct Slot {
+    server: Option<Server>,
+    /// How often it has begun.
+    life: u32,
+}
+
+/// A fleet at work.
+#[derive(Debug)]
+pub(super) struct Simulation<'a> {
+    requests: &'a [Request],
+    next: usize,
+    setup: FleetSetup,
+    pub(super) gateway: Gateway,
+    slots: Vec<Slot>,
+    happenings: Vec<Happening>,
+    network: Option<(Network, Stream)>,
+    events: BinaryHeap<Reverse<(Nanos, u64, Event)>>,
+    order: u64,
+    pub(super) now: Nanos,
+    clock_offset: i64,
+    pub(super) outcomes: Vec<Option<Outcome>>,
+    first_tokens: Vec<Option<Nanos>>,
+    sent: Vec<u32>,
+    /// Whether somebody will look for those that are too late.
+    is_looked_for: bool,
+    /// Who was sent in this turn, and among whom was chosen; where somebody watches.
+    pub(super) sent_now: Option<Vec<(Sent, Vec<Candidate>)>>,
+    /// Those that have ended more than once.
+    pub(super) ended_twice: Vec<usize>,
+}
+
+/// Runs a fleet on requests, which are in order of their arrival, until all have ended.
+#[must_use]
+pub fn run(setup: &FleetSetup, requests: &[Request]) -> Vec<Outcome> {
+    let mut simulation = Simulation::new(setup, requests);
+    while simulation.turn() {}
+    simulation.outcomes.into_iter().flatten().collect()
+}
+
+impl<'a> Simulation<'a> {
+    pub(super) fn new(setup: &FleetSetup, requests: &'a [Request]) -> Self {
+        let slots =
+            setup.servers.iter().map(|&server| Slot { server: Some(Server::new(server, 1.0)), life: 0 });
+        Self {
+            requests,
+            next: 0,
+            gateway: Gateway::new(setup.clone(), requests.len()),
+            slots: slots.collect(),
+            setup: setup.clone(),
+            happenings: Vec::new(),
+            network: None,
+            events: BinaryHeap::new(),
+            order: 0,
+            now: 0,
+            clock_offset: 0,
+            outcomes: vec![None; requests.len()],
+            first_tokens: vec![None; requests.len()],
+            sent: vec![0; requests.len()],
+            is_looked_for: false,
+            sent_now: None,
+            ended_twice: Vec::new(),
+        }
+    }
+
+    /// The same in a world in which things go wrong.
+    pub(super) fn troubled(
+        mut self,
+        network: Network,
+        stream: Stream,
+        happenings: &[(Nanos, Happening)],
+    ) -> Self {
+        self.network = Some((network, stream));
+        self.sent_now = Some(Vec::new());
+        for &(at, happening) in happenings {
+            self.happenings.push(happening);
+            self.at(at, Event::Happens(self.happenings.len() - 1));
+        }
+        self
+    }
+
+    fn at(&mut self, at: Nanos, event: Event) {
+        self.order += 1;
+        self.events.push(Reverse((at, self.order, event)));
+    }
+
+    /// Goes on to whatever happens next; false if nothing does.
+    pub(super) fn turn(&mut self) -> bool {
+        if let Some(sent) = &mut self.sent_now {
+            sent.clear();
+        }
+        let arrival = self.requests.get(self.next).map(|request| request.at);
+        let event = self.events.peek().map(|Reverse((at, ..))| *at);
+        match (arrival, event) {
+            (None, None) => return false,
+            (Some(at), event) if event.is_none_or(|event| at <= event) => {
+                self.advance(at);
+                self.next += 1;
+                self.arrives(self.next - 1);
+            }
+            _ => {
+                let Some(Reverse((at, _, event))) = self.events.pop() else { return false };
+                self.advance(at);
+                self.happens(event);
+            }
+        }
+        self.dispatch();
+        true
+    }
+
+    fn advance(&mut self, at: Nanos) {
+        self.now = at;
+        self.gateway.tick(at.saturating_add_signed(self.clock_offset));
+    }
+
+    fn arrives(&mut self, id: usize) {
+        let request = &self.requests[id];
+        let deadline_us = self.gateway.deadline_us(request);
+        let refused = self.gateway.enqueue(id, request, deadline_us);
+        refused.into_iter().for_each(|id| self.ends(id, End::Refused, None));
+        if deadline_us.is_some() {
+            self.look_for_late_ones();
+        }
+    }
+
+    /// Sees to it that somebody looks, as long as anybody waits.
+    fn look_for_late_ones(&mut self) {
+        if !self.is_looked_for && self.gateway.queued() > 0 {
+            self.is_looked_for = true;
+            self.at(self.now + LATE_EVERY, Event::Expires);
+        }
+    }
+
+    fn happens(&mut self, event: Event) {
+        match event {
+            Event::StepEnds { server, life } => self.step_ends(server, life),
+            Event::Wake { server, life } => {
+                if self.slots[server].life == life {
+                    self.go_on(server);
+                }
+            }
+            Event::Asks { server, id } => self.asks(server, id),
+            Event::Tells { server, began, id } => {
+                self.hears(server, if began { Said::Began(id) } else { Said::Done(id) });
+            }
+            Event::AskAgain { id, sent } => self.ask_again(id, sent),
+            Event::Expires => {
+                self.is_looked_for = false;
+                self.gateway.expire().into_iter().for_each(|id| self.ends(id, End::Expired, None));
+                self.look_for_late_ones();
+            }
+            Event::Happens(index) => self.befalls(self.happenings[index]),
+            Event::Notices { server, life } => self.notices(server, life),
+        }
+    }
+
+    fn dispatch(&mut self) {
+        while let Some(sent) = self.gateway.dispatch(self.requests) {
+            self.sent[sent.id] += 1;
+            if let Some(all) = &mut self.sent_now {
+                all.push((sent, self.gateway.candidates.clone()));
+            }
+            self.ask(sent.choice.executor, sent.id);
+        }
+    }
+
+    /// Sends a request, or asks what became of it.
+    fn ask(&mut self, server: usize, id: usize) {
+        let silence = self.network.as_ref().map(|(network, _)| network.silence);
+        if let Some(silence) = silence {
+            self.at(self.now + silence, Event::AskAgain { id, sent: self.sent[id] });
+        }
+        self.message(Event::Asks { server, id });
+    }
+
+    /// A message goes its way, if there is one, or arrives at once.
+    fn message(&mut self, event: Event) {
+        let Some((network, stream)) = &mut self.network else { return self.happens(event) };
+        let (is_lost, delay) =
+            (stream.uniform() < network.loss, (stream.uniform() * network.delay as f64) as Nanos);
+        if !is_lost {
+            self.at(self.now + delay, event);
+        }
+    }
+
+    fn ask_again(&mut self, id: usize, sent: u32) {
+        if let State::Sent { server, .. } = self.gateway.states[id]
+            && self.sent[id] == sent
+        {
+            self.ask(server, id);
+        }
+    }
+
+    fn asks(&mut self, server: usize, id: usize) {
+        let request = &self.requests[id];
+        let Some(there) = &mut self.slots[server].server else { return };
+        match there.take(id, request, self.now) {
+            Some(said) => self.tell(server, said),
+            None => self.go_on(server),
+        }
+    }
+
+    fn tell(&mut self, server: usize, said: Said) {
+        let (began, id) = match said {
+            Said::Began(id) => (true, id),
+            Said::Done(id) => (false, id),
+        };
+        self.message(Event::Tells { server, began, id });
+    }
+
+    fn go_on(&mut self, server: usize) {
+        let (now, slot) = (self.now, &mut self.slots[server]);
+        let life = slot.life;
+        let Some(there) = slot.server.as_mut().filter(|there| !there.is_busy() && there.has_work()) else {
+            return;
+        };
+        match there.begin(now) {
+            Ok(took) => self.at(now + took, Event::StepEnds { server, life }),
+            Err(Some(warm_at)) => self.at(warm_at, Event::Wake { server, life }),
+            Err(None) => {}
+        }
+    }
+
+    fn step_ends(&mut self, server: usize, life: u32) {
+        if self.slots[server].life != life {
+            return;
+        }
+        let said = self.slots[server].server.as_mut().map(Server::end).unwrap_or_default();
+        said.into_iter().for_each(|said| self.tell(server, said));
+        // Who leaves makes room for somebody at once.
+        self.dispatch();
+        self.go_on(server);
+    }
+
+    fn hears(&mut self, server: usize, said: Said) {
+        let (Said::Began(id) | Said::Done(id)) = said;
+        if !self.gateway.hear(server, said, &self.requests[id]) {
+            return;
+        }
+        self.first_tokens[id].get_or_insert(self.now);
+        if let Said::Done(_) = said {
+            self.ends(id, End::Answered, Some(server));
+        }
+    }
+
+    fn ends(&mut self, id: usize, end: End, server: Option<usize>) {
+        let (first_token, sent) = (self.first_tokens[id], self.sent[id]);
+        let outcome = Outcome { end, ended: self.now, first_token, server, sent };
+        if self.outcomes[id].replace(outcome).is_some() {
+            self.ended_twice.push(id);
+        }
+    }
+
+    fn befalls(&mut self, happening: Happening) {
+        let notice = self.network.as_ref().map_or(0, |(network, _)| network.notice);
+        match happening {
+            Happening::Dies(server) => {
+                let slot = &mut self.slots[server];
+                if slot.server.take().is_some() {
+                    slot.life += 1;
+                    let life = slot.life;
+                    self.at(self.now + notice, Event::Notices { server, life });
+                }
+            }
+            Happening::Joins(server, slowness) => {
+                let slot = &mut self.slots[server];
+                if slot.server.is_none() {
+                    slot.life += 1;
+                    slot.server = Some(Server::new(self.setup.servers[server], slowness));
+                    let life = slot.life;
+                    self.at(self.now + notice, Event::Notices { server, life });
+                } else if let Some(there) = &mut slot.server {
+                    there.slowness = slowness;
+                }
+            }
+            Happening::Drains(server) => self.gateway.set_open(server, Availability::Closed),
+            Happening::Reopens(server) => {
+                if self.slots[server].server.is_some() {
+                    self.gateway.set_open(server, Availability::Open);
+                }
+            }
+            Happening::Jumps(by) => self.clock_offset = self.clock_offset.saturating_add(by),
+        }
+    }
+
+    /// Whatever the executor had before is gone; it is open if it is there by now.
+    fn notices(&mut self, server: usize, life: u32) {
+        if self.slots[server].life != life {
+            return;
+        }
+        let refused = self.gateway.gone(server, self.requests);
+        refused.into_iter().for_each(|id| self.ends(id, End::Refused, None));
+        if self.slots[server].server.is_some() {
+            self.gateway.set_open(server, Availability::Open);
+        }
+    }
+
+    /// Executors that have work and do nothing, though nothing keeps them waiting.
+    pub(super) fn idlers(&self) -> usize {
+        let idles = |slot: &&Slot| {
+            slot.server.as_ref().is_some_and(|server| server.could_go_on(self.now) && !server.is_busy())
+        };
+        self.slots.iter().filter(idles).count()
+    }
+}

@@ -1,0 +1,249 @@
+//! An executor: iteration by iteration, as fast as its model says.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use policy::{
+    batch::{Report, Share, Snapshot, Stage, Step},
+    perf::serving::{ColdStart, Load},
+    routing::Residency,
+};
+
+use super::{Nanos, Prompts, Request, ServerSetup};
+use crate::cost::Work;
+
+/// A request in an executor.
+#[derive(Debug, Clone, Copy)]
+struct Sequence {
+    id: usize,
+    rank: u64,
+    /// Prompt tokens that are not computed.
+    pending: u32,
+    /// Tokens of prompt and answer that are.
+    context: u64,
+    left: u32,
+    /// When its adapter is there.
+    warm_at: Nanos,
+}
+
+/// What an executor tells of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Said {
+    /// The first token of a request.
+    Began(usize),
+    /// Its last one.
+    Done(usize),
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Server {
+    setup: ServerSetup,
+    /// How many times as long as the model says everything takes.
+    pub(super) slowness: f64,
+    waiting: VecDeque<Sequence>,
+    running: Vec<Sequence>,
+    /// Who takes part in the step under way.
+    step: Vec<Share>,
+    is_busy: bool,
+    /// Adapters on the device, with when they were last asked for.
+    resident: BTreeMap<u32, u64>,
+    asked: u64,
+    /// Who was answered, and whether again: who asks again is told again.
+    known: BTreeMap<usize, Option<Said>>,
+}
+
+impl Server {
+    pub(super) fn new(setup: ServerSetup, slowness: f64) -> Self {
+        Self {
+            setup,
+            slowness,
+            waiting: VecDeque::new(),
+            running: Vec::new(),
+            step: Vec::new(),
+            is_busy: false,
+            resident: BTreeMap::new(),
+            asked: 0,
+            known: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn is_busy(&self) -> bool {
+        self.is_busy
+    }
+
+    pub(super) fn has_work(&self) -> bool {
+        !self.running.is_empty() || !self.waiting.is_empty()
+    }
+
+    /// Whether somebody waits for nothing but a step. Whose adapter comes at this moment may still be about to be woken.
+    pub(super) fn could_go_on(&self, now: Nanos) -> bool {
+        !self.running.is_empty() || self.waiting.iter().any(|one| one.warm_at < now)
+    }
+
+    /// A request comes. Whoever is known already is told what was said of it last.
+    pub(super) fn take(&mut self, id: usize, request: &Request, now: Nanos) -> Option<Said> {
+        if let Some(said) = self.known.get(&id) {
+            return *said;
+        }
+        self.known.insert(id, None);
+        let warm_at = now + self.load(request);
+        let (rank, pending) = (u64::from(request.rank), request.prompt.max(1));
+        self.waiting.push_back(Sequence {
+            id,
+            rank,
+            pending,
+            context: 0,
+            left: request.answer.max(1),
+            warm_at,
+        });
+        None
+    }
+
+    /// How long its adapter is on its way; the one that was asked for longest ago gives its place.
+    fn load(&mut self, request: &Request) -> Nanos {
+        let before = residency(&self.resident, &self.setup, request);
+        touch(&mut self.resident, &mut self.asked, self.setup.adapter_slots, request);
+        match (before, self.setup.model.cold) {
+            (Residency::Host { bytes }, ColdStart::Waits) => {
+                nanos(self.setup.model.link.at(bytes as f64) * self.slowness)
+            }
+            _ => 0,
+        }
+    }
+
+    /// Begins a step, and says how long it takes; `Err` says when it is worth asking again, if nobody can go on yet.
+    pub(super) fn begin(&mut self, now: Nanos) -> Result<Nanos, Option<Nanos>> {
+        self.enter(now);
+        let stages: Vec<Stage> = self.running.iter().map(stage).collect();
+        let snapshot = Snapshot { running: &stages, free_blocks: usize::MAX };
+        let Step::Compute(mut shares) = snapshot.step(&self.setup.limits) else { return Err(None) };
+        let is_prompt = |share: &Share| self.running[share.sequence].pending > 0;
+        if self.setup.prompts == Prompts::Preempt && shares.iter().any(is_prompt) {
+            shares.retain(is_prompt);
+        }
+        if shares.is_empty() {
+            return Err(self.waiting.iter().map(|one| one.warm_at).min());
+        }
+        let took = nanos(self.seconds(&shares) * self.slowness).max(1);
+        self.step = shares;
+        self.is_busy = true;
+        Ok(took)
+    }
+
+    /// Those whose adapters are there run, first come, first served, as long as there are places.
+    fn enter(&mut self, now: Nanos) {
+        let mut cold = VecDeque::new();
+        while self.running.len() < self.setup.limits.max_running
+            && let Some(sequence) = self.waiting.pop_front()
+        {
+            match sequence.warm_at <= now {
+                true => self.running.push(sequence),
+                false => cold.push_back(sequence),
+            }
+        }
+        cold.append(&mut self.waiting);
+        self.waiting = cold;
+    }
+
+    fn seconds(&self, shares: &[Share]) -> f64 {
+        if let Some(costs) = self.setup.costs {
+            return costs.step(self.work(shares)).as_secs_f64();
+        }
+        let (mut decoding, mut prompts) = (Load::default(), Load::default());
+        for share in shares {
+            let sequence = &self.running[share.sequence];
+            match sequence.pending {
+                0 => decoding = decoding.plus(Load::of(sequence.rank, sequence.context)),
+                _ => prompts = prompts.plus(Load::of(sequence.rank, share.count as u64)),
+            }
+        }
+        let model = &self.setup.model;
+        match (decoding.requests, self.setup.prompts) {
+            (0, Prompts::Preempt) => model.prefill_s(prompts),
+            // One pass over the weights: what being asked costs is in the step.
+            _ => model.step_s(decoding) + model.prefill_s(prompts),
+        }
+    }
+
+    fn work(&self, shares: &[Share]) -> Work {
+        let mut work = Work::default();
+        for share in shares {
+            let sequence = &self.running[share.sequence];
+            let context = sequence.context as usize;
+            work.context_tokens += context;
+            if sequence.pending == 0 {
+                work.decode_sequences += 1;
+            } else {
+                work.prefill_tokens += share.count;
+                work.prefill_pairs += share.count * (context + share.count / 2);
+            }
+        }
+        work
+    }
+
+    /// Ends the step: what came of it.
+    pub(super) fn end(&mut self) -> Vec<Said> {
+        let (mut said, mut ended) = (Vec::new(), Vec::new());
+        for share in std::mem::take(&mut self.step) {
+            let sequence = &mut self.running[share.sequence];
+            sequence.context += share.count as u64;
+            let is_first = sequence.pending > 0;
+            sequence.pending =
+                sequence.pending.saturating_sub(u32::try_from(share.count).unwrap_or(u32::MAX));
+            if is_first && sequence.pending > 0 {
+                continue;
+            }
+            sequence.pending = 0;
+            sequence.left -= 1;
+            if is_first {
+                said.push(Said::Began(sequence.id));
+            }
+            if sequence.left == 0 {
+                said.push(Said::Done(sequence.id));
+                ended.push(share.sequence);
+            } else if is_first {
+                self.known.insert(sequence.id, Some(Said::Began(sequence.id)));
+            }
+        }
+        ended.sort_unstable();
+        for index in ended.into_iter().rev() {
+            let id = self.running.remove(index).id;
+            self.known.insert(id, Some(Said::Done(id)));
+        }
+        self.is_busy = false;
+        said
+    }
+}
+
+fn stage(sequence: &Sequence) -> Stage {
+    match sequence.pending {
+        0 => Stage::Decoding { missing_blocks: 0 },
+        pending => Stage::Prompt { pending: pending as usize, report: Report::Last },
+    }
+}
+
+/// Where a device that holds `resident` has the adapter of a request.
+pub(super) fn residency(resident: &BTreeMap<u32, u64>, setup: &ServerSetup, request: &Request) -> Residency {
+    if request.rank == 0 || resident.contains_key(&request.adapter) || setup.adapter_slots == usize::MAX {
+        return Residency::Device;
+    }
+    Residency::Host { bytes: u64::from(request.rank) * setup.rank_bytes }
+}
+
+/// Its adapter is used: it comes, and the one that was asked for longest ago goes.
+pub(super) fn touch(resident: &mut BTreeMap<u32, u64>, asked: &mut u64, slots: usize, request: &Request) {
+    if request.rank == 0 || slots == usize::MAX {
+        return;
+    }
+    *asked += 1;
+    resident.insert(request.adapter, *asked);
+    if resident.len() > slots
+        && let Some(oldest) = resident.iter().min_by_key(|(_, at)| **at).map(|(&adapter, _)| adapter)
+    {
+        resident.remove(&oldest);
+    }
+}
+
+pub(super) fn nanos(seconds: f64) -> Nanos {
+    (seconds * 1e9).round() as Nanos
+}

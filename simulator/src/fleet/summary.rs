@@ -1,0 +1,81 @@
+//! The figures of a fleet's run.
+
+use policy::routing::Slo;
+use serde::Serialize;
+
+use super::{End, Nanos, Outcome, Request};
+use crate::statistics::{mean, quantile};
+
+/// See the module. Times are of requests that came after the warm-up.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Summary {
+    /// Requests that are measured.
+    pub requests: usize,
+    /// Of them, those that ended otherwise than with an answer.
+    pub unanswered: usize,
+    /// Part of answers of at least two tokens whose mean time for a token is within the promise.
+    pub attainment: f64,
+    /// The same of answers of at least eight tokens, in which one pass over somebody's prompt is not everything.
+    pub attainment_8: f64,
+    /// Part of all whose first token came within the promise.
+    pub ttft_attainment: f64,
+    /// Mean over requests of the mean time for a token, and its quantiles.
+    pub tpot_ms: f64,
+    /// Half of them take no longer.
+    pub tpot_p50_ms: f64,
+    /// 99 of 100 take no longer.
+    pub tpot_p99_ms: f64,
+    /// To the first token.
+    pub ttft_ms: f64,
+    /// 99 of 100 take no longer.
+    pub ttft_p99_ms: f64,
+    /// From arrival to the last token.
+    pub latency_ms: f64,
+}
+
+impl Summary {
+    /// Of what `requests` came to, beside what they were promised. Each takes `outside_s` beyond the fleet.
+    #[must_use]
+    pub fn of(requests: &[Request], outcomes: &[Outcome], warmup: Nanos, slo: &Slo, outside_s: f64) -> Self {
+        let measured: Vec<(&Request, &Outcome)> =
+            requests.iter().zip(outcomes).filter(|(request, _)| request.at >= warmup).collect();
+        let answered: Vec<(&Request, &Outcome)> =
+            measured.iter().filter(|(_, outcome)| outcome.end == End::Answered).copied().collect();
+        let begun = |outcome: &Outcome| outcome.first_token.unwrap_or(outcome.ended);
+        let since = |request: &Request, at: Nanos| ms(at - request.at) + outside_s * 1e3;
+        let ttft: Vec<f64> =
+            answered.iter().map(|(request, outcome)| since(request, begun(outcome))).collect();
+        let latency: Vec<f64> =
+            answered.iter().map(|(request, outcome)| since(request, outcome.ended)).collect();
+        let tpot_of = |at_least: u32| -> Vec<f64> {
+            let long = answered.iter().filter(|(request, _)| request.answer >= at_least);
+            let each = |(request, outcome): &(&Request, &Outcome)| {
+                ms(outcome.ended - begun(outcome)) / f64::from(request.answer - 1)
+            };
+            long.map(each).collect()
+        };
+        let (tpot, tpot_8) = (tpot_of(2), tpot_of(8));
+        let within = |values: &[f64], limit_us: Option<u64>, all: usize| {
+            let good = values.iter().filter(|ms| limit_us.is_none_or(|us| **ms <= us as f64 * 1e-3)).count();
+            good as f64 / all.max(1) as f64
+        };
+        let unanswered = measured.len() - answered.len();
+        Self {
+            requests: measured.len(),
+            unanswered,
+            attainment: within(&tpot, slo.tpot_us, tpot.len() + unanswered),
+            attainment_8: within(&tpot_8, slo.tpot_us, tpot_8.len() + unanswered),
+            ttft_attainment: within(&ttft, slo.ttft_us, measured.len()),
+            tpot_ms: mean(&tpot),
+            tpot_p50_ms: quantile(&tpot, 0.5),
+            tpot_p99_ms: quantile(&tpot, 0.99),
+            ttft_ms: mean(&ttft),
+            ttft_p99_ms: quantile(&ttft, 0.99),
+            latency_ms: mean(&latency),
+        }
+    }
+}
+
+fn ms(time: Nanos) -> f64 {
+    time as f64 * 1e-6
+}
