@@ -26,6 +26,7 @@ use gateway::{
     adapters::{Options, Record, Registry, database::Database, store::ContentId},
     caller::{Caller, Role},
     executor::{Executor, ExecutorLimits},
+    executors::{Executors, ONLY},
     keys::{Keys, line_of},
     limits::KeyLimit,
     random::random_u64,
@@ -261,6 +262,7 @@ async fn registry(directory: &Path) -> Result<Arc<Registry>, Box<dyn Error>> {
     let silence = Duration::from_secs(30);
     let limits = ExecutorLimits { max_sequences: 1, delays: DelayLimits::default(), silence };
     let executor = Executor::connect(&directory.join("nobody"), limits);
+    let executors = Executors::of([(ONLY.to_owned(), executor)]);
     let state = directory.join("state");
     let options = Options {
         state: state.clone(),
@@ -268,7 +270,7 @@ async fn registry(directory: &Path) -> Result<Arc<Registry>, Box<dyn Error>> {
         max_adapters: 1000,
         max_adapter_file_bytes: 1,
     };
-    drop(Registry::open(executor.clone(), options.clone()).await?);
+    drop(Registry::open(executors.clone(), options.clone()).await?);
     let (database, _) = Database::open(&state).await?;
     for owner in ["mine", "everybody", "theirs"] {
         for index in 0..ADAPTERS {
@@ -276,5 +278,5 @@ async fn registry(directory: &Path) -> Result<Arc<Registry>, Box<dyn Error>> {
         }
     }
     drop(database);
-    Ok(Registry::open(executor, options).await?)
+    Ok(Registry::open(executors, options).await?)
 }

@@ -7,15 +7,16 @@
 //!
 //! - [`registry`]: all of it held together. What is done with it is told in the rooms of the doing:
 //!   - [`change`]: load, replace, unload, pin.
-//!   - `on_demand`: an adapter loaded into the executor when a request needs it, others making room.
+//!   - `on_demand`: an adapter loaded into an executor when a request needs it there, others making room.
 //!   - `restore`: an executor that was just connected made ready.
 //! - [`jail`]: adapter files opened by paths that came over HTTP, never outside of the adapter root.
 //! - [`store`]: copies of those files by content; what the executor loads and a restart brings back.
 //! - [`database`]: what is registered, on disk before a change is answered; [`import`] reads what was there before it.
 //!   `layout` has its tables.
 //! - [`entry`]: an adapter under a name, its leases and its owner; [`table`] says who sees which names.
-//! - [`residency`]: which adapters are in the executor, and which are on their way.
-//! - [`errors`] says what may go wrong, [`figures`] counts.
+//! - [`residency`]: which adapters are in each executor, and which are on their way. What is pinned is in all of them,
+//!   anything else where requests asked for it.
+//! - `names`: what adapters may be called; [`errors`] says what may go wrong, [`figures`] counts.
 //!
 //! # The life of a load
 //!
@@ -29,8 +30,9 @@
 //!
 //! # Locks
 //!
-//! `changing` is held by whoever changes the registry or moves adapters (the executor loads one at a time anyhow).
-//! Requests whose adapter is resident never wait for it.
+//! `changing` is held by whoever changes the registry, `moving` of an executor's home by whoever moves adapters in or out
+//! of it (an executor loads one at a time anyhow); who needs both takes `changing` first. Requests whose adapter is
+//! resident wait for neither, and an executor that is stuck holds up no other's.
 
 pub mod change;
 pub mod database;
@@ -40,6 +42,7 @@ pub mod figures;
 mod import;
 pub mod jail;
 mod layout;
+mod names;
 mod on_demand;
 pub mod registry;
 pub mod residency;
@@ -50,7 +53,7 @@ pub mod table;
 pub use self::{
     change::{LoadRequest, Pin, Replace},
     database::Record,
-    entry::{Entry, Lease},
+    entry::{Entry, Lease, Place},
     errors::{AdapterError, OpenError, ResidencyError, Unusable},
     figures::Figures,
     registry::{Options, Registry},

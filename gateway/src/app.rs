@@ -8,13 +8,14 @@ use std::{
     time::Instant,
 };
 
+use policy::routing::Policy;
 use tokio::sync::{Semaphore, watch};
 
 use crate::{
     adapters::Registry,
     config::{ConnectionLimits, Hosts},
     errors::ApiError,
-    executor::Executor,
+    executors::Executors,
     keys::Keys,
     lifecycle::{NotServing, Serving, Status},
     limits::AdapterLimits,
@@ -34,8 +35,10 @@ pub(crate) const LARGE_BODIES: usize = 32;
 /// What every handler shares.
 #[derive(Debug)]
 pub struct App {
-    /// The connection over which token ids travel; clones share it.
-    pub executor: Executor,
+    /// The connections over which token ids travel; clones share them.
+    pub executors: Executors,
+    /// How one of several executors is chosen.
+    pub routing: Policy,
     /// Whether requests can be served, and what with.
     pub status: watch::Receiver<Status>,
     /// Adapters by name, and where they are.
@@ -77,11 +80,13 @@ pub struct Origins {
 /// What an [`App`] is put together from.
 #[derive(Debug)]
 pub struct Parts {
-    /// The connection over which token ids travel.
-    pub executor: Executor,
+    /// The connections over which token ids travel.
+    pub executors: Executors,
+    /// How one of several executors is chosen.
+    pub routing: Policy,
     /// Kept true by the lifecycle.
     pub status: watch::Receiver<Status>,
-    /// Opened, and restored by the lifecycle each time the executor is reached.
+    /// Opened, and restored by the lifecycle each time an executor is reached.
     pub registry: Arc<Registry>,
     /// Opened.
     pub training: Arc<Training>,
@@ -106,7 +111,8 @@ impl App {
     #[must_use]
     pub fn new(parts: Parts) -> Self {
         Self {
-            executor: parts.executor,
+            executors: parts.executors,
+            routing: parts.routing,
             status: parts.status,
             registry: parts.registry,
             training: parts.training,

@@ -1,6 +1,7 @@
 //! Command line and environment, turned into one checked [`Config`].
 
 mod args;
+mod sockets;
 mod values;
 
 use std::{
@@ -13,18 +14,20 @@ use std::{
 use settings::LogFormat;
 
 pub use self::{
-    args::{AdapterArgs, AdmissionArgs, Args, CallerArgs, ConnectionArgs, FigureArgs, TrainingArgs},
+    args::{
+        AdapterArgs, AdmissionArgs, Args, CallerArgs, ConnectionArgs, ExecutorArgs, FigureArgs, TrainingArgs,
+    },
     values::{ConnectionLimits, Figures, Hosts, Lifeline, MetricNames, Rates, StartAdapter, TrainingLimits},
 };
-use policy::admission::DelayLimits;
+use policy::{admission::DelayLimits, routing::Policy};
 
+use self::sockets::{MAX_SOCKET_BYTES, addresses, check_sockets};
 use crate::{
     executor::ExecutorLimits,
+    executors::{Address, MAX_EXECUTORS},
     keys::{KeyFileError, Keys},
 };
 
-/// `sun_path` without its final zero.
-const MAX_SOCKET_BYTES: usize = 107;
 /// Under this name systemd hands over the key file (`LoadCredential=api-keys:...`).
 const KEY_CREDENTIAL: &str = "api-keys";
 /// Most origins of `--cors-origins`: each request is compared with all of them.
@@ -46,6 +49,12 @@ pub enum ConfigError {
         /// As given.
         path: PathBuf,
     },
+    /// More than a gateway drives.
+    #[error("more than {MAX_EXECUTORS} times --executor; leave some out")]
+    TooManyExecutors,
+    /// Two executors that nobody can tell apart.
+    #[error("--executor {0} has the name or the socket of another; give each its own")]
+    SameExecutor(String),
     /// The adapter root is not there.
     #[error("--adapter-root '{}' cannot be opened: {reason}; create it or give another", path.display())]
     AdapterRoot {
@@ -81,8 +90,8 @@ pub enum ConfigError {
 /// Checked settings.
 #[derive(Debug)]
 pub struct Config {
-    /// The executor's ipc socket.
-    pub socket: PathBuf,
+    /// The executors; at least one.
+    pub executors: Vec<Address>,
     /// Where to serve HTTP.
     pub listen: SocketAddr,
     /// Directory of the registry.
@@ -107,6 +116,8 @@ pub struct Config {
     pub rates: Rates,
     /// What connections may cost.
     pub connections: ConnectionLimits,
+    /// How one of several executors is chosen.
+    pub routing: Policy,
     /// What the executor, and what is asked of it, is held to.
     pub executor: ExecutorLimits,
     /// What fine-tuning may cost, and who does it.
@@ -128,7 +139,8 @@ impl TryFrom<Args> for Config {
 
     fn try_from(args: Args) -> Result<Self, ConfigError> {
         check_sizes(&args)?;
-        check_sockets(&args)?;
+        let addresses = addresses(&args.executors)?;
+        check_sockets(&addresses, args.training.trainer_socket.as_ref())?;
         check_names(&args)?;
         let figures = figures(&args.figures);
         let key_file =
@@ -145,7 +157,7 @@ impl TryFrom<Args> for Config {
             return Err(ConfigError::OpenPort(args.listen));
         }
         Ok(Self {
-            socket: args.socket,
+            executors: addresses,
             listen: args.listen,
             state: args.state,
             served_model_name: args.served_model_name,
@@ -158,6 +170,7 @@ impl TryFrom<Args> for Config {
             cors_origins: origins(&args.callers.cors_origins)?,
             rates,
             connections: connections(&args.connections),
+            routing: args.executors.routing,
             executor: executor(&args.admission, args.silence_ms),
             training: training(args.training),
             grace: Duration::from_millis(args.grace_ms),
@@ -192,15 +205,6 @@ fn check_sizes(args: &Args) -> Result<(), ConfigError> {
     match sizes.into_iter().find(|(_, value, least)| value < least) {
         None => Ok(()),
         Some((name, _, least)) => Err(ConfigError::TooSmall { name, least }),
-    }
-}
-
-fn check_sockets(args: &Args) -> Result<(), ConfigError> {
-    let sockets = [("socket", Some(&args.socket)), ("trainer-socket", args.training.trainer_socket.as_ref())];
-    let is_longer = |path: &&PathBuf| path.as_os_str().len() > MAX_SOCKET_BYTES;
-    match sockets.into_iter().find_map(|(name, path)| Some((name, path.filter(is_longer)?))) {
-        None => Ok(()),
-        Some((name, path)) => Err(ConfigError::SocketPath { name, path: path.clone() }),
     }
 }
 
@@ -286,6 +290,7 @@ mod tests {
     use clap::Parser as _;
 
     use super::*;
+    use crate::executors::ONLY;
 
     fn config(extra: &[&str]) -> Result<Config, ConfigError> {
         let base = ["gateway", "--socket", "s", "--state", "d"];
@@ -297,6 +302,20 @@ mod tests {
         assert!(matches!(config(&["--listen", "0.0.0.0:80"]), Err(ConfigError::OpenPort(_))));
         config(&["--listen", "0.0.0.0:80", "--insecure"]).unwrap();
         config(&["--listen", "[::1]:80"]).unwrap();
+    }
+
+    #[test]
+    fn several_executors_are_given_by_name_and_socket() {
+        let only = config(&[]).unwrap().executors;
+        assert_eq!(only, [Address { name: ONLY.to_owned(), socket: "s".into() }]);
+        let several = config(&["--executor", "a=x", "--executor", "b=y"]).unwrap().executors;
+        let names: Vec<_> = several.iter().map(|address| address.name.as_str()).collect();
+        assert_eq!(names, ["a", "b"]);
+        for other in ["a=y", "b=x"] {
+            let error = config(&["--executor", "a=x", "--executor", other]).unwrap_err();
+            assert!(matches!(error, ConfigError::SameExecutor(_)), "{error}");
+        }
+        assert!(Args::try_parse_from(["gateway", "--state", "d", "--executor", "A b=x"]).is_err());
     }
 
     #[test]

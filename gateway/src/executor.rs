@@ -19,7 +19,7 @@ mod queue;
 mod slots;
 mod task;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod wire;
 
 use std::{path::Path, sync::Arc, time::Duration};
@@ -35,7 +35,6 @@ use shmproto::{
 };
 use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 
-pub use self::errors::CallError;
 use self::{
     batch::Batch,
     link::{Answer, Call, Command, Link},
@@ -44,6 +43,7 @@ use self::{
     task::LinkTask,
     wire::Peer,
 };
+pub use self::{errors::CallError, queue::RequestIds, slots::Load};
 use crate::random::random_u64;
 
 /// Calls (load, unload, stats) that may be under way at once.
@@ -72,19 +72,31 @@ impl Executor {
     /// Starts the task that connects to the ROUTER at `socket` and keeps connecting until [`Executor::close`].
     #[must_use]
     pub fn connect(socket: &Path, limits: ExecutorLimits) -> Self {
+        Self::connect_beside(socket, limits, RequestIds::default())
+    }
+
+    /// The same beside other executors: a sequence may move from one to another, so `ids` counts for all of them.
+    #[must_use]
+    pub fn connect_beside(socket: &Path, limits: ExecutorLimits, ids: RequestIds) -> Self {
         let (commands, received) = mpsc::unbounded_channel();
         let (link_sender, link) = watch::channel(Link::Down { reason: "not connected yet".to_owned() });
         let slots = Slots::new(limits.max_sequences, limits.delays, Arc::new(SystemClock));
         let endpoint = format!("ipc://{}", socket.display());
         let peer = Peer { endpoint, instance: random_u64(), silence: limits.silence };
         tokio::spawn(LinkTask::new(peer, received, link_sender, slots.clone()).run());
-        Self { queue: Queue::new(commands, slots), link, calls: Arc::new(Semaphore::new(MAX_CALLS)) }
+        Self { queue: Queue::new(commands, slots, ids), link, calls: Arc::new(Semaphore::new(MAX_CALLS)) }
     }
 
     /// How many sequences there may be at once, running and waiting together.
     #[must_use]
     pub fn max_sequences(&self) -> usize {
         self.queue.limit()
+    }
+
+    /// How many sequences are under way, and how many there may be.
+    #[must_use]
+    pub fn load(&self) -> Load {
+        self.queue.load()
     }
 
     /// The connection's state, to be watched.
@@ -104,7 +116,22 @@ impl Executor {
     /// # Errors
     /// If so many are under way that there is no room for them, now or ever. Neither is asked of the executor.
     pub fn generate(&self, epoch: u64, sequences: Vec<Generate>) -> Result<Batch, CallError> {
-        Batch::start(self.queue.clone(), epoch, sequences)
+        Batch::start(&self.queue, epoch, sequences)
+    }
+
+    /// Starts the lost sequence `index` of `batch` again as `sequence`, over connection `epoch` of this executor, whichever
+    /// had it before.
+    ///
+    /// # Errors
+    /// If there is no room for it.
+    pub fn restart(
+        &self,
+        batch: &mut Batch,
+        index: usize,
+        epoch: u64,
+        sequence: Generate,
+    ) -> Result<(), CallError> {
+        batch.restart(index, &self.queue, epoch, sequence)
     }
 
     /// Fails if there is no room for a single sequence now: asked before a request is read, so that a flood of them

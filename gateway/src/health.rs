@@ -9,12 +9,15 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
+use shmproto::message::{Stats, Welcome};
 
 use crate::{
     app::App,
     errors::ApiError,
+    executors::{Member, State as Executor},
     layers,
     lifecycle::{Serving, Status},
+    metrics::Report,
     placement,
     training::figures::UnderWay,
 };
@@ -60,19 +63,43 @@ pub(crate) async fn version() -> Json<Value> {
     Json(json!({ "version": env!("CARGO_PKG_VERSION") }))
 }
 
-/// `GET /v1/status`: what the gateway and its executor do now.
+/// `GET /v1/status`: what the gateway and its executors do now.
 pub(crate) async fn status(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     let serving: Option<Arc<Serving>> = app.serving().ok();
-    let report = app.metrics.reported();
-    let stats = &report.stats;
+    let reports = app.metrics.reported();
+    let expected = app.metrics.expected_workers();
+    let welcome_of = |index: usize| {
+        let ready = serving.iter().flat_map(|serving| &serving.ready).find(|ready| ready.index == index);
+        ready.map(|ready| &*ready.welcome)
+    };
+    let mut status = match &*reports {
+        [only] => figures(only, welcome_of(0), expected),
+        several => {
+            let each = several.iter().zip(app.executors.all());
+            let each =
+                each.map(|(report, member)| executor(member, report, welcome_of(member.index()), expected));
+            let mut together = sums(several);
+            together["executors"] = each.collect();
+            together["adapters"]["budget_bytes"] = json!(app.registry.budget_bytes());
+            together
+        }
+    };
     let welcome = serving.as_ref().map(|serving| &*serving.welcome);
-    Ok(Json(json!({
-        "model": serving.as_ref().map(|serving| serving.base_name.as_str()),
-        "model_path": welcome.map(|welcome| welcome.model_path.as_str()),
-        "adapter_root": app.registry.root().to_string_lossy(),
-        "version": env!("CARGO_PKG_VERSION"),
-        "uptime_s": app.started.elapsed().as_secs(),
-        "ready": serving.is_some() && !app.is_draining(),
+    status["model"] = json!(serving.as_ref().map(|serving| serving.base_name.as_str()));
+    status["model_path"] = json!(welcome.map(|welcome| welcome.model_path.as_str()));
+    status["adapter_root"] = json!(app.registry.root().to_string_lossy());
+    status["version"] = json!(env!("CARGO_PKG_VERSION"));
+    status["uptime_s"] = json!(app.started.elapsed().as_secs());
+    status["ready"] = json!(serving.is_some() && !app.is_draining());
+    status["adapters"]["registered"] = json!(app.registry.len());
+    status["training"] = training(&app);
+    Ok(Json(status))
+}
+
+/// What an executor reports of itself.
+fn figures(report: &Report, welcome: Option<&Welcome>, expected_workers: u32) -> Value {
+    let stats = &report.stats;
+    json!({
         "requests": { "running": stats.running, "waiting": stats.waiting },
         "tokens_per_s": {
             "prompt": report.prompt_tokens_per_s, "generated": report.generated_tokens_per_s,
@@ -82,17 +109,59 @@ pub(crate) async fn status(State(app): State<Arc<App>>) -> Result<Json<Value>, A
         },
         "memory": placement::memory(stats),
         "adapters": {
-            "registered": app.registry.len(),
             "resident": stats.adapters.len(),
             "bytes": stats.adapter_bytes,
             "budget_bytes": welcome.map(|welcome| welcome.adapter_budget_bytes),
         },
         "device": placement::device(stats, welcome),
         "cold_starts": placement::cold_starts(stats),
-        "workers": placement::workers(stats, app.metrics.expected_workers()),
+        "workers": placement::workers(stats, expected_workers),
         "layers": layers::status(&stats.layers),
-        "training": training(&app),
-    })))
+    })
+}
+
+/// One of several executors: what it reports, and what the gateway does with it.
+fn executor(member: &Member, report: &Report, welcome: Option<&Welcome>, expected_workers: u32) -> Value {
+    let mut told = figures(report, welcome, expected_workers);
+    let (state, detail) = match member.state() {
+        Executor::Ready(_) if member.is_drained() => ("drained", None),
+        Executor::Ready(_) => ("ready", None),
+        Executor::Starting { stage, percent } => ("loading", Some(loading(&stage, percent))),
+        Executor::Lost { detail } => ("lost", Some(detail)),
+        Executor::Refused { detail } => ("refused", Some(detail)),
+    };
+    let (sent, taken_over) = member.counts();
+    told["name"] = member.name().into();
+    told["state"] = state.into();
+    told["detail"] = json!(detail);
+    told["drained"] = member.is_drained().into();
+    told["sequences"] = json!({
+        "under_way": member.executor().load().held, "sent": sent, "taken_over": taken_over,
+    });
+    told
+}
+
+/// What of several executors can be added up; the rest is told of each alone.
+fn sums(reports: &[Report]) -> Value {
+    let sum = |figure: fn(&Stats) -> u64| reports.iter().map(|report| figure(&report.stats)).sum::<u64>();
+    let rate = |figure: fn(&Report) -> f64| reports.iter().map(figure).sum::<f64>();
+    json!({
+        "requests": {
+            "running": sum(|stats| stats.running.into()), "waiting": sum(|stats| stats.waiting.into()),
+        },
+        "tokens_per_s": {
+            "prompt": rate(|report| report.prompt_tokens_per_s),
+            "generated": rate(|report| report.generated_tokens_per_s),
+        },
+        "kv_blocks": {
+            "total": sum(|stats| stats.kv_blocks_total.into()),
+            "used": sum(|stats| stats.kv_blocks_used.into()),
+            "cached": sum(|stats| stats.kv_blocks_cached.into()),
+        },
+        "adapters": {
+            "resident": sum(|stats| stats.adapters.len() as u64), "bytes": sum(|stats| stats.adapter_bytes),
+        },
+    })
 }
 
 /// What is trained now, for the operator: jobs, and models of sessions step by step.

@@ -9,14 +9,15 @@
 //! - [`health`], [`pages`], [`notify`]: what probes, browsers and the service manager are told.
 //! - [`openai`]: requests checked, answers shaped; [`app`]: what all handlers share; [`errors`]: how a failure looks.
 //! - [`text`]: tokenizer and chat template.
-//! - [`executor`]: the connection over which token ids travel; [`lifecycle`] says when it can be used.
+//! - [`executor`]: a connection over which token ids travel; [`executors`]: all there are; [`lifecycle`] says when they can
+//!   be used, [`routing`] which of them gets a request, `drain` which gets none.
 //! - [`adapters`]: names, generations, and what is on disk about them; [`placement`]: where they are computed.
 //! - [`tinker`]: Tinker's HTTP API; [`runs`] is what it is about: adapters that are trained order by order.
 //! - [`training`]: files to learn from and fine-tuning jobs; [`trainers`]: where processes that learn are asked for.
 //! - [`layers`]: what split clients have used of the base layers they rent.
 //! - [`metrics`]: figures for Prometheus; [`telemetry`]: the log, the record of each request, traces.
 //! - On the ground: [`caller`] is who asks, [`usage`] what a request came to, [`random`] and `clock` what they say, `thread`
-//!   is for what takes long and must not wait for requests.
+//!   is for what takes long and must not wait for requests, `lock` for what several look at.
 //!
 //! # Principles
 //!
@@ -36,13 +37,16 @@ pub mod caller;
 mod clock;
 pub mod config;
 pub mod connections;
+mod drain;
 pub mod errors;
 pub mod executor;
+pub mod executors;
 pub mod health;
 pub mod keys;
 pub mod layers;
 pub mod lifecycle;
 pub mod limits;
+mod lock;
 pub mod metrics;
 pub mod notify;
 pub mod openai;
@@ -52,6 +56,7 @@ pub mod placement;
 pub mod random;
 pub mod request;
 pub mod routes;
+pub mod routing;
 pub mod runs;
 pub mod server;
 pub mod telemetry;

@@ -1,21 +1,32 @@
 //! From the first connection to the last: what is being served now, and what has to happen before it is.
 //!
-//! Each time the executor is reached, its model's text side is read (unless it is the one read before) and its adapters
-//! are brought back. Only then the gateway is ready, and again so after every reconnection.
+//! Each time an executor is reached, its model's text side is read (unless it is the one read before) and its adapters
+//! are brought back. Only then it is used, and again so after every reconnection. The gateway is ready as long as one
+//! executor is.
 //!
 //! A path is no promise: another model may have been put there since the executor read its weights, or before it did. So
 //! the executor says what the text beside its weights was made of, and no other text is served.
 
-use std::{path::Path, sync::Arc, time::Duration};
+mod status;
+
+use std::{
+    path::Path,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use shmproto::message::Welcome;
-use tokio::{sync::watch, time::timeout};
+use tokio::{sync::watch, task::JoinSet, time::timeout};
 
+use self::status::Face;
+pub use self::status::{NotServing, Serving, Status};
 use crate::{
     adapters::Registry,
     clock::seconds_since_1970,
     config::{Config, StartAdapter},
-    executor::{Executor, link::Link},
+    executor::link::Link,
+    executors::{Executors, Member, State, member::Ready},
+    lock::lock,
     text::{LoadError, LoadedText, Text},
     thread,
 };
@@ -25,73 +36,6 @@ const LOOK: Duration = Duration::from_secs(2);
 
 /// Reads the text side of the model at a path. Runs on a thread of its own.
 pub type LoadText = Arc<dyn Fn(&Path) -> Result<LoadedText, LoadError> + Send + Sync>;
-
-/// What is served over one connection to an executor.
-#[derive(Debug)]
-pub struct Serving {
-    /// Number of the connection.
-    pub epoch: u64,
-    /// What the executor said of itself.
-    pub welcome: Arc<Welcome>,
-    /// Tokenizer and chat template.
-    pub text: Arc<dyn Text>,
-    /// What the base model is called.
-    pub base_name: String,
-    /// Most tokens of prompt and completion together.
-    pub context_tokens: usize,
-    /// Seconds since 1970 when it began to be served.
-    pub since: u64,
-}
-
-/// Whether requests can be served.
-#[derive(Debug, Clone)]
-pub enum Status {
-    /// Nothing has been served yet, or the executor has come back and is being prepared.
-    Starting {
-        /// What is being waited for.
-        stage: String,
-        /// How much of it is done, 0 to 100, if that is known.
-        percent: Option<u32>,
-    },
-    /// The executor that was served is gone or cannot be used; requests under way wait for it.
-    Lost {
-        /// How the connection ended, or what keeps requests from being served, for a person.
-        detail: String,
-    },
-    /// Requests are served, with what is said here.
-    Ready(Arc<Serving>),
-    /// The gateway ends.
-    Closing,
-}
-
-impl Status {
-    /// What is served, or why nothing is.
-    pub fn serving(&self) -> Result<Arc<Serving>, NotServing> {
-        match self {
-            Self::Ready(serving) => Ok(Arc::clone(serving)),
-            Self::Starting { stage, percent: None } => Err(NotServing::Starting(stage.clone())),
-            Self::Starting { stage, percent: Some(percent) } => {
-                Err(NotServing::Starting(format!("{stage}, {percent} %")))
-            }
-            Self::Lost { detail } => Err(NotServing::Lost(detail.clone())),
-            Self::Closing => Err(NotServing::Closing),
-        }
-    }
-}
-
-/// Why no request can be served now.
-#[derive(Debug, thiserror::Error)]
-pub enum NotServing {
-    /// Not yet: what is being waited for.
-    #[error("still loading: {0}")]
-    Starting(String),
-    /// Not now: why.
-    #[error("the base-executor was lost: {0}; try again shortly")]
-    Lost(String),
-    /// Never again.
-    #[error("the gateway is shutting down")]
-    Closing,
-}
 
 /// Why the gateway cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -121,22 +65,23 @@ enum Again {
     Soon,
 }
 
-/// Watches the link and keeps [`Status`] true.
+/// Watches the links and keeps [`Status`] true.
 pub struct Lifecycle {
-    executor: Executor,
+    executors: Executors,
     registry: Arc<Registry>,
     load_text: LoadText,
     served_model_name: Option<String>,
     /// Loaded the first time, then in the registry.
-    start_adapters: Vec<StartAdapter>,
+    start_adapters: tokio::sync::Mutex<Vec<StartAdapter>>,
     status: watch::Sender<Status>,
-    text: Option<LoadedText>,
-    was_ready: bool,
+    text: tokio::sync::Mutex<Option<LoadedText>>,
+    /// Held while the status is put together.
+    face: Mutex<Option<Face>>,
 }
 
 impl std::fmt::Debug for Lifecycle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Lifecycle").field("was_ready", &self.was_ready).finish_non_exhaustive()
+        f.debug_struct("Lifecycle").field("face", &*lock(&self.face)).finish_non_exhaustive()
     }
 }
 
@@ -145,28 +90,108 @@ impl Lifecycle {
     #[must_use]
     pub fn new(
         config: &Config,
-        executor: Executor,
+        executors: Executors,
         registry: Arc<Registry>,
         load_text: LoadText,
     ) -> (Self, watch::Receiver<Status>) {
         let stage = "waiting for the base-executor".to_owned();
         let (status, receiver) = watch::channel(Status::Starting { stage, percent: None });
         let lifecycle = Self {
-            executor,
+            executors,
             registry,
             load_text,
             served_model_name: config.served_model_name.clone(),
-            start_adapters: config.adapters.clone(),
+            start_adapters: tokio::sync::Mutex::new(config.adapters.clone()),
             status,
-            text: None,
-            was_ready: false,
+            text: tokio::sync::Mutex::default(),
+            face: Mutex::default(),
         };
         (lifecycle, receiver)
     }
 
-    /// Runs until the executor's handle is closed. Fails if the first start cannot succeed.
-    pub async fn run(mut self) -> Result<(), StartError> {
-        let mut link = self.executor.link();
+    /// Runs until the executors' handles are closed. Fails if a start cannot succeed.
+    pub async fn run(self) -> Result<(), StartError> {
+        let shared = Arc::new(self);
+        let mut followed = JoinSet::new();
+        for index in 0..shared.executors.all().len() {
+            followed.spawn(Follower { shared: Arc::clone(&shared), index, was_ready: false }.run());
+        }
+        // The first that fails ends the others.
+        while let Some(ended) = followed.join_next().await {
+            ended.unwrap_or(Err(StartError::Closed))?;
+        }
+        shared.status.send_replace(Status::Closing);
+        Ok(())
+    }
+
+    /// Puts together what all executors are.
+    fn publish(&self) {
+        let mut face = lock(&self.face);
+        let states = self.executors.all().iter().map(Member::state);
+        let (mut ready, mut others) = (Vec::new(), Vec::new());
+        for (state, member) in states.zip(self.executors.all()) {
+            match state {
+                State::Ready(one) => ready.push(one),
+                other => others.push(self.told(other, member.name())),
+            }
+        }
+        let status = match (ready.is_empty(), &*face) {
+            (false, Some(face)) => Status::Ready(Arc::new(Serving::of(face, ready))),
+            _ => {
+                *face = None;
+                let is_starting = |status: &Status| matches!(status, Status::Starting { .. });
+                let first = others.iter().position(is_starting).unwrap_or(0);
+                others.swap_remove(first)
+            }
+        };
+        self.status.send_replace(status);
+    }
+
+    /// What an executor that is not used means for a gateway that has no other.
+    fn told(&self, state: State, name: &str) -> Status {
+        let named = |text: String| {
+            if self.executors.are_several() { format!("executor '{name}': {text}") } else { text }
+        };
+        match state {
+            State::Starting { stage, percent } => Status::Starting { stage: named(stage), percent },
+            State::Lost { detail } | State::Refused { detail } => Status::Lost { detail: named(detail) },
+            State::Ready(_) => unreachable!("it is used"),
+        }
+    }
+
+    /// The text that belongs to the executor's weights; `None` if another is at the path.
+    async fn text_of(&self, welcome: &Welcome) -> Result<Option<Arc<dyn Text>>, StartError> {
+        let belongs = |loaded: &&LoadedText| loaded.hash.0 == welcome.text_hash;
+        let mut text = self.text.lock().await;
+        if text.as_ref().filter(belongs).is_none() {
+            let (load, path) = (Arc::clone(&self.load_text), welcome.model_path.clone());
+            let loaded = thread::run("tokenizer", move || load(Path::new(&path))).await;
+            *text = Some(loaded.map_err(LoadError::from)??);
+        }
+        Ok(text.as_ref().filter(belongs).map(|loaded| Arc::clone(&loaded.text)))
+    }
+
+    async fn load_start_adapters(&self, base_name: &str) -> Result<(), StartError> {
+        let mut adapters = self.start_adapters.lock().await;
+        for adapter in std::mem::take(&mut *adapters) {
+            let loaded = self.registry.load_trusted(&adapter.name, &adapter.path, base_name).await;
+            loaded.map_err(|error| StartError::Adapter { name: adapter.name, reason: error.to_string() })?;
+        }
+        Ok(())
+    }
+}
+
+/// Follows the link of one executor.
+struct Follower {
+    shared: Arc<Lifecycle>,
+    index: usize,
+    was_ready: bool,
+}
+
+impl Follower {
+    /// Runs until the executor's handle is closed. Fails if its start cannot succeed.
+    async fn run(mut self) -> Result<(), StartError> {
+        let mut link = self.member().executor().link();
         loop {
             let now = link.borrow_and_update().clone();
             let again = match now {
@@ -179,29 +204,51 @@ impl Lifecycle {
                 Again::Soon => timeout(LOOK, link.changed()).await.unwrap_or(Ok(())),
             };
             if changed.is_err() {
-                self.status.send_replace(Status::Closing);
                 return Ok(());
             }
         }
     }
 
+    fn member(&self) -> &Member {
+        self.shared.executors.member(self.index)
+    }
+
+    fn set(&self, state: State) -> Again {
+        self.member().set_state(state);
+        self.shared.publish();
+        Again::OnChange
+    }
+
     /// What was ready once is lost, what never was is still being waited for.
     fn set_down(&self, detail: String) -> Again {
-        if !self.was_ready {
-            return self.set_loading(detail, None);
-        }
-        self.status.send_replace(Status::Lost { detail });
-        Again::OnChange
+        self.shared.executors.release(self.index);
+        let state = if self.was_ready {
+            State::Lost { detail }
+        } else {
+            State::Starting { stage: detail, percent: None }
+        };
+        self.set(state)
     }
 
     fn set_loading(&self, stage: String, percent: Option<u32>) -> Again {
-        self.status.send_replace(Status::Starting { stage, percent });
-        Again::OnChange
+        self.set(State::Starting { stage, percent })
+    }
+
+    /// It is there, and what it serves is not what the others do.
+    fn refuse(&self, detail: String) -> Again {
+        if !matches!(self.member().state(), State::Refused { .. }) {
+            tracing::error!(executor = self.member().name(), reason = detail, "an executor is not used");
+        }
+        self.set(State::Refused { detail });
+        Again::Soon
     }
 
     async fn prepare(&mut self, epoch: u64, welcome: Arc<Welcome>) -> Result<Again, StartError> {
+        if let Err(reason) = self.shared.executors.claim(self.index, &welcome) {
+            return Ok(self.refuse(reason));
+        }
         self.set_loading("reading the tokenizer".to_owned(), None);
-        let Some(text) = self.text_of(&welcome).await? else {
+        let Some(text) = self.shared.text_of(&welcome).await? else {
             let reason = format!(
                 "the tokenizer at '{}' is not that of the model which the base-executor serves: its files were replaced; \
                  restart the base-executor, or put them back",
@@ -212,46 +259,36 @@ impl Lifecycle {
             return Ok(Again::Soon);
         };
         self.set_loading("loading adapters".to_owned(), None);
-        let base_name = self.served_model_name.clone().unwrap_or_else(|| model_name(&welcome.model_path));
-        if !self.registry.restore(&welcome.adapters, &base_name).await {
+        let base_name = self.base_name(&welcome);
+        if !self.shared.registry.restore(self.index, &welcome.adapters, &base_name).await {
             // The link went down meanwhile; its change is the next thing seen.
             return Ok(Again::OnChange);
         }
-        self.load_start_adapters(&base_name).await?;
-        let pool = u64::from(welcome.kv_blocks) * u64::from(welcome.block_tokens);
-        let context = u64::from(welcome.context_length).min(pool);
-        let serving = Serving {
-            epoch,
-            welcome,
-            text,
-            base_name,
-            context_tokens: usize::try_from(context).unwrap_or(usize::MAX),
-            since: seconds_since_1970(),
-        };
-        tracing::info!(model = %serving.base_name, adapters = self.registry.len(), "ready");
-        self.was_ready = true;
-        failpoint::pass("gateway.ready");
-        self.status.send_replace(Status::Ready(Arc::new(serving)));
+        self.shared.load_start_adapters(&base_name).await?;
+        self.be_ready(
+            Ready { index: self.index, epoch, welcome },
+            Face { text, base_name, since: seconds_since_1970() },
+        );
         Ok(Again::OnChange)
     }
 
-    /// The text that belongs to the executor's weights; `None` if another is at the path.
-    async fn text_of(&mut self, welcome: &Welcome) -> Result<Option<Arc<dyn Text>>, StartError> {
-        let belongs = |loaded: &&LoadedText| loaded.hash.0 == welcome.text_hash;
-        if self.text.as_ref().filter(belongs).is_none() {
-            let (load, path) = (Arc::clone(&self.load_text), welcome.model_path.clone());
-            let loaded = thread::run("tokenizer", move || load(Path::new(&path))).await;
-            self.text = Some(loaded.map_err(LoadError::from)??);
-        }
-        Ok(self.text.as_ref().filter(belongs).map(|loaded| Arc::clone(&loaded.text)))
+    /// What the base is called: as long as it is served, as whoever served it first called it.
+    fn base_name(&self, welcome: &Welcome) -> String {
+        let served = lock(&self.shared.face).as_ref().map(|face| face.base_name.clone());
+        let given = self.shared.served_model_name.clone();
+        given.or(served).unwrap_or_else(|| model_name(&welcome.model_path))
     }
 
-    async fn load_start_adapters(&mut self, base_name: &str) -> Result<(), StartError> {
-        for adapter in std::mem::take(&mut self.start_adapters) {
-            let loaded = self.registry.load_trusted(&adapter.name, &adapter.path, base_name).await;
-            loaded.map_err(|error| StartError::Adapter { name: adapter.name, reason: error.to_string() })?;
-        }
-        Ok(())
+    fn be_ready(&mut self, ready: Ready, face: Face) {
+        let (member, shared) = (self.member(), &self.shared);
+        tracing::info!(
+            model = %face.base_name, executor = member.name(), adapters = shared.registry.len(), "ready"
+        );
+        failpoint::pass("gateway.ready");
+        lock(&shared.face).get_or_insert(face);
+        member.set_state(State::Ready(ready));
+        shared.publish();
+        self.was_ready = true;
     }
 }
 

@@ -7,9 +7,12 @@
 //! - [`meter`]: one generation request; [`labels`]: figures by adapter, for a bounded number of adapters.
 //! - [`poll`]: asks the executor each second. [`executor`]: what it reports of itself; [`placement`]: of adapters on
 //!   the device and before; [`layers`]: of split clients.
-//! - `memory`: of its tiers of keys and values.
+//! - `memory`: of its tiers of keys and values; `member`: all of it, of one executor.
 //! - [`residents`]: what the registry holds; [`process`]: what this costs.
 //! - [`aliases`], [`lora_info`]: vLLM's names.
+//!
+//! What an executor reports has the label `executor` where there are several, and none where there is one: a sum over
+//! executors reads the same in both.
 //!
 //! There is no global recorder: two gateways in one process do not mix their figures. Requests are
 //! not labelled by tenant; rented base layers are, for whoever runs the base must see who uses it. Reading the figures
@@ -20,6 +23,7 @@ pub mod executor;
 pub mod labels;
 mod layers;
 mod lora_info;
+mod member;
 mod memory;
 pub mod meter;
 mod placement;
@@ -30,40 +34,32 @@ pub mod store;
 pub mod table;
 pub mod text;
 
-use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicU32, Ordering::Relaxed},
-};
+use std::sync::{Arc, Mutex, PoisonError};
 
 pub use self::executor::Report;
 use self::{
     aliases::write_aliases,
-    executor::ExecutorFigures,
     labels::AdapterLabels,
-    layers::LayerFigures,
-    memory::MemoryFigures,
-    placement::PlacementFigures,
+    member::MemberFigures,
     process::ProcessFigures,
     store::{Histogram, Number, Store},
     table::{IDS, Id, Kind},
-    text::write_family,
+    text::{Rows, write_family},
 };
 use crate::{
     adapters::Registry,
     config::{Figures, MetricNames},
+    executors::ONLY,
     training::Training,
 };
 
 /// Every figure, ready to be changed.
 #[derive(Debug)]
 pub struct Metrics {
-    store: Store,
+    store: Arc<Store>,
     names: MetricNames,
     adapters: AdapterLabels,
-    executor: ExecutorFigures,
-    memory: MemoryFigures,
-    placement: PlacementFigures,
-    layers: LayerFigures,
+    executors: Vec<MemberFigures>,
     process: ProcessFigures,
     in_flight: Arc<Number>,
     prompt_tokens: Arc<Number>,
@@ -77,24 +73,24 @@ pub struct Metrics {
     load_wait: Arc<Histogram>,
     kv_wait: Arc<Histogram>,
     duration: Arc<Histogram>,
-    latest: Mutex<Report>,
     base_model: Mutex<String>,
-    /// Sequences the executor computes together: as many adapters may be in use at once.
-    max_running: AtomicU32,
 }
 
 impl Metrics {
-    /// All figures at zero.
+    /// All figures at zero, for executors called so. Those of a single one have no label.
     #[must_use]
-    pub fn new(figures: &Figures) -> Self {
-        let store = Store::new();
+    pub fn new(figures: &Figures, executors: &[&str]) -> Self {
+        let store = Arc::new(Store::new());
+        let executors = match executors {
+            [_] => vec![MemberFigures::new(Arc::clone(&store), None, figures)],
+            several => {
+                several.iter().map(|name| MemberFigures::new(Arc::default(), Some(name), figures)).collect()
+            }
+        };
         let metrics = Self {
             names: figures.names,
             adapters: AdapterLabels::new(&store, figures.max_adapter_labels),
-            executor: ExecutorFigures::new(&store),
-            memory: MemoryFigures::new(&store),
-            placement: PlacementFigures::new(&store, figures.expected_workers),
-            layers: LayerFigures::new(&store, figures.max_adapter_labels),
+            executors,
             process: ProcessFigures::new(&store),
             in_flight: store.number(Id::InFlight, &[]),
             prompt_tokens: store.number(Id::PromptTokens, &[]),
@@ -108,9 +104,7 @@ impl Metrics {
             load_wait: store.histogram(Id::AdapterLoadWait, &[]),
             kv_wait: store.histogram(Id::KvWait, &[]),
             duration: store.histogram(Id::RequestDuration, &[]),
-            latest: Mutex::default(),
             base_model: Mutex::default(),
-            max_running: AtomicU32::new(0),
             store,
         };
         metrics.begin_at_zero();
@@ -120,7 +114,11 @@ impl Metrics {
 
     /// A counter that is not there until it first counts hides its first step from `rate()`.
     fn begin_at_zero(&self) {
-        for id in IDS {
+        let is_told_by_executor = |id: Id| {
+            let mut labelled = self.executors.iter().filter(|executor| executor.label().is_some());
+            labelled.any(|executor| !executor.store.family(id).is_empty())
+        };
+        for id in IDS.iter().filter(|id| !is_told_by_executor(**id)) {
             let metric = id.metric();
             match metric.kind {
                 Kind::Counter if metric.labels.is_empty() => drop(self.store.number(*id, &[])),
@@ -161,45 +159,49 @@ impl Metrics {
         self.store.number(Id::Build, &[env!("CARGO_PKG_VERSION"), base_model]).set(1.0);
     }
 
-    /// Workers that there should be.
+    /// Workers that there should be beside each executor.
     #[must_use]
     pub fn expected_workers(&self) -> u32 {
-        self.placement.expected_workers()
+        self.executors.first().map_or(0, MemberFigures::expected_workers)
     }
 
-    /// What the executor reported last; all zeros before the first time.
+    /// What the executors reported last, in their order; all zeros before the first time.
     #[must_use]
-    pub fn reported(&self) -> Report {
-        self.latest().clone()
-    }
-
-    fn latest(&self) -> MutexGuard<'_, Report> {
-        self.latest.lock().unwrap_or_else(PoisonError::into_inner)
+    pub fn reported(&self) -> Vec<Report> {
+        self.executors.iter().map(|executor| executor.latest().clone()).collect()
     }
 
     /// The text that Prometheus reads.
     #[must_use]
     pub fn render(&self, registry: &Registry, training: &Training) -> String {
-        let stats = self.reported().stats;
         self.process.refresh();
         let names = self.refresh_residents(registry);
         self.refresh_loads(registry);
         self.refresh_training(training);
         let mut text = String::with_capacity(32 * 1024);
         for id in IDS {
-            write_family(&mut text, id.metric().name, id.metric(), None, &self.store.family(*id));
+            write_family(&mut text, id.metric().name, id.metric(), None, &self.series(*id));
         }
         if self.names == MetricNames::WithVllm {
             let base_model = self.base_model.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            write_aliases(&mut text, &self.store, &base_model);
+            write_aliases(&mut text, &base_model, |id| self.series(id));
         }
-        lora_info::write(&mut text, self.max_running.load(Relaxed), &stats, &names);
+        let max_running = self.executors.iter().map(MemberFigures::max_running).fold(0, u32::saturating_add);
+        lora_info::write(&mut text, max_running, &self.reported(), &names);
         text
+    }
+
+    /// The series of a row: those without an executor, and those of each that has a label.
+    fn series(&self, id: Id) -> Vec<Rows<'_>> {
+        let own = Rows { executor: None, family: self.store.family(id) };
+        let labelled = self.executors.iter().filter(|executor| executor.label().is_some());
+        let rows = |of| Rows { executor: MemberFigures::label(of), family: of.store.family(id) };
+        std::iter::once(own).chain(labelled.map(rows)).collect()
     }
 }
 
 impl Default for Metrics {
     fn default() -> Self {
-        Self::new(&Figures::default())
+        Self::new(&Figures::default(), &[ONLY])
     }
 }

@@ -10,7 +10,7 @@ use sd_notify::NotifyState;
 use shmproto::notify::tell;
 use tokio::{sync::watch, time::timeout};
 
-use crate::{executor::Executor, health::loading, lifecycle::Status};
+use crate::{executors::Executors, health::loading, lifecycle::Status};
 
 /// How much longer a start may take each time it gets on.
 const MORE_TIME: Duration = Duration::from_secs(60);
@@ -51,14 +51,14 @@ fn describe(status: &Status, adapters: usize) -> String {
 }
 
 /// Feeds the watchdog, if there is one, as long as we are alive.
-pub async fn feed(executor: Executor) {
+pub async fn feed(executors: Executors) {
     let Some(limit) = sd_notify::watchdog_enabled() else {
         return;
     };
     let mut ticks = tokio::time::interval(limit / 2);
     loop {
         ticks.tick().await;
-        match timeout(limit / 2, executor.link_answers()).await {
+        match timeout(limit / 2, executors.links_answer()).await {
             Ok(true) => tell(&[NotifyState::Watchdog]),
             Ok(false) => return,
             Err(_) => {

@@ -123,6 +123,17 @@ pub struct Placement {
     pub rank_rows: [u64; 3],
 }
 
+impl Placement {
+    fn add(&mut self, stats: &AdapterStats) {
+        self.device_bytes += stats.device_bytes;
+        self.cold_starts += stats.cold_starts;
+        self.load_wait_ms += millis(stats.load_wait_us);
+        for (own, more) in self.rank_rows.iter_mut().zip(rank_rows(stats)) {
+            *own += more;
+        }
+    }
+}
+
 /// Who computes an adapter: the device, the workers, or the executor in their stead.
 pub const PLACES: [&str; 3] = ["device", "workers", "executor"];
 
@@ -134,24 +145,23 @@ pub fn rank_rows(stats: &AdapterStats) -> [u64; 3] {
 
 /// The adapters of a report, by what they are called in the executor.
 #[derive(Debug)]
-pub struct Placed<'a>(HashMap<AdapterIdBytes, &'a AdapterStats>);
+pub struct Placed(HashMap<AdapterIdBytes, Placement>);
 
-impl<'a> Placed<'a> {
-    /// Those of `stats`.
+impl Placed {
+    /// Those of all executors; what is in several is added up.
     #[must_use]
-    pub fn of(stats: &'a Stats) -> Self {
-        Self(stats.adapters.iter().map(|adapter| (adapter.adapter, adapter)).collect())
+    pub fn of<'a>(stats: impl IntoIterator<Item = &'a Stats>) -> Self {
+        let mut placed: HashMap<_, Placement> = HashMap::new();
+        for adapter in stats.into_iter().flat_map(|stats| &stats.adapters) {
+            placed.entry(adapter.adapter).or_default().add(adapter);
+        }
+        Self(placed)
     }
 
     /// What is known of one of them.
     #[must_use]
     pub fn find(&self, adapter: AdapterId) -> Placement {
-        self.0.get(&adapter.0).map_or_else(Placement::default, |stats| Placement {
-            device_bytes: stats.device_bytes,
-            cold_starts: stats.cold_starts,
-            load_wait_ms: millis(stats.load_wait_us),
-            rank_rows: rank_rows(stats),
-        })
+        self.0.get(&adapter.0).copied().unwrap_or_default()
     }
 }
 

@@ -16,7 +16,7 @@ use crate::{
     app::{App, HEAVY_WORK, Origins, Parts},
     config::{Config, Lifeline},
     connections::{self, Phase},
-    executor::Executor,
+    executors::Executors,
     lifecycle::{Lifecycle, LoadText, StartError, Status},
     limits::AdapterLimits,
     metrics::{Metrics, poll::poll},
@@ -163,14 +163,16 @@ pub struct Gateway {
 }
 
 impl Gateway {
-    /// Opens the registry, listens, and begins to connect to the executor.
+    /// Opens the registry, listens, and begins to connect to the executors.
     pub async fn start(config: Config, load_text: LoadText) -> Result<Self, RunError> {
         let refused = |reason| RunError::Listen { address: config.listen, reason };
-        let metrics = Arc::new(Metrics::new(&config.figures));
+        let names: Vec<_> = config.executors.iter().map(|address| address.name.as_str()).collect();
+        let metrics = Arc::new(Metrics::new(&config.figures, &names));
         let sinks = Sinks::open(Arc::clone(&metrics), config.figures.otlp_endpoint.as_deref())?;
-        let executor = Executor::connect(&config.socket, config.executor);
-        let registry = Registry::open(executor.clone(), options(&config)).await?;
-        let (lifecycle, status) = Lifecycle::new(&config, executor.clone(), Arc::clone(&registry), load_text);
+        let executors = Executors::connect(&config.executors, config.executor);
+        let registry = Registry::open(executors.clone(), options(&config)).await?;
+        let (lifecycle, status) =
+            Lifecycle::new(&config, executors.clone(), Arc::clone(&registry), load_text);
         let trainers = Trainers::at(config.training.trainer_socket.clone());
         let runs = Runs::new(
             trainers,
@@ -184,7 +186,8 @@ impl Gateway {
         let listener = TcpListener::bind(config.listen).await.map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
         let app = Arc::new(App::new(Parts {
-            executor: executor.clone(),
+            executors: executors.clone(),
+            routing: config.routing,
             status: status.clone(),
             registry: Arc::clone(&registry),
             training: Arc::clone(&training),
@@ -198,14 +201,18 @@ impl Gateway {
         }));
         let (phase, phases) = watch::channel(Phase::Serving);
         let followed = Arc::clone(&app);
-        let background_tasks = vec![
-            tokio::spawn(poll(metrics, executor.clone(), Arc::clone(&registry), status.clone())),
+        let polled = executors.all().iter().map(|member| {
+            let (metrics, executor) = (Arc::clone(&metrics), member.executor().clone());
+            tokio::spawn(poll(metrics, member.index(), executor, Arc::clone(&registry), status.clone()))
+        });
+        let mut background_tasks: Vec<_> = polled.collect();
+        background_tasks.extend([
             tokio::spawn(async move { followed.keys.follow().await }),
             tokio::spawn(notify::follow(status.clone(), move || registry.len(), tell)),
-            tokio::spawn(notify::feed(executor)),
+            tokio::spawn(notify::feed(executors)),
             tokio::spawn(Runs::sweep(Arc::downgrade(&runs))),
             tokio::spawn(training.run()),
-        ];
+        ]);
         Ok(Self {
             address,
             status,
@@ -262,7 +269,7 @@ impl Gateway {
             tracing::warn!("requests are still running after the grace; they end with an error");
             failpoint::pass("gateway.drain_cut");
         }
-        self.app.executor.close();
+        self.app.executors.close();
         let mut result = Ok(());
         if !drained {
             // Whoever does not read cannot be told.

@@ -16,6 +16,7 @@ use crate::{
         check::{self, CheckArguments},
         doctor::{self, DoctorArguments},
         down,
+        drain::{self, DrainArguments},
         key::{self, KeyCommand},
         logs::{self, LogsArguments},
         ls,
@@ -79,6 +80,12 @@ enum Command {
     /// Shows what a deployment does, where it computes adapters, and what waiting cost
     #[command(after_help = exit::HELP)]
     Status(ToGateway<StatusArguments>),
+    /// Keeps new requests from one of several executors, and returns when it has none
+    #[command(after_help = exit::HELP)]
+    Drain(ToGateway<DrainArguments>),
+    /// Lets a drained executor have requests again
+    #[command(after_help = exit::HELP)]
+    Undrain(ToGateway<DrainArguments>),
     /// Shows everything known about a model or an adapter
     #[command(after_help = exit::HELP)]
     Show(ToGateway<ShowArguments>),
@@ -216,6 +223,8 @@ fn dispatch(command: Command, terminal: Terminal) -> Result<(), Box<dyn Explain>
         Command::Ls(to) => ls::run(&to.url()?, terminal).map_err(boxed),
         Command::Ps(to) => ps::run(&to.arguments, &to.url()?, terminal).map_err(boxed),
         Command::Status(to) => status::run(&to.url()?, terminal).map_err(boxed),
+        Command::Drain(to) => drain::drain(&to.arguments, &to.url()?, terminal).map_err(boxed),
+        Command::Undrain(to) => drain::undrain(&to.arguments, &to.url()?, terminal).map_err(boxed),
         Command::Show(to) => show::run(&to.arguments, &to.url()?, terminal).map_err(boxed),
         Command::Adapters(to) => adapters::run(&to.arguments.command, &to.url()?, terminal).map_err(boxed),
         Command::Tune(to) => tune::run(to.arguments, &to.gateway, terminal).map_err(boxed),

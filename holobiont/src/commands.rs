@@ -8,6 +8,7 @@ pub(crate) mod chat;
 pub(crate) mod check;
 pub(crate) mod doctor;
 pub(crate) mod down;
+pub(crate) mod drain;
 pub(crate) mod key;
 pub(crate) mod logs;
 pub(crate) mod ls;

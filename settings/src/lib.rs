@@ -41,7 +41,8 @@ pub use self::{
         SECTIONS, TrainingSection, WorkersSection, all,
     },
     values::{
-        ByteCount, CoreList, DeviceChoice, Gbps, MAX_CORES, MAX_WORKERS, Share, WaitFactor, WorkerCount,
+        ByteCount, CoreList, DeviceChoice, Gbps, MAX_CORES, MAX_PROCESS_NAME_BYTES, MAX_WORKERS, Share,
+        WaitFactor, WorkerCount, is_process_name,
     },
-    words::{AdapterDtype, Batching, CachePolicy, ColdStart, KvDtype, LogFormat},
+    words::{AdapterDtype, Batching, CachePolicy, ColdStart, KvDtype, LogFormat, Routing},
 };

@@ -15,7 +15,7 @@ use crate::{
     AdapterDtype, Batching, ByteCount, CachePolicy, ColdStart, CoreList, DeviceChoice, Gbps, KvDtype,
     LogFormat, Preset,
     Preset::{Depends, Is},
-    Process, Setting, Share, Value, WaitFactor, WorkerCount,
+    Process, Routing, Setting, Share, Value, WaitFactor, WorkerCount,
     declaration::sections,
 };
 
@@ -172,6 +172,9 @@ sections! {
         max_adapter_file_bytes: ByteCount, --"max-adapter-file-bytes" "BYTES", Is("2GiB"), Gateway;
         /// How long an executor may owe an answer before it counts as lost
         silence_ms: u64, --"silence-ms" "MS", Is("30000"), Gateway;
+        /// Which of several executors gets a request: rank-aware, where it costs least, most-idle, first-fit, random, or
+        /// algo1-printed, as the paper prints it
+        routing: Routing, --"routing" "POLICY", Is("rank-aware"), Gateway;
         /// Where traces go (OTLP over HTTP), in builds with the feature `otel`
         otlp_endpoint: String, --"otlp-endpoint" "URL", Preset::None, Gateway;
     }

@@ -230,6 +230,17 @@ impl fmt::Display for WorkerCount {
 
 crate::declaration::shown_as_read!(ByteCount, CoreList, DeviceChoice, Gbps, Share, WaitFactor, WorkerCount);
 
+/// Longest name of a process, in bytes.
+pub const MAX_PROCESS_NAME_BYTES: usize = 32;
+
+/// Whether a process may be called so: in files, units, labels and on command lines.
+#[must_use]
+pub fn is_process_name(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let ends = !name.starts_with('-') && !name.ends_with('-');
+    (1..=MAX_PROCESS_NAME_BYTES).contains(&name.len()) && ends && name.bytes().all(plain)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

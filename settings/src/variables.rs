@@ -23,6 +23,7 @@ const OTHERS: &[(&str, &[&str])] = &[
         "base-executor, lora-worker, gateway and holobiont-trainer: where they find each other, and what `up` decides for them",
         &[
             "SOCKET",
+            "EXECUTORS",
             "WORKER_SOCKET",
             "TRAINER_SOCKET",
             "WORKER_INVOCATION",
@@ -62,6 +63,7 @@ const OTHERS: &[(&str, &[&str])] = &[
             "LEDGER",
             "PROMPTS",
             "KILLS",
+            "EXECUTOR_KILLS",
             "TUNE_KILLS",
             "PLACES",
             "WRITE_GUIDE",

@@ -125,6 +125,20 @@ words! {
         Branches = "bfs",
     }
 
+    /// Which of several executors gets a request.
+    Routing ("routing policy") {
+        /// Where it costs least: Algorithm 1 of CaraServe, mended.
+        RankAware = "rank-aware",
+        /// Algorithm 1 as the paper prints it.
+        Algo1Printed = "algo1-printed",
+        /// Where the fewest are.
+        MostIdle = "most-idle",
+        /// The first that has a place.
+        FirstFit = "first-fit",
+        /// Anywhere.
+        Random = "random",
+    }
+
     /// When calls of split clients that wait are computed.
     Batching ("way of batching") {
         /// After a wait in proportion to their rows, with what waits for the same by then.

@@ -1,6 +1,7 @@
 //! `holobiont up` as a value: started by a [`Plan`], stopped when it is dropped.
 
 use std::{
+    collections::BTreeSet,
     env,
     fs::{self, File},
     io::{BufRead as _, BufReader},
@@ -13,13 +14,13 @@ use std::{
 
 use rustix::process::Signal;
 use serde_json::Value;
-use tempfile::TempDir;
 
 use crate::{
     chaos::Places,
     client::Client,
     cores,
     fixtures::{BASE, EXAMPLES, example, model, program},
+    place::Place,
     proc::{self, SharedMemory},
     watchdog::{WATCHDOG, running, signal},
 };
@@ -64,11 +65,20 @@ pub struct Plan {
     cores: Option<usize>,
     arguments: Vec<String>,
     settings: Vec<(String, String)>,
+    /// Names of executors, if there are several.
+    executors: Vec<String>,
 }
 
 impl Default for Plan {
     fn default() -> Self {
-        Self { model: None, workers: 1, cores: None, arguments: Vec::new(), settings: Vec::new() }
+        Self {
+            model: None,
+            workers: 1,
+            cores: None,
+            arguments: Vec::new(),
+            settings: Vec::new(),
+            executors: Vec::new(),
+        }
     }
 }
 
@@ -105,6 +115,13 @@ impl Plan {
     #[must_use]
     pub fn workers(mut self, count: usize) -> Self {
         self.workers = count;
+        self
+    }
+
+    /// Serves on several executors, called so. All compute on the same core.
+    #[must_use]
+    pub fn executors(mut self, names: &[&str]) -> Self {
+        self.executors = names.iter().map(|name| (*name).to_owned()).collect();
         self
     }
 
@@ -171,7 +188,14 @@ impl Plan {
         {
             up.env_remove(name);
         }
-        up.args(["--json", "up", "--listen", "127.0.0.1:0", "--log-format", "human", "--model"])
+        up.args(["--json", "up"]);
+        if !self.executors.is_empty() {
+            let file = place.home().join("deployment.toml");
+            let sections = self.executors.iter().map(|name| format!("[[executor]]\nname = \"{name}\"\n"));
+            fs::write(&file, sections.collect::<String>()).expect("a deployment file");
+            up.arg("--config").arg(file);
+        }
+        up.args(["--listen", "127.0.0.1:0", "--log-format", "human", "--model"])
             .arg(self.model.clone().unwrap_or_else(model))
             .arg("--state")
             .arg(place.state())
@@ -184,48 +208,6 @@ impl Plan {
             .envs(self.settings.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null());
         up
-    }
-}
-
-/// Where deployments keep their state, one after the other.
-#[derive(Debug)]
-pub struct Place(TempDir);
-
-impl Place {
-    /// A fresh one, gone when it is dropped.
-    #[must_use]
-    pub fn new() -> Self {
-        let place = Self(tempfile::tempdir().expect("a temporary directory"));
-        fs::create_dir(place.adapters()).expect("a directory for adapters");
-        place
-    }
-
-    /// The state directory.
-    #[must_use]
-    pub fn state(&self) -> PathBuf {
-        self.home().join("state")
-    }
-
-    /// Adapters may be loaded from below this.
-    #[must_use]
-    pub fn adapters(&self) -> PathBuf {
-        self.home().join("adapters")
-    }
-
-    /// What `HOLOBIONT_HOME` is to its commands.
-    #[must_use]
-    pub fn home(&self) -> &Path {
-        self.0.path()
-    }
-
-    fn log(&self) -> PathBuf {
-        self.home().join("log")
-    }
-}
-
-impl Default for Place {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -358,9 +340,12 @@ impl Deployment {
         assert!(read > 0, "holobiont did not start; its log:\n{}", self.log());
         let greeting: Value = serde_json::from_str(&line).expect("the greeting is JSON");
         self.client = Client::new(greeting["url"].as_str().expect("an address"));
-        let id = greeting["pids"]["base-executor"].as_u64();
-        let id = id.and_then(|id| u32::try_from(id).ok());
-        assert_eq!(id, self.process(Process::Executor), "the greeting names the executor");
+        let processes = greeting["pids"].as_object().expect("processes by name");
+        let executors = processes.iter().filter(|(name, _)| name.starts_with("base-executor"));
+        let ids = executors.filter_map(|(_, id)| u32::try_from(id.as_u64()?).ok());
+        let ids: BTreeSet<u32> = ids.collect();
+        let running = self.processes(Process::Executor).into_iter().collect();
+        assert_eq!(ids, running, "the greeting names the executors");
     }
 
     /// What was said so far.

@@ -7,6 +7,7 @@
 //! - [`client`]: the requests the tests make, each with a time limit
 //! - [`answer`]: what came back, exact to the last bit of every log-probability
 //! - [`stream`]: server-sent events, and the ways in which a stream may end
+//! - `place`: the directories it has to itself
 //! - [`fixtures`]: programs, model and adapters
 //! - [`direct_adapters`]: IA3 adapters and prefixes for that model
 //! - [`gpu`]: a small model for tests of a GPU, and whether there is one
@@ -29,6 +30,7 @@ pub mod deployment;
 pub mod direct_adapters;
 pub mod fixtures;
 pub mod gpu;
+mod place;
 pub mod proc;
 pub mod repeats;
 pub mod split;
@@ -38,8 +40,9 @@ pub mod watchdog;
 
 pub use answer::Answer;
 pub use client::{Ask, Client, Fault};
-pub use deployment::{Deployment, Place, Plan, Process};
+pub use deployment::{Deployment, Plan, Process};
 pub use fixtures::{BASE, EXAMPLES, MODELS};
+pub use place::Place;
 pub use proc::SharedMemory;
 pub use stream::{Ending, Stream};
 pub use watchdog::{WATCHDOG, eventually, eventually_some, signal, watched};

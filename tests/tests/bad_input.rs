@@ -13,8 +13,7 @@ use std::{
 };
 
 use e2e_tests::{
-    Answer, Ask, BASE, Deployment, Ending, Fault, Plan, Process,
-    deployment::Place,
+    Answer, Ask, BASE, Deployment, Ending, Fault, Place, Plan, Process,
     fixtures::{self, variant},
     watched,
 };

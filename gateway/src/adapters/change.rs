@@ -11,15 +11,18 @@ use shmproto::message::AdapterLoaded;
 
 use super::{
     database::{DatabaseError, Record},
-    entry::{Entry, lock},
-    errors::{AdapterError, MAX_NAME_BYTES},
+    entry::Entry,
+    errors::AdapterError,
     jail::Place,
+    names::{check_name, check_tenant},
     registry::{MAX_LOADS, Registry},
+    residency::Home,
     store::{ContentId, Incoming, Sweep},
     table::Table,
 };
 use crate::{
     clock::{now_us, seconds_since_1970},
+    lock::lock,
     thread,
 };
 
@@ -177,7 +180,11 @@ impl Registry {
         let Some(old) = old.filter(same) else {
             return Ok(None);
         };
-        self.make_resident(old).await?;
+        if !self.in_use().into_iter().any(|home| home.holds(old.id())) {
+            let home = self.calmest();
+            let _moving = home.moving.lock().await;
+            self.make_resident(home, old).await?;
+        }
         Ok(Some(Arc::clone(old)))
     }
 
@@ -191,7 +198,10 @@ impl Registry {
     ) -> Result<Arc<Entry>, AdapterError> {
         let (store, content) = (self.store.clone(), incoming.content);
         thread::run("adapter-install", move || store.install(&incoming)).await??;
-        let loaded = self.load_content(content, tenant.as_deref()).await?;
+        let home = self.calmest();
+        // Until it is registered: who makes this executor ready would free it.
+        let moving = home.moving.lock().await;
+        let loaded = self.load_content(home, content, tenant.as_deref()).await?;
         failpoint::pass("gateway.loaded_before_commit");
         let pinned = request.pinned.unwrap_or_else(|| old.is_some_and(Entry::is_pinned));
         let record = Record {
@@ -209,9 +219,24 @@ impl Registry {
         };
         let registered = self.register(record, &loaded).await;
         if registered.is_err() {
-            self.free(AdapterId(loaded.adapter)).await;
+            self.free(home, AdapterId(loaded.adapter)).await;
+        }
+        drop(moving);
+        if let Some(entry) = registered.as_ref().ok().filter(|entry| entry.is_pinned()) {
+            self.spread(entry).await;
         }
         registered
+    }
+
+    /// Brings a pinned adapter to every executor. It is registered: one that cannot take it now gets it when it is made
+    /// ready, or asked for.
+    async fn spread(&self, entry: &Entry) {
+        for home in self.in_use() {
+            let _moving = home.moving.lock().await;
+            if let Err(error) = self.make_resident(home, entry).await {
+                tracing::warn!(name = %entry.record.name, executor = home.index, %error, "a pinned adapter is missing");
+            }
+        }
     }
 
     async fn register(&self, record: Record, loaded: &AdapterLoaded) -> Result<Arc<Entry>, AdapterError> {
@@ -257,7 +282,10 @@ impl Registry {
         let (entry, pinned) = (self.entry(name)?, pin == Pin::Keep);
         if pinned {
             self.check_pins(name, entry.id(), entry.record.bytes)?;
-            self.make_resident(&entry).await?;
+            for home in self.in_use() {
+                let _moving = home.moving.lock().await;
+                self.make_resident(home, &entry).await?;
+            }
             entry.set_fault(None);
         }
         self.database.set_pinned(name, pinned).await?;
@@ -271,14 +299,14 @@ impl Registry {
         self.entries().get(name).cloned().ok_or_else(|| AdapterError::NotFound(name.to_owned()))
     }
 
-    /// Fails if `id` and all that is pinned do not fit the executor together.
+    /// Fails if `id` and all that is pinned do not fit each executor together: what is pinned is on all of them.
     fn check_pins(&self, name: &str, id: AdapterId, bytes: u64) -> Result<(), AdapterError> {
         let entries = self.entries();
         let pinned = entries.values().filter(|entry| entry.is_pinned() && entry.record.name != name);
         let pinned: HashMap<_, _> =
             pinned.map(|entry| (entry.id(), entry.record.bytes)).chain([(id, bytes)]).collect();
         let pinned_bytes = pinned.values().fold(0u64, |sum, bytes| sum.saturating_add(*bytes));
-        match self.budget_bytes() {
+        match self.homes.iter().filter_map(Home::budget_bytes).min() {
             Some(budget_bytes) if pinned_bytes > budget_bytes => {
                 Err(AdapterError::PinsExceedBudget { name: name.to_owned(), pinned_bytes, budget_bytes })
             }
@@ -301,7 +329,11 @@ impl Registry {
         failpoint::pass("gateway.unload_drained");
         let _changing = self.changing.lock().await;
         lock(&self.draining).retain(|other| !Arc::ptr_eq(other, entry));
-        let freed = self.free(entry.id()).await;
+        let mut freed = 0;
+        for home in &self.homes {
+            let _moving = home.moving.lock().await;
+            freed += self.free(home, entry.id()).await;
+        }
         self.remove_unreferenced(entry.record.content);
         freed
     }
@@ -334,24 +366,6 @@ impl Registry {
             self.store.remove(content);
         }
     }
-}
-
-fn check_name(name: &str, base_name: &str) -> Result<(), AdapterError> {
-    // A name is never joined to a path here; whoever else does so must not be led out by it.
-    let leads_out = name.split('/').any(|part| matches!(part, "" | "." | ".."));
-    let bad = leads_out || name.len() > MAX_NAME_BYTES || name.chars().any(|c| c == ':' || c.is_control());
-    if bad {
-        return Err(AdapterError::BadName(name.chars().take(64).collect()));
-    }
-    if name == base_name {
-        return Err(AdapterError::NameOfBase(name.to_owned()));
-    }
-    Ok(())
-}
-
-fn check_tenant(tenant: Option<&str>) -> Result<(), AdapterError> {
-    let bad = |tenant: &str| AdapterError::BadTenant(tenant.chars().take(64).collect());
-    tenant.map_or(Ok(()), |tenant| keys::tenant_name(tenant).map(drop).map_err(|_| bad(tenant)))
 }
 
 fn check_replace(request: &LoadRequest, old: Option<&Entry>) -> Result<(), AdapterError> {

@@ -1,8 +1,11 @@
 //! An adapter under a name, who uses it, and how much.
 
-use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
-    atomic::{AtomicBool, AtomicU64, Ordering},
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
 };
 
 use ids::{AdapterId, Generation, TenantId};
@@ -12,6 +15,7 @@ use super::database::Record;
 use crate::{
     caller::{Caller, Role},
     clock::now_us,
+    lock::lock,
 };
 
 /// Seconds over which tokens per second are counted.
@@ -31,7 +35,18 @@ pub struct Entry {
     fault: Mutex<Option<String>>,
     /// Its receivers are the leases.
     leases: watch::Sender<()>,
+    /// Where it is used.
+    uses: Mutex<Uses>,
     rate: Mutex<Rate>,
+}
+
+/// Who uses an adapter on which executor.
+#[derive(Debug, Default)]
+struct Uses {
+    /// Leases of requests that have no executor yet: they may come to any.
+    anywhere: usize,
+    /// Places, by the number of the executor; none is zero.
+    at: BTreeMap<usize, usize>,
 }
 
 impl Entry {
@@ -43,6 +58,7 @@ impl Entry {
             used_since_saved: AtomicBool::new(false),
             fault: Mutex::new(None),
             leases: watch::Sender::new(()),
+            uses: Mutex::default(),
             rate: Mutex::default(),
             record,
         }
@@ -65,6 +81,13 @@ impl Entry {
     #[must_use]
     pub fn requests(&self) -> usize {
         self.leases.receiver_count()
+    }
+
+    /// Whether requests use it on the executor at `index`, or may come to do so.
+    #[must_use]
+    pub fn is_used_at(&self, index: usize) -> bool {
+        let uses = lock(&self.uses);
+        uses.anywhere > 0 || uses.at.contains_key(&index)
     }
 
     /// Whether it is kept resident.
@@ -107,7 +130,19 @@ impl Entry {
     pub(super) fn lease(self: &Arc<Self>) -> Lease {
         let held = self.leases.subscribe();
         self.touch();
-        Lease { generation: self.record.generation, id: self.id, entry: Arc::clone(self), _held: held }
+        lock(&self.uses).anywhere += 1;
+        Lease {
+            generation: self.record.generation,
+            id: self.id,
+            entry: Arc::clone(self),
+            is_placed: AtomicBool::new(false),
+            _held: held,
+        }
+    }
+
+    fn place(self: &Arc<Self>, index: usize) -> Place {
+        *lock(&self.uses).at.entry(index).or_default() += 1;
+        Place { entry: Arc::clone(self), index }
     }
 
     /// When it was last used, once: if that has not been saved.
@@ -130,6 +165,8 @@ pub struct Lease {
     /// What it is called in the executor.
     pub id: AdapterId,
     pub(super) entry: Arc<Entry>,
+    /// True once it is known on which executor it is used.
+    is_placed: AtomicBool,
     _held: watch::Receiver<()>,
 }
 
@@ -146,6 +183,19 @@ impl Lease {
         &self.entry.record.name
     }
 
+    /// From now on it is used where its places say: the first is on the executor at `index`.
+    pub(super) fn place(&self, index: usize) -> Place {
+        let place = self.entry.place(index);
+        self.settle();
+        place
+    }
+
+    fn settle(&self) {
+        if !self.is_placed.swap(true, Ordering::Relaxed) {
+            lock(&self.entry.uses).anywhere -= 1;
+        }
+    }
+
     /// Notes that `count` tokens have been generated with it.
     pub fn count_tokens(&self, count: usize) {
         lock(&self.entry.rate).count(count as u64, now_us() / 1_000_000);
@@ -154,7 +204,40 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
+        self.settle();
         self.entry.touch();
+    }
+}
+
+/// Keeps an adapter on one executor as long as a request uses it there.
+#[derive(Debug)]
+pub struct Place {
+    pub(super) entry: Arc<Entry>,
+    index: usize,
+}
+
+impl Place {
+    /// The number of the executor.
+    #[must_use]
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// A place on another executor beside this one.
+    pub(super) fn beside(&self, index: usize) -> Self {
+        self.entry.place(index)
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut uses = lock(&self.entry.uses);
+        if let Some(count) = uses.at.get_mut(&self.index) {
+            *count -= 1;
+            if *count == 0 {
+                uses.at.remove(&self.index);
+            }
+        }
     }
 }
 
@@ -180,11 +263,6 @@ impl Rate {
         let tokens = tokens as f64;
         tokens / f64::from(u32::try_from(RATE_WINDOW_S).unwrap_or(1))
     }
-}
-
-/// Each of these locks guards one value that is always whole, also if a holder panicked.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

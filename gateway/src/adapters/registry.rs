@@ -6,23 +6,20 @@ use std::{
     time::Duration,
 };
 
+use ids::AdapterId;
 use tokio::sync::Semaphore;
 
 use super::{
     database::{self, Database, Lock},
-    entry::{Entry, Lease, lock},
+    entry::{Entry, Lease},
     errors::{OpenError, Unusable},
     figures::{Counters, Figures},
     import,
-    residency::Residency,
+    residency::{Home, Tier},
     store::{Store, Sweep},
     table::Table,
 };
-use crate::{
-    caller::Caller,
-    executor::{Executor, link::Link},
-    thread,
-};
+use crate::{caller::Caller, executors::Executors, lock::lock, thread};
 
 /// Loads that may be under way; more are refused.
 pub(super) const MAX_LOADS: usize = 8;
@@ -47,7 +44,8 @@ pub struct Options {
 /// Every adapter that is registered, and what is held to serve and to change them.
 #[derive(Debug)]
 pub struct Registry {
-    pub(super) executor: Executor,
+    pub(super) executors: Executors,
+    pub(super) homes: Vec<Home>,
     pub(super) database: Database,
     pub(super) store: Store,
     pub(super) root: PathBuf,
@@ -55,7 +53,6 @@ pub struct Registry {
     pub(super) table: RwLock<Arc<Table>>,
     /// Out of the table, but requests still use them.
     pub(super) draining: Mutex<Vec<Arc<Entry>>>,
-    pub(super) residency: Mutex<Residency>,
     /// Held while the registry changes; readers never wait for it.
     pub(super) changing: tokio::sync::Mutex<()>,
     pub(super) loads: Semaphore,
@@ -72,7 +69,7 @@ impl Registry {
     ///
     /// # Errors
     /// If it is in use, damaged, or written by a later version; never an empty registry instead.
-    pub async fn open(executor: Executor, options: Options) -> Result<Arc<Self>, OpenError> {
+    pub async fn open(executors: Executors, options: Options) -> Result<Arc<Self>, OpenError> {
         let state = options.state;
         let lock = Lock::take(&state).await?;
         let is_new = !database::exists(&state)?;
@@ -91,15 +88,17 @@ impl Registry {
         let swept = thread::run("registry-sweep", move || sweeper.sweep(&keep, Sweep::Everything)).await??;
         tracing::info!(adapters = records.len(), swept, "registry opened");
         let entries = records.into_iter().map(|record| Arc::new(Entry::new(record)));
+        let homes = executors.all().iter().enumerate();
+        let homes = homes.map(|(index, member)| Home::new(index, member.executor().clone())).collect();
         let registry = Arc::new(Self {
-            executor,
+            executors,
+            homes,
             database,
             store,
             root: options.adapter_root,
             max_adapters: options.max_adapters,
             table: RwLock::new(Arc::new(entries.collect())),
             draining: Mutex::default(),
-            residency: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
             loads: Semaphore::new(MAX_LOADS),
             copies: Arc::new(Semaphore::new(MAX_COPIES)),
@@ -180,12 +179,52 @@ impl Registry {
         }
     }
 
-    /// Number of the connection, if there is one.
-    pub(super) fn epoch(&self) -> Option<u64> {
-        match &*self.executor.link().borrow() {
-            Link::Up { epoch, .. } => Some(*epoch),
-            _ => None,
-        }
+    /// Where an adapter is.
+    #[must_use]
+    pub fn tier(&self, entry: &Entry) -> Tier {
+        let is_host = self.homes.iter().any(|home| home.holds(entry.id()));
+        if is_host { Tier::Host } else { Tier::Disk }
+    }
+
+    /// Whether an adapter is in the executor at `index`.
+    #[must_use]
+    pub fn is_at(&self, id: AdapterId, index: usize) -> bool {
+        self.homes[index].holds(id)
+    }
+
+    /// Whether requests wait for an adapter to arrive.
+    #[must_use]
+    pub fn is_loading(&self, entry: &Entry) -> bool {
+        self.homes.iter().any(|home| home.is_loading(entry.id()))
+    }
+
+    /// Adapters in the executors, and the bytes they take; one that is in two counts twice.
+    #[must_use]
+    pub fn resident(&self) -> (usize, u64) {
+        let each = self.homes.iter().map(Home::resident);
+        each.fold((0, 0), |(count, bytes), (more, of_them)| (count + more, bytes + of_them))
+    }
+
+    /// Bytes of adapters the executors can hold together; `None` as long as none is connected.
+    #[must_use]
+    pub fn budget_bytes(&self) -> Option<u64> {
+        let each = self.homes.iter().filter_map(Home::budget_bytes);
+        each.reduce(u64::saturating_add)
+    }
+
+    /// Where adapters are brought that no request has asked for: the executor in use with the least to do. With none in
+    /// use, any, for its call says why.
+    pub(super) fn calmest(&self) -> &Home {
+        let in_use = self.in_use();
+        let load = |home: &&Home| home.executor.load().held;
+        in_use.into_iter().min_by_key(load).unwrap_or(&self.homes[0])
+    }
+
+    /// The executors that are used; of a single one it does not matter whether it is there.
+    pub(super) fn in_use(&self) -> Vec<&Home> {
+        let (members, is_only) = (self.executors.all(), !self.executors.are_several());
+        let used = self.homes.iter().filter(|home| is_only || members[home.index].is_ready());
+        used.collect()
     }
 
     /// All that has a name or a lease.

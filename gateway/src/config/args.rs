@@ -3,18 +3,20 @@
 use std::{net::SocketAddr, path::PathBuf};
 
 use clap::Parser;
+use policy::routing::Policy;
 
 use settings::{ByteCount, LogFormat};
 
 use super::values::StartAdapter;
+use crate::executors::Address;
 
 /// The gateway: OpenAI's HTTP API in front of a base-executor.
 #[derive(Debug, Clone, Parser)]
 #[command(name = "gateway", version, about, mut_args(settings::described))]
 pub struct Args {
-    /// The executor's ipc socket
-    #[arg(long, env = "HOLOBIONT_SOCKET", value_name = "PATH")]
-    pub socket: PathBuf,
+    /// Settings about executors.
+    #[command(flatten)]
+    pub executors: ExecutorArgs,
     /// Where to serve HTTP; beyond loopback only with --api-key-file or --insecure
     #[arg(long, value_name = "ADDR:PORT")]
     pub listen: SocketAddr,
@@ -57,6 +59,27 @@ pub struct Args {
     /// Stop in order when standard input ends: whoever started this process is gone then
     #[arg(long)]
     pub exit_with_stdin: bool,
+}
+
+/// Settings about where executors are.
+#[derive(Debug, Clone, clap::Args)]
+#[group(skip)]
+pub struct ExecutorArgs {
+    /// The executor's ipc socket
+    #[arg(long, env = "HOLOBIONT_SOCKET", value_name = "PATH", required_unless_present = "executors")]
+    pub socket: Option<PathBuf>,
+    /// One of several executors in the place of --socket: its name and its ipc socket; may be given many times
+    #[arg(
+        long = "executor",
+        env = "HOLOBIONT_EXECUTORS",
+        value_name = "NAME=PATH",
+        value_delimiter = ',',
+        value_parser = address
+    )]
+    pub executors: Vec<Address>,
+    /// How one of several executors is chosen for a request
+    #[arg(long, value_name = "POLICY")]
+    pub routing: Policy,
 }
 
 /// Settings about adapters.
@@ -170,6 +193,15 @@ pub struct TrainingArgs {
     /// Most bytes of a tenant's states of training order by order; more are refused
     #[arg(long, value_name = "N")]
     pub tenant_state_bytes: ByteCount,
+}
+
+fn address(text: &str) -> Result<Address, String> {
+    match text.split_once('=') {
+        Some((name, path)) if settings::is_process_name(name) && !path.is_empty() => {
+            Ok(Address { name: name.to_owned(), socket: PathBuf::from(path) })
+        }
+        _ => Err("expected NAME=PATH; a name has lower-case letters, digits and '-', 32 at most".to_owned()),
+    }
 }
 
 fn start_adapter(text: &str) -> Result<StartAdapter, String> {

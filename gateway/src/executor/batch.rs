@@ -25,7 +25,8 @@ fn outputs_of(sequence: &Generate) -> usize {
 /// is how a caller who went away frees what was being computed for them.
 #[derive(Debug)]
 pub struct Batch {
-    queue: Queue,
+    /// Where each sequence runs.
+    queues: Vec<Queue>,
     /// Kept so that a lost sequence can be started again on the same channel.
     sink: mpsc::Sender<Delivery>,
     events: mpsc::Receiver<Delivery>,
@@ -37,46 +38,55 @@ pub struct Batch {
 
 impl Batch {
     /// Starts `sequences` over connection `epoch`, each in a slot of its own.
-    pub(super) fn start(queue: Queue, epoch: u64, sequences: Vec<Generate>) -> Result<Self, CallError> {
+    pub(super) fn start(queue: &Queue, epoch: u64, sequences: Vec<Generate>) -> Result<Self, CallError> {
         let slots = queue.take_slots(sequences.len())?;
         // Room for all a sequence may produce and the loss of the connection: the link never waits for a reader.
         let messages: usize = sequences.iter().map(|sequence| outputs_of(sequence) + 1).sum();
         let (sink, events) = mpsc::channel(messages.min(Semaphore::MAX_PERMITS));
-        let mut batch = Self { queue, sink, events, live: Vec::new(), kept: Vec::new() };
+        let mut batch = Self { queues: Vec::new(), sink, events, live: Vec::new(), kept: Vec::new() };
         for (sequence, slot) in sequences.into_iter().zip(slots) {
-            batch.add(epoch, sequence, slot);
+            batch.add(queue, epoch, sequence, slot);
         }
         Ok(batch)
     }
 
-    fn add(&mut self, epoch: u64, sequence: Generate, slot: Slot) {
+    fn add(&mut self, queue: &Queue, epoch: u64, sequence: Generate, slot: Slot) {
         let index = self.live.len();
+        self.queues.push(queue.clone());
         self.live.push(None);
         self.kept.push(None);
         self.launch(index, epoch, sequence, slot);
     }
 
-    /// Starts the lost sequence `index` again as `sequence`, over connection `epoch`.
-    pub fn restart(&mut self, index: usize, epoch: u64, sequence: Generate) -> Result<(), CallError> {
-        let slot = match self.kept[index].take() {
-            Some(slot) => Some(slot),
-            None => self.queue.take_slots(1)?.pop(),
+    /// Starts the lost sequence `index` again as `sequence`, over connection `epoch` of the executor behind `queue`, which
+    /// may be another than before.
+    pub(super) fn restart(
+        &mut self,
+        index: usize,
+        queue: &Queue,
+        epoch: u64,
+        sequence: Generate,
+    ) -> Result<(), CallError> {
+        let slot = match self.kept[index].take_if(|_| queue.is(&self.queues[index])) {
+            Some(slot) => slot,
+            None => queue.take_over()?,
         };
-        if let Some(slot) = slot {
-            self.launch(index, epoch, sequence, slot);
-        }
+        self.kept[index] = None;
+        self.queues[index] = queue.clone();
+        self.launch(index, epoch, sequence, slot);
         Ok(())
     }
 
     fn launch(&mut self, index: usize, epoch: u64, mut sequence: Generate, mut slot: Slot) {
         slot.launched();
-        let id = self.queue.request_id();
+        let queue = &self.queues[index];
+        let id = queue.request_id();
         sequence.request = id;
         let budget = outputs_of(&sequence);
         let message = ToExecutor::Generate(sequence).to_bytes();
         let route = Route { sink: self.sink.clone(), index, budget, slot };
         self.live[index] = Some(id);
-        self.queue.send(Command::Start(Start { id, epoch, message, route }));
+        queue.send(Command::Start(Start { id, epoch, message, route }));
     }
 
     /// The next event of any sequence that is still running, with its index; `None` when none is.
@@ -104,7 +114,7 @@ impl Batch {
     pub fn cancel(&mut self, index: usize) {
         self.kept[index] = None;
         if let Some(id) = self.live[index].take() {
-            self.queue.send(Command::Cancel(id));
+            self.queues[index].send(Command::Cancel(id));
         }
     }
 

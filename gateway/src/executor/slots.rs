@@ -15,6 +15,19 @@ use policy::{
     clock::Clock,
 };
 
+/// How much of an executor is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Load {
+    /// Sequences under way.
+    pub held: usize,
+    /// Of them those without a first token.
+    pub waiting: usize,
+    /// Sequences that are computed together.
+    pub places: usize,
+    /// Sequences there may be in all.
+    pub limit: usize,
+}
+
 /// Why there is no slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NoSlot {
@@ -131,6 +144,25 @@ impl Slots {
         counts.held += count;
         counts.waiting += count;
         Ok((0..count).map(|_| Slot { slots: self.clone(), stage: Stage::Waiting { since } }).collect())
+    }
+
+    /// Takes one whatever the others wait for.
+    pub(super) fn take_over(&self) -> Result<Slot, NoSlot> {
+        let since = self.clock.now();
+        let mut counts = self.counts();
+        if counts.held >= counts.limit {
+            let forecast = counts.delay.forecast(counts.waiting, since);
+            return Err(NoSlot::Full { limit: counts.limit, forecast });
+        }
+        counts.held += 1;
+        counts.waiting += 1;
+        Ok(Slot { slots: self.clone(), stage: Stage::Waiting { since } })
+    }
+
+    /// How much of it is taken.
+    pub(super) fn load(&self) -> Load {
+        let counts = self.counts();
+        Load { held: counts.held, waiting: counts.waiting, places: counts.places, limit: counts.limit }
     }
 
     fn counts(&self) -> MutexGuard<'_, Counts> {

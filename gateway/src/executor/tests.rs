@@ -125,7 +125,7 @@ async fn say((send, peer): &(RouterSendHalf, Vec<u8>), message: &ToGateway) {
     let _ = send.clone().send(frames).await;
 }
 
-fn welcome() -> Welcome {
+pub(crate) fn welcome() -> Welcome {
     Welcome {
         version: PROTOCOL_VERSION,
         instance: 7,
@@ -268,7 +268,7 @@ async fn what_was_prepared_for_another_connection_is_lost_and_never_sent() {
         let mut batch = executor.generate(other, vec![sequence()]).unwrap();
         assert!(matches!(next(&mut batch).await, Event::Lost { epoch } if epoch == other));
         assert!(router.generates().is_empty());
-        batch.restart(0, epoch, sequence()).unwrap();
+        executor.restart(&mut batch, 0, epoch, sequence()).unwrap();
         router.eventually_generates(1).await;
         router.state.generates.lock().unwrap().clear();
     }
@@ -288,7 +288,7 @@ async fn a_lost_sequence_keeps_its_place_is_redone_once_and_hears_nothing_late()
     router.mute(false);
     up(&executor).await;
     assert!(executor.generate(2, vec![sequence()]).is_err(), "the places are those of the lost ones");
-    three.restart(1, 2, sequence()).unwrap();
+    executor.restart(&mut three, 1, 2, sequence()).unwrap();
     router.eventually_generates(4).await;
     // What the former connection still had to say.
     router.end(former[1].request).await;

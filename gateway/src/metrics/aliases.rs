@@ -5,9 +5,8 @@
 //! contract of the Gateway API inference extension, is always written ([`super::lora_info`]).
 
 use super::{
-    store::Store,
     table::Id,
-    text::{Extra, write_family},
+    text::{Extra, Rows, write_family},
 };
 
 /// Another name for one of our metrics.
@@ -42,9 +41,9 @@ pub const ALIASES: &[Alias] = &[
 ];
 
 /// Appends all aliases; `model_name` is the label that vLLM's dashboards choose by.
-pub fn write_aliases(out: &mut String, store: &Store, model_name: &str) {
+pub fn write_aliases<'a>(out: &mut String, model_name: &str, series: impl Fn(Id) -> Vec<Rows<'a>>) {
     for alias in ALIASES {
         let extra = Some(Extra { name: "model_name", value: model_name });
-        write_family(out, alias.name, alias.of.metric(), extra, &store.family(alias.of));
+        write_family(out, alias.name, alias.of.metric(), extra, &series(alias.of));
     }
 }

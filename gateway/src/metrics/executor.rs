@@ -32,6 +32,11 @@ impl Report {
         self.at = None;
     }
 
+    #[cfg(test)]
+    pub(super) fn of(stats: Arc<Stats>) -> Self {
+        Self { stats, ..Self::default() }
+    }
+
     pub(super) fn next(&self, stats: Stats, now: Instant) -> Self {
         let seconds = self.at.map(|at| now.duration_since(at).as_secs_f64()).filter(|seconds| *seconds > 0.0);
         let rate = |figure: fn(&Stats) -> u64| {

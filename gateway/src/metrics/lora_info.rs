@@ -4,11 +4,15 @@
 //! answer, so that it leaves none behind for each list there ever was. The lists hold adapters in use alone;
 //! residency has metrics of its own.
 
-use std::{collections::HashMap, fmt::Write as _};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt::Write as _,
+};
 
-use shmproto::message::{AdapterIdBytes, AdapterStats, Stats};
+use shmproto::message::{AdapterIdBytes, AdapterStats};
 
 use super::{
+    executor::Report,
     table::Kind,
     text::{label_list, write_head},
 };
@@ -24,27 +28,34 @@ const MAX_NAMED: usize = 256;
 pub(super) fn write(
     out: &mut String,
     max_lora: u32,
-    stats: &Stats,
+    reports: &[Report],
     names: &HashMap<AdapterIdBytes, Vec<String>>,
 ) {
     let list = |is_in: fn(&AdapterStats) -> bool| {
-        let adapters = stats.adapters.iter().filter(|adapter| is_in(adapter));
+        let adapters =
+            reports.iter().flat_map(|report| &report.stats.adapters).filter(|adapter| is_in(adapter));
         let names = adapters.filter_map(|adapter| names.get(&adapter.adapter)).flatten();
         // A comma in a name would make two of it.
-        let names: Vec<String> = names.take(MAX_NAMED).map(|name| name.replace(',', "_")).collect();
+        let mut seen = HashSet::new();
+        let names = names.filter(|name| seen.insert(*name)).take(MAX_NAMED);
+        let names: Vec<String> = names.map(|name| name.replace(',', "_")).collect();
         names.join(",")
     };
     let values =
         [max_lora.to_string(), list(|adapter| adapter.running > 0), list(|adapter| adapter.waiting > 0)];
     let labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"];
     write_head(out, NAME, Kind::Gauge, HELP);
-    let labels = label_list(&labels, &values.into(), None);
+    let labels = label_list(&labels, &values.into(), &[]);
     // Writing to a string cannot fail.
     let _ = writeln!(out, "{NAME}{{{labels}}} {}", seconds_since_1970());
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use shmproto::message::Stats;
+
     use super::*;
 
     #[test]
@@ -72,7 +83,8 @@ mod tests {
         adapters.push(stats(301, 0));
         let names = (0..302).map(|number| (adapter(number), vec![format!("a{number}")])).collect();
         let mut out = String::new();
-        write(&mut out, 4, &Stats { adapters, ..Stats::default() }, &names);
+        let stats = Arc::new(Stats { adapters, ..Stats::default() });
+        write(&mut out, 4, &[Report::of(stats)], &names);
         let line = out.lines().last().unwrap();
         let running = line.split("running_lora_adapters=\"").nth(1).unwrap().split('"').next().unwrap();
         assert_eq!(running.split(',').count(), MAX_NAMED);

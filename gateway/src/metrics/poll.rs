@@ -1,7 +1,7 @@
-//! Asks the executor each second what it has to report, and follows what its connection tells.
+//! Asks each executor each second what it has to report, and follows what its connection tells.
 
 use std::{
-    sync::{Arc, atomic::Ordering::Relaxed},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -19,42 +19,32 @@ use crate::{
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Metrics {
-    /// Takes over what the executor reported about itself and about adapters of `registry`.
-    fn report(&self, stats: Stats, registry: &Registry) {
-        let mut latest = self.latest();
+    /// Takes over what the executor at `index` reported about itself and about adapters of `registry`.
+    fn report(&self, index: usize, stats: Stats, registry: &Registry) {
+        let executor = &self.executors[index];
+        let mut latest = executor.latest();
         let before = latest.before();
-        self.executor.report(&stats, before);
-        self.memory.report(&stats, before);
-        self.placement.report(&self.store, &stats, before);
+        executor.report(&stats, before);
         placement::count_rank_rows(&self.store, &self.adapters, &stats, before, registry);
-        self.layers.report(&self.store, &stats.layers, before.map(|before| &before.layers));
         let next = latest.next(stats, Instant::now());
         *latest = next;
     }
 
     /// Takes over what the connected executor says of itself; `instance` is the one that was seen last.
-    fn see(&self, link: &Link, instance: &mut Option<u64>) {
+    fn see(&self, index: usize, link: &Link, instance: &mut Option<u64>) {
         let Link::Up { welcome, .. } = link else { return };
-        self.executor.greeted(welcome);
-        self.placement.greeted(&self.store, welcome, &self.latest().stats);
-        self.max_running.store(welcome.max_running, Relaxed);
+        let executor = &self.executors[index];
+        executor.greeted(welcome);
         if instance.replace(welcome.instance).is_some_and(|before| before != welcome.instance) {
-            self.latest().forget();
-            self.executor.restarted();
+            executor.restarted();
         }
-    }
-
-    /// Says that the executor is not there.
-    fn executor_lost(&self) {
-        self.executor.lost();
-        self.placement.lost();
-        self.layers.lost(&self.store);
     }
 }
 
-/// Asks the executor for its figures, as long as there is one, and watches which process it is.
+/// Asks the executor at `index` for its figures, as long as there is one, and watches which process it is.
 pub async fn poll(
     metrics: Arc<Metrics>,
+    index: usize,
     executor: Executor,
     registry: Arc<Registry>,
     mut status: watch::Receiver<Status>,
@@ -64,7 +54,7 @@ pub async fn poll(
     let mut ticks = tokio::time::interval(POLL_INTERVAL);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        metrics.see(&link.borrow_and_update(), &mut instance);
+        metrics.see(index, &link.borrow_and_update(), &mut instance);
         if let Status::Ready(serving) = &*status.borrow_and_update() {
             metrics.serves(&serving.base_name);
         }
@@ -72,10 +62,10 @@ pub async fn poll(
             _ = ticks.tick() => match executor.stats().await {
                 Ok(stats) => {
                     // Whose figures they are must be known before they are counted.
-                    metrics.see(&link.borrow(), &mut instance);
-                    metrics.report(stats, &registry);
+                    metrics.see(index, &link.borrow(), &mut instance);
+                    metrics.report(index, stats, &registry);
                 }
-                Err(_) => metrics.executor_lost(),
+                Err(_) => metrics.executors[index].lost(),
             },
             changed = link.changed() => if changed.is_err() { return },
             changed = status.changed() => if changed.is_err() { return },

@@ -1,6 +1,6 @@
 //! The text format of Prometheus (0.0.4).
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, sync::MutexGuard};
 
 use super::{
     store::{Family, Labels, Series, Snapshot},
@@ -25,19 +25,33 @@ pub fn write_family(
     name: &str,
     metric: &Metric,
     extra: Option<Extra<'_>>,
-    family: &Family,
+    rows: &[Rows<'_>],
 ) {
-    if family.is_empty() {
+    if rows.iter().all(|rows| rows.family.is_empty()) {
         return;
     }
     write_head(out, name, metric.kind, metric.help);
-    for (labels, series) in family {
-        let labels = label_list(metric.labels, labels, extra);
+    let each = rows
+        .iter()
+        .flat_map(|rows| rows.family.iter().map(|(labels, series)| (rows.executor, labels, series)));
+    for (executor, labels, series) in each {
+        let executor = executor.map(|value| Extra { name: "executor", value });
+        let extra: Vec<_> = extra.into_iter().chain(executor).collect();
+        let labels = label_list(metric.labels, labels, &extra);
         match series {
             Series::Number(number) => write_line(out, name, "", &labels, number.get()),
             Series::Histogram(histogram) => write_histogram(out, name, &labels, &histogram.snapshot()),
         }
     }
+}
+
+/// Series of a row, and whose they are.
+#[derive(Debug)]
+pub struct Rows<'a> {
+    /// The executor that reported them, where there are several.
+    pub executor: Option<&'a str>,
+    /// Held while they are written.
+    pub family: MutexGuard<'a, Family>,
 }
 
 /// Appends what stands in front of a family.
@@ -54,11 +68,11 @@ pub fn write_head(out: &mut String, name: &str, kind: Kind, help: &str) {
 
 /// `a="x",b="y"`.
 #[must_use]
-pub fn label_list(names: &[&str], values: &Labels, extra: Option<Extra<'_>>) -> String {
-    let extra = extra.map(|extra| (extra.name, extra.value));
+pub fn label_list(names: &[&str], values: &Labels, extra: &[Extra<'_>]) -> String {
+    let extra = extra.iter().map(|extra| (extra.name, extra.value));
     let own = names.iter().copied().zip(values.iter().map(String::as_str));
     let pairs: Vec<String> =
-        extra.into_iter().chain(own).map(|(name, value)| format!("{name}=\"{}\"", escape(value))).collect();
+        extra.chain(own).map(|(name, value)| format!("{name}=\"{}\"", escape(value))).collect();
     pairs.join(",")
 }
 

@@ -21,8 +21,7 @@ use crate::{
 pub async fn list(State(app): State<Arc<App>>) -> Json<Value> {
     let registry = &app.registry;
     let named = registry.entries();
-    let report = app.metrics.reported();
-    let placed = Placed::of(&report.stats);
+    let placed = placed(&app);
     let data = named.values().map(|entry| describe(registry, &placed, entry, Named::Yes));
     let draining = registry.draining();
     let data: Vec<Value> =
@@ -174,11 +173,15 @@ enum Named {
     NoMore,
 }
 
-fn describe_one(app: &App, entry: &Entry) -> Value {
-    describe(&app.registry, &Placed::of(&app.metrics.reported().stats), entry, Named::Yes)
+fn placed(app: &App) -> Placed {
+    Placed::of(app.metrics.reported().iter().map(|report| &*report.stats))
 }
 
-fn describe(registry: &Registry, placed: &Placed<'_>, entry: &Entry, named: Named) -> Value {
+fn describe_one(app: &App, entry: &Entry) -> Value {
+    describe(&app.registry, &placed(app), entry, Named::Yes)
+}
+
+fn describe(registry: &Registry, placed: &Placed, entry: &Entry, named: Named) -> Value {
     let (record, fault) = (&entry.record, entry.fault());
     let placement = placed.find(entry.id());
     let [on_device, by_workers, by_executor] = placement.rank_rows;

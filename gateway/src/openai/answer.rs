@@ -63,14 +63,11 @@ impl std::fmt::Debug for Answer {
 }
 
 impl Answer {
-    /// Starts `job`, once its adapter is in the executor.
+    /// Starts `job`, on the executor that is chosen for it, once its adapter is there.
     pub async fn start(app: &App, job: Job) -> Result<Self, ApiError> {
-        if let Some(lease) = &job.target.lease {
-            app.registry.ensure_resident(lease).await?;
-        }
         let sequences = job.sequences();
         let slots: Vec<Slot> = sequences.iter().map(|_| Slot::new(&job)).collect();
-        let session = Session::start(app, &job.serving, sequences)?;
+        let session = Session::start(app, &job.serving, job.target.lease.as_ref(), sequences).await?;
         let prefix = match job.kind {
             Kind::Chat => "chatcmpl",
             Kind::Text | Kind::Tokens => "cmpl",

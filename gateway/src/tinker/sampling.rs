@@ -188,7 +188,7 @@ pub async fn sample(
         (0..request.num_samples.min(MAX_SAMPLES)).map(|n| format!("{id}:{n}")).collect();
     if app.runs.promises.find(&id, &caller.tenant).is_none() {
         // Asked before anything is promised: the client comes back.
-        app.executor.check_room()?;
+        app.executors.check_room()?;
         let job = job(&app, &caller, &sampler, &request);
         if let Made::Now(promise) = app.runs.promises.make(&id, &caller.tenant)? {
             let app = Arc::clone(&app);

@@ -5,11 +5,12 @@ use std::{path::PathBuf, time::Duration};
 use gateway::{
     config::{Config, ConnectionLimits, Figures, Hosts, Lifeline, Rates, TrainingLimits},
     executor::ExecutorLimits,
+    executors::{Address, ONLY},
     keys::{Keys, line_of},
     lifecycle::{LoadText, Status},
     server::Gateway,
 };
-use policy::admission::DelayLimits;
+use policy::{admission::DelayLimits, routing::Policy};
 use tempfile::TempDir;
 
 use crate::{
@@ -109,7 +110,7 @@ pub(crate) fn key_file(keys: &[(&str, &str, &str)]) -> tempfile::NamedTempFile {
 
 pub(crate) fn config(directory: &TempDir) -> Config {
     Config {
-        socket: directory.path().join("socket"),
+        executors: vec![Address { name: ONLY.to_owned(), socket: directory.path().join("socket") }],
         listen: "127.0.0.1:0".parse().unwrap(),
         state: directory.path().join("state"),
         served_model_name: Some("base".to_owned()),
@@ -122,6 +123,7 @@ pub(crate) fn config(directory: &TempDir) -> Config {
         cors_origins: Vec::new(),
         rates: Rates::default(),
         connections: ConnectionLimits { max_body_bytes: 1 << 20, ..ConnectionLimits::default() },
+        routing: Policy::default(),
         executor: ExecutorLimits { max_sequences: 64, delays: DelayLimits::default(), silence: WATCHDOG },
         training: TrainingLimits::default(),
         grace: Duration::from_millis(200),

@@ -10,6 +10,7 @@ mod text;
 mod access;
 mod adapters;
 mod completions;
+mod executors;
 mod floods;
 mod limits;
 mod models;

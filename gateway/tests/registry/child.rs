@@ -58,7 +58,7 @@ async fn obey(directory: &Path, registry: &Arc<Registry>, order: &str) -> Result
         ["pin", name] => Ok(registry.pin(name, Pin::Keep).await.map(|_| String::new())?),
         ["bring", name] => {
             let lease = registry.lease(name, &admin())?.ok_or_else(|| ApiError::model_not_found(name))?;
-            registry.ensure_resident(&lease).await?;
+            registry.bring(&lease, 0).await?;
             Ok(lease.generation.to_string())
         }
         ["names"] => Ok(registry.entries().keys().cloned().collect::<Vec<_>>().join(",")),

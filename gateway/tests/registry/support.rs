@@ -11,6 +11,7 @@ use gateway::{
     adapters::{AdapterError, Entry, LoadRequest, OpenError, Options, Registry, Replace},
     caller::{Caller, Role},
     executor::{Executor, ExecutorLimits, link::Link},
+    executors::{Executors, ONLY},
     limits::KeyLimit,
 };
 use ids::Generation;
@@ -123,14 +124,15 @@ pub(crate) async fn open(directory: &Path) -> Result<(Executor, Arc<Registry>), 
     let silence = Duration::from_secs(30);
     let limits = ExecutorLimits { max_sequences: 16, delays: DelayLimits::default(), silence };
     let executor = Executor::connect(&directory.join("socket"), limits);
-    let registry = Registry::open(executor.clone(), options(directory)).await?;
+    let registry =
+        Registry::open(Executors::of([(ONLY.to_owned(), executor.clone())]), options(directory)).await?;
     let mut link = executor.link();
     let up = link.wait_for(|link| matches!(link, Link::Up { .. }));
     let resident = match &*tokio::time::timeout(WATCHDOG, up).await.expect("a connection").unwrap() {
         Link::Up { welcome, .. } => welcome.adapters.clone(),
         _ => unreachable!("waited for"),
     };
-    assert!(registry.restore(&resident, BASE).await);
+    assert!(registry.restore(0, &resident, BASE).await);
     Ok((executor, registry))
 }
 

@@ -1,6 +1,7 @@
 //! `holobiont check`: whether a deployment file, and everything it names, would start. Nothing is started.
 
 mod doors;
+mod executors;
 
 use std::{
     path::{Path, PathBuf},
@@ -60,8 +61,13 @@ pub(crate) fn run(arguments: &CheckArguments, terminal: Terminal) -> Result<(), 
 pub(crate) fn deployment(config: &Config, home: &Home) -> Vec<Finding> {
     let allowed = cores::allowed();
     let mut findings = vec![model(config, home)];
-    findings.extend(config.executor.device.filter(|device| *device != DeviceChoice::Cpu).map(device));
-    findings.extend([cores(config, &allowed), workers(config, &allowed)]);
+    let members = config.members();
+    let splits = Split::each(&members, &allowed);
+    for (member, split) in members.iter().zip(&splits) {
+        let looked_at = executor(&member.config, split, &allowed);
+        findings.extend(looked_at.into_iter().map(|finding| executors::named(finding, member)));
+    }
+    findings.extend(executors::together(&members, &splits));
     findings.extend(config.adapters.iter().map(|(name, path)| adapter(name, path)));
     if let Some(path) = &config.gateway.api_key_file {
         findings.push(doors::keys("[gateway] api_key_file", path));
@@ -79,11 +85,17 @@ pub(crate) fn deployment(config: &Config, home: &Home) -> Vec<Finding> {
     }
     findings.extend(doors::layers(&config.layers));
     findings.extend(["base-executor", "gateway"].map(program));
-    if !Split::new(config, &allowed).workers.is_empty() {
+    if splits.iter().any(|split| !split.workers.is_empty()) {
         findings.push(program("lora-worker"));
     }
     findings.extend(trainer(config, &allowed));
     findings
+}
+
+/// One executor.
+fn executor(config: &Config, split: &Split, allowed: &CoreList) -> Vec<Finding> {
+    let device = config.executor.device.filter(|device| *device != DeviceChoice::Cpu).map(device);
+    device.into_iter().chain([cores(config, split, allowed), workers(config, split, allowed)]).collect()
 }
 
 /// What the executor says of a device, which it can reach and this program cannot.
@@ -168,10 +180,10 @@ fn model(config: &Config, home: &Home) -> Finding {
 }
 
 /// The list is understood, and this machine has the cores.
-fn cores(config: &Config, allowed: &CoreList) -> Finding {
+fn cores(config: &Config, split: &Split, allowed: &CoreList) -> Finding {
     const NAME: &str = "[executor] cores";
     let Some(wanted) = &config.executor.cores else {
-        let left = Split::new(config, allowed).executor;
+        let left = split.executor.as_ref();
         return Finding::ok(
             NAME,
             left.map_or_else(|| format!("all {}", allowed.0.len()), |left| left.to_string()),
@@ -188,9 +200,8 @@ fn cores(config: &Config, allowed: &CoreList) -> Finding {
 }
 
 /// Every worker has a core, and it is not computing where the executor does if it need not.
-fn workers(config: &Config, allowed: &CoreList) -> Finding {
+fn workers(config: &Config, split: &Split, allowed: &CoreList) -> Finding {
     const NAME: &str = "[workers] cores";
-    let split = Split::new(config, allowed);
     let cores = CoreList(split.workers.iter().map(|worker| worker.core).collect());
     let [first, ..] = split.workers.as_slice() else {
         return Finding::ok(NAME, "no workers: the executor computes every adapter itself");
@@ -291,7 +302,8 @@ mod tests {
     #[test]
     fn workers_are_held_against_the_cores_there_are_and_the_executors() {
         let finding = |machine: &str, settings: &str| {
-            workers(&toml::from_str(settings).unwrap(), &machine.parse().unwrap())
+            let (config, machine) = (toml::from_str(settings).unwrap(), machine.parse().unwrap());
+            workers(&config, &Split::new(&config, &machine), &machine)
         };
         let foreign = finding("0-3", "workers.cores = '3-4'");
         assert_eq!(foreign.health, Health::Fail);

@@ -44,7 +44,8 @@ pub(crate) fn run(arguments: &DoctorArguments, terminal: Terminal) -> Result<(),
     match Config::layered(Config::default(), arguments.config.as_deref()) {
         Ok(config) => {
             findings.push(memory(&config, &home, &read("/proc/meminfo")));
-            if matches!(config.executor.device, None | Some(DeviceChoice::Cpu)) {
+            let is_cpu = |config: &Config| matches!(config.executor.device, None | Some(DeviceChoice::Cpu));
+            if config.members().iter().all(|member| is_cpu(&member.config)) {
                 findings.push(unused_gpu(&check::device(DeviceChoice::Cuda { ordinal: 0 })));
             }
             findings.push(huge_pages(&read("/sys/kernel/mm/transparent_hugepage/enabled")));
@@ -109,18 +110,10 @@ fn memory(config: &Config, home: &Home, meminfo: &str) -> Finding {
     };
     let model = models::find(config.model.name.as_deref(), home).ok();
     let model_bytes = model.and_then(|path| models::model_at(&path)).map_or(0, |model| model.bytes);
-    let executor = config.executor.clone().or(ExecutorSection::presets());
-    let bytes = |pool: Option<ByteCount>| pool.map_or(0, |bytes| bytes.0);
-    let bounds = [executor.kv_bytes, executor.device_adapter_bytes]
-        .map(|bound| bound.map_or(DEFAULT_DEVICE_BYTES, |bytes| bytes.0));
-    let device =
-        config.memory.device.map_or_else(|| bounds.into_iter().fold(0, u64::saturating_add), |all| all.0);
-    let pools = [device, bytes(executor.adapter_bytes)];
-    let (model_bytes, needed) = match executor.device {
-        // Of what a GPU holds nothing stays here; the executor compares it with the GPU's memory.
-        Some(DeviceChoice::Cuda { .. }) => (0, bytes(executor.adapter_bytes)),
-        _ => (model_bytes, pools.into_iter().fold(model_bytes, u64::saturating_add)),
-    };
+    let each = config.members().into_iter().map(|member| pools(&member.config, model_bytes));
+    let (model_bytes, needed) = each.fold((0, 0), |(models, all), (model, pools): (u64, u64)| {
+        (model.saturating_add(models), pools.saturating_add(all))
+    });
     let found = format!("{} free; the model and its pools take up to {}", size(available), size(needed));
     if model_bytes > available {
         Finding::fail("memory", found, "choose a smaller model, or one with fewer bits a weight")
@@ -128,6 +121,22 @@ fn memory(config: &Config, home: &Home, meminfo: &str) -> Finding {
         Finding::warn("memory", found, "lower [memory].device or [executor].adapter_bytes")
     } else {
         Finding::ok("memory", found)
+    }
+}
+
+/// What an executor's weights take of the host's memory, and what they and its pools do.
+fn pools(config: &Config, model_bytes: u64) -> (u64, u64) {
+    let executor = config.executor.common.clone().or(ExecutorSection::presets());
+    let bytes = |pool: Option<ByteCount>| pool.map_or(0, |bytes| bytes.0);
+    let bounds = [executor.kv_bytes, executor.device_adapter_bytes]
+        .map(|bound| bound.map_or(DEFAULT_DEVICE_BYTES, |bytes| bytes.0));
+    let device =
+        config.memory.device.map_or_else(|| bounds.into_iter().fold(0, u64::saturating_add), |all| all.0);
+    let pools = [device, bytes(executor.adapter_bytes)];
+    match executor.device {
+        // Of what a GPU holds nothing stays here; the executor compares it with the GPU's memory.
+        Some(DeviceChoice::Cuda { .. }) => (0, bytes(executor.adapter_bytes)),
+        _ => (model_bytes, pools.into_iter().fold(model_bytes, u64::saturating_add)),
     }
 }
 
@@ -244,7 +253,7 @@ mod tests {
         assert_eq!(health(&config, 8 << 20), Health::Ok);
         assert_eq!(health(&config, 1 << 20), Health::Warn, "1 GiB free, 2 GiB of pools");
         config.memory.device = Some("1MiB".parse().unwrap());
-        config.executor.adapter_bytes = Some("1MiB".parse().unwrap());
+        config.executor.common.adapter_bytes = Some("1MiB".parse().unwrap());
         assert_eq!(health(&config, 1 << 20), Health::Ok);
         let model = home.path().join("models/big.gguf");
         fs::create_dir_all(model.parent().unwrap()).unwrap();
@@ -258,7 +267,7 @@ mod tests {
         let mut config = Config::default();
         let health = |config: &Config| memory(config, &Home::at(home.path()), meminfo).health;
         assert_eq!(health(&config), Health::Warn);
-        config.executor.device = Some(DeviceChoice::Cuda { ordinal: 0 });
+        config.executor.common.device = Some(DeviceChoice::Cuda { ordinal: 0 });
         assert_eq!(health(&config), Health::Ok, "adapters alone");
         let found = |finding| unused_gpu(&finding).found;
         assert!(found(Finding::ok("d", "A GPU")).contains("device = \"cuda:0\""));

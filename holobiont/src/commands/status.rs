@@ -1,6 +1,7 @@
 //! `holobiont status`: what a deployment does now, where it computes adapters, what each wait cost, who rents base
 //! layers, and what is trained.
 
+mod executors;
 mod layers;
 mod memory;
 mod training;
@@ -8,7 +9,7 @@ mod training;
 use serde::Deserialize;
 use serde_json::Value;
 
-use self::{layers::Layers, memory::Memory, training::Training};
+use self::{executors::Executor, layers::Layers, memory::Memory, training::Training};
 use crate::{
     client::{Client, ClientError, LoadedAdapter, list_in},
     terminal::{
@@ -33,6 +34,8 @@ struct Status {
     layers: Layers,
     memory: Memory,
     training: Training,
+    /// Where there are several; what is said of a single one is then said of each.
+    executors: Vec<Executor>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -113,6 +116,7 @@ fn text(ink: Ink, status: &Status, adapters: &[LoadedAdapter]) -> String {
     let workers: Vec<_> = status.workers.seated.iter().map(worker_row).collect();
     let used: Vec<_> = adapters.iter().filter_map(adapter_row).collect();
     let mut parts = vec![pairs(ink, &facts(status))];
+    parts.extend(executors::all(ink, &status.executors));
     if !workers.is_empty() {
         parts.push(table(ink, ["CORE", "PID", "SLICES", "SHARE", "TAKEN BACK"], &workers));
     }
@@ -129,12 +133,14 @@ fn facts(status: &Status) -> Vec<(String, String)> {
     let Status { requests, adapters, device, cold_starts, .. } = status;
     let state = if status.ready { "serving" } else { "not ready" };
     let model = status.model.as_deref().map_or_else(|| "no model yet".into(), printable);
-    let facts = [
+    let head = [
         (
             "model",
             format!("{model}, {state} for {} s, version {}", status.uptime_s, printable(&status.version)),
         ),
         ("requests", format!("{} running, {} waiting", requests.running, requests.waiting)),
+    ];
+    let of_one = [
         ("device", device.text()),
         ("blocks", status.memory.device()),
         ("kept below", status.memory.below()),
@@ -155,9 +161,10 @@ fn facts(status: &Status) -> Vec<(String, String)> {
         ),
         ("workers", status.workers.text()),
         ("split clients", status.layers.text()),
-        ("training", status.training.text()),
     ];
-    facts.map(|(name, value)| (name.to_owned(), value)).into()
+    let of_one = of_one.into_iter().filter(|_| status.executors.is_empty());
+    let facts = head.into_iter().chain(of_one).chain([("training", status.training.text())]);
+    facts.map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 fn tier(bytes: u64, budget_bytes: Option<u64>) -> String {
@@ -323,6 +330,21 @@ mod tests {
         let text = shown(status(), &[factors]);
         let line = text.lines().find(|line| line.starts_with("factors")).unwrap();
         assert_eq!(line.split_whitespace().nth(1), Some("-"), "{text}");
+    }
+
+    #[test]
+    fn several_executors_have_a_line_each_and_one_that_is_not_used_says_why() {
+        let mut several = json!({"model": "smol", "ready": true, "requests": {"running": 5, "waiting": 1}});
+        several["executors"] = json!([
+            {"name": "left", "state": "ready", "requests": {"running": 5, "waiting": 1}, "adapters": {"resident": 2},
+                "device": {"kind": "cpu"}, "sequences": {"sent": 9, "taken_over": 3}},
+            {"name": "right", "state": "refused", "detail": "it serves another base model"},
+        ]);
+        let text = shown(several, &[]);
+        let line = text.lines().find(|line| line.starts_with("left")).unwrap();
+        assert!(line.contains("ready") && line.contains("5 (+1 waiting)") && line.ends_with('3'), "{text}");
+        assert!(text.contains("right: it serves another base model"), "{text}");
+        assert!(!text.contains("cold starts"), "what is not the same of all is not said of all: {text}");
     }
 
     #[test]

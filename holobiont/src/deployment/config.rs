@@ -4,6 +4,8 @@
 //! flags, the environment, the file. A key or variable that nobody knows is refused by name, never skipped. What nobody
 //! set is not passed on: the process that it is for holds itself to the same declaration.
 
+pub(crate) mod executors;
+
 use std::{
     collections::BTreeMap,
     ffi::OsString,
@@ -22,6 +24,8 @@ use settings::{
     variables::{UnknownVariable, Variable},
 };
 
+use self::executors::Entry;
+pub(crate) use self::executors::Executors;
 use crate::exit::{Exit, Explain};
 
 /// Longest deployment file read: a room for thousands of adapters.
@@ -83,8 +87,8 @@ impl Explain for ConfigError {
 pub(crate) struct Config {
     /// `[model]`.
     pub(crate) model: ModelSection,
-    /// `[executor]`.
-    pub(crate) executor: ExecutorSection,
+    /// `[executor]`, or `[[executor]]` for each of several.
+    pub(crate) executor: Executors,
     /// `[memory]`.
     pub(crate) memory: MemorySection,
     /// `[workers]`.
@@ -174,10 +178,42 @@ impl Config {
 
     /// What is set, each value with its declaration.
     pub(crate) fn set(&self) -> impl Iterator<Item = (&'static Setting, OsString)> {
-        let computing =
-            self.model.set().chain(self.executor.set()).chain(self.memory.set()).chain(self.workers.set());
+        let computing = self
+            .model
+            .set()
+            .chain(self.executor.common.set())
+            .chain(self.memory.set())
+            .chain(self.workers.set());
         let serving = self.layers.set().chain(self.gateway.set()).chain(self.training.set());
         computing.chain(serving).chain(self.deployment.set())
+    }
+
+    /// What holds for each executor, by its name; a single one has none.
+    pub(crate) fn members(&self) -> Vec<Member> {
+        if self.executor.each.is_empty() {
+            return vec![Member { name: None, config: self.clone() }];
+        }
+        let members = self.executor.each.iter().enumerate();
+        members
+            .map(|(index, entry)| Member { name: Some(entry.name.clone()), config: self.of(index, entry) })
+            .collect()
+    }
+
+    /// What holds for one of several executors. Base layers are lent by the first: a listener's address can be had once.
+    fn of(&self, index: usize, entry: &Entry) -> Self {
+        let mut config = self.clone();
+        let common = ExecutorSection::clone(&self.executor);
+        config.executor = Executors { common: common.or(entry.executor.clone()), each: Vec::new() };
+        config.memory = entry.memory.clone().or(self.memory.clone());
+        config.workers = entry.workers.clone().or(self.workers.clone());
+        if entry.memory.directory.is_none() {
+            config.memory.directory =
+                self.memory.directory.as_ref().map(|directory| directory.join(&entry.name));
+        }
+        if index > 0 {
+            config.layers = LayersSection { local: Some(false), ..LayersSection::default() };
+        }
+        config
     }
 
     /// Where the gateway listens.
@@ -230,7 +266,7 @@ impl Config {
             &mut layers.key_file,
         ];
         let adapters = self.adapters.values_mut();
-        for path in paths.into_iter().flatten().chain(adapters) {
+        for path in paths.into_iter().flatten().chain(adapters).chain(self.executor.paths()) {
             *path = base.join(&*path);
         }
         // A model's name may be a name and not a path: it is a path only if something is there.
@@ -250,6 +286,15 @@ fn read_bounded(path: &Path) -> io::Result<String> {
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, "it is longer than 1 MiB"));
     }
     Ok(text)
+}
+
+/// One executor of a deployment.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Member {
+    /// What it is called, if there are several.
+    pub(crate) name: Option<String>,
+    /// The deployment as if it were the only one.
+    pub(crate) config: Config,
 }
 
 /// How often a process may die, and how soon it is started again.

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use settings::{CoreList, MAX_CORES, MAX_WORKERS};
 
-use crate::deployment::config::Config;
+use crate::deployment::config::{Config, Member};
 
 /// From so many cores on, workers have theirs to themselves.
 const ENOUGH_CORES: usize = 4;
@@ -57,6 +57,36 @@ pub(crate) struct Split {
 }
 
 impl Split {
+    /// What each of `members` gets. Of several, those that name no cores share those that nobody named evenly, and one
+    /// keeps to its own: its workers are among them, unless it says otherwise.
+    pub(crate) fn each(members: &[Member], allowed: &CoreList) -> Vec<Self> {
+        if let [only] = members {
+            return vec![Self::new(&only.config, allowed)];
+        }
+        let named = |member: &Member| member.config.executor.cores.clone();
+        let taken: BTreeSet<u32> = members.iter().filter_map(named).flat_map(|cores| cores.0).collect();
+        let free: Vec<u32> = allowed.0.difference(&taken).copied().collect();
+        let unnamed = members.iter().filter(|member| named(member).is_none()).count();
+        let mut part = 0..;
+        let own = |member: &Member| {
+            named(member).unwrap_or_else(|| {
+                let part: usize = part.next().unwrap_or_default();
+                let bounds = [part, part + 1].map(|part| part * free.len() / unnamed);
+                match &free[bounds[0]..bounds[1]] {
+                    // More executors than cores: they take turns.
+                    [] => allowed.clone(),
+                    cores => CoreList(cores.iter().copied().collect()),
+                }
+            })
+        };
+        let cores: Vec<CoreList> = members.iter().map(own).collect();
+        let split = |(member, cores): (&Member, CoreList)| {
+            let split = Self::new(&member.config, &cores);
+            Self { executor: split.executor.or(Some(cores)), ..split }
+        };
+        members.iter().zip(cores).map(split).collect()
+    }
+
     /// What `config` asks for on a machine where `allowed` may be used.
     pub(crate) fn new(config: &Config, allowed: &CoreList) -> Self {
         let count = config.workers.count.map(|count| count.0);
@@ -135,6 +165,25 @@ mod tests {
         assert_eq!(split(4, "workers.count = 8"), all_but_one);
         assert_eq!(split(2, "workers.count = 4"), (None, vec![0, 1, 0, 1]));
         assert_eq!(split(4, "workers.cores = '0-3'"), (None, vec![0, 1, 2, 3]), "there is nothing to leave");
+    }
+
+    #[test]
+    fn several_executors_divide_the_cores_that_nobody_named() {
+        let split = |machine: u32, settings: &str| -> Vec<_> {
+            let config: Config = toml::from_str(settings).unwrap();
+            let splits = Split::each(&config.members(), &CoreList((0..machine).collect()));
+            let workers = |split: &Split| split.workers.iter().map(|worker| worker.core).collect::<Vec<_>>();
+            splits
+                .iter()
+                .map(|split| (split.executor.as_ref().unwrap().to_string(), workers(split)))
+                .collect()
+        };
+        let two = "[[executor]]\nname = 'a'\n[[executor]]\nname = 'b'\n";
+        assert_eq!(split(16, two), [("0-5".into(), vec![6, 7]), ("8-13".into(), vec![14, 15])]);
+        assert_eq!(split(2, two), [("0".into(), vec![]), ("1".into(), vec![])]);
+        assert_eq!(split(1, two)[0].0, "0", "more executors than cores share one");
+        let named = "[[executor]]\nname = 'a'\ncores = '0-1'\nworkers.count = 0\n[[executor]]\nname = 'b'\n";
+        assert_eq!(split(8, named), [("0-1".into(), vec![]), ("2-6".into(), vec![7])]);
     }
 
     #[test]

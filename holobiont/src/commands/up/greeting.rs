@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::sync::mpsc::Sender;
 
-use super::{detach::Place, plan::Plan};
+use super::{detach::Place, plan::Plan, process::Role};
 use crate::{
     client::{Client, Loading},
     terminal::{Format, Terminal},
@@ -30,7 +30,8 @@ pub(crate) struct Greeting {
 /// The processes of a deployment beside this one.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct ProcessIds {
-    pub(crate) executor: Option<u32>,
+    /// By role; of several by name.
+    pub(crate) executors: Vec<(Role, Option<u32>)>,
     pub(crate) gateway: Option<u32>,
     pub(crate) trainer: Option<u32>,
     pub(crate) workers: Vec<u32>,
@@ -99,10 +100,11 @@ impl Greeting {
     }
 
     fn json(&self, url: &str, models: &[String], ids: &ProcessIds) -> String {
-        let pids = json!({
-            "holobiont": std::process::id(), "base-executor": ids.executor, "gateway": ids.gateway,
-            "holobiont-trainer": ids.trainer, "lora-worker": ids.workers,
+        let mut pids = json!({
+            "holobiont": std::process::id(), "gateway": ids.gateway, "holobiont-trainer": ids.trainer,
+            "lora-worker": ids.workers,
         });
+        ids.executors.iter().for_each(|(role, id)| pids[role.to_string()] = json!(id));
         json!({"url": url, "models": models, "pids": pids, "stop": self.stop_command}).to_string()
     }
 
@@ -172,7 +174,7 @@ impl Greeting {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::terminal::Volume;
+    use crate::{commands::up::process::Instance, terminal::Volume};
 
     fn greeting(keys: Keys) -> Greeting {
         let terminal = Terminal::new(Format::Human, Volume::Normal);
@@ -225,7 +227,12 @@ mod tests {
 
     #[test]
     fn the_json_greeting_names_every_process() {
-        let ids = ProcessIds { executor: Some(7), gateway: None, trainer: Some(5), workers: vec![8, 9] };
+        let ids = ProcessIds {
+            executors: vec![(Role::Executor(Instance::default()), Some(7))],
+            gateway: None,
+            trainer: Some(5),
+            workers: vec![8, 9],
+        };
         let text = greeting(Keys::None).json("http://h", &["base".to_owned()], &ids);
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(

@@ -12,7 +12,7 @@ use settings::LogFormat;
 use super::{
     detach,
     errors::UpError,
-    process::{Recipe, Role, Worker},
+    process::{Instance, Recipe, Role, Worker},
     state_dir::StateDir,
 };
 use crate::{
@@ -53,8 +53,8 @@ pub(crate) struct Plan {
 /// Command lines of all processes.
 #[derive(Debug)]
 pub(crate) struct Recipes {
-    /// Of `base-executor`.
-    pub(crate) executor: Recipe,
+    /// Of each `base-executor`.
+    pub(crate) executors: Vec<(Instance, Recipe)>,
     /// Of `gateway`.
     pub(crate) gateway: Recipe,
     /// Of `holobiont-trainer`, if there is to be one.
@@ -74,26 +74,36 @@ impl Plan {
         let default_format = if is_for_people { LogFormat::Human } else { LogFormat::Json };
         let chosen = config.deployment.log_format.filter(|format| *format != LogFormat::Auto);
         let log_format = chosen.unwrap_or(default_format);
-        let split = Split::new(config, &cores::allowed());
         let recipe = |role, program, arguments| Recipe {
             program,
             arguments,
             notify_socket: state.notify_socket(role),
             longest_silence: config.watchdog(),
         };
-        let executor = executor_arguments(config, &split, &model, state, log_format);
+        let members = config.members();
+        let splits = Split::each(&members, &cores::allowed());
+        let (mut executors, mut workers) = (Vec::new(), Vec::new());
+        for (index, (member, split)) in members.iter().zip(&splits).enumerate() {
+            let instance = Instance::new(index, member.name.as_deref());
+            state.check_socket_path(instance)?;
+            let arguments = executor_arguments(&member.config, split, &model, (state, instance), log_format);
+            let role = Role::Executor(instance);
+            executors.push((instance, recipe(role, program(role)?, arguments)));
+            add_workers(&mut workers, &member.config, split, (state, instance), log_format)?;
+        }
         let (trainer, warnings) = trainer_program(config);
         let trainer = trainer.map(|program| recipe(Role::Trainer, program, trainer_arguments(config, state)));
-        let gateway = gateway_arguments(config, &served_name, state, log_format);
-        let gateway =
-            with_helpers(gateway, split.workers.len(), trainer.as_ref().map(|_| state.trainer_socket()));
+        let instances: Vec<Instance> = executors.iter().map(|(instance, _)| *instance).collect();
+        let gateway = gateway_arguments(config, &served_name, state, &instances, log_format);
+        let expected = splits.iter().map(|split| split.workers.len()).max().unwrap_or_default();
+        let gateway = with_helpers(gateway, expected, trainer.as_ref().map(|_| state.trainer_socket()));
         Ok(Self {
             max_trainers: trainer.as_ref().map_or(0, |_| config.max_trainers()),
             recipes: Recipes {
-                executor: recipe(Role::Executor, program(Role::Executor)?, executor),
+                executors,
                 gateway: recipe(Role::Gateway, program(Role::Gateway)?, gateway),
                 trainer,
-                workers: workers(config, &split, state, log_format)?,
+                workers,
             },
             warnings,
             adapters: config.adapters.keys().cloned().collect(),
@@ -170,7 +180,7 @@ fn executor_arguments(
     config: &Config,
     split: &Split,
     model: &Path,
-    state: &StateDir,
+    (state, instance): (&StateDir, Instance),
     log_format: LogFormat,
 ) -> Vec<OsString> {
     let layers = match config.layers.local {
@@ -179,15 +189,15 @@ fn executor_arguments(
     };
     let mut arguments = Arguments(vec!["--exit-with-stdin".into()])
         .with("--model", model)
-        .with("--socket", state.socket())
-        .with("--worker-socket", state.worker_socket())
+        .with("--socket", state.socket(instance))
+        .with("--worker-socket", state.worker_socket(instance))
         .with("--max-workers", split.workers.len().to_string())
         .with("--log-format", log_format.to_string())
         .with("--grace-ms", config.grace().as_millis().to_string())
         .with("--layers", layers)
         .with_setting("--cores", split.executor.as_ref());
     if config.memory.disk.is_some() && config.memory.directory.is_none() {
-        arguments = arguments.with("--disk-directory", state.history());
+        arguments = arguments.with("--disk-directory", state.history(instance));
     }
     arguments.0.extend(handed_on(config, settings::Process::Executor));
     arguments.0
@@ -197,22 +207,34 @@ fn gateway_arguments(
     config: &Config,
     served_name: &str,
     state: &StateDir,
+    instances: &[Instance],
     log_format: LogFormat,
 ) -> Vec<OsString> {
-    let mut arguments = Arguments(vec!["--exit-with-stdin".into()])
-        .with("--socket", state.socket())
+    let mut arguments = Arguments(vec!["--exit-with-stdin".into()]);
+    for instance in instances {
+        let socket = state.socket(*instance);
+        arguments = match instance.name() {
+            Some(name) => arguments.with("--executor", pair(name, &socket)),
+            None => arguments.with("--socket", socket),
+        };
+    }
+    let mut arguments = arguments
         .with("--listen", config.listen().to_string())
         .with("--state", state.path())
         .with("--served-model-name", served_name)
         .with("--grace-ms", config.grace().as_millis().to_string())
         .with("--log-format", log_format.to_string());
     for (name, path) in &config.adapters {
-        let mut pair = OsString::from(format!("{name}="));
-        pair.push(path);
-        arguments = arguments.with("--adapter", pair);
+        arguments = arguments.with("--adapter", pair(name, path));
     }
     arguments.0.extend(handed_on(config, settings::Process::Gateway));
     arguments.0
+}
+
+fn pair(name: &str, path: &Path) -> OsString {
+    let mut pair = OsString::from(format!("{name}="));
+    pair.push(path);
+    pair
 }
 
 /// Tells the gateway of the others: of how many workers, so that one that is missing is seen, and of the trainer.
@@ -250,33 +272,35 @@ fn trainer_arguments(config: &Config, state: &StateDir) -> Vec<OsString> {
     arguments.with("--executor", state.layer_socket()).with_setting("--cores", cores).0
 }
 
-fn workers(
+/// Those of an executor, after those of the executors before it.
+fn add_workers(
+    workers: &mut Vec<(Worker, Recipe)>,
     config: &Config,
     split: &Split,
-    state: &StateDir,
+    (state, instance): (&StateDir, Instance),
     log_format: LogFormat,
-) -> Result<Vec<(Worker, Recipe)>, UpError> {
-    let one = |(index, place): (usize, &WorkerCore)| {
-        let worker = Worker { index, core: place.core };
+) -> Result<(), UpError> {
+    for place in &split.workers {
+        let worker = Worker { index: workers.len(), core: place.core };
         let recipe = Recipe {
             program: program(Role::Worker(worker))?,
-            arguments: worker_arguments(config, *place, state, log_format),
+            arguments: worker_arguments(config, *place, (state, instance), log_format),
             notify_socket: state.notify_socket(Role::Worker(worker)),
             longest_silence: config.watchdog(),
         };
-        Ok((worker, recipe))
-    };
-    split.workers.iter().enumerate().map(one).collect()
+        workers.push((worker, recipe));
+    }
+    Ok(())
 }
 
 fn worker_arguments(
     config: &Config,
     place: WorkerCore,
-    state: &StateDir,
+    (state, instance): (&StateDir, Instance),
     log_format: LogFormat,
 ) -> Vec<OsString> {
     Arguments(vec!["--exit-with-stdin".into()])
-        .with("--executor", state.worker_socket())
+        .with("--executor", state.worker_socket(instance))
         .with("--core", place.core.to_string())
         .with("--log-format", log_format.to_string())
         .with_setting("--spin-us", config.workers.spin_us.or(place.spin_us()))

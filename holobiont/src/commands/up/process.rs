@@ -10,7 +10,7 @@ use std::{
 };
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
-use settings::variables::PREFIX;
+use settings::{MAX_PROCESS_NAME_BYTES, variables::PREFIX};
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader, Lines},
     process::{Child, ChildStdin, ChildStdout, Command},
@@ -29,13 +29,38 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
     /// Owns the weights.
-    Executor,
+    Executor(Instance),
     /// Speaks HTTP.
     Gateway,
     /// Trains adapters for whoever asks.
     Trainer,
     /// Computes adapters on one core.
     Worker(Worker),
+}
+
+/// Which executor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Instance {
+    /// Its place among the executors.
+    pub(crate) index: usize,
+    /// Its name, filled up with zeros; of a single one nothing else.
+    name: [u8; MAX_PROCESS_NAME_BYTES],
+}
+
+impl Instance {
+    /// The one at `index`, which has a name if there are several.
+    pub(crate) fn new(index: usize, name: Option<&str>) -> Self {
+        let mut filled = [0; MAX_PROCESS_NAME_BYTES];
+        let given = name.unwrap_or_default().bytes();
+        filled.iter_mut().zip(given).for_each(|(place, byte)| *place = byte);
+        Self { index, name: filled }
+    }
+
+    /// What it is called, if there are several.
+    pub(crate) fn name(&self) -> Option<&str> {
+        let bytes = self.name.split(|byte| *byte == 0).next().unwrap_or_default();
+        std::str::from_utf8(bytes).ok().filter(|name| !name.is_empty())
+    }
 }
 
 /// Which worker.
@@ -51,7 +76,7 @@ impl Role {
     /// The program's name.
     pub(crate) fn program(self) -> &'static str {
         match self {
-            Self::Executor => "base-executor",
+            Self::Executor(_) => "base-executor",
             Self::Gateway => "gateway",
             Self::Trainer => "holobiont-trainer",
             Self::Worker(_) => "lora-worker",
@@ -60,15 +85,19 @@ impl Role {
 
     /// True if the deployment ends when this one cannot be kept alive.
     pub(crate) fn is_needed(self) -> bool {
-        matches!(self, Self::Executor | Self::Gateway)
+        matches!(self, Self::Executor(_) | Self::Gateway)
     }
 }
 
 impl fmt::Display for Role {
-    /// The program's name, and a worker's core as in the name of its systemd unit.
+    /// The program's name, with an executor's name and a worker's core as in the names of their systemd units.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Executor | Self::Gateway | Self::Trainer => f.pad(self.program()),
+            Self::Executor(instance) => match instance.name() {
+                Some(name) => f.pad(&format!("{}@{name}", self.program())),
+                None => f.pad(self.program()),
+            },
+            Self::Gateway | Self::Trainer => f.pad(self.program()),
             Self::Worker(worker) => f.pad(&format!("{}@{}", self.program(), worker.core)),
         }
     }

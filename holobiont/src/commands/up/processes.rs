@@ -14,7 +14,8 @@ use crate::deployment::config::RestartPolicy;
 /// The processes, dead or alive.
 #[derive(Debug)]
 pub(crate) struct Processes {
-    pub(crate) executor: Managed,
+    /// In the order of [`super::process::Instance::index`].
+    executors: Vec<Managed>,
     pub(crate) gateway: Managed,
     trainer: Option<Managed>,
     /// In the order of [`super::process::Worker::index`].
@@ -28,8 +29,8 @@ pub(crate) enum Turn {
     Gateway,
     /// Nobody asks it any more; what it computes with still runs.
     Trainer,
-    /// It drains.
-    Executor,
+    /// They drain.
+    Executors,
     /// All at once.
     Workers,
     /// All have ended.
@@ -40,9 +41,11 @@ impl Processes {
     /// Processes of which none has been started.
     pub(crate) fn new(recipes: Recipes, restarts: RestartPolicy) -> Self {
         let managed = |role, recipe| Managed::new(role, recipe, Deaths::new(restarts));
-        let workers = recipes.workers.into_iter();
+        let (executors, workers) = (recipes.executors.into_iter(), recipes.workers.into_iter());
         Self {
-            executor: managed(Role::Executor, recipes.executor),
+            executors: executors
+                .map(|(instance, recipe)| managed(Role::Executor(instance), recipe))
+                .collect(),
             gateway: managed(Role::Gateway, recipes.gateway),
             trainer: recipes.trainer.map(|recipe| managed(Role::Trainer, recipe)),
             workers: workers.map(|(worker, recipe)| managed(Role::Worker(worker), recipe)).collect(),
@@ -51,7 +54,7 @@ impl Processes {
 
     /// Starts those without which there is no deployment.
     pub(crate) fn start_needed(&mut self, log: &LogSink) -> Result<(), UpError> {
-        self.executor.start(log)?;
+        self.executors.iter_mut().try_for_each(|executor| executor.start(log))?;
         self.gateway.start(log)
     }
 
@@ -63,16 +66,15 @@ impl Processes {
     /// Waits for the next change of any of them. May be dropped and called again without losing anything.
     pub(crate) async fn next(&mut self) -> (Role, Change) {
         tokio::select! {
-            change = self.executor.next() => (Role::Executor, change),
             change = self.gateway.next() => (Role::Gateway, change),
-            change = next_of(self.trainer.iter_mut().chain(&mut self.workers)) => change,
+            change = next_of(self.executors.iter_mut().chain(&mut self.trainer).chain(&mut self.workers)) => change,
         }
     }
 
     /// The one of this role, which is one of them.
     pub(crate) fn of(&mut self, role: Role) -> &mut Managed {
         match role {
-            Role::Executor => &mut self.executor,
+            Role::Executor(instance) => &mut self.executors[instance.index],
             Role::Gateway => &mut self.gateway,
             Role::Trainer => self.trainer.as_mut().expect("only a trainer that there is does anything"),
             Role::Worker(worker) => &mut self.workers[worker.index],
@@ -80,17 +82,33 @@ impl Processes {
     }
 
     fn all(&self) -> impl Iterator<Item = &Managed> {
-        [&self.executor, &self.gateway].into_iter().chain(&self.trainer).chain(&self.workers)
+        self.executors.iter().chain([&self.gateway]).chain(&self.trainer).chain(&self.workers)
     }
 
     /// Requests can be answered.
     pub(crate) fn serve(&self) -> bool {
-        self.executor.is_ready() && self.gateway.is_ready()
+        self.is_any_executor_ready() && self.gateway.is_ready()
+    }
+
+    /// Requests have somewhere to go.
+    pub(crate) fn is_any_executor_ready(&self) -> bool {
+        self.executors.iter().any(Managed::is_ready)
+    }
+
+    /// Executors beside this one that have not been given up.
+    pub(crate) fn other_executors(&self, role: Role) -> usize {
+        let is_other = |executor: &&Managed| executor.role != role && !matches!(executor.state, State::Ended);
+        self.executors.iter().filter(is_other).count()
+    }
+
+    /// All executors have been asked to stop.
+    pub(crate) fn are_executors_stopping(&self) -> bool {
+        self.executors.iter().all(|executor| executor.is_stopping() || !executor.is_running())
     }
 
     pub(crate) fn ids(&self) -> ProcessIds {
         ProcessIds {
-            executor: self.executor.process_id(),
+            executors: self.executors.iter().map(|executor| (executor.role, executor.process_id())).collect(),
             gateway: self.gateway.process_id(),
             trainer: self.trainer.as_ref().and_then(Managed::process_id),
             workers: self.workers.iter().filter_map(Managed::process_id).collect(),
@@ -104,19 +122,19 @@ impl Processes {
 
     /// A stop has begun: what does not run yet will not.
     pub(crate) fn forget_plans(&mut self) {
-        let Self { executor, gateway, trainer, workers } = self;
-        [executor, gateway].into_iter().chain(trainer).chain(workers).for_each(Managed::forget_plans);
+        let Self { executors, gateway, trainer, workers } = self;
+        executors.iter_mut().chain([gateway]).chain(trainer).chain(workers).for_each(Managed::forget_plans);
     }
 
-    /// Who is to stop next: the gateway, then the trainer, then the executor, then all workers.
+    /// Who is to stop next: the gateway, then the trainer, then all executors, then all workers.
     pub(crate) fn turn(&self) -> Turn {
         let is_running = |managed: &Managed| managed.is_running();
         if self.gateway.is_running() {
             Turn::Gateway
         } else if self.trainer.as_ref().is_some_and(is_running) {
             Turn::Trainer
-        } else if self.executor.is_running() {
-            Turn::Executor
+        } else if self.executors.iter().any(is_running) {
+            Turn::Executors
         } else if self.workers.iter().any(is_running) {
             Turn::Workers
         } else {
@@ -129,7 +147,7 @@ impl Processes {
         match turn {
             Turn::Gateway => self.gateway.terminate(),
             Turn::Trainer => self.trainer.iter_mut().for_each(Managed::terminate),
-            Turn::Executor => self.executor.terminate(),
+            Turn::Executors => self.executors.iter_mut().for_each(Managed::terminate),
             Turn::Workers => self.workers.iter_mut().for_each(Managed::terminate),
             Turn::Nobody => {}
         }

@@ -13,7 +13,10 @@ use std::{
 
 use rustix::fs::{FlockOperation, flock};
 
-use super::{errors::UpError, process::Role};
+use super::{
+    errors::UpError,
+    process::{Instance, Role},
+};
 use crate::deployment::{
     paths::{LAYER_SOCKETS, lock_path, log_directory},
     running::Holder,
@@ -56,7 +59,7 @@ impl StateDir {
         private().create(&run).map_err(failed(&parent))?;
         link_layer_sockets(&path, &run).map_err(failed(asked))?;
         let state = Self { path, run, _lock: lock };
-        state.check_socket_path()?;
+        state.check_socket_path(Instance::default())?;
         Ok(state)
     }
 
@@ -65,19 +68,20 @@ impl StateDir {
         &self.path
     }
 
-    /// Where the executor keeps keys and values of the past.
-    pub(crate) fn history(&self) -> PathBuf {
-        self.path.join("history")
+    /// Where an executor keeps keys and values of the past.
+    pub(crate) fn history(&self, instance: Instance) -> PathBuf {
+        let history = self.path.join("history");
+        instance.name().map_or_else(|| history.clone(), |name| history.join(name))
     }
 
-    /// The socket between executor and gateway.
-    pub(crate) fn socket(&self) -> PathBuf {
-        self.run.join("executor.sock")
+    /// The socket between an executor and the gateway.
+    pub(crate) fn socket(&self, instance: Instance) -> PathBuf {
+        self.run.join(format!("executor{}.sock", suffix(instance)))
     }
 
-    /// The socket between executor and workers.
-    pub(crate) fn worker_socket(&self) -> PathBuf {
-        self.run.join("workers.sock")
+    /// The socket between an executor and its workers.
+    pub(crate) fn worker_socket(&self, instance: Instance) -> PathBuf {
+        self.run.join(format!("workers{}.sock", suffix(instance)))
     }
 
     /// The socket at which the gateway asks for trainers.
@@ -93,7 +97,7 @@ impl StateDir {
     /// Where a process says how far it is, and that it lives.
     pub(crate) fn notify_socket(&self, role: Role) -> PathBuf {
         self.run.join(match role {
-            Role::Executor => "executor.life".to_owned(),
+            Role::Executor(instance) => format!("executor{}.life", suffix(instance)),
             Role::Gateway => "gateway.life".to_owned(),
             Role::Trainer => "trainer.life".to_owned(),
             Role::Worker(worker) => format!("{}.life", worker.index),
@@ -105,8 +109,9 @@ impl StateDir {
         log_directory(&self.path)
     }
 
-    fn check_socket_path(&self) -> Result<(), UpError> {
-        let socket = self.socket();
+    /// Fails if the system would not take the path of an executor's socket.
+    pub(crate) fn check_socket_path(&self, instance: Instance) -> Result<(), UpError> {
+        let socket = self.socket(instance);
         let bytes = socket.as_os_str().as_bytes().len();
         match bytes <= MAX_SOCKET_PATH_BYTES {
             true => Ok(()),
@@ -123,6 +128,10 @@ impl Drop for StateDir {
             let _ = fs::remove_file(self.path.join(name));
         }
     }
+}
+
+fn suffix(instance: Instance) -> String {
+    instance.name().map(|name| format!("-{name}")).unwrap_or_default()
 }
 
 /// Links the sockets for split clients to a place that stays the same from start to start.
@@ -186,7 +195,7 @@ mod tests {
     fn the_run_directory_is_private_and_goes_with_its_owner() {
         let directory = tempfile::tempdir().unwrap();
         let state = StateDir::claim(&directory.path().join("s"), Duration::ZERO).unwrap();
-        let run = state.socket().parent().unwrap().to_owned();
+        let run = state.socket(Instance::default()).parent().unwrap().to_owned();
         assert_eq!(fs::metadata(&run).unwrap().permissions().mode() & 0o777, 0o700);
         drop(state);
         assert!(!run.exists());

@@ -151,7 +151,9 @@ impl Supervisor {
             Event::Process(role, Change::Line(line)) => self.heard(role, &line),
             Event::Process(role, Change::Exited(ending)) => self.exited(role, ending),
             Event::Process(role, Change::Due) => self.start(role),
-            Event::Process(Role::Executor, Change::Notice(Notice::Status(text))) => self.show_status(&text),
+            Event::Process(Role::Executor(_), Change::Notice(Notice::Status(text))) => {
+                self.show_status(&text)
+            }
             // `/v1/status` says more of the others.
             Event::Process(_, Change::Notice(Notice::Status(_))) => Flow::Continue,
             Event::Process(role, Change::Notice(Notice::Silence)) => self.silent(role),
@@ -182,7 +184,7 @@ impl Supervisor {
         match (role, readiness) {
             (_, None) => tracing::info!(process = %role, "{line}"),
             (_, Some(Readiness::Again)) => tracing::info!(process = %role, "serves again"),
-            (Role::Executor, Some(Readiness::First)) => self.progress.set_message("starting the gateway"),
+            (Role::Executor(_), Some(Readiness::First)) => self.progress.set_message("starting the gateway"),
             (Role::Gateway, Some(Readiness::First)) => {}
             (Role::Trainer | Role::Worker(_), Some(Readiness::First)) => {
                 tracing::info!(process = %role, "works")
@@ -199,7 +201,7 @@ impl Supervisor {
 
     /// What the executor says while it is loading; later `/v1/status` says more.
     fn show_status(&mut self, text: &str) -> Flow {
-        if self.welcome == Welcome::NotYet && self.stop.is_none() && !self.processes.executor.is_ready() {
+        if self.welcome == Welcome::NotYet && self.stop.is_none() && !self.processes.is_any_executor_ready() {
             service::status(text);
             self.progress.set_message(printable(text));
         }
@@ -250,11 +252,11 @@ impl Supervisor {
             return self.advance_stop();
         }
         let how = self.processes.of(role).why_it_ended(&ending);
-        if !role.is_needed() {
+        if !role.is_needed() || self.can_do_without(role) {
             return self.lost_helper(role, &how);
         }
         // An executor that could not load its model would say the same again.
-        let never_served = role == Role::Executor && self.welcome == Welcome::NotYet;
+        let never_served = matches!(role, Role::Executor(_)) && self.welcome == Welcome::NotYet;
         let managed = self.processes.of(role);
         managed.state = State::Waiting;
         if (managed.experience == Experience::None || never_served) && ending.status.code().is_some() {
@@ -269,12 +271,19 @@ impl Supervisor {
         }
     }
 
-    /// A worker or the trainer died or could not be started, as `how` says.
+    /// One of several executors, once the others serve: they take over what it had.
+    fn can_do_without(&self, role: Role) -> bool {
+        let is_executor = matches!(role, Role::Executor(_));
+        is_executor && self.welcome == Welcome::Said && self.processes.other_executors(role) > 0
+    }
+
+    /// A worker, the trainer or an executor that others stand in for died or could not be started, as `how` says.
     fn lost_helper(&mut self, role: Role, how: &str) -> Flow {
         if let Verdict::GiveUp { deaths } = self.start_again_later(role, how) {
             self.processes.of(role).state = State::Ended;
             let (left, without) = match role {
                 Role::Worker(_) => (self.processes.workers_left(), "adapters are computed without it"),
+                Role::Executor(_) => (self.processes.other_executors(role), "the others serve without it"),
                 _ => (0, "nothing is trained any more"),
             };
             tracing::warn!(process = %role, how, deaths, left, "died too often and is given up; {without}");
@@ -342,10 +351,10 @@ impl Supervisor {
                 self.processes.kill_all();
             }
             // What is trained has its checkpoints, and nobody asks the executor for anything else.
-            Some(stop) if turn == Turn::Trainer && !self.processes.executor.is_stopping() => {
+            Some(stop) if turn == Turn::Trainer && !self.processes.are_executors_stopping() => {
                 stop.deadline = Instant::now() + KILL_WAIT;
                 self.processes.kill_trainer();
-                self.processes.terminate(Turn::Executor);
+                self.processes.terminate(Turn::Executors);
             }
             _ => return self.kill(UpError::GraceOver { waited: self.grace + LAST_WORDS }),
         }

@@ -98,9 +98,9 @@ fn the_environment_overrides_the_file_and_flags_override_both() {
     let below = file("[executor]\ncores = \"0\"\nmax_running = 4\nmax_waiting = 9").unwrap();
     let environment = environment(&[("HOLOBIONT_CORES", "1"), ("HOLOBIONT_MAX_RUNNING", "5")]).unwrap();
     let mut flags = Config::default();
-    flags.executor.cores = Some("2".parse().unwrap());
+    flags.executor.common.cores = Some("2".parse().unwrap());
     let config = flags.or(environment).or(below);
-    assert_eq!(config.executor.cores.unwrap().to_string(), "2");
+    assert_eq!(config.executor.cores.as_ref().unwrap().to_string(), "2");
     assert_eq!(config.executor.max_running, Some(5));
     assert_eq!(config.executor.max_waiting, Some(9));
 }
@@ -165,4 +165,47 @@ fn a_file_that_no_deployment_needs_is_not_read_to_its_end() {
     let why = why(&error).unwrap();
     assert!(why.contains("longer than 1 MiB"), "{why}");
     assert!(matches!(Config::from_file(Path::new("/dev/zero")), Err(ConfigError::Read { .. })));
+}
+
+#[test]
+fn several_executors_each_have_a_name_and_what_they_say_goes_before_what_holds_for_all() {
+    let text = r#"
+        memory = { disk = "1MiB", directory = "/h" }
+        workers = { count = 2 }
+        [[executor]]
+        name = "left"
+        cores = "0-1"
+        workers.count = 0
+        [[executor]]
+        name = "right"
+        memory.directory = "own"
+    "#;
+    let config = file(text).unwrap();
+    let [left, right] = &config.members()[..] else { panic!("there are two") };
+    assert_eq!((left.name.as_deref(), right.name.as_deref()), (Some("left"), Some("right")));
+    assert_eq!(left.config.executor.cores.as_ref().unwrap().to_string(), "0-1");
+    assert_eq!(
+        (left.config.workers.count, right.config.workers.count),
+        (Some(WorkerCount(0)), Some(WorkerCount(2)))
+    );
+    assert_eq!(left.config.memory.directory, Some("/h/left".into()));
+    assert!(right.config.memory.directory.as_ref().unwrap().is_absolute(), "relative to the file");
+    let flags = environment(&[("HOLOBIONT_MAX_RUNNING", "3")]).unwrap();
+    let over = flags.or(config);
+    assert!(over.members().iter().all(|member| member.config.executor.max_running == Some(3)));
+    assert_eq!(file("").unwrap().members()[0].name, None);
+}
+
+#[test]
+fn executors_that_cannot_be_told_apart_or_say_what_nobody_knows_are_refused_by_name() {
+    for (text, part) in [
+        ("[[executor]]\ncores = '0'", "needs a `name`"),
+        ("[[executor]]\nname = 'A b'", "needs a `name`"),
+        ("[[executor]]\nname = 'a'\n[[executor]]\nname = 'a'", "two executors are called `a`"),
+        ("[[executor]]\nname = 'a'\ncoers = '0'", "coers"),
+        ("[[executor]]\nname = 'a'\nworkers.coers = '0'", "coers"),
+    ] {
+        let error = why(&file(text).unwrap_err()).unwrap();
+        assert!(error.contains(part), "{part:?} is not in {error}");
+    }
 }

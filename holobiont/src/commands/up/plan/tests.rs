@@ -10,7 +10,7 @@ fn text(arguments: &[OsString]) -> String {
 fn state() -> (tempfile::TempDir, StateDir, String) {
     let directory = tempfile::tempdir().unwrap();
     let state = StateDir::claim(directory.path(), std::time::Duration::ZERO).unwrap();
-    let run = state.socket().parent().unwrap().display().to_string();
+    let run = state.socket(Instance::default()).parent().unwrap().display().to_string();
     (directory, state, run)
 }
 
@@ -22,22 +22,30 @@ fn split(config: &Config, cores: &str) -> Split {
 fn limits_nobody_set_are_left_to_the_process_that_owns_them() {
     let ((_directory, state, run), config) = (state(), Config::default());
     let split = split(&config, "0");
-    let arguments = executor_arguments(&config, &split, Path::new("/m"), &state, LogFormat::Human);
+    let arguments =
+        executor_arguments(&config, &split, Path::new("/m"), (&state, Instance::default()), LogFormat::Human);
     let expected = format!(
         "--exit-with-stdin --model /m --socket {run}/executor.sock --worker-socket {run}/workers.sock \
          --max-workers 0 --log-format human --grace-ms 10000 --layers {run}/layers.sock"
     );
     assert_eq!(text(&arguments), expected);
-    assert!(workers(&config, &split, &state, LogFormat::Human).unwrap().is_empty());
+    assert!(split.workers.is_empty());
 }
 
 #[test]
 fn a_worker_is_told_its_core_and_the_executor_and_the_gateway_how_many_there_are() {
     let ((_directory, state, run), config) = (state(), Config::default());
     let split = split(&config, "0-7");
-    let executor = text(&executor_arguments(&config, &split, Path::new("/m"), &state, LogFormat::Json));
+    let executor = text(&executor_arguments(
+        &config,
+        &split,
+        Path::new("/m"),
+        (&state, Instance::default()),
+        LogFormat::Json,
+    ));
     assert!(executor.contains("--max-workers 2 ") && executor.ends_with(" --cores 0-5"), "{executor}");
-    let worker = text(&worker_arguments(&config, split.workers[1], &state, LogFormat::Json));
+    let worker =
+        text(&worker_arguments(&config, split.workers[1], (&state, Instance::default()), LogFormat::Json));
     let expected = format!("--exit-with-stdin --executor {run}/workers.sock --core 7 --log-format json");
     assert_eq!(worker, expected);
     assert_eq!(text(&with_helpers(Vec::new(), 2, None)), "--expected-workers 2");
@@ -64,11 +72,58 @@ fn nobody_trains_who_was_not_asked_for_or_could_not_rent() {
 }
 
 #[test]
+fn each_of_several_executors_has_sockets_a_store_and_settings_of_its_own_and_the_gateway_knows_them_all() {
+    let file = r#"
+        memory = { disk = "1MiB" }
+        layers = { listen = "127.0.0.1:7" }
+        [[executor]]
+        name = "left"
+        device = "cuda:0"
+        [[executor]]
+        name = "right"
+        cores = "3"
+        max_running = 8
+        memory.device = "2KiB"
+    "#;
+    let config: Config = toml::from_str(file).unwrap();
+    let (_directory, state, run) = state();
+    let members = config.members();
+    let splits = Split::each(&members, &"0-3".parse().unwrap());
+    let told: Vec<String> = [0, 1]
+        .map(|index| {
+            let (member, instance) = (&members[index], Instance::new(index, members[index].name.as_deref()));
+            text(&executor_arguments(
+                &member.config,
+                &splits[index],
+                Path::new("/m"),
+                (&state, instance),
+                LogFormat::Json,
+            ))
+        })
+        .into();
+    let left = format!("--socket {run}/executor-left.sock --worker-socket {run}/workers-left.sock");
+    for part in
+        [left.as_str(), "/layers.sock", "--layer-listen 127.0.0.1:7", "--device cuda:0", "/history/left"]
+    {
+        assert!(told[0].contains(part), "{part} is not in {}", told[0]);
+    }
+    for part in ["--layers off", "--cores 3", "--max-running 8", "--device-bytes 2048", "/history/right"] {
+        assert!(told[1].contains(part), "{part} is not in {}", told[1]);
+    }
+    assert!(!told[1].contains("--layer-listen"), "an address can be had once: {}", told[1]);
+    let instances = ["left", "right"].map(|name| Instance::new(0, Some(name)));
+    let gateway = text(&gateway_arguments(&config, "base", &state, &instances, LogFormat::Json));
+    let sockets =
+        format!("--executor left={run}/executor-left.sock --executor right={run}/executor-right.sock");
+    assert!(gateway.contains(&sockets) && !gateway.contains("--socket"), "{gateway}");
+}
+
+#[test]
 fn every_setting_reaches_its_process() {
     let file = r#"
         model = { context_length = 7, random_weights = 25 }
         executor = { device = "cuda:1", cores = "0-1", kv_bytes = "1 KiB", kv_dtype = "f16", adapter_bytes = 2, adapter_dtype = "bf16", device_adapter_bytes = "3 KiB", cold_start = "on-demand", link_gbps = 2.5, max_running = 3, max_waiting = 4, max_waiting_tokens = 25, chunk_tokens = 5 }
-        gateway = { listen = "127.0.0.1:6", adapter_root = "/r", api_key_file = "/k", max_body_bytes = "2 KiB", max_sequences = 10, target_delay_ms = 26, delay_interval_ms = 27, threads = 8, insecure = true, requests_per_min_per_key = 11, requests_per_min_per_adapter = 12, max_connections = 13, header_timeout_ms = 14, body_timeout_ms = 15, stall_timeout_ms = 16, cors_origins = "http://a,http://b", vllm_metrics = true, max_adapter_labels = 17, max_adapters = 18, max_adapter_file_bytes = "1 KiB", silence_ms = 19, otlp_endpoint = "http://o" }
+        gateway = { listen = "127.0.0.1:6", adapter_root = "/r", api_key_file = "/k", max_body_bytes = "2 KiB", max_sequences = 10, target_delay_ms = 26, delay_interval_ms = 27, threads = 8, insecure = true, requests_per_min_per_key = 11, requests_per_min_per_adapter = 12, max_connections = 13, header_timeout_ms = 14, body_timeout_ms = 15, stall_timeout_ms = 16, cors_origins = "http://a,http://b", vllm_metrics = true, routing = "most-idle", max_adapter_labels = 17, max_adapters = 18, max_adapter_file_bytes = "1 KiB", silence_ms = 19, otlp_endpoint = "http://o" }
         training = { tenant_jobs = 28, max_training_file_bytes = "3 KiB", tenant_training_bytes = "4 KiB", tenant_state_bytes = "5 KiB" }
         memory = { device = "4 KiB", host = "1 KiB", disk = "2 KiB", directory = "/h", policy = "lru", tau_ms = 29 }
         workers = { cores = "2", count = 1, spin_us = 20 }
@@ -78,7 +133,13 @@ fn every_setting_reaches_its_process() {
     "#;
     let config: Config = toml::from_str(file).unwrap();
     let ((_directory, state, _), split) = (state(), split(&config, "0-3"));
-    let executor = text(&executor_arguments(&config, &split, Path::new("/m"), &state, LogFormat::Json));
+    let executor = text(&executor_arguments(
+        &config,
+        &split,
+        Path::new("/m"),
+        (&state, Instance::default()),
+        LogFormat::Json,
+    ));
     let expected = "--max-workers 1 --log-format json --grace-ms 9 --layers off --cores 0-1 --context-length 7 --random-weights 25 \
         --device cuda:1 --kv-bytes 1024 --kv-dtype f16 --adapter-bytes 2 --adapter-dtype bf16 --device-adapter-bytes 3072 \
         --cold-start on-demand --link-gbps 2.5 --max-running 3 --max-waiting 4 --max-waiting-tokens 25 --chunk-tokens 5 \
@@ -88,14 +149,15 @@ fn every_setting_reaches_its_process() {
         --layer-tenant-bytes 1024 --layer-rows-per-s 24";
     assert!(executor.ends_with(expected), "{executor}");
 
-    let worker = text(&worker_arguments(&config, split.workers[0], &state, LogFormat::Human));
+    let worker =
+        text(&worker_arguments(&config, split.workers[0], (&state, Instance::default()), LogFormat::Human));
     assert!(worker.ends_with("--core 2 --log-format human --spin-us 20"), "{worker}");
-    let gateway = text(&gateway_arguments(&config, "base", &state, LogFormat::Json));
+    let gateway = text(&gateway_arguments(&config, "base", &state, &[Instance::default()], LogFormat::Json));
     let expected = "--served-model-name base --grace-ms 9 --log-format json --adapter a=/x --adapter b=y --adapter-root /r \
         --api-key-file /k --max-body-bytes 2048 --max-sequences 10 --target-delay-ms 26 --delay-interval-ms 27 --threads 8 --insecure --requests-per-min-per-key 11 \
         --requests-per-min-per-adapter 12 --max-connections 13 --header-timeout-ms 14 --body-timeout-ms 15 --stall-timeout-ms 16 \
         --cors-origins http://a,http://b --vllm-metrics --max-adapter-labels 17 --max-adapters 18 --max-adapter-file-bytes 1024 \
-        --silence-ms 19 --otlp-endpoint http://o --tenant-jobs 28 --max-training-file-bytes 3072 --tenant-training-bytes 4096 \
+        --silence-ms 19 --routing most-idle --otlp-endpoint http://o --tenant-jobs 28 --max-training-file-bytes 3072 --tenant-training-bytes 4096 \
         --tenant-state-bytes 5120";
     assert!(gateway.ends_with(expected), "{gateway}");
 }

@@ -1,0 +1,51 @@
+//! `POST /v1/executors/{name}/drain` and `/undrain`: an executor that gets no new requests, so that it can be replaced.
+
+use std::sync::Arc;
+
+use axum::{
+    Json,
+    extract::{Path, State},
+};
+use serde_json::{Value, json};
+
+use crate::{app::App, errors::ApiError, executors::Member};
+
+/// Keeps new requests from an executor. Those under way end there, or go on elsewhere when it stops. Answers at once.
+pub(crate) async fn drain(
+    State(app): State<Arc<App>>,
+    Path(name): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    let member = find(&app, &name)?;
+    let others = app.executors.all().iter().filter(|other| other.index() != member.index());
+    if !others.into_iter().any(|other| other.is_open()) {
+        let message = format!("no other executor could take the requests of '{name}'");
+        return Err(ApiError::conflict("last_executor", message));
+    }
+    member.drain();
+    tracing::info!(executor = name, "drained: it gets no new requests");
+    Ok(answer(member))
+}
+
+/// Lets it have requests again.
+pub(crate) async fn undrain(
+    State(app): State<Arc<App>>,
+    Path(name): Path<String>,
+) -> Result<Json<Value>, ApiError> {
+    let member = find(&app, &name)?;
+    member.undrain();
+    tracing::info!(executor = name, "it gets requests again");
+    Ok(answer(member))
+}
+
+fn find<'a>(app: &'a App, name: &str) -> Result<&'a Member, ApiError> {
+    let names = || app.executors.all().iter().map(Member::name).collect::<Vec<_>>().join(", ");
+    let missing = || ApiError::not_found(format!("there is no executor '{name}'; there are {}", names()));
+    app.executors.named(name).ok_or_else(missing)
+}
+
+fn answer(member: &Member) -> Json<Value> {
+    Json(json!({
+        "name": member.name(), "drained": member.is_drained(),
+        "sequences_under_way": member.executor().load().held,
+    }))
+}

@@ -1,0 +1,230 @@
+//! The executors of one host: each with a name, a connection, and what is known of it.
+//!
+//! - [`member`]: one of them, and whether it can be used; [`books`]: what it has to do and what it takes for it.
+//! - [`prefixes`]: which of them has computed what before.
+//!
+//! They serve one base. One that serves another is refused by name and never used; who came first decides, as long as
+//! somebody serves it. Nothing else binds them: each has its own adapters, memory and load, and any may go at any moment.
+
+pub mod books;
+pub mod member;
+pub mod prefixes;
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex},
+};
+
+use policy::routing::ledger::MeanAnswer;
+use shmproto::message::Welcome;
+
+pub use self::member::{Member, State};
+use self::prefixes::Prefixes;
+use crate::{
+    executor::{CallError, Executor, ExecutorLimits, RequestIds},
+    lock::lock,
+};
+
+/// Most executors behind one gateway.
+pub const MAX_EXECUTORS: usize = 64;
+
+/// What the only executor is called.
+pub const ONLY: &str = "executor";
+
+/// Where an executor is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Address {
+    /// What people call it.
+    pub name: String,
+    /// Its ipc socket.
+    pub socket: PathBuf,
+}
+
+/// What all executors have in common.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Base {
+    base_hash: [u8; 32],
+    text_hash: [u8; 32],
+}
+
+/// Who serves which base.
+#[derive(Debug, Default)]
+struct Claims {
+    base: Option<Base>,
+    /// Members that serve it.
+    by: Vec<usize>,
+}
+
+/// All of them; clones share them.
+#[derive(Debug, Clone)]
+pub struct Executors(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    members: Vec<Member>,
+    claims: Mutex<Claims>,
+    prefixes: Prefixes,
+    answers: Mutex<MeanAnswer>,
+}
+
+impl Executors {
+    /// Starts connecting to each of them.
+    #[must_use]
+    pub fn connect(addresses: &[Address], limits: ExecutorLimits) -> Self {
+        let ids = RequestIds::default();
+        let executors = addresses.iter().map(|address| {
+            (address.name.clone(), Executor::connect_beside(&address.socket, limits, ids.clone()))
+        });
+        Self::of(executors)
+    }
+
+    /// Those that are connected to already; sequences cannot move between them unless they count requests together.
+    #[must_use]
+    pub fn of(executors: impl IntoIterator<Item = (String, Executor)>) -> Self {
+        let members = executors.into_iter().enumerate();
+        let members = members.map(|(index, (name, executor))| Member::new(index, name, executor)).collect();
+        Self(Arc::new(Shared {
+            members,
+            claims: Mutex::default(),
+            prefixes: Prefixes::default(),
+            answers: Mutex::default(),
+        }))
+    }
+
+    /// Every one, in the order of the settings.
+    #[must_use]
+    pub fn all(&self) -> &[Member] {
+        &self.0.members
+    }
+
+    /// The one at `index`.
+    #[must_use]
+    pub fn member(&self, index: usize) -> &Member {
+        &self.0.members[index]
+    }
+
+    /// The one called so.
+    #[must_use]
+    pub fn named(&self, name: &str) -> Option<&Member> {
+        self.all().iter().find(|member| member.name() == name)
+    }
+
+    /// Whether there is more than one.
+    #[must_use]
+    pub fn are_several(&self) -> bool {
+        self.all().len() > 1
+    }
+
+    /// Where which tokens were computed.
+    #[must_use]
+    pub fn prefixes(&self) -> &Prefixes {
+        &self.0.prefixes
+    }
+
+    /// Tokens that answers have in the mean.
+    #[must_use]
+    pub fn answer_tokens(&self) -> f64 {
+        lock(&self.0.answers).tokens()
+    }
+
+    /// An answer ended with so many tokens.
+    pub fn answered(&self, tokens: u64) {
+        lock(&self.0.answers).observe(tokens);
+    }
+
+    /// The member at `index` serves what `welcome` says. Fails if another one serves another base.
+    pub(crate) fn claim(&self, index: usize, welcome: &Welcome) -> Result<(), String> {
+        let base = Base { base_hash: welcome.base_hash, text_hash: welcome.text_hash };
+        let mut claims = lock(&self.0.claims);
+        claims.by.retain(|other| *other != index);
+        if let (Some(other), Some(served)) = (claims.by.first(), &claims.base)
+            && *served != base
+        {
+            let first = self.member(*other).name();
+            let what = if served.base_hash == base.base_hash { "tokenizer" } else { "base model" };
+            return Err(format!(
+                "it serves another {what} than the executor '{first}' ('{}'); start both with one model",
+                welcome.model_path
+            ));
+        }
+        claims.base = Some(base);
+        claims.by.push(index);
+        Ok(())
+    }
+
+    /// The member at `index` serves nothing any more, and what comes after it has computed nothing yet.
+    pub(crate) fn release(&self, index: usize) {
+        self.0.prefixes.forget(index);
+        lock(&self.0.claims).by.retain(|other| *other != index);
+    }
+
+    /// Fails if none of them has room for a single sequence now: asked before a request is read, so that a flood of them
+    /// costs next to nothing.
+    ///
+    /// # Errors
+    /// What the one with the most room says.
+    pub fn check_room(&self) -> Result<(), CallError> {
+        let mut first = Ok(());
+        for member in self.all().iter().filter(|member| !self.are_several() || member.is_open()) {
+            match member.executor().check_room() {
+                Ok(()) => return Ok(()),
+                Err(error) if first.is_ok() => first = Err(error),
+                Err(_) => {}
+            }
+        }
+        first
+    }
+
+    /// Returns when the tasks that own the connections have answered, connected or not: they are alive. False if one ended.
+    pub async fn links_answer(&self) -> bool {
+        for member in self.all() {
+            if !member.executor().link_answers().await {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Ends all connections; whatever is in flight ends as lost.
+    pub fn close(&self) {
+        self.all().iter().for_each(|member| member.executor().close());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn two() -> Executors {
+        let limits = ExecutorLimits {
+            max_sequences: 1,
+            delays: policy::admission::DelayLimits::default(),
+            silence: std::time::Duration::from_secs(1),
+        };
+        let address = |name: &str| Address { name: name.to_owned(), socket: "nobody".into() };
+        Executors::connect(&[address("a"), address("b")], limits)
+    }
+
+    fn welcome(base: u8) -> Welcome {
+        Welcome { base_hash: [base; 32], ..crate::executor::tests::welcome() }
+    }
+
+    #[tokio::test]
+    async fn one_that_serves_another_base_is_refused_as_long_as_the_first_serves() {
+        let executors = two();
+        executors.claim(0, &welcome(1)).unwrap();
+        let why = executors.claim(1, &welcome(2)).unwrap_err();
+        assert!(why.contains("another base model than the executor 'a'"), "{why}");
+        executors.claim(1, &welcome(1)).unwrap();
+        executors.claim(0, &welcome(2)).unwrap_err();
+        executors.release(1);
+        executors.claim(0, &welcome(2)).unwrap();
+    }
+
+    #[tokio::test]
+    async fn requests_are_counted_together() {
+        let executors = two();
+        assert_eq!(executors.named("b").unwrap().index(), 1);
+        assert!(executors.named("c").is_none() && executors.are_several());
+    }
+}

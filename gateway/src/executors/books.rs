@@ -1,0 +1,150 @@
+//! What an executor has to do, request by request, and what it takes for it: what a choice among several is made from.
+//!
+//! Everything is seen from here: what was sent, when its first token came, how far apart the others are, how long adapters
+//! took to arrive. So it holds whatever the executor is.
+
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use policy::{
+    perf::serving::{ColdStart, Load, LoraForm, ServingFit, ServingModel},
+    routing::ledger::Ledger,
+};
+
+use crate::lock::lock;
+
+/// Every so many outputs of an executor one is timed.
+const TIMED_EVERY: u64 = 8;
+
+/// The books of one executor; clones share them.
+#[derive(Debug, Clone)]
+pub struct Books(Arc<Mutex<Pages>>);
+
+#[derive(Debug)]
+struct Pages {
+    fit: ServingFit,
+    waiting: Ledger,
+    running: Ledger,
+    outputs: u64,
+}
+
+impl Default for Books {
+    fn default() -> Self {
+        let fit = ServingFit::new(LoraForm::TrueRank, ColdStart::Assisted);
+        let (waiting, running) = Default::default();
+        Self(Arc::new(Mutex::new(Pages { fit, waiting, running, outputs: 0 })))
+    }
+}
+
+impl Books {
+    /// A sequence is sent there that has `prompt_tokens` to compute, with an adapter of `rank`.
+    #[must_use]
+    pub fn enter(&self, rank: u64, prompt_tokens: u64) -> Entry {
+        lock(&self.0).waiting.enter(rank, None, prompt_tokens);
+        Entry { books: self.clone(), rank, tokens: prompt_tokens, stage: Stage::Waiting(Instant::now()) }
+    }
+
+    /// What waits, and what runs.
+    #[must_use]
+    pub fn loads(&self) -> (Load, Load) {
+        let pages = lock(&self.0);
+        (pages.waiting.load(), pages.running.load())
+    }
+
+    /// What it takes; `None` as long as too little was seen.
+    #[must_use]
+    pub fn model(&self) -> Option<ServingModel> {
+        lock(&self.0).fit.model()
+    }
+
+    /// An adapter's bytes were `took` on their way from the store.
+    pub fn arrived(&self, bytes: u64, took: Duration) {
+        lock(&self.0).fit.observe_store(bytes, took);
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Stage {
+    /// It was sent then, and has no token.
+    Waiting(Instant),
+    /// Its last output came then.
+    Running(Instant),
+}
+
+/// A sequence in the books, until it is dropped.
+#[derive(Debug)]
+pub struct Entry {
+    books: Books,
+    rank: u64,
+    tokens: u64,
+    stage: Stage,
+}
+
+impl Entry {
+    /// An output came with so many tokens; `cached` of the prompt's needed not be computed, and it `queued` so long.
+    pub fn output(&mut self, tokens: u64, cached: u64, queued: Duration) {
+        let now = Instant::now();
+        let mut pages = lock(&self.books.0);
+        match self.stage {
+            Stage::Waiting(since) => {
+                pages.waiting.leave(self.rank, None, self.tokens);
+                let computed = Load::of(self.rank, self.tokens.saturating_sub(cached));
+                pages.fit.observe_prefill(computed, (now - since).saturating_sub(queued));
+                self.tokens += tokens;
+                pages.running.enter(self.rank, None, self.tokens);
+            }
+            Stage::Running(last) => {
+                pages.outputs += 1;
+                if pages.outputs.is_multiple_of(TIMED_EVERY)
+                    && let Ok(count) = u32::try_from(tokens.max(1))
+                {
+                    let load = pages.running.load();
+                    pages.fit.observe_decode(load, (now - last) / count);
+                }
+                self.tokens += tokens;
+                pages.running.grow(self.rank, tokens);
+            }
+        }
+        self.stage = Stage::Running(now);
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let mut pages = lock(&self.books.0);
+        match self.stage {
+            Stage::Waiting(_) => pages.waiting.leave(self.rank, None, self.tokens),
+            Stage::Running(_) => pages.running.leave(self.rank, None, self.tokens),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_sent_waits_then_runs_and_is_gone_when_dropped() {
+        let books = Books::default();
+        let mut entry = books.enter(8, 100);
+        assert_eq!(books.loads(), (Load::of(8, 100), Load::default()));
+        entry.output(1, 64, Duration::ZERO);
+        entry.output(2, 0, Duration::ZERO);
+        assert_eq!(books.loads(), (Load::default(), Load::of(8, 103)));
+        drop((entry, books.enter(0, 5)));
+        assert_eq!(books.loads(), (Load::default(), Load::default()));
+    }
+
+    #[test]
+    fn there_is_a_model_once_prompts_and_steps_were_seen() {
+        let books = Books::default();
+        assert!(books.model().is_none());
+        for tokens in 1..=64 {
+            let mut entry = books.enter(0, tokens * 10);
+            (0..20).for_each(|_| entry.output(1, 0, Duration::ZERO));
+        }
+        assert!(books.model().is_some());
+    }
+}

@@ -1,0 +1,140 @@
+//! Which executor a request goes to (`CaraServe` section 5), and which takes over what another has lost.
+//!
+//! There is one choice, [`Route::choose`]. Candidates are executors that are in use, have room, are not drained, and have not
+//! failed this request; `policy::routing` says which of them. A single executor is not chosen but taken.
+
+use std::collections::BTreeMap;
+
+use policy::{
+    perf::{
+        line::Line,
+        plane::Plane,
+        serving::{ColdStart, LoraForm, ServingModel},
+    },
+    routing::{self, Asked, Availability, Candidate, Policy, Residency, Slo},
+};
+use shmproto::message::Generate;
+
+use crate::{
+    adapters::{Entry, Registry},
+    executors::{Executors, member::Ready, prefixes::Blocks},
+    lifecycle::Serving,
+    random::random_u64,
+};
+
+/// What an executor is taken to need as long as one of them has not been seen to work: milliseconds for a step and each of
+/// its sequences, and for a prompt's tokens; a store of 1 GB/s. Alike for all, so only their proportions matter.
+const UNSEEN: ServingModel = ServingModel {
+    form: LoraForm::TrueRank,
+    decode: Plane { seconds_each: [5e-3, 1e-3, 1e-6, 1e-6] },
+    prefill: Plane { seconds_each: [5e-3, 1e-3, 1e-6] },
+    link: Line { alpha: 0.0, beta: 0.0 },
+    store: Line { alpha: 1e-9, beta: 5e-3 },
+    cold: ColdStart::Assisted,
+};
+
+/// What is chosen for.
+#[derive(Debug)]
+pub struct Route {
+    executors: Executors,
+    policy: Policy,
+    asked: Asked,
+    /// The prompt's blocks; none where there is nothing to choose from.
+    blocks: Option<Blocks>,
+    /// The adapter, and its bytes.
+    adapter: Option<(ids::AdapterId, u64)>,
+    /// The connection of each executor over which this request was lost or refused: no earlier one is used again.
+    failed: BTreeMap<usize, u64>,
+}
+
+impl Route {
+    /// For `sequences` of `adapter`, which have one beginning as a rule.
+    #[must_use]
+    pub fn of(
+        executors: &Executors,
+        policy: Policy,
+        serving: &Serving,
+        adapter: Option<&Entry>,
+        sequences: &[Generate],
+    ) -> Self {
+        let first = sequences.first().filter(|_| executors.are_several());
+        let blocks = first.map(|first| {
+            executors.prefixes().blocks(&first.namespace, &first.prompt, serving.welcome.block_tokens)
+        });
+        let asked = Asked {
+            prompt_tokens: first.map_or(0, |first| first.prompt.len() as u64),
+            rank: adapter.map_or(0, |adapter| adapter.record.rank.into()),
+            slo: Slo::default(),
+            answer_tokens: executors.answer_tokens(),
+        };
+        let adapter = adapter.map(|adapter| (adapter.id(), adapter.record.bytes));
+        Self { executors: executors.clone(), policy, asked, blocks, adapter, failed: BTreeMap::new() }
+    }
+
+    /// The rank of its adapter; 0 for the base.
+    #[must_use]
+    pub fn rank(&self) -> u64 {
+        self.asked.rank
+    }
+
+    /// Connection `epoch` of the executor at `index` has failed this request.
+    pub fn avoid(&mut self, index: usize, epoch: u64) {
+        let failed = self.failed.entry(index).or_default();
+        *failed = epoch.max(*failed);
+    }
+
+    /// The executor of `ready` that costs least, for a request that is new or, with `home`, was lost by the executor there:
+    /// that one is taken again, also if it is drained, when no other can.
+    #[must_use]
+    pub fn choose<'a>(
+        &self,
+        ready: &'a [Ready],
+        home: Option<usize>,
+        registry: &Registry,
+    ) -> Option<&'a Ready> {
+        let can = |one: &&Ready| self.failed.get(&one.index).is_none_or(|failed| one.epoch > *failed);
+        let mut can: Vec<_> = ready.iter().filter(can).collect();
+        if !self.executors.are_several() {
+            return can.pop();
+        }
+        let models = can.iter().map(|one| self.executors.member(one.index).books().model());
+        let models: Option<Vec<_>> = models.collect();
+        let candidates = can.iter().enumerate().map(|(place, one)| {
+            let model = models.as_ref().map_or(UNSEEN, |models| models[place]);
+            self.candidate(one, model, registry)
+        });
+        let candidates: Vec<_> = candidates.collect();
+        let chosen = routing::choose(self.policy, &self.asked, &candidates, random_u64());
+        let chosen = chosen.map(|choice| choice.executor).or(home)?;
+        can.into_iter().find(|one| one.index == chosen)
+    }
+
+    /// The request was sent to the executor at `index`.
+    pub fn note(&self, index: usize) {
+        if let Some(blocks) = &self.blocks {
+            self.executors.prefixes().note(blocks, index);
+        }
+    }
+
+    fn candidate(&self, one: &Ready, model: ServingModel, registry: &Registry) -> Candidate {
+        let member = self.executors.member(one.index);
+        let ((waiting, running), load) = (member.books().loads(), member.executor().load());
+        let blocks = self.blocks.as_ref();
+        let cached = blocks.map_or(0, |blocks| self.executors.prefixes().known_tokens(blocks, one.index));
+        let is_open = !member.is_drained() && load.held < load.limit;
+        Candidate {
+            executor: one.index,
+            model,
+            running,
+            waiting,
+            places: load.places as u64,
+            adapter: match self.adapter {
+                Some((id, bytes)) if !registry.is_at(id, one.index) => Residency::Absent { bytes },
+                _ => Residency::Device,
+            },
+            cached_tokens: cached as u64,
+            promised_tpot_us: None,
+            availability: if is_open { Availability::Open } else { Availability::Closed },
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Several executors beside each other: whether they get into each other's way.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use settings::DeviceChoice;
+
+use crate::{
+    deployment::{config::Member, cores::Split},
+    terminal::findings::Finding,
+};
+
+/// The finding as that of `member`: of one of several it says which.
+pub(super) fn named(mut finding: Finding, member: &Member) -> Finding {
+    if let Some(name) = &member.name {
+        finding.name = format!("{name}: {}", finding.name);
+    }
+    finding
+}
+
+/// What only shows of all together.
+pub(super) fn together(members: &[Member], splits: &[Split]) -> Vec<Finding> {
+    if members.len() < 2 {
+        return Vec::new();
+    }
+    vec![cores(members, splits), stores(members)]
+}
+
+/// No core computes for two executors: each would wait for the other within every step.
+fn cores(members: &[Member], splits: &[Split]) -> Finding {
+    const NAME: &str = "[[executor]] cores";
+    const FIX: &str = "give each its own cores, or leave them out: they are divided";
+    let mut of: BTreeMap<u32, &str> = BTreeMap::new();
+    for (member, split) in members.iter().zip(splits) {
+        // What a GPU computes with takes a core now and then.
+        let is_cpu = matches!(member.config.executor.device, None | Some(DeviceChoice::Cpu));
+        for core in split.executor.iter().filter(|_| is_cpu).flat_map(|cores| cores.0.iter().copied()) {
+            let name = member.name.as_deref().unwrap_or_default();
+            if let Some(other) = of.insert(core, name) {
+                let found = format!("core {core} is computed on by {other} and {name}");
+                let is_asked_for = member.config.executor.cores.is_some();
+                return match is_asked_for {
+                    true => Finding::fail(NAME, found, FIX),
+                    false => Finding::warn(NAME, found, "have fewer executors than cores"),
+                };
+            }
+        }
+    }
+    Finding::ok(NAME, format!("{} executors, none on another's cores", members.len()))
+}
+
+/// No two write one file of keys and values.
+fn stores(members: &[Member]) -> Finding {
+    const NAME: &str = "[[executor]] memory.directory";
+    let mut of: BTreeMap<PathBuf, &str> = BTreeMap::new();
+    for member in members {
+        let name = member.name.as_deref().unwrap_or_default();
+        let directory = member.config.memory.directory.clone();
+        if let Some((directory, other)) =
+            directory.and_then(|directory| Some((directory.clone(), of.insert(directory, name)?)))
+        {
+            let found = format!("{other} and {name} would both keep theirs in {}", directory.display());
+            return Finding::fail(NAME, found, "name another directory, or none");
+        }
+    }
+    Finding::ok(NAME, "each keeps keys and values of its own")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{deployment::config::Config, terminal::findings::Health};
+
+    fn found(file: &str) -> Vec<Finding> {
+        let config: Config = toml::from_str(file).unwrap();
+        let members = config.members();
+        together(&members, &Split::each(&members, &"0-7".parse().unwrap()))
+    }
+
+    fn two(of_each: [&str; 2]) -> String {
+        format!("[[executor]]\nname = 'a'\n{}\n[[executor]]\nname = 'b'\n{}\n", of_each[0], of_each[1])
+    }
+
+    #[test]
+    fn executors_on_the_same_cores_are_refused_by_name() {
+        let findings = found(&two(["cores = '0-3'", "cores = '3-5'"]));
+        assert!(findings[0].health == Health::Fail && findings[0].found.contains("core 3"), "{findings:?}");
+        assert!(found(&two(["", ""])).iter().all(|finding| finding.health == Health::Ok));
+        let gpu = "device = 'cuda:0'\ncores = '0-3'";
+        assert!(found(&two([gpu, "cores = '0-3'"])).iter().all(|finding| finding.health == Health::Ok));
+    }
+
+    #[test]
+    fn executors_with_one_store_are_refused_by_name() {
+        let findings = found(&two(["memory.directory = '/h'", "memory.directory = '/h'"]));
+        assert!(findings[1].health == Health::Fail && findings[1].found.contains("a and b"), "{findings:?}");
+        let common = format!("memory.directory = '/h'\n{}", two(["", ""]));
+        assert_eq!(found(&common)[1].health, Health::Ok, "each has a directory below it");
+    }
+
+    #[test]
+    fn a_single_executor_is_in_nobodys_way() {
+        assert!(found("").is_empty());
+    }
+}

@@ -1,0 +1,76 @@
+//! `holobiont drain` and `holobiont undrain`: one of several executors without new requests, so that it can be replaced.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::{
+    client::{Client, ClientError},
+    terminal::{Format, Terminal},
+};
+
+/// How often it is looked whether requests are still under way.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(200);
+
+/// Arguments of `drain` and `undrain`.
+#[derive(Debug, clap::Args)]
+pub(crate) struct DrainArguments {
+    /// The executor, as `holobiont status` names it
+    name: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Status {
+    executors: Vec<Executor>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Executor {
+    name: String,
+    sequences: Sequences,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Sequences {
+    under_way: u64,
+}
+
+/// Keeps new requests from an executor, and returns when those it has are over.
+pub(crate) fn drain(arguments: &DrainArguments, url: &str, terminal: Terminal) -> Result<(), ClientError> {
+    let client = Client::new(url, terminal);
+    let name = &arguments.name;
+    let told = client.post_text(&format!("/v1/executors/{name}/drain"), &json!({}))?;
+    let progress = terminal.spinner(format!("{name} gets no new requests; waiting for those it has"));
+    while under_way(&client, name)? > 0 {
+        std::thread::sleep(LOOK_AGAIN_AFTER);
+    }
+    progress.finish_and_clear();
+    say(terminal, told, &format!("{name} is drained; replace it, then: holobiont undrain {name}"));
+    Ok(())
+}
+
+/// Lets an executor have requests again.
+pub(crate) fn undrain(arguments: &DrainArguments, url: &str, terminal: Terminal) -> Result<(), ClientError> {
+    let client = Client::new(url, terminal);
+    let name = &arguments.name;
+    let told = client.post_text(&format!("/v1/executors/{name}/undrain"), &json!({}))?;
+    say(terminal, told, &format!("{name} gets requests again"));
+    Ok(())
+}
+
+fn under_way(client: &Client, name: &str) -> Result<u64, ClientError> {
+    let status: Status = serde_json::from_value(client.get("/v1/status")?).map_err(ClientError::Garbled)?;
+    let executor = status.executors.into_iter().find(|executor| executor.name == name);
+    Ok(executor.map_or(0, |executor| executor.sequences.under_way))
+}
+
+fn say(terminal: Terminal, body: String, text: &str) {
+    match terminal.format {
+        Format::Json => terminal.print(body),
+        Format::Human => terminal.print(text),
+    }
+}

@@ -1,0 +1,119 @@
+//! `[executor]`, or several `[[executor]]`: processes that own weights, each with cores or a device of its own.
+
+use std::{fmt, ops::Deref, path::PathBuf};
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{self, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
+};
+use settings::{ExecutorSection, MAX_PROCESS_NAME_BYTES, MemorySection, WorkersSection, is_process_name};
+
+/// Most executors of a deployment.
+pub(crate) const MAX_EXECUTORS: usize = 16;
+
+/// What is said of executors. It reads as what all have in common.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Executors {
+    /// `[executor]`, flags and variables.
+    pub(crate) common: ExecutorSection,
+    /// `[[executor]]`, one each; none where there is one without a name.
+    pub(crate) each: Vec<Entry>,
+}
+
+/// One of several executors.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Entry {
+    /// What people call it.
+    pub(crate) name: String,
+    /// As in `[executor]`.
+    pub(crate) executor: ExecutorSection,
+    /// As in `[memory]`, which says the rest.
+    pub(crate) memory: MemorySection,
+    /// As in `[workers]`, which says the rest.
+    pub(crate) workers: WorkersSection,
+}
+
+impl Executors {
+    /// Keeps what is set here and takes the rest from `lower`.
+    pub(crate) fn or(self, lower: Self) -> Self {
+        let each = if self.each.is_empty() { lower.each } else { self.each };
+        Self { common: self.common.or(lower.common), each }
+    }
+
+    /// Paths that may be relative to the file.
+    pub(crate) fn paths(&mut self) -> impl Iterator<Item = &mut PathBuf> {
+        self.each.iter_mut().filter_map(|entry| entry.memory.directory.as_mut())
+    }
+}
+
+impl Deref for Executors {
+    type Target = ExecutorSection;
+
+    fn deref(&self) -> &ExecutorSection {
+        &self.common
+    }
+}
+
+impl<'de> Deserialize<'de> for Executors {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OneOrSeveral;
+
+        impl<'de> Visitor<'de> for OneOrSeveral {
+            type Value = Executors;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("[executor] or several [[executor]]")
+            }
+
+            fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Executors, M::Error> {
+                let common = ExecutorSection::deserialize(MapAccessDeserializer::new(map))?;
+                Ok(Executors { common, each: Vec::new() })
+            }
+
+            fn visit_seq<S: SeqAccess<'de>>(self, mut entries: S) -> Result<Executors, S::Error> {
+                let mut each: Vec<Entry> = Vec::new();
+                while let Some(entry) = entries.next_element::<Entry>()? {
+                    if each.iter().any(|other| other.name == entry.name) {
+                        let name = entry.name;
+                        return Err(de::Error::custom(format!("two executors are called `{name}`")));
+                    }
+                    if each.len() == MAX_EXECUTORS {
+                        return Err(de::Error::custom(format!(
+                            "there are more than {MAX_EXECUTORS} executors"
+                        )));
+                    }
+                    each.push(entry);
+                }
+                Ok(Executors { common: ExecutorSection::default(), each })
+            }
+        }
+
+        deserializer.deserialize_any(OneOrSeveral)
+    }
+}
+
+impl<'de> Deserialize<'de> for Entry {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut table = toml::Table::deserialize(deserializer)?;
+        let name = table.remove("name").and_then(|name| Some(name.as_str()?.to_owned())).unwrap_or_default();
+        if !is_process_name(&name) {
+            return Err(de::Error::custom(format!(
+                "each executor of several needs a `name` of lower-case letters, digits and '-', \
+                 {MAX_PROCESS_NAME_BYTES} at most, not `{name}`"
+            )));
+        }
+        let of =
+            |error: toml::de::Error| de::Error::custom(format!("the executor `{name}`: {}", error.message()));
+        let memory = section(&mut table, "memory").map_err(of)?;
+        let workers = section(&mut table, "workers").map_err(of)?;
+        let executor = ExecutorSection::deserialize(table).map_err(of)?;
+        Ok(Self { name, executor, memory, workers })
+    }
+}
+
+fn section<T: Default + for<'a> Deserialize<'a>>(
+    table: &mut toml::Table,
+    name: &str,
+) -> Result<T, toml::de::Error> {
+    table.remove(name).map_or_else(|| Ok(T::default()), toml::Value::try_into)
+}

@@ -1,0 +1,122 @@
+//! Several executors behind one gateway: any may die under streams, and another goes on with what it had, to the same bits.
+
+use std::{
+    fs,
+    path::Path,
+    sync::{Arc, atomic::Ordering},
+    thread,
+    time::Duration,
+};
+
+use e2e_tests::{
+    BASE, Client, Deployment, Plan, Process,
+    chaos::{Random, Traffic, Variants},
+    eventually, repeats, signal, watched,
+};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+
+const CLIENTS: u64 = 6;
+
+/// Two executors, each on a part of the same cores; they come back as often as they die.
+fn two() -> Deployment {
+    let deployment = Plan::bare().executors(&["left", "right"]).restless().start();
+    eventually("both serve", || states(&deployment.client) == ["ready", "ready"]);
+    deployment
+}
+
+fn executors(client: &Client) -> Vec<Value> {
+    let status = client.try_get("/v1/status").unwrap_or_default();
+    status["executors"].as_array().cloned().unwrap_or_default()
+}
+
+fn states(client: &Client) -> Vec<String> {
+    executors(client).iter().map(|one| one["state"].as_str().unwrap_or_default().to_owned()).collect()
+}
+
+/// So many sequences the executors took over from each other.
+fn taken_over(client: &Client) -> u64 {
+    executors(client).iter().filter_map(|one| one["sequences"]["taken_over"].as_u64()).sum()
+}
+
+fn variants(client: &Client, into: &Path) -> (Arc<Variants>, Vec<String>) {
+    let variants = Arc::new(Variants::learn(client, into, 1));
+    client.load("steady", &variants.adapters[0].0);
+    (variants, vec![BASE.to_owned(), "steady".to_owned()])
+}
+
+/// The process of the executor called `name`.
+fn process_of(deployment: &Deployment, name: &str) -> Option<u32> {
+    let socket = format!("executor-{name}.sock");
+    let is_its = |id: &u32| {
+        fs::read(format!("/proc/{id}/cmdline"))
+            .is_ok_and(|line| String::from_utf8_lossy(&line).contains(&socket))
+    };
+    deployment.processes(Process::Executor).into_iter().find(is_its)
+}
+
+#[test]
+fn an_executor_may_die_under_streams_and_the_other_goes_on_to_the_same_bits() {
+    let kills = repeats::EXECUTOR_KILLS.number();
+    watched(move || {
+        let deployment = two();
+        let client = &deployment.client;
+        let (variants, models) = variants(client, &deployment.place().adapters());
+        let mut traffic = Traffic::begin(client, &variants, &models, CLIENTS);
+        let mut random = Random::new(repeats::SEED.number());
+        for kill in 0..kills {
+            let name = *random.pick(&["left", "right"]);
+            let process = process_of(&deployment, name).expect("it runs");
+            eventually("it has work", || {
+                let under_way = |one: &Value| one["sequences"]["under_way"].as_u64() > Some(0);
+                executors(client).iter().any(|one| one["name"] == *name && under_way(one))
+            });
+            signal(process, Signal::KILL);
+            let before = traffic.tally.answered.load(Ordering::Relaxed);
+            eventually("clients are answered", || traffic.tally.answered.load(Ordering::Relaxed) > before);
+            traffic.check();
+            eventually("both serve again", || {
+                process_of(&deployment, name).is_some_and(|now| now != process)
+                    && states(client) == ["ready", "ready"]
+            });
+            eprintln!("{} of {kills} deaths, {} sequences moved", kill + 1, taken_over(client));
+        }
+        let tally = traffic.finish();
+        assert!(taken_over(client) > 0, "the other went on with what was under way");
+        let lost = [&tally.retried, &tally.given_up].map(|count| count.load(Ordering::Relaxed));
+        assert_eq!(lost, [0, 0], "nobody had to ask again");
+        assert!(deployment.stop().success());
+    });
+}
+
+#[test]
+fn a_drained_executor_is_replaced_and_no_request_is_lost() {
+    watched(|| {
+        let deployment = two();
+        let client = &deployment.client;
+        let (variants, models) = variants(client, &deployment.place().adapters());
+        let mut traffic = Traffic::begin(client, &variants, &models, CLIENTS);
+        let process = process_of(&deployment, "left").expect("it runs");
+        client.try_post("/v1/executors/left/drain", &json!({})).expect("the other serves");
+        eventually("it has nothing left to do", || executors(client)[0]["sequences"]["under_way"] == 0);
+        let moved = taken_over(client);
+        signal(process, Signal::TERM);
+        eventually("another process has taken its place", || {
+            process_of(&deployment, "left").is_some_and(|now| now != process)
+                && states(client)[0] == "drained"
+        });
+        let sent = executors(client)[0]["sequences"]["sent"].clone();
+        let before = traffic.tally.answered.load(Ordering::Relaxed);
+        eventually("the other answers", || traffic.tally.answered.load(Ordering::Relaxed) > before + CLIENTS);
+        assert_eq!(executors(client)[0]["sequences"]["sent"], sent, "it gets nothing new");
+        assert_eq!(taken_over(client), moved, "and had nothing to lose");
+        client.try_post("/v1/executors/left/undrain", &json!({})).expect("it is there");
+        eventually("it gets requests again", || executors(client)[0]["sequences"]["sent"] != sent);
+        traffic.check();
+        thread::sleep(Duration::from_millis(200));
+        let tally = traffic.finish();
+        let lost = [&tally.retried, &tally.given_up].map(|count| count.load(Ordering::Relaxed));
+        assert_eq!(lost, [0, 0], "nobody had to ask again");
+        assert!(deployment.stop().success());
+    });
+}
