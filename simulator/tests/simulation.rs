@@ -271,3 +271,10 @@ fn what_can_never_fit_is_refused_at_once() {
     let cli = Cli::try_parse_from(["holobiont-simulator", "run", "--drift", "2"]).unwrap();
     assert!(cli.run(&mut out).unwrap_err().to_string().starts_with("--drift"));
 }
+
+#[test]
+fn what_arrives_before_the_block_it_follows_is_not_invalid() {
+    let workload = recipe(Scenario::Chat, 2.488_369_164_471_467_6).make(566);
+    let setup = Setup { host_blocks: 61, disk_blocks: 205, audit_every: 50, ..setup(Variant::Elora) };
+    assert_eq!(run(setup, &workload).invalid_share, 0.0);
+}

@@ -79,8 +79,8 @@ impl Cache {
         Ok(())
     }
 
-    /// Blocks of the device that nobody can use where they are: their adapter, or a block before them, is not there. None where
-    /// a policy keeps dependencies. For reports, since it looks at all nodes.
+    /// Blocks of the device that nobody can use where they are: their adapter, or a block before them, is neither there nor on
+    /// its way. None where a policy keeps dependencies. For reports, since it looks at all nodes.
     #[must_use]
     pub fn invalid_blocks(&self) -> usize {
         let mut is_valid = vec![false; self.tree.capacity() as usize];
@@ -88,12 +88,14 @@ impl Cache {
         // Those above come before those below them.
         for index in self.tree.iter() {
             let node = self.tree.node(index);
-            let is_here = node.place(Tier::Device).is_here();
+            let place = node.place(Tier::Device);
+            // Of what is fetched together, any may arrive first.
+            let has_place = place != Place::None;
             is_valid[index as usize] = match (node.adapter(), self.tree.parent(index)) {
-                (Some(adapter), _) => adapter.is_none() || is_here,
-                (None, parent) => is_here && parent.is_some_and(|parent| is_valid[parent as usize]),
+                (Some(adapter), _) => adapter.is_none() || has_place,
+                (None, parent) => has_place && parent.is_some_and(|parent| is_valid[parent as usize]),
             };
-            invalid += usize::from(node.adapter().is_none() && is_here && !is_valid[index as usize]);
+            invalid += usize::from(node.adapter().is_none() && place.is_here() && !is_valid[index as usize]);
         }
         invalid
     }
