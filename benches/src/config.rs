@@ -52,6 +52,8 @@ pub(crate) enum Name {
     Tune,
     /// Jobs beside requests that decode.
     TuneMixed,
+    /// Two executors behind one gateway, beside one.
+    Executors,
     /// A GPU's decode steps, beside its memory's bandwidth and PyTorch.
     CudaDecode,
     /// A GPU's long prompts, beside the rate of its matrix unit.
@@ -73,7 +75,7 @@ pub(crate) enum Name {
 }
 
 impl Name {
-    const EACH: [Self; 19] = [
+    const EACH: [Self; 20] = [
         Self::Decode,
         Self::Prefill,
         Self::Batch,
@@ -93,6 +95,7 @@ impl Name {
         Self::SplitMasking,
         Self::Tune,
         Self::TuneMixed,
+        Self::Executors,
     ];
 
     /// Whether it is measured on a GPU, with weights of its own.

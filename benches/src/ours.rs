@@ -6,7 +6,7 @@ mod server;
 use anyhow::Result;
 
 pub(crate) use helper::Helper;
-pub(crate) use server::{Holobiont, Installation, NamedAdapter, Setting};
+pub(crate) use server::{Holobiont, Installation, NamedAdapter, Placement, Setting};
 
 /// Something to compute: `streams` sequences at once, each a prompt and its continuation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

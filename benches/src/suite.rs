@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use crate::{
     board, cold,
     config::{Config, Name},
-    gpu, llama_cpp,
+    executors, gpu, llama_cpp,
     machine::Cores,
     reality,
     report::{Comparison, Outcome},
@@ -72,6 +72,7 @@ fn measure_alone(name: Name, config: &Config, cores: &Cores) -> Result<Vec<Compa
         Name::SplitMasking => split::masking::run(config, cores),
         Name::Tune => tune::run(config, cores),
         Name::TuneMixed => tune::company::run(config, cores),
+        Name::Executors => executors::run(config, cores),
         _ => Ok(Vec::new()),
     }
 }

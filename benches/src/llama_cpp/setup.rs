@@ -8,7 +8,7 @@ use tempfile::TempDir;
 use crate::{
     config::Config,
     machine::Cores,
-    ours::{Helper, Installation, Ours},
+    ours::{Helper, Installation, Ours, Placement},
     peer::Peer,
 };
 
@@ -33,8 +33,11 @@ impl Setup {
     pub(crate) fn prepare(config: Config, cores: &Cores) -> Result<Self> {
         let peer = Peer::prepare(&config)?;
         let ours = Box::new(Helper::new(&config.ours, &config.model, config.threads));
-        let holobiont =
-            Installation { binaries: config.ours.clone(), model: config.model.clone(), cores: cores.list() };
+        let holobiont = Installation {
+            binaries: config.ours.clone(),
+            model: config.model.clone(),
+            placement: Placement::Cores(cores.list()),
+        };
         let temporary = tempfile::tempdir().context("cannot make a temporary folder for the servers")?;
         Ok(Self { config, ours, holobiont, peer, temporary })
     }

@@ -21,8 +21,17 @@ pub(crate) struct Installation {
     pub(crate) binaries: PathBuf,
     /// The model that is served.
     pub(crate) model: PathBuf,
-    /// The cores it may use, as `--cores` takes them.
-    pub(crate) cores: String,
+    /// Where it computes.
+    pub(crate) placement: Placement,
+}
+
+/// Where a deployment computes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Placement {
+    /// One executor on these cores, as `--cores` takes them.
+    Cores(String),
+    /// As a deployment file says.
+    Described(PathBuf),
 }
 
 /// An adapter as `holobiont up --adapter NAME=DIR` takes it.
@@ -75,7 +84,10 @@ impl Holobiont {
         let mut command = Command::new(installation.binaries.join("holobiont"));
         command.arg("up").arg("--model").arg(&installation.model);
         command.arg("--listen").arg(format!("127.0.0.1:{port}")).arg("--state").arg(folder.join("state"));
-        command.arg("--cores").arg(&installation.cores);
+        match &installation.placement {
+            Placement::Cores(cores) => command.arg("--cores").arg(cores),
+            Placement::Described(file) => command.arg("--config").arg(file),
+        };
         command.envs(settings.iter().map(|(variable, value)| (variable, value)));
         for NamedAdapter { name, folder } in adapters {
             command.arg("--adapter").arg(format!("{name}={}", folder.display()));

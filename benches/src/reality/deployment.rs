@@ -11,7 +11,7 @@ use crate::{
     http::get,
     lora::Shape,
     machine::Cores,
-    ours::{Holobiont, Installation, NamedAdapter, Setting},
+    ours::{Holobiont, Installation, NamedAdapter, Placement, Setting},
     workload::{Job, Use, prompt},
 };
 
@@ -55,8 +55,11 @@ impl Deployment {
     /// If it does not start, or does not say how much it holds.
     pub(super) fn start(config: &Config, cores: &Cores, adapters: usize, memory: Memory) -> Result<Self> {
         let folder = tempfile::tempdir().context("no folder for a deployment")?;
-        let installation =
-            Installation { binaries: config.ours.clone(), model: config.model.clone(), cores: cores.list() };
+        let installation = Installation {
+            binaries: config.ours.clone(),
+            model: config.model.clone(),
+            placement: Placement::Cores(cores.list()),
+        };
         let adapters = write(&config.model, adapters, &folder.path().join("adapters"))?;
         let settings: [Setting; 3] = [
             ("HOLOBIONT_DEVICE_BYTES", memory.device.to_string()),

@@ -1,0 +1,94 @@
+//! Two executors behind one gateway, each on a core, beside one on a core: what the second brings, and what a choice costs.
+
+use std::{fs, path::Path};
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::{
+    config::Config,
+    machine::Cores,
+    measure::{Samples, alternate},
+    ours::{Holobiont, Installation, Placement},
+    report::{Better, Comparison, Rival, Target},
+    workload::{Job, Mix, burst, first_token},
+};
+
+/// The goals: tokens a second of two beside one, and the time of a lone request.
+const TOKENS_RATIO: f64 = 1.7;
+const TIME_SHARE: f64 = 1.03;
+
+/// Lone requests of a round.
+const LONE: usize = 40;
+
+/// Every comparison of this benchmark.
+pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+    let [first, second] = cores.numbers()[..] else {
+        bail!("two executors need two cores, and are compared on two: give --threads 2");
+    };
+    let folder = tempfile::tempdir().context("no folder for deployments")?;
+    let two = start(config, &folder.path().join("two"), &[first, second])?;
+    let one = start(config, &folder.path().join("one"), &[first])?;
+    for server in [&two, &one] {
+        server.warm_up(&together(usize::MAX / 64))?;
+    }
+    let tokens =
+        alternate(config.runs, [Box::new(|round| rate(&two, round)), Box::new(|round| rate(&one, round))])?;
+    let times = alternate(
+        config.runs,
+        [Box::new(|round| lone_ms(&two, round)), Box::new(|round| lone_ms(&one, round))],
+    )?;
+    let goal = Target::RatioAtLeast(TOKENS_RATIO);
+    let case = "16 streams: tokens a second";
+    let rate = comparison(case, ("tokens/s", Better::Higher), tokens, goal)?;
+    let goal = Target::ShareAtMost(TIME_SHARE);
+    let case = "a lone request for one token";
+    Ok(vec![rate, comparison(case, ("ms", Better::Lower), times, goal)?])
+}
+
+/// A deployment with an executor on each of `cores`.
+fn start(config: &Config, folder: &Path, cores: &[usize]) -> Result<Holobiont> {
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let section = |core: &usize| format!("[[executor]]\nname = \"core-{core}\"\ncores = [{core}]\n\n");
+    let file = folder.join("deployment.toml");
+    fs::write(&file, cores.iter().map(section).collect::<String>())
+        .with_context(|| format!("cannot write {}", file.display()))?;
+    let (binaries, model) = (config.ours.clone(), config.model.clone());
+    let installation = Installation { binaries, model, placement: Placement::Described(file) };
+    Holobiont::start(&installation, &[], &folder.join("up"))
+}
+
+/// Streams of a round, enough for both.
+fn together(round: usize) -> Vec<Job> {
+    [2 * round, 2 * round + 1].into_iter().flat_map(|round| burst(Mix::Base, round)).collect()
+}
+
+fn rate(server: &Holobiont, round: usize) -> Result<f64> {
+    Ok(server.burst(&together(round))?.aggregate_tokens_per_s())
+}
+
+/// The median of some requests that are alone.
+fn lone_ms(server: &Holobiont, round: usize) -> Result<f64> {
+    let each = (0..LONE).map(|number| {
+        let timeline = server.ask(&first_token(round * LONE + number))?;
+        Ok((timeline.last - timeline.sent).as_secs_f64() * 1e3)
+    });
+    Ok(Samples::new(each.collect::<Result<_>>()?)?.median())
+}
+
+fn comparison(
+    case: &str,
+    (unit, better): (&'static str, Better),
+    [two, one]: [Vec<f64>; 2],
+    target: Target,
+) -> Result<Comparison> {
+    let name = "holobiont, one executor on one core".to_owned();
+    Ok(Comparison {
+        bench: "executors",
+        case: case.to_owned(),
+        unit,
+        better,
+        ours: Samples::new(two)?,
+        rival: Rival { name, format: "Q4_1".to_owned(), samples: Samples::new(one)? },
+        target: Some(target),
+    })
+}
