@@ -219,6 +219,11 @@ impl Placement<PreparedAdapter> for Device {
         residency.depart(pool, |id, adapter, blocks, class| carrier.send(id, adapter, blocks, class).ok());
     }
 
+    fn blocks_of(&self, id: AdapterId, adapter: &PreparedAdapter) -> Option<u32> {
+        let Size { blocks, .. } = self.size_of(adapter);
+        (blocks > 0 && !self.residency.has_failed(id)).then_some(blocks)
+    }
+
     fn loaded(
         &mut self,
         pool: &mut Cache,

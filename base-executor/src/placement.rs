@@ -60,6 +60,9 @@ pub trait Placement<A>: Send {
     /// Starts the ways of adapters to their places, when what was there before has been copied away.
     fn depart(&mut self, pool: &Cache);
 
+    /// Blocks of the pool that an adapter would have a place in; `None` if it needs none, or cannot have one.
+    fn blocks_of(&self, id: AdapterId, adapter: &A) -> Option<u32>;
+
     /// An adapter has joined the host tier, or is likely to be asked for while there is time.
     ///
     /// # Errors
@@ -101,6 +104,10 @@ impl<A> Placement<A> for OneTier {
     fn settle(&mut self, _: &mut Cache) {}
 
     fn depart(&mut self, _: &Cache) {}
+
+    fn blocks_of(&self, _: AdapterId, _: &A) -> Option<u32> {
+        None
+    }
 
     fn loaded(&mut self, _: &mut Cache, _: AdapterId, _: &Arc<A>) -> Result<Arrival, PlacementError> {
         Ok(Arrival::Now)

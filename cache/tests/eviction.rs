@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use cache::{
     Cache, Cursor, Namespace, Prefix, Settings, Tier,
-    manager::{Copy, Outcome},
+    manager::{AdapterPlace, Copy, Outcome},
 };
-use ids::TenantId;
+use ids::{AdapterId, TenantId};
 
 const BLOCK_TOKENS: usize = 2;
 const OLD: [u32; 2] = [1, 1];
@@ -83,4 +83,18 @@ fn what_the_device_has_leaves_the_host_before_what_nobody_else_has() {
     let held = cache.allocate(1).unwrap();
     assert!(is_known(&cache, NEW) && !is_on_device(&mut cache, NEW), "it was copied, so it can go");
     cache.release(&held);
+}
+
+#[test]
+fn the_favourite_that_has_no_room_or_needs_none_keeps_no_other_from_coming() {
+    let mut cache = cache(8, 0);
+    let [favourite, large, small] = [1, 2, 3].map(|number| AdapterId([number; 32]));
+    for (adapter, requests) in [(favourite, 3), (large, 2), (small, 1)] {
+        (0..requests).for_each(|_| cache.note_request(Some(adapter)));
+    }
+    cache.advance(Duration::from_secs(1), 1);
+    let blocks = |id| if id == favourite { None } else { Some(if id == large { 9 } else { 2 }) };
+    assert_eq!(cache.wanted_adapter(blocks), Some(small));
+    assert_eq!(cache.place_adapter(small, 2), AdapterPlace::Placed);
+    assert_eq!(cache.wanted_adapter(blocks), None);
 }

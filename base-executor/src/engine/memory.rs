@@ -64,15 +64,17 @@ impl<P: ForwardPass> Engine<P> {
     }
 
     fn carry_out(&mut self, node: NodeId, block: BlockId, slots: [Option<u32>; Tier::LOWER.len()]) {
-        let taken = self.below.block().and_then(|mut bytes| {
-            let read = self.computing.pass.read_block(block, &mut bytes);
-            read.is_ok().then(|| Arc::new(bytes))
-        });
+        let mut taken = self.below.block();
+        if taken.is_none() {
+            self.below.pause(self.clock.now());
+        }
+        taken = taken
+            .and_then(|mut bytes| self.computing.pass.read_block(block, &mut bytes).is_ok().then_some(bytes));
         let (Some(record), Some(bytes)) = (self.kv.record(node, now_s()), taken) else {
             Tier::LOWER.into_iter().for_each(|tier| self.kv.copied_out(node, tier, Outcome::Failed));
-            self.below.pause(self.clock.now());
             return;
         };
+        let bytes = Arc::new(bytes);
         failpoint::pass("executor.block_taken");
         let [host, disk] = slots;
         if let Some(slot) = host {

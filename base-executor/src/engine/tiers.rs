@@ -134,7 +134,8 @@ impl<A> Tiers<A> {
 
     /// Brings an adapter to the device that is likely to be asked for.
     pub(super) fn prefetch(&mut self, pool: &mut Cache) {
-        let wanted = pool.wanted_adapter(|id| self.host.get(id).is_ok());
+        let blocks = |id| self.device.blocks_of(id, &self.host.get(id).ok()?.adapter);
+        let wanted = pool.wanted_adapter(blocks);
         let adapter = wanted.and_then(|id| Some((id, Arc::clone(&self.host.get(id).ok()?.adapter))));
         if let Some((id, adapter)) = adapter {
             // Where it must be, it is already.

@@ -75,6 +75,10 @@ impl Placement<FakeAdapter> for FakeTier {
 
     fn depart(&mut self, _: &Cache) {}
 
+    fn blocks_of(&self, _: AdapterId, _: &FakeAdapter) -> Option<u32> {
+        Some(1)
+    }
+
     fn loaded(
         &mut self,
         _: &mut Cache,

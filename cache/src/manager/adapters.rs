@@ -205,14 +205,16 @@ impl Cache {
         self.adapters.homes.contains_key(&id)
     }
 
-    /// The adapter that is asked for most of those without a place that `can_come`, as long as the device is idle: its owner may
-    /// place it before somebody waits for it (E-07).
+    /// The adapter that is asked for most of those without a place whose `blocks` are free, as long as the device is idle: its
+    /// owner may place it before somebody waits for it (E-07). One that needs no place, or cannot have one, has none of them.
     #[must_use]
-    pub fn wanted_adapter(&self, can_come: impl Fn(AdapterId) -> bool) -> Option<AdapterId> {
+    pub fn wanted_adapter(&self, blocks: impl Fn(AdapterId) -> Option<u32>) -> Option<AdapterId> {
         if self.settings.max_adapter_blocks == 0 || !self.is_idle() {
             return None;
         }
-        self.usage.favourite(|id| !self.has_adapter_place(id) && can_come(id))
+        let [free, _] = self.room_for_adapter();
+        let fits = |id| blocks(id).is_some_and(|blocks| blocks as usize <= free);
+        self.usage.favourite(|id| !self.has_adapter_place(id) && fits(id))
     }
 
     /// Adapters that gave up their places since this was last asked.

@@ -194,7 +194,8 @@ impl Tiers {
         cache.spill(SPILLED_AT_ONCE);
         cache.prefetch(FETCHED_AT_ONCE);
         for _ in 0..PRELOADED_AT_ONCE {
-            let Some(adapter) = cache.wanted_adapter(|_| true).map(adapter_index) else { break };
+            // The paper's swapper waits for room for the favourite, however many others would fit.
+            let Some(adapter) = cache.wanted_adapter(|_| Some(0)).map(adapter_index) else { break };
             if self.adapters[adapter].blocks as usize > cache.counts().free {
                 return;
             }
@@ -208,9 +209,8 @@ impl Tiers {
         cache.spill(COPIED_WHILE_IDLE);
         cache.prefetch(COPIED_WHILE_IDLE);
         // As the executor's: nobody gives way to what nobody waits for.
-        let [room, _] = cache.room_for_adapter();
-        let wanted = cache.wanted_adapter(|_| true).map(adapter_index);
-        if let Some(adapter) = wanted.filter(|&adapter| self.adapters[adapter].blocks as usize <= room) {
+        let wanted = cache.wanted_adapter(|id| Some(self.adapters[adapter_index(id)].blocks));
+        if let Some(adapter) = wanted.map(adapter_index) {
             self.place(cache, now, adapter, Class::Preload);
         }
         self.begin_copies(cache, now);
