@@ -48,7 +48,7 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
 /// A deployment with an executor on each of `cores`.
 fn start(config: &Config, folder: &Path, cores: &[usize]) -> Result<Holobiont> {
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
-    let section = |core: &usize| format!("[[executor]]\nname = \"core-{core}\"\ncores = [{core}]\n\n");
+    let section = |core: &usize| format!("[[executor]]\nname = \"core-{core}\"\ncores = \"{core}\"\n\n");
     let file = folder.join("deployment.toml");
     fs::write(&file, cores.iter().map(section).collect::<String>())
         .with_context(|| format!("cannot write {}", file.display()))?;
