@@ -8,10 +8,8 @@
 //! - here: what is asked, who could take it, and the policies.
 //! - `score`: what Algorithm 1 makes of a candidate, as printed and mended; forecasts.
 //! - [`ledger`]: how the load of an executor is kept, request by request.
-//! - [`promise`]: whether a forecast keeps what was promised, and if not, when to come back.
 
 pub mod ledger;
-pub mod promise;
 mod score;
 #[cfg(test)]
 mod tests;

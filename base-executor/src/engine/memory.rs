@@ -64,15 +64,14 @@ impl<P: ForwardPass> Engine<P> {
     }
 
     fn carry_out(&mut self, node: NodeId, block: BlockId, slots: [Option<u32>; Tier::LOWER.len()]) {
-        let mut taken = self.below.block();
-        if taken.is_none() {
+        let Some(mut bytes) = self.below.block() else {
+            // There will be no memory for the next one either.
             self.below.pause(self.clock.now());
-        }
-        taken = taken
-            .and_then(|mut bytes| self.computing.pass.read_block(block, &mut bytes).is_ok().then_some(bytes));
-        let (Some(record), Some(bytes)) = (self.kv.record(node, now_s()), taken) else {
-            Tier::LOWER.into_iter().for_each(|tier| self.kv.copied_out(node, tier, Outcome::Failed));
-            return;
+            return self.not_carried_out(node);
+        };
+        let read = self.computing.pass.read_block(block, &mut bytes);
+        let (Some(record), Ok(())) = (self.kv.record(node, now_s()), read) else {
+            return self.not_carried_out(node);
         };
         let bytes = Arc::new(bytes);
         failpoint::pass("executor.block_taken");
@@ -84,6 +83,10 @@ impl<P: ForwardPass> Engine<P> {
         if let Some(slot) = disk {
             self.below.write(node, slot, record, bytes);
         }
+    }
+
+    fn not_carried_out(&mut self, node: NodeId) {
+        Tier::LOWER.into_iter().for_each(|tier| self.kv.copied_out(node, tier, Outcome::Failed));
     }
 
     /// A block's bytes are here, or will never be.
