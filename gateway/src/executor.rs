@@ -25,7 +25,6 @@ mod wire;
 use std::{path::Path, sync::Arc, time::Duration};
 
 use ids::TenantId;
-use policy::{admission::DelayLimits, clock::SystemClock};
 use shmproto::{
     codec::Wire as _,
     message::{
@@ -43,8 +42,8 @@ use self::{
     task::LinkTask,
     wire::Peer,
 };
-pub use self::{errors::CallError, queue::RequestIds, slots::Load};
-use crate::random::random_u64;
+pub use self::{errors::CallError, queue::Common, slots::Load};
+use crate::{line::Standing, random::random_u64};
 
 /// Calls (load, unload, stats) that may be under way at once.
 const MAX_CALLS: usize = 256;
@@ -54,8 +53,6 @@ const MAX_CALLS: usize = 256;
 pub struct ExecutorLimits {
     /// Most sequences under way, or as many as the executor takes if that is fewer.
     pub max_sequences: usize,
-    /// How long sequences may wait before more of them are refused.
-    pub delays: DelayLimits,
     /// An executor that says nothing for about so long, though it is asked, counts as lost.
     pub silence: Duration,
 }
@@ -72,19 +69,19 @@ impl Executor {
     /// Starts the task that connects to the ROUTER at `socket` and keeps connecting until [`Executor::close`].
     #[must_use]
     pub fn connect(socket: &Path, limits: ExecutorLimits) -> Self {
-        Self::connect_beside(socket, limits, RequestIds::default())
+        Self::connect_beside(socket, limits, Common::default())
     }
 
-    /// The same beside other executors: a sequence may move from one to another, so `ids` counts for all of them.
+    /// The same beside other executors, with which it has something in `common`.
     #[must_use]
-    pub fn connect_beside(socket: &Path, limits: ExecutorLimits, ids: RequestIds) -> Self {
+    pub fn connect_beside(socket: &Path, limits: ExecutorLimits, common: Common) -> Self {
         let (commands, received) = mpsc::unbounded_channel();
         let (link_sender, link) = watch::channel(Link::Down { reason: "not connected yet".to_owned() });
-        let slots = Slots::new(limits.max_sequences, limits.delays, Arc::new(SystemClock));
+        let slots = Slots::new(limits.max_sequences, Arc::clone(&common.room));
         let endpoint = format!("ipc://{}", socket.display());
         let peer = Peer { endpoint, instance: random_u64(), silence: limits.silence };
         tokio::spawn(LinkTask::new(peer, received, link_sender, slots.clone()).run());
-        Self { queue: Queue::new(commands, slots, ids), link, calls: Arc::new(Semaphore::new(MAX_CALLS)) }
+        Self { queue: Queue::new(commands, slots, common), link, calls: Arc::new(Semaphore::new(MAX_CALLS)) }
     }
 
     /// How many sequences there may be at once, running and waiting together.
@@ -111,12 +108,17 @@ impl Executor {
     }
 
     /// Starts sequences together, prepared for the executor of connection `epoch`: over any other they end as lost. The
-    /// `request` field of each is chosen here.
+    /// `request` field of each is chosen here. They are those who are `standing` in line: these are taken if there is room.
     ///
     /// # Errors
     /// If so many are under way that there is no room for them, now or ever. Neither is asked of the executor.
-    pub fn generate(&self, epoch: u64, sequences: Vec<Generate>) -> Result<Batch, CallError> {
-        Batch::start(&self.queue, epoch, sequences)
+    pub fn generate(
+        &self,
+        epoch: u64,
+        sequences: Vec<Generate>,
+        standing: &mut Vec<Standing>,
+    ) -> Result<Batch, CallError> {
+        Batch::start(&self.queue, epoch, sequences, standing)
     }
 
     /// Starts the lost sequence `index` of `batch` again as `sequence`, over connection `epoch` of this executor, whichever
@@ -132,15 +134,6 @@ impl Executor {
         sequence: Generate,
     ) -> Result<(), CallError> {
         batch.restart(index, &self.queue, epoch, sequence)
-    }
-
-    /// Fails if there is no room for a single sequence now: asked before a request is read, so that a flood of them
-    /// costs next to nothing.
-    ///
-    /// # Errors
-    /// If all slots are taken.
-    pub fn check_room(&self) -> Result<(), CallError> {
-        self.queue.check_room()
     }
 
     /// Loads an adapter from its files, for `owner`.

@@ -7,6 +7,13 @@
 //! What a request will cost is charged when it goes, as an estimate, and [settled](FairQueue::settle) when it is known. Urgent
 //! classes go first, but a class is passed over only so many times in a row. What is too late never goes
 //! ([`FairQueue::expire`]). The queue is bounded; when it is full, who has the longest queue gives.
+//!
+//! # Layout
+//!
+//! - here: the queue.
+//! - [`service_rate`]: how fast those who wait are served.
+
+pub mod service_rate;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -16,7 +23,7 @@ const PARTS: u64 = 1 << 16;
 /// Bounds of a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FairLimits {
-    /// Requests that wait together.
+    /// What waits together, by its size.
     pub max_waiting: usize,
     /// How often in a row a class is passed over for more urgent ones.
     pub max_passed_over: u32,
@@ -38,6 +45,8 @@ pub struct Entry<T> {
     pub item: T,
     /// Tokens it will cost: its prompt, and what its answer should have.
     pub cost_tokens: u64,
+    /// What it counts in the queue's bound; at least 1.
+    pub size: usize,
     /// How urgent it is.
     pub class: Class,
     /// From when on it need not go any more, in the time that everything is told here.
@@ -55,9 +64,9 @@ pub struct Turn<K, T> {
 
 /// The queue is full, and whoever asks has the longest part of it. The entry comes back.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{waiting} requests wait, which is all there may be")]
+#[error("{waiting} wait, and there may be no more")]
 pub struct QueueFull<T> {
-    /// How many wait.
+    /// How much waits.
     pub waiting: usize,
     /// What was refused.
     pub entry: Entry<T>,
@@ -88,7 +97,7 @@ impl<T> Tenant<T> {
         if queue.is_empty() {
             self.queues.remove(&class);
         }
-        self.waiting -= 1;
+        self.waiting -= entry.size;
         Some(entry)
     }
 }
@@ -112,7 +121,7 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
         Self { limits, tenants: BTreeMap::new(), floor: 0, waiting: 0, passed_over: BTreeMap::new() }
     }
 
-    /// How many wait.
+    /// How much waits.
     #[must_use]
     pub fn len(&self) -> usize {
         self.waiting
@@ -124,14 +133,14 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
         self.waiting == 0
     }
 
-    /// How many of a tenant wait.
+    /// How much of a tenant waits.
     #[must_use]
     pub fn waiting_of(&self, tenant: &K) -> usize {
         self.tenants.get(tenant).map_or(0, |tenant| tenant.waiting)
     }
 
     /// A tenant's request joins; its `weight` (at least 1) holds for all it has. When the queue is full, the youngest of
-    /// the least urgent of whoever has most gives its place, and comes back.
+    /// the least urgent of whoever has most give their places, and come back.
     ///
     /// # Errors
     /// The queue is full, and nobody has more in it than this tenant.
@@ -140,15 +149,19 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
         tenant: &K,
         weight: u64,
         entry: Entry<T>,
-    ) -> Result<Option<Turn<K, T>>, QueueFull<T>> {
-        let displaced = if self.waiting < self.limits.max_waiting {
-            None
-        } else {
-            match self.displace(self.waiting_of(tenant)) {
-                None => return Err(QueueFull { waiting: self.waiting, entry }),
-                displaced => displaced,
-            }
-        };
+    ) -> Result<Vec<Turn<K, T>>, QueueFull<T>> {
+        let of_it = self.waiting_of(tenant).saturating_add(entry.size).saturating_sub(1);
+        let mut excess = self.waiting.saturating_add(entry.size).saturating_sub(self.limits.max_waiting);
+        if excess > self.above(of_it) {
+            return Err(QueueFull { waiting: self.waiting, entry });
+        }
+        let mut displaced = Vec::new();
+        while excess > 0
+            && let Some(turn) = self.displace()
+        {
+            excess = excess.saturating_sub(turn.entry.size);
+            displaced.push(turn);
+        }
         let floor = self.floor;
         let new = || Tenant { counter: floor, weight: 1, queues: BTreeMap::new(), waiting: 0 };
         let state = self.tenants.entry(tenant.clone()).or_insert_with(new);
@@ -156,24 +169,26 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
             state.counter = state.counter.max(floor);
         }
         state.weight = weight.max(1);
-        state.waiting += 1;
+        state.waiting += entry.size;
+        self.waiting += entry.size;
         self.passed_over.entry(entry.class).or_default();
         state.queues.entry(entry.class).or_default().push_back(entry);
-        self.waiting += 1;
         Ok(displaced)
     }
 
-    /// Takes one of whoever has most, if that is more than `more_than`.
-    fn displace(&mut self, more_than: usize) -> Option<Turn<K, T>> {
+    /// What those have who have more than `so_much`, beyond that.
+    fn above(&self, so_much: usize) -> usize {
+        self.tenants.values().map(|tenant| tenant.waiting.saturating_sub(so_much)).sum()
+    }
+
+    /// Takes one of whoever has most.
+    fn displace(&mut self) -> Option<Turn<K, T>> {
         let (tenant, state) = self.tenants.iter_mut().max_by_key(|(_, state)| state.waiting)?;
-        if state.waiting <= more_than {
-            return None;
-        }
         let (&class, queue) = state.queues.last_key_value()?;
         let last = queue.len().checked_sub(1)?;
         let entry = state.take(class, last)?;
         let turn = Turn { tenant: tenant.clone(), entry };
-        self.left(class);
+        self.left(&turn.entry);
         Some(turn)
     }
 
@@ -187,7 +202,7 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
         let least = self.tenants.values().filter(|one| one.waiting > 0).map(|one| one.counter).min();
         self.floor = self.floor.max(least.unwrap_or(before));
         self.count_passed_over(class);
-        self.left(class);
+        self.left(&entry);
         // Who comes back would begin at the floor anyway.
         let floor = self.floor;
         self.tenants.retain(|_, one| one.waiting > 0 || one.counter > floor);
@@ -223,11 +238,11 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
         self.passed_over.insert(served, 0);
     }
 
-    /// One of a class is gone.
-    fn left(&mut self, class: Class) {
-        self.waiting -= 1;
-        if !self.tenants.values().any(|tenant| tenant.queues.contains_key(&class)) {
-            self.passed_over.remove(&class);
+    /// It is gone.
+    fn left(&mut self, entry: &Entry<T>) {
+        self.waiting -= entry.size;
+        if !self.tenants.values().any(|tenant| tenant.queues.contains_key(&entry.class)) {
+            self.passed_over.remove(&entry.class);
         }
     }
 
@@ -263,9 +278,9 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
                 gone.extend(out.into_iter().map(|entry| Turn { tenant: tenant.clone(), entry }));
             }
             state.queues.retain(|_, queue| !queue.is_empty());
-            state.waiting = state.queues.values().map(VecDeque::len).sum();
+            state.waiting = state.queues.values().flatten().map(|entry| entry.size).sum();
         }
-        gone.iter().for_each(|turn| self.left(turn.entry.class));
+        gone.iter().for_each(|turn| self.left(&turn.entry));
         gone
     }
 

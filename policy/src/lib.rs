@@ -12,6 +12,7 @@
 //! - [`perf`]: what things will take: lines fitted to timings, and what follows from them.
 //! - [`random`]: numbers drawn by key and counter.
 //! - [`routing`]: which executor a request goes to.
+//! - [`token_bucket`]: how much somebody may have in a minute.
 
 #![forbid(unsafe_code)]
 
@@ -22,3 +23,4 @@ pub mod fairness;
 pub mod perf;
 pub mod random;
 pub mod routing;
+pub mod token_bucket;

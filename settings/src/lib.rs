@@ -12,6 +12,7 @@
 //! - [`ModelSection`] and its siblings, [`all`]: the declarations
 //! - [`ByteCount`], [`CoreList`], [`DeviceChoice`] ...: what values may be
 //! - `words`: those that are one of a few words
+//! - [`ServiceClass`]: what is promised to tenants and adapters
 //! - [`variables`]: every other variable there is, and the refusal of all that are none
 //! - [`described`], [`SettingFlags`]: declarations as flags
 //! - [`exit`]: exit codes, and why a program ended, in one line
@@ -24,6 +25,7 @@
 
 #![forbid(unsafe_code)]
 
+mod class;
 mod declaration;
 pub mod exit;
 pub mod file;
@@ -34,6 +36,7 @@ pub mod variables;
 mod words;
 
 pub use self::{
+    class::{ClassError, DEFAULT_CLASS, MAX_CLASSES, MAX_WEIGHT, ServiceClass},
     declaration::{Preset, Process, Setting, Value},
     flags::{SettingFlags, described},
     sections::{

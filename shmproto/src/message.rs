@@ -124,6 +124,8 @@ wire_struct! {
         pub max_running: u32,
         /// Requests that may wait; more are refused.
         pub max_waiting: u32,
+        /// Prompt tokens of a step.
+        pub chunk_tokens: u32,
         /// Adapters already resident (after a gateway restart).
         pub adapters: Vec<AdapterIdBytes>,
     }

@@ -12,6 +12,7 @@ use super::{
     queue::Queue,
     slots::Slot,
 };
+use crate::line::Standing;
 
 /// Outputs without a token that a sequence may have: its end, the scores of its prompt.
 const EMPTY_OUTPUTS: usize = 16;
@@ -37,9 +38,16 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// Starts `sequences` over connection `epoch`, each in a slot of its own.
-    pub(super) fn start(queue: &Queue, epoch: u64, sequences: Vec<Generate>) -> Result<Self, CallError> {
-        let slots = queue.take_slots(sequences.len())?;
+    /// Starts `sequences` over connection `epoch`, each in a slot of its own, for those who are `standing` in line.
+    pub(super) fn start(
+        queue: &Queue,
+        epoch: u64,
+        sequences: Vec<Generate>,
+        standing: &mut Vec<Standing>,
+    ) -> Result<Self, CallError> {
+        let tokens: Vec<usize> = sequences.iter().map(|sequence| sequence.prompt.len()).collect();
+        let mut slots = queue.take_slots(&tokens)?;
+        slots.iter_mut().for_each(|slot| slot.stand(standing.pop()));
         // Room for all a sequence may produce and the loss of the connection: the link never waits for a reader.
         let messages: usize = sequences.iter().map(|sequence| outputs_of(sequence) + 1).sum();
         let (sink, events) = mpsc::channel(messages.min(Semaphore::MAX_PERMITS));
@@ -69,7 +77,12 @@ impl Batch {
     ) -> Result<(), CallError> {
         let slot = match self.kept[index].take_if(|_| queue.is(&self.queues[index])) {
             Some(slot) => slot,
-            None => queue.take_over()?,
+            None => {
+                let taken = queue.take_slots(&[sequence.prompt.len()])?.pop();
+                let mut slot = taken.ok_or_else(|| CallError::Unavailable("it has no slot".to_owned()))?;
+                slot.stand(self.kept[index].as_mut().and_then(Slot::take_standing));
+                slot
+            }
         };
         self.kept[index] = None;
         self.queues[index] = queue.clone();

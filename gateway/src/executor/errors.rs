@@ -2,8 +2,7 @@
 
 use shmproto::message::WireError;
 
-use super::slots::NoSlot;
-use crate::clock::whole_seconds;
+use super::slots::Full;
 
 /// Why the executor did not do what it was asked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -28,17 +27,6 @@ pub enum CallError {
         /// How long a new one would wait, rounded up.
         wait_s: u32,
     },
-    /// Requests wait for longer than they should, and have done so for some time. Said at once, without asking it.
-    #[error(
-        "requests have waited for longer than {target_ms} ms (--target-delay-ms) for some time; a new one would wait \
-         about {wait_s} s, try again then"
-    )]
-    Overload {
-        /// How long they may wait for long.
-        target_ms: u128,
-        /// How long a new request would wait, rounded up.
-        wait_s: u32,
-    },
     /// One request has more sequences than are ever computed or wait at a time: it would be refused for ever.
     #[error(
         "{asked} sequences are asked for at once, but the base-executor takes {limit} in all; ask for fewer"
@@ -51,16 +39,8 @@ pub enum CallError {
     },
 }
 
-impl From<NoSlot> for CallError {
-    fn from(refused: NoSlot) -> Self {
-        match refused {
-            NoSlot::Full { limit, forecast } => {
-                Self::Busy { limit, what: "sequences", wait_s: whole_seconds(forecast) }
-            }
-            NoSlot::Overload(overload) => {
-                let target_ms = overload.target.as_millis();
-                Self::Overload { target_ms, wait_s: whole_seconds(overload.forecast) }
-            }
-        }
+impl From<Full> for CallError {
+    fn from(Full { limit }: Full) -> Self {
+        Self::Busy { limit, what: "sequences", wait_s: 1 }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{
 };
 
 use shmproto::message::RequestId;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 use super::{
     errors::CallError,
@@ -14,14 +14,13 @@ use super::{
     slots::{Load, Slot, Slots},
 };
 
-/// Counts requests; clones share the count.
-#[derive(Debug, Clone)]
-pub struct RequestIds(Arc<AtomicU64>);
-
-impl Default for RequestIds {
-    fn default() -> Self {
-        Self(Arc::new(AtomicU64::new(1)))
-    }
+/// What the executors of a gateway have in common; clones are the same.
+#[derive(Debug, Clone, Default)]
+pub struct Common {
+    /// Requests so far: a sequence may move from one executor to another.
+    requests: Arc<AtomicU64>,
+    /// Told whenever one of them may have room again.
+    pub room: Arc<Notify>,
 }
 
 /// Where commands are put; clones share it, its numbers and its slots.
@@ -29,12 +28,12 @@ impl Default for RequestIds {
 pub(super) struct Queue {
     commands: mpsc::UnboundedSender<Command>,
     slots: Slots,
-    ids: RequestIds,
+    common: Common,
 }
 
 impl Queue {
-    pub(super) fn new(commands: mpsc::UnboundedSender<Command>, slots: Slots, ids: RequestIds) -> Self {
-        Self { commands, slots, ids }
+    pub(super) fn new(commands: mpsc::UnboundedSender<Command>, slots: Slots, common: Common) -> Self {
+        Self { commands, slots, common }
     }
 
     /// Queues a command. Once the task has ended, it is answered as if the connection had broken.
@@ -46,7 +45,7 @@ impl Queue {
 
     /// A number that no other request of this gateway has.
     pub(super) fn request_id(&self) -> RequestId {
-        self.ids.0.fetch_add(1, Ordering::Relaxed)
+        self.common.requests.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Whether it leads to the same executor.
@@ -59,27 +58,17 @@ impl Queue {
         self.slots.load()
     }
 
-    /// A place for a sequence that another executor has lost: it was let in before, so only a full limit refuses it.
-    pub(super) fn take_over(&self) -> Result<Slot, CallError> {
-        self.slots.take_over().map_err(CallError::from)
-    }
-
     /// How many sequences there may be at once.
     pub(super) fn limit(&self) -> usize {
         self.slots.limit()
     }
 
-    /// Fails if there is no room for a single sequence now.
-    pub(super) fn check_room(&self) -> Result<(), CallError> {
-        self.slots.check().map_err(CallError::from)
-    }
-
-    /// Room for `asked` sequences together.
-    pub(super) fn take_slots(&self, asked: usize) -> Result<Vec<Slot>, CallError> {
-        let limit = self.slots.limit();
+    /// Room for sequences together whose prompts have so many `tokens`.
+    pub(super) fn take_slots(&self, tokens: &[usize]) -> Result<Vec<Slot>, CallError> {
+        let (asked, limit) = (tokens.len(), self.slots.limit());
         if asked > limit {
             return Err(CallError::TooMany { asked, limit });
         }
-        self.slots.take(asked).map_err(CallError::from)
+        self.slots.take(tokens).map_err(CallError::from)
     }
 }

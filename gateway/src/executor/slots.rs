@@ -1,19 +1,36 @@
-//! How many sequences may be under way: what the executor takes, never more than the gateway was told to, and only as
-//! many as do not wait for too long.
+//! How many sequences an executor may have: what it takes, and never more than the gateway was told to.
 //!
 //! The executor would refuse what is too much as well, but only between two of its steps, which may be long. Counting
 //! here refuses at once.
+//!
+//! It takes more than it computes together, but in the order in which they come, whosever they are. So that tenants have
+//! their turns ([`crate::turns`]), no more are sent to it than keep it busy: [`Load::has_room`].
 
 use std::{
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use policy::{
-    admission::{ControlledDelay, DelayLimits, FirstToken, Overload, Places},
-    clock::Clock,
-};
+use tokio::sync::Notify;
+
+use crate::line::Standing;
+
+/// Of those that run together, one of so many may end without a new one being there at once.
+const PLACES_A_SPARE: usize = 8;
+/// As many steps as prompts have tokens left for are kept ready.
+const STEPS_AHEAD: usize = 3;
+
+/// What an executor takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Capacity {
+    /// Sequences that are computed together.
+    pub(super) places: usize,
+    /// Those that may wait beside them.
+    pub(super) waiting: usize,
+    /// Prompt tokens of a step.
+    pub(super) chunk_tokens: usize,
+}
 
 /// How much of an executor is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,79 +39,54 @@ pub struct Load {
     pub held: usize,
     /// Of them those without a first token.
     pub waiting: usize,
+    /// What these have to compute first, each a step's tokens at most: no step computes more of one.
+    pub waiting_tokens: usize,
     /// Sequences that are computed together.
     pub places: usize,
+    /// Prompt tokens of a step.
+    pub chunk_tokens: usize,
     /// Sequences there may be in all.
     pub limit: usize,
 }
 
-/// Why there is no slot.
+impl Load {
+    /// Whether it would soon have too little to do: a place comes free, or prompts are too few for the next steps.
+    #[must_use]
+    pub fn has_room(&self) -> bool {
+        let spare = self.places / PLACES_A_SPARE + 1;
+        self.held < (self.places + spare).min(self.limit)
+            && self.waiting_tokens < self.chunk_tokens.saturating_mul(STEPS_AHEAD)
+    }
+}
+
+/// More sequences would be under way than there may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum NoSlot {
-    /// All that were asked for would not be under way together with the others.
-    Full {
-        /// Sequences there may be in all.
-        limit: usize,
-        /// How long the next one will wait.
-        forecast: Duration,
-    },
-    /// Those that wait do so for too long.
-    Overload(Overload),
+pub(super) struct Full {
+    /// Sequences there may be in all.
+    pub(super) limit: usize,
 }
 
 #[derive(Debug)]
 struct Counts {
     /// Never more than this, whatever the executor takes.
     max: usize,
-    /// Slots in all, of them `places` for sequences that run.
-    limit: usize,
-    places: usize,
-    held: usize,
-    /// Slots of sequences without a first token.
-    waiting: usize,
-    delay: ControlledDelay,
-}
-
-impl Counts {
-    fn check(&mut self, count: usize, now: Instant) -> Result<(), NoSlot> {
-        if self.held.checked_add(count).is_none_or(|held| held > self.limit) {
-            let forecast = self.delay.forecast(self.waiting, now);
-            return Err(NoSlot::Full { limit: self.limit, forecast });
-        }
-        let places = if self.held < self.places { Places::Free } else { Places::Taken };
-        self.delay.admit(self.waiting, places, now).map_err(NoSlot::Overload)
-    }
-
-    /// One waits no longer.
-    fn leave_queue(&mut self) {
-        self.waiting -= 1;
-        if self.waiting == 0 {
-            self.delay.emptied();
-        }
-    }
+    load: Load,
 }
 
 /// The slots of one executor; clones share them.
 #[derive(Clone)]
 pub(super) struct Slots {
     counts: Arc<Mutex<Counts>>,
-    clock: Arc<dyn Clock>,
-    delays: DelayLimits,
+    /// Told whenever there may be room again.
+    room: Arc<Notify>,
 }
 
 /// The right to have one sequence under way, given back when dropped.
 pub(super) struct Slot {
     slots: Slots,
-    stage: Stage,
-}
-
-/// How far a slot's sequence is.
-#[derive(Debug, Clone, Copy)]
-enum Stage {
-    /// It has no token since it was launched then.
-    Waiting { since: Instant },
-    /// It has had its first token.
-    Begun,
+    /// Of the sequence, to be computed before its first token; `None` once it has that.
+    tokens: Option<usize>,
+    standing: Option<Standing>,
 }
 
 impl fmt::Debug for Slots {
@@ -105,64 +97,55 @@ impl fmt::Debug for Slots {
 
 impl fmt::Debug for Slot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Slot").field("stage", &self.stage).finish_non_exhaustive()
+        f.debug_struct("Slot").field("tokens", &self.tokens).finish_non_exhaustive()
     }
 }
 
 impl Slots {
     /// `max` slots, until the executor says that it takes fewer.
-    pub(super) fn new(max: usize, delays: DelayLimits, clock: Arc<dyn Clock>) -> Self {
-        let delay = ControlledDelay::new(delays);
-        let counts = Counts { max, limit: max, places: max, held: 0, waiting: 0, delay };
-        Self { counts: Arc::new(Mutex::new(counts)), clock, delays }
+    pub(super) fn new(max: usize, room: Arc<Notify>) -> Self {
+        let load =
+            Load { held: 0, waiting: 0, waiting_tokens: 0, places: max, chunk_tokens: usize::MAX, limit: max };
+        Self { counts: Arc::new(Mutex::new(Counts { max, load })), room }
     }
 
-    /// An executor is there that computes `running` sequences together and lets `waiting` others wait. Those under way
-    /// go on even if they are more.
-    pub(super) fn set_limit(&self, running: u32, waiting: u32) {
+    /// An executor is there that takes so much. Those under way go on even if they are more.
+    pub(super) fn set_capacity(&self, capacity: Capacity) {
         let mut counts = self.counts();
-        counts.limit = (running.saturating_add(waiting) as usize).clamp(1, counts.max);
-        counts.places = running as usize;
-        counts.delay = ControlledDelay::new(self.delays);
+        let max = counts.max;
+        counts.load.limit = capacity.places.saturating_add(capacity.waiting).clamp(1, max);
+        counts.load.places = capacity.places;
+        counts.load.chunk_tokens = capacity.chunk_tokens.max(1);
+        drop(counts);
+        self.room.notify_one();
     }
 
     /// How many there are in all.
     pub(super) fn limit(&self) -> usize {
-        self.counts().limit
+        self.counts().load.limit
     }
 
-    /// Fails if a single sequence would not get a slot now.
-    pub(super) fn check(&self) -> Result<(), NoSlot> {
-        self.counts().check(1, self.clock.now())
-    }
-
-    /// Takes `count` slots or none.
-    pub(super) fn take(&self, count: usize) -> Result<Vec<Slot>, NoSlot> {
-        let since = self.clock.now();
+    /// Takes one for each of `tokens`, which are those of prompts, or none.
+    pub(super) fn take(&self, tokens: &[usize]) -> Result<Vec<Slot>, Full> {
         let mut counts = self.counts();
-        counts.check(count, since)?;
-        counts.held += count;
-        counts.waiting += count;
-        Ok((0..count).map(|_| Slot { slots: self.clone(), stage: Stage::Waiting { since } }).collect())
-    }
-
-    /// Takes one whatever the others wait for.
-    pub(super) fn take_over(&self) -> Result<Slot, NoSlot> {
-        let since = self.clock.now();
-        let mut counts = self.counts();
-        if counts.held >= counts.limit {
-            let forecast = counts.delay.forecast(counts.waiting, since);
-            return Err(NoSlot::Full { limit: counts.limit, forecast });
+        let load = &mut counts.load;
+        if load.held.checked_add(tokens.len()).is_none_or(|held| held > load.limit) {
+            return Err(Full { limit: load.limit });
         }
-        counts.held += 1;
-        counts.waiting += 1;
-        Ok(Slot { slots: self.clone(), stage: Stage::Waiting { since } })
+        load.held += tokens.len();
+        load.waiting += tokens.len();
+        let chunk_tokens = load.chunk_tokens;
+        let slots = tokens.iter().map(|&tokens| {
+            let tokens = tokens.min(chunk_tokens);
+            load.waiting_tokens += tokens;
+            Slot { slots: self.clone(), tokens: Some(tokens), standing: None }
+        });
+        Ok(slots.collect())
     }
 
     /// How much of it is taken.
     pub(super) fn load(&self) -> Load {
-        let counts = self.counts();
-        Load { held: counts.held, waiting: counts.waiting, places: counts.places, limit: counts.limit }
+        self.counts().load
     }
 
     fn counts(&self) -> MutexGuard<'_, Counts> {
@@ -171,30 +154,51 @@ impl Slots {
 }
 
 impl Slot {
+    /// Whose turn it was.
+    pub(super) fn stand(&mut self, standing: Option<Standing>) {
+        self.standing = standing;
+    }
+
+    /// Its sequence goes on in another slot.
+    pub(super) fn take_standing(&mut self) -> Option<Standing> {
+        self.standing.take()
+    }
+
     /// Its sequence is sent to an executor, for the first time or again.
     pub(super) fn launched(&mut self) {
-        if let Stage::Waiting { since } = &mut self.stage {
-            *since = self.slots.clock.now();
+        if let Some(standing) = &mut self.standing {
+            standing.launched();
         }
     }
 
     /// Its sequence has a token, for which it `queued` so long.
     pub(super) fn begun(&mut self, queued: Duration) {
-        let Stage::Waiting { since } = std::mem::replace(&mut self.stage, Stage::Begun) else { return };
-        let now = self.slots.clock.now();
-        let mut counts = self.slots.counts();
-        counts.delay.begun(FirstToken { queued, computed: (now - since).saturating_sub(queued) }, now);
-        counts.leave_queue();
+        if let Some(standing) = self.standing.take() {
+            standing.begun(queued);
+        }
+        if let Some(tokens) = self.tokens.take() {
+            self.slots.counts().load.leave_queue(tokens);
+            self.slots.room.notify_one();
+        }
+    }
+}
+
+impl Load {
+    fn leave_queue(&mut self, tokens: usize) {
+        self.waiting -= 1;
+        self.waiting_tokens -= tokens;
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
         let mut counts = self.slots.counts();
-        counts.held -= 1;
-        if let Stage::Waiting { .. } = self.stage {
-            counts.leave_queue();
+        counts.load.held -= 1;
+        if let Some(tokens) = self.tokens {
+            counts.load.leave_queue(tokens);
         }
+        drop(counts);
+        self.slots.room.notify_one();
     }
 }
 
@@ -202,65 +206,54 @@ impl Drop for Slot {
 mod tests {
     use super::*;
 
-    #[derive(Debug)]
-    struct TestClock(Mutex<Instant>);
-
-    impl Clock for TestClock {
-        fn now(&self) -> Instant {
-            *self.0.lock().unwrap()
-        }
+    fn slots(max: usize) -> Slots {
+        Slots::new(max, Arc::default())
     }
 
-    impl TestClock {
-        fn advance(&self, by: Duration) {
-            *self.0.lock().unwrap() += by;
-        }
-    }
-
-    fn slots(max: usize) -> (Slots, Arc<TestClock>) {
-        let clock = Arc::new(TestClock(Mutex::new(Instant::now())));
-        (Slots::new(max, DelayLimits::default(), Arc::clone(&clock) as _), clock)
+    fn capacity(places: usize, waiting: usize) -> Capacity {
+        Capacity { places, waiting, chunk_tokens: 100 }
     }
 
     #[test]
     fn all_slots_asked_for_are_given_or_none() {
-        let (slots, _) = slots(4);
-        let three = slots.take(3).unwrap();
-        assert_eq!(slots.take(2).unwrap_err(), NoSlot::Full { limit: 4, forecast: Duration::ZERO });
-        assert!(slots.take(usize::MAX).is_err());
-        let one = slots.take(1).unwrap();
+        let slots = slots(4);
+        let three = slots.take(&[1; 3]).unwrap();
+        assert_eq!(slots.take(&[1; 2]).unwrap_err(), Full { limit: 4 });
+        let one = slots.take(&[1]).unwrap();
         drop((three, one));
-        assert_eq!(slots.take(4).unwrap().len(), 4);
+        assert_eq!(slots.take(&[1; 4]).unwrap().len(), 4);
     }
 
     #[test]
     fn a_limit_below_what_is_under_way_refuses_until_enough_have_ended() {
-        let (slots, _) = slots(4);
-        let mut held = slots.take(4).unwrap();
-        slots.set_limit(1, 1);
+        let slots = slots(4);
+        let mut held = slots.take(&[1; 4]).unwrap();
+        slots.set_capacity(capacity(1, 1));
         held.truncate(2);
-        assert!(slots.take(1).is_err());
+        assert!(slots.take(&[1]).is_err());
         held.pop();
-        assert!(slots.take(1).is_ok());
-        slots.set_limit(50, 50);
+        assert!(slots.take(&[1]).is_ok());
+        slots.set_capacity(capacity(50, 50));
         assert_eq!(slots.limit(), 4, "never more than the gateway was told");
     }
 
     #[test]
-    fn slots_are_given_until_those_who_wait_have_done_so_for_too_long() {
-        let (slots, clock) = slots(100);
-        slots.set_limit(2, 98);
-        let mut held = slots.take(50).unwrap();
-        let DelayLimits { target, interval } = DelayLimits::default();
-        for slot in &mut held[..10] {
-            clock.advance(Duration::from_secs(1));
-            slot.begun(target * 2);
+    fn there_is_room_for_what_keeps_an_executor_busy_and_no_more() {
+        let slots = slots(1000);
+        slots.set_capacity(capacity(16, 500));
+        let mut held = Vec::new();
+        while slots.load().has_room() {
+            held.extend(slots.take(&[1]).unwrap());
         }
-        assert!(interval < Duration::from_secs(9), "they were late for so long");
-        let Err(NoSlot::Overload(overload)) = slots.take(1) else { panic!("the queue stands") };
-        assert!(overload.forecast > Duration::from_secs(30), "40 wait, and one a second has its turn");
-        assert!(slots.check().is_err(), "nor is a body read for it");
-        held.drain(10..);
-        assert!(slots.take(1).is_ok(), "nobody waits any more");
+        assert_eq!(held.len(), 19, "the places, one more for each eight, and one");
+        held.clear();
+        while slots.load().has_room() {
+            held.extend(slots.take(&[5000]).unwrap());
+        }
+        assert_eq!(held.len(), 3, "however long they are, a step computes a chunk");
+        held[0].begun(Duration::ZERO);
+        assert!(slots.load().has_room(), "one of them generates");
+        drop(held);
+        assert_eq!(slots.load().waiting_tokens, 0);
     }
 }

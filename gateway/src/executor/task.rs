@@ -23,7 +23,7 @@ use super::{
     errors::CallError,
     greeting::open,
     link::{Answer, Command, Delivery, Event, Link, Route, lose, refuse},
-    slots::Slots,
+    slots::{Capacity, Slots},
     wire::{Peer, Wire, read},
 };
 
@@ -106,7 +106,11 @@ impl LinkTask {
     fn bring_up(&mut self, welcome: Welcome) {
         self.epoch += 1;
         tracing::info!(epoch = self.epoch, model = %welcome.model_path, "connected to the base-executor");
-        self.slots.set_limit(welcome.max_running, welcome.max_waiting);
+        self.slots.set_capacity(Capacity {
+            places: welcome.max_running as usize,
+            waiting: welcome.max_waiting as usize,
+            chunk_tokens: welcome.chunk_tokens as usize,
+        });
         self.link.send_replace(Link::Up { epoch: self.epoch, welcome: Arc::new(welcome) });
     }
 

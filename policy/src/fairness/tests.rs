@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn entry(item: usize, cost_tokens: u64) -> Entry<usize> {
-    Entry { item, cost_tokens, class: 0, deadline_us: None }
+    Entry { item, cost_tokens, size: 1, class: 0, deadline_us: None }
 }
 
 fn any(_: &usize) -> bool {
@@ -91,8 +91,8 @@ fn a_flood_at_ten_times_its_share_leaves_the_others_what_they_get_without_it() {
 #[test]
 fn a_burst_of_five_hundred_short_requests_is_served_whole() {
     let mut queue = FairQueue::new(FairLimits::default());
-    (0..500).for_each(|number| assert_eq!(queue.push(&1, 1, entry(number, 30)).unwrap(), None));
-    (500..520).for_each(|number| assert_eq!(queue.push(&0, 1, entry(number, 300)).unwrap(), None));
+    (0..500).for_each(|number| assert_eq!(queue.push(&1, 1, entry(number, 30)).unwrap(), []));
+    (500..520).for_each(|number| assert_eq!(queue.push(&0, 1, entry(number, 300)).unwrap(), []));
     let turns: Vec<_> = std::iter::from_fn(|| queue.pop(0, any)).collect();
     let of_burst: Vec<usize> =
         turns.iter().filter(|turn| turn.tenant == 1).map(|turn| turn.entry.item).collect();
@@ -175,11 +175,16 @@ fn a_full_queue_takes_from_whoever_has_most_of_it() {
     let full = queue.push(&0, 1, entry(10, 10)).unwrap_err();
     assert_eq!((full.waiting, full.entry.item), (10, 10));
     for number in 0..5 {
-        let displaced = queue.push(&1, 1, entry(100 + number, 10)).unwrap().unwrap();
-        assert_eq!((displaced.tenant, displaced.entry.item), (0, 9 - number));
+        let displaced = queue.push(&1, 1, entry(100 + number, 10)).unwrap();
+        assert_eq!(displaced.len(), 1);
+        assert_eq!((displaced[0].tenant, displaced[0].entry.item), (0, 9 - number));
     }
     queue.push(&1, 1, entry(106, 10)).unwrap_err();
     assert_eq!([0, 1].map(|tenant| queue.waiting_of(&tenant)), [5, 5]);
+    let large = |size| Entry { size, ..entry(107, 10) };
+    queue.push(&2, 1, large(6)).unwrap_err();
+    assert_eq!(queue.push(&2, 1, large(3)).unwrap().len(), 3);
+    assert_eq!((queue.len(), queue.waiting_of(&2)), (10, 3), "one counts for three");
 }
 
 /// What may be done to a queue.

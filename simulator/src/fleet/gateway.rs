@@ -133,11 +133,11 @@ impl Gateway {
         deadline_us: Option<u64>,
     ) -> Option<usize> {
         let (tenant, weight) = (request.tenant, self.weight(request.tenant));
-        let entry = Entry { item: id, cost_tokens: self.cost_tokens(request), class: 0, deadline_us };
+        let entry = Entry { item: id, cost_tokens: self.cost_tokens(request), size: 1, class: 0, deadline_us };
         self.states[id] = State::Waiting;
         self.deadlines_us[id] = deadline_us;
         let out = match self.queue.push(&tenant, weight, entry) {
-            Ok(displaced) => displaced.map(|turn| turn.entry.item),
+            Ok(mut displaced) => displaced.pop().map(|turn| turn.entry.item),
             Err(full) => Some(full.entry.item),
         };
         if let Some(id) = out {

@@ -1,0 +1,166 @@
+//! Those of one tenant and class who have no token yet: how many, and for how long the first of them have waited.
+//!
+//! Each sequence stands in line from its arrival to its first token, in the gateway or in an executor, and leaves when it is
+//! dropped. A line says whether it stands still (`policy::admission`), so that who sends too much is refused, and nobody else.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use policy::{
+    admission::{ControlledDelay, DelayLimits, FirstToken, Overload, Places},
+    clock::Clock,
+};
+
+use crate::lock::lock;
+
+#[derive(Debug)]
+struct State {
+    /// Sequences in line.
+    waiting: usize,
+    delay: ControlledDelay,
+}
+
+struct Shared {
+    state: Mutex<State>,
+    clock: Arc<dyn Clock>,
+}
+
+/// A line; clones are the same one.
+#[derive(Clone)]
+pub struct Line(Arc<Shared>);
+
+impl fmt::Debug for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Line").field(&*lock(&self.0.state)).finish()
+    }
+}
+
+impl Line {
+    /// In which nobody stands.
+    #[must_use]
+    pub fn new(limits: DelayLimits, clock: Arc<dyn Clock>) -> Self {
+        let state = State { waiting: 0, delay: ControlledDelay::new(limits) };
+        Self(Arc::new(Shared { state: Mutex::new(state), clock }))
+    }
+
+    /// Fails if it stands still, and one more would wait for too long.
+    ///
+    /// # Errors
+    /// How long that would be.
+    pub fn check(&self, places: Places) -> Result<(), Overload> {
+        let mut state = lock(&self.0.state);
+        let waiting = state.waiting;
+        state.delay.admit(waiting, places, self.0.clock.now())
+    }
+
+    /// How long one more would wait.
+    #[must_use]
+    pub fn forecast(&self) -> Duration {
+        let state = lock(&self.0.state);
+        state.delay.forecast(state.waiting, self.0.clock.now())
+    }
+
+    /// So many join.
+    #[must_use]
+    pub fn join(&self, sequences: usize) -> Vec<Standing> {
+        lock(&self.0.state).waiting += sequences;
+        let arrived = self.0.clock.now();
+        (0..sequences).map(|_| Standing { line: Some(self.clone()), arrived, launched: None }).collect()
+    }
+
+    /// How many stand in it.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        lock(&self.0.state).waiting
+    }
+
+    /// Whether nobody has to do with it any more.
+    #[must_use]
+    pub fn is_left(&self) -> bool {
+        Arc::strong_count(&self.0) == 1
+    }
+
+    fn leave(&self, first: Option<FirstToken>) {
+        let mut state = lock(&self.0.state);
+        if let Some(first) = first {
+            state.delay.begun(first, self.0.clock.now());
+        }
+        state.waiting -= 1;
+        if state.waiting == 0 {
+            state.delay.emptied();
+        }
+    }
+}
+
+/// A sequence in line, until it has a token or is dropped.
+#[derive(Debug)]
+pub struct Standing {
+    /// `None` once it has left.
+    line: Option<Line>,
+    arrived: Instant,
+    /// When it was sent to an executor, last.
+    launched: Option<Instant>,
+}
+
+impl Standing {
+    /// It is sent to an executor, for the first time or again.
+    pub fn launched(&mut self) {
+        self.launched = self.line.as_ref().map(|line| line.0.clock.now());
+    }
+
+    /// It has a token, for which it `queued` so long in the executor.
+    pub fn begun(mut self, queued: Duration) {
+        let Some(line) = self.line.take() else { return };
+        let now = line.0.clock.now();
+        let launched = self.launched.unwrap_or(now);
+        line.leave(Some(FirstToken {
+            queued: launched - self.arrived + queued,
+            computed: (now - launched).saturating_sub(queued),
+        }));
+    }
+}
+
+impl Drop for Standing {
+    fn drop(&mut self) {
+        if let Some(line) = self.line.take() {
+            line.leave(None);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct TestClock(Mutex<Instant>);
+
+    impl Clock for TestClock {
+        fn now(&self) -> Instant {
+            *lock(&self.0)
+        }
+    }
+
+    #[test]
+    fn a_line_takes_more_until_those_in_it_have_waited_for_too_long() {
+        let clock = Arc::new(TestClock(Mutex::new(Instant::now())));
+        let limits = DelayLimits::default();
+        let line = Line::new(limits, Arc::clone(&clock) as _);
+        let mut standing = line.join(50);
+        for mut one in standing.drain(..10) {
+            *lock(&clock.0) += Duration::from_secs(1);
+            one.launched();
+            one.begun(Duration::ZERO);
+        }
+        assert!(limits.interval < Duration::from_secs(9), "they were late for so long");
+        let overload = line.check(Places::Taken).unwrap_err();
+        assert!(overload.forecast > Duration::from_secs(30), "40 wait, and one a second has its turn");
+        assert_eq!((line.waiting(), line.is_left()), (40, false));
+        drop(standing);
+        line.check(Places::Taken).unwrap();
+        assert!(line.is_left(), "nobody waits any more");
+    }
+}
