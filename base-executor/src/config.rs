@@ -74,6 +74,9 @@ pub struct Config {
     /// The cost model's unit of time, in milliseconds.
     #[arg(long, value_name = "MS")]
     pub cache_tau_ms: u64,
+    /// A tenant's part of memory beside others, whose part is 1: alice=2; may be given many times.
+    #[arg(long = "cache-weight", value_name = "TENANT=N")]
+    pub cache_weights: Vec<CacheWeight>,
     /// What a request does whose adapter is not on the device.
     #[arg(long, value_name = "MODE")]
     pub cold_start: ColdStart,

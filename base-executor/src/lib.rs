@@ -331,6 +331,7 @@ fn welcome(facts: Facts, settings: &Settings, vocab_size: usize, adapter_budget_
         block_tokens: word(BLOCK_TOKENS),
         max_running: word(settings.max_running),
         max_waiting: word(settings.max_waiting),
+        chunk_tokens: word(settings.chunk_tokens),
         adapters: Vec::new(),
     }
 }

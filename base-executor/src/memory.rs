@@ -1,6 +1,7 @@
 //! The tiers of keys and values, as an operator set them.
 
 use std::{
+    collections::HashMap,
     fs::File,
     io,
     path::{Path, PathBuf},
@@ -15,8 +16,9 @@ use cache::{
     replacement::Variant,
     store::{Found, Layout, OpenError, Opened, Store},
 };
+use ids::TenantId;
 use model::forward::{BLOCK_TOKENS, ForwardPass};
-use settings::CachePolicy;
+use settings::{CachePolicy, CacheWeight};
 
 use crate::{
     below::{Below, FileCopies},
@@ -48,6 +50,8 @@ pub struct MemorySettings {
     pub policy: Variant,
     /// The cost model's unit of time.
     pub tau: Duration,
+    /// Parts of tenants in the tiers, where they are not 1.
+    pub weights: HashMap<TenantId, u32>,
     /// How numbers are kept that a base does not decide: where they differ, so do bits.
     pub numbers: String,
 }
@@ -62,6 +66,7 @@ impl MemorySettings {
             directory: config.disk_directory(),
             policy: variant(config.cache_policy),
             tau: Duration::from_millis(config.cache_tau_ms),
+            weights: weights(&config.cache_weights),
             numbers: format!("{} {}", config.kv_dtype, config.adapter_dtype),
         }
     }
@@ -77,6 +82,7 @@ impl Default for MemorySettings {
             directory: PathBuf::new(),
             policy: Variant::default(),
             tau: Duration::from_secs(10),
+            weights: HashMap::new(),
             numbers: String::new(),
         }
     }
@@ -105,6 +111,7 @@ pub(crate) fn open<P: ForwardPass>(
         tau: settings.tau,
         ..settings.device.divide(facts.kv_blocks, context, block_bytes)
     });
+    cache.weigh(&settings.weights);
     let below = Below::new(block_bytes, host, account);
     if disk == 0 {
         anyhow::ensure!(
@@ -163,6 +170,10 @@ fn fingerprint(settings: &MemorySettings, facts: &Facts) -> io::Result<[u8; 32]>
     );
     hasher.update(words.as_bytes());
     Ok(*hasher.finalize().as_bytes())
+}
+
+fn weights(weights: &[CacheWeight]) -> HashMap<TenantId, u32> {
+    weights.iter().map(|part| (TenantId::of(Some(&part.tenant)), part.weight.get())).collect()
 }
 
 fn variant(policy: CachePolicy) -> Variant {

@@ -35,10 +35,17 @@ struct Share {
 #[derive(Debug, Default)]
 pub(crate) struct Frontier {
     shares: HashMap<TenantId, Share>,
+    /// Of tenants whose part is not the usual one.
+    weights: HashMap<TenantId, u32>,
     adapters: BTreeSet<(i64, u32)>,
 }
 
 impl Frontier {
+    /// The parts that tenants have in the tier, beside 1 for everybody else.
+    pub(crate) fn weigh(&mut self, weights: HashMap<TenantId, u32>) {
+        self.weights = weights;
+    }
+
     /// A tenant has one block more in the tier.
     pub(crate) fn enter(&mut self, owner: TenantId, now: Duration) {
         let share = self.shares.entry(owner).or_default();
@@ -89,11 +96,14 @@ impl Frontier {
     /// all, if these have none.
     pub(crate) fn first_block(&self, total: u32, now: Duration) -> Option<(i64, u32)> {
         let is_active = |share: &Share| share.visited_at + SHARE_MEMORY > now;
-        let active = self.shares.values().filter(|share| is_active(share)).count().max(1);
-        let fair = total as usize / active;
+        let weight = |owner: &TenantId| u64::from(self.weights.get(owner).copied().unwrap_or(1));
+        let active = self.shares.iter().filter(|(_, share)| is_active(share));
+        let weights = active.map(|(owner, _)| weight(owner)).sum::<u64>().max(1);
         let first = |share: &Share| share.candidates.first().copied();
-        let owes = |share: &&Share| share.blocks as usize > fair || !is_active(share);
-        let owed = self.shares.values().filter(owes).filter_map(first).min();
+        let owes = |(owner, share): &(&TenantId, &Share)| {
+            u64::from(share.blocks) > u64::from(total) * weight(owner) / weights || !is_active(share)
+        };
+        let owed = self.shares.iter().filter(owes).filter_map(|(_, share)| first(share)).min();
         owed.or_else(|| self.shares.values().filter_map(first).min())
     }
 
@@ -129,6 +139,8 @@ mod tests {
         assert_eq!(frontier.first_block(11, now), Some((key_of(1000.0), 0)));
         let all_fit = frontier.first_block(100, now);
         assert_eq!(all_fit, Some((key_of(1.0), 10)), "within the shares the least valuable goes first");
+        frontier.weigh(HashMap::from([(FLOODER, 20)]));
+        assert_eq!(frontier.first_block(11, now), Some((key_of(1.0), 10)), "10 of 11 are its part");
         let later = now + SHARE_MEMORY;
         assert_eq!(frontier.first_block(11, later), Some((key_of(1.0), 10)), "nobody keeps a share for ever");
     }

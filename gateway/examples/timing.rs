@@ -25,14 +25,13 @@ use clap::Parser;
 use gateway::{
     adapters::{Options, Record, Registry, database::Database, store::ContentId},
     caller::{Caller, Role},
-    executor::{Executor, ExecutorLimits},
+    executor::{Common, Executor, ExecutorLimits},
     executors::{Executors, ONLY},
     keys::{Keys, line_of},
     limits::KeyLimit,
     random::random_u64,
 };
 use ids::Generation;
-use policy::admission::DelayLimits;
 use serde_json::json;
 
 /// Beyond this two means differ (dudect).
@@ -260,9 +259,10 @@ fn record(owner: &str, index: u64) -> Record {
 /// A registry without an executor: looking up a name needs none.
 async fn registry(directory: &Path) -> Result<Arc<Registry>, Box<dyn Error>> {
     let silence = Duration::from_secs(30);
-    let limits = ExecutorLimits { max_sequences: 1, delays: DelayLimits::default(), silence };
-    let executor = Executor::connect(&directory.join("nobody"), limits);
-    let executors = Executors::of([(ONLY.to_owned(), executor)]);
+    let limits = ExecutorLimits { max_sequences: 1, silence };
+    let common = Common::default();
+    let executor = Executor::connect(&directory.join("nobody"), limits, common.clone());
+    let executors = Executors::of([(ONLY.to_owned(), executor)], &common);
     let state = directory.join("state");
     let options = Options {
         state: state.clone(),

@@ -13,6 +13,7 @@ use tokio::sync::{Semaphore, watch};
 
 use crate::{
     adapters::Registry,
+    classes::Classes,
     config::{ConnectionLimits, Hosts},
     errors::ApiError,
     executors::Executors,
@@ -23,6 +24,7 @@ use crate::{
     runs::Runs,
     telemetry::Sinks,
     training::Training,
+    turns::Turns,
 };
 
 /// Bodies above this are worked on where blocking does no harm.
@@ -39,6 +41,10 @@ pub struct App {
     pub executors: Executors,
     /// How one of several executors is chosen.
     pub routing: Policy,
+    /// Service classes.
+    pub classes: Arc<Classes>,
+    /// Whose turn it is.
+    pub turns: Turns,
     /// Whether requests can be served, and what with.
     pub status: watch::Receiver<Status>,
     /// Adapters by name, and where they are.
@@ -84,6 +90,10 @@ pub struct Parts {
     pub executors: Executors,
     /// How one of several executors is chosen.
     pub routing: Policy,
+    /// As they are set.
+    pub classes: Arc<Classes>,
+    /// Before these executors.
+    pub turns: Turns,
     /// Kept true by the lifecycle.
     pub status: watch::Receiver<Status>,
     /// Opened, and restored by the lifecycle each time an executor is reached.
@@ -113,6 +123,8 @@ impl App {
         Self {
             executors: parts.executors,
             routing: parts.routing,
+            classes: parts.classes,
+            turns: parts.turns,
             status: parts.status,
             registry: parts.registry,
             training: parts.training,

@@ -138,6 +138,13 @@ impl Class {
         Self { settings, slo, tally: Tally::default() }
     }
 
+    /// A request of it failed before it had a token.
+    pub fn failed(&self) {
+        if self.slo.ttft_us.is_some() {
+            self.tally.promise(Objective::FirstToken, Outcome::Missed);
+        }
+    }
+
     /// A request of it saw this.
     pub fn saw(&self, objective: Objective, time: Duration) {
         let us = u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
@@ -173,7 +180,9 @@ impl Classes {
         let members = |of: fn(&ServiceClass) -> &Vec<String>| {
             let numbered = classes.iter().enumerate();
             numbered
-                .flat_map(|(id, class)| of(&class.settings).iter().map(move |name| (name.clone(), ClassId(id))))
+                .flat_map(|(id, class)| {
+                    of(&class.settings).iter().map(move |name| (name.clone(), ClassId(id)))
+                })
                 .collect()
         };
         let (of_tenant, of_adapter) = (members(|class| &class.tenants), members(|class| &class.adapters));

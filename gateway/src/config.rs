@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use settings::LogFormat;
+use settings::{ClassError, LogFormat, ServiceClass};
 
 pub use self::{
     args::{
@@ -26,6 +26,7 @@ use crate::{
     executor::ExecutorLimits,
     executors::{Address, MAX_EXECUTORS},
     keys::{KeyFileError, Keys},
+    turns::TurnLimits,
 };
 
 /// Under this name systemd hands over the key file (`LoadCredential=api-keys:...`).
@@ -79,6 +80,9 @@ pub enum ConfigError {
         "--served-model-name '{0}' cannot be a name; use 1 to 256 characters without ':' and control characters"
     )]
     ModelName(String),
+    /// Classes that do not go together.
+    #[error("--class: {0}")]
+    Classes(#[from] ClassError),
     /// Not an origin.
     #[error("--cors-origins: '{0}' is no origin; write 'https://host' or 'http://host:port', without a path")]
     Origin(String),
@@ -118,7 +122,11 @@ pub struct Config {
     pub connections: ConnectionLimits,
     /// How one of several executors is chosen.
     pub routing: Policy,
-    /// What the executor, and what is asked of it, is held to.
+    /// Service classes.
+    pub classes: Vec<ServiceClass>,
+    /// What those who wait are held to.
+    pub turns: TurnLimits,
+    /// What the executor is held to.
     pub executor: ExecutorLimits,
     /// What fine-tuning may cost, and who does it.
     pub training: TrainingLimits,
@@ -142,6 +150,7 @@ impl TryFrom<Args> for Config {
         let addresses = addresses(&args.executors)?;
         check_sockets(&addresses, args.training.trainer_socket.as_ref())?;
         check_names(&args)?;
+        ServiceClass::check(&args.callers.classes)?;
         let figures = figures(&args.figures);
         let key_file =
             args.callers.api_key_file.or_else(|| credential(std::env::var_os("CREDENTIALS_DIRECTORY")));
@@ -171,7 +180,12 @@ impl TryFrom<Args> for Config {
             rates,
             connections: connections(&args.connections),
             routing: args.executors.routing,
-            executor: executor(&args.admission, args.silence_ms),
+            classes: args.callers.classes,
+            turns: turns(&args.admission),
+            executor: ExecutorLimits {
+                max_sequences: args.admission.max_sequences,
+                silence: Duration::from_millis(args.silence_ms),
+            },
             training: training(args.training),
             grace: Duration::from_millis(args.grace_ms),
             threads: args.threads,
@@ -229,12 +243,12 @@ fn connections(args: &ConnectionArgs) -> ConnectionLimits {
     }
 }
 
-fn executor(args: &AdmissionArgs, silence_ms: u64) -> ExecutorLimits {
+fn turns(args: &AdmissionArgs) -> TurnLimits {
     let delays = DelayLimits {
         target: Duration::from_millis(args.target_delay_ms),
         interval: Duration::from_millis(args.delay_interval_ms),
     };
-    ExecutorLimits { max_sequences: args.max_sequences, delays, silence: Duration::from_millis(silence_ms) }
+    TurnLimits { max_sequences: args.max_sequences, delays }
 }
 
 fn figures(args: &FigureArgs) -> Figures {
@@ -349,7 +363,7 @@ mod tests {
             (config.grace, config.executor.silence),
             (Duration::from_secs(10), Duration::from_secs(30))
         );
-        assert_eq!(config.executor.delays, DelayLimits::default());
+        assert_eq!(config.turns.delays, DelayLimits::default());
         assert_eq!((config.max_adapters, config.max_adapter_file_bytes), (10_000, 2 << 30));
         assert_eq!(config.training, TrainingLimits::default());
     }

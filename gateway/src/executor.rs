@@ -66,15 +66,10 @@ pub struct Executor {
 }
 
 impl Executor {
-    /// Starts the task that connects to the ROUTER at `socket` and keeps connecting until [`Executor::close`].
+    /// Starts the task that connects to the ROUTER at `socket` and keeps connecting until [`Executor::close`]; with other
+    /// executors it has something in `common`.
     #[must_use]
-    pub fn connect(socket: &Path, limits: ExecutorLimits) -> Self {
-        Self::connect_beside(socket, limits, Common::default())
-    }
-
-    /// The same beside other executors, with which it has something in `common`.
-    #[must_use]
-    pub fn connect_beside(socket: &Path, limits: ExecutorLimits, common: Common) -> Self {
+    pub fn connect(socket: &Path, limits: ExecutorLimits, common: Common) -> Self {
         let (commands, received) = mpsc::unbounded_channel();
         let (link_sender, link) = watch::channel(Link::Down { reason: "not connected yet".to_owned() });
         let slots = Slots::new(limits.max_sequences, Arc::clone(&common.room));
@@ -84,16 +79,15 @@ impl Executor {
         Self { queue: Queue::new(commands, slots, common), link, calls: Arc::new(Semaphore::new(MAX_CALLS)) }
     }
 
-    /// How many sequences there may be at once, running and waiting together.
-    #[must_use]
-    pub fn max_sequences(&self) -> usize {
-        self.queue.limit()
-    }
-
     /// How many sequences are under way, and how many there may be.
     #[must_use]
     pub fn load(&self) -> Load {
         self.queue.load()
+    }
+
+    /// Tells those who wait for room that there may be some.
+    pub(crate) fn room_changed(&self) {
+        self.queue.room_changed();
     }
 
     /// The connection's state, to be watched.

@@ -17,11 +17,12 @@ use std::{
 
 use policy::routing::ledger::MeanAnswer;
 use shmproto::message::Welcome;
+use tokio::sync::Notify;
 
 pub use self::member::{Member, State};
 use self::prefixes::Prefixes;
 use crate::{
-    executor::{CallError, Executor, ExecutorLimits, RequestIds},
+    executor::{Common, Executor, ExecutorLimits},
     lock::lock,
 };
 
@@ -55,6 +56,17 @@ struct Claims {
     by: Vec<usize>,
 }
 
+/// What executors take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Room {
+    /// Requests that keep all of them busy.
+    pub requests: usize,
+    /// Sequences that one of them takes together now.
+    pub sequences: usize,
+    /// Those that it takes when it has nothing to do.
+    pub limit: usize,
+}
+
 /// All of them; clones share them.
 #[derive(Debug, Clone)]
 pub struct Executors(Arc<Shared>);
@@ -65,22 +77,24 @@ struct Shared {
     claims: Mutex<Claims>,
     prefixes: Prefixes,
     answers: Mutex<MeanAnswer>,
+    /// Told whenever one of them may have room again.
+    room: Arc<Notify>,
 }
 
 impl Executors {
     /// Starts connecting to each of them.
     #[must_use]
     pub fn connect(addresses: &[Address], limits: ExecutorLimits) -> Self {
-        let ids = RequestIds::default();
+        let common = Common::default();
         let executors = addresses.iter().map(|address| {
-            (address.name.clone(), Executor::connect_beside(&address.socket, limits, ids.clone()))
+            (address.name.clone(), Executor::connect(&address.socket, limits, common.clone()))
         });
-        Self::of(executors)
+        Self::of(executors, &common)
     }
 
-    /// Those that are connected to already; sequences cannot move between them unless they count requests together.
+    /// Those that are connected to already, with what they have in `common`.
     #[must_use]
-    pub fn of(executors: impl IntoIterator<Item = (String, Executor)>) -> Self {
+    pub fn of(executors: impl IntoIterator<Item = (String, Executor)>, common: &Common) -> Self {
         let members = executors.into_iter().enumerate();
         let members = members.map(|(index, (name, executor))| Member::new(index, name, executor)).collect();
         Self(Arc::new(Shared {
@@ -88,6 +102,7 @@ impl Executors {
             claims: Mutex::default(),
             prefixes: Prefixes::default(),
             answers: Mutex::default(),
+            room: Arc::clone(&common.room),
         }))
     }
 
@@ -158,21 +173,24 @@ impl Executors {
         lock(&self.0.claims).by.retain(|other| *other != index);
     }
 
-    /// Fails if none of them has room for a single sequence now: asked before a request is read, so that a flood of them
-    /// costs next to nothing.
-    ///
-    /// # Errors
-    /// What the one with the most room says.
-    pub fn check_room(&self) -> Result<(), CallError> {
-        let mut first = Ok(());
-        for member in self.all().iter().filter(|member| !self.are_several() || member.is_open()) {
-            match member.executor().check_room() {
-                Ok(()) => return Ok(()),
-                Err(error) if first.is_ok() => first = Err(error),
-                Err(_) => {}
+    /// Told whenever one of them may have room again.
+    #[must_use]
+    pub fn room_changed(&self) -> &Arc<Notify> {
+        &self.0.room
+    }
+
+    /// What those take that are used for new requests.
+    #[must_use]
+    pub fn room(&self) -> Room {
+        let open = self.all().iter().filter(|member| member.is_open());
+        open.fold(Room::default(), |room, member| {
+            let load = member.executor().load();
+            Room {
+                requests: room.requests.saturating_add(load.room()),
+                sequences: room.sequences.max(load.limit.saturating_sub(load.held)),
+                limit: room.limit.max(load.limit),
             }
-        }
-        first
+        })
     }
 
     /// Returns when the tasks that own the connections have answered, connected or not: they are alive. False if one ended.
@@ -196,11 +214,7 @@ mod tests {
     use super::*;
 
     fn two() -> Executors {
-        let limits = ExecutorLimits {
-            max_sequences: 1,
-            delays: policy::admission::DelayLimits::default(),
-            silence: std::time::Duration::from_secs(1),
-        };
+        let limits = ExecutorLimits { max_sequences: 1, silence: std::time::Duration::from_secs(1) };
         let address = |name: &str| Address { name: name.to_owned(), socket: "nobody".into() };
         Executors::connect(&[address("a"), address("b")], limits)
     }

@@ -9,6 +9,7 @@
 //! - [`health`], [`pages`], [`notify`]: what probes, browsers and the service manager are told.
 //! - [`openai`]: requests checked, answers shaped; [`app`]: what all handlers share; [`errors`]: how a failure looks.
 //! - [`text`]: tokenizer and chat template.
+//! - [`turns`]: whose turn it is, by [`classes`] of service; `line` is where those of one tenant stand.
 //! - [`executor`]: a connection over which token ids travel; [`executors`]: all there are; [`lifecycle`] says when they can
 //!   be used, [`routing`] which of them gets a request, `drain` which gets none.
 //! - [`adapters`]: names, generations, and what is on disk about them; [`placement`]: where they are computed.
@@ -34,6 +35,7 @@ pub mod app;
 pub mod auth;
 mod body;
 pub mod caller;
+pub mod classes;
 mod clock;
 pub mod config;
 pub mod connections;
@@ -46,6 +48,7 @@ pub mod keys;
 pub mod layers;
 pub mod lifecycle;
 pub mod limits;
+pub mod line;
 mod lock;
 pub mod metrics;
 pub mod notify;
@@ -65,6 +68,7 @@ mod thread;
 pub mod tinker;
 pub mod trainers;
 pub mod training;
+pub mod turns;
 pub mod usage;
 
 pub use self::clock::seconds_since_1970;

@@ -1,7 +1,8 @@
 //! Which executor a request goes to (`CaraServe` section 5), and which takes over what another has lost.
 //!
 //! There is one choice, [`Route::choose`]. Candidates are executors that are in use, have room, are not drained, and have not
-//! failed this request; `policy::routing` says which of them. A single executor is not chosen but taken.
+//! failed this request; `policy::routing` says which of them. A single executor is not chosen but taken. [`Route::forecast`] says
+//! before what a request should see.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +12,7 @@ use policy::{
         plane::Plane,
         serving::{ColdStart, LoraForm, ServingModel},
     },
-    routing::{self, Asked, Availability, Candidate, Policy, Residency, Slo},
+    routing::{self, Asked, Availability, Candidate, Forecast, Policy, Residency, Slo},
 };
 use shmproto::message::Generate;
 
@@ -48,23 +49,23 @@ pub struct Route {
 }
 
 impl Route {
-    /// For `sequences` of `adapter`, which have one beginning as a rule.
+    /// For `sequences` of `adapter`, which have one beginning as a rule and were promised `slo`.
     #[must_use]
     pub fn of(
         executors: &Executors,
         policy: Policy,
         serving: &Serving,
-        adapter: Option<&Entry>,
-        sequences: &[Generate],
+        (adapter, sequences): (Option<&Entry>, &[Generate]),
+        slo: Slo,
     ) -> Self {
-        let first = sequences.first().filter(|_| executors.are_several());
-        let blocks = first.map(|first| {
+        let first = sequences.first();
+        let blocks = first.filter(|_| executors.are_several()).map(|first| {
             executors.prefixes().blocks(&first.namespace, &first.prompt, serving.welcome.block_tokens)
         });
         let asked = Asked {
             prompt_tokens: first.map_or(0, |first| first.prompt.len() as u64),
             rank: adapter.map_or(0, |adapter| adapter.record.rank.into()),
-            slo: Slo::default(),
+            slo,
             answer_tokens: executors.answer_tokens(),
         };
         let adapter = adapter.map(|adapter| (adapter.id(), adapter.record.bytes));
@@ -75,6 +76,26 @@ impl Route {
     #[must_use]
     pub fn rank(&self) -> u64 {
         self.asked.rank
+    }
+
+    /// What it was promised for each token, in microseconds.
+    #[must_use]
+    pub fn promised_tpot_us(&self) -> Option<u64> {
+        self.asked.slo.tpot_us
+    }
+
+    /// What it should see on the executor of `ready` that promises most, beside what that has to do. `None` if that is nothing,
+    /// or if one of them has not been seen to work.
+    #[must_use]
+    pub fn forecast(&self, ready: &[Ready], registry: &Registry) -> Option<Forecast> {
+        let candidates = ready.iter().map(|one| {
+            let model = self.executors.member(one.index).books().model()?;
+            Some(self.candidate(one, model, registry))
+        });
+        let candidates = candidates.collect::<Option<Vec<_>>>()?;
+        let chosen = routing::choose(Policy::RankAware, &self.asked, &candidates, 0)?;
+        let busy = candidates.iter().find(|one| one.executor == chosen.executor && one.requests() > 0);
+        busy.map(|_| chosen.forecast)
     }
 
     /// Connection `epoch` of the executor at `index` has failed this request.
@@ -103,7 +124,15 @@ impl Route {
             let model = models.as_ref().map_or(UNSEEN, |models| models[place]);
             self.candidate(one, model, registry)
         });
-        let candidates: Vec<_> = candidates.collect();
+        let mut candidates: Vec<_> = candidates.collect();
+        let has_room = |one: &Candidate| {
+            one.availability == Availability::Open
+                && self.executors.member(one.executor).executor().load().room() > 0
+        };
+        // What has begun may wait in an executor; what has not goes where it is wanted.
+        if home.is_none() && candidates.iter().any(has_room) {
+            candidates.retain(has_room);
+        }
         let chosen = routing::choose(self.policy, &self.asked, &candidates, random_u64());
         let chosen = chosen.map(|choice| choice.executor).or(home)?;
         can.into_iter().find(|one| one.index == chosen)
@@ -118,22 +147,22 @@ impl Route {
 
     fn candidate(&self, one: &Ready, model: ServingModel, registry: &Registry) -> Candidate {
         let member = self.executors.member(one.index);
-        let ((waiting, running), load) = (member.books().loads(), member.executor().load());
+        let (books, load) = (member.books().loads(), member.executor().load());
         let blocks = self.blocks.as_ref();
         let cached = blocks.map_or(0, |blocks| self.executors.prefixes().known_tokens(blocks, one.index));
         let is_open = !member.is_drained() && load.held < load.limit;
         Candidate {
             executor: one.index,
             model,
-            running,
-            waiting,
+            running: books.running,
+            waiting: books.waiting,
             places: load.places as u64,
             adapter: match self.adapter {
                 Some((id, bytes)) if !registry.is_at(id, one.index) => Residency::Absent { bytes },
                 _ => Residency::Device,
             },
             cached_tokens: cached as u64,
-            promised_tpot_us: None,
+            promised_tpot_us: books.promised_tpot_us,
             availability: if is_open { Availability::Open } else { Availability::Closed },
         }
     }

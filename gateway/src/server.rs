@@ -2,6 +2,7 @@
 
 use std::{io::Write as _, net::SocketAddr, sync::Arc, time::Duration};
 
+use policy::clock::SystemClock;
 use sd_notify::NotifyState;
 use shmproto::notify::{flush, tell};
 use tokio::{
@@ -14,6 +15,7 @@ use tokio::{
 use crate::{
     adapters::{self, OpenError, Registry},
     app::{App, HEAVY_WORK, Origins, Parts},
+    classes::Classes,
     config::{Config, Lifeline},
     connections::{self, Phase},
     executors::Executors,
@@ -26,6 +28,7 @@ use crate::{
     text,
     trainers::Trainers,
     training::{Training, TrainingError},
+    turns::Turns,
 };
 
 /// How long streams get to send their error once the grace is over.
@@ -185,9 +188,12 @@ impl Gateway {
             Training::open(Arc::clone(&registry), status.clone(), config.training, &config.state).await?;
         let listener = TcpListener::bind(config.listen).await.map_err(refused)?;
         let address = listener.local_addr().map_err(refused)?;
+        let (classes, clock) = (Arc::new(Classes::new(config.classes)), Arc::new(SystemClock));
         let app = Arc::new(App::new(Parts {
             executors: executors.clone(),
             routing: config.routing,
+            turns: Turns::new(executors.clone(), Arc::clone(&classes), config.turns, clock),
+            classes,
             status: status.clone(),
             registry: Arc::clone(&registry),
             training: Arc::clone(&training),

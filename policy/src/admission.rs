@@ -123,6 +123,7 @@ impl ControlledDelay {
     pub fn admit(&mut self, waiting: usize, places: Places, now: Instant) -> Result<(), Overload> {
         match places {
             Places::Free => self.stuck_since = None,
+            Places::Taken if waiting == 0 => self.stuck_since = Some(now),
             Places::Taken => _ = self.stuck_since.get_or_insert(now),
         }
         if !self.stands(now) || waiting == 0 {

@@ -48,6 +48,34 @@ pub struct ServiceClass {
     pub cache_weight: NonZeroU32,
 }
 
+/// A tenant's part of the executors' memory, as a flag writes it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CacheWeight {
+    /// Whose.
+    pub tenant: String,
+    /// Its part beside others.
+    pub weight: NonZeroU32,
+}
+
+impl FromStr for CacheWeight {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.rsplit_once('=').filter(|(tenant, _)| !tenant.is_empty());
+        let weight = |(tenant, weight): (&str, &str)| {
+            let weight = weight.parse().ok().filter(|weight: &NonZeroU32| weight.get() <= MAX_WEIGHT)?;
+            Some(Self { tenant: tenant.to_owned(), weight })
+        };
+        parts.and_then(weight).ok_or_else(|| format!("expected TENANT=N, N from 1 to {MAX_WEIGHT}"))
+    }
+}
+
+impl fmt::Display for CacheWeight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.tenant, self.weight)
+    }
+}
+
 /// Why classes cannot be meant.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClassError {
@@ -55,7 +83,9 @@ pub enum ClassError {
     #[error("this is no class: {0}; write {{name=\"gold\",weight=3,tenants=[\"alice\"]}}")]
     Syntax(String),
     /// A name that cannot be one.
-    #[error("each class needs a `name` of lower-case letters, digits and '-', {MAX_PROCESS_NAME_BYTES} at most, not `{0}`")]
+    #[error(
+        "each class needs a `name` of lower-case letters, digits and '-', {MAX_PROCESS_NAME_BYTES} at most, not `{0}`"
+    )]
     Name(String),
     /// A weight beyond the largest.
     #[error("the class `{0}` has a weight beyond {MAX_WEIGHT}, the largest there is")]
@@ -64,7 +94,9 @@ pub enum ClassError {
     #[error("the class `{0}` is for nobody; name `tenants` or `adapters`, or call it `{DEFAULT_CLASS}`")]
     Nobody(String),
     /// The default class names members.
-    #[error("the class `{DEFAULT_CLASS}` is for everybody who has no other; leave out its `tenants` and `adapters`")]
+    #[error(
+        "the class `{DEFAULT_CLASS}` is for everybody who has no other; leave out its `tenants` and `adapters`"
+    )]
     Members,
     /// Two of one name.
     #[error("two classes are called `{0}`")]
@@ -133,6 +165,12 @@ impl ServiceClass {
             }
         }
         Ok(())
+    }
+
+    /// Its tenants' parts of the executors' memory, if they are not the usual one.
+    pub fn cache_weights(&self) -> impl Iterator<Item = CacheWeight> {
+        let tenants = self.tenants.iter().filter(|_| !is_one(&self.cache_weight));
+        tenants.map(|tenant| CacheWeight { tenant: tenant.clone(), weight: self.cache_weight })
     }
 
     fn check_alone(&self) -> Result<(), ClassError> {
@@ -206,6 +244,15 @@ mod tests {
             let message = refused(classes);
             assert!(message.contains(why), "{classes:?}: {message}");
         }
+        for wrong in ["a", "=2", "a=0", "a=1001", "a=x"] {
+            wrong.parse::<CacheWeight>().unwrap_err();
+        }
+        let weights: Vec<CacheWeight> = vec!["a=b=2".parse().unwrap()];
+        let class: ServiceClass = r#"{name="x",tenants=["a=b"],cache_weight=2}"#.parse().unwrap();
+        assert_eq!(
+            (class.cache_weights().collect::<Vec<_>>(), weights[0].to_string()),
+            (weights, "a=b=2".into())
+        );
         let default = r#"{name="default",tokens_per_min=1000}"#.parse().unwrap();
         ServiceClass::check(&[default]).unwrap();
     }

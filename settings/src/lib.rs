@@ -36,7 +36,7 @@ pub mod variables;
 mod words;
 
 pub use self::{
-    class::{ClassError, DEFAULT_CLASS, MAX_CLASSES, MAX_WEIGHT, ServiceClass},
+    class::{CacheWeight, ClassError, DEFAULT_CLASS, MAX_CLASSES, MAX_WEIGHT, ServiceClass},
     declaration::{Preset, Process, Setting, Value},
     flags::{SettingFlags, described},
     sections::{

@@ -76,6 +76,7 @@ fn welcome(cold_start: ColdStart) -> ToGateway {
         block_tokens: 16,
         max_running: 4,
         max_waiting: 5,
+        chunk_tokens: 6,
         adapters: vec![[5; 32], [6; 32]],
     })
 }

@@ -272,6 +272,7 @@ fn engine(limits: Limits, clock: Box<dyn Clock>, tier: &FakeTier) -> Engine<Fake
         block_tokens: 0,
         max_running: 0,
         max_waiting: 0,
+        chunk_tokens: 512,
         adapters: Vec::new(),
     };
     Engine::new(FakePass::new(limits.kv_blocks).0, limits, welcome, clock)

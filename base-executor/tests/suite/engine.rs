@@ -211,6 +211,7 @@ fn welcome() -> Welcome {
         block_tokens: 0,
         max_running: 0,
         max_waiting: 0,
+        chunk_tokens: 512,
         adapters: Vec::new(),
     }
 }

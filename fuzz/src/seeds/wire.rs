@@ -99,6 +99,7 @@ fn welcome() -> Welcome {
         block_tokens: 16,
         max_running: 4,
         max_waiting: 4,
+        chunk_tokens: 9,
         adapters: vec![[5; 32]],
     }
 }

@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf};
 use clap::Parser;
 use policy::routing::Policy;
 
-use settings::{ByteCount, LogFormat};
+use settings::{ByteCount, LogFormat, ServiceClass};
 
 use super::values::StartAdapter;
 use crate::executors::Address;
@@ -115,6 +115,9 @@ pub struct CallerArgs {
     /// Most requests a minute for each adapter; 0 is no limit
     #[arg(long, value_name = "N")]
     pub requests_per_min_per_adapter: u32,
+    /// A service class: {name="gold",tenants=["alice"],weight=3,ttft_ms=500}; may be given many times
+    #[arg(long = "class", value_name = "TABLE")]
+    pub classes: Vec<ServiceClass>,
     /// Web pages of these origins may ask from a browser: 'https://a.example,https://b.example' [default: none]
     #[arg(long, value_name = "A,B", value_delimiter = ',')]
     pub cors_origins: Vec<String>,

@@ -5,7 +5,7 @@ use shmproto::message::{ErrorCode, WireError};
 use text::{chat::ChatError, chat_template::TemplateError};
 
 use super::ApiError;
-use crate::{executor::CallError, lifecycle::NotServing, limits::UsedUp, text::TextError};
+use crate::{executor::CallError, lifecycle::NotServing, limits::UsedUp, text::TextError, turns::Refused};
 
 impl From<WireError> for ApiError {
     fn from(error: WireError) -> Self {
@@ -34,6 +34,26 @@ impl From<WireError> for ApiError {
     }
 }
 
+impl From<Refused> for ApiError {
+    fn from(refused: Refused) -> Self {
+        let message = refused.to_string();
+        match refused {
+            Refused::Full { wait_s, .. } | Refused::Overload { wait_s, .. } => {
+                Self::queue_full(wait_s, message)
+            }
+            Refused::TooMany { .. } => Self::bad_request("too_many_sequences", message),
+            Refused::UsedUp { wait_s, .. } => Self::rate_limited(wait_s, message),
+            Refused::Promise { wait_s, .. } => {
+                Self { code: "slo_out_of_reach", ..Self::queue_full(wait_s, message) }
+            }
+            Refused::Late => {
+                Self::new(StatusCode::GATEWAY_TIMEOUT, "server_error", "deadline_exceeded", message)
+            }
+            Refused::Nobody => Self::executor_unavailable(message),
+        }
+    }
+}
+
 impl From<TextError> for ApiError {
     fn from(error: TextError) -> Self {
         let code = match error {
@@ -55,10 +75,7 @@ impl From<CallError> for ApiError {
     fn from(error: CallError) -> Self {
         match error {
             CallError::Unavailable(_) => Self::executor_unavailable(error.to_string()),
-            CallError::Busy { wait_s, .. } | CallError::Overload { wait_s, .. } => {
-                Self::queue_full(wait_s, error.to_string())
-            }
-            CallError::TooMany { .. } => Self::bad_request("too_many_sequences", error.to_string()),
+            CallError::Busy { wait_s, .. } => Self::queue_full(wait_s, error.to_string()),
             CallError::Refused(wire) => wire.into(),
         }
     }

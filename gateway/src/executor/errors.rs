@@ -27,16 +27,6 @@ pub enum CallError {
         /// How long a new one would wait, rounded up.
         wait_s: u32,
     },
-    /// One request has more sequences than are ever computed or wait at a time: it would be refused for ever.
-    #[error(
-        "{asked} sequences are asked for at once, but the base-executor takes {limit} in all; ask for fewer"
-    )]
-    TooMany {
-        /// Sequences of the request.
-        asked: usize,
-        /// Sequences there may be.
-        limit: usize,
-    },
 }
 
 impl From<Full> for CallError {

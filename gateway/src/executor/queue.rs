@@ -58,17 +58,13 @@ impl Queue {
         self.slots.load()
     }
 
-    /// How many sequences there may be at once.
-    pub(super) fn limit(&self) -> usize {
-        self.slots.limit()
+    /// There may be room.
+    pub(super) fn room_changed(&self) {
+        self.common.room.notify_one();
     }
 
     /// Room for sequences together whose prompts have so many `tokens`.
     pub(super) fn take_slots(&self, tokens: &[usize]) -> Result<Vec<Slot>, CallError> {
-        let (asked, limit) = (tokens.len(), self.slots.limit());
-        if asked > limit {
-            return Err(CallError::TooMany { asked, limit });
-        }
         self.slots.take(tokens).map_err(CallError::from)
     }
 }

@@ -4,7 +4,7 @@
 //! here refuses at once.
 //!
 //! It takes more than it computes together, but in the order in which they come, whosever they are. So that tenants have
-//! their turns ([`crate::turns`]), no more are sent to it than keep it busy: [`Load::has_room`].
+//! their turns ([`crate::turns`]), no more are sent to it than keep it busy: [`Load::room`].
 
 use std::{
     fmt,
@@ -50,12 +50,14 @@ pub struct Load {
 }
 
 impl Load {
-    /// Whether it would soon have too little to do: a place comes free, or prompts are too few for the next steps.
+    /// How many more requests keep it busy: until places are taken and some wait to take those that come free, and until
+    /// prompts are enough for the next steps.
     #[must_use]
-    pub fn has_room(&self) -> bool {
+    pub fn room(&self) -> usize {
         let spare = self.places / PLACES_A_SPARE + 1;
-        self.held < (self.places + spare).min(self.limit)
-            && self.waiting_tokens < self.chunk_tokens.saturating_mul(STEPS_AHEAD)
+        let places = (self.places + spare).min(self.limit).saturating_sub(self.held);
+        let ahead = self.chunk_tokens.saturating_mul(STEPS_AHEAD).saturating_sub(self.waiting_tokens);
+        places.min(ahead.div_ceil(self.chunk_tokens))
     }
 }
 
@@ -104,8 +106,14 @@ impl fmt::Debug for Slot {
 impl Slots {
     /// `max` slots, until the executor says that it takes fewer.
     pub(super) fn new(max: usize, room: Arc<Notify>) -> Self {
-        let load =
-            Load { held: 0, waiting: 0, waiting_tokens: 0, places: max, chunk_tokens: usize::MAX, limit: max };
+        let load = Load {
+            held: 0,
+            waiting: 0,
+            waiting_tokens: 0,
+            places: max,
+            chunk_tokens: usize::MAX,
+            limit: max,
+        };
         Self { counts: Arc::new(Mutex::new(Counts { max, load })), room }
     }
 
@@ -118,11 +126,6 @@ impl Slots {
         counts.load.chunk_tokens = capacity.chunk_tokens.max(1);
         drop(counts);
         self.room.notify_one();
-    }
-
-    /// How many there are in all.
-    pub(super) fn limit(&self) -> usize {
-        self.counts().load.limit
     }
 
     /// Takes one for each of `tokens`, which are those of prompts, or none.
@@ -234,7 +237,7 @@ mod tests {
         held.pop();
         assert!(slots.take(&[1]).is_ok());
         slots.set_capacity(capacity(50, 50));
-        assert_eq!(slots.limit(), 4, "never more than the gateway was told");
+        assert_eq!(slots.load().limit, 4, "never more than the gateway was told");
     }
 
     #[test]
@@ -242,17 +245,17 @@ mod tests {
         let slots = slots(1000);
         slots.set_capacity(capacity(16, 500));
         let mut held = Vec::new();
-        while slots.load().has_room() {
+        while slots.load().room() > 0 {
             held.extend(slots.take(&[1]).unwrap());
         }
         assert_eq!(held.len(), 19, "the places, one more for each eight, and one");
         held.clear();
-        while slots.load().has_room() {
+        while slots.load().room() > 0 {
             held.extend(slots.take(&[5000]).unwrap());
         }
         assert_eq!(held.len(), 3, "however long they are, a step computes a chunk");
         held[0].begun(Duration::ZERO);
-        assert!(slots.load().has_room(), "one of them generates");
+        assert_eq!(slots.load().room(), 1, "one of them generates");
         drop(held);
         assert_eq!(slots.load().waiting_tokens, 0);
     }

@@ -45,8 +45,8 @@ impl Router {
         socket.bind(&format!("ipc://{}", path.display())).await.unwrap();
         let state = Arc::new(state);
         let task = tokio::spawn(Arc::clone(&state).serve(socket));
-        let limits = ExecutorLimits { max_sequences: 64, delays: DelayLimits::default(), silence: SILENCE };
-        (Self { state, task, _directory: directory }, Executor::connect(&path, limits))
+        let limits = ExecutorLimits { max_sequences: 64, silence: SILENCE };
+        (Self { state, task, _directory: directory }, Executor::connect(&path, limits, Common::default()))
     }
 
     fn mute(&self, is_mute: bool) {
@@ -142,6 +142,7 @@ pub(crate) fn welcome() -> Welcome {
         block_tokens: 16,
         max_running: 2,
         max_waiting: 1,
+        chunk_tokens: 64,
         adapters: Vec::new(),
     }
 }
@@ -206,17 +207,12 @@ async fn an_executor_that_loads_for_longer_than_the_silence_is_waited_for_while_
 async fn more_sequences_than_the_executor_takes_are_refused_without_asking_it() {
     let (router, executor) = Router::start(State::default()).await;
     up(&executor).await;
-    assert_eq!(executor.max_sequences(), 3, "two run and one waits");
-    assert_eq!(
-        executor.generate(1, vec![sequence(); 4]).unwrap_err(),
-        CallError::TooMany { asked: 4, limit: 3 },
-        "would never fit"
-    );
-    let three = executor.generate(1, vec![sequence(); 3]).unwrap();
+    assert_eq!(executor.load().limit, 3, "two run and one waits");
+    let three = executor.generate(1, vec![sequence(); 3], &mut Vec::new()).unwrap();
     router.eventually_generates(3).await;
     // From here on nobody would answer, and nobody has to.
     router.mute(true);
-    let refused = executor.generate(1, vec![sequence()]).unwrap_err();
+    let refused = executor.generate(1, vec![sequence()], &mut Vec::new()).unwrap_err();
     assert_eq!(refused, CallError::Busy { limit: 3, what: "sequences", wait_s: 1 });
     assert_eq!(router.generates().len(), 3);
     drop(three);
@@ -226,12 +222,12 @@ async fn more_sequences_than_the_executor_takes_are_refused_without_asking_it() 
 async fn a_sequence_that_ends_makes_room_for_another() {
     let (router, executor) = Router::start(State::default()).await;
     up(&executor).await;
-    let mut three = executor.generate(1, vec![sequence(); 3]).unwrap();
+    let mut three = executor.generate(1, vec![sequence(); 3], &mut Vec::new()).unwrap();
     router.eventually_generates(3).await;
     router.end(router.generates()[0].request).await;
     assert!(matches!(next(&mut three).await, Event::Output(_)));
-    let _one = executor.generate(1, vec![sequence()]).unwrap();
-    assert!(executor.generate(1, vec![sequence()]).is_err());
+    let _one = executor.generate(1, vec![sequence()], &mut Vec::new()).unwrap();
+    assert!(executor.generate(1, vec![sequence()], &mut Vec::new()).is_err());
 }
 
 #[tokio::test]
@@ -249,7 +245,7 @@ async fn an_idle_executor_that_stops_is_noticed_and_one_that_goes_on_is_welcome_
 async fn a_silence_shorter_than_the_limit_disturbs_nothing() {
     let (router, executor) = Router::start(State::default()).await;
     up(&executor).await;
-    let mut batch = executor.generate(1, vec![sequence()]).unwrap();
+    let mut batch = executor.generate(1, vec![sequence()], &mut Vec::new()).unwrap();
     router.eventually_generates(1).await;
     router.mute(true);
     tokio::time::sleep(SILENCE / 2).await;
@@ -265,7 +261,7 @@ async fn what_was_prepared_for_another_connection_is_lost_and_never_sent() {
     let (router, executor) = Router::start(State::default()).await;
     let epoch = up(&executor).await;
     for other in [epoch - 1, epoch + 1] {
-        let mut batch = executor.generate(other, vec![sequence()]).unwrap();
+        let mut batch = executor.generate(other, vec![sequence()], &mut Vec::new()).unwrap();
         assert!(matches!(next(&mut batch).await, Event::Lost { epoch } if epoch == other));
         assert!(router.generates().is_empty());
         executor.restart(&mut batch, 0, epoch, sequence()).unwrap();
@@ -278,7 +274,7 @@ async fn what_was_prepared_for_another_connection_is_lost_and_never_sent() {
 async fn a_lost_sequence_keeps_its_place_is_redone_once_and_hears_nothing_late() {
     let (router, executor) = Router::start(State::default()).await;
     up(&executor).await;
-    let mut three = executor.generate(1, vec![sequence(); 3]).unwrap();
+    let mut three = executor.generate(1, vec![sequence(); 3], &mut Vec::new()).unwrap();
     router.eventually_generates(3).await;
     let former = router.generates();
     router.mute(true);
@@ -287,7 +283,10 @@ async fn a_lost_sequence_keeps_its_place_is_redone_once_and_hears_nothing_late()
     }
     router.mute(false);
     up(&executor).await;
-    assert!(executor.generate(2, vec![sequence()]).is_err(), "the places are those of the lost ones");
+    assert!(
+        executor.generate(2, vec![sequence()], &mut Vec::new()).is_err(),
+        "the places are those of the lost ones"
+    );
     executor.restart(&mut three, 1, 2, sequence()).unwrap();
     router.eventually_generates(4).await;
     // What the former connection still had to say.
@@ -298,5 +297,5 @@ async fn a_lost_sequence_keeps_its_place_is_redone_once_and_hears_nothing_late()
     assert!(timeout(WATCHDOG, three.next()).await.unwrap().is_none(), "and only once");
     assert_eq!(router.generates().len(), 4, "nothing else was sent again");
     drop(three);
-    assert!(executor.generate(2, vec![sequence(); 3]).is_ok(), "given up, they make room");
+    assert!(executor.generate(2, vec![sequence(); 3], &mut Vec::new()).is_ok(), "given up, they make room");
 }

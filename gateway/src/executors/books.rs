@@ -22,6 +22,17 @@ const TIMED_EVERY: u64 = 8;
 #[derive(Debug, Clone)]
 pub struct Books(Arc<Mutex<Pages>>);
 
+/// What an executor has to do.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Loads {
+    /// What has no token yet.
+    pub waiting: Load,
+    /// What has.
+    pub running: Load,
+    /// The shortest time for a token that was promised to one of all.
+    pub promised_tpot_us: Option<u64>,
+}
+
 #[derive(Debug)]
 struct Pages {
     fit: ServingFit,
@@ -39,18 +50,25 @@ impl Default for Books {
 }
 
 impl Books {
-    /// A sequence is sent there that has `prompt_tokens` to compute, with an adapter of `rank`.
+    /// A sequence is sent there that has `prompt_tokens` to compute, with an adapter of `rank`; each token of its answer may
+    /// have been promised within a time.
     #[must_use]
-    pub fn enter(&self, rank: u64, prompt_tokens: u64) -> Entry {
-        lock(&self.0).waiting.enter(rank, None, prompt_tokens);
-        Entry { books: self.clone(), rank, tokens: prompt_tokens, stage: Stage::Waiting(Instant::now()) }
+    pub fn enter(&self, rank: u64, promised_tpot_us: Option<u64>, prompt_tokens: u64) -> Entry {
+        lock(&self.0).waiting.enter(rank, promised_tpot_us, prompt_tokens);
+        let stage = Stage::Waiting(Instant::now());
+        Entry { books: self.clone(), rank, promised_tpot_us, tokens: prompt_tokens, stage }
     }
 
-    /// What waits, and what runs.
+    /// What it has to do.
     #[must_use]
-    pub fn loads(&self) -> (Load, Load) {
-        let pages = lock(&self.0);
-        (pages.waiting.load(), pages.running.load())
+    pub fn loads(&self) -> Loads {
+        let Pages { waiting, running, .. } = &*lock(&self.0);
+        let promised = [waiting.promised_tpot_us(), running.promised_tpot_us()];
+        Loads {
+            waiting: waiting.load(),
+            running: running.load(),
+            promised_tpot_us: promised.into_iter().flatten().min(),
+        }
     }
 
     /// What it takes; `None` as long as too little was seen.
@@ -78,6 +96,7 @@ enum Stage {
 pub struct Entry {
     books: Books,
     rank: u64,
+    promised_tpot_us: Option<u64>,
     tokens: u64,
     stage: Stage,
 }
@@ -89,11 +108,11 @@ impl Entry {
         let mut pages = lock(&self.books.0);
         match self.stage {
             Stage::Waiting(since) => {
-                pages.waiting.leave(self.rank, None, self.tokens);
+                pages.waiting.leave(self.rank, self.promised_tpot_us, self.tokens);
                 let computed = Load::of(self.rank, self.tokens.saturating_sub(cached));
                 pages.fit.observe_prefill(computed, (now - since).saturating_sub(queued));
                 self.tokens += tokens;
-                pages.running.enter(self.rank, None, self.tokens);
+                pages.running.enter(self.rank, self.promised_tpot_us, self.tokens);
             }
             Stage::Running(last) => {
                 pages.outputs += 1;
@@ -115,8 +134,8 @@ impl Drop for Entry {
     fn drop(&mut self) {
         let mut pages = lock(&self.books.0);
         match self.stage {
-            Stage::Waiting(_) => pages.waiting.leave(self.rank, None, self.tokens),
-            Stage::Running(_) => pages.running.leave(self.rank, None, self.tokens),
+            Stage::Waiting(_) => pages.waiting.leave(self.rank, self.promised_tpot_us, self.tokens),
+            Stage::Running(_) => pages.running.leave(self.rank, self.promised_tpot_us, self.tokens),
         }
     }
 }
@@ -128,13 +147,18 @@ mod tests {
     #[test]
     fn what_is_sent_waits_then_runs_and_is_gone_when_dropped() {
         let books = Books::default();
-        let mut entry = books.enter(8, 100);
-        assert_eq!(books.loads(), (Load::of(8, 100), Load::default()));
+        let seen = |books: &Books| {
+            let Loads { waiting, running, promised_tpot_us } = books.loads();
+            (waiting, running, promised_tpot_us)
+        };
+        let mut entry = books.enter(8, Some(9), 100);
+        assert_eq!(seen(&books), (Load::of(8, 100), Load::default(), Some(9)));
         entry.output(1, 64, Duration::ZERO);
         entry.output(2, 0, Duration::ZERO);
-        assert_eq!(books.loads(), (Load::default(), Load::of(8, 103)));
-        drop((entry, books.enter(0, 5)));
-        assert_eq!(books.loads(), (Load::default(), Load::default()));
+        let other = books.enter(0, Some(7), 5);
+        assert_eq!(seen(&books), (Load::of(0, 5), Load::of(8, 103), Some(7)));
+        drop((entry, other));
+        assert_eq!(seen(&books), (Load::default(), Load::default(), None));
     }
 
     #[test]
@@ -142,7 +166,7 @@ mod tests {
         let books = Books::default();
         assert!(books.model().is_none());
         for tokens in 1..=64 {
-            let mut entry = books.enter(0, tokens * 10);
+            let mut entry = books.enter(0, None, tokens * 10);
             (0..20).for_each(|_| entry.output(1, 0, Duration::ZERO));
         }
         assert!(books.model().is_some());

@@ -107,6 +107,7 @@ impl Member {
 
     pub(crate) fn set_state(&self, state: State) {
         *lock(&self.state) = state;
+        self.executor.room_changed();
     }
 
     /// Whether it can be used.
@@ -135,6 +136,7 @@ impl Member {
     /// It gets requests again.
     pub fn undrain(&self) {
         self.drained.store(false, Relaxed);
+        self.executor.room_changed();
     }
 
     /// It was sent a request.

@@ -8,7 +8,10 @@ use std::{
 use shmproto::message::Output;
 
 use super::{Metrics, labels::AdapterFigures, store::Histogram, table::Id};
-use crate::usage::{FinishReason, Usage};
+use crate::{
+    classes::{ClassId, Classes, Objective},
+    usage::{FinishReason, Usage},
+};
 
 /// The tokens of one choice in time.
 #[derive(Debug, Clone, Default)]
@@ -59,6 +62,8 @@ struct Counted {
 pub struct Meter {
     metrics: Arc<Metrics>,
     adapter: Arc<AdapterFigures>,
+    classes: Arc<Classes>,
+    class: ClassId,
     /// For requests that name an adapter: the base never has to be waited for.
     load_wait: Option<Arc<Histogram>>,
     started: Instant,
@@ -71,14 +76,22 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// A request for `choices` choices of `adapter` (`None` is the base) that started at `started`.
+    /// A request of a class for `choices` choices of `adapter` (`None` is the base) that started at `started`.
     #[must_use]
-    pub fn start(metrics: &Arc<Metrics>, adapter: Option<&str>, started: Instant, choices: usize) -> Self {
+    pub fn start(
+        metrics: &Arc<Metrics>,
+        adapter: Option<&str>,
+        (classes, class): (Arc<Classes>, ClassId),
+        started: Instant,
+        choices: usize,
+    ) -> Self {
         metrics.in_flight.add(1.0);
         Self {
             adapter: metrics.adapters.of(&metrics.store, adapter),
             load_wait: adapter.map(|_| Arc::clone(&metrics.load_wait)),
             metrics: Arc::clone(metrics),
+            classes,
+            class,
             started,
             first_token: None,
             waits: None,
@@ -111,6 +124,7 @@ impl Meter {
             self.first_token = Some(time);
             self.metrics.first_token.record(time);
             self.adapter.first_token.record(time);
+            self.classes.get(self.class).saw(Objective::FirstToken, time);
         }
         let clock = &mut self.clocks[choice];
         clock.first.get_or_insert(now);
@@ -150,6 +164,7 @@ impl Meter {
             let time = (last - first) / rest;
             self.metrics.per_token.record(time);
             self.adapter.per_token.record(time);
+            self.classes.get(self.class).saw(Objective::PerToken, time);
         }
         self.metrics.ended(match reason {
             FinishReason::Stop => "stop",
@@ -182,6 +197,9 @@ impl Drop for Meter {
             self.metrics.ended(reason);
         }
         self.metrics.in_flight.add(-1.0);
+        if self.failed && self.first_token.is_none() {
+            self.classes.get(self.class).failed();
+        }
         let time = self.started.elapsed();
         self.metrics.duration.record(time);
         self.adapter.duration.record(time);

@@ -1,5 +1,7 @@
 //! A running job: which choice each step adds to, when it is over, and what it used.
 
+use std::sync::Arc;
+
 use shmproto::message::{Output, TokenOutput};
 use text::{detokenize::TextStart, stop::StopScanner};
 
@@ -65,9 +67,8 @@ impl std::fmt::Debug for Answer {
 impl Answer {
     /// Starts `job`, on the executor that is chosen for it, once its adapter is there.
     pub async fn start(app: &App, job: Job) -> Result<Self, ApiError> {
-        let sequences = job.sequences();
-        let slots: Vec<Slot> = sequences.iter().map(|_| Slot::new(&job)).collect();
-        let session = Session::start(app, &job.serving, job.target.lease.as_ref(), sequences).await?;
+        let slots: Vec<Slot> = (0..job.choices()).map(|_| Slot::new(&job)).collect();
+        let session = Session::start(app, &job).await?;
         let prefix = match job.kind {
             Kind::Chat => "chatcmpl",
             Kind::Text | Kind::Tokens => "cmpl",
@@ -80,6 +81,7 @@ impl Answer {
             meter: Meter::start(
                 &app.metrics,
                 job.target.lease.as_ref().map(Lease::name),
+                (Arc::clone(&app.classes), job.principal(&app.classes).class),
                 telemetry::started(),
                 slots.len(),
             ),

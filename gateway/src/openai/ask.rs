@@ -35,7 +35,7 @@ impl FromRequest<Arc<App>> for Ask {
         let default_seed = default_seed(request.headers(), &caller)?;
         let serving = app.serving()?;
         let body = JsonBody::from_request(request, app).await?;
-        app.executors.check_room()?;
+        app.turns.check(&caller.tenant)?;
         Ok(Self { caller, serving, default_seed, body })
     }
 }

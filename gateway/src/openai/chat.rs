@@ -47,8 +47,8 @@ pub fn job(app: &App, ask: Ask) -> Result<Job, ApiError> {
     let tokens = serving.text.encode_chat(&messages)?;
     let namespace = namespace(&caller, &target, &serving);
     let prompts = vec![Prompt { tokens, text: None }];
-    Job { kind: Kind::Chat, serving, target, namespace, prompts, params, logprobs, echo: Echo::Nothing }
-        .check()
+    let (kind, echo, tenant) = (Kind::Chat, Echo::Nothing, caller.tenant);
+    Job { kind, serving, target, tenant, namespace, prompts, params, logprobs, echo }.check()
 }
 
 fn logprobs(fields: &mut Fields) -> Result<Option<u32>, ApiError> {

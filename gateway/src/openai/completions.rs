@@ -53,7 +53,8 @@ pub fn job(app: &App, ask: Ask) -> Result<Job, ApiError> {
     let target = wanted.find(app, &serving, &caller)?;
     let prompts = prompts(&serving, prompt, add)?;
     let namespace = namespace(&caller, &target, &serving);
-    Job { kind: Kind::Text, serving, target, namespace, prompts, params, logprobs, echo }.check()
+    let (kind, tenant) = (Kind::Text, caller.tenant);
+    Job { kind, serving, target, tenant, namespace, prompts, params, logprobs, echo }.check()
 }
 
 /// Reads `add_special_tokens`, true by default.

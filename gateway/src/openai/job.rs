@@ -9,7 +9,10 @@ use super::{
     params::{EndTokens, Params},
     target::Target,
 };
-use crate::{caller::Caller, errors::ApiError, lifecycle::Serving, text::Text};
+use crate::{
+    adapters::Lease, caller::Caller, classes::Classes, errors::ApiError, lifecycle::Serving, text::Text,
+    turns::Principal,
+};
 
 /// Most prompts of a request.
 pub const MAX_PROMPTS: usize = 64;
@@ -52,6 +55,8 @@ pub struct Job {
     pub serving: Arc<Serving>,
     /// The model.
     pub target: Target,
+    /// Who asks.
+    pub tenant: Arc<str>,
     /// H(tenant, generation).
     pub namespace: Namespace,
     /// At least one.
@@ -113,6 +118,13 @@ impl Job {
             Kind::Chat => "messages",
             Kind::Text | Kind::Tokens => "prompt",
         }
+    }
+
+    /// To whom it counts.
+    #[must_use]
+    pub fn principal(&self, classes: &Classes) -> Principal {
+        let adapter = self.target.lease.as_ref().map(Lease::name);
+        Principal { class: classes.of(adapter, &self.tenant), tenant: Arc::clone(&self.tenant) }
     }
 
     /// Choices in all.

@@ -6,6 +6,13 @@
 //!
 //! A deadline counts from the start, whatever is lost in between. The executor keeps it; an executor that is gone or
 //! stuck cannot, so the session ends what is late by more than [`DEADLINE_SLACK`] itself.
+//!
+//! # Layout
+//!
+//! - here: what comes of sequences that are under way.
+//! - `start`: how a job's sequences come to be.
+
+mod start;
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,14 +23,14 @@ use tokio::{
 };
 
 use crate::{
-    adapters::{Lease, Place, Registry},
-    app::App,
+    adapters::{Place, Registry},
     errors::ApiError,
     executor::{batch::Batch, link::Event},
-    executors::{Executors, Member, books::Entry as Booked, member::Ready},
+    executors::{Executors, books::Entry as Booked, member::Ready},
     lifecycle::{Serving, Status},
     metrics::Metrics,
     routing::Route,
+    turns::Turn,
 };
 
 /// How long a lost sequence waits for the executor to come back.
@@ -48,7 +55,7 @@ struct Sequence {
     epoch: u64,
     /// Keeps its adapter there.
     place: Option<Arc<Place>>,
-    /// Where there are several to choose from, it is in the books of its executor as long as it runs.
+    /// It is in the books of its executor as long as it runs.
     booked: Option<Booked>,
 }
 
@@ -56,6 +63,9 @@ struct Sequence {
 #[derive(Debug)]
 pub struct Session {
     route: Route,
+    turn: Turn,
+    /// How long it waited for its turn.
+    waited: Duration,
     executors: Executors,
     registry: Arc<Registry>,
     batch: Batch,
@@ -73,75 +83,6 @@ pub struct Session {
 }
 
 impl Session {
-    /// Starts `sequences` of what is `leased`, on an executor of those that `serving` describes or, if it has ended, of
-    /// those that serve the same base now. One that has no room is left out.
-    pub async fn start(
-        app: &App,
-        serving: &Serving,
-        leased: Option<&Lease>,
-        sequences: Vec<Generate>,
-    ) -> Result<Self, ApiError> {
-        let base_hash = serving.welcome.base_hash;
-        let now = app.serving().ok().filter(|now| now.welcome.base_hash == base_hash);
-        let ready = now.as_ref().map_or(&serving.ready, |now| &now.ready);
-        let adapter = leased.map(Lease::entry);
-        let mut route = Route::of(&app.executors, app.routing, serving, adapter, &sequences);
-        let mut refused = None;
-        loop {
-            let Some(to) = route.choose(ready, None, &app.registry) else {
-                return Err(refused.unwrap_or_else(|| nobody(app)));
-            };
-            let member = app.executors.member(to.index);
-            match begin(app, member, to, leased, &sequences).await {
-                Ok((batch, place)) => {
-                    route.note(to.index);
-                    member.count_request();
-                    return Ok(Self::of(app, route, batch, (to, place), sequences, base_hash));
-                }
-                Err(error) => refused.get_or_insert(error),
-            };
-            route.avoid(to.index, to.epoch);
-        }
-    }
-
-    fn of(
-        app: &App,
-        route: Route,
-        batch: Batch,
-        (on, place): (&Ready, Option<Arc<Place>>),
-        sequences: Vec<Generate>,
-        base_hash: [u8; 32],
-    ) -> Self {
-        let started = Instant::now();
-        // All sequences of a request have the same deadline.
-        let deadline_ms = sequences.first().map_or(0, |generate| generate.deadline_ms);
-        let deadline = (deadline_ms > 0).then(|| Duration::from_millis(deadline_ms.into()));
-        let kept = sequences.into_iter().map(|generate| Sequence {
-            booked: book(&app.executors, &route, on.index, &generate),
-            generate,
-            emitted: Vec::new(),
-            begun: false,
-            redos: 0,
-            index: on.index,
-            epoch: on.epoch,
-            place: place.clone(),
-        });
-        Self {
-            sequences: kept.collect(),
-            route,
-            executors: app.executors.clone(),
-            registry: Arc::clone(&app.registry),
-            batch,
-            status: app.status.clone(),
-            base_hash,
-            metrics: Arc::clone(&app.metrics),
-            started,
-            give_up: deadline.and_then(|deadline| started.checked_add(deadline + DEADLINE_SLACK)),
-            stashed: None,
-            redo_by: None,
-        }
-    }
-
     /// The next output with the index of its sequence; `None` when all have ended.
     pub async fn next(&mut self) -> Option<Result<(usize, Output), ApiError>> {
         match self.give_up {
@@ -221,16 +162,21 @@ impl Session {
             sequence.booked = None;
             return Err(error.into());
         }
-        sequence.begun = true;
-        sequence.emitted.extend(output.tokens.iter().map(|token| token.token));
+        let mut computed = output.tokens.len() as u64;
         if let Some(booked) = &mut sequence.booked {
             let queued = Duration::from_micros(output.queued_us);
-            booked.output(output.tokens.len() as u64, output.cached_tokens.into(), queued);
+            booked.output(computed, output.cached_tokens.into(), queued);
             if output.finish.is_some() {
                 sequence.booked = None;
-                self.executors.answered(sequence.emitted.len() as u64);
+                self.executors.answered(sequence.emitted.len() as u64 + computed);
             }
         }
+        sequence.emitted.extend(output.tokens.iter().map(|token| token.token));
+        if !std::mem::replace(&mut sequence.begun, true) {
+            computed += (sequence.generate.prompt.len() as u64).saturating_sub(output.cached_tokens.into());
+            output.queued_us += u64::try_from(self.waited.as_micros()).unwrap_or(u64::MAX);
+        }
+        self.turn.serve(computed);
         Ok((index, output))
     }
 
@@ -270,7 +216,7 @@ impl Session {
                 Err(error) => return Err(error.into()),
             }
             self.moved(index, to, place);
-            self.sequences[index].booked = book(&self.executors, &self.route, to.index, &again);
+            self.sequences[index].booked = Some(book(&self.executors, &self.route, to.index, &again));
             return Ok(());
         }
     }
@@ -334,42 +280,23 @@ impl Sequence {
         if self.begun {
             again.prompt_logprobs = None;
         }
-        if again.deadline_ms > 0 {
-            let elapsed_ms = u32::try_from(elapsed.as_millis()).unwrap_or(u32::MAX);
-            again.deadline_ms =
-                again.deadline_ms.checked_sub(elapsed_ms).filter(|left| *left > 0).ok_or_else(late)?;
-        }
+        again.deadline_ms = left_ms(again.deadline_ms, elapsed)?;
         Ok(again)
     }
 }
 
-/// Brings the adapter to an executor and starts there.
-async fn begin(
-    app: &App,
-    member: &Member,
-    to: &Ready,
-    leased: Option<&Lease>,
-    sequences: &[Generate],
-) -> Result<(Batch, Option<Arc<Place>>), ApiError> {
-    let place = match leased {
-        Some(lease) => Some(Arc::new(app.registry.bring(lease, to.index).await?)),
-        None => None,
-    };
-    let batch = member.executor().generate(to.epoch, sequences.to_vec())?;
-    Ok((batch, place))
-}
-
-fn book(executors: &Executors, route: &Route, index: usize, generate: &Generate) -> Option<Booked> {
+fn book(executors: &Executors, route: &Route, index: usize, generate: &Generate) -> Booked {
     let tokens = generate.prompt.len() as u64;
-    executors.are_several().then(|| executors.member(index).books().enter(route.rank(), tokens))
+    executors.member(index).books().enter(route.rank(), route.promised_tpot_us(), tokens)
 }
 
-/// Why a request has no executor: there is no room, or nobody may take it.
-fn nobody(app: &App) -> ApiError {
-    if let Err(full) = app.executors.check_room() {
-        return full.into();
+/// What is left of a deadline after so long; 0 is none.
+fn left_ms(deadline_ms: u32, elapsed: Duration) -> Result<u32, ApiError> {
+    if deadline_ms == 0 {
+        return Ok(0);
     }
-    ApiError::executor_unavailable("every executor is drained; take one back with 'holobiont undrain'")
+    let elapsed_ms = u32::try_from(elapsed.as_millis()).unwrap_or(u32::MAX);
+    deadline_ms.checked_sub(elapsed_ms).filter(|left| *left > 0).ok_or_else(late)
 }
 
 fn late() -> ApiError {

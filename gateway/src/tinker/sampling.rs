@@ -188,7 +188,7 @@ pub async fn sample(
         (0..request.num_samples.min(MAX_SAMPLES)).map(|n| format!("{id}:{n}")).collect();
     if app.runs.promises.find(&id, &caller.tenant).is_none() {
         // Asked before anything is promised: the client comes back.
-        app.executors.check_room()?;
+        app.turns.check(&caller.tenant)?;
         let job = job(&app, &caller, &sampler, &request);
         if let Made::Now(promise) = app.runs.promises.make(&id, &caller.tenant)? {
             let app = Arc::clone(&app);
@@ -265,6 +265,7 @@ fn job(app: &App, caller: &Caller, sampler: &Sampler, request: &Sample) -> Resul
     let wants_prompt = wanted.prompt_logprobs || wanted.topk_prompt > 0;
     let job = Job {
         kind: Kind::Tokens,
+        tenant: Arc::clone(&caller.tenant),
         namespace: namespace(caller, &target, &serving),
         params: params(&request.sampling_params, request.num_samples, &serving)?,
         serving,

@@ -298,6 +298,7 @@ fn call(message: ToExecutor) -> ToGateway {
             block_tokens: 16,
             max_running: 64,
             max_waiting: 64,
+            chunk_tokens: 512,
             adapters: Vec::new(),
         }),
         ToExecutor::LoadAdapter(load) => {

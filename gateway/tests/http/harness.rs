@@ -9,6 +9,7 @@ use gateway::{
     keys::{Keys, line_of},
     lifecycle::{LoadText, Status},
     server::Gateway,
+    turns::TurnLimits,
 };
 use policy::{admission::DelayLimits, routing::Policy};
 use tempfile::TempDir;
@@ -124,7 +125,9 @@ pub(crate) fn config(directory: &TempDir) -> Config {
         rates: Rates::default(),
         connections: ConnectionLimits { max_body_bytes: 1 << 20, ..ConnectionLimits::default() },
         routing: Policy::default(),
-        executor: ExecutorLimits { max_sequences: 64, delays: DelayLimits::default(), silence: WATCHDOG },
+        classes: Vec::new(),
+        turns: TurnLimits { max_sequences: 64, delays: DelayLimits::default() },
+        executor: ExecutorLimits { max_sequences: 64, silence: WATCHDOG },
         training: TrainingLimits::default(),
         grace: Duration::from_millis(200),
         threads: 1,

@@ -126,6 +126,7 @@ impl Memory {
                 block_tokens: 16,
                 max_running: 64,
                 max_waiting: 64,
+                chunk_tokens: 512,
                 adapters: self.held.keys().copied().collect(),
             }),
             ToExecutor::LoadAdapter(load) => self.load(&load, budget_bytes),

@@ -10,12 +10,11 @@ use std::{
 use gateway::{
     adapters::{AdapterError, Entry, LoadRequest, OpenError, Options, Registry, Replace},
     caller::{Caller, Role},
-    executor::{Executor, ExecutorLimits, link::Link},
+    executor::{Common, Executor, ExecutorLimits, link::Link},
     executors::{Executors, ONLY},
     limits::KeyLimit,
 };
 use ids::Generation;
-use policy::admission::DelayLimits;
 use tempfile::TempDir;
 
 use crate::fake_executor::{FakeExecutor, generation};
@@ -122,10 +121,11 @@ pub(crate) fn options(directory: &Path) -> Options {
 /// Opens the registry of `directory` and restores it, as the gateway does at its start.
 pub(crate) async fn open(directory: &Path) -> Result<(Executor, Arc<Registry>), OpenError> {
     let silence = Duration::from_secs(30);
-    let limits = ExecutorLimits { max_sequences: 16, delays: DelayLimits::default(), silence };
-    let executor = Executor::connect(&directory.join("socket"), limits);
-    let registry =
-        Registry::open(Executors::of([(ONLY.to_owned(), executor.clone())]), options(directory)).await?;
+    let limits = ExecutorLimits { max_sequences: 16, silence };
+    let common = Common::default();
+    let executor = Executor::connect(&directory.join("socket"), limits, common.clone());
+    let executors = Executors::of([(ONLY.to_owned(), executor.clone())], &common);
+    let registry = Registry::open(executors, options(directory)).await?;
     let mut link = executor.link();
     let up = link.wait_for(|link| matches!(link, Link::Up { .. }));
     let resident = match &*tokio::time::timeout(WATCHDOG, up).await.expect("a connection").unwrap() {

@@ -17,10 +17,10 @@ use std::{
     time::Duration,
 };
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, de};
 use settings::{
-    DeploymentSection, ExecutorSection, GatewaySection, LayersSection, MemorySection, ModelSection, Setting,
-    SettingFlags, TrainingSection, WorkersSection,
+    DeploymentSection, ExecutorSection, GatewaySection, LayersSection, MemorySection, ModelSection,
+    ServiceClass, Setting, SettingFlags, TrainingSection, WorkersSection,
     variables::{UnknownVariable, Variable},
 };
 
@@ -103,6 +103,9 @@ pub(crate) struct Config {
     pub(crate) deployment: DeploymentSection,
     /// `[adapters]`: directories by name.
     pub(crate) adapters: BTreeMap<String, PathBuf>,
+    /// `[[class]]`: what is promised to tenants and adapters.
+    #[serde(deserialize_with = "classes")]
+    pub(crate) class: Vec<ServiceClass>,
 }
 
 impl Config {
@@ -173,6 +176,7 @@ impl Config {
             training: self.training.or(lower.training),
             deployment: self.deployment.or(lower.deployment),
             adapters,
+            class: if self.class.is_empty() { lower.class } else { self.class },
         }
     }
 
@@ -276,6 +280,12 @@ impl Config {
             *name = base.join(&*name).to_string_lossy().into_owned();
         }
     }
+}
+
+fn classes<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<ServiceClass>, D::Error> {
+    let classes = Vec::deserialize(deserializer)?;
+    ServiceClass::check(&classes).map_err(de::Error::custom)?;
+    Ok(classes)
 }
 
 /// A file's text, if it is short enough to be a deployment's.

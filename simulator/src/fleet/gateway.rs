@@ -133,7 +133,8 @@ impl Gateway {
         deadline_us: Option<u64>,
     ) -> Option<usize> {
         let (tenant, weight) = (request.tenant, self.weight(request.tenant));
-        let entry = Entry { item: id, cost_tokens: self.cost_tokens(request), size: 1, class: 0, deadline_us };
+        let entry =
+            Entry { item: id, cost_tokens: self.cost_tokens(request), size: 1, class: 0, deadline_us };
         self.states[id] = State::Waiting;
         self.deadlines_us[id] = deadline_us;
         let out = match self.queue.push(&tenant, weight, entry) {

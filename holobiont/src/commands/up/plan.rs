@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use settings::LogFormat;
+use settings::{LogFormat, ServiceClass};
 
 use super::{
     detach,
@@ -199,6 +199,9 @@ fn executor_arguments(
     if config.memory.disk.is_some() && config.memory.directory.is_none() {
         arguments = arguments.with("--disk-directory", state.history(instance));
     }
+    for weight in config.class.iter().flat_map(ServiceClass::cache_weights) {
+        arguments = arguments.with("--cache-weight", weight.to_string());
+    }
     arguments.0.extend(handed_on(config, settings::Process::Executor));
     arguments.0
 }
@@ -226,6 +229,9 @@ fn gateway_arguments(
         .with("--log-format", log_format.to_string());
     for (name, path) in &config.adapters {
         arguments = arguments.with("--adapter", pair(name, path));
+    }
+    for class in &config.class {
+        arguments = arguments.with("--class", class.to_string());
     }
     arguments.0.extend(handed_on(config, settings::Process::Gateway));
     arguments.0

@@ -197,13 +197,19 @@ fn several_executors_each_have_a_name_and_what_they_say_goes_before_what_holds_f
 }
 
 #[test]
-fn executors_that_cannot_be_told_apart_or_say_what_nobody_knows_are_refused_by_name() {
+fn executors_and_classes_that_cannot_be_told_apart_or_say_what_nobody_knows_are_refused_by_name() {
     for (text, part) in [
         ("[[executor]]\ncores = '0'", "needs a `name`"),
         ("[[executor]]\nname = 'A b'", "needs a `name`"),
         ("[[executor]]\nname = 'a'\n[[executor]]\nname = 'a'", "two executors are called `a`"),
         ("[[executor]]\nname = 'a'\ncoers = '0'", "coers"),
         ("[[executor]]\nname = 'a'\nworkers.coers = '0'", "coers"),
+        ("[[class]]\nname = 'a'", "`a` is for nobody"),
+        (
+            "[[class]]\nname = 'a'\ntenants = ['x']\n[[class]]\nname = 'b'\ntenants = ['x']",
+            "`x` is in more than one",
+        ),
+        ("[[class]]\nname = 'a'\ntenants = ['x']\nwieght = 2", "wieght"),
     ] {
         let error = why(&file(text).unwrap_err()).unwrap();
         assert!(error.contains(part), "{part:?} is not in {error}");

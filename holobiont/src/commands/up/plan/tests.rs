@@ -119,6 +119,30 @@ fn each_of_several_executors_has_sockets_a_store_and_settings_of_its_own_and_the
 }
 
 #[test]
+fn classes_reach_the_gateway_whole_and_executors_as_parts_of_memory() {
+    let file = r#"
+        [[class]]
+        name = "gold"
+        tenants = ["alice", "bob"]
+        weight = 3
+        cache_weight = 2
+        [[class]]
+        name = "default"
+        tokens_per_min = 1000
+    "#;
+    let config: Config = toml::from_str(file).unwrap();
+    let (_directory, state, _) = state();
+    let instance = Instance::new(0, None);
+    let gateway = gateway_arguments(&config, "base", &state, &[instance], LogFormat::Json);
+    let told = gateway.iter().zip(&gateway[1..]).filter(|(flag, _)| *flag == "--class");
+    let told: Vec<ServiceClass> = told.map(|(_, class)| class.to_str().unwrap().parse().unwrap()).collect();
+    assert_eq!(told, config.class);
+    let split = &Split::each(&config.members(), &"0-1".parse().unwrap())[0];
+    let executor = executor_arguments(&config, split, Path::new("/m"), (&state, instance), LogFormat::Json);
+    assert!(text(&executor).contains("--cache-weight alice=2 --cache-weight bob=2"), "{}", text(&executor));
+}
+
+#[test]
 fn every_setting_reaches_its_process() {
     let file = r#"
         model = { context_length = 7, random_weights = 25 }

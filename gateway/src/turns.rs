@@ -1,0 +1,214 @@
+//! Whose turn it is: requests of all tenants wait here, and go to the executors as these have room.
+//!
+//! - here: waiting for a turn, and what a turn is; [`refused`]: why there is none.
+//! - `desk`: the queue (`policy::fairness`), what each tenant may have, and what it is told at once.
+//!
+//! An executor computes in the order in which it is asked. So it is sent no more than keeps it busy
+//! ([`Load::room`](crate::executor::Load::room)), and who goes next is decided here, when there is room: by class, then by tokens
+//! served so far over the weight. A tenant that sends too much makes its own line longer, and is refused when that stands still.
+
+mod desk;
+pub mod refused;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use policy::{admission::DelayLimits, clock::Clock, routing::Forecast};
+use tokio::{
+    sync::oneshot,
+    time::{Instant, timeout},
+};
+
+use self::desk::{Desk, Grant};
+pub use self::{desk::TenantFigures, refused::Refused};
+use crate::{
+    classes::{ClassId, Classes},
+    executors::Executors,
+    line::Standing,
+    lock::lock,
+};
+
+/// How often somebody who waits looks whether there is an executor at all.
+const LOOK: Duration = Duration::from_secs(1);
+/// How long there may be none.
+const ABSENCE: Duration = Duration::from_secs(20);
+
+/// What the queue is held to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TurnLimits {
+    /// Sequences that wait together.
+    pub max_sequences: usize,
+    /// How long those of a tenant may wait before more of them are refused.
+    pub delays: DelayLimits,
+}
+
+/// Whose a request is, to whom turns are given.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Principal {
+    /// The class of the request.
+    pub class: ClassId,
+    /// Whose key it came with.
+    pub tenant: Arc<str>,
+}
+
+/// A request that wants a turn.
+#[derive(Debug, Clone)]
+pub struct Asked {
+    /// Whose it is.
+    pub principal: Principal,
+    /// Sequences that start together.
+    pub sequences: usize,
+    /// Tokens that it will cost, as far as that is known.
+    pub cost_tokens: u64,
+    /// When it is too late.
+    pub deadline: Option<Instant>,
+    /// What it should see beside what is under way; `None` if nothing is, or nobody knows.
+    pub forecast: Option<Forecast>,
+}
+
+/// The queue of all tenants; clones are the same.
+#[derive(Debug, Clone)]
+pub struct Turns(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    executors: Executors,
+    desk: Mutex<Desk>,
+}
+
+/// A place in the queue, left when it is dropped.
+struct Place<'a> {
+    turns: &'a Turns,
+    number: u64,
+}
+
+/// The right to be sent to an executor, and the account of what is served for it; it is settled when it is dropped.
+#[derive(Debug)]
+pub struct Turn {
+    turns: Turns,
+    principal: Principal,
+    /// Its sequences, until they are sent.
+    pub standing: Vec<Standing>,
+    charged_tokens: u64,
+    served_tokens: u64,
+    /// An executor's room is kept for it.
+    is_reserved: bool,
+}
+
+impl Turns {
+    /// A queue before `executors`; whatever gives them room lets somebody go.
+    #[must_use]
+    pub fn new(
+        executors: Executors,
+        classes: Arc<Classes>,
+        limits: TurnLimits,
+        clock: Arc<dyn Clock>,
+    ) -> Self {
+        let changed = Arc::clone(executors.room_changed());
+        let desk = Mutex::new(Desk::new(limits, classes, clock));
+        let turns = Self(Arc::new(Shared { executors, desk }));
+        let shared = Arc::downgrade(&turns.0);
+        tokio::spawn(async move {
+            loop {
+                changed.notified().await;
+                let Some(shared) = shared.upgrade() else { return };
+                Self(shared).give();
+            }
+        });
+        turns
+    }
+
+    /// Fails if a request of `tenant` would be refused whatever it asks: asked before it is read, so that a flood of them costs
+    /// next to nothing.
+    ///
+    /// # Errors
+    /// Why it would.
+    pub fn check(&self, tenant: &Arc<str>) -> Result<(), Refused> {
+        let room = self.0.executors.room();
+        lock(&self.0.desk).check_tenant(tenant, room)
+    }
+
+    /// Waits for a turn. Who no longer waits has left the queue.
+    ///
+    /// # Errors
+    /// Why there is none: at once, or when it is too late.
+    pub async fn wait(&self, asked: Asked) -> Result<Turn, Refused> {
+        let deadline = asked.deadline;
+        let (_place, mut turn) = self.join(asked)?;
+        let mut absent = Duration::ZERO;
+        loop {
+            let left = deadline.map_or(LOOK, |deadline| deadline.saturating_duration_since(Instant::now()));
+            match timeout(left.min(LOOK), &mut turn).await {
+                Ok(turn) => return turn.unwrap_or(Err(Refused::Nobody)),
+                Err(_) if left <= LOOK && deadline.is_some() => return Err(Refused::Late),
+                Err(_) if self.0.executors.all().iter().any(|one| one.is_open()) => absent = Duration::ZERO,
+                Err(_) if absent >= ABSENCE => return Err(Refused::Nobody),
+                Err(_) => absent += LOOK,
+            }
+        }
+    }
+
+    /// What each tenant has and had, of each class.
+    #[must_use]
+    pub fn figures(&self) -> Vec<TenantFigures> {
+        lock(&self.0.desk).figures()
+    }
+
+    fn join(&self, asked: Asked) -> Result<(Place<'_>, oneshot::Receiver<Result<Turn, Refused>>), Refused> {
+        let room = self.0.executors.room();
+        let (number, turn) = lock(&self.0.desk).join(asked, room)?;
+        self.give();
+        Ok((Place { turns: self, number }, turn))
+    }
+
+    /// Lets those go for whom there is room.
+    fn give(&self) {
+        let room = self.0.executors.room();
+        let grants = lock(&self.0.desk).give(room);
+        for Grant { principal, charged_tokens, waiter } in grants {
+            let turn = Turn {
+                turns: self.clone(),
+                principal,
+                standing: waiter.standing,
+                charged_tokens,
+                served_tokens: 0,
+                is_reserved: true,
+            };
+            // Whoever no longer waits gives it back: it is dropped.
+            _ = waiter.turn.send(Ok(turn));
+        }
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        let left = lock(&self.turns.0.desk).leave(self.number);
+        drop(left);
+    }
+}
+
+impl Turn {
+    /// It is under way, or waits for something else: the executor's room is another's now.
+    pub fn release(&mut self) {
+        if std::mem::take(&mut self.is_reserved) {
+            lock(&self.turns.0.desk).release();
+            self.turns.0.executors.room_changed().notify_one();
+        }
+    }
+
+    /// So many tokens were computed for it, of its prompt or its answer.
+    pub fn serve(&mut self, tokens: u64) {
+        self.served_tokens += tokens;
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.release();
+        lock(&self.turns.0.desk).settle(&self.principal, self.charged_tokens, self.served_tokens);
+    }
+}

@@ -1,0 +1,272 @@
+//! The queue itself, and what is known of each tenant in it.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use policy::{
+    admission::Places,
+    clock::Clock,
+    fairness::{Entry, FairLimits, FairQueue, service_rate::ServiceRate},
+    token_bucket::TokenBucket,
+};
+use tokio::sync::oneshot;
+
+use super::{Asked, Principal, Refused, Turn, TurnLimits};
+use crate::{
+    classes::{Class, Classes, Objective, Outcome},
+    clock::whole_seconds,
+    executors::Room,
+    line::{Line, Standing},
+};
+
+/// Tenants remembered before those who have nothing to do with us are forgotten.
+const SWEEP_ABOVE: usize = 1024;
+
+/// Somebody in the queue.
+#[derive(Debug)]
+pub(super) struct Waiter {
+    number: u64,
+    pub(super) turn: oneshot::Sender<Result<Turn, Refused>>,
+    pub(super) standing: Vec<Standing>,
+}
+
+/// Somebody whose turn it is.
+#[derive(Debug)]
+pub(super) struct Grant {
+    pub(super) principal: Principal,
+    pub(super) charged_tokens: u64,
+    pub(super) waiter: Waiter,
+}
+
+/// What a tenant has and had, in one class.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TenantFigures {
+    /// Who.
+    pub principal: Principal,
+    /// Sequences without a token, here and in executors.
+    pub waiting: usize,
+    /// Tokens served so far.
+    pub served_tokens: u64,
+}
+
+#[derive(Debug)]
+struct Tenant {
+    line: Line,
+    requests: Option<TokenBucket>,
+    tokens: Option<TokenBucket>,
+    served_tokens: u64,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Desk {
+    limits: TurnLimits,
+    classes: Arc<Classes>,
+    clock: Arc<dyn Clock>,
+    started: Instant,
+    queue: FairQueue<Principal, Waiter>,
+    tenants: BTreeMap<Principal, Tenant>,
+    rate: ServiceRate,
+    /// Turns that were given and are not under way.
+    reserved: usize,
+    last: u64,
+}
+
+impl Desk {
+    pub(super) fn new(limits: TurnLimits, classes: Arc<Classes>, clock: Arc<dyn Clock>) -> Self {
+        let bounds = FairLimits { max_waiting: limits.max_sequences, ..FairLimits::default() };
+        Self {
+            limits,
+            classes,
+            started: clock.now(),
+            clock,
+            queue: FairQueue::new(bounds),
+            tenants: BTreeMap::new(),
+            rate: ServiceRate::default(),
+            reserved: 0,
+            last: 0,
+        }
+    }
+
+    /// Fails if whatever a tenant asks is refused.
+    pub(super) fn check_tenant(&mut self, tenant: &Arc<str>, room: Room) -> Result<(), Refused> {
+        if self.classes.look_at_adapters() {
+            return Ok(());
+        }
+        let class = self.classes.of(None, tenant);
+        self.check(&Principal { class, tenant: Arc::clone(tenant) }, room)
+    }
+
+    fn check(&mut self, principal: &Principal, room: Room) -> Result<(), Refused> {
+        let (now_us, classes) = (self.now_us(), Arc::clone(&self.classes));
+        let class = classes.get(principal.class);
+        let tenant = self.tenant(principal);
+        let settings = &class.settings;
+        for (bucket, limit, what) in [
+            (&mut tenant.requests, settings.requests_per_min, "requests"),
+            (&mut tenant.tokens, settings.tokens_per_min, "tokens"),
+        ] {
+            if let (Some(bucket), Some(limit)) = (bucket, limit) {
+                bucket.check(now_us).map_err(|empty| {
+                    class.tally.throttle();
+                    let wait_s = whole_seconds(Duration::from_micros(empty.wait_us));
+                    Refused::UsedUp { class: settings.name.clone(), what, limit: limit.get(), wait_s }
+                })?;
+            }
+        }
+        let places = if room.requests > 0 { Places::Free } else { Places::Taken };
+        tenant.line.check(places).map_err(|overload| Refused::Overload {
+            target_ms: overload.target.as_millis(),
+            wait_s: whole_seconds(overload.forecast),
+        })
+    }
+
+    /// Somebody joins: by what number, and where the turn will come.
+    pub(super) fn join(
+        &mut self,
+        asked: Asked,
+        room: Room,
+    ) -> Result<(u64, oneshot::Receiver<Result<Turn, Refused>>), Refused> {
+        if room.limit > 0 && asked.sequences > room.limit {
+            return Err(Refused::TooMany { asked: asked.sequences, limit: room.limit });
+        }
+        self.check(&asked.principal, room)?;
+        let classes = Arc::clone(&self.classes);
+        let class = classes.get(asked.principal.class);
+        self.keeps_promise(&asked, class)?;
+        let now_us = self.now_us();
+        self.last += 1;
+        let (turn, receiver) = oneshot::channel();
+        let tenant = self.tenant(&asked.principal);
+        if let Some(requests) = &mut tenant.requests {
+            requests.take(1, now_us);
+        }
+        let wait_s = whole_seconds(tenant.line.forecast());
+        let standing = tenant.line.join(asked.sequences);
+        let entry = Entry {
+            item: Waiter { number: self.last, turn, standing },
+            cost_tokens: asked.cost_tokens,
+            size: asked.sequences.max(1),
+            class: class.settings.priority,
+            deadline_us: None,
+        };
+        let limit = self.limits.max_sequences;
+        let full = || Refused::Full { limit, wait_s };
+        let weight = class.settings.weight.get().into();
+        let displaced = self.queue.push(&asked.principal, weight, entry).map_err(|_| full())?;
+        for turn in displaced {
+            _ = turn.entry.item.turn.send(Err(full()));
+        }
+        class.tally.request();
+        self.rate.observe(0, true, now_us);
+        Ok((self.last, receiver))
+    }
+
+    /// Fails if what a class was promised would be missed by a request that joins now.
+    fn keeps_promise(&self, asked: &Asked, class: &Class) -> Result<(), Refused> {
+        let ahead_tokens = match self.queue.is_empty() {
+            true => 0,
+            false => self.queue.ahead_tokens(&asked.principal),
+        };
+        let queued_us = self.rate.wait_us(ahead_tokens).unwrap_or(0);
+        let forecast = asked.forecast;
+        let first_us = queued_us + forecast.map_or(0, |forecast| forecast.ttft_us);
+        let each_us = forecast.map_or(0, |forecast| forecast.tpot_us);
+        for (objective, promised_us, forecast_us) in [
+            (Objective::FirstToken, class.slo.ttft_us, first_us),
+            (Objective::PerToken, class.slo.tpot_us, each_us),
+        ] {
+            let Some(promised_us) = promised_us.filter(|promised_us| forecast_us > *promised_us) else {
+                continue;
+            };
+            class.tally.promise(objective, Outcome::Refused);
+            return Err(Refused::Promise {
+                class: class.settings.name.clone(),
+                objective,
+                forecast_ms: forecast_us.div_ceil(1000),
+                promised_ms: promised_us / 1000,
+                wait_s: whole_seconds(Duration::from_micros(forecast_us - promised_us)),
+            });
+        }
+        Ok(())
+    }
+
+    /// Those whose turn it is, and for whom there is room.
+    pub(super) fn give(&mut self, room: Room) -> Vec<Grant> {
+        let now_us = self.now_us();
+        let mut grants = Vec::new();
+        let fits = |waiter: &Waiter| waiter.standing.len() <= room.sequences;
+        while self.reserved < room.requests
+            && let Some(turn) = self.queue.pop(now_us, fits)
+        {
+            self.reserved += 1;
+            let (principal, entry) = (turn.tenant, turn.entry);
+            grants.push(Grant { principal, charged_tokens: entry.cost_tokens, waiter: entry.item });
+        }
+        self.rate.observe(0, !self.queue.is_empty(), now_us);
+        grants
+    }
+
+    /// Whoever waits by this number waits no longer.
+    pub(super) fn leave(&mut self, number: u64) -> Option<Waiter> {
+        let gone = self.queue.cancel(|waiter| waiter.number == number).pop();
+        gone.map(|turn| turn.entry.item)
+    }
+
+    /// A turn is under way.
+    pub(super) fn release(&mut self) {
+        self.reserved -= 1;
+    }
+
+    /// A turn is over that was charged one number of tokens and came to another.
+    pub(super) fn settle(&mut self, principal: &Principal, charged_tokens: u64, served_tokens: u64) {
+        let (now_us, classes) = (self.now_us(), Arc::clone(&self.classes));
+        let class = classes.get(principal.class);
+        self.queue.settle(principal, class.settings.weight.get().into(), charged_tokens, served_tokens);
+        self.rate.observe(served_tokens, !self.queue.is_empty(), now_us);
+        class.tally.serve(served_tokens);
+        let tenant = self.tenant(principal);
+        tenant.served_tokens += served_tokens;
+        if let Some(tokens) = &mut tenant.tokens {
+            tokens.take(served_tokens, now_us);
+        }
+    }
+
+    pub(super) fn figures(&self) -> Vec<TenantFigures> {
+        let figures = self.tenants.iter().map(|(principal, tenant)| TenantFigures {
+            principal: principal.clone(),
+            waiting: tenant.line.waiting(),
+            served_tokens: tenant.served_tokens,
+        });
+        figures.collect()
+    }
+
+    fn tenant(&mut self, principal: &Principal) -> &mut Tenant {
+        if self.tenants.len() > SWEEP_ABOVE && !self.tenants.contains_key(principal) {
+            // What is left of a minute's allowance is not to be had again by staying away.
+            self.tenants.retain(|_, tenant| {
+                !tenant.line.is_left() || tenant.requests.is_some() || tenant.tokens.is_some()
+            });
+        }
+        let (now_us, delays) = (self.now_us(), self.limits.delays);
+        let settings = &self.classes.get(principal.class).settings;
+        self.tenants.entry(principal.clone()).or_insert_with(|| {
+            let bucket = |limit: Option<std::num::NonZeroU32>| {
+                limit.map(|limit| TokenBucket::new(limit.get().into(), now_us))
+            };
+            Tenant {
+                line: Line::new(delays, Arc::clone(&self.clock)),
+                requests: bucket(settings.requests_per_min),
+                tokens: bucket(settings.tokens_per_min),
+                served_tokens: 0,
+            }
+        })
+    }
+
+    fn now_us(&self) -> u64 {
+        u64::try_from((self.clock.now() - self.started).as_micros()).unwrap_or(u64::MAX)
+    }
+}
