@@ -13,6 +13,7 @@ use shmproto::message::{Stats, Welcome};
 
 use crate::{
     app::App,
+    attainment,
     errors::ApiError,
     executors::{Member, State as Executor},
     layers,
@@ -93,6 +94,9 @@ pub(crate) async fn status(State(app): State<Arc<App>>) -> Result<Json<Value>, A
     status["ready"] = json!(serving.is_some() && !app.is_draining());
     status["adapters"]["registered"] = json!(app.registry.len());
     status["training"] = training(&app);
+    status["classes"] = attainment::status(&app);
+    let waiting = status["requests"]["waiting"].as_u64().unwrap_or_default();
+    status["requests"]["waiting"] = json!(waiting + app.turns.queued() as u64);
     Ok(Json(status))
 }
 

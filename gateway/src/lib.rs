@@ -9,7 +9,8 @@
 //! - [`health`], [`pages`], [`notify`]: what probes, browsers and the service manager are told.
 //! - [`openai`]: requests checked, answers shaped; [`app`]: what all handlers share; [`errors`]: how a failure looks.
 //! - [`text`]: tokenizer and chat template.
-//! - [`turns`]: whose turn it is, by [`classes`] of service; `line` is where those of one tenant stand.
+//! - [`turns`]: whose turn it is, by [`classes`] of service, and [`attainment`] of what is promised to them; [`line`] is where
+//!   those of one tenant stand.
 //! - [`executor`]: a connection over which token ids travel; [`executors`]: all there are; [`lifecycle`] says when they can
 //!   be used, [`routing`] which of them gets a request, `drain` which gets none.
 //! - [`adapters`]: names, generations, and what is on disk about them; [`placement`]: where they are computed.
@@ -32,6 +33,7 @@
 
 pub mod adapters;
 pub mod app;
+pub mod attainment;
 pub mod auth;
 mod body;
 pub mod caller;

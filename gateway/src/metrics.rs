@@ -8,7 +8,7 @@
 //! - [`poll`]: asks the executor each second. [`executor`]: what it reports of itself; [`placement`]: of adapters on
 //!   the device and before; [`layers`]: of split clients.
 //! - `memory`: of its tiers of keys and values; `member`: all of it, of one executor.
-//! - [`residents`]: what the registry holds; [`process`]: what this costs.
+//! - `classes`: what service classes have and had. [`residents`]: what the registry holds; [`process`]: what this costs.
 //! - [`aliases`], [`lora_info`]: vLLM's names.
 //!
 //! What an executor reports has the label `executor` where there are several, and none where there is one: a sum over
@@ -19,6 +19,7 @@
 //! needs a key of the role `metrics` or `admin`.
 
 pub mod aliases;
+mod classes;
 pub mod executor;
 pub mod labels;
 mod layers;
@@ -48,9 +49,11 @@ use self::{
 };
 use crate::{
     adapters::Registry,
+    classes::Classes,
     config::{Figures, MetricNames},
     executors::ONLY,
     training::Training,
+    turns::Turns,
 };
 
 /// Every figure, ready to be changed.
@@ -173,11 +176,17 @@ impl Metrics {
 
     /// The text that Prometheus reads.
     #[must_use]
-    pub fn render(&self, registry: &Registry, training: &Training) -> String {
+    pub fn render(
+        &self,
+        registry: &Registry,
+        training: &Training,
+        (classes, turns): (&Classes, &Turns),
+    ) -> String {
         self.process.refresh();
         let names = self.refresh_residents(registry);
         self.refresh_loads(registry);
         self.refresh_training(training);
+        self.refresh_classes(classes, turns);
         let mut text = String::with_capacity(32 * 1024);
         for id in IDS {
             write_family(&mut text, id.metric().name, id.metric(), None, &self.series(*id));

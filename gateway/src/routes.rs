@@ -175,7 +175,7 @@ async fn generate(app: &App, job: Job) -> Result<Response, ApiError> {
 }
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {
-    let figures = app.metrics.render(&app.registry, &app.training);
+    let figures = app.metrics.render(&app.registry, &app.training, (&app.classes, &app.turns));
     ([(header::CONTENT_TYPE, CONTENT_TYPE)], figures).into_response()
 }
 

@@ -158,6 +158,12 @@ impl Turns {
         lock(&self.0.desk).figures()
     }
 
+    /// Sequences that wait here.
+    #[must_use]
+    pub fn queued(&self) -> usize {
+        lock(&self.0.desk).queued()
+    }
+
     fn join(&self, asked: Asked) -> Result<(Place<'_>, oneshot::Receiver<Result<Turn, Refused>>), Refused> {
         let room = self.0.executors.room();
         let (number, turn) = lock(&self.0.desk).join(asked, room)?;

@@ -25,7 +25,7 @@ use crate::{
         pull::{self, PullArguments},
         show::{self, ShowArguments},
         simulate::{self, SimulateArguments},
-        status,
+        slo, status,
         tune::{self, TuneArguments},
         up::{self, UpArguments},
     },
@@ -80,6 +80,9 @@ enum Command {
     /// Shows what a deployment does, where it computes adapters, and what waiting cost
     #[command(after_help = exit::HELP)]
     Status(ToGateway<StatusArguments>),
+    /// Shows what each service class was promised, what it saw, and who waits
+    #[command(after_help = exit::HELP)]
+    Slo(ToGateway<SloArguments>),
     /// Keeps new requests from one of several executors, and returns when it has none
     #[command(after_help = exit::HELP)]
     Drain(ToGateway<DrainArguments>),
@@ -144,6 +147,9 @@ struct LsArguments {}
 
 #[derive(Debug, clap::Args)]
 struct StatusArguments {}
+
+#[derive(Debug, clap::Args)]
+struct SloArguments {}
 
 #[derive(Debug, clap::Args)]
 struct AdaptersArguments {
@@ -223,6 +229,7 @@ fn dispatch(command: Command, terminal: Terminal) -> Result<(), Box<dyn Explain>
         Command::Ls(to) => ls::run(&to.url()?, terminal).map_err(boxed),
         Command::Ps(to) => ps::run(&to.arguments, &to.url()?, terminal).map_err(boxed),
         Command::Status(to) => status::run(&to.url()?, terminal).map_err(boxed),
+        Command::Slo(to) => slo::run(&to.url()?, terminal).map_err(boxed),
         Command::Drain(to) => drain::drain(&to.arguments, &to.url()?, terminal).map_err(boxed),
         Command::Undrain(to) => drain::undrain(&to.arguments, &to.url()?, terminal).map_err(boxed),
         Command::Show(to) => show::run(&to.arguments, &to.url()?, terminal).map_err(boxed),

@@ -17,6 +17,7 @@ pub(crate) mod ps;
 pub(crate) mod pull;
 pub(crate) mod show;
 pub(crate) mod simulate;
+pub(crate) mod slo;
 pub(crate) mod status;
 pub(crate) mod tune;
 pub(crate) mod up;

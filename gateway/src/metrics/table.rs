@@ -86,7 +86,7 @@ metrics! {
     InFlight = Gauge, Count, "holobiont_requests_in_flight", [],
         "Generation requests being answered";
     Waiting = Gauge, Count, "holobiont_requests_waiting", [],
-        "Sequences waiting for admission in the executor";
+        "Sequences waiting for their turn in the gateway, or for admission in an executor";
     Running = Gauge, Count, "holobiont_requests_running", [],
         "Sequences being computed by the executor";
     Finished = Counter, Count, "holobiont_choices_finished_total", ["reason"],
@@ -97,6 +97,17 @@ metrics! {
         "Tokens generated for answers, as their usage reports them";
     CachedTokens = Counter, Count, "holobiont_cached_tokens_total", [],
         "Prompt tokens served from the prefix cache, as usage reports them";
+    // Service classes.
+    ClassWaiting = Gauge, Count, "holobiont_class_waiting", ["class"],
+        "Sequences without a token, in the gateway and in executors, by service class";
+    ClassRequests = Counter, Count, "holobiont_class_requests_total", ["class"],
+        "Requests that were let in, by service class";
+    ClassThrottled = Counter, Count, "holobiont_class_throttled_total", ["class"],
+        "Requests refused because a tenant had used up what its service class has in a minute";
+    ClassTokens = Counter, Count, "holobiont_class_tokens_total", ["class"],
+        "Tokens computed for prompts and answers, by service class";
+    Promises = Counter, Count, "holobiont_slo_requests_total", ["class", "objective", "outcome"],
+        "Promises of a service class, by objective (ttft, tpot) and outcome: met, missed, or refused early";
     // Latency.
     TimeToFirstToken = Histogram(LONG_S), Seconds, "holobiont_time_to_first_token_seconds", [],
         "From a request's start to its first token";
@@ -105,7 +116,7 @@ metrics! {
     InterToken = Histogram(TOKEN_S), Seconds, "holobiont_inter_token_seconds", [],
         "From one output of a choice to the next, divided by its tokens";
     QueueTime = Histogram(LONG_S), Seconds, "holobiont_queue_seconds", [],
-        "From a sequence's arrival in the executor to its admission";
+        "From a request's arrival to the admission of each of its sequences: for its turn, and in the executor";
     RequestDuration = Histogram(LONG_S), Seconds, "holobiont_request_duration_seconds", [],
         "From a generation request's start to its end, however it ended";
     // Adapters in use. `adapter` is a name, `base`, or `other` beyond the cap.

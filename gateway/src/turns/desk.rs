@@ -235,6 +235,10 @@ impl Desk {
         }
     }
 
+    pub(super) fn queued(&self) -> usize {
+        self.queue.len()
+    }
+
     pub(super) fn figures(&self) -> Vec<TenantFigures> {
         let figures = self.tenants.iter().map(|(principal, tenant)| TenantFigures {
             principal: principal.clone(),

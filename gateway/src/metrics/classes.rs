@@ -1,0 +1,39 @@
+//! What service classes have and had. Classes are the operator's: there are few, and callers cannot make any.
+
+use super::{Metrics, table::Id};
+use crate::{
+    classes::{Classes, Objective, Outcome},
+    turns::Turns,
+};
+
+impl Metrics {
+    /// Takes over what classes counted, and who waits.
+    pub(super) fn refresh_classes(&self, classes: &Classes, turns: &Turns) {
+        #[expect(clippy::cast_precision_loss, reason = "counts stay below 2^53")]
+        let set = |id, labels: &[&str], count: u64| self.store.number(id, labels).set(count as f64);
+        let tenants = turns.figures();
+        for (id, class) in classes.all() {
+            let name = class.settings.name.as_str();
+            let [requests, throttled, tokens] = class.tally.counts();
+            let own = tenants.iter().filter(|tenant| tenant.principal.class == id);
+            let waiting: usize = own.map(|tenant| tenant.waiting).sum();
+            set(Id::ClassWaiting, &[name], waiting as u64);
+            set(Id::ClassRequests, &[name], requests);
+            set(Id::ClassThrottled, &[name], throttled);
+            set(Id::ClassTokens, &[name], tokens);
+            for objective in Objective::ALL {
+                for outcome in Outcome::ALL {
+                    let count = class.tally.promises(objective, outcome);
+                    set(Id::Promises, &[name, objective.name(), outcome.name()], count);
+                }
+            }
+        }
+        let queued = turns.queued() as u64;
+        let reported = match &*self.executors {
+            [only] => u64::from(only.latest().stats.waiting),
+            // Each says its own, with its label.
+            _ => 0,
+        };
+        set(Id::Waiting, &[], queued + reported);
+    }
+}

@@ -1,0 +1,162 @@
+//! `holobiont slo`: what each service class was promised, what it saw, and who of its tenants waits.
+
+use serde::Deserialize;
+
+use crate::{
+    client::{Client, ClientError},
+    terminal::{Format, Ink, Terminal, printable, table::table},
+};
+
+/// `/v1/status`, as far as it is shown.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Status {
+    classes: Vec<Class>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Class {
+    name: String,
+    weight: u64,
+    priority: u64,
+    requests: u64,
+    throttled: u64,
+    tokens: u64,
+    waiting: u64,
+    ttft: Objective,
+    tpot: Objective,
+    tenants: Vec<Tenant>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Objective {
+    promised_ms: Option<u64>,
+    mean_ms: Option<f64>,
+    met: u64,
+    missed: u64,
+    refused: u64,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Tenant {
+    tenant: String,
+    waiting: u64,
+    tokens: u64,
+}
+
+/// Shows all classes.
+pub(crate) fn run(url: &str, terminal: Terminal) -> Result<(), ClientError> {
+    let body = Client::new(url, terminal).get("/v1/status")?;
+    if terminal.format == Format::Json {
+        terminal.print(&body["classes"]);
+        return Ok(());
+    }
+    let status: Status = serde_json::from_value(body).map_err(ClientError::Garbled)?;
+    terminal.print(text(terminal.ink(), &status));
+    Ok(())
+}
+
+fn text(ink: Ink, status: &Status) -> String {
+    let classes: Vec<_> = status.classes.iter().map(class_row).collect();
+    let head = [
+        "CLASS",
+        "WEIGHT",
+        "PRIORITY",
+        "REQUESTS",
+        "WAITING",
+        "TOKENS",
+        "TTFT",
+        "KEPT",
+        "TPOT",
+        "KEPT",
+        "REFUSED",
+        "THROTTLED",
+    ];
+    let tenants: Vec<_> = status.classes.iter().flat_map(tenant_rows).collect();
+    let mut parts = vec![table(ink, head, &classes)];
+    if !tenants.is_empty() {
+        parts.push(table(ink, ["TENANT", "CLASS", "WAITING", "TOKENS"], &tenants));
+    }
+    parts.join("\n\n")
+}
+
+fn class_row(class: &Class) -> [String; 12] {
+    let Class { ttft, tpot, .. } = class;
+    [
+        printable(&class.name),
+        class.weight.to_string(),
+        class.priority.to_string(),
+        class.requests.to_string(),
+        class.waiting.to_string(),
+        class.tokens.to_string(),
+        ttft.seen(),
+        ttft.kept(),
+        tpot.seen(),
+        tpot.kept(),
+        (ttft.refused + tpot.refused).to_string(),
+        class.throttled.to_string(),
+    ]
+}
+
+fn tenant_rows(class: &Class) -> impl Iterator<Item = [String; 4]> + '_ {
+    let row = |tenant: &Tenant| {
+        [
+            printable(&tenant.tenant),
+            printable(&class.name),
+            tenant.waiting.to_string(),
+            tenant.tokens.to_string(),
+        ]
+    };
+    class.tenants.iter().map(row)
+}
+
+impl Objective {
+    /// The mean that was seen, and what was promised.
+    fn seen(&self) -> String {
+        let mean = self.mean_ms.map_or_else(|| "-".to_owned(), |mean| format!("{mean:.0}"));
+        match self.promised_ms {
+            None => format!("{mean} ms"),
+            Some(promised) => format!("{mean} of {promised} ms"),
+        }
+    }
+
+    /// How many promises were kept, of those to requests that were let in.
+    fn kept(&self) -> String {
+        match self.met + self.missed {
+            0 => "-".to_owned(),
+            #[expect(clippy::cast_precision_loss, reason = "for people to read")]
+            all => format!("{:.1} %", self.met as f64 / all as f64 * 100.0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_class_says_what_was_promised_seen_and_kept() {
+        let status = json!({ "classes": [
+            { "name": "default", "weight": 1, "priority": 1 },
+            {
+                "name": "gold", "weight": 3, "priority": 0, "requests": 200, "throttled": 4, "tokens": 5000, "waiting": 2,
+                "ttft": { "promised_ms": 500, "mean_ms": 312.4, "met": 198, "missed": 2, "refused": 7 },
+                "tpot": { "mean_ms": 41.0 }, "tenants": [{ "tenant": "alice", "waiting": 2, "tokens": 5000 }],
+            },
+        ]});
+        let text = text(Ink::None, &serde_json::from_value(status).unwrap());
+        let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[1], ["default", "1", "1", "0", "0", "0", "-", "ms", "-", "-", "ms", "-", "0", "0"]);
+        let gold = [
+            "gold", "3", "0", "200", "2", "5000", "312", "of", "500", "ms", "99.0", "%", "41", "ms", "-",
+            "7", "4",
+        ];
+        assert_eq!(lines[2], gold);
+        assert_eq!(lines[5], ["alice", "gold", "2", "5000"]);
+    }
+}
