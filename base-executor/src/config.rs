@@ -7,8 +7,8 @@ use std::{num::NonZeroU64, path::PathBuf};
 use clap::{Parser, ValueEnum};
 use model::{cuda::assist::Invocation, forward::BLOCK_TOKENS};
 use settings::{
-    AdapterDtype, ByteCount, CachePolicy, ColdStart, CoreList, DeviceChoice, Gbps, KvDtype, LogFormat,
-    MAX_WORKERS,
+    AdapterDtype, ByteCount, CachePolicy, CacheWeight, ColdStart, CoreList, DeviceChoice, Gbps, KvDtype,
+    LogFormat, MAX_WORKERS,
 };
 use shmproto::{board::MAX_SEATS, message};
 

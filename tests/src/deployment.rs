@@ -65,8 +65,8 @@ pub struct Plan {
     cores: Option<usize>,
     arguments: Vec<String>,
     settings: Vec<(String, String)>,
-    /// Names of executors, if there are several.
-    executors: Vec<String>,
+    /// The deployment file, if there is one.
+    file: String,
 }
 
 impl Default for Plan {
@@ -77,7 +77,7 @@ impl Default for Plan {
             cores: None,
             arguments: Vec::new(),
             settings: Vec::new(),
-            executors: Vec::new(),
+            file: String::new(),
         }
     }
 }
@@ -120,8 +120,15 @@ impl Plan {
 
     /// Serves on several executors, called so. All compute on the same core.
     #[must_use]
-    pub fn executors(mut self, names: &[&str]) -> Self {
-        self.executors = names.iter().map(|name| (*name).to_owned()).collect();
+    pub fn executors(self, names: &[&str]) -> Self {
+        let sections = names.iter().map(|name| format!("[[executor]]\nname = \"{name}\"\n"));
+        self.file(&sections.collect::<String>())
+    }
+
+    /// Says `sections` in its deployment file.
+    #[must_use]
+    pub fn file(mut self, sections: &str) -> Self {
+        self.file.push_str(sections);
         self
     }
 
@@ -189,10 +196,9 @@ impl Plan {
             up.env_remove(name);
         }
         up.args(["--json", "up"]);
-        if !self.executors.is_empty() {
+        if !self.file.is_empty() {
             let file = place.home().join("deployment.toml");
-            let sections = self.executors.iter().map(|name| format!("[[executor]]\nname = \"{name}\"\n"));
-            fs::write(&file, sections.collect::<String>()).expect("a deployment file");
+            fs::write(&file, &self.file).expect("a deployment file");
             up.arg("--config").arg(file);
         }
         up.args(["--listen", "127.0.0.1:0", "--log-format", "human", "--model"])
