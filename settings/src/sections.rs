@@ -61,7 +61,7 @@ sections! {
         link_gbps: Gbps, --"link-gbps" "GBIT_PER_S", Preset::None, Executor;
         /// Sequences computed together
         max_running: u32, --"max-running" "N", Is("64"), Executor;
-        /// Requests that may wait for their turn, the longest burst; more are answered 429
+        /// Requests that may wait beside them; what waits for its turn does so in the gateway
         max_waiting: u32, --"max-waiting" "N", Is("512"), Executor;
         /// Prompt tokens of those that wait, together; more are answered 429
         max_waiting_tokens: u32, --"max-waiting-tokens" "TOKENS", Is("4194304"), Executor;
@@ -138,9 +138,9 @@ sections! {
         api_key_file: PathBuf, --"api-key-file" "FILE", Preset::None, Gateway;
         /// Longest body of a request
         max_body_bytes: ByteCount, --"max-body-bytes" "BYTES", Is("8MiB"), Gateway;
-        /// Sequences under way at once, if the executor does not take fewer; more are answered 429
+        /// Sequences that wait for their turn, the longest burst; more are answered 429
         max_sequences: u32, --"max-sequences" "N", Is("4096"), Gateway;
-        /// How long requests may wait for their turn for any length of time
+        /// How long the requests of a tenant may wait for their turn for any length of time
         target_delay_ms: u64, --"target-delay-ms" "MS", Is("250"), Gateway;
         /// How long they may wait longer than that, as in a burst; then new ones are answered 429 with a forecast in `Retry-After`
         delay_interval_ms: u64, --"delay-interval-ms" "MS", Is("5000"), Gateway;

@@ -126,10 +126,10 @@ pub struct CallerArgs {
 /// Settings about who may wait.
 #[derive(Debug, Clone, clap::Args)]
 pub struct AdmissionArgs {
-    /// Most sequences under way at once, if the executor does not take fewer; more are answered with 429
+    /// Most sequences that wait for their turn; more are answered with 429
     #[arg(long, value_name = "N")]
     pub max_sequences: usize,
-    /// Milliseconds that requests may wait for their turn for any length of time
+    /// Milliseconds that the requests of a tenant may wait for their turn for any length of time
     #[arg(long, value_name = "N")]
     pub target_delay_ms: u64,
     /// Milliseconds for which they may wait longer than that, as in a burst; then new ones are answered with 429

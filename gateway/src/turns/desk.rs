@@ -44,7 +44,7 @@ pub(super) struct Grant {
 /// What a tenant has and had, in one class.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TenantFigures {
-    /// Who.
+    /// Tenant and class.
     pub principal: Principal,
     /// Sequences without a token, here and in executors.
     pub waiting: usize,

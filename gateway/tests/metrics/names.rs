@@ -156,7 +156,16 @@ fn the_dashboard_can_be_imported() {
         .collect();
     assert_eq!(
         rows,
-        ["Traffic", "Latency", "Adapters", "Split clients", "Fine-tuning", "Executor", "Resources"]
+        [
+            "Traffic",
+            "Latency",
+            "Service classes",
+            "Adapters",
+            "Split clients",
+            "Fine-tuning",
+            "Executor",
+            "Resources"
+        ]
     );
     let ids: BTreeSet<u64> = panels.iter().map(|panel| panel["id"].as_u64().unwrap()).collect();
     assert_eq!(ids.len(), panels.len(), "panels share an id");
