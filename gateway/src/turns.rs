@@ -138,7 +138,7 @@ impl Turns {
     /// Why there is none: at once, or when it is too late.
     pub async fn wait(&self, asked: Asked) -> Result<Turn, Refused> {
         let deadline = asked.deadline;
-        let (_place, mut turn) = self.join(asked)?;
+        let (_place, mut turn) = self.join(&asked)?;
         let mut absent = Duration::ZERO;
         loop {
             let left = deadline.map_or(LOOK, |deadline| deadline.saturating_duration_since(Instant::now()));
@@ -164,7 +164,7 @@ impl Turns {
         lock(&self.0.desk).queued()
     }
 
-    fn join(&self, asked: Asked) -> Result<(Place<'_>, oneshot::Receiver<Result<Turn, Refused>>), Refused> {
+    fn join(&self, asked: &Asked) -> Result<(Place<'_>, oneshot::Receiver<Result<Turn, Refused>>), Refused> {
         let room = self.0.executors.room();
         let (number, turn) = lock(&self.0.desk).join(asked, room)?;
         self.give();

@@ -127,7 +127,7 @@ impl Desk {
     /// Somebody joins: by what number, and where the turn will come.
     pub(super) fn join(
         &mut self,
-        asked: Asked,
+        asked: &Asked,
         room: Room,
     ) -> Result<(u64, oneshot::Receiver<Result<Turn, Refused>>), Refused> {
         if room.limit > 0 && asked.sequences > room.limit {
@@ -136,7 +136,7 @@ impl Desk {
         self.check(&asked.principal, room)?;
         let classes = Arc::clone(&self.classes);
         let class = classes.get(asked.principal.class);
-        self.keeps_promise(&asked, class)?;
+        self.keeps_promise(asked, class)?;
         let now_us = self.now_us();
         self.last += 1;
         let (turn, receiver) = oneshot::channel();

@@ -54,14 +54,14 @@ impl Bench {
         Asked { principal, sequences: 1, cost_tokens: 100, deadline: None, forecast: None }
     }
 
-    fn ask(&mut self, asked: Asked) -> Result<(), Refused> {
+    fn ask(&mut self, asked: &Asked) -> Result<(), Refused> {
         let (_, receiver) = self.desk.join(asked, Room { requests: 0, sequences: 0, ..ROOMY })?;
         self.waiting.push(receiver);
         Ok(())
     }
 
     fn join(&mut self, tenant: &str) -> Result<(), Refused> {
-        self.ask(self.asked(tenant))
+        self.ask(&self.asked(tenant))
     }
 
     /// Serves one as it was charged, and says whose it was.
@@ -114,7 +114,7 @@ fn whoever_has_most_of_a_full_queue_gives_way() {
     assert!(matches!(bench.waiting[99].try_recv(), Ok(Err(Refused::Full { .. }))), "the youngest of it");
     assert!(matches!(bench.waiting[98].try_recv(), Err(TryRecvError::Empty)));
     let many = Asked { sequences: 30, ..bench.asked("guest") };
-    bench.ask(many).unwrap();
+    bench.ask(&many).unwrap();
     assert_eq!(bench.served(200).iter().filter(|one| *one == "flood").count(), 69);
 }
 
@@ -122,7 +122,7 @@ fn whoever_has_most_of_a_full_queue_gives_way() {
 fn a_request_that_no_executor_takes_now_lets_others_pass() {
     let mut bench = Bench::new(&[]);
     let large = Asked { sequences: 9, ..bench.asked("large") };
-    bench.ask(large).unwrap();
+    bench.ask(&large).unwrap();
     bench.join("small").unwrap();
     let grants = bench.desk.give(Room { requests: 5, sequences: 8, limit: 9 });
     assert_eq!(grants.iter().map(|grant| &*grant.principal.tenant).collect::<Vec<_>>(), ["small"]);
@@ -189,7 +189,7 @@ fn what_would_miss_its_promise_is_refused_with_the_forecast() {
     let mut bench = Bench::new(&[r#"{name="fast",tenants=["fast"],ttft_ms=2000,tpot_ms=50}"#]);
     let forecast = |ttft_us, tpot_us| Some(Forecast { ttft_us, tpot_us });
     let slow = Asked { forecast: forecast(1_900_000, 51_000), ..bench.asked("fast") };
-    let refused = bench.ask(slow).unwrap_err();
+    let refused = bench.ask(&slow).unwrap_err();
     assert_eq!(
         refused.to_string(),
         "it would take about 51 ms for each token, and the service class 'fast' is promised 50 ms (tpot_ms); \
@@ -202,8 +202,8 @@ fn what_would_miss_its_promise_is_refused_with_the_forecast() {
         bench.serve().unwrap();
     }
     let fits = Asked { forecast: forecast(500_000, 20_000), ..bench.asked("fast") };
-    bench.ask(fits.clone()).unwrap();
-    let refused = bench.ask(fits).unwrap_err();
+    bench.ask(&fits).unwrap();
+    let refused = bench.ask(&fits).unwrap_err();
     assert!(
         matches!(
             refused,
