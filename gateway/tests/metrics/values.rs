@@ -32,10 +32,12 @@ pub(crate) const TEXT: &str = "/v1/completions";
 /// What `max_tokens` tells the fake executor to do.
 const HANG: u32 = 33;
 const REFUSE: u32 = 44;
+const WAIT: u32 = 55;
 
 pub(crate) fn as_told() -> Reply {
     Arc::new(|generate| match generate.max_tokens {
         HANG => hang_after("ab")(generate),
+        WAIT => hang_after("")(generate),
         REFUSE => fail_after("", ErrorCode::QueueFull)(generate),
         _ => say("abc")(generate),
     })
@@ -138,6 +140,9 @@ async fn every_metric_is_written_when_what_it_counts_happens() {
     let mut harness = Harness::start_with(as_told(), |config| {
         config.figures.expected_workers = 2;
         config.training.trainer_socket = Some(place.path().join("trainers"));
+        let few = format!(r#"{{name="few",adapters=["a{MAX_RESIDENT}"],requests_per_min=1}}"#);
+        config.classes =
+            [r#"{name="default",ttft_ms=60000}"#, &few].map(|class| class.parse().unwrap()).into();
     })
     .await;
     let mut seen = BTreeSet::new();
@@ -152,16 +157,20 @@ async fn every_metric_is_written_when_what_it_counts_happens() {
         assert_eq!(harness.client.post(TEXT, &ask(model, 8)).await.status, 200);
     }
     assert_eq!(harness.client.post(TEXT, &ask("base", REFUSE)).await.status, 429);
-    let client = harness.client.clone();
-    let hanging = tokio::spawn(async move { client.post(TEXT, &ask("base", HANG)).await });
-    eventually("it runs", || harness.executor().generates().len() == 4).await;
+    assert_eq!(harness.client.post(TEXT, &ask(&adapter, 8)).await.status, 429, "one a minute");
+    let hang = |max_tokens| {
+        let client = harness.client.clone();
+        tokio::spawn(async move { client.post(TEXT, &ask("base", max_tokens)).await })
+    };
+    let (hanging, waiting) = (hang(HANG), hang(WAIT));
+    eventually("they run", || harness.executor().generates().len() == 5).await;
     eventually_async("the executor was asked", async || {
         value(&scrape(&harness.client).await, "holobiont_adapter_bytes", &[]) > Some(0.0)
     })
     .await;
     note(&scrape(&harness.client).await, &mut seen);
     harness.restart_executor(say("cd")).await;
-    assert_eq!(hanging.await.unwrap().status, 200);
+    assert_eq!([hanging.await.unwrap().status, waiting.await.unwrap().status], [200, 200]);
     eventually_async("the restart was seen", async || {
         value(&scrape(&harness.client).await, "holobiont_executor_restarts_total", &[]) == Some(1.0)
     })

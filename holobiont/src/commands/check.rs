@@ -72,6 +72,7 @@ pub(crate) fn deployment(config: &Config, home: &Home) -> Vec<Finding> {
     if let Some(path) = &config.gateway.api_key_file {
         findings.push(doors::keys("[gateway] api_key_file", path));
     }
+    findings.extend(doors::classes(config));
     findings.push(doors::listen(config));
     if let Some(root) = &config.gateway.adapter_root {
         findings.push(match root.is_dir() {

@@ -29,6 +29,26 @@ pub(super) fn keys(name: &str, path: &Path) -> Finding {
     Finding::ok(name, format!("{} with {} keys", path.display(), keys.len()))
 }
 
+/// Every tenant that a class names has a key: a name that is misspelt would be of the default class in silence.
+pub(super) fn classes(config: &Config) -> Option<Finding> {
+    const NAME: &str = "[[class]] tenants";
+    let path = config.gateway.api_key_file.as_ref();
+    let keys = path.and_then(|path| KeyFile::open(path).ok()).map_or_else(Vec::new, |(_, keys)| keys);
+    let tenants = config.class.iter().flat_map(|class| &class.tenants);
+    let unknown: Vec<&str> = tenants
+        .map(String::as_str)
+        .filter(|tenant| !keys.iter().any(|key| &*key.tenant == *tenant))
+        .collect();
+    match unknown.as_slice() {
+        _ if config.class.is_empty() => None,
+        [] => Some(Finding::ok(NAME, "every one that is named has a key")),
+        unknown => {
+            let found = format!("no key is of {}", unknown.join(", "));
+            Some(Finding::warn(NAME, found, "holobiont key add NAME, or write it as its key does"))
+        }
+    }
+}
+
 /// The port is free, and not open to everybody by accident.
 pub(super) fn listen(config: &Config) -> Finding {
     const NAME: &str = "[gateway] listen";
@@ -113,6 +133,22 @@ mod tests {
             assert_eq!(accepted, is_good);
             assert!(found.iter().all(|finding| approved(finding) == is_good), "{found:?}");
         }
+    }
+
+    #[test]
+    fn a_tenant_that_no_key_names_is_seen_in_its_class() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), keys::line_of("user", "alice", "1")).unwrap();
+        let found = |tenants: &str| {
+            let text = format!("[[class]]\nname = 'gold'\ntenants = {tenants}");
+            let mut config: Config = toml::from_str(&text).unwrap();
+            config.gateway.api_key_file = Some(file.path().to_owned());
+            classes(&config).unwrap()
+        };
+        assert_eq!(found("['alice']").health, Health::Ok);
+        let finding = found("['alice', 'alcie']");
+        assert_eq!((finding.health, finding.found.as_str()), (Health::Warn, "no key is of alcie"));
+        assert!(classes(&Config::default()).is_none());
     }
 
     #[test]
