@@ -83,7 +83,8 @@ struct Shared {
 /// A place in the queue, left when it is dropped.
 struct Place<'a> {
     turns: &'a Turns,
-    number: u64,
+    /// `None` once its turn has come.
+    number: Option<u64>,
 }
 
 /// The right to be sent to an executor, and the account of what is served for it; it is settled when it is dropped.
@@ -138,12 +139,15 @@ impl Turns {
     /// Why there is none: at once, or when it is too late.
     pub async fn wait(&self, asked: Asked) -> Result<Turn, Refused> {
         let deadline = asked.deadline;
-        let (_place, mut turn) = self.join(&asked)?;
+        let (mut place, mut turn) = self.join(&asked)?;
         let mut absent = Duration::ZERO;
         loop {
             let left = deadline.map_or(LOOK, |deadline| deadline.saturating_duration_since(Instant::now()));
             match timeout(left.min(LOOK), &mut turn).await {
-                Ok(turn) => return turn.unwrap_or(Err(Refused::Nobody)),
+                Ok(turn) => {
+                    place.number = None;
+                    return turn.unwrap_or(Err(Refused::Nobody));
+                }
                 Err(_) if left <= LOOK && deadline.is_some() => return Err(Refused::Late),
                 Err(_) if self.0.executors.all().iter().any(|one| one.is_open()) => absent = Duration::ZERO,
                 Err(_) if absent >= ABSENCE => return Err(Refused::Nobody),
@@ -168,7 +172,7 @@ impl Turns {
         let room = self.0.executors.room();
         let (number, turn) = lock(&self.0.desk).join(asked, room)?;
         self.give();
-        Ok((Place { turns: self, number }, turn))
+        Ok((Place { turns: self, number: Some(number) }, turn))
     }
 
     /// Lets those go for whom there is room.
@@ -192,7 +196,7 @@ impl Turns {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        let left = lock(&self.turns.0.desk).leave(self.number);
+        let left = self.number.and_then(|number| lock(&self.turns.0.desk).leave(number));
         drop(left);
     }
 }
