@@ -53,6 +53,14 @@ pub enum ConfigError {
     /// More than a gateway drives.
     #[error("more than {MAX_EXECUTORS} times --executor; leave some out")]
     TooManyExecutors,
+    /// Neither one number for all executors nor one for each.
+    #[error("--expected-workers has {given} numbers for {executors} executors; give one, or one for each")]
+    ExpectedWorkers {
+        /// Numbers.
+        given: usize,
+        /// Executors.
+        executors: usize,
+    },
     /// Two executors that nobody can tell apart.
     #[error("--executor {0} has the name or the socket of another; give each its own")]
     SameExecutor(String),
@@ -151,7 +159,7 @@ impl TryFrom<Args> for Config {
         check_sockets(&addresses, args.training.trainer_socket.as_ref())?;
         check_names(&args)?;
         ServiceClass::check(&args.callers.classes)?;
-        let figures = figures(&args.figures);
+        let figures = Figures::of(&args.figures, addresses.len())?;
         let key_file =
             args.callers.api_key_file.or_else(|| credential(std::env::var_os("CREDENTIALS_DIRECTORY")));
         let rates = Rates {
@@ -249,18 +257,6 @@ fn turns(args: &AdmissionArgs) -> TurnLimits {
         interval: Duration::from_millis(args.delay_interval_ms),
     };
     TurnLimits { max_sequences: args.max_sequences, delays }
-}
-
-fn figures(args: &FigureArgs) -> Figures {
-    Figures {
-        names: if args.vllm_metrics { MetricNames::WithVllm } else { MetricNames::Own },
-        max_adapter_labels: args.max_adapter_labels,
-        expected_workers: args.expected_workers,
-        #[cfg(feature = "otel")]
-        otlp_endpoint: args.otlp_endpoint.clone(),
-        #[cfg(not(feature = "otel"))]
-        otlp_endpoint: None,
-    }
 }
 
 fn training(args: TrainingArgs) -> TrainingLimits {

@@ -68,17 +68,18 @@ pub(crate) async fn version() -> Json<Value> {
 pub(crate) async fn status(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
     let serving: Option<Arc<Serving>> = app.serving().ok();
     let reports = app.metrics.reported();
-    let expected = app.metrics.expected_workers();
     let welcome_of = |index: usize| {
         let ready = serving.iter().flat_map(|serving| &serving.ready).find(|ready| ready.index == index);
         ready.map(|ready| &*ready.welcome)
     };
     let mut status = match &*reports {
-        [only] => figures(only, welcome_of(0), expected),
+        [only] => figures(only, welcome_of(0), app.metrics.expected_workers(0)),
         several => {
             let each = several.iter().zip(app.executors.all());
-            let each =
-                each.map(|(report, member)| executor(member, report, welcome_of(member.index()), expected));
+            let each = each.map(|(report, member)| {
+                let index = member.index();
+                executor(member, report, welcome_of(index), app.metrics.expected_workers(index))
+            });
             let mut together = sums(several);
             together["executors"] = each.collect();
             together["adapters"]["budget_bytes"] = json!(app.registry.budget_bytes());

@@ -85,9 +85,12 @@ impl Metrics {
     pub fn new(figures: &Figures, executors: &[&str]) -> Self {
         let store = Arc::new(Store::new());
         let executors = match executors {
-            [_] => vec![MemberFigures::new(Arc::clone(&store), None, figures)],
+            [_] => vec![MemberFigures::new(Arc::clone(&store), None, figures, 0)],
             several => {
-                several.iter().map(|name| MemberFigures::new(Arc::default(), Some(name), figures)).collect()
+                let of = |(index, name): (usize, &&str)| {
+                    MemberFigures::new(Arc::default(), Some(name), figures, index)
+                };
+                several.iter().enumerate().map(of).collect()
             }
         };
         let metrics = Self {
@@ -162,10 +165,10 @@ impl Metrics {
         self.store.number(Id::Build, &[env!("CARGO_PKG_VERSION"), base_model]).set(1.0);
     }
 
-    /// Workers that there should be beside each executor.
+    /// Workers that there should be beside the executor at `index`.
     #[must_use]
-    pub fn expected_workers(&self) -> u32 {
-        self.executors.first().map_or(0, MemberFigures::expected_workers)
+    pub fn expected_workers(&self, index: usize) -> u32 {
+        self.executors.get(index).map_or(0, MemberFigures::expected_workers)
     }
 
     /// What the executors reported last, in their order; all zeros before the first time.

@@ -42,7 +42,7 @@ pub const SEED: Repeats = Repeats::new("HOLOBIONT_SEED", 1);
 /// Deaths of processes under load: at every named place, and at some of no name.
 pub const KILLS: Repeats = Repeats::new("HOLOBIONT_KILLS", 100);
 /// Deaths of one of two executors under load.
-pub const EXECUTOR_KILLS: Repeats = Repeats::new("HOLOBIONT_EXECUTOR_KILLS", 6);
+pub const EXECUTOR_KILLS: Repeats = Repeats::new("HOLOBIONT_EXECUTOR_KILLS", 40);
 /// Loads, replacements and unloads under load.
 pub const CHURN: Repeats = Repeats::new("HOLOBIONT_CHURN", 300);
 /// Workers that are killed or stopped.

@@ -19,8 +19,12 @@ use serde_json::{Value, json};
 const CLIENTS: u64 = 6;
 
 /// Two executors, each on a part of the same cores; they come back as often as they die.
-fn two() -> Deployment {
-    let deployment = Plan::bare().executors(&["left", "right"]).restless().start();
+fn two() -> Plan {
+    Plan::bare().executors(&["left", "right"]).restless()
+}
+
+fn start(plan: &Plan) -> Deployment {
+    let deployment = plan.start();
     eventually("both serve", || states(&deployment.client) == ["ready", "ready"]);
     deployment
 }
@@ -37,6 +41,12 @@ fn states(client: &Client) -> Vec<String> {
 /// So many sequences the executors took over from each other.
 fn taken_over(client: &Client) -> u64 {
     executors(client).iter().filter_map(|one| one["sequences"]["taken_over"].as_u64()).sum()
+}
+
+/// Whether the executor called `name` has anything under way.
+fn has_work(client: &Client, name: &str) -> bool {
+    let under_way = |one: &Value| one["sequences"]["under_way"].as_u64() > Some(0);
+    executors(client).iter().any(|one| one["name"] == *name && under_way(one))
 }
 
 fn variants(client: &Client, into: &Path) -> (Arc<Variants>, Vec<String>) {
@@ -59,7 +69,7 @@ fn process_of(deployment: &Deployment, name: &str) -> Option<u32> {
 fn an_executor_may_die_under_streams_and_the_other_goes_on_to_the_same_bits() {
     let kills = repeats::EXECUTOR_KILLS.number();
     watched(move || {
-        let deployment = two();
+        let deployment = start(&two());
         let client = &deployment.client;
         let (variants, models) = variants(client, &deployment.place().adapters());
         let mut traffic = Traffic::begin(client, &variants, &models, CLIENTS);
@@ -67,10 +77,7 @@ fn an_executor_may_die_under_streams_and_the_other_goes_on_to_the_same_bits() {
         for kill in 0..kills {
             let name = *random.pick(&["left", "right"]);
             let process = process_of(&deployment, name).expect("it runs");
-            eventually("it has work", || {
-                let under_way = |one: &Value| one["sequences"]["under_way"].as_u64() > Some(0);
-                executors(client).iter().any(|one| one["name"] == *name && under_way(one))
-            });
+            eventually("it has work", || has_work(client, name));
             signal(process, Signal::KILL);
             let before = traffic.tally.answered.load(Ordering::Relaxed);
             eventually("clients are answered", || traffic.tally.answered.load(Ordering::Relaxed) > before);
@@ -89,10 +96,43 @@ fn an_executor_may_die_under_streams_and_the_other_goes_on_to_the_same_bits() {
     });
 }
 
+/// Long beside any step, and short beside the time after which the supervisor ends a process that shows no sign of life.
+const SILENCE_MS: &str = "3000";
+
+#[test]
+fn a_stopped_executor_counts_as_dead_until_it_goes_on() {
+    watched(|| {
+        let deployment = start(&two().set("SILENCE_MS", SILENCE_MS));
+        let client = &deployment.client;
+        let (variants, models) = variants(client, &deployment.place().adapters());
+        let mut traffic = Traffic::begin(client, &variants, &models, CLIENTS);
+        let process = process_of(&deployment, "left").expect("it runs");
+        eventually("it has work", || has_work(client, "left"));
+        let moved = taken_over(client);
+        signal(process, Signal::STOP);
+        eventually("it counts as dead", || states(client) == ["lost", "ready"]);
+        eventually("the other has what it had", || taken_over(client) > moved);
+        let before = traffic.tally.answered.load(Ordering::Relaxed);
+        let answered = || traffic.tally.answered.load(Ordering::Relaxed);
+        eventually("clients are answered", || answered() > before + CLIENTS);
+        signal(process, Signal::CONT);
+        eventually("both serve", || states(client) == ["ready", "ready"]);
+        let sent = executors(client)[0]["sequences"]["sent"].clone();
+        eventually("it gets requests again", || executors(client)[0]["sequences"]["sent"] != sent);
+        eventually("and answers", || answered() > before + 4 * CLIENTS);
+        assert_eq!(process_of(&deployment, "left"), Some(process), "nobody has taken its place");
+        traffic.check();
+        let tally = traffic.finish();
+        let lost = [&tally.retried, &tally.given_up].map(|count| count.load(Ordering::Relaxed));
+        assert_eq!(lost, [0, 0], "nobody had to ask again");
+        assert!(deployment.stop().success());
+    });
+}
+
 #[test]
 fn a_drained_executor_is_replaced_and_no_request_is_lost() {
     watched(|| {
-        let deployment = two();
+        let deployment = start(&two());
         let client = &deployment.client;
         let (variants, models) = variants(client, &deployment.place().adapters());
         let mut traffic = Traffic::begin(client, &variants, &models, CLIENTS);

@@ -166,9 +166,16 @@ pub struct FigureArgs {
     /// Most adapters with metrics of their own; the others share the label 'other'
     #[arg(long, value_name = "N")]
     pub max_adapter_labels: usize,
-    /// Workers that there should be beside the executor; fewer are shown as missing
-    #[arg(long, env = "HOLOBIONT_EXPECTED_WORKERS", value_name = "N", default_value_t = 0)]
-    pub expected_workers: u32,
+    /// Workers that there should be beside the executor; fewer are shown as missing. Of several executors a number each, in
+    /// the order of --executor, or one for all
+    #[arg(
+        long,
+        env = "HOLOBIONT_EXPECTED_WORKERS",
+        value_name = "N,N",
+        value_delimiter = ',',
+        default_value = "0"
+    )]
+    pub expected_workers: Vec<u32>,
     /// Send traces to this OpenTelemetry collector (OTLP over HTTP)
     #[cfg(feature = "otel")]
     #[arg(long, value_name = "URL")]

@@ -31,13 +31,13 @@ pub(super) struct MemberFigures {
 }
 
 impl MemberFigures {
-    /// All at zero, in `store`; with a `label` none but its own may be there.
-    pub(super) fn new(store: Arc<Store>, label: Option<&str>, figures: &Figures) -> Self {
+    /// All at zero, in `store`, of the executor at `index`; with a `label` none but its own may be there.
+    pub(super) fn new(store: Arc<Store>, label: Option<&str>, figures: &Figures, index: usize) -> Self {
         Self {
             label: label.map(str::to_owned),
             executor: ExecutorFigures::new(&store),
             memory: MemoryFigures::new(&store),
-            placement: PlacementFigures::new(&store, figures.expected_workers),
+            placement: PlacementFigures::new(&store, figures.expected_workers(index)),
             layers: LayerFigures::new(&store, figures.max_adapter_labels),
             latest: Mutex::default(),
             max_running: AtomicU32::new(0),

@@ -8,12 +8,13 @@ use serde_json::{Value, json};
 use super::fields::Fields;
 use crate::{
     adapters::{
-        AdapterError, Entry, LoadRequest, Pin, Registry, Replace, ResidencyError, Tier, Unusable,
+        AdapterError, Entry, LoadRequest, Pin, Replace, ResidencyError, Tier, Unusable,
         database::DatabaseError, jail::JailError, store::StoreError,
     },
     app::App,
     body::JsonBody,
     errors::ApiError,
+    executors::Member,
     placement::Placed,
 };
 
@@ -22,10 +23,10 @@ pub async fn list(State(app): State<Arc<App>>) -> Json<Value> {
     let registry = &app.registry;
     let named = registry.entries();
     let placed = placed(&app);
-    let data = named.values().map(|entry| describe(registry, &placed, entry, Named::Yes));
+    let data = named.values().map(|entry| describe(&app, &placed, entry, Named::Yes));
     let draining = registry.draining();
     let data: Vec<Value> =
-        data.chain(draining.iter().map(|entry| describe(registry, &placed, entry, Named::NoMore))).collect();
+        data.chain(draining.iter().map(|entry| describe(&app, &placed, entry, Named::NoMore))).collect();
     Json(json!({
         "object": "list",
         "data": data,
@@ -178,11 +179,11 @@ fn placed(app: &App) -> Placed {
 }
 
 fn describe_one(app: &App, entry: &Entry) -> Value {
-    describe(&app.registry, &placed(app), entry, Named::Yes)
+    describe(app, &placed(app), entry, Named::Yes)
 }
 
-fn describe(registry: &Registry, placed: &Placed, entry: &Entry, named: Named) -> Value {
-    let (record, fault) = (&entry.record, entry.fault());
+fn describe(app: &App, placed: &Placed, entry: &Entry, named: Named) -> Value {
+    let (registry, record, fault) = (&app.registry, &entry.record, entry.fault());
     let placement = placed.find(entry.id());
     let [on_device, by_workers, by_executor] = placement.rank_rows;
     let state = match named {
@@ -195,7 +196,7 @@ fn describe(registry: &Registry, placed: &Placed, entry: &Entry, named: Named) -
         Tier::Host => "host",
         Tier::Disk => "disk",
     };
-    json!({
+    let mut told = json!({
         "name": record.name,
         "generation": record.generation.to_string(),
         "rank": record.rank,
@@ -214,7 +215,12 @@ fn describe(registry: &Registry, placed: &Placed, entry: &Entry, named: Named) -
         "rank_rows": { "device": on_device, "workers": by_workers, "executor": by_executor },
         "loaded_at": record.loaded_at,
         "last_used_at": entry.last_used_us() / 1_000_000,
-    })
+    });
+    if app.executors.are_several() {
+        let has = |member: &&Member| registry.is_at(entry.id(), member.index());
+        told["executors"] = app.executors.all().iter().filter(has).map(Member::name).collect();
+    }
+    told
 }
 
 impl From<AdapterError> for ApiError {

@@ -39,6 +39,7 @@ impl Pair {
         let mut config = config(&directory);
         let address = |name: &str| Address { name: name.to_owned(), socket: directory.path().join(name) };
         config.executors = ["a", "b"].map(address).into();
+        config.figures.expected_workers = vec![2, 5];
         let gateway = Gateway::start(config, bytes()).await.unwrap();
         let mut status = gateway.status.clone();
         let ready = status.wait_for(|status| matches!(status, Status::Ready(_)));
@@ -227,6 +228,10 @@ async fn figures_of_several_executors_say_whose_they_are() {
     })
     .await;
     let text = seen().await;
+    for (name, workers) in [("a", 2), ("b", 5)] {
+        let expected = format!("holobiont_workers_expected{{executor=\"{name}\"}} {workers}\n");
+        assert!(text.contains(&expected), "{text}");
+    }
     assert!(
         !text.contains("\nholobiont_executor_up 1") && !text.contains("\nholobiont_engine_steps_total 0"),
         "{text}"
@@ -234,6 +239,8 @@ async fn figures_of_several_executors_say_whose_they_are() {
     let told = pair.status().await;
     assert_eq!(told["requests"], json!({ "running": 4, "waiting": 6 }));
     assert_eq!(told["executors"][1]["requests"], json!({ "running": 2, "waiting": 3 }));
+    let expected = [0, 1].map(|index| told["executors"][index]["workers"]["expected"].clone());
+    assert_eq!(expected, [2, 5]);
     assert!(told.get("device").is_none() && told["executors"][0]["device"]["kind"] == "cuda");
     drop(pair.gateway);
 }

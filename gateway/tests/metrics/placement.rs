@@ -34,7 +34,7 @@ async fn an_adapters_work_is_counted_by_place_and_goes_on_with_another_executor(
 
 #[tokio::test]
 async fn workers_are_counted_by_core_and_an_emulated_link_is_called_one() {
-    let harness = Harness::start_with(as_told(), |config| config.figures.expected_workers = 3).await;
+    let harness = Harness::start_with(as_told(), |config| config.figures.expected_workers = vec![3]).await;
     eventually_async("the executor was asked", async || {
         value(&scrape(&harness.client).await, "holobiont_workers", &[]) == Some(2.0)
     })

@@ -138,7 +138,7 @@ async fn every_metric_is_written_when_what_it_counts_happens() {
     let place = tempfile::tempdir().unwrap();
     let death = start_trainers(&place.path().join("trainers"));
     let mut harness = Harness::start_with(as_told(), |config| {
-        config.figures.expected_workers = 2;
+        config.figures.expected_workers = vec![2];
         config.training.trainer_socket = Some(place.path().join("trainers"));
         let few = format!(r#"{{name="few",adapters=["a{MAX_RESIDENT}"],requests_per_min=1}}"#);
         config.classes =

@@ -43,6 +43,9 @@ pub(crate) struct LoadedAdapter {
     /// `host` or `disk`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) tier: Option<String>,
+    /// The executors that have it, where there are several.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) executors: Option<Vec<String>>,
     /// `ready`, `loading`, `draining` or `failed`.
     pub(crate) state: String,
     /// Why it failed.

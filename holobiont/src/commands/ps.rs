@@ -1,4 +1,5 @@
-//! `holobiont ps`: the base and the adapters that are resident or in use, as the gateway sees them now.
+//! `holobiont ps`: the base and the adapters that are resident or in use, as the gateway sees them now; of several
+//! executors, on which of them.
 
 use std::{io::IsTerminal as _, time::Duration};
 
@@ -8,7 +9,7 @@ use crate::{
     client::{Client, ClientError, LoadedAdapter, list_in},
     commands::status::Workers,
     terminal::{
-        Format, Ink, Terminal,
+        Format, Ink, Terminal, printable,
         table::{short_generation, table},
     },
 };
@@ -32,6 +33,19 @@ pub(crate) struct PsArguments {
 #[serde(default)]
 struct Status {
     model: String,
+    requests: Requests,
+    tokens_per_s: Rates,
+    workers: Workers,
+    /// Where there are several.
+    executors: Vec<Executor>,
+}
+
+/// One of several executors, as far as it is shown.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Executor {
+    name: String,
+    state: String,
     requests: Requests,
     tokens_per_s: Rates,
     workers: Workers,
@@ -84,32 +98,72 @@ fn is_shown(adapter: &LoadedAdapter) -> bool {
 }
 
 fn text<'a>(ink: Ink, status: &Status, adapters: impl Iterator<Item = &'a LoadedAdapter>) -> String {
-    let running = match status.requests.waiting {
-        0 => status.requests.running.to_string(),
-        waiting => format!("{} (+{waiting} waiting)", status.requests.running),
+    let Status { executors, requests, tokens_per_s, .. } = status;
+    let mut rows: Vec<Row> = match executors.is_empty() {
+        true => vec![(base_row(status, "base", requests, tokens_per_s), String::new())],
+        false => executors.iter().map(|one| base_row_of(status, one)).collect(),
     };
-    let dash = || "-".to_owned();
-    let rate = format!("{:.1}", status.tokens_per_s.generated);
-    let base = [status.model.clone(), dash(), dash(), "base".into(), dash(), running, rate, dash()];
-    let rows = adapters.map(|adapter| {
-        let tier = match adapter.state.as_str() {
-            "ready" => adapter.tier.clone().unwrap_or_else(dash),
-            state => state.to_owned(),
-        };
-        [
-            adapter.name.clone(),
-            short_generation(&adapter.generation),
-            adapter.rank.to_string(),
-            tier,
-            adapter.on_device().unwrap_or_else(dash),
-            adapter.requests.map_or_else(dash, |requests| requests.to_string()),
-            adapter.tokens_per_s.map_or_else(dash, |rate| format!("{rate:.1}")),
-            if adapter.pinned == Some(true) { "yes".into() } else { dash() },
-        ]
+    rows.extend(adapters.map(|adapter| (adapter_row(adapter), places(adapter))));
+    let head = ["NAME", "GEN", "RANK", "TIER", "ON DEVICE", "REQS", "TOK/S", "PINNED"];
+    let table = match executors.is_empty() {
+        true => table(ink, head, &rows.into_iter().map(|(row, _)| row).collect::<Vec<_>>()),
+        false => {
+            let rows: Vec<_> = rows.into_iter().map(|(row, place)| followed_by(row, place)).collect();
+            table(ink, followed_by(head, "EXECUTOR"), &rows)
+        }
+    };
+    let missing = executors.iter().filter_map(|one| {
+        one.workers.missing().map(|missing| format!("{}: {missing}", printable(&one.name)))
     });
-    let rows: Vec<_> = std::iter::once(base).chain(rows).collect();
-    let table = table(ink, ["NAME", "GEN", "RANK", "TIER", "ON DEVICE", "REQS", "TOK/S", "PINNED"], &rows);
-    [Some(table), status.workers.missing()].into_iter().flatten().collect::<Vec<_>>().join("\n\n")
+    [table].into_iter().chain(status.workers.missing()).chain(missing).collect::<Vec<_>>().join("\n\n")
+}
+
+/// A line of the table, and which executors it is about.
+type Row = ([String; 8], String);
+
+fn base_row_of(status: &Status, one: &Executor) -> Row {
+    let tier = if one.state == "ready" { "base".into() } else { printable(&one.state) };
+    (base_row(status, &tier, &one.requests, &one.tokens_per_s), printable(&one.name))
+}
+
+fn base_row(status: &Status, tier: &str, requests: &Requests, rates: &Rates) -> [String; 8] {
+    let running = match requests.waiting {
+        0 => requests.running.to_string(),
+        waiting => format!("{} (+{waiting} waiting)", requests.running),
+    };
+    let rate = format!("{:.1}", rates.generated);
+    [status.model.clone(), dash(), dash(), tier.to_owned(), dash(), running, rate, dash()]
+}
+
+fn adapter_row(adapter: &LoadedAdapter) -> [String; 8] {
+    let tier = match adapter.state.as_str() {
+        "ready" => adapter.tier.clone().unwrap_or_else(dash),
+        state => state.to_owned(),
+    };
+    [
+        adapter.name.clone(),
+        short_generation(&adapter.generation),
+        adapter.rank.to_string(),
+        tier,
+        adapter.on_device().unwrap_or_else(dash),
+        adapter.requests.map_or_else(dash, |requests| requests.to_string()),
+        adapter.tokens_per_s.map_or_else(dash, |rate| format!("{rate:.1}")),
+        if adapter.pinned == Some(true) { "yes".into() } else { dash() },
+    ]
+}
+
+fn places(adapter: &LoadedAdapter) -> String {
+    let names = adapter.executors.as_deref().unwrap_or_default();
+    if names.is_empty() { dash() } else { printable(&names.join(", ")) }
+}
+
+fn followed_by<T>(cells: [T; 8], last: T) -> [T; 9] {
+    let [a, b, c, d, e, f, g, h] = cells;
+    [a, b, c, d, e, f, g, h, last]
+}
+
+fn dash() -> String {
+    "-".to_owned()
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
@@ -143,6 +197,26 @@ mod tests {
         assert_eq!(lines[1], ["smol", "-", "-", "base", "-", "3", "(+2", "waiting)", "41.0", "-"]);
         assert_eq!(lines[2], ["pirate", "0123456789ab", "16", "host", "100", "%", "1", "12.3", "yes"]);
         assert_eq!(lines.len(), 3, "no worker is missing");
+    }
+
+    #[test]
+    fn of_several_executors_each_row_says_where_it_is() {
+        let one = |name, state, running| {
+            let workers = json!({"expected": u32::from(name == "left")});
+            json!({"name": name, "state": state, "requests": {"running": running}, "workers": workers})
+        };
+        let executors = [one("left", "ready", 3), one("right", "lost", 0)];
+        let status = serde_json::from_value(json!({"model": "smol", "executors": executors})).unwrap();
+        let on_left = LoadedAdapter { executors: Some(vec!["left".into()]), ..adapter("host", "ready", 1) };
+        let text = text(Ink::None, &status, [on_left, adapter("disk", "ready", 0)].iter());
+        let lines: Vec<_> = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).collect();
+        let ends: Vec<_> = lines.iter().map(|line| line.last().copied().unwrap_or_default()).collect();
+        assert_eq!(ends[..5], ["EXECUTOR", "left", "right", "left", "-"], "{text}");
+        assert_eq!((lines[1][3], lines[2][3]), ("base", "lost"));
+        assert!(
+            text.ends_with("left: 1 of 1 workers missing; holobiont logs lora-worker says why"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -95,8 +95,8 @@ impl Plan {
         let trainer = trainer.map(|program| recipe(Role::Trainer, program, trainer_arguments(config, state)));
         let instances: Vec<Instance> = executors.iter().map(|(instance, _)| *instance).collect();
         let gateway = gateway_arguments(config, &served_name, state, &instances, log_format);
-        let expected = splits.iter().map(|split| split.workers.len()).max().unwrap_or_default();
-        let gateway = with_helpers(gateway, expected, trainer.as_ref().map(|_| state.trainer_socket()));
+        let expected: Vec<_> = splits.iter().map(|split| split.workers.len()).collect();
+        let gateway = with_helpers(gateway, &expected, trainer.as_ref().map(|_| state.trainer_socket()));
         Ok(Self {
             max_trainers: trainer.as_ref().map_or(0, |_| config.max_trainers()),
             recipes: Recipes {
@@ -243,11 +243,13 @@ fn pair(name: &str, path: &Path) -> OsString {
     pair
 }
 
-/// Tells the gateway of the others: of how many workers, so that one that is missing is seen, and of the trainer.
-fn with_helpers(gateway: Vec<OsString>, workers: usize, trainer: Option<PathBuf>) -> Vec<OsString> {
+/// Tells the gateway of the others: of how many workers of each executor, so that one that is missing is seen, and of the
+/// trainer.
+fn with_helpers(gateway: Vec<OsString>, workers: &[usize], trainer: Option<PathBuf>) -> Vec<OsString> {
     let mut arguments = Arguments(gateway);
-    if workers > 0 {
-        arguments = arguments.with("--expected-workers", workers.to_string());
+    if workers.iter().any(|&count| count > 0) {
+        let counts: Vec<_> = workers.iter().map(usize::to_string).collect();
+        arguments = arguments.with("--expected-workers", counts.join(","));
     }
     match trainer {
         Some(socket) => arguments.with("--trainer-socket", socket).0,

@@ -48,7 +48,8 @@ fn a_worker_is_told_its_core_and_the_executor_and_the_gateway_how_many_there_are
         text(&worker_arguments(&config, split.workers[1], (&state, Instance::default()), LogFormat::Json));
     let expected = format!("--exit-with-stdin --executor {run}/workers.sock --core 7 --log-format json");
     assert_eq!(worker, expected);
-    assert_eq!(text(&with_helpers(Vec::new(), 2, None)), "--expected-workers 2");
+    assert_eq!(text(&with_helpers(Vec::new(), &[2], None)), "--expected-workers 2");
+    assert_eq!(text(&with_helpers(Vec::new(), &[2, 0], None)), "--expected-workers 2,0");
 }
 
 #[test]
@@ -59,7 +60,7 @@ fn a_trainer_rents_from_the_executor_and_the_gateway_is_told_where_it_is() {
     assert_eq!(arguments(""), format!("{start} 4 -- --executor {run}/layers.sock"));
     let cores = format!("{start} 2 -- --executor {run}/layers.sock --cores 2,3,5");
     assert_eq!(arguments("training = { trainers = 2, cores = '2-3,5' }"), cores);
-    let told = text(&with_helpers(Vec::new(), 0, Some(state.trainer_socket())));
+    let told = text(&with_helpers(Vec::new(), &[0], Some(state.trainer_socket())));
     assert_eq!(told, format!("--trainer-socket {run}/trainers.sock"));
 }
 
@@ -68,7 +69,7 @@ fn nobody_trains_who_was_not_asked_for_or_could_not_rent() {
     for file in ["training.trainers = 0", "layers.local = false"] {
         assert_eq!(trainer_program(&toml::from_str(file).unwrap()), (None, Vec::new()), "{file}");
     }
-    assert_eq!(text(&with_helpers(Vec::new(), 0, None)), "");
+    assert_eq!(text(&with_helpers(Vec::new(), &[0], None)), "");
 }
 
 #[test]
