@@ -54,6 +54,12 @@ pub(crate) enum Name {
     TuneMixed,
     /// Two executors behind one gateway, beside one.
     Executors,
+    /// What ranks cost steps and prompts, padded and not, told by the performance model.
+    PerfModel,
+    /// Tenants beside one that floods, and beside each other by their weights.
+    Fairness,
+    /// Three executors of unequal speed, for real and as `holobiont simulate` forecasts.
+    Fleet,
     /// A GPU's decode steps, beside its memory's bandwidth and PyTorch.
     CudaDecode,
     /// A GPU's long prompts, beside the rate of its matrix unit.
@@ -70,12 +76,12 @@ pub(crate) enum Name {
     Costs,
     /// Five workloads, for real and by the simulator with those costs.
     Reality,
-    /// Every one of them but `xab`, which needs PyTorch, `costs` and `reality`, and those of a GPU.
+    /// Every one of them but `xab`, which needs PyTorch, `costs`, `reality` and `fleet`, and those of a GPU.
     All,
 }
 
 impl Name {
-    const EACH: [Self; 20] = [
+    const EACH: [Self; 22] = [
         Self::Decode,
         Self::Prefill,
         Self::Batch,
@@ -96,6 +102,8 @@ impl Name {
         Self::Tune,
         Self::TuneMixed,
         Self::Executors,
+        Self::PerfModel,
+        Self::Fairness,
     ];
 
     /// Whether it is measured on a GPU, with weights of its own.
@@ -201,7 +209,7 @@ pub(crate) struct Args {
     /// Folder of a config.json: the shape that is measured on a GPU (default: that of Llama-2-7B).
     #[arg(long, value_name = "DIR")]
     shape: Option<PathBuf>,
-    /// The cost model that `costs` writes and `reality` reads.
+    /// The cost model that `costs` writes and `reality` reads; `fleet` writes one for each executor beside it.
     #[arg(long, value_name = "FILE", default_value = "costs.json")]
     costs: PathBuf,
     /// What scripts/gpu-peer.py measured on the same GPU.

@@ -53,7 +53,7 @@ fn start(config: &Config, folder: &Path, cores: &[usize]) -> Result<Holobiont> {
     fs::write(&file, cores.iter().map(section).collect::<String>())
         .with_context(|| format!("cannot write {}", file.display()))?;
     let (binaries, model) = (config.ours.clone(), config.model.clone());
-    let installation = Installation { binaries, model, placement: Placement::Described(file) };
+    let installation = Installation { binaries, model, placement: Placement::Described(file), key: None };
     Holobiont::start(&installation, &[], &folder.join("up"))
 }
 

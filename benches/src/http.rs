@@ -45,6 +45,10 @@ pub(crate) trait Dialect: Sync {
     /// # Errors
     /// If it reports an error.
     fn read(&self, event: &Value) -> Result<Event>;
+    /// The key of whoever asks, where one is asked for.
+    fn key(&self) -> Option<&str> {
+        None
+    }
 }
 
 /// When the tokens of one request came.
@@ -169,12 +173,20 @@ impl<D: Dialect> Server<D> {
         stream(self.port, &self.dialect, job).map_err(|error| self.explain(error))
     }
 
+    /// As [`Server::attempt`], by whoever has `key`.
+    ///
+    /// # Errors
+    /// If it fails in another way.
+    pub(crate) fn attempt_as(&self, key: &str, job: &Job) -> Result<Attempt> {
+        attempt(self.port, &self.dialect, Some(key), job).map_err(|error| self.explain(error))
+    }
+
     /// Sends one request that may be refused for want of room (429 or 503).
     ///
     /// # Errors
     /// If it fails in another way.
     pub(crate) fn attempt(&self, job: &Job) -> Result<Attempt> {
-        attempt(self.port, &self.dialect, job).map_err(|error| self.explain(error))
+        attempt(self.port, &self.dialect, self.dialect.key(), job).map_err(|error| self.explain(error))
     }
 
     /// Sends all of `jobs` at the same moment and follows them to the end.
@@ -221,13 +233,37 @@ impl<D: Dialect> Server<D> {
 /// # Errors
 /// If the server does not answer with 200.
 pub(crate) fn get(port: u16, route: &str) -> Result<String> {
-    let mut answer = agent(REQUEST_LIMIT)
-        .get(format!("http://127.0.0.1:{port}{route}"))
-        .call()
-        .with_context(|| format!("no answer to GET {route}"))?;
+    get_as(port, route, None)
+}
+
+/// The same by whoever has `key`.
+///
+/// # Errors
+/// As [`get`].
+pub(crate) fn get_as(port: u16, route: &str, key: Option<&str>) -> Result<String> {
+    let mut request = agent(REQUEST_LIMIT).get(format!("http://127.0.0.1:{port}{route}"));
+    if let Some(key) = key {
+        request = request.header("Authorization", format!("Bearer {key}"));
+    }
+    let mut answer = request.call().with_context(|| format!("no answer to GET {route}"))?;
     let text = answer.body_mut().read_to_string().with_context(|| format!("GET {route} broke off"))?;
     ensure!(answer.status() == 200, "GET {route} was answered with {}: {text}", answer.status());
     Ok(text)
+}
+
+/// Posts nothing to `route` at `port` of this machine.
+///
+/// # Errors
+/// If the server does not answer with 200.
+pub(crate) fn post(port: u16, route: &str) -> Result<()> {
+    let url = format!("http://127.0.0.1:{port}{route}");
+    let mut answer = agent(REQUEST_LIMIT)
+        .post(url)
+        .send_json(Value::Object(Default::default()))
+        .with_context(|| format!("no answer to POST {route}"))?;
+    let text = answer.body_mut().read_to_string().unwrap_or_default();
+    ensure!(answer.status() == 200, "POST {route} was answered with {}: {text}", answer.status());
+    Ok(())
 }
 
 fn agent(limit: Duration) -> Agent {
@@ -235,18 +271,22 @@ fn agent(limit: Duration) -> Agent {
 }
 
 fn stream(port: u16, dialect: &impl Dialect, job: &Job) -> Result<Timeline> {
-    match attempt(port, dialect, job)? {
+    match attempt(port, dialect, dialect.key(), job)? {
         Attempt::Served(timeline) => Ok(timeline),
         Attempt::Refused { .. } => Err(anyhow!("the server was full")),
     }
 }
 
-fn attempt(port: u16, dialect: &impl Dialect, job: &Job) -> Result<Attempt> {
+fn attempt(port: u16, dialect: &impl Dialect, key: Option<&str>, job: &Job) -> Result<Attempt> {
     let url = format!("http://127.0.0.1:{port}{}", dialect.route());
     let body = dialect.body(job);
     let agent = agent(REQUEST_LIMIT);
     let sent = Instant::now();
-    let mut answer = agent.post(&url).send_json(&body).with_context(|| format!("no answer to POST {url}"))?;
+    let mut request = agent.post(&url);
+    if let Some(key) = key {
+        request = request.header("Authorization", format!("Bearer {key}"));
+    }
+    let mut answer = request.send_json(&body).with_context(|| format!("no answer to POST {url}"))?;
     let status = answer.status().as_u16();
     if status != 200 {
         let text = answer.body_mut().read_to_string().unwrap_or_default();

@@ -4,20 +4,26 @@
 //!
 //! - [`suite`]: a run, from what was asked for to the lines that are printed;
 //! - [`llama_cpp`] (beside its tools and its server), [`xab`], [`board`], [`cold`] (cold starts, decode in their modes,
-//!   and the crossover), [`executors`], [`split`] (split clients: rate and calls, batching, beside resident requests, masking), [`gpu`]:
-//!   [`reality`] (the simulator beside what it simulates): the benchmarks;
+//!   and the crossover), [`executors`], [`split`] (split clients: rate and calls, batching, beside resident requests, masking), [`gpu`],
+//!   [`reality`] and [`fleet`] (the simulator beside what it simulates), [`fairness`] (tenants beside each other), [`perf_model`]
+//!   (what ranks cost): the benchmarks;
 //! - [`ours`] and [`peer`]: how each side is driven, by its measuring command and as a server;
 //! - [`measure`], [`report`], [`plot`]: alternation, medians and spreads, and the rows and pictures they become;
-//! - [`http`], [`lora`], [`workload`]: streamed requests, generated adapters and prompts for the servers;
+//! - [`http`], [`lora`], [`adapters`], [`workload`], [`arrivals`]: streamed requests, generated adapters, in files and in memory, prompts
+//!   for the servers, and when they come;
 //! - [`process`], [`machine`]: child processes that never outlive the harness, and the cores all of them share.
 //!
 //! `docs/performance/README.md` says what is compared with what, and by which rules.
 #![forbid(unsafe_code)]
 
+mod adapters;
+mod arrivals;
 mod board;
 mod cold;
 mod config;
 mod executors;
+mod fairness;
+mod fleet;
 mod gpu;
 mod http;
 mod llama_cpp;
@@ -26,6 +32,7 @@ mod machine;
 mod measure;
 mod ours;
 mod peer;
+mod perf_model;
 mod plot;
 mod process;
 mod reality;

@@ -168,15 +168,25 @@ pub(crate) fn memory_of(id: u32) -> Result<Memory> {
 /// # Errors
 /// If there is none.
 pub(crate) fn child_called(parent: u32, name: &str) -> Result<u32> {
-    let entries = fs::read_dir("/proc").context("cannot list /proc")?;
-    entries
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok())
-        .find(|id| {
-            let status = fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
-            status_field(&status, "Name") == Some(name)
-                && status_field(&status, "PPid") == Some(parent.to_string().as_str())
-        })
+    children_called(parent, name)?
+        .first()
+        .copied()
         .with_context(|| format!("process {parent} has no child called {name}"))
+}
+
+/// The processes called `name` among the children of process `parent`.
+///
+/// # Errors
+/// If the system does not list processes.
+pub(crate) fn children_called(parent: u32, name: &str) -> Result<Vec<u32>> {
+    let entries = fs::read_dir("/proc").context("cannot list /proc")?;
+    let ids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<u32>().ok());
+    let is_meant = |id: &u32| {
+        let status = fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
+        status_field(&status, "Name") == Some(name)
+            && status_field(&status, "PPid") == Some(parent.to_string().as_str())
+    };
+    Ok(ids.filter(is_meant).collect())
 }
 
 fn status_field<'a>(status: &'a str, field: &str) -> Option<&'a str> {

@@ -1,11 +1,12 @@
 //! The simulator beside what it simulates: a cost model fitted to a deployment, and the same requests through both.
 //!
-//! - [`costs`]: measures what steps and copies take, and fits the model.
+//! - [`probe`]: what steps take in a deployment. [`costs`]: copies too, and fits the model.
 //! - [`workloads`]: who asks what. [`talk`]: clients that ask it.
 //! - [`deployment`]: whom they ask.
 
-mod costs;
-mod deployment;
+pub(crate) mod costs;
+pub(crate) mod deployment;
+pub(crate) mod probe;
 mod talk;
 mod workloads;
 
@@ -34,7 +35,7 @@ use crate::{
 };
 
 /// What every answer consists of: a word, so that each token is seen as soon as it is made.
-const SAID: u32 = 2000;
+pub(crate) const SAID: u32 = 2000;
 
 /// Where all workloads come from.
 const SEED: u64 = 1;
@@ -44,8 +45,8 @@ const NEAR: f64 = 0.15;
 const NEAR_HITS: f64 = 0.05;
 
 /// What an executor does that is told nothing else.
-const LIMITS: BatchLimits =
-    BatchLimits { max_running: 64, chunk_tokens: costs::CHUNK_TOKENS, scored_tokens: 64 };
+pub(crate) const LIMITS: BatchLimits =
+    BatchLimits { max_running: 64, chunk_tokens: probe::CHUNK_TOKENS, scored_tokens: 64 };
 const TAU: Duration = Duration::from_secs(10);
 
 /// Fits a cost model.

@@ -5,9 +5,9 @@ use anyhow::{Context, Result};
 use crate::{
     board, cold,
     config::{Config, Name},
-    executors, gpu, llama_cpp,
+    executors, fairness, fleet, gpu, llama_cpp,
     machine::Cores,
-    reality,
+    perf_model, reality,
     report::{Comparison, Outcome},
     split, tune, xab,
 };
@@ -73,6 +73,9 @@ fn measure_alone(name: Name, config: &Config, cores: &Cores) -> Result<Vec<Compa
         Name::Tune => tune::run(config, cores),
         Name::TuneMixed => tune::company::run(config, cores),
         Name::Executors => executors::run(config, cores),
+        Name::PerfModel => perf_model::run(config, cores),
+        Name::Fairness => fairness::run(config, cores),
+        Name::Fleet => fleet::run(config, cores),
         _ => Ok(Vec::new()),
     }
 }

@@ -4,6 +4,7 @@ pub mod fit;
 
 use std::{fs, io, path::Path, time::Duration};
 
+use policy::perf::line::Line;
 use serde::{Deserialize, Serialize};
 
 /// Costs of one model on one machine. Times are in seconds, sizes in bytes.
@@ -30,6 +31,9 @@ pub struct CostModel {
     pub decode_sequence_s: f64,
     /// Every token that a sequence of the step has before it.
     pub context_token_s: f64,
+    /// Every rank of an adapter, for each row of the step that has it.
+    #[serde(default)]
+    pub rank_row_s: f64,
     /// Tokens of a block.
     pub block_tokens: usize,
     /// Bytes of a block.
@@ -40,6 +44,12 @@ pub struct CostModel {
     pub link_bytes_per_s: f64,
     /// From and to the disk, both directions together.
     pub disk_bytes_per_s: f64,
+    /// An adapter that an executor does not have comes from the store: whichever it is, and every byte of it.
+    #[serde(default)]
+    pub load_s: f64,
+    /// See `load_s`.
+    #[serde(default)]
+    pub load_byte_s: f64,
 }
 
 /// What a step computes.
@@ -53,10 +63,12 @@ pub struct Work {
     pub decode_sequences: usize,
     /// Tokens that all sequences of the step have before it.
     pub context_tokens: usize,
+    /// Ranks of the adapters of all rows, each row's own.
+    pub rank_rows: usize,
 }
 
 /// What a step's time is a sum of.
-const TERMS: usize = 6;
+const TERMS: usize = 7;
 
 impl Work {
     /// How much there is of what takes time each.
@@ -69,6 +81,7 @@ impl Work {
             self.prefill_pairs as f64,
             self.decode_sequences as f64,
             self.context_tokens as f64,
+            self.rank_rows as f64,
         ]
     }
 }
@@ -98,11 +111,14 @@ impl CostModel {
         prefill_pair_s: 0.0,
         decode_sequence_s: 1.2e-3,
         context_token_s: 0.0,
+        rank_row_s: 0.0,
         block_tokens: 16,
         block_bytes: 368_640,
         rank_bytes: 312_500,
         link_bytes_per_s: 10e9,
         disk_bytes_per_s: 1e9,
+        load_s: 0.0,
+        load_byte_s: 0.0,
     };
 
     /// A model of 7 billion weights on a GPU.
@@ -115,11 +131,14 @@ impl CostModel {
         prefill_pair_s: 0.0,
         decode_sequence_s: 0.3e-3,
         context_token_s: 0.0,
+        rank_row_s: 0.0,
         block_tokens: 32,
         block_bytes: 16 << 20,
         rank_bytes: 3_125_000,
         link_bytes_per_s: 25e9,
         disk_bytes_per_s: 3e9,
+        load_s: 0.0,
+        load_byte_s: 0.0,
     };
 
     /// Reads a file in JSON.
@@ -142,6 +161,9 @@ impl CostModel {
             ("prefill_pair_s", self.prefill_pair_s),
             ("decode_sequence_s", self.decode_sequence_s),
             ("context_token_s", self.context_token_s),
+            ("rank_row_s", self.rank_row_s),
+            ("load_s", self.load_s),
+            ("load_byte_s", self.load_byte_s),
         ];
         let positive = [
             ("step_s", self.step_s),
@@ -175,6 +197,7 @@ impl CostModel {
             self.prefill_pair_s,
             self.decode_sequence_s,
             self.context_token_s,
+            self.rank_row_s,
         ]
     }
 
@@ -188,6 +211,12 @@ impl CostModel {
     #[must_use]
     pub fn adapter_bytes(&self, rank: u32) -> u64 {
         self.rank_bytes * u64::from(rank)
+    }
+
+    /// An adapter's bytes to seconds from the store.
+    #[must_use]
+    pub fn store(&self) -> Line {
+        Line { alpha: self.load_byte_s, beta: self.load_s }
     }
 
     /// Blocks that an adapter takes.
@@ -215,11 +244,18 @@ mod tests {
 
     #[test]
     fn a_step_is_the_sum_of_its_parts() {
-        let work =
-            Work { prefill_tokens: 100, prefill_pairs: 7000, decode_sequences: 10, context_tokens: 5000 };
+        let work = Work {
+            prefill_tokens: 100,
+            prefill_pairs: 7000,
+            decode_sequences: 10,
+            context_tokens: 5000,
+            rank_rows: 110 * 16,
+        };
         let model =
             CostModel { batch_s: 1e-3, prefill_pair_s: 1e-6, context_token_s: 1e-6, ..CostModel::GPU };
         assert_eq!(model.step(work), Duration::from_millis(20 + 1 + 20 + 7 + 3 + 5));
+        let ranks = CostModel { rank_row_s: 1e-5, ..model };
+        assert_eq!(ranks.step(work) - model.step(work), Duration::from_micros(17_600));
         assert_eq!(CostModel::GPU.adapter_blocks(32), 6);
         assert_eq!(CostModel::CPU.adapter_blocks(16), 14);
         let beside = CostModel { free_tokens: 15, ..model };

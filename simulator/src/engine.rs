@@ -248,6 +248,7 @@ impl<'a> Engine<'a> {
         for share in shares {
             let sequence = &self.running[share.sequence];
             work.context_tokens += sequence.computed;
+            work.rank_rows += share.count * self.workload.adapters[sequence.adapter].rank as usize;
             if sequence.generated() > 0 && sequence.pending() == 1 {
                 work.decode_sequences += 1;
                 continue;

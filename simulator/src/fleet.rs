@@ -8,11 +8,13 @@
 //!
 //! - here: requests, and what they came to.
 //! - `load`: requests made from a seed. `server`: an executor. `gateway`: what is before them.
+//! - `measured`: executors as they were measured.
 //! - `run`: the clock, and messages between both, which may be lost. `world`: what may happen to them, and what must hold.
 //! - `summary`: the figures of a run.
 
 pub mod gateway;
 pub mod load;
+pub mod measured;
 mod run;
 mod server;
 pub mod summary;
@@ -62,6 +64,24 @@ pub enum Prompts {
     Beside,
 }
 
+/// Where adapters are that an executor's device does not hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Below {
+    /// In its host's memory.
+    Host,
+    /// In the store alone.
+    Store,
+}
+
+/// What the gateway knows of its executors.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Knowledge {
+    /// Their models.
+    Given,
+    /// What it has timed, as the gateway that serves: until all were seen to work, their models, which are alike.
+    Learnt,
+}
+
 /// An executor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ServerSetup {
@@ -75,6 +95,8 @@ pub struct ServerSetup {
     pub limits: BatchLimits,
     /// Adapters that its device holds.
     pub adapter_slots: usize,
+    /// Where the others are.
+    pub below: Below,
     /// Bytes that a rank of an adapter takes.
     pub rank_bytes: u64,
     /// Tokens whose keys and values fit.
@@ -86,6 +108,8 @@ pub struct ServerSetup {
 pub struct FleetSetup {
     /// Its executors.
     pub servers: Vec<ServerSetup>,
+    /// What the gateway knows of them.
+    pub knowledge: Knowledge,
     /// How it chooses among them.
     pub policy: Policy,
     /// What requests are promised.

@@ -17,7 +17,7 @@ use policy::{
 use simulator::{
     commands::Cli,
     fleet::{
-        self, End, FleetSetup, Outcome, Prompts, Request, SECOND, ServerSetup,
+        self, Below, End, FleetSetup, Knowledge, Outcome, Prompts, Request, SECOND, ServerSetup,
         load::{Arrivals, FleetLoad},
         summary::Summary,
         world,
@@ -44,13 +44,21 @@ fn server(prompts: Prompts) -> ServerSetup {
         prompts,
         limits: BatchLimits { max_running: 2, chunk_tokens: 64, scored_tokens: 1 },
         adapter_slots: 1,
+        below: Below::Host,
         rank_bytes: 1_000_000,
         kv_tokens: u64::MAX,
     }
 }
 
 fn setup(servers: Vec<ServerSetup>) -> FleetSetup {
-    FleetSetup { servers, policy: Policy::MostIdle, slo: Slo::default(), weights: Vec::new(), seed: 1 }
+    FleetSetup {
+        servers,
+        knowledge: Knowledge::Given,
+        policy: Policy::MostIdle,
+        slo: Slo::default(),
+        weights: Vec::new(),
+        seed: 1,
+    }
 }
 
 fn request(at_ms: u64, prompt: u32, answer: u32) -> Request {

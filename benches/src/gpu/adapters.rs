@@ -1,31 +1,27 @@
-//! Random adapters on the device, without files.
-//!
-//! On the host the layers of an adapter, and all adapters of a rank, are the same numbers; on the device each has blocks
-//! of its own, as adapters that differ would have.
+//! Random adapters on the device, each in blocks of its own, as adapters that differ would have.
 
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use ids::{BlockId, Generation};
+use ids::BlockId;
 use kernels::{
     cuda::{
         BlockMemory,
         lora::{CopyLane, StagedAdapter},
     },
-    lora::{FACTOR_ALIGNMENT, LoraMatrix, LoraPrecision, SharedBytes},
+    lora::{LoraMatrix, LoraPrecision, SharedBytes},
 };
 use model::{
-    adapter::{Adapter, LoraModule, Method},
     cuda::copies::CudaMemory,
     deltas::{
         device_copy::{DeviceCopy, DeviceMemory as _},
-        matrices::{ImageNumber, ModuleLayout},
+        matrices::ImageNumber,
         prepared::{EncodedAdapter, PreparedAdapter},
     },
-    shape::{config::ModelConfig, layout::linear_shape, source::Target},
+    shape::{config::ModelConfig, source::Target},
 };
-use rand::{Rng, SeedableRng, rngs::StdRng};
-use shmproto::region::SealedBytes;
+
+use crate::adapters::{self, Rank};
 
 /// Bytes of a block: of keys and values of a model of 8e9 weights in 16 bits.
 pub(super) const BLOCK_BYTES: usize = 2 << 20;
@@ -33,23 +29,9 @@ pub(super) const BLOCK_BYTES: usize = 2 << 20;
 /// What is adapted of attention.
 pub(super) const ATTENTION: [Target; 4] = [Target::Q, Target::K, Target::V, Target::O];
 
-/// An adapter of `rank` on `targets` of every layer, encoded as beside weights of bf16. Its layers share their numbers.
-fn encoded(config: &ModelConfig, rank: usize, targets: &[Target]) -> EncodedAdapter {
-    let mut random = StdRng::seed_from_u64(rank as u64);
-    let mut numbers = |count, bound: f32| (0..count).map(|_| random.random_range(-bound..bound)).collect();
-    let module = |&target| {
-        let [rows, columns] = linear_shape(config, target);
-        let (a, b) = (numbers(rank * columns, 0.05), numbers(rows * rank, 0.01));
-        LoraModule { layer: 0, target, rank, scale: 1.0, a, b }
-    };
-    let method = Method::Lora(targets.iter().map(module).collect());
-    let generation = Generation([0; 32]);
-    let adapter = Adapter { generation, method, base_model: None, stored_in_16_bits: false };
-    let mut encoded = EncodedAdapter::new(&adapter, config, LoraPrecision::Compact);
-    let first = std::mem::take(&mut encoded.modules);
-    let in_layer = |layer| first.iter().map(move |module| ModuleLayout { layer, ..*module });
-    encoded.modules = (0..config.layers).flat_map(in_layer).collect();
-    encoded
+fn on_attention(config: &ModelConfig, rank: usize) -> EncodedAdapter {
+    // As beside weights of bf16.
+    adapters::encoded(config, Rank::true_rank(rank), &ATTENTION, LoraPrecision::Compact)
 }
 
 /// `count` adapters of `rank` on attention, all of them on the device.
@@ -62,7 +44,7 @@ pub(super) fn on_device(
     rank: usize,
     count: usize,
 ) -> Result<Vec<Arc<PreparedAdapter>>> {
-    let mut encoded = encoded(config, rank, &ATTENTION);
+    let mut encoded = on_attention(config, rank);
     let bytes: SharedBytes = Arc::new(std::mem::take(&mut encoded.bytes));
     (0..count)
         .map(|_| {
@@ -121,21 +103,10 @@ pub(super) fn travel(adapter: &PreparedAdapter, copy: &DeviceCopy) -> Result<()>
     Ok(())
 }
 
-/// An adapter whose every layer has numbers of its own, in sealed shared memory, as an executor keeps it. The number says
-/// whether the device is told of that memory (any but 0), or bytes are staged on their way (0).
+/// An adapter on attention whose every layer has numbers of its own, as an executor keeps it.
 ///
 /// # Errors
 /// If there is no memory.
 pub(super) fn in_image(config: &ModelConfig, rank: usize, number: ImageNumber) -> Result<PreparedAdapter> {
-    let mut encoded = encoded(config, rank, &ATTENTION);
-    let mut layer = std::mem::take(&mut encoded.bytes);
-    layer.resize(layer.len().next_multiple_of(FACTOR_ALIGNMENT), 0);
-    for module in &mut encoded.modules {
-        module.matrix.a.offset += module.layer * layer.len();
-        module.matrix.b.offset += module.layer * layer.len();
-    }
-    let layers = vec![layer.as_slice(); config.layers];
-    let image = SealedBytes::build("holobiont-bench", &layers).context("no memory for an adapter")?;
-    let bytes: SharedBytes = Arc::new(image);
-    Ok(PreparedAdapter::over(&encoded, config, number, &bytes)?)
+    adapters::in_image(config, on_attention(config, rank), number)
 }

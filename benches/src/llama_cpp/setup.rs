@@ -37,6 +37,7 @@ impl Setup {
             binaries: config.ours.clone(),
             model: config.model.clone(),
             placement: Placement::Cores(cores.list()),
+            key: None,
         };
         let temporary = tempfile::tempdir().context("cannot make a temporary folder for the servers")?;
         Ok(Self { config, ours, holobiont, peer, temporary })

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::{Value, json};
 
 use crate::{
-    http::{Dialect, Event, Server, free_port, get, with_prompt},
+    http::{Dialect, Event, Server, free_port, get_as, with_prompt},
     process::Process,
     workload::{Job, Use},
 };
@@ -23,6 +23,8 @@ pub(crate) struct Installation {
     pub(crate) model: PathBuf,
     /// Where it computes.
     pub(crate) placement: Placement,
+    /// The key that it is asked with, where it asks for one.
+    pub(crate) key: Option<String>,
 }
 
 /// Where a deployment computes.
@@ -51,6 +53,7 @@ pub(crate) type Setting = (&'static str, String);
 pub(crate) struct Models {
     base: String,
     adapters: Vec<String>,
+    key: Option<String>,
 }
 
 /// Holobiont, ready to answer.
@@ -94,7 +97,7 @@ impl Holobiont {
         }
         let process = Process::start(&mut command, &folder.join("log"))?;
         let names: Vec<String> = adapters.iter().map(|adapter| adapter.name.clone()).collect();
-        let unnamed = Models { base: String::new(), adapters: names };
+        let unnamed = Models { base: String::new(), adapters: names, key: installation.key.clone() };
         Self::when_ready(process, port, unnamed)?.with_dialect(|models| models.named_by(port))
     }
 }
@@ -102,8 +105,8 @@ impl Holobiont {
 impl Models {
     /// Learns the base model's name, which is whatever `/v1/models` lists beside the adapters.
     fn named_by(self, port: u16) -> Result<Self> {
-        let listed: Value =
-            serde_json::from_str(&get(port, "/v1/models")?).context("/v1/models is not JSON")?;
+        let listed = get_as(port, "/v1/models", self.key.as_deref())?;
+        let listed: Value = serde_json::from_str(&listed).context("/v1/models is not JSON")?;
         let ids: Vec<&str> = listed["data"]
             .as_array()
             .into_iter()
@@ -115,7 +118,7 @@ impl Models {
         }
         let base = ids.iter().find(|id| self.adapters.iter().all(|name| name != *id));
         let base = base.ok_or_else(|| anyhow!("/v1/models lists no base model: {listed}"))?;
-        Ok(Self { base: (*base).to_owned(), adapters: self.adapters })
+        Ok(Self { base: (*base).to_owned(), ..self })
     }
 
     fn of(&self, who: Use) -> &str {
@@ -131,6 +134,10 @@ impl Models {
 impl Dialect for Models {
     fn route(&self) -> &'static str {
         "/v1/completions"
+    }
+
+    fn key(&self) -> Option<&str> {
+        self.key.as_deref()
     }
 
     fn body(&self, job: &Job) -> Value {
@@ -164,7 +171,7 @@ mod tests {
     use crate::workload::{Mix, burst};
 
     fn models() -> Models {
-        Models { base: "smol".to_owned(), adapters: vec!["a0".to_owned(), "a1".to_owned()] }
+        Models { base: "smol".to_owned(), adapters: vec!["a0".to_owned(), "a1".to_owned()], key: None }
     }
 
     #[test]

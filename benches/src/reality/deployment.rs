@@ -1,6 +1,9 @@
 //! A deployment of ours with adapters of two ranks and memory of a given size.
 
-use std::path::Path;
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    path::Path,
+};
 
 use anyhow::{Context, Result};
 use tempfile::TempDir;
@@ -59,8 +62,9 @@ impl Deployment {
             binaries: config.ours.clone(),
             model: config.model.clone(),
             placement: Placement::Cores(cores.list()),
+            key: None,
         };
-        let adapters = write(&config.model, adapters, &folder.path().join("adapters"))?;
+        let adapters = write(&config.model, &ranks(adapters), &folder.path().join("adapters"))?;
         let settings: [Setting; 3] = [
             ("HOLOBIONT_DEVICE_BYTES", memory.device.to_string()),
             ("HOLOBIONT_HOST_BYTES", memory.host.to_string()),
@@ -79,19 +83,30 @@ impl Deployment {
     }
 }
 
-/// Adapters of `RANK` and of twice that, by turns.
-fn write(model: &Path, count: usize, folder: &Path) -> Result<Vec<NamedAdapter>> {
+/// Those of `count` adapters, by turns.
+pub(super) fn ranks(count: usize) -> Vec<usize> {
+    [RANK, 2 * RANK].into_iter().cycle().take(count).collect()
+}
+
+/// Adapters of these ranks on q, k and v, each with memory of its own.
+///
+/// # Errors
+/// If they cannot be written.
+pub(crate) fn write(model: &Path, ranks: &[usize], folder: &Path) -> Result<Vec<NamedAdapter>> {
     let shape = Shape::of(model)?;
-    let ranks = [RANK, 2 * RANK];
-    let folders = ranks
-        .map(|rank| write_for(&shape, rank, count.div_ceil(ranks.len()), &folder.join(rank.to_string())));
-    let [small, large] = folders;
-    let mut folders = [small?.into_iter(), large?.into_iter()];
-    let next = |index: usize| {
-        let folder = folders[index % ranks.len()].next().context("there is a folder for each adapter")?;
+    let mut folders = BTreeMap::new();
+    for &rank in ranks {
+        let count = ranks.iter().filter(|other| **other == rank).count();
+        if let Entry::Vacant(place) = folders.entry(rank) {
+            place.insert(write_for(&shape, rank, count, &folder.join(rank.to_string()))?.into_iter());
+        }
+    }
+    let next = |(index, rank): (usize, &usize)| {
+        let folder = folders.get_mut(rank).and_then(Iterator::next);
+        let folder = folder.context("there is a folder for each adapter")?;
         Ok(NamedAdapter { name: format!("adapter-{index}"), folder })
     };
-    (0..count).map(next).collect()
+    ranks.iter().enumerate().map(next).collect()
 }
 
 impl Blocks {

@@ -23,9 +23,9 @@ pub(crate) struct SimulateArguments {
     /// The load: a trace (CSV) as Azure's of 2023
     #[arg(long, value_name = "FILE")]
     trace: PathBuf,
-    /// What steps take on one executor, as `scripts/bench costs` finds it
-    #[arg(long, value_name = "FILE")]
-    costs: PathBuf,
+    /// What steps take on an executor, as `scripts/bench costs` finds it: of all, or of each in turn where they differ
+    #[arg(long, value_name = "FILE,FILE")]
+    costs: OsString,
     /// Executors
     #[arg(long, value_name = "N", default_value_t = 1)]
     executors: usize,
@@ -92,7 +92,7 @@ fn command(arguments: &SimulateArguments, config: &Config) -> Vec<OsString> {
     let number = |number: f64| Some(number.to_string().into());
     let options: [(&str, Option<OsString>); 8] = [
         ("--trace", Some(arguments.trace.clone().into())),
-        ("--costs", Some(arguments.costs.clone().into())),
+        ("--costs", Some(arguments.costs.clone())),
         ("--executors", Some(arguments.executors.to_string().into())),
         ("--rate", arguments.rate.and_then(number)),
         ("--ttft-ms", number(arguments.ttft_ms)),
@@ -122,11 +122,21 @@ mod tests {
 
     #[test]
     fn the_simulator_is_told_what_the_deployment_says_of_an_executor() {
-        let line =
-            ["simulate", "--trace", "t.csv", "--costs", "c.json", "--executors", "3", "--", "--seed", "7"];
+        let line = [
+            "simulate",
+            "--trace",
+            "t.csv",
+            "--costs",
+            "c.json,d.json",
+            "--executors",
+            "3",
+            "--",
+            "--seed",
+            "7",
+        ];
         let config = Config::parse("[executor]\nmax_running = 8").unwrap();
         let words = command(&Line::parse_from(line).arguments, &config);
-        let expected = "forecast --trace t.csv --costs c.json --executors 3 --ttft-ms 1000 --tpot-ms 100 \
+        let expected = "forecast --trace t.csv --costs c.json,d.json --executors 3 --ttft-ms 1000 --tpot-ms 100 \
                         --max-running 8 --seed 7";
         assert_eq!(words.join(&OsString::from(" ")), OsString::from(expected));
     }

@@ -22,7 +22,7 @@ use super::{
 use crate::{
     chart::{self, Bar},
     fleet::{
-        self, FleetSetup, Prompts, SECOND, ServerSetup,
+        self, Below, FleetSetup, Knowledge, Prompts, SECOND, ServerSetup,
         load::{Arrivals, FleetLoad},
         summary::Summary,
     },
@@ -203,11 +203,13 @@ impl Fleet {
             prompts: self.prompts,
             limits: BatchLimits { max_running: self.places, chunk_tokens: 2048, scored_tokens: 1 },
             adapter_slots: usize::MAX,
+            below: Below::Host,
             rank_bytes: 0,
             kv_tokens: u64::MAX,
         };
         let setup = FleetSetup {
             servers: vec![server; self.executors],
+            knowledge: Knowledge::Given,
             policy: job.policy,
             slo: self.slo(),
             weights: Vec::new(),

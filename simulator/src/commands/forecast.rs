@@ -9,15 +9,14 @@ use std::{
 use clap::Args;
 use policy::{
     batch::BatchLimits,
-    perf::serving::{ColdStart, Load, LoraForm, ServingFit, ServingModel},
     routing::{Policy, Slo},
 };
 use serde_json::json;
 
 use super::{CommandError, print};
 use crate::{
-    cost::{CostModel, Work},
-    fleet::{self, FleetSetup, Prompts, Request, ServerSetup, load::of_workload, summary::Summary},
+    cost::CostModel,
+    fleet::{self, Request, load::of_workload, measured::Measured, summary::Summary},
     workload::{
         Shares,
         popularity::Popularity,
@@ -32,9 +31,9 @@ pub(super) struct Forecast {
     /// The load: a trace (CSV) as Azure's of 2023.
     #[arg(long, value_name = "PATH")]
     trace: PathBuf,
-    /// What steps take on one executor, as `scripts/bench costs` finds it.
-    #[arg(long, value_name = "PATH")]
-    costs: PathBuf,
+    /// What steps take on an executor, as `scripts/bench costs` finds it: of all, or of each in turn where they differ.
+    #[arg(long, value_name = "PATH,PATH", value_delimiter = ',', required = true)]
+    costs: Vec<PathBuf>,
     /// Executors.
     #[arg(long, default_value_t = 1)]
     executors: usize,
@@ -59,9 +58,12 @@ pub(super) struct Forecast {
     /// Adapters that requests are of.
     #[arg(long, default_value_t = 50)]
     adapters: usize,
-    /// Their rank.
-    #[arg(long, default_value_t = 16)]
-    rank: u32,
+    /// Their ranks, in turn.
+    #[arg(long, value_delimiter = ',', default_values_t = [16])]
+    ranks: Vec<u32>,
+    /// Adapters that an executor holds; without it, all that it was asked for.
+    #[arg(long)]
+    adapter_slots: Option<usize>,
     /// How often each is asked for: uniform, zipf:S or maf.
     #[arg(long, default_value = "zipf:0.9")]
     popularity: Popularity,
@@ -85,24 +87,22 @@ pub(super) struct Forecast {
     seed: u64,
 }
 
-/// What an executor takes, and what the gateway knows of that.
-type Costs = (CostModel, ServingModel);
-
 impl Forecast {
     pub(super) fn run(&self, out: &mut impl Write) -> Result<(), CommandError> {
         self.validate()?;
-        let costs = CostModel::read(&self.costs)?;
-        let model = believed(&costs).ok_or(CommandError::Option("--costs"))?;
+        let costs: Vec<CostModel> =
+            self.costs.iter().map(|path| CostModel::read(path)).collect::<Result<_, _>>()?;
+        self.measured().fleet(&costs, 1).ok_or(CommandError::Option("--costs"))?;
         let rate = self.rate.map_or_else(|| replay::rate(&self.trace), Ok)?;
         let requests = self.requests(rate)?;
-        print(out, &json!({ "settings": self.header(rate, costs), "requests": requests.len() }))?;
-        let asked = self.summary(&requests, (costs, model), self.executors);
+        print(out, &json!({ "settings": self.header(rate, &costs), "requests": requests.len() }))?;
+        let asked = self.summary(&requests, &costs, self.executors);
         print(
             out,
             &json!({ "executors": self.executors, "is_enough": self.is_enough(&asked), "sees": asked }),
         )?;
-        let needed = self.needed(&requests, (costs, model));
-        let sees = needed.map(|executors| self.summary(&requests, (costs, model), executors));
+        let needed = self.needed(&requests, &costs);
+        let sees = needed.map(|executors| self.summary(&requests, &costs, executors));
         print(out, &json!({ "needed_executors": needed, "looked_at": self.max_executors, "sees": sees }))
     }
 
@@ -119,6 +119,8 @@ impl Forecast {
             ("--length-divisor", self.length_divisor),
             ("--max-running", self.max_running as f64),
             ("--chunk-tokens", self.chunk_tokens as f64),
+            ("--adapter-slots", self.adapter_slots.unwrap_or(1) as f64),
+            ("--ranks", self.ranks.len() as f64),
         ];
         let bad = positive.into_iter().find(|(_, value)| !value.is_finite() || *value <= 0.0);
         bad.map_or(Ok(()), |(name, _)| Err(CommandError::Option(name)))
@@ -130,7 +132,7 @@ impl Forecast {
             adapters: self.adapters,
             popularity: self.popularity,
             drift: 0.0,
-            rank: self.rank,
+            rank: 0,
             tenants: 1,
             shares: Shares::None,
             hostile_per_s: 0.0,
@@ -138,7 +140,11 @@ impl Forecast {
             length_divisor: self.length_divisor,
             end: Duration::from_secs_f64(self.duration),
         };
-        Ok(of_workload(&replay::replay(&self.trace, &recipe, self.seed)?))
+        let mut requests = of_workload(&replay::replay(&self.trace, &recipe, self.seed)?);
+        for request in &mut requests {
+            request.rank = self.ranks[request.adapter as usize % self.ranks.len()];
+        }
+        Ok(requests)
     }
 
     fn slo(&self) -> Slo {
@@ -146,29 +152,23 @@ impl Forecast {
         Slo { ttft_us: us(self.ttft_ms), tpot_us: us(self.tpot_ms) }
     }
 
-    fn summary(&self, requests: &[Request], (costs, model): Costs, executors: usize) -> Summary {
-        let server = ServerSetup {
-            model,
-            costs: Some(costs),
-            prompts: Prompts::Beside,
-            limits: BatchLimits {
-                max_running: self.max_running,
-                chunk_tokens: self.chunk_tokens,
-                scored_tokens: 1,
-            },
-            adapter_slots: usize::MAX,
-            rank_bytes: costs.rank_bytes,
+    fn measured(&self) -> Measured {
+        let limits =
+            BatchLimits { max_running: self.max_running, chunk_tokens: self.chunk_tokens, scored_tokens: 1 };
+        Measured {
+            limits,
+            adapter_slots: self.adapter_slots.unwrap_or(self.adapters),
             kv_tokens: self.kv_tokens.unwrap_or(u64::MAX),
-        };
-        let setup = FleetSetup {
-            servers: vec![server; executors],
             policy: self.policy,
             slo: self.slo(),
-            weights: Vec::new(),
             seed: self.seed,
-        };
-        let outcomes = fleet::run(&setup, requests);
-        Summary::of(requests, &outcomes, 0, &self.slo(), costs.request_s)
+        }
+    }
+
+    fn summary(&self, requests: &[Request], costs: &[CostModel], executors: usize) -> Summary {
+        let outcomes = self.measured().fleet(costs, executors).map(|setup| fleet::run(&setup, requests));
+        let outside_s = costs.first().map_or(0.0, |costs| costs.request_s);
+        Summary::of(requests, &outcomes.unwrap_or_default(), 0, &self.slo(), outside_s)
     }
 
     fn is_enough(&self, summary: &Summary) -> bool {
@@ -176,7 +176,7 @@ impl Forecast {
     }
 
     /// The least number that is enough: more are never worse.
-    fn needed(&self, requests: &[Request], costs: Costs) -> Option<usize> {
+    fn needed(&self, requests: &[Request], costs: &[CostModel]) -> Option<usize> {
         let is_enough = |executors| self.is_enough(&self.summary(requests, costs, executors));
         let mut high = 1;
         while !is_enough(high) {
@@ -193,7 +193,7 @@ impl Forecast {
         Some(high)
     }
 
-    fn header(&self, rate: f64, costs: CostModel) -> serde_json::Value {
+    fn header(&self, rate: f64, costs: &[CostModel]) -> serde_json::Value {
         let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
         json!({
             "trace": name(&self.trace),
@@ -203,7 +203,8 @@ impl Forecast {
             "tpot_ms": self.tpot_ms,
             "share": self.share,
             "adapters": self.adapters,
-            "rank": self.rank,
+            "ranks": self.ranks,
+            "adapter_slots": self.adapter_slots,
             "popularity": self.popularity.to_string(),
             "length_divisor": self.length_divisor,
             "max_running": self.max_running,
@@ -214,22 +215,4 @@ impl Forecast {
             "costs": costs,
         })
     }
-}
-
-/// What a gateway would know of an executor with these costs: planes through timings of steps, and of what prompts add to them.
-fn believed(costs: &CostModel) -> Option<ServingModel> {
-    let mut fit = ServingFit::new(LoraForm::TrueRank, ColdStart::Assisted);
-    for sequences in [1, 2, 4, 8, 16, 32, 64] {
-        for context in [16, 128, 1024] {
-            let decode =
-                Work { decode_sequences: sequences, context_tokens: sequences * context, ..Work::default() };
-            let load =
-                |tokens: usize| Load { requests: sequences as u64, tokens: tokens as u64, ..Load::default() };
-            fit.observe_decode(load(decode.context_tokens), costs.step(decode));
-            let both = Work { prefill_tokens: context, prefill_pairs: context * context / 2, ..decode };
-            let prompt = Load::of(0, context as u64);
-            fit.observe_prefill(prompt, costs.step(both).saturating_sub(costs.step(decode)));
-        }
-    }
-    fit.model()
 }

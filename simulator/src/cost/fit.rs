@@ -69,8 +69,16 @@ impl CostModel {
         };
         let rows: Vec<Vec<f64>> = observed.iter().map(row).collect();
         let times: [f64; ALL] = nonnegative(&rows, 0.0)?.try_into().ok()?;
-        let [request_s, step_s, batch_s, prefill_token_s, prefill_pair_s, decode_sequence_s, context_token_s] =
-            times;
+        let [
+            request_s,
+            step_s,
+            batch_s,
+            prefill_token_s,
+            prefill_pair_s,
+            decode_sequence_s,
+            context_token_s,
+            rank_row_s,
+        ] = times;
         Some(Self {
             request_s,
             step_s,
@@ -79,6 +87,7 @@ impl CostModel {
             prefill_pair_s,
             decode_sequence_s,
             context_token_s,
+            rank_row_s,
             ..self
         })
     }
@@ -94,17 +103,29 @@ mod tests {
         free_tokens: 5,
         prefill_pair_s: 3e-7,
         context_token_s: 2e-6,
+        rank_row_s: 1e-6,
         ..CostModel::CPU
     };
 
+    /// Of one of three adapters.
+    fn rank(number: usize) -> usize {
+        [8, 64, 16][number % 3]
+    }
+
     fn prompt(prefill_tokens: usize, context_tokens: usize) -> Observed {
         let prefill_pairs = prefill_tokens * (context_tokens + prefill_tokens / 2);
-        let work = Work { prefill_tokens, prefill_pairs, context_tokens, ..Work::default() };
+        let rank_rows = rank(prefill_tokens) * prefill_tokens;
+        let work = Work { prefill_tokens, prefill_pairs, context_tokens, rank_rows, ..Work::default() };
         Observed { seconds: 0.0, requests: 1.0, steps: vec![(1.0, work)] }
     }
 
     fn batch(decode_sequences: usize, context: usize) -> Observed {
-        let work = Work { decode_sequences, context_tokens: decode_sequences * context, ..Work::default() };
+        let work = Work {
+            decode_sequences,
+            context_tokens: decode_sequences * context,
+            rank_rows: decode_sequences * rank(decode_sequences + context),
+            ..Work::default()
+        };
         Observed { seconds: 0.0, requests: 0.0, steps: vec![(1.0, work)] }
     }
 

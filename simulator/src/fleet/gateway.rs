@@ -1,9 +1,10 @@
 //! What is before the executors: the queue of all tenants, and what is known of each executor from what it says.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use policy::{
     fairness::{Entry, FairLimits, FairQueue},
+    perf::serving::{Load, ServingFit, ServingModel},
     random::Rng,
     routing::{
         Asked, Availability, Candidate, Choice, choose,
@@ -12,7 +13,7 @@ use policy::{
 };
 
 use super::{
-    FleetSetup, Nanos, Request, ServerSetup,
+    FleetSetup, Knowledge, Nanos, Request, ServerSetup,
     server::{Said, residency, touch},
 };
 
@@ -38,6 +39,8 @@ pub(super) enum State {
         server: usize,
         /// How far it is.
         stage: Stage,
+        /// Since when.
+        since_us: u64,
     },
     /// It is over.
     Ended,
@@ -52,6 +55,8 @@ struct View {
     waiting: Ledger,
     resident: BTreeMap<u32, u64>,
     asked: u64,
+    /// What was timed of it, where nothing else is known.
+    fit: Option<ServingFit>,
 }
 
 /// A request goes to an executor.
@@ -85,14 +90,8 @@ pub(super) struct Gateway {
 
 impl Gateway {
     pub(super) fn new(setup: FleetSetup, requests: usize) -> Self {
-        let views = setup.servers.iter().map(|&setup| View {
-            setup,
-            availability: Availability::Open,
-            running: Ledger::default(),
-            waiting: Ledger::default(),
-            resident: BTreeMap::new(),
-            asked: 0,
-        });
+        let views =
+            setup.servers.iter().map(|&server| View::new(server, setup.knowledge, Availability::Open));
         Self {
             views: views.collect(),
             setup,
@@ -160,6 +159,12 @@ impl Gateway {
         gone
     }
 
+    /// What each executor is taken to need.
+    fn models(&self) -> Vec<ServingModel> {
+        let learnt: Option<Vec<ServingModel>> = self.views.iter().map(View::learnt).collect();
+        learnt.unwrap_or_else(|| self.views.iter().map(|view| view.setup.model).collect())
+    }
+
     fn has_place(&self) -> bool {
         self.views.iter().any(View::is_open)
     }
@@ -186,16 +191,18 @@ impl Gateway {
             answer_tokens: self.answers.tokens(),
         };
         self.candidates.clear();
-        let candidates =
-            self.views.iter().enumerate().map(|(executor, view)| view.candidate(executor, request));
-        self.candidates.extend(candidates);
+        let models = self.models();
+        let views = self.views.iter().zip(models).enumerate();
+        self.candidates
+            .extend(views.map(|(executor, (view, model))| view.candidate(executor, model, request)));
         self.draws += 1;
         let draw = Rng::seeded(self.setup.seed).bits(self.draws);
         let choice = choose(self.setup.policy, &asked, &self.candidates, draw)?;
         let view = &mut self.views[choice.executor];
         view.waiting.enter(asked.rank, asked.slo.tpot_us, asked.prompt_tokens);
         touch(&mut view.resident, &mut view.asked, view.setup.adapter_slots, request);
-        self.states[id] = State::Sent { server: choice.executor, stage: Stage::Waits };
+        self.states[id] =
+            State::Sent { server: choice.executor, stage: Stage::Waits, since_us: self.clock_us };
         self.charged[id] = turn.entry.cost_tokens;
         Some(Sent { id, asked, choice, cost_tokens: turn.entry.cost_tokens })
     }
@@ -203,19 +210,27 @@ impl Gateway {
     /// An executor says something; whether it is the first that is heard of it, and not of a request that went elsewhere.
     pub(super) fn hear(&mut self, from: usize, said: Said, request: &Request) -> bool {
         let (Said::Began(id) | Said::Done(id)) = said;
-        let State::Sent { server, stage } = self.states[id] else { return false };
+        let State::Sent { server, stage, since_us } = self.states[id] else { return false };
         if server != from {
             return false;
         }
+        let took = Duration::from_micros(self.clock_us.saturating_sub(since_us));
         match said {
             Said::Began(_) if stage == Stage::Runs => return false,
             Said::Began(_) => {
+                if let Some(fit) = &mut self.views[server].fit {
+                    fit.observe_prefill(Load::of(request.rank.into(), request.prompt.into()), took);
+                }
                 self.take_out(server, request, Stage::Waits);
                 let (rank, context) = self.running_as(request);
                 self.views[server].running.enter(rank, self.setup.slo.tpot_us, context);
-                self.states[id] = State::Sent { server, stage: Stage::Runs };
+                self.states[id] = State::Sent { server, stage: Stage::Runs, since_us: self.clock_us };
             }
             Said::Done(_) => {
+                let View { running, fit, .. } = &mut self.views[server];
+                if let (Stage::Runs, Some(fit), 2..) = (stage, fit, request.answer) {
+                    fit.observe_decode(running.load(), took / (request.answer - 1));
+                }
                 self.take_out(server, request, stage);
                 self.states[id] = State::Ended;
                 self.settle(id, request.tenant, u64::from(request.prompt) + u64::from(request.answer));
@@ -248,14 +263,7 @@ impl Gateway {
     /// An executor is gone: those it had go back to the queue, and who lost a place by that is returned.
     pub(super) fn gone(&mut self, server: usize, requests: &[Request]) -> Vec<usize> {
         let setup = self.views[server].setup;
-        self.views[server] = View {
-            setup,
-            availability: Availability::Closed,
-            running: Ledger::default(),
-            waiting: Ledger::default(),
-            resident: BTreeMap::new(),
-            asked: 0,
-        };
+        self.views[server] = View::new(setup, self.setup.knowledge, Availability::Closed);
         let has = |state: &State| matches!(state, State::Sent { server: at, .. } if *at == server);
         let lost: Vec<usize> = (0..self.states.len()).filter(|&id| has(&self.states[id])).collect();
         lost.iter().for_each(|&id| self.settle(id, requests[id].tenant, 0));
@@ -270,6 +278,25 @@ impl Gateway {
 }
 
 impl View {
+    fn new(setup: ServerSetup, knowledge: Knowledge, availability: Availability) -> Self {
+        let learns = knowledge == Knowledge::Learnt;
+        Self {
+            setup,
+            availability,
+            running: Ledger::default(),
+            waiting: Ledger::default(),
+            resident: BTreeMap::new(),
+            asked: 0,
+            fit: learns.then(|| ServingFit::new(setup.model.form, setup.model.cold)),
+        }
+    }
+
+    /// What it was seen to need; links are known.
+    fn learnt(&self) -> Option<ServingModel> {
+        let ServingModel { link, store, .. } = self.setup.model;
+        Some(ServingModel { link, store, ..self.fit.as_ref()?.model()? })
+    }
+
     /// It has a place, and memory for what it has; what it is to take is small beside that.
     fn is_open(&self) -> bool {
         let (running, waiting) = (self.running.load(), self.waiting.load());
@@ -279,10 +306,10 @@ impl View {
             && running.tokens + waiting.tokens < self.setup.kv_tokens
     }
 
-    fn candidate(&self, executor: usize, request: &Request) -> Candidate {
+    fn candidate(&self, executor: usize, model: ServingModel, request: &Request) -> Candidate {
         Candidate {
             executor,
-            model: self.setup.model,
+            model,
             running: self.running.load(),
             waiting: self.waiting.load(),
             places: self.setup.limits.max_running as u64,

@@ -8,7 +8,7 @@ use policy::{
     routing::Residency,
 };
 
-use super::{Nanos, Prompts, Request, ServerSetup};
+use super::{Below, Nanos, Prompts, Request, ServerSetup};
 use crate::cost::Work;
 
 /// A request in an executor.
@@ -103,12 +103,15 @@ impl Server {
     fn load(&mut self, request: &Request) -> Nanos {
         let before = residency(&self.resident, &self.setup, request);
         touch(&mut self.resident, &mut self.asked, self.setup.adapter_slots, request);
-        match (before, self.setup.model.cold) {
-            (Residency::Host { bytes }, ColdStart::Waits) => {
-                nanos(self.setup.model.link.at(bytes as f64) * self.slowness)
-            }
-            _ => 0,
-        }
+        let model = &self.setup.model;
+        let link_s =
+            |bytes: u64| if model.cold == ColdStart::Waits { model.link.at(bytes as f64) } else { 0.0 };
+        let seconds = match before {
+            Residency::Device => 0.0,
+            Residency::Host { bytes } => link_s(bytes),
+            Residency::Absent { bytes } => model.store.at(bytes as f64) + link_s(bytes),
+        };
+        nanos(seconds * self.slowness)
     }
 
     /// Begins a step, and says how long it takes; `Err` says when it is worth asking again, if nobody can go on yet.
@@ -171,6 +174,7 @@ impl Server {
             let sequence = &self.running[share.sequence];
             let context = sequence.context as usize;
             work.context_tokens += context;
+            work.rank_rows += share.count * sequence.rank as usize;
             if sequence.pending == 0 {
                 work.decode_sequences += 1;
             } else {
@@ -227,7 +231,11 @@ pub(super) fn residency(resident: &BTreeMap<u32, u64>, setup: &ServerSetup, requ
     if request.rank == 0 || resident.contains_key(&request.adapter) || setup.adapter_slots == usize::MAX {
         return Residency::Device;
     }
-    Residency::Host { bytes: u64::from(request.rank) * setup.rank_bytes }
+    let bytes = u64::from(request.rank) * setup.rank_bytes;
+    match setup.below {
+        Below::Host => Residency::Host { bytes },
+        Below::Store => Residency::Absent { bytes },
+    }
 }
 
 /// Its adapter is used: it comes, and the one that was asked for longest ago goes.

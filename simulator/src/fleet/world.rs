@@ -25,7 +25,7 @@ use policy::{
 use serde::Serialize;
 
 use super::{
-    End, FleetSetup, Nanos, Outcome, Prompts, Request, SECOND, ServerSetup,
+    Below, End, FleetSetup, Knowledge, Nanos, Outcome, Prompts, Request, SECOND, ServerSetup,
     gateway::{Sent, State},
     run::{Happening, Network, Simulation},
 };
@@ -120,7 +120,7 @@ impl Plan {
         // Half of the worlds choose by promises; the others live as well.
         let policy = if stream.uniform() < 0.5 { Policy::RankAware } else { Policy::ALL[stream.below(5)] };
         let weights = (0..4).map(|_| 1 + stream.below(3) as u64).collect();
-        let setup = FleetSetup { servers, policy, slo, weights, seed };
+        let setup = FleetSetup { servers, knowledge: Knowledge::Given, policy, slo, weights, seed };
         let requests = requests(&mut stream);
         let is_calm = stream.uniform() < 0.2;
         let nanos = |stream: &mut Stream, longest: Nanos| (stream.uniform() * longest as f64) as Nanos;
@@ -164,6 +164,7 @@ fn server(stream: &mut Stream) -> ServerSetup {
             scored_tokens: 1,
         },
         adapter_slots: 1 + stream.below(4),
+        below: Below::Host,
         rank_bytes: 1 << 20,
         kv_tokens: 200 + stream.below(2000) as u64,
     }

@@ -1,0 +1,147 @@
+//! Tenants on one executor, for real: what four of them see beside a fifth that floods, what two get whose requests always
+//! wait, and whether the burst of one is served.
+//!
+//! [`tenants`]: a deployment that asks for keys, and who asks.
+
+mod tenants;
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+
+use self::tenants::{Loop, Tenants, Tries};
+use crate::{
+    config::Config,
+    machine::Cores,
+    measure::{Samples, alternate},
+    ours::Setting,
+    report::{Better, Comparison, Rival, Target},
+};
+
+/// Those that ask moderately, and who floods.
+const MODERATE: [&str; 4] = ["ann", "bob", "cleo", "dan"];
+const FLOODING: &str = "flo";
+/// Of what can be served, what the four ask for together; and how many times as much as one of them the fifth asks for.
+const MODERATE_LOAD: f64 = 0.5;
+const FLOOD: f64 = 10.0;
+/// What the four are to keep: of their tokens, and in times of their slowest first tokens.
+const GOODPUT: f64 = 0.95;
+const FIRST_TOKEN: f64 = 1.2;
+
+/// Two whose requests always wait: so many clients each, so many running together, and what the second one weighs.
+const WAITING: [&str; 2] = ["ann", "bob"];
+const CLIENTS: usize = 32;
+const RUNNING: usize = 8;
+const WEIGHT: u64 = 3;
+/// How near what they get is to be to that, as a share.
+const NEAR: f64 = 0.05;
+
+/// Requests of a burst.
+const BURST: usize = 500;
+
+/// Before anything is measured: who was let in at the beginning is served.
+const SETTLE: Duration = Duration::from_secs(10);
+const LENGTH: Duration = Duration::from_secs(60);
+
+/// Every comparison of this benchmark.
+///
+/// # Errors
+/// If a deployment does not start, or a request fails otherwise than for want of room.
+pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+    let mut comparisons = beside_a_flood(config, cores)?;
+    comparisons.push(burst(config, cores)?);
+    comparisons.push(weighted(config, cores)?);
+    Ok(comparisons)
+}
+
+/// Tokens a second of the four, and the 99th percentile of their first tokens in milliseconds.
+type Figures = [f64; 2];
+
+fn beside_a_flood(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+    let names = [&MODERATE[..], &[FLOODING]].concat();
+    let tenants = Tenants::start(config, cores, &names, "", &[])?;
+    let peak = tenants.closed(&[(MODERATE[0], CLIENTS)], Loop { settle: SETTLE / 2, length: LENGTH / 4 })?;
+    let per_s = peak[0].served_per_s(LENGTH / 4);
+    ensure!(per_s > 0.0, "nothing was served");
+    let each = MODERATE_LOAD * per_s / MODERATE.len() as f64;
+    eprintln!("holobiont-bench: {each:.2} requests a second of each, {:.2} of the flood", FLOOD * each);
+    let moderate: Vec<(&str, f64)> = MODERATE.map(|name| (name, each)).to_vec();
+    let flooded = [moderate.clone(), vec![(FLOODING, FLOOD * each)]].concat();
+    let measure = |asking: &[(&str, f64)], round| -> Result<Figures> {
+        let tries = tenants.open(asking, Loop { settle: SETTLE, length: LENGTH }, round)?;
+        figures(&tries[..MODERATE.len()])
+    };
+    let [beside, alone] = alternate(
+        config.runs,
+        [Box::new(|round| measure(&flooded, round)), Box::new(|round| measure(&moderate, round))],
+    )?;
+    let row = |index: usize, what: &str, (unit, better), target| -> Result<Comparison> {
+        Ok(Comparison {
+            bench: "fairness",
+            case: format!("four tenants beside one that asks ten times as much: {what}"),
+            unit,
+            better,
+            ours: Samples::of(&beside, |figures| figures[index])?,
+            rival: rival("the four alone", Samples::of(&alone, |figures| figures[index])?),
+            target: Some(target),
+        })
+    };
+    Ok(vec![
+        row(0, "goodput", ("tokens/s", Better::Higher), Target::ShareAtLeast(GOODPUT))?,
+        row(1, "p99 first token", ("ms", Better::Lower), Target::ShareAtMost(FIRST_TOKEN))?,
+    ])
+}
+
+fn figures(tries: &[Tries]) -> Result<Figures> {
+    let tokens: usize = tries.iter().map(Tries::tokens).sum();
+    let first_ms = tries.iter().flat_map(Tries::first_tokens_ms).collect();
+    Ok([tokens as f64 / LENGTH.as_secs_f64(), Samples::new(first_ms)?.quantile(0.99)])
+}
+
+fn burst(config: &Config, cores: &Cores) -> Result<Comparison> {
+    let tenants = Tenants::start(config, cores, &MODERATE[..1], "", &[])?;
+    let served = (0..config.runs).map(|round| Ok(tenants.burst(MODERATE[0], BURST, round)? as f64));
+    Ok(Comparison {
+        bench: "fairness",
+        case: format!("served of {BURST} short requests of one tenant at once"),
+        unit: "requests",
+        better: Better::Higher,
+        ours: Samples::new(served.collect::<Result<_>>()?)?,
+        rival: rival("asked", Samples::new(vec![BURST as f64])?),
+        target: Some(Target::OursAtLeast(BURST as f64)),
+    })
+}
+
+/// All that the two ask for waits, so who gets how much is for the weights to say.
+fn weighted(config: &Config, cores: &Cores) -> Result<Comparison> {
+    let class = |(name, weight): (&str, u64)| {
+        format!("[[class]]\nname = \"{name}s\"\ntenants = [\"{name}\"]\nweight = {weight}\n\n")
+    };
+    let classes: String = WAITING.into_iter().zip([1, WEIGHT]).map(class).collect();
+    let settings: [Setting; 2] = [
+        ("HOLOBIONT_MAX_RUNNING", RUNNING.to_string()),
+        // Nobody is refused for a queue that stands: it is to stand.
+        ("HOLOBIONT_DELAY_INTERVAL_MS", (10 * LENGTH).as_millis().to_string()),
+    ];
+    let tenants = Tenants::start(config, cores, &WAITING, &classes, &settings)?;
+    let mut ratios = Vec::new();
+    for _ in 0..config.runs {
+        let clients = WAITING.map(|name| (name, CLIENTS));
+        let tries = tenants.closed(&clients, Loop { settle: SETTLE, length: LENGTH })?;
+        ensure!(tries[0].tokens() > 0, "'{}' got nothing", WAITING[0]);
+        ratios.push(tries[1].tokens() as f64 / tries[0].tokens() as f64);
+    }
+    Ok(Comparison {
+        bench: "fairness",
+        case: format!("two tenants of weights 1 and {WEIGHT} with everything always waiting: tokens"),
+        unit: "times",
+        better: Better::Higher,
+        ours: Samples::new(ratios)?,
+        rival: rival("the weights", Samples::new(vec![WEIGHT as f64])?),
+        target: Some(Target::Near(NEAR)),
+    })
+}
+
+fn rival(name: &str, samples: Samples) -> Rival {
+    Rival { name: name.to_owned(), format: "Q4_1".to_owned(), samples }
+}

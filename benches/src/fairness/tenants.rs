@@ -1,0 +1,206 @@
+//! A deployment that asks for keys, and tenants that ask it: at their rates, or again as soon as they are answered.
+
+use std::{
+    fs,
+    path::Path,
+    process::Command,
+    sync::{
+        Barrier,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow};
+use tempfile::TempDir;
+
+use crate::{
+    arrivals::{at_their_times, poisson},
+    config::Config,
+    http::{Attempt, Timeline},
+    machine::Cores,
+    ours::{Holobiont, Installation, Placement, Setting},
+    process::output_of,
+    reality::SAID,
+    workload::{Job, Use, WARM_UP_ROUND, arrival, prompt},
+};
+
+/// How long a key may take to be made.
+const KEY_LIMIT: Duration = Duration::from_secs(20);
+/// How long a client that was refused waits before it asks again.
+const REFUSED: Duration = Duration::from_millis(20);
+/// Tokens of the prompt of a request of a burst, and of its answer.
+const SHORT: (usize, usize) = (8, 2);
+
+/// For how long is asked before it counts, and then.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Loop {
+    pub(super) settle: Duration,
+    pub(super) length: Duration,
+}
+
+/// What became of a tenant's requests.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub(super) struct Tries(Vec<Timeline>);
+
+impl Tries {
+    /// Tokens of those that were served.
+    pub(super) fn tokens(&self) -> usize {
+        self.0.iter().map(|timeline| timeline.tokens).sum()
+    }
+
+    /// How long their first tokens took, in milliseconds.
+    pub(super) fn first_tokens_ms(&self) -> impl Iterator<Item = f64> {
+        self.0.iter().map(|timeline| (timeline.first - timeline.sent).as_secs_f64() * 1e3)
+    }
+
+    /// Requests a second, where they were asked for so long.
+    pub(super) fn served_per_s(&self, length: Duration) -> f64 {
+        self.0.len() as f64 / length.as_secs_f64()
+    }
+}
+
+/// A running deployment, and the keys of its tenants.
+#[derive(Debug)]
+pub(super) struct Tenants {
+    server: Holobiont,
+    keys: Vec<(String, String)>,
+    requests: AtomicUsize,
+    _folder: TempDir,
+}
+
+impl Tenants {
+    /// Starts it for tenants called so, in `classes` as a deployment file has them.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub(super) fn start(
+        config: &Config,
+        cores: &Cores,
+        names: &[&str],
+        classes: &str,
+        settings: &[Setting],
+    ) -> Result<Self> {
+        let folder = tempfile::tempdir().context("no folder for a deployment")?;
+        let (file, key_file) = (folder.path().join("deployment.toml"), folder.path().join("api-keys"));
+        let keys = names.iter().map(|name| Ok(((*name).to_owned(), new_key(&config.ours, name, &key_file)?)));
+        let keys: Vec<(String, String)> = keys.collect::<Result<_>>()?;
+        let text = format!(
+            "[executor]\ncores = \"{}\"\n\n[gateway]\napi_key_file = \"{}\"\n\n{classes}",
+            cores.list(),
+            key_file.display()
+        );
+        fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
+        let installation = Installation {
+            binaries: config.ours.clone(),
+            model: config.model.clone(),
+            placement: Placement::Described(file),
+            key: keys.first().map(|(_, key)| key.clone()),
+        };
+        let server = Holobiont::start_with(&installation, &[], &folder.path().join("up"), settings)?;
+        server.warm_up(&(0..4).map(|number| job(WARM_UP_ROUND, number)).collect::<Vec<_>>())?;
+        Ok(Self { server, keys, requests: AtomicUsize::new(0), _folder: folder })
+    }
+
+    fn key(&self, name: &str) -> Result<&str> {
+        let found = self.keys.iter().find(|(tenant, _)| tenant == name);
+        found.map(|(_, key)| key.as_str()).with_context(|| format!("'{name}' has no key"))
+    }
+
+    /// Tenants that ask at rates of their own, whatever becomes of it; equal rounds ask at equal times.
+    ///
+    /// # Errors
+    /// If a request fails otherwise than for want of room; so all others.
+    pub(super) fn open(&self, asking: &[(&str, f64)], how: Loop, round: usize) -> Result<Vec<Tries>> {
+        let mut arrivals = Vec::new();
+        for (index, &(name, per_s)) in asking.iter().enumerate() {
+            let key = self.key(name)?;
+            let times = poisson(per_s, how.settle + how.length, ((round as u64) << 8) + index as u64);
+            arrivals.extend(times.into_iter().map(|at| (at, index, key)));
+        }
+        arrivals.sort_unstable();
+        let ask = |&(at, index, key): &(Duration, usize, &str)| {
+            Ok((at, index, self.server.attempt_as(key, &self.next())?))
+        };
+        let mut tries = vec![Tries::default(); asking.len()];
+        for (at, index, attempt) in at_their_times(&arrivals, |(at, ..)| *at, ask)? {
+            if let (true, Attempt::Served(timeline)) = (at >= how.settle, attempt) {
+                tries[index].0.push(timeline);
+            }
+        }
+        Ok(tries)
+    }
+
+    /// Tenants each with so many clients, which ask again at once; what ends while it counts, counts.
+    pub(super) fn closed(&self, clients: &[(&str, usize)], how: Loop) -> Result<Vec<Tries>> {
+        let begin = Instant::now();
+        let counts = begin + how.settle..begin + how.settle + how.length;
+        let client = |key: &str| -> Result<Vec<Timeline>> {
+            let mut served = Vec::new();
+            while Instant::now() < counts.end {
+                match self.server.attempt_as(key, &self.next())? {
+                    Attempt::Served(timeline) if counts.contains(&timeline.last) => served.push(timeline),
+                    Attempt::Served(_) => {}
+                    Attempt::Refused { .. } => thread::sleep(REFUSED),
+                }
+            }
+            Ok(served)
+        };
+        thread::scope(|scope| {
+            let mut tries = Vec::new();
+            let mut tenants = Vec::new();
+            for &(name, count) in clients {
+                let key = self.key(name)?;
+                let client = &client;
+                tenants.push((0..count).map(|_| scope.spawn(move || client(key))).collect::<Vec<_>>());
+            }
+            for tenant in tenants {
+                let mut served = Vec::new();
+                for client in tenant {
+                    let client = client.join().unwrap_or_else(|_| Err(anyhow!("a client thread panicked")));
+                    served.extend(client?);
+                }
+                tries.push(Tries(served));
+            }
+            Ok(tries)
+        })
+    }
+
+    /// So many short requests at once, none of them sent twice: how many are served.
+    pub(super) fn burst(&self, name: &str, count: usize, round: usize) -> Result<usize> {
+        let (key, together) = (self.key(name)?, Barrier::new(count));
+        let ask = |number: usize| -> Result<usize> {
+            let seed = (1 << 50) + ((round << 24) + number) as u64;
+            let (prompt, says) = (prompt(seed, SHORT.0), Some(SAID));
+            let job = Job { prompt, who: Use::Base, generate: SHORT.1, says };
+            together.wait();
+            Ok(usize::from(matches!(self.server.attempt_as(key, &job)?, Attempt::Served(_))))
+        };
+        thread::scope(|scope| {
+            let ask = &ask;
+            let clients: Vec<_> = (0..count).map(|number| scope.spawn(move || ask(number))).collect();
+            let served = clients
+                .into_iter()
+                .map(|client| client.join().unwrap_or_else(|_| Err(anyhow!("a client thread panicked"))));
+            served.sum()
+        })
+    }
+
+    /// A request that nobody has sent before.
+    fn next(&self) -> Job {
+        job(0, self.requests.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+/// As the overload's, of the base.
+fn job(round: usize, number: usize) -> Job {
+    Job { who: Use::Base, says: Some(SAID), ..arrival(round, number) }
+}
+
+/// A key of the tenant called `name`.
+fn new_key(binaries: &Path, name: &str, file: &Path) -> Result<String> {
+    let mut command = Command::new(binaries.join("holobiont"));
+    command.args(["key", "add", name, "--requests-per-min", "0", "--file"]).arg(file);
+    Ok(output_of(&mut command, KEY_LIMIT)?.trim().to_owned())
+}

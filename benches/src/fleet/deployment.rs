@@ -1,0 +1,184 @@
+//! Three executors on two cores, one of which has a core to itself, the others parts of the other one.
+
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use policy::{
+    perf::line::{Line, Sample},
+    routing::Policy,
+};
+use rustix::{
+    process::Pid,
+    thread::{CpuSet, sched_setaffinity},
+};
+use serde_json::Value;
+use simulator::cost::CostModel;
+use tempfile::TempDir;
+
+use super::share::Share;
+use crate::{
+    config::Config,
+    http::{get, post},
+    machine::Cores,
+    ours::{Holobiont, Installation, Placement, Setting},
+    process::children_called,
+    reality::{costs::fitted, deployment::write, probe::Probe},
+};
+
+/// What they are called, and which part of the second core each may use; the first has a core to itself.
+pub(super) const NAMES: [&str; 3] = ["fast", "middle", "slow"];
+const SHARES: [Option<f64>; 3] = [None, Some(0.45), Some(0.25)];
+/// Ranks of adapters.
+pub(super) const RANKS: [usize; 5] = [8, 16, 32, 64, 128];
+/// What each holds of keys, values and adapters: all that come.
+const DEVICE_BYTES: u64 = 1 << 30;
+/// How long they may take to start.
+const READY: Duration = Duration::from_secs(120);
+
+/// Prompts that an executor is measured with, beside nobody: more often the short ones, for each is of another rank.
+const ALONE: [usize; 10] = [1, 8, 16, 16, 32, 32, 64, 64, 128, 256];
+/// Sequences that decode together, and tokens that each has before.
+const TOGETHER: [(usize, usize); 11] =
+    [(1, 32), (1, 32), (1, 32), (2, 32), (3, 32), (4, 32), (6, 32), (8, 32), (12, 32), (1, 512), (4, 256)];
+/// Prompts of one step, and prompts beside sequences that decode.
+const AT_ONCE: [(usize, usize); 3] = [(2, 16), (4, 16), (4, 64)];
+const BESIDE: [(usize, usize); 5] = [(16, 1), (16, 2), (16, 6), (64, 2), (128, 4)];
+/// Tokens of the prompts that tell what a cold adapter costs.
+const LOADING: usize = 16;
+
+/// A running fleet.
+#[derive(Debug)]
+pub(super) struct Fleet {
+    // Ends before its control groups and its folder go.
+    pub(super) server: Holobiont,
+    ranks: Vec<usize>,
+    block_bytes: u64,
+    _shares: Vec<Share>,
+    _folder: TempDir,
+}
+
+impl Fleet {
+    /// Starts it with adapters of these ranks.
+    ///
+    /// # Errors
+    /// If it does not start, or there are not two cores.
+    pub(super) fn start(config: &Config, cores: &Cores, policy: Policy, ranks: Vec<usize>) -> Result<Self> {
+        let [first, second] = cores.numbers()[..] else {
+            bail!("three executors of unequal speed are measured on two cores: give --threads 2");
+        };
+        let folder = tempfile::tempdir().context("no folder for a deployment")?;
+        let file = folder.path().join("deployment.toml");
+        let executors: String =
+            NAMES.iter().map(|name| format!("[[executor]]\nname = \"{name}\"\n\n")).collect();
+        let gateway = format!("[gateway]\nrouting = \"{}\"\n\n[workers]\ncount = 0\n\n", policy.name());
+        fs::write(&file, gateway + &executors).with_context(|| format!("cannot write {}", file.display()))?;
+        let installation = Installation {
+            binaries: config.ours.clone(),
+            model: config.model.clone(),
+            placement: Placement::Described(file),
+            key: None,
+        };
+        let adapters = write(&config.model, &ranks, &folder.path().join("adapters"))?;
+        let settings: [Setting; 2] =
+            [("HOLOBIONT_CORES", second.to_string()), ("HOLOBIONT_DEVICE_BYTES", DEVICE_BYTES.to_string())];
+        let server = Holobiont::start_with(&installation, &adapters, &folder.path().join("up"), &settings)?;
+        let status = wait_for_all(server.port())?;
+        let block_bytes = status["executors"][0]["memory"]["block_bytes"].as_u64();
+        let block_bytes = block_bytes.context("/v1/status says no size of a block")?;
+        let shares = place(server.process_id(), first)?;
+        Ok(Self { server, ranks, block_bytes, _shares: shares, _folder: folder })
+    }
+
+    /// What steps and cold adapters take on one of them, while the others are drained.
+    ///
+    /// # Errors
+    /// If a request fails.
+    pub(super) fn costs_of(&self, config: &Config, name: &str) -> Result<CostModel> {
+        let others = || NAMES.iter().filter(|other| **other != name);
+        let order =
+            |other: &str, what: &str| post(self.server.port(), &format!("/v1/executors/{other}/{what}"));
+        others().try_for_each(|other| order(other, "drain"))?;
+        let model = self.observe(config)?;
+        others().try_for_each(|other| order(other, "undrain"))?;
+        Ok(model)
+    }
+
+    fn observe(&self, config: &Config) -> Result<CostModel> {
+        let mut probe = Probe::new(&self.server, &self.ranks);
+        let loads = probe.loads(LOADING)?;
+        let mut observed = Vec::new();
+        for tokens in ALONE {
+            observed.push(probe.alone(tokens)?);
+        }
+        for (sequences, context) in TOGETHER {
+            observed.push(probe.together(sequences, context)?);
+        }
+        for (prompts, tokens) in AT_ONCE {
+            observed.push(probe.at_once(prompts, tokens)?);
+        }
+        for (tokens, sequences) in BESIDE {
+            observed.push(probe.beside(tokens, sequences)?);
+        }
+        let model = fitted(&config.model, self.block_bytes, observed.into_iter())?;
+        let bytes = self.ranks.iter().map(|&rank| model.adapter_bytes(rank as u32) as f64);
+        let loads: Vec<Sample> =
+            bytes.zip(loads).map(|(bytes, seconds)| Sample::new(bytes, seconds)).collect();
+        let Line { alpha, beta } = Line::least_squares(&loads).context("there are no adapters")?;
+        Ok(CostModel { load_s: beta, load_byte_s: alpha, ..model })
+    }
+}
+
+/// What `/v1/status` says once all of them serve.
+fn wait_for_all(port: u16) -> Result<Value> {
+    let begin = Instant::now();
+    loop {
+        let status: Value =
+            serde_json::from_str(&get(port, "/v1/status")?).context("a status is not JSON")?;
+        let executors = status["executors"].as_array().cloned().unwrap_or_default();
+        if executors.iter().filter(|one| one["state"] == "ready").count() == NAMES.len() {
+            return Ok(status);
+        }
+        ensure!(begin.elapsed() < READY, "the executors are not ready after {READY:?}: {status}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// The first executor goes to the core `first`, the others are held to their shares of the one they are on.
+fn place(up: u32, first: usize) -> Result<Vec<Share>> {
+    let mut shares = Vec::new();
+    for (name, share) in NAMES.iter().zip(SHARES) {
+        let process = process_of(up, name)?;
+        match share.map(|share| Share::of(process, share)) {
+            None => move_to(process, first)?,
+            Some(Ok(share)) => shares.push(share),
+            Some(Err(error)) => {
+                eprintln!("holobiont-bench: '{name}' has what others leave of its core, for {error:#}");
+            }
+        }
+    }
+    Ok(shares)
+}
+
+fn process_of(up: u32, name: &str) -> Result<u32> {
+    let socket = format!("executor-{name}.sock\0");
+    let is_its = |id: &u32| {
+        let line = fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
+        String::from_utf8_lossy(&line).contains(&socket)
+    };
+    let executors = children_called(up, "base-executor")?;
+    executors.into_iter().find(is_its).with_context(|| format!("there is no executor '{name}'"))
+}
+
+fn move_to(process: u32, core: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(core);
+    let threads = fs::read_dir(format!("/proc/{process}/task")).context("an executor has ended")?;
+    for thread in threads {
+        let id: i32 = thread?.file_name().to_string_lossy().parse().context("a thread has no number")?;
+        sched_setaffinity(Pid::from_raw(id), &set).context("cannot move an executor to its core")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,180 @@
+//! C-12: what ranks cost a decode step and a prompt's pass, at true ranks and padded to the largest of the batch, and how
+//! well `policy::perf` foretells steps that it was not fitted to.
+//!
+//! The model that serves and its own kernels, in this process: an adapter on q, k and v for each sequence, all of them in
+//! blocks of the pool. The kernel that pads is the same one over adapters that zeros fill up to the largest rank.
+
+mod rig;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use policy::perf::{
+    line::{Line, Sample},
+    serving::{ColdStart, Load, LoraForm, ServingFit},
+};
+use rand::{Rng, SeedableRng, rngs::StdRng};
+
+use self::rig::Rig;
+use crate::{
+    config::Config,
+    machine::Cores,
+    measure::Samples,
+    report::{Better, Comparison, Rival, Target},
+};
+
+/// How well each kernel is to be told by its own form.
+const LEAST_FIT: f64 = 0.95;
+/// Mixes of either kind of pass. The fit keeps every eighth to judge by.
+const MIXES: usize = 128;
+const HELD_OUT_EVERY: usize = 8;
+/// Ranks of the adapters.
+const RANKS: [usize; 5] = [8, 16, 32, 64, 128];
+/// Sequences of a step, at most, and the tokens that all of them have before it, at least and at most.
+const SEQUENCES: usize = 32;
+const CONTEXT: (usize, usize) = (32, 256);
+/// Prompts of a pass, at most, and their tokens, at least and at most.
+const PROMPTS: usize = 6;
+const PROMPT: (usize, usize) = (8, 64);
+
+/// What a pass computes: for each sequence its rank, how many tokens it has before, and how many it computes.
+type Mix = Vec<(usize, usize, usize)>;
+
+/// How long a mix took, as the fits see it.
+#[derive(Debug, Clone, Copy)]
+struct Timing {
+    load: Load,
+    took: Duration,
+}
+
+/// Every comparison of this benchmark.
+///
+/// # Errors
+/// If the model or adapters cannot be made.
+pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+    let mut rig = Rig::open(&config.model, cores, SEQUENCES, CONTEXT.1.max(PROMPT.1) + 1, RANKS[4])?;
+    let mut random = StdRng::seed_from_u64(12);
+    let steps: Vec<Mix> = (0..MIXES).map(|_| step(&mut random)).collect();
+    let prompts: Vec<Mix> = (0..MIXES).map(|_| prompts(&mut random)).collect();
+    let mut comparisons = Vec::new();
+    for kernel in [LoraForm::TrueRank, LoraForm::Padded] {
+        let [steps, prompts] = [&steps, &prompts].map(|mixes| {
+            let time = |mix| rig.time(mix, kernel, config.runs);
+            mixes.iter().map(time).collect::<Result<Vec<Timing>>>()
+        });
+        comparisons.extend(compare(kernel, &steps?, &prompts?)?);
+    }
+    Ok(comparisons)
+}
+
+/// Sequences that decode, after as many tokens each.
+fn step(random: &mut StdRng) -> Mix {
+    let context = random.random_range(CONTEXT.0..=CONTEXT.1);
+    let count = random.random_range(1..=SEQUENCES);
+    (0..count).map(|_| (rank(random), context, 1)).collect()
+}
+
+/// Prompts that are computed in one pass.
+fn prompts(random: &mut StdRng) -> Mix {
+    let count = random.random_range(1..=PROMPTS);
+    (0..count).map(|_| (rank(random), 0, random.random_range(PROMPT.0..=PROMPT.1))).collect()
+}
+
+fn rank(random: &mut StdRng) -> usize {
+    RANKS[random.random_range(0..RANKS.len())]
+}
+
+/// Each kernel's timings told by its own form, beside the other's.
+fn compare(kernel: LoraForm, steps: &[Timing], prompts: &[Timing]) -> Result<Vec<Comparison>> {
+    let other = match kernel {
+        LoraForm::TrueRank => LoraForm::Padded,
+        LoraForm::Padded => LoraForm::TrueRank,
+    };
+    let [own, others] = [kernel, other].map(|form| told(form, steps, prompts));
+    let ([own_steps, own_prompts], [other_steps, other_prompts]) = (own?, others?);
+    let lines = [told_by_a_line(kernel, steps)?, told_by_a_line(other, steps)?];
+    let rows = [
+        ("decode steps", [own_steps, other_steps]),
+        ("decode steps, a line of ranks alone as the paper has it", lines),
+        ("prompts' passes", [own_prompts, other_prompts]),
+    ];
+    rows.into_iter().map(|(what, [own, others])| row(kernel, what, (own, others, other))).collect()
+}
+
+fn row(kernel: LoraForm, what: &str, (own, others, other): (f64, f64, LoraForm)) -> Result<Comparison> {
+    Ok(Comparison {
+        bench: "perf-model",
+        case: format!("{}: held-out {what}", name(kernel)),
+        unit: "R²",
+        better: Better::Higher,
+        ours: Samples::new(vec![own])?,
+        rival: Rival {
+            name: format!("the form of {}", name(other)),
+            format: "Q4_1".to_owned(),
+            samples: Samples::new(vec![others])?,
+        },
+        target: Some(Target::OursAtLeast(LEAST_FIT)),
+    })
+}
+
+fn name(form: LoraForm) -> &'static str {
+    match form {
+        LoraForm::TrueRank => "true ranks",
+        LoraForm::Padded => "padded ranks",
+    }
+}
+
+/// How much of the variance of steps and passes that were not fitted to is foretold.
+fn told(form: LoraForm, steps: &[Timing], prompts: &[Timing]) -> Result<[f64; 2]> {
+    let mut fit = ServingFit::new(form, ColdStart::Assisted);
+    steps.iter().for_each(|timing| fit.observe_decode(timing.load, timing.took));
+    prompts.iter().for_each(|timing| fit.observe_prefill(timing.load, timing.took));
+    fit.r_squared().context("there are too few mixes to hold any out")
+}
+
+/// The same of decode steps by `alpha · ranks + beta`.
+fn told_by_a_line(form: LoraForm, steps: &[Timing]) -> Result<f64> {
+    let ranks = |load: Load| match form {
+        LoraForm::TrueRank => load.ranks,
+        LoraForm::Padded => load.requests * load.max_rank,
+    };
+    let sample = |timing: &Timing| Sample::new(ranks(timing.load) as f64, timing.took.as_secs_f64());
+    let is_held_out = |index: &usize| (index + 1).is_multiple_of(HELD_OUT_EVERY);
+    let part = |held_out| {
+        let part = steps.iter().enumerate().filter(move |(index, _)| is_held_out(index) == held_out);
+        part.map(|(_, timing)| sample(timing)).collect::<Vec<Sample>>()
+    };
+    let line = Line::least_squares(&part(false)).context("there are no mixes")?;
+    Ok(line.r_squared(&part(true)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Steps of a kernel that costs what its form says.
+    fn timings(form: LoraForm) -> Vec<Timing> {
+        let mut random = StdRng::seed_from_u64(1);
+        (0..64)
+            .map(|_| {
+                let load = rig::load(&step(&mut random));
+                let ranks = match form {
+                    LoraForm::TrueRank => load.ranks,
+                    LoraForm::Padded => load.requests * load.max_rank,
+                };
+                Timing { load, took: Duration::from_micros(5000 + 10 * ranks) }
+            })
+            .collect()
+    }
+
+    #[test]
+    fn each_kernel_is_told_by_its_own_form_and_worse_by_the_other() {
+        for kernel in [LoraForm::TrueRank, LoraForm::Padded] {
+            let timings = timings(kernel);
+            for row in compare(kernel, &timings, &timings).unwrap().into_iter().take(2) {
+                let (own, other) = (row.ours.median(), row.rival.samples.median());
+                assert!(own > 0.99 && other < own, "{row:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! The model that serves, in this process, with adapters in blocks of its pool.
+
+use std::{path::Path, sync::Arc, time::Instant};
+
+use anyhow::{Context, Result, ensure};
+use ids::BlockId;
+use kernels::lora::LoraPrecision;
+use model::{
+    deltas::{
+        cpu_copy::CpuMemory,
+        device_copy::{DeviceCopy, DeviceMemory as _},
+        matrices::ImageNumber,
+        prepared::PreparedAdapter,
+    },
+    forward::{BLOCK_TOKENS, ForwardPass as _, LogitRows, SequenceSlice},
+    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    shape::source::Target,
+    sources::open::open,
+};
+use policy::perf::serving::{Load, LoraForm};
+
+use super::{Mix, Timing};
+use crate::{
+    adapters::{Rank, encoded, in_image},
+    machine::Cores,
+};
+
+/// What is adapted.
+const TARGETS: [Target; 3] = [Target::Q, Target::K, Target::V];
+/// The number of an image of which no worker is told.
+const UNKNOWN: ImageNumber = ImageNumber::NONE;
+
+/// See the module.
+pub(super) struct Rig {
+    model: ResidentModel,
+    memory: CpuMemory,
+    precision: LoraPrecision,
+    /// Blocks of keys and values of each sequence.
+    sequences: Vec<Vec<BlockId>>,
+    logits: Vec<f32>,
+}
+
+/// An adapter on the device, until it is dropped.
+struct Placed(Arc<PreparedAdapter>, Arc<DeviceCopy>);
+
+impl Drop for Placed {
+    fn drop(&mut self) {
+        self.0.set_device(None);
+        self.1.revoke();
+    }
+}
+
+impl Rig {
+    /// With room for so many sequences of so many tokens, each with an adapter of `rank` at most.
+    ///
+    /// # Errors
+    /// If the model cannot be read, or there is no memory.
+    pub(super) fn open(
+        path: &Path,
+        cores: &Cores,
+        sequences: usize,
+        tokens: usize,
+        rank: usize,
+    ) -> Result<Self> {
+        let weights = LoadedWeights::load(&*open(path)?, cores.numbers().len())?;
+        let (precision, shape) = (weights.adapter_precision(), weights.kv_shape(KvDtype::Auto));
+        let largest = in_image(
+            weights.config(),
+            encoded(weights.config(), Rank::true_rank(rank), &TARGETS, precision),
+            UNKNOWN,
+        )?;
+        let blocks = tokens.div_ceil(BLOCK_TOKENS);
+        // What does not fill a block is lost at the end of each.
+        let of_adapter = 2 * largest.device_bytes().div_ceil(shape.block_bytes());
+        let kv_bytes = sequences * (blocks + of_adapter) * shape.block_bytes();
+        let options = ResidentOptions { cores: cores.numbers().to_vec(), kv_bytes, kv_dtype: KvDtype::Auto };
+        let model = ResidentModel::new(weights, &options)?;
+        let mut ids = (0..).map(BlockId);
+        let sequences = (0..sequences).map(|_| ids.by_ref().take(blocks).collect()).collect();
+        Ok(Self { memory: model.adapter_memory(), model, precision, sequences, logits: Vec::new() })
+    }
+
+    /// How long a mix takes with a kernel: the median of `runs`, after one that is not counted.
+    ///
+    /// # Errors
+    /// If adapters do not fit.
+    pub(super) fn time(&mut self, mix: &Mix, kernel: LoraForm, runs: usize) -> Result<Timing> {
+        let largest = mix.iter().map(|&(rank, ..)| rank).max().context("a mix is not empty")?;
+        let mut next = self.sequences.iter().map(Vec::len).sum::<usize>() as u32;
+        let mut placed = Vec::new();
+        for &(rank, ..) in mix {
+            let stored = if kernel == LoraForm::Padded { largest } else { rank };
+            placed.push(self.place(Rank { own: rank, stored }, &mut next)?);
+        }
+        let mut times = Vec::new();
+        for _ in 0..=runs {
+            let began = Instant::now();
+            self.pass(mix, &placed)?;
+            times.push(began.elapsed());
+        }
+        times.remove(0);
+        times.sort_unstable();
+        Ok(Timing { load: load(mix), took: times[times.len() / 2] })
+    }
+
+    /// An adapter in blocks from `next` on.
+    fn place(&self, rank: Rank, next: &mut u32) -> Result<Placed> {
+        let config = self.model.config();
+        let adapter = in_image(config, encoded(config, rank, &TARGETS, self.precision), UNKNOWN)?;
+        let count = self.memory.blocks_for(adapter.host()).context("blocks hold no piece of an adapter")?;
+        ensure!((*next + count) as usize <= self.model.kv_blocks(), "the pool has no room for an adapter");
+        let blocks: Vec<BlockId> = (*next..*next + count).map(BlockId).collect();
+        *next += count;
+        let copy = Arc::new(self.memory.copy_of(adapter.host(), &blocks));
+        while copy.next_bytes().is_some() {
+            copy.copy_next(adapter.host());
+        }
+        adapter.set_device(Some(Arc::clone(&copy)));
+        Ok(Placed(Arc::new(adapter), copy))
+    }
+
+    fn pass(&mut self, mix: &Mix, placed: &[Placed]) -> Result<()> {
+        let longest = mix.iter().map(|&(.., tokens)| tokens).max().unwrap_or(0);
+        let tokens: Vec<u32> = (1000..).take(longest).collect();
+        let sequences = mix.iter().zip(placed).zip(&self.sequences);
+        let slices: Vec<_> = sequences
+            .map(|((&(_, start, count), Placed(adapter, _)), blocks)| SequenceSlice {
+                tokens: &tokens[..count],
+                start,
+                blocks,
+                adapter: Some(adapter),
+                logits: LogitRows::Last,
+            })
+            .collect();
+        self.model.forward(&slices, &mut self.logits)?;
+        Ok(())
+    }
+}
+
+/// What a mix is to those who foretell it: context where it decodes, prompt where there is none before.
+pub(super) fn load(mix: &Mix) -> Load {
+    let of = |&(rank, start, count): &(usize, usize, usize)| {
+        Load::of(rank as u64, if start == 0 { count } else { start } as u64)
+    };
+    mix.iter().map(of).fold(Load::default(), Load::plus)
+}
