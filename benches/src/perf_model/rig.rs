@@ -1,6 +1,10 @@
 //! The model that serves, in this process, with adapters in blocks of its pool.
 
-use std::{path::Path, sync::Arc, time::Instant};
+use std::{
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, ensure};
 use ids::BlockId;
@@ -23,6 +27,7 @@ use super::{Mix, Timing};
 use crate::{
     adapters::{Rank, encoded, in_image},
     machine::Cores,
+    measure::Samples,
 };
 
 /// What is adapted.
@@ -80,7 +85,7 @@ impl Rig {
         Ok(Self { memory: model.adapter_memory(), model, precision, sequences, logits: Vec::new() })
     }
 
-    /// How long a mix takes with a kernel: the median of `runs`, after one that is not counted.
+    /// How long a mix takes with a kernel, and without adapters: medians of `runs` by turns, after one that is not counted.
     ///
     /// # Errors
     /// If adapters do not fit.
@@ -92,15 +97,17 @@ impl Rig {
             let stored = if kernel == LoraForm::Padded { largest } else { rank };
             placed.push(self.place(Rank { own: rank, stored }, &mut next)?);
         }
-        let mut times = Vec::new();
-        for _ in 0..=runs {
-            let began = Instant::now();
-            self.pass(mix, &placed)?;
-            times.push(began.elapsed());
+        let (mut with, mut added) = (Vec::new(), Vec::new());
+        for run in 0..=runs {
+            let alone = self.pass(mix, &[])?;
+            let adapted = self.pass(mix, &placed)?;
+            if run > 0 {
+                with.push(adapted);
+                added.push(adapted - alone);
+            }
         }
-        times.remove(0);
-        times.sort_unstable();
-        Ok(Timing { load: load(mix), took: times[times.len() / 2] })
+        let took = Duration::from_secs_f64(Samples::new(with)?.median());
+        Ok(Timing { load: load(mix), took, added_s: Samples::new(added)?.median() })
     }
 
     /// An adapter in blocks from `next` on.
@@ -119,21 +126,23 @@ impl Rig {
         Ok(Placed(Arc::new(adapter), copy))
     }
 
-    fn pass(&mut self, mix: &Mix, placed: &[Placed]) -> Result<()> {
+    /// Seconds of a pass; those of `mix` that have no adapter placed are of the base.
+    fn pass(&mut self, mix: &Mix, placed: &[Placed]) -> Result<f64> {
         let longest = mix.iter().map(|&(.., tokens)| tokens).max().unwrap_or(0);
         let tokens: Vec<u32> = (1000..).take(longest).collect();
-        let sequences = mix.iter().zip(placed).zip(&self.sequences);
+        let sequences = mix.iter().zip(&self.sequences).enumerate();
         let slices: Vec<_> = sequences
-            .map(|((&(_, start, count), Placed(adapter, _)), blocks)| SequenceSlice {
+            .map(|(index, (&(_, start, count), blocks))| SequenceSlice {
                 tokens: &tokens[..count],
                 start,
                 blocks,
-                adapter: Some(adapter),
+                adapter: placed.get(index).map(|Placed(adapter, _)| adapter),
                 logits: LogitRows::Last,
             })
             .collect();
+        let began = Instant::now();
         self.model.forward(&slices, &mut self.logits)?;
-        Ok(())
+        Ok(began.elapsed().as_secs_f64())
     }
 }
 
