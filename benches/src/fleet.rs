@@ -1,7 +1,8 @@
 //! The forecast beside reality: three executors of unequal speed behind one gateway, each way of choosing among them.
 //!
-//! Each executor is measured by itself, while the others are drained; requests of twenty adapters of mixed ranks then come as
-//! they come, for real, and through `holobiont simulate`'s fleet with those costs.
+//! The fastest is measured by itself, and how many times as slow the others are, while those beside are drained; requests of
+//! twenty adapters of mixed ranks then come as they come, for real, and through the fleet of `holobiont simulate` with those
+//! costs.
 //!
 //! - [`deployment`]: three executors on two cores. [`share`]: how much of a core each may use.
 
@@ -89,13 +90,9 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
 /// The costs of each executor, which are written beside `--costs`, for `holobiont simulate`.
 fn measured(config: &Config, cores: &Cores) -> Result<Vec<CostModel>> {
     let ranks = RANKS.into_iter().cycle().take(ADAPTERS).collect();
-    let fleet = Fleet::start(config, cores, Policy::RankAware, ranks)?;
-    let each = NAMES.iter().map(|name| {
-        let model = fleet.costs_of(config, name)?;
-        costs::write(&model, &file(config, name))?;
-        Ok(model)
-    });
-    each.collect()
+    let models = Fleet::start(config, cores, Policy::RankAware, ranks)?.costs(config)?;
+    NAMES.iter().zip(&models).try_for_each(|(name, model)| costs::write(model, &file(config, name)))?;
+    Ok(models)
 }
 
 fn file(config: &Config, name: &str) -> PathBuf {

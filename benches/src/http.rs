@@ -1,4 +1,6 @@
-//! Streamed requests to either side's server, and the times at which their tokens arrive.
+//! Streamed requests to either side's server, and the times at which their tokens arrive; [`plain`] ones beside them.
+
+mod plain;
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -7,11 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use self::plain::agent;
+pub(crate) use self::plain::{get, get_as, post};
+use crate::{process::Process, workload::Job};
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::Value;
-use ureq::Agent;
-
-use crate::{process::Process, workload::Job};
 
 /// How long a server may take to be ready, its adapters loaded.
 const READY_LIMIT: Duration = Duration::from_secs(120);
@@ -226,48 +228,6 @@ impl<D: Dialect> Server<D> {
     fn explain(&self, error: anyhow::Error) -> anyhow::Error {
         error.context(format!("a request failed; the server's last words:\n{}", self.process.last_words()))
     }
-}
-
-/// Text of `GET route` at `port` of this machine.
-///
-/// # Errors
-/// If the server does not answer with 200.
-pub(crate) fn get(port: u16, route: &str) -> Result<String> {
-    get_as(port, route, None)
-}
-
-/// The same by whoever has `key`.
-///
-/// # Errors
-/// As [`get`].
-pub(crate) fn get_as(port: u16, route: &str, key: Option<&str>) -> Result<String> {
-    let mut request = agent(REQUEST_LIMIT).get(format!("http://127.0.0.1:{port}{route}"));
-    if let Some(key) = key {
-        request = request.header("Authorization", format!("Bearer {key}"));
-    }
-    let mut answer = request.call().with_context(|| format!("no answer to GET {route}"))?;
-    let text = answer.body_mut().read_to_string().with_context(|| format!("GET {route} broke off"))?;
-    ensure!(answer.status() == 200, "GET {route} was answered with {}: {text}", answer.status());
-    Ok(text)
-}
-
-/// Posts nothing to `route` at `port` of this machine.
-///
-/// # Errors
-/// If the server does not answer with 200.
-pub(crate) fn post(port: u16, route: &str) -> Result<()> {
-    let url = format!("http://127.0.0.1:{port}{route}");
-    let mut answer = agent(REQUEST_LIMIT)
-        .post(url)
-        .send_json(Value::Object(Default::default()))
-        .with_context(|| format!("no answer to POST {route}"))?;
-    let text = answer.body_mut().read_to_string().unwrap_or_default();
-    ensure!(answer.status() == 200, "POST {route} was answered with {}: {text}", answer.status());
-    Ok(())
-}
-
-fn agent(limit: Duration) -> Agent {
-    Agent::config_builder().timeout_global(Some(limit)).http_status_as_error(false).build().new_agent()
 }
 
 fn stream(port: u16, dialect: &impl Dialect, job: &Job) -> Result<Timeline> {

@@ -1,6 +1,7 @@
 //! Command line and environment, turned into one checked [`Config`].
 
 mod args;
+mod figures;
 mod sockets;
 mod values;
 
@@ -17,7 +18,8 @@ pub use self::{
     args::{
         AdapterArgs, AdmissionArgs, Args, CallerArgs, ConnectionArgs, ExecutorArgs, FigureArgs, TrainingArgs,
     },
-    values::{ConnectionLimits, Figures, Hosts, Lifeline, MetricNames, Rates, StartAdapter, TrainingLimits},
+    figures::{Figures, MetricNames},
+    values::{ConnectionLimits, Hosts, Lifeline, Rates, StartAdapter, TrainingLimits},
 };
 use policy::{admission::DelayLimits, routing::Policy};
 

@@ -48,6 +48,8 @@ const AT_ONCE: [(usize, usize); 3] = [(2, 16), (4, 16), (4, 64)];
 const BESIDE: [(usize, usize); 5] = [(16, 1), (16, 2), (16, 6), (64, 2), (128, 4)];
 /// Tokens of the prompts that tell what a cold adapter costs.
 const LOADING: usize = 16;
+/// Sequences whose steps tell how fast an executor is, and tokens that each has before.
+const PACE: (usize, usize) = (6, 32);
 
 /// A running fleet.
 #[derive(Debug)]
@@ -92,18 +94,42 @@ impl Fleet {
         Ok(Self { server, ranks, block_bytes, _shares: shares, _folder: folder })
     }
 
-    /// What steps and cold adapters take on one of them, while the others are drained.
+    /// What steps and cold adapters take on each of them: the first is measured, and the others are as many times as slow as
+    /// they are seen to be. The others are drained meanwhile.
     ///
     /// # Errors
     /// If a request fails.
-    pub(super) fn costs_of(&self, config: &Config, name: &str) -> Result<CostModel> {
-        let others = || NAMES.iter().filter(|other| **other != name);
-        let order =
-            |other: &str, what: &str| post(self.server.port(), &format!("/v1/executors/{other}/{what}"));
-        others().try_for_each(|other| order(other, "drain"))?;
-        let model = self.observe(config)?;
-        others().try_for_each(|other| order(other, "undrain"))?;
-        Ok(model)
+    pub(super) fn costs(&self, config: &Config) -> Result<Vec<CostModel>> {
+        let (model, pace_s) = self.alone(NAMES[0], || Ok((self.observe(config)?, self.pace_s()?)))?;
+        let costs = NAMES.iter().skip(1).map(|name| {
+            let slowness = self.alone(name, || self.pace_s())? / pace_s;
+            eprintln!("holobiont-bench: '{name}' is {slowness:.2} times as slow as '{}'", NAMES[0]);
+            Ok(slowed(&model, slowness))
+        });
+        [Ok(model)].into_iter().chain(costs).collect()
+    }
+
+    /// What `measure` finds while only the executor called `name` takes requests.
+    fn alone<T>(&self, name: &str, measure: impl Fn() -> Result<T>) -> Result<T> {
+        let order = |what: &str| {
+            let mut others = NAMES.iter().filter(|other| **other != name);
+            let port = self.server.port();
+            others.try_for_each(|other| post(port, &format!("/v1/executors/{other}/{what}")))
+        };
+        order("drain")?;
+        let measured = measure()?;
+        order("undrain")?;
+        Ok(measured)
+    }
+
+    /// Seconds of some prompts and steps, after as many that bring the adapters.
+    fn pace_s(&self) -> Result<f64> {
+        let mut seconds = 0.0;
+        for _ in 0..2 {
+            let mut probe = Probe::new(&self.server, &self.ranks);
+            seconds = probe.together(PACE.0, PACE.1)?.seconds + probe.together(1, PACE.1)?.seconds;
+        }
+        Ok(seconds)
     }
 
     fn observe(&self, config: &Config) -> Result<CostModel> {
@@ -128,6 +154,22 @@ impl Fleet {
             bytes.zip(loads).map(|(bytes, seconds)| Sample::new(bytes, seconds)).collect();
         let Line { alpha, beta } = Line::least_squares(&loads).context("there are no adapters")?;
         Ok(CostModel { load_s: beta, load_byte_s: alpha, ..model })
+    }
+}
+
+/// Everything that an executor does takes so many times as long.
+fn slowed(model: &CostModel, slowness: f64) -> CostModel {
+    CostModel {
+        step_s: model.step_s * slowness,
+        batch_s: model.batch_s * slowness,
+        prefill_token_s: model.prefill_token_s * slowness,
+        prefill_pair_s: model.prefill_pair_s * slowness,
+        decode_sequence_s: model.decode_sequence_s * slowness,
+        context_token_s: model.context_token_s * slowness,
+        rank_row_s: model.rank_row_s * slowness,
+        load_s: model.load_s * slowness,
+        load_byte_s: model.load_byte_s * slowness,
+        ..*model
     }
 }
 

@@ -1,0 +1,52 @@
+//! Requests whose answers are read whole.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+use ureq::Agent;
+
+use super::REQUEST_LIMIT;
+
+/// Text of `GET route` at `port` of this machine.
+///
+/// # Errors
+/// If the server does not answer with 200.
+pub(crate) fn get(port: u16, route: &str) -> Result<String> {
+    get_as(port, route, None)
+}
+
+/// The same by whoever has `key`.
+///
+/// # Errors
+/// As [`get`].
+pub(crate) fn get_as(port: u16, route: &str, key: Option<&str>) -> Result<String> {
+    let mut request = agent(REQUEST_LIMIT).get(format!("http://127.0.0.1:{port}{route}"));
+    if let Some(key) = key {
+        request = request.header("Authorization", format!("Bearer {key}"));
+    }
+    let mut answer = request.call().with_context(|| format!("no answer to GET {route}"))?;
+    let text = answer.body_mut().read_to_string().with_context(|| format!("GET {route} broke off"))?;
+    ensure!(answer.status() == 200, "GET {route} was answered with {}: {text}", answer.status());
+    Ok(text)
+}
+
+/// Posts nothing to `route` at `port` of this machine.
+///
+/// # Errors
+/// If the server does not answer with 200.
+pub(crate) fn post(port: u16, route: &str) -> Result<()> {
+    let url = format!("http://127.0.0.1:{port}{route}");
+    let mut answer = agent(REQUEST_LIMIT)
+        .post(url)
+        .send_json(Value::Object(Default::default()))
+        .with_context(|| format!("no answer to POST {route}"))?;
+    let text = answer.body_mut().read_to_string().unwrap_or_default();
+    ensure!(answer.status() == 200, "POST {route} was answered with {}: {text}", answer.status());
+    Ok(())
+}
+
+/// Whoever asks no longer than `limit`.
+pub(super) fn agent(limit: Duration) -> Agent {
+    Agent::config_builder().timeout_global(Some(limit)).http_status_as_error(false).build().new_agent()
+}
