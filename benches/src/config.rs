@@ -54,6 +54,8 @@ pub(crate) enum Name {
     TuneMixed,
     /// Two executors behind one gateway, beside one.
     Executors,
+    /// An executor behind a TLS door, beside one behind its ipc socket.
+    Far,
     /// A GPU's decode steps, beside its memory's bandwidth and PyTorch.
     CudaDecode,
     /// A GPU's long prompts, beside the rate of its matrix unit.
@@ -75,7 +77,7 @@ pub(crate) enum Name {
 }
 
 impl Name {
-    const EACH: [Self; 20] = [
+    const EACH: [Self; 21] = [
         Self::Decode,
         Self::Prefill,
         Self::Batch,
@@ -96,6 +98,7 @@ impl Name {
         Self::Tune,
         Self::TuneMixed,
         Self::Executors,
+        Self::Far,
     ];
 
     /// Whether it is measured on a GPU, with weights of its own.

@@ -4,7 +4,7 @@
 //!
 //! - [`suite`]: a run, from what was asked for to the lines that are printed;
 //! - [`llama_cpp`] (beside its tools and its server), [`xab`], [`board`], [`cold`] (cold starts, decode in their modes,
-//!   and the crossover), [`executors`], [`split`] (split clients: rate and calls, batching, beside resident requests, masking), [`gpu`]:
+//!   and the crossover), [`executors`], [`far`] (one on another host), [`split`] (split clients: rate and calls, batching, beside resident requests, masking), [`gpu`]:
 //!   [`reality`] (the simulator beside what it simulates): the benchmarks;
 //! - [`ours`] and [`peer`]: how each side is driven, by its measuring command and as a server;
 //! - [`measure`], [`report`], [`plot`]: alternation, medians and spreads, and the rows and pictures they become;
@@ -18,6 +18,7 @@ mod board;
 mod cold;
 mod config;
 mod executors;
+mod far;
 mod gpu;
 mod http;
 mod llama_cpp;

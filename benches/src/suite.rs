@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use crate::{
     board, cold,
     config::{Config, Name},
-    executors, gpu, llama_cpp,
+    executors, far, gpu, llama_cpp,
     machine::Cores,
     reality,
     report::{Comparison, Outcome},
@@ -73,6 +73,7 @@ fn measure_alone(name: Name, config: &Config, cores: &Cores) -> Result<Vec<Compa
         Name::Tune => tune::run(config, cores),
         Name::TuneMixed => tune::company::run(config, cores),
         Name::Executors => executors::run(config, cores),
+        Name::Far => far::run(config, cores),
         _ => Ok(Vec::new()),
     }
 }
