@@ -172,8 +172,8 @@ impl Base {
 }
 
 fn open(config: &Config, progress: &Progress) -> anyhow::Result<(Base, Hub, Doors)> {
-    let socket = config
-        .layer_socket()
+    let places = config
+        .layer_places()
         .context("--engine none with --layers off serves nothing: leave one of them out")?;
     let path = resolve(&config.model, &HubSettings::from_env())?;
     let cores = match &config.cores {
@@ -206,7 +206,7 @@ fn open(config: &Config, progress: &Progress) -> anyhow::Result<(Base, Hub, Door
         threads = cores.len(),
         "linear layers loaded"
     );
-    let (settings, places) = (config.layers.settings(), config.layers.places(socket));
+    let settings = config.layers.settings();
     let budget = MemoryBudget::of_this_machine(0);
     if matches!(base, Base::Cpu(_)) {
         budget::take(&budget.weights, told.bytes as u64, "serve a smaller base, or one of fewer bits")?;

@@ -2,9 +2,13 @@
 
 mod layers;
 
-use std::{num::NonZeroU64, path::PathBuf};
+use std::{
+    num::NonZeroU64,
+    path::{Path, PathBuf},
+};
 
 use clap::{Parser, ValueEnum};
+use layer_service::start::Places;
 use model::{cuda::assist::Invocation, forward::BLOCK_TOKENS};
 use settings::{
     AdapterDtype, ByteCount, CachePolicy, CacheWeight, ColdStart, CoreList, DeviceChoice, Gbps, KvDtype,
@@ -184,6 +188,14 @@ pub enum ConfigError {
         "--layer-cert, --layer-cert-key and --layer-client-ca do nothing without --layer-listen: give it too"
     )]
     LayerListen,
+    /// Gateways that nobody could tell from others, or that could not come.
+    #[error(
+        "--layer-gateways needs --layer-listen, where they come, and --layer-client-ca, which signs their certificates: give both"
+    )]
+    LayerGateways,
+    /// Gateways of other hosts have nothing to drive.
+    #[error("--layer-gateways does nothing with --engine none: leave one of them out")]
+    NothingToDrive,
     /// An engine that nobody reaches.
     #[error("--engine resident needs --socket, where gateways connect: give it, or --engine none")]
     NoSocket,
@@ -225,6 +237,9 @@ impl Config {
             (EngineKind::Resident, None) => return Err(ConfigError::NoSocket),
             (EngineKind::None, _) if is_off => return Err(ConfigError::NothingToServe),
             (EngineKind::None, _) if self.random_weights.is_some() => return Err(ConfigError::NothingToLend),
+            (EngineKind::None, _) if !self.layers.gateways.is_empty() => {
+                return Err(ConfigError::NothingToDrive);
+            }
             _ if is_off && self.layers.listen.is_some() => return Err(ConfigError::LayersOff),
             _ => {}
         }
@@ -269,6 +284,18 @@ impl Config {
             Some(LayerPlace::At(path)) => Some(path.clone()),
             None => Some(self.beside("layers.sock")),
         }
+    }
+
+    /// Where the doors of the layer service are, if it has any.
+    #[must_use]
+    pub fn layer_places(&self) -> Option<Places> {
+        let own = self.socket.clone().filter(|_| self.engine == EngineKind::Resident);
+        let name = own.as_deref().and_then(Path::file_stem).unwrap_or_default();
+        let lent = match &self.disk_directory {
+            Some(directory) => directory.join("lent"),
+            None => self.beside(&format!("{}.lent", name.to_string_lossy())),
+        };
+        self.layer_socket().map(|socket| self.layers.places(socket, own, lent))
     }
 
     fn beside(&self, name: &str) -> PathBuf {
@@ -322,6 +349,7 @@ mod tests {
             (vec!["--engine", "none", "--random-weights", "1"], ConfigError::NothingToLend),
             (vec!["--layer-listen", "127.0.0.1:1"], ConfigError::LayerCertificate),
             (vec!["--layer-cert", "c", "--layer-cert-key", "k"], ConfigError::LayerListen),
+            (vec!["--layer-gateways", "front"], ConfigError::LayerGateways),
         ];
         for (arguments, error) in refused {
             assert_eq!(checked(&arguments), Err(error), "{arguments:?}");

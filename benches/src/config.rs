@@ -60,6 +60,8 @@ pub(crate) enum Name {
     Fairness,
     /// Three executors of unequal speed, for real and as `holobiont simulate` forecasts.
     Fleet,
+    /// An executor behind a TLS door, beside one behind its ipc socket.
+    Far,
     /// A GPU's decode steps, beside its memory's bandwidth and PyTorch.
     CudaDecode,
     /// A GPU's long prompts, beside the rate of its matrix unit.
@@ -81,7 +83,7 @@ pub(crate) enum Name {
 }
 
 impl Name {
-    const EACH: [Self; 22] = [
+    const EACH: [Self; 23] = [
         Self::Decode,
         Self::Prefill,
         Self::Batch,
@@ -104,6 +106,7 @@ impl Name {
         Self::Executors,
         Self::PerfModel,
         Self::Fairness,
+        Self::Far,
     ];
 
     /// Whether it is measured on a GPU, with weights of its own.

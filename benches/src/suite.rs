@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use crate::{
     board, cold,
     config::{Config, Name},
-    executors, fairness, fleet, gpu, llama_cpp,
+    executors, fairness, far, fleet, gpu, llama_cpp,
     machine::Cores,
     perf_model, reality,
     report::{Comparison, Outcome},
@@ -76,6 +76,7 @@ fn measure_alone(name: Name, config: &Config, cores: &Cores) -> Result<Vec<Compa
         Name::PerfModel => perf_model::run(config, cores),
         Name::Fairness => fairness::run(config, cores),
         Name::Fleet => fleet::run(config, cores),
+        Name::Far => far::run(config, cores),
         _ => Ok(Vec::new()),
     }
 }

@@ -6,14 +6,13 @@ use std::{
     str::FromStr,
 };
 
+use tls::address::{HostPort, NotHostPort};
+
 /// Name of the control socket in an executor's directory.
 const LOCAL_SOCKET: &str = "layers.sock";
 
 /// Name of the private ZeroMQ socket in an executor's directory.
 const IPC_SOCKET: &str = "layers.zmq";
-
-/// Longest name of a host, as DNS has it.
-const MAX_HOST_BYTES: usize = 253;
 
 /// The address of an executor.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,12 +22,7 @@ pub enum Address {
     /// ZeroMQ over a private Unix socket, on this host.
     Ipc(PathBuf),
     /// ZeroMQ inside TLS.
-    Tls {
-        /// Name or number of the host; the certificate must be for it.
-        host: String,
-        /// TCP port.
-        port: u16,
-    },
+    Tls(HostPort),
 }
 
 /// Why a text is no address.
@@ -41,8 +35,8 @@ pub enum AddressError {
     #[error("`{0}://` is not spoken: use a path, ipc://PATH or tls://HOST:PORT")]
     Scheme(String),
     /// Host or port is missing or malformed.
-    #[error("`{0}` is not HOST:PORT: write for instance tls://gpu.example.org:7443, or tls://[::1]:7443")]
-    HostPort(String),
+    #[error(transparent)]
+    HostPort(#[from] NotHostPort),
 }
 
 impl FromStr for Address {
@@ -54,26 +48,10 @@ impl FromStr for Address {
             None => Ok(Self::Local(text.into())),
             Some((_, "")) => Err(AddressError::Empty),
             Some(("ipc", path)) => Ok(Self::Ipc(path.into())),
-            Some(("tls", rest)) => host_port(rest),
+            Some(("tls", rest)) => Ok(Self::Tls(rest.parse()?)),
             Some((scheme, _)) => Err(AddressError::Scheme(scheme.to_owned())),
         }
     }
-}
-
-fn host_port(text: &str) -> Result<Address, AddressError> {
-    let wrong = || AddressError::HostPort(text.to_owned());
-    let (host, port) = text.rsplit_once(':').ok_or_else(wrong)?;
-    let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
-    let is_plain = |host: &str| !host.contains(|c: char| c == '/' || c == '@' || c.is_whitespace());
-    let (host, fits) = match bare {
-        Some(bare) => (bare, bare.parse::<std::net::Ipv6Addr>().is_ok()),
-        None => (host, !host.contains(':') && is_plain(host)),
-    };
-    let port = port.parse::<u16>().map_err(|_| wrong())?;
-    if !fits || host.is_empty() || host.len() > MAX_HOST_BYTES || port == 0 {
-        return Err(wrong());
-    }
-    Ok(Address::Tls { host: host.to_owned(), port })
 }
 
 impl fmt::Display for Address {
@@ -81,8 +59,7 @@ impl fmt::Display for Address {
         match self {
             Self::Local(path) => write!(f, "{}", path.display()),
             Self::Ipc(path) => write!(f, "ipc://{}", path.display()),
-            Self::Tls { host, port } if host.contains(':') => write!(f, "tls://[{host}]:{port}"),
-            Self::Tls { host, port } => write!(f, "tls://{host}:{port}"),
+            Self::Tls(address) => write!(f, "tls://{address}"),
         }
     }
 }
@@ -94,7 +71,7 @@ impl Address {
         match self {
             Self::Local(_) => "shared memory",
             Self::Ipc(_) => "a Unix socket",
-            Self::Tls { .. } => "TLS",
+            Self::Tls(_) => "TLS",
         }
     }
 
@@ -103,7 +80,7 @@ impl Address {
     pub fn cache_name(&self) -> String {
         match self {
             Self::Local(_) | Self::Ipc(_) => "this-host".to_owned(),
-            Self::Tls { host, port } => format!("{}-{port}", host.to_ascii_lowercase()),
+            Self::Tls(HostPort { host, port }) => format!("{}-{port}", host.to_ascii_lowercase()),
         }
     }
 
@@ -114,7 +91,7 @@ impl Address {
         match self {
             Self::Local(path) => Some(within(path, LOCAL_SOCKET)),
             Self::Ipc(path) => Some(within(path, IPC_SOCKET)),
-            Self::Tls { .. } => None,
+            Self::Tls(_) => None,
         }
     }
 }
@@ -125,7 +102,7 @@ mod tests {
 
     #[test]
     fn an_address_is_a_path_or_names_its_scheme() {
-        let tls = |host: &str, port| Address::Tls { host: host.to_owned(), port };
+        let tls = |host: &str, port| Address::Tls(HostPort { host: host.to_owned(), port });
         for (text, address) in [
             ("run/executor", Address::Local("run/executor".into())),
             ("/run/layers.sock", Address::Local("/run/layers.sock".into())),
@@ -145,12 +122,7 @@ mod tests {
             assert_eq!(text.parse::<Address>(), Err(AddressError::Empty), "{text}");
         }
         assert_eq!("tcp://host:1".parse::<Address>(), Err(AddressError::Scheme("tcp".to_owned())));
-        for rest in
-            ["host", "host:", ":1", "host:0", "host:65536", "::1:7443", "[::1:1", "a b:1", "u@h:1", "h/p:1"]
-        {
-            let wrong = Err(AddressError::HostPort(rest.to_owned()));
-            assert_eq!(format!("tls://{rest}").parse::<Address>(), wrong, "{rest}");
-        }
+        assert!(matches!("tls://host".parse::<Address>(), Err(AddressError::HostPort(_))));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! [`LinkError`] is about one connection; a session mends most of them by making another. [`CallError`] is what remains
 //! after that: what a caller is told.
 
-use std::{io, path::PathBuf};
+use std::io;
 
 use shmproto::{
     handover::ConnectError,
@@ -48,15 +48,8 @@ pub enum LinkError {
     #[error("the executor does not accept this client ({0}): show another API key or certificate")]
     Unauthenticated(String),
     /// A file with certificates or a key is not what it should be.
-    #[error("{path} cannot be used ({reason}): name a PEM file with {wanted}")]
-    Credentials {
-        /// Which file.
-        path: PathBuf,
-        /// What should be in it.
-        wanted: &'static str,
-        /// Cause.
-        reason: String,
-    },
+    #[error(transparent)]
+    Credentials(#[from] tls::client::CredentialsError),
     /// The executor said no to a control message.
     #[error("the executor refuses ({}): {}", word(.0.code), .0.message)]
     Refused(Refused),
@@ -82,9 +75,7 @@ impl LinkError {
                 RefusalCode::Quota | RefusalCode::Busy => refused.retry_after_ms > 0,
                 _ => false,
             },
-            Self::Protocol(_) | Self::Tls { .. } | Self::Unauthenticated(_) | Self::Credentials { .. } => {
-                false
-            }
+            Self::Protocol(_) | Self::Tls { .. } | Self::Unauthenticated(_) | Self::Credentials(_) => false,
         }
     }
 

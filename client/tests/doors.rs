@@ -27,6 +27,7 @@ use support::{
     doors::{Door, KEY, Mischief, certificate, private_directory},
     executor, generate, resident, resident_tokens, sampling, settings, split_over, tiny, tokens, widths,
 };
+use tls::address::HostPort;
 
 const MODEL: &str = "llama-tied";
 
@@ -46,7 +47,7 @@ fn local(path: &Path) -> Box<dyn Connect> {
 }
 
 fn tls(port: u16, ca: &Path, host: &str, key: &str) -> Box<dyn Connect> {
-    let address = Address::Tls { host: host.to_owned(), port };
+    let address = Address::Tls(HostPort { host: host.to_owned(), port });
     let files = TlsFiles { ca: Some(ca.to_owned()), identity: None };
     Box::new(RemoteConnector::new(address, Some(key.to_owned()), &files, WATCHDOG).unwrap())
 }

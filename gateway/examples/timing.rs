@@ -25,7 +25,7 @@ use clap::Parser;
 use gateway::{
     adapters::{Options, Record, Registry, database::Database, store::ContentId},
     caller::{Caller, Role},
-    executor::{Common, Executor, ExecutorLimits},
+    executor::{Common, Door, Executor, ExecutorLimits},
     executors::{Executors, ONLY},
     keys::{Keys, line_of},
     limits::KeyLimit,
@@ -261,7 +261,7 @@ async fn registry(directory: &Path) -> Result<Arc<Registry>, Box<dyn Error>> {
     let silence = Duration::from_secs(30);
     let limits = ExecutorLimits { max_sequences: 1, silence };
     let common = Common::default();
-    let executor = Executor::connect(&directory.join("nobody"), limits, common.clone());
+    let executor = Executor::connect(Door::Socket(directory.join("nobody")), limits, common.clone());
     let executors = Executors::of([(ONLY.to_owned(), executor)], &common);
     let state = directory.join("state");
     let options = Options {

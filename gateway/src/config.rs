@@ -13,13 +13,16 @@ use std::{
 };
 
 use settings::{ClassError, LogFormat, ServiceClass};
+use tls::{address::HostPort, client::CredentialsError};
 
 pub use self::{
     args::{
         AdapterArgs, AdmissionArgs, Args, CallerArgs, ConnectionArgs, ExecutorArgs, FigureArgs, TrainingArgs,
     },
     figures::{Figures, MetricNames},
-    values::{ConnectionLimits, Hosts, Lifeline, Rates, StartAdapter, TrainingLimits},
+    values::{
+        ConnectionLimits, ExecutorPlace, Hosts, Lifeline, NamedPlace, Rates, StartAdapter, TrainingLimits,
+    },
 };
 use policy::{admission::DelayLimits, routing::Policy};
 
@@ -66,6 +69,20 @@ pub enum ConfigError {
     /// Two executors that nobody can tell apart.
     #[error("--executor {0} has the name or the socket of another; give each its own")]
     SameExecutor(String),
+    /// An executor on another host, and something that it takes is not said.
+    #[error("--executor {name} is on another host, which takes --{flag}; give it too")]
+    FarExecutor {
+        /// Its name.
+        name: String,
+        /// What is missing.
+        flag: &'static str,
+    },
+    /// A host that no certificate can be for.
+    #[error("'{0}' names no host that a certificate could be for; use a name or an address")]
+    NoHostName(HostPort),
+    /// Certificates for executors on other hosts cannot be used.
+    #[error(transparent)]
+    Credentials(#[from] CredentialsError),
     /// The adapter root is not there.
     #[error("--adapter-root '{}' cannot be opened: {reason}; create it or give another", path.display())]
     AdapterRoot {
@@ -106,6 +123,8 @@ pub enum ConfigError {
 pub struct Config {
     /// The executors; at least one.
     pub executors: Vec<Address>,
+    /// The model of executors on other hosts: its text is read here.
+    pub model: Option<String>,
     /// Where to serve HTTP.
     pub listen: SocketAddr,
     /// Directory of the registry.
@@ -157,7 +176,7 @@ impl TryFrom<Args> for Config {
 
     fn try_from(args: Args) -> Result<Self, ConfigError> {
         check_sizes(&args)?;
-        let addresses = addresses(&args.executors)?;
+        let addresses = addresses(&args)?;
         check_sockets(&addresses, args.training.trainer_socket.as_ref())?;
         check_names(&args)?;
         ServiceClass::check(&args.callers.classes)?;
@@ -177,6 +196,7 @@ impl TryFrom<Args> for Config {
         }
         Ok(Self {
             executors: addresses,
+            model: args.executors.model,
             listen: args.listen,
             state: args.state,
             served_model_name: args.served_model_name,
@@ -298,100 +318,4 @@ fn adapter_root(path: &Path) -> Result<PathBuf, ConfigError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use clap::Parser as _;
-
-    use super::*;
-    use crate::executors::ONLY;
-
-    fn config(extra: &[&str]) -> Result<Config, ConfigError> {
-        let base = ["gateway", "--socket", "s", "--state", "d"];
-        Args::try_parse_from(base.iter().chain(extra)).unwrap().try_into()
-    }
-
-    #[test]
-    fn an_open_port_without_keys_is_refused_unless_said_to_be_meant() {
-        assert!(matches!(config(&["--listen", "0.0.0.0:80"]), Err(ConfigError::OpenPort(_))));
-        config(&["--listen", "0.0.0.0:80", "--insecure"]).unwrap();
-        config(&["--listen", "[::1]:80"]).unwrap();
-    }
-
-    #[test]
-    fn several_executors_are_given_by_name_and_socket() {
-        let only = config(&[]).unwrap().executors;
-        assert_eq!(only, [Address { name: ONLY.to_owned(), socket: "s".into() }]);
-        let several = config(&["--executor", "a=x", "--executor", "b=y"]).unwrap().executors;
-        let names: Vec<_> = several.iter().map(|address| address.name.as_str()).collect();
-        assert_eq!(names, ["a", "b"]);
-        for other in ["a=y", "b=x"] {
-            let error = config(&["--executor", "a=x", "--executor", other]).unwrap_err();
-            assert!(matches!(error, ConfigError::SameExecutor(_)), "{error}");
-        }
-        assert!(Args::try_parse_from(["gateway", "--state", "d", "--executor", "A b=x"]).is_err());
-    }
-
-    #[test]
-    fn adapters_are_given_by_name_and_directory() {
-        let config = config(&["--adapter", "a=dir/a", "--adapter", "b=dir=b"]).unwrap();
-        let b = StartAdapter { name: "b".to_owned(), path: PathBuf::from("dir=b") };
-        assert_eq!((config.adapters.len(), &config.adapters[1]), (2, &b));
-    }
-
-    #[test]
-    fn where_there_are_to_be_no_trainers_nobody_asks_for_any() {
-        let socket = |extra: &[&str]| {
-            config(&[&["--trainer-socket", "t"], extra].concat()).unwrap().training.trainer_socket
-        };
-        assert_eq!(socket(&[]), Some(PathBuf::from("t")));
-        assert_eq!(socket(&["--max-trainers", "2"]), Some(PathBuf::from("t")));
-        assert_eq!(socket(&["--max-trainers", "0"]), None);
-    }
-
-    #[test]
-    fn a_model_name_with_a_colon_is_refused() {
-        assert!(matches!(config(&["--served-model-name", "a:b"]), Err(ConfigError::ModelName(_))));
-    }
-
-    #[test]
-    fn what_nobody_set_has_the_documented_default() {
-        let config = config(&[]).unwrap();
-        assert_eq!(config.connections, ConnectionLimits::default());
-        assert_eq!((config.rates, config.figures), (Rates::default(), Figures::default()));
-        assert_eq!(
-            (config.grace, config.executor.silence),
-            (Duration::from_secs(10), Duration::from_secs(30))
-        );
-        assert_eq!(config.turns.delays, DelayLimits::default());
-        assert_eq!((config.max_adapters, config.max_adapter_file_bytes), (10_000, 2 << 30));
-        assert_eq!(config.training, TrainingLimits::default());
-    }
-
-    #[test]
-    fn a_limit_of_nothing_is_refused_by_name() {
-        for name in ["max-connections", "body-timeout-ms", "max-adapters", "target-delay-ms", "tenant-jobs"] {
-            let error = config(&[&format!("--{name}"), "0"]).unwrap_err();
-            assert!(error.to_string().contains(name), "{error}");
-        }
-    }
-
-    #[test]
-    fn an_origin_is_a_scheme_and_a_host() {
-        let config = config(&["--cors-origins", "https://A.example,http://localhost:3000"]).unwrap();
-        assert_eq!(config.cors_origins, ["https://a.example", "http://localhost:3000"]);
-        for wrong in ["*", "a.example", "https://", "https://a.example/", "null"] {
-            assert!(
-                matches!(self::config(&["--cors-origins", wrong]), Err(ConfigError::Origin(_))),
-                "{wrong}"
-            );
-        }
-    }
-
-    #[test]
-    fn the_key_file_that_systemd_hands_over_is_found() {
-        let directory = tempfile::tempdir().unwrap();
-        assert_eq!(credential(Some(directory.path().into())), None);
-        std::fs::write(directory.path().join("api-keys"), "").unwrap();
-        assert_eq!(credential(Some(directory.path().into())), Some(directory.path().join("api-keys")));
-        assert_eq!(credential(None), None);
-    }
-}
+mod tests;

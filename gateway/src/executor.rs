@@ -5,6 +5,7 @@
 //! - [`link`]: what commands ask, what is heard in return, and the state of the connection.
 //! - `task`: the one task that owns the ZeroMQ connection and fans its messages out.
 //! - `greeting`: how a connection begins; `wire`: the socket itself.
+//! - [`far`]: an executor on another host: the same socket through a tunnel, and adapters' files brought there.
 //! - [`errors`]: why something was not done.
 //!
 //! A handle never touches the socket. It queues a command for the link and waits for what comes back. The
@@ -13,6 +14,7 @@
 
 pub mod batch;
 pub mod errors;
+pub mod far;
 mod greeting;
 pub mod link;
 mod queue;
@@ -22,7 +24,11 @@ mod task;
 pub(crate) mod tests;
 mod wire;
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use ids::TenantId;
 use shmproto::{
@@ -42,11 +48,25 @@ use self::{
     task::LinkTask,
     wire::Peer,
 };
-pub use self::{errors::CallError, queue::Common, slots::Load};
+pub use self::{
+    errors::CallError,
+    far::{Far, lending::Lent},
+    queue::Common,
+    slots::Load,
+};
 use crate::{line::Standing, random::random_u64};
 
 /// Calls (load, unload, stats) that may be under way at once.
 const MAX_CALLS: usize = 256;
+
+/// Where an executor is reached.
+#[derive(Debug, Clone)]
+pub enum Door {
+    /// At its ipc socket, on this host.
+    Socket(PathBuf),
+    /// Through TLS, on another.
+    Far(Far),
+}
 
 /// What the gateway holds an executor, and what is asked of it, to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,20 +83,32 @@ pub struct Executor {
     queue: Queue,
     link: watch::Receiver<Link>,
     calls: Arc<Semaphore>,
+    door: Door,
+    silence: Duration,
 }
 
 impl Executor {
-    /// Starts the task that connects to the ROUTER at `socket` and keeps connecting until [`Executor::close`]; with other
+    /// Starts the task that connects to the executor behind `door` and keeps connecting until [`Executor::close`]; with other
     /// executors it has something in `common`.
     #[must_use]
-    pub fn connect(socket: &Path, limits: ExecutorLimits, common: Common) -> Self {
+    pub fn connect(door: Door, limits: ExecutorLimits, common: Common) -> Self {
         let (commands, received) = mpsc::unbounded_channel();
         let (link_sender, link) = watch::channel(Link::Down { reason: "not connected yet".to_owned() });
         let slots = Slots::new(limits.max_sequences, Arc::clone(&common.room));
-        let endpoint = format!("ipc://{}", socket.display());
-        let peer = Peer { endpoint, instance: random_u64(), silence: limits.silence };
+        let silence = limits.silence;
+        let peer = Peer { door: door.clone(), instance: random_u64(), silence };
         tokio::spawn(LinkTask::new(peer, received, link_sender, slots.clone()).run());
-        Self { queue: Queue::new(commands, slots, common), link, calls: Arc::new(Semaphore::new(MAX_CALLS)) }
+        let (queue, calls) = (Queue::new(commands, slots, common), Arc::new(Semaphore::new(MAX_CALLS)));
+        Self { queue, link, calls, door, silence }
+    }
+
+    /// Where it is, if that is another host.
+    #[must_use]
+    pub fn far(&self) -> Option<&Far> {
+        match &self.door {
+            Door::Socket(_) => None,
+            Door::Far(far) => Some(far),
+        }
     }
 
     /// How many sequences are under way, and how many there may be.
@@ -130,9 +162,25 @@ impl Executor {
         batch.restart(index, &self.queue, epoch, sequence)
     }
 
-    /// Loads an adapter from its files, for `owner`.
-    pub async fn load_adapter(&self, path: &Path, owner: TenantId) -> Result<AdapterLoaded, CallError> {
-        let path = path.display().to_string();
+    /// Lets the executor read the files at `path`: of another host it is brought a copy, which lies there as long as what is
+    /// returned lives.
+    ///
+    /// # Errors
+    /// If it cannot be brought there, or the connection is lost meanwhile.
+    pub async fn lend(&self, path: &Path) -> Result<Lent, CallError> {
+        let Some(far) = self.far() else { return Ok(Lent::here(path)) };
+        let mut link = self.link();
+        tokio::select! {
+            lent = far.lend(path, self.silence) => lent.map_err(|error| CallError::NotLent(error.to_string())),
+            _ = link.wait_for(|link| !matches!(link, Link::Up { .. })) => {
+                Err(CallError::Unavailable("the connection was lost while an adapter was brought there".to_owned()))
+            }
+        }
+    }
+
+    /// Loads an adapter from files that are lent, for `owner`.
+    pub async fn load_adapter(&self, lent: &Lent, owner: TenantId) -> Result<AdapterLoaded, CallError> {
+        let path = lent.path.clone();
         let call = |request| ToExecutor::LoadAdapter(LoadAdapter { request, path, owner: owner.0 });
         match self.call(call).await? {
             Answer::Loaded(loaded) => Ok(loaded),

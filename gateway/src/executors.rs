@@ -1,4 +1,4 @@
-//! The executors of one host: each with a name, a connection, and what is known of it.
+//! All executors, of this host and others: each with a name, a connection, and what is known of it.
 //!
 //! - [`member`]: one of them, and whether it can be used; [`books`]: what it has to do and what it takes for it.
 //! - [`prefixes`]: which of them has computed what before.
@@ -10,10 +10,7 @@ pub mod books;
 pub mod member;
 pub mod prefixes;
 
-use std::{
-    path::PathBuf,
-    sync::{Arc, Mutex},
-};
+use std::sync::{Arc, Mutex};
 
 use policy::routing::ledger::MeanAnswer;
 use shmproto::message::Welcome;
@@ -22,7 +19,7 @@ use tokio::sync::Notify;
 pub use self::member::{Member, State};
 use self::prefixes::Prefixes;
 use crate::{
-    executor::{Common, Executor, ExecutorLimits},
+    executor::{Common, Door, Executor, ExecutorLimits},
     lock::lock,
 };
 
@@ -33,12 +30,12 @@ pub const MAX_EXECUTORS: usize = 64;
 pub const ONLY: &str = "executor";
 
 /// Where an executor is.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Address {
     /// What people call it.
     pub name: String,
-    /// Its ipc socket.
-    pub socket: PathBuf,
+    /// The way there.
+    pub door: Door,
 }
 
 /// What all executors have in common.
@@ -87,7 +84,7 @@ impl Executors {
     pub fn connect(addresses: &[Address], limits: ExecutorLimits) -> Self {
         let common = Common::default();
         let executors = addresses.iter().map(|address| {
-            (address.name.clone(), Executor::connect(&address.socket, limits, common.clone()))
+            (address.name.clone(), Executor::connect(address.door.clone(), limits, common.clone()))
         });
         Self::of(executors, &common)
     }
@@ -215,7 +212,7 @@ mod tests {
 
     fn two() -> Executors {
         let limits = ExecutorLimits { max_sequences: 1, silence: std::time::Duration::from_secs(1) };
-        let address = |name: &str| Address { name: name.to_owned(), socket: "nobody".into() };
+        let address = |name: &str| Address { name: name.to_owned(), door: Door::Socket("nobody".into()) };
         Executors::connect(&[address("a"), address("b")], limits)
     }
 

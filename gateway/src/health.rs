@@ -139,6 +139,7 @@ fn executor(member: &Member, report: &Report, welcome: Option<&Welcome>, expecte
     told["name"] = member.name().into();
     told["state"] = state.into();
     told["detail"] = json!(detail);
+    told["address"] = json!(member.executor().far().map(|far| far.address().to_string()));
     told["drained"] = member.is_drained().into();
     told["sequences"] = json!({
         "under_way": member.executor().load().held, "sent": sent, "taken_over": taken_over,

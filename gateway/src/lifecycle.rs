@@ -10,11 +10,12 @@
 mod status;
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex},
     time::Duration,
 };
 
+use files::location::{self, HubAccess, HubSettings};
 use shmproto::message::Welcome;
 use tokio::{sync::watch, task::JoinSet, time::timeout};
 
@@ -71,6 +72,8 @@ pub struct Lifecycle {
     registry: Arc<Registry>,
     load_text: LoadText,
     served_model_name: Option<String>,
+    /// The model of executors on other hosts.
+    far_model: Option<String>,
     /// Loaded the first time, then in the registry.
     start_adapters: tokio::sync::Mutex<Vec<StartAdapter>>,
     status: watch::Sender<Status>,
@@ -101,6 +104,7 @@ impl Lifecycle {
             registry,
             load_text,
             served_model_name: config.served_model_name.clone(),
+            far_model: config.model.clone(),
             start_adapters: tokio::sync::Mutex::new(config.adapters.clone()),
             status,
             text: tokio::sync::Mutex::default(),
@@ -159,14 +163,13 @@ impl Lifecycle {
         }
     }
 
-    /// The text that belongs to the executor's weights; `None` if another is at the path.
-    async fn text_of(&self, welcome: &Welcome) -> Result<Option<Arc<dyn Text>>, StartError> {
+    /// The text that belongs to the executor's weights; `None` if another is at `path`.
+    async fn text_of(&self, path: PathBuf, welcome: &Welcome) -> Result<Option<Arc<dyn Text>>, LoadError> {
         let belongs = |loaded: &&LoadedText| loaded.hash.0 == welcome.text_hash;
         let mut text = self.text.lock().await;
         if text.as_ref().filter(belongs).is_none() {
-            let (load, path) = (Arc::clone(&self.load_text), welcome.model_path.clone());
-            let loaded = thread::run("tokenizer", move || load(Path::new(&path))).await;
-            *text = Some(loaded.map_err(LoadError::from)??);
+            let load = Arc::clone(&self.load_text);
+            *text = Some(thread::run("tokenizer", move || load(&path)).await.map_err(LoadError::from)??);
         }
         Ok(text.as_ref().filter(belongs).map(|loaded| Arc::clone(&loaded.text)))
     }
@@ -178,6 +181,23 @@ impl Lifecycle {
             loaded.map_err(|error| StartError::Adapter { name: adapter.name, reason: error.to_string() })?;
         }
         Ok(())
+    }
+}
+
+/// Why a model's text cannot be served.
+enum NoText {
+    /// It may be later: why, for a person.
+    Yet(String),
+    /// It never will.
+    Never(LoadError),
+}
+
+impl NoText {
+    fn other(path: &Path, next: &str) -> Self {
+        let path = path.display();
+        Self::Yet(format!(
+            "the tokenizer at '{path}' is not that of the model which the base-executor serves: {next}"
+        ))
     }
 }
 
@@ -248,15 +268,14 @@ impl Follower {
             return Ok(self.refuse(reason));
         }
         self.set_loading("reading the tokenizer".to_owned(), None);
-        let Some(text) = self.shared.text_of(&welcome).await? else {
-            let reason = format!(
-                "the tokenizer at '{}' is not that of the model which the base-executor serves: its files were replaced; \
-                 restart the base-executor, or put them back",
-                welcome.model_path
-            );
-            tracing::error!(reason, "the model's text cannot be served");
-            self.set_down(reason);
-            return Ok(Again::Soon);
+        let text = match self.text(&welcome).await {
+            Ok(text) => text,
+            Err(NoText::Never(error)) => return Err(error.into()),
+            Err(NoText::Yet(reason)) => {
+                tracing::error!(reason, "the model's text cannot be served");
+                self.set_down(reason);
+                return Ok(Again::Soon);
+            }
         };
         self.set_loading("loading adapters".to_owned(), None);
         let base_name = self.base_name(&welcome);
@@ -270,6 +289,25 @@ impl Follower {
             Face { text, base_name, since: seconds_since_1970() },
         );
         Ok(Again::OnChange)
+    }
+
+    /// The model's text. An executor of this host says where its model is; what one of another host would say means nothing
+    /// here, and whatever is wrong with ours is no reason to end.
+    async fn text(&self, welcome: &Welcome) -> Result<Arc<dyn Text>, NoText> {
+        let far_model = self.shared.far_model.as_deref().filter(|_| self.member().executor().far().is_some());
+        let Some(model) = far_model else {
+            let path = PathBuf::from(&welcome.model_path);
+            let text = self.shared.text_of(path.clone(), welcome).await.map_err(NoText::Never)?;
+            let next = "its files were replaced; restart the base-executor, or put them back";
+            return text.ok_or_else(|| NoText::other(&path, next));
+        };
+        let unread = |error: &dyn std::error::Error| {
+            NoText::Yet(format!("its model's text cannot be read on this host: {error}"))
+        };
+        let offline = HubSettings { access: HubAccess::Offline, ..HubSettings::from_env() };
+        let path = location::resolve(model, &offline).map_err(|error| unread(&error))?;
+        let text = self.shared.text_of(path.clone(), welcome).await.map_err(|error| unread(&error))?;
+        text.ok_or_else(|| NoText::other(&path, "give --model the same model as there"))
     }
 
     /// What the base is called: as long as it is served, as whoever served it first called it.

@@ -8,8 +8,8 @@
 //! - `accept`: listening, and what becomes of a connection; `handshakes`: those without a session, so many and no more
 //! - `greet`: from the first byte to an open session, under one deadline
 //! - `connection`: a session: calls in, answers out
+//! - `gateways`: connections of gateways of other hosts, which drive the executor
 //! - `link`, `outbox`: bytes to events and messages to bytes, both ways at once
-//! - `socket`: options of sockets
 //!
 //! # Principles
 //!
@@ -21,11 +21,11 @@
 
 mod accept;
 mod connection;
+mod gateways;
 mod greet;
 mod handshakes;
 mod link;
 mod outbox;
-mod socket;
 
 use std::{
     io,
@@ -37,14 +37,18 @@ use std::{
     time::Duration,
 };
 
-use shmproto::private_socket::{BindError, PrivateSocket};
+use shmproto::{
+    far,
+    private_socket::{BindError, PrivateSocket},
+};
 use tokio::{
     sync::{oneshot, watch},
     time::sleep,
 };
 use tokio_rustls::TlsAcceptor;
 
-use self::{connection::News, handshakes::Handshakes};
+pub use self::gateways::GatewayDoor;
+use self::{connection::News, gateways::Gateways, handshakes::Handshakes};
 use super::{
     auth::Authenticator,
     blobs::Blobs,
@@ -60,6 +64,8 @@ const READERS: usize = 2;
 pub struct Settings {
     /// For clients of other hosts.
     pub tls: Option<(SocketAddr, TlsFiles)>,
+    /// Which gateways of other hosts may drive the executor; none without.
+    pub gateways: Option<GatewayDoor>,
     /// For processes of this user on this host.
     pub private_socket: Option<PathBuf>,
     /// Time for everything before a session is open.
@@ -78,6 +84,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             tls: None,
+            gateways: None,
             private_socket: None,
             handshake: Duration::from_secs(10),
             handshakes: 256,
@@ -124,6 +131,14 @@ pub enum DoorError {
     /// The private socket cannot be made.
     #[error("the layers' private socket: {0}")]
     Private(#[from] BindError),
+    /// No place for adapters' files.
+    #[error("cannot make {} for adapters of gateways of other hosts: {cause}; make its parent writable", path.display())]
+    Lent {
+        /// The directory.
+        path: PathBuf,
+        /// What the system says.
+        cause: io::Error,
+    },
     /// No thread, or no way to wait for sockets.
     #[error("cannot start the layer clients' thread: {0}; the system may be out of threads or files")]
     Thread(io::Error),
@@ -138,6 +153,7 @@ struct Shared {
     authenticator: Arc<Authenticator>,
     max_frame_bytes: usize,
     handshakes: Handshakes,
+    gateways: Option<Gateways>,
     news: watch::Sender<News>,
 }
 
@@ -172,7 +188,13 @@ impl Door {
             .map_err(DoorError::Thread)?;
         let Parts { registry, blobs, authenticator, max_frame_bytes } = parts;
         let (handshakes, news) = (Handshakes::default(), watch::Sender::default());
-        let shared = Shared { settings, registry, blobs, authenticator, max_frame_bytes, handshakes, news };
+        let gateways = settings.gateways.clone().map(|door| {
+            let path = door.lent.clone();
+            Gateways::open(door).map_err(|cause| DoorError::Lent { path, cause })
+        });
+        let gateways = gateways.transpose()?;
+        let shared =
+            Shared { settings, registry, blobs, authenticator, max_frame_bytes, handshakes, gateways, news };
         let (close, closed) = oneshot::channel();
         let serve = move || runtime.block_on(listeners.serve(Arc::new(shared), closed));
         let thread = thread::Builder::new().name("layer-door".into()).spawn(move || {
@@ -212,7 +234,8 @@ impl Listeners {
                 true => ClientCertificates::Optional,
                 false => ClientCertificates::Required,
             };
-            let acceptor = TlsAcceptor::from(server_config(files, asked)?);
+            let protocols = settings.gateways.iter().map(|_| far::ALPN.to_vec()).collect();
+            let acceptor = TlsAcceptor::from(server_config(files, asked, protocols)?);
             let failed = |cause| DoorError::Listen { address: *address, cause };
             Ok((TcpListener::bind(address).map_err(failed)?, acceptor))
         });

@@ -59,6 +59,8 @@ pub struct Places {
     pub tls: Option<(std::net::SocketAddr, TlsFiles)>,
     /// API keys.
     pub key_file: Option<PathBuf>,
+    /// Which gateways of other hosts may drive the executor, where there is TLS.
+    pub gateways: Option<remote::GatewayDoor>,
 }
 
 /// What tenants are told the model is called: a hub's name as it is, of a path the last part alone.
@@ -110,7 +112,8 @@ pub fn start(
         max_frame_bytes,
     };
     let private_socket = Some(places.socket.with_extension("zmq"));
-    let remote = remote::Settings { tls: places.tls, private_socket, ..remote::Settings::default() };
+    let Places { tls, gateways, .. } = places;
+    let remote = remote::Settings { tls, gateways, private_socket, ..remote::Settings::default() };
     // The first to bind makes the directory, where there is none.
     let remote = remote::Door::open(remote, parts)?;
     let local = LocalDoor::open(&places.socket, Parts { registry: registry.clone(), authenticator, blobs })?;

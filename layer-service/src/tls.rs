@@ -74,11 +74,16 @@ const CERTIFICATE: &str = "--layer-cert";
 const KEY: &str = "--layer-cert-key";
 const CLIENT_CA: &str = "--layer-client-ca";
 
-/// Reads the files into what every handshake uses.
+/// Reads the files into what every handshake uses. `protocols` are those that a client may ask for; who asks for none is
+/// a split client.
 ///
 /// # Errors
 /// If a file cannot be used; the setting is named.
-pub fn server_config(files: &TlsFiles, asked: ClientCertificates) -> Result<Arc<ServerConfig>, TlsError> {
+pub fn server_config(
+    files: &TlsFiles,
+    asked: ClientCertificates,
+    protocols: Vec<Vec<u8>>,
+) -> Result<Arc<ServerConfig>, TlsError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let chain = certificates(CERTIFICATE, &files.certificate)?;
     let key = PrivateKeyDer::from_pem_file(&files.key).map_err(failed(KEY, &files.key))?;
@@ -93,6 +98,7 @@ pub fn server_config(files: &TlsFiles, asked: ClientCertificates) -> Result<Arc<
     // Every handshake is a whole one: a certificate that has expired since opens nothing by resumption.
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
+    config.alpn_protocols = protocols;
     Ok(Arc::new(config))
 }
 

@@ -110,6 +110,9 @@ sections! {
         /// Keys of tenants, made by `holobiont key add NAME --file FILE`; without it, everybody on this host is one
         /// tenant
         key_file: PathBuf, --"layer-key-file" "FILE", Preset::None, Executor;
+        /// Gateways of other hosts that may drive the executor through that listener: the names in their certificates, as
+        /// `front,spare`
+        gateways: String, --"layer-gateways" "A,B", Preset::None, Executor;
         /// How calls are put together; none and lockstep for comparison
         batching: Batching, --"layer-batching" "POLICY", Is("opportunistic"), Executor;
         /// Calls wait for company so many times as long as by default
@@ -172,6 +175,12 @@ sections! {
         max_adapter_file_bytes: ByteCount, --"max-adapter-file-bytes" "BYTES", Is("2GiB"), Gateway;
         /// How long an executor may owe an answer before it counts as lost
         silence_ms: u64, --"silence-ms" "MS", Is("30000"), Gateway;
+        /// Certificate authority of executors on other hosts, in PEM
+        executor_ca: PathBuf, --"executor-ca" "PEM", Preset::None, Gateway;
+        /// Certificate that the gateway shows them, in PEM; `holobiont cert --client NAME` makes one
+        executor_cert: PathBuf, --"executor-cert" "PEM", Preset::None, Gateway;
+        /// The certificate's private key, in PEM
+        executor_cert_key: PathBuf, --"executor-cert-key" "PEM", Preset::None, Gateway;
         /// Which of several executors gets a request: rank-aware, where it costs least, most-idle, first-fit, random, or
         /// algo1-printed, as the paper prints it
         routing: Routing, --"routing" "POLICY", Is("rank-aware"), Gateway;

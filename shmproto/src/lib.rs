@@ -11,6 +11,7 @@
 //! - [`board`]: jobs of the executor for its workers, one to many.
 //! - [`layer`]: what a split client and the executor say to each other: calls, replies, control messages.
 //! - [`channel`]: how calls travel on one host: two rings and a slab in one region.
+//! - [`far`]: what a gateway asks of an executor on another host, before it drives it.
 //! - [`zmtp`]: how they travel between hosts: ZeroMQ's wire protocol, bounded, without sockets.
 //! - [`file`]: regular files that others may write, mapped read-only.
 //! - [`notify`]: what a process tells systemd, or `holobiont up`.
@@ -26,6 +27,7 @@ mod atomic;
 pub mod board;
 pub mod channel;
 pub mod codec;
+pub mod far;
 pub mod file;
 mod futex;
 pub mod handover;

@@ -33,6 +33,12 @@ pub(crate) fn options(count: Option<usize>, workers: usize) -> Vec<String> {
     option("--cores", first.join(",")).to_vec()
 }
 
+/// A core for an executor that is started alone.
+pub(crate) fn one() -> String {
+    let allowed = allowed();
+    allowed[slot() % allowed.len()].to_string()
+}
+
 /// Differs between deployments that run at once.
 fn slot() -> usize {
     let slot = env::var("NEXTEST_TEST_GROUP_SLOT").ok().and_then(|slot| slot.parse().ok());

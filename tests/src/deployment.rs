@@ -5,6 +5,7 @@ use std::{
     env,
     fs::{self, File},
     io::{BufRead as _, BufReader},
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, ChildStdout, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex, PoisonError, Weak},
@@ -125,6 +126,12 @@ impl Plan {
         self.file(&sections.collect::<String>())
     }
 
+    /// Serves on one more executor, which somebody else has started at `address`.
+    #[must_use]
+    pub fn elsewhere(self, name: &str, address: SocketAddr) -> Self {
+        self.file(&format!("[[executor]]\nname = \"{name}\"\naddress = \"{address}\"\n"))
+    }
+
     /// Says `sections` in its deployment file.
     #[must_use]
     pub fn file(mut self, sections: &str) -> Self {
@@ -181,7 +188,8 @@ impl Plan {
         running().insert(child.id());
         let stdout = child.stdout.take().expect("its stdout is a pipe");
         // From here on dropping stops it, also if it never greets.
-        let mut deployment = Deployment { child, client: Client::new(""), place };
+        let mut deployment =
+            Deployment { child, needed: vec![Process::Gateway], client: Client::new(""), place };
         deployment.read_greeting(stdout);
         deployment
     }
@@ -221,6 +229,8 @@ impl Plan {
 #[derive(Debug)]
 pub struct Deployment {
     child: Child,
+    /// What runs as long as it does.
+    needed: Vec<Process>,
     /// Talks to it.
     pub client: Client,
     place: Arc<Place>,
@@ -324,7 +334,7 @@ impl Deployment {
     /// Signals the supervisor, and waits until it and its processes are gone.
     fn end(&mut self, how: Signal) -> ExitStatus {
         let children = proc::children(self.id());
-        for process in [Process::Executor, Process::Gateway] {
+        for &process in &self.needed {
             assert!(self.process(process).is_some(), "{process:?} runs");
         }
         signal(self.id(), how);
@@ -352,6 +362,8 @@ impl Deployment {
         let ids: BTreeSet<u32> = ids.collect();
         let running = self.processes(Process::Executor).into_iter().collect();
         assert_eq!(ids, running, "the greeting names the executors");
+        // There is none where all are elsewhere.
+        self.needed.extend((!ids.is_empty()).then_some(Process::Executor));
     }
 
     /// What was said so far.

@@ -42,6 +42,9 @@ const READERS: &str = "layer-reader";
 /// Whose sessions those with a client certificate are.
 pub const CERTIFIED: &str = "alice";
 
+/// Whom a certificate names that gateways of other hosts show.
+pub const GATEWAY: &str = "front";
+
 /// How calls travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Route {
@@ -89,7 +92,7 @@ impl Doors {
         let free = TcpListener::bind((host, 0)).expect("a free port");
         let doors = Self { directory, address: free.local_addr().expect("an address") };
         let mut cert = holobiont();
-        cert.args(["cert", "--host", &host.to_string(), "--client", CERTIFIED, "--dir"]);
+        cert.args(["cert", "--host", &host.to_string(), "--client", CERTIFIED, "--client", GATEWAY, "--dir"]);
         let made = cert.arg(doors.directory.path()).output().expect("holobiont cert runs");
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         doors
@@ -142,7 +145,25 @@ impl Doors {
     /// Certificate and key of [`CERTIFIED`].
     #[must_use]
     pub fn identity(&self) -> (PathBuf, PathBuf) {
-        (self.file(&format!("client-{CERTIFIED}.pem")), self.file(&format!("client-{CERTIFIED}-key.pem")))
+        self.identity_of(CERTIFIED)
+    }
+
+    /// Certificate and key of a client.
+    #[must_use]
+    pub fn identity_of(&self, client: &str) -> (PathBuf, PathBuf) {
+        (self.file(&format!("client-{client}.pem")), self.file(&format!("client-{client}-key.pem")))
+    }
+
+    /// What the door shows.
+    #[must_use]
+    pub fn server_certificate(&self) -> PathBuf {
+        self.file("server.pem")
+    }
+
+    /// Its key.
+    #[must_use]
+    pub fn server_key(&self) -> PathBuf {
+        self.file("server-key.pem")
     }
 
     /// What `--executor` is set to for a client that comes over `route`.

@@ -4,6 +4,7 @@ use std::{net::SocketAddr, path::PathBuf, str::FromStr};
 
 use clap::Args;
 use layer_service::{
+    remote::GatewayDoor,
     settings::{Batching, LayerSettings, Policy, Quotas},
     start::Places,
     tls::TlsFiles,
@@ -35,6 +36,12 @@ pub struct LayerFlags {
     /// API keys of split clients, in the gateway's format [default: none are asked for].
     #[arg(long = "layer-key-file", value_name = "FILE")]
     pub key_file: Option<PathBuf>,
+    /// Gateways of other hosts that may drive the executor: the names in their certificates.
+    #[arg(long = "layer-gateways", value_name = "A,B", value_delimiter = ',')]
+    pub gateways: Vec<String>,
+    /// Longest file of an adapter that such a gateway brings.
+    #[arg(long, value_name = "BYTES")]
+    pub max_adapter_file_bytes: ByteCount,
     /// When calls that wait are computed.
     #[arg(long = "layer-batching", value_name = "POLICY")]
     pub batching: settings::Batching,
@@ -97,6 +104,9 @@ impl LayerFlags {
         if let Some((flag, value)) = counts.into_iter().find(|(_, value)| *value == 0) {
             return Err(ConfigError::TooSmall { flag, value, least: 1 });
         }
+        if !self.gateways.is_empty() && (self.listen.is_none() || self.client_ca.is_none()) {
+            return Err(ConfigError::LayerGateways);
+        }
         match (self.listen, &self.cert, &self.cert_key, &self.client_ca) {
             (Some(_), Some(_), Some(_), _) | (None, None, None, None) => Ok(()),
             (Some(_), ..) => Err(ConfigError::LayerCertificate),
@@ -104,9 +114,10 @@ impl LayerFlags {
         }
     }
 
-    /// Where the doors are: `socket` is that for clients of this host.
+    /// Where the doors are: `socket` is that for clients of this host. Gateways of other hosts are joined to `own`, and what
+    /// they bring lies in `lent`.
     #[must_use]
-    pub fn places(&self, socket: PathBuf) -> Places {
+    pub fn places(&self, socket: PathBuf, own: Option<PathBuf>, lent: PathBuf) -> Places {
         let tls = match (self.listen, &self.cert, &self.cert_key) {
             (Some(address), Some(certificate), Some(key)) => {
                 let (certificate, key) = (certificate.clone(), key.clone());
@@ -114,7 +125,14 @@ impl LayerFlags {
             }
             _ => None,
         };
-        Places { socket, tls, key_file: self.key_file.clone() }
+        let is_open = tls.is_some() && !self.gateways.is_empty();
+        let gateways = own.filter(|_| is_open).map(|socket| GatewayDoor {
+            names: self.gateways.clone(),
+            socket,
+            lent,
+            max_file_bytes: self.max_adapter_file_bytes.0,
+        });
+        Places { socket, tls, gateways, key_file: self.key_file.clone() }
     }
 
     /// What the service holds itself to.

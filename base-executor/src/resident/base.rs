@@ -130,7 +130,7 @@ impl Loaded {
         shape: &ModelConfig,
         suits: LoraPrecision,
     ) -> Option<LayerPlan> {
-        let (socket, plan) = config.layer_socket().zip(self.plan.take())?;
+        let (places, plan) = config.layer_places().zip(self.plan.take())?;
         let base = BaseFacts {
             model: name_of(&config.model),
             architecture: shape.architecture.clone(),
@@ -140,7 +140,7 @@ impl Loaded {
             adapters: precision(config, suits),
             plan,
         };
-        Some(LayerPlan { settings: config.layers.settings(), places: config.layers.places(socket), base })
+        Some(LayerPlan { settings: config.layers.settings(), places, base })
     }
 }
 

@@ -151,7 +151,7 @@ impl Executor {
         let address = match way {
             Way::Channel => return Ok(channel(&run)),
             Way::Ipc => Address::Ipc(run),
-            Way::Tls => Address::Tls { host: "localhost".to_owned(), port: self.port },
+            Way::Tls => format!("tls://localhost:{}", self.port).parse()?,
         };
         let files = TlsFiles { ca: Some(self.folder.path().join(CERTIFICATE)), identity: None };
         Ok(Box::new(RemoteConnector::new(address, None, &files, LIMIT).context("TLS cannot be spoken")?))

@@ -77,7 +77,7 @@ impl ConnectArguments {
                 let spin = Duration::from_micros(self.spin_us);
                 (Box::new(LocalConnector::new(path.clone(), spin, deadline)), key)
             }
-            Address::Ipc(_) | Address::Tls { .. } => {
+            Address::Ipc(_) | Address::Tls(_) => {
                 let identity = self.cert.clone().zip(self.cert_key.clone());
                 let files = TlsFiles { ca: self.ca.clone(), identity };
                 let remote = RemoteConnector::new(address, key, &files, deadline);

@@ -181,7 +181,7 @@ fn of_call(error: &CallError) -> Exit {
                 RefusalCode::Unauthenticated => Exit::Refused,
                 _ => Exit::Unavailable,
             },
-            LinkError::Credentials { .. } | LinkError::Local(ConnectError::Path(_)) => Exit::Usage,
+            LinkError::Credentials(_) | LinkError::Local(ConnectError::Path(_)) => Exit::Usage,
             LinkError::Local(ConnectError::Stranger { .. }) => Exit::Refused,
             LinkError::Protocol(_) => Exit::Failed,
             LinkError::Local(_)

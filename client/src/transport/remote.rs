@@ -66,7 +66,7 @@ impl RemoteConnector {
         deadline: Duration,
     ) -> Result<Self, LinkError> {
         let tls = match address {
-            Address::Tls { .. } => Some(tls::config(files)?),
+            Address::Tls(_) => Some(Arc::new(tls::config(files)?)),
             Address::Local(_) | Address::Ipc(_) => None,
         };
         Ok(Self { address, key, tls, deadline })
@@ -75,8 +75,8 @@ impl RemoteConnector {
     fn stream(&self) -> Result<Stream, LinkError> {
         let unreachable = |source| LinkError::Unreachable { address: self.address.to_string(), source };
         match (&self.address, &self.tls) {
-            (Address::Tls { host, port }, Some(config)) => {
-                let stream = tls::connect(config, host, *port)?;
+            (Address::Tls(address), Some(config)) => {
+                let stream = tls::connect(config, address)?;
                 stream.sock.set_read_timeout(Some(HEARTBEAT)).map_err(unreachable)?;
                 Ok(Stream::Tls(Box::new(stream)))
             }

@@ -170,10 +170,13 @@ impl Registry {
         content: ContentId,
         tenant: Option<&str>,
     ) -> Result<AdapterLoaded, ResidencyError> {
-        let (path, owner) = (self.store.path(content), TenantId::of(tenant));
+        let owner = TenantId::of(tenant);
+        let mut started = Instant::now();
+        // For as long as others make room.
+        let lent = home.executor.lend(&self.store.path(content)).await;
+        let lent = lent.inspect_err(|_| self.counters.failed())?;
         loop {
-            let started = Instant::now();
-            match home.executor.load_adapter(&path, owner).await {
+            match home.executor.load_adapter(&lent, owner).await {
                 Ok(loaded) => {
                     self.counters.loaded(started.elapsed());
                     self.executors.member(home.index).books().arrived(loaded.bytes, started.elapsed());
@@ -185,6 +188,7 @@ impl Registry {
                         self.counters.failed();
                         return Err(self.no_room(home, &wire.message));
                     }
+                    started = Instant::now();
                 }
                 Err(error) => {
                     self.counters.failed();

@@ -6,9 +6,9 @@ use clap::Parser;
 use policy::routing::Policy;
 
 use settings::{ByteCount, LogFormat, ServiceClass};
+use tls::address::NotHostPort;
 
-use super::values::StartAdapter;
-use crate::executors::Address;
+use super::values::{ExecutorPlace, NamedPlace, StartAdapter};
 
 /// The gateway: OpenAI's HTTP API in front of a base-executor.
 #[derive(Debug, Clone, Parser)]
@@ -68,15 +68,28 @@ pub struct ExecutorArgs {
     /// The executor's ipc socket
     #[arg(long, env = "HOLOBIONT_SOCKET", value_name = "PATH", required_unless_present = "executors")]
     pub socket: Option<PathBuf>,
-    /// One of several executors in the place of --socket: its name and its ipc socket; may be given many times
+    /// One of several executors in the place of --socket: its name, and its ipc socket or, on another host,
+    /// tls://HOST:PORT; may be given many times
     #[arg(
         long = "executor",
         env = "HOLOBIONT_EXECUTORS",
         value_name = "NAME=PATH",
         value_delimiter = ',',
-        value_parser = address
+        value_parser = named_place
     )]
-    pub executors: Vec<Address>,
+    pub executors: Vec<NamedPlace>,
+    /// Certificate authority of executors on other hosts [default: the system's]
+    #[arg(long, value_name = "PEM")]
+    pub executor_ca: Option<PathBuf>,
+    /// Certificate that executors on other hosts are shown
+    #[arg(long, value_name = "PEM", requires = "executor_cert_key")]
+    pub executor_cert: Option<PathBuf>,
+    /// The certificate's private key
+    #[arg(long, value_name = "PEM", requires = "executor_cert")]
+    pub executor_cert_key: Option<PathBuf>,
+    /// The model of executors on other hosts, whose tokenizer is read here: a file, a directory, or a name of a hub
+    #[arg(long, value_name = "NAME_OR_PATH")]
+    pub model: Option<String>,
     /// How one of several executors is chosen for a request
     #[arg(long, value_name = "POLICY")]
     pub routing: Policy,
@@ -205,13 +218,23 @@ pub struct TrainingArgs {
     pub tenant_state_bytes: ByteCount,
 }
 
-fn address(text: &str) -> Result<Address, String> {
-    match text.split_once('=') {
-        Some((name, path)) if settings::is_process_name(name) && !path.is_empty() => {
-            Ok(Address { name: name.to_owned(), socket: PathBuf::from(path) })
+fn named_place(text: &str) -> Result<NamedPlace, String> {
+    let (name, place) = match text.split_once('=') {
+        Some((name, place)) if settings::is_process_name(name) && !place.is_empty() => {
+            (name.to_owned(), place)
         }
-        _ => Err("expected NAME=PATH; a name has lower-case letters, digits and '-', 32 at most".to_owned()),
-    }
+        _ => {
+            let wanted = "expected NAME=PATH or NAME=tls://HOST:PORT; a name has lower-case letters, digits and '-', 32 at most";
+            return Err(wanted.to_owned());
+        }
+    };
+    let place = match place.strip_prefix("tls://") {
+        Some(address) => {
+            ExecutorPlace::Host(address.parse().map_err(|error: NotHostPort| error.to_string())?)
+        }
+        None => ExecutorPlace::Socket(PathBuf::from(place)),
+    };
+    Ok(NamedPlace { name, place })
 }
 
 fn start_adapter(text: &str) -> Result<StartAdapter, String> {

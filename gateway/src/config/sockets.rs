@@ -1,37 +1,82 @@
 //! Where executors and trainers are found.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use super::{ConfigError, args::ExecutorArgs};
-use crate::executors::{Address, MAX_EXECUTORS, ONLY};
+use tls::{
+    address::HostPort,
+    client::{self, TlsFiles},
+};
+
+use super::{
+    Args, ConfigError,
+    args::ExecutorArgs,
+    values::{ExecutorPlace, NamedPlace},
+};
+use crate::{
+    executor::{Door, Far},
+    executors::{Address, MAX_EXECUTORS, ONLY},
+};
 
 /// `sun_path` without its final zero.
 pub(super) const MAX_SOCKET_BYTES: usize = 107;
 
+/// Below the state directory: our own ends of tunnels to other hosts.
+const TUNNELS: &str = "tunnels";
+
 /// Where executors are: those that were named, or the only one.
-pub(super) fn addresses(args: &ExecutorArgs) -> Result<Vec<Address>, ConfigError> {
-    if args.executors.is_empty() {
-        let socket = args.socket.clone().unwrap_or_default();
-        return Ok(vec![Address { name: ONLY.to_owned(), socket }]);
+pub(super) fn addresses(args: &Args) -> Result<Vec<Address>, ConfigError> {
+    let executors = &args.executors;
+    if executors.executors.is_empty() {
+        let door = Door::Socket(executors.socket.clone().unwrap_or_default());
+        return Ok(vec![Address { name: ONLY.to_owned(), door }]);
     }
-    if args.executors.len() > MAX_EXECUTORS {
+    check_different(&executors.executors)?;
+    let address = |named: &NamedPlace| {
+        let door = match &named.place {
+            ExecutorPlace::Socket(socket) => Door::Socket(socket.clone()),
+            ExecutorPlace::Host(host) => Door::Far(far(executors, &args.state, &named.name, host)?),
+        };
+        Ok(Address { name: named.name.clone(), door })
+    };
+    executors.executors.iter().map(address).collect()
+}
+
+fn check_different(executors: &[NamedPlace]) -> Result<(), ConfigError> {
+    if executors.len() > MAX_EXECUTORS {
         return Err(ConfigError::TooManyExecutors);
     }
-    for (index, address) in args.executors.iter().enumerate() {
-        let is_same = |other: &Address| other.name == address.name || other.socket == address.socket;
-        if args.executors[..index].iter().any(is_same) {
-            return Err(ConfigError::SameExecutor(address.name.clone()));
+    for (index, named) in executors.iter().enumerate() {
+        let is_same = |other: &NamedPlace| other.name == named.name || other.place == named.place;
+        if executors[..index].iter().any(is_same) {
+            return Err(ConfigError::SameExecutor(named.name.clone()));
         }
     }
-    Ok(args.executors.clone())
+    Ok(())
+}
+
+/// The way to an executor on another host.
+fn far(args: &ExecutorArgs, state: &Path, name: &str, host: &HostPort) -> Result<Far, ConfigError> {
+    let missing = |flag| ConfigError::FarExecutor { name: name.to_owned(), flag };
+    let cert = args.executor_cert.clone().ok_or_else(|| missing("executor-cert"))?;
+    let key = args.executor_cert_key.clone().ok_or_else(|| missing("executor-cert-key"))?;
+    if args.model.is_none() {
+        return Err(missing("model"));
+    }
+    let files = TlsFiles { ca: args.executor_ca.clone(), identity: Some((cert, key)) };
+    let socket = state.join(TUNNELS).join(format!("{name}.sock"));
+    let far = Far::new(host.clone(), client::config(&files)?, socket);
+    far.ok_or_else(|| ConfigError::NoHostName(host.clone()))
 }
 
 /// Fails if the system would not take a path.
 pub(super) fn check_sockets(executors: &[Address], trainers: Option<&PathBuf>) -> Result<(), ConfigError> {
-    let sockets = executors.iter().map(|address| ("socket", &address.socket));
-    let mut sockets = sockets.chain(trainers.map(|path| ("trainer-socket", path)));
+    let sockets = executors.iter().map(|address| match &address.door {
+        Door::Socket(socket) => ("socket", socket.as_path()),
+        Door::Far(far) => ("state", far.socket()),
+    });
+    let mut sockets = sockets.chain(trainers.map(|path| ("trainer-socket", path.as_path())));
     match sockets.find(|(_, path)| path.as_os_str().len() > MAX_SOCKET_BYTES) {
         None => Ok(()),
-        Some((name, path)) => Err(ConfigError::SocketPath { name, path: path.clone() }),
+        Some((name, path)) => Err(ConfigError::SocketPath { name, path: path.to_owned() }),
     }
 }

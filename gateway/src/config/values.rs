@@ -2,6 +2,8 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use tls::address::HostPort;
+
 use crate::limits::PerMin;
 
 /// What ends the process, beside SIGTERM and SIGINT.
@@ -20,6 +22,24 @@ pub struct StartAdapter {
     pub name: String,
     /// Where its files are.
     pub path: PathBuf,
+}
+
+/// An executor, as it was given.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NamedPlace {
+    /// What it is called.
+    pub name: String,
+    /// Where it is.
+    pub place: ExecutorPlace,
+}
+
+/// Where an executor is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ExecutorPlace {
+    /// Its ipc socket.
+    Socket(PathBuf),
+    /// The TLS door of another host.
+    Host(HostPort),
 }
 
 /// Under which host names a gateway without keys answers.

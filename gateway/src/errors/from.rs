@@ -74,7 +74,9 @@ impl From<TextError> for ApiError {
 impl From<CallError> for ApiError {
     fn from(error: CallError) -> Self {
         match error {
-            CallError::Unavailable(_) => Self::executor_unavailable(error.to_string()),
+            CallError::Unavailable(_) | CallError::NotLent(_) => {
+                Self::executor_unavailable(error.to_string())
+            }
             CallError::Busy { wait_s, .. } => Self::queue_full(wait_s, error.to_string()),
             CallError::Refused(wire) => wire.into(),
         }

@@ -12,6 +12,9 @@ pub enum CallError {
         "the base-executor is not reachable ({0}); it is reconnected to automatically, try again shortly"
     )]
     Unavailable(String),
+    /// An adapter's files did not get to an executor on another host.
+    #[error("the adapter's files could not be brought to the base-executor: {0}")]
+    NotLent(String),
     /// It answered with a typed error.
     #[error("{}", .0.message)]
     Refused(WireError),

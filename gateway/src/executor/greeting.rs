@@ -33,7 +33,7 @@ pub(super) async fn open(peer: Peer, link: watch::Sender<Link>) -> Result<(Wire,
 }
 
 async fn connect(peer: Peer) -> Result<Wire, String> {
-    let mut wire = Wire::open(&peer.endpoint).await?;
+    let mut wire = Wire::open(&peer).await?;
     let hello = ToExecutor::Hello(Hello { version: PROTOCOL_VERSION, instance: peer.instance });
     let sent = wire.send.send(ZmqMessage::from(hello.to_bytes())).await;
     sent.map_err(|error| format!("saying hello failed: {error}"))?;

@@ -46,7 +46,10 @@ impl Router {
         let state = Arc::new(state);
         let task = tokio::spawn(Arc::clone(&state).serve(socket));
         let limits = ExecutorLimits { max_sequences: 64, silence: SILENCE };
-        (Self { state, task, _directory: directory }, Executor::connect(&path, limits, Common::default()))
+        (
+            Self { state, task, _directory: directory },
+            Executor::connect(Door::Socket(path), limits, Common::default()),
+        )
     }
 
     fn mute(&self, is_mute: bool) {

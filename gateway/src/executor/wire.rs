@@ -7,7 +7,9 @@ use zeromq::{
     DealerRecvHalf, DealerSendHalf, DealerSocket, Socket as _, SocketEvent, SocketOptions, ZmqMessage,
 };
 
-/// How long one try to reach the socket may take.
+use super::{Door, far::tunnel::Tunnel};
+
+/// How long one try to reach a socket of this host may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// An open connection.
@@ -15,12 +17,14 @@ pub(super) struct Wire {
     pub(super) send: DealerSendHalf,
     pub(super) receive: DealerRecvHalf,
     pub(super) monitor: futures::channel::mpsc::Receiver<SocketEvent>,
+    /// What carries the bytes to another host.
+    _tunnel: Option<Tunnel>,
 }
 
 /// Whom the task connects to, and as whom.
 #[derive(Debug, Clone)]
 pub(super) struct Peer {
-    pub(super) endpoint: String,
+    pub(super) door: Door,
     /// Of this gateway.
     pub(super) instance: u64,
     /// Who says nothing for so long is lost.
@@ -28,16 +32,24 @@ pub(super) struct Peer {
 }
 
 impl Wire {
-    /// Connects to a ROUTER, and says nothing yet.
-    pub(super) async fn open(endpoint: &str) -> Result<Self, String> {
+    /// Connects to the executor's ROUTER, and says nothing yet.
+    pub(super) async fn open(peer: &Peer) -> Result<Self, String> {
+        // Who is far away is given as long as silence is borne: greetings travel there and back.
+        let (socket, limit, tunnel) = match &peer.door {
+            Door::Socket(socket) => (socket.as_path(), CONNECT_TIMEOUT, None),
+            Door::Far(far) => {
+                let tunnel = far.tunnel().await.map_err(|error| error.to_string())?;
+                (far.socket(), peer.silence, Some(tunnel))
+            }
+        };
         let mut options = SocketOptions::default();
-        options.connect_timeout(CONNECT_TIMEOUT);
-        let mut socket = DealerSocket::with_options(options);
-        let monitor = socket.monitor();
-        let connected = socket.connect(endpoint).await;
+        options.connect_timeout(limit);
+        let mut dealer = DealerSocket::with_options(options);
+        let monitor = dealer.monitor();
+        let connected = dealer.connect(&format!("ipc://{}", socket.display())).await;
         connected.map_err(|error| format!("connecting to its socket failed: {error}"))?;
-        let (send, receive) = socket.split();
-        Ok(Self { send, receive, monitor })
+        let (send, receive) = dealer.split();
+        Ok(Self { send, receive, monitor, _tunnel: tunnel })
     }
 }
 

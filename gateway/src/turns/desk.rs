@@ -118,10 +118,29 @@ impl Desk {
             }
         }
         let places = if room.requests > 0 { Places::Free } else { Places::Taken };
-        tenant.line.check(places).map_err(|overload| Refused::Overload {
-            target_ms: overload.target.as_millis(),
-            wait_s: whole_seconds(overload.forecast),
-        })
+        match tenant.line.check(places) {
+            Err(overload) if self.has_its_share(principal) => Err(Refused::Overload {
+                target_ms: overload.target.as_millis(),
+                wait_s: whole_seconds(overload.forecast),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether a tenant has its part, by weight, of all that waits: those who have less are not why others wait.
+    fn has_its_share(&self, principal: &Principal) -> bool {
+        let (mut all, mut weights, mut own) = (0, 0, (0, 1));
+        for (other, tenant) in &self.tenants {
+            let waiting = tenant.line.waiting() as u64;
+            let weight = u64::from(self.classes.get(other.class).settings.weight.get());
+            if other == principal {
+                own = (waiting, weight);
+            }
+            if waiting > 0 || other == principal {
+                (all, weights) = (all + waiting, weights + weight);
+            }
+        }
+        own.0 * weights >= all * own.1
     }
 
     /// Somebody joins: by what number, and where the turn will come.

@@ -181,6 +181,8 @@ fn a_line_that_stands_still_is_its_tenants_alone() {
     let flood = "flood".into();
     assert!(bench.desk.check_tenant(&flood, Room::default()).is_err(), "nor is a body read for it");
     bench.join("guest").unwrap();
+    bench.advance(Duration::from_secs(10));
+    bench.join("guest").expect("its line stands still as well, but not for what it sent");
     assert!(bench.served(2).contains(&"guest".to_owned()), "one who is as far may go before");
 }
 

@@ -1,6 +1,6 @@
 //! Two executors behind one gateway: who gets a request, and who goes on with it.
 
-use gateway::{executors::Address, lifecycle::Status, server::Gateway};
+use gateway::{executor::Door, executors::Address, lifecycle::Status, server::Gateway};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -37,7 +37,8 @@ impl Pair {
         std::fs::create_dir(directory.path().join("adapters")).unwrap();
         let a = FakeExecutor::start(&directory.path().join("a"), a).await;
         let mut config = config(&directory);
-        let address = |name: &str| Address { name: name.to_owned(), socket: directory.path().join(name) };
+        let address =
+            |name: &str| Address { name: name.to_owned(), door: Door::Socket(directory.path().join(name)) };
         config.executors = ["a", "b"].map(address).into();
         config.figures.expected_workers = vec![2, 5];
         let gateway = Gateway::start(config, bytes()).await.unwrap();

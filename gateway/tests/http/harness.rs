@@ -4,7 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use gateway::{
     config::{Config, ConnectionLimits, Figures, Hosts, Lifeline, Rates, TrainingLimits},
-    executor::ExecutorLimits,
+    executor::{Door, ExecutorLimits},
     executors::{Address, ONLY},
     keys::{Keys, line_of},
     lifecycle::{LoadText, Status},
@@ -111,7 +111,11 @@ pub(crate) fn key_file(keys: &[(&str, &str, &str)]) -> tempfile::NamedTempFile {
 
 pub(crate) fn config(directory: &TempDir) -> Config {
     Config {
-        executors: vec![Address { name: ONLY.to_owned(), socket: directory.path().join("socket") }],
+        executors: vec![Address {
+            name: ONLY.to_owned(),
+            door: Door::Socket(directory.path().join("socket")),
+        }],
+        model: None,
         listen: "127.0.0.1:0".parse().unwrap(),
         state: directory.path().join("state"),
         served_model_name: Some("base".to_owned()),

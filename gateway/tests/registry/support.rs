@@ -10,7 +10,7 @@ use std::{
 use gateway::{
     adapters::{AdapterError, Entry, LoadRequest, OpenError, Options, Registry, Replace},
     caller::{Caller, Role},
-    executor::{Common, Executor, ExecutorLimits, link::Link},
+    executor::{Common, Door, Executor, ExecutorLimits, link::Link},
     executors::{Executors, ONLY},
     limits::KeyLimit,
 };
@@ -123,7 +123,7 @@ pub(crate) async fn open(directory: &Path) -> Result<(Executor, Arc<Registry>), 
     let silence = Duration::from_secs(30);
     let limits = ExecutorLimits { max_sequences: 16, silence };
     let common = Common::default();
-    let executor = Executor::connect(&directory.join("socket"), limits, common.clone());
+    let executor = Executor::connect(Door::Socket(directory.join("socket")), limits, common.clone());
     let executors = Executors::of([(ONLY.to_owned(), executor.clone())], &common);
     let registry = Registry::open(executors, options(directory)).await?;
     let mut link = executor.link();

@@ -338,12 +338,12 @@ mod tests {
         several["executors"] = json!([
             {"name": "left", "state": "ready", "requests": {"running": 5, "waiting": 1}, "adapters": {"resident": 2},
                 "device": {"kind": "cpu"}, "sequences": {"sent": 9, "taken_over": 3}},
-            {"name": "right", "state": "refused", "detail": "it serves another base model"},
+            {"name": "right", "address": "gpu:7443", "state": "refused", "detail": "it serves another base model"},
         ]);
         let text = shown(several, &[]);
         let line = text.lines().find(|line| line.starts_with("left")).unwrap();
         assert!(line.contains("ready") && line.contains("5 (+1 waiting)") && line.ends_with('3'), "{text}");
-        assert!(text.contains("right: it serves another base model"), "{text}");
+        assert!(text.contains("right (gpu:7443): it serves another base model"), "{text}");
         assert!(!text.contains("cold starts"), "what is not the same of all is not said of all: {text}");
     }
 

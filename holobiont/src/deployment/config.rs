@@ -24,6 +24,8 @@ use settings::{
     variables::{UnknownVariable, Variable},
 };
 
+use tls::address::HostPort;
+
 use self::executors::Entry;
 pub(crate) use self::executors::Executors;
 use crate::exit::{Exit, Explain};
@@ -192,15 +194,20 @@ impl Config {
         computing.chain(serving).chain(self.deployment.set())
     }
 
-    /// What holds for each executor, by its name; a single one has none.
+    /// What holds for each executor that is started here, by its name; a single one has none.
     pub(crate) fn members(&self) -> Vec<Member> {
         if self.executor.each.is_empty() {
             return vec![Member { name: None, config: self.clone() }];
         }
-        let members = self.executor.each.iter().enumerate();
+        let members = self.executor.each.iter().filter(|entry| entry.address.is_none()).enumerate();
         members
             .map(|(index, entry)| Member { name: Some(entry.name.clone()), config: self.of(index, entry) })
             .collect()
+    }
+
+    /// Executors of other hosts, which are driven from here: names and addresses.
+    pub(crate) fn elsewhere(&self) -> impl Iterator<Item = (&str, &HostPort)> {
+        self.executor.each.iter().filter_map(|entry| Some((entry.name.as_str(), entry.address.as_ref()?)))
     }
 
     /// What holds for one of several executors. Base layers are lent by the first: a listener's address can be had once.
@@ -231,6 +238,7 @@ impl Config {
         let trainers = self.training.trainers.or(TrainingSection::presets().trainers);
         match self.layers.local {
             Some(false) => 0,
+            _ if self.members().is_empty() => 0,
             _ => trainers.expect("the number has a preset"),
         }
     }
@@ -262,6 +270,9 @@ impl Config {
         let paths = [
             &mut self.gateway.adapter_root,
             &mut self.gateway.api_key_file,
+            &mut self.gateway.executor_ca,
+            &mut self.gateway.executor_cert,
+            &mut self.gateway.executor_cert_key,
             &mut self.deployment.state,
             &mut self.memory.directory,
             &mut layers.cert,

@@ -11,12 +11,14 @@ use tokio_rustls::TlsAcceptor;
 
 use super::{
     Shared,
-    connection::Connection,
+    connection::{Client, Connection},
+    gateways::{self, Guest},
     greet::{Arrival, GreetError, greet},
     handshakes::Handshake,
-    socket,
+    link::Link,
 };
 use crate::{Transport, tls};
+use ::tls::socket;
 
 /// After an error that is not one connection's, such as too many open files.
 const AFTER_ERROR: Duration = Duration::from_millis(100);
@@ -43,8 +45,10 @@ pub(super) async fn unix(listener: UnixListener, shared: Arc<Shared>) {
             Ok((stream, _)) if is_own_process(&stream) => {
                 let arrival = Arrival { transport: Transport::Ipc, certified: None };
                 admit(&shared, move |handshake, shared| async move {
-                    let greeted = within(&shared, greet(stream, &arrival, &shared)).await;
-                    serve(greeted, handshake, shared).await;
+                    match within(&shared, greet(stream, &arrival, &shared)).await {
+                        Ok(client) => serve(client, handshake, shared).await,
+                        Err(error) => not_let_in(&error),
+                    }
                 });
             }
             Ok(_) => tracing::warn!("a process of another user came to the layers' private socket"),
@@ -64,15 +68,30 @@ fn admit<F: Future<Output = ()> + Send + 'static>(
     shared.handshakes.register(number, task.abort_handle(), shared.settings.handshakes);
 }
 
+/// Who has come over TLS and been let in.
+enum Welcomed<C> {
+    Client(C),
+    Gateway(Box<Guest>),
+}
+
 async fn over_tls(stream: TcpStream, acceptor: &TlsAcceptor, handshake: Handshake, shared: Arc<Shared>) {
     let greeted = within(&shared, async {
         socket::prepare(&stream)?;
         let stream = acceptor.accept(stream).await?;
+        if gateways::is_gateway(&stream) {
+            return Ok(Welcomed::Gateway(Box::new(gateways::greet(stream, &shared).await?)));
+        }
         let arrival = arrival(&stream, &shared)?;
-        greet(stream, &arrival, &shared).await
+        greet(stream, &arrival, &shared).await.map(Welcomed::Client)
     });
-    let greeted = greeted.await;
-    serve(greeted, handshake, shared).await;
+    match greeted.await {
+        Ok(Welcomed::Gateway(guest)) => {
+            drop(handshake);
+            guest.serve(&shared).await;
+        }
+        Ok(Welcomed::Client(client)) => serve(client, handshake, shared).await,
+        Err(error) => not_let_in(&error),
+    }
 }
 
 fn arrival(
@@ -96,24 +115,23 @@ async fn within<T>(
     timeout(limit, greeting).await.unwrap_or(Err(GreetError::Late(limit)))
 }
 
+fn not_let_in(error: &GreetError) {
+    tracing::debug!(%error, "a layer client was not let in");
+}
+
 async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
-    greeted: Result<(super::link::Link<S>, super::connection::Client), GreetError>,
+    (link, client): (Link<S>, Client),
     handshake: Handshake,
     shared: Arc<Shared>,
 ) {
     drop(handshake);
-    match greeted {
-        Err(error) => tracing::debug!(%error, "a layer client was not let in"),
-        Ok((link, client)) => {
-            let (session, tenant) = (client.session.opened().session, client.principal.tenant.clone());
-            tracing::info!(session, %tenant, "a layer session begins");
-            let ending = Connection::new(link, client, shared).serve().await;
-            if ending.is_violation() {
-                tracing::warn!(session, %tenant, %ending, "a layer session is ended");
-            } else {
-                tracing::info!(session, %tenant, %ending, "a layer session ends");
-            }
-        }
+    let (session, tenant) = (client.session.opened().session, client.principal.tenant.clone());
+    tracing::info!(session, %tenant, "a layer session begins");
+    let ending = Connection::new(link, client, shared).serve().await;
+    if ending.is_violation() {
+        tracing::warn!(session, %tenant, %ending, "a layer session is ended");
+    } else {
+        tracing::info!(session, %tenant, %ending, "a layer session ends");
     }
 }
 

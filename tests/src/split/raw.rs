@@ -84,7 +84,7 @@ pub fn stream(doors: &Doors, deployment: &Deployment, route: Route, key: Option<
     }
     let config = client::transport::tls::config(&doors.tls_files(key)).expect("the certificates");
     let name = ServerName::from(doors.address().ip());
-    let mut tls = ClientConnection::new(Arc::clone(&config), name).expect("a TLS client");
+    let mut tls = ClientConnection::new(Arc::new(config), name).expect("a TLS client");
     let mut tcp = tcp(doors);
     while tls.is_handshaking() {
         tls.complete_io(&mut tcp).expect("TLS is agreed upon");

@@ -23,7 +23,7 @@ fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
 /// What a folder may depend on.
 fn allowed(folder: &str) -> &'static str {
     match folder {
-        "failpoint" | "ids" | "patience" | "keys" | "policy" | "settings" | "shmproto"
+        "failpoint" | "ids" | "patience" | "keys" | "policy" | "settings" | "shmproto" | "tls"
         | "training-protocol" => "",
         "kernels" => "ids",
         "files" => "ids shmproto",
@@ -32,16 +32,16 @@ fn allowed(folder: &str) -> &'static str {
         "cache" => "failpoint ids policy",
         // Decisions alone: what it runs computes nothing.
         "simulator" => "cache ids policy",
-        "layer-service" => "cache failpoint kernels keys model policy settings shmproto",
+        "layer-service" => "cache failpoint kernels keys model policy settings shmproto tls",
         "base-executor" => "cache failpoint files ids kernels layer-service model policy settings shmproto",
         // No model: what it computes is in its memory.
         "lora-worker" => "failpoint kernels settings shmproto",
         // No executor: what it rents comes over a channel.
-        "client" => "cache failpoint files ids kernels model shmproto text",
+        "client" => "cache failpoint files ids kernels model shmproto text tls",
         // A client that learns.
         "tune" => "client files ids kernels model policy settings shmproto text training-protocol",
         // No model: it turns text into ids and back.
-        "gateway" => "failpoint files ids keys policy settings shmproto text training-protocol",
+        "gateway" => "failpoint files ids keys policy settings shmproto text tls training-protocol",
         // Hostile input goes through the parsers of every process.
         "fuzz" => "cache files gateway holobiont ids model shmproto text tune",
         // Parts are measured alone, beside their peers.
@@ -50,7 +50,7 @@ fn allowed(folder: &str) -> &'static str {
         "tests" => {
             "base-executor client gateway holobiont ids lora-worker model patience settings shmproto text"
         }
-        _ => "files keys model settings text training-protocol",
+        _ => "files keys model settings text tls training-protocol",
     }
 }
 

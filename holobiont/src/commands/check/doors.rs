@@ -76,6 +76,10 @@ pub(super) fn layers(layers: &LayersSection) -> Vec<Finding> {
             Err(error) => Finding::fail(name, format!("{}: {error}", path.display()), fix),
         });
     }
+    if layers.gateways.is_some() && (layers.listen.is_none() || layers.client_ca.is_none()) {
+        let found = "gateways of other hosts come through the listener, and are known by certificates";
+        findings.push(Finding::fail("[layers] gateways", found, "set listen and client_ca too"));
+    }
     findings.extend(layers.key_file.as_deref().map(|path| keys("[layers] key_file", path)));
     if let Some(listen) = layers.listen {
         findings.push(layer_listen(layers, listen));
@@ -170,6 +174,11 @@ mod tests {
         assert!(bare[0].health == Health::Fail && bare[0].found.contains("no certificate"), "{bare:?}");
         let open = findings("listen = '0.0.0.0:0'\ncert = '/dev/null'\ncert_key = '/dev/null'");
         assert!(open[2].health == Health::Fail && open[2].found.contains("by others"), "{open:?}");
+        let gateways = findings("gateways = 'front'");
+        assert!(
+            gateways[0].health == Health::Fail && gateways[0].found.contains("certificates"),
+            "{gateways:?}"
+        );
         let missing = findings("key_file = '/nonexistent/keys'");
         assert_eq!((missing[0].health, missing[0].name.as_str()), (Health::Fail, "[layers] key_file"));
     }

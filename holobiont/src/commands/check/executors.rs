@@ -1,13 +1,28 @@
-//! Several executors beside each other: whether they get into each other's way.
+//! Several executors beside each other: whether they get into each other's way, and whether those of other hosts are there.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io,
+    net::{TcpStream, ToSocketAddrs as _},
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use settings::DeviceChoice;
 
+use tls::address::HostPort;
+
 use crate::{
-    deployment::{config::Member, cores::Split},
+    deployment::{
+        config::{Config, Member},
+        cores::Split,
+    },
     terminal::findings::Finding,
 };
+
+/// How long another host may take to accept a connection.
+const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 
 /// The finding as that of `member`: of one of several it says which.
 pub(super) fn named(mut finding: Finding, member: &Member) -> Finding {
@@ -65,10 +80,54 @@ fn stores(members: &[Member]) -> Finding {
     Finding::ok(NAME, "each keeps keys and values of its own")
 }
 
+/// Executors of other hosts: what the gateway shows them is there, and somebody listens.
+pub(super) fn elsewhere(config: &Config) -> Vec<Finding> {
+    let mut findings: Vec<Finding> =
+        config.elsewhere().map(|(name, address)| reachable(name, address)).collect();
+    if !findings.is_empty() {
+        let gateway = &config.gateway;
+        let certificates = [
+            ("[gateway] executor_ca", &gateway.executor_ca),
+            ("[gateway] executor_cert", &gateway.executor_cert),
+            ("[gateway] executor_cert_key", &gateway.executor_cert_key),
+        ];
+        findings.extend(certificates.map(|(name, path)| certificate(name, path.as_deref())));
+    }
+    findings
+}
+
+fn certificate(name: &str, path: Option<&Path>) -> Finding {
+    const FIX: &str = "holobiont cert --client NAME where the authority is, and bring its files here";
+    match path.map(|path| (path, File::open(path))) {
+        Some((path, Ok(_))) => Finding::ok(name, path.display().to_string()),
+        Some((path, Err(error))) => Finding::fail(name, format!("{}: {error}", path.display()), FIX),
+        None if name.ends_with("ca") => Finding::ok(name, "the system's authorities"),
+        None => {
+            Finding::fail(name, "executors on other hosts are shown a certificate, and there is none", FIX)
+        }
+    }
+}
+
+fn reachable(name: &str, address: &HostPort) -> Finding {
+    let label = format!("[[executor]] {name}");
+    let HostPort { host, port } = address;
+    let connected = (host.as_str(), *port).to_socket_addrs().and_then(|mut addresses| {
+        let first = addresses.next().ok_or(io::ErrorKind::NotFound)?;
+        TcpStream::connect_timeout(&first, CONNECT_LIMIT)
+    });
+    match connected {
+        Ok(_) => Finding::ok(label, format!("driven at {address}")),
+        Err(error) => {
+            let fix = "start it there, with [layers] listen and gateways; the gateway waits for it";
+            Finding::warn(label, format!("{address}: {error}"), fix)
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{deployment::config::Config, terminal::findings::Health};
+    use crate::terminal::findings::Health;
 
     fn found(file: &str) -> Vec<Finding> {
         let config: Config = toml::from_str(file).unwrap();
@@ -100,5 +159,22 @@ mod tests {
     #[test]
     fn a_single_executor_is_in_nobodys_way() {
         assert!(found("").is_empty());
+    }
+
+    #[test]
+    fn an_executor_on_another_host_takes_a_certificate_and_somebody_who_listens() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let file = format!("[[executor]]\nname = 'far'\naddress = '{address}'\n");
+        let health = |text: &str| {
+            let found = elsewhere(&toml::from_str(text).unwrap());
+            found.iter().map(|finding| finding.health).collect::<Vec<_>>()
+        };
+        assert_eq!(health(&file), [Health::Ok, Health::Ok, Health::Fail, Health::Fail]);
+        let shown = "[gateway]\nexecutor_cert = '/dev/null'\nexecutor_cert_key = '/dev/null'\n";
+        assert_eq!(health(&(file.clone() + shown)), [Health::Ok; 4]);
+        drop(listener);
+        assert_eq!(health(&(file + shown))[0], Health::Warn);
+        assert!(health("").is_empty());
     }
 }

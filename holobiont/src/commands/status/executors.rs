@@ -13,6 +13,8 @@ use crate::terminal::{
 #[serde(default)]
 pub(super) struct Executor {
     name: String,
+    /// Where it is, on another host.
+    address: Option<String>,
     state: String,
     detail: Option<String>,
     requests: Requests,
@@ -52,7 +54,7 @@ pub(super) fn all(ink: Ink, executors: &[Executor]) -> Vec<String> {
 fn row(executor: &Executor) -> [String; 9] {
     let Executor { requests, adapters, sequences, .. } = executor;
     [
-        printable(&executor.name),
+        called(executor),
         printable(&executor.state),
         executor.device.text(),
         format!("{} (+{} waiting)", requests.running, requests.waiting),
@@ -64,8 +66,15 @@ fn row(executor: &Executor) -> [String; 9] {
     ]
 }
 
+fn called(executor: &Executor) -> String {
+    match &executor.address {
+        Some(address) => printable(&format!("{} ({address})", executor.name)),
+        None => printable(&executor.name),
+    }
+}
+
 fn trouble(executor: &Executor) -> Option<String> {
     let why =
         executor.detail.clone().map(|detail| printable(&detail)).or_else(|| executor.workers.missing())?;
-    Some(format!("{}: {why}", printable(&executor.name)))
+    Some(format!("{}: {why}", called(executor)))
 }

@@ -55,6 +55,8 @@ pub(crate) struct Plan {
 pub(crate) struct Recipes {
     /// Of each `base-executor`.
     pub(crate) executors: Vec<(Instance, Recipe)>,
+    /// Executors of other hosts, which others start.
+    pub(crate) elsewhere: usize,
     /// Of `gateway`.
     pub(crate) gateway: Recipe,
     /// Of `holobiont-trainer`, if there is to be one.
@@ -95,12 +97,14 @@ impl Plan {
         let trainer = trainer.map(|program| recipe(Role::Trainer, program, trainer_arguments(config, state)));
         let instances: Vec<Instance> = executors.iter().map(|(instance, _)| *instance).collect();
         let gateway = gateway_arguments(config, &served_name, state, &instances, log_format);
+        let gateway = with_elsewhere(gateway, config, &model);
         let expected: Vec<_> = splits.iter().map(|split| split.workers.len()).collect();
         let gateway = with_helpers(gateway, &expected, trainer.as_ref().map(|_| state.trainer_socket()));
         Ok(Self {
             max_trainers: trainer.as_ref().map_or(0, |_| config.max_trainers()),
             recipes: Recipes {
                 executors,
+                elsewhere: config.elsewhere().count(),
                 gateway: recipe(Role::Gateway, program(Role::Gateway)?, gateway),
                 trainer,
                 workers,
@@ -195,7 +199,8 @@ fn executor_arguments(
         .with("--log-format", log_format.to_string())
         .with("--grace-ms", config.grace().as_millis().to_string())
         .with("--layers", layers)
-        .with_setting("--cores", split.executor.as_ref());
+        .with_setting("--cores", split.executor.as_ref())
+        .with_setting("--max-adapter-file-bytes", config.gateway.max_adapter_file_bytes);
     if config.memory.disk.is_some() && config.memory.directory.is_none() {
         arguments = arguments.with("--disk-directory", state.history(instance));
     }
@@ -235,6 +240,18 @@ fn gateway_arguments(
     }
     arguments.0.extend(handed_on(config, settings::Process::Gateway));
     arguments.0
+}
+
+/// Tells the gateway of executors on other hosts, and where it reads the text of their model.
+fn with_elsewhere(gateway: Vec<OsString>, config: &Config, model: &Path) -> Vec<OsString> {
+    let mut arguments = Arguments(gateway);
+    for (name, address) in config.elsewhere() {
+        arguments = arguments.with("--executor", format!("{name}=tls://{address}"));
+    }
+    match config.elsewhere().next() {
+        Some(_) => arguments.with("--model", model).0,
+        None => arguments.0,
+    }
 }
 
 fn pair(name: &str, path: &Path) -> OsString {

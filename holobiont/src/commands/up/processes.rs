@@ -16,6 +16,8 @@ use crate::deployment::config::RestartPolicy;
 pub(crate) struct Processes {
     /// In the order of [`super::process::Instance::index`].
     executors: Vec<Managed>,
+    /// Executors of other hosts.
+    elsewhere: usize,
     pub(crate) gateway: Managed,
     trainer: Option<Managed>,
     /// In the order of [`super::process::Worker::index`].
@@ -46,6 +48,7 @@ impl Processes {
             executors: executors
                 .map(|(instance, recipe)| managed(Role::Executor(instance), recipe))
                 .collect(),
+            elsewhere: recipes.elsewhere,
             gateway: managed(Role::Gateway, recipes.gateway),
             trainer: recipes.trainer.map(|recipe| managed(Role::Trainer, recipe)),
             workers: workers.map(|(worker, recipe)| managed(Role::Worker(worker), recipe)).collect(),
@@ -87,7 +90,7 @@ impl Processes {
 
     /// Requests can be answered.
     pub(crate) fn serve(&self) -> bool {
-        self.is_any_executor_ready() && self.gateway.is_ready()
+        (self.is_any_executor_ready() || self.elsewhere > 0) && self.gateway.is_ready()
     }
 
     /// Requests have somewhere to go.
@@ -95,10 +98,10 @@ impl Processes {
         self.executors.iter().any(Managed::is_ready)
     }
 
-    /// Executors beside this one that have not been given up.
+    /// Executors beside this one that have not been given up, as far as one knows: those of other hosts among them.
     pub(crate) fn other_executors(&self, role: Role) -> usize {
         let is_other = |executor: &&Managed| executor.role != role && !matches!(executor.state, State::Ended);
-        self.executors.iter().filter(is_other).count()
+        self.executors.iter().filter(is_other).count() + self.elsewhere
     }
 
     /// All executors have been asked to stop.
@@ -122,7 +125,7 @@ impl Processes {
 
     /// A stop has begun: what does not run yet will not.
     pub(crate) fn forget_plans(&mut self) {
-        let Self { executors, gateway, trainer, workers } = self;
+        let Self { executors, gateway, trainer, workers, .. } = self;
         executors.iter_mut().chain([gateway]).chain(trainer).chain(workers).for_each(Managed::forget_plans);
     }
 

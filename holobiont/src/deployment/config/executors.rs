@@ -1,4 +1,5 @@
-//! `[executor]`, or several `[[executor]]`: processes that own weights, each with cores or a device of its own.
+//! `[executor]`, or several `[[executor]]`: processes that own weights, each with cores or a device of its own, or on
+//! another host.
 
 use std::{fmt, ops::Deref, path::PathBuf};
 
@@ -7,6 +8,7 @@ use serde::{
     de::{self, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
 };
 use settings::{ExecutorSection, MAX_PROCESS_NAME_BYTES, MemorySection, WorkersSection, is_process_name};
+use tls::address::{HostPort, NotHostPort};
 
 /// Most executors of a deployment.
 pub(crate) const MAX_EXECUTORS: usize = 16;
@@ -25,6 +27,8 @@ pub(crate) struct Executors {
 pub(crate) struct Entry {
     /// What people call it.
     pub(crate) name: String,
+    /// Where it is on another host: it is driven there, and not started here.
+    pub(crate) address: Option<HostPort>,
     /// As in `[executor]`.
     pub(crate) executor: ExecutorSection,
     /// As in `[memory]`, which says the rest.
@@ -77,6 +81,11 @@ impl<'de> Deserialize<'de> for Executors {
                         let name = entry.name;
                         return Err(de::Error::custom(format!("two executors are called `{name}`")));
                     }
+                    if let Some(address) = &entry.address
+                        && each.iter().any(|other| other.address.as_ref() == Some(address))
+                    {
+                        return Err(de::Error::custom(format!("two executors are at `{address}`")));
+                    }
                     if each.len() == MAX_EXECUTORS {
                         return Err(de::Error::custom(format!(
                             "there are more than {MAX_EXECUTORS} executors"
@@ -104,11 +113,27 @@ impl<'de> Deserialize<'de> for Entry {
         }
         let of =
             |error: toml::de::Error| de::Error::custom(format!("the executor `{name}`: {}", error.message()));
+        if let Some(address) = table.remove("address") {
+            let address = elsewhere(&address, &table)
+                .map_err(|why| de::Error::custom(format!("the executor `{name}`: {why}")))?;
+            return Ok(Self { name, address: Some(address), ..Self::default() });
+        }
         let memory = section(&mut table, "memory").map_err(of)?;
         let workers = section(&mut table, "workers").map_err(of)?;
         let executor = ExecutorSection::deserialize(table).map_err(of)?;
-        Ok(Self { name, executor, memory, workers })
+        Ok(Self { name, address: None, executor, memory, workers })
     }
+}
+
+/// The address of an executor of another host, of which nothing else is said here.
+fn elsewhere(address: &toml::Value, rest: &toml::Table) -> Result<HostPort, String> {
+    if let Some(field) = rest.keys().next() {
+        return Err(format!(
+            "`{field}` is set where it is started: with `address` it is only driven from here"
+        ));
+    }
+    let address = address.as_str().ok_or("`address` is a text, as in \"gpu.example.org:7443\"")?;
+    address.parse().map_err(|error: NotHostPort| error.to_string())
 }
 
 fn section<T: Default + for<'a> Deserialize<'a>>(

@@ -197,6 +197,19 @@ fn several_executors_each_have_a_name_and_what_they_say_goes_before_what_holds_f
 }
 
 #[test]
+fn an_executor_of_another_host_is_driven_and_not_started() {
+    let text = "[[executor]]\nname = 'far'\naddress = 'gpu.example:7443'\n[[executor]]\nname = 'near'\n\
+                [layers]\nlisten = '127.0.0.1:1'";
+    let config = file(text).unwrap();
+    let [near] = &config.members()[..] else { panic!("one is started here") };
+    assert_eq!((near.name.as_deref(), near.config.layers.listen.is_some()), (Some("near"), true));
+    let elsewhere: Vec<_> = config.elsewhere().map(|(name, address)| (name, address.to_string())).collect();
+    assert_eq!(elsewhere, [("far", "gpu.example:7443".to_owned())]);
+    let alone = file("[[executor]]\nname = 'far'\naddress = 'gpu.example:7443'").unwrap();
+    assert!(alone.members().is_empty() && alone.max_trainers() == 0);
+}
+
+#[test]
 fn executors_and_classes_that_cannot_be_told_apart_or_say_what_nobody_knows_are_refused_by_name() {
     for (text, part) in [
         ("[[executor]]\ncores = '0'", "needs a `name`"),
@@ -210,6 +223,13 @@ fn executors_and_classes_that_cannot_be_told_apart_or_say_what_nobody_knows_are_
             "`x` is in more than one",
         ),
         ("[[class]]\nname = 'a'\ntenants = ['x']\nwieght = 2", "wieght"),
+        ("[[executor]]\nname = 'a'\naddress = 'host'", "not HOST:PORT"),
+        ("[[executor]]\nname = 'a'\naddress = 7443", "`address` is a text"),
+        ("[[executor]]\nname = 'a'\naddress = 'h:1'\ncores = '0'", "`cores` is set where it is started"),
+        (
+            "[[executor]]\nname = 'a'\naddress = 'h:1'\n[[executor]]\nname = 'b'\naddress = 'h:1'",
+            "two executors are at `h:1`",
+        ),
     ] {
         let error = why(&file(text).unwrap_err()).unwrap();
         assert!(error.contains(part), "{part:?} is not in {error}");

@@ -1,4 +1,4 @@
-//! Options of accepted sockets: no waiting for more to send, and peers that vanish are noticed.
+//! Options of connections between hosts: no waiting for more to send, and peers that vanish are noticed.
 
 use std::{io, os::fd::AsFd, time::Duration};
 
@@ -13,8 +13,11 @@ const KEEPALIVE_PROBES: u32 = 4;
 /// How long sent bytes may stay unacknowledged.
 const UNACKNOWLEDGED_MS: u32 = 20_000;
 
-/// For TCP connections of clients.
-pub(super) fn prepare(socket: impl AsFd) -> io::Result<()> {
+/// Sets them for a TCP connection.
+///
+/// # Errors
+/// If the system refuses one.
+pub fn prepare(socket: impl AsFd) -> io::Result<()> {
     let socket = socket.as_fd();
     sockopt::set_tcp_nodelay(socket, true)?;
     sockopt::set_socket_keepalive(socket, true)?;

@@ -1,0 +1,99 @@
+//! An adapter's files, brought to an executor that does not share our store.
+//!
+//! They lie there under a path of the executor's as long as the connection lasts that brought them: long enough to be loaded. An
+//! adapter that is loaded needs no files, and one that comes back is brought again, as it would be read again from a disk.
+
+use std::{path::Path, time::Duration};
+
+use shmproto::far::{Answer, Ask, FileName, LentFile};
+use tokio::{
+    fs::{self, File},
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    time::timeout,
+};
+
+use super::{Far, FarError, Stream};
+
+/// Bytes sent at once.
+const CHUNK_BYTES: usize = 256 << 10;
+/// How long it is waited for why somebody hung up.
+const LAST_WORD: Duration = Duration::from_secs(1);
+
+/// Files that an executor may load.
+#[derive(Debug)]
+pub struct Lent {
+    /// Where they are for the executor.
+    pub(in crate::executor) path: String,
+    /// What keeps them there; `None` on this host.
+    _connection: Option<Stream>,
+}
+
+impl Lent {
+    /// Files in the store of this host.
+    pub(in crate::executor) fn here(path: &Path) -> Self {
+        Self { path: path.display().to_string(), _connection: None }
+    }
+}
+
+impl Far {
+    /// Brings the adapter at `path` there. Each step may take as long as `patience`.
+    pub(in crate::executor) async fn lend(&self, path: &Path, patience: Duration) -> Result<Lent, FarError> {
+        let files = files(path).await.map_err(FarError::File)?;
+        let silent = |_| FarError::Silent(self.0.to.clone());
+        let mut stream = timeout(patience, self.open(&Ask::Lend(files.clone()))).await.map_err(silent)??;
+        if let Err(error) = self.send(&mut stream, path, &files, patience).await {
+            return Err(match timeout(LAST_WORD, self.answer(&mut stream)).await {
+                Ok(Ok(Answer::Refused(why))) => FarError::Refused { address: self.0.to.clone(), why },
+                _ => error,
+            });
+        }
+        match timeout(patience, self.answer(&mut stream)).await.map_err(silent)?? {
+            Answer::Lent(path) => Ok(Lent { path, _connection: Some(stream) }),
+            Answer::Refused(why) => Err(FarError::Refused { address: self.0.to.clone(), why }),
+            Answer::Admitted => Err(FarError::Protocol(self.0.to.clone())),
+        }
+    }
+
+    /// Sends the files' bytes, and the digest of all of them.
+    async fn send(
+        &self,
+        stream: &mut Stream,
+        path: &Path,
+        files: &[LentFile],
+        patience: Duration,
+    ) -> Result<(), FarError> {
+        let silent = |_| FarError::Silent(self.0.to.clone());
+        let (mut hasher, mut chunk) = (blake3::Hasher::new(), vec![0; CHUNK_BYTES]);
+        for file in files {
+            let mut rest = File::open(place(path, file.name)).await.map_err(FarError::File)?.take(file.bytes);
+            loop {
+                let count = rest.read(&mut chunk).await.map_err(FarError::File)?;
+                if count == 0 {
+                    break;
+                }
+                hasher.update(&chunk[..count]);
+                let sent = timeout(patience, stream.write_all(&chunk[..count])).await.map_err(silent)?;
+                sent.map_err(|cause| self.failed(cause))?;
+            }
+        }
+        let digest = *hasher.finalize().as_bytes();
+        timeout(patience, self.say(stream, &digest)).await.map_err(silent)?
+    }
+}
+
+/// The files of the adapter at `path`: PEFT's directory, or a GGUF file.
+async fn files(path: &Path) -> std::io::Result<Vec<LentFile>> {
+    let names = match fs::metadata(path).await?.is_dir() {
+        true => &[FileName::Config, FileName::Weights][..],
+        false => &[FileName::Gguf],
+    };
+    let mut files = Vec::new();
+    for name in names {
+        files.push(LentFile { name: *name, bytes: fs::metadata(place(path, *name)).await?.len() });
+    }
+    Ok(files)
+}
+
+fn place(path: &Path, name: FileName) -> std::path::PathBuf {
+    if name == FileName::Gguf { path.to_owned() } else { path.join(name.text()) }
+}

@@ -1,0 +1,166 @@
+//! Gateways of other hosts: they drive this executor through the TLS door, as one of this host does at its socket.
+//!
+//! A connection whose handshake asks for [`far::ALPN`] is a gateway's. Only a certificate whose name the settings list opens
+//! it: a gateway owns everything on an executor, so neither a key nor a tenant's certificate is enough. Whoever is let in
+//! gets a *tunnel*, which is joined to the executor's own socket (one protocol, one implementation of both ends), or
+//! brings an adapter's files (`lending`).
+
+mod lending;
+
+use std::{io, path::PathBuf, sync::Arc, time::Duration};
+
+use shmproto::{
+    codec::Wire,
+    far::{self, Answer, Ask},
+};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional_with_sizes},
+    net::{TcpStream, UnixStream},
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
+use tokio_rustls::server::TlsStream;
+
+use super::{Shared, greet::GreetError};
+use crate::tls;
+
+/// Connections of gateways at once: each gateway has a tunnel, and one connection more while it loads an adapter.
+const MAX_CONNECTIONS: usize = 64;
+/// Bytes of a tunnel that are on their way through this process, each way.
+const TUNNEL_BYTES: usize = 64 << 10;
+/// How long a last word may take.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// Which gateways of other hosts are let in, and to what.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GatewayDoor {
+    /// Names in their certificates.
+    pub names: Vec<String>,
+    /// The executor's own socket.
+    pub socket: PathBuf,
+    /// A directory of this door's own for files that are lent; what is in it is removed at start.
+    pub lent: PathBuf,
+    /// Longest file of an adapter.
+    pub max_file_bytes: u64,
+}
+
+/// The door, and who is in.
+#[derive(Debug)]
+pub(super) struct Gateways {
+    door: GatewayDoor,
+    connections: Arc<Semaphore>,
+}
+
+impl Gateways {
+    /// A door that nobody has come through yet.
+    pub(super) fn open(door: GatewayDoor) -> io::Result<Self> {
+        lending::clear(&door.lent)?;
+        Ok(Self { door, connections: Arc::new(Semaphore::new(MAX_CONNECTIONS)) })
+    }
+}
+
+/// A gateway that is let in, until its connection ends.
+#[derive(Debug)]
+pub(super) struct Guest {
+    stream: TlsStream<TcpStream>,
+    ask: Ask,
+    name: String,
+    _connection: OwnedSemaphorePermit,
+}
+
+/// Whether it is a gateway's connection.
+pub(super) fn is_gateway(stream: &TlsStream<TcpStream>) -> bool {
+    stream.get_ref().1.alpn_protocol() == Some(far::ALPN)
+}
+
+/// Who it is and what it asks for. Nothing else is touched before that is known.
+pub(super) async fn greet(mut stream: TlsStream<TcpStream>, shared: &Shared) -> Result<Guest, GreetError> {
+    let ask = read::<Ask>(&mut stream).await?;
+    let Some(gateways) = &shared.gateways else { return Err(GreetError::NotOpen) };
+    let chain = stream.get_ref().1.peer_certificates();
+    let name = chain.and_then(<[_]>::first).and_then(tls::common_name).unwrap_or_default().to_owned();
+    match gateways.admit(&name) {
+        Ok(connection) => Ok(Guest { stream, ask, name, _connection: connection }),
+        Err(why) => {
+            shared.registry.count_refusal();
+            tracing::warn!(certificate = name, why, "a gateway of another host is refused");
+            refuse(stream, why.clone()).await;
+            Err(GreetError::Refused(why))
+        }
+    }
+}
+
+impl Gateways {
+    fn admit(&self, name: &str) -> Result<OwnedSemaphorePermit, String> {
+        if name.is_empty() {
+            return Err("a gateway must show a certificate ('holobiont cert --client NAME'); a key opens nothing here"
+                .to_owned());
+        }
+        if !self.door.names.iter().any(|listed| listed == name) {
+            return Err(format!(
+                "the certificate of '{name}' drives no executor: list it in [layers] gateways (--layer-gateways) there, or show \
+                 another"
+            ));
+        }
+        let connection = Arc::clone(&self.connections).try_acquire_owned();
+        connection.map_err(|_| format!("{MAX_CONNECTIONS} connections of gateways are open; close some"))
+    }
+}
+
+impl Guest {
+    /// Does what is asked until the connection ends.
+    pub(super) async fn serve(self, shared: &Shared) {
+        let Some(Gateways { door, .. }) = &shared.gateways else { return };
+        let Self { stream, ask, name, _connection } = self;
+        let ended = match ask {
+            Ask::Tunnel => tunnel(stream, door, &name).await,
+            Ask::Lend(files) => lending::serve(stream, &files, door, shared.settings.stuck).await,
+        };
+        if let Err(error) = ended {
+            tracing::info!(gateway = name, %error, "a connection of a gateway has failed");
+        }
+    }
+}
+
+/// Carries bytes both ways. Each side may end its half.
+async fn tunnel(mut stream: TlsStream<TcpStream>, door: &GatewayDoor, name: &str) -> io::Result<()> {
+    let mut own = match UnixStream::connect(&door.socket).await {
+        Ok(own) => own,
+        Err(error) => {
+            refuse(stream, format!("the executor's own socket cannot be reached ({error}); see its log"))
+                .await;
+            return Err(error);
+        }
+    };
+    tracing::info!(gateway = name, "a gateway of another host is let in");
+    say(&mut stream, &Answer::Admitted).await?;
+    let carried = copy_bidirectional_with_sizes(&mut stream, &mut own, TUNNEL_BYTES, TUNNEL_BYTES).await;
+    tracing::info!(gateway = name, "a gateway of another host is gone");
+    carried.map(drop)
+}
+
+async fn read<M: Wire>(stream: &mut TlsStream<TcpStream>) -> io::Result<M> {
+    let mut first = [0; 4];
+    stream.read_exact(&mut first).await?;
+    let bytes = far::body_bytes(first).ok_or(io::ErrorKind::InvalidData)?;
+    let mut body = vec![0; bytes];
+    stream.read_exact(&mut body).await?;
+    M::from_bytes(&body).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+async fn say(stream: &mut TlsStream<TcpStream>, answer: &Answer) -> io::Result<()> {
+    stream.write_all(&far::frame(answer)).await?;
+    stream.flush().await
+}
+
+/// Says why it ends. What the peer still sends is read, for a connection that is closed over unread bytes is reset, and the last
+/// word with it.
+async fn refuse(mut stream: TlsStream<TcpStream>, why: String) {
+    let last_word = async {
+        say(&mut stream, &Answer::Refused(why)).await?;
+        stream.shutdown().await?;
+        tokio::io::copy(&mut stream, &mut tokio::io::sink()).await
+    };
+    // A peer that is gone hears nothing.
+    let _ = timeout(FAREWELL, last_word).await;
+}
