@@ -98,7 +98,7 @@ impl Plan {
         let instances: Vec<Instance> = executors.iter().map(|(instance, _)| *instance).collect();
         let gateway = gateway_arguments(config, &served_name, state, &instances, log_format);
         let gateway = with_elsewhere(gateway, config, &model);
-        let expected: Vec<_> = splits.iter().map(|split| split.workers.len()).collect();
+        let expected = expected_workers(config, &splits);
         let gateway = with_helpers(gateway, &expected, trainer.as_ref().map(|_| state.trainer_socket()));
         Ok(Self {
             max_trainers: trainer.as_ref().map_or(0, |_| config.max_trainers()),
@@ -258,6 +258,12 @@ fn pair(name: &str, path: &Path) -> OsString {
     let mut pair = OsString::from(format!("{name}="));
     pair.push(path);
     pair
+}
+
+/// Workers of each executor that the gateway is told of; those of other hosts are expected there.
+fn expected_workers(config: &Config, splits: &[Split]) -> Vec<usize> {
+    let here = splits.iter().map(|split| split.workers.len());
+    here.chain(config.elsewhere().map(|_| 0)).collect()
 }
 
 /// Tells the gateway of the others: of how many workers of each executor, so that one that is missing is seen, and of the
