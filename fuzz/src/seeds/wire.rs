@@ -148,8 +148,8 @@ pub(super) fn to_gateway() -> Vec<Seed> {
     bytes[at..].copy_from_slice(&u32::MAX.to_le_bytes());
     make.refused("figures of 2^32 - 1 split clients", COUNTS, bytes, "ends early");
     let mut bytes = ToGateway::Welcome(welcome()).to_bytes();
-    // The mode follows both budgets; 16 bytes of limits and the adapters come behind it.
-    let at = bytes.len() - (4 + 32) - 16 - 1;
+    // The mode follows both budgets; 20 bytes of limits and the adapters come behind it.
+    let at = bytes.len() - (4 + 32) - 20 - 1;
     bytes[at] = 3;
     make.refused("a mode of cold starts that there is not", FORMAT, bytes, "ColdStart");
     make.refused("2^32 - 1 outputs", COUNTS, [&[2][..], &[255; 4]].concat(), "ends early");
