@@ -16,8 +16,9 @@ use tokio::sync::Notify;
 
 use crate::line::Standing;
 
-/// Of those that run together, one of so many may end without a new one being there at once.
-const PLACES_A_SPARE: usize = 8;
+/// Of those that run together, one of so many may end without a new one being there at once. More would keep it no busier,
+/// and whoever comes waits behind all of them, however little they have had.
+const PLACES_A_SPARE: usize = 32;
 /// As many steps as prompts have tokens left for are kept ready.
 const STEPS_AHEAD: usize = 3;
 
@@ -243,12 +244,12 @@ mod tests {
     #[test]
     fn there_is_room_for_what_keeps_an_executor_busy_and_no_more() {
         let slots = slots(1000);
-        slots.set_capacity(capacity(16, 500));
+        slots.set_capacity(capacity(64, 500));
         let mut held = Vec::new();
         while slots.load().room() > 0 {
             held.extend(slots.take(&[1]).unwrap());
         }
-        assert_eq!(held.len(), 19, "the places, one more for each eight, and one");
+        assert_eq!(held.len(), 67, "the places, one more for each 32, and one");
         held.clear();
         while slots.load().room() > 0 {
             held.extend(slots.take(&[5000]).unwrap());
