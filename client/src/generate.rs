@@ -244,6 +244,7 @@ impl SplitModel {
             let pending = &sequence.tokens[sequence.computed..];
             let count = pending.len().min(self.chunk_tokens);
             let slice = SequenceSlice {
+                trunk: &[],
                 tokens: &pending[..count],
                 start: sequence.computed,
                 blocks: &sequence.blocks,

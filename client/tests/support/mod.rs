@@ -160,6 +160,7 @@ pub fn resident_tokens(
     let first = tokens.len();
     while tokens.len() < first + task.max_tokens {
         let slice = SequenceSlice {
+            trunk: &[],
             tokens: &tokens[computed..],
             start: computed,
             blocks: &blocks,
@@ -200,7 +201,7 @@ fn slice<'a>(
     blocks: &'a [BlockId],
     adapter: Option<&'a Arc<PreparedAdapter>>,
 ) -> SequenceSlice<'a, PreparedAdapter> {
-    SequenceSlice { tokens, start: 0, blocks, adapter, logits: LogitRows::All }
+    SequenceSlice { trunk: &[], tokens, start: 0, blocks, adapter, logits: LogitRows::All }
 }
 
 pub fn bits(values: &[f32]) -> Vec<u32> {

@@ -180,6 +180,7 @@ fn a_damaged_block_is_computed_again_and_what_is_before_it_is_used() {
         let blocks: Vec<_> = (0..11).map(ids::BlockId).collect();
         let tokens = &long(1).prompt;
         let slice = model::forward::SequenceSlice {
+            trunk: &[],
             tokens,
             start: 0,
             blocks: &blocks,
