@@ -30,6 +30,8 @@ fn allowed(folder: &str) -> &'static str {
         "text" => "files",
         "model" => "failpoint files ids kernels policy shmproto",
         "cache" => "failpoint ids policy",
+        // Knows no model: it is told what is likely, and what came true.
+        "speculation" => "policy",
         // Decisions alone: what it runs computes nothing.
         "simulator" => "cache ids policy",
         "layer-service" => "cache failpoint kernels keys model policy settings shmproto tls",
