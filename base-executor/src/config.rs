@@ -11,8 +11,8 @@ use clap::{Parser, ValueEnum};
 use layer_service::start::Places;
 use model::{cuda::assist::Invocation, forward::BLOCK_TOKENS};
 use settings::{
-    AdapterDtype, ByteCount, CachePolicy, CacheWeight, ColdStart, CoreList, DeviceChoice, Draft, Gbps, KvDtype,
-    LogFormat, MAX_WORKERS,
+    AdapterDtype, ByteCount, CachePolicy, CacheWeight, ColdStart, CoreList, DeviceChoice, Draft, Gbps,
+    KvDtype, LogFormat, MAX_WORKERS,
 };
 use shmproto::{board::MAX_SEATS, message};
 

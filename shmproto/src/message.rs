@@ -8,8 +8,8 @@
 mod stats;
 
 pub use self::stats::{
-    AdapterStats, HeldStats, LayerRoute, LayerSession, LayerStats, MemoryStats, ShareStats, SpeculationStats, Stats, TenantUse,
-    WorkerStats,
+    AdapterStats, HeldStats, LayerRoute, LayerSession, LayerStats, MemoryStats, ShareStats, SpeculationStats,
+    Stats, TenantUse, WorkerStats,
 };
 use crate::{wire_enum, wire_struct};
 

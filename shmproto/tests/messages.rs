@@ -6,8 +6,8 @@ use shmproto::{
     layer::control::SessionStats,
     message::{
         AdapterStats, ColdStart, DeviceFacts, DeviceKind, ErrorCode, Finish, Generate, Hello, LayerRoute,
-        LayerSession, LayerStats, Output, PROTOCOL_VERSION, Sampling, SpeculationStats, Stats, TenantUse, ToExecutor,
-        ToGateway, TokenOutput, Welcome, WireError, WorkerStats,
+        LayerSession, LayerStats, Output, PROTOCOL_VERSION, Sampling, SpeculationStats, Stats, TenantUse,
+        ToExecutor, ToGateway, TokenOutput, Welcome, WireError, WorkerStats,
     },
 };
 

@@ -94,7 +94,10 @@ struct Drafting {
 
 impl fmt::Debug for Drafts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Drafts").field("on", &self.on.is_some()).field("pace", &self.pace).finish_non_exhaustive()
+        f.debug_struct("Drafts")
+            .field("on", &self.on.is_some())
+            .field("pace", &self.pace)
+            .finish_non_exhaustive()
     }
 }
 

@@ -83,7 +83,9 @@ impl Speculation {
         let Self { drafted_tokens, accepted_tokens, mean_accepted_tokens } = self;
         match drafted_tokens {
             0 => "no tokens".to_owned(),
-            _ => format!("{accepted_tokens} of {drafted_tokens} tokens accepted, {mean_accepted_tokens:.1} a step"),
+            _ => format!(
+                "{accepted_tokens} of {drafted_tokens} tokens accepted, {mean_accepted_tokens:.1} a step"
+            ),
         }
     }
 }

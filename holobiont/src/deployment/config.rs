@@ -19,8 +19,8 @@ use std::{
 
 use serde::{Deserialize, Deserializer, de};
 use settings::{
-    DeploymentSection, ExecutorSection, GatewaySection, LayersSection, MemorySection, ModelSection, SpeculationSection,
-    ServiceClass, Setting, SettingFlags, TrainingSection, WorkersSection,
+    DeploymentSection, ExecutorSection, GatewaySection, LayersSection, MemorySection, ModelSection,
+    ServiceClass, Setting, SettingFlags, SpeculationSection, TrainingSection, WorkersSection,
     variables::{UnknownVariable, Variable},
 };
 

@@ -89,7 +89,12 @@ impl Branch {
             rows: above.rows.len(),
             start: position + above.depth,
         });
-        Self { rows: own.rows.clone(), start: position + own.depth, blocks: Vec::new(), trunk: trunk.collect() }
+        Self {
+            rows: own.rows.clone(),
+            start: position + own.depth,
+            blocks: Vec::new(),
+            trunk: trunk.collect(),
+        }
     }
 
     /// Positions of its path.

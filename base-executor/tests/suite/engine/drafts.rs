@@ -48,10 +48,12 @@ impl Draft for Planted {
             said.strip_prefix(rest)?.first().copied()
         };
         let truth = answers.iter().find_map(said);
-        let rng = Rng::seeded(text.iter().fold(1u64, |hash, token| hash.wrapping_mul(31) + u64::from(*token)));
+        let rng =
+            Rng::seeded(text.iter().fold(1u64, |hash, token| hash.wrapping_mul(31) + u64::from(*token)));
         let place = if rng.uniform(0) < self.right { 0 } else { 1 + rng.bits(1) as usize % 4 };
         let wrong = |rank: usize| (text.len() as u32 * 7 + rank as u32) % 60;
-        let guess = |rank| Guess { token: truth.filter(|_| rank == place).unwrap_or(wrong(rank)), probability: 0.24 };
+        let guess =
+            |rank| Guess { token: truth.filter(|_| rank == place).unwrap_or(wrong(rank)), probability: 0.24 };
         let mut guesses: Vec<Guess> = (0..4).map(guess).collect();
         guesses.dedup_by_key(|guess| guess.token);
         Ok(guesses)
