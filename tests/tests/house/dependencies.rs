@@ -39,7 +39,7 @@ fn allowed(folder: &str) -> &'static str {
         // No model: what it computes is in its memory.
         "lora-worker" => "failpoint kernels settings shmproto",
         // No executor: what it rents comes over a channel.
-        "client" => "cache failpoint files ids kernels model shmproto text tls",
+        "client" => "cache failpoint files ids kernels model policy shmproto speculation text tls",
         // A client that learns.
         "tune" => "client files ids kernels model policy settings shmproto text training-protocol",
         // No model: it turns text into ids and back.
