@@ -244,6 +244,10 @@ impl ForwardPass for ResidentModel {
         self.frame.config.vocab_size
     }
 
+    fn branches(&self) -> bool {
+        true
+    }
+
     fn forward_in_company(
         &mut self,
         batch: &[SequenceSlice<'_, PreparedAdapter>],

@@ -35,7 +35,9 @@ fn allowed(folder: &str) -> &'static str {
         // Decisions alone: what it runs computes nothing.
         "simulator" => "cache ids policy",
         "layer-service" => "cache failpoint kernels keys model policy settings shmproto tls",
-        "base-executor" => "cache failpoint files ids kernels layer-service model policy settings shmproto",
+        "base-executor" => {
+            "cache failpoint files ids kernels layer-service model policy settings shmproto speculation"
+        }
         // No model: what it computes is in its memory.
         "lora-worker" => "failpoint kernels settings shmproto",
         // No executor: what it rents comes over a channel.
