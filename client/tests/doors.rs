@@ -137,8 +137,8 @@ fn guesses_change_no_token_on_any_way_nor_when_the_executor_dies_amid_a_tree() {
     let ways = [
         (local(&door(Mischief::None).local(place)), 0),
         (tls(port, &ca, "localhost", KEY), 0),
-        (ipc(&dying(7).ipc(place)), 2),
-        (local(&dying(13).local(other.path())), 2),
+        (ipc(&dying(4).ipc(place)), 2),
+        (local(&dying(5).local(other.path())), 2),
     ];
     for (connector, least_reconnections) in ways {
         let (generated, reconnections) = drafted(connector);

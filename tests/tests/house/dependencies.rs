@@ -49,7 +49,9 @@ fn allowed(folder: &str) -> &'static str {
         // Hostile input goes through the parsers of every process.
         "fuzz" => "cache files gateway holobiont ids model shmproto text tune",
         // Parts are measured alone, beside their peers.
-        "benches" => "cache client files ids kernels model policy shmproto simulator training-protocol tune",
+        "benches" => {
+            "cache client files ids kernels model policy shmproto simulator speculation training-protocol tune"
+        }
         // The processes are programs to them; the tests read their tables of failpoints.
         "tests" => {
             "base-executor client gateway holobiont ids lora-worker model patience settings shmproto text"
