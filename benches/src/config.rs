@@ -48,6 +48,8 @@ pub(crate) enum Name {
     SplitMixed,
     /// Masking `paper` beside `off`.
     SplitMasking,
+    /// A split client that drafts at home, over emulated round trips.
+    Speculate,
     /// Jobs that learn over one base, beside PEFT.
     Tune,
     /// Jobs beside requests that decode.
@@ -83,7 +85,7 @@ pub(crate) enum Name {
 }
 
 impl Name {
-    const EACH: [Self; 23] = [
+    const EACH: [Self; 24] = [
         Self::Decode,
         Self::Prefill,
         Self::Batch,
@@ -101,6 +103,7 @@ impl Name {
         Self::SplitBatching,
         Self::SplitMixed,
         Self::SplitMasking,
+        Self::Speculate,
         Self::Tune,
         Self::TuneMixed,
         Self::Executors,

@@ -70,6 +70,7 @@ fn measure_alone(name: Name, config: &Config, cores: &Cores) -> Result<Vec<Compa
         Name::SplitBatching => split::batching::run(config, cores),
         Name::SplitMixed => split::mixed::run(config, cores),
         Name::SplitMasking => split::masking::run(config, cores),
+        Name::Speculate => split::drafts::run(config, cores),
         Name::Tune => tune::run(config, cores),
         Name::TuneMixed => tune::company::run(config, cores),
         Name::Executors => executors::run(config, cores),

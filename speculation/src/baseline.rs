@@ -15,7 +15,7 @@ pub struct FixedLength {
 }
 
 impl Growth for FixedLength {
-    fn step<D: Draft>(&mut self, tree: &mut TokenTree, draft: &mut D) -> Result<bool, D::Error> {
+    fn step<D: Draft + ?Sized>(&mut self, tree: &mut TokenTree, draft: &mut D) -> Result<bool, D::Error> {
         let tip = tree.nodes().next_back();
         Ok(tree.len() < self.tokens && lengthen(tree, tip, draft)?)
     }
@@ -31,7 +31,7 @@ pub struct FixedTree {
 }
 
 impl Growth for FixedTree {
-    fn step<D: Draft>(&mut self, tree: &mut TokenTree, draft: &mut D) -> Result<bool, D::Error> {
+    fn step<D: Draft + ?Sized>(&mut self, tree: &mut TokenTree, draft: &mut D) -> Result<bool, D::Error> {
         if self.depth == 0 || tree.is_full() {
             return Ok(false);
         }
@@ -53,7 +53,11 @@ impl Growth for FixedTree {
 }
 
 /// Puts the likeliest token behind `tip`; false if there is none, or no room.
-fn lengthen<D: Draft>(tree: &mut TokenTree, tip: Option<NodeId>, draft: &mut D) -> Result<bool, D::Error> {
+fn lengthen<D: Draft + ?Sized>(
+    tree: &mut TokenTree,
+    tip: Option<NodeId>,
+    draft: &mut D,
+) -> Result<bool, D::Error> {
     let guesses = draft.guesses(tree, tip)?;
     Ok(guesses.first().and_then(|guess| tree.push(tip, guess.token, guess.probability)).is_some())
 }

@@ -40,7 +40,7 @@ pub trait Draft {
 ///
 /// # Errors
 /// The draft's own; the tree has what it got before.
-pub fn grow<D: Draft>(
+pub fn grow<D: Draft + ?Sized>(
     tree: &mut TokenTree,
     (growth, draft): (&mut impl Growth, &mut D),
     max_nodes: usize,

@@ -31,7 +31,7 @@ pub trait Growth: fmt::Debug {
     ///
     /// # Errors
     /// The draft's own; the tree is as it was.
-    fn step<D: Draft>(&mut self, tree: &mut TokenTree, draft: &mut D) -> Result<bool, D::Error>;
+    fn step<D: Draft + ?Sized>(&mut self, tree: &mut TokenTree, draft: &mut D) -> Result<bool, D::Error>;
 }
 
 /// A branch as the pacer sees it.
@@ -131,7 +131,7 @@ impl Pacer {
 }
 
 impl Growth for Pacer {
-    fn step<D: Draft>(&mut self, tree: &mut TokenTree, draft: &mut D) -> Result<bool, D::Error> {
+    fn step<D: Draft + ?Sized>(&mut self, tree: &mut TokenTree, draft: &mut D) -> Result<bool, D::Error> {
         while let Some(index) = next_branch(&self.competing(tree)).filter(|_| !tree.is_full()) {
             match self.branches[index] {
                 Open::Unopened { parent, token, probability } => {
