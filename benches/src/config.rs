@@ -50,6 +50,8 @@ pub(crate) enum Name {
     SplitMasking,
     /// A split client that drafts at home, over emulated round trips.
     Speculate,
+    /// Answers whose text repeats or does not, with drafts and without.
+    Drafts,
     /// Jobs that learn over one base, beside PEFT.
     Tune,
     /// Jobs beside requests that decode.
@@ -85,7 +87,7 @@ pub(crate) enum Name {
 }
 
 impl Name {
-    const EACH: [Self; 24] = [
+    const EACH: [Self; 25] = [
         Self::Decode,
         Self::Prefill,
         Self::Batch,
@@ -104,6 +106,7 @@ impl Name {
         Self::SplitMixed,
         Self::SplitMasking,
         Self::Speculate,
+        Self::Drafts,
         Self::Tune,
         Self::TuneMixed,
         Self::Executors,

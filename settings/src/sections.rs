@@ -240,6 +240,7 @@ mod tests {
             ModelSection::presets().set().count(),
             ExecutorSection::presets().set().count(),
             MemorySection::presets().set().count(),
+            SpeculationSection::presets().set().count(),
             WorkersSection::presets().set().count(),
             LayersSection::presets().set().count(),
             GatewaySection::presets().set().count(),
