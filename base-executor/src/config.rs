@@ -1,6 +1,7 @@
 //! Settings of the process: from the command line, else from the environment, else their defaults.
 
 mod layers;
+mod weights;
 
 use std::{
     num::NonZeroU64,
@@ -16,7 +17,10 @@ use settings::{
 };
 use shmproto::{board::MAX_SEATS, message};
 
-pub use self::layers::{LayerFlags, LayerPlace};
+pub use self::{
+    layers::{LayerFlags, LayerPlace},
+    weights::{WeightFlags, WeightReads},
+};
 
 const _: () = assert!(MAX_SEATS == MAX_WORKERS as usize, "every worker of a deployment has a seat");
 
@@ -31,6 +35,9 @@ pub struct Config {
     /// nothing; how long they take does.
     #[arg(long, value_name = "SEED")]
     pub random_weights: Option<u64>,
+    /// Where the weights are.
+    #[command(flatten)]
+    pub weights: WeightFlags,
     /// What computes: cpu, cuda, or cuda:1 for another GPU than the first.
     #[arg(long, value_name = "DEVICE")]
     pub device: DeviceChoice,
@@ -207,6 +214,9 @@ pub enum ConfigError {
         "--engine none lends a model's files to split clients, and --random-weights has none: leave one of them out"
     )]
     NothingToLend,
+    /// A GPU has weights in its own memory.
+    #[error("--weight-bytes has the host's cores read weights from a disk, and --device names a GPU: leave one of them out")]
+    StreamedToGpu,
     /// Other hosts' clients without the service.
     #[error("--layer-listen does nothing with --layers off: leave one of them out")]
     LayersOff,
@@ -232,6 +242,7 @@ impl Config {
             return Err(ConfigError::TooLarge { flag, value, most: MAX_SEATS });
         }
         self.layers.check()?;
+        self.weights.check(self.device)?;
         let is_off = self.layers.place == Some(LayerPlace::Off);
         match (self.engine, &self.socket) {
             (EngineKind::Resident, None) => return Err(ConfigError::NoSocket),
@@ -348,6 +359,7 @@ mod tests {
             (vec!["--engine", "none", "--layers", "off"], ConfigError::NothingToServe),
             (vec!["--engine", "none", "--random-weights", "1"], ConfigError::NothingToLend),
             (vec!["--layer-listen", "127.0.0.1:1"], ConfigError::LayerCertificate),
+            (vec!["--device", "cuda", "--weight-bytes", "1MiB"], ConfigError::StreamedToGpu),
             (vec!["--layer-cert", "c", "--layer-cert-key", "k"], ConfigError::LayerListen),
             (vec!["--layer-gateways", "front"], ConfigError::LayerGateways),
         ];

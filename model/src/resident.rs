@@ -119,22 +119,22 @@ impl LoadedWeights {
 }
 
 impl LoadedWeights<ServedLayers> {
-    /// A model's weights as they are to be served, streamed under a bound if there are options for that, else all of them in
-    /// memory; `told` hears, from any of `threads` threads, how far it is.
+    /// A model's weights as they are to be served: streamed under a bound if there are options for that, beside the identity of
+    /// the base, else all of them in memory. `told` hears, from any of `threads` threads, how far it is.
     ///
     /// # Errors
     ///
     /// The files do not hold what their configuration says, or there is no room in memory or on the disk.
     pub fn open(
         source: &(dyn WeightSource + Sync),
-        streamed: Option<&StreamOptions>,
+        streamed: Option<(&[u8; 32], &StreamOptions)>,
         threads: usize,
         told: &(dyn Fn(LoadProgress) + Sync),
     ) -> Result<Self, StreamError> {
         let layers = match streamed {
             None => ServedLayers::Resident(ResidentLayers::load(source, threads, told)?),
-            Some(options) => {
-                ServedLayers::Streamed(Box::new(StreamedLayers::open(source, options, threads, told)?))
+            Some((base, options)) => {
+                ServedLayers::Streamed(Box::new(StreamedLayers::open(source, base, options, threads, told)?))
             }
         };
         Ok(Self { frame: frame(source)?, layers })
@@ -158,6 +158,12 @@ impl<L: HostLayers> LoadedWeights<L> {
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.layers.bytes()
+    }
+
+    /// Bytes that a pass reads from a disk, besides embeddings.
+    #[must_use]
+    pub fn sweep_bytes(&self) -> u64 {
+        self.layers.sweep_bytes()
     }
 
     /// How adapters are kept beside these weights: exactly, unless the weights themselves are rounded.
@@ -252,12 +258,6 @@ impl<L: HostLayers> ResidentModel<L> {
         self
     }
 
-    /// Of weights that come from a disk, what that costs.
-    #[must_use]
-    pub fn sweep_figures(&self) -> Option<Arc<SweepFigures>> {
-        self.layers.sweep_figures()
-    }
-
     /// KV blocks of the pool.
     #[must_use]
     pub fn kv_blocks(&self) -> usize {
@@ -283,6 +283,14 @@ impl<L: HostLayers> ForwardPass for ResidentModel<L> {
 
     fn vocab_size(&self) -> usize {
         self.frame.config.vocab_size
+    }
+
+    fn lacked_weights(_: &L::Error) -> bool {
+        true
+    }
+
+    fn sweep_figures(&self) -> Option<Arc<SweepFigures>> {
+        self.layers.sweep_figures()
     }
 
     fn forward_in_company(

@@ -50,11 +50,11 @@ fn resident(source: &Source) -> ResidentModel {
 
 fn stream(directory: &Path, bound_bytes: u64) -> StreamOptions {
     let path = directory.join("weights.packed");
-    StreamOptions { path, key: [7; 32], bound_bytes, readahead: Readahead::Next, pace: None }
+    StreamOptions { path, program: [7; 32], bound_bytes, readahead: Readahead::Next, pace: None }
 }
 
 fn open_streamed(source: &Source, options: &StreamOptions) -> Result<LoadedWeights<ServedLayers>, StreamError> {
-    LoadedWeights::open(source, Some(options), 2, &|_| {})
+    LoadedWeights::open(source, Some((&[1; 32], options)), 2, &|_| {})
 }
 
 fn streamed(source: &Source, stream: &StreamOptions) -> Served {
@@ -251,12 +251,9 @@ fn single_sites_forward_and_backward_give_the_same_bits() {
 fn a_pass_reads_what_is_not_pinned_once_and_rows_of_the_embedding() {
     let directory = tempfile::tempdir().unwrap();
     let source = OfKind::new(TensorType::Q8_0, directory.path());
-    let layers = |bound| {
-        let options = stream(directory.path(), bound);
-        model::weights::streamed::StreamedLayers::open(&source, &options, 1, &|_| {}).unwrap()
-    };
+    let swept = |bound| open_streamed(&source, &stream(directory.path(), bound)).unwrap().sweep_bytes();
     let least = least(&source, directory.path());
-    let (sweep, half) = (layers(least).sweep_bytes(), layers(least + (1 << 20)).sweep_bytes());
+    let (sweep, half) = (swept(least), swept(least + (1 << 20)));
     assert!(half < sweep && sweep > 2 << 20, "{half} of {sweep} bytes");
     let mut model = streamed(&source, &stream(directory.path(), least));
     let figures = model.sweep_figures().unwrap();
@@ -322,7 +319,7 @@ fn a_file_of_another_model_or_one_that_is_damaged_is_not_believed_at_a_start() {
     spoil(&|bytes| bytes[100_000] ^= 1);
     spoil(&|bytes| bytes.truncate(5000));
     spoil(&|bytes| bytes.clear());
-    let other = StreamOptions { key: [8; 32], ..stream.clone() };
+    let other = StreamOptions { program: [8; 32], ..stream.clone() };
     drop(streamed(&source, &other));
     assert!(fs::read(&stream.path).unwrap() != whole);
     // What a process left that was killed as it packed.

@@ -21,6 +21,8 @@ pub(super) type Panic = Box<dyn Any + Send>;
 pub(super) enum StepFailed {
     /// By a fault, which is in the log.
     Fault,
+    /// Weights could not be read; the log says which, and why.
+    NoWeights,
     /// The device had no memory for it, in these words.
     NoMemory(String),
 }
@@ -110,9 +112,10 @@ impl<P: ForwardPass> Computing<P> {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) if P::lacked_memory(&error) => Err(StepFailed::NoMemory(error.to_string())),
             Ok(Err(error)) => {
+                let lacked_weights = P::lacked_weights(&error);
                 let error: &dyn std::error::Error = &error;
                 tracing::error!(error, "a step failed");
-                Err(StepFailed::Fault)
+                Err(if lacked_weights { StepFailed::NoWeights } else { StepFailed::Fault })
             }
             Err(_) => {
                 tracing::error!("a panic was caught in a step");

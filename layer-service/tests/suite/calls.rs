@@ -58,7 +58,7 @@ impl Rig {
         let (sender, inbox) = inbox();
         let facts = Base { instance: 7, catalog_bytes: 9, linearity: Linearity::Everywhere };
         let registry = Registry::new(settings.quotas, facts, sender, Account::default());
-        let hub = Hub::new(base.sites(), settings, registry.clone(), inbox, clock);
+        let hub = Hub::new(&*base, settings, registry.clone(), inbox, clock);
         Self { base, hub, registry }
     }
 

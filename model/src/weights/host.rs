@@ -57,6 +57,11 @@ pub trait HostLayers: fmt::Debug {
         None
     }
 
+    /// Bytes that a pass reads from a disk, besides embeddings.
+    fn sweep_bytes(&self) -> u64 {
+        0
+    }
+
     /// Of weights that come from a disk, what that costs.
     fn sweep_figures(&self) -> Option<Arc<SweepFigures>> {
         None
@@ -152,6 +157,13 @@ impl HostLayers for ServedLayers {
         match self {
             Self::Resident(_) => None,
             Self::Streamed(layers) => layers.floors(),
+        }
+    }
+
+    fn sweep_bytes(&self) -> u64 {
+        match self {
+            Self::Resident(_) => 0,
+            Self::Streamed(layers) => layers.sweep_bytes(),
         }
     }
 

@@ -59,13 +59,16 @@ pub use self::{
     window::Readahead,
 };
 
+/// What keys of files are made of.
+const KEY_CONTEXT: &str = "holobiont 2026 packed weights v1";
+
 /// How a base is streamed.
 #[derive(Debug, Clone)]
 pub struct StreamOptions {
     /// Where the file of packed weights is, or will be: in a directory that nobody else may enter.
     pub path: PathBuf,
-    /// What of the program and the model decides the file's bytes.
-    pub key: [u8; 32],
+    /// What tells one program from another: what packs the file, and computes with what it holds.
+    pub program: [u8; 32],
     /// Bytes of memory that weights may take.
     pub bound_bytes: u64,
     /// What is read before it is asked for.
@@ -118,19 +121,21 @@ pub struct StreamedLayers {
 }
 
 impl StreamedLayers {
-    /// Opens the file of packed weights of `source`, or makes it with `threads` threads, and pins what fits; `told` hears, from
+    /// Opens the file of packed weights of `source`, which is of this `base`, or makes it with `threads` threads, and pins what fits; `told` hears, from
     /// any of the threads, how far the packing is.
     ///
     /// # Errors
     /// The bound is too small, the file cannot be made or read, or memory runs out.
     pub fn open(
         source: &(dyn WeightSource + Sync),
+        base: &[u8; 32],
         options: &StreamOptions,
         threads: usize,
         told: Told<'_>,
     ) -> Result<Self, StreamError> {
         let plan = Plan::of(source, options.bound_bytes)?;
-        let file = PackedFile::open_or_make(&options.path, &options.key, source, threads, told)?;
+        let key = blake3::derive_key(KEY_CONTEXT, &[*base, options.program].concat());
+        let file = PackedFile::open_or_make(&options.path, &key, source, threads, told)?;
         let file = Arc::new(file);
         let mut pinned: Vec<_> = file.layout().floors.iter().map(|_| None).collect();
         for (floor, matrices) in pin(&file, &plan)? {
@@ -145,19 +150,6 @@ impl StreamedLayers {
         let config = source.config().clone();
         let (sites, biases) = sites(source, &file)?;
         Ok(Self { sites, biases, config, file, pinned, window, figures, bytes: plan.bytes })
-    }
-
-    /// What sweeps cost.
-    #[must_use]
-    pub fn figures(&self) -> &Arc<SweepFigures> {
-        &self.figures
-    }
-
-    /// Bytes that a sweep reads.
-    #[must_use]
-    pub fn sweep_bytes(&self) -> u64 {
-        let floors = self.file.layout().floors.iter().zip(&self.pinned);
-        floors.filter(|(_, pinned)| pinned.is_none()).map(|(floor, _)| floor.bytes() as u64).sum()
     }
 
     /// Floors of a site, and which of a floor's matrices are its own.
@@ -264,6 +256,11 @@ impl HostLayers for StreamedLayers {
     fn floors(&self) -> Option<Vec<u32>> {
         let floor = |site| self.place(SiteId(site)).0.start as u32;
         self.window.as_ref().map(|_| (0..self.sites.len() as u32).map(floor).collect())
+    }
+
+    fn sweep_bytes(&self) -> u64 {
+        let floors = self.file.layout().floors.iter().zip(&self.pinned);
+        floors.filter(|(_, pinned)| pinned.is_none()).map(|(floor, _)| floor.bytes() as u64).sum()
     }
 
     fn sweep_figures(&self) -> Option<Arc<SweepFigures>> {
