@@ -65,7 +65,7 @@ mod streaming;
 mod systemd;
 pub mod workers;
 
-pub use self::failpoints::{BRIDGE_FAILPOINTS, FAILPOINTS, LAYER_FAILPOINTS};
+pub use self::failpoints::{BRIDGE_FAILPOINTS, FAILPOINTS, LAYER_FAILPOINTS, WEIGHT_FAILPOINTS};
 
 use std::{
     hash::{BuildHasher as _, RandomState},

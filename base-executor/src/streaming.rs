@@ -13,7 +13,7 @@ use model::weights::streamed::StreamOptions;
 use crate::{config::Config, process};
 
 /// The file, in its directory.
-const FILE: &str = "weights.packed";
+const FILE: &str = "packed.weights";
 
 /// How the base of `config` is streamed, if it is; makes the directory of its file.
 ///

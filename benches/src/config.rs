@@ -62,6 +62,8 @@ pub(crate) enum Name {
     Fleet,
     /// An executor behind a TLS door, beside one behind its ipc socket.
     Far,
+    /// A base that comes from a disk, beside one in memory.
+    Stream,
     /// A GPU's decode steps, beside its memory's bandwidth and PyTorch.
     CudaDecode,
     /// A GPU's long prompts, beside the rate of its matrix unit.
@@ -83,7 +85,7 @@ pub(crate) enum Name {
 }
 
 impl Name {
-    const EACH: [Self; 23] = [
+    const EACH: [Self; 24] = [
         Self::Decode,
         Self::Prefill,
         Self::Batch,
@@ -107,6 +109,7 @@ impl Name {
         Self::PerfModel,
         Self::Fairness,
         Self::Far,
+        Self::Stream,
     ];
 
     /// Whether it is measured on a GPU, with weights of its own.

@@ -114,7 +114,7 @@ impl Batcher {
         let Some(elevator) = &mut self.elevator else { return };
         elevator.served(now);
         if let Some(presence) = self.calls.connections.get_mut(&connection) {
-            presence.expected = Some(Expected { floor: elevator.after(call), since: now, class });
+            presence.expected = Some(Expected { floor: elevator.after(call, class), since: now, class });
         }
     }
 

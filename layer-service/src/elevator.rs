@@ -12,6 +12,7 @@
 use std::time::{Duration, Instant};
 
 use model::sites::{SiteCall, SiteId, SiteOp};
+use shmproto::layer::Class;
 
 /// How long somebody is waited for at least: what an answer, some computing and a call of a client of this host may take on a
 /// busy machine.
@@ -92,11 +93,13 @@ impl Elevator {
         self.floors.get(site.0 as usize).copied().unwrap_or(0)
     }
 
-    /// Where a caller is likely to call next.
-    pub(super) fn after(&self, call: SiteCall) -> u32 {
+    /// Where a caller of `class` is likely to call next.
+    pub(super) fn after(&self, call: SiteCall, class: Class) -> u32 {
         let site = call.site.0;
         match call.op {
             SiteOp::Backward => self.floor(SiteId(site.saturating_sub(1))),
+            // Its way back begins where the way there ends.
+            _ if class == Class::Training && self.is_top(self.floor(call.site)) => self.floor(call.site),
             // After the head comes the next token.
             SiteOp::Forward | SiteOp::ForwardNoBias => self.floor(SiteId(site + 1)),
         }
@@ -279,11 +282,14 @@ mod tests {
     #[test]
     fn a_caller_comes_back_one_site_further_on_its_way() {
         let elevator = elevator();
-        let after = |site, op| {
+        let after = |site, op, class| {
             let path = model::sites::SitePath::Fast;
-            elevator.after(SiteCall { site: SiteId(site), part: None, op, path })
+            elevator.after(SiteCall { site: SiteId(site), part: None, op, path }, class)
         };
-        assert_eq!([0, 2, 3, 15, 16].map(|site| after(site, SiteOp::Forward)), [0, 0, 1, 4, 0]);
-        assert_eq!([16, 12, 8, 0].map(|site| after(site, SiteOp::Backward)), [3, 2, 1, 0]);
+        let sites = [0, 2, 3, 15, 16];
+        assert_eq!(sites.map(|site| after(site, SiteOp::Forward, Class::Decode)), [0, 0, 1, 4, 0]);
+        assert_eq!(sites.map(|site| after(site, SiteOp::Forward, Class::Training)), [0, 0, 1, 4, 4]);
+        let back = [16, 12, 8, 0].map(|site| after(site, SiteOp::Backward, Class::Training));
+        assert_eq!(back, [3, 2, 1, 0]);
     }
 }

@@ -3,6 +3,8 @@
 use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    time::Duration,
 };
 
 use failpoint::Outcome;
@@ -11,7 +13,9 @@ use model::{
     forward::{ForwardPass, SequenceSlice},
     sampling::Drawn,
     sites::EvaluateSites,
+    weights::streamed::figures::SweepFigures,
 };
+use shmproto::message::WeightStats;
 
 /// What a panic leaves behind.
 pub(super) type Panic = Box<dyn Any + Send>;
@@ -88,6 +92,17 @@ impl<P: ForwardPass> Computing<P> {
 
     pub(super) fn vocab_size(&self) -> usize {
         self.pass.vocab_size()
+    }
+
+    /// What reading weights has cost.
+    pub(super) fn weight_stats(&self) -> WeightStats {
+        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let stats = |figures: Arc<SweepFigures>| WeightStats {
+            read_bytes: figures.read_bytes(),
+            read_us: micros(figures.read_time()),
+            waited_us: micros(figures.waited()),
+        };
+        self.pass.sweep_figures().map_or_else(WeightStats::default, stats)
     }
 
     /// Who draws tokens that need nothing but their logits.

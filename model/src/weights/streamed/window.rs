@@ -105,8 +105,8 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// A window over the `streamed` floors of `file`, in ascending order, of which so many are blocks. Reads take at least as
-    /// long as a disk of `pace` bytes a second would.
+    /// A window over the `streamed` floors of `file`, in ascending order. Reads take at least as long as with a disk of `pace`
+    /// bytes a second.
     ///
     /// # Errors
     /// There is no memory, or no thread.
@@ -117,8 +117,8 @@ impl Window {
         readahead: Readahead,
         pace: Option<NonZeroU64>,
     ) -> io::Result<Self> {
-        let blocks = file.layout().blocks;
-        let (below, head): (Vec<usize>, Vec<usize>) = streamed.iter().partition(|floor| **floor < blocks);
+        let (below, head): (Vec<usize>, Vec<usize>) =
+            streamed.iter().partition(|floor| **floor < file.layout().blocks);
         // Sums over the head's outputs begin with the first of them, whichever way a pass goes.
         let down = head.into_iter().chain(below.into_iter().rev()).collect();
         let bytes = streamed.iter().map(|&floor| file.floor(floor).bytes()).max().unwrap_or(0);
@@ -181,12 +181,8 @@ impl Window {
             Readahead::Next => SLABS,
             Readahead::Nothing => 1,
         };
-        let order = &self.orders[heading as usize];
-        let is_ahead = |other: &&usize| match heading {
-            Heading::Up => **other >= floor,
-            Heading::Down => self.is_after(**other, floor) || **other == floor,
-        };
-        let ahead = order.iter().filter(is_ahead);
+        let (order, place) = (&self.orders[heading as usize], |floor| self.place(floor, heading));
+        let ahead = order.iter().filter(|other| place(**other) >= place(floor));
         // Whoever has reached the head begins again with the first block; after a way down nobody knows.
         let again = order.iter().filter(|_| heading == Heading::Up);
         let mut wanted: Vec<usize> = Vec::with_capacity(most);
@@ -199,14 +195,11 @@ impl Window {
         wanted
     }
 
-    /// Whether a way down comes to `other` after `floor`.
-    fn is_after(&self, other: usize, floor: usize) -> bool {
-        let blocks = self.file.layout().blocks;
-        match (other < blocks, floor < blocks) {
-            (true, true) => other < floor,
-            (true, false) => true,
-            (false, true) => false,
-            (false, false) => other > floor,
+    /// When a way comes to a floor.
+    fn place(&self, floor: usize, heading: Heading) -> (bool, usize) {
+        match (heading, floor < self.file.layout().blocks) {
+            (Heading::Down, true) => (true, usize::MAX - floor),
+            _ => (false, floor),
         }
     }
 
