@@ -140,8 +140,9 @@ impl Base {
                 let told = |at: LoadProgress| progress.done(at.done, at.total);
                 let base = match streaming::options(config)? {
                     None => SiteModel::open_telling(path, cores, &told)?,
-                    Some(options) => SiteModel::open_streamed(path, &options, cores, &told)
-                        .context(streaming::REMEDY)?,
+                    Some(options) => {
+                        SiteModel::open_streamed(path, &options, cores, &told).context(streaming::REMEDY)?
+                    }
                 };
                 let known = base.facts();
                 let (architecture, identity) = (known.architecture.clone(), known.identity);

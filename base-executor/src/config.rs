@@ -215,7 +215,9 @@ pub enum ConfigError {
     )]
     NothingToLend,
     /// A GPU has weights in its own memory.
-    #[error("--weight-bytes has the host's cores read weights from a disk, and --device names a GPU: leave one of them out")]
+    #[error(
+        "--weight-bytes has the host's cores read weights from a disk, and --device names a GPU: leave one of them out"
+    )]
     StreamedToGpu,
     /// Other hosts' clients without the service.
     #[error("--layer-listen does nothing with --layers off: leave one of them out")]

@@ -25,7 +25,10 @@ pub(crate) fn options(config: &Config) -> anyhow::Result<Option<StreamOptions>> 
     prepare(&directory)?;
     let pace = config.weights.disk_gbps.and_then(|gbps| NonZeroU64::new(gbps.bytes_per_s()));
     if let Some(pace) = pace {
-        tracing::warn!(bytes_per_s = pace, "the disk of the weights is emulated: an experiment, not a service");
+        tracing::warn!(
+            bytes_per_s = pace,
+            "the disk of the weights is emulated: an experiment, not a service"
+        );
     }
     Ok(Some(StreamOptions {
         path: directory.join(FILE),
@@ -37,8 +40,7 @@ pub(crate) fn options(config: &Config) -> anyhow::Result<Option<StreamOptions>> 
 }
 
 /// What the operator is told to do about weights that cannot be had.
-pub(crate) const REMEDY: &str =
-    "--weight-bytes: raise it or leave it out, or give --disk-directory a place with room for the packed weights";
+pub(crate) const REMEDY: &str = "--weight-bytes: raise it or leave it out, or give --disk-directory a place with room for the packed weights";
 
 fn prepare(directory: &Path) -> anyhow::Result<()> {
     let made = DirBuilder::new().recursive(true).mode(0o700).create(directory);

@@ -170,8 +170,24 @@ fn compare(case: &str, streams: usize, sides: [&mut Side; 3], runs: usize) -> Re
     let of = |measured: &[Measured], figure: fn(&Measured) -> f64| Samples::of(measured, figure);
     let rate: fn(&Measured) -> f64 = |measured| measured.tokens_per_s;
     Ok(vec![
-        row("tokens", "tokens/s", Better::Higher, of(&ours, rate)?, "all in memory", of(&memory, rate)?, None),
-        row("tokens", "tokens/s", Better::Higher, of(&ours, rate)?, "load, then compute", of(&load, rate)?, None),
+        row(
+            "tokens",
+            "tokens/s",
+            Better::Higher,
+            of(&ours, rate)?,
+            "all in memory",
+            of(&memory, rate)?,
+            None,
+        ),
+        row(
+            "tokens",
+            "tokens/s",
+            Better::Higher,
+            of(&ours, rate)?,
+            "load, then compute",
+            of(&load, rate)?,
+            None,
+        ),
         row(
             "bytes read",
             "MiB/token",

@@ -43,7 +43,7 @@ pub use buffer::{Arena, Slab};
 pub use ids::TensorType;
 pub use isa::Isa;
 pub use linear::{
-    LinearPart, PackError, PackedForm, PackedMatrix, SumFrom, linear, linear_transposed, linear_transposed_rounded,
-    linear_unrounded,
+    LinearPart, PackError, PackedForm, PackedMatrix, SumFrom, linear, linear_transposed,
+    linear_transposed_rounded, linear_unrounded,
 };
 pub use pool::Pool;

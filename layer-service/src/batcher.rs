@@ -166,7 +166,10 @@ impl Batcher {
     pub fn next_deadline(&self, now: Instant) -> Option<Instant> {
         let waited = self.calls.lanes.values().map(Lane::due).min()?;
         if let Some(elevator) = &self.elevator {
-            return Some(elevator.deadline(now, &self.floors(any_class), |floor| self.is_expected(floor, any_class, now)));
+            return Some(
+                elevator
+                    .deadline(now, &self.floors(any_class), |floor| self.is_expected(floor, any_class, now)),
+            );
         }
         Some(self.policy.deadline(now, waited, &self.calls))
     }
@@ -182,7 +185,12 @@ impl Batcher {
     }
 
     /// As [`Batcher::next`], beside a resident pass that is about to begin.
-    pub(crate) fn next_beside(&mut self, now: Instant, allowed: Allowed, pieces: &mut Vec<Piece>) -> Option<SiteCall> {
+    pub(crate) fn next_beside(
+        &mut self,
+        now: Instant,
+        allowed: Allowed,
+        pieces: &mut Vec<Piece>,
+    ) -> Option<SiteCall> {
         match self.elevator {
             Some(_) => self.next_floor(now, allowed, Travel::NotUp, pieces),
             None => self.next(now, allowed, pieces),

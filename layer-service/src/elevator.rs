@@ -133,17 +133,22 @@ impl Elevator {
         is_expected: impl Fn(u32) -> bool,
         travel: Travel,
     ) -> Next {
-        let target = if waiting.has(self.at) { Some(self.at) } else { self.target(waiting, travel) };
-        let Some(target) = target else { return Next::Rest };
+        let (way, target) = if waiting.has(self.at) {
+            (self.way, self.at)
+        } else {
+            match self.target(waiting, travel) {
+                Some(target) => target,
+                None => return Next::Rest,
+            }
+        };
         let stays = target == self.at;
-        // A sweep over the head's many rows is made once, for everybody.
-        if is_expected(self.at) && (!stays || self.is_top(target)) {
+        if self.is_worth_a_wait(target, &is_expected) {
             if let Some(until) = self.holds_until(now) {
                 return Next::Hold(until);
             }
         }
         if !stays {
-            self.go(now, target);
+            self.go(now, way, target);
             if self.is_top(target) && is_expected(target) {
                 return self.patience().map_or(Next::Serve(target), Next::Hold);
             }
@@ -151,9 +156,33 @@ impl Elevator {
         Next::Serve(target)
     }
 
+    /// Whether somebody is to be waited for before `target` is served: who will be back here, or is on the way to the next floor
+    /// while the target is elsewhere. A sweep over the head's many rows is made once, for everybody.
+    fn is_worth_a_wait(&self, target: u32, is_expected: &impl Fn(u32) -> bool) -> bool {
+        if target == self.at {
+            return self.is_top(target) && is_expected(target);
+        }
+        let next = match self.way {
+            Way::Up if self.is_top(self.at) => 0,
+            Way::Up => self.at + 1,
+            Way::Down => self.at.saturating_sub(1),
+        };
+        is_expected(self.at) || (target != next && is_expected(next))
+    }
+
     /// When something is to be done for those who wait; it may be past.
-    pub(super) fn deadline(&self, now: Instant, waiting: &Waiting, is_expected: impl Fn(u32) -> bool) -> Instant {
-        let holds = is_expected(self.at) && (!waiting.has(self.at) || self.is_top(self.at));
+    pub(super) fn deadline(
+        &self,
+        now: Instant,
+        waiting: &Waiting,
+        is_expected: impl Fn(u32) -> bool,
+    ) -> Instant {
+        let target = if waiting.has(self.at) {
+            Some(self.at)
+        } else {
+            self.target(waiting, Travel::Free).map(|to| to.1)
+        };
+        let holds = target.is_some_and(|target| self.is_worth_a_wait(target, &is_expected));
         self.patience().filter(|_| holds).unwrap_or(now)
     }
 
@@ -175,15 +204,15 @@ impl Elevator {
         if self.at == floor {
             return Next::Rest;
         }
-        self.go(now, floor);
-        self.way = Way::Up;
+        self.go(now, Way::Up, floor);
         match self.is_top(floor) && is_expected(floor) {
             true => self.patience().map_or(Next::Rest, Next::Hold),
             false => Next::Rest,
         }
     }
 
-    fn go(&mut self, now: Instant, floor: u32) {
+    fn go(&mut self, now: Instant, way: Way, floor: u32) {
+        self.way = way;
         (self.at, self.came, self.took, self.answered) = (floor, Some(now), Duration::ZERO, None);
     }
 
@@ -192,7 +221,7 @@ impl Elevator {
     }
 
     /// The next floor of the way it goes, else the first of the other.
-    fn target(&mut self, waiting: &Waiting, travel: Travel) -> Option<u32> {
+    fn target(&self, waiting: &Waiting, travel: Travel) -> Option<(Way, u32)> {
         let above = waiting.up.iter().filter(|floor| **floor > self.at).min();
         let below = waiting.down.iter().filter(|floor| **floor < self.at).max();
         let (way, target) = match (self.way, travel) {
@@ -202,8 +231,7 @@ impl Elevator {
             (_, Travel::Free) => (Way::Up, waiting.up.iter().min()),
             (_, Travel::NotUp) => (Way::Down, None),
         };
-        self.way = if target.is_some() { way } else { self.way };
-        target.copied()
+        target.map(|&floor| (way, floor))
     }
 }
 
@@ -222,7 +250,8 @@ mod tests {
     #[test]
     fn it_goes_up_past_everybody_then_down_past_everybody() {
         let (mut elevator, now) = (elevator(), Instant::now());
-        let mut go = |up: &[u32], down: &[u32]| elevator.next(now, &waiting(up, down), |_| false, Travel::Free);
+        let mut go =
+            |up: &[u32], down: &[u32]| elevator.next(now, &waiting(up, down), |_| false, Travel::Free);
         assert_eq!(go(&[2, 1], &[0]), Next::Serve(0), "whoever is here, whichever way");
         assert_eq!(go(&[2, 1], &[3]), Next::Serve(1));
         assert_eq!(go(&[0, 2], &[3]), Next::Serve(2));
@@ -249,6 +278,17 @@ mod tests {
         assert_eq!(go(&mut elevator, 60, &[2], 1), Next::Serve(2), "too late");
         elevator.served(after(10_000));
         assert_eq!(go(&mut elevator, 10_000, &[3], 2), Next::Hold(after(10_050)), "however long they took");
+    }
+
+    #[test]
+    fn who_is_between_two_floors_is_not_left_for_others_far_away() {
+        let (mut elevator, now) = (elevator(), Instant::now());
+        assert_eq!(elevator.next(now, &waiting(&[], &[3]), |_| false, Travel::Free), Next::Serve(3));
+        let next = |elevator: &mut Elevator, expected| {
+            elevator.next(now, &waiting(&[0], &[]), |floor| floor == expected, Travel::Free)
+        };
+        assert_eq!(next(&mut elevator, 2), Next::Hold(now + LEAST_HOLD), "the next on the way down");
+        assert_eq!(next(&mut elevator, 1), Next::Serve(0));
     }
 
     #[test]

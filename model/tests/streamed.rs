@@ -53,7 +53,10 @@ fn stream(directory: &Path, bound_bytes: u64) -> StreamOptions {
     StreamOptions { path, program: [7; 32], bound_bytes, readahead: Readahead::Next, pace: None }
 }
 
-fn open_streamed(source: &Source, options: &StreamOptions) -> Result<LoadedWeights<ServedLayers>, StreamError> {
+fn open_streamed(
+    source: &Source,
+    options: &StreamOptions,
+) -> Result<LoadedWeights<ServedLayers>, StreamError> {
     LoadedWeights::open(source, Some((&[1; 32], options)), 2, &|_| {})
 }
 
@@ -114,7 +117,8 @@ fn bounds(source: &Source, directory: &Path) -> [u64; 3] {
 
 #[test]
 fn a_streamed_model_gives_the_bits_of_a_resident_one_under_any_bound() {
-    for name in ["llama-tied", "llama-bf16", "llama-sharded", "mistral-window", "qwen2-bias", "qwen3-qknorm"] {
+    for name in ["llama-tied", "llama-bf16", "llama-sharded", "mistral-window", "qwen2-bias", "qwen3-qknorm"]
+    {
         let source = open(&golden("models").join(name)).unwrap();
         let adapters = adapters(name, &*source);
         let Ok(wanted) = talk(&mut resident(&*source), &adapters);
@@ -263,8 +267,13 @@ fn a_pass_reads_what_is_not_pinned_once_and_rows_of_the_embedding() {
     let grain = 64 * (256 + 16) + 2 * 4096;
     let read = figures.read_bytes();
     let most = passes * sweep + 4 * tokens * grain + 2 * sweep / 3;
-    assert!(read >= passes * sweep && read <= most, "{read} bytes in {passes} passes of {sweep}, at most {most}");
-    assert!(figures.waited() <= figures.read_time() + std::time::Duration::from_secs(1) && !figures.is_waiting());
+    assert!(
+        read >= passes * sweep && read <= most,
+        "{read} bytes in {passes} passes of {sweep}, at most {most}"
+    );
+    assert!(
+        figures.waited() <= figures.read_time() + std::time::Duration::from_secs(1) && !figures.is_waiting()
+    );
     assert!(figures.computed().as_nanos() > 0);
 }
 

@@ -15,7 +15,12 @@ pub struct WeightFlags {
     #[arg(long = "weight-bytes", value_name = "BYTES")]
     pub bytes: Option<ByteCount>,
     /// Whether weights are read ahead of the pass, or only when it has come to them, for comparison.
-    #[arg(long = "weight-reads", value_name = "WHEN", env = "HOLOBIONT_WEIGHT_READS", default_value = "ahead")]
+    #[arg(
+        long = "weight-reads",
+        value_name = "WHEN",
+        env = "HOLOBIONT_WEIGHT_READS",
+        default_value = "ahead"
+    )]
     pub reads: WeightReads,
     /// Emulate a disk of this many gigabits per second, for experiments.
     #[arg(long = "weight-disk-gbps", value_name = "GBIT_PER_S", env = "HOLOBIONT_WEIGHT_DISK_GBPS")]

@@ -7,7 +7,13 @@
 use model::forward::{BLOCK_TOKENS, ForwardPass};
 use shmproto::message::{ErrorCode, WireError};
 
-use super::{Engine, computing::StepFailed, postprocess::{FAULT, NO_WEIGHTS}, schedule::Portion, sequence::failure};
+use super::{
+    Engine,
+    computing::StepFailed,
+    postprocess::{FAULT, NO_WEIGHTS},
+    schedule::Portion,
+    sequence::failure,
+};
 
 impl<P: ForwardPass> Engine<P> {
     /// Computes `plan` and hands out what has come of it. If the device is lost meanwhile, nothing is handed out.

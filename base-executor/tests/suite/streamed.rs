@@ -97,7 +97,7 @@ async fn a_file_that_was_damaged_fails_requests_in_words_and_the_next_start_make
     assert_eq!(talk(&place).await, wanted);
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn killed_as_it_packs_or_in_a_sweep_the_next_start_goes_on() {
     let place = Place::new();
     let bound = least(&place);
@@ -139,7 +139,8 @@ async fn a_real_base_holds_no_more_memory_than_it_may() {
     for arguments in [&[][..], &["--weight-bytes", "24MiB"]] {
         // One core: a pass has scratch for each.
         let fixed = ["--kv-bytes", "16MiB", "--cold-start", "on-demand", "--max-workers", "0"];
-        let mut process = Process(place.command_for(&model, "", &[&fixed[..], arguments].concat()).spawn().unwrap());
+        let mut process =
+            Process(place.command_for(&model, "", &[&fixed[..], arguments].concat()).spawn().unwrap());
         process.ready();
         tokens.push(talk(&place).await);
         held.push(anonymous_bytes(&process));

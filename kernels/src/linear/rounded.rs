@@ -1,8 +1,9 @@
 //! Linear layers whose activations are rounded to the weights' precision: as fast as the bytes arrive.
 
 use super::{
-    float, integer,
+    float,
     form::Packing,
+    integer,
     part::{LinearPart, OutPtr, check_parts, for_each_part},
     tile::Tile,
 };

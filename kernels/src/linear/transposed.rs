@@ -114,7 +114,9 @@ fn over_chunks<G: Gradients>(
     out: &mut [f32],
 ) {
     let Some(columns) = parts.first().map(|part| part.matrix.columns()) else {
-        return if from == SumFrom::Zero { out.fill(0.0) };
+        return if from == SumFrom::Zero {
+            out.fill(0.0)
+        };
     };
     check_parts(parts, columns, stride);
     assert_eq!(out.len(), g.rows() * columns, "out is {} rows of {columns}", g.rows());

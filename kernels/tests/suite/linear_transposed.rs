@@ -2,8 +2,8 @@
 //! product it belongs to, and against itself in other batches, on other threads.
 
 use kernels::{
-    Forms, Isa, LinearPart, PackedMatrix, Pool, SumFrom, TensorType, linear_transposed, linear_transposed_rounded,
-    linear_unrounded, reference,
+    Forms, Isa, LinearPart, PackedMatrix, Pool, SumFrom, TensorType, linear_transposed,
+    linear_transposed_rounded, linear_unrounded, reference,
 };
 use proptest::{collection, prelude::*, sample};
 

@@ -4,8 +4,8 @@
 use std::ops::Range;
 
 use kernels::{
-    Isa, LinearPart, PackedForm, PackedMatrix, Slab, SumFrom, TensorType, linear,
-    linear_transposed, linear_transposed_rounded, linear_unrounded,
+    Isa, LinearPart, PackedForm, PackedMatrix, Slab, SumFrom, TensorType, linear, linear_transposed,
+    linear_transposed_rounded, linear_unrounded,
 };
 
 use crate::support::{self, TYPES, activations, bits, floats, pool, random};

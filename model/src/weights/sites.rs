@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use kernels::{
-    Activations, Forms, LinearPart, PackedMatrix, SumFrom, linear, linear_transposed, linear_transposed_rounded,
-    linear_unrounded,
+    Activations, Forms, LinearPart, PackedMatrix, SumFrom, linear, linear_transposed,
+    linear_transposed_rounded, linear_unrounded,
 };
 
 use crate::{

@@ -234,11 +234,7 @@ impl HostLayers for StreamedLayers {
         Ok(())
     }
 
-    fn embed(
-        &self,
-        tokens: &mut dyn Iterator<Item = u32>,
-        out: &mut [f32],
-    ) -> Result<(), WeightReadError> {
+    fn embed(&self, tokens: &mut dyn Iterator<Item = u32>, out: &mut [f32]) -> Result<(), WeightReadError> {
         let layout = self.file.layout();
         let head = self.config.tied_head.then(|| &self.pinned[layout.blocks..]);
         let mut slab = None;

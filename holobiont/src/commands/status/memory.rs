@@ -181,8 +181,7 @@ mod tests {
 
     #[test]
     fn weights_from_a_disk_are_told_by_token_and_by_what_of_the_reading_was_hidden() {
-        let weights =
-            json!({"weights": {"read_bytes": 4096, "read_ms": 8.0, "waited_ms": 2.0, "bytes_per_token": 1024}});
+        let weights = json!({"weights": {"read_bytes": 4096, "read_ms": 8.0, "waited_ms": 2.0, "bytes_per_token": 1024}});
         let memory: Memory = serde_json::from_value(weights).unwrap();
         assert_eq!(
             memory.weights(),

@@ -58,7 +58,9 @@ pub enum WeightReadError {
     )]
     Damaged(PathBuf),
     /// Nobody reads any more.
-    #[error("the thread that reads weights has ended by a fault; the log says more, start the executor again")]
+    #[error(
+        "the thread that reads weights has ended by a fault; the log says more, start the executor again"
+    )]
     ReaderEnded,
 }
 
@@ -213,7 +215,12 @@ impl PackedFile {
     ///
     /// # Errors
     /// They cannot be read, or are not what was written.
-    pub(super) fn load(&self, pages: &Range<u64>, parts: &[Part], into: &mut [u8]) -> Result<(), WeightReadError> {
+    pub(super) fn load(
+        &self,
+        pages: &Range<u64>,
+        parts: &[Part],
+        into: &mut [u8],
+    ) -> Result<(), WeightReadError> {
         let into = &mut into[..bytes_of(pages)];
         self.read(pages.start, into)?;
         for part in parts {
@@ -251,7 +258,13 @@ impl PackedFile {
     }
 
     /// The matrices of `parts`, whose `pages` lie in `slab` from `at` on.
-    pub(super) fn matrices(&self, pages: &Range<u64>, parts: &[Part], slab: &Slab, at: usize) -> Vec<PackedMatrix> {
+    pub(super) fn matrices(
+        &self,
+        pages: &Range<u64>,
+        parts: &[Part],
+        slab: &Slab,
+        at: usize,
+    ) -> Vec<PackedMatrix> {
         let matrix = |part: &Part| {
             let range = within(pages, &self.layout.matrices[part.matrix].range(&part.rows));
             let form = self.form(part.matrix).of_rows(&part.rows);

@@ -32,7 +32,10 @@ impl Plan {
         let beside = layout.table_bytes() + Slab::memory_bytes(layout.grain_bytes());
         let all: usize = layout.floors.iter().map(|floor| floor.bytes()).sum();
         if beside + Slab::memory_bytes(all) <= bound {
-            return Ok(Self { pinned: (0..layout.floors.len()).collect(), bytes: beside + Slab::memory_bytes(all) });
+            return Ok(Self {
+                pinned: (0..layout.floors.len()).collect(),
+                bytes: beside + Slab::memory_bytes(all),
+            });
         }
         let window = beside + SLABS * Slab::memory_bytes(layout.floor_bytes());
         if window + Slab::memory_bytes(0) > bound {

@@ -153,7 +153,11 @@ impl Window {
     ///
     /// # Errors
     /// They cannot be read.
-    pub(super) fn reach(&mut self, floor: usize, heading: Heading) -> Result<&[PackedMatrix], WeightReadError> {
+    pub(super) fn reach(
+        &mut self,
+        floor: usize,
+        heading: Heading,
+    ) -> Result<&[PackedMatrix], WeightReadError> {
         let wanted = self.wanted(floor, heading);
         let shared = Arc::clone(&self.shared);
         loop {
