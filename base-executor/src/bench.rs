@@ -129,8 +129,14 @@ impl<P: ForwardPass> Bench<P> {
         for blocks in &self.blocks {
             for (index, chunk) in tokens.chunks(chunk_tokens).enumerate() {
                 let start = index * chunk_tokens;
-                let slice =
-                    SequenceSlice { tokens: chunk, start, blocks, adapter: None, logits: LogitRows::Last };
+                let slice = SequenceSlice {
+                    trunk: &[],
+                    tokens: chunk,
+                    start,
+                    blocks,
+                    adapter: None,
+                    logits: LogitRows::Last,
+                };
                 self.model.forward(&[slice], &mut self.logits)?;
             }
         }
@@ -143,6 +149,7 @@ impl<P: ForwardPass> Bench<P> {
         let begin = Instant::now();
         for step in 0..count {
             let slice = |(token, blocks)| SequenceSlice {
+                trunk: &[],
                 tokens: std::slice::from_ref(token),
                 start: start + step,
                 blocks,

@@ -147,7 +147,14 @@ fn probe(source: &(dyn WeightSource + Sync), adapter: &Arc<PreparedAdapter>) -> 
         let mut rows = Vec::new();
         let start = adapter.map_or(0, |adapter| adapter.virtual_tokens());
         let prefix = vec![0; start];
-        let slice = |tokens, start, logits| SequenceSlice { tokens, start, blocks: &blocks, adapter, logits };
+        let slice = |tokens, start, logits| SequenceSlice {
+            trunk: &[],
+            tokens,
+            start,
+            blocks: &blocks,
+            adapter,
+            logits,
+        };
         if start > 0 {
             model.forward(&[slice(&prefix, 0, LogitRows::None)], &mut rows);
         }

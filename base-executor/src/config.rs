@@ -12,8 +12,8 @@ use clap::{Parser, ValueEnum};
 use layer_service::start::Places;
 use model::{cuda::assist::Invocation, forward::BLOCK_TOKENS};
 use settings::{
-    AdapterDtype, ByteCount, CachePolicy, CacheWeight, ColdStart, CoreList, DeviceChoice, Gbps, KvDtype,
-    LogFormat, MAX_WORKERS,
+    AdapterDtype, ByteCount, CachePolicy, CacheWeight, ColdStart, CoreList, DeviceChoice, Draft, Gbps,
+    KvDtype, LogFormat, MAX_WORKERS,
 };
 use shmproto::{board::MAX_SEATS, message};
 
@@ -21,6 +21,7 @@ pub use self::{
     layers::{LayerFlags, LayerPlace},
     weights::{WeightFlags, WeightReads},
 };
+use crate::engine::drafts::MAX_DRAFT_TOKENS;
 
 const _: () = assert!(MAX_SEATS == MAX_WORKERS as usize, "every worker of a deployment has a seat");
 
@@ -88,6 +89,12 @@ pub struct Config {
     /// A tenant's part of memory beside others, whose part is 1: alice=2; may be given many times.
     #[arg(long = "cache-weight", value_name = "TENANT=N")]
     pub cache_weights: Vec<CacheWeight>,
+    /// Who drafts tokens, which are then verified several in one step: off, auto or ngram. No answer is another for it.
+    #[arg(long, value_name = "DRAFT")]
+    pub draft: Draft,
+    /// Most drafted tokens of a sequence that a step verifies.
+    #[arg(long, value_name = "N")]
+    pub draft_tokens: usize,
     /// What a request does whose adapter is not on the device.
     #[arg(long, value_name = "MODE")]
     pub cold_start: ColdStart,
@@ -219,6 +226,9 @@ pub enum ConfigError {
         "--weight-bytes has the host's cores read weights from a disk, and --device names a GPU: leave one of them out"
     )]
     StreamedToGpu,
+    /// Drafts where verification does not have the bits of a decode step.
+    #[error("--draft ngram works with --device cpu alone; leave it out, or take --draft auto")]
+    DraftDevice,
     /// Other hosts' clients without the service.
     #[error("--layer-listen does nothing with --layers off: leave one of them out")]
     LayersOff,
@@ -239,6 +249,14 @@ impl Config {
         at_least("--chunk-tokens", self.chunk_tokens, BLOCK_TOKENS)?;
         at_least("--context-length", self.context_length.unwrap_or(2), 2)?;
         at_least("--cache-tau-ms", usize::try_from(self.cache_tau_ms).unwrap_or(usize::MAX), 1)?;
+        at_least("--draft-tokens", self.draft_tokens, 1)?;
+        if self.draft_tokens > MAX_DRAFT_TOKENS {
+            let (flag, value) = ("--draft-tokens", self.draft_tokens);
+            return Err(ConfigError::TooLarge { flag, value, most: MAX_DRAFT_TOKENS });
+        }
+        if self.draft == Draft::Ngram && self.device != DeviceChoice::Cpu {
+            return Err(ConfigError::DraftDevice);
+        }
         if self.max_workers > MAX_SEATS {
             let (flag, value) = ("--max-workers", self.max_workers);
             return Err(ConfigError::TooLarge { flag, value, most: MAX_SEATS });

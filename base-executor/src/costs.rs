@@ -222,6 +222,7 @@ fn time_base<P: ForwardPass>(perf: &mut PerfModel, pass: &mut P, kv_blocks: u32)
         let tokens: Vec<u32> =
             (0..vocabulary).cycle().take(tokens.min(blocks.len() * BLOCK_TOKENS)).collect();
         let slice = || SequenceSlice {
+            trunk: &[],
             tokens: &tokens,
             start: 0,
             blocks: &blocks,

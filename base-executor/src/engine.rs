@@ -13,6 +13,7 @@
 //! - `cold`: requests that wait for their adapter to reach the device, or for keys and values to come back to it.
 //! - `memory`: blocks that go to the tiers below the device, and come back.
 //! - `sequence`: one request: its tokens, its blocks, its sampling.
+//! - `drafts`: tokens drafted for a step, to be verified in it.
 //! - `schedule`: carries out what `policy::batch` decides: who is let in, takes part in a step, or gives way.
 //! - `postprocess`: from logits to outputs.
 //! - `shortage`: steps that the device has no memory for.
@@ -30,6 +31,7 @@ pub mod admission;
 mod calls;
 mod cold;
 mod computing;
+pub mod drafts;
 pub mod event;
 pub mod layers;
 mod memory;
@@ -54,6 +56,7 @@ pub(crate) use self::sequence::failure;
 use self::{
     admission::Refusal,
     computing::Computing,
+    drafts::Drafts,
     event::{ConnectionId, Event},
     layers::LayerService,
     outboxes::Outboxes,
@@ -107,6 +110,7 @@ pub struct Engine<P: ForwardPass> {
     kv: Cache,
     below: Below,
     outboxes: Outboxes,
+    drafts: Drafts,
     limits: Limits,
     clock: Box<dyn Clock>,
     began_at: Instant,
@@ -141,6 +145,7 @@ impl<P: ForwardPass> Engine<P> {
             }),
             below: Below::default(),
             outboxes: Outboxes::default(),
+            drafts: Drafts::default(),
             limits,
             began_at: clock.now(),
             clock,
@@ -174,6 +179,12 @@ impl<P: ForwardPass> Engine<P> {
         self.welcome.kv_blocks = self.limits.kv_blocks;
         self.welcome.device_budget_bytes = u64::from(cache.max_adapter_blocks()) * below.block_bytes() as u64;
         Self { kv: cache, below, ..self }
+    }
+
+    /// Has tokens drafted and verified several at once, where that helps. No answer is another for it.
+    #[must_use]
+    pub fn with_drafts(self, drafts: Drafts) -> Self {
+        Self { drafts, ..self }
     }
 
     /// Tells what `budget` says is held.
@@ -247,7 +258,8 @@ impl<P: ForwardPass> Engine<P> {
         self.expire();
         self.warm_up();
         self.admit();
-        let plan = self.schedule();
+        let mut plan = self.schedule();
+        self.draft(&mut plan);
         self.carry(plan.iter().map(|portion| portion.count).sum());
         if !plan.is_empty() {
             self.stats.steps += 1;
@@ -328,7 +340,9 @@ impl<P: ForwardPass> Engine<P> {
     }
 
     /// The one way out of the engine.
-    fn retire(&mut self, sequence: Sequence<P::Adapter>) {
+    fn retire(&mut self, mut sequence: Sequence<P::Adapter>) {
+        sequence.prune(&mut self.kv);
+        self.drafts.learn(&mut sequence);
         self.kv.release(&sequence.blocks);
         let adapter = sequence.adapter_id();
         if let Some(id) = sequence.held_adapter() {

@@ -78,7 +78,7 @@ use std::{
 use anyhow::Context as _;
 use model::forward::{BLOCK_TOKENS, ForwardPass};
 use policy::clock::SystemClock;
-use settings::DeviceChoice;
+use settings::{DeviceChoice, Draft};
 use shmproto::message::{ColdStart, PROTOCOL_VERSION, Welcome};
 use tokio::sync::{mpsc, oneshot};
 
@@ -87,7 +87,7 @@ use self::{
     below::FileCopies,
     config::{Config, EngineKind},
     device::Arrivals,
-    engine::{Engine, Limits, event::Event},
+    engine::{Engine, Limits, drafts::Drafts, event::Event},
     loader::Loader,
     memory::MemorySettings,
     progress::Progress,
@@ -155,6 +155,10 @@ pub struct Settings {
     pub chunk_tokens: usize,
     /// Longest sequence in tokens, if shorter than the model's own.
     pub context_length: Option<usize>,
+    /// Who drafts tokens.
+    pub draft: Draft,
+    /// Most drafted tokens of a sequence that a step verifies.
+    pub draft_tokens: usize,
     /// What a request does whose adapter is not on the device.
     pub cold_start: ColdStart,
     /// The tiers of keys and values.
@@ -170,8 +174,17 @@ impl Settings {
             max_waiting_tokens,
             chunk_tokens,
             context_length: config.context_length,
+            draft: config.draft,
+            draft_tokens: config.draft_tokens,
             cold_start: config.cold_start(),
             memory: MemorySettings::of(config),
+        }
+    }
+
+    fn drafts(&self) -> Drafts {
+        match self.draft {
+            Draft::Off => Drafts::default(),
+            Draft::Auto | Draft::Ngram => Drafts::ngram(self.draft_tokens),
         }
     }
 
@@ -282,6 +295,7 @@ where
     let welcome = welcome(facts, settings, pass.vocab_size(), budget.adapters.limit_bytes());
     let engine = Engine::new(pass, limits, welcome, Box::new(SystemClock));
     let engine = engine.with_pulse(pulse).with_placement(placement).with_memory(cache, below);
+    let engine = engine.with_drafts(settings.drafts());
     let adapters = Budget::new(budget.adapters.clone());
     let engine = engine.with_budget(budget);
     Ok((layers.into_iter().fold(engine, Engine::with_layers), (loader, adapters)))

@@ -48,6 +48,10 @@ pub(crate) enum Name {
     SplitMixed,
     /// Masking `paper` beside `off`.
     SplitMasking,
+    /// A split client that drafts at home, over emulated round trips.
+    Speculate,
+    /// Answers whose text repeats or does not, with drafts and without.
+    Drafts,
     /// Jobs that learn over one base, beside PEFT.
     Tune,
     /// Jobs beside requests that decode.
@@ -85,7 +89,7 @@ pub(crate) enum Name {
 }
 
 impl Name {
-    const EACH: [Self; 24] = [
+    const EACH: [Self; 26] = [
         Self::Decode,
         Self::Prefill,
         Self::Batch,
@@ -103,6 +107,8 @@ impl Name {
         Self::SplitBatching,
         Self::SplitMixed,
         Self::SplitMasking,
+        Self::Speculate,
+        Self::Drafts,
         Self::Tune,
         Self::TuneMixed,
         Self::Executors,

@@ -10,7 +10,7 @@ use std::{
 };
 
 use self::plain::agent;
-pub(crate) use self::plain::{get, get_as, post};
+pub(crate) use self::plain::{get, get_as, post, post_json};
 use crate::{process::Process, workload::Job};
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::Value;

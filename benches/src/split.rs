@@ -9,8 +9,11 @@
 //! - [`load`]: clients that only call; [`batching`] and [`waits`]: how calls are put together (`split-batching`).
 //! - [`mixed`]: split clients beside resident requests (`split-mixed`).
 //! - [`masking`]: what obfuscation costs (`split-masking`).
+//! - [`drafts`]: a client that drafts at home (`speculate`), over links that [`delay`] emulates.
 
 pub(crate) mod batching;
+mod delay;
+pub(crate) mod drafts;
 pub(crate) mod executor;
 mod load;
 pub(crate) mod masking;

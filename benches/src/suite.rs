@@ -5,7 +5,7 @@ use anyhow::{Context, Result};
 use crate::{
     board, cold,
     config::{Config, Name},
-    executors, fairness, far, fleet, gpu, llama_cpp,
+    drafts, executors, fairness, far, fleet, gpu, llama_cpp,
     machine::Cores,
     perf_model, reality,
     report::{Comparison, Outcome},
@@ -70,6 +70,8 @@ fn measure_alone(name: Name, config: &Config, cores: &Cores) -> Result<Vec<Compa
         Name::SplitBatching => split::batching::run(config, cores),
         Name::SplitMixed => split::mixed::run(config, cores),
         Name::SplitMasking => split::masking::run(config, cores),
+        Name::Drafts => drafts::run(config, cores),
+        Name::Speculate => split::drafts::run(config, cores),
         Name::Tune => tune::run(config, cores),
         Name::TuneMixed => tune::company::run(config, cores),
         Name::Executors => executors::run(config, cores),

@@ -13,6 +13,7 @@
 mod bench;
 mod chat;
 mod connect;
+mod drafts;
 pub mod exit;
 mod generate;
 pub mod masking;

@@ -2,6 +2,11 @@
 //!
 //! A seed and a position fix a draw, and a pass over the same tokens gives the same logits; so the answer is that of the
 //! resident engine, token for token. Full blocks of keys and values stay behind for the next prompt that begins alike.
+//!
+//! Tokens may be guessed ahead ([`drafts`](crate::drafts)) and are verified together (`verify`). A guess survives if it is what
+//! is drawn in its place, from logits that have the bits of plain decoding; so the answer is still the same.
+
+mod verify;
 
 use std::{
     ops::ControlFlow,
@@ -15,7 +20,13 @@ use model::{
     sampling::{SamplingParams, TokenCounts, sample},
 };
 
+use speculation::{
+    tree::{Segments, TokenTree},
+    verdict::Walk,
+};
+
 use crate::{
+    drafts::{Drafted, Drafting, Guesser},
     error::CallError,
     split_model::{OwnAdapter, SplitModel},
 };
@@ -60,6 +71,8 @@ pub struct Generated {
     pub first_token: Duration,
     /// From the beginning to the end.
     pub total: Duration,
+    /// What came of drafts.
+    pub drafted: Drafted,
 }
 
 /// Why there is no answer.
@@ -115,8 +128,37 @@ struct Sequence<'a> {
     /// How many of them have keys and values.
     computed: usize,
     blocks: Vec<BlockId>,
+    /// Blocks of a tree's segments but the first, from the block on that the sequence ends in.
+    forks: Vec<Vec<BlockId>>,
     /// Behind the last full block that was offered to later sequences.
     cursor: Cursor,
+}
+
+/// What goes on while a sequence does.
+struct Going<'a, 'd> {
+    task: &'a Task,
+    /// Tokens at which it ends.
+    end: usize,
+    begun: Instant,
+    counts: TokenCounts,
+    drafting: Option<Drafting<'d>>,
+    first_token: Option<Duration>,
+    on_token: &'a mut dyn FnMut(u32) -> ControlFlow<()>,
+}
+
+impl Going<'_, '_> {
+    /// Tells the caller a token, behind which the sequence has `tokens`. Whether, and why, it is the last.
+    fn tell(&mut self, token: u32, tokens: usize) -> Option<Finish> {
+        self.first_token.get_or_insert_with(|| self.begun.elapsed());
+        let told = (self.on_token)(token);
+        if self.task.stop_tokens.contains(&token) {
+            Some(Finish::Stop)
+        } else if tokens >= self.end {
+            Some(Finish::Length)
+        } else {
+            told.is_break().then_some(Finish::Stopped)
+        }
+    }
 }
 
 impl SplitModel {
@@ -130,26 +172,59 @@ impl SplitModel {
         adapter: Option<&OwnAdapter>,
         on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
     ) -> Result<Generated, GenerateError> {
+        self.answer(task, adapter, None, on_token)
+    }
+
+    /// The same, token for token, but sooner where `guesser`, which knows the prompt, guesses well.
+    ///
+    /// # Errors
+    /// Those of [`generate`](Self::generate).
+    pub fn generate_drafted(
+        &mut self,
+        task: &Task,
+        adapter: Option<&OwnAdapter>,
+        guesser: Guesser<'_>,
+        on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
+    ) -> Result<Generated, GenerateError> {
+        self.answer(task, adapter, Some(Drafting::new(guesser, self.effort)), on_token)
+    }
+
+    fn answer(
+        &mut self,
+        task: &Task,
+        adapter: Option<&OwnAdapter>,
+        drafting: Option<Drafting<'_>>,
+        on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
+    ) -> Result<Generated, GenerateError> {
         let begun = Instant::now();
         let end = self.check(task, adapter)?;
         if task.max_tokens == 0 {
-            let (tokens, total) = (Vec::new(), begun.elapsed());
             return Ok(Generated {
-                tokens,
+                tokens: Vec::new(),
                 finish: Finish::Length,
                 cached_tokens: 0,
-                first_token: total,
-                total,
+                first_token: begun.elapsed(),
+                total: begun.elapsed(),
+                drafted: Drafted::default(),
             });
         }
         let mut sequence = self.enter(task, adapter)?;
         let first = sequence.tokens.len();
         let cached_tokens = sequence.computed.saturating_sub(first - task.prompt.len());
-        let outcome = self.go_on(&mut sequence, task, end, begun, on_token);
+        let mut counts = TokenCounts::default();
+        if task.sampling.needs_history() {
+            counts = TokenCounts::of_prompt(&task.prompt);
+        }
+        let mut going = Going { task, end, begun, counts, drafting, first_token: None, on_token };
+        let finish = self.go_on(&mut sequence, &mut going);
         self.cache.release(&sequence.blocks);
-        let (finish, first_token) = outcome?;
+        self.cache.release(&sequence.forks.concat());
+        let finish = finish?;
+        let total = begun.elapsed();
+        let first_token = going.first_token.unwrap_or(total);
+        let drafted = going.drafting.map_or(Drafted::default(), |drafting| drafting.figures);
         let tokens = sequence.tokens.split_off(first);
-        Ok(Generated { tokens, finish, cached_tokens, first_token, total: begun.elapsed() })
+        Ok(Generated { tokens, finish, cached_tokens, first_token, total, drafted })
     }
 
     /// The length at which the sequence ends.
@@ -189,7 +264,14 @@ impl SplitModel {
         // The last token is computed in any case: its logits are needed.
         let found = self.cache.lookup(namespace, &tokens[..tokens.len() - 1]);
         let computed = found.blocks.len() * BLOCK_TOKENS;
-        let mut sequence = Sequence { adapter, tokens, computed, blocks: found.blocks, cursor: found.cursor };
+        let mut sequence = Sequence {
+            adapter,
+            tokens,
+            computed,
+            blocks: found.blocks,
+            forks: Vec::new(),
+            cursor: found.cursor,
+        };
         match self.grow(&mut sequence) {
             Ok(()) => Ok(sequence),
             Err(error) => {
@@ -201,7 +283,12 @@ impl SplitModel {
 
     /// Takes the blocks a sequence lacks for its tokens.
     fn grow(&mut self, sequence: &mut Sequence<'_>) -> Result<(), GenerateError> {
-        let needed = self.cache.blocks_for(sequence.tokens.len());
+        self.grow_to(sequence, sequence.tokens.len())
+    }
+
+    /// Takes the blocks it lacks for `tokens` tokens.
+    fn grow_to(&mut self, sequence: &mut Sequence<'_>, tokens: usize) -> Result<(), GenerateError> {
+        let needed = self.cache.blocks_for(tokens);
         let missing = needed.saturating_sub(sequence.blocks.len());
         let total = self.cache.available();
         let fresh = self.cache.allocate(missing).ok_or(GenerateError::PoolTooSmall { needed, total })?;
@@ -212,30 +299,66 @@ impl SplitModel {
     fn go_on(
         &mut self,
         sequence: &mut Sequence<'_>,
-        task: &Task,
-        end: usize,
-        begun: Instant,
-        on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
-    ) -> Result<(Finish, Duration), GenerateError> {
-        let mut counts = match task.sampling.needs_history() {
-            true => TokenCounts::of_prompt(&task.prompt),
-            false => TokenCounts::default(),
-        };
-        let mut first_token = None;
+        going: &mut Going<'_, '_>,
+    ) -> Result<Finish, GenerateError> {
         loop {
-            self.grow(sequence)?;
-            self.compute_pending(sequence)?;
-            let token = self.choose(sequence, task, &mut counts)?;
-            let first_token = *first_token.get_or_insert_with(|| begun.elapsed());
-            let told = on_token(token);
-            if task.stop_tokens.contains(&token) {
-                return Ok((Finish::Stop, first_token));
-            } else if sequence.tokens.len() >= end {
-                return Ok((Finish::Length, first_token));
-            } else if told.is_break() {
-                return Ok((Finish::Stopped, first_token));
+            let tree = self.draft(sequence, going);
+            let (tree, segments) = self.sweep(sequence, tree)?;
+            let (mut walk, told) = (Walk::new(&tree), sequence.tokens.len());
+            let finish = loop {
+                let row = segments.row(walk.at()).unwrap_or(0);
+                let token = self.choose(sequence, going, row)?;
+                let was_drafted = walk.take(token);
+                let finish = going.tell(token, sequence.tokens.len());
+                if finish.is_some() || !was_drafted {
+                    break finish;
+                }
+            };
+            let verdict = walk.verdict();
+            if !tree.is_empty() {
+                self.settle(sequence, &segments, &verdict);
+            }
+            if let Some(drafting) = &mut going.drafting {
+                drafting.accept(&sequence.tokens[told..], &tree, &verdict);
+            }
+            if let Some(finish) = finish {
+                return Ok(finish);
             }
         }
+    }
+
+    /// What is worth verifying behind the pending token. Nothing behind a prompt that is not computed, and nothing that the
+    /// answer has no place for.
+    fn draft(&self, sequence: &Sequence<'_>, going: &mut Going<'_, '_>) -> TokenTree {
+        // The target's own token comes behind the deepest.
+        let max_depth = going.end.saturating_sub(sequence.tokens.len() + 1);
+        let is_decoding = going.first_token.is_some();
+        match &mut going.drafting {
+            Some(drafting) if is_decoding => drafting.tree(&self.sweeps, self.chunk_tokens - 1, max_depth),
+            _ => TokenTree::new(),
+        }
+    }
+
+    /// Computes what is pending, with the tree behind it: logits of the last token, and of each one drafted. What could not be
+    /// verified is no longer in the tree that is given back.
+    fn sweep(
+        &mut self,
+        sequence: &mut Sequence<'_>,
+        tree: TokenTree,
+    ) -> Result<(TokenTree, Segments), GenerateError> {
+        let (begun, is_decoding) = (Instant::now(), sequence.computed + 1 == sequence.tokens.len());
+        let swept = if tree.is_empty() {
+            self.grow(sequence)?;
+            self.compute_pending(sequence)?;
+            let segments = Segments::of(&tree);
+            (tree, segments)
+        } else {
+            self.verify(sequence, tree)?
+        };
+        if is_decoding {
+            self.sweeps.observe(swept.1.rows(), begun.elapsed());
+        }
+        Ok(swept)
     }
 
     /// Computes the keys and values that are missing, chunk by chunk, and the logits of the last token.
@@ -244,6 +367,7 @@ impl SplitModel {
             let pending = &sequence.tokens[sequence.computed..];
             let count = pending.len().min(self.chunk_tokens);
             let slice = SequenceSlice {
+                trunk: &[],
                 tokens: &pending[..count],
                 start: sequence.computed,
                 blocks: &sequence.blocks,
@@ -269,21 +393,24 @@ impl SplitModel {
         }
     }
 
-    /// Draws the next token and appends it.
+    /// Draws the next token from a row of logits and appends it.
     fn choose(
         &mut self,
         sequence: &mut Sequence<'_>,
-        task: &Task,
-        counts: &mut TokenCounts,
+        going: &mut Going<'_, '_>,
+        row: usize,
     ) -> Result<u32, GenerateError> {
-        if !self.logits.iter().any(|logit| logit.is_finite()) {
+        let vocab_size = self.config().vocab_size;
+        let logits = &mut self.logits[row * vocab_size..][..vocab_size];
+        if !logits.iter().any(|logit| logit.is_finite()) {
             return Err(GenerateError::NotFinite { tokens: sequence.tokens.len() });
         }
         let position = sequence.tokens.len() as u64;
-        let token = sample(&mut self.logits, &task.sampling, counts, position, &[]);
+        let sampling = &going.task.sampling;
+        let token = sample(logits, sampling, &going.counts, position, &[]);
         sequence.tokens.push(token);
-        if task.sampling.needs_history() {
-            counts.push_completion(token);
+        if sampling.needs_history() {
+            going.counts.push_completion(token);
         }
         Ok(token)
     }

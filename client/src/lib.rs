@@ -12,6 +12,7 @@
 //! - [`masking`]: what the executor sees of activations and gradients.
 //! - [`remote_layers`]: the base layers of a pass and of its reverse, by calls.
 //! - [`split_model`], [`generate`]: the rest of the model, here.
+//! - [`drafts`]: tokens guessed here, to be verified together.
 //! - [`base`]: what a client needs of the base besides linear layers, fetched once.
 //! - [`text`]: tokenizer and chat template.
 //! - `rows`: activations on their way; [`error`]: why a connection or a call fails.
@@ -30,6 +31,7 @@
 pub mod address;
 pub mod base;
 pub mod cli;
+pub mod drafts;
 pub mod error;
 mod failpoints;
 pub mod generate;

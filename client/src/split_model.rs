@@ -7,7 +7,7 @@
 use std::{io, path::Path, sync::Arc};
 
 use cache::{Cache, Settings};
-use ids::{AdapterId, TenantId};
+use ids::{AdapterId, BlockId, TenantId};
 use kernels::{
     Isa, Pool,
     attention::KvPrecision,
@@ -31,7 +31,13 @@ use shmproto::layer::{
     control::{self, AdapterDtype, Catalog},
 };
 
-use crate::{error::CallError, masking::Mask, remote_layers::RemoteLayers, session::Session};
+use crate::{
+    drafts::{Effort, Sweeps},
+    error::CallError,
+    masking::Mask,
+    remote_layers::RemoteLayers,
+    session::Session,
+};
 
 /// What a split model may use of the client's machine.
 #[derive(Debug, Clone)]
@@ -44,11 +50,19 @@ pub struct SplitOptions {
     pub kv_dtype: KvDtype,
     /// Prompt tokens of a pass.
     pub chunk_tokens: usize,
+    /// How many drafted tokens are verified at once.
+    pub effort: Effort,
 }
 
 impl Default for SplitOptions {
     fn default() -> Self {
-        Self { cores: Vec::new(), kv_bytes: 256 << 20, kv_dtype: KvDtype::Auto, chunk_tokens: 256 }
+        Self {
+            cores: Vec::new(),
+            kv_bytes: 256 << 20,
+            kv_dtype: KvDtype::Auto,
+            chunk_tokens: 256,
+            effort: Effort::default(),
+        }
     }
 }
 
@@ -144,6 +158,9 @@ pub struct SplitModel {
     pub(crate) cache: Cache,
     pub(crate) chunk_tokens: usize,
     pub(crate) logits: Vec<f32>,
+    /// What sweeps over this session's sites take.
+    pub(crate) sweeps: Sweeps,
+    pub(crate) effort: Effort,
 }
 
 impl SplitModel {
@@ -186,6 +203,8 @@ impl SplitModel {
             cache: Cache::new(Settings::device_alone(count, BLOCK_TOKENS)),
             chunk_tokens: options.chunk_tokens.max(1),
             logits: Vec::new(),
+            sweeps: Sweeps::default(),
+            effort: options.effort,
         })
     }
 
@@ -213,11 +232,28 @@ impl SplitModel {
         logits: &mut Vec<f32>,
     ) -> Result<(), CallError> {
         let is_decode = batch.iter().all(|slice| slice.tokens.len() == 1);
-        self.layers.set_class(if is_decode { Class::Decode } else { Class::Prefill });
+        self.forward_as(if is_decode { Class::Decode } else { Class::Prefill }, batch, logits)
+    }
+
+    /// Runs a batch whose rows are for `class`.
+    pub(crate) fn forward_as(
+        &mut self,
+        class: Class,
+        batch: &[SequenceSlice<'_, PreparedAdapter>],
+        logits: &mut Vec<f32>,
+    ) -> Result<(), CallError> {
+        self.layers.set_class(class);
         let found = AdapterRows::of(batch);
         let mut deltas = BatchDeltas::new(&self.frame.config, None, &mut self.deltas, &found);
         let parts = (&mut self.layers, &mut deltas, &mut self.kv);
         run(&self.frame, parts, &mut self.compute, &mut self.scratch, batch, logits)
+    }
+
+    /// Copies what a block holds to another.
+    pub(crate) fn copy_block(&mut self, from: BlockId, to: BlockId) {
+        let mut bytes = vec![0; self.kv.block_bytes()];
+        self.kv.read_block(from, &mut bytes);
+        self.kv.write_block(to, &bytes);
     }
 
     /// The model's shape.

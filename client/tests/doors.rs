@@ -4,6 +4,7 @@
 mod support;
 
 use std::{
+    ops::ControlFlow,
     path::Path,
     sync::atomic::Ordering,
     time::{Duration, Instant},
@@ -11,9 +12,11 @@ use std::{
 
 use client::{
     address::Address,
+    drafts::Effort,
     error::{CallError, LinkError},
-    generate::Task,
+    generate::{Generated, Task},
     session::{Session, Settings, calls::Ask},
+    split_model::SplitOptions,
     transport::{Connect, local::LocalConnector, remote::RemoteConnector, tls::TlsFiles},
 };
 use model::sites::SiteId;
@@ -22,10 +25,12 @@ use shmproto::{
     handover::ConnectError,
     layer::{Class, Dtype, Op, Path as SitePath},
 };
+use speculation::ngram::{Ngram, Survival};
 use support::{
     OFF,
     doors::{Door, KEY, Mischief, certificate, private_directory},
-    executor, generate, resident, resident_tokens, sampling, settings, split_over, tiny, tokens, widths,
+    executor, generate, resident, resident_tokens, sampling, settings, split_of, split_over, tiny, tokens,
+    widths,
 };
 use tls::address::HostPort;
 
@@ -55,6 +60,18 @@ fn tls(port: u16, ca: &Path, host: &str, key: &str) -> Box<dyn Connect> {
 fn task(vocab_size: usize) -> Task {
     let sampling = sampling(vocab_size, 0.9, 3);
     Task { prompt: tokens(19, vocab_size), sampling, max_tokens: 8, stop_tokens: Vec::new() }
+}
+
+/// The same, with guesses that are verified together: as many as there are, whatever they promise.
+fn drafted(connector: Box<dyn Connect>) -> (Generated, u64) {
+    let options = SplitOptions { effort: Effort::Nodes(6), kv_bytes: 32 << 20, ..SplitOptions::default() };
+    let mut model = split_of(connector, &tiny(MODEL), &options);
+    let task = task(model.config().vocab_size);
+    let mut ngram =
+        Ngram::new(&[&task.prompt[..], &expected(), &task.prompt[10..]].concat(), Survival::default());
+    let generated =
+        model.generate_drafted(&task, None, &mut ngram, &mut |_| ControlFlow::Continue(())).unwrap();
+    (generated, model.session().usage().reconnections)
 }
 
 /// What the resident engine generates for [`task`].
@@ -107,6 +124,27 @@ fn an_executor_that_dies_every_few_calls_changes_nothing_but_the_time() {
             assert_eq!(tokens, expected(), "it died after every {most} calls");
             assert!(reconnections > 5 && seen.load(Ordering::Relaxed) > 5);
         }
+    }
+}
+
+#[test]
+fn guesses_change_no_token_on_any_way_nor_when_the_executor_dies_amid_a_tree() {
+    let (directory, other) = (private_directory(), private_directory());
+    let place = directory.path();
+    let (ca, config) = certificate(place);
+    let port = door(Mischief::None).tls(config);
+    let dying = |calls| door(Mischief::DiesAfter(calls));
+    let ways = [
+        (local(&door(Mischief::None).local(place)), 0),
+        (tls(port, &ca, "localhost", KEY), 0),
+        (ipc(&dying(4).ipc(place)), 2),
+        (local(&dying(5).local(other.path())), 2),
+    ];
+    for (connector, least_reconnections) in ways {
+        let (generated, reconnections) = drafted(connector);
+        assert_eq!(generated.tokens, expected());
+        assert!(generated.drafted.accepted > 0, "{:?}", generated.drafted);
+        assert!(reconnections >= least_reconnections);
     }
 }
 

@@ -120,6 +120,7 @@ fn figures(report: &Report, welcome: Option<&Welcome>, expected_workers: u32) ->
         },
         "device": placement::device(stats, welcome),
         "cold_starts": placement::cold_starts(stats),
+        "speculation": placement::speculation(stats),
         "workers": placement::workers(stats, expected_workers),
         "layers": layers::status(&stats.layers),
     })

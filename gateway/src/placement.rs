@@ -6,7 +6,8 @@ use std::collections::HashMap;
 use ids::{AdapterId, TenantId};
 use serde_json::{Value, json};
 use shmproto::message::{
-    AdapterIdBytes, AdapterStats, ColdStart, DeviceKind, HeldStats, ShareStats, Stats, Welcome,
+    AdapterIdBytes, AdapterStats, ColdStart, DeviceKind, HeldStats, ShareStats, SpeculationStats, Stats,
+    Welcome,
 };
 
 /// What a mode is called, here and on the executor's command line.
@@ -91,6 +92,17 @@ pub fn cold_starts(stats: &Stats) -> Value {
     let total = millis(stats.load_wait_us);
     let mean = if stats.cold_starts == 0 { 0.0 } else { total / float(stats.cold_starts) };
     json!({ "count": stats.cold_starts, "load_wait_ms": total, "mean_load_wait_ms": mean })
+}
+
+/// Tokens that were drafted, and how many a verification accepted in the mean.
+#[must_use]
+pub fn speculation(stats: &Stats) -> Value {
+    let SpeculationStats { verifications, drafted, accepted } = stats.speculation;
+    let mean = if verifications == 0 { 0.0 } else { float(accepted) / float(verifications) };
+    json!({
+        "verifications": verifications, "drafted_tokens": drafted, "accepted_tokens": accepted,
+        "mean_accepted_tokens": mean,
+    })
 }
 
 /// The workers there are, of the `expected` ones. `share` is a worker's part of what all of them computed.

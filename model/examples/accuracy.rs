@@ -71,7 +71,14 @@ fn resident(source: &(dyn WeightSource + Sync)) -> Result<ResidentModel, Failure
 fn score(model: &mut ResidentModel, tokens: &[u32]) -> Vec<f32> {
     let blocks: Vec<BlockId> = (0..).map(BlockId).take(tokens.len().div_ceil(BLOCK_TOKENS)).collect();
     let mut logits = Vec::new();
-    let slice = SequenceSlice { tokens, start: 0, blocks: &blocks, adapter: None, logits: LogitRows::All };
+    let slice = SequenceSlice {
+        trunk: &[],
+        tokens,
+        start: 0,
+        blocks: &blocks,
+        adapter: None,
+        logits: LogitRows::All,
+    };
     model.forward(&[slice], &mut logits);
     logits
 }

@@ -50,6 +50,7 @@ impl Compute {
 pub struct RowTable {
     angles: Angles,
     spans: Vec<Span>,
+    trunks: Vec<Span>,
     blocks: Vec<u32>,
 }
 
@@ -72,13 +73,24 @@ impl RowTable {
     /// The sequences, as kernels take them.
     #[must_use]
     pub fn sequences(&self) -> Vec<KvRows<'_>> {
-        let sequence = |span: &Span| KvRows {
-            first_row: span.first_row,
-            rows: span.rows,
-            position: span.position,
-            blocks: &self.blocks[span.first_block..span.first_block + span.blocks],
-        };
-        self.spans.iter().map(sequence).collect()
+        self.spans.iter().map(|span| self.rows(span)).collect()
+    }
+
+    /// Rows that are kept once more, in the blocks of a branch.
+    pub(crate) fn trunks(&self) -> impl Iterator<Item = KvRows<'_>> {
+        self.trunks.iter().map(|span| self.rows(span))
+    }
+
+    fn rows(&self, span: &Span) -> KvRows<'_> {
+        let &Span { first_row, rows, position, first_block, blocks } = span;
+        KvRows { first_row, rows, position, blocks: &self.blocks[first_block..first_block + blocks] }
+    }
+
+    fn place(&mut self, rows: &KvRows<'_>) -> Span {
+        let &KvRows { first_row, rows, position, blocks } = rows;
+        let first_block = self.blocks.len();
+        self.blocks.extend_from_slice(blocks);
+        Span { first_row, rows, position, first_block, blocks: blocks.len() }
     }
 }
 
@@ -114,16 +126,21 @@ impl Device for Compute {
         &mut self,
         model: &Frame,
         sequences: &[KvRows<'_>],
+        trunks: &[KvRows<'_>],
         batch: &mut RowTable,
     ) -> Result<(), Infallible> {
         batch.angles.clear();
         batch.spans.clear();
+        batch.trunks.clear();
         batch.blocks.clear();
-        for &KvRows { first_row, rows, position, blocks } in sequences {
-            let first_block = batch.blocks.len();
-            batch.spans.push(Span { first_row, rows, position, first_block, blocks: blocks.len() });
-            batch.blocks.extend_from_slice(blocks);
-            batch.angles.extend(&model.rope, position..position + rows);
+        for rows in sequences {
+            let span = batch.place(rows);
+            batch.spans.push(span);
+            batch.angles.extend(&model.rope, rows.position..rows.position + rows.rows);
+        }
+        for rows in trunks {
+            let span = batch.place(rows);
+            batch.trunks.push(span);
         }
         Ok(())
     }

@@ -24,7 +24,7 @@ mod parts;
 
 pub(crate) use self::{batch::BatchRows, device::make_room};
 pub use self::{
-    batch::{BLOCK_TOKENS, LogitRows, SequenceSlice},
+    batch::{BLOCK_TOKENS, LogitRows, SequenceSlice, Trunk},
     device::{Device, Room, Scratch},
     frame::{Frame, NormSite, Norms},
     interface::ForwardPass,
@@ -69,7 +69,7 @@ pub(crate) fn lay_out<A, D: Device>(
 ) -> Result<(), D::Error> {
     let rows = BatchRows::of(batch);
     make_room(model, device, scratch, rows.count)?;
-    device.lay_out(model, &rows.sequences(), &mut scratch.batch)
+    device.lay_out(model, &rows.sequences(), &rows.trunks(), &mut scratch.batch)
 }
 
 /// Runs a block of rows that were [laid out](lay_out) once more, as far as the middle of its feed-forward, from the residual

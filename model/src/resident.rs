@@ -285,6 +285,10 @@ impl<L: HostLayers> ForwardPass for ResidentModel<L> {
         self.frame.config.vocab_size
     }
 
+    fn branches(&self) -> bool {
+        true
+    }
+
     fn lacked_weights(_: &L::Error) -> bool {
         true
     }

@@ -11,7 +11,7 @@ use kernels::Isa;
 use model::{
     adapter::Adapter,
     deltas::prepared::PreparedAdapter,
-    forward::{BLOCK_TOKENS, ForwardPass, LogitRows, SequenceSlice},
+    forward::{BLOCK_TOKENS, ForwardPass, LogitRows, SequenceSlice, Trunk},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     sources::open::open,
 };
@@ -80,7 +80,7 @@ impl<'a> Request<'a> {
         logits: LogitRows,
     ) -> SequenceSlice<'s, PreparedAdapter> {
         let (start, tokens) = (range.start, &self.prompt[range]);
-        SequenceSlice { tokens, start, blocks: &self.blocks, adapter: self.adapter, logits }
+        SequenceSlice { trunk: &[], tokens, start, blocks: &self.blocks, adapter: self.adapter, logits }
     }
 }
 
@@ -240,6 +240,101 @@ fn every_instruction_set_agrees_to_a_rounding_error() {
     for other in &logits[1..] {
         for (a, b) in logits[0].iter().zip(other) {
             assert!((a - b).abs() <= 1e-3, "{a} and {b}");
+        }
+    }
+}
+
+/// A tree of drafted tokens behind a prompt: a trunk of two, from which two branch off, and one of these once more.
+const FORKS: [(Option<(usize, usize)>, usize); 4] =
+    [(None, 7), (Some((0, 2)), 5), (Some((0, 4)), 3), (Some((1, 2)), 20)];
+
+/// A branch: its path from the pending token on, and how many of its tokens are rows of its own.
+struct Branch {
+    path: Vec<u32>,
+    own: usize,
+    /// First row in the batch, and the ancestors' rows: first, count, depth.
+    first_row: usize,
+    ancestors: Vec<(usize, usize, usize)>,
+}
+
+fn branches() -> Vec<Branch> {
+    let mut branches: Vec<Branch> = Vec::new();
+    let mut rows = 0;
+    for (index, (fork, own)) in FORKS.into_iter().enumerate() {
+        let (mut path, mut ancestors) = (Vec::new(), Vec::new());
+        if let Some((parent, kept)) = fork {
+            let parent = &branches[parent];
+            let depth = parent.path.len() - parent.own;
+            path.extend(&parent.path[..depth + kept]);
+            ancestors.clone_from(&parent.ancestors);
+            ancestors.push((parent.first_row, kept, depth));
+        }
+        path.extend((0..own as u32).map(|i| (i * 29 + 31 * index as u32 + 5) % 300));
+        branches.push(Branch { path, own, first_row: rows, ancestors });
+        rows += own;
+    }
+    branches
+}
+
+#[test]
+fn a_tree_of_drafted_tokens_has_in_each_row_the_bits_of_its_path_alone() {
+    for name in MODELS {
+        let adapters = adapters(name);
+        for (adapter, length) in one_of_each(&adapters).into_iter().zip([37, 32, 15, 1]) {
+            let request = Request::new(0, length, adapter);
+            let mut model = resident(name, 2);
+            let mut logits = Vec::new();
+            model.forward(&[request.slice(0..length, LogitRows::None)], &mut logits);
+            let tree = branches();
+            // Each branch has blocks of its own from the one on that the prompt ends in.
+            let shared = length / BLOCK_TOKENS;
+            let blocks: Vec<Vec<BlockId>> = (0..tree.len() as u32)
+                .map(|branch| {
+                    let own = (0..3).map(|block| BlockId(20 + 3 * branch + block));
+                    request.blocks[..shared].iter().copied().chain(own).collect()
+                })
+                .collect();
+            for blocks in &blocks {
+                model.copy_block(request.blocks[shared], blocks[shared]).unwrap();
+            }
+            let trunks: Vec<Vec<Trunk>> = tree
+                .iter()
+                .map(|branch| {
+                    let trunk = |&(first, rows, depth): &(usize, usize, usize)| Trunk {
+                        back: branch.first_row - first,
+                        rows,
+                        start: length + depth,
+                    };
+                    branch.ancestors.iter().map(trunk).collect()
+                })
+                .collect();
+            let slices: Vec<_> = tree
+                .iter()
+                .zip(&blocks)
+                .zip(&trunks)
+                .map(|((branch, blocks), trunk)| SequenceSlice {
+                    tokens: &branch.path[branch.path.len() - branch.own..],
+                    start: length + branch.path.len() - branch.own,
+                    blocks,
+                    trunk,
+                    adapter,
+                    logits: LogitRows::All,
+                })
+                .collect();
+            model.forward(&slices, &mut logits);
+            let rows: Vec<_> = logits.chunks(model.vocab_size()).map(bits).collect();
+            for (index, branch) in tree.iter().enumerate() {
+                let mut alone = Request::new(4, length + branch.path.len(), adapter);
+                alone.prompt = [&request.prompt[..], &branch.path].concat();
+                let mut logits = Vec::new();
+                model.forward(&[alone.slice(0..alone.prompt.len(), LogitRows::All)], &mut logits);
+                let expected: Vec<_> = logits.chunks(model.vocab_size()).map(bits).collect();
+                assert_eq!(
+                    rows[branch.first_row..][..branch.own],
+                    expected[expected.len() - branch.own..],
+                    "{name}, branch {index} behind {length} tokens"
+                );
+            }
         }
     }
 }

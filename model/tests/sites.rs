@@ -242,7 +242,7 @@ fn batch<'a>(
     adapter: Option<&'a Arc<PreparedAdapter>>,
     logits: LogitRows,
 ) -> [SequenceSlice<'a, PreparedAdapter>; 1] {
-    [SequenceSlice { tokens, start: 0, blocks, adapter, logits }]
+    [SequenceSlice { trunk: &[], tokens, start: 0, blocks, adapter, logits }]
 }
 
 /// The base and the adapters in the subfolders of `directory`, if there are any.

@@ -133,7 +133,7 @@ fn slice<'a>(
     start: usize,
     adapter: Option<&'a Arc<PreparedAdapter>>,
 ) -> SequenceSlice<'a, PreparedAdapter> {
-    SequenceSlice { tokens, start, blocks: &BLOCKS, adapter, logits: LogitRows::All }
+    SequenceSlice { trunk: &[], tokens, start, blocks: &BLOCKS, adapter, logits: LogitRows::All }
 }
 
 fn prompt(length: u32, vocab: usize) -> Vec<u32> {

@@ -195,6 +195,7 @@ fn bits(model: &mut ResidentModel, requests: &[Request]) -> Vec<u32> {
     let (mut starts, mut bits, mut logits) = (vec![0; requests.len()], Vec::new(), Vec::new());
     for _ in 0..3 {
         let slice = |at: usize| SequenceSlice {
+            trunk: &[],
             tokens: &texts[at][starts[at]..],
             start: starts[at],
             blocks: &blocks[at],
@@ -392,6 +393,7 @@ fn generate(model: &mut ResidentModel, adapter: &Arc<PreparedAdapter>, case: &Ca
     for _ in 0..count {
         let adapter = Some(adapter);
         let slice = SequenceSlice {
+            trunk: &[],
             tokens: &tokens[start..],
             start,
             blocks: &blocks,

@@ -315,8 +315,14 @@ fn served(model: &Path, adapter: &Path, batch: &Batch) -> Vec<u32> {
         // In chunks, as prompts come.
         for (number, chunk) in tokens.chunks(13).enumerate() {
             let (start, adapter) = (13 * number, Some(&prepared));
-            let slice =
-                SequenceSlice { tokens: chunk, start, blocks: &blocks, adapter, logits: LogitRows::All };
+            let slice = SequenceSlice {
+                trunk: &[],
+                tokens: chunk,
+                start,
+                blocks: &blocks,
+                adapter,
+                logits: LogitRows::All,
+            };
             engine.forward(&[slice], &mut logits).unwrap();
             for (row, logits) in logits.chunks(vocabulary).enumerate() {
                 let Some(at) = (start + row).checked_sub(virtual_tokens) else { continue };

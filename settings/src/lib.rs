@@ -41,11 +41,11 @@ pub use self::{
     flags::{SettingFlags, described},
     sections::{
         DeploymentSection, ExecutorSection, GatewaySection, LayersSection, MemorySection, ModelSection,
-        SECTIONS, TrainingSection, WorkersSection, all,
+        SECTIONS, SpeculationSection, TrainingSection, WorkersSection, all,
     },
     values::{
         ByteCount, CoreList, DeviceChoice, Gbps, MAX_CORES, MAX_PROCESS_NAME_BYTES, MAX_WORKERS, Share,
         WaitFactor, WorkerCount, is_process_name,
     },
-    words::{AdapterDtype, Batching, CachePolicy, ColdStart, KvDtype, LogFormat, Routing},
+    words::{AdapterDtype, Batching, CachePolicy, ColdStart, Draft, KvDtype, LogFormat, Routing},
 };

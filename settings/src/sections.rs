@@ -12,7 +12,7 @@ use std::{
 use serde::Deserialize;
 
 use crate::{
-    AdapterDtype, Batching, ByteCount, CachePolicy, ColdStart, CoreList, DeviceChoice, Gbps, KvDtype,
+    AdapterDtype, Batching, ByteCount, CachePolicy, ColdStart, CoreList, DeviceChoice, Draft, Gbps, KvDtype,
     LogFormat, Preset,
     Preset::{Depends, Is},
     Process, Routing, Setting, Share, Value, WaitFactor, WorkerCount,
@@ -85,6 +85,14 @@ sections! {
         policy: CachePolicy, --"cache-policy" "POLICY", Is("elora"), Executor;
         /// The cost model's unit of time: what nobody asked for that much longer is worth e times less
         tau_ms: u64, --"cache-tau-ms" "MS", Is("10000"), Executor;
+    }
+
+    /// `[speculation]`: tokens that are drafted, and then verified several at once. No answer is another for it.
+    SpeculationSection = "speculation" {
+        /// Who drafts: off, nobody; auto, whatever helps here; ngram, what followed the same words before
+        draft: Draft, --"draft" "DRAFT", Is("auto"), Executor;
+        /// Most drafted tokens of a sequence that a step verifies
+        draft_tokens: u32, --"draft-tokens" "N", Is("16"), Executor;
     }
 
     /// `[workers]`: the processes that compute adapters while they travel to the device.
@@ -234,6 +242,7 @@ mod tests {
             ModelSection::presets().set().count(),
             ExecutorSection::presets().set().count(),
             MemorySection::presets().set().count(),
+            SpeculationSection::presets().set().count(),
             WorkersSection::presets().set().count(),
             LayersSection::presets().set().count(),
             GatewaySection::presets().set().count(),

@@ -40,6 +40,9 @@ const FIXED_SIZE: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(Sea
 /// Bytes of a block in which a file's allocation is counted, whatever the file system's own block is.
 const COUNTED_BLOCK_BYTES: u64 = 512;
 
+/// How often the kernel is asked to seal pages that it finds in use.
+const MAX_SEAL_TRIES: usize = 32;
+
 /// Why memory could not be shared.
 #[derive(Debug, thiserror::Error)]
 pub enum RegionError {
@@ -257,6 +260,19 @@ pub struct SealedBytes {
 /// What keeps bytes as they are.
 const UNCHANGING: SealFlags = FIXED_SIZE.union(SealFlags::WRITE);
 
+/// Seals what nobody maps. The kernel looks whether anybody else holds one of the pages, and gives up after a sixth of a second;
+/// where it is moving or joining pages of its own accord (large folios, compaction), that may be too short.
+fn seal_when_still(fd: BorrowedFd<'_>) -> Result<(), RegionError> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        match fs::fcntl_add_seals(fd, UNCHANGING) {
+            Err(Errno::BUSY) if tries < MAX_SEAL_TRIES => {}
+            sealed => return sealed.map_err(|errno| RegionError::Seal(errno.into())),
+        }
+    }
+}
+
 impl SealedBytes {
     /// Puts `parts` one behind the other and seals them. At least one byte, no rounding.
     pub fn build(name: &str, parts: &[&[u8]]) -> Result<Self, RegionError> {
@@ -264,7 +280,7 @@ impl SealedBytes {
         let bytes = bytes.ok_or(RegionError::Size { bytes: usize::MAX })?;
         let fd = allocate(name, bytes)?;
         fill(fd.as_fd(), parts).map_err(|errno| RegionError::Fill(errno.into()))?;
-        fs::fcntl_add_seals(&fd, UNCHANGING).map_err(|errno| RegionError::Seal(errno.into()))?;
+        seal_when_still(fd.as_fd())?;
         Ok(Self { mapping: Mapping::of_sealed(fd.as_fd(), bytes)?, fd })
     }
 

@@ -6,8 +6,8 @@ use shmproto::{
     layer::control::SessionStats,
     message::{
         AdapterStats, ColdStart, DeviceFacts, DeviceKind, ErrorCode, Finish, Generate, Hello, LayerRoute,
-        LayerSession, LayerStats, Output, PROTOCOL_VERSION, Sampling, Stats, TenantUse, ToExecutor,
-        ToGateway, TokenOutput, Welcome, WireError, WorkerStats,
+        LayerSession, LayerStats, Output, PROTOCOL_VERSION, Sampling, SpeculationStats, Stats, TenantUse,
+        ToExecutor, ToGateway, TokenOutput, Welcome, WireError, WorkerStats,
     },
 };
 
@@ -119,6 +119,7 @@ fn stats() -> ToGateway {
         device_bytes: 1_000,
         link_bytes_per_s: 125_000_000,
         workers_lost: 1,
+        speculation: SpeculationStats { verifications: 1, drafted: 2, accepted: 3 },
         workers: vec![worker.clone(), worker],
         layers: layer_stats(),
         ..Stats::default()

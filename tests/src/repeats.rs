@@ -55,6 +55,8 @@ pub const TUNE_KILLS: Repeats = Repeats::new("HOLOBIONT_TUNE_KILLS", 4);
 pub const STORM_S: Repeats = Repeats::new("HOLOBIONT_STORM_S", 10);
 /// Seconds in which many clients come and go. From five minutes on, memory must be flat too.
 pub const SOAK_S: Repeats = Repeats::new("HOLOBIONT_SOAK_S", 15);
+/// Pairs of prompts to each model that are answered with drafts and without.
+pub const SPECULATION: Repeats = Repeats::new("HOLOBIONT_SPECULATION", 1);
 /// Prompts to each model of which every route's answers are compared.
 pub const PROMPTS: Repeats = Repeats::new("HOLOBIONT_PROMPTS", 2);
 /// Tokens of each of those answers.

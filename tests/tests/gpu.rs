@@ -67,7 +67,14 @@ fn logits_on_the_cpu(tokens: &[u32]) -> Vec<f32> {
     let options = ResidentOptions { cores: Vec::new(), kv_bytes: 1 << 20, kv_dtype: KvDtype::Auto };
     let mut model = ResidentModel::new(weights, &options).expect("there is memory");
     let (blocks, mut logits): (Vec<BlockId>, _) = ((0..8).map(BlockId).collect(), Vec::new());
-    let slice = SequenceSlice { tokens, start: 0, blocks: &blocks, adapter: None, logits: LogitRows::All };
+    let slice = SequenceSlice {
+        trunk: &[],
+        tokens,
+        start: 0,
+        blocks: &blocks,
+        adapter: None,
+        logits: LogitRows::All,
+    };
     let Ok(()) = model.forward(&[slice], &mut logits);
     logits
 }

@@ -5,14 +5,15 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-use model::forward::{ForwardPass, LogitRows, SequenceSlice};
+use model::forward::{ForwardPass, LogitRows};
 use shmproto::message::{ErrorCode, Output, WireError};
 
 use super::{
     Engine,
     computing::{Gave, Panic, StepFailed},
+    drafts,
     schedule::Portion,
-    sequence::{Given, Sequence, failure},
+    sequence::{Given, failure},
 };
 
 /// What a request hears of a fault that ends it.
@@ -35,8 +36,13 @@ enum Place {
 impl<P: ForwardPass> Engine<P> {
     /// Runs the forward pass over the plan.
     pub(super) fn compute(&mut self, plan: &[Portion]) -> Result<(), StepFailed> {
+        if let Err(error) = self.fork() {
+            tracing::error!(error = &error as &dyn std::error::Error, "a block could not be copied");
+            return Err(StepFailed::Fault);
+        }
         let running = self.queues.running();
-        let batch: Vec<_> = plan.iter().map(|portion| slice(&running[portion.sequence], *portion)).collect();
+        let slices = |portion: &Portion| running[portion.sequence].slices(portion.count, portion.logits);
+        let batch: Vec<_> = plan.iter().flat_map(slices).collect();
         let decodes = |portion: &Portion| running[portion.sequence].is_decoding();
         if plan.iter().any(decodes) {
             failpoint::pass("executor.decode");
@@ -47,7 +53,11 @@ impl<P: ForwardPass> Engine<P> {
         let rows = plan.iter().map(|portion| portion.count).sum();
         let begin = self.clock.now();
         let computed = self.computing.run(&batch);
-        self.tiers.observe(rows, self.clock.now().saturating_duration_since(begin));
+        let took = self.clock.now().saturating_duration_since(begin);
+        self.tiers.observe(rows, took);
+        if plan.iter().all(decodes) {
+            self.drafts.observe(rows, took);
+        }
         computed
     }
 
@@ -88,7 +98,15 @@ impl<P: ForwardPass> Engine<P> {
             self.stats.prompt_tokens += portion.count.saturating_sub(sequence.pending_virtual()) as u64;
         }
         let (Gave { logits, vocab_size, drawn }, kv) = (self.computing.gave(), &mut self.kv);
+        let counts = &mut self.stats.speculation;
         catch_unwind(AssertUnwindSafe(|| {
+            if sequence.has_grown() {
+                let Place::Rows(rows) = place else { unreachable!("a tree asks for all logits") };
+                let rows = &mut logits[rows.start * vocab_size..rows.end * vocab_size];
+                let (output, drafted, verdict) = sequence.verify(rows, vocab_size, kv);
+                drafts::count(counts, drafted, verdict.accepted.len());
+                return Some(output);
+            }
             let given = match place {
                 Place::Drawn(index) => Given::Token(drawn[index]),
                 Place::Rows(rows) => Given::Rows(&mut logits[rows.start * vocab_size..rows.end * vocab_size]),
@@ -111,15 +129,5 @@ impl<P: ForwardPass> Engine<P> {
             let sequence = self.queues.end(index);
             self.retire(sequence);
         }
-    }
-}
-
-fn slice<A>(sequence: &Sequence<A>, portion: Portion) -> SequenceSlice<'_, A> {
-    SequenceSlice {
-        tokens: &sequence.tokens[sequence.computed..sequence.computed + portion.count],
-        start: sequence.computed,
-        blocks: &sequence.blocks,
-        adapter: sequence.adapter(),
-        logits: portion.logits,
     }
 }

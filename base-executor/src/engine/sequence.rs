@@ -7,6 +7,7 @@
 //! nobody's prompt: no report and no penalty counts them.
 
 mod entry;
+mod grown;
 
 use std::{
     sync::Arc,
@@ -14,7 +15,7 @@ use std::{
 };
 
 use cache::{Cache, Cursor, Namespace};
-use ids::{AdapterId, BlockId};
+use ids::{AdapterId, BlockId, TenantId};
 use model::{
     forward::{BLOCK_TOKENS, LogitRows},
     sampling::{self, Draw, Drawn, Probability, SamplingParams, TokenCounts},
@@ -22,8 +23,11 @@ use model::{
 use policy::batch::{Report, Stage};
 use shmproto::message::{ErrorCode, Finish, Output, RequestId, TokenOutput, WireError};
 
-pub(super) use self::entry::{Entry, Fetched};
-use super::{computing::Drawing, event::Caller};
+pub(super) use self::{
+    entry::{Entry, Fetched},
+    grown::{Fork, Grown},
+};
+use super::{computing::Drawing, drafts::Commission, event::Caller};
 
 /// What stands for a virtual token: the pass takes the adapter's keys and values in the place of its own.
 const VIRTUAL_TOKEN: u32 = 0;
@@ -121,6 +125,10 @@ pub(super) struct Sequence<A> {
     counts: TokenCounts,
     /// Behind the last full block that was offered to others.
     cursor: Cursor,
+    /// What was drafted for the next step.
+    pub(super) grown: Option<Grown>,
+    /// Who drafts for it, once somebody has.
+    pub(super) commission: Option<Commission>,
     is_admitted: bool,
     /// Microseconds it waited for its adapter to reach the device.
     load_wait_us: u64,
@@ -155,6 +163,8 @@ impl<A> Sequence<A> {
             namespace,
             counts,
             cursor: Cursor::root(namespace),
+            grown: None,
+            commission: None,
             is_admitted: false,
             load_wait_us: 0,
             fetched: Fetched::Nothing,
@@ -212,6 +222,16 @@ impl<A> Sequence<A> {
     /// One generated token is pending: the sequence takes part in every step.
     pub(super) fn is_decoding(&self) -> bool {
         self.generated() > 0 && self.pending() == 1
+    }
+
+    /// Tokens that it may still say.
+    pub(super) fn left(&self) -> usize {
+        self.task.end.saturating_sub(self.tokens.len())
+    }
+
+    /// Whose text it is, and by which adapter.
+    pub(super) fn whose(&self) -> (Option<AdapterId>, TenantId) {
+        (self.namespace.adapter, self.namespace.owner)
     }
 
     /// Blocks that its tokens need beside its own.
@@ -295,12 +315,7 @@ impl<A> Sequence<A> {
         {
             self.score_prompt(rows, vocab_size);
         }
-        let full_before = self.computed / BLOCK_TOKENS;
-        self.computed += count;
-        for index in full_before..self.computed / BLOCK_TOKENS {
-            let tokens = &self.tokens[index * BLOCK_TOKENS..][..BLOCK_TOKENS];
-            self.blocks[index] = kv.insert(&mut self.cursor, tokens, self.blocks[index]);
-        }
+        self.keep(count, kv);
         if self.pending() > 0 {
             return None;
         }
@@ -321,6 +336,16 @@ impl<A> Sequence<A> {
         };
         let finish = self.finish_after(token.token);
         Some(self.output(vec![token], finish))
+    }
+
+    /// Its next `count` tokens have been computed. Blocks that are full are offered to others.
+    fn keep(&mut self, count: usize, kv: &mut Cache) {
+        let full_before = self.computed / BLOCK_TOKENS;
+        self.computed += count;
+        for index in full_before..self.computed / BLOCK_TOKENS {
+            let tokens = &self.tokens[index * BLOCK_TOKENS..][..BLOCK_TOKENS];
+            self.blocks[index] = kv.insert(&mut self.cursor, tokens, self.blocks[index]);
+        }
     }
 
     fn score_prompt(&mut self, rows: &[f32], vocab_size: usize) {

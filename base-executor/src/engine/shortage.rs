@@ -35,11 +35,29 @@ impl<P: ForwardPass> Engine<P> {
             Err(StepFailed::NoWeights) => self.fail_planned(plan, NO_WEIGHTS),
             Err(StepFailed::NoMemory(why)) => {
                 self.note_shortage(&why);
-                self.run_in_parts(plan, &why);
+                match self.without_drafts(plan) {
+                    Some(plain) => _ = self.run_whole(&plain),
+                    None => self.run_in_parts(plan, &why),
+                }
                 return false;
             }
         }
         true
+    }
+
+    /// The same without what was drafted, if anything was.
+    fn without_drafts(&mut self, plan: &[Portion]) -> Option<Vec<Portion>> {
+        let has_grown = |portion: &Portion| self.queues.running()[portion.sequence].has_grown();
+        let grown: Vec<_> = plan.iter().map(has_grown).collect();
+        let plain = plan.iter().zip(&grown).map(|(portion, has_grown)| {
+            if *has_grown {
+                self.queues.running_mut(portion.sequence).prune(&mut self.kv);
+                self.portion(portion.sequence, 1)
+            } else {
+                *portion
+            }
+        });
+        grown.contains(&true).then(|| plain.collect())
     }
 
     /// Says once what every step may find until there is memory again.

@@ -45,12 +45,16 @@ pub(crate) struct NoMemory;
 /// The batches a pass has seen.
 pub(crate) type Log = Arc<Mutex<Vec<Vec<Seen>>>>;
 
+/// What happens during a pass.
+pub(crate) type Tick = Arc<Mutex<Option<Box<dyn FnMut() + Send>>>>;
+
 /// Its "keys and values" are the tokens themselves, written into the blocks it is given; its logits are a hash of
 /// what it reads back from there. A wrong block, a block given to two, a token computed twice or never, or a
 /// prefix of another adapter: each changes what comes out.
 pub(crate) struct FakePass {
     memory: Vec<u64>,
     log: Log,
+    tick: Tick,
     pause: Duration,
 }
 
@@ -59,7 +63,7 @@ impl FakePass {
         let log = Log::default();
         // What a block holds at first is as wrong as what another sequence left there.
         let memory = (0..blocks as usize * BLOCK_TOKENS).map(|slot| slot as u64 * 31 + 7).collect();
-        (Self { memory, log: Arc::clone(&log), pause: Duration::ZERO }, log)
+        (Self { memory, log: Arc::clone(&log), tick: Tick::default(), pause: Duration::ZERO }, log)
     }
 
     /// A pass that takes its time, so that requests can be met on their way.
@@ -67,11 +71,24 @@ impl FakePass {
         Self { pause: Duration::from_millis(2), ..Self::new(blocks).0 }
     }
 
+    /// What happens during its passes, to be set.
+    pub(crate) fn tick(&self) -> Tick {
+        Arc::clone(&self.tick)
+    }
+
     fn write(&mut self, slice: &SequenceSlice<'_, FakeAdapter>) {
         let tag = slice.adapter.map_or(0, |adapter| adapter.0);
         for (index, &token) in slice.tokens.iter().enumerate() {
             let slot = slot(slice, slice.start + index);
             self.memory[slot] = mix(u64::from(token) + 1, tag);
+        }
+    }
+
+    /// What a branch has of rows before its own, given with all rows up to its first.
+    fn write_trunk(&mut self, slice: &SequenceSlice<'_, FakeAdapter>, rows: &[u32]) {
+        for trunk in slice.trunk {
+            let tokens = &rows[rows.len() - trunk.back..][..trunk.rows];
+            self.write(&SequenceSlice { tokens, start: trunk.start, trunk: &[], ..*slice });
         }
     }
 
@@ -107,6 +124,10 @@ impl ForwardPass for FakePass {
         VOCAB
     }
 
+    fn branches(&self) -> bool {
+        true
+    }
+
     fn lacked_memory(_: &NoMemory) -> bool {
         true
     }
@@ -125,9 +146,13 @@ impl ForwardPass for FakePass {
         self.log.lock().unwrap().push(batch.iter().map(seen).collect());
         check_aliasing(batch);
         std::thread::sleep(self.pause);
+        self.tick.lock().unwrap().iter_mut().for_each(|tick| tick());
         logits.clear();
+        let mut rows_before = Vec::new();
         for slice in batch {
             assert!(!slice.tokens.is_empty());
+            self.write_trunk(slice, &rows_before);
+            rows_before.extend(slice.tokens);
             assert!(!slice.tokens.contains(&PANICS), "a token that the pass cannot bear");
             self.write(slice);
             // What was written before stays, as on a device.

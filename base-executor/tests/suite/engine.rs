@@ -1,5 +1,6 @@
 //! The engine at its doors: events in, messages out, over a forward pass without weights.
 
+mod drafts;
 mod limits;
 mod memory;
 mod virtual_tokens;
@@ -14,6 +15,7 @@ use base_executor::{
     adapters::{Budget, Loaded, Prepared},
     engine::{
         Engine, Limits,
+        drafts::Drafts,
         event::{Caller, ConnectionId, Event},
     },
 };
@@ -29,7 +31,7 @@ use shmproto::message::{
 use tokio::sync::mpsc;
 
 use crate::common::{
-    FALLS_SHORT, FakeAdapter, FakePass, HOPELESS, Log, PANICS, THIRSTY, VOCAB, prompt, request,
+    FALLS_SHORT, FakeAdapter, FakePass, HOPELESS, Log, PANICS, THIRSTY, Tick, VOCAB, prompt, request,
 };
 
 const GATEWAY: ConnectionId = ConnectionId(1);
@@ -85,6 +87,7 @@ struct Bench {
     queue: mpsc::Receiver<ToGateway>,
     clock: TestClock,
     log: Log,
+    tick: Tick,
     budget: Budget,
     answers: HashMap<u64, Answer>,
     others: Vec<ToGateway>,
@@ -94,8 +97,23 @@ struct Bench {
 impl Bench {
     fn new(limits: Limits) -> Self {
         let (pass, log) = FakePass::new(limits.kv_blocks);
+        Self::over(pass, log, limits, Drafts::default())
+    }
+
+    /// An engine that drafts; each pass takes a millisecond.
+    fn drafting(limits: Limits, drafts: Drafts) -> Self {
+        let (pass, log) = FakePass::new(limits.kv_blocks);
+        let bench = Self::over(pass, log, limits, drafts);
+        let clock = bench.clock.clone();
+        let tick = move || *clock.0.lock().unwrap() += Duration::from_millis(1);
+        *bench.tick.lock().unwrap() = Some(Box::new(tick));
+        bench
+    }
+
+    fn over(pass: FakePass, log: Log, limits: Limits, drafts: Drafts) -> Self {
         let clock = TestClock(Arc::new(Mutex::new(Instant::now())));
-        let mut engine = Engine::new(pass, limits, welcome(), Box::new(clock.clone()));
+        let tick = pass.tick();
+        let mut engine = Engine::new(pass, limits, welcome(), Box::new(clock.clone())).with_drafts(drafts);
         let (outbox, queue) = mpsc::channel(1024);
         engine.handle(Event::Connected { connection: GATEWAY, outbox });
         let (answers, others) = (HashMap::new(), Vec::new());
@@ -104,6 +122,7 @@ impl Bench {
             queue,
             clock,
             log,
+            tick,
             budget: Budget::new(Account::new("adapters", 1000)),
             answers,
             others,

@@ -22,6 +22,7 @@ use model::{
     adapter::{Adapter, LoraModule, Method},
     shape::source::Target,
 };
+use settings::Draft;
 use shmproto::{
     codec::Wire as _,
     message::{
@@ -96,6 +97,8 @@ impl Executor {
                 max_waiting: 8,
                 max_waiting_tokens: 1 << 20,
                 chunk_tokens: 64,
+                draft: Draft::Off,
+                draft_tokens: 16,
                 context_length: None,
                 memory: MemorySettings::default(),
             };

@@ -248,6 +248,7 @@ pub(crate) fn bits(model: &mut ResidentModel, requests: &[Request]) -> Vec<u32> 
     let (mut starts, mut bits, mut logits) = (vec![0; requests.len()], Vec::new(), Vec::new());
     for _ in 0..PASSES {
         let slice = |at: usize| SequenceSlice {
+            trunk: &[],
             tokens: &texts[at][starts[at]..],
             start: starts[at],
             blocks: &blocks[at],

@@ -101,7 +101,7 @@ impl Streams {
             let is_last = start + tokens.len() == prompt.len();
             let logits = if is_last { LogitRows::Draw(GREEDY) } else { LogitRows::None };
             let blocks = &self.blocks[blocks.clone()];
-            let slice = SequenceSlice { tokens, start, blocks, adapter: None, logits };
+            let slice = SequenceSlice { trunk: &[], tokens, start, blocks, adapter: None, logits };
             self.model.forward(&[slice], &mut self.logits)?;
         }
         Ok(())
@@ -119,7 +119,14 @@ impl Streams {
                 let tokens = &self.last[stream..=stream];
                 let blocks = &self.blocks[stream * self.blocks_each..][..self.blocks_each];
                 let (start, logits) = (start + step, LogitRows::Draw(GREEDY));
-                batch.push(SequenceSlice { tokens, start, blocks, adapter: adapter.as_ref(), logits });
+                batch.push(SequenceSlice {
+                    trunk: &[],
+                    tokens,
+                    start,
+                    blocks,
+                    adapter: adapter.as_ref(),
+                    logits,
+                });
             }
             self.model.forward(&batch, &mut self.logits)?;
             for stream in 0..who.len() {

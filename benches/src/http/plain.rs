@@ -36,14 +36,22 @@ pub(crate) fn get_as(port: u16, route: &str, key: Option<&str>) -> Result<String
 /// # Errors
 /// If the server does not answer with 200.
 pub(crate) fn post(port: u16, route: &str) -> Result<()> {
+    post_json(port, route, &Value::Object(Default::default())).map(drop)
+}
+
+/// Posts `body` to `route` at `port` of this machine; returns the answer's.
+///
+/// # Errors
+/// If the server does not answer with 200.
+pub(crate) fn post_json(port: u16, route: &str, body: &Value) -> Result<String> {
     let url = format!("http://127.0.0.1:{port}{route}");
     let mut answer = agent(REQUEST_LIMIT)
         .post(url)
-        .send_json(Value::Object(Default::default()))
+        .send_json(body)
         .with_context(|| format!("no answer to POST {route}"))?;
-    let text = answer.body_mut().read_to_string().unwrap_or_default();
+    let text = answer.body_mut().read_to_string().with_context(|| format!("POST {route} broke off"))?;
     ensure!(answer.status() == 200, "POST {route} was answered with {}: {text}", answer.status());
-    Ok(())
+    Ok(text)
 }
 
 /// Whoever asks no longer than `limit`.

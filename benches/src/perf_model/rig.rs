@@ -133,6 +133,7 @@ impl Rig {
         let sequences = mix.iter().zip(&self.sequences).enumerate();
         let slices: Vec<_> = sequences
             .map(|(index, (&(_, start, count), blocks))| SequenceSlice {
+                trunk: &[],
                 tokens: &tokens[..count],
                 start,
                 blocks,

@@ -146,7 +146,11 @@ impl Executor {
         open(self.connector(way)?, masking, watcher)
     }
 
-    fn connector(&self, way: Way) -> Result<Box<dyn Connect>> {
+    /// Makes connections.
+    ///
+    /// # Errors
+    /// If TLS cannot be spoken.
+    pub(super) fn connector(&self, way: Way) -> Result<Box<dyn Connect>> {
         let run = self.folder.path().join("run");
         let address = match way {
             Way::Channel => return Ok(channel(&run)),

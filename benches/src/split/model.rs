@@ -4,6 +4,7 @@ use std::{ops::ControlFlow, path::Path, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use client::{
+    drafts::Guesser,
     generate::{Generated, Task},
     masking::Masking,
     session::Session,
@@ -37,11 +38,27 @@ impl Decoder {
     /// # Errors
     /// If it does not.
     pub(super) fn generate(&mut self, seed: u64, prompt: usize, tokens: usize) -> Result<Generated> {
+        self.answer(workload::prompt(seed, prompt), tokens, None)
+    }
+
+    /// Generates exactly `tokens` after `prompt`, the likeliest ones; `guesser` may guess them.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub(super) fn answer(
+        &mut self,
+        prompt: Vec<u32>,
+        tokens: usize,
+        guesser: Option<Guesser<'_>>,
+    ) -> Result<Generated> {
         let greedy = SamplingRequest { temperature: 0.0, ..SamplingRequest::default() };
         let sampling = SamplingParams::new(greedy, self.0.config().vocab_size).context("no sampling")?;
-        let prompt = workload::prompt(seed, prompt);
         let task = Task { prompt, sampling, max_tokens: tokens, stop_tokens: Vec::new() };
-        let generated = self.0.generate(&task, None, &mut |_| ControlFlow::Continue(()));
+        let mut go_on = |_| ControlFlow::Continue(());
+        let generated = match guesser {
+            Some(guesser) => self.0.generate_drafted(&task, None, guesser, &mut go_on),
+            None => self.0.generate(&task, None, &mut go_on),
+        };
         let generated = generated.context("a split client could not generate")?;
         ensure!(generated.tokens.len() == tokens, "a stream ended early; was the model's context too short?");
         Ok(generated)
@@ -56,7 +73,7 @@ pub(super) fn time_of_a_token(generated: &Generated) -> Duration {
 
 #[cfg(test)]
 mod tests {
-    use client::generate::Finish;
+    use client::{drafts::Drafted, generate::Finish};
 
     use super::*;
 
@@ -68,6 +85,7 @@ mod tests {
             cached_tokens: 0,
             first_token: Duration::from_millis(70),
             total: Duration::from_millis(100),
+            drafted: Drafted::default(),
         };
         assert_eq!(time_of_a_token(&generated(4)), Duration::from_millis(10));
         assert_eq!(time_of_a_token(&generated(1)), Duration::from_millis(30));

@@ -5,6 +5,7 @@ use std::io::{self, BufRead as _, IsTerminal as _, Write as _};
 use text::detokenize::TextStart;
 
 use super::{
+    drafts,
     exit::CliError,
     generate::{answer, tokens_per_s},
     setup::{Ready, SamplingArguments, SetupArguments},
@@ -91,8 +92,10 @@ fn turn(
     let prompt_tokens = task.prompt.len();
     let answer = answer(ready, &task, TextStart::Beginning, terminal)?;
     let generated = &answer.generated;
+    let guessed = drafts::per_sweep(&generated.drafted)
+        .map_or(String::new(), |accepted| format!("; {accepted:.1} guesses came true in each sweep"));
     let stats = format!(
-        "{prompt_tokens} tokens read, {} of them kept from before; {} written; first after {:.2} s, then {:.1} a second; {}",
+        "{prompt_tokens} tokens read, {} of them kept from before; {} written; first after {:.2} s, then {:.1} a second{guessed}; {}",
         generated.cached_tokens,
         generated.tokens.len(),
         generated.first_token.as_secs_f64(),

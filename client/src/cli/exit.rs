@@ -8,6 +8,7 @@ use shmproto::{handover::ConnectError, layer::control::RefusalCode};
 
 use crate::{
     base::BaseError,
+    drafts::DraftError,
     error::{CallError, LinkError},
     generate::GenerateError,
     split_model::{LoadError, SplitError},
@@ -98,6 +99,9 @@ pub enum CliError {
     /// The adapter cannot be used.
     #[error(transparent)]
     Adapter(#[from] LoadError),
+    /// The model that is to guess cannot be used.
+    #[error(transparent)]
+    Draft(#[from] DraftError),
     /// The base has no text side.
     #[error(transparent)]
     TextFiles(#[from] TextFilesError),
@@ -134,6 +138,8 @@ impl CliError {
             Self::Base(BaseError::Open(_) | BaseError::NoFiles) => Exit::NotFound,
             Self::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => Exit::NotFound,
             Self::Adapter(error) if is_missing(error) => Exit::NotFound,
+            Self::Draft(DraftError::Open(_)) => Exit::NotFound,
+            Self::Draft(DraftError::Tokenizer { .. }) => Exit::Usage,
             Self::Usage(_) | Self::Generate(_) | Self::Text(_) => Exit::Usage,
             _ => Exit::Failed,
         }

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use text::detokenize::TextStart;
 
 use super::{
+    drafts,
     exit::CliError,
     setup::{Ready, SamplingArguments, SetupArguments},
     terminal::{Format, Terminal},
@@ -98,7 +99,11 @@ pub(super) fn answer(
         }
         if printed.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     };
-    let generated = ready.model.generate(task, ready.adapter.as_ref(), &mut on_token)?;
+    let (model, adapter) = (&mut ready.model, ready.adapter.as_ref());
+    let generated = match &mut ready.guesses {
+        Some(guesses) => model.generate_drafted(task, adapter, guesses.begin(&task.prompt), &mut on_token),
+        None => model.generate(task, adapter, &mut on_token),
+    }?;
     printed?;
     let rest = decoder.finish();
     text.push_str(rest);
@@ -132,6 +137,7 @@ fn report(ready: &Ready, text: &str, tokens: &Tokens<'_>, before: &Usage) -> Val
             "cached_tokens": generated.cached_tokens,
         },
         "mode": ready.mode,
+        "drafts": ready.guesses.is_some().then(|| drafts::report(&generated.drafted)),
         "timings": {
             "ttft_s": generated.first_token.as_secs_f64(),
             "total_s": generated.total.as_secs_f64(),

@@ -10,6 +10,7 @@ use model::{
 };
 
 use super::{
+    drafts::{DraftArguments, Guesses},
     exit::CliError,
     masking::MaskingArguments,
     rent::{RentArguments, Rented},
@@ -38,6 +39,8 @@ pub(super) struct SetupArguments {
     /// Cores to compute on, as 0,2,3; else one thread that is not pinned
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     cores: Vec<usize>,
+    #[command(flatten)]
+    drafts: DraftArguments,
 }
 
 /// How an answer is drawn.
@@ -95,6 +98,8 @@ pub(super) struct Ready {
     pub(super) model: SplitModel,
     pub(super) adapter: Option<OwnAdapter>,
     pub(super) text: Text,
+    /// Who guesses its tokens, if somebody does.
+    pub(super) guesses: Option<Guesses>,
     defaults: GenerationDefaults,
     /// How activations travel and what the executor sees of them, in words.
     pub(super) mode: String,
@@ -117,13 +122,15 @@ impl SetupArguments {
             cores: self.cores.clone(),
             kv_bytes,
             kv_dtype: KvDtype::Auto,
+            effort: self.drafts.effort(),
             ..SplitOptions::default()
         };
         let model = SplitModel::new(base, session, mask, &options)?;
         let adapter = self.adapter.as_ref().map(|path| model.load_adapter(path)).transpose()?;
+        let guesses = self.drafts.guesses(&model, &text, &self.cores)?;
         let mode = format!("split over {}, masking {}", self.rent.connect.transport()?, model.mode());
         terminal.note(format_args!("{mode}: {}", what_is_seen(&model)));
-        Ok(Ready { model, adapter, text, defaults, mode })
+        Ok(Ready { model, adapter, text, guesses, defaults, mode })
     }
 }
 

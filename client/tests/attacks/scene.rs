@@ -59,7 +59,14 @@ pub(crate) fn client_with(
 pub(crate) fn pass(model: &mut SplitModel, prompt: &[u32], adapter: Option<&OwnAdapter>) {
     let blocks: Vec<BlockId> = (0..128).map(BlockId).collect();
     let adapter = adapter.map(OwnAdapter::prepared);
-    let slice = SequenceSlice { tokens: prompt, start: 0, blocks: &blocks, adapter, logits: LogitRows::Last };
+    let slice = SequenceSlice {
+        trunk: &[],
+        tokens: prompt,
+        start: 0,
+        blocks: &blocks,
+        adapter,
+        logits: LogitRows::Last,
+    };
     model.forward(&[slice], &mut Vec::new()).unwrap();
 }
 
@@ -69,6 +76,7 @@ pub(crate) fn first_tokens(model: &mut SplitModel, prompts: &[u32], adapter: Opt
     for prompts in prompts.chunks(32) {
         let blocks: Vec<BlockId> = (0..32).map(BlockId).collect();
         let slice = |(token, block)| SequenceSlice {
+            trunk: &[],
             tokens: std::slice::from_ref(token),
             start: 0,
             blocks: std::slice::from_ref(block),

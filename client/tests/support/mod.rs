@@ -127,6 +127,13 @@ pub fn split(path: &Path, masking: Masking) -> SplitModel {
     split_over(Box::new(executor(path)), path, masking)
 }
 
+/// A split model over `connector` that may use what `options` say.
+pub fn split_of(connector: Box<dyn Connect>, path: &Path, options: &SplitOptions) -> SplitModel {
+    let mut session = Session::open(connector, settings()).unwrap();
+    let mask = OFF.prepare(&mut session, &mut |_, _| {}).unwrap();
+    SplitModel::new(ClientBase::open(path).unwrap(), session, mask, options).unwrap()
+}
+
 /// Tokens that look random and are always the same.
 pub fn tokens(count: u32, vocab_size: usize) -> Vec<u32> {
     let vocabulary = u32::try_from(vocab_size).unwrap();
@@ -160,6 +167,7 @@ pub fn resident_tokens(
     let first = tokens.len();
     while tokens.len() < first + task.max_tokens {
         let slice = SequenceSlice {
+            trunk: &[],
             tokens: &tokens[computed..],
             start: computed,
             blocks: &blocks,
@@ -200,7 +208,7 @@ fn slice<'a>(
     blocks: &'a [BlockId],
     adapter: Option<&'a Arc<PreparedAdapter>>,
 ) -> SequenceSlice<'a, PreparedAdapter> {
-    SequenceSlice { tokens, start: 0, blocks, adapter, logits: LogitRows::All }
+    SequenceSlice { trunk: &[], tokens, start: 0, blocks, adapter, logits: LogitRows::All }
 }
 
 pub fn bits(values: &[f32]) -> Vec<u32> {

@@ -19,8 +19,8 @@ use crate::line::Standing;
 /// Of those that run together, one of so many may end without a new one being there at once. More would keep it no busier,
 /// and whoever comes waits behind all of them, however little they have had.
 const PLACES_A_SPARE: usize = 32;
-/// As many steps as prompts have tokens left for are kept ready.
-const STEPS_AHEAD: usize = 3;
+/// So many steps have prompts to compute: the one under way, and the next.
+const STEPS_AHEAD: usize = 2;
 
 /// What an executor takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -254,7 +254,7 @@ mod tests {
         while slots.load().room() > 0 {
             held.extend(slots.take(&[5000]).unwrap());
         }
-        assert_eq!(held.len(), 3, "however long they are, a step computes a chunk");
+        assert_eq!(held.len(), 2, "however long they are, a step computes a chunk");
         held[0].begun(Duration::ZERO);
         assert_eq!(slots.load().room(), 1, "one of them generates");
         drop(held);

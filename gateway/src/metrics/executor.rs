@@ -69,6 +69,8 @@ pub(super) struct ExecutorFigures {
     prompt_tokens: Arc<Number>,
     cached_tokens: Arc<Number>,
     generated_tokens: Arc<Number>,
+    draft_verifications: Arc<Number>,
+    drafted: [Arc<Number>; 2],
     preemptions: Arc<Number>,
     cancelled: Arc<Number>,
     steps: Arc<Number>,
@@ -92,6 +94,8 @@ impl ExecutorFigures {
             prompt_tokens: number(Id::ComputedPromptTokens),
             cached_tokens: number(Id::ReusedTokens),
             generated_tokens: number(Id::ComputedTokens),
+            draft_verifications: number(Id::DraftVerifications),
+            drafted: ["accepted", "rejected"].map(|verdict| store.number(Id::DraftedTokens, &[verdict])),
             preemptions: number(Id::Preemptions),
             cancelled: number(Id::Cancelled),
             steps: number(Id::EngineSteps),
@@ -118,8 +122,12 @@ impl ExecutorFigures {
         self.kv_cached.set(f64::from(now.kv_blocks_cached));
         self.kv_usage.set(f64::from(now.kv_blocks_used) / f64::from(now.kv_blocks_total.max(1)));
         self.adapter_bytes.set(float(now.adapter_bytes));
+        let [accepted, rejected] = &self.drafted;
         for (counter, figure) in [
-            (&self.prompt_tokens, (|stats| stats.prompt_tokens) as fn(&Stats) -> u64),
+            (&self.draft_verifications, (|stats| stats.speculation.verifications) as fn(&Stats) -> u64),
+            (accepted, |stats| stats.speculation.accepted),
+            (rejected, |stats| stats.speculation.drafted.saturating_sub(stats.speculation.accepted)),
+            (&self.prompt_tokens, |stats| stats.prompt_tokens),
             (&self.cached_tokens, |stats| stats.cached_tokens),
             (&self.generated_tokens, |stats| stats.generated_tokens),
             (&self.preemptions, |stats| stats.preemptions),

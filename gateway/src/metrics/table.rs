@@ -239,6 +239,10 @@ metrics! {
         "Tokens the executor generated, also those nobody waited for";
     ReusedTokens = Counter, Count, "holobiont_executor_cached_tokens_total", [],
         "Prompt tokens the executor found in its prefix cache";
+    DraftVerifications = Counter, Count, "holobiont_draft_verifications_total", [],
+        "Times a sequence had drafted tokens verified, several in one step";
+    DraftedTokens = Counter, Count, "holobiont_drafted_tokens_total", ["verdict"],
+        "Drafted tokens that were verified, by verdict: accepted, rejected";
     Preemptions = Counter, Count, "holobiont_preemptions_total", [],
         "Sequences put back into the queue for want of KV blocks";
     Cancelled = Counter, Count, "holobiont_cancelled_total", [],

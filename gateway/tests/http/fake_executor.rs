@@ -17,8 +17,8 @@ use shmproto::{
     message::{
         AdapterLoaded, AdapterStats, AdapterUnloaded, ColdStart, DeviceFacts, DeviceKind, ErrorCode, Failed,
         Finish, Generate, HeldStats, LayerRoute, LayerSession, LayerStats, MemoryStats, Output,
-        PROTOCOL_VERSION, Stats, TenantUse, ToExecutor, ToGateway, TokenOutput, WeightStats, Welcome,
-        WireError, WorkerStats,
+        PROTOCOL_VERSION, SpeculationStats, Stats, TenantUse, ToExecutor, ToGateway, TokenOutput, WeightStats,
+        Welcome, WireError, WorkerStats,
     },
 };
 use tokio::task::{AbortHandle, JoinHandle};
@@ -234,6 +234,7 @@ impl Memory {
             copy_us: 9000,
             link_bytes_per_s: 125_000_000,
             workers_lost: 1,
+            speculation: SpeculationStats { verifications: 5, drafted: 20, accepted: 15 },
             workers: vec![worker(2), worker(3)],
             layers: layer_stats(),
         }

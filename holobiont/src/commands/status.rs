@@ -30,6 +30,7 @@ struct Status {
     adapters: Adapters,
     device: Device,
     cold_starts: ColdStarts,
+    speculation: Speculation,
     workers: Workers,
     layers: Layers,
     memory: Memory,
@@ -67,6 +68,26 @@ struct Device {
     emulated_link_bytes_per_s: Option<u64>,
     copied_bytes: u64,
     copy_ms: f64,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Speculation {
+    drafted_tokens: u64,
+    accepted_tokens: u64,
+    mean_accepted_tokens: f64,
+}
+
+impl Speculation {
+    fn text(&self) -> String {
+        let Self { drafted_tokens, accepted_tokens, mean_accepted_tokens } = self;
+        match drafted_tokens {
+            0 => "no tokens".to_owned(),
+            _ => format!(
+                "{accepted_tokens} of {drafted_tokens} tokens accepted, {mean_accepted_tokens:.1} a step"
+            ),
+        }
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -160,6 +181,7 @@ fn facts(status: &Status) -> Vec<(String, String)> {
                 cold_starts.load_wait_ms, cold_starts.mean_load_wait_ms
             ),
         ),
+        ("drafted", status.speculation.text()),
         ("workers", status.workers.text()),
         ("split clients", status.layers.text()),
     ];
@@ -258,6 +280,7 @@ mod tests {
                 "bytes": 1024, "budget_bytes": 2048, "cold_start": "cpu-assist",
                 "emulated_link_bytes_per_s": 1024, "copied_bytes": 1024, "copy_ms": 2.5},
             "cold_starts": {"count": 4, "load_wait_ms": 6.0, "mean_load_wait_ms": 1.5},
+            "speculation": {"verifications": 5, "drafted_tokens": 20, "accepted_tokens": 15, "mean_accepted_tokens": 3.0},
             "workers": {"expected": 3, "lost": 1, "wait_ms": 7.0, "seated": [
                 {"core": 2, "pid": 102, "slices": 6, "rank_rows": 30, "share": 0.75, "taken_back": 1},
                 {"core": 3, "pid": 103, "slices": 2, "rank_rows": 10, "share": 0.25, "taken_back": 0},
@@ -297,6 +320,7 @@ mod tests {
             "cpu-assist",
             "emulated link of 1.00 KiB/s",
             "6.0 ms in all, 1.5 ms each",
+            "15 of 20 tokens accepted, 3.0 a step",
             "2, waited for 7.0 ms in all; 1 lost; 1 of 3 workers missing",
         ] {
             assert!(text.contains(part), "{part:?} is not in {text}");

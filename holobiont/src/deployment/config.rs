@@ -20,7 +20,7 @@ use std::{
 use serde::{Deserialize, Deserializer, de};
 use settings::{
     DeploymentSection, ExecutorSection, GatewaySection, LayersSection, MemorySection, ModelSection,
-    ServiceClass, Setting, SettingFlags, TrainingSection, WorkersSection,
+    ServiceClass, Setting, SettingFlags, SpeculationSection, TrainingSection, WorkersSection,
     variables::{UnknownVariable, Variable},
 };
 
@@ -93,6 +93,8 @@ pub(crate) struct Config {
     pub(crate) executor: Executors,
     /// `[memory]`.
     pub(crate) memory: MemorySection,
+    /// `[speculation]`.
+    pub(crate) speculation: SpeculationSection,
     /// `[workers]`.
     pub(crate) workers: WorkersSection,
     /// `[layers]`.
@@ -172,6 +174,7 @@ impl Config {
             model: self.model.or(lower.model),
             executor: self.executor.or(lower.executor),
             memory: self.memory.or(lower.memory),
+            speculation: self.speculation.or(lower.speculation),
             workers: self.workers.or(lower.workers),
             layers: self.layers.or(lower.layers),
             gateway: self.gateway.or(lower.gateway),
@@ -189,6 +192,7 @@ impl Config {
             .set()
             .chain(self.executor.common.set())
             .chain(self.memory.set())
+            .chain(self.speculation.set())
             .chain(self.workers.set());
         let serving = self.layers.set().chain(self.gateway.set()).chain(self.training.set());
         computing.chain(serving).chain(self.deployment.set())

@@ -390,6 +390,7 @@ fn batch<'a>(
     learner: &'a Learner,
 ) -> Vec<SequenceSlice<'a, PreparedAdapter>> {
     let slice = |(tokens, blocks): (&'a Vec<u32>, &'a Vec<BlockId>)| SequenceSlice {
+        trunk: &[],
         tokens,
         start: 0,
         blocks,

@@ -75,6 +75,9 @@ impl KvStore<Compute> for PagedKv {
         batch: &RowTable,
     ) -> Result<(), Infallible> {
         self.pool.append(device.isa, layer, qkv, layout, &batch.sequences());
+        for rows in batch.trunks() {
+            self.pool.append(device.isa, layer, qkv, layout, &[rows]);
+        }
         Ok(())
     }
 

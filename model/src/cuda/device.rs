@@ -159,8 +159,10 @@ impl Device for CudaDevice {
         &mut self,
         _model: &Frame,
         sequences: &[KvRows<'_>],
+        trunks: &[KvRows<'_>],
         batch: &mut RowTable,
     ) -> Result<(), CudaError> {
+        assert!(trunks.is_empty(), "a GPU takes chains of drafted tokens alone (`ForwardPass::branches`)");
         match self.tables {
             Tables::Write => batch.upload(&self.stream, sequences),
             Tables::Written => Ok(()),

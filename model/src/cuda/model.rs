@@ -180,7 +180,7 @@ impl CudaModel {
                 run(frame, (&mut base, &mut deltas, kv), device, scratch, batch, results)?;
             }
             Some(records) => {
-                device.lay_out(frame, &BatchRows::of(batch).sequences(), &mut scratch.batch)?;
+                device.lay_out(frame, &BatchRows::of(batch).sequences(), &[], &mut scratch.batch)?;
                 device.write_tokens(&mut batch.iter().flat_map(|slice| slice.tokens.iter().copied()))?;
                 let shape =
                     StepShape { rows: batch.len(), table: scratch.batch.shape(), plan: deltas.shape() };

@@ -33,6 +33,8 @@ pub struct SequenceSlice<'a, A> {
     pub start: usize,
     /// The sequence's KV blocks in order; they must hold `start + tokens.len()` tokens.
     pub blocks: &'a [BlockId],
+    /// What `blocks` are to hold of rows before these; none but in a tree of drafted tokens.
+    pub trunk: &'a [Trunk],
     /// The adapter, or `None` for the base model.
     pub adapter: Option<&'a Arc<A>>,
     /// Which logits to compute.
@@ -51,24 +53,50 @@ impl<A> SequenceSlice<'_, A> {
     }
 }
 
+/// Rows of the same pass whose keys and values a slice's own blocks take in as well: its ancestors in a tree of drafted
+/// tokens (EdgeLLM, L-05). Each branch has blocks of its own, in which everything lies where plain decoding would have put
+/// it, so that nothing needs to be masked and no sum has another order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Trunk {
+    /// How many rows before the slice's first the first of them is, in the batch.
+    pub back: usize,
+    /// Rows.
+    pub rows: usize,
+    /// Position of the first of them.
+    pub start: usize,
+}
+
 /// Which rows of a batch are which sequence's.
 #[derive(Debug)]
 pub(crate) struct BatchRows {
     /// Rows of the batch.
     pub(crate) count: usize,
-    /// First row, rows and position of each sequence, and where its blocks begin and end.
-    sequences: Vec<(usize, usize, usize, Range<usize>)>,
+    sequences: Vec<Placed>,
+    /// Rows that are kept once more, in the blocks of a branch.
+    trunks: Vec<Placed>,
     blocks: Vec<u32>,
 }
+
+/// First row, rows and position, and where their blocks begin and end.
+type Placed = (usize, usize, usize, Range<usize>);
 
 impl BatchRows {
     /// The rows of `batch`, sequence after sequence.
     pub(crate) fn of<A>(batch: &[SequenceSlice<'_, A>]) -> Self {
-        let mut all = Self { count: 0, sequences: Vec::with_capacity(batch.len()), blocks: Vec::new() };
+        let sequences = Vec::with_capacity(batch.len());
+        let mut all = Self { count: 0, sequences, trunks: Vec::new(), blocks: Vec::new() };
         for slice in batch {
             let (rows, first) = (slice.tokens.len(), all.blocks.len());
             all.blocks.extend(slice.blocks.iter().map(|block| block.0));
-            all.sequences.push((all.count, rows, slice.start, first..all.blocks.len()));
+            let blocks = first..all.blocks.len();
+            for trunk in slice.trunk {
+                assert!(
+                    trunk.rows <= trunk.back && trunk.back <= all.count,
+                    "a trunk comes before its branch"
+                );
+                all.trunks.push((all.count - trunk.back, trunk.rows, trunk.start, blocks.clone()));
+            }
+            all.sequences.push((all.count, rows, slice.start, blocks));
             all.count += rows;
         }
         all
@@ -76,13 +104,22 @@ impl BatchRows {
 
     /// The sequences, as kernels take them.
     pub(crate) fn sequences(&self) -> Vec<KvRows<'_>> {
-        let sequence = |(first_row, rows, position, blocks): &(usize, usize, usize, Range<usize>)| KvRows {
+        self.placed(&self.sequences)
+    }
+
+    /// Rows of trunks, beside the blocks of their branches.
+    pub(crate) fn trunks(&self) -> Vec<KvRows<'_>> {
+        self.placed(&self.trunks)
+    }
+
+    fn placed(&self, rows: &[Placed]) -> Vec<KvRows<'_>> {
+        let placed = |(first_row, rows, position, blocks): &Placed| KvRows {
             first_row: *first_row,
             rows: *rows,
             position: *position,
             blocks: &self.blocks[blocks.clone()],
         };
-        self.sequences.iter().map(sequence).collect()
+        rows.iter().map(placed).collect()
     }
 }
 

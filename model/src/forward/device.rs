@@ -28,7 +28,8 @@ pub trait Device {
     /// There is no memory.
     fn scratch(&self) -> Result<Scratch<Self>, Self::Error>;
 
-    /// Takes in where the batch's rows stand: `sequences` follow each other without a gap.
+    /// Takes in where the batch's rows stand: `sequences` follow each other without a gap. `trunks` are rows among them
+    /// that are kept once more, in the blocks of a branch ([`Trunk`](super::Trunk)).
     ///
     /// # Errors
     /// The device fails.
@@ -36,6 +37,7 @@ pub trait Device {
         &mut self,
         model: &Frame,
         sequences: &[KvRows<'_>],
+        trunks: &[KvRows<'_>],
         batch: &mut Self::Batch,
     ) -> Result<(), Self::Error>;
 

@@ -34,6 +34,11 @@ pub trait ForwardPass {
         &[]
     }
 
+    /// True if it takes slices that branch off others ([`SequenceSlice::trunk`]).
+    fn branches(&self) -> bool {
+        false
+    }
+
     /// True once nothing can be computed in this process any more: its device is lost.
     fn is_lost(&self) -> bool {
         false
@@ -92,6 +97,19 @@ pub trait ForwardPass {
     /// # Panics
     /// If the block does not exist, or `bytes` is not [`block_bytes`](Self::block_bytes) long.
     fn read_block(&mut self, block: BlockId, bytes: &mut [u8]) -> Result<(), Self::Error>;
+
+    /// Copies what one block holds to another.
+    ///
+    /// # Errors
+    /// The device fails; what the other holds is undefined then.
+    ///
+    /// # Panics
+    /// If one of them does not exist.
+    fn copy_block(&mut self, from: BlockId, to: BlockId) -> Result<(), Self::Error> {
+        let mut bytes = vec![0; self.block_bytes()];
+        self.read_block(from, &mut bytes)?;
+        self.write_block(to, &bytes)
+    }
 
     /// Replaces what a block holds by what [`read_block`](Self::read_block) gave, here or in an earlier process.
     /// Sequences then go on from it as if they had computed it.

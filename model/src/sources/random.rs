@@ -266,8 +266,14 @@ mod tests {
         let mut model = ResidentModel::new(weights, &options).unwrap();
         let (tokens, blocks, mut logits) = ([1, 200, 30, 4], [BlockId(0)], Vec::new());
         let (start, adapter) = (0, None);
-        let slice =
-            SequenceSlice { tokens: &tokens, start, blocks: &blocks, adapter, logits: LogitRows::All };
+        let slice = SequenceSlice {
+            trunk: &[],
+            tokens: &tokens,
+            start,
+            blocks: &blocks,
+            adapter,
+            logits: LogitRows::All,
+        };
         model.forward(&[slice], &mut logits).unwrap();
         let spreads: Vec<f32> = logits.chunks(256).map(deviation).collect();
         assert!(spreads.iter().all(|spread| (0.5..2.0).contains(spread)), "{spreads:?}");

@@ -111,6 +111,6 @@ impl<'a> Sequence<'a> {
         logits: LogitRows,
     ) -> SequenceSlice<'_, PreparedAdapter> {
         let (start, tokens) = (range.start, &self.tokens[range]);
-        SequenceSlice { tokens, start, blocks: &self.blocks, adapter: self.adapter, logits }
+        SequenceSlice { trunk: &[], tokens, start, blocks: &self.blocks, adapter: self.adapter, logits }
     }
 }

@@ -89,8 +89,14 @@ pub(crate) fn generate<P: ForwardPass<Adapter = PreparedAdapter>>(
     let (mut logits, mut first, mut tokens) = (Vec::new(), Vec::new(), Vec::new());
     let mut start = 0;
     for _ in 0..count {
-        let slice =
-            SequenceSlice { tokens: &input, start, blocks: &blocks, adapter, logits: LogitRows::Last };
+        let slice = SequenceSlice {
+            trunk: &[],
+            tokens: &input,
+            start,
+            blocks: &blocks,
+            adapter,
+            logits: LogitRows::Last,
+        };
         pass.forward(&[slice], &mut logits).unwrap();
         if first.is_empty() {
             first.clone_from(&logits);

@@ -55,10 +55,25 @@ wire_struct! {
         pub link_bytes_per_s: u64,
         /// Workers that were lost: dead, stopped or in breach of the protocol.
         pub workers_lost: u64,
+        /// Tokens that were drafted and verified.
+        pub speculation: SpeculationStats,
         /// The workers there are.
         pub workers: Vec<WorkerStats>,
         /// Base layers rented to split clients.
         pub layers: LayerStats,
+    }
+}
+
+wire_struct! {
+    /// Tokens that were drafted, and verified several in one step.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+    pub struct SpeculationStats {
+        /// Times a sequence had drafted tokens verified.
+        pub verifications: u64,
+        /// Tokens that were drafted.
+        pub drafted: u64,
+        /// Of them those that were the model's own.
+        pub accepted: u64,
     }
 }
 

@@ -154,6 +154,7 @@ impl Tenant {
             let end = tokens.len().min(*computed + CHUNK);
             let is_wanted = end == tokens.len() || wanted == LogitRows::All;
             let slice = SequenceSlice {
+                trunk: &[],
                 tokens: &tokens[*computed..end],
                 start: *computed,
                 blocks: &blocks,

@@ -30,14 +30,18 @@ fn allowed(folder: &str) -> &'static str {
         "text" => "files",
         "model" => "failpoint files ids kernels policy shmproto",
         "cache" => "failpoint ids policy",
+        // Knows no model: it is told what is likely, and what came true.
+        "speculation" => "policy",
         // Decisions alone: what it runs computes nothing.
         "simulator" => "cache ids policy",
         "layer-service" => "cache failpoint kernels keys model policy settings shmproto tls",
-        "base-executor" => "cache failpoint files ids kernels layer-service model policy settings shmproto",
+        "base-executor" => {
+            "cache failpoint files ids kernels layer-service model policy settings shmproto speculation"
+        }
         // No model: what it computes is in its memory.
         "lora-worker" => "failpoint kernels settings shmproto",
         // No executor: what it rents comes over a channel.
-        "client" => "cache failpoint files ids kernels model shmproto text tls",
+        "client" => "cache failpoint files ids kernels model policy shmproto speculation text tls",
         // A client that learns.
         "tune" => "client files ids kernels model policy settings shmproto text training-protocol",
         // No model: it turns text into ids and back.
@@ -45,7 +49,9 @@ fn allowed(folder: &str) -> &'static str {
         // Hostile input goes through the parsers of every process.
         "fuzz" => "cache files gateway holobiont ids model shmproto text tune",
         // Parts are measured alone, beside their peers.
-        "benches" => "cache client files ids kernels model policy shmproto simulator training-protocol tune",
+        "benches" => {
+            "cache client files ids kernels model policy shmproto simulator speculation training-protocol tune"
+        }
         // The processes are programs to them; the tests read their tables of failpoints.
         "tests" => {
             "base-executor client gateway holobiont ids lora-worker model patience settings shmproto text"

@@ -1,0 +1,144 @@
+//! Drafted tokens: no answer is another for them, and nothing of them stays.
+
+use std::convert::Infallible;
+
+use base_executor::engine::drafts::{Author, Drafts};
+use policy::random::Rng;
+use speculation::{
+    draft::{Draft, Guess},
+    tree::{NodeId, TokenTree},
+};
+
+use super::*;
+
+/// What is said behind each prompt.
+type Answers = Arc<Mutex<Vec<(Vec<u32>, Vec<u32>)>>>;
+
+/// An author who knows the answers, and is wrong now and then.
+struct Planted {
+    answers: Answers,
+    text: Vec<u32>,
+    /// How often its first guess is right, of 1; where it is not, one of the others may be.
+    right: f64,
+}
+
+impl Planted {
+    fn drafts(answers: &Answers, right: f64) -> Drafts {
+        let answers = Arc::clone(answers);
+        Drafts::by(16, move |prompt, _| {
+            Box::new(Planted { answers: Arc::clone(&answers), text: prompt.to_vec(), right })
+        })
+    }
+}
+
+impl Draft for Planted {
+    type Error = Infallible;
+
+    fn accept(&mut self, tokens: &[u32]) -> Result<(), Infallible> {
+        self.text.extend(tokens);
+        Ok(())
+    }
+
+    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
+        let mut text = self.text.clone();
+        text.extend(at.into_iter().flat_map(|at| tree.path(at).iter()).map(|node| tree.token(node)));
+        let answers = self.answers.lock().unwrap();
+        let said = |(prompt, said): &(Vec<u32>, Vec<u32>)| {
+            let rest = text.strip_prefix(&prompt[..])?;
+            said.strip_prefix(rest)?.first().copied()
+        };
+        let truth = answers.iter().find_map(said);
+        let rng =
+            Rng::seeded(text.iter().fold(1u64, |hash, token| hash.wrapping_mul(31) + u64::from(*token)));
+        let place = if rng.uniform(0) < self.right { 0 } else { 1 + rng.bits(1) as usize % 4 };
+        let wrong = |rank: usize| (text.len() as u32 * 7 + rank as u32) % 60;
+        let guess =
+            |rank| Guess { token: truth.filter(|_| rank == place).unwrap_or(wrong(rank)), probability: 0.24 };
+        let mut guesses: Vec<Guess> = (0..4).map(guess).collect();
+        guesses.dedup_by_key(|guess| guess.token);
+        Ok(guesses)
+    }
+}
+
+impl Author for Planted {}
+
+/// An engine whose steps take equally long, however many rows they have.
+fn drafting(limits: Limits, requests: &[Generate], right: f64) -> Bench {
+    let answers = requests.iter().map(|request| {
+        (request.prompt.clone(), alone(request).tokens.iter().map(|token| token.token).collect())
+    });
+    let answers = Arc::new(Mutex::new(answers.collect()));
+    Bench::drafting(limits, Planted::drafts(&answers, right))
+}
+
+fn numbered(requests: impl IntoIterator<Item = Generate>) -> Vec<Generate> {
+    (1..).zip(requests).map(|(id, request)| Generate { request: id, ..request }).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 120, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_is_drafted_a_request_gets_what_it_would_get_alone(
+        moments in prop::collection::vec((any_request(), 0..6usize), 1..17),
+        limits in any_limits(),
+        right in 0.0..1.0f64,
+    ) {
+        let requests = numbered(moments.iter().map(|(request, _)| request.clone()));
+        let mut bench = drafting(limits, &requests, right);
+        [1, 2, PREFIX].into_iter().for_each(|tag| bench.load(tag));
+        for (request, (_, steps_before)) in requests.iter().zip(&moments) {
+            (0..*steps_before).for_each(|_| bench.step());
+            bench.send(request.clone());
+        }
+        bench.finish();
+        assert_as_if_alone(&bench, &requests);
+        assert_nothing_held(&bench);
+    }
+
+    #[test]
+    fn requests_cancelled_while_something_is_drafted_leave_nothing_behind(
+        moments in prop::collection::vec((any_request(), 0..3usize, 0..20usize), 60),
+        limits in any_limits(),
+    ) {
+        let requests = numbered(moments.iter().map(|(request, ..)| request.clone()));
+        let mut bench = drafting(limits, &requests, 0.8);
+        [1, 2, PREFIX].into_iter().for_each(|tag| bench.load(tag));
+        for (request, (_, steps, age)) in requests.iter().zip(&moments) {
+            bench.send(request.clone());
+            (0..*steps).for_each(|_| bench.step());
+            bench.cancel(request.request.saturating_sub(*age as u64));
+        }
+        requests.iter().for_each(|request| bench.cancel(request.request));
+        prop_assert!(bench.engine.is_idle());
+        assert_nothing_held(&bench);
+    }
+}
+
+#[test]
+fn drafts_that_come_true_are_verified_many_at_once_and_counted() {
+    let requests = numbered([request(1, prompt(5, 40), 60)]);
+    let mut bench = drafting(ROOMY, &requests, 1.0);
+    bench.send(requests[0].clone());
+    bench.finish();
+    assert_as_if_alone(&bench, &requests);
+    let stats = bench.stats();
+    assert!(stats.steps < 30, "60 tokens in {} steps", stats.steps);
+    let speculation = stats.speculation;
+    assert_eq!(speculation.accepted + stats.steps, 60, "a step gives what was accepted and one more");
+    assert!(speculation.drafted >= speculation.accepted && speculation.verifications < stats.steps);
+    assert_nothing_held(&bench);
+}
+
+#[test]
+fn who_finds_no_memory_for_drafts_goes_on_without_them() {
+    let mut thirsty = prompt(5, 10);
+    thirsty.push(THIRSTY);
+    let others = (2..18).map(|salt| request(1, prompt(salt, 20), 40));
+    let requests = numbered(std::iter::once(request(1, thirsty, 40)).chain(others));
+    let mut bench = drafting(ROOMY, &requests, 0.9);
+    requests.iter().for_each(|request| bench.send(request.clone()));
+    bench.finish();
+    assert_as_if_alone(&bench, &requests);
+    assert_nothing_held(&bench);
+}

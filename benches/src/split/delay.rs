@@ -1,0 +1,64 @@
+//! An emulated link: every call takes a round trip longer.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use client::{
+    error::LinkError,
+    transport::{Connect, Transport},
+};
+use shmproto::layer::{
+    CallHeader, ReplyHeader,
+    control::{FromLayers, ToLayers},
+};
+
+/// Longer than any sleep of a machine that has something to do lasts too long: the rest is spun.
+const SPUN: Duration = Duration::from_millis(1);
+
+/// Makes connections whose calls take `round_trip` longer.
+#[derive(Debug)]
+pub(super) struct Delayed {
+    /// Makes them.
+    pub(super) connector: Box<dyn Connect>,
+    /// What a call takes besides.
+    pub(super) round_trip: Duration,
+}
+
+impl Connect for Delayed {
+    fn connect(&self) -> Result<Box<dyn Transport>, LinkError> {
+        let transport = self.connector.connect()?;
+        Ok(Box::new(DelayedTransport { transport, round_trip: self.round_trip }))
+    }
+
+    fn layout_hash(&self) -> u64 {
+        self.connector.layout_hash()
+    }
+}
+
+#[derive(Debug)]
+struct DelayedTransport {
+    transport: Box<dyn Transport>,
+    round_trip: Duration,
+}
+
+impl Transport for DelayedTransport {
+    fn ask(&mut self, message: &ToLayers) -> Result<FromLayers, LinkError> {
+        self.transport.ask(message)
+    }
+
+    fn tell(&mut self, message: &ToLayers) {
+        self.transport.tell(message);
+    }
+
+    fn call(&mut self, call: &CallHeader, x: &[f32], out: &mut [f32]) -> Result<ReplyHeader, LinkError> {
+        let reply = self.transport.call(call, x, out)?;
+        let answered = Instant::now();
+        thread::sleep(self.round_trip.saturating_sub(SPUN));
+        while answered.elapsed() < self.round_trip {
+            std::hint::spin_loop();
+        }
+        Ok(reply)
+    }
+}

@@ -1,0 +1,241 @@
+//! `speculate`: a split client that drafts at home, over emulated round trips (CHECKLIST X-02), beside the same without drafts.
+//!
+//! A planted draft, which is told the answer and gets a part of it wrong, shows what a draft of that quality is worth; the
+//! sequence's own past shows what there is without a model, on a text that repeats and on one that does not.
+
+use std::{convert::Infallible, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use client::{generate::Generated, masking::Masking, text::Text};
+use files::model_files::ModelFiles;
+use policy::random::Rng;
+use shmproto::layer::Path;
+use speculation::{
+    draft::{Draft, Guess},
+    ngram::{Ngram, Survival},
+    tree::{NodeId, TokenTree},
+};
+
+use super::{
+    Row,
+    delay::Delayed,
+    executor::{Executor, Policy, Way, open},
+    model::{Decoder, time_of_a_token},
+};
+use crate::{
+    config::Config,
+    machine::Cores,
+    measure::{Samples, alternate},
+    report::{Better, Comparison, Target},
+};
+
+const BENCH: &str = "speculate";
+
+/// Somebody who guesses for one answer.
+type Made = Box<dyn Draft<Error = Infallible>>;
+
+/// An emulated round trip, tokens that are drafted over it and that are decoded plainly, and X-02's goal.
+struct Link {
+    round_trip_us: u64,
+    drafted: usize,
+    plain: usize,
+    goal: f64,
+}
+
+const LINKS: [Link; 4] = [
+    Link { round_trip_us: 100, drafted: 128, plain: 64, goal: 1.3 },
+    Link { round_trip_us: 1_000, drafted: 128, plain: 32, goal: 1.8 },
+    Link { round_trip_us: 5_000, drafted: 96, plain: 16, goal: 2.5 },
+    Link { round_trip_us: 20_000, drafted: 96, plain: 8, goal: 3.0 },
+];
+
+/// Share of the planted draft's first guesses that are right, and of its second ones where they are not.
+const CORRECT: f64 = 0.85;
+const SECOND: f64 = 0.6;
+
+/// How much a text that does not repeat may lose.
+const LEAST_SHARE: f64 = 0.97;
+
+/// A text that is copied, and one that goes on as it likes.
+const COPIED: &str = "The inspector counted the valves twice. Valve seven was open, valve eight was shut, and valve nine had \
+    been painted over by somebody who did not want it to be counted. She wrote all of it into the green book, signed the \
+    page, and asked the keeper for the key of the lower gallery.";
+const TOLD: &str = "Write a story about a lighthouse keeper and a botanist.\n\nThe lighthouse keeper had lived on the island for \
+    thirty years before the first visitor came. She was";
+
+/// Every comparison of this benchmark.
+pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+    let executor = Executor::start(config, cores.numbers(), Policy::Opportunistic)?;
+    let text = Text::load(&ModelFiles::at(&config.model)?).context("the model has no text side")?;
+    let copied =
+        text.encode_raw(&format!("Copy this text:\n{COPIED}\n\nThe copy:\n{COPIED}\n\nOnce more:\nThe"))?;
+    let told = text.encode_raw(TOLD)?;
+    let mut comparisons = Vec::new();
+    let mut before: Option<(u64, Samples)> = None;
+    for link in LINKS {
+        let mut bench = Bench::new(config, &executor, &link)?;
+        let answer = bench.answer(&executor, config, &told)?;
+        for (width, goal) in [(1, Some(link.goal)), (2, None)] {
+            let planted = || Planted { answer: answer.clone(), said: 0, width };
+            let (row, thresholds) =
+                bench.compare(&format!("planted, {width} of a place"), &told, &|_| Box::new(planted()))?;
+            comparisons.push(row.with(goal.map(Target::RatioAtLeast)));
+            if width == 1 {
+                comparisons.extend(lower(
+                    &link,
+                    &thresholds,
+                    before.replace((link.round_trip_us, thresholds.clone())),
+                ));
+            }
+        }
+        let own = |prompt: &[u32]| -> Made { Box::new(Ngram::new(prompt, Survival::default())) };
+        comparisons.push(bench.compare("ngram, a text that repeats", &copied, &own)?.0.with(None));
+        let told = bench.compare("ngram, a text that does not", &told, &own)?.0;
+        comparisons.push(told.with(Some(Target::RatioAtLeast(LEAST_SHARE))));
+    }
+    Ok(comparisons)
+}
+
+/// What a guess has to promise, beside what it had to over the link before.
+fn lower(link: &Link, thresholds: &Samples, before: Option<(u64, Samples)>) -> Option<Comparison> {
+    let (shorter_us, rival) = before?;
+    let row = Row {
+        bench: BENCH,
+        case: format!("confidence a guess must have, round trips of {} ms", link.round_trip_us as f64 / 1e3),
+        unit: "probability",
+        better: Better::Lower,
+        target: Some(Target::RatioAtLeast(1.0)),
+    };
+    Some(row.beside(thresholds, &format!("round trips of {} ms", shorter_us as f64 / 1e3), &rival))
+}
+
+/// A comparison that has no goal yet.
+struct Measured {
+    case: String,
+    drafted: Samples,
+    plain: Samples,
+}
+
+impl Measured {
+    fn with(self, target: Option<Target>) -> Comparison {
+        let row = Row { bench: BENCH, case: self.case, unit: "tokens/s", better: Better::Higher, target };
+        row.beside(&self.drafted, "split decoding without drafts", &self.plain)
+    }
+}
+
+/// Two clients over one link.
+struct Bench<'a> {
+    link: &'a Link,
+    runs: usize,
+    plain: Decoder,
+    drafting: Decoder,
+}
+
+impl<'a> Bench<'a> {
+    fn new(config: &Config, executor: &Executor, link: &'a Link) -> Result<Self> {
+        let round_trip = Duration::from_micros(link.round_trip_us);
+        let decoder = || decoder(config, executor, round_trip);
+        Ok(Self { link, runs: config.runs, plain: decoder()?, drafting: decoder()? })
+    }
+
+    /// What the model says, found out over no link.
+    fn answer(&self, executor: &Executor, config: &Config, prompt: &[u32]) -> Result<Vec<u32>> {
+        // Guesses go beyond the answer's end, by a tree at most.
+        let tokens = self.link.drafted + speculation::tree::MAX_NODES;
+        Ok(decoder(config, executor, Duration::ZERO)?.answer(prompt.to_vec(), tokens, None)?.tokens)
+    }
+
+    /// Drafted beside plain, and the thresholds that were come to.
+    fn compare(
+        &mut self,
+        draft: &str,
+        prompt: &[u32],
+        make: &dyn Fn(&[u32]) -> Made,
+    ) -> Result<(Measured, Samples)> {
+        let Self { link, runs, plain, drafting } = self;
+        let case = format!("{draft}, round trips of {} ms", link.round_trip_us as f64 / 1e3);
+        let mut said = Vec::new();
+        let [drafted, plain] = alternate(
+            *runs,
+            [
+                Box::new(|_| {
+                    let generated =
+                        drafting.answer(prompt.to_vec(), link.drafted, Some(&mut *make(prompt)))?;
+                    tell(&case, &generated);
+                    said.push(generated.clone());
+                    Ok(1.0 / time_of_a_token(&generated).as_secs_f64())
+                }),
+                Box::new(|_| {
+                    let generated = plain.answer(prompt.to_vec(), link.plain, None)?;
+                    Ok(1.0 / time_of_a_token(&generated).as_secs_f64())
+                }) as crate::measure::Contestant<'_, f64>,
+            ],
+        )?;
+        let known = plain_tokens(self, prompt)?;
+        ensure!(said.iter().all(|said| said.tokens.starts_with(&known)), "drafts changed the answer");
+        let thresholds = Samples::of(&said, |said| said.drafted.threshold)?;
+        Ok((Measured { case, drafted: Samples::new(drafted)?, plain: Samples::new(plain)? }, thresholds))
+    }
+}
+
+/// The beginning of the answer without drafts.
+fn plain_tokens(bench: &mut Bench<'_>, prompt: &[u32]) -> Result<Vec<u32>> {
+    Ok(bench.plain.answer(prompt.to_vec(), bench.link.plain, None)?.tokens)
+}
+
+fn decoder(config: &Config, executor: &Executor, round_trip: Duration) -> Result<Decoder> {
+    let off = Masking::Off { path: Path::Fast };
+    let connector = Box::new(Delayed { connector: executor.connector(Way::Channel)?, round_trip });
+    Decoder::new(&config.model, open(connector, off.word(), None)?, off)
+}
+
+fn tell(case: &str, generated: &Generated) {
+    let drafted = &generated.drafted;
+    let per_sweep = |count: u64| count as f64 / drafted.trees.max(1) as f64;
+    eprintln!(
+        "holobiont-bench: {case}: {:.2} tokens/s; {} sweeps with drafts, {:.1} guesses in each, {:.2} true; threshold {:.4}; {:.1} ms guessing",
+        1.0 / time_of_a_token(generated).as_secs_f64(),
+        drafted.trees,
+        per_sweep(drafted.nodes),
+        per_sweep(drafted.accepted),
+        drafted.threshold,
+        drafted.drafting.as_secs_f64() * 1e3,
+    );
+}
+
+/// A draft that is told the answer. Which guesses are wrong follows from the place alone.
+#[derive(Debug)]
+struct Planted {
+    answer: Vec<u32>,
+    said: usize,
+    /// Guesses for each place.
+    width: usize,
+}
+
+impl Draft for Planted {
+    type Error = Infallible;
+
+    fn accept(&mut self, tokens: &[u32]) -> Result<(), Infallible> {
+        self.said += tokens.len();
+        Ok(())
+    }
+
+    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
+        let place = self.said + tree.depth(at);
+        let Some(&truth) = self.answer.get(place) else { return Ok(Vec::new()) };
+        let rng = Rng::seeded(2_026);
+        let is_right = |rank: usize, share| rng.uniform((2 * place + rank) as u64) < share;
+        // Neighbours of a token are other tokens.
+        let (first, second) = match (is_right(0, CORRECT), is_right(1, SECOND)) {
+            (true, _) => (truth, truth ^ 1),
+            (false, true) => (truth ^ 1, truth),
+            (false, false) => (truth ^ 1, truth ^ 2),
+        };
+        let guesses = [(first, CORRECT), (second, (1.0 - CORRECT) * SECOND)];
+        Ok(guesses
+            .into_iter()
+            .take(self.width)
+            .map(|(token, probability)| Guess { token, probability })
+            .collect())
+    }
+}

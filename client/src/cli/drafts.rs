@@ -1,0 +1,130 @@
+//! Who guesses tokens, as the command line says it.
+
+use std::{
+    convert::Infallible,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use serde_json::{Value, json};
+use speculation::{
+    draft::Draft,
+    ngram::{Ngram, Survival},
+};
+
+use super::exit::CliError;
+use crate::{
+    drafts::{DraftError, Drafted, Effort, ModelDraft},
+    split_model::SplitModel,
+    text::Text,
+};
+
+/// Who guesses.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Choice {
+    /// What the text said before.
+    Ngram,
+    /// A model.
+    Model(PathBuf),
+}
+
+impl FromStr for Choice {
+    type Err = Infallible;
+
+    fn from_str(said: &str) -> Result<Self, Infallible> {
+        Ok(if said == "ngram" { Self::Ngram } else { Self::Model(said.into()) })
+    }
+}
+
+/// What is guessed here before it is rented.
+#[derive(Debug, clap::Args)]
+pub(super) struct DraftArguments {
+    /// Guesses tokens here and has them verified together, so that an answer takes fewer round trips and is still the same:
+    /// `ngram`, from what the text said before, or the path of a smaller model with the same tokenizer
+    #[arg(long, value_name = "ngram|PATH")]
+    draft: Option<Choice>,
+    /// Verifies this many guesses each time, whatever they promise; else as many as are worth it
+    #[arg(long, value_name = "N", requires = "draft")]
+    draft_nodes: Option<usize>,
+    /// Memory for keys and values of the model that guesses
+    #[arg(long, value_name = "SIZE", default_value = "128MiB", requires = "draft")]
+    draft_kv_bytes: super::size::ByteSize,
+}
+
+/// Somebody who guesses, through all answers of a conversation.
+#[derive(Debug)]
+pub(super) enum Guesses {
+    Ngram(Box<Ngram>),
+    Model(Box<ModelDraft>),
+}
+
+impl DraftArguments {
+    /// How many guesses are verified at once.
+    pub(super) fn effort(&self) -> Effort {
+        self.draft_nodes.map_or(Effort::Worth, Effort::Nodes)
+    }
+
+    /// Whoever is to guess for `model`, which computes on `cores`.
+    pub(super) fn guesses(
+        &self,
+        model: &SplitModel,
+        text: &Text,
+        cores: &[usize],
+    ) -> Result<Option<Guesses>, CliError> {
+        let load = |path: &Path| -> Result<Guesses, DraftError> {
+            let kv_bytes = usize::try_from(self.draft_kv_bytes.0).unwrap_or(usize::MAX);
+            let base = (text.tokenizer(), model.config().vocab_size);
+            Ok(Guesses::Model(Box::new(ModelDraft::load(path, base, cores, kv_bytes)?)))
+        };
+        match &self.draft {
+            None => Ok(None),
+            Some(Choice::Ngram) => Ok(Some(Guesses::Ngram(Box::new(Ngram::new(&[], Survival::default()))))),
+            Some(Choice::Model(path)) => Ok(Some(load(path)?)),
+        }
+    }
+}
+
+impl Guesses {
+    /// An answer to `prompt` begins. What was learned from the answers before stays.
+    pub(super) fn begin(&mut self, prompt: &[u32]) -> &mut dyn Draft<Error = Infallible> {
+        match self {
+            Self::Ngram(ngram) => {
+                **ngram = Ngram::new(prompt, ngram.survival().clone());
+                &mut **ngram
+            }
+            Self::Model(model) => {
+                model.begin(prompt);
+                &mut **model
+            }
+        }
+    }
+}
+
+/// What came of it, for programs.
+pub(super) fn report(drafted: &Drafted) -> Value {
+    json!({
+        "sweeps": drafted.trees,
+        "drafted_tokens": drafted.nodes,
+        "accepted_tokens": drafted.accepted,
+        "accepted_per_sweep": per_sweep(drafted),
+        "threshold": drafted.threshold,
+        "drafting_s": drafted.drafting.as_secs_f64(),
+    })
+}
+
+/// Guesses that came true in a sweep that verified some; `None` if there was no such sweep.
+pub(super) fn per_sweep(drafted: &Drafted) -> Option<f64> {
+    #[expect(clippy::cast_precision_loss, reason = "counts of one answer")]
+    (drafted.trees > 0).then(|| drafted.accepted as f64 / drafted.trees as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_ngram_is_a_path() {
+        assert_eq!("ngram".parse(), Ok(Choice::Ngram));
+        assert_eq!("./ngram".parse(), Ok(Choice::Model("./ngram".into())));
+    }
+}

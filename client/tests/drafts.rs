@@ -1,0 +1,222 @@
+//! Tokens that were guessed and verified together are those of plain decoding, whoever guesses, and so is what stays behind.
+#![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod support;
+
+use std::{convert::Infallible, ops::ControlFlow, path::Path};
+
+use client::{
+    drafts::{DraftError, Effort, ModelDraft},
+    generate::{Finish, Generated, Task},
+    split_model::{OwnAdapter, SplitModel, SplitOptions},
+    text::Text,
+};
+use files::model_files::ModelFiles;
+use model::sampling::{SamplingParams, SamplingRequest};
+use speculation::{
+    draft::{Draft, Guess},
+    ngram::{Ngram, Survival},
+    tree::{NodeId, TokenTree},
+};
+use support::{OFF, example_adapter, executor, generate, golden, real_model, split, split_of, tiny, tokens};
+
+/// As many guesses as there are rows for, whatever time they take here: what is worth it is another test's question.
+fn eager(path: &Path) -> SplitModel {
+    split_of(
+        Box::new(executor(path)),
+        path,
+        &SplitOptions { effort: Effort::Nodes(12), kv_bytes: 32 << 20, ..SplitOptions::default() },
+    )
+}
+
+/// A draft that knows the answer and hides it: the truth is the first, second or no guess, by turns.
+struct Planted {
+    answer: Vec<u32>,
+    said: usize,
+    vocab_size: u32,
+}
+
+impl Draft for Planted {
+    type Error = Infallible;
+
+    fn accept(&mut self, tokens: &[u32]) -> Result<(), Infallible> {
+        assert_eq!(tokens, &self.answer[self.said..][..tokens.len()], "the target's own tokens, in order");
+        self.said += tokens.len();
+        Ok(())
+    }
+
+    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
+        let place = self.said + tree.depth(at);
+        let truth = self.answer.get(place).copied().unwrap_or(0);
+        let wrong = (truth + 1 + place as u32) % self.vocab_size;
+        let guesses = match place % 7 {
+            2 | 5 => vec![(wrong, 0.5), (truth, 0.49)],
+            6 => vec![(wrong, 0.9)],
+            _ => vec![(truth, 0.9), (wrong, 0.09)],
+        };
+        Ok(guesses.into_iter().map(|(token, probability)| Guess { token, probability }).collect())
+    }
+}
+
+fn drafted(
+    model: &mut SplitModel,
+    task: &Task,
+    adapter: Option<&OwnAdapter>,
+    guesser: &mut dyn Draft<Error = Infallible>,
+) -> Generated {
+    model.generate_drafted(task, adapter, guesser, &mut |_| ControlFlow::Continue(())).unwrap()
+}
+
+/// Greedy, and three seeds, one of them with penalties, which count what was said before.
+fn samplings(vocab_size: usize) -> Vec<SamplingParams> {
+    let greedy = SamplingRequest { temperature: 0.0, ..SamplingRequest::default() };
+    let seeded = |seed| SamplingRequest { temperature: 0.8, seed, ..SamplingRequest::default() };
+    let penalized = SamplingRequest {
+        repetition_penalty: 1.3,
+        presence_penalty: 0.4,
+        frequency_penalty: 0.2,
+        ..seeded(3)
+    };
+    let params = |request| SamplingParams::new(request, vocab_size).unwrap();
+    [greedy, seeded(1), seeded(2), penalized].map(params).into()
+}
+
+fn adapter(model: &SplitModel) -> OwnAdapter {
+    let paths = std::fs::read_dir(golden("adapters").join("llama-tied")).unwrap();
+    let mut paths: Vec<_> = paths.map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    paths.iter().find_map(|path| model.load_adapter(path).ok()).unwrap()
+}
+
+#[test]
+fn drafted_answers_are_those_of_plain_decoding_token_for_token() {
+    for name in ["llama-tied", "llama-bf16", "mistral-window"].iter().filter(|name| tiny(name).is_dir()) {
+        let (mut plain, mut model) = (split(&tiny(name), OFF), eager(&tiny(name)));
+        let vocab_size = plain.config().vocab_size;
+        let own = (*name == "llama-tied").then(|| [adapter(&plain), adapter(&model)]);
+        let (mut nodes, mut accepted) = (0, 0);
+        for sampling in samplings(vocab_size) {
+            for [of_plain, of_model] in
+                [[None, None], [own.as_ref().map(|own| &own[0]), own.as_ref().map(|own| &own[1])]]
+            {
+                let task = Task {
+                    prompt: tokens(13, vocab_size),
+                    sampling: sampling.clone(),
+                    max_tokens: 40,
+                    stop_tokens: Vec::new(),
+                };
+                let expected = generate(&mut plain, &task, of_plain);
+                let mut planted =
+                    Planted { answer: expected.tokens.clone(), said: 0, vocab_size: vocab_size as u32 };
+                let found = drafted(&mut model, &task, of_model, &mut planted);
+                assert_eq!(
+                    (&found.tokens, found.finish),
+                    (&expected.tokens, expected.finish),
+                    "{name}, planted"
+                );
+                nodes += found.drafted.nodes;
+                accepted += found.drafted.accepted;
+                let found =
+                    drafted(&mut model, &task, of_model, &mut Ngram::new(&task.prompt, Survival::default()));
+                assert_eq!(found.tokens, expected.tokens, "{name}, its own past");
+            }
+        }
+        assert!(accepted > 20 && nodes > accepted, "{name}: {accepted} of {nodes} came true");
+    }
+}
+
+/// Keys and values that were verified in a branch are those that plain decoding would have kept.
+#[test]
+fn what_is_kept_of_a_drafted_answer_serves_the_next_prompt() {
+    let (mut plain, mut model) = (split(&tiny("llama-tied"), OFF), eager(&tiny("llama-tied")));
+    let vocab_size = plain.config().vocab_size;
+    let sampling = samplings(vocab_size).remove(1);
+    let mut prompt = tokens(21, vocab_size);
+    for _ in 0..3 {
+        let task = Task {
+            prompt: prompt.clone(),
+            sampling: sampling.clone(),
+            max_tokens: 30,
+            stop_tokens: Vec::new(),
+        };
+        let expected = generate(&mut plain, &task, None);
+        let mut planted = Planted { answer: expected.tokens.clone(), said: 0, vocab_size: vocab_size as u32 };
+        let found = drafted(&mut model, &task, None, &mut planted);
+        assert_eq!(found.tokens, expected.tokens);
+        assert_eq!(found.cached_tokens, expected.cached_tokens, "as much is kept");
+        assert!(found.drafted.accepted > 0, "{:?}", found.drafted);
+        prompt.extend(expected.tokens);
+    }
+}
+
+#[test]
+fn branches_that_find_no_blocks_are_not_verified_and_nothing_else_changes() {
+    let plain = &mut split(&tiny("llama-tied"), OFF);
+    let vocab_size = plain.config().vocab_size;
+    let sampling = samplings(vocab_size).remove(0);
+    let task = Task { prompt: tokens(13, vocab_size), sampling, max_tokens: 36, stop_tokens: Vec::new() };
+    let expected = generate(plain, &task, None);
+    // Three blocks: what the sequence itself needs at its end, and no more.
+    let block_bytes =
+        model::resident::kv_shape(plain.config(), kernels::attention::KvPrecision::F32).block_bytes();
+    let options =
+        SplitOptions { kv_bytes: 3 * block_bytes, effort: Effort::Nodes(12), ..SplitOptions::default() };
+    let mut model = split_of(Box::new(executor(&tiny("llama-tied"))), &tiny("llama-tied"), &options);
+    for _ in 0..3 {
+        let mut planted = Planted { answer: expected.tokens.clone(), said: 0, vocab_size: vocab_size as u32 };
+        assert_eq!(drafted(&mut model, &task, None, &mut planted).tokens, expected.tokens);
+    }
+}
+
+#[test]
+fn an_answer_that_ends_among_accepted_tokens_ends_there() {
+    let mut plain = eager(&tiny("llama-tied"));
+    let vocab_size = plain.config().vocab_size;
+    let sampling = samplings(vocab_size).remove(1);
+    let free = Task { prompt: tokens(13, vocab_size), sampling, max_tokens: 40, stop_tokens: Vec::new() };
+    let answer = generate(&mut plain, &free, None).tokens;
+    for stop in [5, 11, 12, 23] {
+        let task = Task { stop_tokens: vec![answer[stop]], ..free.clone() };
+        let expected = generate(&mut plain, &task, None);
+        let mut planted = Planted { answer: answer.clone(), said: 0, vocab_size: vocab_size as u32 };
+        let found = drafted(&mut eager(&tiny("llama-tied")), &task, None, &mut planted);
+        assert_eq!((found.tokens, found.finish), (expected.tokens, Finish::Stop));
+    }
+    for length in 1..12 {
+        let task = Task { max_tokens: length, ..free.clone() };
+        let mut planted = Planted { answer: answer.clone(), said: 0, vocab_size: vocab_size as u32 };
+        let found = drafted(&mut plain, &task, None, &mut planted);
+        assert_eq!((&found.tokens[..], found.finish), (&answer[..length], Finish::Length));
+    }
+    let mut planted = Planted { answer: answer.clone(), said: 0, vocab_size: vocab_size as u32 };
+    let mut heard = 0;
+    let found = plain.generate_drafted(&free, None, &mut planted, &mut |_| {
+        heard += 1;
+        if heard == 9 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    assert_eq!(found.unwrap().tokens, &answer[..9], "whoever has enough is told no more");
+}
+
+/// The real model drafts for itself under an adapter that it does not have.
+#[test]
+fn a_model_drafts_and_the_answer_is_the_adapters() {
+    let mut model = split(&real_model(), OFF);
+    let text = Text::load(&ModelFiles::at(&real_model()).unwrap()).unwrap();
+    let vocab_size = model.config().vocab_size;
+    let own = model.load_adapter(&example_adapter("pirate")).unwrap();
+    let mut draft = ModelDraft::load(&real_model(), (text.tokenizer(), vocab_size), &[], 32 << 20).unwrap();
+    let prompt = text.encode_raw("The lighthouse keeper had lived on the island for").unwrap();
+    for (adapter, sampling) in [None, Some(&own)].into_iter().zip(samplings(vocab_size)) {
+        let task = Task { prompt: prompt.clone(), sampling, max_tokens: 12, stop_tokens: Vec::new() };
+        let expected = generate(&mut model, &task, adapter);
+        draft.begin(&task.prompt);
+        let found = drafted(&mut model, &task, adapter, &mut draft);
+        assert_eq!(found.tokens, expected.tokens);
+        if adapter.is_none() {
+            let guessed = draft.guesses(&TokenTree::new(), None).unwrap();
+            assert!(!guessed.is_empty() && guessed[0].probability >= guessed[1].probability);
+        }
+    }
+    let refused = ModelDraft::load(&tiny("llama-tied"), (text.tokenizer(), vocab_size), &[], 32 << 20);
+    assert!(matches!(refused, Err(DraftError::Tokenizer { .. } | DraftError::Text(_))), "{refused:?}");
+}

@@ -1,0 +1,92 @@
+//! Who guesses.
+
+use crate::{
+    growth::Growth,
+    tree::{MAX_NODES, NodeId, TokenTree},
+};
+
+/// Most guesses for one place.
+pub const MAX_GUESSES: usize = 4;
+
+/// A token that may come.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Guess {
+    /// Its id in the vocabulary.
+    pub token: u32,
+    /// How often such guesses come true, 0 to 1.
+    pub probability: f64,
+}
+
+/// Somebody who guesses what the target will say.
+pub trait Draft {
+    /// Why there are no guesses; `Infallible` for a table.
+    type Error;
+
+    /// The sequence goes on with `tokens`, which the target said: what is guessed from now on comes behind the last of them.
+    ///
+    /// # Errors
+    /// The draft cannot take them in.
+    fn accept(&mut self, tokens: &[u32]) -> Result<(), Self::Error>;
+
+    /// What may come behind `at` (`None`: behind the root), the likeliest first, each token once, at most
+    /// [`MAX_GUESSES`]. Empty: nobody knows.
+    ///
+    /// # Errors
+    /// The draft cannot say.
+    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Self::Error>;
+}
+
+/// Lets `tree` grow to `max_nodes` at most, or until the tree is to be verified, which is asked after every token.
+///
+/// # Errors
+/// The draft's own; the tree has what it got before.
+pub fn grow<D: Draft + ?Sized>(
+    tree: &mut TokenTree,
+    (growth, draft): (&mut impl Growth, &mut D),
+    max_nodes: usize,
+    mut is_due: impl FnMut(&TokenTree) -> bool,
+) -> Result<(), D::Error> {
+    while tree.len() < max_nodes.min(MAX_NODES) && !is_due(tree) && growth.step(tree, draft)? {}
+    Ok(())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::convert::Infallible;
+
+    use policy::random::Rng;
+
+    use super::*;
+
+    /// A draft that guesses by a hash of the way: the same way, the same guesses.
+    #[derive(Debug)]
+    pub(crate) struct Hashed {
+        /// Guesses for each place.
+        pub(crate) width: usize,
+        /// Places that it was asked about.
+        pub(crate) runs: Vec<Option<NodeId>>,
+    }
+
+    impl Draft for Hashed {
+        type Error = Infallible;
+
+        fn accept(&mut self, _: &[u32]) -> Result<(), Infallible> {
+            Ok(())
+        }
+
+        fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
+            self.runs.push(at);
+            let way =
+                at.into_iter().flat_map(|at| tree.path(at).iter()).map(|node| u64::from(tree.token(node)));
+            let rng = Rng::seeded(way.fold(7, |hash, token| Rng::keyed(hash).bits(token)));
+            let mut left = 1.0;
+            Ok((0..self.width)
+                .map(|rank| {
+                    let probability = left * (0.3 + 0.6 * rng.uniform(rank as u64));
+                    left -= probability;
+                    Guess { token: rank as u32, probability }
+                })
+                .collect())
+        }
+    }
+}

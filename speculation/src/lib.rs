@@ -1,0 +1,38 @@
+//! Speculation: tokens are guessed, and many guesses are verified in one pass of the target (EdgeLLM; DESIGN section 11).
+//!
+//! ```text
+//! Draft -> Growth -> TokenTree -> worth -> Segments -> (the target's pass) -> Walk -> Verdict -> Threshold
+//! ```
+//!
+//! No answer changes: at each position the target draws with its own generator, keyed by seed and position, and a drafted
+//! token survives if it is the one drawn. What is decided here is how soon an answer comes, never what it is.
+//!
+//! # Layout
+//!
+//! - [`tree`]: drafted tokens, and how they lie in rows of a pass.
+//! - [`verdict`]: what the target says of them.
+//! - [`threshold`]: how unlikely a tree becomes before it is verified, learned from verdicts.
+//! - [`draft`]: who guesses. [`ngram`]: out of what the sequence said before, without a model.
+//! - [`growth`]: which branch of a tree gets the next token.
+//! - [`baseline`]: the shapes of trees that the paper compares with.
+//! - [`worth`]: which drafted tokens are worth a row of the pass.
+//! - [`pipeline`]: who may compute while the target is loaded, and a log of it.
+//! - [`recent`]: what was learned about the adapters and clients that came last.
+//!
+//! # Principles
+//!
+//! - Nothing here knows a model, reads a clock or draws a number.
+//! - Confidences are probabilities: whoever guesses says how often such guesses come true, not how sure a model sounds.
+
+#![forbid(unsafe_code)]
+
+pub mod baseline;
+pub mod draft;
+pub mod growth;
+pub mod ngram;
+pub mod pipeline;
+pub mod recent;
+pub mod threshold;
+pub mod tree;
+pub mod verdict;
+pub mod worth;

@@ -1,0 +1,50 @@
+//! How often what followed a match came again.
+
+/// Lengths of matches that are counted together: the first is 1, each ends before the next begins.
+const CLASSES: [usize; 7] = [1, 2, 3, 4, 6, 10, 18];
+
+/// What is expected of each before anything was counted, for the likeliest guess and for the others (measured on answers
+/// about texts; docs/performance/speculation.md).
+const EXPECTED: [[f64; 2]; 7] =
+    [[0.10, 0.04], [0.25, 0.06], [0.40, 0.08], [0.50, 0.10], [0.60, 0.10], [0.75, 0.10], [0.85, 0.10]];
+
+/// Guesses that the expectation counts for.
+const WEIGHT: f64 = 6.0;
+
+/// What a guess counts when another one comes: about the last thirty matter.
+const DECAY: f64 = 0.97;
+
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct Counted {
+    guesses: f64,
+    right: f64,
+}
+
+/// How often guesses came true, by the length of their match, newer ones counting more. It is learned within a sequence, and
+/// handed on to the next of the same adapter and client ([`Recent`](crate::recent::Recent)).
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Survival {
+    counted: [[Counted; 2]; CLASSES.len()],
+}
+
+impl Survival {
+    /// The chance that the guess of this rank, 0 the likeliest, behind so many equal tokens comes true.
+    #[must_use]
+    pub fn of(&self, matched: usize, rank: usize) -> f64 {
+        let (class, rank) = places(matched, rank);
+        let Counted { guesses, right } = self.counted[class][rank];
+        (right + EXPECTED[class][rank] * WEIGHT) / (guesses + WEIGHT)
+    }
+
+    /// Such a guess came true, or did not.
+    pub(super) fn count(&mut self, matched: usize, rank: usize, is_right: bool) {
+        let (class, rank) = places(matched, rank);
+        let counted = &mut self.counted[class][rank];
+        counted.guesses = counted.guesses * DECAY + 1.0;
+        counted.right = counted.right * DECAY + f64::from(u8::from(is_right));
+    }
+}
+
+fn places(matched: usize, rank: usize) -> (usize, usize) {
+    (CLASSES.iter().rposition(|&least| least <= matched).unwrap_or(0), rank.min(1))
+}

@@ -1,0 +1,155 @@
+//! When a tree is verified: as soon as its confidence falls below a threshold that verdicts move (EdgeLLM §III-C, L-08, L-09).
+//!
+//! T_c, the tree's confidence, is the chance that its best branch is right to its end. While it is above alpha the draft goes
+//! on; below, the target is asked (*fallback*). A draft that is right is trusted further: alpha is halved. After an error alpha
+//! rises, by how much is the [`Rule`].
+
+use crate::{tree::TokenTree, verdict::Verdict};
+
+/// Where alpha starts; the paper finds that it hardly matters (Fig. 12).
+pub const INITIAL_ALPHA: f64 = 0.01;
+
+/// Alpha's bounds. Below, a tree would be full before it is verified; above, every token would be verified alone.
+const ALPHA_RANGE: (f64, f64) = (1e-6, 0.9);
+
+/// What alpha is multiplied with when everything was right (Eq. 3; the best of those in Fig. 12).
+const TRUST: f64 = 0.5;
+
+/// What alpha becomes after an error, with N_all tokens on the most matching branch, N_correct of them right, and C its
+/// confidence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Rule {
+    /// `alpha / C^((N_all - N_correct) / N_all)`: as the text says, alpha divided by "the average cumulative confidence of all
+    /// tokens subsequent to the incorrectly generated one". C^(1/N_all) is what a token of the branch has on average, and there
+    /// are N_all - N_correct of them.
+    #[default]
+    Exp,
+    /// `(N_all - N_correct) / N_all`: Eq. 3 as printed. It forgets what alpha was, and where the first token is wrong it
+    /// becomes 1: whatever was learned before, from then on each token is verified alone.
+    Printed,
+    /// `alpha` divided by the product of the probabilities that those tokens really had.
+    Suffix,
+}
+
+/// Alpha of one adapter and client, and how it moves.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Threshold {
+    rule: Rule,
+    alpha: f64,
+}
+
+impl Default for Threshold {
+    fn default() -> Self {
+        Self::new(Rule::default())
+    }
+}
+
+impl Threshold {
+    /// Before the first verdict.
+    #[must_use]
+    pub fn new(rule: Rule) -> Self {
+        Self { rule, alpha: INITIAL_ALPHA }
+    }
+
+    /// Alpha: the confidence below which a tree is verified.
+    #[must_use]
+    pub fn alpha(&self) -> f64 {
+        self.alpha
+    }
+
+    /// Whether `tree` is to be verified now; asked after every drafted token.
+    #[must_use]
+    pub fn is_due(&self, tree: &TokenTree) -> bool {
+        tree.tree_confidence() < self.alpha
+    }
+
+    /// Moves alpha as the verdict says. A verdict of no guess says nothing.
+    pub fn learn(&mut self, verdict: &Verdict) {
+        let &Verdict { all, correct, confidence, suffix, .. } = verdict;
+        if all == 0 {
+            return;
+        }
+        let wrong_part = all.saturating_sub(correct) as f64 / all as f64;
+        let alpha = match self.rule {
+            _ if correct >= all => self.alpha * TRUST,
+            Rule::Exp => self.alpha / confidence.powf(wrong_part),
+            Rule::Printed => wrong_part,
+            Rule::Suffix => self.alpha / suffix,
+        };
+        // Divided by nothing it is without bound, or no number where alpha is nothing too, which it never is.
+        self.alpha = alpha.clamp(ALPHA_RANGE.0, ALPHA_RANGE.1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A verdict over a chain of tokens of these probabilities, the first `correct` of which were right.
+    fn verdict(probabilities: &[f64], correct: usize) -> Verdict {
+        Verdict {
+            accepted: Vec::new(),
+            bonus: Some(0),
+            all: probabilities.len(),
+            correct,
+            confidence: probabilities.iter().product(),
+            suffix: probabilities[correct..].iter().product(),
+        }
+    }
+
+    /// By hand: a chain of 0.9 0.8 0.5 0.4 (C = 0.144), alpha 0.01 before.
+    #[test]
+    fn alpha_moves_as_each_rule_says() {
+        let chain = [0.9, 0.8, 0.5, 0.4];
+        let golden = [
+            // (right, exp, printed, suffix)
+            (4, 0.005, 0.005, 0.005),
+            // 0.01 / 0.144^(1/4), 1/4, 0.01 / 0.4
+            (3, 0.016_233, 0.25, 0.025),
+            // 0.01 / 0.144^(1/2), 2/4, 0.01 / 0.2
+            (2, 0.026_352, 0.5, 0.05),
+            // 0.01 / 0.144^(3/4), 3/4, 0.01 / 0.16
+            (1, 0.042_778, 0.75, 0.062_5),
+            // 0.01 / 0.144, all of it (1, brought into bounds), the same
+            (0, 0.069_444, 0.9, 0.069_444),
+        ];
+        for (correct, exp, printed, suffix) in golden {
+            for (rule, expected) in [(Rule::Exp, exp), (Rule::Printed, printed), (Rule::Suffix, suffix)] {
+                let mut threshold = Threshold::new(rule);
+                threshold.learn(&verdict(&chain, correct));
+                assert!((threshold.alpha() - expected).abs() < 1e-6, "{rule:?} {correct}: {threshold:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn as_printed_one_wrong_first_token_undoes_all_that_was_learned() {
+        let tokens_until_due = |rule| {
+            let mut threshold = Threshold::new(rule);
+            for _ in 0..10 {
+                threshold.learn(&verdict(&[0.8; 12], 12));
+            }
+            threshold.learn(&verdict(&[0.8; 12], 0));
+            let (mut tree, mut chain) = (TokenTree::new(), None);
+            while !threshold.is_due(&tree) && !tree.is_full() {
+                chain = tree.push(chain, 1, 0.8);
+            }
+            tree.len()
+        };
+        assert_eq!(tokens_until_due(Rule::Printed), 1, "each token is verified alone");
+        assert!(tokens_until_due(Rule::Exp) > 20, "one error in 132 tokens");
+    }
+
+    #[test]
+    fn alpha_stays_within_its_bounds_whatever_comes() {
+        for rule in [Rule::Exp, Rule::Printed, Rule::Suffix] {
+            let mut threshold = Threshold::new(rule);
+            (0..100).for_each(|_| threshold.learn(&verdict(&[0.5; 4], 4)));
+            assert_eq!(threshold.alpha(), ALPHA_RANGE.0);
+            (0..100).for_each(|_| threshold.learn(&verdict(&[0.0; 4], 0)));
+            assert_eq!(threshold.alpha(), ALPHA_RANGE.1);
+            threshold.learn(&verdict(&[], 0));
+            assert_eq!(threshold.alpha(), ALPHA_RANGE.1, "nothing was guessed");
+        }
+    }
+}

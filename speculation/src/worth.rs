@@ -1,0 +1,196 @@
+//! Which drafted tokens are worth a row of the pass (CHECKLIST D3.3).
+//!
+//! A pass of `r` rows takes `t(r) = base + slope · r`. Where the base is the weights' way from memory, from a disk or over a
+//! network, a row more is cheap; where it is arithmetic, it is dear. A drafted token is worth its row as long as it makes
+//! more tokens come in a second: with `E` expected already, and `C` its confidence,
+//!
+//! ```text
+//! (E + C) / t(r + 1) > E / t(r)    that is    C > E · slope / t(r)
+//! ```
+//!
+//! A node's confidence is its parent's times its own probability, so taking nodes by confidence takes parents first, the
+//! best set of each size is a prefix of that order, and the first node that is not worth it ends the search.
+//!
+//! The right side is what the paper's threshold is for, found from costs: the dearer a sweep, the less likely a token may be.
+
+use policy::perf::line::Line;
+
+use crate::tree::{NodeId, NodeSet, TokenTree};
+
+/// By how much longer a step may take because somebody in it verifies a draft, where others take part: they wait for
+/// their next token no longer than that.
+pub const MAX_SLOWDOWN: f64 = 0.05;
+
+/// A step as it would be without drafts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Step {
+    /// Rows of a step to seconds.
+    pub cost: Line,
+    /// Rows it has anyway.
+    pub rows: usize,
+    /// Sequences that get their next token from it.
+    pub sequences: usize,
+}
+
+/// What is to be verified.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Worth {
+    /// The nodes of each tree: with a node, all those before it.
+    pub kept: Vec<NodeSet>,
+    /// The confidence above which one more token would be worth its row.
+    pub least_confidence: f64,
+}
+
+/// Which nodes of `trees`, drafted for sequences of the same step, are worth their rows.
+///
+/// As many as bring most tokens in a second, if everybody in the step gains by that, or loses no more than [`MAX_SLOWDOWN`]; else
+/// as many as take no longer than that.
+#[must_use]
+pub fn worth(step: &Step, trees: &[&TokenTree]) -> Worth {
+    let nodes =
+        |(index, tree): (usize, &&TokenTree)| tree.nodes().map(|node| (index, node)).collect::<Vec<_>>();
+    let mut order: Vec<(usize, NodeId)> = trees.iter().enumerate().flat_map(nodes).collect();
+    let confidence = |&(tree, node): &(usize, NodeId)| trees[tree].confidence(Some(node));
+    // Stable: of equal confidence, parents stay before their children.
+    order.sort_by(|a, b| confidence(b).total_cmp(&confidence(a)));
+    let order: Vec<_> = order.into_iter().map(|node| (node, confidence(&node))).collect();
+    let best = take(step, trees.len(), &order, f64::INFINITY);
+    if is_fair(step, trees, &best.kept) { best } else { take(step, trees.len(), &order, 1.0 + MAX_SLOWDOWN) }
+}
+
+/// Takes nodes in `order`, each with its confidence, as long as they are worth their rows and the step takes no more than `times` as
+/// long.
+fn take(step: &Step, trees: usize, order: &[((usize, NodeId), f64)], times: f64) -> Worth {
+    let mut worth = Worth { kept: vec![NodeSet::EMPTY; trees], least_confidence: 0.0 };
+    let mut expected = step.sequences as f64;
+    for (taken, next) in order.iter().map(Some).chain([None]).enumerate() {
+        worth.least_confidence = least_confidence(step, expected, taken, times);
+        let Some(&((tree, node), confidence)) = next.filter(|next| next.1 > worth.least_confidence) else {
+            break;
+        };
+        worth.kept[tree] = worth.kept[tree].with(node);
+        expected += confidence;
+    }
+    worth
+}
+
+/// What one more row must promise behind `taken` drafted ones, of which, with the step's own, `expected` tokens come: 1, which
+/// nothing exceeds, where the step would take more than `times` as long.
+fn least_confidence(step: &Step, expected: f64, taken: usize, times: f64) -> f64 {
+    let at = |drafted: usize| step.cost.at((step.rows + drafted) as f64);
+    if at(taken + 1) > at(0) * times {
+        return 1.0;
+    }
+    // A pass that takes no time has no row to spare either.
+    if at(taken) > 0.0 { (expected * step.cost.alpha / at(taken)).min(1.0) } else { 1.0 }
+}
+
+/// Whether nobody in the step waits longer for a token, by more than [`MAX_SLOWDOWN`], because of what is verified in it.
+fn is_fair(step: &Step, trees: &[&TokenTree], kept: &[NodeSet]) -> bool {
+    let at = |drafted: usize| step.cost.at((step.rows + drafted) as f64);
+    let times = at(kept.iter().map(|kept| kept.len()).sum()) / at(0);
+    let expected = |(tree, kept): (&&TokenTree, &NodeSet)| {
+        1.0 + kept.iter().map(|node| tree.confidence(Some(node))).sum::<f64>()
+    };
+    let with_drafts = trees.iter().zip(kept).map(expected).fold(f64::INFINITY, f64::min);
+    let least = if trees.len() < step.sequences { 1.0 } else { with_drafts };
+    // Not a number where nothing takes any time.
+    !(times > least * (1.0 + MAX_SLOWDOWN))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::tree::tests::trees;
+
+    /// Tokens in a second where `kept` of each tree are verified.
+    fn pace(step: &Step, trees: &[&TokenTree], kept: &[NodeSet]) -> f64 {
+        let confidences = trees
+            .iter()
+            .zip(kept)
+            .flat_map(|(tree, kept)| kept.iter().map(|node| tree.confidence(Some(node))));
+        let rows = step.rows + kept.iter().map(|kept| kept.len()).sum::<usize>();
+        (step.sequences as f64 + confidences.sum::<f64>()) / step.cost.at(rows as f64)
+    }
+
+    /// All sets of nodes that are parents' with every child.
+    fn closed_sets(tree: &TokenTree) -> Vec<NodeSet> {
+        let sets = (0_u32..1 << tree.len())
+            .map(|bits| tree.nodes().filter(|node| bits >> node.index() & 1 == 1).collect());
+        sets.filter(|set: &NodeSet| {
+            set.iter().all(|node| tree.parent(node).is_none_or(|parent| set.contains(parent)))
+        })
+        .collect()
+    }
+
+    fn steps() -> impl Strategy<Value = Step> {
+        (0.0..1.0_f64, 0.01..10.0_f64, 1_usize..20, 0_usize..3).prop_map(|(alpha, beta, rows, others)| Step {
+            cost: Line { alpha, beta },
+            rows,
+            sequences: (2 + others).min(rows.max(2)),
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn no_other_choice_gives_more_tokens_in_a_second(step in steps(), a in trees(8), b in trees(5)) {
+            let drafted = [&a, &b];
+            let found = worth(&step, &drafted);
+            let times = |kept: &[NodeSet]| {
+                step.cost.at((step.rows + kept[0].len() + kept[1].len()) as f64) / step.cost.at(step.rows as f64)
+            };
+            let tokens = |tree: &TokenTree, kept: NodeSet| 1.0 + kept.iter().map(|node| tree.confidence(Some(node))).sum::<f64>();
+            let slowest = tokens(&a, found.kept[0]).min(tokens(&b, found.kept[1]));
+            let slowest = if step.sequences > 2 { 1.0 } else { slowest };
+            prop_assert!(times(&found.kept) <= slowest * (1.0 + MAX_SLOWDOWN) * (1.0 + 1e-12), "nobody waits longer");
+            // Whatever more would bring keeps somebody waiting.
+            let within = |kept: &[NodeSet]| times(kept) <= 1.0 + MAX_SLOWDOWN;
+            let best = closed_sets(&a)
+                .iter()
+                .flat_map(|&first| closed_sets(&b).into_iter().map(move |second| [first, second]))
+                .filter(|kept| within(kept))
+                .map(|kept| pace(&step, &drafted, &kept))
+                .fold(0.0, f64::max);
+            prop_assert!(pace(&step, &drafted, &found.kept) >= best * (1.0 - 1e-12));
+            for (tree, kept) in drafted.iter().zip(&found.kept) {
+                prop_assert_eq!(tree.pruned(*kept).len(), kept.len(), "parents are kept with their children");
+            }
+        }
+
+        #[test]
+        fn the_dearer_a_sweep_the_less_a_token_must_promise(tree in trees(20), alpha in 0.001..1.0_f64, beta in 0.1..10.0_f64) {
+            let at = |base: f64| worth(&Step { cost: Line { alpha, beta: base }, rows: 1, sequences: 1 }, &[&tree]);
+            let (cheap, dear) = (at(beta), at(beta * 2.0));
+            prop_assert!(dear.kept[0].len() >= cheap.kept[0].len());
+        }
+    }
+
+    #[test]
+    fn where_everybody_gains_a_step_may_take_longer() {
+        let chain = |length| {
+            let mut tree = TokenTree::new();
+            (0..length).fold(None, |tip, _| tree.push(tip, 1, 0.999));
+            tree
+        };
+        let (long, other) = (chain(8), chain(8));
+        let step = Step { cost: Line { alpha: 0.1, beta: 1.0 }, rows: 2, sequences: 2 };
+        let kept =
+            |step: &Step| worth(step, &[&long, &other]).kept.iter().map(|kept| kept.len()).sum::<usize>();
+        assert_eq!(kept(&step), 16);
+        assert_eq!(kept(&Step { rows: 3, sequences: 3, ..step }), 0, "a third has nothing from it");
+    }
+
+    #[test]
+    fn others_wait_no_longer_than_promised() {
+        let mut tree = TokenTree::new();
+        let mut chain = None;
+        for _ in 0..20 {
+            chain = tree.push(chain, 1, 0.999);
+        }
+        let cost = Line { alpha: 0.01, beta: 1.0 };
+        let kept = |sequences| worth(&Step { cost, rows: 4, sequences }, &[&tree]).kept[0].len();
+        assert_eq!((kept(1), kept(4)), (20, 5), "5 % of 1.04 s are 5 rows");
+    }
+}
