@@ -1,12 +1,10 @@
 //! Where the weights are while they are served.
 
-use std::path::PathBuf;
-
 use clap::{Args, ValueEnum};
 use model::weights::streamed::Readahead;
 use settings::{ByteCount, DeviceChoice, Gbps};
 
-use super::{Config, ConfigError};
+use super::ConfigError;
 
 /// Memory for weights, and how the rest of them is read.
 #[derive(Debug, Clone, PartialEq, Args)]
@@ -51,17 +49,6 @@ impl WeightFlags {
         match (self.bytes, device) {
             (Some(_), DeviceChoice::Cuda { .. }) => Err(ConfigError::StreamedToGpu),
             _ => Ok(()),
-        }
-    }
-}
-
-impl Config {
-    /// The private directory of the file of packed weights.
-    #[must_use]
-    pub fn weight_directory(&self) -> PathBuf {
-        match &self.disk_directory {
-            Some(directory) => directory.join("weights"),
-            None => self.beside("weights"),
         }
     }
 }

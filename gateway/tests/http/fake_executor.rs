@@ -17,8 +17,8 @@ use shmproto::{
     message::{
         AdapterLoaded, AdapterStats, AdapterUnloaded, ColdStart, DeviceFacts, DeviceKind, ErrorCode, Failed,
         Finish, Generate, HeldStats, LayerRoute, LayerSession, LayerStats, MemoryStats, Output,
-        PROTOCOL_VERSION, SpeculationStats, Stats, TenantUse, ToExecutor, ToGateway, TokenOutput, WeightStats,
-        Welcome, WireError, WorkerStats,
+        PROTOCOL_VERSION, SpeculationStats, Stats, TenantUse, ToExecutor, ToGateway, TokenOutput,
+        WeightStats, Welcome, WireError, WorkerStats,
     },
 };
 use tokio::task::{AbortHandle, JoinHandle};
