@@ -34,6 +34,9 @@ const HELD: [Figure<HeldStats>; 6] = [
     ("clients", |held| held.clients_bytes),
 ];
 
+/// Microseconds of a second.
+const MICROS: f64 = 1e6;
+
 /// Slots of a tier.
 #[derive(Debug)]
 struct Slots {
@@ -51,6 +54,7 @@ pub(super) struct MemoryFigures {
     moves: Vec<Arc<Number>>,
     held: Vec<Arc<Number>>,
     limit: Arc<Number>,
+    weights: [(Arc<Number>, f64, fn(&MemoryStats) -> u64); 3],
 }
 
 impl MemoryFigures {
@@ -67,6 +71,11 @@ impl MemoryFigures {
             moves: MOVES.iter().map(|(way, _)| store.number(Id::MovedBlocks, &[way])).collect(),
             held: HELD.iter().map(|(what, _)| store.number(Id::HeldBytes, &[what])).collect(),
             limit: store.number(Id::MemoryLimit, &[]),
+            weights: [
+                (store.number(Id::WeightReadBytes, &[]), 1.0, |memory| memory.weights.read_bytes),
+                (store.number(Id::WeightRead, &[]), MICROS, |memory| memory.weights.read_us),
+                (store.number(Id::WeightWait, &[]), MICROS, |memory| memory.weights.waited_us),
+            ],
         }
     }
 
@@ -82,6 +91,10 @@ impl MemoryFigures {
         self.limit.set(float(now.held.limit_bytes));
         for (gauge, (_, figure)) in self.held.iter().zip(HELD) {
             gauge.set(float(figure(&now.held)));
+        }
+        for (counter, units, figure) in &self.weights {
+            let more = grown(figure(now), before.map(|before| figure(&before.memory)));
+            counter.add(float(more) / units);
         }
         for (counter, (_, figure)) in self.moves.iter().zip(MOVES) {
             counter.add(float(grown(figure(now), before.map(|before| figure(&before.memory)))));
