@@ -104,7 +104,7 @@ impl Side {
     fn pass(&mut self, tokens: &[u32], start: usize, blocks: &[BlockId], each: usize) -> Result<()> {
         let slice = |blocks| {
             let (adapter, logits) = (None, LogitRows::Last);
-            SequenceSlice::<'_, PreparedAdapter> { tokens, start, blocks, adapter, logits }
+            SequenceSlice::<'_, PreparedAdapter> { tokens, start, blocks, trunk: &[], adapter, logits }
         };
         let batch: Vec<_> = blocks.chunks(each).map(slice).collect();
         self.model.forward(&batch, &mut Vec::new()).context("a pass failed")
@@ -124,7 +124,7 @@ impl Side {
 /// If the model cannot be read, or there is no room for it in memory or on the disk.
 pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
     let directory = tempfile::tempdir_in(config.model.parent().unwrap_or(Path::new(".")))?;
-    let mut side = |percent, readahead, pace| {
+    let side = |percent, readahead, pace| {
         Side::open(&config.model, directory.path(), cores, Way { percent, readahead, pace })
     };
     let mut resident = side(100, Readahead::Next, None)?;

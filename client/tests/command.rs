@@ -73,6 +73,32 @@ fn a_question_is_answered_over_shared_memory_with_what_is_fetched_once() {
 }
 
 #[test]
+fn an_answer_that_was_drafted_at_home_is_the_same_and_takes_fewer_calls() {
+    let (home, directory) = (private_directory(), private_directory());
+    let executor = giving_executor(&real_model());
+    let widths = widths(&executor);
+    Door::new(executor, widths, Mischief::None).local(directory.path());
+    let ask = |options: &[&str]| {
+        let mut command = client(home.path());
+        command.arg("generate").arg("--executor").arg(directory.path()).arg("--model").arg(real_model());
+        command.args(["--max-tokens", "16", "--temperature", "0", "--raw", "--json"]).args(options);
+        command
+            .args(["--", "one two three four five six one two three four five six one two three"])
+            .output()
+            .unwrap()
+    };
+    let (plain, drafted) = (json(&ask(&[])), json(&ask(&["--draft", "ngram", "--draft-nodes", "4"])));
+    assert_eq!(plain["text"], drafted["text"]);
+    assert_eq!(plain["drafts"], Value::Null);
+    assert!(drafted["drafts"]["accepted_per_sweep"].as_f64().unwrap() > 0.5, "{drafted}");
+    let calls = |answer: &Value| answer["timings"]["calls"].as_u64().unwrap();
+    assert!(calls(&drafted) < calls(&plain), "{drafted}");
+    let other = ask(&["--draft", tiny("llama-tied").to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&other.stderr);
+    assert!(!other.status.success() && said.contains("token"), "a draft of another family: {said}");
+}
+
+#[test]
 fn an_answer_goes_on_after_its_end_if_that_is_to_be_ignored() {
     let (home, directory) = (private_directory(), private_directory());
     let executor = giving_executor(&real_model());

@@ -44,9 +44,9 @@ struct Link {
 
 const LINKS: [Link; 4] = [
     Link { round_trip_us: 100, drafted: 128, plain: 64, goal: 1.3 },
-    Link { round_trip_us: 1_000, drafted: 128, plain: 32, goal: 1.8 },
-    Link { round_trip_us: 5_000, drafted: 96, plain: 16, goal: 2.5 },
-    Link { round_trip_us: 20_000, drafted: 96, plain: 8, goal: 3.0 },
+    Link { round_trip_us: 1_000, drafted: 128, plain: 24, goal: 1.8 },
+    Link { round_trip_us: 5_000, drafted: 64, plain: 12, goal: 2.5 },
+    Link { round_trip_us: 20_000, drafted: 48, plain: 6, goal: 3.0 },
 ];
 
 /// Share of the planted draft's first guesses that are right, and of its second ones where they are not.
@@ -56,7 +56,7 @@ const SECOND: f64 = 0.6;
 /// How much a text that does not repeat may lose.
 const LEAST_SHARE: f64 = 0.97;
 
-/// A text that is copied, and one that goes on as it likes.
+/// A text that is copied, and one that goes on as it likes: drawn, since a small model's likeliest story soon repeats itself.
 const COPIED: &str = "The inspector counted the valves twice. Valve seven was open, valve eight was shut, and valve nine had \
     been painted over by somebody who did not want it to be counted. She wrote all of it into the green book, signed the \
     page, and asked the keeper for the key of the lower gallery.";
@@ -77,8 +77,11 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
         let answer = bench.answer(&executor, config, &told)?;
         for (width, goal) in [(1, Some(link.goal)), (2, None)] {
             let planted = || Planted { answer: answer.clone(), said: 0, width };
-            let (row, thresholds) =
-                bench.compare(&format!("planted, {width} of a place"), &told, &|_| Box::new(planted()))?;
+            let (row, thresholds) = bench.compare(
+                &format!("planted, {width} of a place"),
+                (&told, link.drafted, 0.0),
+                &|_| Box::new(planted()),
+            )?;
             comparisons.push(row.with(goal.map(Target::RatioAtLeast)));
             if width == 1 {
                 comparisons.extend(lower(
@@ -89,8 +92,10 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
             }
         }
         let own = |prompt: &[u32]| -> Made { Box::new(Ngram::new(prompt, Survival::default())) };
-        comparisons.push(bench.compare("ngram, a text that repeats", &copied, &own)?.0.with(None));
-        let told = bench.compare("ngram, a text that does not", &told, &own)?.0;
+        comparisons.push(
+            bench.compare("ngram, a text that repeats", (&copied, link.drafted, 0.0), &own)?.0.with(None),
+        );
+        let told = bench.compare("ngram, a text that does not", (&told, 2 * link.plain, 1.0), &own)?.0;
         comparisons.push(told.with(Some(Target::RatioAtLeast(LEAST_SHARE))));
     }
     Ok(comparisons)
@@ -142,45 +147,40 @@ impl<'a> Bench<'a> {
     fn answer(&self, executor: &Executor, config: &Config, prompt: &[u32]) -> Result<Vec<u32>> {
         // Guesses go beyond the answer's end, by a tree at most.
         let tokens = self.link.drafted + speculation::tree::MAX_NODES;
-        Ok(decoder(config, executor, Duration::ZERO)?.answer(prompt.to_vec(), tokens, None)?.tokens)
+        Ok(decoder(config, executor, Duration::ZERO)?.answer(prompt.to_vec(), tokens, 0.0, None)?.tokens)
     }
 
     /// Drafted beside plain, and the thresholds that were come to.
     fn compare(
         &mut self,
         draft: &str,
-        prompt: &[u32],
+        (prompt, tokens, temperature): (&[u32], usize, f32),
         make: &dyn Fn(&[u32]) -> Made,
     ) -> Result<(Measured, Samples)> {
         let Self { link, runs, plain, drafting } = self;
         let case = format!("{draft}, round trips of {} ms", link.round_trip_us as f64 / 1e3);
-        let mut said = Vec::new();
+        let (mut said, mut known) = (Vec::new(), Vec::new());
         let [drafted, plain] = alternate(
             *runs,
             [
                 Box::new(|_| {
                     let generated =
-                        drafting.answer(prompt.to_vec(), link.drafted, Some(&mut *make(prompt)))?;
+                        drafting.answer(prompt.to_vec(), tokens, temperature, Some(&mut *make(prompt)))?;
                     tell(&case, &generated);
                     said.push(generated.clone());
                     Ok(1.0 / time_of_a_token(&generated).as_secs_f64())
                 }),
                 Box::new(|_| {
-                    let generated = plain.answer(prompt.to_vec(), link.plain, None)?;
+                    let generated = plain.answer(prompt.to_vec(), link.plain, temperature, None)?;
+                    known = generated.tokens.clone();
                     Ok(1.0 / time_of_a_token(&generated).as_secs_f64())
                 }) as crate::measure::Contestant<'_, f64>,
             ],
         )?;
-        let known = plain_tokens(self, prompt)?;
         ensure!(said.iter().all(|said| said.tokens.starts_with(&known)), "drafts changed the answer");
         let thresholds = Samples::of(&said, |said| said.drafted.threshold)?;
         Ok((Measured { case, drafted: Samples::new(drafted)?, plain: Samples::new(plain)? }, thresholds))
     }
-}
-
-/// The beginning of the answer without drafts.
-fn plain_tokens(bench: &mut Bench<'_>, prompt: &[u32]) -> Result<Vec<u32>> {
-    Ok(bench.plain.answer(prompt.to_vec(), bench.link.plain, None)?.tokens)
 }
 
 fn decoder(config: &Config, executor: &Executor, round_trip: Duration) -> Result<Decoder> {

@@ -38,10 +38,10 @@ impl Decoder {
     /// # Errors
     /// If it does not.
     pub(super) fn generate(&mut self, seed: u64, prompt: usize, tokens: usize) -> Result<Generated> {
-        self.answer(workload::prompt(seed, prompt), tokens, None)
+        self.answer(workload::prompt(seed, prompt), tokens, 0.0, None)
     }
 
-    /// Generates exactly `tokens` after `prompt`, the likeliest ones; `guesser` may guess them.
+    /// Generates exactly `tokens` after `prompt`, drawn at `temperature` as the same seed draws them; `guesser` may guess them.
     ///
     /// # Errors
     /// If it does not.
@@ -49,10 +49,11 @@ impl Decoder {
         &mut self,
         prompt: Vec<u32>,
         tokens: usize,
+        temperature: f32,
         guesser: Option<Guesser<'_>>,
     ) -> Result<Generated> {
-        let greedy = SamplingRequest { temperature: 0.0, ..SamplingRequest::default() };
-        let sampling = SamplingParams::new(greedy, self.0.config().vocab_size).context("no sampling")?;
+        let request = SamplingRequest { temperature, seed: 1, ..SamplingRequest::default() };
+        let sampling = SamplingParams::new(request, self.0.config().vocab_size).context("no sampling")?;
         let task = Task { prompt, sampling, max_tokens: tokens, stop_tokens: Vec::new() };
         let mut go_on = |_| ControlFlow::Continue(());
         let generated = match guesser {
