@@ -142,10 +142,9 @@ impl Elevator {
             }
         };
         let stays = target == self.at;
-        if self.is_worth_a_wait(target, &is_expected) {
-            if let Some(until) = self.holds_until(now) {
-                return Next::Hold(until);
-            }
+        let waits = self.is_worth_a_wait(target, &is_expected);
+        if let Some(until) = waits.then(|| self.holds_until(now)).flatten() {
+            return Next::Hold(until);
         }
         if !stays {
             self.go(now, way, target);

@@ -99,6 +99,7 @@ fn talk<P: ForwardPass<Adapter = PreparedAdapter>>(
             tokens: &prompts[index][range.clone()],
             start: range.start,
             blocks: &blocks[index],
+            trunk: &[],
             adapter: adapters[index % adapters.len()].as_ref(),
             logits: if index == 3 { LogitRows::All } else { LogitRows::Last },
         };

@@ -37,6 +37,13 @@ const HELD: [Figure<HeldStats>; 6] = [
 /// Microseconds of a second.
 const MICROS: f64 = 1e6;
 
+/// What the counters of weights count, in the reported unit's parts of their own.
+const WEIGHTS: [(Id, f64, fn(&MemoryStats) -> u64); 3] = [
+    (Id::WeightReadBytes, 1.0, |memory| memory.weights.read_bytes),
+    (Id::WeightRead, MICROS, |memory| memory.weights.read_us),
+    (Id::WeightWait, MICROS, |memory| memory.weights.waited_us),
+];
+
 /// Slots of a tier.
 #[derive(Debug)]
 struct Slots {
@@ -54,7 +61,7 @@ pub(super) struct MemoryFigures {
     moves: Vec<Arc<Number>>,
     held: Vec<Arc<Number>>,
     limit: Arc<Number>,
-    weights: [(Arc<Number>, f64, fn(&MemoryStats) -> u64); 3],
+    weights: Vec<Arc<Number>>,
 }
 
 impl MemoryFigures {
@@ -71,11 +78,7 @@ impl MemoryFigures {
             moves: MOVES.iter().map(|(way, _)| store.number(Id::MovedBlocks, &[way])).collect(),
             held: HELD.iter().map(|(what, _)| store.number(Id::HeldBytes, &[what])).collect(),
             limit: store.number(Id::MemoryLimit, &[]),
-            weights: [
-                (store.number(Id::WeightReadBytes, &[]), 1.0, |memory| memory.weights.read_bytes),
-                (store.number(Id::WeightRead, &[]), MICROS, |memory| memory.weights.read_us),
-                (store.number(Id::WeightWait, &[]), MICROS, |memory| memory.weights.waited_us),
-            ],
+            weights: WEIGHTS.iter().map(|(id, ..)| store.number(*id, &[])).collect(),
         }
     }
 
@@ -92,7 +95,7 @@ impl MemoryFigures {
         for (gauge, (_, figure)) in self.held.iter().zip(HELD) {
             gauge.set(float(figure(&now.held)));
         }
-        for (counter, units, figure) in &self.weights {
+        for (counter, (_, units, figure)) in self.weights.iter().zip(WEIGHTS) {
             let more = grown(figure(now), before.map(|before| figure(&before.memory)));
             counter.add(float(more) / units);
         }

@@ -180,6 +180,7 @@ fn clients_keep_step_with_a_resident_pass_or_fall_behind_and_all_get_their_bits(
                 tokens: std::slice::from_ref(token),
                 start,
                 blocks: &blocks,
+                trunk: &[],
                 adapter: None,
                 logits: LogitRows::Last,
             };

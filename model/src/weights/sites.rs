@@ -50,6 +50,12 @@ impl SiteWeights {
         self.layers.iter().flatten().map(|linear| linear.matrix.bytes()).sum()
     }
 
+    /// True if every layer takes its activations unrounded.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        self.sites.iter().all(|site| site.fast_is_linear)
+    }
+
     /// Evaluates `call` for all rows of `x` into rows of `out`.
     ///
     /// # Panics
