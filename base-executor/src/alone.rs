@@ -16,8 +16,8 @@ use layer_service::{
 use model::{
     cuda::CudaModel,
     forward::ForwardPass as _,
-    site_model::SiteModel,
-    sites::{EvaluateSites, Site},
+    site_model::{LoadProgress, SiteModel},
+    sites::EvaluateSites,
     skeleton::SkeletonPlan,
 };
 use settings::DeviceChoice;
@@ -30,7 +30,7 @@ use crate::{
     progress::Progress,
     pulse::{DeviceLost, Figures, Pulse},
     resident::{cuda, kv_numbers, precision},
-    spawn, systemd,
+    spawn, streaming, systemd,
 };
 
 /// How often the loop turns, at least.
@@ -137,7 +137,13 @@ impl Base {
     ) -> anyhow::Result<(Self, Told)> {
         match config.device {
             DeviceChoice::Cpu => {
-                let base = SiteModel::open_telling(path, cores, &|at| progress.done(at.done, at.total))?;
+                let told = |at: LoadProgress| progress.done(at.done, at.total);
+                let base = match streaming::options(config)? {
+                    None => SiteModel::open_telling(path, cores, &told)?,
+                    Some(options) => {
+                        SiteModel::open_streamed(path, &options, cores, &told).context(streaming::REMEDY)?
+                    }
+                };
                 let known = base.facts();
                 let (architecture, identity) = (known.architecture.clone(), known.identity);
                 let suits = if base.is_exact() { LoraPrecision::Exact } else { LoraPrecision::Compact };
@@ -152,10 +158,10 @@ impl Base {
         }
     }
 
-    fn sites(&self) -> &[Site] {
+    fn evaluate_sites(&self) -> &dyn EvaluateSites {
         match self {
-            Self::Cpu(base) => base.sites(),
-            Self::Cuda(base) => base.sites(),
+            Self::Cpu(base) => &**base,
+            Self::Cuda(base) => &**base,
         }
     }
 
@@ -209,9 +215,10 @@ fn open(config: &Config, progress: &Progress) -> anyhow::Result<(Base, Hub, Door
     let settings = config.layers.settings();
     let budget = MemoryBudget::of_this_machine(0);
     if matches!(base, Base::Cpu(_)) {
-        budget::take(&budget.weights, told.bytes as u64, "serve a smaller base, or one of fewer bits")?;
+        let account = budget.bounded_weights(config.weights.bytes);
+        budget::take(&account, told.bytes as u64, "serve a smaller base, or one of fewer bits")?;
     }
-    let (hub, doors) = start(settings, places, base.sites(), facts, budget.clients)?;
+    let (hub, doors) = start(settings, places, base.evaluate_sites(), facts, budget.clients)?;
     Ok((base, hub, doors))
 }
 

@@ -10,6 +10,7 @@ use std::{
 };
 
 use cache::ledger::{Account, Charge};
+use settings::ByteCount;
 use shmproto::message::HeldStats;
 
 /// Of the bound, one part in so many is for what is not accounted for: programs, rows on their way through a pass, files.
@@ -49,6 +50,13 @@ impl MemoryBudget {
             ["weights", "blocks", "history", "workers", "clients"].map(|name| all.part(name, limit_bytes));
         let adapters = all.part("adapters", adapter_bytes);
         Self { all, weights, blocks, adapters, history, workers, clients }
+    }
+
+    /// The account of weights, of which there may be so many, if there is a bound.
+    #[must_use]
+    pub fn bounded_weights(&self, bound: Option<ByteCount>) -> Account {
+        let bounded = |bound: ByteCount| self.weights.part("weights under --weight-bytes", bound.0);
+        bound.map_or_else(|| self.weights.clone(), bounded)
     }
 
     /// What is held now.

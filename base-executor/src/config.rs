@@ -1,14 +1,12 @@
 //! Settings of the process: from the command line, else from the environment, else their defaults.
 
 mod layers;
+mod places;
+mod weights;
 
-use std::{
-    num::NonZeroU64,
-    path::{Path, PathBuf},
-};
+use std::{num::NonZeroU64, path::PathBuf};
 
 use clap::{Parser, ValueEnum};
-use layer_service::start::Places;
 use model::{cuda::assist::Invocation, forward::BLOCK_TOKENS};
 use settings::{
     AdapterDtype, ByteCount, CachePolicy, CacheWeight, ColdStart, CoreList, DeviceChoice, Draft, Gbps,
@@ -16,7 +14,10 @@ use settings::{
 };
 use shmproto::{board::MAX_SEATS, message};
 
-pub use self::layers::{LayerFlags, LayerPlace};
+pub use self::{
+    layers::{LayerFlags, LayerPlace},
+    weights::{WeightFlags, WeightReads},
+};
 use crate::engine::drafts::MAX_DRAFT_TOKENS;
 
 const _: () = assert!(MAX_SEATS == MAX_WORKERS as usize, "every worker of a deployment has a seat");
@@ -32,6 +33,9 @@ pub struct Config {
     /// nothing; how long they take does.
     #[arg(long, value_name = "SEED")]
     pub random_weights: Option<u64>,
+    /// Where the weights are.
+    #[command(flatten)]
+    pub weights: WeightFlags,
     /// What computes: cpu, cuda, or cuda:1 for another GPU than the first.
     #[arg(long, value_name = "DEVICE")]
     pub device: DeviceChoice,
@@ -214,6 +218,11 @@ pub enum ConfigError {
         "--engine none lends a model's files to split clients, and --random-weights has none: leave one of them out"
     )]
     NothingToLend,
+    /// A GPU has weights in its own memory.
+    #[error(
+        "--weight-bytes has the host's cores read weights from a disk, and --device names a GPU: leave one of them out"
+    )]
+    StreamedToGpu,
     /// Drafts where verification does not have the bits of a decode step.
     #[error("--draft ngram works with --device cpu alone; leave it out, or take --draft auto")]
     DraftDevice,
@@ -250,6 +259,7 @@ impl Config {
             return Err(ConfigError::TooLarge { flag, value, most: MAX_SEATS });
         }
         self.layers.check()?;
+        self.weights.check(self.device)?;
         let is_off = self.layers.place == Some(LayerPlace::Off);
         match (self.engine, &self.socket) {
             (EngineKind::Resident, None) => return Err(ConfigError::NoSocket),
@@ -278,46 +288,6 @@ impl Config {
             ColdStart::OnDemand => message::ColdStart::OnDemand,
             ColdStart::Cached => message::ColdStart::Cached,
         }
-    }
-
-    /// The private directory of the disk tier's file.
-    #[must_use]
-    pub fn disk_directory(&self) -> PathBuf {
-        self.disk_directory.clone().unwrap_or_else(|| self.beside("history"))
-    }
-
-    /// Where workers connect.
-    #[must_use]
-    pub fn worker_socket(&self) -> PathBuf {
-        self.worker_socket.clone().unwrap_or_else(|| self.beside("workers.sock"))
-    }
-
-    /// Where split clients of this host connect; `None` if they are not served.
-    #[must_use]
-    pub fn layer_socket(&self) -> Option<PathBuf> {
-        match &self.layers.place {
-            // There are no files to give them.
-            _ if self.random_weights.is_some() => None,
-            Some(LayerPlace::Off) => None,
-            Some(LayerPlace::At(path)) => Some(path.clone()),
-            None => Some(self.beside("layers.sock")),
-        }
-    }
-
-    /// Where the doors of the layer service are, if it has any.
-    #[must_use]
-    pub fn layer_places(&self) -> Option<Places> {
-        let own = self.socket.clone().filter(|_| self.engine == EngineKind::Resident);
-        let name = own.as_deref().and_then(Path::file_stem).unwrap_or_default();
-        let lent = match &self.disk_directory {
-            Some(directory) => directory.join("lent"),
-            None => self.beside(&format!("{}.lent", name.to_string_lossy())),
-        };
-        self.layer_socket().map(|socket| self.layers.places(socket, own, lent))
-    }
-
-    fn beside(&self, name: &str) -> PathBuf {
-        self.socket.as_ref().map_or_else(|| name.into(), |socket| socket.with_file_name(name))
     }
 }
 
@@ -366,6 +336,7 @@ mod tests {
             (vec!["--engine", "none", "--layers", "off"], ConfigError::NothingToServe),
             (vec!["--engine", "none", "--random-weights", "1"], ConfigError::NothingToLend),
             (vec!["--layer-listen", "127.0.0.1:1"], ConfigError::LayerCertificate),
+            (vec!["--device", "cuda", "--weight-bytes", "1MiB"], ConfigError::StreamedToGpu),
             (vec!["--layer-cert", "c", "--layer-cert-key", "k"], ConfigError::LayerListen),
             (vec!["--layer-gateways", "front"], ConfigError::LayerGateways),
         ];

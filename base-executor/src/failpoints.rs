@@ -72,11 +72,14 @@ pub const LAYER_FAILPOINTS: &[&str] = &[
     "layer.session_left",
 ];
 
+/// Those of weights that come from a disk: only a streamed base gets there.
+pub const WEIGHT_FAILPOINTS: &[&str] = &["weights.packed_matrix", "weights.before_rename", "weights.read"];
+
 #[cfg(test)]
 mod tests {
     use std::{collections::BTreeSet, fs, path::Path};
 
-    use super::{BRIDGE_FAILPOINTS, FAILPOINTS, LAYER_FAILPOINTS};
+    use super::{BRIDGE_FAILPOINTS, FAILPOINTS, LAYER_FAILPOINTS, WEIGHT_FAILPOINTS};
 
     /// Every name that a call of `failpoint` mentions in a source file below `folder`.
     fn mentioned(folder: &Path, found: &mut BTreeSet<String>) {
@@ -88,7 +91,7 @@ mod tests {
                 let literals = source.split('"').filter(|literal| {
                     let word = literal
                         .split_once('.')
-                        .filter(|(area, _)| ["executor", "forward", "layer"].contains(area));
+                        .filter(|(area, _)| ["executor", "forward", "layer", "weights"].contains(area));
                     word.is_some_and(|(_, name)| {
                         name.bytes().all(|byte| byte == b'_' || byte.is_ascii_lowercase())
                     })
@@ -104,7 +107,7 @@ mod tests {
         for folder in ["src", "../model/src", "../cache/src", "../layer-service/src"] {
             mentioned(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut found);
         }
-        let all = [FAILPOINTS, BRIDGE_FAILPOINTS, LAYER_FAILPOINTS].concat();
+        let all = [FAILPOINTS, BRIDGE_FAILPOINTS, LAYER_FAILPOINTS, WEIGHT_FAILPOINTS].concat();
         let table: BTreeSet<String> = all.iter().map(|&name| name.to_owned()).collect();
         assert_eq!(found, table);
         assert_eq!(table.len(), all.len(), "each is named once");

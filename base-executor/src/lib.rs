@@ -17,6 +17,7 @@
 //! - [`costs`]: what a cold start costs here, and which way is the shorter.
 //! - `alone`: the layer service without an engine, over a base of any architecture.
 //! - [`images`], [`workers`]: adapters as sealed images; the processes that compute them through shared memory.
+//! - `streaming`: a base whose weights come from a disk.
 //! - [`service`]: the socket the gateways talk to.
 //! - [`progress`], [`pulse`], `systemd`: how far it is, that it lives, and who is told.
 //! - `failpoints`: where tests may interfere.
@@ -60,10 +61,11 @@ pub mod progress;
 pub mod pulse;
 pub mod resident;
 pub mod service;
+mod streaming;
 mod systemd;
 pub mod workers;
 
-pub use self::failpoints::{BRIDGE_FAILPOINTS, FAILPOINTS, LAYER_FAILPOINTS};
+pub use self::failpoints::{BRIDGE_FAILPOINTS, FAILPOINTS, LAYER_FAILPOINTS, WEIGHT_FAILPOINTS};
 
 use std::{
     hash::{BuildHasher as _, RandomState},

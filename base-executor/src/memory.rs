@@ -2,7 +2,6 @@
 
 use std::{
     collections::HashMap,
-    fs::File,
     io,
     path::{Path, PathBuf},
     thread,
@@ -24,6 +23,7 @@ use crate::{
     below::{Below, FileCopies},
     config::Config,
     device_bytes::DeviceBytes,
+    process,
     resident::Facts,
 };
 
@@ -157,10 +157,9 @@ fn tell(path: &Path, found: Found, blocks: usize, dropped: usize) {
 
 /// A hash of all that decides a block's bits: the base, what computes it, how numbers are kept, and this very program.
 fn fingerprint(settings: &MemorySettings, facts: &Facts) -> io::Result<[u8; 32]> {
-    let mut program = blake3::Hasher::new();
-    program.update_reader(File::open("/proc/self/exe")?)?;
+    let program = process::program_hash()?;
     let mut hasher = blake3::Hasher::new_derive_key("holobiont 2026 kv fingerprint v1");
-    hasher.update(&facts.base_hash).update(program.finalize().as_bytes());
+    hasher.update(&facts.base_hash).update(&program);
     let words = format!(
         "{:?} {:?} {} {}",
         facts.device.kind,

@@ -1,6 +1,10 @@
 //! What the process asks of the operating system: cores, signals, log.
 
-use std::{io::IsTerminal as _, time::Duration};
+use std::{
+    fs::File,
+    io::{self, IsTerminal as _},
+    time::Duration,
+};
 
 use anyhow::Context as _;
 use rustix::{
@@ -51,10 +55,10 @@ pub(crate) fn start_log(format: LogFormat) {
     let json = match format {
         LogFormat::Json => true,
         LogFormat::Human => false,
-        LogFormat::Auto => !std::io::stderr().is_terminal(),
+        LogFormat::Auto => !io::stderr().is_terminal(),
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr);
     // A second start in one process (tests) keeps the first log.
     let _ = if json { log.json().try_init() } else { log.try_init() };
 }
@@ -112,8 +116,18 @@ pub(crate) fn survive_limits_of_files() -> anyhow::Result<()> {
 pub(crate) fn end_of_stdin() -> mpsc::Receiver<()> {
     let (ended, end) = mpsc::channel(1);
     std::thread::spawn(move || {
-        let _ = std::io::copy(&mut std::io::stdin().lock(), &mut std::io::sink());
+        let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
         let _ = ended.blocking_send(());
     });
     end
+}
+
+/// A hash of this very program.
+///
+/// # Errors
+/// If it cannot be read.
+pub(crate) fn program_hash() -> io::Result<[u8; 32]> {
+    let mut program = blake3::Hasher::new();
+    program.update_reader(File::open("/proc/self/exe")?)?;
+    Ok(*program.finalize().as_bytes())
 }

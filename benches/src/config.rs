@@ -66,6 +66,8 @@ pub(crate) enum Name {
     Fleet,
     /// An executor behind a TLS door, beside one behind its ipc socket.
     Far,
+    /// A base that comes from a disk, beside one in memory.
+    Stream,
     /// A GPU's decode steps, beside its memory's bandwidth and PyTorch.
     CudaDecode,
     /// A GPU's long prompts, beside the rate of its matrix unit.
@@ -87,7 +89,7 @@ pub(crate) enum Name {
 }
 
 impl Name {
-    const EACH: [Self; 25] = [
+    const EACH: [Self; 26] = [
         Self::Decode,
         Self::Prefill,
         Self::Batch,
@@ -113,6 +115,7 @@ impl Name {
         Self::PerfModel,
         Self::Fairness,
         Self::Far,
+        Self::Stream,
     ];
 
     /// Whether it is measured on a GPU, with weights of its own.

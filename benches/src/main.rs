@@ -6,7 +6,7 @@
 //! - [`llama_cpp`] (beside its tools and its server), [`xab`], [`board`], [`cold`] (cold starts, decode in their modes,
 //!   and the crossover), [`executors`], [`far`] (one on another host), [`split`] (split clients: rate and calls, batching, beside resident requests,
 //!   masking), [`gpu`], [`reality`] and [`fleet`] (the simulator beside what it simulates), [`fairness`] (tenants beside each other),
-//!   [`perf_model`] (what ranks cost), [`drafts`] (what drafting brings): the benchmarks;
+//!   [`perf_model`] (what ranks cost), [`drafts`] (what drafting brings), [`stream`] (a base that comes from a disk): the benchmarks;
 //! - [`ours`] and [`peer`]: how each side is driven, by its measuring command and as a server;
 //! - [`measure`], [`report`], [`plot`]: alternation, medians and spreads, and the rows and pictures they become;
 //! - [`http`], [`lora`], [`adapters`], [`workload`], [`arrivals`]: streamed requests, generated adapters, in files and in memory, prompts
@@ -40,6 +40,7 @@ mod process;
 mod reality;
 mod report;
 mod split;
+mod stream;
 mod suite;
 mod tune;
 mod workload;

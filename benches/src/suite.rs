@@ -9,7 +9,7 @@ use crate::{
     machine::Cores,
     perf_model, reality,
     report::{Comparison, Outcome},
-    split, tune, xab,
+    split, stream, tune, xab,
 };
 
 /// Measures what `config` asks for and prints the lines. A benchmark that fails does not keep the others from running.
@@ -79,6 +79,7 @@ fn measure_alone(name: Name, config: &Config, cores: &Cores) -> Result<Vec<Compa
         Name::Fairness => fairness::run(config, cores),
         Name::Fleet => fleet::run(config, cores),
         Name::Far => far::run(config, cores),
+        Name::Stream => stream::run(config, cores),
         _ => Ok(Vec::new()),
     }
 }

@@ -68,6 +68,11 @@ pub fn memory(stats: &Stats) -> Value {
         },
         "kv_wait_ms": millis(memory.kv_wait_us),
         "held": held(&memory.held),
+        "weights": {
+            "read_bytes": memory.weights.read_bytes, "read_ms": millis(memory.weights.read_us),
+            "waited_ms": millis(memory.weights.waited_us),
+            "bytes_per_token": memory.weights.read_bytes.checked_div(stats.generated_tokens),
+        },
         "shares": memory.shares.iter().map(share).collect::<Vec<_>>(),
     })
 }

@@ -2,7 +2,7 @@
 //!
 //! One core reads a 100 MB model 1.4 times faster from 2 MB pages than from 4 KB pages, so weights, adapters and KV
 //! blocks live here. A single matrix is often smaller than a huge page, so matrices that live and die together take
-//! their memory from one [`Arena`].
+//! their memory from one [`Arena`]; those that come from a disk in turns lie in a [`Slab`] that is refilled.
 
 use std::{
     fmt, io,
@@ -36,7 +36,7 @@ unsafe impl Sync for Mapping {}
 
 impl Mapping {
     fn new(bytes: usize) -> io::Result<Self> {
-        let granule = if bytes >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { PAGE_BYTES };
+        let granule = granule(bytes);
         let bytes = bytes.max(1).checked_next_multiple_of(granule).ok_or(io::ErrorKind::OutOfMemory)?;
         // SAFETY: an anonymous mapping at an address of the kernel's choice touches no existing memory.
         let data = unsafe {
@@ -53,6 +53,11 @@ impl Mapping {
         }
         Ok(Self { data: NonNull::new(data.cast()).ok_or(io::ErrorKind::OutOfMemory)?, bytes })
     }
+}
+
+/// What memory for `bytes` is a multiple of.
+fn granule(bytes: usize) -> usize {
+    if bytes >= HUGE_PAGE_BYTES { HUGE_PAGE_BYTES } else { PAGE_BYTES }
 }
 
 impl Drop for Mapping {
@@ -137,6 +142,74 @@ impl<T: Pod> Buffer<T> {
     /// The first element, for kernels that share the buffer between threads by disjoint ranges.
     pub(crate) fn as_ptr(&self) -> *mut T {
         self.data.as_ptr()
+    }
+}
+
+/// Bytes that matrices read, of which nobody writes any while they do.
+#[derive(Debug)]
+pub(crate) struct View(Buffer<u8>);
+
+impl From<Buffer<u8>> for View {
+    fn from(buffer: Buffer<u8>) -> Self {
+        Self(buffer)
+    }
+}
+
+impl View {
+    pub(crate) fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        self.0.as_slice()
+    }
+
+    #[inline(always)]
+    pub(crate) fn as_ptr(&self) -> *const u8 {
+        self.0.as_ptr()
+    }
+}
+
+/// Memory from the start of a page on that is filled, read by matrices that lie in it, and filled again.
+#[derive(Debug)]
+pub struct Slab {
+    mapping: Arc<Mapping>,
+}
+
+impl Slab {
+    /// Room for `bytes`.
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub fn new(bytes: usize) -> io::Result<Self> {
+        Ok(Self { mapping: Arc::new(Mapping::new(bytes)?) })
+    }
+
+    /// Bytes of memory that room for `bytes` takes: whole pages, and huge ones from the size of one on.
+    #[must_use]
+    pub fn memory_bytes(bytes: usize) -> usize {
+        bytes.max(1).next_multiple_of(granule(bytes))
+    }
+
+    /// Bytes there is room for.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.mapping.bytes
+    }
+
+    /// All of it, to be filled; `None` while a matrix lies in it.
+    pub fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
+        let mapping = Arc::get_mut(&mut self.mapping)?;
+        // SAFETY: the mapping is plain bytes, and no view of it is left: each would hold a count of it.
+        Some(unsafe { std::slice::from_raw_parts_mut(mapping.data.as_ptr(), mapping.bytes) })
+    }
+
+    /// `bytes` from `at` on; `None` if there are not so many.
+    pub(crate) fn view(&self, at: usize, bytes: usize) -> Option<View> {
+        at.checked_add(bytes).filter(|&end| end <= self.mapping.bytes)?;
+        // SAFETY: the range lies within the mapping, and as long as the view has its count of it, nobody writes there.
+        let data = unsafe { self.mapping.data.add(at) };
+        Some(View(Buffer { data, len: bytes, _mapping: Arc::clone(&self.mapping) }))
     }
 }
 

@@ -39,11 +39,11 @@ pub mod reference;
 mod simd;
 
 pub use activations::{Activations, Forms};
-pub use buffer::Arena;
+pub use buffer::{Arena, Slab};
 pub use ids::TensorType;
 pub use isa::Isa;
 pub use linear::{
-    LinearPart, PackError, PackedMatrix, linear, linear_transposed, linear_transposed_rounded,
-    linear_unrounded,
+    LinearPart, PackError, PackedForm, PackedMatrix, SumFrom, linear, linear_transposed,
+    linear_transposed_rounded, linear_unrounded,
 };
 pub use pool::Pool;

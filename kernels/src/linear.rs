@@ -17,10 +17,11 @@
 //!
 //! # Layout
 //!
-//! - `pack`: panels. `part`: what the products share.
+//! - `form`: panels, and how they are made. `pack`: matrices of them. `part`: what the products share.
 //! - `rounded`: over `tile`s, which `float` and `integer` panels sum. `unrounded`, `transposed`: over `values`.
 
 mod float;
+mod form;
 mod integer;
 mod pack;
 mod part;
@@ -30,8 +31,9 @@ mod transposed;
 mod unrounded;
 mod values;
 
-pub use pack::{PackError, PackedMatrix};
+pub use form::{PackError, PackedForm};
+pub use pack::PackedMatrix;
 pub use part::LinearPart;
 pub use rounded::linear;
-pub use transposed::{linear_transposed, linear_transposed_rounded};
+pub use transposed::{SumFrom, linear_transposed, linear_transposed_rounded};
 pub use unrounded::linear_unrounded;

@@ -10,9 +10,10 @@ use shmproto::layer::Class;
 
 use super::{
     ConnectionId,
+    elevator::{Elevator, Next, Travel, Waiting as Floors},
     lane::{Allowed, CallId, Cut, Lane, Piece, Portion, Waiting, any_class},
-    policy::{self, BatchPolicy, Queue, is_urgent},
-    settings::Batching,
+    policy::{self, BatchPolicy, Queue, is_background, is_urgent},
+    settings::{Batching, Policy},
 };
 
 /// A connection that has not called for so long is not waited for.
@@ -38,6 +39,16 @@ pub struct NewCall {
 struct Presence {
     called: Instant,
     waiting: usize,
+    /// Where it is expected since it was answered, where there is an elevator, and as what.
+    expected: Option<Expected>,
+}
+
+/// Where a connection is expected.
+#[derive(Debug, Clone, Copy)]
+struct Expected {
+    floor: u32,
+    since: Instant,
+    class: Class,
 }
 
 /// The calls that wait.
@@ -71,6 +82,8 @@ impl Queue for Calls {
 pub struct Batcher {
     batching: Batching,
     policy: Box<dyn BatchPolicy>,
+    /// In place of deadlines, where weights come from a disk.
+    elevator: Option<Elevator>,
     calls: Calls,
 }
 
@@ -79,7 +92,30 @@ impl Batcher {
     #[must_use]
     pub fn new(batching: Batching, sites: usize) -> Self {
         let calls = Calls { lanes: BTreeMap::new(), connections: BTreeMap::new(), last: CallId(0) };
-        Self { batching, policy: policy::of(&batching, sites), calls }
+        Self { batching, policy: policy::of(&batching, sites), elevator: None, calls }
+    }
+
+    /// Goes over the `floors` of sites whose weights come from a disk, where calls are put together as they usually are.
+    #[must_use]
+    pub fn over(self, floors: Option<Vec<u32>>) -> Self {
+        let floors = floors.filter(|_| self.batching.policy == Policy::Opportunistic);
+        let elevator = floors.map(|floors| Elevator::new(floors, self.batching.max_wait));
+        Self { elevator, ..self }
+    }
+
+    /// Whether calls are served floor by floor.
+    #[must_use]
+    pub fn has_floors(&self) -> bool {
+        self.elevator.is_some()
+    }
+
+    /// A call of `class` over `connection` was answered.
+    pub fn answered(&mut self, connection: ConnectionId, call: SiteCall, class: Class, now: Instant) {
+        let Some(elevator) = &mut self.elevator else { return };
+        elevator.served(now);
+        if let Some(presence) = self.calls.connections.get_mut(&connection) {
+            presence.expected = Some(Expected { floor: elevator.after(call, class), since: now, class });
+        }
     }
 
     /// Adds a call.
@@ -89,8 +125,12 @@ impl Batcher {
         calls.last.0 += 1;
         let due = now + self.policy.wait(class, rows);
         let waiting = Waiting { id: calls.last, connection, class, first_row: 0, rows, arrived: now, due };
-        let presence = calls.connections.entry(connection).or_insert(Presence { called: now, waiting: 0 });
-        *presence = Presence { called: now, waiting: presence.waiting + 1 };
+        let presence = calls.connections.entry(connection).or_insert(Presence {
+            called: now,
+            waiting: 0,
+            expected: None,
+        });
+        *presence = Presence { called: now, waiting: presence.waiting + 1, expected: None };
         match calls.lanes.get_mut(&call) {
             Some(lane) => lane.push(waiting),
             None => drop(calls.lanes.insert(call, Lane::of(waiting, self.batching.rows(row_elements)))),
@@ -125,14 +165,113 @@ impl Batcher {
     #[must_use]
     pub fn next_deadline(&self, now: Instant) -> Option<Instant> {
         let waited = self.calls.lanes.values().map(Lane::due).min()?;
+        if let Some(elevator) = &self.elevator {
+            return Some(
+                elevator
+                    .deadline(now, &self.floors(any_class), |floor| self.is_expected(floor, any_class, now)),
+            );
+        }
         Some(self.policy.deadline(now, waited, &self.calls))
     }
 
     /// Takes the batch whose turn it is into `pieces`, which is emptied before, and says what to compute. `None` if nothing
     /// is due of the classes that are allowed.
     pub fn next(&mut self, now: Instant, allowed: Allowed, pieces: &mut Vec<Piece>) -> Option<SiteCall> {
+        if self.elevator.is_some() {
+            return self.next_floor(now, allowed, Travel::Free, pieces);
+        }
         let portion = Portion { allowed, ..self.portion(now) };
         self.pick(now, |_, lane| lane.has(allowed), portion, pieces)
+    }
+
+    /// As [`Batcher::next`], beside a resident pass that is about to begin.
+    pub(crate) fn next_beside(
+        &mut self,
+        now: Instant,
+        allowed: Allowed,
+        pieces: &mut Vec<Piece>,
+    ) -> Option<SiteCall> {
+        match self.elevator {
+            Some(_) => self.next_floor(now, allowed, Travel::NotUp, pieces),
+            None => self.next(now, allowed, pieces),
+        }
+    }
+
+    fn next_floor(
+        &mut self,
+        now: Instant,
+        allowed: Allowed,
+        travel: Travel,
+        pieces: &mut Vec<Piece>,
+    ) -> Option<SiteCall> {
+        pieces.clear();
+        let (floors, mut elevator) = (self.floors(allowed), self.elevator.take()?);
+        let next = elevator.next(now, &floors, |floor| self.is_expected(floor, allowed, now), travel);
+        self.elevator = Some(elevator);
+        match next {
+            Next::Serve(floor) => self.take_from(floor, now, allowed, pieces),
+            Next::Hold(_) | Next::Rest => None,
+        }
+    }
+
+    /// What a resident pass should do before it goes to `site`, where weights come from a disk.
+    pub fn before_leaving(
+        &mut self,
+        now: Instant,
+        site: SiteId,
+        allowed: Allowed,
+        pieces: &mut Vec<Piece>,
+    ) -> Leaving {
+        pieces.clear();
+        let floors = self.floors(allowed);
+        let Some(mut elevator) = self.elevator.take() else { return Leaving::Go };
+        let floor = elevator.floor(site);
+        let expects = |floor| self.is_expected(floor, |class| !is_background(class), now);
+        let next = elevator.before_leaving(now, floor, &floors, expects);
+        self.elevator = Some(elevator);
+        match next {
+            Next::Serve(floor) => {
+                self.take_from(floor, now, allowed, pieces).map_or(Leaving::Go, Leaving::Serve)
+            }
+            Next::Hold(until) => Leaving::Hold(until),
+            Next::Rest => Leaving::Go,
+        }
+    }
+
+    /// Where somebody waits who is allowed to.
+    fn floors(&self, allowed: Allowed) -> Floors {
+        let mut floors = Floors::default();
+        let Some(elevator) = &self.elevator else { return floors };
+        let lanes = self.calls.lanes.iter().filter(|(_, lane)| lane.has(allowed));
+        lanes.for_each(|(call, _)| floors.add(elevator.floor(call.site), call.op));
+        floors
+    }
+
+    /// Whether somebody who is allowed to will soon call for a floor.
+    fn is_expected(&self, floor: u32, allowed: Allowed, now: Instant) -> bool {
+        let is_meant = |expected: Expected| {
+            let is_active = now.saturating_duration_since(expected.since) < ACTIVE;
+            is_active && expected.floor == floor && allowed(expected.class)
+        };
+        self.calls.connections.values().filter_map(|presence| presence.expected).any(is_meant)
+    }
+
+    /// Takes the batch whose turn it is of those that wait on a floor.
+    fn take_from(
+        &mut self,
+        floor: u32,
+        now: Instant,
+        allowed: Allowed,
+        pieces: &mut Vec<Piece>,
+    ) -> Option<SiteCall> {
+        let elevator = self.elevator.as_ref()?;
+        let is_meant =
+            |(call, lane): &(&SiteCall, &Lane)| elevator.floor(call.site) == floor && lane.has(allowed);
+        let turn = |(_, lane): &(&SiteCall, &Lane)| lane.turn(now, self.batching.aging);
+        let call = self.calls.lanes.iter().filter(is_meant).min_by_key(turn).map(|(&call, _)| call)?;
+        let portion = Portion { allowed, ..self.portion(now) };
+        self.take(now, call, portion, pieces);
+        (!pieces.is_empty()).then_some(call)
     }
 
     /// When the call of `class` came that has waited longest.
@@ -206,6 +345,17 @@ impl Batcher {
             self.calls.lanes.remove(&call);
         }
     }
+}
+
+/// What a resident pass does before it leaves a floor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Leaving {
+    /// Computes this for others.
+    Serve(SiteCall),
+    /// Waits until then for others, who are about to call.
+    Hold(Instant),
+    /// Goes.
+    Go,
 }
 
 /// What a resident pass evaluates at a site.

@@ -30,7 +30,7 @@ use std::{
 };
 
 use kernels::Activations;
-use model::sites::{Site, SiteCall};
+use model::sites::{EvaluateSites, Site, SiteCall};
 use shmproto::{
     channel::{Bell, Violation, wait_any},
     layer::{CallHeader, ReplyHeader, Status},
@@ -117,23 +117,24 @@ impl std::fmt::Debug for Hub {
 }
 
 impl Hub {
-    /// Serves `sites` to the sessions of `registry`, whose doors send to `inbox`.
+    /// Serves the sites of `base` to the sessions of `registry`, whose doors send to `inbox`.
     #[must_use]
     pub fn new(
-        sites: &[Site],
+        base: &dyn EvaluateSites,
         settings: LayerSettings,
         registry: Registry,
         inbox: Inbox,
         clock: Box<dyn Clock>,
     ) -> Self {
+        let sites = base.sites().to_vec();
         Self {
-            sites: sites.to_vec(),
             settings,
             clock,
             registry,
             inbox,
             clients: BTreeMap::new(),
-            batcher: Batcher::new(settings.batching, sites.len()),
+            batcher: Batcher::new(settings.batching, sites.len()).over(base.floors()),
+            sites,
             allowance: Allowance::new(settings.training_share),
             rows: RowQuotas::new(&settings.quotas),
             calls: BTreeMap::new(),
@@ -223,7 +224,10 @@ impl Hub {
     /// it sleeps.
     pub fn wait(&mut self, until: Option<Instant>) {
         let due = self.batcher.next_deadline(self.clock.now());
-        let until = [due, until].into_iter().flatten().min();
+        self.wait_for_calls([due, until].into_iter().flatten().min());
+    }
+
+    fn wait_for_calls(&mut self, until: Option<Instant>) {
         let spin = if std::mem::take(&mut self.is_warm) { self.settings.spin } else { Duration::ZERO };
         let channels = self.clients.values().filter_map(|client| client.peer.channel());
         wait_any(self.inbox.bell(), channels, spin, until);

@@ -10,7 +10,8 @@
 //! - [`registry`]: sessions and what tenants may hold; in front of the hub, asked from the doors' threads.
 //! - [`inbox`]: what the doors tell the hub, and how it answers a remote door.
 //! - [`hub`]: the compute thread's side: takes calls in, checks them, computes what is due, answers.
-//! - [`batcher`], [`lane`], [`policy`]: which calls are computed next; pure, with the time as an argument.
+//! - [`batcher`], [`lane`], [`policy`]: which calls are computed next; pure, with the time as an argument. `elevator`: where, of
+//!   a base that comes from a disk.
 //! - `slab_charge`: what a channel takes of a tenant's memory.
 //! - [`quota`]: rows that a tenant has waiting, and rows a second.
 //! - [`session`]: one session as the hub knows it; what it has used.
@@ -33,6 +34,7 @@
 pub mod auth;
 pub mod batcher;
 pub mod blobs;
+mod elevator;
 mod figures;
 pub mod hub;
 pub mod inbox;

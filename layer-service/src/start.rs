@@ -9,7 +9,10 @@ use std::{
 use anyhow::Context as _;
 use cache::ledger::Account;
 use kernels::{attention::KvPrecision, lora::LoraPrecision};
-use model::{sites::Site, skeleton::SkeletonPlan};
+use model::{
+    sites::{EvaluateSites, Site},
+    skeleton::SkeletonPlan,
+};
 use shmproto::layer::{
     MAX_ROWS,
     control::{AdapterDtype, Catalog, KvDtype},
@@ -87,18 +90,19 @@ pub struct Doors {
 pub fn start(
     settings: LayerSettings,
     places: Places,
-    sites: &[Site],
+    base: &dyn EvaluateSites,
     facts: BaseFacts,
     memory: Account,
 ) -> anyhow::Result<(Hub, Doors)> {
+    let sites = base.sites();
     let catalog = catalog(sites, &facts);
     let (sender, inbox) = inbox();
     let linearity = linearity(&catalog.sites);
     let blobs: Arc<dyn Blobs> = Arc::new(BaseBlobs::new(&catalog, Some(facts.plan))?);
     // The standard library keys its hashers at random: a number no other start of the process has.
     let instance = RandomState::new().hash_one(std::process::id());
-    let base = Base { instance, catalog_bytes: blobs.catalog_bytes(), linearity };
-    let registry = Registry::new(settings.quotas, base, sender, memory);
+    let lent = Base { instance, catalog_bytes: blobs.catalog_bytes(), linearity };
+    let registry = Registry::new(settings.quotas, lent, sender, memory);
     let authenticator = Arc::new(match &places.key_file {
         Some(path) => Authenticator::open(path)
             .context("--layer-key-file cannot be used, so split clients cannot be told apart")?,
@@ -123,7 +127,7 @@ pub fn start(
         sites = sites.len(),
         "split clients are served"
     );
-    let hub = Hub::new(sites, settings, registry, inbox, Box::new(SystemClock));
+    let hub = Hub::new(base, settings, registry, inbox, Box::new(SystemClock));
     Ok((hub, Doors { _remote: remote, _local: local }))
 }
 

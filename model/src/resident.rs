@@ -1,6 +1,6 @@
 //! A whole model in this process: the client of base layers that happens to live beside them.
 
-use std::{convert::Infallible, io, sync::Arc};
+use std::{io, sync::Arc};
 
 use ids::BlockId;
 use kernels::{
@@ -24,7 +24,9 @@ use crate::{
     weights::{
         LoadProgress, ResidentLayers,
         embedding::Embedding,
+        host::{HostLayers, LentSites, ServedLayers},
         joined::JoinedLayers,
+        streamed::{StreamError, StreamOptions, StreamedLayers, figures::SweepFigures},
         tensors::{WeightsError, load_norms},
     },
 };
@@ -80,9 +82,9 @@ pub struct ResidentOptions {
 
 /// Weights in memory, ready to be given KV blocks and threads.
 #[derive(Debug)]
-pub struct LoadedWeights {
+pub struct LoadedWeights<L = ResidentLayers> {
     frame: Frame,
-    layers: ResidentLayers,
+    layers: L,
 }
 
 impl LoadedWeights {
@@ -105,23 +107,51 @@ impl LoadedWeights {
         threads: usize,
         told: &(dyn Fn(LoadProgress) + Sync),
     ) -> Result<Self, WeightsError> {
-        let config = source.config().clone();
         let layers = ResidentLayers::load(source, threads, told)?;
-        let norms = load_norms(source)?;
-        let rope = RopeTable::new(&config);
-        Ok(Self { frame: Frame { config, norms, rope }, layers })
-    }
-
-    /// The model's shape.
-    #[must_use]
-    pub fn config(&self) -> &ModelConfig {
-        &self.frame.config
+        Ok(Self { frame: frame(source)?, layers })
     }
 
     /// The token embedding.
     #[must_use]
     pub fn embedding(&self) -> &Embedding {
         self.layers.embedding()
+    }
+}
+
+impl LoadedWeights<ServedLayers> {
+    /// A model's weights as they are to be served: streamed under a bound if there are options for that, beside the identity of
+    /// the base, else all of them in memory. `told` hears, from any of `threads` threads, how far it is.
+    ///
+    /// # Errors
+    ///
+    /// The files do not hold what their configuration says, or there is no room in memory or on the disk.
+    pub fn open(
+        source: &(dyn WeightSource + Sync),
+        streamed: Option<(&[u8; 32], &StreamOptions)>,
+        threads: usize,
+        told: &(dyn Fn(LoadProgress) + Sync),
+    ) -> Result<Self, StreamError> {
+        let layers = match streamed {
+            None => ServedLayers::Resident(ResidentLayers::load(source, threads, told)?),
+            Some((base, options)) => {
+                ServedLayers::Streamed(Box::new(StreamedLayers::open(source, base, options, threads, told)?))
+            }
+        };
+        Ok(Self { frame: frame(source)?, layers })
+    }
+}
+
+fn frame(source: &dyn WeightSource) -> Result<Frame, WeightsError> {
+    let config = source.config().clone();
+    let (norms, rope) = (load_norms(source)?, RopeTable::new(&config));
+    Ok(Frame { config, norms, rope })
+}
+
+impl<L: HostLayers> LoadedWeights<L> {
+    /// The model's shape.
+    #[must_use]
+    pub fn config(&self) -> &ModelConfig {
+        &self.frame.config
     }
 
     /// Bytes of the packed weights.
@@ -130,16 +160,27 @@ impl LoadedWeights {
         self.layers.bytes()
     }
 
+    /// Bytes that a pass reads from a disk, besides embeddings.
+    #[must_use]
+    pub fn sweep_bytes(&self) -> u64 {
+        self.layers.sweep_bytes()
+    }
+
     /// How adapters are kept beside these weights: exactly, unless the weights themselves are rounded.
     #[must_use]
     pub fn adapter_precision(&self) -> LoraPrecision {
-        if self.layers.sites().is_exact() { LoraPrecision::Exact } else { LoraPrecision::Compact }
+        if self.is_exact() { LoraPrecision::Exact } else { LoraPrecision::Compact }
     }
 
     /// The shape of KV blocks of `dtype`.
     #[must_use]
     pub fn kv_shape(&self, dtype: KvDtype) -> KvShape {
-        kv_shape(self.config(), kv_precision(self.layers.sites().is_exact(), dtype))
+        kv_shape(self.config(), kv_precision(self.is_exact(), dtype))
+    }
+
+    /// Whether every layer takes its activations unrounded.
+    fn is_exact(&self) -> bool {
+        self.layers.sites().iter().all(|site| site.fast_is_linear)
     }
 }
 
@@ -159,11 +200,11 @@ pub fn kv_shape(config: &ModelConfig, precision: KvPrecision) -> KvShape {
     KvShape { layers: config.layers, kv_heads: config.kv_heads, head_dim: config.head_dim, precision }
 }
 
-/// A model that runs in the calling thread and its helpers.
+/// A model that runs in the calling thread and its helpers; its weights may come from a disk.
 #[derive(Debug)]
-pub struct ResidentModel {
+pub struct ResidentModel<L = ResidentLayers> {
     frame: Frame,
-    layers: ResidentLayers,
+    layers: L,
     kv: PagedKv,
     compute: Compute,
     scratch: Scratch<Compute>,
@@ -173,14 +214,14 @@ pub struct ResidentModel {
     assist: Option<Box<dyn Assist>>,
 }
 
-impl ResidentModel {
+impl<L: HostLayers> ResidentModel<L> {
     /// Takes memory and starts threads for `weights`. The thread that runs the first pass is pinned to the first of the
     /// options' cores.
     ///
     /// # Errors
     ///
     /// A thread cannot be started, or there is no memory for the KV pool.
-    pub fn new(weights: LoadedWeights, options: &ResidentOptions) -> Result<Self, ResidentError> {
+    pub fn new(weights: LoadedWeights<L>, options: &ResidentOptions) -> Result<Self, ResidentError> {
         let shape = weights.kv_shape(options.kv_dtype);
         let (block_bytes, blocks) = (shape.block_bytes(), options.kv_bytes / shape.block_bytes());
         let window = weights.frame.config.sliding_window;
@@ -236,9 +277,9 @@ impl ResidentModel {
     }
 }
 
-impl ForwardPass for ResidentModel {
+impl<L: HostLayers> ForwardPass for ResidentModel<L> {
     type Adapter = PreparedAdapter;
-    type Error = Infallible;
+    type Error = L::Error;
 
     fn vocab_size(&self) -> usize {
         self.frame.config.vocab_size
@@ -248,12 +289,20 @@ impl ForwardPass for ResidentModel {
         true
     }
 
+    fn lacked_weights(_: &L::Error) -> bool {
+        true
+    }
+
+    fn sweep_figures(&self) -> Option<Arc<SweepFigures>> {
+        self.layers.sweep_figures()
+    }
+
     fn forward_in_company(
         &mut self,
         batch: &[SequenceSlice<'_, PreparedAdapter>],
         logits: &mut Vec<f32>,
         company: &mut dyn Company,
-    ) -> Result<(), Infallible> {
+    ) -> Result<(), L::Error> {
         let config = &self.frame.config;
         let found = AdapterRows::of(batch);
         let mut deltas = BatchDeltas::new(config, self.assist.as_deref_mut(), &mut self.deltas, &found);
@@ -266,20 +315,24 @@ impl ForwardPass for ResidentModel {
         self.kv.block_bytes()
     }
 
-    fn read_block(&mut self, block: BlockId, bytes: &mut [u8]) -> Result<(), Infallible> {
+    fn read_block(&mut self, block: BlockId, bytes: &mut [u8]) -> Result<(), L::Error> {
         self.kv.read_block(block, bytes);
         Ok(())
     }
 
-    fn write_block(&mut self, block: BlockId, bytes: &[u8]) -> Result<(), Infallible> {
+    fn write_block(&mut self, block: BlockId, bytes: &[u8]) -> Result<(), L::Error> {
         self.kv.write_block(block, bytes);
         Ok(())
     }
 }
 
-impl EvaluateSites for ResidentModel {
+impl<L: HostLayers> EvaluateSites for ResidentModel<L> {
     fn sites(&self) -> &[Site] {
-        self.layers.sites().sites()
+        self.layers.sites()
+    }
+
+    fn floors(&self) -> Option<Vec<u32>> {
+        self.layers.floors()
     }
 
     fn evaluate(
@@ -288,7 +341,6 @@ impl EvaluateSites for ResidentModel {
         x: &mut Activations,
         out: &mut [f32],
     ) -> Result<(), EvaluateError> {
-        self.layers.sites().evaluate(&mut self.compute, call, x, out);
-        Ok(())
+        LentSites { layers: &mut self.layers, compute: &mut self.compute }.evaluate(call, x, out)
     }
 }

@@ -9,6 +9,7 @@ mod linear_files;
 use std::{
     io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use files::{model_files::ModelFiles, text_hash::TextHash};
@@ -28,7 +29,14 @@ use crate::{
         open::{OpenError, weights},
         safetensors::SafetensorsSourceError,
     },
-    weights::{ResidentLayers, packing::Told, sites::SiteWeights, tensors::WeightsError},
+    weights::{
+        ResidentLayers,
+        host::{HostLayers, LentSites},
+        packing::Told,
+        sites::SiteWeights,
+        streamed::{StreamError, StreamOptions, StreamedLayers, figures::SweepFigures},
+        tensors::WeightsError,
+    },
 };
 pub(crate) use linear_files::LinearFiles;
 
@@ -75,6 +83,9 @@ pub enum SiteModelError {
         /// Cause.
         source: PackError,
     },
+    /// The weights cannot be streamed.
+    #[error(transparent)]
+    Stream(#[from] StreamError),
     /// The files were written to while they were read.
     #[error(
         "{} was written to while it was loaded, so its weights cannot be trusted; start again once it is whole",
@@ -116,9 +127,18 @@ pub struct BaseFacts {
 /// The linear layers of a base, with the threads that compute them.
 #[derive(Debug)]
 pub struct SiteModel {
-    weights: SiteWeights,
+    weights: Weights,
     compute: Compute,
     facts: BaseFacts,
+}
+
+/// Weights of a base.
+#[derive(Debug)]
+enum Weights {
+    /// Of any architecture, in memory.
+    Sites(SiteWeights),
+    /// Of a known one, from a disk.
+    Streamed(Box<StreamedLayers>),
 }
 
 impl SiteModel {
@@ -140,10 +160,34 @@ impl SiteModel {
         cores: &[usize],
         told: &(dyn Fn(LoadProgress) + Sync),
     ) -> Result<Self, SiteModelError> {
+        Self::open_with(path, None, cores, told)
+    }
+
+    /// As [`open_telling`](Self::open_telling), with weights that come from a disk as the options say, of an architecture that
+    /// is known.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open), or if they cannot be streamed.
+    pub fn open_streamed(
+        path: &Path,
+        options: &StreamOptions,
+        cores: &[usize],
+        told: &(dyn Fn(LoadProgress) + Sync),
+    ) -> Result<Self, SiteModelError> {
+        Self::open_with(path, Some(options), cores, told)
+    }
+
+    fn open_with(
+        path: &Path,
+        streamed: Option<&StreamOptions>,
+        cores: &[usize],
+        told: Told<'_>,
+    ) -> Result<Self, SiteModelError> {
         let files = ModelFiles::at(path).map_err(OpenError::from)?;
         let text = TextHash::of(&files).map_err(OpenError::from)?;
         let (weights, facts) = match weights(&files) {
-            Ok(source) => grouped(&Hashed::new(source), text, files.path(), cores.len(), told)?,
+            Ok(source) => grouped(&Hashed::new(source), text, streamed, files.path(), cores.len(), told)?,
+            Err(error) if streamed.is_some() => return Err(error.into()),
             Err(error) => match (error.is_of_configuration(), &files) {
                 (true, ModelFiles::Directory(directory)) => each_its_own(directory, text, cores.len(), told)?,
                 _ => return Err(error.into()),
@@ -166,19 +210,41 @@ impl SiteModel {
     /// Bytes of the packed weights.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.weights.bytes()
+        match &self.weights {
+            Weights::Sites(weights) => weights.bytes(),
+            Weights::Streamed(layers) => layers.bytes(),
+        }
+    }
+
+    /// Of weights that come from a disk, what that costs.
+    #[must_use]
+    pub fn sweep_figures(&self) -> Option<Arc<SweepFigures>> {
+        match &self.weights {
+            Weights::Sites(_) => None,
+            Weights::Streamed(layers) => layers.sweep_figures(),
+        }
     }
 
     /// True if every layer takes its activations unrounded.
     #[must_use]
     pub fn is_exact(&self) -> bool {
-        self.weights.is_exact()
+        self.sites().iter().all(|site| site.fast_is_linear)
     }
 }
 
 impl EvaluateSites for SiteModel {
     fn sites(&self) -> &[Site] {
-        self.weights.sites()
+        match &self.weights {
+            Weights::Sites(weights) => weights.sites(),
+            Weights::Streamed(layers) => layers.sites(),
+        }
+    }
+
+    fn floors(&self) -> Option<Vec<u32>> {
+        match &self.weights {
+            Weights::Sites(_) => None,
+            Weights::Streamed(layers) => layers.floors(),
+        }
     }
 
     fn evaluate(
@@ -187,7 +253,13 @@ impl EvaluateSites for SiteModel {
         x: &mut Activations,
         out: &mut [f32],
     ) -> Result<(), EvaluateError> {
-        self.weights.evaluate(&mut self.compute, call, x, out);
+        let compute = &mut self.compute;
+        match &mut self.weights {
+            Weights::Sites(weights) => weights.evaluate(compute, call, x, out),
+            Weights::Streamed(layers) => {
+                return LentSites { layers: &mut **layers, compute }.evaluate(call, x, out);
+            }
+        }
         Ok(())
     }
 }
@@ -196,11 +268,18 @@ impl EvaluateSites for SiteModel {
 fn grouped(
     source: &Hashed<impl WeightSource + Sync>,
     text: TextHash,
+    streamed: Option<&StreamOptions>,
     path: &Path,
     threads: usize,
     told: Told<'_>,
-) -> Result<(SiteWeights, BaseFacts), SiteModelError> {
-    let weights = ResidentLayers::load(source, threads, told)?.into_sites();
+) -> Result<(Weights, BaseFacts), SiteModelError> {
+    let weights = match streamed {
+        None => Weights::Sites(ResidentLayers::load(source, threads, told)?.into_sites()),
+        Some(options) => {
+            let layers = StreamedLayers::open(source, &source.identity(text), options, threads, told)?;
+            Weights::Streamed(Box::new(layers))
+        }
+    };
     let config = source.config();
     let facts = BaseFacts {
         name: name(path),
@@ -217,9 +296,9 @@ fn each_its_own(
     text: TextHash,
     threads: usize,
     told: Told<'_>,
-) -> Result<(SiteWeights, BaseFacts), SiteModelError> {
+) -> Result<(Weights, BaseFacts), SiteModelError> {
     let files = LinearFiles::open(directory)?;
-    let weights = files.pack(threads, told)?;
+    let weights = Weights::Sites(files.pack(threads, told)?);
     let facts = BaseFacts {
         name: name(directory),
         architecture: files.architecture().to_owned(),

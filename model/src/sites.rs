@@ -128,6 +128,13 @@ pub trait EvaluateSites {
     /// The sites there are.
     fn sites(&self) -> &[Site];
 
+    /// Of a base whose weights come from a disk, floor by floor, the floor of each site: ascending from the first site, those of
+    /// a block the same. Whoever asks for sites of one floor after another of that floor has its weights read once. `None` if all
+    /// weights are in memory.
+    fn floors(&self) -> Option<Vec<u32>> {
+        None
+    }
+
     /// Evaluates `call` for all rows of `x` into rows of `out`.
     ///
     /// # Errors

@@ -33,6 +33,8 @@ sections! {
         served_name: String, --"served-model-name" "NAME", Depends("the file's name"), Up;
         /// Longest sequence, if shorter than the model's own
         context_length: u32, --"context-length" "TOKENS", Depends("the model's"), Executor;
+        /// Memory for weights on a CPU: those that do not fit are read from the disk whenever they are needed
+        weight_bytes: ByteCount, --"weight-bytes" "BYTES", Depends("all of them are in memory"), Executor;
         /// Makes the weights of this number, for measurements: the model needs config.json and a tokenizer only
         random_weights: u64, --"random-weights" "SEED", Preset::None, Executor;
     }

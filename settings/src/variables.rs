@@ -31,6 +31,8 @@ const OTHERS: &[(&str, &[&str])] = &[
             "EXPECTED_WORKERS",
             "ENGINE",
             "LAYERS",
+            "WEIGHT_READS",
+            "WEIGHT_DISK_GBPS",
         ],
     ),
     ("`holobiont up --detach`: the process behind", &["DETACHED"]),

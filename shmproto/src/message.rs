@@ -9,12 +9,12 @@ mod stats;
 
 pub use self::stats::{
     AdapterStats, HeldStats, LayerRoute, LayerSession, LayerStats, MemoryStats, ShareStats, SpeculationStats,
-    Stats, TenantUse, WorkerStats,
+    Stats, TenantUse, WeightStats, WorkerStats,
 };
 use crate::{wire_enum, wire_struct};
 
 /// Changes whenever a message changes; both sides refuse a peer that has another one.
-pub const PROTOCOL_VERSION: u32 = 9;
+pub const PROTOCOL_VERSION: u32 = 10;
 
 /// Most sessions of split clients that [`Stats`] tells one by one.
 pub const MAX_LAYER_SESSIONS: usize = 64;

@@ -88,14 +88,12 @@ fn least_confidence(step: &Step, expected: f64, taken: usize, times: f64) -> f64
 /// Whether nobody in the step waits longer for a token, by more than [`MAX_SLOWDOWN`], because of what is verified in it.
 fn is_fair(step: &Step, trees: &[&TokenTree], kept: &[NodeSet]) -> bool {
     let at = |drafted: usize| step.cost.at((step.rows + drafted) as f64);
-    let times = at(kept.iter().map(|kept| kept.len()).sum()) / at(0);
     let expected = |(tree, kept): (&&TokenTree, &NodeSet)| {
         1.0 + kept.iter().map(|node| tree.confidence(Some(node))).sum::<f64>()
     };
     let with_drafts = trees.iter().zip(kept).map(expected).fold(f64::INFINITY, f64::min);
     let least = if trees.len() < step.sequences { 1.0 } else { with_drafts };
-    // Not a number where nothing takes any time.
-    !(times > least * (1.0 + MAX_SLOWDOWN))
+    at(kept.iter().map(|kept| kept.len()).sum()) <= at(0) * least * (1.0 + MAX_SLOWDOWN)
 }
 
 #[cfg(test)]

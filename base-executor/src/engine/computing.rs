@@ -3,6 +3,8 @@
 use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    time::Duration,
 };
 
 use failpoint::Outcome;
@@ -11,7 +13,9 @@ use model::{
     forward::{ForwardPass, SequenceSlice},
     sampling::Drawn,
     sites::EvaluateSites,
+    weights::streamed::figures::SweepFigures,
 };
+use shmproto::message::WeightStats;
 
 /// What a panic leaves behind.
 pub(super) type Panic = Box<dyn Any + Send>;
@@ -21,6 +25,8 @@ pub(super) type Panic = Box<dyn Any + Send>;
 pub(super) enum StepFailed {
     /// By a fault, which is in the log.
     Fault,
+    /// Weights could not be read; the log says which, and why.
+    NoWeights,
     /// The device had no memory for it, in these words.
     NoMemory(String),
 }
@@ -88,6 +94,17 @@ impl<P: ForwardPass> Computing<P> {
         self.pass.vocab_size()
     }
 
+    /// What reading weights has cost.
+    pub(super) fn weight_stats(&self) -> WeightStats {
+        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let stats = |figures: Arc<SweepFigures>| WeightStats {
+            read_bytes: figures.read_bytes(),
+            read_us: micros(figures.read_time()),
+            waited_us: micros(figures.waited()),
+        };
+        self.pass.sweep_figures().map_or_else(WeightStats::default, stats)
+    }
+
     /// Who draws tokens that need nothing but their logits.
     pub(super) fn drawing(&self) -> Drawing {
         Drawing::of(&self.pass)
@@ -110,9 +127,10 @@ impl<P: ForwardPass> Computing<P> {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) if P::lacked_memory(&error) => Err(StepFailed::NoMemory(error.to_string())),
             Ok(Err(error)) => {
+                let lacked_weights = P::lacked_weights(&error);
                 let error: &dyn std::error::Error = &error;
                 tracing::error!(error, "a step failed");
-                Err(StepFailed::Fault)
+                Err(if lacked_weights { StepFailed::NoWeights } else { StepFailed::Fault })
             }
             Err(_) => {
                 tracing::error!("a panic was caught in a step");

@@ -150,6 +150,7 @@ impl<P: ForwardPass> Engine<P> {
             held: self.budget.figures(),
             adapters_required: self.kv.adapter_demand().required as f32,
             shares,
+            weights: self.computing.weight_stats(),
             ..self.stats.memory.clone()
         }
     }

@@ -16,6 +16,14 @@ use super::{
     sequence::{Given, failure},
 };
 
+/// What a request hears of a fault that ends it.
+pub(super) const FAULT: &str =
+    "the executor failed on this request; its log says more, and other requests go on";
+
+/// What it hears where weights that it needed could not be read.
+pub(super) const NO_WEIGHTS: &str = "the executor cannot read its weights from the disk; its log says why and what to do, and \
+                                     the request may be sent again then";
+
 /// Where in what a pass gave a portion finds its own.
 #[derive(Debug)]
 enum Place {
@@ -64,7 +72,7 @@ impl<P: ForwardPass> Engine<P> {
             };
             row += portion.rows();
             drawn += usize::from(matches!(portion.logits, LogitRows::Draw(_)));
-            let output = self.advance(*portion, place).unwrap_or_else(|_| Some(self.fault(*portion)));
+            let output = self.advance(*portion, place).unwrap_or_else(|_| Some(self.fault(*portion, FAULT)));
             let Some(output) = output else { continue };
             if output.finish.is_some() || output.error.is_some() {
                 ended.push(portion.sequence);
@@ -76,9 +84,9 @@ impl<P: ForwardPass> Engine<P> {
     }
 
     /// A pass that failed has left its sequences' blocks undefined: they fail, the others go on.
-    pub(super) fn fail_planned(&mut self, plan: &[Portion]) {
+    pub(super) fn fail_planned(&mut self, plan: &[Portion], why: &str) {
         for portion in plan {
-            let output = self.fault(*portion);
+            let output = self.fault(*portion, why);
             self.outboxes.output(self.queues.running()[portion.sequence].caller, output);
         }
         self.retire_running(plan.iter().map(|portion| portion.sequence).collect());
@@ -107,10 +115,9 @@ impl<P: ForwardPass> Engine<P> {
         }))
     }
 
-    fn fault(&self, portion: Portion) -> Output {
+    fn fault(&self, portion: Portion, why: &str) -> Output {
         let request = self.queues.running()[portion.sequence].caller.request;
-        let message =
-            "the executor failed on this request; its log says more, and other requests go on".to_owned();
+        let message = why.to_owned();
         tracing::error!(request, "a request ends with an internal error");
         failure(request, WireError { code: ErrorCode::Internal, message })
     }

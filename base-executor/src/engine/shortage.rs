@@ -7,7 +7,13 @@
 use model::forward::{BLOCK_TOKENS, ForwardPass};
 use shmproto::message::{ErrorCode, WireError};
 
-use super::{Engine, computing::StepFailed, schedule::Portion, sequence::failure};
+use super::{
+    Engine,
+    computing::StepFailed,
+    postprocess::{FAULT, NO_WEIGHTS},
+    schedule::Portion,
+    sequence::failure,
+};
 
 impl<P: ForwardPass> Engine<P> {
     /// Computes `plan` and hands out what has come of it. If the device is lost meanwhile, nothing is handed out.
@@ -25,7 +31,8 @@ impl<P: ForwardPass> Engine<P> {
                 self.postprocess(plan);
             }
             Err(_) if self.computing.is_lost() => {}
-            Err(StepFailed::Fault) => self.fail_planned(plan),
+            Err(StepFailed::Fault) => self.fail_planned(plan, FAULT),
+            Err(StepFailed::NoWeights) => self.fail_planned(plan, NO_WEIGHTS),
             Err(StepFailed::NoMemory(why)) => {
                 self.note_shortage(&why);
                 match self.without_drafts(plan) {

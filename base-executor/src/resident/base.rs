@@ -83,6 +83,11 @@ impl Base {
         Ok(Self { path, source, cores, stage: "reading weights", text, plan: plan? })
     }
 
+    /// What tells it from others. Reads all of it that was not read yet.
+    pub(super) fn identity(&self) -> [u8; 32] {
+        self.source.identity(self.text)
+    }
+
     /// Whether its linear layers are of 32 bits, so that nothing beside them is rounded.
     pub(super) fn is_exact(&self) -> bool {
         let layers = 0..self.source.config().layers;
@@ -158,7 +163,7 @@ impl LayerPlan {
         pass: &P,
         memory: Account,
     ) -> anyhow::Result<LayerService<P>> {
-        let (hub, doors) = start(self.settings, self.places, pass.sites(), self.base, memory)?;
+        let (hub, doors) = start(self.settings, self.places, pass, self.base, memory)?;
         Ok(LayerService { hub, base: |pass| pass, doors: Some(doors) })
     }
 }

@@ -9,7 +9,11 @@ use model::{
     deltas::device_copy::DeviceMemory,
     resident::{LoadedWeights, ResidentModel, ResidentOptions},
     shape::config::ModelConfig,
-    weights::LoadProgress,
+    weights::{
+        LoadProgress,
+        host::ServedLayers,
+        streamed::{StreamError, StreamOptions},
+    },
 };
 use shmproto::message::{DeviceFacts, DeviceKind};
 
@@ -26,6 +30,7 @@ use crate::{
     device_bytes::DeviceBytes,
     images::Library,
     progress::Progress,
+    streaming,
     workers::{Door, Workers},
 };
 
@@ -37,47 +42,61 @@ pub fn open(
     config: &Config,
     progress: &Progress,
     arrivals: Arrivals,
-) -> anyhow::Result<Resident<ResidentModel, AdapterLoader>> {
-    opening::open(Host, Base::open(config)?, config, progress, arrivals)
+) -> anyhow::Result<Resident<Pass, AdapterLoader>> {
+    let streamed = streaming::options(config)?;
+    opening::open(Host { streamed }, Base::open(config)?, config, progress, arrivals)
 }
 
+/// The pass over weights in memory, or on a disk.
+pub type Pass = ResidentModel<ServedLayers>;
+
 /// The host's own cores and memory.
-struct Host;
+struct Host {
+    /// How the base is streamed, if it is.
+    streamed: Option<StreamOptions>,
+}
 
 impl Opening for Host {
-    type Weights = LoadedWeights;
-    type Pass = ResidentModel;
+    type Weights = LoadedWeights<ServedLayers>;
+    type Pass = Pass;
 
-    fn load(&self, base: &Base, progress: &Progress) -> anyhow::Result<LoadedWeights> {
+    fn load(&self, base: &Base, progress: &Progress) -> anyhow::Result<LoadedWeights<ServedLayers>> {
         let told = |at: LoadProgress| progress.done(at.done, at.total);
-        Ok(LoadedWeights::load_telling(&*base.source, base.cores.len(), &told)?)
+        let streamed = self.streamed.as_ref().map(|options| (base.identity(), options));
+        let streamed = streamed.as_ref().map(|(identity, options)| (identity, *options));
+        LoadedWeights::open(&*base.source, streamed, base.cores.len(), &told).map_err(|error| match error {
+            // Whatever is wrong with the model's files is not the setting's business.
+            StreamError::Weights(error) => error.into(),
+            other => anyhow::Error::new(other).context(streaming::REMEDY),
+        })
     }
 
-    fn shape(weights: &LoadedWeights) -> (ModelConfig, LoraPrecision) {
+    fn shape(weights: &LoadedWeights<ServedLayers>) -> (ModelConfig, LoraPrecision) {
         (weights.config().clone(), weights.adapter_precision())
     }
 
-    fn tell(&self, base: &Loaded, weights: &LoadedWeights) {
+    fn tell(&self, base: &Loaded, weights: &LoadedWeights<ServedLayers>) {
         tracing::info!(
             model = %base.path.display(),
             architecture = weights.config().architecture,
             weight_bytes = weights.bytes(),
+            sweep_bytes = weights.sweep_bytes(),
             threads = base.cores.len(),
             isa = ?kernels::Isa::best(),
             "weights loaded"
         );
     }
 
-    fn host_bytes(weights: &LoadedWeights, config: &Config) -> [u64; 2] {
+    fn host_bytes(weights: &LoadedWeights<ServedLayers>, config: &Config) -> [u64; 2] {
         [weights.bytes() as u64, DeviceBytes::of(config).on_a_cpu()]
     }
 
     fn pass(
         &self,
-        weights: LoadedWeights,
+        weights: LoadedWeights<ServedLayers>,
         config: &Config,
         cores: &[usize],
-    ) -> anyhow::Result<ResidentModel> {
+    ) -> anyhow::Result<Pass> {
         let options = ResidentOptions {
             cores: cores.to_vec(),
             kv_bytes: usize::try_from(DeviceBytes::of(config).on_a_cpu())
@@ -87,7 +106,7 @@ impl Opening for Host {
         Ok(ResidentModel::new(weights, &options)?)
     }
 
-    fn kv_blocks(pass: &ResidentModel) -> usize {
+    fn kv_blocks(pass: &Pass) -> usize {
         pass.kv_blocks()
     }
 
@@ -97,12 +116,12 @@ impl Opening for Host {
 
     /// Opens the door for workers, if there may be any.
     fn with_workers(
-        pass: ResidentModel,
+        pass: Pass,
         config: &Config,
         _: &[usize],
         library: Library,
         memory: &Account,
-    ) -> anyhow::Result<(ResidentModel, Workers)> {
+    ) -> anyhow::Result<(Pass, Workers)> {
         if config.max_workers == 0 {
             return Ok((pass, Workers::default()));
         }
@@ -113,7 +132,7 @@ impl Opening for Host {
         Ok((pass.with_assist(assist), workers))
     }
 
-    fn memory(self, pass: &ResidentModel) -> (Arc<dyn DeviceMemory>, FreeBytes) {
+    fn memory(self, pass: &Pass) -> (Arc<dyn DeviceMemory>, FreeBytes) {
         (Arc::new(pass.adapter_memory()), FreeBytes::new(free_bytes))
     }
 }

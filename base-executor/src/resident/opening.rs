@@ -89,7 +89,8 @@ pub(super) fn open<O: Opening>(
     device.tell(&base, &weights);
     let budget = MemoryBudget::of_this_machine(config.adapter_bytes.0);
     let [weight_bytes, pool_bytes] = O::host_bytes(&weights, config);
-    budget::take(&budget.weights, weight_bytes, "serve a smaller base, or one of fewer bits")?;
+    let weights_account = budget.bounded_weights(config.weights.bytes);
+    budget::take(&weights_account, weight_bytes, "serve a smaller base, or one of fewer bits")?;
     budget::take(
         &budget.blocks,
         pool_bytes,

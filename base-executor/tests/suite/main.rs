@@ -13,5 +13,6 @@ mod hostile_workers;
 mod layers_process;
 mod process;
 mod service;
+mod streamed;
 mod tiny;
 mod worker;

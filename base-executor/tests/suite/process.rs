@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use base_executor::FAILPOINTS;
+use base_executor::{FAILPOINTS, WEIGHT_FAILPOINTS};
 use rustix::process::{Pid, Signal, kill_process};
 use shmproto::{
     handover::{FromWorker, ToWorker, WorkerHello},
@@ -26,13 +26,13 @@ use crate::{
 };
 
 /// A directory with a model, a socket, failpoints and a stand-in for systemd.
-struct Place {
+pub(crate) struct Place {
     directory: tempfile::TempDir,
     systemd: UnixDatagram,
 }
 
 impl Place {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         tiny::write_model(&directory.path().join("model"));
         fs::create_dir(directory.path().join("failpoints")).unwrap();
@@ -41,21 +41,21 @@ impl Place {
         Self { directory, systemd }
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.path("private/executor.sock")
     }
 
     /// Makes `place` do `what` when it is reached.
-    fn arm(&self, place: &str, what: &str) {
-        assert!(FAILPOINTS.contains(&place), "{place}");
+    pub(crate) fn arm(&self, place: &str, what: &str) {
+        assert!([FAILPOINTS, WEIGHT_FAILPOINTS].concat().contains(&place), "{place}");
         fs::write(self.path("failpoints").join(place), what).unwrap();
     }
 
-    fn has_fired(&self, place: &str) -> bool {
+    pub(crate) fn has_fired(&self, place: &str) -> bool {
         self.path("failpoints").join(format!("{place}.fired")).exists()
     }
 
@@ -64,7 +64,7 @@ impl Place {
         self.command_for(&self.path("model"), limits, arguments)
     }
 
-    fn command_for(&self, model: &Path, limits: &str, arguments: &[&str]) -> Command {
+    pub(crate) fn command_for(&self, model: &Path, limits: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new("sh");
         let run = format!("{limits} exec \"$0\" \"$@\"");
         command.args(["-c", &run, env!("CARGO_BIN_EXE_base-executor"), "--model"]).arg(model);
@@ -81,7 +81,7 @@ impl Place {
         self.start_with(&[])
     }
 
-    fn start_with(&self, arguments: &[&str]) -> Process {
+    pub(crate) fn start_with(&self, arguments: &[&str]) -> Process {
         let mut command = self.command("", arguments);
         command.env("NOTIFY_SOCKET", self.path("notify")).env("WATCHDOG_USEC", "200000");
         Process(command.spawn().unwrap())
@@ -109,7 +109,7 @@ impl Place {
 }
 
 /// A process that is killed when its test ends.
-struct Process(Child);
+pub(crate) struct Process(pub(crate) Child);
 
 impl Process {
     fn signal(&self, signal: Signal) {
@@ -117,10 +117,20 @@ impl Process {
     }
 
     /// Waits for `ready` on its standard output.
-    fn ready(&mut self) {
+    pub(crate) fn ready(&mut self) {
         let mut line = String::new();
         BufReader::new(self.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
         assert_eq!(line, "ready\n");
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// Waits until a failpoint has killed it.
+    pub(crate) fn is_killed(mut self) {
+        use std::os::unix::process::ExitStatusExt as _;
+        assert_eq!(self.0.wait().unwrap().signal(), Some(Signal::KILL.as_raw()));
     }
 
     fn ends_well(mut self) {
@@ -128,7 +138,7 @@ impl Process {
     }
 
     /// Its last line on standard error, once it has ended with `code`.
-    fn fails(mut self, code: i32) -> String {
+    pub(crate) fn fails(mut self, code: i32) -> String {
         let mut text = String::new();
         self.0.stderr.as_mut().unwrap().read_to_string(&mut text).unwrap();
         assert_eq!(self.0.wait().unwrap().code(), Some(code), "{text}");

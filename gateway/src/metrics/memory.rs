@@ -34,6 +34,16 @@ const HELD: [Figure<HeldStats>; 6] = [
     ("clients", |held| held.clients_bytes),
 ];
 
+/// Microseconds of a second.
+const MICROS: f64 = 1e6;
+
+/// What the counters of weights count, in the reported unit's parts of their own.
+const WEIGHTS: [(Id, f64, fn(&MemoryStats) -> u64); 3] = [
+    (Id::WeightReadBytes, 1.0, |memory| memory.weights.read_bytes),
+    (Id::WeightRead, MICROS, |memory| memory.weights.read_us),
+    (Id::WeightWait, MICROS, |memory| memory.weights.waited_us),
+];
+
 /// Slots of a tier.
 #[derive(Debug)]
 struct Slots {
@@ -51,6 +61,7 @@ pub(super) struct MemoryFigures {
     moves: Vec<Arc<Number>>,
     held: Vec<Arc<Number>>,
     limit: Arc<Number>,
+    weights: Vec<Arc<Number>>,
 }
 
 impl MemoryFigures {
@@ -67,6 +78,7 @@ impl MemoryFigures {
             moves: MOVES.iter().map(|(way, _)| store.number(Id::MovedBlocks, &[way])).collect(),
             held: HELD.iter().map(|(what, _)| store.number(Id::HeldBytes, &[what])).collect(),
             limit: store.number(Id::MemoryLimit, &[]),
+            weights: WEIGHTS.iter().map(|(id, ..)| store.number(*id, &[])).collect(),
         }
     }
 
@@ -82,6 +94,10 @@ impl MemoryFigures {
         self.limit.set(float(now.held.limit_bytes));
         for (gauge, (_, figure)) in self.held.iter().zip(HELD) {
             gauge.set(float(figure(&now.held)));
+        }
+        for (counter, (_, units, figure)) in self.weights.iter().zip(WEIGHTS) {
+            let more = grown(figure(now), before.map(|before| figure(&before.memory)));
+            counter.add(float(more) / units);
         }
         for (counter, (_, figure)) in self.moves.iter().zip(MOVES) {
             counter.add(float(grown(figure(now), before.map(|before| figure(&before.memory)))));

@@ -255,6 +255,12 @@ metrics! {
         "KV blocks by way: fetched_host and fetched_disk for those who asked, prefetched before anybody did, spilled to lower tiers, evicted from the device, of these lost because no tier had room, failed copies";
     HeldBytes = Gauge, Bytes, "holobiont_executor_held_bytes", ["what"],
         "Bytes of its host's memory that the executor holds: weights and blocks (none where a GPU has them), adapters, history (keys and values below the device), workers, clients (split ones)";
+    WeightReadBytes = Counter, Bytes, "holobiont_weight_read_bytes_total", [],
+        "Bytes of weights that the executor read from its disk, of a base that is not in memory";
+    WeightRead = Counter, Seconds, "holobiont_weight_read_seconds_total", [],
+        "How long reading them took";
+    WeightWait = Counter, Seconds, "holobiont_weight_wait_seconds_total", [],
+        "How long of that a pass waited; the rest was hidden behind computing";
     MemoryLimit = Gauge, Bytes, "holobiont_executor_held_limit_bytes", [],
         "Most that all of it may be together: the machine's memory, or that of its control group";
     AdaptersRequired = Gauge, Count, "holobiont_adapters_required", [],

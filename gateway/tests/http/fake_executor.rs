@@ -17,8 +17,8 @@ use shmproto::{
     message::{
         AdapterLoaded, AdapterStats, AdapterUnloaded, ColdStart, DeviceFacts, DeviceKind, ErrorCode, Failed,
         Finish, Generate, HeldStats, LayerRoute, LayerSession, LayerStats, MemoryStats, Output,
-        PROTOCOL_VERSION, SpeculationStats, Stats, TenantUse, ToExecutor, ToGateway, TokenOutput, Welcome,
-        WireError, WorkerStats,
+        PROTOCOL_VERSION, SpeculationStats, Stats, TenantUse, ToExecutor, ToGateway, TokenOutput,
+        WeightStats, Welcome, WireError, WorkerStats,
     },
 };
 use tokio::task::{AbortHandle, JoinHandle};
@@ -214,6 +214,7 @@ impl Memory {
                 spilled_blocks: 30,
                 adapters_required: 2.5,
                 held: HeldStats { limit_bytes: 1 << 20, weights_bytes: 1 << 19, ..HeldStats::default() },
+                weights: WeightStats { read_bytes: 4096, read_us: 8000, waited_us: 2000 },
                 ..MemoryStats::default()
             },
             adapter_bytes: 1000 * self.adapters.len() as u64,

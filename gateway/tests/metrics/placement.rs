@@ -61,6 +61,9 @@ async fn workers_are_counted_by_core_and_an_emulated_link_is_called_one() {
         ("holobiont_device_memory_bytes", &[], 1_073_741_824.0),
         ("holobiont_device_memory_free_bytes", &[], 536_870_912.0),
         ("holobiont_device_adapter_budget_bytes", &[], 524_288.0),
+        ("holobiont_weight_read_bytes_total", &[], 4096.0),
+        ("holobiont_weight_read_seconds_total", &[], 0.008),
+        ("holobiont_weight_wait_seconds_total", &[], 0.002),
     ] {
         let found = value(&families, name, labels);
         assert!(found.is_some_and(|found| (found - expected).abs() < 1e-9), "{name}: {found:?}");

@@ -166,6 +166,7 @@ fn facts(status: &Status) -> Vec<(String, String)> {
         ("blocks", status.memory.device()),
         ("kept below", status.memory.below()),
         ("host memory", status.memory.held()),
+        ("weights", status.memory.weights()),
         ("host tier", tier(adapters.bytes, adapters.budget_bytes)),
         ("adapters", format!("{} in memory of {}", adapters.resident, adapters.registered)),
         ("device tier", tier(device.bytes, device.budget_bytes)),

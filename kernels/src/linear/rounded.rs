@@ -1,8 +1,9 @@
 //! Linear layers whose activations are rounded to the weights' precision: as fast as the bytes arrive.
 
 use super::{
-    float, integer,
-    pack::Packing,
+    float,
+    form::Packing,
+    integer,
     part::{LinearPart, OutPtr, check_parts, for_each_part},
     tile::Tile,
 };
@@ -74,7 +75,7 @@ impl Kernel for Chunk<'_> {
         while from < rows {
             let to = rows.min(from + ROW_BLOCK);
             for panel in self.first..self.last {
-                match self.part.matrix.packing {
+                match self.part.matrix.packing() {
                     Packing::F32 => self.rows::<S, float::Unrounded<f32>>(panel, from, to),
                     Packing::F16 => self.rows::<S, float::Unrounded<u16>>(panel, from, to),
                     Packing::Bf16 => self.rows::<S, float::Bf16>(panel, from, to),

@@ -44,8 +44,20 @@ const WIDE: usize = 64;
 /// A tile, and a number for each of its inputs.
 const TILE: usize = (TALL + 1) * WIDE;
 
+/// What the sums over outputs begin with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SumFrom {
+    /// Nothing: what `out` held is of no account.
+    Zero,
+    /// What `out` holds: the sums over the outputs before these. Where a matrix is cut at a multiple of
+    /// [`PackedForm::CUT_ROWS`](super::PackedForm::CUT_ROWS), they are the same bits as in one piece.
+    Out,
+}
+
+const _: () = assert!(super::PackedForm::CUT_ROWS == TALL);
+
 /// Computes the gradient at the inputs of `parts` for `rows` rows of `g`, which have `stride` elements; `out` is
-/// `[rows, columns]`. Without parts it is zero.
+/// `[rows, columns]`. Without parts it is what the sums begin with.
 ///
 /// # Panics
 ///
@@ -58,10 +70,11 @@ pub fn linear_transposed(
     rows: usize,
     stride: usize,
     parts: &[LinearPart<'_>],
+    from: SumFrom,
     out: &mut [f32],
 ) {
     assert!(g.len() >= rows * stride, "g holds {rows} rows of {stride}");
-    over_chunks(pool, isa, Floats { g, rows, stride }, stride, parts, out);
+    over_chunks(pool, isa, Floats { g, rows, stride }, stride, parts, from, out);
 }
 
 /// The same of gradients and values that are rounded: to 14 bits of the largest gradient that a row has in [`TALL`] outputs,
@@ -78,11 +91,12 @@ pub fn linear_transposed_rounded(
     rows: usize,
     stride: usize,
     parts: &[LinearPart<'_>],
+    from: SumFrom,
     out: &mut [f32],
 ) {
     assert!(g.len() >= rows * stride, "g holds {rows} rows of {stride}");
     let rounded = Rounded::new(pool, isa, &g[..rows * stride], stride, parts);
-    over_chunks(pool, isa, rounded.words(), stride, parts, out);
+    over_chunks(pool, isa, rounded.words(), stride, parts, from, out);
 }
 
 /// Tiles of outputs that a part has.
@@ -96,10 +110,13 @@ fn over_chunks<G: Gradients>(
     g: G,
     stride: usize,
     parts: &[LinearPart<'_>],
+    from: SumFrom,
     out: &mut [f32],
 ) {
     let Some(columns) = parts.first().map(|part| part.matrix.columns()) else {
-        return out.fill(0.0);
+        return if from == SumFrom::Zero {
+            out.fill(0.0)
+        };
     };
     check_parts(parts, columns, stride);
     assert_eq!(out.len(), g.rows() * columns, "out is {} rows of {columns}", g.rows());
@@ -109,7 +126,7 @@ fn over_chunks<G: Gradients>(
     pool.run(tiles.div_ceil(chunk), |i| {
         let out = &out;
         let inputs = i * chunk * WIDE..columns.min((i + 1) * chunk * WIDE);
-        isa.dispatch(Chunk { g, parts, inputs, out: out.0, columns });
+        isa.dispatch(Chunk { g, parts, inputs, from, out: out.0, columns });
     });
 }
 
@@ -118,6 +135,7 @@ struct Chunk<'a, G> {
     g: G,
     parts: &'a [LinearPart<'a>],
     inputs: Range<usize>,
+    from: SumFrom,
     out: *mut f32,
     columns: usize,
 }
@@ -130,12 +148,14 @@ impl<G: Gradients> Kernel for Chunk<'_, G> {
         let mut room = Room::<TILE>::new();
         let weights = room.as_mut_ptr();
         for inputs in blocks(self.inputs.clone(), WIDE) {
-            self.clear(&inputs);
+            if self.from == SumFrom::Zero {
+                self.clear(&inputs);
+            }
             let mut number = 0;
             for part in self.parts {
                 for outputs in blocks(0..part.matrix.rows(), TALL) {
                     let tile = Tile { w: part.matrix, outputs, inputs: inputs.clone(), weights };
-                    with_values!(part.matrix.packing, V => S::call(Decode::<V, G>(&tile, PhantomData)));
+                    with_values!(part.matrix.packing(), V => S::call(Decode::<V, G>(&tile, PhantomData)));
                     S::call(Sums { chunk: &self, tile: &tile, number, column: part.column });
                     number += 1;
                 }

@@ -88,7 +88,7 @@ impl Kernel for Chunk<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self) {
-        with_values!(self.part.matrix.packing, V => self.with::<S, V>());
+        with_values!(self.part.matrix.packing(), V => self.with::<S, V>());
     }
 }
 

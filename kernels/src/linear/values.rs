@@ -241,7 +241,7 @@ impl<B: Bits, N: Numbers> Values for Integers<B, N> {
 macro_rules! with_values {
     ($packing:expr, $values:ident => $run:expr) => {{
         use crate::linear::{
-            pack::Packing,
+            form::Packing,
             values::{Bf16Pairs, Eight, Floats, Four, Integers, Minimum, Zero, ZeroOfHalves},
         };
         macro_rules! with {

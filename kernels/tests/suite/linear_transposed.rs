@@ -2,8 +2,8 @@
 //! product it belongs to, and against itself in other batches, on other threads.
 
 use kernels::{
-    Forms, Isa, LinearPart, PackedMatrix, Pool, TensorType, linear_transposed, linear_transposed_rounded,
-    linear_unrounded, reference,
+    Forms, Isa, LinearPart, PackedMatrix, Pool, SumFrom, TensorType, linear_transposed,
+    linear_transposed_rounded, linear_unrounded, reference,
 };
 use proptest::{collection, prelude::*, sample};
 
@@ -22,7 +22,7 @@ const ROUNDED_TOLERANCE: f64 = 4e-4;
 /// Sums over a vocabulary, relative to the whole gradient. A single chain of additions is 4e-6 off.
 const HEAD_TOLERANCE: f64 = 1.5e-6;
 
-type Product = fn(&mut Pool, Isa, &[f32], usize, usize, &[LinearPart<'_>], &mut [f32]);
+type Product = fn(&mut Pool, Isa, &[f32], usize, usize, &[LinearPart<'_>], SumFrom, &mut [f32]);
 
 /// Both products, and how far they may be off.
 const BOTH: [(Product, f64); 2] =
@@ -35,7 +35,7 @@ fn run(layers: &Layers, pool: &mut Pool, isa: Isa, g: &[f32]) -> Vec<f32> {
 fn run_by(product: Product, layers: &Layers, pool: &mut Pool, isa: Isa, g: &[f32]) -> Vec<f32> {
     let rows = g.len() / layers.stride;
     let mut out = vec![UNTOUCHED; rows * layers.width];
-    product(pool, isa, g, rows, layers.stride, &layers.parts(), &mut out);
+    product(pool, isa, g, rows, layers.stride, &layers.parts(), SumFrom::Zero, &mut out);
     out
 }
 
@@ -149,7 +149,7 @@ fn whole_numbers_up_to_the_largest_are_not_rounded() {
     let parts = [LinearPart { matrix: &matrix, bias: None, column: 0 }];
     for isa in Isa::available() {
         let (g, mut out) = (vec![-8191.0; rows * outputs], vec![UNTOUCHED; rows * width]);
-        linear_transposed_rounded(&mut pool(2), isa, &g, rows, outputs, &parts, &mut out);
+        linear_transposed_rounded(&mut pool(2), isa, &g, rows, outputs, &parts, SumFrom::Zero, &mut out);
         assert_eq!(out, vec![-8191.0 * 4095.0 * 64.0; rows * width], "{isa:?}");
     }
 }
@@ -283,9 +283,9 @@ fn what_lies_between_the_parts_and_in_spoilt_rows_enters_no_other_gradient() {
 fn without_rows_nothing_is_done_and_without_parts_the_gradient_is_zero() {
     let layers = one_of_each();
     let pool = &mut pool(2);
-    linear_transposed(pool, Isa::best(), &[], 0, layers.stride, &layers.parts(), &mut []);
+    linear_transposed(pool, Isa::best(), &[], 0, layers.stride, &layers.parts(), SumFrom::Zero, &mut []);
     let mut out = [UNTOUCHED; 8];
-    linear_transposed(pool, Isa::best(), &[], 2, 0, &[], &mut out);
+    linear_transposed(pool, Isa::best(), &[], 2, 0, &[], SumFrom::Zero, &mut out);
     assert_eq!(out, [0.0; 8]);
 }
 
@@ -294,5 +294,6 @@ fn without_rows_nothing_is_done_and_without_parts_the_gradient_is_zero() {
 fn a_gradient_of_another_shape_is_refused() {
     let layers = Layers::random(&[(TensorType::Q4_1, 16)], 64, 1);
     let g = vec![0.0; 2 * layers.stride];
-    linear_transposed(&mut pool(1), Isa::best(), &g, 2, layers.stride, &layers.parts(), &mut [0.0; 64]);
+    let (parts, mut out) = (layers.parts(), [0.0; 64]);
+    linear_transposed(&mut pool(1), Isa::best(), &g, 2, layers.stride, &parts, SumFrom::Zero, &mut out);
 }

@@ -10,6 +10,7 @@ mod linear_unrounded;
 mod lora;
 mod lora_handover;
 mod lora_layout;
+mod pieces;
 mod pool;
 mod quantized;
 mod support;

@@ -11,6 +11,7 @@ use shmproto::layer::{Class, ReplyHeader, Status};
 
 use super::{Fault, Hub, Joined, call::Refusal};
 use crate::{
+    batcher::Leaving,
     inbox::Reply,
     lane::{Allowed, Piece, any_class},
     policy::is_background,
@@ -50,13 +51,8 @@ impl Done {
 impl Hub {
     /// Computes the batch whose turn it is, if one is due.
     pub fn run_due(&mut self, base: &mut dyn EvaluateSites) -> Ran {
-        self.run_due_of(any_class, base)
-    }
-
-    /// The same of calls of some classes.
-    fn run_due_of(&mut self, allowed: Allowed, base: &mut dyn EvaluateSites) -> Ran {
         let mut pieces = std::mem::take(&mut self.scratch.pieces);
-        let call = self.batcher.next(self.clock.now(), allowed, &mut pieces);
+        let call = self.batcher.next(self.clock.now(), any_class, &mut pieces);
         let ran = call.map_or(Ran::default(), |call| self.compute(call, &pieces, base));
         self.scratch.pieces = pieces;
         ran
@@ -68,11 +64,42 @@ impl Hub {
         let begin = self.clock.now();
         self.allowance.earn(step);
         loop {
-            let ran = self.run_due_of(self.allowance.allowed(self.training_waits()), base);
+            let ran = self.run_beside_pass(self.allowance.allowed(self.training_waits()), base);
             self.allowance.spend(ran.background);
             if ran.rows == 0 || self.clock.now().saturating_duration_since(begin) >= step {
                 return;
             }
+            self.poll();
+        }
+    }
+
+    /// As [`Hub::run_due`], of calls of some classes, and of those that the next pass does not take along.
+    fn run_beside_pass(&mut self, allowed: Allowed, base: &mut dyn EvaluateSites) -> Ran {
+        let mut pieces = std::mem::take(&mut self.scratch.pieces);
+        let call = self.batcher.next_beside(self.clock.now(), allowed, &mut pieces);
+        let ran = call.map_or(Ran::default(), |call| self.compute(call, &pieces, base));
+        self.scratch.pieces = pieces;
+        ran
+    }
+
+    /// A resident pass is about to go to `site`, and weights come from a disk: whoever needs those that are here is served
+    /// first, also who will need them in a moment.
+    fn before_leaving(&mut self, site: SiteId, base: &mut dyn EvaluateSites) {
+        loop {
+            let allowed = self.allowance.allowed(self.training_waits());
+            let mut pieces = std::mem::take(&mut self.scratch.pieces);
+            match self.batcher.before_leaving(self.clock.now(), site, allowed, &mut pieces) {
+                Leaving::Serve(call) => {
+                    let ran = self.compute(call, &pieces, base);
+                    self.allowance.spend(ran.background);
+                }
+                Leaving::Hold(until) => self.wait_for_calls(Some(until)),
+                Leaving::Go => {
+                    self.scratch.pieces = pieces;
+                    return;
+                }
+            }
+            self.scratch.pieces = pieces;
             self.poll();
         }
     }
@@ -196,6 +223,7 @@ impl Hub {
             batch_rows: u32::try_from(call.batch_rows).unwrap_or(u32::MAX),
         };
         client.answered(header);
+        self.batcher.answered(call.connection, asked.call, header.class, self.clock.now());
         self.rows.release(&client.facts.tenant, header.rows);
         let payload = call.payload.map(|both| both.output);
         failpoint::pass("layer.before_answer");
@@ -238,6 +266,9 @@ impl Company for Hub {
 
     fn before_site(&mut self, site: SiteId, base: &mut dyn EvaluateSites) {
         self.poll();
+        if self.batcher.has_floors() {
+            return self.before_leaving(site, base);
+        }
         let mut left = self.settings.batching.urgent_rows;
         while left > 0 && !self.batcher.is_empty() {
             let mut pieces = std::mem::take(&mut self.scratch.pieces);

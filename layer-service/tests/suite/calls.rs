@@ -36,12 +36,12 @@ use crate::tiny;
 
 const SLAB: u64 = 1 << 20;
 /// Where answers go in a test's slab.
-const OUT: u64 = SLAB / 2;
+pub(crate) const OUT: u64 = SLAB / 2;
 
 /// The tiny model with a hub in front of it.
-struct Rig {
-    base: Box<dyn EvaluateSites>,
-    hub: Hub,
+pub(crate) struct Rig {
+    pub(crate) base: Box<dyn EvaluateSites>,
+    pub(crate) hub: Hub,
     registry: Registry,
 }
 
@@ -50,7 +50,7 @@ impl Rig {
         Self::over(Box::new(resident()), settings)
     }
 
-    fn over(base: Box<dyn EvaluateSites>, settings: LayerSettings) -> Self {
+    pub(crate) fn over(base: Box<dyn EvaluateSites>, settings: LayerSettings) -> Self {
         Self::at(Box::new(SystemClock), base, settings)
     }
 
@@ -58,11 +58,11 @@ impl Rig {
         let (sender, inbox) = inbox();
         let facts = Base { instance: 7, catalog_bytes: 9, linearity: Linearity::Everywhere };
         let registry = Registry::new(settings.quotas, facts, sender, Account::default());
-        let hub = Hub::new(base.sites(), settings, registry.clone(), inbox, clock);
+        let hub = Hub::new(&*base, settings, registry.clone(), inbox, clock);
         Self { base, hub, registry }
     }
 
-    fn local(&mut self, name: &str) -> Local {
+    pub(crate) fn local(&mut self, name: &str) -> Local {
         let mut session = self.registry.open(&Tenant::new(name), &open(0), Transport::Channel, None).unwrap();
         let client = channel(&mut session);
         self.hub.poll();
@@ -110,9 +110,9 @@ impl Clock for Standing {
 }
 
 /// A client of this host.
-struct Local {
+pub(crate) struct Local {
     session: Session,
-    client: ClientChannel,
+    pub(crate) client: ClientChannel,
     sequence: u64,
 }
 
@@ -125,7 +125,7 @@ impl Local {
         header
     }
 
-    fn header(&mut self, site: u32, class: Class, rows: usize) -> CallHeader {
+    pub(crate) fn header(&mut self, site: u32, class: Class, rows: usize) -> CallHeader {
         self.sequence += 1;
         CallHeader { sequence: self.sequence, ..header(site, class, rows) }
     }
@@ -191,7 +191,7 @@ fn resident() -> ResidentModel {
     ResidentModel::new(weights, &options).unwrap()
 }
 
-fn evaluate(base: &mut dyn EvaluateSites, call: SiteCall, x: &[f32]) -> Vec<f32> {
+pub(crate) fn evaluate(base: &mut dyn EvaluateSites, call: SiteCall, x: &[f32]) -> Vec<f32> {
     let (input, output) = base.sites()[call.site.0 as usize].widths(call.part, call.op).unwrap();
     let mut rows = Activations::default();
     rows.reshape(x.len() / input, input);
@@ -206,13 +206,13 @@ fn forward(site: u32) -> SiteCall {
 }
 
 /// Rows that nobody else has.
-fn rows(salt: u32, count: usize) -> Vec<f32> {
+pub(crate) fn rows(salt: u32, count: usize) -> Vec<f32> {
     (0..count as u32)
         .map(|index| (index.wrapping_mul(747_796_405).wrapping_add(salt * 99_991) >> 12) as f32 / 1e6 - 0.5)
         .collect()
 }
 
-fn bits(rows: &[f32]) -> Vec<u32> {
+pub(crate) fn bits(rows: &[f32]) -> Vec<u32> {
     rows.iter().map(|value| value.to_bits()).collect()
 }
 

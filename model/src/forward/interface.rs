@@ -1,11 +1,14 @@
 //! The whole pass, as an engine runs it.
 
+use std::sync::Arc;
+
 use ids::BlockId;
 
 use super::batch::SequenceSlice;
 use crate::{
     sampling::Drawn,
     sites::{Alone, Company},
+    weights::streamed::figures::SweepFigures,
 };
 
 /// Whoever can run slices of sequences through a model. The engine is generic over it, so that its scheduling
@@ -45,6 +48,17 @@ pub trait ForwardPass {
     fn lacked_memory(error: &Self::Error) -> bool {
         let _ = error;
         false
+    }
+
+    /// True if `error` means that weights could not be read from the disk they come from.
+    fn lacked_weights(error: &Self::Error) -> bool {
+        let _ = error;
+        false
+    }
+
+    /// What it costs that weights come from a disk, where they do; among it, whether a pass waits for them now.
+    fn sweep_figures(&self) -> Option<Arc<SweepFigures>> {
+        None
     }
 
     /// Runs `batch` and writes the wanted rows of logits to `logits`, slice after slice, row after row

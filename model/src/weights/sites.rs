@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use kernels::{
-    Activations, Forms, LinearPart, PackedMatrix, linear, linear_transposed, linear_transposed_rounded,
-    linear_unrounded,
+    Activations, Forms, LinearPart, PackedMatrix, SumFrom, linear, linear_transposed,
+    linear_transposed_rounded, linear_unrounded,
 };
 
 use crate::{
     cpu::Compute,
-    sites::{EvaluateError, EvaluateSites, Site, SiteCall, SiteId, SiteOp, SitePart, SitePath},
+    sites::{Site, SiteCall, SiteOp, SitePart, SitePath},
 };
 
 /// A linear layer.
@@ -56,39 +56,13 @@ impl SiteWeights {
         self.sites.iter().all(|site| site.fast_is_linear)
     }
 
-    /// Elements of a row of a site's outputs, all parts side by side.
-    pub(crate) fn outputs(&self, site: SiteId) -> usize {
-        self.sites[site.0 as usize].parts.iter().map(|part| part.rows).sum()
-    }
-
     /// Evaluates `call` for all rows of `x` into rows of `out`.
     ///
     /// # Panics
     /// If the call's shape is not that of the site.
     pub fn evaluate(&self, compute: &mut Compute, call: SiteCall, x: &mut Activations, out: &mut [f32]) {
         let site = &self.sites[call.site.0 as usize];
-        let (inputs, outputs) = site.widths(call.part, call.op).expect("the site has the part");
-        assert_eq!(x.width(), inputs, "rows are as wide as what goes in");
-        let (parts, rows) = (self.parts(call), x.rows());
-        let out = &mut out[..rows * outputs];
-        let Compute { pool, isa } = compute;
-        match call {
-            SiteCall { op: SiteOp::Backward, path: SitePath::Fast, .. } if !site.fast_is_linear => {
-                linear_transposed_rounded(pool, *isa, x.values(), rows, inputs, &parts, out);
-            }
-            SiteCall { op: SiteOp::Backward, .. } => {
-                linear_transposed(pool, *isa, x.values(), rows, inputs, &parts, out);
-            }
-            // Where the fast path rounds nothing, it is the linear one: both give the same bits.
-            SiteCall { path: SitePath::Linear, .. } if !site.fast_is_linear => {
-                linear_unrounded(pool, *isa, x, &parts, out, outputs);
-            }
-            _ => {
-                let forms = parts.iter().fold(Forms::default(), |forms, part| forms.and(part.matrix.forms()));
-                x.prepare(pool, *isa, forms);
-                linear(pool, *isa, x, &parts, out, outputs);
-            }
-        }
+        evaluate(compute, site, call, x, &self.parts(call), SumFrom::Zero, out);
     }
 
     /// The layers that `call` is about, and where their outputs lie in a row.
@@ -109,6 +83,44 @@ impl SiteWeights {
     }
 }
 
+/// Evaluates `call` at `site` for all rows of `x` into rows of `out`, with these `parts` of it. Where there are more of them,
+/// whose weights come later, gradients go on `from` the sums so far.
+///
+/// # Panics
+/// If the call's shape is not that of the site.
+pub(crate) fn evaluate(
+    compute: &mut Compute,
+    site: &Site,
+    call: SiteCall,
+    x: &mut Activations,
+    parts: &[LinearPart<'_>],
+    from: SumFrom,
+    out: &mut [f32],
+) {
+    let (inputs, outputs) = site.widths(call.part, call.op).expect("the site has the part");
+    assert_eq!(x.width(), inputs, "rows are as wide as what goes in");
+    let rows = x.rows();
+    let out = &mut out[..rows * outputs];
+    let Compute { pool, isa } = compute;
+    match call {
+        SiteCall { op: SiteOp::Backward, path: SitePath::Fast, .. } if !site.fast_is_linear => {
+            linear_transposed_rounded(pool, *isa, x.values(), rows, inputs, parts, from, out);
+        }
+        SiteCall { op: SiteOp::Backward, .. } => {
+            linear_transposed(pool, *isa, x.values(), rows, inputs, parts, from, out);
+        }
+        // Where the fast path rounds nothing, it is the linear one: both give the same bits.
+        SiteCall { path: SitePath::Linear, .. } if !site.fast_is_linear => {
+            linear_unrounded(pool, *isa, x, parts, out, outputs);
+        }
+        _ => {
+            let forms = parts.iter().fold(Forms::default(), |forms, part| forms.and(part.matrix.forms()));
+            x.prepare(pool, *isa, forms);
+            linear(pool, *isa, x, parts, out, outputs);
+        }
+    }
+}
+
 fn site(layers: &[Linear]) -> Site {
     let part = |linear: &Linear| SitePart {
         name: linear.name.clone(),
@@ -119,28 +131,5 @@ fn site(layers: &[Linear]) -> Site {
         columns: layers.first().map_or(0, |linear| linear.matrix.columns()),
         parts: layers.iter().map(part).collect(),
         fast_is_linear: layers.iter().all(|linear| linear.matrix.is_exact()),
-    }
-}
-
-/// The sites of weights that somebody else owns, with the threads he computes with.
-#[derive(Debug)]
-pub(crate) struct LentSites<'a> {
-    pub(crate) weights: &'a SiteWeights,
-    pub(crate) compute: &'a mut Compute,
-}
-
-impl EvaluateSites for LentSites<'_> {
-    fn sites(&self) -> &[Site] {
-        self.weights.sites()
-    }
-
-    fn evaluate(
-        &mut self,
-        call: SiteCall,
-        x: &mut Activations,
-        out: &mut [f32],
-    ) -> Result<(), EvaluateError> {
-        self.weights.evaluate(self.compute, call, x, out);
-        Ok(())
     }
 }

@@ -265,5 +265,20 @@ wire_struct! {
         pub shares: Vec<ShareStats>,
         /// What all of it, and the rest of the process, holds in the host's memory.
         pub held: HeldStats,
+        /// Weights that come from a disk.
+        pub weights: WeightStats,
+    }
+}
+
+wire_struct! {
+    /// Reading of weights that are not in memory; nothing where all are. Counters count from the executor's start.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub struct WeightStats {
+        /// Bytes that were read.
+        pub read_bytes: u64,
+        /// Microseconds that reading them took.
+        pub read_us: u64,
+        /// Microseconds of it that a pass waited; the rest was hidden behind computing.
+        pub waited_us: u64,
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use crate::terminal::table::size;
+use crate::terminal::table::{percent, size};
 
 /// Characters of the bar.
 const BAR: u64 = 24;
@@ -18,6 +18,18 @@ pub(super) struct Memory {
     blocks: Moves,
     kv_wait_ms: f64,
     held: Held,
+    weights: Weights,
+}
+
+/// Weights that come from a disk.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Weights {
+    read_bytes: u64,
+    read_ms: f64,
+    waited_ms: f64,
+    /// While tokens were generated.
+    bytes_per_token: Option<u64>,
 }
 
 /// Bytes of the executor's host's memory.
@@ -104,6 +116,21 @@ impl Memory {
         words.chain([format!("of {}", size(held.limit_bytes))]).collect::<Vec<_>>().join(", ")
     }
 
+    /// Where the weights are, and what was read of those that are not in memory.
+    pub(super) fn weights(&self) -> String {
+        let Weights { read_bytes, read_ms, waited_ms, bytes_per_token } = self.weights;
+        if read_bytes == 0 {
+            return "in memory".into();
+        }
+        let a_token = bytes_per_token.map(|bytes| format!("{} for each token generated", size(bytes)));
+        let hidden = (read_ms > 0.0).then(|| {
+            let part = (1.0 - waited_ms / read_ms).clamp(0.0, 1.0);
+            format!("{} of the time hidden behind computing", percent(part))
+        });
+        let read = format!("{} read from the disk", size(read_bytes));
+        [Some(read), a_token, hidden].into_iter().flatten().collect::<Vec<_>>().join(", ")
+    }
+
     /// What lies below the device, and what came back from there.
     pub(super) fn below(&self) -> String {
         let bytes = |blocks: u64| size(blocks.saturating_mul(self.block_bytes));
@@ -150,5 +177,16 @@ mod tests {
         let held = json!({"held": {"limit_bytes": 4096, "weights_bytes": 1024, "clients_bytes": 2048}});
         let memory: Memory = serde_json::from_value(held).unwrap();
         assert_eq!(memory.held(), "1.00 KiB weights, 2.00 KiB clients, of 4.00 KiB");
+    }
+
+    #[test]
+    fn weights_from_a_disk_are_told_by_token_and_by_what_of_the_reading_was_hidden() {
+        let weights = json!({"weights": {"read_bytes": 4096, "read_ms": 8.0, "waited_ms": 2.0, "bytes_per_token": 1024}});
+        let memory: Memory = serde_json::from_value(weights).unwrap();
+        assert_eq!(
+            memory.weights(),
+            "4.00 KiB read from the disk, 1.00 KiB for each token generated, 75 % of the time hidden behind computing"
+        );
+        assert_eq!(Memory::default().weights(), "in memory");
     }
 }

@@ -229,7 +229,7 @@ impl House {
         let has_ended = Arc::new(AtomicBool::new(false));
         let layers = LayerSettings { quotas, ..LayerSettings::default() };
         let sites = Tripling::new();
-        let hub = Hub::new(sites.sites(), layers, registry.clone(), incoming, Box::new(SystemClock));
+        let hub = Hub::new(&sites, layers, registry.clone(), incoming, Box::new(SystemClock));
         let end = Arc::clone(&has_ended);
         let hub = std::thread::spawn(move || compute(hub, sites, &end));
         Ok(Self { authority, registry, directory, door: Some(door), hub: Some(hub), has_ended })

@@ -1,0 +1,157 @@
+//! The program with a base that comes from a disk: what it refuses, what it survives, and what it holds in memory.
+
+use std::{fs, path::PathBuf};
+
+use shmproto::message::{ErrorCode, Generate, ToExecutor};
+
+use crate::{
+    common::{prompt, request},
+    gateway::Gateway,
+    process::{Place, Process},
+};
+
+/// The least that `--weight-bytes` may be, as the program says.
+fn least(place: &Place) -> String {
+    let line = place.start_with(&["--weight-bytes", "1"]).fails(1);
+    assert!(line.contains("--weight-bytes") && line.contains("raise the bound"), "{line}");
+    let bytes = line.split("take ").nth(1).and_then(|rest| rest.split(';').next());
+    bytes.unwrap_or_else(|| panic!("no number in: {line}")).to_owned()
+}
+
+fn start(place: &Place, arguments: &[&str]) -> Process {
+    let mut process = place.start_with(arguments);
+    process.ready();
+    process
+}
+
+/// Tokens of some requests together; and a stop token would end them early.
+async fn talk(place: &Place) -> Vec<Vec<u32>> {
+    let mut gateway = Gateway::greet(&place.socket(), 1).await;
+    for id in 1..=3 {
+        let ask = request(id, prompt(id, 20), 12);
+        gateway.send(ToExecutor::Generate(Generate { stop_tokens: Vec::new(), ..ask })).await;
+    }
+    let mut tokens = Vec::new();
+    for id in 1..=3 {
+        tokens.push(gateway.tokens(id).await);
+    }
+    tokens
+}
+
+#[tokio::test]
+async fn a_streamed_base_answers_as_one_in_memory_and_tells_what_it_reads() {
+    let place = Place::new();
+    let bound = least(&place);
+    let resident = start(&place, &[]);
+    let wanted = talk(&place).await;
+    drop(resident);
+    let ways: [&[&str]; 3] = [&[], &["--weight-reads", "std"], &["--weight-disk-gbps", "0.5"]];
+    for way in ways {
+        let process = start(&place, &[&["--weight-bytes", &bound], way].concat());
+        assert_eq!(talk(&place).await, wanted, "{way:?}");
+        let mut gateway = Gateway::greet(&place.socket(), 2).await;
+        let memory = gateway.stats().await.memory;
+        assert!(memory.held.weights_bytes <= bound.parse().unwrap(), "{memory:?}");
+        assert!(memory.weights.read_bytes > 0 && memory.weights.read_us > 0, "{memory:?}");
+        drop(process);
+    }
+}
+
+#[tokio::test]
+async fn weights_that_cannot_be_read_are_the_error_of_their_requests_and_slow_ones_only_slow() {
+    let place = Place::new();
+    let bound = least(&place);
+    let _process = start(&place, &["--weight-bytes", &bound]);
+    let wanted = talk(&place).await;
+    place.arm("weights.read", "fail");
+    let mut gateway = Gateway::greet(&place.socket(), 2).await;
+    gateway.send(ToExecutor::Generate(request(9, prompt(9, 20), 5))).await;
+    let error = gateway.outputs(9).await.last().and_then(|output| output.error.clone());
+    // What was read ahead and not needed fails nobody.
+    if let Some(error) = error {
+        assert_eq!(error.code, ErrorCode::Internal);
+        assert!(error.message.contains("cannot read its weights"), "{}", error.message);
+    }
+    assert!(place.has_fired("weights.read"));
+    assert_eq!(talk(&place).await, wanted);
+    place.arm("weights.read", "wait 400");
+    assert_eq!(talk(&place).await, wanted);
+    assert!(place.has_fired("weights.read"));
+}
+
+#[tokio::test]
+async fn a_file_that_was_damaged_fails_requests_in_words_and_the_next_start_makes_it_anew() {
+    let place = Place::new();
+    let bound = least(&place);
+    let process = start(&place, &["--weight-bytes", &bound]);
+    let wanted = talk(&place).await;
+    let path = place.path("private/weights/packed.weights");
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(file.metadata().unwrap().len() / 3).unwrap();
+    let mut gateway = Gateway::greet(&place.socket(), 2).await;
+    gateway.send(ToExecutor::Generate(request(9, prompt(9, 20), 5))).await;
+    let error = gateway.outputs(9).await.last().and_then(|output| output.error.clone()).unwrap();
+    assert!(error.message.contains("cannot read its weights"), "{}", error.message);
+    drop(process);
+    let _process = start(&place, &["--weight-bytes", &bound]);
+    assert_eq!(talk(&place).await, wanted);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_as_it_packs_or_in_a_sweep_the_next_start_goes_on() {
+    let place = Place::new();
+    let bound = least(&place);
+    let resident = start(&place, &[]);
+    let wanted = talk(&place).await;
+    drop(resident);
+    for (failpoint, what) in [("weights.packed_matrix", "kill 5"), ("weights.before_rename", "kill")] {
+        place.arm(failpoint, what);
+        place.start_with(&["--weight-bytes", &bound]).is_killed();
+        assert!(place.has_fired(failpoint));
+    }
+    for failpoint in ["forward.after_o", "weights.read"] {
+        let process = start(&place, &["--weight-bytes", &bound]);
+        assert_eq!(talk(&place).await, wanted);
+        place.arm(failpoint, "kill");
+        let mut gateway = Gateway::greet(&place.socket(), 2).await;
+        gateway.send(ToExecutor::Generate(request(9, prompt(9, 20), 50))).await;
+        process.is_killed();
+    }
+    let _process = start(&place, &["--weight-bytes", &bound]);
+    assert_eq!(talk(&place).await, wanted);
+}
+
+/// Bytes of memory of a process that no file is behind.
+fn anonymous_bytes(process: &Process) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    line.split_whitespace().next().unwrap().parse::<u64>().unwrap() << 10
+}
+
+#[tokio::test]
+async fn a_real_base_holds_no_more_memory_than_it_may() {
+    let place = Place::new();
+    let default = || PathBuf::from("../.models/SmolLM2-135M-Instruct.Q4_1.gguf");
+    let model = std::env::var_os("HOLOBIONT_TEST_MODEL").map_or_else(default, PathBuf::from);
+    let bound = 24 << 20;
+    let mut held = Vec::new();
+    let mut tokens = Vec::new();
+    for arguments in [&[][..], &["--weight-bytes", "24MiB"]] {
+        // One core: a pass has scratch for each.
+        let fixed = ["--kv-bytes", "16MiB", "--cold-start", "on-demand", "--max-workers", "0"];
+        let mut process =
+            Process(place.command_for(&model, "", &[&fixed[..], arguments].concat()).spawn().unwrap());
+        process.ready();
+        tokens.push(talk(&place).await);
+        held.push(anonymous_bytes(&process));
+        let mut gateway = Gateway::greet(&place.socket(), 2).await;
+        let weights = gateway.stats().await.memory.held.weights_bytes;
+        held.push(weights);
+    }
+    let [resident, weights, streamed, bounded] = held[..] else { panic!("two processes") };
+    assert!(bounded <= bound && weights > 3 * bound, "{held:?}");
+    // What was saved in the books was saved in the machine, but for what both of them do not count.
+    let (saved, found) = (weights - bounded, resident - streamed);
+    assert!(found + (4 << 20) >= saved, "{held:?}: {found} bytes of {saved} were saved");
+    assert_eq!(tokens[0], tokens[1]);
+}

@@ -1,0 +1,219 @@
+//! A base that comes from a disk, beside one in memory: what a token costs in time and in bytes read, under which bound.
+//!
+//! Sweeps bypass the page cache, so the disk is the machine's own; the emulated one is slow enough that reading takes nearly all
+//! of a sweep, as on the paper's devices (CHECKLIST L-24), and says so.
+
+use std::{num::NonZeroU64, path::Path, time::Instant};
+
+use anyhow::{Context, Result};
+use ids::BlockId;
+use model::{
+    deltas::prepared::PreparedAdapter,
+    forward::{BLOCK_TOKENS, ForwardPass as _, LogitRows, SequenceSlice},
+    resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
+    sources::open::open,
+    weights::{
+        host::ServedLayers,
+        streamed::{Readahead, StreamOptions},
+    },
+};
+
+use crate::{
+    config::Config,
+    machine::Cores,
+    measure::Samples,
+    report::{Better, Comparison, Rival, Target},
+};
+
+/// Sequences that decode together.
+const STREAMS: [usize; 3] = [1, 4, 8];
+/// Steps of a measurement, after as many tokens of context.
+const STEPS: usize = 32;
+/// Of the memory that all weights take, in percent: from resident to what a window needs (CHECKLIST L-25).
+const BOUNDS: [u64; 4] = [100, 75, 50, 25];
+/// The emulated disk: so many bytes a second.
+const SLOW: u64 = 100 << 20;
+
+/// A model under a bound.
+struct Side {
+    model: ResidentModel<ServedLayers>,
+    sweep_bytes: u64,
+}
+
+/// What a measurement gave.
+struct Measured {
+    tokens_per_s: f64,
+    mib_per_token: f64,
+    /// Of the time, that which reading took.
+    reading: f64,
+    /// Of that, what was not waited for.
+    hidden: f64,
+}
+
+/// How a base is read.
+#[derive(Clone, Copy)]
+struct Way {
+    percent: u64,
+    readahead: Readahead,
+    pace: Option<NonZeroU64>,
+}
+
+impl Side {
+    fn open(path: &Path, directory: &Path, cores: &Cores, way: Way) -> Result<Self> {
+        let source = open(path)?;
+        let threads = cores.numbers().len();
+        let all = LoadedWeights::load(&*source, threads)?.bytes() as u64;
+        let stream = StreamOptions {
+            path: directory.join("packed.weights"),
+            program: [0; 32],
+            bound_bytes: all * way.percent / 100,
+            readahead: way.readahead,
+            pace: way.pace,
+        };
+        let streamed = (way.percent < 100).then_some((&[0; 32], &stream));
+        let weights = LoadedWeights::open(&*source, streamed, threads, &|_| {})?;
+        let sweep_bytes = weights.sweep_bytes();
+        let options =
+            ResidentOptions { cores: cores.numbers().to_vec(), kv_bytes: 256 << 20, kv_dtype: KvDtype::Auto };
+        Ok(Self { model: ResidentModel::new(weights, &options)?, sweep_bytes })
+    }
+
+    /// Decodes with so many streams.
+    fn decode(&mut self, streams: usize) -> Result<Measured> {
+        let each = (2 * STEPS).div_ceil(BLOCK_TOKENS);
+        let blocks: Vec<BlockId> = (0..(streams * each) as u32).map(BlockId).collect();
+        let tokens: Vec<u32> = (1000..1000 + 2 * STEPS as u32).collect();
+        self.pass(&tokens[..STEPS], 0, &blocks, each)?;
+        let before = self.figures();
+        let begun = Instant::now();
+        for at in STEPS..2 * STEPS {
+            self.pass(&tokens[at..=at], at, &blocks, each)?;
+        }
+        let took = begun.elapsed().as_secs_f64();
+        let after = self.figures();
+        let [bytes, read, waited] = [0, 1, 2].map(|figure| after[figure] - before[figure]);
+        let count = (streams * STEPS) as f64;
+        Ok(Measured {
+            tokens_per_s: count / took,
+            mib_per_token: bytes / count / f64::from(1 << 20),
+            reading: 100.0 * read / took,
+            hidden: if read > 0.0 { 100.0 * (1.0 - waited / read).max(0.0) } else { 100.0 },
+        })
+    }
+
+    fn pass(&mut self, tokens: &[u32], start: usize, blocks: &[BlockId], each: usize) -> Result<()> {
+        let slice = |blocks| {
+            let (adapter, logits) = (None, LogitRows::Last);
+            SequenceSlice::<'_, PreparedAdapter> { tokens, start, blocks, trunk: &[], adapter, logits }
+        };
+        let batch: Vec<_> = blocks.chunks(each).map(slice).collect();
+        self.model.forward(&batch, &mut Vec::new()).context("a pass failed")
+    }
+
+    /// Bytes read, seconds that took, and seconds waited.
+    fn figures(&self) -> [f64; 3] {
+        self.model.sweep_figures().map_or([0.0; 3], |figures| {
+            [figures.read_bytes() as f64, figures.read_time().as_secs_f64(), figures.waited().as_secs_f64()]
+        })
+    }
+}
+
+/// Measures every way with every number of streams.
+///
+/// # Errors
+/// If the model cannot be read, or there is no room for it in memory or on the disk.
+pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
+    let directory = tempfile::tempdir_in(config.model.parent().unwrap_or(Path::new(".")))?;
+    let side = |percent, readahead, pace| {
+        Side::open(&config.model, directory.path(), cores, Way { percent, readahead, pace })
+    };
+    let mut resident = side(100, Readahead::Next, None)?;
+    let mut rows = Vec::new();
+    for percent in BOUNDS.into_iter().filter(|percent| *percent < 100) {
+        let mut ahead = side(percent, Readahead::Next, None)?;
+        let mut std = side(percent, Readahead::Nothing, None)?;
+        for streams in STREAMS {
+            let sides = [&mut ahead, &mut resident, &mut std];
+            rows.extend(compare(&format!("{percent} % of memory"), streams, sides, config.runs)?);
+        }
+    }
+    let pace = NonZeroU64::new(SLOW);
+    let mut slow = side(50, Readahead::Next, pace)?;
+    let mut std = side(50, Readahead::Nothing, pace)?;
+    for streams in STREAMS {
+        let case = "50 % of memory, emulated disk of 100 MiB/s";
+        rows.extend(compare(case, streams, [&mut slow, &mut resident, &mut std], config.runs)?);
+    }
+    Ok(rows)
+}
+
+/// A way beside all weights in memory, beside loading and computing in turns, and beside the bytes of a sweep.
+fn compare(case: &str, streams: usize, sides: [&mut Side; 3], runs: usize) -> Result<Vec<Comparison>> {
+    let [ahead, resident, std] = sides;
+    let (mut ours, mut memory, mut load) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..runs {
+        ours.push(ahead.decode(streams)?);
+        memory.push(resident.decode(streams)?);
+        load.push(std.decode(streams)?);
+    }
+    let case = format!("{case}, {streams} streams");
+    let ideal = ahead.sweep_bytes as f64 / f64::from(1 << 20) / streams as f64;
+    let row = |what: &str, unit, better, ours: Samples, name: &str, samples, target| Comparison {
+        bench: "stream",
+        case: format!("{case}: {what}"),
+        unit,
+        better,
+        ours,
+        rival: Rival { name: name.to_owned(), format: "as packed".to_owned(), samples },
+        target,
+    };
+    let of = |measured: &[Measured], figure: fn(&Measured) -> f64| Samples::of(measured, figure);
+    let rate: fn(&Measured) -> f64 = |measured| measured.tokens_per_s;
+    Ok(vec![
+        row(
+            "tokens",
+            "tokens/s",
+            Better::Higher,
+            of(&ours, rate)?,
+            "all in memory",
+            of(&memory, rate)?,
+            None,
+        ),
+        row(
+            "tokens",
+            "tokens/s",
+            Better::Higher,
+            of(&ours, rate)?,
+            "load, then compute",
+            of(&load, rate)?,
+            None,
+        ),
+        row(
+            "bytes read",
+            "MiB/token",
+            Better::Lower,
+            of(&ours, |measured| measured.mib_per_token)?,
+            "a sweep, shared",
+            Samples::new(vec![ideal])?,
+            Some(Target::ShareAtMost(1.1)),
+        ),
+        row(
+            "reading, of the time",
+            "%",
+            Better::Higher,
+            of(&ours, |measured| measured.reading)?,
+            "load, then compute",
+            of(&load, |measured| measured.reading)?,
+            None,
+        ),
+        row(
+            "reading that was hidden",
+            "%",
+            Better::Higher,
+            of(&ours, |measured| measured.hidden)?,
+            "load, then compute",
+            of(&load, |measured| measured.hidden)?,
+            None,
+        ),
+    ])
+}

@@ -1,0 +1,283 @@
+//! What a packed matrix is besides its bytes, and how these are made from a stored tensor.
+
+use std::ops::Range;
+
+use half::f16;
+
+use crate::{
+    TensorType,
+    activations::{Forms, GROUP},
+    quant::{DecodedRow, IntegerForm, Offset, integer_form},
+    simd::LANES,
+};
+
+/// Why a tensor cannot be packed.
+#[derive(Debug, thiserror::Error)]
+pub enum PackError {
+    /// The bytes are not `rows` rows of `columns` elements.
+    #[error("{got} bytes are not {rows} rows of {columns} elements of {kind:?}")]
+    Size {
+        /// The encoding.
+        kind: TensorType,
+        /// Output features.
+        rows: usize,
+        /// Input features.
+        columns: usize,
+        /// Bytes given.
+        got: usize,
+    },
+    /// The operating system has no memory for the packed form.
+    #[error("no memory for a packed {rows} x {columns} matrix")]
+    Memory {
+        /// Output features.
+        rows: usize,
+        /// Input features.
+        columns: usize,
+        /// Cause.
+        source: std::io::Error,
+    },
+}
+
+/// Which tile computes the matrix. Named after bits and zero point.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Packing {
+    F32,
+    F16,
+    Bf16,
+    Four8,
+    FourMinimum,
+    Eight128,
+    EightMinimum,
+    Eight128Halves,
+}
+
+/// The form of a packed matrix `[rows, columns]` (output x input features), in panels of sixteen rows.
+///
+/// It tells where each row lies, so that rows can be packed, kept and loaded apart from others.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PackedForm {
+    kind: TensorType,
+    rows: usize,
+    columns: usize,
+    pub(super) packing: Packing,
+    panel_bytes: usize,
+    unit: f32,
+}
+
+impl PackedForm {
+    /// Rows that can be packed, kept and loaded apart begin at a multiple of so many: gradients are summed over so many
+    /// outputs at a time.
+    pub const CUT_ROWS: usize = 64;
+
+    /// The form of a stored tensor: `rows` rows of `columns` elements of `kind`, row after row.
+    ///
+    /// # Errors
+    ///
+    /// The sizes do not fit together.
+    pub fn of(kind: TensorType, data: &[u8], rows: usize, columns: usize) -> Result<Self, PackError> {
+        let size = || PackError::Size { kind, rows, columns, got: data.len() };
+        let row_bytes = kind.row_bytes(columns).filter(|&bytes| bytes > 0).ok_or_else(size)?;
+        if row_bytes.checked_mul(rows) != Some(data.len()) {
+            return Err(size());
+        }
+        let unit = if integer_form(kind).is_some() { common_unit(kind, data, row_bytes) } else { 1.0 };
+        Self::known(kind, rows, columns, unit).ok_or_else(size)
+    }
+
+    /// The form of a tensor whose [unit](Self::unit) is known; `None` if there is no such tensor.
+    #[must_use]
+    pub fn known(kind: TensorType, rows: usize, columns: usize, unit: f32) -> Option<Self> {
+        kind.row_bytes(columns).filter(|&bytes| bytes > 0)?;
+        let (packing, panel_bytes) = layout(kind, columns);
+        rows.div_ceil(LANES).checked_mul(panel_bytes)?;
+        Some(Self { kind, rows, columns, packing, panel_bytes, unit })
+    }
+
+    /// Output features.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Input features.
+    #[must_use]
+    pub fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// The power of two that all scales are relative to; 1 for floats.
+    #[must_use]
+    pub fn unit(&self) -> f32 {
+        self.unit
+    }
+
+    /// Bytes of the panels.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.panels() * self.panel_bytes
+    }
+
+    /// The forms of activations it is multiplied with.
+    #[must_use]
+    pub fn forms(&self) -> Forms {
+        match self.packing {
+            Packing::F32 | Packing::F16 => Forms::default(),
+            Packing::Bf16 => Forms { bf16: true, ..Forms::default() },
+            _ => Forms { bytes: true, ..Forms::default() },
+        }
+    }
+
+    /// True if activations enter unrounded, so that the layer is linear in them.
+    #[must_use]
+    pub fn is_exact(&self) -> bool {
+        self.forms() == Forms::default()
+    }
+
+    /// Where `row` begins to lie in the panels; [`rows`](Self::rows) is where they end.
+    ///
+    /// # Panics
+    ///
+    /// Unless `row` is a multiple of [`CUT_ROWS`](Self::CUT_ROWS), or the end.
+    #[must_use]
+    pub fn offset(&self, row: usize) -> usize {
+        assert!(row.is_multiple_of(Self::CUT_ROWS) || row == self.rows, "panels are cut at row {row}");
+        row.div_ceil(LANES) * self.panel_bytes
+    }
+
+    /// The form of some of its rows, which lie at [`offset`](Self::offset)s.
+    ///
+    /// # Panics
+    ///
+    /// If there are no such rows.
+    #[must_use]
+    pub fn of_rows(&self, rows: &Range<usize>) -> Self {
+        assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
+        Self { rows: rows.len(), ..*self }
+    }
+
+    /// Packs its rows, which `data` has as they are stored, into `panels`.
+    ///
+    /// # Panics
+    ///
+    /// If these are not the rows' bytes, or not the panels'.
+    pub fn pack(&self, data: &[u8], panels: &mut [u8]) {
+        let row_bytes = self.kind.row_bytes(self.columns).unwrap_or(0);
+        assert!(data.len() == self.rows * row_bytes, "{} bytes of {} rows", data.len(), self.rows);
+        assert_eq!(panels.len(), self.bytes(), "panels of {} rows", self.rows);
+        // Codes of less than a byte are added to what is there, and rows that a panel lacks are zeroes.
+        panels.fill(0);
+        match integer_form(self.kind) {
+            Some(form) => self.pack_integers(form, data, row_bytes, panels),
+            None => self.pack_floats(data, row_bytes, panels),
+        }
+    }
+
+    pub(super) fn panels(&self) -> usize {
+        self.rows.div_ceil(LANES)
+    }
+
+    pub(super) fn panel_bytes(&self) -> usize {
+        self.panel_bytes
+    }
+
+    fn pack_floats(&self, data: &[u8], row_bytes: usize, packed: &mut [u8]) {
+        let element = if self.packing == Packing::F32 { 4 } else { 2 };
+        let bf16 = self.packing == Packing::Bf16;
+        let panel_bytes = self.panel_bytes;
+        for (row, values) in data.chunks_exact(row_bytes).enumerate() {
+            let (panel, lane) = (&mut packed[row / LANES * panel_bytes..][..panel_bytes], row % LANES);
+            for (k, value) in values.chunks_exact(element).enumerate() {
+                let at =
+                    if bf16 { (k / 2 * LANES + lane) * 4 + k % 2 * 2 } else { (k * LANES + lane) * element };
+                panel[at..at + element].copy_from_slice(value);
+            }
+        }
+    }
+
+    fn pack_integers(&self, form: IntegerForm, data: &[u8], row_bytes: usize, packed: &mut [u8]) {
+        let (panel_bytes, code_bytes) = (self.panel_bytes, self.columns * LANES * form.bits / 8);
+        let inverse = 1.0 / self.unit;
+        let mut decoded = DecodedRow::default();
+        for (row, bytes) in data.chunks_exact(row_bytes).enumerate() {
+            decoded.decode(self.kind, bytes);
+            let panel = &mut packed[row / LANES * panel_bytes..][..panel_bytes];
+            let (codes, scales) = panel.split_at_mut(code_bytes);
+            put_codes(codes, form.bits, row % LANES, &decoded.codes);
+            let numbers = if form.offset == Offset::Minimum { 2 } else { 1 };
+            for (group, &scale) in decoded.scales.iter().enumerate() {
+                put_half(scales, numbers * group * LANES + row % LANES, scale * inverse);
+            }
+            for (group, &minimum) in decoded.minima.iter().enumerate() {
+                put_half(scales, (2 * group + 1) * LANES + row % LANES, minimum * inverse);
+            }
+        }
+    }
+}
+
+impl Packing {
+    pub(super) fn integer_form(self) -> Option<IntegerForm> {
+        let form = |bits, group, offset| Some(IntegerForm { bits, group, offset });
+        match self {
+            Self::F32 | Self::F16 | Self::Bf16 => None,
+            Self::Four8 => form(4, GROUP, Offset::Zero(8)),
+            Self::FourMinimum => form(4, GROUP, Offset::Minimum),
+            Self::Eight128 => form(8, GROUP, Offset::Zero(128)),
+            Self::EightMinimum => form(8, GROUP, Offset::Minimum),
+            Self::Eight128Halves => form(8, GROUP / 2, Offset::Zero(128)),
+        }
+    }
+}
+
+/// The packing of `kind` and the bytes of its panels.
+fn layout(kind: TensorType, columns: usize) -> (Packing, usize) {
+    let Some(form) = integer_form(kind) else {
+        return match kind {
+            TensorType::F32 => (Packing::F32, columns * LANES * 4),
+            TensorType::F16 => (Packing::F16, columns * LANES * 2),
+            _ => (Packing::Bf16, columns.next_multiple_of(2) * LANES * 2),
+        };
+    };
+    let packing = match (form.bits, form.group, form.offset) {
+        (4, _, Offset::Zero(_)) => Packing::Four8,
+        (4, _, Offset::Minimum) => Packing::FourMinimum,
+        (_, 16, _) => Packing::Eight128Halves,
+        (_, _, Offset::Zero(_)) => Packing::Eight128,
+        (_, _, Offset::Minimum) => Packing::EightMinimum,
+    };
+    let numbers = if form.offset == Offset::Minimum { 2 } else { 1 };
+    let bytes = columns * LANES * form.bits / 8 + columns / form.group * numbers * LANES * 2;
+    // Panels start at cache lines.
+    (packing, bytes.next_multiple_of(64))
+}
+
+/// The power of two relative to which the scales and minima of a tensor are stored in 16 bits. The largest
+/// magnitude comes out near 2^14, so numbers down to 2^-28 of it keep their eleven bits.
+fn common_unit(kind: TensorType, data: &[u8], row_bytes: usize) -> f32 {
+    let mut decoded = DecodedRow::default();
+    let mut largest = 0.0f32;
+    for bytes in data.chunks_exact(row_bytes) {
+        decoded.decode(kind, bytes);
+        largest = decoded.scales.iter().chain(&decoded.minima).fold(largest, |m, x| m.max(x.abs()));
+    }
+    if largest.is_normal() { 2.0f32.powi(largest.log2().floor() as i32 - 14) } else { 1.0 }
+}
+
+/// Byte and bit shift of a lane's code `k` within a panel's codes.
+pub(super) fn code_position(bits: usize, lane: usize, k: usize) -> (usize, u32) {
+    let (group, step, byte) = (k / GROUP, k % GROUP / 4, k % 4);
+    match bits {
+        4 => (group * 256 + step % 4 * 64 + lane * 4 + byte, if step < 4 { 0 } else { 4 }),
+        _ => (group * 512 + step * 64 + lane * 4 + byte, 0),
+    }
+}
+
+fn put_codes(panel: &mut [u8], bits: usize, lane: usize, codes: &[u8]) {
+    for (k, &code) in codes.iter().enumerate() {
+        let (byte, shift) = code_position(bits, lane, k);
+        panel[byte] |= code << shift;
+    }
+}
+
+fn put_half(halves: &mut [u8], at: usize, value: f32) {
+    halves[2 * at..2 * at + 2].copy_from_slice(&f16::from_f32(value).to_le_bytes());
+}

@@ -1,0 +1,204 @@
+//! Base layers on the host's cores, wherever their weights are, as a pass and those who lend it take them.
+
+use std::{convert::Infallible, error::Error, fmt, sync::Arc};
+
+use kernels::Activations;
+
+use crate::{
+    cpu::Compute,
+    shape::config::ModelConfig,
+    sites::{EvaluateError, EvaluateSites, Site, SiteCall},
+    weights::{
+        ResidentLayers,
+        streamed::{StreamedLayers, WeightReadError, figures::SweepFigures},
+    },
+};
+
+/// The linear layers of a model, and its token embedding.
+pub trait HostLayers: fmt::Debug {
+    /// Why a layer was not evaluated: `Infallible` for weights in memory.
+    type Error: Error + Send + Sync + 'static + From<Infallible>;
+
+    /// The model's shape.
+    fn config(&self) -> &ModelConfig;
+
+    /// The sites there are.
+    fn sites(&self) -> &[Site];
+
+    /// Bytes of memory.
+    fn bytes(&self) -> usize;
+
+    /// Evaluates `call` for all rows of `x` into rows of `out`.
+    ///
+    /// # Errors
+    /// Its weights are not in memory and cannot be read.
+    ///
+    /// # Panics
+    /// If the call's shape is not that of the site.
+    fn evaluate(
+        &mut self,
+        compute: &mut Compute,
+        call: SiteCall,
+        x: &mut Activations,
+        out: &mut [f32],
+    ) -> Result<(), Self::Error>;
+
+    /// Writes the embeddings of `tokens` to `out`, `[tokens, hidden]`.
+    ///
+    /// # Errors
+    /// They are not in memory and cannot be read.
+    ///
+    /// # Panics
+    /// If the vocabulary has no such token.
+    fn embed(&self, tokens: &mut dyn Iterator<Item = u32>, out: &mut [f32]) -> Result<(), Self::Error>;
+
+    /// Of weights that come from a disk, the floor of each site: see [`EvaluateSites::floors`].
+    fn floors(&self) -> Option<Vec<u32>> {
+        None
+    }
+
+    /// Bytes that a pass reads from a disk, besides embeddings.
+    fn sweep_bytes(&self) -> u64 {
+        0
+    }
+
+    /// Of weights that come from a disk, what that costs.
+    fn sweep_figures(&self) -> Option<Arc<SweepFigures>> {
+        None
+    }
+}
+
+impl HostLayers for ResidentLayers {
+    type Error = Infallible;
+
+    fn config(&self) -> &ModelConfig {
+        self.config()
+    }
+
+    fn sites(&self) -> &[Site] {
+        self.sites().sites()
+    }
+
+    fn bytes(&self) -> usize {
+        self.bytes()
+    }
+
+    fn evaluate(
+        &mut self,
+        compute: &mut Compute,
+        call: SiteCall,
+        x: &mut Activations,
+        out: &mut [f32],
+    ) -> Result<(), Infallible> {
+        self.sites().evaluate(compute, call, x, out);
+        Ok(())
+    }
+
+    fn embed(&self, tokens: &mut dyn Iterator<Item = u32>, out: &mut [f32]) -> Result<(), Infallible> {
+        self.embedding().embed(tokens, out);
+        Ok(())
+    }
+}
+
+/// Weights in memory, or on a disk: whichever an operator wants.
+#[derive(Debug)]
+pub enum ServedLayers {
+    /// All of them in memory.
+    Resident(ResidentLayers),
+    /// Some of them in memory.
+    Streamed(Box<StreamedLayers>),
+}
+
+impl HostLayers for ServedLayers {
+    type Error = WeightReadError;
+
+    fn config(&self) -> &ModelConfig {
+        match self {
+            Self::Resident(layers) => layers.config(),
+            Self::Streamed(layers) => layers.config(),
+        }
+    }
+
+    fn sites(&self) -> &[Site] {
+        match self {
+            Self::Resident(layers) => layers.sites().sites(),
+            Self::Streamed(layers) => layers.sites(),
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Resident(layers) => layers.bytes(),
+            Self::Streamed(layers) => layers.bytes(),
+        }
+    }
+
+    fn evaluate(
+        &mut self,
+        compute: &mut Compute,
+        call: SiteCall,
+        x: &mut Activations,
+        out: &mut [f32],
+    ) -> Result<(), WeightReadError> {
+        match self {
+            Self::Resident(layers) => Ok(HostLayers::evaluate(layers, compute, call, x, out)?),
+            Self::Streamed(layers) => layers.evaluate(compute, call, x, out),
+        }
+    }
+
+    fn embed(&self, tokens: &mut dyn Iterator<Item = u32>, out: &mut [f32]) -> Result<(), WeightReadError> {
+        match self {
+            Self::Resident(layers) => Ok(HostLayers::embed(layers, tokens, out)?),
+            Self::Streamed(layers) => layers.embed(tokens, out),
+        }
+    }
+
+    fn floors(&self) -> Option<Vec<u32>> {
+        match self {
+            Self::Resident(_) => None,
+            Self::Streamed(layers) => layers.floors(),
+        }
+    }
+
+    fn sweep_bytes(&self) -> u64 {
+        match self {
+            Self::Resident(_) => 0,
+            Self::Streamed(layers) => layers.sweep_bytes(),
+        }
+    }
+
+    fn sweep_figures(&self) -> Option<Arc<SweepFigures>> {
+        match self {
+            Self::Resident(_) => None,
+            Self::Streamed(layers) => layers.sweep_figures(),
+        }
+    }
+}
+
+/// The sites of layers that somebody else owns, with the threads he computes with.
+#[derive(Debug)]
+pub(crate) struct LentSites<'a, L> {
+    pub(crate) layers: &'a mut L,
+    pub(crate) compute: &'a mut Compute,
+}
+
+impl<L: HostLayers> EvaluateSites for LentSites<'_, L> {
+    fn sites(&self) -> &[Site] {
+        self.layers.sites()
+    }
+
+    fn floors(&self) -> Option<Vec<u32>> {
+        self.layers.floors()
+    }
+
+    fn evaluate(
+        &mut self,
+        call: SiteCall,
+        x: &mut Activations,
+        out: &mut [f32],
+    ) -> Result<(), EvaluateError> {
+        self.layers
+            .evaluate(self.compute, call, x, out)
+            .map_err(|error| EvaluateError::Failed(Box::new(error)))
+    }
+}

@@ -1,0 +1,424 @@
+//! The file of packed weights: made once, beside its place and then renamed; read past the page cache, and checked whenever
+//! something is read.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io,
+    num::NonZeroU64,
+    ops::Range,
+    os::unix::fs::{FileExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use kernels::{PackedForm, PackedMatrix, Slab};
+use rustix::fs::{Advice, OFlags, fadvise};
+
+use super::layout::{
+    Floor, GRAIN_ROWS, HASH_BYTES, HEADER_BYTES, Layout, PAGE_BYTES, Part, Stored, bytes_of,
+};
+use crate::{
+    shape::source::WeightSource,
+    weights::{
+        packing::{Told, pack_all},
+        tensors::{WeightsError, read_matrix},
+    },
+};
+
+const MAGIC: [u8; 8] = *b"HOLO-WT\n";
+const VERSION: u32 = 1;
+/// Bytes of panels that are packed, written or checked at a time.
+const STEP_BYTES: usize = 4 << 20;
+
+/// Why weights could not be read while they were needed. What was to be computed with them was not.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum WeightReadError {
+    /// The system said no.
+    #[error(
+        "the packed weights in {} cannot be read: {source}; check the disk, and send the request again",
+        path.display()
+    )]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: Arc<io::Error>,
+    },
+    /// The file ends before it should.
+    #[error(
+        "the packed weights in {} were cut; start the executor again, which packs them anew",
+        .0.display()
+    )]
+    Truncated(PathBuf),
+    /// The file does not hold what was written.
+    #[error(
+        "the packed weights in {} were changed or are damaged; start the executor again, which packs them anew, and check \
+         the disk if it happens again",
+        .0.display()
+    )]
+    Damaged(PathBuf),
+    /// Nobody reads any more.
+    #[error(
+        "the thread that reads weights has ended by a fault; the log says more, start the executor again"
+    )]
+    ReaderEnded,
+}
+
+impl From<std::convert::Infallible> for WeightReadError {
+    fn from(never: std::convert::Infallible) -> Self {
+        match never {}
+    }
+}
+
+/// Why there is no file of packed weights.
+#[derive(Debug, thiserror::Error)]
+pub enum MakeError {
+    /// The model's own files do not hold what their configuration says.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// The system said no.
+    #[error("cannot {action} {}: {source}; make room on the disk, or give another directory", path.display())]
+    Io {
+        /// What was attempted.
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        source: io::Error,
+    },
+}
+
+/// What is not in the file's header: of each matrix its unit, and hashes.
+#[derive(Debug)]
+struct Table {
+    units: Vec<f32>,
+    hashes: Vec<Vec<blake3::Hash>>,
+}
+
+impl Table {
+    fn to_bytes(&self) -> Vec<u8> {
+        let of_matrix = |(unit, hashes): (&f32, &Vec<blake3::Hash>)| {
+            let hashes = hashes.iter().flat_map(|hash| *hash.as_bytes());
+            unit.to_le_bytes().into_iter().chain(hashes).collect::<Vec<u8>>()
+        };
+        self.units.iter().zip(&self.hashes).flat_map(of_matrix).collect()
+    }
+
+    fn parse(mut bytes: &[u8], matrices: &[Stored]) -> Option<Self> {
+        let mut table = Self { units: Vec::new(), hashes: Vec::new() };
+        for matrix in matrices {
+            let (unit, rest) = bytes.split_first_chunk()?;
+            let (hashes, rest) = rest.split_at_checked(matrix.grains() * HASH_BYTES)?;
+            table.units.push(f32::from_le_bytes(*unit));
+            table.hashes.push(hashes.as_chunks().0.iter().map(|hash| (*hash).into()).collect());
+            bytes = rest;
+        }
+        bytes.is_empty().then_some(table)
+    }
+}
+
+/// The header of a file of so many matrices with this table.
+fn header(key: &[u8; 32], matrices: usize, table: &[u8]) -> Vec<u8> {
+    let count = u32::try_from(matrices).unwrap_or(u32::MAX);
+    let (version, count, hash) = (VERSION.to_le_bytes(), count.to_le_bytes(), blake3::hash(table));
+    [&MAGIC[..], &version, &count, key, hash.as_bytes()].concat()
+}
+
+/// An open file of packed weights.
+#[derive(Debug)]
+pub(super) struct PackedFile {
+    path: PathBuf,
+    file: File,
+    /// Whether reads leave the page cache alone; else it is told to.
+    is_direct: bool,
+    layout: Layout,
+    table: Table,
+}
+
+impl PackedFile {
+    /// Opens the file at `path` for the model of `source`; makes it if it is not there, is one of another `key`, or does not
+    /// hold what was written.
+    ///
+    /// # Errors
+    /// It cannot be made, or not be read although it was just made.
+    pub(super) fn open_or_make(
+        path: &Path,
+        key: &[u8; 32],
+        source: &(dyn WeightSource + Sync),
+        threads: usize,
+        told: Told<'_>,
+    ) -> Result<Self, MakeError> {
+        let failed = |action| move |source| MakeError::Io { action, path: path.to_owned(), source };
+        let lock = lock(path).map_err(failed("lock"))?;
+        match Self::open(path, key, Layout::of(source)?) {
+            Ok(file) => return Ok(file),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                tracing::info!(file = %path.display(), "weights are packed into a file, once");
+            }
+            Err(error) => {
+                tracing::warn!(file = %path.display(), %error, "the file of packed weights is made anew");
+            }
+        }
+        make(path, key, source, &Layout::of(source)?, threads, told)?;
+        let file = Self::open(path, key, Layout::of(source)?).map_err(failed("read"));
+        drop(lock);
+        file
+    }
+
+    /// Opens a file, and reads and checks all of it.
+    fn open(path: &Path, key: &[u8; 32], layout: Layout) -> io::Result<Self> {
+        let other = |what: &str| io::Error::new(io::ErrorKind::InvalidData, what.to_owned());
+        let file = File::open(path)?;
+        if file.metadata()?.len() != layout.end {
+            return Err(other("it is not as long as it should be"));
+        }
+        let mut said = vec![0; HEADER_BYTES + layout.table_bytes()];
+        file.read_exact_at(&mut said, 0)?;
+        let (front, table) = said.split_at(HEADER_BYTES);
+        if front != header(key, layout.matrices.len(), table) {
+            return Err(other("it is of another model or program, or damaged"));
+        }
+        let table = Table::parse(table, &layout.matrices).ok_or_else(|| other("its table is damaged"))?;
+        let direct = OpenOptions::new().read(true).custom_flags(OFlags::DIRECT.bits() as i32).open(path);
+        // Some file systems open it so, and then refuse to read.
+        let direct = direct.ok().filter(|direct| {
+            let mut page = Slab::new(PAGE_BYTES).ok();
+            let page = page.as_mut().and_then(Slab::as_mut_slice);
+            page.is_some_and(|page| direct.read_exact_at(page, 0).is_ok())
+        });
+        let is_direct = direct.is_some();
+        let opened = Self { path: path.to_owned(), file: direct.unwrap_or(file), is_direct, layout, table };
+        opened.check_all()?;
+        Ok(opened)
+    }
+
+    pub(super) fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// Reads every floor once.
+    fn check_all(&self) -> io::Result<()> {
+        let mut slab = Slab::new(self.layout.floor_bytes().max(self.layout.grain_bytes()))?;
+        let bad = |error: WeightReadError| io::Error::new(io::ErrorKind::InvalidData, error);
+        for floor in &self.layout.floors {
+            self.load(&floor.pages, &floor.parts, slab.as_mut_slice().unwrap_or_default()).map_err(bad)?;
+        }
+        let embedding = &self.layout.matrices[self.layout.embedding];
+        for token in (0..embedding.rows()).step_by(GRAIN_ROWS) {
+            let (part, pages) = self.layout.embedding_grain(token);
+            self.load(&pages, &[part], slab.as_mut_slice().unwrap_or_default()).map_err(bad)?;
+        }
+        Ok(())
+    }
+
+    /// Reads `pages` into the beginning of `into`, and checks the parts that lie in them.
+    ///
+    /// # Errors
+    /// They cannot be read, or are not what was written.
+    pub(super) fn load(
+        &self,
+        pages: &Range<u64>,
+        parts: &[Part],
+        into: &mut [u8],
+    ) -> Result<(), WeightReadError> {
+        let into = &mut into[..bytes_of(pages)];
+        self.read(pages.start, into)?;
+        for part in parts {
+            let stored = &self.layout.matrices[part.matrix];
+            let panels = &into[within(pages, &stored.range(&part.rows))];
+            let hashes = &self.table.hashes[part.matrix][part.rows.start / GRAIN_ROWS..];
+            let form = stored.form(1.0).of_rows(&part.rows);
+            for (first, hash) in (0..form.rows()).step_by(GRAIN_ROWS).zip(hashes) {
+                let end = form.rows().min(first + GRAIN_ROWS);
+                if blake3::hash(&panels[form.offset(first)..form.offset(end)]) != *hash {
+                    return Err(WeightReadError::Damaged(self.path.clone()));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn read(&self, at: u64, into: &mut [u8]) -> Result<(), WeightReadError> {
+        match fill(into, |piece, from| self.file.read_at(piece, at + from)) {
+            Ok(true) => {}
+            Ok(false) => return Err(WeightReadError::Truncated(self.path.clone())),
+            Err(source) => return Err(self.unreadable(source)),
+        }
+        if !self.is_direct {
+            let bytes = NonZeroU64::new(into.len() as u64);
+            // Advice: refused, it costs memory that the system takes back when it needs it.
+            let _ = fadvise(&self.file, at, bytes, Advice::DontNeed);
+        }
+        Ok(())
+    }
+
+    /// What the system says of a read.
+    pub(super) fn unreadable(&self, source: io::Error) -> WeightReadError {
+        WeightReadError::Io { path: self.path.clone(), source: Arc::new(source) }
+    }
+
+    /// The matrices of `parts`, whose `pages` lie in `slab` from `at` on.
+    pub(super) fn matrices(
+        &self,
+        pages: &Range<u64>,
+        parts: &[Part],
+        slab: &Slab,
+        at: usize,
+    ) -> Vec<PackedMatrix> {
+        let matrix = |part: &Part| {
+            let range = within(pages, &self.layout.matrices[part.matrix].range(&part.rows));
+            let form = self.form(part.matrix).of_rows(&part.rows);
+            PackedMatrix::within(slab, at + range.start, form).expect("the slab holds the pages")
+        };
+        parts.iter().map(matrix).collect()
+    }
+
+    /// The form of a matrix.
+    pub(super) fn form(&self, matrix: usize) -> PackedForm {
+        self.layout.matrices[matrix].form(self.table.units[matrix])
+    }
+
+    pub(super) fn floor(&self, floor: usize) -> &Floor {
+        &self.layout.floors[floor]
+    }
+}
+
+/// Fills whole pages from what `read` gives of a place; false if there are not so many.
+fn fill(into: &mut [u8], mut read: impl FnMut(&mut [u8], u64) -> io::Result<usize>) -> io::Result<bool> {
+    let mut filled = 0;
+    while filled < into.len() {
+        let end = into.len().min(filled + STEP_BYTES);
+        match read(&mut into[filled..end], filled as u64) {
+            // Past the page cache, reads begin where a page does: a piece of one is read once more.
+            Ok(bytes) if bytes >= PAGE_BYTES => filled += bytes / PAGE_BYTES * PAGE_BYTES,
+            Ok(_) => return Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(true)
+}
+
+/// Where `range` lies in bytes that begin where `pages` do.
+fn within(pages: &Range<u64>, range: &Range<u64>) -> Range<usize> {
+    let place = |at: u64| usize::try_from(at - pages.start).unwrap_or(usize::MAX);
+    place(range.start)..place(range.end)
+}
+
+/// Waits until no other process makes this file.
+fn lock(path: &Path) -> io::Result<File> {
+    let mut private = OpenOptions::new();
+    private.write(true).create(true).truncate(false).mode(0o600);
+    let lock = private.open(path.with_extension("lock"))?;
+    lock.lock()?;
+    Ok(lock)
+}
+
+/// Packs the model of `source` into a file: beside `path` first, and there once it is whole and on the disk.
+fn make(
+    path: &Path,
+    key: &[u8; 32],
+    source: &(dyn WeightSource + Sync),
+    layout: &Layout,
+    threads: usize,
+    told: Told<'_>,
+) -> Result<(), MakeError> {
+    let beside = path.with_extension("making");
+    let failed = |action| {
+        let path = beside.clone();
+        move |source| MakeError::Io { action, path, source }
+    };
+    // What a process that was killed has left is of no use; there may be nothing.
+    let _ = fs::remove_file(&beside);
+    let new = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside);
+    let new = new.map_err(failed("create"))?;
+    new.set_len(layout.end).map_err(failed("size"))?;
+    let elements = |stored: &Stored| stored.job.elements(source.config());
+    let packed = pack_all(&layout.matrices, elements, threads, told, |_, stored| {
+        pack(source, stored, &new).map_err(|error| match error {
+            NotPacked::Weights(error) => MakeError::Weights(error),
+            NotPacked::Io(error) => failed("write")(error),
+        })
+    })?;
+    let (units, hashes) = packed.into_iter().unzip();
+    let table = Table { units, hashes }.to_bytes();
+    let front = [header(key, layout.matrices.len(), &table), table].concat();
+    new.write_all_at(&front, 0).map_err(failed("write"))?;
+    new.sync_all().map_err(failed("sync"))?;
+    failpoint::pass("weights.before_rename");
+    fs::rename(&beside, path).map_err(failed("rename"))?;
+    let directory = path.parent().map(File::open);
+    directory.map_or(Ok(()), |directory| directory?.sync_all()).map_err(failed("sync the directory of"))
+}
+
+enum NotPacked {
+    Weights(WeightsError),
+    Io(io::Error),
+}
+
+/// Packs a matrix into its place, some rows at a time; its unit, and hashes of its rows.
+fn pack(
+    source: &(dyn WeightSource + Sync),
+    stored: &Stored,
+    file: &File,
+) -> Result<(f32, Vec<blake3::Hash>), NotPacked> {
+    let id = stored.job.weight();
+    let tensor = read_matrix(source, id).map_err(NotPacked::Weights)?;
+    let form = PackedForm::of(tensor.kind, &tensor.data, tensor.rows, tensor.cols)
+        .map_err(|source| NotPacked::Weights(WeightsError::Pack { id, source }))?;
+    let row_bytes = tensor.data.len() / tensor.rows.max(1);
+    let mut hashes = Vec::with_capacity(stored.grains());
+    let mut panels = Vec::new();
+    for rows in stored.cuts(STEP_BYTES) {
+        let part = form.of_rows(&rows);
+        panels.resize(part.bytes(), 0);
+        part.pack(&tensor.data[rows.start * row_bytes..rows.end * row_bytes], &mut panels);
+        for first in (0..part.rows()).step_by(GRAIN_ROWS) {
+            let end = part.rows().min(first + GRAIN_ROWS);
+            hashes.push(blake3::hash(&panels[part.offset(first)..part.offset(end)]));
+        }
+        file.write_all_at(&panels, stored.range(&rows).start).map_err(NotPacked::Io)?;
+    }
+    drop(tensor);
+    source.release(id);
+    failpoint::pass("weights.packed_matrix");
+    Ok((form.unit(), hashes))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+    use super::*;
+
+    #[test]
+    fn a_short_read_is_read_on_from_the_last_whole_page() {
+        let bytes: Vec<u8> = (0..5 * PAGE_BYTES).map(|at| (at / 7) as u8).collect();
+        for most in [PAGE_BYTES, PAGE_BYTES + 1, 3 * PAGE_BYTES - 1] {
+            let mut into = vec![0; bytes.len()];
+            let read = |piece: &mut [u8], from: u64| {
+                assert!((from as usize).is_multiple_of(PAGE_BYTES));
+                let count = piece.len().min(most);
+                piece[..count].copy_from_slice(&bytes[from as usize..][..count]);
+                Ok(count)
+            };
+            assert!(fill(&mut into, read).unwrap());
+            assert_eq!(into, bytes, "{most} bytes at a time");
+        }
+    }
+
+    #[test]
+    fn a_read_that_was_interrupted_is_repeated_and_an_end_is_told() {
+        let mut interruptions = 2;
+        let mut into = vec![0; 2 * PAGE_BYTES];
+        let whole = fill(&mut into, |piece, from| {
+            if interruptions > 0 {
+                interruptions -= 1;
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            Ok(if from == 0 { PAGE_BYTES } else { piece.len() / 2 })
+        });
+        assert_eq!((whole.unwrap(), interruptions), (false, 0));
+        assert!(fill(&mut into, |_, _| Err(io::ErrorKind::PermissionDenied.into())).is_err());
+    }
+}

@@ -1,0 +1,198 @@
+//! What lies where in a file of packed weights, and what is loaded together.
+//!
+//! ```text
+//! header   magic, version, count of matrices, key, hash of the table
+//! table    for each matrix: its unit, then a hash for each 64 rows of it
+//! panels   matrix after matrix, each from the start of a page: block 0, block 1, ..., token embedding, head
+//! ```
+//!
+//! A *floor* is what a sweep loads at a time: a block, or as many rows of the head as are no larger than a block.
+
+use std::ops::Range;
+
+use kernels::{PackedForm, TensorType};
+
+use crate::{
+    shape::{
+        config::ModelConfig,
+        layout::{BLOCK_TARGETS, tensor_shape},
+        source::{Target, WeightSource},
+    },
+    weights::{Job, tensors::WeightsError},
+};
+
+/// What matrices begin at a multiple of, and reads that bypass the page cache.
+pub(super) const PAGE_BYTES: usize = 4096;
+/// Bytes of a hash.
+pub(super) const HASH_BYTES: usize = 32;
+/// Bytes of the header: what precedes the table.
+pub(super) const HEADER_BYTES: usize = 8 + 4 + 4 + 2 * HASH_BYTES;
+/// Rows that have a hash of their own.
+pub(super) const GRAIN_ROWS: usize = PackedForm::CUT_ROWS;
+
+/// A matrix of the file, all but its unit known.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Stored {
+    pub(super) job: Job,
+    kind: TensorType,
+    /// With a unit of 1.
+    form: PackedForm,
+    /// Where its panels begin.
+    pub(super) at: u64,
+}
+
+impl Stored {
+    /// Its form, once its unit is known.
+    pub(super) fn form(&self, unit: f32) -> PackedForm {
+        let form = PackedForm::known(self.kind, self.form.rows(), self.form.columns(), unit);
+        form.expect("the same tensor is possible with any unit")
+    }
+
+    pub(super) fn grains(&self) -> usize {
+        self.form.rows().div_ceil(GRAIN_ROWS)
+    }
+
+    /// Bytes of its table: unit and hashes.
+    pub(super) fn table_bytes(&self) -> usize {
+        size_of::<f32>() + self.grains() * HASH_BYTES
+    }
+
+    /// Where some of its rows lie in the file.
+    pub(super) fn range(&self, rows: &Range<usize>) -> Range<u64> {
+        self.at + self.form.offset(rows.start) as u64..self.at + self.form.offset(rows.end) as u64
+    }
+
+    pub(super) fn rows(&self) -> usize {
+        self.form.rows()
+    }
+
+    /// Row ranges of at most `bytes` of panels; at least a grain each.
+    pub(super) fn cuts(&self, bytes: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+        let (rows, grain) = (self.rows(), self.form.offset(GRAIN_ROWS.min(self.rows())).max(1));
+        let step = (bytes / grain).max(1) * GRAIN_ROWS;
+        (0..rows).step_by(step).map(move |first| first..rows.min(first + step))
+    }
+}
+
+/// Rows of a matrix.
+#[derive(Debug, Clone)]
+pub(super) struct Part {
+    pub(super) matrix: usize,
+    pub(super) rows: Range<usize>,
+}
+
+/// What is loaded together.
+#[derive(Debug, Clone)]
+pub(super) struct Floor {
+    pub(super) parts: Vec<Part>,
+    /// Whole pages of the file.
+    pub(super) pages: Range<u64>,
+}
+
+impl Floor {
+    pub(super) fn bytes(&self) -> usize {
+        bytes_of(&self.pages)
+    }
+}
+
+pub(super) fn bytes_of(range: &Range<u64>) -> usize {
+    usize::try_from(range.end - range.start).unwrap_or(usize::MAX)
+}
+
+/// The pages that `range` lies in.
+pub(super) fn pages_of(range: &Range<u64>) -> Range<u64> {
+    let page = PAGE_BYTES as u64;
+    range.start / page * page..range.end.next_multiple_of(page)
+}
+
+/// The file of a model.
+#[derive(Debug)]
+pub(super) struct Layout {
+    pub(super) matrices: Vec<Stored>,
+    /// Blocks, then pieces of the head.
+    pub(super) floors: Vec<Floor>,
+    /// How many floors are blocks.
+    pub(super) blocks: usize,
+    /// Which matrix the token embedding is.
+    pub(super) embedding: usize,
+    /// Rows of each piece of the head, the last of which may have fewer.
+    pub(super) head_rows: usize,
+    /// Where the file ends.
+    pub(super) end: u64,
+}
+
+impl Layout {
+    /// The file of the model that `source` has; nothing of it is read.
+    ///
+    /// # Errors
+    /// A tensor is missing.
+    pub(super) fn of(source: &dyn WeightSource) -> Result<Self, WeightsError> {
+        let config = source.config();
+        let block = |layer| BLOCK_TARGETS.map(|target| Job::Linear(layer, target));
+        let head = (!config.tied_head).then_some(Job::Linear(0, Target::LmHead));
+        let jobs = (0..config.layers).flat_map(block).chain([Job::Embedding]).chain(head);
+        let stored = jobs.map(|job| stored(source, config, job));
+        let mut matrices = stored.collect::<Result<Vec<Stored>, WeightsError>>()?;
+        let table: usize = matrices.iter().map(Stored::table_bytes).sum();
+        let mut end = (HEADER_BYTES + table).next_multiple_of(PAGE_BYTES) as u64;
+        for matrix in &mut matrices {
+            matrix.at = end;
+            end = pages_of(&matrix.range(&(0..matrix.rows()))).end;
+        }
+        let blocks = config.layers;
+        let embedding = blocks * BLOCK_TARGETS.len();
+        let mut floors: Vec<Floor> = (0..blocks).map(|layer| block_floor(&matrices, layer)).collect();
+        let largest = floors.iter().map(Floor::bytes).max().unwrap_or(0);
+        let head = matrices.len() - 1;
+        // Its ends may lie within pages.
+        let cuts: Vec<_> = matrices[head].cuts(largest.saturating_sub(2 * PAGE_BYTES)).collect();
+        let head_rows = cuts.first().map_or(1, Range::len);
+        floors.extend(cuts.into_iter().map(|rows| {
+            let pages = pages_of(&matrices[head].range(&rows));
+            Floor { parts: vec![Part { matrix: head, rows }], pages }
+        }));
+        Ok(Self { matrices, floors, blocks, embedding, head_rows, end })
+    }
+
+    /// Bytes of the table, which stays in memory.
+    pub(super) fn table_bytes(&self) -> usize {
+        self.matrices.iter().map(Stored::table_bytes).sum()
+    }
+
+    /// Bytes of the largest floor.
+    pub(super) fn floor_bytes(&self) -> usize {
+        self.floors.iter().map(Floor::bytes).max().unwrap_or(0)
+    }
+
+    /// The pages that a row of the token embedding is read with, and checked.
+    pub(super) fn embedding_grain(&self, token: usize) -> (Part, Range<u64>) {
+        let stored = &self.matrices[self.embedding];
+        let first = token / GRAIN_ROWS * GRAIN_ROWS;
+        let rows = first..stored.rows().min(first + GRAIN_ROWS);
+        let pages = pages_of(&stored.range(&rows));
+        (Part { matrix: self.embedding, rows }, pages)
+    }
+
+    /// Bytes of memory for [`embedding_grain`](Self::embedding_grain).
+    pub(super) fn grain_bytes(&self) -> usize {
+        let stored = &self.matrices[self.embedding];
+        bytes_of(&stored.range(&(0..GRAIN_ROWS.min(stored.rows())))) + 2 * PAGE_BYTES
+    }
+}
+
+fn stored(source: &dyn WeightSource, config: &ModelConfig, job: Job) -> Result<Stored, WeightsError> {
+    let id = job.weight();
+    let kind = source.kind(id).ok_or(WeightsError::Missing(id))?;
+    let [rows, columns] = tensor_shape(config, id);
+    let form = PackedForm::known(kind, rows, columns, 1.0).ok_or(WeightsError::Missing(id))?;
+    Ok(Stored { job, kind, form, at: 0 })
+}
+
+fn block_floor(matrices: &[Stored], layer: usize) -> Floor {
+    let first = layer * BLOCK_TARGETS.len();
+    let of_block = first..first + BLOCK_TARGETS.len();
+    let parts = of_block.clone().map(|matrix| Part { matrix, rows: 0..matrices[matrix].rows() }).collect();
+    let last = &matrices[of_block.end - 1];
+    let pages = pages_of(&(matrices[first].at..last.range(&(0..last.rows())).end));
+    Floor { parts, pages }
+}

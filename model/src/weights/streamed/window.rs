@@ -1,0 +1,329 @@
+//! What of the weights is in memory, and who brings the rest: a window of two floors that goes up and down with the pass.
+//!
+//! ```text
+//! pass    | floor 3       | floor 4       |            owns what it computes with
+//! reader  |   reads 4     |   reads 5     |            owns what it fills
+//! ```
+//!
+//! A slab belongs to one of them at a time, and is handed over whole: nobody writes where somebody reads.
+
+use std::{
+    collections::VecDeque,
+    io,
+    num::NonZeroU64,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use failpoint::Outcome;
+use kernels::{PackedMatrix, Slab};
+
+use super::{
+    figures::SweepFigures,
+    file::{PackedFile, WeightReadError},
+};
+
+/// Where a sweep goes on to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Heading {
+    /// From the first block to the head, and again: forward calls.
+    Up,
+    /// The head, then from the last block to the first: backward calls.
+    Down,
+}
+
+/// What is read before it is asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Readahead {
+    /// The next floor while this one is computed (the pipeline of EdgeLLM §4.3).
+    #[default]
+    Next,
+    /// Nothing: load, then compute, for comparison.
+    Nothing,
+}
+
+/// Slabs of the window.
+pub(super) const SLABS: usize = 2;
+
+/// A floor that was read, or not.
+#[derive(Debug)]
+struct Read {
+    floor: usize,
+    slab: Slab,
+    outcome: Result<(), WeightReadError>,
+}
+
+#[derive(Debug, Default)]
+struct Desk {
+    wanted: VecDeque<(usize, Slab)>,
+    read: Vec<Read>,
+    is_closed: bool,
+}
+
+/// Where pass and reader meet.
+#[derive(Debug, Default)]
+struct Shared {
+    desk: Mutex<Desk>,
+    changed: Condvar,
+}
+
+impl Shared {
+    fn desk(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn close(&self) {
+        self.desk().is_closed = true;
+        self.changed.notify_all();
+    }
+}
+
+/// A floor in memory.
+#[derive(Debug)]
+struct Loaded {
+    floor: usize,
+    // Before the slab, which is filled again once they are gone.
+    matrices: Vec<PackedMatrix>,
+    slab: Slab,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Window {
+    file: Arc<PackedFile>,
+    figures: Arc<SweepFigures>,
+    shared: Arc<Shared>,
+    reader: Option<JoinHandle<()>>,
+    readahead: Readahead,
+    /// Streamed floors in the order of a sweep up, and of one down.
+    orders: [Vec<usize>; 2],
+    spare: Vec<Slab>,
+    loaded: Vec<Loaded>,
+    /// What the reader was given.
+    asked: Vec<usize>,
+}
+
+impl Window {
+    /// A window over the `streamed` floors of `file`, in ascending order. Reads take at least as long as with a disk of `pace`
+    /// bytes a second.
+    ///
+    /// # Errors
+    /// There is no memory, or no thread.
+    pub(super) fn new(
+        file: &Arc<PackedFile>,
+        figures: &Arc<SweepFigures>,
+        streamed: Vec<usize>,
+        readahead: Readahead,
+        pace: Option<NonZeroU64>,
+    ) -> io::Result<Self> {
+        let (below, head): (Vec<usize>, Vec<usize>) =
+            streamed.iter().partition(|floor| **floor < file.layout().blocks);
+        // Sums over the head's outputs begin with the first of them, whichever way a pass goes.
+        let down = head.into_iter().chain(below.into_iter().rev()).collect();
+        let bytes = streamed.iter().map(|&floor| file.floor(floor).bytes()).max().unwrap_or(0);
+        let spare = (0..SLABS).map(|_| Slab::new(bytes)).collect::<io::Result<_>>()?;
+        let shared = Arc::new(Shared::default());
+        let reader = Reader { file: Arc::clone(file), figures: Arc::clone(figures), pace };
+        let desk = Arc::clone(&shared);
+        let reader = thread::Builder::new().name("weights".to_owned()).spawn(move || reader.serve(&desk))?;
+        Ok(Self {
+            file: Arc::clone(file),
+            figures: Arc::clone(figures),
+            shared,
+            reader: Some(reader),
+            readahead,
+            orders: [streamed, down],
+            spare,
+            loaded: Vec::new(),
+            asked: Vec::new(),
+        })
+    }
+
+    /// Has the floors read that a pass at `floor` needs next, which may not be one of the window's.
+    pub(super) fn approach(&mut self, floor: usize, heading: Heading) {
+        let wanted = self.wanted(floor, heading);
+        let shared = Arc::clone(&self.shared);
+        // What could not be read is tried again by whoever needs it.
+        drop(self.take_in(&mut shared.desk()));
+        self.arrange(&wanted);
+    }
+
+    /// The matrices of a streamed floor, once they are there.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub(super) fn reach(
+        &mut self,
+        floor: usize,
+        heading: Heading,
+    ) -> Result<&[PackedMatrix], WeightReadError> {
+        let wanted = self.wanted(floor, heading);
+        let shared = Arc::clone(&self.shared);
+        loop {
+            let failed = self.take_in(&mut shared.desk());
+            if let Some((_, error)) = failed.into_iter().find(|(failed, _)| *failed == floor) {
+                return Err(error);
+            }
+            self.arrange(&wanted);
+            if let Some(at) = self.loaded.iter().position(|loaded| loaded.floor == floor) {
+                return Ok(&self.loaded[at].matrices);
+            }
+            self.figures.waiting(|| {
+                let mut desk = shared.desk();
+                while desk.read.is_empty() && !desk.is_closed {
+                    desk = shared.changed.wait(desk).unwrap_or_else(PoisonError::into_inner);
+                }
+                if desk.read.is_empty() { Err(WeightReadError::ReaderEnded) } else { Ok(()) }
+            })?;
+        }
+    }
+
+    /// The floor and those after it, as many as the window has room for.
+    fn wanted(&self, floor: usize, heading: Heading) -> Vec<usize> {
+        let most = match self.readahead {
+            Readahead::Next => SLABS,
+            Readahead::Nothing => 1,
+        };
+        let (order, place) = (&self.orders[heading as usize], |floor| self.place(floor, heading));
+        let ahead = order.iter().filter(|other| place(**other) >= place(floor));
+        // Whoever has reached the head begins again with the first block; after a way down nobody knows.
+        let again = order.iter().filter(|_| heading == Heading::Up);
+        let mut wanted: Vec<usize> = Vec::with_capacity(most);
+        for &next in ahead.chain(again) {
+            let is_due = self.readahead == Readahead::Next || next == floor;
+            if wanted.len() < most && is_due && !wanted.contains(&next) {
+                wanted.push(next);
+            }
+        }
+        wanted
+    }
+
+    /// When a way comes to a floor.
+    fn place(&self, floor: usize, heading: Heading) -> (bool, usize) {
+        match (heading, floor < self.file.layout().blocks) {
+            (Heading::Down, true) => (true, usize::MAX - floor),
+            _ => (false, floor),
+        }
+    }
+
+    /// Takes what was read; what could not be, and why.
+    fn take_in(&mut self, desk: &mut Desk) -> Vec<(usize, WeightReadError)> {
+        let mut failed = Vec::new();
+        for Read { floor, slab, outcome } in desk.read.drain(..) {
+            self.asked.retain(|&asked| asked != floor);
+            match outcome {
+                Ok(()) => {
+                    let of = self.file.floor(floor);
+                    let matrices = self.file.matrices(&of.pages, &of.parts, &slab, 0);
+                    self.loaded.push(Loaded { floor, matrices, slab });
+                }
+                Err(error) => {
+                    self.spare.push(slab);
+                    failed.push((floor, error));
+                }
+            }
+        }
+        failed
+    }
+
+    /// Gives up what is not wanted, and has read what is.
+    fn arrange(&mut self, wanted: &[usize]) {
+        let missing = |window: &Self, floor: &usize| {
+            !window.asked.contains(floor) && window.loaded.iter().all(|loaded| loaded.floor != *floor)
+        };
+        if !wanted.iter().any(|floor| missing(self, floor)) {
+            return;
+        }
+        let shared = Arc::clone(&self.shared);
+        let mut desk = shared.desk();
+        // Nobody has begun to read these.
+        for (floor, slab) in std::mem::take(&mut desk.wanted) {
+            if wanted.contains(&floor) {
+                desk.wanted.push_back((floor, slab));
+            } else {
+                self.asked.retain(|&asked| asked != floor);
+                self.spare.push(slab);
+            }
+        }
+        for floor in wanted {
+            if !missing(self, floor) {
+                continue;
+            }
+            let Some(slab) = self.spare.pop().or_else(|| self.give_up(wanted)) else { break };
+            self.asked.push(*floor);
+            match *floor == wanted[0] {
+                true => desk.wanted.push_front((*floor, slab)),
+                false => desk.wanted.push_back((*floor, slab)),
+            }
+        }
+        drop(desk);
+        shared.changed.notify_all();
+    }
+
+    /// The slab of a floor that is not wanted.
+    fn give_up(&mut self, wanted: &[usize]) -> Option<Slab> {
+        let at = self.loaded.iter().position(|loaded| !wanted.contains(&loaded.floor))?;
+        let Loaded { matrices, slab, .. } = self.loaded.swap_remove(at);
+        drop(matrices);
+        Some(slab)
+    }
+}
+
+impl Drop for Window {
+    fn drop(&mut self) {
+        self.shared.close();
+        // A panic of the reader was told where it happened.
+        drop(self.reader.take().map(JoinHandle::join));
+    }
+}
+
+/// The thread that reads.
+struct Reader {
+    file: Arc<PackedFile>,
+    figures: Arc<SweepFigures>,
+    pace: Option<NonZeroU64>,
+}
+
+impl Reader {
+    fn serve(&self, shared: &Shared) {
+        /// Nobody waits for a reader that is gone.
+        struct Closing<'a>(&'a Shared);
+        impl Drop for Closing<'_> {
+            fn drop(&mut self) {
+                self.0.close();
+            }
+        }
+        let _closing = Closing(shared);
+        loop {
+            let mut desk = shared.desk();
+            while desk.wanted.is_empty() && !desk.is_closed {
+                desk = shared.changed.wait(desk).unwrap_or_else(PoisonError::into_inner);
+            }
+            if desk.is_closed {
+                return;
+            }
+            let Some((floor, mut slab)) = desk.wanted.pop_front() else { continue };
+            drop(desk);
+            let outcome = self.read(floor, &mut slab);
+            shared.desk().read.push(Read { floor, slab, outcome });
+            shared.changed.notify_all();
+        }
+    }
+
+    fn read(&self, floor: usize, slab: &mut Slab) -> Result<(), WeightReadError> {
+        let (begun, floor) = (Instant::now(), self.file.floor(floor));
+        let into = slab.as_mut_slice().ok_or(WeightReadError::ReaderEnded)?;
+        let outcome = match failpoint::hit("weights.read") {
+            Outcome::Pass => self.file.load(&floor.pages, &floor.parts, into),
+            Outcome::Fail => Err(self.file.unreadable(io::Error::other("a test wants it"))),
+        };
+        let bytes = floor.bytes() as u64;
+        if let Some(pace) = self.pace {
+            let due = begun + Duration::from_secs_f64(bytes as f64 / pace.get() as f64);
+            thread::sleep(due.saturating_duration_since(Instant::now()));
+        }
+        self.figures.add_read(bytes, begun);
+        outcome
+    }
+}
