@@ -18,8 +18,8 @@ use std::{
 
 use policy::perf::{fit::Fit, line::Line};
 use speculation::{
-    draft::{Draft, grow},
-    growth::{Growth, Pacer},
+    draft::Draft,
+    growth::{Growth, Pacer, grow},
     tree::{MAX_NODES, TokenTree},
     verdict::Verdict,
     worth::{Step, worth},

@@ -65,7 +65,7 @@ fn lengthen<D: Draft + ?Sized>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::draft::{grow, tests::Hashed};
+    use crate::{draft::tests::Hashed, growth::grow};
 
     #[test]
     fn fixed_trees_have_their_shape() {

@@ -1,9 +1,6 @@
 //! Who guesses.
 
-use crate::{
-    growth::Growth,
-    tree::{MAX_NODES, NodeId, TokenTree},
-};
+use crate::tree::{NodeId, TokenTree};
 
 /// Most guesses for one place.
 pub const MAX_GUESSES: usize = 4;
@@ -34,20 +31,6 @@ pub trait Draft {
     /// # Errors
     /// The draft cannot say.
     fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Self::Error>;
-}
-
-/// Lets `tree` grow to `max_nodes` at most, or until the tree is to be verified, which is asked after every token.
-///
-/// # Errors
-/// The draft's own; the tree has what it got before.
-pub fn grow<D: Draft + ?Sized>(
-    tree: &mut TokenTree,
-    (growth, draft): (&mut impl Growth, &mut D),
-    max_nodes: usize,
-    mut is_due: impl FnMut(&TokenTree) -> bool,
-) -> Result<(), D::Error> {
-    while tree.len() < max_nodes.min(MAX_NODES) && !is_due(tree) && growth.step(tree, draft)? {}
-    Ok(())
 }
 
 #[cfg(test)]

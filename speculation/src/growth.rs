@@ -19,7 +19,7 @@ use std::fmt;
 
 use crate::{
     draft::Draft,
-    tree::{NodeId, Segments, TokenTree},
+    tree::{MAX_NODES, NodeId, Segments, TokenTree},
 };
 
 /// Most branches that compete; the paper keeps what it verifies at once below ten.
@@ -32,6 +32,20 @@ pub trait Growth: fmt::Debug {
     /// # Errors
     /// The draft's own; the tree is as it was.
     fn step<D: Draft + ?Sized>(&mut self, tree: &mut TokenTree, draft: &mut D) -> Result<bool, D::Error>;
+}
+
+/// Lets `tree` grow to `max_nodes` at most, or until the tree is to be verified, which is asked after every token.
+///
+/// # Errors
+/// The draft's own; the tree has what it got before.
+pub fn grow<D: Draft + ?Sized>(
+    tree: &mut TokenTree,
+    (growth, draft): (&mut impl Growth, &mut D),
+    max_nodes: usize,
+    mut is_due: impl FnMut(&TokenTree) -> bool,
+) -> Result<(), D::Error> {
+    while tree.len() < max_nodes.min(MAX_NODES) && !is_due(tree) && growth.step(tree, draft)? {}
+    Ok(())
 }
 
 /// A branch as the pacer sees it.

@@ -11,8 +11,8 @@ use model::forward::{ForwardPass, LogitRows};
 use policy::perf::{fit::Fit, line::Line};
 use shmproto::message::SpeculationStats;
 use speculation::{
-    draft::{Draft, Guess, grow},
-    growth::Pacer,
+    draft::{Draft, Guess},
+    growth::{Pacer, grow},
     ngram::{Ngram, Survival},
     recent::Recent,
     tree::{NodeId, TokenTree},

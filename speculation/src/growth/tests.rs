@@ -3,10 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{
-    draft::{grow, tests::Hashed},
-    tree::MAX_NODES,
-};
+use crate::{draft::tests::Hashed, tree::MAX_NODES};
 
 /// D of Eq. 2 once branch `given` has a token more.
 fn distance(branches: &[Branch], given: usize) -> f64 {

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{draft::grow, growth::Pacer};
+use crate::growth::{Pacer, grow};
 
 fn guesses(draft: &mut Ngram, tree: &TokenTree, at: Option<NodeId>) -> Vec<Guess> {
     draft.guesses(tree, at).unwrap()
