@@ -5,8 +5,10 @@
 //! worth one, in shared memory only good ones are. That is EdgeLLM's threshold, in the place of a rule that learns it from
 //! verdicts alone and does not know what a sweep costs.
 //!
+//! - [`compared`]: how much is verified without knowing what it costs.
 //! - `model`: a smaller model as a draft. [`Ngram`](speculation::ngram::Ngram), what the text said before, is the other.
 
+pub mod compared;
 mod model;
 
 use std::{
@@ -17,12 +19,13 @@ use std::{
 use policy::perf::{fit::Fit, line::Line};
 use speculation::{
     draft::{Draft, grow},
-    growth::Pacer,
+    growth::{Growth, Pacer},
     tree::{MAX_NODES, TokenTree},
     verdict::Verdict,
     worth::{Step, worth},
 };
 
+use self::compared::Rule;
 pub use self::model::{DraftError, ModelDraft};
 
 /// Whoever guesses for a split client. It is in this process and does not fail.
@@ -32,13 +35,13 @@ pub type Guesser<'a> = &'a mut dyn Draft<Error = Infallible>;
 const FIRST_ROW_PART: f64 = 1.0 / 16.0;
 
 /// How much is verified at once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum Effort {
     /// As much as is worth it, by what sweeps take.
     #[default]
     Worth,
-    /// So many guesses, whatever they cost and promise; for comparison.
-    Nodes(usize),
+    /// By another rule, whatever it costs; for comparison.
+    Compared(Rule),
 }
 
 /// What sweeps take, measured.
@@ -98,7 +101,10 @@ impl<'a> Drafting<'a> {
         let begun = Instant::now();
         let tree = match (self.effort, sweeps.line()) {
             _ if max_nodes.min(max_depth) == 0 => TokenTree::new(),
-            (Effort::Nodes(nodes), _) => self.guess(nodes.min(max_nodes), |_| false),
+            (Effort::Compared(rule), _) => {
+                self.figures.threshold = rule.threshold();
+                rule.tree(self.guesser, max_nodes)
+            }
             (Effort::Worth, Some(cost)) => self.worthy(cost, max_nodes),
             // What a sweep takes is not known yet.
             (Effort::Worth, None) => TokenTree::new(),
@@ -114,7 +120,7 @@ impl<'a> Drafting<'a> {
         let dearer = step(Line { alpha: cost.alpha + guess_s, ..cost });
         let is_due = |tree: &TokenTree| tree.tree_confidence() <= worth(&dearer, &[tree]).least_confidence;
         let begun = Instant::now();
-        let tree = self.guess(max_nodes, is_due);
+        let tree = guess(self.guesser, &mut Pacer::default(), max_nodes, is_due);
         if !tree.is_empty() {
             self.guesses.observe(tree.len() as f64, begun.elapsed().as_secs_f64());
         }
@@ -123,19 +129,28 @@ impl<'a> Drafting<'a> {
         tree.pruned(worth.kept[0])
     }
 
-    fn guess(&mut self, max_nodes: usize, is_due: impl FnMut(&TokenTree) -> bool) -> TokenTree {
-        let mut tree = TokenTree::new();
-        let Ok(()) = grow(&mut tree, (&mut Pacer::default(), self.guesser), max_nodes.min(MAX_NODES), is_due);
-        tree
-    }
-
     /// The target has said `tokens`, and this of the tree.
     pub(crate) fn accept(&mut self, tokens: &[u32], tree: &TokenTree, verdict: &Verdict) {
         self.figures.trees += u64::from(!tree.is_empty());
         self.figures.nodes += tree.len() as u64;
         self.figures.accepted += verdict.accepted.len() as u64;
+        if let Effort::Compared(rule) = &mut self.effort {
+            rule.learn(verdict);
+        }
         let Ok(()) = self.guesser.accept(tokens);
     }
+}
+
+/// Guesses as `growth` says, at most `max_nodes` tokens, until the tree is due.
+fn guess(
+    guesser: Guesser<'_>,
+    growth: &mut impl Growth,
+    max_nodes: usize,
+    is_due: impl FnMut(&TokenTree) -> bool,
+) -> TokenTree {
+    let mut tree = TokenTree::new();
+    let Ok(()) = grow(&mut tree, (growth, guesser), max_nodes.min(MAX_NODES), is_due);
+    tree
 }
 
 /// A sweep of one sequence: nobody else waits for it.

@@ -12,7 +12,7 @@ use std::{
 
 use client::{
     address::Address,
-    drafts::Effort,
+    drafts::{Effort, compared::Rule},
     error::{CallError, LinkError},
     generate::{Generated, Task},
     session::{Session, Settings, calls::Ask},
@@ -64,7 +64,11 @@ fn task(vocab_size: usize) -> Task {
 
 /// The same, with guesses that are verified together: as many as there are, whatever they promise.
 fn drafted(connector: Box<dyn Connect>) -> (Generated, u64) {
-    let options = SplitOptions { effort: Effort::Nodes(6), kv_bytes: 32 << 20, ..SplitOptions::default() };
+    let options = SplitOptions {
+        effort: Effort::Compared(Rule::Nodes(6)),
+        kv_bytes: 32 << 20,
+        ..SplitOptions::default()
+    };
     let mut model = split_of(connector, &tiny(MODEL), &options);
     let task = task(model.config().vocab_size);
     let mut ngram =

@@ -6,7 +6,7 @@ mod support;
 use std::{convert::Infallible, ops::ControlFlow, path::Path};
 
 use client::{
-    drafts::{DraftError, Effort, ModelDraft},
+    drafts::{DraftError, Drafted, Effort, ModelDraft, compared::Rule},
     generate::{Finish, Generated, Task},
     split_model::{OwnAdapter, SplitModel, SplitOptions},
     text::Text,
@@ -16,7 +16,8 @@ use model::sampling::{SamplingParams, SamplingRequest};
 use speculation::{
     draft::{Draft, Guess},
     ngram::{Ngram, Survival},
-    tree::{NodeId, TokenTree},
+    threshold::Threshold,
+    tree::{MAX_NODES, NodeId, TokenTree},
 };
 use support::{OFF, example_adapter, executor, generate, golden, real_model, split, split_of, tiny, tokens};
 
@@ -25,7 +26,11 @@ fn eager(path: &Path) -> SplitModel {
     split_of(
         Box::new(executor(path)),
         path,
-        &SplitOptions { effort: Effort::Nodes(12), kv_bytes: 32 << 20, ..SplitOptions::default() },
+        &SplitOptions {
+            effort: Effort::Compared(Rule::Nodes(12)),
+            kv_bytes: 32 << 20,
+            ..SplitOptions::default()
+        },
     )
 }
 
@@ -159,8 +164,11 @@ fn branches_that_find_no_blocks_are_not_verified_and_nothing_else_changes() {
     // Three blocks: what the sequence itself needs at its end, and no more.
     let block_bytes =
         model::resident::kv_shape(plain.config(), kernels::attention::KvPrecision::F32).block_bytes();
-    let options =
-        SplitOptions { kv_bytes: 3 * block_bytes, effort: Effort::Nodes(12), ..SplitOptions::default() };
+    let options = SplitOptions {
+        kv_bytes: 3 * block_bytes,
+        effort: Effort::Compared(Rule::Nodes(12)),
+        ..SplitOptions::default()
+    };
     let mut model = split_of(Box::new(executor(&tiny("llama-tied"))), &tiny("llama-tied"), &options);
     for _ in 0..3 {
         let mut planted = Planted { answer: expected.tokens.clone(), said: 0, vocab_size: vocab_size as u32 };
@@ -195,6 +203,32 @@ fn an_answer_that_ends_among_accepted_tokens_ends_there() {
         if heard == 9 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     assert_eq!(found.unwrap().tokens, &answer[..9], "whoever has enough is told no more");
+}
+
+#[test]
+fn whatever_decides_how_much_is_verified_the_answer_is_the_same() {
+    let mut plain = split(&tiny("llama-tied"), OFF);
+    let vocab_size = plain.config().vocab_size;
+    let sampling = samplings(vocab_size).remove(1);
+    let task = Task { prompt: tokens(13, vocab_size), sampling, max_tokens: 40, stop_tokens: Vec::new() };
+    let expected = generate(&mut plain, &task, None).tokens;
+    let rules = [
+        (Rule::Nodes(9), 9),
+        (Rule::Chain(5), 5),
+        (Rule::Branches { width: 2, depth: 3 }, 6),
+        (Rule::Learned(Threshold::default()), MAX_NODES as u64),
+    ];
+    for (rule, most) in rules {
+        let options =
+            SplitOptions { effort: Effort::Compared(rule), kv_bytes: 32 << 20, ..SplitOptions::default() };
+        let mut model = split_of(Box::new(executor(&tiny("llama-tied"))), &tiny("llama-tied"), &options);
+        let mut planted = Planted { answer: expected.clone(), said: 0, vocab_size: vocab_size as u32 };
+        let found = drafted(&mut model, &task, None, &mut planted);
+        assert_eq!(found.tokens, expected, "{rule:?}");
+        let Drafted { trees, nodes, accepted, threshold, .. } = found.drafted;
+        assert!(accepted > 0 && nodes <= trees * most, "{rule:?}: {:?}", found.drafted);
+        assert_eq!(threshold > 0.0, matches!(rule, Rule::Learned(_)));
+    }
 }
 
 /// The real model drafts for itself under an adapter that it does not have.

@@ -6,13 +6,19 @@
 use std::{convert::Infallible, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use client::{generate::Generated, masking::Masking, text::Text};
+use client::{
+    drafts::{Effort, compared::Rule},
+    generate::Generated,
+    masking::Masking,
+    text::Text,
+};
 use files::model_files::ModelFiles;
 use policy::random::Rng;
 use shmproto::layer::Path;
 use speculation::{
     draft::{Draft, Guess},
     ngram::{Ngram, Survival},
+    threshold::Threshold,
     tree::{NodeId, TokenTree},
 };
 
@@ -25,7 +31,7 @@ use super::{
 use crate::{
     config::Config,
     machine::Cores,
-    measure::{Samples, alternate},
+    measure::{Contestant, Samples, alternate},
     report::{Better, Comparison, Target},
 };
 
@@ -91,6 +97,16 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
                 ));
             }
         }
+        for (name, rule) in compared() {
+            let planted = || -> Made { Box::new(Planted { answer: answer.clone(), said: 0, width: 2 }) };
+            comparisons.push(bench.beside(
+                &executor,
+                config,
+                (name, rule),
+                (&told, link.drafted),
+                &planted,
+            )?);
+        }
         let own = |prompt: &[u32]| -> Made { Box::new(Ngram::new(prompt, Survival::default())) };
         comparisons.push(
             bench.compare("ngram, a text that repeats", (&copied, link.drafted, 0.0), &own)?.0.with(None),
@@ -139,7 +155,7 @@ struct Bench<'a> {
 impl<'a> Bench<'a> {
     fn new(config: &Config, executor: &Executor, link: &'a Link) -> Result<Self> {
         let round_trip = Duration::from_micros(link.round_trip_us);
-        let decoder = || decoder(config, executor, round_trip);
+        let decoder = || decoder(config, executor, round_trip, Effort::Worth);
         Ok(Self { link, runs: config.runs, plain: decoder()?, drafting: decoder()? })
     }
 
@@ -147,7 +163,38 @@ impl<'a> Bench<'a> {
     fn answer(&self, executor: &Executor, config: &Config, prompt: &[u32]) -> Result<Vec<u32>> {
         // Guesses go beyond the answer's end, by a tree at most.
         let tokens = self.link.drafted + speculation::tree::MAX_NODES;
-        Ok(decoder(config, executor, Duration::ZERO)?.answer(prompt.to_vec(), tokens, 0.0, None)?.tokens)
+        Ok(decoder(config, executor, Duration::ZERO, Effort::Worth)?
+            .answer(prompt.to_vec(), tokens, 0.0, None)?
+            .tokens)
+    }
+
+    /// What is worth it beside another rule, with the same draft.
+    fn beside(
+        &mut self,
+        executor: &Executor,
+        config: &Config,
+        (name, rule): (&str, Rule),
+        (prompt, tokens): (&[u32], usize),
+        make: &dyn Fn() -> Made,
+    ) -> Result<Comparison> {
+        let round_trip = Duration::from_micros(self.link.round_trip_us);
+        let mut other = decoder(config, executor, round_trip, Effort::Compared(rule))?;
+        let case =
+            format!("planted, 2 of a place, round trips of {} ms", self.link.round_trip_us as f64 / 1e3);
+        let contestant = |decoder: &mut Decoder, name: &str| -> Result<f64> {
+            let generated = decoder.answer(prompt.to_vec(), tokens, 0.0, Some(&mut *make()))?;
+            tell(&format!("{name}, {case}"), &generated);
+            Ok(1.0 / time_of_a_token(&generated).as_secs_f64())
+        };
+        let [worth, other] = alternate(
+            self.runs,
+            [
+                Box::new(|_| contestant(&mut self.drafting, "what is worth it")) as Contestant<'_, f64>,
+                Box::new(|_| contestant(&mut other, name)),
+            ],
+        )?;
+        let row = Row { bench: BENCH, case, unit: "tokens/s", better: Better::Higher, target: None };
+        Ok(row.beside(&Samples::new(worth)?, name, &Samples::new(other)?))
     }
 
     /// Drafted beside plain, and the thresholds that were come to.
@@ -174,7 +221,7 @@ impl<'a> Bench<'a> {
                     let generated = plain.answer(prompt.to_vec(), link.plain, temperature, None)?;
                     known = generated.tokens.clone();
                     Ok(1.0 / time_of_a_token(&generated).as_secs_f64())
-                }) as crate::measure::Contestant<'_, f64>,
+                }) as Contestant<'_, f64>,
             ],
         )?;
         ensure!(said.iter().all(|said| said.tokens.starts_with(&known)), "drafts changed the answer");
@@ -183,10 +230,19 @@ impl<'a> Bench<'a> {
     }
 }
 
-fn decoder(config: &Config, executor: &Executor, round_trip: Duration) -> Result<Decoder> {
+/// What the paper compares with, and its own threshold.
+fn compared() -> [(&'static str, Rule); 3] {
+    [
+        ("chains of 5 (SP)", Rule::Chain(5)),
+        ("2 branches of 6 (SI)", Rule::Branches { width: 2, depth: 6 }),
+        ("the threshold that verdicts move (EdgeLLM)", Rule::Learned(Threshold::default())),
+    ]
+}
+
+fn decoder(config: &Config, executor: &Executor, round_trip: Duration, effort: Effort) -> Result<Decoder> {
     let off = Masking::Off { path: Path::Fast };
     let connector = Box::new(Delayed { connector: executor.connector(Way::Channel)?, round_trip });
-    Decoder::new(&config.model, open(connector, off.word(), None)?, off)
+    Decoder::with_effort(&config.model, open(connector, off.word(), None)?, off, effort)
 }
 
 fn tell(case: &str, generated: &Generated) {

@@ -4,7 +4,7 @@ use std::{ops::ControlFlow, path::Path, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use client::{
-    drafts::Guesser,
+    drafts::{Effort, Guesser},
     generate::{Generated, Task},
     masking::Masking,
     session::Session,
@@ -26,10 +26,23 @@ impl Decoder {
     ///
     /// # Errors
     /// If the session's base is another one.
-    pub(super) fn new(path: &Path, mut session: Session, masking: Masking) -> Result<Self> {
+    pub(super) fn new(path: &Path, session: Session, masking: Masking) -> Result<Self> {
+        Self::with_effort(path, session, masking, Effort::default())
+    }
+
+    /// The same, with so many guesses verified at once.
+    ///
+    /// # Errors
+    /// If the session's base is another one.
+    pub(super) fn with_effort(
+        path: &Path,
+        mut session: Session,
+        masking: Masking,
+        effort: Effort,
+    ) -> Result<Self> {
         let base = ClientBase::open(path).context("the client's part of the model cannot be read")?;
         let mask = masking.prepare(&mut session, &mut |_, _| {}).context("masking cannot be prepared")?;
-        let options = SplitOptions { kv_bytes: 32 << 20, ..SplitOptions::default() };
+        let options = SplitOptions { kv_bytes: 32 << 20, effort, ..SplitOptions::default() };
         Ok(Self(SplitModel::new(base, session, mask, &options).context("no split model")?))
     }
 

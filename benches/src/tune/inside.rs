@@ -33,7 +33,7 @@ impl Inside {
     pub(super) fn new(model: &Path, cores: &Cores) -> Result<Self> {
         let layers = ResidentLayers::load(&*open(model)?, cores.numbers().len(), &|_| {})?;
         let frame = ClientBase::open(model)?.frame;
-        let is_exact = layers.sites().is_exact();
+        let is_exact = layers.sites().sites().iter().all(|site| site.fast_is_linear);
         let precision = if is_exact { LoraPrecision::Exact } else { LoraPrecision::Compact };
         let shape = kv_shape(&frame.config, kv_precision(is_exact, KvDtype::Auto));
         let targets = [Target::Q, Target::V].map(Module).into();

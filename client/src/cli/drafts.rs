@@ -14,7 +14,7 @@ use speculation::{
 
 use super::exit::CliError;
 use crate::{
-    drafts::{DraftError, Drafted, Effort, ModelDraft},
+    drafts::{DraftError, Drafted, Effort, ModelDraft, compared::Rule},
     split_model::SplitModel,
     text::Text,
 };
@@ -61,7 +61,7 @@ pub(super) enum Guesses {
 impl DraftArguments {
     /// How many guesses are verified at once.
     pub(super) fn effort(&self) -> Effort {
-        self.draft_nodes.map_or(Effort::Worth, Effort::Nodes)
+        self.draft_nodes.map_or(Effort::Worth, |nodes| Effort::Compared(Rule::Nodes(nodes)))
     }
 
     /// Whoever is to guess for `model`, which computes on `cores`.

@@ -37,8 +37,11 @@ const HELD: [Figure<HeldStats>; 6] = [
 /// Microseconds of a second.
 const MICROS: f64 = 1e6;
 
+/// A counter, the unit of its figure, and the figure.
+type Counted = (Id, f64, fn(&MemoryStats) -> u64);
+
 /// What the counters of weights count, in the reported unit's parts of their own.
-const WEIGHTS: [(Id, f64, fn(&MemoryStats) -> u64); 3] = [
+const WEIGHTS: [Counted; 3] = [
     (Id::WeightReadBytes, 1.0, |memory| memory.weights.read_bytes),
     (Id::WeightRead, MICROS, |memory| memory.weights.read_us),
     (Id::WeightWait, MICROS, |memory| memory.weights.waited_us),

@@ -597,6 +597,7 @@ fn a_resident_pass_in_company_gives_both_the_bits_they_would_have_alone() {
     let mut resident = resident();
     let (tokens, blocks) = ([5_u32, 9, 200, 31], [BlockId(0)]);
     let slice = || SequenceSlice::<PreparedAdapter> {
+        trunk: &[],
         tokens: &tokens,
         start: 0,
         blocks: &blocks,
@@ -640,6 +641,7 @@ fn a_token_that_waits_for_another_site_is_served_within_the_pass() {
     local.client.write_rows(0, Dtype::F32, &x).unwrap();
     local.client.submit(&header).unwrap();
     let slice = SequenceSlice::<PreparedAdapter> {
+        trunk: &[],
         tokens: &[1],
         start: 0,
         blocks: &[BlockId(0)],
