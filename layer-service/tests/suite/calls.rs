@@ -601,7 +601,6 @@ fn a_resident_pass_in_company_gives_both_the_bits_they_would_have_alone() {
         tokens: &tokens,
         start: 0,
         blocks: &blocks,
-        trunk: &[],
         adapter: None::<&Arc<PreparedAdapter>>,
         logits: LogitRows::All,
     };
@@ -645,7 +644,6 @@ fn a_token_that_waits_for_another_site_is_served_within_the_pass() {
         tokens: &[1],
         start: 0,
         blocks: &[BlockId(0)],
-        trunk: &[],
         adapter: None,
         logits: LogitRows::Last,
     };
