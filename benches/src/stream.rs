@@ -13,7 +13,7 @@ use model::{
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
     sources::open::open,
     weights::{
-        host::ServedLayers,
+        served::ServedLayers,
         streamed::{Readahead, StreamOptions},
     },
 };

@@ -6,6 +6,7 @@
 //! Tokens may be guessed ahead ([`drafts`](crate::drafts)) and are verified together (`verify`). A guess survives if it is what
 //! is drawn in its place, from logits that have the bits of plain decoding; so the answer is still the same.
 
+mod refused;
 mod verify;
 
 use std::{
@@ -19,12 +20,12 @@ use model::{
     forward::{BLOCK_TOKENS, LogitRows, SequenceSlice},
     sampling::{SamplingParams, TokenCounts, sample},
 };
-
 use speculation::{
     tree::{Segments, TokenTree},
     verdict::Walk,
 };
 
+pub use self::refused::GenerateError;
 use crate::{
     drafts::{Drafted, Drafting, Guesser},
     error::CallError,
@@ -73,51 +74,6 @@ pub struct Generated {
     pub total: Duration,
     /// What came of drafts.
     pub drafted: Drafted,
-}
-
-/// Why there is no answer.
-#[derive(Debug, thiserror::Error)]
-pub enum GenerateError {
-    /// The executor is gone, or refuses.
-    #[error(transparent)]
-    Call(#[from] CallError),
-    /// There is nothing to go on from.
-    #[error("the prompt is empty: write something")]
-    EmptyPrompt,
-    /// A token that the model does not have.
-    #[error("token {token} is not of this model, whose vocabulary has {vocab_size}")]
-    UnknownToken {
-        /// The token.
-        token: u32,
-        /// Tokens there are.
-        vocab_size: usize,
-    },
-    /// No token fits behind the prompt.
-    #[error("the prompt has {prompt} tokens and the context holds {context_length}: shorten it")]
-    PromptTooLong {
-        /// Tokens of the prompt, with those of the adapter.
-        prompt: usize,
-        /// Tokens of the context.
-        context_length: usize,
-    },
-    /// The KV pool is too small.
-    #[error(
-        "the sequence needs {needed} KV blocks and there are {total}: raise --kv-bytes or lower --max-tokens"
-    )]
-    PoolTooSmall {
-        /// Blocks it needs at its end.
-        needed: usize,
-        /// Blocks there are.
-        total: usize,
-    },
-    /// What was computed are no numbers.
-    #[error(
-        "what was computed after {tokens} tokens are no numbers: the adapter's weights, or the model, overflow"
-    )]
-    NotFinite {
-        /// Tokens before.
-        tokens: usize,
-    },
 }
 
 /// A sequence on its way.

@@ -4,6 +4,7 @@
 //!
 //! - [`shape`]: a model's numbers, the tensors they call for, and what tells it from others. [`sampling`]: the next token.
 //! - [`sources`]: weights as files hold them, or as a number makes them. [`adapter`]: adapters as their files hold them.
+//! - [`sweep`]: what it costs that weights come from a disk.
 //! - [`forward`]: the pass, over the traits that all else implements. [`cpu`]: one of its devices.
 //! - [`weights`]: packed for the CPU. [`sites`]: single linear layers, lent to others; [`site_model`]: a base of nothing else.
 //! - [`deltas`]: what adapters change, in the forms the kernels take, on the host and on the device.
@@ -25,4 +26,5 @@ pub mod site_model;
 pub mod sites;
 pub mod skeleton;
 pub mod sources;
+pub mod sweep;
 pub mod weights;

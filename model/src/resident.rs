@@ -21,12 +21,14 @@ use crate::{
     forward::{ForwardPass, Frame, Scratch, SequenceSlice, run},
     shape::{config::ModelConfig, rope::RopeTable, source::WeightSource},
     sites::{Company, EvaluateError, EvaluateSites, Site, SiteCall},
+    sweep::SweepFigures,
     weights::{
         LoadProgress, ResidentLayers,
         embedding::Embedding,
-        host::{HostLayers, LentSites, ServedLayers},
+        host::{HostLayers, LentSites},
         joined::JoinedLayers,
-        streamed::{StreamError, StreamOptions, StreamedLayers, figures::SweepFigures},
+        served::ServedLayers,
+        streamed::{StreamError, StreamOptions, StreamedLayers},
         tensors::{WeightsError, load_norms},
     },
 };

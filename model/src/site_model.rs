@@ -29,12 +29,13 @@ use crate::{
         open::{OpenError, weights},
         safetensors::SafetensorsSourceError,
     },
+    sweep::SweepFigures,
     weights::{
         ResidentLayers,
         host::{HostLayers, LentSites},
         packing::Told,
         sites::SiteWeights,
-        streamed::{StreamError, StreamOptions, StreamedLayers, figures::SweepFigures},
+        streamed::{StreamError, StreamOptions, StreamedLayers},
         tensors::WeightsError,
     },
 };

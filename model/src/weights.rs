@@ -4,13 +4,14 @@
 //!
 //! - this file: the linear groups of a known architecture. [`sites`]: those of any base, by number.
 //! - [`embedding`]: the token embedding. [`tensors`]: single tensors, checked. `packing`: many at once.
-//! - [`host`]: base layers on the host's cores, wherever their weights are. [`streamed`]: most of them on a disk.
+//! - [`host`]: base layers on the host's cores, wherever their weights are. [`streamed`]: most of them on a disk. [`served`]: either.
 //! - `joined`: a pass's layers that serve others' calls too.
 
 pub mod embedding;
 pub mod host;
 pub(crate) mod joined;
 pub(crate) mod packing;
+pub mod served;
 pub mod sites;
 pub mod streamed;
 pub mod tensors;

@@ -23,7 +23,7 @@ use model::{
     sites::{EvaluateSites, SiteCall, SiteId, SiteOp, SitePath},
     sources::{open::open, random::RandomSource},
     weights::{
-        host::ServedLayers,
+        served::ServedLayers,
         streamed::{Readahead, StreamError, StreamOptions, WeightReadError},
     },
 };

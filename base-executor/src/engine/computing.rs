@@ -13,7 +13,7 @@ use model::{
     forward::{ForwardPass, SequenceSlice},
     sampling::Drawn,
     sites::EvaluateSites,
-    weights::streamed::figures::SweepFigures,
+    sweep::SweepFigures,
 };
 use shmproto::message::WeightStats;
 

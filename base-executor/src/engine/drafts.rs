@@ -4,23 +4,25 @@
 //! the model would have said anyway is kept. How many rows that is worth follows from what a row adds to a step and from how often such
 //! drafts came true; what others wait longer for it has a bound ([`speculation::worth`]).
 
-use std::{convert::Infallible, fmt, time::Duration};
+use std::{fmt, time::Duration};
 
 use ids::{AdapterId, TenantId};
 use model::forward::{ForwardPass, LogitRows};
 use policy::perf::{fit::Fit, line::Line};
 use shmproto::message::SpeculationStats;
 use speculation::{
-    draft::{Draft, Guess},
+    draft::Draft,
     growth::{Pacer, grow},
     ngram::{Ngram, Survival},
     recent::Recent,
-    tree::{NodeId, TokenTree},
+    tree::TokenTree,
     worth::{Step, worth},
 };
 
+pub use super::commission::Author;
 use super::{
     Engine,
+    commission::Commission,
     schedule::Portion,
     sequence::{Fork, Sequence},
 };
@@ -33,44 +35,6 @@ const MAX_REMEMBERED: usize = 1024;
 
 /// What a row adds to a step, as a part of a step of one row, until steps of several sizes were seen.
 const SUPPOSED_SLOPE: f64 = 0.1;
-
-/// Somebody who drafts for one sequence.
-pub trait Author: Draft<Error = Infallible> + Send {
-    /// What it has learned about those it drafts for.
-    fn learned(&self) -> Option<&Survival> {
-        None
-    }
-}
-
-impl Author for Ngram {
-    fn learned(&self) -> Option<&Survival> {
-        Some(self.survival())
-    }
-}
-
-impl Draft for Box<dyn Author> {
-    type Error = Infallible;
-
-    fn accept(&mut self, tokens: &[u32]) -> Result<(), Infallible> {
-        self.as_mut().accept(tokens)
-    }
-
-    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
-        self.as_mut().guesses(tree, at)
-    }
-}
-
-/// An author, and how much of its sequence it knows.
-pub(super) struct Commission {
-    author: Box<dyn Author>,
-    known: usize,
-}
-
-impl fmt::Debug for Commission {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Commission").field("known", &self.known).finish_non_exhaustive()
-    }
-}
 
 /// Makes an author for a prompt; what was learned is of those who asked for the same adapter before.
 type MakeAuthor = Box<dyn FnMut(&[u32], Survival) -> Box<dyn Author> + Send>;

@@ -8,6 +8,7 @@
 
 mod entry;
 mod grown;
+mod opening;
 
 use std::{
     sync::Arc,
@@ -21,13 +22,15 @@ use model::{
     sampling::{self, Draw, Drawn, Probability, SamplingParams, TokenCounts},
 };
 use policy::batch::{Report, Stage};
-use shmproto::message::{ErrorCode, Finish, Output, RequestId, TokenOutput, WireError};
+use shmproto::message::{ErrorCode, Finish, Output, TokenOutput, WireError};
 
+pub(crate) use self::opening::failure;
+use self::opening::{Admission, Opening};
 pub(super) use self::{
     entry::{Entry, Fetched},
     grown::{Fork, Grown},
 };
-use super::{computing::Drawing, drafts::Commission, event::Caller};
+use super::{commission::Commission, computing::Drawing, event::Caller};
 
 /// What stands for a virtual token: the pass takes the adapter's keys and values in the place of its own.
 const VIRTUAL_TOKEN: u32 = 0;
@@ -84,30 +87,6 @@ pub(super) struct Task {
     pub(super) logprobs: Option<usize>,
     pub(super) prompt_logprobs: Option<usize>,
     pub(super) deadline: Option<Instant>,
-}
-
-/// What the first output carries besides tokens.
-#[derive(Debug)]
-enum Opening {
-    /// Not sent yet: log-probabilities of the prompt so far, and what the first admission noted.
-    Due {
-        prompt: Vec<TokenOutput>,
-        admission: Admission,
-    },
-    Sent,
-}
-
-/// What is noted when a sequence is admitted for the first time.
-#[derive(Debug, Clone, Copy, Default)]
-struct Admission {
-    /// Prompt tokens found in the cache.
-    cached_tokens: u32,
-    /// Microseconds since the request was received.
-    queued_us: u64,
-    /// Of them, microseconds it waited for its adapter.
-    load_wait_us: u64,
-    /// And for keys and values to come back.
-    kv_wait_us: u64,
 }
 
 #[derive(Debug)]
@@ -268,25 +247,6 @@ impl<A> Sequence<A> {
         self.task.prompt_logprobs.is_some() && matches!(self.opening, Opening::Due { .. })
     }
 
-    /// Notes when the first admission was and what it found in the cache; later ones would count its own blocks.
-    /// Returns false if this was a later one.
-    pub(super) fn note_admission(&mut self, found: usize, now: Instant) -> bool {
-        let first = !std::mem::replace(&mut self.is_admitted, true);
-        if first {
-            let cached_tokens = u32::try_from(found).unwrap_or(u32::MAX);
-            let queued = now.saturating_duration_since(self.received_at);
-            let queued_us = microseconds(queued);
-            let admission = Admission {
-                cached_tokens,
-                queued_us,
-                load_wait_us: self.load_wait_us,
-                kv_wait_us: self.kv_wait_us,
-            };
-            self.opening = Opening::Due { prompt: Vec::new(), admission };
-        }
-        first
-    }
-
     /// How the pass is to draw the next token, if it can: nobody wants to see or change the logits.
     fn draw(&self) -> Option<Draw> {
         let is_banning = self.generated() < self.task.min_tokens && !self.task.stop_tokens.is_empty();
@@ -404,26 +364,6 @@ impl<A> Sequence<A> {
             None
         }
     }
-
-    fn output(&mut self, tokens: Vec<TokenOutput>, finish: Option<Finish>) -> Output {
-        let (prompt, admission) = match std::mem::replace(&mut self.opening, Opening::Sent) {
-            Opening::Due { prompt, admission } => (prompt, admission),
-            Opening::Sent => (Vec::new(), Admission::default()),
-        };
-        let Admission { cached_tokens, queued_us, load_wait_us, kv_wait_us } = admission;
-        let request = self.caller.request;
-        Output {
-            request,
-            tokens,
-            prompt,
-            cached_tokens,
-            queued_us,
-            load_wait_us,
-            kv_wait_us,
-            finish,
-            error: None,
-        }
-    }
 }
 
 fn microseconds(duration: Duration) -> u64 {
@@ -436,19 +376,4 @@ fn counts(prompt: &[u32], generated: usize) -> TokenCounts {
     let mut counts = TokenCounts::of_prompt(asked);
     completed.iter().for_each(|token| counts.push_completion(*token));
     counts
-}
-
-/// The output of a request that ends in `error`.
-pub(crate) fn failure(request: RequestId, error: WireError) -> Output {
-    Output {
-        request,
-        tokens: Vec::new(),
-        prompt: Vec::new(),
-        cached_tokens: 0,
-        queued_us: 0,
-        load_wait_us: 0,
-        kv_wait_us: 0,
-        finish: None,
-        error: Some(error),
-    }
 }

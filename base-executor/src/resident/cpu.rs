@@ -11,7 +11,7 @@ use model::{
     shape::config::ModelConfig,
     weights::{
         LoadProgress,
-        host::ServedLayers,
+        served::ServedLayers,
         streamed::{StreamError, StreamOptions},
     },
 };

@@ -389,13 +389,14 @@ fn batch<'a>(
     blocks: &'a [Vec<BlockId>],
     learner: &'a Learner,
 ) -> Vec<SequenceSlice<'a, PreparedAdapter>> {
+    let (adapter, logits) = (Some(&learner.prepared), LogitRows::None);
     let slice = |(tokens, blocks): (&'a Vec<u32>, &'a Vec<BlockId>)| SequenceSlice {
-        trunk: &[],
         tokens,
         start: 0,
         blocks,
-        adapter: Some(&learner.prepared),
-        logits: LogitRows::None,
+        trunk: &[],
+        adapter,
+        logits,
     };
     tape.tokens.iter().zip(blocks).map(slice).collect()
 }

@@ -8,7 +8,7 @@ use super::batch::SequenceSlice;
 use crate::{
     sampling::Drawn,
     sites::{Alone, Company},
-    weights::streamed::figures::SweepFigures,
+    sweep::SweepFigures,
 };
 
 /// Whoever can run slices of sequences through a model. The engine is generic over it, so that its scheduling

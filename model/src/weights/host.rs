@@ -8,10 +8,8 @@ use crate::{
     cpu::Compute,
     shape::config::ModelConfig,
     sites::{EvaluateError, EvaluateSites, Site, SiteCall},
-    weights::{
-        ResidentLayers,
-        streamed::{StreamedLayers, WeightReadError, figures::SweepFigures},
-    },
+    sweep::SweepFigures,
+    weights::ResidentLayers,
 };
 
 /// The linear layers of a model, and its token embedding.
@@ -97,81 +95,6 @@ impl HostLayers for ResidentLayers {
     fn embed(&self, tokens: &mut dyn Iterator<Item = u32>, out: &mut [f32]) -> Result<(), Infallible> {
         self.embedding().embed(tokens, out);
         Ok(())
-    }
-}
-
-/// Weights in memory, or on a disk: whichever an operator wants.
-#[derive(Debug)]
-pub enum ServedLayers {
-    /// All of them in memory.
-    Resident(ResidentLayers),
-    /// Some of them in memory.
-    Streamed(Box<StreamedLayers>),
-}
-
-impl HostLayers for ServedLayers {
-    type Error = WeightReadError;
-
-    fn config(&self) -> &ModelConfig {
-        match self {
-            Self::Resident(layers) => layers.config(),
-            Self::Streamed(layers) => layers.config(),
-        }
-    }
-
-    fn sites(&self) -> &[Site] {
-        match self {
-            Self::Resident(layers) => layers.sites().sites(),
-            Self::Streamed(layers) => layers.sites(),
-        }
-    }
-
-    fn bytes(&self) -> usize {
-        match self {
-            Self::Resident(layers) => layers.bytes(),
-            Self::Streamed(layers) => layers.bytes(),
-        }
-    }
-
-    fn evaluate(
-        &mut self,
-        compute: &mut Compute,
-        call: SiteCall,
-        x: &mut Activations,
-        out: &mut [f32],
-    ) -> Result<(), WeightReadError> {
-        match self {
-            Self::Resident(layers) => Ok(HostLayers::evaluate(layers, compute, call, x, out)?),
-            Self::Streamed(layers) => layers.evaluate(compute, call, x, out),
-        }
-    }
-
-    fn embed(&self, tokens: &mut dyn Iterator<Item = u32>, out: &mut [f32]) -> Result<(), WeightReadError> {
-        match self {
-            Self::Resident(layers) => Ok(HostLayers::embed(layers, tokens, out)?),
-            Self::Streamed(layers) => layers.embed(tokens, out),
-        }
-    }
-
-    fn floors(&self) -> Option<Vec<u32>> {
-        match self {
-            Self::Resident(_) => None,
-            Self::Streamed(layers) => layers.floors(),
-        }
-    }
-
-    fn sweep_bytes(&self) -> u64 {
-        match self {
-            Self::Resident(_) => 0,
-            Self::Streamed(layers) => layers.sweep_bytes(),
-        }
-    }
-
-    fn sweep_figures(&self) -> Option<Arc<SweepFigures>> {
-        match self {
-            Self::Resident(_) => None,
-            Self::Streamed(layers) => layers.sweep_figures(),
-        }
     }
 }
 

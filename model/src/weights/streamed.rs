@@ -11,7 +11,7 @@
 //!
 //! # Layout
 //!
-//! - this file: the linear groups over all of it. [`figures`]: what it costs.
+//! - this file: the linear groups over all of it. [`SweepFigures`]: what it costs.
 //! - `layout`: what lies where, and what is loaded together. `file`: it is made, read and checked.
 //! - `window`: who brings what is next. `plan`: what is pinned under a bound.
 //!
@@ -21,7 +21,6 @@
 //! - Whatever is read is checked before anything is computed with it: never a wrong token.
 //! - The same bits as with all weights in memory.
 
-pub mod figures;
 mod file;
 mod layout;
 mod plan;
@@ -32,7 +31,6 @@ use std::{io, num::NonZeroU64, ops::Range, path::PathBuf, sync::Arc, time::Insta
 use kernels::{Activations, LinearPart, PackedMatrix, Slab, SumFrom};
 
 use self::{
-    figures::SweepFigures,
     file::PackedFile,
     plan::Plan,
     window::{Heading, Window},
@@ -46,6 +44,7 @@ use crate::{
     },
     sites::{Site, SiteCall, SiteId, SiteOp, SitePart},
     sources::hf_names::module_name,
+    sweep::SweepFigures,
     weights::{
         host::HostLayers,
         packing::Told,

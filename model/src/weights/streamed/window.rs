@@ -19,10 +19,8 @@ use std::{
 use failpoint::Outcome;
 use kernels::{PackedMatrix, Slab};
 
-use super::{
-    figures::SweepFigures,
-    file::{PackedFile, WeightReadError},
-};
+use super::file::{PackedFile, WeightReadError};
+use crate::sweep::SweepFigures;
 
 /// Where a sweep goes on to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
