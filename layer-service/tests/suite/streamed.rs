@@ -16,7 +16,7 @@ use model::{
     sites::{EvaluateSites as _, SiteCall, SiteId, SiteOp, SitePath},
     sources::random::RandomSource,
     weights::{
-        host::ServedLayers,
+        served::ServedLayers,
         streamed::{Readahead, StreamError, StreamOptions},
     },
 };
