@@ -5,10 +5,8 @@
 //! worth one, in shared memory only good ones are. That is EdgeLLM's threshold, in the place of a rule that learns it from
 //! verdicts alone and does not know what a sweep costs.
 //!
-//! - [`compared`]: how much is verified without knowing what it costs.
 //! - `model`: a smaller model as a draft. [`Ngram`](speculation::ngram::Ngram), what the text said before, is the other.
 
-pub mod compared;
 mod model;
 
 use std::{
@@ -18,14 +16,14 @@ use std::{
 
 use policy::perf::{fit::Fit, line::Line};
 use speculation::{
+    baseline::Rule,
     draft::Draft,
-    growth::{Growth, Pacer, grow},
+    growth::{Pacer, grow},
     tree::{MAX_NODES, TokenTree},
     verdict::Verdict,
     worth::{Step, worth},
 };
 
-use self::compared::Rule;
 pub use self::model::{DraftError, ModelDraft};
 
 /// Whoever guesses for a split client. It is in this process and does not fail.
@@ -103,7 +101,10 @@ impl<'a> Drafting<'a> {
             _ if max_nodes.min(max_depth) == 0 => TokenTree::new(),
             (Effort::Compared(rule), _) => {
                 self.figures.threshold = rule.threshold();
-                rule.tree(self.guesser, max_nodes)
+                let mut tree = TokenTree::new();
+                let growing = (&mut Pacer::default(), &mut *self.guesser);
+                let Ok(()) = rule.grow(&mut tree, growing, max_nodes.min(MAX_NODES));
+                tree
             }
             (Effort::Worth, Some(cost)) => self.worthy(cost, max_nodes),
             // What a sweep takes is not known yet.
@@ -120,7 +121,9 @@ impl<'a> Drafting<'a> {
         let dearer = step(Line { alpha: cost.alpha + guess_s, ..cost });
         let is_due = |tree: &TokenTree| tree.tree_confidence() <= worth(&dearer, &[tree]).least_confidence;
         let begun = Instant::now();
-        let tree = guess(self.guesser, &mut Pacer::default(), max_nodes, is_due);
+        let mut tree = TokenTree::new();
+        let growing = (&mut Pacer::default(), &mut *self.guesser);
+        let Ok(()) = grow(&mut tree, growing, max_nodes, is_due);
         if !tree.is_empty() {
             self.guesses.observe(tree.len() as f64, begun.elapsed().as_secs_f64());
         }
@@ -139,18 +142,6 @@ impl<'a> Drafting<'a> {
         }
         let Ok(()) = self.guesser.accept(tokens);
     }
-}
-
-/// Guesses as `growth` says, at most `max_nodes` tokens, until the tree is due.
-fn guess(
-    guesser: Guesser<'_>,
-    growth: &mut impl Growth,
-    max_nodes: usize,
-    is_due: impl FnMut(&TokenTree) -> bool,
-) -> TokenTree {
-    let mut tree = TokenTree::new();
-    let Ok(()) = grow(&mut tree, (growth, guesser), max_nodes.min(MAX_NODES), is_due);
-    tree
 }
 
 /// A sweep of one sequence: nobody else waits for it.

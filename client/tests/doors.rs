@@ -12,7 +12,7 @@ use std::{
 
 use client::{
     address::Address,
-    drafts::{Effort, compared::Rule},
+    drafts::Effort,
     error::{CallError, LinkError},
     generate::{Generated, Task},
     session::{Session, Settings, calls::Ask},
@@ -25,7 +25,10 @@ use shmproto::{
     handover::ConnectError,
     layer::{Class, Dtype, Op, Path as SitePath},
 };
-use speculation::ngram::{Ngram, Survival};
+use speculation::{
+    baseline::Rule,
+    ngram::{Ngram, Survival},
+};
 use support::{
     OFF,
     doors::{Door, KEY, Mischief, certificate, private_directory},

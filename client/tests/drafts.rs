@@ -6,7 +6,7 @@ mod support;
 use std::{convert::Infallible, ops::ControlFlow, path::Path};
 
 use client::{
-    drafts::{DraftError, Drafted, Effort, ModelDraft, compared::Rule},
+    drafts::{DraftError, Drafted, Effort, ModelDraft},
     generate::{Finish, Generated, Task},
     split_model::{OwnAdapter, SplitModel, SplitOptions},
     text::Text,
@@ -14,6 +14,7 @@ use client::{
 use files::model_files::ModelFiles;
 use model::sampling::{SamplingParams, SamplingRequest};
 use speculation::{
+    baseline::Rule,
     draft::{Draft, Guess},
     ngram::{Ngram, Survival},
     threshold::Threshold,

@@ -8,7 +8,7 @@ use std::error::Error;
 
 use kernels::Activations;
 
-use crate::shape::layout::LinearGroup;
+use crate::{shape::layout::LinearGroup, sweep::Waiting};
 
 /// Which site, counted from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -160,6 +160,11 @@ pub trait Company {
 
     /// The outputs of the rows that joined, in the same order.
     fn part(&mut self, out: &[f32]);
+
+    /// The pass waits for weights on their way from a disk: its thread is free until `wait` is over.
+    fn while_waiting(&mut self, wait: &dyn Waiting) {
+        let _ = wait;
+    }
 }
 
 /// No company.

@@ -1,9 +1,22 @@
-//! What sweeps over streamed weights cost, for whoever wants to know it while they go on.
+//! What sweeps over streamed weights cost, for whoever wants to know it while they go on, and what may be done while they wait.
 
 use std::{
-    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::{Duration, Instant},
 };
+
+/// Under this name the log has, at level `trace`, what was loaded and what was computed, each when it was done (CHECKLIST L-27).
+pub const PIPELINE: &str = "pipeline";
+
+/// A pass that waits for weights on their way from the disk: nothing else uses its threads meanwhile.
+pub trait Waiting {
+    /// The pass may go on.
+    fn is_over(&self) -> bool;
+
+    /// How much longer it may be kept, by what reads took so far, before a disk idles or an answer is late; nothing while that is
+    /// not known.
+    fn left(&self) -> Duration;
+}
 
 /// Counters of a streamed base; they only grow, and may be read at any time by anybody.
 #[derive(Debug, Default)]
@@ -12,7 +25,6 @@ pub struct SweepFigures {
     read_ns: AtomicU64,
     waited_ns: AtomicU64,
     computed_ns: AtomicU64,
-    is_waiting: AtomicBool,
 }
 
 impl SweepFigures {
@@ -40,32 +52,29 @@ impl SweepFigures {
         Duration::from_nanos(self.computed_ns.load(Relaxed))
     }
 
-    /// Whether a pass waits for the disk now.
-    #[must_use]
-    pub fn is_waiting(&self) -> bool {
-        self.is_waiting.load(Relaxed)
-    }
-
     pub(super) fn add_read(&self, bytes: u64, since: Instant) {
         self.read_bytes.fetch_add(bytes, Relaxed);
-        add(&self.read_ns, since);
+        let took_ns = add(&self.read_ns, since);
+        tracing::trace!(target: PIPELINE, bytes, took_ns, "load");
     }
 
-    pub(super) fn add_computed(&self, since: Instant) {
-        add(&self.computed_ns, since);
+    pub(super) fn add_computed(&self, floor: usize, since: Instant) {
+        let took_ns = add(&self.computed_ns, since);
+        tracing::trace!(target: PIPELINE, floor, took_ns, "compute");
     }
 
     /// Runs `wait`, during which a pass waits.
     pub(super) fn waiting<T>(&self, wait: impl FnOnce() -> T) -> T {
         let begun = Instant::now();
-        self.is_waiting.store(true, Relaxed);
         let waited = wait();
-        self.is_waiting.store(false, Relaxed);
         add(&self.waited_ns, begun);
         waited
     }
 }
 
-fn add(counter: &AtomicU64, since: Instant) {
-    counter.fetch_add(u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX), Relaxed);
+/// Adds what has passed `since` then, and says what that was.
+fn add(counter: &AtomicU64, since: Instant) -> u64 {
+    let passed = u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    counter.fetch_add(passed, Relaxed);
+    passed
 }

@@ -272,9 +272,7 @@ fn a_pass_reads_what_is_not_pinned_once_and_rows_of_the_embedding() {
         read >= passes * sweep && read <= most,
         "{read} bytes in {passes} passes of {sweep}, at most {most}"
     );
-    assert!(
-        figures.waited() <= figures.read_time() + std::time::Duration::from_secs(1) && !figures.is_waiting()
-    );
+    assert!(figures.waited() <= figures.read_time() + std::time::Duration::from_secs(1));
     assert!(figures.computed().as_nanos() > 0);
 }
 

@@ -1,17 +1,72 @@
-//! The trees that EdgeLLM is compared with (L-17): of a fixed length, and of a fixed shape. They are grown by the same draft and
-//! verified the same way; that they do not look at confidences is all that is different.
+//! Other ways to decide how much is verified, for comparison (CHECKLIST L-17). They do not look at what a pass takes; what they grow
+//! is verified the same way.
 
 use crate::{
     draft::Draft,
-    growth::Growth,
+    growth::{Growth, Pacer, grow},
+    threshold::Threshold,
     tree::{NodeId, TokenTree},
+    verdict::Verdict,
 };
 
-/// SP: a chain of so many tokens, whatever their confidence.
+/// How much is guessed and verified each time.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Rule {
+    /// A tree of so many guesses.
+    Nodes(usize),
+    /// A chain of so many, whatever their confidence (SP).
+    Chain(usize),
+    /// So many branches from the root, of so many guesses each (SI, SpecInfer).
+    Branches {
+        /// Branches.
+        width: usize,
+        /// Guesses of each.
+        depth: usize,
+    },
+    /// A tree, until it is as unlikely as EdgeLLM's threshold, which verdicts move.
+    Learned(Threshold),
+}
+
+impl Rule {
+    /// Lets `tree`, whose branches `pacer` knows, grow to what is to be verified, of at most `max_nodes`.
+    ///
+    /// # Errors
+    /// The draft's own; the tree has what it got before.
+    pub fn grow<D: Draft + ?Sized>(
+        &self,
+        tree: &mut TokenTree,
+        (pacer, draft): (&mut Pacer, &mut D),
+        max_nodes: usize,
+    ) -> Result<(), D::Error> {
+        match *self {
+            Self::Nodes(nodes) => grow(tree, (pacer, draft), nodes.min(max_nodes), |_| false),
+            Self::Chain(tokens) => grow(tree, (&mut FixedLength { tokens }, draft), max_nodes, |_| false),
+            Self::Branches { width, depth } => {
+                grow(tree, (&mut FixedTree { width, depth }, draft), max_nodes, |_| false)
+            }
+            Self::Learned(threshold) => grow(tree, (pacer, draft), max_nodes, |tree| threshold.is_due(tree)),
+        }
+    }
+
+    /// The confidence that ends a tree, where that is what does; else 0.
+    #[must_use]
+    pub fn threshold(&self) -> f64 {
+        if let Self::Learned(threshold) = self { threshold.alpha() } else { 0.0 }
+    }
+
+    /// Takes in what came of a tree.
+    pub fn learn(&mut self, verdict: &Verdict) {
+        if let Self::Learned(threshold) = self {
+            threshold.learn(verdict);
+        }
+    }
+}
+
+/// A chain of so many tokens.
 #[derive(Debug, Clone, Copy)]
-pub struct FixedLength {
+struct FixedLength {
     /// Tokens of each draft.
-    pub tokens: usize,
+    tokens: usize,
 }
 
 impl Growth for FixedLength {
@@ -21,13 +76,13 @@ impl Growth for FixedLength {
     }
 }
 
-/// SI (SpecInfer): so many branches from the root, each of the same length.
+/// So many branches from the root, each of the same length.
 #[derive(Debug, Clone, Copy)]
-pub struct FixedTree {
+struct FixedTree {
     /// Branches; at most [`MAX_GUESSES`](crate::draft::MAX_GUESSES) come of one draft.
-    pub width: usize,
+    width: usize,
     /// Tokens of each.
-    pub depth: usize,
+    depth: usize,
 }
 
 impl Growth for FixedTree {
@@ -65,16 +120,20 @@ fn lengthen<D: Draft + ?Sized>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{draft::tests::Hashed, growth::grow};
+    use crate::draft::tests::Hashed;
 
     #[test]
     fn fixed_trees_have_their_shape() {
         let mut draft = Hashed { width: 4, runs: Vec::new() };
-        let mut chain = TokenTree::new();
-        grow(&mut chain, (&mut FixedLength { tokens: 5 }, &mut draft), 64, |_| false).unwrap();
+        let mut grown = |rule: Rule| {
+            let mut tree = TokenTree::new();
+            rule.grow(&mut tree, (&mut Pacer::default(), &mut draft), 64).unwrap();
+            tree
+        };
+        let chain = grown(Rule::Chain(5));
         assert_eq!((chain.len(), chain.leaves().count()), (5, 1));
-        let mut tree = TokenTree::new();
-        grow(&mut tree, (&mut FixedTree { width: 3, depth: 4 }, &mut draft), 64, |_| false).unwrap();
+        assert_eq!(grown(Rule::Nodes(9)).len(), 9);
+        let tree = grown(Rule::Branches { width: 3, depth: 4 });
         assert_eq!((tree.len(), tree.leaves().count()), (12, 3));
         assert!(tree.leaves().all(|leaf| tree.depth(Some(leaf)) == 4));
     }

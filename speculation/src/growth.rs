@@ -19,7 +19,7 @@ use std::fmt;
 
 use crate::{
     draft::Draft,
-    tree::{MAX_NODES, NodeId, Segments, TokenTree},
+    tree::{MAX_NODES, NodeId, Rerooted, Segments, TokenTree},
 };
 
 /// Most branches that compete; the paper keeps what it verifies at once below ten.
@@ -104,15 +104,29 @@ impl Default for Pacer {
 }
 
 impl Pacer {
-    /// For a tree that goes on growing: its segments are the branches. Guesses that nobody opened in it are forgotten.
-    #[must_use]
-    pub fn new(tree: &TokenTree) -> Self {
+    /// For a tree that goes on growing: its segments are the branches, and nobody knows of guesses that were not opened.
+    pub(crate) fn new(tree: &TokenTree) -> Self {
         let segments = Segments::of(tree);
         let branches = segments.iter().map(|segment| {
             let own = &segments.nodes()[segment.own.rows.clone()];
             Open::At { tip: own.last().copied().flatten(), tokens: own.iter().flatten().count() }
         });
         Self { branches: branches.collect() }
+    }
+
+    /// The same behind another root: of what is left of the tree, and of guesses that nobody opened in it.
+    #[must_use]
+    pub fn follow(&self, rerooted: &Rerooted) -> Self {
+        let unopened = self.branches.iter().filter_map(|branch| match *branch {
+            Open::Unopened { parent, token, probability } => {
+                let parent = rerooted.place(parent)?;
+                Some(Open::Unopened { parent, token, probability })
+            }
+            Open::At { .. } => None,
+        });
+        let Self { mut branches } = Self::new(&rerooted.tree);
+        branches.extend(unopened);
+        Self { branches }
     }
 
     /// The branches that compete, in the order of `self.branches`.

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! Draft -> Growth -> TokenTree -> worth -> Segments -> (the target's pass) -> Walk -> Verdict -> Threshold
+//!                       `-- Ahead: grows on meanwhile ----------------------------------^
 //! ```
 //!
 //! No answer changes: at each position the target draws with its own generator, keyed by seed and position, and a drafted
@@ -16,7 +17,7 @@
 //! - [`growth`]: which branch of a tree gets the next token.
 //! - [`baseline`]: the shapes of trees that the paper compares with.
 //! - [`worth`]: which drafted tokens are worth a row of the pass.
-//! - [`pipeline`]: who may compute while the target is loaded, and a log of it.
+//! - [`ahead`]: what is drafted while the target is busy, and what of it is kept.
 //! - [`recent`]: what was learned about the adapters and clients that came last.
 //!
 //! # Principles
@@ -26,11 +27,11 @@
 
 #![forbid(unsafe_code)]
 
+pub mod ahead;
 pub mod baseline;
 pub mod draft;
 pub mod growth;
 pub mod ngram;
-pub mod pipeline;
 pub mod recent;
 pub mod threshold;
 pub mod tree;

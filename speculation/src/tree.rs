@@ -148,29 +148,34 @@ impl TokenTree {
         self.paths[node.index()]
     }
 
+    /// The nodes with most confidence, so many of them: with a node, all those before it.
+    #[must_use]
+    pub fn likeliest(&self, count: usize) -> NodeSet {
+        let mut order: Vec<NodeId> = self.nodes().collect();
+        // Stable: of equal confidence, parents stay before their children.
+        order.sort_by(|&a, &b| self.confidence(Some(b)).total_cmp(&self.confidence(Some(a))));
+        order.into_iter().take(count).collect()
+    }
+
     /// The tree of the `kept` nodes alone, renumbered in their order. Nodes whose parents are not kept are not either.
     #[must_use]
     pub fn pruned(&self, kept: NodeSet) -> Self {
         self.grafted(None, kept).tree
     }
 
-    /// The tree behind the target's own token (L-13). Of what was drafted since, the part survives whose first token,
-    /// behind the last accepted node (`None`: behind the root), is `bonus`: there the new root stands. Every other
-    /// guess was made behind a token that did not come.
+    /// The tree behind what the target has `said` (L-13): tokens that it accepted, and its own. Where they lead to the new root stands,
+    /// and what was guessed behind it survives. Every other guess was made behind a token that did not come. `None` if they lead
+    /// out of the tree.
     #[must_use]
-    pub fn rerooted(&self, accepted: Option<NodeId>, bonus: u32) -> Rerooted {
-        match self.child(accepted, bonus) {
-            Some(root) => {
-                let behind = |&node: &NodeId| node != root && self.path(node).contains(root);
-                self.grafted(Some(root), self.nodes().filter(behind).collect())
-            }
-            None => Rerooted::default(),
-        }
+    pub fn rerooted(&self, said: &[u32]) -> Option<Rerooted> {
+        let root = said.iter().try_fold(None, |at, &token| self.child(at, token).map(Some))?;
+        let behind = |&node: &NodeId| root.is_none_or(|root| node != root && self.path(node).contains(root));
+        Some(self.grafted(root, self.nodes().filter(behind).collect()))
     }
 
     /// The `kept` nodes that lead back to `root` by nothing but kept nodes, behind it.
     fn grafted(&self, root: Option<NodeId>, kept: NodeSet) -> Rerooted {
-        let mut grafted = Rerooted::default();
+        let mut grafted = Rerooted { root, ..Rerooted::default() };
         for node in kept.iter().filter(|node| node.index() < self.len()) {
             let parent = self.parent(node);
             let to = if parent == root {
@@ -194,6 +199,8 @@ pub struct Rerooted {
     pub tree: TokenTree,
     /// What each of them was called before: whoever keeps something for a node moves it accordingly.
     pub kept: Vec<NodeId>,
+    /// What the root was called; `None` if it is the same.
+    pub root: Option<NodeId>,
 }
 
 impl Rerooted {
@@ -201,5 +208,10 @@ impl Rerooted {
     #[must_use]
     pub fn new_id(&self, former: NodeId) -> Option<NodeId> {
         self.kept.iter().position(|&node| node == former).and_then(NodeId::new)
+    }
+
+    /// Where a former place is now, `Some(None)` being the root; `None` if it is gone.
+    pub(crate) fn place(&self, former: Option<NodeId>) -> Option<Option<NodeId>> {
+        if former == self.root { Some(None) } else { self.new_id(former?).map(Some) }
     }
 }

@@ -6,16 +6,12 @@
 use std::{convert::Infallible, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use client::{
-    drafts::{Effort, compared::Rule},
-    generate::Generated,
-    masking::Masking,
-    text::Text,
-};
+use client::{drafts::Effort, generate::Generated, masking::Masking, text::Text};
 use files::model_files::ModelFiles;
 use policy::random::Rng;
 use shmproto::layer::Path;
 use speculation::{
+    baseline::Rule,
     draft::{Draft, Guess},
     ngram::{Ngram, Survival},
     threshold::Threshold,

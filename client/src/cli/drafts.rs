@@ -8,13 +8,14 @@ use std::{
 
 use serde_json::{Value, json};
 use speculation::{
+    baseline::Rule,
     draft::Draft,
     ngram::{Ngram, Survival},
 };
 
 use super::exit::CliError;
 use crate::{
-    drafts::{DraftError, Drafted, Effort, ModelDraft, compared::Rule},
+    drafts::{DraftError, Drafted, Effort, ModelDraft},
     split_model::SplitModel,
     text::Text,
 };

@@ -56,7 +56,7 @@ pub trait ForwardPass {
         false
     }
 
-    /// What it costs that weights come from a disk, where they do; among it, whether a pass waits for them now.
+    /// What it costs that weights come from a disk, where they do.
     fn sweep_figures(&self) -> Option<Arc<SweepFigures>> {
         None
     }

@@ -8,9 +8,12 @@ use crate::{
     cpu::Compute,
     shape::config::ModelConfig,
     sites::{EvaluateError, EvaluateSites, Site, SiteCall},
-    sweep::SweepFigures,
+    sweep::{SweepFigures, Waiting},
     weights::ResidentLayers,
 };
+
+/// What is called, on the thread that computes, wherever weights are waited for.
+pub type Meanwhile<'a> = &'a mut dyn FnMut(&dyn Waiting);
 
 /// The linear layers of a model, and its token embedding.
 pub trait HostLayers: fmt::Debug {
@@ -26,7 +29,7 @@ pub trait HostLayers: fmt::Debug {
     /// Bytes of memory.
     fn bytes(&self) -> usize;
 
-    /// Evaluates `call` for all rows of `x` into rows of `out`.
+    /// Evaluates `call` for all rows of `x` into rows of `out`, and calls `meanwhile` where it waits for weights.
     ///
     /// # Errors
     /// Its weights are not in memory and cannot be read.
@@ -39,6 +42,7 @@ pub trait HostLayers: fmt::Debug {
         call: SiteCall,
         x: &mut Activations,
         out: &mut [f32],
+        meanwhile: Meanwhile<'_>,
     ) -> Result<(), Self::Error>;
 
     /// Writes the embeddings of `tokens` to `out`, `[tokens, hidden]`.
@@ -87,6 +91,7 @@ impl HostLayers for ResidentLayers {
         call: SiteCall,
         x: &mut Activations,
         out: &mut [f32],
+        _: Meanwhile<'_>,
     ) -> Result<(), Infallible> {
         self.sites().evaluate(compute, call, x, out);
         Ok(())
@@ -121,7 +126,7 @@ impl<L: HostLayers> EvaluateSites for LentSites<'_, L> {
         out: &mut [f32],
     ) -> Result<(), EvaluateError> {
         self.layers
-            .evaluate(self.compute, call, x, out)
+            .evaluate(self.compute, call, x, out, &mut |_| {})
             .map_err(|error| EvaluateError::Failed(Box::new(error)))
     }
 }

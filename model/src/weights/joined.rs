@@ -34,7 +34,7 @@ impl<L: HostLayers> JoinedLayers<'_, L> {
             self.together.resize(rows * outputs, 0.0);
         }
         let together = &mut self.together[..rows * outputs];
-        self.layers.evaluate(compute, call, x, together)?;
+        self.layers.evaluate(compute, call, x, together, &mut |wait| self.company.while_waiting(wait))?;
         x.truncate(own);
         let (ours, theirs) = together.split_at(own * outputs);
         out[..ours.len()].copy_from_slice(ours);
@@ -61,7 +61,7 @@ impl<L: HostLayers> BaseLayers<Compute> for JoinedLayers<'_, L> {
         let joined = self.company.join(call, x);
         assert_eq!(x.rows(), own + joined, "company appends as many rows as it says");
         if joined == 0 {
-            self.layers.evaluate(device, call, x, out)
+            self.layers.evaluate(device, call, x, out, &mut |wait| self.company.while_waiting(wait))
         } else {
             self.evaluate_together(device, call, x, own, out)
         }

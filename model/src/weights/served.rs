@@ -11,7 +11,7 @@ use crate::{
     sweep::SweepFigures,
     weights::{
         ResidentLayers,
-        host::HostLayers,
+        host::{HostLayers, Meanwhile},
         streamed::{StreamedLayers, WeightReadError},
     },
 };
@@ -55,10 +55,11 @@ impl HostLayers for ServedLayers {
         call: SiteCall,
         x: &mut Activations,
         out: &mut [f32],
+        meanwhile: Meanwhile<'_>,
     ) -> Result<(), WeightReadError> {
         match self {
-            Self::Resident(layers) => Ok(HostLayers::evaluate(layers, compute, call, x, out)?),
-            Self::Streamed(layers) => layers.evaluate(compute, call, x, out),
+            Self::Resident(layers) => Ok(HostLayers::evaluate(layers, compute, call, x, out, meanwhile)?),
+            Self::Streamed(layers) => layers.evaluate(compute, call, x, out, meanwhile),
         }
     }
 

@@ -46,7 +46,7 @@ use crate::{
     sources::hf_names::module_name,
     sweep::SweepFigures,
     weights::{
-        host::HostLayers,
+        host::{HostLayers, Meanwhile},
         packing::Told,
         sites::evaluate,
         tensors::{WeightsError, read_vector},
@@ -168,19 +168,19 @@ impl StreamedLayers {
     }
 }
 
-/// Has the window bring what comes after `floor`, and the matrices of that floor.
+/// Has the window bring what comes after `floor`, and the matrices of that floor; `meanwhile` is called where it waits.
 fn reach<'a>(
     pinned: &'a [Option<Vec<PackedMatrix>>],
     window: &'a mut Option<Window>,
-    floor: usize,
-    heading: Heading,
+    (floor, heading): (usize, Heading),
+    meanwhile: Meanwhile<'_>,
 ) -> Result<&'a [PackedMatrix], WeightReadError> {
     match (&pinned[floor], window) {
         (Some(matrices), window) => {
             window.iter_mut().for_each(|window| window.approach(floor, heading));
             Ok(matrices)
         }
-        (None, Some(window)) => window.reach(floor, heading),
+        (None, Some(window)) => window.reach(floor, heading, meanwhile),
         (None, None) => Err(WeightReadError::ReaderEnded),
     }
 }
@@ -206,13 +206,15 @@ impl HostLayers for StreamedLayers {
         call: SiteCall,
         x: &mut Activations,
         out: &mut [f32],
+        meanwhile: Meanwhile<'_>,
     ) -> Result<(), WeightReadError> {
         let (floors, own) = self.place(call.site);
         let (site, biases) = (&self.sites[call.site.0 as usize], &self.biases[call.site.0 as usize]);
         let heading = if call.op == SiteOp::Backward { Heading::Down } else { Heading::Up };
         let (mut from, mut first_row) = (SumFrom::Zero, 0);
         for floor in floors {
-            let matrices = &reach(&self.pinned, &mut self.window, floor, heading)?[own.clone()];
+            let way = (floor, heading);
+            let matrices = &reach(&self.pinned, &mut self.window, way, meanwhile)?[own.clone()];
             let begun = Instant::now();
             let mut column = first_row;
             let mut parts = Vec::with_capacity(matrices.len());
@@ -228,7 +230,7 @@ impl HostLayers for StreamedLayers {
             evaluate(compute, site, call, x, &parts, from, out);
             // Only the head has several floors, and it is one matrix.
             (from, first_row) = (SumFrom::Out, column);
-            self.figures.add_computed(begun);
+            self.figures.add_computed(floor, begun);
         }
         Ok(())
     }

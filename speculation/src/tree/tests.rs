@@ -62,12 +62,13 @@ fn what_was_drafted_behind_the_targets_own_token_is_kept_and_nothing_else() {
     let mut tree = figure_7();
     let five = tree.child(tree.nodes().nth(2), 5);
     // All of 1 2 3 was verified and came true; the target says 5 next.
-    let rerooted = tree.rerooted(tree.nodes().nth(2), 5);
+    let rerooted = tree.rerooted(&[1, 2, 3, 5]).unwrap();
     assert_eq!(rerooted.kept, tree.children(five).collect::<Vec<_>>());
     assert_eq!((rerooted.tree.len(), rerooted.tree.token(rerooted.tree.nodes().next().unwrap())), (1, 8));
     assert!((rerooted.tree.tree_confidence() - 0.9).abs() < 1e-12, "counted from the new root");
-    assert_eq!(tree.rerooted(five, 9), Rerooted::default());
-    assert!(tree.rerooted(None, 4).tree.is_empty(), "4 was guessed elsewhere");
+    assert_eq!(tree.rerooted(&[1, 2, 3, 5, 9]), None);
+    assert_eq!(tree.rerooted(&[4]), None, "4 was guessed elsewhere");
+    assert_eq!(tree.rerooted(&[]).unwrap().tree, tree);
     while !tree.is_full() {
         tree.push(five, 1_000 + tree.len() as u32, 0.1);
     }

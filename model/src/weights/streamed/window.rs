@@ -20,7 +20,10 @@ use failpoint::Outcome;
 use kernels::{PackedMatrix, Slab};
 
 use super::file::{PackedFile, WeightReadError};
-use crate::sweep::SweepFigures;
+use crate::{
+    sweep::{SweepFigures, Waiting},
+    weights::host::Meanwhile,
+};
 
 /// Where a sweep goes on to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +47,9 @@ pub enum Readahead {
 /// Slabs of the window.
 pub(super) const SLABS: usize = 2;
 
+/// What the latest read counts for, of what reads are expected to take.
+const LATEST: f64 = 0.25;
+
 /// A floor that was read, or not.
 #[derive(Debug)]
 struct Read {
@@ -56,7 +62,55 @@ struct Read {
 struct Desk {
     wanted: VecDeque<(usize, Slab)>,
     read: Vec<Read>,
+    /// What is read now: its floor, its bytes, and since when.
+    reading: Option<(usize, u64, Instant)>,
+    /// Seconds that a byte takes, the latest reads counting most; 0 before the first.
+    byte_s: f64,
     is_closed: bool,
+}
+
+impl Desk {
+    /// What `bytes` take to read.
+    fn time_of(&self, bytes: u64) -> Duration {
+        Duration::from_secs_f64(bytes as f64 * self.byte_s)
+    }
+
+    /// What is left of the read of a floor of so many bytes.
+    fn left_of(&self, floor: usize, bytes: u64) -> Duration {
+        let Some((reading, read_bytes, since)) = self.reading else { return self.time_of(bytes) };
+        let first = self.time_of(read_bytes).saturating_sub(since.elapsed());
+        if reading == floor { first } else { first + self.time_of(bytes) }
+    }
+
+    /// A read of so many bytes is done.
+    fn note(&mut self, bytes: u64, since: Instant) {
+        let byte_s = since.elapsed().as_secs_f64() / (bytes.max(1) as f64);
+        self.byte_s += (byte_s - self.byte_s) * if self.byte_s > 0.0 { LATEST } else { 1.0 };
+        self.reading = None;
+    }
+}
+
+/// A floor that a pass waits for.
+struct Awaited<'a> {
+    shared: &'a Shared,
+    floor: usize,
+    bytes: u64,
+    /// Of the floor that is read after it and before the pass ends.
+    next_bytes: u64,
+}
+
+impl Waiting for Awaited<'_> {
+    fn is_over(&self) -> bool {
+        let desk = self.shared.desk();
+        !desk.read.is_empty() || desk.is_closed
+    }
+
+    /// The reader goes on with the next floor meanwhile: until that is here, too, no time is lost. Half of it is for computing
+    /// with this one.
+    fn left(&self) -> Duration {
+        let desk = self.shared.desk();
+        desk.left_of(self.floor, self.bytes) + desk.time_of(self.next_bytes) / 2
+    }
 }
 
 /// Where pass and reader meet.
@@ -147,7 +201,7 @@ impl Window {
         self.arrange(&wanted);
     }
 
-    /// The matrices of a streamed floor, once they are there.
+    /// The matrices of a streamed floor, once they are there; `meanwhile` is called before it waits for them.
     ///
     /// # Errors
     /// They cannot be read.
@@ -155,9 +209,14 @@ impl Window {
         &mut self,
         floor: usize,
         heading: Heading,
+        meanwhile: Meanwhile<'_>,
     ) -> Result<&[PackedMatrix], WeightReadError> {
         let wanted = self.wanted(floor, heading);
-        let shared = Arc::clone(&self.shared);
+        let bytes = |floor| self.file.floor(floor).bytes() as u64;
+        let ahead = wanted.get(1).filter(|next| self.place(**next, heading) > self.place(floor, heading));
+        let next_bytes = ahead.map_or(0, |next| bytes(*next));
+        let (shared, bytes) = (Arc::clone(&self.shared), bytes(floor));
+        let awaited = Awaited { shared: &shared, floor, bytes, next_bytes };
         loop {
             let failed = self.take_in(&mut shared.desk());
             if let Some((_, error)) = failed.into_iter().find(|(failed, _)| *failed == floor) {
@@ -168,6 +227,7 @@ impl Window {
                 return Ok(&self.loaded[at].matrices);
             }
             self.figures.waiting(|| {
+                meanwhile(&awaited);
                 let mut desk = shared.desk();
                 while desk.read.is_empty() && !desk.is_closed {
                     desk = shared.changed.wait(desk).unwrap_or_else(PoisonError::into_inner);
@@ -302,9 +362,14 @@ impl Reader {
                 return;
             }
             let Some((floor, mut slab)) = desk.wanted.pop_front() else { continue };
+            let (bytes, since) = (self.file.floor(floor).bytes() as u64, Instant::now());
+            desk.reading = Some((floor, bytes, since));
             drop(desk);
             let outcome = self.read(floor, &mut slab);
-            shared.desk().read.push(Read { floor, slab, outcome });
+            let mut desk = shared.desk();
+            desk.note(bytes, since);
+            desk.read.push(Read { floor, slab, outcome });
+            drop(desk);
             shared.changed.notify_all();
         }
     }
