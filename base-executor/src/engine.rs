@@ -13,7 +13,7 @@
 //! - `cold`: requests that wait for their adapter to reach the device, or for keys and values to come back to it.
 //! - `memory`: blocks that go to the tiers below the device, and come back.
 //! - `sequence`: one request: its tokens, its blocks, its sampling.
-//! - `drafts`: tokens drafted for a step, to be verified in it. `commission`: by whom.
+//! - `drafts`: tokens drafted for a step, to be verified in it. `commission`: by whom. `provisional`: those drafted during one.
 //! - `schedule`: carries out what `policy::batch` decides: who is let in, takes part in a step, or gives way.
 //! - `postprocess`: from logits to outputs.
 //! - `shortage`: steps that the device has no memory for.
@@ -38,6 +38,7 @@ pub mod layers;
 mod memory;
 mod outboxes;
 mod postprocess;
+mod provisional;
 mod queues;
 mod requests;
 mod schedule;
@@ -343,7 +344,7 @@ impl<P: ForwardPass> Engine<P> {
     /// The one way out of the engine.
     fn retire(&mut self, mut sequence: Sequence<P::Adapter>) {
         sequence.prune(&mut self.kv);
-        self.drafts.learn(&mut sequence);
+        self.drafts.remember(&mut sequence);
         self.kv.release(&sequence.blocks);
         let adapter = sequence.adapter_id();
         if let Some(id) = sequence.held_adapter() {

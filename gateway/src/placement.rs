@@ -94,14 +94,14 @@ pub fn cold_starts(stats: &Stats) -> Value {
     json!({ "count": stats.cold_starts, "load_wait_ms": total, "mean_load_wait_ms": mean })
 }
 
-/// Tokens that were drafted, and how many a verification accepted in the mean.
+/// Tokens that were drafted, and how many a verification accepted in the mean; those drafted while weights were waited for.
 #[must_use]
 pub fn speculation(stats: &Stats) -> Value {
-    let SpeculationStats { verifications, drafted, accepted } = stats.speculation;
+    let SpeculationStats { verifications, drafted, accepted, ahead, kept, hidden_us } = stats.speculation;
     let mean = if verifications == 0 { 0.0 } else { float(accepted) / float(verifications) };
     json!({
         "verifications": verifications, "drafted_tokens": drafted, "accepted_tokens": accepted,
-        "mean_accepted_tokens": mean,
+        "mean_accepted_tokens": mean, "ahead_tokens": ahead, "kept_tokens": kept, "hidden_ms": millis(hidden_us),
     })
 }
 

@@ -14,7 +14,7 @@ pub use self::stats::{
 use crate::{wire_enum, wire_struct};
 
 /// Changes whenever a message changes; both sides refuse a peer that has another one.
-pub const PROTOCOL_VERSION: u32 = 10;
+pub const PROTOCOL_VERSION: u32 = 11;
 
 /// Most sessions of split clients that [`Stats`] tells one by one.
 pub const MAX_LAYER_SESSIONS: usize = 64;

@@ -119,7 +119,14 @@ fn stats() -> ToGateway {
         device_bytes: 1_000,
         link_bytes_per_s: 125_000_000,
         workers_lost: 1,
-        speculation: SpeculationStats { verifications: 1, drafted: 2, accepted: 3 },
+        speculation: SpeculationStats {
+            verifications: 1,
+            drafted: 2,
+            accepted: 3,
+            ahead: 4,
+            kept: 5,
+            hidden_us: 6,
+        },
         workers: vec![worker.clone(), worker],
         layers: layer_stats(),
         ..Stats::default()

@@ -12,10 +12,13 @@ use layer_service::{hub::Hub, start::Doors};
 use model::{
     forward::{ForwardPass, SequenceSlice},
     sampling::Drawn,
-    sites::EvaluateSites,
+    sites::{Alone, Company, EvaluateSites},
     sweep::SweepFigures,
 };
-use shmproto::message::WeightStats;
+use policy::clock::Clock;
+use shmproto::message::{SpeculationStats, WeightStats};
+
+use super::provisional::{Meanwhile, Provisional};
 
 /// What a panic leaves behind.
 pub(super) type Panic = Box<dyn Any + Send>;
@@ -110,18 +113,26 @@ impl<P: ForwardPass> Computing<P> {
         Drawing::of(&self.pass)
     }
 
-    /// Runs the pass over `batch`, in company where there is some.
-    pub(super) fn run(&mut self, batch: &[SequenceSlice<'_, P::Adapter>]) -> Result<(), StepFailed> {
+    /// Runs the pass over `batch`, in company where there is some; where it waits, those of `meanwhile` go on drafting.
+    pub(super) fn run(
+        &mut self,
+        batch: &[SequenceSlice<'_, P::Adapter>],
+        meanwhile: (&mut Provisional, &mut SpeculationStats),
+        clock: &dyn Clock,
+    ) -> Result<(), StepFailed> {
+        let (provisional, stats) = meanwhile;
         let computed = catch_unwind(AssertUnwindSafe(|| {
             assert_eq!(
                 failpoint::hit("executor.before_step"),
                 Outcome::Pass,
                 "a test wants the step to fail"
             );
-            match &mut self.layers {
-                Some(layers) => self.pass.forward_in_company(batch, &mut self.logits, &mut layers.hub),
-                None => self.pass.forward(batch, &mut self.logits),
-            }
+            let company: &mut dyn Company = match &mut self.layers {
+                Some(layers) => &mut layers.hub,
+                None => &mut Alone,
+            };
+            let mut company = Meanwhile { company, provisional, stats, clock };
+            self.pass.forward_in_company(batch, &mut self.logits, &mut company)
         }));
         match computed {
             Ok(Ok(())) => Ok(()),

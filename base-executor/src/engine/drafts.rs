@@ -7,22 +7,31 @@
 use std::{fmt, time::Duration};
 
 use ids::{AdapterId, TenantId};
-use model::forward::{ForwardPass, LogitRows};
-use policy::perf::{fit::Fit, line::Line};
+use model::{
+    forward::{ForwardPass, LogitRows},
+    sweep::PIPELINE,
+};
+use policy::{
+    clock::Clock,
+    perf::{fit::Fit, line::Line},
+};
 use shmproto::message::SpeculationStats;
 use speculation::{
-    draft::Draft,
-    growth::{Pacer, grow},
+    ahead::{Ahead, Settled},
+    baseline::Rule,
+    growth::grow,
     ngram::{Ngram, Survival},
     recent::Recent,
-    tree::TokenTree,
-    worth::{Step, worth},
+    tree::{NodeSet, TokenTree},
+    verdict::Verdict,
+    worth::{Step, Worth, worth},
 };
 
 pub use super::commission::Author;
 use super::{
     Engine,
     commission::Commission,
+    provisional::{Moment, Provisional, Timed},
     schedule::Portion,
     sequence::{Fork, Sequence},
 };
@@ -48,12 +57,17 @@ pub struct Drafts {
     on: Option<Drafting>,
     pace: Pace,
     forks: Vec<Fork>,
+    pub(super) provisional: Provisional,
 }
 
 struct Drafting {
     make: MakeAuthor,
     max_tokens: usize,
     learned: Recent<Whose, Survival>,
+    /// Another way to decide how much is verified, for comparison.
+    rule: Option<Rule>,
+    /// Whether what was drafted is kept, and goes on growing while something else is to be done.
+    goes_on: bool,
 }
 
 impl fmt::Debug for Drafts {
@@ -80,7 +94,22 @@ impl Drafts {
     ) -> Self {
         let learned = Recent::new(MAX_REMEMBERED);
         let max_tokens = max_tokens.min(MAX_DRAFT_TOKENS);
-        Self { on: Some(Drafting { make: Box::new(make), max_tokens, learned }), ..Self::default() }
+        let drafting = Drafting { make: Box::new(make), max_tokens, learned, rule: None, goes_on: true };
+        Self { on: Some(drafting), ..Self::default() }
+    }
+
+    /// Has `rule` say how much is verified, whatever that costs; for comparison.
+    #[must_use]
+    pub fn ruled(mut self, rule: Rule) -> Self {
+        self.on.iter_mut().for_each(|drafting| drafting.rule = Some(rule));
+        self
+    }
+
+    /// Drafts nothing while something is verified, and keeps nothing; for comparison.
+    #[must_use]
+    pub fn without_provisional(mut self) -> Self {
+        self.on.iter_mut().for_each(|drafting| drafting.goes_on = false);
+        self
     }
 
     /// A step of so many rows, each with logits, took so long.
@@ -88,8 +117,13 @@ impl Drafts {
         self.pace.observe(rows, took);
     }
 
-    /// What may come next in a sequence; nothing while it is not known what rows cost.
-    fn propose<A>(&mut self, sequence: &mut Sequence<A>) -> Option<TokenTree> {
+    /// What may come next in a sequence that takes part in `step`.
+    fn propose<A>(
+        &mut self,
+        sequence: &mut Sequence<A>,
+        step: &Step,
+        (clock, stats): (&dyn Clock, &mut SpeculationStats),
+    ) -> Option<TokenTree> {
         let drafting = self.on.as_mut()?;
         let max_tokens = drafting.max_tokens.min(sequence.left().saturating_sub(1));
         let whose = sequence.whose();
@@ -97,17 +131,50 @@ impl Drafts {
         let commission = sequence.commission.get_or_insert_with(|| Commission {
             author: (drafting.make)(text, drafting.learned.of(&whose).clone()),
             known: text.len(),
+            ahead: None,
         });
-        let Ok(()) = commission.author.accept(&text[commission.known..]);
-        commission.known = text.len();
-        let (mut tree, mut pacer) = (TokenTree::new(), Pacer::default());
-        // A table costs nothing to ask, so what is worth a row is decided when the tree is there.
-        let Ok(()) = grow(&mut tree, (&mut pacer, &mut commission.author), max_tokens, |_| false);
-        (!tree.is_empty()).then_some(tree)
+        let Settled { mut tree, mut pacer, .. } = commission.settle(text, stats);
+        let (takes_time, guess_s) = (commission.author.takes_time(), self.provisional.time.mean_s());
+        let dearer = Step { cost: Line { alpha: step.cost.alpha + guess_s, ..step.cost }, ..*step };
+        // A table costs nothing to ask, so what is worth a row is decided when the tree is there. A guess that takes time is
+        // made only if it is worth that, too.
+        let is_due = |tree: &TokenTree| {
+            takes_time && tree.tree_confidence() <= worth(&dearer, &[tree]).least_confidence
+        };
+        let author = &mut *commission.author;
+        let mut timed = Timed { author, time: &mut self.provisional.time, clock, moment: Moment::Before };
+        let growing = (&mut pacer, &mut timed);
+        let Ok(()) = match &drafting.rule {
+            Some(rule) => rule.grow(&mut tree, growing, max_tokens),
+            None => grow(&mut tree, growing, max_tokens, is_due),
+        };
+        let proposed = tree.pruned(tree.likeliest(max_tokens));
+        commission.ahead = (takes_time && drafting.goes_on).then(|| Ahead::new(tree, pacer));
+        (!proposed.is_empty()).then_some(proposed)
+    }
+
+    /// What came of a tree.
+    pub(super) fn learn(&mut self, verdict: &Verdict) {
+        if let Some(rule) = self.on.as_mut().and_then(|drafting| drafting.rule.as_mut()) {
+            rule.learn(verdict);
+        }
+    }
+
+    /// Which nodes of `trees` are verified in `step`.
+    fn choose(&self, step: &Step, trees: &[&TokenTree]) -> Vec<NodeSet> {
+        if self.on.as_ref().is_some_and(|drafting| drafting.rule.is_some()) {
+            return trees.iter().map(|tree| NodeSet::first(tree.len())).collect();
+        }
+        let Worth { kept, least_confidence } = worth(step, trees);
+        for tree in trees {
+            let (confidence, alpha) = (tree.tree_confidence(), least_confidence);
+            tracing::trace!(target: PIPELINE, confidence, alpha, "fallback");
+        }
+        kept
     }
 
     /// A sequence has come to its end: what was learned from it is of use to the next.
-    pub(super) fn learn<A>(&mut self, sequence: &mut Sequence<A>) {
+    pub(super) fn remember<A>(&mut self, sequence: &mut Sequence<A>) {
         let whose = sequence.whose();
         if let (Some(drafting), Some(commission)) = (&mut self.on, sequence.commission.take())
             && let Some(learned) = commission.author.learned()
@@ -124,18 +191,20 @@ impl<P: ForwardPass> Engine<P> {
         if !self.computing.pass.branches() {
             return;
         }
+        let rows = plan.iter().map(|portion| portion.count).sum();
+        let step = Step { cost, rows, sequences: plan.len() };
         let mut trees = Vec::new();
         for (index, portion) in plan.iter().enumerate() {
             let sequence = self.queues.running_mut(portion.sequence);
+            let with = (&*self.clock, &mut self.stats.speculation);
             if sequence.is_decoding()
-                && let Some(tree) = self.drafts.propose(sequence)
+                && let Some(tree) = self.drafts.propose(sequence, &step, with)
             {
                 trees.push((index, tree));
             }
         }
         let drafted: Vec<_> = trees.iter().map(|(_, tree)| tree).collect();
-        let rows = plan.iter().map(|portion| portion.count).sum();
-        let kept = worth(&Step { cost, rows, sequences: plan.len() }, &drafted).kept;
+        let kept = self.drafts.choose(&step, &drafted);
         // Nobody is to give way because others draft.
         let reserve = self.queues.running().len();
         for ((index, tree), kept) in trees.iter().zip(kept).filter(|(_, kept)| !kept.is_empty()) {
@@ -184,8 +253,10 @@ impl Pace {
 }
 
 /// Counts a verification of so many tokens.
-pub(super) fn count(stats: &mut SpeculationStats, drafted: usize, accepted: usize) {
+pub(super) fn count(stats: &mut SpeculationStats, drafted: usize, verdict: &Verdict) {
+    let &Verdict { correct, all, .. } = verdict;
+    tracing::trace!(target: PIPELINE, correct, all, "verdict");
     stats.verifications += 1;
     stats.drafted += drafted as u64;
-    stats.accepted += accepted as u64;
+    stats.accepted += verdict.accepted.len() as u64;
 }

@@ -40,6 +40,7 @@ impl<P: ForwardPass> Engine<P> {
             tracing::error!(error = &error as &dyn std::error::Error, "a block could not be copied");
             return Err(StepFailed::Fault);
         }
+        self.drafts.provisional.take(plan, &mut self.queues);
         let running = self.queues.running();
         let slices = |portion: &Portion| running[portion.sequence].slices(portion.count, portion.logits);
         let batch: Vec<_> = plan.iter().flat_map(slices).collect();
@@ -52,12 +53,14 @@ impl<P: ForwardPass> Engine<P> {
         }
         let rows = plan.iter().map(|portion| portion.count).sum();
         let begin = self.clock.now();
-        let computed = self.computing.run(&batch);
+        let meanwhile = (&mut self.drafts.provisional, &mut self.stats.speculation);
+        let computed = self.computing.run(&batch, meanwhile, &*self.clock);
         let took = self.clock.now().saturating_duration_since(begin);
         self.tiers.observe(rows, took);
         if plan.iter().all(decodes) {
             self.drafts.observe(rows, took);
         }
+        self.drafts.provisional.give_back(&mut self.queues);
         computed
     }
 
@@ -98,13 +101,14 @@ impl<P: ForwardPass> Engine<P> {
             self.stats.prompt_tokens += portion.count.saturating_sub(sequence.pending_virtual()) as u64;
         }
         let (Gave { logits, vocab_size, drawn }, kv) = (self.computing.gave(), &mut self.kv);
-        let counts = &mut self.stats.speculation;
+        let (counts, drafts) = (&mut self.stats.speculation, &mut self.drafts);
         catch_unwind(AssertUnwindSafe(|| {
             if sequence.has_grown() {
                 let Place::Rows(rows) = place else { unreachable!("a tree asks for all logits") };
                 let rows = &mut logits[rows.start * vocab_size..rows.end * vocab_size];
                 let (output, drafted, verdict) = sequence.verify(rows, vocab_size, kv);
-                drafts::count(counts, drafted, verdict.accepted.len());
+                drafts::count(counts, drafted, &verdict);
+                drafts.learn(&verdict);
                 return Some(output);
             }
             let given = match place {

@@ -1,6 +1,7 @@
 //! A forward pass without weights, and what the tests ask of it.
 
 use std::{
+    cell::Cell,
     collections::HashSet,
     sync::{Arc, Mutex},
     time::Duration,
@@ -10,6 +11,7 @@ use ids::BlockId;
 use model::{
     forward::{BLOCK_TOKENS, ForwardPass, LogitRows, SequenceSlice},
     sites::Company,
+    sweep::Waiting,
 };
 use shmproto::message::{Generate, Sampling};
 
@@ -136,7 +138,7 @@ impl ForwardPass for FakePass {
         &mut self,
         batch: &[SequenceSlice<'_, FakeAdapter>],
         logits: &mut Vec<f32>,
-        _company: &mut dyn Company,
+        company: &mut dyn Company,
     ) -> Result<(), Self::Error> {
         let seen = |slice: &SequenceSlice<'_, FakeAdapter>| Seen {
             start: slice.start,
@@ -151,6 +153,7 @@ impl ForwardPass for FakePass {
         let mut rows_before = Vec::new();
         for slice in batch {
             assert!(!slice.tokens.is_empty());
+            company.while_waiting(&Wait(Cell::new(slice.start % 5)));
             self.write_trunk(slice, &rows_before);
             rows_before.extend(slice.tokens);
             assert!(!slice.tokens.contains(&PANICS), "a token that the pass cannot bear");
@@ -190,6 +193,21 @@ impl ForwardPass for FakePass {
         let slots = bytes.as_chunks().0.iter().map(|slot| u64::from_le_bytes(*slot));
         self.block(block).iter_mut().zip(slots).for_each(|(held, slot)| *held = slot);
         Ok(())
+    }
+}
+
+/// A wait that is over once it was asked so often whether it is.
+struct Wait(Cell<usize>);
+
+impl Waiting for Wait {
+    fn is_over(&self) -> bool {
+        let left = self.0.get();
+        self.0.set(left.saturating_sub(1));
+        left == 0
+    }
+
+    fn left(&self) -> Duration {
+        Duration::ZERO
     }
 }
 

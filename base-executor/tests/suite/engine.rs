@@ -213,7 +213,7 @@ fn with_prefix(request: Generate) -> Generate {
     Generate { adapter: Some([PREFIX; 32]), ..request }
 }
 
-fn welcome() -> Welcome {
+pub(crate) fn welcome() -> Welcome {
     Welcome {
         version: 1,
         instance: 1,

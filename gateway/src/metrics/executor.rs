@@ -71,6 +71,8 @@ pub(super) struct ExecutorFigures {
     generated_tokens: Arc<Number>,
     draft_verifications: Arc<Number>,
     drafted: [Arc<Number>; 2],
+    ahead: [Arc<Number>; 2],
+    draft_hidden: Arc<Number>,
     preemptions: Arc<Number>,
     cancelled: Arc<Number>,
     steps: Arc<Number>,
@@ -96,6 +98,8 @@ impl ExecutorFigures {
             generated_tokens: number(Id::ComputedTokens),
             draft_verifications: number(Id::DraftVerifications),
             drafted: ["accepted", "rejected"].map(|verdict| store.number(Id::DraftedTokens, &[verdict])),
+            ahead: ["drafted", "kept"].map(|what| store.number(Id::AheadTokens, &[what])),
+            draft_hidden: number(Id::DraftHidden),
             preemptions: number(Id::Preemptions),
             cancelled: number(Id::Cancelled),
             steps: number(Id::EngineSteps),
@@ -122,11 +126,13 @@ impl ExecutorFigures {
         self.kv_cached.set(f64::from(now.kv_blocks_cached));
         self.kv_usage.set(f64::from(now.kv_blocks_used) / f64::from(now.kv_blocks_total.max(1)));
         self.adapter_bytes.set(float(now.adapter_bytes));
-        let [accepted, rejected] = &self.drafted;
+        let ([accepted, rejected], [ahead, kept]) = (&self.drafted, &self.ahead);
         for (counter, figure) in [
             (&self.draft_verifications, (|stats| stats.speculation.verifications) as fn(&Stats) -> u64),
             (accepted, |stats| stats.speculation.accepted),
             (rejected, |stats| stats.speculation.drafted.saturating_sub(stats.speculation.accepted)),
+            (ahead, |stats| stats.speculation.ahead),
+            (kept, |stats| stats.speculation.kept),
             (&self.prompt_tokens, |stats| stats.prompt_tokens),
             (&self.cached_tokens, |stats| stats.cached_tokens),
             (&self.generated_tokens, |stats| stats.generated_tokens),
@@ -136,6 +142,8 @@ impl ExecutorFigures {
         ] {
             counter.add(float(grown(figure(now), before.map(figure))));
         }
+        let hidden_us = |stats: &Stats| stats.speculation.hidden_us;
+        self.draft_hidden.add(float(grown(hidden_us(now), before.map(hidden_us))) * 1e-6);
     }
 
     /// Nothing runs in an executor that is not there.

@@ -243,6 +243,10 @@ metrics! {
         "Times a sequence had drafted tokens verified, several in one step";
     DraftedTokens = Counter, Count, "holobiont_drafted_tokens_total", ["verdict"],
         "Drafted tokens that were verified, by verdict: accepted, rejected";
+    AheadTokens = Counter, Count, "holobiont_ahead_tokens_total", ["what"],
+        "Tokens drafted while a step waited for its weights, and those of them that were kept";
+    DraftHidden = Counter, Seconds, "holobiont_draft_hidden_seconds_total", [],
+        "How long was drafted while a step waited for its weights";
     Preemptions = Counter, Count, "holobiont_preemptions_total", [],
         "Sequences put back into the queue for want of KV blocks";
     Cancelled = Counter, Count, "holobiont_cancelled_total", [],

@@ -234,7 +234,14 @@ impl Memory {
             copy_us: 9000,
             link_bytes_per_s: 125_000_000,
             workers_lost: 1,
-            speculation: SpeculationStats { verifications: 5, drafted: 20, accepted: 15 },
+            speculation: SpeculationStats {
+                verifications: 5,
+                drafted: 20,
+                accepted: 15,
+                ahead: 8,
+                kept: 6,
+                hidden_us: 2_500,
+            },
             workers: vec![worker(2), worker(3)],
             layers: layer_stats(),
         }

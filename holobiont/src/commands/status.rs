@@ -76,15 +76,23 @@ struct Speculation {
     drafted_tokens: u64,
     accepted_tokens: u64,
     mean_accepted_tokens: f64,
+    ahead_tokens: u64,
+    kept_tokens: u64,
 }
 
 impl Speculation {
     fn text(&self) -> String {
-        let Self { drafted_tokens, accepted_tokens, mean_accepted_tokens } = self;
-        match drafted_tokens {
-            0 => "no tokens".to_owned(),
+        let Self { drafted_tokens, accepted_tokens, mean_accepted_tokens, ahead_tokens, kept_tokens } = self;
+        let verified = match drafted_tokens {
+            0 => return "no tokens".to_owned(),
             _ => format!(
                 "{accepted_tokens} of {drafted_tokens} tokens accepted, {mean_accepted_tokens:.1} a step"
+            ),
+        };
+        match ahead_tokens {
+            0 => verified,
+            _ => format!(
+                "{verified}; while weights were read {ahead_tokens}, of which {kept_tokens} were kept"
             ),
         }
     }
@@ -280,7 +288,8 @@ mod tests {
                 "bytes": 1024, "budget_bytes": 2048, "cold_start": "cpu-assist",
                 "emulated_link_bytes_per_s": 1024, "copied_bytes": 1024, "copy_ms": 2.5},
             "cold_starts": {"count": 4, "load_wait_ms": 6.0, "mean_load_wait_ms": 1.5},
-            "speculation": {"verifications": 5, "drafted_tokens": 20, "accepted_tokens": 15, "mean_accepted_tokens": 3.0},
+            "speculation": {"verifications": 5, "drafted_tokens": 20, "accepted_tokens": 15, "mean_accepted_tokens": 3.0,
+                "ahead_tokens": 8, "kept_tokens": 6},
             "workers": {"expected": 3, "lost": 1, "wait_ms": 7.0, "seated": [
                 {"core": 2, "pid": 102, "slices": 6, "rank_rows": 30, "share": 0.75, "taken_back": 1},
                 {"core": 3, "pid": 103, "slices": 2, "rank_rows": 10, "share": 0.25, "taken_back": 0},
@@ -320,7 +329,7 @@ mod tests {
             "cpu-assist",
             "emulated link of 1.00 KiB/s",
             "6.0 ms in all, 1.5 ms each",
-            "15 of 20 tokens accepted, 3.0 a step",
+            "15 of 20 tokens accepted, 3.0 a step; while weights were read 8, of which 6 were kept",
             "2, waited for 7.0 ms in all; 1 lost; 1 of 3 workers missing",
         ] {
             assert!(text.contains(part), "{part:?} is not in {text}");

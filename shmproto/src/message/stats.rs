@@ -74,6 +74,12 @@ wire_struct! {
         pub drafted: u64,
         /// Of them those that were the model's own.
         pub accepted: u64,
+        /// Tokens that were drafted while a step waited for its weights.
+        pub ahead: u64,
+        /// Of them those that stood behind what the model said then.
+        pub kept: u64,
+        /// Microseconds that took, hidden behind the waiting.
+        pub hidden_us: u64,
     }
 }
 

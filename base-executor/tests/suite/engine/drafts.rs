@@ -1,66 +1,7 @@
 //! Drafted tokens: no answer is another for them, and nothing of them stays.
 
-use std::convert::Infallible;
-
-use base_executor::engine::drafts::{Author, Drafts};
-use policy::random::Rng;
-use speculation::{
-    draft::{Draft, Guess},
-    tree::{NodeId, TokenTree},
-};
-
 use super::*;
-
-/// What is said behind each prompt.
-type Answers = Arc<Mutex<Vec<(Vec<u32>, Vec<u32>)>>>;
-
-/// An author who knows the answers, and is wrong now and then.
-struct Planted {
-    answers: Answers,
-    text: Vec<u32>,
-    /// How often its first guess is right, of 1; where it is not, one of the others may be.
-    right: f64,
-}
-
-impl Planted {
-    fn drafts(answers: &Answers, right: f64) -> Drafts {
-        let answers = Arc::clone(answers);
-        Drafts::by(16, move |prompt, _| {
-            Box::new(Planted { answers: Arc::clone(&answers), text: prompt.to_vec(), right })
-        })
-    }
-}
-
-impl Draft for Planted {
-    type Error = Infallible;
-
-    fn accept(&mut self, tokens: &[u32]) -> Result<(), Infallible> {
-        self.text.extend(tokens);
-        Ok(())
-    }
-
-    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
-        let mut text = self.text.clone();
-        text.extend(at.into_iter().flat_map(|at| tree.path(at).iter()).map(|node| tree.token(node)));
-        let answers = self.answers.lock().unwrap();
-        let said = |(prompt, said): &(Vec<u32>, Vec<u32>)| {
-            let rest = text.strip_prefix(&prompt[..])?;
-            said.strip_prefix(rest)?.first().copied()
-        };
-        let truth = answers.iter().find_map(said);
-        let rng =
-            Rng::seeded(text.iter().fold(1u64, |hash, token| hash.wrapping_mul(31) + u64::from(*token)));
-        let place = if rng.uniform(0) < self.right { 0 } else { 1 + rng.bits(1) as usize % 4 };
-        let wrong = |rank: usize| (text.len() as u32 * 7 + rank as u32) % 60;
-        let guess =
-            |rank| Guess { token: truth.filter(|_| rank == place).unwrap_or(wrong(rank)), probability: 0.24 };
-        let mut guesses: Vec<Guess> = (0..4).map(guess).collect();
-        guesses.dedup_by_key(|guess| guess.token);
-        Ok(guesses)
-    }
-}
-
-impl Author for Planted {}
+use crate::planted::Planted;
 
 /// An engine whose steps take equally long, however many rows they have.
 fn drafting(limits: Limits, requests: &[Generate], right: f64) -> Bench {
@@ -68,7 +9,7 @@ fn drafting(limits: Limits, requests: &[Generate], right: f64) -> Bench {
         (request.prompt.clone(), alone(request).tokens.iter().map(|token| token.token).collect())
     });
     let answers = Arc::new(Mutex::new(answers.collect()));
-    Bench::drafting(limits, Planted::drafts(&answers, right))
+    Bench::drafting(limits, Planted::drafts(&answers, right, Duration::ZERO))
 }
 
 fn numbered(requests: impl IntoIterator<Item = Generate>) -> Vec<Generate> {
@@ -127,6 +68,7 @@ fn drafts_that_come_true_are_verified_many_at_once_and_counted() {
     let speculation = stats.speculation;
     assert_eq!(speculation.accepted + stats.steps, 60, "a step gives what was accepted and one more");
     assert!(speculation.drafted >= speculation.accepted && speculation.verifications < stats.steps);
+    assert!(speculation.ahead > speculation.kept && speculation.kept > 0, "{speculation:?}");
     assert_nothing_held(&bench);
 }
 

@@ -365,8 +365,10 @@ impl Reader {
             let (bytes, since) = (self.file.floor(floor).bytes() as u64, Instant::now());
             desk.reading = Some((floor, bytes, since));
             drop(desk);
-            let outcome = self.read(floor, &mut slab);
+            let outcome = self.read(floor, &mut slab, since);
             let mut desk = shared.desk();
+            // Counted before anybody sees it.
+            self.figures.add_read(bytes, since);
             desk.note(bytes, since);
             desk.read.push(Read { floor, slab, outcome });
             drop(desk);
@@ -374,19 +376,17 @@ impl Reader {
         }
     }
 
-    fn read(&self, floor: usize, slab: &mut Slab) -> Result<(), WeightReadError> {
-        let (begun, floor) = (Instant::now(), self.file.floor(floor));
+    fn read(&self, floor: usize, slab: &mut Slab, begun: Instant) -> Result<(), WeightReadError> {
+        let floor = self.file.floor(floor);
         let into = slab.as_mut_slice().ok_or(WeightReadError::ReaderEnded)?;
         let outcome = match failpoint::hit("weights.read") {
             Outcome::Pass => self.file.load(&floor.pages, &floor.parts, into),
             Outcome::Fail => Err(self.file.unreadable(io::Error::other("a test wants it"))),
         };
-        let bytes = floor.bytes() as u64;
         if let Some(pace) = self.pace {
-            let due = begun + Duration::from_secs_f64(bytes as f64 / pace.get() as f64);
+            let due = begun + Duration::from_secs_f64(floor.bytes() as f64 / pace.get() as f64);
             thread::sleep(due.saturating_duration_since(Instant::now()));
         }
-        self.figures.add_read(bytes, begun);
         outcome
     }
 }

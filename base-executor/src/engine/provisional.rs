@@ -1,0 +1,184 @@
+//! Drafting goes on while the pass waits for weights on their way from a disk (EdgeLLM §III-D, L-10, L-11).
+//!
+//! ```text
+//!   disk     | floor 7     | floor 8     | floor 9     |
+//!   pass     wait     | 7 | wait    | 8 | wait    | 9 |     one thread: it computes with a floor,
+//!   draft    |step|step|   |step|       |step|              or guesses, never both at once
+//! ```
+//!
+//! What is verified is behind tokens that are not known to come, so each such guess is *provisional*
+//! ([`speculation::ahead`]). A guess is begun only if it will be done before the disk would idle or an answer be late, by what
+//! both took so far. It takes no memory: whoever drafts took its own at the start, and a tree has a bound.
+
+use std::time::Duration;
+
+use kernels::Activations;
+use model::{
+    sites::{Company, EvaluateSites, SiteCall, SiteId},
+    sweep::{PIPELINE, Waiting},
+};
+use policy::clock::Clock;
+use shmproto::message::SpeculationStats;
+use speculation::{
+    draft::{Draft, Guess},
+    tree::{NodeId, TokenTree},
+};
+
+use super::{
+    commission::{Author, Commission},
+    queues::Queues,
+    schedule::Portion,
+};
+
+/// What the latest guess counts for, of what one is expected to take.
+const LATEST: f64 = 1.0 / 16.0;
+
+/// What a guess takes.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct GuessTime {
+    mean_s: f64,
+    /// Of the last few the longest.
+    longest: Option<Duration>,
+}
+
+impl GuessTime {
+    fn observe(&mut self, took: Duration) {
+        self.mean_s += (took.as_secs_f64() - self.mean_s) * if self.longest.is_some() { LATEST } else { 1.0 };
+        let faded = self
+            .longest
+            .map_or(took, |longest| longest.saturating_sub(longest.saturating_sub(took).mul_f64(LATEST)));
+        self.longest = Some(faded.max(took));
+    }
+
+    /// Seconds that one more takes.
+    pub(super) fn mean_s(&self) -> f64 {
+        self.mean_s
+    }
+
+    /// Whether one is done in time; nobody knows that of the first.
+    fn fits(&self, left: Duration) -> bool {
+        self.longest.is_some_and(|longest| longest <= left)
+    }
+}
+
+/// Whether a guess is made before its tree is verified, or meanwhile.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Moment {
+    Before,
+    Meanwhile,
+}
+
+/// An author whose guesses are timed.
+pub(super) struct Timed<'a> {
+    pub(super) author: &'a mut dyn Author,
+    pub(super) time: &'a mut GuessTime,
+    pub(super) clock: &'a dyn Clock,
+    pub(super) moment: Moment,
+}
+
+impl Draft for Timed<'_> {
+    type Error = std::convert::Infallible;
+
+    fn accept(&mut self, tokens: &[u32]) -> Result<(), Self::Error> {
+        self.author.accept(tokens)
+    }
+
+    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Self::Error> {
+        let begun = self.clock.now();
+        let guesses = self.author.guesses(tree, at);
+        let took = self.clock.now().saturating_duration_since(begun);
+        self.time.observe(took);
+        let (provisional, took_ns) = (self.moment == Moment::Meanwhile, took.as_nanos() as u64);
+        tracing::trace!(target: PIPELINE, provisional, took_ns, "draft");
+        guesses
+    }
+}
+
+/// Those who may go on drafting during a pass.
+#[derive(Debug, Default)]
+pub(super) struct Provisional {
+    /// With each the sequence it drafts for, by its place among those that run.
+    authors: Vec<(usize, Commission)>,
+    /// How many of them, from the first on, may have more to say.
+    open: usize,
+    pub(super) time: GuessTime,
+}
+
+impl Provisional {
+    /// Takes those who draft for the sequences of `plan`, for as long as the pass takes.
+    pub(super) fn take<A>(&mut self, plan: &[Portion], queues: &mut Queues<A>) {
+        for portion in plan {
+            let commission = &mut queues.running_mut(portion.sequence).commission;
+            if let Some(taken) = commission.take_if(|commission| commission.ahead.is_some()) {
+                self.authors.push((portion.sequence, taken));
+            }
+        }
+        self.open = self.authors.len();
+    }
+
+    /// Gives them back.
+    pub(super) fn give_back<A>(&mut self, queues: &mut Queues<A>) {
+        for (sequence, commission) in self.authors.drain(..) {
+            queues.running_mut(sequence).commission = Some(commission);
+        }
+    }
+
+    /// Goes on drafting until `wait` is over, or a guess would make it longer.
+    fn go_on(&mut self, wait: &dyn Waiting, clock: &dyn Clock, stats: &mut SpeculationStats) {
+        while self.open > 0 && !wait.is_over() && self.time.fits(wait.left()) {
+            let begun = clock.now();
+            stats.ahead += u64::from(self.step(clock));
+            let took = clock.now().saturating_duration_since(begun);
+            stats.hidden_us += u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
+        }
+    }
+
+    /// One more token for the tree that is likeliest to come true as a whole; false if it takes none any more.
+    fn step(&mut self, clock: &dyn Clock) -> bool {
+        let confidence = |commission: &Commission| {
+            commission.ahead.as_ref().map_or(0.0, |ahead| ahead.tree().tree_confidence())
+        };
+        let open = self.authors[..self.open].iter().enumerate();
+        let best = open.max_by(|a, b| confidence(&a.1.1).total_cmp(&confidence(&b.1.1)));
+        let Some((index, _)) = best else { return false };
+        let Commission { author, ahead, .. } = &mut self.authors[index].1;
+        let mut timed =
+            Timed { author: &mut **author, time: &mut self.time, clock, moment: Moment::Meanwhile };
+        let Ok(has_grown) = ahead.as_mut().map_or(Ok(false), |ahead| ahead.step(&mut timed));
+        if !has_grown {
+            self.open -= 1;
+            self.authors.swap(index, self.open);
+        }
+        has_grown
+    }
+}
+
+/// The company of a pass, and those who draft while it waits.
+pub(super) struct Meanwhile<'a> {
+    pub(super) company: &'a mut dyn Company,
+    pub(super) provisional: &'a mut Provisional,
+    pub(super) stats: &'a mut SpeculationStats,
+    pub(super) clock: &'a dyn Clock,
+}
+
+impl Company for Meanwhile<'_> {
+    fn is_waiting(&mut self) -> bool {
+        self.company.is_waiting()
+    }
+
+    fn before_site(&mut self, site: SiteId, base: &mut dyn EvaluateSites) {
+        self.company.before_site(site, base);
+    }
+
+    fn join(&mut self, call: SiteCall, x: &mut Activations) -> usize {
+        self.company.join(call, x)
+    }
+
+    fn part(&mut self, out: &[f32]) {
+        self.company.part(out);
+    }
+
+    fn while_waiting(&mut self, wait: &dyn Waiting) {
+        self.provisional.go_on(wait, self.clock, self.stats);
+    }
+}
