@@ -21,7 +21,7 @@ use speculation::{
     growth::{Pacer, grow},
     tree::{MAX_NODES, TokenTree},
     verdict::Verdict,
-    worth::{Step, worth},
+    worth::{Step, is_due, worth},
 };
 
 pub use self::model::{DraftError, ModelDraft};
@@ -118,8 +118,7 @@ impl<'a> Drafting<'a> {
     fn worthy(&mut self, cost: Line, max_nodes: usize) -> TokenTree {
         // What is not guessed yet costs the guess too.
         let guess_s = self.guesses.line().map_or(0.0, |line| line.alpha);
-        let dearer = step(Line { alpha: cost.alpha + guess_s, ..cost });
-        let is_due = |tree: &TokenTree| tree.tree_confidence() <= worth(&dearer, &[tree]).least_confidence;
+        let is_due = |tree: &TokenTree| is_due(&step(cost), tree, guess_s);
         let begun = Instant::now();
         let mut tree = TokenTree::new();
         let growing = (&mut Pacer::default(), &mut *self.guesser);

@@ -141,6 +141,17 @@ impl TokenTree {
         self.leaves().map(|leaf| self.confidence(Some(leaf))).reduce(f64::max).unwrap_or(1.0)
     }
 
+    /// What a token behind the best branch will have, if it is as likely as those before it in the mean; 1 for a root alone.
+    #[must_use]
+    pub fn next_confidence(&self) -> f64 {
+        let best =
+            self.leaves().max_by(|&a, &b| self.confidence(Some(a)).total_cmp(&self.confidence(Some(b))));
+        best.map_or(1.0, |leaf| {
+            let confidence = self.confidence(Some(leaf));
+            confidence * confidence.powf(1.0 / self.depth(Some(leaf)) as f64)
+        })
+    }
+
     /// The nodes on the way from the root to `node`, itself among them, in the order of their numbers, which is that of
     /// their depths.
     #[must_use]

@@ -24,7 +24,7 @@ use speculation::{
     recent::Recent,
     tree::{NodeSet, TokenTree},
     verdict::Verdict,
-    worth::{Step, Worth, worth},
+    worth::{Step, Worth, is_due, worth},
 };
 
 pub use super::commission::Author;
@@ -135,12 +135,9 @@ impl Drafts {
         });
         let Settled { mut tree, mut pacer, .. } = commission.settle(text, stats);
         let (takes_time, guess_s) = (commission.author.takes_time(), self.provisional.time.mean_s());
-        let dearer = Step { cost: Line { alpha: step.cost.alpha + guess_s, ..step.cost }, ..*step };
         // A table costs nothing to ask, so what is worth a row is decided when the tree is there. A guess that takes time is
         // made only if it is worth that, too.
-        let is_due = |tree: &TokenTree| {
-            takes_time && tree.tree_confidence() <= worth(&dearer, &[tree]).least_confidence
-        };
+        let is_due = |tree: &TokenTree| takes_time && is_due(step, tree, guess_s);
         let author = &mut *commission.author;
         let mut timed = Timed { author, time: &mut self.provisional.time, clock, moment: Moment::Before };
         let growing = (&mut pacer, &mut timed);
