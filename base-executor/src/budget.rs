@@ -104,13 +104,25 @@ pub(crate) fn bound_bytes() -> u64 {
     }
 }
 
-/// Limits of the group that `told` names in the system's words, and of those around it.
-fn of_groups<'a>(root: &'a Path, told: &str) -> impl Iterator<Item = u64> + 'a {
-    let own = told.lines().find_map(|line| line.strip_prefix("0::/")).unwrap_or_default();
-    let own = PathBuf::from(own);
-    let paths: Vec<PathBuf> = own.ancestors().map(|group| root.join(group).join("memory.max")).collect();
+/// Limits of the groups that `told` names in the system's words, and of those around them.
+fn of_groups<'a>(root: &'a Path, told: &'a str) -> impl Iterator<Item = u64> + 'a {
+    let limits = told.lines().filter_map(move |line| {
+        let (_, group) = line.split_once(':')?;
+        let (controllers, path) = group.split_once(":/")?;
+        // Version 2 has one tree for all controllers, version 1 one for each.
+        let (tree, file) = match controllers {
+            "" => (root.to_owned(), "memory.max"),
+            some if some.split(',').any(|one| one == "memory") => {
+                (root.join("memory"), "memory.limit_in_bytes")
+            }
+            _ => return None,
+        };
+        let groups: Vec<PathBuf> =
+            Path::new(path).ancestors().map(|group| tree.join(group).join(file)).collect();
+        Some(groups)
+    });
     // A group without a limit says "max".
-    paths.into_iter().filter_map(|path| fs::read_to_string(path).ok()?.trim().parse().ok())
+    limits.flatten().filter_map(|path| fs::read_to_string(path).ok()?.trim().parse().ok())
 }
 
 /// A line of the system's account of its memory, in bytes; 0 without one.
@@ -144,6 +156,9 @@ mod tests {
         let limits = |told| of_groups(root.path(), told).collect::<Vec<_>>();
         assert_eq!(limits("0::/system.slice/holobiont.service\n"), [4096]);
         assert!(limits("1:name=systemd:/init.scope\n").is_empty());
+        fs::create_dir_all(root.path().join("memory/docker/it")).unwrap();
+        fs::write(root.path().join("memory/docker/it/memory.limit_in_bytes"), "2048\n").unwrap();
+        assert_eq!(limits("4:hugetlb,memory:/docker/it\n1:cpu:/docker/it\n0::/\n"), [2048]);
         fs::write(root.path().join("memory.max"), "8192\n").unwrap();
         assert_eq!(limits("0::/system.slice/holobiont.service\n"), [4096, 8192]);
     }

@@ -9,7 +9,7 @@
 //!   [`perf_model`] (what ranks cost), [`drafts`] (what drafting brings), [`stream`] (a base that comes from a disk): the benchmarks;
 //! - [`ours`] and [`peer`]: how each side is driven, by its measuring command and as a server;
 //! - [`measure`], [`report`], [`plot`]: alternation, medians and spreads, and the rows and pictures they become;
-//! - [`http`], [`lora`], [`adapters`], [`workload`], [`arrivals`]: streamed requests, generated adapters, in files and in memory, prompts
+//! - [`planted`]: a draft that is told the answer; [`http`], [`lora`], [`adapters`], [`workload`], [`arrivals`]: streamed requests, generated adapters, in files and in memory, prompts
 //!   for the servers, and when they come;
 //! - [`process`], [`machine`]: child processes that never outlive the harness, and the cores all of them share.
 //!
@@ -35,6 +35,7 @@ mod measure;
 mod ours;
 mod peer;
 mod perf_model;
+mod planted;
 mod plot;
 mod process;
 mod reality;

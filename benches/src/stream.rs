@@ -2,6 +2,13 @@
 //!
 //! Sweeps bypass the page cache, so the disk is the machine's own; the emulated one is slow enough that reading takes nearly all
 //! of a sweep, as on the paper's devices (CHECKLIST L-24), and says so.
+//!
+//! - this file: without drafts. [`drafted`]: with them, beside the paper's baselines.
+//! - [`engine`]: our engine, asked from this process. [`big_little`]: the baseline that is lossy.
+
+mod big_little;
+mod drafted;
+mod engine;
 
 use std::{num::NonZeroU64, path::Path, time::Instant};
 
@@ -144,6 +151,8 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
         let case = "50 % of memory, emulated disk of 100 MiB/s";
         rows.extend(compare(case, streams, [&mut slow, &mut resident, &mut std], config.runs)?);
     }
+    drop((slow, resident, std));
+    rows.extend(drafted::run(config, cores, directory.path())?);
     Ok(rows)
 }
 

@@ -7,6 +7,7 @@ mod bridge;
 mod check;
 mod cold;
 mod common;
+mod control_group;
 mod engine;
 mod gateway;
 mod hostile_workers;

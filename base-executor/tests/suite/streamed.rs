@@ -6,6 +6,7 @@ use shmproto::message::{ErrorCode, Generate, ToExecutor};
 
 use crate::{
     common::{prompt, request},
+    control_group::ControlGroup,
     gateway::Gateway,
     process::{Place, Process},
 };
@@ -121,18 +122,22 @@ async fn killed_as_it_packs_or_in_a_sweep_the_next_start_goes_on() {
     assert_eq!(talk(&place).await, wanted);
 }
 
-/// Bytes of memory of a process that no file is behind.
-fn anonymous_bytes(process: &Process) -> u64 {
+/// Bytes of memory of a process, by the system's name for them.
+fn bytes_of(process: &Process, what: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{}/status", process.id())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix(what)).unwrap();
     line.split_whitespace().next().unwrap().parse::<u64>().unwrap() << 10
+}
+
+fn real_model() -> PathBuf {
+    let default = || PathBuf::from("../.models/SmolLM2-135M-Instruct.Q4_1.gguf");
+    std::env::var_os("HOLOBIONT_TEST_MODEL").map_or_else(default, PathBuf::from)
 }
 
 #[tokio::test]
 async fn a_real_base_holds_no_more_memory_than_it_may() {
     let place = Place::new();
-    let default = || PathBuf::from("../.models/SmolLM2-135M-Instruct.Q4_1.gguf");
-    let model = std::env::var_os("HOLOBIONT_TEST_MODEL").map_or_else(default, PathBuf::from);
+    let model = real_model();
     let bound = 24 << 20;
     let mut held = Vec::new();
     let mut tokens = Vec::new();
@@ -143,7 +148,7 @@ async fn a_real_base_holds_no_more_memory_than_it_may() {
             Process(place.command_for(&model, "", &[&fixed[..], arguments].concat()).spawn().unwrap());
         process.ready();
         tokens.push(talk(&place).await);
-        held.push(anonymous_bytes(&process));
+        held.push(bytes_of(&process, "RssAnon:"));
         let mut gateway = Gateway::greet(&place.socket(), 2).await;
         let weights = gateway.stats().await.memory.held.weights_bytes;
         held.push(weights);
@@ -154,4 +159,27 @@ async fn a_real_base_holds_no_more_memory_than_it_may() {
     let (saved, found) = (weights - bounded, resident - streamed);
     assert!(found + (4 << 20) >= saved, "{held:?}: {found} bytes of {saved} were saved");
     assert_eq!(tokens[0], tokens[1]);
+}
+
+#[tokio::test]
+async fn in_a_control_group_that_a_base_does_not_fit_into_it_is_served_from_the_disk() {
+    let limit = 80 << 20;
+    let Some(group) = ControlGroup::new("streamed", limit) else { return };
+    let (place, model) = (Place::new(), real_model());
+    let start = |more: &[&str]| {
+        let pool = ["--kv-bytes", "8MiB", "--device-adapter-bytes", "1MiB"];
+        let fixed = [&pool[..], &["--cold-start", "on-demand", "--max-workers", "0"]].concat();
+        Process(place.command_for(&model, &group.enter(), &[&fixed[..], more].concat()).spawn().unwrap())
+    };
+    let mut resident = start(&[]);
+    assert!(!resident.0.wait().unwrap().success(), "whoever takes more than the limit does not come up");
+    // The same base is packed and served there.
+    let mut process = start(&["--weight-bytes", "24MiB"]);
+    process.ready();
+    let tokens = talk(&place).await;
+    assert!(tokens.iter().all(|tokens| tokens.len() == 12), "{tokens:?}");
+    assert!(bytes_of(&process, "RssAnon:") < limit && bytes_of(&process, "VmHWM:") > 0);
+    let mut gateway = Gateway::greet(&place.socket(), 2).await;
+    let held = gateway.stats().await.memory.held;
+    assert!(held.weights_bytes <= 24 << 20 && held.limit_bytes <= limit, "{held:?}");
 }

@@ -3,19 +3,17 @@
 //! A planted draft, which is told the answer and gets a part of it wrong, shows what a draft of that quality is worth; the
 //! sequence's own past shows what there is without a model, on a text that repeats and on one that does not.
 
-use std::{convert::Infallible, time::Duration};
+use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use client::{drafts::Effort, generate::Generated, masking::Masking, text::Text};
 use files::model_files::ModelFiles;
-use policy::random::Rng;
 use shmproto::layer::Path;
 use speculation::{
     baseline::Rule,
-    draft::{Draft, Guess},
+    draft::Draft,
     ngram::{Ngram, Survival},
     threshold::Threshold,
-    tree::{NodeId, TokenTree},
 };
 
 use super::{
@@ -28,6 +26,7 @@ use crate::{
     config::Config,
     machine::Cores,
     measure::{Contestant, Samples, alternate},
+    planted::{Planted, Quality},
     report::{Better, Comparison, Target},
 };
 
@@ -51,18 +50,17 @@ const LINKS: [Link; 4] = [
     Link { round_trip_us: 20_000, drafted: 48, plain: 6, goal: 3.0 },
 ];
 
-/// Share of the planted draft's first guesses that are right, and of its second ones where they are not.
+/// Share of the planted draft's first guesses that are right.
 const CORRECT: f64 = 0.85;
-const SECOND: f64 = 0.6;
 
 /// How much a text that does not repeat may lose.
 const LEAST_SHARE: f64 = 0.97;
 
 /// A text that is copied, and one that goes on as it likes: drawn, since a small model's likeliest story soon repeats itself.
-const COPIED: &str = "The inspector counted the valves twice. Valve seven was open, valve eight was shut, and valve nine had \
+pub(crate) const COPIED: &str = "The inspector counted the valves twice. Valve seven was open, valve eight was shut, and valve nine had \
     been painted over by somebody who did not want it to be counted. She wrote all of it into the green book, signed the \
     page, and asked the keeper for the key of the lower gallery.";
-const TOLD: &str = "Write a story about a lighthouse keeper and a botanist.\n\nThe lighthouse keeper had lived on the island for \
+pub(crate) const TOLD: &str = "Write a story about a lighthouse keeper and a botanist.\n\nThe lighthouse keeper had lived on the island for \
     thirty years before the first visitor came. She was";
 
 /// Every comparison of this benchmark.
@@ -78,7 +76,7 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
         let mut bench = Bench::new(config, &executor, &link)?;
         let answer = bench.answer(&executor, config, &told)?;
         for (width, goal) in [(1, Some(link.goal)), (2, None)] {
-            let planted = || Planted { answer: answer.clone(), said: 0, width };
+            let planted = || planted(&answer, width);
             let (row, thresholds) = bench.compare(
                 &format!("planted, {width} of a place"),
                 (&told, link.drafted, 0.0),
@@ -94,7 +92,7 @@ pub(crate) fn run(config: &Config, cores: &Cores) -> Result<Vec<Comparison>> {
             }
         }
         for (name, rule) in compared() {
-            let planted = || -> Made { Box::new(Planted { answer: answer.clone(), said: 0, width: 2 }) };
+            let planted = || -> Made { Box::new(planted(&answer, 2)) };
             comparisons.push(bench.beside(
                 &executor,
                 config,
@@ -156,12 +154,13 @@ impl<'a> Bench<'a> {
     }
 
     /// What the model says, found out over no link.
-    fn answer(&self, executor: &Executor, config: &Config, prompt: &[u32]) -> Result<Vec<u32>> {
+    fn answer(&self, executor: &Executor, config: &Config, prompt: &[u32]) -> Result<Arc<[u32]>> {
         // Guesses go beyond the answer's end, by a tree at most.
         let tokens = self.link.drafted + speculation::tree::MAX_NODES;
         Ok(decoder(config, executor, Duration::ZERO, Effort::Worth)?
             .answer(prompt.to_vec(), tokens, 0.0, None)?
-            .tokens)
+            .tokens
+            .into())
     }
 
     /// What is worth it beside another rule, with the same draft.
@@ -226,6 +225,12 @@ impl<'a> Bench<'a> {
     }
 }
 
+/// A draft of so many guesses for a place, which takes no time.
+fn planted(answer: &Arc<[u32]>, width: usize) -> Planted {
+    let (answer, quality, takes) = (Arc::clone(answer), Quality::even(CORRECT), Duration::ZERO);
+    Planted { answer, said: 0, width, quality, takes }
+}
+
 /// What the paper compares with, and its own threshold.
 fn compared() -> [(&'static str, Rule); 3] {
     [
@@ -253,41 +258,4 @@ fn tell(case: &str, generated: &Generated) {
         drafted.threshold,
         drafted.drafting.as_secs_f64() * 1e3,
     );
-}
-
-/// A draft that is told the answer. Which guesses are wrong follows from the place alone.
-#[derive(Debug)]
-struct Planted {
-    answer: Vec<u32>,
-    said: usize,
-    /// Guesses for each place.
-    width: usize,
-}
-
-impl Draft for Planted {
-    type Error = Infallible;
-
-    fn accept(&mut self, tokens: &[u32]) -> Result<(), Infallible> {
-        self.said += tokens.len();
-        Ok(())
-    }
-
-    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
-        let place = self.said + tree.depth(at);
-        let Some(&truth) = self.answer.get(place) else { return Ok(Vec::new()) };
-        let rng = Rng::seeded(2_026);
-        let is_right = |rank: usize, share| rng.uniform((2 * place + rank) as u64) < share;
-        // Neighbours of a token are other tokens.
-        let (first, second) = match (is_right(0, CORRECT), is_right(1, SECOND)) {
-            (true, _) => (truth, truth ^ 1),
-            (false, true) => (truth ^ 1, truth),
-            (false, false) => (truth ^ 1, truth ^ 2),
-        };
-        let guesses = [(first, CORRECT), (second, (1.0 - CORRECT) * SECOND)];
-        Ok(guesses
-            .into_iter()
-            .take(self.width)
-            .map(|(token, probability)| Guess { token, probability })
-            .collect())
-    }
 }

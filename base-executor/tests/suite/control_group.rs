@@ -1,0 +1,54 @@
+//! A control group with little memory, where the system lets one be made.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use crate::gateway::WATCHDOG;
+
+/// Removed when the test ends, once nobody is in it.
+pub(crate) struct ControlGroup(PathBuf);
+
+impl ControlGroup {
+    /// One whose processes have so many bytes of memory together; `None`, with a word on standard error, where none can be made.
+    pub(crate) fn new(name: &str, memory_bytes: u64) -> Option<Self> {
+        let name = format!("holobiont-test-{name}-{}", std::process::id());
+        // Version 2 keeps all controllers in one tree, version 1 each in its own.
+        let trees = [("/sys/fs/cgroup", "memory.max"), ("/sys/fs/cgroup/memory", "memory.limit_in_bytes")];
+        let made = trees
+            .iter()
+            .find_map(|(root, file)| Self::below(Path::new(root), &name, file, memory_bytes).ok());
+        if made.is_none() {
+            eprintln!("{name}: no control group for memory can be made here, so nothing is tested");
+        }
+        made
+    }
+
+    fn below(root: &Path, name: &str, file: &str, memory_bytes: u64) -> io::Result<Self> {
+        let path = root.join(name);
+        fs::create_dir(&path)?;
+        let group = Self(path);
+        // Without the controller there is no such file.
+        fs::OpenOptions::new().write(true).open(group.0.join(file))?;
+        fs::write(group.0.join(file), memory_bytes.to_string())?;
+        Ok(group)
+    }
+
+    /// A command of the shell that takes it in.
+    pub(crate) fn enter(&self) -> String {
+        format!("echo $$ > {}/cgroup.procs &&", self.0.display())
+    }
+}
+
+impl Drop for ControlGroup {
+    fn drop(&mut self) {
+        let begun = Instant::now();
+        // Whoever was killed is in it until the system has cleared up behind them.
+        while fs::remove_dir(&self.0).is_err() && begun.elapsed() < WATCHDOG {
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! A draft that is told the answer and gets a part of it wrong: what a draft of that quality is worth (CHECKLIST L-19).
+
+use std::{
+    convert::Infallible,
+    hint,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use base_executor::engine::drafts::Author;
+use policy::random::Rng;
+use speculation::{
+    draft::{Draft, Guess},
+    tree::{NodeId, TokenTree},
+};
+
+/// Of second guesses, where the first is wrong, those that are right.
+const SECOND: f64 = 0.6;
+
+/// How often first guesses are right where the draft is sure, and where it is not.
+const SURE: f64 = 0.97;
+const UNSURE: f64 = 0.5;
+
+/// How often first guesses are right. The draft knows: it says so of each.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Quality {
+    sure: f64,
+    unsure: f64,
+    /// Share of places where it is unsure.
+    share: f64,
+}
+
+impl Quality {
+    /// The same everywhere.
+    pub(crate) const fn even(correct: f64) -> Self {
+        Self { sure: correct, unsure: correct, share: 0.0 }
+    }
+
+    /// In the mean: as drafts do, it knows most tokens and is in doubt about the others.
+    pub(crate) fn uneven(correct: f64) -> Self {
+        Self { sure: SURE, unsure: UNSURE, share: (SURE - correct) / (SURE - UNSURE) }
+    }
+}
+
+/// See the module. Which guesses are wrong follows from the place alone.
+#[derive(Debug, Clone)]
+pub(crate) struct Planted {
+    pub(crate) answer: Arc<[u32]>,
+    /// Tokens of it that were said.
+    pub(crate) said: usize,
+    /// Guesses for each place.
+    pub(crate) width: usize,
+    pub(crate) quality: Quality,
+    /// What a guess takes of the thread that asks.
+    pub(crate) takes: Duration,
+}
+
+impl Planted {
+    /// What is guessed at a place of the answer; none behind its end.
+    pub(crate) fn at(&self, place: usize) -> Vec<Guess> {
+        let Some(&truth) = self.answer.get(place) else { return Vec::new() };
+        let rng = Rng::seeded(2_026);
+        let below = |draw: usize, share| rng.uniform((3 * place + draw) as u64) < share;
+        let Quality { sure, unsure, share } = self.quality;
+        let correct = if below(2, share) { unsure } else { sure };
+        // Neighbours of a token are other tokens.
+        let (first, second) = match (below(0, correct), below(1, SECOND)) {
+            (true, _) => (truth, truth ^ 1),
+            (false, true) => (truth ^ 1, truth),
+            (false, false) => (truth ^ 1, truth ^ 2),
+        };
+        let guesses = [(first, correct), (second, (1.0 - correct) * SECOND)];
+        let guess = |(token, probability)| Guess { token, probability };
+        guesses.into_iter().take(self.width).map(guess).collect()
+    }
+
+    /// Takes the time of a guess.
+    pub(crate) fn work(&self) {
+        let begun = Instant::now();
+        while begun.elapsed() < self.takes {
+            hint::spin_loop();
+        }
+    }
+}
+
+impl Draft for Planted {
+    type Error = Infallible;
+
+    fn accept(&mut self, tokens: &[u32]) -> Result<(), Infallible> {
+        self.said += tokens.len();
+        Ok(())
+    }
+
+    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
+        self.work();
+        Ok(self.at(self.said + tree.depth(at)))
+    }
+}
+
+impl Author for Planted {}

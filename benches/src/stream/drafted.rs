@@ -1,0 +1,314 @@
+//! Drafts over a base that comes from a disk (EdgeLLM; CHECKLIST L-19 to L-24): our engine beside the paper's baselines, and without
+//! each of its parts.
+//!
+//! The disk is emulated, slow enough that reading takes nearly all of a sweep. A planted draft gets as much of the answer right as
+//! the paper's drafts do, and a guess takes as large a part of a sweep as theirs (L-23). Every answer but the lossy one's is the
+//! target's own, which is checked.
+
+use std::{
+    num::NonZeroU64,
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use base_executor::engine::drafts::Drafts;
+use client::text::Text;
+use files::model_files::ModelFiles;
+use model::weights::streamed::Readahead;
+use speculation::{baseline::Rule, threshold::Threshold};
+
+use super::{
+    Side, Way,
+    big_little::{self, BigLittle},
+    engine::{Answer, Asked},
+};
+use crate::{
+    config::Config,
+    machine::Cores,
+    measure::Samples,
+    planted::{Planted, Quality},
+    report::{Better, Comparison, Rival, Target},
+    split::drafts::{COPIED, TOLD},
+};
+
+/// The emulated disk: so many bytes a second.
+const DISK: u64 = 200 << 20;
+/// Of the memory that all weights take, in percent.
+const BOUNDS: [u64; 2] = [50, 25];
+/// Share of the draft's tokens that are right (L-19).
+const CORRECT: [f64; 4] = [0.816, 0.907, 0.899, 0.871];
+/// Guesses that take as long as a sweep at half of the memory; on the paper's devices 11.7 to 21.8 (L-23).
+const GUESSES_OF_A_SWEEP: u32 = 16;
+/// Tokens of an answer with drafts, and without.
+const DRAFTED: usize = 40;
+const PLAIN: usize = 10;
+/// Most guesses of a tree.
+const NODES: usize = 16;
+
+/// What the author of the next request is told.
+#[derive(Debug, Clone)]
+struct Script {
+    planted: Planted,
+    prompt: usize,
+}
+
+/// Who takes part.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Entry {
+    name: &'static str,
+    /// Guesses for a place; 0: no draft.
+    width: usize,
+    rule: Option<Rule>,
+    goes_on: bool,
+    /// What we are to be ahead of it by.
+    goal: Option<f64>,
+}
+
+const OURS: Entry = Entry { name: "ours", width: 2, rule: None, goes_on: true, goal: None };
+
+fn entries() -> [Entry; 8] {
+    let fixed = |name, rule, goal| Entry { name, rule: Some(rule), goes_on: false, goal, ..OURS };
+    [
+        fixed("chains of 5 (SP)", Rule::Chain(5), Some(1.3)),
+        fixed("chains of 8 (SP)", Rule::Chain(8), None),
+        fixed("2 branches of 6 (SI)", Rule::Branches { width: 2, depth: 6 }, Some(1.15)),
+        Entry { name: "ours without the tree", width: 1, goal: Some(1.05), ..OURS },
+        Entry { name: "ours without drafting ahead", goes_on: false, goal: Some(1.05), ..OURS },
+        Entry { name: "ours without a threshold", rule: Some(Rule::Nodes(NODES)), goal: Some(1.05), ..OURS },
+        Entry {
+            name: "ours, with the threshold that verdicts move (EdgeLLM)",
+            rule: Some(Rule::Learned(Threshold::default())),
+            ..OURS
+        },
+        Entry { name: "layer pipeline (SPL)", width: 0, goal: Some(2.5), ..OURS },
+    ]
+}
+
+/// What is measured under one bound.
+struct Bench<'a> {
+    config: &'a Config,
+    cores: &'a Cores,
+    directory: &'a Path,
+    percent: u64,
+}
+
+impl Bench<'_> {
+    fn side(&self, readahead: Readahead) -> Result<Side> {
+        let way = Way { percent: self.percent, readahead, pace: NonZeroU64::new(DISK) };
+        Side::open(&self.config.model, self.directory, self.cores, way)
+    }
+
+    fn asked(&self, readahead: Readahead, drafts: Drafts) -> Result<Asked> {
+        Ok(Asked::new(self.side(readahead)?.model, drafts))
+    }
+}
+
+/// Drafts as `entry` has them, by an author who is told the `script`.
+fn drafts(entry: Entry, script: &Arc<Mutex<Script>>) -> Drafts {
+    if entry.width == 0 {
+        return Drafts::default();
+    }
+    let script = Arc::clone(script);
+    let drafts = Drafts::by(NODES, move |text, _| {
+        let Script { planted, prompt } = script.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Box::new(Planted { said: text.len() - prompt, width: entry.width, ..planted })
+    });
+    let drafts = if entry.goes_on { drafts } else { drafts.without_provisional() };
+    match entry.rule {
+        Some(rule) => drafts.ruled(rule),
+        None => drafts,
+    }
+}
+
+/// Every comparison with drafts.
+///
+/// # Errors
+/// If the model cannot be read, or an answer is not the target's own.
+pub(super) fn run(config: &Config, cores: &Cores, directory: &Path) -> Result<Vec<Comparison>> {
+    let text = Text::load(&ModelFiles::at(&config.model)?).context("the model has no text side")?;
+    let told = text.encode_raw(TOLD)?;
+    let copied =
+        text.encode_raw(&format!("Copy this text:\n{COPIED}\n\nThe copy:\n{COPIED}\n\nOnce more:\nThe"))?;
+    let way = Way { percent: 100, readahead: Readahead::Next, pace: None };
+    let mut resident = Asked::new(Side::open(&config.model, directory, cores, way)?.model, Drafts::default());
+    let beyond = DRAFTED + 2 * speculation::tree::MAX_NODES;
+    let resident_token = resident.answer(&told, beyond)?;
+    let copy = resident.answer(&copied, DRAFTED)?.tokens;
+    drop(resident);
+    let mut rows = Vec::new();
+    let mut guess = None;
+    let mut gains = Vec::new();
+    for percent in BOUNDS {
+        let bench = Bench { config, cores, directory, percent };
+        let mut std = bench.asked(Readahead::Nothing, Drafts::default())?;
+        let sweep_s = std.answer(&told, PLAIN)?.token_s;
+        let takes = *guess.get_or_insert(Duration::from_secs_f64(sweep_s / f64::from(GUESSES_OF_A_SWEEP)));
+        eprintln!(
+            "holobiont-bench: {percent} % of memory: a sweep takes {:.0} ms, a guess {:.1} ms, {:.2} of what a token takes in memory",
+            sweep_s * 1e3,
+            takes.as_secs_f64() * 1e3,
+            takes.as_secs_f64() / resident_token.token_s,
+        );
+        let answer: Arc<[u32]> = resident_token.tokens.clone().into();
+        let planted = |correct| Planted {
+            answer: Arc::clone(&answer),
+            said: 0,
+            width: 1,
+            quality: Quality::uneven(correct),
+            takes,
+        };
+        let mut field = Field::new(&bench, planted(CORRECT[0]), &told, std)?;
+        for correct in CORRECT {
+            field.tell(planted(correct));
+            let (more, gain) = field.compare(config.runs, correct)?;
+            rows.extend(more);
+            gains.push((correct, gain));
+        }
+        rows.push(ngram(&bench, &copied, &copy)?);
+    }
+    rows.extend(gains[..CORRECT.len()].iter().zip(&gains[CORRECT.len()..]).map(|(half, quarter)| {
+        row(
+            format!("draft right {}: gain over chains of 5 (SP) at 25 % of memory", half.0),
+            ("x", Better::Higher),
+            quarter.1.clone(),
+            ("at 50 %", half.1.clone()),
+            Some(Target::RatioAtLeast(1.0)),
+        )
+    }));
+    Ok(rows)
+}
+
+/// Everybody who takes part under one bound.
+struct Field<'a> {
+    script: Arc<Mutex<Script>>,
+    prompt: &'a [u32],
+    percent: u64,
+    ours: Asked,
+    others: Vec<(Entry, Asked)>,
+    /// Load, then compute.
+    std: Asked,
+    big_little: Side,
+}
+
+/// What one of them took for a token, run by run.
+type Runs = Vec<Answer>;
+
+impl<'a> Field<'a> {
+    fn new(bench: &Bench<'_>, planted: Planted, prompt: &'a [u32], std: Asked) -> Result<Self> {
+        let script = Arc::new(Mutex::new(Script { planted, prompt: prompt.len() }));
+        let asked = |entry| bench.asked(Readahead::Next, drafts(entry, &script));
+        let ours = asked(OURS)?;
+        let others = entries().into_iter().map(|entry| Ok((entry, asked(entry)?)));
+        let others = others.collect::<Result<Vec<_>>>()?;
+        let big_little = bench.side(Readahead::Next)?;
+        Ok(Self { script, prompt, percent: bench.percent, ours, others, std, big_little })
+    }
+
+    /// What authors are told from now on.
+    fn tell(&mut self, planted: Planted) {
+        self.script.lock().unwrap_or_else(PoisonError::into_inner).planted = planted;
+    }
+
+    /// Ours beside everybody, and by how much it is faster than chains of 5, run by run.
+    fn compare(&mut self, runs: usize, correct: f64) -> Result<(Vec<Comparison>, Samples)> {
+        let planted = self.script.lock().unwrap_or_else(PoisonError::into_inner).planted.clone();
+        let (mut ours, mut std, mut lossy): (Runs, Runs, Vec<BigLittle>) = Default::default();
+        let mut others: Vec<Runs> = vec![Vec::new(); self.others.len()];
+        // The first round finds out what rows and guesses take.
+        for run in 0..=runs {
+            let mut round = Vec::new();
+            for (entry, asked) in &mut self.others {
+                let tokens = if entry.width == 0 { PLAIN } else { DRAFTED };
+                round.push(asked.answer(self.prompt, tokens)?);
+            }
+            let own = self.ours.answer(self.prompt, DRAFTED)?;
+            let plain = self.std.answer(self.prompt, PLAIN)?;
+            let big_little = big_little::decode(&mut self.big_little, &planted, self.prompt, DRAFTED)?;
+            for answer in round.iter().chain([&own, &plain]) {
+                ensure!(planted.answer.starts_with(&answer.tokens), "drafts changed the answer");
+            }
+            if run > 0 {
+                others.iter_mut().zip(round).for_each(|(runs, answer)| runs.push(answer));
+                ours.push(own);
+                std.push(plain);
+                lossy.push(big_little);
+            }
+        }
+        tell(self.percent, correct, &ours, &lossy);
+        self.rows(correct, &ours, (&std, &others, &lossy))
+    }
+
+    fn rows(
+        &self,
+        correct: f64,
+        ours: &Runs,
+        (std, others, lossy): (&Runs, &[Runs], &[BigLittle]),
+    ) -> Result<(Vec<Comparison>, Samples)> {
+        let of = |runs: &Runs| Samples::of(runs, |answer| answer.token_s * 1e3);
+        let case = format!("{} % of memory, draft right {correct}: a token", self.percent);
+        let beside = |name: &str, rival: Samples, goal: Option<f64>| -> Result<Comparison> {
+            let target = goal.map(Target::RatioAtLeast);
+            Ok(row(case.clone(), ("ms", Better::Lower), of(ours)?, (name, rival), target))
+        };
+        let mut rows = vec![
+            beside("load, then compute (Std)", of(std)?, Some(2.9))?,
+            beside("big and little (BLD), LOSSY", Samples::of(lossy, |lossy| lossy.token_s * 1e3)?, None)?,
+        ];
+        for ((entry, _), runs) in self.others.iter().zip(others) {
+            rows.push(beside(entry.name, of(runs)?, entry.goal)?);
+        }
+        let gain = others[0].iter().zip(ours).map(|(chain, ours)| chain.token_s / ours.token_s);
+        Ok((rows, Samples::new(gain.collect())?))
+    }
+}
+
+/// The sequence's own past as a draft, where the text repeats.
+fn ngram(bench: &Bench<'_>, prompt: &[u32], answer: &[u32]) -> Result<Comparison> {
+    let mut drafting = bench.asked(Readahead::Next, Drafts::ngram(NODES))?;
+    let mut plain = bench.asked(Readahead::Next, Drafts::default())?;
+    let (mut ours, mut others) = (Vec::new(), Vec::new());
+    for _ in 0..bench.config.runs {
+        let said = drafting.answer(prompt, DRAFTED)?;
+        ensure!(answer.starts_with(&said.tokens), "drafts changed the answer");
+        ours.push(said.token_s * 1e3);
+        others.push(plain.answer(prompt, PLAIN)?.token_s * 1e3);
+    }
+    let case = format!("{} % of memory, ngram, a text that repeats: a token", bench.percent);
+    Ok(row(
+        case,
+        ("ms", Better::Lower),
+        Samples::new(ours)?,
+        ("layer pipeline (SPL)", Samples::new(others)?),
+        None,
+    ))
+}
+
+fn row(
+    case: String,
+    (unit, better): (&'static str, Better),
+    ours: Samples,
+    (name, samples): (&str, Samples),
+    target: Option<Target>,
+) -> Comparison {
+    let rival = Rival { name: name.to_owned(), format: "as packed".to_owned(), samples };
+    Comparison { bench: "stream", case, unit, better, ours, rival, target }
+}
+
+/// What lies behind the figures, for whoever reads along.
+fn tell(percent: u64, correct: f64, ours: &Runs, lossy: &[BigLittle]) {
+    let Some(last) = ours.last() else { return };
+    let drafted = &last.drafted;
+    let each = |count: u64| count as f64 / drafted.verifications.max(1) as f64;
+    eprintln!(
+        "holobiont-bench: {percent} % of memory, draft right {correct}: ours verifies {:.1} guesses and accepts {:.2}; {:.1} drafted ahead, \
+         {:.1} kept; {:.1} ms of drafting hidden for a token; of BLD's tokens {:.1} % are not the target's",
+        each(drafted.drafted),
+        each(drafted.accepted),
+        each(drafted.ahead),
+        each(drafted.kept),
+        last.hidden().as_secs_f64() * 1e3,
+        lossy.last().map_or(0.0, |lossy| 100.0 * lossy.wrong),
+    );
+}

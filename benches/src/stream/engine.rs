@@ -1,0 +1,154 @@
+//! The engine in this process, over a base that comes from a disk, with one request at a time.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use base_executor::engine::{
+    Engine, Limits,
+    drafts::Drafts,
+    event::{ConnectionId, Event},
+};
+use model::{forward::BLOCK_TOKENS, resident::ResidentModel, weights::served::ServedLayers};
+use policy::clock::SystemClock;
+use shmproto::message::{
+    ColdStart, DeviceFacts, Generate, PROTOCOL_VERSION, Sampling, SpeculationStats, ToGateway, Welcome,
+};
+use tokio::sync::mpsc;
+
+const GATEWAY: ConnectionId = ConnectionId(1);
+const CONTEXT: usize = 1024;
+
+/// See the module.
+pub(super) struct Asked {
+    engine: Engine<ResidentModel<ServedLayers>>,
+    queue: mpsc::Receiver<ToGateway>,
+    requests: u64,
+}
+
+/// An answer.
+#[derive(Debug, Clone)]
+pub(super) struct Answer {
+    pub(super) tokens: Vec<u32>,
+    /// Behind the first token.
+    pub(super) token_s: f64,
+    /// What drafting did meanwhile.
+    pub(super) drafted: SpeculationStats,
+}
+
+impl Asked {
+    pub(super) fn new(model: ResidentModel<ServedLayers>, drafts: Drafts) -> Self {
+        let limits = Limits {
+            max_running: 1,
+            max_waiting: 1,
+            max_waiting_tokens: CONTEXT,
+            chunk_tokens: 512,
+            kv_blocks: (2 * CONTEXT / BLOCK_TOKENS) as u32,
+            context_length: CONTEXT,
+        };
+        let mut engine = Engine::new(model, limits, welcome(), Box::new(SystemClock)).with_drafts(drafts);
+        let (outbox, queue) = mpsc::channel(64);
+        engine.handle(Event::Connected { connection: GATEWAY, outbox });
+        Self { engine, queue, requests: 0 }
+    }
+
+    /// The likeliest answer of so many tokens.
+    ///
+    /// # Errors
+    /// If the engine refuses or fails.
+    pub(super) fn answer(&mut self, prompt: &[u32], tokens: usize) -> Result<Answer> {
+        self.requests += 1;
+        let (request, received_at) = (greedy(self.requests, prompt, tokens), Instant::now());
+        self.engine.handle(Event::Generate { connection: GATEWAY, request, received_at });
+        let before = self.engine.stats(0).speculation;
+        let (mut said, mut begun, mut first) = (Vec::new(), Instant::now(), 0);
+        while !self.engine.is_idle() {
+            self.engine.step();
+            while let Ok(message) = self.queue.try_recv() {
+                let ToGateway::Outputs(outputs) = message else { continue };
+                for output in outputs {
+                    if let Some(error) = output.error {
+                        bail!("the engine says: {}", error.message);
+                    }
+                    said.extend(output.tokens.iter().map(|token| token.token));
+                }
+            }
+            if first == 0 && !said.is_empty() {
+                (first, begun) = (said.len(), Instant::now());
+            }
+        }
+        let took = begun.elapsed();
+        let behind = said.len().checked_sub(first).filter(|behind| *behind > 0);
+        let token_s = took.as_secs_f64() / behind.context("an answer of one token has no pace")? as f64;
+        let drafted = since(self.engine.stats(0).speculation, before);
+        Ok(Answer { tokens: said, token_s, drafted })
+    }
+}
+
+fn since(now: SpeculationStats, before: SpeculationStats) -> SpeculationStats {
+    SpeculationStats {
+        verifications: now.verifications - before.verifications,
+        drafted: now.drafted - before.drafted,
+        accepted: now.accepted - before.accepted,
+        ahead: now.ahead - before.ahead,
+        kept: now.kept - before.kept,
+        hidden_us: now.hidden_us - before.hidden_us,
+    }
+}
+
+impl Answer {
+    /// Time of drafting that was hidden, for each token.
+    pub(super) fn hidden(&self) -> Duration {
+        Duration::from_micros(self.drafted.hidden_us) / u32::try_from(self.tokens.len().max(1)).unwrap_or(1)
+    }
+}
+
+fn greedy(request: u64, prompt: &[u32], tokens: usize) -> Generate {
+    let sampling = Sampling {
+        temperature: 0.0,
+        top_k: 0,
+        top_p: 1.0,
+        min_p: 0.0,
+        presence_penalty: 0.0,
+        frequency_penalty: 0.0,
+        repetition_penalty: 1.0,
+        logit_bias: Vec::new(),
+        seed: 0,
+    };
+    Generate {
+        request,
+        adapter: None,
+        namespace: [0; 32],
+        owner: [0; 32],
+        prompt: prompt.to_vec(),
+        generated: 0,
+        max_tokens: tokens as u32,
+        min_tokens: 0,
+        stop_tokens: Vec::new(),
+        sampling,
+        logprobs: None,
+        prompt_logprobs: None,
+        deadline_ms: 0,
+    }
+}
+
+fn welcome() -> Welcome {
+    Welcome {
+        version: PROTOCOL_VERSION,
+        instance: 1,
+        model_path: String::new(),
+        base_hash: [0; 32],
+        text_hash: [0; 32],
+        device: DeviceFacts::default(),
+        context_length: CONTEXT as u32,
+        vocab_size: 0,
+        adapter_budget_bytes: 0,
+        device_budget_bytes: 0,
+        cold_start: ColdStart::Cached,
+        kv_blocks: 0,
+        block_tokens: BLOCK_TOKENS as u32,
+        max_running: 1,
+        max_waiting: 1,
+        chunk_tokens: 512,
+        adapters: Vec::new(),
+    }
+}
