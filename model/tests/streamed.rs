@@ -6,6 +6,7 @@ use std::{
     fs::{self, OpenOptions},
     os::unix::fs::FileExt as _,
     path::{Path, PathBuf},
+    process::{Command, Stdio},
     sync::Arc,
 };
 
@@ -338,4 +339,73 @@ fn a_file_of_another_model_or_one_that_is_damaged_is_not_believed_at_a_start() {
     assert!(!stream.path.with_extension("making").exists());
     use std::os::unix::fs::PermissionsExt as _;
     assert_eq!(fs::metadata(&stream.path).unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+#[test]
+fn what_happens_to_the_file_behind_what_is_pinned_or_to_another_in_its_place_changes_no_bit() {
+    let directory = tempfile::tempdir().unwrap();
+    let source = OfKind::new(TensorType::Q4_0, directory.path());
+    let half = stream(directory.path(), bounds(&source, directory.path())[1]);
+    let Ok(wanted) = talk(&mut resident(&source), &[None]);
+    let mut model = streamed(&source, &half);
+    let whole = fs::read(&half.path).unwrap();
+    // The first block is pinned, and the head, whose end is the file's.
+    let flip = |at: u64| {
+        let file = OpenOptions::new().write(true).open(&half.path).unwrap();
+        file.write_all_at(&[whole[at as usize] ^ 0x10], at).unwrap();
+    };
+    flip(whole.len() as u64 - 9000);
+    assert!(talk(&mut model, &[None]).unwrap() == wanted, "it is in memory");
+    fs::rename(&half.path, directory.path().join("away")).unwrap();
+    fs::write(&half.path, b"another file").unwrap();
+    assert!(talk(&mut model, &[None]).unwrap() == wanted, "the one that was opened is read");
+    drop(model);
+    drop(streamed(&source, &half));
+    assert!(fs::read(&half.path).unwrap() == whole, "made anew");
+    // A bit of each part: what is pinned is found before it is served, what is not when it is read.
+    for at in (4096..whole.len() as u64).step_by(whole.len() / 7) {
+        flip(at);
+        assert!(talk(&mut streamed(&source, &half), &[None]).unwrap() == wanted);
+        assert!(fs::read(&half.path).unwrap() == whole, "made anew for byte {at}");
+    }
+}
+
+/// A file system of so many bytes, where one may be made.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    fn new(bytes: u64) -> Option<Self> {
+        let directory = tempfile::tempdir().unwrap();
+        let size = format!("size={bytes}");
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(directory.path());
+        let mounted = mount.stderr(Stdio::null()).status().is_ok_and(|status| status.success());
+        if !mounted {
+            eprintln!("no file system can be mounted here, so a full disk is not tested");
+        }
+        mounted.then(|| Self(directory))
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(self.0.path()).status();
+    }
+}
+
+#[test]
+fn a_disk_that_is_full_while_weights_are_packed_is_told_and_leaves_nothing_that_is_believed() {
+    let Some(disk) = SmallDisk::new(1 << 20) else { return };
+    let config = tempfile::tempdir().unwrap();
+    let source = OfKind::new(TensorType::Q4_0, config.path());
+    let elsewhere = stream(config.path(), least(&source, config.path()));
+    let full = StreamOptions { path: disk.0.path().join("weights.packed"), ..elsewhere.clone() };
+    for _ in 0..2 {
+        let error = open_streamed(&source, &full).unwrap_err();
+        assert!(matches!(error, StreamError::Make(_)), "{error}");
+        assert!(error.to_string().contains("make room on the disk"), "{error}");
+        assert!(!full.path.exists());
+    }
+    let Ok(wanted) = talk(&mut resident(&source), &[None]);
+    assert!(talk(&mut streamed(&source, &elsewhere), &[None]).unwrap() == wanted);
 }
