@@ -14,7 +14,7 @@ pub use self::stats::{
 use crate::{wire_enum, wire_struct};
 
 /// Changes whenever a message changes; both sides refuse a peer that has another one.
-pub const PROTOCOL_VERSION: u32 = 10;
+pub const PROTOCOL_VERSION: u32 = 11;
 
 /// Most sessions of split clients that [`Stats`] tells one by one.
 pub const MAX_LAYER_SESSIONS: usize = 64;
@@ -237,6 +237,20 @@ wire_struct! {
         pub prompt_logprobs: Option<u32>,
         /// Milliseconds from receipt after which the request is given up; 0 is no deadline.
         pub deadline_ms: u32,
+        /// Whether drafted tokens are told before they are verified.
+        pub provisional: Provisional,
+    }
+}
+
+wire_enum! {
+    /// Whether drafted tokens are told before they are verified.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub enum Provisional {
+        /// Nobody wants to see them.
+        #[default]
+        Unwanted = 0,
+        /// Those of the likeliest branch are, in [`Output::provisional`].
+        Wanted = 1,
     }
 }
 
@@ -305,13 +319,16 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// What a step produced for one request.
-    #[derive(Debug, Clone, PartialEq)]
+    /// What a step produced for one request, or is about to find out.
+    #[derive(Debug, Clone, Default, PartialEq)]
     pub struct Output {
         /// The request.
         pub request: RequestId,
         /// New tokens, oldest first; may be empty.
         pub tokens: Vec<TokenOutput>,
+        /// Drafted tokens that would be next and are verified now, oldest first, in an output that has nothing else. The next output
+        /// of the request has those that came true among its `tokens`; no other was ever said.
+        pub provisional: Vec<u32>,
         /// Log-probabilities of the prompt from its second token on; sent once, with the first output.
         pub prompt: Vec<TokenOutput>,
         /// Prompt tokens served from the prefix cache; sent with the first output.

@@ -6,7 +6,8 @@ use std::{
 };
 
 use e2e_tests::{
-    Ask, BASE, Client, Deployment, Ending, MODELS, Plan, answer::Answer, fixtures, repeats, watched,
+    Ask, BASE, Client, Deployment, Ending, MODELS, Plan, answer::Answer, chaos::Places, fixtures, repeats,
+    stream::Told, watched,
 };
 
 /// Tokens that a prompt says over and over, and how often: what comes next is not hard to guess.
@@ -67,6 +68,49 @@ fn whatever_is_drafted_answers_have_the_bits_that_they_have_without() {
         }
         assert_eq!(accepted(&plain.client), 0);
         assert!(accepted(&drafting.client) > 0, "{}", drafting.client.status()["speculation"]);
+    });
+}
+
+#[test]
+fn what_is_told_of_drafts_changes_no_answer_and_is_text_or_taken_back_at_the_end() {
+    watched(|| {
+        let (drafting, plain) = (drafting(), plain());
+        let asks: Vec<_> = asks(920).into_iter().map(|ask| Ask { provisional: true, ..ask }).collect();
+        let (mut came_true, mut retracted) = (0, 0);
+        for (ask, expected) in asks.iter().zip(one_after_the_other(&plain.client, &asks)) {
+            let mut stream = drafting.client.stream(ask);
+            assert_eq!((stream.read_to_end(), &stream.answer), (Ending::Done, &expected));
+            came_true += stream.told.came_true;
+            retracted += stream.told.retracted;
+            let mut silent = plain.client.stream(ask);
+            silent.read_to_end();
+            assert_eq!((silent.answer, silent.told), (expected, Told::default()), "nobody drafts there");
+        }
+        assert!(came_true > 0 && retracted > 0, "{came_true} true, {retracted} taken back");
+    });
+}
+
+#[test]
+fn an_executor_that_dies_while_a_guess_stands_leaves_nothing_of_it() {
+    watched(|| {
+        let places = Places::new();
+        let plan = Plan::with_examples().cores(2).set("DRAFT", "ngram");
+        let deployment = plan.mortal(&places).start();
+        let prompt = fixtures::prompt(960, PHRASE_TOKENS).repeat(TIMES);
+        let ask = Ask { provisional: true, ..Ask::new(BASE, prompt, 400) };
+        let mut stream = deployment.client.stream(&ask);
+        while stream.told.standing.is_empty() {
+            // A verification takes long enough that it is seen.
+            places.arm("executor.decode", "wait 100");
+            assert_eq!(stream.step(), None, "the answer is long, and a guess comes");
+        }
+        places.clear("executor.decode");
+        deployment.kill_executor();
+        while !stream.told.standing.is_empty() {
+            assert_eq!(stream.step(), None, "it is taken back, and then another goes on");
+        }
+        let (answer, ending) = stream.finish();
+        assert_eq!((ending, answer), (Ending::Done, plain().client.ask(&ask).answer));
     });
 }
 
