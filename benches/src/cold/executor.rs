@@ -259,8 +259,7 @@ impl Executor {
             deadline_ms: 0,
             provisional: Provisional::Unwanted,
         };
-        self.send(&ToExecutor::Generate(generate)).await?;
-        Ok(request)
+        self.send(&ToExecutor::Generate(generate)).await.map(|()| request)
     }
 
     /// The executor's figures.
