@@ -18,7 +18,7 @@ use model::{
 use policy::clock::Clock;
 use shmproto::message::{SpeculationStats, WeightStats};
 
-use super::provisional::{Meanwhile, Provisional};
+use super::meanwhile::{Meanwhile, Writers};
 
 /// What a panic leaves behind.
 pub(super) type Panic = Box<dyn Any + Send>;
@@ -117,10 +117,10 @@ impl<P: ForwardPass> Computing<P> {
     pub(super) fn run(
         &mut self,
         batch: &[SequenceSlice<'_, P::Adapter>],
-        meanwhile: (&mut Provisional, &mut SpeculationStats),
+        meanwhile: (&mut Writers, &mut SpeculationStats),
         clock: &dyn Clock,
     ) -> Result<(), StepFailed> {
-        let (provisional, stats) = meanwhile;
+        let (writers, stats) = meanwhile;
         let computed = catch_unwind(AssertUnwindSafe(|| {
             assert_eq!(
                 failpoint::hit("executor.before_step"),
@@ -131,7 +131,7 @@ impl<P: ForwardPass> Computing<P> {
                 Some(layers) => &mut layers.hub,
                 None => &mut Alone,
             };
-            let mut company = Meanwhile { company, provisional, stats, clock };
+            let mut company = Meanwhile { company, writers, stats, clock };
             self.pass.forward_in_company(batch, &mut self.logits, &mut company)
         }));
         match computed {

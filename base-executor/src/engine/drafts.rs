@@ -31,7 +31,7 @@ pub use super::commission::Author;
 use super::{
     Engine,
     commission::Commission,
-    provisional::{Moment, Provisional, Timed},
+    meanwhile::{Moment, Timed, Writers},
     schedule::Portion,
     sequence::{Fork, Sequence},
 };
@@ -57,7 +57,7 @@ pub struct Drafts {
     on: Option<Drafting>,
     pace: Pace,
     forks: Vec<Fork>,
-    pub(super) provisional: Provisional,
+    pub(super) writers: Writers,
 }
 
 struct Drafting {
@@ -107,7 +107,7 @@ impl Drafts {
 
     /// Drafts nothing while something is verified, and keeps nothing; for comparison.
     #[must_use]
-    pub fn without_provisional(mut self) -> Self {
+    pub fn without_drafting_ahead(mut self) -> Self {
         self.on.iter_mut().for_each(|drafting| drafting.goes_on = false);
         self
     }
@@ -134,12 +134,12 @@ impl Drafts {
             ahead: None,
         });
         let Settled { mut tree, mut pacer, .. } = commission.settle(text, stats);
-        let (takes_time, guess_s) = (commission.author.takes_time(), self.provisional.time.mean_s());
+        let (takes_time, guess_s) = (commission.author.takes_time(), self.writers.time.mean_s());
         // A table costs nothing to ask, so what is worth a row is decided when the tree is there. A guess that takes time is
         // made only if it is worth that, too.
         let is_due = |tree: &TokenTree| takes_time && is_due(step, tree, guess_s);
         let author = &mut *commission.author;
-        let mut timed = Timed { author, time: &mut self.provisional.time, clock, moment: Moment::Before };
+        let mut timed = Timed { author, time: &mut self.writers.time, clock, moment: Moment::Before };
         let growing = (&mut pacer, &mut timed);
         let Ok(()) = match &drafting.rule {
             Some(rule) => rule.grow(&mut tree, growing, max_tokens),
@@ -210,6 +210,9 @@ impl<P: ForwardPass> Engine<P> {
             sequence.grow(tree.pruned(kept), &mut self.kv, reserve, &mut self.drafts.forks);
             if let Some(grown) = &sequence.grown {
                 (portion.count, portion.logits) = (grown.rows(), LogitRows::All);
+            }
+            if let Some(provisional) = sequence.provisional() {
+                self.outboxes.foretell(sequence.caller, provisional);
             }
         }
     }

@@ -40,7 +40,7 @@ impl<P: ForwardPass> Engine<P> {
             tracing::error!(error = &error as &dyn std::error::Error, "a block could not be copied");
             return Err(StepFailed::Fault);
         }
-        self.drafts.provisional.take(plan, &mut self.queues);
+        self.drafts.writers.take(plan, &mut self.queues);
         let running = self.queues.running();
         let slices = |portion: &Portion| running[portion.sequence].slices(portion.count, portion.logits);
         let batch: Vec<_> = plan.iter().flat_map(slices).collect();
@@ -53,14 +53,14 @@ impl<P: ForwardPass> Engine<P> {
         }
         let rows = plan.iter().map(|portion| portion.count).sum();
         let begin = self.clock.now();
-        let meanwhile = (&mut self.drafts.provisional, &mut self.stats.speculation);
+        let meanwhile = (&mut self.drafts.writers, &mut self.stats.speculation);
         let computed = self.computing.run(&batch, meanwhile, &*self.clock);
         let took = self.clock.now().saturating_duration_since(begin);
         self.tiers.observe(rows, took);
         if plan.iter().all(decodes) {
             self.drafts.observe(rows, took);
         }
-        self.drafts.provisional.give_back(&mut self.queues);
+        self.drafts.writers.give_back(&mut self.queues);
         computed
     }
 

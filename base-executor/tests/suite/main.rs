@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that panics has failed, which is what is wanted")]
 
+mod ahead;
 mod assist;
 mod bridge;
 mod check;
@@ -14,7 +15,6 @@ mod hostile_workers;
 mod layers_process;
 mod planted;
 mod process;
-mod provisional;
 mod service;
 mod streamed;
 mod tiny;

@@ -115,7 +115,7 @@ fn drafts(entry: Entry, script: &Arc<Mutex<Script>>) -> Drafts {
         let Script { planted, prompt } = script.lock().unwrap_or_else(PoisonError::into_inner).clone();
         Box::new(Planted { said: text.len() - prompt, width: entry.width, ..planted })
     });
-    let drafts = if entry.goes_on { drafts } else { drafts.without_provisional() };
+    let drafts = if entry.goes_on { drafts } else { drafts.without_drafting_ahead() };
     match entry.rule {
         Some(rule) => drafts.ruled(rule),
         None => drafts,

@@ -11,7 +11,8 @@ use base_executor::engine::{
 use model::{forward::BLOCK_TOKENS, resident::ResidentModel, weights::served::ServedLayers};
 use policy::clock::SystemClock;
 use shmproto::message::{
-    ColdStart, DeviceFacts, Generate, PROTOCOL_VERSION, Sampling, SpeculationStats, ToGateway, Welcome,
+    ColdStart, DeviceFacts, Generate, PROTOCOL_VERSION, Provisional, Sampling, SpeculationStats, ToGateway,
+    Welcome,
 };
 use tokio::sync::mpsc;
 
@@ -128,6 +129,7 @@ fn greedy(request: u64, prompt: &[u32], tokens: usize) -> Generate {
         logprobs: None,
         prompt_logprobs: None,
         deadline_ms: 0,
+        provisional: Provisional::Unwanted,
     }
 }
 

@@ -88,15 +88,15 @@ impl Draft for Timed<'_> {
         let guesses = self.author.guesses(tree, at);
         let took = self.clock.now().saturating_duration_since(begun);
         self.time.observe(took);
-        let (provisional, took_ns) = (self.moment == Moment::Meanwhile, took.as_nanos() as u64);
-        tracing::trace!(target: PIPELINE, provisional, took_ns, "draft");
+        let (ahead, took_ns) = (self.moment == Moment::Meanwhile, took.as_nanos() as u64);
+        tracing::trace!(target: PIPELINE, ahead, took_ns, "draft");
         guesses
     }
 }
 
 /// Those who may go on drafting during a pass.
 #[derive(Debug, Default)]
-pub(super) struct Provisional {
+pub(super) struct Writers {
     /// With each the sequence it drafts for, by its place among those that run.
     authors: Vec<(usize, Commission)>,
     /// How many of them, from the first on, may have more to say.
@@ -104,7 +104,7 @@ pub(super) struct Provisional {
     pub(super) time: GuessTime,
 }
 
-impl Provisional {
+impl Writers {
     /// Takes those who draft for the sequences of `plan`, for as long as the pass takes.
     pub(super) fn take<A>(&mut self, plan: &[Portion], queues: &mut Queues<A>) {
         for portion in plan {
@@ -156,7 +156,7 @@ impl Provisional {
 /// The company of a pass, and those who draft while it waits.
 pub(super) struct Meanwhile<'a> {
     pub(super) company: &'a mut dyn Company,
-    pub(super) provisional: &'a mut Provisional,
+    pub(super) writers: &'a mut Writers,
     pub(super) stats: &'a mut SpeculationStats,
     pub(super) clock: &'a dyn Clock,
 }
@@ -179,6 +179,6 @@ impl Company for Meanwhile<'_> {
     }
 
     fn while_waiting(&mut self, wait: &dyn Waiting) {
-        self.provisional.go_on(wait, self.clock, self.stats);
+        self.writers.go_on(wait, self.clock, self.stats);
     }
 }

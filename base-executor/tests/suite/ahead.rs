@@ -195,7 +195,7 @@ struct Done {
 enum What {
     Load,
     Compute,
-    Draft { provisional: bool },
+    Draft { ahead: bool },
     Fallback,
     Verdict,
     Keep { kept: u64, discarded: u64 },
@@ -239,7 +239,7 @@ impl<S: tracing::Subscriber> Layer<S> for Reader {
         let what = match fields.message.as_str() {
             "load" => What::Load,
             "compute" => What::Compute,
-            "draft" => What::Draft { provisional: number("provisional") == 1 },
+            "draft" => What::Draft { ahead: number("ahead") == 1 },
             "fallback" => What::Fallback,
             "verdict" => What::Verdict,
             "keep" => What::Keep { kept: number("kept"), discarded: number("discarded") },
@@ -271,7 +271,7 @@ fn draft_and_target_never_compute_at_once_and_drafting_ahead_waits_for_weights()
         assert!(pair[0].ended <= pair[1].began, "{pair:?}");
     }
     // Whatever was drafted ahead, the target went on only after a load that came while or after it was decided upon.
-    let ahead = |done: &Done| done.what == What::Draft { provisional: true };
+    let ahead = |done: &Done| done.what == What::Draft { ahead: true };
     for (at, step) in busy.iter().enumerate().filter(|(_, done)| ahead(done)) {
         let (before, after) = (busy[at - 1], busy[at..].iter().find(|done| done.what == What::Compute));
         let waited_for = |done: &&Done| {
