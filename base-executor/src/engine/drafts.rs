@@ -24,7 +24,7 @@ use speculation::{
     recent::Recent,
     tree::{NodeSet, TokenTree},
     verdict::Verdict,
-    worth::{Step, Worth, is_due, worth},
+    worth::{MAX_SLOWDOWN, Step, Worth, is_due, worth},
 };
 
 pub use super::commission::Author;
@@ -115,6 +115,12 @@ impl Drafts {
     /// A step of so many rows, each with logits, took so long.
     pub(super) fn observe(&mut self, rows: usize, took: Duration) {
         self.pace.observe(rows, took);
+    }
+
+    /// How much longer a step of so many rows may take because of what is drafted meanwhile.
+    pub(super) fn spare(&self, rows: usize) -> Duration {
+        let step_s = self.pace.line().map_or(0.0, |line| line.at(rows as f64));
+        Duration::try_from_secs_f64(step_s * MAX_SLOWDOWN).unwrap_or_default()
     }
 
     /// What may come next in a sequence that takes part in `step`.

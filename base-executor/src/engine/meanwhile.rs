@@ -8,7 +8,7 @@
 //!
 //! What is verified is behind tokens that are not known to come, so each such guess is *provisional*
 //! ([`speculation::ahead`]). A guess is begun only if it will be done before the disk would idle or an answer be late, by what
-//! both took so far. It takes no memory: whoever drafts took its own at the start, and a tree has a bound.
+//! both took so far; what it may go beyond that is [`MAX_SLOWDOWN`](speculation::worth::MAX_SLOWDOWN) of the step, all guesses together. It takes no memory: whoever drafts took its own at the start, and a tree has a bound.
 
 use std::time::Duration;
 
@@ -55,9 +55,9 @@ impl GuessTime {
         self.mean_s
     }
 
-    /// Whether one is done in time; nobody knows that of the first.
-    fn fits(&self, left: Duration) -> bool {
-        self.longest.is_some_and(|longest| longest <= left)
+    /// How much longer than `left` one may take; nobody knows that of the first.
+    fn beyond(&self, left: Duration) -> Option<Duration> {
+        Some(self.longest?.saturating_sub(left))
     }
 }
 
@@ -101,12 +101,16 @@ pub(super) struct Writers {
     authors: Vec<(usize, Commission)>,
     /// How many of them, from the first on, may have more to say.
     open: usize,
+    /// How much longer the pass may take because of them.
+    spare: Duration,
     pub(super) time: GuessTime,
 }
 
 impl Writers {
-    /// Takes those who draft for the sequences of `plan`, for as long as the pass takes.
-    pub(super) fn take<A>(&mut self, plan: &[Portion], queues: &mut Queues<A>) {
+    /// Takes those who draft for the sequences of `plan`, for as long as the pass takes, which is longer by `spare` at most
+    /// because of them.
+    pub(super) fn take<A>(&mut self, plan: &[Portion], queues: &mut Queues<A>, spare: Duration) {
+        self.spare = spare;
         for portion in plan {
             let commission = &mut queues.running_mut(portion.sequence).commission;
             if let Some(taken) = commission.take_if(|commission| commission.ahead.is_some()) {
@@ -125,7 +129,10 @@ impl Writers {
 
     /// Goes on drafting until `wait` is over, or a guess would make it longer.
     fn go_on(&mut self, wait: &dyn Waiting, clock: &dyn Clock, stats: &mut SpeculationStats) {
-        while self.open > 0 && !wait.is_over() && self.time.fits(wait.left()) {
+        while self.open > 0 && !wait.is_over() {
+            let beyond = self.time.beyond(wait.left());
+            let Some(spare) = beyond.and_then(|beyond| self.spare.checked_sub(beyond)) else { return };
+            self.spare = spare;
             let begun = clock.now();
             stats.ahead += u64::from(self.step(clock));
             let took = clock.now().saturating_duration_since(begun);

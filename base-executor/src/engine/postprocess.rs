@@ -40,7 +40,9 @@ impl<P: ForwardPass> Engine<P> {
             tracing::error!(error = &error as &dyn std::error::Error, "a block could not be copied");
             return Err(StepFailed::Fault);
         }
-        self.drafts.writers.take(plan, &mut self.queues);
+        let rows = plan.iter().map(|portion| portion.count).sum();
+        let spare = self.drafts.spare(rows);
+        self.drafts.writers.take(plan, &mut self.queues, spare);
         let running = self.queues.running();
         let slices = |portion: &Portion| running[portion.sequence].slices(portion.count, portion.logits);
         let batch: Vec<_> = plan.iter().flat_map(slices).collect();
@@ -51,7 +53,6 @@ impl<P: ForwardPass> Engine<P> {
         if !plan.iter().all(decodes) {
             failpoint::pass("executor.prefill_chunk");
         }
-        let rows = plan.iter().map(|portion| portion.count).sum();
         let begin = self.clock.now();
         let meanwhile = (&mut self.drafts.writers, &mut self.stats.speculation);
         let computed = self.computing.run(&batch, meanwhile, &*self.clock);

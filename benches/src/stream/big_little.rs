@@ -35,26 +35,25 @@ pub(super) fn decode(side: &mut Side, little: &Planted, prompt: &[u32], tokens: 
     let blocks: Vec<BlockId> = (0..each as u32).map(BlockId).collect();
     side.pass(prompt, 0, &blocks, each)?;
     let mut said = prompt.to_vec();
-    let (mut place, mut wrong, mut read) = (0, 0, prompt.len());
+    // What the big one said behind the prompt is not read yet.
+    said.push(little.answer[0]);
+    let (mut place, mut wrong, mut read) = (1, 0, prompt.len());
     let begun = Instant::now();
-    while place < tokens {
-        let mut sure = 0;
-        while sure < MOST {
+    while place <= tokens {
+        for _ in 0..MOST {
             little.work();
             let guesses = little.at(place);
             let Some(guess) = guesses.first().filter(|guess| guess.probability >= SURE) else { break };
             wrong += usize::from(guess.token != little.answer[place]);
             said.push(guess.token);
-            (sure, place) = (sure + 1, place + 1);
+            place += 1;
         }
-        // The big one's own token, behind all that was said.
+        side.pass(&said[read..], read, &blocks, each)?;
+        read = said.len();
+        // Its own token, behind all that was said.
         said.push(little.answer[place]);
         place += 1;
-        side.pass(&said[read..said.len() - 1], read, &blocks, each)?;
-        read = said.len() - 1;
     }
-    Ok(BigLittle {
-        token_s: begun.elapsed().as_secs_f64() / place as f64,
-        wrong: wrong as f64 / place as f64,
-    })
+    let said = (place - 1) as f64;
+    Ok(BigLittle { token_s: begun.elapsed().as_secs_f64() / said, wrong: wrong as f64 / said })
 }
