@@ -16,7 +16,6 @@ use std::{
 
 use policy::perf::{fit::Fit, line::Line};
 use speculation::{
-    baseline::Rule,
     draft::Draft,
     growth::{Pacer, grow},
     tree::{MAX_NODES, TokenTree},
@@ -25,6 +24,7 @@ use speculation::{
 };
 
 pub use self::model::{DraftError, ModelDraft};
+pub use speculation::baseline::Rule;
 
 /// Whoever guesses for a split client. It is in this process and does not fail.
 pub type Guesser<'a> = &'a mut dyn Draft<Error = Infallible>;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Draft -> Growth -> TokenTree -> worth -> Segments -> (the target's pass) -> Walk -> Verdict -> Threshold
-//!                       `-- Ahead: grows on meanwhile ----------------------------------^
+//!                       +-- Ahead: grows on meanwhile ----------------------------------+
 //! ```
 //!
 //! No answer changes: at each position the target draws with its own generator, keyed by seed and position, and a drafted

@@ -118,7 +118,7 @@ impl Drafts {
     }
 
     /// How much longer a step of so many rows may take because of what is drafted meanwhile.
-    pub(super) fn spare(&self, rows: usize) -> Duration {
+    fn spare(&self, rows: usize) -> Duration {
         let step_s = self.pace.line().map_or(0.0, |line| line.at(rows as f64));
         Duration::try_from_secs_f64(step_s * MAX_SLOWDOWN).unwrap_or_default()
     }
@@ -220,6 +220,23 @@ impl<P: ForwardPass> Engine<P> {
             if let Some(provisional) = sequence.provisional() {
                 self.outboxes.foretell(sequence.caller, provisional);
             }
+        }
+    }
+
+    /// Lets those who draft for the sequences of `plan` go on during its pass over so many rows.
+    pub(super) fn lend_writers(&mut self, plan: &[Portion], rows: usize) {
+        let (spare, queues) = (self.drafts.spare(rows), &mut self.queues);
+        let authors = plan.iter().filter_map(|portion| {
+            let commission = &mut queues.running_mut(portion.sequence).commission;
+            Some((portion.sequence, commission.take_if(|commission| commission.ahead.is_some())?))
+        });
+        self.drafts.writers.begin(authors, spare);
+    }
+
+    /// Brings them back to their sequences.
+    pub(super) fn take_back_writers(&mut self) {
+        for (sequence, commission) in self.drafts.writers.end() {
+            self.queues.running_mut(sequence).commission = Some(commission);
         }
     }
 

@@ -24,11 +24,7 @@ use speculation::{
     tree::{NodeId, TokenTree},
 };
 
-use super::{
-    commission::{Author, Commission},
-    queues::Queues,
-    schedule::Portion,
-};
+use super::commission::{Author, Commission};
 
 /// What the latest guess counts for, of what one is expected to take.
 const LATEST: f64 = 1.0 / 16.0;
@@ -107,24 +103,16 @@ pub(super) struct Writers {
 }
 
 impl Writers {
-    /// Takes those who draft for the sequences of `plan`, for as long as the pass takes, which is longer by `spare` at most
-    /// because of them.
-    pub(super) fn take<A>(&mut self, plan: &[Portion], queues: &mut Queues<A>, spare: Duration) {
-        self.spare = spare;
-        for portion in plan {
-            let commission = &mut queues.running_mut(portion.sequence).commission;
-            if let Some(taken) = commission.take_if(|commission| commission.ahead.is_some()) {
-                self.authors.push((portion.sequence, taken));
-            }
-        }
-        self.open = self.authors.len();
+    /// A pass begins: those of `authors`, each with the place of its sequence among those that run, may draft meanwhile, and make
+    /// it longer by `spare` at most.
+    pub(super) fn begin(&mut self, authors: impl Iterator<Item = (usize, Commission)>, spare: Duration) {
+        self.authors.extend(authors);
+        (self.open, self.spare) = (self.authors.len(), spare);
     }
 
-    /// Gives them back.
-    pub(super) fn give_back<A>(&mut self, queues: &mut Queues<A>) {
-        for (sequence, commission) in self.authors.drain(..) {
-            queues.running_mut(sequence).commission = Some(commission);
-        }
+    /// The pass has ended: who drafted.
+    pub(super) fn end(&mut self) -> impl Iterator<Item = (usize, Commission)> {
+        self.authors.drain(..)
     }
 
     /// Goes on drafting until `wait` is over, or a guess would make it longer.

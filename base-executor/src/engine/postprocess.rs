@@ -41,8 +41,7 @@ impl<P: ForwardPass> Engine<P> {
             return Err(StepFailed::Fault);
         }
         let rows = plan.iter().map(|portion| portion.count).sum();
-        let spare = self.drafts.spare(rows);
-        self.drafts.writers.take(plan, &mut self.queues, spare);
+        self.lend_writers(plan, rows);
         let running = self.queues.running();
         let slices = |portion: &Portion| running[portion.sequence].slices(portion.count, portion.logits);
         let batch: Vec<_> = plan.iter().flat_map(slices).collect();
@@ -61,7 +60,7 @@ impl<P: ForwardPass> Engine<P> {
         if plan.iter().all(decodes) {
             self.drafts.observe(rows, took);
         }
-        self.drafts.writers.give_back(&mut self.queues);
+        self.take_back_writers();
         computed
     }
 

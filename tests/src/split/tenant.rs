@@ -3,7 +3,7 @@
 use std::{ops::ControlFlow, path::Path, sync::Arc, time::Duration};
 
 use client::{
-    drafts::{Effort, compared::Rule},
+    drafts::{Effort, Rule},
     error::CallError,
     generate::{GenerateError, Task},
     masking::Masking,
