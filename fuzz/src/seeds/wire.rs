@@ -160,7 +160,7 @@ pub(super) fn to_gateway() -> Vec<Seed> {
     make.refused(
         "a tag of 2 for an option",
         FORMAT,
-        [&[2][..], &[1, 0, 0, 0], &[0; 44], &[2, 0]].concat(),
+        [&[2][..], &[1, 0, 0, 0], &[0; 48], &[2, 0]].concat(),
         "Option",
     );
     let empty = Output { tokens: vec![], prompt: vec![], finish: None, ..output() };

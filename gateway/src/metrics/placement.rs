@@ -109,8 +109,11 @@ fn count_workers(store: &Store, now: &Stats, before: Option<&Stats>) {
     }
 }
 
-/// What is counted of each adapter: a figure that only grows, and the label it has beside the adapter's.
-const BY_ADAPTER: [(Id, &str, fn(&AdapterStats) -> u64); 5] = [
+/// A figure of an adapter that only grows, and the label it has beside the adapter's.
+type Counted = (Id, &'static str, fn(&AdapterStats) -> u64);
+
+/// What is counted of each adapter.
+const BY_ADAPTER: [Counted; 5] = [
     (Id::AdapterRankRows, "device", |stats| stats.rank_rows_device),
     (Id::AdapterRankRows, "workers", |stats| stats.rank_rows_workers),
     (Id::AdapterRankRows, "executor", |stats| stats.rank_rows_executor),
