@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use cache::{Settings, replacement::Variant};
+use cache::{Settings, manager::AdapterUnit, replacement::Variant};
 use clap::{Args, ValueEnum};
 use policy::batch::BatchLimits;
 use serde_json::{Value, json};
@@ -147,9 +147,12 @@ pub struct Options {
     /// What the policy takes computing a block for, in copies of a block; the costs say what it is.
     #[arg(long, default_value_t = Settings::RECOMPUTE_COST, value_name = "COPIES")]
     pub recompute_cost: f32,
-    /// Prompts whose adapter is on its way are computed at once, so many times as slowly.
+    /// Prompts whose adapter is not there are computed at once where that is faster than waiting, so many times as slowly.
     #[arg(long, value_name = "FACTOR")]
     pub cpu_assist: Option<f64>,
+    /// Adapters give up their places block by block; one that is missing costs who asks for it so many copies of a block.
+    #[arg(long, value_name = "COPIES", requires = "cpu_assist")]
+    pub partial: Option<f32>,
 }
 
 impl Options {
@@ -172,6 +175,7 @@ impl Options {
             device_blocks,
             host_blocks: self.host_blocks.unwrap_or(device_blocks),
             disk_blocks: self.disk_blocks,
+            adapter_unit: self.partial.map_or(AdapterUnit::Whole, |cost| AdapterUnit::Block { cost }),
             variant: self.variant,
             adapter_share: self.adapter_share,
             max_adapter_blocks: self.max_adapter_blocks,
@@ -191,14 +195,19 @@ impl Options {
             ("--tau", Some(self.tau)),
             ("--recompute-cost", Some(f64::from(self.recompute_cost))),
             ("--length-divisor", self.length_divisor),
-            ("--cpu-assist", self.cpu_assist),
+            ("--partial", self.partial.map(f64::from)),
             ("--adapters", Some(self.adapters as f64)),
             ("--rank", self.rank.map(f64::from)),
             ("--max-running", self.max_running.map(|count| count as f64)),
             ("--chunk-tokens", self.chunk_tokens.map(|count| count as f64)),
         ];
         let shares = [("--drift", Some(self.drift)), ("--adapter-share", self.adapter_share)];
-        let at_least_0 = [("--warmup", Some(self.warmup)), ("--hostile", Some(self.hostile))];
+        let at_least_0 = [
+            ("--warmup", Some(self.warmup)),
+            ("--hostile", Some(self.hostile)),
+            // What is computed elsewhere is not faster for it.
+            ("--cpu-assist", self.cpu_assist.map(|factor| factor - 1.0)),
+        ];
         let is_bad = |(name, value): (&'static str, Option<f64>), is_good: fn(f64) -> bool| {
             value.filter(|&value| !value.is_finite() || !is_good(value)).map(|_| name)
         };
@@ -312,6 +321,7 @@ impl Options {
             "tau_s": self.tau,
             "recompute_cost": self.recompute_cost,
             "cpu_assist": self.cpu_assist,
+            "partial": self.partial,
         }))
     }
 }
