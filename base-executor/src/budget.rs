@@ -10,11 +10,14 @@ use std::{
 };
 
 use cache::ledger::{Account, Charge};
-use settings::ByteCount;
+use settings::{ByteCount, MemoryPart};
 use shmproto::message::HeldStats;
 
 /// Of the bound, one part in so many is for what is not accounted for: programs, rows on their way through a pass, files.
 const SPARE: u64 = 16;
+
+/// What an executor without a part of its own is held to.
+const MACHINE: &str = "the memory of this machine or of its control group";
 
 /// The process's account of its host's memory, by what it is for.
 #[derive(Debug, Clone)]
@@ -35,17 +38,20 @@ pub struct MemoryBudget {
 }
 
 impl MemoryBudget {
-    /// Of this machine; adapters may take so much of it.
+    /// Of this machine, or of a part of it; adapters may take so much of it.
     #[must_use]
-    pub fn of_this_machine(adapter_bytes: u64) -> Self {
+    pub fn of_this_machine(part: Option<MemoryPart>, adapter_bytes: u64) -> Self {
         let bound = bound_bytes();
-        Self::new(bound - bound / SPARE, adapter_bytes)
+        let bound = bound - bound / SPARE;
+        match part {
+            None => Self::new(MACHINE, bound, adapter_bytes),
+            Some(part) => Self::new("--process-memory", part.bytes_of(bound), adapter_bytes),
+        }
     }
 
-    /// Of `limit_bytes`, of which adapters may take so many.
-    #[must_use]
-    pub fn new(limit_bytes: u64, adapter_bytes: u64) -> Self {
-        let all = Account::new("the memory of this machine or of its control group", limit_bytes);
+    /// Of `limit_bytes` of what is called `name`, of which adapters may take so many.
+    fn new(name: &str, limit_bytes: u64, adapter_bytes: u64) -> Self {
+        let all = Account::new(name, limit_bytes);
         let [weights, blocks, history, workers, clients] =
             ["weights", "blocks", "history", "workers", "clients"].map(|name| all.part(name, limit_bytes));
         let adapters = all.part("adapters", adapter_bytes);
@@ -77,7 +83,7 @@ impl MemoryBudget {
 impl Default for MemoryBudget {
     /// One without a bound.
     fn default() -> Self {
-        Self::new(u64::MAX, u64::MAX)
+        Self::new(MACHINE, u64::MAX, u64::MAX)
     }
 }
 
@@ -149,8 +155,19 @@ mod tests {
     }
 
     #[test]
+    fn several_on_one_machine_are_held_to_their_parts_of_it() {
+        let limit = |part: Option<&str>| {
+            let part = part.map(|part| part.parse().unwrap());
+            MemoryBudget::of_this_machine(part, 50).figures().limit_bytes
+        };
+        let whole = limit(None);
+        assert_eq!((limit(Some("1/3")), limit(Some("4096"))), (whole / 3, 4096));
+        assert_eq!(limit(Some("99999999GiB")), whole, "nobody has more than there is");
+    }
+
+    #[test]
     fn what_does_not_fit_is_refused_with_what_to_do() {
-        let budget = MemoryBudget::new(100, 50);
+        let budget = MemoryBudget::new(MACHINE, 100, 50);
         take(&budget.weights, 80, "choose a smaller one").unwrap();
         let refused = take(&budget.blocks, 30, "lower --device-bytes").unwrap_err().to_string();
         assert!(refused.starts_with("no memory for blocks: 30 bytes are more than is left"), "{refused}");

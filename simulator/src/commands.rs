@@ -7,6 +7,7 @@
 //! - `run`: one run. `compare`: all variants. `peak`: the highest rate.
 //! - `phases`, `knee`, `correlation`: the paper's stories.
 //! - `fleet`: several executors behind one gateway.
+//! - `flood`: some tenants beside one that asks for too much.
 //! - `forecast`: what a load would see on a number of executors.
 //! - `worlds`: small fleets in which everything goes wrong.
 //! - `drawing`: charts of a run. `bench`: what decisions take.
@@ -16,6 +17,7 @@ mod compare;
 mod correlation;
 mod drawing;
 mod fleet;
+mod flood;
 mod forecast;
 mod knee;
 mod options;
@@ -57,6 +59,8 @@ enum Command {
     Correlation(correlation::Correlation),
     /// Several executors behind one gateway, with every policy on the same requests (C-23).
     Fleet(fleet::Fleet),
+    /// Four tenants beside one that asks for ten times as much as each of them.
+    Flood(flood::Flood),
     /// What a load would see on a number of executors, and how many it needs.
     Forecast(Box<forecast::Forecast>),
     /// Lives through worlds in which executors die, messages are lost and clocks jump, and checks what must hold.
@@ -104,6 +108,7 @@ impl Cli {
             Command::Knee(knee) => knee.run(out),
             Command::Correlation(correlation) => correlation.run(out),
             Command::Fleet(fleet) => fleet.run(out),
+            Command::Flood(flood) => flood.run(out),
             Command::Forecast(forecast) => forecast.run(out),
             Command::Worlds(worlds) => worlds.run(out),
             Command::Bench(bench) => bench.run(out),
