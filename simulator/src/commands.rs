@@ -5,7 +5,7 @@
 //! - `options`: what is simulated.
 //! - `side_by_side`: many runs at once.
 //! - `run`: one run. `compare`: all variants. `peak`: the highest rate.
-//! - `phases`, `knee`, `correlation`: the paper's stories.
+//! - `phases`, `knee`, `starvation`, `correlation`: the paper's stories.
 //! - `fleet`: several executors behind one gateway.
 //! - `flood`: some tenants beside one that asks for too much.
 //! - `forecast`: what a load would see on a number of executors.
@@ -25,6 +25,7 @@ mod peak;
 mod phases;
 mod run;
 mod side_by_side;
+mod starvation;
 mod worlds;
 
 use std::io::{self, Write};
@@ -55,6 +56,8 @@ enum Command {
     Phases(phases::Phases),
     /// Times to the first token over the share that adapters have to themselves (E-26).
     Knee(knee::Knee),
+    /// What each side of a divided device has in use, with few adapters and then with more (E-26).
+    Starvation(starvation::Starvation),
     /// Whether last use, frequency and cost agree (E-27).
     Correlation(correlation::Correlation),
     /// Several executors behind one gateway, with every policy on the same requests (C-23).
@@ -106,6 +109,7 @@ impl Cli {
             Command::Peak(peak) => peak.run(out),
             Command::Phases(phases) => phases.run(out),
             Command::Knee(knee) => knee.run(out),
+            Command::Starvation(starvation) => starvation.run(out),
             Command::Correlation(correlation) => correlation.run(out),
             Command::Fleet(fleet) => fleet.run(out),
             Command::Flood(flood) => flood.run(out),

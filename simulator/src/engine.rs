@@ -268,7 +268,8 @@ impl<'a> Engine<'a> {
             prefill += share.count as f64 * (1.0 + slower * self.tiers.missing(sequence.adapter));
         }
         work.prefill_tokens = prefill.round() as usize;
-        self.now += self.setup.cost.step(work);
+        let carried = std::mem::take(&mut self.tiers.carried);
+        self.now += self.setup.cost.step(work) + self.setup.cost.copies(carried);
         self.computed_at = self.now;
         self.observer.steps += 1;
         self.postprocess(shares);
@@ -316,6 +317,8 @@ impl<'a> Engine<'a> {
     fn wait(&mut self) -> Result<(), SimulationError> {
         if self.setup.design == Design::Executor {
             self.tiers.idle(&mut self.cache, self.now);
+            // No step waits for what is copied meanwhile.
+            self.tiers.carried = 0;
         }
         let arrival = self.arrivals.peek().map(|Reverse((at, _))| *at + self.setup.cost.request());
         let somebody_waits = !(self.waiting.is_empty() && self.cold.is_empty() && self.fetching.is_empty());

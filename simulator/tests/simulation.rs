@@ -14,6 +14,7 @@ use simulator::{
     engine::{Design, Engine, Observation, Setup},
     workload::{
         Adapter, Conversation, Shares, Turn, Workload,
+        arrivals::Before,
         popularity::Popularity,
         scenario::{Recipe, Scenario},
     },
@@ -76,6 +77,19 @@ fn in_an_executor_as_it_is_a_request_takes_its_way_in_and_waits_for_no_adapter()
     assert_eq!(first.ttft, SECOND / 2 + step(100, 0, 100 * 50));
     // Three blocks of 32 are known.
     assert_eq!(second.ttft, SECOND / 2 + step(4, 96, 4 * (96 + 2)));
+}
+
+#[test]
+fn a_step_waits_for_the_blocks_that_are_taken_off_the_device_beside_it() {
+    let decode = |block_copy_s: f64| {
+        let cost = CostModel { block_copy_s, ..CostModel::GPU };
+        let setup = Setup { design: Design::Executor, cost, cpu_assist: Some(1.0), ..setup(Variant::Elora) };
+        let talks = vec![talk(SECOND, 1, vec![turn(100, 1)]), talk(SECOND, 2, vec![turn(20, 50)])];
+        let observation = run(setup, &workload(talks));
+        observation.records.iter().find(|record| record.conversation == 1).unwrap().decode
+    };
+    // The other one leaves three full blocks.
+    assert_eq!(decode(1e-3) - decode(0.0), Duration::from_millis(3));
 }
 
 #[test]
@@ -225,6 +239,7 @@ fn recipe(scenario: Scenario, per_s: f64) -> Recipe {
         hostile_per_s: 0.2,
         per_s,
         length_divisor: 1.0,
+        before: Before::default(),
         end: 60 * SECOND,
     }
 }

@@ -63,7 +63,7 @@ pub struct Places {
     pub executors: usize,
     /// Sequences that they compute together, all of them.
     pub all: usize,
-    /// Of these, those for all who were served more than their part.
+    /// Of these, those for all who were served more than their part; where these are all, nobody is held back.
     pub floods: usize,
 }
 
@@ -86,6 +86,9 @@ impl<K: Ord> Crowd<'_, K> {
     #[must_use]
     pub fn lets(&self, tenant: &K, places: Places) -> bool {
         let Places { executors, all, floods } = places;
+        if floods >= all {
+            return true;
+        }
         match self.0.iter().find(|held| held.key == tenant) {
             None => true,
             Some(Held { tenant, part: Some(part), .. }) => {
@@ -135,6 +138,7 @@ impl<K: Ord + Clone> Headroom<K> {
     pub fn end(&mut self, tenant: &K, sequences: usize, tokens: u64, now_us: u64) {
         if let Some(tenant) = self.tenants.get_mut(tenant) {
             tenant.under_way = tenant.under_way.saturating_sub(sequences);
+            tenant.unbegun = tenant.unbegun.min(tenant.under_way);
             tenant.served = (tenant.served_by(now_us) + tokens as f64, now_us);
         }
     }

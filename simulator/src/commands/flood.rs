@@ -141,22 +141,30 @@ impl Flood {
 
     /// Independent arrivals of each tenant. What the flood has waited for longer than a few seconds is too late.
     fn requests(&self, seed: u64, flood: f64) -> Vec<Request> {
-        let mut requests = Vec::new();
-        for tenant in 0..=MODERATE {
-            let (times, patience) = if tenant < MODERATE { (1.0, None) } else { (flood, Some(5 * SECOND)) };
-            let mut stream = Stream::new(seed, "flood", tenant.into());
-            let mut at = 0.0;
-            while times > 0.0 {
-                at += stream.exponential() / (self.rate * times);
-                if at >= self.duration {
-                    break;
-                }
-                let at = u64::try_from(Duration::from_secs_f64(at).as_nanos()).unwrap_or(u64::MAX);
-                let (prompt, answer) = (self.prompt, self.answer);
-                requests.push(Request { at, tenant, adapter: 0, rank: 0, prompt, answer, patience });
-            }
-        }
+        let mut requests: Vec<Request> =
+            (0..=MODERATE).flat_map(|tenant| self.of(tenant, seed, flood)).collect();
         requests.sort_by_key(|request| (request.at, request.tenant));
         requests
+    }
+
+    fn of(&self, tenant: u16, seed: u64, flood: f64) -> Vec<Request> {
+        let (times, patience) = if tenant < MODERATE { (1.0, None) } else { (flood, Some(5 * SECOND)) };
+        let mut stream = Stream::new(seed, "flood", tenant.into());
+        let gaps = std::iter::repeat_with(|| stream.exponential() / (self.rate * times));
+        let arrivals = gaps.scan(0.0, |at, gap| {
+            *at += gap;
+            Some(*at)
+        });
+        let request = |at: f64| Request {
+            at: u64::try_from(Duration::from_secs_f64(at).as_nanos()).unwrap_or(u64::MAX),
+            tenant,
+            adapter: 0,
+            rank: 0,
+            prompt: self.prompt,
+            answer: self.answer,
+            patience,
+        };
+        // Without a flood its first gap has no end.
+        arrivals.take_while(|at| *at < self.duration).map(request).collect()
     }
 }

@@ -14,6 +14,7 @@ use crate::{
     report::Report,
     workload::{
         Shares, Workload,
+        arrivals::Before,
         popularity::Popularity,
         replay,
         scenario::{Recipe, Scenario},
@@ -93,6 +94,9 @@ pub struct Options {
     /// Part of the popularity that moves every minute.
     #[arg(long, default_value_t = 0.1)]
     pub drift: f64,
+    /// What was before, where adapters are asked for in bursts.
+    #[arg(long, value_enum, default_value = "nothing")]
+    pub before: Before,
     /// Tenants that share the adapters among them.
     #[arg(long, default_value_t = 1)]
     pub tenants: u16,
@@ -237,6 +241,7 @@ impl Options {
             hostile_per_s: self.hostile,
             per_s: self.rate,
             length_divisor: self.length_divisor.unwrap_or(defaults.length_divisor),
+            before: self.before,
             end: Duration::from_secs_f64(self.duration),
         };
         match &self.trace {
@@ -303,6 +308,7 @@ impl Options {
             "adapter_blocks": [cost.adapter_blocks(rank), cost.adapter_blocks(2 * rank)],
             "popularity": self.popularity.to_string(),
             "drift": self.drift,
+            "before": self.before,
             "tenants": self.tenants,
             "tenants_have_shares": !self.no_shares,
             "hostile_per_s": self.hostile,

@@ -72,6 +72,8 @@ pub(super) struct Tiers {
     to_device: Link<Job>,
     to_host: Link<Job>,
     disk: Link<Job>,
+    /// Blocks that came to the device or were taken off it since this was last set back.
+    pub(super) carried: usize,
     /// Adapters that were asked for, and copied, one by one.
     pub(super) loaded_adapters: u64,
 }
@@ -91,6 +93,7 @@ impl Tiers {
             to_device: Link::default(),
             to_host: Link::default(),
             disk: Link::default(),
+            carried: 0,
             loaded_adapters: 0,
         }
     }
@@ -191,6 +194,7 @@ impl Tiers {
                     link.submit(now, Urgency::Of(class), Job::In { node, block }, takes);
                 }
                 Copy::Out { node, slots, .. } => {
+                    self.carried += 1;
                     let [host, disk] = slots.map(|slot| slot.is_some());
                     if host {
                         let job = Job::Out { node, tier: Tier::Host };
@@ -211,7 +215,10 @@ impl Tiers {
         for link in [&mut self.to_device, &mut self.to_host, &mut self.disk] {
             while let Some(job) = link.end_next(now) {
                 match job {
-                    Job::In { node, block } => cache.copied_in(node, block, Outcome::Done),
+                    Job::In { node, block } => {
+                        self.carried += 1;
+                        cache.copied_in(node, block, Outcome::Done);
+                    }
                     Job::Out { node, tier } => cache.copied_out(node, tier, Outcome::Done),
                     Job::Adapter { index, placed } => {
                         let state = &mut self.adapters[index];

@@ -3,7 +3,10 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use policy::{
-    fairness::{Entry, FairLimits, FairQueue, Turn, headroom::Headroom},
+    fairness::{
+        Entry, FairLimits, FairQueue, Turn,
+        headroom::{Headroom, Places},
+    },
     perf::serving::{Load, ServingFit, ServingModel},
     random::Rng,
     routing::{
