@@ -16,9 +16,6 @@ use shmproto::message::HeldStats;
 /// Of the bound, one part in so many is for what is not accounted for: programs, rows on their way through a pass, files.
 const SPARE: u64 = 16;
 
-/// What an executor without a part of its own is held to.
-const MACHINE: &str = "the memory of this machine or of its control group";
-
 /// The process's account of its host's memory, by what it is for.
 #[derive(Debug, Clone)]
 pub struct MemoryBudget {
@@ -44,13 +41,18 @@ impl MemoryBudget {
         let bound = bound_bytes();
         let bound = bound - bound / SPARE;
         match part {
-            None => Self::new(MACHINE, bound, adapter_bytes),
-            Some(part) => Self::new("--process-memory", part.bytes_of(bound), adapter_bytes),
+            None => Self::new(bound, adapter_bytes),
+            Some(part) => Self::named("--process-memory", part.bytes_of(bound), adapter_bytes),
         }
     }
 
-    /// Of `limit_bytes` of what is called `name`, of which adapters may take so many.
-    fn new(name: &str, limit_bytes: u64, adapter_bytes: u64) -> Self {
+    /// Of `limit_bytes`, of which adapters may take so many.
+    #[must_use]
+    pub fn new(limit_bytes: u64, adapter_bytes: u64) -> Self {
+        Self::named("the memory of this machine or of its control group", limit_bytes, adapter_bytes)
+    }
+
+    fn named(name: &str, limit_bytes: u64, adapter_bytes: u64) -> Self {
         let all = Account::new(name, limit_bytes);
         let [weights, blocks, history, workers, clients] =
             ["weights", "blocks", "history", "workers", "clients"].map(|name| all.part(name, limit_bytes));
@@ -83,7 +85,7 @@ impl MemoryBudget {
 impl Default for MemoryBudget {
     /// One without a bound.
     fn default() -> Self {
-        Self::new(MACHINE, u64::MAX, u64::MAX)
+        Self::new(u64::MAX, u64::MAX)
     }
 }
 
@@ -167,7 +169,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused_with_what_to_do() {
-        let budget = MemoryBudget::new(MACHINE, 100, 50);
+        let budget = MemoryBudget::new(100, 50);
         take(&budget.weights, 80, "choose a smaller one").unwrap();
         let refused = take(&budget.blocks, 30, "lower --device-bytes").unwrap_err().to_string();
         assert!(refused.starts_with("no memory for blocks: 30 bytes are more than is left"), "{refused}");
