@@ -101,7 +101,7 @@ impl<P: ForwardPass> Engine<P> {
             self.stats.prompt_tokens += portion.count.saturating_sub(sequence.pending_virtual()) as u64;
         }
         let (Gave { logits, vocab_size, drawn }, kv) = (self.computing.gave(), &mut self.kv);
-        let (counts, drafts) = (&mut self.stats.speculation, &mut self.drafts);
+        let (counts, drafts, tiers) = (&mut self.stats.speculation, &mut self.drafts, &mut self.tiers);
         catch_unwind(AssertUnwindSafe(|| {
             if sequence.has_grown() {
                 let Place::Rows(rows) = place else { unreachable!("a tree asks for all logits") };
@@ -109,6 +109,9 @@ impl<P: ForwardPass> Engine<P> {
                 let (output, drafted, verdict) = sequence.verify(rows, vocab_size, kv);
                 drafts::count(counts, drafted, &verdict);
                 drafts.learn(&verdict);
+                if let Some(id) = sequence.adapter_id() {
+                    tiers.note_verified(id, drafted, verdict.accepted.len());
+                }
                 return Some(output);
             }
             let given = match place {
