@@ -9,7 +9,7 @@ use cache::ledger::{Account, Charge, Full};
 use ids::{AdapterId, Generation};
 use shmproto::message::{AdapterStats, ErrorCode, WireError};
 
-use crate::caller::Caller;
+use crate::{author::Agency, caller::Caller};
 
 /// Why bytes were not granted to an adapter.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -109,6 +109,20 @@ impl Drop for Claim {
     }
 }
 
+/// What an adapter is for.
+#[derive(Debug)]
+pub enum Role {
+    /// Requests are answered by it.
+    Answers,
+    /// The base guesses by it.
+    Drafts {
+        /// The first layers of the base that it computes.
+        layers: u32,
+        /// Who does so, until the engine has taken it over; `None` where nobody does.
+        agency: Option<Agency>,
+    },
+}
+
 /// An adapter that is ready to be used.
 #[derive(Debug)]
 pub struct Prepared<A> {
@@ -124,6 +138,19 @@ pub struct Prepared<A> {
     pub modules: u32,
     /// Tokens that stand before every prompt (prefix tuning).
     pub virtual_tokens: usize,
+    /// What it is for.
+    pub role: Role,
+}
+
+impl<A> Prepared<A> {
+    /// Layers of the base that it computes, if it is a draft; 0 if it answers.
+    #[must_use]
+    pub fn draft_layers(&self) -> u32 {
+        match self.role {
+            Role::Answers => 0,
+            Role::Drafts { layers, .. } => layers,
+        }
+    }
 }
 
 /// What became of a load call.
@@ -146,11 +173,25 @@ pub enum AdapterError {
     /// It is on its way out.
     #[error("adapter {0:.12} is being unloaded; wait until that has ended, then load it again")]
     Unloading(AdapterId),
+    /// It guesses for the base.
+    #[error("adapter {0:.12} is a draft: it answers nobody; ask the base, or an adapter that is none")]
+    Draft(AdapterId),
+}
+
+impl AdapterError {
+    /// What it is for a program.
+    #[must_use]
+    pub fn code(self) -> ErrorCode {
+        match self {
+            Self::NotLoaded(_) | Self::Unloading(_) => ErrorCode::AdapterNotFound,
+            Self::Draft(_) => ErrorCode::InvalidRequest,
+        }
+    }
 }
 
 impl From<AdapterError> for WireError {
     fn from(error: AdapterError) -> Self {
-        Self { code: ErrorCode::AdapterNotFound, message: error.to_string() }
+        Self { code: error.code(), message: error.to_string() }
     }
 }
 
@@ -221,9 +262,13 @@ impl<A> AdapterTable<A> {
     /// Like [`get`](Self::get), and counts a user until [`release`](Self::release).
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is none, or it is a draft.
     pub fn acquire(&mut self, id: AdapterId) -> Result<Arc<A>, AdapterError> {
-        let adapter = Arc::clone(&self.get(id)?.adapter);
+        let prepared = self.get(id)?;
+        if matches!(prepared.role, Role::Drafts { .. }) {
+            return Err(AdapterError::Draft(id));
+        }
+        let adapter = Arc::clone(&prepared.adapter);
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.users += 1;
         }
@@ -329,57 +374,4 @@ impl<A> AdapterTable<A> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::engine::event::ConnectionId;
-
-    const A: AdapterId = AdapterId([1; 32]);
-    const B: AdapterId = AdapterId([2; 32]);
-    const CALL: Caller = Caller { connection: ConnectionId(1), request: 9 };
-
-    fn budget() -> Budget {
-        Budget::new(Account::new("adapters", 100))
-    }
-
-    fn prepared(budget: &Budget, id: AdapterId, bytes: u64) -> Prepared<()> {
-        Prepared {
-            adapter: Arc::new(()),
-            claim: budget.claim(id, bytes).unwrap(),
-            generation: Generation([0; 32]),
-            rank: 1,
-            modules: 1,
-            virtual_tokens: 0,
-        }
-    }
-
-    #[test]
-    fn claims_never_exceed_the_budget_and_are_given_back_when_dropped() {
-        let budget = budget();
-        let mut claim = budget.claim(A, 60).unwrap();
-        let refused =
-            Full { account: "adapters".to_owned(), asked_bytes: 41, held_bytes: 60, limit_bytes: 100 };
-        assert_eq!(budget.claim(B, 41).unwrap_err(), ClaimError::Exceeded(refused));
-        assert!(budget.claim(B, u64::MAX).is_err());
-        assert_eq!(budget.claim(A, 1).unwrap_err(), ClaimError::Known(A));
-        assert!(claim.resize(101).is_err());
-        claim.resize(100).unwrap();
-        assert_eq!(budget.held_bytes(), 100);
-        drop(claim);
-        assert_eq!(budget.held_bytes(), 0);
-    }
-
-    #[test]
-    fn an_unload_waits_for_the_last_user_and_frees_the_bytes() {
-        let budget = budget();
-        let mut table = AdapterTable::default();
-        table.insert(prepared(&budget, A, 10));
-        table.acquire(A).unwrap();
-        assert!(table.unload(A, CALL).unwrap().is_none());
-        assert_eq!(table.acquire(A).unwrap_err(), AdapterError::Unloading(A));
-        assert!(table.unload(A, CALL).unwrap().is_none(), "a second call waits with the first");
-        let unloaded = table.release(A).unwrap();
-        assert_eq!((unloaded.freed_bytes, unloaded.calls.len()), (10, 2));
-        assert_eq!(budget.held_bytes(), 0);
-        assert_eq!(table.unload(A, CALL).unwrap_err(), AdapterError::NotLoaded(A));
-    }
-}
+mod tests;

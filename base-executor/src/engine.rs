@@ -13,7 +13,8 @@
 //! - `cold`: requests that wait for their adapter to reach the device, or for keys and values to come back to it.
 //! - `memory`: blocks that go to the tiers below the device, and come back.
 //! - `sequence`: one request: its tokens, its blocks, its sampling.
-//! - `drafts`: tokens drafted for a step, to be verified in it. `commission`: by whom. `meanwhile`: those drafted during one.
+//! - `drafts`: tokens drafted for a step, to be verified in it. `commission`: by whom. `meanwhile`: those drafted during one. `pace`: what steps
+//!   take.
 //! - `schedule`: carries out what `policy::batch` decides: who is let in, takes part in a step, or gives way.
 //! - `postprocess`: from logits to outputs.
 //! - `shortage`: steps that the device has no memory for.
@@ -38,8 +39,8 @@ pub mod layers;
 mod meanwhile;
 mod memory;
 mod outboxes;
+mod pace;
 mod postprocess;
-
 mod queues;
 mod requests;
 mod schedule;

@@ -7,9 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use base_executor::engine::drafts::Author;
+use base_executor::author::Author;
 use policy::random::Rng;
 use speculation::{
+    combined::Price,
     draft::{Draft, Guess},
     tree::{NodeId, TokenTree},
 };
@@ -97,4 +98,56 @@ impl Draft for Planted {
     }
 }
 
-impl Author for Planted {}
+/// A planted draft that guesses where that is worth its time, as an engine takes it.
+#[derive(Debug)]
+pub(crate) struct Priced {
+    planted: Planted,
+    price: Option<Price>,
+    spent: Duration,
+}
+
+impl Priced {
+    /// It guesses nothing before it is told what that may cost.
+    pub(crate) fn new(planted: Planted) -> Self {
+        Self { planted, price: None, spent: Duration::ZERO }
+    }
+}
+
+impl Draft for Priced {
+    type Error = Infallible;
+
+    fn accept(&mut self, tokens: &[u32]) -> Result<(), Infallible> {
+        self.planted.accept(tokens)
+    }
+
+    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
+        let Quality { sure, unsure, share } = self.planted.quality;
+        let usual = sure * (1.0 - share) + unsure * share;
+        let (takes_s, gain) = (self.planted.takes.as_secs_f64(), tree.confidence(at) * usual);
+        if !self.price.as_mut().is_some_and(|price| price.pay(Some(takes_s), (tree, at), gain)) {
+            return Ok(Vec::new());
+        }
+        let begun = Instant::now();
+        let guesses = self.planted.guesses(tree, at);
+        self.spent += begun.elapsed();
+        guesses
+    }
+}
+
+impl Author for Priced {
+    fn takes_time(&self) -> bool {
+        true
+    }
+
+    fn set_price(&mut self, price: Price) {
+        self.price = Some(price);
+    }
+
+    fn take_spent(&mut self) -> Duration {
+        std::mem::take(&mut self.spent)
+    }
+
+    fn is_of_model(&self, _: &TokenTree, _: NodeId) -> bool {
+        true
+    }
+}

@@ -5,9 +5,7 @@
 //! worth one, in shared memory only good ones are. That is EdgeLLM's threshold, in the place of a rule that learns it from
 //! verdicts alone and does not know what a sweep costs.
 //!
-//! - `model`: a smaller model as a draft. [`Ngram`](speculation::ngram::Ngram), what the text said before, is the other.
-
-mod model;
+//! Who guesses is [`Ngram`](speculation::ngram::Ngram), what the text said before, or a smaller model (`model_draft`).
 
 use std::{
     convert::Infallible,
@@ -23,7 +21,6 @@ use speculation::{
     worth::{Step, is_due, worth},
 };
 
-pub use self::model::{DraftError, ModelDraft};
 pub use speculation::baseline::Rule;
 
 /// Whoever guesses for a split client. It is in this process and does not fail.
@@ -145,5 +142,5 @@ impl<'a> Drafting<'a> {
 
 /// A sweep of one sequence: nobody else waits for it.
 fn step(cost: Line) -> Step {
-    Step { cost, rows: 1, sequences: 1 }
+    Step { cost, rows: 1, sequences: 1, drafting_s: 0.0 }
 }

@@ -52,6 +52,11 @@ impl Ahead {
         &self.tree
     }
 
+    /// Whoever had no more to say may by now.
+    pub fn reopen(&mut self) {
+        self.pacer.reopen(&self.tree);
+    }
+
     /// Gives it one more token; false: there is none, or no room.
     ///
     /// # Errors
@@ -115,6 +120,25 @@ mod tests {
             };
             let kept = tree.nodes().filter(provisional).filter(is_kept).count();
             prop_assert_eq!((settled.kept, settled.discarded), (kept, tree.len() - before - kept));
+        }
+
+        /// Whoever says nothing for want of time is asked again, and nothing that was guessed is forgotten.
+        #[test]
+        fn a_tree_goes_on_where_somebody_had_no_more_to_say(first in 1_usize..20, then in 1_usize..20) {
+            let mut draft = Hashed { width: 3, runs: Vec::new() };
+            let mut ahead = Ahead::new(TokenTree::new(), Pacer::default());
+            for _ in 0..first {
+                ahead.step(&mut draft).unwrap();
+            }
+            let mut mute = Hashed { width: 0, runs: Vec::new() };
+            while ahead.step(&mut mute).unwrap() {}
+            prop_assert!(!ahead.step(&mut draft).unwrap(), "all branches are closed");
+            ahead.reopen();
+            let had = ahead.tree.len();
+            for _ in 0..then {
+                prop_assert!(ahead.step(&mut draft).unwrap());
+            }
+            prop_assert_eq!(ahead.tree.len(), had + then, "every step gives a token that was not there");
         }
 
         /// Whoever goes on behind what was kept finds the guesses that nobody had opened, and no other tree than there would be.

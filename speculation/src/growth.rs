@@ -114,6 +114,13 @@ impl Pacer {
         Self { branches: branches.collect() }
     }
 
+    /// Whoever had no more to say behind a branch of `tree` may by now.
+    pub(crate) fn reopen(&mut self, tree: &TokenTree) {
+        let before = std::mem::replace(self, Self::new(tree));
+        let unopened = before.branches.into_iter().filter(|branch| matches!(branch, Open::Unopened { .. }));
+        self.branches.extend(unopened);
+    }
+
     /// The same behind another root: of what is left of the tree, and of guesses that nobody opened in it.
     #[must_use]
     pub fn follow(&self, rerooted: &Rerooted) -> Self {

@@ -1,51 +1,15 @@
 //! Who drafts for a sequence.
 
-use std::{convert::Infallible, fmt};
+use std::fmt;
 
 use model::sweep::PIPELINE;
 use shmproto::message::SpeculationStats;
 use speculation::{
     ahead::{Ahead, Settled},
-    draft::{Draft, Guess},
-    ngram::{Ngram, Survival},
-    tree::{NodeId, TokenTree},
+    draft::Draft as _,
 };
 
-/// Somebody who drafts for one sequence.
-pub trait Author: Draft<Error = Infallible> + Send {
-    /// What it has learned about those it drafts for.
-    fn learned(&self) -> Option<&Survival> {
-        None
-    }
-
-    /// Whether guessing takes time, so that it is done while there is nothing else to do, and what was guessed is kept. A table
-    /// is asked when everything is known that there is to know.
-    fn takes_time(&self) -> bool {
-        true
-    }
-}
-
-impl Author for Ngram {
-    fn takes_time(&self) -> bool {
-        false
-    }
-
-    fn learned(&self) -> Option<&Survival> {
-        Some(self.survival())
-    }
-}
-
-impl Draft for Box<dyn Author> {
-    type Error = Infallible;
-
-    fn accept(&mut self, tokens: &[u32]) -> Result<(), Infallible> {
-        self.as_mut().accept(tokens)
-    }
-
-    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
-        self.as_mut().guesses(tree, at)
-    }
-}
+use crate::author::Author;
 
 /// An author, and how much of its sequence it knows.
 pub(super) struct Commission {

@@ -4,37 +4,36 @@
 //! the model would have said anyway is kept. How many rows that is worth follows from what a row adds to a step and from how often such
 //! drafts came true; what others wait longer for it has a bound ([`speculation::worth`]).
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use ids::{AdapterId, TenantId};
 use model::{
     forward::{ForwardPass, LogitRows},
     sweep::PIPELINE,
 };
-use policy::{
-    clock::Clock,
-    perf::{fit::Fit, line::Line},
-};
-use shmproto::message::SpeculationStats;
+use policy::clock::Clock;
+use shmproto::message::{DraftKind, SpeculationStats};
 use speculation::{
     ahead::{Ahead, Settled},
+    allowance::Allowance,
     baseline::Rule,
+    combined::{Price, Probe},
     growth::grow,
-    ngram::{Ngram, Survival},
     recent::Recent,
     tree::{NodeSet, TokenTree},
     verdict::Verdict,
-    worth::{MAX_SLOWDOWN, Step, Worth, is_due, worth},
+    worth::{MAX_SLOWDOWN, Step, Worth, worth},
 };
 
-pub use super::commission::Author;
 use super::{
     Engine,
     commission::Commission,
     meanwhile::{Moment, Timed, Writers},
+    pace::Pace,
     schedule::Portion,
     sequence::{Fork, Sequence},
 };
+use crate::author::{Agency, Author, Learned};
 
 /// Most drafted tokens of a sequence in a step.
 pub const MAX_DRAFT_TOKENS: usize = speculation::tree::MAX_NODES;
@@ -42,74 +41,108 @@ pub const MAX_DRAFT_TOKENS: usize = speculation::tree::MAX_NODES;
 /// Tenants' adapters of which it is remembered how often drafts came true.
 const MAX_REMEMBERED: usize = 1024;
 
-/// What a row adds to a step, as a part of a step of one row, until steps of several sizes were seen.
-const SUPPOSED_SLOPE: f64 = 0.1;
-
-/// Makes an author for a prompt; what was learned is of those who asked for the same adapter before.
-type MakeAuthor = Box<dyn FnMut(&[u32], Survival) -> Box<dyn Author> + Send>;
+/// Steps after which a model that does not seem worth it is asked once to see how it does by now.
+const PROBE_STEPS: u32 = 64;
 
 /// Whose text it is: how far a draft is to be trusted depends on that (D4.11).
 type Whose = (Option<AdapterId>, TenantId);
 
 /// Who drafts, and what drafts and rows have been worth so far. The default drafts nothing.
-#[derive(Default)]
+#[derive(Debug)]
 pub struct Drafts {
-    on: Option<Drafting>,
-    pace: Pace,
-    forks: Vec<Fork>,
-    pub(super) writers: Writers,
-}
-
-struct Drafting {
-    make: MakeAuthor,
     max_tokens: usize,
-    learned: Recent<Whose, Survival>,
+    /// Who drafts where no adapter does.
+    usual: Option<Agency>,
+    /// The draft adapter that drafts instead, where that is allowed.
+    own: Own,
+    learned: Recent<Whose, Learned>,
+    pace: Pace,
+    allowance: Allowance,
+    /// Steps since a model took part.
+    unasked: u32,
+    forks: Vec<Fork>,
+    figures: Figures,
+    pub(super) writers: Writers,
     /// Another way to decide how much is verified, for comparison.
     rule: Option<Rule>,
-    /// Whether what was drafted is kept, and goes on growing while something else is to be done.
+    /// Whether what took time to draft is kept, and goes on growing while a step waits for its weights.
     goes_on: bool,
 }
 
-impl fmt::Debug for Drafts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Drafts")
-            .field("on", &self.on.is_some())
-            .field("pace", &self.pace)
-            .finish_non_exhaustive()
+/// Whether draft adapters draft.
+#[derive(Debug)]
+enum Own {
+    /// They do not.
+    No,
+    /// The one that was loaded last does, if there is one.
+    Last(Option<(AdapterId, Agency)>),
+}
+
+/// What of the last step others are told.
+#[derive(Debug, Default)]
+struct Figures {
+    /// The step as it would be without drafts; `None` before any was drafted for.
+    step: Option<Step>,
+    /// The confidence that one more token would have to have.
+    least_confidence: f64,
+}
+
+impl Default for Drafts {
+    fn default() -> Self {
+        Self {
+            max_tokens: 0,
+            usual: None,
+            own: Own::No,
+            learned: Recent::new(MAX_REMEMBERED),
+            pace: Pace::default(),
+            allowance: Allowance::default(),
+            // The first that can be asked is.
+            unasked: PROBE_STEPS,
+            forks: Vec::new(),
+            figures: Figures::default(),
+            writers: Writers::default(),
+            rule: None,
+            goes_on: true,
+        }
     }
 }
 
 impl Drafts {
-    /// Sequences draft for themselves, out of what they said before: at most `max_tokens` a step.
+    /// `usual` drafts, if somebody does; at most `max_tokens` a step for each sequence.
     #[must_use]
-    pub fn ngram(max_tokens: usize) -> Self {
-        Self::by(max_tokens, |prompt, learned| Box::new(Ngram::new(prompt, learned)))
+    pub fn by(max_tokens: usize, usual: Option<Agency>) -> Self {
+        Self { max_tokens: max_tokens.min(MAX_DRAFT_TOKENS), usual, ..Self::default() }
     }
 
-    /// `make` says who drafts for a prompt, at most `max_tokens` a step.
+    /// The draft adapter that was loaded last drafts instead.
     #[must_use]
-    pub fn by(
-        max_tokens: usize,
-        make: impl FnMut(&[u32], Survival) -> Box<dyn Author> + Send + 'static,
-    ) -> Self {
-        let learned = Recent::new(MAX_REMEMBERED);
-        let max_tokens = max_tokens.min(MAX_DRAFT_TOKENS);
-        let drafting = Drafting { make: Box::new(make), max_tokens, learned, rule: None, goes_on: true };
-        Self { on: Some(drafting), ..Self::default() }
+    pub fn or_itself(self) -> Self {
+        Self { own: Own::Last(None), ..self }
     }
 
     /// Has `rule` say how much is verified, whatever that costs; for comparison.
     #[must_use]
-    pub fn ruled(mut self, rule: Rule) -> Self {
-        self.on.iter_mut().for_each(|drafting| drafting.rule = Some(rule));
-        self
+    pub fn ruled(self, rule: Rule) -> Self {
+        Self { rule: Some(rule), ..self }
     }
 
     /// Drafts nothing while something is verified, and keeps nothing; for comparison.
     #[must_use]
-    pub fn without_drafting_ahead(mut self) -> Self {
-        self.on.iter_mut().for_each(|drafting| drafting.goes_on = false);
-        self
+    pub fn without_drafting_ahead(self) -> Self {
+        Self { goes_on: false, ..self }
+    }
+
+    /// Who drafts now.
+    fn agency(&mut self) -> Option<&mut Agency> {
+        match &mut self.own {
+            Own::Last(Some((_, agency))) => Some(agency),
+            Own::Last(None) | Own::No => self.usual.as_mut(),
+        }
+    }
+
+    /// Whether anybody drafts.
+    fn are_on(&self) -> bool {
+        self.usual.is_some() || matches!(self.own, Own::Last(Some(_)))
     }
 
     /// A step of so many rows, each with logits, took so long.
@@ -123,91 +156,159 @@ impl Drafts {
         Duration::try_from_secs_f64(step_s * MAX_SLOWDOWN).unwrap_or_default()
     }
 
-    /// What may come next in a sequence that takes part in `step`.
+    /// Whoever drafts for a sequence; `None` if nobody does.
+    fn commission<A>(&mut self, sequence: &mut Sequence<A>) -> Option<Commission> {
+        if sequence.commission.is_none() {
+            let learned = self.learned.of(&sequence.whose()).clone();
+            let text = sequence.text();
+            let (author, known) = (self.agency()?.author(text, learned), text.len());
+            sequence.commission = Some(Commission { author, known, ahead: None });
+        }
+        sequence.commission.take()
+    }
+
+    /// What may come next in a sequence, for a step as it is without drafts but for the time they took so far; and the time that
+    /// this took.
     fn propose<A>(
         &mut self,
         sequence: &mut Sequence<A>,
         step: &Step,
         (clock, stats): (&dyn Clock, &mut SpeculationStats),
-    ) -> Option<TokenTree> {
-        let drafting = self.on.as_mut()?;
-        let max_tokens = drafting.max_tokens.min(sequence.left().saturating_sub(1));
-        let whose = sequence.whose();
-        let text = &sequence.tokens[sequence.task.virtual_tokens..];
-        let commission = sequence.commission.get_or_insert_with(|| Commission {
-            author: (drafting.make)(text, drafting.learned.of(&whose).clone()),
-            known: text.len(),
-            ahead: None,
-        });
-        let Settled { mut tree, mut pacer, .. } = commission.settle(text, stats);
-        let (takes_time, guess_s) = (commission.author.takes_time(), self.writers.time.mean_s());
-        // A table costs nothing to ask, so what is worth a row is decided when the tree is there. A guess that takes time is
-        // made only if it is worth that, too.
-        let is_due = |tree: &TokenTree| takes_time && is_due(step, tree, guess_s);
+    ) -> (TokenTree, Duration) {
+        let max_tokens = self.max_tokens.min(sequence.left().saturating_sub(1));
+        let Some(mut commission) = self.commission(sequence) else {
+            return (TokenTree::new(), Duration::ZERO);
+        };
+        let Settled { mut tree, mut pacer, .. } = commission.settle(sequence.text(), stats);
         let author = &mut *commission.author;
+        let read = self.prepare(author, step);
         let mut timed = Timed { author, time: &mut self.writers.time, clock, moment: Moment::Before };
         let growing = (&mut pacer, &mut timed);
-        let Ok(()) = match &drafting.rule {
+        // What takes time to ask has its price; of what does not, it is decided when the tree is there.
+        let Ok(()) = match &self.rule {
             Some(rule) => rule.grow(&mut tree, growing, max_tokens),
-            None => grow(&mut tree, growing, max_tokens, is_due),
+            None => grow(&mut tree, growing, max_tokens, |_| false),
         };
+        let guessed = author.take_spent();
+        self.allowance.spend(guessed.as_secs_f64());
+        if author.was_asked() {
+            self.unasked = 0;
+        }
         let proposed = tree.pruned(tree.likeliest(max_tokens));
-        commission.ahead = (takes_time && drafting.goes_on).then(|| Ahead::new(tree, pacer));
-        (!proposed.is_empty()).then_some(proposed)
+        let goes_on = self.goes_on && author.takes_time();
+        commission.ahead = goes_on.then(|| Ahead::new(tree, pacer));
+        sequence.commission = Some(commission);
+        (proposed, read + guessed)
     }
 
-    /// What came of a tree.
-    pub(super) fn learn(&mut self, verdict: &Verdict) {
-        if let Some(rule) = self.on.as_mut().and_then(|drafting| drafting.rule.as_mut()) {
-            rule.learn(verdict);
-        }
-    }
-
-    /// Which nodes of `trees` are verified in `step`.
-    fn choose(&self, step: &Step, trees: &[&TokenTree]) -> Vec<NodeSet> {
-        if self.on.as_ref().is_some_and(|drafting| drafting.rule.is_some()) {
-            return trees.iter().map(|tree| NodeSet::first(tree.len())).collect();
-        }
-        let Worth { kept, least_confidence } = worth(step, trees);
-        for tree in trees {
-            let (confidence, alpha) = (tree.tree_confidence(), least_confidence);
-            tracing::trace!(target: PIPELINE, confidence, alpha, "fallback");
-        }
-        kept
+    /// Has an author read what it needs before it guesses for `step`, and tells it what that may cost; the time it has taken.
+    fn prepare(&mut self, author: &mut dyn Author, step: &Step) -> Duration {
+        author.read_ahead(step.spare_s().min(self.allowance.left_s()));
+        let read = author.take_spent();
+        self.allowance.spend(read.as_secs_f64());
+        let step = Step { drafting_s: step.drafting_s + read.as_secs_f64(), ..*step };
+        let probe = if self.unasked >= PROBE_STEPS { Probe::Due } else { Probe::No };
+        author.set_price(match self.rule {
+            Some(_) => Price::Free { left_s: f64::INFINITY },
+            None => Price::Worth { step, left_s: self.allowance.left_s(), probe },
+        });
+        read
     }
 
     /// A sequence has come to its end: what was learned from it is of use to the next.
     pub(super) fn remember<A>(&mut self, sequence: &mut Sequence<A>) {
-        let whose = sequence.whose();
-        if let (Some(drafting), Some(commission)) = (&mut self.on, sequence.commission.take())
+        if let Some(commission) = sequence.commission.take()
             && let Some(learned) = commission.author.learned()
         {
-            drafting.learned.of(&whose).clone_from(learned);
+            *self.learned.of(&sequence.whose()) = learned;
         }
+    }
+
+    /// What came of a tree that was verified for a sequence.
+    pub(super) fn settle(
+        &mut self,
+        stats: &mut SpeculationStats,
+        commission: Option<&Commission>,
+        (tree, verdict): (&TokenTree, &Verdict),
+    ) {
+        let &Verdict { correct, all, .. } = verdict;
+        tracing::trace!(target: PIPELINE, correct, all, "verdict");
+        self.rule.iter_mut().for_each(|rule| rule.learn(verdict));
+        let of_model = |node| commission.is_some_and(|commission| commission.author.is_of_model(tree, node));
+        let drafted = tree.nodes().filter(|&node| of_model(node)).count();
+        let accepted = verdict.accepted.iter().filter(|&&node| of_model(node)).count();
+        stats.verifications += 1;
+        stats.drafted += tree.len() as u64;
+        stats.accepted += verdict.accepted.len() as u64;
+        stats.model_drafted += drafted as u64;
+        stats.model_accepted += accepted as u64;
+        if let Some(step) = &self.figures.step {
+            let token_s = step.plain_s() / step.sequences.max(1) as f64;
+            self.allowance.earn(token_s * accepted as f64 - step.cost.alpha * drafted as f64);
+        }
+    }
+
+    /// Which nodes of `trees` are verified in `step`.
+    fn choose(&mut self, step: &Step, trees: &[&TokenTree]) -> Vec<NodeSet> {
+        let Worth { kept, least_confidence } = match &self.rule {
+            None => worth(step, trees),
+            Some(rule) => Worth {
+                kept: trees.iter().map(|tree| NodeSet::first(tree.len())).collect(),
+                least_confidence: rule.threshold(),
+            },
+        };
+        for tree in trees {
+            let (confidence, alpha) = (tree.tree_confidence(), least_confidence);
+            tracing::trace!(target: PIPELINE, confidence, alpha, "fallback");
+        }
+        self.figures = Figures { step: Some(*step), least_confidence };
+        kept
+    }
+
+    /// Fills in who drafts, and what a token must promise.
+    pub(super) fn tell(&self, stats: &mut SpeculationStats) {
+        stats.least_confidence = self.figures.least_confidence as f32;
+        (stats.kind, stats.adapter) = match (&self.own, &self.usual) {
+            (Own::Last(Some((id, agency))), _) => (agency.kind(), id.0),
+            (_, Some(agency)) => (agency.kind(), [0; 32]),
+            (_, None) => (DraftKind::Nobody, [0; 32]),
+        };
     }
 }
 
 impl<P: ForwardPass> Engine<P> {
     /// Adds to a plan what is worth being verified in the same step.
     pub(super) fn draft(&mut self, plan: &mut [Portion]) {
-        let Some(cost) = self.drafts.on.as_ref().and(self.drafts.pace.line()) else { return };
-        if !self.computing.pass.branches() {
+        let Some(cost) = self.drafts.pace.line().filter(|_| self.drafts.are_on()) else { return };
+        if plan.is_empty() || !self.computing.pass.branches() {
             return;
         }
         let rows = plan.iter().map(|portion| portion.count).sum();
-        let step = Step { cost, rows, sequences: plan.len() };
+        let mut step = Step { cost, rows, sequences: plan.len(), drafting_s: 0.0 };
+        self.drafts.allowance.add_step(step.plain_s());
+        self.drafts.unasked = self.drafts.unasked.saturating_add(1);
         let mut trees = Vec::new();
         for (index, portion) in plan.iter().enumerate() {
             let sequence = self.queues.running_mut(portion.sequence);
+            if !sequence.is_decoding() {
+                continue;
+            }
             let with = (&*self.clock, &mut self.stats.speculation);
-            if sequence.is_decoding()
-                && let Some(tree) = self.drafts.propose(sequence, &step, with)
-            {
+            let (tree, spent) = self.drafts.propose(sequence, &step, with);
+            step.drafting_s += spent.as_secs_f64();
+            if !tree.is_empty() {
                 trees.push((index, tree));
             }
         }
+        let micros = (step.drafting_s * 1e6) as u64;
+        self.stats.speculation.drafting_us = self.stats.speculation.drafting_us.saturating_add(micros);
+        self.choose(plan, &step, &trees);
+    }
+
+    /// Adds those of the drafted tokens that are worth it.
+    fn choose(&mut self, plan: &mut [Portion], step: &Step, trees: &[(usize, TokenTree)]) {
         let drafted: Vec<_> = trees.iter().map(|(_, tree)| tree).collect();
-        let kept = self.drafts.choose(&step, &drafted);
+        let kept = self.drafts.choose(step, &drafted);
         // Nobody is to give way because others draft.
         let reserve = self.queues.running().len();
         for ((index, tree), kept) in trees.iter().zip(kept).filter(|(_, kept)| !kept.is_empty()) {
@@ -240,6 +341,33 @@ impl<P: ForwardPass> Engine<P> {
         }
     }
 
+    /// The base drafts for itself with this draft adapter from now on, if that is allowed; whoever did before is given up.
+    pub(super) fn appoint(&mut self, id: AdapterId, agency: Agency) {
+        if let Own::Last(last) = &mut self.drafts.own {
+            let before = last.replace((id, agency));
+            tracing::info!(adapter = %id, "the base drafts for itself");
+            self.dismiss_authors();
+            drop(before);
+        }
+    }
+
+    /// A draft adapter is gone: it drafts no more.
+    pub(super) fn dismiss(&mut self, id: AdapterId) {
+        if let Own::Last(last) = &mut self.drafts.own
+            && let Some(before) = last.take_if(|(drafts, _)| *drafts == id)
+        {
+            self.dismiss_authors();
+            drop(before);
+        }
+    }
+
+    /// Ends all commissions; what was learned is remembered.
+    fn dismiss_authors(&mut self) {
+        for sequence in self.queues.iter_mut() {
+            self.drafts.remember(sequence);
+        }
+    }
+
     /// Gives branches what their sequences have in the blocks that they part in.
     pub(super) fn fork(&mut self) -> Result<(), P::Error> {
         for Fork { from, to } in std::mem::take(&mut self.drafts.forks) {
@@ -247,39 +375,4 @@ impl<P: ForwardPass> Engine<P> {
         }
         Ok(())
     }
-}
-
-/// What steps take, by their rows.
-#[derive(Debug, Default)]
-struct Pace {
-    fit: Fit<Line>,
-    /// Rows of the smallest and the largest step.
-    seen: Option<(usize, usize)>,
-}
-
-impl Pace {
-    fn observe(&mut self, rows: usize, took: Duration) {
-        self.fit.observe(rows as f64, took.as_secs_f64());
-        let (least, most) = self.seen.unwrap_or((rows, rows));
-        self.seen = Some((least.min(rows), most.max(rows)));
-    }
-
-    fn line(&self) -> Option<Line> {
-        let (line, (least, most)) = (self.fit.line()?, self.seen?);
-        if least < most {
-            return Some(line);
-        }
-        let step = line.at(least as f64);
-        let alpha = SUPPOSED_SLOPE * step / least as f64;
-        Some(Line { alpha, beta: step - alpha * least as f64 })
-    }
-}
-
-/// Counts a verification of so many tokens.
-pub(super) fn count(stats: &mut SpeculationStats, drafted: usize, verdict: &Verdict) {
-    let &Verdict { correct, all, .. } = verdict;
-    tracing::trace!(target: PIPELINE, correct, all, "verdict");
-    stats.verifications += 1;
-    stats.drafted += drafted as u64;
-    stats.accepted += verdict.accepted.len() as u64;
 }

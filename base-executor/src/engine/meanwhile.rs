@@ -20,35 +20,31 @@ use model::{
 use policy::clock::Clock;
 use shmproto::message::SpeculationStats;
 use speculation::{
+    ahead::Ahead,
+    combined::Price,
     draft::{Draft, Guess},
     tree::{NodeId, TokenTree},
 };
 
-use super::commission::{Author, Commission};
+use super::commission::Commission;
+use crate::author::Author;
 
-/// What the latest guess counts for, of what one is expected to take.
+/// What of a longer guess before the latest is forgotten.
 const LATEST: f64 = 1.0 / 16.0;
 
 /// What a guess takes.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct GuessTime {
-    mean_s: f64,
     /// Of the last few the longest.
     longest: Option<Duration>,
 }
 
 impl GuessTime {
     fn observe(&mut self, took: Duration) {
-        self.mean_s += (took.as_secs_f64() - self.mean_s) * if self.longest.is_some() { LATEST } else { 1.0 };
         let faded = self
             .longest
             .map_or(took, |longest| longest.saturating_sub(longest.saturating_sub(took).mul_f64(LATEST)));
         self.longest = Some(faded.max(took));
-    }
-
-    /// Seconds that one more takes.
-    pub(super) fn mean_s(&self) -> f64 {
-        self.mean_s
     }
 
     /// How much longer than `left` one may take; nobody knows that of the first.
@@ -117,19 +113,32 @@ impl Writers {
 
     /// Goes on drafting until `wait` is over, or a guess would make it longer.
     fn go_on(&mut self, wait: &dyn Waiting, clock: &dyn Clock, stats: &mut SpeculationStats) {
+        if wait.is_over() {
+            return;
+        }
+        self.reopen();
         while self.open > 0 && !wait.is_over() {
-            let beyond = self.time.beyond(wait.left());
-            let Some(spare) = beyond.and_then(|beyond| self.spare.checked_sub(beyond)) else { return };
-            self.spare = spare;
+            let left = wait.left();
+            if self.time.beyond(left).is_none_or(|beyond| beyond > self.spare) {
+                return;
+            }
             let begun = clock.now();
-            stats.ahead += u64::from(self.step(clock));
+            stats.ahead += u64::from(self.step(left + self.spare, clock));
             let took = clock.now().saturating_duration_since(begun);
+            self.spare = self.spare.saturating_sub(took.saturating_sub(left));
             stats.hidden_us += u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
         }
     }
 
-    /// One more token for the tree that is likeliest to come true as a whole; false if it takes none any more.
-    fn step(&mut self, clock: &dyn Clock) -> bool {
+    /// Whoever had no more to say, or not in the time that there was, may by now.
+    fn reopen(&mut self) {
+        self.open = self.authors.len();
+        let trees = self.authors.iter_mut().filter_map(|(_, commission)| commission.ahead.as_mut());
+        trees.for_each(Ahead::reopen);
+    }
+
+    /// One more token for the tree that is likeliest to come true as a whole, within `left`; false if it takes none any more.
+    fn step(&mut self, left: Duration, clock: &dyn Clock) -> bool {
         let confidence = |commission: &Commission| {
             commission.ahead.as_ref().map_or(0.0, |ahead| ahead.tree().tree_confidence())
         };
@@ -137,9 +146,14 @@ impl Writers {
         let best = open.max_by(|a, b| confidence(&a.1.1).total_cmp(&confidence(&b.1.1)));
         let Some((index, _)) = best else { return false };
         let Commission { author, ahead, .. } = &mut self.authors[index].1;
+        author.read_ahead(left.as_secs_f64());
+        let left_s = left.saturating_sub(author.take_spent()).as_secs_f64();
+        author.set_price(Price::Free { left_s });
         let mut timed =
             Timed { author: &mut **author, time: &mut self.time, clock, moment: Moment::Meanwhile };
         let Ok(has_grown) = ahead.as_mut().map_or(Ok(false), |ahead| ahead.step(&mut timed));
+        // The pass had nothing else to do: nobody pays for it.
+        let _ = author.take_spent();
         if !has_grown {
             self.open -= 1;
             self.authors.swap(index, self.open);

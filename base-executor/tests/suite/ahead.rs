@@ -10,7 +10,7 @@ use std::{
 };
 
 use base_executor::{
-    adapters::{Budget, Loaded, Prepared},
+    adapters::{Budget, Loaded, Prepared, Role},
     engine::{
         Engine, Limits,
         drafts::Drafts,
@@ -106,8 +106,15 @@ impl Rig {
             let id = AdapterId([tag; 32]);
             let claim = budget.claim(id, 10).unwrap();
             let generation = Generation([tag; 32]);
-            let loaded =
-                Loaded::New(Prepared { adapter, claim, generation, rank: 4, modules: 2, virtual_tokens: 0 });
+            let loaded = Loaded::New(Prepared {
+                adapter,
+                claim,
+                generation,
+                rank: 4,
+                modules: 2,
+                virtual_tokens: 0,
+                role: Role::Answers,
+            });
             let caller = Caller { connection: GATEWAY, request: u64::from(tag) };
             engine.handle(Event::AdapterLoaded { caller, loaded });
         }

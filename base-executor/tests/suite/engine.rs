@@ -12,7 +12,7 @@ use std::{
 };
 
 use base_executor::{
-    adapters::{Budget, Loaded, Prepared},
+    adapters::{Budget, Loaded, Prepared, Role},
     engine::{
         Engine, Limits,
         drafts::Drafts,
@@ -213,7 +213,15 @@ impl Bench {
                 let adapter = Arc::new(FakeAdapter(tag.into()));
                 let generation = Generation([100 + tag; 32]);
                 let virtual_tokens = virtual_tokens(tag);
-                Loaded::New(Prepared { adapter, claim, generation, rank: 4, modules: 2, virtual_tokens })
+                Loaded::New(Prepared {
+                    adapter,
+                    claim,
+                    generation,
+                    rank: 4,
+                    modules: 2,
+                    virtual_tokens,
+                    role: Role::Answers,
+                })
             }
             Err(_) => Loaded::Known(id),
         };

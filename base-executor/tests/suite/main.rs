@@ -9,6 +9,7 @@ mod check;
 mod cold;
 mod common;
 mod control_group;
+mod drafts;
 mod engine;
 mod gateway;
 mod hostile_workers;

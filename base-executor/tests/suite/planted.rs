@@ -6,9 +6,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use base_executor::engine::drafts::{Author, Drafts};
+use base_executor::{
+    author::{Agency, Author},
+    engine::drafts::Drafts,
+};
 use policy::random::Rng;
+use shmproto::message::DraftKind;
 use speculation::{
+    combined::Price,
     draft::{Draft, Guess},
     tree::{NodeId, TokenTree},
 };
@@ -24,15 +29,19 @@ pub(crate) struct Planted {
     right: f64,
     /// What a guess takes.
     takes: Duration,
+    price: Option<Price>,
+    spent: Duration,
 }
 
 impl Planted {
     /// Drafts by such authors.
     pub(crate) fn drafts(answers: &Answers, right: f64, takes: Duration) -> Drafts {
         let answers = Arc::clone(answers);
-        Drafts::by(16, move |prompt, _| {
-            Box::new(Planted { answers: Arc::clone(&answers), text: prompt.to_vec(), right, takes })
-        })
+        let author = move |prompt: &[u32], _| -> Box<dyn Author> {
+            let (answers, text) = (Arc::clone(&answers), prompt.to_vec());
+            Box::new(Planted { answers, text, right, takes, price: None, spent: Duration::ZERO })
+        };
+        Drafts::by(16, Some(Agency::new(DraftKind::Model, author)))
     }
 }
 
@@ -45,6 +54,11 @@ impl Draft for Planted {
     }
 
     fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
+        let (takes_s, first) = (self.takes.as_secs_f64(), self.right.clamp(0.24, 0.95));
+        let pays = |price: &mut Price| price.pay(Some(takes_s), (tree, at), tree.confidence(at) * first);
+        if takes_s > 0.0 && !self.price.as_mut().is_some_and(pays) {
+            return Ok(Vec::new());
+        }
         let begun = Instant::now();
         let mut text = self.text.clone();
         text.extend(at.into_iter().flat_map(|at| tree.path(at).iter()).map(|node| tree.token(node)));
@@ -58,7 +72,6 @@ impl Draft for Planted {
             Rng::seeded(text.iter().fold(1u64, |hash, token| hash.wrapping_mul(31) + u64::from(*token)));
         let place = if rng.uniform(0) < self.right { 0 } else { 1 + rng.bits(1) as usize % 4 };
         let wrong = |rank: usize| (text.len() as u32 * 7 + rank as u32) % 60;
-        let first = self.right.clamp(0.24, 0.95);
         let guess = |rank| Guess {
             token: truth.filter(|_| rank == place).unwrap_or(wrong(rank)),
             probability: if rank == 0 { first } else { (1.0 - first) / 3.0 },
@@ -68,8 +81,25 @@ impl Draft for Planted {
         while begun.elapsed() < self.takes {
             std::hint::spin_loop();
         }
+        self.spent += begun.elapsed();
         Ok(guesses)
     }
 }
 
-impl Author for Planted {}
+impl Author for Planted {
+    fn takes_time(&self) -> bool {
+        true
+    }
+
+    fn set_price(&mut self, price: Price) {
+        self.price = Some(price);
+    }
+
+    fn take_spent(&mut self) -> Duration {
+        std::mem::take(&mut self.spent)
+    }
+
+    fn is_of_model(&self, _: &TokenTree, _: NodeId) -> bool {
+        true
+    }
+}

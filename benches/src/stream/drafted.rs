@@ -13,10 +13,14 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use base_executor::engine::drafts::Drafts;
+use base_executor::{
+    author::{Agency, Author},
+    engine::drafts::Drafts,
+};
 use client::text::Text;
 use files::model_files::ModelFiles;
 use model::weights::streamed::Readahead;
+use shmproto::message::DraftKind;
 use speculation::{baseline::Rule, threshold::Threshold};
 
 use super::{
@@ -28,7 +32,7 @@ use crate::{
     config::Config,
     machine::Cores,
     measure::Samples,
-    planted::{Planted, Quality},
+    planted::{Planted, Priced, Quality},
     report::{Better, Comparison, Rival, Target},
     split::drafts::{COPIED, TOLD},
 };
@@ -111,10 +115,11 @@ fn drafts(entry: Entry, script: &Arc<Mutex<Script>>) -> Drafts {
         return Drafts::default();
     }
     let script = Arc::clone(script);
-    let drafts = Drafts::by(NODES, move |text, _| {
+    let author = move |text: &[u32], _| -> Box<dyn Author> {
         let Script { planted, prompt } = script.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Box::new(Planted { said: text.len() - prompt, width: entry.width, ..planted })
-    });
+        Box::new(Priced::new(Planted { said: text.len() - prompt, width: entry.width, ..planted }))
+    };
+    let drafts = Drafts::by(NODES, Some(Agency::new(DraftKind::Model, author)));
     let drafts = if entry.goes_on { drafts } else { drafts.without_drafting_ahead() };
     match entry.rule {
         Some(rule) => drafts.ruled(rule),
@@ -266,7 +271,7 @@ impl<'a> Field<'a> {
 
 /// The sequence's own past as a draft, where the text repeats.
 fn ngram(bench: &Bench<'_>, prompt: &[u32], answer: &[u32]) -> Result<Comparison> {
-    let mut drafting = bench.asked(Readahead::Next, Drafts::ngram(NODES))?;
+    let mut drafting = bench.asked(Readahead::Next, Drafts::by(NODES, Some(Agency::ngram())))?;
     let mut plain = bench.asked(Readahead::Next, Drafts::default())?;
     let (mut ours, mut others) = (Vec::new(), Vec::new());
     for _ in 0..bench.config.runs {

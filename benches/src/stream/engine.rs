@@ -93,6 +93,7 @@ fn since(now: SpeculationStats, before: SpeculationStats) -> SpeculationStats {
         ahead: now.ahead - before.ahead,
         kept: now.kept - before.kept,
         hidden_us: now.hidden_us - before.hidden_us,
+        ..now
     }
 }
 

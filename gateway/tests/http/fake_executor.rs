@@ -15,9 +15,9 @@ use shmproto::{
     codec::Wire as _,
     layer::control::SessionStats,
     message::{
-        AdapterLoaded, AdapterStats, AdapterUnloaded, ColdStart, DeviceFacts, DeviceKind, ErrorCode, Failed,
-        Finish, Generate, HeldStats, LayerRoute, LayerSession, LayerStats, MemoryStats, Output,
-        PROTOCOL_VERSION, SpeculationStats, Stats, TenantUse, ToExecutor, ToGateway, TokenOutput,
+        AdapterLoaded, AdapterStats, AdapterUnloaded, ColdStart, DeviceFacts, DeviceKind, DraftKind,
+        ErrorCode, Failed, Finish, Generate, HeldStats, LayerRoute, LayerSession, LayerStats, MemoryStats,
+        Output, PROTOCOL_VERSION, SpeculationStats, Stats, TenantUse, ToExecutor, ToGateway, TokenOutput,
         WeightStats, Welcome, WireError, WorkerStats,
     },
 };
@@ -237,9 +237,15 @@ impl Memory {
             link_bytes_per_s: 125_000_000,
             workers_lost: 1,
             speculation: SpeculationStats {
+                kind: DraftKind::Itself,
+                adapter: [7; 32],
                 verifications: 5,
                 drafted: 20,
                 accepted: 15,
+                model_drafted: 8,
+                model_accepted: 6,
+                drafting_us: 1500,
+                least_confidence: 0.25,
                 ahead: 8,
                 kept: 6,
                 hidden_us: 2_500,
@@ -321,6 +327,7 @@ fn call(message: ToExecutor) -> ToGateway {
                     rank: 16,
                     bytes: 1000,
                     modules: u32::from(weights != b"empty"),
+                    draft_layers: if weights.starts_with(b"draft") { 2 } else { 0 },
                 }),
                 Err(error) => ToGateway::Failed(Failed {
                     request: load.request,

@@ -4,12 +4,15 @@
 mod executors;
 mod layers;
 mod memory;
+mod speculation;
 mod training;
 
 use serde::Deserialize;
 use serde_json::Value;
 
-use self::{executors::Executor, layers::Layers, memory::Memory, training::Training};
+use self::{
+    executors::Executor, layers::Layers, memory::Memory, speculation::Speculation, training::Training,
+};
 use crate::{
     client::{Client, ClientError, LoadedAdapter, list_in},
     terminal::{
@@ -68,34 +71,6 @@ struct Device {
     emulated_link_bytes_per_s: Option<u64>,
     copied_bytes: u64,
     copy_ms: f64,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Speculation {
-    drafted_tokens: u64,
-    accepted_tokens: u64,
-    mean_accepted_tokens: f64,
-    ahead_tokens: u64,
-    kept_tokens: u64,
-}
-
-impl Speculation {
-    fn text(&self) -> String {
-        let Self { drafted_tokens, accepted_tokens, mean_accepted_tokens, ahead_tokens, kept_tokens } = self;
-        let verified = match drafted_tokens {
-            0 => return "no tokens".to_owned(),
-            _ => format!(
-                "{accepted_tokens} of {drafted_tokens} tokens accepted, {mean_accepted_tokens:.1} a step"
-            ),
-        };
-        match ahead_tokens {
-            0 => verified,
-            _ => format!(
-                "{verified}; while weights were read {ahead_tokens}, of which {kept_tokens} were kept"
-            ),
-        }
-    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -289,6 +264,7 @@ mod tests {
                 "emulated_link_bytes_per_s": 1024, "copied_bytes": 1024, "copy_ms": 2.5},
             "cold_starts": {"count": 4, "load_wait_ms": 6.0, "mean_load_wait_ms": 1.5},
             "speculation": {"verifications": 5, "drafted_tokens": 20, "accepted_tokens": 15, "mean_accepted_tokens": 3.0,
+                "by": "self", "model_drafted_tokens": 8, "model_accepted_tokens": 6, "drafting_ms": 1.5, "least_confidence": 0.25,
                 "ahead_tokens": 8, "kept_tokens": 6},
             "workers": {"expected": 3, "lost": 1, "wait_ms": 7.0, "seated": [
                 {"core": 2, "pid": 102, "slices": 6, "rank_rows": 30, "share": 0.75, "taken_back": 1},
@@ -329,7 +305,7 @@ mod tests {
             "cpu-assist",
             "emulated link of 1.00 KiB/s",
             "6.0 ms in all, 1.5 ms each",
-            "15 of 20 tokens accepted, 3.0 a step; while weights were read 8, of which 6 were kept",
+            "by self; 15 of 20 tokens accepted, 3.0 a step; 6 of 8 by the model in 1.5 ms; while weights were read 8, of which 6 were kept; worth it from 0.25 on",
             "2, waited for 7.0 ms in all; 1 lost; 1 of 3 workers missing",
         ] {
             assert!(text.contains(part), "{part:?} is not in {text}");
