@@ -128,7 +128,7 @@ impl Process {
     }
 
     /// Waits until a failpoint has killed it.
-    pub(crate) fn is_killed(mut self) {
+    pub(crate) fn dies(mut self) {
         use std::os::unix::process::ExitStatusExt as _;
         assert_eq!(self.0.wait().unwrap().signal(), Some(Signal::KILL.as_raw()));
     }

@@ -106,7 +106,7 @@ async fn killed_as_it_packs_or_in_a_sweep_the_next_start_goes_on() {
     drop(resident);
     for (failpoint, what) in [("weights.packed_matrix", "kill 5"), ("weights.before_rename", "kill")] {
         place.arm(failpoint, what);
-        place.start_with(&["--weight-bytes", &bound]).is_killed();
+        place.start_with(&["--weight-bytes", &bound]).dies();
         assert!(place.has_fired(failpoint));
     }
     for failpoint in ["forward.after_o", "weights.read"] {
@@ -115,7 +115,7 @@ async fn killed_as_it_packs_or_in_a_sweep_the_next_start_goes_on() {
         place.arm(failpoint, "kill");
         let mut gateway = Gateway::greet(&place.socket(), 2).await;
         gateway.send(ToExecutor::Generate(request(9, prompt(9, 20), 50))).await;
-        process.is_killed();
+        process.dies();
     }
     let _process = start(&place, &["--weight-bytes", &bound]);
     assert_eq!(talk(&place).await, wanted);
