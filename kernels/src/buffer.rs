@@ -155,6 +155,14 @@ impl From<Buffer<u8>> for View {
     }
 }
 
+impl Clone for View {
+    /// The same bytes once more: nobody writes them as long as there is a view of them.
+    fn clone(&self) -> Self {
+        let Buffer { data, len, ref _mapping } = self.0;
+        Self(Buffer { data, len, _mapping: Arc::clone(_mapping) })
+    }
+}
+
 impl View {
     pub(crate) fn bytes(&self) -> usize {
         self.0.bytes()

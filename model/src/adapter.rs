@@ -5,6 +5,7 @@
 //! replaced meanwhile cannot tear; every option, name and shape is checked; and what is not supported is refused by
 //! name, never ignored.
 
+mod draft;
 mod error;
 mod gguf;
 mod hasher;
@@ -25,12 +26,26 @@ use std::path::Path;
 use files::model_files;
 
 pub use self::{
+    draft::{AnyAdapter, DraftAdapter, DraftShape},
     error::AdapterError,
     method::{Adapter, AdapterKind, LoraModule, Method, Prefix, ScaleVector, Scales, Side},
 };
 use crate::shape::config::ModelConfig;
 
 impl Adapter {
+    /// As [`AnyAdapter::read`], for those who want answers of it.
+    ///
+    /// # Errors
+    /// As there, and if it is a draft.
+    pub fn read(path: &Path, config: &ModelConfig) -> Result<Self, AdapterError> {
+        match AnyAdapter::read(path, config)? {
+            AnyAdapter::Answers(adapter) => Ok(adapter),
+            AnyAdapter::Drafts(_) => Err(AdapterError::Draft { path: path.to_path_buf() }),
+        }
+    }
+}
+
+impl AnyAdapter {
     /// Reads the adapter at `path` for the base model of shape `config`: a PEFT directory, a GGUF file, or a directory
     /// with a single GGUF file. `config` must have passed [`crate::shape::layout::check_config`].
     ///
@@ -40,7 +55,7 @@ impl Adapter {
         let failed = |source| AdapterError::Read { path: path.to_path_buf(), source };
         if !std::fs::metadata(path).map_err(failed)?.is_dir() {
             return match extension(path) {
-                "gguf" => gguf::read(path, config),
+                "gguf" => gguf::read(path, config).map(Self::Answers),
                 "bin" | "pt" | "pth" | "pkl" => Err(AdapterError::Pickle { path: path.to_path_buf() }),
                 _ => Err(AdapterError::NotAnAdapter { path: path.to_path_buf() }),
             };
@@ -49,7 +64,7 @@ impl Adapter {
             return peft::read(path, config);
         }
         match model_files::gguf_files(path).map_err(failed)?.as_slice() {
-            [only] => gguf::read(only, config),
+            [only] => gguf::read(only, config).map(Self::Answers),
             _ => Err(AdapterError::NotAnAdapter { path: path.to_path_buf() }),
         }
     }

@@ -10,6 +10,7 @@ use kernels::{
 };
 
 use crate::{
+    adapter::DraftShape,
     cpu::{Compute, kv::PagedKv},
     deltas::{
         adapter_rows::AdapterRows,
@@ -18,13 +19,14 @@ use crate::{
         cpu_copy::CpuMemory,
         prepared::PreparedAdapter,
     },
-    forward::{ForwardPass, Frame, Scratch, SequenceSlice, run},
+    forward::{ForwardPass, Frame, Norms, Scratch, SequenceSlice, run},
     shape::{config::ModelConfig, rope::RopeTable, source::WeightSource},
     sites::{Company, EvaluateError, EvaluateSites, Site, SiteCall},
     sweep::SweepFigures,
     weights::{
         LoadProgress, ResidentLayers,
         embedding::Embedding,
+        first::{FirstLayers, FirstLayersError, SharedLayers},
         host::{HostLayers, LentSites},
         joined::JoinedLayers,
         served::ServedLayers,
@@ -140,6 +142,44 @@ impl LoadedWeights<ServedLayers> {
             }
         };
         Ok(Self { frame: frame(source)?, layers })
+    }
+
+    /// What of them is in memory, for those who compute with the first layers alone.
+    #[must_use]
+    pub fn shared(&self) -> SharedBase {
+        let layers = match &self.layers {
+            ServedLayers::Resident(layers) => layers.shared(),
+            ServedLayers::Streamed(layers) => layers.shared(),
+        };
+        SharedBase { config: self.frame.config.clone(), norms: self.frame.norms.clone(), layers }
+    }
+}
+
+/// What of a base is in memory, to be computed with by others than its own pass.
+#[derive(Debug, Clone)]
+pub struct SharedBase {
+    config: ModelConfig,
+    norms: Norms,
+    layers: SharedLayers,
+}
+
+impl SharedBase {
+    /// The base's shape.
+    #[must_use]
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The first layers of it that `shape` names, as a model of its own.
+    ///
+    /// # Errors
+    ///
+    /// Not all of them are in memory, or there is none for the rows of a shortlist.
+    pub fn first_layers(&self, shape: &DraftShape) -> Result<LoadedWeights<FirstLayers>, FirstLayersError> {
+        let layers = FirstLayers::new(&self.config, &self.layers, shape)?;
+        let config = layers.config().clone();
+        let (norms, rope) = (self.norms.clone(), RopeTable::new(&config));
+        Ok(LoadedWeights { frame: Frame { config, norms, rope }, layers })
     }
 }
 

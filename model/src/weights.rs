@@ -5,9 +5,11 @@
 //! - this file: the linear groups of a known architecture. [`sites`]: those of any base, by number.
 //! - [`embedding`]: the token embedding. [`tensors`]: single tensors, checked. `packing`: many at once.
 //! - [`host`]: base layers on the host's cores, wherever their weights are. [`streamed`]: most of them on a disk. [`served`]: either.
+//!   [`first`]: the first ones of these as a model of their own.
 //! - `joined`: a pass's layers that serve others' calls too.
 
 pub mod embedding;
+pub mod first;
 pub mod host;
 pub(crate) mod joined;
 pub(crate) mod packing;
@@ -32,6 +34,7 @@ use crate::{
     sources::hf_names::module_name,
     weights::{
         embedding::Embedding,
+        first::{Pieces, SharedLayers, block_sites},
         packing::{Told, pack_all},
         sites::{Linear, SiteWeights},
         tensors::{pack_tensor, read_vector},
@@ -113,6 +116,18 @@ impl ResidentLayers {
     pub fn bytes(&self) -> usize {
         // A tied head is counted among the sites.
         self.sites.bytes() + if self.config.tied_head { 0 } else { self.embedding.bytes() }
+    }
+
+    /// All of it, to be shared.
+    pub(crate) fn shared(&self) -> SharedLayers {
+        let layers = self.config.layers;
+        let site = |site| self.sites.of(site).to_vec();
+        let head = self.sites.of(SiteId::of(layers, 0, LinearGroup::Head));
+        SharedLayers {
+            blocks: (0..layers).map(|block| block_sites(layers, block).map(site)).collect(),
+            embedding: Pieces::new(vec![Arc::clone(self.embedding.matrix())]),
+            head: Pieces::new(head.iter().map(|linear| Arc::clone(&linear.matrix)).collect()),
+        }
     }
 
     /// The call that a pass makes for a group.

@@ -33,6 +33,15 @@ pub trait Draft {
     fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Self::Error>;
 }
 
+/// A draft that takes time to ask.
+pub trait Timed: Draft {
+    /// Seconds that asking behind `at` would take; `None` if nobody has timed it yet.
+    fn guess_s(&self, tree: &TokenTree, at: Option<NodeId>) -> Option<f64>;
+
+    /// The chance that the likeliest guess of a place comes true of which nothing is known yet.
+    fn usual(&self) -> f64;
+}
+
 #[cfg(test)]
 pub(crate) mod tests {
     use std::convert::Infallible;

@@ -12,10 +12,13 @@
 //! - [`tree`]: drafted tokens, and how they lie in rows of a pass.
 //! - [`verdict`]: what the target says of them.
 //! - [`threshold`]: how unlikely a tree becomes before it is verified, learned from verdicts.
-//! - [`draft`]: who guesses. [`ngram`]: out of what the sequence said before, without a model.
+//! - [`draft`]: who guesses. [`ngram`]: out of what the sequence said before, without a model. [`combined`]: a model where that
+//!   does not know.
+//! - [`calibration`]: how often what a model guesses comes true; `counted`: how often anything does.
 //! - [`growth`]: which branch of a tree gets the next token.
 //! - [`baseline`]: the shapes of trees that the paper compares with.
-//! - [`worth`]: which drafted tokens are worth a row of the pass.
+//! - [`worth`]: which drafted tokens are worth a row of the pass, and which guesses the time they take. [`allowance`]: how much of
+//!   it there is.
 //! - [`pipeline`]: who may compute while the target is loaded, and a log of it.
 //! - [`recent`]: what was learned about the adapters and clients that came last.
 //!
@@ -26,7 +29,11 @@
 
 #![forbid(unsafe_code)]
 
+pub mod allowance;
 pub mod baseline;
+pub mod calibration;
+pub mod combined;
+mod counted;
 pub mod draft;
 pub mod growth;
 pub mod ngram;

@@ -30,6 +30,39 @@ pub struct Step {
     pub rows: usize,
     /// Sequences that get their next token from it.
     pub sequences: usize,
+    /// Seconds that drafting for it took: whoever takes part waits that long, too.
+    pub drafting_s: f64,
+}
+
+impl Step {
+    /// Seconds it takes without drafts.
+    fn plain_s(&self) -> f64 {
+        self.cost.at(self.rows as f64)
+    }
+
+    /// Seconds it takes with so many drafted tokens, from the beginning of their drafting on.
+    fn drafted_s(&self, drafted: usize) -> f64 {
+        self.cost.at((self.rows + drafted) as f64) + self.drafting_s
+    }
+
+    /// The same step where each drafted token takes `guess_s` seconds to guess beside its row.
+    #[must_use]
+    pub fn with_guesses_of(self, guess_s: f64) -> Self {
+        let Line { alpha, beta } = self.cost;
+        // Rows that it has anyway are not guessed.
+        let cost = Line { alpha: alpha + guess_s, beta: beta - guess_s * self.rows as f64 };
+        Self { cost, ..self }
+    }
+}
+
+/// Whether to hear what comes behind a tree is worth `guess_s` seconds, where what is heard comes true with `confidence`.
+#[must_use]
+pub fn is_worth_asking(step: &Step, guess_s: f64, tree: &TokenTree, confidence: f64) -> bool {
+    let step = step.with_guesses_of(guess_s);
+    // Whoever else takes part gains nothing by it.
+    let is_in_time =
+        step.sequences <= 1 || step.drafted_s(tree.len() + 1) <= step.plain_s() * (1.0 + MAX_SLOWDOWN);
+    is_in_time && confidence > worth(&step, &[tree]).least_confidence
 }
 
 /// What is to be verified.
@@ -77,23 +110,23 @@ fn take(step: &Step, trees: usize, order: &[((usize, NodeId), f64)], times: f64)
 /// What one more row must promise behind `taken` drafted ones, of which, with the step's own, `expected` tokens come: 1, which
 /// nothing exceeds, where the step would take more than `times` as long.
 fn least_confidence(step: &Step, expected: f64, taken: usize, times: f64) -> f64 {
-    let at = |drafted: usize| step.cost.at((step.rows + drafted) as f64);
-    if at(taken + 1) > at(0) * times {
+    if step.drafted_s(taken + 1) > step.plain_s() * times {
         return 1.0;
     }
+    let taken_s = step.drafted_s(taken);
     // A pass that takes no time has no row to spare either.
-    if at(taken) > 0.0 { (expected * step.cost.alpha / at(taken)).min(1.0) } else { 1.0 }
+    if taken_s > 0.0 { (expected * step.cost.alpha / taken_s).min(1.0) } else { 1.0 }
 }
 
 /// Whether nobody in the step waits longer for a token, by more than [`MAX_SLOWDOWN`], because of what is verified in it.
 fn is_fair(step: &Step, trees: &[&TokenTree], kept: &[NodeSet]) -> bool {
-    let at = |drafted: usize| step.cost.at((step.rows + drafted) as f64);
     let expected = |(tree, kept): (&&TokenTree, &NodeSet)| {
         1.0 + kept.iter().map(|node| tree.confidence(Some(node))).sum::<f64>()
     };
     let with_drafts = trees.iter().zip(kept).map(expected).fold(f64::INFINITY, f64::min);
     let least = if trees.len() < step.sequences { 1.0 } else { with_drafts };
-    at(kept.iter().map(|kept| kept.len()).sum()) <= at(0) * least * (1.0 + MAX_SLOWDOWN)
+    let drafted = kept.iter().map(|kept| kept.len()).sum();
+    step.drafted_s(drafted) <= step.plain_s() * least * (1.0 + MAX_SLOWDOWN)
 }
 
 #[cfg(test)]
@@ -128,6 +161,7 @@ mod tests {
             cost: Line { alpha, beta },
             rows,
             sequences: (2 + others).min(rows.max(2)),
+            drafting_s: 0.0,
         })
     }
 
@@ -159,7 +193,7 @@ mod tests {
 
         #[test]
         fn the_dearer_a_sweep_the_less_a_token_must_promise(tree in trees(20), alpha in 0.001..1.0_f64, beta in 0.1..10.0_f64) {
-            let at = |base: f64| worth(&Step { cost: Line { alpha, beta: base }, rows: 1, sequences: 1 }, &[&tree]);
+            let at = |base: f64| worth(&Step { cost: Line { alpha, beta: base }, rows: 1, sequences: 1, drafting_s: 0.0 }, &[&tree]);
             let (cheap, dear) = (at(beta), at(beta * 2.0));
             prop_assert!(dear.kept[0].len() >= cheap.kept[0].len());
         }
@@ -173,7 +207,7 @@ mod tests {
             tree
         };
         let (long, other) = (chain(8), chain(8));
-        let step = Step { cost: Line { alpha: 0.1, beta: 1.0 }, rows: 2, sequences: 2 };
+        let step = Step { cost: Line { alpha: 0.1, beta: 1.0 }, rows: 2, sequences: 2, drafting_s: 0.0 };
         let kept =
             |step: &Step| worth(step, &[&long, &other]).kept.iter().map(|kept| kept.len()).sum::<usize>();
         assert_eq!(kept(&step), 16);
@@ -188,7 +222,32 @@ mod tests {
             chain = tree.push(chain, 1, 0.999);
         }
         let cost = Line { alpha: 0.01, beta: 1.0 };
-        let kept = |sequences| worth(&Step { cost, rows: 4, sequences }, &[&tree]).kept[0].len();
+        let kept =
+            |sequences| worth(&Step { cost, rows: 4, sequences, drafting_s: 0.0 }, &[&tree]).kept[0].len();
         assert_eq!((kept(1), kept(4)), (20, 5), "5 % of 1.04 s are 5 rows");
+    }
+
+    #[test]
+    fn the_time_that_drafting_took_counts_as_waiting() {
+        let mut tree = TokenTree::new();
+        tree.push(None, 1, 0.9);
+        let cost = Line { alpha: 0.001, beta: 1.0 };
+        let kept = |sequences, drafting_s| {
+            worth(&Step { cost, rows: sequences, sequences, drafting_s }, &[&tree]).kept[0].len()
+        };
+        assert_eq!((kept(2, 0.0), kept(2, 0.04)), (1, 1), "within 5 % of a second");
+        assert_eq!((kept(2, 0.06), kept(1, 0.06)), (0, 1), "whoever is alone waits for nobody else");
+    }
+
+    #[test]
+    fn a_guess_is_worth_its_time_where_it_is_shorter_than_what_it_saves() {
+        let cost = Line { alpha: 0.1, beta: 0.9 };
+        let asks = |guess_s, sequences| {
+            let step = Step { cost, rows: sequences, sequences, drafting_s: 0.0 };
+            is_worth_asking(&step, guess_s, &TokenTree::new(), 0.8)
+        };
+        // One token a second, against 1.8 in 1.1 seconds and those of the guess.
+        assert!(asks(0.2, 1) && asks(0.6, 1) && !asks(0.75, 1));
+        assert!(!asks(0.2, 2), "another would wait a fifth longer");
     }
 }

@@ -155,6 +155,24 @@ impl PackedForm {
         Self { rows: rows.len(), ..*self }
     }
 
+    /// The form of other rows, so many of them.
+    pub(super) fn with_rows(&self, rows: usize) -> Self {
+        Self { rows, ..*self }
+    }
+
+    /// Copies a lane of a panel to a lane of another.
+    pub(super) fn copy_lane(&self, (from, lane): (&[u8], usize), (to, to_lane): (&mut [u8], usize)) {
+        // What four bytes of each lane are, and what two.
+        let words = match self.packing.integer_form() {
+            Some(form) => self.columns * LANES * form.bits / 8,
+            None if self.packing == Packing::F16 => 0,
+            None => self.panel_bytes,
+        };
+        let ((from, from_halves), (to, to_halves)) = (from.split_at(words), to.split_at_mut(words));
+        copy_elements::<4>(from, lane, to, to_lane);
+        copy_elements::<2>(from_halves, lane, to_halves, to_lane);
+    }
+
     /// Packs its rows, which `data` has as they are stored, into `panels`.
     ///
     /// # Panics
@@ -260,6 +278,13 @@ fn common_unit(kind: TensorType, data: &[u8], row_bytes: usize) -> f32 {
         largest = decoded.scales.iter().chain(&decoded.minima).fold(largest, |m, x| m.max(x.abs()));
     }
     if largest.is_normal() { 2.0f32.powi(largest.log2().floor() as i32 - 14) } else { 1.0 }
+}
+
+/// Copies a lane of vectors with `N` bytes of each.
+fn copy_elements<const N: usize>(from: &[u8], lane: usize, to: &mut [u8], to_lane: usize) {
+    for (from, to) in from.chunks_exact(LANES * N).zip(to.chunks_exact_mut(LANES * N)) {
+        to[to_lane * N..][..N].copy_from_slice(&from[lane * N..][..N]);
+    }
 }
 
 /// Byte and bit shift of a lane's code `k` within a panel's codes.

@@ -14,7 +14,9 @@ use crate::{
 /// A weight matrix `[rows, columns]` (output x input features) in panels of sixteen rows.
 ///
 /// A panel of integers is its codes, group after group, then its scales (and minima) in 16 bits, group after group.
-#[derive(Debug)]
+///
+/// A clone is over the same bytes.
+#[derive(Debug, Clone)]
 pub struct PackedMatrix {
     form: PackedForm,
     data: View,
@@ -54,6 +56,37 @@ impl PackedMatrix {
     #[must_use]
     pub fn within(slab: &Slab, at: usize, form: PackedForm) -> Option<Self> {
         Some(Self { form, data: slab.view(at, form.bytes())? })
+    }
+
+    /// A matrix of `count` rows of others, in memory of its own: `of` says which matrix and which row of it each is. They are of
+    /// one form but for their rows, as those that a larger matrix was cut into.
+    ///
+    /// # Errors
+    ///
+    /// There is no memory.
+    ///
+    /// # Panics
+    ///
+    /// If there are no such rows, or their matrices differ in form.
+    pub fn gathered<'a>(count: usize, of: impl Fn(usize) -> (&'a Self, usize)) -> Result<Self, PackError> {
+        assert!(count > 0, "there are rows to gather");
+        let form = of(0).0.form.with_rows(count);
+        let memory = |source| PackError::Memory { rows: count, columns: form.columns(), source };
+        let mut buffer = Arena::new(0).zeroed::<u8>(form.bytes()).map_err(memory)?;
+        let (panels, bytes) = (buffer.as_mut_slice(), form.panel_bytes());
+        for row in 0..count {
+            let (from, source) = of(row);
+            assert!(
+                from.form.with_rows(count) == form && source < from.rows(),
+                "row {source} is of the form"
+            );
+            let panel = &from.data.as_slice()[source / LANES * bytes..][..bytes];
+            form.copy_lane(
+                (panel, source % LANES),
+                (&mut panels[row / LANES * bytes..][..bytes], row % LANES),
+            );
+        }
+        Ok(Self { form, data: buffer.into() })
     }
 
     /// Output features.

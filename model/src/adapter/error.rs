@@ -150,6 +150,44 @@ pub enum AdapterError {
         /// NaN or an infinity.
         value: f32,
     },
+    /// A draft that computes nothing of the base, or more than there is.
+    #[error("{}: a draft of {layers} layers cannot be: the base has {base_layers}, of which it computes the first, 1 at least", path.display())]
+    DraftLayers {
+        /// The file.
+        path: PathBuf,
+        /// What it says.
+        layers: usize,
+        /// Layers of the base.
+        base_layers: usize,
+    },
+    /// A layer that a draft adapts and does not compute.
+    #[error("{}: there are weights for `{module}`, and the draft computes the first {layers} layers only; save it without them", path.display())]
+    BeyondDraft {
+        /// The file.
+        path: PathBuf,
+        /// The layer.
+        module: String,
+        /// Layers that it computes.
+        layers: usize,
+    },
+    /// A shortlist that does not name tokens of the base, each once and in order.
+    #[error("{}: entry {index} of `draft.shortlist` is {id}: ids must ascend, from 0 to {} at most, and there must be one", path.display(), vocab_size.saturating_sub(1))]
+    Shortlist {
+        /// The file.
+        path: PathBuf,
+        /// Which entry.
+        index: usize,
+        /// What it is; -1 where there is none.
+        id: i64,
+        /// Tokens of the base.
+        vocab_size: usize,
+    },
+    /// A draft where an adapter is wanted that answers.
+    #[error("{} is a draft: it answers nobody; load it into an executor, which drafts with it", path.display())]
+    Draft {
+        /// The directory.
+        path: PathBuf,
+    },
     /// No layer is adapted.
     #[error("{}: no tensor adapts a layer of the base model; an adapter that does nothing is not loaded", path.display())]
     Empty {

@@ -10,6 +10,7 @@ use crate::shape::source::Target;
 const LORA: &str = "holobiont 2025 adapter generation v1";
 const IA3: &str = "holobiont 2026 ia3 adapter generation v1";
 const PREFIX: &str = "holobiont 2026 prefix adapter generation v1";
+const DRAFT: &str = "holobiont 2026 draft adapter generation v1";
 
 /// Hashes an adapter's effective contents: what it does, not how its files spell it. Two directories with the same
 /// modules have the same generation whatever their names, patterns and tensor order.
@@ -20,6 +21,7 @@ const PREFIX: &str = "holobiont 2026 prefix adapter generation v1";
 /// LoRA   = modules u64 | modules x { layer u64 | target u8 | rank u64 | scale f32 bits u32 | A | B }
 /// IA3    = vectors u64 | vectors x { layer u64 | target u8 | side u8 | vector }
 /// prefix = virtual tokens u64 | keys and values
+/// draft  = modules u64 | layers u64 | shortlisted u64, 0: all | shortlisted x id u32 | modules as of LoRA
 /// A, B, vector, keys and values = type u8 | bytes u64 | bytes as stored, rows in half-rotation order
 /// ```
 ///
@@ -40,6 +42,18 @@ impl GenerationHasher {
     /// Begins a prefix of so many virtual tokens; its keys and values must follow.
     pub(super) fn prefix(virtual_tokens: usize) -> Self {
         Self::of(PREFIX, virtual_tokens)
+    }
+
+    /// Begins a draft of so many modules, which must follow sorted by layer and target.
+    pub(super) fn draft(modules: usize, layers: usize, shortlist: Option<&[u32]>) -> Self {
+        let mut hasher = Self::of(DRAFT, modules);
+        hasher.count(layers);
+        let ids = shortlist.unwrap_or_default();
+        hasher.count(ids.len());
+        for id in ids {
+            hasher.0.update(&id.to_le_bytes());
+        }
+        hasher
     }
 
     fn of(context: &str, count: usize) -> Self {

@@ -3,12 +3,13 @@
 use serde_json::Value;
 
 use super::{
+    draft,
     error::AdapterError,
     limits::MAX_RANK,
     matrix::StoredModule,
     options::{Options, as_count, option_error},
     patterns::ByPattern,
-    selection::Selection,
+    selection::{Selected, Selection},
     weight_file::WeightFile,
 };
 use crate::{
@@ -41,11 +42,13 @@ pub(super) struct LoraConfig {
     alpha: f64,
     alphas: ByPattern<f64>,
     scaling: Scaling,
+    /// Layers of the base that a draft computes; `None` for an adapter that answers.
+    draft_layers: Option<usize>,
 }
 
 impl LoraConfig {
     /// Takes and checks all of `options`.
-    pub(super) fn take(options: &mut Options<'_>) -> Result<Self, AdapterError> {
+    pub(super) fn take(options: &mut Options<'_>, model: &ModelConfig) -> Result<Self, AdapterError> {
         check_kind(options)?;
         let scaling = if options.flag("use_rslora")? { Scaling::ByRoot } else { Scaling::ByRank };
         let config = Self {
@@ -55,9 +58,15 @@ impl LoraConfig {
             alpha: options.number("lora_alpha")?.unwrap_or(8.0),
             alphas: options.by_pattern("alpha_pattern", Value::as_f64)?,
             scaling,
+            draft_layers: draft::take_layers(options, model)?,
         };
         options.refuse_the_rest(&HISTORY)?;
         Ok(config)
+    }
+
+    /// Layers of the base that a draft computes; `None` for an adapter that answers.
+    pub(super) fn draft_layers(&self) -> Option<usize> {
+        self.draft_layers
     }
 
     /// The adapted linear layer, if there is one.
@@ -68,8 +77,19 @@ impl LoraConfig {
         (layer, target): (usize, Target),
     ) -> Result<Option<StoredModule<'a>>, AdapterError> {
         let name = module_name(layer, target);
-        let selected = self.selection.of(&name)?;
+        // What a draft does not compute it cannot adapt, whatever its targets are called.
+        let is_beyond = target != Target::LmHead && self.draft_layers.is_some_and(|layers| layer >= layers);
+        let selected = if is_beyond { Selected::No } else { self.selection.of(&name)? };
         let names = ["A", "B"].map(|part| format!("{name}.lora_{part}.weight"));
+        if let Some(layers) = self.draft_layers.filter(|_| is_beyond)
+            && names.iter().any(|name| weights.has(name))
+        {
+            return Err(AdapterError::BeyondDraft {
+                path: weights.path().to_path_buf(),
+                module: name,
+                layers,
+            });
+        }
         let Some([a, b]) = weights.take_all(&name, names, selected)? else { return Ok(None) };
         let (rank, scale) = self.rank_and_scale(&name)?;
         let [rows, cols] = linear_shape(model, target);

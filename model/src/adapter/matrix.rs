@@ -7,6 +7,7 @@ use ids::Generation;
 use kernels::TensorType;
 
 use super::{
+    draft::{DraftAdapter, DraftShape},
     error::AdapterError,
     hasher::GenerationHasher,
     method::{Adapter, LoraModule, Method, Prefix, ScaleVector, Scales, Side},
@@ -67,22 +68,40 @@ pub(super) fn assemble(
     base_model: Option<String>,
 ) -> Result<Adapter, AdapterError> {
     let (method, generation, stored_in_16_bits) = match stored {
-        StoredMethod::Lora(modules) => assemble_lora(path, modules)?,
+        StoredMethod::Lora(modules) => {
+            let hasher = GenerationHasher::lora(modules.len());
+            assemble_lora(path, hasher, modules)?
+        }
         StoredMethod::Ia3(vectors) => assemble_ia3(path, vectors)?,
         StoredMethod::Prefix(prefix) => assemble_prefix(path, &prefix)?,
     };
     Ok(Adapter { generation, method, base_model, stored_in_16_bits })
 }
 
+/// Decodes, checks and hashes the draft in `path`, as its shape says.
+pub(super) fn assemble_draft(
+    path: &Path,
+    shape: DraftShape,
+    modules: Vec<StoredModule<'_>>,
+    base_model: Option<String>,
+) -> Result<DraftAdapter, AdapterError> {
+    let hasher = GenerationHasher::draft(modules.len(), shape.layers, shape.shortlist.as_deref());
+    let (method, generation, stored_in_16_bits) = assemble_lora(path, hasher, modules)?;
+    Ok(DraftAdapter { shape, adapter: Adapter { generation, method, base_model, stored_in_16_bits } })
+}
+
 /// What it does, its hash, and whether 16 bits hold all of its numbers.
 type Assembled = (Method, Generation, bool);
 
-fn assemble_lora(path: &Path, mut stored: Vec<StoredModule<'_>>) -> Result<Assembled, AdapterError> {
+fn assemble_lora(
+    path: &Path,
+    mut hasher: GenerationHasher,
+    mut stored: Vec<StoredModule<'_>>,
+) -> Result<Assembled, AdapterError> {
     if stored.is_empty() {
         return Err(AdapterError::Empty { path: path.to_path_buf() });
     }
     stored.sort_by_key(|module| (module.layer, module.target));
-    let mut hasher = GenerationHasher::lora(stored.len());
     let mut modules = Vec::with_capacity(stored.len());
     let mut in_16_bits = true;
     for StoredModule { layer, target, rank, scale, a, b } in stored {

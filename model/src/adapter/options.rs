@@ -106,6 +106,15 @@ impl<'a> Options<'a> {
         self.typed(option, "a number", Value::as_f64)
     }
 
+    /// The count called `key` in an option that has nothing else.
+    pub(super) fn count_in(&mut self, option: &str, key: &str) -> Result<Option<usize>, AdapterError> {
+        let kind = format!("an object with a count called `{key}` and nothing else");
+        self.typed(option, &kind, |value| {
+            let map = value.as_object().filter(|map| map.len() == 1)?;
+            as_count(map.get(key)?)
+        })
+    }
+
     pub(super) fn text(&mut self, option: &str) -> Result<Option<String>, AdapterError> {
         self.typed(option, "a text", |value| value.as_str().map(str::to_owned))
     }

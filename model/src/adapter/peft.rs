@@ -8,12 +8,13 @@ use std::{
 use files::whole_file;
 
 use super::{
+    draft::{AnyAdapter, DraftShape},
     error::AdapterError,
     ia3::Ia3Config,
     limits::{MAX_CONFIG_BYTES, MAX_WEIGHT_BYTES},
     lora::LoraConfig,
-    matrix::{StoredMethod, assemble},
-    method::{Adapter, AdapterKind},
+    matrix::{StoredMethod, assemble, assemble_draft},
+    method::AdapterKind,
     options::Options,
     prefix::PrefixConfig,
     weight_file::WeightFile,
@@ -34,14 +35,20 @@ const METHOD: &str = "peft_type";
 const ATTEMPTS: usize = 3;
 
 /// Reads the adapter in `directory`.
-pub(super) fn read(directory: &Path, model: &ModelConfig) -> Result<Adapter, AdapterError> {
+pub(super) fn read(directory: &Path, model: &ModelConfig) -> Result<AnyAdapter, AdapterError> {
     let (config, weights) = read_files(directory)?;
     let mut files = Files::parse(directory, model, &config, &weights)?;
-    let method = files.method()?;
+    let (method, draft) = (files.method()?, files.draft()?);
     if let Some(error) = files.weights.unknown().next() {
         return Err(error);
     }
-    assemble(files.weights.path(), method, files.base_model)
+    let (path, base_model) = (files.weights.path(), files.base_model);
+    match (method, draft) {
+        (StoredMethod::Lora(modules), Some(shape)) => {
+            assemble_draft(path, shape, modules, base_model).map(AnyAdapter::Drafts)
+        }
+        (method, _) => assemble(path, method, base_model).map(AnyAdapter::Answers),
+    }
 }
 
 /// What is wrong with the tensors of the adapter in `directory`: all of it, not only the first thing.
@@ -49,6 +56,7 @@ pub(super) fn problems(directory: &Path, model: &ModelConfig) -> Result<Vec<Adap
     let (config, weights) = read_files(directory)?;
     let mut files = Files::parse(directory, model, &config, &weights)?;
     let mut problems = files.problems();
+    problems.extend(files.draft().err());
     problems.extend(files.weights.unknown());
     Ok(problems)
 }
@@ -72,7 +80,7 @@ impl MethodConfig {
         };
         options.one_of("task_type", &["CAUSAL_LM"])?;
         match kind {
-            AdapterKind::Lora => LoraConfig::take(options).map(Self::Lora),
+            AdapterKind::Lora => LoraConfig::take(options, model).map(Self::Lora),
             AdapterKind::Ia3 => Ia3Config::take(options).map(Self::Ia3),
             AdapterKind::Prefix => PrefixConfig::take(options, model).map(Self::Prefix),
         }
@@ -117,6 +125,17 @@ impl<'a> Files<'a> {
             }
             MethodConfig::Prefix(config) => StoredMethod::Prefix(config.embeddings(weights, model)?),
         })
+    }
+
+    /// What of the base a draft computes, if it is one.
+    fn draft(&mut self) -> Result<Option<DraftShape>, AdapterError> {
+        match &self.config {
+            MethodConfig::Lora(config) => {
+                let layers = config.draft_layers();
+                layers.map(|layers| DraftShape::take(&mut self.weights, self.model, layers)).transpose()
+            }
+            MethodConfig::Ia3(_) | MethodConfig::Prefix(_) => Ok(None),
+        }
     }
 
     /// Everything that is wrong with the tensors of linear layers.

@@ -5,8 +5,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{error::AdapterError, limits::MAX_HEADER_BYTES, matrix::StoredMatrix, selection::Selected};
-use crate::sources::safetensors::file::{StoredTensor, read_contents};
+use safetensors::Dtype;
+
+use super::{
+    draft::SHORTLIST, error::AdapterError, limits::MAX_HEADER_BYTES, matrix::StoredMatrix,
+    selection::Selected,
+};
+use crate::sources::safetensors::file::{Contents, OtherTensor, StoredTensor, read_all_contents};
 
 /// What PEFT puts before the names of the model it wraps.
 const PREFIX: &str = "base_model.model.";
@@ -19,25 +24,38 @@ pub(super) struct WeightFile<'a> {
     path: PathBuf,
     bytes: &'a [u8],
     rest: BTreeMap<String, Named>,
+    /// The one tensor that may be of whole numbers.
+    shortlist: Option<OtherTensor>,
 }
 
 impl<'a> WeightFile<'a> {
     pub(super) fn parse(path: &Path, bytes: &'a [u8]) -> Result<Self, AdapterError> {
-        let contents = read_contents(bytes, MAX_HEADER_BYTES)
-            .map_err(|source| AdapterError::Weights { path: path.to_path_buf(), source })?;
+        let failed = |source| AdapterError::Weights { path: path.to_path_buf(), source };
+        let Contents { tensors, mut others, .. } =
+            read_all_contents(bytes, MAX_HEADER_BYTES).map_err(failed)?;
+        let is_shortlist = |other: &mut OtherTensor| other.name == SHORTLIST && other.kind == Dtype::I64;
+        let shortlist = others.extract_if(.., is_shortlist).next();
+        if let Some(other) = others.into_iter().next() {
+            return Err(failed(other.into()));
+        }
         let mut rest = BTreeMap::new();
-        for (name, stored) in contents {
+        for (name, stored) in tensors {
             let key = name.strip_prefix(PREFIX).unwrap_or(&name).to_owned();
             if rest.insert(key, (name.clone(), stored)).is_some() {
                 return Err(AdapterError::Duplicate { path: path.to_path_buf(), tensor: name });
             }
         }
-        Ok(Self { path: path.to_path_buf(), bytes, rest })
+        Ok(Self { path: path.to_path_buf(), bytes, rest, shortlist })
     }
 
     /// The file, for messages.
     pub(super) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whether there is a tensor of this name that nothing has taken.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.rest.contains_key(name)
     }
 
     /// Takes the tensor of this name, if there is one.
@@ -82,9 +100,25 @@ impl<'a> WeightFile<'a> {
         }
     }
 
+    /// Takes the shortlist of a draft, if there is one: its numbers.
+    pub(super) fn take_shortlist(&mut self) -> Result<Option<Vec<i64>>, AdapterError> {
+        let Some(OtherTensor { name, shape, range, .. }) = self.shortlist.take() else { return Ok(None) };
+        let (words, _) = self.bytes.get(range).unwrap_or_default().as_chunks();
+        match shape.as_slice() {
+            &[count] if count == words.len() => {
+                Ok(Some(words.iter().map(|&word| i64::from_le_bytes(word)).collect()))
+            }
+            _ => {
+                let expected = [1, words.len()];
+                Err(AdapterError::Shape { path: self.path.clone(), tensor: name, expected, found: shape })
+            }
+        }
+    }
+
     /// Why each tensor that nothing has taken is refused.
     pub(super) fn unknown(&self) -> impl Iterator<Item = AdapterError> {
-        self.rest.values().map(|(name, _)| {
+        let shortlist = self.shortlist.iter().map(|other| &other.name);
+        self.rest.values().map(|(name, _)| name).chain(shortlist).map(|name| {
             let (path, tensor) = (self.path.clone(), name.escape_debug().to_string());
             if name.ends_with(".base_layer.weight") {
                 AdapterError::BaseCopy { path, tensor }

@@ -41,7 +41,7 @@ impl Frame {
 }
 
 /// The small tensors of a model, which whoever runs the pass holds itself.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Norms {
     /// `[hidden]` of each layer, before attention.
     pub attention: Vec<Vec<f32>>,

@@ -9,11 +9,11 @@ use kernels::{
 
 use crate::{
     cpu::Compute,
-    sites::{Site, SiteCall, SiteOp, SitePart, SitePath},
+    sites::{Site, SiteCall, SiteId, SiteOp, SitePart, SitePath},
 };
 
 /// A linear layer.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Linear {
     /// The module's name.
     pub(crate) name: String,
@@ -42,6 +42,11 @@ impl SiteWeights {
     #[must_use]
     pub fn sites(&self) -> &[Site] {
         &self.sites
+    }
+
+    /// The linear layers of a site.
+    pub(crate) fn of(&self, site: SiteId) -> &[Linear] {
+        &self.layers[site.0 as usize]
     }
 
     /// Bytes of memory; weights that are shared count once for each layer.

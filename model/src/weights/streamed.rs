@@ -46,9 +46,10 @@ use crate::{
     sources::hf_names::module_name,
     sweep::SweepFigures,
     weights::{
+        first::{Pieces, SharedLayers, block_sites},
         host::HostLayers,
         packing::Told,
-        sites::evaluate,
+        sites::{Linear, evaluate},
         tensors::{WeightsError, read_vector},
     },
 };
@@ -149,6 +150,32 @@ impl StreamedLayers {
         let config = source.config().clone();
         let (sites, biases) = sites(source, &file)?;
         Ok(Self { sites, biases, config, file, pinned, window, figures, bytes: plan.bytes })
+    }
+
+    /// What is pinned, to be shared: the first blocks, as far as no other is missing between them, and the head, which is the token
+    /// embedding too where a model ties them. No other embedding is in memory.
+    pub(crate) fn shared(&self) -> SharedLayers {
+        let layers = self.file.layout().blocks;
+        let pinned = |floor: &Option<Vec<PackedMatrix>>| {
+            Some(floor.as_ref()?.iter().cloned().map(Arc::new).collect::<Vec<_>>())
+        };
+        let blocks = self.pinned[..layers].iter().map_while(pinned).enumerate();
+        let blocks =
+            blocks.map(|(block, matrices)| {
+                block_sites(layers, block).map(|site| {
+                    let (parts, (_, own)) = (&self.sites[site.0 as usize].parts, self.place(site));
+                    let biases = &self.biases[site.0 as usize];
+                    let linear =
+                        |((part, matrix), bias): ((&SitePart, &Arc<PackedMatrix>), &Option<Vec<f32>>)| {
+                            Linear { name: part.name.clone(), matrix: Arc::clone(matrix), bias: bias.clone() }
+                        };
+                    parts.iter().zip(&matrices[own]).zip(biases).map(linear).collect()
+                })
+            });
+        let head: Option<Vec<_>> = self.pinned[layers..].iter().map(pinned).collect();
+        let head = head.and_then(|pieces| Pieces::new(pieces.into_iter().flatten().collect()));
+        let embedding = head.clone().filter(|_| self.config.tied_head);
+        SharedLayers { blocks: blocks.collect(), embedding, head }
     }
 
     /// Floors of a site, and which of a floor's matrices are its own.

@@ -1,5 +1,7 @@
 //! How often what followed a match came again.
 
+use crate::counted::Counted;
+
 /// Lengths of matches that are counted together: the first is 1, each ends before the next begins.
 const CLASSES: [usize; 7] = [1, 2, 3, 4, 6, 10, 18];
 
@@ -7,18 +9,6 @@ const CLASSES: [usize; 7] = [1, 2, 3, 4, 6, 10, 18];
 /// programs repeat more, logs and JSON much more (docs/performance/speculation.md).
 const EXPECTED: [[f64; 2]; 7] =
     [[0.13, 0.05], [0.30, 0.05], [0.48, 0.05], [0.57, 0.05], [0.67, 0.05], [0.78, 0.04], [0.85, 0.02]];
-
-/// Guesses that the expectation counts for.
-const WEIGHT: f64 = 6.0;
-
-/// What a guess counts when another one comes: about the last thirty matter.
-const DECAY: f64 = 0.97;
-
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
-struct Counted {
-    guesses: f64,
-    right: f64,
-}
 
 /// How often guesses came true, by the length of their match, newer ones counting more. It is learned within a sequence, and
 /// handed on to the next of the same adapter and client ([`Recent`](crate::recent::Recent)).
@@ -32,16 +22,13 @@ impl Survival {
     #[must_use]
     pub fn of(&self, matched: usize, rank: usize) -> f64 {
         let (class, rank) = places(matched, rank);
-        let Counted { guesses, right } = self.counted[class][rank];
-        (right + EXPECTED[class][rank] * WEIGHT) / (guesses + WEIGHT)
+        self.counted[class][rank].chance(EXPECTED[class][rank])
     }
 
     /// Such a guess came true, or did not.
     pub(super) fn count(&mut self, matched: usize, rank: usize, is_right: bool) {
         let (class, rank) = places(matched, rank);
-        let counted = &mut self.counted[class][rank];
-        counted.guesses = counted.guesses * DECAY + 1.0;
-        counted.right = counted.right * DECAY + f64::from(u8::from(is_right));
+        self.counted[class][rank].count(is_right);
     }
 }
 

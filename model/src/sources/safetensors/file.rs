@@ -53,6 +53,8 @@ pub(crate) struct OtherTensor {
     pub(crate) name: String,
     pub(crate) kind: Dtype,
     pub(crate) shape: Vec<usize>,
+    /// Where its data lie inside the file.
+    pub(crate) range: Range<usize>,
 }
 
 impl From<OtherTensor> for SafetensorsFormatError {
@@ -70,23 +72,7 @@ pub(crate) struct Contents {
     pub(crate) header_bytes: usize,
 }
 
-/// The tensors of a file, sorted by name.
-///
-/// # Errors
-/// If the header is beyond `header_limit_bytes`, malformed, does not cover the file exactly, or names a tensor of
-/// a type that is not supported.
-pub(crate) fn read_contents(
-    file: &[u8],
-    header_limit_bytes: u64,
-) -> Result<Vec<(String, StoredTensor)>, SafetensorsFormatError> {
-    let Contents { tensors, others, .. } = read_all_contents(file, header_limit_bytes)?;
-    match others.into_iter().next() {
-        None => Ok(tensors),
-        Some(other) => Err(other.into()),
-    }
-}
-
-/// As [`read_contents`], and tensors of other types are listed.
+/// The tensors of a file, sorted by name; those of types that are not computed with apart.
 ///
 /// # Errors
 /// If the header is beyond `header_limit_bytes`, malformed, or does not cover the file exactly.
@@ -106,12 +92,10 @@ pub(crate) fn read_all_contents(
     let (mut tensors, mut others) = (Vec::new(), Vec::new());
     for (name, info) in metadata.tensors() {
         let (begin, end) = info.data_offsets;
-        let shape = info.shape.clone();
+        let (shape, range) = (info.shape.clone(), start + begin..start + end);
         match tensor_type(info.dtype) {
-            Some(kind) => {
-                tensors.push((name, StoredTensor { kind, shape, range: start + begin..start + end }));
-            }
-            None => others.push(OtherTensor { name, kind: info.dtype, shape }),
+            Some(kind) => tensors.push((name, StoredTensor { kind, shape, range })),
+            None => others.push(OtherTensor { name, kind: info.dtype, shape, range }),
         }
     }
     tensors.sort_by(|(left, _), (right, _)| left.cmp(right));

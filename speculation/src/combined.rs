@@ -1,0 +1,134 @@
+//! A text's own past, and a model where that does not know.
+//!
+//! A table costs nothing to ask, so it is asked first. The model is asked where it is likely to know better, by so much that
+//! the time it takes is worth it.
+
+use std::{collections::HashSet, convert::Infallible};
+
+use crate::{
+    draft::{Draft, Guess, MAX_GUESSES, Timed},
+    ngram::Ngram,
+    tree::{NodeId, TokenTree},
+    worth::{Step, is_worth_asking},
+};
+
+/// What a guess of the model may cost.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Price {
+    /// The step that it is for.
+    pub step: Step,
+    /// Seconds that there are for guesses.
+    pub left_s: f64,
+    /// Whether it is to be asked once even where nothing promises that it is worth it, to hear how it does by now.
+    pub probe: Probe,
+}
+
+/// See [`Price::probe`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Probe {
+    /// Once.
+    Due,
+    /// Not now.
+    No,
+}
+
+/// See the module.
+#[derive(Debug, Clone)]
+pub struct Combined<M> {
+    table: Ngram,
+    model: M,
+    price: Option<Price>,
+    /// The ways to what the model guessed behind the last token that the target said.
+    of_model: HashSet<Vec<u32>>,
+}
+
+impl<M: Timed> Combined<M> {
+    /// Both know the same text; the model is not asked before it has a [price](Self::set_price).
+    #[must_use]
+    pub fn new(table: Ngram, model: M) -> Self {
+        Self { table, model, price: None, of_model: HashSet::new() }
+    }
+
+    /// The table.
+    #[must_use]
+    pub fn table(&self) -> &Ngram {
+        &self.table
+    }
+
+    /// The model.
+    #[must_use]
+    pub fn model(&self) -> &M {
+        &self.model
+    }
+
+    /// The model, for its own business.
+    pub fn model_mut(&mut self) -> &mut M {
+        &mut self.model
+    }
+
+    /// From now on the model is asked where this allows it.
+    pub fn set_price(&mut self, price: Price) {
+        self.price = Some(price);
+    }
+
+    /// Whether the model guessed this node of a tree that was drafted last.
+    #[must_use]
+    pub fn is_of_model(&self, tree: &TokenTree, node: NodeId) -> bool {
+        self.of_model.contains(&way(tree, Some(node)))
+    }
+
+    /// Whether to ask the model behind `at`, where the table's best guess has this chance; if so, it is paid for.
+    fn buys(&mut self, tree: &TokenTree, at: Option<NodeId>, best: f64) -> bool {
+        let usual = self.model.usual();
+        let Some(price) = self.price.as_mut().filter(|_| usual > best) else { return false };
+        // What nobody has timed yet is tried once to see what it takes.
+        let guess_s = self.model.guess_s(tree, at).unwrap_or(0.0);
+        let gain = tree.confidence(at) * (usual - best);
+        let is_probe = price.probe == Probe::Due && at.is_none();
+        if guess_s > price.left_s || !(is_probe || is_worth_asking(&price.step, guess_s, tree, gain)) {
+            return false;
+        }
+        price.left_s -= guess_s;
+        price.probe = Probe::No;
+        true
+    }
+}
+
+impl<M: Timed + Draft<Error = Infallible>> Draft for Combined<M> {
+    type Error = Infallible;
+
+    fn accept(&mut self, tokens: &[u32]) -> Result<(), Infallible> {
+        self.of_model.clear();
+        self.table.accept(tokens)?;
+        self.model.accept(tokens)
+    }
+
+    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
+        let table = self.table.guesses(tree, at)?;
+        if !self.buys(tree, at, table.first().map_or(0.0, |guess| guess.probability)) {
+            return Ok(table);
+        }
+        let mut guesses = self.model.guesses(tree, at)?;
+        let way = way(tree, at);
+        self.of_model.extend(guesses.iter().map(|guess| [&way[..], &[guess.token]].concat()));
+        let mut left = 1.0 - guesses.iter().map(|guess| guess.probability).sum::<f64>();
+        for mut guess in table {
+            if guesses.iter().all(|known| known.token != guess.token) {
+                guess.probability = guess.probability.min(left);
+                left -= guess.probability;
+                guesses.push(guess);
+            }
+        }
+        guesses.sort_by(|a, b| b.probability.total_cmp(&a.probability));
+        guesses.truncate(MAX_GUESSES);
+        Ok(guesses)
+    }
+}
+
+/// The tokens from behind the root to `node`.
+fn way(tree: &TokenTree, node: Option<NodeId>) -> Vec<u32> {
+    node.into_iter().flat_map(|node| tree.path(node).iter()).map(|node| tree.token(node)).collect()
+}
+
+#[cfg(test)]
+mod tests;

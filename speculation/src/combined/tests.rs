@@ -1,0 +1,100 @@
+use policy::perf::line::Line;
+
+use super::*;
+use crate::{
+    growth::{Pacer, grow},
+    ngram::Survival,
+};
+
+/// A model that says 50 more than the token before, and takes a second.
+#[derive(Debug)]
+struct Fifty {
+    last: u32,
+    usual: f64,
+    guess_s: Option<f64>,
+    asked: usize,
+}
+
+impl Fifty {
+    fn new(usual: f64, guess_s: Option<f64>) -> Self {
+        Self { last: 0, usual, guess_s, asked: 0 }
+    }
+}
+
+impl Draft for Fifty {
+    type Error = Infallible;
+
+    fn accept(&mut self, tokens: &[u32]) -> Result<(), Infallible> {
+        self.last = tokens.last().copied().unwrap_or(self.last);
+        Ok(())
+    }
+
+    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
+        self.asked += 1;
+        let token = at.map_or(self.last, |at| tree.token(at)) + 50;
+        Ok(vec![Guess { token, probability: self.usual }])
+    }
+}
+
+impl Timed for Fifty {
+    fn guess_s(&self, _: &TokenTree, _: Option<NodeId>) -> Option<f64> {
+        self.guess_s
+    }
+
+    fn usual(&self) -> f64 {
+        self.usual
+    }
+}
+
+fn price(slope: f64, left_s: f64, probe: Probe) -> Price {
+    let cost = Line { alpha: slope, beta: 10.0 };
+    Price { step: Step { cost, rows: 1, sequences: 1, drafting_s: 0.0 }, left_s, probe }
+}
+
+/// What is guessed behind 1 2 3 9 1 2, and how often the model was asked.
+fn drafted(model: Fifty, price: Option<Price>) -> (Vec<u32>, Combined<Fifty>) {
+    let mut table = Ngram::new(&[1, 2, 3, 9, 1], Survival::default());
+    let Ok(()) = table.accept(&[2]);
+    let mut combined = Combined::new(table, Fifty { last: 2, ..model });
+    price.into_iter().for_each(|price| combined.set_price(price));
+    let mut tree = TokenTree::new();
+    let Ok(()) = grow(&mut tree, (&mut Pacer::default(), &mut combined), 4, |_| false);
+    assert!(
+        tree.nodes().all(|node| combined.is_of_model(&tree, node) == (tree.token(node) >= 50)),
+        "{tree:?}: {:?}",
+        combined.of_model
+    );
+    (tree.nodes().map(|node| tree.token(node)).collect(), combined)
+}
+
+#[test]
+fn without_a_price_the_model_is_not_asked() {
+    let (tokens, combined) = drafted(Fifty::new(0.9, Some(0.1)), None);
+    assert_eq!((tokens[0], combined.model.asked), (3, 0));
+}
+
+#[test]
+fn a_model_that_knows_better_is_asked_and_one_that_does_not_is_spared() {
+    let (tokens, combined) = drafted(Fifty::new(0.9, Some(0.1)), Some(price(0.1, 100.0, Probe::No)));
+    assert_eq!(tokens[0], 52);
+    assert!(combined.model.asked >= 2, "also behind what it guessed");
+    // What followed 1 2 before has a chance of 0.3.
+    let (tokens, combined) = drafted(Fifty::new(0.2, Some(0.1)), Some(price(0.1, 100.0, Probe::No)));
+    assert_eq!((tokens[0], combined.model.asked), (3, 0));
+}
+
+#[test]
+fn a_guess_that_takes_longer_than_it_promises_to_save_is_not_asked_for_but_to_see() {
+    // A step of 10.1 seconds: six of them for a token that comes more often in six of ten cases.
+    let dear = |probe| drafted(Fifty::new(0.9, Some(8.0)), Some(price(0.1, 100.0, probe))).1.model.asked;
+    assert_eq!((dear(Probe::No), dear(Probe::Due)), (0, 1));
+    let cheap = drafted(Fifty::new(0.9, Some(1.0)), Some(price(0.1, 100.0, Probe::No))).1;
+    assert!(cheap.model.asked > 0);
+}
+
+#[test]
+fn no_more_time_is_spent_than_there_is() {
+    let asked =
+        |left_s| drafted(Fifty::new(0.99, Some(1.0)), Some(price(0.01, left_s, Probe::Due))).1.model.asked;
+    assert_eq!((asked(0.9), asked(2.5)), (0, 2));
+}
