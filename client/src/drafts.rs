@@ -6,10 +6,10 @@
 //! verdicts alone and does not know what a sweep costs.
 //!
 //! - [`compared`]: how much is verified without knowing what it costs.
-//! - `model`: a smaller model as a draft. [`Ngram`](speculation::ngram::Ngram), what the text said before, is the other.
+//!
+//! Who guesses is [`Ngram`](speculation::ngram::Ngram), what the text said before, or a smaller model (`model_draft`).
 
 pub mod compared;
-mod model;
 
 use std::{
     convert::Infallible,
@@ -26,7 +26,6 @@ use speculation::{
 };
 
 use self::compared::Rule;
-pub use self::model::{DraftError, ModelDraft};
 
 /// Whoever guesses for a split client. It is in this process and does not fail.
 pub type Guesser<'a> = &'a mut dyn Draft<Error = Infallible>;
@@ -117,7 +116,7 @@ impl<'a> Drafting<'a> {
     fn worthy(&mut self, cost: Line, max_nodes: usize) -> TokenTree {
         // What is not guessed yet costs the guess too.
         let guess_s = self.guesses.line().map_or(0.0, |line| line.alpha);
-        let dearer = step(Line { alpha: cost.alpha + guess_s, ..cost });
+        let dearer = step(cost).with_guesses_of(guess_s);
         let is_due = |tree: &TokenTree| tree.tree_confidence() <= worth(&dearer, &[tree]).least_confidence;
         let begun = Instant::now();
         let tree = guess(self.guesser, &mut Pacer::default(), max_nodes, is_due);
@@ -155,5 +154,5 @@ fn guess(
 
 /// A sweep of one sequence: nobody else waits for it.
 fn step(cost: Line) -> Step {
-    Step { cost, rows: 1, sequences: 1 }
+    Step { cost, rows: 1, sequences: 1, drafting_s: 0.0 }
 }

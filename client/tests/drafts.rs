@@ -6,14 +6,19 @@ mod support;
 use std::{convert::Infallible, ops::ControlFlow, path::Path};
 
 use client::{
-    drafts::{DraftError, Drafted, Effort, ModelDraft, compared::Rule},
+    drafts::{Drafted, Effort, compared::Rule},
     generate::{Finish, Generated, Task},
     split_model::{OwnAdapter, SplitModel, SplitOptions},
     text::Text,
 };
-use files::model_files::ModelFiles;
-use model::sampling::{SamplingParams, SamplingRequest};
+use files::{model_files::ModelFiles, token_list::TokenList};
+use model::{
+    resident::KvDtype,
+    sampling::{SamplingParams, SamplingRequest},
+};
+use model_draft::open::{DraftError, DraftOptions, by_model};
 use speculation::{
+    calibration::Calibration,
     draft::{Draft, Guess},
     ngram::{Ngram, Survival},
     threshold::Threshold,
@@ -238,7 +243,10 @@ fn a_model_drafts_and_the_answer_is_the_adapters() {
     let text = Text::load(&ModelFiles::at(&real_model()).unwrap()).unwrap();
     let vocab_size = model.config().vocab_size;
     let own = model.load_adapter(&example_adapter("pirate")).unwrap();
-    let mut draft = ModelDraft::load(&real_model(), (text.tokenizer(), vocab_size), &[], 32 << 20).unwrap();
+    let tokens = TokenList::of(&ModelFiles::at(&real_model()).unwrap()).unwrap();
+    let options = DraftOptions { cores: Vec::new(), bytes: 32 << 20, kv_dtype: KvDtype::Auto };
+    let opened = by_model(&real_model(), (&tokens, vocab_size), &options).unwrap();
+    let mut draft = opened.drafter.text(&[], Calibration::default());
     let prompt = text.encode_raw("The lighthouse keeper had lived on the island for").unwrap();
     for (adapter, sampling) in [None, Some(&own)].into_iter().zip(samplings(vocab_size)) {
         let task = Task { prompt: prompt.clone(), sampling, max_tokens: 12, stop_tokens: Vec::new() };
@@ -251,6 +259,6 @@ fn a_model_drafts_and_the_answer_is_the_adapters() {
             assert!(!guessed.is_empty() && guessed[0].probability >= guessed[1].probability);
         }
     }
-    let refused = ModelDraft::load(&tiny("llama-tied"), (text.tokenizer(), vocab_size), &[], 32 << 20);
-    assert!(matches!(refused, Err(DraftError::Tokenizer { .. } | DraftError::Text(_))), "{refused:?}");
+    let refused = by_model(&tiny("llama-tied"), (&tokens, vocab_size), &options);
+    assert!(matches!(refused, Err(DraftError::Tokenizer(_) | DraftError::Tokens(_))), "{refused:?}");
 }

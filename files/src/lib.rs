@@ -4,7 +4,7 @@
 //!
 //! - [`location`]: a path, or a name on a hub. [`model_files`]: the files of the model there.
 //! - [`gguf`]: metadata and tensors in one file. [`generation_defaults`]: what either kind of files says about sampling.
-//! - [`text_hash`]: what tells the text of one model from that of another.
+//! - [`text_hash`]: what tells the text of one model from that of another. [`token_list`]: whether an id means the same to both.
 //! - [`whole_file`], [`small_json`]: small files and documents, bounded before they are read. [`strict_json`]: JSON from
 //!   anybody, in which nothing is said twice.
 //!
@@ -22,4 +22,5 @@ pub mod model_files;
 pub mod small_json;
 pub mod strict_json;
 pub mod text_hash;
+pub mod token_list;
 pub mod whole_file;

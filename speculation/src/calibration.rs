@@ -71,13 +71,14 @@ mod tests {
     #[test]
     fn a_model_is_believed_until_it_was_counted_and_what_was_counted_after() {
         let mut calibration = Calibration::default();
-        assert_eq!((calibration.of(0.95, 0), calibration.of(0.3, 2)), (0.95, 0.3));
+        let near = |chance: f64, wanted: f64| (chance - wanted).abs() < 1e-9;
+        assert!(near(calibration.of(0.95, 0), 0.95) && near(calibration.of(0.3, 2), 0.3));
         for round in 0..200 {
             calibration.count(&[(1, 0.95), (2, 0.03)], if round % 2 == 0 { 1 } else { 2 });
         }
         let said = [calibration.of(0.95, 0), calibration.of(0.03, 1), calibration.usual()];
         assert!(said.iter().all(|chance| (chance - 0.5).abs() < 0.15), "half of both came true: {said:?}");
-        assert_eq!(calibration.of(0.85, 0), 0.85, "others were not counted");
+        assert!(near(calibration.of(0.85, 0), 0.85), "others were not counted");
     }
 
     #[test]

@@ -6,17 +6,23 @@ use std::{
     str::FromStr,
 };
 
+use files::{model_files::ModelFiles, token_list::TokenList};
+use model::resident::KvDtype;
+use model_draft::{
+    draft::ModelDraft,
+    open::{DraftError, DraftOptions, by_model},
+};
 use serde_json::{Value, json};
 use speculation::{
+    calibration::Calibration,
     draft::Draft,
     ngram::{Ngram, Survival},
 };
 
 use super::exit::CliError;
 use crate::{
-    drafts::{DraftError, Drafted, Effort, ModelDraft, compared::Rule},
+    drafts::{Drafted, Effort, compared::Rule},
     split_model::SplitModel,
-    text::Text,
 };
 
 /// Who guesses.
@@ -64,17 +70,19 @@ impl DraftArguments {
         self.draft_nodes.map_or(Effort::Worth, |nodes| Effort::Compared(Rule::Nodes(nodes)))
     }
 
-    /// Whoever is to guess for `model`, which computes on `cores`.
+    /// Whoever is to guess for `model`, whose tokens are those of `files` and which computes on `cores`.
     pub(super) fn guesses(
         &self,
         model: &SplitModel,
-        text: &Text,
+        files: &ModelFiles,
         cores: &[usize],
     ) -> Result<Option<Guesses>, CliError> {
         let load = |path: &Path| -> Result<Guesses, DraftError> {
-            let kv_bytes = usize::try_from(self.draft_kv_bytes.0).unwrap_or(usize::MAX);
-            let base = (text.tokenizer(), model.config().vocab_size);
-            Ok(Guesses::Model(Box::new(ModelDraft::load(path, base, cores, kv_bytes)?)))
+            let cores = cores.to_vec();
+            let options = DraftOptions { cores, bytes: self.draft_kv_bytes.0, kv_dtype: KvDtype::Auto };
+            let tokens = TokenList::of(files)?;
+            let opened = by_model(path, (&tokens, model.config().vocab_size), &options)?;
+            Ok(Guesses::Model(Box::new(opened.drafter.text(&[], Calibration::default()))))
         };
         match &self.draft {
             None => Ok(None),

@@ -8,12 +8,12 @@ use shmproto::{handover::ConnectError, layer::control::RefusalCode};
 
 use crate::{
     base::BaseError,
-    drafts::DraftError,
     error::{CallError, LinkError},
     generate::GenerateError,
     split_model::{LoadError, SplitError},
     text::{TextError, TextFilesError},
 };
+use model_draft::open::DraftError;
 
 /// How a command ended. The numbers are part of the command line's contract and stand in `--help`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -138,7 +138,7 @@ impl CliError {
             Self::Base(BaseError::Open(_) | BaseError::NoFiles) => Exit::NotFound,
             Self::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => Exit::NotFound,
             Self::Adapter(error) if is_missing(error) => Exit::NotFound,
-            Self::Draft(DraftError::Open(_)) => Exit::NotFound,
+            Self::Draft(DraftError::Find(_) | DraftError::Open(_)) => Exit::NotFound,
             Self::Draft(DraftError::Tokenizer { .. }) => Exit::Usage,
             Self::Usage(_) | Self::Generate(_) | Self::Text(_) => Exit::Usage,
             _ => Exit::Failed,

@@ -125,9 +125,10 @@ impl SetupArguments {
             effort: self.drafts.effort(),
             ..SplitOptions::default()
         };
+        let files = base.files.clone();
         let model = SplitModel::new(base, session, mask, &options)?;
         let adapter = self.adapter.as_ref().map(|path| model.load_adapter(path)).transpose()?;
-        let guesses = self.drafts.guesses(&model, &text, &self.cores)?;
+        let guesses = self.drafts.guesses(&model, &files, &self.cores)?;
         let mode = format!("split over {}, masking {}", self.rent.connect.transport()?, model.mode());
         terminal.note(format_args!("{mode}: {}", what_is_seen(&model)));
         Ok(Ready { model, adapter, text, guesses, defaults, mode })

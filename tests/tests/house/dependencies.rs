@@ -32,16 +32,19 @@ fn allowed(folder: &str) -> &'static str {
         "cache" => "failpoint ids policy",
         // Knows no model: it is told what is likely, and what came true.
         "speculation" => "policy",
+        "model-draft" => "files ids kernels model policy speculation",
         // Decisions alone: what it runs computes nothing.
         "simulator" => "cache ids policy",
         "layer-service" => "cache failpoint kernels keys model policy settings shmproto tls",
         "base-executor" => {
-            "cache failpoint files ids kernels layer-service model policy settings shmproto speculation"
+            "cache failpoint files ids kernels layer-service model model-draft policy settings shmproto speculation"
         }
         // No model: what it computes is in its memory.
         "lora-worker" => "failpoint kernels settings shmproto",
         // No executor: what it rents comes over a channel.
-        "client" => "cache failpoint files ids kernels model policy shmproto speculation text tls",
+        "client" => {
+            "cache failpoint files ids kernels model model-draft policy shmproto speculation text tls"
+        }
         // A client that learns.
         "tune" => "client files ids kernels model policy settings shmproto text training-protocol",
         // No model: it turns text into ids and back.

@@ -1,0 +1,133 @@
+//! Keys and values of several texts in a bounded pool of blocks. Where it is full, the text that was read longest ago gives way: it is
+//! read again when somebody asks for it.
+
+use std::collections::BTreeMap;
+
+use ids::BlockId;
+use model::forward::BLOCK_TOKENS;
+
+/// A text's name; never used twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct TextId(u64);
+
+/// A text as far as it was read.
+#[derive(Debug, Default)]
+pub(crate) struct Read {
+    /// Tokens whose keys and values are there.
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) blocks: Vec<BlockId>,
+    /// When it was read last, counted in readings.
+    read_at: u64,
+}
+
+impl Read {
+    /// How many tokens of `text` are there, of which the last is not counted: what it says is wanted.
+    pub(crate) fn known(&self, text: &[u32]) -> usize {
+        let same = self.tokens.iter().zip(text).take_while(|(a, b)| a == b).count();
+        same.min(text.len().saturating_sub(1))
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Texts {
+    texts: BTreeMap<TextId, Read>,
+    free: Vec<BlockId>,
+    blocks: usize,
+    names: u64,
+    readings: u64,
+}
+
+impl Texts {
+    /// No text, and so many blocks.
+    pub(crate) fn new(blocks: usize) -> Self {
+        let free = (0..u32::try_from(blocks).unwrap_or(u32::MAX)).map(BlockId).collect();
+        Self { texts: BTreeMap::new(), free, blocks, names: 0, readings: 0 }
+    }
+
+    /// A new text, of which nothing is read.
+    pub(crate) fn open(&mut self) -> TextId {
+        self.names += 1;
+        let id = TextId(self.names);
+        self.texts.insert(id, Read::default());
+        id
+    }
+
+    /// A text that nobody asks for any more.
+    pub(crate) fn close(&mut self, id: TextId) {
+        self.free.extend(self.texts.remove(&id).into_iter().flat_map(|read| read.blocks));
+    }
+
+    /// Tokens of the longest text there is room for.
+    pub(crate) fn most_tokens(&self) -> usize {
+        self.blocks * BLOCK_TOKENS
+    }
+
+    /// A text as far as it was read; `None` if it was closed.
+    pub(crate) fn get(&self, id: TextId) -> Option<&Read> {
+        self.texts.get(&id)
+    }
+
+    /// The text, with blocks for `tokens` tokens; others have given theirs up for it where that was needed. `None` if there are not so
+    /// many.
+    pub(crate) fn with_room(&mut self, id: TextId, tokens: usize) -> Option<&mut Read> {
+        let needed = tokens.div_ceil(BLOCK_TOKENS);
+        if needed > self.blocks || !self.texts.contains_key(&id) {
+            return None;
+        }
+        let missing = |all: &Self| {
+            needed.saturating_sub(all.texts.get(&id).map_or(0, |read| read.blocks.len())) > all.free.len()
+        };
+        while missing(self) {
+            let others = self.texts.iter().filter(|(other, read)| **other != id && !read.blocks.is_empty());
+            let oldest = others.min_by_key(|(_, read)| read.read_at).map(|(other, _)| *other);
+            let gives = oldest.and_then(|other| self.texts.get_mut(&other))?;
+            gives.tokens.clear();
+            self.free.append(&mut gives.blocks);
+        }
+        self.readings += 1;
+        let read = self.texts.get_mut(&id)?;
+        read.read_at = self.readings;
+        let from = self.free.len() - needed.saturating_sub(read.blocks.len());
+        read.blocks.extend(self.free.drain(from..));
+        Some(read)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+    use super::*;
+
+    fn read(texts: &mut Texts, id: TextId, tokens: usize) -> usize {
+        let read = texts.with_room(id, tokens).unwrap();
+        read.tokens.resize(tokens, 1);
+        read.blocks.len()
+    }
+
+    #[test]
+    fn the_text_that_was_read_longest_ago_gives_way_and_comes_back() {
+        let mut texts = Texts::new(4);
+        let [a, b, c] = std::array::from_fn(|_| texts.open());
+        assert_eq!((read(&mut texts, a, 20), read(&mut texts, b, 17)), (2, 2));
+        assert_eq!(read(&mut texts, a, 32), 2, "a is the younger now");
+        assert_eq!(read(&mut texts, c, 5), 1);
+        assert!(texts.get(b).unwrap().tokens.is_empty() && texts.get(a).unwrap().tokens.len() == 32);
+        assert_eq!(read(&mut texts, b, 17), 2);
+        assert!(texts.get(a).unwrap().blocks.is_empty(), "c is younger than a");
+        texts.close(b);
+        texts.close(c);
+        assert_eq!((texts.free.len(), texts.most_tokens()), (4, 64));
+        assert!(texts.with_room(a, 65).is_none() && texts.with_room(b, 1).is_none());
+    }
+
+    #[test]
+    fn the_last_token_of_a_text_is_always_read_anew() {
+        let read = Read { tokens: vec![1, 2, 3, 4], ..Read::default() };
+        assert_eq!(
+            [&[1, 2, 3, 4, 5][..], &[1, 2, 3, 4], &[1, 2, 9], &[]].map(|text| read.known(text)),
+            [4, 3, 2, 0]
+        );
+    }
+}
