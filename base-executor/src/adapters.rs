@@ -9,7 +9,7 @@ use cache::ledger::{Account, Charge, Full};
 use ids::{AdapterId, Generation};
 use shmproto::message::{AdapterStats, ErrorCode, WireError};
 
-use crate::caller::Caller;
+use crate::{author::Agency, caller::Caller};
 
 /// Why bytes were not granted to an adapter.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -109,6 +109,20 @@ impl Drop for Claim {
     }
 }
 
+/// What an adapter is for.
+#[derive(Debug)]
+pub enum Role {
+    /// Requests are answered by it.
+    Answers,
+    /// The base guesses by it.
+    Drafts {
+        /// The first layers of the base that it computes.
+        layers: u32,
+        /// Who does so, until the engine has taken it over; `None` where nobody does.
+        agency: Option<Agency>,
+    },
+}
+
 /// An adapter that is ready to be used.
 #[derive(Debug)]
 pub struct Prepared<A> {
@@ -124,6 +138,19 @@ pub struct Prepared<A> {
     pub modules: u32,
     /// Tokens that stand before every prompt (prefix tuning).
     pub virtual_tokens: usize,
+    /// What it is for.
+    pub role: Role,
+}
+
+impl<A> Prepared<A> {
+    /// Layers of the base that it computes, if it is a draft; 0 if it answers.
+    #[must_use]
+    pub fn draft_layers(&self) -> u32 {
+        match self.role {
+            Role::Answers => 0,
+            Role::Drafts { layers, .. } => layers,
+        }
+    }
 }
 
 /// What became of a load call.
@@ -146,11 +173,18 @@ pub enum AdapterError {
     /// It is on its way out.
     #[error("adapter {0:.12} is being unloaded; wait until that has ended, then load it again")]
     Unloading(AdapterId),
+    /// It guesses for the base.
+    #[error("adapter {0:.12} is a draft: it answers nobody; ask the base, or an adapter that is none")]
+    Draft(AdapterId),
 }
 
 impl From<AdapterError> for WireError {
     fn from(error: AdapterError) -> Self {
-        Self { code: ErrorCode::AdapterNotFound, message: error.to_string() }
+        let code = match error {
+            AdapterError::NotLoaded(_) | AdapterError::Unloading(_) => ErrorCode::AdapterNotFound,
+            AdapterError::Draft(_) => ErrorCode::InvalidRequest,
+        };
+        Self { code, message: error.to_string() }
     }
 }
 
@@ -217,9 +251,13 @@ impl<A> AdapterTable<A> {
     /// Like [`get`](Self::get), and counts a user until [`release`](Self::release).
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is none, or it is a draft.
     pub fn acquire(&mut self, id: AdapterId) -> Result<Arc<A>, AdapterError> {
-        let adapter = Arc::clone(&self.get(id)?.adapter);
+        let prepared = self.get(id)?;
+        if matches!(prepared.role, Role::Drafts { .. }) {
+            return Err(AdapterError::Draft(id));
+        }
+        let adapter = Arc::clone(&prepared.adapter);
         if let Some(entry) = self.entries.get_mut(&id) {
             entry.users += 1;
         }
@@ -335,6 +373,7 @@ mod tests {
             rank: 1,
             modules: 1,
             virtual_tokens: 0,
+            role: Role::Answers,
         }
     }
 
@@ -367,5 +406,17 @@ mod tests {
         assert_eq!((unloaded.freed_bytes, unloaded.calls.len()), (10, 2));
         assert_eq!(budget.held_bytes(), 0);
         assert_eq!(table.unload(A, CALL).unwrap_err(), AdapterError::NotLoaded(A));
+    }
+
+    #[test]
+    fn a_draft_is_there_and_answers_nobody() {
+        let budget = budget();
+        let mut table = AdapterTable::default();
+        let role = Role::Drafts { layers: 2, agency: None };
+        table.insert(Prepared { role, ..prepared(&budget, A, 10) });
+        let refused = table.acquire(A).unwrap_err();
+        assert_eq!((refused, table.get(A).unwrap().draft_layers()), (AdapterError::Draft(A), 2));
+        assert!(refused.to_string().contains("is a draft: it answers nobody"));
+        assert!(table.unload(A, CALL).unwrap().is_some());
     }
 }

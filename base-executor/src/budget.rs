@@ -32,6 +32,8 @@ pub struct MemoryBudget {
     pub workers: Account,
     /// What split clients make the process hold: channels and messages.
     pub clients: Account,
+    /// Drafts that are models: weights, keys and values.
+    pub drafts: Account,
 }
 
 impl MemoryBudget {
@@ -46,10 +48,11 @@ impl MemoryBudget {
     #[must_use]
     pub fn new(limit_bytes: u64, adapter_bytes: u64) -> Self {
         let all = Account::new("the memory of this machine or of its control group", limit_bytes);
-        let [weights, blocks, history, workers, clients] =
-            ["weights", "blocks", "history", "workers", "clients"].map(|name| all.part(name, limit_bytes));
+        let [weights, blocks, history, workers, clients, drafts] =
+            ["weights", "blocks", "history", "workers", "clients", "drafts"]
+                .map(|name| all.part(name, limit_bytes));
         let adapters = all.part("adapters", adapter_bytes);
-        Self { all, weights, blocks, adapters, history, workers, clients }
+        Self { all, weights, blocks, adapters, history, workers, clients, drafts }
     }
 
     /// The account of weights, of which there may be so many, if there is a bound.
@@ -70,6 +73,7 @@ impl MemoryBudget {
             history_bytes: self.history.held_bytes(),
             workers_bytes: self.workers.held_bytes(),
             clients_bytes: self.clients.held_bytes(),
+            drafts_bytes: self.drafts.held_bytes(),
         }
     }
 }

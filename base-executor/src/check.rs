@@ -13,7 +13,7 @@ use files::location::{HubSettings, resolve};
 use ids::BlockId;
 use kernels::lora::LoraPrecision;
 use model::{
-    adapter::{Adapter, AdapterError, AdapterKind},
+    adapter::{AdapterError, AdapterKind, AnyAdapter, DraftShape},
     deltas::prepared::PreparedAdapter,
     forward::{BLOCK_TOKENS, ForwardPass as _, LogitRows, SequenceSlice},
     resident::{KvDtype, LoadedWeights, ResidentModel, ResidentOptions},
@@ -65,7 +65,15 @@ struct Facts {
     virtual_tokens: usize,
     bytes: usize,
     base_model: Option<String>,
+    /// Of a draft, what of the base it computes.
+    draft: Option<DraftShape>,
     probe: Option<Change>,
+}
+
+/// How a draft's shape is written.
+fn words(draft: &DraftShape) -> String {
+    let tokens = draft.shortlist.as_ref().map_or("all".to_owned(), |ids| ids.len().to_string());
+    format!("the first {} layers, {tokens} tokens; it answers nobody", draft.layers)
 }
 
 /// How far the adapter moves the logits.
@@ -103,9 +111,14 @@ fn examine(config: &CheckConfig) -> anyhow::Result<Report> {
         return Ok(not_found("adapter", &config.adapter));
     }
     let source = model::sources::open::open(&model)?;
-    let Ok(adapter) = Adapter::read(&config.adapter, source.config()) else {
-        return Ok(Report::Unusable(Adapter::problems(&config.adapter, source.config())));
+    let Ok(adapter) = AnyAdapter::read(&config.adapter, source.config()) else {
+        return Ok(Report::Unusable(AnyAdapter::problems(&config.adapter, source.config())));
     };
+    let draft = match &adapter {
+        AnyAdapter::Answers(_) => None,
+        AnyAdapter::Drafts(draft) => Some(draft.shape.clone()),
+    };
+    let adapter = adapter.into_adapter();
     let prepared = Arc::new(PreparedAdapter::new(&adapter, source.config(), precision(&*source))?);
     Ok(Report::Usable(Facts {
         kind: adapter.method.kind(),
@@ -115,7 +128,9 @@ fn examine(config: &CheckConfig) -> anyhow::Result<Report> {
         virtual_tokens: adapter.method.virtual_tokens(),
         bytes: prepared.bytes(),
         base_model: adapter.base_model,
-        probe: if config.probe { Some(probe(&*source, &prepared)?) } else { None },
+        // What a draft says is no change of an answer.
+        probe: if config.probe && draft.is_none() { Some(probe(&*source, &prepared)?) } else { None },
+        draft,
     }))
 }
 
@@ -223,7 +238,7 @@ fn problem(error: &AdapterError) -> Value {
 
 impl Facts {
     fn lines(&self) -> Vec<String> {
-        let Self { kind, generation, modules, rank, virtual_tokens, bytes, base_model, probe } = self;
+        let Self { kind, generation, modules, rank, virtual_tokens, bytes, base_model, draft, probe } = self;
         let mut lines = vec![
             "usable".to_owned(),
             format!("  kind        {kind}"),
@@ -235,6 +250,7 @@ impl Facts {
             AdapterKind::Ia3 => None,
             AdapterKind::Prefix => Some(format!("  prefix      {virtual_tokens} virtual tokens")),
         });
+        lines.extend(draft.as_ref().map(|draft| format!("  draft       {}", words(draft))));
         lines.push(format!("  bytes       {bytes}"));
         lines.extend(base_model.as_ref().map(|name| format!("  trained on  {}", name.escape_debug())));
         lines.extend(probe.map(|change| match change {
@@ -249,7 +265,7 @@ impl Facts {
     }
 
     fn json(&self) -> Value {
-        let Self { kind, generation, modules, rank, virtual_tokens, bytes, base_model, probe } = self;
+        let Self { kind, generation, modules, rank, virtual_tokens, bytes, base_model, draft, probe } = self;
         let kind = match kind {
             AdapterKind::Lora => "lora",
             AdapterKind::Ia3 => "ia3",
@@ -258,9 +274,12 @@ impl Facts {
         let probe = probe.map(|Change { largest, rms }| {
             json!({ "changes": largest > 0.0, "largest_change": largest, "rms_change": rms, "tokens": PROBE_TOKENS })
         });
+        let draft = draft.as_ref().map(|draft| {
+            json!({ "layers": draft.layers, "tokens": draft.shortlist.as_ref().map(|ids| ids.len()) })
+        });
         json!({
             "usable": true, "found": true, "kind": kind, "generation": generation, "modules": modules,
-            "rank": rank, "virtual_tokens": virtual_tokens, "bytes": bytes, "base_model": base_model, "probe": probe, "problems": [],
+            "rank": rank, "virtual_tokens": virtual_tokens, "bytes": bytes, "base_model": base_model, "draft": draft, "probe": probe, "problems": [],
         })
     }
 }

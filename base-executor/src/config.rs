@@ -86,12 +86,16 @@ pub struct Config {
     /// A tenant's part of memory beside others, whose part is 1: alice=2; may be given many times.
     #[arg(long = "cache-weight", value_name = "TENANT=N")]
     pub cache_weights: Vec<CacheWeight>,
-    /// Who drafts tokens, which are then verified several in one step: off, auto or ngram. No answer is another for it.
+    /// Who drafts tokens, which are then verified several in one step: off, auto, ngram, self, or the path of a smaller model. No
+    /// answer is another for it.
     #[arg(long, value_name = "DRAFT")]
     pub draft: Draft,
     /// Most drafted tokens of a sequence that a step verifies.
     #[arg(long, value_name = "N")]
     pub draft_tokens: usize,
+    /// Memory for keys and values of a draft that is a model, and for the rows of the head that it has of its own.
+    #[arg(long, value_name = "BYTES")]
+    pub draft_bytes: ByteCount,
     /// What a request does whose adapter is not on the device.
     #[arg(long, value_name = "MODE")]
     pub cold_start: ColdStart,
@@ -224,7 +228,9 @@ pub enum ConfigError {
     )]
     StreamedToGpu,
     /// Drafts where verification does not have the bits of a decode step.
-    #[error("--draft ngram works with --device cpu alone; leave it out, or take --draft auto")]
+    #[error(
+        "--draft works with --device cpu alone, but for off and auto; leave it out, or take one of these"
+    )]
     DraftDevice,
     /// Other hosts' clients without the service.
     #[error("--layer-listen does nothing with --layers off: leave one of them out")]
@@ -251,7 +257,8 @@ impl Config {
             let (flag, value) = ("--draft-tokens", self.draft_tokens);
             return Err(ConfigError::TooLarge { flag, value, most: MAX_DRAFT_TOKENS });
         }
-        if self.draft == Draft::Ngram && self.device != DeviceChoice::Cpu {
+        let drafts = !matches!(self.draft, Draft::Off | Draft::Auto);
+        if drafts && self.device != DeviceChoice::Cpu {
             return Err(ConfigError::DraftDevice);
         }
         if self.max_workers > MAX_SEATS {

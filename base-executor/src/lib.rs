@@ -12,6 +12,7 @@
 //! - [`device_bytes`]: how keys and values and adapters divide the device.
 //! - [`memory`], [`below`]: the tiers of keys and values as they are set; the bytes that are not on the device.
 //! - `caller`: whose request or call something is.
+//! - [`author`]: who drafts for a sequence.
 //! - [`adapters`], [`loader`]: adapters of the host tier and their budget; the thread that brings them in.
 //! - [`placement`], [`device`]: which adapters the device holds, as the engine sees it; the device tier.
 //! - [`costs`]: what a cold start costs here, and which way is the shorter.
@@ -38,6 +39,7 @@
 
 pub mod adapters;
 mod alone;
+pub mod author;
 pub mod below;
 pub mod bench;
 pub mod budget;
@@ -84,6 +86,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use self::{
     adapters::Budget,
+    author::Agency,
     below::FileCopies,
     config::{Config, EngineKind},
     device::Arrivals,
@@ -174,17 +177,22 @@ impl Settings {
             max_waiting_tokens,
             chunk_tokens,
             context_length: config.context_length,
-            draft: config.draft,
+            draft: config.draft.clone(),
             draft_tokens: config.draft_tokens,
             cold_start: config.cold_start(),
             memory: MemorySettings::of(config),
         }
     }
 
-    fn drafts(&self) -> Drafts {
-        match self.draft {
+    /// Who drafts, where there may be a `model` for it.
+    fn drafts(&self, model: Option<Agency>) -> Drafts {
+        let by = |agency| Drafts::by(self.draft_tokens, agency);
+        match &self.draft {
             Draft::Off => Drafts::default(),
-            Draft::Auto | Draft::Ngram => Drafts::ngram(self.draft_tokens),
+            Draft::Auto => by(Some(Agency::ngram())).or_itself(),
+            Draft::Ngram => by(Some(Agency::ngram())),
+            Draft::Own => by(None).or_itself(),
+            Draft::Model(_) => by(model),
         }
     }
 
@@ -288,14 +296,14 @@ fn prepare<P, L>(
 where
     P: ForwardPass,
 {
-    let Resident { pass, loader, placement, layers, budget, facts } = resident;
+    let Resident { pass, loader, placement, layers, budget, draft_model, facts } = resident;
     let limits = limits(settings, &facts);
     let (cache, below) =
         memory::open(&settings.memory, &pass, &facts, limits.context_length, &budget.history, copied)?;
     let welcome = welcome(facts, settings, pass.vocab_size(), budget.adapters.limit_bytes());
     let engine = Engine::new(pass, limits, welcome, Box::new(SystemClock));
     let engine = engine.with_pulse(pulse).with_placement(placement).with_memory(cache, below);
-    let engine = engine.with_drafts(settings.drafts());
+    let engine = engine.with_drafts(settings.drafts(draft_model));
     let adapters = Budget::new(budget.adapters.clone());
     let engine = engine.with_budget(budget);
     Ok((layers.into_iter().fold(engine, Engine::with_layers), (loader, adapters)))

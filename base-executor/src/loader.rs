@@ -9,14 +9,13 @@ use std::{
 
 use failpoint::Outcome;
 use ids::{AdapterId, TenantId};
-use model::adapter::Adapter;
+use model::adapter::AnyAdapter;
 use shmproto::message::{ErrorCode, LoadAdapter, WireError};
 use tokio::sync::mpsc;
 
 use crate::{
-    adapters::{Budget, ClaimError, Loaded, Prepared},
+    adapters::{Budget, ClaimError, Loaded, Prepared, Role},
     engine::event::{Caller, ConnectionId, Event},
-    images::PublishError,
 };
 
 /// Reads adapters and prepares them for one forward pass.
@@ -34,18 +33,40 @@ pub trait Loader: Send + 'static {
     ///
     /// # Errors
     /// If they are not usable; the text reaches the caller.
-    fn read(&self, path: &Path) -> anyhow::Result<Adapter>;
+    fn read(&self, path: &Path) -> anyhow::Result<AnyAdapter>;
 
     /// Bytes that [`prepare`](Self::prepare) will take at least; claimed from the budget before it is called.
-    fn least_bytes(&self, adapter: &Adapter) -> u64 {
-        adapter.method.least_bytes()
+    fn least_bytes(&self, adapter: &AnyAdapter) -> u64 {
+        adapter.adapter().method.least_bytes()
     }
 
-    /// Brings an adapter into the form the forward pass takes; also says how many bytes that form has.
+    /// Brings an adapter into the form the forward pass takes.
     ///
     /// # Errors
-    /// If there is no memory, or no descriptor, for it; the text reaches the caller.
-    fn prepare(&self, adapter: Adapter) -> anyhow::Result<(Arc<Self::Adapter>, u64)>;
+    /// If there is no memory, or no descriptor, for it, or a draft that cannot be served; the text reaches the caller.
+    fn prepare(&self, adapter: AnyAdapter) -> Result<Ready<Self::Adapter>, PrepareError>;
+}
+
+/// An adapter in the form the forward pass takes.
+#[derive(Debug)]
+pub struct Ready<A> {
+    /// It.
+    pub adapter: Arc<A>,
+    /// Bytes that form has.
+    pub bytes: u64,
+    /// What it is for.
+    pub role: Role,
+}
+
+/// Why an adapter that was read cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PrepareError {
+    /// It never can be here.
+    #[error(transparent)]
+    Invalid(anyhow::Error),
+    /// There is no memory, or no descriptor, for it now.
+    #[error(transparent)]
+    NoRoom(anyhow::Error),
 }
 
 /// A call of [`ToExecutor::LoadAdapter`](shmproto::message::ToExecutor).
@@ -116,22 +137,21 @@ fn load<L: Loader>(
     budget.could_hold(loader.foreseeable_bytes(path))?;
     let adapter = loader.read(path).map_err(invalid)?;
     failpoint::pass("executor.adapter_read");
-    let generation = adapter.generation;
+    let (generation, method) = (adapter.adapter().generation, &adapter.adapter().method);
     let id = AdapterId::new(TenantId(call.owner), generation);
     let mut claim = budget.claim(id, loader.least_bytes(&adapter))?;
-    let (rank, modules) = (saturate(adapter.method.rank()), saturate(adapter.method.linear_layers()));
-    let virtual_tokens = adapter.method.virtual_tokens();
+    let (rank, modules) = (saturate(method.rank()), saturate(method.linear_layers()));
+    let virtual_tokens = method.virtual_tokens();
     failpoint::pass("executor.adapter_claimed");
-    let no_room = |cause| LoadError::NoRoom { path: call.path.clone(), cause };
-    let (adapter, bytes) = loader.prepare(adapter).map_err(|cause| match cause.downcast_ref() {
-        Some(PublishError::Overflow(_)) => invalid(cause),
-        _ => no_room(cause),
+    let Ready { adapter, bytes, role } = loader.prepare(adapter).map_err(|error| match error {
+        PrepareError::Invalid(cause) => invalid(cause),
+        PrepareError::NoRoom(cause) => LoadError::NoRoom { path: call.path.clone(), cause },
     })?;
     if failpoint::hit("executor.adapter_prepared") == Outcome::Fail {
         return Err(LoadError::Internal { path: call.path.clone() });
     }
     claim.resize(bytes)?;
-    Ok(Prepared { adapter, claim, generation, rank, modules, virtual_tokens })
+    Ok(Prepared { adapter, claim, generation, rank, modules, virtual_tokens, role })
 }
 
 fn saturate(count: usize) -> u32 {

@@ -5,18 +5,20 @@
 //! - this file: what is served, and how adapters are read for it
 //! - `opening`: the script by which a base is opened on any device
 //! - [`cpu`], [`cuda`]: the base on the host's own cores, and on a GPU
+//! - `drafting`: drafts that are models, over its first layers or beside it
 //! - `base`: where the weights come from, and what lends them to split clients
 
 mod base;
 pub mod cpu;
 pub mod cuda;
+mod drafting;
 mod opening;
 
 use std::{fmt, path::Path, sync::Arc};
 
 use kernels::{attention::KvPrecision, lora::LoraPrecision};
 use model::{
-    adapter::{Adapter, limits},
+    adapter::{AnyAdapter, DraftAdapter, limits},
     deltas::prepared::{EncodedAdapter, PreparedAdapter},
     forward::ForwardPass,
     resident::{KvDtype, kv_precision},
@@ -25,12 +27,15 @@ use model::{
 use settings::AdapterDtype;
 use shmproto::message::DeviceFacts;
 
+use self::drafting::Drafting;
 use crate::{
+    adapters::Role,
+    author::Agency,
     budget::MemoryBudget,
     config::Config,
     engine::layers::LayerService,
-    images::{Library, publish},
-    loader::Loader,
+    images::{Library, PublishError, publish},
+    loader::{Loader, PrepareError, Ready},
     placement::Placement,
 };
 
@@ -46,6 +51,8 @@ pub struct Resident<P: ForwardPass, L> {
     pub layers: Option<LayerService<P>>,
     /// What it holds, and may hold, in the host's memory.
     pub budget: MemoryBudget,
+    /// A smaller model that drafts, if one was asked for.
+    pub draft_model: Option<Agency>,
     /// What gateways are told.
     pub facts: Facts,
 }
@@ -102,13 +109,38 @@ pub struct AdapterLoader {
     config: ModelConfig,
     precision: LoraPrecision,
     library: Library,
+    /// What drafts are computed with; `None` where none drafts.
+    drafting: Option<Drafting>,
 }
 
 impl AdapterLoader {
     /// For a base of this shape, beside adapters of the precision that suits it.
-    fn new(config: &Config, shape: &ModelConfig, suits: LoraPrecision, library: &Library) -> Self {
+    fn new(
+        config: &Config,
+        shape: &ModelConfig,
+        suits: LoraPrecision,
+        library: &Library,
+        drafting: Option<Drafting>,
+    ) -> Self {
         let (precision, library) = (precision(config, suits), library.clone());
-        Self { config: shape.clone(), precision, library }
+        Self { config: shape.clone(), precision, library, drafting }
+    }
+
+    fn prepare_draft(&self, draft: &DraftAdapter) -> Result<Ready<PreparedAdapter>, PrepareError> {
+        let layers = u32::try_from(draft.shape.layers).unwrap_or(u32::MAX);
+        let (adapter, agency) = match &self.drafting {
+            Some(drafting) => {
+                let (adapter, agency) = drafting.by_itself(draft)?;
+                (adapter, Some(agency))
+            }
+            None => {
+                tracing::warn!("a draft adapter is held that nobody drafts by: see --draft and --device");
+                let adapter = PreparedAdapter::new(&draft.adapter, &self.config, self.precision);
+                (Arc::new(adapter.map_err(|error| PrepareError::Invalid(error.into()))?), None)
+            }
+        };
+        let bytes = adapter.bytes() as u64;
+        Ok(Ready { adapter, bytes, role: Role::Drafts { layers, agency } })
     }
 }
 
@@ -122,15 +154,22 @@ impl Loader for AdapterLoader {
         stored.saturating_sub(limits::MAX_HEADER_BYTES) / 2
     }
 
-    fn read(&self, path: &Path) -> anyhow::Result<Adapter> {
-        Ok(Adapter::read(path, &self.config)?)
+    fn read(&self, path: &Path) -> anyhow::Result<AnyAdapter> {
+        Ok(AnyAdapter::read(path, &self.config)?)
     }
 
-    fn prepare(&self, adapter: Adapter) -> anyhow::Result<(Arc<PreparedAdapter>, u64)> {
+    fn prepare(&self, adapter: AnyAdapter) -> Result<Ready<PreparedAdapter>, PrepareError> {
+        let adapter = match adapter {
+            AnyAdapter::Answers(adapter) => adapter,
+            AnyAdapter::Drafts(draft) => return self.prepare_draft(&draft),
+        };
         let encoded = EncodedAdapter::new(&adapter, &self.config, self.precision);
         drop(adapter);
-        let prepared = publish(encoded, &self.config, &self.library)?;
+        let prepared = publish(encoded, &self.config, &self.library).map_err(|error| match error {
+            PublishError::Overflow(_) => PrepareError::Invalid(error.into()),
+            error => PrepareError::NoRoom(error.into()),
+        })?;
         let bytes = prepared.bytes() as u64;
-        Ok((prepared, bytes))
+        Ok(Ready { adapter: prepared, bytes, role: Role::Answers })
     }
 }

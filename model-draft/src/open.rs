@@ -61,7 +61,7 @@ pub enum DraftError {
     #[error(transparent)]
     Resident(#[from] ResidentError),
     /// What it may take does not hold anything.
-    #[error("{bytes} bytes do not hold a draft: it takes {needed_bytes} at least; raise --draft-bytes")]
+    #[error("{bytes} bytes do not hold a draft: it takes {needed_bytes} at least; give it more")]
     TooFewBytes {
         /// What it may take.
         bytes: u64,
@@ -75,10 +75,19 @@ pub enum DraftError {
 pub struct Opened<L> {
     /// It.
     pub drafter: Drafter<L>,
-    /// Bytes of memory that are its own: weights, an adapter, keys and values.
+    /// Bytes of memory that are its own: weights, keys and values.
     pub bytes: u64,
-    /// Layers that it computes.
-    pub layers: usize,
+}
+
+/// The first layers of a base, ready to guess.
+#[derive(Debug)]
+pub struct OpenedSelf {
+    /// They.
+    pub drafter: Drafter<FirstLayers>,
+    /// The adapter that makes them guess.
+    pub adapter: Arc<PreparedAdapter>,
+    /// Bytes of memory that are neither the base's nor the adapter's.
+    pub bytes: u64,
 }
 
 /// The model at `path` as a draft for a base with these `tokens`, of which there are `vocab_size`.
@@ -106,16 +115,17 @@ pub fn by_itself(
     base: &SharedBase,
     adapter: &DraftAdapter,
     options: &DraftOptions,
-) -> Result<Opened<FirstLayers>, DraftError> {
+) -> Result<OpenedSelf, DraftError> {
     let weights = base.first_layers(&adapter.shape)?;
     let (config, precision) = (weights.config(), weights.adapter_precision());
-    let prepared = PreparedAdapter::new(&adapter.shortlisted(), config, precision)?;
+    let prepared = Arc::new(PreparedAdapter::new(&adapter.shortlisted(), config, precision)?);
     let vocabulary = Vocabulary::listed(base.config().vocab_size, adapter.shape.shortlist.as_ref());
-    let needed_bytes = (weights.bytes() + prepared.bytes()) as u64;
+    let needed_bytes = weights.bytes() as u64;
     let kv_bytes = options.bytes.checked_sub(needed_bytes);
     let kv_bytes = kv_bytes.ok_or(DraftError::TooFewBytes { bytes: options.bytes, needed_bytes })?;
-    let opened = ready(weights, Some(Arc::new(prepared)), vocabulary, options, kv_bytes)?;
-    Ok(Opened { bytes: opened.bytes + needed_bytes, ..opened })
+    let Opened { drafter, bytes } =
+        ready(weights, Some(Arc::clone(&prepared)), vocabulary, options, kv_bytes)?;
+    Ok(OpenedSelf { drafter, adapter: prepared, bytes: bytes + needed_bytes })
 }
 
 /// Takes memory for keys and values, and starts threads.
@@ -126,7 +136,6 @@ fn ready<L: HostLayers<Error = Infallible>>(
     options: &DraftOptions,
     kv_bytes: u64,
 ) -> Result<Opened<L>, DraftError> {
-    let layers = weights.config().layers;
     let block_bytes = weights.kv_shape(options.kv_dtype).block_bytes() as u64;
     if kv_bytes < block_bytes {
         let needed_bytes = options.bytes - kv_bytes + block_bytes;
@@ -139,5 +148,5 @@ fn ready<L: HostLayers<Error = Infallible>>(
     };
     let model = ResidentModel::new(weights, &options)?;
     let bytes = model.kv_blocks() as u64 * block_bytes;
-    Ok(Opened { drafter: Drafter::new(model, adapter, vocabulary), bytes, layers })
+    Ok(Opened { drafter: Drafter::new(model, adapter, vocabulary), bytes })
 }

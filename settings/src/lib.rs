@@ -44,8 +44,8 @@ pub use self::{
         SECTIONS, SpeculationSection, TrainingSection, WorkersSection, all,
     },
     values::{
-        ByteCount, CoreList, DeviceChoice, Gbps, MAX_CORES, MAX_PROCESS_NAME_BYTES, MAX_WORKERS, Share,
-        WaitFactor, WorkerCount, is_process_name,
+        ByteCount, CoreList, DeviceChoice, Draft, Gbps, MAX_CORES, MAX_PROCESS_NAME_BYTES, MAX_WORKERS,
+        Share, WaitFactor, WorkerCount, is_process_name,
     },
-    words::{AdapterDtype, Batching, CachePolicy, ColdStart, Draft, KvDtype, LogFormat, Routing},
+    words::{AdapterDtype, Batching, CachePolicy, ColdStart, KvDtype, LogFormat, Routing},
 };

@@ -89,10 +89,13 @@ sections! {
 
     /// `[speculation]`: tokens that are drafted, and then verified several at once. No answer is another for it.
     SpeculationSection = "speculation" {
-        /// Who drafts: off, nobody; auto, whatever helps here; ngram, what followed the same words before
+        /// Who drafts: off, nobody; auto, whatever helps here; ngram, what followed the same words before; self, the base's
+        /// first layers with the draft adapter that was loaded last; or the path of a smaller model with the same tokens
         draft: Draft, --"draft" "DRAFT", Is("auto"), Executor;
         /// Most drafted tokens of a sequence that a step verifies
         draft_tokens: u32, --"draft-tokens" "N", Is("16"), Executor;
+        /// Memory for keys and values of a draft that is a model, and for the rows of the head that it has of its own
+        draft_bytes: ByteCount, --"draft-bytes" "BYTES", Is("64MiB"), Executor;
     }
 
     /// `[workers]`: the processes that compute adapters while they travel to the device.

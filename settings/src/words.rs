@@ -85,16 +85,6 @@ words! {
         Bf16 = "bf16",
     }
 
-    /// Who drafts tokens.
-    Draft ("draft") {
-        /// Nobody.
-        Off = "off",
-        /// Whatever helps on the device.
-        Auto = "auto",
-        /// The sequence itself: what followed the same words before.
-        Ngram = "ngram",
-    }
-
     /// What a request does whose adapter is not on the device.
     ColdStart ("cold start") {
         /// It starts at once; CPU workers compute what has not arrived.

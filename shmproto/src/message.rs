@@ -8,13 +8,13 @@
 mod stats;
 
 pub use self::stats::{
-    AdapterStats, HeldStats, LayerRoute, LayerSession, LayerStats, MemoryStats, ShareStats, SpeculationStats,
-    Stats, TenantUse, WeightStats, WorkerStats,
+    AdapterStats, DraftKind, HeldStats, LayerRoute, LayerSession, LayerStats, MemoryStats, ShareStats,
+    SpeculationStats, Stats, TenantUse, WeightStats, WorkerStats,
 };
 use crate::{wire_enum, wire_struct};
 
 /// Changes whenever a message changes; both sides refuse a peer that has another one.
-pub const PROTOCOL_VERSION: u32 = 10;
+pub const PROTOCOL_VERSION: u32 = 11;
 
 /// Most sessions of split clients that [`Stats`] tells one by one.
 pub const MAX_LAYER_SESSIONS: usize = 64;
@@ -358,6 +358,8 @@ wire_struct! {
         pub bytes: u64,
         /// Linear layers it changes.
         pub modules: u32,
+        /// Of a draft, which answers nobody, the layers of the base that it computes; 0 of all others.
+        pub draft_layers: u32,
     }
 }
 

@@ -35,8 +35,18 @@ pub struct Step {
 }
 
 impl Step {
+    /// Seconds that it may still take longer for something that the others have nothing from; no bound for who is alone.
+    #[must_use]
+    pub fn spare_s(&self) -> f64 {
+        if self.sequences <= 1 {
+            return f64::INFINITY;
+        }
+        (self.plain_s() * MAX_SLOWDOWN - self.drafting_s).max(0.0)
+    }
+
     /// Seconds it takes without drafts.
-    fn plain_s(&self) -> f64 {
+    #[must_use]
+    pub fn plain_s(&self) -> f64 {
         self.cost.at(self.rows as f64)
     }
 

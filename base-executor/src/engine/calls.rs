@@ -12,10 +12,16 @@ use super::{
     sequence::Sequence,
     tiers::{Answer, failed},
 };
-use crate::adapters::{Loaded, Unloaded};
+use crate::adapters::{Loaded, Role, Unloaded};
 
 impl<P: ForwardPass> Engine<P> {
-    pub(super) fn adapter_loaded(&mut self, caller: Caller, loaded: Loaded<P::Adapter>) {
+    pub(super) fn adapter_loaded(&mut self, caller: Caller, mut loaded: Loaded<P::Adapter>) {
+        if let Loaded::New(prepared) = &mut loaded
+            && let Role::Drafts { agency, .. } = &mut prepared.role
+            && let Some(agency) = agency.take()
+        {
+            self.appoint(prepared.claim.id(), agency);
+        }
         let answer = self.tiers.loaded(&mut self.kv, caller, loaded);
         self.answer(answer);
     }
@@ -37,6 +43,7 @@ impl<P: ForwardPass> Engine<P> {
     }
 
     pub(super) fn report_unloaded(&mut self, unloaded: &Unloaded) {
+        self.dismiss(unloaded.id);
         let blocks = self.kv.remove_adapter(unloaded.id);
         let answers = self.tiers.unloaded(&mut self.kv, unloaded);
         failpoint::pass("executor.unload_done");
@@ -71,6 +78,7 @@ impl<P: ForwardPass> Engine<P> {
             ..self.stats.clone()
         };
         self.tiers.stats(&self.kv, &mut stats);
+        self.drafts.tell(&mut stats.speculation);
         if let Some(layers) = &self.computing.layers {
             stats.layers = layers.hub.figures();
         }

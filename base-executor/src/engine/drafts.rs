@@ -4,28 +4,29 @@
 //! the model would have said anyway is kept. How many rows that is worth follows from what a row adds to a step and from how often such
 //! drafts came true; what others wait longer for it has a bound ([`speculation::worth`]).
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
 use ids::{AdapterId, TenantId};
 use model::forward::{ForwardPass, LogitRows};
 use policy::perf::{fit::Fit, line::Line};
-use shmproto::message::SpeculationStats;
+use shmproto::message::{DraftKind, SpeculationStats};
 use speculation::{
-    draft::Draft,
+    allowance::Allowance,
+    combined::{Price, Probe},
     growth::{Pacer, grow},
-    ngram::{Ngram, Survival},
     recent::Recent,
     tree::TokenTree,
+    verdict::Verdict,
     worth::{Step, worth},
 };
 
-pub use super::commission::Author;
 use super::{
     Engine,
     commission::Commission,
     schedule::Portion,
     sequence::{Fork, Sequence},
 };
+use crate::author::{Agency, Learned};
 
 /// Most drafted tokens of a sequence in a step.
 pub const MAX_DRAFT_TOKENS: usize = speculation::tree::MAX_NODES;
@@ -36,51 +37,84 @@ const MAX_REMEMBERED: usize = 1024;
 /// What a row adds to a step, as a part of a step of one row, until steps of several sizes were seen.
 const SUPPOSED_SLOPE: f64 = 0.1;
 
-/// Makes an author for a prompt; what was learned is of those who asked for the same adapter before.
-type MakeAuthor = Box<dyn FnMut(&[u32], Survival) -> Box<dyn Author> + Send>;
+/// Steps of a sequence after which a model that does not seem worth it is asked once to see how it does by now.
+const PROBE_STEPS: u32 = 64;
 
 /// Whose text it is: how far a draft is to be trusted depends on that (D4.11).
 type Whose = (Option<AdapterId>, TenantId);
 
 /// Who drafts, and what drafts and rows have been worth so far. The default drafts nothing.
-#[derive(Default)]
+#[derive(Debug)]
 pub struct Drafts {
-    on: Option<Drafting>,
-    pace: Pace,
-    forks: Vec<Fork>,
-}
-
-struct Drafting {
-    make: MakeAuthor,
     max_tokens: usize,
-    learned: Recent<Whose, Survival>,
+    /// Who drafts where no adapter does.
+    usual: Option<Agency>,
+    /// The draft adapter that drafts instead, where that is allowed.
+    own: Own,
+    learned: Recent<Whose, Learned>,
+    pace: Pace,
+    allowance: Allowance,
+    forks: Vec<Fork>,
+    figures: Figures,
 }
 
-impl fmt::Debug for Drafts {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Drafts")
-            .field("on", &self.on.is_some())
-            .field("pace", &self.pace)
-            .finish_non_exhaustive()
+/// Whether draft adapters draft.
+#[derive(Debug)]
+enum Own {
+    /// They do not.
+    No,
+    /// The one that was loaded last does, if there is one.
+    Last(Option<(AdapterId, Agency)>),
+}
+
+/// What of the last step others are told.
+#[derive(Debug, Default)]
+struct Figures {
+    /// The step as it would be without drafts; `None` before any was drafted for.
+    step: Option<Step>,
+    /// The confidence that one more token would have to have.
+    least_confidence: f64,
+}
+
+impl Default for Drafts {
+    fn default() -> Self {
+        Self {
+            max_tokens: 0,
+            usual: None,
+            own: Own::No,
+            learned: Recent::new(MAX_REMEMBERED),
+            pace: Pace::default(),
+            allowance: Allowance::default(),
+            forks: Vec::new(),
+            figures: Figures::default(),
+        }
     }
 }
 
 impl Drafts {
-    /// Sequences draft for themselves, out of what they said before: at most `max_tokens` a step.
+    /// `usual` drafts, if somebody does; at most `max_tokens` a step for each sequence.
     #[must_use]
-    pub fn ngram(max_tokens: usize) -> Self {
-        Self::by(max_tokens, |prompt, learned| Box::new(Ngram::new(prompt, learned)))
+    pub fn by(max_tokens: usize, usual: Option<Agency>) -> Self {
+        Self { max_tokens: max_tokens.min(MAX_DRAFT_TOKENS), usual, ..Self::default() }
     }
 
-    /// `make` says who drafts for a prompt, at most `max_tokens` a step.
+    /// The draft adapter that was loaded last drafts instead.
     #[must_use]
-    pub fn by(
-        max_tokens: usize,
-        make: impl FnMut(&[u32], Survival) -> Box<dyn Author> + Send + 'static,
-    ) -> Self {
-        let learned = Recent::new(MAX_REMEMBERED);
-        let max_tokens = max_tokens.min(MAX_DRAFT_TOKENS);
-        Self { on: Some(Drafting { make: Box::new(make), max_tokens, learned }), ..Self::default() }
+    pub fn or_itself(self) -> Self {
+        Self { own: Own::Last(None), ..self }
+    }
+
+    /// Who drafts now.
+    fn agency(&mut self) -> Option<&mut Agency> {
+        match &mut self.own {
+            Own::Last(Some((_, agency))) => Some(agency),
+            Own::Last(None) | Own::No => self.usual.as_mut(),
+        }
+    }
+
+    /// Whether anybody drafts.
+    fn are_on(&self) -> bool {
+        self.usual.is_some() || matches!(self.own, Own::Last(Some(_)))
     }
 
     /// A step of so many rows, each with logits, took so long.
@@ -88,63 +122,145 @@ impl Drafts {
         self.pace.observe(rows, took);
     }
 
-    /// What may come next in a sequence; nothing while it is not known what rows cost.
-    fn propose<A>(&mut self, sequence: &mut Sequence<A>) -> Option<TokenTree> {
-        let drafting = self.on.as_mut()?;
-        let max_tokens = drafting.max_tokens.min(sequence.left().saturating_sub(1));
-        let whose = sequence.whose();
-        let text = &sequence.tokens[sequence.task.virtual_tokens..];
-        let commission = sequence.commission.get_or_insert_with(|| Commission {
-            author: (drafting.make)(text, drafting.learned.of(&whose).clone()),
-            known: text.len(),
-        });
-        let Ok(()) = commission.author.accept(&text[commission.known..]);
-        commission.known = text.len();
+    /// What may come next in a sequence, for a step as it is without drafts but for the time they took so far; and the time that
+    /// this took.
+    fn propose<A>(&mut self, sequence: &mut Sequence<A>, step: &Step) -> (TokenTree, Duration) {
         let (mut tree, mut pacer) = (TokenTree::new(), Pacer::default());
-        // A table costs nothing to ask, so what is worth a row is decided when the tree is there.
-        let Ok(()) = grow(&mut tree, (&mut pacer, &mut commission.author), max_tokens, |_| false);
-        (!tree.is_empty()).then_some(tree)
+        let max_tokens = self.max_tokens.min(sequence.left().saturating_sub(1));
+        let whose = sequence.whose();
+        if sequence.commission.is_none() {
+            let learned = self.learned.of(&whose).clone();
+            let Some(agency) = self.agency() else { return (tree, Duration::ZERO) };
+            let text = sequence.text();
+            let (author, known) = (agency.author(text, learned), text.len());
+            sequence.commission = Some(Commission { author, known, unasked: 0 });
+        }
+        let (Some(mut commission), left_s) = (sequence.commission.take(), self.allowance.left_s()) else {
+            return (tree, Duration::ZERO);
+        };
+        commission.take_in(sequence.text());
+        let author = &mut commission.author;
+        author.read_ahead(step.spare_s().min(left_s));
+        let probe = if commission.unasked >= PROBE_STEPS { Probe::Due } else { Probe::No };
+        author.set_price(Price { step: *step, left_s, probe });
+        // What takes time to ask has its price; of what does not, it is decided when the tree is there.
+        let Ok(()) = grow(&mut tree, (&mut pacer, author), max_tokens, |_| false);
+        let spent = author.take_spent();
+        commission.unasked = if spent.is_zero() { commission.unasked.saturating_add(1) } else { 0 };
+        sequence.commission = Some(commission);
+        self.allowance.spend(spent.as_secs_f64());
+        (tree, spent)
     }
 
     /// A sequence has come to its end: what was learned from it is of use to the next.
     pub(super) fn learn<A>(&mut self, sequence: &mut Sequence<A>) {
-        let whose = sequence.whose();
-        if let (Some(drafting), Some(commission)) = (&mut self.on, sequence.commission.take())
+        if let Some(commission) = sequence.commission.take()
             && let Some(learned) = commission.author.learned()
         {
-            drafting.learned.of(&whose).clone_from(learned);
+            *self.learned.of(&sequence.whose()) = learned;
         }
+    }
+
+    /// What came of a tree that was verified for a sequence.
+    pub(super) fn settle(
+        &mut self,
+        stats: &mut SpeculationStats,
+        commission: Option<&Commission>,
+        (tree, verdict): (&TokenTree, &Verdict),
+    ) {
+        let of_model = |node| commission.is_some_and(|commission| commission.author.is_of_model(tree, node));
+        let drafted = tree.nodes().filter(|&node| of_model(node)).count();
+        let accepted = verdict.accepted.iter().filter(|&&node| of_model(node)).count();
+        stats.verifications += 1;
+        stats.drafted += tree.len() as u64;
+        stats.accepted += verdict.accepted.len() as u64;
+        stats.model_drafted += drafted as u64;
+        stats.model_accepted += accepted as u64;
+        if let Some(step) = &self.figures.step {
+            let token_s = step.plain_s() / step.sequences.max(1) as f64;
+            self.allowance.earn(token_s * accepted as f64 - step.cost.alpha * drafted as f64);
+        }
+    }
+
+    /// Fills in who drafts, and what a token must promise.
+    pub(super) fn tell(&self, stats: &mut SpeculationStats) {
+        stats.least_confidence = self.figures.least_confidence as f32;
+        (stats.kind, stats.adapter) = match (&self.own, &self.usual) {
+            (Own::Last(Some((id, agency))), _) => (agency.kind(), id.0),
+            (_, Some(agency)) => (agency.kind(), [0; 32]),
+            (_, None) => (DraftKind::Nobody, [0; 32]),
+        };
     }
 }
 
 impl<P: ForwardPass> Engine<P> {
     /// Adds to a plan what is worth being verified in the same step.
     pub(super) fn draft(&mut self, plan: &mut [Portion]) {
-        let Some(cost) = self.drafts.on.as_ref().and(self.drafts.pace.line()) else { return };
-        if !self.computing.pass.branches() {
+        let Some(cost) = self.drafts.pace.line().filter(|_| self.drafts.are_on()) else { return };
+        if plan.is_empty() || !self.computing.pass.branches() {
             return;
         }
+        let rows = plan.iter().map(|portion| portion.count).sum();
+        let mut step = Step { cost, rows, sequences: plan.len(), drafting_s: 0.0 };
+        self.drafts.allowance.add_step(step.plain_s());
         let mut trees = Vec::new();
         for (index, portion) in plan.iter().enumerate() {
             let sequence = self.queues.running_mut(portion.sequence);
-            if sequence.is_decoding()
-                && let Some(tree) = self.drafts.propose(sequence)
-            {
+            if !sequence.is_decoding() {
+                continue;
+            }
+            let (tree, spent) = self.drafts.propose(sequence, &step);
+            step.drafting_s += spent.as_secs_f64();
+            if !tree.is_empty() {
                 trees.push((index, tree));
             }
         }
+        let micros = (step.drafting_s * 1e6) as u64;
+        self.stats.speculation.drafting_us = self.stats.speculation.drafting_us.saturating_add(micros);
+        self.choose(plan, &step, trees);
+    }
+
+    /// Adds those of the drafted tokens that are worth it.
+    fn choose(&mut self, plan: &mut [Portion], step: &Step, trees: Vec<(usize, TokenTree)>) {
         let drafted: Vec<_> = trees.iter().map(|(_, tree)| tree).collect();
-        let rows = plan.iter().map(|portion| portion.count).sum();
-        let kept = worth(&Step { cost, rows, sequences: plan.len() }, &drafted).kept;
+        let worth = worth(step, &drafted);
+        self.drafts.figures = Figures { step: Some(*step), least_confidence: worth.least_confidence };
         // Nobody is to give way because others draft.
         let reserve = self.queues.running().len();
-        for ((index, tree), kept) in trees.iter().zip(kept).filter(|(_, kept)| !kept.is_empty()) {
+        for ((index, tree), kept) in trees.iter().zip(worth.kept).filter(|(_, kept)| !kept.is_empty()) {
             let portion = &mut plan[*index];
             let sequence = self.queues.running_mut(portion.sequence);
             sequence.grow(tree.pruned(kept), &mut self.kv, reserve, &mut self.drafts.forks);
             if let Some(grown) = &sequence.grown {
                 (portion.count, portion.logits) = (grown.rows(), LogitRows::All);
             }
+        }
+    }
+
+    /// The base drafts for itself with this draft adapter from now on, if that is allowed; whoever did before is given up.
+    pub(super) fn appoint(&mut self, id: AdapterId, agency: Agency) {
+        if let Own::Last(last) = &mut self.drafts.own {
+            let before = last.replace((id, agency));
+            tracing::info!(adapter = %id, "the base drafts for itself");
+            self.dismiss_authors();
+            drop(before);
+        }
+    }
+
+    /// A draft adapter is gone: it drafts no more.
+    pub(super) fn dismiss(&mut self, id: AdapterId) {
+        if let Own::Last(last) = &mut self.drafts.own
+            && let Some(before) = last.take_if(|(drafts, _)| *drafts == id)
+        {
+            self.dismiss_authors();
+            drop(before);
+        }
+    }
+
+    /// Ends all commissions; what was learned is remembered.
+    fn dismiss_authors(&mut self) {
+        for sequence in self.queues.iter_mut() {
+            self.drafts.learn(sequence);
         }
     }
 
@@ -181,11 +297,4 @@ impl Pace {
         let alpha = SUPPOSED_SLOPE * step / least as f64;
         Some(Line { alpha, beta: step - alpha * least as f64 })
     }
-}
-
-/// Counts a verification of so many tokens.
-pub(super) fn count(stats: &mut SpeculationStats, drafted: usize, accepted: usize) {
-    stats.verifications += 1;
-    stats.drafted += drafted as u64;
-    stats.accepted += accepted as u64;
 }

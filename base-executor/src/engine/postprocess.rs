@@ -11,9 +11,8 @@ use shmproto::message::{ErrorCode, Output, WireError};
 use super::{
     Engine,
     computing::{Gave, Panic, StepFailed},
-    drafts,
     schedule::Portion,
-    sequence::{Given, failure},
+    sequence::{Given, Verified, failure},
 };
 
 /// What a request hears of a fault that ends it.
@@ -98,13 +97,13 @@ impl<P: ForwardPass> Engine<P> {
             self.stats.prompt_tokens += portion.count.saturating_sub(sequence.pending_virtual()) as u64;
         }
         let (Gave { logits, vocab_size, drawn }, kv) = (self.computing.gave(), &mut self.kv);
-        let counts = &mut self.stats.speculation;
+        let (drafts, stats) = (&mut self.drafts, &mut self.stats.speculation);
         catch_unwind(AssertUnwindSafe(|| {
             if sequence.has_grown() {
                 let Place::Rows(rows) = place else { unreachable!("a tree asks for all logits") };
                 let rows = &mut logits[rows.start * vocab_size..rows.end * vocab_size];
-                let (output, drafted, verdict) = sequence.verify(rows, vocab_size, kv);
-                drafts::count(counts, drafted, verdict.accepted.len());
+                let Verified { output, tree, verdict } = sequence.verify(rows, vocab_size, kv);
+                drafts.settle(stats, sequence.commission.as_ref(), (&tree, &verdict));
                 return Some(output);
             }
             let given = match place {

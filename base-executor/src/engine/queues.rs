@@ -31,6 +31,11 @@ impl<A> Queues<A> {
         self.running.iter().chain(self.idle())
     }
 
+    /// The same, to be changed.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Sequence<A>> {
+        self.running.iter_mut().chain(&mut self.ready).chain(&mut self.waiting).chain(&mut self.cold)
+    }
+
     /// Those that run, oldest first.
     pub(super) fn running(&self) -> &[Sequence<A>] {
         &self.running

@@ -28,7 +28,7 @@ pub(crate) use self::opening::failure;
 use self::opening::{Admission, Opening};
 pub(super) use self::{
     entry::{Entry, Fetched},
-    grown::{Fork, Grown},
+    grown::{Fork, Grown, Verified},
 };
 use super::{commission::Commission, computing::Drawing, event::Caller};
 
@@ -201,6 +201,11 @@ impl<A> Sequence<A> {
     /// One generated token is pending: the sequence takes part in every step.
     pub(super) fn is_decoding(&self) -> bool {
         self.generated() > 0 && self.pending() == 1
+    }
+
+    /// Prompt and completion.
+    pub(super) fn text(&self) -> &[u32] {
+        &self.tokens[self.task.virtual_tokens..]
     }
 
     /// Tokens that it may still say.

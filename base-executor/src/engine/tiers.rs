@@ -124,7 +124,12 @@ impl<A> Tiers<A> {
         if self.arriving.iter().any(|(arriving, _)| *arriving == id) {
             return Ok(Arrival::Later);
         }
-        let adapter = Arc::clone(&self.host.get(id)?.adapter);
+        let prepared = self.host.get(id)?;
+        if prepared.draft_layers() > 0 {
+            // No pass of the device computes it.
+            return Ok(Arrival::Now);
+        }
+        let adapter = Arc::clone(&prepared.adapter);
         self.device.loaded(pool, id, &adapter).map_err(|error| {
             drop(adapter);
             self.host.remove_unused(id);
@@ -179,6 +184,7 @@ impl<A> Tiers<A> {
                     rank: prepared.rank,
                     bytes: prepared.claim.bytes(),
                     modules: prepared.modules,
+                    draft_layers: prepared.draft_layers(),
                 };
                 (caller, ToGateway::AdapterLoaded(answer))
             }

@@ -7,7 +7,7 @@ use cache::ledger::Account;
 use kernels::lora::LoraPrecision;
 use model::{
     deltas::device_copy::DeviceMemory,
-    resident::{LoadedWeights, ResidentModel, ResidentOptions},
+    resident::{LoadedWeights, ResidentModel, ResidentOptions, SharedBase},
     shape::config::ModelConfig,
     weights::{
         LoadProgress,
@@ -73,6 +73,10 @@ impl Opening for Host {
 
     fn shape(weights: &LoadedWeights<ServedLayers>) -> (ModelConfig, LoraPrecision) {
         (weights.config().clone(), weights.adapter_precision())
+    }
+
+    fn shared(weights: &LoadedWeights<ServedLayers>) -> Option<SharedBase> {
+        Some(weights.shared())
     }
 
     fn tell(&self, base: &Loaded, weights: &LoadedWeights<ServedLayers>) {

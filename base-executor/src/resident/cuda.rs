@@ -14,7 +14,7 @@ use kernels::{
 use model::{
     cuda::{CudaModel, CudaOptions, CudaWeights, Graphs},
     deltas::device_copy::DeviceMemory,
-    resident::{KvDtype, kv_precision, kv_shape},
+    resident::{KvDtype, SharedBase, kv_precision, kv_shape},
     shape::{
         config::ModelConfig,
         identity::{Hashed, Identified as _},
@@ -77,6 +77,11 @@ impl Opening for Gpu {
 
     fn shape(weights: &CudaWeights) -> (ModelConfig, LoraPrecision) {
         (weights.config().clone(), weights.adapter_precision())
+    }
+
+    /// What is on a GPU no draft computes with.
+    fn shared(_: &CudaWeights) -> Option<SharedBase> {
+        None
     }
 
     fn tell(&self, base: &Loaded, weights: &CudaWeights) {

@@ -8,6 +8,7 @@ use kernels::lora::LoraPrecision;
 use model::{
     deltas::{device_copy::DeviceMemory, prepared::PreparedAdapter},
     forward::ForwardPass,
+    resident::SharedBase,
     shape::config::ModelConfig,
     sites::EvaluateSites,
 };
@@ -16,6 +17,7 @@ use shmproto::message::{ColdStart, DeviceFacts};
 use super::{
     AdapterLoader, Resident,
     base::{Base, Loaded},
+    drafting::{self, Drafting},
 };
 use crate::{
     budget::{self, MemoryBudget},
@@ -39,6 +41,9 @@ pub(super) trait Opening {
 
     /// Their shape, and how adapters are best kept beside them.
     fn shape(weights: &Self::Weights) -> (ModelConfig, LoraPrecision);
+
+    /// What of the base is in the host's memory, for drafts to compute with; `None` where none can.
+    fn shared(weights: &Self::Weights) -> Option<SharedBase>;
 
     /// Tells the operator what was loaded.
     fn tell(&self, base: &Loaded, weights: &Self::Weights);
@@ -97,7 +102,11 @@ pub(super) fn open<O: Opening>(
         "lower --device-bytes (or --kv-bytes and --device-adapter-bytes)",
     )?;
     let library = Library::new().context("no descriptor is left for the images of adapters")?;
-    let loader = AdapterLoader::new(config, &shape, suits, &library);
+    let drafting = O::shared(&weights);
+    let drafting = drafting.and_then(|shared| Drafting::new(config, shared, &base.cores, &budget.drafts));
+    let loader = AdapterLoader::new(config, &shape, suits, &library, drafting);
+    let draft_model =
+        drafting::model_of(config, (&base.path, shape.vocab_size), &base.cores, &budget.drafts)?;
     progress.stage("taking memory for keys and values");
     let mut pass = device.pass(weights, config, &base.cores)?;
     let kv_blocks = some_blocks(O::kv_blocks(&pass))?;
@@ -110,7 +119,7 @@ pub(super) fn open<O: Opening>(
     let tier = tier.context("cannot start the thread that copies adapters")?;
     let placement = Box::new(tier.with_free_bytes(free));
     let layers = layer_plan.map(|plan| plan.open(&pass, budget.clients.clone())).transpose()?;
-    Ok(Resident { pass, loader, placement, layers, budget, facts })
+    Ok(Resident { pass, loader, placement, layers, budget, draft_model, facts })
 }
 
 fn device_settings(config: &Config, block_bytes: usize) -> DeviceSettings {

@@ -8,7 +8,7 @@ use std::{
 };
 
 use base_executor::{
-    adapters::{Budget, Loaded, Prepared},
+    adapters::{Budget, Loaded, Prepared, Role},
     below::Below,
     engine::{
         Engine, Limits,
@@ -287,7 +287,15 @@ fn load(budget: &Budget, tag: u8) -> Event<FakeAdapter> {
         return Event::AdapterLoaded { caller, loaded: Loaded::Known(id) };
     };
     let (adapter, generation) = (Arc::new(FakeAdapter(tag.into())), Generation([100 + tag; 32]));
-    let loaded = Loaded::New(Prepared { adapter, claim, generation, rank: 4, modules: 2, virtual_tokens: 0 });
+    let loaded = Loaded::New(Prepared {
+        adapter,
+        claim,
+        generation,
+        rank: 4,
+        modules: 2,
+        virtual_tokens: 0,
+        role: Role::Answers,
+    });
     Event::AdapterLoaded { caller, loaded }
 }
 

@@ -12,7 +12,7 @@ use std::{
 };
 
 use base_executor::{
-    adapters::{Budget, Loaded, Prepared},
+    adapters::{Budget, Loaded, Prepared, Role},
     engine::{
         Engine, Limits,
         drafts::Drafts,
@@ -25,8 +25,8 @@ use model::forward::LogitRows;
 use policy::clock::Clock;
 use proptest::prelude::*;
 use shmproto::message::{
-    AdapterUnloaded, ColdStart, DeviceFacts, ErrorCode, Finish, Generate, Output, Stats, ToGateway,
-    TokenOutput, UnloadAdapter, Welcome,
+    AdapterUnloaded, ColdStart, DeviceFacts, DraftKind, ErrorCode, Finish, Generate, Output, Stats,
+    ToGateway, TokenOutput, UnloadAdapter, Welcome,
 };
 use tokio::sync::mpsc;
 
@@ -178,7 +178,15 @@ impl Bench {
                 let adapter = Arc::new(FakeAdapter(tag.into()));
                 let generation = Generation([100 + tag; 32]);
                 let virtual_tokens = virtual_tokens(tag);
-                Loaded::New(Prepared { adapter, claim, generation, rank: 4, modules: 2, virtual_tokens })
+                Loaded::New(Prepared {
+                    adapter,
+                    claim,
+                    generation,
+                    rank: 4,
+                    modules: 2,
+                    virtual_tokens,
+                    role: Role::Answers,
+                })
             }
             Err(_) => Loaded::Known(id),
         };

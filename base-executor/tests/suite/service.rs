@@ -9,8 +9,9 @@ use std::{
 
 use base_executor::{
     Settings,
+    adapters::Role,
     budget::MemoryBudget,
-    loader::Loader,
+    loader::{Loader, PrepareError, Ready},
     memory::MemorySettings,
     placement::OneTier,
     resident::{Facts, Resident},
@@ -19,7 +20,7 @@ use base_executor::{
 };
 use ids::{AdapterId, Generation, TenantId};
 use model::{
-    adapter::{Adapter, LoraModule, Method},
+    adapter::{Adapter, AnyAdapter, LoraModule, Method},
     shape::source::Target,
 };
 use settings::Draft;
@@ -49,7 +50,7 @@ fn id(owner: [u8; 32], number: u8) -> [u8; 32] {
 impl Loader for FakeLoader {
     type Adapter = FakeAdapter;
 
-    fn read(&self, path: &Path) -> anyhow::Result<Adapter> {
+    fn read(&self, path: &Path) -> anyhow::Result<AnyAdapter> {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
         assert_ne!(name, "panic", "a file that the reader cannot bear");
         let number: u8 = name.parse().map_err(|_| anyhow::anyhow!("it has no adapter_config.json"))?;
@@ -66,12 +67,14 @@ impl Loader for FakeLoader {
             method: Method::Lora(vec![module]),
             base_model: None,
             stored_in_16_bits: true,
-        })
+        }
+        .into())
     }
 
-    fn prepare(&self, adapter: Adapter) -> anyhow::Result<(Arc<FakeAdapter>, u64)> {
+    fn prepare(&self, adapter: AnyAdapter) -> Result<Ready<FakeAdapter>, PrepareError> {
         let bytes = self.least_bytes(&adapter);
-        Ok((Arc::new(FakeAdapter(adapter.generation.0[0].into())), bytes))
+        let adapter = Arc::new(FakeAdapter(adapter.adapter().generation.0[0].into()));
+        Ok(Ready { adapter, bytes, role: Role::Answers })
     }
 }
 
@@ -116,6 +119,7 @@ impl Executor {
                 placement: Box::new(OneTier),
                 layers: None,
                 budget: MemoryBudget::new(u64::MAX, 100),
+                draft_model: None,
                 facts,
             };
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;

@@ -48,6 +48,32 @@ pub enum AnyAdapter {
     Drafts(DraftAdapter),
 }
 
+impl AnyAdapter {
+    /// What it changes, and what it is, alone.
+    #[must_use]
+    pub fn into_adapter(self) -> Adapter {
+        match self {
+            Self::Answers(adapter) => adapter,
+            Self::Drafts(draft) => draft.adapter,
+        }
+    }
+
+    /// What it changes, and what it is.
+    #[must_use]
+    pub fn adapter(&self) -> &Adapter {
+        match self {
+            Self::Answers(adapter) => adapter,
+            Self::Drafts(draft) => &draft.adapter,
+        }
+    }
+}
+
+impl From<Adapter> for AnyAdapter {
+    fn from(adapter: Adapter) -> Self {
+        Self::Answers(adapter)
+    }
+}
+
 /// The layers that `options` say, if they make a draft.
 pub(super) fn take_layers(
     options: &mut Options<'_>,

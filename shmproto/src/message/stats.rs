@@ -66,14 +66,42 @@ wire_struct! {
 
 wire_struct! {
     /// Tokens that were drafted, and verified several in one step.
-    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+    #[derive(Debug, Clone, Copy, Default, PartialEq)]
     pub struct SpeculationStats {
+        /// Who drafts now.
+        pub kind: DraftKind,
+        /// The draft adapter by which the base drafts for itself; zeroes where it does not.
+        pub adapter: AdapterIdBytes,
         /// Times a sequence had drafted tokens verified.
         pub verifications: u64,
         /// Tokens that were drafted.
         pub drafted: u64,
         /// Of them those that were the model's own.
         pub accepted: u64,
+        /// Of those drafted the ones that a model guessed, not the text's own past.
+        pub model_drafted: u64,
+        /// Of them those that were the model's own.
+        pub model_accepted: u64,
+        /// Microseconds that models took to guess, and to read what they guess behind.
+        pub drafting_us: u64,
+        /// The chance that one more drafted token would have had to have in the last step to be worth its row.
+        pub least_confidence: f32,
+    }
+}
+
+wire_enum! {
+    /// Who drafts.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+    pub enum DraftKind {
+        /// Nobody.
+        #[default]
+        Nobody = 0,
+        /// What a text said before.
+        Ngram = 1,
+        /// That, and a smaller model.
+        Model = 2,
+        /// That, and the base's own first layers with a draft adapter.
+        Itself = 3,
     }
 }
 
@@ -224,6 +252,8 @@ wire_struct! {
         pub workers_bytes: u64,
         /// Channels and messages of split clients.
         pub clients_bytes: u64,
+        /// Drafts that are models: weights, keys and values.
+        pub drafts_bytes: u64,
     }
 }
 

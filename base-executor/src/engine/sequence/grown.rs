@@ -29,6 +29,14 @@ pub(in crate::engine) struct Grown {
     shared: usize,
 }
 
+/// What came of a tree.
+#[derive(Debug)]
+pub(in crate::engine) struct Verified {
+    pub(in crate::engine) output: Output,
+    pub(in crate::engine) tree: TokenTree,
+    pub(in crate::engine) verdict: Verdict,
+}
+
 /// A segment with its blocks.
 #[derive(Debug)]
 struct Branch {
@@ -171,7 +179,7 @@ impl<A> Sequence<A> {
         rows: &mut [f32],
         vocab_size: usize,
         kv: &mut Cache,
-    ) -> (Output, usize, Verdict) {
+    ) -> Verified {
         let Some(grown) = self.grown.take() else { unreachable!("only what has grown is verified") };
         let (mut walk, mut tokens, mut finish) = (Walk::new(&grown.tree), Vec::new(), None);
         loop {
@@ -188,20 +196,22 @@ impl<A> Sequence<A> {
                 break;
             }
         }
-        let (drafted, verdict) = (grown.tree.len(), walk.verdict());
+        let verdict = walk.verdict();
         // The last token has not been computed: it is pending now, or ends the answer.
         let computed = tokens.len().max(1);
         let last = verdict.accepted[..computed - 1].last().copied();
-        self.give_back(grown, last, kv);
-        if tokens.is_empty() {
-            return (failure(self.caller.request, self.not_finite()), drafted, verdict);
-        }
-        self.keep(computed, kv);
-        (self.output(tokens, finish), drafted, verdict)
+        let tree = self.give_back(grown, last, kv);
+        let output = if tokens.is_empty() {
+            failure(self.caller.request, self.not_finite())
+        } else {
+            self.keep(computed, kv);
+            self.output(tokens, finish)
+        };
+        Verified { output, tree, verdict }
     }
 
-    /// Goes on in the blocks that hold the path to `node`, and gives all others back.
-    fn give_back(&mut self, mut grown: Grown, node: Option<NodeId>, kv: &mut Cache) {
+    /// Goes on in the blocks that hold the path to `node`, and gives all others back; what grew in them is left.
+    fn give_back(&mut self, mut grown: Grown, node: Option<NodeId>, kv: &mut Cache) -> TokenTree {
         let index = grown.branch_of(grown.row(node));
         if index > 0 {
             // What was the sequence's is now the branch's to give back.
@@ -212,5 +222,6 @@ impl<A> Sequence<A> {
         if self.blocks.len() > needed {
             kv.release(&self.blocks.split_off(needed));
         }
+        grown.tree
     }
 }

@@ -2,7 +2,10 @@
 
 use std::convert::Infallible;
 
-use base_executor::engine::drafts::{Author, Drafts};
+use base_executor::{
+    author::{Agency, Author},
+    engine::drafts::Drafts,
+};
 use policy::random::Rng;
 use speculation::{
     draft::{Draft, Guess},
@@ -25,9 +28,10 @@ struct Planted {
 impl Planted {
     fn drafts(answers: &Answers, right: f64) -> Drafts {
         let answers = Arc::clone(answers);
-        Drafts::by(16, move |prompt, _| {
+        let author = move |prompt: &[u32], _| -> Box<dyn Author> {
             Box::new(Planted { answers: Arc::clone(&answers), text: prompt.to_vec(), right })
-        })
+        };
+        Drafts::by(16, Some(Agency::new(DraftKind::Ngram, author)))
     }
 }
 

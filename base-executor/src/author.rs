@@ -1,0 +1,150 @@
+//! Who drafts for a sequence, as the engine takes them.
+//!
+//! An author owns what it computes with, so that it may be asked at any time, also while a pass waits for its weights.
+
+use std::{convert::Infallible, fmt, time::Duration};
+
+use cache::ledger::Charge;
+use model::weights::host::HostLayers;
+use model_draft::{draft::ModelDraft, drafter::Drafter};
+use shmproto::message::DraftKind;
+use speculation::{
+    calibration::Calibration,
+    combined::{Combined, Price},
+    draft::{Draft, Guess},
+    ngram::{Ngram, Survival},
+    tree::{NodeId, TokenTree},
+};
+
+/// How far drafts of somebody's text are to be trusted.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Learned {
+    /// Those out of what the text said before.
+    pub text: Survival,
+    /// Those of a model.
+    pub model: Calibration,
+}
+
+/// Somebody who drafts for one sequence.
+pub trait Author: Draft<Error = Infallible> + Send {
+    /// What it has learned about those it drafts for.
+    fn learned(&self) -> Option<Learned> {
+        None
+    }
+
+    /// Reads what of the text it would have to read before it guesses, for about as many seconds at most.
+    fn read_ahead(&mut self, seconds: f64) {
+        let _ = seconds;
+    }
+
+    /// From now on guesses that take time may be made where this allows it.
+    fn set_price(&mut self, price: Price) {
+        let _ = price;
+    }
+
+    /// Time that a model has taken since this was asked last.
+    fn take_spent(&mut self) -> Duration {
+        Duration::ZERO
+    }
+
+    /// Whether a model guessed this node of the tree that was drafted last.
+    fn is_of_model(&self, tree: &TokenTree, node: NodeId) -> bool {
+        let _ = (tree, node);
+        false
+    }
+}
+
+impl Author for Ngram {
+    fn learned(&self) -> Option<Learned> {
+        Some(Learned { text: self.survival().clone(), model: Calibration::default() })
+    }
+}
+
+impl<L: HostLayers<Error = Infallible> + Send> Author for Combined<ModelDraft<L>> {
+    fn learned(&self) -> Option<Learned> {
+        let (text, model) = (self.table().survival().clone(), self.model().calibration().clone());
+        Some(Learned { text, model })
+    }
+
+    fn read_ahead(&mut self, seconds: f64) {
+        self.model_mut().read_ahead(seconds);
+    }
+
+    fn set_price(&mut self, price: Price) {
+        Self::set_price(self, price);
+    }
+
+    fn take_spent(&mut self) -> Duration {
+        self.model_mut().take_spent()
+    }
+
+    fn is_of_model(&self, tree: &TokenTree, node: NodeId) -> bool {
+        Self::is_of_model(self, tree, node)
+    }
+}
+
+impl Draft for Box<dyn Author> {
+    type Error = Infallible;
+
+    fn accept(&mut self, tokens: &[u32]) -> Result<(), Infallible> {
+        self.as_mut().accept(tokens)
+    }
+
+    fn guesses(&mut self, tree: &TokenTree, at: Option<NodeId>) -> Result<Vec<Guess>, Infallible> {
+        self.as_mut().guesses(tree, at)
+    }
+}
+
+/// Makes an author for a prompt; what was learned is of those who asked for the same adapter before.
+type MakeAuthor = Box<dyn FnMut(&[u32], Learned) -> Box<dyn Author> + Send>;
+
+/// Somebody who provides all sequences with authors.
+pub struct Agency {
+    kind: DraftKind,
+    make: MakeAuthor,
+}
+
+impl fmt::Debug for Agency {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Agency").field("kind", &self.kind).finish_non_exhaustive()
+    }
+}
+
+impl Agency {
+    /// One of this kind that `make`s them.
+    pub fn new(
+        kind: DraftKind,
+        make: impl FnMut(&[u32], Learned) -> Box<dyn Author> + Send + 'static,
+    ) -> Self {
+        Self { kind, make: Box::new(make) }
+    }
+
+    /// What a sequence said before.
+    #[must_use]
+    pub fn ngram() -> Self {
+        Self::new(DraftKind::Ngram, |prompt, learned| Box::new(Ngram::new(prompt, learned.text)))
+    }
+
+    /// The same, and a model where that does not know. `held` is what it takes, until the agency is given up.
+    pub fn combined<L>(kind: DraftKind, drafter: Drafter<L>, held: Charge) -> Self
+    where
+        L: HostLayers<Error = Infallible> + Send + 'static,
+    {
+        Self::new(kind, move |prompt, learned| {
+            let _ = &held;
+            let table = Ngram::new(prompt, learned.text);
+            Box::new(Combined::new(table, drafter.text(prompt, learned.model)))
+        })
+    }
+
+    /// Who guesses.
+    #[must_use]
+    pub fn kind(&self) -> DraftKind {
+        self.kind
+    }
+
+    /// An author for a text that begins with `prompt`.
+    pub fn author(&mut self, prompt: &[u32], learned: Learned) -> Box<dyn Author> {
+        (self.make)(prompt, learned)
+    }
+}
