@@ -54,7 +54,7 @@ pub use self::{
     change::{LoadRequest, Pin, Replace},
     database::Record,
     entry::{Entry, Lease, Place},
-    errors::{AdapterError, OpenError, ResidencyError, Unusable},
+    errors::{AdapterError, LeaseError, OpenError, ResidencyError, Unusable},
     figures::Figures,
     registry::{Options, Registry},
     residency::Tier,

@@ -40,7 +40,7 @@ use self::{
     records::{FileRecord, JobRecord},
 };
 use crate::{
-    adapters::{Registry, Unusable, database::DatabaseError},
+    adapters::{LeaseError, Registry, database::DatabaseError},
     config::TrainingLimits,
     lifecycle::Status,
     thread::{self, ThreadError},
@@ -114,7 +114,7 @@ pub enum TrainingError {
     NoModel(String),
     /// The adapter to go on from cannot be used.
     #[error(transparent)]
-    Unusable(#[from] Unusable),
+    Lease(#[from] LeaseError),
     /// The name that the adapter would get is another's.
     #[error("an adapter that is not yours is called '{0}'; choose another suffix")]
     NameTaken(String),

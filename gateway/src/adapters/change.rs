@@ -203,7 +203,9 @@ impl Registry {
         let moving = home.moving.lock().await;
         let loaded = self.load_content(home, content, tenant.as_deref()).await?;
         failpoint::pass("gateway.loaded_before_commit");
-        let pinned = request.pinned.unwrap_or_else(|| old.is_some_and(Entry::is_pinned));
+        // No request asks for a draft, so nothing else would keep it in the executors.
+        let is_draft = loaded.draft_layers > 0;
+        let pinned = request.pinned.unwrap_or_else(|| is_draft || old.is_some_and(Entry::is_pinned));
         let record = Record {
             name: request.name.clone(),
             tenant,
@@ -212,6 +214,7 @@ impl Registry {
             rank: loaded.rank,
             bytes: loaded.bytes,
             modules: loaded.modules,
+            draft_layers: loaded.draft_layers,
             source: request.path.clone(),
             loaded_at: seconds_since_1970(),
             last_used_us: now_us(),

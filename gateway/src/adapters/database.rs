@@ -97,6 +97,8 @@ pub struct Record {
     pub bytes: u64,
     /// Linear layers it changes.
     pub modules: u32,
+    /// Of a draft, which answers nobody, the layers of the base that it computes; 0 of all others.
+    pub draft_layers: u32,
     /// Where its files were copied from.
     pub source: PathBuf,
     /// Seconds since 1970.
@@ -296,7 +298,7 @@ async fn migrate(connection: &mut SqliteConnection, path: &Path) -> Result<(), D
 async fn insert(connection: &mut SqliteConnection, record: &Record) -> Result<(), sqlx::Error> {
     let put = sqlx::query(
         "INSERT OR REPLACE INTO adapters (name, tenant, content, generation, rank, bytes, modules, source, \
-         loaded_at, last_used_us, pinned) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+         loaded_at, last_used_us, pinned, draft_layers) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
     );
     put.bind(&record.name)
         .bind(&record.tenant)
@@ -309,6 +311,7 @@ async fn insert(connection: &mut SqliteConnection, record: &Record) -> Result<()
         .bind(signed(record.loaded_at))
         .bind(signed(record.last_used_us))
         .bind(record.pinned)
+        .bind(record.draft_layers)
         .execute(connection)
         .await
         .map(drop)
@@ -331,6 +334,7 @@ fn record(row: &SqliteRow) -> Result<Record, sqlx::Error> {
         rank: row.try_get("rank")?,
         bytes: count("bytes")?,
         modules: row.try_get("modules")?,
+        draft_layers: row.try_get("draft_layers")?,
         source: PathBuf::from(row.try_get::<String, _>("source")?),
         loaded_at: count("loaded_at")?,
         last_used_us: count("last_used_us")?,

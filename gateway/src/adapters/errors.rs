@@ -136,6 +136,17 @@ pub enum ResidencyError {
     Call(#[from] CallError),
 }
 
+/// The name is there, but no answer can be had from it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum LeaseError {
+    /// It could not be brought back.
+    #[error(transparent)]
+    Unusable(#[from] Unusable),
+    /// It guesses for the base.
+    #[error("'{0}' is a draft: it answers nobody; ask the base, or an adapter that is none")]
+    Draft(String),
+}
+
 /// The name is there, but its adapter could not be brought back.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the adapter '{name}' is registered but not usable: {reason}; load it again")]

@@ -103,6 +103,7 @@ fn record(
         rank: old.rank,
         bytes: old.bytes,
         modules: old.modules,
+        draft_layers: 0,
         source: old.path,
         loaded_at: old.loaded_at,
         last_used_us: old.loaded_at.saturating_mul(1_000_000),

@@ -40,4 +40,5 @@ pub(super) const MIGRATIONS: &[&str] = &[
     CREATE INDEX events_of_job ON job_events (job, number);",
     "ALTER TABLE jobs ADD COLUMN key BLOB;
     CREATE UNIQUE INDEX jobs_of_key ON jobs (tenant, key) WHERE key IS NOT NULL;",
+    "ALTER TABLE adapters ADD COLUMN draft_layers INTEGER NOT NULL DEFAULT 0;",
 ];

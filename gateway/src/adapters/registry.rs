@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 use super::{
     database::{self, Database, Lock},
     entry::{Entry, Lease},
-    errors::{OpenError, Unusable},
+    errors::{LeaseError, OpenError, Unusable},
     figures::{Counters, Figures},
     import,
     residency::{Home, Tier},
@@ -166,15 +166,16 @@ impl Registry {
     /// tenant's adapter is not there.
     ///
     /// # Errors
-    /// If it is registered, but cannot be used.
-    pub fn lease(&self, name: &str, caller: &Caller) -> Result<Option<Lease>, Unusable> {
+    /// If it is registered, but cannot be used, or answers nobody.
+    pub fn lease(&self, name: &str, caller: &Caller) -> Result<Option<Lease>, LeaseError> {
         // The lock is held until the lease is taken: whoever removes the entry then waits for it.
         let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
         let Some(entry) = table.find(name, caller) else {
             return Ok(None);
         };
         match entry.fault() {
-            Some(reason) => Err(Unusable { name: name.to_owned(), reason }),
+            _ if entry.record.draft_layers > 0 => Err(LeaseError::Draft(name.to_owned())),
+            Some(reason) => Err(Unusable { name: name.to_owned(), reason }.into()),
             None => Ok(Some(entry.lease())),
         }
     }

@@ -97,6 +97,7 @@ mod tests {
             rank: 1,
             bytes: 1,
             modules: 1,
+            draft_layers: 0,
             source: "adapter".into(),
             loaded_at: 0,
             last_used_us: 0,

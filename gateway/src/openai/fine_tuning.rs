@@ -205,7 +205,7 @@ impl From<TrainingError> for ApiError {
         match error {
             TrainingError::NoTrainer(none) => none.into(),
             TrainingError::NoModel(name) => Self::model_not_found(&name),
-            TrainingError::Unusable(unusable) => unusable.into(),
+            TrainingError::Lease(error) => error.into(),
             TrainingError::Database(DatabaseError::Full) => Self::no_room("insufficient_storage", message),
             TrainingError::Io { source, .. } if source.kind() == io::ErrorKind::StorageFull => {
                 Self::no_room("insufficient_storage", message)
