@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use ids::{AdapterId, TenantId};
 use serde_json::{Value, json};
 use shmproto::message::{
-    AdapterIdBytes, AdapterStats, ColdStart, DeviceKind, HeldStats, ShareStats, SpeculationStats, Stats,
+    AdapterIdBytes, AdapterStats, ColdStart, DeviceKind, DraftKind, HeldStats, ShareStats, Stats,
     Welcome,
 };
 
@@ -83,6 +83,7 @@ fn held(held: &HeldStats) -> Value {
         "limit_bytes": held.limit_bytes, "weights_bytes": held.weights_bytes, "blocks_bytes": held.blocks_bytes,
         "adapters_bytes": held.adapters_bytes, "history_bytes": held.history_bytes,
         "workers_bytes": held.workers_bytes, "clients_bytes": held.clients_bytes,
+        "drafts_bytes": held.drafts_bytes,
     })
 }
 
@@ -94,14 +95,24 @@ pub fn cold_starts(stats: &Stats) -> Value {
     json!({ "count": stats.cold_starts, "load_wait_ms": total, "mean_load_wait_ms": mean })
 }
 
-/// Tokens that were drafted, and how many a verification accepted in the mean.
+/// Who drafts, tokens that were drafted, and how many a verification accepted in the mean.
 #[must_use]
 pub fn speculation(stats: &Stats) -> Value {
-    let SpeculationStats { verifications, drafted, accepted } = stats.speculation;
-    let mean = if verifications == 0 { 0.0 } else { float(accepted) / float(verifications) };
+    let of = &stats.speculation;
+    let mean = if of.verifications == 0 { 0.0 } else { float(of.accepted) / float(of.verifications) };
+    let by = match of.kind {
+        DraftKind::Nobody => None,
+        DraftKind::Ngram => Some("ngram"),
+        DraftKind::Model => Some("model"),
+        DraftKind::Itself => Some("self"),
+    };
+    let adapter = (of.kind == DraftKind::Itself).then(|| AdapterId(of.adapter).to_string());
     json!({
-        "verifications": verifications, "drafted_tokens": drafted, "accepted_tokens": accepted,
-        "mean_accepted_tokens": mean,
+        "by": by, "adapter_id": adapter,
+        "verifications": of.verifications, "drafted_tokens": of.drafted, "accepted_tokens": of.accepted,
+        "mean_accepted_tokens": mean, "model_drafted_tokens": of.model_drafted,
+        "model_accepted_tokens": of.model_accepted, "drafting_ms": millis(of.drafting_us),
+        "least_confidence": of.least_confidence,
     })
 }
 

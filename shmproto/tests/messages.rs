@@ -119,7 +119,17 @@ fn stats() -> ToGateway {
         device_bytes: 1_000,
         link_bytes_per_s: 125_000_000,
         workers_lost: 1,
-        speculation: SpeculationStats { verifications: 1, drafted: 2, accepted: 3 },
+        speculation: SpeculationStats {
+            kind: DraftKind::Model,
+            adapter: [4; 32],
+            verifications: 1,
+            drafted: 2,
+            accepted: 3,
+            model_drafted: 4,
+            model_accepted: 5,
+            drafting_us: 6,
+            least_confidence: 0.5,
+        },
         workers: vec![worker.clone(), worker],
         layers: layer_stats(),
         ..Stats::default()

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use shmproto::message::{Stats, Welcome};
+use shmproto::message::{SpeculationStats, Stats, Welcome};
 
 use super::{
     store::{Number, Store},
@@ -70,10 +70,22 @@ pub(super) struct ExecutorFigures {
     cached_tokens: Arc<Number>,
     generated_tokens: Arc<Number>,
     draft_verifications: Arc<Number>,
-    drafted: [Arc<Number>; 2],
+    /// By text, then by models: accepted and rejected.
+    drafted: [[Arc<Number>; 2]; 2],
+    drafting: Arc<Number>,
+    least_confidence: Arc<Number>,
     preemptions: Arc<Number>,
     cancelled: Arc<Number>,
     steps: Arc<Number>,
+}
+
+/// Microseconds of a second.
+const MICROS: f64 = 1e6;
+
+/// Tokens that no model drafted: accepted and rejected.
+fn of_text(stats: &SpeculationStats) -> [u64; 2] {
+    let accepted = stats.accepted.saturating_sub(stats.model_accepted);
+    [accepted, stats.drafted.saturating_sub(stats.model_drafted).saturating_sub(accepted)]
 }
 
 impl ExecutorFigures {
@@ -95,7 +107,11 @@ impl ExecutorFigures {
             cached_tokens: number(Id::ReusedTokens),
             generated_tokens: number(Id::ComputedTokens),
             draft_verifications: number(Id::DraftVerifications),
-            drafted: ["accepted", "rejected"].map(|verdict| store.number(Id::DraftedTokens, &[verdict])),
+            drafted: ["text", "model"].map(|by| {
+                ["accepted", "rejected"].map(|verdict| store.number(Id::DraftedTokens, &[by, verdict]))
+            }),
+            drafting: number(Id::Drafting),
+            least_confidence: number(Id::DraftLeastConfidence),
             preemptions: number(Id::Preemptions),
             cancelled: number(Id::Cancelled),
             steps: number(Id::EngineSteps),
@@ -122,11 +138,18 @@ impl ExecutorFigures {
         self.kv_cached.set(f64::from(now.kv_blocks_cached));
         self.kv_usage.set(f64::from(now.kv_blocks_used) / f64::from(now.kv_blocks_total.max(1)));
         self.adapter_bytes.set(float(now.adapter_bytes));
-        let [accepted, rejected] = &self.drafted;
+        self.least_confidence.set(f64::from(now.speculation.least_confidence));
+        let drafting = |stats: &Stats| stats.speculation.drafting_us;
+        self.drafting.add(float(grown(drafting(now), before.map(drafting))) / MICROS);
+        let [[by_text, not_by_text], [by_model, not_by_model]] = &self.drafted;
         for (counter, figure) in [
             (&self.draft_verifications, (|stats| stats.speculation.verifications) as fn(&Stats) -> u64),
-            (accepted, |stats| stats.speculation.accepted),
-            (rejected, |stats| stats.speculation.drafted.saturating_sub(stats.speculation.accepted)),
+            (by_text, |stats| of_text(&stats.speculation)[0]),
+            (not_by_text, |stats| of_text(&stats.speculation)[1]),
+            (by_model, |stats| stats.speculation.model_accepted),
+            (not_by_model, |stats| {
+                stats.speculation.model_drafted.saturating_sub(stats.speculation.model_accepted)
+            }),
             (&self.prompt_tokens, |stats| stats.prompt_tokens),
             (&self.cached_tokens, |stats| stats.cached_tokens),
             (&self.generated_tokens, |stats| stats.generated_tokens),

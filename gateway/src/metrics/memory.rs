@@ -25,13 +25,14 @@ const MOVES: [Figure<MemoryStats>; 7] = [
 ];
 
 /// What the executor holds of its host's memory.
-const HELD: [Figure<HeldStats>; 6] = [
+const HELD: [Figure<HeldStats>; 7] = [
     ("weights", |held| held.weights_bytes),
     ("blocks", |held| held.blocks_bytes),
     ("adapters", |held| held.adapters_bytes),
     ("history", |held| held.history_bytes),
     ("workers", |held| held.workers_bytes),
     ("clients", |held| held.clients_bytes),
+    ("drafts", |held| held.drafts_bytes),
 ];
 
 /// Microseconds of a second.

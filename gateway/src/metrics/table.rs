@@ -241,8 +241,12 @@ metrics! {
         "Prompt tokens the executor found in its prefix cache";
     DraftVerifications = Counter, Count, "holobiont_draft_verifications_total", [],
         "Times a sequence had drafted tokens verified, several in one step";
-    DraftedTokens = Counter, Count, "holobiont_drafted_tokens_total", ["verdict"],
-        "Drafted tokens that were verified, by verdict: accepted, rejected";
+    DraftedTokens = Counter, Count, "holobiont_drafted_tokens_total", ["by", "verdict"],
+        "Drafted tokens that were verified, by who drafted them (text, what it said before, or model) and verdict: accepted, rejected";
+    Drafting = Counter, Seconds, "holobiont_drafting_seconds_total", [],
+        "Time that models took to draft, and to read what they draft behind";
+    DraftLeastConfidence = Gauge, Ratio, "holobiont_draft_least_confidence", [],
+        "The chance that one more drafted token would have had to have in the last step to be worth its row";
     Preemptions = Counter, Count, "holobiont_preemptions_total", [],
         "Sequences put back into the queue for want of KV blocks";
     Cancelled = Counter, Count, "holobiont_cancelled_total", [],
@@ -254,7 +258,7 @@ metrics! {
     MovedBlocks = Counter, Count, "holobiont_kv_moved_blocks_total", ["way"],
         "KV blocks by way: fetched_host and fetched_disk for those who asked, prefetched before anybody did, spilled to lower tiers, evicted from the device, of these lost because no tier had room, failed copies";
     HeldBytes = Gauge, Bytes, "holobiont_executor_held_bytes", ["what"],
-        "Bytes of its host's memory that the executor holds: weights and blocks (none where a GPU has them), adapters, history (keys and values below the device), workers, clients (split ones)";
+        "Bytes of its host's memory that the executor holds: weights and blocks (none where a GPU has them), adapters, history (keys and values below the device), workers, clients (split ones), drafts (that are models)";
     WeightReadBytes = Counter, Bytes, "holobiont_weight_read_bytes_total", [],
         "Bytes of weights that the executor read from its disk, of a base that is not in memory";
     WeightRead = Counter, Seconds, "holobiont_weight_read_seconds_total", [],

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::fields::Fields;
 use crate::{
     adapters::{
-        AdapterError, Entry, LoadRequest, Pin, Replace, ResidencyError, Tier, Unusable,
+        AdapterError, Entry, LeaseError, LoadRequest, Pin, Replace, ResidencyError, Tier, Unusable,
         database::DatabaseError, jail::JailError, store::StoreError,
     },
     app::App,
@@ -202,6 +202,7 @@ fn describe(app: &App, placed: &Placed, entry: &Entry, named: Named) -> Value {
         "rank": record.rank,
         "bytes": record.bytes,
         "modules": record.modules,
+        "draft_layers": (record.draft_layers > 0).then_some(record.draft_layers),
         "tenant": record.tenant,
         "tier": tier,
         "device_bytes": placement.device_bytes,
@@ -270,6 +271,15 @@ impl From<ResidencyError> for ApiError {
             ResidencyError::NeverFits(_) => Self::no_room("adapter_budget_exceeded", message),
             ResidencyError::Unusable(unusable) => unusable.into(),
             ResidencyError::Call(call) => call.into(),
+        }
+    }
+}
+
+impl From<LeaseError> for ApiError {
+    fn from(error: LeaseError) -> Self {
+        match error {
+            LeaseError::Unusable(unusable) => unusable.into(),
+            LeaseError::Draft(_) => Self::invalid("model", error.to_string()),
         }
     }
 }

@@ -47,7 +47,7 @@ pub async fn list(
 ) -> Result<Json<Models>, ApiError> {
     let serving = app.serving()?;
     let entries = app.registry.entries();
-    let usable = entries.values().filter(|entry| entry.is_for(&caller) && entry.fault().is_none());
+    let usable = entries.values().filter(|entry| entry.is_for(&caller) && answers(entry));
     let adapters = usable.map(|entry| adapter(entry, &serving));
     Ok(Json(Models { object: "list", data: std::iter::once(base(&serving)).chain(adapters).collect() }))
 }
@@ -63,7 +63,7 @@ pub async fn one(
         return Ok(Json(base(&serving)));
     }
     let entries = app.registry.entries();
-    let entry = entries.find(&id, &caller).filter(|entry| entry.fault().is_none());
+    let entry = entries.find(&id, &caller).filter(|entry| answers(entry));
     entry.map(|entry| Json(adapter(entry, &serving))).ok_or_else(|| ApiError::model_not_found(&id))
 }
 
@@ -84,6 +84,11 @@ pub async fn delete(
         (Arc::clone(&app.registry), id.clone(), entry.record.generation.to_string());
     finish(async move { registry.unload(&name, Some(&generation)).await }).await?;
     Ok(Json(json!({ "id": id, "object": "model", "deleted": true })))
+}
+
+/// Whether requests can be answered by it: it is there, and no draft.
+fn answers(entry: &Entry) -> bool {
+    entry.fault().is_none() && entry.record.draft_layers == 0
 }
 
 fn base(serving: &Serving) -> Card {

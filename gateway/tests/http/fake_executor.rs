@@ -234,7 +234,17 @@ impl Memory {
             copy_us: 9000,
             link_bytes_per_s: 125_000_000,
             workers_lost: 1,
-            speculation: SpeculationStats { verifications: 5, drafted: 20, accepted: 15 },
+            speculation: SpeculationStats {
+                kind: DraftKind::Itself,
+                adapter: [7; 32],
+                verifications: 5,
+                drafted: 20,
+                accepted: 15,
+                model_drafted: 8,
+                model_accepted: 6,
+                drafting_us: 1500,
+                least_confidence: 0.25,
+            },
             workers: vec![worker(2), worker(3)],
             layers: layer_stats(),
         }

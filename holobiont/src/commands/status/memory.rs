@@ -43,6 +43,7 @@ struct Held {
     history_bytes: u64,
     workers_bytes: u64,
     clients_bytes: u64,
+    drafts_bytes: u64,
 }
 
 /// Blocks of the device.
@@ -110,6 +111,7 @@ impl Memory {
             ("history", held.history_bytes),
             ("workers", held.workers_bytes),
             ("clients", held.clients_bytes),
+            ("drafts", held.drafts_bytes),
         ];
         let named = parts.iter().filter(|(_, bytes)| *bytes > 0);
         let words = named.map(|(name, bytes)| format!("{} {name}", size(*bytes)));
