@@ -178,13 +178,20 @@ pub enum AdapterError {
     Draft(AdapterId),
 }
 
+impl AdapterError {
+    /// What it is for a program.
+    #[must_use]
+    pub fn code(self) -> ErrorCode {
+        match self {
+            Self::NotLoaded(_) | Self::Unloading(_) => ErrorCode::AdapterNotFound,
+            Self::Draft(_) => ErrorCode::InvalidRequest,
+        }
+    }
+}
+
 impl From<AdapterError> for WireError {
     fn from(error: AdapterError) -> Self {
-        let code = match error {
-            AdapterError::NotLoaded(_) | AdapterError::Unloading(_) => ErrorCode::AdapterNotFound,
-            AdapterError::Draft(_) => ErrorCode::InvalidRequest,
-        };
-        Self { code, message: error.to_string() }
+        Self { code: error.code(), message: error.to_string() }
     }
 }
 

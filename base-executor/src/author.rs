@@ -47,6 +47,11 @@ pub trait Author: Draft<Error = Infallible> + Send {
         Duration::ZERO
     }
 
+    /// Whether a model guessed anything for the tree that was drafted last.
+    fn was_asked(&self) -> bool {
+        false
+    }
+
     /// Whether a model guessed this node of the tree that was drafted last.
     fn is_of_model(&self, tree: &TokenTree, node: NodeId) -> bool {
         let _ = (tree, node);
@@ -76,6 +81,10 @@ impl<L: HostLayers<Error = Infallible> + Send> Author for Combined<ModelDraft<L>
 
     fn take_spent(&mut self) -> Duration {
         self.model_mut().take_spent()
+    }
+
+    fn was_asked(&self) -> bool {
+        Self::was_asked(self)
     }
 
     fn is_of_model(&self, tree: &TokenTree, node: NodeId) -> bool {

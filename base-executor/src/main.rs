@@ -10,6 +10,7 @@ use base_executor::{
 use clap::Parser as _;
 use files::location::LocationError;
 use model::{skeleton::SkeletonError, sources::open::OpenError};
+use model_draft::open::DraftError;
 use settings::{
     exit::{Exit, in_one_line},
     variables::{UnknownVariable, check_environment},
@@ -28,7 +29,7 @@ fn main() -> ExitCode {
 fn exit_of(error: &anyhow::Error) -> Exit {
     let is_usage = |cause: &(dyn Error + 'static)| {
         let is_no_model = cause.is::<OpenError>() || cause.is::<SkeletonError>();
-        is_no_model || cause.is::<ConfigError>() || cause.is::<UnknownVariable>()
+        is_no_model || cause.is::<DraftError>() || cause.is::<ConfigError>() || cause.is::<UnknownVariable>()
     };
     match Exit::of_system(&**error) {
         Exit::Failed if error.is::<LocationError>() => Exit::NotFound,

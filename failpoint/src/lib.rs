@@ -9,10 +9,11 @@
 //! echo "stop"     > ...                                            stop by SIGSTOP; the test sends SIGCONT
 //! echo "wait 250" > ...                                            wait so many milliseconds
 //! echo "fail"     > ...                                            the place reports an error of its own
+//! echo "slow 4"   > ...                                            wait so many milliseconds at every hit
 //! ```
 //!
 //! Whoever hits the place renames the file to `NAME.fired` first: a place that is armed once fires once, in one
-//! process, and the test sees that it did. So a process that is started again does not die again.
+//! process, and the test sees that it did. So a process that is started again does not die again. A place that is slow stays so.
 
 #![forbid(unsafe_code)]
 
@@ -46,6 +47,7 @@ enum Action {
     Kill,
     Stop,
     Wait(Duration),
+    Slow(Duration),
     Fail,
 }
 
@@ -78,6 +80,10 @@ fn reached(directory: &Path, name: &str) -> Outcome {
     let Some((action, at)) = fs::read_to_string(&file).ok().as_deref().and_then(parse) else {
         return Outcome::Pass;
     };
+    if let Action::Slow(time) = action {
+        thread::sleep(time);
+        return Outcome::Pass;
+    }
     if count(name) < at {
         return Outcome::Pass;
     }
@@ -89,7 +95,7 @@ fn reached(directory: &Path, name: &str) -> Outcome {
     match action {
         Action::Kill => send(Signal::KILL),
         Action::Stop => send(Signal::STOP),
-        Action::Wait(time) => thread::sleep(time),
+        Action::Wait(time) | Action::Slow(time) => thread::sleep(time),
         Action::Fail => return Outcome::Fail,
     }
     Outcome::Pass
@@ -109,6 +115,7 @@ fn parse(text: &str) -> Option<(Action, u32)> {
         "stop" => Some((Action::Stop, number.unwrap_or(1))),
         "fail" => Some((Action::Fail, number.unwrap_or(1))),
         "wait" => Some((Action::Wait(Duration::from_millis(number?.into())), 1)),
+        "slow" => Some((Action::Slow(Duration::from_millis(number?.into())), 1)),
         _ => None,
     }
 }
@@ -155,6 +162,16 @@ mod tests {
         fs::write(directory.path().join("test.third"), "fail 3").unwrap();
         let outcomes: Vec<_> = (0..4).map(|_| reached(directory.path(), "test.third")).collect();
         assert_eq!(outcomes, [Outcome::Pass, Outcome::Pass, Outcome::Fail, Outcome::Pass]);
+    }
+
+    #[test]
+    fn a_place_that_is_slow_stays_so() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("test.slow"), "slow 1").unwrap();
+        for _ in 0..3 {
+            assert_eq!(reached(directory.path(), "test.slow"), Outcome::Pass);
+            assert!(directory.path().join("test.slow").exists());
+        }
     }
 
     #[test]

@@ -6,8 +6,7 @@ use std::collections::HashMap;
 use ids::{AdapterId, TenantId};
 use serde_json::{Value, json};
 use shmproto::message::{
-    AdapterIdBytes, AdapterStats, ColdStart, DeviceKind, DraftKind, HeldStats, ShareStats, Stats,
-    Welcome,
+    AdapterIdBytes, AdapterStats, ColdStart, DeviceKind, DraftKind, HeldStats, ShareStats, Stats, Welcome,
 };
 
 /// What a mode is called, here and on the executor's command line.

@@ -61,7 +61,9 @@ pub enum DraftError {
     #[error(transparent)]
     Resident(#[from] ResidentError),
     /// What it may take does not hold anything.
-    #[error("{bytes} bytes do not hold a draft: it takes {needed_bytes} at least; give it more")]
+    #[error(
+        "{bytes} bytes do not hold a draft: it takes {needed_bytes} at least; raise --draft-bytes (of a split client --draft-kv-bytes)"
+    )]
     TooFewBytes {
         /// What it may take.
         bytes: u64,

@@ -71,6 +71,12 @@ impl<M: Timed> Combined<M> {
         self.price = Some(price);
     }
 
+    /// Whether the model guessed anything behind the last token that the target said.
+    #[must_use]
+    pub fn was_asked(&self) -> bool {
+        !self.of_model.is_empty()
+    }
+
     /// Whether the model guessed this node of a tree that was drafted last.
     #[must_use]
     pub fn is_of_model(&self, tree: &TokenTree, node: NodeId) -> bool {

@@ -118,7 +118,7 @@ impl Refusal {
             | Self::Sampling(_) => ErrorCode::InvalidRequest,
             Self::PromptTooLong { .. } | Self::PoolTooSmall { .. } => ErrorCode::ContextLengthExceeded,
             Self::QueueFull { .. } | Self::QueueLong { .. } => ErrorCode::QueueFull,
-            Self::Adapter(_) => ErrorCode::AdapterNotFound,
+            Self::Adapter(error) => error.code(),
         }
     }
 }

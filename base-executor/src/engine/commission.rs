@@ -10,8 +10,6 @@ use crate::author::Author;
 pub(super) struct Commission {
     pub(super) author: Box<dyn Author>,
     pub(super) known: usize,
-    /// Steps since a model took part.
-    pub(super) unasked: u32,
 }
 
 impl fmt::Debug for Commission {

@@ -37,7 +37,7 @@ const MAX_REMEMBERED: usize = 1024;
 /// What a row adds to a step, as a part of a step of one row, until steps of several sizes were seen.
 const SUPPOSED_SLOPE: f64 = 0.1;
 
-/// Steps of a sequence after which a model that does not seem worth it is asked once to see how it does by now.
+/// Steps after which a model that does not seem worth it is asked once to see how it does by now.
 const PROBE_STEPS: u32 = 64;
 
 /// Whose text it is: how far a draft is to be trusted depends on that (D4.11).
@@ -54,6 +54,8 @@ pub struct Drafts {
     learned: Recent<Whose, Learned>,
     pace: Pace,
     allowance: Allowance,
+    /// Steps since a model took part.
+    unasked: u32,
     forks: Vec<Fork>,
     figures: Figures,
 }
@@ -85,6 +87,8 @@ impl Default for Drafts {
             learned: Recent::new(MAX_REMEMBERED),
             pace: Pace::default(),
             allowance: Allowance::default(),
+            // The first that can be asked is.
+            unasked: PROBE_STEPS,
             forks: Vec::new(),
             figures: Figures::default(),
         }
@@ -133,7 +137,7 @@ impl Drafts {
             let Some(agency) = self.agency() else { return (tree, Duration::ZERO) };
             let text = sequence.text();
             let (author, known) = (agency.author(text, learned), text.len());
-            sequence.commission = Some(Commission { author, known, unasked: 0 });
+            sequence.commission = Some(Commission { author, known });
         }
         let (Some(mut commission), left_s) = (sequence.commission.take(), self.allowance.left_s()) else {
             return (tree, Duration::ZERO);
@@ -141,15 +145,20 @@ impl Drafts {
         commission.take_in(sequence.text());
         let author = &mut commission.author;
         author.read_ahead(step.spare_s().min(left_s));
-        let probe = if commission.unasked >= PROBE_STEPS { Probe::Due } else { Probe::No };
-        author.set_price(Price { step: *step, left_s, probe });
+        let probe = if self.unasked >= PROBE_STEPS { Probe::Due } else { Probe::No };
+        let read = author.take_spent();
+        self.allowance.spend(read.as_secs_f64());
+        let step = Step { drafting_s: step.drafting_s + read.as_secs_f64(), ..*step };
+        author.set_price(Price { step, left_s: self.allowance.left_s(), probe });
         // What takes time to ask has its price; of what does not, it is decided when the tree is there.
         let Ok(()) = grow(&mut tree, (&mut pacer, author), max_tokens, |_| false);
-        let spent = author.take_spent();
-        commission.unasked = if spent.is_zero() { commission.unasked.saturating_add(1) } else { 0 };
+        let guessed = author.take_spent();
+        if author.was_asked() {
+            self.unasked = 0;
+        }
         sequence.commission = Some(commission);
-        self.allowance.spend(spent.as_secs_f64());
-        (tree, spent)
+        self.allowance.spend(guessed.as_secs_f64());
+        (tree, read + guessed)
     }
 
     /// A sequence has come to its end: what was learned from it is of use to the next.
@@ -203,6 +212,7 @@ impl<P: ForwardPass> Engine<P> {
         let rows = plan.iter().map(|portion| portion.count).sum();
         let mut step = Step { cost, rows, sequences: plan.len(), drafting_s: 0.0 };
         self.drafts.allowance.add_step(step.plain_s());
+        self.drafts.unasked = self.drafts.unasked.saturating_add(1);
         let mut trees = Vec::new();
         for (index, portion) in plan.iter().enumerate() {
             let sequence = self.queues.running_mut(portion.sequence);

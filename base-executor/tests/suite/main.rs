@@ -7,6 +7,7 @@ mod bridge;
 mod check;
 mod cold;
 mod common;
+mod drafts;
 mod engine;
 mod gateway;
 mod hostile_workers;

@@ -84,6 +84,11 @@ fn tensors() -> Vec<(String, Vec<usize>)> {
 
 /// A file of 32-bit tensors with numbers that look random and are always the same.
 fn safetensors(tensors: &[(String, Vec<usize>)]) -> Vec<u8> {
+    safetensors_with(tensors, None)
+}
+
+/// The same, and a list of whole numbers.
+fn safetensors_with(tensors: &[(String, Vec<usize>)], ids: Option<(&str, &[i64])>) -> Vec<u8> {
     let (mut header, mut data) = (Vec::new(), Vec::new());
     for (name, shape) in tensors {
         let begin = data.len();
@@ -92,6 +97,14 @@ fn safetensors(tensors: &[(String, Vec<usize>)]) -> Vec<u8> {
         header.push(format!(
             "\"{name}\": {{\"dtype\": \"F32\", \"shape\": {shape:?}, \"data_offsets\": [{begin}, {}]}}",
             data.len()
+        ));
+    }
+    for (name, ids) in ids {
+        let begin = data.len();
+        data.extend(ids.iter().flat_map(|id| id.to_le_bytes()));
+        let (count, end) = (ids.len(), data.len());
+        header.push(format!(
+            "\"{name}\": {{\"dtype\": \"I64\", \"shape\": [{count}], \"data_offsets\": [{begin}, {end}]}}"
         ));
     }
     let header = format!("{{{}}}", header.join(", "));
@@ -105,4 +118,30 @@ fn number(name: &str, index: usize) -> f32 {
     let seed = name.bytes().fold(index as u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(byte.into()));
     let noise = (seed.wrapping_mul(2_654_435_761) >> 16) as f32 / 65536.0 - 0.5;
     if name.contains("norm") { 1.0 } else { noise / 2.0 }
+}
+
+/// Writes a draft adapter of the first `layers` layers that guesses among `shortlist`, if there is one. Its low-rank factors are those of
+/// [`write_adapter`], of `strength` times their size: with none at all it is as if it were not there.
+pub(crate) fn write_draft(directory: &Path, layers: usize, shortlist: Option<&[i64]>, strength: f32) {
+    let config = format!(
+        "{{\"peft_type\": \"LORA\", \"r\": 2, \"lora_alpha\": {}, \"target_modules\": [\"q_proj\"], \
+         \"holobiont_draft\": {{\"layers\": {layers}}}}}",
+        4.0 * strength
+    );
+    let name =
+        |layer, side| format!("base_model.model.model.layers.{layer}.self_attn.q_proj.lora_{side}.weight");
+    let tensors: Vec<_> = (0..layers)
+        .flat_map(|layer| [(name(layer, 'A'), vec![2, HIDDEN]), (name(layer, 'B'), vec![HIDDEN, 2])])
+        .collect();
+    fs::create_dir_all(directory).unwrap();
+    fs::write(directory.join("adapter_config.json"), config).unwrap();
+    let ids = shortlist.map(|ids| ("draft.shortlist", ids));
+    fs::write(directory.join("adapter_model.safetensors"), safetensors_with(&tensors, ids)).unwrap();
+}
+
+/// Gives the model in `directory` a vocabulary in which every token is called `PREFIX` and its number.
+pub(crate) fn write_tokens(directory: &Path, prefix: &str) {
+    let vocab: Vec<String> = (0..VOCAB).map(|id| format!("\"{prefix}{id}\": {id}")).collect();
+    let json = format!("{{\"model\": {{\"type\": \"BPE\", \"vocab\": {{{}}}}}}}", vocab.join(", "));
+    fs::write(directory.join("tokenizer.json"), json).unwrap();
 }

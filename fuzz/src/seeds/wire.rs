@@ -132,8 +132,15 @@ pub(super) fn to_gateway() -> Vec<Seed> {
         "progress",
         ToGateway::Loading(Loading { stage: "reading".to_owned(), percent: 43 }).to_bytes(),
     );
-    let loaded =
-        AdapterLoaded { request: 1, generation: [1; 32], adapter: [2; 32], rank: 4, bytes: 9, modules: 2, draft_layers: 1 };
+    let loaded = AdapterLoaded {
+        request: 1,
+        generation: [1; 32],
+        adapter: [2; 32],
+        rank: 4,
+        bytes: 9,
+        modules: 2,
+        draft_layers: 1,
+    };
     make.valid("an adapter", ToGateway::AdapterLoaded(loaded).to_bytes());
     make.valid("a welcome", ToGateway::Welcome(welcome()).to_bytes());
     make.valid("figures of adapters and workers", ToGateway::Stats(stats()).to_bytes());

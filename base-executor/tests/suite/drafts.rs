@@ -1,0 +1,274 @@
+//! The program with drafts that are models: the base's own first layers, and a smaller model. No answer is another for them.
+
+use std::fs;
+
+use shmproto::message::{
+    AdapterLoaded, DraftKind, ErrorCode, Generate, LoadAdapter, Stats, ToExecutor, ToGateway, UnloadAdapter,
+};
+
+use crate::{
+    common::{prompt, request},
+    gateway::{EVERYBODY, Gateway},
+    process::{Place, Process},
+    tiny::{VOCAB, write_adapter, write_draft, write_model, write_tokens},
+};
+
+/// Slower than any guess: so every guess is worth its time.
+const SLOW: (&str, &str) = ("executor.before_step", "slow 4");
+
+const TOKENS: u32 = 48;
+
+fn start(place: &Place, arguments: &[&str]) -> Process {
+    let mut process = place.start_with(arguments);
+    process.ready();
+    process
+}
+
+async fn load(gateway: &mut Gateway, place: &Place, name: &str) -> ToGateway {
+    let path = place.path(name).to_str().unwrap().to_owned();
+    gateway.send(ToExecutor::LoadAdapter(LoadAdapter { request: 500, path, owner: EVERYBODY })).await;
+    gateway.answer().await
+}
+
+async fn loaded(gateway: &mut Gateway, place: &Place, name: &str) -> AdapterLoaded {
+    match load(gateway, place, name).await {
+        ToGateway::AdapterLoaded(loaded) => loaded,
+        other => panic!("{name} is to be loaded: {other:?}"),
+    }
+}
+
+async fn refused(gateway: &mut Gateway, place: &Place, name: &str) -> (ErrorCode, String) {
+    match load(gateway, place, name).await {
+        ToGateway::Failed(failed) => (failed.error.code, failed.error.message),
+        other => panic!("{name} is to be refused: {other:?}"),
+    }
+}
+
+async fn unload(gateway: &mut Gateway, adapter: [u8; 32]) {
+    gateway.send(ToExecutor::UnloadAdapter(UnloadAdapter { request: 501, adapter })).await;
+    let answer = gateway.answer().await;
+    assert!(matches!(answer, ToGateway::AdapterUnloaded(_)), "{answer:?}");
+}
+
+/// Greedy and drawn, of the base and of an adapter, numbered from `first` on.
+fn asks(first: u64, adapter: [u8; 32]) -> Vec<Generate> {
+    let of = |(id, number): (u64, u64)| {
+        let mut ask = request(id, prompt(number, 10 + number as usize), TOKENS);
+        ask.stop_tokens.clear();
+        ask.adapter = (number % 3 == 2).then_some(adapter);
+        if number % 2 == 1 {
+            (ask.sampling.temperature, ask.sampling.seed) = (0.8, number);
+        }
+        ask
+    };
+    (first..).zip(0..6).map(of).collect()
+}
+
+async fn one_by_one(gateway: &mut Gateway, asks: &[Generate]) -> Vec<Vec<u32>> {
+    let mut answers = Vec::new();
+    for ask in asks {
+        gateway.send(ToExecutor::Generate(ask.clone())).await;
+        answers.push(gateway.tokens(ask.request).await);
+    }
+    answers
+}
+
+async fn together(gateway: &mut Gateway, asks: &[Generate]) -> Vec<Vec<u32>> {
+    for ask in asks {
+        gateway.send(ToExecutor::Generate(ask.clone())).await;
+    }
+    let mut answers = Vec::new();
+    for ask in asks {
+        answers.push(gateway.tokens(ask.request).await);
+    }
+    answers
+}
+
+/// What is said where nobody drafts, by the base and by the adapter in `adapter`.
+async fn without_drafts(place: &Place) -> Vec<Vec<u32>> {
+    let _process = start(place, &["--draft", "off"]);
+    let mut gateway = Gateway::greet(&place.socket(), 1).await;
+    let adapter = loaded(&mut gateway, place, "adapter").await.adapter;
+    one_by_one(&mut gateway, &asks(1, adapter)).await
+}
+
+fn place() -> Place {
+    let place = Place::new();
+    write_adapter(&place.path("adapter"), &[]);
+    // All layers, all tokens, and nothing changed: the base itself.
+    write_draft(&place.path("same"), 2, None, 0.0);
+    let listed: Vec<i64> = (0..VOCAB as i64).step_by(3).collect();
+    write_draft(&place.path("first"), 1, Some(&listed), 1.0);
+    place
+}
+
+#[tokio::test]
+async fn a_base_that_guesses_for_itself_says_what_it_says_anyway_and_sooner() {
+    let place = place();
+    let wanted = without_drafts(&place).await;
+    place.arm(SLOW.0, SLOW.1);
+    for draft in ["self", "auto"] {
+        let _process = start(&place, &["--draft", draft]);
+        let mut gateway = Gateway::greet(&place.socket(), 2).await;
+        let adapter = loaded(&mut gateway, &place, "adapter").await.adapter;
+        let own = loaded(&mut gateway, &place, "same").await;
+        assert_eq!((own.draft_layers, own.rank), (2, 2));
+        assert_eq!(one_by_one(&mut gateway, &asks(1, adapter)).await, wanted);
+        let Stats { steps, speculation, memory, generated_tokens, .. } = gateway.stats().await;
+        assert_eq!((speculation.kind, speculation.adapter), (DraftKind::Itself, own.adapter));
+        assert!(speculation.model_accepted > 0 && speculation.drafting_us > 0, "{speculation:?}");
+        assert!(speculation.model_drafted >= speculation.model_accepted, "{speculation:?}");
+        assert!(steps < generated_tokens * 2 / 3, "{steps} steps: {speculation:?}");
+        assert!(speculation.least_confidence > 0.0 && memory.held.drafts_bytes > 0);
+        assert_eq!(together(&mut gateway, &asks(11, adapter)).await, wanted);
+        unload(&mut gateway, own.adapter).await;
+        let stats = gateway.stats().await;
+        assert_eq!(stats.memory.held.drafts_bytes, 0, "nothing of it is left");
+        assert_eq!(
+            stats.speculation.kind,
+            if draft == "self" { DraftKind::Nobody } else { DraftKind::Ngram }
+        );
+    }
+}
+
+#[tokio::test]
+async fn drafts_come_are_replaced_and_go_while_requests_run() {
+    let place = place();
+    let wanted = without_drafts(&place).await;
+    // A twentieth of it is more than a guess takes, so that it is worth it in company too.
+    place.arm(SLOW.0, "slow 20");
+    // So little that texts make room for each other.
+    let _process = start(&place, &["--draft", "self", "--draft-bytes", "96KiB"]);
+    let mut gateway = Gateway::greet(&place.socket(), 2).await;
+    let adapter = loaded(&mut gateway, &place, "adapter").await.adapter;
+    let mut last: Option<[u8; 32]> = None;
+    for (round, name) in ["same", "first", "same", "first"].into_iter().enumerate() {
+        let asks = asks(100 * (round as u64 + 1), adapter);
+        for ask in &asks {
+            gateway.send(ToExecutor::Generate(ask.clone())).await;
+        }
+        let own = loaded(&mut gateway, &place, name).await.adapter;
+        assert_eq!(gateway.stats().await.speculation.adapter, own, "the newest drafts");
+        if let Some(before) = last.replace(own) {
+            unload(&mut gateway, before).await;
+            assert_eq!(gateway.stats().await.speculation.adapter, own, "still");
+        }
+        for (ask, wanted) in asks.iter().zip(&wanted) {
+            assert_eq!(&gateway.tokens(ask.request).await, wanted);
+        }
+    }
+    assert!(gateway.stats().await.speculation.model_drafted > 0);
+    unload(&mut gateway, last.unwrap()).await;
+    let stats = gateway.stats().await;
+    assert_eq!((stats.speculation.kind, stats.memory.held.drafts_bytes), (DraftKind::Nobody, 0));
+    assert_eq!(together(&mut gateway, &asks(900, adapter)).await, wanted);
+}
+
+#[tokio::test]
+async fn preempted_and_cold_requests_have_the_same_answers_beside_a_draft() {
+    let place = place();
+    let wanted = without_drafts(&place).await;
+    place.arm(SLOW.0, SLOW.1);
+    // Six of these do not fit together, and the link keeps the adapter on its way.
+    let arguments =
+        ["--draft", "self", "--device-bytes", "160KiB", "--kv-bytes", "96KiB", "--link-gbps", "0.001"];
+    let _process = start(&place, &arguments);
+    let mut gateway = Gateway::greet(&place.socket(), 2).await;
+    let adapter = loaded(&mut gateway, &place, "adapter").await.adapter;
+    loaded(&mut gateway, &place, "same").await;
+    assert_eq!(together(&mut gateway, &asks(1, adapter)).await, wanted);
+    let stats = gateway.stats().await;
+    assert!(stats.speculation.model_accepted > 0, "{:?}", stats.speculation);
+}
+
+#[tokio::test]
+async fn a_draft_answers_nobody_and_one_that_cannot_be_computed_is_refused_by_name() {
+    let place = place();
+    write_draft(&place.path("deep"), 3, None, 1.0);
+    write_draft(&place.path("unordered"), 1, Some(&[4, 2]), 1.0);
+    let _process = start(&place, &["--draft", "self", "--draft-bytes", "1KiB"]);
+    let mut gateway = Gateway::greet(&place.socket(), 1).await;
+    for (name, why) in [
+        ("deep", "a draft of 3 layers cannot be: the base has 2"),
+        ("unordered", "entry 1 of `draft.shortlist` is 2"),
+        ("same", "raise --draft-bytes"),
+    ] {
+        let (code, message) = refused(&mut gateway, &place, name).await;
+        assert_eq!(code, ErrorCode::InvalidAdapter, "{message}");
+        assert!(message.contains(why), "{message}");
+    }
+    assert_eq!(gateway.stats().await.speculation.kind, DraftKind::Nobody);
+    drop(_process);
+    // Where nobody drafts, it is held all the same: an operator may turn that on again.
+    let _process = start(&place, &["--draft", "ngram"]);
+    let mut gateway = Gateway::greet(&place.socket(), 1).await;
+    let own = loaded(&mut gateway, &place, "same").await;
+    let ask = Generate { adapter: Some(own.adapter), ..request(1, prompt(1, 10), 5) };
+    gateway.send(ToExecutor::Generate(ask)).await;
+    let error = gateway.outputs(1).await.last().and_then(|output| output.error.clone()).unwrap();
+    assert_eq!(error.code, ErrorCode::InvalidRequest);
+    assert!(error.message.contains("is a draft: it answers nobody"), "{}", error.message);
+    assert_eq!(gateway.stats().await.speculation.kind, DraftKind::Ngram);
+}
+
+#[tokio::test]
+async fn a_streamed_base_guesses_with_what_is_pinned_and_reads_nothing_for_it() {
+    let place = place();
+    let wanted = without_drafts(&place).await;
+    let least = place.start_with(&["--weight-bytes", "1"]).fails(1);
+    let least: u64 =
+        least.split("take ").nth(1).and_then(|rest| rest.split(';').next()).unwrap().parse().unwrap();
+    let ample = (least + (1 << 20)).to_string();
+    let scarce = least.to_string();
+    // All of so small a model fits beside the window of two, or no layer does.
+    for (bound, refusal) in
+        [(&ample, None), (&scarce, Some("and the base has 0 in memory: raise --weight-bytes"))]
+    {
+        place.arm(SLOW.0, SLOW.1);
+        let _process = start(&place, &["--draft", "self", "--weight-bytes", bound]);
+        let mut gateway = Gateway::greet(&place.socket(), 2).await;
+        let adapter = loaded(&mut gateway, &place, "adapter").await.adapter;
+        if let Some(refusal) = refusal {
+            let (code, message) = refused(&mut gateway, &place, "first").await;
+            assert_eq!(code, ErrorCode::InvalidAdapter);
+            assert!(message.contains(refusal), "{message}");
+            continue;
+        }
+        loaded(&mut gateway, &place, "first").await;
+        let read_bytes = gateway.stats().await.memory.weights.read_bytes;
+        assert_eq!(one_by_one(&mut gateway, &asks(1, adapter)).await, wanted);
+        let stats = gateway.stats().await;
+        assert!(stats.speculation.model_drafted > 0, "{:?}", stats.speculation);
+        assert_eq!(stats.memory.weights.read_bytes, read_bytes, "nothing was read");
+    }
+}
+
+#[tokio::test]
+async fn a_smaller_model_guesses_and_one_with_other_tokens_is_refused_at_the_start() {
+    let place = place();
+    write_tokens(&place.path("model"), "t");
+    let wanted = without_drafts(&place).await;
+    for (name, tokens) in [("twin", "t"), ("stranger", "s")] {
+        write_model(&place.path(name));
+        write_tokens(&place.path(name), tokens);
+    }
+    let draft = |name| place.path(name).to_str().unwrap().to_owned();
+    place.arm(SLOW.0, SLOW.1);
+    let process = start(&place, &["--draft", &draft("twin")]);
+    let mut gateway = Gateway::greet(&place.socket(), 2).await;
+    let adapter = loaded(&mut gateway, &place, "adapter").await.adapter;
+    assert_eq!(one_by_one(&mut gateway, &asks(1, adapter)).await, wanted);
+    assert_eq!(together(&mut gateway, &asks(11, adapter)).await, wanted);
+    let stats = gateway.stats().await;
+    assert_eq!(stats.speculation.kind, DraftKind::Model);
+    assert!(stats.speculation.model_accepted > 0, "{:?}", stats.speculation);
+    assert!(
+        stats.memory.held.drafts_bytes
+            > fs::metadata(place.path("twin/model.safetensors")).unwrap().len() / 2
+    );
+    drop(process);
+    let line = place.start_with(&["--draft", &draft("stranger")]).fails(2);
+    assert!(line.contains("tokenizer is another one") && line.contains("stranger"), "{line}");
+    let line = place.start_with(&["--draft", &draft("nowhere")]).fails(3);
+    assert!(line.contains("nowhere"), "{line}");
+}
