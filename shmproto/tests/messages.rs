@@ -5,9 +5,9 @@ use shmproto::{
     codec::{DecodeError, Wire},
     layer::control::SessionStats,
     message::{
-        AdapterStats, ColdStart, DeviceFacts, DeviceKind, ErrorCode, Finish, Generate, Hello, LayerRoute,
-        LayerSession, LayerStats, Output, PROTOCOL_VERSION, Sampling, SpeculationStats, Stats, TenantUse,
-        ToExecutor, ToGateway, TokenOutput, Welcome, WireError, WorkerStats,
+        AdapterStats, ColdStart, DeviceFacts, DeviceKind, DraftKind, ErrorCode, Finish, Generate, Hello,
+        LayerRoute, LayerSession, LayerStats, Output, PROTOCOL_VERSION, Sampling, SpeculationStats, Stats,
+        TenantUse, ToExecutor, ToGateway, TokenOutput, Welcome, WireError, WorkerStats,
     },
 };
 

@@ -13,6 +13,9 @@ const LOST_PART: f64 = 0.01;
 /// Steps' time that is saved up at most: what was earned long ago is no reason to lose it now.
 const MOST_STEPS: f64 = 32.0;
 
+/// Steps' time that is owed at most: a guess that somebody else's work held up says nothing of the next.
+const MOST_OWED_STEPS: f64 = 1.0;
+
 /// Time that may be spent on drafting.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Allowance {
@@ -30,7 +33,8 @@ impl Allowance {
     /// A step has taken place that takes `step_s` seconds without drafts.
     pub fn add_step(&mut self, step_s: f64) {
         let left_s = self.left_s.unwrap_or(ADVANCE_STEPS * step_s);
-        self.left_s = Some((left_s + LOST_PART * step_s).min(MOST_STEPS * step_s));
+        let left_s = left_s.max(-MOST_OWED_STEPS * step_s) + LOST_PART * step_s;
+        self.left_s = Some(left_s.min(MOST_STEPS * step_s));
     }
 
     /// Drafting has taken, or cost, so many seconds.
@@ -77,5 +81,15 @@ mod tests {
         }
         allowance.add_step(1.0);
         assert_eq!(allowance.left_s(), MOST_STEPS);
+    }
+
+    #[test]
+    fn one_guess_that_took_ages_is_forgiven() {
+        let mut allowance = Allowance::default();
+        allowance.add_step(1.0);
+        allowance.spend(1000.0);
+        assert_eq!(allowance.left_s(), 0.0);
+        (0..101).for_each(|_| allowance.add_step(1.0));
+        assert!(allowance.left_s() > 0.0, "{allowance:?}");
     }
 }

@@ -1,4 +1,4 @@
-//! A model of two layers that means nothing, as files.
+//! A model of a few layers that means nothing, as files.
 
 use std::{fs, path::Path};
 
@@ -10,14 +10,19 @@ pub(crate) const VOCAB: usize = 256;
 
 /// Writes the model into `directory`.
 pub(crate) fn write_model(directory: &Path) {
+    write_model_of(directory, LAYERS);
+}
+
+/// The same with so many layers.
+pub(crate) fn write_model_of(directory: &Path, layers: usize) {
     let config = format!(
         "{{\"architectures\": [\"LlamaForCausalLM\"], \"vocab_size\": {VOCAB}, \"hidden_size\": {HIDDEN}, \
-         \"intermediate_size\": {INTERMEDIATE}, \"num_hidden_layers\": {LAYERS}, \"num_attention_heads\": 2, \
+         \"intermediate_size\": {INTERMEDIATE}, \"num_hidden_layers\": {layers}, \"num_attention_heads\": 2, \
          \"num_key_value_heads\": 1, \"max_position_embeddings\": 512, \"tie_word_embeddings\": true}}"
     );
     fs::create_dir_all(directory).unwrap();
     fs::write(directory.join("config.json"), config).unwrap();
-    fs::write(directory.join("model.safetensors"), safetensors(&tensors())).unwrap();
+    fs::write(directory.join("model.safetensors"), safetensors(&tensors(layers))).unwrap();
 }
 
 /// Writes a LoRA adapter of rank 2 for the queries of all layers, with tensors named `also` besides.
@@ -59,7 +64,7 @@ fn write_files(directory: &Path, config: &str, tensors: &[(String, Vec<usize>)])
     fs::write(directory.join("adapter_model.safetensors"), safetensors(tensors)).unwrap();
 }
 
-fn tensors() -> Vec<(String, Vec<usize>)> {
+fn tensors(layers: usize) -> Vec<(String, Vec<usize>)> {
     let matrices = [
         ("self_attn.q_proj", [HIDDEN, HIDDEN]),
         ("self_attn.k_proj", [HIDDEN / 2, HIDDEN]),
@@ -73,7 +78,7 @@ fn tensors() -> Vec<(String, Vec<usize>)> {
         ("model.embed_tokens.weight".to_owned(), vec![VOCAB, HIDDEN]),
         ("model.norm.weight".to_owned(), vec![HIDDEN]),
     ];
-    for layer in 0..LAYERS {
+    for layer in 0..layers {
         let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
         tensors.extend(matrices.map(|(part, shape)| (name(part), shape.to_vec())));
         let norms = ["input_layernorm", "post_attention_layernorm"];

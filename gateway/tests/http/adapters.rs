@@ -206,6 +206,32 @@ async fn an_adapter_that_cannot_be_used_leaves_no_name_behind() {
 }
 
 #[tokio::test]
+async fn a_draft_is_kept_in_the_executor_and_answers_nobody() {
+    let mut harness = Harness::start(say("x")).await;
+    let loaded = load(&harness, "guesses", "draft", &json!({})).await;
+    assert_eq!((loaded.status, &loaded.json()["pinned"]), (200, &json!(true)), "{}", loaded.body);
+    harness.restart_gateway().await;
+    for model in ["guesses", "base:guesses"] {
+        let refused = ask(&harness, model).await;
+        assert_eq!((refused.status, refused.code().as_str()), (400, "invalid_value"));
+        assert!(refused.body.contains("'guesses' is a draft: it answers nobody"), "{}", refused.body);
+    }
+    assert!(harness.executor().generates().is_empty());
+    let models = harness.client.get("/v1/models").await.json();
+    assert_eq!(models["data"].as_array().unwrap().len(), 1, "{models}");
+    assert_eq!(harness.client.get("/v1/models/guesses").await.status, 404);
+    let listed = &harness.client.get("/v1/lora_adapters").await.json()["data"][0];
+    assert_eq!((&listed["draft_layers"], &listed["pinned"]), (&json!(2), &json!(true)));
+    load(&harness, "guesses", "one", &json!({ "load_inplace": true })).await;
+    assert_eq!(ask(&harness, "guesses").await.status, 200, "what has the name now is none");
+    let status = harness.client.get("/v1/status").await.json();
+    assert_eq!(
+        (&status["speculation"]["by"], &status["speculation"]["model_accepted_tokens"]),
+        (&json!("self"), &json!(6))
+    );
+}
+
+#[tokio::test]
 async fn the_registry_survives_a_restart_of_the_gateway() {
     let mut harness = Harness::start(say("x")).await;
     load(&harness, "a", "one", &json!({})).await;

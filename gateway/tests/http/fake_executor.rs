@@ -15,9 +15,9 @@ use shmproto::{
     codec::Wire as _,
     layer::control::SessionStats,
     message::{
-        AdapterLoaded, AdapterStats, AdapterUnloaded, ColdStart, DeviceFacts, DeviceKind, ErrorCode, Failed,
-        Finish, Generate, HeldStats, LayerRoute, LayerSession, LayerStats, MemoryStats, Output,
-        PROTOCOL_VERSION, SpeculationStats, Stats, TenantUse, ToExecutor, ToGateway, TokenOutput,
+        AdapterLoaded, AdapterStats, AdapterUnloaded, ColdStart, DeviceFacts, DeviceKind, DraftKind,
+        ErrorCode, Failed, Finish, Generate, HeldStats, LayerRoute, LayerSession, LayerStats, MemoryStats,
+        Output, PROTOCOL_VERSION, SpeculationStats, Stats, TenantUse, ToExecutor, ToGateway, TokenOutput,
         WeightStats, Welcome, WireError, WorkerStats,
     },
 };
@@ -322,6 +322,7 @@ fn call(message: ToExecutor) -> ToGateway {
                     rank: 16,
                     bytes: 1000,
                     modules: u32::from(weights != b"empty"),
+                    draft_layers: if weights.starts_with(b"draft") { 2 } else { 0 },
                 }),
                 Err(error) => ToGateway::Failed(Failed {
                     request: load.request,

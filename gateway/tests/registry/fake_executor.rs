@@ -165,6 +165,7 @@ impl Memory {
             rank: 16,
             bytes: ADAPTER_BYTES,
             modules: u32::from(weights != b"empty"),
+            draft_layers: if weights.starts_with(b"draft") { 2 } else { 0 },
         })
     }
 }

@@ -297,7 +297,8 @@ mod tests {
                 "bytes": 1024, "budget_bytes": 2048, "cold_start": "cpu-assist",
                 "emulated_link_bytes_per_s": 1024, "copied_bytes": 1024, "copy_ms": 2.5},
             "cold_starts": {"count": 4, "load_wait_ms": 6.0, "mean_load_wait_ms": 1.5},
-            "speculation": {"verifications": 5, "drafted_tokens": 20, "accepted_tokens": 15, "mean_accepted_tokens": 3.0},
+            "speculation": {"verifications": 5, "drafted_tokens": 20, "accepted_tokens": 15, "mean_accepted_tokens": 3.0,
+                "by": "self", "model_drafted_tokens": 8, "model_accepted_tokens": 6, "drafting_ms": 1.5, "least_confidence": 0.25},
             "workers": {"expected": 3, "lost": 1, "wait_ms": 7.0, "seated": [
                 {"core": 2, "pid": 102, "slices": 6, "rank_rows": 30, "share": 0.75, "taken_back": 1},
                 {"core": 3, "pid": 103, "slices": 2, "rank_rows": 10, "share": 0.25, "taken_back": 0},
@@ -337,7 +338,7 @@ mod tests {
             "cpu-assist",
             "emulated link of 1.00 KiB/s",
             "6.0 ms in all, 1.5 ms each",
-            "15 of 20 tokens accepted, 3.0 a step",
+            "by self; 15 of 20 tokens accepted, 3.0 a step; 6 of 8 by the model in 1.5 ms; worth it from 0.25 on",
             "2, waited for 7.0 ms in all; 1 lost; 1 of 3 workers missing",
         ] {
             assert!(text.contains(part), "{part:?} is not in {text}");

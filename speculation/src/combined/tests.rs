@@ -52,10 +52,11 @@ fn price(slope: f64, left_s: f64, probe: Probe) -> Price {
 }
 
 /// What is guessed behind 1 2 3 9 1 2, and how often the model was asked.
-fn drafted(model: Fifty, price: Option<Price>) -> (Vec<u32>, Combined<Fifty>) {
+fn drafted(mut model: Fifty, price: Option<Price>) -> (Vec<u32>, Combined<Fifty>) {
     let mut table = Ngram::new(&[1, 2, 3, 9, 1], Survival::default());
     let Ok(()) = table.accept(&[2]);
-    let mut combined = Combined::new(table, Fifty { last: 2, ..model });
+    model.last = 2;
+    let mut combined = Combined::new(table, model);
     price.into_iter().for_each(|price| combined.set_price(price));
     let mut tree = TokenTree::new();
     let Ok(()) = grow(&mut tree, (&mut Pacer::default(), &mut combined), 4, |_| false);
