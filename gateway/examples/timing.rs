@@ -249,6 +249,7 @@ fn record(owner: &str, index: u64) -> Record {
         rank: 8,
         bytes: 1 << 20,
         modules: 4,
+        draft_layers: 0,
         source: PathBuf::from("adapter"),
         loaded_at: 0,
         last_used_us: 0,

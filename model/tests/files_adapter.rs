@@ -10,7 +10,7 @@ use files_support::{
     safetensors, tensor, tiny,
 };
 use model::{
-    adapter::{Adapter, AdapterError, LoraModule, limits},
+    adapter::{Adapter, AdapterError, AnyAdapter, LoraModule, limits},
     shape::{
         config::ModelConfig,
         layout::{BLOCK_TARGETS, linear_shape},
@@ -465,6 +465,86 @@ fn broken_files_are_refused() {
 }
 
 /// The same adapter as a GGUF file for llama.cpp.
+
+/// A draft of one layer of two: q and the head.
+fn draft_entries(ids: Option<&[i64]>) -> Entries {
+    let ids = ids.map(|ids| {
+        let bytes = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        ("draft.shortlist".to_owned(), "I64", vec![ids.len()], bytes)
+    });
+    pairs(&[(0, Target::Q, 4), (0, Target::LmHead, 4)]).into_iter().chain(ids).collect()
+}
+
+fn draft_config(draft: Value) -> Value {
+    config_with(&json!({ "target_modules": ["q_proj", "lm_head"], "holobiont_draft": draft }))
+}
+
+fn read_any(config: &Value, entries: &Entries) -> Result<AnyAdapter, AdapterError> {
+    AnyAdapter::read(write(config, entries).path(), &tiny())
+}
+
+#[test]
+fn a_draft_says_what_it_computes_and_is_none_for_whoever_wants_answers() {
+    let config = draft_config(json!({ "layers": 1 }));
+    let generations = [None, Some(&[0, 2, 5][..]), Some(&[0, 2, 6])].map(|ids| {
+        let AnyAdapter::Drafts(draft) = read_any(&config, &draft_entries(ids)).unwrap() else {
+            panic!("a draft")
+        };
+        let ids: Option<Vec<u32>> = ids.map(|ids| ids.iter().map(|&id| id as u32).collect());
+        assert_eq!((draft.shape.layers, draft.shape.shortlist.as_deref()), (1, ids.as_deref()));
+        assert_eq!(shape_of(&draft.adapter).iter().map(|module| module.1).collect::<Vec<_>>().len(), 2);
+        let (_, b) = matrices(0, Target::LmHead, 4);
+        let cut = draft.shortlisted();
+        let head = cut.modules().iter().find(|module| module.target == Target::LmHead).unwrap();
+        let rows = ids.unwrap_or_else(|| (0..tiny().vocab_size as u32).collect());
+        let wanted: Vec<f32> = rows.iter().flat_map(|&id| b[id as usize * 4..][..4].to_vec()).collect();
+        assert_eq!(head.b, wanted);
+        assert_eq!(draft.shape.config(&tiny()).vocab_size, rows.len());
+        draft.adapter.generation
+    });
+    let plain = read(
+        &config_with(&json!({ "target_modules": ["q_proj", "lm_head"], "layers_to_transform": null })),
+        &pairs(&[(0, Target::Q, 4), (1, Target::Q, 4), (0, Target::LmHead, 4)]),
+    );
+    let more = read_any(
+        &draft_config(json!({ "layers": 2 })),
+        &pairs(&[(0, Target::Q, 4), (1, Target::Q, 4), (0, Target::LmHead, 4)]),
+    );
+    let mut all: Vec<_> = generations
+        .into_iter()
+        .chain([plain.unwrap().generation, more.unwrap().adapter().generation])
+        .collect();
+    all.sort_unstable_by_key(|generation| generation.0);
+    all.dedup();
+    assert_eq!(all.len(), 5, "layers and shortlist are part of what it is");
+    let refused = read(&config, &draft_entries(None));
+    assert_says(refused, &["is a draft: it answers nobody"]);
+}
+
+#[test]
+fn a_draft_that_cannot_be_meant_is_refused_by_name() {
+    let of = |draft: Value, entries: &Entries| read_any(&draft_config(draft), entries);
+    for layers in [0, 3] {
+        let refused = of(json!({ "layers": layers }), &draft_entries(None));
+        assert_says(refused, &[&format!("a draft of {layers} layers cannot be"), "the base has 2"]);
+    }
+    for draft in [json!({}), json!({ "layers": 1, "more": 1 }), json!({ "layers": "1" }), json!(1)] {
+        assert_says(of(draft, &draft_entries(None)), &["holobiont_draft", "a count called `layers`"]);
+    }
+    let beyond = pairs(&[(0, Target::Q, 4), (1, Target::Q, 4), (0, Target::LmHead, 4)]);
+    assert_says(of(json!({ "layers": 1 }), &beyond), &["layers.1.self_attn.q_proj", "first 1 layers only"]);
+    let vocab = tiny().vocab_size as i64;
+    for (ids, index) in [(&[][..], 0), (&[3, 3], 1), (&[3, 2], 1), (&[-1], 0), (&[0, vocab], 1)] {
+        let refused = of(json!({ "layers": 1 }), &draft_entries(Some(ids)));
+        assert_says(refused, &[&format!("entry {index} of `draft.shortlist`"), "ids must ascend"]);
+    }
+    let answers =
+        config_with(&json!({ "target_modules": ["q_proj", "lm_head"], "layers_to_transform": [0] }));
+    assert_says(read_any(&answers, &draft_entries(Some(&[1]))), &["draft.shortlist"]);
+    let ia3 = json!({ "peft_type": "IA3", "target_modules": ["q_proj"], "feedforward_modules": [], "holobiont_draft": { "layers": 1 } });
+    assert_says(read_any(&ia3, &Vec::new()), &["holobiont_draft", "not supported"]);
+}
+
 fn gguf() -> GgufWriter {
     let mut writer = GgufWriter::default()
         .text("general.type", "adapter")

@@ -1,4 +1,4 @@
-//! Adapters without matrices for the real model, made up from a seed: the same seed gives the same files.
+//! Adapters of other kinds than low-rank ones that answer, for the real model, made up from a seed: the same seed gives the same files.
 
 use std::{fs, path::Path};
 
@@ -6,6 +6,7 @@ use serde_json::{Map, Value, json};
 
 /// The shape of the real model.
 const LAYERS: usize = 30;
+const HIDDEN: usize = 576;
 const KEY_WIDTH: usize = 192;
 const INTERMEDIATE: usize = 1536;
 
@@ -33,6 +34,21 @@ pub fn write_prefix(seed: u32, tokens: usize, into: &Path) {
         json!({"peft_type": "PREFIX_TUNING", "task_type": "CAUSAL_LM", "num_virtual_tokens": tokens});
     let embeddings = ("prompt_embeddings".to_owned(), [tokens, LAYERS * 2 * KEY_WIDTH]);
     write(&config, [embeddings], into, numbers(seed).map(|number| 2.0 * number));
+}
+
+/// Writes a draft adapter of the base's first `layers` layers into `into` that changes nothing of them: with all of them, it guesses what
+/// the base says.
+pub fn write_draft(layers: usize, into: &Path) {
+    let config = json!({
+        "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 1, "lora_alpha": 0, "target_modules": ["q_proj"],
+        "holobiont_draft": {"layers": layers},
+    });
+    let factors = (0..layers).flat_map(|layer| {
+        let name =
+            |side: char| format!("base_model.model.model.layers.{layer}.self_attn.q_proj.lora_{side}.weight");
+        [(name('A'), [1, HIDDEN]), (name('B'), [HIDDEN, 1])]
+    });
+    write(&config, factors, into, numbers(1));
 }
 
 /// Writes PEFT's two files, with tensors of 32 bits filled from `numbers`.

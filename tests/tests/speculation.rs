@@ -6,7 +6,8 @@ use std::{
 };
 
 use e2e_tests::{
-    Ask, BASE, Client, Deployment, Ending, MODELS, Plan, answer::Answer, fixtures, repeats, watched,
+    Ask, BASE, Client, Deployment, Ending, MODELS, Places, Plan, answer::Answer, direct_adapters, fixtures,
+    repeats, watched,
 };
 
 /// Tokens that a prompt says over and over, and how often: what comes next is not hard to guess.
@@ -85,6 +86,43 @@ fn an_executor_that_dies_while_drafts_are_verified_is_redone_with_the_same_bits(
             let (answer, ending) = stream.finish();
             assert_eq!(ending, Ending::Done);
             assert_eq!(answer, plain().client.ask(&ask).answer);
+        }
+    });
+}
+
+/// A base that is drafted for by a model as large as itself, slowed down until that is worth it.
+fn slowed(draft: &str) -> (Deployment, Places) {
+    let places = Places::new();
+    places.arm("executor.before_step", "slow 150");
+    (Plan::with_examples().cores(2).mortal(&places).set("DRAFT", draft).start(), places)
+}
+
+#[test]
+fn drafts_that_are_models_change_no_answer() {
+    watched(|| {
+        let prompt = fixtures::prompt(960, PHRASE_TOKENS);
+        let of_model =
+            |model| [None, Some(1)].map(|seed| Ask { seed, ..Ask::new(model, prompt.clone(), 12) });
+        let asks: Vec<_> = MODELS.into_iter().flat_map(of_model).collect();
+        let expected = one_after_the_other(&plain().client, &asks);
+        let draft = tempfile::tempdir().expect("a directory");
+        direct_adapters::write_draft(30, draft.path());
+        for (way, setting) in
+            [("model", fixtures::model().display().to_string()), ("self", "self".to_owned())]
+        {
+            let (deployment, _places) = slowed(&setting);
+            let client = &deployment.client;
+            if way == "self" {
+                client.load("guesses", draft.path());
+                let (status, message) = client.refusal(&Ask::new("guesses", prompt.clone(), 4));
+                assert_eq!(status, 400);
+                assert!(message.contains("'guesses' is a draft: it answers nobody"), "{message}");
+            }
+            assert_eq!(one_after_the_other(client, &asks), expected);
+            assert_eq!(together(client, &asks), expected);
+            let told = &client.status()["speculation"];
+            assert_eq!(told["by"], way);
+            assert!(told["model_accepted_tokens"].as_u64() > Some(0), "{told}");
         }
     });
 }

@@ -96,3 +96,25 @@ fn a_matrix_that_reaches_beyond_its_memory_is_none() {
     assert!(PackedMatrix::within(&slab, usize::MAX, form).is_none());
     assert!(PackedForm::known(TensorType::Q4_1, 64, 33, 1.0).is_none(), "rows of whole blocks");
 }
+
+#[test]
+fn rows_that_are_gathered_give_the_bits_that_they_give_in_place() {
+    let (isa, pool) = (Isa::best(), &mut pool(2));
+    // Out of order, twice, and none of a multiple of sixteen.
+    let rows: Vec<usize> = (0..37).map(|at| (at * 71 + 5) % ROWS).chain([3, 3]).collect();
+    for kind in TYPES {
+        let (data, whole) = stored(kind);
+        let (_slab, pieces) = pieces(kind, &data, 64);
+        let of = |at: usize| (&pieces[rows[at] / 64].1, rows[at] % 64);
+        let gathered = PackedMatrix::gathered(rows.len(), of).unwrap();
+        let x = activations(pool, isa, &floats(&mut random(1), 3 * WIDTH), 3, whole.forms());
+        for product in [linear, linear_unrounded] {
+            let (mut all, mut out) = (vec![0.0; 3 * ROWS], vec![0.0; 3 * rows.len()]);
+            product(pool, isa, &x, &[part(&whole, 0)], &mut all, ROWS);
+            product(pool, isa, &x, &[part(&gathered, 0)], &mut out, rows.len());
+            let wanted: Vec<f32> =
+                all.chunks_exact(ROWS).flat_map(|all| rows.iter().map(|&row| all[row])).collect();
+            assert_eq!(bits(&out), bits(&wanted), "{kind:?}");
+        }
+    }
+}
