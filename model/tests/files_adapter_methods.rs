@@ -5,7 +5,7 @@ mod files_support;
 
 use files_support::{assert_says, f16_bytes, f32_bytes, hf_name, numbers, safetensors, tiny};
 use model::{
-    adapter::{Adapter, AdapterError, AdapterKind, Method, Side, limits},
+    adapter::{Adapter, AdapterError, AdapterKind, AnyAdapter, Method, Side, limits},
     shape::{config::ModelConfig, layout::linear_shape, source::Target},
 };
 use serde_json::{Value, json};
@@ -77,7 +77,7 @@ fn read_for(model: &ModelConfig, config: &Value, entries: &Entries) -> Result<Ad
     std::fs::write(directory.path().join("adapter_config.json"), config.to_string()).unwrap();
     std::fs::write(directory.path().join("adapter_model.safetensors"), safetensors(entries)).unwrap();
     let adapter = Adapter::read(directory.path(), model);
-    assert_eq!(Adapter::problems(directory.path(), model).is_empty(), adapter.is_ok());
+    assert_eq!(AnyAdapter::problems(directory.path(), model).is_empty(), adapter.is_ok());
     adapter
 }
 

@@ -64,6 +64,8 @@ const OTHERS: &[(&str, &[&str])] = &[
             "SEED",
             "LEDGER",
             "PROMPTS",
+            "SPECULATION",
+            "DRAFTED_DEATHS",
             "KILLS",
             "EXECUTOR_KILLS",
             "TUNE_KILLS",

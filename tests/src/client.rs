@@ -34,6 +34,9 @@ impl std::fmt::Display for Fault {
     }
 }
 
+/// What a completion with a seed is drawn at.
+pub const TEMPERATURE: f32 = 0.8;
+
 /// A completion to ask for: greedy, unless it has a seed.
 #[derive(Debug, Clone)]
 pub struct Ask {
@@ -67,7 +70,7 @@ impl Ask {
             "max_tokens": self.max_tokens,
             "ignore_eos": true,
             "logprobs": 5,
-            "temperature": if self.seed.is_some() { 0.8 } else { 0.0 },
+            "temperature": if self.seed.is_some() { TEMPERATURE } else { 0.0 },
             "seed": self.seed.unwrap_or(0),
         })
     }

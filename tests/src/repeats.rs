@@ -57,6 +57,8 @@ pub const STORM_S: Repeats = Repeats::new("HOLOBIONT_STORM_S", 10);
 pub const SOAK_S: Repeats = Repeats::new("HOLOBIONT_SOAK_S", 15);
 /// Pairs of prompts to each model that are answered with drafts and without.
 pub const SPECULATION: Repeats = Repeats::new("HOLOBIONT_SPECULATION", 1);
+/// Deaths of an executor that verifies drafts, each in the middle of an answer.
+pub const DRAFTED_DEATHS: Repeats = Repeats::new("HOLOBIONT_DRAFTED_DEATHS", 2);
 /// Prompts to each model of which every route's answers are compared.
 pub const PROMPTS: Repeats = Repeats::new("HOLOBIONT_PROMPTS", 2);
 /// Tokens of each of those answers.

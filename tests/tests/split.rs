@@ -18,7 +18,7 @@ use e2e_tests::{
     eventually, eventually_some, fixtures, repeats,
     split::{
         CERTIFIED, Doors, Holdings, Program, Route, Score, Tenant,
-        tenant::{LINEAR, OPEN, text},
+        tenant::{LINEAR, OPEN, continuation, text},
     },
     watched,
 };
@@ -105,14 +105,6 @@ impl Golden {
             }
         }
     }
-}
-
-/// The text of tokens that continue others.
-fn continuation(text: &client::text::Text, tokens: &[u32]) -> String {
-    let mut decoder = text.decoder(text::detokenize::TextStart::Continuation);
-    let mut whole = String::new();
-    tokens.iter().for_each(|&token| whole.push_str(decoder.push(token)));
-    whole + decoder.finish()
 }
 
 /// Compares over all routes at once, while the resident engine answers others: calls are computed together, and with it.

@@ -3,6 +3,7 @@
 use std::{ops::ControlFlow, path::Path, sync::Arc, time::Duration};
 
 use client::{
+    drafts::{Effort, compared::Rule},
     error::CallError,
     generate::{GenerateError, Task},
     masking::Masking,
@@ -18,8 +19,13 @@ use model::{
     skeleton::client_base::ClientBase,
 };
 use shmproto::layer::Path as SitePath;
+use speculation::ngram::{Ngram, Survival};
+use text::detokenize::TextStart;
 
-use crate::fixtures::model;
+use crate::{
+    client::{Ask, TEMPERATURE},
+    fixtures::model,
+};
 
 /// Rows that go in the clear, with the executor's own arithmetic.
 pub const OPEN: Masking = Masking::Off { path: SitePath::Fast };
@@ -28,6 +34,8 @@ pub const LINEAR: Masking = Masking::Off { path: SitePath::Linear };
 
 /// Rows of a pass over a prompt.
 const CHUNK: usize = 256;
+/// Tokens that are drafted at once, whatever they promise.
+const DRAFT: usize = 6;
 /// As many alternatives as the gateway is asked for.
 const TOP: usize = 5;
 /// What stands for an adapter's virtual tokens.
@@ -91,7 +99,9 @@ impl Tenant {
         let mut session = Session::open(connector, settings)?;
         let mask = masking.prepare(&mut session, &mut |_, _| {})?;
         let base = ClientBase::open(path).expect("the model of the tests");
-        let split = SplitModel::new(base, session, mask, &SplitOptions::default());
+        let options =
+            SplitOptions { effort: Effort::Compared(Rule::Nodes(DRAFT)), ..SplitOptions::default() };
+        let split = SplitModel::new(base, session, mask, &options);
         Ok(Self { model: split.expect("a split model"), adapter: None })
     }
 
@@ -118,12 +128,31 @@ impl Tenant {
     /// # Errors
     /// The executor is gone, or refuses.
     pub fn generate(&mut self, prompt: &[u32], count: usize) -> Result<Vec<u32>, GenerateError> {
-        let greedy = SamplingRequest { temperature: 0.0, ..SamplingRequest::default() };
-        let sampling = SamplingParams::new(greedy, self.model.config().vocab_size).expect("it is possible");
-        let task = Task { prompt: prompt.to_vec(), sampling, max_tokens: count, stop_tokens: Vec::new() };
+        let task = self.task(prompt, count, None);
         let generated =
             self.model.generate(&task, self.adapter.as_ref(), &mut |_| ControlFlow::Continue(()))?;
         Ok(generated.tokens)
+    }
+
+    /// What is asked for, of this tenant's adapter, with tokens guessed at home out of what was said before; and how many
+    /// guesses came true.
+    ///
+    /// # Errors
+    /// The executor is gone, or refuses.
+    pub fn drafted(&mut self, ask: &Ask) -> Result<(Vec<u32>, u64), GenerateError> {
+        let task = self.task(&ask.prompt, ask.max_tokens as usize, ask.seed);
+        let mut ngram = Ngram::new(&ask.prompt, Survival::default());
+        let on_token = &mut |_| ControlFlow::Continue(());
+        let generated = self.model.generate_drafted(&task, self.adapter.as_ref(), &mut ngram, on_token)?;
+        Ok((generated.tokens, generated.drafted.accepted))
+    }
+
+    /// `count` tokens behind `prompt`: the likeliest, or drawn with a seed.
+    fn task(&self, prompt: &[u32], count: usize, seed: Option<u64>) -> Task {
+        let temperature = if seed.is_some() { TEMPERATURE } else { 0.0 };
+        let request = SamplingRequest { temperature, seed: seed.unwrap_or(0), ..SamplingRequest::default() };
+        let sampling = SamplingParams::new(request, self.model.config().vocab_size).expect("it is possible");
+        Task { prompt: prompt.to_vec(), sampling, max_tokens: count, stop_tokens: Vec::new() }
     }
 
     /// The same with the scores of each token. Nothing may be [generated](Self::generate) afterwards: both use the same
@@ -191,4 +220,13 @@ fn likeliest(logits: &[f32]) -> u32 {
 pub fn text() -> Arc<Text> {
     let base = ClientBase::open(&model()).expect("the model of the tests");
     Arc::new(Text::load(&base.files).expect("its tokenizer"))
+}
+
+/// The text of tokens that continue others.
+#[must_use]
+pub fn continuation(text: &Text, tokens: &[u32]) -> String {
+    let mut decoder = text.decoder(TextStart::Continuation);
+    let mut whole = String::new();
+    tokens.iter().for_each(|&token| whole.push_str(decoder.push(token)));
+    whole + decoder.finish()
 }

@@ -57,7 +57,7 @@ fn allowed(folder: &str) -> &'static str {
         }
         // The processes are programs to them; the tests read their tables of failpoints.
         "tests" => {
-            "base-executor client gateway holobiont ids lora-worker model patience settings shmproto text"
+            "base-executor client gateway holobiont ids lora-worker model patience settings shmproto speculation text"
         }
         _ => "files keys model settings text tls training-protocol",
     }
