@@ -30,10 +30,18 @@ pub struct ModelDraft<L = ResidentLayers> {
     /// What the target has said and was asked.
     verified: Vec<u32>,
     calibration: Calibration,
-    /// What the model said behind the last of them, by the way to the place.
-    asked: Vec<(Vec<u32>, Vec<(u32, f64)>)>,
+    /// What the model said behind the last of them.
+    asked: Vec<Asked>,
     /// Time that it has taken since somebody asked for that.
     spent: Duration,
+}
+
+/// What the model said at a place.
+struct Asked {
+    /// The tokens on the way there.
+    way: Vec<u32>,
+    /// Tokens, and the probabilities that it gives them.
+    said: Vec<(u32, f64)>,
 }
 
 impl<L> fmt::Debug for ModelDraft<L> {
@@ -120,7 +128,7 @@ impl<L: HostLayers<Error = Infallible>> Draft for ModelDraft<L> {
     type Error = Infallible;
 
     fn accept(&mut self, tokens: &[u32]) -> Result<(), Infallible> {
-        for (way, said) in self.asked.drain(..) {
+        for Asked { way, said } in self.asked.drain(..) {
             if let Some(&truth) = tokens.strip_prefix(&way[..]).and_then(<[u32]>::first) {
                 self.calibration.count(&said, truth);
             }
@@ -140,7 +148,7 @@ impl<L: HostLayers<Error = Infallible>> Draft for ModelDraft<L> {
         drop(guessing);
         self.spent += took;
         let guesses = self.calibration.guesses(said.iter().copied()).collect();
-        self.asked.push((way(tree, at).collect(), said));
+        self.asked.push(Asked { way: way(tree, at).collect(), said });
         Ok(guesses)
     }
 }

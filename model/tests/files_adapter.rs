@@ -538,9 +538,9 @@ fn a_draft_that_cannot_be_meant_is_refused_by_name() {
         let refused = of(json!({ "layers": 1 }), &draft_entries(Some(ids)));
         assert_says(refused, &[&format!("entry {index} of `draft.shortlist`"), "ids must ascend"]);
     }
-    let answers =
-        config_with(&json!({ "target_modules": ["q_proj", "lm_head"], "layers_to_transform": [0] }));
-    assert_says(read_any(&answers, &draft_entries(Some(&[1]))), &["draft.shortlist"]);
+    let answers = config_with(&json!({ "target_modules": ["q_proj", "lm_head"] }));
+    let more = pairs(&[(1, Target::Q, 4)]).into_iter().chain(draft_entries(Some(&[1]))).collect();
+    assert_says(read_any(&answers, &more), &["draft.shortlist", "changes nothing"]);
     let ia3 = json!({ "peft_type": "IA3", "target_modules": ["q_proj"], "feedforward_modules": [], "holobiont_draft": { "layers": 1 } });
     assert_says(read_any(&ia3, &Vec::new()), &["holobiont_draft", "not supported"]);
 }

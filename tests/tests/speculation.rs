@@ -11,8 +11,9 @@ use std::{
 };
 
 use e2e_tests::{
-    Ask, Client, Deployment, EXAMPLES, Ending, MODELS, Places, Plan,
+    Ask, Client, Deployment, EXAMPLES, Ending, MODELS, Plan,
     answer::Answer,
+    chaos::Places,
     direct_adapters, fixtures, repeats,
     split::{
         Doors, Route,
