@@ -227,11 +227,11 @@ impl<P: ForwardPass> Engine<P> {
         }
         let micros = (step.drafting_s * 1e6) as u64;
         self.stats.speculation.drafting_us = self.stats.speculation.drafting_us.saturating_add(micros);
-        self.choose(plan, &step, trees);
+        self.choose(plan, &step, &trees);
     }
 
     /// Adds those of the drafted tokens that are worth it.
-    fn choose(&mut self, plan: &mut [Portion], step: &Step, trees: Vec<(usize, TokenTree)>) {
+    fn choose(&mut self, plan: &mut [Portion], step: &Step, trees: &[(usize, TokenTree)]) {
         let drafted: Vec<_> = trees.iter().map(|(_, tree)| tree).collect();
         let worth = worth(step, &drafted);
         self.drafts.figures = Figures { step: Some(*step), least_confidence: worth.least_confidence };
