@@ -128,9 +128,12 @@ impl<L: HostLayers<Error = Infallible>> Draft for ModelDraft<L> {
     type Error = Infallible;
 
     fn accept(&mut self, tokens: &[u32]) -> Result<(), Infallible> {
-        for Asked { way, said } in self.asked.drain(..) {
+        for Asked { way, said } in std::mem::take(&mut self.asked) {
             if let Some(&truth) = tokens.strip_prefix(&way[..]).and_then(<[u32]>::first) {
                 self.calibration.count(&said, truth);
+            } else if let Some(rest) = way.strip_prefix(tokens) {
+                // Nobody knows yet: the target has not come so far.
+                self.asked.push(Asked { way: rest.to_vec(), said });
             }
         }
         self.verified.extend_from_slice(tokens);

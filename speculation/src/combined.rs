@@ -104,7 +104,9 @@ impl<M: Timed + Draft<Error = Infallible>> Draft for Combined<M> {
     type Error = Infallible;
 
     fn accept(&mut self, tokens: &[u32]) -> Result<(), Infallible> {
-        self.of_model.clear();
+        // What was guessed further on is still there where the target came by.
+        let rest = |way: Vec<u32>| Some(way.strip_prefix(tokens)?.to_vec()).filter(|rest| !rest.is_empty());
+        self.of_model = std::mem::take(&mut self.of_model).into_iter().filter_map(rest).collect();
         self.table.accept(tokens)?;
         self.model.accept(tokens)
     }

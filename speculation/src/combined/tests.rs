@@ -99,3 +99,15 @@ fn no_more_time_is_spent_than_there_is() {
         |left_s| drafted(Fifty::new(0.99, Some(1.0)), Some(price(0.01, left_s, Probe::Due))).1.model.asked;
     assert_eq!((asked(0.9), asked(2.5)), (0, 2));
 }
+
+#[test]
+fn what_the_model_guessed_further_on_is_remembered_where_the_target_came_by() {
+    let (tokens, mut combined) = drafted(Fifty::new(0.9, Some(0.1)), Some(price(0.1, 100.0, Probe::No)));
+    assert_eq!(tokens[..2], [52, 102]);
+    let Ok(()) = combined.accept(&[52]);
+    let mut tree = TokenTree::new();
+    let node = tree.push(None, 102, 0.9).expect("there is room");
+    assert!(combined.is_of_model(&tree, node) && combined.was_asked());
+    let Ok(()) = combined.accept(&[7]);
+    assert!(!combined.is_of_model(&tree, node) && !combined.was_asked());
+}
