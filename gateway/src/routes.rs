@@ -170,7 +170,7 @@ async fn generate(app: &App, job: Job) -> Result<Response, ApiError> {
     failpoint::pass("gateway.first_step");
     match delivery {
         Delivery::Whole => collect::respond(answer, first).await,
-        Delivery::Stream(usage) => Ok(stream::respond(answer, first, usage)),
+        Delivery::Stream(options) => Ok(stream::respond(answer, first, options.usage)),
     }
 }
 

@@ -115,6 +115,8 @@ pub trait Decoder: Send {
     fn push(&mut self, token: u32) -> &str;
     /// What is left when no more tokens come.
     fn finish(&mut self) -> &str;
+    /// Another that is as far: what it takes this one does not know of.
+    fn fork(&self) -> Box<dyn Decoder>;
 }
 
 /// A model's tokenizer and chat template.
@@ -239,5 +241,9 @@ impl Decoder for Detokenizer {
 
     fn finish(&mut self) -> &str {
         Self::finish(self)
+    }
+
+    fn fork(&self) -> Box<dyn Decoder> {
+        Box::new(self.clone())
     }
 }

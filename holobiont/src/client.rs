@@ -201,6 +201,10 @@ pub(crate) struct Piece {
     pub(crate) finish: Option<String>,
     /// The counts, in the last piece.
     pub(crate) usage: Option<Usage>,
+    /// So many characters of what was provisional, from its end, are taken back.
+    pub(crate) retracted: usize,
+    /// What may come next, if it was asked for; new text takes its place.
+    pub(crate) provisional: String,
 }
 
 /// A streamed answer. It ends after `[DONE]`; a stream that just stops is an error.
@@ -252,6 +256,16 @@ fn parse_piece(data: &str) -> Result<Piece, ClientError> {
         delta: Option<Delta>,
         text: Option<String>,
         finish_reason: Option<String>,
+        provisional: Option<Provisional>,
+        retract: Option<Retract>,
+    }
+    #[derive(Deserialize)]
+    struct Provisional {
+        text: String,
+    }
+    #[derive(Deserialize)]
+    struct Retract {
+        characters: usize,
     }
     #[derive(Deserialize)]
     struct Delta {
@@ -266,6 +280,8 @@ fn parse_piece(data: &str) -> Result<Piece, ClientError> {
     if let Some(choice) = chunk.choices.into_iter().next() {
         piece.text = choice.delta.and_then(|delta| delta.content).or(choice.text).unwrap_or_default();
         piece.finish = choice.finish_reason;
+        piece.retracted = choice.retract.map_or(0, |retract| retract.characters);
+        piece.provisional = choice.provisional.map(|provisional| provisional.text).unwrap_or_default();
     }
     Ok(piece)
 }
@@ -308,6 +324,16 @@ mod tests {
         assert_eq!(text, "Ahoy!");
         assert_eq!(pieces[2].finish.as_deref(), Some("stop"));
         assert_eq!(pieces[3].usage, Some(Usage { prompt_tokens: 3, completion_tokens: 2 }));
+    }
+
+    #[test]
+    fn what_is_drafted_and_taken_back_comes_beside_the_text() {
+        let stream = "data: {\"choices\":[{\"delta\":{},\"provisional\":{\"text\":\" fox\"}}]}\n\n\
+            data: {\"choices\":[{\"text\":\"\",\"retract\":{\"characters\":2}}]}\n\n\
+            data: [DONE]\n\n";
+        let pieces: Vec<_> = pieces(stream).into_iter().map(Result::unwrap).collect();
+        let told = Piece { provisional: " fox".to_owned(), ..Piece::default() };
+        assert_eq!(pieces, [told, Piece { retracted: 2, ..Piece::default() }]);
     }
 
     #[test]

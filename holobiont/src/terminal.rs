@@ -95,6 +95,12 @@ impl Terminal {
         matches!(answer.trim(), "y" | "Y" | "yes")
     }
 
+    /// True if something may be drawn on stdout and taken back.
+    pub(crate) fn draws(self) -> bool {
+        let is_dumb = std::env::var("TERM").is_ok_and(|kind| kind == "dumb");
+        self.format == Format::Human && self.ink == Ink::Ansi && !is_dumb && io::stdout().is_terminal()
+    }
+
     /// The ink for stdout.
     pub(crate) fn ink(self) -> Ink {
         self.ink

@@ -20,6 +20,7 @@ fn a_question_on_the_command_line_is_answered_on_stdout() {
     let body = &gateway.bodies()[0];
     assert_eq!(body["messages"], json!([{"role": "user", "content": "Who are you?"}]));
     assert_eq!((&body["max_tokens"], &body["stream"]), (&json!(9), &json!(true)));
+    assert_eq!(body["stream_options"], json!({"include_usage": true}), "no terminal, no guesses");
 }
 
 #[test]
@@ -83,7 +84,8 @@ impl AtTerminal {
         let line: Vec<_> = words.map(|word| word.to_str().unwrap()).collect();
         let mut script = Command::new("script");
         script
-            .args(["--quiet", "--flush", "--return", "--command", &format!("exec {}", line.join(" "))])
+            .args(["--quiet", "--flush", "--return", "--command"])
+            .arg(format!("stty cols 80 rows 24; exec {}", line.join(" ")))
             .arg(&shown);
         script.env_clear().envs(chat.get_envs().filter_map(|(name, value)| Some((name, value?))));
         script.env("TERM", "xterm").env("SHELL", "/bin/sh");
@@ -160,6 +162,34 @@ fn ctrl_c_ends_a_silent_answer_and_not_the_conversation() {
     );
     assert_eq!(body["seed"], json!(7));
     assert_eq!(terminal.end(), Some(0));
+}
+
+#[test]
+fn what_is_drafted_is_shown_dimmed_and_erased_before_the_answer_goes_on() {
+    let (stage, gateway) = (Stage::new(), FakeGateway::start());
+    let mut terminal = AtTerminal::start(&gateway, &stage, &["chat"]);
+    terminal.keys("Guess!\r");
+    terminal.wait_for_all(&[
+        "I am \u{1b}7",
+        "\u{1b}[2msmart\u{1b}[0m",
+        "\u{1b}8",
+        "\u{1b}[K",
+        "[2msm\u{1b}[0m",
+        "\u{1b}[Ksmol",
+    ]);
+    terminal.keys("Go on.\r");
+    let bodies = wait_for_bodies(&gateway, 2);
+    assert_eq!(bodies[0]["stream_options"]["provisional"], json!(true));
+    assert_eq!(bodies[1]["messages"][1]["content"], "I am smol", "only what was said was said");
+    assert_eq!(terminal.end(), Some(0));
+    for arguments in [&["chat", "--no-provisional"][..], &["chat", "--color", "never"]] {
+        let mut terminal = AtTerminal::start(&gateway, &stage, arguments);
+        terminal.keys("Go on.\r");
+        terminal.wait_for("I am smol");
+        let asked = gateway.bodies().pop().unwrap();
+        assert_eq!(asked["stream_options"], json!({"include_usage": true}), "{arguments:?}");
+        assert_eq!(terminal.end(), Some(0));
+    }
 }
 
 #[test]

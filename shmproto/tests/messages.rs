@@ -6,8 +6,9 @@ use shmproto::{
     layer::control::SessionStats,
     message::{
         AdapterStats, ColdStart, DeviceFacts, DeviceKind, DraftKind, ErrorCode, Finish, Generate, Hello,
-        LayerRoute, LayerSession, LayerStats, Output, PROTOCOL_VERSION, Sampling, SpeculationStats, Stats,
-        TenantUse, ToExecutor, ToGateway, TokenOutput, Welcome, WireError, WorkerStats,
+        LayerRoute, LayerSession, LayerStats, Output, PROTOCOL_VERSION, Provisional, Sampling,
+        SpeculationStats, Stats, TenantUse, ToExecutor, ToGateway, TokenOutput, Welcome, WireError,
+        WorkerStats,
     },
 };
 
@@ -40,6 +41,7 @@ fn generate(prompt: Vec<u32>) -> ToExecutor {
         logprobs: Some(5),
         prompt_logprobs: None,
         deadline_ms: 0,
+        provisional: Provisional::Wanted,
     })
 }
 
@@ -49,6 +51,7 @@ fn outputs() -> ToGateway {
     ToGateway::Outputs(vec![Output {
         request: 7,
         tokens: vec![token.clone()],
+        provisional: vec![3, 4],
         prompt: vec![token],
         cached_tokens: 32,
         queued_us: 1_000,

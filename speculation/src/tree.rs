@@ -141,6 +141,13 @@ impl TokenTree {
         self.leaves().map(|leaf| self.confidence(Some(leaf))).reduce(f64::max).unwrap_or(1.0)
     }
 
+    /// The branch that somebody would bet on: from the root always the likeliest child, the first guess of equals.
+    pub fn likeliest_branch(&self) -> impl Iterator<Item = NodeId> {
+        let likelier = |a, b| if self.confidence(Some(b)) > self.confidence(Some(a)) { b } else { a };
+        let behind = move |parent| self.children(parent).reduce(likelier);
+        std::iter::successors(behind(None), move |&node| behind(Some(node)))
+    }
+
     /// The nodes on the way from the root to `node`, itself among them, in the order of their numbers, which is that of
     /// their depths.
     #[must_use]

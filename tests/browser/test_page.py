@@ -217,6 +217,25 @@ def test_stop_ends_an_answer_and_keeps_what_was_said(page):
     assert page.eval("document.activeElement.id") == "prompt"
 
 
+def drafted(*choices, ending="data: [DONE]\n\n"):
+    """An event stream with what is told of drafts in it."""
+    chunks = [{"choices": [{"index": 0, "delta": {}, "finish_reason": None, **choice}]} for choice in choices]
+    body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + ending
+    return (CHAT, 200, body, {"content-type": "text/event-stream"})
+
+
+def test_what_is_drafted_and_taken_back_is_no_part_of_an_answer(open_page):
+    said, told = {"delta": {"content": "one"}}, {"provisional": {"text": " two 😀!"}}
+    page = open_page()
+    page.answer(*drafted(said, told, {"retract": {"characters": 3}}, {"delta": {"content": " two"}, "finish_reason": "stop"}))
+    ask(page, "Count")
+    assert answers(page)[0]["text"] == "one two"
+    page.answer(*drafted(said, told, {"retract": {"characters": 2}}, ending=""))
+    ask(page, "Count on")
+    assert "broke off" in page.text(".notice")
+    assert [answer["text"] for answer in answers(page)] == ["one two", "one"]
+
+
 def test_an_answer_can_be_had_again_with_curl(page):
     set_options(page, temperature=0, max_tokens=12)
     ask(page, "It's a 'quote' and a $HOME; what is it?")

@@ -94,6 +94,32 @@ def test_a_stream_says_what_the_whole_answer_says_and_ends_with_usage(client, ba
     assert all(chunk.usage is None for chunk in spoken)
 
 
+def test_what_is_told_of_drafts_changes_no_stream_and_is_said_or_taken_back(client, base):
+    prompt = "one two three four five six seven eight nine ten. " * 6
+    options = {"prompt": prompt, "max_tokens": 60}
+    plain = list(complete(client, base, stream=True, stream_options={"include_usage": True}, **options))
+    asked = {"stream_options": {"include_usage": True, "provisional": True}}
+    told = list(complete(client, base, stream=True, extra_body=asked, **options))
+
+    def text(chunks):
+        return "".join(choice.text for chunk in chunks for choice in chunk.choices)
+
+    assert text(told) == text(plain)
+    assert told[-1].usage == plain[-1].usage
+    assert [c.finish_reason for chunk in told for c in chunk.choices if c.finish_reason] == ["length"]
+    standing = ""
+    for choice in (choice for chunk in told for choice in chunk.choices):
+        extra = choice.model_extra
+        if extra.get("retract"):
+            assert 0 < extra["retract"]["characters"] <= len(standing)
+            standing = standing[: -extra["retract"]["characters"]]
+        if choice.text:
+            assert choice.text.startswith(standing)
+            standing = ""
+        standing += (extra.get("provisional") or {"text": ""})["text"]
+    assert standing == ""
+
+
 def test_a_stream_without_the_option_has_no_usage_chunk(client, base):
     assert all(chunk.choices and chunk.usage is None for chunk in chat(client, base, stream=True))
 

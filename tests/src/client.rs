@@ -48,13 +48,15 @@ pub struct Ask {
     pub max_tokens: u32,
     /// Draw tokens with this seed.
     pub seed: Option<u64>,
+    /// Of a stream: hear what is drafted, too.
+    pub provisional: bool,
 }
 
 impl Ask {
     /// Asks `model` to continue `prompt` greedily.
     #[must_use]
     pub fn new(model: &str, prompt: Vec<u32>, max_tokens: u32) -> Self {
-        Self { model: model.to_owned(), prompt, max_tokens, seed: None }
+        Self { model: model.to_owned(), prompt, max_tokens, seed: None, provisional: false }
     }
 
     /// The same of another model.
@@ -73,6 +75,13 @@ impl Ask {
             "temperature": if self.seed.is_some() { TEMPERATURE } else { 0.0 },
             "seed": self.seed.unwrap_or(0),
         })
+    }
+
+    fn stream_body(&self) -> Value {
+        let mut body = self.body();
+        body["stream"] = true.into();
+        body["stream_options"] = json!({ "provisional": self.provisional });
+        body
     }
 }
 
@@ -128,9 +137,7 @@ impl Client {
     /// The answer as it comes.
     #[must_use]
     pub fn stream(&self, ask: &Ask) -> Stream {
-        let mut body = ask.body();
-        body["stream"] = true.into();
-        let mut response = self.send("/v1/completions", &body);
+        let mut response = self.send("/v1/completions", &ask.stream_body());
         if response.status() != 200 {
             panic!("{}: {}", ask.model, response.body_mut().read_to_string().unwrap_or_default());
         }
@@ -144,9 +151,7 @@ impl Client {
 
     /// The answer as it comes, or why there is none.
     pub fn try_stream(&self, ask: &Ask) -> Result<Stream, Fault> {
-        let mut body = ask.body();
-        body["stream"] = true.into();
-        let response = self.try_send("/v1/completions", &body)?;
+        let response = self.try_send("/v1/completions", &ask.stream_body())?;
         Ok(Stream::new(response.into_body().into_reader()))
     }
 

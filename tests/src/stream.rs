@@ -21,11 +21,45 @@ pub enum Ending {
     Cut,
 }
 
+/// What a stream has told of drafts, as one who follows the rules shows it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Told {
+    /// Behind the text, and neither said nor taken back.
+    pub standing: String,
+    /// Characters that have come true.
+    pub came_true: usize,
+    /// Characters that were taken back.
+    pub retracted: usize,
+}
+
+impl Told {
+    fn see(&mut self, choice: &Value) {
+        if let Some(characters) = choice["retract"]["characters"].as_u64() {
+            for _ in 0..characters {
+                self.standing.pop().expect("no more is taken back than was told");
+                self.retracted += 1;
+            }
+        }
+        let said = choice["text"].as_str().unwrap_or_default();
+        if !said.is_empty() {
+            let stood = std::mem::take(&mut self.standing);
+            assert!(said.starts_with(&stood), "{said:?} in the place of {stood:?}");
+            self.came_true += stood.chars().count();
+        }
+        if let Some(text) = choice["provisional"]["text"].as_str() {
+            assert_eq!(self.standing, "", "one guess stands at a time");
+            text.clone_into(&mut self.standing);
+        }
+    }
+}
+
 /// An answer under way. Dropping it disconnects.
 pub struct Stream {
     lines: BufReader<BodyReader<'static>>,
     /// What has come so far.
     pub answer: Answer,
+    /// What has been told of drafts.
+    pub told: Told,
     /// Which adapter answers; `None` is the base, or that nothing has come.
     pub generation: Option<String>,
 }
@@ -38,23 +72,35 @@ impl fmt::Debug for Stream {
 
 impl Stream {
     pub(crate) fn new(body: BodyReader<'static>) -> Self {
-        Self { lines: BufReader::new(body), answer: Answer::default(), generation: None }
+        Self {
+            lines: BufReader::new(body),
+            answer: Answer::default(),
+            told: Told::default(),
+            generation: None,
+        }
     }
 
     /// Reads the next chunk; `Some` if that was the end.
     pub fn step(&mut self) -> Option<Ending> {
         patience::step();
         let Some(data) = self.event() else { return Some(Ending::Cut) };
+        let ending = self.take(&data);
+        assert!(ending.is_none() || self.told.standing.is_empty(), "{:?} stands at the end", self.told);
+        ending
+    }
+
+    fn take(&mut self, data: &str) -> Option<Ending> {
         if data == "[DONE]" {
             assert!(self.answer.finish.is_some(), "[DONE] without a finish reason");
             return Some(Ending::Done);
         }
-        let chunk: Value = serde_json::from_str(&data).expect("an event is JSON");
+        let chunk: Value = serde_json::from_str(data).expect("an event is JSON");
         if let Some(code) = chunk["error"]["code"].as_str() {
             assert_eq!(self.answer.finish, None, "an error after a finish reason");
             return Some(Ending::Error(code.to_owned()));
         }
         self.generation = chunk["adapter_generation"].as_str().map(str::to_owned);
+        self.told.see(&chunk["choices"][0]);
         self.answer.add(&chunk["choices"][0]);
         None
     }

@@ -22,7 +22,7 @@ pub enum TextStart {
 }
 
 /// Turns the tokens of one sequence into text as they come.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Detokenizer {
     tokenizer: Arc<Tokenizer>,
     special: SkipSpecial,

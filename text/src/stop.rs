@@ -100,7 +100,7 @@ pub enum Scan {
 }
 
 /// Looks for stop strings in one stream of text.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct StopScanner {
     strings: StopStrings,
     /// For each pattern, how much of it the text so far ends with.

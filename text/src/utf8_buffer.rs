@@ -1,7 +1,7 @@
 //! Bytes that come in pieces, and the text in them.
 
 /// Bytes that become text as soon as they are whole characters.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Utf8Buffer {
     /// The beginning of a character: at most three bytes between calls.
     pending: Vec<u8>,

@@ -162,6 +162,7 @@ pub(super) fn check(
         logprobs: check_logprobs("logprobs", request.logprobs)?,
         prompt_logprobs: check_logprobs("prompt_logprobs", request.prompt_logprobs)?,
         deadline: deadline(request.deadline_ms, received_at),
+        provisional: request.provisional,
     })
 }
 

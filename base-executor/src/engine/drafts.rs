@@ -244,6 +244,9 @@ impl<P: ForwardPass> Engine<P> {
             if let Some(grown) = &sequence.grown {
                 (portion.count, portion.logits) = (grown.rows(), LogitRows::All);
             }
+            if let Some(provisional) = sequence.provisional() {
+                self.outboxes.foretell(sequence.caller, provisional);
+            }
         }
     }
 

@@ -51,6 +51,16 @@ impl Outboxes {
         }
     }
 
+    /// Tells at once what may come of the step. Dropped if the gateway is gone, or behind with its messages: guesses are nothing
+    /// that outputs should lack room for.
+    pub(super) fn foretell(&self, to: Caller, output: Output) {
+        if let Some(Outbox { queue, .. }) = self.open.get(&to.connection)
+            && queue.capacity() > queue.max_capacity() / 2
+        {
+            let _ = queue.try_send(ToGateway::Outputs(vec![output]));
+        }
+    }
+
     /// Adds an answer; dropped if the gateway is gone.
     pub(super) fn answer(&mut self, to: ConnectionId, answer: ToGateway) {
         if let Some(outbox) = self.open.get_mut(&to) {

@@ -22,7 +22,7 @@ use model::{
     sampling::{self, Draw, Drawn, Probability, SamplingParams, TokenCounts},
 };
 use policy::batch::{Report, Stage};
-use shmproto::message::{ErrorCode, Finish, Output, TokenOutput, WireError};
+use shmproto::message::{ErrorCode, Finish, Output, Provisional, TokenOutput, WireError};
 
 pub(crate) use self::opening::failure;
 use self::opening::{Admission, Opening};
@@ -87,6 +87,8 @@ pub(super) struct Task {
     pub(super) logprobs: Option<usize>,
     pub(super) prompt_logprobs: Option<usize>,
     pub(super) deadline: Option<Instant>,
+    /// Whether what is drafted is told before it is verified.
+    pub(super) provisional: Provisional,
 }
 
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use model::{
     forward::{BLOCK_TOKENS, ForwardPass, LogitRows, SequenceSlice},
     sites::Company,
 };
-use shmproto::message::{Generate, Sampling};
+use shmproto::message::{Generate, Provisional, Sampling};
 
 /// Tokens of the fake's vocabulary.
 pub(crate) const VOCAB: usize = 64;
@@ -236,6 +236,7 @@ pub(crate) fn request(request: u64, prompt: Vec<u32>, max_tokens: u32) -> Genera
         logprobs: None,
         prompt_logprobs: None,
         deadline_ms: 0,
+        provisional: Provisional::Unwanted,
     }
 }
 

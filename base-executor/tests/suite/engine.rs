@@ -62,11 +62,41 @@ struct Answer {
     queued_us: u64,
     finish: Option<Finish>,
     error: Option<ErrorCode>,
+    /// What was told of drafts, and which of it came true.
+    provisional: Told,
+}
+
+/// Drafted tokens that were told before they were verified.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Told {
+    standing: Vec<u32>,
+    came_true: usize,
+    in_vain: usize,
+}
+
+impl Told {
+    fn verified(&mut self, tokens: &[TokenOutput]) {
+        let told = std::mem::take(&mut self.standing);
+        let true_ones = told.iter().zip(tokens).take_while(|(told, said)| **told == said.token).count();
+        self.came_true += true_ones;
+        self.in_vain += told.len() - true_ones;
+    }
 }
 
 impl Answer {
-    fn add(&mut self, output: Output) {
+    fn add(&mut self, mut output: Output) {
         assert!(self.finish.is_none() && self.error.is_none(), "nothing follows the last output");
+        if !output.provisional.is_empty() {
+            assert!(self.provisional.standing.is_empty(), "what was told before has been verified");
+            self.provisional.standing = std::mem::take(&mut output.provisional);
+            assert_eq!(
+                output,
+                Output { request: output.request, ..Output::default() },
+                "it says nothing else"
+            );
+            return;
+        }
+        self.provisional.verified(&output.tokens);
         self.tokens.extend(output.tokens);
         self.prompt.extend(output.prompt);
         self.cached_tokens += output.cached_tokens;
@@ -148,13 +178,18 @@ impl Bench {
         while let Ok(message) = self.queue.try_recv() {
             match message {
                 ToGateway::Outputs(batch) => {
-                    outputs += 1;
+                    outputs += usize::from(batch.iter().any(|output| output.provisional.is_empty()));
                     batch.into_iter().for_each(|one| self.answers.entry(one.request).or_default().add(one));
                 }
                 other => self.others.push(other),
             }
         }
         assert!(outputs <= 1, "a step's outputs are one message");
+        let mut answers = self.answers.values();
+        assert!(
+            answers.all(|answer| answer.provisional.standing.is_empty()),
+            "a step leaves nothing provisional"
+        );
         let stats = self.stats();
         assert!(stats.kv_blocks_used + stats.kv_blocks_cached <= stats.kv_blocks_total);
     }

@@ -12,8 +12,8 @@ use anyhow::{Context, Result, bail, ensure};
 use shmproto::{
     codec::Wire as _,
     message::{
-        AdapterIdBytes, Generate, Hello, LoadAdapter, Output, PROTOCOL_VERSION, Sampling, Stats, ToExecutor,
-        ToGateway,
+        AdapterIdBytes, Generate, Hello, LoadAdapter, Output, PROTOCOL_VERSION, Provisional, Sampling, Stats,
+        ToExecutor, ToGateway,
     },
 };
 use tempfile::TempDir;
@@ -257,9 +257,9 @@ impl Executor {
             logprobs: None,
             prompt_logprobs: None,
             deadline_ms: 0,
+            provisional: Provisional::Unwanted,
         };
-        self.send(&ToExecutor::Generate(generate)).await?;
-        Ok(request)
+        self.send(&ToExecutor::Generate(generate)).await.map(|()| request)
     }
 
     /// The executor's figures.

@@ -4,8 +4,8 @@ use shmproto::{
     codec::Wire,
     message::{
         AdapterLoaded, AdapterStats, ColdStart, DeviceFacts, ErrorCode, Failed, Finish, Generate, Hello,
-        LoadAdapter, Loading, Output, Sampling, Stats, ToExecutor, ToGateway, TokenOutput, UnloadAdapter,
-        Welcome, WireError, WorkerStats,
+        LoadAdapter, Loading, Output, Provisional, Sampling, Stats, ToExecutor, ToGateway, TokenOutput,
+        UnloadAdapter, Welcome, WireError, WorkerStats,
     },
 };
 
@@ -40,6 +40,7 @@ fn generate() -> Generate {
         logprobs: Some(5),
         prompt_logprobs: None,
         deadline_ms: 0,
+        provisional: Provisional::Wanted,
     }
 }
 
@@ -72,6 +73,7 @@ fn output() -> Output {
     Output {
         request: 1,
         tokens: vec![token.clone()],
+        provisional: vec![3],
         prompt: vec![token],
         cached_tokens: 16,
         queued_us: 10,

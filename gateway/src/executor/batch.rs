@@ -2,7 +2,7 @@
 
 use shmproto::{
     codec::Wire as _,
-    message::{Generate, RequestId, ToExecutor},
+    message::{Generate, Provisional, RequestId, ToExecutor},
 };
 use tokio::sync::{Semaphore, mpsc};
 
@@ -17,9 +17,13 @@ use crate::line::Standing;
 /// Outputs without a token that a sequence may have: its end, the scores of its prompt.
 const EMPTY_OUTPUTS: usize = 16;
 
-/// Most outputs a sequence may have: all others carry a token.
+/// Most outputs a sequence may have: all others carry a token, and each may come after one that says what may be in it.
 fn outputs_of(sequence: &Generate) -> usize {
-    sequence.max_tokens as usize + EMPTY_OUTPUTS
+    let outputs = sequence.max_tokens as usize + EMPTY_OUTPUTS;
+    match sequence.provisional {
+        Provisional::Unwanted => outputs,
+        Provisional::Wanted => outputs.saturating_mul(2),
+    }
 }
 
 /// Sequences that were started together, and what they produce. Dropping it cancels those still running: this

@@ -8,7 +8,8 @@ use std::sync::{
 
 use patience::WATCHDOG;
 use shmproto::message::{
-    ColdStart, DeviceFacts, Finish, Hello, Loading, Output, PROTOCOL_VERSION, Sampling, ToGateway, Welcome,
+    ColdStart, DeviceFacts, Finish, Hello, Loading, Output, PROTOCOL_VERSION, Provisional, Sampling,
+    ToGateway, Welcome,
 };
 use tokio::{task::JoinHandle, time::timeout};
 use zeromq::{RouterSendHalf, RouterSocket, Socket as _, SocketRecv as _, SocketSend as _, ZmqMessage};
@@ -70,17 +71,7 @@ impl Router {
     }
 
     async fn end(&self, request: RequestId) {
-        let output = Output {
-            request,
-            tokens: Vec::new(),
-            prompt: Vec::new(),
-            cached_tokens: 0,
-            queued_us: 0,
-            load_wait_us: 0,
-            kv_wait_us: 0,
-            finish: Some(Finish::Length),
-            error: None,
-        };
+        let output = Output { request, finish: Some(Finish::Length), ..Output::default() };
         let peer = self.state.peer.lock().unwrap().clone();
         say(&peer.unwrap(), &ToGateway::Outputs(vec![output])).await;
     }
@@ -176,6 +167,7 @@ fn sequence() -> Generate {
         logprobs: None,
         prompt_logprobs: None,
         deadline_ms: 0,
+        provisional: Provisional::Unwanted,
     }
 }
 

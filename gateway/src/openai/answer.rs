@@ -139,6 +139,12 @@ impl Answer {
         }
     }
 
+    /// Ends what was told of drafts: each choice of which some stood, and its characters.
+    pub fn retract(&mut self) -> Vec<(usize, usize)> {
+        let retracted = self.slots.iter_mut().map(|slot| slot.choice.retract("")).enumerate();
+        retracted.filter(|(_, characters)| *characters > 0).collect()
+    }
+
     fn take(&mut self, output: Result<(usize, Output), ApiError>) -> Result<Step, ApiError> {
         let (index, mut output) = output.inspect_err(|_| self.fail())?;
         telemetry::began();

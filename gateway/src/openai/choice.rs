@@ -1,7 +1,8 @@
 //! One choice: tokens in; text, log-probabilities and a finish reason out.
 //!
 //! Text that may be the beginning of a stop string is held back until it is decided, and with it the
-//! log-probabilities of its tokens: what a caller has received never has to be taken back.
+//! log-probabilities of its tokens: what a caller has received never has to be taken back. What is told of drafts is another
+//! matter: it stands until the next output, which says how much of it came true.
 
 use std::collections::VecDeque;
 
@@ -28,6 +29,10 @@ pub struct Piece {
     pub scored: Vec<Scored>,
     /// Set in the last piece.
     pub finish: Option<FinishReason>,
+    /// So many characters, from its end, of what was told of drafts before are not in the text.
+    pub retracted: usize,
+    /// What the text goes on with if what is drafted comes true; may be empty.
+    pub provisional: String,
 }
 
 /// Whether to keep what tokens scored.
@@ -63,6 +68,8 @@ pub struct Choice {
     /// Text handed out so far, in bytes.
     emitted_bytes: usize,
     held: VecDeque<Held>,
+    /// Told of drafts, behind the text, and not decided.
+    provisional: String,
 }
 
 impl std::fmt::Debug for Choice {
@@ -90,6 +97,7 @@ impl Choice {
             decoded_chars: 0,
             emitted_bytes: 0,
             held: VecDeque::new(),
+            provisional: String::new(),
         }
     }
 
@@ -100,23 +108,51 @@ impl Choice {
     }
 
     /// Takes what a step produced. When the piece has a finish reason, nothing more is to be pushed.
-    pub fn push(&mut self, output: Output) -> Piece {
+    pub fn push(&mut self, mut output: Output) -> Piece {
+        let drafted = std::mem::take(&mut output.provisional);
         let mut piece = Piece::default();
+        self.say(output, &mut piece);
+        piece.retracted = self.retract(&piece.text);
+        if !drafted.is_empty() && piece.finish.is_none() {
+            self.provisional = self.foretell(&drafted);
+            piece.provisional.clone_from(&self.provisional);
+        }
+        piece
+    }
+
+    /// Ends what was told of drafts, now that `said` has come in its place; returns how many characters are not in it.
+    pub fn retract(&mut self, said: &str) -> usize {
+        let told = std::mem::take(&mut self.provisional);
+        let same = told.chars().zip(said.chars()).take_while(|(told, said)| told == said).count();
+        told.chars().count() - same
+    }
+
+    /// What the text would go on with.
+    fn foretell(&self, drafted: &[u32]) -> String {
+        let (mut decoder, mut stop) = (self.decoder.fork(), self.stop.clone());
+        let mut text = String::new();
+        for (token, tokens) in drafted.iter().zip(self.tokens + 1..) {
+            let scanner = stop.as_mut().filter(|_| tokens >= self.min_tokens);
+            if scan(scanner, decoder.push(*token), &mut text) {
+                break;
+            }
+        }
+        text
+    }
+
+    fn say(&mut self, output: Output, piece: &mut Piece) {
         let last = output.tokens.len().checked_sub(1);
         for (position, token) in output.tokens.into_iter().enumerate() {
             // The token that ended the generation is no part of the text.
             let silent = output.finish == Some(Finish::Stop) && Some(position) == last;
             if self.token(token, silent, &mut piece.text) {
-                self.cut(&mut piece);
-                return piece;
+                return self.cut(piece);
             }
         }
-        if let Some(finish) = output.finish {
-            self.finish(finish, &mut piece);
-        } else {
-            self.release(&mut piece);
+        match output.finish {
+            Some(finish) => self.finish(finish, piece),
+            None => self.release(piece),
         }
-        piece
     }
 
     /// Takes one token; true if a stop string is complete.
@@ -209,6 +245,10 @@ mod tests {
         fn finish(&mut self) -> &str {
             ""
         }
+
+        fn fork(&self) -> Box<dyn Decoder> {
+            Box::new(Letters(String::new()))
+        }
     }
 
     fn output(text: &str, finish: Option<Finish>) -> Output {
@@ -217,20 +257,37 @@ mod tests {
             logprob: -1.0,
             top: Vec::new(),
         });
-        Output {
-            request: 0,
-            tokens: tokens.collect(),
-            prompt: Vec::new(),
-            cached_tokens: 0,
-            queued_us: 0,
-            load_wait_us: 0,
-            kv_wait_us: 0,
-            finish,
-            error: None,
-        }
+        Output { tokens: tokens.collect(), finish, ..Output::default() }
     }
 
     proptest! {
+        #[test]
+        fn what_is_told_of_drafts_is_never_a_stop_string_and_only_what_is_said_of_it_stays(
+            steps in proptest::collection::vec(("[ab]{0,4}", "[ab]{0,4}"), 0..8),
+            stop in "[ab]{1,3}",
+        ) {
+            let scanner = Some(StopScanner::new(StopStrings::new(&[&stop]).unwrap()));
+            let mut choice = Choice::new(Box::new(Letters(String::new())), scanner, 0, Scores::Drop);
+            let mut text = String::new();
+            for (guess, said) in &steps {
+                let told = choice.push(Output { provisional: guess.chars().map(u32::from).collect(), ..Output::default() });
+                prop_assert_eq!((told.text.as_str(), told.retracted), ("", 0));
+                let shown = format!("{text}{}", told.provisional);
+                prop_assert!(!shown.contains(&stop), "{} in {}", stop, shown);
+                let piece = choice.push(output(said, None));
+                let (stays, rest) = told.provisional.split_at(told.provisional.len() - piece.retracted);
+                let behind = piece.text.strip_prefix(stays);
+                prop_assert!(behind.is_some_and(|behind| rest.is_empty() || !behind.starts_with(&rest[..1])));
+                text.push_str(&piece.text);
+                if piece.finish.is_some() {
+                    break;
+                }
+            }
+            prop_assert_eq!(choice.retract(""), 0);
+            let said: String = steps.iter().map(|(_, said)| said.as_str()).collect();
+            prop_assert!(said.starts_with(&text) && !text.contains(&stop));
+        }
+
         #[test]
         fn however_tokens_arrive_text_and_scores_end_where_the_first_stop_string_begins(
             steps in proptest::collection::vec("[ab]{0,4}", 0..8),

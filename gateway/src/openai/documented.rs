@@ -9,8 +9,17 @@ use super::{chat, completions, fields::TAKEN, params::Limits, tokens};
 use crate::{errors::ApiError, pages::OPENAPI};
 
 /// Names that parsers take inside of a field, not at the top of a body.
-const INSIDE: &[&str] =
-    &["role", "name", "content", "type", "text", "generation", "include_usage", "continuous_usage_stats"];
+const INSIDE: &[&str] = &[
+    "role",
+    "name",
+    "content",
+    "type",
+    "text",
+    "generation",
+    "include_usage",
+    "continuous_usage_stats",
+    "provisional",
+];
 
 fn documented(schema: &str) -> BTreeSet<String> {
     let document: Value = serde_json::from_str(OPENAPI).unwrap();

@@ -171,6 +171,7 @@ impl Job {
             logprobs: self.logprobs,
             prompt_logprobs: self.logprobs.filter(|_| self.echo == Echo::Prompt),
             deadline_ms: self.params.deadline_ms,
+            provisional: self.params.delivery.provisional(),
         }
     }
 

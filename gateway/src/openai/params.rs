@@ -2,7 +2,7 @@
 
 use files::generation_defaults::GenerationDefaults;
 use serde_json::Value;
-use shmproto::message::Sampling;
+use shmproto::message::{Provisional, Sampling};
 use text::stop::StopStrings;
 
 use super::fields::{Fields, wrong};
@@ -58,7 +58,27 @@ pub enum Delivery {
     /// As one body.
     Whole,
     /// As server-sent events.
-    Stream(StreamUsage),
+    Stream(StreamOptions),
+}
+
+/// What a stream has besides text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamOptions {
+    /// Counts of tokens.
+    pub usage: StreamUsage,
+    /// Drafted tokens, before they are verified.
+    pub provisional: Provisional,
+}
+
+impl Delivery {
+    /// Whether drafted tokens are told before they are verified.
+    #[must_use]
+    pub fn provisional(self) -> Provisional {
+        match self {
+            Self::Whole => Provisional::Unwanted,
+            Self::Stream(options) => options.provisional,
+        }
+    }
 }
 
 /// Checked options.
@@ -247,7 +267,8 @@ pub fn token_id(name: &str, value: &Value, vocab_size: u32) -> Result<u32, ApiEr
 fn delivery(fields: &mut Fields) -> Result<Delivery, ApiError> {
     let stream = fields.flag("stream", false)?;
     let Some(options) = fields.take("stream_options") else {
-        return Ok(if stream { Delivery::Stream(StreamUsage::Never) } else { Delivery::Whole });
+        let options = StreamOptions { usage: StreamUsage::Never, provisional: Provisional::Unwanted };
+        return Ok(if stream { Delivery::Stream(options) } else { Delivery::Whole });
     };
     if !stream {
         return Err(ApiError::invalid(
@@ -258,12 +279,15 @@ fn delivery(fields: &mut Fields) -> Result<Delivery, ApiError> {
     let mut options = Fields::of(options, "stream_options")?;
     let last = options.flag("include_usage", false)?;
     let always = options.flag("continuous_usage_stats", false)?;
+    let provisional = options.flag("provisional", false)?;
     options.finish()?;
-    Ok(Delivery::Stream(match (last, always) {
+    let usage = match (last, always) {
         (false, _) => StreamUsage::Never,
         (true, false) => StreamUsage::Last,
         (true, true) => StreamUsage::Always,
-    }))
+    };
+    let provisional = if provisional { Provisional::Wanted } else { Provisional::Unwanted };
+    Ok(Delivery::Stream(StreamOptions { usage, provisional }))
 }
 
 #[cfg(test)]
@@ -328,6 +352,16 @@ mod tests {
     fn stream_options_without_a_stream_are_refused() {
         parse(r#"{"stream_options":{"include_usage":true}}"#).unwrap_err();
         let params = parse(r#"{"stream":true,"stream_options":{"include_usage":true}}"#).unwrap();
-        assert_eq!(params.delivery, Delivery::Stream(StreamUsage::Last));
+        let options = StreamOptions { usage: StreamUsage::Last, provisional: Provisional::Unwanted };
+        assert_eq!(params.delivery, Delivery::Stream(options));
+    }
+
+    #[test]
+    fn what_is_drafted_is_told_in_a_stream_that_asks_for_it_and_nowhere_else() {
+        let error = parse(r#"{"stream_options":{"provisional":true}}"#).unwrap_err();
+        assert!(error.to_string().contains("'stream': true"), "{error}");
+        let asked = parse(r#"{"stream":true,"stream_options":{"provisional":true}}"#).unwrap();
+        assert_eq!(asked.delivery.provisional(), Provisional::Wanted);
+        assert_eq!(parse(r#"{"stream":true}"#).unwrap().delivery.provisional(), Provisional::Unwanted);
     }
 }

@@ -49,6 +49,8 @@ struct Sequence {
     emitted: Vec<u32>,
     /// True once the scores of the prompt and the count of cached tokens have come.
     begun: bool,
+    /// Tokens were told that are not verified yet.
+    foretold: bool,
     redos: u32,
     /// The executor it runs on, and the connection.
     index: usize,
@@ -108,6 +110,10 @@ impl Session {
                 (index, Event::Lost { epoch }) => {
                     // Put back until it is done: the caller may stop waiting here and come again.
                     self.stashed = Some((index, Event::Lost { epoch }));
+                    if std::mem::take(&mut self.sequences[index].foretold) {
+                        // Whoever goes on with it may draft something else, and not soon.
+                        return Some(Ok((index, Output::default())));
+                    }
                     let redone = self.redo(index, epoch).await;
                     self.stashed = None;
                     if let Err(error) = redone {
@@ -161,6 +167,11 @@ impl Session {
         if let Some(error) = output.error.take() {
             sequence.booked = None;
             return Err(error.into());
+        }
+        sequence.foretold = !output.provisional.is_empty();
+        if sequence.foretold {
+            // Nothing has been computed yet.
+            return Ok((index, output));
         }
         let mut computed = output.tokens.len() as u64;
         if let Some(booked) = &mut sequence.booked {

@@ -3,6 +3,9 @@
 //! A stream ends in exactly one of two ways: every choice has its finish reason and `data: [DONE]` follows, or
 //! one `data: {"error": ...}` is the last event. A stream that just ends would be read as success. Every way out of
 //! [`Writer::frame`] but the two that set `ended` leads back into it.
+//!
+//! Who asks for it is told what is drafted, too, in events that leave the answer as it is ([`Draft`]). None of that stands at the
+//! end, whichever it is: it has become text, or was taken back.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -18,7 +21,7 @@ use super::{
     job::Kind,
     logprobs,
     params::StreamUsage,
-    types::{Body, ChatDelta, Delta, TextChoice, TextLogprobs},
+    types::{Aside, Body, ChatDelta, Delta, Draft, TextChoice, TextLogprobs},
 };
 use crate::{errors::ApiError, telemetry, usage::Usage};
 
@@ -97,16 +100,26 @@ impl Writer {
 
     fn fail(&mut self, error: &ApiError, out: &mut Vec<u8>) {
         telemetry::failed(error.status(), error.code(), &error.to_string());
+        for (index, characters) in self.answer.retract() {
+            self.aside(out, index, Draft::Retract { characters });
+        }
         out.extend_from_slice(b"data: ");
         error.write_event(out);
         out.extend_from_slice(b"\n\n");
         self.ended = true;
     }
 
-    fn step(&mut self, step: Step, out: &mut Vec<u8>) {
+    fn step(&mut self, mut step: Step, out: &mut Vec<u8>) {
+        let (index, provisional) = (step.index, std::mem::take(&mut step.piece.provisional));
+        if step.piece.retracted > 0 {
+            self.aside(out, index, Draft::Retract { characters: step.piece.retracted });
+        }
         match self.answer.job.kind {
             Kind::Chat => self.chat(&step, out),
             Kind::Text | Kind::Tokens => self.text(step, out),
+        }
+        if !provisional.is_empty() {
+            self.aside(out, index, Draft::Provisional { text: &provisional });
         }
         if self.answer.is_over() {
             self.finish(out);
@@ -151,6 +164,21 @@ impl Writer {
         }
         if piece.finish.is_some() {
             self.event(out, TextChoice { index, text: "", logprobs: None, finish_reason: piece.finish });
+        }
+    }
+
+    /// Tells something of drafts.
+    fn aside(&self, out: &mut Vec<u8>, index: usize, draft: Draft<'_>) {
+        let (logprobs, finish_reason) = (None, None);
+        match self.answer.job.kind {
+            Kind::Chat => {
+                let choice = ChatDelta { index, delta: Delta::default(), logprobs, finish_reason };
+                self.event(out, Aside { choice, draft });
+            }
+            Kind::Text | Kind::Tokens => {
+                let choice = TextChoice { index, text: "", logprobs: None, finish_reason };
+                self.event(out, Aside { choice, draft });
+            }
         }
     }
 

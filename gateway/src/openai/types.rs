@@ -93,6 +93,33 @@ pub struct TextChoice<'a> {
     pub finish_reason: Option<FinishReason>,
 }
 
+/// A piece of a choice with nothing new in it, but with what is told of drafts: whoever does not know the field reads on.
+#[derive(Debug, Serialize)]
+pub struct Aside<'a, C> {
+    /// The piece.
+    #[serde(flatten)]
+    pub choice: C,
+    /// What is told.
+    #[serde(flatten)]
+    pub draft: Draft<'a>,
+}
+
+/// What a stream tells of drafts, each in a field of its own.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Draft<'a> {
+    /// The text may go on with this; the next piece or the next retraction says whether it does.
+    Provisional {
+        /// Behind all text so far.
+        text: &'a str,
+    },
+    /// It does not go on with all of that.
+    Retract {
+        /// So many of its last characters are to be taken back.
+        characters: usize,
+    },
+}
+
 /// Log-probabilities in the chat shape.
 #[derive(Debug, PartialEq, Serialize)]
 pub struct ChatLogprobs<'a> {

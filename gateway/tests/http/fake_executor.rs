@@ -360,29 +360,16 @@ async fn answer(send: &RouterSendHalf, peer: &[u8], message: &ToGateway) {
     let _ = send.clone().send(frames).await;
 }
 
-/// An output with nothing in it.
-pub(crate) fn empty() -> Output {
-    let (tokens, prompt) = (Vec::new(), Vec::new());
-    Output {
-        request: 0,
-        tokens,
-        prompt,
-        cached_tokens: 0,
-        queued_us: 0,
-        load_wait_us: 0,
-        kv_wait_us: 0,
-        finish: None,
-        error: None,
-    }
-}
-
 fn scored(token: u32) -> TokenOutput {
     TokenOutput { token, logprob: -0.25, top: vec![(token, -0.25), (u32::from(b'?'), -1.5)] }
 }
 
 /// Outputs of one token each, without an end.
 pub(crate) fn spoken(text: &str) -> Vec<Output> {
-    tokens(text).into_iter().map(|token| Output { tokens: vec![scored(token)], ..empty() }).collect()
+    tokens(text)
+        .into_iter()
+        .map(|token| Output { tokens: vec![scored(token)], ..Output::default() })
+        .collect()
 }
 
 /// Says `text`, token by token, within the limits of the request, and then its end token.
@@ -394,12 +381,16 @@ pub(crate) fn say_slowly(text: &'static str, pause: Duration) -> Reply {
     Arc::new(move |generate| {
         let mut outputs = spoken(text);
         if generate.stop_tokens.contains(&END) {
-            outputs.push(Output { tokens: vec![scored(END)], finish: Some(Finish::Stop), ..empty() });
+            outputs.push(Output {
+                tokens: vec![scored(END)],
+                finish: Some(Finish::Stop),
+                ..Output::default()
+            });
         }
         outputs.truncate(generate.max_tokens as usize);
         match outputs.last_mut() {
             Some(last) => last.finish = last.finish.or(Some(Finish::Length)),
-            None => outputs.push(Output { finish: Some(Finish::Length), ..empty() }),
+            None => outputs.push(Output { finish: Some(Finish::Length), ..Output::default() }),
         }
         outputs[0].cached_tokens = 4;
         outputs[0].queued_us = 1500;
@@ -421,7 +412,7 @@ pub(crate) fn fail_after(text: &'static str, code: ErrorCode) -> Reply {
     Arc::new(move |_| {
         let error = Some(WireError { code, message: "as the test wants it".to_owned() });
         let mut outputs = spoken(text);
-        outputs.push(Output { error, ..empty() });
+        outputs.push(Output { error, ..Output::default() });
         Script { outputs, pause: Duration::ZERO }
     })
 }

@@ -61,15 +61,22 @@ impl Harness {
         self.executor.as_ref().unwrap()
     }
 
-    /// Kills the executor and starts another one.
-    pub(crate) async fn restart_executor(&mut self, reply: Reply) {
+    /// Kills the executor.
+    pub(crate) async fn kill_executor(&mut self) {
         self.executor.take().unwrap().kill().await;
+    }
+
+    /// Kills the executor, if it lives, and starts another one.
+    pub(crate) async fn restart_executor(&mut self, reply: Reply) {
+        if self.executor.is_some() {
+            self.kill_executor().await;
+        }
         self.executor = Some(FakeExecutor::start(&self.directory.path().join("socket"), reply).await);
     }
 
     /// Kills the executor, and returns when one of `model` is served.
     pub(crate) async fn replace_executor(&mut self, reply: Reply, model: Model) {
-        self.executor.take().unwrap().kill().await;
+        self.kill_executor().await;
         let mut status = self.gateway.as_ref().unwrap().status.clone();
         let lost = status.wait_for(|status| !matches!(status, Status::Ready(_)));
         tokio::time::timeout(WATCHDOG, lost).await.expect("it is missed").unwrap();

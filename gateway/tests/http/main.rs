@@ -16,6 +16,7 @@ mod limits;
 mod models;
 mod pages;
 mod process;
+mod provisional;
 mod refusals;
 mod service;
 mod streaming;

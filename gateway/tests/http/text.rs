@@ -79,7 +79,7 @@ impl Text for ByteText {
     }
 }
 
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct ByteDecoder {
     pending: Vec<u8>,
     out: String,
@@ -101,6 +101,10 @@ impl Decoder for ByteDecoder {
     fn finish(&mut self) -> &str {
         self.out = String::from_utf8_lossy(&self.pending).into_owned();
         &self.out
+    }
+
+    fn fork(&self) -> Box<dyn Decoder> {
+        Box::new(self.clone())
     }
 }
 

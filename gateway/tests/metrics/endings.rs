@@ -3,11 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use serde_json::{Value, json};
-use shmproto::message::{ErrorCode, WireError};
+use shmproto::message::{ErrorCode, Output, WireError};
 
 use crate::{
     client::Response,
-    fake_executor::{Reply, Script, empty, hang_after, say, spoken},
+    fake_executor::{Reply, Script, hang_after, say, spoken},
     harness::{Harness, eventually},
 };
 
@@ -66,7 +66,7 @@ fn shut_down_behind_the_first() -> Reply {
         let mut outputs = spoken("ab");
         if generate.sampling.seed != 7 {
             let error = WireError { code: ErrorCode::ShuttingDown, message: "restarting".to_owned() };
-            outputs.push(shmproto::message::Output { error: Some(error), ..empty() });
+            outputs.push(Output { error: Some(error), ..Output::default() });
         }
         Script { outputs, pause: Duration::ZERO }
     })

@@ -7,12 +7,14 @@
 //! - [`settings`]: what `/set` changes
 //! - [`interrupt`]: what Ctrl-C ends
 //! - [`target`]: which served model is meant
+//! - [`screen`]: how an answer is shown while it comes
 //! - [`split`]: the same with a process of the user's own
 
 mod conversation;
 mod editor;
 mod input;
 mod interrupt;
+mod screen;
 mod settings;
 mod split;
 mod target;
@@ -26,7 +28,7 @@ use crate::{
     home::Home,
     terminal::Terminal,
 };
-use conversation::Conversation;
+use conversation::{Conversation, Drafts};
 use editor::LineEditor;
 use interrupt::{Interrupt, Otherwise};
 use settings::Settings;
@@ -52,6 +54,9 @@ pub(crate) struct ChatArguments {
     /// What every conversation begins with
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
+    /// Shows words only once they are certain; else, on a terminal, those that are drafted are shown dimmed before
+    #[arg(long)]
+    no_provisional: bool,
     #[command(flatten)]
     split: split::SplitArguments,
 }
@@ -116,9 +121,10 @@ pub(crate) fn run(
     let client = Client::new(&gateway.url()?, terminal);
     let model = choose(&arguments.target, &client.models()?)?;
     let settings = Settings::new(arguments.max_tokens, arguments.temperature, arguments.seed);
+    let drafts = if terminal.draws() && !arguments.no_provisional { Drafts::Shown } else { Drafts::Hidden };
     let talk = |otherwise| {
         let interrupt = Interrupt::new(otherwise);
-        Conversation::new(client, model, arguments.system, settings, interrupt, terminal)
+        Conversation::new(client, model, arguments.system, settings, interrupt, (terminal, drafts))
     };
     match arguments.prompt {
         Some(prompt) => talk(Otherwise::Ends).one_shot(&prompt),

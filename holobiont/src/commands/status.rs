@@ -4,12 +4,15 @@
 mod executors;
 mod layers;
 mod memory;
+mod speculation;
 mod training;
 
 use serde::Deserialize;
 use serde_json::Value;
 
-use self::{executors::Executor, layers::Layers, memory::Memory, training::Training};
+use self::{
+    executors::Executor, layers::Layers, memory::Memory, speculation::Speculation, training::Training,
+};
 use crate::{
     client::{Client, ClientError, LoadedAdapter, list_in},
     terminal::{
@@ -68,43 +71,6 @@ struct Device {
     emulated_link_bytes_per_s: Option<u64>,
     copied_bytes: u64,
     copy_ms: f64,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct Speculation {
-    by: Option<String>,
-    drafted_tokens: u64,
-    accepted_tokens: u64,
-    mean_accepted_tokens: f64,
-    model_drafted_tokens: u64,
-    model_accepted_tokens: u64,
-    drafting_ms: f64,
-    least_confidence: f64,
-}
-
-impl Speculation {
-    fn text(&self) -> String {
-        let mut words = vec![match &self.by {
-            Some(by) => format!("by {}", printable(by)),
-            None => "by nobody".to_owned(),
-        }];
-        words.push(match self.drafted_tokens {
-            0 => "no tokens".to_owned(),
-            drafted => format!(
-                "{} of {drafted} tokens accepted, {:.1} a step",
-                self.accepted_tokens, self.mean_accepted_tokens
-            ),
-        });
-        if self.model_drafted_tokens > 0 {
-            let (accepted, drafted) = (self.model_accepted_tokens, self.model_drafted_tokens);
-            words.push(format!("{accepted} of {drafted} by the model in {:.1} ms", self.drafting_ms));
-        }
-        if self.least_confidence > 0.0 {
-            words.push(format!("worth it from {:.2} on", self.least_confidence));
-        }
-        words.join("; ")
-    }
 }
 
 #[derive(Debug, Default, Deserialize)]

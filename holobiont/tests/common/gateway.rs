@@ -171,7 +171,7 @@ fn administer(route: &str, body: &Value) -> (&'static str, &'static str, String)
     }
 }
 
-/// `full` is always full, `broken` stops in the middle.
+/// `full` is always full, `broken` stops in the middle; who is told to guess does.
 fn completion(body: &Value) -> (&'static str, &'static str, String) {
     let model = body["model"].as_str().unwrap();
     if model == "full" {
@@ -183,6 +183,13 @@ fn completion(body: &Value) -> (&'static str, &'static str, String) {
         json!({"choices": [{"index": 0, "delta": {"content": model}, "text": model, "finish_reason": "stop"}]}),
         json!({"choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8}}),
     ];
+    if body["messages"].to_string().contains("Guess!") {
+        let choice =
+            |field: &str, value: Value| json!({"choices": [{"index": 0, "delta": {}, field: value}]});
+        let guessed =
+            [choice("provisional", json!({"text": "smart"})), choice("retract", json!({"characters": 3}))];
+        events.splice(1..1, guessed);
+    }
     if model == "broken" {
         events.truncate(1);
     }

@@ -9,7 +9,7 @@ use std::ops::Range;
 use cache::Cache;
 use ids::BlockId;
 use model::forward::{BLOCK_TOKENS, LogitRows, SequenceSlice, Trunk};
-use shmproto::message::Output;
+use shmproto::message::{Output, Provisional};
 use speculation::{
     tree::{NodeId, Segment, Segments, TokenTree},
     verdict::{Verdict, Walk},
@@ -163,6 +163,19 @@ impl<A> Sequence<A> {
     /// Something was drafted for the next step.
     pub(in crate::engine) fn has_grown(&self) -> bool {
         self.grown.is_some()
+    }
+
+    /// The drafted tokens that would be told next, if somebody wants to see them before they are verified: those of the likeliest
+    /// branch, up to one that would end the answer, or that may not be said yet.
+    pub(in crate::engine) fn provisional(&self) -> Option<Output> {
+        let grown = self.grown.as_ref().filter(|_| self.task.provisional == Provisional::Wanted)?;
+        let drafted = grown.tree.likeliest_branch().map(|node| grown.tree.token(node));
+        let tokens: Vec<_> = drafted.take_while(|token| !self.task.stop_tokens.contains(token)).collect();
+        (!tokens.is_empty()).then(|| Output {
+            request: self.caller.request,
+            provisional: tokens,
+            ..Output::default()
+        })
     }
 
     /// Gives up what has grown.

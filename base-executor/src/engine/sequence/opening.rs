@@ -66,22 +66,12 @@ impl<A> Sequence<A> {
             load_wait_us,
             kv_wait_us,
             finish,
-            error: None,
+            ..Output::default()
         }
     }
 }
 
 /// The output of a request that ends in `error`.
 pub(crate) fn failure(request: RequestId, error: WireError) -> Output {
-    Output {
-        request,
-        tokens: Vec::new(),
-        prompt: Vec::new(),
-        cached_tokens: 0,
-        queued_us: 0,
-        load_wait_us: 0,
-        kv_wait_us: 0,
-        finish: None,
-        error: Some(error),
-    }
+    Output { error: Some(error), request, ..Output::default() }
 }

@@ -7,6 +7,7 @@ use base_executor::{
     engine::drafts::Drafts,
 };
 use policy::random::Rng;
+use shmproto::message::Provisional;
 use speculation::{
     draft::{Draft, Guess},
     tree::{NodeId, TokenTree},
@@ -75,6 +76,11 @@ fn drafting(limits: Limits, requests: &[Generate], right: f64) -> Bench {
     Bench::drafting(limits, Planted::drafts(&answers, right))
 }
 
+/// The same request of somebody who wants to see what is drafted.
+fn curious(request: Generate) -> Generate {
+    Generate { provisional: Provisional::Wanted, ..request }
+}
+
 fn numbered(requests: impl IntoIterator<Item = Generate>) -> Vec<Generate> {
     (1..).zip(requests).map(|(id, request)| Generate { request: id, ..request }).collect()
 }
@@ -88,7 +94,9 @@ proptest! {
         limits in any_limits(),
         right in 0.0..1.0f64,
     ) {
-        let requests = numbered(moments.iter().map(|(request, _)| request.clone()));
+        let wishes = [Provisional::Wanted, Provisional::Unwanted].into_iter().cycle();
+        let wish = |((request, _), provisional): (&(Generate, _), _)| Generate { provisional, ..request.clone() };
+        let requests = numbered(moments.iter().zip(wishes).map(wish));
         let mut bench = drafting(limits, &requests, right);
         [1, 2, PREFIX].into_iter().for_each(|tag| bench.load(tag));
         for (request, (_, steps_before)) in requests.iter().zip(&moments) {
@@ -98,6 +106,10 @@ proptest! {
         bench.finish();
         assert_as_if_alone(&bench, &requests);
         assert_nothing_held(&bench);
+        let unasked = requests.iter().filter(|request| request.provisional == Provisional::Unwanted);
+        for request in unasked {
+            prop_assert_eq!(&bench.answer(request.request).provisional, &Told::default());
+        }
     }
 
     #[test]
@@ -105,7 +117,7 @@ proptest! {
         moments in prop::collection::vec((any_request(), 0..3usize, 0..20usize), 60),
         limits in any_limits(),
     ) {
-        let requests = numbered(moments.iter().map(|(request, ..)| request.clone()));
+        let requests = numbered(moments.iter().map(|(request, ..)| curious(request.clone())));
         let mut bench = drafting(limits, &requests, 0.8);
         [1, 2, PREFIX].into_iter().for_each(|tag| bench.load(tag));
         for (request, (_, steps, age)) in requests.iter().zip(&moments) {
@@ -139,10 +151,98 @@ fn who_finds_no_memory_for_drafts_goes_on_without_them() {
     let mut thirsty = prompt(5, 10);
     thirsty.push(THIRSTY);
     let others = (2..18).map(|salt| request(1, prompt(salt, 20), 40));
-    let requests = numbered(std::iter::once(request(1, thirsty, 40)).chain(others));
+    let requests = numbered(std::iter::once(request(1, thirsty, 40)).chain(others).map(curious));
     let mut bench = drafting(ROOMY, &requests, 0.9);
     requests.iter().for_each(|request| bench.send(request.clone()));
     bench.finish();
     assert_as_if_alone(&bench, &requests);
     assert_nothing_held(&bench);
+    assert!(requests.iter().any(|request| bench.answer(request.request).provisional.came_true > 0));
+}
+
+/// A gateway that listens while passes are computed.
+#[derive(Default)]
+struct Listener {
+    answers: HashMap<u64, Answer>,
+    /// Passes in which something was provisional.
+    passes: usize,
+}
+
+impl Listener {
+    fn hear(&mut self, queue: &mut mpsc::Receiver<ToGateway>) {
+        while let Ok(ToGateway::Outputs(outputs)) = queue.try_recv() {
+            outputs.into_iter().for_each(|one| self.answers.entry(one.request).or_default().add(one));
+        }
+    }
+}
+
+/// Its connection, beside the bench's own.
+const LISTENER: ConnectionId = ConnectionId(2);
+
+fn ask(bench: &mut Bench, request: &Generate) {
+    let (request, received_at) = (request.clone(), bench.clock.now());
+    bench.engine.handle(Event::Generate { connection: LISTENER, request, received_at });
+}
+
+#[test]
+fn drafts_are_told_to_who_asked_while_they_are_verified_and_some_come_true() {
+    let requests = numbered([curious(request(1, prompt(5, 40), 60)), request(2, prompt(6, 40), 60)]);
+    let mut bench = drafting(ROOMY, &requests, 0.7);
+    let (outbox, queue) = mpsc::channel(1024);
+    bench.engine.handle(Event::Connected { connection: LISTENER, outbox });
+    let listener = Arc::new(Mutex::new((Listener::default(), queue)));
+    let (clock, listening) = (bench.clock.clone(), Arc::clone(&listener));
+    let during_the_pass = move || {
+        *clock.0.lock().unwrap() += Duration::from_millis(1);
+        let (listener, queue) = &mut *listening.lock().unwrap();
+        listener.hear(queue);
+        let mut answers = listener.answers.values();
+        listener.passes += usize::from(answers.any(|answer| !answer.provisional.standing.is_empty()));
+    };
+    *bench.tick.lock().unwrap() = Some(Box::new(during_the_pass));
+    requests.iter().for_each(|request| ask(&mut bench, request));
+    bench.finish();
+    let (listener, queue) = &mut *listener.lock().unwrap();
+    listener.hear(queue);
+    for request in &requests {
+        assert_eq!(listener.answers[&request.request].content(), alone(request).content());
+    }
+    let [curious, other] = [1, 2].map(|request| &listener.answers[&request].provisional);
+    assert!(listener.passes > 0 && curious.came_true > 0 && curious.in_vain > 0, "{curious:?}");
+    assert_eq!((&curious.standing, other), (&Vec::new(), &Told::default()));
+}
+
+#[test]
+fn a_token_that_would_end_the_answer_is_not_told() {
+    let free = request(1, prompt(5, 40), 60);
+    let said: Vec<u32> = alone(&free).tokens.iter().map(|token| token.token).collect();
+    let last = said.iter().position(|token| *token == said[30]).expect("it is said");
+    let requests = [curious(Generate { stop_tokens: vec![said[30]], ..free })];
+    let mut bench = drafting(ROOMY, &requests, 1.0);
+    bench.send(requests[0].clone());
+    bench.finish();
+    assert_as_if_alone(&bench, &requests);
+    let told = &bench.answer(1).provisional;
+    assert!(told.came_true > 0 && told.came_true < last, "{told:?} of {last}");
+    assert_eq!(bench.answer(1).finish, Some(Finish::Stop));
+}
+
+#[test]
+fn drafts_take_no_room_that_outputs_may_need() {
+    let requests = numbered([curious(request(1, prompt(5, 40), 60))]);
+    let mut bench = drafting(ROOMY, &requests, 1.0);
+    let (outbox, mut queue) = mpsc::channel(4);
+    bench.engine.handle(Event::Connected { connection: LISTENER, outbox });
+    // Its welcome is read, and nothing else. What steps take is known from somebody before it.
+    bench.send(request(2, prompt(6, 20), 20));
+    bench.finish();
+    queue.try_recv().unwrap();
+    ask(&mut bench, &requests[0]);
+    (0..4).for_each(|_| bench.step());
+    let heard = std::iter::from_fn(|| queue.try_recv().ok());
+    let provisional = |message| {
+        let ToGateway::Outputs(outputs) = message else { panic!("{message:?}") };
+        !outputs[0].provisional.is_empty()
+    };
+    assert_eq!(heard.map(provisional).collect::<Vec<_>>(), [false, true, false, false]);
 }

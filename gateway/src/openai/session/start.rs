@@ -101,6 +101,7 @@ impl Begin<'_> {
             generate,
             emitted: Vec::new(),
             begun: false,
+            foretold: false,
             redos: 0,
             index: on.index,
             epoch: on.epoch,

@@ -1,9 +1,6 @@
 //! A conversation: what was said so far, to whom, and how the last answer came.
 
-use std::{
-    io::{self, IsTerminal as _, Write as _},
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -12,12 +9,13 @@ use super::{
     editor::{Line, LineEditor},
     input::{self, Input},
     interrupt::{Answering, Interrupt},
+    screen::Screen,
     settings::Settings,
     target::choose,
 };
 use crate::{
     client::{Client, ClientError, Usage},
-    terminal::{Format, Terminal, printable},
+    terminal::{Format, Terminal},
 };
 
 /// A conversation with one model at a time.
@@ -30,6 +28,14 @@ pub(super) struct Conversation {
     last: Option<Stats>,
     interrupt: Interrupt,
     terminal: Terminal,
+    drafts: Drafts,
+}
+
+/// Whether words are shown that are drafted and not certain yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Drafts {
+    Shown,
+    Hidden,
 }
 
 /// Numbers of an answer.
@@ -69,9 +75,19 @@ impl Conversation {
         system: Option<String>,
         settings: Settings,
         interrupt: Interrupt,
-        terminal: Terminal,
+        (terminal, drafts): (Terminal, Drafts),
     ) -> Self {
-        Self { client, model, system, settings, messages: Vec::new(), last: None, interrupt, terminal }
+        Self {
+            client,
+            model,
+            system,
+            settings,
+            messages: Vec::new(),
+            last: None,
+            interrupt,
+            terminal,
+            drafts,
+        }
     }
 
     /// One question, one answer.
@@ -194,20 +210,22 @@ impl Conversation {
     fn hear(&self, client: &Client, body: &Value, answering: &Answering<'_>) -> Result<Answer, ClientError> {
         let start = Instant::now();
         let mut stats = Stats { first_token: Duration::ZERO, total: Duration::ZERO, usage: None };
-        let mut text = String::new();
+        let (mut text, mut screen) = (String::new(), Screen::new(self.terminal));
         let mut listen = || {
             for piece in client.stream("/v1/chat/completions", body)? {
                 let piece = piece?;
                 if text.is_empty() && !piece.text.is_empty() {
                     stats.first_token = start.elapsed();
                 }
-                self.show(&piece.text);
+                screen.show(&piece);
                 text.push_str(&piece.text);
                 stats.usage = piece.usage.or(stats.usage);
             }
             Ok(())
         };
-        let ending = match listen() {
+        let heard = listen();
+        screen.end();
+        let ending = match heard {
             Ok(()) => Ending::Complete,
             // The connection is gone because it was closed here.
             Err(_) if answering.was_pressed() => Ending::Interrupted,
@@ -227,16 +245,11 @@ impl Conversation {
             "stream": true,
             "stream_options": {"include_usage": true},
         });
+        if self.drafts == Drafts::Shown {
+            body["stream_options"]["provisional"] = true.into();
+        }
         self.settings.fill(&mut body);
         body
-    }
-
-    fn show(&self, text: &str) {
-        if self.terminal.format == Format::Human {
-            let mut out = io::stdout().lock();
-            let shown = if io::stdout().is_terminal() { printable(text) } else { text.to_owned() };
-            let _ = out.write_all(shown.as_bytes()).and_then(|()| out.flush());
-        }
     }
 
     fn finish(&mut self, question: Value, answer: Answer) -> Ending {

@@ -1,0 +1,262 @@
+//! An answer as a person sees it come: on a terminal with what is drafted dimmed behind it, until that comes true or is taken back.
+//!
+//! What is dimmed stays within the line in which the text ends, short of its last column, and the cursor stays at the text's end: to
+//! erase the rest of the line takes it back, whatever has scrolled. For that it must be known in which column the text ends. Where
+//! that is not certain (characters that terminals make differently wide, a window of another size), the rest of the line stays empty.
+
+use std::io::{self, IsTerminal as _, Write};
+
+use unicode_width::UnicodeWidthChar as _;
+
+use crate::{
+    client::Piece,
+    terminal::{Format, Terminal, printable},
+};
+
+/// Erases from the cursor to the end of the line.
+const ERASE: &str = "\u{1b}[K";
+/// Keeps the cursor's place, and lets nothing go on in the next line, in dim letters.
+const BEGIN_DIM: &str = "\u{1b}7\u{1b}[?7l\u{1b}[2m";
+const END_DIM: &str = "\u{1b}[0m\u{1b}[?7h\u{1b}8";
+/// Columns between tabulators.
+const TAB: usize = 8;
+
+/// Where an answer goes while it comes.
+pub(super) enum Screen {
+    /// Nowhere: it is printed as a whole.
+    Whole,
+    /// To a file or a program.
+    Plain,
+    /// To a person.
+    Drawn(Drawing<io::Stdout>),
+}
+
+impl Screen {
+    /// That of an answer which begins now.
+    pub(super) fn new(terminal: Terminal) -> Self {
+        match terminal.format {
+            Format::Json => Self::Whole,
+            Format::Human if io::stdout().is_terminal() => Self::Drawn(Drawing::new(io::stdout(), columns)),
+            Format::Human => Self::Plain,
+        }
+    }
+
+    /// Shows what has come. Whoever reads stdout and has gone is no error.
+    pub(super) fn show(&mut self, piece: &Piece) {
+        let _ = match self {
+            Self::Whole => Ok(()),
+            Self::Plain => {
+                let mut out = io::stdout().lock();
+                out.write_all(piece.text.as_bytes()).and_then(|()| out.flush())
+            }
+            Self::Drawn(drawing) => drawing.show(piece),
+        };
+    }
+
+    /// The answer has ended, however it did.
+    pub(super) fn end(mut self) {
+        if let Self::Drawn(drawing) = &mut self {
+            let _ = drawing.end();
+        }
+    }
+}
+
+/// Columns of the terminal on stdout.
+fn columns() -> Option<usize> {
+    rustix::termios::tcgetwinsize(io::stdout()).ok().map(|size| size.ws_col.into())
+}
+
+/// A terminal with an answer on it, which began in the first column.
+pub(super) struct Drawing<W> {
+    out: W,
+    columns_now: fn() -> Option<usize>,
+    columns: Option<usize>,
+    /// Where the text ends, if that is certain.
+    column: Option<usize>,
+    /// What may come next.
+    provisional: String,
+    is_dimmed: bool,
+}
+
+impl<W: Write> Drawing<W> {
+    fn new(out: W, columns_now: fn() -> Option<usize>) -> Self {
+        let columns = columns_now();
+        Self { out, columns_now, columns, column: Some(0), provisional: String::new(), is_dimmed: false }
+    }
+
+    fn show(&mut self, piece: &Piece) -> io::Result<()> {
+        if (self.columns_now)() != self.columns {
+            // The line may have been broken anew.
+            (self.columns, self.column) = ((self.columns_now)(), None);
+        }
+        let left = self.provisional.chars().count().saturating_sub(piece.retracted);
+        self.provisional = self.provisional.chars().take(left).collect();
+        if !piece.text.is_empty() {
+            self.provisional.clear();
+        }
+        self.provisional.push_str(&piece.provisional);
+        let text = printable(&piece.text);
+        text.chars().for_each(|c| self.advance(c));
+        self.write(&text)
+    }
+
+    fn end(&mut self) -> io::Result<()> {
+        self.provisional.clear();
+        self.write("")
+    }
+
+    /// Writes `text` behind what there is, and what is provisional now behind that: all at once, so that nothing flickers.
+    fn write(&mut self, text: &str) -> io::Result<()> {
+        let dimmed = self.fitting();
+        let erase = if self.is_dimmed { ERASE } else { "" };
+        self.is_dimmed = !dimmed.is_empty();
+        let frame = match self.is_dimmed {
+            true => format!("{erase}{text}{BEGIN_DIM}{dimmed}{END_DIM}"),
+            false => format!("{erase}{text}"),
+        };
+        self.out.write_all(frame.as_bytes()).and_then(|()| self.out.flush())
+    }
+
+    /// The text ends behind `c` now.
+    fn advance(&mut self, c: char) {
+        self.column = match (c, c.width(), self.column, self.columns) {
+            ('\n', ..) => Some(0),
+            ('\t', _, Some(column), Some(columns)) => {
+                Some((column / TAB * TAB + TAB).min(columns.saturating_sub(1)))
+            }
+            (_, Some(width @ 1..), Some(column), Some(columns)) if column + width <= columns => {
+                Some(column + width)
+            }
+            (_, Some(width @ 1..), Some(_), Some(_)) => Some(width),
+            _ => None,
+        };
+    }
+
+    /// What of the provisional text is in the same line as the end of the text.
+    fn fitting(&self) -> String {
+        let (Some(column), Some(columns)) = (self.column, self.columns) else { return String::new() };
+        let mut room = columns.saturating_sub(column + 1);
+        let fits = |c: &char| match c.width().filter(|width| (1..=room).contains(width)) {
+            Some(width) if !c.is_control() => {
+                room -= width;
+                true
+            }
+            _ => false,
+        };
+        self.provisional.chars().take_while(fits).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const ROWS: u16 = 4;
+    const COLUMNS: u16 = 20;
+
+    fn twenty() -> Option<usize> {
+        Some(COLUMNS.into())
+    }
+
+    fn said(text: &str) -> Piece {
+        Piece { text: text.to_owned(), ..Piece::default() }
+    }
+
+    fn told(text: &str) -> Piece {
+        Piece { provisional: text.to_owned(), ..Piece::default() }
+    }
+
+    fn retracted(characters: usize) -> Piece {
+        Piece { retracted: characters, ..Piece::default() }
+    }
+
+    /// A small terminal to which all of that was written.
+    fn seen(drawing: &Drawing<Vec<u8>>) -> vt100::Parser {
+        let mut terminal = vt100::Parser::new(ROWS, COLUMNS, 0);
+        // As a line discipline does.
+        let text = String::from_utf8_lossy(&drawing.out).replace('\n', "\r\n");
+        terminal.process(text.as_bytes());
+        terminal
+    }
+
+    fn after(pieces: &[Piece]) -> vt100::Parser {
+        let mut drawing = Drawing::new(Vec::new(), twenty);
+        pieces.iter().for_each(|piece| drawing.show(piece).unwrap());
+        seen(&drawing)
+    }
+
+    /// What is on the screen, in dim letters alone.
+    fn dimmed(terminal: &vt100::Parser) -> String {
+        let cell = |row, column| terminal.screen().cell(row, column).filter(|cell| cell.dim());
+        let cells = (0..ROWS).flat_map(|row| (0..COLUMNS).map(move |column| (row, column)));
+        cells.filter_map(|(row, column)| cell(row, column)).map(vt100::Cell::contents).collect()
+    }
+
+    #[test]
+    fn what_is_drafted_stands_dimmed_behind_the_text_until_it_is_said_or_taken_back() {
+        let begun = [said("The quick"), told(" brown fox")];
+        let terminal = after(&begun);
+        assert_eq!(terminal.screen().contents(), "The quick brown fox");
+        assert_eq!((dimmed(&terminal).as_str(), terminal.screen().cursor_position()), (" brown fox", (0, 9)));
+        let terminal = after(&[&begun[..], &[retracted(4)]].concat());
+        assert_eq!(terminal.screen().contents(), "The quick brown");
+        let terminal = after(&[&begun[..], &[retracted(4), said(" brown\ndog")]].concat());
+        assert_eq!(
+            (terminal.screen().contents(), dimmed(&terminal)),
+            ("The quick brown\ndog".into(), "".into())
+        );
+    }
+
+    #[test]
+    fn what_does_not_fit_into_the_line_is_not_shown() {
+        for (text, guess, shown) in [
+            ("0123456789", "abcdefghijklm", "abcdefghi"),
+            ("0123456789", "ab\ncd", "ab"),
+            ("0123456789012345678", "abc", ""),
+            ("01234567890123456789", "abc", ""),
+            ("012345678901234567890", "abc", "abc"),
+            ("012345678901234", "日本語", "日本"),
+            ("a\u{301}", "bc", ""),
+            ("a\u{301}\n", "b\u{301}c", "b"),
+            ("\ttab", "abcdefghij", "abcdefgh"),
+        ] {
+            assert_eq!(dimmed(&after(&[said(text), told(guess)])), shown, "{text} {guess}");
+        }
+    }
+
+    #[test]
+    fn a_window_of_another_size_or_of_none_shows_no_drafts_until_the_next_line() {
+        let mut drawing = Drawing::new(Vec::new(), twenty);
+        drawing.show(&said("one ")).unwrap();
+        drawing.columns_now = || Some(30);
+        drawing.show(&told("two")).unwrap();
+        assert_eq!(drawing.out, b"one ");
+        drawing.show(&said("2\n")).unwrap();
+        drawing.show(&told("three")).unwrap();
+        assert_eq!(dimmed(&seen(&drawing)), "three");
+        let mut drawing = Drawing::new(Vec::new(), || None);
+        drawing.show(&told("one")).unwrap();
+        assert!(drawing.out.is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn however_much_was_drafted_and_taken_back_nothing_of_it_is_left(
+            steps in proptest::collection::vec(("[ab日 \t\n]{0,12}", "[ab日e\u{301}\n]{0,30}", 0..9usize), 0..20),
+        ) {
+            let (mut drawing, mut plain) =
+                (Drawing::new(Vec::new(), twenty), Drawing::new(Vec::new(), twenty));
+            for (text, guess, back) in &steps {
+                [said(text), told(guess), retracted(*back)].iter().for_each(|piece| drawing.show(piece).unwrap());
+                plain.show(&said(text)).unwrap();
+            }
+            drawing.end().unwrap();
+            let (with, without) = (seen(&drawing), seen(&plain));
+            prop_assert_eq!(with.screen().contents(), without.screen().contents());
+            prop_assert_eq!(with.screen().cursor_position(), without.screen().cursor_position());
+            prop_assert_eq!(dimmed(&with), "");
+        }
+    }
+}
