@@ -1,6 +1,7 @@
 //! `holobiont check`: whether a deployment file, and everything it names, would start. Nothing is started.
 
 mod doors;
+mod drafts;
 mod executors;
 
 use std::{
@@ -60,7 +61,7 @@ pub(crate) fn run(arguments: &CheckArguments, terminal: Terminal) -> Result<(), 
 /// Everything a configuration names.
 pub(crate) fn deployment(config: &Config, home: &Home) -> Vec<Finding> {
     let allowed = cores::allowed();
-    let mut findings = vec![model(config, home)];
+    let mut findings: Vec<_> = [model(config, home)].into_iter().chain(drafts::model(config, home)).collect();
     let members = config.members();
     let splits = Split::each(&members, &allowed);
     for (member, split) in members.iter().zip(&splits) {
