@@ -220,7 +220,11 @@ fn load(name: &str, body: &Value, client: &Client, terminal: Terminal) -> Result
         let number = |field: &str| answer[field].as_u64().unwrap_or_default();
         let generation = short_generation(text("generation"));
         let (rank, bytes, modules) = (number("rank"), size(number("bytes")), number("modules"));
-        format!("{name} is served: generation {generation}, rank {rank}, {bytes}, {modules} modules changed")
+        let does = match number("draft_layers") {
+            0 => "is served".to_owned(),
+            layers => format!("drafts, of the first {layers} layers"),
+        };
+        format!("{name} {does}: generation {generation}, rank {rank}, {bytes}, {modules} modules changed")
     })
 }
 

@@ -97,6 +97,7 @@ fn adapter(facts: &Value) -> Vec<Row> {
         ("generation", text("generation").or_else(|| text("adapter_generation"))),
         ("rank", number("rank").map(|rank| rank.to_string())),
         ("size", number("bytes").map(size)),
+        ("drafts", number("draft_layers").map(|layers| format!("with the base's first {layers} layers"))),
         ("changes", number("modules").map(|modules| format!("{modules} linear layers"))),
         ("state", state(facts)),
         ("pinned", facts["pinned"].as_bool().map(yes_or_no)),
