@@ -57,7 +57,7 @@ impl<L> Drop for ModelDraft<L> {
 }
 
 impl<L: HostLayers<Error = Infallible>> ModelDraft<L> {
-    pub(crate) fn new(drafter: Drafter<L>, id: TextId, prompt: &[u32], calibration: Calibration) -> Self {
+    fn new(drafter: Drafter<L>, id: TextId, prompt: &[u32], calibration: Calibration) -> Self {
         let verified = prompt.to_vec();
         Self { drafter, id, verified, calibration, asked: Vec::new(), spent: Duration::ZERO }
     }
@@ -116,6 +116,15 @@ impl<L: HostLayers<Error = Infallible>> ModelDraft<L> {
     /// The text as far as `at`.
     fn text(&self, tree: &TokenTree, at: Option<NodeId>) -> Vec<u32> {
         self.verified.iter().copied().chain(way(tree, at)).collect()
+    }
+}
+
+impl<L: HostLayers<Error = Infallible>> Drafter<L> {
+    /// Guesses for a text that begins with `prompt`, trusted as `calibration` says. Nothing is read before it is asked.
+    #[must_use]
+    pub fn text(&self, prompt: &[u32], calibration: Calibration) -> ModelDraft<L> {
+        let id = self.lock().texts.open();
+        ModelDraft::new(self.clone(), id, prompt, calibration)
     }
 }
 

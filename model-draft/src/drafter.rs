@@ -15,10 +15,9 @@ use model::{
     weights::{ResidentLayers, host::HostLayers},
 };
 use policy::perf::{fit::Fit, line::Line};
-use speculation::{calibration::Calibration, draft::MAX_GUESSES};
+use speculation::draft::MAX_GUESSES;
 
 use crate::{
-    draft::ModelDraft,
     texts::{TextId, Texts},
     vocabulary::Vocabulary,
 };
@@ -59,13 +58,6 @@ impl<L: HostLayers<Error = Infallible>> Drafter<L> {
             logits,
             timings,
         })))
-    }
-
-    /// Guesses for a text that begins with `prompt`, trusted as `calibration` says. Nothing is read before it is asked.
-    #[must_use]
-    pub fn text(&self, prompt: &[u32], calibration: Calibration) -> ModelDraft<L> {
-        let id = self.lock().texts.open();
-        ModelDraft::new(self.clone(), id, prompt, calibration)
     }
 }
 

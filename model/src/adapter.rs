@@ -26,9 +26,11 @@ use std::path::Path;
 use files::model_files;
 
 pub use self::{
-    draft::{AnyAdapter, DraftAdapter, DraftShape},
     error::AdapterError,
-    method::{Adapter, AdapterKind, LoraModule, Method, Prefix, ScaleVector, Scales, Side},
+    method::{
+        Adapter, AdapterKind, AnyAdapter, DraftAdapter, DraftShape, LoraModule, Method, Prefix, ScaleVector,
+        Scales, Side,
+    },
 };
 use crate::shape::config::ModelConfig;
 

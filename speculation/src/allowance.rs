@@ -11,10 +11,10 @@ const ADVANCE_STEPS: f64 = 4.0;
 const LOST_PART: f64 = 0.01;
 
 /// Steps' time that is saved up at most: what was earned long ago is no reason to lose it now.
-const MOST_STEPS: f64 = 32.0;
+const MAX_STEPS: f64 = 32.0;
 
 /// Steps' time that is owed at most: a guess that somebody else's work held up says nothing of the next.
-const MOST_OWED_STEPS: f64 = 1.0;
+const MAX_OWED_STEPS: f64 = 1.0;
 
 /// Time that may be spent on drafting.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -33,8 +33,8 @@ impl Allowance {
     /// A step has taken place that takes `step_s` seconds without drafts.
     pub fn add_step(&mut self, step_s: f64) {
         let left_s = self.left_s.unwrap_or(ADVANCE_STEPS * step_s);
-        let left_s = left_s.max(-MOST_OWED_STEPS * step_s) + LOST_PART * step_s;
-        self.left_s = Some(left_s.min(MOST_STEPS * step_s));
+        let left_s = left_s.max(-MAX_OWED_STEPS * step_s) + LOST_PART * step_s;
+        self.left_s = Some(left_s.min(MAX_STEPS * step_s));
     }
 
     /// Drafting has taken, or cost, so many seconds.
@@ -80,7 +80,7 @@ mod tests {
             allowance.earn(5.0);
         }
         allowance.add_step(1.0);
-        assert_eq!(allowance.left_s(), MOST_STEPS);
+        assert_eq!(allowance.left_s(), MAX_STEPS);
     }
 
     #[test]

@@ -7,10 +7,9 @@ use ids::Generation;
 use kernels::TensorType;
 
 use super::{
-    draft::{DraftAdapter, DraftShape},
     error::AdapterError,
     hasher::GenerationHasher,
-    method::{Adapter, LoraModule, Method, Prefix, ScaleVector, Scales, Side},
+    method::{Adapter, DraftAdapter, DraftShape, LoraModule, Method, Prefix, ScaleVector, Scales, Side},
 };
 use crate::shape::source::Target;
 

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use ids::Generation;
 
-use crate::shape::source::Target;
+use crate::shape::{config::ModelConfig, source::Target};
 
 /// An adapter, read and checked against the base model's shape.
 #[derive(Debug, Clone, PartialEq)]
@@ -28,6 +28,89 @@ impl Adapter {
             Method::Ia3(_) | Method::Prefix(_) => &[],
         }
     }
+}
+
+/// What of the base a draft computes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DraftShape {
+    /// The first so many layers; at least one, and no more than there are.
+    pub layers: usize,
+    /// The tokens it guesses among, in ascending order, one at least; `None` for all of them.
+    pub shortlist: Option<Arc<[u32]>>,
+}
+
+/// A draft adapter, read and checked against the base model's shape.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DraftAdapter {
+    /// What of the base it computes.
+    pub shape: DraftShape,
+    /// What it changes there, a LoRA. Its generation is that of all of this; factors of the head are over the whole vocabulary.
+    pub adapter: Adapter,
+}
+
+/// An adapter of either kind.
+#[derive(Debug, Clone, PartialEq)]
+pub enum AnyAdapter {
+    /// Requests are answered by it.
+    Answers(Adapter),
+    /// It guesses for the base, whoever is answered.
+    Drafts(DraftAdapter),
+}
+
+impl AnyAdapter {
+    /// What it changes, and what it is, alone.
+    #[must_use]
+    pub fn into_adapter(self) -> Adapter {
+        match self {
+            Self::Answers(adapter) => adapter,
+            Self::Drafts(draft) => draft.adapter,
+        }
+    }
+
+    /// What it changes, and what it is.
+    #[must_use]
+    pub fn adapter(&self) -> &Adapter {
+        match self {
+            Self::Answers(adapter) => adapter,
+            Self::Drafts(draft) => &draft.adapter,
+        }
+    }
+}
+
+impl From<Adapter> for AnyAdapter {
+    fn from(adapter: Adapter) -> Self {
+        Self::Answers(adapter)
+    }
+}
+
+impl DraftShape {
+    /// The shape of the model that a draft for a base of shape `base` is.
+    #[must_use]
+    pub fn config(&self, base: &ModelConfig) -> ModelConfig {
+        let vocab_size = self.shortlist.as_ref().map_or(base.vocab_size, |ids| ids.len());
+        ModelConfig { layers: self.layers, vocab_size, tied_head: false, ..base.clone() }
+    }
+}
+
+impl DraftAdapter {
+    /// The adapter with the head's factors cut to the shortlist: that of a model of [`DraftShape::config`].
+    #[must_use]
+    pub fn shortlisted(&self) -> Adapter {
+        let mut adapter = self.adapter.clone();
+        if let (Some(ids), Method::Lora(modules)) = (&self.shape.shortlist, &mut adapter.method) {
+            modules
+                .iter_mut()
+                .filter(|module| module.target == Target::LmHead)
+                .for_each(|head| cut(head, ids));
+        }
+        adapter
+    }
+}
+
+/// Keeps the outputs that `ids` name.
+fn cut(head: &mut LoraModule, ids: &[u32]) {
+    let rank = head.rank;
+    head.b = ids.iter().flat_map(|&id| &head.b[id as usize * rank..][..rank]).copied().collect();
 }
 
 /// The methods by name.

@@ -8,13 +8,13 @@ use std::{
 use files::whole_file;
 
 use super::{
-    draft::{AnyAdapter, DraftShape},
+    draft::take_shape,
     error::AdapterError,
     ia3::Ia3Config,
     limits::{MAX_CONFIG_BYTES, MAX_WEIGHT_BYTES},
     lora::LoraConfig,
     matrix::{StoredMethod, assemble, assemble_draft},
-    method::AdapterKind,
+    method::{AdapterKind, AnyAdapter, DraftShape},
     options::Options,
     prefix::PrefixConfig,
     weight_file::WeightFile,
@@ -132,7 +132,7 @@ impl<'a> Files<'a> {
         match &self.config {
             MethodConfig::Lora(config) => {
                 let layers = config.draft_layers();
-                layers.map(|layers| DraftShape::take(&mut self.weights, self.model, layers)).transpose()
+                layers.map(|layers| take_shape(&mut self.weights, self.model, layers)).transpose()
             }
             MethodConfig::Ia3(_) | MethodConfig::Prefix(_) => Ok(None),
         }

@@ -7,14 +7,14 @@ use std::{
 
 use safetensors::Dtype;
 
-use super::{
-    draft::SHORTLIST, error::AdapterError, limits::MAX_HEADER_BYTES, matrix::StoredMatrix,
-    selection::Selected,
-};
+use super::{error::AdapterError, limits::MAX_HEADER_BYTES, matrix::StoredMatrix, selection::Selected};
 use crate::sources::safetensors::file::{Contents, OtherTensor, StoredTensor, read_all_contents};
 
 /// What PEFT puts before the names of the model it wraps.
 const PREFIX: &str = "base_model.model.";
+
+/// The tensor with the ids of the tokens that a draft guesses among.
+const SHORTLIST: &str = "draft.shortlist";
 
 /// A tensor and what its file calls it.
 pub(super) type Named = (String, StoredTensor);
