@@ -216,6 +216,8 @@ struct Entry<A> {
     cold_starts: u64,
     /// Microseconds they waited until it was.
     load_wait_us: u64,
+    drafted: u64,
+    accepted: u64,
 }
 
 /// Resident adapters by id. Names are the gateway's business, and owners are hidden in the ids.
@@ -233,7 +235,9 @@ impl<A> Default for AdapterTable<A> {
 impl<A> AdapterTable<A> {
     /// Adds an adapter. Its claim says that its id is not taken.
     pub fn insert(&mut self, prepared: Prepared<A>) {
-        let entry = Entry { prepared, users: 0, unloads: Vec::new(), cold_starts: 0, load_wait_us: 0 };
+        let unloads = Vec::new();
+        let entry =
+            Entry { prepared, users: 0, unloads, cold_starts: 0, load_wait_us: 0, drafted: 0, accepted: 0 };
         self.entries.insert(entry.prepared.claim.id(), entry);
     }
 
@@ -285,6 +289,14 @@ impl<A> AdapterTable<A> {
         }
     }
 
+    /// Counts a verification of `drafted` tokens for a request of the adapter.
+    pub fn note_verified(&mut self, id: AdapterId, drafted: usize, accepted: usize) {
+        if let Some(entry) = self.entries.get_mut(&id) {
+            entry.drafted += drafted as u64;
+            entry.accepted += accepted as u64;
+        }
+    }
+
     /// Takes out an adapter that nobody uses.
     pub fn remove_unused(&mut self, id: AdapterId) {
         if self.entries.get(&id).is_some_and(|entry| entry.users == 0) {
@@ -328,6 +340,8 @@ impl<A> AdapterTable<A> {
             rank_rows_device: 0,
             rank_rows_workers: 0,
             rank_rows_executor: 0,
+            drafted: entry.drafted,
+            accepted: entry.accepted,
         };
         self.entries.iter().map(line).collect()
     }

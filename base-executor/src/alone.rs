@@ -213,7 +213,7 @@ fn open(config: &Config, progress: &Progress) -> anyhow::Result<(Base, Hub, Door
         "linear layers loaded"
     );
     let settings = config.layers.settings();
-    let budget = MemoryBudget::of_this_machine(0);
+    let budget = MemoryBudget::of_this_machine(config.process_memory, 0);
     if matches!(base, Base::Cpu(_)) {
         let account = budget.bounded_weights(config.weights.bytes);
         budget::take(&account, told.bytes as u64, "serve a smaller base, or one of fewer bits")?;

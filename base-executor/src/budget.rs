@@ -10,7 +10,7 @@ use std::{
 };
 
 use cache::ledger::{Account, Charge};
-use settings::ByteCount;
+use settings::{ByteCount, MemoryPart};
 use shmproto::message::HeldStats;
 
 /// Of the bound, one part in so many is for what is not accounted for: programs, rows on their way through a pass, files.
@@ -37,17 +37,25 @@ pub struct MemoryBudget {
 }
 
 impl MemoryBudget {
-    /// Of this machine; adapters may take so much of it.
+    /// Of this machine, or of a part of it; adapters may take so much of it.
     #[must_use]
-    pub fn of_this_machine(adapter_bytes: u64) -> Self {
+    pub fn of_this_machine(part: Option<MemoryPart>, adapter_bytes: u64) -> Self {
         let bound = bound_bytes();
-        Self::new(bound - bound / SPARE, adapter_bytes)
+        let bound = bound - bound / SPARE;
+        match part {
+            None => Self::new(bound, adapter_bytes),
+            Some(part) => Self::named("--process-memory", part.bytes_of(bound), adapter_bytes),
+        }
     }
 
     /// Of `limit_bytes`, of which adapters may take so many.
     #[must_use]
     pub fn new(limit_bytes: u64, adapter_bytes: u64) -> Self {
-        let all = Account::new("the memory of this machine or of its control group", limit_bytes);
+        Self::named("the memory of this machine or of its control group", limit_bytes, adapter_bytes)
+    }
+
+    fn named(name: &str, limit_bytes: u64, adapter_bytes: u64) -> Self {
+        let all = Account::new(name, limit_bytes);
         let [weights, blocks, history, workers, clients, drafts] =
             ["weights", "blocks", "history", "workers", "clients", "drafts"]
                 .map(|name| all.part(name, limit_bytes));
@@ -150,6 +158,17 @@ mod tests {
         assert!(limits("1:name=systemd:/init.scope\n").is_empty());
         fs::write(root.path().join("memory.max"), "8192\n").unwrap();
         assert_eq!(limits("0::/system.slice/holobiont.service\n"), [4096, 8192]);
+    }
+
+    #[test]
+    fn several_on_one_machine_are_held_to_their_parts_of_it() {
+        let limit = |part: Option<&str>| {
+            let part = part.map(|part| part.parse().unwrap());
+            MemoryBudget::of_this_machine(part, 50).figures().limit_bytes
+        };
+        let whole = limit(None);
+        assert_eq!((limit(Some("1/3")), limit(Some("4096"))), (whole / 3, 4096));
+        assert_eq!(limit(Some("99999999GiB")), whole, "nobody has more than there is");
     }
 
     #[test]

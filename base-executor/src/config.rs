@@ -10,7 +10,7 @@ use clap::{Parser, ValueEnum};
 use model::{cuda::assist::Invocation, forward::BLOCK_TOKENS};
 use settings::{
     AdapterDtype, ByteCount, CachePolicy, CacheWeight, ColdStart, CoreList, DeviceChoice, Draft, Gbps,
-    KvDtype, LogFormat, MAX_WORKERS,
+    KvDtype, LogFormat, MAX_WORKERS, MemoryPart,
 };
 use shmproto::{board::MAX_SEATS, message};
 
@@ -83,6 +83,10 @@ pub struct Config {
     /// The cost model's unit of time, in milliseconds.
     #[arg(long, value_name = "MS")]
     pub cache_tau_ms: u64,
+    /// Memory of this host that the process may hold in all, its weights too: bytes, or a part, as 1/2 [default: fifteen
+    /// sixteenths of the machine or of its control group].
+    #[arg(long, value_name = "PART")]
+    pub process_memory: Option<MemoryPart>,
     /// A tenant's part of memory beside others, whose part is 1: alice=2; may be given many times.
     #[arg(long = "cache-weight", value_name = "TENANT=N")]
     pub cache_weights: Vec<CacheWeight>,

@@ -128,6 +128,7 @@ fn simulate(workload: &Workload, end: Duration, (cost, blocks): (CostModel, Bloc
         device_blocks: blocks.device,
         host_blocks: blocks.host,
         disk_blocks: blocks.disk,
+        adapter_unit: Default::default(),
         variant: Default::default(),
         adapter_share: None,
         max_adapter_blocks: Some(blocks.adapters),

@@ -35,7 +35,7 @@ use ids::{AdapterId, BlockId};
 pub use self::{
     adapters::{AdapterPlace, Removal},
     audit::Violation,
-    settings::Settings,
+    settings::{AdapterUnit, Settings},
     swap::{Copy, Outcome, Restored},
 };
 use crate::{
@@ -94,6 +94,8 @@ pub struct Statistics {
     pub failed_copies: u64,
     /// Adapters that left the device to make room.
     pub evicted_adapters: u64,
+    /// Blocks that adapters gave up to make room, and stayed ([`AdapterUnit::Block`]).
+    pub shed_adapter_blocks: u64,
 }
 
 /// See the module.

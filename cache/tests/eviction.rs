@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cache::{
     Cache, Cursor, Namespace, Prefix, Settings, Tier,
-    manager::{AdapterPlace, Copy, Outcome},
+    manager::{AdapterPlace, AdapterUnit, Copy, Outcome},
 };
 use ids::{AdapterId, TenantId};
 
@@ -97,4 +97,37 @@ fn the_favourite_that_has_no_room_or_needs_none_keeps_no_other_from_coming() {
     assert_eq!(cache.wanted_adapter(blocks), Some(small));
     assert_eq!(cache.place_adapter(small, 2), AdapterPlace::Placed);
     assert_eq!(cache.wanted_adapter(blocks), None);
+}
+
+#[test]
+fn an_adapter_gives_up_the_blocks_that_came_last_and_before_its_history_does() {
+    let id = AdapterId([1; 32]);
+    let unit = AdapterUnit::Block { cost: 0.5 };
+    let mut cache = Cache::new(Settings { adapter_unit: unit, ..Settings::device_alone(6, 1) });
+    assert_eq!(cache.place_adapter(id, 4), AdapterPlace::Placed);
+    let place = cache.adapter_blocks(id).to_vec();
+    let namespace = Namespace { adapter: Some(id), sharing: [0; 32], owner: TenantId([0; 32]) };
+    let mut prefix = cache.lookup(namespace, &[7]);
+    let block = cache.allocate(1).unwrap()[0];
+    let block = cache.insert(&mut prefix.cursor, &[7], block);
+    cache.release(&[block]);
+    // A block is free; two more are what the adapter needs least.
+    let held = cache.allocate(3).unwrap();
+    assert_eq!(cache.take_shrunk_adapters(), [id, id]);
+    assert_eq!(cache.adapter_blocks(id), &place[..2]);
+    let found = cache.lookup(namespace, &[7]);
+    assert_eq!(found.blocks.len(), 1, "its history is there, and can be used");
+    cache.release(&found.blocks);
+    // Somebody asks for it: it gets what there is, which is its history's room.
+    assert!(cache.pin_adapter(id));
+    assert_eq!(cache.place_adapter(id, 4), AdapterPlace::Placed);
+    assert_eq!(cache.adapter_blocks(id).len(), 3);
+    assert_eq!(cache.place_adapter(id, 4), AdapterPlace::NoRoom);
+    cache.release(&held);
+    assert_eq!(cache.place_adapter(id, 4), AdapterPlace::Placed);
+    assert!(cache.adapter_blocks(id).starts_with(&place[..2]));
+    assert_eq!((cache.counts().adapters, cache.statistics().shed_adapter_blocks), (4, 2));
+    assert_eq!(cache.place_adapter(id, 4), AdapterPlace::AlreadyThere);
+    cache.unpin_adapter(id);
+    cache.audit().unwrap();
 }

@@ -8,7 +8,7 @@ use std::{
 
 use cache::{
     Cache, Chain, Cursor, Namespace, NodeId, Settings, Tier,
-    manager::{AdapterPlace, Copy, Outcome, Removal},
+    manager::{AdapterPlace, AdapterUnit, Copy, Outcome, Removal},
     replacement::Variant,
     store::{Record, Slot},
 };
@@ -17,6 +17,7 @@ use proptest::prelude::*;
 
 const BLOCK_TOKENS: usize = 2;
 const ADAPTERS: u8 = 3;
+const ADAPTER_BLOCKS: u32 = 3;
 
 #[derive(Debug, Clone)]
 enum Step {
@@ -150,11 +151,17 @@ impl World {
     fn begin(&mut self, number: u8, tokens: Vec<u32>) {
         self.cache.note_request(adapter(number));
         let is_pinned = adapter(number).is_some_and(|id| {
-            let place = self.cache.place_adapter(id, 2);
-            assert_eq!(
-                matches!(place, AdapterPlace::NoRoom | AdapterPlace::TooLarge),
-                !self.cache.has_adapter_place(id)
-            );
+            let had = self.cache.adapter_blocks(id).to_vec();
+            let place = self.cache.place_adapter(id, ADAPTER_BLOCKS);
+            let has = self.cache.adapter_blocks(id);
+            assert!(has.starts_with(&had), "what arrived first stays where it is");
+            match place {
+                AdapterPlace::NoRoom | AdapterPlace::TooLarge => assert_eq!(has, had),
+                AdapterPlace::AlreadyThere => assert_eq!(has.len(), ADAPTER_BLOCKS as usize),
+                AdapterPlace::Placed => assert!(has.len() > had.len()),
+            }
+            let is_whole = has.is_empty() || has.len() == ADAPTER_BLOCKS as usize;
+            assert!(is_whole || self.settings.adapter_unit != AdapterUnit::Whole);
             // Who began before it had a place keeps it there too.
             for other in self.sequences.iter_mut().filter(|other| other.adapter == number && !other.is_pinned)
             {
@@ -246,12 +253,13 @@ impl World {
 
     /// What goes out is taken from its block at once.
     fn take_copies(&mut self) {
-        for id in self.cache.take_evicted_adapters() {
+        let gave_up = [self.cache.take_evicted_adapters(), self.cache.take_shrunk_adapters()];
+        for id in gave_up.into_iter().flatten() {
             let users = self
                 .sequences
                 .iter()
                 .filter(|sequence| sequence.is_pinned && adapter(sequence.adapter) == Some(id));
-            assert_eq!(users.count(), 0, "an adapter that is used has left");
+            assert_eq!(users.count(), 0, "an adapter that is used has left, or a part of it");
         }
         for copy in self.cache.take_copies() {
             match copy {
@@ -341,11 +349,13 @@ impl World {
 
 fn settings() -> impl Strategy<Value = Settings> {
     let variant = prop::sample::select(Variant::ALL);
-    (8..16u32, 0..8u32, 0..24u32, variant).prop_map(|(device, host, disk, variant)| Settings {
+    let unit = prop_oneof![Just(AdapterUnit::Whole), Just(AdapterUnit::Block { cost: 0.5 })];
+    (8..16u32, 0..8u32, 0..24u32, variant, unit).prop_map(|(device, host, disk, variant, unit)| Settings {
         host,
         disk,
         max_kv_blocks: device - 2,
         max_adapter_blocks: device / 2,
+        adapter_unit: unit,
         variant,
         ..Settings::device_alone(device, BLOCK_TOKENS)
     })

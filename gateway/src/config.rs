@@ -278,7 +278,7 @@ fn turns(args: &AdmissionArgs) -> TurnLimits {
         target: Duration::from_millis(args.target_delay_ms),
         interval: Duration::from_millis(args.delay_interval_ms),
     };
-    TurnLimits { max_sequences: args.max_sequences, delays }
+    TurnLimits { max_sequences: args.max_sequences, delays, flood_share: args.flood_share.0 }
 }
 
 fn training(args: TrainingArgs) -> TrainingLimits {

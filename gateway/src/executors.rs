@@ -12,7 +12,7 @@ pub mod prefixes;
 
 use std::sync::{Arc, Mutex};
 
-use policy::routing::ledger::MeanAnswer;
+use policy::{fairness::headroom::Places, routing::ledger::MeanAnswer};
 use shmproto::message::Welcome;
 use tokio::sync::Notify;
 
@@ -56,6 +56,8 @@ struct Claims {
 /// What executors take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Room {
+    /// What they have for tenants that are held back.
+    pub places: Places,
     /// Requests that keep all of them busy.
     pub requests: usize,
     /// Sequences that one of them takes together now.
@@ -176,13 +178,18 @@ impl Executors {
         &self.0.room
     }
 
-    /// What those take that are used for new requests.
+    /// What those take that are used for new requests, of whose places tenants that want more than their part have `flood_share`.
     #[must_use]
-    pub fn room(&self) -> Room {
+    pub fn room(&self, flood_share: f64) -> Room {
         let open = self.all().iter().filter(|member| member.is_open());
         open.fold(Room::default(), |room, member| {
             let load = member.executor().load();
             Room {
+                places: Places {
+                    executors: room.places.executors + 1,
+                    all: room.places.all.saturating_add(load.places),
+                    floods: room.places.floods.saturating_add((load.places as f64 * flood_share) as usize),
+                },
                 requests: room.requests.saturating_add(load.room()),
                 sequences: room.sequences.max(load.limit.saturating_sub(load.held)),
                 limit: room.limit.max(load.limit),

@@ -146,8 +146,12 @@ pub struct Placement {
     pub cold_starts: u64,
     /// Milliseconds that requests waited for it to reach the device.
     pub load_wait_ms: f64,
-    /// Rows times ranks, by [`PLACES`].
+    /// Rows times ranks, by who computed them: the device, the workers, or the executor in their stead.
     pub rank_rows: [u64; 3],
+    /// Tokens that were drafted for requests of it and verified.
+    pub drafted_tokens: u64,
+    /// Of them those that were its own.
+    pub accepted_tokens: u64,
 }
 
 impl Placement {
@@ -155,18 +159,15 @@ impl Placement {
         self.device_bytes += stats.device_bytes;
         self.cold_starts += stats.cold_starts;
         self.load_wait_ms += millis(stats.load_wait_us);
+        self.drafted_tokens += stats.drafted;
+        self.accepted_tokens += stats.accepted;
         for (own, more) in self.rank_rows.iter_mut().zip(rank_rows(stats)) {
             *own += more;
         }
     }
 }
 
-/// Who computes an adapter: the device, the workers, or the executor in their stead.
-pub const PLACES: [&str; 3] = ["device", "workers", "executor"];
-
-/// Rows times ranks of an adapter, by [`PLACES`].
-#[must_use]
-pub fn rank_rows(stats: &AdapterStats) -> [u64; 3] {
+fn rank_rows(stats: &AdapterStats) -> [u64; 3] {
     [stats.rank_rows_device, stats.rank_rows_workers, stats.rank_rows_executor]
 }
 

@@ -27,7 +27,7 @@ use self::desk::{Desk, Grant};
 pub use self::{desk::TenantFigures, refused::Refused};
 use crate::{
     classes::{ClassId, Classes},
-    executors::Executors,
+    executors::{Executors, Room},
     line::Standing,
     lock::lock,
 };
@@ -38,12 +38,14 @@ const LOOK: Duration = Duration::from_secs(1);
 const ABSENCE: Duration = Duration::from_secs(20);
 
 /// What the queue is held to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TurnLimits {
     /// Sequences that wait together.
     pub max_sequences: usize,
     /// How long those of a tenant may wait before more of them are refused.
     pub delays: DelayLimits,
+    /// Of an executor's places, those that tenants have together that want more than their part.
+    pub flood_share: f64,
 }
 
 /// Whose a request is, to whom turns are given.
@@ -77,6 +79,7 @@ pub struct Turns(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     executors: Executors,
+    flood_share: f64,
     desk: Mutex<Desk>,
 }
 
@@ -92,7 +95,10 @@ struct Place<'a> {
 pub struct Turn {
     turns: Turns,
     principal: Principal,
-    /// Its sequences, until they are sent.
+    sequences: usize,
+    /// Of them, those of which nothing was heard yet.
+    unbegun: usize,
+    /// They themselves, until they are sent.
     pub standing: Vec<Standing>,
     charged_tokens: u64,
     served_tokens: u64,
@@ -111,7 +117,7 @@ impl Turns {
     ) -> Self {
         let changed = Arc::clone(executors.room_changed());
         let desk = Mutex::new(Desk::new(limits, classes, clock));
-        let turns = Self(Arc::new(Shared { executors, desk }));
+        let turns = Self(Arc::new(Shared { executors, flood_share: limits.flood_share, desk }));
         let shared = Arc::downgrade(&turns.0);
         tokio::spawn(async move {
             loop {
@@ -129,7 +135,7 @@ impl Turns {
     /// # Errors
     /// Why it would.
     pub fn check(&self, tenant: &Arc<str>) -> Result<(), Refused> {
-        let room = self.0.executors.room();
+        let room = self.room();
         lock(&self.0.desk).check_tenant(tenant, room)
     }
 
@@ -169,20 +175,25 @@ impl Turns {
     }
 
     fn join(&self, asked: &Asked) -> Result<(Place<'_>, oneshot::Receiver<Result<Turn, Refused>>), Refused> {
-        let room = self.0.executors.room();
+        let room = self.room();
         let (number, turn) = lock(&self.0.desk).join(asked, room)?;
         self.give();
         Ok((Place { turns: self, number: Some(number) }, turn))
     }
 
+    fn room(&self) -> Room {
+        self.0.executors.room(self.0.flood_share)
+    }
+
     /// Lets those go for whom there is room.
     fn give(&self) {
-        let room = self.0.executors.room();
-        let grants = lock(&self.0.desk).give(room);
-        for Grant { principal, charged_tokens, waiter } in grants {
+        let grants = lock(&self.0.desk).give(self.room());
+        for Grant { principal, sequences, charged_tokens, waiter } in grants {
             let turn = Turn {
                 turns: self.clone(),
                 principal,
+                sequences,
+                unbegun: sequences,
                 standing: waiter.standing,
                 charged_tokens,
                 served_tokens: 0,
@@ -214,11 +225,21 @@ impl Turn {
     pub fn serve(&mut self, tokens: u64) {
         self.served_tokens += tokens;
     }
+
+    /// So many of its sequences have their first tokens.
+    pub fn begin(&mut self, sequences: usize) {
+        self.unbegun -= sequences;
+        lock(&self.turns.0.desk).begin(&self.principal, sequences);
+        self.turns.0.executors.room_changed().notify_one();
+    }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
         self.release();
-        lock(&self.turns.0.desk).settle(&self.principal, self.charged_tokens, self.served_tokens);
+        self.begin(self.unbegun);
+        let tokens = [self.charged_tokens, self.served_tokens];
+        lock(&self.turns.0.desk).settle(&self.principal, self.sequences, tokens);
+        self.turns.0.executors.room_changed().notify_one();
     }
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod config;
 pub(crate) mod cores;
+pub(crate) mod machine;
 pub(crate) mod paths;
 pub(crate) mod registry;
 pub(crate) mod running;

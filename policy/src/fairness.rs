@@ -12,7 +12,9 @@
 //!
 //! - here: the queue.
 //! - [`service_rate`]: how fast those who wait are served.
+//! - [`headroom`]: how much some may have under way beside others.
 
+pub mod headroom;
 pub mod service_rate;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -193,7 +195,7 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
     }
 
     /// Whose turn it is, among those whose first request `may` go: it leaves, and its cost is charged. `None` if none may.
-    pub fn pop(&mut self, now_us: u64, may: impl FnMut(&T) -> bool) -> Option<Turn<K, T>> {
+    pub fn pop(&mut self, now_us: u64, may: impl FnMut(&K, &T) -> bool) -> Option<Turn<K, T>> {
         let (class, tenant, at) = self.next(now_us, may)?;
         let state = self.tenants.get_mut(&tenant)?;
         let before = state.counter;
@@ -209,7 +211,7 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
         Some(Turn { tenant, entry })
     }
 
-    fn next(&self, now_us: u64, mut may: impl FnMut(&T) -> bool) -> Option<(Class, K, usize)> {
+    fn next(&self, now_us: u64, mut may: impl FnMut(&K, &T) -> bool) -> Option<(Class, K, usize)> {
         let mut classes: Vec<(Class, u32)> = self.passed_over.iter().map(|(&class, &n)| (class, n)).collect();
         // Those that were passed over too often go first, the least urgent of them before all.
         classes.sort_by_key(|&(class, passed)| {
@@ -226,7 +228,7 @@ impl<K: Ord + Clone, T> FairQueue<K, T> {
             let first = |&(_, key, at): &(u64, &K, usize)| {
                 self.tenants[key].queues.get(&class).and_then(|queue| queue.get(at)).map(|entry| &entry.item)
             };
-            let found = waiting.into_iter().find(|one| first(one).is_some_and(&mut may));
+            let found = waiting.into_iter().find(|one| first(one).is_some_and(|item| may(one.1, item)));
             found.map(|(_, key, at)| (class, key.clone(), at))
         })
     }

@@ -45,7 +45,7 @@ pub use self::{
     },
     values::{
         ByteCount, CoreList, DeviceChoice, Draft, Gbps, MAX_CORES, MAX_PROCESS_NAME_BYTES, MAX_WORKERS,
-        Share, WaitFactor, WorkerCount, is_process_name,
+        MemoryPart, Share, WaitFactor, WorkerCount, is_process_name,
     },
     words::{AdapterDtype, Batching, CachePolicy, ColdStart, KvDtype, LogFormat, Routing},
 };

@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use crate::{
     AdapterDtype, Batching, ByteCount, CachePolicy, ColdStart, CoreList, DeviceChoice, Draft, Gbps, KvDtype,
-    LogFormat, Preset,
+    LogFormat, MemoryPart, Preset,
     Preset::{Depends, Is},
     Process, Routing, Setting, Share, Value, WaitFactor, WorkerCount,
     declaration::sections,
@@ -85,6 +85,8 @@ sections! {
         policy: CachePolicy, --"cache-policy" "POLICY", Is("elora"), Executor;
         /// The cost model's unit of time: what nobody asked for that much longer is worth e times less
         tau_ms: u64, --"cache-tau-ms" "MS", Is("10000"), Executor;
+        /// Memory of this host that an executor may hold in all, its weights too: bytes, or a part, as 1/2
+        process: MemoryPart, --"process-memory" "PART", Depends("fifteen sixteenths of the machine or of its control group; of several executors, an even part each"), Executor;
     }
 
     /// `[speculation]`: tokens that are drafted, and then verified several at once. No answer is another for it.
@@ -160,6 +162,9 @@ sections! {
         target_delay_ms: u64, --"target-delay-ms" "MS", Is("250"), Gateway;
         /// How long they may wait longer than that, as in a burst; then new ones are answered 429 with a forecast in `Retry-After`
         delay_interval_ms: u64, --"delay-interval-ms" "MS", Is("5000"), Gateway;
+        /// Of an executor's places, those that tenants have together that want more than their part, as long as others
+        /// are served as they ask; 1 for all
+        flood_share: Share, --"flood-share" "SHARE", Is("0.0625"), Gateway;
         /// Threads that move messages; text work has its own
         threads: u32, --"threads" "N", Is("1"), Gateway;
         /// Listens beyond loopback without keys and under any host name: whoever reaches the port is an administrator

@@ -1,6 +1,6 @@
 //! What values may be: each is read from text, whoever wrote it.
 
-use std::{collections::BTreeSet, ffi::OsString, fmt, path::PathBuf, str::FromStr};
+use std::{collections::BTreeSet, ffi::OsString, fmt, num::NonZeroU32, path::PathBuf, str::FromStr};
 
 use crate::declaration::Value;
 
@@ -46,6 +46,49 @@ impl FromStr for ByteCount {
 impl fmt::Display for ByteCount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
+    }
+}
+
+/// How much of a whole: a number of bytes, or one of so many equal parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryPart {
+    /// So many bytes.
+    Bytes(ByteCount),
+    /// `1/N` of what there is.
+    OneOf(NonZeroU32),
+}
+
+impl MemoryPart {
+    /// Bytes of it, of so many; never more.
+    #[must_use]
+    pub fn bytes_of(self, all: u64) -> u64 {
+        match self {
+            Self::Bytes(bytes) => bytes.0.min(all),
+            Self::OneOf(parts) => all / u64::from(parts.get()),
+        }
+    }
+}
+
+impl FromStr for MemoryPart {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.trim().strip_prefix("1/") {
+            Some(parts) => parts
+                .parse()
+                .map(Self::OneOf)
+                .map_err(|_| format!("`{text}` is no part; write 1/2, 1/3 and so on, or bytes such as 4GiB")),
+            None => text.parse().map(Self::Bytes),
+        }
+    }
+}
+
+impl fmt::Display for MemoryPart {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Bytes(bytes) => bytes.fmt(f),
+            Self::OneOf(parts) => write!(f, "1/{parts}"),
+        }
     }
 }
 
@@ -275,7 +318,16 @@ impl fmt::Display for WorkerCount {
     }
 }
 
-crate::declaration::shown_as_read!(ByteCount, CoreList, DeviceChoice, Gbps, Share, WaitFactor, WorkerCount);
+crate::declaration::shown_as_read!(
+    ByteCount,
+    CoreList,
+    DeviceChoice,
+    Gbps,
+    MemoryPart,
+    Share,
+    WaitFactor,
+    WorkerCount
+);
 
 /// Longest name of a process, in bytes.
 pub const MAX_PROCESS_NAME_BYTES: usize = 32;
@@ -301,6 +353,19 @@ mod tests {
         }
         for wrong in ["", "MiB", "1.5 GiB", "-3", "1TiB", "99999999999 GiB"] {
             assert!(wrong.parse::<ByteCount>().is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn a_part_of_memory_is_bytes_or_one_of_so_many_and_never_more_than_there_is() {
+        for (text, written, bytes) in
+            [("1/3", "1/3", 33), (" 1/1", "1/1", 100), ("2kB", "2000", 100), ("7", "7", 7)]
+        {
+            let part: MemoryPart = text.parse().unwrap();
+            assert_eq!((part.to_string().as_str(), part.bytes_of(100)), (written, bytes));
+        }
+        for wrong in ["1/0", "2/3", "1/", "1/x", "half"] {
+            assert!(wrong.parse::<MemoryPart>().is_err(), "{wrong:?}");
         }
     }
 

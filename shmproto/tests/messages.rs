@@ -114,6 +114,8 @@ fn stats() -> ToGateway {
         rank_rows_device: 5,
         rank_rows_workers: 6,
         rank_rows_executor: 7,
+        drafted: 8,
+        accepted: 9,
     };
     let worker = WorkerStats { core: 1, pid: 4_000, slices: 8, rank_rows: 9, taken_back: 10 };
     ToGateway::Stats(Stats {

@@ -5,8 +5,9 @@
 //! - `options`: what is simulated.
 //! - `side_by_side`: many runs at once.
 //! - `run`: one run. `compare`: all variants. `peak`: the highest rate.
-//! - `phases`, `knee`, `correlation`: the paper's stories.
+//! - `phases`, `knee`, `starvation`, `correlation`: the paper's stories.
 //! - `fleet`: several executors behind one gateway.
+//! - `flood`: some tenants beside one that asks for too much.
 //! - `forecast`: what a load would see on a number of executors.
 //! - `worlds`: small fleets in which everything goes wrong.
 //! - `drawing`: charts of a run. `bench`: what decisions take.
@@ -16,6 +17,7 @@ mod compare;
 mod correlation;
 mod drawing;
 mod fleet;
+mod flood;
 mod forecast;
 mod knee;
 mod options;
@@ -23,6 +25,7 @@ mod peak;
 mod phases;
 mod run;
 mod side_by_side;
+mod starvation;
 mod worlds;
 
 use std::io::{self, Write};
@@ -53,10 +56,14 @@ enum Command {
     Phases(phases::Phases),
     /// Times to the first token over the share that adapters have to themselves (E-26).
     Knee(knee::Knee),
+    /// What each side of a divided device has in use, with few adapters and then with more (E-26).
+    Starvation(starvation::Starvation),
     /// Whether last use, frequency and cost agree (E-27).
     Correlation(correlation::Correlation),
     /// Several executors behind one gateway, with every policy on the same requests (C-23).
     Fleet(fleet::Fleet),
+    /// Four tenants beside one that asks for ten times as much as each of them.
+    Flood(flood::Flood),
     /// What a load would see on a number of executors, and how many it needs.
     Forecast(Box<forecast::Forecast>),
     /// Lives through worlds in which executors die, messages are lost and clocks jump, and checks what must hold.
@@ -102,8 +109,10 @@ impl Cli {
             Command::Peak(peak) => peak.run(out),
             Command::Phases(phases) => phases.run(out),
             Command::Knee(knee) => knee.run(out),
+            Command::Starvation(starvation) => starvation.run(out),
             Command::Correlation(correlation) => correlation.run(out),
             Command::Fleet(fleet) => fleet.run(out),
+            Command::Flood(flood) => flood.run(out),
             Command::Forecast(forecast) => forecast.run(out),
             Command::Worlds(worlds) => worlds.run(out),
             Command::Bench(bench) => bench.run(out),

@@ -40,6 +40,9 @@ pub struct CostModel {
     pub block_bytes: u64,
     /// Bytes that one rank of an adapter takes.
     pub rank_bytes: u64,
+    /// A block that comes to the device or is taken off it, where the thread that computes copies it: a step waits for that.
+    #[serde(default)]
+    pub block_copy_s: f64,
     /// Between host and device, in either direction; the directions do not disturb each other.
     pub link_bytes_per_s: f64,
     /// From and to the disk, both directions together.
@@ -115,6 +118,7 @@ impl CostModel {
         block_tokens: 16,
         block_bytes: 368_640,
         rank_bytes: 312_500,
+        block_copy_s: 0.0,
         link_bytes_per_s: 10e9,
         disk_bytes_per_s: 1e9,
         load_s: 0.0,
@@ -135,6 +139,7 @@ impl CostModel {
         block_tokens: 32,
         block_bytes: 16 << 20,
         rank_bytes: 3_125_000,
+        block_copy_s: 0.0,
         link_bytes_per_s: 25e9,
         disk_bytes_per_s: 3e9,
         load_s: 0.0,
@@ -162,6 +167,7 @@ impl CostModel {
             ("decode_sequence_s", self.decode_sequence_s),
             ("context_token_s", self.context_token_s),
             ("rank_row_s", self.rank_row_s),
+            ("block_copy_s", self.block_copy_s),
             ("load_s", self.load_s),
             ("load_byte_s", self.load_byte_s),
         ];
@@ -199,6 +205,12 @@ impl CostModel {
             self.context_token_s,
             self.rank_row_s,
         ]
+    }
+
+    /// How long so many blocks hold up a step.
+    #[must_use]
+    pub fn copies(&self, blocks: usize) -> Duration {
+        Duration::from_secs_f64(blocks as f64 * self.block_copy_s)
     }
 
     /// What a request takes outside the executor.

@@ -162,7 +162,16 @@ impl<'a> Engine<'a> {
     /// Holds the sequence's adapter on the device until it ends; false if it must wait for that.
     fn hold_adapter(&mut self, sequence: &mut Sequence) -> bool {
         let is_there = self.tiers.hold(&mut self.cache, self.now, sequence.adapter, &mut sequence.is_pinned);
-        is_there || (self.setup.cpu_assist.is_some() && sequence.is_pinned)
+        is_there || (sequence.is_pinned && self.starts_cold(sequence))
+    }
+
+    /// Whether it starts without all of its adapter: where nothing more of it comes, or that takes longer than computing it
+    /// elsewhere (C-28).
+    fn starts_cold(&self, sequence: &Sequence) -> bool {
+        let Some(factor) = self.setup.cpu_assist else { return false };
+        let prompt_s = sequence.pending() as f64 * self.setup.cost.prefill_token_s;
+        let assist_s = prompt_s * (factor - 1.0) * self.tiers.missing(sequence.adapter);
+        self.tiers.arrives_in(sequence.adapter).is_none_or(|takes| assist_s <= takes.as_secs_f64())
     }
 
     fn look_at_fetched(&mut self) {
@@ -255,11 +264,12 @@ impl<'a> Engine<'a> {
             }
             work.prefill_pairs += share.count * (sequence.computed + share.count / 2);
             self.observer.prefill_tokens += share.count as u64;
-            let is_assisted = !self.tiers.is_here(sequence.adapter);
-            prefill += share.count as f64 * self.setup.cpu_assist.filter(|_| is_assisted).unwrap_or(1.0);
+            let slower = self.setup.cpu_assist.unwrap_or(1.0) - 1.0;
+            prefill += share.count as f64 * (1.0 + slower * self.tiers.missing(sequence.adapter));
         }
         work.prefill_tokens = prefill.round() as usize;
-        self.now += self.setup.cost.step(work);
+        let carried = std::mem::take(&mut self.tiers.carried);
+        self.now += self.setup.cost.step(work) + self.setup.cost.copies(carried);
         self.computed_at = self.now;
         self.observer.steps += 1;
         self.postprocess(shares);
@@ -307,6 +317,8 @@ impl<'a> Engine<'a> {
     fn wait(&mut self) -> Result<(), SimulationError> {
         if self.setup.design == Design::Executor {
             self.tiers.idle(&mut self.cache, self.now);
+            // No step waits for what is copied meanwhile.
+            self.tiers.carried = 0;
         }
         let arrival = self.arrivals.peek().map(|Reverse((at, _))| *at + self.setup.cost.request());
         let somebody_waits = !(self.waiting.is_empty() && self.cold.is_empty() && self.fetching.is_empty());

@@ -116,6 +116,8 @@ pub struct FleetSetup {
     pub slo: Slo,
     /// Of each tenant; 1 for those that are not named.
     pub weights: Vec<u64>,
+    /// Of an executor's places, those that tenants have together that want more than their part.
+    pub flood_share: f64,
     /// Where random choices come from.
     pub seed: u64,
 }

@@ -50,9 +50,20 @@ impl Stream {
         -(1.0 - self.uniform()).ln()
     }
 
-    /// Of mean 1 and this coefficient of variation (Marsaglia and Tsang 2000).
+    /// Of mean 1 and this coefficient of variation.
     pub fn gamma(&mut self, cv: f64) -> f64 {
         let shape = 1.0 / (cv * cv);
+        self.gamma_of(shape) / shape
+    }
+
+    /// The same law where each value is drawn as much more often as it is larger: of gaps, the one that a moment falls into.
+    pub fn long_gamma(&mut self, cv: f64) -> f64 {
+        let shape = 1.0 / (cv * cv);
+        self.gamma_of(shape + 1.0) / shape
+    }
+
+    /// Of this shape, and scale 1 (Marsaglia and Tsang 2000).
+    fn gamma_of(&mut self, shape: f64) -> f64 {
         // Below 1 by way of the shape above it.
         let boost = if shape < 1.0 { (1.0 - self.uniform()).powf(1.0 / shape) } else { 1.0 };
         let d = if shape < 1.0 { shape + 1.0 } else { shape } - 1.0 / 3.0;
@@ -62,7 +73,7 @@ impl Stream {
             let v = (1.0 + c * x).powi(3);
             let u = 1.0 - self.uniform();
             if v > 0.0 && u.ln() < 0.5 * x * x + d - d * v + d * v.ln() {
-                return boost * d * v / shape;
+                return boost * d * v;
             }
         }
     }
@@ -85,6 +96,11 @@ mod tests {
         for cv in [0.3, 1.0, 2.0, 4.0] {
             let (mean, found) = moments(|| stream.gamma(cv));
             assert!((mean - 1.0).abs() < 0.05 && (found / cv - 1.0).abs() < 0.05, "{cv}: {mean} {found}");
+        }
+        // The mean of x², over that of x.
+        for cv in [0.3, 1.0, 4.0] {
+            let (mean, _) = moments(|| stream.long_gamma(cv));
+            assert!((mean / (1.0 + cv * cv) - 1.0).abs() < 0.05, "{cv}: {mean}");
         }
         let (mean, cv) = moments(|| stream.exponential());
         assert!((mean - 1.0).abs() < 0.01 && (cv - 1.0).abs() < 0.01);

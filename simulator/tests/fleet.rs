@@ -57,6 +57,7 @@ fn setup(servers: Vec<ServerSetup>) -> FleetSetup {
         policy: Policy::MostIdle,
         slo: Slo::default(),
         weights: Vec::new(),
+        flood_share: 1.0,
         seed: 1,
     }
 }

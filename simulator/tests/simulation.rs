@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use cache::replacement::Variant;
+use cache::{manager::AdapterUnit, replacement::Variant};
 use clap::Parser as _;
 use policy::batch::BatchLimits;
 use proptest::prelude::*;
@@ -14,6 +14,7 @@ use simulator::{
     engine::{Design, Engine, Observation, Setup},
     workload::{
         Adapter, Conversation, Shares, Turn, Workload,
+        arrivals::Before,
         popularity::Popularity,
         scenario::{Recipe, Scenario},
     },
@@ -29,6 +30,7 @@ fn setup(variant: Variant) -> Setup {
         device_blocks: 400,
         host_blocks: 300,
         disk_blocks: 0,
+        adapter_unit: AdapterUnit::Whole,
         variant,
         adapter_share: None,
         max_adapter_blocks: None,
@@ -78,6 +80,19 @@ fn in_an_executor_as_it_is_a_request_takes_its_way_in_and_waits_for_no_adapter()
 }
 
 #[test]
+fn a_step_waits_for_the_blocks_that_are_taken_off_the_device_beside_it() {
+    let decode = |block_copy_s: f64| {
+        let cost = CostModel { block_copy_s, ..CostModel::GPU };
+        let setup = Setup { design: Design::Executor, cost, cpu_assist: Some(1.0), ..setup(Variant::Elora) };
+        let talks = vec![talk(SECOND, 1, vec![turn(100, 1)]), talk(SECOND, 2, vec![turn(20, 50)])];
+        let observation = run(setup, &workload(talks));
+        observation.records.iter().find(|record| record.conversation == 1).unwrap().decode
+    };
+    // The other one leaves three full blocks.
+    assert_eq!(decode(1e-3) - decode(0.0), Duration::from_millis(3));
+}
+
+#[test]
 fn an_executor_with_nothing_to_do_pushes_no_adapter_out_for_another() {
     // Room for one of the two.
     let room = Some(CostModel::GPU.adapter_blocks(32));
@@ -123,11 +138,38 @@ fn a_second_turn_computes_what_is_new_and_what_fills_no_block() {
 
 #[test]
 fn with_help_a_cold_request_starts_at_once_and_more_slowly() {
-    let setup = Setup { cpu_assist: Some(2.0), ..setup(Variant::Elora) };
-    let observation = run(setup, &workload(vec![talk(Duration::ZERO, 1, vec![turn(600, 1)])]));
+    let talks = || workload(vec![talk(Duration::ZERO, 1, vec![turn(600, 1)])]);
+    // Over this link the adapter comes in 200 ms, and help adds 120.
+    let slow = CostModel { link_bytes_per_s: 0.5e9, ..CostModel::GPU };
+    let helped = Setup { cpu_assist: Some(2.0), cost: slow, ..setup(Variant::Elora) };
     // The adapter has come by the second chunk.
-    let record = observation.records[0];
+    let record = run(helped, &talks()).records[0];
     assert_eq!((record.adapter_wait, record.ttft), (Duration::ZERO, prefill(2 * 512) + prefill(88)));
+    let waits = Setup { cpu_assist: Some(2.0), ..setup(Variant::Elora) };
+    let record = run(waits, &talks()).records[0];
+    let copy = CostModel::GPU.over_link(CostModel::GPU.adapter_bytes(32));
+    assert_eq!(record.adapter_wait, copy, "over a fast one it waits");
+}
+
+#[test]
+fn of_an_adapter_that_gave_up_some_blocks_only_these_are_copied_again() {
+    // 24 blocks: an adapter has 6 and its history 3, the other one 6 and a prompt of 11.
+    let mut setup = Setup { host_blocks: 0, cpu_assist: Some(3.0), ..setup(Variant::Elora) };
+    setup.device_blocks = 24;
+    let turns = vec![turn(100, 1), Turn { think: 20 * SECOND, prompt: 20, reply: 1 }];
+    let mut work = workload(vec![talk(Duration::ZERO, 1, turns), talk(10 * SECOND, 2, vec![turn(352, 1)])]);
+    work.adapters.push(Adapter { rank: 32, tenant: 0 });
+    work.conversations[1].adapter = 1;
+    let second = |setup: Setup| {
+        let observation = run(setup, &work);
+        *observation.records.iter().find(|record| record.turn == 1).unwrap()
+    };
+    let adapter_copy = CostModel::GPU.over_link(CostModel::GPU.adapter_bytes(32));
+    let whole = second(setup);
+    assert_eq!((whole.device_blocks, whole.adapter_wait), (0, adapter_copy));
+    let parted = second(Setup { adapter_unit: AdapterUnit::Block { cost: 1.0 }, ..setup });
+    assert_eq!(parted.device_blocks, 3, "its history need not leave before it");
+    assert!(parted.adapter_wait > Duration::ZERO && parted.adapter_wait < adapter_copy, "{parted:?}");
 }
 
 #[test]
@@ -197,6 +239,7 @@ fn recipe(scenario: Scenario, per_s: f64) -> Recipe {
         hostile_per_s: 0.2,
         per_s,
         length_divisor: 1.0,
+        before: Before::default(),
         end: 60 * SECOND,
     }
 }
@@ -211,9 +254,13 @@ proptest! {
         scenario in prop::sample::select(&[Scenario::Chat, Scenario::Translation, Scenario::Agents][..]),
         (host, disk) in (0..300_u32, 0..300_u32),
         per_s in 0.5..6.0_f64,
+        partial in proptest::option::of(0.1..1.0_f32),
     ) {
         let workload = recipe(scenario, per_s).make(seed);
-        let setup = Setup { host_blocks: host, disk_blocks: disk, audit_every: 50, ..setup(variant) };
+        let adapter_unit = partial.map_or(AdapterUnit::Whole, |cost| AdapterUnit::Block { cost });
+        let cpu_assist = partial.map(|_| 2.0);
+        let lower = Setup { host_blocks: host, disk_blocks: disk, ..setup(variant) };
+        let setup = Setup { adapter_unit, cpu_assist, audit_every: 50, ..lower };
         let observation = run(setup, &workload);
         prop_assert_eq!(observation.records.len(), workload.requests());
         let ended: BTreeSet<(usize, usize)> =

@@ -105,7 +105,7 @@ def test_what_is_told_of_drafts_changes_no_stream_and_is_said_or_taken_back(clie
         return "".join(choice.text for chunk in chunks for choice in chunk.choices)
 
     assert text(told) == text(plain)
-    assert told[-1].usage == plain[-1].usage
+    assert told[-1].usage.completion_tokens == plain[-1].usage.completion_tokens == 60
     assert [c.finish_reason for chunk in told for c in chunk.choices if c.finish_reason] == ["length"]
     standing = ""
     for choice in (choice for chunk in told for choice in chunk.choices):

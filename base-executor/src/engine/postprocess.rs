@@ -97,13 +97,16 @@ impl<P: ForwardPass> Engine<P> {
             self.stats.prompt_tokens += portion.count.saturating_sub(sequence.pending_virtual()) as u64;
         }
         let (Gave { logits, vocab_size, drawn }, kv) = (self.computing.gave(), &mut self.kv);
-        let (drafts, stats) = (&mut self.drafts, &mut self.stats.speculation);
+        let (drafts, stats, tiers) = (&mut self.drafts, &mut self.stats.speculation, &mut self.tiers);
         catch_unwind(AssertUnwindSafe(|| {
             if sequence.has_grown() {
                 let Place::Rows(rows) = place else { unreachable!("a tree asks for all logits") };
                 let rows = &mut logits[rows.start * vocab_size..rows.end * vocab_size];
                 let Verified { output, tree, verdict } = sequence.verify(rows, vocab_size, kv);
                 drafts.settle(stats, sequence.commission.as_ref(), (&tree, &verdict));
+                if let Some(id) = sequence.adapter_id() {
+                    tiers.note_verified(id, tree.len(), verdict.accepted.len());
+                }
                 return Some(output);
             }
             let given = match place {

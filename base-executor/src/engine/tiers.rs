@@ -92,6 +92,10 @@ impl<A> Tiers<A> {
         self.host.note_cold_start(id, load_wait_us);
     }
 
+    pub(super) fn note_verified(&mut self, id: AdapterId, drafted: usize, accepted: usize) {
+        self.host.note_verified(id, drafted, accepted);
+    }
+
     /// A pass over so many rows took so long.
     pub(super) fn observe(&mut self, rows: usize, took: Duration) {
         self.device.observe(rows, took);

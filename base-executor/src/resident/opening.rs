@@ -92,7 +92,7 @@ pub(super) fn open<O: Opening>(
     let (shape, suits) = O::shape(&weights);
     let layer_plan = base.layer_plan(config, &shape, suits);
     device.tell(&base, &weights);
-    let budget = MemoryBudget::of_this_machine(config.adapter_bytes.0);
+    let budget = MemoryBudget::of_this_machine(config.process_memory, config.adapter_bytes.0);
     let [weight_bytes, pool_bytes] = O::host_bytes(&weights, config);
     let weights_account = budget.bounded_weights(config.weights.bytes);
     budget::take(&weights_account, weight_bytes, "serve a smaller base, or one of fewer bits")?;

@@ -167,6 +167,7 @@ fn slowed(model: &CostModel, slowness: f64) -> CostModel {
         decode_sequence_s: model.decode_sequence_s * slowness,
         context_token_s: model.context_token_s * slowness,
         rank_row_s: model.rank_row_s * slowness,
+        block_copy_s: model.block_copy_s * slowness,
         load_s: model.load_s * slowness,
         load_byte_s: model.load_byte_s * slowness,
         ..*model

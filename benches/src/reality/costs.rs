@@ -73,8 +73,12 @@ pub(crate) fn fitted(
 pub(super) fn run(config: &Config, cores: &Cores, path: &Path) -> Result<Vec<Comparison>> {
     let (observed, block_bytes) = observe(config, cores)?;
     let fitted = fitted(&config.model, block_bytes, observed.iter().map(|(_, observed)| observed.clone()))?;
+    let link_bytes_per_s =
+        copy_rate(config, cores, &fitted, Memory { device: NARROW, host: BELOW, disk: 0 })?;
     let model = CostModel {
-        link_bytes_per_s: copy_rate(config, cores, &fitted, Memory { device: NARROW, host: BELOW, disk: 0 })?,
+        link_bytes_per_s,
+        // On a CPU the thread that computes is the link.
+        block_copy_s: block_bytes as f64 / link_bytes_per_s,
         disk_bytes_per_s: copy_rate(config, cores, &fitted, Memory { device: NARROW, host: 0, disk: BELOW })?,
         ..fitted
     };

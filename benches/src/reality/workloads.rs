@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use simulator::workload::{
     Shares,
+    arrivals::Before,
     popularity::Popularity,
     scenario::{Recipe, Scenario},
 };
@@ -36,6 +37,7 @@ pub(super) fn cases() -> [Case; 5] {
         hostile_per_s: 0.0,
         per_s: 1.6,
         length_divisor: 4.0,
+        before: Before::Nothing,
         end: LENGTH,
     };
     let roomy = Memory { device: 512 * MIB, host: 0, disk: 0 };

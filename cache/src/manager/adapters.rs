@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use ids::{AdapterId, BlockId};
 
-use super::{Cache, Settings};
+use super::{AdapterUnit, Cache, Settings};
 use crate::{
     frontier::key_of,
     tier::{Place, Tier},
@@ -13,9 +13,9 @@ use crate::{
 /// Whether there is a place for an adapter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdapterPlace {
-    /// It had one already.
+    /// It had one already, for all of it.
     AlreadyThere,
-    /// It has one now; others may have given up theirs ([`Cache::take_evicted_adapters`]).
+    /// It has one now, or a larger one; others may have given up theirs ([`Cache::take_evicted_adapters`]).
     Placed,
     /// What is in use leaves too little room; nothing was evicted.
     NoRoom,
@@ -35,9 +35,12 @@ pub enum Removal {
 }
 
 /// The place of one adapter.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Home {
+    /// In the order in which they are filled.
     blocks: Vec<BlockId>,
+    /// Blocks that all of it takes.
+    wanted: usize,
     pins: u32,
 }
 
@@ -49,6 +52,8 @@ pub(super) struct Adapters {
     pinned_blocks: usize,
     /// Those that gave way and have not been told of.
     evicted: Vec<AdapterId>,
+    /// Those that gave up part of their place and have not been told of.
+    shrunk: Vec<AdapterId>,
 }
 
 impl Adapters {
@@ -75,6 +80,24 @@ impl Adapters {
         let home = adapter.and_then(|adapter| self.homes.get(&adapter));
         home.map_or(0, |home| u32::try_from(home.blocks.len()).unwrap_or(u32::MAX))
     }
+
+    fn extend(&mut self, id: AdapterId, wanted: usize, blocks: Vec<BlockId>) {
+        let home = self.homes.entry(id).or_default();
+        self.blocks += blocks.len();
+        if home.pins > 0 {
+            self.pinned_blocks += blocks.len();
+        }
+        home.wanted = wanted;
+        home.blocks.extend(blocks);
+    }
+
+    /// Takes the last block of one that nobody pins.
+    fn shrink(&mut self, id: AdapterId) -> Option<BlockId> {
+        let block = self.homes.get_mut(&id)?.blocks.pop()?;
+        self.blocks -= 1;
+        self.shrunk.push(id);
+        Some(block)
+    }
 }
 
 impl Settings {
@@ -93,53 +116,67 @@ impl Settings {
 }
 
 impl Cache {
-    /// Gives an adapter a place of `blocks` blocks, unpinned, if it has none.
+    /// Gives an adapter a place of `blocks` blocks, unpinned, if it has none; where part of one is of use, what it lacks of
+    /// them, or as many as there is room for ([`Cache::adapter_blocks`]).
     pub fn place_adapter(&mut self, id: AdapterId, blocks: u32) -> AdapterPlace {
-        if self.adapters.homes.contains_key(&id) {
+        let wanted = blocks as usize;
+        let has = self.adapters.homes.get(&id).map(|home| home.blocks.len());
+        if has.is_some_and(|has| has >= wanted) {
             return AdapterPlace::AlreadyThere;
         }
-        let limit = self.settings.max_adapter_blocks as usize;
-        let wanted = blocks as usize;
-        if wanted > limit {
+        if wanted > self.settings.max_adapter_blocks as usize {
             return AdapterPlace::TooLarge;
         }
-        let counts = self.counts();
+        // What it has is no room for the rest of it.
+        let is_pinned = self.pin_adapter(id);
+        let place = self.extend_adapter(id, wanted, has.unwrap_or(0));
+        if is_pinned {
+            self.unpin_adapter(id);
+        }
+        place
+    }
+
+    fn extend_adapter(&mut self, id: AdapterId, wanted: usize, has: usize) -> AdapterPlace {
+        let (counts, limit) = (self.counts(), self.settings.max_adapter_blocks as usize);
         let idle = counts.free + counts.cached + self.adapters.idle_blocks();
-        if wanted > idle || wanted > limit - self.adapters.pinned_blocks {
+        let room = idle.min(limit - self.adapters.pinned_blocks);
+        let missing = match self.settings.adapter_unit {
+            AdapterUnit::Whole => wanted - has,
+            AdapterUnit::Block { .. } => (wanted - has).min(room.max(1)),
+        };
+        if missing > room {
             return AdapterPlace::NoRoom;
         }
-        while self.adapters.blocks + wanted > limit {
+        while self.adapters.blocks + missing > limit {
             if self.evict_idle_adapter().is_none() {
                 return AdapterPlace::NoRoom;
             }
         }
-        while self.pool.counts().free < wanted {
+        while self.pool.counts().free < missing {
             if self.evict_any().is_none() {
                 return AdapterPlace::NoRoom;
             }
         }
-        self.settle_adapter(id, wanted);
-        AdapterPlace::Placed
-    }
-
-    fn settle_adapter(&mut self, id: AdapterId, wanted: usize) {
-        let blocks: Vec<BlockId> = (0..wanted).map_while(|_| self.pool.take()).collect();
-        self.adapters.blocks += blocks.len();
-        self.adapters.homes.insert(id, Home { blocks, pins: 0 });
+        let blocks: Vec<BlockId> = (0..missing).map_while(|_| self.pool.take()).collect();
+        self.adapters.extend(id, wanted, blocks);
         let index = self.tree.adapter_or_new(Some(id));
         self.set_place(index, Tier::Device, Place::Here(0));
         self.visit(index);
+        AdapterPlace::Placed
     }
 
-    /// The least valuable adapter that nobody pins gives up its place, and before it what depends on it: keys and values of others
-    /// would make no room for adapters.
+    /// The least valuable adapter that nobody pins gives up its place, and before it what depends on it, or a block that it can do
+    /// without: keys and values of others would make no room for adapters.
     fn evict_idle_adapter(&mut self) -> Option<()> {
         let idle = self.adapters.homes.iter().filter(|(_, home)| home.pins == 0);
         let roots = idle.filter_map(|(id, _)| self.tree.adapter(Some(*id)));
         let least = roots.map(|index| (key_of(self.worth(index, Tier::Device)), index)).min()?.1;
-        for index in self.tree.subtree(least).into_iter().skip(1).collect::<Vec<_>>().into_iter().rev() {
-            if self.may_leave(index, Tier::Device) {
-                self.evict(index, Tier::Device);
+        if !self.can_shrink(least) {
+            let below: Vec<u32> = self.tree.subtree(least).into_iter().skip(1).collect();
+            for index in below.into_iter().rev() {
+                if self.may_leave(index, Tier::Device) {
+                    self.evict(index, Tier::Device);
+                }
             }
         }
         self.evict_adapter(least);
@@ -199,22 +236,27 @@ impl Cache {
         Removal::Removed
     }
 
-    /// Whether an adapter has a place.
+    /// Whether an adapter has a place, if not for all of it.
     #[must_use]
     pub fn has_adapter_place(&self, id: AdapterId) -> bool {
         self.adapters.homes.contains_key(&id)
     }
 
+    fn has_whole_place(&self, id: AdapterId) -> bool {
+        self.adapters.homes.get(&id).is_some_and(|home| home.blocks.len() >= home.wanted)
+    }
+
     /// The adapter that is asked for most of those without a place whose `blocks` are free, as long as the device is idle: its
-    /// owner may place it before somebody waits for it (E-07). One that needs no place, or cannot have one, has none of them.
+    /// owner may place it, or the rest of it, before somebody waits for it (E-07). One that needs no place, or cannot have one, has none of them.
     #[must_use]
     pub fn wanted_adapter(&self, blocks: impl Fn(AdapterId) -> Option<u32>) -> Option<AdapterId> {
         if self.settings.max_adapter_blocks == 0 || !self.is_idle() {
             return None;
         }
         let [free, _] = self.room_for_adapter();
-        let fits = |id| blocks(id).is_some_and(|blocks| blocks as usize <= free);
-        self.usage.favourite(|id| !self.has_adapter_place(id) && fits(id))
+        let lacks = |id, blocks: u32| (blocks as usize).saturating_sub(self.adapter_blocks(id).len());
+        let fits = |id| blocks(id).is_some_and(|blocks| lacks(id, blocks) <= free);
+        self.usage.favourite(|id| !self.has_whole_place(id) && fits(id))
     }
 
     /// Adapters that gave up their places since this was last asked.
@@ -222,18 +264,34 @@ impl Cache {
         std::mem::take(&mut self.adapters.evicted)
     }
 
-    /// The blocks of an adapter's place; none without one.
+    /// Adapters that gave up part of their places since this was last asked; some may have given up the rest, too.
+    pub fn take_shrunk_adapters(&mut self) -> Vec<AdapterId> {
+        std::mem::take(&mut self.adapters.shrunk)
+    }
+
+    /// The blocks of an adapter's place, in the order in which they are filled; none without one.
     #[must_use]
     pub fn adapter_blocks(&self, id: AdapterId) -> &[BlockId] {
         self.adapters.homes.get(&id).map_or(&[], |home| &home.blocks)
     }
 
-    /// An adapter on which nothing depends gives up its place.
+    /// An adapter gives up its place, on which nothing depends, or a block of it.
     pub(super) fn evict_adapter(&mut self, index: u32) {
         let Some(id) = self.tree.adapter_of(index) else { return };
+        if self.can_shrink(index) {
+            self.statistics.shed_adapter_blocks += 1;
+            self.adapters.shrink(id).into_iter().for_each(|block| _ = self.pool.release(block));
+            return self.relist(index);
+        }
         self.statistics.evicted_adapters += 1;
         self.adapters.evicted.push(id);
         self.vacate(id);
+    }
+
+    /// It is an adapter that is of use with a block less.
+    pub(super) fn can_shrink(&self, index: u32) -> bool {
+        let adapter = self.tree.node(index).adapter().flatten();
+        self.settings.adapter_unit != AdapterUnit::Whole && self.adapters.blocks_of(adapter) > 1
     }
 
     fn vacate(&mut self, id: AdapterId) {

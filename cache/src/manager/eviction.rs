@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ids::BlockId;
 
-use super::Cache;
+use super::{AdapterUnit, Cache};
 use crate::{
     frontier::{key_of, worth_of},
     replacement::{Candidate, REVIEWED_AT_ONCE, visited_again},
@@ -215,8 +215,10 @@ impl Cache {
         let node = self.tree.node(index);
         // What hangs on it in the host has its beginning on the device.
         let is_doubled = tier == Tier::Host && node.place(Tier::Device).is_here();
-        let is_alone =
-            node.children_in[tier as usize] == 0 || is_doubled || !self.policy.rules().keeps_dependencies;
+        let is_alone = node.children_in[tier as usize] == 0
+            || is_doubled
+            || !self.policy.rules().keeps_dependencies
+            || (tier == Tier::Device && self.can_shrink(index));
         let is_idle = match tier {
             // What nobody waits for gives way even before it is there.
             Tier::Device => node.place(tier) != Place::None && !node.is_held,
@@ -269,9 +271,14 @@ impl Cache {
     /// What it takes to have a block back that leaves a tier, in copies of a block.
     fn block_cost(&self, index: u32, tier: Tier) -> f32 {
         let node = self.tree.node(index);
-        let is_copied = match tier {
+        if node.adapter().is_some() {
             // The store of the host keeps every adapter.
-            _ if node.adapter().is_some() => true,
+            return match self.settings.adapter_unit {
+                AdapterUnit::Whole => 1.0,
+                AdapterUnit::Block { cost } => cost,
+            };
+        }
+        let is_copied = match tier {
             Tier::Device => node.lower().is_some(),
             // Nobody fetches it from here; it is copied here again when it leaves the device.
             Tier::Host if node.place(Tier::Device).index().is_some() => return UNAWAITED_COPY,

@@ -4,6 +4,21 @@ use std::time::Duration;
 
 use crate::{replacement::Variant, tier::Tier};
 
+/// How adapters give up their places.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub enum AdapterUnit {
+    /// All at once: an adapter is there, or it is not (E-14).
+    #[default]
+    Whole,
+    /// Block by block, the one that came last first: of use where somebody computes the ranks that are missing (D4.4). So one
+    /// whose history is on the device may give up all but its first block, and one that there is no room for may have some.
+    Block {
+        /// What it costs who asks for an adapter that one of its blocks is missing: the time that computing its ranks elsewhere
+        /// adds, or a copy's where that is shorter. In copies of a block.
+        cost: f32,
+    },
+}
+
 /// What a cache holds itself to.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
@@ -19,6 +34,8 @@ pub struct Settings {
     pub max_kv_blocks: u32,
     /// Blocks of the device that adapters may take at most.
     pub max_adapter_blocks: u32,
+    /// How adapters give up their places.
+    pub adapter_unit: AdapterUnit,
     /// Who leaves first.
     pub variant: Variant,
     /// The cost model's unit of time.
@@ -41,6 +58,7 @@ impl Settings {
             block_tokens,
             max_kv_blocks: blocks,
             max_adapter_blocks: blocks,
+            adapter_unit: AdapterUnit::default(),
             variant: Variant::default(),
             tau: Duration::from_secs(10),
             recompute_cost: Self::RECOMPUTE_COST,

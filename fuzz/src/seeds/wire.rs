@@ -119,6 +119,8 @@ fn stats() -> Stats {
         rank_rows_device: 5,
         rank_rows_workers: 6,
         rank_rows_executor: 7,
+        drafted: 8,
+        accepted: 9,
     };
     let worker = WorkerStats { core: 1, pid: 2, slices: 3, rank_rows: 4, taken_back: 5 };
     Stats { adapters: vec![adapter], workers: vec![worker], ..Stats::default() }
@@ -165,7 +167,7 @@ pub(super) fn to_gateway() -> Vec<Seed> {
     make.refused(
         "a tag of 2 for an option",
         FORMAT,
-        [&[2][..], &[1, 0, 0, 0], &[0; 44], &[2, 0]].concat(),
+        [&[2][..], &[1, 0, 0, 0], &[0; 48], &[2, 0]].concat(),
         "Option",
     );
     let empty = Output { tokens: vec![], prompt: vec![], finish: None, ..output() };

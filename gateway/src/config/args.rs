@@ -5,7 +5,7 @@ use std::{net::SocketAddr, path::PathBuf};
 use clap::Parser;
 use policy::routing::Policy;
 
-use settings::{ByteCount, LogFormat, ServiceClass};
+use settings::{ByteCount, LogFormat, ServiceClass, Share};
 use tls::address::NotHostPort;
 
 use super::values::{ExecutorPlace, NamedPlace, StartAdapter};
@@ -148,6 +148,9 @@ pub struct AdmissionArgs {
     /// Milliseconds for which they may wait longer than that, as in a burst; then new ones are answered with 429
     #[arg(long, value_name = "N")]
     pub delay_interval_ms: u64,
+    /// Of an executor's places, those that tenants have together that want more than their part, beside others
+    #[arg(long, value_name = "SHARE")]
+    pub flood_share: Share,
 }
 
 /// Settings about connections.

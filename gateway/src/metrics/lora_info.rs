@@ -77,6 +77,8 @@ mod tests {
             rank_rows_device: 0,
             rank_rows_workers: 0,
             rank_rows_executor: 0,
+            drafted: 0,
+            accepted: 0,
         };
         let mut adapters: Vec<_> = (0..300).map(|number| stats(number, 1)).collect();
         adapters.push(AdapterStats { waiting: 2, ..stats(300, 0) });

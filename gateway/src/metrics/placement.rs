@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use shmproto::message::{AdapterIdBytes, Stats, Welcome};
+use shmproto::message::{AdapterIdBytes, AdapterStats, Stats, Welcome};
 
 use super::{
     executor::{float, grown},
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     adapters::Registry,
-    placement::{PLACES, kind, mode, rank_rows},
+    placement::{kind, mode},
 };
 
 /// The figures that have no labels, ready to be changed.
@@ -109,33 +109,42 @@ fn count_workers(store: &Store, now: &Stats, before: Option<&Stats>) {
     }
 }
 
-/// Counts rows by name, within the limit on labels. Only an adapter that was computed takes one.
-pub(super) fn count_rank_rows(
+/// A figure of an adapter that only grows, and the label it has beside the adapter's.
+type Counted = (Id, &'static str, fn(&AdapterStats) -> u64);
+
+/// What is counted of each adapter.
+const BY_ADAPTER: [Counted; 5] = [
+    (Id::AdapterRankRows, "device", |stats| stats.rank_rows_device),
+    (Id::AdapterRankRows, "workers", |stats| stats.rank_rows_workers),
+    (Id::AdapterRankRows, "executor", |stats| stats.rank_rows_executor),
+    (Id::AdapterDraftedTokens, "accepted", |stats| stats.accepted),
+    (Id::AdapterDraftedTokens, "rejected", |stats| stats.drafted.saturating_sub(stats.accepted)),
+];
+
+/// Counts what was done for adapters, by name, within the limit on labels. Only an adapter that was computed takes one.
+pub(super) fn count_by_adapter(
     store: &Store,
     adapters: &AdapterLabels,
     now: &Stats,
     before: Option<&Stats>,
     registry: &Registry,
 ) {
-    let old: HashMap<_, _> = before
-        .into_iter()
-        .flat_map(|before| &before.adapters)
-        .map(|adapter| (adapter.adapter, rank_rows(adapter)))
-        .collect();
+    let old = before.into_iter().flat_map(|before| &before.adapters);
+    let old: HashMap<_, _> = old.map(|adapter| (adapter.adapter, adapter)).collect();
     let new = now.adapters.iter().map(|adapter| {
-        let (old, now) = (old.get(&adapter.adapter), rank_rows(adapter));
-        (adapter.adapter, std::array::from_fn(|place| grown(now[place], old.map(|old| old[place]))))
+        let old = old.get(&adapter.adapter);
+        (adapter.adapter, BY_ADAPTER.map(|(.., figure)| grown(figure(adapter), old.map(|old| figure(old)))))
     });
-    let new: Vec<(AdapterIdBytes, [u64; 3])> = new.filter(|(_, rows)| rows != &[0; 3]).collect();
+    let new: Vec<_> = new.filter(|(_, counts)| counts.iter().any(|count| *count > 0)).collect();
     if new.is_empty() {
         return;
     }
     let names = names(registry);
-    for (adapter, rows) in new {
+    for (adapter, counts) in new {
         let figures = names.get(&adapter).map(|name| adapters.of(store, Some(name)));
         let label = figures.as_ref().map_or(OTHER, |figures| &figures.label);
-        for (place, rows) in PLACES.iter().zip(rows) {
-            store.number(Id::AdapterRankRows, &[label, place]).add(float(rows));
+        for ((id, kind, _), count) in BY_ADAPTER.iter().zip(counts) {
+            store.number(*id, &[label, kind]).add(float(count));
         }
     }
 }

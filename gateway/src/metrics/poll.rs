@@ -25,7 +25,7 @@ impl Metrics {
         let mut latest = executor.latest();
         let before = latest.before();
         executor.report(&stats, before);
-        placement::count_rank_rows(&self.store, &self.adapters, &stats, before, registry);
+        placement::count_by_adapter(&self.store, &self.adapters, &stats, before, registry);
         let next = latest.next(stats, Instant::now());
         *latest = next;
     }

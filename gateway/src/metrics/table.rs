@@ -189,6 +189,8 @@ metrics! {
         "Time that took, with the delays of an emulated link";
     AdapterRankRows = Counter, Count, "holobiont_adapter_rank_rows_total", ["adapter", "place"],
         "Rows times ranks of an adapter computed, by place: device, workers, executor (from the executor's memory, because no worker did)";
+    AdapterDraftedTokens = Counter, Count, "holobiont_adapter_drafted_tokens_total", ["adapter", "verdict"],
+        "Tokens that were drafted for an adapter and verified, by verdict: accepted, rejected";
     Workers = Gauge, Count, "holobiont_workers", [],
         "Workers that compute adapters";
     WorkersExpected = Gauge, Count, "holobiont_workers_expected", [],

@@ -214,6 +214,8 @@ fn describe(app: &App, placed: &Placed, entry: &Entry, named: Named) -> Value {
         "cold_starts": placement.cold_starts,
         "load_wait_ms": placement.load_wait_ms,
         "rank_rows": { "device": on_device, "workers": by_workers, "executor": by_executor },
+        "drafted_tokens": placement.drafted_tokens,
+        "accepted_tokens": placement.accepted_tokens,
         "loaded_at": record.loaded_at,
         "last_used_at": entry.last_used_us() / 1_000_000,
     });

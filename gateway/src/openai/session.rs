@@ -184,6 +184,7 @@ impl Session {
         }
         sequence.emitted.extend(output.tokens.iter().map(|token| token.token));
         if !std::mem::replace(&mut sequence.begun, true) {
+            self.turn.begin(1);
             computed += (sequence.generate.prompt.len() as u64).saturating_sub(output.cached_tokens.into());
             output.queued_us += u64::try_from(self.waited.as_micros()).unwrap_or(u64::MAX);
         }

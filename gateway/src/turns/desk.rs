@@ -9,7 +9,7 @@ use std::{
 use policy::{
     admission::Places,
     clock::Clock,
-    fairness::{Entry, FairLimits, FairQueue, service_rate::ServiceRate},
+    fairness::{Entry, FairLimits, FairQueue, headroom::Headroom, service_rate::ServiceRate},
     token_bucket::TokenBucket,
 };
 use tokio::sync::oneshot;
@@ -37,6 +37,7 @@ pub(super) struct Waiter {
 #[derive(Debug)]
 pub(super) struct Grant {
     pub(super) principal: Principal,
+    pub(super) sequences: usize,
     pub(super) charged_tokens: u64,
     pub(super) waiter: Waiter,
 }
@@ -70,6 +71,7 @@ pub(super) struct Desk {
     queue: FairQueue<Principal, Waiter>,
     tenants: BTreeMap<Principal, Tenant>,
     rate: ServiceRate,
+    headroom: Headroom<Principal>,
     /// Turns that were given and are not under way.
     reserved: usize,
     last: u64,
@@ -86,6 +88,7 @@ impl Desk {
             queue: FairQueue::new(bounds),
             tenants: BTreeMap::new(),
             rate: ServiceRate::default(),
+            headroom: Headroom::default(),
             reserved: 0,
             last: 0,
         }
@@ -181,6 +184,7 @@ impl Desk {
         }
         class.tally.request();
         self.rate.observe(0, true, now_us);
+        self.headroom.ask(&asked.principal, weight, now_us);
         Ok((self.last, receiver))
     }
 
@@ -217,16 +221,26 @@ impl Desk {
     pub(super) fn give(&mut self, room: Room) -> Vec<Grant> {
         let now_us = self.now_us();
         let mut grants = Vec::new();
-        let fits = |waiter: &Waiter| waiter.standing.len() <= room.sequences;
-        while self.reserved < room.requests
-            && let Some(turn) = self.queue.pop(now_us, fits)
-        {
+        self.headroom.look(|tenant| self.queue.waiting_of(tenant) > 0, now_us);
+        while self.reserved < room.requests {
+            let crowd = self.headroom.crowd(now_us);
+            let may = |tenant: &Principal, waiter: &Waiter| {
+                waiter.standing.len() <= room.sequences && crowd.lets(tenant, room.places)
+            };
+            let Some(turn) = self.queue.pop(now_us, may) else { break };
             self.reserved += 1;
-            let (principal, entry) = (turn.tenant, turn.entry);
-            grants.push(Grant { principal, charged_tokens: entry.cost_tokens, waiter: entry.item });
+            let (principal, Entry { item, size, cost_tokens, .. }) = (turn.tenant, turn.entry);
+            self.headroom.send(&principal, size);
+            grants.push(Grant { principal, sequences: size, charged_tokens: cost_tokens, waiter: item });
         }
+        self.headroom.look(|tenant| self.queue.waiting_of(tenant) > 0, now_us);
         self.rate.observe(0, !self.queue.is_empty(), now_us);
         grants
+    }
+
+    /// Sequences of a turn have their first tokens, or never will.
+    pub(super) fn begin(&mut self, principal: &Principal, sequences: usize) {
+        self.headroom.begin(principal, sequences);
     }
 
     /// Whoever waits by this number waits no longer.
@@ -240,9 +254,15 @@ impl Desk {
         self.reserved -= 1;
     }
 
-    /// A turn is over that was charged one number of tokens and came to another.
-    pub(super) fn settle(&mut self, principal: &Principal, charged_tokens: u64, served_tokens: u64) {
+    /// A turn of so many sequences is over, which was charged one number of tokens and came to another.
+    pub(super) fn settle(
+        &mut self,
+        principal: &Principal,
+        sequences: usize,
+        [charged_tokens, served_tokens]: [u64; 2],
+    ) {
         let (now_us, classes) = (self.now_us(), Arc::clone(&self.classes));
+        self.headroom.end(principal, sequences, served_tokens, now_us);
         let class = classes.get(principal.class);
         self.queue.settle(principal, class.settings.weight.get().into(), charged_tokens, served_tokens);
         self.rate.observe(served_tokens, !self.queue.is_empty(), now_us);

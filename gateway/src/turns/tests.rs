@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use policy::{admission::DelayLimits, clock::Clock, routing::Forecast};
+use policy::{admission::DelayLimits, clock::Clock, fairness::headroom::Places, routing::Forecast};
 use tokio::sync::oneshot::{Receiver, error::TryRecvError};
 
 use super::{
@@ -34,13 +34,16 @@ struct Bench {
     waiting: Vec<Receiver<Result<Turn, Refused>>>,
 }
 
-const ROOMY: Room = Room { requests: 1, sequences: 1000, limit: 1000 };
+const PLACES: Places = Places { executors: 1, all: 64, floods: 4 };
+/// An executor for nine, with room for one.
+const SMALL: Room = Room { places: PLACES, requests: 1, sequences: 9, limit: 9 };
+const ROOMY: Room = Room { places: PLACES, requests: 1, sequences: 1000, limit: 1000 };
 
 impl Bench {
     fn new(classes: &[&str]) -> Self {
         let classes = Arc::new(Classes::new(classes.iter().map(|text| text.parse().unwrap()).collect()));
         let clock = Arc::new(TestClock(Mutex::new(std::time::Instant::now())));
-        let limits = TurnLimits { max_sequences: 100, delays: DelayLimits::default() };
+        let limits = TurnLimits { max_sequences: 100, delays: DelayLimits::default(), flood_share: 1.0 };
         let desk = Desk::new(limits, Arc::clone(&classes), Arc::clone(&clock) as _);
         Self { desk, classes, clock, waiting: Vec::new() }
     }
@@ -66,13 +69,14 @@ impl Bench {
 
     /// Serves one as it was charged, and says whose it was.
     fn serve(&mut self) -> Option<String> {
-        let Grant { principal, charged_tokens, mut waiter } = self.desk.give(ROOMY).pop()?;
+        let Grant { principal, sequences, charged_tokens, mut waiter } = self.desk.give(ROOMY).pop()?;
         self.desk.release();
         for mut standing in waiter.standing.drain(..) {
             standing.launched();
             standing.begun(Duration::ZERO);
         }
-        self.desk.settle(&principal, charged_tokens, charged_tokens);
+        self.desk.begin(&principal, sequences);
+        self.desk.settle(&principal, sequences, [charged_tokens; 2]);
         Some(principal.tenant.to_string())
     }
 
@@ -124,10 +128,10 @@ fn a_request_that_no_executor_takes_now_lets_others_pass() {
     let large = Asked { sequences: 9, ..bench.asked("large") };
     bench.ask(&large).unwrap();
     bench.join("small").unwrap();
-    let grants = bench.desk.give(Room { requests: 5, sequences: 8, limit: 9 });
+    let grants = bench.desk.give(Room { requests: 5, sequences: 8, ..SMALL });
     assert_eq!(grants.iter().map(|grant| &*grant.principal.tenant).collect::<Vec<_>>(), ["small"]);
     bench.desk.release();
-    assert_eq!(bench.desk.give(Room { requests: 1, sequences: 9, limit: 9 }).len(), 1);
+    assert_eq!(bench.desk.give(SMALL).len(), 1);
 }
 
 #[test]
@@ -135,8 +139,8 @@ fn a_turn_is_given_once_and_whoever_leaves_has_none() {
     let mut bench = Bench::new(&[]);
     (0..3).for_each(|_| bench.join("a").unwrap());
     assert!(bench.desk.leave(2).is_some() && bench.desk.leave(2).is_none());
-    assert_eq!(bench.desk.give(Room { requests: 1, sequences: 9, limit: 9 }).len(), 1);
-    assert_eq!(bench.desk.give(Room { requests: 1, sequences: 9, limit: 9 }).len(), 0, "it is not under way");
+    assert_eq!(bench.desk.give(SMALL).len(), 1);
+    assert_eq!(bench.desk.give(SMALL).len(), 0, "it is not under way");
     bench.desk.release();
     assert_eq!(bench.served(5).len(), 1);
     assert_eq!(bench.desk.figures()[0].waiting, 0);
@@ -215,4 +219,28 @@ fn what_would_miss_its_promise_is_refused_with_the_forecast() {
     );
     let fast = bench.classes.get(bench.classes.of(None, "fast"));
     assert_eq!(Objective::ALL.map(|objective| fast.tally.promises(objective, Outcome::Refused)), [1, 1]);
+}
+
+#[test]
+fn a_flood_has_few_places_beside_one_who_is_served_as_it_asks_and_all_without() {
+    let mut bench = Bench::new(&[]);
+    let wide = Room { requests: 50, ..ROOMY };
+    (0..90).for_each(|_| bench.join("flood").unwrap());
+    assert_eq!(of(&bench.served(20), "flood"), ("flood", 20));
+    bench.advance(Duration::from_secs(2));
+    bench.join("other").unwrap();
+    assert!(bench.served(2).contains(&"other".to_owned()));
+    let mut under_way = Vec::new();
+    for _ in 0..10 {
+        for grant in bench.desk.give(wide) {
+            bench.desk.release();
+            bench.desk.begin(&grant.principal, grant.sequences);
+            under_way.push(grant.principal);
+        }
+    }
+    assert_eq!(under_way.len(), 4, "of 64 places");
+    bench.desk.settle(&under_way[0], 1, [100, 100]);
+    assert_eq!(bench.desk.give(wide).len(), 1, "one for one that has ended");
+    bench.advance(Duration::from_secs(11));
+    assert!(bench.desk.give(wide).len() > 40, "the other one asks no more");
 }

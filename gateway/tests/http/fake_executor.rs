@@ -196,6 +196,8 @@ impl Memory {
             rank_rows_device: 50,
             rank_rows_workers: 40,
             rank_rows_executor: 10,
+            drafted: 12,
+            accepted: 9,
         };
         let worker = |core| WorkerStats { core, pid: 100 + core, slices: 6, rank_rows: 20, taken_back: 1 };
         Stats {

@@ -137,7 +137,7 @@ pub(crate) fn config(directory: &TempDir) -> Config {
         connections: ConnectionLimits { max_body_bytes: 1 << 20, ..ConnectionLimits::default() },
         routing: Policy::default(),
         classes: Vec::new(),
-        turns: TurnLimits { max_sequences: 64, delays: DelayLimits::default() },
+        turns: TurnLimits { max_sequences: 64, delays: DelayLimits::default(), flood_share: 0.0625 },
         executor: ExecutorLimits { max_sequences: 64, silence: WATCHDOG },
         training: TrainingLimits::default(),
         grace: Duration::from_millis(200),

@@ -26,6 +26,11 @@ async fn an_adapters_work_is_counted_by_place_and_goes_on_with_another_executor(
     };
     counted(&harness, 1.0).await;
     assert_eq!(rank_rows(&harness, "base").await, [None; 3], "the base is no adapter");
+    let families = scrape(&harness.client).await;
+    for (verdict, expected) in [("accepted", 9.0), ("rejected", 3.0)] {
+        let labels = [("adapter", "pirate"), ("verdict", verdict)];
+        assert_eq!(value(&families, "holobiont_adapter_drafted_tokens_total", &labels), Some(expected));
+    }
     harness.restart_executor(say("x")).await;
     let answered = async || harness.client.post(TEXT, &ask("pirate", 8)).await.status == 200;
     eventually_async("the next executor answers", answered).await;

@@ -12,7 +12,7 @@ use settings::{ByteCount, DeviceChoice, ExecutorSection};
 
 use crate::{
     commands::check,
-    deployment::{config::Config, cores},
+    deployment::{config::Config, cores, machine},
     exit::Exit,
     home::Home,
     models,
@@ -101,11 +101,7 @@ fn unused_gpu(first: &Finding) -> Finding {
 
 /// Weights, keys and values, and adapters fit into what is free.
 fn memory(config: &Config, home: &Home, meminfo: &str) -> Finding {
-    let kib = |name: &str| {
-        let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
-        line.trim_matches([':', ' ']).split(' ').next()?.parse::<u64>().ok()
-    };
-    let Some(available) = kib("MemAvailable").and_then(|kib| kib.checked_mul(1024)) else {
+    let Some(available) = machine::memory_bytes(meminfo, "MemAvailable") else {
         return Finding::warn("memory", "the system does not say what is free", "look with free -m");
     };
     let model = models::find(config.model.name.as_deref(), home).ok();

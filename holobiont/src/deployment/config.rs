@@ -19,8 +19,8 @@ use std::{
 
 use serde::{Deserialize, Deserializer, de};
 use settings::{
-    DeploymentSection, ExecutorSection, GatewaySection, LayersSection, MemorySection, ModelSection,
-    ServiceClass, Setting, SettingFlags, SpeculationSection, TrainingSection, WorkersSection,
+    DeploymentSection, ExecutorSection, GatewaySection, LayersSection, MemoryPart, MemorySection,
+    ModelSection, ServiceClass, Setting, SettingFlags, SpeculationSection, TrainingSection, WorkersSection,
     variables::{UnknownVariable, Variable},
 };
 
@@ -29,6 +29,12 @@ use tls::address::HostPort;
 use self::executors::Entry;
 pub(crate) use self::executors::Executors;
 use crate::exit::{Exit, Explain};
+
+/// What one of so many executors of a host has of its memory; one alone has it all.
+fn even_part(executors: usize) -> Option<MemoryPart> {
+    let parts = u32::try_from(executors).ok().filter(|parts| *parts > 1)?;
+    NonZeroU32::new(parts).map(MemoryPart::OneOf)
+}
 
 /// Longest deployment file read: a room for thousands of adapters.
 const MAX_FILE_BYTES: u64 = 1 << 20;
@@ -203,10 +209,14 @@ impl Config {
         if self.executor.each.is_empty() {
             return vec![Member { name: None, config: self.clone() }];
         }
-        let members = self.executor.each.iter().filter(|entry| entry.address.is_none()).enumerate();
-        members
-            .map(|(index, entry)| Member { name: Some(entry.name.clone()), config: self.of(index, entry) })
-            .collect()
+        let here: Vec<&Entry> = self.executor.each.iter().filter(|entry| entry.address.is_none()).collect();
+        let member = |index, entry: &Entry| {
+            let mut config = self.of(index, entry);
+            // Nobody knows of the others' memory: each has an even part.
+            config.memory.process = config.memory.process.or_else(|| even_part(here.len()));
+            Member { name: Some(entry.name.clone()), config }
+        };
+        here.iter().enumerate().map(|(index, entry)| member(index, entry)).collect()
     }
 
     /// Executors of other hosts, which are driven from here: names and addresses.

@@ -8,7 +8,7 @@ fn entry(item: usize, cost_tokens: u64) -> Entry<usize> {
     Entry { item, cost_tokens, size: 1, class: 0, deadline_us: None }
 }
 
-fn any(_: &usize) -> bool {
+fn any<K>(_: &K, _: &usize) -> bool {
     true
 }
 
@@ -158,8 +158,8 @@ fn what_is_too_late_never_goes_and_what_may_not_go_keeps_nobody_waiting() {
     queue.push(&0, 1, Entry { deadline_us: Some(10), ..entry(0, 10) }).unwrap();
     queue.push(&0, 1, entry(1, 10)).unwrap();
     queue.push(&1, 1, entry(2, 10)).unwrap();
-    assert_eq!(queue.pop(11, |item| *item != 1).unwrap().entry.item, 2);
-    assert_eq!(queue.pop(11, |item| *item != 1), None);
+    assert_eq!(queue.pop(11, |_, item| *item != 1).unwrap().entry.item, 2);
+    assert_eq!(queue.pop(11, |_, item| *item != 1), None);
     assert_eq!(queue.expire(11).len(), 1);
     assert_eq!(queue.pop(11, any).unwrap().entry.item, 1);
     assert!(queue.is_empty());

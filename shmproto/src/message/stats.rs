@@ -220,6 +220,10 @@ wire_struct! {
         pub rank_rows_workers: u64,
         /// Rows times ranks that the executor computed from the host tier, because no worker did.
         pub rank_rows_executor: u64,
+        /// Tokens that were drafted for requests of it and verified.
+        pub drafted: u64,
+        /// Of them those that were its own.
+        pub accepted: u64,
     }
 }
 

@@ -5,6 +5,7 @@ use std::{fs, io::Write, path::PathBuf, time::Duration};
 use clap::{Args, ValueEnum};
 use policy::{
     batch::BatchLimits,
+    fairness::headroom::FLOOD_SHARE,
     perf::{
         line::Line,
         plane::Plane,
@@ -208,6 +209,7 @@ impl Fleet {
             kv_tokens: u64::MAX,
         };
         let setup = FleetSetup {
+            flood_share: FLOOD_SHARE,
             servers: vec![server; self.executors],
             knowledge: Knowledge::Given,
             policy: job.policy,

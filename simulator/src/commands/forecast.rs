@@ -19,6 +19,7 @@ use crate::{
     fleet::{self, Request, load::of_workload, measured::Measured, summary::Summary},
     workload::{
         Shares,
+        arrivals::Before,
         popularity::Popularity,
         replay,
         scenario::{Recipe, Scenario},
@@ -138,6 +139,7 @@ impl Forecast {
             hostile_per_s: 0.0,
             per_s,
             length_divisor: self.length_divisor,
+            before: Before::Nothing,
             end: Duration::from_secs_f64(self.duration),
         };
         let mut requests = of_workload(&replay::replay(&self.trace, &recipe, self.seed)?);

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use cache::{Settings, replacement::Variant};
+use cache::{Settings, manager::AdapterUnit, replacement::Variant};
 use clap::{Args, ValueEnum};
 use policy::batch::BatchLimits;
 use serde_json::{Value, json};
@@ -14,6 +14,7 @@ use crate::{
     report::Report,
     workload::{
         Shares, Workload,
+        arrivals::Before,
         popularity::Popularity,
         replay,
         scenario::{Recipe, Scenario},
@@ -93,6 +94,9 @@ pub struct Options {
     /// Part of the popularity that moves every minute.
     #[arg(long, default_value_t = 0.1)]
     pub drift: f64,
+    /// What was before, where adapters are asked for in bursts.
+    #[arg(long, value_enum, default_value = "nothing")]
+    pub before: Before,
     /// Tenants that share the adapters among them.
     #[arg(long, default_value_t = 1)]
     pub tenants: u16,
@@ -147,9 +151,12 @@ pub struct Options {
     /// What the policy takes computing a block for, in copies of a block; the costs say what it is.
     #[arg(long, default_value_t = Settings::RECOMPUTE_COST, value_name = "COPIES")]
     pub recompute_cost: f32,
-    /// Prompts whose adapter is on its way are computed at once, so many times as slowly.
+    /// Prompts whose adapter is not there are computed at once where that is faster than waiting, so many times as slowly.
     #[arg(long, value_name = "FACTOR")]
     pub cpu_assist: Option<f64>,
+    /// Adapters give up their places block by block; one that is missing costs who asks for it so many copies of a block.
+    #[arg(long, value_name = "COPIES", requires = "cpu_assist")]
+    pub partial: Option<f32>,
 }
 
 impl Options {
@@ -172,6 +179,7 @@ impl Options {
             device_blocks,
             host_blocks: self.host_blocks.unwrap_or(device_blocks),
             disk_blocks: self.disk_blocks,
+            adapter_unit: self.partial.map_or(AdapterUnit::Whole, |cost| AdapterUnit::Block { cost }),
             variant: self.variant,
             adapter_share: self.adapter_share,
             max_adapter_blocks: self.max_adapter_blocks,
@@ -191,14 +199,19 @@ impl Options {
             ("--tau", Some(self.tau)),
             ("--recompute-cost", Some(f64::from(self.recompute_cost))),
             ("--length-divisor", self.length_divisor),
-            ("--cpu-assist", self.cpu_assist),
+            ("--partial", self.partial.map(f64::from)),
             ("--adapters", Some(self.adapters as f64)),
             ("--rank", self.rank.map(f64::from)),
             ("--max-running", self.max_running.map(|count| count as f64)),
             ("--chunk-tokens", self.chunk_tokens.map(|count| count as f64)),
         ];
         let shares = [("--drift", Some(self.drift)), ("--adapter-share", self.adapter_share)];
-        let at_least_0 = [("--warmup", Some(self.warmup)), ("--hostile", Some(self.hostile))];
+        let at_least_0 = [
+            ("--warmup", Some(self.warmup)),
+            ("--hostile", Some(self.hostile)),
+            // What is computed elsewhere is not faster for it.
+            ("--cpu-assist", self.cpu_assist.map(|factor| factor - 1.0)),
+        ];
         let is_bad = |(name, value): (&'static str, Option<f64>), is_good: fn(f64) -> bool| {
             value.filter(|&value| !value.is_finite() || !is_good(value)).map(|_| name)
         };
@@ -228,6 +241,7 @@ impl Options {
             hostile_per_s: self.hostile,
             per_s: self.rate,
             length_divisor: self.length_divisor.unwrap_or(defaults.length_divisor),
+            before: self.before,
             end: Duration::from_secs_f64(self.duration),
         };
         match &self.trace {
@@ -294,6 +308,7 @@ impl Options {
             "adapter_blocks": [cost.adapter_blocks(rank), cost.adapter_blocks(2 * rank)],
             "popularity": self.popularity.to_string(),
             "drift": self.drift,
+            "before": self.before,
             "tenants": self.tenants,
             "tenants_have_shares": !self.no_shares,
             "hostile_per_s": self.hostile,
@@ -312,6 +327,7 @@ impl Options {
             "tau_s": self.tau,
             "recompute_cost": self.recompute_cost,
             "cpu_assist": self.cpu_assist,
+            "partial": self.partial,
         }))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cache::{Settings, replacement::Variant};
+use cache::{Settings, manager::AdapterUnit, replacement::Variant};
 use clap::ValueEnum;
 use policy::batch::BatchLimits;
 use serde::Serialize;
@@ -35,6 +35,8 @@ pub struct Setup {
     pub host_blocks: u32,
     /// Blocks of the disk.
     pub disk_blocks: u32,
+    /// How adapters give up their places.
+    pub adapter_unit: AdapterUnit,
     /// Who leaves first.
     pub variant: Variant,
     /// The share of the device that adapters have to themselves; else it is as the variant says.
@@ -45,7 +47,8 @@ pub struct Setup {
     pub tau: Duration,
     /// What computing a block is taken to be, in copies of a block.
     pub recompute_cost: f32,
-    /// Prompts of a request whose adapter is on its way are computed at once, and take so many times as long; else it waits.
+    /// Prompts of a request whose adapter is not there are computed at once where that is faster than waiting for it, and take
+    /// so many times as long, or less where part of it is there; else it waits.
     pub cpu_assist: Option<f64>,
     /// Requests that arrive later are not made.
     pub end: Duration,
@@ -87,6 +90,7 @@ pub(super) fn settings(setup: &Setup, workload: &Workload) -> Result<Settings, S
     let alone = Settings {
         host: setup.host_blocks,
         disk: setup.disk_blocks,
+        adapter_unit: setup.adapter_unit,
         variant: setup.variant,
         tau: setup.tau,
         recompute_cost: setup.recompute_cost,

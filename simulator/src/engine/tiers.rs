@@ -42,7 +42,10 @@ enum Job {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Whereabouts {
     Away,
+    /// What its place has room for is on its way, but for what is there.
     Coming,
+    /// It has no room for more than is there.
+    Partly,
     Here,
 }
 
@@ -51,8 +54,15 @@ struct AdapterState {
     rank: u32,
     blocks: u32,
     at: Whereabouts,
+    /// Blocks of it that are there.
+    here: u32,
     /// How often it was given a place: a copy to an earlier one is nothing to it.
     placed: u32,
+}
+
+/// Blocks that an adapter has a place for.
+fn blocks_of(cache: &Cache, adapter: usize) -> u32 {
+    cache.adapter_blocks(adapter_id(adapter)).len() as u32
 }
 
 #[derive(Debug)]
@@ -62,6 +72,8 @@ pub(super) struct Tiers {
     to_device: Link<Job>,
     to_host: Link<Job>,
     disk: Link<Job>,
+    /// Blocks that came to the device or were taken off it since this was last set back.
+    pub(super) carried: usize,
     /// Adapters that were asked for, and copied, one by one.
     pub(super) loaded_adapters: u64,
 }
@@ -72,6 +84,7 @@ impl Tiers {
             rank: adapter.rank,
             blocks: cost.adapter_blocks(adapter.rank),
             at: Whereabouts::Away,
+            here: 0,
             placed: 0,
         };
         Self {
@@ -80,12 +93,26 @@ impl Tiers {
             to_device: Link::default(),
             to_host: Link::default(),
             disk: Link::default(),
+            carried: 0,
             loaded_adapters: 0,
         }
     }
 
     pub(super) fn is_here(&self, adapter: usize) -> bool {
         self.adapters[adapter].at == Whereabouts::Here
+    }
+
+    /// The part of an adapter that is not there.
+    pub(super) fn missing(&self, adapter: usize) -> f64 {
+        let AdapterState { blocks, here, .. } = self.adapters[adapter];
+        1.0 - f64::from(here) / f64::from(blocks)
+    }
+
+    /// How long what is missing is on its way, with the link to itself; none if no more comes.
+    pub(super) fn arrives_in(&self, adapter: usize) -> Option<Duration> {
+        let AdapterState { rank, at, .. } = self.adapters[adapter];
+        let takes = self.cost.over_link(self.cost.adapter_bytes(rank)).mul_f64(self.missing(adapter));
+        (at == Whereabouts::Coming).then_some(takes)
     }
 
     /// How long the link to the device has been busy.
@@ -106,12 +133,12 @@ impl Tiers {
         adapter: usize,
         is_pinned: &mut bool,
     ) -> bool {
-        let id = adapter_id(adapter);
+        self.note_evicted(cache);
+        if matches!(self.adapters[adapter].at, Whereabouts::Away | Whereabouts::Partly) {
+            self.place(cache, now, adapter, Class::Demand);
+        }
         if !*is_pinned {
-            if self.adapters[adapter].at == Whereabouts::Away {
-                self.place(cache, now, adapter, Class::Demand);
-            }
-            *is_pinned = cache.pin_adapter(id);
+            *is_pinned = cache.pin_adapter(adapter_id(adapter));
         }
         if self.adapters[adapter].at == Whereabouts::Coming {
             let is_it = |job: &Job| matches!(job, Job::Adapter { index, .. } if *index == adapter);
@@ -126,18 +153,29 @@ impl Tiers {
             return;
         }
         self.note_evicted(cache);
+        let has = blocks_of(cache, adapter);
         let state = &mut self.adapters[adapter];
         state.at = Whereabouts::Coming;
         state.placed += 1;
         self.loaded_adapters += 1;
-        let takes = self.cost.over_link(self.cost.adapter_bytes(state.rank));
+        let bytes =
+            self.cost.adapter_bytes(state.rank) * u64::from(has - state.here) / u64::from(state.blocks);
+        let takes = self.cost.over_link(bytes);
         let job = Job::Adapter { index: adapter, placed: state.placed };
         self.to_device.submit(now, Urgency::Of(class), job, takes);
     }
 
     fn note_evicted(&mut self, cache: &mut Cache) {
+        for index in cache.take_shrunk_adapters().into_iter().map(adapter_index) {
+            let state = &mut self.adapters[index];
+            state.here = state.here.min(blocks_of(cache, index));
+            if state.at == Whereabouts::Here {
+                state.at = Whereabouts::Partly;
+            }
+        }
         for id in cache.take_evicted_adapters() {
-            self.adapters[adapter_index(id)].at = Whereabouts::Away;
+            let state = &mut self.adapters[adapter_index(id)];
+            (state.at, state.here) = (Whereabouts::Away, 0);
         }
     }
 
@@ -156,6 +194,7 @@ impl Tiers {
                     link.submit(now, Urgency::Of(class), Job::In { node, block }, takes);
                 }
                 Copy::Out { node, slots, .. } => {
+                    self.carried += 1;
                     let [host, disk] = slots.map(|slot| slot.is_some());
                     if host {
                         let job = Job::Out { node, tier: Tier::Host };
@@ -176,12 +215,17 @@ impl Tiers {
         for link in [&mut self.to_device, &mut self.to_host, &mut self.disk] {
             while let Some(job) = link.end_next(now) {
                 match job {
-                    Job::In { node, block } => cache.copied_in(node, block, Outcome::Done),
+                    Job::In { node, block } => {
+                        self.carried += 1;
+                        cache.copied_in(node, block, Outcome::Done);
+                    }
                     Job::Out { node, tier } => cache.copied_out(node, tier, Outcome::Done),
                     Job::Adapter { index, placed } => {
                         let state = &mut self.adapters[index];
                         if state.placed == placed && state.at == Whereabouts::Coming {
-                            state.at = Whereabouts::Here;
+                            state.here = blocks_of(cache, index);
+                            let is_whole = state.here == state.blocks;
+                            state.at = if is_whole { Whereabouts::Here } else { Whereabouts::Partly };
                         }
                     }
                 }

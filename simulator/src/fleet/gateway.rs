@@ -3,7 +3,10 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use policy::{
-    fairness::{Entry, FairLimits, FairQueue},
+    fairness::{
+        Entry, FairLimits, FairQueue, Turn,
+        headroom::{Headroom, Places},
+    },
     perf::serving::{Load, ServingFit, ServingModel},
     random::Rng,
     routing::{
@@ -74,6 +77,9 @@ pub(super) struct Sent {
 pub(super) struct Gateway {
     setup: FleetSetup,
     queue: FairQueue<u16, usize>,
+    headroom: Headroom<u16>,
+    /// Whose each is, once it has come.
+    tenants: Vec<u16>,
     views: Vec<View>,
     pub(super) states: Vec<State>,
     /// From when on each is too late.
@@ -96,6 +102,8 @@ impl Gateway {
             views: views.collect(),
             setup,
             queue: FairQueue::new(FairLimits { max_waiting: 1 << 20, ..FairLimits::default() }),
+            headroom: Headroom::default(),
+            tenants: vec![0; requests],
             states: vec![State::Unknown; requests],
             deadlines_us: vec![None; requests],
             charged: vec![0; requests],
@@ -136,6 +144,8 @@ impl Gateway {
             Entry { item: id, cost_tokens: self.cost_tokens(request), size: 1, class: 0, deadline_us };
         self.states[id] = State::Waiting;
         self.deadlines_us[id] = deadline_us;
+        self.tenants[id] = tenant;
+        self.headroom.ask(&tenant, weight, self.clock_us);
         let out = match self.queue.push(&tenant, weight, entry) {
             Ok(mut displaced) => displaced.pop().map(|turn| turn.entry.item),
             Err(full) => Some(full.entry.item),
@@ -174,15 +184,36 @@ impl Gateway {
         let in_time =
             |id: usize| self.deadlines_us[id].is_none_or(|deadline_us| deadline_us >= self.clock_us);
         let waits = |id: usize| self.states[id] == State::Waiting && in_time(id);
-        self.has_place() && (0..self.states.len()).any(waits)
+        let (crowd, places) = (self.headroom.crowd(self.clock_us), self.places());
+        let may_go = |id: usize| crowd.lets(&self.tenants[id], places);
+        self.has_place() && (0..self.states.len()).any(|id| waits(id) && may_go(id))
+    }
+
+    /// What executors that take somebody have for those who are held back.
+    fn places(&self) -> Places {
+        let open = self.views.iter().filter(|view| view.availability == Availability::Open);
+        let each: Vec<usize> = open.map(|view| view.setup.limits.max_running).collect();
+        let flood = |places: &usize| (*places as f64 * self.setup.flood_share) as usize;
+        Places { executors: each.len(), all: each.iter().sum(), floods: each.iter().map(flood).sum() }
+    }
+
+    /// Whose turn it is, if an executor has a place.
+    fn next(&mut self) -> Option<Turn<u16, usize>> {
+        let now_us = self.clock_us;
+        self.headroom.look(|tenant| self.queue.waiting_of(tenant) > 0, now_us);
+        let (places, is_open) = (self.places(), self.has_place());
+        let crowd = self.headroom.crowd(now_us);
+        let turn = self.queue.pop(now_us, |tenant, _| is_open && crowd.lets(tenant, places));
+        if turn.is_none() {
+            self.headroom.look(|tenant| self.queue.waiting_of(tenant) > 0, now_us);
+        }
+        turn
     }
 
     /// Sends the next, if an executor has a place.
     pub(super) fn dispatch(&mut self, requests: &[Request]) -> Option<Sent> {
-        if self.queue.is_empty() || !self.has_place() {
-            return None;
-        }
-        let turn = self.queue.pop(self.clock_us, |_| true)?;
+        let turn = self.next()?;
+        self.headroom.send(&turn.tenant, 1);
         let (id, request) = (turn.entry.item, &requests[turn.entry.item]);
         let asked = Asked {
             prompt_tokens: u64::from(request.prompt),
@@ -242,6 +273,7 @@ impl Gateway {
 
     /// A request has cost so many tokens instead of what it was charged.
     fn settle(&mut self, id: usize, tenant: u16, cost_tokens: u64) {
+        self.headroom.end(&tenant, 1, cost_tokens, self.clock_us);
         let charged = std::mem::take(&mut self.charged[id]);
         self.queue.settle(&tenant, self.weight(tenant), charged, cost_tokens);
     }
@@ -252,6 +284,9 @@ impl Gateway {
     }
 
     fn take_out(&mut self, server: usize, request: &Request, stage: Stage) {
+        if stage == Stage::Waits {
+            self.headroom.begin(&request.tenant, 1);
+        }
         let (rank, context) = self.running_as(request);
         let (view, promised) = (&mut self.views[server], self.setup.slo.tpot_us);
         match stage {
@@ -266,7 +301,12 @@ impl Gateway {
         self.views[server] = View::new(setup, self.setup.knowledge, Availability::Closed);
         let has = |state: &State| matches!(state, State::Sent { server: at, .. } if *at == server);
         let lost: Vec<usize> = (0..self.states.len()).filter(|&id| has(&self.states[id])).collect();
-        lost.iter().for_each(|&id| self.settle(id, requests[id].tenant, 0));
+        for &id in &lost {
+            if matches!(self.states[id], State::Sent { stage: Stage::Waits, .. }) {
+                self.headroom.begin(&requests[id].tenant, 1);
+            }
+            self.settle(id, requests[id].tenant, 0);
+        }
         // They were let in once: no deadline takes that back.
         lost.into_iter().filter_map(|id| self.enqueue(id, &requests[id], None)).collect()
     }

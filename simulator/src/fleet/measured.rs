@@ -4,6 +4,7 @@ use std::iter;
 
 use policy::{
     batch::BatchLimits,
+    fairness::headroom::FLOOD_SHARE,
     perf::serving::{ColdStart, Load, LoraForm, ServingFit, ServingModel},
     routing::{Policy, Slo},
 };
@@ -51,6 +52,7 @@ impl Measured {
             policy: self.policy,
             slo: self.slo,
             weights: Vec::new(),
+            flood_share: FLOOD_SHARE,
             seed: self.seed,
         })
     }

@@ -6,8 +6,9 @@
 //!
 //! - a request has ended at most once, and was sent only where there was a place;
 //! - who chooses by promises has broken as few as could be;
-//! - nobody waits who could be sent, and no executor does nothing though it could go on;
-//! - of one tenant, whoever came first was sent first, and no other tenants were sent more before it than the weights allow.
+//! - nobody waits who could be sent and is not held back, and no executor does nothing though it could go on;
+//! - of one tenant, whoever came first was sent first, and no other tenants were sent more before it than the weights allow, where
+//!   nobody is held back for wanting more than a part.
 //!
 //! At the end everybody has been answered, or was refused or given up for being too late.
 
@@ -15,6 +16,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use policy::{
     batch::BatchLimits,
+    fairness::headroom::FLOOD_SHARE,
     perf::{
         line::Line,
         plane::Plane,
@@ -120,7 +122,10 @@ impl Plan {
         // Half of the worlds choose by promises; the others live as well.
         let policy = if stream.uniform() < 0.5 { Policy::RankAware } else { Policy::ALL[stream.below(5)] };
         let weights = (0..4).map(|_| 1 + stream.below(3) as u64).collect();
-        let setup = FleetSetup { servers, knowledge: Knowledge::Given, policy, slo, weights, seed };
+        // In every third world those who want more than their part are held back.
+        let flood_share = [FLOOD_SHARE, 1.0, 1.0][Stream::new(seed, "floods", 0).below(3)];
+        let setup =
+            FleetSetup { servers, knowledge: Knowledge::Given, policy, slo, weights, flood_share, seed };
         let requests = requests(&mut stream);
         let is_calm = stream.uniform() < 0.2;
         let nanos = |stream: &mut Stream, longest: Nanos| (stream.uniform() * longest as f64) as Nanos;
@@ -297,7 +302,11 @@ impl<'a> Watch<'a> {
         let tenant = usize::from(request.tenant);
         let is_first = self.sent[sent.id] == 0;
         self.sent[sent.id] += 1;
-        if is_first && let Some(before) = self.others_before[sent.id] {
+        let by_weight = self.plan.setup.flood_share == 1.0;
+        if is_first
+            && by_weight
+            && let Some(before) = self.others_before[sent.id]
+        {
             let weights = &self.plan.setup.weights;
             let own = self.spent[tenant] + self.ahead(sent.id) + 2 * self.largest;
             let allowed: u64 = (0..4)

@@ -31,6 +31,17 @@ pub struct Demand {
     pub end: Duration,
 }
 
+/// What was before the first arrival of each adapter by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, clap::ValueEnum, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Before {
+    /// Nothing: each begins at a random place within a gap of its own. Many rare adapters begin in a flood.
+    #[default]
+    Nothing,
+    /// The same for ever: the gap that the begin falls into is longer than others, as it is longer.
+    Always,
+}
+
 /// Something begins with an adapter.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Arrival {
@@ -112,7 +123,7 @@ impl Demand {
 
     /// Each adapter by itself: gaps of a gamma law whose variation is drawn for it, at a rate that moves every minute.
     #[must_use]
-    pub fn bursts(&self, seed: u64) -> Vec<Arrival> {
+    pub fn bursts(&self, seed: u64, before: Before) -> Vec<Arrival> {
         let epochs = self.epochs(seed);
         let (carried, of_all, of_each) = MINUTES;
         let common = modulation(&mut Stream::new(seed, "minutes", 0), epochs.len(), carried, of_all);
@@ -127,7 +138,11 @@ impl Demand {
                 .collect();
             let cv = coefficient_of_variation(stream.uniform());
             // The first gap is cut at a random place, or all would begin at once.
-            let mut due = stream.gamma(cv) * stream.uniform();
+            let first = match before {
+                Before::Nothing => stream.gamma(cv),
+                Before::Always => stream.long_gamma(cv),
+            };
+            let mut due = first * stream.uniform();
             let mut start = 0.0;
             for rate in rates {
                 while due < rate * EPOCH_S {
@@ -195,10 +210,25 @@ mod tests {
             let mean = counts.iter().sum::<f64>() / 50.0;
             (mean, counts.iter().map(|count| (count - mean).powi(2)).sum::<f64>() / 50.0 / mean)
         };
-        let (mean, dispersion) = per_minute(&DEMAND.bursts(3));
+        let (mean, dispersion) = per_minute(&DEMAND.bursts(3, Before::Nothing));
         assert!((mean / 1200.0 - 1.0).abs() < 0.25, "{mean}");
         let (_, of_poisson) = per_minute(&DEMAND.poisson(3));
         assert!(dispersion > 5.0 && of_poisson < 2.0, "{dispersion} {of_poisson}");
+    }
+
+    #[test]
+    fn rare_adapters_do_not_begin_together() {
+        let rare = Demand { adapters: 2000, per_s: 10.0, popularity: Popularity::Uniform, ..DEMAND };
+        let within = |from: u64, to: u64, seed: u64| {
+            let arrivals = rare.bursts(seed, Before::Always);
+            arrivals.iter().filter(|arrival| (from..to).contains(&arrival.at.as_secs())).count()
+        };
+        let [first, later] = [(0, 60), (1500, 2100)]
+            .map(|(from, to)| (1..9).map(|seed| within(from, to, seed)).sum::<usize>() as f64);
+        assert!(
+            (first * 10.0 / later - 1.0).abs() < 0.35,
+            "{first} in the first minute, {later} in ten later ones"
+        );
     }
 
     #[test]

@@ -99,7 +99,7 @@ fn parse(line: &str) -> Option<Row> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::workload::{Shares, popularity::Popularity, scenario::Scenario};
+    use crate::workload::{Shares, arrivals::Before, popularity::Popularity, scenario::Scenario};
 
     const RECIPE: Recipe = Recipe {
         scenario: Scenario::Chat,
@@ -112,6 +112,7 @@ mod tests {
         hostile_per_s: 0.0,
         per_s: 2.0,
         length_divisor: 2.0,
+        before: Before::Nothing,
         end: Duration::from_secs(100),
     };
 

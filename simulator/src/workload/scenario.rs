@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{
     Adapter, Conversation, Shares, Turn, Workload,
-    arrivals::{Arrival, Demand},
+    arrivals::{Arrival, Before, Demand},
     popularity::Popularity,
 };
 use crate::random::Stream;
@@ -113,6 +113,8 @@ pub struct Recipe {
     pub per_s: f64,
     /// All lengths are divided by it.
     pub length_divisor: f64,
+    /// What was before, where each adapter has arrivals of its own.
+    pub before: Before,
     /// When nothing begins any more.
     pub end: Duration,
 }
@@ -154,7 +156,7 @@ impl Recipe {
         };
         match self.scenario {
             Scenario::Chat => demand.poisson(seed),
-            Scenario::Translation | Scenario::Agents => demand.bursts(seed),
+            Scenario::Translation | Scenario::Agents => demand.bursts(seed, self.before),
         }
     }
 
@@ -239,6 +241,7 @@ mod tests {
             hostile_per_s: 0.0,
             per_s: 20.0,
             length_divisor: 1.0,
+            before: Before::default(),
             end: Duration::from_secs(2000),
         }
     }

@@ -50,6 +50,21 @@ fn a_token_of_the_papers_example_sees_its_own_branch() {
 }
 
 #[test]
+fn the_likeliest_branch_takes_the_likeliest_child_everywhere_and_the_first_of_equals() {
+    let bet = |tree: &TokenTree| tree.likeliest_branch().map(|node| tree.token(node)).collect::<Vec<_>>();
+    let mut tree = figure_7();
+    assert_eq!(bet(&tree), [1, 2, 3, 4, 6, 7]);
+    // A leaf that is likelier than all of a long branch is still less likely than its beginning.
+    tree.push(None, 9, 0.5);
+    assert_eq!(bet(&tree)[0], 1);
+    tree.push(None, 10, 0.9);
+    assert_eq!(bet(&tree)[0], 1);
+    tree.push(None, 11, 0.95);
+    assert_eq!(bet(&tree), [11]);
+    assert_eq!(bet(&TokenTree::new()), []);
+}
+
+#[test]
 fn the_confidence_of_a_tree_is_that_of_its_best_branch() {
     let tree = figure_7();
     let best = 0.9_f64.powi(5) * 0.6;

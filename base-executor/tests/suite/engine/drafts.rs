@@ -147,6 +147,24 @@ fn drafts_that_come_true_are_verified_many_at_once_and_counted() {
 }
 
 #[test]
+fn what_is_verified_for_an_adapter_is_counted_for_it_too() {
+    let adapted = Generate { adapter: Some([1; 32]), ..request(1, prompt(5, 40), 60) };
+    let requests = numbered([adapted, request(2, prompt(6, 40), 60)]);
+    let mut bench = drafting(ROOMY, &requests, 0.8);
+    bench.load(1);
+    requests.iter().for_each(|request| bench.send(request.clone()));
+    bench.finish();
+    assert_as_if_alone(&bench, &requests);
+    let stats = bench.stats();
+    let (all, adapter) = (stats.speculation, &stats.adapters[0]);
+    assert!(adapter.accepted > 0 && adapter.drafted > adapter.accepted, "{adapter:?}");
+    assert!(
+        all.accepted > adapter.accepted && all.drafted > adapter.drafted,
+        "the base's are others: {all:?}"
+    );
+}
+
+#[test]
 fn who_finds_no_memory_for_drafts_goes_on_without_them() {
     let mut thirsty = prompt(5, 10);
     thirsty.push(THIRSTY);

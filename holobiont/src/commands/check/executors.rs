@@ -2,14 +2,14 @@
 
 use std::{
     collections::BTreeMap,
-    fs::File,
+    fs::{self, File},
     io,
     net::{TcpStream, ToSocketAddrs as _},
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use settings::DeviceChoice;
+use settings::{DeviceChoice, MemoryPart};
 
 use tls::address::HostPort;
 
@@ -17,8 +17,9 @@ use crate::{
     deployment::{
         config::{Config, Member},
         cores::Split,
+        machine,
     },
-    terminal::findings::Finding,
+    terminal::{findings::Finding, table::size},
 };
 
 /// How long another host may take to accept a connection.
@@ -37,7 +38,7 @@ pub(super) fn together(members: &[Member], splits: &[Split]) -> Vec<Finding> {
     if members.len() < 2 {
         return Vec::new();
     }
-    vec![cores(members, splits), stores(members)]
+    vec![cores(members, splits), stores(members), memory(members, machine_bytes())]
 }
 
 /// No core computes for two executors: each would wait for the other within every step.
@@ -61,6 +62,29 @@ fn cores(members: &[Member], splits: &[Split]) -> Finding {
         }
     }
     Finding::ok(NAME, format!("{} executors, none on another's cores", members.len()))
+}
+
+/// All together hold no more than there is.
+fn memory(members: &[Member], machine_bytes: u64) -> Finding {
+    const NAME: &str = "[[executor]] memory.process";
+    const FIX: &str = "leave it out: each has an even part then";
+    let of = |member: &Member| match member.config.memory.process {
+        Some(MemoryPart::Bytes(bytes)) => bytes.0,
+        Some(part) => part.bytes_of(machine_bytes),
+        None => machine_bytes,
+    };
+    let all = members.iter().map(of).fold(0, u64::saturating_add);
+    if all > machine_bytes {
+        let found = format!("{} together, and this machine has {}", size(all), size(machine_bytes));
+        return Finding::warn(NAME, found, FIX);
+    }
+    Finding::ok(NAME, format!("{} of {} at most", size(all), size(machine_bytes)))
+}
+
+/// Memory of this machine.
+fn machine_bytes() -> u64 {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    machine::memory_bytes(&meminfo, "MemTotal").unwrap_or(u64::MAX)
 }
 
 /// No two write one file of keys and values.
@@ -154,6 +178,18 @@ mod tests {
         assert!(findings[1].health == Health::Fail && findings[1].found.contains("a and b"), "{findings:?}");
         let common = format!("memory.directory = '/h'\n{}", two(["", ""]));
         assert_eq!(found(&common)[1].health, Health::Ok, "each has a directory below it");
+    }
+
+    #[test]
+    fn executors_that_hold_more_together_than_there_is_are_told() {
+        let of = |each: [&str; 2], machine_bytes| {
+            let config: Config = toml::from_str(&two(each)).unwrap();
+            memory(&config.members(), machine_bytes)
+        };
+        assert_eq!(of(["", ""], 1000).health, Health::Ok, "each has an even part");
+        assert_eq!(of(["memory.process = '500'", ""], 1000).health, Health::Ok);
+        let many = of(["memory.process = '1GiB'", ""], 1 << 30);
+        assert!(many.health == Health::Warn && many.found.contains("1.5"), "{many:?}");
     }
 
     #[test]

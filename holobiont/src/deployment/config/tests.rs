@@ -189,6 +189,7 @@ fn several_executors_each_have_a_name_and_what_they_say_goes_before_what_holds_f
         (Some(WorkerCount(0)), Some(WorkerCount(2)))
     );
     assert_eq!(left.config.memory.directory, Some("/h/left".into()));
+    assert_eq!(right.config.memory.process.unwrap().to_string(), "1/2", "neither knows of the other's");
     assert!(right.config.memory.directory.as_ref().unwrap().is_absolute(), "relative to the file");
     let flags = environment(&[("HOLOBIONT_MAX_RUNNING", "3")]).unwrap();
     let over = flags.or(config);
@@ -202,6 +203,7 @@ fn an_executor_of_another_host_is_driven_and_not_started() {
                 [layers]\nlisten = '127.0.0.1:1'";
     let config = file(text).unwrap();
     let [near] = &config.members()[..] else { panic!("one is started here") };
+    assert_eq!(near.config.memory.process, None, "it has this host to itself");
     assert_eq!((near.name.as_deref(), near.config.layers.listen.is_some()), (Some("near"), true));
     let elsewhere: Vec<_> = config.elsewhere().map(|(name, address)| (name, address.to_string())).collect();
     assert_eq!(elsewhere, [("far", "gpu.example:7443".to_owned())]);

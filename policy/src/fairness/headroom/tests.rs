@@ -1,0 +1,145 @@
+//! Who is held back, step by step and whatever happens.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const SECOND: u64 = 1_000_000;
+
+/// A flood that has waited for two seconds and was served ten times as much as another tenant.
+fn flooded() -> Headroom<&'static str> {
+    let mut headroom = Headroom::default();
+    for tenant in ["flood", "other"] {
+        headroom.ask(&tenant, 1, 0);
+        headroom.send(&tenant, 3);
+    }
+    headroom.begin(&"flood", 3);
+    headroom.look(|tenant| *tenant == "flood", 0);
+    headroom.end(&"flood", 0, 1000, SECOND);
+    headroom.end(&"other", 3, 100, SECOND);
+    headroom.look(|tenant| *tenant == "flood", 2 * SECOND);
+    headroom
+}
+
+fn places(executors: usize, floods: usize) -> Places {
+    Places { executors, all: 20, floods }
+}
+
+#[test]
+fn who_wants_more_than_a_part_has_so_much_under_way_beside_others_and_no_more() {
+    let mut headroom = flooded();
+    let crowd = headroom.crowd(2 * SECOND);
+    assert!(crowd.lets(&"flood", places(1, 4)) && !crowd.lets(&"flood", places(1, 3)));
+    assert!(
+        !crowd.lets(&"flood", places(3, 1)) && crowd.lets(&"flood", places(4, 1)),
+        "each has one at least"
+    );
+    assert!(
+        crowd.lets(&"other", places(1, 0)) && crowd.lets(&"stranger", places(1, 0)),
+        "nobody else is held"
+    );
+    headroom.send(&"flood", 1);
+    let crowd = headroom.crowd(2 * SECOND);
+    assert!(!crowd.lets(&"flood", places(1, 9)), "its last one has no token yet");
+    assert!(crowd.lets(&"flood", places(2, 9)), "of two executors, one of each");
+}
+
+#[test]
+fn who_had_less_than_its_part_has_as_many_places_as_are_its_part() {
+    let mut headroom = flooded();
+    headroom.ask(&"flood", 100, 2 * SECOND);
+    headroom.send(&"flood", 15);
+    assert!(
+        headroom.crowd(2 * SECOND).lets(&"flood", places(1, 1)),
+        "it is worth a hundred of the other: 19 of 20"
+    );
+    headroom.send(&"flood", 1);
+    assert!(!headroom.crowd(2 * SECOND).lets(&"flood", places(1, 1)));
+}
+
+#[test]
+fn without_others_who_are_served_as_they_ask_nobody_is_held_back() {
+    let mut headroom = flooded();
+    assert!(!headroom.crowd(11 * SECOND).lets(&"flood", places(1, 0)));
+    // The other one has not asked for ten seconds.
+    headroom.look(|tenant| *tenant == "flood", 11 * SECOND);
+    assert!(headroom.crowd(11 * SECOND).lets(&"flood", places(1, 0)));
+    let mut headroom = flooded();
+    headroom.look(|_| true, 2 * SECOND);
+    assert!(headroom.crowd(4 * SECOND).lets(&"flood", places(1, 0)), "the other one waits as well");
+}
+
+#[test]
+fn who_waits_shortly_is_not_held_back() {
+    let mut headroom = flooded();
+    headroom.look(|_| false, 2 * SECOND);
+    headroom.look(|tenant| *tenant == "flood", 2 * SECOND);
+    assert!(headroom.crowd(2 * SECOND).lets(&"flood", places(1, 0)), "nothing of it waited a moment ago");
+}
+
+/// What happens to a tenant, a moment after what was before.
+#[derive(Debug, Clone, Copy)]
+enum Event {
+    Ask,
+    Send,
+    Begin,
+    End { tokens: u64 },
+    Waits,
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        Just(Event::Ask),
+        Just(Event::Send),
+        Just(Event::Begin),
+        (0..500u64).prop_map(|tokens| Event::End { tokens }),
+        Just(Event::Waits)
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_happens_who_had_no_more_than_its_part_goes_and_nobody_starves(
+        events in prop::collection::vec((0..4u8, event(), 0..2_000_000u64), 1..100),
+        (executors, floods) in (1..4usize, 0..8usize),
+    ) {
+        let (mut headroom, mut now_us, mut waits) = (Headroom::default(), 0, [false; 4]);
+        let mut served = [0.0_f64; 4];
+        for (tenant, event, passed_us) in events {
+            now_us += passed_us;
+            served.iter_mut().for_each(|tokens| *tokens *= (-(passed_us as f64) / MEMORY_US as f64).exp());
+            match event {
+                Event::Ask => headroom.ask(&tenant, 1, now_us),
+                Event::Send => headroom.send(&tenant, 1),
+                Event::Begin => headroom.begin(&tenant, 1),
+                Event::End { tokens } => {
+                    let is_known = headroom.tenants.contains_key(&tenant);
+                    headroom.end(&tenant, 1, tokens, now_us);
+                    served[usize::from(tenant)] += if is_known { tokens as f64 } else { 0.0 };
+                }
+                Event::Waits => waits[usize::from(tenant)] ^= true,
+            }
+            headroom.look(|tenant| waits[usize::from(*tenant)], now_us);
+            // Who is forgotten begins anew.
+            let known = |tenant: usize| headroom.tenants.contains_key(&(tenant as u8));
+            (0..4).filter(|tenant| !known(*tenant)).for_each(|tenant| served[tenant] = 0.0);
+            let crowd = headroom.crowd(now_us);
+            let places = Places { executors, all: 20, floods };
+            let known: Vec<u8> = headroom.tenants.keys().copied().collect();
+            let held: Vec<u8> = known.iter().copied().filter(|tenant| !crowd.lets(tenant, places)).collect();
+            for tenant in &held {
+                prop_assert!(waits[usize::from(*tenant)], "it is held though nothing of it waits");
+                let all: f64 = known.iter().map(|key| served[usize::from(*key)]).sum();
+                let is_over = served[usize::from(*tenant)] > all / known.len() as f64 * (1.0 - 1e-6);
+                let has = headroom.tenants[tenant].under_way;
+                let part = 20 / known.len();
+                prop_assert!(is_over || has >= part, "it had less than its part, and has fewer places");
+            }
+            let under_way: usize = held.iter().map(|tenant| headroom.tenants[tenant].under_way).sum();
+            prop_assert!(held.is_empty() || under_way >= executors.min(1), "somebody of them is there");
+            prop_assert!(held.len() < known.len().max(1), "somebody may always go");
+        }
+    }
+}

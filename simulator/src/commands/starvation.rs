@@ -1,0 +1,90 @@
+//! A fixed share for adapters wastes room, now on one side and now on the other (E-26): few adapters leave theirs unused while
+//! history is pushed out, and with more of them they push each other out.
+
+use std::io::Write;
+
+use cache::replacement::Variant;
+use clap::Args;
+use serde_json::json;
+
+use super::{CommandError, Options, print};
+use crate::{
+    engine::{Observation, Sample},
+    report::Report,
+    statistics::mean,
+};
+
+/// What each side of a divided device has in use, with few adapters and with more.
+#[derive(Debug, Args)]
+pub(super) struct Starvation {
+    #[command(flatten)]
+    options: Options,
+    /// Numbers of adapters.
+    #[arg(long, value_delimiter = ',', default_values_t = [29, 48, 96])]
+    counts: Vec<usize>,
+}
+
+/// A side has room that the other lacks where no more than so much of it is in use.
+const ROOMY: f64 = 0.75;
+
+/// Parts of the two sides that are in use after the warm-up, on average.
+#[derive(Debug, Clone, Copy, serde::Serialize)]
+struct Used {
+    /// Of the side of keys and values: what runs.
+    running: f64,
+    /// And with it history.
+    keys_and_values: f64,
+    /// Of the side of adapters.
+    adapters: f64,
+}
+
+impl Starvation {
+    pub(super) fn run(&self, out: &mut impl Write) -> Result<(), CommandError> {
+        let Some(share) = self.options.adapter_share.filter(|share| *share < 1.0) else {
+            return Err(CommandError::Option("--adapter-share"));
+        };
+        print(out, &json!({ "settings": self.options.header()?, "counts": self.counts }))?;
+        for &adapters in &self.counts {
+            let divided = Options { adapters, variant: Variant::Static, ..self.options.clone() };
+            let (observation, blocks) = (divided.observe(true)?, f64::from(divided.setup()?.device_blocks));
+            let used = self.used(&observation, [blocks * (1.0 - share), blocks * share]);
+            let statistics = observation.statistics;
+            print(
+                out,
+                &json!({
+                    "adapters": adapters, "variant": divided.variant.name(), "used": used,
+                    "report": self.report(&divided, &observation)?,
+                    "history_leaves_beside_room_for_adapters":
+                        statistics.evicted_blocks > 0 && used.adapters <= ROOMY,
+                    "adapters_leave_beside_room_for_history":
+                        statistics.evicted_adapters > 0 && used.keys_and_values <= ROOMY,
+                    "adapters_leave_beside_history_that_nobody_computes_with":
+                        statistics.evicted_adapters > 0 && used.running <= ROOMY,
+                }),
+            )?;
+            let one = Options { variant: Variant::Elora, adapter_share: None, ..divided };
+            let report = self.report(&one, &one.observe(false)?)?;
+            print(out, &json!({ "adapters": adapters, "variant": one.variant.name(), "report": report }))?;
+        }
+        Ok(())
+    }
+
+    fn report(&self, options: &Options, observation: &Observation) -> Result<Report, CommandError> {
+        Ok(options.report_of(observation, options.setup()?.cost.block_tokens))
+    }
+
+    /// `sides` are blocks: those of keys and values, and those of adapters.
+    fn used(&self, observation: &Observation, sides: [f64; 2]) -> Used {
+        let measured = self.options.warmup..self.options.duration;
+        let of = |value: fn(&Sample) -> usize| -> f64 {
+            let inside =
+                observation.series.iter().filter(|sample| measured.contains(&sample.at.as_secs_f64()));
+            mean(&inside.map(|sample| value(sample) as f64).collect::<Vec<_>>())
+        };
+        Used {
+            running: of(|sample| sample.counts.used) / sides[0],
+            keys_and_values: of(|sample| sample.counts.used + sample.counts.cached) / sides[0],
+            adapters: of(|sample| sample.counts.adapters) / sides[1],
+        }
+    }
+}
