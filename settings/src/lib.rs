@@ -11,7 +11,7 @@
 //! - [`Setting`], [`Preset`], [`Process`]: a declaration
 //! - [`ModelSection`] and its siblings, [`all`]: the declarations
 //! - [`ByteCount`], [`CoreList`], [`DeviceChoice`] ...: what values may be
-//! - `words`: those that are one of a few words
+//! - `words`: those that are one of a few words; `draft`: or a path
 //! - [`ServiceClass`]: what is promised to tenants and adapters
 //! - [`variables`]: every other variable there is, and the refusal of all that are none
 //! - [`described`], [`SettingFlags`]: declarations as flags
@@ -27,6 +27,7 @@
 
 mod class;
 mod declaration;
+mod draft;
 pub mod exit;
 pub mod file;
 mod flags;
@@ -38,14 +39,15 @@ mod words;
 pub use self::{
     class::{CacheWeight, ClassError, DEFAULT_CLASS, MAX_CLASSES, MAX_WEIGHT, ServiceClass},
     declaration::{Preset, Process, Setting, Value},
+    draft::Draft,
     flags::{SettingFlags, described},
     sections::{
         DeploymentSection, ExecutorSection, GatewaySection, LayersSection, MemorySection, ModelSection,
         SECTIONS, SpeculationSection, TrainingSection, WorkersSection, all,
     },
     values::{
-        ByteCount, CoreList, DeviceChoice, Draft, Gbps, MAX_CORES, MAX_PROCESS_NAME_BYTES, MAX_WORKERS,
-        MemoryPart, Share, WaitFactor, WorkerCount, is_process_name,
+        ByteCount, CoreList, DeviceChoice, Gbps, MAX_CORES, MAX_PROCESS_NAME_BYTES, MAX_WORKERS, MemoryPart,
+        Share, WaitFactor, WorkerCount, is_process_name,
     },
     words::{AdapterDtype, Batching, CachePolicy, ColdStart, KvDtype, LogFormat, Routing},
 };

@@ -1,8 +1,6 @@
 //! What values may be: each is read from text, whoever wrote it.
 
-use std::{collections::BTreeSet, ffi::OsString, fmt, num::NonZeroU32, path::PathBuf, str::FromStr};
-
-use crate::declaration::Value;
+use std::{collections::BTreeSet, fmt, num::NonZeroU32, str::FromStr};
 
 /// Cores from this number on are on no machine: as many as the kernel's affinity mask holds.
 pub const MAX_CORES: u32 = 1024;
@@ -126,51 +124,6 @@ impl fmt::Display for DeviceChoice {
         match self {
             Self::Cpu => f.write_str("cpu"),
             Self::Cuda { ordinal } => write!(f, "cuda:{ordinal}"),
-        }
-    }
-}
-
-/// Who drafts tokens.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Draft {
-    /// Nobody.
-    Off,
-    /// Whatever helps on the device.
-    Auto,
-    /// The sequence itself: what followed the same words before.
-    Ngram,
-    /// The base itself: its first layers, with the draft adapter that was loaded last.
-    Own,
-    /// The model at this path, which has the base's tokens.
-    Model(PathBuf),
-}
-
-impl FromStr for Draft {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        match text {
-            "off" => Ok(Self::Off),
-            "auto" => Ok(Self::Auto),
-            "ngram" => Ok(Self::Ngram),
-            "self" => Ok(Self::Own),
-            // So that a word that is misspelled is no file that is missing.
-            path if path.contains(['/', '.']) => Ok(Self::Model(path.into())),
-            other => Err(format!(
-                "`{other}` is no draft; write off, auto, ngram or self, or the path of a model, as ./{other}"
-            )),
-        }
-    }
-}
-
-impl Value for Draft {
-    fn text(&self) -> OsString {
-        match self {
-            Self::Off => "off".into(),
-            Self::Auto => "auto".into(),
-            Self::Ngram => "ngram".into(),
-            Self::Own => "self".into(),
-            Self::Model(path) => path.into(),
         }
     }
 }

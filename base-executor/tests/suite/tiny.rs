@@ -104,7 +104,7 @@ fn safetensors_with(tensors: &[(String, Vec<usize>)], ids: Option<(&str, &[i64])
             data.len()
         ));
     }
-    for (name, ids) in ids {
+    if let Some((name, ids)) = ids {
         let begin = data.len();
         data.extend(ids.iter().flat_map(|id| id.to_le_bytes()));
         let (count, end) = (ids.len(), data.len());
