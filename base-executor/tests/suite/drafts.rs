@@ -121,7 +121,7 @@ async fn a_base_that_guesses_for_itself_says_what_it_says_anyway_and_sooner() {
         assert!(speculation.model_accepted > 0 && speculation.drafting_us > 0, "{speculation:?}");
         assert!(speculation.model_drafted >= speculation.model_accepted, "{speculation:?}");
         assert!(steps < generated_tokens, "{steps} steps: {speculation:?}");
-        assert!(speculation.least_confidence > 0.0 && memory.held.drafts_bytes > 0);
+        assert!(memory.held.drafts_bytes > 0);
         assert_eq!(together(&mut gateway, &asks(11, adapter)).await, wanted);
         unload(&mut gateway, own.adapter).await;
         let stats = gateway.stats().await;
